@@ -1,0 +1,57 @@
+# Every target first sets up .venv, once: a target that finds it up to date starts at once.
+#
+#   make run PYTHON=/path/to/python3.12    chooses the Python that .venv is made from
+#   make run GPU=no                        leaves the CUDA libraries out where there is a GPU
+#
+# Works with GNU make 3.81 (macOS) and later.
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lab check notebooks constraints clean
+.NOTPARALLEL:
+
+PYTHON ?=
+GPU ?= auto
+VENV_PYTHON := .venv/bin/python
+READY := .venv/set-up-complete
+
+# The stamp is written last and holds this folder's path, so a set-up that was interrupted, a
+# checkout that was moved and a Python that is gone all lead to a new set-up.
+ifneq "$(shell test -x $(VENV_PYTHON) && cat $(READY) 2>/dev/null)" "$(CURDIR)"
+.PHONY: $(READY)
+endif
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+run: $(READY)  ## train the network with every engine this machine can run, print the table
+	@$(VENV_PYTHON) -m mlpkit bench
+
+test: $(READY)  ## run all tests, the notebooks' stored outputs included
+	@OPENBLAS_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 --dist loadfile tests
+	@$(VENV_PYTHON) -m pytest --nbval notebooks
+
+lab: $(READY)  ## open the workbook in JupyterLab
+	@$(VENV_PYTHON) -m jupyterlab notebooks/00_start_here.ipynb
+
+check: $(READY)  ## lint, format check, types
+	@$(VENV_PYTHON) -m ruff check
+	@$(VENV_PYTHON) -m ruff format --check
+	@$(VENV_PYTHON) -m mypy
+
+notebooks: $(READY)  ## run every notebook from top to bottom and store its outputs
+	@$(VENV_PYTHON) tools/execute_notebooks.py
+
+# One file for Python 3.11-3.13 on Linux, macOS and Windows. `fewest` keeps one version of a package
+# for all of them where there is one.
+constraints:  ## renew the pins in constraints.txt (needs uv)
+	@printf 'pip\nsetuptools\n' | uv pip compile pyproject.toml - --extra test --extra gpu \
+	    --universal --python-version 3.11 --fork-strategy fewest --upgrade --quiet \
+	    --custom-compile-command 'make constraints' --output-file constraints.txt
+
+clean:  ## remove .venv and every cache
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	@find mlpkit notebooks tests tools \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
+	    -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@PYTHON='$(PYTHON)' GPU='$(GPU)' sh tools/set_up.sh

@@ -1,0 +1,121 @@
+"""The command line: `python -m mlpkit doctor | train | bench`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from . import bench, data, engines, experiments, machine, peers, results
+from .optim import BY_NAME
+from .recipe import SCHEDULES, Recipe
+from .train import Diverged
+
+EXPERIMENTS = ("engines", "peers", *experiments.ALL)
+
+
+def main(arguments=None):
+    """Run one command and return its exit code: 0 for success, 1 for bad input, 130 for Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options) or 0
+    except (ValueError, TypeError, OSError, Diverged, engines.EngineUnavailable) as error:
+        print(f"mlpkit: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nmlpkit: interrupted; what was finished is kept.", file=sys.stderr)
+        return 130
+
+
+def doctor(options):
+    """Say what this machine is, what it can run, and what is missing."""
+    print(machine.doctor())
+
+
+def train(options):
+    """Train the network once; show the validation accuracy after each epoch, and the test accuracy at the end."""
+    chosen = {name: getattr(options, name) for name in _RECIPE_OPTIONS}
+    recipe, dataset = Recipe(**chosen), data.load(options.data)
+    with tqdm(total=recipe.epochs, unit="epoch", disable=None) as bar:
+        network, history = recipe.train(
+            dataset,
+            options.engine,
+            patience=options.patience,
+            checkpoints=options.checkpoints,
+            resume=options.resume,
+            on_epoch=lambda history: _show_epoch(history, bar),
+        )
+    print(f"{history.stopped}; test accuracy {network.evaluate(*dataset.test)[1]:.2%}")
+    if options.save:
+        network.save(options.save)
+
+
+def run_bench(options):
+    """Run an experiment, show its table, and keep its record in results/mine, or in results/MACHINE to publish it."""
+    where = machine.name() if options.publish else results.MINE
+    saved: list[Path] = []
+
+    def save(record):
+        saved[:] = [results.save(record, where)]
+
+    with tqdm(unit="part", bar_format="{desc} [{elapsed}]", disable=None) as bar:
+        show = bar.set_description_str
+        if options.experiment == "engines":
+            record = bench.compare(data.load(), Recipe(), save=save, progress=show)
+        elif options.experiment == "peers":
+            record = peers.compare(Recipe(), save=save, progress=show)
+        else:
+            record = experiments.run(options.experiment, data.load(), save=save, progress=show)
+    print(experiments.table(record) if options.experiment in experiments.ALL else bench.table(record))
+    print(f"\nThe record, with all samples: {saved[0].relative_to(results.ROOT)}")
+
+
+def _show_epoch(history, bar):
+    epoch = history.epochs[-1]
+    bar.write(
+        f"epoch {len(history.epochs):>3}: loss {epoch.train_loss:.4f}, validation loss "
+        f"{epoch.validation_loss:.4f}, accuracy {epoch.validation_accuracy:.2%}, {epoch.seconds:.1f} s"
+    )
+    bar.update(len(history.epochs) - bar.n)
+
+
+_RECIPE_OPTIONS = ("optimizer", "lr", "schedule", "weight_decay", "batch_size", "epochs", "seed")
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="python -m mlpkit", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="doctor | train | bench")
+    _add_command(commands, doctor)
+    trainer = _add_command(commands, train)
+    _add_train_options(trainer)
+    bencher = _add_command(commands, run_bench, "bench")
+    bencher.add_argument("experiment", nargs="?", default="engines", choices=EXPERIMENTS)
+    bencher.add_argument("--publish", action="store_true", help="keep the record in results/MACHINE")
+    return parser
+
+
+def _add_command(commands, function, name=None):
+    name = name or function.__name__
+    parser = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
+    parser.set_defaults(command=function)
+    return parser
+
+
+def _add_train_options(parser):
+    usual = Recipe()
+    parser.add_argument("--engine", default=bench.BASELINE, help=", ".join(engines.NAMES))
+    parser.add_argument("--data", default="mnist", choices=tuple(data.FILES))
+    parser.add_argument("--optimizer", default=usual.optimizer, choices=tuple(BY_NAME))
+    parser.add_argument("--lr", type=float, default=usual.lr)
+    parser.add_argument("--schedule", default=usual.schedule, choices=SCHEDULES)
+    for name in ("weight_decay", "batch_size", "epochs", "seed"):
+        default = getattr(usual, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    parser.add_argument("--patience", type=int, help="epochs without progress before stopping")
+    parser.add_argument("--checkpoints", type=Path, help="a folder for last.npz and best.npz")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--save", type=Path, help="write the trained network to this .npz file")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Measure engines fairly: first whether they compute the same, then how long they take, then what the network learned.
+
+Every engine starts from the same weights and sees the same batches. Its first losses are compared with the baseline's,
+and an engine that differs gets no time. Times are taken in rounds, one sample of each engine a round, so that all of
+them meet the same quiet and busy moments of the machine. The raw samples go into the record after each round.
+"""
+
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from . import engines, results
+from .data import epoch_order
+from .train import train_step
+
+BASELINE = "numpy_baseline"
+GATE_STEPS = 20
+GATE_ROWS = 4  # the batch of the gate: small, so that an engine of plain Python passes it in seconds
+RTOL = 2e-4  # of the gate's losses, in float32
+PATIENCE = 20.0  # seconds that an engine may take for all of its samples, and ten times that for training
+
+
+class GateError(AssertionError):
+    """An engine's losses are not the baseline's; the message names the step."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How to take times. warmup: steps that are not timed. A sample is the mean of `steps_a_sample` steps."""
+
+    warmup: int = 20
+    steps_a_sample: int = 100
+    rounds: int = 15
+
+
+USUAL = Timing()
+
+
+class Stepper:
+    """An engine with a network of its own, ready to take steps through the training set (X, y), again and again."""
+
+    def __init__(self, engine, recipe, train):
+        X, y = train
+        self.network = recipe.make_network(engine)
+        self.optimizer = recipe.make_optimizer(self.network, len(y))
+        self.engine = self.network.engine
+        self.step = getattr(self.engine, "train_step", train_step)
+        order = epoch_order(len(y), recipe.seed, 0)
+        self.X, self.y, self.order = map(self.engine.asarray, (X, y, order))
+        self.batch_size = recipe.batch_size
+        self.next_row = 0
+
+    def take(self, steps):
+        """Take steps, wait for the engine, and return (seconds a step, losses)."""
+        start = time.perf_counter()
+        losses = [self.take_one() for _ in range(steps)]
+        self.engine.synchronize()
+        return (time.perf_counter() - start) / steps, self.engine.to_numpy(losses)
+
+    def take_one(self):
+        n = self.batch_size
+        if self.next_row + n > len(self.order):
+            self.next_row = 0
+        index = self.order[self.next_row : self.next_row + n]
+        self.next_row += n
+        x, labels = self.engine.gather(self.X, index), self.engine.gather(self.y, index)
+        return self.step(self.network, self.optimizer, x, labels)
+
+
+def gate(engine, recipe, train, rtol=RTOL):
+    """Return the losses of an engine's first steps, at a small batch. Raises GateError unless they are the baseline's.
+
+    A loss that is not finite never passes.
+    """
+    small = recipe.but(batch_size=GATE_ROWS)
+    wanted, losses = (Stepper(name, small, train).take(GATE_STEPS)[1] for name in (BASELINE, engine))
+    try:
+        assert np.isfinite(losses).all(), f"a loss is not finite: {losses}"
+        np.testing.assert_allclose(losses, wanted, rtol=rtol)
+    except AssertionError as error:
+        raise GateError(f"engine {engine} differs from {BASELINE} in its first steps: {error}") from None
+    return losses
+
+
+def compare(dataset, recipe, timing=USUAL, names=engines.NAMES, save=results.save, progress=print):
+    """Gate, time and train the engines called `names`, and return the record.
+
+    save: is called with the record whenever something was added. progress: is called with what is being done, a text.
+    An engine that can't run, or that differs from the baseline, has its reason in the record instead of numbers.
+    """
+    record = results.new("engines", recipe=recipe.to_dict(), timing=asdict(timing))
+    steppers = {}
+    for name in names:
+        progress(f"checking {name}")
+        run = {"engine": name, "why_not": None, "samples_us": []}
+        record["runs"].append(run)
+        try:
+            engines.load(name)
+            run["gate_losses"] = gate(name, recipe, dataset.train).tolist()
+            steppers[name] = Stepper(name, recipe, dataset.train)
+        except (engines.EngineUnavailable, GateError) as error:
+            run["why_not"] = str(error)
+        save(record)
+    time_in_rounds(record, steppers, timing, save, progress)
+    for name in steppers:
+        progress(f"training with {name}")
+        train_whole(_run(record, name), dataset, recipe)
+        save(record)
+    return record
+
+
+def time_in_rounds(record, steppers, timing, save, progress):
+    """Add to each run one sample a round, in microseconds a step; slow engines take fewer steps, and fewer samples."""
+    plans = {name: _plan(stepper, timing) for name, stepper in steppers.items()}
+    for turn in range(timing.rounds):
+        for name, (steps, samples) in plans.items():
+            if turn < samples:
+                progress(f"timing {name}")
+                run = _run(record, name)
+                run["steps_a_sample"] = steps
+                run["samples_us"].append(steppers[name].take(steps)[0] * 1e6)
+        save(record)
+
+
+def _plan(stepper, timing):
+    """Warm up, and return (steps a sample, samples) that fit into the engine's time."""
+    once = stepper.take(1)[0]
+    if once * (timing.warmup + timing.steps_a_sample) > PATIENCE:
+        return 1, max(1, min(timing.rounds, int(PATIENCE / once)))
+    stepper.take(timing.warmup)
+    return timing.steps_a_sample, timing.rounds
+
+
+def train_whole(run, dataset, recipe):
+    """Add the losses and the test accuracy of a whole training, or how long it would take an engine this slow."""
+    steps = recipe.epochs * recipe.steps_an_epoch(len(dataset.train.y))
+    run["test_accuracy"], run["training_seconds"] = None, steps * median_us(run) / 1e6
+    if run["training_seconds"] > 10 * PATIENCE:
+        return
+    network, history = recipe.train(dataset, run["engine"])
+    run["loss"], run["training_seconds"] = history.loss, sum(history.seconds)
+    run["test_accuracy"] = network.evaluate(*dataset.test)[1]
+
+
+def _run(record, engine):
+    return results.runs(record, engine=engine)[0]
+
+
+def table(record):
+    """Return the record of a comparison as a table for the terminal."""
+    baseline = median_us(_run(record, BASELINE)) if results.runs(record, engine=BASELINE) else None
+    lines = [f"{'engine':<18}{'us a step':>12}{'speed-up':>12}  {'test accuracy':<16}"]
+    lines += [_row(run, baseline) for run in record["runs"]]
+    return "\n".join(lines)
+
+
+def median_us(run):
+    """Return the median of a run's samples in microseconds a step, None where it has none."""
+    return float(np.median(run["samples_us"])) if run["samples_us"] else None
+
+
+def _row(run, baseline):
+    if run["why_not"]:
+        return f"{run['engine']:<18}not run: {run['why_not']}"
+    time_us = median_us(run)
+    speed = f"{baseline / time_us:.3g}x" if baseline else "-"
+    return f"{run['engine']:<18}{time_us:>12,.0f}{speed:>12}  {_learned(run)}"
+
+
+def _learned(run):
+    if run["test_accuracy"] is None:
+        return f"({run['training_seconds'] / 3600:.1f} h to train)"
+    return f"{run['test_accuracy']:.2%}"

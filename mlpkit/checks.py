@@ -1,0 +1,67 @@
+"""Bad input is met at the door, with one sentence that says what is wrong and what would be right."""
+
+import math
+import operator
+from numbers import Real
+
+import numpy as np
+
+DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def check_count(name, value, least=1):
+    """Return `value` as an int. Raises TypeError unless it is a whole number, ValueError below `least`."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}.") from None
+    if count < least:
+        raise ValueError(f"{name} must be at least {least}, not {count}.")
+    return count
+
+
+def check_positive(name, value):
+    """Return `value` as a float. Raises ValueError unless it is finite and above zero."""
+    if not (isinstance(value, Real) and math.isfinite(value) and float(value) > 0):
+        raise ValueError(f"{name} must be a finite number above 0, not {value!r}.")
+    return float(value)
+
+
+def check_fraction(name, value):
+    """Return `value` as a float. Raises ValueError unless 0 <= value < 1."""
+    if not (isinstance(value, Real) and 0 <= float(value) < 1):
+        raise ValueError(f"{name} must be at least 0 and below 1, not {value!r}.")
+    return float(value)
+
+
+def check_sizes(sizes):
+    """Return layer sizes as a tuple of ints. Raises ValueError for fewer than two, or for one below 1."""
+    sizes = tuple(check_count("each layer size", size) for size in sizes)
+    if len(sizes) < 2:
+        raise ValueError(f"a network needs at least two sizes, inputs and classes, not {sizes}.")
+    return sizes
+
+
+def check_dtype(dtype):
+    """Return `dtype` as a NumPy dtype. Raises ValueError unless it is float32 or float64."""
+    if np.dtype(dtype) not in DTYPES:
+        raise ValueError(f"a network computes in float32 or float64, not {np.dtype(dtype)}.")
+    return np.dtype(dtype)
+
+
+def check_batch(x, n_in, dtype):
+    """Raise unless `x` is (n, n_in) of the given dtype, with n at least 1. Cheap: it runs at every step."""
+    if x.ndim != 2 or x.shape[1] != n_in or not len(x):
+        raise ValueError(f"inputs must have shape (n, {n_in}) with n at least 1, not {x.shape}.")
+    if x.dtype != dtype:
+        raise TypeError(f"inputs are {x.dtype} but the network computes in {dtype}: convert them.")
+
+
+def check_labels(labels, n, classes):
+    """Raise unless `labels` are `n` integers in [0, classes)."""
+    if labels.shape != (n,):
+        raise ValueError(f"there must be one label an example, {n} in all, not {labels.shape}.")
+    if labels.dtype.kind not in "iu":
+        raise TypeError(f"labels must be integers, not {labels.dtype}; for one-hot rows use argmax.")
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise ValueError(f"labels must be from 0 to {classes - 1}, but these go from {labels.min()} to {labels.max()}.")

@@ -1,0 +1,59 @@
+"""Files that are either whole or not there at all, whenever the program is stopped."""
+
+import io
+import os
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+
+def write_atomically(path, data):
+    """Write the bytes `data` to `path`, by way of a temporary file beside it that is then renamed.
+
+    A rename replaces the old file in one step, so there is never half a file, whenever this is killed.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # on the disk before the rename is
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's own 0600 would hide the file from a class
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def save_npz(path, **arrays):
+    """Write named arrays to the .npz file `path`, atomically."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    write_atomically(path, buffer.getvalue())
+
+
+def load_npz(path, names):
+    """Return the arrays called `names` from an .npz file, as a dict. Never unpickles: a file can't run code.
+
+    Raises FileNotFoundError where there is no file, ValueError where it is damaged or holds other arrays.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in names}
+    except FileNotFoundError:
+        raise
+    except KeyError as error:
+        raise ValueError(f"{path} does not hold the array {error.args[0]!r}.") from error
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} is not a whole .npz file without pickles: {error}.") from error

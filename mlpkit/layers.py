@@ -1,0 +1,39 @@
+"""A layer is structure: it remembers what its backward pass will need, and asks the engine for the arithmetic.
+
+Arrays are (batch size, features). A layer's `backward` takes the gradient of the loss with respect to the layer's
+output and returns the gradient with respect to its input.
+"""
+
+
+class Linear:
+    """`z = x W + b`. W (inputs, outputs), b (outputs,) and their gradients are views of the network's vectors."""
+
+    def __init__(self, engine, W, b, dW, db):
+        self.engine = engine
+        self.W, self.b, self.dW, self.db = W, b, dW, db
+
+    def forward(self, x):
+        self.x = x
+        return self.engine.linear(x, self.W, self.b)
+
+    def backward(self, dz):
+        self.backward_weights(dz)
+        return self.engine.linear_backward_input(dz, self.W)
+
+    def backward_weights(self, dz):
+        """Write dW and db, without the gradient of the input: all that a network's first layer needs."""
+        self.engine.linear_backward_weights(self.x, dz, self.dW, self.db)
+
+
+class ReLU:
+    """`a = max(z, 0)`. Its slope at 0, where it has none, is taken as 0."""
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    def forward(self, z):
+        self.a = self.engine.relu(z)
+        return self.a
+
+    def backward(self, da):
+        return self.engine.relu_backward(self.a, da)

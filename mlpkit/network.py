@@ -1,0 +1,131 @@
+"""A network is one vector of parameters, and layers that look at parts of it.
+
+`theta` holds every weight and bias, `grad` the gradient of the loss with respect to each of them, in the same order:
+the weights of all layers first, then the biases of all layers. A layer's `W`, `b`, `dW` and `db` are views. So an
+optimizer is one line on two vectors, saving is one array, and comparing two engines is one comparison.
+"""
+
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+
+from . import engines
+from .checks import check_batch, check_dtype, check_labels, check_sizes
+from .files import load_npz, save_npz
+from .initialize import RULES
+from .layers import Linear, ReLU
+
+SIZES = (784, 128, 128, 128, 10)
+
+
+class Network:
+    """A multilayer perceptron: linear layers with ReLU between them, softmax cross-entropy at the end.
+
+    engine: an engine module, or its name. sizes: the number of inputs, of units in each hidden layer, of classes.
+    seed: of the first weights, which are drawn on the host, so that every engine starts from the same numbers.
+    init: "he" or "xavier". dtype: float32, or float64 for a gradient check.
+
+    Raises ValueError for sizes, a rule or a dtype that make no network, and what `engines.load` raises.
+    """
+
+    def __init__(self, engine="numpy_baseline", sizes=SIZES, *, seed=0, init="he", dtype=np.float32):
+        self.engine = engines.load(engine) if isinstance(engine, str) else engine
+        self.sizes = check_sizes(sizes)
+        self.dtype = check_dtype(dtype)
+        theta = initial_theta(self.sizes, seed, init).astype(self.dtype)
+        self.theta = self.engine.asarray(theta)
+        self.grad = self.engine.asarray(np.zeros_like(theta))
+        self.layers = self._build_layers()
+
+    def _build_layers(self):
+        parameters = zip(self.views(self.theta), self.views(self.grad), strict=True)
+        linear = [Linear(self.engine, W, b, dW, db) for (W, b), (dW, db) in parameters]
+        hidden = [layer for first in linear[:-1] for layer in (first, ReLU(self.engine))]
+        return [*hidden, linear[-1]]
+
+    @property
+    def n_weights(self):
+        """The number of weights: `theta[:n_weights]` are the weights, the rest are the biases."""
+        return sum(prod(shape) for shape in pairwise(self.sizes))
+
+    def views(self, vector):
+        """Return one (W, b) pair of views a layer into `vector`, which is laid out as `theta` is."""
+        pairs, w, b = [], 0, self.n_weights
+        for n_in, n_out in pairwise(self.sizes):
+            W = vector[w : w + n_in * n_out].reshape(n_in, n_out)
+            pairs.append((W, vector[b : b + n_out]))
+            w, b = w + n_in * n_out, b + n_out
+        return pairs
+
+    def forward(self, x):
+        """Return the logits (n, classes) of the batch `x` (n, inputs), which has the network's dtype."""
+        check_batch(x, self.sizes[0], self.dtype)
+        for layer in self.layers:
+            x = layer.forward(x)
+        return x
+
+    def backward(self, dlogits):
+        """Write into `grad` the gradient that belongs to the last `forward`, given that of the logits."""
+        first, *rest = self.layers
+        for layer in reversed(rest):
+            dlogits = layer.backward(dlogits)
+        first.backward_weights(dlogits)  # nobody asks for the gradient of the pixels
+
+    def loss_and_grad(self, x, labels):
+        """Return the mean loss of the batch, and leave its gradient in `grad`. `labels` (n,) are integers."""
+        loss, dlogits = self.engine.softmax_cross_entropy(self.forward(x), labels)
+        self.backward(dlogits)
+        return loss
+
+    def predict(self, X, batch_size=1000):
+        """Return the most likely class of each row of `X` (n, inputs), as a NumPy array (n,) of integers."""
+        parts = [self._labels(self.forward(x)) for x in self._batches(X, batch_size)]
+        return np.concatenate(parts)
+
+    def evaluate(self, X, labels, batch_size=1000):
+        """Return the mean loss and the accuracy (a fraction) over a whole data set, batch by batch."""
+        check_labels(labels, len(X), self.sizes[-1])
+        loss = correct = 0.0
+        for x, y in zip(self._batches(X, batch_size), self._batches(labels, batch_size), strict=True):
+            logits = self.forward(x)
+            loss += float(self.engine.softmax_cross_entropy(logits, y)[0]) * len(y)
+            correct += int((self._labels(logits) == self.engine.to_numpy(y)).sum())
+        return loss / len(X), correct / len(X)
+
+    def _labels(self, logits):
+        return self.engine.to_numpy(self.engine.argmax(logits))
+
+    def _batches(self, array, batch_size):
+        array = self.engine.asarray(array)
+        return [array[i : i + batch_size] for i in range(0, len(array), batch_size)]
+
+    def set_theta(self, theta):
+        """Copy a flat vector of parameters, a NumPy array, into the network."""
+        if theta.shape != self.theta.shape:
+            raise ValueError(
+                f"these parameters have shape {theta.shape}, but a network of sizes {self.sizes} "
+                f"has {self.theta.shape}."
+            )
+        self.theta[:] = self.engine.asarray(theta, self.dtype)
+
+    def save(self, path):
+        """Write sizes and parameters to the .npz file `path`, atomically."""
+        save_npz(path, sizes=self.sizes, theta=self.engine.to_numpy(self.theta))
+
+    @classmethod
+    def load(cls, path, engine="numpy_baseline"):
+        """Read a network that `save` wrote. Raises ValueError where the file is not one."""
+        arrays = load_npz(path, ("sizes", "theta"))
+        network = cls(engine, arrays["sizes"].tolist(), dtype=arrays["theta"].dtype)
+        network.set_theta(arrays["theta"])
+        return network
+
+
+def initial_theta(sizes, seed, init="he"):
+    """Return first parameters (float64, laid out as `Network.theta` is): weights by the rule `init`, biases zero."""
+    if init not in RULES:
+        raise ValueError(f"there is no initialization {init!r}; choose from {', '.join(RULES)}.")
+    rng = np.random.default_rng(seed)
+    weights = [RULES[init](rng, n_in, n_out).ravel() for n_in, n_out in pairwise(sizes)]
+    return np.concatenate([*weights, np.zeros(sum(sizes[1:]))])

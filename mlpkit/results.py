@@ -1,0 +1,113 @@
+"""A record is a measurement that somebody else can check: the raw samples, and everything they depend on.
+
+Records are JSON files, `results/<machine>/<experiment>.json`. Those in the repository are the runs that the chapters
+show; `results/mine/` is for the reader's own, and git ignores it. A record is written again after each measurement,
+atomically, so an interrupted run loses nothing that it has measured.
+"""
+
+import json
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+from . import __version__, machine
+from .files import write_atomically
+
+SCHEMA = 1
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "results"
+MINE = "mine"
+FIELDS = {
+    "schema": int,
+    "experiment": str,
+    "date": str,
+    "commit": str,
+    "dirty": bool,
+    "version": str,
+    "machine": dict,
+    "settings": dict,
+    "runs": list,
+}
+
+
+class RecordError(ValueError):
+    """A file is not a record that this version can read; the message names the file and what is wrong."""
+
+
+def new(experiment, **settings):
+    """Return an empty record of `experiment`. settings: what all of its runs share, as JSON can hold it."""
+    commit, dirty = _commit()
+    return {
+        "schema": SCHEMA,
+        "experiment": experiment,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "dirty": dirty,
+        "version": __version__,
+        "machine": machine.describe(),
+        "settings": settings,
+        "runs": [],
+    }
+
+
+def save(record, machine_name=MINE, folder=FOLDER):
+    """Write the record, atomically, and return its path."""
+    path = Path(folder) / machine_name / f"{record['experiment']}.json"
+    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+    return path
+
+
+def load(path):
+    """Return the record in the file `path`. Raises RecordError where it is not a whole record of this schema."""
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RecordError(f"{path} is not a JSON file: {error}.") from error
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        found = record.get("schema") if isinstance(record, dict) else None
+        raise RecordError(f"{path} has schema {found}; this version reads schema {SCHEMA}.")
+    for name, kind in FIELDS.items():
+        if not isinstance(record.get(name), kind):
+            raise RecordError(f"{path} lacks {name!r}, or it is no {kind.__name__}.")
+    return record
+
+
+def find(experiment, folder=FOLDER):
+    """Return all records of `experiment`, the reader's own first, then by machine. May be empty."""
+    paths = Path(folder).glob(f"*/{experiment}.json")
+    return [load(path) for path in sorted(paths, key=lambda p: (p.parent.name != MINE, p))]
+
+
+def published(experiment, folder=FOLDER):
+    """Return the first record of `experiment` that came with the workbook. Raises FileNotFoundError without one."""
+    for path in sorted(Path(folder).glob(f"*/{experiment}.json")):
+        if path.parent.name != MINE:
+            return load(path)
+    raise FileNotFoundError(
+        f"no record of {experiment!r} in {folder}: run `python -m mlpkit bench {experiment}` to make one."
+    )
+
+
+def runs(record, **wanted):
+    """Return the runs of a record that have all of the given values."""
+    return [run for run in record["runs"] if all(run.get(k) == v for k, v in wanted.items())]
+
+
+def caption(record):
+    """Return where and when the record was made, in one line."""
+    facts = record["machine"]
+    return f"{facts['cpu']}, {facts['cores']} cores, {record['date'][:10]}"
+
+
+def _commit():
+    """Return the commit of the checkout, and whether files differed from it; 'unknown' outside of a checkout."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return commit, bool(_git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return "unknown", True
+
+
+def _git(*arguments):
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -1,0 +1,210 @@
+"""Training is two nested loops; the rest of this module keeps what was gained when something goes wrong.
+
+`fit` never prints and never plots: it returns a `History`, and hands it to `on_epoch` after every epoch.
+
+An engine may do the inner part in its own way, by exporting one of two functions, which are looked up once a run:
+
+    train_step(network, optimizer, x, labels) -> loss
+    train_epoch(network, optimizer, X, y, order, batch_size) -> losses, one a step
+"""
+
+import math
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from .checkpoint import load_checkpoint, save_checkpoint
+from .checks import check_batch, check_count, check_labels
+from .data import batches, epoch_order
+from .history import Epoch, History
+
+LOOK_EVERY = 0.02  # seconds of steps between two looks at the losses: a look makes a GPU wait
+
+
+class Diverged(ArithmeticError):
+    """The loss is no longer a finite number. `history` holds what was recorded until then."""
+
+    def __init__(self, message, history):
+        super().__init__(message)
+        self.history = history
+
+
+def fit(
+    network,
+    optimizer,
+    train,
+    validation=None,
+    *,
+    epochs=5,
+    batch_size=128,
+    seed=0,
+    patience=None,
+    checkpoints=None,
+    resume=False,
+    on_epoch=lambda history: None,
+):
+    """Train `network` with `optimizer` and return the `History`.
+
+    train, validation: pairs (X, y), as `data.load` returns them. seed: of the order of the examples.
+    patience: stop after this many epochs without a lower validation loss, and return to the best epoch's parameters.
+    checkpoints: a folder, into which every epoch writes `last.npz`, and the best so far `best.npz` (a saved network).
+    resume: go on from `last.npz`, on the same path as a run that was never stopped.
+    on_epoch: is called with the history after every epoch.
+
+    Raises ValueError or TypeError for what can't be trained on, before the first step. Raises Diverged at the first
+    loss that is not finite; the network then has the parameters from the end of the last good epoch. Ctrl-C ends the
+    run and returns the history so far.
+    """
+    _check(network, train, validation, epochs, batch_size, patience, checkpoints, resume)
+    run = _Run(network, optimizer, checkpoints, {"batch_size": batch_size, "seed": seed})
+    if resume:
+        run.resume()
+    to_engine = network.engine.asarray
+    X, y = (to_engine(array) for array in train)
+    validation = validation and [to_engine(array) for array in validation]
+    try:
+        while len(run.history.epochs) < epochs and not run.out_of_patience(patience):
+            order = epoch_order(len(y), seed, len(run.history.epochs))
+            run.epoch(X, y, order, batch_size)
+            run.close_epoch(validation)
+            on_epoch(run.history)
+    except KeyboardInterrupt:
+        run.history.stopped = "interrupted"
+    return run.history
+
+
+def train_step(network, optimizer, x, labels):
+    """Take one step on the batch x (n, inputs), labels (n,), and return its mean loss."""
+    loss = network.loss_and_grad(x, labels)
+    optimizer.step()
+    return loss
+
+
+class _Run:
+    """One call of `fit`: what it trains, and what it has to show for it."""
+
+    def __init__(self, network, optimizer, folder, settings):
+        self.network, self.optimizer = network, optimizer
+        self.folder = folder and Path(folder)
+        self.settings = settings
+        self.history = History()
+        self.steps_of_epoch = _epoch_runner(network.engine)
+        self.good_theta = self.best_theta = self.theta()
+
+    def theta(self):
+        return self.network.engine.to_numpy(self.network.theta).copy()
+
+    def resume(self):
+        path = self.folder / "last.npz"
+        self.history, self.best_theta = load_checkpoint(path, self.network, self.optimizer, self.settings)
+        self.history.stopped = "finished"
+        self.good_theta = self.theta()
+
+    def epoch(self, X, y, order, batch_size):
+        """Train on all examples once; keep the losses, and look at them every now and then."""
+        engine = self.network.engine
+        self.first_step = len(self.history.loss)
+        order = engine.asarray(order)
+        with np.errstate(all="ignore"):  # what overflows is reported once, by `look`
+            start = time.perf_counter()
+            for losses, samples in self.steps_of_epoch(self.network, self.optimizer, X, y, order, batch_size):
+                losses = engine.to_numpy(losses)
+                engine.synchronize()
+                self.look(losses.tolist(), samples, time.perf_counter() - start)
+                start = time.perf_counter()
+
+    def look(self, losses, samples, seconds):
+        """Record some steps. Raises Diverged at the first loss that is not finite."""
+        self.history.loss += losses
+        self.history.samples += samples
+        self.history.seconds += [seconds / len(losses)] * len(losses)
+        for back, loss in zip(range(len(losses), 0, -1), losses, strict=True):
+            if not math.isfinite(loss):
+                self.diverged(len(self.history.loss) - back, loss)
+
+    def diverged(self, step, loss):
+        self.network.set_theta(self.good_theta)
+        raise Diverged(
+            f"the loss became {loss} in epoch {len(self.history.epochs) + 1}, step "
+            f"{step - self.first_step + 1}, at a learning rate of {self.optimizer.schedule(step):g}: "
+            f"try a smaller one (the network has the parameters from before this epoch).",
+            self.history,
+        )
+
+    def close_epoch(self, validation):
+        """Validate, record the epoch, and write the checkpoints."""
+        history, first = self.history, self.first_step
+        mean = np.average(history.loss[first:], weights=history.samples[first:])
+        epoch = Epoch(self.optimizer.schedule(self.optimizer.steps - 1), float(mean), sum(history.seconds[first:]))
+        if validation:
+            epoch.validation_loss, epoch.validation_accuracy = self.network.evaluate(*validation)
+        history.epochs.append(epoch)
+        self.good_theta = self.theta()
+        self.keep()
+
+    def keep(self):
+        """Keep the parameters if this epoch is the best so far, and write the checkpoints."""
+        is_best = self.history.best_epoch == len(self.history.epochs) - 1
+        if is_best:
+            self.best_theta = self.good_theta
+        if self.folder:
+            if is_best:
+                self.network.save(self.folder / "best.npz")
+            save_checkpoint(
+                self.folder / "last.npz",
+                self.network,
+                self.optimizer,
+                self.history,
+                self.best_theta,
+                self.settings,
+            )
+
+    def out_of_patience(self, patience):
+        """True once `patience` epochs went by without a better one; then the best parameters are back."""
+        epochs = len(self.history.epochs)
+        if patience is None or epochs - 1 - self.history.best_epoch < patience:
+            return False
+        self.network.set_theta(self.best_theta)
+        self.history.stopped = "early"
+        return True
+
+
+def _epoch_runner(engine):
+    """Return the function that yields (losses, samples) of some steps at a time, until the epoch is over."""
+    if hasattr(engine, "train_epoch"):
+        return partial(_whole_epoch, engine.train_epoch)
+    return partial(_step_by_step, getattr(engine, "train_step", train_step))
+
+
+def _step_by_step(train_step, network, optimizer, X, y, order, batch_size):
+    gather = network.engine.gather
+    losses, samples, looked = [], [], time.perf_counter()
+    for index in batches(order, batch_size):
+        losses.append(train_step(network, optimizer, gather(X, index), gather(y, index)))
+        samples.append(len(index))
+        if time.perf_counter() - looked > LOOK_EVERY:
+            yield losses, samples
+            losses, samples, looked = [], [], time.perf_counter()
+    if losses:
+        yield losses, samples
+
+
+def _whole_epoch(train_epoch, network, optimizer, X, y, order, batch_size):
+    losses = train_epoch(network, optimizer, X, y, order, batch_size)
+    yield losses, [len(index) for index in batches(order, batch_size)]
+
+
+def _check(network, train, validation, epochs, batch_size, patience, checkpoints, resume):
+    check_count("epochs", epochs, least=0)
+    check_count("batch_size", batch_size)
+    for X, y in (train, validation) if validation else (train,):
+        check_batch(X, network.sizes[0], network.dtype)
+        check_labels(y, len(X), network.sizes[-1])
+    if patience is not None:
+        check_count("patience", patience)
+        if not validation:
+            raise ValueError("patience waits for the validation loss: give fit a validation set too.")
+    if resume and not checkpoints:
+        raise ValueError("to resume, fit needs the folder of the checkpoints.")

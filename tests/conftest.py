@@ -1,0 +1,18 @@
+"""Tests marked `gpu` run where there is an NVIDIA GPU, and say so where there is none."""
+
+import pytest
+
+
+def pytest_collection_modifyitems(items):
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and (reason := why_no_gpu()):
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def why_no_gpu():
+    try:
+        import cupy
+    except ImportError as error:
+        return f"CuPy: {error}"
+    return None if cupy.cuda.is_available() else "no NVIDIA GPU here"
