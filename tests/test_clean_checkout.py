@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # What a `make test` around this one, or a shell, would pass on to the newcomer's `make`.
-INHERITED = ("MAKE", "MFLAGS", "PYTEST", "VIRTUAL_ENV", "PYTHON", "OPENBLAS", "MLPKIT", "GPU")
+INHERITED = ("MAKE", "MFLAGS", "PYTEST", "VIRTUAL_ENV", "PYTHON", "MLPKIT", "GPU")
 
 pytestmark = pytest.mark.slow
 

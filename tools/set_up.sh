@@ -46,9 +46,10 @@ if [ "${GPU:-auto}" != no ] && nvidia-smi -L >/dev/null 2>&1; then
     extras=test,gpu
 fi
 
-# A user's `pip install --user` by default makes no sense in .venv, and fails there.
+# A pip that is set to install with --user would fail in .venv. PYTHONWARNINGS: the build backend
+# warns, at length, of what an editable install is.
 export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
-pip() { .venv/bin/python -m pip "$@"; }
+pip() { PYTHONWARNINGS=ignore .venv/bin/python -m pip "$@"; }
 # pip first: from 25.1 on it shows a progress bar while it installs, too. With setuptools in place
 # there is nothing to download for building mlpkit.
 pip install --quiet --upgrade -c constraints.txt pip setuptools

@@ -1,0 +1,134 @@
+"""Records and histories become figures: one function a kind of figure, which returns it and shows nothing.
+
+`picture` turns a figure into what a notebook stores: a PNG with a text alternative. The colours are Okabe and Ito's
+(2008), which readers with any kind of colour vision can tell apart; lines differ in their dashes too.
+"""
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from cycler import cycler
+from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "-")
+STYLE: Any = {
+    "axes.prop_cycle": cycler(color=COLOURS) + cycler(linestyle=DASHES),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "font.size": 11,
+    "axes.axisbelow": True,
+}
+DPI = 144  # twice what a page has: sharp on a fine screen
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG and its text alternative; a notebook shows it at half of its size in pixels."""
+
+    png: bytes
+    alt: str
+    width: int
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        data = {"image/png": base64.b64encode(self.png).decode(), "text/plain": self.alt}
+        return data, {"image/png": {"alt": self.alt, "width": self.width}}
+
+
+def picture(figure, alt):
+    """Return the figure as a `Picture`. alt: what a reader who can't see it should know, in a sentence."""
+    return Picture(png(figure), alt, picture_width(figure))
+
+
+def picture_width(figure):
+    """Return the width in pixels at which a page shows the figure."""
+    return round(figure.get_figwidth() * DPI / 2)
+
+
+def png(figure):
+    """Return the figure as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, facecolor="white", bbox_inches=None)
+    return buffer.getvalue()
+
+
+def axes(width=7.0, height=3.6, rows=1, columns=1, **options):
+    """Return a new figure and its axes (an array of them where there are several), sizes in inches.
+
+    The figure belongs to nobody else: unlike one of pyplot's, it is freed when the last name for it goes.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        return figure, figure.subplots(rows, columns, **options)
+
+
+def images(X, titles=None, columns=10, shape=(28, 28)):
+    """Show rows of `X` (n, pixels), values 0 to 1, as grey images with a title each."""
+    rows = -(-len(X) // columns)
+    height = 0.8 * rows + (0.3 * rows if titles is not None else 0)
+    figure, grid = axes(0.8 * columns, height, rows, columns, squeeze=False)
+    for place in grid.flat:
+        place.axis("off")
+    for place, pixels, title in zip(grid.flat, X, _titles(titles, len(X)), strict=False):
+        place.imshow(pixels.reshape(shape), cmap="gray_r", vmin=0, vmax=1)
+        place.set_title(title, fontsize=10)
+    return figure
+
+
+def _titles(titles, n):
+    return [""] * n if titles is None else [str(title) for title in titles]
+
+
+def training(history, title=""):
+    """Show a run: the loss of each step, and the validation accuracy after each epoch."""
+    figure, (left, right) = axes(9, 3.4, columns=2)
+    left.plot(history.loss, color=COLOURS[5], linewidth=0.5, label="each step")
+    left.plot(*smooth(history.loss), "-", color=COLOURS[0], label="mean of 100")
+    left.set(xlabel="step", ylabel="training loss", yscale="log", title=title)
+    left.legend(frameon=False)
+    accuracy = [100 * a for a in history.accuracy if a is not None]
+    right.plot(range(1, len(accuracy) + 1), accuracy, "o-", color=COLOURS[1])
+    right.set(xlabel="epoch", ylabel="validation accuracy (%)")
+    right.xaxis.get_major_locator().set_params(integer=True)
+    return figure
+
+
+def smooth(values, width=100):
+    """Return (steps, running means over `width` values); of all of them where there are fewer."""
+    width = max(1, min(width, len(values)))
+    means = np.convolve(values, np.ones(width) / width, "valid")
+    return np.arange(len(means)) + width - 1, means
+
+
+def curves(series, xlabel, ylabel, **options):
+    """Show lines by label: series[label] is (x, y), or (x, y, spread), which is drawn as a band of +- spread.
+
+    options: for `Axes.set`, such as xscale="log".
+    """
+    figure, place = axes()
+    for label, (x, y, *spread) in series.items():
+        (line,) = place.plot(x, y, marker="o", markersize=4, label=label)
+        for width in spread:
+            low, high = np.subtract(y, width), np.add(y, width)
+            place.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    place.set(xlabel=xlabel, ylabel=ylabel, **options)
+    place.legend(frameon=False)
+    return figure
+
+
+def bars(values, xlabel, note="{:,.0f}", log=False):
+    """Show a horizontal bar a label, its value written beside it by the format `note`; the first label on top."""
+    figure, place = axes(7, 0.6 + 0.42 * len(values))
+    drawn = place.barh(list(values), list(values.values()), color=COLOURS[0])
+    place.bar_label(drawn, [note.format(value) for value in values.values()], padding=4)
+    place.set(xlabel=xlabel, xscale="log" if log else "linear")
+    place.invert_yaxis()
+    place.margins(x=0.15)
+    place.grid(axis="y", visible=False)
+    return figure
