@@ -6,7 +6,7 @@
 # Works with GNU make 3.81 (macOS) and later.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lab check notebooks constraints clean
+.PHONY: help run test lab check notebooks readme constraints clean
 .NOTPARALLEL:
 
 PYTHON ?=
@@ -40,6 +40,9 @@ check: $(READY)  ## lint, format check, types
 
 notebooks: $(READY)  ## run every notebook from top to bottom and store its outputs
 	@$(VENV_PYTHON) tools/execute_notebooks.py
+
+readme: $(READY)  ## write the README's table and picture from the records
+	@$(VENV_PYTHON) tools/update_readme.py
 
 # One file for Python 3.11-3.13 on Linux, macOS and Windows. `fewest` keeps one version of a package
 # for all of them where there is one.

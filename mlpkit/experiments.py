@@ -1,45 +1,100 @@
-"""The training runs behind chapter 02: each experiment is a list of recipes that differ in one thing.
+"""The trainings behind chapter 02: each experiment is a list of recipes that differ in one thing.
 
-Every recipe is trained with several seeds and judged on the validation set. Only `final` reads the test set, once.
+Every recipe is trained from several seeds, the same for all, and judged on the validation set. Only the recipe that was
+chosen in this way, `BEST`, is ever shown the test set.
 """
 
-from . import results
-from .recipe import Recipe
+import numpy as np
 
-BASE = Recipe(optimizer="momentum", lr=0.05, epochs=10)
-BEST = Recipe(optimizer="adamw", lr=2e-3, schedule="cosine", weight_decay=0.1, epochs=30)
-SEEDS = (0, 1, 2, 3, 4)
+from . import results
+from .history import History
+from .recipe import Recipe
+from .train import Diverged
+
+LOSS_EVERY = 10  # steps: a record keeps the mean loss of so many at a time
+
+ADAM = Recipe(optimizer="adam", lr=2e-3, schedule="cosine", epochs=10)
+BEST = Recipe(optimizer="adamw", lr=4e-3, schedule="cosine", warmup_epochs=2, weight_decay=0.2, epochs=30)
+
+OPTIMIZERS = {"sgd": 0.3, "momentum": 0.05, "nesterov": 0.05, "rmsprop": 5e-4, "adam": 1e-3}  # each at its best rate
+SGD_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+ADAM_RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+BATCH_RATES = {32: 1e-3, 64: 2e-3, 128: 2e-3, 256: 2e-3, 512: 5e-3, 1024: 8e-3}  # Adam's best rate for each
+SCHEDULES = (("constant", 0), ("step", 0), ("exponential", 0), ("cosine", 0), ("cosine", 2))
 
 ALL = {
-    "optimizers": [
-        BASE.but(optimizer=name, lr=lr)
-        for name, lr in [("sgd", 0.2), ("momentum", 0.05), ("nesterov", 0.05), ("rmsprop", 1e-3), ("adam", 1e-3)]
-    ],
-    "final": [BEST],
+    "optimizers": [Recipe(optimizer=name, lr=lr, epochs=10) for name, lr in OPTIMIZERS.items()],
+    "learning_rates": [Recipe(optimizer="sgd", lr=lr, epochs=5) for lr in SGD_RATES]
+    + [Recipe(optimizer="adam", lr=lr, epochs=5) for lr in ADAM_RATES],
+    "batch_sizes": [ADAM.but(batch_size=size, lr=lr) for size, lr in BATCH_RATES.items()],
+    "schedules": [BEST.but(schedule=name, warmup_epochs=epochs) for name, epochs in SCHEDULES],
+    "weight_decay": [BEST.but(weight_decay=factor) for factor in (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)],
+    "best": [BEST],
 }
+SEEDS = {"optimizers": 5, "learning_rates": 3, "batch_sizes": 3, "schedules": 3, "weight_decay": 3, "best": 5}
 
 
-def run(experiment, dataset, seeds=SEEDS, save=results.save, progress=print):
-    """Train all recipes of an experiment with each seed, and return the record; saved after each training."""
-    record = results.new(experiment, seeds=list(seeds))
-    trainings = [recipe.but(seed=seed) for seed in seeds for recipe in ALL[experiment]]
+def run(experiment, dataset, save=results.save, progress=print):
+    """Train all recipes of an experiment from each of its seeds, and return the record; saved after each training."""
+    record = results.new(experiment, seeds=SEEDS[experiment], loss_every=LOSS_EVERY)
+    trainings = [recipe.but(seed=seed) for seed in range(SEEDS[experiment]) for recipe in ALL[experiment]]
     for number, recipe in enumerate(trainings, 1):
         progress(f"{experiment}: training {number} of {len(trainings)}")
-        record["runs"].append(train(recipe, dataset, test=experiment == "final"))
+        record["runs"].append(train(recipe, dataset, test=recipe.but(seed=0) == BEST and experiment == "best"))
         save(record)
     return record
 
 
 def train(recipe, dataset, test=False):
-    """Return one training as a run of a record: the recipe, the losses, and the validation after each epoch."""
-    network, history = recipe.train(dataset)
-    run = {"recipe": recipe.to_dict(), "loss": history.loss}
+    """Return one training as a run of a record: the recipe, the losses, each epoch's validation, and how it ended."""
+    run = {"recipe": recipe.to_dict(), "diverged": None, "test_accuracy": None}
+    try:
+        network, history = recipe.train(dataset)
+        if test:
+            run["test_accuracy"] = network.evaluate(*dataset.test)[1]
+    except Diverged as error:
+        history, run["diverged"] = error.history, str(error)
+    return run | _curves(history)
+
+
+def _curves(history: History):
+    groups = range(0, len(history.loss), LOSS_EVERY)
+    curves = {"loss": [round(float(np.mean(history.loss[i : i + LOSS_EVERY])), 5) for i in groups]}
     for name in ("train_loss", "seconds", "validation_loss", "validation_accuracy"):
-        run[name] = [getattr(epoch, name) for epoch in history.epochs]
-    if test:
-        run["test_accuracy"] = network.evaluate(*dataset.test)[1]
-    return run
+        curves[name] = [round(getattr(epoch, name), 6) for epoch in history.epochs]
+    return curves
+
+
+def summary(record):
+    """Return, for each recipe of a record, its changes against the first and its final validation accuracies.
+
+    The accuracies are a list with an entry a seed; a run that diverged counts as a guess, 0.1.
+    """
+    groups: dict[str, tuple[dict, list[float]]] = {}
+    for run in record["runs"]:
+        recipe = {name: value for name, value in run["recipe"].items() if name != "seed"}
+        final = 0.1 if run["diverged"] else run["validation_accuracy"][-1]
+        groups.setdefault(str(recipe), (recipe, []))[1].append(final)
+    return list(groups.values())
 
 
 def table(record):
-    return "..."
+    """Return the record of an experiment as a table for the terminal."""
+    lines = [f"{'recipe':<64}{'validation accuracy':>22}{'seeds':>7}"]
+    for recipe, accuracies in summary(record):
+        spread = f"{np.mean(accuracies):.2%} +- {np.std(accuracies):.2%}"
+        lines.append(f"{describe(recipe):<64}{spread:>22}{len(accuracies):>7}")
+    tested = [run["test_accuracy"] for run in record["runs"] if run["test_accuracy"] is not None]
+    if tested:
+        lines.append(f"{'on the test set':<64}{f'{np.mean(tested):.2%} +- {np.std(tested):.2%}':>22}{len(tested):>7}")
+    return "\n".join(lines)
+
+
+def describe(recipe):
+    """Return a recipe, given as a dict, in a few words."""
+    words = [recipe["optimizer"], f"lr {recipe['lr']:g}", recipe["schedule"], f"batch {recipe['batch_size']}"]
+    if recipe["warmup_epochs"]:
+        words.insert(3, f"warm-up {recipe['warmup_epochs']:g}")
+    if recipe["weight_decay"]:
+        words.append(f"decay {recipe['weight_decay']:g}")
+    return ", ".join([*words, f"{recipe['epochs']} epochs"])

@@ -53,8 +53,15 @@ def new(experiment, **settings):
 def save(record, machine_name=MINE, folder=FOLDER):
     """Write the record, atomically, and return its path."""
     path = Path(folder) / machine_name / f"{record['experiment']}.json"
-    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+    write_atomically(path, _to_json(record).encode())
     return path
+
+
+def _to_json(record):
+    """Return the record as JSON with a line for each run, so that a difference between two records can be read."""
+    head = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in record.items() if name != "runs"]
+    runs = ",\n".join(json.dumps(run) for run in record["runs"])
+    return "{\n" + ",\n".join(head) + ',\n"runs": [\n' + runs + "\n]}\n"
 
 
 def load(path):
