@@ -31,6 +31,7 @@ test: $(READY)  ## run all tests, the notebooks' stored outputs included
 	@$(VENV_PYTHON) -m pytest --nbval notebooks
 
 lab: $(READY)  ## open the workbook in JupyterLab
+	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null
 	@$(VENV_PYTHON) -m jupyterlab notebooks/00_start_here.ipynb
 
 check: $(READY)  ## lint, format check, types

@@ -53,7 +53,10 @@ def train(options):
 def run_bench(options):
     """Run an experiment, show its table, and keep its record in results/mine, or in results/MACHINE to publish it."""
     where = machine.name() if options.publish else results.MINE
+    timing = bench.THOROUGH if options.publish else bench.USUAL
     saved: list[Path] = []
+    if machine.busy():
+        print(f"mlpkit: {machine.busy()}.", file=sys.stderr)
 
     def save(record):
         saved[:] = [results.save(record, where)]
@@ -61,9 +64,9 @@ def run_bench(options):
     with tqdm(unit="part", bar_format="{desc} [{elapsed}]", disable=None) as bar:
         show = bar.set_description_str
         if options.experiment == "engines":
-            record = bench.compare(data.load(), Recipe(), save=save, progress=show)
+            record = bench.compare(data.load(), Recipe(), timing, save=save, progress=show)
         elif options.experiment == "peers":
-            record = peers.compare(Recipe(), save=save, progress=show)
+            record = peers.compare(Recipe(), bench.USUAL, save=save, progress=show)
         else:
             record = experiments.run(options.experiment, data.load(), save=save, progress=show)
     print(experiments.table(record) if options.experiment in experiments.ALL else bench.table(record))

@@ -60,8 +60,8 @@ def check_batch(x, n_in, dtype):
 def check_labels(labels, n, classes):
     """Raise unless `labels` are `n` integers in [0, classes)."""
     if labels.shape != (n,):
-        raise ValueError(f"there must be one label an example, {n} in all, not {labels.shape}.")
+        raise ValueError(f"labels must have shape ({n},), not {labels.shape}; of one-hot rows take argmax(axis=1).")
     if labels.dtype.kind not in "iu":
-        raise TypeError(f"labels must be integers, not {labels.dtype}; for one-hot rows use argmax.")
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise TypeError(f"labels must be integers, not {labels.dtype}.")
+    if n and (int(labels.min()) < 0 or int(labels.max()) >= classes):
         raise ValueError(f"labels must be from 0 to {classes - 1}, but these go from {labels.min()} to {labels.max()}.")

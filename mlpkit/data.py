@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .checks import check_count
+from .checks import check_count, check_labels
 from .idx import IDXError, idx_bytes, read_idx
 
 N_TRAIN = 55_000  # of the 60,000 training images; the other 5,000 are for validation
@@ -22,6 +22,7 @@ GARMENTS = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
+DEBIAN = Path("/usr/share/datasets")  # where the package dataset-fashion-mnist puts it
 FASHION_MNIST_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
 
@@ -118,6 +119,8 @@ def scale(images):
 
 def one_hot(labels, classes=10):
     """Return float32 rows (n, classes): 1 in the column of each label, 0 elsewhere."""
+    labels = np.asarray(labels)
+    check_labels(labels, len(labels), classes)
     return np.eye(classes, dtype=np.float32)[labels]
 
 
@@ -162,7 +165,7 @@ def _folders(name):
     own = [Path(folder) for folder in (os.environ.get("MLPKIT_DATA"),) if folder]
     yield from (folder / name for folder in own)
     yield Path(__file__).resolve().parents[1] / "data" / name
-    yield Path("/usr/share/datasets") / name
+    yield DEBIAN / name
     yield from own  # last: it may hold the other data set's files, which have the same names
 
 

@@ -16,19 +16,26 @@ LOSS_EVERY = 10  # steps: a record keeps the mean loss of so many at a time
 ADAM = Recipe(optimizer="adam", lr=2e-3, schedule="cosine", epochs=10)
 BEST = Recipe(optimizer="adamw", lr=4e-3, schedule="cosine", warmup_epochs=2, weight_decay=0.2, epochs=30)
 
-OPTIMIZERS = {"sgd": 0.3, "momentum": 0.05, "nesterov": 0.05, "rmsprop": 5e-4, "adam": 1e-3}  # each at its best rate
+OPTIMIZERS = {"sgd": 0.3, "momentum": 0.05, "nesterov": 0.05, "rmsprop": 5e-4, "adam": 1e-3}  # a good rate for each
+AROUND = (0.5, 1, 2)  # times that rate, so that each can be judged at its best of three
 SGD_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 ADAM_RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 BATCH_RATES = {32: 1e-3, 64: 2e-3, 128: 2e-3, 256: 2e-3, 512: 5e-3, 1024: 8e-3}  # Adam's best rate for each
+DECOUPLED = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
+L2 = (1e-5, 1e-4, 3e-4, 1e-3)  # the penalty's factor, for Adam without the W
 SCHEDULES = (("constant", 0), ("step", 0), ("exponential", 0), ("cosine", 0), ("cosine", 2))
 
 ALL = {
-    "optimizers": [Recipe(optimizer=name, lr=lr, epochs=10) for name, lr in OPTIMIZERS.items()],
+    "optimizers": [
+        Recipe(optimizer=name, lr=factor * lr, epochs=10) for name, lr in OPTIMIZERS.items() for factor in AROUND
+    ],
     "learning_rates": [Recipe(optimizer="sgd", lr=lr, epochs=5) for lr in SGD_RATES]
     + [Recipe(optimizer="adam", lr=lr, epochs=5) for lr in ADAM_RATES],
     "batch_sizes": [ADAM.but(batch_size=size, lr=lr) for size, lr in BATCH_RATES.items()],
-    "schedules": [BEST.but(schedule=name, warmup_epochs=epochs) for name, epochs in SCHEDULES],
-    "weight_decay": [BEST.but(weight_decay=factor) for factor in (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)],
+    "schedules": [BEST.but(schedule=name, warmup_epochs=epochs) for name, epochs in SCHEDULES]
+    + [BEST.but(schedule="constant", warmup_epochs=0, lr=1e-3)],
+    "weight_decay": [BEST.but(weight_decay=factor) for factor in DECOUPLED]
+    + [BEST.but(optimizer="adam", weight_decay=factor) for factor in L2],
     "best": [BEST],
 }
 SEEDS = {"optimizers": 5, "learning_rates": 3, "batch_sizes": 3, "schedules": 3, "weight_decay": 3, "best": 5}

@@ -48,12 +48,11 @@ def load_npz(path, names):
 
     Raises FileNotFoundError where there is no file, ValueError where it is damaged or holds other arrays.
     """
+    data = io.BytesIO(Path(path).read_bytes())
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.lib.npyio.NpzFile(data, allow_pickle=False) as file:
             return {name: file[name] for name in names}
-    except FileNotFoundError:
-        raise
     except KeyError as error:
         raise ValueError(f"{path} does not hold the array {error.args[0]!r}.") from error
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a whole .npz file without pickles: {error}.") from error

@@ -20,7 +20,8 @@ class History:
     """Three lists with an entry a step (loss, seconds, samples), and `epochs` with an entry an epoch.
 
     Seconds are measured with the engine synchronized, over about 20 ms of steps at a time, and shared out evenly
-    among these steps. `stopped` says how the run ended: "finished", "early" (patience ran out) or "interrupted".
+    among these steps. `stopped` says how the run ended: "finished", "early" (patience ran out), "interrupted" or
+    "diverged".
     """
 
     loss: list[float] = field(default_factory=list)

@@ -70,12 +70,17 @@ def _unpacked(data):
 def _parse(file, limit):
     dtype, shape = _parse_header(file)
     size = prod(shape) * dtype.itemsize
-    data = file.read(min(size, limit) + 1)
+    if size > limit:
+        raise IDXError(f"truncated: the header promises {size} bytes of data, more than the file can hold.")
+    data = file.read(size + 1)
     if len(data) < size:
         raise IDXError(f"truncated: the header promises {size} bytes of data, there are {len(data)}.")
     if len(data) > size:
         raise IDXError(f"too long: data go on after the {size} bytes that the header promises.")
-    return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))
+    try:
+        return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))
+    except ValueError as error:  # no data at all, but sizes beyond what NumPy can count
+        raise IDXError(f"the header gives the sizes {shape}, more than an array can have.") from error
 
 
 def _parse_header(file):

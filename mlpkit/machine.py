@@ -25,6 +25,7 @@ def describe():
         "cpu": cpu_model(),
         "cores": cores(),
         "memory_gib": memory_gib(),
+        "load": load(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "libraries": {library: version(library) for library in LIBRARIES},
@@ -68,6 +69,19 @@ def memory_gib():
         return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def load():
+    """Return how many processes wanted a core in the last minute, on average; None where the system does not tell."""
+    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
+
+
+def busy():
+    """Return a warning where other programs keep this machine so busy that times come out too long, else None."""
+    waiting = load() or 0
+    if waiting < cores() / 2:
+        return None
+    return f"this machine is busy (load {waiting} on {cores()} cores): times will come out too long"
 
 
 def version(library):

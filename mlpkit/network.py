@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from . import engines
-from .checks import check_batch, check_dtype, check_labels, check_sizes
+from .checks import check_batch, check_count, check_dtype, check_labels, check_sizes
 from .files import load_npz, save_npz
 from .initialize import RULES
 from .layers import Linear, ReLU
@@ -74,17 +74,25 @@ class Network:
 
     def loss_and_grad(self, x, labels):
         """Return the mean loss of the batch, and leave its gradient in `grad`. `labels` (n,) are integers."""
+        check_labels(labels, len(x), self.sizes[-1])
         loss, dlogits = self.engine.softmax_cross_entropy(self.forward(x), labels)
         self.backward(dlogits)
         return loss
 
+    def loss(self, x, labels):
+        """Return the mean loss of the batch, and leave `grad` as it is."""
+        check_labels(labels, len(x), self.sizes[-1])
+        return self.engine.softmax_cross_entropy(self.forward(x), labels)[0]
+
     def predict(self, X, batch_size=1000):
         """Return the most likely class of each row of `X` (n, inputs), as a NumPy array (n,) of integers."""
+        check_batch(X, self.sizes[0], self.dtype)
         parts = [self._labels(self.forward(x)) for x in self._batches(X, batch_size)]
         return np.concatenate(parts)
 
     def evaluate(self, X, labels, batch_size=1000):
         """Return the mean loss and the accuracy (a fraction) over a whole data set, batch by batch."""
+        check_batch(X, self.sizes[0], self.dtype)
         check_labels(labels, len(X), self.sizes[-1])
         loss = correct = 0.0
         for x, y in zip(self._batches(X, batch_size), self._batches(labels, batch_size), strict=True):
@@ -97,6 +105,7 @@ class Network:
         return self.engine.to_numpy(self.engine.argmax(logits))
 
     def _batches(self, array, batch_size):
+        check_count("batch_size", batch_size)
         array = self.engine.asarray(array)
         return [array[i : i + batch_size] for i in range(0, len(array), batch_size)]
 
@@ -126,6 +135,6 @@ def initial_theta(sizes, seed, init="he"):
     """Return first parameters (float64, laid out as `Network.theta` is): weights by the rule `init`, biases zero."""
     if init not in RULES:
         raise ValueError(f"there is no initialization {init!r}; choose from {', '.join(RULES)}.")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(check_count("seed", seed, least=0))
     weights = [RULES[init](rng, n_in, n_out).ravel() for n_in, n_out in pairwise(sizes)]
     return np.concatenate([*weights, np.zeros(sum(sizes[1:]))])

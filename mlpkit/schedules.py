@@ -72,6 +72,8 @@ class Cosine:
     def __post_init__(self):
         check_positive("lr", self.lr)
         check_count("steps", self.steps)
+        if self.final_lr:
+            check_positive("final_lr", self.final_lr)
 
     def __call__(self, step):
         done = min(step / self.steps, 1.0)

@@ -6,6 +6,8 @@ An engine may do the inner part in its own way, by exporting one of two function
 
     train_step(network, optimizer, x, labels) -> loss
     train_epoch(network, optimizer, X, y, order, batch_size) -> losses, one a step
+
+Either one counts its steps in `optimizer.steps`.
 """
 
 import math
@@ -24,7 +26,7 @@ LOOK_EVERY = 0.02  # seconds of steps between two looks at the losses: a look ma
 
 
 class Diverged(ArithmeticError):
-    """The loss is no longer a finite number. `history` holds what was recorded until then."""
+    """A loss or a parameter is no longer a finite number. `history` holds what was recorded until then."""
 
     def __init__(self, message, history):
         super().__init__(message)
@@ -54,16 +56,16 @@ def fit(
     on_epoch: is called with the history after every epoch.
 
     Raises ValueError or TypeError for what can't be trained on, before the first step. Raises Diverged at the first
-    loss that is not finite; the network then has the parameters from the end of the last good epoch. Ctrl-C ends the
-    run and returns the history so far.
+    loss that is not finite, or after an epoch that leaves parameters or a validation loss that are not; the network
+    then has the parameters from the end of the last good epoch. Ctrl-C ends the run and returns the history so far.
     """
-    _check(network, train, validation, epochs, batch_size, patience, checkpoints, resume)
-    run = _Run(network, optimizer, checkpoints, {"batch_size": batch_size, "seed": seed})
-    if resume:
-        run.resume()
     to_engine = network.engine.asarray
     X, y = (to_engine(array) for array in train)
     validation = validation and [to_engine(array) for array in validation]
+    _check(network, (X, y), validation, epochs, batch_size, seed, patience, checkpoints, resume)
+    run = _Run(network, optimizer, checkpoints, {"batch_size": int(batch_size), "seed": int(seed)})
+    if resume:
+        run.resume()
     try:
         while len(run.history.epochs) < epochs and not run.out_of_patience(patience):
             order = epoch_order(len(y), seed, len(run.history.epochs))
@@ -77,7 +79,9 @@ def fit(
 
 def train_step(network, optimizer, x, labels):
     """Take one step on the batch x (n, inputs), labels (n,), and return its mean loss."""
-    loss = network.loss_and_grad(x, labels)
+    logits = network.forward(x)
+    loss, dlogits = network.engine.softmax_cross_entropy(logits, labels)
+    network.backward(dlogits)
     optimizer.step()
     return loss
 
@@ -114,6 +118,8 @@ class _Run:
                 engine.synchronize()
                 self.look(losses.tolist(), samples, time.perf_counter() - start)
                 start = time.perf_counter()
+        if not np.isfinite(self.theta()).all():  # the last step's loss is from before its update
+            self.diverged("a parameter is no longer finite")
 
     def look(self, losses, samples, seconds):
         """Record some steps. Raises Diverged at the first loss that is not finite."""
@@ -122,13 +128,16 @@ class _Run:
         self.history.seconds += [seconds / len(losses)] * len(losses)
         for back, loss in zip(range(len(losses), 0, -1), losses, strict=True):
             if not math.isfinite(loss):
-                self.diverged(len(self.history.loss) - back, loss)
+                self.diverged(f"the loss became {loss}", back)
 
-    def diverged(self, step, loss):
+    def diverged(self, what, back=1):
+        """Return to the last good parameters and raise Diverged. back: of which step, counted from the last."""
         self.network.set_theta(self.good_theta)
+        self.history.stopped = "diverged"
         raise Diverged(
-            f"the loss became {loss} in epoch {len(self.history.epochs) + 1}, step "
-            f"{step - self.first_step + 1}, at a learning rate of {self.optimizer.schedule(step):g}: "
+            f"{what} in epoch {len(self.history.epochs) + 1}, step "
+            f"{len(self.history.loss) - back - self.first_step + 1}, at a learning rate of "
+            f"{self.optimizer.schedule(self.optimizer.steps - back):g}: "
             f"try a smaller one (the network has the parameters from before this epoch).",
             self.history,
         )
@@ -140,6 +149,8 @@ class _Run:
         epoch = Epoch(self.optimizer.schedule(self.optimizer.steps - 1), float(mean), sum(history.seconds[first:]))
         if validation:
             epoch.validation_loss, epoch.validation_accuracy = self.network.evaluate(*validation)
+            if not math.isfinite(epoch.validation_loss):
+                self.diverged(f"the validation loss became {epoch.validation_loss}")
         history.epochs.append(epoch)
         self.good_theta = self.theta()
         self.keep()
@@ -196,9 +207,10 @@ def _whole_epoch(train_epoch, network, optimizer, X, y, order, batch_size):
     yield losses, [len(index) for index in batches(order, batch_size)]
 
 
-def _check(network, train, validation, epochs, batch_size, patience, checkpoints, resume):
+def _check(network, train, validation, epochs, batch_size, seed, patience, checkpoints, resume):
     check_count("epochs", epochs, least=0)
     check_count("batch_size", batch_size)
+    check_count("seed", seed, least=0)
     for X, y in (train, validation) if validation else (train,):
         check_batch(X, network.sizes[0], network.dtype)
         check_labels(y, len(X), network.sizes[-1])

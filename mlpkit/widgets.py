@@ -32,7 +32,7 @@ class Explorer:
     def __init__(self, draw, alt, start=None, **controls):
         self.draw, self.alt, self.controls = draw, alt, controls
         self.start = {name: values[0] for name, values in controls.items()} | (start or {})
-        self.image = ipywidgets.Image(format="png")
+        self.image = ipywidgets.Image(format="png", layout=ipywidgets.Layout(align_self="flex-start"))
         self.inputs = {name: self._input(name, values) for name, values in controls.items()}
         self.widget = ipywidgets.VBox([*self.inputs.values(), self.image, ipywidgets.HTML(html.escape(alt))])
         self.redraw()

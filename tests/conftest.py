@@ -1,6 +1,12 @@
 """Tests marked `gpu` run where there is an NVIDIA GPU, and say so where there is none."""
 
 import pytest
+from hypothesis import settings
+
+# The same examples at every run. To look for new ones: pytest --hypothesis-profile=explore
+settings.register_profile("repeatable", max_examples=25, deadline=None, derandomize=True)
+settings.register_profile("explore", max_examples=1000, deadline=None)
+settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items):

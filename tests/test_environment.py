@@ -1,4 +1,4 @@
-"""pyproject.toml, environment.yml, constraints.txt, Makefile and README tell one story."""
+"""pyproject.toml, environment.yml and constraints.txt tell one story, and data/mnist the authors'."""
 
 import gzip
 import hashlib
@@ -78,15 +78,6 @@ def test_constraints_name_no_place():
     text = (ROOT / "constraints.txt").read_text()
     assert "://" not in text  # an index, a mirror, a repository
     assert not re.search(r"^\s*-|\bfile:|@", text, re.MULTILINE)  # an option, a path
-
-
-def test_readme_names_only_targets_there_are():
-    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
-    command = r"`make ([a-z]+)|^ *(?:\$ )?make ([a-z]+)(?= *$|  | #| [A-Z]+=)"  # in prose, in a block
-    named = {a or b for a, b in re.findall(command, readme, re.MULTILINE)}
-    assert named <= targets
-    assert named >= {"run", "test", "lab"}
 
 
 def test_bundled_mnist_is_what_its_readme_says():

@@ -23,7 +23,7 @@ class Engine(Protocol):
         """Return `array` as this engine's array type, contiguous; not necessarily a copy."""
 
     def to_numpy(self, array: Array) -> Any:
-        """Return `array` as a NumPy array on the host."""
+        """Return an array, or a list of scalars such as losses, as a NumPy array on the host."""
 
     def synchronize(self) -> None:
         """Wait until all the work asked for so far is done. Call it before reading a clock."""
