@@ -48,6 +48,7 @@ def train(options):
     print(f"{history.stopped}; test accuracy {network.evaluate(*dataset.test)[1]:.2%}")
     if options.save:
         network.save(options.save)
+    return 130 if history.stopped == "interrupted" else 0
 
 
 def run_bench(options):

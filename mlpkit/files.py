@@ -53,6 +53,6 @@ def load_npz(path, names):
         with np.lib.npyio.NpzFile(data, allow_pickle=False) as file:
             return {name: file[name] for name in names}
     except KeyError as error:
-        raise ValueError(f"{path} does not hold the array {error.args[0]!r}.") from error
+        raise ValueError(f"{path} holds other arrays: {error.args[0]}.") from error
     except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a whole .npz file without pickles: {error}.") from error

@@ -67,10 +67,11 @@ def fit(
     if resume:
         run.resume()
     try:
-        while len(run.history.epochs) < epochs and not run.out_of_patience(patience):
+        while not run.out_of_patience(patience) and len(run.history.epochs) < epochs:
             order = epoch_order(len(y), seed, len(run.history.epochs))
-            run.epoch(X, y, order, batch_size)
-            run.close_epoch(validation)
+            with np.errstate(all="ignore"):  # what overflows is reported once, as Diverged
+                run.epoch(X, y, order, batch_size)
+                run.close_epoch(validation)
             on_epoch(run.history)
     except KeyboardInterrupt:
         run.history.stopped = "interrupted"
@@ -111,13 +112,12 @@ class _Run:
         engine = self.network.engine
         self.first_step = len(self.history.loss)
         order = engine.asarray(order)
-        with np.errstate(all="ignore"):  # what overflows is reported once, by `look`
+        start = time.perf_counter()
+        for losses, samples in self.steps_of_epoch(self.network, self.optimizer, X, y, order, batch_size):
+            losses = engine.to_numpy(losses)
+            engine.synchronize()
+            self.look(losses.tolist(), samples, time.perf_counter() - start)
             start = time.perf_counter()
-            for losses, samples in self.steps_of_epoch(self.network, self.optimizer, X, y, order, batch_size):
-                losses = engine.to_numpy(losses)
-                engine.synchronize()
-                self.look(losses.tolist(), samples, time.perf_counter() - start)
-                start = time.perf_counter()
         if not np.isfinite(self.theta()).all():  # the last step's loss is from before its update
             self.diverged("a parameter is no longer finite")
 

@@ -1,0 +1,55 @@
+"""What several tests share: a small problem, engines made to order, and arrays that lie in memory in odd ways."""
+
+import types
+
+import numpy as np
+import pytest
+
+from mlpkit import engines
+from mlpkit.data import Dataset, Split
+from mlpkit.engines import numpy_baseline
+
+SIZES = (6, 5, 3)
+
+
+def _parameter(name, why_not):
+    return pytest.param(name, marks=pytest.mark.skip(reason=why_not)) if why_not else name
+
+
+# An engine that this machine can't run is skipped with its reason, not left out in silence.
+ENGINES = [_parameter(name, why_not) for name, why_not in engines.available().items()]
+
+
+def blobs(n=50, seed=0, dtype=np.float32):
+    """Return n points (n, 6) around three centres, and the number of the centre of each."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(3, size=n)
+    return Split((2 * np.eye(3, 6)[y] + rng.normal(size=(n, 6))).astype(dtype), y)
+
+
+def dataset():
+    return Dataset("blobs", blobs(50, 0), blobs(20, 1), blobs(20, 2), ("left", "right", "top"))
+
+
+def engine_like(base=numpy_baseline, **functions):
+    """Return a new engine that is `base` but for the given functions."""
+    engine = types.ModuleType("mlpkit.engines.fake")
+    vars(engine).update({name: value for name, value in vars(base).items() if not name.startswith("__")} | functions)
+    return engine
+
+
+# name: (how an array is stored, how the store is looked at so that the array appears)
+LAYOUTS = {
+    "contiguous": (lambda a: a.copy(), lambda s: s),
+    "transposed": (lambda a: a.T.copy(), lambda s: s.T),
+    "strided": (lambda a: np.repeat(a, 2, axis=-1), lambda s: s[..., ::2]),
+    "reversed": (lambda a: a[::-1].copy(), lambda s: s[::-1]),
+}
+
+
+def one_sentence(error, *words):
+    """Assert that a message is one line, and has all the words."""
+    message = str(error)
+    assert "\n" not in message
+    for word in words:
+        assert str(word) in message, f"{word!r} is not in {message!r}"

@@ -1,0 +1,236 @@
+"""`python -m mlpkit` does what it says, and answers a mistake with one sentence and an exit code."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+from shared import blobs, dataset
+
+from mlpkit import __main__ as cli
+from mlpkit import bench, data, engines, experiments, machine, peers, results
+from mlpkit.network import Network
+from mlpkit.recipe import Recipe
+
+COMMAND = [sys.executable, "-m", "mlpkit"]
+
+
+def run(*arguments):
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Make every command use a small data set, whose images have 784 pixels."""
+    wide = [split._replace(X=np.pad(split.X, [(0, 0), (0, 778)])) for split in dataset()[1:4]]
+    monkeypatch.setattr(data, "load", lambda name="mnist": data.Dataset(name, *wide, ("left", "right", "top")))
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """Keep records in a folder of the test's own."""
+    save = results.save
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setattr(results, "save", lambda record, name="mine": save(record, name, tmp_path / "results"))
+    monkeypatch.setattr(machine, "busy", lambda: None)
+    return tmp_path / "results"
+
+
+# As a user gives them
+
+
+def test_doctor_says_what_each_engine_can_do():
+    done = run("doctor")
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in (*engines.NAMES, "processor", "BLAS", "GPU", "numpy"):
+        assert name in done.stdout
+
+
+def test_train_shows_its_epochs_and_the_test_accuracy(tmp_path):
+    """The whole of MNIST for an epoch, which takes a second."""
+    done = run("train", "--epochs", 1, "--checkpoints", tmp_path, "--save", tmp_path / "network.npz")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"epoch +1: loss 0\.\d+, validation loss 0\.\d+, accuracy 9\d\.\d+%", done.stdout)
+    accuracy = float(re.search(r"finished; test accuracy ([\d.]+)%", done.stdout)[1])
+    assert 92 < accuracy < 98
+    assert Network.load(tmp_path / "network.npz").sizes == (784, 128, 128, 128, 10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.npz", "last.npz", "network.npz"]
+
+
+MISTAKES = [
+    (["--engine", "numpi"], 1, "numpy_baseline"),
+    (["--lr", "0"], 1, "lr must be a finite number above 0"),
+    (["--lr", "nan"], 1, "lr must be a finite number above 0"),
+    (["--weight-decay", "-1"], 1, "weight_decay must be"),
+    (["--batch-size", "0"], 1, "batch_size must be at least 1, not 0"),
+    (["--batch-size", "2.5"], 2, "--batch-size"),
+    (["--epochs", "-1"], 1, "epochs must be at least 0, not -1"),
+    (["--seed", "-1"], 1, "seed must be at least 0, not -1"),
+    (["--patience", "0"], 1, "patience must be at least 1, not 0"),
+    (["--resume"], 1, "folder of the checkpoints"),
+    (["--resume", "--checkpoints", "nowhere"], 1, "nowhere"),
+    (["--optimizer", "sdg"], 2, "sgd"),
+    (["--schedule", "cosin"], 2, "cosine"),
+    (["--data", "cifar"], 2, "fashion-mnist"),
+]
+
+
+@pytest.mark.parametrize(("options", "code", "words"), MISTAKES, ids=[" ".join(options) for options, *_ in MISTAKES])
+def test_a_mistake_is_answered_with_one_sentence(options, code, words, small, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    check_refused(["train", *options], code, words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "doctor | train | bench"), (["trane"], "train"), (["bench", "everything"], "engines"), (["train", "x"], "x")],
+)
+def test_a_mistaken_command_is_answered_with_the_choices(arguments, words, capsys):
+    check_refused(arguments, 2, words, capsys)
+
+
+def check_refused(arguments, code, words, capsys):
+    try:
+        returned = cli.main(arguments)
+    except SystemExit as stopped:  # as argparse does
+        returned = stopped.code
+    errors = capsys.readouterr().err
+    assert returned == code
+    # argparse shows the usage first; a progress bar may have been drawn.
+    sentence = errors.strip().splitlines()[-1]
+    assert re.match(r"mlpkit: |python -m mlpkit.*: error: ", sentence)
+    assert words in sentence
+    assert "Traceback" not in errors
+
+
+def test_a_mistake_has_no_traceback_in_a_process_of_its_own():
+    done = run("train", "--engine", "numpi")
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("mlpkit: there is no engine 'numpi'")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends Ctrl-C in another way")
+def test_ctrl_c_ends_a_training_with_what_it_has():
+    # A shell that starts the tests in the background makes its children ignore Ctrl-C.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    command = [*COMMAND, "train", "--epochs", "10000"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
+    assert "epoch   1:" in child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    output, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert re.search(r"interrupted; test accuracy 9\d", output)
+    assert "Traceback" not in errors
+
+
+# On a small data set
+
+
+def test_train_passes_its_options_on(small, monkeypatch):
+    asked = {}
+
+    def train(recipe, dataset, engine, **options):
+        asked.update(recipe=recipe, engine=engine, data=dataset.name, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Recipe, "train", train)
+    options = "--engine python_lists --data fashion-mnist --optimizer adamw --lr 0.01 --schedule cosine"
+    options += " --weight-decay 0.1 --batch-size 64 --epochs 3 --seed 7 --patience 2 --checkpoints here --resume"
+    assert cli.main(["train", *options.split()]) == 130
+    recipe = Recipe("adamw", 0.01, "cosine", weight_decay=0.1, batch_size=64, epochs=3, seed=7)
+    assert (asked["recipe"], asked["engine"], asked["data"]) == (recipe, "python_lists", "fashion-mnist")
+    assert (asked["patience"], str(asked["checkpoints"]), asked["resume"]) == (2, "here", True)
+
+
+def test_an_interrupted_training_can_be_resumed(small, tmp_path, monkeypatch, capsys):
+    show = cli._show_epoch
+
+    def interrupt(history, bar):
+        show(history, bar)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cli, "_show_epoch", interrupt)
+        assert cli.main(["train", "--epochs", "3", "--checkpoints", str(tmp_path)]) == 130
+    assert cli.main(["train", "--epochs", "3", "--checkpoints", str(tmp_path), "--resume"]) == 0
+    output = capsys.readouterr().out
+    assert re.findall(r"epoch +(\d):", output) == ["1", "2", "3"]
+    assert re.findall(r"(\w+); test accuracy", output) == ["interrupted", "finished"]
+
+
+def test_divergence_is_one_sentence(small, capsys):
+    assert cli.main(["train", "--lr", "1e30"]) == 1
+    errors = capsys.readouterr().err
+    assert re.search(r"mlpkit: the .*loss became \w+ in epoch 1, step \d, at a learning rate of 1e\+30", errors)
+    assert "Warning" not in errors
+
+
+def test_bench_shows_the_table_and_keeps_the_record(small, folder, monkeypatch, capsys):
+    quick = bench.Timing(warmup=1, steps_a_sample=2, rounds=2)
+    monkeypatch.setattr(bench, "USUAL", quick)
+    compare = partial(bench.compare, names=("numpy_baseline",))
+    monkeypatch.setattr(bench, "compare", compare)
+    assert cli.main(["bench"]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"numpy_baseline +[\d,]+ +1x +\d+\.\d\d%", output)
+    assert "engines.json" in output
+    record = results.load(folder / "mine" / "engines.json")
+    assert record["settings"]["timing"] == vars(quick)
+    assert len(record["runs"][0]["samples_us"]) == 2
+
+
+@pytest.mark.parametrize("experiment", ["engines", "peers", *experiments.ALL])
+def test_every_experiment_is_run_shown_and_kept(experiment, small, folder, monkeypatch, capsys):
+    said = []
+
+    def measure(*arguments, save, progress, **options):
+        record = results.new(experiment)
+        progress("a part")
+        save(record)
+        said.append(arguments)
+        return record
+
+    for module, function in ((bench, "compare"), (peers, "compare"), (experiments, "run")):
+        monkeypatch.setattr(module, function, measure)
+    assert cli.main(["bench", experiment]) == 0
+    assert len(said) == 1
+    assert (folder / "mine" / f"{experiment}.json").exists()
+    assert f"{experiment}.json" in capsys.readouterr().out
+
+
+def test_a_published_record_goes_into_a_folder_named_after_the_machine(small, folder, monkeypatch):
+    def measure(dataset, recipe, timing, save, progress):
+        save(record := results.new("engines"))
+        return record
+
+    monkeypatch.setattr(bench, "compare", measure)
+    assert cli.main(["bench", "--publish"]) == 0
+    assert [path.name for path in folder.iterdir()] == [machine.name()]
+
+
+def test_a_busy_machine_is_mentioned(small, folder, monkeypatch, capsys):
+    monkeypatch.setattr(machine, "busy", lambda: "this machine is busy")
+    monkeypatch.setattr(bench, "compare", lambda *a, save, **o: save(results.new("engines")) or results.new("engines"))
+    assert cli.main(["bench"]) == 0
+    assert "mlpkit: this machine is busy." in capsys.readouterr().err
+
+
+def test_an_interrupted_bench_keeps_what_it_has(small, folder, monkeypatch, capsys):
+    def measure(*arguments, save, progress):
+        save(results.new("engines"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "compare", measure)
+    assert cli.main(["bench"]) == 130
+    assert "interrupted; what was finished is kept" in capsys.readouterr().err
+    results.load(folder / "mine" / "engines.json")
+
+
+def test_the_small_data_set_is_as_wide_as_mnist(small):
+    assert data.load().train.X.shape == (50, 784)
+    np.testing.assert_array_equal(data.load().train.X[:, :6], blobs(50, 0).X)
