@@ -87,14 +87,16 @@ def summary(record):
 
 def table(record):
     """Return the record of an experiment as a table for the terminal."""
-    lines = [f"{'recipe':<64}{'validation accuracy':>22}{'seeds':>7}"]
+    lines = [f"{'recipe':<72}{'validation accuracy':>20}{'seeds':>7}"]
     for recipe, accuracies in summary(record):
-        spread = f"{np.mean(accuracies):.2%} +- {np.std(accuracies):.2%}"
-        lines.append(f"{describe(recipe):<64}{spread:>22}{len(accuracies):>7}")
+        lines.append(_row(describe(recipe), accuracies))
     tested = [run["test_accuracy"] for run in record["runs"] if run["test_accuracy"] is not None]
-    if tested:
-        lines.append(f"{'on the test set':<64}{f'{np.mean(tested):.2%} +- {np.std(tested):.2%}':>22}{len(tested):>7}")
-    return "\n".join(lines)
+    return "\n".join([*lines, _row("on the test set", tested)] if tested else lines)
+
+
+def _row(label, accuracies):
+    spread = np.std(accuracies, ddof=1) if len(accuracies) > 1 else np.nan
+    return f"{label:<72}{f'{np.mean(accuracies):.2%} +- {spread:.2%}':>20}{len(accuracies):>7}"
 
 
 def describe(recipe):

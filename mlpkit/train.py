@@ -52,7 +52,8 @@ def fit(
     train, validation: pairs (X, y), as `data.load` returns them. seed: of the order of the examples.
     patience: stop after this many epochs without a lower validation loss, and return to the best epoch's parameters.
     checkpoints: a folder, into which every epoch writes `last.npz`, and the best so far `best.npz` (a saved network).
-    resume: go on from `last.npz`, on the same path as a run that was never stopped.
+    resume: go on from `last.npz`, on the same path as a run that was never stopped; so the optimizer must be the same,
+    its schedule included, which for a falling rate means the same number of epochs.
     on_epoch: is called with the history after every epoch.
 
     Raises ValueError or TypeError for what can't be trained on, before the first step. Raises Diverged at the first

@@ -7,8 +7,10 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from shared import SIZES, dataset, one_sentence
 
-from mlpkit.optim import BY_NAME
+from mlpkit.network import Network
+from mlpkit.optim import BY_NAME, SGD
 from mlpkit.recipe import SCHEDULES, Recipe
+from mlpkit.train import fit
 
 DATA = dataset()
 SMALL = Recipe(sizes=SIZES, batch_size=8, epochs=3, lr=0.3)
@@ -51,6 +53,12 @@ def test_the_same_recipe_is_the_same_network(optimizer, schedule):
     one, other = (recipe.train(DATA)[0].theta for _ in range(2))
     assert_array_equal(one, other)
     assert not np.array_equal(one, recipe.but(seed=1).train(DATA)[0].theta)
+
+
+def test_the_seed_is_that_of_the_first_weights_and_of_the_order():
+    network = Network(sizes=SIZES, seed=7)
+    history = fit(network, SGD(network, 0.3), DATA.train, epochs=3, batch_size=8, seed=7)
+    assert SMALL.but(seed=7).train(DATA)[1].loss == history.loss
 
 
 def test_every_choice_makes_a_difference():
