@@ -129,7 +129,7 @@ def epoch_order(n, seed, epoch):
 
     It depends on the seed and the epoch alone, so training can be taken up again at any epoch.
     """
-    return np.random.default_rng((seed, epoch)).permutation(n)
+    return np.random.default_rng((seed, 1 + epoch)).permutation(n)  # (seed, 0) has drawn the first weights
 
 
 def batches(order, batch_size):

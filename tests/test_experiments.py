@@ -55,7 +55,7 @@ def test_the_table_shows_each_recipe_once_with_its_mean_and_spread(saved):
     assert accuracies == [r["validation_accuracy"][-1] for r in record["runs"][::2]]
     lines = experiments.table(record).splitlines()
     assert len(lines) == 4
-    assert f"{np.mean(accuracies):.2%} +- {np.std(accuracies):.2%}" in lines[1]
+    assert f"{np.mean(accuracies):.2%} +- {np.std(accuracies, ddof=1):.2%}" in lines[1]
     assert "on the test set" in lines[-1]
 
 
