@@ -15,12 +15,13 @@ from importlib import import_module
 
 import numpy as np
 
-from .. import results
+from .. import machine, results
 from ..bench import GATE_STEPS, RTOL, USUAL, Stepper
 from ..data import epoch_order, load
 from ..recipe import Recipe
 
 NAMES = ("mlpkit_numpy", "plain_numpy", "pytorch", "pytorch_compiled", "scikit_learn")
+LIBRARIES = ("torch", "scikit-learn")
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def compare(recipe, timing=USUAL, names=NAMES, save=results.save, progress=print
 
     A peer that can't run here, or whose first losses are not the baseline's, has its reason instead of numbers.
     """
-    record = results.new("peers", recipe=recipe.to_dict(), timing=asdict(timing))
+    versions = {library: machine.version(library) for library in LIBRARIES}
+    record = results.new("peers", recipe=recipe.to_dict(), timing=asdict(timing), libraries=versions)
     record["runs"] = [{"engine": name, "why_not": None, "samples_us": []} for name in names]
     train = load("mnist").train
     wanted = Stepper("numpy_baseline", recipe, train).take(GATE_STEPS)[1]
