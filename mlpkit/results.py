@@ -107,10 +107,10 @@ def caption(record):
 
 
 def _commit():
-    """Return the commit of the checkout, and whether files differed from it; 'unknown' outside of a checkout."""
+    """Return the checkout's commit, and whether the package or its pins differ from it; 'unknown' outside of one."""
     try:
         commit = _git("rev-parse", "HEAD")
-        return commit, bool(_git("status", "--porcelain", "--untracked-files=no"))
+        return commit, bool(_git("status", "--porcelain", "--", "mlpkit", "constraints.txt"))
     except (OSError, subprocess.SubprocessError):
         return "unknown", True
 
