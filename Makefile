@@ -26,9 +26,10 @@ help:  ## list these targets
 run: $(READY)  ## train the network with every engine this machine can run, print the table
 	@$(VENV_PYTHON) -m mlpkit bench
 
+# One BLAS thread: two that share a small product wait for each other, and on a busy machine for long.
 test: $(READY)  ## run all tests, the notebooks' stored outputs included
 	@OPENBLAS_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 --dist loadfile tests
-	@$(VENV_PYTHON) -m pytest --nbval notebooks
+	@OPENBLAS_NUM_THREADS=1 $(VENV_PYTHON) -m pytest --nbval notebooks
 
 lab: $(READY)  ## open the workbook in JupyterLab
 	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null
