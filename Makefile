@@ -23,7 +23,7 @@ endif
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
-run: $(READY)  ## train the network with every engine this machine can run, print the table
+run: $(READY)  ## time every engine this machine can run, train with the fast ones, print the table
 	@$(VENV_PYTHON) -m mlpkit bench
 
 # One BLAS thread: two that share a small product wait for each other, and on a busy machine for long.

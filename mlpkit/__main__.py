@@ -33,7 +33,7 @@ def doctor(options):
 
 
 def train(options):
-    """Train the network once; show the validation accuracy after each epoch, and the test accuracy at the end."""
+    """Train the network once; show the validation accuracy after each epoch."""
     chosen = {name: getattr(options, name) for name in _RECIPE_OPTIONS}
     recipe, dataset = Recipe(**chosen), data.load(options.data)
     with tqdm(total=recipe.epochs, unit="epoch", disable=None) as bar:
@@ -45,7 +45,9 @@ def train(options):
             resume=options.resume,
             on_epoch=lambda history: _show_epoch(history, bar),
         )
-    print(f"{history.stopped}; test accuracy {network.evaluate(*dataset.test)[1]:.2%}")
+    print(f"{history.stopped}; accuracy on validation {network.evaluate(*dataset.validation)[1]:.2%}")
+    if options.test:
+        print(f"accuracy on test {network.evaluate(*dataset.test)[1]:.2%}")
     if options.save:
         network.save(options.save)
     return 130 if history.stopped == "interrupted" else 0
@@ -53,25 +55,32 @@ def train(options):
 
 def run_bench(options):
     """Run an experiment, show its table, and keep its record in results/mine, or in results/MACHINE to publish it."""
-    where = machine.name() if options.publish else results.MINE
-    timing = bench.THOROUGH if options.publish else bench.USUAL
-    saved: list[Path] = []
+    if machine.busy() and options.publish:
+        raise ValueError(f"{machine.busy()}; a record is published from a quiet machine.")
     if machine.busy():
         print(f"mlpkit: {machine.busy()}.", file=sys.stderr)
+    where = machine.name() if options.publish else results.MINE
+    results.set_aside(options.experiment, where)
+    saved: list[Path] = []
+    try:
+        _run_experiment(options, lambda record: saved.append(results.save(record, where)))
+    finally:  # an interrupted run shows what it has, too
+        if saved:
+            record = results.load(saved[-1])
+            print(experiments.table(record) if options.experiment in experiments.ALL else bench.table(record))
+            print(f"\nThe record, with all samples: {saved[-1].relative_to(results.ROOT)}")
 
-    def save(record):
-        saved[:] = [results.save(record, where)]
 
+def _run_experiment(options, save):
     with tqdm(unit="part", bar_format="{desc} [{elapsed}]", disable=None) as bar:
         show = bar.set_description_str
         if options.experiment == "engines":
-            record = bench.compare(data.load(), Recipe(), timing, save=save, progress=show)
+            timing = bench.THOROUGH if options.publish else bench.USUAL
+            bench.compare(data.load(), Recipe(), timing, save=save, progress=show)
         elif options.experiment == "peers":
-            record = peers.compare(Recipe(), bench.USUAL, save=save, progress=show)
+            peers.compare(Recipe(), save=save, progress=show)
         else:
-            record = experiments.run(options.experiment, data.load(), save=save, progress=show)
-    print(experiments.table(record) if options.experiment in experiments.ALL else bench.table(record))
-    print(f"\nThe record, with all samples: {saved[0].relative_to(results.ROOT)}")
+            experiments.run(options.experiment, data.load(), save=save, progress=show)
 
 
 def _show_epoch(history, bar):
@@ -117,6 +126,7 @@ def _add_train_options(parser):
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     parser.add_argument("--patience", type=int, help="epochs without progress before stopping")
     parser.add_argument("--checkpoints", type=Path, help="a folder for last.npz and best.npz")
+    parser.add_argument("--test", action="store_true", help="read the test set too, at the end")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--save", type=Path, help="write the trained network to this .npz file")
 

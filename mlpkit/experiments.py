@@ -1,4 +1,5 @@
-"""The trainings behind chapter 02: each experiment is a list of recipes that differ in one thing.
+"""The trainings behind chapter 02: each experiment is a list of recipes that differ in one choice, and
+in what has to follow it, such as the rate that suits an optimizer.
 
 Every recipe is trained from several seeds, the same for all, and judged on the validation set. Only the recipe that was
 chosen in this way, `BEST`, is ever shown the test set.
@@ -20,7 +21,7 @@ OPTIMIZERS = {"sgd": 0.3, "momentum": 0.05, "nesterov": 0.05, "rmsprop": 5e-4, "
 AROUND = (0.5, 1, 2)  # times that rate, so that each can be judged at its best of three
 SGD_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 ADAM_RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-BATCH_RATES = {32: 1e-3, 64: 2e-3, 128: 2e-3, 256: 2e-3, 512: 5e-3, 1024: 8e-3}  # Adam's best rate for each
+BATCH_RATES = {32: 1e-3, 64: 2e-3, 128: 2e-3, 256: 2e-3, 512: 5e-3, 1024: 8e-3}  # a good rate for each
 DECOUPLED = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 L2 = (1e-5, 1e-4, 3e-4, 1e-3)  # the penalty's factor, for Adam without the W
 SCHEDULES = (("constant", 0), ("step", 0), ("exponential", 0), ("cosine", 0), ("cosine", 2))
@@ -73,7 +74,7 @@ def _curves(history: History):
 
 
 def summary(record):
-    """Return, for each recipe of a record, its changes against the first and its final validation accuracies.
+    """Return (recipe, final validation accuracies) for each recipe of a record; the recipe is a dict without the seed.
 
     The accuracies are a list with an entry a seed; a run that diverged counts as a guess, 0.1.
     """

@@ -57,6 +57,13 @@ def save(record, machine_name=MINE, folder=FOLDER):
     return path
 
 
+def set_aside(experiment, machine_name=MINE):
+    """Rename a record that a new run is about to replace to `<experiment>.json.previous`, so that none is lost."""
+    path = ROOT / "results" / machine_name / f"{experiment}.json"
+    if path.exists():
+        path.replace(path.with_name(f"{path.name}.previous"))
+
+
 def _to_json(record):
     """Return the record as JSON with a line for each run, so that a difference between two records can be read."""
     head = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in record.items() if name != "runs"]

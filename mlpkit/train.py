@@ -58,7 +58,8 @@ def fit(
 
     Raises ValueError or TypeError for what can't be trained on, before the first step. Raises Diverged at the first
     loss that is not finite, or after an epoch that leaves parameters or a validation loss that are not; the network
-    then has the parameters from the end of the last good epoch. Ctrl-C ends the run and returns the history so far.
+    then has the parameters from the end of the last good epoch, and the optimizer is spent. Ctrl-C ends the run and
+    returns the history so far.
     """
     to_engine = network.engine.asarray
     X, y = (to_engine(array) for array in train)
@@ -104,6 +105,8 @@ class _Run:
 
     def resume(self):
         path = self.folder / "last.npz"
+        if not path.exists():
+            raise FileNotFoundError(f"there is no checkpoint {path} to resume from.")
         self.history, self.best_theta = load_checkpoint(path, self.network, self.optimizer, self.settings)
         self.history.stopped = "finished"
         self.good_theta = self.theta()
@@ -220,4 +223,4 @@ def _check(network, train, validation, epochs, batch_size, seed, patience, check
         if not validation:
             raise ValueError("patience waits for the validation loss: give fit a validation set too.")
     if resume and not checkpoints:
-        raise ValueError("to resume, fit needs the folder of the checkpoints.")
+        raise ValueError("to resume, name the folder of the checkpoints.")

@@ -55,7 +55,7 @@ def test_train_shows_its_epochs_and_the_test_accuracy(tmp_path):
     done = run("train", "--epochs", 1, "--checkpoints", tmp_path, "--save", tmp_path / "network.npz")
     assert done.returncode == 0, done.stderr
     assert re.search(r"epoch +1: loss 0\.\d+, validation loss 0\.\d+, accuracy 9\d\.\d+%", done.stdout)
-    accuracy = float(re.search(r"finished; test accuracy ([\d.]+)%", done.stdout)[1])
+    accuracy = float(re.search(r"finished; accuracy on validation ([\d.]+)%", done.stdout)[1])
     assert 92 < accuracy < 98
     assert Network.load(tmp_path / "network.npz").sizes == (784, 128, 128, 128, 10)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.npz", "last.npz", "network.npz"]
@@ -124,7 +124,7 @@ def test_ctrl_c_ends_a_training_with_what_it_has():
     child.send_signal(signal.SIGINT)
     output, errors = child.communicate(timeout=60)
     assert child.returncode == 130, errors
-    assert re.search(r"interrupted; test accuracy 9\d", output)
+    assert re.search(r"interrupted; accuracy on validation 9\d", output)
     assert "Traceback" not in errors
 
 
@@ -160,7 +160,7 @@ def test_an_interrupted_training_can_be_resumed(small, tmp_path, monkeypatch, ca
     assert cli.main(["train", "--epochs", "3", "--checkpoints", str(tmp_path), "--resume"]) == 0
     output = capsys.readouterr().out
     assert re.findall(r"epoch +(\d):", output) == ["1", "2", "3"]
-    assert re.findall(r"(\w+); test accuracy", output) == ["interrupted", "finished"]
+    assert re.findall(r"(\w+); accuracy on validation", output) == ["interrupted", "finished"]
 
 
 def test_divergence_is_one_sentence(small, capsys):
@@ -229,6 +229,25 @@ def test_an_interrupted_bench_keeps_what_it_has(small, folder, monkeypatch, caps
     assert cli.main(["bench"]) == 130
     assert "interrupted; what was finished is kept" in capsys.readouterr().err
     results.load(folder / "mine" / "engines.json")
+
+
+def test_an_interrupted_bench_shows_its_table_and_leaves_the_last_record_beside_it(small, folder, monkeypatch, capsys):
+    def measure(*arguments, save, progress):
+        record = results.new("engines")
+        record["runs"].append({"engine": "numpy_baseline", "why_not": None, "samples_us": [7.0]})
+        save(record)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "compare", measure)
+    assert [cli.main(["bench"]) for _ in range(2)] == [130, 130]
+    assert "numpy_baseline" in capsys.readouterr().out
+    assert {path.name for path in (folder / "mine").iterdir()} == {"engines.json", "engines.json.previous"}
+
+
+def test_publishing_from_a_busy_machine_is_refused(small, folder, monkeypatch, capsys):
+    monkeypatch.setattr(machine, "busy", lambda: "this machine is busy")
+    assert cli.main(["bench", "--publish"]) == 1
+    assert "quiet machine" in capsys.readouterr().err
 
 
 def test_the_small_data_set_is_as_wide_as_mnist(small):

@@ -77,30 +77,34 @@ def sgd_update(theta, grad, lr):
 
 
 def momentum_update(theta, grad, velocity, lr, momentum):
-    _accumulate(velocity, momentum, grad, 1)
+    _accumulate(velocity, momentum, grad.tolist(), 1)
     axpy(-lr, velocity, theta)
 
 
 def nesterov_update(theta, grad, velocity, lr, momentum):
-    _accumulate(velocity, momentum, grad, 1)
+    _accumulate(velocity, momentum, grad.tolist(), 1)
     axpy(-lr, grad, theta)
     axpy(-lr * momentum, velocity, theta)
 
 
 def rmsprop_update(theta, grad, s, lr, rho, eps):
-    _accumulate(s, rho, grad**2, 1 - rho)
+    _accumulate(s, rho, _square(grad), 1 - rho)
     updates = zip(theta.tolist(), grad.tolist(), s.tolist(), strict=True)
     theta[:] = [p - lr * g / (sqrt(q) + eps) for p, g, q in updates]
 
 
 def adam_update(theta, grad, m, v, t, lr, beta1, beta2, eps):
-    _accumulate(m, beta1, grad, 1 - beta1)
-    _accumulate(v, beta2, grad**2, 1 - beta2)
+    _accumulate(m, beta1, grad.tolist(), 1 - beta1)
+    _accumulate(v, beta2, _square(grad), 1 - beta2)
     c1, c2 = 1 - beta1**t, 1 - beta2**t
     updates = zip(theta.tolist(), m.tolist(), v.tolist(), strict=True)
     theta[:] = [p - lr * a / c1 / (sqrt(b / c2) + eps) for p, a, b in updates]
 
 
-def _accumulate(state, decay, x, weight):
-    """Replace the running value `state` by `decay * state + weight * x`."""
-    state[:] = [decay * s + weight * a for s, a in zip(state.tolist(), x.tolist(), strict=True)]
+def _square(array):
+    return [a * a for a in array.tolist()]
+
+
+def _accumulate(state, decay, values, weight):
+    """Replace the running mean in the array `state` by `decay * state + weight * values`, a list."""
+    state[:] = [decay * s + weight * a for s, a in zip(state.tolist(), values, strict=True)]

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 
 import numpy as np
+from threadpoolctl import threadpool_info
 
 from .. import machine, results
 from ..bench import GATE_STEPS, RTOL, USUAL, Stepper
@@ -56,11 +57,12 @@ def problem(recipe):
 
 
 def measure(name, recipe, timing):
-    """Return the first losses, and samples of microseconds a step, of the peer called `name`."""
+    """Return the first losses, the threads of each library, and samples of microseconds a step, of the peer `name`."""
     steps = import_module(f"{__name__}.{name}").prepare(problem(recipe))
     losses = np.atleast_1d(steps(GATE_STEPS)).tolist()
     steps(timing.warmup)
-    return {"first_losses": losses, "samples_us": [_time(steps, timing) for _ in range(5)]}
+    threads = {library["prefix"]: library["num_threads"] for library in threadpool_info()}
+    return {"first_losses": losses, "threads": threads, "samples_us": [_time(steps, timing) for _ in range(5)]}
 
 
 def _time(steps, timing):

@@ -15,6 +15,7 @@ def prepare(problem):
         solver="sgd",
         alpha=0.0,
         momentum=0.0,
+        nesterovs_momentum=False,  # else it computes every update twice
         batch_size=recipe.batch_size,
         learning_rate_init=recipe.lr,
         shuffle=False,
