@@ -358,5 +358,5 @@ def test_an_engine_that_cannot_run_here_says_why(monkeypatch):
 def test_an_engine_is_imported_only_when_it_is_loaded(monkeypatch):
     asked = []
     monkeypatch.setattr(engines, "import_module", lambda name: asked.append(name) or types.ModuleType(name))
-    assert engines.name_of(engines.load("python_lists")) == "python_lists"
+    assert engines.load("python_lists").__name__ == "mlpkit.engines.python_lists"
     assert asked == ["mlpkit.engines.python_lists"]

@@ -104,11 +104,6 @@ def available() -> dict[str, str | None]:
     return {name: _why_not(name) for name in NAMES}
 
 
-def name_of(engine: Engine) -> str:
-    """Return the engine's short name, as `load` takes it."""
-    return str(engine.__name__).rpartition(".")[2]  # type: ignore[attr-defined]
-
-
 def _why_not(name: str) -> str | None:
     try:
         load(name)
