@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 Array: TypeAlias = Any  # an engine's own array type: numpy.ndarray, cupy.ndarray, ...
 
-NAMES = ("numpy_baseline", "python_lists", "python_loops")
+NAMES = (
+    "numpy_baseline",
+    "python_lists",
+    "python_loops",
+    "numba_serial",
+    "numba_parallel",
+    "numba_fastmath",
+    "numba_blocked",
+    "numba_hybrid",
+    "numba_step",
+)
 
 
 class Engine(Protocol):
@@ -113,6 +123,26 @@ def _why_not(name: str) -> str | None:
 
 
 if TYPE_CHECKING:  # mypy rejects an engine here whose functions are missing or have other parameters
-    from . import numpy_baseline, python_lists, python_loops
+    from . import (
+        numba_blocked,
+        numba_fastmath,
+        numba_hybrid,
+        numba_parallel,
+        numba_serial,
+        numba_step,
+        numpy_baseline,
+        python_lists,
+        python_loops,
+    )
 
-    _engines: tuple[Engine, ...] = (numpy_baseline, python_lists, python_loops)
+    _engines: tuple[Engine, ...] = (
+        numpy_baseline,
+        python_lists,
+        python_loops,
+        numba_serial,
+        numba_parallel,
+        numba_fastmath,
+        numba_blocked,
+        numba_hybrid,
+        numba_step,
+    )

@@ -1,7 +1,8 @@
 """Loops over single array elements, run by the Python interpreter: what NumPy does, spelled out, and much slower.
 
-Each function computes what its namesake in `numpy_baseline` does. Only ideas that a compiler for numerical Python
-understands are used (scalars, indexing, `range`), so the same functions can be compiled as they stand.
+Each function computes what its namesake in `numpy_baseline`, or in NumPy, does. Only ideas that a compiler for
+numerical Python understands are used (scalars, indexing, `range`), so the same functions can be compiled as they stand:
+that is what the engines `numba_serial`, `numba_parallel` and `numba_fastmath` are.
 """
 
 import math
@@ -13,46 +14,69 @@ from .numpy_baseline import gather as gather
 from .numpy_baseline import synchronize as synchronize
 from .numpy_baseline import to_numpy as to_numpy
 
+prange = range  # marks a loop whose turns do not depend on each other: a compiler may share them out among threads
+
+
+def zeros(n, dtype):
+    """Return a new vector of n zeros."""
+    values = np.empty(n, dtype)
+    for i in range(n):
+        values[i] = 0
+    return values
+
+
+def sum(values):
+    """Return the sum of a vector, added up in its own dtype from first to last; NumPy adds in pairs, more exactly."""
+    total = values.dtype.type(0)
+    for i in range(len(values)):
+        total += values[i]
+    return total
+
+
+def mean(values):
+    """Return the mean of a vector."""
+    return sum(values) / len(values)
+
+
+def dot(u, v):
+    """Return the sum of the products of two vectors of equal length."""
+    total = u.dtype.type(0)
+    for k in range(len(u)):
+        total += u[k] * v[k]
+    return total
+
+
+def matmul(a, b, out):
+    """Write the product of the matrices a (n, k) and b (k, m) into out (n, m)."""
+    for i in prange(a.shape[0]):
+        for j in range(b.shape[1]):
+            out[i, j] = dot(a[i], b[:, j])
+
 
 def linear(x, W, b):
     z = np.empty((x.shape[0], W.shape[1]), x.dtype)
-    for i in range(x.shape[0]):
-        for j in range(W.shape[1]):
-            total = b[j]
-            for k in range(x.shape[1]):
-                total += x[i, k] * W[k, j]
-            z[i, j] = total
+    matmul(x, W, z)
+    for i in prange(z.shape[0]):
+        for j in range(z.shape[1]):
+            z[i, j] += b[j]
     return z
 
 
 def linear_backward_weights(x, dz, dW, db):
-    for j in range(dz.shape[1]):
-        total = dz[0, j]
-        for i in range(1, dz.shape[0]):
-            total += dz[i, j]
-        db[j] = total
-    for k in range(x.shape[1]):
-        for j in range(dz.shape[1]):
-            total = x[0, k] * dz[0, j]
-            for i in range(1, dz.shape[0]):
-                total += x[i, k] * dz[i, j]
-            dW[k, j] = total
+    matmul(x.T, dz, dW)
+    for j in prange(len(db)):
+        db[j] = sum(dz[:, j])
 
 
 def linear_backward_input(dz, W):
     dx = np.empty((dz.shape[0], W.shape[0]), dz.dtype)
-    for i in range(dz.shape[0]):
-        for k in range(W.shape[0]):
-            total = dz[i, 0] * W[k, 0]
-            for j in range(1, W.shape[1]):
-                total += dz[i, j] * W[k, j]
-            dx[i, k] = total
+    matmul(dz, W.T, dx)
     return dx
 
 
 def relu(z):
     a = np.empty_like(z)
-    for i in range(z.shape[0]):
+    for i in prange(z.shape[0]):
         for j in range(z.shape[1]):
             a[i, j] = 0 if z[i, j] < 0 else z[i, j]  # in this order a NaN stays a NaN
     return a
@@ -60,34 +84,56 @@ def relu(z):
 
 def relu_backward(a, da):
     dz = np.empty_like(da)
-    for i in range(a.shape[0]):
+    for i in prange(a.shape[0]):
         for j in range(a.shape[1]):
             dz[i, j] = da[i, j] if a[i, j] > 0 else 0
     return dz
 
 
-def softmax_cross_entropy(z, labels):
-    n, classes = z.shape
-    dz = np.empty_like(z)
-    loss = 0.0
-    for i in range(n):
+def shift(z):
+    """Return z (n, classes) less the largest value of each row: the softmax stays, and no exponential overflows."""
+    shifted = np.empty_like(z)
+    for i in prange(z.shape[0]):
         largest = z[i, 0]
-        for j in range(1, classes):
+        for j in range(1, z.shape[1]):
             largest = max(largest, z[i, j])
-        total = 0.0
-        for j in range(classes):
-            dz[i, j] = math.exp(z[i, j] - largest)
-            total += dz[i, j]
-        loss += math.log(total) - (z[i, labels[i]] - largest)
-        for j in range(classes):
-            dz[i, j] /= total * n
-        dz[i, labels[i]] -= 1 / n
-    return loss / n, dz
+        for j in range(z.shape[1]):
+            shifted[i, j] = z[i, j] - largest
+    return shifted
+
+
+def log_sum_exp(values):
+    """Return the logarithm of the sum of the exponentials of a vector, which must not be too large for them."""
+    total = 0.0
+    for j in range(len(values)):
+        total += math.exp(values[j])
+    return math.log(total)
+
+
+def softmax(z):
+    """Return `exp(z) / sum(exp(z))` of each row of z (n, classes)."""
+    p = shift(z)
+    for i in prange(z.shape[0]):
+        logarithm = log_sum_exp(p[i])
+        for j in range(z.shape[1]):
+            p[i, j] = math.exp(p[i, j] - logarithm)
+    return p
+
+
+def softmax_cross_entropy(z, labels):
+    n = z.shape[0]
+    z, dz, losses = shift(z), softmax(z), zeros(n, np.float64)
+    for i in prange(n):
+        losses[i] = log_sum_exp(z[i]) - z[i, labels[i]]
+        dz[i, labels[i]] -= 1
+        for j in range(z.shape[1]):
+            dz[i, j] /= n
+    return mean(losses), dz
 
 
 def argmax(z):
-    best = np.zeros(z.shape[0], np.int64)
-    for i in range(z.shape[0]):
+    best = zeros(z.shape[0], np.int64)
+    for i in prange(z.shape[0]):
         for j in range(1, z.shape[1]):
             if z[i, j] > z[i, best[i]]:
                 best[i] = j
@@ -95,35 +141,35 @@ def argmax(z):
 
 
 def axpy(alpha, x, y):
-    for i in range(len(y)):
+    for i in prange(len(y)):
         y[i] += alpha * x[i]
 
 
 def sgd_update(theta, grad, lr):
-    for i in range(len(theta)):
+    for i in prange(len(theta)):
         theta[i] -= lr * grad[i]
 
 
 def momentum_update(theta, grad, velocity, lr, momentum):
-    for i in range(len(theta)):
+    for i in prange(len(theta)):
         velocity[i] = momentum * velocity[i] + grad[i]
         theta[i] -= lr * velocity[i]
 
 
 def nesterov_update(theta, grad, velocity, lr, momentum):
-    for i in range(len(theta)):
+    for i in prange(len(theta)):
         velocity[i] = momentum * velocity[i] + grad[i]
         theta[i] -= lr * (grad[i] + momentum * velocity[i])
 
 
 def rmsprop_update(theta, grad, s, lr, rho, eps):
-    for i in range(len(theta)):
+    for i in prange(len(theta)):
         s[i] = rho * s[i] + (1 - rho) * grad[i] ** 2
         theta[i] -= lr * grad[i] / (math.sqrt(s[i]) + eps)
 
 
 def adam_update(theta, grad, m, v, t, lr, beta1, beta2, eps):
-    for i in range(len(theta)):
+    for i in prange(len(theta)):
         m[i] = beta1 * m[i] + (1 - beta1) * grad[i]
         v[i] = beta2 * v[i] + (1 - beta2) * grad[i] ** 2
         m_hat = m[i] / (1 - beta1**t)

@@ -1,0 +1,119 @@
+"""Loops that do in one pass over memory what NumPy does in several: each number is read once and written once.
+
+Settings are converted to the arrays' dtype first: one float64 among float32 numbers would make all of the arithmetic
+float64, with half as many numbers in a vector register. What is written to an array and needed again is kept in a local
+name: the compiler can't know that the arrays don't overlap, and would have to read it back.
+"""
+
+import math
+
+import numpy as np
+
+prange = range  # see python_loops
+
+
+def gather(X, index):
+    rows = np.empty((len(index), *X.shape[1:]), X.dtype)
+    for i in prange(len(index)):
+        if X.ndim == 2:
+            row = X[index[i]]
+            for j in range(len(row)):
+                rows[i, j] = row[j]
+        else:
+            rows[i] = X[index[i]]
+    return rows
+
+
+def add_bias_relu(z, b):
+    """Replace z by relu(z + b)."""
+    for i in prange(z.shape[0]):
+        for j in range(z.shape[1]):
+            shifted = z[i, j] + b[j]
+            z[i, j] = 0 if shifted < 0 else shifted  # in this order a NaN stays a NaN
+
+
+def cross_entropy(z, b, labels, n):
+    """Replace z by the gradient of the loss of z + b, and return the sum of the losses of the rows, over n.
+
+    n: the size of the batch, of which z may be a part.
+    """
+    loss = 0.0
+    for i in range(z.shape[0]):
+        largest = z[i, 0] + b[0]
+        for j in range(z.shape[1]):
+            z[i, j] += b[j]
+            largest = max(largest, z[i, j])
+        right = z[i, labels[i]]
+        total = z.dtype.type(0)
+        for j in range(z.shape[1]):
+            z[i, j] = math.exp(z[i, j] - largest)
+            total += z[i, j]
+        loss += math.log(total) - (right - largest)
+        for j in range(z.shape[1]):
+            z[i, j] /= total * n
+        z[i, labels[i]] -= z.dtype.type(1 / n)
+    return loss / n
+
+
+def sum_rows(dz, db):
+    """Write the sum of the rows of dz into db."""
+    db[:] = 0
+    for i in range(dz.shape[0]):
+        for j in range(dz.shape[1]):
+            db[j] += dz[i, j]
+
+
+def relu_backward_in_place(a, da):
+    """Replace da by the gradient before the ReLU that returned a."""
+    for i in prange(a.shape[0]):
+        for j in range(a.shape[1]):
+            da[i, j] = da[i, j] if a[i, j] > 0 else 0
+
+
+def axpy(alpha, x, y):
+    alpha = y.dtype.type(alpha)
+    for i in prange(len(y)):
+        y[i] += alpha * x[i]
+
+
+def sgd_update(theta, grad, lr):
+    lr = theta.dtype.type(lr)
+    for i in prange(len(theta)):
+        theta[i] -= lr * grad[i]
+
+
+def momentum_update(theta, grad, velocity, lr, momentum):
+    lr, momentum = theta.dtype.type(lr), theta.dtype.type(momentum)
+    for i in prange(len(theta)):
+        faster = momentum * velocity[i] + grad[i]
+        velocity[i] = faster
+        theta[i] -= lr * faster
+
+
+def nesterov_update(theta, grad, velocity, lr, momentum):
+    lr, momentum = theta.dtype.type(lr), theta.dtype.type(momentum)
+    for i in prange(len(theta)):
+        faster = momentum * velocity[i] + grad[i]
+        velocity[i] = faster
+        theta[i] -= lr * (grad[i] + momentum * faster)
+
+
+def rmsprop_update(theta, grad, s, lr, rho, eps):
+    number = theta.dtype.type
+    lr, rest, rho, eps = number(lr), number(1 - rho), number(rho), number(eps)
+    for i in prange(len(theta)):
+        mean_square = rho * s[i] + rest * grad[i] ** 2
+        s[i] = mean_square
+        theta[i] -= lr * grad[i] / (math.sqrt(mean_square) + eps)
+
+
+def adam_update(theta, grad, m, v, t, lr, beta1, beta2, eps):
+    number = theta.dtype.type
+    m_scale, v_scale = number(lr / (1 - beta1**t)), number(1 / (1 - beta2**t))
+    rest1, rest2 = number(1 - beta1), number(1 - beta2)
+    beta1, beta2, eps = number(beta1), number(beta2), number(eps)
+    for i in prange(len(theta)):
+        mean = beta1 * m[i] + rest1 * grad[i]
+        mean_square = beta2 * v[i] + rest2 * grad[i] ** 2
+        m[i], v[i] = mean, mean_square
+        theta[i] -= m_scale * mean / (math.sqrt(v_scale * mean_square) + eps)
