@@ -2,16 +2,16 @@
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
-from . import bench, data, engines, experiments, machine, peers, results
+from . import agreement, bench, data, engines, experiments, machine, peers, results, roofline
 from .optim import BY_NAME
 from .recipe import SCHEDULES, Recipe
 from .train import Diverged
-
-EXPERIMENTS = ("engines", "peers", *experiments.ALL)
 
 
 def main(arguments=None):
@@ -67,20 +67,44 @@ def run_bench(options):
     finally:  # an interrupted run shows what it has, too
         if saved:
             record = results.load(saved[-1])
-            print(experiments.table(record) if options.experiment in experiments.ALL else bench.table(record))
+            print(EXPERIMENTS[options.experiment][1](record))
             print(f"\nThe record, with all samples: {saved[-1].relative_to(results.ROOT)}")
 
 
 def _run_experiment(options, save):
     with tqdm(unit="part", bar_format="{desc} [{elapsed}]", disable=None) as bar:
-        show = bar.set_description_str
-        if options.experiment == "engines":
-            timing = bench.THOROUGH if options.publish else bench.USUAL
-            bench.compare(data.load(), Recipe(), timing, save=save, progress=show)
-        elif options.experiment == "peers":
-            peers.compare(Recipe(), save=save, progress=show)
-        else:
-            experiments.run(options.experiment, data.load(), save=save, progress=show)
+        run, _ = EXPERIMENTS[options.experiment]
+        run(options, save=save, progress=bar.set_description_str)
+
+
+def _engines(options, **callbacks):
+    timing = bench.THOROUGH if options.publish else bench.USUAL
+    bench.compare(data.load(), Recipe(), timing, **callbacks)
+
+
+def _peers(options, **callbacks):
+    peers.compare(**callbacks)
+
+
+def _agreement(options, **callbacks):
+    agreement.run(data.load(), **callbacks)
+
+
+def _floor(options, **callbacks):
+    roofline.run(data.load().train, **callbacks)
+
+
+def _trainings(name, options, **callbacks):
+    experiments.run(name, data.load(), **callbacks)
+
+
+EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its record, what shows it)
+    "engines": (_engines, bench.table),
+    "peers": (_peers, peers.table),
+    "agreement": (_agreement, agreement.table),
+    "floor": (_floor, roofline.table),
+    **{name: (partial(_trainings, name), experiments.table) for name in experiments.ALL},
+}
 
 
 def _show_epoch(history, bar):
@@ -102,7 +126,7 @@ def _parser():
     trainer = _add_command(commands, train)
     _add_train_options(trainer)
     bencher = _add_command(commands, run_bench, "bench")
-    bencher.add_argument("experiment", nargs="?", default="engines", choices=EXPERIMENTS)
+    bencher.add_argument("experiment", nargs="?", default="engines", choices=tuple(EXPERIMENTS))
     bencher.add_argument("--publish", action="store_true", help="keep the record in results/MACHINE")
     return parser
 

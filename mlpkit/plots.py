@@ -151,6 +151,28 @@ def bars(values, xlabel, note="{:,.0f}", log=False):
     return figure
 
 
+def roofline(groups, peak, bandwidths, title="", x=(0.03, 300), y=(0.001, 1000)):
+    """Show operations under their roofs: GFLOP/s by FLOP/byte, both logarithmic.
+
+    groups[label]: rows (flops, bytes, microseconds), one an operation. peak: GFLOP/s. bandwidths[label]: GB/s.
+    x, y: the axes' limits. What does no arithmetic stands at the left edge, as high as its bytes reach there.
+    """
+    figure, place = axes(7, 4.4)
+    intensity = np.geomspace(x[0], x[1], 200)
+    for (label, rate), dash in zip(bandwidths.items(), DASHES, strict=False):
+        roof = np.minimum(peak, rate * intensity)
+        place.plot(intensity, roof, dash, color="grey", linewidth=1.2, label=f"{label}: {rate:,.0f} GB/s")
+    for (label, rows), colour, shape in zip(groups.items(), COLOURS, "os^Dv", strict=False):
+        flops, moved, us = np.transpose(rows)
+        at = np.maximum(flops / moved, x[0])
+        place.plot(at, at * moved / us / 1e3, shape, color=colour, label=label, clip_on=False, alpha=0.85)
+    place.set(xscale="log", yscale="log", xlim=x, ylim=y, xlabel="arithmetic intensity (FLOP/byte)", ylabel="GFLOP/s")
+    place.text(x[1], 1.15 * peak, f"peak: {peak:,.0f} GFLOP/s", ha="right", color="grey", fontsize=9)
+    place.set_title(title, fontsize=10)
+    figure.legend(*place.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
+    return figure
+
+
 def half_planes(X, y, path=(), marked=(), title=""):
     """Show points (n, 2) of the classes y = -1 and +1, and the line `w[0] x1 + w[1] x2 + w[2] = 0` of each w in `path`.
 

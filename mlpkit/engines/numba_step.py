@@ -12,8 +12,6 @@ from . import _fused, _gemm, _step
 from ._compile import FASTMATH, compile_loops
 from .numba_blocked import *
 
-ROWS_A_SHARE = 8  # at least; a tile of the matrix product has as many
-
 _FAST = {"fastmath": FASTMATH, "error_model": "numpy"}
 fused = compile_loops(__name__, _fused, parallel=True, **_FAST)
 one_core = compile_loops(f"{__name__}_one_core", _fused, **_FAST)
@@ -44,6 +42,5 @@ def _buffers_for(network, n, threads):
     if (n, threads) not in kept:
         layers = [np.empty((n, features), network.dtype) for features in 2 * network.sizes[1:]]
         half = len(layers) // 2
-        shares = max(1, min(threads, n // ROWS_A_SHARE))
-        kept[n, threads] = tuple(layers[:half]), tuple(layers[half:]), np.empty(shares)
+        kept[n, threads] = tuple(layers[:half]), tuple(layers[half:]), np.empty(min(threads, n))
     return kept[n, threads]

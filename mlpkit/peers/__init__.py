@@ -1,9 +1,9 @@
 """Other people's training loops, each in a process of its own, given the same weights, batches and clock.
 
-A peer is a module with one function, `prepare(problem)`, which returns `steps(n)`: take `n` training steps, be done
-with them on return, and return their losses (or their mean, where a library tells no more). `measure` times one peer
-in this process; `compare` starts a process for one peer after another, in turns, so that a busy moment of the machine
-meets all of them.
+A peer is one of the workbook's engines, or a module with one function, `prepare(problem)`, which returns `steps(n)`:
+take `n` training steps, be done with them on return, and return their losses (or their mean, where a library tells no
+more). `measure` times one peer in this process; `compare` starts a process for one peer after another, in turns, so
+that a busy moment of the machine meets all of them.
 """
 
 import json
@@ -16,13 +16,18 @@ from importlib import import_module
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from .. import machine, results
-from ..bench import GATE_STEPS, RTOL, USUAL, Stepper
+from .. import engines, machine, results
+from ..bench import GATE_STEPS, RTOL, Stepper, Timing, median_us
 from ..data import epoch_order, load
 from ..recipe import Recipe
 
-NAMES = ("mlpkit_numpy", "plain_numpy", "pytorch", "pytorch_compiled", "scikit_learn")
+ENGINES = ("numpy_baseline", "numba_hybrid", "numba_step")
+OTHERS = ("plain_numpy", "pytorch", "pytorch_compiled", "scikit_learn")
+NAMES = ENGINES + OTHERS
 LIBRARIES = ("torch", "scikit-learn")
+ADAM = Recipe(optimizer="adam", lr=1e-3)
+RECIPES = (Recipe(), Recipe(batch_size=64, lr=0.05), ADAM, ADAM.but(batch_size=64))
+TIMING = Timing(rounds=7)
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Problem:
 
 
 def problem(recipe):
-    """Return the workbook's problem on MNIST: a batch size, a constant rate and plain SGD are what peers look at."""
+    """Return the workbook's problem on MNIST: batch size, a constant rate, SGD or Adam are what peers look at."""
     X, y = load("mnist").train
     network = recipe.make_network()
     weights, biases = zip(*network.views(network.theta), strict=True)
@@ -58,11 +63,18 @@ def problem(recipe):
 
 def measure(name, recipe, timing):
     """Return the first losses, the threads of each library, and samples of microseconds a step, of the peer `name`."""
-    steps = import_module(f"{__name__}.{name}").prepare(problem(recipe))
+    steps = _prepare(name, problem(recipe))
     losses = np.atleast_1d(steps(GATE_STEPS)).tolist()
     steps(timing.warmup)
     threads = {library["prefix"]: library["num_threads"] for library in threadpool_info()}
     return {"first_losses": losses, "threads": threads, "samples_us": [_time(steps, timing) for _ in range(5)]}
+
+
+def _prepare(name, problem):
+    if name not in engines.NAMES:
+        return import_module(f"{__name__}.{name}").prepare(problem)
+    stepper = Stepper(name, problem.recipe, (problem.X, problem.y))
+    return lambda n: stepper.take(n)[1]
 
 
 def _time(steps, timing):
@@ -71,32 +83,38 @@ def _time(steps, timing):
     return (time.perf_counter() - start) / timing.steps_a_sample * 1e6
 
 
-def compare(recipe, timing=USUAL, names=NAMES, save=results.save, progress=print):
-    """Measure the peers in turns, `timing.rounds` processes of each, and return the record.
+def compare(recipes=RECIPES, timing=TIMING, names=NAMES, save=results.save, progress=print):
+    """Measure the peers in turns, `timing.rounds` processes of each, and return the record: a run a recipe and peer.
 
     A peer that can't run here, or whose first losses are not the baseline's, has its reason instead of numbers.
     """
     versions = {library: machine.version(library) for library in LIBRARIES}
-    record = results.new("peers", recipe=recipe.to_dict(), timing=asdict(timing), libraries=versions)
-    record["runs"] = [{"engine": name, "why_not": None, "samples_us": []} for name in names]
+    record = results.new("peers", timing=asdict(timing), libraries=versions)
+    record["runs"] = [
+        {"engine": name, "recipe": recipe.to_dict(), "why_not": None, "samples_us": []}
+        for recipe in recipes
+        for name in names
+    ]
     train = load("mnist").train
-    wanted = Stepper("numpy_baseline", recipe, train).take(GATE_STEPS)[1]
+    wanted = [Stepper("numpy_baseline", recipe, train).take(GATE_STEPS)[1] for recipe in recipes]
     for turn in range(timing.rounds):
-        for run in record["runs"]:
-            if not run["why_not"]:
-                progress(f"round {turn + 1} of {timing.rounds}: {run['engine']}")
-                _add(run, measure_in_process(run["engine"], recipe, timing), wanted)
+        for name in names:
+            runs = results.runs(record, engine=name)
+            if not all(run["why_not"] for run in runs):
+                progress(f"round {turn + 1} of {timing.rounds}: {name}")
+                for run, answer, losses in zip(runs, measure_in_process(name, recipes, timing), wanted, strict=True):
+                    _add(run, answer, losses)
                 save(record)
     return record
 
 
-def measure_in_process(name, recipe, timing):
-    """Return what `measure` returns, from a process of its own; `why_not`, its last line, where that one failed."""
-    settings = json.dumps({"recipe": recipe.to_dict(), "timing": asdict(timing)})
+def measure_in_process(name, recipes, timing):
+    """Return what `measure` returns for each recipe, from a process of its own; `why_not`, where that one failed."""
+    settings = json.dumps({"recipes": [recipe.to_dict() for recipe in recipes], "timing": asdict(timing)})
     command = [sys.executable, "-m", __name__, name, settings]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        return {"why_not": done.stderr.strip().rpartition("\n")[2]}
+        return [{"why_not": done.stderr.strip().rpartition("\n")[2]} for _ in recipes]
     return json.loads(done.stdout)
 
 
@@ -107,5 +125,23 @@ def _add(run, measured, wanted):
         wanted = wanted.mean(keepdims=True)
     if losses and not np.allclose(losses, wanted, rtol=RTOL):
         measured = {"why_not": f"its first losses differ from the baseline's: {losses}"}
+    if run["why_not"]:  # of an earlier round
+        return
     run["samples_us"] += measured.pop("samples_us", [])
     run.update(measured)
+
+
+def table(record):
+    """Return the record as a table for the terminal: microseconds a step, a column a recipe."""
+    recipes: dict[str, None] = dict.fromkeys(_title(run["recipe"]) for run in record["runs"])
+    rows: dict[str, list[str]] = {}
+    for run in record["runs"]:
+        rows.setdefault(run["engine"], []).append(f"{median_us(run):,.0f}" if run["samples_us"] else "-")
+    lines = [f"{'us a step':<18}" + "".join(f"{title:>14}" for title in recipes)]
+    lines += [f"{name:<18}" + "".join(f"{time:>14}" for time in times) for name, times in rows.items()]
+    reasons = {f"{run['engine']}: {run['why_not']}": None for run in record["runs"] if run["why_not"]}
+    return "\n".join([*lines, *reasons])
+
+
+def _title(recipe):
+    return f"{recipe['optimizer']} {recipe['batch_size']}"

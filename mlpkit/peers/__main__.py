@@ -1,4 +1,4 @@
-"""Measure one peer in this process: `python -m mlpkit.peers NAME SETTINGS`, the settings as JSON; prints JSON."""
+"""Measure a peer in this process: `python -m mlpkit.peers NAME SETTINGS`, the settings as JSON; prints JSON, a list."""
 
 import json
 import sys
@@ -8,4 +8,5 @@ from ..recipe import Recipe
 from . import measure
 
 settings = json.loads(sys.argv[2])
-print(json.dumps(measure(sys.argv[1], Recipe(**settings["recipe"]), Timing(**settings["timing"]))))
+timing = Timing(**settings["timing"])
+print(json.dumps([measure(sys.argv[1], Recipe(**recipe), timing) for recipe in settings["recipes"]]))

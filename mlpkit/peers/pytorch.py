@@ -1,14 +1,16 @@
-"""PyTorch on the CPU, eager: a Sequential, its own loss, and SGD with the fused update."""
+"""PyTorch on the CPU, eager: a Sequential, its own loss, and its optimizers with the fused update."""
 
 import torch
+
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 
 def prepare(problem, compiled=False):
     X, y = torch.from_numpy(problem.X), torch.from_numpy(problem.y)
     model = build(problem)
     loss_of = torch.nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), problem.recipe.lr, fused=True)
-    forward = torch.compile(lambda x, labels: loss_of(model(x), labels)) if compiled else None
+    optimizer = OPTIMIZERS[problem.recipe.optimizer](model.parameters(), problem.recipe.lr, fused=True)
+    forward = torch.compile(lambda x, labels: loss_of(model(x), labels), dynamic=False) if compiled else None
     batches = problem.batches()
 
     def steps(n):

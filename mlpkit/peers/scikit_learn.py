@@ -12,19 +12,21 @@ def prepare(problem):
     X, y = problem.X[problem.order], problem.y[problem.order]
     model = MLPClassifier(
         recipe.sizes[1:-1],
-        solver="sgd",
+        solver=recipe.optimizer,
         alpha=0.0,
         momentum=0.0,
         nesterovs_momentum=False,  # else it computes every update twice
         batch_size=recipe.batch_size,
         learning_rate_init=recipe.lr,
+        epsilon=1e-9,  # of Adam, which adds it before it corrects for starting at zero: the sooner, the more it counts
         shuffle=False,
     )
     few = slice(recipe.batch_size)
     model.partial_fit(X[few], y[few], classes=np.arange(recipe.sizes[-1]))
     given = problem.weights + problem.biases
     for mine, weights in zip(model.coefs_ + model.intercepts_, given, strict=True):
-        mine[:] = weights  # the first call made weights of its own
+        mine[:] = weights  # the first call made weights of its own, and took a step
+    _forget(model._optimizer)
     start = 0
 
     def steps(n):
@@ -36,3 +38,10 @@ def prepare(problem):
         return model.loss_
 
     return steps
+
+
+def _forget(optimizer):
+    """Set Adam's state back to the beginning; plain SGD has none."""
+    optimizer.t = 0
+    for moment in getattr(optimizer, "ms", []) + getattr(optimizer, "vs", []):
+        moment[:] = 0

@@ -1,0 +1,68 @@
+"""Do all engines train the same network? Their first losses, step by step, and what they have learned in the end.
+
+In float32 the engines add in different orders, so losses drift apart by roundings, and later by more: a unit whose
+input lies next to 0 is on in one engine and off in the other. What must agree is the accuracy, within the spread that
+other seeds give.
+"""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from . import engines, results
+from .bench import BASELINE, GATE_STEPS, Stepper
+from .recipe import Recipe
+
+NAMES = tuple(name for name in engines.NAMES if not name.startswith("python"))  # those would train for hours
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an engine makes of a recipe. max_loss_error: of the first losses, relative to the baseline's."""
+
+    engine: str
+    seed: int
+    first_losses: list[float]
+    max_loss_error: float
+    validation_accuracy: float
+    test_accuracy: float
+
+
+def run(dataset, recipe=None, names=NAMES, seeds=SEEDS, save=results.save, progress=print):
+    """Train `recipe` with each engine from each seed, and return the record; saved after each training."""
+    recipe = recipe or Recipe()
+    record = results.new("agreement", recipe=recipe.to_dict(), seeds=seeds)
+    for name in names:
+        for seed in range(seeds):
+            progress(f"agreement: {name}, seed {seed}")
+            record["runs"].append(asdict(answer(name, recipe.but(seed=seed), dataset)))
+            save(record)
+    return record
+
+
+def answer(name, recipe, dataset):
+    """Return the `Answer` of the engine called `name`."""
+    losses, wanted = (Stepper(engine, recipe, dataset.train).take(GATE_STEPS)[1] for engine in (name, BASELINE))
+    network, history = recipe.train(dataset, name)
+    error = float(np.max(np.abs(losses / wanted - 1)))
+    test_accuracy = network.evaluate(*dataset.test)[1]
+    return Answer(name, recipe.seed, losses.tolist(), error, history.accuracy[-1], test_accuracy)
+
+
+def accuracies(record):
+    """Return the test accuracies of each engine, a list with an entry a seed."""
+    found: dict[str, list[float]] = {}
+    for run in record["runs"]:
+        found.setdefault(run["engine"], []).append(run["test_accuracy"])
+    return found
+
+
+def table(record):
+    """Return the record as a table for the terminal."""
+    lines = [f"{'engine':<18}{'test accuracy':>20}{'seeds':>7}{'largest error of a loss':>25}"]
+    for name, found in accuracies(record).items():
+        error = max(run["max_loss_error"] for run in results.runs(record, engine=name))
+        spread = np.std(found, ddof=1) if len(found) > 1 else np.nan
+        lines.append(f"{name:<18}{f'{np.mean(found):.2%} +- {spread:.2%}':>20}{len(found):>7}{error:>25.1e}")
+    return "\n".join(lines)
