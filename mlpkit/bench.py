@@ -18,6 +18,7 @@ BASELINE = "numpy_baseline"
 GATE_STEPS = 20
 GATE_ROWS = 4  # the batch of the gate: small, so that an engine of plain Python passes it in seconds
 RTOL = 2e-4  # of the gate's losses, in float32
+SETTLE = 0.03  # seconds of steps before each sample
 
 
 class GateError(AssertionError):
@@ -28,8 +29,8 @@ class GateError(AssertionError):
 class Timing:
     """How to take times. warmup: steps that are not timed. A sample is the mean of `steps_a_sample` steps.
 
-    patience: seconds that an engine may take for its samples, and ten times that for training; a slower one takes
-    samples of a single step, as many as fit, and is not trained.
+    patience: seconds that an engine may take for its samples, and twice that for training; a slower one takes fewer
+    steps a sample, then fewer samples, and is not trained.
     """
 
     warmup: int = 20
@@ -112,7 +113,7 @@ def compare(dataset, recipe, timing=USUAL, names=engines.NAMES, save=results.sav
     time_in_rounds(record, steppers, timing, save, progress)
     for name in steppers:
         progress(f"training with {name}")
-        train_whole(_run(record, name), dataset, recipe, 10 * timing.patience)
+        train_whole(_run(record, name), dataset, recipe, 2 * timing.patience)
         save(record)
     return record
 
@@ -126,17 +127,27 @@ def time_in_rounds(record, steppers, timing, save, progress):
                 progress(f"timing {name}")
                 run = _run(record, name)
                 run["steps_a_sample"] = steps
+                settle(steppers[name], steps // 2)
                 run["samples_us"].append(steppers[name].take(steps)[0] * 1e6)
                 save(record)
 
 
+def settle(stepper, steps):
+    """Take steps until the threads of other engines, which wait for work a while, are asleep; at most `steps`."""
+    end = time.perf_counter() + SETTLE
+    while steps > 0 and time.perf_counter() < end:
+        stepper.take(1)
+        steps -= 1
+
+
 def _plan(stepper, timing):
     """Warm up, and return (steps a sample, samples) that fit into the engine's time."""
-    once = stepper.take(1)[0]
-    if once * (timing.warmup + timing.steps_a_sample) > timing.patience:
-        return 1, max(1, min(timing.rounds, int(timing.patience / once)))
-    stepper.take(timing.warmup)
-    return timing.steps_a_sample, timing.rounds
+    once = max(stepper.take(1)[0], 1e-9)
+    steps = min(timing.steps_a_sample, int(timing.patience / (timing.rounds * once)))
+    if steps < 1:
+        return 1, max(1, int(timing.patience / once))
+    stepper.take(min(timing.warmup, steps))
+    return steps, timing.rounds
 
 
 def train_whole(run, dataset, recipe, patience):
@@ -179,5 +190,9 @@ def _learned(run):
     if "test_accuracy" not in run:
         return "-"  # not trained, or interrupted before
     if run["test_accuracy"] is None:
-        return f"({run['training_seconds'] / 3600:.1f} h to train)"
+        return f"({_duration(run['training_seconds'])} to train)"
     return f"{run['test_accuracy']:.2%}"
+
+
+def _duration(seconds):
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"

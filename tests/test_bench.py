@@ -174,12 +174,12 @@ def test_the_clock_is_read_after_the_engine_is_done(clock, register):
     assert_allclose(run["samples_us"], [100_000.0] * QUICK.rounds)
 
 
-@pytest.mark.parametrize(("seconds", "samples"), [(3.0, 3), (9.0, 1), (100.0, 1)])
-def test_a_slow_engine_takes_single_steps_and_fewer_samples(seconds, samples, clock, register):
+@pytest.mark.parametrize(("seconds", "steps", "samples"), [(1.0, 2, 4), (3.0, 1, 3), (9.0, 1, 1), (100.0, 1, 1)])
+def test_a_slow_engine_takes_fewer_steps_and_then_fewer_samples(seconds, steps, samples, clock, register):
     register(slow=sluggish(clock, seconds), steady=sluggish(clock, 0.001))
     timing = Timing(warmup=2, steps_a_sample=3, rounds=4, patience=10.0)
     slow, steady = compare_quietly(["slow", "steady"], timing)["runs"]
-    assert slow["steps_a_sample"] == 1
+    assert slow["steps_a_sample"] == steps
     assert_allclose(slow["samples_us"], [seconds * 1e6] * samples)
     assert (steady["steps_a_sample"], len(steady["samples_us"])) == (3, 4)
 
@@ -202,7 +202,26 @@ def test_steps_go_round_the_training_set_in_the_first_epochs_order():
     assert_array_equal(seen, [*full, *full, full[0]])
 
 
-def test_an_engines_own_step_is_what_is_timed(register):
+def test_before_each_sample_the_engine_runs_until_the_threads_of_the_one_before_are_asleep(clock, register):
+    """Threads that wait for work keep a core busy for a while."""
+    awake_until = 0.0
+
+    def quiet_step(network, optimizer, x, labels):
+        clock.now += 0.01 if clock.now < awake_until else 0.001
+        return bench.train_step(network, optimizer, x, labels)
+
+    def noisy_step(network, optimizer, x, labels):
+        nonlocal awake_until
+        clock.now += 0.001
+        awake_until = clock.now + 0.9 * bench.SETTLE
+        return bench.train_step(network, optimizer, x, labels)
+
+    register(noisy=engine_like(train_step=noisy_step), quiet=engine_like(train_step=quiet_step))
+    _, quiet = compare_quietly(["noisy", "quiet"], Timing(warmup=50, steps_a_sample=40, rounds=3))["runs"]
+    assert_allclose(quiet["samples_us"], [1000.0] * 3)
+
+
+def test_an_engines_own_step_is_what_is_timed(register, clock):
     calls = []
 
     def train_step(network, optimizer, x, labels):
@@ -211,7 +230,8 @@ def test_an_engines_own_step_is_what_is_timed(register):
 
     register(fused=engine_like(train_step=train_step))
     compare_quietly(["fused"])
-    assert len(calls) == GATE_STEPS + 1 + QUICK.warmup + QUICK.rounds * QUICK.steps_a_sample + 2 * 7
+    a_round = QUICK.steps_a_sample + QUICK.steps_a_sample // 2  # half as many to settle: the clock stands still
+    assert len(calls) == GATE_STEPS + 1 + QUICK.warmup + QUICK.rounds * a_round + 2 * 7
 
 
 # Interruptions
@@ -270,6 +290,7 @@ def test_the_table_shows_medians_speed_ups_and_reasons():
         run_of("absent") | {"why_not": "no GPU here"},
         run_of("unfinished"),
         run_of("untrained", [300.0]),
+        run_of("minutes", [300.0], test_accuracy=None, training_seconds=90.0),
     ]
     lines = table({"runs": runs}).splitlines()
     assert [line.split() for line in lines[1:4]] == [
@@ -280,6 +301,7 @@ def test_the_table_shows_medians_speed_ups_and_reasons():
     assert lines[4].split(maxsplit=1) == ["absent", "not run: no GPU here"]
     assert lines[5].split(maxsplit=1) == ["unfinished", "not run: interrupted before its turn"]
     assert lines[6].split() == ["untrained", "300", "2x", "-"]
+    assert lines[7].split() == ["minutes", "300", "2x", "(1.5", "min", "to", "train)"]
     for word in ("engine", "us a step", "speed-up", "test accuracy"):
         assert word in lines[0]
 

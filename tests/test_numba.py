@@ -1,0 +1,279 @@
+"""What is particular about the compiled engines: their functions one by one, their caches, their threads."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+import mlpkit
+from mlpkit import engines
+from mlpkit.engines import _gemm, _simd, python_loops
+
+LOOPS = ("python_loops", "numba_serial", "numba_parallel", "numba_fastmath", "numba_blocked")
+PACKAGE = Path(mlpkit.__file__).parent
+
+
+def numbers(*shape, dtype=np.float32, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+class TestNamedFunctions:
+    """Each explicit loop is its NumPy namesake."""
+
+    def test_dot(self, name):
+        u, v = numbers(50), numbers(50, seed=1)
+        assert_allclose(engines.load(name).dot(u, v), np.dot(u, v), rtol=1e-5)
+
+    def test_matmul(self, name):
+        a, b, out = numbers(5, 7), numbers(7, 3, seed=1), np.empty((5, 3), np.float32)
+        engines.load(name).matmul(a, b, out)
+        assert_allclose(out, a @ b, rtol=1e-5, atol=1e-6)
+
+    def test_sum_and_mean(self, name):
+        values, engine = numbers(99), engines.load(name)
+        assert_allclose(engine.sum(values), np.sum(values), rtol=1e-5)
+        assert_allclose(engine.mean(values), np.mean(values), rtol=1e-5)
+
+    def test_zeros(self, name):
+        for dtype in (np.float32, np.int64):
+            found = engines.load(name).zeros(4, dtype)
+            assert found.dtype == dtype
+            assert_array_equal(found, np.zeros(4, dtype))
+
+    def test_argmax_and_relu(self, name):
+        z, engine = numbers(6, 5), engines.load(name)
+        assert_array_equal(engine.argmax(z), np.argmax(z, axis=1))
+        assert_array_equal(engine.relu(z), np.maximum(z, 0))
+
+    def test_softmax(self, name):
+        z, softmax = numbers(6, 5), engines.load(name).softmax
+        p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+        assert_allclose(softmax(z), p, rtol=1e-5)
+        assert_allclose(softmax(z + np.float32(1e4)).sum(axis=1), np.ones(6), rtol=1e-5)
+
+
+def test_the_variants_are_the_same_loops_compiled_differently():
+    for name in LOOPS[1:-1]:
+        engine = engines.load(name)
+        assert engine.matmul.py_func.__code__ is python_loops.matmul.__code__
+    assert "parallel" not in engines.load("numba_serial").matmul.targetoptions or (
+        not engines.load("numba_serial").matmul.targetoptions["parallel"]
+    )
+    assert engines.load("numba_parallel").matmul.targetoptions["parallel"]
+    assert not engines.load("numba_parallel").dot.targetoptions["parallel"]  # it has no loop to share out
+    assert engines.load("numba_fastmath").dot.targetoptions["fastmath"] == {"reassoc", "contract", "arcp", "nsz", "afn"}
+
+
+# The blocked product
+
+SHAPES = st.tuples(*[st.integers(1, 70)] * 3)
+STORES = {"C": lambda a: a, "F": np.asfortranarray, "strided": lambda a: np.repeat(a, 2, axis=1)[:, ::2]}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@given(shape=SHAPES, stores=st.tuples(*[st.sampled_from(sorted(STORES))] * 2), parallel=st.booleans())
+def test_a_blocked_product_is_the_product(dtype, shape, stores, parallel):
+    n, k, m = shape
+    a, b = numbers(n, k, dtype=dtype), numbers(k, m, dtype=dtype, seed=1)
+    out = np.full((n + 2, m + 2), 7, dtype)
+    multiply = _gemm.matmul if parallel else _gemm.multiply
+    multiply(STORES[stores[0]](a), STORES[stores[1]](b), out[1:-1, 1:-1])
+    tolerance = {np.float32: 1e-4, np.float64: 1e-12}[dtype]
+    assert_allclose(out[1:-1, 1:-1], a @ b, rtol=tolerance, atol=tolerance)
+    out[1:-1, 1:-1] = 7
+    assert (out == 7).all()  # nothing around it was touched
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, _gemm.DEPTH + 5, 20), (_gemm.HEIGHT + 3, 9, 33), (1030, 2 * _gemm.DEPTH + 1, 17)]
+)
+def test_a_product_larger_than_a_panel(shape):
+    n, k, m = shape
+    a, b = numbers(n, k), numbers(k, m, seed=1)
+    wanted = a.astype(np.float64) @ b
+    for multiply in (_gemm.matmul, _gemm.multiply):
+        out = np.full((n, m), np.nan, np.float32)  # what was there before does not count
+        multiply(a, b, out)
+        assert_allclose(out, wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_a_nan_reaches_its_row_and_no_other():
+    a, b, out = numbers(20, 30), numbers(30, 40, seed=1), np.empty((20, 40), np.float32)
+    a[13, 29] = np.nan
+    _gemm.matmul(a, b, out)
+    assert_array_equal(np.isnan(out).any(axis=1), np.arange(20) == 13)
+    assert np.isnan(out[13]).all()
+
+
+def test_the_peak_is_measured_with_all_of_its_operations():
+    """Each of the chains goes to 1, half of the way a step: no step is left out, none comes twice."""
+    starts = np.arange(_simd.CHAINS)
+    for steps in (0, 1, 5):
+        assert _simd.fma(steps) == np.sum(1 + (starts - 1) * 0.5**steps)
+    start = time.perf_counter()
+    _simd.fma(1_000_000)
+    assert 1e-4 < time.perf_counter() - start < 10  # it was not optimized away
+
+
+# Caches
+
+STEP = """
+    import sys, numpy as np
+    from mlpkit.network import Network
+    from mlpkit.optim import SGD
+    from mlpkit.train import train_step
+    from mlpkit import engines
+    engine = engines.load("numba_serial")
+    network = Network(engine, (6, 5, 3))
+    x, y = np.ones((4, 6), np.float32), np.arange(4) % 3
+    print(float(train_step(network, SGD(network, 0.1), x, y)))
+    print(sum(engine.linear.stats.cache_hits.values()), sum(engine.linear.stats.cache_misses.values()))
+"""
+
+
+def python(script, folder=PACKAGE.parent, limit=300, **settings):
+    """Return what a script printed, run in a process of its own, in `folder`, with these environment variables."""
+    options = settings.pop("options", {})
+    known = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment = {**known, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"} | settings
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, text=True, timeout=limit, capture_output=True, **options
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.fixture
+def installation():
+    """A copy of the package that has never been imported, in a folder that everybody may read."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    shutil.copytree(PACKAGE, folder / "mlpkit", ignore=shutil.ignore_patterns("__pycache__"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_second_process_compiles_nothing(installation):
+    first, second = (python(STEP, installation) for _ in range(2))
+    assert first[1:] == ["0", "1"]
+    assert second[1:] == ["1", "0"]
+    assert second[0] == first[0]
+
+
+def test_a_changed_source_is_compiled_anew_where_it_is_called_too(installation):
+    first = python(STEP, installation)
+    source = installation / "mlpkit" / "engines" / "numba_serial.py"
+    source.write_text(source.read_text() + "\n# another version of what an engine calls\n")
+    assert python(STEP, installation)[1:] == ["0", "1"]
+    assert python(STEP, installation) == [first[0], "1", "0"]
+
+
+def test_an_installation_that_cannot_be_written_to_works(installation, tmp_path):
+    """Compiled code goes to the user's own folder; where there is none, it is compiled in each process."""
+    (installation / "mlpkit" / "engines" / "__pycache__").write_text(
+        "a file, so that no folder can be made: not even by root"
+    )
+    nowhere = str(tmp_path / "file" / "home")
+    (tmp_path / "file").write_text("")
+    own = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home" / "cache")}
+    answers = [python(STEP, installation, **own) for _ in range(2)]
+    assert [answer[1:] for answer in answers] == [["0", "1"], ["1", "0"]]
+    homeless = python(STEP, installation, HOME=nowhere, XDG_CACHE_HOME=nowhere)
+    assert homeless[0] == answers[0][0]
+    assert not list(installation.rglob("*.nbi"))
+
+
+# Threads
+
+AGREE = """
+    import numba, numpy as np
+    from mlpkit.network import Network
+    from mlpkit.optim import Adam
+    from mlpkit import engines, train
+    def losses(name, threads):
+        engine = engines.load(name)
+        network = Network(engine, (20, 16, 16, 10))
+        optimizer, rng = Adam(network), np.random.default_rng(0)
+        step = getattr(engine, "train_step", train.train_step)
+        found = []
+        for n in (1, 2, 3, 7, 32, 33, 64):
+            numba.set_num_threads(min(threads, n))
+            x, y = rng.normal(size=(n, 20)).astype(np.float32), rng.integers(10, size=n)
+            found.append(float(step(network, optimizer, x, y)))
+        return found
+    threads = numba.config.NUMBA_NUM_THREADS
+    for name in ("numba_parallel", "numba_step"):
+        np.testing.assert_allclose(losses(name, threads), losses("numpy_baseline", 1), rtol=1e-5)
+    print(threads, numba.threading_layer())
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "5"])
+def test_any_number_of_threads_on_any_number_of_cores(threads):
+    assert python(AGREE, NUMBA_NUM_THREADS=threads)[0] == threads
+
+
+def test_the_layer_that_numba_brings_along_is_enough():
+    assert python(AGREE, NUMBA_NUM_THREADS="2", NUMBA_THREADING_LAYER="workqueue")[1] == "workqueue"
+
+
+INTERRUPTED = """
+    import os, signal, threading, numpy as np
+    from mlpkit.engines import _gemm
+    a = np.ones((1500, 1500), np.float32)
+    out = np.empty_like(a)
+    _gemm.matmul(a[:8, :8], a[:8, :8], out[:8, :8])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        while True:
+            _gemm.matmul(a, a, out)
+    except KeyboardInterrupt:
+        print("interrupted")
+    out[:] = 0
+    _gemm.matmul(a, a, out)
+    print((out == 1500).all())
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGINT") or sys.platform == "win32", reason="needs POSIX signals")
+@pytest.mark.parametrize("layer", ["omp", "workqueue"])
+def test_an_interrupted_parallel_loop_leaves_the_threads_fit_for_work(layer):
+    try:
+        answer = python(INTERRUPTED, NUMBA_NUM_THREADS="2", NUMBA_THREADING_LAYER=layer)
+    except AssertionError as error:
+        if "No threading layer could be loaded" in str(error):
+            pytest.skip(f"Numba has no {layer} layer here")
+        raise
+    assert answer == ["interrupted", "True"]
+
+
+def test_an_interrupted_training_keeps_what_it_has():
+    script = """
+        import os, signal, threading, numpy as np
+        from mlpkit.network import Network
+        from mlpkit.optim import SGD
+        from mlpkit.train import fit
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        rng = np.random.default_rng(0)
+        train = rng.normal(size=(3000, 20)).astype(np.float32), rng.integers(10, size=3000)
+        network = Network("numba_step", (20, 16, 10))
+        fit(network, SGD(network, 0.01), train, epochs=1)
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        history = fit(network, SGD(network, 0.01), train, epochs=10**6)
+        print(history.stopped, np.isfinite(history.loss).all())
+    """
+    assert python(script, NUMBA_NUM_THREADS="2") == ["interrupted", "True"]
