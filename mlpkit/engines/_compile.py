@@ -1,9 +1,9 @@
 """Compile functions with Numba, once for all processes: what every Numba engine stands on.
 
-Numba keeps compiled code in a file whose name is made from the function's name alone, and throws it away when the
-function's own source file has changed. That is not enough here: the engines compile the same loops under different
-options, and a function has the code of those that it calls compiled into it. So the name that Numba sees also says for
-which engine, and from which version of all engines' sources, the code was made.
+Numba keeps compiled code in files whose names are made from the function's own file, name and line, and throws it away
+when that file has changed. That is not enough here: the engines compile the same loops under different options, and a
+function has the code of those that it calls compiled into it. So the name that Numba sees also says for which engine,
+and from which version of all engines' sources, the code was made. (Files of older versions stay: `make clean`.)
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""Loops that do in one pass over memory what NumPy does in several: each number is read once and written once.
+"""Loops that do in one pass over memory what NumPy does in several: each number comes from memory and goes back once.
 
 Settings are converted to the arrays' dtype first: one float64 among float32 numbers would make all of the arithmetic
-float64, with half as many numbers in a vector register. What is written to an array and needed again is kept in a local
-name: the compiler can't know that the arrays don't overlap, and would have to read it back.
+float64, with half as many numbers in a vector register. What is written to one array and needed after another has been
+written is kept in a local name: for all that the compiler knows the arrays overlap, and it would read it again.
 """
 
 import math
@@ -49,8 +49,9 @@ def cross_entropy(z, b, labels, n):
             z[i, j] = math.exp(z[i, j] - largest)
             total += z[i, j]
         loss += math.log(total) - (right - largest)
+        scale = z.dtype.type(1 / (total * n))
         for j in range(z.shape[1]):
-            z[i, j] /= total * n
+            z[i, j] *= scale
         z[i, labels[i]] -= z.dtype.type(1 / n)
     return loss / n
 
@@ -93,18 +94,20 @@ def momentum_update(theta, grad, velocity, lr, momentum):
 def nesterov_update(theta, grad, velocity, lr, momentum):
     lr, momentum = theta.dtype.type(lr), theta.dtype.type(momentum)
     for i in prange(len(theta)):
-        faster = momentum * velocity[i] + grad[i]
+        g = grad[i]
+        faster = momentum * velocity[i] + g
         velocity[i] = faster
-        theta[i] -= lr * (grad[i] + momentum * faster)
+        theta[i] -= lr * (g + momentum * faster)
 
 
 def rmsprop_update(theta, grad, s, lr, rho, eps):
     number = theta.dtype.type
     lr, rest, rho, eps = number(lr), number(1 - rho), number(rho), number(eps)
     for i in prange(len(theta)):
-        mean_square = rho * s[i] + rest * grad[i] ** 2
+        g = grad[i]
+        mean_square = rho * s[i] + rest * g * g
         s[i] = mean_square
-        theta[i] -= lr * grad[i] / (math.sqrt(mean_square) + eps)
+        theta[i] -= lr * g / (math.sqrt(mean_square) + eps)
 
 
 def adam_update(theta, grad, m, v, t, lr, beta1, beta2, eps):

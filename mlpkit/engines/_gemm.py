@@ -1,8 +1,9 @@
-"""A matrix product in Numba, blocked for registers and cache, after Goto and van de Geijn (2008).
+"""A matrix product in Numba, blocked for registers and cache.
 
 The result is made in tiles of ROWS rows and as many columns as a vector register holds; a tile's totals stay in
 registers. The tiles above each other are a panel: they use the same columns of b, which are copied to where they lie
-together and stay in the cache. With few rows above each other the copy does not pay: b is read in place, if it can be.
+together and stay in a near cache. Both are ideas of Goto and van de Geijn (2008), who also copy blocks of a, which this
+product reads in place. With few rows above each other the copy does not pay: b is read in place too, if it can be.
 """
 
 import numpy as np
@@ -15,11 +16,11 @@ DEPTH = 1024  # rows of b that are copied at a time
 HEIGHT = 1024  # rows of a panel; with fewer, b is read in place
 
 
-@compiled(__name__, parallel=True)
+@compiled(__name__, parallel=True, nogil=True)
 def matmul(a, b, out):
-    """Write the product of a (n, k) and b (k, m) into out (n, m), on all cores. All float32 or all float64.
+    """Write the product of a (n, k) and b (k, m) into out (n, m), on all cores; k is at least 1.
 
-    The arrays may lie in memory in any way; out must not overlap with a or b.
+    The arrays, all float32 or all float64, may have any strides; out must not overlap with a or b.
     """
     width = BYTES // out.itemsize
     above = (len(a) + HEIGHT - 1) // HEIGHT
@@ -41,15 +42,16 @@ def multiply(a, b, out):
 def multiply_panel(a, b, left, out):
     """Write those columns of the product that a register holds, from `left` on, into out."""
     n, size, width = len(a), out.itemsize, BYTES // out.itemsize
-    columns = np.empty((min(len(b), DEPTH), width), out.dtype)
-    rest = np.zeros((ROWS, len(columns)), out.dtype)  # the last rows of a, where they do not fill a tile
-    corner = np.empty((ROWS, width), out.dtype)  # a tile for which out has no room, or not in one place
     whole = left + width <= out.shape[1] and out.strides[1] == size
+    in_place = n < HEIGHT and whole and b.strides[1] == size
+    columns = np.empty((0 if in_place else min(len(b), DEPTH), width), out.dtype)
+    rest = np.zeros((ROWS if n % ROWS else 0, min(len(b), DEPTH)), out.dtype)  # rows of a that do not fill a tile
+    corner = np.empty((ROWS, width), out.dtype)  # a tile for which out has no room, or not in one place
     for k in range(0, len(b), DEPTH):
         depth = min(DEPTH, len(b) - k)
         rest[: n % ROWS, :depth] = a[n - n % ROWS :, k : k + depth]
         b_at, b_row = b.ctypes.data + k * b.strides[0] + left * size, b.strides[0]
-        if n >= HEIGHT or not whole or b.strides[1] != size:
+        if not in_place:
             copy_columns(b[k : k + depth], left, columns)
             b_at, b_row = columns.ctypes.data, columns.strides[0]
         for i in range(0, n, ROWS):

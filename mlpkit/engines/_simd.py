@@ -5,24 +5,25 @@ register and adds those of a third: a fused multiply-add. `fma` does nothing els
 does as much of a matrix product as the registers hold, and is the heart of `_gemm`.
 
 Both are Numba intrinsics: Python functions that write LLVM's intermediate language for vectors of a given length. LLVM
-turns it into the machine's own instructions: AVX-512, AVX2, NEON.
+turns it into the machine's own instructions, such as those of AVX-512, of AVX2 with FMA, or of NEON.
 """
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from ._compile import compiled
 
-_FEATURES = llvm.get_host_cpu_features()
-BYTES = 64 if _FEATURES.get("avx512f") else 32 if _FEATURES.get("avx2") else 16  # of a vector register
+_MACHINE, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()  # that Numba compiles for
+BYTES = 64 if "+avx512f" in _FEATURES else 32 if "+avx2" in _FEATURES else 16  # of a vector register
 LANES = BYTES // 4  # float32 numbers in a register; half as many are float64
-ROWS = 8  # of a tile: 8 accumulators hide the latency of a multiply-add (4 cycles, two a cycle at best)
+REGISTERS = 32 if BYTES == 64 or "aarch64" in _MACHINE or "arm64" in _MACHINE else 16
+ROWS = 8  # of a tile: totals for a multiply-add of 4 cycles' latency in two units, which leave registers for a and b
 
-CHAINS = 16
+CHAINS = REGISTERS * 3 // 4  # of multiply-adds that wait for each other in `fma`: enough for any latency
 FMA_FLOPS = 2 * CHAINS * LANES  # floating point operations of one step of `fma`
 
 _INDEX = ir.IntType(64)
@@ -78,7 +79,8 @@ def _fma(typingctx, steps, factor):
         vector = ir.VectorType(ir.FloatType(), LANES)
         fma = _declare_fma(builder, vector, types.float32)
         factors = _everywhere(builder, vector, factor)
-        totals = [cgutils.alloca_once_value(builder, ir.Constant(vector, [float(c)] * LANES)) for c in range(CHAINS)]
+        starts = [ir.Constant(vector, [float(2 + c)] * LANES) for c in range(CHAINS)]  # 1 would stay 1: LLVM sees that
+        totals = [cgutils.alloca_once_value(builder, start) for start in starts]
         with cgutils.for_range(builder, steps):
             for total in totals:
                 builder.store(builder.call(fma, [builder.load(total), factors, factors]), total)
@@ -91,7 +93,7 @@ def _fma(typingctx, steps, factor):
 
 
 def _declare_fma(builder, vector, kind):
-    name = f"llvm.fma.v{vector.count}f{kind.bitwidth}"
+    name = f"llvm.fmuladd.v{vector.count}f{kind.bitwidth}"  # one instruction where the machine has it, else two
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
 
 

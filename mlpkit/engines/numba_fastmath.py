@@ -1,4 +1,4 @@
-"""The loops of `numba_parallel`, compiled with leave to reorder sums, without which no sum can use vectors."""
+"""The loops of `numba_parallel`, compiled with leave to reorder: else a loop that adds up can't use vectors."""
 
 from ._compile import FASTMATH, compile_loops
 from .python_loops import *

@@ -1,12 +1,14 @@
 """Each does what it does best: BLAS multiplies matrices, and Numba all that lies between, in as few passes as it can.
 
-The compiled loops run on one core: BLAS keeps threads of its own waiting on the others.
+The compiled loops run on one core: OpenBLAS keeps threads of its own waiting on the others.
 """
 
 import numpy as np
 
+from ..checks import check_batch
 from . import _fused
 from ._compile import FASTMATH, compile_loops
+from .numba_serial import check_labels
 from .numpy_baseline import *
 
 fused = compile_loops(__name__, _fused, fastmath=FASTMATH, error_model="numpy")
@@ -19,7 +21,9 @@ adam_update = fused.adam_update
 
 
 def train_step(network, optimizer, x, labels):
-    """Take one step; see `train.train_step`."""
+    """Take one step; see `train.train_step`. Raises for a batch that does not fit the network."""
+    check_batch(x, network.sizes[0], network.dtype)
+    check_labels(labels, len(x), network.sizes[-1])
     *hidden, last = network.layers[::2]
     inputs = [x]
     for layer in hidden:

@@ -1,4 +1,8 @@
-"""The loops of `python_loops`, compiled by Numba for all cores: the turns of each `prange` are shared out."""
+"""The loops of `python_loops`, compiled by Numba for all cores: the turns of each `prange` are shared out.
+
+Numba's threads serve one Python thread at a time where its only layer is "workqueue" (Numba's documentation, "The
+Threading Layers"): two that train at once would end the process.
+"""
 
 from ._compile import compile_loops
 from .python_loops import *

@@ -1,6 +1,7 @@
 """A whole step in a few calls of compiled code, each shared out among all cores; matrix products are those of `_gemm`.
 
-Of the batch, each core has a share; of the gradient and its update, each has a part: see `_step`.
+Of the batch, each core has a share; of the gradient and its update, each has a part: see `_step`. It may be
+for one Python thread at a time only: see `numba_parallel`.
 """
 
 from weakref import WeakKeyDictionary
@@ -8,9 +9,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numba import get_num_threads
 
+from ..checks import check_batch
 from . import _fused, _gemm, _step
 from ._compile import FASTMATH, compile_loops
 from .numba_blocked import *
+from .numba_serial import check_labels
 
 _FAST = {"fastmath": FASTMATH, "error_model": "numpy"}
 fused = compile_loops(__name__, _fused, parallel=True, **_FAST)
@@ -28,7 +31,9 @@ _buffers: WeakKeyDictionary = WeakKeyDictionary()  # of each network
 
 
 def train_step(network, optimizer, x, labels):
-    """Take one step; see `train.train_step`."""
+    """Take one step; see `train.train_step`. Raises for a batch that does not fit the network."""
+    check_batch(x, network.sizes[0], network.dtype)
+    check_labels(labels, len(x), network.sizes[-1])
     threads = get_num_threads()
     activations, gradients, losses = _buffers_for(network, len(x), threads)
     step.backpropagate(x, labels, network.theta, network.sizes, activations, gradients, losses)
@@ -38,9 +43,14 @@ def train_step(network, optimizer, x, labels):
 
 
 def _buffers_for(network, n, threads):
+    """Return arrays for activations, gradients `dz` and losses, the same ones as for the last batch of that size."""
     kept = _buffers.setdefault(network, {})
     if (n, threads) not in kept:
-        layers = [np.empty((n, features), network.dtype) for features in 2 * network.sizes[1:]]
-        half = len(layers) // 2
-        kept[n, threads] = tuple(layers[:half]), tuple(layers[half:]), np.empty(min(threads, n))
+        if len(kept) > 1:  # an epoch has two sizes of batches, the last one's and that of all others
+            kept.clear()
+        *hidden, classes = network.sizes[1:]
+        activations = [np.empty((n, features), network.dtype) for features in hidden]
+        nothing = np.empty((0, classes), network.dtype)  # Numba can't tell what an empty tuple would hold
+        gradients = [np.empty((n, features), network.dtype) for features in (*hidden, classes)]
+        kept[n, threads] = (*activations, nothing), tuple(gradients), np.empty(min(threads, n))
     return kept[n, threads]

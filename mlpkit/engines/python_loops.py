@@ -1,8 +1,7 @@
 """Loops over single array elements, run by the Python interpreter: what NumPy does, spelled out, and much slower.
 
-Each function computes what its namesake in `numpy_baseline`, or in NumPy, does. Only ideas that a compiler for
-numerical Python understands are used (scalars, indexing, `range`), so the same functions can be compiled as they stand:
-that is what the engines `numba_serial`, `numba_parallel` and `numba_fastmath` are.
+Each function computes what its namesake in `numpy_baseline` or in NumPy does, where it has one. Only ideas are used that a
+compiler for numerical Python understands (scalars, indexing, `range`), so they can be compiled as they stand: that is what the engines `numba_serial`, `numba_parallel` and `numba_fastmath` are.
 """
 
 import math
@@ -120,13 +119,23 @@ def softmax(z):
     return p
 
 
+def check_labels(labels, n, classes):
+    """Raise unless there are n labels from 0 to classes - 1: a compiled loop would read and write beyond its arrays."""
+    if len(labels) != n:
+        raise ValueError("there must be one label for each row.")
+    for i in range(n):
+        if not 0 <= labels[i] < classes:
+            raise IndexError("labels must be from 0 to the number of classes less 1.")
+
+
 def softmax_cross_entropy(z, labels):
-    n = z.shape[0]
+    n, classes = z.shape
+    check_labels(labels, n, classes)
     z, dz, losses = shift(z), softmax(z), zeros(n, np.float64)
     for i in prange(n):
         losses[i] = log_sum_exp(z[i]) - z[i, labels[i]]
         dz[i, labels[i]] -= 1
-        for j in range(z.shape[1]):
+        for j in range(classes):
             dz[i, j] /= n
     return mean(losses), dz
 
