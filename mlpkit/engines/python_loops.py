@@ -1,7 +1,8 @@
 """Loops over single array elements, run by the Python interpreter: what NumPy does, spelled out, and much slower.
 
-Each function computes what its namesake in `numpy_baseline` or in NumPy does, where it has one. Only ideas are used that a
-compiler for numerical Python understands (scalars, indexing, `range`), so they can be compiled as they stand: that is what the engines `numba_serial`, `numba_parallel` and `numba_fastmath` are.
+Each function computes what its namesake in `numpy_baseline` or in NumPy does, where it has one. Only ideas are used
+that a compiler for numerical Python understands (scalars, indexing, `range`), so that they can be compiled as they
+stand: this gives the engines `numba_serial`, `numba_parallel` and `numba_fastmath`.
 """
 
 import math
