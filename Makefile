@@ -26,10 +26,12 @@ help:  ## list these targets
 run: $(READY)  ## time every engine this machine can run, train with the fast ones, print the table
 	@$(VENV_PYTHON) -m mlpkit bench
 
-# One BLAS thread: two that share a small product wait for each other, and on a busy machine for long.
+# One thread: several that share a small piece of work wait for each other, and on a busy machine for long.
+ONE_THREAD := OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1
+
 test: $(READY)  ## run all tests, the notebooks' stored outputs included
-	@OPENBLAS_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n 2 --dist loadfile tests
-	@OPENBLAS_NUM_THREADS=1 $(VENV_PYTHON) -m pytest --nbval notebooks
+	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest -n 2 --dist worksteal tests
+	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest --nbval notebooks
 
 lab: $(READY)  ## open the workbook in JupyterLab
 	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null

@@ -8,7 +8,21 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from . import agreement, bench, data, engines, experiments, machine, peers, results, roofline
+from . import (
+    agreement,
+    bench,
+    compiling,
+    data,
+    engines,
+    experiments,
+    machine,
+    matmuls,
+    passes,
+    peers,
+    results,
+    roofline,
+    sweep,
+)
 from .optim import BY_NAME
 from .recipe import SCHEDULES, Recipe
 from .train import Diverged
@@ -94,6 +108,22 @@ def _floor(options, **callbacks):
     roofline.run(data.load().train, **callbacks)
 
 
+def _sweep(options, **callbacks):
+    sweep.run(data.load().train, **callbacks)
+
+
+def _compile(options, **callbacks):
+    compiling.run(**callbacks)
+
+
+def _passes(options, **callbacks):
+    passes.run(data.load().train, **callbacks)
+
+
+def _matmul(options, **callbacks):
+    matmuls.run(**callbacks)
+
+
 def _trainings(name, options, **callbacks):
     experiments.run(name, data.load(), **callbacks)
 
@@ -103,6 +133,10 @@ EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its r
     "peers": (_peers, peers.table),
     "agreement": (_agreement, agreement.table),
     "floor": (_floor, roofline.table),
+    "matmul": (_matmul, matmuls.table),
+    "passes": (_passes, passes.table),
+    "sweep": (_sweep, sweep.table),
+    "compile": (_compile, compiling.table),
     **{name: (partial(_trainings, name), experiments.table) for name in experiments.ALL},
 }
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from . import engines, results
+from . import engines, machine, results
 from .data import epoch_order
 from .train import train_step
 
@@ -18,7 +18,6 @@ BASELINE = "numpy_baseline"
 GATE_STEPS = 20
 GATE_ROWS = 4  # the batch of the gate: small, so that an engine of plain Python passes it in seconds
 RTOL = 2e-4  # of the gate's losses, in float32
-SETTLE = 0.03  # seconds of steps before each sample
 
 
 class GateError(AssertionError):
@@ -40,7 +39,7 @@ class Timing:
 
 
 USUAL = Timing()
-THOROUGH = Timing(rounds=30, patience=60.0)  # for a record that is published
+THOROUGH = Timing(rounds=30, patience=20.0)  # for a record that is published
 
 
 class Stepper:
@@ -127,17 +126,9 @@ def time_in_rounds(record, steppers, timing, save, progress):
                 progress(f"timing {name}")
                 run = _run(record, name)
                 run["steps_a_sample"] = steps
-                settle(steppers[name], steps // 2)
+                machine.rest()  # else the threads of the engine before would take a core from this one
                 run["samples_us"].append(steppers[name].take(steps)[0] * 1e6)
                 save(record)
-
-
-def settle(stepper, steps):
-    """Take steps until the threads of other engines, which wait for work a while, are asleep; at most `steps`."""
-    end = time.perf_counter() + SETTLE
-    while steps > 0 and time.perf_counter() < end:
-        stepper.take(1)
-        steps -= 1
 
 
 def _plan(stepper, timing):

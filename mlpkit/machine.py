@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np  # before threadpoolctl looks: it sees only the libraries that are loaded
 from threadpoolctl import threadpool_info
@@ -82,6 +83,20 @@ def busy():
     if waiting < cores() / 2:
         return None
     return f"this machine is busy (load {waiting} on {cores()} cores): times will come out too long"
+
+
+def rest(longest=0.3, look_every=0.002):
+    """Wait until no thread of this process computes or spins, at most `longest` seconds.
+
+    The threads of OpenBLAS and of OpenMP wait for more work with open eyes: for some time after their last work they
+    take a core from whoever is measured next.
+    """
+    end = time.perf_counter() + longest
+    while time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(look_every)
+        if time.process_time() - before < look_every / 4:
+            return
 
 
 def version(library):

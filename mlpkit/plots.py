@@ -173,6 +173,25 @@ def roofline(groups, peak, bandwidths, title="", x=(0.03, 300), y=(0.001, 1000))
     return figure
 
 
+def lanes(rows, xlabel):
+    """Show who works when: rows[lane] is a list of (label, begin, end); the first lane on top.
+
+    Bars of the same label have the same colour, in all lanes.
+    """
+    figure, place = axes(9, 1.5 + 0.42 * len(rows))
+    labels = dict.fromkeys(label for spans in rows.values() for label, *_ in spans)
+    for label, colour in zip(labels, COLOURS, strict=False):
+        for row, spans in enumerate(rows.values()):
+            parts = [(begin, end - begin) for name, begin, end in spans if name == label]
+            place.broken_barh(parts, (row - 0.38, 0.76), facecolors=colour, edgecolor="white", linewidth=0.3)
+        place.plot([], [], "s", color=colour, label=label)
+    place.set(xlabel=xlabel, yticks=range(len(rows)), yticklabels=list(rows))
+    place.invert_yaxis()
+    place.grid(axis="y", visible=False)
+    figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=10)
+    return figure
+
+
 def half_planes(X, y, path=(), marked=(), title=""):
     """Show points (n, 2) of the classes y = -1 and +1, and the line `w[0] x1 + w[1] x2 + w[2] = 0` of each w in `path`.
 

@@ -12,7 +12,7 @@ import pytest
 from shared import blobs, dataset
 
 from mlpkit import __main__ as cli
-from mlpkit import bench, data, engines, experiments, machine, peers, results, roofline
+from mlpkit import bench, compiling, data, engines, experiments, machine, passes, peers, results, roofline, sweep
 from mlpkit.network import Network
 from mlpkit.recipe import Recipe
 
@@ -184,7 +184,7 @@ def test_bench_shows_the_table_and_keeps_the_record(small, folder, monkeypatch, 
     assert len(record["runs"][0]["samples_us"]) == 2
 
 
-@pytest.mark.parametrize("experiment", ["engines", "peers", "floor", *experiments.ALL])
+@pytest.mark.parametrize("experiment", ["engines", "peers", "floor", "passes", "sweep", "compile", *experiments.ALL])
 def test_every_experiment_is_run_shown_and_kept(experiment, small, folder, monkeypatch, capsys):
     said = []
 
@@ -195,8 +195,10 @@ def test_every_experiment_is_run_shown_and_kept(experiment, small, folder, monke
         said.append(arguments)
         return record
 
-    for module, function in ((bench, "compare"), (peers, "compare"), (roofline, "run"), (experiments, "run")):
-        monkeypatch.setattr(module, function, measure)
+    for module in (bench, peers):
+        monkeypatch.setattr(module, "compare", measure)
+    for module in (roofline, passes, sweep, compiling, experiments):
+        monkeypatch.setattr(module, "run", measure)
     assert cli.main(["bench", experiment]) == 0
     assert len(said) == 1
     assert (folder / "mine" / f"{experiment}.json").exists()

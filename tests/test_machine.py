@@ -3,8 +3,11 @@
 import builtins
 import json
 import sys
+import threading
+import time
 import types
 
+import numpy as np
 import pytest
 from shared import one_sentence
 
@@ -154,3 +157,21 @@ def check_advice(advice):
     one_sentence(found["why_not"], advice)
     assert advice in machine.doctor()
     json.dumps(machine.describe())
+
+
+def test_rest_waits_for_a_thread_that_spins_and_not_for_long():
+    def spin(seconds):
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            np.ones(100_000).sum()  # without the interpreter's lock most of the time
+
+    spinning = threading.Thread(target=spin, args=(0.4,))
+    spinning.start()
+    machine.rest(longest=10.0, look_every=0.1)
+    assert not spinning.is_alive()
+    spinning = threading.Thread(target=spin, args=(0.5,))
+    spinning.start()
+    start = time.perf_counter()
+    machine.rest(longest=0.05, look_every=0.02)
+    assert time.perf_counter() - start < 0.4
+    spinning.join()

@@ -43,6 +43,7 @@ FIGURES = {
     "seeds": lambda: plots.seeds({"a": [0.97, 0.98], "b": [0.96]}, "accuracy (%)"),
     "half planes": lambda: plots.half_planes(np.c_[X, X**2], np.array([-1, 1, 1, -1, 1]), [np.ones(3)], [0]),
     "roofline": lambda: plots.roofline({"a": [(0, 10, 1.0), (2e6, 1e5, 9.0)]}, 100, {"memory": 20, "cache": 90}, "t"),
+    "lanes": lambda: plots.lanes({"core 1": [("a", 0, 1), ("b", 1, 3)], "core 2": [("a", 0, 1.5)]}, "t (µs)"),
     "confusion": lambda: plots.confusion(np.arange(9).reshape(3, 3), ("a", "b", "c")),
 }
 

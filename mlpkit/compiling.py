@@ -1,0 +1,85 @@
+"""How long does a reader wait for the compiler? The first step of each Numba engine, in processes of their own.
+
+A process that finds no compiled code must make it before its first step; it leaves the code on disk, and the next
+process only reads it. The record "compile" holds the times of both, and of a later step for comparison.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+from . import engines, results
+from .bench import Stepper
+from .recipe import Recipe
+
+NAMES = tuple(name for name in engines.NAMES if name.startswith("numba_"))
+CACHES = ("empty", "filled")
+
+
+def run(save=results.save, progress=print, names=NAMES, processes=2):
+    """Time the first step of each engine with an empty cache and with a filled one, and return the record.
+
+    processes: how many to start for each of both. save: is called with the record whenever something was added.
+    progress: is called with what is being done, a text.
+    """
+    record = results.new("compile", recipe=Recipe().to_dict(), processes=processes)
+    for name in names:
+        record["runs"] += [{"engine": name, "cache": cache, "samples_s": []} for cache in CACHES]
+    for turn in range(processes):
+        for name in names:
+            progress(f"{name}, turn {turn + 1} of {processes}")
+            with tempfile.TemporaryDirectory() as folder:
+                for case in results.runs(record, engine=name):
+                    case["samples_s"].append(in_a_new_process(name, folder))
+            save(record)
+    return record
+
+
+def in_a_new_process(name, cache):
+    """Return the seconds that `first_steps` finds for the engine `name`, with `cache` for Numba's folder."""
+    command = [sys.executable, "-m", __name__, name]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=results.ROOT)
+    return json.loads(done.stdout)
+
+
+def first_steps(name):
+    """Return the seconds of importing the engine (with Numba), of its first step and of a later one.
+
+    Of the images only their number matters here: they are made up.
+    """
+    rng = np.random.default_rng(0)
+    train = rng.random((1000, 784), dtype=np.float32), rng.integers(10, size=1000)
+    start = time.perf_counter()
+    engines.load(name)
+    imported = time.perf_counter() - start
+    stepper = Stepper(name, Recipe(), train)
+    first, *later = (stepper.take(1)[0] for _ in range(4))
+    return {"import": imported, "first": first, "later": min(later)}
+
+
+def median_s(record, engine, cache, what="first"):
+    """Return the median over the processes, in seconds. what: "import", "first" or "later"."""
+    (case,) = results.runs(record, engine=engine, cache=cache)
+    return float(np.median([sample[what] for sample in case["samples_s"]]))
+
+
+def table(record):
+    """Return the record as a table for the terminal."""
+    lines = [f"{'seconds of the first step':<28}{'cache empty':>12}{'filled':>10}{'later step':>12}"]
+    for case in results.runs(record, cache=CACHES[0]):
+        name = case["engine"]
+        if case["samples_s"]:
+            times = [median_s(record, name, cache) for cache in CACHES]
+            later = median_s(record, name, CACHES[1], "later")
+            lines += [f"{name:<28}{times[0]:>12.2f}{times[1]:>10.3f}{later:>12.5f}"]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(json.dumps(first_steps(sys.argv[1])))
