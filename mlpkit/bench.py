@@ -126,7 +126,8 @@ def time_in_rounds(record, steppers, timing, save, progress):
                 progress(f"timing {name}")
                 run = _run(record, name)
                 run["steps_a_sample"] = steps
-                machine.rest()  # else the threads of the engine before would take a core from this one
+                if steps > 1:
+                    machine.settle(steppers[name].take_one)
                 run["samples_us"].append(steppers[name].take(steps)[0] * 1e6)
                 save(record)
 

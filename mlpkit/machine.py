@@ -99,6 +99,18 @@ def rest(longest=0.3, look_every=0.002):
             return
 
 
+def settle(call, seconds=0.1):
+    """Wait until other threads are at rest, then call again and again for so long: before several cores are timed.
+
+    Threads that wake together may wake on one core, and it takes the system some time to part them.
+    """
+    rest()
+    end = time.perf_counter() + seconds
+    call()
+    while time.perf_counter() < end:
+        call()
+
+
 def version(library):
     """Return the installed version of a library, None where it is not installed."""
     try:

@@ -27,7 +27,7 @@ import numpy as np
 from numba import njit
 from threadpoolctl import threadpool_limits
 
-from . import results, roofline
+from . import machine, results, roofline
 from .bench import Stepper, median_us
 from .data import load
 from .engines import _fused, _gemm, numba_hybrid, numba_step, numpy_baseline
@@ -56,7 +56,7 @@ class Plan:
     sample_seconds: float = 0.002
     sizes: tuple[int, ...] = (1_000, 10_000, 100_000, PARAMETERS, 1_000_000, 10_000_000)
     batch_sizes: tuple[int, ...] = (64, 128)
-    settle: float = 0.04
+    settle: float = 0.1
     turns: int = 10
     steps: int = 6
     busy: int = 15
@@ -355,10 +355,10 @@ def _in_turns(calls, plan, settle=0.0):
 
 
 def _repeat(call, seconds):
-    """Call once, and again until so many seconds are over."""
-    end = time.perf_counter() + seconds
-    call()
-    while time.perf_counter() < end:
+    """Call once, or, before several cores are timed, again and again for so many seconds: see `machine.settle`."""
+    if seconds:
+        machine.settle(call, seconds)
+    else:
         call()
 
 

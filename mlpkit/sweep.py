@@ -31,6 +31,9 @@ NAMES = (
 )
 
 
+SETTLE = 0.06  # seconds of steps before a sample on several cores
+
+
 @dataclass(frozen=True)
 class Plan:
     """What to measure, and how long to take over it.
@@ -44,7 +47,7 @@ class Plan:
     batch_sizes: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 1024, 4096)
     widths: tuple[int, ...] = (32, 64, 128, 256, 512, 1024)
     threads: tuple[int, ...] | None = None
-    rounds: int = 5
+    rounds: int = 3
     sample_seconds: float = 0.01
     patience: float = 0.25
     longest: float = 4.0
@@ -165,7 +168,8 @@ def _start(case, stepper, plan):
 def _sample(case, stepper):
     with _turn(case):
         if case["steps_a_sample"] > 1:
-            stepper.take(1)  # wakes the threads, and brings this engine's network back into the cache
+            # Wakes the threads, and brings this engine's network back into the cache.
+            machine.settle(stepper.take_one, SETTLE if case["threads"] > 1 else 0.0)
         seconds, losses = stepper.take(case["steps_a_sample"])
     if np.isfinite(losses).all():
         case["samples_us"].append(seconds * 1e6)

@@ -159,6 +159,17 @@ def check_advice(advice):
     json.dumps(machine.describe())
 
 
+def test_settling_calls_for_as_long_as_it_is_told():
+    calls = []
+    start = time.perf_counter()
+    machine.settle(lambda: calls.append(time.perf_counter()), 0.05)
+    assert calls[-1] - calls[0] > 0.04
+    assert time.perf_counter() - start < 2
+    calls.clear()
+    machine.settle(lambda: calls.append(0), 0.0)
+    assert calls == [0]
+
+
 def test_rest_waits_for_a_thread_that_spins_and_not_for_long():
     def spin(seconds):
         end = time.perf_counter() + seconds

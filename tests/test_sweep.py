@@ -118,7 +118,7 @@ def test_a_slow_case_takes_one_sample_and_no_more(monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_gives_no_time(monkeypatch):
-    stepper = SimpleNamespace(take=lambda steps: (1e-4, np.full(steps, np.nan)))
+    stepper = SimpleNamespace(take=lambda steps: (1e-4, np.full(steps, np.nan)), take_one=lambda: None)
     monkeypatch.setattr(sweep, "Stepper", lambda *arguments: stepper)
     monkeypatch.setattr(sweep, "gate", lambda *arguments: None)
     record = run()

@@ -22,6 +22,7 @@ def matmul(a, b, out):
 
     The arrays, all float32 or all float64, may have any strides; out must not overlap with a or b.
     """
+    a, b, out = a[::1, ::1], b[::1, ::1], out[::1, ::1]  # arrays of any strides: compiled once for all of them
     width = BYTES // out.itemsize
     above = (len(a) + HEIGHT - 1) // HEIGHT
     for panel in prange(above * ((out.shape[1] + width - 1) // width)):
@@ -32,6 +33,7 @@ def matmul(a, b, out):
 @compiled(__name__, nogil=True)
 def multiply(a, b, out):
     """Do what `matmul` does, on one core."""
+    a, b, out = a[::1, ::1], b[::1, ::1], out[::1, ::1]
     width = BYTES // out.itemsize
     for left in range(0, out.shape[1], width):
         for top in range(0, len(a), HEIGHT):
@@ -49,7 +51,9 @@ def multiply_panel(a, b, left, out):
     corner = np.empty((ROWS, width), out.dtype)  # a tile for which out has no room, or not in one place
     for k in range(0, len(b), DEPTH):
         depth = min(DEPTH, len(b) - k)
-        rest[: n % ROWS, :depth] = a[n - n % ROWS :, k : k + depth]
+        for i in range(n % ROWS):
+            for j in range(depth):
+                rest[i, j] = a[n - n % ROWS + i, k + j]
         b_at, b_row = b.ctypes.data + k * b.strides[0] + left * size, b.strides[0]
         if not in_place:
             copy_columns(b[k : k + depth], left, columns)
@@ -72,12 +76,15 @@ def copy_columns(b, left, columns):
     width = min(columns.shape[1], b.shape[1] - left)
     if b.strides[1] == b.itemsize:
         for k in range(len(b)):
-            columns[k, :width] = b[k, left : left + width]
+            for j in range(width):
+                columns[k, j] = b[k, left + j]
     else:
         for j in range(width):
             for k in range(len(b)):
                 columns[k, j] = b[k, left + j]
-    columns[:, width:] = 0
+    for k in range(len(b)):
+        for j in range(width, columns.shape[1]):
+            columns[k, j] = 0
 
 
 @compiled(__name__, nogil=True)
