@@ -1,0 +1,112 @@
+"""CUDA C, one idea a file, and what turns a file into something that Python can launch.
+
+A kernel's sizes that are known before it runs (tile edges, layer widths) are macros: `load("tiles", TILE=32)` compiles
+`tiles.cu` with `-DTILE=32`. NVRTC, the compiler that comes with CuPy's CUDA libraries, needs no GPU: `resources`
+compiles for a chip that need not be here, and asks `ptxas` what the code takes there.
+"""
+
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+OPTIONS = ("-std=c++17", "-default-device")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a kernel takes: registers a thread, bytes of shared memory a block, and bytes a thread spilled to memory."""
+
+    registers: int
+    shared_bytes: int
+    spilled_bytes: int
+
+
+def source(name):
+    """Return the CUDA C of the file `<name>.cu`. Raises ValueError where there is none."""
+    path = FOLDER / f"{name}.cu"
+    if not path.is_file():
+        raise ValueError(f"there is no kernel file {name!r}; the files are {', '.join(names())}.")
+    return path.read_text(encoding="utf-8")
+
+
+def names():
+    """Return the names of all kernel files."""
+    return sorted(path.stem for path in FOLDER.glob("*.cu"))
+
+
+@cache
+def load(name, **macros):
+    """Return the file `<name>.cu` as a `cupy.RawModule`, compiled for this GPU on first use, with macros defined."""
+    import cupy  # here, because a machine with no GPU can still read and check the sources
+
+    return cupy.RawModule(code=source(name), options=(*OPTIONS, *_definitions(macros)))
+
+
+def ptx(name, arch="sm_90", **macros):
+    """Return the assembly (PTX) of `<name>.cu` for a chip, such as "sm_90", from NVRTC: no GPU is needed.
+
+    Raises RuntimeError with the compiler's messages where the file is wrong.
+    """
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(source(name), f"{name}.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (*OPTIONS, f"-arch={arch.replace('sm', 'compute')}", *_definitions(macros)))
+        return nvrtc.getPTX(program).decode()
+    except nvrtc.NVRTCError as error:
+        raise RuntimeError(f"{name}.cu does not compile for {arch}:\n{nvrtc.getProgramLog(program)}") from error
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def resources(name, arch="sm_90", **macros):
+    """Return the `Resources` of each kernel in `<name>.cu` on a chip, a dict by the kernel's name in the PTX.
+
+    Raises FileNotFoundError where `ptxas` is not installed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "code.ptx"
+        path.write_text(ptx(name, arch, **macros))
+        command = [ptxas(), "-v", f"-arch={arch}", str(path), "-o", f"{folder}/code.cubin"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return dict(_read_report(said))
+
+
+def ptxas():
+    """Return the path of the assembler `ptxas`, as a wheel or a CUDA installation brings it."""
+    for package in ("nvidia.cuda_nvcc", "nvidia.cu13"):
+        for place in _places(package):
+            if (place / "bin" / "ptxas").is_file():
+                return str(place / "bin" / "ptxas")
+    found = shutil.which("ptxas")
+    if found is None:
+        raise FileNotFoundError("ptxas is not installed: pip install nvidia-cuda-nvcc-cu12")
+    return found
+
+
+def _places(package):
+    try:
+        found = find_spec(package)
+    except ModuleNotFoundError:
+        return []
+    return [Path(place) for place in found.submodule_search_locations or ()] if found else []
+
+
+def _definitions(macros):
+    return [f"-D{name}={value}" for name, value in macros.items()]
+
+
+def _read_report(said):
+    """Yield (kernel, Resources) from what `ptxas -v` printed."""
+    for part in said.split("Compiling entry function '")[1:]:
+        numbers = [
+            int(found[1]) if (found := re.search(pattern, part)) else 0
+            for pattern in (r"Used (\d+) registers", r"(\d+) bytes smem", r"(\d+) bytes spill stores")
+        ]
+        yield part.partition("'")[0], Resources(*numbers)
