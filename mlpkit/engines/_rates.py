@@ -1,0 +1,34 @@
+"""What a kernel that updates the parameters itself must know of an optimizer."""
+
+import numpy as np
+
+from ..optim import SGD, Adam, AdamW
+
+KINDS = (SGD, Adam, AdamW)
+
+
+def check_optimizer(optimizer, engine):
+    """Raise ValueError unless the optimizer is one that these kernels know."""
+    if type(optimizer) not in KINDS:
+        names = ", ".join(kind.__name__ for kind in KINDS)
+        raise ValueError(f"{engine} knows the optimizers {names}, not {type(optimizer).__name__}: take another engine.")
+
+
+def rates(optimizer, steps):
+    """Return an array (steps, 3): the rate of each of the next steps, and 1 - beta^t for Adam's two betas, else 1."""
+    t = optimizer.steps + np.arange(steps)
+    table = np.ones((steps, 3))
+    table[:, 0] = [optimizer.schedule(step) for step in t.tolist()]
+    if optimizer.state:
+        table[:, 1:] -= np.array([optimizer.beta1, optimizer.beta2]) ** (t[:, None] + 1.0)
+    return table
+
+
+def settings(optimizer, rates):
+    """Return the kernels' last arguments: m, v, the rates, beta1, beta2, eps, L2 penalty, shrinking of the weights."""
+    real = optimizer.network.dtype.type
+    decay = optimizer.weight_decay
+    decays = (0.0, decay) if isinstance(optimizer, AdamW) else (decay, 0.0)
+    betas = (optimizer.beta1, optimizer.beta2, optimizer.eps) if optimizer.state else (0.0, 0.0, 0.0)
+    state = (optimizer.state["m"], optimizer.state["v"]) if optimizer.state else (0, 0)
+    return *state, rates, *map(real, (*betas, *decays))

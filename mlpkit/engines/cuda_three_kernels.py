@@ -1,0 +1,94 @@
+"""A graph of three kernels a step: one for each time that a step has to wait for the whole batch.
+
+See `kernels/three_kernels.cu` for the kernels, and `_graph` for how steps are recorded and replayed.
+"""
+
+from itertools import pairwise
+from weakref import WeakKeyDictionary
+
+import cupy as cp
+import numpy as np
+
+from ..checks import check_batch, check_labels
+from ._cuda import C_TYPES, kernel
+from ._graph import _Epoch
+from ._rates import check_optimizer, rates, settings
+from .cupy_fused import *
+
+WARPS, ROWS, TILE, EDGE = 16, 2, (8, 16), 32  # as in three_kernels.cu
+
+_epochs: WeakKeyDictionary = WeakKeyDictionary()  # of each network: the last one
+
+
+def train_epoch(network, optimizer, X, y, order, batch_size):
+    """Train on the rows of X that `order` names; see `train`. X: as the network computes, or uint8 pixels.
+
+    Raises ValueError for an optimizer other than SGD, Adam and AdamW.
+    """
+    check_optimizer(optimizer, "cuda_three_kernels")
+    check_batch(X, network.sizes[0], network.dtype)
+    epoch = _epochs.get(network)
+    if epoch is None or not epoch.fits(optimizer, X, y, order, batch_size):
+        check_labels(y, len(X), network.sizes[-1])
+        epoch = _epochs[network] = _ThreeKernels(None, network, optimizer, X, y, order, batch_size)
+    return epoch.run(order, steps_a_graph=None)
+
+
+class _ThreeKernels(_Epoch):
+    """An epoch's steps (see `_graph`), each of them three kernels."""
+
+    def __init__(self, gradient, network, optimizer, X, y, order, batch_size):
+        super().__init__(gradient, network, optimizer, X, y, order, batch_size)
+        macros = {"PIXEL": C_TYPES[X.dtype], "SIZES": ",".join(map(str, network.sizes))}
+        self.kernels = [kernel("three_kernels", n, network.dtype, **macros) for n in ("first_layer", "rows", "update")]
+        self.shared_bytes = self.set_shared_bytes(network)
+        steps, outputs = len(self.losses), sum(network.sizes[1:])
+        self.steps = cp.zeros(2, np.int32)
+        self.rates = cp.empty((steps, 3))
+        self.row_losses = cp.empty((steps, batch_size), network.dtype)
+        self.outputs, self.gradients = (cp.empty(batch_size * outputs, network.dtype) for _ in range(2))
+
+    def set_shared_bytes(self, network):
+        """Return the bytes of shared memory that the first two kernels need, and allow them to ask for so much."""
+        widest, layers = max(network.sizes[1:]), len(network.sizes) - 1
+        numbers = max(network.sizes[0] * (TILE[0] + 4), 2 * WARPS * TILE[0] * TILE[1]), ROWS * widest * (2 * layers + WARPS)
+        found = [count * network.dtype.itemsize for count in numbers]
+        for function, size in zip(self.kernels[:2], found, strict=True):
+            function.max_dynamic_shared_size_bytes = size
+        return found
+
+    def run(self, order, steps_a_graph):
+        """Train on the examples in `order` and return the losses, one a step."""
+        full, rest = divmod(len(order), self.batch_size)
+        steps = full + (rest > 0)
+        self.order[: len(order)], self.steps[...] = order, 0
+        self.rates[:steps] = cp.asarray(rates(self.optimizer, steps))
+        if full:
+            self.graph(full, self.batch_size).launch()
+        if rest:
+            self.graph(1, rest).launch()
+        self.optimizer.steps += steps
+        return mean_losses(self.row_losses[:steps], rest)
+
+    def enqueue(self, n):
+        """Ask for one step: the kernels run when the GPU comes to them."""
+        first_layer, rows, update = self.kernels
+        network, sizes = self.network, self.network.sizes
+        batch = np.int32(self.batch_size), np.int32(n)
+        grid = -(-sizes[1] // TILE[1]), -(-n // TILE[0])
+        images = self.X, self.order, self.steps
+        first_layer(grid, (32 * WARPS,), (*images, *batch, network.theta, self.outputs), shared_mem=self.shared_bytes[0])
+        results = self.outputs, self.gradients, self.row_losses
+        arguments = self.y, self.order, self.steps, *batch, network.theta, *results
+        rows((-(-n // ROWS),), (32 * WARPS,), arguments, shared_mem=self.shared_bytes[1])
+        tiles = sum(-(-inputs // EDGE) * -(-columns // EDGE) for inputs, columns in pairwise(sizes))
+        arguments = *images, *batch, self.outputs, self.gradients, network.theta
+        update((tiles,), (EDGE * EDGE // 4,), (*arguments, *settings(self.optimizer, self.rates)))
+
+
+def mean_losses(row_losses, rest):
+    """Return the mean of each row (steps, batch size), the last one's over its first `rest` entries if there is a rest."""
+    losses = row_losses.mean(axis=1)
+    if rest:
+        losses[-1] = row_losses[-1, :rest].mean()
+    return losses

@@ -1,0 +1,263 @@
+// A training step in three kernels. Between them stands what must wait for a whole batch, and nothing else:
+//
+//   first_layer   a1 = relu(x W1 + b1): a block a tile of it; the examples are looked up on the way
+//   rows          the other layers, the loss, and back to dz1: a block takes a few examples all the way there and back,
+//                 and never needs to know what another block does
+//   update        every weight's gradient is a sum over the batch: a block a tile of one, used up as soon as it is there
+//
+// Arrays are (n, features), row after row; those of several layers follow each other. SIZES are the network's widths.
+
+#ifndef REAL
+#define REAL float
+#endif
+#ifndef PIXEL
+#define PIXEL unsigned char
+#endif
+#ifndef SIZES
+#define SIZES 784, 128, 128, 128, 10
+#endif
+
+const int WARPS = 16, ROWS = 2, TILE_ROWS = 8, TILE_COLUMNS = 16, EDGE = 32, CHUNK = 64;
+constexpr int WIDTHS[] = {SIZES};
+constexpr int LAYERS = sizeof(WIDTHS) / sizeof(int) - 1;
+
+// Where the arrays of a layer (0 is the first) begin: its weights and its biases in theta, its outputs among the others.
+constexpr int weights_of(int layer) { return layer ? weights_of(layer - 1) + WIDTHS[layer - 1] * WIDTHS[layer] : 0; }
+constexpr int outputs_before(int layer) { return layer ? outputs_before(layer - 1) + WIDTHS[layer] : 0; }
+constexpr int biases_of(int layer) { return weights_of(LAYERS) + outputs_before(layer); }
+constexpr int widest(int from) {
+    int width = WIDTHS[from];
+    for (int i = from; i <= LAYERS; i++) width = WIDTHS[i] > width ? WIDTHS[i] : width;
+    return width;
+}
+constexpr int WIDEST = widest(1);  // of the layers' outputs
+
+extern __shared__ __align__(16) unsigned char shared_bytes[];
+
+__device__ REAL number(unsigned char pixel) { return pixel / REAL(255); }
+__device__ REAL number(float x) { return x; }
+__device__ REAL number(double x) { return x; }
+
+// The row of X that is example number `row` of the batch; *step counts the batches of the epoch.
+__device__ const PIXEL* example(const PIXEL* X, const long long* order, const int* step, int batch_size, int row) {
+    return X + order[(long long)*step * batch_size + row] * WIDTHS[0];
+}
+
+// A block a tile of 8 examples and 16 columns. A warp sums up a sixteenth of the pixels; each half of it every other one.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    first_layer(const PIXEL* X, const long long* order, const int* step, int batch_size, int n, const REAL* theta,
+                REAL* outputs) {
+    // [inputs][8 + 4]: one load brings a pixel of four examples; 4, so that fewer pixels share a bank
+    REAL(*x)[TILE_ROWS + 4] = (REAL(*)[TILE_ROWS + 4])shared_bytes;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.y * TILE_ROWS;
+    const int column = blockIdx.x * TILE_COLUMNS + lane % 16, columns = WIDTHS[1];
+    const int row = warp % TILE_ROWS;
+    const PIXEL* pixels = first + row < n ? example(X, order, step, batch_size, first + row) : nullptr;
+    for (int k = warp / TILE_ROWS * 32 + lane; k < WIDTHS[0]; k += 32 * WARPS / TILE_ROWS) {
+        x[k][row] = pixels ? number(pixels[k]) : REAL(0);
+    }
+    __syncthreads();
+
+    REAL sums[TILE_ROWS] = {};
+#pragma unroll 8
+    for (int k = 2 * warp + lane / 16; k < WIDTHS[0]; k += 2 * WARPS) {
+        const REAL w = column < columns ? theta[(long long)k * columns + column] : REAL(0);
+        for (int r = 0; r < TILE_ROWS; r++) sums[r] += x[k][r] * w;
+    }
+    __syncthreads();
+    REAL(*parts)[TILE_ROWS][TILE_COLUMNS] = (REAL(*)[TILE_ROWS][TILE_COLUMNS])shared_bytes;  // where x was
+    for (int r = 0; r < TILE_ROWS; r++) parts[threadIdx.x / 16][r][lane % 16] = sums[r];
+    __syncthreads();
+
+    const int r = threadIdx.x / TILE_COLUMNS;
+    if (r >= TILE_ROWS || first + r >= n || column >= columns) return;
+    REAL z = theta[biases_of(0) + column];
+    for (int part = 0; part < 2 * WARPS; part++) z += parts[part][r][lane % 16];
+    outputs[(first + r) * columns + column] = LAYERS > 1 && z < 0 ? 0 : z;  // in this order a NaN stays a NaN
+}
+
+// next <- relu(in W + b), or without the relu for the last layer. A warp sums up the inputs number warp, warp + 16, ...
+template <int layer>
+__device__ void forward(const REAL* theta, const REAL* in, REAL* next, REAL* parts) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, inputs = WIDTHS[layer], columns = WIDTHS[layer + 1];
+    const REAL* W = theta + weights_of(layer);
+    for (int start = 0; start < columns; start += 128) {
+        REAL sums[ROWS][4] = {};
+#pragma unroll 8
+        for (int k = warp; k < inputs; k += WARPS) {
+            for (int c = 0; c < 4; c++) {
+                const int j = start + 32 * c + lane;
+                const REAL w = j < columns ? W[(long long)k * columns + j] : REAL(0);
+                for (int r = 0; r < ROWS; r++) sums[r][c] += in[r * WIDEST + k] * w;
+            }
+        }
+        for (int c = 0; c < 4; c++) {
+            const int j = start + 32 * c + lane;
+            for (int r = 0; r < ROWS && j < columns; r++) parts[(warp * ROWS + r) * WIDEST + j] = sums[r][c];
+        }
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < ROWS * columns; e += blockDim.x) {
+        const int r = e / columns, j = e % columns;
+        REAL z = theta[biases_of(layer) + j];
+        for (int part = 0; part < WARPS; part++) z += parts[(part * ROWS + r) * WIDEST + j];
+        next[r * WIDEST + j] = layer + 1 < LAYERS && z < 0 ? 0 : z;
+    }
+    __syncthreads();
+}
+
+// below <- the gradient before the ReLU that returned a, from that after the layer, dz. A warp a sum over the columns.
+template <int layer>
+__device__ void backward(const REAL* theta, const REAL* dz, const REAL* a, REAL* below) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, inputs = WIDTHS[layer], columns = WIDTHS[layer + 1];
+    const REAL* W = theta + weights_of(layer);
+#pragma unroll 8
+    for (int k = warp; k < inputs; k += WARPS) {
+        REAL sums[ROWS] = {};
+        for (int j = lane; j < columns; j += 32) {
+            const REAL w = W[(long long)k * columns + j];
+            for (int r = 0; r < ROWS; r++) sums[r] += dz[r * WIDEST + j] * w;
+        }
+        for (int r = 0; r < ROWS; r++) {
+            for (int distance = 16; distance > 0; distance /= 2) sums[r] += __shfl_xor_sync(~0u, sums[r], distance);
+            if (lane == r) below[r * WIDEST + k] = a[r * WIDEST + k] > 0 ? sums[r] : REAL(0);
+        }
+    }
+    __syncthreads();
+}
+
+template <int layer>
+__device__ void forward_from(const REAL* theta, REAL* a, REAL* parts) {
+    if constexpr (layer < LAYERS) {
+        forward<layer>(theta, a + (layer - 1) * ROWS * WIDEST, a + layer * ROWS * WIDEST, parts);
+        forward_from<layer + 1>(theta, a, parts);
+    }
+}
+
+template <int layer>
+__device__ void backward_from(const REAL* theta, const REAL* a, REAL* dz) {
+    if constexpr (layer > 0) {
+        const int below = (layer - 1) * ROWS * WIDEST;
+        backward<layer>(theta, dz + layer * ROWS * WIDEST, a + below, dz + below);
+        backward_from<layer - 1>(theta, a, dz);
+    }
+}
+
+// Copy a block's rows of one array a layer between global and shared memory.
+template <typename Copy>
+__device__ void for_each_output(int from, int to, int first, int n, Copy copy) {
+    for (int layer = from; layer < to; layer++) {
+        const int columns = WIDTHS[layer + 1];
+        for (int e = threadIdx.x; e < ROWS * columns; e += blockDim.x) {
+            const int r = e / columns, j = e % columns;
+            const int place = outputs_before(layer) * n + (first + r) * columns + j;
+            if (first + r < n) copy(place, (layer * ROWS + r) * WIDEST + j);
+        }
+    }
+}
+
+// A block ROWS examples. outputs: what each layer returned, that of the first is there already; gradients: each one's dz.
+// steps[0] is this step's number; it is copied for the next kernel, which counts on while nobody reads.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    rows(const long long* y, const long long* order, int* steps, int batch_size, int n, const REAL* theta,
+         REAL* outputs, REAL* gradients, REAL* row_losses) {
+    REAL* a = (REAL*)shared_bytes;  // [LAYERS][ROWS][WIDEST]
+    REAL* dz = a + LAYERS * ROWS * WIDEST;
+    REAL* parts = dz + LAYERS * ROWS * WIDEST;  // [WARPS][ROWS][WIDEST]
+    const int first = blockIdx.x * ROWS;
+    for (int e = threadIdx.x; e < ROWS * WIDEST; e += blockDim.x) a[e] = 0;  // rows that the last block may lack
+    __syncthreads();
+    for_each_output(0, 1, first, n, [=](int place, int e) { a[e] = outputs[place]; });
+    __syncthreads();
+    forward_from<1>(theta, a, parts);
+
+    if (threadIdx.x < ROWS && first + threadIdx.x < n) {
+        const int r = threadIdx.x, classes = WIDTHS[LAYERS];
+        const REAL* z = a + ((LAYERS - 1) * ROWS + r) * WIDEST;
+        REAL* slope = dz + ((LAYERS - 1) * ROWS + r) * WIDEST;
+        const int label = y[order[(long long)steps[0] * batch_size + first + r]];
+        REAL largest = z[0], total = 0;
+        for (int j = 1; j < classes; j++) largest = max(largest, z[j]);
+        for (int j = 0; j < classes; j++) total += slope[j] = exp(z[j] - largest);
+        for (int j = 0; j < classes; j++) slope[j] = (slope[j] / total - REAL(j == label)) / n;
+        row_losses[(long long)steps[0] * batch_size + first + r] = log(total) - (z[label] - largest);
+    }
+    __syncthreads();
+    backward_from<LAYERS - 1>(theta, a, dz);
+    for_each_output(1, LAYERS - 1, first, n, [=](int place, int e) { outputs[place] = a[e]; });
+    for_each_output(0, LAYERS, first, n, [=](int place, int e) { gradients[place] = dz[e]; });
+    if (blockIdx.x == 0 && threadIdx.x == 0) steps[1] = steps[0];
+}
+
+// One step of the optimizer for parameter number i. m and v: Adam's averages; SGD has none.
+// rates: this step's rate, and Adam's: by how much the averages are still too small.
+__device__ void optimize(REAL g, long long i, REAL* theta, REAL* m, REAL* v, const double* rates, REAL beta1,
+                         REAL beta2, REAL eps, REAL l2, REAL shrink) {
+    const REAL lr = rates[0];
+    REAL w = theta[i];
+    if (i < weights_of(LAYERS)) {  // only weights decay
+        g += l2 * w;
+        w -= lr * shrink * w;
+    }
+    if (m) {
+        m[i] = beta1 * m[i] + (1 - beta1) * g;
+        v[i] = beta2 * v[i] + (1 - beta2) * g * g;
+        theta[i] = w - lr * (m[i] / REAL(rates[1])) / (sqrt(v[i] / REAL(rates[2])) + eps);
+    } else {
+        theta[i] = w - lr * g;
+    }
+}
+
+// A block a tile of 32 inputs and 32 columns of one layer's weights; a thread has 2 x 2 of them.
+extern "C" __global__ void __launch_bounds__(EDGE* EDGE / 4)
+    update(const PIXEL* X, const long long* order, int* steps, int batch_size, int n, const REAL* outputs,
+           const REAL* gradients, REAL* theta, REAL* m, REAL* v, const double* rates, REAL beta1, REAL beta2, REAL eps,
+           REAL l2, REAL shrink) {
+    __shared__ __align__(16) REAL a[CHUNK][EDGE], dz[CHUNK][EDGE];
+    int layer = 0, tile = blockIdx.x;
+    while (true) {  // which layer's tile is this?
+        const int tiles = ((WIDTHS[layer] + EDGE - 1) / EDGE) * ((WIDTHS[layer + 1] + EDGE - 1) / EDGE);
+        if (tile < tiles) break;
+        tile -= tiles;
+        layer++;
+    }
+    const int inputs = WIDTHS[layer], columns = WIDTHS[layer + 1], across = (columns + EDGE - 1) / EDGE;
+    const int row = tile / across * EDGE, column = tile % across * EDGE, lane = threadIdx.x % EDGE;
+    const REAL* slopes = gradients + outputs_before(layer) * n;
+    const REAL* below = layer ? outputs + outputs_before(layer - 1) * n : nullptr;
+
+    const int i = threadIdx.x / (EDGE / 2) * 2, j = threadIdx.x % (EDGE / 2) * 2;
+    REAL sums[2][2] = {}, bias = 0;
+    for (int start = 0; start < n; start += CHUNK) {
+        for (int e = threadIdx.x / EDGE; e < CHUNK; e += blockDim.x / EDGE) {
+            const int k = row + lane, c = column + lane, at = start + e;
+            const bool inside = at < n && k < inputs;
+            a[e][lane] = !inside ? REAL(0)
+                         : layer ? below[at * inputs + k]
+                                 : number(example(X, order, steps + 1, batch_size, at)[k]);
+            dz[e][lane] = at < n && c < columns ? slopes[at * columns + c] : REAL(0);
+        }
+        __syncthreads();
+#pragma unroll 8
+        for (int e = 0; e < CHUNK; e++) {
+            for (int p = 0; p < 2; p++) {
+                for (int q = 0; q < 2; q++) sums[p][q] += a[e][i + p] * dz[e][j + q];
+            }
+            if (threadIdx.x < EDGE) bias += dz[e][threadIdx.x];
+        }
+        __syncthreads();
+    }
+    rates += 3 * steps[1];
+    for (int p = 0; p < 2; p++) {
+        for (int q = 0; q < 2; q++) {
+            const long long place = weights_of(layer) + (long long)(row + i + p) * columns + column + j + q;
+            if (row + i + p < inputs && column + j + q < columns) {
+                optimize(sums[p][q], place, theta, m, v, rates, beta1, beta2, eps, l2, shrink);
+            }
+        }
+    }
+    if (row == 0 && threadIdx.x < EDGE && column + threadIdx.x < columns) {
+        optimize(bias, biases_of(layer) + column + threadIdx.x, theta, m, v, rates, beta1, beta2, eps, l2, shrink);
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) steps[0] = steps[1] + 1;
+}
