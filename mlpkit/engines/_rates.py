@@ -24,11 +24,17 @@ def rates(optimizer, steps):
     return table
 
 
-def settings(optimizer, rates):
-    """Return the kernels' last arguments: m, v, the rates, beta1, beta2, eps, L2 penalty, shrinking of the weights."""
-    real = optimizer.network.dtype.type
+def settings(optimizer):
+    """Return the kernels' last arguments: beta1, beta2, eps, the L2 penalty, the shrinking of the weights."""
     decay = optimizer.weight_decay
     decays = (0.0, decay) if isinstance(optimizer, AdamW) else (decay, 0.0)
     betas = (optimizer.beta1, optimizer.beta2, optimizer.eps) if optimizer.state else (0.0, 0.0, 0.0)
-    state = (optimizer.state["m"], optimizer.state["v"]) if optimizer.state else (0, 0)
-    return *state, rates, *map(real, (*betas, *decays))
+    return tuple(map(optimizer.network.dtype.type, (*betas, *decays)))
+
+
+def mean_losses(row_losses, rest):
+    """Return the mean of each row (steps, batch size), of the last one over its first `rest` where there is a rest."""
+    losses = row_losses.mean(axis=1)
+    if rest:
+        losses[-1] = row_losses[-1, :rest].mean()
+    return losses

@@ -12,7 +12,7 @@ import numpy as np
 from ..checks import check_batch, check_labels
 from ._cuda import C_TYPES, kernel
 from ._graph import _Epoch
-from ._rates import check_optimizer, rates, settings
+from ._rates import check_optimizer, mean_losses, rates, settings
 from .cupy_fused import *
 
 WARPS, ROWS, TILE, EDGE = 16, 2, (8, 16), 32  # as in three_kernels.cu
@@ -82,13 +82,6 @@ class _ThreeKernels(_Epoch):
         arguments = self.y, self.order, self.steps, *batch, network.theta, *results
         rows((-(-n // ROWS),), (32 * WARPS,), arguments, shared_mem=self.shared_bytes[1])
         tiles = sum(-(-inputs // EDGE) * -(-columns // EDGE) for inputs, columns in pairwise(sizes))
-        arguments = *images, *batch, self.outputs, self.gradients, network.theta
-        update((tiles,), (EDGE * EDGE // 4,), (*arguments, *settings(self.optimizer, self.rates)))
-
-
-def mean_losses(row_losses, rest):
-    """Return the mean of each row (steps, batch size), the last one's over its first `rest` entries if there is a rest."""
-    losses = row_losses.mean(axis=1)
-    if rest:
-        losses[-1] = row_losses[-1, :rest].mean()
-    return losses
+        m, v = self.optimizer.state.values() or (0, 0)
+        arguments = *images, *batch, self.outputs, self.gradients, network.theta, m, v, self.rates
+        update((tiles,), (EDGE * EDGE // 4,), (*arguments, *settings(self.optimizer)))
