@@ -44,12 +44,15 @@ class Problem:
     biases: list[np.ndarray]
     recipe: Recipe
 
+    def rows(self):
+        """Return the indices of the first epoch's full batches, one a row: (steps, batch size) int64."""
+        n = self.recipe.batch_size
+        return self.order[: len(self.order) // n * n].reshape(-1, n)
+
     def batches(self):
         """Yield the indices of one batch after another: the first epoch's full batches, again and again."""
-        n = self.recipe.batch_size
         while True:
-            for start in range(0, len(self.order) - n + 1, n):
-                yield self.order[start : start + n]
+            yield from self.rows()
 
 
 def problem(recipe):
