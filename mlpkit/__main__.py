@@ -100,6 +100,10 @@ def _peers(options, **callbacks):
     peers.compare(**callbacks)
 
 
+def _gpu_peers(options, **callbacks):
+    peers.compare(peers.GPU, **callbacks)
+
+
 def _agreement(options, **callbacks):
     agreement.run(data.load(), **callbacks)
 
@@ -131,6 +135,7 @@ def _trainings(name, options, **callbacks):
 EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its record, what shows it)
     "engines": (_engines, bench.table),
     "peers": (_peers, peers.table),
+    "gpu_peers": (_gpu_peers, peers.table),
     "agreement": (_agreement, agreement.table),
     "floor": (_floor, roofline.table),
     "matmul": (_matmul, matmuls.table),
