@@ -92,10 +92,15 @@ def _obstacle():
     except ImportError as error:
         if error.name == "cupy":
             return f"CuPy is not installed: {_install(USUAL)}"
-        return f"CuPy can't be loaded: {_summary(error)}"
+        return _broken(error)
     except Exception as error:
-        return f"CuPy can't be loaded: {_summary(error)}"
+        return _broken(error)
     return _no_device(cupy.cuda.runtime) or _no_libraries() or _no_memory(cupy.cuda.runtime)
+
+
+def _broken(error):
+    advice = f'pip install --force-reinstall "{package()[0] or USUAL}"'
+    return f"CuPy can't be loaded: {_summary(error)}; install it again: {advice}"
 
 
 def _no_device(runtime):
@@ -104,8 +109,10 @@ def _no_device(runtime):
     except runtime.CUDARuntimeError as error:
         if "InsufficientDriver" in str(error):
             return _driver_advice(runtime)
+        if "SystemDriverMismatch" in str(error):
+            return "the NVIDIA driver's parts don't belong together, as after an update: restart this machine"
         if "NoDevice" not in str(error):
-            return f"CUDA says: {_summary(error)} (does nvidia-smi say more?)"
+            return f"CUDA says: {_summary(error)} (does nvidia-smi say more? a restart can help)"
         count = 0
     return None if count else "the driver is there, but no NVIDIA GPU is visible (is CUDA_VISIBLE_DEVICES empty?)"
 

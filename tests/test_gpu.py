@@ -190,6 +190,12 @@ def test_an_error_that_only_cuda_can_explain(monkeypatch):
     check_refused("system not yet initialized", "nvidia-smi")
 
 
+def test_a_driver_that_was_updated_while_it_ran(monkeypatch):
+    mismatch = "cudaErrorSystemDriverMismatch: system has unsupported display driver / cuda driver combination"
+    cupy_with(monkeypatch, getDeviceCount=cuda_error(mismatch))
+    check_refused("restart this machine")
+
+
 def test_memory_that_others_use(monkeypatch):
     cupy_with(monkeypatch, memGetInfo=cuda_error("cudaErrorMemoryAllocation: out of memory"))
     check_refused("in use by other programs")
@@ -236,7 +242,7 @@ def test_a_cupy_that_cannot_be_loaded_says_why(error, words, monkeypatch):
         return fails(error)() if name == "cupy" else real(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", broken)
-    check_refused("CuPy can't be loaded", words)
+    check_refused("CuPy can't be loaded", words, "install it again: pip install --force-reinstall")
 
 
 def test_whatever_cupy_raises_becomes_a_sentence(monkeypatch):
