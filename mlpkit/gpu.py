@@ -42,6 +42,12 @@ def package():
     return None, None
 
 
+def how_to_install():
+    """Return what to do so that CuPy finds CUDA's libraries, and is there itself."""
+    name, _ = package()
+    return "install NVIDIA's CUDA Toolkit" if name == "cupy" else f'pip install "{name or USUAL}[ctk]"'
+
+
 def describe():
     """Return `found`, and the GPU's facts as JSON can hold them, or `why_not`."""
     if reason := why_not():
@@ -91,7 +97,7 @@ def _obstacle():
         import cupy
     except ImportError as error:
         if error.name == "cupy":
-            return f"CuPy is not installed: {_install(USUAL)}"
+            return f"CuPy is not installed: {how_to_install()}"
         return _broken(error)
     except Exception as error:
         return _broken(error)
@@ -130,9 +136,7 @@ def _no_libraries():
     missing = [name for name, found in libraries().items() if found is None]
     if not missing:
         return None
-    name, _ = package()
-    advice = "install NVIDIA's CUDA Toolkit" if name == "cupy" else _install(name or USUAL)
-    return f"CuPy does not find CUDA's {' and '.join(missing)}: {advice}"
+    return f"CuPy does not find CUDA's {' and '.join(missing)}: {how_to_install()}"
 
 
 def _no_memory(runtime):
@@ -217,10 +221,6 @@ def _summary(error):
     if "Original error:" in lines[:-1]:
         return lines[lines.index("Original error:") + 1]
     return lines[0].rstrip(".") if lines else ""
-
-
-def _install(name):
-    return f'pip install "{name}[ctk]"'
 
 
 def _gib(size):

@@ -200,6 +200,8 @@ def _kernels_line(nvrtc):
 
 def _how_to_add_cuda():
     """Return the command that adds CUDA's libraries to the environment that Python runs in."""
+    if gpu.package()[0] not in (None, gpu.USUAL):
+        return gpu.how_to_install()
     if os.name != "nt" and Path(sys.prefix) == ROOT / ".venv":
         return "make run GPU=yes"
     return 'python -m pip install -c constraints.txt -e ".[gpu]"'

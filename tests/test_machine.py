@@ -60,6 +60,9 @@ def test_the_doctor_is_brief():
 
 
 def test_the_doctor_says_how_to_add_what_cuda_lacks(monkeypatch):
+    monkeypatch.setattr(machine.gpu, "package", lambda: ("cupy-cuda13x", "14.2.0"))
+    assert machine._how_to_add_cuda() == 'pip install "cupy-cuda13x[ctk]"'
+    monkeypatch.setattr(machine.gpu, "package", lambda: ("cupy-cuda12x", "14.2.0"))
     monkeypatch.setattr(machine, "ROOT", Path("/somewhere/else"))
     assert machine._how_to_add_cuda() == 'python -m pip install -c constraints.txt -e ".[gpu]"'
     if os.name != "nt":
