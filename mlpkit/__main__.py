@@ -15,6 +15,7 @@ from . import (
     data,
     engines,
     experiments,
+    gpu,
     machine,
     matmuls,
     passes,
@@ -29,12 +30,18 @@ from .train import Diverged
 
 
 def main(arguments=None):
-    """Run one command and return its exit code: 0 for success, 1 for bad input, 130 for Ctrl-C."""
+    """Run one command and return its exit code: 0 for success, 1 for bad input or too little memory, 130 for Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         return options.command(options) or 0
     except (ValueError, TypeError, OSError, Diverged, engines.EngineUnavailable) as error:
         print(f"mlpkit: {error}", file=sys.stderr)
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        sentence = gpu.out_of_memory(error)
+        if sentence is None:
+            raise
+        print(f"mlpkit: {sentence}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nmlpkit: interrupted; what was finished is kept.", file=sys.stderr)
