@@ -15,6 +15,7 @@ from . import (
     data,
     engines,
     experiments,
+    launches,
     machine,
     matmuls,
     passes,
@@ -22,6 +23,7 @@ from . import (
     results,
     roofline,
     sweep,
+    timeline,
 )
 from .optim import BY_NAME
 from .recipe import SCHEDULES, Recipe
@@ -128,6 +130,14 @@ def _matmul(options, **callbacks):
     matmuls.run(**callbacks)
 
 
+def _launches(options, **callbacks):
+    launches.run(**callbacks)
+
+
+def _timeline(options, **callbacks):
+    timeline.run(**callbacks)
+
+
 def _trainings(name, options, **callbacks):
     experiments.run(name, data.load(), **callbacks)
 
@@ -142,6 +152,8 @@ EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its r
     "passes": (_passes, passes.table),
     "sweep": (_sweep, sweep.table),
     "compile": (_compile, compiling.table),
+    "launches": (_launches, launches.table),
+    "timeline": (_timeline, timeline.table),
     **{name: (partial(_trainings, name), experiments.table) for name in experiments.ALL},
 }
 
