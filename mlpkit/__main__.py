@@ -16,6 +16,7 @@ from . import (
     engines,
     experiments,
     gpu,
+    launches,
     machine,
     matmuls,
     passes,
@@ -23,6 +24,7 @@ from . import (
     results,
     roofline,
     sweep,
+    timeline,
 )
 from .optim import BY_NAME
 from .recipe import SCHEDULES, Recipe
@@ -135,6 +137,14 @@ def _matmul(options, **callbacks):
     matmuls.run(**callbacks)
 
 
+def _launches(options, **callbacks):
+    launches.run(**callbacks)
+
+
+def _timeline(options, **callbacks):
+    timeline.run(**callbacks)
+
+
 def _trainings(name, options, **callbacks):
     experiments.run(name, data.load(), **callbacks)
 
@@ -149,6 +159,8 @@ EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its r
     "passes": (_passes, passes.table),
     "sweep": (_sweep, sweep.table),
     "compile": (_compile, compiling.table),
+    "launches": (_launches, launches.table),
+    "timeline": (_timeline, timeline.table),
     **{name: (partial(_trainings, name), experiments.table) for name in experiments.ALL},
 }
 
