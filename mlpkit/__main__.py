@@ -15,6 +15,7 @@ from . import (
     data,
     engines,
     experiments,
+    feed,
     machine,
     matmuls,
     passes,
@@ -124,6 +125,10 @@ def _passes(options, **callbacks):
     passes.run(data.load().train, **callbacks)
 
 
+def _feed(options, **callbacks):
+    feed.run(**callbacks)
+
+
 def _matmul(options, **callbacks):
     matmuls.run(**callbacks)
 
@@ -141,6 +146,7 @@ EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its r
     "matmul": (_matmul, matmuls.table),
     "passes": (_passes, passes.table),
     "sweep": (_sweep, sweep.table),
+    "feed": (_feed, feed.table),
     "compile": (_compile, compiling.table),
     **{name: (partial(_trainings, name), experiments.table) for name in experiments.ALL},
 }
