@@ -15,6 +15,7 @@ from . import (
     data,
     engines,
     experiments,
+    feed,
     gpu,
     launches,
     machine,
@@ -133,6 +134,10 @@ def _passes(options, **callbacks):
     passes.run(data.load().train, **callbacks)
 
 
+def _feed(options, **callbacks):
+    feed.run(**callbacks)
+
+
 def _matmul(options, **callbacks):
     matmuls.run(**callbacks)
 
@@ -158,6 +163,7 @@ EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its r
     "matmul": (_matmul, matmuls.table),
     "passes": (_passes, passes.table),
     "sweep": (_sweep, sweep.table),
+    "feed": (_feed, feed.table),
     "compile": (_compile, compiling.table),
     "launches": (_launches, launches.table),
     "timeline": (_timeline, timeline.table),
