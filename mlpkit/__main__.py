@@ -15,6 +15,9 @@ from . import (
     data,
     engines,
     experiments,
+    feed,
+    gpu,
+    launches,
     machine,
     matmuls,
     passes,
@@ -22,6 +25,7 @@ from . import (
     results,
     roofline,
     sweep,
+    timeline,
 )
 from .optim import BY_NAME
 from .recipe import SCHEDULES, Recipe
@@ -29,12 +33,18 @@ from .train import Diverged
 
 
 def main(arguments=None):
-    """Run one command and return its exit code: 0 for success, 1 for bad input, 130 for Ctrl-C."""
+    """Run one command and return its exit code: 0 for success, 1 for bad input or too little memory, 130 for Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         return options.command(options) or 0
     except (ValueError, TypeError, OSError, Diverged, engines.EngineUnavailable) as error:
         print(f"mlpkit: {error}", file=sys.stderr)
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        sentence = gpu.out_of_memory(error)
+        if sentence is None:
+            raise
+        print(f"mlpkit: {sentence}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nmlpkit: interrupted; what was finished is kept.", file=sys.stderr)
@@ -100,6 +110,10 @@ def _peers(options, **callbacks):
     peers.compare(**callbacks)
 
 
+def _gpu_peers(options, **callbacks):
+    peers.compare(peers.GPU, **callbacks)
+
+
 def _agreement(options, **callbacks):
     agreement.run(data.load(), **callbacks)
 
@@ -120,8 +134,20 @@ def _passes(options, **callbacks):
     passes.run(data.load().train, **callbacks)
 
 
+def _feed(options, **callbacks):
+    feed.run(**callbacks)
+
+
 def _matmul(options, **callbacks):
     matmuls.run(**callbacks)
+
+
+def _launches(options, **callbacks):
+    launches.run(**callbacks)
+
+
+def _timeline(options, **callbacks):
+    timeline.run(**callbacks)
 
 
 def _trainings(name, options, **callbacks):
@@ -131,12 +157,16 @@ def _trainings(name, options, **callbacks):
 EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its record, what shows it)
     "engines": (_engines, bench.table),
     "peers": (_peers, peers.table),
+    "gpu_peers": (_gpu_peers, peers.table),
     "agreement": (_agreement, agreement.table),
     "floor": (_floor, roofline.table),
     "matmul": (_matmul, matmuls.table),
     "passes": (_passes, passes.table),
     "sweep": (_sweep, sweep.table),
+    "feed": (_feed, feed.table),
     "compile": (_compile, compiling.table),
+    "launches": (_launches, launches.table),
+    "timeline": (_timeline, timeline.table),
     **{name: (partial(_trainings, name), experiments.table) for name in experiments.ALL},
 }
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import engines, machine, results
 from .data import epoch_order
-from .train import train_step
+from .train import epoch_runner
 
 BASELINE = "numpy_baseline"
 GATE_STEPS = 20
@@ -50,27 +50,35 @@ class Stepper:
         self.network = recipe.make_network(engine)
         self.optimizer = recipe.make_optimizer(self.network, len(y))
         self.engine = self.network.engine
-        self.step = getattr(self.engine, "train_step", train_step)
+        self.steps_of_epoch = epoch_runner(self.engine)
         order = epoch_order(len(y), recipe.seed, 0)
         self.X, self.y, self.order = map(self.engine.asarray, (X, y, order))
         self.batch_size = recipe.batch_size
-        self.next_row = 0
+        self.next_step = 0
 
     def take(self, steps):
         """Take steps, wait for the engine, and return (seconds a step, losses)."""
         start = time.perf_counter()
-        losses = [self.take_one() for _ in range(steps)]
+        losses = [part for order in self.orders(steps) for part, _ in self.run(order)]
         self.engine.synchronize()
-        return (time.perf_counter() - start) / steps, self.engine.to_numpy(losses)
+        return (time.perf_counter() - start) / steps, np.concatenate([self.engine.to_numpy(part) for part in losses])
 
     def take_one(self):
-        n = self.batch_size
-        if self.next_row + n > len(self.order):
-            self.next_row = 0
-        index = self.order[self.next_row : self.next_row + n]
-        self.next_row += n
-        x, labels = self.engine.gather(self.X, index), self.engine.gather(self.y, index)
-        return self.step(self.network, self.optimizer, x, labels)
+        return self.take(1)
+
+    def run(self, order):
+        return self.steps_of_epoch(self.network, self.optimizer, self.X, self.y, order, self.batch_size)
+
+    def orders(self, steps):
+        """Yield pieces of the order, with full batches for so many steps, in as few pieces as there can be."""
+        whole = len(self.order) // self.batch_size
+        while steps > 0:
+            count = min(steps, whole)
+            if self.next_step + count > whole:
+                self.next_step = 0
+            first, self.next_step = self.next_step, self.next_step + count
+            yield self.order[first * self.batch_size : self.next_step * self.batch_size]
+            steps -= count
 
 
 def gate(engine, recipe, train, rtol=RTOL):

@@ -50,10 +50,10 @@ def check_dtype(dtype):
 
 
 def check_batch(x, n_in, dtype):
-    """Raise unless `x` is (n, n_in) of the given dtype, with n at least 1. Cheap: it runs at every step."""
+    """Raise unless `x` is (n, n_in), n at least 1, of the given dtype or uint8. Cheap: it runs at every step."""
     if x.ndim != 2 or x.shape[1] != n_in or not len(x):
         raise ValueError(f"inputs must have shape (n, {n_in}) with n at least 1, not {x.shape}.")
-    if x.dtype != dtype:
+    if x.dtype not in (dtype, np.uint8):
         raise TypeError(f"inputs are {x.dtype} but the network computes in {dtype}: convert them.")
 
 

@@ -35,7 +35,7 @@ class File(NamedTuple):
 
 
 class Split(NamedTuple):
-    """X (n, 784) float32 in [0, 1], one row an image; y (n,) int64, the classes 0 to 9."""
+    """X (n, 784) float32 in [0, 1], or uint8, one row an image; y (n,) int64, the classes 0 to 9."""
 
     X: np.ndarray
     y: np.ndarray
@@ -95,8 +95,10 @@ FILES = {"mnist": MNIST, "fashion-mnist": FASHION_MNIST}
 CLASSES = {"mnist": DIGITS, "fashion-mnist": GARMENTS}
 
 
-def load(name="mnist"):
+def load(name="mnist", scaled=True):
     """Return the `Dataset` called "mnist" or "fashion-mnist".
+
+    scaled: X as float32 from 0 to 1; else as the files have it, uint8 from 0 to 255, a quarter of the bytes.
 
     Raises ValueError for another name, FileNotFoundError where the files can't be had, and IDXError (a ValueError)
     naming the file that is damaged or is not the one it should be.
@@ -104,9 +106,10 @@ def load(name="mnist"):
     if name not in FILES:
         raise ValueError(f"there is no data set {name!r}; choose from {', '.join(FILES)}.")
     images, labels, test_images, test_labels = (_read(path, file) for path, file in _locate(name))
-    X, y = scale(images), labels.astype(np.int64)
+    rows = scale if scaled else flatten
+    X, y = rows(images), labels.astype(np.int64)
     train, validation = Split(X[:N_TRAIN], y[:N_TRAIN]), Split(X[N_TRAIN:], y[N_TRAIN:])
-    test = Split(scale(test_images), test_labels.astype(np.int64))
+    test = Split(rows(test_images), test_labels.astype(np.int64))
     return Dataset(name, train, validation, test, CLASSES[name])
 
 
@@ -114,7 +117,12 @@ def scale(images):
     """Return uint8 images (n, height, width) as float32 rows (n, height * width) in [0, 1]."""
     if images.dtype != np.uint8:
         raise TypeError(f"images must be uint8, from 0 to 255, not {images.dtype}.")
-    return images.reshape(len(images), -1).astype(np.float32) / 255
+    return flatten(images).astype(np.float32) / 255
+
+
+def flatten(images):
+    """Return images (n, height, width) as rows (n, height * width)."""
+    return images.reshape(len(images), -1)
 
 
 def one_hot(labels, classes=10):

@@ -59,11 +59,16 @@ class Network:
         return pairs
 
     def forward(self, x):
-        """Return the logits (n, classes) of the batch `x` (n, inputs), which has the network's dtype."""
-        check_batch(x, self.sizes[0], self.dtype)
+        """Return the logits (n, classes) of the batch `x` (n, inputs), in the network's dtype or uint8 pixels."""
+        x = self.as_input(x)
         for layer in self.layers:
             x = layer.forward(x)
         return x
+
+    def as_input(self, x):
+        """Return the batch `x` in the network's dtype: uint8 pixels become numbers from 0 to 1."""
+        check_batch(x, self.sizes[0], self.dtype)
+        return self.engine.scale(x, self.dtype) if x.dtype == np.uint8 else x
 
     def backward(self, dlogits):
         """Write into `grad` the gradient that belongs to the last `forward`, given that of the logits."""

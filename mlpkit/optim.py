@@ -39,17 +39,24 @@ class Optimizer:
         """Update `network.theta` from `network.grad`."""
         lr = self.lr
         self.steps += 1
+        self.apply(lr, self.steps)
+
+    def apply(self, lr, t):
+        """Update `network.theta` as step number `t`, the first being 1, at the rate `lr`.
+
+        An engine that records its steps gives both as arrays of one number, whose value is read when the step runs.
+        """
         if self.weight_decay:
             self.decay(lr)
-        self.update(self.network.theta, self.network.grad, lr)
+        self.update(self.network.theta, self.network.grad, lr, t)
 
     def decay(self, lr):
         """Add the L2 penalty's gradient to that of the loss."""
         n = self.network.n_weights
         self.engine.axpy(self.weight_decay, self.network.theta[:n], self.network.grad[:n])
 
-    def update(self, theta, grad, lr):
-        """Take the step; each optimizer has its own."""
+    def update(self, theta, grad, lr, t):
+        """Take step number `t`; each optimizer has its own."""
         raise NotImplementedError
 
     def describe(self):
@@ -63,7 +70,7 @@ class Optimizer:
 class SGD(Optimizer):
     """`theta -= lr * grad`."""
 
-    def update(self, theta, grad, lr):
+    def update(self, theta, grad, lr, t):
         self.engine.sgd_update(theta, grad, lr)
 
 
@@ -77,14 +84,14 @@ class Momentum(Optimizer):
         super().__init__(network, lr, weight_decay)
         self.momentum = check_fraction("momentum", momentum)
 
-    def update(self, theta, grad, lr):
+    def update(self, theta, grad, lr, t):
         self.engine.momentum_update(theta, grad, **self.state, lr=lr, momentum=self.momentum)
 
 
 class Nesterov(Momentum):
     """`velocity = momentum * velocity + grad; theta -= lr * (grad + momentum * velocity)`. Sutskever et al. (2013)."""
 
-    def update(self, theta, grad, lr):
+    def update(self, theta, grad, lr, t):
         self.engine.nesterov_update(theta, grad, **self.state, lr=lr, momentum=self.momentum)
 
 
@@ -99,7 +106,7 @@ class RMSprop(Optimizer):
         self.rho = check_fraction("rho", rho)
         self.eps = check_positive("eps", eps)
 
-    def update(self, theta, grad, lr):
+    def update(self, theta, grad, lr, t):
         self.engine.rmsprop_update(theta, grad, **self.state, lr=lr, rho=self.rho, eps=self.eps)
 
 
@@ -115,9 +122,9 @@ class Adam(Optimizer):
         self.beta2 = check_fraction("beta2", beta2)
         self.eps = check_positive("eps", eps)
 
-    def update(self, theta, grad, lr):
+    def update(self, theta, grad, lr, t):
         rates = {"lr": lr, "beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
-        self.engine.adam_update(theta, grad, **self.state, t=self.steps, **rates)
+        self.engine.adam_update(theta, grad, **self.state, t=t, **rates)
 
 
 class AdamW(Adam):

@@ -6,6 +6,7 @@ atomically, so an interrupted run loses nothing that it has measured.
 """
 
 import json
+import os
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,9 +93,12 @@ def find(experiment, folder=FOLDER):
     return [load(path) for path in sorted(paths, key=lambda p: (p.parent.name != MINE, p))]
 
 
-def published(experiment, folder=FOLDER):
-    """Return the first record of `experiment` that came with the workbook. Raises FileNotFoundError without one."""
-    for path in sorted(Path(folder).glob(f"*/{experiment}.json")):
+def published(experiment, folder=FOLDER, machine_name="*"):
+    """Return the first record of `experiment` that came with the workbook, of one machine if it matters which.
+
+    Raises FileNotFoundError without one.
+    """
+    for path in sorted(Path(folder).glob(f"{machine_name}/{experiment}.json")):
         if path.parent.name != MINE:
             return load(path)
     raise FileNotFoundError(
@@ -107,14 +111,22 @@ def runs(record, **wanted):
     return [run for run in record["runs"] if all(run.get(k) == v for k, v in wanted.items())]
 
 
-def caption(record):
-    """Return where and when the record was made, in one line."""
+def caption(record, cpu=True):
+    """Return where and when the record was made, in one line. cpu=False: name the GPU alone, where there was one."""
     facts = record["machine"]
-    return f"{facts['cpu']}, {facts['cores']} cores, {record['date'][:10]}"
+    where = [facts["gpu"]["name"]] if facts["gpu"]["found"] else []
+    if cpu or not where:
+        where += [facts["cpu"], f"{facts['cores']} cores"]
+    return ", ".join([*where, record["date"][:10]])
 
 
 def _commit():
-    """Return the checkout's commit, and whether the package or its pins differ from it; 'unknown' outside of one."""
+    """Return the checkout's commit, and whether the package or its pins differ from it; 'unknown' outside of one.
+
+    A copy without its history, on another machine, is told by the variable MLPKIT_COMMIT which clean commit it is.
+    """
+    if told := os.environ.get("MLPKIT_COMMIT"):
+        return told, False
     try:
         commit = _git("rev-parse", "HEAD")
         return commit, bool(_git("status", "--porcelain", "--", "mlpkit", "constraints.txt"))

@@ -97,7 +97,7 @@ class _Run:
         self.folder = folder and Path(folder)
         self.settings = settings
         self.history = History()
-        self.steps_of_epoch = _epoch_runner(network.engine)
+        self.steps_of_epoch = epoch_runner(network.engine)
         self.good_theta = self.best_theta = self.theta()
 
     def theta(self):
@@ -186,7 +186,7 @@ class _Run:
         return True
 
 
-def _epoch_runner(engine):
+def epoch_runner(engine):
     """Return the function that yields (losses, samples) of some steps at a time, until the epoch is over."""
     if hasattr(engine, "train_epoch"):
         return partial(_whole_epoch, engine.train_epoch)

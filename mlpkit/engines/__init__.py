@@ -23,6 +23,11 @@ NAMES = (
     "numba_blocked",
     "numba_hybrid",
     "numba_step",
+    "cupy_naive",
+    "cupy_fused",
+    "cuda_graph_cublas",
+    "cuda_graph",
+    "cuda_graph_epoch",
 )
 
 
@@ -40,6 +45,9 @@ class Engine(Protocol):
 
     def gather(self, X: Array, index: Array) -> Array:
         """Return the rows of `X` named by `index`."""
+
+    def scale(self, pixels: Array, dtype: Any) -> Array:
+        """Return uint8 pixels, 0 to 255, as numbers of `dtype` from 0 to 1."""
 
     def linear(self, x: Array, W: Array, b: Array) -> Array:
         """Return `z = x W + b`."""
@@ -99,7 +107,8 @@ class EngineUnavailable(RuntimeError):
 def load(name: str) -> Engine:
     """Import and return the engine called `name`.
 
-    Raises ValueError for a name that no engine has, and EngineUnavailable where this machine can't run it.
+    Raises ValueError for a name that no engine has, and EngineUnavailable where this machine can't run it: an engine
+    says so by raising ImportError as it is imported, as `gpu.require()` does where CuPy finds no GPU.
     """
     if name not in NAMES:
         raise ValueError(f"there is no engine {name!r}; the engines are {', '.join(NAMES)}.")
@@ -124,6 +133,11 @@ def _why_not(name: str) -> str | None:
 
 if TYPE_CHECKING:  # mypy rejects an engine here whose functions are missing or have other parameters
     from . import (
+        cuda_graph,
+        cuda_graph_cublas,
+        cuda_graph_epoch,
+        cupy_fused,
+        cupy_naive,
         numba_blocked,
         numba_fastmath,
         numba_hybrid,
@@ -145,4 +159,9 @@ if TYPE_CHECKING:  # mypy rejects an engine here whose functions are missing or 
         numba_blocked,
         numba_hybrid,
         numba_step,
+        cupy_naive,
+        cupy_fused,
+        cuda_graph_cublas,
+        cuda_graph,
+        cuda_graph_epoch,
     )

@@ -5,7 +5,6 @@ The compiled loops run on one core: OpenBLAS keeps threads of its own waiting on
 
 import numpy as np
 
-from ..checks import check_batch
 from . import _fused
 from ._compile import FASTMATH, compile_loops
 from .numba_serial import check_labels
@@ -22,7 +21,7 @@ adam_update = fused.adam_update
 
 def train_step(network, optimizer, x, labels):
     """Take one step; see `train.train_step`. Raises for a batch that does not fit the network."""
-    check_batch(x, network.sizes[0], network.dtype)
+    x = network.as_input(x)
     check_labels(labels, len(x), network.sizes[-1])
     *hidden, last = network.layers[::2]
     inputs = [x]

@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numba import get_num_threads
 
-from ..checks import check_batch
 from . import _fused, _gemm, _step
 from ._compile import FASTMATH, compile_loops
 from .numba_blocked import *
@@ -32,7 +31,7 @@ _buffers: WeakKeyDictionary = WeakKeyDictionary()  # of each network
 
 def train_step(network, optimizer, x, labels):
     """Take one step; see `train.train_step`. Raises for a batch that does not fit the network."""
-    check_batch(x, network.sizes[0], network.dtype)
+    x = network.as_input(x)
     check_labels(labels, len(x), network.sizes[-1])
     threads = get_num_threads()
     activations, gradients, losses = _buffers_for(network, len(x), threads)

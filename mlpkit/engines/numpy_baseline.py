@@ -24,6 +24,10 @@ def gather(X, index):
     return X[index]
 
 
+def scale(pixels, dtype):
+    return pixels.astype(dtype) / dtype.type(255)
+
+
 def linear(x, W, b):
     return x @ W + b
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from .numpy_baseline import asarray as asarray
 from .numpy_baseline import gather as gather
+from .numpy_baseline import scale as scale
 from .numpy_baseline import synchronize as synchronize
 from .numpy_baseline import to_numpy as to_numpy
 

@@ -1,0 +1,208 @@
+"""As few kernels a step as cuBLAS's products allow: bias, ReLU and sums are done by the products' own kernels.
+
+The updates are element-wise, which CuPy makes a kernel of from one line of C. The loss needs sums over rows, and is in
+`kernels/layers.cu`.
+"""
+
+import math
+from functools import cache
+from weakref import WeakKeyDictionary
+
+import cupy as cp
+import numpy as np
+
+from . import _cublas as cublas
+from ._cublas import Product
+from ._cuda import C_TYPES, kernel
+from .cupy_naive import *
+
+THREADS = 256  # a block, for kernels in which each thread has one element
+
+_plans: WeakKeyDictionary = WeakKeyDictionary()  # of each network, by batch size
+
+
+def gather(X, index):
+    if not (X.flags.c_contiguous and X.dtype in C_TYPES and index.dtype == np.int64):
+        return X[index]
+    rows = cp.empty((len(index), *X.shape[1:]), X.dtype)
+    n, width = len(rows), math.prod(X.shape[1:])
+    _gather_of(X.dtype)((-(-rows.size // THREADS),), (THREADS,), (X, index, rows, np.int32(n), np.int32(width)))
+    return rows
+
+
+def relu_backward(a, da):
+    return _relu_backward(a, da)
+
+
+def softmax_cross_entropy(z, labels):
+    dz, loss = z.copy(order="C"), cp.empty((), z.dtype)
+    cross_entropy(dz, None, cp.ascontiguousarray(labels, np.int64), loss)
+    return loss, dz
+
+
+def axpy(alpha, x, y):
+    _axpy(x, alpha, y)
+
+
+def sgd_update(theta, grad, lr):
+    _sgd(grad, lr, theta)
+
+
+def momentum_update(theta, grad, velocity, lr, momentum):
+    _momentum(grad, lr, momentum, theta, velocity)
+
+
+def nesterov_update(theta, grad, velocity, lr, momentum):
+    _nesterov(grad, lr, momentum, theta, velocity)
+
+
+def rmsprop_update(theta, grad, s, lr, rho, eps):
+    _rmsprop(grad, lr, rho, 1 - rho, eps, theta, s)
+
+
+def adam_update(theta, grad, m, v, t, lr, beta1, beta2, eps):
+    _adam(grad, t, lr, beta1, 1 - beta1, _log(beta1), beta2, 1 - beta2, _log(beta2), eps, theta, m, v)
+
+
+def train_step(network, optimizer, x, labels):
+    """Take one step; see `train.train_step`. The labels are not checked: to look at them would make the GPU wait."""
+    loss = cp.empty((), network.dtype)
+    gradient(network, network.as_input(x), labels.astype(np.int64, copy=False), loss)
+    optimizer.step()
+    return loss
+
+
+def gradient(network, x, labels, losses, step=None):
+    """Write the gradient of the batch's loss into `network.grad`, and the loss into losses[step].
+
+    x (n, inputs) in the network's type, labels (n,) int64; step: an int32 on the GPU, which then goes on by one.
+    """
+    plans = _plans.setdefault(network, {})
+    if len(x) not in plans:
+        if len(plans) > 1:  # an epoch has two sizes of batches, the last one's and that of all others
+            plans.clear()
+        plans[len(x)] = _Plan(network, x)
+    plans[len(x)].run(x, labels, losses, step)
+
+
+class _Plan:
+    """A network's products for batches of one size, and the arrays that they write."""
+
+    def __init__(self, network, x):
+        n, dtype, self.layers = len(x), network.dtype, network.layers[::2]
+        outputs = network.sizes[1:]
+        self.a = [cp.empty((n, features), dtype) for features in outputs]  # the last one holds the logits
+        self.dz = [*(cp.empty_like(a) for a in self.a[:-1]), self.a[-1]]  # which become their gradient
+        self.masks = [cublas.mask(n, features) for features in outputs]
+        self.forward = [self.plan_forward(i, source) for i, source in enumerate([x, *self.a[:-1]])]
+        self.weights = [self.plan_weights(i, source) for i, source in enumerate([x, *self.a[:-1]])]
+        self.back = [None, *(self.plan_back(i) for i in range(1, len(outputs)))]
+
+    def plan_forward(self, i, x):
+        layer, out, hidden = self.layers[i], self.a[i], i < len(self.a) - 1
+        if not hidden:
+            return Product(x, layer.W, out)  # `cross_entropy` adds the bias
+        try:
+            return Product(x, layer.W, out, cublas.RELU_AUX_BIAS, layer.b, self.masks[i])
+        except cublas.Unsupported:
+            return _then(Product(x, layer.W, out), lambda: add_bias_relu(out, layer.b))
+
+    def plan_weights(self, i, x):
+        layer, dz = self.layers[i], self.dz[i]
+        try:
+            return Product(x.T, dz, layer.dW, cublas.BGRADA, layer.db)
+        except cublas.Unsupported:
+            return _then(Product(x.T, dz, layer.dW), lambda: np.sum(dz, axis=0, out=layer.db))
+
+    def plan_back(self, i):
+        W, dz, a, out = self.layers[i].W, self.dz[i], self.a[i - 1], self.dz[i - 1]
+        try:
+            return Product(dz, W.T, out, cublas.DRELU, mask=self.masks[i - 1])
+        except cublas.Unsupported:
+            return _then(Product(dz, W.T, out), lambda: _relu_backward(a, out, out))
+
+    def run(self, x, labels, losses, step):
+        inputs = [x, *self.a[:-1]]
+        for product, layer, source, out in zip(self.forward, self.layers, inputs, self.a, strict=True):
+            product(source, layer.W, out)
+        cross_entropy(self.a[-1], self.layers[-1].b, labels, losses, step)
+        for i in range(len(self.layers) - 1, -1, -1):
+            layer, dz = self.layers[i], self.dz[i]
+            self.weights[i](inputs[i].T, dz, layer.dW)
+            if i > 0:
+                self.back[i](dz, layer.W.T, self.dz[i - 1])
+
+
+def _then(product, finish):
+    """Return a function that does a product and then what has no epilogue."""
+
+    def run(a, b, out):
+        product(a, b, out)
+        finish()
+
+    return run
+
+
+def add_bias_relu(z, b):
+    """Replace z by relu(z + b)."""
+    _layers("add_bias_relu", z)((-(-z.size // THREADS),), (THREADS,), (z, b, np.int32(len(z)), np.int32(len(b))))
+
+
+def cross_entropy(z, b, labels, losses, step=None):
+    """Replace z by the gradient of the loss of the logits z + b, and write the mean loss into losses[step]."""
+    n, classes = z.shape
+    threads = 32 * min(-(-n // 2), 32)  # 16 a row
+    pointers = (z, b if b is not None else 0, labels, losses, step if step is not None else 0)
+    _layers("cross_entropy", z)((1,), (threads,), (*pointers, np.int32(n), np.int32(classes)))
+
+
+@cache
+def _gather_of(dtype):
+    return kernel("layers", "gather", np.float32, PIXEL=C_TYPES[dtype])
+
+
+@cache
+def _of_type(name, dtype):
+    return kernel("layers", name, dtype)
+
+
+def _layers(name, array):
+    return _of_type(name, array.dtype)
+
+
+def _log(beta):
+    return math.log(beta) if beta else -math.inf
+
+
+_relu_backward = cp.ElementwiseKernel("T a, T da", "T dz", "dz = a > 0 ? da : T(0)", "relu_backward")
+_axpy = cp.ElementwiseKernel("T x, T alpha", "T y", "y += alpha * x", "axpy")
+_sgd = cp.ElementwiseKernel("T g, T lr", "T theta", "theta -= lr * g", "sgd")
+_momentum = cp.ElementwiseKernel(
+    "T g, T lr, T momentum",
+    "T theta, T velocity",
+    "velocity = momentum * velocity + g; theta -= lr * velocity",
+    "momentum",
+)
+_nesterov = cp.ElementwiseKernel(
+    "T g, T lr, T momentum",
+    "T theta, T velocity",
+    "velocity = momentum * velocity + g; theta -= lr * (g + momentum * velocity)",
+    "nesterov",
+)
+_rmsprop = cp.ElementwiseKernel(
+    "T g, T lr, T rho, T rest, T eps",
+    "T theta, T s",
+    "s = rho * s + rest * g * g; theta -= lr * g / (sqrt(s) + eps)",
+    "rmsprop",
+)
+# 1 - beta^t, in float32 as exactly as in float64: -expm1(t log beta).
+_adam = cp.ElementwiseKernel(
+    "T g, T t, T lr, T beta1, T rest1, T log1, T beta2, T rest2, T log2, T eps",
+    "T theta, T m, T v",
+    """
+    m = beta1 * m + rest1 * g;
+    v = beta2 * v + rest2 * g * g;
+    theta -= lr * (m / -expm1(t * log1)) / (sqrt(v / -expm1(t * log2)) + eps);
+    """,
+    "adam",
+)

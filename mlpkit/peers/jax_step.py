@@ -1,0 +1,88 @@
+"""JAX, a jitted step: XLA compiles gather, network, loss, gradients and update into one program, which Python starts.
+
+Its buffers are donated: the step writes the new weights where the old ones were. The images are on the device as
+float32; uint8 is as fast. The labels' logits are picked by comparison, whose gradient is elementwise; a gather's is a
+scatter, which takes longer. Without precision="highest", matrix products would be of TF32 on a GPU.
+"""
+
+import os
+from functools import partial
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes most of the GPU at its first array
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def prepare(problem, precision="highest"):
+    data, state = put(problem), start(problem)
+    step = make_step(problem.recipe, precision)
+    row, losses = jnp.zeros((), jnp.int32), jnp.zeros(len(problem.rows()))  # of the next batch; each row's latest
+
+    @partial(jax.jit, donate_argnums=(0, 1, 2))
+    def take(state, row, losses, X, y, rows):
+        state, loss = step(state, X, y, rows[row])
+        return state, (row + 1) % len(rows), losses.at[row].set(loss)
+
+    def steps(n):
+        longest = len(losses)
+        counts = [longest] * (n // longest) + [n % longest] * (n % longest > 0)
+        return np.concatenate([steps_of_an_epoch(count) for count in counts])
+
+    def steps_of_an_epoch(count):
+        nonlocal state, row, losses
+        for _ in range(count):
+            state, row, losses = take(state, row, losses, *data)
+        jax.block_until_ready(state)
+        return np.roll(losses, -int(row))[-count:]  # the oldest first
+
+    return steps
+
+
+def put(problem):
+    """Return images, labels, and the rows of batches, on the device."""
+    return jnp.asarray(problem.X), jnp.asarray(problem.y, jnp.int32), jnp.asarray(problem.rows(), jnp.int32)
+
+
+def start(problem):
+    """Return what training changes: the network, a list of pairs (W, b), and for Adam its moments and its count."""
+    network = [(jnp.array(W), jnp.array(b)) for W, b in zip(problem.weights, problem.biases, strict=True)]
+    if problem.recipe.optimizer == "sgd":
+        return (network,)
+    m, v = (jax.tree.map(jnp.zeros_like, network) for _ in "mv")
+    return network, m, v, jnp.zeros((), jnp.int32)
+
+
+def make_step(recipe, precision):
+    """Return the function (state, X, y, index) -> (state, loss)."""
+    value_and_grad = jax.value_and_grad(partial(loss_of, precision))
+    update = adam if recipe.optimizer == "adam" else sgd
+
+    def step(state, X, y, index):
+        loss, gradients = value_and_grad(state[0], X[index], y[index])
+        return update(recipe.lr, gradients, *state), loss
+
+    return step
+
+
+def loss_of(precision, network, x, labels):
+    *hidden, (W, b) = network
+    for V, c in hidden:
+        x = jax.nn.relu(jnp.matmul(x, V, precision=precision) + c)
+    z = jnp.matmul(x, W, precision=precision) + b
+    is_label = labels[:, None] == jnp.arange(z.shape[1])
+    return jnp.mean(jax.nn.logsumexp(z, axis=1) - jnp.sum(z * is_label, axis=1))
+
+
+def sgd(lr, gradients, network):
+    return (jax.tree.map(lambda p, g: p - lr * g, network, gradients),)
+
+
+def adam(lr, gradients, network, m, v, t, beta1=0.9, beta2=0.999, eps=1e-8):
+    t = t + 1
+    m = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, m, gradients)
+    v = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, v, gradients)
+    c1, c2 = (-jnp.expm1(t * np.log(beta).astype(np.float32)) for beta in (beta1, beta2))  # 1 - beta**t
+    network = jax.tree.map(lambda p, m, v: p - lr * (m / c1) / (jnp.sqrt(v / c2) + eps), network, m, v)
+    return network, m, v, t

@@ -1,0 +1,84 @@
+"""PyTorch on the GPU, the whole step compiled: gather, network, loss, gradients and update are one function.
+
+It is a function of tensors, differentiated by `torch.func`, without modules and optimizers, and `torch.compile` fuses
+what it can across all of its parts. On an H200 that takes a third of eager's time; with network and loss alone
+compiled, a step takes longer than eager, and two thirds of it in the mode "reduce-overhead". Which batch is next, and
+the losses so far, are known on the GPU only. The images are there as float32; uint8 is as fast.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+
+def prepare(problem):
+    return on("cuda", problem)
+
+
+def on(device, problem):
+    training = Training(device, problem)
+    return training.repeat(training.step)
+
+
+class Training:
+    """Everything that training needs and changes, in `state`, on a device; `step()` takes the next step."""
+
+    def __init__(self, device, problem, precision="highest", mode=None):
+        torch.set_float32_matmul_precision(precision)
+        layers = zip(problem.weights, problem.biases, strict=True)
+        arrays = [problem.X, problem.y, problem.rows(), *(array for layer in layers for array in layer)]
+        X, y, rows, *theta = (torch.tensor(array, device=device) for array in arrays)
+        moments, t = [torch.zeros_like(p) for p in 2 * theta], torch.zeros((), device=device)
+        adam = (moments[: len(theta)], moments[len(theta) :], t) if problem.recipe.optimizer == "adam" else ()
+        self.row = torch.zeros(1, dtype=torch.int64, device=device)  # of the next batch
+        self.losses = torch.zeros(len(rows), device=device)  # each row's latest
+        self.state = [*theta, *moments, t, self.row, self.losses]
+        torch._dynamo.reset()  # else what earlier recipes compiled counts towards its limit
+        compiled = torch.compile(step, dynamic=False, fullgraph=True, mode=mode)
+        self.step = lambda: compiled(X, y, rows, self.row, self.losses, theta, problem.recipe.lr, adam)
+
+    def repeat(self, step):
+        """Return steps(n), which calls `step` n times, and waits for the losses of an epoch at a time."""
+        longest = len(self.losses)
+
+        def steps(n):
+            counts = [longest] * (n // longest) + [n % longest] * (n % longest > 0)
+            return np.concatenate([self._take(step, count) for count in counts])
+
+        return steps
+
+    def _take(self, step, count):
+        for _ in range(count):
+            step()
+        oldest_first = np.roll(self.losses.cpu().numpy(), -int(self.row))
+        return oldest_first[-count:]
+
+
+def step(X, y, rows, row, losses, theta, lr, adam):
+    index = rows.index_select(0, row)[0]
+    gradients, loss = torch.func.grad_and_value(loss_of)(theta, X[index], y[index])
+    if adam:
+        update_adam(theta, gradients, lr, *adam)
+    else:
+        for p, g in zip(theta, gradients, strict=True):
+            p.sub_(lr * g)
+    losses.index_copy_(0, row, loss[None])
+    row.copy_((row + 1) % len(rows))
+
+
+def loss_of(theta, x, labels):
+    *hidden, (W, b) = zip(theta[::2], theta[1::2], strict=True)
+    for V, c in hidden:
+        x = torch.relu(torch.addmm(c, x, V))
+    return F.cross_entropy(torch.addmm(b, x, W), labels)
+
+
+def update_adam(theta, gradients, lr, ms, vs, t, beta1=0.9, beta2=0.999, eps=1e-8):
+    t.add_(1)
+    c1, c2 = (-torch.expm1(t * math.log(beta)) for beta in (beta1, beta2))  # 1 - beta**t
+    for p, g, m, v in zip(theta, gradients, ms, vs, strict=True):
+        m.mul_(beta1).add_((1 - beta1) * g)
+        v.mul_(beta2).add_((1 - beta2) * g * g)
+        p.sub_(lr * (m / c1) / (torch.sqrt(v / c2) + eps))
