@@ -25,11 +25,15 @@ def rates(optimizer, steps):
 
 
 def settings(optimizer):
-    """Return the kernels' last arguments: beta1, beta2, eps, the L2 penalty, the shrinking of the weights."""
+    """Return the kernels' last arguments: each beta with 1 - beta, eps, the L2 penalty, the shrinking of the weights.
+
+    1 - beta is taken in float64: in float32 it would be off by 5e-5 for a beta of 0.999.
+    """
     decay = optimizer.weight_decay
     decays = (0.0, decay) if isinstance(optimizer, AdamW) else (decay, 0.0)
-    betas = (optimizer.beta1, optimizer.beta2, optimizer.eps) if optimizer.state else (0.0, 0.0, 0.0)
-    return tuple(map(optimizer.network.dtype.type, (*betas, *decays)))
+    betas = (optimizer.beta1, optimizer.beta2) if optimizer.state else (0.0, 0.0)
+    pairs = [number for beta in betas for number in (beta, 1 - beta)]
+    return tuple(map(optimizer.network.dtype.type, (*pairs, getattr(optimizer, "eps", 0.0), *decays)))
 
 
 def mean_losses(row_losses, rest):

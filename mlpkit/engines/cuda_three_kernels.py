@@ -31,7 +31,7 @@ def train_epoch(network, optimizer, X, y, order, batch_size):
     if epoch is None or not epoch.fits(optimizer, X, y, order, batch_size):
         check_labels(y, len(X), network.sizes[-1])
         epoch = _epochs[network] = _ThreeKernels(None, network, optimizer, X, y, order, batch_size)
-    return epoch.run(order, steps_a_graph=None)
+    return epoch.run(network, optimizer, order)
 
 
 class _ThreeKernels(_Epoch):
@@ -57,23 +57,23 @@ class _ThreeKernels(_Epoch):
             function.max_dynamic_shared_size_bytes = size
         return found
 
-    def run(self, order, steps_a_graph):
+    def run(self, network, optimizer, order):
         """Train on the examples in `order` and return the losses, one a step."""
         full, rest = divmod(len(order), self.batch_size)
         steps = full + (rest > 0)
         self.order[: len(order)], self.steps[...] = order, 0
-        self.rates[:steps] = cp.asarray(rates(self.optimizer, steps))
+        self.rates[:steps] = cp.asarray(rates(optimizer, steps))
         if full:
-            self.graph(full, self.batch_size).launch()
+            self.graph(network, optimizer, full, self.batch_size).launch()
         if rest:
-            self.graph(1, rest).launch()
-        self.optimizer.steps += steps
+            self.graph(network, optimizer, 1, rest).launch()
+        optimizer.steps += steps
         return mean_losses(self.row_losses[:steps], rest)
 
-    def enqueue(self, n):
+    def enqueue(self, network, optimizer, n):
         """Ask for one step: the kernels run when the GPU comes to them."""
         first_layer, rows, update = self.kernels
-        network, sizes = self.network, self.network.sizes
+        sizes = network.sizes
         batch = np.int32(self.batch_size), np.int32(n)
         grid = -(-sizes[1] // TILE[1]), -(-n // TILE[0])
         images = self.X, self.order, self.steps
@@ -82,6 +82,6 @@ class _ThreeKernels(_Epoch):
         arguments = self.y, self.order, self.steps, *batch, network.theta, *results
         rows((-(-n // ROWS),), (32 * WARPS,), arguments, shared_mem=self.shared_bytes[1])
         tiles = sum(-(-inputs // EDGE) * -(-columns // EDGE) for inputs, columns in pairwise(sizes))
-        m, v = self.optimizer.state.values() or (0, 0)
+        m, v = optimizer.state.values() or (0, 0)
         arguments = *images, *batch, self.outputs, self.gradients, network.theta, m, v, self.rates
-        update((tiles,), (EDGE * EDGE // 4,), (*arguments, *settings(self.optimizer)))
+        update((tiles,), (EDGE * EDGE // 4,), (*arguments, *settings(optimizer)))

@@ -1,6 +1,5 @@
-// needs sm_80 or later, and a GPU that holds all blocks at once, one a multiprocessor
-//
-// A whole epoch in one launch. The blocks stay, keep what they need close by, and hand each other numbers.
+// A whole epoch in one launch. The blocks stay, keep what they need close by, and hand each other numbers; so the GPU
+// must hold all of them at once, one on each multiprocessor.
 //
 //   Column blocks (64): each owns 2 columns of W1, and has the whole batch of images in shared memory. It computes its
 //   columns of a1, and when their gradient comes back it updates its columns and goes straight on to the next batch:
@@ -52,7 +51,7 @@ struct Packets {
 
 struct Exchange {
     Packets of[2];
-    Word updated[2][32];  // by how many column blocks: W2; W3 and W4. 32: each in its own piece of the cache
+    Word updated;  // how often a column block has updated its part of W2, W3 and W4
 };
 
 struct Arguments {
@@ -61,7 +60,7 @@ struct Arguments {
     int examples, batch_size;
     float *theta, *m, *v;
     const float* rates;  // (steps, 3): the rate, and Adam's: by how much its averages are still too small
-    float beta1, beta2, eps, l2, shrink;
+    float beta1, rest1, beta2, rest2, eps, l2, shrink;  // rest: 1 - beta, as float64 has it
     float* row_losses;  // (steps, batch_size)
     Exchange* exchange;
 };
@@ -101,25 +100,40 @@ __device__ float receive(const Packet* from, Word tag) {
     return value_of(packet);
 }
 
-// Receive N pairs of neighbours at once; at(i) is where the i-th pair is.
-template <int N, typename At>
-__device__ void receive_pairs(float2 (&values)[N], Word tag, At at) {
+// N pairs of neighbours, asked for at once; at(i) is where the i-th pair is. What is not there yet is asked for again.
+template <int N>
+struct Mail {
     ulonglong2 packets[N];
-    Word looks = 0;
-    bool all;
-    do {
+
+    template <typename At>
+    __device__ void ask(At at) {
         for (int i = 0; i < N; i++) packets[i] = look_at_two(at(i));
-        all = true;
-        for (int i = 0; i < N; i++) all = all && is_of(packets[i].x, tag) && is_of(packets[i].y, tag);
-        give_up_after_a_while(looks);
-    } while (!all);
-    for (int i = 0; i < N; i++) values[i] = make_float2(value_of(packets[i].x), value_of(packets[i].y));
-}
+    }
+
+    template <typename At>
+    __device__ void wait(Word tag, At at) {
+        Word looks = 0;
+        bool all;
+        do {
+            all = true;
+            for (int i = 0; i < N; i++) {
+                if (is_of(packets[i].x, tag) && is_of(packets[i].y, tag)) continue;
+                all = false;
+                packets[i] = look_at_two(at(i));
+            }
+            give_up_after_a_while(looks);
+        } while (!all);
+    }
+
+    __device__ float2 operator[](int i) const { return make_float2(value_of(packets[i].x), value_of(packets[i].y)); }
+};
 
 // Everything that the block has written is there for whoever sees the counter.
 __device__ void count_on(Word* counter) {
     __syncthreads();
-    if (threadIdx.x == THREADS - 1) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+    if (threadIdx.x == THREADS - 1) {
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+    }
 }
 
 __device__ void wait_for_count(const Word* counter, Word count) {
@@ -172,8 +186,8 @@ struct Parameter {
             w -= rates.lr * arguments.shrink * w;
         }
 #if ADAM
-        m = arguments.beta1 * m + (1 - arguments.beta1) * g;
-        v = arguments.beta2 * v + (1 - arguments.beta2) * g * g;
+        m = arguments.beta1 * m + arguments.rest1 * g;
+        v = arguments.beta2 * v + arguments.rest2 * g * g;
         w -= rates.lr * (m / rates.m_is) / (sqrtf(v / rates.v_is) + arguments.eps);
 #else
         w -= rates.lr * g;
@@ -226,7 +240,11 @@ __device__ void load_transposed(Word (&a)[4], const unsigned char* row) {
 
 const int PIXEL_TILES = INPUTS / 16, TILES_A_WARP = (PIXEL_TILES + WARPS - 1) / WARPS;
 const int ROW_TILES = BATCH / 16, SPLITS = WARPS / ROW_TILES;  // warps that share a tile's sum over the pixels
-const int STAGE_ROWS = BATCH / WARPS < 8 ? BATCH / WARPS : 8;  // of a hidden tile's inputs, at a time, a warp
+const int TILE_WARPS = WARPS / 2;                              // eight warps have a tile of W3, eight one of W2
+const int MAIL_ROWS = BATCH <= 128 ? BATCH / TILE_WARPS : 16;  // whose packets a warp asks for at a time
+const int STAGE_ROWS = MAIL_ROWS < 8 ? MAIL_ROWS : 8;          // whose numbers it has in shared memory at a time
+const int MOST_AHEAD = BATCH > 128 ? 0 : ADAM ? 2 : 3;         // as the registers allow
+const int AHEAD = PIXEL_TILES / WARPS < MOST_AHEAD ? PIXEL_TILES / WARPS : MOST_AHEAD;  // tiles of pixels, for dW1
 
 struct ColumnShared {
     unsigned char x[BUFFERS][BATCH][INPUTS];
@@ -240,18 +258,22 @@ struct ColumnShared {
     float bias_parts[WARPS][TILE];
     Word largest[WARPS];
     float inverse;  // what dz1's integers stand for
-    float b1[2];
+    Parameter b1[2], hidden_bias[2][TILE], last[TILE][2], last_bias[TILE];  // some of them only in some blocks
 };
 
-// Ask for the images of a batch, and go on; the copies are there after wait_for_copies.
+// Ask for the images of a batch, and go on; the copies are there after wait_for_copies. A warp an image.
 __device__ void fetch(const Arguments& arguments, unsigned char (*x)[INPUTS], int step) {
     const long long first = (long long)step * arguments.batch_size;
     const int n = min((long long)arguments.batch_size, arguments.examples - first);
-    for (int e = threadIdx.x; e < n * (INPUTS / 16); e += THREADS) {
-        const int row = e / (INPUTS / 16), piece = e % (INPUTS / 16) * 16;
-        const unsigned char* from = arguments.X + __ldg(arguments.order + first + row) * INPUTS + piece;
-        const Word to = __cvta_generic_to_shared(&x[row][piece]);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    long long example = 0;  // a lane knows one of the warp's
+    if (lane * WARPS + warp < n) example = __ldg(arguments.order + first + lane * WARPS + warp);
+    for (int i = 0; i * WARPS + warp < n; i++) {
+        const unsigned char* from = arguments.X + __shfl_sync(~0u, example, i) * INPUTS;
+        for (int piece = lane * 16; piece < INPUTS; piece += 32 * 16) {
+            const Word to = __cvta_generic_to_shared(&x[i * WARPS + warp][piece]);
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from + piece) : "memory");
+        }
     }
 }
 
@@ -263,7 +285,7 @@ struct FirstWeights {
     int biased, next;  // the exponent that the digits were made with, and a guess for the next step's
 
     static __device__ int tile(int i) { return (WARPS - 1 - threadIdx.x / 32) + i * WARPS; }  // warp 0 has other work too
-    static __device__ bool has(int i) { return tile(i) < PIXEL_TILES; }
+    static __device__ bool has(int i) { return (i + 1) * WARPS <= PIXEL_TILES || tile(i) < PIXEL_TILES; }
     static __device__ int column() { return threadIdx.x % 4 / 2; }
     static __device__ int pixel(int i) { return tile(i) * 16 + threadIdx.x % 32 / 4 * 2 + threadIdx.x % 2; }
     static __device__ int place(int i) { return W1 + pixel(i) * WIDTH + blockIdx.x * 2 + column(); }
@@ -338,7 +360,7 @@ __device__ void first_layer(ColumnShared& shared, const unsigned char (*x)[INPUT
             const int4 s = *(const int4*)&shared.sums[part][row][4 * column];
             sum += s.x + ((long long)s.y << 8) + ((long long)s.z << 16) + ((long long)s.w << 24);
         }
-        const float z = (float)sum * (inverse / 255) + shared.b1[column];
+        const float z = (float)sum * (inverse / 255) + shared.b1[column].w;
         send(&packets.a[0][row][2 * blockIdx.x + column], z < 0 ? 0 : z, tag);  // in this order a NaN stays a NaN
     }
 }
@@ -347,17 +369,18 @@ __device__ void first_layer(ColumnShared& shared, const unsigned char (*x)[INPUT
 // By one warp. A lane has four rows of each column: those that one register of the tensor cores' input holds.
 __device__ float2 receive_dz1(ColumnShared& shared, Packets& packets, Word tag) {
     const int lane = threadIdx.x % 32, GROUPS = (BATCH / 4 + 31) / 32;
+    Mail<4> mail;
     float2 dz[GROUPS][4], sum = {0, 0};
     Word largest = 0;
     for (int group = 0; group < GROUPS; group++) {
         const int task = group * 32 + lane, first = task % (BATCH / 16) * 16, t = task / (BATCH / 16);
-        for (int i = 0; i < 4; i++) dz[group][i] = {0, 0};
+        const auto at = [&](int i) { return &packets.dz1[blockIdx.x][first + 2 * t + i % 2 + i / 2 * 8][0]; };
         if (t < 4) {
-            receive_pairs(dz[group], tag,
-                          [&](int i) { return &packets.dz1[blockIdx.x][first + 2 * t + i % 2 + i / 2 * 8][0]; });
+            mail.ask(at);
+            mail.wait(tag, at);
         }
         for (int i = 0; i < 4; i++) {
-            const float2 pair = dz[group][i];
+            const float2 pair = dz[group][i] = t < 4 ? mail[i] : make_float2(0, 0);
             largest = max(largest, max(magnitude(pair.x), magnitude(pair.y)));
             sum.x += pair.x;
             sum.y += pair.y;
@@ -387,25 +410,43 @@ __device__ float2 receive_dz1(ColumnShared& shared, Packets& packets, Word tag) 
     return sum;
 }
 
-// W1's gradient, x^T dz1, for the block's columns, and the update.
-__device__ void update_first(FirstWeights& weights, ColumnShared& shared, const unsigned char (*x)[INPUTS],
-                             const Arguments& arguments, Rates rates) {
+// x^T for a tile of 16 pixels and all rows, as the tensor cores want it.
+struct Pixels {
+    Word of[BATCH / 32][4];
+
+    __device__ void load(const unsigned char (*x)[INPUTS], int tile) {
+#pragma unroll
+        for (int step = 0; step < BATCH / 32; step++) {
+            Word pairs[4];  // a register has two pixels of two rows; the tensor cores want four rows of one pixel
+            load_transposed(pairs, &x[step * 32 + threadIdx.x % 32][tile * 16]);
+            of[step][0] = __byte_perm(pairs[0], pairs[1], 0x6420);
+            of[step][1] = __byte_perm(pairs[0], pairs[1], 0x7531);
+            of[step][2] = __byte_perm(pairs[2], pairs[3], 0x6420);
+            of[step][3] = __byte_perm(pairs[2], pairs[3], 0x7531);
+        }
+    }
+};
+
+// W1's gradient, x^T dz1, for the block's columns, and the update. ahead: the pixels of the first tiles.
+__device__ void update_first(FirstWeights& weights, ColumnShared& shared, const Pixels* ahead,
+                             const unsigned char (*x)[INPUTS], const Arguments& arguments, Rates rates) {
     const int lane = threadIdx.x % 32;
     const float unit = shared.inverse / 255;
     Word b[BATCH / 16];
+#pragma unroll
     for (int i = 0; i < BATCH / 16; i++) b[i] = shared.dz[lane][i];
 #pragma unroll
     for (int i = 0; i < TILES_A_WARP; i++) {
         if (weights.has(i)) {
+            Pixels pixels;
+            if (i < AHEAD) {
+                pixels = ahead[i];
+            } else {
+                pixels.load(x, weights.tile(i));
+            }
             int c[4] = {};
 #pragma unroll
-            for (int step = 0; step < BATCH / 32; step++) {
-                Word pairs[4];  // a register has two pixels of two rows; the tensor cores want four rows of one pixel
-                load_transposed(pairs, &x[step * 32 + lane][weights.tile(i) * 16]);
-                const Word a[4] = {__byte_perm(pairs[0], pairs[1], 0x6420), __byte_perm(pairs[0], pairs[1], 0x7531),
-                                   __byte_perm(pairs[2], pairs[3], 0x6420), __byte_perm(pairs[2], pairs[3], 0x7531)};
-                multiply(c, a, b[2 * step], b[2 * step + 1]);
-            }
+            for (int step = 0; step < BATCH / 32; step++) multiply(c, pixels.of[step], b[2 * step], b[2 * step + 1]);
             // An even lane has the two low digits' sums of two pixels, the odd one beside it the two high digits'.
             const bool odd = lane % 2;
             const float first = (float)c[0] + 256.0f * c[1], second = (float)c[2] + 256.0f * c[3];
@@ -416,139 +457,169 @@ __device__ void update_first(FirstWeights& weights, ColumnShared& shared, const 
     }
 }
 
-// The gradient of the block's tile of W2 or W3 and the update; blocks 0 to 7 have the bias, too.
-// a, dz: what the layer was given, and the gradient of what it returned.
-__device__ void update_tile(Parameter& weight, Parameter& bias, int W, int B, const Packet (*a)[WIDTH],
-                            const Packet (*dz)[WIDTH], Word tag, ColumnShared& shared, const Arguments& arguments,
-                            Rates rates) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int row = blockIdx.x / 8 * TILE, column = blockIdx.x % 8 * TILE;
-    const int rows_a_warp = BATCH / WARPS, N = STAGE_ROWS / 2;
-    float sums[2][4] = {}, bias_sums[4] = {};
-    for (int start = warp * rows_a_warp; start < (warp + 1) * rows_a_warp; start += STAGE_ROWS) {
-        if (lane < STAGE_ROWS) receive(&dz[start + lane][column], tag);  // look at little until it is there
-        __syncwarp();
-        float2 pairs[N];
-        receive_pairs(pairs, tag, [&](int i) {
-            const int e = lane + 32 * i, r = e / 8 % STAGE_ROWS, pair = e % 8 * 2;
-            return e / 8 < STAGE_ROWS ? &a[start + r][row + pair] : &dz[start + r][column + pair];
-        });
-        for (int i = 0; i < N; i++) {
-            const int e = lane + 32 * i;
-            *(float2*)&shared.stage[warp][e / 8 / STAGE_ROWS][e / 8 % STAGE_ROWS][e % 8 * 2] = pairs[i];
-        }
-        __syncwarp();
+// The hidden layers' gradients: warps 0 to 7 have a tile of W3, warps 8 to 15 one of W2; blocks 0 to 7 a bias, too.
+struct HiddenTile {
+    Parameter weight;
+
+    static __device__ int layer() { return threadIdx.x / 32 / TILE_WARPS; }  // 0 for W3, 1 for W2
+    static __device__ int row() { return blockIdx.x / 8 * TILE; }
+    static __device__ int column() { return blockIdx.x % 8 * TILE; }
+    static __device__ int element() { return threadIdx.x % (TILE * TILE); }  // of the tile, that a thread updates
+    static __device__ int weight_place() {
+        return (layer() ? W2 : W3) + (row() + element() / TILE) * WIDTH + column() + element() % TILE;
+    }
+    static __device__ bool has_bias() { return row() == 0 && element() < TILE; }
+    static __device__ int bias_place() { return (layer() ? B2 : B3) + column() + element() % TILE; }
+
+
+    static __device__ int first_row() { return threadIdx.x / 32 % TILE_WARPS * (BATCH / TILE_WARPS); }
+    static __device__ const Packet* place(const Packet (*packets)[WIDTH], int start, int i, int column) {
+        const int e = i * 32 + threadIdx.x % 32;  // eight lanes a row
+        return &packets[first_row() + start + e / 8][column + e % 8 * 2];
+    }
+
+    __device__ void update(const Packets& packets, Word tag, ColumnShared& shared, const Arguments& arguments,
+                           Rates rates) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        float sums[2][4] = {}, bias_sums[4] = {};
+        for (int start = 0; start < BATCH / TILE_WARPS; start += MAIL_ROWS) {
+            Mail<MAIL_ROWS / 4> a, dz;
+            const auto a_at = [&](int i) { return place(packets.a[1 - layer()], start, i, row()); };
+            const auto dz_at = [&](int i) { return place(packets.dz[1 - layer()], start, i, column()); };
+            a.ask(a_at);
+            dz.ask(dz_at);
+            a.wait(tag, a_at);
+            dz.wait(tag, dz_at);
 #pragma unroll
-        for (int r = 0; r < STAGE_ROWS; r++) {
-            const float2 left = *(const float2*)&shared.stage[warp][0][r][lane / 4 * 2];
-            const float4 right = *(const float4*)&shared.stage[warp][1][r][lane % 4 * 4];
-            const float l[2] = {left.x, left.y}, d[4] = {right.x, right.y, right.z, right.w};
-            for (int j = 0; j < 4; j++) {
-                for (int i = 0; i < 2; i++) sums[i][j] += l[i] * d[j];
-                bias_sums[j] += d[j];
+            for (int stage = 0; stage < MAIL_ROWS; stage += STAGE_ROWS) {
+#pragma unroll
+                for (int i = 0; i < STAGE_ROWS / 4; i++) {
+                    const int r = i * 4 + lane / 8, pair = lane % 8 * 2;
+                    *(float2*)&shared.stage[warp][0][r][pair] = a[stage / 4 + i];
+                    *(float2*)&shared.stage[warp][1][r][pair] = dz[stage / 4 + i];
+                }
+                __syncwarp();
+#pragma unroll
+                for (int r = 0; r < STAGE_ROWS; r++) {
+                    const float2 left = *(const float2*)&shared.stage[warp][0][r][lane / 4 * 2];
+                    const float4 right = *(const float4*)&shared.stage[warp][1][r][lane % 4 * 4];
+                    const float l[2] = {left.x, left.y}, d[4] = {right.x, right.y, right.z, right.w};
+                    for (int j = 0; j < 4; j++) {
+                        for (int i = 0; i < 2; i++) sums[i][j] += l[i] * d[j];
+                        bias_sums[j] += d[j];
+                    }
+                }
+                __syncwarp();
             }
         }
-        __syncwarp();
-    }
-    for (int i = 0; i < 2; i++) {
-        float* to = &shared.parts[warp][(lane / 4 * 2 + i) * TILE + lane % 4 * 4];
-        *(float4*)to = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
-    }
-    if (lane < 4) {
-        for (int j = 0; j < 4; j++) shared.bias_parts[warp][lane * 4 + j] = bias_sums[j];
-    }
-    __syncthreads();
-    const int e = threadIdx.x;
-    if (e < TILE * TILE) {
+        for (int i = 0; i < 2; i++) {
+            float* to = &shared.parts[warp][(lane / 4 * 2 + i) * TILE + lane % 4 * 4];
+            *(float4*)to = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
+        }
+        if (lane < 4) {
+            for (int j = 0; j < 4; j++) shared.bias_parts[warp][lane * 4 + j] = bias_sums[j];
+        }
+        __syncthreads();
+        const int first = layer() * TILE_WARPS;
         float g = 0;
-        for (int part = 0; part < WARPS; part++) g += shared.parts[part][e];
+#pragma unroll
+        for (int part = 0; part < TILE_WARPS; part++) g += shared.parts[first + part][element()];
         weight.update(g, arguments, rates, true);
-        arguments.theta[W + (row + e / TILE) * WIDTH + column + e % TILE] = weight.w;
-    } else if (e < TILE * TILE + TILE && row == 0) {
-        float g = 0;
-        for (int part = 0; part < WARPS; part++) g += shared.bias_parts[part][e % TILE];
-        bias.update(g, arguments, rates, false);
-        arguments.theta[B + column + e % TILE] = bias.w;
+        arguments.theta[weight_place()] = weight.w;
+        if (has_bias()) {
+            g = 0;
+            for (int part = 0; part < TILE_WARPS; part++) g += shared.bias_parts[first + part][element()];
+            Parameter& bias = shared.hidden_bias[layer()][element()];
+            bias.update(g, arguments, rates, false);
+            arguments.theta[bias_place()] = bias.w;
+        }
     }
-}
+};
 
 // Two rows of W4, a class a warp; the last block has the bias, too.
-__device__ void update_last(Parameter (&weights)[2], Parameter& bias, const Packets& packets, Word tag,
-                            const Arguments& arguments, Rates rates) {
+__device__ void update_last(ColumnShared& shared, const Packets& packets, Word tag, const Arguments& arguments,
+                            Rates rates) {
     const int lane = threadIdx.x % 32, column = threadIdx.x / 32, row = 2 * blockIdx.x;
     if (column >= CLASSES) return;
-    receive(&packets.dz4[BATCH - 1][column], tag);  // look at little until it is there
-    float2 a[BATCH / 32];
-    receive_pairs(a, tag, [&](int i) { return &packets.a[2][lane + 32 * i][row]; });
+    const auto at = [&](int i) { return &packets.a[2][lane + 32 * i][row]; };
+    Mail<BATCH / 32> a;
+    a.ask(at);
+    Packet dz[BATCH / 32];
+    for (int i = 0; i < BATCH / 32; i++) dz[i] = look(&packets.dz4[lane + 32 * i][column]);
+    a.wait(tag, at);
     float g[3] = {};
     for (int i = 0; i < BATCH / 32; i++) {
-        const float dz = receive(&packets.dz4[lane + 32 * i][column], tag);
-        g[0] += a[i].x * dz;
-        g[1] += a[i].y * dz;
-        g[2] += dz;
+        const float slope = is_of(dz[i], tag) ? value_of(dz[i]) : receive(&packets.dz4[lane + 32 * i][column], tag);
+        g[0] += a[i].x * slope;
+        g[1] += a[i].y * slope;
+        g[2] += slope;
     }
     for (int distance = 16; distance > 0; distance /= 2) {
         for (int i = 0; i < 3; i++) g[i] += __shfl_xor_sync(~0u, g[i], distance);
     }
     if (lane > 0) return;
     for (int i = 0; i < 2; i++) {
-        weights[i].update(g[i], arguments, rates, true);
-        arguments.theta[W4 + (row + i) * CLASSES + column] = weights[i].w;
+        Parameter& weight = shared.last[column][i];
+        weight.update(g[i], arguments, rates, true);
+        arguments.theta[W4 + (row + i) * CLASSES + column] = weight.w;
     }
     if (blockIdx.x == COLUMN_BLOCKS - 1) {
+        Parameter& bias = shared.last_bias[column];
         bias.update(g[2], arguments, rates, false);
         arguments.theta[B4 + column] = bias.w;
     }
 }
 
-__device__ void column_block(const Arguments& arguments, int steps) {
+// Call act(parameter, place in theta) for the block's few parameters that are in shared memory.
+template <typename Act>
+__device__ void for_small_parameters(ColumnShared& shared, Act act) {
+    const int e = threadIdx.x;
+    if (e < 2) act(shared.b1[e], B1 + 2 * blockIdx.x + e);
+    if (HiddenTile::has_bias()) act(shared.hidden_bias[HiddenTile::layer()][e % TILE], HiddenTile::bias_place());
+    if (e < 2 * CLASSES) act(shared.last[e % CLASSES][e / CLASSES], W4 + 2 * blockIdx.x * CLASSES + e);
+    if (e < CLASSES && blockIdx.x == COLUMN_BLOCKS - 1) act(shared.last_bias[e], B4 + e);
+}
+
+// Not inlined, nor is row_block: so that each of the two has all registers for itself.
+__device__ __noinline__ void column_block(const Arguments& arguments, int steps) {
     ColumnShared& shared = *(ColumnShared*)shared_bytes;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int e = threadIdx.x % (TILE * TILE), row = blockIdx.x / 8 * TILE, column = blockIdx.x % 8 * TILE;
-    const int places[2] = {W2 + (row + e / TILE) * WIDTH + column + e % TILE, W3 - W2};
-    const int bias_place = column + e % TILE, class_place = min(warp, CLASSES - 1);
     FirstWeights first;
-    Parameter tile[2], tile_bias[2], last[2], last_bias, b1;
+    HiddenTile tile;
+#pragma unroll
     for (int i = 0; i < TILES_A_WARP; i++) {
         if (first.has(i)) first.of[i].load(arguments, first.place(i));
     }
-    for (int i = 0; i < 2; i++) {
-        tile[i].load(arguments, places[0] + i * places[1]);
-        tile_bias[i].load(arguments, B2 + i * WIDTH + bias_place);
-        last[i].load(arguments, W4 + (2 * blockIdx.x + i) * CLASSES + class_place);
-    }
-    last_bias.load(arguments, B4 + class_place);
-    b1.load(arguments, B1 + 2 * blockIdx.x + lane % 2);
-    if (threadIdx.x < 2) shared.b1[lane] = b1.w;
+    tile.weight.load(arguments, tile.weight_place());
+    for_small_parameters(shared, [&](Parameter& parameter, int place) { parameter.load(arguments, place); });
 
     fetch(arguments, shared.x[0], 0);
     wait_for_copies();
     first.biased = 30;
     first.write_digits(shared);
-    __syncthreads();
     for (int step = 0; step < steps; step++) {
         const Word tag = step + 1;
         Packets& packets = arguments.exchange->of[step % 2];
         const Rates rates = rates_of(arguments, step);
         const unsigned char(*x)[INPUTS] = shared.x[step % BUFFERS];
         first_layer(shared, x, inverse_scale(first.biased), packets, tag);
-        if (BUFFERS > 1 && step + 1 < steps) fetch(arguments, shared.x[(step + 1) % BUFFERS], step + 1);
-        __syncthreads();
 
-        update_last(last, last_bias, packets, tag, arguments, rates);
-        update_tile(tile[1], tile_bias[1], W3, B3, packets.a[1], packets.dz[1], tag, shared, arguments, rates);
-        count_on(arguments.exchange->updated[1]);
-        update_tile(tile[0], tile_bias[0], W2, B2, packets.a[0], packets.dz[0], tag, shared, arguments, rates);
-        count_on(arguments.exchange->updated[0]);
+        Pixels ahead[AHEAD + 1];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) ahead[i].load(x, first.tile(i));
+        // While the row blocks are busy, one thread looks; every block at another row.
+        if (threadIdx.x == 0) receive(&packets.dz4[blockIdx.x % BATCH][0], tag);
+        __syncthreads();
+        update_last(shared, packets, tag, arguments, rates);
+        if (BUFFERS > 1 && step + 1 < steps) fetch(arguments, shared.x[(step + 1) % BUFFERS], step + 1);
+        tile.update(packets, tag, shared, arguments, rates);
+        count_on(&arguments.exchange->updated);
 
         float2 db1;
         if (warp == 0) db1 = receive_dz1(shared, packets, tag);
         __syncthreads();
-        update_first(first, shared, x, arguments, rates);
-        if (warp == 0) {
-            b1.update(lane % 2 ? db1.y : db1.x, arguments, rates, false);
-            if (lane < 2) shared.b1[lane] = b1.w;
-        }
+        update_first(first, shared, ahead, x, arguments, rates);
+        if (threadIdx.x < 2) shared.b1[lane].update(lane ? db1.y : db1.x, arguments, rates, false);
         wait_for_copies();
         first.biased = first.next;
         first.write_digits(shared);
@@ -558,19 +629,12 @@ __device__ void column_block(const Arguments& arguments, int steps) {
             __syncthreads();
         }
     }
+#pragma unroll
     for (int i = 0; i < TILES_A_WARP; i++) {
         if (first.has(i)) first.of[i].store(arguments, first.place(i));
     }
-    if (threadIdx.x < TILE * TILE) {
-        for (int i = 0; i < 2; i++) tile[i].store(arguments, places[0] + i * places[1]);
-    } else if (threadIdx.x < TILE * TILE + TILE && row == 0) {
-        for (int i = 0; i < 2; i++) tile_bias[i].store(arguments, B2 + i * WIDTH + bias_place);
-    }
-    if (lane == 0 && warp < CLASSES) {
-        for (int i = 0; i < 2; i++) last[i].store(arguments, W4 + (2 * blockIdx.x + i) * CLASSES + warp);
-        if (blockIdx.x == COLUMN_BLOCKS - 1) last_bias.store(arguments, B4 + warp);
-    }
-    if (threadIdx.x < 2) b1.store(arguments, B1 + 2 * blockIdx.x + lane);
+    tile.weight.store(arguments, tile.weight_place());
+    for_small_parameters(shared, [&](Parameter& parameter, int place) { parameter.store(arguments, place); });
 }
 
 // ---- Row blocks ----
@@ -583,8 +647,22 @@ struct RowShared {
     float a[3][ROWS][WIDTH], dz[3][ROWS][WIDTH];
     float W4[CLASSES][WIDTH];  // transposed
     float b[2][WIDTH], b4[TILE];
-    float z4[ROWS][TILE], dz4[ROWS][TILE];
 };
+
+// Add up each of `sums` over the lanes of a warp, for all of them at once. Two lanes `distance` apart trade halves of what
+// they have, until each lane is left with one sum, sums[0]: the first lanes with the first one. (Half is 0 where lanes
+// have nothing left to part, and add up the same sum.)
+template <int half, int distance>
+__device__ void add_up_across_lanes(float* sums) {
+    const bool upper = threadIdx.x & distance;
+#pragma unroll
+    for (int i = 0; i < (half ? half : 1); i++) {
+        const float mine = half && upper ? sums[i + half] : sums[i];
+        const float other = half && !upper ? sums[i + half] : sums[i];
+        sums[i] = mine + __shfl_xor_sync(~0u, other, distance);
+    }
+    if constexpr (distance > 1) add_up_across_lanes<half / 2, distance / 2>(sums);
+}
 
 // A thread's share of a layer's weights, 8 rows and 4 columns: warp w has rows 8 w and so on, a lane 4 columns.
 struct HeldWeights {
@@ -602,11 +680,13 @@ struct HeldWeights {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
+            const float4 low = *(const float4*)&in[r][8 * warp], high = *(const float4*)&in[r][8 * warp + 4];
+            const float x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
             float4 sum = {0, 0, 0, 0};
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const float x = in[r][8 * warp + i];
-                sum.x += x * row[i].x, sum.y += x * row[i].y, sum.z += x * row[i].z, sum.w += x * row[i].w;
+                sum.x += x[i] * row[i].x, sum.y += x[i] * row[i].y;
+                sum.z += x[i] * row[i].z, sum.w += x[i] * row[i].w;
             }
             *(float4*)&shared.parts[warp][r * WIDTH + 4 * lane] = sum;
         }
@@ -638,17 +718,7 @@ struct HeldWeights {
                 sums[8 * r + i] = d.x * row[i].x + d.y * row[i].y + d.z * row[i].z + d.w * row[i].w;
             }
         }
-        // Lanes trade halves of what they have until each has added up one sum, or two lanes the same one.
-#pragma unroll
-        for (int half = SUMS / 2, distance = 16; distance > 0; half /= 2, distance /= 2) {
-            const bool upper = lane & distance;
-#pragma unroll
-            for (int i = 0; i < (half ? half : 1); i++) {
-                const float mine = half && upper ? sums[i + half] : sums[i];
-                const float other = half && !upper ? sums[i + half] : sums[i];
-                sums[i] = mine + __shfl_xor_sync(~0u, other, distance);
-            }
-        }
+        add_up_across_lanes<SUMS / 2, 16>(sums);
         const int e = lane / (32 / SUMS), r = e / 8, k = 8 * warp + e % 8;
         if (lane % (32 / SUMS) == 0) {
             below[r][k] = a[r][k] > 0 ? sums[0] : 0;
@@ -658,69 +728,71 @@ struct HeldWeights {
     }
 };
 
-// The last layer, the loss, and the gradient of the last hidden layer.
+// The last layer, the loss, and the gradient of the last hidden layer: a warp a row, so that no other has to be waited
+// for. A lane has four of the row's units; then two lanes a class; then four units again.
 __device__ void last_layer(RowShared& shared, Packets& packets, int first, int n, int label, float* row_loss, Word tag) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (warp < CLASSES) {
-        const float4 w = *(const float4*)&shared.W4[warp][4 * lane];
-        for (int r = 0; r < ROWS; r++) {
-            const float4 a = *(const float4*)&shared.a[2][r][4 * lane];
-            float z = a.x * w.x + a.y * w.y + a.z * w.z + a.w * w.w;
-            for (int distance = 16; distance > 0; distance /= 2) z += __shfl_xor_sync(~0u, z, distance);
-            if (lane == 0) shared.z4[r][warp] = z + shared.b4[warp];
+    const int lane = threadIdx.x % 32, r = threadIdx.x / 32;
+    if (r < ROWS) {
+        const float4 a = *(const float4*)&shared.a[2][r][4 * lane];
+        float z[TILE] = {};
+#pragma unroll
+        for (int c = 0; c < CLASSES; c++) {
+            const float4 w = *(const float4*)&shared.W4[c][4 * lane];
+            z[c] = a.x * w.x + a.y * w.y + a.z * w.z + a.w * w.w;
         }
-    }
-    __syncthreads();
-    if (warp < ROWS && lane < TILE) {
-        const Word mask = (1u << TILE) - 1;
-        const float z = lane < CLASSES ? shared.z4[warp][lane] : -__uint_as_float(0x7f800000u);  // minus infinity
-        float largest = z;
-        for (int distance = TILE / 2; distance > 0; distance /= 2) {
-            largest = fmaxf(largest, __shfl_xor_sync(mask, largest, distance));
+        add_up_across_lanes<TILE / 2, 16>(z);
+        const int c = lane / 2;
+        const float logit = c < CLASSES ? z[0] + shared.b4[c] : -__uint_as_float(0x7f800000u);  // minus infinity
+        float largest = logit;
+        for (int distance = 16; distance > 1; distance /= 2) {
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
         }
-        const float power = expf(z - largest);
+        const float power = expf(logit - largest);
         float total = power;
-        for (int distance = TILE / 2; distance > 0; distance /= 2) total += __shfl_xor_sync(mask, total, distance);
-        const bool used = first + warp < n;  // else the row only fills up the batch
-        const float dz = used ? (power / total - (lane == label)) / n : 0;
-        shared.dz4[warp][lane] = dz;
-        send(&packets.dz4[first + warp][lane], dz, tag);
-        if (used && lane == label) row_loss[warp] = logf(total) - (z - largest);
-    }
-    __syncthreads();
-    if (threadIdx.x < ROWS * WIDTH) {
-        const int r = threadIdx.x / WIDTH, k = threadIdx.x % WIDTH;
-        float da = 0;
-        for (int c = 0; c < CLASSES; c++) da += shared.dz4[r][c] * shared.W4[c][k];
-        shared.dz[2][r][k] = shared.a[2][r][k] > 0 ? da : 0;
-        send(&packets.dz[1][first + r][k], shared.dz[2][r][k], tag);
+        for (int distance = 16; distance > 1; distance /= 2) total += __shfl_xor_sync(~0u, total, distance);
+        const bool used = first + r < n;  // else the row only fills up the batch
+        const float dz4 = used ? power / (total * n) - (c == label ? 1.0f / n : 0.0f) : 0.0f;
+        if (lane % 2 == 0) send(&packets.dz4[first + r][c], dz4, tag);
+
+        float4 da = {0, 0, 0, 0};
+#pragma unroll
+        for (int c = 0; c < CLASSES; c++) {
+            const float4 w = *(const float4*)&shared.W4[c][4 * lane];
+            const float d = __shfl_sync(~0u, dz4, 2 * c);
+            da.x += d * w.x, da.y += d * w.y, da.z += d * w.z, da.w += d * w.w;
+        }
+        da = {a.x > 0 ? da.x : 0, a.y > 0 ? da.y : 0, a.z > 0 ? da.z : 0, a.w > 0 ? da.w : 0};
+        *(float4*)&shared.dz[2][r][4 * lane] = da;
+        const float values[4] = {da.x, da.y, da.z, da.w};
+        for (int i = 0; i < 4; i++) send(&packets.dz[1][first + r][4 * lane + i], values[i], tag);
+        if (used && lane == 2 * label) row_loss[r] = logf(total) - (logit - largest);
     }
     __syncthreads();
 }
 
-__device__ void row_block(const Arguments& arguments, int steps) {
+__device__ __noinline__ void row_block(const Arguments& arguments, int steps) {
     RowShared& shared = *(RowShared*)shared_bytes;
     const int first = (blockIdx.x - COLUMN_BLOCKS) * ROWS, warp = threadIdx.x / 32;
     const float* theta = arguments.theta;
     HeldWeights second, third;
+    int example = warp < ROWS && first + warp < arguments.examples ? arguments.order[first + warp] : -1;
     for (int step = 0; step < steps; step++) {
         const Word tag = step + 1;
         Packets& packets = arguments.exchange->of[step % 2];
-        const long long start = (long long)step * arguments.batch_size;
+        const long long start = (long long)step * arguments.batch_size, next = start + arguments.batch_size;
         const int n = min((long long)arguments.batch_size, arguments.examples - start);
-        int label = -1;
-        if (warp < ROWS && first + warp < n) label = arguments.y[arguments.order[start + first + warp]];
+        const int label = example < 0 ? -1 : arguments.y[example];
+        const bool has_next = warp < ROWS && next + first + warp < arguments.examples;
+        example = has_next ? arguments.order[next + first + warp] : -1;
 
-        wait_for_count(arguments.exchange->updated[1], step * COLUMN_BLOCKS);
+        wait_for_count(&arguments.exchange->updated, step * COLUMN_BLOCKS);
+        second.load(theta + W2);
         third.load(theta + W3);
         for (int e = threadIdx.x; e < WIDTH * CLASSES; e += THREADS) {
             shared.W4[e % CLASSES][e / CLASSES] = __ldcg(theta + W4 + e);
         }
-        if (threadIdx.x < WIDTH) shared.b[1][threadIdx.x] = __ldcg(theta + B3 + threadIdx.x);
+        if (threadIdx.x < 2 * WIDTH) shared.b[threadIdx.x / WIDTH][threadIdx.x % WIDTH] = __ldcg(theta + B2 + threadIdx.x);
         if (threadIdx.x < CLASSES) shared.b4[threadIdx.x] = __ldcg(theta + B4 + threadIdx.x);
-        wait_for_count(arguments.exchange->updated[0], step * COLUMN_BLOCKS);
-        second.load(theta + W2);
-        if (threadIdx.x < WIDTH) shared.b[0][threadIdx.x] = __ldcg(theta + B2 + threadIdx.x);
         if (threadIdx.x < ROWS * WIDTH) {
             const int r = threadIdx.x / WIDTH, k = threadIdx.x % WIDTH;
             shared.a[0][r][k] = receive(&packets.a[0][first + r][k], tag);
@@ -741,9 +813,9 @@ __device__ void row_block(const Arguments& arguments, int steps) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     train(const unsigned char* X, const long long* y, const long long* order, int examples, int batch_size,
           float* row_losses, Exchange* exchange, float* theta, float* m, float* v, const float* rates, float beta1,
-          float beta2, float eps, float l2, float shrink) {
-    const Arguments arguments = {X, y, order, examples, batch_size, theta, m, v, rates, beta1, beta2, eps, l2, shrink,
-                                 row_losses, exchange};
+          float rest1, float beta2, float rest2, float eps, float l2, float shrink) {
+    const Arguments arguments = {X,     y,     order, examples, batch_size, theta, m,      v,          rates,
+                                 beta1, rest1, beta2, rest2,    eps,        l2,    shrink, row_losses, exchange};
     const int steps = (examples + batch_size - 1) / batch_size;
     if (blockIdx.x < COLUMN_BLOCKS) {
         column_block(arguments, steps);

@@ -190,9 +190,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 }
 
 // One step of the optimizer for parameter number i. m and v: Adam's averages; SGD has none.
-// rates: this step's rate, and Adam's: by how much the averages are still too small.
+// rest: 1 - beta, as float64 has it. rates: this step's rate, and Adam's: by how much the averages are still too small.
 __device__ void optimize(REAL g, long long i, REAL* theta, REAL* m, REAL* v, const double* rates, REAL beta1,
-                         REAL beta2, REAL eps, REAL l2, REAL shrink) {
+                         REAL rest1, REAL beta2, REAL rest2, REAL eps, REAL l2, REAL shrink) {
     const REAL lr = rates[0];
     REAL w = theta[i];
     if (i < weights_of(LAYERS)) {  // only weights decay
@@ -200,8 +200,8 @@ __device__ void optimize(REAL g, long long i, REAL* theta, REAL* m, REAL* v, con
         w -= lr * shrink * w;
     }
     if (m) {
-        m[i] = beta1 * m[i] + (1 - beta1) * g;
-        v[i] = beta2 * v[i] + (1 - beta2) * g * g;
+        m[i] = beta1 * m[i] + rest1 * g;
+        v[i] = beta2 * v[i] + rest2 * g * g;
         theta[i] = w - lr * (m[i] / REAL(rates[1])) / (sqrt(v[i] / REAL(rates[2])) + eps);
     } else {
         theta[i] = w - lr * g;
@@ -211,8 +211,8 @@ __device__ void optimize(REAL g, long long i, REAL* theta, REAL* m, REAL* v, con
 // A block a tile of 32 inputs and 32 columns of one layer's weights; a thread has 2 x 2 of them.
 extern "C" __global__ void __launch_bounds__(EDGE* EDGE / 4)
     update(const PIXEL* X, const long long* order, int* steps, int batch_size, int n, const REAL* outputs,
-           const REAL* gradients, REAL* theta, REAL* m, REAL* v, const double* rates, REAL beta1, REAL beta2, REAL eps,
-           REAL l2, REAL shrink) {
+           const REAL* gradients, REAL* theta, REAL* m, REAL* v, const double* rates, REAL beta1, REAL rest1,
+           REAL beta2, REAL rest2, REAL eps, REAL l2, REAL shrink) {
     __shared__ __align__(16) REAL a[CHUNK][EDGE], dz[CHUNK][EDGE];
     int layer = 0, tile = blockIdx.x;
     while (true) {  // which layer's tile is this?
@@ -252,12 +252,12 @@ extern "C" __global__ void __launch_bounds__(EDGE* EDGE / 4)
         for (int q = 0; q < 2; q++) {
             const long long place = weights_of(layer) + (long long)(row + i + p) * columns + column + j + q;
             if (row + i + p < inputs && column + j + q < columns) {
-                optimize(sums[p][q], place, theta, m, v, rates, beta1, beta2, eps, l2, shrink);
+                optimize(sums[p][q], place, theta, m, v, rates, beta1, rest1, beta2, rest2, eps, l2, shrink);
             }
         }
     }
     if (row == 0 && threadIdx.x < EDGE && column + threadIdx.x < columns) {
-        optimize(bias, biases_of(layer) + column + threadIdx.x, theta, m, v, rates, beta1, beta2, eps, l2, shrink);
+        optimize(bias, biases_of(layer) + column + threadIdx.x, theta, m, v, rates, beta1, rest1, beta2, rest2, eps, l2, shrink);
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) steps[0] = steps[1] + 1;
 }
