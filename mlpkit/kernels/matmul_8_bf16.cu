@@ -1,0 +1,165 @@
+// C = A B on the tensor cores, with A and B stored as bfloat16: float32's sign and exponent, and 7 bits after the point.
+//
+// Half the bytes, and twice the arithmetic: a mma.sync instruction now multiplies 16 x 16 by 16 x 8 numbers, 2,048
+// multiply-adds. A product is right to about 2 digits; sums are still kept in float32, and so is C.
+//
+// Someone has to round A and B first. `round_rows` does, in a pass of its own, and gives each row zeros at its end up to
+// a multiple of 8 numbers: then every row begins at a multiple of 16 bytes, whatever K and N are. In a training whose
+// weights and activations are kept in bfloat16 that pass is not needed.
+//
+// Threads hold pairs of numbers that are neighbours in k. Those of A lie side by side in memory, those of B one below
+// the other: ldmatrix with .trans turns each 8 x 8 piece on the way. Rows in shared memory are 8 numbers longer than the
+// tiles are wide, so that eight rows begin in different banks.
+//
+// What bounds it: mma.sync, as in the last file.
+
+#ifndef TILE_M
+#define TILE_M 128
+#define TILE_N 256
+#define WARP_M 64
+#define WARP_N 64
+#endif
+#ifndef DEPTH
+#define DEPTH 32
+#endif
+#ifndef STAGES
+#define STAGES 4
+#endif
+#ifndef BLOCKS
+#define BLOCKS 1
+#endif
+#ifndef GROUP
+#define GROUP 16
+#endif
+
+constexpr int WARPS_N = TILE_N / WARP_N;
+constexpr int THREADS = TILE_M / WARP_M * WARPS_N * 32;
+constexpr int PIECES_M = WARP_M / 16, PIECES_N = WARP_N / 8;  // of a warp's tile
+
+using bf16 = unsigned short;  // its 16 bits; only the tensor cores calculate with it
+
+struct Tiles {
+    bf16 A[TILE_M][DEPTH + 8];
+    bf16 B[DEPTH][TILE_N + 8];
+};
+
+inline int padded(int columns) { return (columns + 7) / 8 * 8; }
+
+// Write a float32 matrix as bfloat16, rounded to the nearest; the rows of `to` have `padded(columns)` numbers.
+extern "C" __global__ void round_rows(const float* from, bf16* to, int rows, int columns)
+{
+    int width = padded(columns);
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < (size_t)rows * width; i += gridDim.x * blockDim.x) {
+        int row = i / width, column = i % width;
+        float value = column < columns ? from[(size_t)row * columns + column] : 0;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to[i]) : "f"(value));
+    }
+}
+
+// Start to copy a tile of HEIGHT x WIDTH numbers; those outside of the matrix become 0.
+template <int HEIGHT, int WIDTH, int STRIDE>
+inline void fetch(bf16 (*tile)[STRIDE], const bf16* matrix, int row, int column, int rows, int columns)
+{
+    constexpr int PIECES = WIDTH / 8, STEP = THREADS / PIECES;
+    int y = threadIdx.x / PIECES, x = threadIdx.x % PIECES * 8;
+    const bf16* from = matrix + (size_t)(row + y) * columns + column + x;
+    #pragma unroll
+    for (int i = 0; i < HEIGHT; i += STEP) {
+        bool inside = row + y + i < rows && column + x < columns;
+        unsigned address = __cvta_generic_to_shared(&tile[y + i][x]);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address),
+                     "l"(inside ? from + (size_t)i * columns : matrix), "r"(inside ? 16 : 0));
+    }
+}
+
+// Each thread names a row of 16 bytes: lanes 0 to 7 those of the first 8 x 8 numbers, lanes 8 to 15 of the second, ...
+inline void load_matrices(unsigned (&to)[4], const bf16* row)
+{
+    unsigned address = __cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+}
+
+inline void load_turned(unsigned (&to)[4], const bf16* row)
+{
+    unsigned address = __cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+}
+
+inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
+void matmul(const bf16* A, const bf16* B, float* C, int M, int N, int K)
+{
+    extern __shared__ __align__(16) char memory[];
+    Tiles* ring = reinterpret_cast<Tiles*>(memory);
+    bool C_aligned = (size_t)C % 8 == 0 && N % 2 == 0;
+
+    int tiles_m = (M + TILE_M - 1) / TILE_M, tiles_n = (N + TILE_N - 1) / TILE_N;
+    int group = blockIdx.x / (GROUP * tiles_n), in_group = blockIdx.x % (GROUP * tiles_n);
+    int height = min(GROUP, tiles_m - group * GROUP);
+    int first_row = (group * GROUP + in_group % height) * TILE_M, first_column = in_group / height * TILE_N;
+
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int warp_row = warp / WARPS_N * WARP_M, warp_column = warp % WARPS_N * WARP_N;
+
+    auto start = [&](int step) {
+        Tiles& tiles = ring[step % STAGES];
+        if (step * DEPTH < K) {
+            fetch<TILE_M, DEPTH>(tiles.A, A, first_row, step * DEPTH, M, padded(K));
+            fetch<DEPTH, TILE_N>(tiles.B, B, step * DEPTH, first_column, K, padded(N));
+        }
+        asm volatile("cp.async.commit_group;");
+    };
+    for (int step = 0; step < STAGES - 1; ++step) start(step);
+
+    float total[PIECES_M][PIECES_N][4] = {};
+    for (int step = 0; step * DEPTH < K; ++step) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        __syncthreads();
+        start(step + STAGES - 1);
+        const Tiles& tiles = ring[step % STAGES];
+        #pragma unroll
+        for (int k = 0; k < DEPTH; k += 16) {
+            unsigned a[PIECES_M][4], b[PIECES_N / 2][4];
+            #pragma unroll
+            for (int i = 0; i < PIECES_M; ++i)
+                load_matrices(a[i], &tiles.A[warp_row + 16 * i + lane % 16][k + lane / 16 * 8]);
+            #pragma unroll
+            for (int j = 0; j < PIECES_N / 2; ++j)
+                load_turned(b[j], &tiles.B[k + lane % 16][warp_column + 16 * j + lane / 16 * 8]);
+            #pragma unroll
+            for (int i = 0; i < PIECES_M; ++i)
+                #pragma unroll
+                for (int j = 0; j < PIECES_N; ++j)
+                    multiply_add(total[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        }
+    }
+
+    #pragma unroll
+    for (int i = 0; i < PIECES_M; ++i)
+        #pragma unroll
+        for (int j = 0; j < PIECES_N; ++j)
+            #pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                int row = first_row + warp_row + 16 * i + 8 * half + g;
+                int column = first_column + warp_column + 8 * j + 2 * t;
+                if (row >= M) continue;
+                float* at = C + (size_t)row * N + column;
+                const float* from = total[i][j] + 2 * half;
+                if (C_aligned && column < N) {
+                    *reinterpret_cast<float2*>(at) = {from[0], from[1]};
+                } else {
+                    if (column < N) at[0] = from[0];
+                    if (column + 1 < N) at[1] = from[1];
+                }
+            }
+}
