@@ -56,9 +56,8 @@ class Rung:
         return int(np.prod(self.threads))
 
 
-def _ring(stages, tile, depth, paddings, size):
-    """Return the bytes of a ring of tiles: of a, whose rows are `depth` numbers long, and of b."""
-    a, b = tile[0] * (depth + paddings[0]), depth * (tile[1] + paddings[1])
+def _ring(stages, size, a, b):
+    """Return the bytes of a ring of tiles, of so many numbers of a and of b each."""
     return stages * size * (a + b)
 
 
@@ -69,13 +68,30 @@ RUNGS = {
     "registers": Rung("tiles in registers", "matmul_4_registers", (128, 128), (256,)),
     "vectors": Rung("four numbers a load", "matmul_5_vectors", (128, 128), (256,)),
     "pipelined": Rung(
-        "copies on their way", "matmul_6_pipelined", (128, 128), (128,), "1", _ring(3, (128, 128), 16, (4, 0), 4)
+        "copies on their way",
+        "matmul_6_pipelined",
+        (128, 256),
+        (256,),
+        "1",
+        _ring(3, 4, 16 * (128 + 4), 16 * 256),
     ),
     "tf32": Rung(
-        "tensor cores, TF32", "matmul_7_tf32", (128, 256), (256,), "1", _ring(4, (128, 256), 16, (4, 8), 4), "tf32"
+        "tensor cores, TF32",
+        "matmul_7_tf32",
+        (128, 256),
+        (256,),
+        "1",
+        _ring(4, 4, 128 * (16 + 4), 16 * (256 + 8)),
+        "tf32",
     ),
     "bf16": Rung(
-        "tensor cores, bfloat16", "matmul_8_bf16", (128, 256), (256,), "1", _ring(4, (128, 256), 32, (8, 8), 2), "bf16"
+        "tensor cores, bfloat16",
+        "matmul_8_bf16",
+        (128, 256),
+        (256,),
+        "1",
+        _ring(4, 2, 128 * (32 + 8), 32 * (256 + 8)),
+        "bf16",
     ),
     "slices": Rung("a small c: slices of k", "matmul_9_slices", (8, 16), (512,)),
 }

@@ -30,7 +30,7 @@
 #define BLOCKS 1
 #endif
 #ifndef GROUP
-#define GROUP 16
+#define GROUP 8
 #endif
 
 constexpr int WARPS_N = TILE_N / WARP_N;
@@ -44,45 +44,21 @@ struct Tiles {
 
 inline bool aligned(const float* matrix, int columns) { return (size_t)matrix % 16 == 0 && columns % 4 == 0; }
 
-inline void copy16(float* to, const float* from, int bytes = 16)  // the rest of the 16 bytes become 0
+// Start to copy so many neighbours, or to write as many zeros.
+template <int NUMBERS>
+inline void copy(float* to, const float* from, bool inside)
 {
     unsigned address = __cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes));
+    if (NUMBERS == 4)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(inside ? 16 : 0));
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(inside ? 4 : 0));
 }
 
-inline void copy4(float* to, const float* from, int bytes)
-{
-    unsigned address = __cvta_generic_to_shared(to);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(bytes));
-}
-
-// Start to copy a tile of HEIGHT x WIDTH numbers; those outside of the matrix become 0.
-template <int HEIGHT, int WIDTH, int STRIDE>
-inline void fetch(float (*tile)[STRIDE], const float* matrix, int row, int column, int rows, int columns, bool aligned)
-{
-    constexpr int PIECES = WIDTH / 4, STEP = THREADS / PIECES;
-    int y = threadIdx.x / PIECES, x = threadIdx.x % PIECES * 4;
-    const float* from = matrix + (size_t)(row + y) * columns + column + x;
-    if (aligned && row + HEIGHT <= rows && column + WIDTH <= columns) {
-        #pragma unroll
-        for (int i = 0; i < HEIGHT; i += STEP) copy16(&tile[y + i][x], from + (size_t)i * columns);
-        return;
-    }
-    for (int i = 0; i < HEIGHT; i += STEP) {
-        int inside = row + y + i < rows ? min(max(columns - column - x, 0), 4) : 0;
-        if (aligned) {
-            copy16(&tile[y + i][x], inside ? from + (size_t)i * columns : matrix, 4 * inside);
-        } else {
-            for (int j = 0; j < 4; ++j)
-                copy4(&tile[y + i][x + j], j < inside ? from + (size_t)i * columns + j : matrix, j < inside ? 4 : 0);
-        }
-    }
-}
-
-inline unsigned tf32(float value)
+inline unsigned tf32(unsigned bits)
 {
     unsigned rounded;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
     return rounded;
 }
 
@@ -102,57 +78,86 @@ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], const unsigned (
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
-void matmul(const float* A, const float* B, float* C, int M, int N, int K)
+template <int NUMBERS>
+inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int M, int N, int K)
 {
-    extern __shared__ __align__(16) char memory[];
-    Tiles* ring = reinterpret_cast<Tiles*>(memory);
-    bool A_aligned = aligned(A, K), B_aligned = aligned(B, N), C_aligned = (size_t)C % 8 == 0 && N % 2 == 0;
-
     int tiles_m = (M + TILE_M - 1) / TILE_M, tiles_n = (N + TILE_N - 1) / TILE_N;
     int group = blockIdx.x / (GROUP * tiles_n), in_group = blockIdx.x % (GROUP * tiles_n);
     int height = min(GROUP, tiles_m - group * GROUP);
     int first_row = (group * GROUP + in_group % height) * TILE_M, first_column = in_group / height * TILE_N;
 
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int warp_row = warp / WARPS_N * WARP_M, warp_column = warp % WARPS_N * WARP_N;
-
-    auto start = [&](int step) {
-        Tiles& tiles = ring[step % STAGES];
-        if (step * DEPTH < K) {
-            fetch<TILE_M, DEPTH>(tiles.A, A, first_row, step * DEPTH, M, K, A_aligned);
-            fetch<DEPTH, TILE_N>(tiles.B, B, step * DEPTH, first_column, K, N, B_aligned);
-        }
+    // This thread copies columns A_x, ... of A's tile in rows A_y, A_y + A_STEP, ..., and B likewise.
+    constexpr int A_WIDTH = DEPTH / NUMBERS, A_STEP = THREADS / A_WIDTH;
+    constexpr int B_WIDTH = TILE_N / NUMBERS, B_STEP = THREADS / B_WIDTH;
+    int A_x = threadIdx.x % A_WIDTH * NUMBERS, A_y = threadIdx.x / A_WIDTH;
+    int B_x = threadIdx.x % B_WIDTH * NUMBERS, B_y = threadIdx.x / B_WIDTH;
+    int A_rows = M - first_row - A_y, A_columns = K - A_x;  // how many are left: fewer in A_columns and B_rows each step
+    int B_rows = K - B_y, B_columns = N - first_column - B_x;
+    const float* A_from = A + (size_t)(first_row + A_y) * K + A_x;
+    const float* B_from = B + (size_t)B_y * N + first_column + B_x;
+    auto start = [&](Tiles& tiles) {
+        #pragma unroll
+        for (int i = 0; i < TILE_M; i += A_STEP)
+            copy<NUMBERS>(&tiles.A[A_y + i][A_x], A_from + (size_t)i * K, i < A_rows && A_columns > 0);
+        #pragma unroll
+        for (int i = 0; i < DEPTH; i += B_STEP)
+            copy<NUMBERS>(&tiles.B[B_y + i][B_x], B_from + (size_t)i * N, i < B_rows && B_columns > 0);
         asm volatile("cp.async.commit_group;");
+        A_from += DEPTH, A_columns -= DEPTH;
+        B_from += (size_t)DEPTH * N, B_rows -= DEPTH;
     };
-    for (int step = 0; step < STAGES - 1; ++step) start(step);
-
-    float total[PIECES_M][PIECES_N][4] = {};
-    for (int step = 0; step * DEPTH < K; ++step) {
+    auto arrive = [] {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
         __syncthreads();
-        start(step + STAGES - 1);
-        const Tiles& tiles = ring[step % STAGES];
+    };
+
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int warp_row = warp / WARPS_N * WARP_M, warp_column = warp % WARPS_N * WARP_N;
+    unsigned a[2][PIECES_M][4], b[2][PIECES_N][2];
+    float total[PIECES_M][PIECES_N][4] = {};
+    auto load = [&](const Tiles& tiles, int k, int into) {
+        #pragma unroll
+        for (int i = 0; i < PIECES_M; ++i)
+            load_matrices(a[into][i], &tiles.A[warp_row + 16 * i + lane % 16][k + lane / 16 * 4]);
+        #pragma unroll
+        for (int j = 0; j < PIECES_N; ++j)
+            #pragma unroll
+            for (int l = 0; l < 2; ++l)
+                b[into][j][l] = __float_as_uint(tiles.B[k + t + 4 * l][warp_column + 8 * j + g]);
+    };
+    auto round = [&](int which) {
+        #pragma unroll
+        for (int i = 0; i < PIECES_M; ++i)
+            #pragma unroll
+            for (int l = 0; l < 4; ++l) a[which][i][l] = tf32(a[which][i][l]);
+        #pragma unroll
+        for (int j = 0; j < PIECES_N; ++j)
+            #pragma unroll
+            for (int l = 0; l < 2; ++l) b[which][j][l] = tf32(b[which][j][l]);
+    };
+
+    for (int slot = 0; slot < STAGES - 1; ++slot) start(ring[slot]);
+    arrive();
+    load(ring[0], 0, 0);
+    for (int step = 0, slot = 0; step * DEPTH < K; ++step) {
+        const Tiles& tiles = ring[slot];
+        Tiles& last = ring[slot > 0 ? slot - 1 : STAGES - 1];
+        slot = slot < STAGES - 1 ? slot + 1 : 0;
         #pragma unroll
         for (int k = 0; k < DEPTH; k += 8) {
-            unsigned a[PIECES_M][4], b[PIECES_N][2];
-            #pragma unroll
-            for (int i = 0; i < PIECES_M; ++i) {
-                load_matrices(a[i], &tiles.A[warp_row + 16 * i + lane % 16][k + lane / 16 * 4]);
-                #pragma unroll
-                for (int l = 0; l < 4; ++l) a[i][l] = tf32(__uint_as_float(a[i][l]));
-            }
-            #pragma unroll
-            for (int j = 0; j < PIECES_N; ++j)
-                #pragma unroll
-                for (int l = 0; l < 2; ++l) b[j][l] = tf32(tiles.B[k + t + 4 * l][warp_column + 8 * j + g]);
+            int now = k / 8 % 2;
+            if (k == 0) start(last);
+            if (k + 8 == DEPTH) arrive();
+            load(k + 8 < DEPTH ? tiles : ring[slot], (k + 8) % DEPTH, 1 - now);
+            round(now);
             #pragma unroll
             for (int i = 0; i < PIECES_M; ++i)
                 #pragma unroll
-                for (int j = 0; j < PIECES_N; ++j) multiply_add(total[i][j], a[i], b[j]);
+                for (int j = 0; j < PIECES_N; ++j) multiply_add(total[i][j], a[now][i], b[now][j]);
         }
     }
 
+    bool C_aligned = (size_t)C % 8 == 0 && N % 2 == 0;
     #pragma unroll
     for (int i = 0; i < PIECES_M; ++i)
         #pragma unroll
@@ -171,4 +176,13 @@ void matmul(const float* A, const float* B, float* C, int M, int N, int K)
                     if (column + 1 < N) at[1] = from[1];
                 }
             }
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
+void matmul(const float* A, const float* B, float* C, int M, int N, int K)
+{
+    extern __shared__ __align__(16) char memory[];
+    Tiles* ring = reinterpret_cast<Tiles*>(memory);
+    if (aligned(A, K) && aligned(B, N)) multiply<4>(ring, A, B, C, M, N, K);
+    else multiply<1>(ring, A, B, C, M, N, K);
 }

@@ -29,7 +29,7 @@
 #define BLOCKS 1
 #endif
 #ifndef GROUP
-#define GROUP 16
+#define GROUP 8
 #endif
 
 constexpr int WARPS_N = TILE_N / WARP_N;
@@ -56,20 +56,11 @@ extern "C" __global__ void round_rows(const float* from, bf16* to, int rows, int
     }
 }
 
-// Start to copy a tile of HEIGHT x WIDTH numbers; those outside of the matrix become 0.
-template <int HEIGHT, int WIDTH, int STRIDE>
-inline void fetch(bf16 (*tile)[STRIDE], const bf16* matrix, int row, int column, int rows, int columns)
+// Start to copy eight neighbours, or to write as many zeros.
+inline void copy8(bf16* to, const bf16* from, bool inside)
 {
-    constexpr int PIECES = WIDTH / 8, STEP = THREADS / PIECES;
-    int y = threadIdx.x / PIECES, x = threadIdx.x % PIECES * 8;
-    const bf16* from = matrix + (size_t)(row + y) * columns + column + x;
-    #pragma unroll
-    for (int i = 0; i < HEIGHT; i += STEP) {
-        bool inside = row + y + i < rows && column + x < columns;
-        unsigned address = __cvta_generic_to_shared(&tile[y + i][x]);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address),
-                     "l"(inside ? from + (size_t)i * columns : matrix), "r"(inside ? 16 : 0));
-    }
+    unsigned address = __cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(inside ? 16 : 0));
 }
 
 // Each thread names a row of 16 bytes: lanes 0 to 7 those of the first 8 x 8 numbers, lanes 8 to 15 of the second, ...
@@ -108,39 +99,63 @@ void matmul(const bf16* A, const bf16* B, float* C, int M, int N, int K)
     int height = min(GROUP, tiles_m - group * GROUP);
     int first_row = (group * GROUP + in_group % height) * TILE_M, first_column = in_group / height * TILE_N;
 
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int warp_row = warp / WARPS_N * WARP_M, warp_column = warp % WARPS_N * WARP_N;
-
-    auto start = [&](int step) {
-        Tiles& tiles = ring[step % STAGES];
-        if (step * DEPTH < K) {
-            fetch<TILE_M, DEPTH>(tiles.A, A, first_row, step * DEPTH, M, padded(K));
-            fetch<DEPTH, TILE_N>(tiles.B, B, step * DEPTH, first_column, K, padded(N));
-        }
+    // This thread copies columns A_x, ... of A's tile in rows A_y, A_y + A_STEP, ..., and B likewise.
+    constexpr int A_WIDTH = DEPTH / 8, A_STEP = THREADS / A_WIDTH;
+    constexpr int B_WIDTH = TILE_N / 8, B_STEP = THREADS / B_WIDTH;
+    int A_x = threadIdx.x % A_WIDTH * 8, A_y = threadIdx.x / A_WIDTH;
+    int B_x = threadIdx.x % B_WIDTH * 8, B_y = threadIdx.x / B_WIDTH;
+    int A_rows = M - first_row - A_y, A_columns = K - A_x;  // how many are left: fewer in A_columns and B_rows each step
+    int B_rows = K - B_y, B_columns = N - first_column - B_x;
+    int A_stride = padded(K), B_stride = padded(N);
+    const bf16* A_from = A + (size_t)(first_row + A_y) * A_stride + A_x;
+    const bf16* B_from = B + (size_t)B_y * B_stride + first_column + B_x;
+    auto start = [&](Tiles& tiles) {
+        #pragma unroll
+        for (int i = 0; i < TILE_M; i += A_STEP)
+            copy8(&tiles.A[A_y + i][A_x], A_from + (size_t)i * A_stride, i < A_rows && A_columns > 0);
+        #pragma unroll
+        for (int i = 0; i < DEPTH; i += B_STEP)
+            copy8(&tiles.B[B_y + i][B_x], B_from + (size_t)i * B_stride, i < B_rows && B_columns > 0);
         asm volatile("cp.async.commit_group;");
+        A_from += DEPTH, A_columns -= DEPTH;
+        B_from += (size_t)DEPTH * B_stride, B_rows -= DEPTH;
     };
-    for (int step = 0; step < STAGES - 1; ++step) start(step);
-
-    float total[PIECES_M][PIECES_N][4] = {};
-    for (int step = 0; step * DEPTH < K; ++step) {
+    auto arrive = [] {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
         __syncthreads();
-        start(step + STAGES - 1);
-        const Tiles& tiles = ring[step % STAGES];
+    };
+
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int warp_row = warp / WARPS_N * WARP_M, warp_column = warp % WARPS_N * WARP_N;
+    unsigned a[2][PIECES_M][4], b[2][PIECES_N / 2][4];
+    float total[PIECES_M][PIECES_N][4] = {};
+    auto load = [&](const Tiles& tiles, int k, int into) {
+        #pragma unroll
+        for (int i = 0; i < PIECES_M; ++i)
+            load_matrices(a[into][i], &tiles.A[warp_row + 16 * i + lane % 16][k + lane / 16 * 8]);
+        #pragma unroll
+        for (int j = 0; j < PIECES_N / 2; ++j)
+            load_turned(b[into][j], &tiles.B[k + lane % 16][warp_column + 16 * j + lane / 16 * 8]);
+    };
+
+    for (int slot = 0; slot < STAGES - 1; ++slot) start(ring[slot]);
+    arrive();
+    load(ring[0], 0, 0);
+    for (int step = 0, slot = 0; step * DEPTH < K; ++step) {
+        const Tiles& tiles = ring[slot];
+        Tiles& last = ring[slot > 0 ? slot - 1 : STAGES - 1];
+        slot = slot < STAGES - 1 ? slot + 1 : 0;
         #pragma unroll
         for (int k = 0; k < DEPTH; k += 16) {
-            unsigned a[PIECES_M][4], b[PIECES_N / 2][4];
-            #pragma unroll
-            for (int i = 0; i < PIECES_M; ++i)
-                load_matrices(a[i], &tiles.A[warp_row + 16 * i + lane % 16][k + lane / 16 * 8]);
-            #pragma unroll
-            for (int j = 0; j < PIECES_N / 2; ++j)
-                load_turned(b[j], &tiles.B[k + lane % 16][warp_column + 16 * j + lane / 16 * 8]);
+            int now = k / 16 % 2;
+            if (k == 0) start(last);
+            if (k + 16 == DEPTH) arrive();
+            load(k + 16 < DEPTH ? tiles : ring[slot], (k + 16) % DEPTH, 1 - now);
             #pragma unroll
             for (int i = 0; i < PIECES_M; ++i)
                 #pragma unroll
                 for (int j = 0; j < PIECES_N; ++j)
-                    multiply_add(total[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+                    multiply_add(total[i][j], a[now][i], b[now][j / 2][j % 2 * 2], b[now][j / 2][j % 2 * 2 + 1]);
         }
     }
 

@@ -15,7 +15,7 @@
 #define WARPS 16
 #endif
 #ifndef AHEAD
-#define AHEAD 2
+#define AHEAD 1
 #endif
 
 constexpr int TILE_M = 8, TILE_N = 16;  // 2 x 4 threads, 4 x 4 numbers each
