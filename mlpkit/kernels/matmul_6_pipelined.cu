@@ -30,10 +30,10 @@
 #define TILE_N 256
 #endif
 #ifndef DEPTH
-#define DEPTH 16
+#define DEPTH 8
 #endif
 #ifndef STAGES
-#define STAGES 3
+#define STAGES 5
 #endif
 #ifndef GROUP
 #define GROUP 8

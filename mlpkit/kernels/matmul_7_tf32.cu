@@ -24,7 +24,7 @@
 #define DEPTH 16
 #endif
 #ifndef STAGES
-#define STAGES 4
+#define STAGES 5
 #endif
 #ifndef BLOCKS
 #define BLOCKS 1
@@ -146,9 +146,9 @@ inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int 
         #pragma unroll
         for (int k = 0; k < DEPTH; k += 8) {
             int now = k / 8 % 2;
-            if (k == 0) start(last);
             if (k + 8 == DEPTH) arrive();
             load(k + 8 < DEPTH ? tiles : ring[slot], (k + 8) % DEPTH, 1 - now);
+            if (k == 0) start(last);
             round(now);
             #pragma unroll
             for (int i = 0; i < PIECES_M; ++i)

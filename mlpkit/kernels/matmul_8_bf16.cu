@@ -20,10 +20,10 @@
 #define WARP_N 64
 #endif
 #ifndef DEPTH
-#define DEPTH 32
+#define DEPTH 64
 #endif
 #ifndef STAGES
-#define STAGES 4
+#define STAGES 3
 #endif
 #ifndef BLOCKS
 #define BLOCKS 1
@@ -148,9 +148,9 @@ void matmul(const bf16* A, const bf16* B, float* C, int M, int N, int K)
         #pragma unroll
         for (int k = 0; k < DEPTH; k += 16) {
             int now = k / 16 % 2;
-            if (k == 0) start(last);
             if (k + 16 == DEPTH) arrive();
             load(k + 16 < DEPTH ? tiles : ring[slot], (k + 16) % DEPTH, 1 - now);
+            if (k == 0) start(last);
             #pragma unroll
             for (int i = 0; i < PIECES_M; ++i)
                 #pragma unroll
