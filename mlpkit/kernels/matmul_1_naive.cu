@@ -1,9 +1,9 @@
-// C = A B, a thread for each number of C, and neighbouring threads one below the other. A is (M, K), B (K, N), C (M, N),
-// all stored by rows.
+// C = A B, a thread for each number of C, and neighbouring threads one below the other. A is (M, K), B (K, N), C (M,
+// N), all stored by rows.
 //
-// The loop is the textbook's. What is wrong is who stands next to whom: the 32 threads of a warp run in step, so at each
-// k they ask for 32 numbers of A at once, and here those lie K apart, in 32 different lines of memory. Memory is read in
-// sectors of 32 bytes, so 7 of 8 bytes that arrive are not the ones asked for.
+// The loop is the textbook's. What is wrong is who stands next to whom: the 32 threads of a warp run in step, so at
+// each k they ask for 32 numbers of A at once, and here those lie K apart, in 32 different lines of memory. Memory is
+// read in sectors of 32 bytes, so 7 of 8 bytes that arrive are not the ones asked for.
 //
 // Sectors a warp asks for in each step: 32 of A, 1 of B. The next file changes one line, and asks for 1 and 4.
 

@@ -4,9 +4,9 @@
 // for 32 neighbours in a row of B: 128 bytes in one piece, of which each is used. Loads that fall together in this way
 // are called coalesced, and so is the store to C.
 //
-// Still, each multiply-add needs two loads. 2 M N K numbers are asked for: at 4096 x 4096 x 4096 that is 550 GB, nearly
-// all of it from the caches, which can't bring 8 bytes for every 2 operations. The next file reads each number once and
-// uses it 32 times.
+// Still, each multiply-add needs two loads. 2 M N K numbers are asked for: at 4096 x 4096 x 4096 that is 550 GB,
+// nearly all of it from the caches, which can't bring 8 bytes for every 2 operations. The next file reads each number
+// once and uses it 32 times.
 
 extern "C" __global__ void matmul(const float* A, const float* B, float* C, int M, int N, int K)
 {

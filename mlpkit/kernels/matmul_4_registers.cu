@@ -1,9 +1,9 @@
 // C = A B, with a tile of C in each thread's registers: 8 x 8 numbers, in a block's tile of 128 x 128.
 //
 // For each k a thread loads 8 numbers of A and 8 of B from shared memory, and does all 64 products of the two: 4
-// multiply-adds a load, where the last file did half a one. The 64 totals stay in registers from first to last. Nothing
-// is faster than a register, but they have no addresses: every index into `total` has to be known when this is compiled,
-// so the loops over it are unrolled.
+// multiply-adds a load, where the last file did half a one. The 64 totals stay in registers from first to last.
+// Nothing is faster than a register, but they have no addresses: every index into `total` has to be known when this is
+// compiled, so the loops over it are unrolled.
 //
 // The block's tile is larger as well, so memory and caches bring a quarter of what they brought for tiles of 32 x 32:
 // 2 M N K / 128 numbers.
@@ -13,8 +13,9 @@
 //
 // All loads are of one number, though the hardware can bring four with one instruction. That is the next file.
 
-constexpr int TILE = 128, DEPTH = 8, EACH = 8;  // of the block's tile: its edge, its steps in k; a thread's rows, columns
-constexpr int SIDE = TILE / EACH;               // threads along an edge
+constexpr int TILE = 128, DEPTH = 8;  // edge of a block's tile, and steps of k at a time
+constexpr int EACH = 8;               // rows and columns of a thread's tile
+constexpr int SIDE = TILE / EACH;     // threads along an edge
 constexpr int THREADS = SIDE * SIDE;
 
 extern "C" __global__ __launch_bounds__(THREADS)

@@ -1,9 +1,9 @@
 // C = A B, with the next tiles on their way while these are multiplied, and registers in the right banks.
 //
 // cp.async copies from memory to shared memory with no register between, and without anybody waiting for it. Shared
-// memory holds STAGES pairs of tiles, a ring: while one pair is multiplied, the next ones arrive. What a thread needs of
-// the next k is loaded before this k is multiplied, also where that is in the next pair of tiles. So each step of DEPTH
-// needs one barrier: it says that the next pair has arrived, and that nobody reads the one before any more.
+// memory holds STAGES pairs of tiles, a ring: while one pair is multiplied, the next ones arrive. What a thread needs
+// of the next k is loaded before this k is multiplied, also where that is in the next pair of tiles. So each step of
+// DEPTH needs one barrier: it says that the next pair has arrived, and that nobody reads the one before any more.
 //
 // A block's tile is 128 x 256, a thread's 8 x 16: for each k it loads 24 numbers, with 6 instructions, and does 128
 // multiply-adds. The totals and what they need take so many registers that 8 warps fill a multiprocessor. That is
@@ -16,7 +16,8 @@
 // products go to and fro: down one column of the thread's tile, up the next. For the rest the compiler has to choose
 // registers well, and must be free to. Numbers that one instruction loads or stores lie in registers that follow each
 // other: b in an even, an odd, an even, an odd one. Were four totals stored in this way, each would be in the bank of
-// its b, in each of the K steps. So totals are stored one by one, to shared memory, and whole lines go from there to C.
+// its b, in each of the K steps. So totals are stored one by one, to shared memory, and whole lines go from there to
+// C.
 //
 // Blocks start in the order of their numbers. GROUP rows of tiles are taken together, column by column, so that the
 // blocks that run at a time make up a patch of C that is about as high as it is wide, and find each other's A and B in
@@ -82,8 +83,8 @@ inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int 
     constexpr int A_STEP = THREADS / DEPTH, B_STEP = THREADS / (TILE_N / NUMBERS);
     int A_x = threadIdx.x % DEPTH, A_y = threadIdx.x / DEPTH;
     int B_x = threadIdx.x % (TILE_N / NUMBERS) * NUMBERS, B_y = threadIdx.x / (TILE_N / NUMBERS);
-    int A_rows = M - first_row - A_y, A_columns = K - A_x;  // how many are left: fewer in A_columns and B_rows each step
-    int B_rows = K - B_y, B_columns = N - first_column - B_x;
+    int A_rows = M - first_row - A_y, A_columns = K - A_x;  // so many are left, of A_columns fewer with each step,
+    int B_rows = K - B_y, B_columns = N - first_column - B_x;  // and of B_rows
     const float* A_from = A + (size_t)(first_row + A_y) * K + A_x;
     const float* B_from = B + (size_t)B_y * N + first_column + B_x;
     auto start = [&](Tiles& tiles) {

@@ -1,18 +1,22 @@
-// C = A B on the tensor cores, with A and B rounded to TF32: float32's range, but 10 bits after the point instead of 23.
+// C = A B on the tensor cores, with A and B rounded to TF32: float32's range, but 10 bits after the point instead of
+// 23.
 //
-// One mma.sync instruction multiplies a 16 x 8 piece of A by an 8 x 8 piece of B, the 32 threads of a warp together: 1,024
-// multiply-adds, for which 32 FFMA instructions would be needed. The sums are kept in float32. The price is precision:
-// a product is right to about 3 digits, not 7. Rounding, not cutting: that halves the error, and NaN stays NaN.
+// One mma.sync instruction multiplies a 16 x 8 piece of A by an 8 x 8 piece of B, the 32 threads of a warp together:
+// 1,024 multiply-adds, for which 32 FFMA instructions would be needed. The sums are kept in float32. The price is
+// precision: a product is right to about 3 digits, not 7. Rounding, not cutting: that halves the error, and NaN stays
+// NaN.
 //
 // Each thread holds certain numbers of each piece: with g = lane / 4 and t = lane % 4,
 //     A: (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)     B: (t, g), (t + 4, g)     C: (g, 2t), (g, 2t + 1), and + 8
 // ldmatrix brings all four of A at once: it hands 16 bytes of a row, four numbers, to four threads, one each.
 //
-// The ring of tiles and its copies are those of the last file; rows of B are 8 numbers longer than the tile is wide, so
-// that four rows t and eight columns g lie in 32 different banks.
+// The ring of tiles is that of the last file. Rows of A are 4 numbers longer than its tile is wide, and those of B 8:
+// so eight rows of A, and four rows t and eight columns g of B, lie in all 32 banks.
 //
-// What bounds it: mma.sync, an instruction of 2020, gets at most about 60 % of what Hopper's tensor cores can do. The
-// rest is for wgmma, which reads its operands from shared memory itself, and which only sm_90a has.
+// What bounds it: a multiply-add takes so little time now that the L2 cache has to bring A and B faster than it can; a
+// block would need larger tiles, for which there are no registers. And mma.sync, an instruction of 2020, gets only a
+// part of what Hopper's tensor cores can do. cuBLAS has wgmma, which reads its operands from shared memory itself and
+// which only sm_90a has, and blocks that share what is fetched.
 
 #ifndef TILE_M
 #define TILE_M 128
@@ -73,7 +77,8 @@ inline void load_matrices(unsigned (&to)[4], const void* row)
 
 inline void multiply_add(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2])
 {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
@@ -91,8 +96,8 @@ inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int 
     constexpr int B_WIDTH = TILE_N / NUMBERS, B_STEP = THREADS / B_WIDTH;
     int A_x = threadIdx.x % A_WIDTH * NUMBERS, A_y = threadIdx.x / A_WIDTH;
     int B_x = threadIdx.x % B_WIDTH * NUMBERS, B_y = threadIdx.x / B_WIDTH;
-    int A_rows = M - first_row - A_y, A_columns = K - A_x;  // how many are left: fewer in A_columns and B_rows each step
-    int B_rows = K - B_y, B_columns = N - first_column - B_x;
+    int A_rows = M - first_row - A_y, A_columns = K - A_x;  // so many are left, of A_columns fewer with each step,
+    int B_rows = K - B_y, B_columns = N - first_column - B_x;  // and of B_rows
     const float* A_from = A + (size_t)(first_row + A_y) * K + A_x;
     const float* B_from = B + (size_t)B_y * N + first_column + B_x;
     auto start = [&](Tiles& tiles) {

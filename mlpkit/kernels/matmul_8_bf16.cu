@@ -1,17 +1,18 @@
-// C = A B on the tensor cores, with A and B stored as bfloat16: float32's sign and exponent, and 7 bits after the point.
+// C = A B on the tensor cores, with A and B stored as bfloat16: float32's sign and exponent, and 7 bits after the
+// point.
 //
 // Half the bytes, and twice the arithmetic: a mma.sync instruction now multiplies 16 x 16 by 16 x 8 numbers, 2,048
 // multiply-adds. A product is right to about 2 digits; sums are still kept in float32, and so is C.
 //
-// Someone has to round A and B first. `round_rows` does, in a pass of its own, and gives each row zeros at its end up to
-// a multiple of 8 numbers: then every row begins at a multiple of 16 bytes, whatever K and N are. In a training whose
-// weights and activations are kept in bfloat16 that pass is not needed.
+// Someone has to round A and B first. `round_rows` does, in a pass of its own, and gives each row zeros at its end up
+// to a multiple of 8 numbers: then every row begins at a multiple of 16 bytes, whatever K and N are. In a training
+// whose weights and activations are kept in bfloat16 that pass is not needed.
 //
 // Threads hold pairs of numbers that are neighbours in k. Those of A lie side by side in memory, those of B one below
-// the other: ldmatrix with .trans turns each 8 x 8 piece on the way. Rows in shared memory are 8 numbers longer than the
-// tiles are wide, so that eight rows begin in different banks.
+// the other: ldmatrix with .trans turns each 8 x 8 piece on the way. Rows in shared memory are 8 numbers longer than
+// the tiles are wide, so that eight rows begin in different banks.
 //
-// What bounds it: mma.sync, as in the last file.
+// What bounds it is what bounded the last file: half the bytes, but they are needed in half the time.
 
 #ifndef TILE_M
 #define TILE_M 128
@@ -48,10 +49,10 @@ inline int padded(int columns) { return (columns + 7) / 8 * 8; }
 // Write a float32 matrix as bfloat16, rounded to the nearest; the rows of `to` have `padded(columns)` numbers.
 extern "C" __global__ void round_rows(const float* from, bf16* to, int rows, int columns)
 {
-    int width = padded(columns);
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < (size_t)rows * width; i += gridDim.x * blockDim.x) {
-        int row = i / width, column = i % width;
-        float value = column < columns ? from[(size_t)row * columns + column] : 0;
+    size_t width = padded(columns), all = gridDim.x * blockDim.x;
+    for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < rows * width; i += all) {
+        size_t row = i / width, column = i % width;
+        float value = column < columns ? from[row * columns + column] : 0;
         asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to[i]) : "f"(value));
     }
 }
@@ -82,7 +83,8 @@ inline void load_turned(unsigned (&to)[4], const bf16* row)
 
 inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -104,8 +106,8 @@ void matmul(const bf16* A, const bf16* B, float* C, int M, int N, int K)
     constexpr int B_WIDTH = TILE_N / 8, B_STEP = THREADS / B_WIDTH;
     int A_x = threadIdx.x % A_WIDTH * 8, A_y = threadIdx.x / A_WIDTH;
     int B_x = threadIdx.x % B_WIDTH * 8, B_y = threadIdx.x / B_WIDTH;
-    int A_rows = M - first_row - A_y, A_columns = K - A_x;  // how many are left: fewer in A_columns and B_rows each step
-    int B_rows = K - B_y, B_columns = N - first_column - B_x;
+    int A_rows = M - first_row - A_y, A_columns = K - A_x;  // so many are left, of A_columns fewer with each step,
+    int B_rows = K - B_y, B_columns = N - first_column - B_x;  // and of B_rows
     int A_stride = padded(K), B_stride = padded(N);
     const bf16* A_from = A + (size_t)(first_row + A_y) * A_stride + A_x;
     const bf16* B_from = B + (size_t)B_y * B_stride + first_column + B_x;

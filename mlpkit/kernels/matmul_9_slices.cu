@@ -1,15 +1,15 @@
 // C = A B for a small C and a long K, as in the first layer of our network: 128 x 784 x 128.
 //
-// A tile of 128 x 128 would be all of C: one block, while 131 multiprocessors have nothing to do. So tiles are small, 8 x
-// 16, which makes 128 blocks; and within a block the steps of k are shared out, to WARPS warps and in each to 4 groups of
-// 8 threads. A thread adds up its own slice of K for 4 x 4 numbers of C. The 4 groups of a warp add their sums by
-// exchanging registers (shuffles), the warps theirs through shared memory; always in the same order, so that the same
-// product gives the same bits each time.
+// A tile of 128 x 128 would be all of C: one block, while 131 multiprocessors have nothing to do. So tiles are small,
+// 8 x 16, which makes 128 blocks; and within a block the steps of k are shared out, to WARPS warps and in each to 4
+// groups of 8 threads. A thread adds up its own slice of K for 4 x 4 numbers of C. The 4 groups of a warp add their
+// sums by exchanging registers (shuffles), the warps theirs through shared memory; always in the same order, so that
+// the same product gives the same bits each time.
 //
-// Small tiles make poor use of what is fetched: 2 M N K / 10.7 numbers come from the L2 cache. For large matrices that is
-// too much; here the whole of A and B fits there, and what counts is that all of it is asked for at once. No tile of A
-// or B is kept in shared memory: the few threads that need the same numbers ask in the same instruction, or shortly after
-// one another, when they are in the L1 cache.
+// Small tiles make poor use of what is fetched: 2 M N K / 10.7 numbers come from the L2 cache. For large matrices that
+// is too much; here the whole of A and B fits there, and what counts is that all of it is asked for at once. No tile
+// of A or B is kept in shared memory: the few threads that need the same numbers ask in the same instruction, or
+// shortly after one another, when they are in the L1 cache.
 
 #ifndef WARPS
 #define WARPS 16

@@ -1,9 +1,9 @@
 // out = in^T, out (columns, rows) and in (rows, columns) both stored by rows: no arithmetic, only memory.
 //
 // `direct` reads along rows and so has to write down columns: a warp's 32 stores go to 32 different sectors. `tiled`
-// takes a tile of TILE x TILE through shared memory: it reads rows of it, turns it there, and writes rows. Within shared
-// memory it has to walk down a column, which would lie in one single bank if rows were 32 numbers long: one read at a
-// time. PAD makes them 33 long, and a column falls into 32 banks.
+// takes a tile of TILE x TILE through shared memory: it reads rows of it, turns it there, and writes rows. Within
+// shared memory it has to walk down a column, which would lie in one single bank if rows were 32 numbers long: one
+// read at a time. PAD makes them 33 long, and a column falls into 32 banks.
 
 #ifndef PAD
 #define PAD 1
