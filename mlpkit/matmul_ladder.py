@@ -11,10 +11,11 @@ from functools import cache, partial
 
 import numpy as np
 
-from . import kernels, results
+from . import kernels, machine, results
 
 ARCHITECTURES = ("sm_80", "sm_90")  # the oldest chips that the kernels run on, and those of the records
 ERRORS = {"float32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}  # how far off a product may be, as a part of its norm
+MOST_BLOCKS = 65535  # in y
 COPIED = 2**30  # bytes of an array whose copy is timed: far more than caches hold
 
 
@@ -123,6 +124,10 @@ def prepare(rung, a, b, out=None):
         a, b = round_rows(a), round_rows(b)
     c = cupy.empty((m, n), np.float32) if out is None else out
     kernel, blocks = _kernel(rung), rung.blocks(m, n)
+    if max(blocks[1:], default=1) > MOST_BLOCKS:
+        raise ValueError(
+            f"{rung.file} can't multiply {(m, k)} and {(k, n)}: {blocks[1]} blocks in y, {MOST_BLOCKS} at most."
+        )
     arguments = (a, b, c, *map(np.int32, (m, n, k)))
     return lambda: kernel(blocks, rung.threads, arguments, shared_mem=rung.shared), c
 
@@ -197,6 +202,12 @@ def resources(rung, arch="sm_90"):
     return asdict(found) | {"shared_bytes": found.shared_bytes + rung.shared, "threads": rung.threads_a_block}
 
 
+def resources_table():
+    """Return what every rung takes on each of the `ARCHITECTURES`, as text for the terminal."""
+    found = [(name, arch, resources(rung, arch)) for name, rung in RUNGS.items() for arch in ARCHITECTURES]
+    return "\n".join(f"{name:<16}{arch}{_resources_text(taken)}" for name, arch, taken in found)
+
+
 def occupancy(rung):
     """Return what the kernel takes on this GPU, how many blocks of it fit on a multiprocessor, and what part that is.
 
@@ -244,6 +255,9 @@ def run(save=results.save, progress=print, plan=USUAL):
 
     save: is called with the record whenever something was added. progress: is called with what is being done, a text.
     """
+    found = machine.gpu()
+    if not found["found"]:
+        raise ValueError(f"the matmul_ladder runs on an NVIDIA GPU; {found['why_not']}.")
     import cupy
 
     versions = {"cupy": cupy.__version__, "nvrtc": cupy.cuda.nvrtc.getVersion()}
@@ -438,9 +452,14 @@ def table(record):
 
 
 def _resources_line(run):
+    text = _resources_text(run)
+    return f"  {run['rung']:<16}{text}, {run['blocks']} on a multiprocessor, {run['occupancy']:.0%} of its threads"
+
+
+def _resources_text(taken):
     return (
-        f"  {run['rung']:<16}{run['registers']:>4} registers, {run['shared_bytes']:>7,} B shared, "
-        f"{run['spilled_bytes']} B spilled, {run['blocks']} blocks of {run['threads']}, {run['occupancy']:.0%} occupied"
+        f"{taken['registers']:>5} registers, {taken['spilled_bytes']} B spilled, "
+        f"{taken['shared_bytes']:>7,} B shared, blocks of {taken['threads']}"
     )
 
 

@@ -39,6 +39,14 @@ def test_every_rung_compiles_and_spills_nothing(name, arch):
 
 
 @needs_compiler
+def test_what_the_rungs_take_is_shown(monkeypatch):
+    monkeypatch.setattr(matmul_ladder, "RUNGS", {name: RUNGS[name] for name in ("naive", "pipelined")})
+    lines = matmul_ladder.resources_table().splitlines()
+    assert [line.split()[:2] for line in lines] == [[n, a] for n in ("naive", "pipelined") for a in ("sm_80", "sm_90")]
+    assert all("0 B spilled" in line for line in lines)
+
+
+@needs_compiler
 @pytest.mark.parametrize("arch", matmul_ladder.ARCHITECTURES)
 @pytest.mark.parametrize("name", ["transpose", "roofs"])
 def test_the_other_kernels_compile(name, arch):
@@ -65,6 +73,28 @@ def test_a_number_is_fetched_less_often_the_larger_the_tile():
     assert fetched["registers"] == 4 * 2 * 4096**3 / 128
     assert fetched["bf16"] == fetched["tf32"] / 2
     assert min(fetched.values()) > matmul_ladder.least_bytes(4096, 4096, 4096)
+
+
+def test_no_gpu_is_said_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(matmul_ladder.machine, "gpu", lambda: {"found": False, "why_not": "no NVIDIA driver"})
+    with pytest.raises(ValueError, match="no NVIDIA driver"):
+        matmul_ladder.run(save=None, progress=None)
+
+
+def test_the_table_shows_a_record():
+    taken = {"registers": 40, "shared_bytes": 8192, "spilled_bytes": 0, "threads": 256, "blocks": 2, "occupancy": 0.25}
+    size = {"m": 4096, "n": 4096, "k": 4096, "error": 1e-6}
+    runs = [
+        {"kind": "resources", "rung": "naive"} | taken,
+        {"kind": "peak", "samples_gflops": [60e3, 62e3]},
+        {"kind": "copy", "bytes": 2**31, "samples_gbps": [3900.0]},
+        {"kind": "product", "way": "cublas_float32", "samples_us": [3000.0]} | size,
+        {"kind": "product", "way": "naive", "samples_us": [6000.0]} | size,
+        {"kind": "transpose", "way": "direct", "samples_gbps": [900.0]},
+    ]
+    text = matmul_ladder.table({"runs": runs})
+    for words in ("62.0 TFLOP/s", "3,900 GB/s", "40 registers", "25% of its threads", "50.0% of cuBLAS", "900 GB/s"):
+        assert words in text
 
 
 def test_shares_are_those_of_cublas_in_the_same_precision():

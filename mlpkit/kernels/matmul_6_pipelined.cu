@@ -46,6 +46,8 @@ constexpr int WARPS_N = TILE_N / WARP_N;
 constexpr int WARPS = TILE_M / WARP_M * WARPS_N, THREADS = WARPS * 32;
 constexpr int BLOCKS = 8 / WARPS;  // on a multiprocessor: tells the compiler how many registers there are
 
+static_assert(DEPTH % 2 == 0, "each step begins with the first of the two sets of a and b");
+
 struct Tiles {
     float A[DEPTH][TILE_M + 4];
     float B[DEPTH][TILE_N];

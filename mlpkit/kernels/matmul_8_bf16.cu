@@ -39,6 +39,8 @@ constexpr int PIECES_M = WARP_M / 16, PIECES_N = WARP_N / 8;  // of a warp's til
 
 using bf16 = unsigned short;  // its 16 bits; only the tensor cores calculate with it
 
+static_assert(DEPTH % 32 == 0, "each step begins with the first of the two sets of a and b");
+
 struct Tiles {
     bf16 A[TILE_M][DEPTH + 8];
     bf16 B[DEPTH][TILE_N + 8];
@@ -150,9 +152,9 @@ void matmul(const bf16* A, const bf16* B, float* C, int M, int N, int K)
         #pragma unroll
         for (int k = 0; k < DEPTH; k += 16) {
             int now = k / 16 % 2;
+            if (k == 0) start(last);
             if (k + 16 == DEPTH) arrive();
             load(k + 16 < DEPTH ? tiles : ring[slot], (k + 16) % DEPTH, 1 - now);
-            if (k == 0) start(last);
             #pragma unroll
             for (int i = 0; i < PIECES_M; ++i)
                 #pragma unroll
