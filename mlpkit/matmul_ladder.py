@@ -11,7 +11,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from . import kernels, machine, results
+from . import gpu, kernels, results
 
 ARCHITECTURES = ("sm_80", "sm_90")  # the oldest chips that the kernels run on, and those of the records
 ERRORS = {"float32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}  # how far off a product may be, as a part of its norm
@@ -255,9 +255,8 @@ def run(save=results.save, progress=print, plan=USUAL):
 
     save: is called with the record whenever something was added. progress: is called with what is being done, a text.
     """
-    found = machine.gpu()
-    if not found["found"]:
-        raise ValueError(f"the matmul_ladder runs on an NVIDIA GPU; {found['why_not']}.")
+    if reason := gpu.why_not():
+        raise ValueError(f"the matmul_ladder runs on an NVIDIA GPU; {reason}.")
     import cupy
 
     versions = {"cupy": cupy.__version__, "nvrtc": cupy.cuda.nvrtc.getVersion()}
