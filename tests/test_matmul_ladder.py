@@ -76,7 +76,7 @@ def test_a_number_is_fetched_less_often_the_larger_the_tile():
 
 
 def test_no_gpu_is_said_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(matmul_ladder.machine, "gpu", lambda: {"found": False, "why_not": "no NVIDIA driver"})
+    monkeypatch.setattr(matmul_ladder.gpu, "why_not", lambda: "no NVIDIA driver")
     with pytest.raises(ValueError, match="no NVIDIA driver"):
         matmul_ladder.run(save=None, progress=None)
 
