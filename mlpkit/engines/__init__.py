@@ -28,6 +28,8 @@ NAMES = (
     "cuda_graph_cublas",
     "cuda_graph",
     "cuda_graph_epoch",
+    "cuda_three_kernels",
+    "cuda_persistent",
 )
 
 
@@ -136,6 +138,8 @@ if TYPE_CHECKING:  # mypy rejects an engine here whose functions are missing or 
         cuda_graph,
         cuda_graph_cublas,
         cuda_graph_epoch,
+        cuda_persistent,
+        cuda_three_kernels,
         cupy_fused,
         cupy_naive,
         numba_blocked,
@@ -164,4 +168,6 @@ if TYPE_CHECKING:  # mypy rejects an engine here whose functions are missing or 
         cuda_graph_cublas,
         cuda_graph,
         cuda_graph_epoch,
+        cuda_three_kernels,
+        cuda_persistent,
     )

@@ -243,7 +243,7 @@ const int ROW_TILES = BATCH / 16, SPLITS = WARPS / ROW_TILES;  // warps that sha
 const int TILE_WARPS = WARPS / 2;                              // eight warps have a tile of W3, eight one of W2
 const int MAIL_ROWS = BATCH <= 128 ? BATCH / TILE_WARPS : 16;  // whose packets a warp asks for at a time
 const int STAGE_ROWS = MAIL_ROWS < 8 ? MAIL_ROWS : 8;          // whose numbers it has in shared memory at a time
-const int MOST_AHEAD = BATCH > 128 ? 0 : ADAM ? 2 : 3;         // as the registers allow
+const int MOST_AHEAD = BATCH > 128 ? 0 : 2;                    // as the registers allow
 const int AHEAD = PIXEL_TILES / WARPS < MOST_AHEAD ? PIXEL_TILES / WARPS : MOST_AHEAD;  // tiles of pixels, for dW1
 
 struct ColumnShared {
