@@ -23,6 +23,7 @@ from . import (
     matmuls,
     passes,
     peers,
+    persistence,
     results,
     roofline,
     sweep,
@@ -130,6 +131,7 @@ EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its r
     "launches": (_with(launches.run), launches.table),
     "timeline": (_with(timeline.run), timeline.table),
     "feed": (_with(feed.run), feed.table),
+    "persistence": (_with(persistence.run), persistence.table),
     **{name: (_with(partial(experiments.run, name), data.load), experiments.table) for name in experiments.ALL},
 }
 

@@ -102,13 +102,15 @@ def test_a_whole_epoch_follows_the_baseline(name, optimizer, mnist):
     order = epoch_order(len(mnist.y), 0, 0)
     losses, theta = train(name, mnist, order, 128, make(optimizer))
     wanted, exact = train("numpy_baseline", mnist, order, 128, make(optimizer), np.float64)
-    plain, usual = train("numpy_baseline", mnist, order, 128, make(optimizer))
+    _, usual = train("numpy_baseline", mnist, order, 128, make(optimizer))
     assert_allclose(losses, wanted, rtol=1e-2)
     assert distance(theta, exact) < max(1e-3, 20 * distance(usual, exact))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sizes", [(784, 64, 100, 32, 10), (784, 128, 128, 128, 3), (50, 7, 128, 1, 10), (16, 8, 8, 8, 2)])
+@pytest.mark.parametrize(
+    "sizes", [(784, 64, 100, 32, 10), (784, 128, 128, 128, 3), (50, 7, 128, 1, 10), (16, 8, 8, 8, 2)]
+)
 def test_smaller_layers_are_filled_up_and_stay_themselves(sizes):
     rng = np.random.default_rng(0)
     split = data.Split(rng.integers(256, size=(100, sizes[0]), dtype=np.uint8), rng.integers(sizes[-1], size=100))

@@ -1,10 +1,11 @@
-"""A whole epoch in one launch: blocks that stay until the epoch is over, keep what they own, and hand each other numbers.
+"""A whole epoch in one launch: blocks that stay until it is over, keep what they own, and hand each other numbers.
 
 See `kernels/persistent.cu` for how. The kernel is built for networks like the workbook's: float32, three hidden layers
 of at most 128 units, at most 16 classes, batches of at most 256. Smaller layers are filled up with units that stay
 exactly zero: their weights are zero, so nothing flows through them.
 """
 
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from weakref import WeakKeyDictionary
@@ -17,7 +18,9 @@ from ..checks import check_batch, check_labels
 from ._rates import check_optimizer, mean_losses, rates, settings
 from .cupy_fused import *
 
-WIDTH, MOST_CLASSES, BATCHES, THREADS = 128, 16, (32, 64, 128, 256), 512  # as in persistent.cu
+WIDTH, MOST_CLASSES, BATCHES, THREADS, COLUMN_BLOCKS = 128, 16, (32, 64, 128, 256), 512, 64  # as in persistent.cu
+
+_marks: dict[str, int] = {}  # macros of a kernel that writes down its times
 
 _epochs: WeakKeyDictionary = WeakKeyDictionary()  # of each network: the last one
 
@@ -42,12 +45,10 @@ class _Epoch:
     def __init__(self, network, X, y, batch_size):
         check_network(network, batch_size)
         self.sizes, self.batch_size, self.key = network.sizes, batch_size, self.key_of(X, y, batch_size)
-        inputs = -(-network.sizes[0] // 16) * 16
-        self.held_sizes = (inputs, WIDTH, WIDTH, WIDTH, network.sizes[-1])
-        self.pixels = as_bytes(X, inputs)
+        self.held_sizes = (held_inputs(network.sizes), WIDTH, WIDTH, WIDTH, network.sizes[-1])
+        self.pixels = as_bytes(X, self.held_sizes[0])
         self.keep = X, y  # so that no other array gets their addresses
         self.labels = y.astype(np.int64, copy=False)
-        self.rows = next(rows for rows in BATCHES if rows >= batch_size)
 
     @staticmethod
     def key_of(X, y, batch_size):
@@ -59,9 +60,8 @@ class _Epoch:
     def run(self, optimizer, order):
         """Train on the examples in `order` and return the losses, one a step."""
         steps = -(-len(order) // self.batch_size)
-        train, exchange_bytes, shared_bytes, blocks = compiled(
-            INPUTS=self.held_sizes[0], CLASSES=self.sizes[-1], BATCH=self.rows, ADAM=int(bool(optimizer.state))
-        )
+        macros = macros_of(self.sizes, optimizer, self.batch_size)
+        train, exchange_bytes, shared_bytes, blocks = compiled(**macros)
         row_losses = cp.empty((steps, self.batch_size), np.float32)
         exchange = cp.zeros(exchange_bytes, np.uint8)
         table = cp.asarray(rates(optimizer, steps), np.float32)
@@ -122,13 +122,34 @@ def check_network(network, batch_size):
 
 
 def as_bytes(X, inputs):
-    """Return images as uint8, each row filled up to `inputs` pixels. Raises ValueError where they are not bytes / 255."""
+    """Return images as uint8, rows filled up to `inputs` pixels. Raises ValueError where they are not bytes / 255."""
     pixels = X if X.dtype == np.uint8 else cp.rint(X * 255).astype(np.uint8)
     if X.dtype != np.uint8 and not bool((pixels.astype(np.float32) / np.float32(255) == X).all()):
         raise ValueError("cuda_persistent multiplies with bytes: give it uint8 pixels, or such pixels divided by 255.")
     if X.shape[1] < inputs:
         pixels = cp.pad(pixels, ((0, 0), (0, inputs - X.shape[1])))
     return cp.ascontiguousarray(pixels)
+
+
+def held_inputs(sizes):
+    return -(-sizes[0] // 16) * 16
+
+
+def macros_of(sizes, optimizer, batch_size):
+    """Return the macros that the kernel is compiled with."""
+    rows = next(rows for rows in BATCHES if rows >= batch_size)
+    has_state = bool(optimizer.state)
+    return {"INPUTS": held_inputs(sizes), "CLASSES": sizes[-1], "BATCH": rows, "ADAM": int(has_state)} | _marks
+
+
+@contextmanager
+def marked(steps):
+    """Within this context the kernel writes down the times of so many steps, after the first 100, for `persistence`."""
+    _marks["MARKED_STEPS"] = steps
+    try:
+        yield
+    finally:
+        _marks.clear()
 
 
 @cache

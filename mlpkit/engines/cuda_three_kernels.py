@@ -51,7 +51,10 @@ class _ThreeKernels(_Epoch):
     def set_shared_bytes(self, network):
         """Return the bytes of shared memory that the first two kernels need, and allow them to ask for so much."""
         widest, layers = max(network.sizes[1:]), len(network.sizes) - 1
-        numbers = max(network.sizes[0] * (TILE[0] + 4), 2 * WARPS * TILE[0] * TILE[1]), ROWS * widest * (2 * layers + WARPS)
+        numbers = (
+            max(network.sizes[0] * (TILE[0] + 4), 2 * WARPS * TILE[0] * TILE[1]),
+            ROWS * widest * (2 * layers + WARPS),
+        )
         found = [count * network.dtype.itemsize for count in numbers]
         for function, size in zip(self.kernels[:2], found, strict=True):
             function.max_dynamic_shared_size_bytes = size
@@ -77,7 +80,9 @@ class _ThreeKernels(_Epoch):
         batch = np.int32(self.batch_size), np.int32(n)
         grid = -(-sizes[1] // TILE[1]), -(-n // TILE[0])
         images = self.X, self.order, self.steps
-        first_layer(grid, (32 * WARPS,), (*images, *batch, network.theta, self.outputs), shared_mem=self.shared_bytes[0])
+        first_layer(
+            grid, (32 * WARPS,), (*images, *batch, network.theta, self.outputs), shared_mem=self.shared_bytes[0]
+        )
         results = self.outputs, self.gradients, self.row_losses
         arguments = self.y, self.order, self.steps, *batch, network.theta, *results
         rows((-(-n // ROWS),), (32 * WARPS,), arguments, shared_mem=self.shared_bytes[1])

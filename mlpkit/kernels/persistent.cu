@@ -29,6 +29,9 @@
 #ifndef ADAM
 #define ADAM 0
 #endif
+#ifndef MARKED_STEPS
+#define MARKED_STEPS 0  // so many steps' times are written down, after the first 100
+#endif
 
 const int THREADS = 512, WARPS = 16, WIDTH = 128, TILE = 16;
 const int COLUMN_BLOCKS = 64, ROWS = BATCH <= 64 ? 1 : BATCH / 64, ROW_BLOCKS = BATCH / ROWS;
@@ -66,6 +69,21 @@ struct Arguments {
 };
 
 extern __shared__ __align__(128) unsigned char shared_bytes[];
+
+#if MARKED_STEPS
+__device__ long long marks[COLUMN_BLOCKS + ROW_BLOCKS][MARKED_STEPS][12];  // the multiprocessor's clock
+
+// Write down when the block's first thread comes to a stage.
+__device__ void mark(int step, int stage) {
+    if (threadIdx.x == 0 && step >= 100 && step < 100 + MARKED_STEPS) {
+        long long now;
+        asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
+        marks[blockIdx.x][step - 100][stage] = now;
+    }
+}
+#else
+__device__ void mark(int step, int stage) {}
+#endif
 
 // ---- Handing over ----
 
@@ -602,24 +620,32 @@ __device__ __noinline__ void column_block(const Arguments& arguments, int steps)
         Packets& packets = arguments.exchange->of[step % 2];
         const Rates rates = rates_of(arguments, step);
         const unsigned char(*x)[INPUTS] = shared.x[step % BUFFERS];
+        mark(step, 0);
         first_layer(shared, x, inverse_scale(first.biased), packets, tag);
 
+        mark(step, 1);
         Pixels ahead[AHEAD + 1];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) ahead[i].load(x, first.tile(i));
         // While the row blocks are busy, one thread looks; every block at another row.
         if (threadIdx.x == 0) receive(&packets.dz4[blockIdx.x % BATCH][0], tag);
         __syncthreads();
+        mark(step, 2);
         update_last(shared, packets, tag, arguments, rates);
+        mark(step, 3);
         if (BUFFERS > 1 && step + 1 < steps) fetch(arguments, shared.x[(step + 1) % BUFFERS], step + 1);
+        mark(step, 4);
         tile.update(packets, tag, shared, arguments, rates);
         count_on(&arguments.exchange->updated);
+        mark(step, 5);
 
         float2 db1;
         if (warp == 0) db1 = receive_dz1(shared, packets, tag);
         __syncthreads();
+        mark(step, 6);
         update_first(first, shared, ahead, x, arguments, rates);
         if (threadIdx.x < 2) shared.b1[lane].update(lane ? db1.y : db1.x, arguments, rates, false);
+        mark(step, 7);
         wait_for_copies();
         first.biased = first.next;
         first.write_digits(shared);
@@ -785,7 +811,9 @@ __device__ __noinline__ void row_block(const Arguments& arguments, int steps) {
         const bool has_next = warp < ROWS && next + first + warp < arguments.examples;
         example = has_next ? arguments.order[next + first + warp] : -1;
 
+        mark(step, 0);
         wait_for_count(&arguments.exchange->updated, step * COLUMN_BLOCKS);
+        mark(step, 1);
         second.load(theta + W2);
         third.load(theta + W3);
         for (int e = threadIdx.x; e < WIDTH * CLASSES; e += THREADS) {
@@ -793,17 +821,23 @@ __device__ __noinline__ void row_block(const Arguments& arguments, int steps) {
         }
         if (threadIdx.x < 2 * WIDTH) shared.b[threadIdx.x / WIDTH][threadIdx.x % WIDTH] = __ldcg(theta + B2 + threadIdx.x);
         if (threadIdx.x < CLASSES) shared.b4[threadIdx.x] = __ldcg(theta + B4 + threadIdx.x);
+        mark(step, 2);
         if (threadIdx.x < ROWS * WIDTH) {
             const int r = threadIdx.x / WIDTH, k = threadIdx.x % WIDTH;
             shared.a[0][r][k] = receive(&packets.a[0][first + r][k], tag);
         }
         __syncthreads();
 
+        mark(step, 3);
         second.forward(shared, shared.a[0], shared.b[0], shared.a[1], packets.a[1], first, tag);
+        mark(step, 4);
         third.forward(shared, shared.a[1], shared.b[1], shared.a[2], packets.a[2], first, tag);
+        mark(step, 5);
         last_layer(shared, packets, first, n, label, arguments.row_losses + start + first, tag);
+        mark(step, 6);
         third.backward(shared.dz[2], shared.a[1], shared.dz[1], tag,
                        [&](int r, int k) { return &packets.dz[0][first + r][k]; });
+        mark(step, 7);
         second.backward(shared.dz[1], shared.a[0], shared.dz[0], tag,
                         [&](int r, int k) { return &packets.dz1[k / 2][first + r][k % 2]; });
     }

@@ -1,0 +1,12 @@
+// needs sm_90
+// Blocks of a cluster wait for each other without a counter in memory: the chip has a barrier for them.
+
+#ifndef BLOCKS
+#define BLOCKS 8  // of a cluster; more than 8 must be allowed first
+#endif
+
+extern "C" __global__ void __cluster_dims__(BLOCKS) cluster_barrier(int rounds) {
+    for (int round = 0; round < rounds; round++) {
+        asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+    }
+}

@@ -1,0 +1,59 @@
+// What does it cost to wait for another block? Three ways, again and again, with nothing else to do.
+//
+// grid_barrier: everybody waits for everybody, at one counter. with_flag: one block writes a number, and then a flag
+// which says that the number is there; two trips. with_packet: the number and its sign of arrival are one word of eight
+// bytes; one trip. The GPU must hold all blocks at once.
+
+typedef unsigned int Word;
+typedef unsigned long long Packet;
+
+__device__ Word acquire(const Word* at) {
+    Word found;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(at) : "memory");
+    return found;
+}
+
+// counter starts as 0.
+extern "C" __global__ void grid_barrier(Word* counter, int rounds) {
+    for (int round = 1; round <= rounds; round++) {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+            while (acquire(counter) < (Word)round * gridDim.x) {
+            }
+        }
+        __syncthreads();
+    }
+}
+
+// Two blocks of one thread give each other a number, in turns. numbers and flags: two each, 32 words apart; zeros.
+extern "C" __global__ void with_flag(Word* numbers, Word* flags, int rounds) {
+    const int me = blockIdx.x, other = 1 - me;
+    for (Word round = 1; round <= rounds; round++) {
+        if (me == 1 || round > 1) {
+            const Word wanted = me == 1 ? round : round - 1;
+            while (acquire(&flags[32 * other]) < wanted) {
+            }
+            if (*(volatile Word*)&numbers[32 * other] != wanted) __trap();
+        }
+        *(volatile Word*)&numbers[32 * me] = round;
+        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(&flags[32 * me]), "r"(round) : "memory");
+    }
+}
+
+// The same, with packets: two of them, 16 apart; zeros.
+extern "C" __global__ void with_packet(Packet* packets, int rounds) {
+    const int me = blockIdx.x, other = 1 - me;
+    for (Word round = 1; round <= rounds; round++) {
+        if (me == 1 || round > 1) {
+            const Word wanted = me == 1 ? round : round - 1;
+            Packet found;
+            do {
+                asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(&packets[16 * other]) : "memory");
+            } while ((Word)(found >> 32) < wanted);
+            if ((Word)found != wanted) __trap();
+        }
+        const Packet packet = (Packet)round << 32 | round;
+        asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&packets[16 * me]), "l"(packet) : "memory");
+    }
+}

@@ -1,0 +1,237 @@
+"""What does it cost to wait, and where does a step's time go? Barriers, handovers, and engines that avoid them.
+
+The record "persistence" holds the time of one barrier between blocks in three forms, of one number handed from block to
+block in two forms, of a graph's empty kernel; the time of a training step with each engine that does whole epochs, at
+several batch sizes; and what the blocks of the persistent kernel do in a step, by their multiprocessor's clock.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+
+from . import engines, kernels, results
+from .data import epoch_order, load
+from .launches import device_us, events_us, nothing
+from .network import Network
+from .recipe import Recipe
+
+ENGINES = ("cuda_graph", "cuda_graph_epoch", "cuda_three_kernels", "cuda_persistent")
+MARKS = 12  # that a step has room for, in persistent.cu
+ALLOW_LARGE_CLUSTERS = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+# What a block's first thread is about to do where `persistent.cu` calls mark(step, 0), mark(step, 1), ...
+STAGES = {
+    "column": (
+        "first layer",
+        "wait for the last layer's gradients",
+        "update W4",
+        "ask for the next images",
+        "update W3 and W2",
+        "wait for dz1",
+        "update W1",
+        "write W1's digits",
+    ),
+    "row": (
+        "wait for the new weights",
+        "load them",
+        "wait for a1",
+        "second layer",
+        "third layer",
+        "last layer and loss",
+        "back through the third",
+        "back through the second",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure. samples: of each time. rounds: barriers or handovers in a sample, and half as many in
+    another, whose difference leaves out the launch. blocks: that wait at a grid's barrier. marked: steps whose stages
+    are written down."""
+
+    samples: int = 15
+    rounds: int = 2000
+    blocks: tuple[int, ...] = (2, 16, 64, 128)
+    clusters: tuple[int, ...] = (2, 8, 16)
+    nodes: int = 1000
+    batch_sizes: tuple[int, ...] = (32, 64, 128, 256)
+    optimizers: tuple[str, ...] = ("sgd", "adam")
+    marked: int = 64
+
+
+USUAL = Plan()
+
+
+def run(train=None, save=results.save, progress=print, plan=USUAL):
+    """Measure everything, and return the record. train: (X, y), X (n, 784) uint8; MNIST's where None is given.
+
+    save: is called with the record whenever something was added. progress: is called with what is being done, a text.
+    Raises `engines.EngineUnavailable` where there is no GPU.
+    """
+    engines.load("cupy_naive")  # or why there is none
+    train = train or load(scaled=False).train
+    record = results.new("persistence", plan=asdict(plan))
+    for part in (_waits, _nodes, _steps, _stages):
+        for found in part(train, plan, progress):
+            record["runs"].append(found)
+            save(record)
+    return record
+
+
+# Waiting
+
+
+def _waits(train, plan, progress):
+    for name, blocks, call in waits(plan):
+        progress(f"{name}, {blocks} blocks")
+        yield {"kind": "wait", "name": name, "blocks": blocks, "samples_us": _each_us(call, plan)}
+
+
+def waits(plan):
+    """Yield (name, blocks, a function that does so many rounds of it)."""
+    import cupy as cp
+
+    def launch(name, blocks, threads, words, rounds):
+        memory = [cp.zeros(64, np.uint64) for _ in range(words)]
+        kernels.load("handover").get_function(name)((blocks,), (threads,), (*memory, np.int32(rounds)))
+
+    held = cp.cuda.Device().attributes["MultiProcessorCount"]
+    for blocks in plan.blocks:
+        if blocks <= held:  # else some would wait for blocks that can't begin
+            yield "grid barrier", blocks, partial(launch, "grid_barrier", blocks, 512, 1)
+    yield "number and flag", 2, partial(launch, "with_flag", 2, 1, 2)
+    yield "packet", 2, partial(launch, "with_packet", 2, 1, 1)
+    if int(cp.cuda.Device().compute_capability) >= 90:
+        for blocks in plan.clusters:
+            yield "cluster barrier", blocks, _cluster(blocks)
+
+
+def _cluster(blocks):
+    import cupy as cp
+
+    kernel = kernels.load("cluster_barrier", BLOCKS=blocks).get_function("cluster_barrier")
+    if blocks > 8:
+        cp.cuda.driver.funcSetAttribute(kernel.kernel.ptr, ALLOW_LARGE_CLUSTERS, 1)
+    return lambda rounds: kernel((blocks,), (512,), (np.int32(rounds),))
+
+
+def _each_us(call, plan):
+    """Return samples of the microseconds of one round; `call` does as many as it is told to."""
+    few, many = plan.rounds // 2, plan.rounds
+    call(many)  # compiles
+    pairs = [(events_us(partial(call, few)), events_us(partial(call, many))) for _ in range(plan.samples)]
+    return [round((long - short) / (many - few), 4) for short, long in pairs]
+
+
+def _nodes(train, plan, progress):
+    import cupy as cp
+
+    progress("a graph's empty kernels")
+    graphs = []
+    for count in (plan.nodes // 2, plan.nodes):
+        nothing()  # compiles
+        with cp.cuda.Stream(non_blocking=True) as stream:
+            stream.begin_capture()
+            for _ in range(count):
+                nothing()
+            graphs.append(stream.end_capture())
+            graphs[-1].launch(stream)
+    short, long = ([events_us(graph.launch) for _ in range(plan.samples)] for graph in graphs)
+    each = [round((b - a) / (plan.nodes - plan.nodes // 2), 4) for a, b in zip(short, long, strict=True)]
+    yield {"kind": "wait", "name": "graph node", "blocks": 1, "samples_us": each}
+
+
+# Steps
+
+
+def _steps(train, plan, progress):
+    for optimizer in plan.optimizers:
+        for batch_size in plan.batch_sizes:
+            for name in ENGINES:
+                progress(f"steps of {name}, {optimizer}, batch {batch_size}")
+                yield {
+                    "kind": "step",
+                    "engine": name,
+                    "optimizer": optimizer,
+                    "batch_size": batch_size,
+                    "samples_us": step_us(name, optimizer, batch_size, train, plan.samples),
+                }
+
+
+def step_us(name, optimizer, batch_size, train, samples):
+    """Return samples of the GPU's microseconds for a step: the mean over a whole epoch, short batch included."""
+    epoch, steps = epoch_of(name, optimizer, batch_size, train)
+    for _ in range(2):
+        epoch()  # compiles, records, warms up
+    return [round(device_us(epoch) / steps, 4) for _ in range(samples)]
+
+
+def epoch_of(name, optimizer, batch_size, train):
+    """Return a function that trains for an epoch, and the number of its steps."""
+    recipe = Recipe(optimizer=optimizer, lr=1e-3, batch_size=batch_size)
+    network = Network(name)
+    takes = recipe.make_optimizer(network, len(train[1]))
+    order = epoch_order(len(train[1]), 0, 0)
+    arrays = [network.engine.asarray(array) for array in (*train, order)]
+    return partial(network.engine.train_epoch, network, takes, *arrays, batch_size), recipe.steps_an_epoch(len(order))
+
+
+# Stages of the persistent kernel
+
+
+def _stages(train, plan, progress):
+    for batch_size in plan.batch_sizes:
+        progress(f"stages of a step, batch {batch_size}")
+        for kind, clocks in stages(batch_size, train, plan.marked).items():
+            names = STAGES[kind]
+            yield {"kind": "stages", "block": kind, "batch_size": batch_size, "names": names, "clocks": clocks}
+
+
+def stages(batch_size, train, steps):
+    """Return for each kind of block the clocks that its stages take: the median over blocks and steps."""
+    import cupy as cp
+
+    from .engines import cuda_persistent
+
+    epoch, _ = epoch_of("cuda_persistent", "sgd", batch_size, train)
+    network, optimizer = epoch.args[:2]
+    with cuda_persistent.marked(steps):
+        macros = cuda_persistent.macros_of(network.sizes, optimizer, batch_size)
+        epoch()
+    blocks = cuda_persistent.compiled(**macros)[-1]
+    place = kernels.load("persistent", **macros).get_global("marks")
+    marks = cp.ndarray((blocks, steps, MARKS), np.int64, place).get()
+    return {
+        kind: _clocks(part[..., : len(STAGES[kind])])
+        for kind, part in zip(STAGES, np.split(marks, [cuda_persistent.COLUMN_BLOCKS]), strict=True)
+    }
+
+
+def _clocks(marks):
+    """Return the median clocks from each mark to the next one, the last one's to the first of the next step."""
+    following = np.concatenate([marks[:, :-1, 1:], marks[:, 1:, :1]], axis=2)
+    return np.median(following - marks[:, :-1], axis=(0, 1)).tolist()
+
+
+# The record as a table
+
+
+def table(record):
+    """Return the record as a table for the terminal."""
+    lines = [f"{'one wait':<24}{'blocks':>8}{'us':>10}"]
+    for run in results.runs(record, kind="wait"):
+        lines.append(f"{run['name']:<24}{run['blocks']:>8}{np.median(run['samples_us']):>10.3f}")
+    plan = record["settings"]["plan"]
+    sizes = "".join(f"{size:>8}" for size in plan["batch_sizes"])
+    lines += ["", f"{'us a step, by batch size':<24}{'optimizer':<10}{sizes}"]
+    for name in ENGINES:
+        for optimizer in plan["optimizers"]:
+            runs = results.runs(record, kind="step", engine=name, optimizer=optimizer)
+            times = "".join(f"{np.median(run['samples_us']):>8.2f}" for run in runs)
+            lines.append(f"{name:<24}{optimizer:<10}{times}")
+    for run in results.runs(record, kind="stages"):
+        lines += ["", f"{run['block']} blocks, batch {run['batch_size']}"]
+        stages = zip(run["names"], run["clocks"], strict=True)
+        lines += [f"    {name:<40}{clocks:>8.0f} clocks" for name, clocks in stages]
+    return "\n".join(lines)
