@@ -54,7 +54,7 @@ struct Packets {
 
 struct Exchange {
     Packets of[2];
-    Word updated;  // how often a column block has updated its part of W2, W3 and W4
+    Word updated[2][32];  // how often a half of a column block has: W3; W2. 32: each in its own piece of the cache
 };
 
 struct Arguments {
@@ -146,10 +146,13 @@ struct Mail {
     __device__ float2 operator[](int i) const { return make_float2(value_of(packets[i].x), value_of(packets[i].y)); }
 };
 
-// Everything that the block has written is there for whoever sees the counter.
-__device__ void count_on(Word* counter) {
-    __syncthreads();
-    if (threadIdx.x == THREADS - 1) {
+// Half of a block's warps work on W3, the other half on W2, and neither waits for the other: a barrier for one half.
+__device__ void sync_half(int half) { asm volatile("bar.sync %0, %1;" ::"r"(1 + half), "n"(THREADS / 2) : "memory"); }
+
+// Everything that the half has written is there for whoever sees the counter.
+__device__ void count_on(Word* counter, int half) {
+    sync_half(half);
+    if (threadIdx.x % (THREADS / 2) == THREADS / 2 - 1) {
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
     }
 }
@@ -537,7 +540,7 @@ struct HiddenTile {
         if (lane < 4) {
             for (int j = 0; j < 4; j++) shared.bias_parts[warp][lane * 4 + j] = bias_sums[j];
         }
-        __syncthreads();
+        sync_half(layer());
         const int first = layer() * TILE_WARPS;
         float g = 0;
 #pragma unroll
@@ -636,7 +639,7 @@ __device__ __noinline__ void column_block(const Arguments& arguments, int steps)
         if (BUFFERS > 1 && step + 1 < steps) fetch(arguments, shared.x[(step + 1) % BUFFERS], step + 1);
         mark(step, 4);
         tile.update(packets, tag, shared, arguments, rates);
-        count_on(&arguments.exchange->updated);
+        count_on(arguments.exchange->updated[tile.layer()], tile.layer());
         mark(step, 5);
 
         float2 db1;
@@ -812,14 +815,16 @@ __device__ __noinline__ void row_block(const Arguments& arguments, int steps) {
         example = has_next ? arguments.order[next + first + warp] : -1;
 
         mark(step, 0);
-        wait_for_count(&arguments.exchange->updated, step * COLUMN_BLOCKS);
+        wait_for_count(arguments.exchange->updated[0], step * COLUMN_BLOCKS);
+        third.load(theta + W3);
+        wait_for_count(arguments.exchange->updated[1], step * COLUMN_BLOCKS);
         mark(step, 1);
         second.load(theta + W2);
-        third.load(theta + W3);
         for (int e = threadIdx.x; e < WIDTH * CLASSES; e += THREADS) {
             shared.W4[e % CLASSES][e / CLASSES] = __ldcg(theta + W4 + e);
         }
-        if (threadIdx.x < 2 * WIDTH) shared.b[threadIdx.x / WIDTH][threadIdx.x % WIDTH] = __ldcg(theta + B2 + threadIdx.x);
+        const float* biases = theta + B2;  // and B3
+        if (threadIdx.x < 2 * WIDTH) shared.b[threadIdx.x / WIDTH][threadIdx.x % WIDTH] = __ldcg(biases + threadIdx.x);
         if (threadIdx.x < CLASSES) shared.b4[threadIdx.x] = __ldcg(theta + B4 + threadIdx.x);
         mark(step, 2);
         if (threadIdx.x < ROWS * WIDTH) {
