@@ -7,6 +7,7 @@ several batch sizes; and what the blocks of the persistent kernel do in a step, 
 
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -171,10 +172,11 @@ def epoch_of(name, optimizer, batch_size, train):
     """Return a function that trains for an epoch, and the number of its steps."""
     recipe = Recipe(optimizer=optimizer, lr=1e-3, batch_size=batch_size)
     network = Network(name)
+    engine: Any = network.engine
     takes = recipe.make_optimizer(network, len(train[1]))
     order = epoch_order(len(train[1]), 0, 0)
-    arrays = [network.engine.asarray(array) for array in (*train, order)]
-    return partial(network.engine.train_epoch, network, takes, *arrays, batch_size), recipe.steps_an_epoch(len(order))
+    arrays = [engine.asarray(array) for array in (*train, order)]
+    return partial(engine.train_epoch, network, takes, *arrays, batch_size), recipe.steps_an_epoch(len(order))
 
 
 # Stages of the persistent kernel
