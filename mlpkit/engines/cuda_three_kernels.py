@@ -31,7 +31,7 @@ def train_epoch(network, optimizer, X, y, order, batch_size):
     if epoch is None or not epoch.fits(optimizer, X, y, order, batch_size):
         check_labels(y, len(X), network.sizes[-1])
         epoch = _epochs[network] = _ThreeKernels(None, network, optimizer, X, y, order, batch_size)
-    return epoch.run(network, optimizer, order)
+    return epoch.run(network, optimizer, order, steps_a_graph=None)
 
 
 class _ThreeKernels(_Epoch):
@@ -60,14 +60,14 @@ class _ThreeKernels(_Epoch):
             function.max_dynamic_shared_size_bytes = size
         return found
 
-    def run(self, network, optimizer, order):
+    def run(self, network, optimizer, order, steps_a_graph):
         """Train on the examples in `order` and return the losses, one a step."""
         full, rest = divmod(len(order), self.batch_size)
-        steps = full + (rest > 0)
+        steps, size = full + (rest > 0), min(steps_a_graph or full, full)
         self.order[: len(order)], self.steps[...] = order, 0
         self.rates[:steps] = cp.asarray(rates(optimizer, steps))
-        if full:
-            self.graph(network, optimizer, full, self.batch_size).launch()
+        for _ in range(full // size if full else 0):
+            self.graph(network, optimizer, size, self.batch_size).launch()
         if rest:
             self.graph(network, optimizer, 1, rest).launch()
         optimizer.steps += steps
@@ -80,13 +80,12 @@ class _ThreeKernels(_Epoch):
         batch = np.int32(self.batch_size), np.int32(n)
         grid = -(-sizes[1] // TILE[1]), -(-n // TILE[0])
         images = self.X, self.order, self.steps
-        first_layer(
-            grid, (32 * WARPS,), (*images, *batch, network.theta, self.outputs), shared_mem=self.shared_bytes[0]
-        )
+        forward = *images, *batch, network.theta, self.outputs
+        first_layer(grid, (32 * WARPS,), forward, shared_mem=self.shared_bytes[0])
         results = self.outputs, self.gradients, self.row_losses
-        arguments = self.y, self.order, self.steps, *batch, network.theta, *results
-        rows((-(-n // ROWS),), (32 * WARPS,), arguments, shared_mem=self.shared_bytes[1])
+        through = self.y, self.order, self.steps, *batch, network.theta, *results
+        rows((-(-n // ROWS),), (32 * WARPS,), through, shared_mem=self.shared_bytes[1])
         tiles = sum(-(-inputs // EDGE) * -(-columns // EDGE) for inputs, columns in pairwise(sizes))
         m, v = optimizer.state.values() or (0, 0)
-        arguments = *images, *batch, self.outputs, self.gradients, network.theta, m, v, self.rates
-        update((tiles,), (EDGE * EDGE // 4,), (*arguments, *settings(optimizer)))
+        arrays = *images, *batch, self.outputs, self.gradients, network.theta, m, v, self.rates
+        update((tiles,), (EDGE * EDGE // 4,), (*arrays, *settings(optimizer)))
