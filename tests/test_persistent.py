@@ -11,6 +11,7 @@ from test_kernels import needs_compiler
 
 from mlpkit import data, kernels
 from mlpkit.data import epoch_order
+from mlpkit.engines._rates import rates, settings
 from mlpkit.network import SIZES, Network
 from mlpkit.optim import BY_NAME, SGD, Adam, AdamW, Momentum
 from mlpkit.schedules import Cosine
@@ -218,3 +219,26 @@ def test_what_the_kernel_can_not_hold_is_refused_in_one_sentence(sizes, dtype, b
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the words are checked below)
         fit(network, AdamW(network, 0.1), (X, np.zeros(40, np.int64)), epochs=1, batch_size=batch_size)
     one_sentence(caught.value, *words)
+
+
+# What the kernels are told of an optimizer
+
+
+@pytest.mark.parametrize("lr", [0.25, Cosine(0.25, 10)])
+def test_the_rates_are_those_of_the_next_steps(lr):
+    optimizer = Adam(Network(sizes=(6, 5, 3)), lr, beta1=0.5, beta2=0.75)
+    optimizer.steps = 3
+    table = rates(optimizer, 4)
+    assert_array_equal(table[:, 0], [optimizer.schedule(step) for step in range(3, 7)])
+    assert_allclose(table[:, 1], [1 - 0.5**t for t in range(4, 8)])
+    assert_allclose(table[:, 2], [1 - 0.75**t for t in range(4, 8)])
+
+
+def test_what_is_left_of_one_is_taken_in_float64():
+    """In float32, 1 - 0.999 is off by 5e-5: after an epoch of Adam a tenth of some losses."""
+    network = Network(sizes=(6, 5, 3))
+    beta1, rest1, beta2, rest2, *_ = settings(Adam(network, 0.1))
+    assert (rest1, rest2) == (np.float32(0.1), np.float32(0.001))
+    assert (beta1, beta2) == (np.float32(0.9), np.float32(0.999))
+    assert settings(AdamW(network, 0.1, weight_decay=0.5))[-2:] == (0, 0.5)
+    assert settings(Adam(network, 0.1, weight_decay=0.5))[-2:] == (0.5, 0)

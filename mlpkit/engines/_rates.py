@@ -3,6 +3,7 @@
 import numpy as np
 
 from ..optim import SGD, Adam, AdamW
+from ..schedules import Constant
 
 KINDS = (SGD, Adam, AdamW)
 
@@ -18,7 +19,8 @@ def rates(optimizer, steps):
     """Return an array (steps, 3): the rate of each of the next steps, and 1 - beta^t for Adam's two betas, else 1."""
     t = optimizer.steps + np.arange(steps)
     table = np.ones((steps, 3))
-    table[:, 0] = [optimizer.schedule(step) for step in t.tolist()]
+    schedule = optimizer.schedule  # a constant one need not be asked for each step
+    table[:, 0] = schedule.lr if isinstance(schedule, Constant) else [schedule(step) for step in t.tolist()]
     if optimizer.state:
         table[:, 1:] -= np.array([optimizer.beta1, optimizer.beta2]) ** (t[:, None] + 1.0)
     return table
