@@ -9,6 +9,7 @@ Times are the host's clock, in microseconds: until a call returns (`call_us`), a
 asked for (`samples_us`).
 """
 
+import math
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -241,23 +242,6 @@ def _allocations(images, plan):
         yield found | {"first_us": round(times[0][0], 2), "samples_us": _round(make_us), "free_us": _round(free_us)}
 
 
-def _free_while_busy(images, plan):
-    """Yield times to get memory and give it back while the GPU has some milliseconds of work left."""
-    import cupy as cp
-
-    way, order = NotFed(images, plan.recipe), images.full_batches(plan.recipe)[: 200 * plan.recipe.batch_size]
-    makers = {True: cp.cuda.MemoryPool().malloc, False: cp.cuda.Memory}
-    for (pooled, make), n in product(makers.items(), plan.allocations):
-        make(n)
-        times = []
-        for _ in range(plan.epochs):
-            way.epoch(order)
-            times.append(sum(make_and_free(partial(make, n))))
-            synchronize()
-        yield {"kind": "free while busy", "pooled": pooled, "bytes": n, "samples_us": _round(times)}
-    yield {"kind": "busy", "samples_us": _round([clocked(partial(way.epoch, order))[1] for _ in range(plan.epochs)])}
-
-
 def make_and_free(make):
     """Return the microseconds of a call that makes something, and of letting it go."""
     start = time.perf_counter()
@@ -439,7 +423,6 @@ PARTS = (
     _gathers,
     _calls,
     _allocations,
-    _free_while_busy,
     _without_pool,
     _training_memory,
     _out_of_memory,
@@ -460,7 +443,54 @@ def median_of(record, name="samples_us", **wanted):
 
 def parts_of(run):
     """Return the microseconds a step of the host's parts of a way to feed: the medians."""
-    return {part: float(np.median([turn[part] for turn in run["parts"]])) for part in run["parts"][0]}
+    names = run["parts"][0] if run["parts"] else ()
+    return {part: float(np.median([turn[part] for turn in run["parts"]])) for part in names}
+
+
+COPIED = {  # way: (memory on the host, how rows are gathered there, slots on the host and on the GPU)
+    "pageable": ("pageable", "anew", math.inf, 1),
+    "pinned": ("pinned", "in place", 1, 1),
+    "overlapped": ("pinned", "in place", 2, 2),
+    "overlapped, uint8": ("pinned", "in place", 2, 2),
+}
+
+
+def pieces(record, way, batch_size):
+    """Return what a step takes that is fed by copies: microseconds of each piece, measured by itself."""
+    memory, how, *_ = COPIED[way]
+    (run,) = results.runs(record, kind="feed", way=way, batch_size=batch_size)
+    n = batch_size * PIXELS * np.dtype(run["dtype"]).itemsize
+    copy = partial(median_of, record, kind="copy", direction="to the GPU", memory=memory, bytes=n)
+    return {
+        "gather": median_of(record, kind="gather", how=how, dtype=run["dtype"], batch_size=batch_size),
+        "calls": median_of(record, kind="call", what="send a batch"),
+        "stage": copy("call_us") if memory == "pageable" else 0.0,  # the driver's copy into pinned memory
+        "copy": copy() - copy("call_us"),
+        "compute": median_of(record, kind="feed", way="not fed", batch_size=batch_size),
+    }
+
+
+def timeline(way, pieces, steps=6):
+    """Return who works when, in microseconds, if each piece takes as long as by itself: rows for `plots.lanes`."""
+    *_, on_host, on_gpu = COPIED[way]
+    rows: dict[str, list] = {"host": [], "copies": [], "GPU": []}
+    copied, computed, now = [], [], 0.0
+    for step in range(steps):
+        now = max(now, _end(copied, step - on_host))
+        for piece in ("gather", "calls", "stage"):
+            rows["host"].append((piece, now, now + pieces[piece]))
+            now += pieces[piece]
+        start = max(now, _end(copied, step - 1), _end(computed, step - on_gpu))
+        copied.append(start + pieces["copy"])
+        begin = max(copied[-1], _end(computed, step - 1))
+        computed.append(begin + pieces["compute"])
+        rows["copies"].append(("copy", start, copied[-1]))
+        rows["GPU"].append(("compute", begin, computed[-1]))
+    return rows
+
+
+def _end(ends, step):
+    return ends[step] if step >= 0 else 0.0
 
 
 def table(record):
@@ -509,8 +539,6 @@ _LINES: dict[str, Any] = {
     "gather": _line("how", "dtype", "batch_size"),
     "call": _line("what"),
     "allocation": _allocation_line,
-    "free while busy": _line("pooled", "bytes"),
-    "busy": lambda run: f"busy        for {median_us(run):,.0f} us",
     "step": lambda run: f"{_line('pooled')(run)} a step of cupy_naive",
     "memory": _memory_line,
     "device": lambda run: f"GPU memory  {run['free']:,} of {run['total']:,} bytes free",

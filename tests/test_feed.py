@@ -1,5 +1,7 @@
 """Every way to feed trains alike, images are moved and not changed, and the table has a line for each measurement."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -32,8 +34,13 @@ FEED = {
     "parts": [{"wait": 1.0}, {"wait": 3.0}],
 }
 ALLOCATION = {
-    **{"kind": "allocation", "memory": "GPU", "pooled": True, "bytes": 1},
-    **{"first_us": 2, "samples_us": [1], "free_us": [1]},
+    "kind": "allocation",
+    "memory": "GPU",
+    "pooled": True,
+    "bytes": 1,
+    "first_us": 2,
+    "samples_us": [1],
+    "free_us": [1],
 }
 COPY = {"kind": "copy", "direction": "to the GPU", "memory": "pinned", "bytes": 4096}
 RUNS = [
@@ -50,8 +57,6 @@ RUNS = [
         "samples_us": [1],
         "free_us": [1],
     },
-    {"kind": "free while busy", "pooled": True, "bytes": 1, "samples_us": [1.0]},
-    {"kind": "busy", "samples_us": [1.0]},
     {"kind": "step", "pooled": True, "samples_us": [1.0]},
     {"kind": "memory", "engine": "cuda_graph", "dtype": "uint8", "used": {"data": 1}, "kept": 1, "graph": 1},
     {"kind": "device", "free": 1, "total": 2},
@@ -111,6 +116,29 @@ def test_numbers_are_read_from_the_record():
     assert feed.median_of(record, kind="feed", way="pinned") == 5
     assert feed.median_of(record, "queued_us", kind="copy", bytes=4096) == 4
     assert feed.parts_of(FEED) == {"wait": 2}
+    assert feed.parts_of(FEED | {"parts": []}) == {}
+
+
+PIECES = {"gather": 20.0, "calls": 5.0, "stage": 0.0, "copy": 10.0, "compute": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("way", "pieces", "a_step"),
+    [
+        ("pageable", PIECES | {"stage": 10.0}, 40),  # computes and copies, one after the other
+        ("pinned", PIECES, 40),  # the next copy waits for the step, and the gathering for the copy
+        ("overlapped", PIECES, 30),  # the step is all that is left
+        ("overlapped", PIECES | {"gather": 50.0}, 55),  # the host is the slowest
+    ],
+)
+def test_a_timeline_has_each_piece_when_it_can_begin(way, pieces, a_step):
+    rows = feed.timeline(way, pieces)
+    ends = [end for _, _, end in rows["GPU"]]
+    assert ends[-1] - ends[-2] == a_step
+    for spans in rows.values():
+        assert all(end <= begin for (_, _, end), (_, begin, _) in pairwise(spans))
+    for (_, _, copied), (_, begin, _) in zip(rows["copies"], rows["GPU"], strict=True):
+        assert begin >= copied
 
 
 def test_without_a_gpu_there_is_one_sentence(monkeypatch):
