@@ -474,7 +474,9 @@ def timeline(way, pieces, steps=6):
     """Return who works when, in microseconds, if each piece takes as long as by itself: rows for `plots.lanes`."""
     *_, on_host, on_gpu = COPIED[way]
     rows: dict[str, list] = {"host": [], "copies": [], "GPU": []}
-    copied, computed, now = [], [], 0.0
+    copied: list[float] = []
+    computed: list[float] = []
+    now = 0.0
     for step in range(steps):
         now = max(now, _end(copied, step - on_host))
         for piece in ("gather", "calls", "stage"):
