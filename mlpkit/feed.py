@@ -94,7 +94,7 @@ def clocked(call, times=1):
 
 
 def copy_calls(n):
-    """Return the copies of n bytes that there are to compare, as functions by (direction, memory on the host)."""
+    """Return the copies of n bytes that there are to compare, as functions by (direction, memory at the other end)."""
     import cupy as cp
     import cupyx
 
@@ -108,7 +108,7 @@ def copy_calls(n):
         ("to the GPU", "asarray"): partial(cp.asarray, pageable),  # which goes through a pinned buffer of CuPy's
         ("to the host", "pageable"): partial(here.get, out=pageable, blocking=False),
         ("to the host", "pinned"): partial(here.get, out=pinned, blocking=False),
-        ("on the GPU", "none"): partial(there.data.copy_from_device_async, here.data, n),
+        ("on the GPU", "GPU"): partial(there.data.copy_from_device_async, here.data, n),
     }
 
 
