@@ -16,13 +16,17 @@ from . import (
     engines,
     experiments,
     feed,
+    gpu,
+    launches,
     machine,
+    matmul_ladder,
     matmuls,
     passes,
     peers,
     results,
     roofline,
     sweep,
+    timeline,
 )
 from .optim import BY_NAME
 from .recipe import SCHEDULES, Recipe
@@ -30,12 +34,18 @@ from .train import Diverged
 
 
 def main(arguments=None):
-    """Run one command and return its exit code: 0 for success, 1 for bad input, 130 for Ctrl-C."""
+    """Run one command and return its exit code: 0 for success, 1 for bad input or too little memory, 130 for Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         return options.command(options) or 0
     except (ValueError, TypeError, OSError, Diverged, engines.EngineUnavailable) as error:
         print(f"mlpkit: {error}", file=sys.stderr)
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        sentence = gpu.out_of_memory(error)
+        if sentence is None:
+            raise
+        print(f"mlpkit: {sentence}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nmlpkit: interrupted; what was finished is kept.", file=sys.stderr)
@@ -97,58 +107,30 @@ def _engines(options, **callbacks):
     bench.compare(data.load(), Recipe(), timing, **callbacks)
 
 
-def _peers(options, **callbacks):
-    peers.compare(**callbacks)
+def _with(run, *inputs):
+    """Return the experiment `run`, which is given what each of the `inputs` loads when it starts."""
+    return lambda options, **callbacks: run(*(load() for load in inputs), **callbacks)
 
 
-def _gpu_peers(options, **callbacks):
-    peers.compare(peers.GPU, **callbacks)
-
-
-def _agreement(options, **callbacks):
-    agreement.run(data.load(), **callbacks)
-
-
-def _floor(options, **callbacks):
-    roofline.run(data.load().train, **callbacks)
-
-
-def _sweep(options, **callbacks):
-    sweep.run(data.load().train, **callbacks)
-
-
-def _compile(options, **callbacks):
-    compiling.run(**callbacks)
-
-
-def _passes(options, **callbacks):
-    passes.run(data.load().train, **callbacks)
-
-
-def _feed(options, **callbacks):
-    feed.run(**callbacks)
-
-
-def _matmul(options, **callbacks):
-    matmuls.run(**callbacks)
-
-
-def _trainings(name, options, **callbacks):
-    experiments.run(name, data.load(), **callbacks)
+def _training_set():
+    return data.load().train
 
 
 EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its record, what shows it)
     "engines": (_engines, bench.table),
-    "peers": (_peers, peers.table),
-    "gpu_peers": (_gpu_peers, peers.table),
-    "agreement": (_agreement, agreement.table),
-    "floor": (_floor, roofline.table),
-    "matmul": (_matmul, matmuls.table),
-    "passes": (_passes, passes.table),
-    "sweep": (_sweep, sweep.table),
-    "feed": (_feed, feed.table),
-    "compile": (_compile, compiling.table),
-    **{name: (partial(_trainings, name), experiments.table) for name in experiments.ALL},
+    "peers": (_with(peers.compare), peers.table),
+    "gpu_peers": (_with(partial(peers.compare, peers.GPU)), peers.table),
+    "agreement": (_with(agreement.run, data.load), agreement.table),
+    "floor": (_with(roofline.run, _training_set), roofline.table),
+    "matmul": (_with(matmuls.run), matmuls.table),
+    "passes": (_with(passes.run, _training_set), passes.table),
+    "sweep": (_with(sweep.run, _training_set), sweep.table),
+    "compile": (_with(compiling.run), compiling.table),
+    "matmul_ladder": (_with(matmul_ladder.run), matmul_ladder.table),
+    "launches": (_with(launches.run), launches.table),
+    "timeline": (_with(timeline.run), timeline.table),
+    "feed": (_with(feed.run), feed.table),
+    **{name: (_with(partial(experiments.run, name), data.load), experiments.table) for name in experiments.ALL},
 }
 
 

@@ -30,10 +30,14 @@ class Answer:
 
 
 def run(dataset, recipe=None, names=NAMES, seeds=SEEDS, save=results.save, progress=print):
-    """Train `recipe` with each engine from each seed, and return the record; saved after each training."""
+    """Train `recipe` with each engine that can run here, from each seed, and return the record.
+
+    It is saved after each training.
+    """
     recipe = recipe or Recipe()
     record = results.new("agreement", recipe=recipe.to_dict(), seeds=seeds)
-    for name in names:
+    can_run = engines.available()
+    for name in (name for name in names if can_run[name] is None):
         for seed in range(seeds):
             progress(f"agreement: {name}, seed {seed}")
             record["runs"].append(asdict(answer(name, recipe.but(seed=seed), dataset)))
