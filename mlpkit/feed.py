@@ -61,7 +61,7 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
     save: is called with the record whenever something was added. progress: is called with what is being done, a text.
     Raises EngineUnavailable where there is no GPU, and GateError where a way to feed computes something else.
     """
-    require_gpu()
+    engines.load(ENGINE)  # or why there is none
     images = Images(*(train or load(scaled=False).train))
     record = results.new("feed", plan=asdict(plan) | {"recipe": plan.recipe.to_dict()})
     for part in PARTS:
@@ -70,13 +70,6 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
             record["runs"].append(found)
             save(record)
     return record
-
-
-def require_gpu():
-    """Raise EngineUnavailable, with what is missing, where there is no GPU."""
-    found = machine.gpu()
-    if not found["found"]:
-        raise engines.EngineUnavailable(f"feeding a GPU can't be measured on this machine: {found['why_not']}")
 
 
 def clocked(call, times=1):
@@ -470,7 +463,7 @@ def pieces(record, way, batch_size):
     }
 
 
-def timeline(way, pieces, steps=6):
+def lanes(way, pieces, steps=6):
     """Return who works when, in microseconds, if each piece takes as long as by itself: rows for `plots.lanes`."""
     *_, on_host, on_gpu = COPIED[way]
     rows: dict[str, list] = {"host": [], "copies": [], "GPU": []}

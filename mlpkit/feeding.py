@@ -225,7 +225,7 @@ class Overlapped(Pinned):
         self.compute, self.copies = cp.cuda.get_current_stream(), cp.cuda.Stream(non_blocking=True)
 
     def send(self, turn, index):
-        """Ask for the copy of a slot's batch, once the last step with it is done, and for the step after that."""
+        """Ask for a slot's copy, once the last step with it is done, and for its step."""
         slot = self.slot(turn)
         self.copies.wait_event(slot.computed)
         slot.device.memory.set(slot.host.memory, self.copies)

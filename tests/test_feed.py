@@ -5,8 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from shared import one_sentence
 
-from mlpkit import engines, feed, feeding, machine, tandem
+from mlpkit import engines, feed, feeding, gpu, tandem
 from mlpkit.network import Network
 
 RNG = np.random.default_rng(0)
@@ -131,8 +132,8 @@ PIECES = {"gather": 20.0, "calls": 5.0, "stage": 0.0, "copy": 10.0, "compute": 3
         ("overlapped", PIECES | {"gather": 50.0}, 55),  # the host is the slowest
     ],
 )
-def test_a_timeline_has_each_piece_when_it_can_begin(way, pieces, a_step):
-    rows = feed.timeline(way, pieces)
+def test_each_piece_begins_when_it_can(way, pieces, a_step):
+    rows = feed.lanes(way, pieces)
     ends = [end for _, _, end in rows["GPU"]]
     assert ends[-1] - ends[-2] == a_step
     for spans in rows.values():
@@ -141,10 +142,11 @@ def test_a_timeline_has_each_piece_when_it_can_begin(way, pieces, a_step):
         assert begin >= copied
 
 
-def test_without_a_gpu_there_is_one_sentence(monkeypatch):
-    monkeypatch.setattr(machine, "gpu", lambda: {"found": False, "why_not": "there is none"})
-    with pytest.raises(engines.EngineUnavailable, match="can't be measured on this machine: there is none"):
+@pytest.mark.skipif(gpu.why_not() is None, reason="there is a GPU here")
+def test_without_a_gpu_there_is_one_sentence():
+    with pytest.raises(engines.EngineUnavailable) as raised:
         feed.run(TRAIN)
+    one_sentence(raised.value, gpu.why_not())
 
 
 @pytest.mark.gpu
