@@ -220,7 +220,10 @@ def _step_graphs(train, plan, progress):
         for steps in plan.steps:
             progress(f"graph of {steps} steps of {engine}")
             enqueue = partial(_many, partial(epoch.enqueue, RECIPE.batch_size), steps)
-            times = record_times(enqueue, max(1, 100 // steps), plan, partial(epoch.step.fill, 0), epoch.pool)
+            many = max(
+                1, min(100, max(plan.steps)) // steps
+            )  # launches: the epoch's arrays have room for so many steps
+            times = record_times(enqueue, many, plan, partial(epoch.step.fill, 0), epoch.pool)
             yield {"kind": "graph", "engine": engine, "steps": steps} | times
 
 

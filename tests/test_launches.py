@@ -6,7 +6,7 @@ import pytest
 from mlpkit import engines, launches, timeline
 
 RNG = np.random.default_rng(0)
-TRAIN = RNG.random((400, 784), dtype=np.float32), RNG.integers(10, size=400)
+TRAIN = RNG.random((1200, 784), dtype=np.float32), RNG.integers(10, size=1200)
 SMALL = launches.Plan(
     samples=3,
     calls=5,
@@ -126,6 +126,29 @@ def test_an_engine_without_kernels_has_its_times_in_the_table():
     assert rows[0].split() == ["known", "1.0", "2.0", "3.0", "2.00", "2.5"]
     assert rows[1].split() == ["unknown", "1.0", "2.0", "3.0", "-", "-"]
     assert timeline.counts(known) == {"a": 2}
+
+
+def test_batch_sizes_take_turns():
+    plan = launches.Plan(engines=("numpy_baseline",), batch_sizes=(8, 16), sample_seconds=1e-4, rounds=2, settle=0.0)
+    runs = list(launches._batches(TRAIN, plan, progress=lambda text: None))
+    assert [(run["engine"], run["batch_size"]) for run in runs] == [("numpy_baseline", 8), ("numpy_baseline", 16)]
+    assert all(len(run["samples_us"]) == 2 and min(run["samples_us"]) > 0 for run in runs)
+
+
+def test_one_more_step_leaves_out_what_is_done_once():
+    asked = []
+
+    class Stepper:
+        def orders(self, steps):
+            asked.append(steps)
+            return []
+
+    def clock(call):
+        call()
+        return 100 + 7 * asked[-1]
+
+    assert timeline._one_more(clock, Stepper(), (10, 110)) == 7
+    assert asked == [10, 110]
 
 
 @pytest.mark.gpu
