@@ -22,7 +22,7 @@ import numpy as np
 from . import engines, machine, results
 from .bench import BASELINE, RTOL, GateError, Stepper, median_us
 from .data import batches, load
-from .feeding import ENGINE, PIXELS, WAYS, Batch, Images, NotFed, Overlapped, synchronize
+from .feeding import ENGINE, PIXELS, WAYS, Batch, Images, NotFed, Overlapped, clocked
 from .network import SIZES
 from .recipe import Recipe
 from .tandem import Ahead, in_tandem
@@ -70,17 +70,6 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
             record["runs"].append(found)
             save(record)
     return record
-
-
-def clocked(call, times=1):
-    """Return the microseconds until the calls have returned, and until the GPU has done their work."""
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    called = time.perf_counter()
-    synchronize()
-    return (called - start) * 1e6, (time.perf_counter() - start) * 1e6
 
 
 # Copies

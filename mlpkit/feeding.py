@@ -326,4 +326,3 @@ WAYS: tuple[type[Way], ...] = (
     Resident,
     ResidentPixels,
 )
-TITLES = tuple(way.title for way in WAYS)

@@ -183,12 +183,13 @@ def lanes(rows, xlabel):
     for label, colour in zip(labels, COLOURS, strict=False):
         for row, spans in enumerate(rows.values()):
             parts = [(begin, end - begin) for name, begin, end in spans if name == label]
-            place.broken_barh(parts, (row - 0.38, 0.76), facecolors=colour, edgecolor="white", linewidth=0.3)
-        place.plot([], [], "s", color=colour, label=label)
+            place.broken_barh(parts, (row - 0.38, 0.76), facecolors=colour, edgecolor=colour, linewidth=0.5)
+        if any(end > begin for spans in rows.values() for name, begin, end in spans if name == label):
+            place.plot([], [], "s", color=colour, label=label)
     place.set(xlabel=xlabel, yticks=range(len(rows)), yticklabels=list(rows))
     place.invert_yaxis()
     place.grid(axis="y", visible=False)
-    figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=10)
+    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=10)
     return figure
 
 
