@@ -15,6 +15,7 @@ from . import (
     data,
     engines,
     experiments,
+    goal,
     machine,
     matmuls,
     passes,
@@ -120,6 +121,18 @@ def _compile(options, **callbacks):
     compiling.run(**callbacks)
 
 
+def _gpu_compile(options, **callbacks):
+    compiling.run(names=compiling.GPU_NAMES, experiment="gpu_compile", **callbacks)
+
+
+def _goal(options, **callbacks):
+    goal.run(data.load(), **callbacks)
+
+
+def _goal_recipes(options, **callbacks):
+    goal.choose(data.load(), **callbacks)
+
+
 def _passes(options, **callbacks):
     passes.run(data.load().train, **callbacks)
 
@@ -142,6 +155,9 @@ EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its r
     "passes": (_passes, passes.table),
     "sweep": (_sweep, sweep.table),
     "compile": (_compile, compiling.table),
+    "gpu_compile": (_gpu_compile, compiling.table),
+    "goal_recipes": (_goal_recipes, experiments.table),
+    "goal": (_goal, goal.table),
     **{name: (partial(_trainings, name), experiments.table) for name in experiments.ALL},
 }
 

@@ -12,7 +12,22 @@ import pytest
 from shared import blobs, dataset
 
 from mlpkit import __main__ as cli
-from mlpkit import bench, compiling, data, engines, experiments, machine, passes, peers, results, roofline, sweep
+from mlpkit import (
+    agreement,
+    bench,
+    compiling,
+    data,
+    engines,
+    experiments,
+    goal,
+    machine,
+    matmuls,
+    passes,
+    peers,
+    results,
+    roofline,
+    sweep,
+)
 from mlpkit.network import Network
 from mlpkit.recipe import Recipe
 
@@ -184,9 +199,7 @@ def test_bench_shows_the_table_and_keeps_the_record(small, folder, monkeypatch, 
     assert len(record["runs"][0]["samples_us"]) == 2
 
 
-@pytest.mark.parametrize(
-    "experiment", ["engines", "peers", "gpu_peers", "floor", "passes", "sweep", "compile", *experiments.ALL]
-)
+@pytest.mark.parametrize("experiment", list(cli.EXPERIMENTS))
 def test_every_experiment_is_run_shown_and_kept(experiment, small, folder, monkeypatch, capsys):
     said = []
 
@@ -199,8 +212,9 @@ def test_every_experiment_is_run_shown_and_kept(experiment, small, folder, monke
 
     for module in (bench, peers):
         monkeypatch.setattr(module, "compare", measure)
-    for module in (roofline, passes, sweep, compiling, experiments):
+    for module in (agreement, compiling, experiments, goal, matmuls, passes, roofline, sweep):
         monkeypatch.setattr(module, "run", measure)
+    monkeypatch.setattr(goal, "choose", measure)
     assert cli.main(["bench", experiment]) == 0
     assert len(said) == 1
     assert (folder / "mine" / f"{experiment}.json").exists()
