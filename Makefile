@@ -2,6 +2,7 @@
 #
 #   make run PYTHON=/path/to/python3.12    chooses the Python that .venv is made from
 #   make run GPU=no                        leaves the CUDA libraries out where there is a GPU
+#   make run GPU=yes                       adds them, to a .venv that lacks them, too
 #
 # Works with GNU make 3.81 (macOS) and later.
 
@@ -17,6 +18,8 @@ READY := .venv/set-up-complete
 # The stamp is written last and holds this folder's path, so a set-up that was interrupted, a
 # checkout that was moved and a Python that is gone all lead to a new set-up.
 ifneq "$(shell test -x $(VENV_PYTHON) && cat $(READY) 2>/dev/null)" "$(CURDIR)"
+.PHONY: $(READY)
+else ifeq "$(GPU)$(wildcard .venv/cuda-complete)" "yes"
 .PHONY: $(READY)
 endif
 

@@ -15,7 +15,10 @@ from . import (
     data,
     engines,
     experiments,
+    feed,
     goal,
+    gpu,
+    launches,
     machine,
     matmuls,
     passes,
@@ -23,6 +26,7 @@ from . import (
     results,
     roofline,
     sweep,
+    timeline,
 )
 from .optim import BY_NAME
 from .recipe import SCHEDULES, Recipe
@@ -30,12 +34,18 @@ from .train import Diverged
 
 
 def main(arguments=None):
-    """Run one command and return its exit code: 0 for success, 1 for bad input, 130 for Ctrl-C."""
+    """Run one command and return its exit code: 0 for success, 1 for bad input or too little memory, 130 for Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         return options.command(options) or 0
     except (ValueError, TypeError, OSError, Diverged, engines.EngineUnavailable) as error:
         print(f"mlpkit: {error}", file=sys.stderr)
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        sentence = gpu.out_of_memory(error)
+        if sentence is None:
+            raise
+        print(f"mlpkit: {sentence}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nmlpkit: interrupted; what was finished is kept.", file=sys.stderr)
@@ -137,8 +147,20 @@ def _passes(options, **callbacks):
     passes.run(data.load().train, **callbacks)
 
 
+def _feed(options, **callbacks):
+    feed.run(**callbacks)
+
+
 def _matmul(options, **callbacks):
     matmuls.run(**callbacks)
+
+
+def _launches(options, **callbacks):
+    launches.run(**callbacks)
+
+
+def _timeline(options, **callbacks):
+    timeline.run(**callbacks)
 
 
 def _trainings(name, options, **callbacks):
@@ -154,10 +176,13 @@ EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its r
     "matmul": (_matmul, matmuls.table),
     "passes": (_passes, passes.table),
     "sweep": (_sweep, sweep.table),
+    "feed": (_feed, feed.table),
     "compile": (_compile, compiling.table),
     "gpu_compile": (_gpu_compile, compiling.table),
     "goal_recipes": (_goal_recipes, experiments.table),
     "goal": (_goal, goal.table),
+    "launches": (_launches, launches.table),
+    "timeline": (_timeline, timeline.table),
     **{name: (partial(_trainings, name), experiments.table) for name in experiments.ALL},
 }
 

@@ -10,13 +10,15 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np  # before threadpoolctl looks: it sees only the libraries that are loaded
 from threadpoolctl import threadpool_info
 
-from . import engines
+from . import engines, gpu, kernels
 
-LIBRARIES = ("numpy", "numba", "cupy-cuda12x", "matplotlib", "ipywidgets", "jupyterlab")
+LIBRARIES = ("numpy", "numba", "matplotlib", "ipywidgets", "jupyterlab")
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def describe():
@@ -29,15 +31,15 @@ def describe():
         "load": load(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "libraries": {library: version(library) for library in LIBRARIES},
+        "libraries": libraries(),
         "blas": blas(),
-        "gpu": gpu(),
+        "gpu": gpu.describe(),
     }
 
 
 def name():
     """Return a short name for this kind of machine, fit for a folder."""
-    found = gpu()
+    found = gpu.describe()
     model = found["name"] if found["found"] else f"{cpu_model()} {cores()} cores"
     return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
 
@@ -111,6 +113,12 @@ def settle(call, seconds=0.1):
         call()
 
 
+def libraries():
+    """Return {library: version, None where it is not installed}. CuPy stands under its package's name."""
+    cupy, its_version = gpu.package()
+    return {library: version(library) for library in LIBRARIES} | {cupy or gpu.USUAL: its_version}
+
+
 def version(library):
     """Return the installed version of a library, None where it is not installed."""
     try:
@@ -133,46 +141,6 @@ def blas():
     return {"name": "unknown", "version": None, "kernels": None, "threads": None}
 
 
-def gpu():
-    """Return `found`, and the GPU's facts, or in `why_not` what stands between CuPy and a GPU."""
-    try:
-        import cupy
-    except ImportError:
-        return _no_gpu("CuPy is not installed: pip install cupy-cuda12x")
-    except Exception as error:  # a broken CUDA installation can raise anything while CuPy loads
-        return _no_gpu(f"CuPy can't be loaded: {error}")
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return _no_gpu(_driver_advice(str(error)))
-    properties = cupy.cuda.runtime.getDeviceProperties(0)
-    return {
-        "found": True,
-        "name": properties["name"].decode(),
-        "memory_gib": round(properties["totalGlobalMem"] / 2**30, 1),
-        "multiprocessors": properties["multiProcessorCount"],
-        "compute_capability": f"{properties['major']}.{properties['minor']}",
-        "driver": _cuda_version(cupy.cuda.runtime.driverGetVersion()),
-        "runtime": _cuda_version(cupy.cuda.runtime.runtimeGetVersion()),
-    }
-
-
-def _no_gpu(reason):
-    return {"found": False, "why_not": reason}
-
-
-def _driver_advice(error):
-    if "InsufficientDriver" in error:
-        return "no NVIDIA driver, or one too old for CUDA 12: install driver 525 or newer"
-    if "NoDevice" in error:
-        return "the driver is there, but no NVIDIA GPU is visible (is CUDA_VISIBLE_DEVICES empty?)"
-    return f"CUDA says: {error}"
-
-
-def _cuda_version(number):
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
 def doctor():
     """Return what this machine is and which engines it can run, as text for a person."""
     facts = describe()
@@ -180,11 +148,11 @@ def doctor():
         f"{'processor':<12}{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB",
         f"{'system':<12}{facts['system']}, Python {facts['python']}",
         f"{'BLAS':<12}{_blas_line(facts['blas'])}",
-        f"{'GPU':<12}{_gpu_line(facts['gpu'])}",
+        *_gpu_lines(facts["gpu"]),
         "",
         *(f"{library:<16}{found or 'not installed'}" for library, found in facts["libraries"].items()),
         "",
-        *(f"{engine:<16}{why_not or 'ready'}" for engine, why_not in engines.available().items()),
+        *(f"{engine:<16}{_engine_line(engine, why_not)}" for engine, why_not in engines.available().items()),
     ]
     return "\n".join(lines)
 
@@ -193,7 +161,54 @@ def _blas_line(found):
     return f"{found['name']} {found['version']}, {found['kernels']} kernels, {found['threads']} threads"
 
 
+def _gpu_lines(found):
+    yield f"{'GPU':<12}{_gpu_line(found)}"
+    if found["found"]:
+        driver = found["driver_version"] or "of unknown version"
+        yield f"{'driver':<12}{driver}, for CUDA up to {found['driver']}; CuPy is built for CUDA {found['runtime']}"
+    libraries = gpu.libraries()
+    yield f"{'CUDA':<12}" + ", ".join(f"{name} {_found(place)}" for name, place in libraries.items())
+    yield f"{'kernels':<12}{_kernels_line(libraries['NVRTC'])}"
+    if None in libraries.values() and sys.platform != "darwin":
+        yield f"{'':<12}Beside a GPU, this adds what is missing (2 GB): {_how_to_add_cuda()}"
+
+
 def _gpu_line(found):
     if not found["found"]:
         return f"none: {found['why_not']}"
-    return f"{found['name']}, {found['memory_gib']} GiB, driver for CUDA {found['driver']}"
+    return (
+        f"{found['name']}, {found['memory_gib']} GiB ({found['free_gib']} free), {found['multiprocessors']} "
+        f"multiprocessors, compute capability {found['compute_capability']}"
+    )
+
+
+def _found(place):
+    if place is None:
+        return "missing"
+    return place if place[0].isdigit() else "found"
+
+
+def _kernels_line(nvrtc):
+    if nvrtc is None:
+        return "CUDA kernels can't be compiled here, not even to check them: that takes NVRTC"
+    try:
+        kernels.ptxas()
+    except FileNotFoundError as error:
+        return f"CUDA kernels can be compiled, with or without a GPU, but not assembled: {error}"
+    return "CUDA kernels can be compiled and checked, with or without a GPU"
+
+
+def _how_to_add_cuda():
+    """Return the command that adds CUDA's libraries to the environment that Python runs in."""
+    if gpu.package()[0] not in (None, gpu.USUAL):
+        return gpu.how_to_install()
+    if os.name != "nt" and Path(sys.prefix) == ROOT / ".venv":
+        return "make run GPU=yes"
+    return 'python -m pip install -c constraints.txt -e ".[gpu]"'
+
+
+def _engine_line(engine, why_not):
+    """Return an engine's state; several may lack the same GPU, which is said once."""
+    if why_not and gpu.why_not() and why_not.endswith(gpu.why_not()):
+        return "needs a GPU: see above"
+    return why_not or "ready"

@@ -111,10 +111,13 @@ def runs(record, **wanted):
     return [run for run in record["runs"] if all(run.get(k) == v for k, v in wanted.items())]
 
 
-def caption(record):
-    """Return where and when the record was made, in one line."""
+def caption(record, cpu=True):
+    """Return where and when the record was made, in one line. cpu=False: name the GPU alone, where there was one."""
     facts = record["machine"]
-    return f"{facts['cpu']}, {facts['cores']} cores, {record['date'][:10]}"
+    where = [facts["gpu"]["name"]] if facts["gpu"]["found"] else []
+    if cpu or not where:
+        where += [facts["cpu"], f"{facts['cores']} cores"]
+    return ", ".join([*where, record["date"][:10]])
 
 
 def _commit():

@@ -3,6 +3,8 @@
 import pytest
 from hypothesis import settings
 
+from mlpkit import gpu
+
 # The same examples at every run. To look for new ones: pytest --hypothesis-profile=explore
 settings.register_profile("repeatable", max_examples=25, deadline=None, derandomize=True)
 settings.register_profile("explore", max_examples=1000, deadline=None)
@@ -11,14 +13,6 @@ settings.load_profile("repeatable")
 
 def pytest_collection_modifyitems(items):
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and (reason := why_no_gpu()):
+    if marked and (reason := gpu.why_not()):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def why_no_gpu():
-    try:
-        import cupy
-    except ImportError as error:
-        return f"CuPy: {error}"
-    return None if cupy.cuda.is_available() else "no NVIDIA GPU here"

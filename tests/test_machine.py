@@ -1,15 +1,14 @@
-"""The doctor knows this machine, and what to do about a GPU that can't be used."""
+"""The doctor knows this machine."""
 
-import builtins
 import json
+import os
 import sys
 import threading
 import time
-import types
+from pathlib import Path
 
 import numpy as np
 import pytest
-from shared import one_sentence
 
 from mlpkit import engines, machine
 
@@ -36,7 +35,7 @@ def test_the_blas_is_known():
 def test_the_name_is_fit_for_a_folder(monkeypatch):
     assert machine.name()
     assert not set(machine.name()) - set("abcdefghijklmnopqrstuvwxyz0123456789-")
-    monkeypatch.setattr(machine, "gpu", lambda: {"found": True, "name": "NVIDIA H200 (SXM)"})
+    monkeypatch.setattr(machine.gpu, "describe", lambda: {"found": True, "name": "NVIDIA H200 (SXM)"})
     assert machine.name() == "nvidia-h200-sxm"
 
 
@@ -51,8 +50,25 @@ def test_the_doctor_names_every_engine_and_library(monkeypatch):
         ["numpy_baseline", "ready"],
         ["cupy_fused", "it", "needs", "a", "GPU"],
     ]
-    for word in (*machine.LIBRARIES, machine.cpu_model(), "GPU", "BLAS", "cores"):
+    for word in (*machine.libraries(), machine.cpu_model(), "GPU", "CUDA", "kernels", "BLAS", "cores"):
         assert word in text
+
+
+def test_the_doctor_is_brief():
+    lines = machine.doctor().splitlines()
+    assert len(lines) - len(engines.NAMES) < 20
+
+
+def test_the_doctor_says_how_to_add_what_cuda_lacks(monkeypatch):
+    monkeypatch.setattr(machine.gpu, "package", lambda: ("cupy-cuda13x", "14.2.0"))
+    assert machine._how_to_add_cuda() == 'pip install "cupy-cuda13x[ctk]"'
+    monkeypatch.setattr(machine.gpu, "package", lambda: ("cupy-cuda12x", "14.2.0"))
+    monkeypatch.setattr(machine, "ROOT", Path("/somewhere/else"))
+    assert machine._how_to_add_cuda() == 'python -m pip install -c constraints.txt -e ".[gpu]"'
+    if os.name != "nt":
+        monkeypatch.setattr(machine, "ROOT", Path(sys.prefix).parent)
+        monkeypatch.setattr(sys, "prefix", str(machine.ROOT / ".venv"))
+        assert machine._how_to_add_cuda() == "make run GPU=yes"
 
 
 def test_the_doctor_lists_the_engines_there_are():
@@ -65,98 +81,6 @@ def test_the_doctor_lists_the_engines_there_are():
 def test_a_busy_machine_is_said_to_be_busy(load, warned, monkeypatch):
     monkeypatch.setattr(machine.os, "getloadavg", lambda: (load, load, load), raising=False)
     assert bool(machine.busy()) == warned
-
-
-# A GPU, and what can stand between it and CuPy
-
-
-class CUDARuntimeError(RuntimeError):
-    pass
-
-
-PROPERTIES = {
-    "name": b"NVIDIA H200",
-    "totalGlobalMem": 140 * 2**30,
-    "multiProcessorCount": 132,
-    "major": 9,
-    "minor": 0,
-}
-
-
-def cupy_with(**functions):
-    """Return a CuPy whose runtime has the given functions."""
-    usual = dict(
-        CUDARuntimeError=CUDARuntimeError,
-        getDeviceCount=lambda: 1,
-        getDeviceProperties=lambda device: PROPERTIES,
-        driverGetVersion=lambda: 12040,
-        runtimeGetVersion=lambda: 12090,
-    )
-    runtime = types.SimpleNamespace(**usual | functions)
-    return types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
-
-
-def fails(message):
-    def function(*arguments):
-        raise CUDARuntimeError(message)
-
-    return function
-
-
-def test_a_gpu_is_described(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", cupy_with())
-    assert machine.gpu() == {
-        "found": True,
-        "name": "NVIDIA H200",
-        "memory_gib": 140.0,
-        "multiprocessors": 132,
-        "compute_capability": "9.0",
-        "driver": "12.4",
-        "runtime": "12.9",
-    }
-    assert "NVIDIA H200, 140.0 GiB, driver for CUDA 12.4" in machine.doctor()
-    json.dumps(machine.gpu())
-
-
-@pytest.mark.parametrize(
-    ("message", "advice"),
-    [
-        (
-            "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
-            "install driver 525 or newer",
-        ),
-        ("cudaErrorNoDevice: no CUDA-capable device is detected", "CUDA_VISIBLE_DEVICES"),
-        ("cudaErrorSystemNotReady: system not yet initialized", "system not yet initialized"),
-    ],
-)
-def test_a_gpu_that_cannot_be_used_comes_with_advice(message, advice, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", cupy_with(getDeviceCount=fails(message)))
-    check_advice(advice)
-
-
-def test_without_cupy_the_advice_is_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)  # makes `import cupy` raise ImportError
-    check_advice("pip install cupy-cuda12x")
-
-
-def test_a_cupy_that_cannot_be_loaded_says_why(monkeypatch):
-    real = builtins.__import__
-
-    def broken(name, *arguments):
-        if name == "cupy":
-            raise OSError("libcuda.so.1: cannot open shared object file")
-        return real(name, *arguments)
-
-    monkeypatch.setattr(builtins, "__import__", broken)
-    assert "libcuda.so.1" in machine.gpu()["why_not"]
-
-
-def check_advice(advice):
-    found = machine.gpu()
-    assert found["found"] is False
-    one_sentence(found["why_not"], advice)
-    assert advice in machine.doctor()
-    json.dumps(machine.describe())
 
 
 def test_settling_calls_for_as_long_as_it_is_told():

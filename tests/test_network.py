@@ -241,9 +241,9 @@ def test_what_makes_no_network_is_refused(make, error, words):
         (X[:, :5], ValueError, "(n, 6) with n at least 1, not (5, 5)"),
         (X[:, :, None], ValueError, "(n, 6)"),
         (X.astype(np.float64), TypeError, "float64 but the network computes in float32"),
-        ((X * 255).astype(np.uint8), TypeError, "uint8"),
+        (X.astype(np.int8), TypeError, "int8"),
     ],
-    ids=["empty", "one row", "too narrow", "three dimensions", "float64", "uint8"],
+    ids=["empty", "one row", "too narrow", "three dimensions", "float64", "int8"],
 )
 def test_inputs_of_another_form_are_refused(call, x, error, words):
     network = Network(sizes=SIZES)
@@ -251,6 +251,16 @@ def test_inputs_of_another_form_are_refused(call, x, error, words):
     with pytest.raises(error) as caught:
         getattr(network, call)(x, *labels)
     one_sentence(caught.value, words)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ENGINES)
+def test_pixels_are_fractions_of_255(name, dtype):
+    network = Network(name, SIZES, dtype=dtype)
+    pixels = np.arange(30, dtype=np.uint8).reshape(5, 6) * 8
+    logits, wanted = (network.forward(network.engine.asarray(x)) for x in (pixels, pixels.astype(dtype) / dtype(255)))
+    assert_array_equal(network.engine.to_numpy(logits), network.engine.to_numpy(wanted))
+    assert_array_equal(network.predict(pixels), network.predict(pixels.astype(dtype) / dtype(255)))
 
 
 LABELS = {

@@ -35,15 +35,35 @@ if [ -x .venv/bin/python ] && [ "$(cat .venv/set-up-complete 2>/dev/null)" = "$(
 else
     # A half-made environment can look whole to pip, so start over; downloads are kept in its cache.
     python=$(find_python)
-    echo "Setting up .venv with $("$python" --version) (once, about a minute and 1 GB)"
+    echo "Setting up .venv with $("$python" --version) (once, about a minute and 1.4 GB)"
     "$python" -m venv --clear .venv
 fi
-rm -f .venv/set-up-complete
+rm -f .venv/set-up-complete .venv/cuda-complete
 
+# A driver before 525 can't run CUDA 12, whose libraries would be 2 GB in vain; a broken one can answer anything, or
+# never. `python -m mlpkit doctor` says what is wrong with it.
 extras=test
-if [ "${GPU:-auto}" != no ] && nvidia-smi -L >/dev/null 2>&1; then
-    echo "Found an NVIDIA GPU: adding the CUDA libraries (2 GB more; 'GPU=no' leaves them out)"
-    extras=test,gpu
+case "${GPU:-auto}" in
+no) ;;
+yes) extras=test,gpu ;;
+*)
+    driver=$(timeout 60 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+    case "${driver%%.*}" in
+    '' | *[!0-9]*) ;;
+    *)
+        if [ "${driver%%.*}" -ge 525 ]; then
+            echo "Found an NVIDIA GPU ('GPU=no' leaves the CUDA libraries out)"
+            extras=test,gpu
+        else
+            echo "Found an NVIDIA GPU, but its driver $driver is too old for CUDA 12: install 525 or newer," \
+                "then 'make run GPU=yes'"
+        fi
+        ;;
+    esac
+    ;;
+esac
+if [ "$extras" = test,gpu ]; then
+    echo "Adding the CUDA libraries (2 GB more)"
 fi
 
 # A pip that is set to install with --user would fail in .venv. PYTHONWARNINGS: the build backend
@@ -58,4 +78,7 @@ pip install --no-build-isolation -c constraints.txt -e ".[$extras]"
 # Matplotlib lists the fonts once; in a notebook it would say so, in the middle of a page.
 .venv/bin/python -c 'import matplotlib.font_manager'
 
+if [ "$extras" = test,gpu ]; then
+    touch .venv/cuda-complete
+fi
 pwd -P >.venv/set-up-complete

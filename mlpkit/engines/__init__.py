@@ -107,7 +107,8 @@ class EngineUnavailable(RuntimeError):
 def load(name: str) -> Engine:
     """Import and return the engine called `name`.
 
-    Raises ValueError for a name that no engine has, and EngineUnavailable where this machine can't run it.
+    Raises ValueError for a name that no engine has, and EngineUnavailable where this machine can't run it: an engine
+    says so by raising ImportError as it is imported, as `gpu.require()` does where CuPy finds no GPU.
     """
     if name not in NAMES:
         raise ValueError(f"there is no engine {name!r}; the engines are {', '.join(NAMES)}.")

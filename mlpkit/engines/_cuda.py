@@ -1,6 +1,5 @@
-"""What the GPU engines share: is there a GPU, and the kernels of `mlpkit.kernels` for a network's type."""
+"""What the GPU engines share: the kernels of `mlpkit.kernels`, for a network's type."""
 
-import cupy as cp
 import numpy as np
 
 from .. import kernels
@@ -9,12 +8,6 @@ C_TYPES = {
     np.dtype(name): c_name
     for name, c_name in {"f4": "float", "f8": "double", "u1": "unsigned char", "i8": "long long"}.items()
 }
-
-
-def require():
-    """Raise ImportError, with what to do about it, where CuPy can't compute on this machine."""
-    if not cp.cuda.is_available():
-        raise ImportError("no NVIDIA GPU was found.")
 
 
 def kernel(file, name, dtype, **macros):

@@ -36,18 +36,17 @@ def _train_epoch(gradient, steps_a_graph):
         if epoch is None or not epoch.fits(optimizer, X, y, order, batch_size):
             check_labels(y, len(X), network.sizes[-1])
             epoch = _epochs[network] = _Epoch(gradient, network, optimizer, X, y, order, batch_size)
-        return epoch.run(order, steps_a_graph)
+        return epoch.run(network, optimizer, order, steps_a_graph)
 
     return train_epoch
 
 
 class _Epoch:
-    """An epoch's steps, and the arrays that they read: of one network, optimizer, data set and batch size."""
+    """An epoch's steps, and the arrays that they read: for one network, optimizer, data set and batch size."""
 
     def __init__(self, gradient, network, optimizer, X, y, order, batch_size):
-        self.gradient, self.network, self.optimizer = gradient, network, optimizer
+        self.key, self.gradient = self.key_of(optimizer, X, y, batch_size), gradient
         self.X, self.y, self.batch_size = X, y.astype(np.int64, copy=False), batch_size
-        self.key = self.key_of(optimizer, X, y, batch_size)
         steps = -(-len(order) // batch_size)
         self.order, self.step = cp.empty(len(order), np.int64), cp.zeros((), np.int32)
         self.rates, self.first_t = cp.empty(steps), cp.empty((), np.int64)
@@ -59,44 +58,46 @@ class _Epoch:
 
     @staticmethod
     def key_of(optimizer, X, y, batch_size):
-        return id(optimizer), batch_size, *((array.data.ptr, array.dtype, len(array)) for array in (X, y))
+        """Return all that is recorded for good: where the arrays are, and the optimizer's settings."""
+        arrays = (X, y, *optimizer.state.values())
+        places = ((array.data.ptr, array.dtype, array.shape) for array in arrays)
+        return batch_size, optimizer.describe(), *places
 
     def fits(self, optimizer, X, y, order, batch_size):
         return len(order) <= len(self.order) and self.key == self.key_of(optimizer, X, y, batch_size)
 
-    def run(self, order, steps_a_graph):
+    def run(self, network, optimizer, order, steps_a_graph):
         """Train on the examples in `order` and return the losses, one a step."""
         full, rest = divmod(len(order), self.batch_size)
-        steps, first = full + (rest > 0), self.optimizer.steps
+        steps, first = full + (rest > 0), optimizer.steps
         self.order[: len(order)], self.step[...] = order, 0
-        self.rates[:steps] = cp.asarray([self.optimizer.schedule(first + i) for i in range(steps)])
+        self.rates[:steps] = cp.asarray([optimizer.schedule(first + i) for i in range(steps)])
         self.first_t[...] = first + 1
         size = min(steps_a_graph or full, full)
         for _ in range(full // size if full else 0):
-            self.graph(size, self.batch_size).launch()
+            self.graph(network, optimizer, size, self.batch_size).launch()
         if rest:
-            self.graph(1, rest).launch()
-        self.optimizer.steps += steps
+            self.graph(network, optimizer, 1, rest).launch()
+        optimizer.steps += steps
         return self.losses[:steps].copy()
 
-    def graph(self, count, n):
+    def graph(self, network, optimizer, count, n):
         """Return the graph of `count` steps with batches of n, recorded the first time that it is asked for."""
         if (count, n) not in self.graphs:
             stream = cp.cuda.Stream(non_blocking=True)
             with cp.cuda.using_allocator(self.pool.malloc), stream:
                 stream.begin_capture()
                 for _ in range(count):
-                    self.enqueue(n)
+                    self.enqueue(network, optimizer, n)
                 self.graphs[count, n] = stream.end_capture()
         return self.graphs[count, n]
 
-    def enqueue(self, n):
+    def enqueue(self, network, optimizer, n):
         """Ask for one step: the kernels run when the GPU comes to them."""
-        network = self.network
         x, labels = cp.empty((n, network.sizes[0]), network.dtype), cp.empty(n, np.int64)
         constants = np.int32(self.batch_size), np.int32(network.sizes[0])
         pointers = self.X, self.y, self.order, self.step
         rates = self.rates, self.first_t, self.rate, self.t
         self.next_batch((n,), (256,), (*pointers, *constants, x, labels, *rates))
         self.gradient(network, x, labels, self.losses, self.step)
-        self.optimizer.apply(self.rate, self.t)
+        optimizer.apply(self.rate, self.t)

@@ -3,6 +3,9 @@
 A kernel's sizes that are known before it runs (tile edges, layer widths) are macros: `load("tiles", TILE=32)` compiles
 `tiles.cu` with `-DTILE=32`. NVRTC, the compiler that comes with CuPy's CUDA libraries, needs no GPU: `resources`
 compiles for a chip that need not be here, and asks `ptxas` what the code takes there.
+
+A file defines each macro that it needs, inside `#ifndef`, so that it compiles as it stands: the tests compile every
+file for sm_80 and sm_90. A file for newer chips alone says so in a line of its first comment, `// needs sm_90`.
 """
 
 import re

@@ -1,0 +1,231 @@
+"""Can CuPy use a GPU here? If not: what stands between them, in one sentence that somebody can act on.
+
+An engine that needs a GPU begins with `gpu.require()`; `engines.load` and `engines.available` do the rest. CUDA is
+looked for as the engines will look for it, through CuPy: its driver, its GPU, its libraries, some memory.
+"""
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from functools import cache
+
+PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "cupy")  # one import name; the last is built from source, or conda's
+USUAL = PACKAGES[0]  # what pyproject.toml asks for
+# The first driver for each CUDA version, from NVIDIA's compatibility guide
+DRIVERS = {12: 525, 13: 580}
+WINDOWS_DRIVERS = {12: 528, 13: 580}
+
+
+@cache
+def why_not():
+    """Return None where CuPy can use a GPU, else the reason as one sentence. Never raises."""
+    try:
+        return _obstacle()
+    except Exception as error:  # a broken CUDA installation can raise anything
+        return f"CuPy fails here with {type(error).__name__}: {_summary(error)}"
+
+
+def require():
+    """Do nothing where CuPy can use a GPU. Raises ImportError with the reason where it can't."""
+    if reason := why_not():
+        raise ImportError(reason)
+
+
+def package():
+    """Return the name of the package that CuPy came with, and its version: (None, None) where there is none."""
+    for name in PACKAGES:
+        try:
+            return name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return None, None
+
+
+def how_to_install():
+    """Return what to do so that CuPy finds CUDA's libraries, and is there itself."""
+    name, _ = package()
+    return "install NVIDIA's CUDA Toolkit" if name == "cupy" else f'pip install "{name or USUAL}[ctk]"'
+
+
+def describe():
+    """Return `found`, and the GPU's facts as JSON can hold them, or `why_not`."""
+    if reason := why_not():
+        return {"found": False, "why_not": reason}
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    properties = runtime.getDeviceProperties(0)
+    return {
+        "found": True,
+        "name": properties["name"].decode(),
+        "memory_gib": _gib(properties["totalGlobalMem"]),
+        "free_gib": _gib(runtime.memGetInfo()[0]),
+        "multiprocessors": properties["multiProcessorCount"],
+        "compute_capability": f"{properties['major']}.{properties['minor']}",
+        "l2_bytes": properties.get("l2CacheSize"),
+        "ecc": bool(properties["ECCEnabled"]) if "ECCEnabled" in properties else None,
+        "driver": _cuda_version(runtime.driverGetVersion()),
+        "runtime": _cuda_version(runtime.runtimeGetVersion()),
+        **_from_driver(runtime.deviceGetPCIBusId(0)),
+    }
+
+
+@cache
+def libraries():
+    """Return what CuPy finds of CUDA's libraries, which needs no GPU: a version or a place by name, None if missing."""
+    return {name: _attempt(look) for name, look in LOOKS.items()}
+
+
+def out_of_memory(error):
+    """Return a sentence where an error says that memory ran out, on the GPU or beside it; None for other errors."""
+    said = re.sub("^Out of memory ", "", _summary(error))
+    on_gpu = type(error).__module__.startswith("cupy")
+    if isinstance(error, MemoryError):
+        where = "GPU memory" if on_gpu else "memory"
+    elif on_gpu and re.search("MemoryAllocation|OUT_OF_MEMORY|ALLOC_FAILED", said):
+        where = "GPU memory"
+    else:
+        return None
+    return f"out of {where}: {said or 'no more of it'}; try a smaller batch, or close other programs that use it"
+
+
+def _obstacle():
+    if sys.platform == "darwin":
+        return "there is no CUDA for macOS"
+    try:
+        import cupy
+    except ImportError as error:
+        if error.name == "cupy":
+            return f"CuPy is not installed: {how_to_install()}"
+        return _broken(error)
+    except Exception as error:
+        return _broken(error)
+    return _no_device(cupy.cuda.runtime) or _no_libraries() or _no_memory(cupy.cuda.runtime)
+
+
+def _broken(error):
+    advice = f'pip install --force-reinstall "{package()[0] or USUAL}"'
+    return f"CuPy can't be loaded: {_summary(error)}; install it again: {advice}"
+
+
+def _no_device(runtime):
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        if "InsufficientDriver" in str(error):
+            return _driver_advice(runtime)
+        if "SystemDriverMismatch" in str(error):
+            return "the NVIDIA driver's parts don't belong together, as after an update: restart this machine"
+        if "NoDevice" not in str(error):
+            return f"CUDA says: {_summary(error)} (does nvidia-smi say more? a restart can help)"
+        count = 0
+    return None if count else "the driver is there, but no NVIDIA GPU is visible (is CUDA_VISIBLE_DEVICES empty?)"
+
+
+def _driver_advice(runtime):
+    found, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion() // 1000
+    oldest = (WINDOWS_DRIVERS if sys.platform == "win32" else DRIVERS).get(needed)
+    advice = f"install driver {oldest} or newer" if oldest else f"install a driver for CUDA {needed}"
+    if found == 0:
+        return f"there is no NVIDIA driver: {advice} if this machine has an NVIDIA GPU"
+    return f"the NVIDIA driver is too old, for CUDA {_cuda_version(found)}, and CuPy needs CUDA {needed}: {advice}"
+
+
+def _no_libraries():
+    missing = [name for name, found in libraries().items() if found is None]
+    if not missing:
+        return None
+    return f"CuPy does not find CUDA's {' and '.join(missing)}: {how_to_install()}"
+
+
+def _no_memory(runtime):
+    """Touch the GPU, which takes some of its memory."""
+    try:
+        runtime.memGetInfo()
+    except runtime.CUDARuntimeError as error:
+        if "MemoryAllocation" not in str(error):
+            return f"the GPU can't be used: {_summary(error)} (does nvidia-smi say more?)"
+        free, total = _query("memory.free,memory.total", runtime.deviceGetPCIBusId(0)) or ("?", "?")
+        return f"the GPU's memory is in use by other programs ({free} MiB of {total} are free): nvidia-smi lists them"
+    return None
+
+
+def _nvrtc_version():
+    from cupy.cuda import nvrtc
+
+    return ".".join(map(str, nvrtc.getVersion()))
+
+
+def _cublas():
+    from cupy.cuda import cublas  # this loads the library
+
+    return cublas and "found"
+
+
+def _headers():
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    return find_nvidia_header_directory("cudart")
+
+
+LOOKS = {"NVRTC": _nvrtc_version, "cuBLAS": _cublas, "headers": _headers}
+
+
+def _attempt(look):
+    try:
+        return look()
+    except Exception:  # ImportError, RuntimeError, cuda-pathfinder's own errors, ...
+        return None
+
+
+def _from_driver(bus_id):
+    """Return what CUDA does not tell and the driver does; None for each thing that it does not tell either."""
+    asked = ("driver_version", "clocks.max.sm", "clocks.max.memory", "power.limit")
+    version, *numbers = _query(",".join(asked), bus_id) or [None] * len(asked)
+    names = ("max_sm_mhz", "max_memory_mhz", "power_limit_w")
+    return {"driver_version": version or _driver_version(), **dict(zip(names, map(_number, numbers), strict=True))}
+
+
+@cache
+def _query(fields, bus_id):
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-i", bus_id]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    values = [value.strip() for value in done.stdout.strip().split(",")]
+    return values if len(values) == len(fields.split(",")) else None
+
+
+def _driver_version():
+    """Return the driver's version as its Linux module gives it."""
+    try:
+        with open("/proc/driver/nvidia/version") as file:
+            found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", file.readline())
+    except OSError:
+        return None
+    return found[0] if found else None
+
+
+def _number(text):
+    try:
+        return float(text)
+    except (TypeError, ValueError):  # nvidia-smi says [N/A]
+        return None
+
+
+def _summary(error):
+    """Return the line of an error's message that says most: CuPy's own can be a page."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" =")]
+    if "Original error:" in lines[:-1]:
+        return lines[lines.index("Original error:") + 1]
+    return lines[0].rstrip(".") if lines else ""
+
+
+def _gib(size):
+    return round(size / 2**30, 1)
+
+
+def _cuda_version(number):
+    return f"{number // 1000}.{number % 1000 // 10}"
