@@ -25,11 +25,11 @@ SGD, ADAM = (Recipe(optimizer=name, lr=lr, schedule="cosine") for name, lr in ((
 ADAMW = Recipe(optimizer="adamw", lr=4e-3, schedule="cosine", warmup_epochs=1, weight_decay=0.2)
 CANDIDATES = (
     *(SGD.but(epochs=epochs) for epochs in (1, 2, 3, 4)),
-    *(ADAM.but(epochs=epochs) for epochs in (1, 2, 3, 8, 10, 12)),
-    *(ADAMW.but(epochs=epochs) for epochs in (8, 10, 12, 15)),
+    *(ADAM.but(epochs=epochs) for epochs in (1, 2, 3, 8, 10)),
+    *(ADAMW.but(epochs=epochs) for epochs in (6, 8, 10, 12)),
 )
 CHOICE_SEEDS = 5
-GOALS = {97: ADAM.but(epochs=2), 98: ADAMW.but(epochs=12)}  # percent, and what `cheapest` finds
+GOALS = {97: ADAM.but(epochs=2), 98: ADAMW.but(epochs=8)}  # percent, and what `cheapest` finds
 
 
 def choose(dataset, candidates=CANDIDATES, seeds=CHOICE_SEEDS, save=results.save, progress=print):
