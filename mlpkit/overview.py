@@ -5,6 +5,7 @@ the engine or peer. What no record holds is not in it: a machine without a GPU h
 written later than a record was made appears when the record is made again.
 """
 
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -69,10 +70,13 @@ def machines(folder=results.FOLDER):
 
 def record(experiment, machine, folder=results.FOLDER):
     """Return a machine's record of an experiment, None where there is none."""
-    try:
-        return results.published(experiment, folder, machine)
-    except FileNotFoundError:
-        return None
+    path = Path(folder) / machine / f"{experiment}.json"
+    return _load(path, path.stat().st_mtime_ns) if path.exists() else None
+
+
+@lru_cache(maxsize=32)
+def _load(path, written_ns):
+    return results.load(path)
 
 
 def caption(machine, folder=results.FOLDER):
