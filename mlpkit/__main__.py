@@ -119,6 +119,10 @@ def _agreement(options, **callbacks):
     agreement.run(data.load(), **callbacks)
 
 
+def _gpu_agreement(options, **callbacks):
+    agreement.run(data.load(), names=agreement.GPU_NAMES, experiment="gpu_agreement", **callbacks)
+
+
 def _floor(options, **callbacks):
     roofline.run(data.load().train, **callbacks)
 
@@ -132,7 +136,7 @@ def _compile(options, **callbacks):
 
 
 def _gpu_compile(options, **callbacks):
-    compiling.run(names=compiling.GPU_NAMES, experiment="gpu_compile", **callbacks)
+    compiling.run(names=compiling.GPU_NAMES, experiment="gpu_compile", processes=1, **callbacks)
 
 
 def _goal(options, **callbacks):
@@ -172,6 +176,7 @@ EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its r
     "peers": (_peers, peers.table),
     "gpu_peers": (_gpu_peers, peers.table),
     "agreement": (_agreement, agreement.table),
+    "gpu_agreement": (_gpu_agreement, agreement.table),
     "floor": (_floor, roofline.table),
     "matmul": (_matmul, matmuls.table),
     "passes": (_passes, passes.table),

@@ -14,6 +14,7 @@ from .bench import BASELINE, GATE_STEPS, Stepper
 from .recipe import Recipe
 
 NAMES = tuple(name for name in engines.NAMES if not name.startswith("python"))  # those would train for hours
+GPU_NAMES = (BASELINE, *(name for name in engines.NAMES if name.startswith(("cupy_", "cuda_"))))
 SEEDS = 5
 
 
@@ -29,10 +30,13 @@ class Answer:
     test_accuracy: float
 
 
-def run(dataset, recipe=None, names=NAMES, seeds=SEEDS, save=results.save, progress=print):
-    """Train `recipe` with each engine from each seed, and return the record; saved after each training."""
+def run(dataset, recipe=None, names=NAMES, seeds=SEEDS, save=results.save, progress=print, experiment="agreement"):
+    """Train `recipe` with each engine from each seed, and return the record; saved after each training.
+
+    experiment: the record's name. Raises EngineUnavailable where an engine can't run.
+    """
     recipe = recipe or Recipe()
-    record = results.new("agreement", recipe=recipe.to_dict(), seeds=seeds)
+    record = results.new(experiment, recipe=recipe.to_dict(), seeds=seeds)
     for name in names:
         for seed in range(seeds):
             progress(f"agreement: {name}, seed {seed}")

@@ -156,16 +156,21 @@ def starts(machine, folder=results.FOLDER):
     return found
 
 
+def trainings(machine, folder=results.FOLDER):
+    """Return the runs of whole trainings with the usual recipe, of all engines from all seeds."""
+    kept = [record(experiment, machine, folder) for experiment in ("agreement", "gpu_agreement")]
+    return [run for entry in kept if entry for run in entry["runs"]]
+
+
 def accuracies(machine, folder=results.FOLDER):
     """Return by engine the test accuracies of its trainings with the usual recipe, one a seed."""
-    kept = record("agreement", machine, folder)
-    return agreement.accuracies(kept) if kept else {}
+    return agreement.accuracies({"runs": trainings(machine, folder)})
 
 
 def loss_errors(machine, folder=results.FOLDER):
     """Return by engine the largest relative difference of a first loss from the baseline's, over all seeds."""
     found: dict[str, float] = {}
-    for run in (record("agreement", machine, folder) or {"runs": []})["runs"]:
+    for run in trainings(machine, folder):
         found[run["engine"]] = max(found.get(run["engine"], 0.0), run["max_loss_error"])
     return found
 

@@ -200,7 +200,7 @@ def test_bench_shows_the_table_and_keeps_the_record(small, folder, monkeypatch, 
 
 
 SHOWN = (
-    *("engines", "peers", "gpu_peers", "agreement", "floor", "matmul", "passes", "sweep"),
+    *("engines", "peers", "gpu_peers", "agreement", "gpu_agreement", "floor", "matmul", "passes", "sweep"),
     *("compile", "gpu_compile", "goal_recipes", "goal", *experiments.ALL),
 )
 
