@@ -20,6 +20,7 @@ from . import (
     gpu,
     launches,
     machine,
+    matmul_ladder,
     matmuls,
     passes,
     peers,
@@ -107,88 +108,38 @@ def _engines(options, **callbacks):
     bench.compare(data.load(), Recipe(), timing, **callbacks)
 
 
-def _peers(options, **callbacks):
-    peers.compare(**callbacks)
+def _with(run, *inputs):
+    """Return the experiment `run`, which is given what each of the `inputs` loads when it starts."""
+    return lambda options, **callbacks: run(*(load() for load in inputs), **callbacks)
 
 
-def _gpu_peers(options, **callbacks):
-    peers.compare(peers.GPU, **callbacks)
+def _training_set():
+    return data.load().train
 
 
-def _agreement(options, **callbacks):
-    agreement.run(data.load(), **callbacks)
-
-
-def _gpu_agreement(options, **callbacks):
-    agreement.run(data.load(), names=agreement.GPU_NAMES, experiment="gpu_agreement", **callbacks)
-
-
-def _floor(options, **callbacks):
-    roofline.run(data.load().train, **callbacks)
-
-
-def _sweep(options, **callbacks):
-    sweep.run(data.load().train, **callbacks)
-
-
-def _compile(options, **callbacks):
-    compiling.run(**callbacks)
-
-
-def _gpu_compile(options, **callbacks):
-    compiling.run(names=compiling.GPU_NAMES, experiment="gpu_compile", processes=1, **callbacks)
-
-
-def _goal(options, **callbacks):
-    goal.run(data.load(), **callbacks)
-
-
-def _goal_recipes(options, **callbacks):
-    goal.choose(data.load(), **callbacks)
-
-
-def _passes(options, **callbacks):
-    passes.run(data.load().train, **callbacks)
-
-
-def _feed(options, **callbacks):
-    feed.run(**callbacks)
-
-
-def _matmul(options, **callbacks):
-    matmuls.run(**callbacks)
-
-
-def _launches(options, **callbacks):
-    launches.run(**callbacks)
-
-
-def _timeline(options, **callbacks):
-    timeline.run(**callbacks)
-
-
-def _trainings(name, options, **callbacks):
-    experiments.run(name, data.load(), **callbacks)
+_gpu_agreement = partial(agreement.run, names=agreement.GPU_NAMES, experiment="gpu_agreement")
+_gpu_compile = partial(compiling.run, names=compiling.GPU_NAMES, experiment="gpu_compile", processes=1)
 
 
 EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its record, what shows it)
     "engines": (_engines, bench.table),
-    "peers": (_peers, peers.table),
-    "gpu_peers": (_gpu_peers, peers.table),
-    "agreement": (_agreement, agreement.table),
-    "gpu_agreement": (_gpu_agreement, agreement.table),
-    "floor": (_floor, roofline.table),
-    "matmul": (_matmul, matmuls.table),
-    "passes": (_passes, passes.table),
-    "sweep": (_sweep, sweep.table),
-    "feed": (_feed, feed.table),
-    "compile": (_compile, compiling.table),
-    "gpu_compile": (_gpu_compile, compiling.table),
-    "goal_recipes": (_goal_recipes, experiments.table),
-    "goal": (_goal, goal.table),
-    "launches": (_launches, launches.table),
-    "timeline": (_timeline, timeline.table),
-    **{name: (partial(_trainings, name), experiments.table) for name in experiments.ALL},
+    "peers": (_with(peers.compare), peers.table),
+    "gpu_peers": (_with(partial(peers.compare, peers.GPU)), peers.table),
+    "agreement": (_with(agreement.run, data.load), agreement.table),
+    "gpu_agreement": (_with(_gpu_agreement, data.load), agreement.table),
+    "floor": (_with(roofline.run, _training_set), roofline.table),
+    "matmul": (_with(matmuls.run), matmuls.table),
+    "passes": (_with(passes.run, _training_set), passes.table),
+    "sweep": (_with(sweep.run, _training_set), sweep.table),
+    "compile": (_with(compiling.run), compiling.table),
+    "gpu_compile": (_with(_gpu_compile), compiling.table),
+    "goal_recipes": (_with(goal.choose, data.load), experiments.table),
+    "goal": (_with(goal.run, data.load), goal.table),
+    "matmul_ladder": (_with(matmul_ladder.run), matmul_ladder.table),
+    "launches": (_with(launches.run), launches.table),
+    "timeline": (_with(timeline.run), timeline.table),
+    "feed": (_with(feed.run), feed.table),
+    **{name: (_with(partial(experiments.run, name), data.load), experiments.table) for name in experiments.ALL},
 }
 
 

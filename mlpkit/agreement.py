@@ -31,13 +31,14 @@ class Answer:
 
 
 def run(dataset, recipe=None, names=NAMES, seeds=SEEDS, save=results.save, progress=print, experiment="agreement"):
-    """Train `recipe` with each engine from each seed, and return the record; saved after each training.
+    """Train `recipe` with each engine that can run here, from each seed, and return the record.
 
-    experiment: the record's name. Raises EngineUnavailable where an engine can't run.
+    It is saved after each training. experiment: the record's name.
     """
     recipe = recipe or Recipe()
     record = results.new(experiment, recipe=recipe.to_dict(), seeds=seeds)
-    for name in names:
+    can_run = engines.available()
+    for name in (name for name in names if can_run[name] is None):
         for seed in range(seeds):
             progress(f"agreement: {name}, seed {seed}")
             record["runs"].append(asdict(answer(name, recipe.but(seed=seed), dataset)))

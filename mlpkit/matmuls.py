@@ -18,13 +18,14 @@ from types import FunctionType
 import numba
 import numpy as np
 from numba import prange
-from threadpoolctl import threadpool_limits
 
 from . import machine, results, roofline
 from .engines import _gemm, numba_fastmath, numba_parallel, numba_serial, python_lists, python_loops
 from .engines._compile import FASTMATH, compile_loops, compiled
 from .engines._simd import BYTES, LANES, ROWS, tile
 from .network import SIZES
+from .roofline import seconds_of
+from .sweep import with_threads
 
 LAYERS = ("omp", "workqueue", "tbb")  # Numba's threading layers
 CONTRACT = {"contract"}  # leave to make one instruction of a product and a sum; rounds once instead of twice
@@ -265,7 +266,7 @@ def rates(product, threads=1, plan=USUAL, names=tuple(STAGES)):
     a, b, out = product.arrays()
     wanted, calls = a @ b, {}
     samples: dict[str, list[float]] = {name: [] for name in names}
-    with using(threads):
+    with with_threads(threads):
         for name in names:
             if not (STAGES[name].slow and product.flops > plan.slow):
                 call = STAGES[name].one if threads == 1 else STAGES[name].all
@@ -280,20 +281,6 @@ def rates(product, threads=1, plan=USUAL, names=tuple(STAGES)):
                         machine.settle(lambda call=call: call(a, b, out))
                     samples[name].append(product.flops / seconds_of(call, a, b, out, times=times) / 1e9)
     return samples
-
-
-def using(threads):
-    """Return a context in which BLAS, and Numba too, use so many threads, or all that there are if these are fewer."""
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-    return threadpool_limits(threads)
-
-
-def seconds_of(call, *arguments, times=1):
-    """Return the seconds of one call, as the mean of so many."""
-    start = time.perf_counter()
-    for _ in range(times):
-        call(*arguments)
-    return (time.perf_counter() - start) / times
 
 
 def _interpreted(plan, progress):

@@ -30,9 +30,11 @@ from threadpoolctl import threadpool_limits
 from . import machine, results, roofline
 from .bench import Stepper, median_us
 from .data import load
-from .engines import _fused, _gemm, numba_hybrid, numba_step, numpy_baseline
+from .engines import _fused, _gemm, numba_hybrid, numba_step, numpy_baseline, python_loops
+from .matmuls import Product
 from .network import SIZES
 from .recipe import Recipe
+from .roofline import seconds_of
 
 PARAMETERS = sum((n_in + 1) * n_out for n_in, n_out in pairwise(SIZES))
 ENGINES = ("numpy_baseline", "numba_hybrid", "numba_step")
@@ -121,15 +123,6 @@ STATE = {"sgd": (), "momentum": ("velocity",), "rmsprop": ("s",), "adam": ("m", 
 # Adam in a loop, naive on purpose: each lacks one thing that the next has
 
 
-def adam_as_written(theta, grad, m, v, t, lr, beta1, beta2, eps):
-    for i in range(len(theta)):
-        m[i] = beta1 * m[i] + (1 - beta1) * grad[i]
-        v[i] = beta2 * v[i] + (1 - beta2) * grad[i] ** 2
-        m_hat = m[i] / (1 - beta1**t)
-        v_hat = v[i] / (1 - beta2**t)
-        theta[i] -= lr * m_hat / (math.sqrt(v_hat) + eps)
-
-
 def adam_constants_outside(theta, grad, m, v, t, lr, beta1, beta2, eps):
     m_scale, v_scale = lr / (1 - beta1**t), 1 / (1 - beta2**t)
     for i in range(len(theta)):
@@ -150,7 +143,7 @@ def adam_in_float32(theta, grad, m, v, t, lr, beta1, beta2, eps):
 
 
 LADDER: dict[str, tuple[Any, str]] = {  # rung: (function, error model)
-    "as written": (adam_as_written, "python"),
+    "as written": (python_loops.adam_update, "python"),
     "constants before the loop": (adam_constants_outside, "python"),
     "NumPy's error model": (adam_constants_outside, "numpy"),
     "settings in float32": (adam_in_float32, "numpy"),
@@ -307,9 +300,9 @@ def _rows_of(gather, train, n, seed):
 def _products(train, plan, progress):
     for batch_size in plan.batch_sizes:
         progress(f"the products of a step at batch {batch_size}")
-        shapes = products(batch_size)
-        arrays = [_operands(*shape) for shape in shapes]
-        names = {"kind": "products", "batch_size": batch_size, "flops": sum(2 * n * k * m for n, k, m, _ in shapes)}
+        wanted = products(batch_size)
+        arrays = [product.arrays() for product in wanted]
+        names = {"kind": "products", "batch_size": batch_size, "flops": sum(product.flops for product in wanted)}
         for threads, ours, where in ((1, _gemm.multiply, "one core"), (None, _gemm.matmul, "all cores")):
             calls = {"BLAS": partial(_multiply_all, np.matmul, arrays), "tiles": partial(_multiply_all, ours, arrays)}
             with threadpool_limits(threads):
@@ -318,20 +311,12 @@ def _products(train, plan, progress):
 
 
 def products(n):
-    """Return (rows, inner, columns, transposed) of each product of a step; transposed: which operand, 0, 1 or None."""
+    """Return the matrix products of a step, of a batch of n."""
     layers = list(pairwise(SIZES))
-    forward = [(n, k, m, None) for k, m in layers]
-    weights = [(k, n, m, 0) for k, m in layers]
-    inputs = [(n, m, k, 1) for k, m in layers[1:]]
+    forward = [Product("forward", f"{k} to {m}", n, k, m) for k, m in layers]
+    weights = [Product("weights", f"{k} to {m}", k, n, m, turned="a") for k, m in layers]
+    inputs = [Product("inputs", f"{k} to {m}", n, m, k, turned="b") for k, m in layers[1:]]
     return forward + weights + inputs
-
-
-def _operands(n, k, m, transposed):
-    rng = np.random.default_rng(0)
-    a, b = rng.random((n, k), dtype=np.float32), rng.random((k, m), dtype=np.float32)
-    a = np.ascontiguousarray(a.T).T if transposed == 0 else a
-    b = np.ascontiguousarray(b.T).T if transposed == 1 else b
-    return a, b, np.empty((n, m), np.float32)
 
 
 def _multiply_all(multiply, arrays):
@@ -345,12 +330,12 @@ def _in_turns(calls, plan, settle=0.0):
     samples: dict[str, list[float]] = {}
     for name, call in calls.items():
         call()
-        once = max(1e-7, min(_seconds(call, 1) for _ in range(3)))
+        once = max(1e-7, min(seconds_of(call) for _ in range(3)))
         times[name], samples[name] = max(1, min(10_000, int(plan.sample_seconds / once))), []
     for _ in range(plan.samples):
         for name, call in calls.items():
             _repeat(call, settle)
-            samples[name].append(round(_seconds(call, times[name]) * 1e6, 4))
+            samples[name].append(round(seconds_of(call, times=times[name]) * 1e6, 4))
     return samples
 
 
@@ -360,13 +345,6 @@ def _repeat(call, seconds):
         machine.settle(call, seconds)
     else:
         call()
-
-
-def _seconds(call, times):
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    return (time.perf_counter() - start) / times
 
 
 # When each part of a step begins and ends
@@ -488,9 +466,9 @@ def updates_and_faults(large, samples=30, warmup=5):
         np.ones(4_000_000, np.float32)  # is freed at once
     theta, grad, m, v = (np.full(PARAMETERS, 0.01, np.float32) for _ in range(4))  # frees nothing, unlike `vectors`
     call = partial(numpy_baseline.adam_update, theta, grad, m, v, **UPDATES["adam"][1])
-    _seconds(call, warmup)
+    seconds_of(call, times=warmup)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    times = [round(_seconds(call, 1) * 1e6, 2) for _ in range(samples)]
+    times = [round(seconds_of(call) * 1e6, 2) for _ in range(samples)]
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     return {"samples_us": times, "faults": faults / samples}
 

@@ -364,7 +364,7 @@ def kernels(samples=7, n=1024):
     for threads in thread_counts():
         with threadpool_limits(threads):
             A @ A, stepper.take(3)  # warm up
-            rates = [2 * n**3 / _seconds(lambda: A @ A) / 1e9 for _ in range(samples)]
+            rates = [2 * n**3 / seconds_of(lambda: A @ A) / 1e9 for _ in range(samples)]
             steps = _steps_in(Plan.sample_seconds, stepper)
             times = [stepper.take(steps)[0] * 1e6 for _ in range(samples)]
         names = {"kind": "kernels", "found": machine.blas()["kernels"], "threads": threads, "why_not": None}
@@ -378,10 +378,12 @@ def _made_up_images(n=5000):
     return rng.random((n, 784), dtype=np.float32), rng.integers(10, size=n)
 
 
-def _seconds(call):
+def seconds_of(call, *arguments, times=1):
+    """Return the seconds of one call, as the mean of so many."""
     start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    for _ in range(times):
+        call(*arguments)
+    return (time.perf_counter() - start) / times
 
 
 def _busy(train, plan, progress):

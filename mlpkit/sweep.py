@@ -17,20 +17,11 @@ from . import engines, machine, results
 from .bench import BASELINE, GateError, Stepper, gate, median_us
 from .data import load
 from .recipe import Recipe
+from .roofline import thread_counts
 
 RECIPE = Recipe(lr=0.01)  # a small rate: a batch of 1 must not diverge
 SERIAL = ("numba_serial",)  # use one thread, however many there are
-NAMES = (
-    BASELINE,
-    "numba_serial",
-    "numba_parallel",
-    "numba_fastmath",
-    "numba_blocked",
-    "numba_hybrid",
-    "numba_step",
-)
-
-
+NAMES = tuple(name for name in engines.NAMES if name.startswith(("numpy", "numba")))  # the processor's, but the slow
 SETTLE = 0.06  # seconds of steps before a sample on several cores
 
 
@@ -105,7 +96,7 @@ def with_threads(threads):
 
 def _who(plan):
     """Yield (threads, engine) of the cases that take turns; those that leave threads of BLAS behind come last."""
-    counts = plan.threads or sorted({1, machine.cores()})
+    counts = plan.threads or thread_counts()
     for threads, name in product(counts, sorted(plan.engines, key=_uses_blas)):
         if threads == 1 or name not in SERIAL:
             yield threads, name
@@ -155,7 +146,8 @@ def _time_in_rounds(cases, recipe, train, plan):
 
 def _start(case, stepper, plan):
     """Take a first step, and decide on the number and length of the samples; for a slow case it is the first sample."""
-    with _turn(case):
+    machine.rest()
+    with with_threads(case["threads"]):
         seconds = stepper.take(1)[0]
         if seconds > plan.patience:
             case["samples_us"].append(seconds * 1e6)
@@ -166,22 +158,17 @@ def _start(case, stepper, plan):
 
 
 def _sample(case, stepper):
-    with _turn(case):
+    with with_threads(case["threads"]):
         if case["steps_a_sample"] > 1:
             # Wakes the threads, and brings this engine's network back into the cache.
             machine.settle(stepper.take_one, SETTLE if case["threads"] > 1 else 0.0)
+        else:
+            machine.rest()
         seconds, losses = stepper.take(case["steps_a_sample"])
     if np.isfinite(losses).all():
         case["samples_us"].append(seconds * 1e6)
     else:
         case["why_not"] = "the loss is not finite"
-
-
-@contextmanager
-def _turn(case):
-    machine.rest()
-    with with_threads(case["threads"]):
-        yield
 
 
 # What the record says

@@ -77,16 +77,20 @@ def test_roots_tells_vector_instructions_from_scalar_ones(code, wanted):
 
 
 def test_the_products_of_a_step_are_those_that_the_chapters_count():
-    flops = sum(2 * n * k * m for n, k, m, _ in products(128))
+    flops = sum(product.flops for product in products(128))
     assert round(flops / 1e6, 1) == 77.5
     assert len(products(128)) == 11
 
 
 def test_the_operands_lie_in_memory_as_in_a_step():
-    for n, k, m, transposed in products(16):
-        a, b, out = passes._operands(n, k, m, transposed)
-        assert (a.shape, b.shape, out.shape) == ((n, k), (k, m), (n, m))
-        assert [not x.flags.c_contiguous for x in (a, b)] == [transposed == 0 and n > 1, transposed == 1]
+    for product in products(16):
+        a, b, out = product.arrays()
+        assert (a.shape, b.shape, out.shape) == (
+            (product.n, product.k),
+            (product.k, product.m),
+            (product.n, product.m),
+        )
+        assert [not x.flags.c_contiguous for x in (a, b)] == [product.turned == "a", product.turned == "b"]
 
 
 @pytest.mark.parametrize("engine", passes.ENGINES)

@@ -22,7 +22,7 @@ DRELU = 136  # where the mask has 0, the result is 0
 BGRADA = 256  # write the sums of b's columns into the vector
 
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER, _AUX_POINTER, _AUX_LD = 3, 4, 7, 8, 11, 12  # of a description
-_MAX_WORKSPACE = 1  # of a preference
+_MAX_WORKSPACE, _MIN_ALIGNMENTS = 1, (5, 6, 7, 8)  # of a preference
 _TYPES = {  # cublasComputeType_t, cudaDataType_t, a factor
     np.dtype(np.float32): (68, 0, ctypes.c_float),
     np.dtype(np.float64): (70, 1, ctypes.c_double),
@@ -38,8 +38,7 @@ class Product:
     """The product of a (n, k) and b (k, m) into out (n, m), all contiguous, or, a and b, transposes of such arrays.
 
     vector (m,) and mask (see `mask`) are for the epilogues that need them. Raises Unsupported where cuBLAS has no
-    kernel: not every type has every epilogue. Call it with arrays of the same shapes, in the same places if they are to
-    be aligned as well.
+    kernel: not every type has every epilogue. Call it with arrays of the same shapes.
     """
 
     def __init__(self, a, b, out, epilogue=PLAIN, vector=None, mask=None):
@@ -60,7 +59,7 @@ class Product:
             self.layout(*shape, _is_transposed(x)) for shape, x in (((m, k), b), ((k, n), a), ((m, n), out))
         ]
         self.one, self.zero = number(1), number(0)
-        self.choice = self.choose()
+        self.choice = self.choose((b, a, out, out))
 
     def set(self, attribute, value):
         size = _size(ctypes.sizeof(value))
@@ -72,12 +71,15 @@ class Product:
         _call("cublasLtMatrixLayoutCreate", ctypes.byref(layout), _int(self.type), *sizes)
         return layout
 
-    def choose(self):
-        """Return the kernel that cuBLAS thinks the fastest."""
-        preference, bytes_, found = _pointer(), ctypes.c_uint64(WORKSPACE), _int()
+    def choose(self, matrices):
+        """Return the kernel that cuBLAS thinks the fastest, for matrices that lie in memory as these do."""
+        preference, found = _pointer(), _int()
         _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
-        size = _size(ctypes.sizeof(bytes_))
-        _call("cublasLtMatmulPreferenceSetAttribute", preference, _int(_MAX_WORKSPACE), ctypes.byref(bytes_), size)
+        alignments = (ctypes.c_uint32(_alignment(matrix)) for matrix in matrices)
+        wishes = {_MAX_WORKSPACE: ctypes.c_uint64(WORKSPACE), **dict(zip(_MIN_ALIGNMENTS, alignments, strict=True))}
+        for attribute, value in wishes.items():
+            size = _size(ctypes.sizeof(value))
+            _call("cublasLtMatmulPreferenceSetAttribute", preference, _int(attribute), ctypes.byref(value), size)
         result, (b, a, out) = _Choice(), self.layouts
         what = _handle(), self.description, b, a, out, out, preference, _int(1), ctypes.byref(result)
         _call("cublasLtMatmulAlgoGetHeuristic", *what, ctypes.byref(found))
@@ -122,6 +124,12 @@ def _is_transposed(matrix):
     if not (matrix.flags.c_contiguous or matrix.flags.f_contiguous):
         raise ValueError("cuBLAS multiplies contiguous matrices and their transposes only.")
     return not matrix.flags.c_contiguous
+
+
+def _alignment(matrix):
+    """Return the largest power of two, at most 256, that divides the address in bytes of every row as it is stored."""
+    addresses = matrix.data.ptr | max(matrix.strides) | 256
+    return addresses & -addresses
 
 
 @cache

@@ -5,6 +5,7 @@ The updates are element-wise, which CuPy makes a kernel of from one line of C. T
 """
 
 import math
+from contextlib import suppress
 from functools import cache
 from weakref import WeakKeyDictionary
 
@@ -105,6 +106,7 @@ class _Plan:
         try:
             return Product(x, layer.W, out, cublas.RELU_AUX_BIAS, layer.b, self.masks[i])
         except cublas.Unsupported:
+            self.masks[i] = None
             return _then(Product(x, layer.W, out), lambda: add_bias_relu(out, layer.b))
 
     def plan_weights(self, i, x):
@@ -116,10 +118,10 @@ class _Plan:
 
     def plan_back(self, i):
         W, dz, a, out = self.layers[i].W, self.dz[i], self.a[i - 1], self.dz[i - 1]
-        try:
-            return Product(dz, W.T, out, cublas.DRELU, mask=self.masks[i - 1])
-        except cublas.Unsupported:
-            return _then(Product(dz, W.T, out), lambda: _relu_backward(a, out, out))
+        if self.masks[i - 1] is not None:
+            with suppress(cublas.Unsupported):
+                return Product(dz, W.T, out, cublas.DRELU, mask=self.masks[i - 1])
+        return _then(Product(dz, W.T, out), lambda: _relu_backward(a, out, out))
 
     def run(self, x, labels, losses, step):
         inputs = [x, *self.a[:-1]]

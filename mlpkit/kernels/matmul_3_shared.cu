@@ -1,0 +1,35 @@
+// C = A B, a block of TILE x TILE threads for each tile of C, with the tiles of A and B that it needs in shared
+// memory.
+//
+// The threads of a block need the same TILE rows of A and TILE columns of B. They fetch a tile of each together, one
+// number a thread, wait for each other, and multiply what is now in shared memory, 32 banks of which answer at once.
+// Each number that is fetched is used TILE times: memory and caches have to bring 2 M N K / TILE numbers.
+//
+// At the edges a thread fetches 0 instead, in A and in B alike. A zero in only one of them would not do: 0 x inf is
+// NaN.
+//
+// Shared memory still brings two numbers for each multiply-add, and a load from it takes as much of the processor's
+// time to issue as the multiply-add itself, or more. The next file lets a thread do 64 multiply-adds with 16 numbers.
+
+#ifndef TILE
+#define TILE 32
+#endif
+
+extern "C" __global__ __launch_bounds__(TILE * TILE)
+void matmul(const float* A, const float* B, float* C, int M, int N, int K)
+{
+    __shared__ float A_tile[TILE][TILE];
+    __shared__ float B_tile[TILE][TILE];
+    int x = threadIdx.x, y = threadIdx.y;
+    int row = blockIdx.y * TILE + y, column = blockIdx.x * TILE + x;
+
+    float total = 0;
+    for (int start = 0; start < K; start += TILE) {
+        A_tile[y][x] = row < M && start + x < K ? A[(size_t)row * K + start + x] : 0;
+        B_tile[y][x] = start + y < K && column < N ? B[(size_t)(start + y) * N + column] : 0;
+        __syncthreads();  // the tiles are complete
+        for (int k = 0; k < TILE; ++k) total += A_tile[y][k] * B_tile[k][x];
+        __syncthreads();  // nobody needs them any more
+    }
+    if (row < M && column < N) C[(size_t)row * N + column] = total;
+}

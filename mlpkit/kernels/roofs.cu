@@ -1,0 +1,32 @@
+// The two limits of a GPU, to measure others by: multiply-adds that never leave the registers, and a copy that never
+// meets arithmetic. And a way to keep a GPU waiting, so that the work queued behind it runs without a gap.
+
+constexpr int CHAINS = 32;  // independent sums of a thread: each multiply-add has to wait for the last one of its chain
+
+extern "C" __global__ void multiply_adds(float* out, int steps, float factor)
+{
+    float sums[CHAINS];
+    #pragma unroll
+    for (int i = 0; i < CHAINS; ++i) sums[i] = threadIdx.x + i;
+    for (int step = 0; step < steps; ++step)
+        #pragma unroll
+        for (int i = 0; i < CHAINS; ++i) sums[i] = sums[i] * factor + 0.5f;
+    float total = 0;
+    #pragma unroll
+    for (int i = 0; i < CHAINS; ++i) total += sums[i];
+    out[blockIdx.x * blockDim.x + threadIdx.x] = total;
+}
+
+extern "C" __global__ void copy(const float4* from, float4* to, size_t n)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        to[i] = from[i];
+}
+
+extern "C" __global__ void wait(long long nanoseconds)
+{
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    while (now - start < nanoseconds);
+}
