@@ -144,7 +144,7 @@ def test_the_headline_has_a_table_for_each_machine_with_records(folder, monkeypa
     parts = tuple(tool["Part"](machine, columns) for machine in ("small", "big", "absent"))
     monkeypatch.setitem(tool["headline"].__globals__, "PARTS", parts)
     text = tool["headline"]()
-    assert "**A CPU, 2 cores, 2026-11-21, 2 threads**" in text
+    assert "**A CPU, 2 cores, 2026-11-21, NumPy with 2 threads**" in text
     assert "| Numba, a whole step | 25 | 0.25 |  |" in text
     assert "| PyTorch | 300 | 1.50 | 1 |" in text
     assert "| cuda new | 5 | 0.10 |  |" in text

@@ -33,7 +33,7 @@ class Part:
     def title(self):
         """Return the machine, the date, and how many threads NumPy's products have."""
         facts = next(filter(None, (overview.record(name, self.machine) for name in overview.STEPS)))["machine"]
-        return f"{overview.caption(self.machine)}, {facts['blas']['threads']} threads"
+        return f"{overview.caption(self.machine)}, NumPy with {facts['blas']['threads']} threads"
 
 
 PARTS = (
@@ -45,7 +45,7 @@ PARTS = (
 def headline():
     """Return what stands between the markers: the sentence, the tables and the picture, as Markdown."""
     network = "-".join(map(str, Recipe().sizes))
-    parts = [f"Microseconds a training step ({network}, {Recipe().dtype}), medians.", ""]
+    parts = [f"Microseconds a training step ({network}, {Recipe().dtype} but where TF32 is named), medians.", ""]
     for part in recorded():
         parts += [f"**{part.title()}**", "", *rows(part), ""]
     return "\n".join([*parts, f"![{ALT}]({PICTURE.relative_to(results.ROOT).as_posix()})", ""])
