@@ -127,12 +127,12 @@ def recipes(machine, folder=results.FOLDER):
 
 
 def goals(machine, folder=results.FOLDER):
-    """Return by engine a dict of (seconds, is it an estimate?) by percent."""
+    """Return by engine a dict of (seconds, is it an estimate?) by percent, the quickest to the last goal first."""
     found: dict[str, dict[int, tuple[float, bool]]] = {}
     for case in (record("goal", machine, folder) or {"runs": []})["runs"]:
         if not case["why_not"]:
             found.setdefault(case["engine"], {})[case["goal"]] = goal.seconds(case), goal.is_estimate(case)
-    return found
+    return dict(sorted(found.items(), key=lambda item: [seconds for seconds, _ in reversed(item[1].values())]))
 
 
 def waits(machine, folder=results.FOLDER):
@@ -198,6 +198,33 @@ def bars(panels, xlabel, **options):
     """Return a figure of bars: panels[title] has values by the names of engines and peers. See `plots.bar_panels`."""
     named = {title: {label(name): value for name, value in values.items()} for title, values in panels.items()}
     return plots.bar_panels(named, groups([name for values in panels.values() for name in values]), xlabel, **options)
+
+
+def goal_figure(machine, folder=results.FOLDER):
+    """Return a figure of the seconds to each of the two goals."""
+    found = {label(name): list(both.values()) for name, both in goals(machine, folder).items()}
+    rows = {name: [seconds for seconds, _ in both] for name, both in found.items()}
+    hollow = [(name, index) for name, both in found.items() for index, (_, guess) in enumerate(both) if guess]
+    return plots.spans(rows, "seconds of training", [f"to {percent} %" for percent in goal.GOALS], hollow)
+
+
+def wait_figure(machine, folder=results.FOLDER):
+    """Return a figure of the seconds until the first step, the shortest with empty caches first."""
+    rows = {label(name): pair for name, pair in sorted(waits(machine, folder).items(), key=lambda item: item[1])}
+    return plots.spans(rows, "seconds until the first step is done", [f"cache {cache}" for cache in compiling.CACHES])
+
+
+def lines_figure(machine, folder=results.FOLDER):
+    """Return a figure of microseconds a step by lines of code."""
+    times = step_us(machine, folder=folder)
+    points = {label(name): (lines.of(name), us) for name, us in times.items()}
+    return plots.named_points(points, groups(times), "lines of code beyond the baseline's", "microseconds a step")
+
+
+def accuracy_figure(machine, folder=results.FOLDER):
+    """Return a figure of the test accuracies of each engine's trainings."""
+    rows = {label(name): [100 * a for a in found] for name, found in accuracies(machine, folder).items()}
+    return plots.seeds(rows, "test accuracy (%), a dot a seed, a line at the mean")
 
 
 def table(machine, folder=results.FOLDER):

@@ -200,17 +200,17 @@ def _legend_of_groups(figure, styles):
 def spans(rows, xlabel, names=("", ""), hollow=()):
     """Show for each label two values, joined by a line, on a logarithmic axis; the first label on top.
 
-    rows[label]: (first, second). names: of the two values. hollow: labels whose markers are not filled.
+    rows[label]: (first, second). names: of the two values. hollow: pairs (label, 0 or 1) of markers not to be filled.
     """
     figure, place = axes(8, 1.1 + 0.3 * len(rows))
     for row, (name, pair) in enumerate(rows.items()):
         place.plot(pair, [row, row], "-", color="grey", linewidth=1.2, zorder=1)
-        for value, colour, shape in zip(pair, COLOURS, "os", strict=False):
-            face = "white" if name in hollow else colour
-            place.plot(value, row, shape, color=colour, markerfacecolor=face, markersize=7)
+        for index, value in enumerate(pair):
+            face = "white" if (name, index) in hollow else COLOURS[index]
+            place.plot(value, row, "os"[index], color=COLOURS[index], markerfacecolor=face, markersize=7)
     for value, colour, shape in zip(names, COLOURS, "os", strict=False):
         place.plot([], [], shape, color=colour, label=value, markersize=7)
-    if any(name in hollow for name in rows):
+    if hollow:
         place.plot([], [], "o", color="grey", markerfacecolor="white", label="hollow: estimated", markersize=7)
     place.set(xlabel=xlabel, xscale="log", yticks=range(len(rows)), yticklabels=list(rows))
     place.set_ylim(len(rows) - 0.5, -0.5)

@@ -41,9 +41,15 @@ def folder(tmp_path):
         for cache, first in (("empty", 9.0), ("filled", 0.25))
     ]
     put(tmp_path, "small", "compile", waits)
-    trained = {"goal": 97, "steps": 1000, "why_not": None, "samples_us": [50.0], "test_accuracy": [0.98]}
-    cases = [trained | {"engine": "numba_step", "seconds": [0.5]}, trained | {"engine": "python_lists", "seconds": []}]
-    put(tmp_path, "small", "goal", [*cases, trained | {"engine": "cuda_graph", "why_not": "no GPU"}])
+    trained = {"steps": 1000, "why_not": None, "samples_us": [900.0], "test_accuracy": [0.98]}
+    seconds = {"python_lists": ([], []), "numba_step": ([0.5], [0.75]), "cuda_graph": ([], [])}
+    cases = [
+        trained
+        | {"engine": name, "goal": percent, "seconds": found, "why_not": "no GPU" if name == "cuda_graph" else None}
+        for name, both in seconds.items()
+        for percent, found in zip((97, 98), both, strict=True)
+    ]
+    put(tmp_path, "small", "goal", cases)
     found = (0.9, 1e-6), (0.8, 1e-3)
     accuracies = [{"engine": "numba_step", "test_accuracy": a, "max_loss_error": error} for a, error in found]
     put(tmp_path, "small", "agreement", accuracies)
@@ -78,7 +84,9 @@ def test_waiting_is_paid_back_by_what_a_step_saves(folder):
 
 def test_goals_say_what_is_an_estimate_and_leave_out_what_can_t_run(folder):
     found = overview.goals("small", folder)
-    assert found == {"numba_step": {97: (0.5, False)}, "python_lists": {97: (pytest.approx(0.05), True)}}
+    estimate = pytest.approx(0.9), True
+    assert found == {"numba_step": {97: (0.5, False), 98: (0.75, False)}, "python_lists": {97: estimate, 98: estimate}}
+    assert list(found) == ["numba_step", "python_lists"]  # the quickest first
     assert overview.goals("big", folder) == {}
 
 
@@ -98,7 +106,7 @@ def test_the_table_has_a_row_an_engine_with_what_is_known(folder):
     head, numba, numpy, torch = overview.table("small", folder).splitlines()
     assert head.split()[:3] == ["us", "a", "step"]
     lines = str(overview.lines.of("numba_step"))
-    assert numba.split()[4:] == ["25", "0.5", "9.8", lines, "85.00", "+-", "7.07"]
+    assert numba.split()[4:] == ["25", "0.5", "0.75", "9.8", lines, "85.00", "+-", "7.07"]
     assert numpy.split()[-2:] == ["200", "0"]
     assert torch.startswith("PyTorch ")
 
@@ -109,6 +117,17 @@ def test_names_that_nobody_has_labelled_are_shown_as_they_are():
     assert [overview.group(name) for name in ("numba_step", "pytorch", "cuda_graph", "jax_epoch")] == list(
         overview.GROUPS
     )
+
+
+def test_each_figure_of_a_machine_shows_its_engines(folder):
+    def labels(figure):
+        return [text.get_text() for text in figure.axes[0].get_yticklabels()]
+
+    assert labels(overview.goal_figure("small", folder)) == ["Numba, a whole step", "Python lists"]
+    assert labels(overview.wait_figure("small", folder)) == ["Numba, a whole step"]
+    assert labels(overview.accuracy_figure("small", folder)) == ["Numba, a whole step"]
+    named = overview.lines_figure("small", folder).legends[0].get_texts()
+    assert [text.get_text() for text in named] == ["1 Numba, a whole step", "2 NumPy, this workbook", "3 PyTorch"]
 
 
 def test_every_engine_and_peer_has_a_label():
@@ -124,7 +143,7 @@ def test_figures_have_a_bar_a_label_and_room_for_its_number():
 
 
 def test_spans_join_two_values_and_mark_estimates():
-    figure = plots.spans({"a": (1.0, 2.0), "b": (3.0, 4.0)}, "s", ("first", "second"), hollow=["b"])
+    figure = plots.spans({"a": (1.0, 2.0), "b": (3.0, 4.0)}, "s", ("first", "second"), hollow=[("b", 1)])
     joined, *_ = figure.axes[0].lines
     assert list(joined.get_xdata()) == [1.0, 2.0]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["first", "second", "hollow: estimated"]
