@@ -197,7 +197,8 @@ def groups(names):
 def bars(panels, xlabel, **options):
     """Return a figure of bars: panels[title] has values by the names of engines and peers. See `plots.bar_panels`."""
     named = {title: {label(name): value for name, value in values.items()} for title, values in panels.items()}
-    return plots.bar_panels(named, groups([name for values in panels.values() for name in values]), xlabel, **options)
+    names = [name for values in panels.values() for name in values]
+    return plots.bar_panels(named, groups(names), xlabel, order=GROUPS, **options)
 
 
 def goal_figure(machine, folder=results.FOLDER):
@@ -218,7 +219,8 @@ def lines_figure(machine, folder=results.FOLDER):
     """Return a figure of microseconds a step by lines of code."""
     times = step_us(machine, folder=folder)
     points = {label(name): (lines.of(name), us) for name, us in times.items()}
-    return plots.named_points(points, groups(times), "lines of code beyond the baseline's", "microseconds a step")
+    xlabel = "lines of code beyond the baseline's"
+    return plots.named_points(points, groups(times), xlabel, "microseconds a step", order=GROUPS)
 
 
 def accuracy_figure(machine, folder=results.FOLDER):

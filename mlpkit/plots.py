@@ -152,17 +152,17 @@ def bars(values, xlabel, note="{:,.0f}", log=False):
     return figure
 
 
-def bar_panels(panels, groups, xlabel, note="{:,.0f}", xlim=None):
+def bar_panels(panels, groups, xlabel, note="{:,.0f}", xlim=None, order=()):
     """Show panels of horizontal bars, one above the other, on one logarithmic axis; first label on top.
 
     panels[title]: values by label. groups[label]: the group of a label; the bars of a group have the same colour, and
-    those of every second group are hatched.
+    those of every second group are hatched. order: of all groups, those that are in other figures too.
     """
     counts = [len(values) for values in panels.values()]
     figure, places = axes(
         8, 0.9 + 0.27 * sum(counts) + 0.45 * len(counts), len(counts), squeeze=False, sharex=True, height_ratios=counts
     )
-    styles = group_styles(groups.values())
+    styles = _group_styles(groups.values(), order)
     for place, (title, values) in zip(places[:, 0], panels.items(), strict=True):
         drawn = place.barh(list(values), list(values.values()), height=0.75)
         for bar, name in zip(drawn, values, strict=True):
@@ -178,15 +178,16 @@ def bar_panels(panels, groups, xlabel, note="{:,.0f}", xlim=None):
     return figure
 
 
-def _whole_decade(values):
-    """Return limits for bars on a logarithmic axis: a power of ten, and room for a number beside the longest."""
-    return 10.0 ** np.floor(np.log10(0.9 * min(values))), 6 * max(values)
+def _whole_decade(values, room=6):
+    """Return limits of a logarithmic axis: a power of ten, and room beyond the largest for a number beside its bar."""
+    return 10.0 ** np.floor(np.log10(0.9 * min(values))), room * max(values)
 
 
-def group_styles(groups):
-    """Return by group a colour, a hatch and the shape of a marker."""
+def _group_styles(groups, order=()):
+    """Return by group a colour, a hatch and the shape of a marker: by its place in `order`, if it has one."""
     kinds = zip(COLOURS, ("", "///", "", "///", "", "///"), "osD^vP", strict=False)
-    return dict(zip(dict.fromkeys(groups), kinds, strict=False))
+    styles = dict(zip(dict.fromkeys((*order, *groups)), kinds, strict=False))
+    return {group: styles[group] for group in dict.fromkeys(groups)}
 
 
 def _legend_of_groups(figure, styles):
@@ -213,25 +214,25 @@ def spans(rows, xlabel, names=("", ""), hollow=()):
     if hollow:
         place.plot([], [], "o", color="grey", markerfacecolor="white", label="hollow: estimated", markersize=7)
     place.set(xlabel=xlabel, xscale="log", yticks=range(len(rows)), yticklabels=list(rows))
-    place.set_ylim(len(rows) - 0.5, -0.5)
+    place.set(ylim=(len(rows) - 0.5, -0.5), xlim=_whole_decade([value for pair in rows.values() for value in pair], 2))
     place.grid(axis="y", visible=False)
     figure.legend(*place.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     return figure
 
 
-def named_points(points, groups, xlabel, ylabel, title=""):
+def named_points(points, groups, xlabel, ylabel, order=()):
     """Show points[label] = (x, y), y logarithmic, with a number beside each and the labels by number on the right.
 
-    groups: as for `bar_panels`.
+    groups, order: as for `bar_panels`.
     """
     figure, place = axes(8.5, 1.2 + max(3.2, 0.2 * len(points)))
-    styles = group_styles(groups.values())
+    styles = _group_styles(groups.values(), order)
     for number, (name, (x, y)) in enumerate(points.items(), 1):
         colour, _, shape = styles[groups[name]]
         place.plot(x, y, shape, color=colour, markersize=7, label=f"{number} {name}", linestyle="none")
-        place.annotate(str(number), (x, y), (5, 3), textcoords="offset points", fontsize=9)
+        beside = (5, 3) if number % 2 else (-14, -9)
+        place.annotate(str(number), (x, y), beside, textcoords="offset points", fontsize=9)
     place.set(xlabel=xlabel, ylabel=ylabel, yscale="log")
-    place.set_title(title, fontsize=10, loc="left")
     place.margins(0.08)
     figure.legend(*place.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8.5)
     return figure
