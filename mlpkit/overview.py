@@ -235,7 +235,7 @@ def table(machine, folder=results.FOLDER):
     rows = [f"{'':<34}" + "".join(f"{head:>{width}}" for head, width in zip(heads, _WIDTHS, strict=True))]
     reached, waited, learned = goals(machine, folder), waits(machine, folder), accuracies(machine, folder)
     for name, us in step_us(machine, folder=folder).items():
-        cells = [f"{us:,.0f}", *(_seconds(reached.get(name, {}).get(percent)) for percent in goal.GOALS)]
+        cells = [f"{us:,.0f}", *(in_seconds(reached.get(name, {}).get(percent)) for percent in goal.GOALS)]
         cells += [f"{waited[name][0]:.1f}" if name in waited else "", str(lines.of(name)), _spread(learned.get(name))]
         rows.append(f"{label(name):<34}" + "".join(f"{c:>{width}}" for c, width in zip(cells, _WIDTHS, strict=True)))
     return "\n".join(rows)
@@ -244,8 +244,12 @@ def table(machine, folder=results.FOLDER):
 _WIDTHS = (11, 10, 10, 8, 7, 17)
 
 
-def _seconds(entry):
-    return f"{'~' if entry[1] else ''}{entry[0]:,.3g}" if entry else ""
+def in_seconds(entry):
+    """Return an entry of `goals`, (seconds, is it an estimate?), in three digits; ~ marks an estimate."""
+    if not entry:
+        return ""
+    seconds, is_estimate = entry
+    return ("~" if is_estimate else "") + (f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}")
 
 
 def _spread(found):

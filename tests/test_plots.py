@@ -41,9 +41,7 @@ FIGURES = {
     "curves with a spread": lambda: plots.curves({"a": (X, X, X / 9)}, "step", "loss", yscale="log", ylim=(0.1, 1)),
     "bars": lambda: plots.bars({"a": 1, "b": 1000}, "time (µs a step)", log=True),
     "seeds": lambda: plots.seeds({"a": [0.97, 0.98], "b": [0.96]}, "accuracy (%)"),
-    "bar panels": lambda: plots.bar_panels(
-        {"m": {"a": 1.0, "b": 9.0}, "n": {"a": 3.0}}, {"a": "x", "b": "y"}, "t (µs)"
-    ),
+    "bar panels": lambda: plots.bar_panels({"m": {"a": 1.0, "b": 9.0}}, {"a": "x", "b": "y"}, "t (µs)"),
     "spans": lambda: plots.spans({"a": (1.0, 9.0), "b": (3.0, 4.0)}, "t (s)", ("first", "second"), [("a", 1)]),
     "named points": lambda: plots.named_points({"a": (0, 9.0), "b": (5, 1.0)}, {"a": "x", "b": "y"}, "lines", "t (µs)"),
     "half planes": lambda: plots.half_planes(np.c_[X, X**2], np.array([-1, 1, 1, -1, 1]), [np.ones(3)], [0]),
