@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from . import engines, experiments, machine, results
-from .bench import BASELINE, RTOL, Stepper
+from .bench import BASELINE, GATE_ROWS, RTOL, Stepper
 from .recipe import Recipe
 
 SEEDS = 3
@@ -101,7 +101,7 @@ def rehearse(name, goal, recipe, train, wanted):
     }
     try:
         engines.load(name)
-        Stepper(name, recipe.but(batch_size=1), train).take(1)  # compiles
+        Stepper(name, recipe.but(batch_size=GATE_ROWS), train).take(1)  # compiles
         stepper = Stepper(name, recipe, train)
         seconds, losses = stepper.take(1)
         np.testing.assert_allclose(losses, wanted, rtol=RTOL)
