@@ -16,6 +16,7 @@ from . import (
     engines,
     experiments,
     feed,
+    goal,
     gpu,
     launches,
     machine,
@@ -117,16 +118,24 @@ def _training_set():
     return data.load().train
 
 
+_gpu_agreement = partial(agreement.run, names=agreement.GPU_NAMES, experiment="gpu_agreement")
+_gpu_compile = partial(compiling.run, names=compiling.GPU_NAMES, experiment="gpu_compile", processes=1)
+
+
 EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its record, what shows it)
     "engines": (_engines, bench.table),
     "peers": (_with(peers.compare), peers.table),
     "gpu_peers": (_with(partial(peers.compare, peers.GPU)), peers.table),
     "agreement": (_with(agreement.run, data.load), agreement.table),
+    "gpu_agreement": (_with(_gpu_agreement, data.load), agreement.table),
     "floor": (_with(roofline.run, _training_set), roofline.table),
     "matmul": (_with(matmuls.run), matmuls.table),
     "passes": (_with(passes.run, _training_set), passes.table),
     "sweep": (_with(sweep.run, _training_set), sweep.table),
     "compile": (_with(compiling.run), compiling.table),
+    "gpu_compile": (_with(_gpu_compile), compiling.table),
+    "goal_recipes": (_with(goal.choose, data.load), experiments.table),
+    "goal": (_with(goal.run, data.load), goal.table),
     "matmul_ladder": (_with(matmul_ladder.run), matmul_ladder.table),
     "launches": (_with(launches.run), launches.table),
     "timeline": (_with(timeline.run), timeline.table),

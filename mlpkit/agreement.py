@@ -14,6 +14,7 @@ from .bench import BASELINE, GATE_STEPS, Stepper
 from .recipe import Recipe
 
 NAMES = tuple(name for name in engines.NAMES if not name.startswith("python"))  # those would train for hours
+GPU_NAMES = (BASELINE, *(name for name in engines.NAMES if name.startswith(("cupy_", "cuda_"))))
 SEEDS = 5
 
 
@@ -29,13 +30,13 @@ class Answer:
     test_accuracy: float
 
 
-def run(dataset, recipe=None, names=NAMES, seeds=SEEDS, save=results.save, progress=print):
+def run(dataset, recipe=None, names=NAMES, seeds=SEEDS, save=results.save, progress=print, experiment="agreement"):
     """Train `recipe` with each engine that can run here, from each seed, and return the record.
 
-    It is saved after each training.
+    It is saved after each training. experiment: the record's name.
     """
     recipe = recipe or Recipe()
-    record = results.new("agreement", recipe=recipe.to_dict(), seeds=seeds)
+    record = results.new(experiment, recipe=recipe.to_dict(), seeds=seeds)
     can_run = engines.available()
     for name in (name for name in names if can_run[name] is None):
         for seed in range(seeds):

@@ -71,7 +71,7 @@ class Stepper:
 
     def orders(self, steps):
         """Yield pieces of the order, with full batches for so many steps, in as few pieces as there can be."""
-        whole = len(self.order) // self.batch_size
+        whole = max(1, len(self.order) // self.batch_size)  # a set smaller than a batch is one batch
         while steps > 0:
             count = min(steps, whole)
             if self.next_step + count > whole:

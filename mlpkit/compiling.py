@@ -1,7 +1,8 @@
-"""How long does a reader wait for the compiler? The first step of each Numba engine, in processes of their own.
+"""How long does a reader wait for the compiler? The first step of each engine, in processes of their own.
 
 A process that finds no compiled code must make it before its first step; it leaves the code on disk, and the next
-process only reads it. The record "compile" holds the times of both, and of a later step for comparison.
+process only reads it. The records "compile", of Numba's engines, and "gpu_compile", of the GPU's, hold the times of
+both, and of a later step for comparison.
 """
 
 import json
@@ -18,16 +19,22 @@ from .bench import Stepper
 from .recipe import Recipe
 
 NAMES = tuple(name for name in engines.NAMES if name.startswith("numba_"))
+GPU_NAMES = tuple(name for name in engines.NAMES if name.startswith(("cupy_", "cuda_")))
 CACHES = ("empty", "filled")
+CACHE_VARIABLES = ("NUMBA_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH")  # Numba's, CuPy's, the driver's
+WAIT = ("import", "prepare", "first")  # what a reader waits for, one after the other
 
 
-def run(save=results.save, progress=print, names=NAMES, processes=2):
+def run(save=results.save, progress=print, names=NAMES, processes=2, experiment="compile"):
     """Time the first step of each engine with an empty cache and with a filled one, and return the record.
 
     processes: how many to start for each of both. save: is called with the record whenever something was added.
-    progress: is called with what is being done, a text.
+    progress: is called with what is being done, a text. experiment: the record's name. Raises EngineUnavailable where
+    an engine can't run.
     """
-    record = results.new("compile", recipe=Recipe().to_dict(), processes=processes)
+    for name in names:
+        engines.load(name)
+    record = results.new(experiment, recipe=Recipe().to_dict(), processes=processes)
     for name in names:
         record["runs"] += [{"engine": name, "cache": cache, "samples_s": []} for cache in CACHES]
     for turn in range(processes):
@@ -41,17 +48,18 @@ def run(save=results.save, progress=print, names=NAMES, processes=2):
 
 
 def in_a_new_process(name, cache):
-    """Return the seconds that `first_steps` finds for the engine `name`, with `cache` for Numba's folder."""
+    """Return the seconds that `first_steps` finds for the engine `name`, with `cache` for the compilers' folder."""
     command = [sys.executable, "-m", __name__, name]
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    environment = os.environ | {variable: str(cache) for variable in CACHE_VARIABLES}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=results.ROOT)
     return json.loads(done.stdout)
 
 
 def first_steps(name):
-    """Return the seconds of importing the engine (with Numba), of its first step and of a later one.
+    """Return the seconds of importing the engine (with its libraries), of preparing, of the first step, of a later one.
 
-    Of the images only their number matters here: they are made up.
+    To prepare is to make the network and the optimizer and to put the data where the engine wants them; a GPU's driver
+    starts then. Of the images only their number matters here: they are made up.
     """
     rng = np.random.default_rng(0)
     train = rng.random((1000, 784), dtype=np.float32), rng.integers(10, size=1000)
@@ -59,14 +67,25 @@ def first_steps(name):
     engines.load(name)
     imported = time.perf_counter() - start
     stepper = Stepper(name, Recipe(), train)
+    stepper.engine.synchronize()
+    prepared = time.perf_counter() - start - imported
     first, *later = (stepper.take(1)[0] for _ in range(4))
-    return {"import": imported, "first": first, "later": min(later)}
+    return {"import": imported, "prepare": prepared, "first": first, "later": min(later)}
 
 
 def median_s(record, engine, cache, what="first"):
-    """Return the median over the processes, in seconds. what: "import", "first" or "later"."""
+    """Return the median over the processes, in seconds. what: "import", "prepare", "first" or "later"."""
     (case,) = results.runs(record, engine=engine, cache=cache)
     return float(np.median([sample[what] for sample in case["samples_s"]]))
+
+
+def wait_s(record, engine, cache):
+    """Return the seconds until the first step is done: the median over the processes, Python's own start not counted.
+
+    A record of an older version has no time of preparing.
+    """
+    (case,) = results.runs(record, engine=engine, cache=cache)
+    return float(np.median([sum(sample.get(what, 0.0) for what in WAIT) for sample in case["samples_s"]]))
 
 
 def table(record):

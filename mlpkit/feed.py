@@ -9,29 +9,27 @@ Times are the host's clock, in microseconds: until a call returns (`call_us`), a
 asked for (`samples_us`).
 """
 
+import math
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise, product
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from . import engines, machine, results
 from .bench import BASELINE, RTOL, GateError, Stepper, median_us
-from .data import batches, epoch_order, load
-from .engines import numpy_baseline
+from .data import batches, load
+from .feeding import ENGINE, PIXELS, WAYS, Batch, Images, NotFed, Overlapped, clocked
 from .network import SIZES
 from .recipe import Recipe
+from .tandem import Ahead, in_tandem
 
-ENGINE = "cuda_graph"  # whose kernels are a step, and whose way of feeding is the last
-PIXELS, CLASS = SIZES[0], np.dtype(np.int64)
 PARAMETERS = sum((n_in + 1) * n_out for n_in, n_out in pairwise(SIZES))
 GRADIENT = 4 * PARAMETERS  # bytes, in float32
-RECIPE = Recipe()
-SHIFT = 2  # pixels that an image is moved, at most
+RECIPE = Recipe(lr=0.1)  # at 0.2 and batch 1024, float32's rounding alone moves the first losses by 0.3 %
 
 
 @dataclass(frozen=True)
@@ -57,26 +55,13 @@ class Plan:
 USUAL = Plan()
 
 
-class Images:
-    """The training set on the host: labels y (n,) int64, and X (n, 784) in both types."""
-
-    def __init__(self, pixels, y):
-        self.y = y
-        self.X = {"uint8": pixels, "float32": numpy_baseline.scale(pixels, np.dtype(np.float32))}
-
-    def full_batches(self, recipe, epoch=0):
-        """Return an epoch's order, without the short batch at its end."""
-        order = epoch_order(len(self.y), recipe.seed, epoch)
-        return order[: len(order) // recipe.batch_size * recipe.batch_size]
-
-
 def run(train=None, save=results.save, progress=print, plan=USUAL):
     """Measure everything, and return the record. train: (X, y), X (n, 784) uint8; MNIST's where None is given.
 
     save: is called with the record whenever something was added. progress: is called with what is being done, a text.
     Raises EngineUnavailable where there is no GPU, and GateError where a way to feed computes something else.
     """
-    require_gpu()
+    engines.load(ENGINE)  # or why there is none
     images = Images(*(train or load(scaled=False).train))
     record = results.new("feed", plan=asdict(plan) | {"recipe": plan.recipe.to_dict()})
     for part in PARTS:
@@ -87,36 +72,11 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
     return record
 
 
-def require_gpu():
-    """Raise EngineUnavailable, with what is missing, where there is no GPU."""
-    found = machine.gpu()
-    if not found["found"]:
-        raise engines.EngineUnavailable(f"feeding a GPU can't be measured on this machine: {found['why_not']}")
-
-
-def synchronize():
-    """Wait for all of the GPU's work, on every stream."""
-    import cupy as cp
-
-    cp.cuda.Device().synchronize()
-
-
-def clocked(call, times=1):
-    """Return the microseconds until the calls have returned, and until the GPU has done their work."""
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    called = time.perf_counter()
-    synchronize()
-    return (called - start) * 1e6, (time.perf_counter() - start) * 1e6
-
-
 # Copies
 
 
 def copy_calls(n):
-    """Return the copies of n bytes that there are to compare, as functions by (direction, memory on the host)."""
+    """Return the copies of n bytes that there are to compare, as functions by (direction, memory at the other end)."""
     import cupy as cp
     import cupyx
 
@@ -130,7 +90,7 @@ def copy_calls(n):
         ("to the GPU", "asarray"): partial(cp.asarray, pageable),  # which goes through a pinned buffer of CuPy's
         ("to the host", "pageable"): partial(here.get, out=pageable, blocking=False),
         ("to the host", "pinned"): partial(here.get, out=pinned, blocking=False),
-        ("on the GPU", "none"): partial(there.data.copy_from_device_async, here.data, n),
+        ("on the GPU", "GPU"): partial(there.data.copy_from_device_async, here.data, n),
     }
 
 
@@ -160,261 +120,6 @@ def time_copy(call, n, samples):
 # Ways to feed a step
 
 
-def recorded(work, pool):
-    """Return the kernels that `work` launches as a graph; arrays that it makes on the way come from `pool`."""
-    import cupy as cp
-
-    work()  # compiles
-    stream = cp.cuda.Stream(non_blocking=True)
-    with cp.cuda.using_allocator(pool.malloc), stream:
-        stream.begin_capture()
-        work()
-        return stream.end_capture()
-
-
-class Step:
-    """A network on the GPU, and its step as a graph that reads a batch from arrays which are always the same."""
-
-    def __init__(self, recipe, steps):
-        import cupy as cp
-
-        self.network = recipe.make_network(ENGINE)
-        self.optimizer = recipe.make_optimizer(self.network, recipe.batch_size)
-        self.first = self.network.engine.to_numpy(self.network.theta).copy()
-        self.losses, self.number = cp.zeros(steps, np.float32), cp.zeros((), np.int32)
-        self.rate = cp.full(1, recipe.lr, np.float32)
-        self.pool = cp.cuda.MemoryPool()  # what a recorded step uses must be given to nobody else
-
-    def graph(self, x, labels, before=lambda: None):
-        """Return the graph of one step on x (n, 784), labels (n,), both on the GPU; `before` comes first."""
-
-        def work():
-            before()
-            self.network.engine.gradient(self.network, x, labels, self.losses, self.number)
-            self.optimizer.apply(self.rate, 1)
-
-        return recorded(work, self.pool)
-
-    def restart(self):
-        """Return to the first parameters."""
-        self.network.set_theta(self.first)
-        self.number[...] = 0
-        synchronize()
-
-
-class Batch:
-    """Room for a batch in one piece of memory, so that one copy carries labels and pixels."""
-
-    def __init__(self, n, dtype, empty):
-        self.memory = empty(n * (CLASS.itemsize + PIXELS * np.dtype(dtype).itemsize), np.uint8)
-        self.labels = self.memory[: n * CLASS.itemsize].view(CLASS)
-        self.x = self.memory[n * CLASS.itemsize :].view(dtype).reshape(n, PIXELS)
-
-    def gather(self, X, y, index):
-        """Copy the rows that `index` names. (With mode="raise", `take` would copy through a buffer of its own.)"""
-        np.take(X, index, axis=0, out=self.x, mode="clip")
-        np.take(y, index, out=self.labels, mode="clip")
-
-
-class Way:
-    """A way to feed a step. `epoch` asks for the steps of an epoch, and returns losses on the GPU before they are."""
-
-    title = ""
-    dtype = "float32"
-
-    def __init__(self, images, recipe):
-        self.images, self.recipe, self.n = images, recipe, recipe.batch_size
-        self.X, self.y = images.X[self.dtype], images.y
-        self.step = Step(recipe, len(self.y) // self.n)
-        self.prepare()
-        self.step.restart()
-
-    def prepare(self):
-        """Make the arrays and graphs."""
-        raise NotImplementedError
-
-    def epoch(self, order):
-        self.step.number[...] = 0
-        for turn, index in enumerate(batches(order, self.n)):
-            self.feed(turn, index)
-        return self.step.losses[: len(order) // self.n]
-
-    def feed(self, turn, index):
-        """Ask for the step on the examples that `index` names."""
-        raise NotImplementedError
-
-
-class NotFed(Way):
-    """The same batch again and again: what the steps take by themselves."""
-
-    title = "not fed"
-
-    def prepare(self):
-        import cupy as cp
-
-        x, labels = cp.asarray(self.X[: self.n]), cp.asarray(self.y[: self.n])
-        self.graph = self.step.graph(x, labels)
-
-    def feed(self, turn, index):
-        self.graph.launch()
-
-
-class Pageable(Way):
-    """NumPy gathers rows into a new array, and CuPy copies it."""
-
-    title = "pageable"
-
-    def prepare(self):
-        import cupy as cp
-
-        self.x, self.labels = cp.zeros((self.n, PIXELS), self.dtype), cp.zeros(self.n, CLASS)
-        self.graph = self.step.graph(self.x, self.labels)
-
-    def feed(self, turn, index):
-        self.x.set(self.X[index])
-        self.labels.set(self.y[index])
-        self.graph.launch()
-
-
-class Pinned(Way):
-    """NumPy gathers rows into pinned memory, as soon as the last batch has left it; one copy carries them."""
-
-    title = "pinned"
-
-    def prepare(self):
-        self.slot = Slot(self)
-
-    def feed(self, turn, index):
-        slot = self.slot
-        slot.copied.synchronize()
-        slot.host.gather(self.X, self.y, index)
-        slot.device.memory.set(slot.host.memory)
-        slot.copied.record()
-        slot.graph.launch()
-
-
-class Overlapped(Way):
-    """Two slots: a second stream carries a batch into one while the step computes with the other."""
-
-    title = "overlapped"
-
-    def prepare(self):
-        import cupy as cp
-
-        self.copies = cp.cuda.Stream(non_blocking=True)
-        self.slots = [Slot(self), Slot(self)]
-
-    def feed(self, turn, index):
-        slot = self.slots[turn % 2]
-        slot.copied.synchronize()
-        slot.host.gather(self.X, self.y, index)
-        self.send(slot)
-
-    def send(self, slot):
-        """Ask for the copy of a slot's batch, once the last step with it is done, and for the step after that."""
-        import cupy as cp
-
-        self.copies.wait_event(slot.computed)
-        slot.device.memory.set(slot.host.memory, self.copies)
-        slot.copied.record(self.copies)
-        cp.cuda.get_current_stream().wait_event(slot.copied)
-        slot.graph.launch()
-        slot.computed.record()
-
-
-class OverlappedPixels(Overlapped):
-    """The same with uint8: a quarter of the bytes, and one more kernel, which scales them."""
-
-    title = "overlapped, uint8"
-    dtype = "uint8"
-
-
-class Slot:
-    """Where a batch waits on the host, where it goes on the GPU, the step that reads it there, and how far they are."""
-
-    def __init__(self, way):
-        import cupy as cp
-        import cupyx
-
-        self.host = Batch(way.n, way.dtype, cupyx.empty_pinned)
-        self.device = Batch(way.n, way.dtype, cp.zeros)
-        x, scale = _as_float32(self.device.x)
-        self.graph = way.step.graph(x, self.device.labels, scale)
-        self.copied, self.computed = (cp.cuda.Event(disable_timing=True) for _ in range(2))
-
-
-def _as_float32(x):
-    """Return the array that a step reads, and what writes it: nothing where x is float32 already."""
-    import cupy as cp
-
-    if x.dtype == np.float32:
-        return x, lambda: None
-    scaled = cp.empty(x.shape, np.float32)
-    return scaled, lambda: cp.divide(x, np.float32(255), out=scaled)
-
-
-class Indexed(Way):
-    """The data set is on the GPU, and CuPy takes the rows, two more launches a step."""
-
-    title = "resident, taken"
-
-    def prepare(self):
-        import cupy as cp
-
-        self.X, self.y = cp.asarray(self.X), cp.asarray(self.y)
-        self.x, self.labels = cp.zeros((self.n, PIXELS), self.dtype), cp.zeros(self.n, CLASS)
-        self.graph = self.step.graph(self.x, self.labels)
-
-    def epoch(self, order):
-        import cupy as cp
-
-        return super().epoch(cp.asarray(order))
-
-    def feed(self, turn, index):
-        import cupy as cp
-
-        cp.take(self.X, index, axis=0, out=self.x)
-        cp.take(self.y, index, out=self.labels)
-        self.graph.launch()
-
-
-class Resident(Way):
-    """The data set is on the GPU, and so is the order of an epoch; to gather is the first kernel of the graph."""
-
-    title = "resident"
-
-    def prepare(self):
-        import cupy as cp
-
-        self.X, self.y = cp.asarray(self.X), cp.asarray(self.y)
-
-    def epoch(self, order):
-        import cupy as cp
-
-        step = self.step
-        return step.network.engine.train_epoch(step.network, step.optimizer, self.X, self.y, cp.asarray(order), self.n)
-
-
-class ResidentPixels(Resident):
-    """The same with uint8: what the engine `cuda_graph` does where it is given pixels."""
-
-    title = "resident, uint8"
-    dtype = "uint8"
-
-
-WAYS: tuple[type[Way], ...] = (
-    NotFed,
-    Pageable,
-    Pinned,
-    Overlapped,
-    OverlappedPixels,
-    Indexed,
-    Resident,
-    ResidentPixels,
-)
-TITLES = tuple(way.title for way in WAYS)
-
-
 def check(losses, images, recipe, what):
     """Return the largest relative difference of first losses from the baseline's. Raises GateError above RTOL."""
     wanted = Stepper(BASELINE, recipe, (images.X["float32"], images.y)).take(len(losses))[1]
@@ -425,7 +130,7 @@ def check(losses, images, recipe, what):
 
 
 def _feeds(images, plan):
-    """Yield times a step of each way to feed; the ways take turns, an epoch each."""
+    """Yield times a step of each way to feed, and of the parts that are the host's; the ways take turns."""
     for batch_size in plan.batch_sizes:
         recipe = plan.recipe.but(batch_size=batch_size)
         ways = [kind(images, recipe) for kind in WAYS]
@@ -433,9 +138,10 @@ def _feeds(images, plan):
         for turn in range(plan.epochs + 1):
             order = images.full_batches(recipe, turn)
             for way in ways:
-                times = clocked(partial(way.epoch, order))
+                times, parts = clocked(partial(way.epoch, order)), way.watched(order)
                 if turn:  # the first turn warms up
                     _add(found[way.title], times, len(order) // batch_size)
+                    found[way.title]["parts"].append({part: round(us, 2) for part, us in parts.items()})
         yield from found.values()
 
 
@@ -446,7 +152,7 @@ def _checked(way, images, recipe, plan):
     if way.title != NotFed.title:
         found["loss_error"] = check(losses, images, recipe, f"the way {way.title!r}")
     way.step.restart()
-    return found | {"steps": len(images.y) // way.n, "call_us": [], "samples_us": []}
+    return found | {"steps": len(images.y) // way.n, "call_us": [], "samples_us": [], "parts": []}
 
 
 def _add(found, times, steps):
@@ -454,35 +160,19 @@ def _add(found, times, steps):
         found[name].append(round(us / steps, 3))
 
 
-def _host_work(images, plan):
-    """Yield what the host does for a step, each thing by itself: times a step, the mean of an epoch's."""
-    import cupy as cp
+def _gathers(images, plan):
+    """Yield times to gather a batch by itself, from all over the data set: the mean of an epoch's batches."""
     import cupyx
 
-    for batch_size in plan.batch_sizes:
-        recipe = plan.recipe.but(batch_size=batch_size)
-        for dtype, X in images.X.items():
-            room = Batch(batch_size, dtype, cupyx.empty_pinned)
-            gathers = {
-                "gather": partial(room.gather, X, images.y),
-                "gather anew": lambda index, X=X: (X[index], images.y[index]),
-            }
-            for name, gather in gathers.items():
-                found = {"kind": "host", "what": name, "dtype": dtype, "batch_size": batch_size}
-                yield found | {"samples_us": [_an_epoch(gather, images, recipe, t) for t in range(plan.epochs)]}
-        way = Overlapped(images, recipe)
-        way.slots[0].host.gather(way.X, way.y, images.full_batches(recipe)[:batch_size])
-        calls = {"calls": partial(way.send, way.slots[0]), "launch": way.slots[0].graph.launch}
-        event = cp.cuda.Event(disable_timing=True)
-        calls |= {"record": event.record, "wait": partial(way.copies.wait_event, event)}
-        for name, call in calls.items():
-            found = {"kind": "host", "what": name, "dtype": "float32", "batch_size": batch_size}
-            yield found | {"samples_us": _round([_call_alone(call, way.step) for _ in range(5 * plan.samples)])}
-
-
-def _call_alone(call, step):
-    step.number[...] = 0  # there is room for the losses of an epoch
-    return clocked(call)[0]
+    for batch_size, (dtype, X) in product(plan.batch_sizes, images.X.items()):
+        recipe, room = plan.recipe.but(batch_size=batch_size), Batch(batch_size, dtype, cupyx.empty_pinned)
+        gathers = {
+            "in place": partial(room.gather, X, images.y),
+            "anew": lambda index, X=X: (X[index], images.y[index]),
+        }
+        for how, gather in gathers.items():
+            found = {"kind": "gather", "how": how, "dtype": dtype, "batch_size": batch_size}
+            yield found | {"samples_us": [_an_epoch(gather, images, recipe, turn) for turn in range(plan.epochs)]}
 
 
 def _an_epoch(gather, images, recipe, turn):
@@ -491,6 +181,27 @@ def _an_epoch(gather, images, recipe, turn):
     for index in batches(order, recipe.batch_size):
         gather(index)
     return round((time.perf_counter() - start) * 1e6 / (len(order) // recipe.batch_size), 3)
+
+
+def _calls(images, plan):
+    """Yield times of the host's calls by themselves, while the GPU has nothing to do."""
+    import cupy as cp
+
+    way, event = Overlapped(images, plan.recipe), cp.cuda.Event(disable_timing=True)
+    way.gather(0, images.full_batches(plan.recipe)[: way.n])
+    calls = {
+        "launch a graph": way.slots[0].graph.launch,
+        "record an event": event.record,
+        "let a stream wait": partial(way.copies.wait_event, event),
+        "send a batch": partial(way.send, 0, None),
+    }
+    for name, call in calls.items():
+        yield {"kind": "call", "what": name, "samples_us": [_alone(call, way.step) for _ in range(5 * plan.samples)]}
+
+
+def _alone(call, step):
+    step.number[...] = 0  # there is room for the losses of an epoch
+    return round(clocked(call)[0], 2)
 
 
 # Memory
@@ -527,8 +238,8 @@ def _without_pool(images, plan):
     import cupy as cp
 
     stepper = Stepper("cupy_naive", plan.recipe, (images.X["float32"], images.y))
-    allocators = {True: nullcontext, False: partial(cp.cuda.using_allocator, None)}
-    found = {pooled: {"kind": "step", "pooled": pooled, "samples_us": []} for pooled in allocators}
+    allocators: dict[bool, Any] = {True: nullcontext, False: partial(cp.cuda.using_allocator, None)}
+    found: dict[bool, Any] = {pooled: {"kind": "step", "pooled": pooled, "samples_us": []} for pooled in allocators}
     stepper.take(20)
     for _ in range(plan.epochs):
         for pooled, allocator in allocators.items():
@@ -620,123 +331,6 @@ def _given_back(n):
 # The CPU and the GPU in tandem
 
 
-class Tandem:
-    """The first rows of each batch are the GPU's, the last `cpu_rows` the CPU's; neither has none.
-
-    In a step the GPU begins with its rows. Meanwhile its parameters are copied to the host, where the baseline takes
-    the gradient of the other rows; that is copied to the GPU, which adds the two up and updates.
-    """
-
-    def __init__(self, images, recipe, cpu_rows):
-        import cupy as cp
-
-        self.n, self.cpu_rows, self.gpu_rows = recipe.batch_size, cpu_rows, recipe.batch_size - cpu_rows
-        self.X, self.y = images.X["float32"], images.y
-        self.step = Step(recipe, len(self.y) // self.n)
-        self.host = recipe.make_network(_pinned_baseline())
-        self.order = cp.zeros(len(self.y), CLASS)
-        self.grad = cp.zeros(PARAMETERS, np.float32)  # the CPU's
-        self.share, self.update = self._share(cp.asarray(self.X), cp.asarray(self.y)), self._update()
-        self.copies = cp.cuda.Stream(non_blocking=True)
-        self.copied, self.updated = (cp.cuda.Event(disable_timing=True) for _ in range(2))
-        self.step.restart()
-
-    def _share(self, X, y):
-        """Return the graph of the gradient of the GPU's rows."""
-        import cupy as cp
-
-        from .engines._cuda import kernel
-
-        step, (n, rows) = self.step, (self.n, self.gpu_rows)
-        x, labels = cp.zeros((rows, PIXELS), np.float32), cp.zeros(rows, CLASS)
-        rates, first = cp.zeros(len(y) // n), cp.zeros((), np.int64)  # the kernel looks up a rate as well
-        rate, t = (cp.zeros(1, np.float32) for _ in range(2))
-        sizes = np.int32(n), np.int32(PIXELS)
-        given = X, y, self.order, step.number, *sizes, x, labels, rates, first, rate, t
-        self.kept = given  # a graph keeps addresses, not arrays
-        gather = kernel("layers", "next_batch", np.float32, PIXEL="float")
-
-        def work():
-            gather((rows,), (256,), given)
-            step.network.engine.gradient(step.network, x, labels, step.losses, step.number)
-
-        return recorded(work, step.pool)
-
-    def _update(self):
-        """Return the graph that adds the gradients up, each with the weight of its rows, and updates."""
-        import cupy as cp
-
-        network, weight = self.step.network, self.cpu_rows / self.n
-
-        def work():
-            cp.multiply(network.grad, np.float32(1 - weight), out=network.grad)
-            network.engine.axpy(np.float32(weight), self.grad, network.grad)
-            self.step.optimizer.apply(self.step.rate, 1)
-
-        return recorded(work, self.step.pool)
-
-    def epoch(self, order):
-        """Take a step on each batch of the order, and return the losses of the GPU's rows and of the CPU's."""
-        self.order[: len(order)].set(order)
-        self.step.number[...] = 0
-        losses = [self.take(index[self.gpu_rows :]) for index in batches(order, self.n)]
-        return self.step.losses[: len(losses)], losses
-
-    def take(self, index):
-        import cupy as cp
-
-        self.copies.wait_event(self.updated)
-        self.step.network.theta.get(self.copies, out=self.host.theta, blocking=False)
-        self.share.launch()
-        self.copies.synchronize()
-        loss = self.host.loss_and_grad(self.X[index], self.y[index])
-        self.grad.set(self.host.grad, self.copies)
-        self.copied.record(self.copies)
-        cp.cuda.get_current_stream().wait_event(self.copied)
-        self.update.launch()
-        self.updated.record()
-        return loss
-
-    def losses(self, order):
-        """Take the steps of an order, and return the losses of whole batches."""
-        gpu, cpu = self.epoch(order)
-        weight = self.cpu_rows / self.n
-        return (1 - weight) * gpu.get() + weight * np.array(cpu)
-
-
-def _pinned_baseline():
-    """Return the baseline, whose networks keep their parameters in pinned memory."""
-    import cupyx
-
-    def pinned(array, dtype=None):
-        made = cupyx.empty_pinned(array.shape, dtype or array.dtype)
-        made[...] = array
-        return made
-
-    return SimpleNamespace(**vars(numpy_baseline) | {"asarray": pinned})
-
-
-class Alone:
-    """One of the two has all rows, and nothing is copied between them."""
-
-    def __init__(self, engine, images, recipe):
-        self.stepper = Stepper(engine, recipe, (images.X["float32"], images.y))
-
-    def epoch(self, order):
-        return [part for part, _ in self.stepper.run(self.stepper.engine.asarray(order))]
-
-    def losses(self, order):
-        return np.concatenate([self.stepper.engine.to_numpy(part) for part in self.epoch(order)])
-
-
-def in_tandem(images, recipe, share):
-    """Return what trains with a share of each batch on the CPU."""
-    cpu_rows = round(share * recipe.batch_size)
-    if cpu_rows in (0, recipe.batch_size):
-        return Alone(BASELINE if cpu_rows else ENGINE, images, recipe)
-    return Tandem(images, recipe, cpu_rows)
-
-
 def _tandem(images, plan):
     """Yield times a step by the CPU's share of each batch; the shares take turns."""
     for batch_size in plan.tandem_batch_sizes:
@@ -783,63 +377,17 @@ def _gpu_rows(images, recipe, plan):
 # The CPU prepares the next epoch
 
 
-def shifted(pixels, moves, out):
-    """Write images (n, 784), each moved by its own (down, right) pixels, into `out`; what leaves comes in opposite."""
-    images, room = pixels.reshape(-1, 28, 28), out.reshape(-1, 28, 28)
-    for move in product(range(-SHIFT, SHIFT + 1), repeat=2):
-        rows = np.flatnonzero((moves == move).all(axis=1))
-        room[rows] = np.roll(images[rows], move, axis=(1, 2))
-
-
-class Ahead:
-    """Epochs on the GPU; for each of them the CPU has prepared something: an order, or an order and images."""
-
-    def __init__(self, images, recipe, augment):
-        import cupy as cp
-        import cupyx
-
-        self.images, self.recipe, self.augment = images, recipe, augment
-        self.way = ResidentPixels(images, recipe)
-        self.staging = cupyx.empty_pinned(images.X["uint8"].shape, np.uint8)
-        self.rng, self.sent = np.random.default_rng(recipe.seed), cp.cuda.Event(disable_timing=True)
-        self.prepare(0)
-
-    def prepare(self, epoch):
-        """Make an epoch's order, and its images in the staging memory once the last ones have left it."""
-        self.order = self.images.full_batches(self.recipe, epoch)
-        if self.augment:
-            moves = self.rng.integers(-SHIFT, SHIFT + 1, (len(self.staging), 2))
-            self.sent.synchronize()
-            shifted(self.images.X["uint8"], moves, self.staging)
-
-    def train(self):
-        """Ask for the epoch that is prepared, its images first."""
-        if self.augment:
-            self.way.X.set(self.staging)
-            self.sent.record()
-        self.way.epoch(self.order)
-
-    def epochs(self, count, at_once):
-        """Train epochs, and prepare the one after each. at_once: while it is trained, and not afterwards."""
-        for epoch in range(count):
-            self.train()
-            if not at_once:
-                synchronize()
-            self.prepare(epoch)
-            synchronize()
-
-
 def _prepare(images, plan, count=4):
     """Yield times an epoch: of preparing it, of training, of one after the other, and of both at once."""
     for name, augment in (("order", False), ("shifted images", True)):
         ahead = Ahead(images, plan.recipe, augment)
-        calls: dict[str, tuple[int, Any]] = {
+        calls: dict[str, Any] = {
             "prepare": (1, partial(ahead.prepare, 0)),
             "train": (1, ahead.train),
             "in sequence": (count, partial(ahead.epochs, count, at_once=False)),
             "at once": (count, partial(ahead.epochs, count, at_once=True)),
         }
-        found = {how: {"kind": "ahead", "what": name, "how": how, "samples_us": []} for how in calls}
+        found: dict[str, Any] = {how: {"kind": "ahead", "what": name, "how": how, "samples_us": []} for how in calls}
         for turn in range(plan.epochs + 1):
             for how, (epochs, call) in calls.items():
                 us = clocked(call)[1] / epochs
@@ -854,7 +402,8 @@ def _round(values, digits=2):
 PARTS = (
     _copies,
     _feeds,
-    _host_work,
+    _gathers,
+    _calls,
     _allocations,
     _without_pool,
     _training_memory,
@@ -874,6 +423,60 @@ def median_of(record, name="samples_us", **wanted):
     return float(np.median(run[name]))
 
 
+def parts_of(run):
+    """Return the microseconds a step of the host's parts of a way to feed: the medians."""
+    names = run["parts"][0] if run["parts"] else ()
+    return {part: float(np.median([turn[part] for turn in run["parts"]])) for part in names}
+
+
+COPIED = {  # way: (memory on the host, how rows are gathered there, slots on the host and on the GPU)
+    "pageable": ("pageable", "anew", math.inf, 1),
+    "pinned": ("pinned", "in place", 1, 1),
+    "overlapped": ("pinned", "in place", 2, 2),
+    "overlapped, uint8": ("pinned", "in place", 2, 2),
+}
+
+
+def pieces(record, way, batch_size):
+    """Return what a step takes that is fed by copies: microseconds of each piece, measured by itself."""
+    memory, how, *_ = COPIED[way]
+    (run,) = results.runs(record, kind="feed", way=way, batch_size=batch_size)
+    n = batch_size * PIXELS * np.dtype(run["dtype"]).itemsize
+    copy = partial(median_of, record, kind="copy", direction="to the GPU", memory=memory, bytes=n)
+    return {
+        "gather": median_of(record, kind="gather", how=how, dtype=run["dtype"], batch_size=batch_size),
+        "calls": median_of(record, kind="call", what="send a batch"),
+        "stage": copy("call_us") if memory == "pageable" else 0.0,  # the driver's copy into pinned memory
+        "copy": copy() - copy("call_us"),
+        "compute": median_of(record, kind="feed", way="not fed", batch_size=batch_size),
+    }
+
+
+def lanes(way, pieces, steps=6):
+    """Return who works when, in microseconds, if each piece takes as long as by itself: rows for `plots.lanes`."""
+    *_, on_host, on_gpu = COPIED[way]
+    rows: dict[str, list] = {"host": [], "copies": [], "GPU": []}
+    copied: list[float] = []
+    computed: list[float] = []
+    now = 0.0
+    for step in range(steps):
+        now = max(now, _end(copied, step - on_host))
+        for piece in ("gather", "calls", "stage"):
+            rows["host"].append((piece, now, now + pieces[piece]))
+            now += pieces[piece]
+        start = max(now, _end(copied, step - 1), _end(computed, step - on_gpu))
+        copied.append(start + pieces["copy"])
+        begin = max(copied[-1], _end(computed, step - 1))
+        computed.append(begin + pieces["compute"])
+        rows["copies"].append(("copy", start, copied[-1]))
+        rows["GPU"].append(("compute", begin, computed[-1]))
+    return rows
+
+
+def _end(ends, step):
+    return ends[step] if step >= 0 else 0.0
+
+
 def table(record):
     """Return the record as text for the terminal."""
     return "\n".join(_LINES[run["kind"]](run) for run in record["runs"])
@@ -882,7 +485,7 @@ def table(record):
 def _line(*names):
     def line(run):
         case = ", ".join(str(run[name]) for name in names)
-        return f"{run['kind']:<12}{case:<40}{median_us(run):>12,.1f} us"
+        return f"{run['kind']:<16}{case:<40}{median_us(run):>12,.1f} us"
 
     return line
 
@@ -895,8 +498,8 @@ def _copy_line(run):
 
 
 def _feed_line(run):
-    called = np.median(run["call_us"])
-    return f"{_line('way', 'batch_size')(run)} a step (host {called:,.1f}), losses {run.get('loss_error', 0):.0e} off"
+    called, parts = np.median(run["call_us"]), ", ".join(f"{part} {us:.1f}" for part, us in parts_of(run).items())
+    return f"{_line('way', 'batch_size')(run)} a step (host {called:,.1f}: {parts}), {run.get('loss_error', 0):.0e} off"
 
 
 def _memory_line(run):
@@ -917,7 +520,8 @@ def _error_line(run):
 _LINES: dict[str, Any] = {
     "copy": _copy_line,
     "feed": _feed_line,
-    "host": _line("what", "dtype", "batch_size"),
+    "gather": _line("how", "dtype", "batch_size"),
+    "call": _line("what"),
     "allocation": _allocation_line,
     "step": lambda run: f"{_line('pooled')(run)} a step of cupy_naive",
     "memory": _memory_line,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from .network import SIZES
 from .recipe import Recipe
 
 RECIPE = Recipe(lr=0.01)  # a small rate: a batch of 16 must not diverge
+LIBRARIES = ("cupy-cuda12x", "cupy-cuda13x", "torch")  # what is there of them
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Plan:
 
     rows: of the first layer's input, in the clocks' products. nodes: of graphs of empty kernels. steps: of graphs of
     training steps. engines: to take steps at all batch sizes; a sample is the mean of as many steps as fit into
-    `sample_seconds`, and there are `rounds` of them.
+    `sample_seconds`, after `settle` seconds of steps, and there are `rounds` of them.
     """
 
     samples: int = 15
@@ -43,7 +44,8 @@ class Plan:
     engines: tuple[str, ...] = ("cupy_naive", "cupy_fused", "cuda_graph_cublas", "cuda_graph", BASELINE)
     batch_sizes: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
     sample_seconds: float = 0.03
-    rounds: int = 5
+    rounds: int = 7
+    settle: float = 0.02
 
 
 USUAL = Plan()
@@ -57,7 +59,8 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
     """
     engines.load("cupy_naive")  # or why there is none
     train = train or load().train
-    record = results.new("launches", plan=asdict(plan), recipe=RECIPE.to_dict())
+    versions = {library: machine.version(library) for library in LIBRARIES}
+    record = results.new("launches", plan=asdict(plan), recipe=RECIPE.to_dict(), libraries=versions)
     for part in (_clocks, _calls, _empty_graphs, _step_graphs, _batches):
         for run in part(train, plan, progress):
             record["runs"].append(run)
@@ -217,7 +220,10 @@ def _step_graphs(train, plan, progress):
         for steps in plan.steps:
             progress(f"graph of {steps} steps of {engine}")
             enqueue = partial(_many, partial(epoch.enqueue, RECIPE.batch_size), steps)
-            times = record_times(enqueue, max(1, 100 // steps), plan, partial(epoch.step.fill, 0), epoch.pool)
+            many = max(
+                1, min(100, max(plan.steps)) // steps
+            )  # launches: the epoch's arrays have room for so many steps
+            times = record_times(enqueue, many, plan, partial(epoch.step.fill, 0), epoch.pool)
             yield {"kind": "graph", "engine": engine, "steps": steps} | times
 
 
@@ -278,21 +284,20 @@ def _destroy(graph, executable):
 
 
 def _batches(train, plan, progress):
-    """Yield steps of each engine at each batch size; the engines take turns, the one with threads of its own last."""
+    """Yield steps of each engine at each batch size; all of them take turns, so that all meet a slow moment."""
     sets = {name: tuple(map(engines.load(name).asarray, train)) for name in plan.engines}
-    for batch_size in plan.batch_sizes:
-        progress(f"steps at batch {batch_size:,}")
-        recipe = RECIPE.but(batch_size=batch_size)
-        steppers = {name: Stepper(name, recipe, data) for name, data in sets.items()}
-        steps = {name: _steps_a_sample(stepper, plan) for name, stepper in steppers.items()}
-        samples: dict[str, list[float]] = {name: [] for name in steppers}
-        for _ in range(plan.rounds):
-            machine.rest()
-            for name, stepper in steppers.items():
-                samples[name].append(round(stepper.take(steps[name])[0] * 1e6, 3))
-        for name, us in samples.items():
-            case = {"kind": "batch", "engine": name, "batch_size": batch_size, "steps_a_sample": steps[name]}
-            yield case | {"samples_us": us}
+    cases = []
+    for batch_size, (name, data) in product(plan.batch_sizes, sets.items()):
+        progress(f"first steps at batch {batch_size:,}, {name}")
+        stepper = Stepper(name, RECIPE.but(batch_size=batch_size), data)
+        case = {"kind": "batch", "engine": name, "batch_size": batch_size, "samples_us": []}
+        cases.append((stepper, case | {"steps_a_sample": _steps_a_sample(stepper, plan)}))
+    for turn in range(plan.rounds):
+        progress(f"steps at all batch sizes, round {turn + 1} of {plan.rounds}")
+        for stepper, case in cases:
+            machine.settle(stepper.take_one, plan.settle)
+            case["samples_us"].append(round(stepper.take(case["steps_a_sample"])[0] * 1e6, 3))
+    yield from (case for _, case in cases)
 
 
 def _steps_a_sample(stepper, plan):

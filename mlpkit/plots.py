@@ -13,6 +13,7 @@ import matplotlib as mpl
 import numpy as np
 from cycler import cycler
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from PIL import Image
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -151,6 +152,92 @@ def bars(values, xlabel, note="{:,.0f}", log=False):
     return figure
 
 
+def bar_panels(panels, groups, xlabel, note="{:,.0f}", xlim=None, order=()):
+    """Show panels of horizontal bars, one above the other, on one logarithmic axis; first label on top.
+
+    panels[title]: values by label. groups[label]: the group of a label; the bars of a group have the same colour, and
+    those of every second group are hatched. order: of all groups, those that are in other figures too.
+    """
+    counts = [len(values) for values in panels.values()]
+    figure, places = axes(
+        8, 0.9 + 0.27 * sum(counts) + 0.45 * len(counts), len(counts), squeeze=False, sharex=True, height_ratios=counts
+    )
+    styles = _group_styles(groups.values(), order)
+    for place, (title, values) in zip(places[:, 0], panels.items(), strict=True):
+        drawn = place.barh(list(values), list(values.values()), height=0.75)
+        for bar, name in zip(drawn, values, strict=True):
+            colour, hatch, _ = styles[groups[name]]
+            bar.set(facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0)
+        place.bar_label(drawn, [note.format(value) for value in values.values()], padding=4, fontsize=9)
+        place.set(xscale="log", ylim=(len(values) - 0.4, -0.6))
+        place.set_title(title, fontsize=10, loc="left")
+        place.tick_params(axis="y", labelsize=9)
+        place.grid(axis="y", visible=False)
+    places[-1, 0].set(xlabel=xlabel, xlim=xlim or _whole_decade([v for p in panels.values() for v in p.values()]))
+    _legend_of_groups(figure, styles)
+    return figure
+
+
+def _whole_decade(values, room=6):
+    """Return limits of a logarithmic axis: a power of ten, and room beyond the largest for a number beside its bar."""
+    return 10.0 ** np.floor(np.log10(0.9 * min(values))), room * max(values)
+
+
+def _group_styles(groups, order=()):
+    """Return by group a colour, a hatch and the shape of a marker: by its place in `order`, if it has one."""
+    kinds = zip(COLOURS, ("", "///", "", "///", "", "///"), "osD^vP", strict=False)
+    styles = dict(zip(dict.fromkeys((*order, *groups)), kinds, strict=False))
+    return {group: styles[group] for group in dict.fromkeys(groups)}
+
+
+def _legend_of_groups(figure, styles):
+    handles = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0, label=name)
+        for name, (colour, hatch, _) in styles.items()
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+
+
+def spans(rows, xlabel, names=("", ""), hollow=()):
+    """Show for each label two values, joined by a line, on a logarithmic axis; the first label on top.
+
+    rows[label]: (first, second). names: of the two values. hollow: pairs (label, 0 or 1) of markers not to be filled.
+    """
+    figure, place = axes(8, 1.1 + 0.3 * len(rows))
+    for row, (name, pair) in enumerate(rows.items()):
+        place.plot(pair, [row, row], "-", color="grey", linewidth=1.2, zorder=1)
+        for index, value in enumerate(pair):
+            face = "white" if (name, index) in hollow else COLOURS[index]
+            place.plot(value, row, "os"[index], color=COLOURS[index], markerfacecolor=face, markersize=7)
+    for value, colour, shape in zip(names, COLOURS, "os", strict=False):
+        place.plot([], [], shape, color=colour, label=value, markersize=7)
+    if hollow:
+        place.plot([], [], "o", color="grey", markerfacecolor="white", label="hollow: estimated", markersize=7)
+    place.set(xlabel=xlabel, xscale="log", yticks=range(len(rows)), yticklabels=list(rows))
+    place.set(ylim=(len(rows) - 0.5, -0.5), xlim=_whole_decade([value for pair in rows.values() for value in pair], 2))
+    place.grid(axis="y", visible=False)
+    figure.legend(*place.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    return figure
+
+
+def named_points(points, groups, xlabel, ylabel, order=()):
+    """Show points[label] = (x, y), y logarithmic, with a number beside each and the labels by number on the right.
+
+    groups, order: as for `bar_panels`.
+    """
+    figure, place = axes(8.5, 1.2 + max(3.2, 0.2 * len(points)))
+    styles = _group_styles(groups.values(), order)
+    for number, (name, (x, y)) in enumerate(points.items(), 1):
+        colour, _, shape = styles[groups[name]]
+        place.plot(x, y, shape, color=colour, markersize=7, label=f"{number} {name}", linestyle="none")
+        beside = (5, 3) if number % 2 else (-14, -9)
+        place.annotate(str(number), (x, y), beside, textcoords="offset points", fontsize=9)
+    place.set(xlabel=xlabel, ylabel=ylabel, yscale="log")
+    place.margins(0.08)
+    figure.legend(*place.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8.5)
+    return figure
+
+
 def roofline(groups, peak, bandwidths, title="", x=(0.03, 300), y=(0.001, 1000)):
     """Show operations under their roofs: GFLOP/s by FLOP/byte, both logarithmic.
 
@@ -183,12 +270,13 @@ def lanes(rows, xlabel):
     for label, colour in zip(labels, COLOURS, strict=False):
         for row, spans in enumerate(rows.values()):
             parts = [(begin, end - begin) for name, begin, end in spans if name == label]
-            place.broken_barh(parts, (row - 0.38, 0.76), facecolors=colour, edgecolor="white", linewidth=0.3)
-        place.plot([], [], "s", color=colour, label=label)
+            place.broken_barh(parts, (row - 0.38, 0.76), facecolors=colour, edgecolor=colour, linewidth=0.5)
+        if any(end > begin for spans in rows.values() for name, begin, end in spans if name == label):
+            place.plot([], [], "s", color=colour, label=label)
     place.set(xlabel=xlabel, yticks=range(len(rows)), yticklabels=list(rows))
     place.invert_yaxis()
     place.grid(axis="y", visible=False)
-    figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=10)
+    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=10)
     return figure
 
 

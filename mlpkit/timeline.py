@@ -7,6 +7,7 @@ sees all of the process, whoever launches. Without PyTorch the kernels are missi
 """
 
 import json
+import math
 import re
 import tempfile
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import engines, launches, results
+from . import engines, launches, machine, results
 from .bench import Stepper
 from .data import load
 from .recipe import Recipe
@@ -28,14 +29,14 @@ RECIPE = Recipe(lr=0.01)
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure. samples: of each time. few, many: steps of a sample; their difference leaves out what an
-    engine does once however many steps it takes. whole: steps of a sample of both together. traced: steps that CUPTI
-    writes down, once half as many and once all.
+    """How much to measure. samples: of each time. asked, ahead: steps of a sample, few and many; their difference
+    leaves out what an engine does once however many steps it takes. Those ahead must fit into the GPU's queue. whole:
+    steps of a sample of both together. traced: steps that CUPTI writes down, once half as many and once all.
     """
 
     samples: int = 9
-    few: int = 4
-    many: int = 12
+    asked: tuple[int, int] = (10, 110)
+    ahead: tuple[int, int] = (4, 12)
     whole: int = 400
     traced: int = 8
 
@@ -51,7 +52,8 @@ def run(train=None, save=results.save, progress=print, plan=USUAL, names=NAMES):
     """
     engines.load("cupy_naive")  # or why there is none
     train = train or load().train
-    record = results.new("timeline", plan=asdict(plan), recipe=RECIPE.to_dict())
+    versions = {library: machine.version(library) for library in launches.LIBRARIES}
+    record = results.new("timeline", plan=asdict(plan), recipe=RECIPE.to_dict(), libraries=versions)
     data = tuple(map(engines.load("cupy_naive").asarray, train))
     for name in names:
         progress(f"steps of {name}")
@@ -74,22 +76,19 @@ def ask(stepper, steps):
 
 def _times(stepper, plan):
     stepper.take(plan.whole)
-    samples = [(_host_us(stepper, plan), _device_us(stepper, plan)) for _ in range(plan.samples)]
-    host, device = (list(values) for values in zip(*samples, strict=True))
+    samples = [
+        (_one_more(launches.asked_us, stepper, plan.asked), _one_more(launches.device_us, stepper, plan.ahead))
+        for _ in range(1 + plan.samples)
+    ]
+    host, device = (list(values) for values in zip(*samples[1:], strict=True))  # in the first, graphs are recorded
     whole = [round(stepper.take(plan.whole)[0] * 1e6, 3) for _ in range(plan.samples)]
     return {"host_us": host, "device_us": device, "step_us": whole}
 
 
-def _host_us(stepper, plan):
-    """Return the microseconds in which the host asks for one more step."""
-    few, many = (launches.asked_us(partial(ask, stepper, steps)) for steps in (plan.few, plan.many))
-    return round((many - few) / (plan.many - plan.few), 3)
-
-
-def _device_us(stepper, plan):
-    """Return the GPU's microseconds for one more step, where all has been asked for beforehand."""
-    few, many = (launches.device_us(partial(ask, stepper, steps)) for steps in (plan.few, plan.many))
-    return round((many - few) / (plan.many - plan.few), 3)
+def _one_more(clock, stepper, counts):
+    """Return the microseconds of one more step by a clock of `launches`: of the host, or of the GPU alone."""
+    few, many = (clock(partial(ask, stepper, steps)) for steps in counts)
+    return round((many - few) / (counts[1] - counts[0]), 3)
 
 
 # What CUPTI writes down
@@ -112,7 +111,7 @@ def _kernels(stepper, plan):
 def traced(stepper, steps):
     """Return what CUPTI writes down of so many steps: `kernels`, copies and fills among them, and `calls` of the host.
 
-    A kernel: name, begin, duration (us), stream, begin of the call that asked for it. A call: name, begin, duration.
+    A kernel: name, begin, duration (us), blocks, begin of the call that asked for it. A call: name, begin, duration.
     """
     from torch.profiler import ProfilerActivity, profile
 
@@ -133,7 +132,7 @@ def from_trace(events):
     spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
     asked = {_correlation(event): event for event in spans if event.get("cat") in ("cuda_runtime", "cuda_driver")}
     kernels = [
-        [event["name"][:200], event["ts"], event["dur"], event["args"].get("stream"), _asked(event, asked)]
+        [event["name"][:200], event["ts"], event["dur"], _blocks(event), _asked(event, asked)]
         for event in spans
         if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
     ]
@@ -143,6 +142,11 @@ def from_trace(events):
 
 def _correlation(event):
     return event["args"].get("correlation")
+
+
+def _blocks(event):
+    """Return how many blocks a kernel has, None for a copy or a fill."""
+    return math.prod(event["args"]["grid"]) if "grid" in event["args"] else None
 
 
 def _asked(event, asked):
@@ -169,7 +173,7 @@ def one_step(trace, a_step, steps):
     asked = [at for *_, at in chosen if at is not None]
     calls = [call for call in trace["calls"] if min([zero, *asked]) <= call[1] <= end]
     return (
-        [[n, _since(at, zero), round(us, 3), s, _since(a, zero)] for n, at, us, s, a in chosen],
+        [[n, _since(at, zero), round(us, 3), k, _since(a, zero)] for n, at, us, k, a in chosen],
         [[n, _since(at, zero), round(us, 3)] for n, at, us in calls],
     )
 
@@ -201,7 +205,7 @@ def short(name):
     product = re.search(r"\w*(?:gemm|gemv|split[kK])\w*", name)
     if product:
         return product[0]
-    return re.sub(r"^void |[<(].*", "", name).rpartition("::")[2] or name
+    return re.sub(r"^void | ?[<(].*", "", name).rpartition("::")[2] or name
 
 
 def counts(run):

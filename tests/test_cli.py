@@ -12,7 +12,7 @@ import pytest
 from shared import blobs, dataset
 
 from mlpkit import __main__ as cli
-from mlpkit import bench, compiling, data, engines, experiments, machine, passes, peers, results, roofline, sweep
+from mlpkit import bench, data, engines, machine, results
 from mlpkit.network import Network
 from mlpkit.recipe import Recipe
 
@@ -184,27 +184,27 @@ def test_bench_shows_the_table_and_keeps_the_record(small, folder, monkeypatch, 
     assert len(record["runs"][0]["samples_us"]) == 2
 
 
-@pytest.mark.parametrize(
-    "experiment", ["engines", "peers", "gpu_peers", "floor", "passes", "sweep", "compile", *experiments.ALL]
-)
+@pytest.mark.parametrize("experiment", [name for name in cli.EXPERIMENTS if name != "engines"])
 def test_every_experiment_is_run_shown_and_kept(experiment, small, folder, monkeypatch, capsys):
-    said = []
-
-    def measure(*arguments, save, progress, **options):
+    def measure(*inputs, save, progress):
         record = results.new(experiment)
         progress("a part")
         save(record)
-        said.append(arguments)
-        return record
 
-    for module in (bench, peers):
-        monkeypatch.setattr(module, "compare", measure)
-    for module in (roofline, passes, sweep, compiling, experiments):
-        monkeypatch.setattr(module, "run", measure)
+    monkeypatch.setitem(cli.EXPERIMENTS, experiment, (cli._with(measure, data.load), lambda record: "a table"))
     assert cli.main(["bench", experiment]) == 0
-    assert len(said) == 1
     assert (folder / "mine" / f"{experiment}.json").exists()
-    assert f"{experiment}.json" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "a table" in output
+    assert f"{experiment}.json" in output
+
+
+def test_an_experiment_s_inputs_are_loaded_when_it_starts():
+    given = []
+    run = cli._with(lambda *inputs, **callbacks: given.append((inputs, callbacks)), lambda: 1, lambda: 2)
+    assert given == []
+    run("the options", save=3)
+    assert given == [((1, 2), {"save": 3})]
 
 
 def test_a_published_record_goes_into_a_folder_named_after_the_machine(small, folder, monkeypatch):

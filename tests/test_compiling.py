@@ -16,7 +16,7 @@ def fake(monkeypatch, seconds):
         assert os.path.isdir(cache)
         first = 0.25 if cache in folders else seconds[name]
         folders.append(cache)
-        return {"import": 0.5, "first": first, "later": 0.125}
+        return {"import": 0.5, "prepare": 1.0, "first": first, "later": 0.125}
 
     monkeypatch.setattr(compiling, "in_a_new_process", in_a_new_process)
     return folders
@@ -51,8 +51,28 @@ def test_the_table_shows_every_engine_and_an_interrupted_record(monkeypatch):
     assert lines[1].split() == ["numba_serial", "2.00", "0.250", "0.12500"]
 
 
-def test_all_numba_engines_are_measured():
+def test_all_engines_that_compile_are_measured():
     assert set(compiling.NAMES) == {name for name in engines.NAMES if "numba" in name}
+    others = {"numpy_baseline", "python_lists", "python_loops"}
+    assert set(compiling.NAMES) | set(compiling.GPU_NAMES) == set(engines.NAMES) - others
+
+
+def test_a_reader_waits_for_the_import_the_preparation_and_the_first_step(monkeypatch):
+    fake(monkeypatch, {"numba_serial": 2.0})
+    record = run([], names=("numba_serial",), processes=1, experiment="gpu_compile")
+    assert record["experiment"] == "gpu_compile"
+    assert compiling.wait_s(record, "numba_serial", "empty") == 3.5
+    assert compiling.wait_s(record, "numba_serial", "filled") == 1.75
+    for case in record["runs"]:
+        del case["samples_s"][0]["prepare"]  # a record of an older version
+    assert compiling.wait_s(record, "numba_serial", "empty") == 2.5
+
+
+def test_no_process_is_started_for_an_engine_that_can_t_run(monkeypatch):
+    fake(monkeypatch, {})
+    monkeypatch.setattr(engines, "import_module", lambda name: (_ for _ in ()).throw(ImportError("no GPU")))
+    with pytest.raises(engines.EngineUnavailable, match="no GPU"):
+        run([], names=("cuda_graph",))
 
 
 def test_a_record_can_be_read_back(monkeypatch, tmp_path):

@@ -1,98 +1,96 @@
-"""Write the README's headline, a table and a picture, from the published records.
+"""Write the README's headline, a table for each machine and a picture, from the published records.
 
-What stands between the two markers is made here and nowhere else; a test fails when it is out of date.
+What stands between the two markers is made here and nowhere else; a test fails when it is out of date. A machine whose
+records are missing has no table, and an engine that a record does not hold has no row.
 """
 
 import re
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-
-from mlpkit import plots, results
+from mlpkit import overview, plots, results
+from mlpkit.bench import BASELINE
+from mlpkit.recipe import Recipe
 
 README = results.ROOT / "README.md"
 PICTURE = results.FOLDER / "headline.png"
+ALT = "Bars of microseconds a training step, on a logarithmic scale, for what the tables above list, in their order."
 MARKED = re.compile(r"(?<=<!-- headline -->\n).*?(?=<!-- /headline -->)", re.DOTALL)
-NAMES = {
-    "numba_step": "Numba, a whole step",
-    "numba_hybrid": "NumPy's products, Numba between",
-    "numpy_baseline": "NumPy, this workbook",
-    "plain_numpy": "NumPy, one plain script",
-    "pytorch": "PyTorch",
-    "pytorch_compiled": "PyTorch, compiled",
-    "scikit_learn": "scikit-learn",
-    "numba_blocked": "Numba loops, blocked product",
-    "numba_parallel": "Numba loops, parallel",
-    "numba_fastmath": "Numba loops, parallel, fastmath",
-    "numba_serial": "Numba loops",
-    "python_lists": "Python lists",
-    "python_loops": "Python loops over arrays",
-}
-BASELINE = "numpy_baseline"
-COLUMNS: tuple[dict[str, Any], ...] = (
-    {"optimizer": "sgd", "batch_size": 128},
-    {"optimizer": "adam", "batch_size": 64},
+
+
+@dataclass(frozen=True)
+class Part:
+    """A machine's part of the headline. columns: recipes as pairs (optimizer, batch size); the first one sorts."""
+
+    machine: str
+    columns: tuple[tuple[str, int], ...]
+    groups: tuple[str, ...] = overview.GROUPS
+
+    def times(self, column=0):
+        """Return the medians of a column, in microseconds a step, fastest first; NumPy's whatever its group."""
+        found = overview.step_us(self.machine, *self.columns[column])
+        return {name: us for name, us in found.items() if overview.group(name) in self.groups or name == BASELINE}
+
+    def title(self):
+        """Return the machine, the date, and how many threads NumPy's products have."""
+        facts = next(filter(None, (overview.record(name, self.machine) for name in overview.STEPS)))["machine"]
+        return f"{overview.caption(self.machine)}, NumPy with {facts['blas']['threads']} threads"
+
+
+PARTS = (
+    Part("amd-epyc-2-cores", (("sgd", 128), ("adam", 64))),
+    Part("nvidia-h200", (("sgd", 128), ("adam", 128), ("sgd", 64)), ("ours, GPU", "others, GPU")),
 )
-ALT = "Bars of microseconds a training step, on a logarithmic scale, for what the table above lists, in its order."
 
 
-def medians(experiment: str, **wanted: object) -> dict[str, float]:
-    """Return the median microseconds a step of each engine in a record, of the runs with the wanted recipe."""
-    runs = results.published(experiment)["runs"]
-    found = [run for run in runs if wanted.items() <= run.get("recipe", wanted).items() and run["samples_us"]]
-    return {run["engine"]: float(np.median(run["samples_us"])) for run in found}
+def headline():
+    """Return what stands between the markers: the sentence, the tables and the picture, as Markdown."""
+    network = "-".join(map(str, Recipe().sizes))
+    parts = [f"Microseconds a training step ({network}, {Recipe().dtype} but where TF32 is named), medians.", ""]
+    for part in recorded():
+        parts += [f"**{part.title()}**", "", *rows(part), ""]
+    return "\n".join([*parts, f"![{ALT}]({PICTURE.relative_to(results.ROOT).as_posix()})", ""])
 
 
-def measured() -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Return the times at COLUMNS[0], fastest first, how many times NumPy's each is, and the times at COLUMNS[1].
-
-    Each ratio has both of its times from one record: where an engine is in both records, that of the peers counts.
-    """
-    times: dict[str, float] = {}
-    ratios: dict[str, float] = {}
-    for experiment in ("engines", "peers"):
-        found = medians(experiment, **COLUMNS[0])
-        times |= found
-        ratios |= {name: time / found[BASELINE] for name, time in found.items()}
-    return dict(sorted(times.items(), key=lambda item: item[1])), ratios, medians("peers", **COLUMNS[1])
+def recorded():
+    """Return the parts for which there are records."""
+    return [part for part in PARTS if part.machine in overview.machines()]
 
 
-def headline() -> str:
-    """Return what stands between the markers: the sentence, the table and the picture, as Markdown."""
-    record = results.published("peers")
-    recipe = record["runs"][0]["recipe"]
-    times, ratios, others = measured()
-    rows = [
-        f"| {NAMES[name]} | {time:,.0f} | {_ratio(ratios[name])} | {f'{others[name]:,.0f}' if name in others else ''} |"
-        for name, time in times.items()
-    ]
-    first, second = (f"{_title(column['optimizer'])}, batch {column['batch_size']}" for column in COLUMNS)
-    return "\n".join(
-        [
-            f"Microseconds a training step ({'-'.join(map(str, recipe['sizes']))}, {recipe['dtype']}), medians, on "
-            f"{results.caption(record)}, {record['machine']['blas']['threads']} threads:",
-            "",
-            f"| | {first} | times NumPy's | {second} |",
-            "|---|---:|---:|---:|",
-            *rows,
-            "",
-            f"![{ALT}]({PICTURE.relative_to(results.ROOT).as_posix()})",
-            "",
-        ]
-    )
+def rows(part):
+    """Return the lines of a machine's table."""
+    first, *more = range(len(part.columns))
+    times, others = part.times(first), [part.times(column) for column in more]
+    ratios = overview.times_numpy(part.machine, *part.columns[first])
+    heads = [f"{overview.TITLES[optimizer]}, batch {size}" for optimizer, size in part.columns]
+    lines = [_row("", heads[0], "times NumPy's", *heads[1:]), "|---" + "|---:" * (len(heads) + 1) + "|"]
+    for name, us in times.items():
+        cells = [_time(us), _ratio(ratios.get(name)), *(_time(found.get(name)) for found in others)]
+        lines.append(_row(overview.label(name), *cells))
+    return lines
 
 
-def _title(optimizer: str) -> str:
-    return {"sgd": "SGD", "adam": "Adam"}[optimizer]
+def _row(*cells):
+    return "| " + " | ".join(cells) + " |"
 
 
-def _ratio(value: float) -> str:
+def _time(us):
+    return f"{us:,.0f}" if us else ""
+
+
+def _ratio(value):
+    if value is None:
+        return ""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
 
 
+def picture():
+    """Return the figure: a panel a machine, with the first column of its table."""
+    panels = {overview.title(part.machine): part.times() for part in recorded()}
+    return overview.bars(panels, "microseconds a step, SGD, batch 128")
+
+
 def main() -> None:
-    times = {NAMES[name]: time for name, time in measured()[0].items()}
-    PICTURE.write_bytes(plots.png(plots.bars(times, "microseconds a step, SGD, batch 128", log=True)))
+    PICTURE.write_bytes(plots.png(picture()))
     text = README.read_text(encoding="utf-8")
     README.write_text(MARKED.sub(lambda _: headline(), text), encoding="utf-8")
 

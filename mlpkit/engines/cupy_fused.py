@@ -1,4 +1,4 @@
-"""As few kernels a step as cuBLAS's products allow: bias, ReLU and sums are done by the products' own kernels.
+"""As few calls a step as cuBLAS's products allow: bias, ReLU and sums come with the product that they belong to.
 
 The updates are element-wise, which CuPy makes a kernel of from one line of C. The loss needs sums over rows, and is in
 `kernels/layers.cu`.
