@@ -18,8 +18,6 @@ def _parameter(name, why_not):
 
 # An engine that this machine can't run is skipped with its reason, not left out in silence.
 ENGINES = [_parameter(name, why_not) for name, why_not in engines.available().items()]
-# That train whatever network they are given; cuda_persistent refuses most, and has tests of its own.
-GENERAL = [one for one, name in zip(ENGINES, engines.NAMES, strict=True) if name != "cuda_persistent"]
 
 
 def blobs(n=50, seed=0, dtype=np.float32):

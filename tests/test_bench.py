@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import GENERAL, SIZES, dataset, engine_like, one_sentence
+from shared import ENGINES, SIZES, dataset, engine_like, one_sentence
 
 from mlpkit import bench, engines, machine, results
 from mlpkit.bench import GATE_STEPS, GateError, Timing, compare, gate, table
@@ -73,7 +73,7 @@ def compare_quietly(names, timing=QUICK, save=lambda record: None, **options):
 # The gate
 
 
-@pytest.mark.parametrize("name", GENERAL)
+@pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_passes_the_gate(name):
     losses = gate(name, RECIPE, DATA.train)
     assert losses.shape == (GATE_STEPS,)

@@ -1,6 +1,7 @@
 """The engines that update the parameters inside their kernels: three kernels a step, and one launch an epoch."""
 
 import gc
+import os
 import weakref
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import blobs, one_sentence
 from test_kernels import needs_compiler
 
-from mlpkit import data, kernels
+from mlpkit import data, engines, kernels
 from mlpkit.data import epoch_order
 from mlpkit.engines._rates import rates, settings
 from mlpkit.network import SIZES, Network
@@ -17,7 +18,10 @@ from mlpkit.optim import BY_NAME, SGD, Adam, AdamW, Momentum
 from mlpkit.schedules import Cosine
 from mlpkit.train import Diverged, epoch_runner, fit
 
-NAMES = ("cuda_three_kernels", "cuda_persistent")
+NAMES = engines.UNPROVEN
+PROVE = pytest.mark.skipif(
+    "MLPKIT_UNPROVEN" not in os.environ, reason="not yet seen to pass on a GPU: MLPKIT_UNPROVEN=1 tries"
+)
 RATES = {"sgd": 0.05, "adam": 1e-3, "adamw": 1e-3}
 
 
@@ -82,6 +86,7 @@ def distance(theta, wanted):
     return np.linalg.norm(theta - wanted) / np.linalg.norm(wanted)
 
 
+@PROVE
 @pytest.mark.gpu
 @pytest.mark.parametrize("optimizer", RATES)
 @pytest.mark.parametrize("batch_size", [1, 4, 32, 64, 100, 128, 256])
@@ -95,6 +100,7 @@ def test_twenty_steps_are_as_close_to_float64_as_float32_is(name, batch_size, op
     assert distance(theta, wanted_theta) < 2e-5
 
 
+@PROVE
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -108,6 +114,7 @@ def test_a_whole_epoch_follows_the_baseline(name, optimizer, mnist):
     assert distance(theta, exact) < max(1e-3, 20 * distance(usual, exact))
 
 
+@PROVE
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "sizes", [(784, 64, 100, 32, 10), (784, 128, 128, 128, 3), (50, 7, 128, 1, 10), (16, 8, 8, 8, 2)]
@@ -122,6 +129,7 @@ def test_smaller_layers_are_filled_up_and_stay_themselves(sizes):
         assert distance(theta, exact) < 2e-5
 
 
+@PROVE
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("sizes", [(6, 3), (6, 5, 3), (6, 33, 129, 3), (6, 5, 4, 5, 4, 3)])
@@ -136,6 +144,7 @@ def test_three_kernels_take_any_sizes(batch_size, sizes, dtype):
     assert_allclose(found[0][1], found[1][1], atol=2e-4 if dtype == np.float32 else 1e-9)
 
 
+@PROVE
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_and_the_same_bytes_as_fractions_train_alike(name, mnist):
@@ -148,6 +157,7 @@ def test_bytes_and_the_same_bytes_as_fractions_train_alike(name, mnist):
     assert_array_equal(*(theta for _, theta in found))
 
 
+@PROVE
 @pytest.mark.gpu
 def test_two_runs_are_the_same_to_the_last_bit(mnist):
     order = epoch_order(len(mnist.y), 0, 0)[:10_000]
@@ -156,6 +166,7 @@ def test_two_runs_are_the_same_to_the_last_bit(mnist):
     assert_array_equal(first[1], second[1])
 
 
+@PROVE
 @pytest.mark.gpu
 @pytest.mark.parametrize("place", ["first weight", "last weight", "first bias", "last bias"])
 @pytest.mark.parametrize("name", NAMES)
@@ -168,6 +179,7 @@ def test_a_nan_stays_visible(name, place, mnist):
         fit(network, SGD(network, 0.1), (mnist.X[:500], mnist.y[:500]), epochs=1, batch_size=64)
 
 
+@PROVE
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_that_grow_without_bound_are_seen(name, mnist):
@@ -176,6 +188,7 @@ def test_weights_that_grow_without_bound_are_seen(name, mnist):
         fit(network, SGD(network, 1e4), (mnist.X[:5000], mnist.y[:5000]), epochs=3, batch_size=64)
 
 
+@PROVE
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_a_network_nobody_needs_is_forgotten(name, mnist):
@@ -187,6 +200,7 @@ def test_a_network_nobody_needs_is_forgotten(name, mnist):
     assert gone() is None
 
 
+@PROVE
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_another_optimizer_is_refused_in_one_sentence(name, mnist):
@@ -200,6 +214,7 @@ def float_images(n=40, inputs=784):
     return np.random.default_rng(0).normal(size=(n, inputs)).astype(np.float32)
 
 
+@PROVE
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("sizes", "dtype", "batch_size", "X", "words"),

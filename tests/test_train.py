@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import GENERAL, SIZES, blobs, engine_like, one_sentence
+from shared import ENGINES, SIZES, blobs, engine_like, one_sentence
 
 from mlpkit import engines, train
 from mlpkit.checkpoint import load_checkpoint
@@ -455,7 +455,7 @@ def test_an_engines_own_epoch_is_taken_and_looked_up_once():
     assert vars(engine)["asked"].count("train_epoch") <= 2  # hasattr, and then the function
 
 
-@pytest.mark.parametrize("engine", GENERAL)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_trains(engine):
     history = run(*new("adam", 0.01, engine=engine))
     assert_allclose(history.loss, run(*new("adam", 0.01)).loss, rtol=1e-3)

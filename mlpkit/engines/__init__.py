@@ -28,9 +28,9 @@ NAMES = (
     "cuda_graph_cublas",
     "cuda_graph",
     "cuda_graph_epoch",
-    "cuda_three_kernels",
-    "cuda_persistent",
 )
+# These load, too, but have not passed their tests on a GPU in this version: nothing runs them unasked.
+UNPROVEN = ("cuda_three_kernels", "cuda_persistent")
 
 
 class Engine(Protocol):
@@ -112,7 +112,7 @@ def load(name: str) -> Engine:
     Raises ValueError for a name that no engine has, and EngineUnavailable where this machine can't run it: an engine
     says so by raising ImportError as it is imported, as `gpu.require()` does where CuPy finds no GPU.
     """
-    if name not in NAMES:
+    if name not in NAMES + UNPROVEN:
         raise ValueError(f"there is no engine {name!r}; the engines are {', '.join(NAMES)}.")
     try:
         return cast(Engine, import_module(f"{__name__}.{name}"))
