@@ -11,6 +11,8 @@ and labels are integers in `[0, classes)`.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
+from .. import gpu
+
 Array: TypeAlias = Any  # an engine's own array type: numpy.ndarray, cupy.ndarray, ...
 
 NAMES = (
@@ -117,7 +119,8 @@ def load(name: str) -> Engine:
     try:
         return cast(Engine, import_module(f"{__name__}.{name}"))
     except ImportError as error:
-        raise EngineUnavailable(f"engine {name} can't run on this machine: {error}") from error
+        reason = gpu.why_not() if error.name == "cupy" else error
+        raise EngineUnavailable(f"engine {name} can't run on this machine: {reason}") from error
 
 
 def available() -> dict[str, str | None]:
