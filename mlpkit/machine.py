@@ -150,9 +150,9 @@ def doctor():
         f"{'BLAS':<12}{_blas_line(facts['blas'])}",
         *_gpu_lines(facts["gpu"]),
         "",
-        *(f"{library:<16}{found or 'not installed'}" for library, found in facts["libraries"].items()),
+        *(f"{library:<20}{found or 'not installed'}" for library, found in facts["libraries"].items()),
         "",
-        *(f"{engine:<16}{_engine_line(engine, why_not)}" for engine, why_not in engines.available().items()),
+        *(f"{engine:<20}{_engine_line(engine, why_not)}" for engine, why_not in engines.available().items()),
     ]
     return "\n".join(lines)
 

@@ -58,7 +58,7 @@ def test_a_wrong_engine_is_rejected(check, source, named):
 
 
 def test_every_engine_is_shown_to_mypy():
-    """`NAMES` and `UNPROVEN` are what `load` knows; the tuple `_engines` at the end of the module is what mypy checks."""
+    """`load` knows `NAMES` and `UNPROVEN`; the tuple `_engines` at the end of the module is what mypy checks."""
     tree = ast.parse(inspect.getsource(engines))
     (shown,) = (
         node.value
