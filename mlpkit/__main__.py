@@ -119,7 +119,7 @@ def _training_set():
 
 
 _gpu_agreement = partial(agreement.run, names=agreement.GPU_NAMES, experiment="gpu_agreement")
-_gpu_compile = partial(compiling.run, names=compiling.GPU_NAMES, experiment="gpu_compile", processes=1)
+_gpu_compile = partial(compiling.run, names=engines.ON_GPU, experiment="gpu_compile", processes=1)
 
 
 EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its record, what shows it)

@@ -14,7 +14,7 @@ from .bench import BASELINE, GATE_STEPS, Stepper
 from .recipe import Recipe
 
 NAMES = tuple(name for name in engines.NAMES if not name.startswith("python"))  # those would train for hours
-GPU_NAMES = (BASELINE, *(name for name in engines.NAMES if name.startswith(("cupy_", "cuda_"))))
+GPU_NAMES = (BASELINE, *engines.ON_GPU)
 SEEDS = 5
 
 

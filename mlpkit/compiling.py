@@ -19,7 +19,6 @@ from .bench import Stepper
 from .recipe import Recipe
 
 NAMES = tuple(name for name in engines.NAMES if name.startswith("numba_"))
-GPU_NAMES = tuple(name for name in engines.NAMES if name.startswith(("cupy_", "cuda_")))
 CACHES = ("empty", "filled")
 CACHE_VARIABLES = ("NUMBA_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH")  # Numba's, CuPy's, the driver's
 WAIT = ("import", "prepare", "first")  # what a reader waits for, one after the other

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .checks import check_count, check_labels
+from .engines import numpy_baseline
 from .idx import IDXError, idx_bytes, read_idx
 
 N_TRAIN = 55_000  # of the 60,000 training images; the other 5,000 are for validation
@@ -117,7 +118,7 @@ def scale(images):
     """Return uint8 images (n, height, width) as float32 rows (n, height * width) in [0, 1]."""
     if images.dtype != np.uint8:
         raise TypeError(f"images must be uint8, from 0 to 255, not {images.dtype}.")
-    return flatten(images).astype(np.float32) / 255
+    return numpy_baseline.scale(flatten(images), np.dtype(np.float32))
 
 
 def flatten(images):

@@ -57,7 +57,7 @@ def label(name):
 def group(name):
     """Return the one of GROUPS that an engine or a peer belongs to."""
     ours = name in engines.NAMES
-    on_gpu = name in compiling.GPU_NAMES if ours else name in peers.GPU.others
+    on_gpu = name in engines.ON_GPU if ours else name in peers.GPU.others
     return f"{'ours' if ours else 'others'}, {'GPU' if on_gpu else 'CPU'}"
 
 

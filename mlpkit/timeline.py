@@ -23,7 +23,6 @@ from .bench import Stepper
 from .data import load
 from .recipe import Recipe
 
-NAMES = tuple(name for name in engines.NAMES if name.startswith(("cupy_", "cuda_")))
 RECIPE = Recipe(lr=0.01)
 
 
@@ -44,7 +43,7 @@ class Plan:
 USUAL = Plan()
 
 
-def run(train=None, save=results.save, progress=print, plan=USUAL, names=NAMES):
+def run(train=None, save=results.save, progress=print, plan=USUAL, names=engines.ON_GPU):
     """Measure the engines called `names`, and return the record. train: (X, y), MNIST's where None is given.
 
     save: is called with the record whenever something was added. progress: is called with what is being done, a text.

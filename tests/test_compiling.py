@@ -54,7 +54,7 @@ def test_the_table_shows_every_engine_and_an_interrupted_record(monkeypatch):
 def test_all_engines_that_compile_are_measured():
     assert set(compiling.NAMES) == {name for name in engines.NAMES if "numba" in name}
     others = {"numpy_baseline", "python_lists", "python_loops"}
-    assert set(compiling.NAMES) | set(compiling.GPU_NAMES) == set(engines.NAMES) - others
+    assert set(compiling.NAMES) | set(engines.ON_GPU) == set(engines.NAMES) - others
 
 
 def test_a_reader_waits_for_the_import_the_preparation_and_the_first_step(monkeypatch):

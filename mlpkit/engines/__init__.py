@@ -15,6 +15,8 @@ from .. import gpu
 
 Array: TypeAlias = Any  # an engine's own array type: numpy.ndarray, cupy.ndarray, ...
 
+# They need an NVIDIA GPU.
+ON_GPU = ("cupy_naive", "cupy_fused", "cuda_graph_cublas", "cuda_graph", "cuda_graph_epoch")
 NAMES = (
     "numpy_baseline",
     "python_lists",
@@ -25,11 +27,7 @@ NAMES = (
     "numba_blocked",
     "numba_hybrid",
     "numba_step",
-    "cupy_naive",
-    "cupy_fused",
-    "cuda_graph_cublas",
-    "cuda_graph",
-    "cuda_graph_epoch",
+    *ON_GPU,
 )
 # These load, too, but have not passed their tests on a GPU in this version: nothing runs them unasked.
 UNPROVEN = ("cuda_three_kernels", "cuda_persistent")

@@ -51,7 +51,7 @@ CPU = Field(
 )
 GPU = Field(
     "gpu_peers",
-    engines=("numpy_baseline", "cupy_naive", "cupy_fused", "cuda_graph_cublas", "cuda_graph", "cuda_graph_epoch"),
+    engines=("numpy_baseline", *engines.ON_GPU),
     others=(
         "pytorch_cuda",
         "pytorch_cuda_compiled",
