@@ -15,7 +15,7 @@ from . import __version__, machine
 from .files import write_atomically
 
 SCHEMA = 1
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = machine.ROOT
 FOLDER = ROOT / "results"
 MINE = "mine"
 FIELDS = {
