@@ -219,10 +219,9 @@ def _step_graphs(train, plan, progress):
         epoch = _graph._epochs[stepper.network]
         for steps in plan.steps:
             progress(f"graph of {steps} steps of {engine}")
-            enqueue = partial(_many, partial(epoch.enqueue, RECIPE.batch_size), steps)
-            many = max(
-                1, min(100, max(plan.steps)) // steps
-            )  # launches: the epoch's arrays have room for so many steps
+            one = partial(epoch.enqueue, stepper.network, stepper.optimizer, RECIPE.batch_size)
+            enqueue = partial(_many, one, steps)
+            many = max(1, min(100, max(plan.steps)) // steps)  # launches: the epoch's arrays have room for so many
             times = record_times(enqueue, many, plan, partial(epoch.step.fill, 0), epoch.pool)
             yield {"kind": "graph", "engine": engine, "steps": steps} | times
 
