@@ -166,11 +166,20 @@ def _run(record, engine):
 
 
 def table(record):
-    """Return the record of a comparison as a table for the terminal."""
+    """Return the record of a comparison as a table for the terminal; below it why some engines are missing."""
     baseline = median_us(_run(record, BASELINE)) if results.runs(record, engine=BASELINE) else None
     lines = [f"{'engine':<18}{'us a step':>12}{'speed-up':>12}  {'test accuracy':<16}"]
-    lines += [_row(run, baseline) for run in record["runs"]]
-    return "\n".join(lines)
+    lines += [_row(run, baseline) for run in record["runs"] if run["samples_us"] and not run["why_not"]]
+    return "\n".join([*lines, *not_run(record["runs"])])
+
+
+def not_run(runs):
+    """Return a line for each reason why engines have no time, which names all that share it."""
+    names: dict[str, dict[str, None]] = {}
+    for run in runs:
+        if run["why_not"] or not run["samples_us"]:
+            names.setdefault(run["why_not"] or "interrupted before its turn", {})[run["engine"]] = None
+    return [f"not run: {', '.join(shared)}: {reason}" for reason, shared in names.items()]
 
 
 def median_us(run):
@@ -179,8 +188,6 @@ def median_us(run):
 
 
 def _row(run, baseline):
-    if run["why_not"] or not run["samples_us"]:
-        return f"{run['engine']:<18}not run: {run['why_not'] or 'interrupted before its turn'}"
     time_us = median_us(run)
     speed = f"{baseline / time_us:.3g}x" if baseline else "-"
     return f"{run['engine']:<18}{time_us:>12,.0f}{speed:>12}  {_learned(run)}"

@@ -161,7 +161,7 @@ def test_the_table_has_a_row_a_peer_and_a_column_a_recipe(wanted, monkeypatch):
     title, same, half, reason = peers.table(record).splitlines()
     assert title.split()[-4:] == ["sgd", "128", "adam", "128"]
     assert (same.split(), half.split()) == (["same", "2", "2"], ["half", "2", "-"])
-    assert reason == "half: no Adam"
+    assert reason == "not run: half: no Adam"
 
 
 def test_a_peer_runs_in_a_process_of_its_own():
