@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from . import engines, machine, results
-from .bench import BASELINE, RTOL, GateError, Stepper, median_us
+from .bench import BASELINE, RTOL, GateError, Stepper
 from .data import batches, load
 from .feeding import ENGINE, PIXELS, WAYS, Batch, Images, NotFed, Overlapped, clocked
 from .network import SIZES
@@ -184,24 +184,13 @@ def _an_epoch(gather, images, recipe, turn):
 
 
 def _calls(images, plan):
-    """Yield times of the host's calls by themselves, while the GPU has nothing to do."""
-    import cupy as cp
-
-    way, event = Overlapped(images, plan.recipe), cp.cuda.Event(disable_timing=True)
+    """Yield the host's time to ask for a copy and for the step that waits for it, while the GPU has nothing to do."""
+    way, samples = Overlapped(images, plan.recipe), []
     way.gather(0, images.full_batches(plan.recipe)[: way.n])
-    calls = {
-        "launch a graph": way.slots[0].graph.launch,
-        "record an event": event.record,
-        "let a stream wait": partial(way.copies.wait_event, event),
-        "send a batch": partial(way.send, 0, None),
-    }
-    for name, call in calls.items():
-        yield {"kind": "call", "what": name, "samples_us": [_alone(call, way.step) for _ in range(5 * plan.samples)]}
-
-
-def _alone(call, step):
-    step.number[...] = 0  # there is room for the losses of an epoch
-    return round(clocked(call)[0], 2)
+    for _ in range(5 * plan.samples):
+        way.step.number[...] = 0  # there is room for the losses of an epoch
+        samples.append(clocked(partial(way.send, 0, None))[0])
+    yield {"kind": "call", "what": "send a batch", "samples_us": _round(samples)}
 
 
 # Memory
@@ -425,8 +414,8 @@ def median_of(record, name="samples_us", **wanted):
 
 def parts_of(run):
     """Return the microseconds a step of the host's parts of a way to feed: the medians."""
-    names = run["parts"][0] if run["parts"] else ()
-    return {part: float(np.median([turn[part] for turn in run["parts"]])) for part in names}
+    turns = run.get("parts") or [{}]
+    return {part: float(np.median([turn[part] for turn in turns])) for part in turns[0]}
 
 
 COPIED = {  # way: (memory on the host, how rows are gathered there, slots on the host and on the GPU)
@@ -456,79 +445,30 @@ def lanes(way, pieces, steps=6):
     """Return who works when, in microseconds, if each piece takes as long as by itself: rows for `plots.lanes`."""
     *_, on_host, on_gpu = COPIED[way]
     rows: dict[str, list] = {"host": [], "copies": [], "GPU": []}
-    copied: list[float] = []
-    computed: list[float] = []
+    copied: dict[float, float] = {}  # when, by the step
+    computed: dict[float, float] = {}
     now = 0.0
     for step in range(steps):
-        now = max(now, _end(copied, step - on_host))
+        now = max(now, copied.get(step - on_host, 0.0))
         for piece in ("gather", "calls", "stage"):
             rows["host"].append((piece, now, now + pieces[piece]))
             now += pieces[piece]
-        start = max(now, _end(copied, step - 1), _end(computed, step - on_gpu))
-        copied.append(start + pieces["copy"])
-        begin = max(copied[-1], _end(computed, step - 1))
-        computed.append(begin + pieces["compute"])
-        rows["copies"].append(("copy", start, copied[-1]))
-        rows["GPU"].append(("compute", begin, computed[-1]))
+        start = max(now, copied.get(step - 1, 0.0), computed.get(step - on_gpu, 0.0))
+        copied[step] = start + pieces["copy"]
+        begin = max(copied[step], computed.get(step - 1, 0.0))
+        computed[step] = begin + pieces["compute"]
+        rows["copies"].append(("copy", start, copied[step]))
+        rows["GPU"].append(("compute", begin, computed[step]))
     return rows
 
 
-def _end(ends, step):
-    return ends[step] if step >= 0 else 0.0
-
-
 def table(record):
-    """Return the record as text for the terminal."""
-    return "\n".join(_LINES[run["kind"]](run) for run in record["runs"])
+    """Return the record as text for the terminal: a line a run, with what was measured and the medians of its times."""
+    return "\n".join(map(_line, record["runs"]))
 
 
-def _line(*names):
-    def line(run):
-        case = ", ".join(str(run[name]) for name in names)
-        return f"{run['kind']:<16}{case:<40}{median_us(run):>12,.1f} us"
-
-    return line
-
-
-def _copy_line(run):
-    us = median_us(run)
-    alone = _line("direction", "memory", "bytes")(run)
-    called, queued = np.median(run["call_us"]), np.median(run["queued_us"])
-    return f"{alone} (call {called:,.1f}, queued {queued:,.1f}), {run['bytes'] / us / 1e3:,.2f} GB/s"
-
-
-def _feed_line(run):
-    called, parts = np.median(run["call_us"]), ", ".join(f"{part} {us:.1f}" for part, us in parts_of(run).items())
-    return f"{_line('way', 'batch_size')(run)} a step (host {called:,.1f}: {parts}), {run.get('loss_error', 0):.0e} off"
-
-
-def _memory_line(run):
-    used = ", ".join(f"{part} {count / 1e6:,.1f}" for part, count in run["used"].items())
-    kept, graph = (f"{run[name] / 1e6:,.1f}" for name in ("kept", "graph"))
-    return f"memory      {run['engine']}, {run['dtype']}: {used}, kept {kept} MB, graph {graph} MB"
-
-
-def _allocation_line(run):
-    first, free = run["first_us"], np.median(run["free_us"])
-    return f"{_line('memory', 'pooled', 'bytes')(run)}, first {first:,.1f}, free {free:,.1f}"
-
-
-def _error_line(run):
-    return f"asked for {run['asked']:,} of {run['of']}: {run['error']}: {run['text']} (goes on: {run['goes_on']})"
-
-
-_LINES: dict[str, Any] = {
-    "copy": _copy_line,
-    "feed": _feed_line,
-    "gather": _line("how", "dtype", "batch_size"),
-    "call": _line("what"),
-    "allocation": _allocation_line,
-    "step": lambda run: f"{_line('pooled')(run)} a step of cupy_naive",
-    "memory": _memory_line,
-    "device": lambda run: f"GPU memory  {run['free']:,} of {run['total']:,} bytes free",
-    "out of memory": _error_line,
-    "given back": lambda run: f"given back  {run['states']}, free_all_blocks {median_us(run):,.0f} us",
-    "rows": _line("side", "rows"),
-    "tandem": _line("batch_size", "share"),
-    "ahead": _line("what", "how"),
-}
+def _line(run):
+    facts = {k: v for k, v in run.items() if not k.endswith("_us") and not isinstance(v, list) and k != "kind"}
+    times = {k.removesuffix("_us"): np.median(v) for k, v in run.items() if k.endswith("_us")} | parts_of(run)
+    what = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in facts.items())
+    return f"{run['kind']}: {what}; us: {', '.join(f'{k} {v:,.1f}' for k, v in times.items())}".removesuffix("; us: ")

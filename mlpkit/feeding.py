@@ -48,16 +48,12 @@ def clocked(call, times=1):
     return (called - start) * 1e6, (time.perf_counter() - start) * 1e6
 
 
-def recorded(work, pool):
-    """Return the kernels that `work` launches as a graph; arrays that it makes on the way come from `pool`."""
-    import cupy as cp
+def graph_of(work, pool):
+    """Return the kernels that `work` asks for as a graph; the first time they run, and are compiled."""
+    from .engines._graph import recorded
 
-    work()  # compiles
-    stream = cp.cuda.Stream(non_blocking=True)
-    with cp.cuda.using_allocator(pool.malloc), stream:
-        stream.begin_capture()
-        work()
-        return stream.end_capture()
+    work()
+    return recorded(work, pool)
 
 
 class Step:
@@ -83,7 +79,7 @@ class Step:
             self.optimizer.apply(self.rate, 1)
 
         self.kept += [x, labels, before]
-        return recorded(work, self.pool)
+        return graph_of(work, self.pool)
 
     def restart(self):
         """Return to the first parameters."""
@@ -112,7 +108,6 @@ class Way:
     title = ""
     dtype = "float32"
     parts: tuple[str, ...] = ("launch",)  # of what the host does for a step
-    graph: Any = None  # a step, in the ways that have one
 
     def __init__(self, images, recipe):
         self.images, self.recipe, self.n = images, recipe, recipe.batch_size
@@ -122,29 +117,31 @@ class Way:
         self.step.restart()
 
     def prepare(self):
-        """Make the arrays and graphs."""
-        raise NotImplementedError
+        """Make the arrays that a step reads, and its graph."""
+        import cupy as cp
+
+        self.x, self.labels = cp.zeros((self.n, PIXELS), self.dtype), cp.zeros(self.n, CLASS)
+        self.graph = self.step.graph(self.x, self.labels)
+
+    def turns(self, order):
+        """Return for each step of an epoch its number, and the rows of its batch."""
+        self.step.number[...] = 0
+        return enumerate(batches(order, self.n))
 
     def epoch(self, order):
-        self.step.number[...] = 0
-        for turn, index in enumerate(batches(order, self.n)):
-            self.feed(turn, index)
+        for turn, index in self.turns(order):
+            for part in self.parts:
+                getattr(self, part)(turn, index)
         return self.step.losses[: len(order) // self.n]
-
-    def feed(self, turn, index):
-        """Ask for the step on the examples that `index` names, the epoch's step number `turn`."""
-        for part in self.parts:
-            getattr(self, part)(turn, index)
 
     def launch(self, turn, index):
         self.graph.launch()
 
     def watched(self, order):
         """Take an epoch's steps, and return the microseconds of the host's time that each part takes, a step."""
-        self.step.number[...] = 0
+        turns, spent = self.turns(order), dict.fromkeys(self.parts, 0.0)
         synchronize()
-        spent = dict.fromkeys(self.parts, 0.0)
-        for turn, index in enumerate(batches(order, self.n)):
+        for turn, index in turns:
             for part in self.parts:
                 start = time.perf_counter()
                 getattr(self, part)(turn, index)
@@ -159,10 +156,9 @@ class NotFed(Way):
     title = "not fed"
 
     def prepare(self):
-        import cupy as cp
-
-        x, labels = cp.asarray(self.X[: self.n]), cp.asarray(self.y[: self.n])
-        self.graph = self.step.graph(x, labels)
+        super().prepare()
+        self.x.set(self.X[: self.n])
+        self.labels.set(self.y[: self.n])
 
 
 class Pageable(Way):
@@ -170,12 +166,6 @@ class Pageable(Way):
 
     title = "pageable"
     parts = ("gather", "copy", "launch")
-
-    def prepare(self):
-        import cupy as cp
-
-        self.x, self.labels = cp.zeros((self.n, PIXELS), self.dtype), cp.zeros(self.n, CLASS)
-        self.graph = self.step.graph(self.x, self.labels)
 
     def gather(self, turn, index):
         self.rows, self.classes = self.X[index], self.y[index]
@@ -275,14 +265,13 @@ class Indexed(Way):
     def prepare(self):
         import cupy as cp
 
+        super().prepare()
         self.X, self.y = cp.asarray(self.X), cp.asarray(self.y)
-        self.x, self.labels = cp.zeros((self.n, PIXELS), self.dtype), cp.zeros(self.n, CLASS)
-        self.graph = self.step.graph(self.x, self.labels)
 
-    def epoch(self, order):
+    def turns(self, order):
         import cupy as cp
 
-        return super().epoch(cp.asarray(order))
+        return super().turns(cp.asarray(order))
 
     def take(self, turn, index):
         import cupy as cp

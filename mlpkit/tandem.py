@@ -12,7 +12,7 @@ import numpy as np
 from .bench import BASELINE, Stepper
 from .data import batches
 from .engines import numpy_baseline
-from .feeding import CLASS, ENGINE, PIXELS, ResidentPixels, Step, recorded, synchronize
+from .feeding import CLASS, ENGINE, PIXELS, ResidentPixels, Step, graph_of, synchronize
 
 SHIFT = 2  # pixels that an image is moved, at most
 
@@ -57,7 +57,7 @@ class Tandem:
             gather((rows,), (256,), given)
             step.network.engine.gradient(step.network, x, labels, step.losses, step.number)
 
-        return recorded(work, step.pool)
+        return graph_of(work, step.pool)
 
     def _update(self):
         """Return the graph that adds the gradients up, each with the weight of its rows, and updates."""
@@ -70,7 +70,7 @@ class Tandem:
             network.engine.axpy(np.float32(weight), self.grad, network.grad)
             self.step.optimizer.apply(self.step.rate, 1)
 
-        return recorded(work, self.step.pool)
+        return graph_of(work, self.step.pool)
 
     def epoch(self, order):
         """Take a step on each batch of the order, and return the losses of the GPU's rows and of the CPU's."""

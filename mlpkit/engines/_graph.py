@@ -4,6 +4,7 @@ A graph repeats the same kernels with the same arguments. So whatever changes fr
 memory: the number of the step, the order of the examples, and the rates of all of the epoch's steps.
 """
 
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import cupy as cp
@@ -26,6 +27,15 @@ def step_by_step(gradient):
 def whole(gradient):
     """Return a `train_epoch` that replays all steps with a full batch as one graph."""
     return _train_epoch(gradient, steps_a_graph=None)
+
+
+def recorded(work, pool):
+    """Return the kernels that `work` asks for as a graph; arrays that it makes on the way come from `pool`."""
+    stream = cp.cuda.Stream(non_blocking=True)
+    with cp.cuda.using_allocator(pool.malloc), stream:
+        stream.begin_capture()
+        work()
+        return stream.end_capture()
 
 
 def _train_epoch(gradient, steps_a_graph):
@@ -84,12 +94,8 @@ class _Epoch:
     def graph(self, network, optimizer, count, n):
         """Return the graph of `count` steps with batches of n, recorded the first time that it is asked for."""
         if (count, n) not in self.graphs:
-            stream = cp.cuda.Stream(non_blocking=True)
-            with cp.cuda.using_allocator(self.pool.malloc), stream:
-                stream.begin_capture()
-                for _ in range(count):
-                    self.enqueue(network, optimizer, n)
-                self.graphs[count, n] = stream.end_capture()
+            one = partial(self.enqueue, network, optimizer, n)
+            self.graphs[count, n] = recorded(lambda: [one() for _ in range(count)], self.pool)
         return self.graphs[count, n]
 
     def enqueue(self, network, optimizer, n):
