@@ -72,8 +72,8 @@ def axes(width=7.0, height=3.6, rows=1, columns=1, **options):
         return figure, figure.subplots(rows, columns, **options)
 
 
-def images(X, titles=None, columns=10, shape=(28, 28)):
-    """Show rows of `X` (n, pixels), values 0 to 1, as grey images with a title each."""
+def images(X, titles=None, columns=10, shape=(28, 28), frame=False):
+    """Show rows of `X` (n, pixels), values 0 to 1, as grey images with a title each; in a frame if their place matters."""
     rows = -(-len(X) // columns)
     height = 0.8 * rows + (0.3 * rows if titles is not None else 0)
     figure, grid = axes(0.8 * columns, height, rows, columns, squeeze=False)
@@ -82,6 +82,10 @@ def images(X, titles=None, columns=10, shape=(28, 28)):
     for place, pixels, title in zip(grid.flat, X, _titles(titles, len(X)), strict=False):
         place.imshow(pixels.reshape(shape), cmap="gray_r", vmin=0, vmax=1)
         place.set_title(title, fontsize=10)
+        if frame:
+            place.set(xticks=[], yticks=[])
+            place.set_axis_on()
+            place.spines[:].set(visible=True, color="grey")
     return figure
 
 
@@ -152,6 +156,17 @@ def bars(values, xlabel, note="{:,.0f}", log=False):
     return figure
 
 
+def dots(values, xlabel, note="{:,.0f}", xlim=None):
+    """Show a dot a label on a logarithmic axis, where bars would begin anywhere, and its value; first label on top."""
+    figure, place = axes(7, 0.7 + 0.4 * len(values))
+    for row, value in enumerate(values.values()):
+        place.plot(value, row, "o", color=COLOURS[0], markersize=9)
+        place.annotate(note.format(value), (value, row), (9, 0), textcoords="offset points", va="center")
+    place.set(xlabel=xlabel, xscale="log", yticks=range(len(values)), yticklabels=list(values))
+    place.set(ylim=(len(values) - 0.5, -0.5), xlim=xlim or _whole_decade(values.values()))
+    return figure
+
+
 def bar_panels(panels, groups, xlabel, note="{:,.0f}", xlim=None, order=()):
     """Show panels of horizontal bars, one above the other, on one logarithmic axis; first label on top.
 
@@ -199,17 +214,17 @@ def _legend_of_groups(figure, styles):
 
 
 def spans(rows, xlabel, names=("", ""), hollow=()):
-    """Show for each label two values, joined by a line, on a logarithmic axis; the first label on top.
+    """Show for each label two values or three, joined by a line, on a logarithmic axis; the first label on top.
 
-    rows[label]: (first, second). names: of the two values. hollow: pairs (label, 0 or 1) of markers not to be filled.
+    rows[label]: (first, second, ...). names: of the values. hollow: pairs (label, index) of markers not to be filled.
     """
     figure, place = axes(8, 1.1 + 0.3 * len(rows))
     for row, (name, pair) in enumerate(rows.items()):
-        place.plot(pair, [row, row], "-", color="grey", linewidth=1.2, zorder=1)
+        place.plot([min(pair), max(pair)], [row, row], "-", color="grey", linewidth=1.2, zorder=1)
         for index, value in enumerate(pair):
             face = "white" if (name, index) in hollow else COLOURS[index]
-            place.plot(value, row, "os"[index], color=COLOURS[index], markerfacecolor=face, markersize=7)
-    for value, colour, shape in zip(names, COLOURS, "os", strict=False):
+            place.plot(value, row, "osx"[index], color=COLOURS[index], markerfacecolor=face, markersize=7)
+    for value, colour, shape in zip(names, COLOURS, "osx", strict=False):
         place.plot([], [], shape, color=colour, label=value, markersize=7)
     if hollow:
         place.plot([], [], "o", color="grey", markerfacecolor="white", label="hollow: estimated", markersize=7)

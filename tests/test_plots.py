@@ -40,9 +40,11 @@ FIGURES = {
     "curves": lambda: plots.curves({"a": (X, X**2), "b": (X, X)}, "step", "loss (nats)"),
     "curves with a spread": lambda: plots.curves({"a": (X, X, X / 9)}, "step", "loss", yscale="log", ylim=(0.1, 1)),
     "bars": lambda: plots.bars({"a": 1, "b": 1000}, "time (µs a step)", log=True),
+    "dots": lambda: plots.dots({"a": 1.5, "b": 1000}, "time (µs a step)", "{:.1f}"),
     "seeds": lambda: plots.seeds({"a": [0.97, 0.98], "b": [0.96]}, "accuracy (%)"),
     "bar panels": lambda: plots.bar_panels({"m": {"a": 1.0, "b": 9.0}}, {"a": "x", "b": "y"}, "t (µs)"),
     "spans": lambda: plots.spans({"a": (1.0, 9.0), "b": (3.0, 4.0)}, "t (s)", ("first", "second"), [("a", 1)]),
+    "spans of three": lambda: plots.spans({"a": (1.0, 9.0, 2.0)}, "t (s)", ("first", "second", "both")),
     "named points": lambda: plots.named_points({"a": (0, 9.0), "b": (5, 1.0)}, {"a": "x", "b": "y"}, "lines", "t (µs)"),
     "half planes": lambda: plots.half_planes(np.c_[X, X**2], np.array([-1, 1, 1, -1, 1]), [np.ones(3)], [0]),
     "roofline": lambda: plots.roofline({"a": [(0, 10, 1.0), (2e6, 1e5, 9.0)]}, 100, {"memory": 20, "cache": 90}, "t"),
@@ -65,7 +67,7 @@ def test_every_kind_of_figure_is_tested_here():
     tools = {"picture", "picture_width", "png", "axes", "smooth", "images"}
     functions = {n for n, f in vars(plots).items() if getattr(f, "__module__", "") == plots.__name__ and n[0] != "_"}
     kinds = {name for name in functions - tools if not isinstance(getattr(plots, name), type)}
-    assert kinds == {name.split(",")[0].split(" with")[0].replace(" ", "_") for name in FIGURES}
+    assert kinds == {name.split(",")[0].split(" with")[0].split(" of")[0].replace(" ", "_") for name in FIGURES}
 
 
 @pytest.mark.parametrize("n", [1, 7, 10, 23])
@@ -76,6 +78,22 @@ def test_images_shows_each_row_with_its_title(n):
     assert shown[0].images[0].get_array().shape == (28, 28)
     assert not any(place.axison for place in figure.axes)
     decoded(plots.png(figure))
+
+
+def test_images_in_frames_show_where_they_end():
+    figure = plots.images(np.zeros((2, 784)), frame=True)
+    place = figure.axes[0]
+    assert place.axison
+    assert all(spine.get_visible() for spine in place.spines.values())
+    assert len(place.get_xticks()) == len(place.get_yticks()) == 0
+
+
+def test_dots_are_named_and_their_values_written():
+    (place,) = plots.dots({"numpy": 1234.5, "lists": 9.0}, "µs a step").axes
+    assert [label.get_text() for label in place.get_yticklabels()] == ["numpy", "lists"]
+    assert {text.get_text() for text in place.texts} == {"1,234", "9"}
+    assert place.get_xscale() == "log"
+    assert place.yaxis_inverted()  # the first on top
 
 
 def test_a_black_pixel_is_as_dark_in_a_dark_image_as_in_a_light_one():
