@@ -306,15 +306,19 @@ def _given_back(n):
     """Return a pool's used and kept bytes: with an array of n bytes, without it, and after free_all_blocks."""
     import cupy as cp
 
-    pool, states = cp.cuda.MemoryPool(), []
+    pool, states = cp.cuda.MemoryPool(), {}
+
+    def note(name):
+        states[name] = pool.used_bytes(), pool.total_bytes()
+
     with cp.cuda.using_allocator(pool.malloc):
         array = cp.empty(n, np.uint8)
-        states.append((pool.used_bytes(), pool.total_bytes()))
+        note("held")
         del array
-        states.append((pool.used_bytes(), pool.total_bytes()))
+        note("dropped")
         us = make_and_free(pool.free_all_blocks)[0]
-        states.append((pool.used_bytes(), pool.total_bytes()))
-    return {"states": dict(zip(("held", "dropped", "freed"), states, strict=True)), "samples_us": [round(us, 1)]}
+        note("freed")
+    return {"states": states, "samples_us": [round(us, 1)]}
 
 
 # The CPU and the GPU in tandem
@@ -343,11 +347,10 @@ def _rows(images, plan):
     """Yield times of the two alone, by the rows that they have: a step on the GPU, a gradient on the CPU."""
     for batch_size, share in product(plan.tandem_batch_sizes, plan.shares):
         cpu_rows = round(share * batch_size)
-        for side, rows in (("CPU", cpu_rows), ("GPU", batch_size - cpu_rows)):
+        for side, rows, clock in (("CPU", cpu_rows, _cpu_rows), ("GPU", batch_size - cpu_rows, _gpu_rows)):
             if rows:
-                time_rows = {"CPU": _cpu_rows, "GPU": _gpu_rows}[side]
                 found = {"kind": "rows", "side": side, "batch_size": batch_size, "rows": rows}
-                yield found | {"samples_us": time_rows(images, plan.recipe.but(batch_size=rows), plan)}
+                yield found | {"samples_us": clock(images, plan.recipe.but(batch_size=rows), plan)}
 
 
 def _cpu_rows(images, recipe, plan):

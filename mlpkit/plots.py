@@ -73,7 +73,7 @@ def axes(width=7.0, height=3.6, rows=1, columns=1, **options):
 
 
 def images(X, titles=None, columns=10, shape=(28, 28), frame=False):
-    """Show rows of `X` (n, pixels), values 0 to 1, as grey images with a title each; in a frame if their place matters."""
+    """Show rows of `X` (n, pixels), values 0 to 1, as grey images with a title each. frame: around each of them."""
     rows = -(-len(X) // columns)
     height = 0.8 * rows + (0.3 * rows if titles is not None else 0)
     figure, grid = axes(0.8 * columns, height, rows, columns, squeeze=False)
