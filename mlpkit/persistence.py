@@ -24,23 +24,22 @@ ALLOW_LARGE_CLUSTERS = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 STAGES = {
     "column": (
         "first layer",
-        "wait for the last layer's gradients",
-        "update W4",
-        "ask for the next images",
-        "update W3 and W2",
+        "wait for dz3, update W3 (half of the warps; the others W2)",
         "wait for dz1",
         "update W1",
         "write W1's digits",
     ),
     "row": (
-        "wait for the new weights",
-        "load them",
+        "wait for W3",
+        "load it",
+        "wait for W2, load it, W4 and the biases",
         "wait for a1",
         "second layer",
         "third layer",
         "last layer and loss",
         "back through the third",
         "back through the second",
+        "update W4",
     ),
 }
 
@@ -201,7 +200,7 @@ def stages(batch_size, train, steps):
     with cuda_persistent.marked(steps):
         macros = cuda_persistent.macros_of(network.sizes, optimizer, batch_size)
         epoch()
-    blocks = cuda_persistent.compiled(**macros)[-1]
+    blocks = cuda_persistent.compiled(**macros)[-2]
     place = kernels.load("persistent", **macros).get_global("marks")
     marks = cp.ndarray((blocks, steps, MARKS), np.int64, place).get()
     return {

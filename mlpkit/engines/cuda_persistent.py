@@ -18,7 +18,7 @@ from ..checks import check_batch, check_labels
 from ._rates import check_optimizer, mean_losses, rates, settings
 from .cupy_fused import *
 
-WIDTH, MOST_CLASSES, BATCHES, THREADS, COLUMN_BLOCKS = 128, 16, (32, 64, 128, 256), 512, 64  # as in persistent.cu
+WIDTH, MOST_CLASSES, BATCHES, COLUMN_BLOCKS = 128, 16, (32, 64, 128, 256), 64  # as in persistent.cu
 
 _marks: dict[str, int] = {}  # macros of a kernel that writes down its times
 
@@ -61,7 +61,7 @@ class _Epoch:
         """Train on the examples in `order` and return the losses, one a step."""
         steps = -(-len(order) // self.batch_size)
         macros = macros_of(self.sizes, optimizer, self.batch_size)
-        train, exchange_bytes, shared_bytes, blocks = compiled(**macros)
+        train, exchange_bytes, shared_bytes, blocks, threads = compiled(**macros)
         row_losses = cp.empty((steps, self.batch_size), np.float32)
         exchange = cp.zeros(exchange_bytes, np.uint8)
         table = cp.asarray(rates(optimizer, steps), np.float32)
@@ -70,7 +70,7 @@ class _Epoch:
         m, v = held[1:] or (0, 0)
         batches = self.pixels, self.labels, order.astype(np.int64, copy=False), np.int32(len(order))
         arguments = *batches, np.int32(self.batch_size), row_losses, exchange, held[0], m, v, table
-        train((blocks,), (THREADS,), (*arguments, *settings(optimizer)), shared_mem=shared_bytes)
+        train((blocks,), (threads,), (*arguments, *settings(optimizer)), shared_mem=shared_bytes)
         for vector, copy in zip(vectors, held, strict=True):
             self.take_back(vector, copy)
         optimizer.steps += steps
@@ -154,11 +154,13 @@ def marked(steps):
 
 @cache
 def compiled(**macros):
-    """Return the kernel, the bytes of its exchange and of a block's shared memory, and the number of its blocks."""
+    """Return the kernel, the bytes of its exchange and of a block's shared memory, and the numbers of blocks and threads."""
+    if int(cp.cuda.Device().compute_capability) < 90:
+        raise ValueError("cuda_persistent needs a GPU of compute capability 9.0 (Hopper) or newer: take another engine.")
     module = kernels.load("persistent", **macros)
-    answer = cp.empty(3, np.int32)
+    answer = cp.empty(4, np.int32)
     module.get_function("requirements")((1,), (1,), (answer,))
-    exchange_bytes, shared_bytes, blocks = answer.tolist()
+    exchange_bytes, shared_bytes, blocks, threads = answer.tolist()
     gpu = cp.cuda.Device().attributes
     if blocks > gpu["MultiProcessorCount"] or shared_bytes > gpu["MaxSharedMemoryPerBlockOptin"]:
         raise ValueError(
@@ -167,4 +169,4 @@ def compiled(**macros):
         )
     train = module.get_function("train")
     train.max_dynamic_shared_size_bytes = shared_bytes
-    return train, exchange_bytes, shared_bytes, blocks
+    return train, exchange_bytes, shared_bytes, blocks, threads
