@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from cycler import cycler
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from PIL import Image
@@ -293,6 +294,60 @@ def lanes(rows, xlabel):
     place.grid(axis="y", visible=False)
     figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=10)
     return figure
+
+
+def product(touched, labels, title=""):
+    """Show the matrices of a product C = A B as cells of colours: B above C, A to its left.
+
+    touched: by "A", "B" and "C" an array of numbers, each the place of its colour in `labels`, a dict of colours.
+    """
+    (rows, columns), deep, high = (touched[name].shape for name in "CAB")
+    figure, places = axes(6.4, 6.2, 2, 2, width_ratios=_shares(deep[1], columns), height_ratios=_shares(high[0], rows))
+    places[0, 0].remove()
+    colours = ListedColormap(list(labels.values()))
+    for name, place in zip("BAC", places.flat[1:], strict=True):
+        cells = touched[name]
+        place.imshow(
+            cells,
+            cmap=colours,
+            vmin=-0.5,
+            vmax=len(labels) - 0.5,
+            aspect="auto",
+            interpolation="nearest",
+            extent=(0, cells.shape[1], cells.shape[0], 0),
+        )
+        place.set_title(name, fontsize=11)
+        place.set(xlabel="k" if name == "A" else "column", ylabel="k" if name == "B" else "row")
+        _number_cells(place, cells.shape)
+    used = np.unique(np.concatenate([np.ravel(cells) for cells in touched.values()]))
+    handles = [Patch(facecolor=c, edgecolor="grey", label=name) for name, c in labels.items()]
+    figure.legend(
+        handles=[handles[int(i)] for i in used], loc="outside lower center", ncols=3, frameon=False, fontsize=9
+    )
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _number_cells(place, shape):
+    """Put few numbers beside the cells, and thin white lines between them where they are wide enough."""
+    place.set(xticks=_few(shape[1]), yticks=_few(shape[0]))
+    place.tick_params(labelsize=8)
+    place.grid(visible=False)
+    for side in place.spines.values():
+        side.set_visible(True)
+    if max(shape) <= 64:
+        lines = {"colors": "white", "linewidths": 12 / (20 + max(shape))}
+        place.vlines(range(1, shape[1]), 0, shape[0], **lines)
+        place.hlines(range(1, shape[0]), 0, shape[1], **lines)
+
+
+def _shares(depth, edge):
+    """Return how an edge of the figure is divided: by the cells, but so that the narrower side can be seen."""
+    return max(depth, 0.12 * edge), max(edge, 0.12 * depth)
+
+
+def _few(cells):
+    return np.arange(0, cells + 1, max(1, cells // 2 if cells <= 16 else cells // 4))
 
 
 def half_planes(X, y, path=(), marked=(), title=""):

@@ -199,3 +199,15 @@ def test_a_kernel_runs(folder):
     y = cupy.empty_like(x)
     kernels.load("scale", FACTOR=3).get_function("scale")((2,), (256,), (x, y, x.size))
     cupy.testing.assert_array_equal(y, 3 * x.reshape(-1, 2)[:, ::-1].ravel())
+
+
+def test_an_excerpt_is_the_lines_from_one_to_another(monkeypatch):
+    monkeypatch.setattr(kernels, "source", lambda name: SCALE)
+    assert kernels.excerpt("scale", "int i =", "tile[").splitlines() == [
+        "int i = blockIdx.x * blockDim.x + threadIdx.x;",
+        "tile[threadIdx.x] = i < n ? FACTOR * x[i] : 0.0f;",
+    ]
+    assert kernels.excerpt("scale", "nothing", "nothing") == 'extern "C" __global__ void nothing() {}'
+    for words in (("no such", "tile"), ("nothing", "scale")):
+        with pytest.raises(ValueError, match="has no lines from"):
+            kernels.excerpt("scale", *words)

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import textwrap
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -36,6 +37,19 @@ def source(name):
     if not path.is_file():
         raise ValueError(f"there is no kernel file {name!r}; the files are {', '.join(names())}.")
     return path.read_text(encoding="utf-8")
+
+
+def excerpt(name, first, last):
+    """Return some lines of `<name>.cu`: from the one that contains `first` to the next one that contains `last`.
+
+    What all of them are indented by is taken off. Raises ValueError where there are no such lines.
+    """
+    lines = source(name).splitlines()
+    begin = next((i for i, line in enumerate(lines) if first in line), None)
+    end = next((i for i, line in enumerate(lines) if begin is not None and i >= begin and last in line), None)
+    if begin is None or end is None:
+        raise ValueError(f"{name}.cu has no lines from {first!r} to {last!r}.")
+    return textwrap.dedent("\n".join(lines[begin : end + 1]))
 
 
 def names():
