@@ -30,7 +30,7 @@ NAMES = (
     *ON_GPU,
 )
 # These load, too, but have not passed their tests on a GPU in this version: nothing runs them unasked.
-UNPROVEN = ("cuda_three_kernels", "cuda_persistent")
+UNPROVEN = ("cuda_three_kernels", "cuda_persistent", "cuda_cluster")
 
 
 class Engine(Protocol):
@@ -136,6 +136,7 @@ def _why_not(name: str) -> str | None:
 
 if TYPE_CHECKING:  # mypy rejects an engine here whose functions are missing or have other parameters
     from . import (
+        cuda_cluster,
         cuda_graph,
         cuda_graph_cublas,
         cuda_graph_epoch,
@@ -171,4 +172,5 @@ if TYPE_CHECKING:  # mypy rejects an engine here whose functions are missing or 
         cuda_graph_epoch,
         cuda_three_kernels,
         cuda_persistent,
+        cuda_cluster,
     )

@@ -793,27 +793,26 @@ __device__ void train_network(const Network& network, Shared& shared) {
     finish(network, shared);
 }
 
-// Train networks on the examples in their orders (networks, examples). Grid: BLOCKS a network, an Exchange each. theta, m,
-// v: (networks, parameters), a multiple of 4. rates: (networks, steps). row_losses: (networks, steps, batch_size).
+// Train networks on the examples in their orders (networks, examples). Grid: BLOCKS a network. vectors: each network's
+// theta, m and v. rates: (networks, steps). row_losses: (networks, steps, batch_size). exchange: one a network.
 extern "C" __global__ void __cluster_dims__(BLOCKS) __launch_bounds__(THREADS, 1)
     train(const unsigned char* X, const long long* y, const long long* orders, int examples, int batch_size,
-          float* row_losses, Exchange* exchange, float* theta, float* m, float* v, int parameters, const Rates* rates,
+          float* row_losses, Exchange* exchange, float* const (*vectors)[3], const Rates* rates,
           const Settings* settings) {
-    const int number = blockIdx.x / BLOCKS, steps = (examples + batch_size - 1) / batch_size;
-    const long long first = (long long)number * parameters;
     Shared& shared = *(Shared*)shared_bytes;
     if (threadIdx.x == 0) {
+        const long long number = blockIdx.x / BLOCKS, steps = (examples + batch_size - 1) / batch_size;
         shared.network = {X,
                           y,
-                          orders + (long long)number * examples,
+                          orders + number * examples,
                           examples,
                           batch_size,
                           (int)(blockIdx.x % BLOCKS),
-                          theta + first,
-                          m + first,
-                          v + first,
-                          rates + (long long)number * steps,
-                          row_losses + (long long)number * steps * batch_size,
+                          vectors[number][0],
+                          vectors[number][1],
+                          vectors[number][2],
+                          rates + number * steps,
+                          row_losses + number * steps * batch_size,
                           exchange + number,
                           settings[number]};
     }
