@@ -1,8 +1,8 @@
 """Several networks at once: an epoch of each of them in one launch, each in a cluster of eight blocks.
 
-See `kernels/cluster.cu` for how. One network leaves most of a GPU idle, so fifteen of them, with other first weights and
-other orders of the examples, take little more time than one: `train_together`. The kernel is built for networks like
-the workbook's: float32, three hidden layers of at most 128 units, at most 16 classes, batches of at most 128.
+See `kernels/cluster.cu` for how. One network leaves most of a GPU idle, so fifteen of them, with other first weights
+and other orders of the examples, take little more time than one: `train_together`. The kernel is built for networks
+like the workbook's: float32, three hidden layers of at most 128 units, at most 16 classes, batches of at most 128.
 """
 
 from contextlib import contextmanager
@@ -36,10 +36,10 @@ def train_epoch(network, optimizer, X, y, order, batch_size):
 
 
 def train_together(networks, optimizers, X, y, orders, batch_size):
-    """Train each network on the rows of X that its row of `orders` (networks, n) names; return (networks, steps) losses.
+    """Train each network on the rows of X that its row of `orders` (networks, n) names.
 
-    All of the networks have the same sizes, and optimizers of one kind, whose settings may differ. Raises ValueError as
-    `train_epoch` does.
+    Returns the losses (networks, steps). All networks have the same sizes, and optimizers of one kind, whose settings
+    may differ. Raises ValueError as `train_epoch` does.
     """
     _check(networks, optimizers, orders, batch_size)
     sizes, n = networks[0].sizes, orders.shape[1]
@@ -95,12 +95,13 @@ def _addresses(vectors):
 def macros_of(sizes, optimizer, batch_size):
     """Return the macros that the kernel is compiled with."""
     rows = next(rows for rows in BATCHES if rows >= batch_size)
-    return {"INPUTS": held_sizes(sizes)[0], "CLASSES": sizes[-1], "BATCH": rows, "ADAM": int(bool(optimizer.state))} | _marks
+    has_state = bool(optimizer.state)
+    return {"INPUTS": held_sizes(sizes)[0], "CLASSES": sizes[-1], "BATCH": rows, "ADAM": int(has_state)} | _marks
 
 
 @contextmanager
 def marked(steps):
-    """Within this context the kernel writes down the times of so many steps of the first network, after the first 100."""
+    """Within this context the kernel writes down the times of so many steps, after the first 100, for `seeds`."""
     _marks["MARKED_STEPS"] = steps
     try:
         yield
