@@ -26,12 +26,12 @@ PROVE = pytest.mark.skipif(
 
 
 @needs_compiler
-@pytest.mark.parametrize(("adam", "spilled"), [(0, 0), (1, 64)])
+@pytest.mark.parametrize("adam", [0, 1])
 @pytest.mark.parametrize("batch", [64, 128])
-def test_the_kernel_keeps_its_numbers_in_registers(batch, adam, spilled):
+def test_the_kernel_keeps_its_numbers_in_registers(batch, adam):
     found = kernels.resources("cluster", BATCH=batch, ADAM=adam)["train"]
     assert found.registers <= 128  # of which a multiprocessor has enough for 512 threads
-    assert found.spilled_bytes <= spilled
+    assert found.spilled_bytes == 0
 
 
 @needs_compiler

@@ -89,7 +89,10 @@ __device__ void mark(int step, int stage) {}
 
 // ---- The cluster's barrier: what a block wrote before it arrived is there for those who have waited ----
 
-__device__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ void cluster_arrive() {
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 __device__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // From the L2 cache: what other blocks write is there, not in a multiprocessor's own cache.
@@ -252,7 +255,8 @@ __device__ int in_batch(const Network& network, int step) {
 // Ask for what a step needs to know: the next batch's examples, and this one's rates.
 __device__ void ask_for_order(const Network& network, Shared& shared, int step) {
     const long long first = (long long)step * network.batch_size;
-    if (threadIdx.x < in_batch(network, step)) copy<8>(&shared.examples[threadIdx.x], network.order + first + threadIdx.x);
+    const int row = threadIdx.x;
+    if (row < in_batch(network, step)) copy<8>(&shared.examples[row], network.order + first + row);
 }
 __device__ void ask_for_rates(const Network& network, Shared& shared, int step) {
     if (threadIdx.x < 3) copy<4>(&shared.rates.lr + threadIdx.x, &network.rates[step].lr + threadIdx.x);
@@ -454,7 +458,7 @@ __device__ __noinline__ void update_first(const Network& network, Shared& shared
     __syncthreads();
 }
 
-// ---- Products of float32 numbers: 16 rows on the left, in shared memory; a matrix on the right, 8 of its rows a warp ----
+// ---- Products of float32 numbers: on the left 16 rows, in shared memory; on the right a matrix, 8 of its rows a warp ----
 
 // x = big + small, nearly: big is x to 11 bits, and small the next 11, of which the tensor cores ignore what is beyond.
 struct Split {
@@ -491,12 +495,13 @@ struct Right {
         return sum + __shfl_xor_sync(~0u, sum, 2);
     }
 
-    // left times the matrix transposed. A lane gets rows lane / 4 and + 8, columns 2 (lane % 4) and + 1 of the warp's 8.
+    // left times the matrix transposed; row_of and column_of tell which four numbers of it a lane gets.
     // What was used makes room for the next matrix, which is on its way while this one is worked on.
     template <int COLUMNS>
     __device__ void multiply_with(const Rows& left, float (&sums)[4], const float* next) {
         const int row = threadIdx.x % 32 / 4;
         float rest[2][4] = {};  // the small parts' share
+        __syncwarp();
         for (int e = 0; e < 4; e++) sums[e] = 0;
 #pragma unroll
         for (int i = 0; i < COLUMNS / 16; i++) {
@@ -538,7 +543,7 @@ __device__ void put(Rows& rows, const float (&numbers)[4]) {
 
 // ---- The examples' way through the other layers, and back ----
 
-// The block's examples, from and to a matrix of all examples, which has a unit a row. A thread has four examples of a unit.
+// The block's examples, from and to a matrix of all examples, which has a unit a row. A thread has four of a unit's.
 __device__ void take(Rows& rows, const float (*units)[BATCH], int rank) {
     const int unit = threadIdx.x % WIDTH, row = threadIdx.x / WIDTH * 4;
     if (row >= ROWS) return;
@@ -618,7 +623,8 @@ __device__ void last_layer(const Network& network, Shared& shared, const Rows& i
         const float power = expf(logit - largest);
         float total = power;
         for (int distance = 16; distance > 1; distance /= 2) total += __shfl_xor_sync(~0u, total, distance);
-        const float dz4 = row < n ? power / (total * n) - (c == label ? 1.0f / n : 0.0f) : 0.0f;  // else it only fills up
+        // Else the row only fills up the batch.
+        const float dz4 = row < n ? power / (total * n) - (c == label ? 1.0f / n : 0.0f) : 0.0f;
         if (lane % 2 == 0) network.exchange->dz4[c][row] = dz4;
 
         float4 da = {0, 0, 0, 0};
@@ -630,7 +636,9 @@ __device__ void last_layer(const Network& network, Shared& shared, const Rows& i
         }
         da = {a.x > 0 ? da.x : 0, a.y > 0 ? da.y : 0, a.z > 0 ? da.z : 0, a.w > 0 ? da.w : 0};
         *(float4*)&out[r][in_row(r, 4 * lane)] = da;
-        if (row < n && lane == 2 * label) network.row_losses[(long long)step * network.batch_size + row] = logf(total) - (logit - largest);
+        if (row < n && lane == 2 * label) {
+            network.row_losses[(long long)step * network.batch_size + row] = logf(total) - (logit - largest);
+        }
     }
     __syncthreads();
 }
@@ -706,12 +714,14 @@ __device__ void update_rows(const Network& network, const Shared& shared, const 
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         if (column_of(e) >= COLUMNS) continue;
-        parameters[e].update(g[e], shared.network.settings, shared.rates, true);
+        parameters[e].update(g[e], network.settings, shared.rates, true);
         parameters[e].store(network, place(e));
         transposed[column_of(e)][TILE * network.rank + row_of(e)] = parameters[e].w;
     }
     // Every block has all biases, and updates them in the same way.
-    if (threadIdx.x % 4 == 0 && threadIdx.x / 4 < COLUMNS) b[threadIdx.x / 4].update(bias, shared.network.settings, shared.rates, false);
+    if (threadIdx.x % 4 == 0 && threadIdx.x / 4 < COLUMNS) {
+        b[threadIdx.x / 4].update(bias, network.settings, shared.rates, false);
+    }
 }
 
 __device__ __noinline__ void update_others(const Network& network, Shared& shared, int step) {
