@@ -27,6 +27,7 @@ from . import (
     persistence,
     results,
     roofline,
+    seeds,
     sweep,
     timeline,
 )
@@ -141,6 +142,7 @@ EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its r
     "timeline": (_with(timeline.run), timeline.table),
     "feed": (_with(feed.run), feed.table),
     "persistence": (_with(persistence.run), persistence.table),
+    "seeds": (_with(seeds.run), seeds.table),
     **{name: (_with(partial(experiments.run, name), data.load), experiments.table) for name in experiments.ALL},
 }
 

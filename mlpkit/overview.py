@@ -32,6 +32,7 @@ LABELS = {
     "cuda_graph_epoch": "CUDA graph of an epoch",
     "cuda_three_kernels": "CUDA graph, three kernels a step",
     "cuda_persistent": "one persistent CUDA kernel",
+    "cuda_cluster": "a network on eight multiprocessors",
     "scikit_learn": "scikit-learn",
     "pytorch": "PyTorch",
     "pytorch_compiled": "PyTorch, compiled",

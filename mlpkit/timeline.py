@@ -41,9 +41,10 @@ class Plan:
 
 
 USUAL = Plan()
+NAMES = ("cupy_naive", "cupy_fused", "cuda_graph_cublas", "cuda_graph", "cuda_graph_epoch")  # kernel by kernel
 
 
-def run(train=None, save=results.save, progress=print, plan=USUAL, names=engines.ON_GPU):
+def run(train=None, save=results.save, progress=print, plan=USUAL, names=NAMES):
     """Measure the engines called `names`, and return the record. train: (X, y), MNIST's where None is given.
 
     save: is called with the record whenever something was added. progress: is called with what is being done, a text.

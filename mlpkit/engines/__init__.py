@@ -16,7 +16,16 @@ from .. import gpu
 Array: TypeAlias = Any  # an engine's own array type: numpy.ndarray, cupy.ndarray, ...
 
 # They need an NVIDIA GPU.
-ON_GPU = ("cupy_naive", "cupy_fused", "cuda_graph_cublas", "cuda_graph", "cuda_graph_epoch")
+ON_GPU = (
+    "cupy_naive",
+    "cupy_fused",
+    "cuda_graph_cublas",
+    "cuda_graph",
+    "cuda_graph_epoch",
+    "cuda_three_kernels",
+    "cuda_cluster",
+    "cuda_persistent",
+)
 NAMES = (
     "numpy_baseline",
     "python_lists",
@@ -29,8 +38,6 @@ NAMES = (
     "numba_step",
     *ON_GPU,
 )
-# These load, too, but have not passed their tests on a GPU in this version: nothing runs them unasked.
-UNPROVEN = ("cuda_three_kernels", "cuda_persistent")
 
 
 class Engine(Protocol):
@@ -112,7 +119,7 @@ def load(name: str) -> Engine:
     Raises ValueError for a name that no engine has, and EngineUnavailable where this machine can't run it: an engine
     says so by raising ImportError as it is imported, as `gpu.require()` does where CuPy finds no GPU.
     """
-    if name not in NAMES + UNPROVEN:
+    if name not in NAMES:
         raise ValueError(f"there is no engine {name!r}; the engines are {', '.join(NAMES)}.")
     try:
         return cast(Engine, import_module(f"{__name__}.{name}"))
@@ -136,6 +143,7 @@ def _why_not(name: str) -> str | None:
 
 if TYPE_CHECKING:  # mypy rejects an engine here whose functions are missing or have other parameters
     from . import (
+        cuda_cluster,
         cuda_graph,
         cuda_graph_cublas,
         cuda_graph_epoch,
@@ -171,4 +179,5 @@ if TYPE_CHECKING:  # mypy rejects an engine here whose functions are missing or 
         cuda_graph_epoch,
         cuda_three_kernels,
         cuda_persistent,
+        cuda_cluster,
     )

@@ -39,8 +39,8 @@ def settings(optimizer):
 
 
 def mean_losses(row_losses, rest):
-    """Return the mean of each row (steps, batch size), of the last one over its first `rest` where there is a rest."""
-    losses = row_losses.mean(axis=1)
+    """Return the means of batches (..., steps, batch size); the last one has only `rest` examples, unless that is 0."""
+    losses = row_losses.mean(axis=-1)
     if rest:
-        losses[-1] = row_losses[-1, :rest].mean()
+        losses[..., -1] = row_losses[..., -1, :rest].mean(axis=-1)
     return losses

@@ -7,7 +7,6 @@ exactly zero: their weights are zero, so nothing flows through them.
 
 from contextlib import contextmanager
 from functools import cache
-from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 import cupy as cp
@@ -15,10 +14,11 @@ import numpy as np
 
 from .. import kernels
 from ..checks import check_batch, check_labels
+from ._held import as_bytes, check_network, held_sizes, hold, take_back
 from ._rates import check_optimizer, mean_losses, rates, settings
 from .cupy_fused import *
 
-WIDTH, MOST_CLASSES, BATCHES, COLUMN_BLOCKS = 128, 16, (32, 64, 128, 256), 64  # as in persistent.cu
+BATCHES, COLUMN_BLOCKS = (32, 64, 128, 256), 64  # as in persistent.cu
 
 _marks: dict[str, int] = {}  # macros of a kernel that writes down its times
 
@@ -43,10 +43,9 @@ class _Epoch:
     """What the epochs of a network on a data set share: the compiled kernels, and where the blocks exchange numbers."""
 
     def __init__(self, network, X, y, batch_size):
-        check_network(network, batch_size)
+        check_network(network, batch_size, BATCHES[-1], "cuda_persistent")
         self.sizes, self.batch_size, self.key = network.sizes, batch_size, self.key_of(X, y, batch_size)
-        self.held_sizes = (held_inputs(network.sizes), WIDTH, WIDTH, WIDTH, network.sizes[-1])
-        self.pixels = as_bytes(X, self.held_sizes[0])
+        self.pixels = as_bytes(X, held_sizes(self.sizes)[0], "cuda_persistent")
         self.keep = X, y  # so that no other array gets their addresses
         self.labels = y.astype(np.int64, copy=False)
 
@@ -66,80 +65,22 @@ class _Epoch:
         exchange = cp.zeros(exchange_bytes, np.uint8)
         table = cp.asarray(rates(optimizer, steps), np.float32)
         vectors = [optimizer.network.theta, *optimizer.state.values()]
-        held = [self.hold(vector) for vector in vectors]
+        held = [hold(vector, self.sizes) for vector in vectors]
         m, v = held[1:] or (0, 0)
         batches = self.pixels, self.labels, order.astype(np.int64, copy=False), np.int32(len(order))
         arguments = *batches, np.int32(self.batch_size), row_losses, exchange, held[0], m, v, table
         train((blocks,), (threads,), (*arguments, *settings(optimizer)), shared_mem=shared_bytes)
         for vector, copy in zip(vectors, held, strict=True):
-            self.take_back(vector, copy)
+            take_back(vector, copy, self.sizes)
         optimizer.steps += steps
         return mean_losses(row_losses, len(order) % self.batch_size)
-
-    def hold(self, vector):
-        """Return a vector laid out for the sizes that the kernel holds: itself, where they are the network's."""
-        if self.held_sizes == self.sizes:
-            return vector
-        held = cp.zeros(sum((inputs + 1) * outputs for inputs, outputs in pairwise(self.held_sizes)), vector.dtype)
-        for part, whole in self.parts(vector, held):
-            whole[...] = part
-        return held
-
-    def take_back(self, vector, held):
-        """Copy what the kernel has made of a vector."""
-        if held is not vector:
-            for part, whole in self.parts(vector, held):
-                part[...] = whole
-
-    def parts(self, vector, held):
-        """Yield each array of a vector, with the part of the held vector that stands for it."""
-        for (W, b), (held_W, held_b) in zip(views(vector, self.sizes), views(held, self.held_sizes), strict=True):
-            yield W, held_W[: W.shape[0], : W.shape[1]]
-            yield b, held_b[: len(b)]
-
-
-def views(vector, sizes):
-    """Return one (W, b) pair of views a layer, as `Network.views`."""
-    pairs, w, b = [], 0, sum(inputs * outputs for inputs, outputs in pairwise(sizes))
-    for inputs, outputs in pairwise(sizes):
-        pairs.append((vector[w : w + inputs * outputs].reshape(inputs, outputs), vector[b : b + outputs]))
-        w, b = w + inputs * outputs, b + outputs
-    return pairs
-
-
-def check_network(network, batch_size):
-    """Raise ValueError for what the kernel is not made for, in one sentence."""
-    hidden = network.sizes[1:-1]
-    if len(hidden) != 3 or max(hidden) > WIDTH or network.sizes[-1] > MOST_CLASSES:
-        raise ValueError(
-            f"cuda_persistent holds three hidden layers of at most {WIDTH} units and at most {MOST_CLASSES} classes, "
-            f"not a network of sizes {network.sizes}: take another engine."
-        )
-    if network.dtype != np.float32:
-        raise ValueError(f"cuda_persistent computes in float32, not {network.dtype}: take another engine.")
-    if batch_size > BATCHES[-1]:
-        raise ValueError(f"cuda_persistent takes batches of at most {BATCHES[-1]}, not {batch_size}.")
-
-
-def as_bytes(X, inputs):
-    """Return images as uint8, rows filled up to `inputs` pixels. Raises ValueError where they are not bytes / 255."""
-    pixels = X if X.dtype == np.uint8 else cp.rint(X * 255).astype(np.uint8)
-    if X.dtype != np.uint8 and not bool((pixels.astype(np.float32) / np.float32(255) == X).all()):
-        raise ValueError("cuda_persistent multiplies with bytes: give it uint8 pixels, or such pixels divided by 255.")
-    if X.shape[1] < inputs:
-        pixels = cp.pad(pixels, ((0, 0), (0, inputs - X.shape[1])))
-    return cp.ascontiguousarray(pixels)
-
-
-def held_inputs(sizes):
-    return -(-sizes[0] // 16) * 16
 
 
 def macros_of(sizes, optimizer, batch_size):
     """Return the macros that the kernel is compiled with."""
     rows = next(rows for rows in BATCHES if rows >= batch_size)
     has_state = bool(optimizer.state)
-    return {"INPUTS": held_inputs(sizes), "CLASSES": sizes[-1], "BATCH": rows, "ADAM": int(has_state)} | _marks
+    return {"INPUTS": held_sizes(sizes)[0], "CLASSES": sizes[-1], "BATCH": rows, "ADAM": int(has_state)} | _marks
 
 
 @contextmanager
@@ -154,9 +95,9 @@ def marked(steps):
 
 @cache
 def compiled(**macros):
-    """Return the kernel, the bytes of its exchange and of a block's shared memory, and the numbers of blocks and threads."""
+    """Return the kernel, the bytes of its exchange and of a block's shared memory, and how many blocks and threads."""
     if int(cp.cuda.Device().compute_capability) < 90:
-        raise ValueError("cuda_persistent needs a GPU of compute capability 9.0 (Hopper) or newer: take another engine.")
+        raise ValueError("cuda_persistent needs a GPU of compute capability 9.0 (Hopper) or newer: take another one.")
     module = kernels.load("persistent", **macros)
     answer = cp.empty(4, np.int32)
     module.get_function("requirements")((1,), (1,), (answer,))

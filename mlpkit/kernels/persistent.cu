@@ -975,13 +975,13 @@ __device__ void row_block(const Arguments& arguments, int steps) {
         SingleMail<2> b;
         W4.ask(W4_at);
         b.ask(bias_at);
-        second.look_for(packets.W[1], tag);
-        second.ask(packets.W[1]);
         W4.wait(tag, W4_at);
         b.wait(tag, bias_at);
         for (int i = 0; i < 2; i++) *(float2*)&shared.W4[two(i) / WIDTH][two(i) % WIDTH] = W4[i];
         if (threadIdx.x < 2 * WIDTH) shared.b[hidden / WIDTH][hidden % WIDTH] = b[0];
         if (threadIdx.x < CLASSES) shared.b4[column] = b[1];
+        second.look_for(packets.W[1], tag);
+        second.ask(packets.W[1]);
         second.wait(packets.W[1], tag);
         mark(step, 3);
         const float a1 = receive(&packets.a1[first + r][j], tag);

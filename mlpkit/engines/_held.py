@@ -1,0 +1,74 @@
+"""Networks laid out for kernels that are built for three hidden layers of one width, and images as bytes.
+
+Smaller layers are filled up with units that stay exactly zero: their weights are zero, so nothing flows through them.
+"""
+
+from itertools import pairwise
+
+import cupy as cp
+import numpy as np
+
+WIDTH, MOST_CLASSES = 128, 16  # as in persistent.cu and cluster.cu
+
+
+def check_network(network, batch_size, most, engine):
+    """Raise ValueError for what the kernel is not made for, in one sentence. most: rows of a batch."""
+    hidden = network.sizes[1:-1]
+    if len(hidden) != 3 or max(hidden) > WIDTH or network.sizes[-1] > MOST_CLASSES:
+        raise ValueError(
+            f"{engine} holds three hidden layers of at most {WIDTH} units and at most {MOST_CLASSES} classes, "
+            f"not a network of sizes {network.sizes}: take another engine."
+        )
+    if network.dtype != np.float32:
+        raise ValueError(f"{engine} computes in float32, not {network.dtype}: take another engine.")
+    if batch_size > most:
+        raise ValueError(f"{engine} takes batches of at most {most}, not {batch_size}.")
+
+
+def as_bytes(X, inputs, engine):
+    """Return images as uint8, rows filled up to `inputs` pixels. Raises ValueError where they are not bytes / 255."""
+    pixels = X if X.dtype == np.uint8 else cp.rint(X * 255).astype(np.uint8)
+    if X.dtype != np.uint8 and not bool((pixels.astype(np.float32) / np.float32(255) == X).all()):
+        raise ValueError(f"{engine} multiplies with bytes: give it uint8 pixels, or such pixels divided by 255.")
+    if X.shape[1] < inputs:
+        pixels = cp.pad(pixels, ((0, 0), (0, inputs - X.shape[1])))
+    return cp.ascontiguousarray(pixels)
+
+
+def held_sizes(sizes):
+    """Return the sizes that the kernel holds for a network of these sizes."""
+    return (-(-sizes[0] // 16) * 16, WIDTH, WIDTH, WIDTH, sizes[-1])
+
+
+def hold(vector, sizes):
+    """Return a vector laid out for the sizes that the kernel holds: itself, where they are the network's."""
+    held = held_sizes(sizes)
+    if held == sizes:
+        return vector
+    longer = cp.zeros(sum((inputs + 1) * outputs for inputs, outputs in pairwise(held)), vector.dtype)
+    for part, whole in _parts(vector, longer, sizes):
+        whole[...] = part
+    return longer
+
+
+def take_back(vector, held, sizes):
+    """Copy what the kernel has made of a vector."""
+    if held is not vector:
+        for part, whole in _parts(vector, held, sizes):
+            part[...] = whole
+
+
+def _parts(vector, held, sizes):
+    """Yield each array of a vector, with the part of the held vector that stands for it."""
+    for (W, b), (held_W, held_b) in zip(views(vector, sizes), views(held, held_sizes(sizes)), strict=True):
+        yield W, held_W[: W.shape[0], : W.shape[1]]
+        yield b, held_b[: len(b)]
+
+
+def views(vector, sizes):
+    """Return one (W, b) pair of views a layer, as `Network.views`."""
+    pairs, w, b = [], 0, sum(inputs * outputs for inputs, outputs in pairwise(sizes))
+    for inputs, outputs in pairwise(sizes):
+        pairs.append((vector[w : w + inputs * outputs].reshape(inputs, outputs), vector[b : b + outputs]))
+        w, b = w + inputs * outputs, b + outputs
+    return pairs
