@@ -359,7 +359,8 @@ __device__ void multiply(float (&c)[4], const Word (&a_high)[4], const Word (&a_
 
 const int PIXEL_TILES = INPUTS / 16, TILES_A_WARP = (PIXEL_TILES + WARPS - 1) / WARPS;
 const int ROW_TILES = BATCH / 16, SPLITS = WARPS / ROW_TILES;  // warps that share a tile's sum over the pixels
-const int STEPS_A_SPLIT = (INPUTS / 32 + SPLITS - 1) / SPLITS, STEPS_AT_ONCE = STEPS_A_SPLIT < 6 ? STEPS_A_SPLIT : 6;
+const int STEPS_A_SPLIT = (INPUTS / 32 + SPLITS - 1) / SPLITS;
+const int STEPS_AT_ONCE = STEPS_A_SPLIT > 4 ? 4 : STEPS_A_SPLIT > 0 ? STEPS_A_SPLIT : 1;  // as the registers allow
 const int TILE_WARPS = WARPS / 2;                              // eight warps have a tile of W3, eight one of W2
 const int MAIL_ROWS = BATCH <= 128 ? BATCH / TILE_WARPS : 16;  // whose packets a warp asks for at a time
 const int MOST_AHEAD = BATCH > 128 ? 0 : 1;                    // as the registers allow
@@ -832,6 +833,19 @@ struct HeldWeights {
     }
 };
 
+// The largest of N numbers; as a tree, so that no comparison has to wait for many others.
+template <int N>
+__device__ float largest(const float (&z)[N]) {
+    if constexpr (N == 1) {
+        return z[0];
+    } else {
+        float half[N / 2];
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) half[i] = fmaxf(z[i], z[i + N / 2]);
+        return largest(half);
+    }
+}
+
 // The last layer, the loss, and dz3. A thread has one unit of one row, as it comes from the layer before. one: 1 / n.
 __device__ void last_layer(RowShared& shared, Packets& packets, float a3, int n, float one, int label,
                            const Arguments& arguments, int step, Word tag) {
@@ -859,12 +873,7 @@ __device__ void last_layer(RowShared& shared, Packets& packets, float a3, int n,
         float z[TILE];
 #pragma unroll
         for (int i = 0; i < TILE; i++) z[i] = shared.logits[r][i < CLASSES ? i : 0];
-#pragma unroll
-        for (int half = TILE / 2; half > 0; half /= 2) {
-#pragma unroll
-            for (int i = 0; i < half; i++) z[i] = fmaxf(z[i], z[i + half]);
-        }
-        above = shared.logits[r][known] - z[0];
+        above = shared.logits[r][known] - largest(z);
         const float power = c < CLASSES ? expf(above) : 0;
         total = power;
         for (int distance = TILE / 2; distance > 0; distance /= 2) total += __shfl_xor_sync(~0u, total, distance);
