@@ -59,7 +59,26 @@ def test_two_epochs_follow_the_baseline(name, optimizer, dtype):
 @pytest.mark.parametrize("batch_size", [1, 7, 50, 64])
 @pytest.mark.parametrize("name", NAMES)
 def test_any_sizes_will_do(name, batch_size, sizes):
-    agree(train_both(name, sizes, lambda network: SGD(network, 0.05), blobs(50), batch_size))
+    def make(network):
+        """Start with biases too: without, a row that nothing comes through gives sums of exactly 0 (see `_cublas`)."""
+        theta = Network("numpy_baseline", sizes).theta
+        network.set_theta(theta + np.random.default_rng(0).normal(0, 0.01, theta.shape).astype(theta.dtype))
+        return SGD(network, 0.05)
+
+    agree(train_both(name, sizes, make, blobs(50), batch_size))
+
+
+def test_cublas_takes_the_derivative_at_zero_for_one():
+    """The one thing in which it differs from the baseline: see `_cublas`."""
+    import cupy as cp
+
+    from mlpkit.engines import _cublas as cublas
+
+    x, W, b, out = cp.zeros((4, 8), "f"), cp.ones((8, 8), "f"), cp.zeros(8, "f"), cp.empty((4, 8), "f")
+    mask = cublas.mask(4, 8)
+    cublas.Product(x, W, out, cublas.RELU_AUX_BIAS, b, mask)(x, W, out)
+    assert (cp.unpackbits(mask[:, :1].ravel()) == 1).all()
+    assert (out == 0).all()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,6 +3,9 @@
 CuPy's `matmul` calls cuBLAS too, but offers no epilogues, and refuses to be recorded into a graph. Here a product is
 planned once, for arrays of given shapes: cuBLAS chooses a kernel then, and not again at each call. Products are in the
 type of their arrays, float32 (in full, not TF32) or float64. Names and numbers are those of cuBLAS's documentation.
+
+The derivative of ReLU at exactly 0 is a convention: 0 in the baseline, 1 in cuBLAS's masks (so found, on an H200). It
+matters where a sum is exactly 0: in a row that nothing comes through, with biases of 0.
 """
 
 import ctypes
@@ -16,7 +19,7 @@ WORKSPACE = 32 << 20  # bytes: what cuBLAS's documentation recommends for Hopper
 
 # What is done besides the product a b. The vector has a number for each column of b, the mask a bit for each result.
 PLAIN = 1
-RELU_AUX_BIAS = 134  # add the vector, take the ReLU, and write into the mask what was above 0
+RELU_AUX_BIAS = 134  # add the vector, take the ReLU, and write into the mask what was not below 0
 DRELU = 136  # where the mask has 0, the result is 0
 BGRADA = 256  # write the sums of b's columns into the vector
 
