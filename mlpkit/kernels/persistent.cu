@@ -145,7 +145,9 @@ struct MailOf {
 
 template <int N>
 struct Mail : MailOf<ulonglong2, N> {
-    __device__ float2 operator[](int i) const { return make_float2(value_of(this->items[i].x), value_of(this->items[i].y)); }
+    __device__ float2 operator[](int i) const {
+        return make_float2(value_of(this->items[i].x), value_of(this->items[i].y));
+    }
 };
 
 template <int N>
@@ -187,7 +189,7 @@ __device__ bool has_mark(float4 four, Word mark) { return (__float_as_uint(four.
 // A piece of memory serves every second step; from one to the next, the mark changes. The first is 1: memory starts as 0.
 __device__ Word mark_of(Word tag) { return ~((tag - 1) / 2) & 1; }
 
-// Half of a block's warps work on W3 and W4, the other half on W2, and neither waits for the other.
+// Half of a block's warps work on W3, the other half on W2, and neither waits for the other.
 __device__ void sync_half(int half) { asm volatile("bar.sync %0, %1;" ::"r"(1 + half), "n"(THREADS / 2) : "memory"); }
 
 // ---- Copies that a unit of their own makes: they arrive while all threads do other things ----
@@ -594,6 +596,12 @@ struct HiddenTile {
         return &packets[first_row() + start + row][column + lane / 4 * 2];
     }
 
+    // A packet that is sent shortly before those of the gradient. (To look at all of these all the time would keep
+    // everybody else's packets waiting.)
+    static __device__ const Packet* just_before(const Packets& packets) {
+        return layer() ? &packets.dz3[first_row()][column()] : &packets.a3[column() / UNITS][first_row()][0];
+    }
+
     // Hand the tile, and the bias, to the row blocks. Four lanes put their weights together.
     __device__ void send_to(Packets& packets, Word tag, const ColumnShared& shared) const {
         const int first = threadIdx.x % 32 & ~3;
@@ -617,9 +625,8 @@ struct HiddenTile {
             const auto a_at = [&](int i) { return place(ins, start, i, row()); };
             const auto dz_at = [&](int i) { return place(slopes, start, i, column()); };
             a.ask(a_at);
-            const Packet* before = layer() ? &packets.dz3[first_row()][column()] : &packets.a3[column() / UNITS][first_row()][0];
-            if (start == 0) receive(before, tag);
-            dz.ask(dz_at);  // what comes just before them is there
+            if (start == 0) receive(just_before(packets), tag);
+            dz.ask(dz_at);
             a.wait(tag, a_at);
             dz.wait(tag, dz_at);
 #pragma unroll
