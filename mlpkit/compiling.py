@@ -61,7 +61,8 @@ def first_steps(name):
     starts then. Of the images only their number matters here: they are made up.
     """
     rng = np.random.default_rng(0)
-    train = rng.random((1000, 784), dtype=np.float32), rng.integers(10, size=1000)
+    pixels = rng.integers(256, size=(1000, 784)).astype(np.float32)
+    train = pixels / np.float32(255), rng.integers(10, size=1000)
     start = time.perf_counter()
     engines.load(name)
     imported = time.perf_counter() - start
