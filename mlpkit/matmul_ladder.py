@@ -101,7 +101,8 @@ RUNGS = {
 def matmul(name, a, b):
     """Return the product of two float32 CuPy arrays by a rung; arrays that are not stored by rows are copied first.
 
-    Raises ValueError where the arrays are not matrices of float32 numbers that fit together.
+    Raises ValueError where the arrays are not matrices of float32 numbers that fit together, and where the rung does
+    not fit on this GPU.
     """
     call, c = prepare(RUNGS[name], a, b)
     call()
@@ -110,6 +111,8 @@ def matmul(name, a, b):
 
 def prepare(rung, a, b, out=None):
     """Return a function that launches the rung's kernel and nothing else, and the array (m, n) that it writes."""
+    if reason := why_not(rung):
+        raise ValueError(reason)
     import cupy
 
     if not (a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and a.dtype == b.dtype == np.float32):
@@ -130,6 +133,30 @@ def prepare(rung, a, b, out=None):
         )
     arguments = (a, b, c, *map(np.int32, (m, n, k)))
     return lambda: kernel(blocks, rung.threads, arguments, shared_mem=rung.shared), c
+
+
+def why_not(rung):
+    """Return why a rung cannot run on this GPU, a sentence, or None where it can."""
+    if not rung.shared or rung.shared <= (most := _most_shared()):
+        return None
+    needed, most = -(-rung.shared // 1024), most // 1024  # KiB
+    return f"{rung.file} does not fit on this GPU: its blocks need {needed} KiB of shared memory and may have {most}."
+
+
+@cache
+def _most_shared():
+    """Return how many bytes of shared memory a block may have on this GPU."""
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceProperties(0)["sharedMemPerBlockOptin"]
+
+
+def fitting(rungs, progress=print):
+    """Return those of the rungs, given by name, that fit on this GPU. progress: is told why others don't."""
+    reasons = {name: why_not(rung) for name, rung in rungs.items()}
+    for reason in filter(None, reasons.values()):
+        progress(reason)
+    return {name: rung for name, rung in rungs.items() if not reasons[name]}
 
 
 def round_rows(array, multiple=8):
@@ -270,7 +297,7 @@ def run(save=results.save, progress=print, plan=USUAL):
 
 
 def _resources(plan, progress):
-    for name, rung in RUNGS.items():
+    for name, rung in fitting(RUNGS, progress).items():
         progress(f"compiling {name}")
         yield {"kind": "resources", "rung": name} | occupancy(rung)
 
@@ -310,7 +337,8 @@ def _products(plan, progress):
 def rates(shape, plan=USUAL, rungs=None):
     """Return microseconds a call, a list of samples, and the error, for each rung and for cuBLAS in each precision.
 
-    Raises AssertionError where a product is wrong. Functions of one size are timed in turns.
+    rungs: by name; those that fit on this GPU where it is None. Raises AssertionError where a product is wrong.
+    Functions of one size are timed in turns.
     """
     import cupy
 
@@ -321,7 +349,8 @@ def rates(shape, plan=USUAL, rungs=None):
     norm = cupy.linalg.norm(wanted)
     calls: dict[str, Callable] = {}
     errors: dict[str, float] = {}
-    for name, (precision, ready) in _ways(a, b, RUNGS if rungs is None else rungs).items():
+    rungs = fitting(RUNGS, lambda reason: None) if rungs is None else rungs
+    for name, (precision, ready) in _ways(a, b, rungs).items():
         call, c = ready()
         c.fill(np.nan)
         if microseconds(call) > plan.patience_ms * 1e3:

@@ -81,6 +81,38 @@ def test_no_gpu_is_said_in_a_sentence(monkeypatch):
         matmul_ladder.run(save=None, progress=None)
 
 
+@pytest.fixture
+def small_gpu(monkeypatch):
+    """A GPU that gives a block 99 KiB of shared memory, as a GeForce does."""
+    monkeypatch.setattr(matmul_ladder, "_most_shared", lambda: 99 * 1024)
+
+
+def test_a_rung_that_does_not_fit_is_left_out_with_a_sentence(small_gpu):
+    said = []
+    assert list(matmul_ladder.fitting(RUNGS, said.append)) == [n for n in RUNGS if n not in ("tf32", "bf16")]
+    assert [sentence.split()[0] for sentence in said] == ["matmul_7_tf32", "matmul_8_bf16"]
+    assert "need 133 KiB of shared memory and may have 99." in said[0]
+
+
+@pytest.mark.parametrize("name", ["tf32", "bf16"])
+def test_the_product_of_a_rung_that_does_not_fit_is_refused(name, small_gpu):
+    with pytest.raises(ValueError, match="does not fit on this GPU"):
+        matmul_ladder.matmul(name, None, None)
+
+
+def test_a_record_goes_on_without_rungs_that_do_not_fit(small_gpu, monkeypatch):
+    monkeypatch.setattr(matmul_ladder, "occupancy", lambda rung: {"registers": 32})
+    said = []
+    runs = list(matmul_ladder._resources(QUICK, said.append))
+    assert [run["rung"] for run in runs] == [n for n in RUNGS if n not in ("tf32", "bf16")]
+    assert [sentence for sentence in said if "matmul_8_bf16 does not fit" in sentence]
+
+
+def test_each_rung_fits_where_it_may_have_163_kib(monkeypatch):
+    monkeypatch.setattr(matmul_ladder, "_most_shared", lambda: 163 * 1024)  # compute capability 8.0
+    assert list(matmul_ladder.fitting(RUNGS)) == list(RUNGS)
+
+
 def test_the_table_shows_a_record():
     taken = {"registers": 40, "shared_bytes": 8192, "spilled_bytes": 0, "threads": 256, "blocks": 2, "occupancy": 0.25}
     size = {"m": 4096, "n": 4096, "k": 4096, "error": 1e-6}
@@ -107,6 +139,14 @@ def test_shares_are_those_of_cublas_in_the_same_precision():
 
 
 # On a GPU
+
+
+@pytest.fixture(autouse=True)
+def skip_what_does_not_fit(request):
+    """Skip a test on the GPU whose rung asks for more shared memory than this one has."""
+    name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
+    if name and request.node.get_closest_marker("gpu") and (reason := matmul_ladder.why_not(RUNGS[name])):
+        pytest.skip(reason)
 
 
 def matrices(m, k, n, seed=0):

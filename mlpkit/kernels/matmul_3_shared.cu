@@ -2,7 +2,7 @@
 // memory.
 //
 // The threads of a block need the same TILE rows of A and TILE columns of B. They fetch a tile of each together, one
-// number a thread, wait for each other, and multiply what is now in shared memory, 32 banks of which answer at once.
+// number a thread, wait for each other, and multiply what is now in shared memory, whose 32 banks answer at once.
 // Each number that is fetched is used TILE times: memory and caches have to bring 2 M N K / TILE numbers.
 //
 // At the edges a thread fetches 0 instead, in A and in B alike. A zero in only one of them would not do: 0 x inf is

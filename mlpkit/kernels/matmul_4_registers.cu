@@ -1,7 +1,7 @@
 // C = A B, with a tile of C in each thread's registers: 8 x 8 numbers, in a block's tile of 128 x 128.
 //
 // For each k a thread loads 8 numbers of A and 8 of B from shared memory, and does all 64 products of the two: 4
-// multiply-adds a load, where the last file did half a one. The 64 totals stay in registers from first to last.
+// multiply-adds a load, where the last file's text has half a one. The 64 totals stay in registers from first to last.
 // Nothing is faster than a register, but they have no addresses: every index into `total` has to be known when this is
 // compiled, so the loops over it are unrolled.
 //

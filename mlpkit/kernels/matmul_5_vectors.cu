@@ -1,7 +1,8 @@
 // C = A B, with four numbers in each load and store: from memory, to and from shared memory, and to memory.
 //
 // A processor issues one instruction at a time for a warp, and a load of 16 bytes is one, like a load of 4. For each k
-// a thread now issues 4 loads from shared memory, where it issued 16, beside its 64 multiply-adds.
+// a thread now issues 4 loads from shared memory, where it issued 16, beside its 64 multiply-adds. As many bytes as
+// before come from shared memory: what is saved is instructions.
 //
 // Four neighbours in a row of B belong to four columns of C: just what a thread needs at once. Four neighbours in a
 // row of A belong to four values of k, and it needs four rows. So A's tile is turned as it is stored: A_tile[k][row].

@@ -11,13 +11,13 @@
 //
 // A's tile is turned by copies of 4 bytes; rows that are 4 numbers longer than the tile spread them over the banks.
 //
-// Registers have banks too: the even ones and the odd ones. A multiply-add reads three registers, and takes two cycles
-// instead of one where it reads two of the same bank. One of the three may be kept from the instruction before, so the
-// products go to and fro: down one column of the thread's tile, up the next. For the rest the compiler has to choose
-// registers well, and must be free to. Numbers that one instruction loads or stores lie in registers that follow each
-// other: b in an even, an odd, an even, an odd one. Were four totals stored in this way, each would be in the bank of
-// its b, in each of the K steps. So totals are stored one by one, to shared memory, and whole lines go from there to
-// C.
+// Registers have banks too: on the chips where others have measured it, Volta and Ampere, the even ones and the odd
+// ones. A multiply-add reads three registers, and may be delayed where too many of them are in one bank; NVIDIA does not
+// say when. One of the three may be kept from the instruction before, so the products go to and fro: down one column of
+// the thread's tile, up the next. For the rest the compiler has to choose registers well, and must be free to. Numbers
+// that one instruction loads or stores lie in registers that follow each other: b in an even, an odd, an even, an odd
+// one. Were four totals stored in this way, each would be tied to the bank of its b, or to the other, in each of the K
+// steps. So totals are stored one by one, to shared memory, and whole lines go from there to C.
 //
 // Blocks start in the order of their numbers. GROUP rows of tiles are taken together, column by column, so that the
 // blocks that run at a time make up a patch of C that is about as high as it is wide, and find each other's A and B in

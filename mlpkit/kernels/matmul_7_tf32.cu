@@ -13,9 +13,9 @@
 // The ring of tiles is that of the last file. Rows of A are 4 numbers longer than its tile is wide, and those of B 8:
 // so eight rows of A, and four rows t and eight columns g of B, lie in all 32 banks.
 //
-// What bounds it: arithmetic takes so little time now that the warps wait for the L2 cache, which on an H200 brings
-// this file and the next about 4.7 TB/s each. Larger tiles would need less of it, but there are no registers for them.
-// And mma.sync, an instruction of 2020, gets only a part of what Hopper's tensor cores can do: cuBLAS has wgmma, which
+// What bounds it, probably: arithmetic takes so little time now that the warps wait for the L2 cache. At 4096 on an H200
+// this file asks for 4.7 TB/s, and the next for 5.1. Larger tiles would ask for less, but there are no registers for
+// them. And mma.sync, an instruction of 2020, gets only a part of what Hopper's tensor cores can do: cuBLAS has wgmma, which
 // only sm_90a has and which reads its operands from shared memory itself, and blocks that share what they fetch.
 
 #ifndef TILE_M

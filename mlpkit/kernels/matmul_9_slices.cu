@@ -1,6 +1,6 @@
 // C = A B for a small C and a long K, as in the first layer of our network: 128 x 784 x 128.
 //
-// A tile of 128 x 128 would be all of C: one block, while 131 multiprocessors have nothing to do. So tiles are small,
+// A tile of 128 x 128 would be all of C: one block, while an H200's other 131 multiprocessors have nothing to do. So tiles are small,
 // 8 x 16, which makes 128 blocks; and within a block the steps of k are shared out, to WARPS warps and in each to 4
 // groups of 8 threads. A thread adds up its own slice of K for 4 x 4 numbers of C. The 4 groups of a warp add their
 // sums by exchanging registers (shuffles), the warps theirs through shared memory; always in the same order, so that

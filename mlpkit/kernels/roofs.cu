@@ -1,5 +1,8 @@
 // The two limits of a GPU, to measure others by: multiply-adds that never leave the registers, and a copy that never
 // meets arithmetic. And a way to keep a GPU waiting, so that the work queued behind it runs without a gap.
+//
+// The multiply-adds' rate is a little below the hardware's: the loop has instructions of its own, 4 of 68 as CUDA 12.9
+// compiles it for sm_90, which leaves 94 %.
 
 constexpr int CHAINS = 32;  // independent sums of a thread: each multiply-add has to wait for the last one of its chain
 
