@@ -296,6 +296,31 @@ def lanes(rows, xlabel):
     return figure
 
 
+def flow(nodes, arrows, colours, xlabel):
+    """Show what needs what: a box a node, and an arrow from each to those that need it; the first lane on top.
+
+    nodes[name]: (place from left to right, lane, kind). arrows: pairs of names. colours: the kinds' labels, in order.
+    """
+    lanes = list(dict.fromkeys(lane for _, lane, _ in nodes.values()))
+    figure, place = axes(9, 1.6 + 0.75 * len(lanes))
+    at = {name: (x, lanes.index(lane)) for name, (x, lane, _) in nodes.items()}
+    for first, second in arrows:
+        line = {"arrowstyle": "-|>", "color": "#555555", "shrinkA": 21, "shrinkB": 21, "linewidth": 1.1}
+        place.annotate("", at[second], at[first], arrowprops=line)
+    for name, (_, _, kind) in nodes.items():
+        colour = COLOURS[colours.index(kind)]
+        box = {"boxstyle": "round,pad=0.45", "facecolor": "white", "edgecolor": colour, "linewidth": 2.2}
+        place.text(*at[name], name, ha="center", va="center", fontsize=10, bbox=box)
+    for kind, colour in zip(colours, COLOURS, strict=False):
+        place.plot([], [], "s", color=colour, label=kind)
+    xs = [x for x, _ in at.values()]
+    place.set(xlabel=xlabel, xlim=(min(xs) - 0.6, max(xs) + 0.6), ylim=(len(lanes) - 0.5, -0.5))
+    place.set(xticks=[], yticks=range(len(lanes)), yticklabels=lanes)
+    place.grid(visible=False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=10)
+    return figure
+
+
 def product(touched, labels, title=""):
     """Show the matrices of a product C = A B as cells of colours: B above C, A to its left.
 

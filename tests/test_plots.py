@@ -49,6 +49,7 @@ FIGURES = {
     "half planes": lambda: plots.half_planes(np.c_[X, X**2], np.array([-1, 1, 1, -1, 1]), [np.ones(3)], [0]),
     "roofline": lambda: plots.roofline({"a": [(0, 10, 1.0), (2e6, 1e5, 9.0)]}, 100, {"memory": 20, "cache": 90}, "t"),
     "lanes": lambda: plots.lanes({"core 1": [("a", 0, 1), ("b", 1, 3)], "core 2": [("a", 0, 1.5)]}, "t (µs)"),
+    "flow": lambda: plots.flow({"a": (0, "x", "k"), "b": (1, "y", "m")}, [("a", "b")], ["k", "m"], "first to last"),
     "product": lambda: plots.product({"A": np.eye(4, 2), "B": np.eye(2, 80), "C": np.eye(4, 80)}, {"a": "b", "c": "r"}),
     "confusion": lambda: plots.confusion(np.arange(9).reshape(3, 3), ("a", "b", "c")),
 }
