@@ -173,6 +173,11 @@ def table(record):
     return "\n".join([*lines, *not_run(record["runs"])])
 
 
+def brief(us):
+    """Return microseconds as text: with a decimal, where there are less than ten."""
+    return f"{us:,.1f}" if us < 10 else f"{us:,.0f}"
+
+
 def not_run(runs):
     """Return a line for each reason why engines have no time, which names all that share it."""
     names: dict[str, dict[str, None]] = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from . import agreement, compiling, engines, goal, lines, peers, plots, results
-from .bench import BASELINE, median_us
+from .bench import BASELINE, brief, median_us
 from .recipe import Recipe
 
 LABELS = {
@@ -195,11 +195,11 @@ def groups(names):
     return {label(name): group(name) for name in sorted(names, key=lambda name: GROUPS.index(group(name)))}
 
 
-def bars(panels, xlabel, **options):
+def bars(panels, xlabel, note=brief, **options):
     """Return a figure of bars: panels[title] has values by the names of engines and peers. See `plots.bar_panels`."""
     named = {title: {label(name): value for name, value in values.items()} for title, values in panels.items()}
     names = [name for values in panels.values() for name in values]
-    return plots.bar_panels(named, groups(names), xlabel, order=GROUPS, **options)
+    return plots.bar_panels(named, groups(names), xlabel, note, order=GROUPS, **options)
 
 
 def goal_figure(machine, folder=results.FOLDER):
@@ -236,7 +236,7 @@ def table(machine, folder=results.FOLDER):
     rows = [f"{'':<34}" + "".join(f"{head:>{width}}" for head, width in zip(heads, _WIDTHS, strict=True))]
     reached, waited, learned = goals(machine, folder), waits(machine, folder), accuracies(machine, folder)
     for name, us in step_us(machine, folder=folder).items():
-        cells = [f"{us:,.0f}", *(in_seconds(reached.get(name, {}).get(percent)) for percent in goal.GOALS)]
+        cells = [brief(us), *(in_seconds(reached.get(name, {}).get(percent)) for percent in goal.GOALS)]
         cells += [f"{waited[name][0]:.1f}" if name in waited else "", str(lines.of(name)), _spread(learned.get(name))]
         rows.append(f"{label(name):<34}" + "".join(f"{c:>{width}}" for c, width in zip(cells, _WIDTHS, strict=True)))
     return "\n".join(rows)

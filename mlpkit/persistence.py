@@ -1,7 +1,7 @@
 """What does it cost to wait, and where does a step's time go? Barriers, handovers, and engines that avoid them.
 
-The record "persistence" holds the time of one barrier between blocks in three forms, of one number handed from block to
-block in two forms, of a graph's empty kernel; the time of a training step with each engine that does whole epochs, at
+The record "persistence" holds the time of one barrier between blocks in three forms, of a number handed to another
+block and back in two forms, of a graph's empty kernel; the time of a training step with each engine that does whole epochs, at
 several batch sizes; and what the blocks of the persistent kernel do in a step, by their multiprocessor's clock.
 """
 
@@ -220,9 +220,9 @@ def _clocks(marks):
 
 def table(record):
     """Return the record as a table for the terminal."""
-    lines = [f"{'one wait':<24}{'blocks':>8}{'us':>10}"]
+    lines = [f"{'a barrier; a number there and back':<36}{'blocks':>8}{'us':>10}"]
     for run in results.runs(record, kind="wait"):
-        lines.append(f"{run['name']:<24}{run['blocks']:>8}{np.median(run['samples_us']):>10.3f}")
+        lines.append(f"{run['name']:<36}{run['blocks']:>8}{np.median(run['samples_us']):>10.3f}")
     plan = record["settings"]["plan"]
     sizes = "".join(f"{size:>8}" for size in plan["batch_sizes"])
     lines += ["", f"{'us a step, by batch size':<24}{'optimizer':<10}{sizes}"]

@@ -168,11 +168,12 @@ def dots(values, xlabel, note="{:,.0f}", xlim=None):
     return figure
 
 
-def bar_panels(panels, groups, xlabel, note="{:,.0f}", xlim=None, order=()):
+def bar_panels(panels, groups, xlabel, note="{:,.0f}".format, xlim=None, order=()):
     """Show panels of horizontal bars, one above the other, on one logarithmic axis; first label on top.
 
     panels[title]: values by label. groups[label]: the group of a label; the bars of a group have the same colour, and
-    those of every second group are hatched. order: of all groups, those that are in other figures too.
+    those of every second group are hatched. note: writes a value beside its bar. order: of all groups, those that are
+    in other figures too.
     """
     counts = [len(values) for values in panels.values()]
     figure, places = axes(
@@ -184,7 +185,7 @@ def bar_panels(panels, groups, xlabel, note="{:,.0f}", xlim=None, order=()):
         for bar, name in zip(drawn, values, strict=True):
             colour, hatch, _ = styles[groups[name]]
             bar.set(facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0)
-        place.bar_label(drawn, [note.format(value) for value in values.values()], padding=4, fontsize=9)
+        place.bar_label(drawn, [note(value) for value in values.values()], padding=4, fontsize=9)
         place.set(xscale="log", ylim=(len(values) - 0.4, -0.6))
         place.set_title(title, fontsize=10, loc="left")
         place.tick_params(axis="y", labelsize=9)

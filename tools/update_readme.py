@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from mlpkit import overview, plots, results
-from mlpkit.bench import BASELINE
+from mlpkit.bench import BASELINE, brief
 from mlpkit.recipe import Recipe
 
 README = results.ROOT / "README.md"
@@ -74,13 +74,13 @@ def _row(*cells):
 
 
 def _time(us):
-    return f"{us:,.0f}" if us else ""
+    return brief(us) if us else ""
 
 
 def _ratio(value):
     if value is None:
         return ""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
 def picture():

@@ -2,7 +2,7 @@
 //
 // grid_barrier: everybody waits for everybody, at one counter. with_flag: one block writes a number, and then a flag
 // which says that the number is there; two trips. with_packet: the number and its sign of arrival are one word of eight
-// bytes; one trip. The GPU must hold all blocks at once.
+// bytes; one trip. A round of these two is there and back. The GPU must hold all blocks at once.
 
 typedef unsigned int Word;
 typedef unsigned long long Packet;

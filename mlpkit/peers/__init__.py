@@ -17,7 +17,7 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from .. import engines, machine, results
-from ..bench import GATE_STEPS, RTOL, Stepper, Timing, median_us, not_run
+from ..bench import GATE_STEPS, RTOL, Stepper, Timing, brief, median_us, not_run
 from ..data import epoch_order, load
 from ..recipe import Recipe
 
@@ -200,7 +200,7 @@ def table(record):
     recipes: dict[str, None] = dict.fromkeys(_title(run["recipe"]) for run in record["runs"])
     rows: dict[str, list[str]] = {}
     for run in record["runs"]:
-        rows.setdefault(run["engine"], []).append(f"{median_us(run):,.0f}" if run["samples_us"] else "-")
+        rows.setdefault(run["engine"], []).append(brief(median_us(run)) if run["samples_us"] else "-")
     lines = [f"{'us a step':<24}" + "".join(f"{title:>14}" for title in recipes)]
     lines += [f"{name:<24}" + "".join(f"{time:>14}" for time in times) for name, times in rows.items()]
     return "\n".join([*lines, *not_run(record["runs"])])
