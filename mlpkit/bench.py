@@ -102,7 +102,8 @@ def compare(dataset, recipe, timing=USUAL, names=engines.NAMES, save=results.sav
     """Gate, time and train the engines called `names`, and return the record.
 
     save: is called with the record whenever something was added. progress: is called with what is being done, a text.
-    An engine that can't run, or that differs from the baseline, has its reason in the record instead of numbers.
+    An engine that can't run, that refuses the network or the GPU, or that differs from the baseline has its reason in
+    the record instead of numbers.
     """
     record = results.new("engines", recipe=recipe.to_dict(), timing=asdict(timing))
     steppers = {}
@@ -114,7 +115,7 @@ def compare(dataset, recipe, timing=USUAL, names=engines.NAMES, save=results.sav
             engines.load(name)
             run["gate_losses"] = gate(name, recipe, dataset.train).tolist()
             steppers[name] = Stepper(name, recipe, dataset.train)
-        except (engines.EngineUnavailable, GateError) as error:
+        except (engines.EngineUnavailable, GateError, ValueError) as error:
             run["why_not"] = str(error)
         save(record)
     time_in_rounds(record, steppers, timing, save, progress)

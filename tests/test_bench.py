@@ -107,6 +107,17 @@ def test_an_engine_that_fails_the_gate_has_its_reason_and_no_time(register):
         assert not {"test_accuracy", "training_seconds", "loss"} & runs[name].keys()
 
 
+def test_an_engine_that_refuses_this_gpu_does_not_stop_the_others(register):
+    def refuse(*arguments):
+        raise ValueError("it needs a newer GPU")
+
+    register(refusing=engine_like(train_epoch=refuse))
+    runs = {run["engine"]: run for run in compare_quietly(["refusing", "numpy_baseline"])["runs"]}
+    assert runs["refusing"]["why_not"] == "it needs a newer GPU"
+    assert runs["refusing"]["samples_us"] == []
+    assert runs["numpy_baseline"]["samples_us"]
+
+
 # Times
 
 
