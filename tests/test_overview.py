@@ -165,7 +165,7 @@ def test_the_headline_has_a_table_for_each_machine_with_records(folder, monkeypa
     text = tool["headline"]()
     assert "**A CPU, 2 cores, 2026-11-21, NumPy with 2 threads**" in text
     assert "| Numba, a whole step | 25 | 0.25 |  |" in text
-    assert "| PyTorch | 300 | 1.50 | 1 |" in text
-    assert "| cuda new | 5 | 0.10 |  |" in text
+    assert "| PyTorch | 300 | 1.50 | 1.0 |" in text
+    assert "| cuda new | 5.0 | 0.10 |  |" in text
     assert "absent" not in text
     assert len(tool["picture"]().axes) == 2

@@ -160,7 +160,7 @@ def test_the_table_has_a_row_a_peer_and_a_column_a_recipe(wanted, monkeypatch):
     record, _ = compare(monkeypatch, answers)
     title, same, half, reason = peers.table(record).splitlines()
     assert title.split()[-4:] == ["sgd", "128", "adam", "128"]
-    assert (same.split(), half.split()) == (["same", "2", "2"], ["half", "2", "-"])
+    assert (same.split(), half.split()) == (["same", "1.5", "1.5"], ["half", "1.5", "-"])
     assert reason == "not run: half: no Adam"
 
 
