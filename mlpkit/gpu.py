@@ -1,7 +1,8 @@
 """Can CuPy use a GPU here? If not: what stands between them, in one sentence that somebody can act on.
 
-An engine that needs a GPU begins with `gpu.require()`; `engines.load` and `engines.available` do the rest. CUDA is
-looked for as the engines will look for it, through CuPy: its driver, its GPU, its libraries, some memory.
+An engine that needs a GPU begins with `gpu.require()`, one that needs a new one with `gpu.require_capability()` too;
+`engines.load` and `engines.available` do the rest. CUDA is looked for as the engines will look for it, through CuPy:
+its driver, its GPU, its libraries, some memory.
 """
 
 import importlib.metadata
@@ -30,6 +31,15 @@ def require():
     """Do nothing where CuPy can use a GPU. Raises ImportError with the reason where it can't."""
     if reason := why_not():
         raise ImportError(reason)
+
+
+def require_capability(least):
+    """Raise ImportError where the GPU's compute capability is below `least`, a number such as 9.0."""
+    import cupy
+
+    found = int(cupy.cuda.Device().compute_capability) / 10
+    if found < least:
+        raise ImportError(f"it needs a GPU of compute capability {least} or newer, and this one has {found}")
 
 
 def package():

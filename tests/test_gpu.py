@@ -437,3 +437,11 @@ def test_other_errors_keep_their_traceback(error, monkeypatch):
 def test_cupys_own_error_is_known_as_such():
     memory = pytest.importorskip("cupy.cuda.memory", exc_type=ImportError)
     one_sentence(gpu.out_of_memory(memory.OutOfMemoryError(10**9, 3)), "out of GPU memory: allocating 1,000,000,000")
+
+
+def test_an_older_gpu_is_told_what_an_engine_needs(monkeypatch):
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setattr(cupy.cuda, "Device", lambda: types.SimpleNamespace(compute_capability="86"))
+    gpu.require_capability(8.0)
+    with pytest.raises(ImportError, match="compute capability 9.0 or newer, and this one has 8.6"):
+        gpu.require_capability(9.0)

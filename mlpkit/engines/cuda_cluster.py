@@ -13,11 +13,13 @@ from weakref import WeakKeyDictionary
 import cupy as cp
 import numpy as np
 
-from .. import kernels
+from .. import gpu, kernels
 from ..checks import check_batch, check_labels
 from ._held import as_bytes, check_network, held_sizes, hold, take_back
 from ._rates import check_optimizer, mean_losses, rates, settings
 from .cupy_fused import *
+
+gpu.require_capability(9.0)
 
 NAME = "cuda_cluster"
 BLOCKS, THREADS, BATCHES = 8, 512, (64, 128)  # as in cluster.cu
@@ -112,9 +114,6 @@ def marked(steps):
 @cache
 def compiled(**macros):
     """Return the kernel, the bytes of an exchange, and those of a block's shared memory."""
-    capability = cp.cuda.Device().compute_capability
-    if int(capability) < 90:
-        raise ValueError(f"{NAME} needs a GPU whose blocks form clusters: compute capability 9.0, not {capability}.")
     module = kernels.load("cluster", **macros)
     answer = cp.empty(2, np.int32)
     module.get_function("requirements")((1,), (1,), (answer,))

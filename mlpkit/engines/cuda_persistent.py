@@ -12,11 +12,13 @@ from weakref import WeakKeyDictionary
 import cupy as cp
 import numpy as np
 
-from .. import kernels
+from .. import gpu, kernels
 from ..checks import check_batch, check_labels
 from ._held import as_bytes, check_network, held_sizes, hold, take_back
 from ._rates import check_optimizer, mean_losses, rates, settings
 from .cupy_fused import *
+
+gpu.require_capability(9.0)
 
 BATCHES, COLUMN_BLOCKS = (32, 64, 128, 256), 64  # as in persistent.cu
 
@@ -96,8 +98,6 @@ def marked(steps):
 @cache
 def compiled(**macros):
     """Return the kernel, the bytes of its exchange and of a block's shared memory, and how many blocks and threads."""
-    if int(cp.cuda.Device().compute_capability) < 90:
-        raise ValueError("cuda_persistent needs a GPU of compute capability 9.0 (Hopper) or newer: take another one.")
     module = kernels.load("persistent", **macros)
     answer = cp.empty(4, np.int32)
     module.get_function("requirements")((1,), (1,), (answer,))
