@@ -443,5 +443,5 @@ def test_an_older_gpu_is_told_what_an_engine_needs(monkeypatch):
     cupy = pytest.importorskip("cupy")
     monkeypatch.setattr(cupy.cuda, "Device", lambda: types.SimpleNamespace(compute_capability="86"))
     gpu.require_capability(8.0)
-    with pytest.raises(ImportError, match="compute capability 9.0 or newer, and this one has 8.6"):
+    with pytest.raises(ImportError, match=r"compute capability 9\.0 or newer, and this one has 8\.6"):
         gpu.require_capability(9.0)
