@@ -184,7 +184,8 @@ def not_run(runs):
     names: dict[str, dict[str, None]] = {}
     for run in runs:
         if run["why_not"] or not run["samples_us"]:
-            names.setdefault(run["why_not"] or "interrupted before its turn", {})[run["engine"]] = None
+            reason = (run["why_not"] or "interrupted before its turn").removeprefix(f"engine {run['engine']} ")
+            names.setdefault(reason, {})[run["engine"]] = None
     return [f"not run: {', '.join(shared)}: {reason}" for reason, shared in names.items()]
 
 
@@ -196,7 +197,7 @@ def median_us(run):
 def _row(run, baseline):
     time_us = median_us(run)
     speed = f"{baseline / time_us:.3g}x" if baseline else "-"
-    return f"{run['engine']:<18}{time_us:>12,.0f}{speed:>12}  {_learned(run)}"
+    return f"{run['engine']:<18}{brief(time_us):>12}{speed:>12}  {_learned(run)}"
 
 
 def _learned(run):

@@ -296,9 +296,9 @@ def test_the_table_shows_medians_speed_ups_and_reasons():
         run_of("numpy_baseline", [400.0, 600.0, 9000.0], test_accuracy=0.97654, training_seconds=1.0),
         run_of("fast", [100.0, 150.0, 200.0], test_accuracy=0.97, training_seconds=1.0),
         run_of("slow", [1.8e9], test_accuracy=None, training_seconds=7200.0),
-        run_of("absent") | {"why_not": "no GPU here"},
+        run_of("absent") | {"why_not": "engine absent can't run on this machine: no GPU here"},
         run_of("unfinished"),
-        run_of("absent too") | {"why_not": "no GPU here"},
+        run_of("absent too") | {"why_not": "engine absent too can't run on this machine: no GPU here"},
         run_of("untrained", [300.0]),
         run_of("minutes", [300.0], test_accuracy=None, training_seconds=90.0),
     ]
@@ -311,7 +311,7 @@ def test_the_table_shows_medians_speed_ups_and_reasons():
     assert lines[4].split() == ["untrained", "300", "2x", "-"]
     assert lines[5].split() == ["minutes", "300", "2x", "(1.5", "min", "to", "train)"]
     assert lines[6:] == [
-        "not run: absent, absent too: no GPU here",  # a reason is told once
+        "not run: absent, absent too: can't run on this machine: no GPU here",  # a reason is told once
         "not run: unfinished: interrupted before its turn",
     ]
     for word in ("engine", "us a step", "speed-up", "test accuracy"):
