@@ -73,6 +73,11 @@ def test_a_few_steps_are_as_close_to_float64_as_float32_is(batch_size, optimizer
 
 
 @needs_compiler
+def test_the_largest_batches_have_one_buffer_for_images(folder):
+    same_as_float64(emulator.engine(folder, 1), 256, make("adam"))
+
+
+@needs_compiler
 @pytest.mark.parametrize("optimizer", [make("sgd"), make("adam", weight_decay=0.01)], ids=["sgd", "adam"])
 def test_smaller_layers_are_filled_up(optimizer, folder):
     same_as_float64(emulator.engine(folder, 1), 32, optimizer, sizes=(50, 7, 128, 1, 3), epochs=2)
