@@ -1,0 +1,318 @@
+// CUDA for one CPU thread, as far as the emulated kernels use it. A GPU thread is a fiber: a stack of its own, and a
+// function that leaves one stack for another. A fiber runs until it must wait for others; then the scheduler picks.
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+// ---- Fibers ----
+
+const size_t STACK = 16384, STACK_LEFT = 2048;
+const int MOST_QUIET_ROUNDS = 50;  // between two things that others can see, a thread waits only a few times
+
+enum State { READY, LOOKING, MEETING, DONE };
+
+struct Fiber {
+    void* stack_pointer;
+    char* stack;
+    State state;
+    int thread, block;
+    unsigned exchanges;  // that it took part in, with its warp
+};
+
+// Some threads wait until all have come: a warp's, a block's, or those of a named barrier.
+struct Meeting {
+    std::vector<Fiber*> here;
+};
+
+struct Warp {
+    Meeting meeting;
+    alignas(16) char slots[2][32 * 24];  // what its lanes show each other; two, as a lane may be one exchange ahead
+};
+
+struct Block {
+    std::vector<unsigned char> memory;
+    std::vector<Warp> warps;
+    Meeting barriers[16];
+};
+
+static std::function<void()> kernel;
+static std::vector<Fiber> fibers;
+static std::vector<Block> blocks;
+static std::vector<std::function<void()>> pending;  // writes on their way
+static int block_threads;
+static Fiber* current;
+static void* scheduler;
+static bool changed;  // something that a waiting thread could wait for
+static std::string failure;
+
+// Save the registers and the stack pointer, and go on where another stack was left.
+extern "C" void switch_stacks(void** save, void* to);
+asm(R"(
+switch_stacks:
+    push %rbp; push %rbx; push %r12; push %r13; push %r14; push %r15
+    mov %rsp, (%rdi); mov %rsi, %rsp
+    pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp
+    ret
+)");
+
+static void leave(State state) {
+    if ((char*)__builtin_frame_address(0) < current->stack + STACK_LEFT) failure = "a thread's stack is too small";
+    current->state = state;
+    switch_stacks(&current->stack_pointer, scheduler);
+}
+
+static void fail(const char* why) {
+    failure = why;
+    leave(DONE);
+}
+
+static void run_fiber() {
+    kernel();
+    changed = true;
+    leave(DONE);
+}
+
+static void meet(Meeting& meeting, unsigned all) {
+    meeting.here.push_back(current);
+    if (meeting.here.size() < all) return leave(MEETING);
+    for (Fiber* fiber : meeting.here) fiber->state = READY;
+    meeting.here.clear();
+}
+
+// What a loop does that looks for something again and again.
+static void look_again() { leave(LOOKING); }
+
+// A write that nobody has waited for yet arrives later, and not in the order in which writes were made.
+template <typename Write>
+static void later(Write write) {
+    pending.push_back(write);
+    changed = true;
+}
+
+static void deliver(std::mt19937& random, size_t n) {
+    std::shuffle(pending.begin(), pending.end(), random);
+    changed |= n > 0;
+    for (; n > 0; n--) {
+        pending.back()();
+        pending.pop_back();
+    }
+}
+
+static std::string stuck() {
+    int states[4] = {};
+    for (const Fiber& fiber : fibers) states[fiber.state]++;
+    return "stuck: " + std::to_string(states[LOOKING]) + " threads look for what never comes, " +
+           std::to_string(states[MEETING]) + " wait at a barrier, " + std::to_string(states[DONE]) + " are done";
+}
+
+// Run a kernel; return what went wrong, or "". The seed decides whose turn it is, and when writes arrive.
+template <typename Kernel>
+const char* launch(Kernel what, int grid, int threads, size_t shared_bytes, unsigned seed) {
+    const int n = grid * threads, warps = threads / 32;
+    char* stacks = (char*)mmap(0, n * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stacks == MAP_FAILED) return "no memory for the stacks";
+    madvise(stacks, n * STACK, MADV_NOHUGEPAGE);
+    kernel = what, block_threads = threads, failure.clear(), pending.clear();
+    fibers.resize(n), blocks.assign(grid, Block());
+    for (Block& block : blocks) {
+        block.memory.assign(shared_bytes + 128, 0xff);  // a float that nobody wrote is a NaN
+        block.warps.resize(warps);
+    }
+    for (int i = 0; i < n; i++) {
+        void** top = (void**)(stacks + (i + 1) * STACK) - 3;  // aligned as a call leaves it
+        *--top = (void*)run_fiber;
+        fibers[i] = {top - 6, stacks + i * STACK, READY, i % threads, i / threads, 0};  // six registers, all 0
+    }
+    std::mt19937 random(seed);
+    std::vector<int> turns(n / 32), lazy(grid);
+    for (int i = 0; i < n / 32; i++) turns[i] = i;
+    const int slow = random() % 3 * 30;  // percent of its turns that a slow block, one of four, sleeps through
+    for (int& chance : lazy) chance = random() % 4 ? 0 : slow;
+    int alive = n;
+    for (int quiet = 0; alive && failure.empty(); quiet = changed ? 0 : quiet + 1) {
+        changed = false;
+        std::shuffle(turns.begin(), turns.end(), random);
+        for (int turn : turns) {
+            Fiber* lanes = &fibers[turn * 32];
+            const bool looks = std::any_of(lanes, lanes + 32, [](Fiber& lane) { return lane.state == LOOKING; });
+            if (quiet == 0 && (int(random() % 100) < lazy[turn / warps] || (looks && random() % 2))) continue;
+            for (int i = 0; i < 32; i++) {
+                if (lanes[i].state == LOOKING) lanes[i].state = READY;
+            }
+            const int first = random() % 32;
+            for (bool again = true; again;) {
+                again = false;
+                for (int i = 0; i < 32 && failure.empty(); i++) {
+                    current = lanes + (first + i) % 32;
+                    if (current->state != READY) continue;
+                    switch_stacks(&scheduler, current->stack_pointer);
+                    alive -= current->state == DONE;
+                    again = true;
+                }
+            }
+            if (random() % 512 == 0) deliver(random, random() % (pending.size() + 1));
+        }
+        deliver(random, quiet ? pending.size() : random() % (pending.size() + 1));
+        if (quiet == MOST_QUIET_ROUNDS) failure = stuck();
+    }
+    munmap(stacks, n * STACK);
+    return failure.c_str();
+}
+
+// ---- CUDA's words ----
+
+#define __device__
+#define __global__
+#define __noinline__
+#define __launch_bounds__(...)
+#define threadIdx (Index{(unsigned)current->thread})
+#define blockIdx (Index{(unsigned)current->block})
+#define shared_bytes ((unsigned char*)(((uintptr_t)blocks[current->block].memory.data() + 127) & ~(uintptr_t)127))
+
+struct Index { unsigned x; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(16) ulonglong2 { unsigned long long x, y; };
+
+static float2 make_float2(float x, float y) { return {x, y}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static int2 make_int2(int x, int y) { return {x, y}; }
+
+using std::max;
+using std::min;
+
+template <typename To, typename From>
+static To same_bits(From from) {
+    To to;
+    static_assert(sizeof(to) == sizeof(from), "");
+    memcpy(&to, &from, sizeof(to));
+    return to;
+}
+
+static float __uint_as_float(unsigned x) { return same_bits<float>(x); }
+static unsigned __float_as_uint(float x) { return same_bits<unsigned>(x); }
+static float __fdividef(float x, float y) { return x / y; }
+template <typename T> static T __ldg(const T* from) { return *from; }
+
+static int __float2int_rn(float x) {
+    return x != x ? 0 : (int)std::clamp(std::nearbyint((double)x), -2147483648.0, 2147483647.0);
+}
+
+static unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
+    const uint64_t bytes = (uint64_t)high << 32 | low;
+    unsigned found = 0;
+    for (int i = 0; i < 4; i++) found |= (unsigned)(bytes >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
+    return found;
+}
+
+static void named_barrier(int which, unsigned threads) {
+    meet(blocks[current->block].barriers[which], threads);
+    changed = true;
+}
+
+static void __syncthreads() { named_barrier(0, block_threads); }
+
+// ---- Warps ----
+
+static int lane_number() { return current->thread % 32; }
+
+// Show the other lanes something; return what each of the 32 shows.
+template <typename T>
+static const T* exchange_in_warp(T mine) {
+    static_assert(sizeof(T) <= 24, "");
+    Warp& warp = blocks[current->block].warps[current->thread / 32];
+    T* slots = (T*)warp.slots[current->exchanges++ % 2];
+    slots[lane_number()] = mine;
+    meet(warp.meeting, 32);
+    return slots;
+}
+
+template <typename T>
+static T __shfl_sync(unsigned mask, T mine, int from) {
+    if (mask != ~0u) fail("only whole warps are emulated");
+    return exchange_in_warp(mine)[from & 31];
+}
+
+template <typename T>
+static T __shfl_xor_sync(unsigned mask, T mine, int distance) {
+    return __shfl_sync(mask, mine, lane_number() ^ distance);
+}
+
+static unsigned __reduce_max_sync(unsigned, unsigned mine) {
+    const unsigned* all = exchange_in_warp(mine);
+    return *std::max_element(all, all + 32);
+}
+
+static bool __all_sync(unsigned, bool mine) {
+    const bool* all = exchange_in_warp(mine);
+    return std::all_of(all, all + 32, [](bool one) { return one; });
+}
+
+// Four matrices of 8 x 8 numbers of 16 bits; lane i brings the address of row i % 8 of matrix i / 8.
+static void load_four_matrices(unsigned (&to)[4], const unsigned char* row, bool transposed) {
+    struct Row { uint16_t numbers[8]; };
+    const Row* rows = exchange_in_warp(*(const Row*)row);
+    const int i = lane_number() / 4, j = lane_number() % 4 * 2;
+    for (int m = 0; m < 4; m++, rows += 8) {
+        const uint16_t first = transposed ? rows[j].numbers[i] : rows[i].numbers[j];
+        const uint16_t second = transposed ? rows[j + 1].numbers[i] : rows[i].numbers[j + 1];
+        to[m] = first | (unsigned)second << 16;
+    }
+}
+
+struct Operands { unsigned a[4], b[2]; };
+
+// c += a b: a 16 x K bytes without a sign, b K x 8 bytes with one.
+template <int K>
+static void multiply_bytes(int (&c)[4], Operands mine) {
+    const Operands* all = exchange_in_warp(mine);
+    for (int i = 0; i < 4; i++) {
+        const Operands *row = all + lane_number() / 4 * 4, *column = all + (lane_number() % 4 * 2 + i % 2) * 4;
+        for (int word = 0; word < K / 4; word++) {
+            const unsigned a = row[word % 4].a[i / 2 + word / 4 * 2], b = column[word % 4].b[word / 4];
+            for (int bits = 0; bits < 32; bits += 8) c[i] += (int)(a >> bits & 255) * (int8_t)(b >> bits);
+        }
+    }
+}
+
+// c += a b: a 16 x 8 floats of 11 bits, b 8 x 8 ones.
+static void multiply_tf32(float (&c)[4], Operands mine) {
+    const Operands* all = exchange_in_warp(mine);
+    for (int i = 0; i < 4; i++) {
+        const Operands *row = all + lane_number() / 4 * 4, *column = all + (lane_number() % 4 * 2 + i % 2) * 4;
+        double sum = c[i];
+        for (int k = 0; k < 8; k++) {
+            sum += (double)__uint_as_float(row[k % 4].a[i / 2 + k / 4 * 2]) * __uint_as_float(column[k % 4].b[k / 4]);
+        }
+        c[i] = sum;
+    }
+}
+
+// The nearest float of 11 bits, away from 0 where two are as near.
+static unsigned to_tf32(float x) {
+    const unsigned bits = __float_as_uint(x);
+    return std::isfinite(x) ? (bits + 0x1000) & ~0x1fffu : bits;
+}
+
+// ---- Barriers that count bytes, in 8 bytes of shared memory ----
+
+struct Counter {
+    int bytes;  // that are expected and have not arrived
+    int16_t arrivals, phase;
+};
+
+static void count(void* barrier, int bytes, int arrivals) {
+    Counter& counter = *(Counter*)barrier;
+    counter.bytes += bytes, counter.arrivals -= arrivals, changed = true;
+    if (counter.bytes == 0 && counter.arrivals == 0) counter.arrivals = 1, counter.phase ^= 1;
+}
