@@ -58,9 +58,9 @@ def _path(name, folders=FOLDERS):
 
 
 def _needs(path):
-    """Return the files that a module needs: modules beside it, and CUDA C by the name of its file; None for others."""
+    """Return the files that one needs: modules beside it, CUDA C by its name, what that includes; None for others."""
     if path.suffix != ".py":
-        return []
+        return [path.with_name(name) for name in kernels.INCLUDE.findall(path.read_text(encoding="utf-8"))]
     needed = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level == 1:

@@ -141,12 +141,10 @@ def _train_epoch(folder, seed, source, network, optimizer, X, y, order, batch_si
     """Train as `cuda_persistent` does. Raises Failed."""
     from mlpkit.engines import _held
 
-    inputs = _held.held_sizes(network.sizes)[0]
-    rows = next(rows for rows in BATCHES if rows >= batch_size)
-    macros = {"INPUTS": inputs, "CLASSES": network.sizes[-1], "BATCH": rows, "ADAM": int(bool(optimizer.state))}
+    macros = _held.macros_for(BATCHES, {}, network.sizes, optimizer, batch_size)
     emulate = compiled(folder, source, **macros)
     steps = -(-len(order) // batch_size)
-    pixels, labels, order = _held.as_bytes(X, inputs, "emulator"), y.astype(np.int64), order.astype(np.int64)
+    pixels, labels, order = _held.as_bytes(X, macros["INPUTS"], "emulator"), y.astype(np.int64), order.astype(np.int64)
     row_losses = np.full((steps, batch_size), np.nan, np.float32)
     table = _rates.rates(optimizer, steps).astype(np.float32)
     settings = np.array(_rates.settings(optimizer), np.float32)

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 from shared import one_sentence
 from test_kernels import needs_compiler
-from test_persistent import RATES, distance, make, train
 
 from mlpkit import data, kernels
 from mlpkit.data import epoch_order
@@ -55,44 +54,6 @@ def test_the_mean_of_a_short_last_batch_is_that_of_its_examples(networks):
 @pytest.fixture(scope="module")
 def mnist():
     return data.load(scaled=False).train
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("optimizer", RATES)
-@pytest.mark.parametrize("batch_size", [1, 4, 32, 64, 100, 128])
-def test_twenty_steps_are_as_close_to_float64_as_float32_is(batch_size, optimizer, mnist):
-    order = epoch_order(len(mnist.y), 0, 0)[: 20 * batch_size - batch_size // 3]  # the last batch is short
-    settings = {"weight_decay": 0.01} if optimizer == "adamw" else {}
-    losses, theta = train(NAME, mnist, order, batch_size, make(optimizer, **settings))
-    wanted, exact = train("numpy_baseline", mnist, order, batch_size, make(optimizer, **settings), np.float64)
-    assert_allclose(losses, wanted, rtol=2e-5)
-    assert distance(theta, exact) < 2e-5
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_whole_epoch_follows_the_baseline(optimizer, mnist):
-    order = epoch_order(len(mnist.y), 0, 0)
-    losses, theta = train(NAME, mnist, order, 128, make(optimizer))
-    wanted, exact = train("numpy_baseline", mnist, order, 128, make(optimizer), np.float64)
-    _, usual = train("numpy_baseline", mnist, order, 128, make(optimizer))
-    assert_allclose(losses, wanted, rtol=1e-2)
-    assert distance(theta, exact) < max(1e-3, 20 * distance(usual, exact))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "sizes", [(784, 64, 100, 32, 10), (784, 128, 128, 128, 16), (50, 7, 128, 1, 10), (16, 8, 8, 8, 2)]
-)
-def test_smaller_layers_are_filled_up_and_stay_themselves(sizes):
-    rng = np.random.default_rng(0)
-    split = data.Split(rng.integers(256, size=(100, sizes[0]), dtype=np.uint8), rng.integers(sizes[-1], size=100))
-    for optimizer in (make("sgd"), make("adam", weight_decay=0.01)):
-        losses, theta = train(NAME, split, np.arange(100), 32, optimizer, sizes=sizes, epochs=2)
-        wanted, exact = train("numpy_baseline", split, np.arange(100), 32, optimizer, np.float64, sizes, epochs=2)
-        assert_allclose(losses, wanted, rtol=2e-5)
-        assert distance(theta, exact) < 2e-5
 
 
 @pytest.mark.gpu

@@ -211,3 +211,10 @@ def test_an_excerpt_is_the_lines_from_one_to_another(monkeypatch):
     for words in (("no such", "tile"), ("nothing", "scale")):
         with pytest.raises(ValueError, match="has no lines from"):
             kernels.excerpt("scale", *words)
+
+
+def test_what_two_kernels_share_stands_in_the_source_of_both():
+    shared = (kernels.FOLDER / "digits.cuh").read_text(encoding="utf-8")
+    for name in ("persistent", "cluster"):
+        assert shared in kernels.source(name)
+        assert "#include" not in kernels.source(name)

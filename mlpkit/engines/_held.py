@@ -3,6 +3,7 @@
 Smaller layers are filled up with units that stay exactly zero: their weights are zero, so nothing flows through them.
 """
 
+from contextlib import contextmanager
 from itertools import pairwise
 
 import cupy as cp
@@ -72,3 +73,20 @@ def views(vector, sizes):
         pairs.append((vector[w : w + inputs * outputs].reshape(inputs, outputs), vector[b : b + outputs]))
         w, b = w + inputs * outputs, b + outputs
     return pairs
+
+
+def macros_for(batches, marks, sizes, optimizer, batch_size):
+    """Return the macros that a kernel is compiled with; `batches`: the numbers of rows that it can be made for."""
+    rows = next(rows for rows in batches if rows >= batch_size)
+    has_state = bool(optimizer.state)
+    return {"INPUTS": held_sizes(sizes)[0], "CLASSES": sizes[-1], "BATCH": rows, "ADAM": int(has_state)} | marks
+
+
+@contextmanager
+def marks_in(marks, steps):
+    """Within this context a kernel with the macros `marks` writes down the times of so many steps, after 100."""
+    marks["MARKED_STEPS"] = steps
+    try:
+        yield
+    finally:
+        marks.clear()

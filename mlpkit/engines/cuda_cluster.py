@@ -5,8 +5,7 @@ and other orders of the examples, take little more time than one: `train_togethe
 like the workbook's: float32, three hidden layers of at most 128 units, at most 16 classes, batches of at most 128.
 """
 
-from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from weakref import WeakKeyDictionary
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from .. import gpu, kernels
 from ..checks import check_batch, check_labels
-from ._held import as_bytes, check_network, held_sizes, hold, take_back
+from ._held import as_bytes, check_network, held_sizes, hold, macros_for, marks_in, take_back
 from ._rates import check_optimizer, mean_losses, rates, settings
 from .cupy_fused import *
 
@@ -24,7 +23,8 @@ gpu.require_capability(9.0)
 NAME = "cuda_cluster"
 BLOCKS, THREADS, BATCHES = 8, 512, (64, 128)  # as in cluster.cu
 
-_marks: dict[str, int] = {}  # macros of a kernel that writes down its times
+_marks: dict[str, int] = {}  # macros of a kernel that writes down its times, for `seeds`
+marked, macros_of = partial(marks_in, _marks), partial(macros_for, BATCHES, _marks)
 
 _images: WeakKeyDictionary = WeakKeyDictionary()  # of each network, the last ones
 
@@ -92,23 +92,6 @@ def _addresses(vectors):
     for row, own in zip(addresses, vectors, strict=True):
         row[: len(own)] = [vector.data.ptr for vector in own]
     return cp.asarray(addresses)
-
-
-def macros_of(sizes, optimizer, batch_size):
-    """Return the macros that the kernel is compiled with."""
-    rows = next(rows for rows in BATCHES if rows >= batch_size)
-    has_state = bool(optimizer.state)
-    return {"INPUTS": held_sizes(sizes)[0], "CLASSES": sizes[-1], "BATCH": rows, "ADAM": int(has_state)} | _marks
-
-
-@contextmanager
-def marked(steps):
-    """Within this context the kernel writes down the times of so many steps, after the first 100, for `seeds`."""
-    _marks["MARKED_STEPS"] = steps
-    try:
-        yield
-    finally:
-        _marks.clear()
 
 
 @cache

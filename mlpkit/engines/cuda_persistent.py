@@ -5,8 +5,7 @@ of at most 128 units, at most 16 classes, batches of at most 256. Smaller layers
 exactly zero: their weights are zero, so nothing flows through them.
 """
 
-from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from weakref import WeakKeyDictionary
 
 import cupy as cp
@@ -14,7 +13,7 @@ import numpy as np
 
 from .. import gpu, kernels
 from ..checks import check_batch, check_labels
-from ._held import as_bytes, check_network, held_sizes, hold, take_back
+from ._held import as_bytes, check_network, held_sizes, hold, macros_for, marks_in, take_back
 from ._rates import check_optimizer, mean_losses, rates, settings
 from .cupy_fused import *
 
@@ -22,7 +21,8 @@ gpu.require_capability(9.0)
 
 BATCHES, COLUMN_BLOCKS = (32, 64, 128, 256), 64  # as in persistent.cu
 
-_marks: dict[str, int] = {}  # macros of a kernel that writes down its times
+_marks: dict[str, int] = {}  # macros of a kernel that writes down its times, for `persistence`
+marked, macros_of = partial(marks_in, _marks), partial(macros_for, BATCHES, _marks)
 
 _epochs: WeakKeyDictionary = WeakKeyDictionary()  # of each network: the last one
 
@@ -76,23 +76,6 @@ class _Epoch:
             take_back(vector, copy, self.sizes)
         optimizer.steps += steps
         return mean_losses(row_losses, len(order) % self.batch_size)
-
-
-def macros_of(sizes, optimizer, batch_size):
-    """Return the macros that the kernel is compiled with."""
-    rows = next(rows for rows in BATCHES if rows >= batch_size)
-    has_state = bool(optimizer.state)
-    return {"INPUTS": held_sizes(sizes)[0], "CLASSES": sizes[-1], "BATCH": rows, "ADAM": int(has_state)} | _marks
-
-
-@contextmanager
-def marked(steps):
-    """Within this context the kernel writes down the times of so many steps, after the first 100, for `persistence`."""
-    _marks["MARKED_STEPS"] = steps
-    try:
-        yield
-    finally:
-        _marks.clear()
 
 
 @cache

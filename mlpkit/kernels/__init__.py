@@ -20,6 +20,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 OPTIONS = ("-std=c++17", "-default-device")
+INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)  # what two kernels share
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,14 @@ class Resources:
 
 
 def source(name):
-    """Return the CUDA C of the file `<name>.cu`. Raises ValueError where there is none."""
+    """Return the CUDA C of the file `<name>.cu`, with the text of what it includes from this folder.
+
+    Raises ValueError where there is none.
+    """
     path = FOLDER / f"{name}.cu"
     if not path.is_file():
         raise ValueError(f"there is no kernel file {name!r}; the files are {', '.join(names())}.")
-    return path.read_text(encoding="utf-8")
+    return INCLUDE.sub(lambda found: (FOLDER / found[1]).read_text(encoding="utf-8"), path.read_text(encoding="utf-8"))
 
 
 def excerpt(name, first, last):

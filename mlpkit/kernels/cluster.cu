@@ -17,6 +17,8 @@
 // of 8 bits, and the tensor cores add up without rounding. The other products are of float32 numbers: each is split into
 // two that the tensor cores can hold (TF32), and of the four products of the parts the three that matter are added up.
 
+#include "digits.cuh"
+
 #ifndef INPUTS
 #define INPUTS 784  // a multiple of 16
 #endif
@@ -40,7 +42,6 @@ const int ROWS = BATCH / BLOCKS;  // examples that a block takes through the hid
 const int W1 = 0, W2 = INPUTS * WIDTH, W3 = W2 + WIDTH * WIDTH, W4 = W3 + WIDTH * WIDTH;
 const int B1 = W4 + WIDTH * CLASSES, B2 = B1 + WIDTH, B3 = B2 + WIDTH, B4 = B3 + WIDTH;
 
-typedef unsigned int Word;
 
 // What the blocks of a cluster hand each other. Rows of BATCH numbers: what a unit returned for every example.
 struct Exchange {
@@ -139,14 +140,6 @@ struct Parameter {
 
 // ---- Integers for floats ----
 
-// A number w becomes the integer w * 2^(29 - exponent), below 2^30 for numbers up to 2^(exponent + 1).
-// `biased` is the exponent as float32 stores it, + 127; 255 stands for infinity and NaN.
-__device__ int biased_exponent(Word largest) { return max((int)(largest >> 23), 30); }
-__device__ float scale(int biased) { return __uint_as_float((Word)(283 - biased) << 23); }
-__device__ float inverse_scale(int biased) { return __uint_as_float(biased == 255 ? 0x7fffffffu : (biased - 29) << 23); }
-
-__device__ Word magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }  // ordered as numbers are, NaN on top
-
 // Four numbers' digits, from -128 to 127: byte i of word d is digit d of number i.
 // Number i is of[0] + 256 of[1] + 65536 of[2] + 16777216 of[3], each of them its byte.
 struct Digits {
@@ -155,7 +148,7 @@ struct Digits {
     __device__ Digits(const float4& x, float scale) {
         const float numbers[4] = {x.x, x.y, x.z, x.w};
         Word d[4];
-        for (int i = 0; i < 4; i++) d[i] = (__float2int_rn(numbers[i] * scale) + 0x00808080) ^ 0x00808080;
+        for (int i = 0; i < 4; i++) d[i] = digits(numbers[i], scale);
         const Word low[2] = {__byte_perm(d[0], d[1], 0x5140), __byte_perm(d[2], d[3], 0x5140)};
         const Word high[2] = {__byte_perm(d[0], d[1], 0x7362), __byte_perm(d[2], d[3], 0x7362)};
         of[0] = __byte_perm(low[0], low[1], 0x5410);
@@ -169,37 +162,6 @@ struct Digits {
 __device__ float value_of(const int (&sums)[4][4], int e) {
     const float low = (float)sums[0][e] + 256.0f * sums[1][e], high = (float)sums[2][e] + 256.0f * sums[3][e];
     return low + 65536.0f * high;
-}
-
-// ---- Tensor cores ----
-
-// c += a b, a 16 x 32 bytes without a sign, b 32 x 8 bytes with one.
-__device__ void multiply(int (&c)[4], const Word (&a)[4], Word b0, Word b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// c += a b, a 16 x 8 and b 8 x 8 numbers of TF32: of a float32's 23 bits after the point they have 10.
-__device__ void multiply(float (&c)[4], const Word (&a)[4], const Word (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-__device__ void load_matrices(Word (&a)[4], const unsigned char* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"((Word)__cvta_generic_to_shared(row))
-                 : "memory");
-}
-
-__device__ void load_transposed(Word (&a)[4], const unsigned char* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"((Word)__cvta_generic_to_shared(row))
-                 : "memory");
 }
 
 // ---- Shared memory ----
@@ -519,9 +481,9 @@ struct Right {
                     big[e] = split.big, small[e] = split.small;
                 }
                 const Split first(b[k][0]), second(b[k][1]);
-                multiply(part, big, {first.big, second.big});
-                multiply(rest[0], big, {first.small, second.small});
-                multiply(rest[1], small, {first.big, second.big});
+                multiply_short(part, big, {first.big, second.big});
+                multiply_short(rest[0], big, {first.small, second.small});
+                multiply_short(rest[1], small, {first.big, second.big});
             }
             for (int e = 0; e < 4; e++) sums[e] += part[e];
             if (next) of[i] = four_of(place<COLUMNS>(next, i));

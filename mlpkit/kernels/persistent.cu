@@ -20,6 +20,8 @@
 // 31 bits, cut into four digits of 8 bits; the tensor cores multiply bytes by digits and add up without any rounding.
 // The result is closer to the true one than a sum in float32.
 
+#include "digits.cuh"
+
 #ifndef INPUTS
 #define INPUTS 784  // a multiple of 16
 #endif
@@ -46,7 +48,6 @@ const int W1 = 0, W2 = INPUTS * WIDTH, W3 = W2 + WIDTH * WIDTH, W4 = W3 + WIDTH 
 const int B1 = W4 + WIDTH * CLASSES, B2 = B1 + WIDTH, B3 = B2 + WIDTH, B4 = B3 + WIDTH;
 
 typedef unsigned long long Packet;
-typedef unsigned int Word;
 
 // What the blocks hand each other, twice: while some still read one step's packets, others write the next step's.
 struct Packets {
@@ -285,52 +286,12 @@ struct Parameter {
     }
 };
 
-// ---- Integers for floats ----
-
-// A number w becomes the integer w * 2^(29 - exponent), below 2^30 for numbers up to 2^(exponent + 1).
-// `biased` is the exponent as float32 stores it, + 127; 255 stands for infinity and NaN.
-__device__ int biased_exponent(Word largest) { return max((int)(largest >> 23), 30); }
-__device__ float scale(int biased) { return __uint_as_float((Word)(283 - biased) << 23); }
-__device__ float inverse_scale(int biased) { return __uint_as_float(biased == 255 ? 0x7fffffffu : (biased - 29) << 23); }
-
-// Four bytes from -128 to 127: integer = d[0] + 256 d[1] + 65536 d[2] + 16777216 d[3].
-__device__ Word digits(float w, float scale) { return (__float2int_rn(w * scale) + 0x00808080) ^ 0x00808080; }
-
-__device__ Word magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }  // ordered as numbers are, NaN on top
-
-// ---- Tensor cores: c += a b, a 16 x 32 bytes without a sign, b 32 x 8 bytes with one ----
-
-__device__ void multiply(int (&c)[4], const Word (&a)[4], Word b0, Word b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+// ---- Tensor cores, what digits.cuh leaves ----
 
 __device__ void multiply_half(int (&c)[4], Word a0, Word a1, Word b0) {
     asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a0), "r"(a1), "r"(b0));
-}
-
-__device__ void load_matrices(Word (&a)[4], const unsigned char* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"((Word)__cvta_generic_to_shared(row))
-                 : "memory");
-}
-
-__device__ void load_transposed(Word (&a)[4], const unsigned char* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"((Word)__cvta_generic_to_shared(row))
-                 : "memory");
-}
-
-// Numbers of 11 bits: c += a b, a 16 x 8, b 8 x 8.
-__device__ void multiply_short(float (&c)[4], const Word (&a)[4], const Word (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 __device__ Word shortened(float x) {
