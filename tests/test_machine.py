@@ -3,11 +3,8 @@
 import json
 import os
 import sys
-import threading
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mlpkit import engines, machine
@@ -83,30 +80,33 @@ def test_a_busy_machine_is_said_to_be_busy(load, warned, monkeypatch):
     assert bool(machine.busy()) == warned
 
 
-def test_settling_calls_for_as_long_as_it_is_told():
-    calls = []
-    start = time.perf_counter()
-    machine.settle(lambda: calls.append(time.perf_counter()), 0.05)
-    assert calls[-1] - calls[0] > 0.04
-    assert time.perf_counter() - start < 2
-    calls.clear()
-    machine.settle(lambda: calls.append(0), 0.0)
-    assert calls == [0]
+class Spinning:
+    """A clock by which a thread of this process computes until `until`; time passes only in sleeps and calls."""
+
+    def __init__(self, until):
+        self.now, self.until = 0.0, until
+
+    def perf_counter(self):
+        return self.now
+
+    def process_time(self):
+        return min(self.now, self.until)
+
+    def sleep(self, seconds):
+        self.now += seconds
 
 
-def test_rest_waits_for_a_thread_that_spins_and_not_for_long():
-    def spin(seconds):
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            np.ones(100_000).sum()  # without the interpreter's lock most of the time
+@pytest.mark.parametrize(("until", "returned"), [(0.0, 0.25), (0.6, 1.0), (100.0, 4.0)], ids=["idle", "spins", "never"])
+def test_rest_waits_for_a_thread_that_spins_and_not_for_ever(until, returned, monkeypatch):
+    clock = Spinning(until)
+    monkeypatch.setattr(machine, "time", clock)
+    machine.rest(longest=4.0, look_every=0.25)
+    assert clock.now == returned
 
-    spinning = threading.Thread(target=spin, args=(0.4,))
-    spinning.start()
-    machine.rest(longest=10.0, look_every=0.1)
-    assert not spinning.is_alive()
-    spinning = threading.Thread(target=spin, args=(0.5,))
-    spinning.start()
-    start = time.perf_counter()
-    machine.rest(longest=0.05, look_every=0.02)
-    assert time.perf_counter() - start < 0.4
-    spinning.join()
+
+@pytest.mark.parametrize(("seconds", "count"), [(2.0, 4), (0.0, 1)])
+def test_settling_calls_for_as_long_as_it_is_told(seconds, count, monkeypatch):
+    clock, calls = Spinning(until=0.0), []
+    monkeypatch.setattr(machine, "time", clock)
+    machine.settle(lambda: calls.append(clock.sleep(0.5)), seconds)
+    assert len(calls) == count
