@@ -6,8 +6,10 @@ the settings that must stay the same. The order of the examples needs no saving:
 
 import json
 
+from .checks import check_count, check_finite
 from .files import load_npz, save_npz
 from .history import History
+from .network import check_theta
 
 NAMES = ("theta", "best_theta", "steps", "history", "settings")
 
@@ -32,12 +34,19 @@ def load_checkpoint(path, network, optimizer, settings):
     Raises FileNotFoundError where there is no checkpoint, ValueError where it is damaged or of another run.
     """
     arrays = load_npz(path, NAMES + optimizer.state_names)
-    _check_same(path, json.loads(str(arrays["settings"])), _all_settings(network, optimizer, settings))
-    network.set_theta(arrays["theta"])
+    try:
+        saved, history = dict(json.loads(str(arrays["settings"]))), History.from_json(str(arrays["history"]))
+        steps = check_count("steps", arrays["steps"].item(), least=0)
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        raise ValueError(f"{path} is no checkpoint that this version can resume ({reason}).") from error
+    _check_same(path, saved, _all_settings(network, optimizer, settings))
+    _check_vectors(path, arrays, optimizer.state_names, network)
+    network.set_theta(arrays["theta"])  # nothing is changed before all has been checked
     for name, vector in optimizer.state.items():
         vector[:] = network.engine.asarray(arrays[name])
-    optimizer.steps = int(arrays["steps"])
-    return History.from_json(str(arrays["history"])), arrays["best_theta"]
+    optimizer.steps = steps
+    return history, arrays["best_theta"]
 
 
 def _all_settings(network, optimizer, settings):
@@ -55,3 +64,15 @@ def _check_same(path, saved, wanted):
             raise ValueError(
                 f"{path} can't be resumed: it was written with {name} {saved.get(name)}, this run has {value}."
             )
+
+
+def _check_vectors(path, arrays, state_names, network):
+    try:
+        for name in ("theta", "best_theta", *state_names):
+            check_theta(arrays[name], network.sizes)
+            if arrays[name].dtype != network.dtype:
+                raise ValueError(f"its {name} is {arrays[name].dtype}, and the network computes in {network.dtype}.")
+        for name in ("theta", "best_theta"):
+            check_finite(name, arrays[name])
+    except ValueError as error:
+        raise ValueError(f"{path} can't be resumed: {error}") from error

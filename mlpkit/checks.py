@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections.abc import Iterable
 from numbers import Real
 
 import numpy as np
@@ -22,20 +23,37 @@ def check_count(name, value, least=1):
 
 def check_positive(name, value):
     """Return `value` as a float. Raises ValueError unless it is finite and above zero."""
-    if not (isinstance(value, Real) and math.isfinite(value) and float(value) > 0):
+    if not 0 < _number(value) < math.inf:
         raise ValueError(f"{name} must be a finite number above 0, not {value!r}.")
     return float(value)
 
 
 def check_fraction(name, value):
     """Return `value` as a float. Raises ValueError unless 0 <= value < 1."""
-    if not (isinstance(value, Real) and 0 <= float(value) < 1):
+    if not 0 <= _number(value) < 1:
         raise ValueError(f"{name} must be at least 0 and below 1, not {value!r}.")
     return float(value)
 
 
+def check_not_negative(name, value):
+    """Return `value` as a float. Raises ValueError unless it is finite and at least zero."""
+    if not 0 <= _number(value) < math.inf:
+        raise ValueError(f"{name} must be a finite number, at least 0, not {value!r}.")
+    return float(value)
+
+
+def _number(value):
+    """Return `value` as a float; NaN, which is in no range, for what is no number."""
+    try:
+        return float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:  # an int beyond all floats
+        return math.inf
+
+
 def check_sizes(sizes):
     """Return layer sizes as a tuple of ints. Raises ValueError for fewer than two, or for one below 1."""
+    if not isinstance(sizes, Iterable):
+        raise TypeError(f"sizes must be a list of whole numbers, inputs first and classes last, not {sizes!r}.")
     sizes = tuple(check_count("each layer size", size) for size in sizes)
     if len(sizes) < 2:
         raise ValueError(f"a network needs at least two sizes, inputs and classes, not {sizes}.")
@@ -44,9 +62,13 @@ def check_sizes(sizes):
 
 def check_dtype(dtype):
     """Return `dtype` as a NumPy dtype. Raises ValueError unless it is float32 or float64."""
-    if np.dtype(dtype) not in DTYPES:
-        raise ValueError(f"a network computes in float32 or float64, not {np.dtype(dtype)}.")
-    return np.dtype(dtype)
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = dtype
+    if dtype is None or found not in DTYPES:  # NumPy takes None for float64
+        raise ValueError(f"a network computes in float32 or float64, not {found if dtype else dtype}.")
+    return found
 
 
 def check_batch(x, n_in, dtype):
@@ -57,11 +79,20 @@ def check_batch(x, n_in, dtype):
         raise TypeError(f"inputs are {x.dtype} but the network computes in {dtype}: convert them.")
 
 
+def check_finite(name, array):
+    """Raise ValueError where numbers are NaN or infinite. Either shows in the extremes, which take no memory."""
+    lowest, highest = float(array.min()), float(array.max())
+    if not (math.isfinite(lowest) and math.isfinite(highest)):
+        raise ValueError(f"{name} must be finite numbers, but these go from {lowest:g} to {highest:g}.")
+
+
 def check_labels(labels, n, classes):
     """Raise unless `labels` are `n` integers in [0, classes)."""
     if labels.shape != (n,):
         raise ValueError(f"labels must have shape ({n},), not {labels.shape}; of one-hot rows take argmax(axis=1).")
     if labels.dtype.kind not in "iu":
         raise TypeError(f"labels must be integers, not {labels.dtype}.")
+    if not labels.dtype.isnative:  # as read from an IDX file: compiled loops can't use them
+        raise TypeError(f"labels must have this machine's byte order, not {labels.dtype}: convert them to int64.")
     if n and (int(labels.min()) < 0 or int(labels.max()) >= classes):
         raise ValueError(f"labels must be from 0 to {classes - 1}, but these go from {labels.min()} to {labels.max()}.")

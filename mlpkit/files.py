@@ -30,6 +30,22 @@ def write_atomically(path, data):
         raise
 
 
+def check_writable(path):
+    """Make sure that `path` can be written, before there is something to lose. Raises OSError with the reason.
+
+    Its folder is made; a file that is there already stays as it is.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError("it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise type(error)(f"{path} can't be written ({reason}): choose another place.") from error
+
+
 def _umask():
     mask = os.umask(0)
     os.umask(mask)
@@ -51,8 +67,19 @@ def load_npz(path, names):
     data = io.BytesIO(Path(path).read_bytes())
     try:
         with np.lib.npyio.NpzFile(data, allow_pickle=False) as file:
-            return {name: file[name] for name in names}
+            return {name: _array(file, name) for name in names}
     except KeyError as error:
         raise ValueError(f"{path} holds other arrays: {error.args[0]}.") from error
-    except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not a whole .npz file without pickles: {error}.") from error
+    except _DAMAGE as error:
+        raise ValueError(f"{path} is not a whole .npz file without pickles: {str(error).rstrip('.')}.") from error
+
+
+# A header that promises more than there is memory, or than NumPy can count, is damage too.
+_DAMAGE = (OSError, EOFError, RuntimeError, ValueError, OverflowError, MemoryError, zipfile.BadZipFile, zlib.error)
+
+
+def _array(file, name):
+    array = file[name]
+    if not isinstance(array, np.ndarray):  # NumPy hands out the bytes of what does not begin as an array does
+        raise ValueError(f"{name} is no array")
+    return array

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from . import engines
-from .checks import check_batch, check_count, check_dtype, check_labels, check_sizes
+from .checks import check_batch, check_count, check_dtype, check_finite, check_labels, check_sizes
 from .files import load_npz, save_npz
 from .initialize import RULES
 from .layers import Linear, ReLU
@@ -116,11 +116,7 @@ class Network:
 
     def set_theta(self, theta):
         """Copy a flat vector of parameters, a NumPy array, into the network."""
-        if theta.shape != self.theta.shape:
-            raise ValueError(
-                f"these parameters have shape {theta.shape}, but a network of sizes {self.sizes} "
-                f"has {self.theta.shape}."
-            )
+        check_theta(theta, self.sizes)
         self.theta[:] = self.engine.asarray(theta, self.dtype)
 
     def save(self, path):
@@ -131,14 +127,30 @@ class Network:
     def load(cls, path, engine="numpy_baseline"):
         """Read a network that `save` wrote. Raises ValueError where the file is not one."""
         arrays = load_npz(path, ("sizes", "theta"))
-        network = cls(engine, arrays["sizes"].tolist(), dtype=arrays["theta"].dtype)
-        network.set_theta(arrays["theta"])
+        theta = arrays["theta"]
+        try:  # before a network is made: sizes that are wrong can ask for any amount of memory
+            sizes, dtype = check_sizes(arrays["sizes"].ravel().tolist()), check_dtype(theta.dtype)
+            check_theta(theta, sizes)
+            check_finite("parameters", theta)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} holds no network: {error}") from error
+        network = cls(engine, sizes, dtype=dtype)
+        network.set_theta(theta)
         return network
+
+
+def check_theta(theta, sizes):
+    """Raise ValueError unless `theta` has as many numbers as a network of these sizes has parameters."""
+    wanted = sum(prod(shape) for shape in pairwise(sizes)) + sum(sizes[1:])
+    if theta.shape != (wanted,):
+        raise ValueError(
+            f"these parameters have shape {theta.shape}, but a network of sizes {sizes} has ({wanted},)."
+        )
 
 
 def initial_theta(sizes, seed, init="he"):
     """Return first parameters (float64, laid out as `Network.theta` is): weights by the rule `init`, biases zero."""
-    if init not in RULES:
+    if not isinstance(init, str) or init not in RULES:
         raise ValueError(f"there is no initialization {init!r}; choose from {', '.join(RULES)}.")
     rng = np.random.default_rng(check_count("seed", seed, least=0))
     weights = [RULES[init](rng, n_in, n_out).ravel() for n_in, n_out in pairwise(sizes)]

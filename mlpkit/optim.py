@@ -6,7 +6,7 @@ laid out in the same way, so a step is the textbook's line, and saving an optimi
 
 import numpy as np
 
-from .checks import check_fraction, check_positive
+from .checks import check_fraction, check_not_negative, check_positive
 from .schedules import Constant
 
 
@@ -25,7 +25,7 @@ class Optimizer:
         self.network = network
         self.engine = network.engine
         self.schedule = lr if callable(lr) else Constant(lr)
-        self.weight_decay = weight_decay and check_positive("weight_decay", weight_decay)
+        self.weight_decay = check_not_negative("weight_decay", weight_decay)
         self.steps = 0
         zeros = np.zeros(network.theta.shape, network.dtype)
         self.state = {name: self.engine.asarray(zeros.copy()) for name in self.state_names}

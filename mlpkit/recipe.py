@@ -4,12 +4,14 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from .checks import check_count
+from .checks import check_count, check_dtype, check_not_negative, check_positive, check_sizes
+from .initialize import RULES
 from .network import SIZES, Network
 from .optim import BY_NAME
 from .schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
 from .train import fit
 
+_LEAST = {"batch_size": 1, "epochs": 0, "seed": 0}
 SCHEDULES = ("constant", "step", "exponential", "cosine")
 
 
@@ -35,10 +37,15 @@ class Recipe:
     dtype: str = "float32"
 
     def __post_init__(self):
-        _check_choice("optimizer", self.optimizer, BY_NAME)
-        _check_choice("schedule", self.schedule, SCHEDULES)
-        check_count("batch_size", self.batch_size)
-        object.__setattr__(self, "sizes", tuple(self.sizes))  # JSON has lists
+        for name, choices in (("optimizer", BY_NAME), ("schedule", SCHEDULES), ("init", RULES)):
+            _check_choice(name, getattr(self, name), choices)
+        checked = {name: check_count(name, getattr(self, name), least) for name, least in _LEAST.items()}
+        checked |= {name: check_not_negative(name, getattr(self, name)) for name in ("warmup_epochs", "weight_decay")}
+        checked["lr"] = check_positive("lr", self.lr)
+        changed = {name: value for name, value in checked.items() if isinstance(getattr(self, name), np.generic)}
+        changed |= {"sizes": check_sizes(self.sizes), "dtype": str(check_dtype(self.dtype))}
+        for name, value in changed.items():  # JSON has lists, and knows no numbers of NumPy's
+            object.__setattr__(self, name, value)
 
     def steps_an_epoch(self, n):
         """Return the number of batches in `n` examples, the short last one counted."""
@@ -96,5 +103,5 @@ class Recipe:
 
 
 def _check_choice(name, value, choices):
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"there is no {name} {value!r}; choose from {', '.join(choices)}.")

@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from .checkpoint import load_checkpoint, save_checkpoint
-from .checks import check_batch, check_count, check_labels
+from .checks import check_batch, check_count, check_finite, check_labels
 from .data import batches, epoch_order
+from .files import check_writable
 from .history import Epoch, History
 
 LOOK_EVERY = 0.02  # seconds of steps between two looks at the losses: a look makes a GPU wait
@@ -61,13 +62,15 @@ def fit(
     then has the parameters from the end of the last good epoch, and the optimizer is spent. Ctrl-C ends the run and
     returns the history so far.
     """
-    to_engine = network.engine.asarray
-    X, y = (to_engine(array) for array in train)
-    validation = validation and [to_engine(array) for array in validation]
-    _check(network, (X, y), validation, epochs, batch_size, seed, patience, checkpoints, resume)
+    _check_network(network, optimizer)
+    X, y = train = _to_engine(network.engine, train, "train")
+    validation = None if validation is None else _to_engine(network.engine, validation, "validation")
+    _check(network, train, validation, epochs, batch_size, seed, patience, checkpoints, resume)
     run = _Run(network, optimizer, checkpoints, {"batch_size": int(batch_size), "seed": int(seed)})
     if resume:
         run.resume()
+    if checkpoints:
+        check_writable(run.folder / "last.npz")
     try:
         while not run.out_of_patience(patience) and len(run.history.epochs) < epochs:
             order = epoch_order(len(y), seed, len(run.history.epochs))
@@ -211,12 +214,28 @@ def _whole_epoch(train_epoch, network, optimizer, X, y, order, batch_size):
     yield losses, [len(index) for index in batches(order, batch_size)]
 
 
+def _to_engine(engine, pair, name):
+    try:
+        X, y = pair
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a pair (X, y), such as data.load().{name}.") from None
+    return engine.asarray(X), engine.asarray(y)
+
+
+def _check_network(network, optimizer):
+    if optimizer.network is not network:
+        raise ValueError("this optimizer was made for another network: make a new one for this network.")
+    if not np.isfinite(network.engine.to_numpy(network.theta)).all():
+        raise ValueError("the network's parameters are no longer finite: make a new network, and a new optimizer.")
+
+
 def _check(network, train, validation, epochs, batch_size, seed, patience, checkpoints, resume):
     check_count("epochs", epochs, least=0)
     check_count("batch_size", batch_size)
     check_count("seed", seed, least=0)
     for X, y in (train, validation) if validation else (train,):
         check_batch(X, network.sizes[0], network.dtype)
+        check_finite("inputs", X)
         check_labels(y, len(X), network.sizes[-1])
     if patience is not None:
         check_count("patience", patience)

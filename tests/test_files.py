@@ -137,6 +137,11 @@ def npz(**members):
     return buffer.getvalue()
 
 
+def boast(shape):
+    """Return a .npy file whose header promises more than there is."""
+    return npy(np.zeros(0, np.float32)).replace(b"(0,), }" + b" " * 45, f"{shape}, }}".encode().ljust(52))
+
+
 WHOLE = npz(a=npy(np.arange(5)))
 OTHER = {
     "empty": b"",
@@ -147,6 +152,10 @@ OTHER = {
     "a pickle in a .npz": npz(a=npy(np.array([Bomb()], object))),
     "an empty .npz": npz(),
     "another array": npz(b=npy(np.arange(5))),
+    "text in a .npz": npz(a=b"hello"),
+    "nothing in a .npz": npz(a=b""),
+    "more than there is memory": npz(a=boast((10**15,))),
+    "more than NumPy can count": npz(a=boast((10**30,))),
     "half of it": WHOLE[: len(WHOLE) // 2],
 }
 

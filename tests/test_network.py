@@ -205,6 +205,26 @@ def test_parameters_of_another_network_are_refused(tmp_path):
     one_sentence(caught.value, SIZES)
 
 
+THETA = Network(sizes=SIZES).theta
+OTHERS = {
+    "sizes as floats": (dict(sizes=np.array(SIZES, float), theta=THETA), "whole number, not 6.0"),
+    "one size": (dict(sizes=6, theta=THETA), "at least two sizes"),
+    "sizes beyond all memory": (dict(sizes=(10**6, 10**6), theta=THETA), "(1000001000000,)"),
+    "integers": (dict(sizes=SIZES, theta=THETA.astype(int)), "not int64"),
+    "NaN": (dict(sizes=SIZES, theta=THETA * np.nan), "finite numbers"),
+    "a matrix": (dict(sizes=SIZES, theta=THETA[:, None]), "(53, 1)"),
+}
+
+
+@pytest.mark.parametrize(("arrays", "words"), OTHERS.values(), ids=OTHERS)
+def test_arrays_that_are_no_network_are_refused_and_the_file_is_named(arrays, words, tmp_path):
+    path = tmp_path / "n.npz"
+    save_npz(path, **arrays)
+    with pytest.raises(ValueError, match="holds no network") as caught:
+        Network.load(path)
+    one_sentence(caught.value, path, words)
+
+
 # Bad input
 
 X, Y = blobs(5)
@@ -218,6 +238,10 @@ X, Y = blobs(5)
         (lambda: Network(sizes=(4, 0, 3)), ValueError, "layer size must be at least 1"),
         (lambda: Network(sizes=(4, -2)), ValueError, "layer size must be at least 1"),
         (lambda: Network(sizes=(4, 2.5)), TypeError, "2.5"),
+        (lambda: Network(sizes=784), TypeError, "list of whole numbers"),
+        (lambda: Network(sizes=SIZES, init=["he"]), ValueError, "he, xavier"),
+        (lambda: Network(sizes=SIZES, dtype="float23"), ValueError, "float23"),
+        (lambda: Network(sizes=SIZES, dtype=None), ValueError, "None"),
         (lambda: Network(sizes=SIZES, init="zero"), ValueError, "he, xavier"),
         (lambda: Network(sizes=SIZES, dtype=np.float16), ValueError, "float16"),
         (lambda: Network(sizes=SIZES, dtype=np.int64), ValueError, "int64"),
@@ -269,6 +293,7 @@ LABELS = {
     "floats": (Y.astype(float), TypeError, "float64"),
     "booleans": (Y > 0, TypeError, "bool"),
     "too large": (np.array([0, 1, 2, 3, 0]), ValueError, "from 0 to 2, but these go from 0 to 3"),
+    "big-endian": (Y.astype(">i4"), TypeError, "byte order, not >i4"),
     "negative": (np.array([0, 1, 2, -1, 0]), ValueError, "from 0 to 2, but these go from -1 to 2"),
 }
 

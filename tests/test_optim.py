@@ -226,6 +226,10 @@ BAD = [
     (SGD, "lr", dict(lr=None)),
     (SGD, "weight_decay", dict(lr=0.1, weight_decay=-1e-4)),
     (SGD, "weight_decay", dict(lr=0.1, weight_decay=float("nan"))),
+    (SGD, "weight_decay", dict(lr=0.1, weight_decay="")),
+    (SGD, "weight_decay", dict(lr=0.1, weight_decay=None)),
+    (SGD, "lr", dict(lr=10**400)),
+    (Momentum, "momentum", dict(lr=0.1, momentum=10**400)),
     (Momentum, "momentum", dict(lr=0.1, momentum=1.0)),
     (Momentum, "momentum", dict(lr=0.1, momentum=-0.1)),
     (Nesterov, "momentum", dict(lr=0.1, momentum=float("nan"))),
@@ -238,7 +242,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "name", "settings"), BAD, ids=[f"{k.__name__}-{s}" for k, _, s in BAD])
+@pytest.mark.parametrize(("kind", "name", "settings"), BAD, ids=[f"{k.__name__}-{s}"[:50] for k, _, s in BAD])
 def test_a_bad_hyperparameter_is_refused_by_name(kind, name, settings):
     with pytest.raises(ValueError, match=f"^{name} must be") as caught:
         kind(vector([1.0]), **settings)
@@ -353,10 +357,17 @@ def test_warm_up_rises_in_a_straight_line_and_meets_what_follows(then):
         (lambda: Cosine(0.1, -1), "steps"),
         (lambda: Cosine(-0.1, 10), "lr"),
         (lambda: Cosine(0.1, 10, final_lr=-0.1), "final_lr"),
+        (lambda: Cosine(0.1, 10, final_lr=None), "final_lr"),
         (lambda: WarmUp(Constant(0.1), 0), "steps"),
     ],
 )
 def test_a_bad_schedule_is_refused_by_name(make, name):
     with pytest.raises(ValueError, match=f"^{name} must be") as caught:
         make()
+    one_sentence(caught.value)
+
+
+def test_a_rate_is_no_schedule_to_warm_up_to():
+    with pytest.raises(TypeError, match=r"then must be a schedule, such as Constant\(0\.1\), not 0\.1") as caught:
+        WarmUp(0.1, 5)
     one_sentence(caught.value)

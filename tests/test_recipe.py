@@ -21,6 +21,11 @@ def test_a_recipe_comes_back_from_json():
     assert Recipe(**json.loads(json.dumps(recipe.to_dict()))) == recipe
 
 
+def test_numbers_may_be_numpys_own():
+    numpys = SMALL.but(lr=np.float64(0.3), batch_size=np.int64(8), weight_decay=np.float32(0), dtype=np.float32)
+    assert Recipe(**json.loads(json.dumps(numpys.to_dict()))) == SMALL
+
+
 @pytest.mark.parametrize(("n", "steps"), [(1, 1), (8, 1), (9, 2), (55_000, 6875)])
 def test_an_epoch_counts_its_short_last_batch(n, steps):
     assert SMALL.steps_an_epoch(n) == steps
@@ -85,6 +90,18 @@ def test_every_choice_makes_a_difference():
         (dict(schedule="linear"), ValueError, "constant, step, exponential, cosine"),
         (dict(batch_size=0), ValueError, "batch_size must be at least 1"),
         (dict(batch_size="8"), TypeError, "batch_size"),
+        (dict(epochs="5"), TypeError, "epochs must be a whole number, not '5'"),
+        (dict(epochs=2.5, schedule="cosine"), TypeError, "epochs must be a whole number"),
+        (dict(seed=-1), ValueError, "seed must be at least 0"),
+        (dict(lr=0), ValueError, "lr must be"),
+        (dict(warmup_epochs=-1), ValueError, "warmup_epochs must be"),
+        (dict(warmup_epochs=float("nan")), ValueError, "warmup_epochs must be"),
+        (dict(weight_decay="0.1"), ValueError, "weight_decay must be"),
+        (dict(optimizer=["sgd"]), ValueError, "sgd, momentum"),
+        (dict(init="hee"), ValueError, "he, xavier"),
+        (dict(sizes=784), TypeError, "list of whole numbers"),
+        (dict(sizes=(784,)), ValueError, "at least two sizes"),
+        (dict(dtype="float23"), ValueError, "float32 or float64"),
     ],
 )
 def test_a_choice_that_there_is_not_is_refused(change, error, words):

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import ENGINES, SIZES, blobs, engine_like, one_sentence
+from shared import ENGINES, SIZES, blobs, dataset, engine_like, one_sentence
 
 from mlpkit import engines, train
-from mlpkit.checkpoint import load_checkpoint
+from mlpkit.checkpoint import NAMES, load_checkpoint
 from mlpkit.data import epoch_order
 from mlpkit.engines import numpy_baseline
+from mlpkit.files import load_npz, save_npz
 from mlpkit.history import History
 from mlpkit.network import Network
 from mlpkit.optim import BY_NAME
@@ -490,6 +491,12 @@ BAD = {
     "a negative label": (dict(train=(X, Y - 1)), ValueError, "from 0 to 2, but these go from -1 to 1"),
     "validation labels": (dict(validation=(X, Y + 1)), ValueError, "from 0 to 2"),
     "validation float64": (dict(validation=(X.astype(float), Y)), TypeError, "float64"),
+    "labels as IDX files have them": (dict(train=(X, Y.astype(">i4"))), TypeError, "byte order, not >i4"),
+    "NaN in an image": (dict(train=(np.where(X[30, 2] == X, np.nan, X), Y)), ValueError, "inputs must be finite"),
+    "infinity in an image": (dict(validation=(np.where(X[30, 2] == X, np.inf, X), Y)), ValueError, "to inf"),
+    "images without labels": (dict(train=X), ValueError, "train must be a pair (X, y)"),
+    "a whole data set": (dict(train=dataset()), ValueError, "data.load().train"),
+    "validation without labels": (dict(validation=X), ValueError, "validation must be a pair (X, y)"),
 }
 
 
@@ -505,6 +512,34 @@ def test_bad_input_is_refused_before_the_first_step(options, error, words, tmp_p
     one_sentence(caught.value, words)
     assert_array_equal(network.theta, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optimizer_of_another_network_is_refused():
+    """It would train the other one, without a word."""
+    with pytest.raises(ValueError, match="made for another network") as caught:
+        run(new()[0], new()[1])
+    one_sentence(caught.value)
+
+
+def test_a_network_that_is_no_longer_finite_is_not_told_to_try_a_smaller_rate():
+    network, optimizer = new()
+    network.theta[7] = np.nan
+    with pytest.raises(ValueError, match="make a new network") as caught:
+        run(network, optimizer)
+    one_sentence(caught.value)
+
+
+def test_checkpoints_that_can_not_be_written_are_refused_before_the_first_step(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        network, optimizer = new()
+        with pytest.raises(OSError, match="can't be written") as caught:
+            run(network, optimizer, checkpoints=folder)
+        one_sentence(caught.value, folder / "last.npz")
+        assert optimizer.steps == 0
+    (tmp_path / "last.npz").mkdir()
+    with pytest.raises(OSError, match="it is a folder"):
+        run(*new(), checkpoints=tmp_path)
 
 
 def other_network(sizes, dtype=np.float32):
@@ -541,6 +576,37 @@ def test_a_checkpoint_that_is_missing_or_damaged_is_refused(tmp_path):
     (tmp_path / "last.npz").write_bytes((tmp_path / "last.npz").read_bytes()[:-30])
     with pytest.raises(ValueError, match=r"last\.npz"):
         run(*new(), checkpoints=tmp_path, resume=True)
+
+
+VECTOR = Network(sizes=SIZES).theta
+FOREIGN = {
+    "a short velocity": (dict(velocity=VECTOR[:1]), "shape (1,)"),
+    "parameters of another size": (dict(theta=VECTOR[:-1]), f"shape ({len(VECTOR) - 1},)"),
+    "parameters of another type": (dict(theta=VECTOR.astype(float)), "its theta is float64"),
+    "NaN": (dict(theta=VECTOR * np.nan), "theta must be finite"),
+    "NaN in the best": (dict(best_theta=VECTOR * np.nan), "best_theta must be finite"),
+    "the best of another size": (dict(best_theta=VECTOR[:3]), "shape (3,)"),
+    "no count": (dict(steps=np.nan), "steps must be a whole number"),
+    "several counts": (dict(steps=np.arange(3)), "ValueError"),
+    "settings that are none": (dict(settings="hello"), "JSONDecodeError"),
+    "settings of another kind": (dict(settings="3"), "TypeError"),
+    "no history": (dict(history="{}"), "epochs"),
+    "a history of another version": (dict(history='{"epochs": [], "weather": 1}'), "weather"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), FOREIGN.values(), ids=FOREIGN)
+def test_a_whole_file_that_is_no_checkpoint_is_refused_and_changes_nothing(changes, words, tmp_path):
+    names = (*NAMES, "velocity")
+    run(*new(), epochs=1, checkpoints=tmp_path)
+    save_npz(tmp_path / "last.npz", **load_npz(tmp_path / "last.npz", names) | changes)
+    network, optimizer = new()
+    before = state(network, optimizer)
+    with pytest.raises(ValueError, match=r"last\.npz") as caught:
+        run(network, optimizer, checkpoints=tmp_path, resume=True)
+    one_sentence(caught.value, words)
+    for now, then in zip(state(network, optimizer), before, strict=True):
+        assert_array_equal(now, then)
 
 
 def test_unknown_and_unavailable_engines_are_refused(monkeypatch):
