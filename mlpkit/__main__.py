@@ -1,9 +1,12 @@
 """The command line: `python -m mlpkit doctor | train | bench`."""
 
 import argparse
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from tqdm import tqdm
@@ -21,16 +24,13 @@ from . import (
     launches,
     machine,
     matmul_ladder,
-    matmuls,
-    passes,
     peers,
     persistence,
     results,
-    roofline,
     seeds,
-    sweep,
     timeline,
 )
+from .files import check_writable
 from .optim import BY_NAME
 from .recipe import SCHEDULES, Recipe
 from .train import Diverged
@@ -38,9 +38,19 @@ from .train import Diverged
 
 def main(arguments=None):
     """Run one command and return its exit code: 0 for success, 1 for bad input or too little memory, 130 for Ctrl-C."""
+    _open_streams()
     options = _parser().parse_args(arguments)
     try:
-        return options.command(options) or 0
+        code = options.command(options) or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read the output has seen enough, as `head` has
+        _close_streams()
+        return 141
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or "").strip() or str(error)
+        print(f"mlpkit: a process of this experiment failed: {said.splitlines()[-1]}", file=sys.stderr)
+        return 1
     except (ValueError, TypeError, OSError, Diverged, engines.EngineUnavailable) as error:
         print(f"mlpkit: {error}", file=sys.stderr)
         return 1
@@ -55,6 +65,20 @@ def main(arguments=None):
         return 130
 
 
+def _open_streams():
+    """Where a stream was closed, as by `2>&-`, write to nowhere: else the next file that is opened takes its place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (open as long as the program runs)
+
+
+def _close_streams():
+    """Let what is still to be written go nowhere, so that Python can end without a complaint."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+
+
 def doctor(options):
     """Say what this machine is, what it can run, and what is missing."""
     print(machine.doctor())
@@ -62,8 +86,10 @@ def doctor(options):
 
 def train(options):
     """Train the network once; show the validation accuracy after each epoch."""
-    chosen = {name: getattr(options, name) for name in _RECIPE_OPTIONS}
-    recipe, dataset = Recipe(**chosen), data.load(options.data)
+    recipe = Recipe(**{name: getattr(options, name) for name in _RECIPE_OPTIONS})
+    if options.save:
+        check_writable(options.save)
+    dataset = data.load(options.data)
     with tqdm(total=recipe.epochs, unit="epoch", disable=None) as bar:
         network, history = recipe.train(
             dataset,
@@ -73,11 +99,11 @@ def train(options):
             resume=options.resume,
             on_epoch=lambda history: _show_epoch(history, bar),
         )
+    if options.save:  # before anything is printed, which may fail
+        network.save(options.save)
     print(f"{history.stopped}; accuracy on validation {network.evaluate(*dataset.validation)[1]:.2%}")
     if options.test:
         print(f"accuracy on test {network.evaluate(*dataset.test)[1]:.2%}")
-    if options.save:
-        network.save(options.save)
     return 130 if history.stopped == "interrupted" else 0
 
 
@@ -88,10 +114,16 @@ def run_bench(options):
     if machine.busy():
         print(f"mlpkit: {machine.busy()}.", file=sys.stderr)
     where = machine.name() if options.publish else results.MINE
-    results.set_aside(options.experiment, where)
+    check_writable(results.place(options.experiment, where))
     saved: list[Path] = []
+
+    def save(record):
+        if not saved:
+            results.set_aside(options.experiment, where)
+        saved.append(results.save(record, where))
+
     try:
-        _run_experiment(options, lambda record: saved.append(results.save(record, where)))
+        _run_experiment(options, save)
     finally:  # an interrupted run shows what it has, too
         if saved:
             record = results.load(saved[-1])
@@ -108,6 +140,15 @@ def _run_experiment(options, save):
 def _engines(options, **callbacks):
     timing = bench.THOROUGH if options.publish else bench.USUAL
     bench.compare(data.load(), Recipe(), timing, **callbacks)
+
+
+def _late(name):
+    """Return the function of that name, "module.function", which is imported when it is called.
+
+    So nobody waits for Numba who does not use it, and where it can't be imported, `doctor` can still say so.
+    """
+    module, function = name.split(".")
+    return lambda *given, **options: getattr(import_module(f".{module}", __package__), function)(*given, **options)
 
 
 def _with(run, *inputs):
@@ -129,10 +170,10 @@ EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its r
     "gpu_peers": (_with(partial(peers.compare, peers.GPU)), peers.table),
     "agreement": (_with(agreement.run, data.load), agreement.table),
     "gpu_agreement": (_with(_gpu_agreement, data.load), agreement.table),
-    "floor": (_with(roofline.run, _training_set), roofline.table),
-    "matmul": (_with(matmuls.run), matmuls.table),
-    "passes": (_with(passes.run, _training_set), passes.table),
-    "sweep": (_with(sweep.run, _training_set), sweep.table),
+    "floor": (_with(_late("roofline.run"), _training_set), _late("roofline.table")),
+    "matmul": (_with(_late("matmuls.run")), _late("matmuls.table")),
+    "passes": (_with(_late("passes.run"), _training_set), _late("passes.table")),
+    "sweep": (_with(_late("sweep.run"), _training_set), _late("sweep.table")),
     "compile": (_with(compiling.run), compiling.table),
     "gpu_compile": (_with(_gpu_compile), compiling.table),
     "goal_recipes": (_with(goal.choose, data.load), experiments.table),
@@ -149,10 +190,13 @@ EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its r
 
 def _show_epoch(history, bar):
     epoch = history.epochs[-1]
-    bar.write(
-        f"epoch {len(history.epochs):>3}: loss {epoch.train_loss:.4f}, validation loss "
-        f"{epoch.validation_loss:.4f}, accuracy {epoch.validation_accuracy:.2%}, {epoch.seconds:.1f} s"
-    )
+    try:
+        bar.write(
+            f"epoch {len(history.epochs):>3}: loss {epoch.train_loss:.4f}, validation loss "
+            f"{epoch.validation_loss:.4f}, accuracy {epoch.validation_accuracy:.2%}, {epoch.seconds:.1f} s"
+        )
+    except OSError:  # nobody reads on, or the disk is full: stop as after Ctrl-C, with what there is
+        raise KeyboardInterrupt from None
     bar.update(len(history.epochs) - bar.n)
 
 

@@ -143,9 +143,7 @@ def check_theta(theta, sizes):
     """Raise ValueError unless `theta` has as many numbers as a network of these sizes has parameters."""
     wanted = sum(prod(shape) for shape in pairwise(sizes)) + sum(sizes[1:])
     if theta.shape != (wanted,):
-        raise ValueError(
-            f"these parameters have shape {theta.shape}, but a network of sizes {sizes} has ({wanted},)."
-        )
+        raise ValueError(f"these parameters have shape {theta.shape}, but a network of sizes {sizes} has ({wanted},).")
 
 
 def initial_theta(sizes, seed, init="he"):

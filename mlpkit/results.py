@@ -58,11 +58,20 @@ def save(record, machine_name=MINE, folder=FOLDER):
     return path
 
 
+def place(experiment, machine_name=MINE):
+    """Return the path of a record in this checkout."""
+    return ROOT / "results" / machine_name / f"{experiment}.json"
+
+
 def set_aside(experiment, machine_name=MINE):
-    """Rename a record that a new run is about to replace to `<experiment>.json.previous`, so that none is lost."""
-    path = ROOT / "results" / machine_name / f"{experiment}.json"
+    """Rename a record that a new run is about to replace to `<experiment> <when>.json.previous`, so that none is lost.
+
+    Each has its own name: after two runs that were stopped at once, the one before them is still there.
+    """
+    path = place(experiment, machine_name)
     if path.exists():
-        path.replace(path.with_name(f"{path.name}.previous"))
+        when = datetime.fromtimestamp(path.stat().st_mtime)
+        path.replace(path.with_name(f"{experiment} {when:%Y-%m-%d %H.%M.%S.%f}.json.previous"))
 
 
 def _to_json(record):

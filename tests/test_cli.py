@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,6 +129,86 @@ def test_ctrl_c_ends_a_training_with_what_it_has():
     assert "Traceback" not in errors
 
 
+# Odd machines
+
+SMALL = """
+import sys
+import numpy as np
+from shared import dataset
+from mlpkit import __main__ as cli, data
+wide = [split._replace(X=np.pad(split.X, [(0, 0), (0, 778)])) for split in dataset()[1:4]]
+data.load = lambda name="mnist": data.Dataset(name, *wide, ("left", "right", "top"))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def run_in_shell(redirection, *arguments, code=SMALL):
+    """Run the command line on a small data set, in a process whose streams are redirected as a shell does it."""
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    command = ["bash", "-c", f'set -o pipefail; "$@" {redirection}', "bash", sys.executable, "-c", code, *arguments]
+    return subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
+    )
+
+
+posix = pytest.mark.skipif(os.name == "nt", reason="these are redirections of a POSIX shell")
+
+
+@posix
+def test_output_that_nobody_reads_ends_a_training_quietly_and_keeps_the_network(tmp_path):
+    """`| head -1`: the exit code is that of a program that such a pipe has ended."""
+    path = tmp_path / "network.npz"
+    done = run_in_shell("| head -1", "train", "--epochs", 10_000, "--save", path)
+    assert (done.returncode, done.stderr) == (141, "")
+    assert done.stdout.startswith("epoch   1:")
+    assert Network.load(path).sizes[0] == 784
+
+
+@posix
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_ends_a_training_and_keeps_the_network(tmp_path):
+    done = run_in_shell(">/dev/full", "train", "--save", tmp_path / "network.npz")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left" in done.stderr
+    Network.load(tmp_path / "network.npz")
+
+
+@posix
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_stop_nothing(redirection, tmp_path):
+    done = run_in_shell(redirection, "train", "--epochs", 1, "--save", tmp_path / "network.npz")
+    assert done.returncode == 0
+    Network.load(tmp_path / "network.npz")
+
+
+@pytest.mark.parametrize("place", [".", "file/network.npz"])
+def test_a_place_where_nothing_can_be_saved_is_refused_before_training(place, small, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(Recipe, "train", lambda *arguments, **options: pytest.fail("it was trained"))
+    check_refused(["train", "--save", str(tmp_path / place)], 1, "can't be written", capsys)
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [({"NUMBA_NUM_THREADS": "0"}, "Number of threads"), ({"NUMBA_DISABLE_JIT": "1"}, "unset that variable")],
+    ids=str,
+)
+def test_doctor_says_what_is_wrong_with_numba(variables, why):
+    done = subprocess.run([*COMMAND, "doctor"], capture_output=True, text=True, env=os.environ | variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("numba_")]
+    assert len(lines) == 6
+    assert all(why in line for line in lines)
+
+
+def test_a_command_that_does_not_use_numba_does_not_wait_for_it():
+    code = "import sys, mlpkit.__main__ as cli; cli.main(['train', '--lr', '0']); sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
 # On a small data set
 
 
@@ -243,9 +324,38 @@ def test_an_interrupted_bench_shows_its_table_and_leaves_the_last_record_beside_
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bench, "compare", measure)
-    assert [cli.main(["bench"]) for _ in range(2)] == [130, 130]
+    assert [cli.main(["bench"]) for _ in range(3)] == [130, 130, 130]
     assert "numpy_baseline" in capsys.readouterr().out
-    assert {path.name for path in (folder / "mine").iterdir()} == {"engines.json", "engines.json.previous"}
+    kept = sorted(path.name for path in (folder / "mine").iterdir())
+    assert (len(kept), kept[-1]) == (3, "engines.json")  # not even the record before the last is lost
+    assert all(name.endswith(".json.previous") for name in kept[:-1])
+
+
+def test_a_bench_that_can_not_begin_leaves_the_last_record_where_it_is(small, folder, monkeypatch, capsys):
+    def refuse(*arguments, save, progress):
+        raise engines.EngineUnavailable("no such machine")
+
+    results.save(results.new("engines"))
+    monkeypatch.setattr(bench, "compare", refuse)
+    assert cli.main(["bench"]) == 1
+    assert [path.name for path in (folder / "mine").iterdir()] == ["engines.json"]
+
+
+def test_a_record_that_could_not_be_kept_is_not_measured(small, folder, monkeypatch, capsys):
+    folder.mkdir()
+    (folder / "mine").write_text("in the way")
+    monkeypatch.setattr(bench, "compare", lambda *arguments, **callbacks: pytest.fail("it was measured"))
+    check_refused(["bench"], 1, "engines.json can't be written", capsys)
+
+
+def test_a_process_of_an_experiment_that_fails_is_one_sentence(small, folder, monkeypatch, capsys):
+    def measure(*arguments, save, progress):
+        code = "import sys; print('Traceback', file=sys.stderr); sys.exit('no such kernels')"
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    monkeypatch.setattr(bench, "compare", measure)
+    assert cli.main(["bench"]) == 1
+    assert capsys.readouterr().err == "mlpkit: a process of this experiment failed: no such kernels\n"
 
 
 def test_publishing_from_a_busy_machine_is_refused(small, folder, monkeypatch, capsys):

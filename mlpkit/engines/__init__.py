@@ -126,6 +126,9 @@ def load(name: str) -> Engine:
     except ImportError as error:
         reason = gpu.why_not() if error.name == "cupy" else error
         raise EngineUnavailable(f"engine {name} can't run on this machine: {reason}") from error
+    except Exception as error:  # a broken library, or a variable that it can't make sense of, can raise anything
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise EngineUnavailable(f"engine {name} can't run on this machine: {reason}") from error
 
 
 def available() -> dict[str, str | None]:

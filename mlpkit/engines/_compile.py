@@ -14,6 +14,9 @@ import numba
 
 from . import python_loops
 
+if numba.config.DISABLE_JIT:  # else plain Python's times would stand under Numba's name
+    raise ImportError("NUMBA_DISABLE_JIT turns Numba's compiler off: unset that variable")
+
 # All that Numba's `fastmath=True` allows, except to assume that there is no NaN and no infinity: a network that
 # diverges must be seen to diverge.
 FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
