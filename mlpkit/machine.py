@@ -76,7 +76,10 @@ def memory_gib():
 
 def load():
     """Return how many processes wanted a core in the last minute, on average; None where the system does not tell."""
-    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
+    try:
+        return round(os.getloadavg()[0], 1)
+    except (AttributeError, OSError):
+        return None
 
 
 def busy():
@@ -138,14 +141,20 @@ def blas():
                 "kernels": library.get("architecture"),
                 "threads": library["num_threads"],
             }
-    return {"name": "unknown", "version": None, "kernels": None, "threads": None}
+    return {"name": _built_with(), "version": None, "kernels": None, "threads": None}
+
+
+def _built_with():
+    """Return the name of the BLAS that NumPy was built with: threadpoolctl does not know them all, as on a Mac."""
+    built = np.show_config(mode="dicts").get("Build Dependencies", {})
+    return built.get("blas", {}).get("name", "unknown")
 
 
 def doctor():
     """Return what this machine is and which engines it can run, as text for a person."""
     facts = describe()
     lines = [
-        f"{'processor':<12}{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB",
+        f"{'processor':<12}{_known(facts['cpu'], (facts['cores'], 'cores'), (facts['memory_gib'], 'GiB'))}",
         f"{'system':<12}{facts['system']}, Python {facts['python']}",
         f"{'BLAS':<12}{_blas_line(facts['blas'])}",
         *_gpu_lines(facts["gpu"]),
@@ -158,7 +167,13 @@ def doctor():
 
 
 def _blas_line(found):
-    return f"{found['name']} {found['version']}, {found['kernels']} kernels, {found['threads']} threads"
+    name = f"{found['name']} {found['version'] or ''}".strip()
+    return _known(name, (found["kernels"], "kernels"), (found["threads"], "threads"))
+
+
+def _known(name, *facts):
+    """Return a line of the facts that are known, pairs (value, unit); a system need not tell them all."""
+    return ", ".join([name, *(f"{value} {unit}" for value, unit in facts if value is not None)])
 
 
 def _gpu_lines(found):

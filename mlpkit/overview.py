@@ -65,8 +65,9 @@ def group(name):
 def machines(folder=results.FOLDER):
     """Return the names of the machines with published times of engines or peers, those without a GPU first."""
     paths = [path for name in STEPS for path in Path(folder).glob(f"*/{name}.json")]
-    names = {path.parent.name: results.load(path)["machine"]["gpu"]["found"] for path in sorted(paths)}
-    return sorted((name for name in names if name != results.MINE), key=lambda name: (names[name], name))
+    published = sorted(path for path in paths if path.parent.name != results.MINE)
+    names = {path.parent.name: results.load(path)["machine"]["gpu"]["found"] for path in published}
+    return sorted(names, key=lambda name: (names[name], name))
 
 
 def record(experiment, machine, folder=results.FOLDER):

@@ -85,7 +85,7 @@ def load(path):
     """Return the record in the file `path`. Raises RecordError where it is not a whole record of this schema."""
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is not a JSON file: {error}.") from error
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else None
@@ -93,6 +93,10 @@ def load(path):
     for name, kind in FIELDS.items():
         if not isinstance(record.get(name), kind):
             raise RecordError(f"{path} lacks {name!r}, or it is no {kind.__name__}.")
+    if not {"cpu", "cores", "gpu"} <= record["machine"].keys() or "found" not in record["machine"]["gpu"]:
+        raise RecordError(f"{path} does not say on which machine it was made: 'machine' lacks cpu, cores or gpu.")
+    if not all(isinstance(run, dict) for run in record["runs"]):
+        raise RecordError(f"{path} has a run that is no dict.")
     return record
 
 
@@ -132,12 +136,13 @@ def caption(record, cpu=True):
 def _commit():
     """Return the checkout's commit, and whether the package or its pins differ from it; 'unknown' outside of one.
 
-    A copy without its history, on another machine, is told by the variable MLPKIT_COMMIT which clean commit it is.
+    A copy without its history, on another machine, is told by the variable MLPKIT_COMMIT which clean commit it is. A
+    copy that lies inside somebody's own repository is not that repository's commit, unless this has the package too.
     """
     if told := os.environ.get("MLPKIT_COMMIT"):
         return told, False
     try:
-        commit = _git("rev-parse", "HEAD")
+        commit, _ = _git("rev-parse", "HEAD", "HEAD:./mlpkit").split()
         return commit, bool(_git("status", "--porcelain", "--", "mlpkit", "constraints.txt"))
     except (OSError, subprocess.SubprocessError):
         return "unknown", True

@@ -3,6 +3,8 @@
 import itertools
 import json
 import os
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -359,6 +361,7 @@ def test_a_record_that_lacks_a_field_is_refused(name, record, tmp_path):
         ("null", "schema"),
         ("{}", "schema"),
         (b"\xff\xfe\x00", "JSON"),
+        ("[" * 100_000, "JSON"),
     ],
 )
 def test_what_is_no_record_is_refused(text, word, tmp_path):
@@ -425,6 +428,31 @@ def test_every_record_in_the_repository_can_be_read():
     for path in paths:
         found = results.load(path)
         assert path.name == f"{found['experiment']}.json"
+
+
+@pytest.mark.parametrize("change", [{"machine": {}}, {"machine": {"cpu": "", "cores": 2, "gpu": {}}}, {"runs": [1]}])
+def test_a_record_that_lacks_what_tables_and_captions_need_is_refused(change, record, tmp_path):
+    path = results.save(record | change, folder=tmp_path)
+    with pytest.raises(results.RecordError) as caught:
+        results.load(path)
+    one_sentence(caught.value, path, *(["cpu"] if "machine" in change else ["run"]))
+
+
+def test_a_copy_inside_another_repository_does_not_take_its_commit(monkeypatch, tmp_path):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b"]
+    if not shutil.which("git"):
+        pytest.skip("no git here")
+    (tmp_path / ".gitignore").write_text("workbook\n")
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "mine"]):
+        subprocess.run([*git, *arguments], check=True)
+    (tmp_path / "workbook" / "mlpkit").mkdir(parents=True)
+    (tmp_path / "workbook" / "mlpkit" / "__init__.py").write_text("")
+    monkeypatch.delenv("MLPKIT_COMMIT", raising=False)
+    monkeypatch.setattr(results, "ROOT", tmp_path / "workbook")
+    assert results._commit() == ("unknown", True)
+    subprocess.run([*git, "add", "--force", "workbook"], check=True)  # who keeps the package there has its commit
+    subprocess.run([*git, "commit", "-q", "-m", "a copy"], check=True)
+    assert results._commit() == (results._git("rev-parse", "HEAD"), False)
 
 
 def test_outside_of_a_checkout_the_commit_is_unknown(monkeypatch, tmp_path):

@@ -80,6 +80,23 @@ def test_a_busy_machine_is_said_to_be_busy(load, warned, monkeypatch):
     assert bool(machine.busy()) == warned
 
 
+def test_what_a_system_does_not_tell_is_left_out(monkeypatch):
+    """As on Windows, which has neither sysconf nor a load, and on a Mac, whose BLAS threadpoolctl does not see."""
+
+    def unknown(*arguments):
+        raise OSError("load averages can't be had")
+
+    monkeypatch.setattr(machine, "threadpool_info", list)
+    monkeypatch.setattr(machine.os, "sysconf", unknown, raising=False)
+    monkeypatch.setattr(machine.os, "getloadavg", unknown, raising=False)
+    assert machine.busy() is None
+    assert machine.describe()["load"] is None
+    first, _, blas, *_ = machine.doctor().splitlines()
+    assert first.endswith(" cores")
+    assert "None" not in blas
+    assert blas.split()[1] not in ("unknown", "")
+
+
 class Spinning:
     """A clock by which a thread of this process computes until `until`; time passes only in sleeps and calls."""
 

@@ -63,6 +63,11 @@ def test_machines_are_those_with_published_times_gpus_last(folder):
     assert overview.title("big", folder) == "A GPU"
 
 
+def test_a_broken_record_of_the_readers_own_hides_no_machine(folder):
+    (folder / results.MINE / "engines.json").write_text('{"schema": 1, "experi')
+    assert overview.machines(folder) == ["small", "big"]
+
+
 def test_steps_are_medians_and_the_peers_record_has_the_last_word(folder):
     assert overview.step_us("small", folder=folder) == {"numba_step": 25.0, "numpy_baseline": 200.0, "pytorch": 300.0}
     assert overview.step_us("small", "adam", folder=folder) == {"pytorch": 1.0, "numpy_baseline": 400.0}

@@ -117,7 +117,8 @@ def load(name: str) -> Engine:
     """Import and return the engine called `name`.
 
     Raises ValueError for a name that no engine has, and EngineUnavailable where this machine can't run it: an engine
-    says so by raising ImportError as it is imported, as `gpu.require()` does where CuPy finds no GPU.
+    says so by raising ImportError as it is imported, as `gpu.require()` does where CuPy finds no GPU. What else is
+    raised there is its reason too.
     """
     if name not in NAMES:
         raise ValueError(f"there is no engine {name!r}; the engines are {', '.join(NAMES)}.")
