@@ -42,8 +42,8 @@ def check_writable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
-        reason = error.strerror or error
-        raise type(error)(f"{path} can't be written ({reason}): choose another place.") from error
+        advice = "make its folder writable, or choose another"
+        raise type(error)(f"{path} can't be written ({error.strerror or error}): {advice}.") from error
 
 
 def _umask():

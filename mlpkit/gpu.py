@@ -5,6 +5,7 @@ An engine that needs a GPU begins with `gpu.require()`, one that needs a new one
 its driver, its GPU, its libraries, some memory.
 """
 
+import errno
 import importlib.metadata
 import re
 import subprocess
@@ -115,6 +116,9 @@ def _obstacle():
 
 
 def _broken(error):
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):  # a read-only home
+        folder = f"CuPy can't make its folder {error.filename} ({error.strerror})"
+        return f"{folder}: set the variable CUPY_CACHE_DIR to a folder that can be written"
     advice = f'pip install --force-reinstall "{package()[0] or USUAL}"'
     return f"CuPy can't be loaded: {_summary(error)}; install it again: {advice}"
 

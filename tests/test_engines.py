@@ -360,6 +360,32 @@ def test_an_engine_that_cannot_run_here_says_why(monkeypatch):
     assert engines.available() == {"abacus": str(caught.value)}
 
 
+@pytest.mark.parametrize(
+    "error",
+    [OSError("libLLVM.so: cannot open\nshared object file"), ValueError("Number of threads"), SyntaxError("here")],
+)
+def test_whatever_an_engine_raises_when_it_is_imported_is_its_reason(error, monkeypatch):
+    def fails(module):
+        raise error
+
+    monkeypatch.setattr(engines, "NAMES", ("abacus",))
+    monkeypatch.setattr(engines, "import_module", fails)
+    with pytest.raises(engines.EngineUnavailable) as caught:
+        engines.load("abacus")
+    one_sentence(caught.value, "abacus", type(error).__name__, str(error).split("\n")[0])
+    assert engines.available() == {"abacus": str(caught.value)}
+
+
+def test_a_cupy_that_cannot_be_imported_is_said_once_for_all_of_its_engines(monkeypatch):
+    def fails(module):
+        raise PermissionError(13, "Permission denied", "/home/me/.cupy")
+
+    monkeypatch.setattr(engines, "import_module", fails)
+    monkeypatch.setattr(engines.gpu, "why_not", lambda: "CuPy can't make its folder")
+    with pytest.raises(engines.EngineUnavailable, match=r"machine: CuPy can't make its folder$"):
+        engines.load("cupy_fused")
+
+
 def test_an_engine_is_imported_only_when_it_is_loaded(monkeypatch):
     asked = []
     monkeypatch.setattr(engines, "import_module", lambda name: asked.append(name) or types.ModuleType(name))

@@ -1,9 +1,11 @@
 """What can stand between CuPy and a GPU is said in one sentence, and the engines that need one say it too."""
 
 import builtins
+import errno
 import importlib.metadata
 import io
 import json
+import os
 import subprocess
 import sys
 import types
@@ -238,13 +240,24 @@ Original error:
     ],
 )
 def test_a_cupy_that_cannot_be_loaded_says_why(error, words, monkeypatch):
+    cupy_that(monkeypatch, error)
+    check_refused("CuPy can't be loaded", words, "install it again: pip install --force-reinstall")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_home_that_cannot_be_written_is_not_answered_with_a_new_installation(number, monkeypatch):
+    cupy_that(monkeypatch, OSError(number, os.strerror(number), "/home/me/.cupy"))
+    check_refused("/home/me/.cupy", os.strerror(number), "CUPY_CACHE_DIR")
+
+
+def cupy_that(monkeypatch, error):
+    """Make `import cupy` raise an error."""
     real = builtins.__import__
 
     def broken(name, *arguments, **options):
         return fails(error)() if name == "cupy" else real(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", broken)
-    check_refused("CuPy can't be loaded", words, "install it again: pip install --force-reinstall")
 
 
 def test_whatever_cupy_raises_becomes_a_sentence(monkeypatch):

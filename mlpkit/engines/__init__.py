@@ -128,7 +128,7 @@ def load(name: str) -> Engine:
         reason = gpu.why_not() if error.name == "cupy" else error
         raise EngineUnavailable(f"engine {name} can't run on this machine: {reason}") from error
     except Exception as error:  # a broken library, or a variable that it can't make sense of, can raise anything
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reason = (name in ON_GPU and gpu.why_not()) or f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise EngineUnavailable(f"engine {name} can't run on this machine: {reason}") from error
 
 
