@@ -224,6 +224,36 @@ def test_an_installation_that_cannot_be_written_to_works(installation, tmp_path)
     assert not list(installation.rglob("*.nbi"))
 
 
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("kept", [0, 0.5], ids=["empty", "half"])
+def test_compiled_code_that_was_cut_short_is_made_anew(suffix, kept, installation):
+    """As when the power fails: the name of a file can be on the disk before what stands in it."""
+    first = python(STEP, installation)
+    for path in installation.rglob(f"*.{suffix}"):
+        path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    assert python(STEP, installation) == first
+    assert python(STEP, installation)[1:] == ["1", "0"]
+
+
+def test_a_disk_that_is_full_does_not_stop_an_engine(installation):
+    script = """
+        import os
+        from numba.core import caching
+        def full(*arguments):
+            raise OSError(28, "No space left on device")
+        caching.IndexDataCacheFile.save = full
+    """
+    assert python(textwrap.dedent(script) + textwrap.dedent(STEP), installation)[1:] == ["0", "1"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are UTF-8 here")
+def test_a_folder_whose_name_is_not_utf8_does_not_stop_an_engine(installation, tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(installation) + b"/Gr\xfc\xdfe"))
+    folder.mkdir()
+    shutil.move(installation / "mlpkit", folder / "mlpkit")
+    assert python(STEP, folder, NUMBA_CACHE_DIR=str(tmp_path))[1:] == ["0", "1"]
+
+
 # Threads
 
 AGREE = """

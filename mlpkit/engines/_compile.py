@@ -7,10 +7,12 @@ and from which version of all engines' sources, the code was made. (Files of old
 """
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 
 import numba
+from numba.core.caching import FunctionCache
 
 from . import python_loops
 
@@ -33,12 +35,29 @@ def compiled(engine, **options):
 
     def compile_one(function):
         function.__qualname__ = f"{engine.rpartition('.')[2]}.{function.__name__}.{VERSION}"
-        try:
-            return numba.njit(function, cache=True, **options)
-        except RuntimeError:  # "no locator available": not a folder to be found that can be written to
-            return numba.njit(function, **options)
+        dispatcher = numba.njit(function, **options)
+        # RuntimeError: no folder that can be written to. UnicodeError: a path that is not UTF-8.
+        with suppress(RuntimeError, UnicodeError):
+            dispatcher._cache = Cache(function)
+        return dispatcher
 
     return compile_one
+
+
+class Cache(FunctionCache):  # type: ignore[misc]  # Numba has no types
+    """Numba's files of compiled code, which are there to save time, and so must stop nothing."""
+
+    def load_overload(self, *arguments):
+        try:
+            return super().load_overload(*arguments)
+        except Exception:  # a file that was cut short, as when the power fails: make it anew
+            with suppress(OSError):
+                self.flush()
+            return None
+
+    def save_overload(self, *arguments):
+        with suppress(OSError):  # a full disk: the code is there, and the next process compiles again
+            super().save_overload(*arguments)
 
 
 def compile_loops(engine, loops=python_loops, parallel=False, calls=None, **options):
