@@ -9,6 +9,7 @@ from mlpkit import overview, plots, results
 from mlpkit.recipe import Recipe
 
 FACTS = {"name": "m", "cpu": "A CPU", "cores": 2, "gpu": {"found": False, "why_not": ""}, "blas": {"threads": 2}}
+FACTS |= {"libraries": {"numpy": "2.4"}}
 WITH_GPU = FACTS | {"cpu": "Another", "gpu": {"found": True, "name": "A GPU"}}
 SGD, ADAM = (Recipe(optimizer=name).to_dict() for name in ("sgd", "adam"))
 
@@ -33,7 +34,7 @@ def folder(tmp_path):
     put(tmp_path, "small", "engines", runs, recipe=SGD)
     runs = [step("numpy_baseline", 200.0, recipe=SGD), step("pytorch", 300.0, recipe=SGD, start_seconds=[2.5, 1.0])]
     runs += [step("numpy_baseline", 400.0, recipe=ADAM), step("pytorch", 1.0, recipe=ADAM)]
-    put(tmp_path, "small", "peers", runs)
+    put(tmp_path, "small", "peers", runs, libraries={"torch": "2.13", "jax": None})
     put(tmp_path, "big", "engines", [step("cuda_new", 5.0), step("numpy_baseline", 50.0)], WITH_GPU, recipe=SGD)
     put(tmp_path, results.MINE, "engines", [step("numpy_baseline", 1.0)], recipe=SGD)
     waits = [
@@ -168,9 +169,19 @@ def test_the_headline_has_a_table_for_each_machine_with_records(folder, monkeypa
     parts = tuple(tool["Part"](machine, columns) for machine in ("small", "big", "absent"))
     monkeypatch.setitem(tool["headline"].__globals__, "PARTS", parts)
     text = tool["headline"]()
-    assert "**A CPU, 2 cores, 2026-11-21, NumPy with 2 threads**" in text
-    assert "| Numba, a whole step | 25 | 0.25 |  |" in text
-    assert "| PyTorch | 300 | 1.50 | 1.0 |" in text
-    assert "| cuda new | 5.0 | 0.10 |  |" in text
+    assert "**A CPU, 2 cores, 2026-11-21, NumPy 2.4 with 2 threads, PyTorch 2.13**" in text
+    assert "| Numba, a whole step | `numba_step` | 25 | 0.25 |  |" in text
+    assert "| PyTorch | `pytorch` | 300 | 1.50 | 1.0 |" in text
+    assert "| cuda new | `cuda_new` | 5.0 | 0.10 |  |" in text
+    assert "One training step" not in text  # the last machine has none of its times
     assert "absent" not in text
     assert len(tool["picture"]().axes) == 2
+
+
+def test_the_story_is_told_by_the_four_engines_that_it_is_about(folder, monkeypatch):
+    tool = runpy.run_path(str(results.ROOT / "tools" / "update_readme.py"))
+    times = zip(tool["STORY"], (1000.0, 1100.0, 50.0, 8.0), strict=True)
+    monkeypatch.setattr(overview, "step_us", lambda *_: dict(times))
+    (sentence, _) = tool["story"](tool["Part"]("big", (("sgd", 128),)))
+    assert "NumPy takes 1,000 microseconds, the same lines on the GPU 1,100" in sentence
+    assert "epoch 50, and one CUDA kernel that trains the whole network 8.0." in sentence

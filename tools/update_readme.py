@@ -31,24 +31,43 @@ class Part:
         return {name: us for name, us in found.items() if overview.group(name) in self.groups or name == BASELINE}
 
     def title(self):
-        """Return the machine, the date, and how many threads NumPy's products have."""
-        facts = next(filter(None, (overview.record(name, self.machine) for name in overview.STEPS)))["machine"]
-        return f"{overview.caption(self.machine)}, NumPy with {facts['blas']['threads']} threads"
+        """Return the machine, the date, the libraries, and how many threads NumPy's products have."""
+        records = [found for name in overview.STEPS if (found := overview.record(name, self.machine))]
+        facts, asked = records[-1]["machine"], records[-1]["settings"].get("libraries", {})
+        versions = [f"{title} {asked[name]}" for name, title in LIBRARIES.items() if asked.get(name)]
+        numpy = f"NumPy {facts['libraries']['numpy']} with {facts['blas']['threads']} threads"
+        return ", ".join([overview.caption(self.machine), numpy, *versions])
 
 
+LIBRARIES = {"torch": "PyTorch", "jax": "JAX", "scikit-learn": "scikit-learn"}
 PARTS = (
     Part("amd-epyc-2-cores", (("sgd", 128), ("adam", 64))),
-    Part("nvidia-h200", (("sgd", 128), ("adam", 128), ("sgd", 64)), ("ours, GPU", "others, GPU")),
+    Part("nvidia-h200", (("sgd", 128), ("adam", 64), ("adam", 128), ("sgd", 64)), groups=("ours, GPU", "others, GPU")),
 )
+STORY = (BASELINE, "cupy_naive", "jax_epoch", "cuda_persistent")
 
 
 def headline():
-    """Return what stands between the markers: the sentence, the tables and the picture, as Markdown."""
+    """Return what stands between the markers: the sentences, the tables and the picture, as Markdown."""
     network = "-".join(map(str, Recipe().sizes))
-    parts = [f"Microseconds a training step ({network}, {Recipe().dtype} but where TF32 is named), medians.", ""]
+    what = f"Microseconds a training step ({network}, {Recipe().dtype} but where TF32 is named), medians. "
+    parts = [*story(PARTS[-1]), what + "An empty cell was not measured.", ""]
     for part in recorded():
         parts += [f"**{part.title()}**", "", *rows(part), ""]
     return "\n".join([*parts, f"![{ALT}]({PICTURE.relative_to(results.ROOT).as_posix()})", ""])
+
+
+def story(part):
+    """Return the workbook's story in a sentence, and an empty line; or nothing, where a time of it is missing."""
+    times = part.times()
+    if not times.keys() >= set(STORY):
+        return []
+    numpy, naive, peer, ours = (brief(times[name]) for name in STORY)
+    return [
+        f"One training step, one machine: NumPy takes {numpy} microseconds, the same lines on the GPU {naive}, "
+        f"JAX's scan over a whole epoch {peer}, and one CUDA kernel that trains the whole network {ours}.",
+        "",
+    ]
 
 
 def recorded():
@@ -62,10 +81,10 @@ def rows(part):
     times, others = part.times(first), [part.times(column) for column in more]
     ratios = overview.times_numpy(part.machine, *part.columns[first])
     heads = [f"{overview.TITLES[optimizer]}, batch {size}" for optimizer, size in part.columns]
-    lines = [_row("", heads[0], "times NumPy's", *heads[1:]), "|---" + "|---:" * (len(heads) + 1) + "|"]
+    lines = [_row("", "module", heads[0], "times NumPy's", *heads[1:]), "|---|---" + "|---:" * (len(heads) + 1) + "|"]
     for name, us in times.items():
         cells = [_time(us), _ratio(ratios.get(name)), *(_time(found.get(name)) for found in others)]
-        lines.append(_row(overview.label(name), *cells))
+        lines.append(_row(overview.label(name), f"`{name}`", *cells))
     return lines
 
 
