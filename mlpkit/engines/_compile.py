@@ -7,17 +7,15 @@ and from which version of all engines' sources, the code was made. (Files of old
 """
 
 import hashlib
-from contextlib import suppress
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 
 import numba
-from numba.core.caching import FunctionCache
 
+from ..code_cache import keep, require_compiler
 from . import python_loops
 
-if numba.config.DISABLE_JIT:  # else plain Python's times would stand under Numba's name
-    raise ImportError("NUMBA_DISABLE_JIT turns Numba's compiler off: unset that variable")
+require_compiler()
 
 # All that Numba's `fastmath=True` allows, except to assume that there is no NaN and no infinity: a network that
 # diverges must be seen to diverge.
@@ -36,28 +34,9 @@ def compiled(engine, **options):
     def compile_one(function):
         function.__qualname__ = f"{engine.rpartition('.')[2]}.{function.__name__}.{VERSION}"
         dispatcher = numba.njit(function, **options)
-        # RuntimeError: no folder that can be written to. UnicodeError: a path that is not UTF-8.
-        with suppress(RuntimeError, UnicodeError):
-            dispatcher._cache = Cache(function)
-        return dispatcher
+        return keep(dispatcher)
 
     return compile_one
-
-
-class Cache(FunctionCache):  # type: ignore[misc]  # Numba has no types
-    """Numba's files of compiled code, which are there to save time, and so must stop nothing."""
-
-    def load_overload(self, *arguments):
-        try:
-            return super().load_overload(*arguments)
-        except Exception:  # a file that was cut short, as when the power fails: make it anew
-            with suppress(OSError):
-                self.flush()
-            return None
-
-    def save_overload(self, *arguments):
-        with suppress(OSError):  # a full disk: the code is there, and the next process compiles again
-            super().save_overload(*arguments)
 
 
 def compile_loops(engine, loops=python_loops, parallel=False, calls=None, **options):

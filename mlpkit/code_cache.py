@@ -1,0 +1,39 @@
+"""Numba's files of compiled code are there to save time, and so must stop nothing.
+
+Numba itself ends with an error where such a file is damaged, or where the disk is full.
+"""
+
+from contextlib import suppress
+
+import numba
+from numba.core.caching import FunctionCache
+
+
+def require_compiler():
+    """Raise ImportError where Numba would not compile: plain Python's times would stand under its name."""
+    if numba.config.DISABLE_JIT:
+        raise ImportError("NUMBA_DISABLE_JIT turns Numba's compiler off: unset that variable")
+
+
+def keep(dispatcher):
+    """Have the code of a compiled function kept on disk, if there is a folder for it, and return the function."""
+    # RuntimeError: no folder that can be written to. UnicodeError: a path that is not UTF-8.
+    with suppress(RuntimeError, UnicodeError):
+        dispatcher._cache = Cache(dispatcher.py_func)
+    return dispatcher
+
+
+class Cache(FunctionCache):  # type: ignore[misc]  # Numba has no types
+    """The code of one function."""
+
+    def load_overload(self, *arguments):
+        try:
+            return super().load_overload(*arguments)
+        except Exception:  # a file that was cut short, as when the power fails: make it anew
+            with suppress(OSError):
+                self.flush()
+            return None
+
+    def save_overload(self, *arguments):
+        with suppress(OSError):  # a full disk: the code is there, and the next process compiles again
+            super().save_overload(*arguments)
