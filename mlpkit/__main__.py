@@ -86,7 +86,10 @@ def doctor(options):
 
 def train(options):
     """Train the network once; show the validation accuracy after each epoch."""
-    recipe = Recipe(**{name: getattr(options, name) for name in _RECIPE_OPTIONS})
+    chosen = {name: getattr(options, name) for name in _RECIPE_OPTIONS}
+    if options.lr is None:
+        chosen["lr"] = GOOD_RATES[options.optimizer]
+    recipe = Recipe(**chosen)
     if options.save:
         check_writable(options.save)
     dataset = data.load(options.data)
@@ -200,6 +203,8 @@ def _show_epoch(history, bar):
     bar.update(len(history.epochs) - bar.n)
 
 
+# One rate for all would be wrong by a factor of a hundred for most: at SGD's, Adam learns nothing.
+GOOD_RATES = experiments.OPTIMIZERS | {"adamw": experiments.OPTIMIZERS["adam"], "sgd": Recipe().lr}
 _RECIPE_OPTIONS = ("optimizer", "lr", "schedule", "weight_decay", "batch_size", "epochs", "seed")
 
 
@@ -227,7 +232,7 @@ def _add_train_options(parser):
     parser.add_argument("--engine", default=bench.BASELINE, help=", ".join(engines.NAMES))
     parser.add_argument("--data", default="mnist", choices=tuple(data.FILES))
     parser.add_argument("--optimizer", default=usual.optimizer, choices=tuple(BY_NAME))
-    parser.add_argument("--lr", type=float, default=usual.lr)
+    parser.add_argument("--lr", type=float, help="the highest learning rate; else one that suits the optimizer")
     parser.add_argument("--schedule", default=usual.schedule, choices=SCHEDULES)
     for name in ("weight_decay", "batch_size", "epochs", "seed"):
         default = getattr(usual, name)

@@ -87,6 +87,8 @@ def _parse_header(file):
     magic = file.read(4)
     if len(magic) < 4:
         raise IDXError(f"truncated: an IDX header has at least 4 bytes, there are {len(magic)}.")
+    if magic.startswith(GZIP_MAGIC):  # the first layer is off already
+        raise IDXError("not an IDX file: it is gzipped twice; unpack it once with gunzip.")
     zeros, code, ndim = magic[:2], magic[2], magic[3]
     if zeros != b"\0\0" or code not in TYPES:
         raise IDXError(f"not an IDX file: it begins with the bytes {magic.hex(' ')}.")

@@ -8,6 +8,7 @@ atomically, so an interrupted run loses nothing that it has measured.
 import json
 import os
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def set_aside(experiment, machine_name=MINE):
     Each has its own name: after two runs that were stopped at once, the one before them is still there.
     """
     path = place(experiment, machine_name)
-    if path.exists():
+    with suppress(FileNotFoundError):  # there is none, or another run has just moved it
         when = datetime.fromtimestamp(path.stat().st_mtime)
         path.replace(path.with_name(f"{experiment} {when:%Y-%m-%d %H.%M.%S.%f}.json.previous"))
 

@@ -15,6 +15,7 @@ from shared import blobs, dataset
 from mlpkit import __main__ as cli
 from mlpkit import bench, data, engines, machine, results
 from mlpkit.network import Network
+from mlpkit.optim import BY_NAME
 from mlpkit.recipe import Recipe
 
 COMMAND = [sys.executable, "-m", "mlpkit"]
@@ -226,6 +227,22 @@ def test_train_passes_its_options_on(small, monkeypatch):
     recipe = Recipe("adamw", 0.01, "cosine", weight_decay=0.1, batch_size=64, epochs=3, seed=7)
     assert (asked["recipe"], asked["engine"], asked["data"]) == (recipe, "python_lists", "fashion-mnist")
     assert (asked["patience"], str(asked["checkpoints"]), asked["resume"]) == (2, "here", True)
+
+
+@pytest.mark.parametrize("optimizer", BY_NAME)
+def test_without_a_rate_every_optimizer_gets_one_that_suits_it(optimizer, small, monkeypatch):
+    asked = []
+
+    def train(recipe, *arguments, **options):
+        asked.append(recipe)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Recipe, "train", train)
+    assert cli.main(["train", "--optimizer", optimizer]) == 130
+    highest = {"sgd": 0.5, "momentum": 0.1, "nesterov": 0.1}.get(optimizer, 2e-3)
+    assert highest / 10 <= asked[0].lr <= highest
+    assert cli.main(["train", "--optimizer", optimizer, "--lr", "7"]) == 130
+    assert asked[1].lr == 7
 
 
 def test_an_interrupted_training_can_be_resumed(small, tmp_path, monkeypatch, capsys):

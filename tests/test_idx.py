@@ -141,6 +141,11 @@ def test_garbage_after_the_gzip_data_is_refused(tmp_path):
     refuse(tmp_path / "twice.gz", PACKED + PACKED, "too long")
 
 
+def test_a_file_that_was_gzipped_twice_is_told_from_others(tmp_path):
+    """As a browser does that saves a .gz file under a server's compression."""
+    refuse(tmp_path / "twice.gz", gzip.compress(PACKED), "gzipped twice", "gunzip")
+
+
 def header(code, *sizes):
     return struct.pack(f">BBBB{len(sizes)}I", 0, 0, code, len(sizes), *sizes)
 

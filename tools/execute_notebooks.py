@@ -13,6 +13,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
+from nbformat.reader import NotJSONError
 from tqdm import tqdm
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
@@ -21,13 +22,20 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def main(paths: list[Path]) -> None:
-    notebooks = [(path, nbformat.read(path, nbformat.NO_CONVERT)) for path in paths]
+    notebooks = [(path, read(path)) for path in paths]
     cells = sum(runs(cell) for _, notebook in notebooks for cell in notebook.cells)
     with tqdm(total=cells, unit="cell", dynamic_ncols=True) as progress:
         for path, notebook in notebooks:
             execute(path, notebook, progress)
             clean(notebook)
             write(path, notebook)
+
+
+def read(path: Path) -> NotebookNode:
+    try:
+        return nbformat.read(path, nbformat.NO_CONVERT)
+    except (OSError, ValueError, NotJSONError) as error:
+        sys.exit(f"{path} can't be read as a notebook ({type(error).__name__}); none was run.")
 
 
 def runs(cell: NotebookNode) -> bool:

@@ -5,10 +5,12 @@ records are missing has no table, and an engine that a record does not hold has 
 """
 
 import re
+import sys
 from dataclasses import dataclass
 
 from mlpkit import overview, plots, results
 from mlpkit.bench import BASELINE, brief
+from mlpkit.files import write_atomically
 from mlpkit.recipe import Recipe
 
 README = results.ROOT / "README.md"
@@ -109,9 +111,11 @@ def picture():
 
 
 def main() -> None:
-    PICTURE.write_bytes(plots.png(picture()))
-    text = README.read_text(encoding="utf-8")
-    README.write_text(MARKED.sub(lambda _: headline(), text), encoding="utf-8")
+    text, found = MARKED.subn(lambda _: headline(), README.read_text(encoding="utf-8"))
+    if not found:
+        sys.exit(f"{README} has no <!-- headline --> ... <!-- /headline --> to write between; it is left as it was.")
+    write_atomically(PICTURE, plots.png(picture()))
+    write_atomically(README, text.encode())
 
 
 if __name__ == "__main__":
