@@ -195,11 +195,11 @@ def groups(names):
     return {label(name): group(name) for name in sorted(names, key=lambda name: GROUPS.index(group(name)))}
 
 
-def bars(panels, xlabel, note=brief, **options):
-    """Return a figure of bars: panels[title] has values by the names of engines and peers. See `plots.bar_panels`."""
+def dots(panels, xlabel, note=brief, **options):
+    """Return a figure of dots: panels[title] has values by the names of engines and peers. See `plots.dot_panels`."""
     named = {title: {label(name): value for name, value in values.items()} for title, values in panels.items()}
     names = [name for values in panels.values() for name in values]
-    return plots.bar_panels(named, groups(names), xlabel, note, order=GROUPS, **options)
+    return plots.dot_panels(named, groups(names), xlabel, note, order=GROUPS, **options)
 
 
 def goal_figure(machine, folder=results.FOLDER):
