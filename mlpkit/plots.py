@@ -145,12 +145,12 @@ def seeds(groups, xlabel):
     return figure
 
 
-def bars(values, xlabel, note="{:,.0f}", log=False):
+def bars(values, xlabel, note="{:,.0f}"):
     """Show a horizontal bar a label, its value written beside it by the format `note`; the first label on top."""
     figure, place = axes(7, 0.6 + 0.42 * len(values))
     drawn = place.barh(list(values), list(values.values()), color=COLOURS[0])
     place.bar_label(drawn, [note.format(value) for value in values.values()], padding=4)
-    place.set(xlabel=xlabel, xscale="log" if log else "linear")
+    place.set(xlabel=xlabel)
     place.invert_yaxis()
     place.margins(x=0.15)
     place.grid(axis="y", visible=False)

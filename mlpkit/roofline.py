@@ -101,7 +101,7 @@ def bandwidth(nbytes, kernel="triad", threads=1, traffic=Plan.traffic):
     times = max(1, traffic // (4 * streams * threads * n))
 
     def prepare():
-        arrays = [_aligned(n) for _ in range(streams)]
+        arrays = [at_a_line(np.ones(n, np.float32)) for _ in range(streams)]
         arrays += arrays[-1:] * (3 - streams)
         function(*arrays, 1)
         return partial(function, *arrays, times)
@@ -109,10 +109,13 @@ def bandwidth(nbytes, kernel="triad", threads=1, traffic=Plan.traffic):
     return threads * times * 4 * streams * n / _together(threads, prepare) / 1e9
 
 
-def _aligned(n):
-    """Return n float32 ones that begin at a cache line, so that no vector straddles two."""
-    raw = np.ones(n + 16, np.float32)
-    return raw[-raw.ctypes.data % 64 // 4 :][:n]
+def at_a_line(array):
+    """Return a contiguous copy of an array that begins at a cache line, so that no vector straddles two."""
+    room = np.empty(array.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    copied = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copied[...] = array
+    return copied
 
 
 def _together(threads, prepare):

@@ -39,7 +39,7 @@ FIGURES = {
     "training, nothing yet": lambda: plots.training(History()),
     "curves": lambda: plots.curves({"a": (X, X**2), "b": (X, X)}, "step", "loss (nats)"),
     "curves with a spread": lambda: plots.curves({"a": (X, X, X / 9)}, "step", "loss", yscale="log", ylim=(0.1, 1)),
-    "bars": lambda: plots.bars({"a": 1, "b": 1000}, "time (µs a step)", log=True),
+    "bars": lambda: plots.bars({"a": 1, "b": 1000}, "time (µs a step)"),
     "dots": lambda: plots.dots({"a": 1.5, "b": 1000}, "time (µs a step)", "{:.1f}"),
     "seeds": lambda: plots.seeds({"a": [0.97, 0.98], "b": [0.96]}, "accuracy (%)"),
     "dot panels": lambda: plots.dot_panels({"m": {"a": 1.0, "b": 9.0}}, {"a": "x", "b": "y"}, "t (µs)"),
