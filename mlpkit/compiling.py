@@ -18,7 +18,7 @@ from . import engines, results
 from .bench import Stepper
 from .recipe import Recipe
 
-NAMES = tuple(name for name in engines.NAMES if name.startswith("numba_"))
+NAMES = engines.NUMBA
 CACHES = ("empty", "filled")
 CACHE_VARIABLES = ("NUMBA_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH")  # Numba's, CuPy's, the driver's
 WAIT = ("import", "prepare", "first")  # what a reader waits for, one after the other

@@ -14,20 +14,20 @@ import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from . import engines, machine, results
-from .bench import BASELINE, RTOL, GateError, Stepper
+from .bench import RTOL, GateError, Stepper
 from .data import batches, load
+from .engines import BASELINE
 from .feeding import ENGINE, PIXELS, WAYS, Batch, Images, NotFed, Overlapped, clocked
-from .network import SIZES
+from .network import PARAMETERS
 from .recipe import Recipe
 from .tandem import Ahead, in_tandem
 
-PARAMETERS = sum((n_in + 1) * n_out for n_in, n_out in pairwise(SIZES))
 GRADIENT = 4 * PARAMETERS  # bytes, in float32
 RECIPE = Recipe(lr=0.1)  # at 0.2 and batch 1024, float32's rounding alone moves the first losses by 0.3 %
 
@@ -258,7 +258,7 @@ def _memory_of(engine, images, dtype, plan):
         used.append(pool.used_bytes())
         stepper.take(plan.check_steps)
         used.append(pool.used_bytes())
-    epoch = _graph._epochs.get(stepper.network)
+    epoch = _graph.epochs.get(stepper.network)
     return {
         "used": dict(zip(("data", "network", "steps"), used, strict=True)),
         "kept": pool.total_bytes(),

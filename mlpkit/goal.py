@@ -16,7 +16,8 @@ import math
 import numpy as np
 
 from . import engines, experiments, machine, results
-from .bench import BASELINE, GATE_ROWS, RTOL, Stepper
+from .bench import GATE_ROWS, RTOL, Stepper
+from .engines import BASELINE
 from .recipe import Recipe
 
 SEEDS = 3

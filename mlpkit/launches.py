@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from . import engines, kernels, machine, results
-from .bench import BASELINE, Stepper, median_us
+from .bench import Stepper, median_us
 from .data import load
-from .network import SIZES
+from .engines import BASELINE
+from .network import PARAMETERS, SIZES
 from .recipe import Recipe
 
 RECIPE = Recipe(lr=0.01)  # a small rate: a batch of 16 must not diverge
@@ -170,11 +171,11 @@ def usual_calls(n=128):
     from .engines import cupy_fused
     from .engines._cublas import RELU_AUX_BIAS, Product, mask
 
-    hidden, parameters = SIZES[1], sum((i + 1) * o for i, o in pairwise(SIZES))
+    hidden = SIZES[1]
     X, index = cp.ones((10 * n, SIZES[0]), np.float32), cp.arange(n)
     x, W1, out = X[:n], cp.ones(SIZES[:2], np.float32), cp.empty((n, hidden), np.float32)
     z, W, b = (cp.ones(shape, np.float32) for shape in ((n, hidden), (hidden, hidden), hidden))
-    theta, grad = cp.ones(parameters, np.float32), cp.ones(parameters, np.float32)
+    theta, grad = cp.ones(PARAMETERS, np.float32), cp.ones(PARAMETERS, np.float32)
     first = Product(x, W1, out, RELU_AUX_BIAS, b, mask(n, hidden))
     calls: dict[str, Callable[[], Any]] = {
         "x[:64]": lambda: x[:64],
@@ -216,7 +217,7 @@ def _step_graphs(train, plan, progress):
     for engine in plan.graphs:
         stepper = Stepper(engine, RECIPE, train)
         stepper.take(max(plan.steps))  # the epoch's arrays are there then, and the order and the rates in them
-        epoch = _graph._epochs[stepper.network]
+        epoch = _graph.epochs[stepper.network]
         for steps in plan.steps:
             progress(f"graph of {steps} steps of {engine}")
             one = partial(epoch.enqueue, stepper.network, stepper.optimizer, RECIPE.batch_size)

@@ -2,7 +2,11 @@
 
 Arrays are (batch size, features). A layer's `backward` takes the gradient of the loss with respect to the layer's
 output and returns the gradient with respect to its input.
+
+The parameters of all layers lie in one vector, of which `views` names the parts: see `network`.
 """
+
+from itertools import pairwise
 
 
 class Linear:
@@ -37,3 +41,26 @@ class ReLU:
 
     def backward(self, da):
         return self.engine.relu_backward(self.a, da)
+
+
+def weight_count(sizes):
+    """Return the number of weights between layers of these sizes, biases not counted."""
+    return sum(n_in * n_out for n_in, n_out in pairwise(sizes))
+
+
+def parameter_count(sizes):
+    """Return the number of weights and biases of a network of these sizes."""
+    return weight_count(sizes) + sum(sizes[1:])
+
+
+def views(vector, sizes):
+    """Return a pair (W, b) of views a layer into a vector that holds all weights first, then all biases.
+
+    vector (parameters,), of any library's arrays; W (inputs, outputs), b (outputs,).
+    """
+    pairs, w, b = [], 0, weight_count(sizes)
+    for n_in, n_out in pairwise(sizes):
+        W = vector[w : w + n_in * n_out].reshape(n_in, n_out)
+        pairs.append((W, vector[b : b + n_out]))
+        w, b = w + n_in * n_out, b + n_out
+    return pairs

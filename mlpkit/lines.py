@@ -13,7 +13,7 @@ import tokenize
 from pathlib import Path
 
 from . import kernels
-from .bench import BASELINE
+from .engines import BASELINE
 
 FOLDERS = tuple(Path(__file__).parent / package for package in ("engines", "peers"))
 NOT_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)

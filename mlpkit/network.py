@@ -6,7 +6,6 @@ optimizer is one line on two vectors, saving is one array, and comparing two eng
 """
 
 from itertools import pairwise
-from math import prod
 
 import numpy as np
 
@@ -14,9 +13,10 @@ from . import engines
 from .checks import check_batch, check_count, check_dtype, check_labels, check_sizes
 from .files import load_npz, save_npz
 from .initialize import RULES
-from .layers import Linear, ReLU
+from .layers import Linear, ReLU, parameter_count, views, weight_count
 
 SIZES = (784, 128, 128, 128, 10)
+PARAMETERS = parameter_count(SIZES)
 
 
 class Network:
@@ -29,7 +29,7 @@ class Network:
     Raises ValueError for sizes, a rule or a dtype that make no network, and what `engines.load` raises.
     """
 
-    def __init__(self, engine="numpy_baseline", sizes=SIZES, *, seed=0, init="he", dtype=np.float32):
+    def __init__(self, engine=engines.BASELINE, sizes=SIZES, *, seed=0, init="he", dtype=np.float32):
         self.engine = engines.load(engine) if isinstance(engine, str) else engine
         self.sizes = check_sizes(sizes)
         self.dtype = check_dtype(dtype)
@@ -47,16 +47,11 @@ class Network:
     @property
     def n_weights(self):
         """The number of weights: `theta[:n_weights]` are the weights, the rest are the biases."""
-        return sum(prod(shape) for shape in pairwise(self.sizes))
+        return weight_count(self.sizes)
 
     def views(self, vector):
         """Return one (W, b) pair of views a layer into `vector`, which is laid out as `theta` is."""
-        pairs, w, b = [], 0, self.n_weights
-        for n_in, n_out in pairwise(self.sizes):
-            W = vector[w : w + n_in * n_out].reshape(n_in, n_out)
-            pairs.append((W, vector[b : b + n_out]))
-            w, b = w + n_in * n_out, b + n_out
-        return pairs
+        return views(vector, self.sizes)
 
     def forward(self, x):
         """Return the logits (n, classes) of the batch `x` (n, inputs), in the network's dtype or uint8 pixels."""
@@ -128,7 +123,7 @@ class Network:
         save_npz(path, sizes=self.sizes, theta=self.engine.to_numpy(self.theta))
 
     @classmethod
-    def load(cls, path, engine="numpy_baseline"):
+    def load(cls, path, engine=engines.BASELINE):
         """Read a network that `save` wrote. Raises ValueError where the file is not one."""
         arrays = load_npz(path, ("sizes", "theta"))
         network = cls(engine, arrays["sizes"].tolist(), dtype=arrays["theta"].dtype)

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from . import agreement, compiling, engines, goal, lines, peers, plots, results
-from .bench import BASELINE, brief, median_us
+from .bench import brief, median_us
+from .engines import BASELINE
 from .recipe import Recipe
 
 LABELS = {

@@ -30,14 +30,13 @@ from threadpoolctl import threadpool_limits
 from . import machine, results, roofline
 from .bench import Stepper, median_us
 from .data import load
-from .engines import _fused, _gemm, numba_hybrid, numba_step, numpy_baseline, python_loops
+from .engines import BASELINE, _fused, _gemm, numba_hybrid, numba_step, numpy_baseline, python_loops
 from .matmuls import Product
-from .network import SIZES
+from .network import PARAMETERS, SIZES
 from .recipe import Recipe
 from .roofline import seconds_of
 
-PARAMETERS = sum((n_in + 1) * n_out for n_in, n_out in pairwise(SIZES))
-ENGINES = ("numpy_baseline", "numba_hybrid", "numba_step")
+ENGINES = (BASELINE, "numba_hybrid", "numba_step")
 RECIPES = tuple(
     Recipe(optimizer=optimizer, lr=lr, batch_size=batch_size)
     for optimizer, lr in (("sgd", 0.05), ("adam", 1e-3))
@@ -360,7 +359,7 @@ class Timeline:
     def __init__(self, engine, recipe, train):
         self.module = {module.__name__.rpartition(".")[2]: module for module in _MODULES}[engine]
         self.marks: list[tuple[str, float, float]] = []
-        names = roofline.COSTS if engine == "numpy_baseline" else ["gather", *_UPDATE_NAMES]
+        names = ["gather", *_UPDATE_NAMES] if self.module in _INSIDE else roofline.COSTS
         self.stepper = Stepper(self._clocked(self.module, names), recipe, train)
 
     def _clocked(self, functions, names):

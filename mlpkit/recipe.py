@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from .checks import check_count
+from .engines import BASELINE
 from .network import SIZES, Network
 from .optim import BY_NAME
 from .schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
@@ -58,7 +59,7 @@ class Recipe:
             return Exponential(self.lr, steps)
         return Cosine(self.lr, steps) if self.schedule == "cosine" else Constant(self.lr)
 
-    def make_network(self, engine="numpy_baseline"):
+    def make_network(self, engine=BASELINE):
         """Return the network with its first weights."""
         return Network(engine, self.sizes, seed=self.seed, init=self.init, dtype=np.dtype(self.dtype))
 
@@ -67,7 +68,7 @@ class Recipe:
         kind = BY_NAME[self.optimizer]
         return kind(network, self.make_schedule(n), weight_decay=self.weight_decay)
 
-    def train(self, dataset, engine="numpy_baseline", **options):
+    def train(self, dataset, engine=BASELINE, **options):
         """Train on `dataset.train`, validate on `dataset.validation`; return the network and the history.
 
         options: further arguments of `train.fit`.

@@ -14,14 +14,16 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from . import engines, machine, results
-from .bench import BASELINE, GateError, Stepper, gate, median_us
+from .bench import GateError, Stepper, gate, median_us
 from .data import load
+from .engines import BASELINE
 from .recipe import Recipe
 from .roofline import thread_counts
 
 RECIPE = Recipe(lr=0.01)  # a small rate: a batch of 1 must not diverge
+NAMES = (BASELINE, *engines.NUMBA)  # the processor's, but those that take hours
 SERIAL = ("numba_serial",)  # use one thread, however many there are
-NAMES = tuple(name for name in engines.NAMES if name.startswith(("numpy", "numba")))  # the processor's, but the slow
+WITH_BLAS = (BASELINE, "numba_hybrid")  # leave BLAS's threads awake behind them
 SETTLE = 0.06  # seconds of steps before a sample on several cores
 
 
@@ -95,15 +97,11 @@ def with_threads(threads):
 
 
 def _who(plan):
-    """Yield (threads, engine) of the cases that take turns; those that leave threads of BLAS behind come last."""
+    """Yield (threads, engine) of the cases that take turns; those that leave threads awake come last."""
     counts = plan.threads or thread_counts()
-    for threads, name in product(counts, sorted(plan.engines, key=_uses_blas)):
+    for threads, name in product(counts, sorted(plan.engines, key=lambda name: name in WITH_BLAS)):
         if threads == 1 or name not in SERIAL:
             yield threads, name
-
-
-def _uses_blas(name):
-    return name in (BASELINE, "numba_hybrid")
 
 
 def _case(name, threads, width, batch_size):

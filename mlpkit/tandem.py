@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from .bench import BASELINE, Stepper
+from .bench import Stepper
 from .data import batches
-from .engines import numpy_baseline
+from .engines import BASELINE, numpy_baseline
 from .feeding import CLASS, ENGINE, PIXELS, ResidentPixels, Step, graph_of, synchronize
 
 SHIFT = 2  # pixels that an image is moved, at most

@@ -15,8 +15,17 @@ from .. import gpu
 
 Array: TypeAlias = Any  # an engine's own array type: numpy.ndarray, cupy.ndarray, ...
 
-# They need an NVIDIA GPU.
-ON_GPU = (
+BASELINE = "numpy_baseline"
+INTERPRETED = ("python_lists", "python_loops")  # by Python, number by number: an epoch takes hours
+NUMBA = (
+    "numba_serial",
+    "numba_parallel",
+    "numba_fastmath",
+    "numba_blocked",
+    "numba_hybrid",
+    "numba_step",
+)
+ON_GPU = (  # they need an NVIDIA GPU
     "cupy_naive",
     "cupy_fused",
     "cuda_graph_cublas",
@@ -26,18 +35,7 @@ ON_GPU = (
     "cuda_cluster",
     "cuda_persistent",
 )
-NAMES = (
-    "numpy_baseline",
-    "python_lists",
-    "python_loops",
-    "numba_serial",
-    "numba_parallel",
-    "numba_fastmath",
-    "numba_blocked",
-    "numba_hybrid",
-    "numba_step",
-    *ON_GPU,
-)
+NAMES = (BASELINE, *INTERPRETED, *NUMBA, *ON_GPU)
 
 
 class Engine(Protocol):

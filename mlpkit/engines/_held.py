@@ -4,10 +4,11 @@ Smaller layers are filled up with units that stay exactly zero: their weights ar
 """
 
 from contextlib import contextmanager
-from itertools import pairwise
 
 import cupy as cp
 import numpy as np
+
+from ..layers import parameter_count, views
 
 WIDTH, MOST_CLASSES = 128, 16  # as in persistent.cu and cluster.cu
 
@@ -46,7 +47,7 @@ def hold(vector, sizes):
     held = held_sizes(sizes)
     if held == sizes:
         return vector
-    longer = cp.zeros(sum((inputs + 1) * outputs for inputs, outputs in pairwise(held)), vector.dtype)
+    longer = cp.zeros(parameter_count(held), vector.dtype)
     for part, whole in _parts(vector, longer, sizes):
         whole[...] = part
     return longer
@@ -64,15 +65,6 @@ def _parts(vector, held, sizes):
     for (W, b), (held_W, held_b) in zip(views(vector, sizes), views(held, held_sizes(sizes)), strict=True):
         yield W, held_W[: W.shape[0], : W.shape[1]]
         yield b, held_b[: len(b)]
-
-
-def views(vector, sizes):
-    """Return one (W, b) pair of views a layer, as `Network.views`."""
-    pairs, w, b = [], 0, sum(inputs * outputs for inputs, outputs in pairwise(sizes))
-    for inputs, outputs in pairwise(sizes):
-        pairs.append((vector[w : w + inputs * outputs].reshape(inputs, outputs), vector[b : b + outputs]))
-        w, b = w + inputs * outputs, b + outputs
-    return pairs
 
 
 def macros_for(batches, marks, sizes, optimizer, batch_size):
