@@ -81,14 +81,14 @@ class Stepper:
             steps -= count
 
 
-def gate(engine, recipe, train, rtol=RTOL):
-    """Return the losses of an engine's first steps, at a small batch. Raises GateError unless they are the baseline's.
+def gate(engine, recipe, train):
+    """Return the losses (GATE_STEPS,) of an engine's first steps, at a small batch, on the training set (X, y).
 
-    A loss that is not finite never passes.
+    Raises GateError unless they are the baseline's within RTOL. A loss that is not finite never passes.
     """
     small = recipe.but(batch_size=GATE_ROWS)
     wanted, losses = (Stepper(name, small, train).take(GATE_STEPS)[1] for name in (BASELINE, engine))
-    wrong = ~(np.isfinite(losses) & np.isclose(losses, wanted, rtol=rtol, atol=0))
+    wrong = ~(np.isfinite(losses) & np.isclose(losses, wanted, rtol=RTOL, atol=0))
     if wrong.any():
         step = wrong.argmax()
         raise GateError(
@@ -96,6 +96,11 @@ def gate(engine, recipe, train, rtol=RTOL):
             f"not {wanted[step]:.6g}."
         )
     return losses
+
+
+def relative_error(losses, wanted):
+    """Return the largest difference of any loss from the wanted one, as a part of it; NaN where one of them is NaN."""
+    return float(np.max(np.abs(losses / wanted - 1)))
 
 
 def compare(dataset, recipe, timing=USUAL, names=engines.NAMES, save=results.save, progress=print):
@@ -191,7 +196,7 @@ def not_run(runs):
 
 def median_us(run):
     """Return the median of a run's samples in microseconds a step, None where it has none."""
-    return float(np.median(run["samples_us"])) if run["samples_us"] else None
+    return results.median(run) if run["samples_us"] else None
 
 
 def _row(run, baseline):

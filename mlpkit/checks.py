@@ -34,6 +34,12 @@ def check_fraction(name, value):
     return float(value)
 
 
+def check_choice(what, value, choices):
+    """Raise ValueError unless `value` is one of the `choices`, which are texts. what: they are, for the message."""
+    if value not in choices:
+        raise ValueError(f"there is no {what} {value!r}; choose from {', '.join(choices)}.")
+
+
 def check_sizes(sizes):
     """Return layer sizes as a tuple of ints. Raises ValueError for fewer than two, or for one below 1."""
     sizes = tuple(check_count("each layer size", size) for size in sizes)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .checks import check_count, check_labels
+from .checks import check_choice, check_count, check_labels
 from .engines import numpy_baseline
 from .idx import IDXError, idx_bytes, read_idx
 
@@ -104,8 +104,7 @@ def load(name="mnist", scaled=True):
     Raises ValueError for another name, FileNotFoundError where the files can't be had, and IDXError (a ValueError)
     naming the file that is damaged or is not the one it should be.
     """
-    if name not in FILES:
-        raise ValueError(f"there is no data set {name!r}; choose from {', '.join(FILES)}.")
+    check_choice("data set", name, FILES)
     images, labels, test_images, test_labels = (_read(path, file) for path, file in _locate(name))
     rows = scale if scaled else flatten
     X, y = rows(images), labels.astype(np.int64)

@@ -130,7 +130,7 @@ def train(case, recipe, dataset):
 
 def estimate_s(case):
     """Return how many seconds the steps of a training take, by the median of the few that were timed."""
-    return case["steps"] * float(np.median(case["samples_us"])) / 1e6
+    return case["steps"] * results.median(case) / 1e6
 
 
 def is_estimate(case):
@@ -142,7 +142,7 @@ def seconds(case):
     """Return the median of the trainings' seconds, or the estimate; NaN for an engine that can't run."""
     if case["why_not"]:
         return math.nan
-    return estimate_s(case) if is_estimate(case) else float(np.median(case["seconds"]))
+    return estimate_s(case) if is_estimate(case) else results.median(case, "seconds")
 
 
 def table(record):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from .data import load
 from .engines import BASELINE
 from .network import PARAMETERS, SIZES
 from .recipe import Recipe
+from .results import median as median
 
 RECIPE = Recipe(lr=0.01)  # a small rate: a batch of 16 must not diverge
 LIBRARIES = ("cupy-cuda12x", "cupy-cuda13x", "torch")  # what is there of them
@@ -62,11 +63,8 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
     train = train or load().train
     versions = {library: machine.version(library) for library in LIBRARIES}
     record = results.new("launches", plan=asdict(plan), recipe=RECIPE.to_dict(), libraries=versions)
-    for part in (_clocks, _calls, _empty_graphs, _step_graphs, _batches):
-        for run in part(train, plan, progress):
-            record["runs"].append(run)
-            save(record)
-    return record
+    parts = (_clocks, _calls, _empty_graphs, _step_graphs, _batches)
+    return results.collect(record, chain.from_iterable(part(train, plan, progress) for part in parts), save)
 
 
 # The clocks
@@ -308,11 +306,6 @@ def _steps_a_sample(stepper, plan):
 
 
 # What the record says
-
-
-def median(run, name):
-    """Return the median of one of a run's lists of samples, such as "asked_us"."""
-    return float(np.median(run[name]))
 
 
 def curve(record, engine):

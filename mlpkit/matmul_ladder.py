@@ -8,6 +8,7 @@ NVIDIA's own library, and the two limits that all of them run into. `resources` 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from itertools import chain
 
 import numpy as np
 
@@ -289,11 +290,8 @@ def run(save=results.save, progress=print, plan=USUAL):
     versions = {"cupy": cupy.__version__, "nvrtc": cupy.cuda.nvrtc.getVersion()}
     versions["cublas"] = cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle())
     record = results.new("matmul_ladder", plan=asdict(plan), versions=versions)
-    for part in (_resources, _limits, _products, _transposes, _limits):  # limits: before and after
-        for found in part(plan, progress):
-            record["runs"].append(found)
-            save(record)
-    return record
+    parts = (_resources, _limits, _products, _transposes, _limits)  # limits: before and after
+    return results.collect(record, chain.from_iterable(part(plan, progress) for part in parts), save)
 
 
 def _resources(plan, progress):
@@ -442,7 +440,7 @@ def transpose(a, out, kernel="tiled", **macros):
 def median_us(record, way, m, n, k):
     """Return a way's microseconds at a size, the median of the samples; None where it was not measured."""
     found = results.runs(record, kind="product", way=way, m=m, n=n, k=k)
-    return float(np.median(found[0]["samples_us"])) if found else None
+    return results.median(found[0]) if found else None
 
 
 def gflops(record, way, m, n, k):

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from types import FunctionType
 
 import numba
@@ -232,11 +233,8 @@ def run(save=results.save, progress=print, plan=USUAL):
     save: is called with the record whenever something was added. progress: is called with what is being done, a text.
     """
     record = results.new("matmul", plan=asdict(plan), lanes=LANES, rows=ROWS)
-    for part in (_peaks, _stages, _interpreted, _chains, _tiles, _peaks, _regions, _turns):  # peaks: before and after
-        for run in part(plan, progress):
-            record["runs"].append(run)
-            save(record)
-    return record
+    parts = (_peaks, _stages, _interpreted, _chains, _tiles, _peaks, _regions, _turns)  # peaks: before and after
+    return results.collect(record, chain.from_iterable(part(plan, progress) for part in parts), save)
 
 
 def _peaks(plan, progress):

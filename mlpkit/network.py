@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from . import engines
-from .checks import check_batch, check_count, check_dtype, check_labels, check_sizes
+from .checks import check_batch, check_choice, check_count, check_dtype, check_labels, check_sizes
 from .files import load_npz, save_npz
 from .initialize import RULES
 from .layers import Linear, ReLU, parameter_count, views, weight_count
@@ -133,8 +133,7 @@ class Network:
 
 def initial_theta(sizes, seed, init="he"):
     """Return first parameters (float64, laid out as `Network.theta` is): weights by the rule `init`, biases zero."""
-    if init not in RULES:
-        raise ValueError(f"there is no initialization {init!r}; choose from {', '.join(RULES)}.")
+    check_choice("initialization", init, RULES)
     rng = np.random.default_rng(check_count("seed", seed, least=0))
     weights = [RULES[init](rng, n_in, n_out).ravel() for n_in, n_out in pairwise(sizes)]
     return np.concatenate([*weights, np.zeros(sum(sizes[1:]))])

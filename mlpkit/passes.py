@@ -17,7 +17,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import cycle, pairwise
+from itertools import chain, cycle, pairwise
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -169,13 +169,13 @@ def divide_by_root(a, b, times):
             a[i] = b[i] / (math.sqrt(a[i]) + np.float32(1e-8))
 
 
-def vectors(n, count, offset=16, rng=None):
+def vectors(n, count, offset=16):
     """Return `count` float32 vectors of n positive numbers, each beginning `offset` bytes after a cache line.
 
     16 is where NumPy's large arrays begin under glibc. No two begin at the same place in a page of memory: a processor
     that compares the last bits of addresses first may take equal ones for the same address, and wait.
     """
-    rng = rng or np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     made = []
     for k in range(count):
         raw = np.empty(n + 2048, np.float32)
@@ -196,11 +196,8 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
     """
     train = train or load().train
     record = results.new("passes", plan=asdict(plan), threads=numba.get_num_threads())
-    for part in (_ladder, _roots, _updates, _layers, _products, _parts, _busy, _pages):
-        for run in part(train, plan, progress):
-            record["runs"].append(run)
-            save(record)
-    return record
+    parts = (_ladder, _roots, _updates, _layers, _products, _parts, _busy, _pages)
+    return results.collect(record, chain.from_iterable(part(train, plan, progress) for part in parts), save)
 
 
 def _ladder(train, plan, progress):
@@ -498,10 +495,7 @@ def best_us(run):
 
 def table(record):
     """Return the record as text for the terminal."""
-    lines = []
-    for run in record["runs"]:
-        lines.append(_LINES[run["kind"]](run))
-    return "\n".join(lines)
+    return "\n".join(_LINES[run["kind"]](run) for run in record["runs"])
 
 
 def _line(*names):

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from .checks import check_count
+from .checks import check_choice, check_count
 from .engines import BASELINE
 from .network import SIZES, Network
 from .optim import BY_NAME
@@ -36,8 +36,8 @@ class Recipe:
     dtype: str = "float32"
 
     def __post_init__(self):
-        _check_choice("optimizer", self.optimizer, BY_NAME)
-        _check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("optimizer", self.optimizer, BY_NAME)
+        check_choice("schedule", self.schedule, SCHEDULES)
         check_count("batch_size", self.batch_size)
         object.__setattr__(self, "sizes", tuple(self.sizes))  # JSON has lists
 
@@ -94,8 +94,3 @@ class Recipe:
     def to_dict(self):
         """Return the choices as JSON can hold them."""
         return asdict(self) | {"sizes": list(self.sizes)}
-
-
-def _check_choice(name, value, choices):
-    if value not in choices:
-        raise ValueError(f"there is no {name} {value!r}; choose from {', '.join(choices)}.")

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
@@ -271,11 +272,7 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
     train = train or load().train
     record = results.new("floor", plan=asdict(plan), recipes=[recipe.to_dict() for recipe in RECIPES])
     parts = (_peaks, _bandwidths, _steps, _kernels, _busy)
-    for part in parts:
-        for run in part(train, plan, progress):
-            record["runs"].append(run)
-            save(record)
-    return record
+    return results.collect(record, chain.from_iterable(part(train, plan, progress) for part in parts), save)
 
 
 def thread_counts():

@@ -390,14 +390,6 @@ def test_a_record_that_cannot_be_written_leaves_the_old_one(record, tmp_path, mo
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_find_gives_the_readers_own_record_first(record, tmp_path):
-    for name in ("zebra", "mine", "ant"):
-        results.save(record | {"commit": name}, name, tmp_path)
-    results.save(record | {"experiment": "others", "commit": "no"}, "ant", tmp_path)
-    assert [found["commit"] for found in results.find("engines", tmp_path)] == ["mine", "ant", "zebra"]
-    assert results.find("nothing", tmp_path) == []
-
-
 def test_published_gives_what_came_with_the_workbook(record, tmp_path):
     results.save(record | {"commit": "mine"}, "mine", tmp_path)
     with pytest.raises(FileNotFoundError) as caught:
