@@ -43,7 +43,10 @@ THOROUGH = Timing(rounds=30, patience=20.0)  # for a record that is published
 
 
 class Stepper:
-    """An engine with a network of its own, ready to take steps through the training set (X, y), again and again."""
+    """An engine with a network of its own, ready to take steps through the training set (X, y), again and again.
+
+    engine: a name, or a module. X (n, inputs), float32 or uint8; y (n,) integers.
+    """
 
     def __init__(self, engine, recipe, train):
         X, y = train
@@ -57,16 +60,21 @@ class Stepper:
         self.next_step = 0
 
     def take(self, steps):
-        """Take steps, wait for the engine, and return (seconds a step, losses)."""
+        """Take steps, wait for the engine, and return (seconds a step, losses (steps,), a NumPy array)."""
         start = time.perf_counter()
         losses = [part for order in self.orders(steps) for part, _ in self.run(order)]
         self.engine.synchronize()
         return (time.perf_counter() - start) / steps, np.concatenate([self.engine.to_numpy(part) for part in losses])
 
     def take_one(self):
+        """Take one step: the call that `machine.settle` repeats."""
         return self.take(1)
 
     def run(self, order):
+        """Take the steps of an order (n,), and yield (losses, examples a step) of some steps at a time.
+
+        A GPU may still be at work on them.
+        """
         return self.steps_of_epoch(self.network, self.optimizer, self.X, self.y, order, self.batch_size)
 
     def orders(self, steps):

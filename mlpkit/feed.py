@@ -37,8 +37,9 @@ RECIPE = Recipe(lr=0.1)  # at 0.2 and batch 1024, float32's rounding alone moves
 class Plan:
     """How much to measure.
 
-    samples: of each copy and allocation. copies: sizes in bytes. A sample of a way to feed is the mean of an epoch's
-    steps; `epochs` of them. shares: of a batch, for the CPU; a sample of those is the mean of `tandem_steps` steps.
+    samples: of each copy and allocation. copies, allocations: sizes in bytes. A sample of a way to feed is the mean of
+    an epoch's steps; `epochs` of them. check_steps: whose losses are compared with the baseline's. shares: of a batch,
+    for the CPU; a sample of those is the mean of `tandem_steps` steps.
     """
 
     samples: int = 25

@@ -54,7 +54,7 @@ def cheapest(record, goal):
     good = [(recipe["epochs"], -min(found), recipe) for recipe, found in experiments.summary(record)]
     good = sorted((entry for entry in good if -entry[1] >= least), key=lambda entry: entry[:2])
     if not good:
-        raise ValueError(f"no candidate reaches {least:.2%} from every seed.")
+        raise ValueError(f"no candidate reaches {least:.2%} from every seed: add one that trains for more epochs.")
     return good[0][2]
 
 

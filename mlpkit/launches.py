@@ -32,9 +32,9 @@ LIBRARIES = ("cupy-cuda12x", "cupy-cuda13x", "torch")  # what is there of them
 class Plan:
     """How much to measure. samples: of each time. calls: in a sample, asked for without a pause.
 
-    rows: of the first layer's input, in the clocks' products. nodes: of graphs of empty kernels. steps: of graphs of
-    training steps. engines: to take steps at all batch sizes; a sample is the mean of as many steps as fit into
-    `sample_seconds`, after `settle` seconds of steps, and there are `rounds` of them.
+    rows: of the first layer's input, in the clocks' products. nodes: of graphs of empty kernels. graphs, steps: the
+    engines whose steps are recorded, and how many in a graph. engines: to take steps at all batch sizes; a sample is
+    the mean of as many steps as fit into `sample_seconds`, after `settle` seconds of steps; there are `rounds` of them.
     """
 
     samples: int = 15

@@ -17,10 +17,12 @@ class Linear:
         self.W, self.b, self.dW, self.db = W, b, dW, db
 
     def forward(self, x):
+        """Return z (n, outputs) for x (n, inputs), and remember x."""
         self.x = x
         return self.engine.linear(x, self.W, self.b)
 
     def backward(self, dz):
+        """Write dW and db, and return dx (n, inputs)."""
         self.backward_weights(dz)
         return self.engine.linear_backward_input(dz, self.W)
 
@@ -36,10 +38,12 @@ class ReLU:
         self.engine = engine
 
     def forward(self, z):
+        """Return a, and remember it: where it is above 0, the slope is 1."""
         self.a = self.engine.relu(z)
         return self.a
 
     def backward(self, da):
+        """Return dz, of the shape of da."""
         return self.engine.relu_backward(self.a, da)
 
 

@@ -209,6 +209,7 @@ class Plan:
 
     patience: seconds after which a stage takes no further sample. slow: stages that are slow get no product of more
     operations. region_seconds: for the cost of a parallel region, each time. tile_depths: steps of a tile timed alone.
+    groups: of products. threads: whether to measure what threads cost.
     """
 
     samples: int = 7

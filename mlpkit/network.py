@@ -73,14 +73,17 @@ class Network:
         first.backward_weights(dlogits)  # nobody asks for the gradient of the pixels
 
     def loss_and_grad(self, x, labels):
-        """Return the mean loss of the batch, and leave its gradient in `grad`. `labels` (n,) are integers."""
+        """Return the mean loss of the batch, a scalar of the engine's, and leave its gradient in `grad`.
+
+        x: as for `forward`. labels (n,): integers from 0 to classes - 1. Raises ValueError or TypeError for others.
+        """
         check_labels(labels, len(x), self.sizes[-1])
         loss, dlogits = self.engine.softmax_cross_entropy(self.forward(x), labels)
         self.backward(dlogits)
         return loss
 
     def loss(self, x, labels):
-        """Return the mean loss of the batch, and leave `grad` as it is."""
+        """Return the mean loss of the batch, and leave `grad` as it is. Arguments and errors: as `loss_and_grad`."""
         check_labels(labels, len(x), self.sizes[-1])
         return self.engine.softmax_cross_entropy(self.forward(x), labels)[0]
 
@@ -91,7 +94,10 @@ class Network:
         return np.concatenate(parts)
 
     def evaluate(self, X, labels, batch_size=1000):
-        """Return the mean loss and the accuracy (a fraction) over a whole data set, batch by batch."""
+        """Return the mean loss and the accuracy, a fraction, over a whole data set, batch by batch.
+
+        X (n, inputs), labels (n,): NumPy's arrays or the engine's. batch_size: bounds the memory, not the result.
+        """
         check_batch(X, self.sizes[0], self.dtype)
         check_labels(labels, len(X), self.sizes[-1])
         loss = correct = 0.0
@@ -110,7 +116,7 @@ class Network:
         return [array[i : i + batch_size] for i in range(0, len(array), batch_size)]
 
     def set_theta(self, theta):
-        """Copy a flat vector of parameters, a NumPy array, into the network."""
+        """Copy a vector of parameters (parameters,), a NumPy array, into the network. ValueError for another shape."""
         if theta.shape != self.theta.shape:
             raise ValueError(
                 f"these parameters have shape {theta.shape}, but a network of sizes {self.sizes} "

@@ -50,7 +50,7 @@ class Plan:
 
     sizes: of the vector of parameters. settle: seconds of work before a sample that needs all cores, until the threads
     of the other kind no longer wait for work with a core of their own. turns: of `steps` steps each, written down.
-    busy: samples beside a busy program. processes: to count page faults in.
+    busy: samples beside a busy program. processes: to count page faults in. batch_sizes: of the layers' operations.
     """
 
     samples: int = 25
@@ -346,7 +346,7 @@ def _repeat(call, seconds):
 # When each part of a step begins and ends
 
 
-class Timeline:
+class StepRecorder:
     """Takes training steps and writes down when each of the engine's parts begins and ends.
 
     What lies between two parts is Python and, in `numba_hybrid`, the products, which are no function of the engine.
@@ -405,12 +405,12 @@ _UPDATE_NAMES = ("axpy", *(name for name in vars(numpy_baseline) if name.endswit
 
 def _parts(train, plan, progress):
     for recipe in RECIPES:
-        lines = {engine: Timeline(engine, recipe, train) for engine in ENGINES}
+        recorders = {engine: StepRecorder(engine, recipe, train) for engine in ENGINES}
         runs: dict[str, dict] = {}
         for turn in range(plan.turns):
-            for engine, line in lines.items():
+            for engine, recorder in recorders.items():
                 progress(f"parts of a step: {engine}, {recipe.optimizer}, batch {recipe.batch_size}, turn {turn + 1}")
-                parts, spans = line.take(plan.settle, plan.steps)
+                parts, spans = recorder.take(plan.settle, plan.steps)
                 names = {"kind": "parts", "engine": engine, "recipe": recipe.to_dict(), "parts": parts, "spans_us": []}
                 runs.setdefault(engine, names)["spans_us"] += spans
         yield from runs.values()

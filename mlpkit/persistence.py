@@ -49,8 +49,10 @@ STAGES = {
 @dataclass(frozen=True)
 class Plan:
     """How much to measure. samples: of each time. rounds: barriers or handovers in a sample, and half as many in
-    another, whose difference leaves out the launch. blocks: that wait at a grid's barrier. marked: steps whose stages
-    are written down."""
+    another, whose difference leaves out the launch. blocks, clusters: numbers of blocks that wait at a grid's barrier,
+    and at a cluster's. nodes: of a graph of empty kernels. batch_sizes, optimizers: of the engines' steps. marked:
+    steps whose stages are written down.
+    """
 
     samples: int = 15
     rounds: int = 2000

@@ -44,8 +44,9 @@ STAGES = (
 @dataclass(frozen=True)
 class Plan:
     """How much to measure. samples: of each time. networks: so many at once. cases: optimizers and batch sizes.
-    seeds: of the accuracies, and so many networks are trained one after another. marked: steps whose stages are written
-    down, for each of so many networks at once."""
+    seeds: of the accuracies, after so many epochs, and so many networks are trained one after another. marked: steps
+    whose stages are written down, once for each of the numbers `marked_networks` of networks at once.
+    """
 
     samples: int = 9
     networks: tuple[int, ...] = (1, 2, 4, 8, 15, 16, 32)

@@ -17,6 +17,7 @@ from . import engines, machine, results
 from .bench import GateError, Stepper, gate, median_us
 from .data import load
 from .engines import BASELINE
+from .network import SIZES
 from .recipe import Recipe
 from .roofline import thread_counts
 
@@ -31,9 +32,9 @@ SETTLE = 0.06  # seconds of steps before a sample on several cores
 class Plan:
     """What to measure, and how long to take over it.
 
-    widths: units of each hidden layer. threads: None stands for one and all cores. A sample is the mean of as many
-    steps as fit into `sample_seconds`. A case takes `rounds` samples, or as many as fit into `patience` seconds; none
-    if a step would last more than `longest` seconds.
+    engines, batch_sizes: each with each. widths: units of each hidden layer. threads: None stands for one and all
+    cores. A sample is the mean of as many steps as fit into `sample_seconds`. A case takes `rounds` samples, or as many
+    as fit into `patience` seconds; none if a step would last more than `longest` seconds.
     """
 
     engines: tuple[str, ...] = NAMES
@@ -74,7 +75,7 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
 
 def sizes(width):
     """Return the layers of the network whose three hidden layers have `width` units each."""
-    return 784, width, width, width, 10
+    return SIZES[0], width, width, width, SIZES[-1]
 
 
 def flops(width, batch_size):

@@ -40,6 +40,7 @@ class Field:
 
     @property
     def names(self):
+        """Everybody's names, the workbook's engines first."""
         return self.engines + self.others
 
 
@@ -138,7 +139,7 @@ def _time(steps, timing):
 
 
 def compare(field=CPU, save=results.save, progress=print):
-    """Measure the peers in turns, `timing.rounds` processes of each, and return the record: a run a recipe and peer.
+    """Measure the peers in turns, `timing.rounds` processes of each; return the record, with a run a recipe and peer.
 
     A peer that can't run here, or whose first losses are not the baseline's, has its reason instead of numbers.
     """
