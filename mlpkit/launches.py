@@ -25,7 +25,7 @@ from .recipe import Recipe
 from .results import median as median
 
 RECIPE = Recipe(lr=0.01)  # a small rate: a batch of 16 must not diverge
-LIBRARIES = ("cupy-cuda12x", "cupy-cuda13x", "torch")  # what is there of them
+LIBRARIES = ("cupy-cuda12x", "cupy-cuda13x", "torch")  # whose versions the record names
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def device_us(call, calls=1):
 
 
 def keep_busy(us):
-    """Keep the GPU busy for so many microseconds, from when it comes to this."""
+    """Ask for a kernel that keeps the GPU busy for so many microseconds, from when it begins."""
     _kernel("wait")((1,), (1,), (np.int64(1000 * us),))
 
 

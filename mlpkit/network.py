@@ -96,7 +96,7 @@ class Network:
     def evaluate(self, X, labels, batch_size=1000):
         """Return the mean loss and the accuracy, a fraction, over a whole data set, batch by batch.
 
-        X (n, inputs), labels (n,): NumPy's arrays or the engine's. batch_size: bounds the memory, not the result.
+        X (n, inputs), labels (n,): arrays of NumPy or of the engine. batch_size: rows that are in memory at once.
         """
         check_batch(X, self.sizes[0], self.dtype)
         check_labels(labels, len(X), self.sizes[-1])

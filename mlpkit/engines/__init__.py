@@ -2,7 +2,8 @@
 
 Every engine exports the same functions, so that two of them can be read side by side and swapped without a change
 anywhere else. `Engine` lists those functions. `numpy_baseline` defines what each of them must compute; the others
-are held to it by the tests, operation by operation and over a run of steps.
+are held to it by the tests, operation by operation and over a run of steps. An engine may also take whole steps or
+epochs in a way of its own: see `train`.
 
 In the signatures, `n` is the batch size; arrays have the network's dtype (float32, or float64 for a gradient check)
 and labels are integers in `[0, classes)`.

@@ -74,6 +74,7 @@ class Epoch:
         return batch_size, optimizer.describe(), *places
 
     def fits(self, optimizer, X, y, order, batch_size):
+        """Say whether what is recorded will do for such an epoch."""
         return len(order) <= len(self.order) and self.key == self.key_of(optimizer, X, y, batch_size)
 
     def run(self, network, optimizer, order, steps_a_graph):

@@ -24,11 +24,14 @@ def check_network(network, batch_size, most, engine):
     if network.dtype != np.float32:
         raise ValueError(f"{engine} computes in float32, not {network.dtype}: take another engine.")
     if batch_size > most:
-        raise ValueError(f"{engine} takes batches of at most {most}, not {batch_size}.")
+        raise ValueError(f"{engine} takes batches of at most {most}, not {batch_size}: take smaller ones.")
 
 
 def as_bytes(X, inputs, engine):
-    """Return images as uint8, rows filled up to `inputs` pixels. Raises ValueError where they are not bytes / 255."""
+    """Return images (n, pixels) as uint8, each row filled up with zeros to `inputs` pixels.
+
+    X: uint8, or floating-point numbers that are bytes / 255. Raises ValueError for others.
+    """
     pixels = X if X.dtype == np.uint8 else cp.rint(X * 255).astype(np.uint8)
     if X.dtype != np.uint8 and not bool((pixels.astype(np.float32) / np.float32(255) == X).all()):
         raise ValueError(f"{engine} multiplies with bytes: give it uint8 pixels, or such pixels divided by 255.")
@@ -54,7 +57,7 @@ def hold(vector, sizes):
 
 
 def take_back(vector, held, sizes):
-    """Copy what the kernel has made of a vector."""
+    """Copy what the kernel has made of a vector from `held`, which `hold` returned, back into it."""
     if held is not vector:
         for part, whole in _parts(vector, held, sizes):
             part[...] = whole

@@ -53,9 +53,11 @@ class _Epoch:
 
     @staticmethod
     def key_of(X, y, batch_size):
+        """Return what the kernels are told of the data: where they are, and how large a batch is."""
         return batch_size, *((array.data.ptr, array.dtype, array.shape) for array in (X, y))
 
     def fits(self, X, y, batch_size):
+        """Say whether this is an epoch of such data."""
         return self.key == self.key_of(X, y, batch_size)
 
     def run(self, optimizer, order):

@@ -35,7 +35,7 @@ def train_epoch(network, optimizer, X, y, order, batch_size):
 
 
 class _ThreeKernels(Epoch):
-    """An epoch's steps (see `_graph`), each of them three kernels."""
+    """An epoch's steps (see `_graph`), each of them three kernels, of which the last is the update: no `gradient`."""
 
     def __init__(self, gradient, network, optimizer, X, y, order, batch_size):
         super().__init__(gradient, network, optimizer, X, y, order, batch_size)
