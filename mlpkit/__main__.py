@@ -180,7 +180,7 @@ def _add_command(commands, function, name=None):
 
 def _add_train_options(parser):
     usual = Recipe()
-    parser.add_argument("--engine", default=bench.BASELINE, help=", ".join(engines.NAMES))
+    parser.add_argument("--engine", default=engines.BASELINE, help=", ".join(engines.NAMES))
     parser.add_argument("--data", default="mnist", choices=tuple(data.FILES))
     parser.add_argument("--optimizer", default=usual.optimizer, choices=tuple(BY_NAME))
     parser.add_argument("--lr", type=float, default=usual.lr)

@@ -27,11 +27,24 @@ def check_positive(name, value):
     return float(value)
 
 
+def check_not_negative(name, value):
+    """Return `value` as a float. Raises ValueError unless it is finite and at least zero."""
+    if not (isinstance(value, Real) and math.isfinite(value) and float(value) >= 0):
+        raise ValueError(f"{name} must be a finite number, 0 or above, not {value!r}.")
+    return float(value)
+
+
 def check_fraction(name, value):
     """Return `value` as a float. Raises ValueError unless 0 <= value < 1."""
     if not (isinstance(value, Real) and 0 <= float(value) < 1):
         raise ValueError(f"{name} must be at least 0 and below 1, not {value!r}.")
     return float(value)
+
+
+def check_choice(what, value, choices):
+    """Raise ValueError unless `value` is one of the `choices`, which are texts. what: they are, for the message."""
+    if value not in choices:
+        raise ValueError(f"there is no {what} {value!r}; choose from {', '.join(choices)}.")
 
 
 def check_sizes(sizes):
@@ -50,7 +63,10 @@ def check_dtype(dtype):
 
 
 def check_batch(x, n_in, dtype):
-    """Raise unless `x` is (n, n_in), n at least 1, of the given dtype or uint8. Cheap: it runs at every step."""
+    """Check that `x` is (n, n_in), n at least 1, of the given dtype or uint8. Cheap: it runs at every step.
+
+    Raises ValueError for another shape, TypeError for another dtype.
+    """
     if x.ndim != 2 or x.shape[1] != n_in or not len(x):
         raise ValueError(f"inputs must have shape (n, {n_in}) with n at least 1, not {x.shape}.")
     if x.dtype not in (dtype, np.uint8):
@@ -58,7 +74,10 @@ def check_batch(x, n_in, dtype):
 
 
 def check_labels(labels, n, classes):
-    """Raise unless `labels` are `n` integers in [0, classes)."""
+    """Check that `labels` are `n` integers in [0, classes).
+
+    Raises ValueError for another shape or a label out of range, TypeError for labels that are no integers.
+    """
     if labels.shape != (n,):
         raise ValueError(f"labels must have shape ({n},), not {labels.shape}; of one-hot rows take argmax(axis=1).")
     if labels.dtype.kind not in "iu":

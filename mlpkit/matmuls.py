@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from types import FunctionType
 
 import numba
@@ -208,6 +209,7 @@ class Plan:
 
     patience: seconds after which a stage takes no further sample. slow: stages that are slow get no product of more
     operations. region_seconds: for the cost of a parallel region, each time. tile_depths: steps of a tile timed alone.
+    groups: of products. threads: whether to measure what threads cost.
     """
 
     samples: int = 7
@@ -232,11 +234,8 @@ def run(save=results.save, progress=print, plan=USUAL):
     save: is called with the record whenever something was added. progress: is called with what is being done, a text.
     """
     record = results.new("matmul", plan=asdict(plan), lanes=LANES, rows=ROWS)
-    for part in (_peaks, _stages, _interpreted, _chains, _tiles, _peaks, _regions, _turns):  # peaks: before and after
-        for run in part(plan, progress):
-            record["runs"].append(run)
-            save(record)
-    return record
+    parts = (_peaks, _stages, _interpreted, _chains, _tiles, _peaks, _regions, _turns)  # peaks: before and after
+    return results.collect(record, chain.from_iterable(part(plan, progress) for part in parts), save)
 
 
 def _peaks(plan, progress):

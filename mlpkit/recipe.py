@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from .checks import check_count
+from .checks import check_choice, check_count
+from .engines import BASELINE
 from .network import SIZES, Network
 from .optim import BY_NAME
 from .schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
@@ -35,8 +36,8 @@ class Recipe:
     dtype: str = "float32"
 
     def __post_init__(self):
-        _check_choice("optimizer", self.optimizer, BY_NAME)
-        _check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("optimizer", self.optimizer, BY_NAME)
+        check_choice("schedule", self.schedule, SCHEDULES)
         check_count("batch_size", self.batch_size)
         object.__setattr__(self, "sizes", tuple(self.sizes))  # JSON has lists
 
@@ -58,7 +59,7 @@ class Recipe:
             return Exponential(self.lr, steps)
         return Cosine(self.lr, steps) if self.schedule == "cosine" else Constant(self.lr)
 
-    def make_network(self, engine="numpy_baseline"):
+    def make_network(self, engine=BASELINE):
         """Return the network with its first weights."""
         return Network(engine, self.sizes, seed=self.seed, init=self.init, dtype=np.dtype(self.dtype))
 
@@ -67,7 +68,7 @@ class Recipe:
         kind = BY_NAME[self.optimizer]
         return kind(network, self.make_schedule(n), weight_decay=self.weight_decay)
 
-    def train(self, dataset, engine="numpy_baseline", **options):
+    def train(self, dataset, engine=BASELINE, **options):
         """Train on `dataset.train`, validate on `dataset.validation`; return the network and the history.
 
         options: further arguments of `train.fit`.
@@ -93,8 +94,3 @@ class Recipe:
     def to_dict(self):
         """Return the choices as JSON can hold them."""
         return asdict(self) | {"sizes": list(self.sizes)}
-
-
-def _check_choice(name, value, choices):
-    if value not in choices:
-        raise ValueError(f"there is no {name} {value!r}; choose from {', '.join(choices)}.")

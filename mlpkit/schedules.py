@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import cos, pi
 
-from .checks import check_count, check_positive
+from .checks import check_count, check_not_negative, check_positive
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ class Cosine:
     def __post_init__(self):
         check_positive("lr", self.lr)
         check_count("steps", self.steps)
-        if self.final_lr:
-            check_positive("final_lr", self.final_lr)
+        check_not_negative("final_lr", self.final_lr)
 
     def __call__(self, step):
         done = min(step / self.steps, 1.0)

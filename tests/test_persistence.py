@@ -19,7 +19,7 @@ def test_every_mark_of_the_kernel_has_its_name(kind):
 
 def test_clocks_are_differences_and_the_last_stage_ends_with_the_step():
     marks = np.array([[[0, 10, 30], [100, 110, 130], [200, 210, 230]]] * 2)
-    assert persistence._clocks(marks) == [10, 20, 70]
+    assert persistence.median_clocks(marks) == [10, 20, 70]
 
 
 def test_the_table_shows_a_record_that_has_only_begun():

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..checks import check_batch, check_labels
 from ._cuda import C_TYPES, kernel
-from ._graph import _Epoch
+from ._graph import Epoch
 from ._rates import check_optimizer, mean_losses, rates, settings
 from .cupy_fused import *
 
@@ -34,8 +34,8 @@ def train_epoch(network, optimizer, X, y, order, batch_size):
     return epoch.run(network, optimizer, order, steps_a_graph=None)
 
 
-class _ThreeKernels(_Epoch):
-    """An epoch's steps (see `_graph`), each of them three kernels."""
+class _ThreeKernels(Epoch):
+    """An epoch's steps (see `_graph`), each of them three kernels, of which the last is the update: no `gradient`."""
 
     def __init__(self, gradient, network, optimizer, X, y, order, batch_size):
         super().__init__(gradient, network, optimizer, X, y, order, batch_size)
