@@ -57,8 +57,8 @@ def in_new_process(name, cache):
 def first_steps(name):
     """Return the seconds of importing the engine (with its libraries), of preparing, of the first step, of a later one.
 
-    To prepare is to make the network and the optimizer and to put the data where the engine wants them; a GPU's driver
-    starts then. Of the images only their number matters here: they are made up.
+    To prepare is to make the network and the optimizer and to put the data where the engine wants them. A GPU's driver
+    starts with the import. Of the images only their number matters here: they are made up.
     """
     rng = np.random.default_rng(0)
     pixels = rng.integers(256, size=(1000, 784)).astype(np.float32)

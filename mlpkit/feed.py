@@ -341,7 +341,7 @@ def _tandem(images, plan):
         for _ in range(plan.epochs):
             for share, pair in pairs.items():
                 machine.rest()
-                pair.epoch(order[:batch_size])
+                pair.epoch(order)  # records its graph, the first time
                 _add(found[share], clocked(partial(pair.epoch, order)), steps)
         yield from found.values()
 

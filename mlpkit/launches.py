@@ -174,7 +174,7 @@ def usual_calls(n=128):
     x, W1, out = X[:n], cp.ones(SIZES[:2], np.float32), cp.empty((n, hidden), np.float32)
     z, W, b = (cp.ones(shape, np.float32) for shape in ((n, hidden), (hidden, hidden), hidden))
     theta, grad = cp.ones(PARAMETERS, np.float32), cp.ones(PARAMETERS, np.float32)
-    first = Product(x, W1, out, RELU_AUX_BIAS, b, mask(n, hidden))
+    planned = cache(lambda: Product(x, W1, out, RELU_AUX_BIAS, b, mask(n, hidden)))  # where cuBLASLt has it
     calls: dict[str, Callable[[], Any]] = {
         "x[:64]": lambda: x[:64],
         "cp.empty": lambda: cp.empty((n, hidden), np.float32),
@@ -187,7 +187,7 @@ def usual_calls(n=128):
         "X[index]": lambda: X[index],
         "z @ W": lambda: z @ W,
         "x @ W1": lambda: x @ W1,
-        "cuBLASLt: relu(x @ W1 + b)": partial(first, x, W1, out),
+        "cuBLASLt: relu(x @ W1 + b)": lambda: planned()(x, W1, out),
     }
     return calls
 

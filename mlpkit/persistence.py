@@ -103,9 +103,14 @@ def waits(plan):
             yield "grid barrier", blocks, partial(launch, "grid_barrier", blocks, 512, 1)
     yield "number and flag", 2, partial(launch, "with_flag", 2, 1, 2)
     yield "packet", 2, partial(launch, "with_packet", 2, 1, 1)
-    if int(cp.cuda.Device().compute_capability) >= 90:
-        for blocks in plan.clusters:
+    for blocks in plan.clusters:
+        if blocks <= _largest_cluster(int(cp.cuda.Device().compute_capability)):
             yield "cluster barrier", blocks, _cluster(blocks)
+
+
+def _largest_cluster(capability):
+    """Return how many blocks a cluster may have: 8 wherever there are clusters, 16 on the data centre's chips."""
+    return 0 if capability < 90 else 16 if capability in (90, 100, 103) else 8
 
 
 def _cluster(blocks):

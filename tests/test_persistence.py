@@ -22,6 +22,11 @@ def test_clocks_are_differences_and_the_last_stage_ends_with_the_step():
     assert persistence.median_clocks(marks) == [10, 20, 70]
 
 
+@pytest.mark.parametrize(("capability", "blocks"), [(80, 0), (90, 16), (100, 16), (120, 8)])
+def test_larger_clusters_are_left_out_where_there_are_none(capability, blocks):
+    assert persistence._largest_cluster(capability) == blocks
+
+
 def test_the_table_shows_a_record_that_has_only_begun():
     record = results.new("persistence", plan={"batch_sizes": [64, 128], "optimizers": ["sgd"]})
     record["runs"].append({"kind": "wait", "name": "packet", "blocks": 2, "samples_us": [0.5, 0.25, 0.75]})

@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass
 
 from mlpkit import overview, plots, results
-from mlpkit.bench import BASELINE, brief
+from mlpkit.bench import brief
+from mlpkit.engines import BASELINE
 from mlpkit.recipe import Recipe
 
 README = results.ROOT / "README.md"

@@ -45,8 +45,8 @@ class Product:
 
     def __init__(self, a, b, out, epilogue=PLAIN, vector=None, mask=None):
         (n, k), m = a.shape, b.shape[1]
-        compute, self.type, number = _TYPES[a.dtype]
         self.description, self.kept = _pointer(), (vector, mask)
+        compute, self.type, number = _TYPES[a.dtype]
         _call("cublasLtMatmulDescCreate", ctypes.byref(self.description), _int(compute), _int(self.type))
         # cuBLAS takes matrices column after column, and so sees the transpose of each: out.T = b.T a.T.
         self.set(_TRANSA, _int(_is_transposed(b)))
@@ -150,7 +150,8 @@ def _handle():
 
 @cache
 def _workspace():
-    return cp.cuda.Memory(WORKSPACE)  # not from a pool: a graph must find it where it was
+    # Not from a pool: a graph must find it where it was. One for all, so products must not overlap on two streams.
+    return cp.cuda.Memory(WORKSPACE)
 
 
 @cache

@@ -57,6 +57,7 @@ class Epoch:
     def __init__(self, gradient, network, optimizer, X, y, order, batch_size):
         self.key, self.gradient = self.key_of(optimizer, X, y, batch_size), gradient
         self.X, self.y, self.batch_size = X, y.astype(np.int64, copy=False), batch_size
+        self.keep = y  # where it is is in the key: no other labels must get its address
         steps = -(-len(order) // batch_size)
         self.order, self.step = cp.empty(len(order), np.int64), cp.zeros((), np.int32)
         self.rates, self.first_t = cp.empty(steps), cp.empty((), np.int64)
