@@ -192,11 +192,11 @@ def _stages(train, plan, progress):
         progress(f"stages of a step, batch {batch_size}")
         for kind, clocks in stages(batch_size, train, plan.marked).items():
             names = STAGES[kind]
-            yield {"kind": "stages", "block": kind, "batch_size": batch_size, "names": names, "clocks": clocks}
+            yield {"kind": "stages", "block": kind, "batch_size": batch_size, "names": names} | clocks
 
 
 def stages(batch_size, train, steps):
-    """Return for each kind of block the clocks that its stages take: the median over blocks and steps."""
+    """Return for each kind of block the `stage_clocks` of a step."""
     import cupy as cp
 
     from .engines import cuda_persistent
@@ -210,18 +210,19 @@ def stages(batch_size, train, steps):
     place = kernels.load("persistent", **macros).get_global("marks")
     marks = cp.ndarray((blocks, steps, MARKS), np.int64, place).get()
     return {
-        kind: median_clocks(part[..., : len(STAGES[kind])])
+        kind: stage_clocks(part[..., : len(STAGES[kind])])
         for kind, part in zip(STAGES, np.split(marks, [cuda_persistent.COLUMN_BLOCKS]), strict=True)
     }
 
 
-def median_clocks(marks):
-    """Return the clocks from each mark to the next one, from a step's last to the next step's first: medians (stages,).
+def stage_clocks(marks):
+    """Return the clocks from each mark to the next one, from a step's last to the next step's first.
 
-    marks (blocks, steps, stages) int64: a multiprocessor's clock.
+    marks (blocks, steps, stages) int64: a multiprocessor's clock. A dict: "clocks", the stages' medians over blocks and
+    steps, and "mean_clocks", their means, which add up to a step as medians need not.
     """
-    following = np.concatenate([marks[:, :-1, 1:], marks[:, 1:, :1]], axis=2)
-    return np.median(following - marks[:, :-1], axis=(0, 1)).tolist()
+    took = np.concatenate([marks[:, :-1, 1:], marks[:, 1:, :1]], axis=2) - marks[:, :-1]
+    return {"clocks": np.median(took, axis=(0, 1)).tolist(), "mean_clocks": took.mean(axis=(0, 1)).round(1).tolist()}
 
 
 # The record as a table

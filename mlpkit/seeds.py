@@ -15,7 +15,7 @@ import numpy as np
 from . import engines, kernels, results
 from .data import epoch_order, load
 from .launches import device_us
-from .persistence import median_clocks, stage_lines
+from .persistence import stage_clocks, stage_lines
 from .recipe import Recipe
 
 TOGETHER, ALONE = "cuda_cluster", "cuda_persistent"
@@ -141,11 +141,11 @@ def _stages(dataset, plan, progress):
     for count in plan.marked_networks:
         progress(f"stages of a step, {count} at once")
         clocks = stages(count, Recipe(lr=1e-3), dataset.train, plan.marked)
-        yield {"kind": "stages", "networks": count, "names": STAGES, "clocks": clocks}
+        yield {"kind": "stages", "networks": count, "names": STAGES} | clocks
 
 
 def stages(count, recipe, train, steps):
-    """Return the clocks that the stages take in the first network's blocks: the median over blocks and steps."""
+    """Return the `persistence.stage_clocks` of a step in the first network's blocks."""
     import cupy as cp
 
     together = Together(count, recipe, train)
@@ -154,7 +154,7 @@ def stages(count, recipe, train, steps):
         together.epoch(together.orders())
     place = kernels.load("cluster", **macros).get_global("marks")
     marks = cp.ndarray((together.engine.BLOCKS, steps, MARKS), np.int64, place).get()[..., : len(STAGES)]
-    return median_clocks(marks)
+    return stage_clocks(marks)
 
 
 # Accuracies
