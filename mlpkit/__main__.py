@@ -37,7 +37,10 @@ from .train import Diverged
 
 
 def main(arguments=None):
-    """Run one command and return its exit code: 0 for success, 1 for bad input or too little memory, 130 for Ctrl-C."""
+    """Run one command and return its exit code.
+
+    0 for success, 1 for bad input or too little memory, 130 for Ctrl-C, 141 where nobody reads the output any more.
+    """
     _open_streams()
     options = _parser().parse_args(arguments)
     try:
@@ -229,7 +232,7 @@ def _add_command(commands, function, name=None):
 
 def _add_train_options(parser):
     usual = Recipe()
-    parser.add_argument("--engine", default=bench.BASELINE, help=", ".join(engines.NAMES))
+    parser.add_argument("--engine", default=engines.BASELINE, help=", ".join(engines.NAMES))
     parser.add_argument("--data", default="mnist", choices=tuple(data.FILES))
     parser.add_argument("--optimizer", default=usual.optimizer, choices=tuple(BY_NAME))
     parser.add_argument("--lr", type=float, help="the highest learning rate; else one that suits the optimizer")

@@ -7,13 +7,12 @@ other seeds give.
 
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
 from . import engines, results
-from .bench import BASELINE, GATE_STEPS, Stepper
+from .bench import GATE_STEPS, Stepper, relative_error
+from .engines import BASELINE
 from .recipe import Recipe
 
-NAMES = tuple(name for name in engines.NAMES if not name.startswith("python"))  # those would train for hours
+NAMES = tuple(name for name in engines.NAMES if name not in engines.INTERPRETED)  # those would train for hours
 GPU_NAMES = (BASELINE, *engines.ON_GPU)
 SEEDS = 5
 
@@ -50,8 +49,7 @@ def answer(name, recipe, dataset):
     """Return the `Answer` of the engine called `name`."""
     losses, wanted = (Stepper(engine, recipe, dataset.train).take(GATE_STEPS)[1] for engine in (name, BASELINE))
     network, history = recipe.train(dataset, name)
-    error = float(np.max(np.abs(losses / wanted - 1)))
-    test_accuracy = network.evaluate(*dataset.test)[1]
+    error, test_accuracy = relative_error(losses, wanted), network.evaluate(*dataset.test)[1]
     return Answer(name, recipe.seed, losses.tolist(), error, history.accuracy[-1], test_accuracy)
 
 
@@ -68,6 +66,5 @@ def table(record):
     lines = [f"{'engine':<18}{'test accuracy':>20}{'seeds':>7}{'largest error of a loss':>25}"]
     for name, found in accuracies(record).items():
         error = max(run["max_loss_error"] for run in results.runs(record, engine=name))
-        spread = np.std(found, ddof=1) if len(found) > 1 else np.nan
-        lines.append(f"{name:<18}{f'{np.mean(found):.2%} +- {spread:.2%}':>20}{len(found):>7}{error:>25.1e}")
+        lines.append(f"{name:<18}{results.mean_and_spread(found):>20}{len(found):>7}{error:>25.1e}")
     return "\n".join(lines)

@@ -12,9 +12,9 @@ import numpy as np
 
 from . import engines, machine, results
 from .data import epoch_order
+from .engines import BASELINE as BASELINE
 from .train import epoch_runner
 
-BASELINE = "numpy_baseline"
 GATE_STEPS = 20
 GATE_ROWS = 4  # the batch of the gate: small, so that an engine of plain Python passes it in seconds
 RTOL = 2e-4  # of the gate's losses, in float32
@@ -43,7 +43,10 @@ THOROUGH = Timing(rounds=30, patience=20.0)  # for a record that is published
 
 
 class Stepper:
-    """An engine with a network of its own, ready to take steps through the training set (X, y), again and again."""
+    """An engine with a network of its own, ready to take steps through the training set (X, y), again and again.
+
+    engine: a name, or a module. X (n, inputs), float32 or uint8; y (n,) integers.
+    """
 
     def __init__(self, engine, recipe, train):
         X, y = train
@@ -57,16 +60,21 @@ class Stepper:
         self.next_step = 0
 
     def take(self, steps):
-        """Take steps, wait for the engine, and return (seconds a step, losses)."""
+        """Take steps, wait for the engine, and return (seconds a step, losses (steps,), a NumPy array)."""
         start = time.perf_counter()
         losses = [part for order in self.orders(steps) for part, _ in self.run(order)]
         self.engine.synchronize()
         return (time.perf_counter() - start) / steps, np.concatenate([self.engine.to_numpy(part) for part in losses])
 
     def take_one(self):
+        """Take one step: the call that `machine.settle` repeats."""
         return self.take(1)
 
     def run(self, order):
+        """Take the steps of an order (n,), and yield (losses, examples a step) of some steps at a time.
+
+        A GPU may still be at work on them.
+        """
         return self.steps_of_epoch(self.network, self.optimizer, self.X, self.y, order, self.batch_size)
 
     def orders(self, steps):
@@ -81,14 +89,14 @@ class Stepper:
             steps -= count
 
 
-def gate(engine, recipe, train, rtol=RTOL):
-    """Return the losses of an engine's first steps, at a small batch. Raises GateError unless they are the baseline's.
+def gate(engine, recipe, train):
+    """Return the losses (GATE_STEPS,) of an engine's first steps, at a small batch, on the training set (X, y).
 
-    A loss that is not finite never passes.
+    Raises GateError unless they are the baseline's within RTOL. A loss that is not finite never passes.
     """
     small = recipe.but(batch_size=GATE_ROWS)
     wanted, losses = (Stepper(name, small, train).take(GATE_STEPS)[1] for name in (BASELINE, engine))
-    wrong = ~(np.isfinite(losses) & np.isclose(losses, wanted, rtol=rtol, atol=0))
+    wrong = ~(np.isfinite(losses) & np.isclose(losses, wanted, rtol=RTOL, atol=0))
     if wrong.any():
         step = wrong.argmax()
         raise GateError(
@@ -96,6 +104,11 @@ def gate(engine, recipe, train, rtol=RTOL):
             f"not {wanted[step]:.6g}."
         )
     return losses
+
+
+def relative_error(losses, wanted):
+    """Return the largest difference of any loss from the wanted one, as a part of it; NaN where one of them is NaN."""
+    return float(np.max(np.abs(losses / wanted - 1)))
 
 
 def compare(dataset, recipe, timing=USUAL, names=engines.NAMES, save=results.save, progress=print):
@@ -191,7 +204,7 @@ def not_run(runs):
 
 def median_us(run):
     """Return the median of a run's samples in microseconds a step, None where it has none."""
-    return float(np.median(run["samples_us"])) if run["samples_us"] else None
+    return results.median(run) if run["samples_us"] else None
 
 
 def _row(run, baseline):

@@ -15,7 +15,10 @@ NAMES = ("theta", "best_theta", "steps", "history", "settings")
 
 
 def save_checkpoint(path, network, optimizer, history, best_theta, settings):
-    """Write a checkpoint to `path`, atomically. settings: a dict that JSON can hold."""
+    """Write a checkpoint to `path`, atomically.
+
+    best_theta (parameters,): the best epoch's, a NumPy array. settings: a dict that JSON can hold.
+    """
     state = {name: network.engine.to_numpy(vector) for name, vector in optimizer.state.items()}
     save_npz(
         path,
@@ -29,7 +32,7 @@ def save_checkpoint(path, network, optimizer, history, best_theta, settings):
 
 
 def load_checkpoint(path, network, optimizer, settings):
-    """Bring `network` and `optimizer` to the state in `path`; return the history and the best parameters.
+    """Bring `network` and `optimizer` to the state in `path`; return the history and the best parameters (parameters,).
 
     Raises FileNotFoundError where there is no checkpoint, ValueError where it is damaged or of another run.
     """

@@ -28,17 +28,17 @@ def check_positive(name, value):
     return float(value)
 
 
+def check_not_negative(name, value):
+    """Return `value` as a float. Raises ValueError unless it is finite and at least zero."""
+    if not 0 <= _number(value) < math.inf:
+        raise ValueError(f"{name} must be a finite number, 0 or above, not {value!r}.")
+    return float(value)
+
+
 def check_fraction(name, value):
     """Return `value` as a float. Raises ValueError unless 0 <= value < 1."""
     if not 0 <= _number(value) < 1:
         raise ValueError(f"{name} must be at least 0 and below 1, not {value!r}.")
-    return float(value)
-
-
-def check_not_negative(name, value):
-    """Return `value` as a float. Raises ValueError unless it is finite and at least zero."""
-    if not 0 <= _number(value) < math.inf:
-        raise ValueError(f"{name} must be a finite number, at least 0, not {value!r}.")
     return float(value)
 
 
@@ -48,6 +48,12 @@ def _number(value):
         return float(value) if isinstance(value, Real) else math.nan
     except OverflowError:  # an int beyond all floats
         return math.inf
+
+
+def check_choice(what, value, choices):
+    """Raise ValueError unless `value` is one of the `choices`, which are texts. what: they are, for the message."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"there is no {what} {value!r}; choose from {', '.join(choices)}.")
 
 
 def check_sizes(sizes):
@@ -72,7 +78,10 @@ def check_dtype(dtype):
 
 
 def check_batch(x, n_in, dtype):
-    """Raise unless `x` is (n, n_in), n at least 1, of the given dtype or uint8. Cheap: it runs at every step."""
+    """Check that `x` is (n, n_in), n at least 1, of the given dtype or uint8. Cheap: it runs at every step.
+
+    Raises ValueError for another shape, TypeError for another dtype.
+    """
     if x.ndim != 2 or x.shape[1] != n_in or not len(x):
         raise ValueError(f"inputs must have shape (n, {n_in}) with n at least 1, not {x.shape}.")
     if x.dtype not in (dtype, np.uint8):
@@ -87,7 +96,10 @@ def check_finite(name, array):
 
 
 def check_labels(labels, n, classes):
-    """Raise unless `labels` are `n` integers in [0, classes)."""
+    """Check that `labels` are `n` integers in [0, classes).
+
+    Raises ValueError for another shape or a label out of range, TypeError for labels that are no integers.
+    """
     if labels.shape != (n,):
         raise ValueError(f"labels must have shape ({n},), not {labels.shape}; of one-hot rows take argmax(axis=1).")
     if labels.dtype.kind not in "iu":

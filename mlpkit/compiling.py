@@ -18,7 +18,7 @@ from . import engines, results
 from .bench import Stepper
 from .recipe import Recipe
 
-NAMES = tuple(name for name in engines.NAMES if name.startswith("numba_"))
+NAMES = engines.NUMBA
 CACHES = ("empty", "filled")
 CACHE_VARIABLES = ("NUMBA_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH")  # Numba's, CuPy's, the driver's
 WAIT = ("import", "prepare", "first")  # what a reader waits for, one after the other
@@ -27,9 +27,9 @@ WAIT = ("import", "prepare", "first")  # what a reader waits for, one after the 
 def run(save=results.save, progress=print, names=NAMES, processes=2, experiment="compile"):
     """Time the first step of each engine with an empty cache and with a filled one, and return the record.
 
-    processes: how many to start for each of both. save: is called with the record whenever something was added.
-    progress: is called with what is being done, a text. experiment: the record's name. Raises EngineUnavailable where
-    an engine can't run.
+    processes: how many to start with each of these caches, for each engine. save: is called with the record whenever
+    something was added. progress: is called with what is being done, a text. experiment: the record's name. Raises
+    EngineUnavailable where an engine can't run.
     """
     for name in names:
         engines.load(name)
@@ -41,12 +41,12 @@ def run(save=results.save, progress=print, names=NAMES, processes=2, experiment=
             progress(f"{name}, turn {turn + 1} of {processes}")
             with tempfile.TemporaryDirectory() as folder:
                 for case in results.runs(record, engine=name):
-                    case["samples_s"].append(in_a_new_process(name, folder))
+                    case["samples_s"].append(in_new_process(name, folder))
             save(record)
     return record
 
 
-def in_a_new_process(name, cache):
+def in_new_process(name, cache):
     """Return the seconds that `first_steps` finds for the engine `name`, with `cache` for the compilers' folder."""
     command = [sys.executable, "-m", __name__, name]
     environment = os.environ | {variable: str(cache) for variable in CACHE_VARIABLES}
@@ -57,8 +57,8 @@ def in_a_new_process(name, cache):
 def first_steps(name):
     """Return the seconds of importing the engine (with its libraries), of preparing, of the first step, of a later one.
 
-    To prepare is to make the network and the optimizer and to put the data where the engine wants them; a GPU's driver
-    starts then. Of the images only their number matters here: they are made up.
+    To prepare is to make the network and the optimizer and to put the data where the engine wants them. A GPU's driver
+    starts with the import. Of the images only their number matters here: they are made up.
     """
     rng = np.random.default_rng(0)
     pixels = rng.integers(256, size=(1000, 784)).astype(np.float32)

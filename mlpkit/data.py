@@ -2,8 +2,8 @@
 
 MNIST comes with the workbook, in `data/mnist/`. Fashion-MNIST has the same format and size; it is looked for in
 `fashion-mnist/` in the folder that the environment variable MLPKIT_DATA names, then where Debian's package puts it,
-then in the MLPKIT_DATA folder itself, and is else downloaded once into the user's cache. Whatever the source, the
-unpacked files must have the checksums below.
+then in the MLPKIT_DATA folder itself; where none has it, it is downloaded once into the user's cache. Whatever the
+source, the unpacked files must have the checksums below.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .checks import check_count, check_labels
+from .checks import check_choice, check_count, check_labels
 from .engines import numpy_baseline
 from .idx import IDXError, idx_bytes, read_idx
 
@@ -104,8 +104,7 @@ def load(name="mnist", scaled=True):
     Raises ValueError for another name, FileNotFoundError where the files can't be had, and IDXError (a ValueError)
     naming the file that is damaged or is not the one it should be.
     """
-    if name not in FILES:
-        raise ValueError(f"there is no data set {name!r}; choose from {', '.join(FILES)}.")
+    check_choice("data set", name, FILES)
     images, labels, test_images, test_labels = (_read(path, file) for path, file in _locate(name))
     rows = scale if scaled else flatten
     X, y = rows(images), labels.astype(np.int64)
@@ -115,26 +114,32 @@ def load(name="mnist", scaled=True):
 
 
 def scale(images):
-    """Return uint8 images (n, height, width) as float32 rows (n, height * width) in [0, 1]."""
+    """Return uint8 images (n, height, width) as float32 rows (n, height * width) in [0, 1]: divided by 255.
+
+    Raises TypeError for images of another dtype.
+    """
     if images.dtype != np.uint8:
         raise TypeError(f"images must be uint8, from 0 to 255, not {images.dtype}.")
     return numpy_baseline.scale(flatten(images), np.dtype(np.float32))
 
 
 def flatten(images):
-    """Return images (n, height, width) as rows (n, height * width)."""
+    """Return images (n, height, width) as rows (n, height * width), in their own dtype."""
     return images.reshape(len(images), -1)
 
 
 def one_hot(labels, classes=10):
-    """Return float32 rows (n, classes): 1 in the column of each label, 0 elsewhere."""
+    """Return float32 rows (n, classes): 1 in the column of each label, 0 elsewhere. labels (n,): integers.
+
+    Raises ValueError or TypeError for what is no label.
+    """
     labels = np.asarray(labels)
     check_labels(labels, len(labels), classes)
     return np.eye(classes, dtype=np.float32)[labels]
 
 
 def epoch_order(n, seed, epoch):
-    """Return the order (n,) in which epoch number `epoch` visits the examples.
+    """Return the order (n,) int64 in which epoch number `epoch`, from 0 on, visits the examples.
 
     It depends on the seed and the epoch alone, so training can be taken up again at any epoch.
     """
@@ -142,7 +147,7 @@ def epoch_order(n, seed, epoch):
 
 
 def batches(order, batch_size):
-    """Yield `order` in pieces of `batch_size`; the last one is shorter where they don't divide."""
+    """Yield `order` in pieces of `batch_size`; the last one is shorter where they don't divide evenly."""
     batch_size = check_count("batch_size", batch_size)
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]

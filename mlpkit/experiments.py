@@ -1,6 +1,6 @@
-"""The trainings behind chapter 02: each experiment is a list of recipes that differ in one choice, and
-in what has to follow it, such as the rate that suits an optimizer.
+"""The trainings behind chapter 02: each experiment is a list of recipes that differ in one choice.
 
+What has to follow from the choice differs too, such as the rate that suits an optimizer.
 Every recipe is trained from several seeds, the same for all, and judged on the validation set. Only the recipe that was
 chosen in this way, `BEST`, is ever shown the test set.
 """
@@ -96,8 +96,7 @@ def table(record):
 
 
 def _row(label, accuracies):
-    spread = np.std(accuracies, ddof=1) if len(accuracies) > 1 else np.nan
-    return f"{label:<72}{f'{np.mean(accuracies):.2%} +- {spread:.2%}':>20}{len(accuracies):>7}"
+    return f"{label:<72}{results.mean_and_spread(accuracies):>20}{len(accuracies):>7}"
 
 
 def describe(recipe):

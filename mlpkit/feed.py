@@ -14,21 +14,22 @@ import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from . import engines, machine, results
-from .bench import BASELINE, RTOL, GateError, Stepper
+from .bench import RTOL, GateError, Stepper, relative_error
 from .data import batches, load
+from .engines import BASELINE
 from .feeding import ENGINE, PIXELS, WAYS, Batch, Images, NotFed, Overlapped, clocked
-from .network import SIZES
+from .network import PARAMETERS
 from .recipe import Recipe
 from .tandem import Ahead, in_tandem
 
-PARAMETERS = sum((n_in + 1) * n_out for n_in, n_out in pairwise(SIZES))
 GRADIENT = 4 * PARAMETERS  # bytes, in float32
+AHEAD = 4  # epochs, each prepared while the one before it is trained
 RECIPE = Recipe(lr=0.1)  # at 0.2 and batch 1024, float32's rounding alone moves the first losses by 0.3 %
 
 
@@ -36,8 +37,9 @@ RECIPE = Recipe(lr=0.1)  # at 0.2 and batch 1024, float32's rounding alone moves
 class Plan:
     """How much to measure.
 
-    samples: of each copy and allocation. copies: sizes in bytes. A sample of a way to feed is the mean of an epoch's
-    steps; `epochs` of them. shares: of a batch, for the CPU; a sample of those is the mean of `tandem_steps` steps.
+    samples: of each copy and allocation. copies, allocations: sizes in bytes. A sample of a way to feed is the mean of
+    an epoch's steps; `epochs` of them. check_steps: whose losses are compared with the baseline's. shares: of a batch,
+    for the CPU; a sample of those is the mean of `tandem_steps` steps.
     """
 
     samples: int = 25
@@ -64,12 +66,13 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
     engines.load(ENGINE)  # or why there is none
     images = Images(*(train or load(scaled=False).train))
     record = results.new("feed", plan=asdict(plan) | {"recipe": plan.recipe.to_dict()})
+    return results.collect(record, _found(images, plan, progress), save)
+
+
+def _found(images, plan, progress):
     for part in PARTS:
         progress(part.__name__.strip("_").replace("_", " "))
-        for found in part(images, plan):
-            record["runs"].append(found)
-            save(record)
-    return record
+        yield from part(images, plan)
 
 
 # Copies
@@ -98,8 +101,8 @@ def _copies(images, plan):
     """Yield the times of copies: one alone, and one of several that were asked for at once."""
     import cupy as cp
 
-    batches_ = [n * PIXELS * itemsize for n in plan.batch_sizes for itemsize in (1, 4)]
-    for n in sorted({*plan.copies, *batches_, *(X.nbytes for X in images.X.values()), GRADIENT}):
+    of_batches = [n * PIXELS * itemsize for n in plan.batch_sizes for itemsize in (1, 4)]
+    for n in sorted({*plan.copies, *of_batches, *(X.nbytes for X in images.X.values()), GRADIENT}):
         for (direction, memory), call in copy_calls(n).items():
             found = {"kind": "copy", "direction": direction, "memory": memory, "bytes": n}
             yield found | time_copy(call, n, plan.samples)
@@ -123,10 +126,10 @@ def time_copy(call, n, samples):
 def check(losses, images, recipe, what):
     """Return the largest relative difference of first losses from the baseline's. Raises GateError above RTOL."""
     wanted = Stepper(BASELINE, recipe, (images.X["float32"], images.y)).take(len(losses))[1]
-    error = np.max(np.abs(losses / wanted - 1))
+    error = relative_error(losses, wanted)
     if not error <= RTOL:
         raise GateError(f"{what} differs from {BASELINE}: its losses are off by {error:.1e}, in relation.")
-    return float(error)
+    return error
 
 
 def _feeds(images, plan):
@@ -258,7 +261,7 @@ def _memory_of(engine, images, dtype, plan):
         used.append(pool.used_bytes())
         stepper.take(plan.check_steps)
         used.append(pool.used_bytes())
-    epoch = _graph._epochs.get(stepper.network)
+    epoch = _graph.epochs.get(stepper.network)
     return {
         "used": dict(zip(("data", "network", "steps"), used, strict=True)),
         "kept": pool.total_bytes(),
@@ -338,7 +341,7 @@ def _tandem(images, plan):
         for _ in range(plan.epochs):
             for share, pair in pairs.items():
                 machine.rest()
-                pair.epoch(order[:batch_size])
+                pair.epoch(order)  # records its graph, the first time
                 _add(found[share], clocked(partial(pair.epoch, order)), steps)
         yield from found.values()
 
@@ -369,15 +372,15 @@ def _gpu_rows(images, recipe, plan):
 # The CPU prepares the next epoch
 
 
-def _prepare(images, plan, count=4):
+def _prepare(images, plan):
     """Yield times an epoch: of preparing it, of training, of one after the other, and of both at once."""
     for name, augment in (("order", False), ("shifted images", True)):
         ahead = Ahead(images, plan.recipe, augment)
         calls: dict[str, Any] = {
             "prepare": (1, partial(ahead.prepare, 0)),
             "train": (1, ahead.train),
-            "in sequence": (count, partial(ahead.epochs, count, at_once=False)),
-            "at once": (count, partial(ahead.epochs, count, at_once=True)),
+            "in sequence": (AHEAD, partial(ahead.epochs, AHEAD, at_once=False)),
+            "at once": (AHEAD, partial(ahead.epochs, AHEAD, at_once=True)),
         }
         found: dict[str, Any] = {how: {"kind": "ahead", "what": name, "how": how, "samples_us": []} for how in calls}
         for turn in range(plan.epochs + 1):
@@ -387,8 +390,8 @@ def _prepare(images, plan, count=4):
         yield from found.values()
 
 
-def _round(values, digits=2):
-    return [round(float(value), digits) for value in values]
+def _round(values):
+    return [round(float(value), 2) for value in values]
 
 
 PARTS = (
@@ -412,7 +415,7 @@ PARTS = (
 def median_of(record, name="samples_us", **wanted):
     """Return the median of the samples of the run that has all of the wanted values, in microseconds."""
     (run,) = results.runs(record, **wanted)
-    return float(np.median(run[name]))
+    return results.median(run, name)
 
 
 def parts_of(run):

@@ -129,12 +129,14 @@ class Way:
         return enumerate(batches(order, self.n))
 
     def epoch(self, order):
+        """Ask for a step on each batch of `order` (n,), which is on the host; return the losses (steps,) on the GPU."""
         for turn, index in self.turns(order):
             for part in self.parts:
                 getattr(self, part)(turn, index)
         return self.step.losses[: len(order) // self.n]
 
     def launch(self, turn, index):
+        """Ask for a step: one of the `parts`, each of which gets the step's number and the rows of its batch."""
         self.graph.launch()
 
     def watched(self, order):
@@ -186,6 +188,7 @@ class Pinned(Way):
         self.slots = [Slot(self) for _ in range(self.n_slots)]
 
     def slot(self, turn):
+        """Return the slot of a step's batch; they take turns."""
         return self.slots[turn % self.n_slots]
 
     def wait(self, turn, index):

@@ -16,7 +16,8 @@ import math
 import numpy as np
 
 from . import engines, experiments, machine, results
-from .bench import BASELINE, GATE_ROWS, RTOL, Stepper
+from .bench import GATE_ROWS, RTOL, Stepper
+from .engines import BASELINE
 from .recipe import Recipe
 
 SEEDS = 3
@@ -53,7 +54,7 @@ def cheapest(record, goal):
     good = [(recipe["epochs"], -min(found), recipe) for recipe, found in experiments.summary(record)]
     good = sorted((entry for entry in good if -entry[1] >= least), key=lambda entry: entry[:2])
     if not good:
-        raise ValueError(f"no candidate reaches {least:.2%} from every seed.")
+        raise ValueError(f"no candidate reaches {least:.2%} from every seed: add one that trains for more epochs.")
     return good[0][2]
 
 
@@ -129,7 +130,7 @@ def train(case, recipe, dataset):
 
 def estimate_s(case):
     """Return how many seconds the steps of a training take, by the median of the few that were timed."""
-    return case["steps"] * float(np.median(case["samples_us"])) / 1e6
+    return case["steps"] * results.median(case) / 1e6
 
 
 def is_estimate(case):
@@ -141,7 +142,7 @@ def seconds(case):
     """Return the median of the trainings' seconds, or the estimate; NaN for an engine that can't run."""
     if case["why_not"]:
         return math.nan
-    return estimate_s(case) if is_estimate(case) else float(np.median(case["seconds"]))
+    return estimate_s(case) if is_estimate(case) else results.median(case, "seconds")
 
 
 def table(record):

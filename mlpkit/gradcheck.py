@@ -11,7 +11,10 @@ from .checks import check_count
 
 
 def numerical_gradient(network, x, labels, indices, h=1e-6):
-    """Return the slopes (float64) of the loss at the parameters `theta[indices]`, by central differences."""
+    """Return the slopes (len(indices),) float64 of the loss at the parameters `theta[indices]`, by central differences.
+
+    x (n, inputs) and labels (n,): the batch. h: how far each parameter is nudged; it is put back.
+    """
     slopes = []
     for i in indices:
         saved = float(network.theta[i])
@@ -27,7 +30,8 @@ def numerical_gradient(network, x, labels, indices, h=1e-6):
 def gradient_error(network, x, labels, samples=None, seed=0):
     """Return the relative error of `network.grad` against central differences, norm by norm.
 
-    samples: how many parameters to check, drawn at random; all of them where None.
+    x (n, inputs) float64, labels (n,): the batch. samples: how many parameters to check, drawn at random; all of them
+    where None.
     Raises ValueError unless the network computes in float64.
     """
     if network.dtype != np.float64:

@@ -42,10 +42,12 @@ class History:
         return losses.index(min(losses)) if losses else len(self.epochs) - 1
 
     def to_json(self):
+        """Return the history as text, from which `from_json` makes an equal one."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text):
+        """Return the history that `to_json` wrote."""
         fields = json.loads(text)
         fields["epochs"] = [Epoch(**epoch) for epoch in fields["epochs"]]
         return cls(**fields)

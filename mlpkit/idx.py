@@ -55,7 +55,7 @@ def idx_bytes(array):
     big_endian = array.dtype.newbyteorder(">")
     codes = {np.dtype(name): code for code, name in TYPES.items()}
     if big_endian not in codes:
-        raise IDXError(f"IDX has no type for {array.dtype}.")
+        raise IDXError(f"IDX has no type for {array.dtype}: convert to uint8, int8, int16, int32, float32 or float64.")
     if not 1 <= array.ndim <= 4:
         raise IDXError(f"an IDX file here has 1 to 4 dimensions, not {array.ndim}.")
     header = bytes([0, 0, codes[big_endian], array.ndim])

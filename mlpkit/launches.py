@@ -11,28 +11,30 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from itertools import pairwise, product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
 
 from . import engines, kernels, machine, results
-from .bench import BASELINE, Stepper, median_us
+from .bench import Stepper, median_us
 from .data import load
-from .network import SIZES
+from .engines import BASELINE
+from .network import PARAMETERS, SIZES
 from .recipe import Recipe
+from .results import median as median
 
 RECIPE = Recipe(lr=0.01)  # a small rate: a batch of 16 must not diverge
-LIBRARIES = ("cupy-cuda12x", "cupy-cuda13x", "torch")  # what is there of them
+LIBRARIES = ("cupy-cuda12x", "cupy-cuda13x", "torch")  # whose versions the record names
 
 
 @dataclass(frozen=True)
 class Plan:
     """How much to measure. samples: of each time. calls: in a sample, asked for without a pause.
 
-    rows: of the first layer's input, in the clocks' products. nodes: of graphs of empty kernels. steps: of graphs of
-    training steps. engines: to take steps at all batch sizes; a sample is the mean of as many steps as fit into
-    `sample_seconds`, after `settle` seconds of steps, and there are `rounds` of them.
+    rows: of the first layer's input, in the clocks' products. nodes: of graphs of empty kernels. graphs, steps: the
+    engines whose steps are recorded, and how many in a graph. engines: to take steps at all batch sizes; a sample is
+    the mean of as many steps as fit into `sample_seconds`, after `settle` seconds of steps; there are `rounds` of them.
     """
 
     samples: int = 15
@@ -61,11 +63,8 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
     train = train or load().train
     versions = {library: machine.version(library) for library in LIBRARIES}
     record = results.new("launches", plan=asdict(plan), recipe=RECIPE.to_dict(), libraries=versions)
-    for part in (_clocks, _calls, _empty_graphs, _step_graphs, _batches):
-        for run in part(train, plan, progress):
-            record["runs"].append(run)
-            save(record)
-    return record
+    parts = (_clocks, _calls, _empty_graphs, _step_graphs, _batches)
+    return results.collect(record, chain.from_iterable(part(train, plan, progress) for part in parts), save)
 
 
 # The clocks
@@ -115,7 +114,7 @@ def device_us(call, calls=1):
 
 
 def keep_busy(us):
-    """Keep the GPU busy for so many microseconds, from when it comes to this."""
+    """Ask for a kernel that keeps the GPU busy for so many microseconds, from when it begins."""
     _kernel("wait")((1,), (1,), (np.int64(1000 * us),))
 
 
@@ -170,12 +169,12 @@ def usual_calls(n=128):
     from .engines import cupy_fused
     from .engines._cublas import RELU_AUX_BIAS, Product, mask
 
-    hidden, parameters = SIZES[1], sum((i + 1) * o for i, o in pairwise(SIZES))
+    hidden = SIZES[1]
     X, index = cp.ones((10 * n, SIZES[0]), np.float32), cp.arange(n)
     x, W1, out = X[:n], cp.ones(SIZES[:2], np.float32), cp.empty((n, hidden), np.float32)
     z, W, b = (cp.ones(shape, np.float32) for shape in ((n, hidden), (hidden, hidden), hidden))
-    theta, grad = cp.ones(parameters, np.float32), cp.ones(parameters, np.float32)
-    first = Product(x, W1, out, RELU_AUX_BIAS, b, mask(n, hidden))
+    theta, grad = cp.ones(PARAMETERS, np.float32), cp.ones(PARAMETERS, np.float32)
+    planned = cache(lambda: Product(x, W1, out, RELU_AUX_BIAS, b, mask(n, hidden)))  # where cuBLASLt has it
     calls: dict[str, Callable[[], Any]] = {
         "x[:64]": lambda: x[:64],
         "cp.empty": lambda: cp.empty((n, hidden), np.float32),
@@ -188,7 +187,7 @@ def usual_calls(n=128):
         "X[index]": lambda: X[index],
         "z @ W": lambda: z @ W,
         "x @ W1": lambda: x @ W1,
-        "cuBLASLt: relu(x @ W1 + b)": partial(first, x, W1, out),
+        "cuBLASLt: relu(x @ W1 + b)": lambda: planned()(x, W1, out),
     }
     return calls
 
@@ -216,7 +215,7 @@ def _step_graphs(train, plan, progress):
     for engine in plan.graphs:
         stepper = Stepper(engine, RECIPE, train)
         stepper.take(max(plan.steps))  # the epoch's arrays are there then, and the order and the rates in them
-        epoch = _graph._epochs[stepper.network]
+        epoch = _graph.epochs[stepper.network]
         for steps in plan.steps:
             progress(f"graph of {steps} steps of {engine}")
             one = partial(epoch.enqueue, stepper.network, stepper.optimizer, RECIPE.batch_size)
@@ -307,11 +306,6 @@ def _steps_a_sample(stepper, plan):
 
 
 # What the record says
-
-
-def median(run, name):
-    """Return the median of one of a run's lists of samples, such as "asked_us"."""
-    return float(np.median(run[name]))
 
 
 def curve(record, engine):

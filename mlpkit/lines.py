@@ -13,7 +13,7 @@ import tokenize
 from pathlib import Path
 
 from . import kernels
-from .bench import BASELINE
+from .engines import BASELINE
 
 FOLDERS = tuple(Path(__file__).parent / package for package in ("engines", "peers"))
 NOT_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -32,7 +32,7 @@ def files(name):
     """
     found, waiting = set(), [_path(name)]
     if not waiting[0]:
-        raise ValueError(f"there is no engine and no peer {name!r}.")
+        raise ValueError(f"there is no engine and no peer {name!r} in {' or '.join(map(str, FOLDERS))}.")
     while waiting:
         path = waiting.pop()
         if path and path not in found and path.stem != BASELINE:

@@ -93,8 +93,8 @@ def busy():
 def rest(longest=0.3, look_every=0.002):
     """Wait until no thread of this process computes or spins, at most `longest` seconds.
 
-    The threads of OpenBLAS and of OpenMP wait for more work with open eyes: for some time after their last work they
-    take a core from whoever is measured next.
+    The threads of OpenBLAS and of OpenMP spin while they wait for more work: for some time after their last they take a
+    core from whoever is measured next.
     """
     end = time.perf_counter() + longest
     while time.perf_counter() < end:

@@ -8,6 +8,7 @@ NVIDIA's own library, and the two limits that all of them run into. `resources` 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from itertools import chain
 
 import numpy as np
 
@@ -54,6 +55,7 @@ class Rung:
 
     @property
     def threads_a_block(self):
+        """The number of threads of a block, in all of its dimensions."""
         return int(np.prod(self.threads))
 
 
@@ -229,12 +231,6 @@ def resources(rung, arch="sm_90"):
     return asdict(found) | {"shared_bytes": found.shared_bytes + rung.shared, "threads": rung.threads_a_block}
 
 
-def resources_table():
-    """Return what every rung takes on each of the `ARCHITECTURES`, as text for the terminal."""
-    found = [(name, arch, resources(rung, arch)) for name, rung in RUNGS.items() for arch in ARCHITECTURES]
-    return "\n".join(f"{name:<16}{arch}{_resources_text(taken)}" for name, arch, taken in found)
-
-
 def occupancy(rung):
     """Return what the kernel takes on this GPU, how many blocks of it fit on a multiprocessor, and what part that is.
 
@@ -262,7 +258,8 @@ def occupancy(rung):
 class Plan:
     """How much to measure. samples: of each rung at each size, taken in turns, each of calls that fill `sample_ms`.
 
-    patience_ms: a rung that takes longer for one call is not measured at that size. cubes: sizes m = n = k.
+    most_calls: of a sample. patience_ms: a rung that takes longer for one call is not measured at that size. shapes,
+    cubes: the sizes, those of layers and those with m = n = k. transposed: rows and columns of the matrix to transpose.
     """
 
     samples: int = 9
@@ -281,19 +278,17 @@ def run(save=results.save, progress=print, plan=USUAL):
     """Measure everything on this machine's GPU, and return the record.
 
     save: is called with the record whenever something was added. progress: is called with what is being done, a text.
+    Raises ValueError where there is no GPU, and AssertionError where a product or a transpose is wrong.
     """
     if reason := gpu.why_not():
-        raise ValueError(f"the matmul_ladder runs on an NVIDIA GPU; {reason}.")
+        raise ValueError(f"the experiment matmul_ladder needs an NVIDIA GPU: {reason}.")
     import cupy
 
     versions = {"cupy": cupy.__version__, "nvrtc": cupy.cuda.nvrtc.getVersion()}
     versions["cublas"] = cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle())
     record = results.new("matmul_ladder", plan=asdict(plan), versions=versions)
-    for part in (_resources, _limits, _products, _transposes, _limits):  # limits: before and after
-        for found in part(plan, progress):
-            record["runs"].append(found)
-            save(record)
-    return record
+    parts = (_resources, _limits, _products, _transposes, _limits)  # limits: before and after
+    return results.collect(record, chain.from_iterable(part(plan, progress) for part in parts), save)
 
 
 def _resources(plan, progress):
@@ -442,7 +437,7 @@ def transpose(a, out, kernel="tiled", **macros):
 def median_us(record, way, m, n, k):
     """Return a way's microseconds at a size, the median of the samples; None where it was not measured."""
     found = results.runs(record, kind="product", way=way, m=m, n=n, k=k)
-    return float(np.median(found[0]["samples_us"])) if found else None
+    return results.median(found[0]) if found else None
 
 
 def gflops(record, way, m, n, k):
@@ -480,14 +475,10 @@ def table(record):
 
 
 def _resources_line(run):
-    text = _resources_text(run)
-    return f"  {run['rung']:<16}{text}, {run['blocks']} on a multiprocessor, {run['occupancy']:.0%} of its threads"
-
-
-def _resources_text(taken):
     return (
-        f"{taken['registers']:>5} registers, {taken['spilled_bytes']} B spilled, "
-        f"{taken['shared_bytes']:>7,} B shared, blocks of {taken['threads']}"
+        f"  {run['rung']:<16}{run['registers']:>5} registers, {run['spilled_bytes']} B spilled, "
+        f"{run['shared_bytes']:>7,} B shared, blocks of {run['threads']}, "
+        f"{run['blocks']} on a multiprocessor, {run['occupancy']:.0%} of its threads"
     )
 
 

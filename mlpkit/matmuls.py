@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from types import FunctionType
 
 import numba
@@ -24,7 +25,7 @@ from .engines import _gemm, numba_fastmath, numba_parallel, numba_serial, python
 from .engines._compile import FASTMATH, compile_loops, compiled
 from .engines._simd import BYTES, LANES, ROWS, tile
 from .network import SIZES
-from .roofline import seconds_of
+from .roofline import at_a_line, seconds_of
 from .sweep import with_threads
 
 LAYERS = ("omp", "workqueue", "tbb")  # Numba's threading layers
@@ -176,16 +177,16 @@ class Product:
         return 2 * self.n * self.k * self.m
 
     def arrays(self, dtype=np.float32):
-        """Return a, b and room for their product."""
+        """Return a, b and room for their product, each at a cache line: elsewhere some stages take twice as long."""
         rng = np.random.default_rng(0)
         a, b = (rng.random(shape, dtype) for shape in ((self.n, self.k), (self.k, self.m)))
-        a = np.asfortranarray(a) if self.turned == "a" else a
-        b = np.asfortranarray(b) if self.turned == "b" else b
-        return a, b, np.empty((self.n, self.m), dtype)
+        a = at_a_line(a.T).T if self.turned == "a" else at_a_line(a)
+        b = at_a_line(b.T).T if self.turned == "b" else at_a_line(b)
+        return a, b, at_a_line(np.zeros((self.n, self.m), dtype))
 
 
 FIRST = Product("step", "X W1", 128, SIZES[0], SIZES[1])
-TURNED = Product("turned", "X W1, W1 stored by columns", *SIZES[1:2], *SIZES[:2], turned="b")
+TURNED = Product("turned", "X W1, W1 stored by columns", 128, SIZES[0], SIZES[1], turned="b")
 STEP = (
     FIRST,
     Product("step", "a1 W2", 128, 128, 128),
@@ -208,6 +209,7 @@ class Plan:
 
     patience: seconds after which a stage takes no further sample. slow: stages that are slow get no product of more
     operations. region_seconds: for the cost of a parallel region, each time. tile_depths: steps of a tile timed alone.
+    groups: of products. threads: whether to measure what threads cost.
     """
 
     samples: int = 7
@@ -232,11 +234,8 @@ def run(save=results.save, progress=print, plan=USUAL):
     save: is called with the record whenever something was added. progress: is called with what is being done, a text.
     """
     record = results.new("matmul", plan=asdict(plan), lanes=LANES, rows=ROWS)
-    for part in (_peaks, _stages, _interpreted, _chains, _tiles, _peaks, _regions, _turns):  # peaks: before and after
-        for run in part(plan, progress):
-            record["runs"].append(run)
-            save(record)
-    return record
+    parts = (_peaks, _stages, _interpreted, _chains, _tiles, _peaks, _regions, _turns)  # peaks: before and after
+    return results.collect(record, chain.from_iterable(part(plan, progress) for part in parts), save)
 
 
 def _peaks(plan, progress):

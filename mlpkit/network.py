@@ -6,17 +6,17 @@ optimizer is one line on two vectors, saving is one array, and comparing two eng
 """
 
 from itertools import pairwise
-from math import prod
 
 import numpy as np
 
 from . import engines
-from .checks import check_batch, check_count, check_dtype, check_finite, check_labels, check_sizes
+from .checks import check_batch, check_choice, check_count, check_dtype, check_finite, check_labels, check_sizes
 from .files import load_npz, save_npz
 from .initialize import RULES
-from .layers import Linear, ReLU
+from .layers import Linear, ReLU, parameter_count, views, weight_count
 
 SIZES = (784, 128, 128, 128, 10)
+PARAMETERS = parameter_count(SIZES)
 
 
 class Network:
@@ -29,7 +29,7 @@ class Network:
     Raises ValueError for sizes, a rule or a dtype that make no network, and what `engines.load` raises.
     """
 
-    def __init__(self, engine="numpy_baseline", sizes=SIZES, *, seed=0, init="he", dtype=np.float32):
+    def __init__(self, engine=engines.BASELINE, sizes=SIZES, *, seed=0, init="he", dtype=np.float32):
         self.engine = engines.load(engine) if isinstance(engine, str) else engine
         self.sizes = check_sizes(sizes)
         self.dtype = check_dtype(dtype)
@@ -47,16 +47,11 @@ class Network:
     @property
     def n_weights(self):
         """The number of weights: `theta[:n_weights]` are the weights, the rest are the biases."""
-        return sum(prod(shape) for shape in pairwise(self.sizes))
+        return weight_count(self.sizes)
 
     def views(self, vector):
         """Return one (W, b) pair of views a layer into `vector`, which is laid out as `theta` is."""
-        pairs, w, b = [], 0, self.n_weights
-        for n_in, n_out in pairwise(self.sizes):
-            W = vector[w : w + n_in * n_out].reshape(n_in, n_out)
-            pairs.append((W, vector[b : b + n_out]))
-            w, b = w + n_in * n_out, b + n_out
-        return pairs
+        return views(vector, self.sizes)
 
     def forward(self, x):
         """Return the logits (n, classes) of the batch `x` (n, inputs), in the network's dtype or uint8 pixels."""
@@ -78,14 +73,17 @@ class Network:
         first.backward_weights(dlogits)  # nobody asks for the gradient of the pixels
 
     def loss_and_grad(self, x, labels):
-        """Return the mean loss of the batch, and leave its gradient in `grad`. `labels` (n,) are integers."""
+        """Return the mean loss of the batch, a scalar of the engine's, and leave its gradient in `grad`.
+
+        x: as for `forward`. labels (n,): integers from 0 to classes - 1. Raises ValueError or TypeError for others.
+        """
         check_labels(labels, len(x), self.sizes[-1])
         loss, dlogits = self.engine.softmax_cross_entropy(self.forward(x), labels)
         self.backward(dlogits)
         return loss
 
     def loss(self, x, labels):
-        """Return the mean loss of the batch, and leave `grad` as it is."""
+        """Return the mean loss of the batch, and leave `grad` as it is. Arguments and errors: as `loss_and_grad`."""
         check_labels(labels, len(x), self.sizes[-1])
         return self.engine.softmax_cross_entropy(self.forward(x), labels)[0]
 
@@ -96,7 +94,10 @@ class Network:
         return np.concatenate(parts)
 
     def evaluate(self, X, labels, batch_size=1000):
-        """Return the mean loss and the accuracy (a fraction) over a whole data set, batch by batch."""
+        """Return the mean loss and the accuracy, a fraction, over a whole data set, batch by batch.
+
+        X (n, inputs), labels (n,): arrays of NumPy or of the engine. batch_size: rows that are in memory at once.
+        """
         check_batch(X, self.sizes[0], self.dtype)
         check_labels(labels, len(X), self.sizes[-1])
         loss = correct = 0.0
@@ -115,7 +116,7 @@ class Network:
         return [array[i : i + batch_size] for i in range(0, len(array), batch_size)]
 
     def set_theta(self, theta):
-        """Copy a flat vector of parameters, a NumPy array, into the network."""
+        """Copy a vector of parameters (parameters,), a NumPy array, into the network. ValueError for another shape."""
         check_theta(theta, self.sizes)
         self.theta[:] = self.engine.asarray(theta, self.dtype)
 
@@ -124,7 +125,7 @@ class Network:
         save_npz(path, sizes=self.sizes, theta=self.engine.to_numpy(self.theta))
 
     @classmethod
-    def load(cls, path, engine="numpy_baseline"):
+    def load(cls, path, engine=engines.BASELINE):
         """Read a network that `save` wrote. Raises ValueError where the file is not one."""
         arrays = load_npz(path, ("sizes", "theta"))
         theta = arrays["theta"]
@@ -141,15 +142,14 @@ class Network:
 
 def check_theta(theta, sizes):
     """Raise ValueError unless `theta` has as many numbers as a network of these sizes has parameters."""
-    wanted = sum(prod(shape) for shape in pairwise(sizes)) + sum(sizes[1:])
+    wanted = parameter_count(sizes)
     if theta.shape != (wanted,):
         raise ValueError(f"these parameters have shape {theta.shape}, but a network of sizes {sizes} has ({wanted},).")
 
 
 def initial_theta(sizes, seed, init="he"):
     """Return first parameters (float64, laid out as `Network.theta` is): weights by the rule `init`, biases zero."""
-    if not isinstance(init, str) or init not in RULES:
-        raise ValueError(f"there is no initialization {init!r}; choose from {', '.join(RULES)}.")
+    check_choice("initialization", init, RULES)
     rng = np.random.default_rng(check_count("seed", seed, least=0))
     weights = [RULES[init](rng, n_in, n_out).ravel() for n_in, n_out in pairwise(sizes)]
     return np.concatenate([*weights, np.zeros(sum(sizes[1:]))])

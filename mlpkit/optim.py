@@ -51,12 +51,15 @@ class Optimizer:
         self.update(self.network.theta, self.network.grad, lr, t)
 
     def decay(self, lr):
-        """Add the L2 penalty's gradient to that of the loss."""
+        """Add the L2 penalty's gradient, `weight_decay * w` of each weight, to that of the loss."""
         n = self.network.n_weights
         self.engine.axpy(self.weight_decay, self.network.theta[:n], self.network.grad[:n])
 
     def update(self, theta, grad, lr, t):
-        """Take step number `t`; each optimizer has its own."""
+        """Change `theta` and the state in place by step number `t` at the rate `lr`; each optimizer has its own way.
+
+        theta, grad, and each vector of the state: (parameters,), in the network's dtype.
+        """
         raise NotImplementedError
 
     def describe(self):
@@ -131,6 +134,7 @@ class AdamW(Adam):
     """Adam whose decay shrinks the weights themselves, `w -= lr * weight_decay * w`. Loshchilov and Hutter (2019)."""
 
     def decay(self, lr):
+        """Shrink the weights; the gradient stays as it is."""
         weights = self.network.theta[: self.network.n_weights]
         self.engine.axpy(-lr * self.weight_decay, weights, weights)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from . import agreement, compiling, engines, goal, lines, peers, plots, results
-from .bench import BASELINE, brief, median_us
+from .bench import brief, median_us
+from .engines import BASELINE
 from .recipe import Recipe
 
 LABELS = {
@@ -83,17 +84,26 @@ def _load(path, written_ns):
 
 def caption(machine, folder=results.FOLDER):
     """Return what the machine is and the dates of its records of engines and peers, in one line."""
-    found = [record(name, machine, folder) for name in STEPS]
-    facts = next(entry for entry in found if entry)["machine"]
-    dates = sorted({entry["date"][:10] for entry in found if entry})
+    found = _of_steps(machine, folder)
+    facts, dates = found[0]["machine"], sorted({entry["date"][:10] for entry in found})
     what = f"{facts['gpu']['name']} with " if facts["gpu"]["found"] else ""
     return f"{what}{facts['cpu']}, {facts['cores']} cores, {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}"
 
 
 def title(machine, folder=results.FOLDER):
     """Return the machine in a few words: its GPU, or its processor and cores."""
-    facts = next(filter(None, (record(name, machine, folder) for name in STEPS)))["machine"]
+    facts = _of_steps(machine, folder)[0]["machine"]
     return facts["gpu"]["name"] if facts["gpu"]["found"] else f"{facts['cpu']}, {facts['cores']} cores"
+
+
+def _of_steps(machine, folder):
+    """Return a machine's records with times of steps. Raises FileNotFoundError where there is none."""
+    found = [entry for name in STEPS if (entry := record(name, machine, folder))]
+    if not found:
+        raise FileNotFoundError(
+            f"no record of {' or '.join(STEPS)} in {Path(folder) / machine}: run one of them there."
+        )
+    return found
 
 
 def step_us(machine, optimizer="sgd", batch_size=128, folder=results.FOLDER):
@@ -196,11 +206,11 @@ def groups(names):
     return {label(name): group(name) for name in sorted(names, key=lambda name: GROUPS.index(group(name)))}
 
 
-def bars(panels, xlabel, note=brief, **options):
-    """Return a figure of bars: panels[title] has values by the names of engines and peers. See `plots.bar_panels`."""
+def dots(panels, xlabel, note=brief, **options):
+    """Return a figure of dots: panels[title] has values by the names of engines and peers. See `plots.dot_panels`."""
     named = {title: {label(name): value for name, value in values.items()} for title, values in panels.items()}
     names = [name for values in panels.values() for name in values]
-    return plots.bar_panels(named, groups(names), xlabel, note, order=GROUPS, **options)
+    return plots.dot_panels(named, groups(names), xlabel, note, order=GROUPS, **options)
 
 
 def goal_figure(machine, folder=results.FOLDER):

@@ -17,7 +17,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import cycle, pairwise
+from itertools import chain, cycle, pairwise
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -30,14 +30,13 @@ from threadpoolctl import threadpool_limits
 from . import machine, results, roofline
 from .bench import Stepper, median_us
 from .data import load
-from .engines import _fused, _gemm, numba_hybrid, numba_step, numpy_baseline, python_loops
+from .engines import BASELINE, _fused, _gemm, numba_hybrid, numba_step, numpy_baseline, python_loops
 from .matmuls import Product
-from .network import SIZES
+from .network import PARAMETERS, SIZES
 from .recipe import Recipe
 from .roofline import seconds_of
 
-PARAMETERS = sum((n_in + 1) * n_out for n_in, n_out in pairwise(SIZES))
-ENGINES = ("numpy_baseline", "numba_hybrid", "numba_step")
+ENGINES = (BASELINE, "numba_hybrid", "numba_step")
 RECIPES = tuple(
     Recipe(optimizer=optimizer, lr=lr, batch_size=batch_size)
     for optimizer, lr in (("sgd", 0.05), ("adam", 1e-3))
@@ -51,7 +50,7 @@ class Plan:
 
     sizes: of the vector of parameters. settle: seconds of work before a sample that needs all cores, until the threads
     of the other kind no longer wait for work with a core of their own. turns: of `steps` steps each, written down.
-    busy: samples beside a busy program. processes: to count page faults in.
+    busy: samples beside a busy program. processes: to count page faults in. batch_sizes: of the layers' operations.
     """
 
     samples: int = 25
@@ -170,13 +169,13 @@ def divide_by_root(a, b, times):
             a[i] = b[i] / (math.sqrt(a[i]) + np.float32(1e-8))
 
 
-def vectors(n, count, offset=16, rng=None):
+def vectors(n, count, offset=16):
     """Return `count` float32 vectors of n positive numbers, each beginning `offset` bytes after a cache line.
 
     16 is where NumPy's large arrays begin under glibc. No two begin at the same place in a page of memory: a processor
     that compares the last bits of addresses first may take equal ones for the same address, and wait.
     """
-    rng = rng or np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     made = []
     for k in range(count):
         raw = np.empty(n + 2048, np.float32)
@@ -197,11 +196,8 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
     """
     train = train or load().train
     record = results.new("passes", plan=asdict(plan), threads=numba.get_num_threads())
-    for part in (_ladder, _roots, _updates, _layers, _products, _parts, _busy, _pages):
-        for run in part(train, plan, progress):
-            record["runs"].append(run)
-            save(record)
-    return record
+    parts = (_ladder, _roots, _updates, _layers, _products, _parts, _busy, _pages)
+    return results.collect(record, chain.from_iterable(part(train, plan, progress) for part in parts), save)
 
 
 def _ladder(train, plan, progress):
@@ -350,7 +346,7 @@ def _repeat(call, seconds):
 # When each part of a step begins and ends
 
 
-class Timeline:
+class StepRecorder:
     """Takes training steps and writes down when each of the engine's parts begins and ends.
 
     What lies between two parts is Python and, in `numba_hybrid`, the products, which are no function of the engine.
@@ -360,7 +356,7 @@ class Timeline:
     def __init__(self, engine, recipe, train):
         self.module = {module.__name__.rpartition(".")[2]: module for module in _MODULES}[engine]
         self.marks: list[tuple[str, float, float]] = []
-        names = roofline.COSTS if engine == "numpy_baseline" else ["gather", *_UPDATE_NAMES]
+        names = ["gather", *_UPDATE_NAMES] if self.module in _INSIDE else roofline.COSTS
         self.stepper = Stepper(self._clocked(self.module, names), recipe, train)
 
     def _clocked(self, functions, names):
@@ -409,12 +405,12 @@ _UPDATE_NAMES = ("axpy", *(name for name in vars(numpy_baseline) if name.endswit
 
 def _parts(train, plan, progress):
     for recipe in RECIPES:
-        lines = {engine: Timeline(engine, recipe, train) for engine in ENGINES}
+        recorders = {engine: StepRecorder(engine, recipe, train) for engine in ENGINES}
         runs: dict[str, dict] = {}
         for turn in range(plan.turns):
-            for engine, line in lines.items():
+            for engine, recorder in recorders.items():
                 progress(f"parts of a step: {engine}, {recipe.optimizer}, batch {recipe.batch_size}, turn {turn + 1}")
-                parts, spans = line.take(plan.settle, plan.steps)
+                parts, spans = recorder.take(plan.settle, plan.steps)
                 names = {"kind": "parts", "engine": engine, "recipe": recipe.to_dict(), "parts": parts, "spans_us": []}
                 runs.setdefault(engine, names)["spans_us"] += spans
         yield from runs.values()
@@ -499,10 +495,7 @@ def best_us(run):
 
 def table(record):
     """Return the record as text for the terminal."""
-    lines = []
-    for run in record["runs"]:
-        lines.append(_LINES[run["kind"]](run))
-    return "\n".join(lines)
+    return "\n".join(_LINES[run["kind"]](run) for run in record["runs"])
 
 
 def _line(*names):

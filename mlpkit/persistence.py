@@ -8,6 +8,7 @@ clock. (A mark after a barrier may be written before the barrier is over: then t
 
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,10 @@ STAGES = {
 @dataclass(frozen=True)
 class Plan:
     """How much to measure. samples: of each time. rounds: barriers or handovers in a sample, and half as many in
-    another, whose difference leaves out the launch. blocks: that wait at a grid's barrier. marked: steps whose stages
-    are written down."""
+    another, whose difference leaves out the launch. blocks, clusters: numbers of blocks that wait at a grid's barrier,
+    and at a cluster's. nodes: of a graph of empty kernels. batch_sizes, optimizers: of the engines' steps. marked:
+    steps whose stages are written down.
+    """
 
     samples: int = 15
     rounds: int = 2000
@@ -73,11 +76,8 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
     engines.load("cupy_naive")  # or why there is none
     train = train or load(scaled=False).train
     record = results.new("persistence", plan=asdict(plan))
-    for part in (_waits, _nodes, _steps, _stages):
-        for found in part(train, plan, progress):
-            record["runs"].append(found)
-            save(record)
-    return record
+    parts = (_waits, _nodes, _steps, _stages)
+    return results.collect(record, chain.from_iterable(part(train, plan, progress) for part in parts), save)
 
 
 # Waiting
@@ -103,9 +103,14 @@ def waits(plan):
             yield "grid barrier", blocks, partial(launch, "grid_barrier", blocks, 512, 1)
     yield "number and flag", 2, partial(launch, "with_flag", 2, 1, 2)
     yield "packet", 2, partial(launch, "with_packet", 2, 1, 1)
-    if int(cp.cuda.Device().compute_capability) >= 90:
-        for blocks in plan.clusters:
+    for blocks in plan.clusters:
+        if blocks <= _largest_cluster(int(cp.cuda.Device().compute_capability)):
             yield "cluster barrier", blocks, _cluster(blocks)
+
+
+def _largest_cluster(capability):
+    """Return how many blocks a cluster may have: 8 wherever there are clusters, 16 on the data centre's chips."""
+    return 0 if capability < 90 else 16 if capability in (90, 100, 103) else 8
 
 
 def _cluster(blocks):
@@ -187,11 +192,11 @@ def _stages(train, plan, progress):
         progress(f"stages of a step, batch {batch_size}")
         for kind, clocks in stages(batch_size, train, plan.marked).items():
             names = STAGES[kind]
-            yield {"kind": "stages", "block": kind, "batch_size": batch_size, "names": names, "clocks": clocks}
+            yield {"kind": "stages", "block": kind, "batch_size": batch_size, "names": names} | clocks
 
 
 def stages(batch_size, train, steps):
-    """Return for each kind of block the clocks that its stages take: the median over blocks and steps."""
+    """Return for each kind of block the `stage_clocks` of a step."""
     import cupy as cp
 
     from .engines import cuda_persistent
@@ -205,15 +210,19 @@ def stages(batch_size, train, steps):
     place = kernels.load("persistent", **macros).get_global("marks")
     marks = cp.ndarray((blocks, steps, MARKS), np.int64, place).get()
     return {
-        kind: _clocks(part[..., : len(STAGES[kind])])
+        kind: stage_clocks(part[..., : len(STAGES[kind])])
         for kind, part in zip(STAGES, np.split(marks, [cuda_persistent.COLUMN_BLOCKS]), strict=True)
     }
 
 
-def _clocks(marks):
-    """Return the median clocks from each mark to the next one, the last one's to the first of the next step."""
-    following = np.concatenate([marks[:, :-1, 1:], marks[:, 1:, :1]], axis=2)
-    return np.median(following - marks[:, :-1], axis=(0, 1)).tolist()
+def stage_clocks(marks):
+    """Return the clocks from each mark to the next one, from a step's last to the next step's first.
+
+    marks (blocks, steps, stages) int64: a multiprocessor's clock. A dict: "clocks", the stages' medians over blocks and
+    steps, and "mean_clocks", their means, which add up to a step as medians need not.
+    """
+    took = np.concatenate([marks[:, :-1, 1:], marks[:, 1:, :1]], axis=2) - marks[:, :-1]
+    return {"clocks": np.median(took, axis=(0, 1)).tolist(), "mean_clocks": took.mean(axis=(0, 1)).round(1).tolist()}
 
 
 # The record as a table
@@ -234,6 +243,11 @@ def table(record):
             lines.append(f"{name:<24}{optimizer:<10}{times}")
     for run in results.runs(record, kind="stages"):
         lines += ["", f"{run['block']} blocks, batch {run['batch_size']}"]
-        stages = zip(run["names"], run["clocks"], strict=True)
-        lines += [f"    {name:<40}{clocks:>8.0f} clocks" for name, clocks in stages]
+        lines += stage_lines(run)
     return "\n".join(lines)
+
+
+def stage_lines(run):
+    """Return a line for each stage of a run of the kind "stages"."""
+    stages = zip(run["names"], run["clocks"], strict=True)
+    return [f"    {name:<40}{clocks:>8.0f} clocks" for name, clocks in stages]

@@ -145,12 +145,12 @@ def seeds(groups, xlabel):
     return figure
 
 
-def bars(values, xlabel, note="{:,.0f}", log=False):
+def bars(values, xlabel, note="{:,.0f}"):
     """Show a horizontal bar a label, its value written beside it by the format `note`; the first label on top."""
     figure, place = axes(7, 0.6 + 0.42 * len(values))
     drawn = place.barh(list(values), list(values.values()), color=COLOURS[0])
     place.bar_label(drawn, [note.format(value) for value in values.values()], padding=4)
-    place.set(xlabel=xlabel, xscale="log" if log else "linear")
+    place.set(xlabel=xlabel)
     place.invert_yaxis()
     place.margins(x=0.15)
     place.grid(axis="y", visible=False)
@@ -168,51 +168,40 @@ def dots(values, xlabel, note="{:,.0f}", xlim=None):
     return figure
 
 
-def bar_panels(panels, groups, xlabel, note="{:,.0f}".format, xlim=None, order=()):
-    """Show panels of horizontal bars, one above the other, on one logarithmic axis; first label on top.
+def dot_panels(panels, groups, xlabel, note="{:,.0f}".format, xlim=None, order=()):
+    """Show panels of dots, one above the other, on one logarithmic axis; first label on top.
 
-    panels[title]: values by label. groups[label]: the group of a label; the bars of a group have the same colour, and
-    those of every second group are hatched. note: writes a value beside its bar. order: of all groups, those that are
-    in other figures too.
+    panels[title]: values by label. groups[label]: the group of a label; the dots of a group have the same colour and
+    shape. note: writes a value beside its dot. order: of all groups, those that are in other figures too.
     """
     counts = [len(values) for values in panels.values()]
     figure, places = axes(
         8, 0.9 + 0.27 * sum(counts) + 0.45 * len(counts), len(counts), squeeze=False, sharex=True, height_ratios=counts
     )
-    styles = _group_styles(groups.values(), order)
+    styles, legend = _group_styles(groups.values(), order), {}
     for place, (title, values) in zip(places[:, 0], panels.items(), strict=True):
-        drawn = place.barh(list(values), list(values.values()), height=0.75)
-        for bar, name in zip(drawn, values, strict=True):
-            colour, hatch, _ = styles[groups[name]]
-            bar.set(facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0)
-        place.bar_label(drawn, [note(value) for value in values.values()], padding=4, fontsize=9)
-        place.set(xscale="log", ylim=(len(values) - 0.4, -0.6))
+        for row, (name, value) in enumerate(values.items()):
+            colour, shape = styles[groups[name]]
+            (legend[groups[name]],) = place.plot(value, row, shape, color=colour, markersize=7)
+            place.annotate(note(value), (value, row), (8, 0), textcoords="offset points", va="center", fontsize=9)
+        place.set(xscale="log", ylim=(len(values) - 0.4, -0.6), yticks=range(len(values)), yticklabels=list(values))
         place.set_title(title, fontsize=10, loc="left")
         place.tick_params(axis="y", labelsize=9)
-        place.grid(axis="y", visible=False)
     places[-1, 0].set(xlabel=xlabel, xlim=xlim or _whole_decade([v for p in panels.values() for v in p.values()]))
-    _legend_of_groups(figure, styles)
+    named = {group: legend[group] for group in styles}
+    figure.legend(named.values(), named, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
     return figure
 
 
 def _whole_decade(values, room=6):
-    """Return limits of a logarithmic axis: a power of ten, and room beyond the largest for a number beside its bar."""
+    """Return limits of a logarithmic axis: a power of ten, and room beyond the largest for a number beside its dot."""
     return 10.0 ** np.floor(np.log10(0.9 * min(values))), room * max(values)
 
 
 def _group_styles(groups, order=()):
-    """Return by group a colour, a hatch and the shape of a marker: by its place in `order`, if it has one."""
-    kinds = zip(COLOURS, ("", "///", "", "///", "", "///"), "osD^vP", strict=False)
-    styles = dict(zip(dict.fromkeys((*order, *groups)), kinds, strict=False))
+    """Return by group a colour and the shape of a marker: by its place in `order`, if it has one."""
+    styles = dict(zip(dict.fromkeys((*order, *groups)), zip(COLOURS, "osD^vP", strict=False), strict=False))
     return {group: styles[group] for group in dict.fromkeys(groups)}
-
-
-def _legend_of_groups(figure, styles):
-    handles = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0, label=name)
-        for name, (colour, hatch, _) in styles.items()
-    ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
 
 
 def spans(rows, xlabel, names=("", ""), hollow=()):
@@ -240,12 +229,12 @@ def spans(rows, xlabel, names=("", ""), hollow=()):
 def named_points(points, groups, xlabel, ylabel, order=()):
     """Show points[label] = (x, y), y logarithmic, with a number beside each and the labels by number on the right.
 
-    groups, order: as for `bar_panels`.
+    groups, order: as for `dot_panels`.
     """
     figure, place = axes(8.5, 1.2 + max(3.2, 0.2 * len(points)))
     styles = _group_styles(groups.values(), order)
     for number, (name, (x, y)) in enumerate(points.items(), 1):
-        colour, _, shape = styles[groups[name]]
+        colour, shape = styles[groups[name]]
         place.plot(x, y, shape, color=colour, markersize=7, label=f"{number} {name}", linestyle="none")
         beside = (5, 3) if number % 2 else (-14, -9)
         place.annotate(str(number), (x, y), beside, textcoords="offset points", fontsize=9)

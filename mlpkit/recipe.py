@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from .checks import check_count, check_dtype, check_not_negative, check_positive, check_sizes
+from .checks import check_choice, check_count, check_dtype, check_not_negative, check_positive, check_sizes
+from .engines import BASELINE
 from .initialize import RULES
 from .network import SIZES, Network
 from .optim import BY_NAME
@@ -37,8 +38,9 @@ class Recipe:
     dtype: str = "float32"
 
     def __post_init__(self):
-        for name, choices in (("optimizer", BY_NAME), ("schedule", SCHEDULES), ("init", RULES)):
-            _check_choice(name, getattr(self, name), choices)
+        check_choice("optimizer", self.optimizer, BY_NAME)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("initialization", self.init, RULES)
         checked = {name: check_count(name, getattr(self, name), least) for name, least in _LEAST.items()}
         checked |= {name: check_not_negative(name, getattr(self, name)) for name in ("warmup_epochs", "weight_decay")}
         checked["lr"] = check_positive("lr", self.lr)
@@ -65,7 +67,7 @@ class Recipe:
             return Exponential(self.lr, steps)
         return Cosine(self.lr, steps) if self.schedule == "cosine" else Constant(self.lr)
 
-    def make_network(self, engine="numpy_baseline"):
+    def make_network(self, engine=BASELINE):
         """Return the network with its first weights."""
         return Network(engine, self.sizes, seed=self.seed, init=self.init, dtype=np.dtype(self.dtype))
 
@@ -74,7 +76,7 @@ class Recipe:
         kind = BY_NAME[self.optimizer]
         return kind(network, self.make_schedule(n), weight_decay=self.weight_decay)
 
-    def train(self, dataset, engine="numpy_baseline", **options):
+    def train(self, dataset, engine=BASELINE, **options):
         """Train on `dataset.train`, validate on `dataset.validation`; return the network and the history.
 
         options: further arguments of `train.fit`.
@@ -100,8 +102,3 @@ class Recipe:
     def to_dict(self):
         """Return the choices as JSON can hold them."""
         return asdict(self) | {"sizes": list(self.sizes)}
-
-
-def _check_choice(name, value, choices):
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"there is no {name} {value!r}; choose from {', '.join(choices)}.")

@@ -12,6 +12,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+
 from . import __version__, machine
 from .files import write_atomically
 
@@ -50,6 +52,17 @@ def new(experiment, **settings):
         "settings": settings,
         "runs": [],
     }
+
+
+def collect(record, found, save):
+    """Append to a record each of the runs that `found` yields, and save it after each; return the record.
+
+    found: a generator that measures a run when it is asked for it, so that an interruption costs one run at most.
+    """
+    for run in found:
+        record["runs"].append(run)
+        save(record)
+    return record
 
 
 def save(record, machine_name=MINE, folder=FOLDER):
@@ -101,18 +114,12 @@ def load(path):
     return record
 
 
-def find(experiment, folder=FOLDER):
-    """Return all records of `experiment`, the reader's own first, then by machine. May be empty."""
-    paths = Path(folder).glob(f"*/{experiment}.json")
-    return [load(path) for path in sorted(paths, key=lambda p: (p.parent.name != MINE, p))]
-
-
-def published(experiment, folder=FOLDER, machine_name="*"):
-    """Return the first record of `experiment` that came with the workbook, of one machine if it matters which.
+def published(experiment, folder=FOLDER):
+    """Return the record of `experiment` that came with the workbook, of several machines that of the first by name.
 
     Raises FileNotFoundError without one.
     """
-    for path in sorted(Path(folder).glob(f"{machine_name}/{experiment}.json")):
+    for path in sorted(Path(folder).glob(f"*/{experiment}.json")):
         if path.parent.name != MINE:
             return load(path)
     raise FileNotFoundError(
@@ -123,6 +130,17 @@ def published(experiment, folder=FOLDER, machine_name="*"):
 def runs(record, **wanted):
     """Return the runs of a record that have all of the given values."""
     return [run for run in record["runs"] if all(run.get(k) == v for k, v in wanted.items())]
+
+
+def median(run, name="samples_us"):
+    """Return the median of one of a run's lists of samples, in the samples' unit."""
+    return float(np.median(run[name]))
+
+
+def mean_and_spread(fractions):
+    """Return the mean and the standard deviation over seeds as percentages: "97.50% +- 0.71%"; nan% of a single one."""
+    spread = np.std(fractions, ddof=1) if len(fractions) > 1 else np.nan
+    return f"{np.mean(fractions):.2%} +- {spread:.2%}"
 
 
 def caption(record, cpu=True):

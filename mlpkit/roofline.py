@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from threadpoolctl import threadpool_limits
 from . import machine, results
 from .bench import Stepper, median_us
 from .data import load
-from .engines import numpy_baseline
+from .engines import BASELINE, numpy_baseline
 from .engines._simd import FMA_FLOPS, fma
 from .recipe import Recipe
 
@@ -101,7 +102,7 @@ def bandwidth(nbytes, kernel="triad", threads=1, traffic=Plan.traffic):
     times = max(1, traffic // (4 * streams * threads * n))
 
     def prepare():
-        arrays = [_aligned(n) for _ in range(streams)]
+        arrays = [at_a_line(np.ones(n, np.float32)) for _ in range(streams)]
         arrays += arrays[-1:] * (3 - streams)
         function(*arrays, 1)
         return partial(function, *arrays, times)
@@ -109,10 +110,13 @@ def bandwidth(nbytes, kernel="triad", threads=1, traffic=Plan.traffic):
     return threads * times * 4 * streams * n / _together(threads, prepare) / 1e9
 
 
-def _aligned(n):
-    """Return n float32 ones that begin at a cache line, so that no vector straddles two."""
-    raw = np.ones(n + 16, np.float32)
-    return raw[-raw.ctypes.data % 64 // 4 :][:n]
+def at_a_line(array):
+    """Return a contiguous copy of an array that begins at a cache line, so that no vector straddles two."""
+    room = np.empty(array.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    copied = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copied[...] = array
+    return copied
 
 
 def _together(threads, prepare):
@@ -271,11 +275,7 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
     train = train or load().train
     record = results.new("floor", plan=asdict(plan), recipes=[recipe.to_dict() for recipe in RECIPES])
     parts = (_peaks, _bandwidths, _steps, _kernels, _busy)
-    for part in parts:
-        for run in part(train, plan, progress):
-            record["runs"].append(run)
-            save(record)
-    return record
+    return results.collect(record, chain.from_iterable(part(train, plan, progress) for part in parts), save)
 
 
 def thread_counts():
@@ -312,7 +312,7 @@ def _steps(train, plan, progress):
 
 def _step(recipe, train, plan, threads):
     """Yield a run for whole steps, then one for each operation in them, timed in turns."""
-    stepper, profiler = Stepper("numpy_baseline", recipe, train), Profiler(recipe, train)
+    stepper, profiler = Stepper(BASELINE, recipe, train), Profiler(recipe, train)
     steps = _steps_in(plan.sample_seconds, stepper)
     whole, parts = [], []
     for _ in range(plan.samples):
@@ -359,7 +359,7 @@ def with_kernels(coretype=None):
 def kernels(samples=7, n=1024):
     """Return a run for each number of threads: GFLOP/s of an n x n product, and microseconds of a training step."""
     A = np.random.default_rng(0).random((n, n), dtype=np.float32)
-    stepper = Stepper("numpy_baseline", Recipe(), _made_up_images())
+    stepper = Stepper(BASELINE, Recipe(), _made_up_images())
     runs = []
     for threads in thread_counts():
         with threadpool_limits(threads):
@@ -388,7 +388,7 @@ def seconds_of(call, *arguments, times=1):
 
 def _busy(train, plan, progress):
     """Yield times of steps while other programs want a core, with one BLAS thread and with all, in turns."""
-    stepper = Stepper("numpy_baseline", Recipe(), train)
+    stepper = Stepper(BASELINE, Recipe(), train)
     stepper.take(3)
     for others in sorted({0, 1, machine.cores()}) if plan.busy_steps else ():
         progress(f"steps beside {others} busy programs")

@@ -7,6 +7,7 @@ by its multiprocessor's clock, and the test accuracies of fifteen seeds.
 
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from . import engines, kernels, results
 from .data import epoch_order, load
 from .launches import device_us
+from .persistence import stage_clocks, stage_lines
 from .recipe import Recipe
 
 TOGETHER, ALONE = "cuda_cluster", "cuda_persistent"
@@ -42,8 +44,9 @@ STAGES = (
 @dataclass(frozen=True)
 class Plan:
     """How much to measure. samples: of each time. networks: so many at once. cases: optimizers and batch sizes.
-    seeds: of the accuracies, and so many networks are trained one after another. marked: steps whose stages are written
-    down, for each of so many networks at once."""
+    seeds: of the accuracies, after so many epochs, and so many networks are trained one after another. marked: steps
+    whose stages are written down, once for each of the numbers `marked_networks` of networks at once.
+    """
 
     samples: int = 9
     networks: tuple[int, ...] = (1, 2, 4, 8, 15, 16, 32)
@@ -66,11 +69,8 @@ def run(dataset=None, save=results.save, progress=print, plan=USUAL):
     engines.load(TOGETHER)  # or why it can't run
     dataset = dataset or load(scaled=False)
     record = results.new("seeds", plan=asdict(plan), recipe=RECIPE.to_dict())
-    for part in (_epochs, _stages, _accuracies):
-        for found in part(dataset, plan, progress):
-            record["runs"].append(found)
-            save(record)
-    return record
+    parts = (_epochs, _stages, _accuracies)
+    return results.collect(record, chain.from_iterable(part(dataset, plan, progress) for part in parts), save)
 
 
 class Together:
@@ -141,11 +141,11 @@ def _stages(dataset, plan, progress):
     for count in plan.marked_networks:
         progress(f"stages of a step, {count} at once")
         clocks = stages(count, Recipe(lr=1e-3), dataset.train, plan.marked)
-        yield {"kind": "stages", "networks": count, "names": STAGES, "clocks": clocks}
+        yield {"kind": "stages", "networks": count, "names": STAGES} | clocks
 
 
 def stages(count, recipe, train, steps):
-    """Return the clocks that the stages take in the first network's blocks: the median over blocks and steps."""
+    """Return the `persistence.stage_clocks` of a step in the first network's blocks."""
     import cupy as cp
 
     together = Together(count, recipe, train)
@@ -154,8 +154,7 @@ def stages(count, recipe, train, steps):
         together.epoch(together.orders())
     place = kernels.load("cluster", **macros).get_global("marks")
     marks = cp.ndarray((together.engine.BLOCKS, steps, MARKS), np.int64, place).get()[..., : len(STAGES)]
-    following = np.concatenate([marks[:, :-1, 1:], marks[:, 1:, :1]], axis=2)
-    return np.median(following - marks[:, :-1], axis=(0, 1)).tolist()
+    return stage_clocks(marks)
 
 
 # Accuracies
@@ -175,7 +174,7 @@ def _accuracies(dataset, plan, progress):
 
 def median_ms(run):
     """Return the median time of an epoch of all of a run's networks, in milliseconds."""
-    return float(np.median(run["samples_us"])) / 1e3
+    return results.median(run) / 1e3
 
 
 def table(record):
@@ -187,11 +186,9 @@ def table(record):
         lines.append(f"{what}{median_ms(run):>10.2f}{median_ms(run) * 1e3 / run['steps']:>12.2f}")
     for run in results.runs(record, kind="stages"):
         lines += ["", f"{run['networks']} at once: a step's stages"]
-        stages = zip(run["names"], run["clocks"], strict=True)
-        lines += [f"    {name:<40}{clocks:>8.0f} clocks" for name, clocks in stages]
+        lines += stage_lines(run)
     for run in results.runs(record, kind="accuracy"):
         tested = run["test_accuracy"]
-        spread = np.std(tested, ddof=1)
         lines += ["", f"test accuracy after {run['epochs']} epochs, {len(tested)} seeds: "]
-        lines[-1] += f"{np.mean(tested):.2%} +- {spread:.2%}, from {min(tested):.2%} to {max(tested):.2%}"
+        lines[-1] += f"{results.mean_and_spread(tested)}, from {min(tested):.2%} to {max(tested):.2%}"
     return "\n".join(lines)

@@ -14,14 +14,17 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from . import engines, machine, results
-from .bench import BASELINE, GateError, Stepper, gate, median_us
+from .bench import GateError, Stepper, gate, median_us
 from .data import load
+from .engines import BASELINE
+from .network import SIZES
 from .recipe import Recipe
 from .roofline import thread_counts
 
 RECIPE = Recipe(lr=0.01)  # a small rate: a batch of 1 must not diverge
+NAMES = (BASELINE, *engines.NUMBA)  # the processor's, but those that take hours
 SERIAL = ("numba_serial",)  # use one thread, however many there are
-NAMES = tuple(name for name in engines.NAMES if name.startswith(("numpy", "numba")))  # the processor's, but the slow
+WITH_BLAS = (BASELINE, "numba_hybrid")  # leave BLAS's threads awake behind them
 SETTLE = 0.06  # seconds of steps before a sample on several cores
 
 
@@ -29,9 +32,9 @@ SETTLE = 0.06  # seconds of steps before a sample on several cores
 class Plan:
     """What to measure, and how long to take over it.
 
-    widths: units of each hidden layer. threads: None stands for one and all cores. A sample is the mean of as many
-    steps as fit into `sample_seconds`. A case takes `rounds` samples, or as many as fit into `patience` seconds; none
-    if a step would last more than `longest` seconds.
+    engines, batch_sizes: each with each. widths: units of each hidden layer. threads: None stands for one and all
+    cores. A sample is the mean of as many steps as fit into `sample_seconds`. A case takes `rounds` samples, or as many
+    as fit into `patience` seconds; none if a step would last more than `longest` seconds.
     """
 
     engines: tuple[str, ...] = NAMES
@@ -72,7 +75,7 @@ def run(train=None, save=results.save, progress=print, plan=USUAL):
 
 def sizes(width):
     """Return the layers of the network whose three hidden layers have `width` units each."""
-    return 784, width, width, width, 10
+    return SIZES[0], width, width, width, SIZES[-1]
 
 
 def flops(width, batch_size):
@@ -95,15 +98,11 @@ def with_threads(threads):
 
 
 def _who(plan):
-    """Yield (threads, engine) of the cases that take turns; those that leave threads of BLAS behind come last."""
+    """Yield (threads, engine) of the cases that take turns; those that leave threads awake come last."""
     counts = plan.threads or thread_counts()
-    for threads, name in product(counts, sorted(plan.engines, key=_uses_blas)):
+    for threads, name in product(counts, sorted(plan.engines, key=lambda name: name in WITH_BLAS)):
         if threads == 1 or name not in SERIAL:
             yield threads, name
-
-
-def _uses_blas(name):
-    return name in (BASELINE, "numba_hybrid")
 
 
 def _case(name, threads, width, batch_size):

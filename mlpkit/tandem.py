@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from .bench import BASELINE, Stepper
+from .bench import Stepper
 from .data import batches
-from .engines import numpy_baseline
+from .engines import BASELINE, numpy_baseline
 from .feeding import CLASS, ENGINE, PIXELS, ResidentPixels, Step, graph_of, synchronize
 
 SHIFT = 2  # pixels that an image is moved, at most
@@ -80,6 +80,7 @@ class Tandem:
         return self.step.losses[: len(losses)], losses
 
     def take(self, index):
+        """Take a step, for which the CPU has the rows `index`, and return the mean loss of those."""
         import cupy as cp
 
         self.copies.wait_event(self.updated)
@@ -120,9 +121,11 @@ class Alone:
         self.stepper = Stepper(engine, recipe, (images.X["float32"], images.y))
 
     def epoch(self, order):
+        """Take a step on each batch of the order, and return their losses, as the engine has them."""
         return [part for part, _ in self.stepper.run(self.stepper.engine.asarray(order))]
 
     def losses(self, order):
+        """Take the steps of an order, and return the losses (steps,), a NumPy array."""
         return np.concatenate([self.stepper.engine.to_numpy(part) for part in self.epoch(order)])
 
 

@@ -16,12 +16,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from . import engines, launches, machine, results
 from .bench import Stepper
 from .data import load
 from .recipe import Recipe
+from .results import median as median
 
 RECIPE = Recipe(lr=0.01)
 
@@ -183,11 +182,6 @@ def _since(moment, zero):
 
 
 # What the record says
-
-
-def median(run, name):
-    """Return the median of one of a run's lists of samples: "host_us", "device_us" or "step_us"."""
-    return float(np.median(run[name]))
 
 
 def busy_us(run):

@@ -84,7 +84,10 @@ def fit(
 
 
 def train_step(network, optimizer, x, labels):
-    """Take one step on the batch x (n, inputs), labels (n,), and return its mean loss."""
+    """Take one step on the batch x (n, inputs), labels (n,), and return its mean loss.
+
+    The labels are not looked at, which would make a GPU wait: `fit` checks all of them before the first step.
+    """
     logits = network.forward(x)
     loss, dlogits = network.engine.softmax_cross_entropy(logits, labels)
     network.backward(dlogits)

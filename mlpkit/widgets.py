@@ -77,13 +77,16 @@ class Explorer:
 
 
 class LiveTraining:
-    """Draws a run while it trains: give it to `fit` as `on_epoch`. The last picture stays on the page."""
+    """Draws a run while it trains: give it to `fit` as `on_epoch`. The last picture stays on the page.
 
-    def __init__(self, alt, draw=plots.training):
-        self.alt, self.draw, self.handle = alt, draw, None
+    alt: the text alternative of each picture.
+    """
+
+    def __init__(self, alt):
+        self.alt, self.handle = alt, None
 
     def __call__(self, history):
-        picture = plots.picture(self.draw(history), self.alt)
+        picture = plots.picture(plots.training(history), self.alt)
         if self.handle:
             self.handle.update(picture)
         else:

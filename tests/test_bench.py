@@ -404,12 +404,26 @@ def test_a_record_that_another_run_has_just_moved_is_no_error(record, tmp_path, 
     results.set_aside("engines")
 
 
-def test_find_gives_the_readers_own_record_first(record, tmp_path):
-    for name in ("zebra", "mine", "ant"):
-        results.save(record | {"commit": name}, name, tmp_path)
-    results.save(record | {"experiment": "others", "commit": "no"}, "ant", tmp_path)
-    assert [found["commit"] for found in results.find("engines", tmp_path)] == ["mine", "ant", "zebra"]
-    assert results.find("nothing", tmp_path) == []
+def test_what_is_collected_before_an_interruption_is_saved(record):
+    def measured():
+        yield dict(n=1)
+        yield dict(n=2)
+        raise KeyboardInterrupt
+
+    saved = []
+    with pytest.raises(KeyboardInterrupt):
+        results.collect(record | {"runs": []}, measured(), lambda found: saved.append(len(found["runs"])))
+    assert saved == [1, 2]
+
+
+@pytest.mark.parametrize(("fractions", "wanted"), [([0.97, 0.98], "97.50% +- 0.71%"), ([0.5], "50.00% +- nan%")])
+def test_a_mean_has_its_spread(fractions, wanted):
+    assert results.mean_and_spread(fractions) == wanted
+
+
+@pytest.mark.parametrize(("losses", "error"), [([2.0, 1.0], 0.0), ([2.0, 1.5], 0.5), ([np.nan, 1.0], np.nan)])
+def test_a_loss_that_is_no_number_is_never_close(losses, error):
+    np.testing.assert_equal(bench.relative_error(np.array(losses), np.array([2.0, 1.0])), error)
 
 
 def test_published_gives_what_came_with_the_workbook(record, tmp_path):

@@ -67,7 +67,7 @@ MISTAKES = [
     (["--engine", "numpi"], 1, "numpy_baseline"),
     (["--lr", "0"], 1, "lr must be a finite number above 0"),
     (["--lr", "nan"], 1, "lr must be a finite number above 0"),
-    (["--weight-decay", "-1"], 1, "weight_decay must be"),
+    (["--weight-decay", "-1"], 1, "weight_decay must be a finite number, 0 or above"),
     (["--batch-size", "0"], 1, "batch_size must be at least 1, not 0"),
     (["--batch-size", "2.5"], 2, "--batch-size"),
     (["--epochs", "-1"], 1, "epochs must be at least 0, not -1"),

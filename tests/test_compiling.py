@@ -12,13 +12,13 @@ def fake(monkeypatch, seconds):
     """Let a process find a cache empty once, and take so many seconds then; return the folders that it was given."""
     folders = []
 
-    def in_a_new_process(name, cache):
+    def in_new_process(name, cache):
         assert os.path.isdir(cache)
         first = 0.25 if cache in folders else seconds[name]
         folders.append(cache)
         return {"import": 0.5, "prepare": 1.0, "first": first, "later": 0.125}
 
-    monkeypatch.setattr(compiling, "in_a_new_process", in_a_new_process)
+    monkeypatch.setattr(compiling, "in_new_process", in_new_process)
     return folders
 
 
@@ -83,7 +83,7 @@ def test_a_record_can_be_read_back(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_filled_cache_saves_the_compiler_s_time(tmp_path):
-    empty, filled = (compiling.in_a_new_process("numba_serial", tmp_path) for _ in range(2))
+    empty, filled = (compiling.in_new_process("numba_serial", tmp_path) for _ in range(2))
     assert any(tmp_path.rglob("*.nbc"))
     assert 0 < filled["later"] < empty["first"]
     assert filled["first"] < empty["first"]

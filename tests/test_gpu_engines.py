@@ -168,7 +168,7 @@ def test_a_whole_epoch_is_replayed_by_two_launches():
 
     network = Network("cuda_graph_epoch", (6, 5, 3))
     fit(network, SGD(network, 0.1), blobs(50), epochs=3, batch_size=8)
-    assert set(_graph._epochs[network].graphs) == {(6, 8), (1, 2)}
+    assert set(_graph.epochs[network].graphs) == {(6, 8), (1, 2)}
 
 
 @pytest.mark.parametrize("name", NAMES)

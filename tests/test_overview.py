@@ -141,9 +141,9 @@ def test_every_engine_and_peer_has_a_label():
     assert [name for name in names if name not in overview.LABELS] == []
 
 
-def test_figures_have_a_bar_a_label_and_room_for_its_number():
-    figure = overview.bars({"one": {"numba_step": 20.0, "pytorch": 40.0}, "two": {"jax_epoch": 3.0}}, "us")
-    assert [len(place.patches) for place in figure.axes] == [2, 1]
+def test_figures_have_a_dot_a_label_and_room_for_its_number():
+    figure = overview.dots({"one": {"numba_step": 20.0, "pytorch": 40.0}, "two": {"jax_epoch": 3.0}}, "us")
+    assert [len(place.lines) for place in figure.axes] == [2, 1]
     assert figure.axes[0].get_xlim() == (1.0, 240.0)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ours, CPU", "others, CPU", "others, GPU"]
 

@@ -8,7 +8,7 @@ from numba import njit
 from numpy.testing import assert_allclose
 
 from mlpkit import engines, passes
-from mlpkit.passes import LADDER, STATE, UPDATES, Plan, Timeline, products, profile, quiet_step, roots, vectors
+from mlpkit.passes import LADDER, STATE, UPDATES, Plan, StepRecorder, products, profile, quiet_step, roots, vectors
 from mlpkit.recipe import Recipe
 
 RNG = np.random.default_rng(0)
@@ -97,7 +97,7 @@ def test_the_operands_lie_in_memory_as_in_a_step():
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_watched_step_computes_what_an_unwatched_one_does(engine, optimizer):
     recipe = Recipe(optimizer=optimizer, lr=0.01, batch_size=32)
-    line = Timeline(engine, recipe, TRAIN)
+    line = StepRecorder(engine, recipe, TRAIN)
     names, spans = line.take(0, 3)
     plain = passes.Stepper(engine, recipe, TRAIN)
     plain.take(line.stepper.optimizer.steps)
@@ -109,7 +109,7 @@ def test_a_watched_step_computes_what_an_unwatched_one_does(engine, optimizer):
 
 def test_watching_ends():
     before = {module: vars(module).copy() for module in passes._MODULES}
-    line = Timeline("numba_step", Recipe(batch_size=32), TRAIN)
+    line = StepRecorder("numba_step", Recipe(batch_size=32), TRAIN)
     with pytest.raises(ZeroDivisionError), line.watching():
         raise ZeroDivisionError
     for module, names in before.items():

@@ -18,8 +18,15 @@ def test_every_mark_of_the_kernel_has_its_name(kind):
 
 
 def test_clocks_are_differences_and_the_last_stage_ends_with_the_step():
-    marks = np.array([[[0, 10, 30], [100, 110, 130], [200, 210, 230]]] * 2)
-    assert persistence._clocks(marks) == [10, 20, 70]
+    marks = np.array([[[0, 10, 30], [100, 110, 130], [200, 250, 270], [300, 310, 330]]] * 2)
+    found = persistence.stage_clocks(marks)
+    assert found["clocks"] == [10, 20, 70]
+    assert found["mean_clocks"] == [23.3, 20, 56.7]  # they add up to a step
+
+
+@pytest.mark.parametrize(("capability", "blocks"), [(80, 0), (90, 16), (100, 16), (120, 8)])
+def test_larger_clusters_are_left_out_where_there_are_none(capability, blocks):
+    assert persistence._largest_cluster(capability) == blocks
 
 
 def test_the_table_shows_a_record_that_has_only_begun():

@@ -134,6 +134,14 @@ def test_smaller_layers_are_filled_up_and_stay_themselves(name, sizes):
 
 
 @pytest.mark.gpu
+def test_layers_too_wide_for_three_kernels_are_refused_in_one_sentence(mnist):
+    network = Network("cuda_three_kernels", (784, 5000, 10))
+    with pytest.raises(ValueError, match="shared memory") as caught:
+        fit(network, SGD(network, 0.1), (mnist.X[:100], mnist.y[:100]), epochs=1, batch_size=32)
+    one_sentence(caught.value, "cuda_three_kernels", "(784, 5000, 10)")
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("sizes", [(6, 3), (6, 5, 3), (6, 33, 129, 3), (6, 5, 4, 5, 4, 3)])
 @pytest.mark.parametrize("batch_size", [1, 7, 50, 64])

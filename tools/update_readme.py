@@ -9,13 +9,16 @@ import sys
 from dataclasses import dataclass
 
 from mlpkit import overview, plots, results
-from mlpkit.bench import BASELINE, brief
+from mlpkit.bench import brief
+from mlpkit.engines import BASELINE
 from mlpkit.files import write_atomically
 from mlpkit.recipe import Recipe
 
 README = results.ROOT / "README.md"
 PICTURE = results.FOLDER / "headline.png"
-ALT = "Bars of microseconds a training step, on a logarithmic scale, for what the tables above list, in their order."
+ALT = (
+    "Dots at the microseconds a training step, on a logarithmic scale, for what the tables above list, in their order."
+)
 MARKED = re.compile(r"(?<=<!-- headline -->\n).*?(?=<!-- /headline -->)", re.DOTALL)
 
 
@@ -107,7 +110,7 @@ def _ratio(value):
 def picture():
     """Return the figure: a panel a machine, with the first column of its table."""
     panels = {overview.title(part.machine): part.times() for part in recorded()}
-    return overview.bars(panels, "microseconds a step, SGD, batch 128")
+    return overview.dots(panels, "microseconds a step, SGD, batch 128")
 
 
 def main() -> None:

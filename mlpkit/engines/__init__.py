@@ -2,7 +2,8 @@
 
 Every engine exports the same functions, so that two of them can be read side by side and swapped without a change
 anywhere else. `Engine` lists those functions. `numpy_baseline` defines what each of them must compute; the others
-are held to it by the tests, operation by operation and over a run of steps.
+are held to it by the tests, operation by operation and over a run of steps. An engine may also take whole steps or
+epochs in a way of its own: see `train`.
 
 In the signatures, `n` is the batch size; arrays have the network's dtype (float32, or float64 for a gradient check)
 and labels are integers in `[0, classes)`.
@@ -15,8 +16,17 @@ from .. import gpu
 
 Array: TypeAlias = Any  # an engine's own array type: numpy.ndarray, cupy.ndarray, ...
 
-# They need an NVIDIA GPU.
-ON_GPU = (
+BASELINE = "numpy_baseline"
+INTERPRETED = ("python_lists", "python_loops")  # by Python, number by number: an epoch takes hours
+NUMBA = (
+    "numba_serial",
+    "numba_parallel",
+    "numba_fastmath",
+    "numba_blocked",
+    "numba_hybrid",
+    "numba_step",
+)
+ON_GPU = (  # they need an NVIDIA GPU
     "cupy_naive",
     "cupy_fused",
     "cuda_graph_cublas",
@@ -26,18 +36,7 @@ ON_GPU = (
     "cuda_cluster",
     "cuda_persistent",
 )
-NAMES = (
-    "numpy_baseline",
-    "python_lists",
-    "python_loops",
-    "numba_serial",
-    "numba_parallel",
-    "numba_fastmath",
-    "numba_blocked",
-    "numba_hybrid",
-    "numba_step",
-    *ON_GPU,
-)
+NAMES = (BASELINE, *INTERPRETED, *NUMBA, *ON_GPU)
 
 
 class Engine(Protocol):

@@ -45,8 +45,8 @@ class Product:
 
     def __init__(self, a, b, out, epilogue=PLAIN, vector=None, mask=None):
         (n, k), m = a.shape, b.shape[1]
-        compute, self.type, number = _TYPES[a.dtype]
         self.description, self.kept = _pointer(), (vector, mask)
+        compute, self.type, number = _TYPES[a.dtype]
         _call("cublasLtMatmulDescCreate", ctypes.byref(self.description), _int(compute), _int(self.type))
         # cuBLAS takes matrices column after column, and so sees the transpose of each: out.T = b.T a.T.
         self.set(_TRANSA, _int(_is_transposed(b)))
@@ -64,10 +64,12 @@ class Product:
         self.choice = self.choose((b, a, out, out))
 
     def set(self, attribute, value):
+        """Set an attribute of the description to a number or a pointer of ctypes."""
         size = _size(ctypes.sizeof(value))
         _call("cublasLtMatmulDescSetAttribute", self.description, _int(attribute), ctypes.byref(value), size)
 
     def layout(self, rows, columns, is_transposed):
+        """Return how a matrix lies in memory; rows and columns as cuBLAS counts them."""
         rows, columns = (columns, rows) if is_transposed else (rows, columns)
         layout, sizes = _pointer(), (ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows))
         _call("cublasLtMatrixLayoutCreate", ctypes.byref(layout), _int(self.type), *sizes)
@@ -124,7 +126,7 @@ class _Choice(ctypes.Structure):
 
 def _is_transposed(matrix):
     if not (matrix.flags.c_contiguous or matrix.flags.f_contiguous):
-        raise ValueError("cuBLAS multiplies contiguous matrices and their transposes only.")
+        raise ValueError("cuBLAS multiplies contiguous matrices and their transposes only: copy this one first.")
     return not matrix.flags.c_contiguous
 
 
@@ -148,7 +150,8 @@ def _handle():
 
 @cache
 def _workspace():
-    return cp.cuda.Memory(WORKSPACE)  # not from a pool: a graph must find it where it was
+    # Not from a pool: a graph must find it where it was. One for all, so products must not overlap on two streams.
+    return cp.cuda.Memory(WORKSPACE)
 
 
 @cache

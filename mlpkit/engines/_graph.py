@@ -13,7 +13,7 @@ import numpy as np
 from ..checks import check_batch, check_labels
 from ._cuda import C_TYPES, kernel
 
-_epochs: WeakKeyDictionary = WeakKeyDictionary()  # of each network: the last one
+epochs: WeakKeyDictionary = WeakKeyDictionary()  # of each network: the last one
 
 
 def step_by_step(gradient):
@@ -42,21 +42,22 @@ def _train_epoch(gradient, steps_a_graph):
     def train_epoch(network, optimizer, X, y, order, batch_size):
         """Train on the rows of X that `order` names; see `train`. X: as the network computes, or uint8 pixels."""
         check_batch(X, network.sizes[0], network.dtype)
-        epoch = _epochs.get(network)
+        epoch = epochs.get(network)
         if epoch is None or not epoch.fits(optimizer, X, y, order, batch_size):
             check_labels(y, len(X), network.sizes[-1])
-            epoch = _epochs[network] = _Epoch(gradient, network, optimizer, X, y, order, batch_size)
+            epoch = epochs[network] = Epoch(gradient, network, optimizer, X, y, order, batch_size)
         return epoch.run(network, optimizer, order, steps_a_graph)
 
     return train_epoch
 
 
-class _Epoch:
+class Epoch:
     """An epoch's steps, and the arrays that they read: for one network, optimizer, data set and batch size."""
 
     def __init__(self, gradient, network, optimizer, X, y, order, batch_size):
         self.key, self.gradient = self.key_of(optimizer, X, y, batch_size), gradient
         self.X, self.y, self.batch_size = X, y.astype(np.int64, copy=False), batch_size
+        self.keep = y  # where it is is in the key: no other labels must get its address
         steps = -(-len(order) // batch_size)
         self.order, self.step = cp.empty(len(order), np.int64), cp.zeros((), np.int32)
         self.rates, self.first_t = cp.empty(steps), cp.empty((), np.int64)
@@ -74,6 +75,7 @@ class _Epoch:
         return batch_size, optimizer.describe(), *places
 
     def fits(self, optimizer, X, y, order, batch_size):
+        """Say whether what is recorded will do for such an epoch."""
         return len(order) <= len(self.order) and self.key == self.key_of(optimizer, X, y, batch_size)
 
     def run(self, network, optimizer, order, steps_a_graph):

@@ -4,10 +4,11 @@ Smaller layers are filled up with units that stay exactly zero: their weights ar
 """
 
 from contextlib import contextmanager
-from itertools import pairwise
 
 import cupy as cp
 import numpy as np
+
+from ..layers import parameter_count, views
 
 WIDTH, MOST_CLASSES = 128, 16  # as in persistent.cu and cluster.cu
 
@@ -23,11 +24,14 @@ def check_network(network, batch_size, most, engine):
     if network.dtype != np.float32:
         raise ValueError(f"{engine} computes in float32, not {network.dtype}: take another engine.")
     if batch_size > most:
-        raise ValueError(f"{engine} takes batches of at most {most}, not {batch_size}.")
+        raise ValueError(f"{engine} takes batches of at most {most}, not {batch_size}: take smaller ones.")
 
 
 def as_bytes(X, inputs, engine):
-    """Return images as uint8, rows filled up to `inputs` pixels. Raises ValueError where they are not bytes / 255."""
+    """Return images (n, pixels) as uint8, each row filled up with zeros to `inputs` pixels.
+
+    X: uint8, or floating-point numbers that are bytes / 255. Raises ValueError for others.
+    """
     pixels = X if X.dtype == np.uint8 else cp.rint(X * 255).astype(np.uint8)
     if X.dtype != np.uint8 and not bool((pixels.astype(np.float32) / np.float32(255) == X).all()):
         raise ValueError(f"{engine} multiplies with bytes: give it uint8 pixels, or such pixels divided by 255.")
@@ -46,14 +50,14 @@ def hold(vector, sizes):
     held = held_sizes(sizes)
     if held == sizes:
         return vector
-    longer = cp.zeros(sum((inputs + 1) * outputs for inputs, outputs in pairwise(held)), vector.dtype)
+    longer = cp.zeros(parameter_count(held), vector.dtype)
     for part, whole in _parts(vector, longer, sizes):
         whole[...] = part
     return longer
 
 
 def take_back(vector, held, sizes):
-    """Copy what the kernel has made of a vector."""
+    """Copy what the kernel has made of a vector from `held`, which `hold` returned, back into it."""
     if held is not vector:
         for part, whole in _parts(vector, held, sizes):
             part[...] = whole
@@ -64,15 +68,6 @@ def _parts(vector, held, sizes):
     for (W, b), (held_W, held_b) in zip(views(vector, sizes), views(held, held_sizes(sizes)), strict=True):
         yield W, held_W[: W.shape[0], : W.shape[1]]
         yield b, held_b[: len(b)]
-
-
-def views(vector, sizes):
-    """Return one (W, b) pair of views a layer, as `Network.views`."""
-    pairs, w, b = [], 0, sum(inputs * outputs for inputs, outputs in pairwise(sizes))
-    for inputs, outputs in pairwise(sizes):
-        pairs.append((vector[w : w + inputs * outputs].reshape(inputs, outputs), vector[b : b + outputs]))
-        w, b = w + inputs * outputs, b + outputs
-    return pairs
 
 
 def macros_for(batches, marks, sizes, optimizer, batch_size):

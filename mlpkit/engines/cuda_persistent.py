@@ -1,8 +1,7 @@
 """A whole epoch in one launch: blocks that stay until it is over, keep what they own, and hand each other numbers.
 
 See `kernels/persistent.cu` for how. The kernel is built for networks like the workbook's: float32, three hidden layers
-of at most 128 units, at most 16 classes, batches of at most 256. Smaller layers are filled up with units that stay
-exactly zero: their weights are zero, so nothing flows through them.
+of at most 128 units, at most 16 classes, batches of at most 256. Smaller layers are filled up: see `_held`.
 """
 
 from functools import cache, partial
@@ -19,6 +18,7 @@ from .cupy_fused import *
 
 gpu.require_capability(9.0)
 
+NAME = "cuda_persistent"
 BATCHES, COLUMN_BLOCKS = (32, 64, 128, 256), 64  # as in persistent.cu
 
 _marks: dict[str, int] = {}  # macros of a kernel that writes down its times, for `persistence`
@@ -32,7 +32,7 @@ def train_epoch(network, optimizer, X, y, order, batch_size):
 
     Raises ValueError for an optimizer, a network, a batch size, images or a GPU that the kernel is not made for.
     """
-    check_optimizer(optimizer, "cuda_persistent")
+    check_optimizer(optimizer, NAME)
     check_batch(X, network.sizes[0], network.dtype)
     epoch = _epochs.get(network)
     if epoch is None or not epoch.fits(X, y, batch_size):
@@ -45,17 +45,19 @@ class _Epoch:
     """What the epochs of a network on a data set share: the compiled kernels, and where the blocks exchange numbers."""
 
     def __init__(self, network, X, y, batch_size):
-        check_network(network, batch_size, BATCHES[-1], "cuda_persistent")
+        check_network(network, batch_size, BATCHES[-1], NAME)
         self.sizes, self.batch_size, self.key = network.sizes, batch_size, self.key_of(X, y, batch_size)
-        self.pixels = as_bytes(X, held_sizes(self.sizes)[0], "cuda_persistent")
+        self.pixels = as_bytes(X, held_sizes(self.sizes)[0], NAME)
         self.keep = X, y  # so that no other array gets their addresses
         self.labels = y.astype(np.int64, copy=False)
 
     @staticmethod
     def key_of(X, y, batch_size):
+        """Return what the kernels are told of the data: where they are, and how large a batch is."""
         return batch_size, *((array.data.ptr, array.dtype, array.shape) for array in (X, y))
 
     def fits(self, X, y, batch_size):
+        """Say whether this is an epoch of such data."""
         return self.key == self.key_of(X, y, batch_size)
 
     def run(self, optimizer, order):
@@ -85,11 +87,11 @@ def compiled(**macros):
     answer = cp.empty(4, np.int32)
     module.get_function("requirements")((1,), (1,), (answer,))
     exchange_bytes, shared_bytes, blocks, threads = answer.tolist()
-    gpu = cp.cuda.Device().attributes
-    if blocks > gpu["MultiProcessorCount"] or shared_bytes > gpu["MaxSharedMemoryPerBlockOptin"]:
+    here = cp.cuda.Device().attributes
+    if blocks > here["MultiProcessorCount"] or shared_bytes > here["MaxSharedMemoryPerBlockOptin"]:
         raise ValueError(
-            f"cuda_persistent needs {blocks} multiprocessors with {shared_bytes >> 10} KiB of shared memory each here, "
-            f"but this GPU has {gpu['MultiProcessorCount']} with {gpu['MaxSharedMemoryPerBlockOptin'] >> 10} KiB."
+            f"{NAME} needs {blocks} multiprocessors with {shared_bytes >> 10} KiB of shared memory each here, "
+            f"but this GPU has {here['MultiProcessorCount']} with {here['MaxSharedMemoryPerBlockOptin'] >> 10} KiB."
         )
     train = module.get_function("train")
     train.max_dynamic_shared_size_bytes = shared_bytes

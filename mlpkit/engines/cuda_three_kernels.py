@@ -11,7 +11,7 @@ import numpy as np
 
 from ..checks import check_batch, check_labels
 from ._cuda import C_TYPES, kernel
-from ._graph import _Epoch
+from ._graph import Epoch
 from ._rates import check_optimizer, mean_losses, rates, settings
 from .cupy_fused import *
 
@@ -23,7 +23,7 @@ _epochs: WeakKeyDictionary = WeakKeyDictionary()  # of each network: the last on
 def train_epoch(network, optimizer, X, y, order, batch_size):
     """Train on the rows of X that `order` names; see `train`. X: as the network computes, or uint8 pixels.
 
-    Raises ValueError for an optimizer other than SGD, Adam and AdamW.
+    Raises ValueError for an optimizer other than SGD, Adam and AdamW, and for layers too wide for shared memory.
     """
     check_optimizer(optimizer, "cuda_three_kernels")
     check_batch(X, network.sizes[0], network.dtype)
@@ -34,8 +34,8 @@ def train_epoch(network, optimizer, X, y, order, batch_size):
     return epoch.run(network, optimizer, order, steps_a_graph=None)
 
 
-class _ThreeKernels(_Epoch):
-    """An epoch's steps (see `_graph`), each of them three kernels."""
+class _ThreeKernels(Epoch):
+    """An epoch's steps (see `_graph`), each of them three kernels, of which the last is the update: no `gradient`."""
 
     def __init__(self, gradient, network, optimizer, X, y, order, batch_size):
         super().__init__(gradient, network, optimizer, X, y, order, batch_size)
@@ -49,13 +49,21 @@ class _ThreeKernels(_Epoch):
         self.outputs, self.gradients = (cp.empty(batch_size * outputs, network.dtype) for _ in range(2))
 
     def set_shared_bytes(self, network):
-        """Return the bytes of shared memory that the first two kernels need, and allow them to ask for so much."""
+        """Return the bytes of shared memory that the first two kernels need, and allow them to ask for so much.
+
+        Raises ValueError where the GPU has less.
+        """
         widest, layers = max(network.sizes[1:]), len(network.sizes) - 1
         numbers = (
             max(network.sizes[0] * (TILE[0] + 4), 2 * WARPS * TILE[0] * TILE[1]),
             ROWS * widest * (2 * layers + WARPS),
         )
         found = [count * network.dtype.itemsize for count in numbers]
+        if max(found) > (most := cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]):
+            raise ValueError(
+                f"cuda_three_kernels needs {max(found) >> 10} KiB of a multiprocessor's shared memory for layers of "
+                f"{network.sizes} numbers, and this GPU gives a block {most >> 10}: take another engine."
+            )
         for function, size in zip(self.kernels[:2], found, strict=True):
             function.max_dynamic_shared_size_bytes = size
         return found

@@ -24,7 +24,7 @@ _plans: WeakKeyDictionary = WeakKeyDictionary()  # of each network, by batch siz
 
 def gather(X, index):
     if not (X.flags.c_contiguous and X.dtype in C_TYPES and index.dtype == np.int64):
-        return X[index]
+        return X[index]  # what the kernel does not know: slower, and as right
     rows = cp.empty((len(index), *X.shape[1:]), X.dtype)
     n, width = len(rows), math.prod(X.shape[1:])
     _gather_of(X.dtype)((-(-rows.size // THREADS),), (THREADS,), (X, index, rows, np.int32(n), np.int32(width)))
@@ -100,6 +100,7 @@ class _Plan:
         self.back = [None, *(self.plan_back(i) for i in range(1, len(outputs)))]
 
     def plan_forward(self, i, x):
+        """Return the function that writes layer i's activations, or its logits without the bias."""
         layer, out, hidden = self.layers[i], self.a[i], i < len(self.a) - 1
         if not hidden:
             return Product(x, layer.W, out)  # `cross_entropy` adds the bias
@@ -110,6 +111,7 @@ class _Plan:
             return _then(Product(x, layer.W, out), lambda: add_bias_relu(out, layer.b))
 
     def plan_weights(self, i, x):
+        """Return the function that writes layer i's dW and db."""
         layer, dz = self.layers[i], self.dz[i]
         try:
             return Product(x.T, dz, layer.dW, cublas.BGRADA, layer.db)
@@ -117,6 +119,7 @@ class _Plan:
             return _then(Product(x.T, dz, layer.dW), lambda: np.sum(dz, axis=0, out=layer.db))
 
     def plan_back(self, i):
+        """Return the function that writes the `dz` of the layer before layer i."""
         W, dz, a, out = self.layers[i].W, self.dz[i], self.a[i - 1], self.dz[i - 1]
         if self.masks[i - 1] is not None:
             with suppress(cublas.Unsupported):
@@ -124,6 +127,7 @@ class _Plan:
         return _then(Product(dz, W.T, out), lambda: _relu_backward(a, out, out))
 
     def run(self, x, labels, losses, step):
+        """Do what `gradient` does, for a batch of this size."""
         inputs = [x, *self.a[:-1]]
         for product, layer, source, out in zip(self.forward, self.layers, inputs, self.a, strict=True):
             product(source, layer.W, out)

@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_info
 from .. import engines, machine, results
 from ..bench import GATE_STEPS, RTOL, Stepper, Timing, brief, median_us, not_run
 from ..data import epoch_order, load
+from ..engines import BASELINE
 from ..recipe import Recipe
 
 ADAM = Recipe(optimizer="adam", lr=1e-3)
@@ -39,19 +40,20 @@ class Field:
 
     @property
     def names(self):
+        """Everybody's names, the workbook's engines first."""
         return self.engines + self.others
 
 
 CPU = Field(
     "peers",
-    engines=("numpy_baseline", "numba_hybrid", "numba_step"),
+    engines=(BASELINE, "numba_hybrid", "numba_step"),
     others=("plain_numpy", "pytorch", "pytorch_compiled", "scikit_learn"),
     libraries=("torch", "scikit-learn"),
     timing=Timing(rounds=7),
 )
 GPU = Field(
     "gpu_peers",
-    engines=("numpy_baseline", *engines.ON_GPU),
+    engines=(BASELINE, *engines.ON_GPU),
     others=(
         "pytorch_cuda",
         "pytorch_cuda_compiled",
@@ -122,7 +124,7 @@ def measure(name, recipe, timing):
 
 def _prepare(name, problem):
     """Return the peer's steps(n), and how its first losses are held to the baseline's."""
-    if name in CPU.engines + GPU.engines:
+    if name in engines.NAMES:
         engines.load(name)  # or its reason
         stepper = Stepper(name, problem.recipe, (problem.X, problem.y))
         return lambda n: stepper.take(n)[1], GATE
@@ -137,7 +139,7 @@ def _time(steps, timing):
 
 
 def compare(field=CPU, save=results.save, progress=print):
-    """Measure the peers in turns, `timing.rounds` processes of each, and return the record: a run a recipe and peer.
+    """Measure the peers in turns, `timing.rounds` processes of each; return the record, with a run a recipe and peer.
 
     A peer that can't run here, or whose first losses are not the baseline's, has its reason instead of numbers.
     """
@@ -150,7 +152,7 @@ def compare(field=CPU, save=results.save, progress=print):
         for name in names
     ]
     train = load("mnist").train
-    wanted = [Stepper("numpy_baseline", recipe, train).take(GATE_STEPS)[1] for recipe in recipes]
+    wanted = [Stepper(BASELINE, recipe, train).take(GATE_STEPS)[1] for recipe in recipes]
     for turn in range(timing.rounds):
         for name in names:
             runs = results.runs(record, engine=name)

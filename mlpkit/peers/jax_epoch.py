@@ -14,14 +14,14 @@ import numpy as np
 from .jax_step import make_step, put, start
 
 
-def prepare(problem, precision="highest", unroll=8):
+def prepare(problem, precision="highest"):
     data, state, first = put(problem), start(problem), 0
     step = make_step(problem.recipe, precision)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def run(n, state, first, X, y, rows):
         indices = rows[(first + jnp.arange(n)) % len(rows)]
-        return jax.lax.scan(lambda state, index: step(state, X, y, index), state, indices, unroll=unroll)
+        return jax.lax.scan(lambda state, index: step(state, X, y, index), state, indices, unroll=8)
 
     def steps(n):
         nonlocal state, first

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def prepare(problem, precision="highest"):
+def prepare(problem):
     data, state = put(problem), start(problem)
-    step = make_step(problem.recipe, precision)
+    step = make_step(problem.recipe, "highest")
     row, losses = jnp.zeros((), jnp.int32), jnp.zeros(len(problem.rows()))  # of the next batch; each row's latest
 
     @partial(jax.jit, donate_argnums=(0, 1, 2))

@@ -18,6 +18,7 @@ def prepare(problem):
 
 
 def on(device, problem):
+    """Return the steps of a training on "cuda", or on "cpu", where the tests take some."""
     training = Training(device, problem)
     return training.repeat(training.step)
 
@@ -25,7 +26,7 @@ def on(device, problem):
 class Training:
     """Everything that training needs and changes, in `state`, on a device; `step()` takes the next step."""
 
-    def __init__(self, device, problem, precision="highest", mode=None):
+    def __init__(self, device, problem, precision="highest"):
         torch.set_float32_matmul_precision(precision)
         layers = zip(problem.weights, problem.biases, strict=True)
         arrays = [problem.X, problem.y, problem.rows(), *(array for layer in layers for array in layer)]
@@ -36,7 +37,7 @@ class Training:
         self.losses = torch.zeros(len(rows), device=device)  # each row's latest
         self.state = [*theta, *moments, t, self.row, self.losses]
         torch._dynamo.reset()  # else what earlier recipes compiled counts towards its limit
-        compiled = torch.compile(step, dynamic=False, fullgraph=True, mode=mode)
+        compiled = torch.compile(step, dynamic=False, fullgraph=True)
         self.step = lambda: compiled(X, y, rows, self.row, self.losses, theta, problem.recipe.lr, adam)
 
     def repeat(self, step):

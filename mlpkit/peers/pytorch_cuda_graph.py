@@ -9,8 +9,8 @@ import torch
 from .pytorch_cuda_compiled import Training
 
 
-def prepare(problem, precision="highest", mode=None):
-    training = Training("cuda", problem, precision, mode)
+def prepare(problem, precision="highest"):
+    training = Training("cuda", problem, precision)
     graph = capture(training.step, training.state)
     return training.repeat(graph.replay)
 
