@@ -19,6 +19,21 @@ SIZES = (784, 128, 128, 128, 10)
 PARAMETERS = parameter_count(SIZES)
 
 
+def _fixed(name, what):
+    """Return a property for a vector whose numbers may change, but which stays the array that the layers look at."""
+
+    def get(network):
+        return getattr(network, f"_{name}")
+
+    def put(network, value):
+        if value is not get(network):  # it is, after `network.theta -= step`
+            raise AttributeError(
+                f"the layers look at this {name}, and would not see another: change it, network.{name}[:] = ..."
+            )
+
+    return property(get, put, doc=what)
+
+
 class Network:
     """A multilayer perceptron: linear layers with ReLU between them, softmax cross-entropy at the end.
 
@@ -34,9 +49,12 @@ class Network:
         self.sizes = check_sizes(sizes)
         self.dtype = check_dtype(dtype)
         theta = initial_theta(self.sizes, seed, init).astype(self.dtype)
-        self.theta = self.engine.asarray(theta)
-        self.grad = self.engine.asarray(np.zeros_like(theta))
+        self._theta = self.engine.asarray(theta)
+        self._grad = self.engine.asarray(np.zeros_like(theta))
         self.layers = self._build_layers()
+
+    theta = _fixed("theta", "Every weight, then every bias: (n,), in the network's dtype.")
+    grad = _fixed("grad", "The gradient of the loss with respect to each number of `theta`: (n,).")
 
     def _build_layers(self):
         parameters = zip(self.views(self.theta), self.views(self.grad), strict=True)

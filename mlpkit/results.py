@@ -21,6 +21,7 @@ SCHEMA = 1
 ROOT = machine.ROOT
 FOLDER = ROOT / "results"
 MINE = "mine"
+CHAPTERS = ("amd-epyc-2-cores", "nvidia-h200")  # the machines whose numbers the chapters tell
 FIELDS = {
     "schema": int,
     "experiment": str,
@@ -115,13 +116,14 @@ def load(path):
 
 
 def published(experiment, folder=FOLDER):
-    """Return the record of `experiment` that came with the workbook, of several machines that of the first by name.
+    """Return the record of `experiment` that came with the workbook; another machine's, by name, only where none did.
 
-    Raises FileNotFoundError without one.
+    Raises FileNotFoundError without any.
     """
-    for path in sorted(Path(folder).glob(f"*/{experiment}.json")):
-        if path.parent.name != MINE:
-            return load(path)
+    names = {path.parent.name: path for path in sorted(Path(folder).glob(f"*/{experiment}.json"))}
+    for name in (*CHAPTERS, *names):
+        if name in names and name != MINE:
+            return load(names[name])
     raise FileNotFoundError(
         f"no record of {experiment!r} in {folder}: run `python -m mlpkit bench {experiment}` to make one."
     )

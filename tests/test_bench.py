@@ -433,6 +433,9 @@ def test_published_gives_what_came_with_the_workbook(record, tmp_path):
     one_sentence(caught.value, "engines", "python -m mlpkit bench engines")
     results.save(record | {"commit": "zebra"}, "zebra", tmp_path)
     assert results.published("engines", tmp_path)["commit"] == "zebra"
+    results.save(record | {"commit": "theirs"}, results.CHAPTERS[-1], tmp_path)
+    results.save(record | {"commit": "another"}, "a machine", tmp_path)
+    assert results.published("engines", tmp_path)["commit"] == "theirs"  # whatever else is published beside it
 
 
 def test_runs_are_selected_by_what_they_have(record):

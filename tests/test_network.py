@@ -31,6 +31,19 @@ def by_hand(network, X):
     return X @ pairs[-1][0] + pairs[-1][1]
 
 
+@pytest.mark.parametrize("name", ["theta", "grad"])
+def test_the_vectors_that_the_layers_look_at_stay_where_they_are(name):
+    network = Network(sizes=(6, 5, 3))
+    before = getattr(network, name)
+    with pytest.raises(AttributeError) as caught:
+        setattr(network, name, before + 1)
+    one_sentence(caught.value, f"network.{name}[:]")
+    network.theta -= 0.5  # in place
+    network.theta[:] = 2
+    assert (network.layers[0].W == 2).all()
+    assert getattr(network, name) is before
+
+
 def test_layers_are_views_of_the_vectors():
     network = Network(sizes=SIZES)
     for layer in network.layers[::2]:
