@@ -10,6 +10,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 // ---- Fibers ----
@@ -17,7 +18,8 @@
 const size_t STACK = 16384, STACK_LEFT = 2048;
 const int MOST_QUIET_ROUNDS = 50;  // between two things that others can see, a thread waits only a few times
 
-enum State { READY, LOOKING, MEETING, DONE };
+enum State { READY, LOOKING, MEETING, AT_CLUSTER, DONE };
+enum Arrival { NOT_YET, ARRIVED, OVER };  // at the cluster's barrier; it is over when all have arrived
 
 struct Fiber {
     void* stack_pointer;
@@ -25,6 +27,8 @@ struct Fiber {
     State state;
     int thread, block;
     unsigned exchanges;  // that it took part in, with its warp
+    Arrival arrival;
+    int copies;  // that it asked for, and that are on their way
 };
 
 // Some threads wait until all have come: a warp's, a block's, or those of a named barrier.
@@ -43,14 +47,22 @@ struct Block {
     Meeting barriers[16];
 };
 
+// At a cluster's barrier a thread arrives, may do something else, and waits. Those that are done are not waited for.
+struct Cluster {
+    std::vector<Fiber*> arrived;
+    unsigned alive;
+};
+
 static std::function<void()> kernel;
 static std::vector<Fiber> fibers;
 static std::vector<Block> blocks;
+static std::vector<Cluster> clusters;
 static std::vector<std::function<void()>> pending;  // writes on their way
-static int block_threads;
+static int block_threads, cluster_blocks;
 static Fiber* current;
 static void* scheduler;
 static bool changed;  // something that a waiting thread could wait for
+static unsigned deliveries;
 static std::string failure;
 
 // Save the registers and the stack pointer, and go on where another stack was left.
@@ -74,17 +86,43 @@ static void fail(const char* why) {
     leave(DONE);
 }
 
-static void run_fiber() {
-    kernel();
-    changed = true;
-    leave(DONE);
-}
-
 static void meet(Meeting& meeting, unsigned all) {
     meeting.here.push_back(current);
     if (meeting.here.size() < all) return leave(MEETING);
     for (Fiber* fiber : meeting.here) fiber->state = READY;
     meeting.here.clear();
+}
+
+static Cluster& my_cluster() { return clusters[current->block / cluster_blocks]; }
+
+static void look_who_arrived(Cluster& cluster) {
+    changed = true;
+    if (cluster.arrived.size() < cluster.alive) return;
+    for (Fiber* fiber : cluster.arrived) {
+        fiber->arrival = OVER;
+        if (fiber->state == AT_CLUSTER) fiber->state = READY;
+    }
+    cluster.arrived.clear();
+}
+
+static void arrive_at_cluster() {
+    if (current->arrival != NOT_YET) return fail("a thread arrives twice at its cluster's barrier");
+    current->arrival = ARRIVED;
+    my_cluster().arrived.push_back(current);
+    look_who_arrived(my_cluster());
+}
+
+static void wait_for_cluster() {
+    if (current->arrival == NOT_YET) return fail("a thread waits at its cluster's barrier, where it has not arrived");
+    if (current->arrival == ARRIVED) leave(AT_CLUSTER);
+    current->arrival = NOT_YET, changed = true;
+}
+
+static void run_fiber() {
+    kernel();
+    my_cluster().alive--;
+    look_who_arrived(my_cluster());
+    leave(DONE);
 }
 
 // What a loop does that looks for something again and again.
@@ -97,31 +135,42 @@ static void later(Write write) {
     changed = true;
 }
 
+static void copy_later(void* to, const void* from, size_t bytes) {
+    Fiber* mine = current;
+    mine->copies++;
+    later([=] { memcpy(to, from, bytes), mine->copies--; });
+}
+
+static void wait_for_copies_of_mine() {
+    while (current->copies) look_again();
+}
+
 static void deliver(std::mt19937& random, size_t n) {
-    std::shuffle(pending.begin(), pending.end(), random);
-    changed |= n > 0;
+    changed |= n > 0, deliveries += n > 0;
     for (; n > 0; n--) {
+        std::swap(pending[random() % pending.size()], pending.back());
         pending.back()();
         pending.pop_back();
     }
 }
 
 static std::string stuck() {
-    int states[4] = {};
+    int states[DONE + 1] = {};
     for (const Fiber& fiber : fibers) states[fiber.state]++;
     return "stuck: " + std::to_string(states[LOOKING]) + " threads look for what never comes, " +
-           std::to_string(states[MEETING]) + " wait at a barrier, " + std::to_string(states[DONE]) + " are done";
+           std::to_string(states[MEETING] + states[AT_CLUSTER]) + " wait at a barrier, " + std::to_string(states[DONE]) + " are done";
 }
 
 // Run a kernel; return what went wrong, or "". The seed decides whose turn it is, and when writes arrive.
-template <typename Kernel>
-const char* launch(Kernel what, int grid, int threads, size_t shared_bytes, unsigned seed) {
+static const char* run(std::function<void()> what, int grid, int cluster, int threads, size_t shared_bytes,
+                       unsigned seed) {
+    if (grid % cluster || threads % 32) return "the grid is not a number of whole clusters and warps";
     const int n = grid * threads, warps = threads / 32;
     char* stacks = (char*)mmap(0, n * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED) return "no memory for the stacks";
     madvise(stacks, n * STACK, MADV_NOHUGEPAGE);
-    kernel = what, block_threads = threads, failure.clear(), pending.clear();
-    fibers.resize(n), blocks.assign(grid, Block());
+    kernel = what, block_threads = threads, cluster_blocks = cluster, failure.clear(), pending.clear(), deliveries = 0;
+    fibers.resize(n), blocks.assign(grid, Block()), clusters.assign(grid / cluster, Cluster{{}, unsigned(cluster * threads)});
     for (Block& block : blocks) {
         block.memory.assign(shared_bytes + 128, 0xff);  // a float that nobody wrote is a NaN
         block.warps.resize(warps);
@@ -129,13 +178,15 @@ const char* launch(Kernel what, int grid, int threads, size_t shared_bytes, unsi
     for (int i = 0; i < n; i++) {
         void** top = (void**)(stacks + (i + 1) * STACK) - 3;  // aligned as a call leaves it
         *--top = (void*)run_fiber;
-        fibers[i] = {top - 6, stacks + i * STACK, READY, i % threads, i / threads, 0};  // six registers, all 0
+        fibers[i] = {top - 6, stacks + i * STACK, READY, i % threads, i / threads};  // six registers, all 0
     }
     std::mt19937 random(seed);
     std::vector<int> turns(n / 32), lazy(grid);
+    std::vector<unsigned> seen(n / 32);  // of the deliveries, when the warp last looked
     for (int i = 0; i < n / 32; i++) turns[i] = i;
     const int slow = random() % 3 * 30;  // percent of its turns that a slow block, one of four, sleeps through
     for (int& chance : lazy) chance = random() % 4 ? 0 : slow;
+    const bool late = random() % 2;  // what is on its way arrives only when nobody can go on
     int alive = n;
     for (int quiet = 0; alive && failure.empty(); quiet = changed ? 0 : quiet + 1) {
         changed = false;
@@ -143,7 +194,9 @@ const char* launch(Kernel what, int grid, int threads, size_t shared_bytes, unsi
         for (int turn : turns) {
             Fiber* lanes = &fibers[turn * 32];
             const bool looks = std::any_of(lanes, lanes + 32, [](Fiber& lane) { return lane.state == LOOKING; });
-            if (quiet == 0 && (int(random() % 100) < lazy[turn / warps] || (looks && random() % 2))) continue;
+            const bool could_see = seen[turn] != deliveries && random() % 2;
+            if (quiet == 0 && (int(random() % 100) < lazy[turn / warps] || (looks && !could_see))) continue;
+            seen[turn] = deliveries;
             for (int i = 0; i < 32; i++) {
                 if (lanes[i].state == LOOKING) lanes[i].state = READY;
             }
@@ -158,13 +211,21 @@ const char* launch(Kernel what, int grid, int threads, size_t shared_bytes, unsi
                     again = true;
                 }
             }
-            if (random() % 512 == 0) deliver(random, random() % (pending.size() + 1));
+            if (!late && random() % 512 == 0) deliver(random, random() % (pending.size() + 1));
         }
-        deliver(random, quiet ? pending.size() : random() % (pending.size() + 1));
+        if (quiet || !late) deliver(random, random() % (pending.size() + 1));
         if (quiet == MOST_QUIET_ROUNDS) failure = stuck();
     }
     munmap(stacks, n * STACK);
     return failure.c_str();
+}
+
+// Launch a kernel as CUDA's driver does: it is given where each argument is; and here, of how many bytes.
+template <typename... Arguments, size_t... i>
+static const char* launch(void (*what)(Arguments...), std::index_sequence<i...>, void** values, const size_t* sizes,
+                          int given, int grid, int cluster, int threads, size_t shared_bytes, unsigned seed) {
+    if (given != sizeof...(i) || !((sizes[i] == sizeof(Arguments)) && ...)) return "these are not the kernel's arguments";
+    return run([=] { what(*(Arguments*)values[i]...); }, grid, cluster, threads, shared_bytes, seed);
 }
 
 // ---- CUDA's words ----
@@ -173,6 +234,7 @@ const char* launch(Kernel what, int grid, int threads, size_t shared_bytes, unsi
 #define __global__
 #define __noinline__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define threadIdx (Index{(unsigned)current->thread})
 #define blockIdx (Index{(unsigned)current->block})
 #define shared_bytes ((unsigned char*)(((uintptr_t)blocks[current->block].memory.data() + 127) & ~(uintptr_t)127))
@@ -203,6 +265,7 @@ static float __uint_as_float(unsigned x) { return same_bits<float>(x); }
 static unsigned __float_as_uint(float x) { return same_bits<unsigned>(x); }
 static float __fdividef(float x, float y) { return x / y; }
 template <typename T> static T __ldg(const T* from) { return *from; }
+template <typename T> static T __ldcg(const T* from) { return *from; }
 
 static int __float2int_rn(float x) {
     return x != x ? 0 : (int)std::clamp(std::nearbyint((double)x), -2147483648.0, 2147483647.0);
@@ -225,6 +288,8 @@ static void __syncthreads() { named_barrier(0, block_threads); }
 // ---- Warps ----
 
 static int lane_number() { return current->thread % 32; }
+
+static void __syncwarp() { meet(blocks[current->block].warps[current->thread / 32].meeting, 32); }
 
 // Show the other lanes something; return what each of the 32 shows.
 template <typename T>
@@ -285,8 +350,10 @@ static void multiply_bytes(int (&c)[4], Operands mine) {
     }
 }
 
-// c += a b: a 16 x 8 floats of 11 bits, b 8 x 8 ones.
+// c += a b: a 16 x 8 and b 8 x 8 floats, of which 11 bits count.
 static void multiply_tf32(float (&c)[4], Operands mine) {
+    for (unsigned& bits : mine.a) bits &= ~0x1fffu;
+    for (unsigned& bits : mine.b) bits &= ~0x1fffu;
     const Operands* all = exchange_in_warp(mine);
     for (int i = 0; i < 4; i++) {
         const Operands *row = all + lane_number() / 4 * 4, *column = all + (lane_number() % 4 * 2 + i % 2) * 4;

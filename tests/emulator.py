@@ -1,21 +1,24 @@
-"""Run `persistent.cu` on a CPU: what its threads do to each other, with no GPU.
+"""Run the kernels of whole epochs on a CPU: what their threads do to each other, with no GPU.
 
 CUDA C is almost C++. What is not, is small here: CUDA's own words, which `emulator.h` defines, and a few functions of
-the kernel that hold a line of assembly each. These are found by their names and get another body (`BODIES`); the rest
-of the file is compiled as it stands. A function that is missing, or assembly that nobody replaced, is an error: then
-the kernel has changed, and the emulator must follow.
+a kernel that hold a line of assembly each. These are found by their names and get another body (`BODIES`); the rest of
+the file is compiled as it stands. A function that is missing, or assembly that nobody replaced, is an error: then the
+kernel has changed, and the emulator must follow. The engine's Python runs as it stands, too: its CuPy is NumPy.
 
 Each of the GPU's threads becomes a fiber, up to 65,536 of them in one thread of the CPU. A fiber runs until it waits:
-at a barrier, for the other lanes of its warp, or in a loop that looks for a packet. A seed decides which warp is next,
-which blocks are slow, and when and in which order packets and images arrive. So each seed is another schedule, and each
-run of a seed is the same. Where nobody can go on, the emulator says so: a deadlock is an error and not a hang.
+at a barrier, for the other lanes of its warp, or in a loop that looks for a packet or a copy. A seed decides which warp
+is next, which blocks are slow, and when and in which order packets and images arrive. So each seed is another schedule,
+and each run of a seed is the same. All blocks of a launch run at once, those of several clusters too. Where nobody can
+go on, the emulator says so: a deadlock is an error and not a hang.
 
-What it can't show: a race between two waits of the same warp (a warp goes on undisturbed until it waits), how the chip
-rounds its sums and approximate roots, what the compiler makes of the code, and how long anything takes.
+What it can't show: a race between two waits of the same warp (a warp goes on undisturbed until it waits), an ordinary
+write that other blocks see late, how the chip rounds its sums and approximate roots, what the compiler makes of the
+code, and how long anything takes.
 """
 
 import ctypes
 import hashlib
+import importlib.util
 import os
 import platform
 import re
@@ -24,62 +27,72 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 import numpy as np
 from shared import engine_like
 
 from mlpkit import kernels
-from mlpkit.engines import _rates
 
 OPTIONS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fno-strict-aliasing", "-fwrapv", "-w")
-BATCHES = (32, 64, 128, 256)
+ENGINES = "mlpkit.engines"
+H100 = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232_448}
 
-# Functions that hold assembly, and what they do here.
-BODIES = {
+# Functions that hold assembly, and what they do here. First those of both kernels.
+_SHARED_BODIES = {
     "void mark(int step, int stage)": "",
-    "void give_up_after_a_while(Word& looks)": "look_again();",
-    "void send(Packet* to, float value, Word tag)": (
-        "const Packet packet = (Packet)tag << 32 | __float_as_uint(value); later([=] { *to = packet; });"
-    ),
-    "void look(Packet& packet, const Packet* at, bool asked = true)": "if (asked) packet = *at;",
-    "void look(ulonglong2& packets, const Packet* at, bool asked = true)": "if (asked) packets = {at[0], at[1]};",
-    "void send_four(float4* to, float4 values, Word mark)": (
-        "values.x = __uint_as_float(__float_as_uint(values.x) & ~1u | mark); later([=] { *to = values; });"
-    ),
-    "void look(float4& four, const float4* at, bool asked = true)": "if (asked) four = *at;",
-    "void sync_half(int half)": "named_barrier(1 + half, THREADS / 2);",
-    "void start(Packet* barrier)": "*(Counter*)barrier = {0, 1, 0};",
-    "void expect(Packet* barrier, Word bytes)": "count(barrier, bytes, 1);",
-    "void copy(unsigned char* to, const unsigned char* from, Word bytes, Packet* barrier)": (
-        "later([=] { memcpy(to, from, bytes); count(barrier, -(int)bytes, 0); });"
-    ),
-    "bool is_over(Packet* barrier, Word phase)": "return ((Counter*)barrier)->phase != phase;",
-    "float root(float x)": "return sqrtf(x);",
     "void multiply(int (&c)[4], const Word (&a)[4], Word b0, Word b1)": (
         "multiply_bytes<32>(c, {{a[0], a[1], a[2], a[3]}, {b0, b1}});"
     ),
-    "void multiply_half(int (&c)[4], Word a0, Word a1, Word b0)": "multiply_bytes<16>(c, {{a0, a1}, {b0}});",
-    "void load_matrices(Word (&a)[4], const unsigned char* row)": "load_four_matrices(a, row, false);",
-    "void load_transposed(Word (&a)[4], const unsigned char* row)": "load_four_matrices(a, row, true);",
     "void multiply_short(float (&c)[4], const Word (&a)[4], const Word (&b)[2])": (
         "multiply_tf32(c, {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});"
     ),
-    "Word shortened(float x)": "return to_tf32(x);",
+    "void load_matrices(Word (&a)[4], const unsigned char* row)": "load_four_matrices(a, row, false);",
+    "void load_transposed(Word (&a)[4], const unsigned char* row)": "load_four_matrices(a, row, true);",
 }
-SHARED = "extern __shared__ __align__(128) unsigned char shared_bytes[];"  # a word that emulator.h defines
+BODIES = {
+    "persistent": _SHARED_BODIES
+    | {
+        "void give_up_after_a_while(Word& looks)": "look_again();",
+        "void send(Packet* to, float value, Word tag)": (
+            "const Packet packet = (Packet)tag << 32 | __float_as_uint(value); later([=] { *to = packet; });"
+        ),
+        "void look(Packet& packet, const Packet* at, bool asked = true)": "if (asked) packet = *at;",
+        "void look(ulonglong2& packets, const Packet* at, bool asked = true)": "if (asked) packets = {at[0], at[1]};",
+        "void send_four(float4* to, float4 values, Word mark)": (
+            "values.x = __uint_as_float(__float_as_uint(values.x) & ~1u | mark); later([=] { *to = values; });"
+        ),
+        "void look(float4& four, const float4* at, bool asked = true)": "if (asked) four = *at;",
+        "void sync_half(int half)": "named_barrier(1 + half, THREADS / 2);",
+        "void start(Packet* barrier)": "*(Counter*)barrier = {0, 1, 0};",
+        "void expect(Packet* barrier, Word bytes)": "count(barrier, bytes, 1);",
+        "void copy(unsigned char* to, const unsigned char* from, Word bytes, Packet* barrier)": (
+            "later([=] { memcpy(to, from, bytes); count(barrier, -(int)bytes, 0); });"
+        ),
+        "bool is_over(Packet* barrier, Word phase)": "return ((Counter*)barrier)->phase != phase;",
+        "float root(float x)": "return sqrtf(x);",
+        "void multiply_half(int (&c)[4], Word a0, Word a1, Word b0)": "multiply_bytes<16>(c, {{a0, a1}, {b0}});",
+        "Word shortened(float x)": "return to_tf32(x);",
+    },
+    "cluster": _SHARED_BODIES
+    | {
+        "void cluster_arrive()": "__syncwarp(); arrive_at_cluster();",
+        "void cluster_wait()": "wait_for_cluster();",
+        "void copy(void* to, const void* from)": "copy_later(to, from, BYTES);",
+        "void wait_for_copies()": "wait_for_copies_of_mine();",
+    },
+}
+SHARED_MEMORY = "extern __shared__ __align__(128) unsigned char shared_bytes[];"  # a word that emulator.h defines
+CLUSTER = re.compile(r"\b__cluster_dims__\((\w+)\)")
 
 LAUNCH = """
-extern "C" const char* emulate(unsigned seed, const unsigned char* X, const long long* y, const long long* order,
-                               int examples, int batch_size, float* row_losses, float* theta, float* m, float* v,
-                               const float* rates, const float* s) {
-    int needs[4];  // bytes that are exchanged, bytes of shared memory, blocks, threads
-    requirements(needs);
-    std::vector<float4> exchange(needs[0] / sizeof(float4));
-    const auto run = [&] {
-        train(X, y, order, examples, batch_size, row_losses, (Packets*)exchange.data(), theta, m, v, rates, s[0], s[1],
-              s[2], s[3], s[4], s[5], s[6]);
-    };
-    return launch(run, needs[2], needs[3], needs[1], seed);
+template <typename... Arguments>
+static auto places_of(void (*)(Arguments...)) { return std::index_sequence_for<Arguments...>(); }
+
+extern "C" const char* emulate(void** values, const size_t* sizes, int given, int grid, int threads,
+                               size_t shared_bytes_of_a_block, unsigned seed) {
+    return launch(train, places_of(train), values, sizes, given, grid, %s, threads, shared_bytes_of_a_block, seed);
 }
 """
 
@@ -99,66 +112,121 @@ def why_not():
     return None if shutil.which("g++") else "no g++ here"
 
 
-def translated(source):
-    """Return the kernel's source as C++. Raises Changed."""
-    for signature, body in BODIES.items():
+# ---- The kernels ----
+
+
+def translated(name, source):
+    """Return the source of `<name>.cu` as C++. Raises Changed."""
+    for signature, body in BODIES[name].items():
         head = f"__device__ {signature} {{"
         # What follows is one line, or lines that are indented, up to the brace that closes it.
         pattern = rf"^{re.escape(head)}(?: .*|\n(?:    .*\n|\n)*)?}}$"
         source, found = re.subn(pattern, lambda _, text=head + body + "}": text, source, flags=re.MULTILINE)
         if not found:
-            raise Changed(f"persistent.cu has no function {signature!r} any more: the emulator must follow.")
+            raise Changed(f"{name}.cu has no function {signature!r} any more: the emulator must follow.")
     if left := re.findall(r"^.*\basm\b.*$", source, re.MULTILINE):
-        raise Changed(f"persistent.cu has assembly that the emulator does not replace: {left[0].strip()}")
+        raise Changed(f"{name}.cu has assembly that the emulator does not replace: {left[0].strip()}")
     header = Path(__file__).with_name("emulator.h").read_text(encoding="utf-8")
-    return header + source.replace(SHARED, "") + LAUNCH
+    blocks = CLUSTER.search(source)
+    return header + source.replace(SHARED_MEMORY, "") + LAUNCH % (blocks[1] if blocks else 1)
 
 
-def compiled(folder, source, **macros):
-    """Return the function that launches the kernel; compiled once for all who share the folder."""
-    code = translated(source)
-    name = hashlib.sha256(f"{code}{macros}".encode()).hexdigest()[:16]
-    path = folder / f"{name}.so"
+def compiled(name, folder, source, **macros):
+    """Return the kernel's library; compiled once for all who share the folder."""
+    code = translated(name, source)
+    key = hashlib.sha256(f"{code}{macros}".encode()).hexdigest()[:16]
+    path = folder / f"{key}.so"
     if not path.exists():
-        text, made = folder / f"{name}.{os.getpid()}.cpp", folder / f"{name}.{os.getpid()}.so"
+        text, made = folder / f"{key}.{os.getpid()}.cpp", folder / f"{key}.{os.getpid()}.so"
         text.write_text(code, encoding="utf-8")
-        command = ["g++", *OPTIONS, *(f"-D{key}={value}" for key, value in macros.items()), str(text), "-o", str(made)]
+        definitions = [f"-D{macro}={value}" for macro, value in macros.items()]
+        command = ["g++", *OPTIONS, *definitions, str(text), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise Changed(f"persistent.cu does not compile for the emulator:\n{done.stderr}")
+            raise Changed(f"{name}.cu does not compile for the emulator:\n{done.stderr}")
         made.replace(path)
-    emulate = ctypes.CDLL(str(path)).emulate
-    emulate.restype = ctypes.c_char_p
-    return emulate
+    library = ctypes.CDLL(str(path))
+    library.emulate.restype = ctypes.c_char_p
+    return library
 
 
-def engine(folder, seed=0, source=None):
-    """Return an engine that trains with the emulated kernel. source: of the kernel, where it is not the file's own."""
-    return engine_like(train_epoch=partial(_train_epoch, folder, seed, source or kernels.source("persistent")))
+class _Module:
+    """A compiled kernel file, as `cupy.RawModule` shows it."""
+
+    def __init__(self, folder, seed, source, name, **macros):
+        self.library, self.seed = compiled(name, folder, source, **macros), seed
+
+    def get_function(self, name):
+        return {"train": _Kernel(self.library, self.seed), "requirements": self._requirements}[name]
+
+    def _requirements(self, grid, block, arguments):
+        self.library.requirements(ctypes.c_void_p(arguments[0].data.ptr))
 
 
-def _train_epoch(folder, seed, source, network, optimizer, X, y, order, batch_size):
-    """Train as `cuda_persistent` does. Raises Failed."""
-    from mlpkit.engines import _held
+class _Kernel:
+    """A kernel, as CuPy shows it: it is called with its grid, its threads and its arguments. Raises Failed."""
 
-    macros = _held.macros_for(BATCHES, {}, network.sizes, optimizer, batch_size)
-    emulate = compiled(folder, source, **macros)
-    steps = -(-len(order) // batch_size)
-    pixels, labels, order = _held.as_bytes(X, macros["INPUTS"], "emulator"), y.astype(np.int64), order.astype(np.int64)
-    row_losses = np.full((steps, batch_size), np.nan, np.float32)
-    table = _rates.rates(optimizer, steps).astype(np.float32)
-    settings = np.array(_rates.settings(optimizer), np.float32)
-    vectors = [network.theta, *optimizer.state.values()]
-    held = [_held.hold(vector, network.sizes) for vector in vectors]
-    m, v = held[1:] or (table, table)  # nobody looks at them
-    numbers = ctypes.c_int(len(order)), ctypes.c_int(batch_size)
-    arrays = [pixels, labels, order, *numbers, row_losses, held[0], m, v, table, settings]
-    failure = emulate(
-        ctypes.c_uint(seed), *(ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in arrays)
-    )
-    if failure:
-        raise Failed(failure.decode())
-    for vector, copy in zip(vectors, held, strict=True):
-        _held.take_back(vector, copy, network.sizes)
-    optimizer.steps += steps
-    return _rates.mean_losses(row_losses, len(order) % batch_size)
+    max_dynamic_shared_size_bytes = 48 << 10  # until somebody asks for more
+
+    def __init__(self, library, seed):
+        self.library, self.seed = library, seed
+
+    def __call__(self, grid, block, arguments, shared_mem=0):
+        if shared_mem > self.max_dynamic_shared_size_bytes:
+            raise Failed(f"{shared_mem} bytes of shared memory, but {self.max_dynamic_shared_size_bytes} are allowed")
+        values = [np.array(each.data.ptr if isinstance(each, Array) else each) for each in arguments]
+        places = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
+        sizes = (ctypes.c_size_t * len(values))(*(value.nbytes for value in values))
+        numbers = len(values), *grid, *block
+        failure = self.library.emulate(places, sizes, *numbers, ctypes.c_size_t(shared_mem), ctypes.c_uint(self.seed))
+        if failure:
+            raise Failed(failure.decode())
+
+
+# ---- The engines: what they ask of CuPy, from NumPy ----
+
+
+class Array(np.ndarray):
+    """NumPy's array, with its address where CuPy's arrays have it."""
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+def _array_from(function):
+    return lambda *arguments, **options: np.asarray(function(*arguments, **options)).view(Array)
+
+
+def _unwritten(shape, dtype=float):
+    """Return an array that nobody has written: its floats are NaN."""
+    array = np.empty(shape, dtype)
+    array.reshape(-1).view(np.uint8)[:] = 0xFF
+    return array
+
+
+def _cupy():
+    cupy = ModuleType("cupy")
+    functions = {name: getattr(np, name) for name in ("asarray", "ascontiguousarray", "pad", "rint", "zeros")}
+    vars(cupy).update({name: _array_from(f) for name, f in (functions | {"empty": _unwritten}).items()})
+    cupy.cuda = SimpleNamespace(Device=lambda: SimpleNamespace(attributes=H100, compute_capability="90"))
+    return cupy
+
+
+def _own(name):
+    """Return an engine module that nobody else has."""
+    spec = importlib.util.find_spec(f"{ENGINES}.{name}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def engine(name, folder, seed=0, source=None):
+    """Return the engine `cuda_<name>` with an emulated kernel. source: of the kernel, if it is not the file's own."""
+    cupy = _cupy()
+    stand_ins = {"cupy": cupy, f"{ENGINES}.cupy_fused": engine_like(asarray=cupy.ascontiguousarray)}
+    with mock.patch.dict(sys.modules, stand_ins):
+        sys.modules[f"{ENGINES}._held"] = _own("_held")
+        module = _own(f"cuda_{name}")
+    module.kernels = SimpleNamespace(load=partial(_Module, folder, seed, source or kernels.source(name)))
+    return module
