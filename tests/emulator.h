@@ -10,7 +10,7 @@
 #include <functional>
 #include <random>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 // ---- Fibers ----
@@ -62,7 +62,7 @@ static int block_threads, cluster_blocks;
 static Fiber* current;
 static void* scheduler;
 static bool changed;  // something that a waiting thread could wait for
-static unsigned deliveries;
+static unsigned deliveries;  // of such writes, so far
 static std::string failure;
 
 // Save the registers and the stack pointer, and go on where another stack was left.
@@ -158,7 +158,8 @@ static std::string stuck() {
     int states[DONE + 1] = {};
     for (const Fiber& fiber : fibers) states[fiber.state]++;
     return "stuck: " + std::to_string(states[LOOKING]) + " threads look for what never comes, " +
-           std::to_string(states[MEETING] + states[AT_CLUSTER]) + " wait at a barrier, " + std::to_string(states[DONE]) + " are done";
+           std::to_string(states[MEETING] + states[AT_CLUSTER]) + " wait at a barrier, " +
+           std::to_string(states[DONE]) + " are done";
 }
 
 // Run a kernel; return what went wrong, or "". The seed decides whose turn it is, and when writes arrive.
@@ -170,7 +171,8 @@ static const char* run(std::function<void()> what, int grid, int cluster, int th
     if (stacks == MAP_FAILED) return "no memory for the stacks";
     madvise(stacks, n * STACK, MADV_NOHUGEPAGE);
     kernel = what, block_threads = threads, cluster_blocks = cluster, failure.clear(), pending.clear(), deliveries = 0;
-    fibers.resize(n), blocks.assign(grid, Block()), clusters.assign(grid / cluster, Cluster{{}, unsigned(cluster * threads)});
+    fibers.resize(n), blocks.assign(grid, Block());
+    clusters.assign(grid / cluster, Cluster{{}, unsigned(cluster * threads)});
     for (Block& block : blocks) {
         block.memory.assign(shared_bytes + 128, 0xff);  // a float that nobody wrote is a NaN
         block.warps.resize(warps);
@@ -199,6 +201,7 @@ static const char* run(std::function<void()> what, int grid, int cluster, int th
             seen[turn] = deliveries;
             for (int i = 0; i < 32; i++) {
                 if (lanes[i].state == LOOKING) lanes[i].state = READY;
+                for (int line = 0; line < 4; line++) __builtin_prefetch((char*)lanes[i].stack_pointer + 64 * line);
             }
             const int first = random() % 32;
             for (bool again = true; again;) {
@@ -220,12 +223,14 @@ static const char* run(std::function<void()> what, int grid, int cluster, int th
     return failure.c_str();
 }
 
-// Launch a kernel as CUDA's driver does: it is given where each argument is; and here, of how many bytes.
-template <typename... Arguments, size_t... i>
-static const char* launch(void (*what)(Arguments...), std::index_sequence<i...>, void** values, const size_t* sizes,
-                          int given, int grid, int cluster, int threads, size_t shared_bytes, unsigned seed) {
-    if (given != sizeof...(i) || !((sizes[i] == sizeof(Arguments)) && ...)) return "these are not the kernel's arguments";
-    return run([=] { what(*(Arguments*)values[i]...); }, grid, cluster, threads, shared_bytes, seed);
+// Launch a kernel as CUDA's driver does: `values` says where each argument is. And here `sizes`, of how many bytes.
+template <typename... Arguments>
+static const char* launch(void (*what)(Arguments...), void** values, const size_t* sizes, size_t given, int grid,
+                          int cluster, int threads, size_t shared_bytes, unsigned seed) {
+    const size_t wanted[] = {sizeof(Arguments)...};
+    if (!std::equal(sizes, sizes + given, wanted, std::end(wanted))) return "these are not the kernel's arguments";
+    const std::tuple<Arguments...> arguments{*(Arguments*)*values++...};
+    return run([=] { std::apply(what, arguments); }, grid, cluster, threads, shared_bytes, seed);
 }
 
 // ---- CUDA's words ----

@@ -87,12 +87,9 @@ SHARED_MEMORY = "extern __shared__ __align__(128) unsigned char shared_bytes[];"
 CLUSTER = re.compile(r"\b__cluster_dims__\((\w+)\)")
 
 LAUNCH = """
-template <typename... Arguments>
-static auto places_of(void (*)(Arguments...)) { return std::index_sequence_for<Arguments...>(); }
-
-extern "C" const char* emulate(void** values, const size_t* sizes, int given, int grid, int threads,
-                               size_t shared_bytes_of_a_block, unsigned seed) {
-    return launch(train, places_of(train), values, sizes, given, grid, %s, threads, shared_bytes_of_a_block, seed);
+extern "C" const char* emulate(void** values, const size_t* sizes, size_t given, int grid, int threads, size_t memory,
+                               unsigned seed) {
+    return launch(train, values, sizes, given, grid, %s, threads, memory, seed);
 }
 """
 
@@ -146,6 +143,8 @@ def compiled(name, folder, source, **macros):
             raise Changed(f"{name}.cu does not compile for the emulator:\n{done.stderr}")
         made.replace(path)
     library = ctypes.CDLL(str(path))
+    size, sizes = ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)
+    library.emulate.argtypes = [ctypes.c_void_p, sizes, size, ctypes.c_int, ctypes.c_int, size, ctypes.c_uint]
     library.emulate.restype = ctypes.c_char_p
     return library
 
@@ -177,9 +176,7 @@ class _Kernel:
         values = [np.array(each.data.ptr if isinstance(each, Array) else each) for each in arguments]
         places = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
         sizes = (ctypes.c_size_t * len(values))(*(value.nbytes for value in values))
-        numbers = len(values), *grid, *block
-        failure = self.library.emulate(places, sizes, *numbers, ctypes.c_size_t(shared_mem), ctypes.c_uint(self.seed))
-        if failure:
+        if failure := self.library.emulate(places, sizes, len(values), *grid, *block, shared_mem, self.seed):
             raise Failed(failure.decode())
 
 

@@ -41,6 +41,7 @@ FAULTS = {
             ("cluster_arrive();\n        cluster_wait();  // for what the examples left", "__syncthreads();")
         ],
         "nobody waits for the images": [("wait_for_copies();\n        __syncthreads();", "__syncthreads();")],
+        "nobody waits for the rates": [("exchange.dz[0], rank);\n    wait_for_copies();", "exchange.dz[0], rank);")],
     },
 }
 DEADLOCKS = {
@@ -176,6 +177,15 @@ def test_half_a_barrier_is_an_error(half, folder):
     source = changed("cluster", (half, ""))
     with pytest.raises(emulator.Failed, match=HALVES[half]):
         train(emulator.engine("cluster", folder, 0, source), images(40), np.arange(40), 32, make("sgd"))
+
+
+@needs_compiler
+def test_what_is_no_launch_of_the_kernel_is_an_error(folder):
+    train = emulator.engine("cluster", folder).compiled(INPUTS=784, CLASSES=10, BATCH=64, ADAM=0)[0]
+    with pytest.raises(emulator.Failed, match="not the kernel's arguments"):
+        train((8,), (512,), (np.int32(0),))
+    with pytest.raises(emulator.Failed, match="shared memory"):
+        train((8,), (512,), (), shared_mem=1 << 18)
 
 
 @both
