@@ -28,9 +28,9 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from unittest import mock
 
 import numpy as np
+import pytest
 from shared import engine_like
 
 from mlpkit import kernels
@@ -221,9 +221,10 @@ def _own(name):
 def engine(name, folder, seed=0, source=None):
     """Return the engine `cuda_<name>` with an emulated kernel. source: of the kernel, if it is not the file's own."""
     cupy = _cupy()
-    stand_ins = {"cupy": cupy, f"{ENGINES}.cupy_fused": engine_like(asarray=cupy.ascontiguousarray)}
-    with mock.patch.dict(sys.modules, stand_ins):
-        sys.modules[f"{ENGINES}._held"] = _own("_held")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", cupy)
+        patch.setitem(sys.modules, f"{ENGINES}.cupy_fused", engine_like(asarray=cupy.ascontiguousarray))
+        patch.setitem(sys.modules, f"{ENGINES}._held", _own("_held"))
         module = _own(f"cuda_{name}")
     module.kernels = SimpleNamespace(load=partial(_Module, folder, seed, source or kernels.source(name)))
     return module
