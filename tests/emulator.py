@@ -35,7 +35,8 @@ from shared import engine_like
 
 from mlpkit import kernels
 
-OPTIONS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fno-strict-aliasing", "-fwrapv", "-w")
+# -O1 compiles in two thirds of the time that -O2 takes, and the fibers run as fast: they wait for memory.
+OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-fno-strict-aliasing", "-fwrapv", "-w")
 ENGINES = "mlpkit.engines"
 H100 = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232_448}
 

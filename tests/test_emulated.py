@@ -105,21 +105,21 @@ def test_a_few_steps_are_as_close_to_float64_as_float32_is(name, batch_size, opt
 
 @needs_compiler
 def test_the_largest_batches_have_one_buffer_for_images(folder):
-    same_as_float64(emulator.engine("persistent", folder, 1), 256, make("adam"))
+    same_as_float64(emulator.engine("persistent", folder, 1), 256, make("adam"), steps=2)
 
 
 @needs_compiler
 @both
 @pytest.mark.parametrize("optimizer", [make("sgd"), make("adam", weight_decay=0.01)], ids=["sgd", "adam"])
 def test_smaller_layers_are_filled_up(name, optimizer, folder):
-    same_as_float64(emulator.engine(name, folder, 1), 32, optimizer, sizes=(50, 7, 128, 1, 3), epochs=2)
+    same_as_float64(emulator.engine(name, folder, 1), 32, optimizer, steps=2, sizes=(50, 7, 128, 1, 3), epochs=2)
 
 
 @needs_compiler
 @both
 def test_every_schedule_gives_the_same_to_the_last_bit(name, folder):
     split, order = images(80), np.arange(80)
-    found = [train(emulator.engine(name, folder, seed), split, order, 32, make("adam")) for seed in range(5)]
+    found = [train(emulator.engine(name, folder, seed), split, order, 32, make("adam")) for seed in range(1, 5)]
     for losses, theta in found[1:]:
         assert_array_equal(losses, found[0][0])
         assert_array_equal(theta, found[0][1])
@@ -151,7 +151,7 @@ def test_a_nan_stays_visible(name, place, folder):
     weights, parameters = network.n_weights, len(network.theta)
     places = {"first weight": 0, "last weight": weights - 1, "first bias": weights, "last bias": parameters - 1}
     network.theta[places[place]] = np.nan
-    X, y, order = map(engine.asarray, (*images(80), np.arange(80)))
+    X, y, order = map(engine.asarray, (*images(50), np.arange(50)))
     assert np.isnan(engine.train_epoch(network, SGD(network, 0.1), X, y, order, 32)).all()
 
 
