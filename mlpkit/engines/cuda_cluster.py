@@ -104,7 +104,7 @@ def compiled(**macros):
     there = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
     if shared_bytes > there:
         raise ValueError(
-            f"{NAME} needs {shared_bytes >> 10} KiB of shared memory on each multiprocessor here, "
+            f"{NAME} needs {-(-shared_bytes >> 10)} KiB of shared memory on each multiprocessor here, "
             f"but this GPU has {there >> 10} KiB."
         )
     train = module.get_function("train")

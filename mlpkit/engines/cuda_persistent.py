@@ -90,7 +90,7 @@ def compiled(**macros):
     here = cp.cuda.Device().attributes
     if blocks > here["MultiProcessorCount"] or shared_bytes > here["MaxSharedMemoryPerBlockOptin"]:
         raise ValueError(
-            f"{NAME} needs {blocks} multiprocessors with {shared_bytes >> 10} KiB of shared memory each here, "
+            f"{NAME} needs {blocks} multiprocessors with {-(-shared_bytes >> 10)} KiB of shared memory each here, "
             f"but this GPU has {here['MultiProcessorCount']} with {here['MaxSharedMemoryPerBlockOptin'] >> 10} KiB."
         )
     train = module.get_function("train")
