@@ -61,8 +61,8 @@ class _ThreeKernels(Epoch):
         found = [count * network.dtype.itemsize for count in numbers]
         if max(found) > (most := cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]):
             raise ValueError(
-                f"cuda_three_kernels needs {-(-max(found) >> 10)} KiB of a multiprocessor's shared memory for layers of "
-                f"{network.sizes} numbers, and this GPU gives a block {most >> 10}: take another engine."
+                f"cuda_three_kernels needs {-(-max(found) >> 10)} KiB of a multiprocessor's shared memory for sizes "
+                f"{network.sizes}, and this GPU gives a block {most >> 10}: take another engine."
             )
         for function, size in zip(self.kernels[:2], found, strict=True):
             function.max_dynamic_shared_size_bytes = size
