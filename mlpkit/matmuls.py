@@ -216,7 +216,7 @@ class Plan:
     sample_seconds: float = 0.008
     patience: float = 0.6
     slow: float = 3e8
-    region_seconds: float = 1.0
+    region_seconds: float = 5.0  # what a busy machine does to a region is rare, and takes milliseconds
     tile_depths: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 784)
     groups: tuple[str, ...] = tuple(GROUPS)
     threads: bool = True
