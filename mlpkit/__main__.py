@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +25,7 @@ from . import (
     matmul_ladder,
     peers,
     persistence,
+    processes,
     results,
     seeds,
     timeline,
@@ -50,9 +50,8 @@ def main(arguments=None):
     except BrokenPipeError:  # whoever read the output has seen enough, as `head` has
         _close_streams()
         return 141
-    except subprocess.CalledProcessError as error:
-        said = (error.stderr or "").strip() or str(error)
-        print(f"mlpkit: a process of this experiment failed: {said.splitlines()[-1]}", file=sys.stderr)
+    except processes.Failed as error:
+        print(f"mlpkit: a process of this experiment failed: {error}", file=sys.stderr)
         return 1
     except (ValueError, TypeError, OSError, Diverged, engines.EngineUnavailable) as error:
         print(f"mlpkit: {error}", file=sys.stderr)

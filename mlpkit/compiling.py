@@ -7,14 +7,13 @@ both, and of a later step for comparison.
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 
 import numpy as np
 
-from . import engines, results
+from . import engines, processes, results
 from .bench import Stepper
 from .recipe import Recipe
 
@@ -47,11 +46,11 @@ def run(save=results.save, progress=print, names=NAMES, processes=2, experiment=
 
 
 def in_new_process(name, cache):
-    """Return the seconds that `first_steps` finds for the engine `name`, with `cache` for the compilers' folder."""
-    command = [sys.executable, "-m", __name__, name]
-    environment = os.environ | {variable: str(cache) for variable in CACHE_VARIABLES}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=results.ROOT)
-    return json.loads(done.stdout)
+    """Return the seconds that `first_steps` finds for the engine `name`, with `cache` for the compilers' folder.
+
+    Raises `processes.Failed`.
+    """
+    return processes.ask(__name__, name, env=os.environ | {variable: str(cache) for variable in CACHE_VARIABLES})
 
 
 def first_steps(name):

@@ -7,8 +7,6 @@ and for all. The record "matmul" holds what the stages do over many shapes, what
 
 import json
 import os
-import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +18,7 @@ import numba
 import numpy as np
 from numba import prange
 
-from . import machine, results, roofline
+from . import machine, processes, results, roofline
 from .engines import _gemm, numba_fastmath, numba_parallel, numba_serial, python_lists, python_loops
 from .engines._compile import FASTMATH, compile_loops, compiled
 from .engines._simd import BYTES, LANES, ROWS, tile
@@ -375,12 +373,10 @@ def in_process(task, seconds, layer, threads, policy=None):
     ours = (*chosen, "OMP_WAIT_POLICY", "OMP_NUM_THREADS", "GOMP_SPINCOUNT")
     env = {name: value for name, value in os.environ.items() if name not in ours} | chosen
     env |= {"OMP_WAIT_POLICY": policy} if policy else {}
-    command = [sys.executable, "-W", "ignore", "-m", __name__, task, str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=results.ROOT)
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if re.match(r"[\w.]+: ", line)]
-        return {"why_not": errors[-1] if errors else f"the process ended with code {done.returncode}"}
-    return {"why_not": None} | json.loads(done.stdout)
+    try:
+        return {"why_not": None} | processes.ask(__name__, task, str(seconds), env=env)
+    except processes.Failed as error:
+        return {"why_not": str(error)}
 
 
 def region(seconds):

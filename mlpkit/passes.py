@@ -11,7 +11,6 @@ import json
 import math
 import platform
 import re
-import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ import numpy as np
 from numba import njit
 from threadpoolctl import threadpool_limits
 
-from . import machine, results, roofline
+from . import machine, processes, results, roofline
 from .bench import Stepper, median_us
 from .data import load
 from .engines import BASELINE, _fused, _gemm, numba_hybrid, numba_step, numpy_baseline, python_loops
@@ -445,13 +444,11 @@ def in_new_process(large=False):
 
     large: let that process first free an array of 16 MB. glibc's allocator takes arrays above a threshold from the
     system and gives them back when they are freed; such an array raises the threshold. Where the allocator is another,
-    there is a reason in `why_not` instead.
+    there is a reason in `why_not` instead. Raises `processes.Failed`.
     """
     if platform.libc_ver()[0] != "glibc":
         return {"why_not": "this system's allocator is not glibc's", "samples_us": [], "faults": None}
-    command = [sys.executable, "-m", __name__, *(["large"] if large else [])]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=results.ROOT, check=True)
-    return json.loads(done.stdout) | {"why_not": None}
+    return processes.ask(__name__, *(["large"] if large else [])) | {"why_not": None}
 
 
 def updates_and_faults(large, samples=30, warmup=5):

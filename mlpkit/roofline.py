@@ -26,7 +26,7 @@ import numpy as np
 from numba import njit
 from threadpoolctl import threadpool_limits
 
-from . import machine, results
+from . import machine, processes, results
 from .bench import Stepper, median_us
 from .data import load
 from .engines import BASELINE, numpy_baseline
@@ -347,13 +347,10 @@ def with_kernels(coretype=None):
     """
     asked = {"OPENBLAS_CORETYPE": coretype} if coretype else {}
     usual = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
-    command = [sys.executable, "-m", __name__]
-    done = subprocess.run(command, capture_output=True, text=True, env=usual | asked, cwd=results.ROOT)
-    if done.returncode:
-        last = done.stderr.strip().rpartition("\n")[2]
-        why_not = last or f"the process ended with code {done.returncode}"
-        return [{"kind": "kernels", "asked": coretype, "why_not": why_not}]
-    return [run | {"asked": coretype} for run in json.loads(done.stdout)]
+    try:
+        return [run | {"asked": coretype} for run in processes.ask(__name__, env=usual | asked)]
+    except processes.Failed as error:
+        return [{"kind": "kernels", "asked": coretype, "why_not": str(error)}]
 
 
 def kernels(samples=7, n=1024):

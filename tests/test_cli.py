@@ -13,7 +13,7 @@ import pytest
 from shared import blobs, dataset
 
 from mlpkit import __main__ as cli
-from mlpkit import bench, data, engines, machine, results
+from mlpkit import bench, data, engines, machine, processes, results
 from mlpkit.network import Network
 from mlpkit.optim import BY_NAME
 from mlpkit.recipe import Recipe
@@ -367,8 +367,7 @@ def test_a_record_that_could_not_be_kept_is_not_measured(small, folder, monkeypa
 
 def test_a_process_of_an_experiment_that_fails_is_one_sentence(small, folder, monkeypatch, capsys):
     def measure(*arguments, save, progress):
-        code = "import sys; print('Traceback', file=sys.stderr); sys.exit('no such kernels')"
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        raise processes.Failed("no such kernels")
 
     monkeypatch.setattr(bench, "compare", measure)
     assert cli.main(["bench"]) == 1

@@ -7,8 +7,6 @@ that a busy moment of the machine meets all of them.
 """
 
 import json
-import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -16,7 +14,7 @@ from importlib import import_module
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from .. import engines, machine, results
+from .. import engines, machine, processes, results
 from ..bench import GATE_STEPS, RTOL, Stepper, Timing, brief, median_us, not_run
 from ..data import epoch_order, load
 from ..engines import BASELINE
@@ -167,11 +165,10 @@ def compare(field=CPU, save=results.save, progress=print):
 def measure_in_process(name, recipes, timing):
     """Return what `measure` returns for each recipe, from a process of its own; `why_not`, where that one failed."""
     settings = json.dumps({"recipes": [recipe.to_dict() for recipe in recipes], "timing": asdict(timing)})
-    command = [sys.executable, "-m", __name__, name, settings]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        return [{"why_not": done.stderr.strip().rpartition("\n")[2]} for _ in recipes]
-    return json.loads(done.stdout)
+    try:
+        return processes.ask(__name__, name, settings)
+    except processes.Failed as error:
+        return [{"why_not": str(error)} for _ in recipes]
 
 
 def _add(run, measured, wanted):
