@@ -1,12 +1,13 @@
 """Numba's files of compiled code are there to save time, and so must stop nothing.
 
-Numba itself ends with an error where such a file is damaged, or where the disk is full.
+Numba itself ends with an error where such a file is damaged, or of another process, or where the disk is full.
 """
 
 from contextlib import suppress
 
 import numba
 from numba.core.caching import FunctionCache
+from numba.core.sigutils import normalize_signature
 
 
 def require_compiler():
@@ -26,13 +27,15 @@ def keep(dispatcher):
 class Cache(FunctionCache):  # type: ignore[misc]  # Numba has no types
     """The code of one function."""
 
-    def load_overload(self, *arguments):
+    def load_overload(self, sig, target_context):
         try:
-            return super().load_overload(*arguments)
+            found = super().load_overload(sig, target_context)
         except Exception:  # a file that was cut short, as when the power fails: make it anew
             with suppress(OSError):
                 self.flush()
             return None
+        # Two processes that save at once may choose one file for two signatures. Then it holds only one's code.
+        return found if found is None or found.signature.args == normalize_signature(sig)[0] else None
 
     def save_overload(self, *arguments):
         with suppress(OSError):  # a full disk: the code is there, and the next process compiles again

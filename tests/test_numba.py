@@ -235,6 +235,25 @@ def test_compiled_code_that_was_cut_short_is_made_anew(suffix, kept, installatio
     assert python(STEP, installation)[1:] == ["1", "0"]
 
 
+def test_code_of_another_signature_is_not_taken(installation):
+    """Two processes that save at once may choose the same name for a file; only one of them finds its code there."""
+    script = """
+        import numpy as np
+        from mlpkit import engines
+        relu = engines.load("numba_serial").relu
+        for dtype in (np.float32, np.float64):
+            print(relu(np.full((1, 1), 0.1, dtype))[0, 0])
+        print(sum(relu.stats.cache_hits.values()))
+    """
+    first = python(script, installation)
+    assert first == ["0.1", "0.1", "0"]
+    one, *others = installation.rglob("*numba_serial.relu.*.nbc")
+    for other in others:
+        other.write_bytes(one.read_bytes())
+    assert python(script, installation) == ["0.1", "0.1", "1"]
+    assert python(script, installation) == ["0.1", "0.1", "2"]
+
+
 def test_a_disk_that_is_full_does_not_stop_an_engine(installation):
     script = """
         import os
