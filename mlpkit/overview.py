@@ -84,7 +84,7 @@ def _load(path, written_ns):
 
 def caption(machine, folder=results.FOLDER):
     """Return what the machine is and the dates of its records of engines and peers, in one line."""
-    found = _of_steps(machine, folder)
+    found = of_steps(machine, folder)
     facts, dates = found[0]["machine"], sorted({entry["date"][:10] for entry in found})
     what = f"{facts['gpu']['name']} with " if facts["gpu"]["found"] else ""
     return f"{what}{facts['cpu']}, {facts['cores']} cores, {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}"
@@ -92,11 +92,11 @@ def caption(machine, folder=results.FOLDER):
 
 def title(machine, folder=results.FOLDER):
     """Return the machine in a few words: its GPU, or its processor and cores."""
-    facts = _of_steps(machine, folder)[0]["machine"]
+    facts = of_steps(machine, folder)[0]["machine"]
     return facts["gpu"]["name"] if facts["gpu"]["found"] else f"{facts['cpu']}, {facts['cores']} cores"
 
 
-def _of_steps(machine, folder):
+def of_steps(machine, folder=results.FOLDER):
     """Return a machine's records with times of steps. Raises FileNotFoundError where there is none."""
     found = [entry for name in STEPS if (entry := record(name, machine, folder))]
     if not found:

@@ -37,8 +37,8 @@ class Part:
 
     def title(self):
         """Return the machine, the date, the libraries, and how many threads NumPy's products have."""
-        records = [found for name in overview.STEPS if (found := overview.record(name, self.machine))]
-        facts, asked = records[-1]["machine"], records[-1]["settings"].get("libraries", {})
+        last = overview.of_steps(self.machine)[-1]
+        facts, asked = last["machine"], last["settings"].get("libraries", {})
         versions = [f"{title} {asked[name]}" for name, title in LIBRARIES.items() if asked.get(name)]
         numpy = f"NumPy {facts['libraries']['numpy']} with {facts['blas']['threads']} threads"
         return ", ".join([overview.caption(self.machine), numpy, *versions])
