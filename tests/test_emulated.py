@@ -27,6 +27,10 @@ FAULTS = {
         "nobody waits for the images": [("wait_for(&shared.arrived[step % BUFFERS], step / BUFFERS % 2);", "")],
         "nobody waits for packets": [("mail.wait(tag, at);", "")],
         "a tile does not wait for its parts": [("sync_half(layer());", "")],
+        "nobody waits for W3": [
+            ("third.look_for(next.W[0], tag + 1);", ""),
+            ("third.load(next.W[0], tag + 1);", "third.ask(next.W[0]);"),
+        ],
     },
     "cluster": {
         "nobody waits for a1": [("cluster_arrive();\n    cluster_wait();  // for a1", "")],
@@ -44,7 +48,7 @@ FAULTS = {
     },
 }
 DEADLOCKS = {
-    "persistent": ("receive(just_before(packets), tag)", "receive(just_before(packets), ~tag)"),  # a step that never is
+    "persistent": ("receive(herald(packets), tag)", "receive(herald(packets), ~tag)"),  # a step that never is
     "cluster": (  # a warp that stands for its block
         "cluster_arrive();\n    cluster_wait();  // for a1",
         "if (threadIdx.x < 32) {\n cluster_arrive();\n cluster_wait();\n }\n __syncthreads();",
@@ -169,6 +173,13 @@ def test_a_deadlock_is_an_error_and_not_a_hang(name, folder):
     source = changed(name, DEADLOCKS[name])
     with pytest.raises(emulator.Failed, match=r"stuck: [0-9]+ threads look for what never comes, [0-9]+ wait"):
         train(emulator.engine(name, folder, 0, source), images(40), np.arange(40), 32, make("sgd"))
+
+
+@needs_compiler
+def test_numbers_are_read_four_at_a_time_only_where_a_gpu_could(folder):
+    source = changed("persistent", ("float parts[WARPS][STRIDE];", "float first, parts[WARPS][STRIDE];"))
+    with pytest.raises(emulator.Failed, match="a misaligned address"):
+        train(emulator.engine("persistent", folder, 0, source), images(40), np.arange(40), 32, make("sgd"))
 
 
 @needs_compiler

@@ -252,8 +252,8 @@ def test_the_rates_are_those_of_the_next_steps(lr):
     optimizer.steps = 3
     table = rates(optimizer, 4)
     assert_array_equal(table[:, 0], [optimizer.schedule(step) for step in range(3, 7)])
-    assert_allclose(table[:, 1], [1 - 0.5**t for t in range(4, 8)])
-    assert_allclose(table[:, 2], [1 - 0.75**t for t in range(4, 8)])
+    assert_allclose(table[:, 1], [optimizer.schedule(t - 1) / (1 - 0.5**t) for t in range(4, 8)])
+    assert_allclose(table[:, 2], [1 / (1 - 0.75**t) ** 0.5 for t in range(4, 8)])
 
 
 def test_what_is_left_of_one_is_taken_in_float64():

@@ -16,13 +16,17 @@ def check_optimizer(optimizer, engine):
 
 
 def rates(optimizer, steps):
-    """Return an array (steps, 3): the rate of each of the next steps, and 1 - beta^t for Adam's two betas, else 1."""
+    """Return an array (steps, 3): the rate of each of the next steps, and what Adam multiplies m and sqrt(v) by.
+
+    Those are lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t): its averages begin at zero, and are too small at first.
+    """
     t = optimizer.steps + np.arange(steps)
     table = np.ones((steps, 3))
     schedule = optimizer.schedule  # a constant one need not be asked for each step
     table[:, 0] = schedule.lr if isinstance(schedule, Constant) else [schedule(step) for step in t.tolist()]
     if optimizer.state:
-        table[:, 1:] -= np.array([optimizer.beta1, optimizer.beta2]) ** (t[:, None] + 1.0)
+        table[:, 1] = table[:, 0] / (1 - optimizer.beta1 ** (t + 1.0))
+        table[:, 2] = 1 / np.sqrt(1 - optimizer.beta2 ** (t + 1.0))
     return table
 
 
@@ -40,7 +44,10 @@ def settings(optimizer):
 
 def mean_losses(row_losses, rest):
     """Return the means of batches (..., steps, batch size); the last one has only `rest` examples, unless that is 0."""
-    losses = row_losses.mean(axis=-1)
-    if rest:
-        losses[..., -1] = row_losses[..., -1, :rest].mean(axis=-1)
+    if not rest:
+        return row_losses.mean(axis=-1)
+    row_losses[..., -1, rest:] = 0  # so that the short batch is added up like all others, to the last bit
+    losses = row_losses.sum(axis=-1)
+    losses[..., :-1] /= row_losses.shape[-1]
+    losses[..., -1] /= rest
     return losses

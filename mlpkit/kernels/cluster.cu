@@ -35,6 +35,8 @@
 #define MARKED_STEPS 0  // so many steps' times are written down, after the first 100, of the first network
 #endif
 
+#include "optimizer.cuh"
+
 const int BLOCKS = 8, THREADS = 512, WARPS = 16, WIDTH = 128, TILE = 16;
 const int ROWS = BATCH / BLOCKS;  // examples that a block takes through the hidden layers
 
@@ -52,19 +54,11 @@ struct Exchange {
     float W4[TILE][WIDTH];       // transposed
 };
 
-struct Settings {
-    float beta1, rest1, beta2, rest2, eps, l2, shrink;  // rest: 1 - beta, as float64 has it
-};
-
-struct Rates {
-    float lr, m_is, v_is;  // the rate, and Adam's: by how much its averages are still too small
-};
-
 struct Network {
     const unsigned char* X;
     const long long *y, *order;
     int examples, batch_size, rank;  // rank: the block's number in its cluster
-    float *theta, *m, *v;
+    Vectors vectors;
     const Rates* rates;  // of each step
     float* row_losses;   // (steps, batch_size)
     Exchange* exchange;
@@ -74,13 +68,13 @@ struct Network {
 extern __shared__ __align__(128) unsigned char shared_bytes[];
 
 #if MARKED_STEPS
-__device__ long long marks[BLOCKS][MARKED_STEPS][16];  // the multiprocessor's clock
+__device__ long long marks[BLOCKS][MARKED_STEPS][16];  // ns
 
 // Write down when the block's first thread comes to a stage.
 __device__ void mark(int step, int stage) {
     if (threadIdx.x == 0 && blockIdx.x < BLOCKS && step >= 100 && step < 100 + MARKED_STEPS) {
         long long now;
-        asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
         marks[blockIdx.x][step - 100][stage] = now;
     }
 }
@@ -98,45 +92,6 @@ __device__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.alig
 
 // From the L2 cache: what other blocks write is there, not in a multiprocessor's own cache.
 __device__ float4 four_of(const float* from) { return __ldcg((const float4*)from); }
-
-// ---- The optimizer: a parameter, with Adam's two averages ----
-
-struct Parameter {
-    float w;
-#if ADAM
-    float m, v;
-#endif
-
-    __device__ void load(const Network& network, int place) {
-        w = __ldcg(network.theta + place);
-#if ADAM
-        m = __ldcg(network.m + place);
-        v = __ldcg(network.v + place);
-#endif
-    }
-
-    __device__ void store(const Network& network, int place) const {
-        network.theta[place] = w;
-#if ADAM
-        network.m[place] = m;
-        network.v[place] = v;
-#endif
-    }
-
-    __device__ void update(float g, const Settings& settings, const Rates& rates, bool is_weight) {
-        if (is_weight) {  // only weights decay
-            g += settings.l2 * w;
-            w -= rates.lr * settings.shrink * w;
-        }
-#if ADAM
-        m = settings.beta1 * m + settings.rest1 * g;
-        v = settings.beta2 * v + settings.rest2 * g * g;
-        w -= rates.lr * (m / rates.m_is) / (sqrtf(v / rates.v_is) + settings.eps);
-#else
-        w -= rates.lr * g;
-#endif
-    }
-};
 
 // ---- Integers for floats ----
 
@@ -351,7 +306,7 @@ struct FirstTile {
     // Ask for Adam's averages.
     __device__ void load(const Network& network, Parameter (&parameters)[4]) const {
 #if ADAM
-        for (int e = 0; e < 4; e++) parameters[e].load(network, place(network, e));
+        for (int e = 0; e < 4; e++) parameters[e].load(network.vectors, place(network, e));
 #endif
     }
 };
@@ -367,7 +322,7 @@ __device__ void load_first(const Network& network, Shared& shared) {
     Word largest = 0;
     for_first_tiles([&](FirstTile tile) {
         for (int e = 0; e < 4; e++) {
-            const float w = network.theta[tile.place(network, e)];
+            const float w = network.vectors.theta[tile.place(network, e)];
             tile.weight(shared, e) = w;
             largest = max(largest, magnitude(w));
         }
@@ -377,7 +332,7 @@ __device__ void load_first(const Network& network, Shared& shared) {
 
 __device__ void store_first(const Network& network, Shared& shared) {
     for_first_tiles([&](FirstTile tile) {
-        for (int e = 0; e < 4; e++) network.theta[tile.place(network, e)] = tile.weight(shared, e);
+        for (int e = 0; e < 4; e++) network.vectors.theta[tile.place(network, e)] = tile.weight(shared, e);
     });
 }
 
@@ -411,7 +366,7 @@ __device__ __noinline__ void update_first(const Network& network, Shared& shared
             parameters[e].update(value_of(sums, e) * unit[e % 2], network.settings, shared.rates, true);
             tile.weight(shared, e) = parameters[e].w;
 #if ADAM
-            parameters[e].store(network, tile.place(network, e));
+            parameters[e].store(network.vectors, tile.place(network, e));
 #endif
             largest = max(largest, magnitude(parameters[e].w));
         }
@@ -636,13 +591,13 @@ __device__ __noinline__ void there_and_back(const Network& network, Shared& shar
     const Word passed = forward(one, W, shared.b[0], other, exchange.W[1][0]);
     give(other, exchange.a[1], rank);
     mark(step, 5);
-    forward(other, W, shared.b[1], one, network.theta + W3);
+    forward(other, W, shared.b[1], one, network.vectors.theta + W3);
     give(one, exchange.a[2], rank);
     mark(step, 6);
     last_layer(network, shared, one, other, step, label);
     give(other, exchange.dz[2], rank);
     mark(step, 7);
-    backward(other, W, passed, one, network.theta + W2);
+    backward(other, W, passed, one, network.vectors.theta + W2);
     give(one, exchange.dz[1], rank);
     mark(step, 8);
     backward(one, W, first_passed, other, nullptr);
@@ -668,7 +623,7 @@ __device__ void update_rows(const Network& network, const Shared& shared, const 
     const auto place = [&](int e) { return weights + (TILE * network.rank + row_of(e)) * COLUMNS + column_of(e); };
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-        if (column_of(e) < COLUMNS) parameters[e].load(network, place(e));
+        if (column_of(e) < COLUMNS) parameters[e].load(network.vectors, place(e));
     }
     const float bias = dz.sum<BATCH>();
     float g[4];
@@ -677,7 +632,7 @@ __device__ void update_rows(const Network& network, const Shared& shared, const 
     for (int e = 0; e < 4; e++) {
         if (column_of(e) >= COLUMNS) continue;
         parameters[e].update(g[e], network.settings, shared.rates, true);
-        parameters[e].store(network, place(e));
+        parameters[e].store(network.vectors, place(e));
         transposed[column_of(e)][TILE * network.rank + row_of(e)] = parameters[e].w;
     }
     // Every block has all biases, and updates them in the same way.
@@ -716,15 +671,15 @@ __device__ void for_biases(const Network& network, Shared& shared, Act act) {
 __device__ void transpose_rows(const Network& network) {
     for (int e = threadIdx.x; e < TILE * WIDTH; e += THREADS) {
         const int row = TILE * network.rank + e / WIDTH, column = e % WIDTH;
-        network.exchange->W[0][column][row] = network.theta[W2 + row * WIDTH + column];
-        network.exchange->W[1][column][row] = network.theta[W3 + row * WIDTH + column];
-        if (column < CLASSES) network.exchange->W4[column][row] = network.theta[W4 + row * CLASSES + column];
+        network.exchange->W[0][column][row] = network.vectors.theta[W2 + row * WIDTH + column];
+        network.exchange->W[1][column][row] = network.vectors.theta[W3 + row * WIDTH + column];
+        if (column < CLASSES) network.exchange->W4[column][row] = network.vectors.theta[W4 + row * CLASSES + column];
     }
 }
 
 __device__ __noinline__ void begin(const Network& network, Shared& shared) {
     for (int e = threadIdx.x; e < TILE * STRIDE; e += THREADS) (&shared.W1[0][0])[e] = 0;
-    for_biases(network, shared, [&](Parameter& parameter, int place) { parameter.load(network, place); });
+    for_biases(network, shared, [&](Parameter& parameter, int place) { parameter.load(network.vectors, place); });
     ask_for_order(network, shared, 0);
     transpose_rows(network);
     wait_for_copies();
@@ -736,7 +691,7 @@ __device__ __noinline__ void begin(const Network& network, Shared& shared) {
 __device__ __noinline__ void finish(const Network& network, Shared& shared) {
     store_first(network, shared);
     for_biases(network, shared, [&](Parameter& parameter, int place) {
-        if (network.rank == 0 || place < B2) parameter.store(network, place);
+        if (network.rank == 0 || place < B2) parameter.store(network.vectors, place);
     });
 }
 
@@ -780,9 +735,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS) __launch_bounds__(THREADS, 1
                           examples,
                           batch_size,
                           (int)(blockIdx.x % BLOCKS),
-                          vectors[number][0],
-                          vectors[number][1],
-                          vectors[number][2],
+                          {vectors[number][0], vectors[number][1], vectors[number][2]},
                           rates + number * steps,
                           row_losses + number * steps * batch_size,
                           exchange + number,

@@ -38,6 +38,8 @@
 #define MARKED_STEPS 0  // so many steps' times are written down, after the first 100
 #endif
 
+#include "optimizer.cuh"
+
 const int THREADS = 512, WARPS = 16, WIDTH = 128, TILE = 16;
 const int COLUMN_BLOCKS = 64, ROWS = BATCH <= 64 ? 1 : BATCH / 64, ROW_BLOCKS = BATCH / ROWS;
 const int UNITS = WIDTH / ROW_BLOCKS;  // rows of W4 that a row block owns
@@ -63,9 +65,9 @@ struct Arguments {
     const unsigned char* X;
     const long long *y, *order;
     int examples, batch_size;
-    float *theta, *m, *v;
-    const float* rates;  // (steps, 3): the rate, and Adam's: by how much its averages are still too small
-    float beta1, rest1, beta2, rest2, eps, l2, shrink;  // rest: 1 - beta, as float64 has it
+    Vectors vectors;
+    const Rates* rates;  // of each step
+    Settings settings;
     float* row_losses;  // (steps, batch_size)
     Packets* exchange;  // two
 };
@@ -73,13 +75,13 @@ struct Arguments {
 extern __shared__ __align__(128) unsigned char shared_bytes[];
 
 #if MARKED_STEPS
-__device__ long long marks[COLUMN_BLOCKS + ROW_BLOCKS][MARKED_STEPS][12];  // the multiprocessor's clock
+__device__ long long marks[COLUMN_BLOCKS + ROW_BLOCKS][MARKED_STEPS][12];  // ns
 
-// Write down when the block's first thread comes to a stage.
+// Write down when the block's first thread comes to a stage. (The multiprocessors' clocks don't all run at one rate.)
 __device__ void mark(int step, int stage) {
     if (threadIdx.x == 0 && step >= 100 && step < 100 + MARKED_STEPS) {
         long long now;
-        asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
         marks[blockIdx.x][step - 100][stage] = now;
     }
 }
@@ -230,61 +232,10 @@ __device__ void wait_for(Packet* barrier, Word phase) {
     while (!is_over(barrier, phase)) give_up_after_a_while(looks);
 }
 
-// ---- The optimizer: a parameter, with Adam's two averages ----
-
-struct Rates {
-    float lr, m, v;  // m: lr over how much of its average m is; v: one over the root of how much of its average v is
-};
-
 __device__ Rates rates_of(const Arguments& arguments, int step) {
-    const float* rates = arguments.rates + 3 * step;
-    const float lr = __ldg(rates);
-    return {lr, lr / __ldg(rates + 1), 1 / sqrtf(__ldg(rates + 2))};
+    const float* rates = &arguments.rates[step].lr;
+    return {__ldg(rates), __ldg(rates + 1), __ldg(rates + 2)};
 }
-
-// The chip's own root and quotient, good to a unit or two in the last place: they are part of a small change of a weight.
-__device__ float root(float x) {
-    float y;
-    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-struct Parameter {
-    float w;
-#if ADAM
-    float m, v;
-#endif
-
-    __device__ void load(const Arguments& arguments, int place) {
-        w = arguments.theta[place];
-#if ADAM
-        m = arguments.m[place];
-        v = arguments.v[place];
-#endif
-    }
-
-    __device__ void store(const Arguments& arguments, int place) const {
-        arguments.theta[place] = w;
-#if ADAM
-        arguments.m[place] = m;
-        arguments.v[place] = v;
-#endif
-    }
-
-    __device__ void update(float g, const Arguments& arguments, Rates rates, bool is_weight) {
-        if (is_weight) {  // only weights decay
-            g += arguments.l2 * w;
-            w -= rates.lr * arguments.shrink * w;
-        }
-#if ADAM
-        m = arguments.beta1 * m + arguments.rest1 * g;
-        v = arguments.beta2 * v + arguments.rest2 * g * g;
-        w -= __fdividef(rates.m * m, root(v) * rates.v + arguments.eps);
-#else
-        w -= rates.lr * g;
-#endif
-    }
-};
 
 // ---- Tensor cores, what digits.cuh leaves ----
 
@@ -531,7 +482,7 @@ __device__ void update_first(FirstWeights& weights, ColumnShared& shared, const 
             const float first = (float)c[0] + 256.0f * c[1], second = (float)c[2] + 256.0f * c[3];
             const float other = __shfl_xor_sync(~0u, odd ? first : second, 1);
             const float sum = odd ? other + 65536.0f * second : first + 65536.0f * other;
-            weights.of[i].update(sum * unit, arguments, rates, true);
+            weights.of[i].update(sum * unit, arguments.settings, rates, true);
         }
     }
 }
@@ -557,10 +508,10 @@ struct HiddenTile {
         return &packets[first_row() + start + row][column + lane / 4 * 2];
     }
 
-    // A packet that is sent shortly before those of the gradient. (To look at all of these all the time would keep
-    // everybody else's packets waiting.)
-    static __device__ const Packet* just_before(const Packets& packets) {
-        return layer() ? &packets.dz3[first_row()][column()] : &packets.a3[column() / UNITS][first_row()][0];
+    // One packet to look for, before all of the gradient's are asked for. (To look at all of these all the time would
+    // keep everybody else's packets waiting.) For W2 it is one of them; for W3 one that is sent shortly before them.
+    static __device__ const Packet* herald(const Packets& packets) {
+        return layer() ? &packets.dz2[first_row()][column()] : &packets.a3[column() / UNITS][first_row()][0];
     }
 
     // Hand the tile, and the bias, to the row blocks. Four lanes put their weights together.
@@ -586,7 +537,7 @@ struct HiddenTile {
             const auto a_at = [&](int i) { return place(ins, start, i, row()); };
             const auto dz_at = [&](int i) { return place(slopes, start, i, column()); };
             a.ask(a_at);
-            if (start == 0) receive(just_before(packets), tag);
+            if (start == 0) receive(herald(packets), tag);
             dz.ask(dz_at);
             a.wait(tag, a_at);
             dz.wait(tag, dz_at);
@@ -613,11 +564,11 @@ struct HiddenTile {
         float g = 0;
 #pragma unroll
         for (int part = 0; part < TILE_WARPS; part++) g += shared.parts[first + part][element()];
-        weight.update(g, arguments, rates, true);
+        weight.update(g, arguments.settings, rates, true);
         if (has_bias()) {
             g = 0;
             for (int part = 0; part < TILE_WARPS; part++) g += shared.bias_parts[first + part][element()];
-            shared.hidden_bias[layer()][element()].update(g, arguments, rates, false);
+            shared.hidden_bias[layer()][element()].update(g, arguments.settings, rates, false);
         }
     }
 };
@@ -637,10 +588,10 @@ __device__ void column_block(const Arguments& arguments, int steps) {
     HiddenTile tile;
 #pragma unroll
     for (int i = 0; i < TILES_A_WARP; i++) {
-        if (first.has(i)) first.of[i].load(arguments, first.place(i));
+        if (first.has(i)) first.of[i].load(arguments.vectors, first.place(i));
     }
-    tile.weight.load(arguments, tile.weight_place());
-    for_small_parameters(shared, [&](Parameter& parameter, int place) { parameter.load(arguments, place); });
+    tile.weight.load(arguments.vectors, tile.weight_place());
+    for_small_parameters(shared, [&](Parameter& parameter, int place) { parameter.load(arguments.vectors, place); });
 
     if (threadIdx.x < BUFFERS) start(&shared.arrived[threadIdx.x]);
     __syncthreads();
@@ -666,13 +617,13 @@ __device__ void column_block(const Arguments& arguments, int steps) {
         Pixels ahead[AHEAD + 1];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) ahead[i].load(x, first.tile(i));
-        const int column = warp - TILE_WARPS;  // a warp a column
+        const int column = warp;  // a warp a column, of those that are done with W3 by then
         float db1;
         if (column == 0 || column == 1) db1 = receive_dz1(shared, packets, tag, column);
         __syncthreads();
         mark(step, 3);
         update_first(first, shared, ahead, x, arguments, rates);
-        if ((column == 0 || column == 1) && lane == 0) shared.b1[column].update(db1, arguments, rates, false);
+        if ((column == 0 || column == 1) && lane == 0) shared.b1[column].update(db1, arguments.settings, rates, false);
         mark(step, 4);
         first.biased = first.next;
         first.write_digits(shared);
@@ -680,10 +631,10 @@ __device__ void column_block(const Arguments& arguments, int steps) {
     }
 #pragma unroll
     for (int i = 0; i < TILES_A_WARP; i++) {
-        if (first.has(i)) first.of[i].store(arguments, first.place(i));
+        if (first.has(i)) first.of[i].store(arguments.vectors, first.place(i));
     }
-    tile.weight.store(arguments, tile.weight_place());
-    for_small_parameters(shared, [&](Parameter& parameter, int place) { parameter.store(arguments, place); });
+    tile.weight.store(arguments.vectors, tile.weight_place());
+    for_small_parameters(shared, [&](Parameter& parameter, int place) { parameter.store(arguments.vectors, place); });
 }
 
 // ---- Row blocks ----
@@ -750,6 +701,11 @@ struct HeldWeights {
             for (int i = 0; i < 8; i++) look(row[i], place(W) + i * (WIDTH / 4), !has_mark(row[i], mark));
             give_up_after_a_while(looks);
         }
+    }
+
+    __device__ void load(const float4 (*W)[WIDTH / 4], Word tag) {
+        ask(W);
+        wait(W, tag);
     }
 
     // Return relu(in W + b) for the thread's row and column.
@@ -898,7 +854,7 @@ __device__ void update_last(RowShared& shared, const Packets& packets, Word tag,
         float sum = 0;
 #pragma unroll
         for (int part = 0; part < WARPS; part++) sum += shared.last_parts[part][i][column];
-        shared.last[i][column].update(sum, arguments, rates, i < UNITS);
+        shared.last[i][column].update(sum, arguments.settings, rates, i < UNITS);
     }
 }
 
@@ -928,37 +884,35 @@ __device__ void row_block(const Arguments& arguments, int steps) {
     const auto place = [&](int step) { return min(step * arguments.batch_size + first + r, arguments.examples - 1); };
     int label = half_of(arguments.y + half_of(arguments.order + place(0))), example = half_of(arguments.order + place(1));
     HeldWeights second, third;
-    for_last(shared, [&](Parameter& parameter, int place, int, int) { parameter.load(arguments, place); });
+    for_last(shared, [&](Parameter& parameter, int place, int, int) { parameter.load(arguments.vectors, place); });
     send_last(shared, arguments.exchange[0], 1);
+    third.load(arguments.exchange[0].W[0], 1);
     for (int step = 0; step < steps; step++) {
         const Word tag = step + 1;
-        Packets& packets = arguments.exchange[step % 2];
+        Packets &packets = arguments.exchange[step % 2], &next = arguments.exchange[(step + 1) % 2];
         const int n = min(arguments.batch_size, arguments.examples - step * arguments.batch_size);
         const int next_label = half_of(arguments.y + example);
         example = half_of(arguments.order + place(step + 2));
         const float one = 1.0f / n;
 
-        mark(step, 0);
-        third.look_for(packets.W[0], tag);
-        mark(step, 1);
-        third.ask(packets.W[0]);
-        third.wait(packets.W[0], tag);
-        mark(step, 2);
         const auto two = [](int i) { return (threadIdx.x + i * THREADS) % (CLASSES * WIDTH / 2) * 2; };
         const auto W4_at = [&](int i) { return &packets.W4[0][0] + two(i); };
         const int hidden = threadIdx.x % (2 * WIDTH), column = threadIdx.x % CLASSES;
         const auto bias_at = [&](int i) { return i ? &packets.b4[column] : &packets.b[0][0] + hidden; };
         Mail<2> W4;
         SingleMail<2> b;
+        mark(step, 0);
+        second.look_for(packets.W[1], tag);
+        mark(step, 1);
         W4.ask(W4_at);
         b.ask(bias_at);
+        second.ask(packets.W[1]);
         W4.wait(tag, W4_at);
         b.wait(tag, bias_at);
         for (int i = 0; i < 2; i++) *(float2*)&shared.W4[two(i) / WIDTH][two(i) % WIDTH] = W4[i];
         if (threadIdx.x < 2 * WIDTH) shared.b[hidden / WIDTH][hidden % WIDTH] = b[0];
         if (threadIdx.x < CLASSES) shared.b4[column] = b[1];
-        second.look_for(packets.W[1], tag);
-        second.ask(packets.W[1]);
+        mark(step, 2);
         second.wait(packets.W[1], tag);
         mark(step, 3);
         const float a1 = receive(&packets.a1[first + r][j], tag);
@@ -985,19 +939,23 @@ __device__ void row_block(const Arguments& arguments, int steps) {
                         [&](int r, int k) { return &packets.dz1[k / 2][first + r][k % 2]; });
         mark(step, 9);
         update_last(shared, packets, tag, arguments, rates_of(arguments, step));
-        send_last(shared, arguments.exchange[(step + 1) % 2], tag + 1);
+        send_last(shared, next, tag + 1);
+        mark(step, 10);
+        third.look_for(next.W[0], tag + 1);
+        mark(step, 11);
+        third.load(next.W[0], tag + 1);
         label = next_label;
     }
-    for_last(shared, [&](Parameter& parameter, int place, int, int) { parameter.store(arguments, place); });
+    for_last(shared, [&](Parameter& parameter, int place, int, int) { parameter.store(arguments.vectors, place); });
 }
 
 // Train on the examples in arguments.order. Grid: COLUMN_BLOCKS + ROW_BLOCKS. The exchange starts as zeros.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     train(const unsigned char* X, const long long* y, const long long* order, int examples, int batch_size,
-          float* row_losses, Packets* exchange, float* theta, float* m, float* v, const float* rates, float beta1,
+          float* row_losses, Packets* exchange, float* theta, float* m, float* v, const Rates* rates, float beta1,
           float rest1, float beta2, float rest2, float eps, float l2, float shrink) {
-    const Arguments arguments = {X,     y,     order, examples, batch_size, theta, m,      v,          rates,
-                                 beta1, rest1, beta2, rest2,    eps,        l2,    shrink, row_losses, exchange};
+    const Settings settings = {beta1, rest1, beta2, rest2, eps, l2, shrink};
+    const Arguments arguments = {X, y, order, examples, batch_size, {theta, m, v}, rates, settings, row_losses, exchange};
     const int steps = (examples + batch_size - 1) / batch_size;
     if (blockIdx.x < COLUMN_BLOCKS) {
         column_block(arguments, steps);

@@ -204,7 +204,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 }
 
 // One step of the optimizer for parameter number i. m and v: Adam's averages; SGD has none.
-// rest: 1 - beta, as float64 has it. rates: this step's rate, and Adam's: by how much the averages are still too small.
+// rest: 1 - beta, as float64 has it. rates: this step's rate, and for Adam: the rate over how much of its average m is,
+// and one over the root of how much of its average v is.
 __device__ void optimize(REAL g, long long i, REAL* theta, REAL* m, REAL* v, const double* rates, REAL beta1,
                          REAL rest1, REAL beta2, REAL rest2, REAL eps, REAL l2, REAL shrink) {
     const REAL lr = rates[0];
@@ -216,7 +217,7 @@ __device__ void optimize(REAL g, long long i, REAL* theta, REAL* m, REAL* v, con
     if (m) {
         m[i] = beta1 * m[i] + rest1 * g;
         v[i] = beta2 * v[i] + rest2 * g * g;
-        theta[i] = w - lr * (m[i] / REAL(rates[1])) / (sqrt(v[i] / REAL(rates[2])) + eps);
+        theta[i] = w - REAL(rates[1]) * m[i] / (sqrt(v[i]) * REAL(rates[2]) + eps);
     } else {
         theta[i] = w - lr * g;
     }

@@ -1,0 +1,57 @@
+// The optimizer, for the kernels that train whole epochs: a parameter, with Adam's two averages where ADAM is 1.
+
+struct Settings {
+    float beta1, rest1, beta2, rest2, eps, l2, shrink;  // rest: 1 - beta, as float64 has it
+};
+
+struct Vectors {
+    float *theta, *m, *v;
+};
+
+struct Rates {
+    float lr, m, v;  // m: lr over how much of its average m is; v: one over the root of how much of its average v is
+};
+
+// The chip's own root and quotient, good to a unit or two in the last place: they are part of a small change of a weight.
+__device__ float root(float x) {
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+struct Parameter {
+    float w;
+#if ADAM
+    float m, v;
+#endif
+
+    __device__ void load(const Vectors& vectors, int place) {  // from the L2 cache: another block may have written it
+        w = __ldcg(vectors.theta + place);
+#if ADAM
+        m = __ldcg(vectors.m + place);
+        v = __ldcg(vectors.v + place);
+#endif
+    }
+
+    __device__ void store(const Vectors& vectors, int place) const {
+        vectors.theta[place] = w;
+#if ADAM
+        vectors.m[place] = m;
+        vectors.v[place] = v;
+#endif
+    }
+
+    __device__ void update(float g, const Settings& settings, const Rates& rates, bool is_weight) {
+        if (is_weight) {  // only weights decay
+            g += settings.l2 * w;
+            w -= rates.lr * settings.shrink * w;
+        }
+#if ADAM
+        m = settings.beta1 * m + settings.rest1 * g;
+        v = settings.beta2 * v + settings.rest2 * g * g;
+        w -= __fdividef(rates.m * m, root(v) * rates.v + settings.eps);
+#else
+        w -= rates.lr * g;
+#endif
+    }
+};
