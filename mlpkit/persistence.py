@@ -2,8 +2,8 @@
 
 The record "persistence" holds the time of one barrier between blocks in three forms, of a number handed to another
 block and back in two forms, of a graph's empty kernel; the time of a training step with each engine that does whole
-epochs, at several batch sizes; and what the blocks of the persistent kernel do in a step, by their multiprocessor's
-clock. (A mark after a barrier may be written before the barrier is over: then the wait counts for the stage behind it.)
+epochs, at several batch sizes; and what the blocks of the persistent kernel do in a step, by the GPU's
+timer. (A mark after a barrier may be written before the barrier is over: then the wait counts for the stage behind it.)
 """
 
 from dataclasses import asdict, dataclass
@@ -32,9 +32,9 @@ STAGES = {
         "write W1's digits",
     ),
     "row": (
-        "wait for W3",
-        "load it",
-        "wait for W2, load it, W4 and the biases",
+        "wait for W2",
+        "load W4 and the biases",
+        "load W2",
         "wait for a1",
         "second layer",
         "third layer",
@@ -42,6 +42,8 @@ STAGES = {
         "back through the third",
         "back through the second",
         "update W4",
+        "wait for W3",
+        "load it",
     ),
 }
 
@@ -190,13 +192,12 @@ def epoch_of(name, optimizer, batch_size, train):
 def _stages(train, plan, progress):
     for batch_size in plan.batch_sizes:
         progress(f"stages of a step, batch {batch_size}")
-        for kind, clocks in stages(batch_size, train, plan.marked).items():
-            names = STAGES[kind]
-            yield {"kind": "stages", "block": kind, "batch_size": batch_size, "names": names} | clocks
+        for kind, ns in stages(batch_size, train, plan.marked).items():
+            yield {"kind": "stages", "block": kind, "batch_size": batch_size, "names": STAGES[kind], "ns": ns}
 
 
 def stages(batch_size, train, steps):
-    """Return for each kind of block the `stage_clocks` of a step."""
+    """Return for each kind of block the `stage_ns` of a step."""
     import cupy as cp
 
     from .engines import cuda_persistent
@@ -210,19 +211,19 @@ def stages(batch_size, train, steps):
     place = kernels.load("persistent", **macros).get_global("marks")
     marks = cp.ndarray((blocks, steps, MARKS), np.int64, place).get()
     return {
-        kind: stage_clocks(part[..., : len(STAGES[kind])])
+        kind: stage_ns(part[..., : len(STAGES[kind])])
         for kind, part in zip(STAGES, np.split(marks, [cuda_persistent.COLUMN_BLOCKS]), strict=True)
     }
 
 
-def stage_clocks(marks):
-    """Return the clocks from each mark to the next one, from a step's last to the next step's first.
+def stage_ns(marks):
+    """Return the nanoseconds from each mark to the next one, from a step's last to the next step's first.
 
-    marks (blocks, steps, stages) int64: a multiprocessor's clock. A dict: "clocks", the stages' medians over blocks and
-    steps, and "mean_clocks", their means, which add up to a step as medians need not.
+    marks (blocks, steps, stages) int64: the GPU's timer, which may go on by 32 ns at a time. So not single stages are
+    returned, but means over all blocks and steps, a list; they add up to a step.
     """
     took = np.concatenate([marks[:, :-1, 1:], marks[:, 1:, :1]], axis=2) - marks[:, :-1]
-    return {"clocks": np.median(took, axis=(0, 1)).tolist(), "mean_clocks": took.mean(axis=(0, 1)).round(1).tolist()}
+    return took.mean(axis=(0, 1)).round(1).tolist()
 
 
 # The record as a table
@@ -249,5 +250,4 @@ def table(record):
 
 def stage_lines(run):
     """Return a line for each stage of a run of the kind "stages"."""
-    stages = zip(run["names"], run["clocks"], strict=True)
-    return [f"    {name:<40}{clocks:>8.0f} clocks" for name, clocks in stages]
+    return [f"    {name:<40}{ns:>8,.0f} ns" for name, ns in zip(run["names"], run["ns"], strict=True)]

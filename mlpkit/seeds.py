@@ -2,7 +2,7 @@
 
 The record "seeds" holds the time of an epoch for several numbers of networks at once (`cuda_cluster`), that of fifteen
 of them one after another (`cuda_persistent`, the engine that is fastest for a single one), what a block does in a step
-by its multiprocessor's clock, and the test accuracies of fifteen seeds.
+by the GPU's timer, and the test accuracies of fifteen seeds.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ import numpy as np
 from . import engines, kernels, results
 from .data import epoch_order, load
 from .launches import device_us
-from .persistence import stage_clocks, stage_lines
+from .persistence import stage_lines, stage_ns
 from .recipe import Recipe
 
 TOGETHER, ALONE = "cuda_cluster", "cuda_persistent"
@@ -140,12 +140,12 @@ def one_by_one(count, recipe, train):
 def _stages(dataset, plan, progress):
     for count in plan.marked_networks:
         progress(f"stages of a step, {count} at once")
-        clocks = stages(count, Recipe(lr=1e-3), dataset.train, plan.marked)
-        yield {"kind": "stages", "networks": count, "names": STAGES} | clocks
+        ns = stages(count, Recipe(lr=1e-3), dataset.train, plan.marked)
+        yield {"kind": "stages", "networks": count, "names": STAGES, "ns": ns}
 
 
 def stages(count, recipe, train, steps):
-    """Return the `persistence.stage_clocks` of a step in the first network's blocks."""
+    """Return the `persistence.stage_ns` of a step in the first network's blocks."""
     import cupy as cp
 
     together = Together(count, recipe, train)
@@ -154,7 +154,7 @@ def stages(count, recipe, train, steps):
         together.epoch(together.orders())
     place = kernels.load("cluster", **macros).get_global("marks")
     marks = cp.ndarray((together.engine.BLOCKS, steps, MARKS), np.int64, place).get()[..., : len(STAGES)]
-    return stage_clocks(marks)
+    return stage_ns(marks)
 
 
 # Accuracies

@@ -40,7 +40,7 @@ def test_a_small_record_is_whole_and_can_be_read_back(tmp_path):
         assert len(run["samples_us"]) == SMALL.samples
         assert min(run["samples_us"]) > 100
     (stages,) = results.runs(record, kind="stages")
-    assert sum(stages["clocks"]) > 1000
+    assert 1000 < sum(stages["ns"]) < 1e6
     (accuracy,) = results.runs(record, kind="accuracy")
     assert min(accuracy["test_accuracy"]) > 0.9
     assert table(results.load(results.save(record, folder=tmp_path))) == table(record)
