@@ -25,7 +25,7 @@ struct Parameter {
     float m, v;
 #endif
 
-    __device__ void load(const Vectors& vectors, int place) {  // from the L2 cache: another block may have written it
+    __device__ void load(const Vectors& vectors, int place) {
         w = __ldcg(vectors.theta + place);
 #if ADAM
         m = __ldcg(vectors.m + place);

@@ -7,9 +7,9 @@
 //   nobody else needs to see W1. In between, half of its warps update a tile of 16 x 16 of W3, the other half one of W2.
 //
 //   Row blocks (up to 64): each takes 1, 2 or 4 examples from a1 through the other layers to the loss and back to dz1.
-//   Its threads hold W2 and W3 in registers, where the way there and the way back use them both; new ones arrive after
-//   each step. No two rows need each other, so there is no waiting in between. While it waits for them, a row block
-//   updates two rows of W4 (or four).
+//   Its threads hold W2 and W3 in registers, where the way there and the way back use them both. No two rows need each
+//   other, so there is no waiting in between. After dz1 it updates two rows of W4 (or four), and loads the new W3; the
+//   new W2, W4 and biases it loads as the next step begins, before it waits for a1.
 //
 // How numbers are handed over: a packet of 8 bytes is a number and the step that it belongs to. The reader looks until
 // the step is the right one; so the data are their own signal, and arrive in the time of one write and one read.
@@ -487,7 +487,8 @@ __device__ void update_first(FirstWeights& weights, ColumnShared& shared, const 
     }
 }
 
-// The hidden layers' gradients: warps 0 to 7 have a tile of W3, warps 8 to 15 one of W2; blocks 0 to 7 a bias, too.
+// The hidden layers' gradients: warps 0 to 7 have a tile of W3, warps 8 to 15 one of W2; in blocks 0 to 7
+// each half has 16 numbers of a bias, too.
 struct HiddenTile {
     Parameter weight;
 
