@@ -4,10 +4,10 @@ Eight are fastest, on an H200: a step takes 16 % longer with one, 6 % longer wit
 of each batch is inside; to gather all of them before the loop is no faster. Each number of steps is a program of its
 own. Data and step: as in `jax_step`.
 
-XLA's own settings are left alone, as none of these was better (JAX 0.11.2 on an H200, SGD, batch 128: 46 us a step as
-it is). xla_gpu_enable_command_buffer=+WHILE, the loop itself in a CUDA graph: 55 us with eight unrolled, 341 us with
-one. All kinds of commands in graphs, and xla_gpu_graph_min_graph_size=1: 47 us. No graphs at all: 124 us. cuBLAS in
-place of XLA's own products, xla_gpu_enable_triton_gemm=false: 78 us.
+XLA's own settings are left alone, as none of these was better than the 46 us a step without them (JAX 0.11.2 on an
+H200, SGD, batch 128, all in one run). xla_gpu_enable_command_buffer=+WHILE, the loop itself in a CUDA graph: 55 us with
+eight unrolled, 341 us with one. All kinds of commands in graphs, and xla_gpu_graph_min_graph_size=1: 47 us. No graphs
+at all: 124 us. cuBLAS in place of XLA's own products, xla_gpu_enable_triton_gemm=false: 78 us.
 """
 
 from functools import partial
