@@ -43,7 +43,10 @@ def settings(optimizer):
 
 
 def mean_losses(row_losses, rest):
-    """Return the means of batches (..., steps, batch size); the last one has only `rest` examples, unless that is 0."""
+    """Return the means of batches (..., steps, batch size); the last one has only `rest` examples, unless that is 0.
+
+    What lies beyond those examples is overwritten with zeros.
+    """
     if not rest:
         return row_losses.mean(axis=-1)
     row_losses[..., -1, rest:] = 0  # so that the short batch is added up like all others, to the last bit

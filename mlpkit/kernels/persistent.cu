@@ -618,13 +618,12 @@ __device__ void column_block(const Arguments& arguments, int steps) {
         Pixels ahead[AHEAD + 1];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) ahead[i].load(x, first.tile(i));
-        const int column = warp;  // a warp a column, of those that are done with W3 by then
         float db1;
-        if (column == 0 || column == 1) db1 = receive_dz1(shared, packets, tag, column);
+        if (warp < 2) db1 = receive_dz1(shared, packets, tag, warp);  // a warp a column; both are done with W3 by then
         __syncthreads();
         mark(step, 3);
         update_first(first, shared, ahead, x, arguments, rates);
-        if ((column == 0 || column == 1) && lane == 0) shared.b1[column].update(db1, arguments.settings, rates, false);
+        if (warp < 2 && lane == 0) shared.b1[warp].update(db1, arguments.settings, rates, false);
         mark(step, 4);
         first.biased = first.next;
         first.write_digits(shared);
