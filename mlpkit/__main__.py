@@ -10,30 +10,16 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from . import (
-    agreement,
-    bench,
-    compiling,
-    data,
-    engines,
-    experiments,
-    feed,
-    goal,
-    gpu,
-    launches,
-    machine,
-    matmul_ladder,
-    peers,
-    persistence,
-    processes,
-    results,
-    seeds,
-    timeline,
-)
+from . import data, engines
 from .files import check_writable
-from .optim import BY_NAME
-from .recipe import SCHEDULES, Recipe
-from .train import Diverged
+from .kernels import gpu
+from .lab import bench, machine, peers, processes, results
+from .lab.experiments import agreement, feed, goal, launches, matmul_ladder, persistence, seeds, timeline
+from .lab.experiments import compile as compiling
+from .lab.experiments import trainings as experiments
+from .training.fit import Diverged
+from .training.optim import BY_NAME
+from .training.recipe import SCHEDULES, Recipe
 
 
 def main(arguments=None):

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 
-from mlpkit import gpu
+from mlpkit.kernels import gpu
 
 # The same examples at every run. To look for new ones: pytest --hypothesis-profile=explore
 settings.register_profile("repeatable", max_examples=25, deadline=None, derandomize=True)

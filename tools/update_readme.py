@@ -8,11 +8,12 @@ import re
 import sys
 from dataclasses import dataclass
 
-from mlpkit import overview, plots, results
-from mlpkit.bench import brief
+from mlpkit import plots
 from mlpkit.engines import BASELINE
 from mlpkit.files import write_atomically
-from mlpkit.recipe import Recipe
+from mlpkit.lab import overview, results
+from mlpkit.lab.bench import brief
+from mlpkit.training.recipe import Recipe
 
 README = results.ROOT / "README.md"
 PICTURE = results.FOLDER / "headline.png"

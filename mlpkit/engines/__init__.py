@@ -12,7 +12,7 @@ and labels are integers in `[0, classes)`.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
-from .. import gpu
+from mlpkit.kernels import gpu
 
 Array: TypeAlias = Any  # an engine's own array type: numpy.ndarray, cupy.ndarray, ...
 

@@ -12,10 +12,12 @@ from weakref import WeakKeyDictionary
 import cupy as cp
 import numpy as np
 
-from .. import gpu, kernels
-from ..checks import check_batch, check_labels
-from ._held import as_bytes, check_network, held_sizes, hold, macros_for, marks_in, take_back
-from ._rates import check_optimizer, mean_losses, rates, settings
+from mlpkit import kernels
+from mlpkit.checks import check_batch, check_labels
+from mlpkit.kernels import gpu
+
+from .cuda.held import as_bytes, check_network, held_sizes, hold, macros_for, marks_in, take_back
+from .cuda.rates import check_optimizer, mean_losses, rates, settings
 from .cupy_fused import *
 
 gpu.require_capability(9.0)

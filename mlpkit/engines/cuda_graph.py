@@ -10,8 +10,8 @@ from itertools import pairwise
 import cupy as cp
 import numpy as np
 
-from ._cuda import kernel
-from ._graph import step_by_step
+from .cuda.graph import step_by_step
+from .cuda.kernel import kernel
 from .cupy_fused import *
 from .cupy_fused import cross_entropy
 

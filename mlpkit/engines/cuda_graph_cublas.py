@@ -1,6 +1,6 @@
 """The kernels of `cupy_fused`, cuBLAS's among them, recorded once as a graph and replayed step by step."""
 
-from ._graph import step_by_step
+from .cuda.graph import step_by_step
 from .cupy_fused import *
 from .cupy_fused import gradient
 

@@ -1,6 +1,6 @@
 """All the full batches of an epoch in one graph: one launch an epoch."""
 
-from ._graph import whole
+from .cuda.graph import whole
 from .cuda_graph import *
 from .cuda_graph import gradient
 

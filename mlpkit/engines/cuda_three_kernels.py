@@ -9,10 +9,11 @@ from weakref import WeakKeyDictionary
 import cupy as cp
 import numpy as np
 
-from ..checks import check_batch, check_labels
-from ._cuda import C_TYPES, kernel
-from ._graph import Epoch
-from ._rates import check_optimizer, mean_losses, rates, settings
+from mlpkit.checks import check_batch, check_labels
+
+from .cuda.graph import Epoch
+from .cuda.kernel import C_TYPES, kernel
+from .cuda.rates import check_optimizer, mean_losses, rates, settings
 from .cupy_fused import *
 
 WARPS, ROWS, TILE, EDGE = 16, 2, (8, 16), 32  # as in three_kernels.cu

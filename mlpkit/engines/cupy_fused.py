@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 import cupy as cp
 import numpy as np
 
-from . import _cublas as cublas
-from ._cublas import Product
-from ._cuda import C_TYPES, kernel
+from .cuda import cublas as cublas
+from .cuda.cublas import Product
+from .cuda.kernel import C_TYPES, kernel
 from .cupy_naive import *
 
 THREADS = 256  # a block, for kernels in which each thread has one element

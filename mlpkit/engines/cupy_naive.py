@@ -5,7 +5,8 @@ Nothing else has changed: NumPy's functions have their namesakes in CuPy, which 
 
 from types import FunctionType
 
-from .. import gpu
+from mlpkit.kernels import gpu
+
 from . import numpy_baseline
 from .numpy_baseline import *
 

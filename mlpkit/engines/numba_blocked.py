@@ -1,7 +1,7 @@
 """The loops of `numba_fastmath`, with a matrix product that knows about registers and caches: see `_gemm`."""
 
-from . import _gemm
-from ._compile import FASTMATH, compile_loops
+from .loops import gemm as _gemm
+from .loops.compiler import FASTMATH, compile_loops
 from .python_loops import *
 
 globals().update(vars(compile_loops(__name__, parallel=True, fastmath=FASTMATH, calls={"matmul": _gemm.matmul})))

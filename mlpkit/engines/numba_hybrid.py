@@ -5,8 +5,8 @@ The compiled loops run on one core: OpenBLAS keeps threads of its own waiting on
 
 import numpy as np
 
-from . import _fused
-from ._compile import FASTMATH, compile_loops
+from .loops import fused as _fused
+from .loops.compiler import FASTMATH, compile_loops
 from .numba_serial import check_labels
 from .numpy_baseline import *
 

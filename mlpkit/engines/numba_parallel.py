@@ -4,7 +4,7 @@ Numba's threads serve one Python thread at a time where its only layer is "workq
 Threading Layers"): two that train at once would end the process.
 """
 
-from ._compile import compile_loops
+from .loops.compiler import compile_loops
 from .python_loops import *
 
 globals().update(vars(compile_loops(__name__, parallel=True)))

@@ -9,8 +9,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numba import get_num_threads
 
-from . import _fused, _gemm, _step
-from ._compile import FASTMATH, compile_loops
+from .loops import fused as _fused
+from .loops import gemm as _gemm
+from .loops import step as _step
+from .loops.compiler import FASTMATH, compile_loops
 from .numba_blocked import *
 from .numba_serial import check_labels
 

@@ -37,10 +37,17 @@ def source(name):
 
     Raises ValueError where there is none.
     """
-    path = FOLDER / f"{name}.cu"
-    if not path.is_file():
-        raise ValueError(f"there is no kernel file {name!r}; the files are {', '.join(names())}.")
-    return INCLUDE.sub(lambda found: (FOLDER / found[1]).read_text(encoding="utf-8"), path.read_text(encoding="utf-8"))
+    path = place(name)
+    return INCLUDE.sub(
+        lambda found: (path.parent / found[1]).read_text(encoding="utf-8"), path.read_text(encoding="utf-8")
+    )
+
+
+def place(name):
+    """Return the path of `<name>.cu`, in whichever room it lies. Raises ValueError where there is none."""
+    for path in FOLDER.glob(f"*/{name}.cu"):
+        return path
+    raise ValueError(f"there is no kernel file {name!r}; the files are {', '.join(names())}.")
 
 
 def excerpt(name, first, last):
@@ -58,7 +65,7 @@ def excerpt(name, first, last):
 
 def names():
     """Return the names of all kernel files."""
-    return sorted(path.stem for path in FOLDER.glob("*.cu"))
+    return sorted(path.stem for path in FOLDER.glob("*/*.cu"))
 
 
 @cache

@@ -1,0 +1,30 @@
+"""In which order an epoch visits the examples, and how that order is cut into batches."""
+
+import numpy as np
+
+from mlpkit.checks import check_count, check_labels
+
+
+def one_hot(labels, classes=10):
+    """Return float32 rows (n, classes): 1 in the column of each label, 0 elsewhere. labels (n,): integers.
+
+    Raises ValueError or TypeError for what is no label.
+    """
+    labels = np.asarray(labels)
+    check_labels(labels, len(labels), classes)
+    return np.eye(classes, dtype=np.float32)[labels]
+
+
+def epoch_order(n, seed, epoch):
+    """Return the order (n,) int64 in which epoch number `epoch`, from 0 on, visits the examples.
+
+    It depends on the seed and the epoch alone, so training can be taken up again at any epoch.
+    """
+    return np.random.default_rng((seed, 1 + epoch)).permutation(n)  # (seed, 0) has drawn the first weights
+
+
+def batches(order, batch_size):
+    """Yield `order` in pieces of `batch_size`; the last one is shorter where they don't divide evenly."""
+    batch_size = check_count("batch_size", batch_size)
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]

@@ -1,0 +1,100 @@
+"""The IDX file format, in which MNIST is distributed: a short header, then the numbers.
+
+    two zero bytes | type code | number of dimensions | one 4-byte size a dimension | the elements, row by row
+
+Everything is big-endian. A file may be gzipped; that is seen from its first two bytes, not from its name. The format
+is described at the foot of http://yann.lecun.com/exdb/mnist/.
+"""
+
+import gzip
+import io
+import zlib
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from mlpkit.files import write_atomically
+
+TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+GZIP_MAGIC = b"\x1f\x8b"
+DEFLATE_LIMIT = 1032  # no deflate stream unpacks to more than this many times its size
+
+
+class IDXError(ValueError):
+    """A file is not a whole, correct IDX file; the message names the file and what is wrong."""
+
+
+def read_idx(path):
+    """Return the array in the IDX file `path`, gzipped or not, in this machine's byte order.
+
+    Raises IDXError where the file is truncated, too long, corrupted or no IDX file, FileNotFoundError where it is
+    missing. Never holds more in memory than the header promises, or than the file can contain.
+    """
+    path = Path(path)
+    packed = path.read_bytes()
+    try:
+        with _unpacked(packed) as file:
+            return _parse(file, limit=len(packed) * DEFLATE_LIMIT)
+    except IDXError as error:
+        raise IDXError(f"{path}: {error}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise IDXError(f"{path}: the gzip data are damaged or cut short ({error}).") from error
+
+
+def write_idx(path, array):
+    """Write `array` (1 to 4 dimensions, a type that IDX knows) to `path`; gzipped where the name ends in .gz."""
+    data = idx_bytes(array)
+    packed = Path(path).suffix == ".gz"
+    write_atomically(path, gzip.compress(data, mtime=0) if packed else data)
+
+
+def idx_bytes(array):
+    """Return `array` as the bytes of an IDX file. Raises IDXError for a type or a shape that IDX has no code for."""
+    array = np.asarray(array)
+    big_endian = array.dtype.newbyteorder(">")
+    codes = {np.dtype(name): code for code, name in TYPES.items()}
+    if big_endian not in codes:
+        raise IDXError(f"IDX has no type for {array.dtype}: convert to uint8, int8, int16, int32, float32 or float64.")
+    if not 1 <= array.ndim <= 4:
+        raise IDXError(f"an IDX file here has 1 to 4 dimensions, not {array.ndim}.")
+    header = bytes([0, 0, codes[big_endian], array.ndim])
+    return header + np.array(array.shape, ">u4").tobytes() + array.astype(big_endian).tobytes()
+
+
+def _unpacked(data):
+    file = io.BytesIO(data)
+    return gzip.GzipFile(fileobj=file) if data.startswith(GZIP_MAGIC) else file
+
+
+def _parse(file, limit):
+    dtype, shape = _parse_header(file)
+    size = prod(shape) * dtype.itemsize
+    if size > limit:
+        raise IDXError(f"truncated: the header promises {size} bytes of data, more than the file can hold.")
+    data = file.read(size + 1)
+    if len(data) < size:
+        raise IDXError(f"truncated: the header promises {size} bytes of data, there are {len(data)}.")
+    if len(data) > size:
+        raise IDXError(f"too long: data go on after the {size} bytes that the header promises.")
+    try:
+        return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))
+    except ValueError as error:  # no data at all, but sizes beyond what NumPy can count
+        raise IDXError(f"the header gives the sizes {shape}, more than an array can have.") from error
+
+
+def _parse_header(file):
+    magic = file.read(4)
+    if len(magic) < 4:
+        raise IDXError(f"truncated: an IDX header has at least 4 bytes, there are {len(magic)}.")
+    if magic.startswith(GZIP_MAGIC):  # the first layer is off already
+        raise IDXError("not an IDX file: it is gzipped twice; unpack it once with gunzip.")
+    zeros, code, ndim = magic[:2], magic[2], magic[3]
+    if zeros != b"\0\0" or code not in TYPES:
+        raise IDXError(f"not an IDX file: it begins with the bytes {magic.hex(' ')}.")
+    if not 1 <= ndim <= 4:
+        raise IDXError(f"the header gives {ndim} dimensions; 1 to 4 can be read.")
+    sizes = file.read(4 * ndim)
+    if len(sizes) < 4 * ndim:
+        raise IDXError(f"truncated: the sizes of {ndim} dimensions need {4 * ndim} bytes.")
+    return np.dtype(TYPES[code]), tuple(np.frombuffer(sizes, ">u4").tolist())

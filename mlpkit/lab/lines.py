@@ -1,0 +1,92 @@
+"""How much code is an engine? The lines that it adds to NumPy's version, counted from the files themselves.
+
+Counted are the engine's module, the modules beside it that it imports, directly or not, and the CUDA C files whose
+kernels any of them names; not the baseline, from which every engine takes what it does not change. A line counts if it
+holds code: blank lines, comments and docstrings are free. A peer's lines are counted in the same way, and include what
+the workbook's engines share in `network`, `optim` and `train`.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from pathlib import Path
+
+from mlpkit import kernels
+from mlpkit.engines import BASELINE
+
+PACKAGE = Path(kernels.__file__).parents[1]
+FOLDERS = (PACKAGE / "engines", PACKAGE / "lab" / "peers")
+NOT_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+COMMENT_IN_C = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+def of(name):
+    """Return how many lines of code the engine or peer called `name` adds to the baseline; 0 for the baseline."""
+    return sum(count(path) for path in files(name))
+
+
+def files(name):
+    """Return the paths of the files that are counted for an engine or a peer, sorted by name.
+
+    Nothing is imported: an engine need not be able to run here. Raises ValueError where there is no such module.
+    """
+    found, waiting = set(), [_path(name)]
+    if not waiting[0]:
+        raise ValueError(f"there is no engine and no peer {name!r} in {' or '.join(map(str, FOLDERS))}.")
+    while waiting:
+        path = waiting.pop()
+        if path and path not in found and path.stem != BASELINE:
+            found.add(path)
+            waiting += _needs(path)
+    return sorted(found, key=lambda path: path.name)
+
+
+def count(path):
+    """Return how many lines of a Python or CUDA C file hold code."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return sum(bool(line.strip()) for line in COMMENT_IN_C.sub(_newlines, text).splitlines())
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    lines = {line for token in tokens if token.type not in NOT_CODE for line in range(token.start[0], token.end[0] + 1)}
+    return len(lines - _docstrings(text))
+
+
+def _path(name):
+    """Return the file of an engine or a peer, None where there is none."""
+    paths = [folder / f"{name}.py" for folder in FOLDERS]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _needs(path):
+    """Return the files that one needs: modules of its room, CUDA C by its name, what that includes; None for others."""
+    if path.suffix != ".py":
+        return [path.with_name(name) for name in kernels.INCLUDE.findall(path.read_text(encoding="utf-8"))]
+    needed = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            needed += _modules(path, node)
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            needed += [kernels.place(name) for name in kernels.names() if name == node.args[0].value]
+    return needed
+
+
+def _modules(path, node):
+    """Return the files below FOLDERS that an import statement of a file names, as modules or as what they hold."""
+    start = path.parents[node.level - 1] if node.level else PACKAGE.parent
+    base = start.joinpath(*(node.module or "").split("."))
+    found = [base.with_suffix(".py"), *(base / f"{alias.name}.py" for alias in node.names)]
+    return [file for file in found if file.is_file() and any(folder in file.parents for folder in FOLDERS)]
+
+
+def _docstrings(text):
+    """Return the numbers of the lines of a Python text that are docstrings."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    bodies = [node.body for node in ast.walk(ast.parse(text)) if isinstance(node, kinds) and node.body]
+    firsts = [body[0] for body in bodies if isinstance(body[0], ast.Expr)]
+    strings = [first for first in firsts if isinstance(getattr(first.value, "value", None), str)]
+    return {line for first in strings for line in range(first.lineno, (first.end_lineno or 0) + 1)}
+
+
+def _newlines(match):
+    return "\n" * match[0].count("\n")

@@ -1,0 +1,274 @@
+"""Every engine and every peer of a machine, from whatever records there are of it.
+
+Each function takes the name of a machine, which is that of its folder in `results/`, and returns a dict by the name of
+the engine or peer. What no record holds is not in it: a machine without a GPU has no GPU engines, an engine that was
+written later than a record was made appears when the record is made again.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from mlpkit import engines, plots
+from mlpkit.engines import BASELINE
+from mlpkit.training.recipe import Recipe
+
+from . import lines, peers, results
+from .bench import brief, median_us
+from .experiments import agreement, goal
+from .experiments import compile as compiling
+
+LABELS = {
+    "python_lists": "Python lists",
+    "python_loops": "Python loops over arrays",
+    "numpy_baseline": "NumPy, this workbook",
+    "plain_numpy": "NumPy, one plain script",
+    "numba_serial": "Numba loops",
+    "numba_parallel": "Numba loops, parallel",
+    "numba_fastmath": "Numba loops, parallel, fastmath",
+    "numba_blocked": "Numba loops, blocked product",
+    "numba_hybrid": "NumPy's products, Numba between",
+    "numba_step": "Numba, a whole step",
+    "cupy_naive": "CuPy, NumPy's lines",
+    "cupy_fused": "CuPy, cuBLAS with epilogues",
+    "cuda_graph_cublas": "CUDA graph of cuBLAS's kernels",
+    "cuda_graph": "CUDA graph of our kernels",
+    "cuda_graph_epoch": "CUDA graph of an epoch",
+    "cuda_three_kernels": "CUDA graph, three kernels a step",
+    "cuda_persistent": "one persistent CUDA kernel",
+    "cuda_cluster": "a network on eight multiprocessors",
+    "scikit_learn": "scikit-learn",
+    "pytorch": "PyTorch",
+    "pytorch_compiled": "PyTorch, compiled",
+    "pytorch_cuda": "PyTorch on the GPU",
+    "pytorch_cuda_compiled": "PyTorch on the GPU, compiled",
+    "pytorch_cuda_graph": "PyTorch, compiled, CUDA graph",
+    "pytorch_cuda_graph_tf32": "PyTorch, CUDA graph, TF32",
+    "jax_step": "JAX, a jitted step",
+    "jax_epoch": "JAX, a scan over steps",
+    "jax_epoch_default": "JAX, a scan over steps, TF32",
+}
+STEPS = ("engines", "peers", "gpu_peers")  # the records with times of steps, the last word last
+GROUPS = ("ours, CPU", "others, CPU", "ours, GPU", "others, GPU")
+LESS_PRECISE = ("pytorch_cuda_graph_tf32", "jax_epoch_default")  # matrix products of TF32
+TITLES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+
+
+def label(name):
+    """Return an engine's or a peer's name in words."""
+    return LABELS.get(name, name.replace("_", " "))
+
+
+def group(name):
+    """Return the one of GROUPS that an engine or a peer belongs to."""
+    ours = name in engines.NAMES
+    on_gpu = name in engines.ON_GPU if ours else name in peers.GPU.others
+    return f"{'ours' if ours else 'others'}, {'GPU' if on_gpu else 'CPU'}"
+
+
+def machines(folder=results.FOLDER):
+    """Return the names of the machines with published times of engines or peers, those without a GPU first."""
+    paths = [path for name in STEPS for path in Path(folder).glob(f"*/{name}.json")]
+    published = sorted(path for path in paths if path.parent.name != results.MINE)
+    names = {path.parent.name: results.load(path)["machine"]["gpu"]["found"] for path in published}
+    return sorted(names, key=lambda name: (names[name], name))
+
+
+def record(experiment, machine, folder=results.FOLDER):
+    """Return a machine's record of an experiment, None where there is none."""
+    path = Path(folder) / machine / f"{experiment}.json"
+    return _load(path, path.stat().st_mtime_ns) if path.exists() else None
+
+
+@lru_cache(maxsize=32)
+def _load(path, written_ns):
+    return results.load(path)
+
+
+def caption(machine, folder=results.FOLDER):
+    """Return what the machine is and the dates of its records of engines and peers, in one line."""
+    found = of_steps(machine, folder)
+    facts, dates = found[0]["machine"], sorted({entry["date"][:10] for entry in found})
+    what = f"{facts['gpu']['name']} with " if facts["gpu"]["found"] else ""
+    return f"{what}{facts['cpu']}, {facts['cores']} cores, {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}"
+
+
+def title(machine, folder=results.FOLDER):
+    """Return the machine in a few words: its GPU, or its processor and cores."""
+    facts = of_steps(machine, folder)[0]["machine"]
+    return facts["gpu"]["name"] if facts["gpu"]["found"] else f"{facts['cpu']}, {facts['cores']} cores"
+
+
+def of_steps(machine, folder=results.FOLDER):
+    """Return a machine's records with times of steps. Raises FileNotFoundError where there is none."""
+    found = [entry for name in STEPS if (entry := record(name, machine, folder))]
+    if not found:
+        raise FileNotFoundError(
+            f"no record of {' or '.join(STEPS)} in {Path(folder) / machine}: run one of them there."
+        )
+    return found
+
+
+def step_us(machine, optimizer="sgd", batch_size=128, folder=results.FOLDER):
+    """Return medians, in microseconds a step, fastest first. Where an engine is in two records, its peers' counts."""
+    found: dict[str, float] = {}
+    for times in _by_record(machine, optimizer, batch_size, folder):
+        found |= times
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def times_numpy(machine, optimizer="sgd", batch_size=128, folder=results.FOLDER):
+    """Return how many times NumPy's each time of `step_us` is. Both times of a ratio are from one record."""
+    found: dict[str, float] = {}
+    for times in _by_record(machine, optimizer, batch_size, folder):
+        if BASELINE in times:
+            found |= {name: us / times[BASELINE] for name, us in times.items()}
+    return found
+
+
+def _by_record(machine, optimizer, batch_size, folder):
+    """Yield for each record of steps the medians of the runs with a recipe."""
+    for experiment in STEPS:
+        kept = record(experiment, machine, folder) or {"runs": [], "settings": {}}
+        pairs = [(run.get("recipe") or kept["settings"]["recipe"], run) for run in kept["runs"] if run["samples_us"]]
+        wanted = optimizer, batch_size
+        yield {run["engine"]: median_us(run) for r, run in pairs if (r["optimizer"], r["batch_size"]) == wanted}
+
+
+def recipes(machine, folder=results.FOLDER):
+    """Return the recipes with which steps were timed, as pairs (optimizer, batch size), the workbook's usual first."""
+    wanted = [(recipe.optimizer, recipe.batch_size) for recipe in (Recipe(), *peers.RECIPES)]
+    return [pair for pair in dict.fromkeys(wanted) if len(step_us(machine, *pair, folder)) > 1]
+
+
+def goals(machine, folder=results.FOLDER):
+    """Return by engine a dict of (seconds, is it an estimate?) by percent, the quickest to the last goal first."""
+    found: dict[str, dict[int, tuple[float, bool]]] = {}
+    for case in (record("goal", machine, folder) or {"runs": []})["runs"]:
+        if not case["why_not"]:
+            found.setdefault(case["engine"], {})[case["goal"]] = goal.seconds(case), goal.is_estimate(case)
+    return dict(sorted(found.items(), key=lambda item: [seconds for seconds, _ in reversed(item[1].values())]))
+
+
+def waits(machine, folder=results.FOLDER):
+    """Return by engine the seconds until its first step is done, (with empty caches, with filled ones)."""
+    found: dict[str, tuple[float, float]] = {}
+    for experiment in ("compile", "gpu_compile"):
+        kept = record(experiment, machine, folder) or {"runs": []}
+        for name in dict.fromkeys(case["engine"] for case in kept["runs"] if case["samples_s"]):
+            empty, filled = (compiling.wait_s(kept, name, cache) for cache in compiling.CACHES)
+            found[name] = empty, filled
+    return found
+
+
+def starts(machine, folder=results.FOLDER):
+    """Return by peer the seconds that its first process took to import, compile and take 20 steps; caches as found."""
+    found: dict[str, float] = {}
+    for experiment in ("peers", "gpu_peers"):
+        for run in (record(experiment, machine, folder) or {"runs": []})["runs"]:
+            if run.get("start_seconds") and run["engine"] not in engines.NAMES:
+                found.setdefault(run["engine"], run["start_seconds"][0])  # of the first recipe: it imports
+    return found
+
+
+def trainings(machine, folder=results.FOLDER):
+    """Return the runs of whole trainings with the usual recipe, of all engines from all seeds."""
+    kept = [record(experiment, machine, folder) for experiment in ("agreement", "gpu_agreement")]
+    return [run for entry in kept if entry for run in entry["runs"]]
+
+
+def accuracies(machine, folder=results.FOLDER):
+    """Return by engine the test accuracies of its trainings with the usual recipe, one a seed."""
+    return agreement.accuracies({"runs": trainings(machine, folder)})
+
+
+def loss_errors(machine, folder=results.FOLDER):
+    """Return by engine the largest relative difference of a first loss from the baseline's, over all seeds."""
+    found: dict[str, float] = {}
+    for run in trainings(machine, folder):
+        found[run["engine"]] = max(found.get(run["engine"], 0.0), run["max_loss_error"])
+    return found
+
+
+def break_even(machine, folder=results.FOLDER):
+    """Return by engine the number of steps after which its wait with empty caches is paid back, against NumPy.
+
+    Infinite for an engine whose steps take longer than NumPy's.
+    """
+    times, ratios = step_us(machine, folder=folder), times_numpy(machine, folder=folder)
+    saved_us = {name: us * (1 / ratios[name] - 1) for name, us in times.items() if name in ratios}
+    return {
+        name: empty / (saved_us[name] / 1e6) if saved_us[name] > 0 else np.inf
+        for name, (empty, _) in waits(machine, folder).items()
+        if name in saved_us
+    }
+
+
+def groups(names):
+    """Return the group of each name by its label, in the order of GROUPS."""
+    return {label(name): group(name) for name in sorted(names, key=lambda name: GROUPS.index(group(name)))}
+
+
+def dots(panels, xlabel, note=brief, **options):
+    """Return a figure of dots: panels[title] has values by the names of engines and peers. See `plots.dot_panels`."""
+    named = {title: {label(name): value for name, value in values.items()} for title, values in panels.items()}
+    names = [name for values in panels.values() for name in values]
+    return plots.dot_panels(named, groups(names), xlabel, note, order=GROUPS, **options)
+
+
+def goal_figure(machine, folder=results.FOLDER):
+    """Return a figure of the seconds to each of the two goals."""
+    found = {label(name): list(both.values()) for name, both in goals(machine, folder).items()}
+    rows = {name: [seconds for seconds, _ in both] for name, both in found.items()}
+    hollow = [(name, index) for name, both in found.items() for index, (_, guess) in enumerate(both) if guess]
+    return plots.spans(rows, "seconds of training", [f"to {percent} %" for percent in goal.GOALS], hollow)
+
+
+def wait_figure(machine, folder=results.FOLDER):
+    """Return a figure of the seconds until the first step, the shortest with empty caches first."""
+    rows = {label(name): pair for name, pair in sorted(waits(machine, folder).items(), key=lambda item: item[1])}
+    return plots.spans(rows, "seconds until the first step is done", [f"cache {cache}" for cache in compiling.CACHES])
+
+
+def lines_figure(machine, folder=results.FOLDER):
+    """Return a figure of microseconds a step by lines of code."""
+    times = step_us(machine, folder=folder)
+    points = {label(name): (lines.of(name), us) for name, us in times.items()}
+    xlabel = "lines of code beyond the baseline's"
+    return plots.named_points(points, groups(times), xlabel, "microseconds a step", order=GROUPS)
+
+
+def accuracy_figure(machine, folder=results.FOLDER):
+    """Return a figure of the test accuracies of each engine's trainings."""
+    rows = {label(name): [100 * a for a in found] for name, found in accuracies(machine, folder).items()}
+    return plots.seeds(rows, "test accuracy (%), a dot a seed, a line at the mean")
+
+
+def table(machine, folder=results.FOLDER):
+    """Return everything about a machine as a table: a row an engine or peer, fastest first; ~ marks an estimate."""
+    heads = ("us a step", "97 % s", "98 % s", "wait s", "lines", "test accuracy %")
+    rows = [f"{'':<34}" + "".join(f"{head:>{width}}" for head, width in zip(heads, _WIDTHS, strict=True))]
+    reached, waited, learned = goals(machine, folder), waits(machine, folder), accuracies(machine, folder)
+    for name, us in step_us(machine, folder=folder).items():
+        cells = [brief(us), *(in_seconds(reached.get(name, {}).get(percent)) for percent in goal.GOALS)]
+        cells += [f"{waited[name][0]:.1f}" if name in waited else "", str(lines.of(name)), _spread(learned.get(name))]
+        rows.append(f"{label(name):<34}" + "".join(f"{c:>{width}}" for c, width in zip(cells, _WIDTHS, strict=True)))
+    return "\n".join(rows)
+
+
+_WIDTHS = (11, 10, 10, 8, 7, 17)
+
+
+def in_seconds(entry):
+    """Return an entry of `goals`, (seconds, is it an estimate?), in three digits; ~ marks an estimate."""
+    if not entry:
+        return ""
+    seconds, is_estimate = entry
+    return ("~" if is_estimate else "") + (f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}")
+
+
+def _spread(found):
+    if not found or len(found) < 2:
+        return ""
+    return f"{100 * np.mean(found):.2f} +- {100 * np.std(found, ddof=1):.2f}"

@@ -1,0 +1,13 @@
+"""Measure a peer in this process: `python -m mlpkit.peers NAME SETTINGS`, the settings as JSON; prints JSON, a list."""
+
+import json
+import sys
+
+from mlpkit.lab.bench import Timing
+from mlpkit.training.recipe import Recipe
+
+from . import measure
+
+settings = json.loads(sys.argv[2])
+timing = Timing(**settings["timing"])
+print(json.dumps([measure(sys.argv[1], Recipe(**recipe), timing) for recipe in settings["recipes"]]))

@@ -1,0 +1,176 @@
+"""A record is a measurement that somebody else can check: the raw samples, and everything they depend on.
+
+Records are JSON files, `results/<machine>/<experiment>.json`. Those in the repository are the runs that the chapters
+show; `results/mine/` is for the reader's own, and git ignores it. A record is written again after each measurement,
+atomically, so an interrupted run loses nothing that it has measured.
+"""
+
+import json
+import os
+import subprocess
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from mlpkit import __version__
+from mlpkit.files import write_atomically
+
+from . import machine
+
+SCHEMA = 1
+ROOT = machine.ROOT
+FOLDER = ROOT / "results"
+MINE = "mine"
+CHAPTERS = ("amd-epyc-2-cores", "nvidia-h200")  # the machines whose numbers the chapters tell
+FIELDS = {
+    "schema": int,
+    "experiment": str,
+    "date": str,
+    "commit": str,
+    "dirty": bool,
+    "version": str,
+    "machine": dict,
+    "settings": dict,
+    "runs": list,
+}
+
+
+class RecordError(ValueError):
+    """A file is not a record that this version can read; the message names the file and what is wrong."""
+
+
+def new(experiment, **settings):
+    """Return an empty record of `experiment`. settings: what all of its runs share, as JSON can hold it."""
+    commit, dirty = _commit()
+    return {
+        "schema": SCHEMA,
+        "experiment": experiment,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "dirty": dirty,
+        "version": __version__,
+        "machine": machine.describe(),
+        "settings": settings,
+        "runs": [],
+    }
+
+
+def collect(record, found, save):
+    """Append to a record each of the runs that `found` yields, and save it after each; return the record.
+
+    found: a generator that measures a run when it is asked for it, so that an interruption costs one run at most.
+    """
+    for run in found:
+        record["runs"].append(run)
+        save(record)
+    return record
+
+
+def save(record, machine_name=MINE, folder=FOLDER):
+    """Write the record, atomically, and return its path."""
+    path = Path(folder) / machine_name / f"{record['experiment']}.json"
+    write_atomically(path, _to_json(record).encode())
+    return path
+
+
+def place(experiment, machine_name=MINE):
+    """Return the path of a record in this checkout."""
+    return ROOT / "results" / machine_name / f"{experiment}.json"
+
+
+def set_aside(experiment, machine_name=MINE):
+    """Rename a record that a new run is about to replace to `<experiment> <when>.json.previous`, so that none is lost.
+
+    Each has its own name: after two runs that were stopped at once, the one before them is still there.
+    """
+    path = place(experiment, machine_name)
+    with suppress(FileNotFoundError):  # there is none, or another run has just moved it
+        when = datetime.fromtimestamp(path.stat().st_mtime)
+        path.replace(path.with_name(f"{experiment} {when:%Y-%m-%d %H.%M.%S.%f}.json.previous"))
+
+
+def _to_json(record):
+    """Return the record as JSON with a line for each run, so that a difference between two records can be read."""
+    head = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in record.items() if name != "runs"]
+    runs = ",\n".join(json.dumps(run) for run in record["runs"])
+    return "{\n" + ",\n".join(head) + ',\n"runs": [\n' + runs + "\n]}\n"
+
+
+def load(path):
+    """Return the record in the file `path`. Raises RecordError where it is not a whole record of this schema."""
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path} is not a JSON file: {error}.") from error
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        found = record.get("schema") if isinstance(record, dict) else None
+        raise RecordError(f"{path} has schema {found}; this version reads schema {SCHEMA}.")
+    for name, kind in FIELDS.items():
+        if not isinstance(record.get(name), kind):
+            raise RecordError(f"{path} lacks {name!r}, or it is no {kind.__name__}.")
+    if not {"cpu", "cores", "gpu"} <= record["machine"].keys() or "found" not in record["machine"]["gpu"]:
+        raise RecordError(f"{path} does not say on which machine it was made: 'machine' lacks cpu, cores or gpu.")
+    if not all(isinstance(run, dict) for run in record["runs"]):
+        raise RecordError(f"{path} has a run that is no dict.")
+    return record
+
+
+def published(experiment, folder=FOLDER):
+    """Return the record of `experiment` that came with the workbook; another machine's, by name, only where none did.
+
+    Raises FileNotFoundError without any.
+    """
+    names = {path.parent.name: path for path in sorted(Path(folder).glob(f"*/{experiment}.json"))}
+    for name in (*CHAPTERS, *names):
+        if name in names and name != MINE:
+            return load(names[name])
+    raise FileNotFoundError(
+        f"no record of {experiment!r} in {folder}: run `python -m mlpkit bench {experiment}` to make one."
+    )
+
+
+def runs(record, **wanted):
+    """Return the runs of a record that have all of the given values."""
+    return [run for run in record["runs"] if all(run.get(k) == v for k, v in wanted.items())]
+
+
+def median(run, name="samples_us"):
+    """Return the median of one of a run's lists of samples, in the samples' unit."""
+    return float(np.median(run[name]))
+
+
+def mean_and_spread(fractions):
+    """Return the mean and the standard deviation over seeds as percentages: "97.50% +- 0.71%"; nan% of a single one."""
+    spread = np.std(fractions, ddof=1) if len(fractions) > 1 else np.nan
+    return f"{np.mean(fractions):.2%} +- {spread:.2%}"
+
+
+def caption(record, cpu=True):
+    """Return where and when the record was made, in one line. cpu=False: name the GPU alone, where there was one."""
+    facts = record["machine"]
+    where = [facts["gpu"]["name"]] if facts["gpu"]["found"] else []
+    if cpu or not where:
+        where += [facts["cpu"], f"{facts['cores']} cores"]
+    return ", ".join([*where, record["date"][:10]])
+
+
+def _commit():
+    """Return the checkout's commit, and whether the package or its pins differ from it; 'unknown' outside of one.
+
+    A copy without its history, on another machine, is told by the variable MLPKIT_COMMIT which clean commit it is. A
+    copy that lies inside somebody's own repository is not that repository's commit, unless this has the package too.
+    """
+    if told := os.environ.get("MLPKIT_COMMIT"):
+        return told, False
+    try:
+        commit, _ = _git("rev-parse", "HEAD", "HEAD:./mlpkit").split()
+        return commit, bool(_git("status", "--porcelain", "--", "mlpkit", "constraints.txt"))
+    except (OSError, subprocess.SubprocessError):
+        return "unknown", True
+
+
+def _git(*arguments):
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

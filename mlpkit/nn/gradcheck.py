@@ -1,0 +1,46 @@
+"""Is the gradient right? Nudge one parameter up and down, and see how much the loss changes.
+
+The slope `(L(theta + h) - L(theta - h)) / 2h` differs from the derivative by O(h^2). In float64, with h = 1e-6, it has
+some eight correct digits, so a wrong formula cannot hide. In float32 rounding would drown it: the check insists on
+float64.
+"""
+
+import numpy as np
+
+from mlpkit.checks import check_count
+
+
+def numerical_gradient(network, x, labels, indices, h=1e-6):
+    """Return the slopes (len(indices),) float64 of the loss at the parameters `theta[indices]`, by central differences.
+
+    x (n, inputs) and labels (n,): the batch. h: how far each parameter is nudged; it is put back.
+    """
+    slopes = []
+    for i in indices:
+        saved = float(network.theta[i])
+        loss = []
+        for value in (saved + h, saved - h):
+            network.theta[i] = value
+            loss.append(float(network.loss(x, labels)))
+        network.theta[i] = saved
+        slopes.append((loss[0] - loss[1]) / (2 * h))
+    return np.array(slopes)
+
+
+def gradient_error(network, x, labels, samples=None, seed=0):
+    """Return the relative error of `network.grad` against central differences, norm by norm.
+
+    x (n, inputs) float64, labels (n,): the batch. samples: how many parameters to check, drawn at random; all of them
+    where None.
+    Raises ValueError unless the network computes in float64.
+    """
+    if network.dtype != np.float64:
+        raise ValueError("a gradient check needs a network with dtype=np.float64.")
+    n = len(network.theta)
+    samples = n if samples is None else min(check_count("samples", samples), n)
+    indices = np.random.default_rng(seed).choice(n, samples, replace=False)
+    network.loss_and_grad(x, labels)
+    computed = network.engine.to_numpy(network.grad)[indices].copy()
+    estimated = numerical_gradient(network, x, labels, indices)
+    size = float(np.linalg.norm(estimated))
+    return float(np.linalg.norm(computed - estimated)) / (size or 1.0)

@@ -1,0 +1,70 @@
+"""Records and histories become figures: one function a kind of figure, which returns it and shows nothing.
+
+`picture` turns a figure into what a notebook stores: a PNG with a text alternative. The colours are Okabe and Ito's
+(2008), which readers with any kind of colour vision can tell apart; lines differ in their dashes too.
+"""
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from cycler import cycler
+from matplotlib.figure import Figure
+from PIL import Image
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "-")
+STYLE: Any = {
+    "axes.prop_cycle": cycler(color=COLOURS) + cycler(linestyle=DASHES),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "font.size": 11,
+    "axes.axisbelow": True,
+}
+DPI = 144  # twice what a page has: sharp on a fine screen
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG and its text alternative; a notebook shows it at half of its size in pixels."""
+
+    png: bytes
+    alt: str
+    width: int
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        data = {"image/png": base64.b64encode(self.png).decode(), "text/plain": self.alt}
+        return data, {"image/png": {"alt": self.alt, "width": self.width}}
+
+
+def picture(figure, alt):
+    """Return the figure as a `Picture`. alt: what a reader who can't see it should know, in a sentence."""
+    return Picture(png(figure), alt, picture_width(figure))
+
+
+def picture_width(figure):
+    """Return the width in pixels at which a page shows the figure."""
+    return round(figure.get_figwidth() * DPI / 2)
+
+
+def png(figure):
+    """Return the figure as the bytes of a PNG file of 64 colours: a third of the size, and no eye can tell."""
+    drawn, packed = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=DPI, facecolor="white")
+    few = Image.open(drawn).convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    few.save(packed, format="png", optimize=True)
+    return packed.getvalue()
+
+
+def axes(width=7.0, height=3.6, rows=1, columns=1, **options):
+    """Return a new figure and its axes (an array of them where there are several), sizes in inches.
+
+    The figure belongs to nobody else: unlike one of pyplot's, it is freed when the last name for it goes.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        return figure, figure.subplots(rows, columns, **options)

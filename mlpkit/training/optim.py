@@ -1,0 +1,143 @@
+"""An optimizer holds state, and asks the engine for one update of one long vector.
+
+Every optimizer works on `network.theta` and `network.grad`. Its own state (a velocity, running averages) are vectors
+laid out in the same way, so a step is the textbook's line, and saving an optimizer is saving a few arrays.
+"""
+
+import numpy as np
+
+from mlpkit.checks import check_fraction, check_not_negative, check_positive
+
+from .schedules import Constant
+
+
+class Optimizer:
+    """What all optimizers share: the learning rate, weight decay and the count of steps.
+
+    network: whose `theta` is trained. lr: a number, or a schedule (see `schedules`).
+    weight_decay: the L2 penalty's factor: `weight_decay * w` is added to the gradient of each weight, not of biases.
+    Raises ValueError for a rate or a factor out of range.
+    """
+
+    state_names: tuple[str, ...] = ()
+    setting_names: tuple[str, ...] = ()
+
+    def __init__(self, network, lr, weight_decay=0.0):
+        self.network = network
+        self.engine = network.engine
+        self.schedule = lr if callable(lr) else Constant(lr)
+        self.weight_decay = check_not_negative("weight_decay", weight_decay)
+        self.steps = 0
+        zeros = np.zeros(network.theta.shape, network.dtype)
+        self.state = {name: self.engine.asarray(zeros.copy()) for name in self.state_names}
+
+    @property
+    def lr(self):
+        """The learning rate of the next step."""
+        return float(self.schedule(self.steps))
+
+    def step(self):
+        """Update `network.theta` from `network.grad`."""
+        lr = self.lr
+        self.steps += 1
+        self.apply(lr, self.steps)
+
+    def apply(self, lr, t):
+        """Update `network.theta` as step number `t`, the first being 1, at the rate `lr`.
+
+        An engine that records its steps gives both as arrays of one number, whose value is read when the step runs.
+        """
+        if self.weight_decay:
+            self.decay(lr)
+        self.update(self.network.theta, self.network.grad, lr, t)
+
+    def decay(self, lr):
+        """Add the L2 penalty's gradient, `weight_decay * w` of each weight, to that of the loss."""
+        n = self.network.n_weights
+        self.engine.axpy(self.weight_decay, self.network.theta[:n], self.network.grad[:n])
+
+    def update(self, theta, grad, lr, t):
+        """Change `theta` and the state in place by step number `t` at the rate `lr`; each optimizer has its own way.
+
+        theta, grad, and each vector of the state: (parameters,), in the network's dtype.
+        """
+        raise NotImplementedError
+
+    def describe(self):
+        """Return the optimizer's name and settings, as text: two that describe alike train alike."""
+        settings = {"lr": self.schedule, "weight_decay": self.weight_decay}
+        settings |= {name: getattr(self, name) for name in self.setting_names}
+        listed = ", ".join(f"{name}={value}" for name, value in settings.items())
+        return f"{type(self).__name__}({listed})"
+
+
+class SGD(Optimizer):
+    """`theta -= lr * grad`."""
+
+    def update(self, theta, grad, lr, t):
+        self.engine.sgd_update(theta, grad, lr)
+
+
+class Momentum(Optimizer):
+    """`velocity = momentum * velocity + grad; theta -= lr * velocity`. Polyak (1964)."""
+
+    state_names = ("velocity",)
+    setting_names = ("momentum",)
+
+    def __init__(self, network, lr, momentum=0.9, weight_decay=0.0):
+        super().__init__(network, lr, weight_decay)
+        self.momentum = check_fraction("momentum", momentum)
+
+    def update(self, theta, grad, lr, t):
+        self.engine.momentum_update(theta, grad, **self.state, lr=lr, momentum=self.momentum)
+
+
+class Nesterov(Momentum):
+    """`velocity = momentum * velocity + grad; theta -= lr * (grad + momentum * velocity)`. Sutskever et al. (2013)."""
+
+    def update(self, theta, grad, lr, t):
+        self.engine.nesterov_update(theta, grad, **self.state, lr=lr, momentum=self.momentum)
+
+
+class RMSprop(Optimizer):
+    """`s = rho * s + (1 - rho) * grad^2; theta -= lr * grad / (sqrt(s) + eps)`. Tieleman and Hinton (2012)."""
+
+    state_names = ("s",)
+    setting_names = ("rho", "eps")
+
+    def __init__(self, network, lr=1e-3, rho=0.9, eps=1e-8, weight_decay=0.0):
+        super().__init__(network, lr, weight_decay)
+        self.rho = check_fraction("rho", rho)
+        self.eps = check_positive("eps", eps)
+
+    def update(self, theta, grad, lr, t):
+        self.engine.rmsprop_update(theta, grad, **self.state, lr=lr, rho=self.rho, eps=self.eps)
+
+
+class Adam(Optimizer):
+    """`theta -= lr * m_hat / (sqrt(v_hat) + eps)`, m and v running means of grad and grad^2. Kingma and Ba (2015)."""
+
+    state_names = ("m", "v")
+    setting_names = ("beta1", "beta2", "eps")
+
+    def __init__(self, network, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0):
+        super().__init__(network, lr, weight_decay)
+        self.beta1 = check_fraction("beta1", beta1)
+        self.beta2 = check_fraction("beta2", beta2)
+        self.eps = check_positive("eps", eps)
+
+    def update(self, theta, grad, lr, t):
+        rates = {"lr": lr, "beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
+        self.engine.adam_update(theta, grad, **self.state, t=t, **rates)
+
+
+class AdamW(Adam):
+    """Adam whose decay shrinks the weights themselves, `w -= lr * weight_decay * w`. Loshchilov and Hutter (2019)."""
+
+    def decay(self, lr):
+        """Shrink the weights; the gradient stays as it is."""
+        weights = self.network.theta[: self.network.n_weights]
+        self.engine.axpy(-lr * self.weight_decay, weights, weights)
+
+
+BY_NAME = {optimizer.__name__.lower(): optimizer for optimizer in (SGD, Momentum, Nesterov, RMSprop, Adam, AdamW)}

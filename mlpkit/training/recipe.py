@@ -1,0 +1,105 @@
+"""A recipe is every choice that a training run depends on, in one place: run it twice, get the same network twice."""
+
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from mlpkit.checks import check_choice, check_count, check_dtype, check_not_negative, check_positive, check_sizes
+from mlpkit.engines import BASELINE
+from mlpkit.nn.initialize import RULES
+from mlpkit.nn.network import SIZES, Network
+
+from .fit import fit
+from .optim import BY_NAME
+from .schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
+
+_LEAST = {"batch_size": 1, "epochs": 0, "seed": 0}
+SCHEDULES = ("constant", "step", "exponential", "cosine")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to train, and how.
+
+    optimizer: a name from `optim.BY_NAME`. lr: the highest rate. schedule: "constant"; "step", to a tenth after each
+    third of the run; "exponential", down to a hundredth at its end; "cosine", down to 0. warmup_epochs: how long the
+    rate rises first; 0.5 is half an epoch. seed: of the first weights and of the order of the examples.
+    """
+
+    optimizer: str = "sgd"
+    lr: float = 0.2
+    schedule: str = "constant"
+    warmup_epochs: float = 0.0
+    weight_decay: float = 0.0
+    batch_size: int = 128
+    epochs: int = 5
+    init: str = "he"
+    seed: int = 0
+    sizes: tuple[int, ...] = SIZES
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        check_choice("optimizer", self.optimizer, BY_NAME)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("initialization", self.init, RULES)
+        checked = {name: check_count(name, getattr(self, name), least) for name, least in _LEAST.items()}
+        checked |= {name: check_not_negative(name, getattr(self, name)) for name in ("warmup_epochs", "weight_decay")}
+        checked["lr"] = check_positive("lr", self.lr)
+        changed = {name: value for name, value in checked.items() if isinstance(getattr(self, name), np.generic)}
+        changed |= {"sizes": check_sizes(self.sizes), "dtype": str(check_dtype(self.dtype))}
+        for name, value in changed.items():  # JSON has lists, and knows no numbers of NumPy's
+            object.__setattr__(self, name, value)
+
+    def steps_an_epoch(self, n):
+        """Return the number of batches in `n` examples, the short last one counted."""
+        return -(-n // self.batch_size)
+
+    def make_schedule(self, n):
+        """Return the learning rate as a function of the step, for `n` examples."""
+        warmup = round(self.warmup_epochs * self.steps_an_epoch(n))
+        steps = max(1, self.epochs * self.steps_an_epoch(n) - warmup)
+        schedule = self._falling(steps)
+        return WarmUp(schedule, warmup) if warmup else schedule
+
+    def _falling(self, steps):
+        if self.schedule == "step":
+            return StepDecay(self.lr, every=max(1, steps // 3))
+        if self.schedule == "exponential":
+            return Exponential(self.lr, steps)
+        return Cosine(self.lr, steps) if self.schedule == "cosine" else Constant(self.lr)
+
+    def make_network(self, engine=BASELINE):
+        """Return the network with its first weights."""
+        return Network(engine, self.sizes, seed=self.seed, init=self.init, dtype=np.dtype(self.dtype))
+
+    def make_optimizer(self, network, n):
+        """Return the optimizer for a training set of `n` examples."""
+        kind = BY_NAME[self.optimizer]
+        return kind(network, self.make_schedule(n), weight_decay=self.weight_decay)
+
+    def train(self, dataset, engine=BASELINE, **options):
+        """Train on `dataset.train`, validate on `dataset.validation`; return the network and the history.
+
+        options: further arguments of `train.fit`.
+        """
+        network = self.make_network(engine)
+        optimizer = self.make_optimizer(network, len(dataset.train.y))
+        history = fit(
+            network,
+            optimizer,
+            dataset.train,
+            dataset.validation,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            **options,
+        )
+        return network, history
+
+    def but(self, **changes):
+        """Return the recipe with some choices changed."""
+        return replace(self, **changes)
+
+    def to_dict(self):
+        """Return the choices as JSON can hold them."""
+        return asdict(self) | {"sizes": list(self.sizes)}

@@ -1,0 +1,97 @@
+"""A schedule is the learning rate as a function of the step: large steps to get there, small ones to settle.
+
+Each is a small object that is called with the number of steps already taken (0 for the first) and returns the rate.
+An optimizer takes a schedule wherever it takes a number.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import cos, pi
+
+from mlpkit.checks import check_count, check_not_negative, check_positive
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same rate at every step."""
+
+    lr: float
+
+    def __post_init__(self):
+        check_positive("lr", self.lr)
+
+    def __call__(self, step):
+        return self.lr
+
+
+@dataclass(frozen=True)
+class StepDecay:
+    """`lr * factor ** (step // every)`: the rate falls by a factor each `every` steps."""
+
+    lr: float
+    every: int
+    factor: float = 0.1
+
+    def __post_init__(self):
+        check_positive("lr", self.lr)
+        check_count("every", self.every)
+        check_positive("factor", self.factor)
+
+    def __call__(self, step):
+        return self.lr * self.factor ** (step // self.every)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """`lr * final_fraction ** (step / steps)`: a smooth fall to `final_fraction * lr` after `steps` steps."""
+
+    lr: float
+    steps: int
+    final_fraction: float = 0.01
+
+    def __post_init__(self):
+        check_positive("lr", self.lr)
+        check_count("steps", self.steps)
+        check_positive("final_fraction", self.final_fraction)
+
+    def __call__(self, step):
+        return self.lr * self.final_fraction ** (step / self.steps)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Half a cosine, from `lr` at step 0 down to `final_lr` at `steps`, and there it stays.
+
+    Loshchilov and Hutter (2017), "SGDR", equation 5, without restarts.
+    """
+
+    lr: float
+    steps: int
+    final_lr: float = 0.0
+
+    def __post_init__(self):
+        check_positive("lr", self.lr)
+        check_count("steps", self.steps)
+        check_not_negative("final_lr", self.final_lr)
+
+    def __call__(self, step):
+        done = min(step / self.steps, 1.0)
+        return self.final_lr + (self.lr - self.final_lr) * (1 + cos(pi * done)) / 2
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """The first `steps` steps rise in a straight line to the rate of `then`, which follows with its own step 0."""
+
+    then: Callable[[int], float]
+    steps: int
+
+    def __post_init__(self):
+        if not callable(self.then):
+            raise TypeError(f"then must be a schedule, such as Constant({self.then!r}), not {self.then!r}.")
+        check_count("steps", self.steps)
+
+    def __call__(self, step):
+        if step < self.steps:
+            return self.then(0) * (step + 1) / self.steps
+        return self.then(step - self.steps)

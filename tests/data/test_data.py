@@ -1,0 +1,326 @@
+"""The right images are found, wrong ones are refused by name, and every batch is what it should be."""
+
+import gzip
+import hashlib
+import threading
+import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from shared import one_sentence
+
+from mlpkit import data
+from mlpkit.data import mnist
+from mlpkit.data.idx import IDXError, idx_bytes
+
+MNIST_FOLDER = Path(data.__file__).parents[2] / "data" / "mnist"
+FASHION_HERE = (mnist.DEBIAN / "fashion-mnist").exists()
+
+
+@pytest.fixture(scope="module")
+def mnist():
+    return data.load()
+
+
+def test_mnist_has_its_shapes_and_types(mnist):
+    assert [split.X.shape for split in mnist[1:4]] == [(55_000, 784), (5_000, 784), (10_000, 784)]
+    for X, y in mnist[1:4]:
+        assert (X.dtype, y.dtype) == (np.float32, np.int64)
+        assert y.shape == (len(X),)
+        assert X.flags.c_contiguous
+        assert (X.min(), X.max()) == (0, 1)
+    assert (mnist.name, mnist.classes) == ("mnist", tuple("0123456789"))
+
+
+def test_mnist_has_its_known_numbers(mnist):
+    """From the counts, mean and standard deviation that are quoted for MNIST everywhere."""
+    y, X = np.concatenate([mnist.train.y, mnist.validation.y]), mnist.train.X
+    assert_array_equal(y[:10], [5, 0, 4, 1, 9, 2, 1, 3, 1, 4])
+    assert_array_equal(np.bincount(y), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
+    assert_array_equal(np.bincount(mnist.test.y), [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009])
+    assert_allclose([X.mean(dtype=np.float64), X.std(dtype=np.float64)], [0.1307, 0.3081], atol=5e-4)
+
+
+# A data set of the right form, small, whose checksums are made to match.
+
+SHAPES = {"train-images-idx3-ubyte": (20, 28, 28), "train-labels-idx1-ubyte": (20,)}
+SHAPES |= {"t10k-images-idx3-ubyte": (6, 28, 28), "t10k-labels-idx1-ubyte": (6,)}
+
+
+@pytest.fixture
+def files(monkeypatch, tmp_path):
+    """Return the bytes of four .gz files by name, which now are both data sets; nothing else is to be found."""
+    rng = np.random.default_rng(0)
+    unpacked = {
+        name: idx_bytes(rng.integers(256 if len(shape) > 1 else 10, size=shape, dtype=np.uint8))
+        for name, shape in SHAPES.items()
+    }
+    packed = {f"{name}.gz": gzip.compress(content) for name, content in unpacked.items()}
+    registry = tuple(
+        mnist.File(name, hashlib.sha256(unpacked[name]).hexdigest(), hashlib.sha256(packed[f"{name}.gz"]).hexdigest())
+        for name in SHAPES
+    )
+    monkeypatch.setattr(mnist, "MNIST", registry)
+    monkeypatch.setattr(mnist, "FASHION_MNIST", registry)
+    monkeypatch.setattr(mnist, "FILES", {"mnist": registry, "fashion-mnist": registry})
+    monkeypatch.setattr(mnist, "N_TRAIN", 15)
+    monkeypatch.setattr(mnist, "DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr(mnist, "FASHION_MNIST_URL", "http://127.0.0.1:9/")  # nobody answers there
+    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache" / project)
+    monkeypatch.setattr("pooch.core.time", types.SimpleNamespace(sleep=lambda seconds: None))  # before a retry
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("MLPKIT_DATA", raising=False)
+    return packed
+
+
+def put(files, folder):
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def check_small(dataset):
+    assert [split.X.shape for split in dataset[1:4]] == [(15, 784), (5, 784), (6, 784)]
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_the_reader_may_say_where_the_files_are(name, files, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLPKIT_DATA", str(put(files, tmp_path / "mine" / name).parent))
+    check_small(data.load(name))
+
+
+def test_the_folder_may_hold_the_files_themselves(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLPKIT_DATA", str(put(files, tmp_path / "mine")))
+    check_small(data.load("fashion-mnist"))
+
+
+def test_debians_package_is_found(files, tmp_path):
+    put(files, tmp_path / "debian" / "fashion-mnist")
+    dataset = data.load("fashion-mnist")
+    check_small(dataset)
+    assert (dataset.name, dataset.classes[9]) == ("fashion-mnist", "Ankle boot")
+
+
+def test_unpacked_files_do_as_well(files, tmp_path, monkeypatch):
+    unpacked = {name.removesuffix(".gz"): gzip.decompress(content) for name, content in files.items()}
+    monkeypatch.setenv("MLPKIT_DATA", str(put(unpacked, tmp_path / "mine")))
+    check_small(data.load("fashion-mnist"))
+
+
+def test_a_folder_with_three_of_the_four_files_is_passed_over(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLPKIT_DATA", str(put(dict(list(files.items())[:3]), tmp_path / "mine")))
+    put(files, tmp_path / "debian" / "fashion-mnist")
+    check_small(data.load("fashion-mnist"))
+
+
+def test_the_readers_own_files_come_before_debians(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLPKIT_DATA", str(put(files, tmp_path / "mine" / "fashion-mnist").parent))
+    put(dict.fromkeys(files, b"never read"), tmp_path / "debian" / "fashion-mnist")
+    check_small(data.load("fashion-mnist"))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_one_wrong_pixel_is_found(name, files, tmp_path, monkeypatch):
+    wrong = bytearray(gzip.decompress(files[f"{name}.gz"]))
+    wrong[-1] ^= 1
+    folder = put(files | {f"{name}.gz": gzip.compress(wrong)}, tmp_path / "mine")
+    monkeypatch.setenv("MLPKIT_DATA", str(folder))
+    with pytest.raises(IDXError) as caught:
+        data.load("fashion-mnist")
+    one_sentence(caught.value, folder / f"{name}.gz", "SHA-256")
+
+
+def test_two_files_with_their_names_swapped_are_found(files, tmp_path, monkeypatch):
+    train, test = "train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"
+    folder = put(files | {train: files[test], test: files[train]}, tmp_path / "mine")
+    monkeypatch.setenv("MLPKIT_DATA", str(folder))
+    with pytest.raises(IDXError) as caught:
+        data.load("fashion-mnist")
+    one_sentence(caught.value, folder / train, "not the original train-images-idx3-ubyte")
+
+
+def test_a_damaged_file_is_named(files, tmp_path, monkeypatch):
+    name = "t10k-labels-idx1-ubyte.gz"
+    folder = put(files | {name: files[name][:-9]}, tmp_path / "mine")
+    monkeypatch.setenv("MLPKIT_DATA", str(folder))
+    with pytest.raises(IDXError) as caught:
+        data.load("fashion-mnist")
+    one_sentence(caught.value, folder / name, "damaged or cut short")
+
+
+def test_mnist_itself_is_checked(tmp_path, monkeypatch):
+    """Fashion-MNIST's files have the names and the sizes of MNIST's."""
+    bundled = {path.name: path.read_bytes() for path in MNIST_FOLDER.glob("*.gz")}
+    name = "train-images-idx3-ubyte.gz"
+    put(bundled | {name: gzip.compress(idx_bytes(np.zeros((60_000, 28, 28), np.uint8)), 1)}, tmp_path / "mnist")
+    monkeypatch.setenv("MLPKIT_DATA", str(tmp_path))
+    with pytest.raises(IDXError) as caught:
+        data.load("mnist")
+    one_sentence(caught.value, tmp_path / "mnist" / name, "not the original")
+
+
+@pytest.mark.skipif(not FASHION_HERE, reason="no Fashion-MNIST here (Debian: dataset-fashion-mnist)")
+def test_the_real_fashion_mnist():
+    dataset = data.load("fashion-mnist")
+    assert [split.X.shape for split in dataset[1:4]] == [(55_000, 784), (5_000, 784), (10_000, 784)]
+    assert_array_equal(np.bincount(dataset.test.y), [1000] * 10)
+
+
+def test_an_unknown_data_set_is_refused_with_the_names_there_are():
+    with pytest.raises(ValueError, match="cifar") as caught:
+        data.load("cifar")
+    one_sentence(caught.value, "mnist", "fashion-mnist")
+
+
+def test_without_the_files_mnist_says_what_to_do(files, monkeypatch, tmp_path):
+    monkeypatch.setattr(mnist, "__file__", str(tmp_path / "site-packages" / "mlpkit" / "data" / "mnist.py"))
+    with pytest.raises(FileNotFoundError) as caught:
+        data.load("mnist")
+    one_sentence(caught.value, "MLPKIT_DATA", tmp_path / "debian")
+
+
+# Downloading
+
+
+class Server:
+    """A web server on this machine, which gives the answers it is told, and then the files."""
+
+    def __init__(self, files, answers=()):
+        self.files, self.answers, self.asked = files, list(answers), []
+
+    def __enter__(self):
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                name = self.path.rpartition("/")[2]
+                outer.asked.append(name)
+                status, content = outer.answers.pop(0) if outer.answers else (200, outer.files[name])
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *arguments):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}/"
+        return self
+
+    def __exit__(self, *error):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def test_fashion_mnist_is_downloaded_once(files, monkeypatch, tmp_path):
+    with Server(files) as server:
+        monkeypatch.setattr(mnist, "FASHION_MNIST_URL", server.url)
+        check_small(data.load("fashion-mnist"))
+        assert sorted(server.asked) == sorted(files)
+        check_small(data.load("fashion-mnist"))
+        assert len(server.asked) == 4
+    check_small(data.load("fashion-mnist"))  # and now without the server
+    assert sorted(path.name for path in (tmp_path / "cache" / "mlpkit" / "fashion-mnist").iterdir()) == sorted(files)
+
+
+@pytest.mark.parametrize("answer", [(500, b"busy"), (200, b"<html>Log in to the airport's network</html>")])
+def test_a_download_that_fails_is_tried_again(answer, files, monkeypatch):
+    with Server(files, [answer, answer]) as server:
+        monkeypatch.setattr(mnist, "FASHION_MNIST_URL", server.url)
+        check_small(data.load("fashion-mnist"))
+        assert len(server.asked) == 6
+
+
+def test_a_file_with_another_checksum_is_not_kept(files, monkeypatch, tmp_path):
+    name = "train-labels-idx1-ubyte.gz"
+    with Server(files | {name: gzip.compress(b"something else")}) as server:
+        monkeypatch.setattr(mnist, "FASHION_MNIST_URL", server.url)
+        with pytest.raises(FileNotFoundError) as caught:
+            data.load("fashion-mnist")
+        assert server.asked.count(name) == 4  # once, and three times more
+    one_sentence(caught.value, "could not be downloaded", "MLPKIT_DATA", name)
+    assert not list((tmp_path / "cache").rglob(name))
+
+
+def test_without_a_network_the_reader_learns_what_to_do(files):
+    with pytest.raises(FileNotFoundError) as caught:
+        data.load("fashion-mnist")
+    one_sentence(caught.value, "Fashion-MNIST", "could not be downloaded", "MLPKIT_DATA")
+
+
+# From images to batches
+
+
+def test_scale_makes_rows_from_zero_to_one():
+    images = np.array([[[0, 51], [102, 255]], [[255, 0], [0, 0]]], np.uint8)
+    rows = data.scale(images)
+    assert rows.dtype == np.float32
+    assert_allclose(rows, [[0, 0.2, 0.4, 1], [1, 0, 0, 0]], rtol=1e-6)
+    assert images.max() == 255  # its own memory
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.float32, bool])
+def test_scale_refuses_what_is_no_image(dtype):
+    with pytest.raises(TypeError, match="uint8") as caught:
+        data.scale(np.ones((2, 28, 28), dtype))
+    one_sentence(caught.value, np.dtype(dtype))
+
+
+def test_one_hot():
+    rows = data.one_hot(np.array([2, 0], np.uint8), classes=3)
+    assert rows.dtype == np.float32
+    assert_array_equal(rows, [[0, 0, 1], [1, 0, 0]])
+    assert data.one_hot([9]).shape == (1, 10)
+    assert data.one_hot(np.zeros(0, int)).shape == (0, 10)
+
+
+@pytest.mark.parametrize(
+    ("labels", "error"), [([10], ValueError), ([-1], ValueError), ([1.0], TypeError), ([[1]], ValueError)]
+)
+def test_one_hot_refuses_what_is_no_label(labels, error):
+    with pytest.raises(error, match="labels must"):
+        data.one_hot(np.array(labels))
+
+
+@given(n=st.integers(0, 50), batch_size=st.integers(1, 60))
+def test_batches_have_every_index_once_in_order(n, batch_size):
+    order = np.random.default_rng(n).permutation(n)
+    pieces = list(data.batches(order, batch_size))
+    assert_array_equal(np.concatenate([order[:0], *pieces]), order)
+    assert [len(piece) for piece in pieces[:-1]] == [batch_size] * (len(pieces) - 1)
+    assert all(0 < len(piece) <= batch_size for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), ("8", TypeError), (None, TypeError)]
+)
+def test_a_batch_size_that_is_none_is_refused(batch_size, error):
+    with pytest.raises(error, match="batch_size must be") as caught:
+        list(data.batches(np.arange(5), batch_size))
+    one_sentence(caught.value, batch_size)
+
+
+@given(n=st.integers(1, 100), seed=st.integers(0, 2**40), epoch=st.integers(0, 10**6))
+def test_an_epochs_order_is_a_shuffle_of_all_that_seed_and_epoch_decide(n, seed, epoch):
+    order = data.epoch_order(n, seed, epoch)
+    assert_array_equal(np.sort(order), np.arange(n))
+    np.random.default_rng(0).random(3)  # whatever else is drawn
+    assert_array_equal(data.epoch_order(n, seed, epoch), order)
+
+
+def test_another_seed_or_epoch_is_another_order():
+    orders = {tuple(data.epoch_order(50, seed, epoch)) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+
+
+def test_the_order_is_the_same_next_year():
+    """Every engine, machine and version must visit the examples alike, or recorded runs mean nothing."""
+    assert_array_equal(data.epoch_order(8, seed=0, epoch=0), [1, 3, 7, 6, 0, 4, 2, 5])

@@ -1,0 +1,208 @@
+"""The kernels of whole epochs train right with no GPU: `emulator.py` runs their blocks, warps and waits on a CPU."""
+
+import os
+
+import emulator
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from test_persistent import RATES, distance, make, train
+
+from mlpkit import kernels
+from mlpkit.data import Split
+from mlpkit.nn.network import Network
+from mlpkit.training.optim import SGD, AdamW
+
+needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
+both = pytest.mark.parametrize("name", ["persistent", "cluster"])
+BATCHES = {"persistent": (32, 64, 100), "cluster": (32, 64, 100, 128)}  # and some larger ones, below
+
+# Changes of the kernels that the emulator must see: (what to look for, what to write).
+FAULTS = {
+    "persistent": {
+        "one buffer for two steps": [
+            ("exchange[step % 2]", "exchange[0]"),
+            ("exchange[(step + 1) % 2]", "exchange[0]"),
+        ],
+        "nobody waits for the images": [("wait_for(&shared.arrived[step % BUFFERS], step / BUFFERS % 2);", "")],
+        "nobody waits for packets": [("mail.wait(tag, at);", "")],
+        "a tile does not wait for its parts": [("sync_half(layer());", "")],
+        "nobody waits for W3": [
+            ("third.look_for(next.W[0], tag + 1);", ""),
+            ("third.load(next.W[0], tag + 1);", "third.ask(next.W[0]);"),
+        ],
+    },
+    "cluster": {
+        "nobody waits for a1": [("cluster_arrive();\n    cluster_wait();  // for a1", "")],
+        "nobody waits for new weights": [
+            ("begin(network, shared);\n    cluster_arrive();", "begin(network, shared);"),
+            ("cluster_wait();  // for the new W2, W3 and W4", ""),
+            ("cluster_arrive();\n        mark(step, 14);", ""),
+            ("cluster_wait();\n    finish(", "finish("),
+        ],
+        "a block waits for itself alone": [
+            ("cluster_arrive();\n        cluster_wait();  // for what the examples left", "__syncthreads();")
+        ],
+        "nobody waits for the images": [("wait_for_copies();\n        __syncthreads();", "__syncthreads();")],
+        "nobody waits for the rates": [("exchange.dz[0], rank);\n    wait_for_copies();", "exchange.dz[0], rank);")],
+    },
+}
+DEADLOCKS = {
+    "persistent": ("receive(herald(packets), tag)", "receive(herald(packets), ~tag)"),  # a step that never is
+    "cluster": (  # a warp that stands for its block
+        "cluster_arrive();\n    cluster_wait();  // for a1",
+        "if (threadIdx.x < 32) {\n cluster_arrive();\n cluster_wait();\n }\n __syncthreads();",
+    ),
+}
+HALVES = {  # what is left out of the cluster's barrier, and what is said then
+    "cluster_wait();  // for a1": "arrives twice at its cluster's barrier",
+    "cluster_arrive();\n        mark(step, 14);": "waits at its cluster's barrier, where it has not arrived",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder of the compiled kernels: one for all processes that share a run of the tests."""
+    base = tmp_path_factory.getbasetemp()
+    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
+    found.mkdir(exist_ok=True)
+    return found
+
+
+def images(n, sizes=(784, 10)):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(256, size=(n, sizes[0])) * (rng.random((n, sizes[0])) < 0.2)
+    return Split(pixels.astype(np.uint8), rng.integers(sizes[-1], size=n))
+
+
+def same_as_float64(engine, batch_size, optimizer, steps=3, **network):
+    """Assert that an engine trains as float64 does; the last batch is short."""
+    n = steps * batch_size - batch_size // 3
+    case = images(n + 50, network.get("sizes", (784, 10))), np.arange(n)[::-1] + 50, batch_size, optimizer
+    losses, theta = train(engine, *case, **network)
+    wanted, wanted_theta = train("numpy_baseline", *case, np.float64, **network)
+    assert_allclose(losses, wanted, rtol=2e-5)
+    assert distance(theta, wanted_theta) < 2e-5
+
+
+def in_four_schedules(name, folder, source):
+    for seed in range(4):
+        same_as_float64(emulator.engine(name, folder, seed, source), 32, make("sgd"))
+
+
+def changed(name, *changes):
+    """Return a kernel's source with something else in the place of each part of it that is named."""
+    source = kernels.source(name)
+    for right, wrong in changes:
+        assert right in source
+        source = source.replace(right, wrong)
+    return source
+
+
+@needs_compiler
+@pytest.mark.parametrize("optimizer", RATES)
+@pytest.mark.parametrize(("name", "batch_size"), [(name, size) for name, sizes in BATCHES.items() for size in sizes])
+def test_a_few_steps_are_as_close_to_float64_as_float32_is(name, batch_size, optimizer, folder):
+    settings = {"weight_decay": 0.01} if optimizer == "adamw" else {}
+    same_as_float64(emulator.engine(name, folder), batch_size, make(optimizer, **settings))
+
+
+@needs_compiler
+def test_the_largest_batches_have_one_buffer_for_images(folder):
+    same_as_float64(emulator.engine("persistent", folder, 1), 256, make("adam"), steps=2)
+
+
+@needs_compiler
+@both
+@pytest.mark.parametrize("optimizer", [make("sgd"), make("adam", weight_decay=0.01)], ids=["sgd", "adam"])
+def test_smaller_layers_are_filled_up(name, optimizer, folder):
+    same_as_float64(emulator.engine(name, folder, 1), 32, optimizer, steps=2, sizes=(50, 7, 128, 1, 3), epochs=2)
+
+
+@needs_compiler
+@both
+def test_every_schedule_gives_the_same_to_the_last_bit(name, folder):
+    split, order = images(80), np.arange(80)
+    found = [train(emulator.engine(name, folder, seed), split, order, 32, make("adam")) for seed in range(1, 5)]
+    for losses, theta in found[1:]:
+        assert_array_equal(losses, found[0][0])
+        assert_array_equal(theta, found[0][1])
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", [SGD, AdamW])
+def test_networks_together_do_what_each_does_alone_to_the_last_bit(kind, folder):
+    rates, batch_size = (0.1, 0.01, 0.001), 32  # settings may differ, too
+    engine = emulator.engine("cluster", folder, 2)
+    together, alone = ([Network(engine, seed=seed) for seed in range(3)] for _ in range(2))
+    X, y = map(engine.asarray, images(80))
+    orders = engine.asarray(np.stack([np.random.default_rng(seed).permutation(80) for seed in range(3)]))
+    optimizers = [kind(network, rate, weight_decay=rate) for network, rate in zip(together, rates, strict=True)]
+    losses = engine.train_together(together, optimizers, X, y, orders, batch_size)
+    assert losses.shape == (3, 3)
+    for i, network in enumerate(alone):
+        takes = kind(network, rates[i], weight_decay=rates[i])
+        assert_array_equal(engine.train_epoch(network, takes, X, y, orders[i], batch_size), losses[i])
+        assert_array_equal(network.theta, together[i].theta)
+
+
+@needs_compiler
+@both
+@pytest.mark.parametrize("place", ["first weight", "last weight", "first bias", "last bias"])
+def test_a_nan_stays_visible(name, place, folder):
+    engine = emulator.engine(name, folder)
+    network = Network(engine)
+    weights, parameters = network.n_weights, len(network.theta)
+    places = {"first weight": 0, "last weight": weights - 1, "first bias": weights, "last bias": parameters - 1}
+    network.theta[places[place]] = np.nan
+    X, y, order = map(engine.asarray, (*images(50), np.arange(50)))
+    assert np.isnan(engine.train_epoch(network, SGD(network, 0.1), X, y, order, 32)).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "fault"), [(name, fault) for name, faults in FAULTS.items() for fault in faults])
+def test_a_fault_is_seen_in_one_of_a_few_schedules(name, fault, folder):
+    source = changed(name, *FAULTS[name][fault])
+    with pytest.raises((AssertionError, emulator.Failed)):
+        in_four_schedules(name, folder, source)
+
+
+@needs_compiler
+@both
+def test_a_deadlock_is_an_error_and_not_a_hang(name, folder):
+    source = changed(name, DEADLOCKS[name])
+    with pytest.raises(emulator.Failed, match=r"stuck: [0-9]+ threads look for what never comes, [0-9]+ wait"):
+        train(emulator.engine(name, folder, 0, source), images(40), np.arange(40), 32, make("sgd"))
+
+
+@needs_compiler
+def test_numbers_are_read_four_at_a_time_only_where_a_gpu_could(folder):
+    source = changed("persistent", ("float parts[WARPS][STRIDE];", "float first, parts[WARPS][STRIDE];"))
+    with pytest.raises(emulator.Failed, match="a misaligned address"):
+        train(emulator.engine("persistent", folder, 0, source), images(40), np.arange(40), 32, make("sgd"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("half", HALVES)
+def test_half_a_barrier_is_an_error(half, folder):
+    source = changed("cluster", (half, ""))
+    with pytest.raises(emulator.Failed, match=HALVES[half]):
+        train(emulator.engine("cluster", folder, 0, source), images(40), np.arange(40), 32, make("sgd"))
+
+
+@needs_compiler
+def test_what_is_no_launch_of_the_kernel_is_an_error(folder):
+    train = emulator.engine("cluster", folder).compiled(INPUTS=784, CLASSES=10, BATCH=64, ADAM=0)[0]
+    with pytest.raises(emulator.Failed, match="not the kernel's arguments"):
+        train((8,), (512,), (np.int32(0),))
+    with pytest.raises(emulator.Failed, match="shared memory"):
+        train((8,), (512,), (), shared_mem=1 << 18)
+
+
+@both
+def test_what_the_emulator_does_not_know_is_named(name):
+    source, signature = kernels.source(name), "void load_matrices(Word (&a)[4], const unsigned char* row)"
+    with pytest.raises(emulator.Changed, match=rf"{name}.cu has no function 'void load_matrices"):
+        emulator.translated(name, source.replace(signature, signature.replace("row", "from")))
+    with pytest.raises(emulator.Changed, match="does not replace: asm volatile"):
+        emulator.translated(name, source + 'void wait() { \n    asm volatile("membar.gl;"); }\n')

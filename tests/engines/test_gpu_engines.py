@@ -1,0 +1,182 @@
+"""Engines that do a whole epoch on the GPU train as the baseline does: whatever the data, optimizer and batch size."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from shared import blobs
+
+from mlpkit import engines
+from mlpkit.data import batches, epoch_order
+from mlpkit.lab.bench import Stepper
+from mlpkit.nn.network import Network
+from mlpkit.training.fit import Diverged, epoch_runner, fit
+from mlpkit.training.optim import BY_NAME, SGD, Adam
+from mlpkit.training.recipe import Recipe
+from mlpkit.training.schedules import Exponential
+
+pytestmark = pytest.mark.gpu
+NAMES = ("cupy_naive", "cupy_fused", "cuda_graph_cublas", "cuda_graph", "cuda_graph_epoch")
+TOLERANCE = {np.float32: 2e-4, np.float64: 1e-9}
+
+
+def train_both(name, sizes, optimizer, train, batch_size, epochs=2, dtype=np.float32):
+    """Return (losses, theta) of the engine and of the baseline after some epochs; `optimizer` makes one."""
+    found = []
+    for engine in (name, "numpy_baseline"):
+        network = Network(engine, sizes, dtype=dtype)
+        takes, run = optimizer(network), epoch_runner(network.engine)
+        X, y = map(network.engine.asarray, train)
+        losses = []
+        for epoch in range(epochs):
+            order = network.engine.asarray(epoch_order(len(train.y), 0, epoch))
+            losses += [network.engine.to_numpy(part) for part, _ in run(network, takes, X, y, order, batch_size)]
+        assert takes.steps == epochs * -(-len(train.y) // batch_size)
+        found.append((np.concatenate(losses), network.engine.to_numpy(network.theta)))
+    return found
+
+
+def agree(found, dtype=np.float32):
+    (losses, theta), (wanted_losses, wanted_theta) = found
+    assert np.isfinite(losses).all()
+    assert_allclose(losses, wanted_losses, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] / 100)
+    assert_allclose(theta, wanted_theta, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("optimizer", BY_NAME)
+@pytest.mark.parametrize("name", NAMES)
+def test_two_epochs_follow_the_baseline(name, optimizer, dtype):
+    def make(network):
+        return BY_NAME[optimizer](network, Exponential(0.01, 20), weight_decay=0.01)
+
+    agree(train_both(name, (6, 4, 5, 3), make, blobs(50, dtype=dtype), batch_size=8, dtype=dtype), dtype)
+
+
+@pytest.mark.parametrize("sizes", [(6, 3), (6, 1, 3), (6, 33, 129, 3), (6, 128, 3), (6, 5, 4, 5, 4, 3)])
+@pytest.mark.parametrize("batch_size", [1, 7, 50, 64])
+@pytest.mark.parametrize("name", NAMES)
+def test_any_sizes_will_do(name, batch_size, sizes):
+    def make(network):
+        """Start with biases too: without, a row that nothing comes through gives sums of exactly 0 (see `_cublas`)."""
+        theta = Network("numpy_baseline", sizes).theta
+        network.set_theta(theta + np.random.default_rng(0).normal(0, 0.01, theta.shape).astype(theta.dtype))
+        return SGD(network, 0.05)
+
+    agree(train_both(name, sizes, make, blobs(50), batch_size))
+
+
+def test_cublas_takes_the_derivative_at_zero_for_one():
+    """The one thing in which it differs from the baseline: see `_cublas`."""
+    import cupy as cp
+
+    from mlpkit.engines.cuda import cublas as cublas
+
+    x, W, b, out = cp.zeros((4, 8), "f"), cp.ones((8, 8), "f"), cp.zeros(8, "f"), cp.empty((4, 8), "f")
+    mask = cublas.mask(4, 8)
+    cublas.Product(x, W, out, cublas.RELU_AUX_BIAS, b, mask)(x, W, out)
+    assert (cp.unpackbits(mask[:, :1].ravel()) == 1).all()
+    assert (out == 0).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pixels_train_as_their_fractions_do(name):
+    split = blobs(50)
+    pixels = np.clip(40 * split.X + 120, 0, 255).astype(np.uint8)
+    as_pixels, as_numbers = split._replace(X=pixels), split._replace(X=pixels.astype(np.float32) / 255)
+    (of_pixels, theta), _ = train_both(name, (6, 5, 3), lambda n: Adam(n, 0.01), as_pixels, 8)
+    (of_numbers, wanted), _ = train_both(name, (6, 5, 3), lambda n: Adam(n, 0.01), as_numbers, 8)
+    assert_array_equal(of_pixels, of_numbers)
+    assert_array_equal(theta, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_twenty_steps_of_mnist_follow_the_baseline(name):
+    from mlpkit import data
+
+    train = data.load(scaled=False).train
+    for recipe in (Recipe(), Recipe(optimizer="adam", lr=1e-3, batch_size=64)):
+        losses, wanted = (Stepper(engine, recipe, train).take(20)[1] for engine in (name, "numpy_baseline"))
+        assert_allclose(losses, wanted, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_nan_is_seen_and_the_last_good_parameters_come_back(name, monkeypatch):
+    monkeypatch.setattr("mlpkit.train.check_finite", lambda name, array: None)  # else it is seen before the first step
+    train = blobs(50)
+    train.X[17, 2] = np.nan
+    network = Network(name, (6, 5, 3))
+    first = network.engine.to_numpy(network.theta).copy()
+    with pytest.raises(Diverged):
+        fit(network, SGD(network, 0.1), train, epochs=1, batch_size=8)
+    assert_array_equal(network.engine.to_numpy(network.theta), first)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_new_optimizer_is_not_the_old_ones_recording(name):
+    """What a graph has recorded must not outlive what it was recorded for."""
+    train, network = blobs(50), Network(name, (6, 5, 3))
+    baseline = Network("numpy_baseline", (6, 5, 3))
+    for make in (lambda n: Adam(n, 0.01), lambda n: Adam(n, 0.01, beta1=0.5), lambda n: SGD(n, 0.3)):
+        for one in (network, baseline):
+            fit(one, make(one), train, epochs=2, batch_size=8)
+        assert_allclose(network.engine.to_numpy(network.theta), baseline.theta, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(name, tmp_path):
+    train, validation = blobs(50), blobs(20, 1)
+
+    def run(epochs, **options):
+        network = Network(name, (6, 5, 3))
+        fit(network, Adam(network, 0.01), train, validation, epochs=epochs, batch_size=8, **options)
+        return network.engine.to_numpy(network.theta)
+
+    run(2, checkpoints=tmp_path)
+    assert_array_equal(run(4, checkpoints=tmp_path, resume=True), run(4))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_nobody_needs_is_forgotten(name):
+    network = Network(name, (6, 5, 3))
+    fit(network, SGD(network, 0.1), blobs(50), epochs=1, batch_size=8)
+    gone = weakref.ref(network)
+    del network
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_labels_that_are_no_classes_are_refused_before_the_first_step(name):
+    train = blobs(50)
+    train.y[3] = 3
+    network = Network(name, (6, 5, 3))
+    with pytest.raises(ValueError, match="from 0 to 2"):
+        fit(network, SGD(network, 0.1), train, epochs=1, batch_size=8)
+
+
+def test_an_epoch_has_as_many_losses_as_batches():
+    losses = train_both("cuda_graph_epoch", (6, 5, 3), lambda n: SGD(n, 0.1), blobs(50), 8, epochs=1)[0][0]
+    assert len(losses) == len(list(batches(np.arange(50), 8)))
+
+
+def test_a_whole_epoch_is_replayed_by_two_launches():
+    """One graph of all full batches, one of the last, shorter batch; and none is recorded twice."""
+    from mlpkit.engines.cuda import graph as _graph
+
+    network = Network("cuda_graph_epoch", (6, 5, 3))
+    fit(network, SGD(network, 0.1), blobs(50), epochs=3, batch_size=8)
+    assert set(_graph.epochs[network].graphs) == {(6, 8), (1, 2)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_products_do_not_lose_digits_to_tensor_cores(name):
+    """A float32 product must not be done in TF32, which has 10 bits of a number: rtol 1e-3."""
+    engine, rng = engines.load(name), np.random.default_rng(0)
+    x, W = rng.normal(size=(256, 512)).astype(np.float32), rng.normal(size=(512, 64)).astype(np.float32)
+    network = Network(name, (512, 64, 3))
+    network.layers[0].W[:] = engine.asarray(W)
+    z = engine.to_numpy(network.layers[0].forward(engine.asarray(x)))
+    assert_allclose(z, x.astype(np.float64) @ W, rtol=0, atol=2e-4)

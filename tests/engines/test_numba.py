@@ -1,0 +1,397 @@
+"""What is particular about the compiled engines: their functions one by one, their caches, their threads."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from shared import one_sentence
+
+import mlpkit
+from mlpkit import engines
+from mlpkit.engines import python_loops
+from mlpkit.engines.loops import gemm as _gemm
+from mlpkit.engines.loops import simd as _simd
+from mlpkit.nn.network import Network
+from mlpkit.training.fit import train_step
+from mlpkit.training.optim import SGD
+
+LOOPS = ("python_loops", "numba_serial", "numba_parallel", "numba_fastmath", "numba_blocked")
+PACKAGE = Path(mlpkit.__file__).parent
+
+
+def numbers(*shape, dtype=np.float32, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+class TestNamedFunctions:
+    """Each explicit loop is its NumPy namesake."""
+
+    def test_dot(self, name):
+        u, v = numbers(50), numbers(50, seed=1)
+        assert_allclose(engines.load(name).dot(u, v), np.dot(u, v), rtol=1e-5)
+
+    def test_matmul(self, name):
+        a, b, out = numbers(5, 7), numbers(7, 3, seed=1), np.empty((5, 3), np.float32)
+        engines.load(name).matmul(a, b, out)
+        assert_allclose(out, a @ b, rtol=1e-5, atol=1e-6)
+
+    def test_sum_and_mean(self, name):
+        values, engine = numbers(99), engines.load(name)
+        assert_allclose(engine.sum(values), np.sum(values), rtol=1e-5)
+        assert_allclose(engine.mean(values), np.mean(values), rtol=1e-5)
+
+    def test_zeros(self, name):
+        for dtype in (np.float32, np.int64):
+            found = engines.load(name).zeros(4, dtype)
+            assert found.dtype == dtype
+            assert_array_equal(found, np.zeros(4, dtype))
+
+    def test_argmax_and_relu(self, name):
+        z, engine = numbers(6, 5), engines.load(name)
+        assert_array_equal(engine.argmax(z), np.argmax(z, axis=1))
+        assert_array_equal(engine.relu(z), np.maximum(z, 0))
+
+    def test_softmax(self, name):
+        z, softmax = numbers(6, 5), engines.load(name).softmax
+        p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+        assert_allclose(softmax(z), p, rtol=1e-5)
+        assert_allclose(softmax(z + np.float32(1e4)).sum(axis=1), np.ones(6), rtol=1e-5)
+
+
+def test_the_variants_are_the_same_loops_compiled_differently():
+    for name in LOOPS[1:-1]:
+        engine = engines.load(name)
+        assert engine.matmul.py_func.__code__ is python_loops.matmul.__code__
+    assert "parallel" not in engines.load("numba_serial").matmul.targetoptions or (
+        not engines.load("numba_serial").matmul.targetoptions["parallel"]
+    )
+    assert engines.load("numba_parallel").matmul.targetoptions["parallel"]
+    assert not engines.load("numba_parallel").dot.targetoptions["parallel"]  # it has no loop to share out
+    assert engines.load("numba_fastmath").dot.targetoptions["fastmath"] == {"reassoc", "contract", "arcp", "nsz", "afn"}
+
+
+# The blocked product
+
+SHAPES = st.tuples(*[st.integers(1, 70)] * 3)
+STORES = {
+    "C": lambda a: a,
+    "F": np.asfortranarray,
+    "strided": lambda a: np.repeat(a, 2, axis=1)[:, ::2],
+    "reversed": lambda a: a[::-1, ::-1].copy()[::-1, ::-1],
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@given(shape=SHAPES, store=st.sampled_from(sorted(STORES)), apart=st.sampled_from([1, 2]), parallel=st.booleans())
+def test_a_blocked_product_is_the_product(dtype, shape, store, apart, parallel):
+    n, k, m = shape
+    inner = (slice(1, -1), slice(apart, -apart, apart))
+    a, b = numbers(n, k, dtype=dtype), numbers(k, m, dtype=dtype, seed=1)
+    out = np.full((n + 2, apart * (m + 2) - (apart - 1)), 7, dtype)
+    multiply = _gemm.matmul if parallel else _gemm.multiply
+    multiply(STORES[store](a), STORES[store](b), out[inner])
+    tolerance = {np.float32: 1e-4, np.float64: 1e-12}[dtype]
+    assert_allclose(out[inner], a @ b, rtol=tolerance, atol=tolerance)
+    out[inner] = 7
+    assert (out == 7).all()  # nothing around it was touched
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, _gemm.DEPTH + 5, 20), (_gemm.HEIGHT + 3, 9, 33), (1030, 2 * _gemm.DEPTH + 1, 17)]
+)
+def test_a_product_larger_than_a_panel(shape):
+    n, k, m = shape
+    a, b = numbers(n, k), numbers(k, m, seed=1)
+    wanted = a.astype(np.float64) @ b
+    for multiply in (_gemm.matmul, _gemm.multiply):
+        out = np.full((n, m), np.nan, np.float32)  # what was there before does not count
+        multiply(a, b, out)
+        assert_allclose(out, wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_a_nan_reaches_its_row_and_no_other():
+    a, b, out = numbers(20, 30), numbers(30, 40, seed=1), np.empty((20, 40), np.float32)
+    a[13, 29] = np.nan
+    _gemm.matmul(a, b, out)
+    assert_array_equal(np.isnan(out).any(axis=1), np.arange(20) == 13)
+    assert np.isnan(out[13]).all()
+
+
+def test_the_peak_is_measured_with_all_of_its_operations():
+    """Each of the chains goes half of the way to 1 a step: no step is left out, none comes twice."""
+    starts = 2 + np.arange(_simd.CHAINS)
+    for steps in (0, 1, 5):
+        assert _simd.fma(steps) == np.sum(1 + (starts - 1) * 0.5**steps)
+    fresh = numba.jit(_simd.fma.py_func, **_simd.fma.targetoptions)  # code from the disk can't be looked into
+    fresh(1)
+    (code,) = fresh.inspect_asm().values()
+    found = len(re.findall(r"\n\s*vfmadd\d+ps\s", code))
+    assert found % _simd.CHAINS == 0  # a chain that the compiler can foresee would be left out of the loop
+    assert found > 0 or _simd.BYTES == 16  # not x86 with FMA
+
+
+# Caches
+
+STEP = """
+    import sys, numpy as np
+    from mlpkit.network import Network
+    from mlpkit.optim import SGD
+    from mlpkit.train import train_step
+    from mlpkit import engines
+    engine = engines.load("numba_serial")
+    network = Network(engine, (6, 5, 3))
+    x, y = np.ones((4, 6), np.float32), np.arange(4) % 3
+    print(float(train_step(network, SGD(network, 0.1), x, y)))
+    print(sum(engine.linear.stats.cache_hits.values()), sum(engine.linear.stats.cache_misses.values()))
+"""
+WHOLE_STEP = """
+    import numpy as np
+    from mlpkit.network import Network
+    from mlpkit.optim import SGD
+    from mlpkit.engines import numba_step
+    network = Network(numba_step, (6, 5, 3))
+    x, y = np.ones((4, 6), np.float32), np.arange(4) % 3
+    numba_step.train_step(network, SGD(network, 0.1), x, y)
+    for function in (numba_step.step.backpropagate, numba_step.step.parameter_gradients, numba_step.sgd_update):
+        print(sum(function.stats.cache_misses.values()))
+"""
+
+
+def python(script, folder=PACKAGE.parent, limit=300, **settings):
+    """Return what a script printed, run in a process of its own, in `folder`, with these environment variables."""
+    options = settings.pop("options", {})
+    known = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment = {**known, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"} | settings
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, text=True, timeout=limit, capture_output=True, **options
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.fixture
+def installation():
+    """A copy of the package that has never been imported, in a folder that everybody may read."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    shutil.copytree(PACKAGE, folder / "mlpkit", ignore=shutil.ignore_patterns("__pycache__"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_second_process_compiles_nothing(installation):
+    first, second = (python(STEP, installation) for _ in range(2))
+    assert first[1:] == ["0", "1"]
+    assert second[1:] == ["1", "0"]
+    assert second[0] == first[0]
+
+
+def test_a_whole_step_is_kept_with_all_that_it_calls(installation):
+    assert [python(WHOLE_STEP, installation) for _ in range(2)] == [["1"] * 3, ["0"] * 3]
+
+
+def test_a_changed_source_is_compiled_anew_where_it_is_called_too(installation):
+    first = python(STEP, installation)
+    source = installation / "mlpkit" / "engines" / "numba_serial.py"
+    source.write_text(source.read_text() + "\n# another version of what an engine calls\n")
+    assert python(STEP, installation)[1:] == ["0", "1"]
+    assert python(STEP, installation) == [first[0], "1", "0"]
+
+
+def test_an_installation_that_cannot_be_written_to_works(installation, tmp_path):
+    """Compiled code goes to the user's own folder; where there is none, it is compiled in each process."""
+    (installation / "mlpkit" / "engines" / "__pycache__").write_text(
+        "a file, so that no folder can be made: not even by root"
+    )
+    nowhere = str(tmp_path / "file" / "home")
+    (tmp_path / "file").write_text("")
+    own = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home" / "cache")}
+    answers = [python(STEP, installation, **own) for _ in range(2)]
+    assert [answer[1:] for answer in answers] == [["0", "1"], ["1", "0"]]
+    homeless = python(STEP, installation, HOME=nowhere, XDG_CACHE_HOME=nowhere)
+    assert homeless[0] == answers[0][0]
+    assert not list(installation.rglob("*.nbi"))
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("kept", [0, 0.5], ids=["empty", "half"])
+def test_compiled_code_that_was_cut_short_is_made_anew(suffix, kept, installation):
+    """As when the power fails: the name of a file can be on the disk before what stands in it."""
+    first = python(STEP, installation)
+    for path in installation.rglob(f"*.{suffix}"):
+        path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    assert python(STEP, installation) == first
+    assert python(STEP, installation)[1:] == ["1", "0"]
+
+
+def test_code_of_another_signature_is_not_taken(installation):
+    """Two processes that save at once may choose the same name for a file; only one of them finds its code there."""
+    script = """
+        import numpy as np
+        from mlpkit import engines
+        relu = engines.load("numba_serial").relu
+        for dtype in (np.float32, np.float64):
+            print(relu(np.full((1, 1), 0.1, dtype))[0, 0])
+        print(sum(relu.stats.cache_hits.values()))
+    """
+    first = python(script, installation)
+    assert first == ["0.1", "0.1", "0"]
+    one, *others = installation.rglob("*numba_serial.relu.*.nbc")
+    for other in others:
+        other.write_bytes(one.read_bytes())
+    assert python(script, installation) == ["0.1", "0.1", "1"]
+    assert python(script, installation) == ["0.1", "0.1", "2"]
+
+
+def test_a_disk_that_is_full_does_not_stop_an_engine(installation):
+    script = """
+        import os
+        from numba.core import caching
+        def full(*arguments):
+            raise OSError(28, "No space left on device")
+        caching.IndexDataCacheFile.save = full
+    """
+    assert python(textwrap.dedent(script) + textwrap.dedent(STEP), installation)[1:] == ["0", "1"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are UTF-8 here")
+def test_a_folder_whose_name_is_not_utf8_does_not_stop_an_engine(installation, tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(installation) + b"/Gr\xfc\xdfe"))
+    folder.mkdir()
+    shutil.move(installation / "mlpkit", folder / "mlpkit")
+    assert python(STEP, folder, NUMBA_CACHE_DIR=str(tmp_path))[1:] == ["0", "1"]
+
+
+# Threads
+
+AGREE = """
+    import numba, numpy as np
+    from mlpkit.network import Network
+    from mlpkit.optim import Adam
+    from mlpkit import engines, train
+    def losses(name, threads):
+        engine = engines.load(name)
+        network = Network(engine, (20, 16, 16, 10))
+        optimizer, rng = Adam(network), np.random.default_rng(0)
+        step = getattr(engine, "train_step", train.train_step)
+        found = []
+        for n in (1, 2, 3, 7, 32, 33, 64):
+            numba.set_num_threads(threads if n % 3 else 1)
+            x, y = rng.normal(size=(n, 20)).astype(np.float32), rng.integers(10, size=n)
+            found.append(float(step(network, optimizer, x, y)))
+        return found
+    threads = numba.config.NUMBA_NUM_THREADS
+    for name in ("numba_parallel", "numba_step"):
+        np.testing.assert_allclose(losses(name, threads), losses("numpy_baseline", 1), rtol=1e-5)
+    print(threads, numba.threading_layer())
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "5"])
+def test_any_number_of_threads_on_any_number_of_cores(threads):
+    assert python(AGREE, NUMBA_NUM_THREADS=threads)[0] == threads
+
+
+def test_the_layer_that_numba_brings_along_is_enough():
+    assert python(AGREE, NUMBA_NUM_THREADS="2", NUMBA_THREADING_LAYER="workqueue")[1] == "workqueue"
+
+
+INTERRUPTED = """
+    import os, signal, threading, numpy as np
+    from mlpkit.engines import _gemm
+    a = np.ones((1500, 1500), np.float32)
+    out = np.empty_like(a)
+    _gemm.matmul(a[:8, :8], a[:8, :8], out[:8, :8])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        while True:
+            _gemm.matmul(a, a, out)
+    except KeyboardInterrupt:
+        print("interrupted")
+    out[:] = 0
+    _gemm.matmul(a, a, out)
+    print((out == 1500).all())
+"""
+
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send")
+
+
+@posix
+@pytest.mark.parametrize("layer", ["omp", "workqueue"])
+def test_an_interrupted_parallel_loop_leaves_the_threads_fit_for_work(layer):
+    try:
+        answer = python(INTERRUPTED, NUMBA_NUM_THREADS="2", NUMBA_THREADING_LAYER=layer)
+    except AssertionError as error:
+        if "No threading layer could be loaded" in str(error):
+            pytest.skip(f"Numba has no {layer} layer here")
+        raise
+    assert answer == ["interrupted", "True"]
+
+
+@posix
+def test_an_interrupted_training_keeps_what_it_has():
+    script = """
+        import os, signal, threading, numpy as np
+        from mlpkit.network import Network
+        from mlpkit.optim import SGD
+        from mlpkit.train import fit
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        rng = np.random.default_rng(0)
+        train = rng.normal(size=(3000, 20)).astype(np.float32), rng.integers(10, size=3000)
+        network = Network("numba_step", (20, 16, 10))
+        fit(network, SGD(network, 0.01), train, epochs=1)
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        history = fit(network, SGD(network, 0.01), train, epochs=10**6)
+        print(history.stopped, np.isfinite(history.loss).all())
+    """
+    assert python(script, NUMBA_NUM_THREADS="2") == ["interrupted", "True"]
+
+
+# Bad input
+
+
+BAD = {
+    "too many columns": ((5, 8), [0, 1, 2, 0, 1], ValueError),
+    "too few columns": ((5, 3), [0, 1, 2, 0, 1], ValueError),
+    "no rows": ((0, 6), [], ValueError),
+    "too few labels": ((5, 6), [0, 1], ValueError),
+    "a label too large": ((5, 6), [0, 1, 2, 3, 0], IndexError),
+    "a negative label": ((5, 6), [0, 1, 2, -1, 0], IndexError),
+}
+
+
+@pytest.mark.parametrize(("shape", "labels", "error"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize("name", [name for name in engines.NAMES if name.startswith("numba")])
+def test_a_batch_that_does_not_fit_is_refused(name, shape, labels, error):
+    """A compiled loop does not look where it reads and writes: what is wrong must be found before."""
+    engine = engines.load(name)
+    network = Network(engine, (6, 5, 3))
+    before = network.theta.copy()
+    step = getattr(engine, "train_step", train_step)
+    with pytest.raises(error) as caught:
+        step(network, SGD(network, 0.1), np.ones(shape, np.float32), np.array(labels, np.int64))
+    one_sentence(caught.value)
+    assert_array_equal(network.theta, before)
+
+
+def test_buffers_do_not_pile_up():
+    engine = engines.load("numba_step")
+    network = Network(engine, (6, 5, 3))
+    for n in range(1, 20):
+        engine.train_step(network, SGD(network, 0.1), np.ones((n, 6), np.float32), np.zeros(n, np.int64))
+    assert len(engine._buffers[network]) <= 2

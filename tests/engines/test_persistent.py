@@ -1,0 +1,266 @@
+"""The engines that update the parameters inside their kernels: three kernels a step, and one launch an epoch."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from shared import blobs, one_sentence
+from test_kernels import needs_compiler
+
+from mlpkit import data, kernels
+from mlpkit.data import epoch_order
+from mlpkit.engines.cuda.rates import rates, settings
+from mlpkit.nn.network import SIZES, Network
+from mlpkit.training.fit import Diverged, epoch_runner, fit
+from mlpkit.training.optim import BY_NAME, SGD, Adam, AdamW, Momentum
+from mlpkit.training.schedules import Cosine
+
+NAMES = ("cuda_three_kernels", "cuda_persistent", "cuda_cluster")
+MOST = {"cuda_cluster": 128}  # rows of a batch, where it is less than what is tried
+RATES = {"sgd": 0.05, "adam": 1e-3, "adamw": 1e-3}
+
+
+# Without a GPU
+
+
+@needs_compiler
+@pytest.mark.parametrize("adam", [0, 1])
+@pytest.mark.parametrize("batch", [32, 64, 128, 256])
+def test_the_persistent_kernel_compiles_for_every_batch_size(batch, adam):
+    found = kernels.resources("persistent", BATCH=batch, ADAM=adam)["train"]
+    assert found.registers <= 128  # of which a multiprocessor has enough for 512 threads
+    assert found.spilled_bytes <= 8  # a word or two that only the beginning and the end of an epoch need
+
+
+@needs_compiler
+@pytest.mark.parametrize("sizes", ["6,3", "6,5,3", "784,300,100,10", "12,4,5,4,5,3"])
+@pytest.mark.parametrize("real", ["float", "double"])
+def test_the_three_kernels_compile_for_any_sizes(real, sizes):
+    found = kernels.resources("three_kernels", "sm_80", REAL=real, PIXEL=real, SIZES=sizes)
+    assert found.keys() == {"first_layer", "rows", "update"}
+
+
+@needs_compiler
+@pytest.mark.parametrize("inputs", [16, 32, 48, 784])
+def test_the_persistent_kernel_compiles_for_images_of_any_size(inputs):
+    assert kernels.ptx("persistent", INPUTS=inputs, CLASSES=3, BATCH=32)
+
+
+@needs_compiler
+def test_the_pixels_meet_the_tensor_cores_as_bytes():
+    code = kernels.ptx("persistent")
+    assert "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32" in code
+
+
+# With one
+
+
+@pytest.fixture(scope="module")
+def mnist():
+    return data.load(scaled=False).train
+
+
+def train(engine, split, order, batch_size, optimizer, dtype=np.float32, sizes=SIZES, epochs=1):
+    """Return (losses, theta) after some epochs; `optimizer` makes one for a network."""
+    network = Network(engine, sizes, dtype=dtype)
+    takes, run = optimizer(network), epoch_runner(network.engine)
+    X = split.X if engine in NAMES else (split.X / np.array(255, dtype)).astype(dtype)
+    X, y, order = map(network.engine.asarray, (X, split.y, order))
+    losses = []
+    for _ in range(epochs):
+        losses += [network.engine.to_numpy(part) for part, _ in run(network, takes, X, y, order, batch_size)]
+    assert takes.steps == epochs * -(-len(order) // batch_size)
+    return np.concatenate([np.atleast_1d(part) for part in losses]), network.engine.to_numpy(network.theta)
+
+
+def make(name, **settings):
+    return lambda network: BY_NAME[name](network, Cosine(RATES[name], 1000), **settings)
+
+
+def distance(theta, wanted):
+    return np.linalg.norm(theta - wanted) / np.linalg.norm(wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", RATES)
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    [(name, size) for name in NAMES for size in (1, 4, 32, 64, 100, 128, 256) if size <= MOST.get(name, size)],
+)
+def test_twenty_steps_are_as_close_to_float64_as_float32_is(name, batch_size, optimizer, mnist):
+    order = epoch_order(len(mnist.y), 0, 0)[: 20 * batch_size - batch_size // 3]  # the last batch is short
+    settings = {"weight_decay": 0.01} if optimizer == "adamw" else {}
+    losses, theta = train(name, mnist, order, batch_size, make(optimizer, **settings))
+    wanted, wanted_theta = train("numpy_baseline", mnist, order, batch_size, make(optimizer, **settings), np.float64)
+    assert_allclose(losses, wanted, rtol=2e-5)
+    assert distance(theta, wanted_theta) < 2e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_epoch_follows_the_baseline(name, optimizer, mnist):
+    order = epoch_order(len(mnist.y), 0, 0)
+    losses, theta = train(name, mnist, order, 128, make(optimizer))
+    wanted, exact = train("numpy_baseline", mnist, order, 128, make(optimizer), np.float64)
+    _, usual = train("numpy_baseline", mnist, order, 128, make(optimizer))
+    assert_allclose(losses, wanted, rtol=1e-2)
+    assert distance(theta, exact) < max(1e-3, 20 * distance(usual, exact))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (784, 64, 100, 32, 10),
+        (784, 128, 128, 128, 3),
+        (784, 128, 128, 128, 16),
+        (50, 7, 128, 1, 10),
+        (16, 8, 8, 8, 2),
+    ],
+)
+@pytest.mark.parametrize("name", ["cuda_persistent", "cuda_cluster"])
+def test_smaller_layers_are_filled_up_and_stay_themselves(name, sizes):
+    rng = np.random.default_rng(0)
+    split = data.Split(rng.integers(256, size=(100, sizes[0]), dtype=np.uint8), rng.integers(sizes[-1], size=100))
+    for optimizer in (make("sgd"), make("adam", weight_decay=0.01)):
+        losses, theta = train(name, split, np.arange(100), 32, optimizer, sizes=sizes, epochs=2)
+        wanted, exact = train("numpy_baseline", split, np.arange(100), 32, optimizer, np.float64, sizes, epochs=2)
+        assert_allclose(losses, wanted, rtol=2e-5)
+        assert distance(theta, exact) < 2e-5
+
+
+@pytest.mark.gpu
+def test_layers_too_wide_for_three_kernels_are_refused_in_one_sentence(mnist):
+    network = Network("cuda_three_kernels", (784, 5000, 10))
+    with pytest.raises(ValueError, match="shared memory") as caught:
+        fit(network, SGD(network, 0.1), (mnist.X[:100], mnist.y[:100]), epochs=1, batch_size=32)
+    one_sentence(caught.value, "cuda_three_kernels", "(784, 5000, 10)")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("sizes", [(6, 3), (6, 5, 3), (6, 33, 129, 3), (6, 5, 4, 5, 4, 3)])
+@pytest.mark.parametrize("batch_size", [1, 7, 50, 64])
+def test_three_kernels_take_any_sizes(batch_size, sizes, dtype):
+    split, found = blobs(50, dtype=dtype), []
+    for engine in ("cuda_three_kernels", "numpy_baseline"):
+        network = Network(engine, sizes, dtype=dtype)
+        history = fit(network, Adam(network, 0.01), split, epochs=2, batch_size=batch_size)
+        found.append((history.loss, network.engine.to_numpy(network.theta)))
+    assert_allclose(
+        found[0][0], found[1][0], **({"rtol": 2e-4, "atol": 2e-6} if dtype == np.float32 else {"rtol": 1e-9})
+    )
+    assert_allclose(found[0][1], found[1][1], atol=2e-4 if dtype == np.float32 else 1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_and_the_same_bytes_as_fractions_train_alike(name, mnist):
+    found = []
+    for X in (mnist.X[:300], mnist.X[:300].astype(np.float32) / 255):
+        network = Network(name)
+        history = fit(network, SGD(network, 0.1), (X, mnist.y[:300]), epochs=2, batch_size=64)
+        found.append((history.loss, network.engine.to_numpy(network.theta)))
+    assert_array_equal(*(losses for losses, _ in found))
+    assert_array_equal(*(theta for _, theta in found))
+
+
+@pytest.mark.gpu
+def test_two_runs_are_the_same_to_the_last_bit(mnist):
+    order = epoch_order(len(mnist.y), 0, 0)[:10_000]
+    first, second = (train("cuda_persistent", mnist, order, 128, make("adam")) for _ in range(2))
+    assert_array_equal(first[0], second[0])
+    assert_array_equal(first[1], second[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["first weight", "last weight", "first bias", "last bias"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_nan_stays_visible(name, place, mnist, monkeypatch):
+    monkeypatch.setattr("mlpkit.train._check_network", lambda *given: None)  # else it is seen before the first step
+    network = Network(name)
+    weights, parameters = network.n_weights, len(network.theta)
+    places = {"first weight": 0, "last weight": weights - 1, "first bias": weights, "last bias": parameters - 1}
+    network.theta[places[place]] = np.nan
+    with pytest.raises(Diverged):
+        fit(network, SGD(network, 0.1), (mnist.X[:500], mnist.y[:500]), epochs=1, batch_size=64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_that_grow_without_bound_are_seen(name, mnist):
+    network = Network(name)
+    with pytest.raises(Diverged):
+        fit(network, SGD(network, 1e4), (mnist.X[:5000], mnist.y[:5000]), epochs=3, batch_size=64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_nobody_needs_is_forgotten(name, mnist):
+    network = Network(name)
+    fit(network, SGD(network, 0.1), (mnist.X[:100], mnist.y[:100]), epochs=1, batch_size=32)
+    gone = weakref.ref(network)
+    del network
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_another_optimizer_is_refused_in_one_sentence(name, mnist):
+    network = Network(name)
+    with pytest.raises(ValueError, match="not Momentum") as caught:
+        fit(network, Momentum(network, 0.1), (mnist.X[:100], mnist.y[:100]), epochs=1)
+    one_sentence(caught.value, name, "SGD", "Adam", "AdamW")
+
+
+def float_images(n=40, inputs=784):
+    return np.random.default_rng(0).normal(size=(n, inputs)).astype(np.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "batch_size", "X", "words"),
+    [
+        ((784, 128, 10), np.float32, 32, None, ("three hidden layers", "(784, 128, 10)")),
+        ((784, 129, 8, 8, 10), np.float32, 32, None, ("at most 128 units",)),
+        ((784, 8, 8, 8, 17), np.float32, 32, None, ("at most 16 classes",)),
+        (SIZES, np.float64, 32, None, ("float32", "float64")),
+        (SIZES, np.float32, 257, None, ("at most 256", "257")),
+        (SIZES, np.float32, 32, float_images(), ("bytes", "255")),
+        ((8000, 8, 8, 8, 10), np.float32, 256, None, ("shared memory",)),
+    ],
+)
+def test_what_the_kernel_can_not_hold_is_refused_in_one_sentence(sizes, dtype, batch_size, X, words):
+    network = Network("cuda_persistent", sizes, dtype=dtype)
+    X = np.zeros((40, sizes[0]), np.uint8) if X is None else X
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the words are checked below)
+        fit(network, AdamW(network, 0.1), (X, np.zeros(40, np.int64)), epochs=1, batch_size=batch_size)
+    one_sentence(caught.value, *words)
+
+
+# What the kernels are told of an optimizer
+
+
+@pytest.mark.parametrize("lr", [0.25, Cosine(0.25, 10)])
+def test_the_rates_are_those_of_the_next_steps(lr):
+    optimizer = Adam(Network(sizes=(6, 5, 3)), lr, beta1=0.5, beta2=0.75)
+    optimizer.steps = 3
+    table = rates(optimizer, 4)
+    assert_array_equal(table[:, 0], [optimizer.schedule(step) for step in range(3, 7)])
+    assert_allclose(table[:, 1], [optimizer.schedule(t - 1) / (1 - 0.5**t) for t in range(4, 8)])
+    assert_allclose(table[:, 2], [1 / (1 - 0.75**t) ** 0.5 for t in range(4, 8)])
+
+
+def test_what_is_left_of_one_is_taken_in_float64():
+    """In float32, 1 - 0.999 is off by 5e-5: after an epoch of Adam a tenth of some losses."""
+    network = Network(sizes=(6, 5, 3))
+    beta1, rest1, beta2, rest2, *_ = settings(Adam(network, 0.1))
+    assert (rest1, rest2) == (np.float32(0.1), np.float32(0.001))
+    assert (beta1, beta2) == (np.float32(0.9), np.float32(0.999))
+    assert settings(AdamW(network, 0.1, weight_decay=0.5))[-2:] == (0, 0.5)
+    assert settings(Adam(network, 0.1, weight_decay=0.5))[-2:] == (0.5, 0)

@@ -1,0 +1,220 @@
+"""Every CUDA file compiles for two generations of GPUs and keeps its numbers in registers: seen without a GPU."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+from shared import one_sentence
+
+from mlpkit import kernels
+from mlpkit.kernels import Resources, gpu
+
+SCALE = r"""// y = FACTOR x, and sums in shared memory
+#ifndef FACTOR
+#define FACTOR 2
+#endif
+
+extern "C" __global__ void scale(const float *x, float *y, int n)
+{
+    __shared__ float tile[256];
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    tile[threadIdx.x] = i < n ? FACTOR * x[i] : 0.0f;
+    __syncthreads();
+    if (i < n) y[i] = tile[threadIdx.x ^ 1];
+}
+
+extern "C" __global__ void nothing() {}
+"""
+
+# 300 numbers that are all needed at the end can't be in 255 registers.
+GREEDY = r"""
+extern "C" __global__ void greedy(float *x, int n)
+{
+    float held[300];
+    #pragma unroll
+    for (int i = 0; i < 300; i++) held[i] = x[i * n];
+    __syncthreads();
+    #pragma unroll
+    for (int i = 0; i < 300; i++) x[i * n] = held[299 - i] * held[(i * 7) % 300];
+}
+"""
+
+
+def _missing():
+    if gpu.libraries()["NVRTC"] is None:
+        return "NVRTC is not installed"
+    try:
+        kernels.ptxas()
+    except FileNotFoundError as error:
+        return str(error)
+    return None
+
+
+needs_compiler = pytest.mark.skipif(_missing() is not None, reason=_missing() or "")
+
+
+def oldest(name):
+    """Return the oldest chip that a file is for: a line of its head, such as `// needs sm_90`, else sm_80."""
+    for line in kernels.source(name).splitlines():
+        if not line.startswith("//"):
+            break
+        if line.startswith("// needs sm_"):
+            return line.split()[2]
+    return "sm_80"
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """Put kernel files of the test's own where the package looks for them."""
+    monkeypatch.setattr(kernels, "FOLDER", tmp_path)
+    kernels.load.cache_clear()
+    for name, code in {"scale": SCALE, "greedy": GREEDY, "wrong": "__global__ void f() { missing(); }"}.items():
+        (tmp_path / f"{name}.cu").write_text(code)
+    (tmp_path / "notes.txt").write_text("no kernel")
+    yield tmp_path
+    kernels.load.cache_clear()
+
+
+# The package's own files
+
+
+@needs_compiler
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", kernels.names())
+def test_a_kernel_file_compiles_and_spills_nothing(name, arch):
+    if arch < oldest(name):
+        pytest.skip(f"{name}.cu needs {oldest(name)}")
+    found = kernels.resources(name, arch)
+    assert found, f"{name}.cu has no kernel"
+    assert {kernel: one.spilled_bytes for kernel, one in found.items()} == dict.fromkeys(found, 0)
+
+
+@pytest.mark.parametrize("name", kernels.names())
+def test_a_kernel_file_begins_with_its_idea(name):
+    assert kernels.source(name).startswith("// ")
+
+
+# The functions
+
+
+def test_the_names_are_those_of_the_files(folder):
+    assert kernels.names() == ["greedy", "scale", "wrong"]
+    assert kernels.source("scale") == SCALE
+
+
+def test_a_name_that_no_file_has_is_refused_with_the_names(folder):
+    with pytest.raises(ValueError, match="no kernel file") as caught:
+        kernels.source("scail")
+    one_sentence(caught.value, "'scail'", "scale")
+
+
+@needs_compiler
+def test_a_macro_changes_the_code(folder):
+    assert ".target sm_90" in kernels.ptx("scale")
+    assert ".target sm_80" in kernels.ptx("scale", "sm_80")
+    assert kernels.ptx("scale") == kernels.ptx("scale", FACTOR=2) != kernels.ptx("scale", FACTOR=3)
+
+
+@needs_compiler
+def test_a_mistake_comes_with_the_compilers_words(folder):
+    with pytest.raises(RuntimeError) as caught:
+        kernels.ptx("wrong", "sm_80")
+    for words in ("wrong.cu does not compile for sm_80", 'identifier "missing" is undefined'):
+        assert words in str(caught.value)
+
+
+@needs_compiler
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_resources_are_read_for_each_kernel(arch, folder):
+    found = kernels.resources("scale", arch)
+    assert found.keys() == {"scale", "nothing"}
+    assert found["scale"].shared_bytes == 1024
+    assert 0 < found["nothing"].registers < found["scale"].registers < 32
+    assert found["nothing"].shared_bytes == 0
+    assert {one.spilled_bytes for one in found.values()} == {0}
+
+
+@needs_compiler
+def test_a_spill_is_seen(folder):
+    (greedy,) = kernels.resources("greedy").values()
+    assert greedy.registers == 255
+    assert greedy.spilled_bytes > 0
+
+
+# As ptxas 12.9 prints it; the spill is made up
+REPORT = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'first' for 'sm_90'
+ptxas info    : Function properties for first
+    8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 8 bytes cumulative stack size, 1024 bytes smem
+ptxas info    : Compile time = 4.121 ms
+ptxas info    : Compiling entry function 'second' for 'sm_90'
+ptxas info    : Function properties for second
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 4 registers, used 0 barriers
+"""
+
+
+def test_the_report_of_ptxas_is_read_kernel_by_kernel():
+    assert dict(kernels._read_report(REPORT)) == {"first": Resources(40, 1024, 12), "second": Resources(4, 0, 0)}
+
+
+def test_without_ptxas_the_advice_is_to_install_it(monkeypatch):
+    monkeypatch.setattr(kernels, "_places", lambda package: [])
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: None)
+    with pytest.raises(FileNotFoundError) as caught:
+        kernels.ptxas()
+    one_sentence(caught.value, "pip install nvidia-cuda-nvcc-cu12")
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: "/usr/local/cuda/bin/ptxas")
+    assert kernels.ptxas() == "/usr/local/cuda/bin/ptxas"
+
+
+@needs_compiler
+def test_ptxas_is_a_program():
+    said = subprocess.run([kernels.ptxas(), "--version"], capture_output=True, text=True, check=True).stdout
+    assert "ptxas" in said
+
+
+def test_a_module_is_made_once_for_each_set_of_macros(folder, monkeypatch):
+    made = []
+
+    def module(code, options):
+        made.append(options)
+        return types.SimpleNamespace(code=code)
+
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(RawModule=module))
+    first = kernels.load("scale", FACTOR=3)
+    assert first.code == SCALE
+    assert kernels.load("scale", FACTOR=3) is first
+    assert kernels.load("scale", FACTOR=4) is not first
+    assert made == [(*kernels.OPTIONS, "-DFACTOR=3"), (*kernels.OPTIONS, "-DFACTOR=4")]
+
+
+@pytest.mark.gpu
+def test_a_kernel_runs(folder):
+    import cupy
+
+    x = cupy.arange(512, dtype=cupy.float32)
+    y = cupy.empty_like(x)
+    kernels.load("scale", FACTOR=3).get_function("scale")((2,), (256,), (x, y, x.size))
+    cupy.testing.assert_array_equal(y, 3 * x.reshape(-1, 2)[:, ::-1].ravel())
+
+
+def test_an_excerpt_is_the_lines_from_one_to_another(monkeypatch):
+    monkeypatch.setattr(kernels, "source", lambda name: SCALE)
+    assert kernels.excerpt("scale", "int i =", "tile[").splitlines() == [
+        "int i = blockIdx.x * blockDim.x + threadIdx.x;",
+        "tile[threadIdx.x] = i < n ? FACTOR * x[i] : 0.0f;",
+    ]
+    assert kernels.excerpt("scale", "nothing", "nothing") == 'extern "C" __global__ void nothing() {}'
+    for words in (("no such", "tile"), ("nothing", "scale")):
+        with pytest.raises(ValueError, match="has no lines from"):
+            kernels.excerpt("scale", *words)
+
+
+def test_what_two_kernels_share_stands_in_the_source_of_both():
+    shared = (kernels.FOLDER / "digits.cuh").read_text(encoding="utf-8")
+    for name in ("persistent", "cluster"):
+        assert shared in kernels.source(name)
+        assert "#include" not in kernels.source(name)

@@ -1,0 +1,47 @@
+"""Engines are compared by what they learn, too."""
+
+from shared import dataset
+
+from mlpkit.lab.experiments import agreement
+from mlpkit.training.recipe import Recipe
+
+RECIPE = Recipe(sizes=(6, 5, 3), batch_size=8, epochs=3, lr=0.1)
+DATA = dataset()
+
+
+def compare(*names):
+    saved = []
+    record = agreement.run(DATA, RECIPE, names, 2, lambda record: saved.append(len(record["runs"])), lambda text: None)
+    assert saved == list(range(1, 2 * len(names) + 1))
+    return record
+
+
+def test_engines_that_agree_learn_the_same():
+    record = compare("numpy_baseline", "python_lists")
+    found = agreement.accuracies(record)
+    assert found["numpy_baseline"] == found["python_lists"]
+    assert [run["seed"] for run in record["runs"]] == [0, 1, 0, 1]
+    assert all(run["max_loss_error"] < 1e-5 for run in record["runs"])
+    network, history = RECIPE.but(seed=1).train(DATA)
+    assert record["runs"][1]["validation_accuracy"] == history.accuracy[-1]
+    assert found["numpy_baseline"][1] == network.evaluate(*DATA.test)[1]
+
+
+def test_an_engine_that_differs_shows_it(monkeypatch):
+    from mlpkit.engines import python_lists
+
+    monkeypatch.setattr(python_lists, "relu_backward", lambda a, da: da)
+    errors = [run["max_loss_error"] for run in compare("numpy_baseline", "python_lists")["runs"]]
+    assert errors[:2] == [0, 0]
+    assert min(errors[2:]) > 1e-3
+
+
+def test_the_table_has_mean_and_spread():
+    record = {"runs": [run("a", 0.5, 1e-6), run("a", 0.7, 2e-6), run("b", 0.9, 0.0)]}
+    _, a, b = agreement.table(record).splitlines()
+    assert a.split() == ["a", "60.00%", "+-", "14.14%", "2", "2.0e-06"]
+    assert b.split() == ["b", "90.00%", "+-", "nan%", "1", "0.0e+00"]
+
+
+def run(engine, accuracy, error):
+    return {"engine": engine, "test_accuracy": accuracy, "max_loss_error": error}

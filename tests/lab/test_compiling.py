@@ -1,0 +1,91 @@
+"""The first step of a process compiles where the cache is empty, and only reads where it is filled."""
+
+import json
+import os
+
+import pytest
+
+from mlpkit import engines
+from mlpkit.lab import results
+from mlpkit.lab.experiments import compile as compiling
+
+
+def fake(monkeypatch, seconds):
+    """Let a process find a cache empty once, and take so many seconds then; return the folders that it was given."""
+    folders = []
+
+    def in_new_process(name, cache):
+        assert os.path.isdir(cache)
+        first = 0.25 if cache in folders else seconds[name]
+        folders.append(cache)
+        return {"import": 0.5, "prepare": 1.0, "first": first, "later": 0.125}
+
+    monkeypatch.setattr(compiling, "in_new_process", in_new_process)
+    return folders
+
+
+def run(saved, **options):
+    return compiling.run(lambda record: saved.append(json.dumps(record)), lambda text: None, **options)
+
+
+def test_each_engine_starts_with_an_empty_folder_and_then_with_the_same_one(monkeypatch):
+    folders = fake(monkeypatch, {"numba_serial": 2.0, "numba_step": 8.0})
+    saved = []
+    record = run(saved, names=("numba_serial", "numba_step"), processes=2)
+    assert len(folders) == 8
+    assert folders[::2] == folders[1::2]
+    assert len(set(folders)) == 4
+    assert not any(os.path.exists(folder) for folder in folders)
+    for name, seconds in (("numba_serial", 2.0), ("numba_step", 8.0)):
+        assert compiling.median_s(record, name, "empty") == seconds
+        assert compiling.median_s(record, name, "filled") == 0.25
+        assert compiling.median_s(record, name, "filled", "later") == 0.125
+    assert len(saved) == 4
+    assert json.loads(saved[-1]) == json.loads(json.dumps(record))
+
+
+def test_the_table_shows_every_engine_and_an_interrupted_record(monkeypatch):
+    fake(monkeypatch, {"numba_serial": 2.0})
+    record = run([], names=("numba_serial",), processes=1)
+    record["runs"] += [{"engine": "numba_step", "cache": cache, "samples_s": []} for cache in compiling.CACHES]
+    lines = compiling.table(record).splitlines()
+    assert len(lines) == 2
+    assert lines[1].split() == ["numba_serial", "2.00", "0.250", "0.12500"]
+
+
+def test_all_engines_that_compile_are_measured():
+    assert set(compiling.NAMES) == {name for name in engines.NAMES if "numba" in name}
+    others = {"numpy_baseline", "python_lists", "python_loops"}
+    assert set(compiling.NAMES) | set(engines.ON_GPU) == set(engines.NAMES) - others
+
+
+def test_a_reader_waits_for_the_import_the_preparation_and_the_first_step(monkeypatch):
+    fake(monkeypatch, {"numba_serial": 2.0})
+    record = run([], names=("numba_serial",), processes=1, experiment="gpu_compile")
+    assert record["experiment"] == "gpu_compile"
+    assert compiling.wait_s(record, "numba_serial", "empty") == 3.5
+    assert compiling.wait_s(record, "numba_serial", "filled") == 1.75
+    for case in record["runs"]:
+        del case["samples_s"][0]["prepare"]  # a record of an older version
+    assert compiling.wait_s(record, "numba_serial", "empty") == 2.5
+
+
+def test_no_process_is_started_for_an_engine_that_can_t_run(monkeypatch):
+    fake(monkeypatch, {})
+    monkeypatch.setattr(engines, "import_module", lambda name: (_ for _ in ()).throw(ImportError("no GPU")))
+    with pytest.raises(engines.EngineUnavailable, match="no GPU"):
+        run([], names=("cuda_graph",))
+
+
+def test_a_record_can_be_read_back(monkeypatch, tmp_path):
+    fake(monkeypatch, {"numba_serial": 2.0})
+    record = run([], names=("numba_serial",), processes=1)
+    assert results.load(results.save(record, folder=tmp_path)) == json.loads(json.dumps(record))
+
+
+@pytest.mark.slow
+def test_a_filled_cache_saves_the_compiler_s_time(tmp_path):
+    empty, filled = (compiling.in_new_process("numba_serial", tmp_path) for _ in range(2))
+    assert any(tmp_path.rglob("*.nbc"))
+    assert 0 < filled["later"] < empty["first"]
+    assert filled["first"] < empty["first"]

@@ -1,0 +1,250 @@
+"""Every kernel compiles for old and new chips with no GPU; on one, every rung multiplies matrices that fill no tile."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from mlpkit import kernels
+from mlpkit.lab import results
+from mlpkit.lab.experiments import matmul_ladder
+from mlpkit.lab.experiments.matmul_ladder import ERRORS, RUNGS, Plan
+
+SHAPES = [(1, 1, 1), (3, 5, 2), (5, 1, 7), (17, 33, 31), (128, 784, 128), (130, 132, 260), (129, 67, 257), (4, 1000, 8)]
+QUICK = Plan(samples=2, sample_ms=0.1, shapes=((5, 9, 7),), cubes=(64,), transposed=100)
+
+
+def why_no_compiler():
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+        kernels.ptxas()
+    except (ImportError, FileNotFoundError, RuntimeError) as error:
+        return f"no CUDA compiler: {error}"
+    return None
+
+
+needs_compiler = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
+
+
+# With no GPU
+
+
+@needs_compiler
+@pytest.mark.parametrize("arch", matmul_ladder.ARCHITECTURES)
+@pytest.mark.parametrize("name", RUNGS)
+def test_every_rung_compiles_and_spills_nothing(name, arch):
+    found = matmul_ladder.resources(RUNGS[name], arch)
+    assert found["spilled_bytes"] == 0
+    assert 0 < found["registers"] * found["threads"] <= 65536
+    assert found["shared_bytes"] <= 163 * 1024  # of a block on sm_80
+
+
+@needs_compiler
+@pytest.mark.parametrize("arch", matmul_ladder.ARCHITECTURES)
+@pytest.mark.parametrize("name", ["transpose", "roofs"])
+def test_the_other_kernels_compile(name, arch):
+    assert all(found.spilled_bytes == 0 for found in kernels.resources(name, arch).values())
+
+
+def test_the_rungs_are_the_files_in_their_order():
+    files = [name for name in kernels.names() if name.startswith("matmul_")]
+    assert [rung.file for rung in RUNGS.values()] == sorted(files)
+
+
+@pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
+def test_blocks_cover_the_product(rung):
+    for m, n in [(1, 1), (128, 128), (129, 257), (1000, 3)]:
+        tiles = np.prod(rung.blocks(m, n))
+        assert tiles * np.prod(rung.tile) >= m * n
+        assert tiles == -(-m // rung.tile[0]) * -(-n // rung.tile[1])
+
+
+def test_a_number_is_fetched_less_often_the_larger_the_tile():
+    fetched = {name: rung.fetched_bytes(4096, 4096, 4096) for name, rung in RUNGS.items()}
+    assert fetched["naive"] == fetched["coalesced"] == 4 * 2 * 4096**3
+    assert fetched["shared"] == 4 * 2 * 4096**3 / 32
+    assert fetched["registers"] == 4 * 2 * 4096**3 / 128
+    assert fetched["bf16"] == fetched["tf32"] / 2
+    assert min(fetched.values()) > matmul_ladder.least_bytes(4096, 4096, 4096)
+
+
+def test_no_gpu_is_said_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(matmul_ladder.gpu, "why_not", lambda: "no NVIDIA driver")
+    with pytest.raises(ValueError, match="no NVIDIA driver"):
+        matmul_ladder.run(save=None, progress=None)
+
+
+@pytest.fixture
+def small_gpu(monkeypatch):
+    """A GPU that gives a block 99 KiB of shared memory, as a GeForce does."""
+    monkeypatch.setattr(matmul_ladder, "_most_shared", lambda: 99 * 1024)
+
+
+def test_a_rung_that_does_not_fit_is_left_out_with_a_sentence(small_gpu):
+    said = []
+    assert list(matmul_ladder.fitting(RUNGS, said.append)) == [n for n in RUNGS if n not in ("tf32", "bf16")]
+    assert [sentence.split()[0] for sentence in said] == ["matmul_7_tf32", "matmul_8_bf16"]
+    assert "need 133 KiB of shared memory and may have 99." in said[0]
+
+
+@pytest.mark.parametrize("name", ["tf32", "bf16"])
+def test_the_product_of_a_rung_that_does_not_fit_is_refused(name, small_gpu):
+    with pytest.raises(ValueError, match="does not fit on this GPU"):
+        matmul_ladder.matmul(name, None, None)
+
+
+def test_a_record_goes_on_without_rungs_that_do_not_fit(small_gpu, monkeypatch):
+    monkeypatch.setattr(matmul_ladder, "occupancy", lambda rung: {"registers": 32})
+    said = []
+    runs = list(matmul_ladder._resources(QUICK, said.append))
+    assert [run["rung"] for run in runs] == [n for n in RUNGS if n not in ("tf32", "bf16")]
+    assert [sentence for sentence in said if "matmul_8_bf16 does not fit" in sentence]
+
+
+def test_each_rung_fits_where_it_may_have_163_kib(monkeypatch):
+    monkeypatch.setattr(matmul_ladder, "_most_shared", lambda: 163 * 1024)  # compute capability 8.0
+    assert list(matmul_ladder.fitting(RUNGS)) == list(RUNGS)
+
+
+def test_the_table_shows_a_record():
+    taken = {"registers": 40, "shared_bytes": 8192, "spilled_bytes": 0, "threads": 256, "blocks": 2, "occupancy": 0.25}
+    size = {"m": 4096, "n": 4096, "k": 4096, "error": 1e-6}
+    runs = [
+        {"kind": "resources", "rung": "naive"} | taken,
+        {"kind": "peak", "samples_gflops": [60e3, 62e3]},
+        {"kind": "copy", "bytes": 2**31, "samples_gbps": [3900.0]},
+        {"kind": "product", "way": "cublas_float32", "samples_us": [3000.0]} | size,
+        {"kind": "product", "way": "naive", "samples_us": [6000.0]} | size,
+        {"kind": "transpose", "way": "direct", "samples_gbps": [900.0]},
+    ]
+    text = matmul_ladder.table({"runs": runs})
+    for words in ("62.0 TFLOP/s", "3,900 GB/s", "40 registers", "25% of its threads", "50.0% of cuBLAS", "900 GB/s"):
+        assert words in text
+
+
+def test_shares_are_those_of_cublas_in_the_same_precision():
+    times = {"tf32": 30.0, "cublas_tf32": 15.0, "cublas_float32": 60.0}
+    size = {"m": 4, "n": 4, "k": 4}
+    runs = [{"kind": "product", "way": way, "samples_us": [us, us, 9e9]} | size for way, us in times.items()]
+    assert matmul_ladder.share({"runs": runs}, "tf32", **size) == 0.5
+    assert matmul_ladder.share({"runs": runs}, "naive", **size) is None
+    assert matmul_ladder.gflops({"runs": runs}, "tf32", **size) == 2 * 4**3 / 30 / 1e3
+
+
+# On a GPU
+
+
+@pytest.fixture(autouse=True)
+def skip_what_does_not_fit(request):
+    """Skip a test on the GPU whose rung asks for more shared memory than this one has."""
+    name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
+    if name and request.node.get_closest_marker("gpu") and (reason := matmul_ladder.why_not(RUNGS[name])):
+        pytest.skip(reason)
+
+
+def matrices(m, k, n, seed=0):
+    import cupy
+
+    rng = np.random.default_rng(seed)
+    a, b = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((m, k), (k, n)))
+    return cupy.asarray(a), cupy.asarray(b), a.astype(np.float64) @ b.astype(np.float64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RUNGS)
+def test_every_rung_multiplies(name):
+    for m, k, n in SHAPES:
+        a, b, wanted = matrices(m, k, n)
+        found = matmul_ladder.matmul(name, a, b).get()
+        assert_allclose(found, wanted, rtol=0, atol=4 * ERRORS[RUNGS[name].precision] * k**0.5, err_msg=f"{m} {k} {n}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RUNGS)
+def test_small_integers_are_multiplied_exactly(name):
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-8, 8, shape).astype(np.float32) for shape in ((131, 77), (77, 141)))
+    import cupy
+
+    assert_array_equal(matmul_ladder.matmul(name, cupy.asarray(a), cupy.asarray(b)).get(), a @ b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RUNGS)
+@pytest.mark.parametrize("shape", [(131, 77, 141), (132, 76, 140)], ids=["odd", "aligned"])
+def test_nan_and_inf_stay_where_they_belong(name, shape):
+    m, k, n = shape
+    a, b, _ = matrices(m, k, n)
+    a[5, 7], a[130, k - 1], b[k - 1, 9] = np.nan, np.inf, -np.inf
+    found = matmul_ladder.matmul(name, a, b).get()
+    wanted = a.get().astype(np.float64) @ b.get().astype(np.float64)
+    assert_array_equal(np.isnan(found), np.isnan(wanted))
+    assert_array_equal(found == np.inf, wanted == np.inf)
+    assert_array_equal(found == -np.inf, wanted == -np.inf)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RUNGS)
+def test_nothing_is_written_beside_the_product(name):
+    import cupy
+
+    for m, k, n in SHAPES:
+        a, b, _ = matrices(m, k, n)
+        room = cupy.full(m * n + 512, 7, np.float32)
+        call, c = matmul_ladder.prepare(RUNGS[name], a, b, out=room[256:-256].reshape(m, n))
+        call()
+        assert not (c == 7).any()
+        assert (room[:256] == 7).all()
+        assert (room[-256:] == 7).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RUNGS)
+def test_views_are_multiplied_as_what_they_show(name):
+    a, _, _ = matrices(40, 41, 42)
+    wanted = a.get().astype(np.float64).T @ a.get().astype(np.float64)
+    assert_allclose(matmul_ladder.matmul(name, a.T, a).get(), wanted, atol=0.1)
+    flat = a.ravel()[1 : 1 + 32 * 32].reshape(32, 32)  # rows in one piece, but not at a multiple of 16 bytes
+    wanted = flat.get().astype(np.float64) @ flat.get().astype(np.float64)
+    assert_allclose(matmul_ladder.matmul(name, flat, flat).get(), wanted, atol=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RUNGS)
+def test_the_same_product_has_the_same_bits(name):
+    a, b, _ = matrices(130, 784, 132)
+    first = matmul_ladder.matmul(name, a, b).get()
+    for _ in range(5):
+        assert_array_equal(matmul_ladder.matmul(name, a, b).get(), first)
+
+
+@pytest.mark.gpu
+def test_what_does_not_fit_is_refused():
+    a, b, _ = matrices(3, 4, 5)
+    for wrong in [(a, a), (a, b.astype(np.float64)), (a, b[0]), (a[:0], b)]:
+        with pytest.raises(ValueError, match="no product of"):
+            matmul_ladder.matmul("naive", *wrong)
+
+
+@pytest.mark.gpu
+def test_cublas_multiplies_in_each_precision():
+    a, b, wanted = matrices(64, 100, 72)
+    for precision, error in ERRORS.items():
+        call, c = matmul_ladder.cublas(precision, a, b)
+        call()
+        off = np.linalg.norm(c.get() - wanted) / np.linalg.norm(wanted)
+        assert off < error
+        assert precision == "float32" or off > 1e-5  # it did round
+
+
+@pytest.mark.gpu
+def test_the_record_has_what_the_chapter_reads(tmp_path):
+    saved = []
+    record = matmul_ladder.run(save=saved.append, progress=lambda what: None, plan=QUICK)
+    assert len(saved) == len(record["runs"])
+    assert {run["kind"] for run in record["runs"]} == {"resources", "peak", "copy", "product", "transpose"}
+    again = results.load(results.save(record, folder=tmp_path))
+    assert matmul_ladder.share(again, "naive", 64, 64, 64) > 0
+    assert "of cuBLAS" in matmul_ladder.table(again)
+    assert all(run["spilled_bytes"] == 0 for run in results.runs(again, kind="resources"))

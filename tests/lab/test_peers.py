@@ -1,0 +1,172 @@
+"""Other people's loops are compared only where they train the same network on the same batches."""
+
+from dataclasses import replace
+from importlib import import_module
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from mlpkit import engines
+from mlpkit.lab import bench, peers
+from mlpkit.lab.bench import GATE_STEPS, Timing
+from mlpkit.training.recipe import Recipe
+
+QUICK = Timing(warmup=1, steps_a_sample=2, rounds=2)
+TWO = (Recipe(), peers.ADAM)
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    """The baseline's first losses, on MNIST, with each of the two recipes."""
+    train = peers.load("mnist").train
+    return [bench.Stepper("numpy_baseline", recipe, train).take(GATE_STEPS)[1] for recipe in TWO]
+
+
+def on_gpu(*names):
+    return [pytest.param(name, marks=pytest.mark.gpu) for name in names]
+
+
+ON_CPU = ("jax_step", "jax_epoch", "jax_epoch_default")  # on a GPU where there is one
+ON_GPU = tuple(name for name in peers.GPU.others if name not in ON_CPU)
+
+
+@pytest.mark.parametrize("name", [*peers.CPU.names, *ON_CPU, *on_gpu(*ON_GPU)])
+@pytest.mark.parametrize("which", [0, 1], ids=["sgd", "adam"])
+def test_a_peer_trains_the_same_network_on_the_same_batches(name, which, wanted):
+    try:
+        measured = peers.measure(name, TWO[which], QUICK)
+    except ImportError as error:
+        pytest.skip(str(error))
+    assert peers.are_wanted(measured["first_losses"], wanted[which], *measured["gate"])
+    assert all(time > 0 for name in ("samples_us", "start_seconds") for time in measured[name])
+
+
+def on_torch_cpu(name):
+    """Return a peer's `prepare`, where it has one for PyTorch's CPU device: what the GPU runs, but slower."""
+    module = pytest.importorskip(f"mlpkit.peers.{name}")
+    return lambda problem: module.on("cpu", problem)
+
+
+def importable(name):
+    return pytest.importorskip(f"mlpkit.peers.{name}").prepare
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["sgd", "adam"])
+def test_the_compiled_step_of_the_gpu_is_right_on_a_cpu(which, wanted):
+    steps = on_torch_cpu("pytorch_cuda_compiled")(peers.problem(TWO[which]))
+    assert_allclose(steps(GATE_STEPS), wanted[which], rtol=bench.RTOL)
+
+
+PREPARE = {
+    "pytorch_cuda_compiled": on_torch_cpu,
+    **dict.fromkeys(("pytorch", "jax_step", "jax_epoch"), importable),
+}
+
+
+@pytest.mark.parametrize("name", [*PREPARE, *on_gpu("pytorch_cuda_graph")])
+def test_after_an_epoch_the_batches_come_again(name):
+    """The epoch has two full batches and a rest, and is asked for in parts."""
+    prepare = PREPARE.get(name, importable)(name)
+    small = Recipe(batch_size=32, lr=0.05)
+    problem = replace(peers.problem(small), order=np.arange(70))
+    whole = import_module("mlpkit.peers.plain_numpy").prepare(problem)(8)
+    steps = prepare(problem)
+    assert_allclose(np.concatenate([steps(5), steps(1), steps(2)]), whole, rtol=bench.RTOL)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["pytorch_cuda_graph_tf32", "jax_epoch_default"])
+def test_less_precise_products_are_what_they_say(name, wanted):
+    """They differ from float32 by more than rounding in float32 explains, and no more than their gate lets through."""
+    prepare = importable(name)
+    losses = prepare(peers.problem(TWO[0]))(GATE_STEPS)
+    assert np.abs(losses / wanted[0] - 1).max() > bench.RTOL
+
+
+def test_the_first_losses_are_held_as_closely_as_the_peer_allows():
+    wanted = np.linspace(2, 1, 10)
+    later = wanted * np.where(np.arange(10) < 5, 1.001, 1.5)
+    assert peers.are_wanted(later, wanted, 5, 2e-3)
+    assert not peers.are_wanted(later, wanted, 5, 2e-4)
+    assert not peers.are_wanted(later, wanted, 6, 2e-3)
+    later[-1] = np.nan
+    assert not peers.are_wanted(later, wanted, 5, 2e-3)
+    assert peers.are_wanted(wanted.mean(keepdims=True), wanted, *peers.GATE)
+
+
+@pytest.mark.parametrize("name", [name for name in peers.GPU.engines if name not in engines.NAMES] or ["none"])
+def test_an_engine_that_is_not_there_has_a_reason(name):
+    if name == "none":
+        pytest.skip("they are all there")
+    with pytest.raises(ValueError, match=f"no engine '{name}'"):
+        peers.measure(name, TWO[0], QUICK)
+
+
+def measured(losses, **more):
+    return {"first_losses": list(losses), "samples_us": [1.0, 2.0], "start_seconds": [3.0], **more}
+
+
+def compare(monkeypatch, answers):
+    """Return the runs of a comparison whose processes give these answers, and the order in which they were asked."""
+    asked, saved = [], []
+
+    def measure_in_process(name, recipes, timing):
+        asked.append(name)
+        return [dict(answer) for answer in answers[name]]
+
+    monkeypatch.setattr(peers, "measure_in_process", measure_in_process)
+    field = peers.Field("some_peers", (), tuple(answers), ("numpy",), QUICK, TWO)
+    record = peers.compare(field, lambda record: saved.append(1), lambda text: None)
+    assert record["experiment"] == "some_peers"
+    assert list(record["settings"]["libraries"]) == ["numpy"]
+    assert len(saved) == len(asked)  # nothing measured is lost
+    assert [run["recipe"] for run in record["runs"]] == [r.to_dict() for r in TWO for _ in answers]
+    return record, asked
+
+
+def test_peers_take_turns_and_one_that_differs_gets_no_time(wanted, monkeypatch):
+    nan = wanted[1].copy()
+    nan[-1] = np.nan
+    absent = {"why_not": "ModuleNotFoundError: No module named 'torch'"}
+    answers = {
+        "same": [measured(losses) for losses in wanted],
+        "its_mean": [measured([losses.mean()]) for losses in wanted],
+        "rough": [measured(losses * 1.001, gate=[5, 2e-3]) for losses in wanted],
+        "other": [measured(wanted[0]), measured(wanted[1] * 1.01)],
+        "nan": [measured(wanted[0]), measured(nan)],
+        "swapped": [measured(losses) for losses in reversed(wanted)],
+        "absent": [absent, absent],
+    }
+    record, asked = compare(monkeypatch, answers)
+    assert asked == [*answers, "same", "its_mean", "rough", "other", "nan"]
+    runs = {(run["engine"], run["recipe"]["optimizer"]): run for run in record["runs"]}
+    timed = ("same", "sgd"), ("same", "adam"), ("its_mean", "adam"), ("rough", "sgd"), ("other", "sgd"), ("nan", "sgd")
+    for name in timed:
+        assert (runs[name]["why_not"], runs[name]["samples_us"]) == (None, [1.0, 2.0, 1.0, 2.0])
+        assert runs[name]["start_seconds"] == [3.0, 3.0]
+    reasons = {
+        ("other", "adam"): "differ",
+        ("nan", "adam"): "nan",
+        ("swapped", "sgd"): "differ",
+        ("absent", "sgd"): "torch",
+    }
+    for name, reason in reasons.items():
+        assert reason in runs[name]["why_not"]
+        assert runs[name]["samples_us"] == []
+
+
+def test_the_table_has_a_row_a_peer_and_a_column_a_recipe(wanted, monkeypatch):
+    answers = {"same": [measured(losses) for losses in wanted], "half": [measured(wanted[0]), {"why_not": "no Adam"}]}
+    record, _ = compare(monkeypatch, answers)
+    title, same, half, reason = peers.table(record).splitlines()
+    assert title.split()[-4:] == ["sgd", "128", "adam", "128"]
+    assert (same.split(), half.split()) == (["same", "1.5", "1.5"], ["half", "1.5", "-"])
+    assert reason == "not run: half: no Adam"
+
+
+def test_a_peer_runs_in_a_process_of_its_own():
+    (answer,) = peers.measure_in_process("no_such_peer", TWO[:1], QUICK)
+    assert answer == {"why_not": "ModuleNotFoundError: No module named 'mlpkit.peers.no_such_peer'"}
+    answers = peers.measure_in_process("plain_numpy", TWO, QUICK)
+    assert [len(answer["samples_us"]) > 1 for answer in answers] == [True, True]

@@ -1,0 +1,326 @@
+"""A network is one vector and views of it; forward, predict and evaluate agree with a few lines of NumPy."""
+
+import io
+import os
+import pickle
+import zipfile
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from shared import ENGINES, SIZES, blobs, one_sentence
+
+from mlpkit.files import save_npz
+from mlpkit.nn.initialize import RULES
+from mlpkit.nn.network import Network, initial_theta
+
+
+def new(engine="numpy_baseline", sizes=SIZES, seed=0):
+    """Return a network whose biases are not zero either."""
+    network = Network(engine, sizes, seed=seed)
+    network.theta[network.n_weights :] = network.engine.asarray(np.linspace(-1, 1, sum(sizes[1:]), dtype=np.float32))
+    return network
+
+
+def by_hand(network, X):
+    """Return the logits (float64) from the parameters alone."""
+    pairs = network.views(network.engine.to_numpy(network.theta).astype(np.float64))
+    for W, b in pairs[:-1]:
+        X = np.maximum(X @ W + b, 0)
+    return X @ pairs[-1][0] + pairs[-1][1]
+
+
+@pytest.mark.parametrize("name", ["theta", "grad"])
+def test_the_vectors_that_the_layers_look_at_stay_where_they_are(name):
+    network = Network(sizes=(6, 5, 3))
+    before = getattr(network, name)
+    with pytest.raises(AttributeError) as caught:
+        setattr(network, name, before + 1)
+    one_sentence(caught.value, f"network.{name}[:]")
+    network.theta -= 0.5  # in place
+    network.theta[:] = 2
+    assert (network.layers[0].W == 2).all()
+    assert getattr(network, name) is before
+
+
+def test_layers_are_views_of_the_vectors():
+    network = Network(sizes=SIZES)
+    for layer in network.layers[::2]:
+        assert all(np.shares_memory(view, network.theta) for view in (layer.W, layer.b))
+        assert all(np.shares_memory(view, network.grad) for view in (layer.dW, layer.db))
+        assert layer.W.flags.c_contiguous  # or a matrix product would copy it
+    network.theta[:] = 7
+    network.grad[:] = 8
+    assert all((layer.W == 7).all() and (layer.b == 7).all() for layer in network.layers[::2])
+    assert all((layer.dW == 8).all() and (layer.db == 8).all() for layer in network.layers[::2])
+
+
+@pytest.mark.parametrize("sizes", [(4, 3), (6, 5, 3), (7, 1, 2, 5), (784, 128, 128, 128, 10)], ids=str)
+def test_weights_come_first_and_biases_last_layer_by_layer(sizes):
+    network = Network(sizes=sizes)
+    assert network.n_weights == sum(a * b for a, b in pairwise(sizes))
+    assert network.theta.shape == network.grad.shape == (network.n_weights + sum(sizes[1:]),)
+    network.theta[:] = np.arange(len(network.theta))
+    weights, biases = ([getattr(layer, name) for layer in network.layers[::2]] for name in "Wb")
+    assert [W.shape for W in weights] == list(pairwise(sizes))
+    assert [b.shape for b in biases] == [(n,) for n in sizes[1:]]
+    assert_array_equal(np.concatenate([a.ravel() for a in weights + biases]), network.theta)
+
+
+@pytest.mark.parametrize("n", [1, 2, 20])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_forward_is_the_formula(engine, n):
+    network = new(engine, (6, 5, 4, 3), seed=1)
+    X = blobs(n).X
+    logits = network.engine.to_numpy(network.forward(network.engine.asarray(X)))
+    assert (logits.shape, logits.dtype) == ((n, 3), np.float32)
+    assert_allclose(logits, by_hand(network, X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 20, 1000])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_predict_and_evaluate_agree_with_a_few_lines_of_numpy(engine, batch_size):
+    """In batches that divide the 20 examples and in such that don't: a short last batch counts for what it has."""
+    network, (X, y) = new(engine, seed=2), blobs(20)
+    logits = by_hand(network, X)
+    labels = network.predict(X, batch_size)
+    assert_array_equal(labels, logits.argmax(axis=1))
+    assert labels.dtype.kind == "i"
+    loss, accuracy = network.evaluate(X, y, batch_size)
+    each = np.log(np.exp(logits).sum(axis=1)) - logits[range(20), y]
+    assert loss == pytest.approx(each.mean(), rel=1e-5)
+    assert accuracy == np.mean(labels == y)
+    assert 0 < accuracy < 1  # a mistake can't hide in all or nothing
+    assert {type(loss), type(accuracy)} == {float}
+
+
+@pytest.mark.parametrize(("call", "changes_grad"), [("loss", False), ("loss_and_grad", True)])
+def test_the_loss_of_a_batch_is_its_mean_and_changes_no_parameter(call, changes_grad):
+    network, (X, y) = Network(sizes=SIZES), blobs(20)
+    before = network.theta.copy()
+    assert getattr(network, call)(X, y) == pytest.approx(network.evaluate(X, y)[0], rel=1e-5)
+    assert np.any(network.grad != 0) == changes_grad
+    assert_array_equal(network.theta, before)
+
+
+# First weights
+
+
+def test_all_engines_start_from_the_same_numbers():
+    wanted = initial_theta(SIZES, seed=3).astype(np.float32)
+    assert_array_equal(Network(sizes=SIZES, seed=3).theta, wanted)
+    assert_array_equal(Network("python_lists", SIZES, seed=3).theta, wanted)
+    assert not np.array_equal(Network(sizes=SIZES, seed=4).theta, wanted)
+
+
+@pytest.mark.parametrize(("init", "variance"), [("he", 2 / 400), ("xavier", 2 / 700)])
+def test_first_weights_have_the_variance_of_their_rule_and_biases_are_zero(init, variance):
+    theta = initial_theta((400, 300), 0, init)
+    weights, biases = theta[: 400 * 300], theta[400 * 300 :]
+    assert weights.var() == pytest.approx(variance, rel=0.02)
+    assert abs(weights.mean()) < 1e-3
+    assert_array_equal(biases, 0)
+
+
+def test_xavier_is_uniform_and_he_is_normal():
+    xavier, he = (initial_theta((400, 300), 0, init)[: 400 * 300] for init in ("xavier", "he"))
+    assert abs(xavier).max() == pytest.approx(np.sqrt(6 / 700), rel=1e-3)
+    assert np.mean(abs(he) < he.std()) == pytest.approx(0.6827, abs=0.01)
+
+
+def test_he_keeps_the_size_of_a_signal_through_many_relu_layers():
+    """What the rule is for: 20 layers on, values are of the same size; with half of the variance they vanish."""
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=(200, 256))
+    kept, shrunk = start, start
+    for _ in range(20):
+        W = RULES["he"](rng, 256, 256)
+        kept, shrunk = np.maximum(kept @ W, 0), np.maximum(shrunk @ W / np.sqrt(2), 0)
+    assert 0.3 < np.sqrt(np.mean(kept**2)) < 3
+    assert np.sqrt(np.mean(shrunk**2)) < 0.01
+
+
+# Files
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_saved_network_comes_back_on_any_engine(engine, dtype, tmp_path):
+    network = Network(sizes=SIZES, seed=5, dtype=dtype)
+    network.theta[-1] = 0.5
+    network.save(tmp_path / "network.npz")
+    found = Network.load(tmp_path / "network.npz", engine)
+    assert (found.sizes, found.dtype) == (SIZES, dtype)
+    assert_array_equal(found.engine.to_numpy(found.theta), network.theta)
+    found.theta[:] = 0
+    assert found.layers[0].W.sum() == 0  # still views
+
+
+class Trace:
+    """Unpickling it makes a folder."""
+
+    def __reduce__(self):
+        return os.mkdir, ("trace",)
+
+
+def with_a_pickle():
+    """Return a .npz file whose `theta` is a pickle, as somebody could send it."""
+    member, file = io.BytesIO(), io.BytesIO()
+    np.save(member, np.array([Trace()], object), allow_pickle=True)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("sizes.npy", member.getvalue())
+        archive.writestr("theta.npy", member.getvalue())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not a network", pickle.dumps(Trace()), with_a_pickle()],
+    ids=["empty", "text", "pickle", "pickle inside"],
+)
+def test_what_is_no_network_is_refused_and_never_run(content, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "other.npz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="other") as caught:
+        Network.load(path)
+    one_sentence(caught.value, path)
+    assert not (tmp_path / "trace").exists()
+
+
+def test_a_network_cut_short_is_refused(tmp_path):
+    path = tmp_path / "network.npz"
+    Network(sizes=SIZES).save(path)
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="network"):
+            Network.load(path)
+
+
+def test_a_checkpoint_of_training_is_not_mistaken_for_a_network(tmp_path):
+    save_npz(tmp_path / "last.npz", theta=np.zeros(3))
+    with pytest.raises(ValueError, match=r"other arrays: sizes is not") as caught:
+        Network.load(tmp_path / "last.npz")
+    one_sentence(caught.value, tmp_path / "last.npz")
+
+
+def test_a_missing_network_is_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Network.load(tmp_path / "nowhere.npz")
+
+
+def test_parameters_of_another_network_are_refused(tmp_path):
+    save_npz(tmp_path / "n.npz", sizes=SIZES, theta=np.zeros(7))
+    with pytest.raises(ValueError, match=r"\(7,\)") as caught:
+        Network.load(tmp_path / "n.npz")
+    one_sentence(caught.value, SIZES)
+
+
+THETA = Network(sizes=SIZES).theta
+OTHERS = {
+    "sizes as floats": (dict(sizes=np.array(SIZES, float), theta=THETA), "whole number, not 6.0"),
+    "one size": (dict(sizes=6, theta=THETA), "at least two sizes"),
+    "sizes beyond all memory": (dict(sizes=(10**6, 10**6), theta=THETA), "(1000001000000,)"),
+    "integers": (dict(sizes=SIZES, theta=THETA.astype(int)), "not int64"),
+    "NaN": (dict(sizes=SIZES, theta=THETA * np.nan), "finite numbers"),
+    "a matrix": (dict(sizes=SIZES, theta=THETA[:, None]), "(53, 1)"),
+}
+
+
+@pytest.mark.parametrize(("arrays", "words"), OTHERS.values(), ids=OTHERS)
+def test_arrays_that_are_no_network_are_refused_and_the_file_is_named(arrays, words, tmp_path):
+    path = tmp_path / "n.npz"
+    save_npz(path, **arrays)
+    with pytest.raises(ValueError, match="holds no network") as caught:
+        Network.load(path)
+    one_sentence(caught.value, path, words)
+
+
+# Bad input
+
+X, Y = blobs(5)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: Network(sizes=(4,)), ValueError, "at least two sizes"),
+        (lambda: Network(sizes=()), ValueError, "at least two sizes"),
+        (lambda: Network(sizes=(4, 0, 3)), ValueError, "layer size must be at least 1"),
+        (lambda: Network(sizes=(4, -2)), ValueError, "layer size must be at least 1"),
+        (lambda: Network(sizes=(4, 2.5)), TypeError, "2.5"),
+        (lambda: Network(sizes=784), TypeError, "list of whole numbers"),
+        (lambda: Network(sizes=SIZES, init=["he"]), ValueError, "he, xavier"),
+        (lambda: Network(sizes=SIZES, dtype="float23"), ValueError, "float23"),
+        (lambda: Network(sizes=SIZES, dtype=None), ValueError, "None"),
+        (lambda: Network(sizes=SIZES, init="zero"), ValueError, "he, xavier"),
+        (lambda: Network(sizes=SIZES, dtype=np.float16), ValueError, "float16"),
+        (lambda: Network(sizes=SIZES, dtype=np.int64), ValueError, "int64"),
+        (lambda: Network(sizes=SIZES, seed=-1), ValueError, "seed must be at least 0"),
+        (lambda: Network(sizes=SIZES, seed=0.5), TypeError, "seed must be a whole number"),
+        (lambda: Network("numpi", SIZES), ValueError, "numpy_baseline"),
+    ],
+)
+def test_what_makes_no_network_is_refused(make, error, words):
+    with pytest.raises(error) as caught:
+        make()
+    one_sentence(caught.value, words)
+
+
+@pytest.mark.parametrize("call", ["forward", "predict", "evaluate", "loss", "loss_and_grad"])
+@pytest.mark.parametrize(
+    ("x", "error", "words"),
+    [
+        (X[:0], ValueError, "n at least 1, not (0, 6)"),
+        (X[0], ValueError, "(n, 6)"),
+        (X[:, :5], ValueError, "(n, 6) with n at least 1, not (5, 5)"),
+        (X[:, :, None], ValueError, "(n, 6)"),
+        (X.astype(np.float64), TypeError, "float64 but the network computes in float32"),
+        (X.astype(np.int8), TypeError, "int8"),
+    ],
+    ids=["empty", "one row", "too narrow", "three dimensions", "float64", "int8"],
+)
+def test_inputs_of_another_form_are_refused(call, x, error, words):
+    network = Network(sizes=SIZES)
+    labels = [np.zeros(len(x), int)] if call not in ("forward", "predict") else []
+    with pytest.raises(error) as caught:
+        getattr(network, call)(x, *labels)
+    one_sentence(caught.value, words)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ENGINES)
+def test_pixels_are_fractions_of_255(name, dtype):
+    network = Network(name, SIZES, dtype=dtype)
+    pixels = np.arange(30, dtype=np.uint8).reshape(5, 6) * 8
+    logits, wanted = (network.forward(network.engine.asarray(x)) for x in (pixels, pixels.astype(dtype) / dtype(255)))
+    assert_array_equal(network.engine.to_numpy(logits), network.engine.to_numpy(wanted))
+    assert_array_equal(network.predict(pixels), network.predict(pixels.astype(dtype) / dtype(255)))
+
+
+LABELS = {
+    "too many": (np.zeros(6, int), ValueError, "(5,), not (6,)"),
+    "one-hot": (np.eye(3)[Y], ValueError, "argmax"),
+    "floats": (Y.astype(float), TypeError, "float64"),
+    "booleans": (Y > 0, TypeError, "bool"),
+    "too large": (np.array([0, 1, 2, 3, 0]), ValueError, "from 0 to 2, but these go from 0 to 3"),
+    "big-endian": (Y.astype(">i4"), TypeError, "byte order, not >i4"),
+    "negative": (np.array([0, 1, 2, -1, 0]), ValueError, "from 0 to 2, but these go from -1 to 2"),
+}
+
+
+@pytest.mark.parametrize("call", ["evaluate", "loss", "loss_and_grad"])
+@pytest.mark.parametrize(("labels", "error", "words"), LABELS.values(), ids=LABELS)
+def test_labels_of_another_form_are_refused(labels, error, words, call):
+    with pytest.raises(error) as caught:
+        getattr(Network(sizes=SIZES), call)(X, labels)
+    one_sentence(caught.value, words)
+
+
+@pytest.mark.parametrize(("batch_size", "error"), [(0, ValueError), (-5, ValueError), (1.5, TypeError)])
+def test_a_batch_size_that_is_none_is_refused(batch_size, error):
+    for call, arguments in (("predict", [X]), ("evaluate", [X, Y])):
+        with pytest.raises(error, match="batch_size"):
+            getattr(Network(sizes=SIZES), call)(*arguments, batch_size)

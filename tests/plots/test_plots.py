@@ -1,0 +1,283 @@
+"""Figures can be drawn and read, and what moves on a page is drawn anew."""
+
+import base64
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib import image
+from shared import SIZES, blobs
+
+from mlpkit import plots
+from mlpkit.nn.network import Network
+from mlpkit.plots import widgets
+from mlpkit.training.fit import fit
+from mlpkit.training.history import Epoch, History
+from mlpkit.training.optim import SGD
+
+X = np.linspace(0, 1, 5)
+
+
+def history(steps=150, epochs=3, accuracy=0.9):
+    """Return a history as `fit` does."""
+    loss = list(np.linspace(2, 0.1, steps))
+    return History(loss, [0.001] * steps, [8] * steps, [Epoch(0.1, 0.5, 1.0, 0.6, accuracy) for _ in range(epochs)])
+
+
+def decoded(png):
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    return image.imread(io.BytesIO(png))
+
+
+FIGURES = {
+    "training": lambda: plots.training(history(), title="a run"),
+    "training, short": lambda: plots.training(history(steps=3)),
+    "training, not validated": lambda: plots.training(history(accuracy=None)),
+    "training, nothing yet": lambda: plots.training(History()),
+    "curves": lambda: plots.curves({"a": (X, X**2), "b": (X, X)}, "step", "loss (nats)"),
+    "curves with a spread": lambda: plots.curves({"a": (X, X, X / 9)}, "step", "loss", yscale="log", ylim=(0.1, 1)),
+    "bars": lambda: plots.bars({"a": 1, "b": 1000}, "time (µs a step)"),
+    "dots": lambda: plots.dots({"a": 1.5, "b": 1000}, "time (µs a step)", "{:.1f}"),
+    "seeds": lambda: plots.seeds({"a": [0.97, 0.98], "b": [0.96]}, "accuracy (%)"),
+    "dot panels": lambda: plots.dot_panels({"m": {"a": 1.0, "b": 9.0}}, {"a": "x", "b": "y"}, "t (µs)"),
+    "spans": lambda: plots.spans({"a": (1.0, 9.0), "b": (3.0, 4.0)}, "t (s)", ("first", "second"), [("a", 1)]),
+    "spans of three": lambda: plots.spans({"a": (1.0, 9.0, 2.0)}, "t (s)", ("first", "second", "both")),
+    "named points": lambda: plots.named_points({"a": (0, 9.0), "b": (5, 1.0)}, {"a": "x", "b": "y"}, "lines", "t (µs)"),
+    "half planes": lambda: plots.half_planes(np.c_[X, X**2], np.array([-1, 1, 1, -1, 1]), [np.ones(3)], [0]),
+    "roofline": lambda: plots.roofline({"a": [(0, 10, 1.0), (2e6, 1e5, 9.0)]}, 100, {"memory": 20, "cache": 90}, "t"),
+    "lanes": lambda: plots.lanes({"core 1": [("a", 0, 1), ("b", 1, 3)], "core 2": [("a", 0, 1.5)]}, "t (µs)"),
+    "flow": lambda: plots.flow({"a": (0, "x", "k"), "b": (1, "y", "m")}, [("a", "b")], ["k", "m"], "first to last"),
+    "product": lambda: plots.product({"A": np.eye(4, 2), "B": np.eye(2, 80), "C": np.eye(4, 80)}, {"a": "b", "c": "r"}),
+    "confusion": lambda: plots.confusion(np.arange(9).reshape(3, 3), ("a", "b", "c")),
+}
+
+
+@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
+def test_a_figure_can_be_drawn_and_its_axes_are_labelled(draw):
+    figure = draw()
+    for place in figure.axes:
+        assert place.get_xlabel()
+        assert place.get_ylabel() or len(place.get_yticklabels())  # bars have names for a label
+    pixels = decoded(plots.png(figure))
+    assert pixels.std() > 0.01  # not a white page
+
+
+def test_every_kind_of_figure_is_tested_here():
+    tools = {"picture", "picture_width", "png", "axes", "smooth", "images"}
+    functions = {n for n, f in vars(plots).items() if getattr(f, "__module__", "") == plots.__name__ and n[0] != "_"}
+    kinds = {name for name in functions - tools if not isinstance(getattr(plots, name), type)}
+    assert kinds == {name.split(",")[0].split(" with")[0].split(" of")[0].replace(" ", "_") for name in FIGURES}
+
+
+@pytest.mark.parametrize("n", [1, 7, 10, 23])
+def test_images_shows_each_row_with_its_title(n):
+    figure = plots.images(np.random.default_rng(0).random((n, 784)), titles=range(n), columns=10)
+    shown = [place for place in figure.axes if place.images]
+    assert [place.get_title() for place in shown] == [str(i) for i in range(n)]
+    assert shown[0].images[0].get_array().shape == (28, 28)
+    assert not any(place.axison for place in figure.axes)
+    decoded(plots.png(figure))
+
+
+def test_images_in_frames_show_where_they_end():
+    figure = plots.images(np.zeros((2, 784)), frame=True)
+    place = figure.axes[0]
+    assert place.axison
+    assert all(spine.get_visible() for spine in place.spines.values())
+    assert len(place.get_xticks()) == len(place.get_yticks()) == 0
+
+
+def test_dots_are_named_and_their_values_written():
+    (place,) = plots.dots({"numpy": 1234.5, "lists": 9.0}, "µs a step").axes
+    assert [label.get_text() for label in place.get_yticklabels()] == ["numpy", "lists"]
+    assert {text.get_text() for text in place.texts} == {"1,234", "9"}
+    assert place.get_xscale() == "log"
+    assert place.yaxis_inverted()  # the first on top
+
+
+def test_a_black_pixel_is_as_dark_in_a_dark_image_as_in_a_light_one():
+    figure = plots.images(np.array([np.full(784, 0.2), np.linspace(0, 1, 784)]))
+    assert [place.images[0].get_clim() for place in figure.axes[:2]] == [(0, 1), (0, 1)]
+
+
+def test_training_shows_the_numbers_of_the_history():
+    left, right = plots.training(history()).axes
+    np.testing.assert_array_equal(left.lines[0].get_ydata(), history().loss)
+    np.testing.assert_array_equal(right.lines[0].get_xydata(), [[1, 90], [2, 90], [3, 90]])
+    assert "%" in right.get_ylabel()
+    assert left.get_yscale() == "log"
+
+
+def test_smooth_is_a_running_mean_that_ends_at_the_last_step():
+    steps, means = plots.smooth([1, 2, 3, 4, 5], width=3)
+    np.testing.assert_allclose(means, [2, 3, 4])
+    np.testing.assert_array_equal(steps, [2, 3, 4])
+    steps, means = plots.smooth([1, 2, 3])
+    np.testing.assert_allclose((steps, means), ([2], [2]))
+
+
+def test_bars_are_named_and_their_values_written():
+    (place,) = plots.bars({"numpy": 1234.5, "lists": 9.0}, "µs a step").axes
+    assert [label.get_text() for label in place.get_yticklabels()] == ["numpy", "lists"]
+    assert {text.get_text() for text in place.texts} == {"1,234", "9"}
+    assert place.yaxis_inverted()  # the first on top
+
+
+def test_lines_differ_in_more_than_colour():
+    (place,) = plots.curves({str(i): (X, X + i) for i in range(6)}, "x", "y").axes
+    styles = {(line.get_linestyle(), str(line._unscaled_dash_pattern)) for line in place.lines}
+    assert len(styles) == 6
+    assert len({line.get_color() for line in place.lines}) == 6
+    assert [text.get_text() for text in place.get_legend().get_texts()] == list("012345")
+
+
+def test_drawing_leaves_no_figure_open_and_no_setting_changed():
+    for draw in FIGURES.values():
+        plots.png(draw())
+    for name in plots.STYLE:
+        assert mpl.rcParams[name] == mpl.rcParamsOrig[name]
+    assert mpl._pylab_helpers.Gcf.get_all_fig_managers() == []
+
+
+def test_a_picture_is_a_png_with_a_text_for_those_who_cannot_see_it():
+    figure = plots.curves({"a": (X, X)}, "x", "y")
+    picture = plots.picture(figure, "a line that rises")
+    data, metadata = picture._repr_mimebundle_()
+    pixels = decoded(base64.b64decode(data["image/png"]))
+    assert data["text/plain"] == picture.alt == "a line that rises"
+    assert metadata["image/png"] == {"alt": "a line that rises", "width": picture.width}
+    assert pixels.shape[1] == 2 * picture.width  # sharp on a fine screen
+
+
+# Explorer
+
+
+def wave(amplitude, phase=0):
+    """Draw something that depends on both."""
+    return plots.curves({"wave": (X, amplitude * np.sin(6 * X + phase))}, "x", "y", ylim=(-4, 4))
+
+
+ALT = 'a wave, "<as high & wide>" as you like'
+
+
+def explorer(**options):
+    return widgets.Explorer(wave, ALT, **dict(amplitude=[1, 2, 3], phase=[0, 1]) | options)
+
+
+class Tags(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.scripts = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        if self.found and self.found[-1][0] == "script":
+            self.scripts.append(data)
+
+    def one(self, tag):
+        (attributes,) = [attributes for name, attributes in self.found if name == tag]
+        return attributes
+
+
+def frames(explorer):
+    """Return the pictures in the static form, as bytes, and the values written beside them."""
+    script = "".join(Tags(explorer.static()).scripts)
+    sources, values = (json.loads(text) for text in re.search(r"const f = (\[.*?\]), n = (\[.*?\]),", script).groups())
+    return [base64.b64decode(source.removeprefix("data:image/png;base64,")) for source in sources], values
+
+
+@pytest.mark.parametrize(("control", "value"), [("amplitude", 3), ("phase", 1)])
+def test_moving_a_control_draws_the_figure_anew(control, value):
+    live = explorer()
+    before = live.image.value
+    live.inputs[control].value = value
+    assert live.image.value != before
+    assert live.image.value == plots.png(wave(**live.start | {control: value}))
+    live.inputs[control].value = live.start[control]
+    assert live.image.value == before
+
+
+def test_numbers_get_a_slider_and_texts_a_menu():
+    live = widgets.Explorer(lambda n, kind: wave(n), ALT, n=[1, 2.5], kind=["one", "other"])
+    assert type(live.inputs["n"]).__name__ == "SelectionSlider"
+    assert type(live.inputs["kind"]).__name__ == "Dropdown"
+    assert live.inputs["n"].options == (("1", 1), ("2.5", 2.5))
+
+
+def test_a_control_is_named_and_starts_where_it_is_told():
+    live = widgets.Explorer(lambda learning_rate: wave(learning_rate), ALT, dict(learning_rate=2), learning_rate=[1, 2])
+    assert live.inputs["learning_rate"].description == "learning rate"
+    assert live.inputs["learning_rate"].value == 2
+    assert live.image.value == plots.png(wave(2)) == frames(live)[0][1]
+    tags = Tags(live.static())
+    assert base64.b64decode(tags.one("img")["src"].partition(",")[2]) == plots.png(wave(2))
+    assert tags.one("input")["value"] == "1"
+    assert "learning rate" in live.static()
+
+
+def test_the_static_form_begins_with_an_image_that_needs_no_script():
+    text = explorer().static()
+    tags = Tags(text)
+    assert tags.found[1][0] == "img"
+    assert tags.one("img")["alt"] == ALT
+    assert tags.one("img")["src"].startswith("data:image/png;base64,")
+    assert int(tags.one("img")["width"]) == plots.picture_width(wave(1))
+    assert text.index("<img") < text.index("<script")
+    assert len(text) - len(re.sub(r"data:[^\"]*", "", text)) > 0.95 * len(text)  # little beside the pictures
+
+
+def test_the_static_form_has_a_frame_for_each_value_of_the_first_control():
+    """The others stay at their start."""
+    pictures, values = frames(explorer(start=dict(phase=1)))
+    assert pictures == [plots.png(wave(n, 1)) for n in (1, 2, 3)]
+    assert values == ["1", "2", "3"]
+    slider = Tags(explorer().static()).one("input")
+    assert (slider["type"], slider["min"], slider["max"], slider["value"]) == ("range", "0", "2", "0")
+
+
+def test_two_explorers_on_a_page_do_not_meddle_with_each_other():
+    ids = [Tags(explorer(amplitude=a).static()).one("figure")["id"] for a in ([1, 2], [1, 3])]
+    assert len(set(ids)) == 2
+    assert ids[0] in "".join(Tags(explorer(amplitude=[1, 2]).static()).scripts)
+
+
+def test_a_notebook_gets_the_live_form_the_static_one_and_the_text():
+    live = explorer()
+    bundle = live._repr_mimebundle_()
+    assert bundle["text/plain"] == ALT
+    assert bundle["text/html"] == live.static()
+    assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == live.widget.model_id
+
+
+def test_the_same_explorer_makes_the_same_page():
+    """So that running a notebook again changes no stored output."""
+    assert explorer().static() == explorer().static()
+
+
+# LiveTraining
+
+
+def test_live_training_updates_one_display_an_epoch(monkeypatch):
+    shown = []
+
+    class Handle:
+        def update(self, picture):
+            shown.append(("update", picture))
+
+    def display(picture, display_id):
+        shown.append(("display", picture))
+        return Handle()
+
+    monkeypatch.setattr(widgets, "display", display)
+    network = Network(sizes=SIZES)
+    fit(network, SGD(network, 0.1), blobs(), blobs(), epochs=3, on_epoch=widgets.LiveTraining("the loss falls"))
+    assert [how for how, _ in shown] == ["display", "update", "update"]
+    assert {picture.alt for _, picture in shown} == {"the loss falls"}
+    assert len({picture.png for _, picture in shown}) == 3

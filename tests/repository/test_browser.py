@@ -1,0 +1,168 @@
+"""A reader's view: JupyterLab in a browser runs a chapter, and a slider redraws its figure."""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium here (Debian: chromium)"),
+    pytest.mark.skipif(not DRIVER, reason="no chromedriver here (Debian: chromium-driver)"),
+]
+
+READY = "return window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status"
+RUN_ALL = """
+window.finished = null;
+window.jupyterapp.commands.execute("notebook:run-all-cells").then(
+    ok => { window.finished = ok ? "ok" : "a cell failed"; },
+    error => { window.finished = String(error); });
+"""
+ERRORS = """
+return window.jupyterapp.shell.currentWidget.content.widgets
+    .flatMap(cell => cell.model.outputs?.toJSON() ?? [])
+    .filter(output => output.output_type === "error")
+    .map(output => output.ename + ": " + output.evalue);
+"""
+# A slider in the same output as a widget that shows a picture.
+SLIDER = (
+    "//*[contains(@class, 'jp-OutputArea-output')][.//img[contains(@class, 'widget-image')]]"
+    "//*[contains(@class, 'noUi-handle')]"
+)
+FIGURE = "./ancestor::*[contains(@class, 'jp-OutputArea-output')]//img"
+PICTURE = """
+const [image, done] = arguments;
+fetch(image.src).then(r => r.blob()).then(blob => {
+    const reader = new FileReader();
+    reader.onload = () => done(reader.result);
+    reader.readAsDataURL(blob);
+}).catch(() => done(null));  // replaced while it was read
+"""
+
+
+@pytest.mark.parametrize("name", ["02_train_it_well.ipynb"])
+def test_a_slider_redraws_its_figure(name, tmp_path):
+    with jupyterlab(tmp_path) as address, chromium(tmp_path) as browser:
+        try:
+            browser.get(address.format(name=name))
+            wait(browser, 120).until(lambda b: b.execute_script(READY) == "idle")
+            browser.execute_script(RUN_ALL)
+            wait(browser, 540).until(lambda b: b.execute_script("return window.finished"))
+            assert browser.execute_script("return window.finished") == "ok", browser.execute_script(ERRORS)
+
+            handle = wait(browser, 30).until(lambda b: b.find_element(By.XPATH, SLIDER))
+            figure = handle.find_element(By.XPATH, FIGURE)
+            browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", handle)
+            before = wait(browser, 30).until(lambda b: b.execute_async_script(PICTURE, figure))
+            browser.save_screenshot(tmp_path / "before.png")
+            move(handle)
+            wait(browser, 30).until(lambda b: b.execute_async_script(PICTURE, figure) not in (None, before))
+            assert figure.get_property("naturalWidth") > 0
+        finally:
+            browser.save_screenshot(tmp_path / "after.png")  # pytest keeps the last three folders
+
+
+def wait(browser, seconds):
+    return WebDriverWait(browser, seconds, poll_frequency=0.5)
+
+
+def move(handle):
+    at_the_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
+    handle.send_keys(Keys.ARROW_LEFT if at_the_end else Keys.ARROW_RIGHT)
+
+
+@contextmanager
+def jupyterlab(folder):
+    """Serve a copy of the notebooks, with no settings of this user's; yield an address."""
+    shutil.copytree(ROOT / "notebooks", folder / "notebooks")
+    settings = {
+        # All cells in the page, not only those in view: a test scrolls worse than a reader.
+        "notebook-extension/tracker": {"windowingMode": "none"},
+        "apputils-extension/notification": {"fetchNews": "false"},
+    }
+    for name, values in settings.items():
+        file = folder / "config/lab/user-settings/@jupyterlab" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(values))
+
+    port, token = free_port(), secrets.token_hex(16)
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
+    options = {
+        "ServerApp.ip": "127.0.0.1",
+        "ServerApp.port": port,
+        "ServerApp.port_retries": 0,
+        "ServerApp.root_dir": folder / "notebooks",
+        "LabApp.expose_app_in_browser": True,  # as window.jupyterapp
+        "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
+    }
+    command += [f"--{name}={value}" for name, value in options.items()]
+    places = {
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "JUPYTER_TOKEN": token,
+    }
+    with open(folder / "server.log", "w") as log:
+        server = subprocess.Popen(command, env=os.environ | places, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            wait(server, 60).until(lambda s: s.poll() is not None or answers(port, token))
+            assert server.poll() is None, (folder / "server.log").read_text()
+            yield f"http://127.0.0.1:{port}/lab/tree/{{name}}?token={token}"
+        finally:
+            server.terminate()  # its kernels go with it
+            server.wait(30)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def answers(port, token):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/status?token={token}", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def chromium(folder):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (
+        "headless=new",
+        "no-sandbox",  # it cannot start as root, as in a container, with it
+        "disable-gpu",
+        "disable-quic",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        "window-size=1280,1000",
+        f"user-data-dir={folder / 'browser'}",
+    ):
+        options.add_argument(f"--{flag}")
+    browser = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    try:
+        yield browser
+    finally:
+        browser.quit()

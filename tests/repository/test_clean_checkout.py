@@ -1,0 +1,65 @@
+"""The README's first command, as a newcomer gives it: a fresh clone, then `make run`.
+
+The clone is of the last commit: it has no file that somebody forgot to add, and no change that is
+not committed yet.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# What a `make test` around this one, or a shell, would pass on to the newcomer's `make`.
+INHERITED = ("MAKE", "MFLAGS", "PYTEST", "VIRTUAL_ENV", "PYTHON", "MLPKIT", "GPU")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    for tool in ("git", "make"):
+        if not shutil.which(tool):
+            pytest.skip(f"no {tool} here")
+    if run("git", "rev-parse", "--verify", "HEAD", cwd=ROOT).returncode:
+        pytest.skip("no commit to clone: not a git repository, or an empty one")
+    asked = run(
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--quiet",
+        "--retries=0",
+        "-c",
+        "constraints.txt",
+        "-d",
+        tmp_path_factory.mktemp("pip"),
+        "tqdm",
+        cwd=ROOT,
+    )
+    if asked.returncode:
+        pytest.skip("no package index within reach")
+    folder = tmp_path_factory.mktemp("somebody's new") / "check out"
+    cloned = run("git", "clone", "--quiet", ROOT, folder)
+    assert cloned.returncode == 0, cloned.stderr
+    return folder
+
+
+def run(*command, cwd=None):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(INHERITED)}
+    return subprocess.run(command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def test_make_run_sets_up_and_prints_the_table(checkout):
+    first = run("make", "run", cwd=checkout)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "Successfully installed" in first.stdout
+    assert "numpy_baseline" in first.stdout
+
+    # A second time there is only the command itself left to do.
+    assert run("make", "--dry-run", "run", cwd=checkout).stdout.count("\n") == 1
+    assert run("git", "status", "--porcelain", cwd=checkout).stdout == ""

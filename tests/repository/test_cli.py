@@ -1,0 +1,386 @@
+"""`python -m mlpkit` does what it says, and answers a mistake with one sentence and an exit code."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shared import blobs, dataset
+
+from mlpkit import __main__ as cli
+from mlpkit import data, engines
+from mlpkit.lab import bench, machine, processes, results
+from mlpkit.nn.network import Network
+from mlpkit.training.optim import BY_NAME
+from mlpkit.training.recipe import Recipe
+
+COMMAND = [sys.executable, "-m", "mlpkit"]
+
+
+def run(*arguments):
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Make every command use a small data set, whose images have 784 pixels."""
+    wide = [split._replace(X=np.pad(split.X, [(0, 0), (0, 778)])) for split in dataset()[1:4]]
+    monkeypatch.setattr(data, "load", lambda name="mnist": data.Dataset(name, *wide, ("left", "right", "top")))
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """Keep records in a folder of the test's own."""
+    save = results.save
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setattr(results, "save", lambda record, name="mine": save(record, name, tmp_path / "results"))
+    monkeypatch.setattr(machine, "busy", lambda: None)
+    return tmp_path / "results"
+
+
+# As a user gives them
+
+
+def test_doctor_says_what_each_engine_can_do():
+    done = run("doctor")
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in (*engines.NAMES, "processor", "BLAS", "GPU", "numpy"):
+        assert name in done.stdout
+
+
+def test_train_shows_its_epochs_and_the_test_accuracy(tmp_path):
+    """The whole of MNIST for an epoch, which takes a second."""
+    done = run("train", "--epochs", 1, "--checkpoints", tmp_path, "--save", tmp_path / "network.npz")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"epoch +1: loss 0\.\d+, validation loss 0\.\d+, accuracy 9\d\.\d+%", done.stdout)
+    accuracy = float(re.search(r"finished; accuracy on validation ([\d.]+)%", done.stdout)[1])
+    assert 92 < accuracy < 98
+    assert Network.load(tmp_path / "network.npz").sizes == (784, 128, 128, 128, 10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.npz", "last.npz", "network.npz"]
+
+
+MISTAKES = [
+    (["--engine", "numpi"], 1, "numpy_baseline"),
+    (["--lr", "0"], 1, "lr must be a finite number above 0"),
+    (["--lr", "nan"], 1, "lr must be a finite number above 0"),
+    (["--weight-decay", "-1"], 1, "weight_decay must be a finite number, 0 or above"),
+    (["--batch-size", "0"], 1, "batch_size must be at least 1, not 0"),
+    (["--batch-size", "2.5"], 2, "--batch-size"),
+    (["--epochs", "-1"], 1, "epochs must be at least 0, not -1"),
+    (["--seed", "-1"], 1, "seed must be at least 0, not -1"),
+    (["--patience", "0"], 1, "patience must be at least 1, not 0"),
+    (["--resume"], 1, "folder of the checkpoints"),
+    (["--resume", "--checkpoints", "nowhere"], 1, "nowhere"),
+    (["--optimizer", "sdg"], 2, "sgd"),
+    (["--schedule", "cosin"], 2, "cosine"),
+    (["--data", "cifar"], 2, "fashion-mnist"),
+]
+
+
+@pytest.mark.parametrize(("options", "code", "words"), MISTAKES, ids=[" ".join(options) for options, *_ in MISTAKES])
+def test_a_mistake_is_answered_with_one_sentence(options, code, words, small, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    check_refused(["train", *options], code, words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "doctor | train | bench"), (["trane"], "train"), (["bench", "everything"], "engines"), (["train", "x"], "x")],
+)
+def test_a_mistaken_command_is_answered_with_the_choices(arguments, words, capsys):
+    check_refused(arguments, 2, words, capsys)
+
+
+def check_refused(arguments, code, words, capsys):
+    try:
+        returned = cli.main(arguments)
+    except SystemExit as stopped:  # as argparse does
+        returned = stopped.code
+    errors = capsys.readouterr().err
+    assert returned == code
+    # argparse shows the usage first; a progress bar may have been drawn.
+    sentence = errors.strip().splitlines()[-1]
+    assert re.match(r"mlpkit: |python -m mlpkit.*: error: ", sentence)
+    assert words in sentence
+    assert "Traceback" not in errors
+
+
+def test_a_mistake_has_no_traceback_in_a_process_of_its_own():
+    done = run("train", "--engine", "numpi")
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("mlpkit: there is no engine 'numpi'")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends Ctrl-C in another way")
+def test_ctrl_c_ends_a_training_with_what_it_has():
+    # A shell that starts the tests in the background makes its children ignore Ctrl-C.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    command = [*COMMAND, "train", "--epochs", "10000"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
+    assert "epoch   1:" in child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    output, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert re.search(r"interrupted; accuracy on validation 9\d", output)
+    assert "Traceback" not in errors
+
+
+# Odd machines
+
+SMALL = """
+import sys
+import numpy as np
+from shared import dataset
+from mlpkit import __main__ as cli, data
+wide = [split._replace(X=np.pad(split.X, [(0, 0), (0, 778)])) for split in dataset()[1:4]]
+data.load = lambda name="mnist": data.Dataset(name, *wide, ("left", "right", "top"))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def run_in_shell(redirection, *arguments, code=SMALL):
+    """Run the command line on a small data set, in a process whose streams are redirected as a shell does it."""
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    command = ["bash", "-c", f'set -o pipefail; "$@" {redirection}', "bash", sys.executable, "-c", code, *arguments]
+    return subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
+    )
+
+
+posix = pytest.mark.skipif(os.name == "nt", reason="these are redirections of a POSIX shell")
+
+
+@posix
+def test_output_that_nobody_reads_ends_a_training_quietly_and_keeps_the_network(tmp_path):
+    """`| head -1`: the exit code is that of a program that such a pipe has ended."""
+    path = tmp_path / "network.npz"
+    done = run_in_shell("| head -1", "train", "--epochs", 10_000, "--save", path)
+    assert (done.returncode, done.stderr) == (141, "")
+    assert done.stdout.startswith("epoch   1:")
+    assert Network.load(path).sizes[0] == 784
+
+
+@posix
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_ends_a_training_and_keeps_the_network(tmp_path):
+    done = run_in_shell(">/dev/full", "train", "--save", tmp_path / "network.npz")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left" in done.stderr
+    Network.load(tmp_path / "network.npz")
+
+
+@posix
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_stop_nothing(redirection, tmp_path):
+    done = run_in_shell(redirection, "train", "--epochs", 1, "--save", tmp_path / "network.npz")
+    assert done.returncode == 0
+    Network.load(tmp_path / "network.npz")
+
+
+@pytest.mark.parametrize("place", [".", "file/network.npz"])
+def test_a_place_where_nothing_can_be_saved_is_refused_before_training(place, small, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(Recipe, "train", lambda *arguments, **options: pytest.fail("it was trained"))
+    check_refused(["train", "--save", str(tmp_path / place)], 1, "can't be written", capsys)
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [({"NUMBA_NUM_THREADS": "0"}, "Number of threads"), ({"NUMBA_DISABLE_JIT": "1"}, "unset that variable")],
+    ids=str,
+)
+def test_doctor_says_what_is_wrong_with_numba(variables, why):
+    done = subprocess.run([*COMMAND, "doctor"], capture_output=True, text=True, env=os.environ | variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("numba_")]
+    assert len(lines) == 6
+    assert all(why in line for line in lines)
+
+
+def test_a_command_that_does_not_use_numba_does_not_wait_for_it():
+    code = "import sys, mlpkit.__main__ as cli; cli.main(['train', '--lr', '0']); sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+# On a small data set
+
+
+def test_train_passes_its_options_on(small, monkeypatch):
+    asked = {}
+
+    def train(recipe, dataset, engine, **options):
+        asked.update(recipe=recipe, engine=engine, data=dataset.name, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Recipe, "train", train)
+    options = "--engine python_lists --data fashion-mnist --optimizer adamw --lr 0.01 --schedule cosine"
+    options += " --weight-decay 0.1 --batch-size 64 --epochs 3 --seed 7 --patience 2 --checkpoints here --resume"
+    assert cli.main(["train", *options.split()]) == 130
+    recipe = Recipe("adamw", 0.01, "cosine", weight_decay=0.1, batch_size=64, epochs=3, seed=7)
+    assert (asked["recipe"], asked["engine"], asked["data"]) == (recipe, "python_lists", "fashion-mnist")
+    assert (asked["patience"], str(asked["checkpoints"]), asked["resume"]) == (2, "here", True)
+
+
+@pytest.mark.parametrize("optimizer", BY_NAME)
+def test_without_a_rate_every_optimizer_gets_one_that_suits_it(optimizer, small, monkeypatch):
+    asked = []
+
+    def train(recipe, *arguments, **options):
+        asked.append(recipe)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Recipe, "train", train)
+    assert cli.main(["train", "--optimizer", optimizer]) == 130
+    highest = {"sgd": 0.5, "momentum": 0.1, "nesterov": 0.1}.get(optimizer, 2e-3)
+    assert highest / 10 <= asked[0].lr <= highest
+    assert cli.main(["train", "--optimizer", optimizer, "--lr", "7"]) == 130
+    assert asked[1].lr == 7
+
+
+def test_an_interrupted_training_can_be_resumed(small, tmp_path, monkeypatch, capsys):
+    show = cli._show_epoch
+
+    def interrupt(history, bar):
+        show(history, bar)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cli, "_show_epoch", interrupt)
+        assert cli.main(["train", "--epochs", "3", "--checkpoints", str(tmp_path)]) == 130
+    assert cli.main(["train", "--epochs", "3", "--checkpoints", str(tmp_path), "--resume"]) == 0
+    output = capsys.readouterr().out
+    assert re.findall(r"epoch +(\d):", output) == ["1", "2", "3"]
+    assert re.findall(r"(\w+); accuracy on validation", output) == ["interrupted", "finished"]
+
+
+def test_divergence_is_one_sentence(small, capsys):
+    assert cli.main(["train", "--lr", "1e30"]) == 1
+    errors = capsys.readouterr().err
+    assert re.search(r"mlpkit: the .*loss became \w+ in epoch 1, step \d, at a learning rate of 1e\+30", errors)
+    assert "Warning" not in errors
+
+
+def test_bench_shows_the_table_and_keeps_the_record(small, folder, monkeypatch, capsys):
+    quick = bench.Timing(warmup=1, steps_a_sample=2, rounds=2)
+    monkeypatch.setattr(bench, "USUAL", quick)
+    compare = partial(bench.compare, names=("numpy_baseline",))
+    monkeypatch.setattr(bench, "compare", compare)
+    assert cli.main(["bench"]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"numpy_baseline +[\d,]+ +1x +\d+\.\d\d%", output)
+    assert "engines.json" in output
+    record = results.load(folder / "mine" / "engines.json")
+    assert record["settings"]["timing"] == vars(quick)
+    assert len(record["runs"][0]["samples_us"]) == 2
+
+
+@pytest.mark.parametrize("experiment", [name for name in cli.EXPERIMENTS if name != "engines"])
+def test_every_experiment_is_run_shown_and_kept(experiment, small, folder, monkeypatch, capsys):
+    def measure(*inputs, save, progress):
+        record = results.new(experiment)
+        progress("a part")
+        save(record)
+
+    monkeypatch.setitem(cli.EXPERIMENTS, experiment, (cli._with(measure, data.load), lambda record: "a table"))
+    assert cli.main(["bench", experiment]) == 0
+    assert (folder / "mine" / f"{experiment}.json").exists()
+    output = capsys.readouterr().out
+    assert "a table" in output
+    assert f"{experiment}.json" in output
+
+
+def test_an_experiment_s_inputs_are_loaded_when_it_starts():
+    given = []
+    run = cli._with(lambda *inputs, **callbacks: given.append((inputs, callbacks)), lambda: 1, lambda: 2)
+    assert given == []
+    run("the options", save=3)
+    assert given == [((1, 2), {"save": 3})]
+
+
+def test_a_published_record_goes_into_a_folder_named_after_the_machine(small, folder, monkeypatch):
+    def measure(dataset, recipe, timing, save, progress):
+        save(record := results.new("engines"))
+        return record
+
+    monkeypatch.setattr(bench, "compare", measure)
+    assert cli.main(["bench", "--publish"]) == 0
+    assert [path.name for path in folder.iterdir()] == [machine.name()]
+
+
+def test_a_busy_machine_is_mentioned(small, folder, monkeypatch, capsys):
+    monkeypatch.setattr(machine, "busy", lambda: "this machine is busy")
+    monkeypatch.setattr(bench, "compare", lambda *a, save, **o: save(results.new("engines")) or results.new("engines"))
+    assert cli.main(["bench"]) == 0
+    assert "mlpkit: this machine is busy." in capsys.readouterr().err
+
+
+def test_an_interrupted_bench_keeps_what_it_has(small, folder, monkeypatch, capsys):
+    def measure(*arguments, save, progress):
+        save(results.new("engines"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "compare", measure)
+    assert cli.main(["bench"]) == 130
+    assert "interrupted; what was finished is kept" in capsys.readouterr().err
+    results.load(folder / "mine" / "engines.json")
+
+
+def test_an_interrupted_bench_shows_its_table_and_leaves_the_last_record_beside_it(small, folder, monkeypatch, capsys):
+    def measure(*arguments, save, progress):
+        record = results.new("engines")
+        record["runs"].append({"engine": "numpy_baseline", "why_not": None, "samples_us": [7.0]})
+        save(record)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "compare", measure)
+    assert [cli.main(["bench"]) for _ in range(3)] == [130, 130, 130]
+    assert "numpy_baseline" in capsys.readouterr().out
+    kept = sorted(path.name for path in (folder / "mine").iterdir())
+    assert (len(kept), kept[-1]) == (3, "engines.json")  # not even the record before the last is lost
+    assert all(name.endswith(".json.previous") for name in kept[:-1])
+
+
+def test_a_bench_that_can_not_begin_leaves_the_last_record_where_it_is(small, folder, monkeypatch, capsys):
+    def refuse(*arguments, save, progress):
+        raise engines.EngineUnavailable("no such machine")
+
+    results.save(results.new("engines"))
+    monkeypatch.setattr(bench, "compare", refuse)
+    assert cli.main(["bench"]) == 1
+    assert [path.name for path in (folder / "mine").iterdir()] == ["engines.json"]
+
+
+def test_a_record_that_could_not_be_kept_is_not_measured(small, folder, monkeypatch, capsys):
+    folder.mkdir()
+    (folder / "mine").write_text("in the way")
+    monkeypatch.setattr(bench, "compare", lambda *arguments, **callbacks: pytest.fail("it was measured"))
+    check_refused(["bench"], 1, "engines.json can't be written", capsys)
+
+
+def test_a_process_of_an_experiment_that_fails_is_one_sentence(small, folder, monkeypatch, capsys):
+    def measure(*arguments, save, progress):
+        raise processes.Failed("no such kernels")
+
+    monkeypatch.setattr(bench, "compare", measure)
+    assert cli.main(["bench"]) == 1
+    assert capsys.readouterr().err == "mlpkit: a process of this experiment failed: no such kernels\n"
+
+
+def test_publishing_from_a_busy_machine_is_refused(small, folder, monkeypatch, capsys):
+    monkeypatch.setattr(machine, "busy", lambda: "this machine is busy")
+    assert cli.main(["bench", "--publish"]) == 1
+    assert "quiet machine" in capsys.readouterr().err
+
+
+def test_the_small_data_set_is_as_wide_as_mnist(small):
+    assert data.load().train.X.shape == (50, 784)
+    np.testing.assert_array_equal(data.load().train.X[:, :6], blobs(50, 0).X)

@@ -1,0 +1,110 @@
+"""A recipe holds every choice, refuses those there are not, and trains the same network twice."""
+
+import json
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from shared import SIZES, dataset, one_sentence
+
+from mlpkit.nn.network import Network
+from mlpkit.training.fit import fit
+from mlpkit.training.optim import BY_NAME, SGD
+from mlpkit.training.recipe import SCHEDULES, Recipe
+
+DATA = dataset()
+SMALL = Recipe(sizes=SIZES, batch_size=8, epochs=3, lr=0.3)
+
+
+def test_a_recipe_comes_back_from_json():
+    recipe = SMALL.but(optimizer="adamw", schedule="cosine", warmup_epochs=0.5, weight_decay=0.1)
+    assert Recipe(**json.loads(json.dumps(recipe.to_dict()))) == recipe
+
+
+def test_numbers_may_be_numpys_own():
+    numpys = SMALL.but(lr=np.float64(0.3), batch_size=np.int64(8), weight_decay=np.float32(0), dtype=np.float32)
+    assert Recipe(**json.loads(json.dumps(numpys.to_dict()))) == SMALL
+
+
+@pytest.mark.parametrize(("n", "steps"), [(1, 1), (8, 1), (9, 2), (55_000, 6875)])
+def test_an_epoch_counts_its_short_last_batch(n, steps):
+    assert SMALL.steps_an_epoch(n) == steps
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [0.3, 0.3, 0.3]),
+        ("step", [0.3, 0.03, 0.003]),
+        ("exponential", [0.3, 0.03, 0.003]),
+        ("cosine", [0.3, 0.15, 0.0]),
+    ],
+)
+@pytest.mark.parametrize("warmup_epochs", [0, 1])
+def test_a_schedule_spans_the_run(schedule, rates, warmup_epochs):
+    """At its first, middle and last step after the warm-up, in three epochs of 30 steps."""
+    recipe = SMALL.but(schedule=schedule, warmup_epochs=warmup_epochs, epochs=3 + warmup_epochs)
+    rate, warmup = recipe.make_schedule(240), 30 * warmup_epochs
+    first, middle, last = (rate(warmup + step) for step in (0, 45, 89))
+    assert_allclose([first, middle], rates[:2], rtol=1e-12)
+    assert last == pytest.approx(rates[2], rel=0.1, abs=1e-3)
+    assert rate(0) == pytest.approx(0.3 / max(1, warmup))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("optimizer", BY_NAME)
+def test_the_same_recipe_is_the_same_network(optimizer, schedule):
+    recipe = SMALL.but(optimizer=optimizer, schedule=schedule, lr=0.01)
+    one, other = (recipe.train(DATA)[0].theta for _ in range(2))
+    assert_array_equal(one, other)
+    assert not np.array_equal(one, recipe.but(seed=1).train(DATA)[0].theta)
+
+
+def test_the_seed_is_that_of_the_first_weights_and_of_the_order():
+    network = Network(sizes=SIZES, seed=7)
+    history = fit(network, SGD(network, 0.3), DATA.train, epochs=3, batch_size=8, seed=7)
+    assert SMALL.but(seed=7).train(DATA)[1].loss == history.loss
+
+
+def test_every_choice_makes_a_difference():
+    start = SMALL.train(DATA)[0].theta
+    changes = [
+        *(dict(optimizer=name) for name in BY_NAME if name not in ("sgd", "adamw")),  # adamw without decay is adam
+        *(dict(schedule=name) for name in SCHEDULES if name != "constant"),
+        dict(lr=0.2),
+        dict(warmup_epochs=0.5),
+        dict(weight_decay=0.1),
+        dict(batch_size=9),
+        dict(epochs=2),
+        dict(init="xavier"),
+        dict(seed=1),
+    ]
+    thetas = [start, *(SMALL.but(**change).train(DATA)[0].theta for change in changes)]
+    assert len({theta.tobytes() for theta in thetas}) == len(changes) + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (dict(optimizer="adma"), ValueError, "sgd, momentum, nesterov, rmsprop, adam, adamw"),
+        (dict(schedule="linear"), ValueError, "constant, step, exponential, cosine"),
+        (dict(batch_size=0), ValueError, "batch_size must be at least 1"),
+        (dict(batch_size="8"), TypeError, "batch_size"),
+        (dict(epochs="5"), TypeError, "epochs must be a whole number, not '5'"),
+        (dict(epochs=2.5, schedule="cosine"), TypeError, "epochs must be a whole number"),
+        (dict(seed=-1), ValueError, "seed must be at least 0"),
+        (dict(lr=0), ValueError, "lr must be"),
+        (dict(warmup_epochs=-1), ValueError, "warmup_epochs must be"),
+        (dict(warmup_epochs=float("nan")), ValueError, "warmup_epochs must be"),
+        (dict(weight_decay="0.1"), ValueError, "weight_decay must be"),
+        (dict(optimizer=["sgd"]), ValueError, "sgd, momentum"),
+        (dict(init="hee"), ValueError, "he, xavier"),
+        (dict(sizes=784), TypeError, "list of whole numbers"),
+        (dict(sizes=(784,)), ValueError, "at least two sizes"),
+        (dict(dtype="float23"), ValueError, "float32 or float64"),
+    ],
+)
+def test_a_choice_that_there_is_not_is_refused(change, error, words):
+    with pytest.raises(error) as caught:
+        SMALL.but(**change)
+    one_sentence(caught.value, words)

@@ -1,0 +1,622 @@
+"""Training learns, records itself, and loses nothing: not to Ctrl-C, not to a kill, not to a rate that is too high."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import types
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from shared import ENGINES, SIZES, blobs, dataset, engine_like, one_sentence
+
+from mlpkit import engines
+from mlpkit.data import epoch_order
+from mlpkit.engines import numpy_baseline
+from mlpkit.files import load_npz, save_npz
+from mlpkit.nn.network import Network
+from mlpkit.training import fit as train
+from mlpkit.training.checkpoint import NAMES, load_checkpoint
+from mlpkit.training.fit import Diverged, fit
+from mlpkit.training.history import History
+from mlpkit.training.optim import BY_NAME
+from mlpkit.training.schedules import Cosine, WarmUp
+
+TRAIN, VALIDATION = blobs(50), blobs(20, seed=1)
+STEPS = 7  # an epoch of 50 examples, 8 a batch
+
+
+def new(optimizer="momentum", lr=0.05, engine="numpy_baseline", **settings):
+    """Return a network at its start, and an optimizer for it."""
+    network = Network(engine, SIZES)
+    return network, BY_NAME[optimizer](network, lr, **settings)
+
+
+def run(network, optimizer, validation=VALIDATION, **options):
+    return fit(network, optimizer, TRAIN, validation, **dict(batch_size=8, epochs=3) | options)
+
+
+def state(network, optimizer):
+    to_numpy = network.engine.to_numpy
+    return [to_numpy(network.theta).copy(), *(to_numpy(v).copy() for v in optimizer.state.values()), optimizer.steps]
+
+
+def assert_same_run(one, other):
+    """Assert that two (network, optimizer, history) are equal bit for bit, but for the times."""
+    for a, b in zip(state(*one[:2]), state(*other[:2]), strict=True):
+        assert_array_equal(a, b)
+    a, b = one[2], other[2]
+    assert (a.loss, a.samples, a.stopped) == (b.loss, b.samples, b.stopped)
+    assert [vars(e) | {"seconds": 0} for e in a.epochs] == [vars(e) | {"seconds": 0} for e in b.epochs]
+    assert len(a.seconds) == len(b.seconds)
+
+
+def interrupted(function, when):
+    """Return the function, except that its call number `when` is Ctrl-C."""
+    calls = itertools.count(1)
+
+    def wrapper(*arguments):
+        if next(calls) == when:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    return wrapper
+
+
+# Learning, and the record of it
+
+
+@pytest.mark.parametrize("optimizer", BY_NAME)
+def test_fifty_examples_are_learned_by_heart(optimizer):
+    network = Network(sizes=(6, 128, 3))
+    labels = np.random.default_rng(0).permutation(TRAIN.y)  # there is nothing in them but to learn them by heart
+    rate = {"sgd": 0.3, "momentum": 0.05, "nesterov": 0.05}.get(optimizer, 0.01)
+    fit(network, BY_NAME[optimizer](network, Cosine(rate, 2000)), (TRAIN.X, labels), epochs=200, batch_size=5)
+    loss, accuracy = network.evaluate(TRAIN.X, labels)
+    assert accuracy == 1
+    assert loss < 0.05
+
+
+@pytest.mark.parametrize("look_every", [0, 1000], ids=["each step looked at", "each epoch looked at"])
+def test_the_history_has_every_step_and_every_epoch(look_every, monkeypatch):
+    monkeypatch.setattr(train, "LOOK_EVERY", look_every)
+    network, optimizer = new(lr=WarmUp(Cosine(0.05, 30), 3))
+    seen = []
+    history = run(network, optimizer, on_epoch=lambda h: seen.append((h, len(h.epochs), network.evaluate(*VALIDATION))))
+    assert len(history.loss) == len(history.seconds) == len(history.samples) == 3 * STEPS
+    assert history.samples == ([8] * 6 + [2]) * 3
+    assert all(seconds > 0 for seconds in history.seconds)
+    assert history.stopped == "finished"
+    assert [h is history for h, *_ in seen] == [True] * 3
+    assert [n for _, n, _ in seen] == [1, 2, 3]
+    for i, epoch in enumerate(history.epochs):
+        steps = slice(i * STEPS, (i + 1) * STEPS)
+        assert epoch.train_loss == pytest.approx(np.dot(history.loss[steps], history.samples[steps]) / 50)
+        assert epoch.seconds == pytest.approx(sum(history.seconds[steps]))
+        assert epoch.lr == WarmUp(Cosine(0.05, 30), 3)((i + 1) * STEPS - 1)
+        assert (epoch.validation_loss, epoch.validation_accuracy) == seen[i][2]
+    assert history.accuracy == [accuracy for *_, (_, accuracy) in seen]
+
+
+def test_the_recorded_loss_is_that_of_the_batch_before_its_step():
+    network, optimizer = new()
+    first = epoch_order(50, 0, 0)[:8]
+    wanted = network.evaluate(TRAIN.X[first], TRAIN.y[first])[0]
+    assert run(network, optimizer, epochs=1).loss[0] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_every_epoch_visits_all_examples_in_its_own_order():
+    visited = []
+    engine = engine_like(gather=lambda X, index: visited.extend(index) or X[index])
+    run(*new(engine=engine), epochs=2, seed=5)
+    batches = np.split(visited, np.cumsum([8, 8] * 6 + [2, 2] + [8, 8] * 6 + [2]))
+    assert_array_equal(np.concatenate(batches[0::2]), [*epoch_order(50, 5, 0), *epoch_order(50, 5, 1)])
+    assert_array_equal(np.concatenate(batches[0::2]), np.concatenate(batches[1::2]))  # pixels and labels alike
+
+
+def test_without_a_validation_set_there_are_no_validation_numbers():
+    history = run(*new(), validation=None)
+    assert history.accuracy == [None] * 3
+    assert history.best_epoch == 2
+
+
+def test_no_epochs_is_no_training():
+    network, optimizer = new()
+    history = run(network, optimizer, epochs=0)
+    assert history == History()
+    assert_array_equal(network.theta, Network(sizes=SIZES).theta)
+
+
+def test_fit_prints_nothing_and_leaves_the_data_alone(capsys):
+    X, y = TRAIN.X.copy(), TRAIN.y.copy()
+    run(*new())
+    assert_array_equal(TRAIN.X, X)
+    assert_array_equal(TRAIN.y, y)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_history_comes_back_from_json():
+    history = run(*new())
+    assert History.from_json(history.to_json()) == history
+
+
+# The same again
+
+
+@pytest.mark.parametrize("optimizer", BY_NAME)
+def test_the_same_seed_is_the_same_run(optimizer):
+    runs = []
+    for _ in range(2):
+        network, optimizer_ = new(optimizer, 0.01)
+        runs.append((network, optimizer_, run(network, optimizer_, seed=3)))
+    assert_same_run(*runs)
+
+
+def test_another_seed_is_another_order():
+    assert run(*new(), seed=0).loss != run(*new(), seed=1).loss
+
+
+def uninterrupted(optimizer):
+    network, optimizer = new(optimizer, **CHOICES)
+    return network, optimizer, run(network, optimizer, epochs=4)
+
+
+CHOICES = dict(lr=WarmUp(Cosine(0.01, 40), 5), weight_decay=0.01)
+
+
+def resumed(optimizer, folder):
+    network, optimizer = new(optimizer, **CHOICES)
+    network.theta[:] = 0  # whatever it starts from
+    return network, optimizer, run(network, optimizer, epochs=4, checkpoints=folder, resume=True)
+
+
+@pytest.mark.parametrize("optimizer", BY_NAME)
+def test_a_resumed_run_is_the_uninterrupted_one(optimizer, tmp_path):
+    run(*new(optimizer, **CHOICES), epochs=2, checkpoints=tmp_path)
+    assert_same_run(resumed(optimizer, tmp_path), uninterrupted(optimizer))
+
+
+@pytest.mark.parametrize("optimizer", BY_NAME)
+def test_so_it_is_after_ctrl_c_amid_an_epoch(optimizer, tmp_path):
+    engine = engine_like(relu_backward=interrupted(numpy_baseline.relu_backward, 2 * STEPS + 3))
+    history = run(*new(optimizer, engine=engine, **CHOICES), epochs=4, checkpoints=tmp_path)
+    assert (history.stopped, len(history.epochs)) == ("interrupted", 2)
+    assert_same_run(resumed(optimizer, tmp_path), uninterrupted(optimizer))
+
+
+@pytest.mark.parametrize("when", [3, 4, 5, 6])
+def test_so_it_is_after_ctrl_c_amid_a_checkpoint(when, tmp_path, monkeypatch):
+    """Each epoch writes best.npz, as it is the best so far, and then last.npz."""
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", interrupted(os.fsync, when))
+        run(*new(**CHOICES), epochs=4, checkpoints=tmp_path)
+    assert_same_run(resumed("momentum", tmp_path), uninterrupted("momentum"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.npz", "last.npz"]
+
+
+KILLED = """
+import os, signal, sys
+from mlpkit import train
+from shared import engine_like
+from test_train import CHOICES, new, run
+real, steps = train.train_step, iter(range(10**6))
+def train_step(*arguments):
+    if next(steps) == 17:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments)
+run(*new(sys.argv[1], engine=engine_like(train_step=train_step), **CHOICES), epochs=4, checkpoints=sys.argv[2])
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_so_it_is_after_a_kill(optimizer, tmp_path):
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(engines.__file__).parents[2])])
+    command = [sys.executable, "-c", KILLED, optimizer, tmp_path]
+    killed = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert_same_run(resumed(optimizer, tmp_path), uninterrupted(optimizer))
+
+
+def test_a_run_can_go_on_on_another_engine(tmp_path):
+    run(*new("adam", **CHOICES), epochs=2, checkpoints=tmp_path)
+    network, optimizer = new("adam", engine="python_loops", **CHOICES)
+    history = run(network, optimizer, epochs=4, checkpoints=tmp_path, resume=True)
+    assert_allclose(history.loss, uninterrupted("adam")[2].loss, rtol=1e-4)
+
+
+def test_a_finished_run_can_be_resumed_to_more_epochs_or_none(tmp_path):
+    history = run(*new(), epochs=3, checkpoints=tmp_path)
+    network, optimizer = new()
+    again = run(network, optimizer, epochs=3, checkpoints=tmp_path, resume=True)
+    assert again == history
+    assert len(run(network, optimizer, epochs=5, checkpoints=tmp_path, resume=True).epochs) == 5
+
+
+def test_numbers_may_be_numpys_own(tmp_path):
+    """As those are that a loop over np.array([8, 16]) gives."""
+    run(*new(), epochs=np.int64(1), batch_size=np.int64(8), seed=np.int64(0), checkpoints=tmp_path)
+    assert len(run(*new(), epochs=2, checkpoints=tmp_path, resume=True).epochs) == 2
+
+
+# Ctrl-C
+
+
+@pytest.mark.parametrize("step", [1, 2, 10])
+def test_ctrl_c_returns_the_history_so_far(step, monkeypatch):
+    monkeypatch.setattr(train, "LOOK_EVERY", 0)
+    engine = engine_like(sgd_update=interrupted(numpy_baseline.sgd_update, step))
+    history = run(*new("sgd", engine=engine))
+    assert history.stopped == "interrupted"
+    assert history.loss == run(*new("sgd")).loss[: step - 1]
+    assert len(history.seconds) == len(history.samples) == step - 1
+    assert len(history.epochs) == (step - 1) // STEPS
+
+
+def test_ctrl_c_in_a_plot_after_an_epoch_keeps_the_epoch(tmp_path):
+    def draws(history):
+        raise KeyboardInterrupt
+
+    history = run(*new(), on_epoch=draws, checkpoints=tmp_path)
+    assert (history.stopped, len(history.epochs)) == ("interrupted", 1)
+    assert (tmp_path / "last.npz").exists()
+
+
+# Divergence
+
+
+@dataclass(frozen=True)
+class Explosive:
+    """Rates that tell their step apart, one of which is far too high."""
+
+    at: int | None
+    rate: float = 1e30
+
+    def __call__(self, step):
+        return self.rate if step == self.at else 0.01 + step / 1000
+
+
+def diverge(explosion, validation=VALIDATION, rate=1e30, **options):
+    """Return network, optimizer and the error of a run whose step number `explosion` ruins the parameters."""
+    network, optimizer = new("sgd", Explosive(explosion, rate))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an overflow is reported once, by the error
+        with pytest.raises(Diverged) as caught:
+            run(network, optimizer, validation, **options)
+    return network, optimizer, caught.value
+
+
+def theta_after(epochs):
+    network, optimizer = new("sgd", Explosive(None))
+    run(network, optimizer, epochs=epochs)
+    return network.theta
+
+
+@pytest.mark.parametrize("look_every", [0, 1000], ids=["each step looked at", "each epoch looked at"])
+@pytest.mark.parametrize(
+    ("explosion", "epoch", "step", "rate"), [(0, 1, 2, "0.011"), (3, 1, 5, "0.014"), (9, 2, 4, "0.02")]
+)
+def test_divergence_is_named_and_undone(explosion, epoch, step, rate, look_every, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "LOOK_EVERY", look_every)
+    network, _, error = diverge(explosion, checkpoints=tmp_path)
+    one_sentence(error, "the loss became", f"epoch {epoch}, step {step},", f"rate of {rate}:")
+    assert_array_equal(network.theta, theta_after(epoch - 1))
+    history = error.history
+    assert (len(history.epochs), history.stopped) == (epoch - 1, "diverged")
+    assert np.isfinite(history.loss[: explosion + 1]).all()
+    assert not np.isfinite(history.loss[explosion + 1])
+    assert len(history.loss) == len(history.seconds) == len(history.samples)
+    assert (tmp_path / "last.npz").exists() == (epoch > 1)
+
+
+@pytest.mark.parametrize("validation", [None, VALIDATION], ids=["not validated", "validated"])
+def test_parameters_ruined_by_an_epochs_last_step_are_not_kept(validation, tmp_path):
+    """Every recorded loss is finite then, for each is from before its step; the next epoch would begin in ruins."""
+    network, optimizer, error = diverge(2 * STEPS - 1, validation, rate=1e39, checkpoints=tmp_path)
+    one_sentence(error, "epoch 2, step 7,", "rate of 1e+39:")
+    assert np.isfinite(error.history.loss).all()
+    assert len(error.history.epochs) == 1
+    assert_array_equal(network.theta, theta_after(1))
+    assert_array_equal(Network.load(tmp_path / "best.npz").theta, theta_after(1))
+    load_checkpoint(tmp_path / "last.npz", network, optimizer, {})
+    assert_array_equal(network.theta, theta_after(1))
+
+
+def test_a_validation_that_overflows_is_divergence_too():
+    """With so few examples that the epoch is over before a loss is not finite."""
+    network, optimizer = new("sgd", 1e30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(Diverged, match="validation loss became"):
+            run(network, optimizer, batch_size=50)
+
+
+def test_a_validation_loss_that_is_not_finite_is_divergence():
+    network, optimizer = new("sgd", 0.05)
+    network.evaluate = lambda *arguments: (float("nan"), 0.1)
+    with pytest.raises(Diverged, match="validation loss became nan in epoch 1") as caught:
+        run(network, optimizer)
+    assert caught.value.history.epochs == []
+
+
+def test_the_rate_is_that_of_the_optimizers_step_and_not_of_the_runs():
+    """The optimizer took steps before."""
+    network, optimizer = new("sgd", Explosive(STEPS + 2))
+    run(network, optimizer, epochs=1)
+    with pytest.raises(Diverged) as caught:
+        run(network, optimizer, epochs=1)
+    one_sentence(caught.value, "epoch 1, step 4,", "rate of 0.02:")
+
+
+def test_checkpoints_outlive_divergence(tmp_path):
+    diverge(9, checkpoints=tmp_path)
+    network, optimizer = new("sgd", Explosive(9))
+    settings = {"batch_size": 8, "seed": 0}
+    history, best = load_checkpoint(tmp_path / "last.npz", network, optimizer, settings)
+    assert len(history.epochs) == 1
+    assert_array_equal(network.theta, theta_after(1))
+    assert_array_equal(best, theta_after(1))
+
+
+# Early stopping
+
+
+def scripted(losses, **options):
+    """Run with the given validation losses, whatever the network learns; return network, history, thetas."""
+    network, optimizer = new()
+    script, thetas = iter(losses), []
+    network.evaluate = lambda *arguments: (next(script), 0.5)
+    on_epoch = lambda history: thetas.append(network.theta.copy())  # noqa: E731
+    return network, run(network, optimizer, epochs=len(losses), on_epoch=on_epoch, **options), thetas
+
+
+@pytest.mark.parametrize(
+    ("losses", "patience", "epochs", "best"),
+    [
+        ([3, 1, 2, 2, 0], 2, 4, 1),  # stops before it would have seen the 0
+        ([3, 1, 2, 0.5, 2, 2], 2, 6, 3),
+        ([1, 2, 3], 1, 2, 0),
+        ([1, 1, 1, 1], 2, 3, 0),  # no better is not better
+    ],
+)
+def test_early_stopping_returns_to_the_best_epoch(losses, patience, epochs, best, tmp_path):
+    network, history, thetas = scripted(losses, patience=patience, checkpoints=tmp_path)
+    assert (history.stopped, len(history.epochs), history.best_epoch) == ("early", epochs, best)
+    assert_array_equal(network.theta, thetas[best])
+    assert_array_equal(Network.load(tmp_path / "best.npz").theta, thetas[best])
+
+
+@pytest.mark.parametrize(("losses", "patience"), [([4, 3, 2, 1], 1), ([2, 3, 1, 2], 2), ([1, 2, 3], None)])
+def test_a_run_with_patience_left_goes_to_its_end(losses, patience):
+    network, history, thetas = scripted(losses, patience=patience)
+    assert (history.stopped, len(history.epochs)) == ("finished", len(losses))
+    assert_array_equal(network.theta, thetas[-1])
+
+
+def test_a_run_that_stopped_early_stays_stopped_when_it_is_resumed(tmp_path):
+    _, _, thetas = scripted([3, 1, 2, 2], patience=2, checkpoints=tmp_path)
+    network, optimizer = new()
+    history = run(network, optimizer, epochs=9, patience=2, checkpoints=tmp_path, resume=True)
+    assert (history.stopped, len(history.epochs)) == ("early", 4)
+    assert_array_equal(network.theta, thetas[1])
+
+
+# The seams
+
+
+class Watched(types.ModuleType):
+    """A module that notes which of its functions were looked up."""
+
+    def __getattribute__(self, name):
+        if name.startswith("train_"):
+            vars(self).setdefault("asked", []).append(name)
+        return super().__getattribute__(name)
+
+
+def watched(**seams):
+    engine = Watched("mlpkit.engines.watched")
+    vars(engine).update(vars(engine_like(**seams)))
+    return engine
+
+
+def test_an_engines_own_step_is_taken_and_looked_up_once():
+    calls = []
+
+    def train_step(network, optimizer, x, labels):
+        calls.append((x.shape, labels.shape))
+        return train.train_step(network, optimizer, x, labels)
+
+    engine = watched(train_step=train_step)
+    network, optimizer = new(engine=engine)
+    history = run(network, optimizer)
+    plain = new()
+    assert_same_run((network, optimizer, history), (*plain, run(*plain)))
+    assert calls == ([((8, 6), (8,))] * 6 + [((2, 6), (2,))]) * 3
+    assert vars(engine)["asked"].count("train_step") == 1
+
+
+def test_an_engines_own_epoch_is_taken_and_looked_up_once():
+    calls = []
+
+    def train_epoch(network, optimizer, X, y, order, batch_size):
+        calls.append(order.copy())
+        pieces = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+        return np.array([train.train_step(network, optimizer, X[i], y[i]) for i in pieces])
+
+    engine = watched(train_epoch=train_epoch, train_step=None)  # an epoch comes before a step
+    network, optimizer = new(engine=engine)
+    history = run(network, optimizer)
+    plain = new()
+    assert_same_run((network, optimizer, history), (*plain, run(*plain)))
+    assert_array_equal(calls, [epoch_order(50, 0, epoch) for epoch in range(3)])
+    assert vars(engine)["asked"].count("train_epoch") <= 2  # hasattr, and then the function
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_trains(engine):
+    history = run(*new("adam", 0.01, engine=engine))
+    assert_allclose(history.loss, run(*new("adam", 0.01)).loss, rtol=1e-3)
+
+
+# Bad input
+
+X, Y = TRAIN
+BAD = {
+    "batch size 0": (dict(batch_size=0), ValueError, "batch_size must be at least 1, not 0"),
+    "negative batch size": (dict(batch_size=-8), ValueError, "batch_size"),
+    "half a batch": (dict(batch_size=0.5), TypeError, "batch_size must be a whole number, not 0.5"),
+    "negative epochs": (dict(epochs=-1), ValueError, "epochs must be at least 0"),
+    "half an epoch": (dict(epochs=1.5), TypeError, "epochs"),
+    "negative seed": (dict(seed=-1), ValueError, "seed must be at least 0"),
+    "no seed": (dict(seed=None), TypeError, "seed must be a whole number"),
+    "patience 0": (dict(patience=0), ValueError, "patience must be at least 1"),
+    "patience for nothing": (dict(patience=2, validation=None), ValueError, "patience waits for the validation loss"),
+    "resume from nowhere": (dict(resume=True), ValueError, "folder of the checkpoints"),
+    "no examples": (dict(train=(X[:0], Y[:0])), ValueError, "n at least 1"),
+    "no validation examples": (dict(validation=(X[:0], Y[:0])), ValueError, "n at least 1"),
+    "images not flat": (dict(train=(X.reshape(50, 2, 3), Y)), ValueError, "must have shape (n, 6)"),
+    "too wide": (dict(train=(np.c_[X, X], Y)), ValueError, "not (50, 12)"),
+    "transposed": (dict(train=(X.T, Y)), ValueError, "not (6, 50)"),
+    "float64": (dict(train=(X.astype(float), Y)), TypeError, "float64 but the network computes in float32"),
+    "lists": (dict(train=(X.tolist(), Y.tolist())), TypeError, "float64 but the network computes in float32"),
+    "signed pixels": (dict(train=(np.zeros((50, 6), np.int8), Y)), TypeError, "int8"),
+    "a label too few": (dict(train=(X, Y[:-1])), ValueError, "(50,), not (49,)"),
+    "one-hot labels": (dict(train=(X, np.eye(3)[Y])), ValueError, "argmax"),
+    "float labels": (dict(train=(X, Y.astype(np.float32))), TypeError, "float32"),
+    "a class too many": (dict(train=(X, Y + 1)), ValueError, "from 0 to 2, but these go from 1 to 3"),
+    "a negative label": (dict(train=(X, Y - 1)), ValueError, "from 0 to 2, but these go from -1 to 1"),
+    "validation labels": (dict(validation=(X, Y + 1)), ValueError, "from 0 to 2"),
+    "validation float64": (dict(validation=(X.astype(float), Y)), TypeError, "float64"),
+    "labels as IDX files have them": (dict(train=(X, Y.astype(">i4"))), TypeError, "byte order, not >i4"),
+    "NaN in an image": (dict(train=(np.where(X[30, 2] == X, np.nan, X), Y)), ValueError, "inputs must be finite"),
+    "infinity in an image": (dict(validation=(np.where(X[30, 2] == X, np.inf, X), Y)), ValueError, "to inf"),
+    "images without labels": (dict(train=X), ValueError, "train must be a pair (X, y)"),
+    "a whole data set": (dict(train=dataset()), ValueError, "data.load().train"),
+    "validation without labels": (dict(validation=X), ValueError, "validation must be a pair (X, y)"),
+}
+
+
+@pytest.mark.parametrize(("options", "error", "words"), BAD.values(), ids=BAD)
+def test_bad_input_is_refused_before_the_first_step(options, error, words, tmp_path):
+    network, optimizer = new()
+    before = network.theta.copy()
+    given = dict(train=TRAIN, validation=VALIDATION) | options
+    if "resume" not in options:
+        given["checkpoints"] = tmp_path
+    with pytest.raises(error) as caught:
+        fit(network, optimizer, **given)
+    one_sentence(caught.value, words)
+    assert_array_equal(network.theta, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optimizer_of_another_network_is_refused():
+    """It would train the other one, without a word."""
+    with pytest.raises(ValueError, match="made for another network") as caught:
+        run(new()[0], new()[1])
+    one_sentence(caught.value)
+
+
+def test_a_network_that_is_no_longer_finite_is_not_told_to_try_a_smaller_rate():
+    network, optimizer = new()
+    network.theta[7] = np.nan
+    with pytest.raises(ValueError, match="make a new network") as caught:
+        run(network, optimizer)
+    one_sentence(caught.value)
+
+
+def test_checkpoints_that_can_not_be_written_are_refused_before_the_first_step(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        network, optimizer = new()
+        with pytest.raises(OSError, match="can't be written") as caught:
+            run(network, optimizer, checkpoints=folder)
+        one_sentence(caught.value, folder / "last.npz")
+        assert optimizer.steps == 0
+    (tmp_path / "last.npz").mkdir()
+    with pytest.raises(OSError, match="it is a folder"):
+        run(*new(), checkpoints=tmp_path)
+
+
+def other_network(sizes, dtype=np.float32):
+    network = Network(sizes=sizes, dtype=dtype)
+    return network, BY_NAME["momentum"](network, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (new, dict(batch_size=16), "batch_size 8, this run has 16"),
+        (new, dict(seed=1), "seed 0, this run has 1"),
+        (lambda: new(lr=0.06), {}, "0.05"),
+        (lambda: new(momentum=0.8), {}, "momentum=0.9"),
+        (lambda: new(weight_decay=0.1), {}, "weight_decay"),
+        (lambda: new("nesterov"), {}, "Momentum"),
+        (lambda: other_network((6, 7, 3)), {}, "sizes [6, 5, 3], this run has [6, 7, 3]"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(make, options, words, tmp_path):
+    run(*new(), epochs=1, checkpoints=tmp_path)
+    with pytest.raises(ValueError, match="can't be resumed") as caught:
+        run(*make(), checkpoints=tmp_path, resume=True, **options)
+    one_sentence(caught.value, tmp_path / "last.npz", words)
+
+
+def test_a_checkpoint_that_is_missing_or_damaged_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"last\.npz"):
+        run(*new(), checkpoints=tmp_path, resume=True)
+    Network(sizes=SIZES).save(tmp_path / "last.npz")
+    with pytest.raises(ValueError, match=r"last\.npz"):
+        run(*new(), checkpoints=tmp_path, resume=True)
+    run(*new(), epochs=1, checkpoints=tmp_path)
+    (tmp_path / "last.npz").write_bytes((tmp_path / "last.npz").read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"last\.npz"):
+        run(*new(), checkpoints=tmp_path, resume=True)
+
+
+VECTOR = Network(sizes=SIZES).theta
+FOREIGN = {
+    "a short velocity": (dict(velocity=VECTOR[:1]), "shape (1,)"),
+    "parameters of another size": (dict(theta=VECTOR[:-1]), f"shape ({len(VECTOR) - 1},)"),
+    "parameters of another type": (dict(theta=VECTOR.astype(float)), "its theta is float64"),
+    "NaN": (dict(theta=VECTOR * np.nan), "theta must be finite"),
+    "NaN in the best": (dict(best_theta=VECTOR * np.nan), "best_theta must be finite"),
+    "the best of another size": (dict(best_theta=VECTOR[:3]), "shape (3,)"),
+    "no count": (dict(steps=np.nan), "steps must be a whole number"),
+    "several counts": (dict(steps=np.arange(3)), "ValueError"),
+    "settings that are none": (dict(settings="hello"), "JSONDecodeError"),
+    "settings of another kind": (dict(settings="3"), "TypeError"),
+    "no history": (dict(history="{}"), "epochs"),
+    "a history of another version": (dict(history='{"epochs": [], "weather": 1}'), "weather"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), FOREIGN.values(), ids=FOREIGN)
+def test_a_whole_file_that_is_no_checkpoint_is_refused_and_changes_nothing(changes, words, tmp_path):
+    names = (*NAMES, "velocity")
+    run(*new(), epochs=1, checkpoints=tmp_path)
+    save_npz(tmp_path / "last.npz", **load_npz(tmp_path / "last.npz", names) | changes)
+    network, optimizer = new()
+    before = state(network, optimizer)
+    with pytest.raises(ValueError, match=r"last\.npz") as caught:
+        run(network, optimizer, checkpoints=tmp_path, resume=True)
+    one_sentence(caught.value, words)
+    for now, then in zip(state(network, optimizer), before, strict=True):
+        assert_array_equal(now, then)
+
+
+def test_unknown_and_unavailable_engines_are_refused(monkeypatch):
+    with pytest.raises(ValueError, match="numpy_baseline"):
+        new(engine="numpi")
+
+    def fails(name):
+        raise ImportError("no such machine")
+
+    monkeypatch.setattr(engines, "import_module", fails)
+    with pytest.raises(engines.EngineUnavailable, match="no such machine"):
+        new()
