@@ -1,0 +1,174 @@
+"""What an engine exports: functions in groups, of which a module may stop after any, and two names for whole epochs.
+
+In the signatures, `n` is the batch size; arrays have the network's dtype (float32, or float64 for a gradient check),
+labels are integers in `[0, classes)`, images are (n, channels, height, width). Formulas: see `numpy_baseline`. A network
+asks for what its layers need, and refuses in a sentence an engine that lacks one of them.
+
+An engine that is faster with whole epochs than with an operation at a time exports `why_not` and `Trainer`, too.
+"""
+
+from typing import Any, Protocol, TypeAlias
+
+Array: TypeAlias = Any  # an engine's own array type: numpy.ndarray, cupy.ndarray, ...
+
+
+class Tensors(Protocol):
+    """Arrays, and when their numbers are there."""
+
+    def asarray(self, array: Any, dtype: Any = None) -> Array:
+        """Return `array` as this engine's array type, contiguous; not necessarily a copy."""
+
+    def to_numpy(self, array: Array) -> Any:
+        """Return an array, or a list of scalars such as losses, as a NumPy array on the host."""
+
+    def synchronize(self) -> None:
+        """Wait until all the work asked for so far is done. Call it before reading a clock."""
+
+    def now(self) -> Any:
+        """Return a moment on the engine's own clock: when it has come to this point of its work."""
+
+    def elapsed(self, begin: Any, end: Any) -> float:
+        """Return the seconds between two moments that are over."""
+
+    def gather(self, X: Array, index: Array) -> Array:
+        """Return the rows of `X` named by `index`."""
+
+    def scale(self, pixels: Array, dtype: Any) -> Array:
+        """Return uint8 pixels, 0 to 255, as numbers of `dtype` from 0 to 1."""
+
+    def all_finite(self, array: Array) -> Any:
+        """Return whether no number is NaN or infinite, as a scalar of the engine's that need not be there yet."""
+
+
+class Dense(Protocol):
+    """Linear layers, ReLU, and the usual loss."""
+
+    def linear(self, x: Array, W: Array, b: Array) -> Array:
+        """Return `z = x W + b`."""
+
+    def linear_backward_weights(self, x: Array, dz: Array, dW: Array, db: Array) -> None:
+        """Write the gradients of `W` and `b` into `dW` and `db`."""
+
+    def linear_backward_input(self, dz: Array, W: Array) -> Array:
+        """Return `dx`, the gradient of the layer's input."""
+
+    def relu(self, z: Array) -> Array:
+        """Return `a = max(z, 0)`."""
+
+    def relu_backward(self, a: Array, da: Array) -> Array:
+        """Return `dz`, from `da` and the activations that `relu` returned."""
+
+    def softmax_cross_entropy(self, z: Array, labels: Array) -> tuple[Any, Array]:
+        """Return the mean loss over the batch and its gradient `dz`."""
+
+    def argmax(self, z: Array) -> Array:
+        """Return the column of the largest value in each row."""
+
+
+class Updates(Protocol):
+    """Optimizers: one long vector of parameters at a time, in place."""
+
+    def axpy(self, alpha: float, x: Array, y: Array) -> None:
+        """Add `alpha * x` to `y` in place."""
+
+    def sgd_update(self, theta: Array, grad: Array, lr: float) -> None:
+        """Take one step of gradient descent, in place."""
+
+    def momentum_update(self, theta: Array, grad: Array, velocity: Array, lr: float, momentum: float) -> None:
+        """Take one step of gradient descent with momentum, in place."""
+
+    def nesterov_update(self, theta: Array, grad: Array, velocity: Array, lr: float, momentum: float) -> None:
+        """Take one step with Nesterov's momentum, in place."""
+
+    def rmsprop_update(self, theta: Array, grad: Array, s: Array, lr: float, rho: float, eps: float) -> None:
+        """Take one step of RMSprop, in place."""
+
+    def adam_update(
+        self,
+        theta: Array,
+        grad: Array,
+        m: Array,
+        v: Array,
+        t: int,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+    ) -> None:
+        """Take step number `t` (the first is 1) of Adam, in place."""
+
+
+class Engine(Tensors, Dense, Updates, Protocol):
+    """What every engine has: enough for a multilayer perceptron."""
+
+
+class Activations(Protocol):
+    """Activations beside ReLU. Each gradient is taken from the activations, as ReLU's is."""
+
+    def leaky_relu(self, z: Array, slope: float) -> Array: ...
+    def leaky_relu_backward(self, a: Array, da: Array, slope: float) -> Array: ...
+    def sigmoid(self, z: Array) -> Array: ...
+    def sigmoid_backward(self, a: Array, da: Array) -> Array: ...
+    def tanh(self, z: Array) -> Array: ...
+    def tanh_backward(self, a: Array, da: Array) -> Array: ...
+
+
+class Convolution(Protocol):
+    """Convolutions of images; W is (channels out, channels in, height, width)."""
+
+    def conv(self, x: Array, W: Array, b: Array | None, stride: int, padding: int) -> Array: ...
+    def conv_backward_weights(
+        self, x: Array, dz: Array, dW: Array, db: Array | None, stride: int, padding: int
+    ) -> None: ...
+    def conv_backward_input(self, dz: Array, W: Array, shape: tuple, stride: int, padding: int) -> Array: ...
+
+
+class Pooling(Protocol):
+    """The largest number or the mean of each window; `shape` is that of the input."""
+
+    def max_pool(self, x: Array, size: int, stride: int) -> tuple[Array, Array]: ...
+    def max_pool_backward(self, dy: Array, index: Array, shape: tuple, size: int, stride: int) -> Array: ...
+    def avg_pool(self, x: Array, size: int, stride: int) -> Array: ...
+    def avg_pool_backward(self, dy: Array, shape: tuple, size: int, stride: int) -> Array: ...
+
+
+class Normalization(Protocol):
+    """Batch normalization, and what residuals and dropout need: sums and products of two arrays."""
+
+    def batch_norm(
+        self, x: Array, gamma: Array, beta: Array, mean: Array, variance: Array, momentum: float, eps: float
+    ) -> tuple[Array, Array, Array]: ...
+    def batch_norm_backward(
+        self, dy: Array, normalized: Array, inverse_deviation: Array, gamma: Array, dgamma: Array, dbeta: Array
+    ) -> Array: ...
+    def batch_norm_evaluate(
+        self, x: Array, gamma: Array, beta: Array, mean: Array, variance: Array, eps: float
+    ) -> Array: ...
+    def add(self, x: Array, y: Array) -> Array: ...
+    def multiply(self, x: Array, y: Array) -> Array: ...
+
+
+class Losses(Protocol):
+    """Losses beside softmax cross-entropy: each returns the mean loss and its gradient `dz`."""
+
+    def mean_squared_error(self, z: Array, targets: Array) -> tuple[Any, Array]: ...
+    def binary_cross_entropy(self, z: Array, targets: Array) -> tuple[Any, Array]: ...
+    def hinge(self, z: Array, labels: Array) -> tuple[Any, Array]: ...
+
+
+class Trainer(Protocol):
+    """Trains a network, an epoch at a time. It owns all that lasts between epochs: graphs, buffers, what blocks exchange.
+
+    It is made as `Trainer(network, optimizer, X, y, batch_size)`: X and y are the engine's arrays, checked already, X
+    as the network computes or uint8 pixels. The module's `why_not(model, optimizer, batch_size)` was asked before, and
+    returned None and not the sentence that says why the engine can't.
+    """
+
+    def epoch(self, order: Any) -> Any:
+        """Take a step on each batch of the examples that `order` (n,) names, at most all; return the losses, one a step.
+
+        order: on the host, or an array of the engine's. A GPU may still be at work on the losses.
+        """
+
+    def close(self) -> None:
+        """Give back what the trainer holds."""

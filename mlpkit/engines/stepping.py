@@ -1,0 +1,32 @@
+"""A step at a time: how an engine trains that has no way of its own to do a whole epoch."""
+
+
+class StepByStep:
+    """Cuts an epoch into batches, gathers each, and takes a step on it. See `protocol.Trainer`.
+
+    Pixels become numbers once, at the beginning, and not again in each epoch. An engine with a faster step overrides
+    `step`.
+    """
+
+    def __init__(self, network, optimizer, X, y, batch_size):
+        self.network, self.optimizer, self.batch_size = network, optimizer, batch_size
+        self.X, self.y = network.as_input(X), y
+
+    def epoch(self, order):
+        """Return the losses of the epoch's steps, a list."""
+        gather, n = self.network.engine.gather, self.batch_size
+        order = self.network.engine.asarray(order)
+        batches = (order[start : start + n] for start in range(0, len(order), n))
+        return [self.step(gather(self.X, index), gather(self.y, index)) for index in batches]
+
+    def step(self, x, labels):
+        """Take one step on the batch x, labels (n,), and return its mean loss, a scalar of the engine's.
+
+        The labels are not looked at, which would make a GPU wait: `fit` has checked all of them.
+        """
+        loss = self.network.forward_backward(x, labels, self.optimizer.steps)
+        self.optimizer.step()
+        return loss
+
+    def close(self):
+        """There is nothing to give back."""
