@@ -16,6 +16,9 @@ from mlpkit.engines import BASELINE as BASELINE
 from mlpkit.training.fit import epoch_runner
 
 from . import machine, results
+from .results import brief as brief
+from .results import median_us as median_us
+from .results import not_run as not_run
 
 GATE_STEPS = 20
 GATE_ROWS = 4  # the batch of the gate: small, so that an engine of plain Python passes it in seconds
@@ -187,26 +190,6 @@ def table(record):
     lines = [f"{'engine':<18}{'us a step':>12}{'speed-up':>12}  {'test accuracy':<16}"]
     lines += [_row(run, baseline) for run in record["runs"] if run["samples_us"] and not run["why_not"]]
     return "\n".join([*lines, *not_run(record["runs"])])
-
-
-def brief(us):
-    """Return microseconds as text: with a decimal, where there are less than ten."""
-    return f"{us:,.1f}" if us < 10 else f"{us:,.0f}"
-
-
-def not_run(runs):
-    """Return a line for each reason why engines have no time, which names all that share it."""
-    names: dict[str, dict[str, None]] = {}
-    for run in runs:
-        if run["why_not"] or not run["samples_us"]:
-            reason = (run["why_not"] or "interrupted before its turn").removeprefix(f"engine {run['engine']} ")
-            names.setdefault(reason, {})[run["engine"]] = None
-    return [f"not run: {', '.join(shared)}: {reason}" for reason, shared in names.items()]
-
-
-def median_us(run):
-    """Return the median of a run's samples in microseconds a step, None where it has none."""
-    return results.median(run) if run["samples_us"] else None
 
 
 def _row(run, baseline):

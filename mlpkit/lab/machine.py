@@ -10,10 +10,11 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np  # before threadpoolctl looks: it sees only the libraries that are loaded
-from threadpoolctl import threadpool_info
+from threadpoolctl import ThreadpoolController, threadpool_info
 
 from mlpkit import engines, kernels
 from mlpkit.kernels import gpu
@@ -65,6 +66,34 @@ def cores():
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def thread_counts():
+    """Return the numbers of threads to measure: one, and one a core."""
+    return sorted({1, cores()})
+
+
+@contextmanager
+def with_threads(threads):
+    """Let BLAS, and Numba's parallel loops, use so many threads, or as many as there are."""
+    import numba
+
+    before = numba.get_num_threads()
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    try:
+        with ThreadpoolController().limit(limits=threads, user_api="blas"):
+            yield
+    finally:
+        numba.set_num_threads(before)
+
+
+def at_a_line(array):
+    """Return a contiguous copy of an array that begins at a cache line, so that no vector straddles two."""
+    room = np.empty(array.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    copied = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copied[...] = array
+    return copied
 
 
 def memory_gib():

@@ -7,6 +7,8 @@ import json
 import re
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 
 from .machine import ROOT
 
@@ -31,3 +33,17 @@ def _last_error(said):
     """Return the last line that begins like an exception, else the last line; "" of nothing."""
     lines = said.strip().splitlines() or [""]
     return next((line for line in reversed(lines) if re.match(r"[\w.]+: ", line)), lines[-1])
+
+
+@contextmanager
+def busy_programs(n, seconds=60):
+    """Run `n` programs beside this one that do nothing but compute; they end by themselves after so many seconds."""
+    code = f"import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
+    running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(n)]
+    try:
+        time.sleep(0.2 if n else 0)  # until they are at it
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlpkit import __version__
+from mlpkit import __version__, engines
 from mlpkit.files import write_atomically
 
 from . import machine
@@ -139,6 +139,34 @@ def runs(record, **wanted):
 def median(run, name="samples_us"):
     """Return the median of one of a run's lists of samples, in the samples' unit."""
     return float(np.median(run[name]))
+
+
+def median_us(run):
+    """Return the median of a run's samples in microseconds a step, None where it has none."""
+    return median(run) if run["samples_us"] else None
+
+
+def brief(us):
+    """Return microseconds as text: with a decimal, where there are less than ten."""
+    return f"{us:,.1f}" if us < 10 else f"{us:,.0f}"
+
+
+def not_run(runs):
+    """Return a line for each reason why engines have no time: with their names, or, of more than two, their number."""
+    names: dict[str, dict[str, None]] = {}
+    for run in runs:
+        if run["why_not"] or not run["samples_us"]:
+            reason = run["why_not"] or "interrupted before its turn"
+            reason = reason.removeprefix(f"engine {run['engine']} ").removeprefix("can't run on this machine: ")
+            names.setdefault(reason, {})[run["engine"]] = None
+    return [f"not run: {_who(list(shared))}: {reason}" for reason, shared in names.items()]
+
+
+def _who(names):
+    if len(names) <= 2:
+        return ", ".join(names)
+    kind = "GPU engines" if all(map(engines.on_gpu, names)) else "engines"
+    return f"{len(names)} {kind}"
 
 
 def mean_and_spread(fractions):

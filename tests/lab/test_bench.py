@@ -315,7 +315,7 @@ def test_the_table_shows_medians_speed_ups_and_reasons():
     assert lines[4].split() == ["untrained", "300", "2x", "-"]
     assert lines[5].split() == ["minutes", "300", "2x", "(1.5", "min", "to", "train)"]
     assert lines[6:] == [
-        "not run: absent, absent too: can't run on this machine: no GPU here",  # a reason is told once
+        "not run: absent, absent too: no GPU here",  # a reason is told once
         "not run: unfinished: interrupted before its turn",
     ]
     for word in ("engine", "us a step", "speed-up", "test accuracy"):

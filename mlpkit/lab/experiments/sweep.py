@@ -5,23 +5,20 @@ turn all threads must be asleep: OpenBLAS's, for one, go on looking for work for
 some, and would take a core from the next engine. The record "sweep" holds all samples.
 """
 
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 
-import numba
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.engines import BASELINE
 from mlpkit.lab import machine, results
 from mlpkit.lab.bench import GateError, Stepper, gate, median_us
+from mlpkit.lab.machine import thread_counts
+from mlpkit.lab.machine import with_threads as with_threads
 from mlpkit.nn.network import SIZES
 from mlpkit.training.recipe import Recipe
-
-from .floor import thread_counts
 
 RECIPE = Recipe(lr=0.01)  # a small rate: a batch of 1 must not diverge
 NAMES = (BASELINE, *engines.NUMBA)  # the processor's, but those that take hours
@@ -85,18 +82,6 @@ def flops(width, batch_size):
     layers = sizes(width)
     products = [2 * batch_size * k * m for k, m in pairwise(layers)]
     return 3 * sum(products) - products[0]
-
-
-@contextmanager
-def with_threads(threads):
-    """Let BLAS, and Numba's parallel loops, use so many threads, or as many as there are."""
-    before = numba.get_num_threads()
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-    try:
-        with ThreadpoolController().limit(limits=threads, user_api="blas"):
-            yield
-    finally:
-        numba.set_num_threads(before)
 
 
 def _who(plan):
