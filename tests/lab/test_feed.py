@@ -9,7 +9,10 @@ from shared import one_sentence
 
 from mlpkit import engines
 from mlpkit.kernels import gpu
-from mlpkit.lab.experiments import feed, feeding, tandem
+from mlpkit.lab import results
+from mlpkit.lab.experiments import feed
+from mlpkit.lab.experiments.feed.step import synchronize
+from mlpkit.lab.experiments.feed.tandem import Ahead
 from mlpkit.nn.network import Network
 
 RNG = np.random.default_rng(0)
@@ -65,7 +68,7 @@ RUNS = [
 
 def test_a_batch_is_one_piece_of_memory_and_gathers_its_rows():
     X, y = TRAIN
-    batch, index = feeding.Batch(8, "uint8", np.empty), np.array([3, 1, 4, 1, 5, 9, 2, 6])
+    batch, index = feed.Batch(8, "uint8", np.empty), np.array([3, 1, 4, 1, 5, 9, 2, 6])
     batch.gather(X, y, index)
     assert_array_equal(batch.x, X[index])
     assert_array_equal(batch.labels, y[index])
@@ -75,7 +78,9 @@ def test_a_batch_is_one_piece_of_memory_and_gathers_its_rows():
 
 
 def test_images_have_both_types_and_only_full_batches():
-    images = feeding.Images(*TRAIN)
+    pixels, y = TRAIN
+    images = feed.Images(pixels.reshape(-1, 1, 28, 28), y)
+    assert_array_equal(images.X["uint8"], pixels)
     assert images.X["float32"].dtype == np.float32
     assert_array_equal(np.round(255 * images.X["float32"]), images.X["uint8"])
     order = images.full_batches(feed.RECIPE)
@@ -85,7 +90,7 @@ def test_images_have_both_types_and_only_full_batches():
 def test_shifted_images_have_moved():
     moves = RNG.integers(-2, 3, (len(TRAIN[0]), 2))
     out = np.zeros_like(TRAIN[0])
-    tandem.shifted(TRAIN[0], moves, out)
+    feed.shifted(TRAIN[0], moves, out)
     for before, after, move in list(zip(TRAIN[0], out, moves, strict=True))[:20]:
         assert_array_equal(np.roll(before.reshape(28, 28), move, axis=(0, 1)).ravel(), after)
 
@@ -95,7 +100,7 @@ def test_the_gradient_has_the_size_that_the_copies_are_timed_for():
 
 
 def test_the_titles_of_the_ways_differ():
-    titles = [way.title for way in feeding.WAYS]
+    titles = [way.title for way in feed.WAYS]
     assert len(set(titles)) == len(titles)
 
 
@@ -105,6 +110,13 @@ def test_the_table_has_a_line_for_each_run():
     assert lines[0] == "copy: direction to the GPU, memory pinned, bytes 4096; us: call 4.0, samples 8.0, queued 4.0"
     assert lines[1].endswith("loss_error 1e-07, steps 18; us: call 4.0, samples 5.0, wait 2.0")
     assert lines[7] == "device: free 1, total 2"
+
+
+def test_the_published_record_can_be_read():
+    record = results.published("feed")
+    assert len(feed.table(record).splitlines()) == len(record["runs"])
+    for way in feed.COPIED:
+        assert all(us >= 0 for us in feed.pieces(record, way, 128).values())
 
 
 def test_numbers_are_read_from_the_record():
@@ -140,14 +152,14 @@ def test_each_piece_begins_when_it_can(way, pieces, a_step):
 @pytest.mark.skipif(gpu.why_not() is None, reason="there is a GPU here")
 def test_without_a_gpu_there_is_one_sentence():
     with pytest.raises(engines.EngineUnavailable) as raised:
-        feed.run(TRAIN)
+        feed.measure(train=TRAIN)
     one_sentence(raised.value, gpu.why_not())
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", feeding.WAYS[1:])
+@pytest.mark.parametrize("kind", feed.WAYS[1:])
 def test_every_way_trains_as_the_baseline_does(kind):
-    images, recipe = feeding.Images(*TRAIN), feed.RECIPE.but(batch_size=32)
+    images, recipe = feed.Images(*TRAIN), feed.RECIPE.but(batch_size=32)
     way = kind(images, recipe)
     order = images.full_batches(recipe)
     for _ in range(2):  # the second time from the first parameters again
@@ -158,17 +170,17 @@ def test_every_way_trains_as_the_baseline_does(kind):
 @pytest.mark.gpu
 @pytest.mark.parametrize("share", [0, 1 / 32, 1 / 2, 31 / 32, 1])
 def test_a_shared_batch_trains_as_the_baseline_does(share):
-    images, recipe = feeding.Images(*TRAIN), feed.RECIPE.but(batch_size=32)
-    pair = tandem.in_tandem(images, recipe, share)
+    images, recipe = feed.Images(*TRAIN), feed.RECIPE.but(batch_size=32)
+    pair = feed.in_tandem(images, recipe, share)
     feed.check(pair.losses(images.full_batches(recipe)), images, recipe, f"share {share}")
 
 
 @pytest.mark.gpu
 def test_images_prepared_ahead_are_those_that_are_trained_on():
-    ahead = tandem.Ahead(feeding.Images(*TRAIN), feed.RECIPE.but(batch_size=32), augment=True)
+    ahead = Ahead(feed.Images(*TRAIN), feed.RECIPE.but(batch_size=32), augment=True)
     prepared = ahead.staging.copy()
     ahead.train()
-    feeding.synchronize()
+    synchronize()
     assert_array_equal(ahead.way.X.get(), prepared)
     ahead.epochs(2, at_once=True)
     assert not np.array_equal(ahead.staging, prepared)
@@ -176,7 +188,7 @@ def test_images_prepared_ahead_are_those_that_are_trained_on():
 
 @pytest.mark.gpu
 def test_a_small_run_has_every_kind_of_measurement():
-    record = feed.run(TRAIN, save=lambda record: None, progress=lambda text: None, plan=QUICK)
+    record = feed.measure(train=TRAIN, save=lambda record: None, progress=lambda text: None, plan=QUICK)
     assert {run["kind"] for run in record["runs"]} == {run["kind"] for run in RUNS}
     assert len(feed.table(record).splitlines()) == len(record["runs"])
     errors = [run for run in record["runs"] if run["kind"] == "out of memory"]

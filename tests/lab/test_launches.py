@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from mlpkit import engines
+from mlpkit.lab import results
 from mlpkit.lab.experiments import launches, timeline
+from mlpkit.lab.experiments.launches.measure import _batches
+from mlpkit.lab.experiments.timeline.measure import _one_more
+from mlpkit.lab.experiments.timeline.trace import from_trace, one_step
 
 RNG = np.random.default_rng(0)
 TRAIN = RNG.random((1200, 784), dtype=np.float32), RNG.integers(10, size=1200)
@@ -65,9 +69,18 @@ def test_without_a_gpu_there_is_a_reason(experiment, monkeypatch):
     def refuse(name):
         raise engines.EngineUnavailable("no NVIDIA GPU was found.")
 
-    monkeypatch.setattr(experiment.engines, "load", refuse)
+    monkeypatch.setattr(engines, "load", refuse)
     with pytest.raises(engines.EngineUnavailable, match="no NVIDIA GPU"):
-        experiment.run(TRAIN)
+        experiment.measure(train=TRAIN)
+
+
+def test_the_published_records_can_be_read():
+    record = results.published("launches")
+    assert len(launches.table(record).splitlines()) == len(record["runs"])
+    assert launches.first_win(record, "cuda_graph") == 16
+    (graph,) = results.runs(results.published("timeline"), engine="cuda_graph")
+    assert len(graph["kernels"]) == sum(timeline.counts(graph).values())
+    assert 0 < timeline.busy_us(graph) < timeline.span_us(graph)
 
 
 def event(category, name, begin, duration, correlation, **more):
@@ -84,9 +97,9 @@ def trace_of(steps, names=("gather", "gemm", "sgd")):
 
 
 def test_one_step_is_found_in_a_trace():
-    trace = timeline.from_trace(trace_of(steps=4))
+    trace = from_trace(trace_of(steps=4))
     assert len(trace["kernels"]) == len(trace["calls"]) == 13
-    kernels, calls = timeline.one_step(trace, a_step=3, steps=4)
+    kernels, calls = one_step(trace, a_step=3, steps=4)
     assert [name for name, *_ in kernels] == ["gather", "gemm", "sgd"]
     assert kernels[0] == ["gather", 0, 4, 6, -5]
     assert [begin for _, begin, _ in calls] == [-5, 5, 15]
@@ -95,8 +108,8 @@ def test_one_step_is_found_in_a_trace():
 
 
 def test_steps_in_a_single_kernel_are_shown_whole():
-    trace = timeline.from_trace(trace_of(steps=1, names=["epoch"]))
-    kernels, _ = timeline.one_step(trace, a_step=0, steps=8)
+    trace = from_trace(trace_of(steps=1, names=["epoch"]))
+    kernels, _ = one_step(trace, a_step=0, steps=8)
     assert [name for name, *_ in kernels] == ["once", "epoch"]
 
 
@@ -131,7 +144,7 @@ def test_an_engine_without_kernels_has_its_times_in_the_table():
 
 def test_batch_sizes_take_turns():
     plan = launches.Plan(engines=("numpy_baseline",), batch_sizes=(8, 16), sample_seconds=1e-4, rounds=2, settle=0.0)
-    runs = list(launches._batches(TRAIN, plan, progress=lambda text: None))
+    runs = list(_batches(TRAIN, plan, progress=lambda text: None))
     assert [(run["engine"], run["batch_size"]) for run in runs] == [("numpy_baseline", 8), ("numpy_baseline", 16)]
     assert all(len(run["samples_us"]) == 2 and min(run["samples_us"]) > 0 for run in runs)
 
@@ -140,35 +153,35 @@ def test_one_more_step_leaves_out_what_is_done_once():
     asked = []
 
     class Stepper:
-        def orders(self, steps):
+        def ask(self, steps):
             asked.append(steps)
-            return []
 
     def clock(call):
         call()
         return 100 + 7 * asked[-1]
 
-    assert timeline._one_more(clock, Stepper(), (10, 110)) == 7
+    assert _one_more(clock, Stepper(), (10, 110)) == 7
     assert asked == [10, 110]
 
 
 @pytest.mark.gpu
 def test_a_small_record_of_launches():
-    record = launches.run(TRAIN, plan=SMALL, **NO_CALLS)
+    record = launches.measure(train=TRAIN, plan=SMALL, **NO_CALLS)
     assert {run["kind"] for run in record["runs"]} == {"clocks", "call", "nodes", "graph", "batch"}
     for run in record["runs"]:
         for name, samples in run.items():
             assert not name.endswith("_us") or (len(samples) >= 2 and np.isfinite(samples).all())
     (clocks,) = [run for run in record["runs"] if run["kind"] == "clocks"]
-    assert launches.median(clocks, "asked_us") < launches.median(clocks, "waited_us")
+    assert results.median(clocks, "asked_us") < results.median(clocks, "waited_us")
 
 
 @pytest.mark.gpu
 def test_a_small_record_of_timelines():
-    plan = timeline.Plan(samples=2, asked=(1, 3), ahead=(1, 2), whole=4, traced=4)
-    record = timeline.run(TRAIN, plan=plan, names=("cupy_naive", "cuda_graph"), **NO_CALLS)
+    names = ("cupy_naive", "cuda_graph")
+    plan = timeline.Plan(samples=2, asked=(1, 3), ahead=(1, 2), whole=4, traced=4, names=names)
+    record = timeline.measure(train=TRAIN, plan=plan, **NO_CALLS)
     naive, graph = record["runs"]
-    assert timeline.median(naive, "step_us") > timeline.median(graph, "step_us")
+    assert results.median(naive, "step_us") > results.median(graph, "step_us")
     if not graph["why_not"]:
         assert graph["kernels_a_step"] == len(graph["kernels"]) == 11
         assert naive["kernels_a_step"] == len(naive["kernels"]) > 30

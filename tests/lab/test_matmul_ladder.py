@@ -1,13 +1,17 @@
 """Every kernel compiles for old and new chips with no GPU; on one, every rung multiplies matrices that fill no tile."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from mlpkit import kernels
+from mlpkit import engines, kernels
 from mlpkit.lab import results
 from mlpkit.lab.experiments import matmul_ladder
-from mlpkit.lab.experiments.matmul_ladder import ERRORS, RUNGS, Plan
+from mlpkit.lab.experiments.matmul_ladder import ERRORS, RUNGS, Plan, rungs
+
+measuring = import_module("mlpkit.lab.experiments.matmul_ladder.measure")  # the package has a function of that name
 
 SHAPES = [(1, 1, 1), (3, 5, 2), (5, 1, 7), (17, 33, 31), (128, 784, 128), (130, 132, 260), (129, 67, 257), (4, 1000, 8)]
 QUICK = Plan(samples=2, sample_ms=0.1, shapes=((5, 9, 7),), cubes=(64,), transposed=100)
@@ -70,15 +74,18 @@ def test_a_number_is_fetched_less_often_the_larger_the_tile():
 
 
 def test_no_gpu_is_said_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(matmul_ladder.gpu, "why_not", lambda: "no NVIDIA driver")
-    with pytest.raises(ValueError, match="no NVIDIA driver"):
-        matmul_ladder.run(save=None, progress=None)
+    def refuse(name):
+        raise engines.EngineUnavailable("no NVIDIA driver")
+
+    monkeypatch.setattr(engines, "load", refuse)
+    with pytest.raises(engines.EngineUnavailable, match="no NVIDIA driver"):
+        matmul_ladder.measure(save=None, progress=None)
 
 
 @pytest.fixture
 def small_gpu(monkeypatch):
     """A GPU that gives a block 99 KiB of shared memory, as a GeForce does."""
-    monkeypatch.setattr(matmul_ladder, "_most_shared", lambda: 99 * 1024)
+    monkeypatch.setattr(rungs, "_most_shared", lambda: 99 * 1024)
 
 
 def test_a_rung_that_does_not_fit_is_left_out_with_a_sentence(small_gpu):
@@ -95,15 +102,15 @@ def test_the_product_of_a_rung_that_does_not_fit_is_refused(name, small_gpu):
 
 
 def test_a_record_goes_on_without_rungs_that_do_not_fit(small_gpu, monkeypatch):
-    monkeypatch.setattr(matmul_ladder, "occupancy", lambda rung: {"registers": 32})
+    monkeypatch.setattr(measuring, "occupancy", lambda rung: {"registers": 32})
     said = []
-    runs = list(matmul_ladder._resources(QUICK, said.append))
+    runs = list(measuring._resources(QUICK, said.append))
     assert [run["rung"] for run in runs] == [n for n in RUNGS if n not in ("tf32", "bf16")]
     assert [sentence for sentence in said if "matmul_8_bf16 does not fit" in sentence]
 
 
 def test_each_rung_fits_where_it_may_have_163_kib(monkeypatch):
-    monkeypatch.setattr(matmul_ladder, "_most_shared", lambda: 163 * 1024)  # compute capability 8.0
+    monkeypatch.setattr(rungs, "_most_shared", lambda: 163 * 1024)  # compute capability 8.0
     assert list(matmul_ladder.fitting(RUNGS)) == list(RUNGS)
 
 
@@ -130,6 +137,13 @@ def test_shares_are_those_of_cublas_in_the_same_precision():
     assert matmul_ladder.share({"runs": runs}, "tf32", **size) == 0.5
     assert matmul_ladder.share({"runs": runs}, "naive", **size) is None
     assert matmul_ladder.gflops({"runs": runs}, "tf32", **size) == 2 * 4**3 / 30 / 1e3
+
+
+def test_the_published_record_can_be_read():
+    record = results.published("matmul_ladder")
+    assert matmul_ladder.share(record, "pipelined", 8192, 8192, 8192) > 0.9
+    assert set(RUNGS) == {run["rung"] for run in results.runs(record, kind="resources")}
+    assert "of cuBLAS" in matmul_ladder.table(record)
 
 
 # On a GPU
@@ -241,7 +255,7 @@ def test_cublas_multiplies_in_each_precision():
 @pytest.mark.gpu
 def test_the_record_has_what_the_chapter_reads(tmp_path):
     saved = []
-    record = matmul_ladder.run(save=saved.append, progress=lambda what: None, plan=QUICK)
+    record = matmul_ladder.measure(save=saved.append, progress=lambda what: None, plan=QUICK)
     assert len(saved) == len(record["runs"])
     assert {run["kind"] for run in record["runs"]} == {"resources", "peak", "copy", "product", "transpose"}
     again = results.load(results.save(record, folder=tmp_path))

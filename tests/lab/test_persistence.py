@@ -1,4 +1,4 @@
-"""The experiment on waiting: its record's names are the kernel's marks, and its table shows whatever there is."""
+"""The experiment on waiting: its record's names are the kernel's stamps, and its table shows whatever there is."""
 
 import re
 
@@ -9,24 +9,25 @@ from mlpkit import kernels
 from mlpkit.lab import results
 from mlpkit.lab.experiments import persistence
 from mlpkit.lab.experiments.persistence import STAGES, Plan, table
+from mlpkit.lab.experiments.persistence.waits import _largest_cluster
 
 SMALL = Plan(samples=2, rounds=20, blocks=(2, 16), clusters=(2,), nodes=20, batch_sizes=(64,), marked=4)
 
 
 @pytest.mark.parametrize("kind", STAGES)
-def test_every_mark_of_the_kernel_has_its_name(kind):
+def test_every_stamp_of_the_kernel_has_its_name(kind):
     body = kernels.source("persistent").partition(f"void {kind}_block(")[2].partition("\n}\n")[0]
-    assert re.findall(r"mark\(step, (\d+)\)", body) == [str(number) for number in range(len(STAGES[kind]))]
+    assert re.findall(r"stamp\(step, (\d+)\)", body) == [str(number) for number in range(len(STAGES[kind]))]
 
 
 def test_stages_are_means_of_differences_and_the_last_one_ends_with_the_step():
-    marks = np.array([[[0, 10, 30], [100, 110, 130], [200, 250, 270], [300, 310, 330]]] * 2)
-    assert persistence.stage_ns(marks) == [23.3, 20, 56.7]  # they add up to a step
+    stamps = np.array([[[0, 10, 30], [100, 110, 130], [200, 250, 270], [300, 310, 330]]] * 2)
+    assert persistence.stage_ns(stamps) == [23.3, 20, 56.7]  # they add up to a step
 
 
 @pytest.mark.parametrize(("capability", "blocks"), [(80, 0), (90, 16), (100, 16), (120, 8)])
 def test_larger_clusters_are_left_out_where_there_are_none(capability, blocks):
-    assert persistence._largest_cluster(capability) == blocks
+    assert _largest_cluster(capability) == blocks
 
 
 def test_the_table_shows_a_record_that_has_only_begun():
@@ -40,12 +41,16 @@ def test_the_table_shows_a_record_that_has_only_begun():
     assert "cuda_graph              sgd           9.00" in lines
 
 
+def test_the_published_record_can_be_read():
+    lines = table(results.published("persistence")).splitlines()
+    assert sum(line.startswith("cuda_persistent") for line in lines) == 2
+    assert sum(line.endswith(" ns") for line in lines) == 4 * sum(map(len, STAGES.values()))
+
+
 @pytest.mark.gpu
 def test_a_small_record_is_whole_and_can_be_read_back(tmp_path):
     saved = []
-    record = persistence.run(
-        save=lambda found: saved.append(len(found["runs"])), progress=lambda text: None, plan=SMALL
-    )
+    record = persistence.measure(lambda found: saved.append(len(found["runs"])), lambda text: None, SMALL)
     assert saved == list(range(1, len(record["runs"]) + 1))
     for run in results.runs(record, kind="wait") + results.runs(record, kind="step"):
         assert len(run["samples_us"]) == SMALL.samples

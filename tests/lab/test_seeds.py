@@ -1,4 +1,4 @@
-"""The experiment on seeds: its record's names are the kernel's marks, and its table shows whatever there is."""
+"""The experiment on seeds: its record's names are the kernel's stamps, and its table shows whatever there is."""
 
 import re
 
@@ -12,8 +12,8 @@ from mlpkit.lab.experiments.seeds import ALONE, STAGES, TOGETHER, Plan, table
 SMALL = Plan(samples=2, networks=(1, 3), cases=(("sgd", 64),), seeds=2, epochs=1, marked=4, marked_networks=(2,))
 
 
-def test_every_mark_of_the_kernel_has_its_name():
-    found = sorted(int(number) for number in re.findall(r"mark\(step, (\d+)\)", kernels.source("cluster")))
+def test_every_stamp_of_the_kernel_has_its_name():
+    found = sorted(int(number) for number in re.findall(r"stamp\(step, (\d+)\)", kernels.source("cluster")))
     assert found == list(range(len(STAGES)))
 
 
@@ -33,10 +33,16 @@ def test_the_table_shows_accuracies_with_their_spread():
     assert table(record).endswith("2 seeds: 97.50% +- 0.71%, from 97.00% to 98.00%")
 
 
+def test_the_published_record_can_be_read():
+    record = results.published("seeds")
+    assert "accuracy after 5 epochs, 15 seeds: 97." in table(record)
+    assert all(seeds.median_ms(run) > 0 for run in results.runs(record, kind="epoch"))
+
+
 @pytest.mark.gpu
 def test_a_small_record_is_whole_and_can_be_read_back(tmp_path):
     saved = []
-    record = seeds.run(save=lambda found: saved.append(len(found["runs"])), progress=lambda text: None, plan=SMALL)
+    record = seeds.measure(lambda found: saved.append(len(found["runs"])), lambda text: None, SMALL)
     assert saved == list(range(1, len(record["runs"]) + 1))
     for run in results.runs(record, kind="epoch"):
         assert len(run["samples_us"]) == SMALL.samples

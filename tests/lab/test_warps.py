@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from mlpkit.lab.experiments import warps
-from mlpkit.lab.experiments.matmul_ladder import RUNGS
+from mlpkit.lab.experiments.matmul_ladder import RUNGS, warps
 
 LANES = np.arange(32)
 

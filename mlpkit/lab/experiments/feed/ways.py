@@ -1,105 +1,13 @@
-"""Ways to get a batch to a step on the GPU, from a copy a step to a data set that is there already.
-
-The step itself is the engine's, recorded as a graph which reads its batch from arrays that are always the same. A way
-to feed fills them, or lets the graph do it. All ways train on the same examples in the same order.
-"""
+"""Ways to get a batch to a step on the GPU, from a copy a step to a data set that is there already."""
 
 import time
-from typing import Any
 
 import numpy as np
 
-from mlpkit.data import batches, epoch_order
-from mlpkit.engines import numpy_baseline
-from mlpkit.nn.network import SIZES
+from mlpkit.data import batches
+from mlpkit.training.fit import trainer_of
 
-ENGINE = "cuda_graph"  # whose kernels are a step, and whose way of feeding is the last
-PIXELS, CLASS = SIZES[0], np.dtype(np.int64)
-
-
-class Images:
-    """The training set on the host: labels y (n,) int64, and X (n, 784) in both types."""
-
-    def __init__(self, pixels, y):
-        self.y = y
-        self.X = {"uint8": pixels, "float32": numpy_baseline.scale(pixels, np.dtype(np.float32))}
-
-    def full_batches(self, recipe, epoch=0):
-        """Return an epoch's order, without the short batch at its end."""
-        order = epoch_order(len(self.y), recipe.seed, epoch)
-        return order[: len(order) // recipe.batch_size * recipe.batch_size]
-
-
-def synchronize():
-    """Wait for all of the GPU's work, on every stream."""
-    import cupy as cp
-
-    cp.cuda.Device().synchronize()
-
-
-def clocked(call, times=1):
-    """Return the microseconds until the calls have returned, and until the GPU has done their work."""
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    called = time.perf_counter()
-    synchronize()
-    return (called - start) * 1e6, (time.perf_counter() - start) * 1e6
-
-
-def graph_of(work, pool):
-    """Return the kernels that `work` asks for as a graph; the first time they run, and are compiled."""
-    from mlpkit.engines.cuda.graph import recorded
-
-    work()
-    return recorded(work, pool)
-
-
-class Step:
-    """A network on the GPU, and its step as a graph that reads a batch from arrays which are always the same."""
-
-    def __init__(self, recipe, steps):
-        import cupy as cp
-
-        self.network = recipe.make_network(ENGINE)
-        self.optimizer = recipe.make_optimizer(self.network, recipe.batch_size)
-        self.first = self.network.engine.to_numpy(self.network.theta).copy()
-        self.losses, self.number = cp.zeros(steps, np.float32), cp.zeros((), np.int32)
-        self.rate = cp.full(1, recipe.lr, np.float32)
-        self.pool = cp.cuda.MemoryPool()  # what a recorded step uses must be given to nobody else
-        self.kept: list[Any] = []  # for the same reason: a graph knows addresses, and no arrays
-
-    def graph(self, x, labels, before=lambda: None):
-        """Return the graph of one step on x (n, 784), labels (n,), both on the GPU; `before` comes first."""
-
-        def work():
-            before()
-            self.network.engine.gradient(self.network, x, labels, self.losses, self.number)
-            self.optimizer.apply(self.rate, 1)
-
-        self.kept += [x, labels, before]
-        return graph_of(work, self.pool)
-
-    def restart(self):
-        """Return to the first parameters."""
-        self.network.set_theta(self.first)
-        self.number[...] = 0
-        synchronize()
-
-
-class Batch:
-    """Room for a batch in one piece of memory, so that one copy carries labels and pixels."""
-
-    def __init__(self, n, dtype, empty):
-        self.memory = empty(n * (CLASS.itemsize + PIXELS * np.dtype(dtype).itemsize), np.uint8)
-        self.labels = self.memory[: n * CLASS.itemsize].view(CLASS)
-        self.x = self.memory[n * CLASS.itemsize :].view(dtype).reshape(n, PIXELS)
-
-    def gather(self, X, y, index):
-        """Copy the rows that `index` names. (With mode="raise", `take` would copy through a buffer of its own.)"""
-        np.take(X, index, axis=0, out=self.x, mode="clip")
-        np.take(y, index, out=self.labels, mode="clip")
+from .step import CLASS, PIXELS, Batch, Step, synchronize
 
 
 class Way:
@@ -293,12 +201,10 @@ class Resident(Way):
         import cupy as cp
 
         self.X, self.y = cp.asarray(self.X), cp.asarray(self.y)
+        self.trainer = trainer_of(self.step.network, self.step.optimizer, self.X, self.y, self.n)
 
     def epoch(self, order):
-        import cupy as cp
-
-        step = self.step
-        return step.network.engine.train_epoch(step.network, step.optimizer, self.X, self.y, cp.asarray(order), self.n)
+        return self.trainer.epoch(order)
 
 
 class ResidentPixels(Resident):

@@ -3,14 +3,14 @@
 Memory is moved in sectors of 32 bytes, of which a line of the caches has four. Shared memory is spread over 32 banks,
 number after number; each bank answers with one number of four bytes a turn, for any number of threads that want it.
 
-`touched` says for each rung of `matmul_ladder` which numbers of A, B and C are a thread's, its warp's, its block's.
+`touched` says for each of the `RUNGS` which numbers of A, B and C are a thread's, its warp's, its block's.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from .matmul_ladder import RUNGS
+from .rungs import RUNGS
 
 WARP = 32
 SECTOR, LINE = 32, 128  # bytes

@@ -11,9 +11,10 @@ import numpy as np
 
 from mlpkit.data import batches
 from mlpkit.engines import BASELINE, numpy_baseline
-from mlpkit.lab.bench import Stepper
+from mlpkit.training.fit import trainer_of
 
-from .feeding import CLASS, ENGINE, PIXELS, ResidentPixels, Step, graph_of, synchronize
+from .step import CLASS, ENGINE, PIXELS, Step, graph_of, synchronize
+from .ways import ResidentPixels
 
 SHIFT = 2  # pixels that an image is moved, at most
 
@@ -52,11 +53,11 @@ class Tandem:
         sizes = np.int32(n), np.int32(PIXELS)
         given = X, y, self.order, step.number, *sizes, x, labels, rates, first, rate, t
         step.kept += given
-        gather = kernel("layers", "next_batch", np.float32, PIXEL="float")
+        gather, gradient = kernel("layers", "next_batch", np.float32, PIXEL="float"), step.gradient(x, labels)
 
         def work():
             gather((rows,), (256,), given)
-            step.network.engine.gradient(step.network, x, labels, step.losses, step.number)
+            gradient()
 
         return graph_of(work, step.pool)
 
@@ -64,11 +65,11 @@ class Tandem:
         """Return the graph that adds the gradients up, each with the weight of its rows, and updates."""
         import cupy as cp
 
-        network, weight = self.step.network, self.cpu_rows / self.n
+        grad, weight = self.step.network.grad, self.cpu_rows / self.n
 
         def work():
-            cp.multiply(network.grad, np.float32(1 - weight), out=network.grad)
-            network.engine.axpy(np.float32(weight), self.grad, network.grad)
+            cp.multiply(grad, np.float32(1 - weight), out=grad)
+            self.step.engine.axpy(np.float32(weight), self.grad, grad)
             self.step.optimizer.apply(self.step.rate, 1)
 
         return graph_of(work, self.step.pool)
@@ -119,15 +120,18 @@ class Alone:
     """One of the two has all rows, and nothing is copied between them."""
 
     def __init__(self, engine, images, recipe):
-        self.stepper = Stepper(engine, recipe, (images.X["float32"], images.y))
+        network = recipe.make_network(engine)
+        self.engine = network.engine
+        X, y = map(self.engine.asarray, (images.X["float32"], images.y))
+        self.trainer = trainer_of(network, recipe.make_optimizer(network, len(y)), X, y, recipe.batch_size)
 
     def epoch(self, order):
         """Take a step on each batch of the order, and return their losses, as the engine has them."""
-        return [part for part, _ in self.stepper.run(self.stepper.engine.asarray(order))]
+        return self.trainer.epoch(order)
 
     def losses(self, order):
         """Take the steps of an order, and return the losses (steps,), a NumPy array."""
-        return np.concatenate([self.stepper.engine.to_numpy(part) for part in self.epoch(order)])
+        return self.engine.to_numpy(self.epoch(order))
 
 
 def in_tandem(images, recipe, share):

@@ -1,0 +1,110 @@
+"""How the record "persistence" is made: waits, steps of the engines that do whole epochs, and stages of a step."""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain, product
+
+import numpy as np
+
+from mlpkit import data, engines
+from mlpkit.data import epoch_order
+from mlpkit.lab import results
+from mlpkit.lab.clock import device_us
+from mlpkit.training.fit import trainer_of
+from mlpkit.training.recipe import Recipe
+
+from .stages import STAGES, stage_ns
+from .waits import node_us, round_us, waits
+
+ENGINES = ("cuda_graph", "cuda_graph_epoch", "cuda_three_kernels", "cuda_persistent")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure. samples: of each time. rounds: barriers or handovers in a sample, and half as many in
+    another, whose difference leaves out the launch. blocks, clusters: numbers of blocks that wait at a grid's barrier,
+    and at a cluster's. nodes: of a graph of empty kernels. batch_sizes, optimizers: of the engines' steps. marked:
+    steps whose stages are written down.
+    """
+
+    samples: int = 15
+    rounds: int = 2000
+    blocks: tuple[int, ...] = (2, 16, 64, 128)
+    clusters: tuple[int, ...] = (2, 8, 16)
+    nodes: int = 1000
+    batch_sizes: tuple[int, ...] = (32, 64, 128, 256)
+    optimizers: tuple[str, ...] = ("sgd", "adam")
+    marked: int = 64
+    engines: tuple[str, ...] = ENGINES
+
+
+USUAL = Plan()
+
+
+def measure(save=results.save, progress=print, plan=USUAL, train=None):
+    """Measure everything, and return the record. train: (X, y), X uint8 pixels; MNIST's where None is given.
+
+    save: is called with the record whenever something was added. progress: is called with what is being done, a text.
+    Raises `engines.EngineUnavailable` where there is no GPU.
+    """
+    engines.load("cupy_naive")  # or why there is none
+    train = train or data.load().train
+    record = results.new("persistence", plan=asdict(plan))
+    parts = (_waits, _steps, _stages)
+    return results.collect(record, chain.from_iterable(part(train, plan, progress) for part in parts), save)
+
+
+def _waits(train, plan, progress):
+    for name, blocks, call in waits(plan):
+        progress(f"{name}, {blocks} blocks")
+        samples = round_us(call, plan.rounds, plan.samples)
+        yield {"kind": "wait", "name": name, "blocks": blocks, "samples_us": samples}
+    progress("a graph's empty kernels")
+    yield {"kind": "wait", "name": "graph node", "blocks": 1, "samples_us": node_us(plan.nodes, plan.samples)}
+
+
+def _steps(train, plan, progress):
+    for optimizer, batch_size, name in product(plan.optimizers, plan.batch_sizes, plan.engines):
+        progress(f"steps of {name}, {optimizer}, batch {batch_size}")
+        case = {"kind": "step", "engine": name, "optimizer": optimizer, "batch_size": batch_size}
+        yield case | {"samples_us": step_us(name, optimizer, batch_size, train, plan.samples)}
+
+
+def step_us(name, optimizer, batch_size, train, samples):
+    """Return samples of the GPU's microseconds for a step: the mean over a whole epoch, short batch included."""
+    epoch, steps = epoch_of(name, optimizer, batch_size, train)
+    for _ in range(2):
+        epoch()  # compiles, records, warms up
+    return [round(device_us(epoch) / steps, 4) for _ in range(samples)]
+
+
+def epoch_of(name, optimizer, batch_size, train):
+    """Return a function that trains for an epoch, and the number of its steps."""
+    trainer, order = _trainer(trainer_of, name, optimizer, batch_size, train)
+    return partial(trainer.epoch, order), -(-len(order) // batch_size)
+
+
+def _trainer(make, name, optimizer, batch_size, train):
+    """Return what `make` makes of a network of an engine's, its optimizer and the data, and an epoch's order."""
+    recipe = Recipe(optimizer=optimizer, lr=1e-3, batch_size=batch_size)
+    network = recipe.make_network(name)
+    X, y, order = map(network.engine.asarray, (*train, epoch_order(len(train[1]), 0, 0)))
+    return make(network, recipe.make_optimizer(network, len(y)), X, y, batch_size), order
+
+
+def _stages(train, plan, progress):
+    for batch_size in plan.batch_sizes:
+        progress(f"stages of a step, batch {batch_size}")
+        for kind, ns in stages(batch_size, train, plan.marked).items():
+            yield {"kind": "stages", "block": kind, "batch_size": batch_size, "names": STAGES[kind], "ns": ns}
+
+
+def stages(batch_size, train, steps):
+    """Return for each kind of block the `stage_ns` of a step."""
+    from mlpkit.engines import cuda_persistent as engine
+
+    make = partial(engine.Trainer, stamped_steps=steps)
+    trainer, order = _trainer(make, "cuda_persistent", "sgd", batch_size, train)
+    trainer.epoch(order)
+    parts = np.split(trainer.stamps(), [engine.COLUMN_BLOCKS])
+    return {kind: stage_ns(part[..., : len(STAGES[kind])]) for kind, part in zip(STAGES, parts, strict=True)}

@@ -1,0 +1,28 @@
+"""What the record says, as text. No GPU is needed."""
+
+from mlpkit.lab import results
+
+from ..persistence.read import stage_lines
+
+TOGETHER, ALONE = "cuda_cluster", "cuda_persistent"
+
+
+def median_ms(run):
+    """Return the median time of an epoch of all of a run's networks, in milliseconds."""
+    return results.median(run) / 1e3
+
+
+def table(record):
+    """Return the record as text for the terminal."""
+    lines = [f"{'an epoch of':<16}{'':<18}{'optimizer':<12}{'batch':>6}{'ms':>10}{'us a step':>12}"]
+    for run in results.runs(record, kind="epoch"):
+        how = "at once" if run["engine"] == TOGETHER else "one by one"
+        what = f"{run['networks']:>3} networks    {how:<18}{run['optimizer']:<12}{run['batch_size']:>6}"
+        lines.append(f"{what}{median_ms(run):>10.2f}{median_ms(run) * 1e3 / run['steps']:>12.2f}")
+    for run in results.runs(record, kind="stages"):
+        lines += ["", f"{run['networks']} at once: a step's stages", *stage_lines(run)]
+    for run in results.runs(record, kind="accuracy"):
+        tested = run["test_accuracy"]
+        lines += ["", f"test accuracy after {run['epochs']} epochs, {len(tested)} seeds: "]
+        lines[-1] += f"{results.mean_and_spread(tested)}, from {min(tested):.2%} to {max(tested):.2%}"
+    return "\n".join(lines)
