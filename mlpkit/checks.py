@@ -3,6 +3,7 @@
 import math
 import operator
 from collections.abc import Iterable
+from math import prod
 from numbers import Real
 
 import numpy as np
@@ -56,13 +57,14 @@ def check_choice(what, value, choices):
         raise ValueError(f"there is no {what} {value!r}; choose from {', '.join(choices)}.")
 
 
-def check_sizes(sizes):
-    """Return layer sizes as a tuple of ints. Raises ValueError for fewer than two, or for one below 1."""
+def check_sizes(sizes, least=2):
+    """Return sizes, such as those of layers, as a tuple of ints. ValueError for fewer than `least`, or below 1."""
     if not isinstance(sizes, Iterable):
-        raise TypeError(f"sizes must be a list of whole numbers, inputs first and classes last, not {sizes!r}.")
-    sizes = tuple(check_count("each layer size", size) for size in sizes)
-    if len(sizes) < 2:
-        raise ValueError(f"a network needs at least two sizes, inputs and classes, not {sizes}.")
+        raise TypeError(f"sizes must be a list of whole numbers, inputs first, not {sizes!r}.")
+    sizes = tuple(check_count("each size", size) for size in sizes)
+    if len(sizes) < least:
+        wanted = "at least two sizes, inputs and classes" if least == 2 else f"at least {least} size"
+        raise ValueError(f"a network needs {wanted}, not {sizes}.")
     return sizes
 
 
@@ -77,19 +79,25 @@ def check_dtype(dtype):
     return found
 
 
-def check_batch(x, n_in, dtype):
-    """Check that `x` is (n, n_in), n at least 1, of the given dtype or uint8. Cheap: it runs at every step.
+def check_batch(x, shape, dtype):
+    """Check that `x` is (n, *shape), or rows of as many numbers, n at least 1, of the given dtype or uint8.
 
-    Raises ValueError for another shape, TypeError for another dtype.
+    Cheap, as it runs at every step: no number is looked at. Images are welcome where rows are wanted, but not in
+    another order of axes. Raises ValueError for another shape, TypeError for another dtype.
     """
-    if x.ndim != 2 or x.shape[1] != n_in or not len(x):
-        raise ValueError(f"inputs must have shape (n, {n_in}) with n at least 1, not {x.shape}.")
+    row = (prod(shape),)
+    found = x.shape[1:] if len(shape) > 1 else (prod(x.shape[1:]),)
+    if not x.ndim or found not in (tuple(shape), row) or x.ndim < 2 or not len(x):
+        wanted = " or ".join(str(("n", *each)).replace("'", "") for each in dict.fromkeys([tuple(shape), row]))
+        raise ValueError(f"inputs must have shape {wanted} with n at least 1, not {x.shape}.")
     if x.dtype not in (dtype, np.uint8):
         raise TypeError(f"inputs are {x.dtype} but the network computes in {dtype}: convert them.")
 
 
 def check_finite(name, array):
     """Raise ValueError where numbers are NaN or infinite. Either shows in the extremes, which take no memory."""
+    if array.dtype == np.uint8 or not array.size:
+        return
     lowest, highest = float(array.min()), float(array.max())
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         raise ValueError(f"{name} must be finite numbers, but these go from {lowest:g} to {highest:g}.")

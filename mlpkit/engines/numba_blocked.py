@@ -1,4 +1,4 @@
-"""The loops of `numba_fastmath`, with a matrix product that knows about registers and caches: see `_gemm`."""
+"""Numba loops, blocked product: those of `numba_fastmath`, with a product that knows registers and caches (`gemm`)."""
 
 from .loops import gemm as _gemm
 from .loops.compiler import FASTMATH, compile_loops

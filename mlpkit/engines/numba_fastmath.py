@@ -1,4 +1,4 @@
-"""The loops of `numba_parallel`, compiled with leave to reorder: else a loop that adds up can't use vectors."""
+"""Numba loops, parallel, fastmath: with permission to reorder, as a loop that adds up can't use vectors without."""
 
 from .loops.compiler import FASTMATH, compile_loops
 from .python_loops import *

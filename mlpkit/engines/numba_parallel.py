@@ -1,4 +1,4 @@
-"""The loops of `python_loops`, compiled by Numba for all cores: the turns of each `prange` are shared out.
+"""Numba loops, parallel: those of `python_loops`, compiled for all cores, which share the turns of each `prange`.
 
 Numba's threads serve one Python thread at a time where its only layer is "workqueue" (Numba's documentation, "The
 Threading Layers"): two that train at once would end the process.

@@ -1,4 +1,4 @@
-"""The loops of `python_loops`, compiled by Numba, and nothing else changed."""
+"""Numba loops: those of `python_loops`, compiled, and nothing else changed."""
 
 from .loops.compiler import compile_loops
 from .python_loops import *

@@ -1,10 +1,8 @@
-"""A whole step in a few calls of compiled code, each shared out among all cores; matrix products are those of `_gemm`.
+"""Numba, a whole step: a few calls of compiled code, each shared out among all cores, with the products of `gemm`.
 
-Of the batch, each core has a share; of the gradient and its update, each has a part: see `_step`. It may be
+Of the batch, each core has a share; of the gradient and its update, each has a part: see `loops.step`. It may be
 for one Python thread at a time only: see `numba_parallel`.
 """
-
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numba import get_num_threads
@@ -15,6 +13,7 @@ from .loops import step as _step
 from .loops.compiler import FASTMATH, compile_loops
 from .numba_blocked import *
 from .numba_serial import check_labels
+from .stepping import StepByStep, mlps_only
 
 _FAST = {"fastmath": FASTMATH, "error_model": "numpy"}
 fused = compile_loops(__name__, _fused, parallel=True, **_FAST)
@@ -28,30 +27,29 @@ nesterov_update = fused.nesterov_update
 rmsprop_update = fused.rmsprop_update
 adam_update = fused.adam_update
 
-_buffers: WeakKeyDictionary = WeakKeyDictionary()  # of each network
+
+def why_not(model, optimizer, batch_size):
+    """Return None for a multilayer perceptron, else a sentence. See `protocol`."""
+    return mlps_only("numba_step", model)
 
 
-def train_step(network, optimizer, x, labels):
-    """Take one step; see `train.train_step`. Raises for a batch that does not fit the network."""
-    x = network.as_input(x)
-    check_labels(labels, len(x), network.sizes[-1])
-    threads = get_num_threads()
-    activations, gradients, losses = _buffers_for(network, len(x), threads)
-    step.backpropagate(x, labels, network.theta, network.sizes, activations, gradients, losses)
-    step.parameter_gradients(x, activations, gradients, network.sizes, network.grad, threads)
-    optimizer.step()
-    return losses.sum()
+class Trainer(StepByStep):
+    """Takes a step in three calls of compiled code; keeps arrays for activations, gradients `dz` and losses."""
 
+    def __init__(self, network, optimizer, X, y, batch_size):
+        super().__init__(network, optimizer, X, y, batch_size)
+        self.sizes = network.model.sizes()
+        *hidden, classes = self.sizes[1:]
+        self.activations = [np.empty((batch_size, features), network.dtype) for features in hidden]
+        self.gradients = [np.empty((batch_size, features), network.dtype) for features in (*hidden, classes)]
+        self.nothing = np.empty((0, classes), network.dtype)  # Numba can't tell what an empty tuple would hold
 
-def _buffers_for(network, n, threads):
-    """Return arrays for activations, gradients `dz` and losses, the same ones as for the last batch of that size."""
-    kept = _buffers.setdefault(network, {})
-    if (n, threads) not in kept:
-        if len(kept) > 1:  # an epoch has two sizes of batches, the last one's and that of all others
-            kept.clear()
-        *hidden, classes = network.sizes[1:]
-        activations = [np.empty((n, features), network.dtype) for features in hidden]
-        nothing = np.empty((0, classes), network.dtype)  # Numba can't tell what an empty tuple would hold
-        gradients = [np.empty((n, features), network.dtype) for features in (*hidden, classes)]
-        kept[n, threads] = (*activations, nothing), tuple(gradients), np.empty(min(threads, n))
-    return kept[n, threads]
+    def step(self, x, labels):
+        network, n, threads = self.network, len(x), get_num_threads()
+        check_labels(labels, n, self.sizes[-1])
+        activations = (*(a[:n] for a in self.activations), self.nothing)
+        gradients, losses = tuple(dz[:n] for dz in self.gradients), np.empty(min(threads, n))
+        step.backpropagate(x, labels, network.theta, self.sizes, activations, gradients, losses)
+        step.parameter_gradients(x, activations, gradients, self.sizes, network.grad, threads)
+        self.optimizer.step()
+        return losses.sum()

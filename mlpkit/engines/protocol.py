@@ -1,8 +1,8 @@
 """What an engine exports: functions in groups, of which a module may stop after any, and two names for whole epochs.
 
 In the signatures, `n` is the batch size; arrays have the network's dtype (float32, or float64 for a gradient check),
-labels are integers in `[0, classes)`, images are (n, channels, height, width). Formulas: see `numpy_baseline`. A network
-asks for what its layers need, and refuses in a sentence an engine that lacks one of them.
+labels are integers in `[0, classes)`, images are (n, channels, height, width). Formulas: see `numpy_baseline`. A
+network asks for what its layers need, and refuses in a sentence an engine that lacks one of them.
 
 An engine that is faster with whole epochs than with an operation at a time exports `why_not` and `Trainer`, too.
 """
@@ -157,7 +157,7 @@ class Losses(Protocol):
 
 
 class Trainer(Protocol):
-    """Trains a network, an epoch at a time. It owns all that lasts between epochs: graphs, buffers, what blocks exchange.
+    """Trains a network, an epoch at a time; owns all that lasts between epochs: graphs, buffers, what blocks exchange.
 
     It is made as `Trainer(network, optimizer, X, y, batch_size)`: X and y are the engine's arrays, checked already, X
     as the network computes or uint8 pixels. The module's `why_not(model, optimizer, batch_size)` was asked before, and
@@ -165,7 +165,7 @@ class Trainer(Protocol):
     """
 
     def epoch(self, order: Any) -> Any:
-        """Take a step on each batch of the examples that `order` (n,) names, at most all; return the losses, one a step.
+        """Take a step on each batch of the examples that `order` (n,) names, at most all; return a loss a step.
 
         order: on the host, or an array of the engine's. A GPU may still be at work on the losses.
         """

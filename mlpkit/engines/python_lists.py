@@ -1,4 +1,4 @@
-"""Lists of Python floats and no library at all: how the arithmetic looks before there are arrays.
+"""Python lists: floats and no library at all, which is how the arithmetic looks before there are arrays.
 
 Parameters must stay arrays, because a layer's `W` is a view of one long vector and a list has no views. So every
 function turns its arrays into lists, computes on the lists, and copies the answer back. A Python float has 64 bits:
@@ -10,8 +10,11 @@ from operator import mul
 
 import numpy as np
 
+from .numpy_baseline import all_finite as all_finite
 from .numpy_baseline import asarray as asarray
+from .numpy_baseline import elapsed as elapsed
 from .numpy_baseline import gather as gather
+from .numpy_baseline import now as now
 from .numpy_baseline import scale as scale
 from .numpy_baseline import synchronize as synchronize
 from .numpy_baseline import to_numpy as to_numpy

@@ -1,4 +1,4 @@
-"""Loops over single array elements, run by the Python interpreter: what NumPy does, spelled out, and much slower.
+"""Python loops over arrays: element by element, what NumPy does, spelled out, and much slower.
 
 Each function computes what its namesake in `numpy_baseline` or in NumPy does, where it has one. Only ideas are used
 that a compiler for numerical Python understands (scalars, indexing, `range`), so that they can be compiled as they
@@ -9,8 +9,11 @@ import math
 
 import numpy as np
 
+from .numpy_baseline import all_finite as all_finite
 from .numpy_baseline import asarray as asarray
+from .numpy_baseline import elapsed as elapsed
 from .numpy_baseline import gather as gather
+from .numpy_baseline import now as now
 from .numpy_baseline import scale as scale
 from .numpy_baseline import synchronize as synchronize
 from .numpy_baseline import to_numpy as to_numpy

@@ -30,3 +30,10 @@ class StepByStep:
 
     def close(self):
         """There is nothing to give back."""
+
+
+def mlps_only(engine, model):
+    """Return None for a plain multilayer perceptron, else the sentence with which an engine refuses: see `protocol`."""
+    if model.sizes():
+        return None
+    return f"{engine} trains multilayer perceptrons only, with softmax cross-entropy: take another engine."

@@ -1,0 +1,1 @@
+"""Networks: a model is data, a layer a frozen description, a network a model with numbers."""

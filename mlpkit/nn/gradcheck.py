@@ -21,7 +21,7 @@ def numerical_gradient(network, x, labels, indices, h=1e-6):
         loss = []
         for value in (saved + h, saved - h):
             network.theta[i] = value
-            loss.append(float(network.loss(x, labels)))
+            loss.append(float(network.loss(x, labels, training=True)))
         network.theta[i] = saved
         slopes.append((loss[0] - loss[1]) / (2 * h))
     return np.array(slopes)

@@ -1,70 +1,191 @@
-"""A layer is structure: it remembers what its backward pass will need, and asks the engine for the arithmetic.
+"""A layer is data: it says what becomes of a shape, which arrays it has, and which operations it needs.
 
-Arrays are (batch size, features). A layer's `backward` takes the gradient of the loss with respect to the layer's
-output and returns the gradient with respect to its input.
+Its `forward` and `backward` do no arithmetic: they ask the engine for it. Both get `at`, the layer's `Place` in a
+network, which holds what belongs to the run and not to the description: the layer's arrays, by the names that
+`parameters` and `statistics` give them (`at.W`, and `at.dW` for the gradient), and what the backward pass will need.
 
-The parameters of all layers lie in one vector, of which `views` names the parts: see `network`.
+Arrays begin with the batch: (n, features), or (n, channels, height, width). A name that begins with `d` is the gradient
+of the loss with respect to the rest of the name.
 """
 
-from itertools import pairwise
+from dataclasses import MISSING, dataclass, fields
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from mlpkit.checks import check_count, check_fraction
 
 
-class Linear:
-    """`z = x W + b`. W (inputs, outputs), b (outputs,) and their gradients are views of the network's vectors."""
+@dataclass(frozen=True)
+class Layer:
+    """What a layer declares, for an input of `shape` (the batch left out); a layer overrides what differs for it.
 
-    def __init__(self, engine, W, b, dW, db):
-        self.engine = engine
-        self.W, self.b, self.dW, self.db = W, b, dW, db
+    operations: the engine's functions that it calls. ones: those of its arrays that begin at 1; other vectors begin at
+    0, and arrays of more dimensions are drawn.
+    """
 
-    def forward(self, x):
-        """Return z (n, outputs) for x (n, inputs), and remember x."""
-        self.x = x
-        return self.engine.linear(x, self.W, self.b)
+    operations: ClassVar[tuple[str, ...]] = ()
+    ones: ClassVar[tuple[str, ...]] = ()
 
-    def backward(self, dz):
-        """Write dW and db, and return dx (n, inputs)."""
-        self.backward_weights(dz)
-        return self.engine.linear_backward_input(dz, self.W)
+    def output(self, shape):
+        """Return the shape of the output. Raises ValueError for an input that the layer can't take."""
+        return shape
 
-    def backward_weights(self, dz):
-        """Write dW and db, without the gradient of the input: all that a network's first layer needs."""
-        self.engine.linear_backward_weights(self.x, dz, self.dW, self.db)
+    def parameters(self, shape):
+        """Return the shapes of the arrays that are trained, by name."""
+        return {}
+
+    def statistics(self, shape):
+        """Return the shapes of the arrays that a training keeps and does not optimize, by name."""
+        return {}
+
+    def inside(self):
+        """Return the layers that this one is made of."""
+        return ()
+
+    def forward(self, at, x):
+        """Return the output of the batch x, and keep in `at` what `backward` will need."""
+        raise NotImplementedError
+
+    def backward(self, at, dy):
+        """Write the gradients of the layer's parameters and return that of its input, None where `at` asks for none."""
+        raise NotImplementedError
+
+    def __repr__(self):
+        """Return the layer as it is written: what has its default value is left out."""
+        given = [(f, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
+        words = [repr(value) if f.default is MISSING else f"{f.name}={value!r}" for f, value in given]
+        return f"{type(self).__name__}({', '.join(words)})"
 
 
-class ReLU:
+@dataclass(frozen=True, repr=False)
+class Linear(Layer):
+    """`z = x W + b`. W (inputs, units), b (units,)."""
+
+    units: int
+
+    operations = ("linear", "linear_backward_weights", "linear_backward_input")
+
+    def __post_init__(self):
+        check_count("the units of a Linear layer", self.units)
+
+    def output(self, shape):
+        if len(shape) != 1:
+            raise ValueError(f"it takes rows of numbers, and gets arrays of shape {shape}: put Flatten() before it")
+        return (self.units,)
+
+    def parameters(self, shape):
+        return {"W": (*shape, self.units), "b": (self.units,)}
+
+    def forward(self, at, x):
+        at.x = x
+        return at.engine.linear(x, at.W, at.b)
+
+    def backward(self, at, dz):
+        at.engine.linear_backward_weights(at.x, dz, at.dW, at.db)
+        return at.engine.linear_backward_input(dz, at.W) if at.wants_dx else None
+
+
+@dataclass(frozen=True, repr=False)
+class ReLU(Layer):
     """`a = max(z, 0)`. Its slope at 0, where it has none, is taken as 0."""
 
-    def __init__(self, engine):
-        self.engine = engine
+    operations = ("relu", "relu_backward")
 
-    def forward(self, z):
-        """Return a, and remember it: where it is above 0, the slope is 1."""
-        self.a = self.engine.relu(z)
-        return self.a
+    def forward(self, at, z):
+        at.a = at.engine.relu(z)  # where it is above 0, the slope is 1
+        return at.a
 
-    def backward(self, da):
-        """Return dz, of the shape of da."""
-        return self.engine.relu_backward(self.a, da)
+    def backward(self, at, da):
+        return at.engine.relu_backward(at.a, da)
 
 
-def weight_count(sizes):
-    """Return the number of weights between layers of these sizes, biases not counted."""
-    return sum(n_in * n_out for n_in, n_out in pairwise(sizes))
+@dataclass(frozen=True, repr=False)
+class LeakyReLU(Layer):
+    """`a = z` above 0, `slope * z` below. Maas, Hannun and Ng (2013)."""
+
+    slope: float = 0.01
+
+    operations = ("leaky_relu", "leaky_relu_backward")
+
+    def __post_init__(self):
+        check_fraction("the slope of a LeakyReLU", self.slope)
+
+    def forward(self, at, z):
+        at.a = at.engine.leaky_relu(z, self.slope)
+        return at.a
+
+    def backward(self, at, da):
+        return at.engine.leaky_relu_backward(at.a, da, self.slope)
 
 
-def parameter_count(sizes):
-    """Return the number of weights and biases of a network of these sizes."""
-    return weight_count(sizes) + sum(sizes[1:])
+@dataclass(frozen=True, repr=False)
+class Sigmoid(Layer):
+    """`a = 1 / (1 + exp(-z))`."""
+
+    operations = ("sigmoid", "sigmoid_backward")
+
+    def forward(self, at, z):
+        at.a = at.engine.sigmoid(z)
+        return at.a
+
+    def backward(self, at, da):
+        return at.engine.sigmoid_backward(at.a, da)
 
 
-def views(vector, sizes):
-    """Return a pair (W, b) of views a layer into a vector that holds all weights first, then all biases.
+@dataclass(frozen=True, repr=False)
+class Tanh(Layer):
+    """`a = tanh(z)`."""
 
-    vector (parameters,), of any library's arrays; W (inputs, outputs), b (outputs,).
+    operations = ("tanh", "tanh_backward")
+
+    def forward(self, at, z):
+        at.a = at.engine.tanh(z)
+        return at.a
+
+    def backward(self, at, da):
+        return at.engine.tanh_backward(at.a, da)
+
+
+@dataclass(frozen=True, repr=False)
+class Flatten(Layer):
+    """Each example becomes one row of numbers."""
+
+    def output(self, shape):
+        return (prod(shape),)
+
+    def forward(self, at, x):
+        at.shape = x.shape
+        return x.reshape(len(x), -1)
+
+    def backward(self, at, dy):
+        return dy.reshape(at.shape)
+
+
+@dataclass(frozen=True, repr=False)
+class Dropout(Layer):
+    """While training, each number becomes 0 with the probability `rate`; the others grow by `1 / (1 - rate)`.
+
+    Which ones depends on the network's seed, the step and the layer's place, and is drawn on the host: every engine
+    drops the same. Srivastava et al. (2014), with the scaling while training ("inverted").
     """
-    pairs, w, b = [], 0, weight_count(sizes)
-    for n_in, n_out in pairwise(sizes):
-        W = vector[w : w + n_in * n_out].reshape(n_in, n_out)
-        pairs.append((W, vector[b : b + n_out]))
-        w, b = w + n_in * n_out, b + n_out
-    return pairs
+
+    rate: float = 0.5
+
+    operations = ("multiply",)
+
+    def __post_init__(self):
+        check_fraction("the rate of a Dropout", self.rate)
+
+    def forward(self, at, x):
+        at.mask = at.engine.asarray(self.draw(at, x.shape)) if at.mode.training else None
+        return x if at.mask is None else at.engine.multiply(x, at.mask)
+
+    def draw(self, at, shape):
+        """Return the step's factors, of a batch's shape and in the network's dtype: 0 or 1 / (1 - rate)."""
+        rng = np.random.default_rng((at.mode.seed, at.mode.step, *at.path))
+        return ((rng.random(shape, np.float32) >= self.rate) / (1 - self.rate)).astype(at.mode.dtype)
+
+    def backward(self, at, dy):
+        return dy if at.mask is None else at.engine.multiply(dy, at.mask)

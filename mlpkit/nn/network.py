@@ -1,23 +1,26 @@
-"""A network is one vector of parameters, and layers that look at parts of it.
+"""A network is a model with numbers: one vector of parameters, and layers that look at parts of it.
 
-`theta` holds every weight and bias, `grad` the gradient of the loss with respect to each of them, in the same order:
-the weights of all layers first, then the biases of all layers. A layer's `W`, `b`, `dW` and `db` are views. So an
-optimizer is one line on two vectors, saving is one array, and comparing two engines is one comparison.
+`theta` holds every parameter, `grad` the gradient of the loss with respect to each of them, in the same order, which is
+the model's `layout`. A layer's `W`, `b`, `dW` and `db` are views. So an optimizer is one line on two vectors, saving is
+one array, and comparing two engines is one comparison. `statistics` holds what a training keeps and does not optimize.
 """
 
-from itertools import pairwise
+import json
+from math import prod
 
 import numpy as np
 
 from mlpkit import engines
-from mlpkit.checks import check_batch, check_choice, check_count, check_dtype, check_finite, check_labels, check_sizes
+from mlpkit.checks import check_batch, check_choice, check_count, check_dtype, check_finite
 from mlpkit.files import load_npz, save_npz
 
-from .initialize import RULES
-from .layers import Linear, ReLU, parameter_count, views, weight_count
+from .initialize import RULES, start
+from .losses import LOSSES
+from .model import Model
+from .models import MLP
+from .place import Mode, Place, backward, forward
 
-SIZES = (784, 128, 128, 128, 10)
-PARAMETERS = parameter_count(SIZES)
+ROOM = 2**26  # bytes that the largest array between two layers may take, where nobody says how many rows to do at once
 
 
 def _fixed(name, what):
@@ -36,139 +39,205 @@ def _fixed(name, what):
 
 
 class Network:
-    """A multilayer perceptron: linear layers with ReLU between them, softmax cross-entropy at the end.
+    """A model on an engine, with its first weights.
 
-    engine: an engine module, or its name. sizes: the number of inputs, of units in each hidden layer, of classes.
-    seed: of the first weights, which are drawn on the host, so that every engine starts from the same numbers.
-    init: "he" or "xavier". dtype: float32, or float64 for a gradient check.
+    engine: an engine module, or its name. model: a `Model`. seed: of the first weights and of dropout, which are drawn
+    on the host, so that every engine starts from the same numbers. init: "he" or "xavier". dtype: float32, or float64
+    for a gradient check.
 
-    Raises ValueError for sizes, a rule or a dtype that make no network, and what `engines.load` raises.
+    Raises ValueError for a model, a rule or a dtype that make no network, or an engine that lacks an operation that the
+    model needs; and what `engines.load` raises.
     """
 
-    def __init__(self, engine=engines.BASELINE, sizes=SIZES, *, seed=0, init="he", dtype=np.float32):
+    def __init__(self, engine=engines.BASELINE, model=MLP, *, seed=0, init="he", dtype=np.float32):
         self.engine = engines.load(engine) if isinstance(engine, str) else engine
-        self.sizes = check_sizes(sizes)
-        self.dtype = check_dtype(dtype)
-        theta = initial_theta(self.sizes, seed, init).astype(self.dtype)
-        self._theta = self.engine.asarray(theta)
-        self._grad = self.engine.asarray(np.zeros_like(theta))
-        self.layers = self._build_layers()
+        self.model, self.dtype = check_model(model), check_dtype(dtype)
+        check_choice("initialization", init, RULES)
+        check_operations(self.engine, model)
+        self.mode = Mode(check_count("seed", seed, least=0), self.dtype)
+        self._theta = self._first(model.layout, seed, init)
+        self._statistics = self._first(model.statistics, seed, init)
+        self._grad = self.engine.asarray(np.zeros(model.layout.size, self.dtype))
+        self.places = self._build(model.places)
 
     theta = _fixed("theta", "Every weight, then every bias: (n,), in the network's dtype.")
     grad = _fixed("grad", "The gradient of the loss with respect to each number of `theta`: (n,).")
+    statistics = _fixed("statistics", "What a training keeps and does not optimize, such as running means: (m,).")
 
-    def _build_layers(self):
-        parameters = zip(self.views(self.theta), self.views(self.grad), strict=True)
-        linear = [Linear(self.engine, W, b, dW, db) for (W, b), (dW, db) in parameters]
-        hidden = [layer for first in linear[:-1] for layer in (first, ReLU(self.engine))]
-        return [*hidden, linear[-1]]
+    @property
+    def layout(self):
+        """Where each parameter lies in `theta`: a `Layout`."""
+        return self.model.layout
 
     @property
     def n_weights(self):
-        """The number of weights: `theta[:n_weights]` are the weights, the rest are the biases."""
-        return weight_count(self.sizes)
+        """The number of weights: `theta[:n_weights]` are the weights, the rest is not decayed."""
+        return self.layout.n_decayed
 
     def views(self, vector):
-        """Return one (W, b) pair of views a layer into `vector`, which is laid out as `theta` is."""
-        return views(vector, self.sizes)
+        """Return a dict of views by name into `vector`, which is laid out as `theta` is."""
+        return self.layout.views(vector)
 
-    def forward(self, x):
-        """Return the logits (n, classes) of the batch `x` (n, inputs), in the network's dtype or uint8 pixels."""
-        x = self.as_input(x)
-        for layer in self.layers:
-            x = layer.forward(x)
-        return x
+    def _first(self, layout, seed, init):
+        return self.engine.asarray(start(layout, self.model.ones, seed, init).astype(self.dtype))
+
+    def _build(self, declared):
+        """Return the places of the layers, each of which has the places of the layers that it is made of."""
+        arrays = {**self.views(self.theta), **self.model.statistics.views(self.statistics)}
+        arrays |= {_gradient(name): view for name, view in self.views(self.grad).items()}
+        places = {(): Place(None, (), self.engine, self.mode, {}, [], False)}
+        for path, layer, _, wants_dx in declared:
+            prefix = ".".join(map(str, path)) + "."
+            own = {name[len(prefix) :]: a for name, a in arrays.items() if name.rpartition(".")[0] + "." == prefix}
+            places[path] = Place(layer, path, self.engine, self.mode, own, [], wants_dx)
+            places[path[:-1]].inside.append(places[path])
+        return places[()].inside
+
+    def forward(self, x, training=False, step=0):
+        """Return the outputs (n, *model.output) of the batch `x`, in the network's dtype or uint8 pixels.
+
+        x: (n, *model.input), or rows of as many numbers. training: whether dropout drops, and norms use the batch's own
+        statistics, and keep running ones. step: which step's dropout.
+        """
+        self.mode.training, self.mode.step = training, step
+        return forward(self.places, self.as_input(x))
 
     def as_input(self, x):
-        """Return the batch `x` in the network's dtype: uint8 pixels become numbers from 0 to 1."""
-        check_batch(x, self.sizes[0], self.dtype)
-        return self.engine.scale(x, self.dtype) if x.dtype == np.uint8 else x
+        """Return the batch `x` in the network's dtype, (n, *model.input): uint8 pixels become numbers from 0 to 1."""
+        check_batch(x, self.model.input, self.dtype)
+        x = self.engine.scale(x, self.dtype) if x.dtype == np.uint8 else x
+        return x.reshape(len(x), *self.model.input)
 
-    def backward(self, dlogits):
-        """Write into `grad` the gradient that belongs to the last `forward`, given that of the logits."""
-        first, *rest = self.layers
-        for layer in reversed(rest):
-            dlogits = layer.backward(dlogits)
-        first.backward_weights(dlogits)  # nobody asks for the gradient of the pixels
-
-    def loss_and_grad(self, x, labels):
+    def forward_backward(self, x, targets, step=0):
         """Return the mean loss of the batch, a scalar of the engine's, and leave its gradient in `grad`.
 
-        x: as for `forward`. labels (n,): integers from 0 to classes - 1. Raises ValueError or TypeError for others.
+        x: as for `forward`. targets: what the model's loss compares with. They are not looked at, which would make a
+        GPU wait: see `loss_and_grad`.
         """
-        check_labels(labels, len(x), self.sizes[-1])
-        loss, dlogits = self.engine.softmax_cross_entropy(self.forward(x), labels)
-        self.backward(dlogits)
+        loss, dz = getattr(self.engine, self.model.loss)(self.forward(x, True, step), targets)
+        backward(self.places, dz)
         return loss
 
-    def loss(self, x, labels):
-        """Return the mean loss of the batch, and leave `grad` as it is. Arguments and errors: as `loss_and_grad`."""
-        check_labels(labels, len(x), self.sizes[-1])
-        return self.engine.softmax_cross_entropy(self.forward(x), labels)[0]
+    def loss_and_grad(self, x, targets, step=0):
+        """Do what `forward_backward` does, once the targets are checked.
 
-    def predict(self, X, batch_size=1000):
-        """Return the most likely class of each row of `X` (n, inputs), as a NumPy array (n,) of integers."""
-        check_batch(X, self.sizes[0], self.dtype)
-        parts = [self._labels(self.forward(x)) for x in self._batches(X, batch_size)]
-        return np.concatenate(parts)
-
-    def evaluate(self, X, labels, batch_size=1000):
-        """Return the mean loss and the accuracy, a fraction, over a whole data set, batch by batch.
-
-        X (n, inputs), labels (n,): arrays of NumPy or of the engine. batch_size: rows that are in memory at once.
+        targets: for classes, labels (n,), integers from 0 to classes - 1. Raises ValueError or TypeError for others.
         """
-        check_batch(X, self.sizes[0], self.dtype)
-        check_labels(labels, len(X), self.sizes[-1])
-        loss = correct = 0.0
-        for x, y in zip(self._batches(X, batch_size), self._batches(labels, batch_size), strict=True):
-            logits = self.forward(x)
-            loss += float(self.engine.softmax_cross_entropy(logits, y)[0]) * len(y)
-            correct += int((self._labels(logits) == self.engine.to_numpy(y)).sum())
-        return loss / len(X), correct / len(X)
+        self.check_targets(targets, len(x))
+        return self.forward_backward(x, targets, step)
 
-    def _labels(self, logits):
-        return self.engine.to_numpy(self.engine.argmax(logits))
+    def loss(self, x, targets, training=False):
+        """Return the mean loss of the batch, and leave `grad` as it is. Arguments and errors: as `loss_and_grad`."""
+        self.check_targets(targets, len(x))
+        return getattr(self.engine, self.model.loss)(self.forward(x, training), targets)[0]
+
+    def check_targets(self, targets, n):
+        """Raise ValueError or TypeError unless `targets` are what the model's loss compares n outputs with."""
+        LOSSES[self.model.loss].check(targets, n, self.model.output, self.dtype)
+
+    def predict(self, X, batch_size=None):
+        """Return the answer to each row of `X`, a NumPy array: for classes the most likely one, (n,) integers.
+
+        batch_size: rows that are in memory at once; as many as fit into 64 MiB where None.
+        """
+        check_batch(X, self.model.input, self.dtype)
+        parts = (self.forward(x) for x in self._batches(X, batch_size))
+        return np.concatenate([self.engine.to_numpy(z if (a := self._answers(z)) is None else a) for z in parts])
+
+    def evaluate(self, X, targets, batch_size=None):
+        """Return the mean loss and the accuracy over a whole data set, batch by batch.
+
+        X (n, ...), targets: arrays of NumPy or of the engine. The accuracy is a fraction, None where the loss knows no
+        right answers. batch_size: as for `predict`.
+        """
+        check_batch(X, self.model.input, self.dtype)
+        self.check_targets(targets, len(X))
+        return self.ask_evaluation(X, targets, batch_size)()
+
+    def ask_evaluation(self, X, targets, batch_size=None):
+        """Ask for what `evaluate` returns, of data that were checked: return a function that waits for it."""
+        found = []
+        for x, y in zip(self._batches(X, batch_size), self._batches(targets, batch_size), strict=True):
+            z = self.forward(x)
+            answers = self._answers(z)
+            right = None if answers is None else (answers == y).sum()
+            found.append((len(x), getattr(self.engine, self.model.loss)(z, y)[0], right))
+
+        def wait():
+            counts = [n for n, *_ in found]
+            loss = np.average([float(loss) for _, loss, _ in found], weights=counts)
+            right = [right for *_, right in found]
+            per_example = prod(self.model.output) if self.model.loss == "binary_cross_entropy" else 1
+            accuracy = None if None in right else sum(map(int, right)) / sum(counts) / per_example
+            return float(loss), accuracy
+
+        return wait
+
+    def _answers(self, z):
+        return LOSSES[self.model.loss].answers(self.engine, z)
 
     def _batches(self, array, batch_size):
-        check_count("batch_size", batch_size)
+        widest = max(prod(shape) for _, _, shape, _ in self.model.places)
+        rows = max(1, ROOM // (widest * self.dtype.itemsize)) if batch_size is None else batch_size
+        check_count("batch_size", rows)
         array = self.engine.asarray(array)
-        return [array[i : i + batch_size] for i in range(0, len(array), batch_size)]
+        return [array[i : i + rows] for i in range(0, len(array), rows)]
 
     def set_theta(self, theta):
         """Copy a vector of parameters (parameters,), a NumPy array, into the network. ValueError for another shape."""
-        check_theta(theta, self.sizes)
+        check_vector("parameters", theta, self.layout)
         self.theta[:] = self.engine.asarray(theta, self.dtype)
 
+    def set_statistics(self, statistics):
+        """Copy a vector of running statistics, a NumPy array, into the network. ValueError for another shape."""
+        check_vector("statistics", statistics, self.model.statistics)
+        self.statistics[:] = self.engine.asarray(statistics, self.dtype)
+
     def save(self, path):
-        """Write sizes and parameters to the .npz file `path`, atomically."""
-        save_npz(path, sizes=self.sizes, theta=self.engine.to_numpy(self.theta))
+        """Write model, parameters and statistics to the .npz file `path`, atomically."""
+        vectors = {name: self.engine.to_numpy(getattr(self, name)) for name in ("theta", "statistics")}
+        save_npz(path, model=json.dumps(self.model.to_dict()), **vectors)
 
     @classmethod
     def load(cls, path, engine=engines.BASELINE):
         """Read a network that `save` wrote. Raises ValueError where the file is not one."""
-        arrays = load_npz(path, ("sizes", "theta"))
-        theta = arrays["theta"]
-        try:  # before a network is made: sizes that are wrong can ask for any amount of memory
-            sizes, dtype = check_sizes(arrays["sizes"].ravel().tolist()), check_dtype(theta.dtype)
-            check_theta(theta, sizes)
-            check_finite("parameters", theta)
+        arrays = load_npz(path, ("model", "theta", "statistics"))
+        theta, statistics = arrays["theta"], arrays["statistics"]
+        try:  # before a network is made: a model that is wrong can ask for any amount of memory
+            model, dtype = Model.from_dict(json.loads(str(arrays["model"]))), check_dtype(theta.dtype)
+            check_vector("parameters", theta, model.layout)
+            check_vector("statistics", statistics, model.statistics)
+            for name, vector in (("parameters", theta), ("statistics", statistics)):
+                check_finite(name, vector)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path} holds no network: {error}") from error
-        network = cls(engine, sizes, dtype=dtype)
+        network = cls(engine, model, dtype=dtype)
         network.set_theta(theta)
+        network.set_statistics(statistics)
         return network
 
 
-def check_theta(theta, sizes):
-    """Raise ValueError unless `theta` has as many numbers as a network of these sizes has parameters."""
-    wanted = parameter_count(sizes)
-    if theta.shape != (wanted,):
-        raise ValueError(f"these parameters have shape {theta.shape}, but a network of sizes {sizes} has ({wanted},).")
+def check_model(model):
+    """Return `model`. Raises TypeError unless it is a Model."""
+    if not isinstance(model, Model):
+        raise TypeError(f"model must be a Model, such as mlp(784, 128, 10), not {model!r}.")
+    return model
 
 
-def initial_theta(sizes, seed, init="he"):
-    """Return first parameters (float64, laid out as `Network.theta` is): weights by the rule `init`, biases zero."""
-    check_choice("initialization", init, RULES)
-    rng = np.random.default_rng(check_count("seed", seed, least=0))
-    weights = [RULES[init](rng, n_in, n_out).ravel() for n_in, n_out in pairwise(sizes)]
-    return np.concatenate([*weights, np.zeros(sum(sizes[1:]))])
+def check_operations(engine, model):
+    """Raise ValueError where an engine lacks an operation that a model needs."""
+    missing = [name for name in model.operations if not hasattr(engine, name)]
+    if missing:
+        name = engine.__name__.rpartition(".")[2]
+        raise ValueError(f"engine {name} has no {', '.join(missing)}, which this model needs: take another engine.")
+
+
+def check_vector(what, vector, layout):
+    """Raise ValueError unless `vector` has as many numbers as a `Layout` has places."""
+    if vector.shape != (layout.size,):
+        raise ValueError(f"these {what} have shape {vector.shape}, but the network's have ({layout.size},).")
+
+
+def _gradient(name):
+    path, _, array = name.rpartition(".")
+    return f"{path}.d{array}"

@@ -1,30 +1,32 @@
 """A checkpoint is everything that a run needs to go on as if it had never stopped.
 
-That is: the parameters, the optimizer's state and its count of steps, the history, the best parameters so far, and
-the settings that must stay the same. The order of the examples needs no saving: see `data.epoch_order`.
+That is: the parameters and the running statistics, those of the best epoch so far, the optimizer's state and its count
+of steps, the history, and the settings that must stay the same. The order of the examples needs no saving: see
+`data.epoch_order`; nor does dropout, which depends on the count of steps.
 """
 
 import json
 
 from mlpkit.checks import check_count, check_finite
 from mlpkit.files import load_npz, save_npz
-from mlpkit.nn.network import check_theta
+from mlpkit.nn.network import check_vector
 
 from .history import History
 
-NAMES = ("theta", "best_theta", "steps", "history", "settings")
+VECTORS = ("theta", "statistics", "best_theta", "best_statistics")
+NAMES = (*VECTORS, "steps", "history", "settings")
 
 
-def save_checkpoint(path, network, optimizer, history, best_theta, settings):
+def save_checkpoint(path, network, optimizer, history, best, settings):
     """Write a checkpoint to `path`, atomically.
 
-    best_theta (parameters,): the best epoch's, a NumPy array. settings: a dict that JSON can hold.
+    best: the best epoch's parameters and statistics, NumPy arrays. settings: a dict that JSON can hold.
     """
+    vectors = [network.engine.to_numpy(vector) for vector in (network.theta, network.statistics)]
     state = {name: network.engine.to_numpy(vector) for name, vector in optimizer.state.items()}
     save_npz(
         path,
-        theta=network.engine.to_numpy(network.theta),
-        best_theta=best_theta,
+        **dict(zip(VECTORS, (*vectors, *best), strict=True)),
         steps=optimizer.steps,
         history=history.to_json(),
         settings=json.dumps(_all_settings(network, optimizer, settings)),
@@ -33,9 +35,10 @@ def save_checkpoint(path, network, optimizer, history, best_theta, settings):
 
 
 def load_checkpoint(path, network, optimizer, settings):
-    """Bring `network` and `optimizer` to the state in `path`; return the history and the best parameters (parameters,).
+    """Bring `network` and `optimizer` to the state in `path`.
 
-    Raises FileNotFoundError where there is no checkpoint, ValueError where it is damaged or of another run.
+    Return the history, and the best epoch's parameters and statistics. Raises FileNotFoundError where there is no
+    checkpoint, ValueError where it is damaged or of another run.
     """
     arrays = load_npz(path, NAMES + optimizer.state_names)
     try:
@@ -47,15 +50,16 @@ def load_checkpoint(path, network, optimizer, settings):
     _check_same(path, saved, _all_settings(network, optimizer, settings))
     _check_vectors(path, arrays, optimizer.state_names, network)
     network.set_theta(arrays["theta"])  # nothing is changed before all has been checked
+    network.set_statistics(arrays["statistics"])
     for name, vector in optimizer.state.items():
         vector[:] = network.engine.asarray(arrays[name])
     optimizer.steps = steps
-    return history, arrays["best_theta"]
+    return history, (arrays["best_theta"], arrays["best_statistics"])
 
 
 def _all_settings(network, optimizer, settings):
     return {
-        "sizes": list(network.sizes),
+        "model": network.model.to_dict(),
         "dtype": str(network.dtype),
         "optimizer": optimizer.describe(),
         **settings,
@@ -72,11 +76,12 @@ def _check_same(path, saved, wanted):
 
 def _check_vectors(path, arrays, state_names, network):
     try:
-        for name in ("theta", "best_theta", *state_names):
-            check_theta(arrays[name], network.sizes)
+        for name in (*VECTORS, *state_names):
+            layout = network.model.statistics if "statistics" in name else network.layout
+            check_vector(name, arrays[name], layout)
             if arrays[name].dtype != network.dtype:
                 raise ValueError(f"its {name} is {arrays[name].dtype}, and the network computes in {network.dtype}.")
-        for name in ("theta", "best_theta"):
+        for name in VECTORS:
             check_finite(name, arrays[name])
     except ValueError as error:
         raise ValueError(f"{path} can't be resumed: {error}") from error

@@ -2,23 +2,20 @@
 
 `fit` never prints and never plots: it returns a `History`, and hands it to `on_epoch` after every epoch.
 
-An engine may do the inner part in its own way, by exporting one of two functions, which are looked up once a run:
-
-    train_step(network, optimizer, x, labels) -> loss
-    train_epoch(network, optimizer, X, y, order, batch_size) -> losses, one a step
-
-Either one counts its steps in `optimizer.steps`.
+The inner loop, over an epoch's batches, is a `Trainer`'s: the engine's own where it has one, else a step at a time (see
+`engines.protocol`). A GPU works while the host goes on: so the next epoch's order is drawn, and the validation asked
+for, before this epoch's losses are waited for.
 """
 
 import math
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from mlpkit.checks import check_batch, check_count, check_finite, check_labels
-from mlpkit.data import batches, epoch_order
+from mlpkit.checks import check_batch, check_count, check_finite
+from mlpkit.data import epoch_order
+from mlpkit.engines.stepping import StepByStep
 from mlpkit.files import check_writable
 
 from .checkpoint import load_checkpoint, save_checkpoint
@@ -58,42 +55,50 @@ def fit(
     its schedule included, which for a falling rate means the same number of epochs.
     on_epoch: is called with the history after every epoch.
 
-    Raises ValueError or TypeError for what can't be trained on, before the first step. Raises Diverged at the first
-    loss that is not finite, or after an epoch that leaves parameters or a validation loss that are not; the network
-    then has the parameters from the end of the last good epoch, and the optimizer is spent. Ctrl-C ends the run and
-    returns the history so far.
+    Raises ValueError or TypeError for what can't be trained on, or not by this engine, before the first step. Raises
+    Diverged at the first loss that is not finite, or after an epoch that leaves parameters or a validation loss that
+    are not; the network then has the parameters from the end of the last good epoch, and the optimizer is spent. Ctrl-C
+    ends the run and returns the history so far.
     """
     _check_network(network, optimizer)
-    X, y = train = _to_engine(network.engine, train, "train")
-    validation = None if validation is None else _to_engine(network.engine, validation, "validation")
-    _check(network, train, validation, epochs, batch_size, seed, patience, checkpoints, resume)
+    _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume)
+    check_engine(network, optimizer, batch_size)
+    X, y = _checked(network, train, "train")
+    validation = None if validation is None else _checked(network, validation, "validation")
     run = _Run(network, optimizer, checkpoints, {"batch_size": int(batch_size), "seed": int(seed)})
     if resume:
         run.resume()
     if checkpoints:
         check_writable(run.folder / "last.npz")
-    try:
-        while not run.out_of_patience(patience) and len(run.history.epochs) < epochs:
-            order = epoch_order(len(y), seed, len(run.history.epochs))
-            with np.errstate(all="ignore"):  # what overflows is reported once, as Diverged
-                run.epoch(X, y, order, batch_size)
-                run.close_epoch(validation)
-            on_epoch(run.history)
-    except KeyboardInterrupt:
-        run.history.stopped = "interrupted"
+    if validation:
+        validation = network.as_input(validation[0]), validation[1]  # pixels become numbers once
+    if len(run.history.epochs) < epochs and not run.out_of_patience(patience):
+        trainer = trainer_of(network, optimizer, X, y, batch_size)
+        try:
+            run.train(trainer, len(y), epochs, patience, validation, on_epoch)
+        except KeyboardInterrupt:
+            run.history.stopped = "interrupted"
+        finally:
+            trainer.close()
     return run.history
 
 
-def train_step(network, optimizer, x, labels):
-    """Take one step on the batch x (n, inputs), labels (n,), and return its mean loss.
+def check_engine(network, optimizer, batch_size):
+    """Raise ValueError, with the engine's own sentence, where it can't train such a network in such a way."""
+    why_not = getattr(network.engine, "why_not", None)
+    sentence = why_not and why_not(network.model, optimizer, batch_size)
+    if sentence:
+        raise ValueError(sentence)
 
-    The labels are not looked at, which would make a GPU wait: `fit` checks all of them before the first step.
+
+def trainer_of(network, optimizer, X, y, batch_size):
+    """Return what trains `network`: the engine's `Trainer`, or one that takes a step at a time. See `engines.protocol`.
+
+    X, y: the engine's arrays. Raises ValueError where the engine can't train so.
     """
-    logits = network.forward(x)
-    loss, dlogits = network.engine.softmax_cross_entropy(logits, labels)
-    network.backward(dlogits)
-    optimizer.step()
-    return loss
+    check_engine(network, optimizer, batch_size)
+    kind = getattr(network.engine, "Trainer", StepByStep)
+    return kind(network, optimizer, X, y, batch_size)
 
 
 class _Run:
@@ -104,46 +109,69 @@ class _Run:
         self.folder = folder and Path(folder)
         self.settings = settings
         self.history = History()
-        self.steps_of_epoch = epoch_runner(network.engine)
-        self.good_theta = self.best_theta = self.theta()
+        self.room = [self.copy() for _ in range(3)]  # for what is good, what is best, and what may become good
+        self.good = self.best = self.room[0]
 
-    def theta(self):
-        return self.network.engine.to_numpy(self.network.theta).copy()
+    def copy(self):
+        """Return copies of the network's vectors, where they are: on the engine."""
+        return [vector.copy() for vector in (self.network.theta, self.network.statistics)]
+
+    def go_back_to(self, kept):
+        """Give the network back the vectors that were kept."""
+        self.network.theta[:], self.network.statistics[:] = kept
 
     def resume(self):
         path = self.folder / "last.npz"
         if not path.exists():
             raise FileNotFoundError(f"there is no checkpoint {path} to resume from.")
-        self.history, self.best_theta = load_checkpoint(path, self.network, self.optimizer, self.settings)
+        self.history, best = load_checkpoint(path, self.network, self.optimizer, self.settings)
         self.history.stopped = "finished"
-        self.good_theta = self.theta()
+        asarray = self.network.engine.asarray
+        self.room = [self.copy(), [asarray(vector.copy()) for vector in best], self.copy()]
+        self.good, self.best = self.room[:2]
 
-    def epoch(self, X, y, order, batch_size):
-        """Train on all examples once; keep the losses, and look at them every now and then."""
-        engine = self.network.engine
-        self.first_step = len(self.history.loss)
-        order = engine.asarray(order)
-        start = time.perf_counter()
-        for losses, samples in self.steps_of_epoch(self.network, self.optimizer, X, y, order, batch_size):
-            losses = engine.to_numpy(losses)
-            engine.synchronize()
-            self.look(losses.tolist(), samples, time.perf_counter() - start)
-            start = time.perf_counter()
-        if not np.isfinite(self.theta()).all():  # the last step's loss is from before its update
-            self.diverged("a parameter is no longer finite")
+    def train(self, trainer, n, epochs, patience, validation, on_epoch):
+        """Train until so many epochs are done, or patience runs out. n: of the examples."""
+        seed = self.settings["seed"]
+        order = epoch_order(n, seed, len(self.history.epochs))
+        while len(self.history.epochs) < epochs:
+            self.first_step = len(self.history.loss)
+            with np.errstate(all="ignore"):  # what overflows is reported once, as Diverged
+                for part, is_last in parts_of(order, trainer, self.settings["batch_size"]):
+                    engine, begin = self.network.engine, self.network.engine.now()
+                    losses = trainer.epoch(part)
+                    end = engine.now()
+                    if is_last:  # a GPU is at work on these losses; meanwhile:
+                        asked = self.ask(validation)
+                        if len(self.history.epochs) + 1 < epochs:
+                            order = epoch_order(n, seed, len(self.history.epochs) + 1)
+                    self.look(engine.to_numpy(losses), len(part), begin, end)
+                self.close_epoch(*asked)
+            on_epoch(self.history)
+            if self.out_of_patience(patience):
+                break
 
-    def look(self, losses, samples, seconds):
-        """Record some steps. Raises Diverged at the first loss that is not finite."""
-        self.history.loss += losses
-        self.history.samples += samples
-        self.history.seconds += [seconds / len(losses)] * len(losses)
-        for back, loss in zip(range(len(losses), 0, -1), losses, strict=True):
-            if not math.isfinite(loss):
-                self.diverged(f"the loss became {loss}", back)
+    def ask(self, validation):
+        """Ask whether all parameters are finite, and what they are worth; return both, and where they are kept."""
+        kept = next(room for room in self.room if room is not self.good and room is not self.best)
+        kept[0][:], kept[1][:] = self.network.theta, self.network.statistics
+        finite = self.network.engine.all_finite(self.network.theta)
+        return kept, finite, self.network.ask_evaluation(*validation) if validation else None
+
+    def look(self, losses, samples, begin, end):
+        """Record some steps. losses (steps,): of so many samples. Raises Diverged where one is not finite."""
+        steps, batch_size = len(losses), self.settings["batch_size"]
+        self.history.loss += losses.tolist()
+        self.history.samples += [batch_size] * (steps - 1) + [samples - batch_size * (steps - 1)]
+        self.history.seconds += [self.network.engine.elapsed(begin, end) / steps] * steps
+        wrong = ~np.isfinite(losses)
+        if wrong.any():
+            first = int(wrong.argmax())
+            self.diverged(f"the loss became {losses[first]}", steps - first)
 
     def diverged(self, what, back=1):
         """Return to the last good parameters and raise Diverged. back: of which step, counted from the last."""
-        self.network.set_theta(self.good_theta)
+        self.go_back_to(self.good)
         self.history.stopped = "diverged"
         raise Diverged(
             f"{what} in epoch {len(self.history.epochs) + 1}, step "
@@ -153,94 +181,86 @@ class _Run:
             self.history,
         )
 
-    def close_epoch(self, validation):
-        """Validate, record the epoch, and write the checkpoints."""
+    def close_epoch(self, kept, finite, evaluation):
+        """Look at what the epoch has left, record it, and write the checkpoints."""
+        if not bool(finite):  # the last step's loss is from before its update
+            self.diverged("a parameter is no longer finite")
         history, first = self.history, self.first_step
         mean = np.average(history.loss[first:], weights=history.samples[first:])
-        epoch = Epoch(self.optimizer.schedule(self.optimizer.steps - 1), float(mean), sum(history.seconds[first:]))
-        if validation:
-            epoch.validation_loss, epoch.validation_accuracy = self.network.evaluate(*validation)
+        rate = float(self.optimizer.schedule(self.optimizer.steps - 1))
+        epoch = Epoch(rate, float(mean), sum(history.seconds[first:]))
+        if evaluation:
+            epoch.validation_loss, epoch.validation_accuracy = evaluation()
             if not math.isfinite(epoch.validation_loss):
                 self.diverged(f"the validation loss became {epoch.validation_loss}")
         history.epochs.append(epoch)
-        self.good_theta = self.theta()
+        self.good = kept
         self.keep()
 
     def keep(self):
         """Keep the parameters if this epoch is the best so far, and write the checkpoints."""
         is_best = self.history.best_epoch == len(self.history.epochs) - 1
         if is_best:
-            self.best_theta = self.good_theta
+            self.best = self.good
         if self.folder:
             if is_best:
                 self.network.save(self.folder / "best.npz")
-            save_checkpoint(
-                self.folder / "last.npz",
-                self.network,
-                self.optimizer,
-                self.history,
-                self.best_theta,
-                self.settings,
-            )
+            best = [self.network.engine.to_numpy(vector) for vector in self.best]
+            path = self.folder / "last.npz"
+            save_checkpoint(path, self.network, self.optimizer, self.history, best, self.settings)
 
     def out_of_patience(self, patience):
         """True once `patience` epochs went by without a better one; then the best parameters are back."""
         epochs = len(self.history.epochs)
         if patience is None or epochs - 1 - self.history.best_epoch < patience:
             return False
-        self.network.set_theta(self.best_theta)
+        self.go_back_to(self.best)
         self.history.stopped = "early"
         return True
 
 
-def epoch_runner(engine):
-    """Return the function that yields (losses, samples) of some steps at a time, until the epoch is over."""
-    if hasattr(engine, "train_epoch"):
-        return partial(_whole_epoch, engine.train_epoch)
-    return partial(_step_by_step, getattr(engine, "train_step", train_step))
+def parts_of(order, trainer, batch_size):
+    """Yield an epoch's order in parts of whole batches, each with whether it is the last.
+
+    A trainer of whole epochs gets all at once. One that takes a step at a time gets as many steps as last for some
+    LOOK_EVERY seconds: so that a loss that is not finite, or Ctrl-C, costs no more than these, however slow the engine.
+    """
+    if not isinstance(trainer, StepByStep):
+        yield order, True
+        return
+    start, steps = 0, 1
+    while start < len(order):
+        end = start + steps * batch_size
+        begin = time.perf_counter()
+        yield order[start:end], end >= len(order)
+        took = time.perf_counter() - begin
+        start, steps = end, max(1, min(2 * steps, int(steps * LOOK_EVERY / max(took, 1e-9))))
 
 
-def _step_by_step(train_step, network, optimizer, X, y, order, batch_size):
-    gather = network.engine.gather
-    losses, samples, looked = [], [], time.perf_counter()
-    for index in batches(order, batch_size):
-        losses.append(train_step(network, optimizer, gather(X, index), gather(y, index)))
-        samples.append(len(index))
-        if time.perf_counter() - looked > LOOK_EVERY:
-            yield losses, samples
-            losses, samples, looked = [], [], time.perf_counter()
-    if losses:
-        yield losses, samples
-
-
-def _whole_epoch(train_epoch, network, optimizer, X, y, order, batch_size):
-    losses = train_epoch(network, optimizer, X, y, order, batch_size)
-    yield losses, [len(index) for index in batches(order, batch_size)]
-
-
-def _to_engine(engine, pair, name):
+def _checked(network, pair, name):
+    """Return the arrays of a pair (X, y) on the network's engine. Raises ValueError or TypeError for what is none."""
     try:
         X, y = pair
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a pair (X, y), such as data.load().{name}.") from None
-    return engine.asarray(X), engine.asarray(y)
+    X, y = network.engine.asarray(X), network.engine.asarray(y)
+    check_batch(X, network.model.input, network.dtype)
+    check_finite("inputs", X)
+    network.check_targets(y, len(X))
+    return X, y
 
 
 def _check_network(network, optimizer):
     if optimizer.network is not network:
         raise ValueError("this optimizer was made for another network: make a new one for this network.")
-    if not np.isfinite(network.engine.to_numpy(network.theta)).all():
+    if not bool(network.engine.all_finite(network.theta)):
         raise ValueError("the network's parameters are no longer finite: make a new network, and a new optimizer.")
 
 
-def _check(network, train, validation, epochs, batch_size, seed, patience, checkpoints, resume):
+def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume):
     check_count("epochs", epochs, least=0)
     check_count("batch_size", batch_size)
     check_count("seed", seed, least=0)
-    for X, y in (train, validation) if validation else (train,):
-        check_batch(X, network.sizes[0], network.dtype)
-        check_finite("inputs", X)
-        check_labels(y, len(X), network.sizes[-1])
     if patience is not None:
         check_count("patience", patience)
         if not validation:

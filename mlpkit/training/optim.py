@@ -21,6 +21,7 @@ class Optimizer:
 
     state_names: tuple[str, ...] = ()
     setting_names: tuple[str, ...] = ()
+    decoupled = False  # weight decay shrinks the weights themselves, and does not pass through the gradient
 
     def __init__(self, network, lr, weight_decay=0.0):
         self.network = network
@@ -32,9 +33,32 @@ class Optimizer:
         self.state = {name: self.engine.asarray(zeros.copy()) for name in self.state_names}
 
     @property
+    def kind(self):
+        """The optimizer's name, as in `BY_NAME`."""
+        return type(self).__name__.lower()
+
+    @property
+    def settings(self):
+        """The optimizer's own numbers, by name."""
+        return {name: getattr(self, name) for name in self.setting_names}
+
+    @property
     def lr(self):
         """The learning rate of the next step."""
         return float(self.schedule(self.steps))
+
+    def advance(self, steps):
+        """Return the learning rates of the next steps (steps,), float64, and count these steps as taken.
+
+        For a trainer that does many steps at once. A schedule that can't take an array is asked for each step.
+        """
+        t = self.steps + np.arange(steps)
+        self.steps += steps
+        try:
+            rates = np.asarray(self.schedule(t), np.float64)
+        except (TypeError, ValueError):
+            rates = np.empty(0)
+        return rates if rates.shape == t.shape else np.array([float(self.schedule(step)) for step in t.tolist()])
 
     def step(self):
         """Update `network.theta` from `network.grad`."""
@@ -52,9 +76,13 @@ class Optimizer:
         self.update(self.network.theta, self.network.grad, lr, t)
 
     def decay(self, lr):
-        """Add the L2 penalty's gradient, `weight_decay * w` of each weight, to that of the loss."""
+        """Add the L2 penalty's gradient, `weight_decay * w`, to that of the loss; or shrink the weights themselves."""
         n = self.network.n_weights
-        self.engine.axpy(self.weight_decay, self.network.theta[:n], self.network.grad[:n])
+        weights, grad = self.network.theta[:n], self.network.grad[:n]
+        if self.decoupled:
+            self.engine.axpy(-lr * self.weight_decay, weights, weights)
+        else:
+            self.engine.axpy(self.weight_decay, weights, grad)
 
     def update(self, theta, grad, lr, t):
         """Change `theta` and the state in place by step number `t` at the rate `lr`; each optimizer has its own way.
@@ -65,8 +93,7 @@ class Optimizer:
 
     def describe(self):
         """Return the optimizer's name and settings, as text: two that describe alike train alike."""
-        settings = {"lr": self.schedule, "weight_decay": self.weight_decay}
-        settings |= {name: getattr(self, name) for name in self.setting_names}
+        settings = {"lr": self.schedule, "weight_decay": self.weight_decay} | self.settings
         listed = ", ".join(f"{name}={value}" for name, value in settings.items())
         return f"{type(self).__name__}({listed})"
 
@@ -89,14 +116,14 @@ class Momentum(Optimizer):
         self.momentum = check_fraction("momentum", momentum)
 
     def update(self, theta, grad, lr, t):
-        self.engine.momentum_update(theta, grad, **self.state, lr=lr, momentum=self.momentum)
+        self.engine.momentum_update(theta, grad, **self.state, lr=lr, **self.settings)
 
 
 class Nesterov(Momentum):
     """`velocity = momentum * velocity + grad; theta -= lr * (grad + momentum * velocity)`. Sutskever et al. (2013)."""
 
     def update(self, theta, grad, lr, t):
-        self.engine.nesterov_update(theta, grad, **self.state, lr=lr, momentum=self.momentum)
+        self.engine.nesterov_update(theta, grad, **self.state, lr=lr, **self.settings)
 
 
 class RMSprop(Optimizer):
@@ -111,7 +138,7 @@ class RMSprop(Optimizer):
         self.eps = check_positive("eps", eps)
 
     def update(self, theta, grad, lr, t):
-        self.engine.rmsprop_update(theta, grad, **self.state, lr=lr, rho=self.rho, eps=self.eps)
+        self.engine.rmsprop_update(theta, grad, **self.state, lr=lr, **self.settings)
 
 
 class Adam(Optimizer):
@@ -127,17 +154,13 @@ class Adam(Optimizer):
         self.eps = check_positive("eps", eps)
 
     def update(self, theta, grad, lr, t):
-        rates = {"lr": lr, "beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
-        self.engine.adam_update(theta, grad, **self.state, t=t, **rates)
+        self.engine.adam_update(theta, grad, **self.state, t=t, lr=lr, **self.settings)
 
 
 class AdamW(Adam):
     """Adam whose decay shrinks the weights themselves, `w -= lr * weight_decay * w`. Loshchilov and Hutter (2019)."""
 
-    def decay(self, lr):
-        """Shrink the weights; the gradient stays as it is."""
-        weights = self.network.theta[: self.network.n_weights]
-        self.engine.axpy(-lr * self.weight_decay, weights, weights)
+    decoupled = True
 
 
 BY_NAME = {optimizer.__name__.lower(): optimizer for optimizer in (SGD, Momentum, Nesterov, RMSprop, Adam, AdamW)}

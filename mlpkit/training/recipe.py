@@ -1,13 +1,15 @@
 """A recipe is every choice that a training run depends on, in one place: run it twice, get the same network twice."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from mlpkit.checks import check_choice, check_count, check_dtype, check_not_negative, check_positive, check_sizes
+from mlpkit.checks import check_choice, check_count, check_dtype, check_not_negative, check_positive
 from mlpkit.engines import BASELINE
 from mlpkit.nn.initialize import RULES
-from mlpkit.nn.network import SIZES, Network
+from mlpkit.nn.model import Model
+from mlpkit.nn.models import MLP
+from mlpkit.nn.network import Network, check_model
 
 from .fit import fit
 from .optim import BY_NAME
@@ -23,7 +25,8 @@ class Recipe:
 
     optimizer: a name from `optim.BY_NAME`. lr: the highest rate. schedule: "constant"; "step", to a tenth after each
     third of the run; "exponential", down to a hundredth at its end; "cosine", down to 0. warmup_epochs: how long the
-    rate rises first; 0.5 is half an epoch. seed: of the first weights and of the order of the examples.
+    rate rises first; 0.5 is half an epoch. seed: of the first weights, of the order of the examples, and of dropout.
+    model: what is trained, see `nn.models`.
     """
 
     optimizer: str = "sgd"
@@ -35,7 +38,7 @@ class Recipe:
     epochs: int = 5
     init: str = "he"
     seed: int = 0
-    sizes: tuple[int, ...] = SIZES
+    model: Model = MLP
     dtype: str = "float32"
 
     def __post_init__(self):
@@ -46,7 +49,7 @@ class Recipe:
         checked |= {name: check_not_negative(name, getattr(self, name)) for name in ("warmup_epochs", "weight_decay")}
         checked["lr"] = check_positive("lr", self.lr)
         changed = {name: value for name, value in checked.items() if isinstance(getattr(self, name), np.generic)}
-        changed |= {"sizes": check_sizes(self.sizes), "dtype": str(check_dtype(self.dtype))}
+        changed |= {"model": check_model(self.model), "dtype": str(check_dtype(self.dtype))}
         for name, value in changed.items():  # JSON has lists, and knows no numbers of NumPy's
             object.__setattr__(self, name, value)
 
@@ -70,7 +73,7 @@ class Recipe:
 
     def make_network(self, engine=BASELINE):
         """Return the network with its first weights."""
-        return Network(engine, self.sizes, seed=self.seed, init=self.init, dtype=np.dtype(self.dtype))
+        return Network(engine, self.model, seed=self.seed, init=self.init, dtype=np.dtype(self.dtype))
 
     def make_optimizer(self, network, n):
         """Return the optimizer for a training set of `n` examples."""
@@ -102,4 +105,10 @@ class Recipe:
 
     def to_dict(self):
         """Return the choices as JSON can hold them."""
-        return asdict(self) | {"sizes": list(self.sizes)}
+        choices = {field.name: getattr(self, field.name) for field in fields(self)}
+        return choices | {"model": self.model.to_dict()}
+
+    @classmethod
+    def from_dict(cls, choices):
+        """Return the recipe that `to_dict` wrote. Raises ValueError for what makes no recipe."""
+        return cls(**choices | {"model": Model.from_dict(choices["model"])})

@@ -1,12 +1,15 @@
 """A schedule is the learning rate as a function of the step: large steps to get there, small ones to settle.
 
-Each is a small object that is called with the number of steps already taken (0 for the first) and returns the rate.
-An optimizer takes a schedule wherever it takes a number.
+Each is a small object that is called with the number of steps already taken (0 for the first) and returns the rate,
+float64; or with an array of such numbers, for an array of rates. An optimizer takes a schedule wherever it takes a
+number.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import cos, pi
+from typing import Any
+
+import numpy as np
 
 from mlpkit.checks import check_count, check_not_negative, check_positive
 
@@ -21,7 +24,7 @@ class Constant:
         check_positive("lr", self.lr)
 
     def __call__(self, step):
-        return self.lr
+        return self.lr + 0 * step
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class StepDecay:
         check_positive("factor", self.factor)
 
     def __call__(self, step):
-        return self.lr * self.factor ** (step // self.every)
+        return self.lr * self.factor ** (np.asarray(step) // self.every)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Exponential:
         check_positive("final_fraction", self.final_fraction)
 
     def __call__(self, step):
-        return self.lr * self.final_fraction ** (step / self.steps)
+        return self.lr * self.final_fraction ** (np.asarray(step) / self.steps)
 
 
 @dataclass(frozen=True)
@@ -75,15 +78,15 @@ class Cosine:
         check_not_negative("final_lr", self.final_lr)
 
     def __call__(self, step):
-        done = min(step / self.steps, 1.0)
-        return self.final_lr + (self.lr - self.final_lr) * (1 + cos(pi * done)) / 2
+        done = np.minimum(np.asarray(step) / self.steps, 1.0)
+        return self.final_lr + (self.lr - self.final_lr) * (1 + np.cos(np.pi * done)) / 2
 
 
 @dataclass(frozen=True)
 class WarmUp:
     """The first `steps` steps rise in a straight line to the rate of `then`, which follows with its own step 0."""
 
-    then: Callable[[int], float]
+    then: Callable[[Any], Any]
     steps: int
 
     def __post_init__(self):
@@ -92,6 +95,6 @@ class WarmUp:
         check_count("steps", self.steps)
 
     def __call__(self, step):
-        if step < self.steps:
-            return self.then(0) * (step + 1) / self.steps
-        return self.then(step - self.steps)
+        step = np.asarray(step)
+        rising = self.then(0) * (step + 1) / self.steps
+        return np.where(step < self.steps, rising, self.then(np.maximum(step - self.steps, 0)))[()]

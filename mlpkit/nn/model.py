@@ -1,0 +1,145 @@
+"""A model is data: the shape of an example, a tuple of layers, and a loss."""
+
+import ast
+from dataclasses import dataclass
+from functools import cached_property
+
+from mlpkit.checks import check_choice, check_sizes
+
+from .layers import Layer, Linear, ReLU
+from .layout import Layout
+from .losses import LOSSES
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a network computes, and which arrays it needs for that.
+
+    input: the shape of an example, such as (784,) or (1, 28, 28). layers: see `layers`. loss: a name from
+    `losses.LOSSES`. Raises ValueError where a layer can't take what the one before it puts out.
+    """
+
+    input: tuple[int, ...]
+    layers: tuple[Layer, ...]
+    loss: str = "softmax_cross_entropy"
+
+    def __post_init__(self):
+        object.__setattr__(self, "input", check_sizes(self.input, least=1))
+        object.__setattr__(self, "layers", tuple(self.layers))
+        check_choice("loss", self.loss, LOSSES)
+        for one in self.layers:
+            if not isinstance(one, Layer):
+                raise TypeError(f"a model is made of layers, such as Linear(10), not of {one!r}.")
+        self.output  # noqa: B018 (raises, where a layer does not fit)
+
+    @cached_property
+    def places(self):
+        """All layers, those inside others too, as tuples (path, layer, shape of the input, wants_dx); see `place`."""
+        return tuple(_walk(self.layers, self.input))
+
+    @cached_property
+    def output(self):
+        """The shape of an example's output."""
+        shape = self.input
+        for number, one in enumerate(self.layers):
+            shape = _output(one, shape, (number,))
+        return shape
+
+    @cached_property
+    def layout(self):
+        """Where each parameter lies in a network's `theta`; names are a layer's path and its array, such as "0.W"."""
+        return Layout(_declared(self.places, "parameters"))
+
+    @cached_property
+    def statistics(self):
+        """Where each array lies that a training keeps and does not optimize."""
+        return Layout(_declared(self.places, "statistics"))
+
+    @cached_property
+    def ones(self):
+        """The names of the arrays that begin at 1."""
+        return frozenset(f"{_dotted(path)}.{name}" for path, one, *_ in self.places for name in one.ones)
+
+    @property
+    def operations(self):
+        """The engine's functions that the layers and the loss call, each once."""
+        return tuple(dict.fromkeys([*(name for _, one, *_ in self.places for name in one.operations), self.loss]))
+
+    def sizes(self):
+        """Return (inputs, units of each hidden layer, classes) of a plain multilayer perceptron; None for other models.
+
+        That is: Linear layers with ReLU between them, and softmax cross-entropy.
+        """
+        linear = self.layers[::2]
+        plain = len(self.input) == 1 and self.loss == "softmax_cross_entropy" and len(self.layers) % 2 == 1
+        if plain and all(type(one) is Linear for one in linear) and set(self.layers[1::2]) <= {ReLU()}:
+            return (*self.input, *(one.units for one in linear))
+        return None
+
+    def to_dict(self):
+        """Return the model as JSON can hold it, with each layer as it is written."""
+        return {"input": list(self.input), "layers": [repr(one) for one in self.layers], "loss": self.loss}
+
+    @classmethod
+    def from_dict(cls, found):
+        """Return the model that `to_dict` wrote. Raises ValueError for what is none; nothing in it can run code."""
+        try:
+            layers = tuple(_read(ast.parse(text, mode="eval").body) for text in found["layers"])
+            return cls(tuple(found["input"]), layers, found["loss"])
+        except (KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+            raise ValueError(f"this is no model: {type(error).__name__}: {error}.") from error
+
+    def __str__(self):
+        """Return the model in short: 784-128-128-128-10 for a multilayer perceptron."""
+        if self.sizes():
+            return "-".join(map(str, self.sizes()))
+        return ", ".join(["x".join(map(str, self.input)), *map(repr, self.layers)])
+
+
+def _output(one, shape, path):
+    try:
+        return one.output(shape)
+    except ValueError as error:
+        raise ValueError(f"layer {_dotted(path)}, {one!r}, does not fit: {error}.") from None
+
+
+def _walk(layers, shape, path=(), wants_dx=False):
+    for number, one in enumerate(layers):
+        here = (*path, number)
+        yield here, one, shape, wants_dx
+        for found in _walk(one.inside(), shape, here, wants_dx):
+            wants_dx = wants_dx or bool(found[1].parameters(found[2]))
+            yield found
+        wants_dx = wants_dx or bool(one.parameters(shape))
+        shape = _output(one, shape, here)
+
+
+def _declared(places, what):
+    return {
+        f"{_dotted(path)}.{name}": declared
+        for path, one, shape, _ in places
+        for name, declared in getattr(one, what)(shape).items()
+    }
+
+
+def _dotted(path):
+    return ".".join(map(str, path))
+
+
+def _read(node):
+    """Return the layer, the tuple of layers or the number that a piece of parsed text writes down."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        kinds = {kind.__name__: kind for kind in _kinds(Layer)}
+        check_choice("layer", node.func.id, kinds)
+        named = {word.arg: _read(word.value) for word in node.keywords if word.arg}
+        return kinds[node.func.id](*map(_read, node.args), **named)
+    if isinstance(node, ast.Tuple):
+        return tuple(map(_read, node.elts))
+    return ast.literal_eval(node)
+
+
+def _kinds(kind):
+    """Yield all kinds of layers that are known here, a reader's own too."""
+    for each in kind.__subclasses__():
+        yield each
+        yield from _kinds(each)

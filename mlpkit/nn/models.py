@@ -1,0 +1,32 @@
+"""The models that the workbook trains, and the maker of multilayer perceptrons."""
+
+from mlpkit.checks import check_sizes
+
+from .conv import Conv, MaxPool
+from .layers import Flatten, Linear, ReLU
+from .model import Model as Model
+
+
+def mlp(*sizes):
+    """Return a multilayer perceptron: Linear layers with ReLU between them.
+
+    sizes: the number of inputs, of units in each hidden layer, of classes. Raises ValueError for fewer than two.
+    """
+    inputs, *hidden, classes = check_sizes(sizes)
+    return Model((inputs,), (*(one for units in hidden for one in (Linear(units), ReLU())), Linear(classes)))
+
+
+MLP = mlp(784, 128, 128, 128, 10)
+
+# LeCun, Bottou, Bengio and Haffner (1998), with ReLU and the largest of each window instead of sigmoids and means
+LENET5 = Model((1, 28, 28), (
+    Conv(6, 5, padding=2), ReLU(), MaxPool(2), Conv(16, 5), ReLU(), MaxPool(2),
+    Flatten(), Linear(120), ReLU(), Linear(84), ReLU(), Linear(10),
+))  # fmt: skip
+
+FASHION_CNN = Model((1, 28, 28), (
+    Conv(64, 3), MaxPool(2), ReLU(), Conv(128, 3), MaxPool(2), ReLU(),
+    Flatten(), Linear(256), ReLU(), Linear(10),
+))  # fmt: skip
+
+MODELS = {"mlp": MLP, "lenet5": LENET5, "fashion_cnn": FASHION_CNN}
