@@ -8,8 +8,9 @@ import pytest
 from mlpkit import engines
 from mlpkit.data import Dataset, Split
 from mlpkit.engines import numpy_baseline
+from mlpkit.nn.models import mlp
 
-SIZES = (6, 5, 3)
+SMALL = mlp(6, 5, 3)
 
 
 def _parameter(name, why_not):
