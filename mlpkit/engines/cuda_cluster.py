@@ -1,98 +1,122 @@
-"""Several networks at once: an epoch of each of them in one launch, each in a cluster of eight blocks.
+"""a network on eight multiprocessors: an epoch of several networks in one launch, each in a cluster of eight blocks.
 
-See `kernels/cluster.cu` for how. One network leaves most of a GPU idle, so fifteen of them, with other first weights
-and other orders of the examples, take little more time than one: `train_together`. The kernel is built for networks
+See `kernels/mlp/cluster.cu` for how. One network leaves most of a GPU idle, so fifteen of them, with other first
+weights and other orders of the examples, take little more time than one: `Together`. The kernel is built for networks
 like the workbook's: float32, three hidden layers of at most 128 units, at most 16 classes, batches of at most 128.
 """
 
-from functools import cache, partial
+from functools import cache
 from itertools import chain
-from weakref import WeakKeyDictionary
 
 import cupy as cp
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.checks import check_batch, check_labels
 from mlpkit.kernels import gpu
 
-from .cuda.held import as_bytes, check_network, held_sizes, hold, macros_for, marks_in, take_back
-from .cuda.rates import check_optimizer, mean_losses, rates, settings
+from .cuda.held import Held, as_bytes, check_dtype, macros_for, why_not_held
+from .cuda.rates import rates, settings
+from .cuda.transfers import Feed, RowLosses
 from .cupy_fused import *
 
 gpu.require_capability(9.0)
 
 NAME = "cuda_cluster"
-BLOCKS, THREADS, BATCHES = 8, 512, (64, 128)  # as in cluster.cu
-
-_marks: dict[str, int] = {}  # macros of a kernel that writes down its times, for `seeds`
-marked, macros_of = partial(marks_in, _marks), partial(macros_for, BATCHES, _marks)
-
-_images: WeakKeyDictionary = WeakKeyDictionary()  # of each network, the last ones
+BLOCKS, THREADS, BATCHES, STAGES = 8, 512, (64, 128), 16  # as in cluster.cu
 
 
-def train_epoch(network, optimizer, X, y, order, batch_size):
-    """Train on the rows of X that `order` names; see `train`. X: uint8 pixels, or float32 that are pixels / 255.
+def why_not(model, optimizer, batch_size):
+    """Return None, or what the kernel is not made for, in one sentence."""
+    return why_not_held(model, optimizer, batch_size, BATCHES[-1], NAME)
 
-    Raises ValueError for an optimizer, a network, a batch size, images or a GPU that the kernel is not made for.
+
+class Together:
+    """Trains several networks of the same sizes, all of them with one launch an epoch.
+
+    Each has an optimizer; these are of one kind, and may differ in their settings. X: uint8 pixels, or float32 that are
+    pixels / 255. y: integers from 0 to classes - 1, which is not looked at. stamped_steps: steps of each epoch, after
+    the first 100, in which the blocks write down the time at each stage: see `stamps`.
+    Raises ValueError for networks, optimizers, a batch size, images or a GPU that the kernel is not made for.
     """
-    return train_together([network], [optimizer], X, y, order[None], batch_size)[0]
+
+    def __init__(self, networks, optimizers, X, y, batch_size, stamped_steps=0):
+        _check(networks, optimizers, batch_size)
+        self.optimizers, self.batch_size, self.stamped_steps = optimizers, batch_size, stamped_steps
+        self.macros = macros_for(BATCHES, networks[0], optimizers[0], batch_size, stamped_steps)
+        self.kernel, exchange_bytes, self.shared_bytes = compiled(**self.macros)
+        self.pixels, self.labels = as_bytes(X, self.macros["INPUTS"], NAME), y.astype(np.int64, copy=False)
+        count, steps = len(networks), -(-len(y) // batch_size)
+        self.losses = RowLosses(count * steps, batch_size, np.float32)
+        self.exchange = cp.empty(count * exchange_bytes, np.uint8)
+        self.feed = Feed(rates=(count * steps * 3, np.float32), orders=(count * len(y), np.int64))
+        self.vectors = [_held(optimizer) for optimizer in optimizers]
+        told = cp.asarray(np.array([settings(optimizer) for optimizer in optimizers]))
+        self.arguments = self.losses.rows, self.exchange, _addresses(self.vectors), self.feed["rates"], told
+
+    def epoch(self, orders):
+        """Train each network on the rows of X that its row of `orders` (networks, n) names.
+
+        Return the losses, (networks, steps). Raises ValueError for another number of orders than of networks.
+        """
+        (count, n), batch_size = orders.shape, self.batch_size
+        if count != len(self.optimizers):
+            raise ValueError(
+                f"{NAME} trains {len(self.optimizers)} networks here, and needs an order for each of them."
+            )
+        steps = -(-n // batch_size)
+        self.feed.send(rates=np.stack([rates(optimizer, steps) for optimizer in self.optimizers]), orders=orders)
+        for vector in chain(*self.vectors):
+            vector.put()
+        batches = self.pixels, self.labels, self.feed["orders"], np.int32(n), np.int32(batch_size)
+        self.kernel((BLOCKS * count,), (THREADS,), (*batches, *self.arguments), shared_mem=self.shared_bytes)
+        for vector in chain(*self.vectors):
+            vector.take()
+        return self.losses.means((count, steps), n)
+
+    def stamps(self):
+        """Return when each of the first network's blocks came to each stage of the steps that were stamped last.
+
+        A NumPy array (blocks, steps, stages) of int64, the GPU's time in nanoseconds.
+        """
+        memory = kernels.load("cluster", **self.macros).get_global("stamps")
+        return cp.ndarray((BLOCKS, self.stamped_steps, STAGES), np.int64, memory).get()
+
+    def close(self):
+        """Wait until the host's memory is no longer read."""
+        self.feed.close()
 
 
-def train_together(networks, optimizers, X, y, orders, batch_size):
-    """Train each network on the rows of X that its row of `orders` (networks, n) names.
+class Trainer(Together):
+    """Trains one network. See `protocol.Trainer`, and `Together` for what it raises."""
 
-    Returns the losses (networks, steps). All networks have the same sizes, and optimizers of one kind, whose settings
-    may differ. Raises ValueError as `train_epoch` does.
-    """
-    _check(networks, optimizers, orders, batch_size)
-    sizes, n = networks[0].sizes, orders.shape[1]
-    steps = -(-n // batch_size)
-    train, exchange_bytes, shared_bytes = compiled(**macros_of(sizes, optimizers[0], batch_size))
-    pixels, labels = _images_of(networks[0], X, y)
-    vectors = [[optimizer.network.theta, *optimizer.state.values()] for optimizer in optimizers]
-    held = [[hold(vector, sizes) for vector in own] for own in vectors]
-    row_losses = cp.empty((len(networks), steps, batch_size), np.float32)
-    exchange = cp.empty((len(networks), exchange_bytes), np.uint8)
-    batches = pixels, labels, cp.ascontiguousarray(orders, np.int64), np.int32(n), np.int32(batch_size)
-    table = cp.asarray(np.stack([rates(optimizer, steps) for optimizer in optimizers]), np.float32)
-    told = cp.asarray(np.array([settings(optimizer) for optimizer in optimizers]))
-    arguments = *batches, row_losses, exchange, _addresses(held), table, told
-    train((BLOCKS * len(networks),), (THREADS,), arguments, shared_mem=shared_bytes)
-    for vector, copy in zip(chain(*vectors), chain(*held), strict=True):
-        take_back(vector, copy, sizes)
-    for optimizer in optimizers:
-        optimizer.steps += steps
-    return mean_losses(row_losses, n % batch_size)
+    def __init__(self, network, optimizer, X, y, batch_size, stamped_steps=0):
+        super().__init__([network], [optimizer], X, y, batch_size, stamped_steps)
+
+    def epoch(self, order):
+        """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
+        return super().epoch(order[None])[0]
 
 
-def _check(networks, optimizers, orders, batch_size):
+def _check(networks, optimizers, batch_size):
+    if len(set(map(id, networks))) < len(networks) or [id(each.network) for each in optimizers] != [*map(id, networks)]:
+        raise ValueError(f"{NAME} needs an optimizer for each network, in the same order, and each network once.")
     for network, optimizer in zip(networks, optimizers, strict=True):
-        check_optimizer(optimizer, NAME)
-        check_network(network, batch_size, BATCHES[-1], NAME)
-    if len({network.sizes for network in networks}) > 1 or len({bool(each.state) for each in optimizers}) > 1:
+        if reason := why_not(network.model, optimizer, batch_size):
+            raise ValueError(reason)
+        check_dtype(network, NAME)
+    if len({network.model.sizes() for network in networks}) > 1 or len({bool(each.state) for each in optimizers}) > 1:
         raise ValueError(f"{NAME} trains networks of one size, all with SGD or all with Adam: take several launches.")
-    mine = all(optimizer.network is network for network, optimizer in zip(networks, optimizers, strict=True))
-    if len(set(map(id, networks))) < len(networks) or not mine or len(orders) != len(networks):
-        raise ValueError(f"{NAME} needs an optimizer and an order for each network, and each network once.")
 
 
-def _images_of(network, X, y):
-    """Return X as bytes and y as int64, checked; the same arrays as the last time, where X and y are."""
-    key = [(array.data.ptr, array.dtype, array.shape) for array in (X, y)]
-    if network not in _images or _images[network][0] != key:
-        check_batch(X, network.sizes[0], network.dtype)
-        check_labels(y, len(X), network.sizes[-1])
-        arrays = as_bytes(X, held_sizes(network.sizes)[0], NAME), y.astype(np.int64, copy=False)
-        _images[network] = key, arrays, (X, y)  # X and y, so that no other array gets their addresses
-    return _images[network][1]
+def _held(optimizer):
+    return [Held(vector, optimizer.network) for vector in (optimizer.network.theta, *optimizer.state.values())]
 
 
 def _addresses(vectors):
     """Return an array (networks, 3) on the GPU: where each network's theta, m and v are, as far as it has them."""
     addresses = np.zeros((len(vectors), 3), np.int64)
     for row, own in zip(addresses, vectors, strict=True):
-        row[: len(own)] = [vector.data.ptr for vector in own]
+        row[: len(own)] = [vector.array.data.ptr for vector in own]
     return cp.asarray(addresses)
 
 

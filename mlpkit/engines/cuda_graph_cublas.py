@@ -1,7 +1,18 @@
-"""The kernels of `cupy_fused`, cuBLAS's among them, recorded once as a graph and replayed step by step."""
+"""CUDA graph of cuBLAS's kernels: those of `cupy_fused`, recorded once as a graph and replayed step by step."""
 
-from .cuda.graph import step_by_step
+from .cuda.graph import GradientTrainer
 from .cupy_fused import *
-from .cupy_fused import gradient
+from .stepping import mlps_only
 
-train_epoch = step_by_step(gradient)
+NAME = "cuda_graph_cublas"
+
+
+def why_not(model, optimizer, batch_size):
+    """Return None for a multilayer perceptron, else a sentence. See `protocol`."""
+    return mlps_only(NAME, model)
+
+
+class Trainer(GradientTrainer):
+    """Replays one step at a time. See `protocol.Trainer`."""
+
+    Gradient = Gradient

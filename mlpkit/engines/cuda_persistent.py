@@ -1,85 +1,81 @@
-"""A whole epoch in one launch: blocks that stay until it is over, keep what they own, and hand each other numbers.
+"""one persistent CUDA kernel: its blocks stay for an epoch, keep what they own, and hand each other numbers.
 
-See `kernels/persistent.cu` for how. The kernel is built for networks like the workbook's: float32, three hidden layers
-of at most 128 units, at most 16 classes, batches of at most 256. Smaller layers are filled up: see `_held`.
+See `kernels/mlp/persistent.cu` for how. The kernel is built for networks like the workbook's: float32, three hidden
+layers of at most 128 units, at most 16 classes, batches of at most 256. Smaller layers are filled up: see `cuda/held`.
 """
 
-from functools import cache, partial
-from weakref import WeakKeyDictionary
+from functools import cache
 
 import cupy as cp
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.checks import check_batch, check_labels
 from mlpkit.kernels import gpu
 
-from .cuda.held import as_bytes, check_network, held_sizes, hold, macros_for, marks_in, take_back
-from .cuda.rates import check_optimizer, mean_losses, rates, settings
+from .cuda.held import Held, as_bytes, check_dtype, macros_for, why_not_held
+from .cuda.rates import rates, settings
+from .cuda.transfers import Feed, RowLosses
 from .cupy_fused import *
 
 gpu.require_capability(9.0)
 
 NAME = "cuda_persistent"
-BATCHES, COLUMN_BLOCKS = (32, 64, 128, 256), 64  # as in persistent.cu
-
-_marks: dict[str, int] = {}  # macros of a kernel that writes down its times, for `persistence`
-marked, macros_of = partial(marks_in, _marks), partial(macros_for, BATCHES, _marks)
-
-_epochs: WeakKeyDictionary = WeakKeyDictionary()  # of each network: the last one
+BATCHES, COLUMN_BLOCKS, STAGES = (32, 64, 128, 256), 64, 12  # as in persistent.cu
 
 
-def train_epoch(network, optimizer, X, y, order, batch_size):
-    """Train on the rows of X that `order` names; see `train`. X: uint8 pixels, or float32 that are pixels / 255.
+def why_not(model, optimizer, batch_size):
+    """Return None, or what the kernel is not made for, in one sentence."""
+    return why_not_held(model, optimizer, batch_size, BATCHES[-1], NAME)
 
-    Raises ValueError for an optimizer, a network, a batch size, images or a GPU that the kernel is not made for.
+
+class Trainer:
+    """Trains a network with one launch an epoch. See `protocol.Trainer`.
+
+    X: uint8 pixels, or float32 that are pixels / 255. stamped_steps: steps of each epoch, after the first 100, in which
+    the blocks write down the time at each stage: see `stamps`.
+    Raises ValueError for images, a dtype or a GPU that the kernel is not made for.
     """
-    check_optimizer(optimizer, NAME)
-    check_batch(X, network.sizes[0], network.dtype)
-    epoch = _epochs.get(network)
-    if epoch is None or not epoch.fits(X, y, batch_size):
-        check_labels(y, len(X), network.sizes[-1])
-        epoch = _epochs[network] = _Epoch(network, X, y, batch_size)
-    return epoch.run(optimizer, order)
 
+    def __init__(self, network, optimizer, X, y, batch_size, stamped_steps=0):
+        check_dtype(network, NAME)
+        self.optimizer, self.batch_size, self.stamped_steps = optimizer, batch_size, stamped_steps
+        self.macros = macros_for(BATCHES, network, optimizer, batch_size, stamped_steps)
+        self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads = compiled(**self.macros)
+        self.pixels, self.labels = as_bytes(X, self.macros["INPUTS"], NAME), y.astype(np.int64, copy=False)
+        steps = -(-len(y) // batch_size)
+        self.losses = RowLosses(steps, batch_size, np.float32)
+        self.exchange = cp.empty(exchange_bytes, np.uint8)
+        self.feed = Feed(rates=(3 * steps, np.float32), order=(len(y), np.int64))
+        self.vectors = [Held(vector, network) for vector in (network.theta, *optimizer.state.values())]
+        m, v = [vector.array for vector in self.vectors[1:]] or (0, 0)
+        place = self.losses.rows, self.exchange, self.vectors[0].array, m, v, self.feed["rates"]
+        self.arguments = *place, *settings(optimizer)
 
-class _Epoch:
-    """What the epochs of a network on a data set share: the compiled kernels, and where the blocks exchange numbers."""
+    def epoch(self, order):
+        """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
+        n, batch_size = len(order), self.batch_size
+        steps = -(-n // batch_size)
+        self.exchange.fill(0)
+        self.feed.send(rates=rates(self.optimizer, steps), order=order)
+        for vector in self.vectors:
+            vector.put()
+        batches = self.pixels, self.labels, self.feed["order"], np.int32(n), np.int32(batch_size)
+        self.kernel((self.blocks,), (self.threads,), (*batches, *self.arguments), shared_mem=self.shared_bytes)
+        for vector in self.vectors:
+            vector.take()
+        return self.losses.means((steps,), n)
 
-    def __init__(self, network, X, y, batch_size):
-        check_network(network, batch_size, BATCHES[-1], NAME)
-        self.sizes, self.batch_size, self.key = network.sizes, batch_size, self.key_of(X, y, batch_size)
-        self.pixels = as_bytes(X, held_sizes(self.sizes)[0], NAME)
-        self.keep = X, y  # so that no other array gets their addresses
-        self.labels = y.astype(np.int64, copy=False)
+    def stamps(self):
+        """Return when each block came to each stage of the steps that were stamped last, (blocks, steps, stages).
 
-    @staticmethod
-    def key_of(X, y, batch_size):
-        """Return what the kernels are told of the data: where they are, and how large a batch is."""
-        return batch_size, *((array.data.ptr, array.dtype, array.shape) for array in (X, y))
+        A NumPy array of int64, the GPU's time in nanoseconds.
+        """
+        memory = kernels.load("persistent", **self.macros).get_global("stamps")
+        return cp.ndarray((self.blocks, self.stamped_steps, STAGES), np.int64, memory).get()
 
-    def fits(self, X, y, batch_size):
-        """Say whether this is an epoch of such data."""
-        return self.key == self.key_of(X, y, batch_size)
-
-    def run(self, optimizer, order):
-        """Train on the examples in `order` and return the losses, one a step."""
-        steps = -(-len(order) // self.batch_size)
-        macros = macros_of(self.sizes, optimizer, self.batch_size)
-        train, exchange_bytes, shared_bytes, blocks, threads = compiled(**macros)
-        row_losses = cp.empty((steps, self.batch_size), np.float32)
-        exchange = cp.zeros(exchange_bytes, np.uint8)
-        table = cp.asarray(rates(optimizer, steps), np.float32)
-        vectors = [optimizer.network.theta, *optimizer.state.values()]
-        held = [hold(vector, self.sizes) for vector in vectors]
-        m, v = held[1:] or (0, 0)
-        batches = self.pixels, self.labels, order.astype(np.int64, copy=False), np.int32(len(order))
-        arguments = *batches, np.int32(self.batch_size), row_losses, exchange, held[0], m, v, table
-        train((blocks,), (threads,), (*arguments, *settings(optimizer)), shared_mem=shared_bytes)
-        for vector, copy in zip(vectors, held, strict=True):
-            take_back(vector, copy, self.sizes)
-        optimizer.steps += steps
-        return mean_losses(row_losses, len(order) % self.batch_size)
+    def close(self):
+        """Wait until the host's memory is no longer read."""
+        self.feed.close()
 
 
 @cache

@@ -1,25 +1,24 @@
-"""As few calls a step as cuBLAS's products allow: bias, ReLU and sums come with the product that they belong to.
+"""CuPy, cuBLAS with epilogues: bias, ReLU and sums come with the product that they belong to.
 
-The updates are element-wise, which CuPy makes a kernel of from one line of C. The loss needs sums over rows, and is in
-`kernels/layers.cu`.
+So a step takes as few calls as cuBLAS's products allow. The updates are element-wise, which CuPy makes a kernel of from
+one line of C. The loss needs sums over rows, and is in `kernels/mlp/layers.cu`.
 """
 
 import math
 from contextlib import suppress
-from functools import cache
-from weakref import WeakKeyDictionary
+from functools import cache, partial
 
 import cupy as cp
 import numpy as np
 
 from .cuda import cublas as cublas
 from .cuda.cublas import Product
-from .cuda.kernel import C_TYPES, kernel
+from .cuda.kernel import C_TYPES, kernel, linear_layers
 from .cupy_naive import *
+from .stepping import StepByStep, mlps_only
 
+NAME = "cupy_fused"
 THREADS = 256  # a block, for kernels in which each thread has one element
-
-_plans: WeakKeyDictionary = WeakKeyDictionary()  # of each network, by batch size
 
 
 def gather(X, index):
@@ -65,33 +64,39 @@ def adam_update(theta, grad, m, v, t, lr, beta1, beta2, eps):
     _adam(grad, t, lr, beta1, 1 - beta1, _log(beta1), beta2, 1 - beta2, _log(beta2), eps, theta, m, v)
 
 
-def train_step(network, optimizer, x, labels):
-    """Take one step; see `train.train_step`. The labels are not checked: to look at them would make the GPU wait."""
-    loss = cp.empty((), network.dtype)
-    gradient(network, network.as_input(x), labels.astype(np.int64, copy=False), loss)
-    optimizer.step()
-    return loss
+def why_not(model, optimizer, batch_size):
+    """Return None for a multilayer perceptron, else a sentence. See `protocol`."""
+    return mlps_only(NAME, model)
 
 
-def gradient(network, x, labels, losses, step=None):
-    """Write the gradient of the batch's loss into `network.grad`, and the loss into losses[step].
+class Trainer(StepByStep):
+    """Trains step by step, with all products planned ahead. See `protocol.Trainer`."""
 
-    x (n, inputs) in the network's type, labels (n,) int64; step: an int32 on the GPU, which then goes on by one.
+    def __init__(self, network, optimizer, X, y, batch_size):
+        super().__init__(network, optimizer, X, y.astype(np.int64, copy=False), batch_size)
+        self.gradient = cache(partial(Gradient, network))  # one for each size of batches
+        for n in {min(batch_size, len(y)), len(y) % batch_size or batch_size}:
+            self.gradient(n)
+
+    def step(self, x, labels):
+        """Take one step on the batch x, labels (n,) int64, and return its mean loss, which may be computed later."""
+        loss = cp.empty((), self.network.dtype)
+        self.gradient(len(x))(x, labels, loss)
+        self.optimizer.step()
+        return loss
+
+
+class Gradient:
+    """A network's products for batches of n, and the arrays that they write.
+
+    Call it with x (n, inputs) in the network's type, contiguous, and labels (n,) int64: it writes the gradient of the
+    batch's loss into `network.grad`, and the loss into losses[step]. step: an int32 on the GPU, which then goes on by
+    one; without it the loss is losses[0].
     """
-    plans = _plans.setdefault(network, {})
-    if len(x) not in plans:
-        if len(plans) > 1:  # an epoch has two sizes of batches, the last one's and that of all others
-            plans.clear()
-        plans[len(x)] = _Plan(network, x)
-    plans[len(x)].run(x, labels, losses, step)
 
-
-class _Plan:
-    """A network's products for batches of one size, and the arrays that they write."""
-
-    def __init__(self, network, x):
-        n, dtype, self.layers = len(x), network.dtype, network.layers[::2]
-        outputs = network.sizes[1:]
+    def __init__(self, network, n):
+        dtype, (inputs, *outputs) = network.dtype, network.model.sizes()
+        self.layers, x = linear_layers(network), cp.empty((n, inputs), dtype)
         self.a = [cp.empty((n, features), dtype) for features in outputs]  # the last one holds the logits
         self.dz = [*(cp.empty_like(a) for a in self.a[:-1]), self.a[-1]]  # which become their gradient
         self.masks = [cublas.mask(n, features) for features in outputs]
@@ -126,8 +131,7 @@ class _Plan:
                 return Product(dz, W.T, out, cublas.DRELU, mask=self.masks[i - 1])
         return _then(Product(dz, W.T, out), lambda: _relu_backward(a, out, out))
 
-    def run(self, x, labels, losses, step):
-        """Do what `gradient` does, for a batch of this size."""
+    def __call__(self, x, labels, losses, step=None):
         inputs = [x, *self.a[:-1]]
         for product, layer, source, out in zip(self.forward, self.layers, inputs, self.a, strict=True):
             product(source, layer.W, out)

@@ -1,6 +1,7 @@
-"""The baseline's own lines, in which `np` now means CuPy: the arrays are on the GPU, each operation is a kernel there.
+"""CuPy, NumPy's lines: the baseline's own functions, in which `np` now means CuPy.
 
-Nothing else has changed: NumPy's functions have their namesakes in CuPy, which are called instead.
+The arrays are on the GPU, and each operation is a kernel there. Nothing else has changed: NumPy's functions have their
+namesakes in CuPy, which are called instead.
 """
 
 from types import FunctionType
@@ -14,13 +15,14 @@ gpu.require()
 
 import cupy as cp  # noqa: E402  (`require` says what to do where this fails)
 
-
-def _with_cupy(function):
-    """Return a function of the baseline in which the name `np` means CuPy."""
-    return FunctionType(function.__code__, {**vars(numpy_baseline), "np": cp}, function.__name__, function.__defaults__)
-
-
-globals().update({name: _with_cupy(f) for name, f in vars(numpy_baseline).items() if isinstance(f, FunctionType)})
+# The names that the functions find, each other's among them
+_names = {**vars(numpy_baseline), "np": cp}
+_names |= {
+    name: FunctionType(function.__code__, _names, name, function.__defaults__)
+    for name, function in vars(numpy_baseline).items()
+    if isinstance(function, FunctionType) and function.__module__ == numpy_baseline.__name__
+}
+globals().update({name: _names[name] for name in vars(numpy_baseline) if isinstance(_names[name], FunctionType)})
 
 
 def asarray(array, dtype=None):
@@ -33,3 +35,11 @@ def to_numpy(array):
 
 def synchronize():
     cp.cuda.get_current_stream().synchronize()
+
+
+def now():
+    return cp.cuda.get_current_stream().record()
+
+
+def elapsed(begin, end):
+    return cp.cuda.get_elapsed_time(begin, end) / 1e3

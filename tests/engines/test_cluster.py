@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from shared import one_sentence
 from test_kernels import needs_compiler
 
 from mlpkit import data, kernels
 from mlpkit.data import epoch_order
-from mlpkit.engines.cuda.rates import mean_losses
-from mlpkit.nn.network import SIZES, Network
-from mlpkit.training.fit import fit
+from mlpkit.nn.models import MLP, mlp
+from mlpkit.nn.network import Network
+from mlpkit.training.fit import fit, trainer_of
 from mlpkit.training.optim import SGD, Adam, AdamW, Momentum
 
 NAME = "cuda_cluster"
@@ -41,19 +41,29 @@ def test_pixels_meet_the_tensor_cores_as_bytes_and_other_numbers_as_tf32():
     assert "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" in code
 
 
-@pytest.mark.parametrize("networks", [(), (3,)])
-def test_the_mean_of_a_short_last_batch_is_that_of_its_examples(networks):
-    rows = np.ones((*networks, 4, 8))
-    rows[..., -1, 3:] = 100
-    assert_array_equal(mean_losses(rows, 3), np.ones((*networks, 4)))
-
-
 # With one
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("networks", [(), (3,)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_mean_of_a_short_last_batch_is_that_of_its_examples(networks, dtype):
+    from mlpkit.engines.cuda.transfers import RowLosses
+
+    rows = np.random.default_rng(0).normal(size=(*networks, 4, 70)).astype(dtype)
+    wanted = rows.mean(axis=-1, dtype=np.float64)
+    wanted[..., -1] = rows[..., -1, :33].mean(axis=-1, dtype=np.float64)
+    rows[..., -1, 33:] = np.nan
+    losses = RowLosses(rows[..., 0].size, 70, np.dtype(dtype))
+    losses.rows.set(rows.ravel())
+    found = losses.means(wanted.shape, 3 * 70 + 33)
+    assert found.dtype == dtype
+    assert_allclose(found.get(), wanted, rtol=1e-6 if dtype == np.float32 else 1e-14)
 
 
 @pytest.fixture(scope="module")
 def mnist():
-    return data.load(scaled=False).train
+    return data.load().train
 
 
 @pytest.mark.gpu
@@ -65,11 +75,11 @@ def test_together_they_do_what_each_does_alone_to_the_last_bit(kind, mnist):
     X, y = map(engine.asarray, mnist)
     orders = engine.asarray(np.stack([epoch_order(len(mnist.y), seed, 0)[:n] for seed in range(3)]))
     optimizers = [kind(network, rate, weight_decay=rate) for network, rate in zip(together, rates, strict=True)]
-    losses = engine.train_together(together, optimizers, X, y, orders, 128)
+    losses = engine.Together(together, optimizers, X, y, 128).epoch(orders)
     assert losses.shape == (3, 8)
     for i, network in enumerate(alone):
         takes = kind(network, rates[i], weight_decay=rates[i])
-        own = engine.train_epoch(network, takes, X, y, orders[i], 128)
+        own = trainer_of(network, takes, X, y, 128).epoch(orders[i])
         assert_array_equal(engine.to_numpy(own), engine.to_numpy(losses[i]))
         assert_array_equal(engine.to_numpy(network.theta), engine.to_numpy(together[i].theta))
         assert takes.steps == optimizers[i].steps == 8
@@ -80,17 +90,16 @@ def test_more_networks_than_the_gpu_holds_wait_for_their_turn(mnist):
     engine = Network(NAME).engine
     X, y = map(engine.asarray, mnist)
     networks = [Network(NAME, seed=1) for _ in range(40)]
-    orders = engine.asarray(np.stack([np.arange(500)] * 40))
-    losses = engine.train_together(networks, [SGD(network, 0.1) for network in networks], X, y, orders, 64)
+    optimizers = [SGD(network, 0.1) for network in networks]
+    losses = engine.Together(networks, optimizers, X, y, 64).epoch(np.stack([np.arange(500)] * 40))
     assert_array_equal(*np.broadcast_arrays(engine.to_numpy(losses), engine.to_numpy(losses[:1])))
 
 
 @pytest.mark.gpu
 def test_what_can_not_be_trained_together_is_refused_in_one_sentence(mnist):
-    one, other, small = Network(NAME), Network(NAME, seed=1), Network(NAME, (784, 8, 8, 8, 10))
+    one, other, small = Network(NAME), Network(NAME, seed=1), Network(NAME, mlp(784, 8, 8, 8, 10))
     engine = one.engine
     X, y = map(engine.asarray, mnist)
-    orders = engine.asarray(np.stack([np.arange(100)] * 2))
     for networks, kinds, words in (
         ((one, small), (SGD, SGD), "one size"),
         ((one, other), (SGD, Adam), "all with Adam"),
@@ -99,22 +108,26 @@ def test_what_can_not_be_trained_together_is_refused_in_one_sentence(mnist):
     ):
         optimizers = [kind(network, 0.1) for network, kind in zip(networks, kinds, strict=True)]
         with pytest.raises(ValueError, match=words) as caught:
-            engine.train_together(networks, optimizers, X, y, orders, 64)
+            engine.Together(networks, optimizers, X, y, 64)
         one_sentence(caught.value, NAME)
+    together = engine.Together((one, other), [SGD(one, 0.1), SGD(other, 0.1)], X, y, 64)
+    with pytest.raises(ValueError, match="an order for each") as caught:
+        together.epoch(np.zeros((3, 100), np.int64))
+    one_sentence(caught.value, NAME)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("sizes", "dtype", "batch_size", "words"),
+    ("model", "dtype", "batch_size", "words"),
     [
-        (SIZES, np.float64, 32, ("float32", "float64")),
-        (SIZES, np.float32, 129, ("at most 128", "129")),
-        ((3000, 8, 8, 8, 10), np.float32, 128, ("shared memory",)),
+        (MLP, np.float64, 32, ("float32", "float64")),
+        (MLP, np.float32, 129, ("at most 128", "129")),
+        (mlp(3000, 8, 8, 8, 10), np.float32, 128, ("shared memory",)),
     ],
 )
-def test_what_the_kernel_can_not_hold_is_refused_in_one_sentence(sizes, dtype, batch_size, words):
-    network = Network(NAME, sizes, dtype=dtype)
-    X = np.zeros((40, sizes[0]), np.uint8)
+def test_what_the_kernel_can_not_hold_is_refused_in_one_sentence(model, dtype, batch_size, words):
+    network = Network(NAME, model, dtype=dtype)
+    X = np.zeros((40, *model.input), np.uint8)
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the words are checked below)
         fit(network, AdamW(network, 0.1), (X, np.zeros(40, np.int64)), epochs=1, batch_size=batch_size)
     one_sentence(caught.value, NAME, *words)

@@ -6,13 +6,14 @@ import weakref
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import blobs
+from shared import blobs, one_sentence
 
 from mlpkit import engines
 from mlpkit.data import batches, epoch_order
 from mlpkit.lab.bench import Stepper
+from mlpkit.nn.models import LENET5, mlp
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import Diverged, epoch_runner, fit
+from mlpkit.training.fit import Diverged, fit, trainer_of
 from mlpkit.training.optim import BY_NAME, SGD, Adam
 from mlpkit.training.recipe import Recipe
 from mlpkit.training.schedules import Exponential
@@ -26,15 +27,13 @@ def train_both(name, sizes, optimizer, train, batch_size, epochs=2, dtype=np.flo
     """Return (losses, theta) of the engine and of the baseline after some epochs; `optimizer` makes one."""
     found = []
     for engine in (name, "numpy_baseline"):
-        network = Network(engine, sizes, dtype=dtype)
-        takes, run = optimizer(network), epoch_runner(network.engine)
-        X, y = map(network.engine.asarray, train)
-        losses = []
-        for epoch in range(epochs):
-            order = network.engine.asarray(epoch_order(len(train.y), 0, epoch))
-            losses += [network.engine.to_numpy(part) for part, _ in run(network, takes, X, y, order, batch_size)]
+        network = Network(engine, mlp(*sizes), dtype=dtype)
+        takes, to_numpy = optimizer(network), network.engine.to_numpy
+        trainer = trainer_of(network, takes, *map(network.engine.asarray, train), batch_size)
+        losses = [trainer.epoch(epoch_order(len(train.y), 0, epoch)) for epoch in range(epochs)]
+        trainer.close()
         assert takes.steps == epochs * -(-len(train.y) // batch_size)
-        found.append((np.concatenate(losses), network.engine.to_numpy(network.theta)))
+        found.append((np.concatenate([*map(to_numpy, losses)]), to_numpy(network.theta)))
     return found
 
 
@@ -60,8 +59,8 @@ def test_two_epochs_follow_the_baseline(name, optimizer, dtype):
 @pytest.mark.parametrize("name", NAMES)
 def test_any_sizes_will_do(name, batch_size, sizes):
     def make(network):
-        """Start with biases too: without, a row that nothing comes through gives sums of exactly 0 (see `_cublas`)."""
-        theta = Network("numpy_baseline", sizes).theta
+        """Start with biases too: without, a row that nothing comes through gives sums of exactly 0: see `cuda/cublas`."""
+        theta = Network("numpy_baseline", mlp(*sizes)).theta
         network.set_theta(theta + np.random.default_rng(0).normal(0, 0.01, theta.shape).astype(theta.dtype))
         return SGD(network, 0.05)
 
@@ -69,10 +68,10 @@ def test_any_sizes_will_do(name, batch_size, sizes):
 
 
 def test_cublas_takes_the_derivative_at_zero_for_one():
-    """The one thing in which it differs from the baseline: see `_cublas`."""
+    """The one thing in which it differs from the baseline: see `cuda/cublas`."""
     import cupy as cp
 
-    from mlpkit.engines.cuda import cublas as cublas
+    from mlpkit.engines.cuda import cublas
 
     x, W, b, out = cp.zeros((4, 8), "f"), cp.ones((8, 8), "f"), cp.zeros(8, "f"), cp.empty((4, 8), "f")
     mask = cublas.mask(4, 8)
@@ -96,7 +95,7 @@ def test_pixels_train_as_their_fractions_do(name):
 def test_twenty_steps_of_mnist_follow_the_baseline(name):
     from mlpkit import data
 
-    train = data.load(scaled=False).train
+    train = data.load().train
     for recipe in (Recipe(), Recipe(optimizer="adam", lr=1e-3, batch_size=64)):
         losses, wanted = (Stepper(engine, recipe, train).take(20)[1] for engine in (name, "numpy_baseline"))
         assert_allclose(losses, wanted, rtol=2e-4)
@@ -104,10 +103,12 @@ def test_twenty_steps_of_mnist_follow_the_baseline(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_nan_is_seen_and_the_last_good_parameters_come_back(name, monkeypatch):
-    monkeypatch.setattr("mlpkit.train.check_finite", lambda name, array: None)  # else it is seen before the first step
+    monkeypatch.setattr(
+        "mlpkit.training.fit.check_finite", lambda name, array: None
+    )  # else it is seen before the first step
     train = blobs(50)
     train.X[17, 2] = np.nan
-    network = Network(name, (6, 5, 3))
+    network = Network(name, mlp(6, 5, 3))
     first = network.engine.to_numpy(network.theta).copy()
     with pytest.raises(Diverged):
         fit(network, SGD(network, 0.1), train, epochs=1, batch_size=8)
@@ -117,8 +118,8 @@ def test_a_nan_is_seen_and_the_last_good_parameters_come_back(name, monkeypatch)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_new_optimizer_is_not_the_old_ones_recording(name):
     """What a graph has recorded must not outlive what it was recorded for."""
-    train, network = blobs(50), Network(name, (6, 5, 3))
-    baseline = Network("numpy_baseline", (6, 5, 3))
+    train, network = blobs(50), Network(name, mlp(6, 5, 3))
+    baseline = Network("numpy_baseline", mlp(6, 5, 3))
     for make in (lambda n: Adam(n, 0.01), lambda n: Adam(n, 0.01, beta1=0.5), lambda n: SGD(n, 0.3)):
         for one in (network, baseline):
             fit(one, make(one), train, epochs=2, batch_size=8)
@@ -130,7 +131,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(name, tmp_path):
     train, validation = blobs(50), blobs(20, 1)
 
     def run(epochs, **options):
-        network = Network(name, (6, 5, 3))
+        network = Network(name, mlp(6, 5, 3))
         fit(network, Adam(network, 0.01), train, validation, epochs=epochs, batch_size=8, **options)
         return network.engine.to_numpy(network.theta)
 
@@ -140,7 +141,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_network_nobody_needs_is_forgotten(name):
-    network = Network(name, (6, 5, 3))
+    network = Network(name, mlp(6, 5, 3))
     fit(network, SGD(network, 0.1), blobs(50), epochs=1, batch_size=8)
     gone = weakref.ref(network)
     del network
@@ -152,7 +153,7 @@ def test_a_network_nobody_needs_is_forgotten(name):
 def test_labels_that_are_no_classes_are_refused_before_the_first_step(name):
     train = blobs(50)
     train.y[3] = 3
-    network = Network(name, (6, 5, 3))
+    network = Network(name, mlp(6, 5, 3))
     with pytest.raises(ValueError, match="from 0 to 2"):
         fit(network, SGD(network, 0.1), train, epochs=1, batch_size=8)
 
@@ -164,11 +165,36 @@ def test_an_epoch_has_as_many_losses_as_batches():
 
 def test_a_whole_epoch_is_replayed_by_two_launches():
     """One graph of all full batches, one of the last, shorter batch; and none is recorded twice."""
-    from mlpkit.engines.cuda import graph as _graph
+    network = Network("cuda_graph_epoch", mlp(6, 5, 3))
+    trainer = trainer_of(network, SGD(network, 0.1), *map(network.engine.asarray, blobs(50)), 8)
+    graphs = dict(trainer.graphs)
+    assert graphs.keys() == {(6, 8), (1, 2)}
+    for epoch in range(3):
+        trainer.epoch(epoch_order(50, 0, epoch))
+    assert trainer.graphs == graphs
 
-    network = Network("cuda_graph_epoch", (6, 5, 3))
-    fit(network, SGD(network, 0.1), blobs(50), epochs=3, batch_size=8)
-    assert set(_graph.epochs[network].graphs) == {(6, 8), (1, 2)}
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_epoch_may_be_shorter_and_its_order_on_the_gpu(name):
+    """And the losses of one are not overwritten by the next."""
+    found, split = [], blobs(50)
+    for engine, on_gpu in ((name, False), (name, True), ("numpy_baseline", False)):
+        network = Network(engine, mlp(6, 5, 3))
+        place, to_numpy = network.engine.asarray if on_gpu else np.asarray, network.engine.to_numpy
+        trainer = trainer_of(network, Adam(network, 0.01), *map(network.engine.asarray, split), 8)
+        losses = [trainer.epoch(place(epoch_order(50, 0, epoch)[:n])) for epoch, n in enumerate((50, 20, 8, 3, 50))]
+        found.append((np.concatenate([*map(to_numpy, losses)]), to_numpy(network.theta)))
+    for on_host, on_gpu in zip(*found[:2], strict=True):
+        assert_array_equal(on_host, on_gpu)
+    agree(found[1:])
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_a_network_that_is_no_perceptron_is_refused_in_one_sentence(name):
+    network = Network(name, LENET5)
+    with pytest.raises(ValueError, match="multilayer perceptrons") as caught:
+        fit(network, SGD(network, 0.1), (np.zeros((9, 1, 28, 28), "f"), np.zeros(9, int)), epochs=1)
+    one_sentence(caught.value, name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -176,7 +202,7 @@ def test_products_do_not_lose_digits_to_tensor_cores(name):
     """A float32 product must not be done in TF32, which has 10 bits of a number: rtol 1e-3."""
     engine, rng = engines.load(name), np.random.default_rng(0)
     x, W = rng.normal(size=(256, 512)).astype(np.float32), rng.normal(size=(512, 64)).astype(np.float32)
-    network = Network(name, (512, 64, 3))
-    network.layers[0].W[:] = engine.asarray(W)
-    z = engine.to_numpy(network.layers[0].forward(engine.asarray(x)))
+    network = Network(name, mlp(512, 64, 3))
+    network.places[0].W[:] = engine.asarray(W)
+    z = engine.to_numpy(engine.linear(engine.asarray(x), network.places[0].W, network.places[0].b))
     assert_allclose(z, x.astype(np.float64) @ W, rtol=0, atol=2e-4)

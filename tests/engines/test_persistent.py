@@ -12,8 +12,9 @@ from test_kernels import needs_compiler
 from mlpkit import data, kernels
 from mlpkit.data import epoch_order
 from mlpkit.engines.cuda.rates import rates, settings
-from mlpkit.nn.network import SIZES, Network
-from mlpkit.training.fit import Diverged, epoch_runner, fit
+from mlpkit.nn.models import LENET5, MLP, mlp
+from mlpkit.nn.network import Network
+from mlpkit.training.fit import Diverged, fit, trainer_of
 from mlpkit.training.optim import BY_NAME, SGD, Adam, AdamW, Momentum
 from mlpkit.training.schedules import Cosine
 
@@ -59,20 +60,18 @@ def test_the_pixels_meet_the_tensor_cores_as_bytes():
 
 @pytest.fixture(scope="module")
 def mnist():
-    return data.load(scaled=False).train
+    return data.load().train
 
 
-def train(engine, split, order, batch_size, optimizer, dtype=np.float32, sizes=SIZES, epochs=1):
+def train(engine, split, order, batch_size, optimizer, dtype=np.float32, model=MLP, epochs=1):
     """Return (losses, theta) after some epochs; `optimizer` makes one for a network."""
-    network = Network(engine, sizes, dtype=dtype)
-    takes, run = optimizer(network), epoch_runner(network.engine)
-    X = split.X if engine in NAMES else (split.X / np.array(255, dtype)).astype(dtype)
-    X, y, order = map(network.engine.asarray, (X, split.y, order))
-    losses = []
-    for _ in range(epochs):
-        losses += [network.engine.to_numpy(part) for part, _ in run(network, takes, X, y, order, batch_size)]
+    network = Network(engine, model, dtype=dtype)
+    takes, to_numpy = optimizer(network), network.engine.to_numpy
+    trainer = trainer_of(network, takes, *map(network.engine.asarray, split), batch_size)
+    losses = [trainer.epoch(order) for _ in range(epochs)]
+    trainer.close()
     assert takes.steps == epochs * -(-len(order) // batch_size)
-    return np.concatenate([np.atleast_1d(part) for part in losses]), network.engine.to_numpy(network.theta)
+    return np.concatenate([*map(to_numpy, losses)]), to_numpy(network.theta)
 
 
 def make(name, **settings):
@@ -127,15 +126,16 @@ def test_smaller_layers_are_filled_up_and_stay_themselves(name, sizes):
     rng = np.random.default_rng(0)
     split = data.Split(rng.integers(256, size=(100, sizes[0]), dtype=np.uint8), rng.integers(sizes[-1], size=100))
     for optimizer in (make("sgd"), make("adam", weight_decay=0.01)):
-        losses, theta = train(name, split, np.arange(100), 32, optimizer, sizes=sizes, epochs=2)
-        wanted, exact = train("numpy_baseline", split, np.arange(100), 32, optimizer, np.float64, sizes, epochs=2)
+        case = split, np.arange(100), 32, optimizer
+        losses, theta = train(name, *case, model=mlp(*sizes), epochs=2)
+        wanted, exact = train("numpy_baseline", *case, np.float64, mlp(*sizes), epochs=2)
         assert_allclose(losses, wanted, rtol=2e-5)
         assert distance(theta, exact) < 2e-5
 
 
 @pytest.mark.gpu
 def test_layers_too_wide_for_three_kernels_are_refused_in_one_sentence(mnist):
-    network = Network("cuda_three_kernels", (784, 5000, 10))
+    network = Network("cuda_three_kernels", mlp(784, 5000, 10))
     with pytest.raises(ValueError, match="shared memory") as caught:
         fit(network, SGD(network, 0.1), (mnist.X[:100], mnist.y[:100]), epochs=1, batch_size=32)
     one_sentence(caught.value, "cuda_three_kernels", "(784, 5000, 10)")
@@ -148,7 +148,7 @@ def test_layers_too_wide_for_three_kernels_are_refused_in_one_sentence(mnist):
 def test_three_kernels_take_any_sizes(batch_size, sizes, dtype):
     split, found = blobs(50, dtype=dtype), []
     for engine in ("cuda_three_kernels", "numpy_baseline"):
-        network = Network(engine, sizes, dtype=dtype)
+        network = Network(engine, mlp(*sizes), dtype=dtype)
         history = fit(network, Adam(network, 0.01), split, epochs=2, batch_size=batch_size)
         found.append((history.loss, network.engine.to_numpy(network.theta)))
     assert_allclose(
@@ -181,7 +181,9 @@ def test_two_runs_are_the_same_to_the_last_bit(mnist):
 @pytest.mark.parametrize("place", ["first weight", "last weight", "first bias", "last bias"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_nan_stays_visible(name, place, mnist, monkeypatch):
-    monkeypatch.setattr("mlpkit.train._check_network", lambda *given: None)  # else it is seen before the first step
+    monkeypatch.setattr(
+        "mlpkit.training.fit._check_network", lambda *given: None
+    )  # else it is seen before the first step
     network = Network(name)
     weights, parameters = network.n_weights, len(network.theta)
     places = {"first weight": 0, "last weight": weights - 1, "first bias": weights, "last bias": parameters - 1}
@@ -218,26 +220,65 @@ def test_another_optimizer_is_refused_in_one_sentence(name, mnist):
     one_sentence(caught.value, name, "SGD", "Adam", "AdamW")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_that_is_no_perceptron_is_refused_in_one_sentence(name):
+    network = Network(name, LENET5)
+    with pytest.raises(ValueError, match="multilayer perceptrons") as caught:
+        fit(network, SGD(network, 0.1), (np.zeros((9, 1, 28, 28), np.uint8), np.zeros(9, int)), epochs=1)
+    one_sentence(caught.value, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_epochs_of_any_length_follow_each_other(name, mnist):
+    """On the host or on the GPU is where the order may be; and the losses of one epoch stay when the next one comes."""
+    orders = [epoch_order(len(mnist.y), 0, epoch)[:n] for epoch, n in enumerate((1000, 300, 64, 5, 1000))]
+    found = []
+    for engine, place in ((name, "host"), (name, "GPU"), ("numpy_baseline", "host")):
+        network = Network(engine)
+        on_engine, to_numpy = network.engine.asarray, network.engine.to_numpy
+        trainer = trainer_of(network, Adam(network, 1e-3), *map(on_engine, mnist), 64)
+        losses = [trainer.epoch(on_engine(order) if place == "GPU" else order) for order in orders]
+        found.append((np.concatenate([*map(to_numpy, losses)]), to_numpy(network.theta)))
+    for on_host, on_gpu in zip(*found[:2], strict=True):
+        assert_array_equal(on_host, on_gpu)
+    assert_allclose(found[0][0], found[2][0], rtol=2e-4)
+    assert distance(found[0][1], found[2][1]) < 2e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "blocks"), [("cuda_persistent", 128), ("cuda_cluster", 8)])
+def test_stamps_tell_the_time_of_each_stage(name, blocks, mnist):
+    network = Network(name)
+    X, y = map(network.engine.asarray, mnist)
+    trainer = network.engine.Trainer(network, SGD(network, 0.01), X, y, 128, stamped_steps=5)
+    trainer.epoch(epoch_order(len(mnist.y), 0, 0))
+    stamps = trainer.stamps()
+    assert stamps.shape == (blocks, 5, network.engine.STAGES)
+    assert (np.diff(stamps[..., 0], axis=1) > 0).all()
+
+
 def float_images(n=40, inputs=784):
     return np.random.default_rng(0).normal(size=(n, inputs)).astype(np.float32)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("sizes", "dtype", "batch_size", "X", "words"),
+    ("model", "dtype", "batch_size", "X", "words"),
     [
-        ((784, 128, 10), np.float32, 32, None, ("three hidden layers", "(784, 128, 10)")),
-        ((784, 129, 8, 8, 10), np.float32, 32, None, ("at most 128 units",)),
-        ((784, 8, 8, 8, 17), np.float32, 32, None, ("at most 16 classes",)),
-        (SIZES, np.float64, 32, None, ("float32", "float64")),
-        (SIZES, np.float32, 257, None, ("at most 256", "257")),
-        (SIZES, np.float32, 32, float_images(), ("bytes", "255")),
-        ((8000, 8, 8, 8, 10), np.float32, 256, None, ("shared memory",)),
+        (mlp(784, 128, 10), np.float32, 32, None, ("three hidden layers", "(784, 128, 10)")),
+        (mlp(784, 129, 8, 8, 10), np.float32, 32, None, ("at most 128 units",)),
+        (mlp(784, 8, 8, 8, 17), np.float32, 32, None, ("at most 16 classes",)),
+        (MLP, np.float64, 32, None, ("float32", "float64")),
+        (MLP, np.float32, 257, None, ("at most 256", "257")),
+        (MLP, np.float32, 32, float_images(), ("bytes", "255")),
+        (mlp(8000, 8, 8, 8, 10), np.float32, 256, None, ("shared memory",)),
     ],
 )
-def test_what_the_kernel_can_not_hold_is_refused_in_one_sentence(sizes, dtype, batch_size, X, words):
-    network = Network("cuda_persistent", sizes, dtype=dtype)
-    X = np.zeros((40, sizes[0]), np.uint8) if X is None else X
+def test_what_the_kernel_can_not_hold_is_refused_in_one_sentence(model, dtype, batch_size, X, words):
+    network = Network("cuda_persistent", model, dtype=dtype)
+    X = np.zeros((40, *model.input), np.uint8) if X is None else X
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the words are checked below)
         fit(network, AdamW(network, 0.1), (X, np.zeros(40, np.int64)), epochs=1, batch_size=batch_size)
     one_sentence(caught.value, *words)
@@ -248,9 +289,10 @@ def test_what_the_kernel_can_not_hold_is_refused_in_one_sentence(sizes, dtype, b
 
 @pytest.mark.parametrize("lr", [0.25, Cosine(0.25, 10)])
 def test_the_rates_are_those_of_the_next_steps(lr):
-    optimizer = Adam(Network(sizes=(6, 5, 3)), lr, beta1=0.5, beta2=0.75)
+    optimizer = Adam(Network(model=mlp(6, 5, 3)), lr, beta1=0.5, beta2=0.75)
     optimizer.steps = 3
     table = rates(optimizer, 4)
+    assert optimizer.steps == 7
     assert_array_equal(table[:, 0], [optimizer.schedule(step) for step in range(3, 7)])
     assert_allclose(table[:, 1], [optimizer.schedule(t - 1) / (1 - 0.5**t) for t in range(4, 8)])
     assert_allclose(table[:, 2], [1 / (1 - 0.75**t) ** 0.5 for t in range(4, 8)])
@@ -258,7 +300,7 @@ def test_the_rates_are_those_of_the_next_steps(lr):
 
 def test_what_is_left_of_one_is_taken_in_float64():
     """In float32, 1 - 0.999 is off by 5e-5: after an epoch of Adam a tenth of some losses."""
-    network = Network(sizes=(6, 5, 3))
+    network = Network(model=mlp(6, 5, 3))
     beta1, rest1, beta2, rest2, *_ = settings(Adam(network, 0.1))
     assert (rest1, rest2) == (np.float32(0.1), np.float32(0.001))
     assert (beta1, beta2) == (np.float32(0.9), np.float32(0.999))

@@ -1,33 +1,14 @@
-"""A step is recorded once, as a graph of kernels, and replayed: Python no longer launches the kernels one by one.
+"""Steps are recorded once, as a graph of kernels, and replayed: Python no longer launches the kernels one by one.
 
 A graph repeats the same kernels with the same arguments. So whatever changes from step to step is read from the GPU's
 memory: the number of the step, the order of the examples, and the rates of all of the epoch's steps.
 """
 
-from functools import partial
-from weakref import WeakKeyDictionary
-
 import cupy as cp
 import numpy as np
 
-from mlpkit.checks import check_batch, check_labels
-
 from .kernel import C_TYPES, kernel
-
-epochs: WeakKeyDictionary = WeakKeyDictionary()  # of each network: the last one
-
-
-def step_by_step(gradient):
-    """Return a `train_epoch` (see `train`) that replays one step at a time, with gradients from `gradient`.
-
-    gradient: as `cupy_fused.gradient`.
-    """
-    return _train_epoch(gradient, steps_a_graph=1)
-
-
-def whole(gradient):
-    """Return a `train_epoch` that replays all steps with a full batch as one graph."""
-    return _train_epoch(gradient, steps_a_graph=None)
+from .transfers import Feed
 
 
 def recorded(work, pool):
@@ -39,74 +20,109 @@ def recorded(work, pool):
         return stream.end_capture()
 
 
-def _train_epoch(gradient, steps_a_graph):
-    def train_epoch(network, optimizer, X, y, order, batch_size):
-        """Train on the rows of X that `order` names; see `train`. X: as the network computes, or uint8 pixels."""
-        check_batch(X, network.sizes[0], network.dtype)
-        epoch = epochs.get(network)
-        if epoch is None or not epoch.fits(optimizer, X, y, order, batch_size):
-            check_labels(y, len(X), network.sizes[-1])
-            epoch = epochs[network] = Epoch(gradient, network, optimizer, X, y, order, batch_size)
-        return epoch.run(network, optimizer, order, steps_a_graph)
+class GraphTrainer:
+    """Trains a network with steps that are recorded and replayed. See `protocol.Trainer`.
 
-    return train_epoch
+    A subclass says what a step is with `enqueue`, what it reads with `send`, and where its losses are with `losses_of`.
+    It makes the `feed`, and calls `graphs_for(len(y))` at the end of its constructor, so that all is recorded then.
 
+    steps_a_graph: 1, or None for all of an epoch's steps with a full batch. `graphs`: those that are recorded, by the
+    number of their steps and the size of their batches. `pool`: of what a recorded step uses, which must be given to
+    nobody else. `step_number`: of the epoch's next step, on the GPU.
+    """
 
-class Epoch:
-    """An epoch's steps, and the arrays that they read: for one network, optimizer, data set and batch size."""
+    steps_a_graph: int | None = 1
+    feed: Feed
 
-    def __init__(self, gradient, network, optimizer, X, y, order, batch_size):
-        self.key, self.gradient = self.key_of(optimizer, X, y, batch_size), gradient
-        self.X, self.y, self.batch_size = X, y.astype(np.int64, copy=False), batch_size
-        self.keep = y  # where it is is in the key: no other labels must get its address
-        steps = -(-len(order) // batch_size)
-        self.order, self.step = cp.empty(len(order), np.int64), cp.zeros((), np.int32)
-        self.rates, self.first_t = cp.empty(steps), cp.empty((), np.int64)
-        self.rate, self.t = cp.empty(1, network.dtype), cp.empty(1, network.dtype)
-        self.losses = cp.empty(steps, network.dtype)
-        self.next_batch = kernel("layers", "next_batch", network.dtype, PIXEL=C_TYPES[X.dtype])
-        self.pool = cp.cuda.MemoryPool()  # what a recorded step uses must be given to nobody else
-        self.graphs = {}
+    def __init__(self, network, optimizer, X, y, batch_size):
+        self.network, self.optimizer, self.batch_size = network, optimizer, batch_size
+        self.X, self.y = X.reshape(len(X), -1), y.astype(np.int64, copy=False)
+        self.steps = -(-len(y) // batch_size)  # of an epoch of all examples
+        self.step_number = cp.zeros(1, np.int32)
+        self.pool, self.graphs = cp.cuda.MemoryPool(), {}
 
-    @staticmethod
-    def key_of(optimizer, X, y, batch_size):
-        """Return all that is recorded for good: where the arrays are, and the optimizer's settings."""
-        arrays = (X, y, *optimizer.state.values())
-        places = ((array.data.ptr, array.dtype, array.shape) for array in arrays)
-        return batch_size, optimizer.describe(), *places
+    def enqueue(self, n):
+        """Ask for one step on a batch of n: the kernels run when the GPU comes to them."""
+        raise NotImplementedError
 
-    def fits(self, optimizer, X, y, order, batch_size):
-        """Say whether what is recorded will do for such an epoch."""
-        return len(order) <= len(self.order) and self.key == self.key_of(optimizer, X, y, batch_size)
+    def send(self, order, steps):
+        """Send the order of the examples and the rates of so many steps to the GPU, and count the steps."""
+        raise NotImplementedError
 
-    def run(self, network, optimizer, order, steps_a_graph):
-        """Train on the examples in `order` and return the losses, one a step."""
-        full, rest = divmod(len(order), self.batch_size)
-        steps, first = full + (rest > 0), optimizer.steps
-        self.order[: len(order)], self.step[...] = order, 0
-        self.rates[:steps] = cp.asarray([optimizer.schedule(first + i) for i in range(steps)])
-        self.first_t[...] = first + 1
-        size = min(steps_a_graph or full, full)
-        for _ in range(full // size if full else 0):
-            self.graph(network, optimizer, size, self.batch_size).launch()
-        if rest:
-            self.graph(network, optimizer, 1, rest).launch()
-        optimizer.steps += steps
-        return self.losses[:steps].copy()
+    def losses_of(self, steps, examples):
+        """Return a new array of the losses of so many steps, on so many examples."""
+        raise NotImplementedError
 
-    def graph(self, network, optimizer, count, n):
+    def epoch(self, order):
+        """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
+        self.restart()
+        self.send(order, -(-len(order) // self.batch_size))
+        for graph, times in self.graphs_for(len(order)):
+            for _ in range(times):
+                graph.launch()
+        return self.losses_of(-(-len(order) // self.batch_size), len(order))
+
+    def restart(self):
+        """Let the next step be the first one of an epoch."""
+        self.step_number.fill(0)
+
+    def graphs_for(self, examples):
+        """Return the graphs of an epoch of so many examples, each with the number of times that it is launched."""
+        full, rest = divmod(examples, self.batch_size)
+        size = min(self.steps_a_graph or full, full)
+        found = [(self.graph(size, self.batch_size), full // size)] if full else []
+        return [*found, (self.graph(1, rest), 1)] if rest else found
+
+    def graph(self, count, n):
         """Return the graph of `count` steps with batches of n, recorded the first time that it is asked for."""
         if (count, n) not in self.graphs:
-            one = partial(self.enqueue, network, optimizer, n)
-            self.graphs[count, n] = recorded(lambda: [one() for _ in range(count)], self.pool)
+            self.prepare(n)
+            self.graphs[count, n] = recorded(lambda: [self.enqueue(n) for _ in range(count)], self.pool)
         return self.graphs[count, n]
 
-    def enqueue(self, network, optimizer, n):
-        """Ask for one step: the kernels run when the GPU comes to them."""
-        x, labels = cp.empty((n, network.sizes[0]), network.dtype), cp.empty(n, np.int64)
-        constants = np.int32(self.batch_size), np.int32(network.sizes[0])
-        pointers = self.X, self.y, self.order, self.step
-        rates = self.rates, self.first_t, self.rate, self.t
-        self.next_batch((n,), (256,), (*pointers, *constants, x, labels, *rates))
-        self.gradient(network, x, labels, self.losses, self.step)
-        optimizer.apply(self.rate, self.t)
+    def prepare(self, n):
+        """Make what a step with a batch of n needs and keeps, before it is recorded."""
+
+    def close(self):
+        """Wait until the host's memory is no longer read, and give the graphs back."""
+        self.feed.close()
+        self.graphs.clear()
+
+
+class GradientTrainer(GraphTrainer):
+    """Trains with steps of three parts: the next batch, its gradient, the optimizer's update.
+
+    A subclass names the class of the gradient, which is called as `cupy_fused.Gradient` is.
+    """
+
+    Gradient: type
+
+    def __init__(self, network, optimizer, X, y, batch_size):
+        super().__init__(network, optimizer, X, y, batch_size)
+        dtype = network.dtype
+        self.next_batch = kernel("layers", "next_batch", dtype, PIXEL=C_TYPES[X.dtype])
+        self.feed = Feed(first_t=(1, np.int64), rates=(self.steps, np.float64), order=(len(y), np.int64))
+        self.rate, self.t, self.losses = cp.empty(1, dtype), cp.empty(1, dtype), cp.empty(self.steps, dtype)
+        self.gradients = {}  # by the size of a batch
+        self.graphs_for(len(y))
+
+    def prepare(self, n):
+        if n not in self.gradients:
+            self.gradients[n] = self.Gradient(self.network, n)
+
+    def send(self, order, steps):
+        first_t = np.array([self.optimizer.steps + 1])
+        self.feed.send(first_t=first_t, rates=self.optimizer.advance(steps), order=order)
+
+    def enqueue(self, n):
+        self.prepare(n)
+        inputs = self.X.shape[1]
+        x, labels = cp.empty((n, inputs), self.network.dtype), cp.empty(n, np.int64)
+        batches = self.X, self.y, self.feed["order"], self.step_number, np.int32(self.batch_size), np.int32(inputs)
+        rates = self.feed["rates"], self.feed["first_t"], self.rate, self.t
+        self.next_batch((n,), (256,), (*batches, x, labels, *rates))
+        self.gradients[n](x, labels, self.losses, self.step_number)
+        self.optimizer.apply(self.rate, self.t)
+
+    def losses_of(self, steps, examples):
+        return self.losses[:steps].copy()

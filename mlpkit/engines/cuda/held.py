@@ -3,35 +3,44 @@
 Smaller layers are filled up with units that stay exactly zero: their weights are zero, so nothing flows through them.
 """
 
-from contextlib import contextmanager
+from itertools import pairwise
 
 import cupy as cp
 import numpy as np
 
-from mlpkit.nn.layers import parameter_count, views
+from ..stepping import mlps_only
+from .rates import why_unknown
 
 WIDTH, MOST_CLASSES = 128, 16  # as in persistent.cu and cluster.cu
 
 
-def check_network(network, batch_size, most, engine):
-    """Raise ValueError for what the kernel is not made for, in one sentence. most: rows of a batch."""
-    hidden = network.sizes[1:-1]
-    if len(hidden) != 3 or max(hidden) > WIDTH or network.sizes[-1] > MOST_CLASSES:
-        raise ValueError(
+def why_not_held(model, optimizer, batch_size, most, engine):
+    """Return None, or what the kernel is not made for, in one sentence. most: rows of a batch."""
+    if reason := mlps_only(engine, model) or why_unknown(optimizer, engine):
+        return reason
+    sizes = model.sizes()
+    if len(sizes) != 5 or max(sizes[1:-1]) > WIDTH or sizes[-1] > MOST_CLASSES:
+        return (
             f"{engine} holds three hidden layers of at most {WIDTH} units and at most {MOST_CLASSES} classes, "
-            f"not a network of sizes {network.sizes}: take another engine."
+            f"not a network of sizes {sizes}: take another engine."
         )
+    if batch_size > most:
+        return f"{engine} takes batches of at most {most}, not {batch_size}: take smaller ones."
+    return None
+
+
+def check_dtype(network, engine):
+    """Raise ValueError for a network that does not compute in float32."""
     if network.dtype != np.float32:
         raise ValueError(f"{engine} computes in float32, not {network.dtype}: take another engine.")
-    if batch_size > most:
-        raise ValueError(f"{engine} takes batches of at most {most}, not {batch_size}: take smaller ones.")
 
 
 def as_bytes(X, inputs, engine):
-    """Return images (n, pixels) as uint8, each row filled up with zeros to `inputs` pixels.
+    """Return images (n, ...) as uint8, in rows that are filled up with zeros to `inputs` pixels.
 
     X: uint8, or floating-point numbers that are bytes / 255. Raises ValueError for others.
     """
+    X = X.reshape(len(X), -1)
     pixels = X if X.dtype == np.uint8 else cp.rint(X * 255).astype(np.uint8)
     if X.dtype != np.uint8 and not bool((pixels.astype(np.float32) / np.float32(255) == X).all()):
         raise ValueError(f"{engine} multiplies with bytes: give it uint8 pixels, or such pixels divided by 255.")
@@ -45,43 +54,40 @@ def held_sizes(sizes):
     return (-(-sizes[0] // 16) * 16, WIDTH, WIDTH, WIDTH, sizes[-1])
 
 
-def hold(vector, sizes):
-    """Return a vector laid out for the sizes that the kernel holds: itself, where they are the network's."""
-    held = held_sizes(sizes)
-    if held == sizes:
-        return vector
-    longer = cp.zeros(parameter_count(held), vector.dtype)
-    for part, whole in _parts(vector, longer, sizes):
-        whole[...] = part
-    return longer
+class Held:
+    """A vector laid out as a network's theta, and `array`, in which a kernel finds it with the sizes that it holds.
 
+    That is the vector itself, where they are the network's.
+    """
 
-def take_back(vector, held, sizes):
-    """Copy what the kernel has made of a vector from `held`, which `hold` returned, back into it."""
-    if held is not vector:
-        for part, whole in _parts(vector, held, sizes):
+    def __init__(self, vector, network):
+        sizes, layout = network.model.sizes(), network.layout
+        self.array, self.parts = vector, []
+        if held_sizes(sizes) != sizes:
+            weights, biases = iter(pairwise(held_sizes(sizes))), ((units,) for units in held_sizes(sizes)[1:])
+            shapes = {name: next(weights if len(shape) == 2 else biases) for name, shape in layout.shapes.items()}
+            held = type(layout)(shapes)
+            self.array = cp.zeros(held.size, vector.dtype)
+            whole = held.views(self.array)
+            for name, part in layout.views(vector).items():
+                self.parts.append((part, whole[name][tuple(map(slice, part.shape))]))
+
+    def put(self):
+        """Bring the array up to date with the vector."""
+        if self.parts:
+            self.array.fill(0)  # a NaN that a step left among the zeros would stay
+        for part, whole in self.parts:
+            whole[...] = part
+
+    def take(self):
+        """Bring the vector up to date with the array."""
+        for part, whole in self.parts:
             part[...] = whole
 
 
-def _parts(vector, held, sizes):
-    """Yield each array of a vector, with the part of the held vector that stands for it."""
-    for (W, b), (held_W, held_b) in zip(views(vector, sizes), views(held, held_sizes(sizes)), strict=True):
-        yield W, held_W[: W.shape[0], : W.shape[1]]
-        yield b, held_b[: len(b)]
-
-
-def macros_for(batches, marks, sizes, optimizer, batch_size):
+def macros_for(batches, network, optimizer, batch_size, stamped_steps):
     """Return the macros that a kernel is compiled with; `batches`: the numbers of rows that it can be made for."""
+    sizes = held_sizes(network.model.sizes())
     rows = next(rows for rows in batches if rows >= batch_size)
-    has_state = bool(optimizer.state)
-    return {"INPUTS": held_sizes(sizes)[0], "CLASSES": sizes[-1], "BATCH": rows, "ADAM": int(has_state)} | marks
-
-
-@contextmanager
-def marks_in(marks, steps):
-    """Within this context a kernel with the macros `marks` writes down the times of so many steps, after 100."""
-    marks["MARKED_STEPS"] = steps
-    try:
-        yield
-    finally:
-        marks.clear()
+    macros = {"INPUTS": sizes[0], "CLASSES": sizes[-1], "BATCH": rows, "ADAM": int(bool(optimizer.state))}
+    return macros | ({"STAMPED_STEPS": stamped_steps} if stamped_steps else {})

@@ -1,4 +1,4 @@
-"""What the GPU engines share: the kernels of `mlpkit.kernels`, for a network's type."""
+"""What the GPU engines share: the kernels of `mlpkit.kernels`, for a network's type, and where its layers are."""
 
 import numpy as np
 
@@ -13,3 +13,8 @@ C_TYPES = {
 def kernel(file, name, dtype, **macros):
     """Return a kernel of the file `<file>.cu`, compiled for arrays of a type."""
     return kernels.load(file, REAL=C_TYPES[np.dtype(dtype)], **macros).get_function(name)
+
+
+def linear_layers(network):
+    """Return the place of each linear layer, the first one first: it has W, b, and their gradients dW and db."""
+    return [place for place in network.places if hasattr(place, "W")]

@@ -1,0 +1,125 @@
+"""What crosses between the host and the GPU in an epoch: the order and the rates one way, the losses the other.
+
+Nobody waits for it. The host writes into pinned memory, from which the GPU copies when it comes to that; the losses
+stay on the GPU until somebody reads them.
+"""
+
+from functools import cache
+from itertools import cycle
+
+import cupy as cp
+import cupyx
+import numpy as np
+
+from .kernel import C_TYPES
+
+ALIGNMENT = 256  # bytes, as CuPy's own arrays have it
+
+
+class Feed:
+    """Vectors on the GPU that are filled before each epoch, all with one copy. `feed[name]` is one of them.
+
+    fields: (numbers, dtype) by name.
+    """
+
+    def __init__(self, **fields):
+        size = sum(_aligned(count * np.dtype(dtype).itemsize) for count, dtype in fields.values())
+        self.memory = cp.empty(size, np.uint8)
+        self.vectors = _cut(self.memory, fields)
+        self.pieces = [_Pinned(size, fields) for _ in range(2)]
+        self.turns = cycle(self.pieces)
+
+    def __getitem__(self, name):
+        return self.vectors[name]
+
+    def send(self, **values):
+        """Fill the vectors of these names, each from its beginning.
+
+        values: arrays of any shape, of as many numbers as the vector has or fewer, on the host or on the GPU.
+        """
+        piece = next(self.turns)
+        piece.wait()  # until the last copy but one is over, which is always so where somebody reads the losses
+        on_gpu = {name: value for name, value in values.items() if isinstance(value, cp.ndarray)}
+        piece.copy_to(self.memory, {name: value for name, value in values.items() if name not in on_gpu})
+        for name, value in on_gpu.items():
+            self.vectors[name][: value.size] = value.reshape(-1)
+
+    def close(self):
+        """Wait until nothing is copied any more: then the host's memory can be given back."""
+        for piece in self.pieces:
+            piece.wait()
+
+
+class _Pinned:
+    """A piece of the host's memory that the GPU can copy from by itself, and the event that it has done so."""
+
+    def __init__(self, size, fields):
+        self.memory, self.copied = cupyx.empty_pinned(size, np.uint8), cp.cuda.Event(disable_timing=True)
+        self.address, self.vectors = self.memory.ctypes.data, _cut(self.memory, fields)
+
+    def wait(self):
+        self.copied.synchronize()
+
+    def copy_to(self, memory, values):
+        end = 0
+        for name, value in values.items():
+            vector = self.vectors[name][: value.size]
+            vector[:] = value.reshape(-1)
+            end = max(end, vector.ctypes.data + vector.nbytes - self.address)
+        if end:
+            memory.data.copy_from_host_async(self.address, end)
+            self.copied.record(cp.cuda.get_current_stream())
+
+
+class RowLosses:
+    """The loss of each example of an epoch, `rows`, which a kernel writes batch after batch, and the batches' means."""
+
+    def __init__(self, batches, batch_size, dtype):
+        self.rows, self.batch_size = cp.empty(batches * batch_size, dtype), batch_size
+        self.mean = _mean_kernel(self.rows.dtype)
+
+    def means(self, shape, examples):
+        """Return a new array of `shape` (..., steps): the mean loss of each batch, which may be computed later.
+
+        In an epoch of so many examples the last batch may be short; what lies beyond it is not read.
+        """
+        losses, steps = cp.empty(shape, self.rows.dtype), shape[-1]
+        counts = losses.size, steps, self.batch_size, examples - (steps - 1) * self.batch_size
+        self.mean((-(-losses.size // 8),), (256,), (self.rows, losses, *map(np.int32, counts)))
+        return losses
+
+
+# A warp adds up a batch, in float64, and in the same way whether it is short or not.
+_MEAN = r"""
+extern "C" __global__ void mean_losses(const REAL* row_losses, REAL* losses, int batches, int steps, int batch_size,
+                                       int rows_of_last) {
+    const int batch = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if (batch >= batches) return;
+    const int rows = batch % steps == steps - 1 ? rows_of_last : batch_size;
+    double sum = 0;
+    for (int row = lane; row < rows; row += 32) sum += row_losses[(long long)batch * batch_size + row];
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    if (lane == 0) losses[batch] = sum / rows;
+}
+"""
+
+
+@cache
+def _mean_kernel(dtype):
+    mean = cp.RawKernel(_MEAN, "mean_losses", options=(f"-DREAL={C_TYPES[dtype]}",))
+    mean.compile()
+    return mean
+
+
+def _cut(memory, fields):
+    """Return views of a piece of memory, by name, one after another."""
+    vectors, start = {}, 0
+    for name, (count, dtype) in fields.items():
+        size = count * np.dtype(dtype).itemsize
+        vectors[name] = memory[start : start + size].view(dtype)
+        start += _aligned(size)
+    return vectors
+
+
+def _aligned(size):
+    return -(-size // ALIGNMENT) * ALIGNMENT
