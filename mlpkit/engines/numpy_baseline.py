@@ -1,11 +1,16 @@
-"""NumPy, written as the mathematics reads. This module defines what every other engine must compute.
+"""NumPy, this workbook: written as the mathematics reads. This module defines what every other engine must compute.
 
-`x` (n, inputs), `W` (inputs, outputs), `b` (outputs,), `z` and `a` (n, outputs), `labels` (n,) integers.
+`x` (n, inputs), `W` (inputs, outputs), `b` (outputs,), `z` and `a` (n, outputs), `labels` (n,) integers. Of images:
+`x` (n, c, h, w), `W` (c_out, c, k, k), `b` (c_out,), `z` (n, c_out, h', w').
 A name that begins with `d` is the gradient of the loss with respect to the rest of the name. The parameters, their
 gradient and the optimizer's state are flat vectors of equal length.
 """
 
+import time
+
 import numpy as np
+
+# Tensors
 
 
 def asarray(array, dtype=None):
@@ -20,12 +25,35 @@ def synchronize():
     """NumPy returns when its work is done: there is nothing to wait for."""
 
 
+def now():
+    return time.perf_counter()
+
+
+def elapsed(begin, end):
+    return end - begin
+
+
 def gather(X, index):
     return X[index]
 
 
 def scale(pixels, dtype):
     return pixels.astype(dtype) / dtype.type(255)
+
+
+def all_finite(array):
+    return np.isfinite(array).all()
+
+
+def add(x, y):
+    return x + y
+
+
+def multiply(x, y):
+    return x * y
+
+
+# Dense layers
 
 
 def linear(x, W, b):
@@ -41,12 +69,161 @@ def linear_backward_input(dz, W):
     return dz @ W.T
 
 
+# Activations; the gradients need only what the activation returned
+
+
 def relu(z):
     return np.maximum(z, 0)
 
 
 def relu_backward(a, da):
     return da * (a > 0)
+
+
+def leaky_relu(z, slope):
+    return np.where(z > 0, z, slope * z)
+
+
+def leaky_relu_backward(a, da, slope):
+    return np.where(a > 0, da, slope * da)
+
+
+def sigmoid(z):
+    """`1 / (1 + exp(-z))`, with no exponential of a positive number: none can overflow."""
+    return np.exp(np.minimum(z, 0)) / (1 + np.exp(-np.abs(z)))
+
+
+def sigmoid_backward(a, da):
+    return da * a * (1 - a)
+
+
+def tanh(z):
+    return np.tanh(z)
+
+
+def tanh_backward(a, da):
+    return da * (1 - a * a)
+
+
+# Convolution
+
+
+def conv(x, W, b, stride, padding):
+    """`z[n, o, i, j] = sum(W[o, c, p, q] * x[n, c, stride * i + p - padding, stride * j + q - padding]) + b[o]`.
+
+    The sum is over c, p and q; outside of the image x is zero, and `h' = (h + 2 padding - k) // stride + 1`.
+    b: None where there is no bias.
+    """
+    z = np.tensordot(W, _windows(x, W.shape[-1], stride, padding), 3)  # (c_out, n, h', w')
+    z = np.ascontiguousarray(z.swapaxes(0, 1))
+    if b is not None:
+        z += b[:, None, None]
+    return z
+
+
+def conv_backward_weights(x, dz, dW, db, stride, padding):
+    """Write `dW`, and `db` unless it is None."""
+    windows = _windows(x, dW.shape[-1], stride, padding)
+    dW[...] = np.tensordot(dz, windows, ((0, 2, 3), (3, 4, 5)))
+    if db is not None:
+        np.sum(dz, axis=(0, 2, 3), out=db)
+
+
+def conv_backward_input(dz, W, shape, stride, padding):
+    """Return `dx` of `shape` (n, c, h, w): each number is the sum over the windows that it was in."""
+    (n, c, h, w), k = shape, W.shape[-1]
+    dwindows = np.tensordot(W, dz, ((0,), (1,))).reshape(c, k * k, n, *dz.shape[2:])
+    dx = np.zeros((n, c, h + 2 * padding, w + 2 * padding), dz.dtype)
+    for t, tap in enumerate(_taps(dx, k, stride)):
+        tap += dwindows[:, t].swapaxes(0, 1)
+    return np.ascontiguousarray(dx[:, :, padding : padding + h, padding : padding + w])
+
+
+def _windows(x, size, stride, padding):
+    """Return a copy (c, size, size, n, h', w') of all windows: of a convolution is left one product ("im2col")."""
+    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    windows = np.stack(_taps(x.swapaxes(0, 1), size, stride), axis=1)
+    return windows.reshape(len(windows), size, size, *windows.shape[2:])
+
+
+def _taps(x, size, stride):
+    """Return `size * size` views (n, c, h', w') of x (n, c, h, w): number `size * p + q` has (p, q) of each window."""
+    rows, columns = (length - size + 1 for length in x.shape[2:])
+    return [x[:, :, p : p + rows : stride, q : q + columns : stride] for p in range(size) for q in range(size)]
+
+
+# Pooling: windows of `size` by `size`, one every `stride`; what they don't reach is not read
+
+
+def max_pool(x, size, stride):
+    """Return `y` and `index` (n, c, h', w'): `size * p + q` where the first largest of a window is at (p, q) in it."""
+    taps = np.stack(_taps(x, size, stride))
+    y = taps.max(axis=0)
+    return y, (taps == y).argmax(axis=0)
+
+
+def max_pool_backward(dy, index, shape, size, stride):
+    dx = np.zeros(shape, dy.dtype)
+    for t, tap in enumerate(_taps(dx, size, stride)):
+        tap += np.where(index == t, dy, 0)
+    return dx
+
+
+def avg_pool(x, size, stride):
+    return np.stack(_taps(x, size, stride)).mean(axis=0)
+
+
+def avg_pool_backward(dy, shape, size, stride):
+    dx = np.zeros(shape, dy.dtype)
+    share = dy / size**2
+    for tap in _taps(dx, size, stride):
+        tap += share
+    return dx
+
+
+# Normalization of x (n, c) or (n, c, h, w); `gamma`, `beta` and the statistics are (c,)
+
+
+def batch_norm(x, gamma, beta, mean, variance, momentum, eps):
+    """`y = gamma * normalized + beta`, `normalized = (x - E[x]) / sqrt(Var[x] + eps)`: Ioffe and Szegedy (2015).
+
+    Return y, normalized and inverse_deviation (c,); move the running `mean` and `variance` by `momentum` towards the
+    batch's, the variance times m / (m - 1) for m numbers a channel.
+    """
+    axes, m = _all_but_channels(x)
+    batch_mean, batch_variance = x.mean(axis=axes), x.var(axis=axes)
+    mean += momentum * (batch_mean - mean)
+    variance += momentum * (batch_variance * (m / max(m - 1, 1)) - variance)
+    inverse_deviation = 1 / np.sqrt(batch_variance + eps)
+    normalized = (x - _along(batch_mean, x)) * _along(inverse_deviation, x)
+    return _along(gamma, x) * normalized + _along(beta, x), normalized, inverse_deviation
+
+
+def batch_norm_backward(dy, normalized, inverse_deviation, gamma, dgamma, dbeta):
+    """Return `dx = gamma * inverse_deviation * (dy - mean(dy) - normalized * mean(dy * normalized))`."""
+    axes, m = _all_but_channels(dy)
+    np.sum(dy * normalized, axis=axes, out=dgamma)
+    np.sum(dy, axis=axes, out=dbeta)
+    dx = dy - _along(dbeta / m, dy) - normalized * _along(dgamma / m, dy)
+    return _along(gamma * inverse_deviation, dy) * dx
+
+
+def batch_norm_evaluate(x, gamma, beta, mean, variance, eps):
+    scale = gamma / np.sqrt(variance + eps)
+    return _along(scale, x) * (x - _along(mean, x)) + _along(beta, x)
+
+
+def _all_but_channels(x):
+    """Return the axes but axis 1, and how many numbers of each channel they hold."""
+    return (0, *range(2, x.ndim)), x.size // x.shape[1]
+
+
+def _along(vector, x):
+    """Return a vector (c,) as a view that broadcasts along axis 1 of x."""
+    return vector.reshape(-1, *(1,) * (x.ndim - 2))
+
+
+# Losses: the mean, and the gradient `dz`
 
 
 def softmax_cross_entropy(z, labels):
@@ -65,8 +242,41 @@ def softmax_cross_entropy(z, labels):
     return loss, dz
 
 
+def mean_squared_error(z, targets):
+    """Loss `mean((z - targets)^2)` over all numbers, gradient `2 (z - targets) / count`."""
+    difference = z - targets.astype(z.dtype)
+    return np.mean(difference * difference), 2 * difference / z.size
+
+
+def binary_cross_entropy(z, targets):
+    """Loss `mean(log(1 + exp z) - z * targets)` over all numbers, gradient `(sigmoid(z) - targets) / count`.
+
+    z: logits. No exponential can overflow: `log(1 + exp z) = max(z, 0) + log(1 + exp(-|z|))`.
+    """
+    targets = targets.astype(z.dtype)
+    loss = np.mean(np.maximum(z, 0) - z * targets + np.log1p(np.exp(-np.abs(z))))
+    return loss, (sigmoid(z) - targets) / z.size
+
+
+def hinge(z, labels):
+    """Loss `mean(sum(max(0, z[j] - z[label] + 1)))`, the sum over all wrong j: Weston and Watkins (1999).
+
+    In the gradient each wrong class within the margin has 1 / n, and takes as much from the label.
+    """
+    rows = np.arange(len(z))
+    margins = z - z[rows, labels][:, None] + 1
+    margins[rows, labels] -= 1
+    margins = np.maximum(margins, 0)
+    dz = np.sign(margins)
+    dz[rows, labels] -= dz.sum(axis=1)
+    return np.mean(margins.sum(axis=1)), dz / len(z)
+
+
 def argmax(z):
     return z.argmax(axis=1)
+
+
+# Updates, in place
 
 
 def axpy(alpha, x, y):
