@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain, product
+from typing import Any
 
 import numpy as np
 
@@ -101,8 +102,7 @@ def _stages(train, plan, progress):
 
 def stages(batch_size, train, steps):
     """Return for each kind of block the `stage_ns` of a step."""
-    from mlpkit.engines import cuda_persistent as engine
-
+    engine: Any = engines.load("cuda_persistent")
     make = partial(engine.Trainer, stamped_steps=steps)
     trainer, order = _trainer(make, "cuda_persistent", "sgd", batch_size, train)
     trainer.epoch(order)

@@ -142,7 +142,7 @@ def stages(count, recipe, train, steps):
     """Return the `persistence.stage_ns` of a step in the first network's blocks."""
     seeds = Seeds(count, recipe, train, stamped_steps=steps)
     seeds.epoch()
-    return stage_ns(seeds.trainer.stamps()[: seeds.engine.BLOCKS, :, : len(STAGES)])
+    return stage_ns(seeds.trainer.stamps()[..., : len(STAGES)])
 
 
 def _accuracies(dataset, plan, progress):
