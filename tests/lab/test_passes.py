@@ -8,19 +8,13 @@ from numba import njit
 from numpy.testing import assert_allclose
 
 from mlpkit import engines
+from mlpkit.lab.bench import Stepper
 from mlpkit.lab.experiments import passes
-from mlpkit.lab.experiments.passes import (
-    LADDER,
-    STATE,
-    UPDATES,
-    Plan,
-    StepRecorder,
-    products,
-    profile,
-    quiet_step,
-    roots,
-    vectors,
-)
+from mlpkit.lab.experiments.passes import Plan, pages, profile, quiet_step
+from mlpkit.lab.experiments.passes.calls import samples_us
+from mlpkit.lab.experiments.passes.parts import StepRecorder
+from mlpkit.lab.experiments.passes.updates import LADDER, STATE, UPDATES, roots, vectors
+from mlpkit.lab.products import of_step
 from mlpkit.training.recipe import Recipe
 
 RNG = np.random.default_rng(0)
@@ -36,7 +30,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def record():
-    return passes.run(TRAIN, save=lambda record: None, progress=lambda text: None, plan=QUICK)
+    return passes.measure(lambda record: None, lambda text: None, QUICK, TRAIN)
 
 
 def updated(function, name, *more):
@@ -89,13 +83,13 @@ def test_roots_tells_vector_instructions_from_scalar_ones(code, wanted):
 
 
 def test_the_products_of_a_step_are_those_that_the_chapters_count():
-    flops = sum(product.flops for product in products(128))
-    assert round(flops / 1e6, 1) == 77.5
-    assert len(products(128)) == 11
+    found = of_step(128)
+    assert round(sum(product.flops for product in found) / 1e6, 1) == 77.5
+    assert len({product.name for product in found}) == 11
 
 
 def test_the_operands_lie_in_memory_as_in_a_step():
-    for product in products(16):
+    for product in of_step(16):
         a, b, out = product.arrays()
         assert (a.shape, b.shape, out.shape) == (
             (product.n, product.k),
@@ -111,7 +105,7 @@ def test_a_watched_step_computes_what_an_unwatched_one_does(engine, optimizer):
     recipe = Recipe(optimizer=optimizer, lr=0.01, batch_size=32)
     line = StepRecorder(engine, recipe, TRAIN)
     names, spans = line.take(0, 3)
-    plain = passes.Stepper(engine, recipe, TRAIN)
+    plain = Stepper(engine, recipe, TRAIN)
     plain.take(line.stepper.optimizer.steps)
     assert_allclose(line.stepper.network.theta, plain.network.theta, rtol=1e-5, atol=1e-6)
     assert names[:2] == ["gather", "gather"]
@@ -120,12 +114,12 @@ def test_a_watched_step_computes_what_an_unwatched_one_does(engine, optimizer):
 
 
 def test_watching_ends():
-    before = {module: vars(module).copy() for module in passes._MODULES}
+    before = {engine: vars(engines.load(engine)).copy() for engine in passes.ENGINES}
     line = StepRecorder("numba_step", Recipe(batch_size=32), TRAIN)
     with pytest.raises(ZeroDivisionError), line.watching():
         raise ZeroDivisionError
-    for module, names in before.items():
-        assert all(vars(module)[name] is value for name, value in names.items())
+    for engine, names in before.items():
+        assert all(vars(engines.load(engine))[name] is value for name, value in names.items())
 
 
 def test_profile_takes_quick_steps_and_adds_up():
@@ -150,12 +144,12 @@ def test_the_record_has_everything_and_its_table_a_line_each(record):
 def test_ways_take_turns():
     calls: list[str] = []
     ways = {name: partial(calls.append, name) for name in "ab"}
-    passes._in_turns(ways, Plan(samples=3, sample_seconds=0.0))
+    samples_us(ways, Plan(samples=3, sample_seconds=0.0))
     assert "".join(calls[-12:]) == "aabb" * 3
 
 
 def test_another_allocator_is_a_reason_and_no_error(monkeypatch):
-    monkeypatch.setattr(passes.platform, "libc_ver", lambda: ("", ""))
-    run = passes.in_new_process()
+    monkeypatch.setattr(pages.platform, "libc_ver", lambda: ("", ""))
+    run = pages.in_new_process()
     assert "glibc" in run["why_not"]
-    assert "not glibc" in passes._pages_line(run | {"kind": "pages", "large": False})
+    assert "not glibc" in passes.table({"runs": [run | {"kind": "pages", "large": False}]})

@@ -14,10 +14,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import one_sentence
 
 from mlpkit.engines import numpy_baseline
-from mlpkit.lab import bench, machine, results
+from mlpkit.lab import bench, clock, machine, operations, processes, results, roof
 from mlpkit.lab.bench import Stepper
-from mlpkit.lab.experiments import floor as roofline
-from mlpkit.lab.experiments.floor import KIB, Plan, Roofs, bandwidth, operations, peak, profile, table
+from mlpkit.lab.experiments import floor
+from mlpkit.lab.experiments.floor import KIB, Plan, Roofs, table
+from mlpkit.lab.experiments.floor.measure import RECIPES, _step, with_kernels
+from mlpkit.lab.operations import COSTS, profile, watched
+from mlpkit.lab.results import median_us
+from mlpkit.lab.roof import bandwidth, peak
 from mlpkit.training.optim import BY_NAME
 from mlpkit.training.recipe import Recipe
 
@@ -45,7 +49,7 @@ def test_a_core_does_more_than_a_cycle_of_plain_python():
 
 
 def test_peak_counts_the_operations_of_all_threads(monkeypatch):
-    monkeypatch.setattr(roofline, "_together", lambda threads, prepare: 2.0)
+    monkeypatch.setattr(roof, "_together", lambda threads, prepare: 2.0)
     assert_allclose(peak(3, flops=10**9), 3 * 10**9 / 2 / 1e9, rtol=1e-5)
 
 
@@ -58,7 +62,7 @@ def test_bandwidth_counts_what_is_read_and_written_once(kernel, streams, threads
         calls.extend(prepare() for _ in range(threads))
         return 0.5
 
-    monkeypatch.setattr(roofline, "_together", together)
+    monkeypatch.setattr(roof, "_together", together)
     rate = bandwidth(48_000, kernel, threads, traffic=480_000)
     assert_allclose(rate, 480_000 / 0.5 / 1e9)
     a, b, c, times = calls[0].args
@@ -68,7 +72,7 @@ def test_bandwidth_counts_what_is_read_and_written_once(kernel, streams, threads
     assert all(array.ctypes.data % 64 == 0 for array in (a, b, c))
 
 
-@pytest.mark.parametrize(("kernel", "wanted"), [(roofline.copy, [2, 3]), (roofline.triad, [17, 21])])
+@pytest.mark.parametrize(("kernel", "wanted"), [(roof.copy, [2, 3]), (roof.triad, [17, 21])])
 def test_the_kernels_do_what_they_are_named_after(kernel, wanted):
     a, b, c = (np.array(values, np.float32) for values in ([0, 0], [2, 3], [5, 6]))
     kernel(a, b, c, 2)
@@ -90,26 +94,26 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    for module in (roofline, bench):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
+def time_passes(monkeypatch):
+    made = Clock()
+    for module in (roof, operations, clock, bench):
+        monkeypatch.setattr(module, "time", made)
+    return made.passes
 
 
-def test_threads_start_together_and_only_their_call_is_timed(clock):
+def test_threads_start_together_and_only_their_call_is_timed(time_passes):
     log = []
 
     def prepare():
-        clock.passes(100)
+        time_passes(100)
         log.append("prepared")
         return call
 
     def call():
-        clock.passes(0.25)
+        time_passes(0.25)
         log.append("called")
 
-    assert roofline._together(3, prepare) == 0.75
+    assert roof._together(3, prepare) == 0.75
     assert log == 3 * ["prepared"] + 3 * ["called"]
 
 
@@ -118,14 +122,14 @@ def test_what_a_thread_raises_is_raised():
         raise MemoryError("too large")
 
     with pytest.raises(MemoryError, match="too large"):
-        roofline._together(2, lambda: fail)
+        roof._together(2, lambda: fail)
 
 
 # The operations
 
 
 def test_the_operations_of_a_step_are_in_its_order():
-    names = [operation.name for operation in operations(Recipe(), TRAIN)]
+    names = [operation.name for operation in operations.operations(Recipe(), TRAIN)]
     forward = ["linear 1", "relu 1", "linear 2", "relu 2", "linear 3", "relu 3", "linear 4"]
     backward = ["linear_backward_weights 4", "linear_backward_input 4", "relu_backward 3"]
     assert names[:9] == ["gather X", "gather y", *forward]
@@ -135,7 +139,7 @@ def test_the_operations_of_a_step_are_in_its_order():
 
 
 def test_the_products_of_a_step_are_77_million_operations():
-    found = {operation.name: operation for operation in operations(Recipe(batch_size=128), TRAIN)}
+    found = {operation.name: operation for operation in operations.operations(Recipe(batch_size=128), TRAIN)}
     work = sum(operation.flops for name, operation in found.items() if name.startswith("linear"))
     products = 2 * 128 * (2 * 784 * 128 + 3 * (2 * 128 * 128 + 128 * 10))
     assert 77.4e6 < products < 77.6e6
@@ -143,7 +147,7 @@ def test_the_products_of_a_step_are_77_million_operations():
 
 
 def test_bytes_are_of_the_arrays_that_go_in_and_come_out():
-    found = {operation.name: operation for operation in operations(Recipe(batch_size=8), TRAIN)}
+    found = {operation.name: operation for operation in operations.operations(Recipe(batch_size=8), TRAIN)}
     x, W, b, z = 8 * 784, 784 * 128, 128, 8 * 128
     assert found["linear 1"].bytes == 4 * (x + W + b + z)
     assert found["linear_backward_weights 1"].bytes == 4 * (x + z + W + b)
@@ -157,7 +161,7 @@ def test_bytes_are_of_the_arrays_that_go_in_and_come_out():
 
 
 def test_only_a_gather_picks_from_more_than_it_reads():
-    for operation in operations(Recipe(batch_size=8), TRAIN):
+    for operation in operations.operations(Recipe(batch_size=8), TRAIN):
         assert operation.source == (TRAIN[0].nbytes if operation.name == "gather X" else operation.source)
         assert (operation.source > operation.bytes) == operation.name.startswith("gather")
 
@@ -165,14 +169,14 @@ def test_only_a_gather_picks_from_more_than_it_reads():
 @pytest.mark.parametrize("name", BY_NAME)
 def test_every_optimizer_is_counted(name):
     recipe = Recipe(optimizer=name, lr=1e-3, weight_decay=0.1)
-    last = operations(recipe, TRAIN)[-1]
+    last = operations.operations(recipe, TRAIN)[-1]
     assert last.name.endswith("_update")
     assert last.flops >= 2 * 134_794
     assert last.bytes >= 3 * 4 * 134_794
 
 
 def test_an_operation_can_be_done_again():
-    found = {operation.name: operation for operation in operations(Recipe(), TRAIN)}
+    found = {operation.name: operation for operation in operations.operations(Recipe(), TRAIN)}
     x, W, b = found["linear 1"].arguments
     assert_array_equal(found["linear 1"].make()(), numpy_baseline.linear(x, W, b))
     theta = found["sgd_update"].arguments[0]
@@ -182,9 +186,9 @@ def test_an_operation_can_be_done_again():
 
 
 def test_a_watched_engine_computes_the_same():
-    watched = roofline.watched(lambda name, function, *arguments, **settings: function(*arguments, **settings))
-    for recipe in roofline.RECIPES:
-        losses = [Stepper(engine, recipe, TRAIN).take(10)[1] for engine in (watched, "numpy_baseline")]
+    seen = watched(lambda name, function, *arguments, **settings: function(*arguments, **settings))
+    for recipe in RECIPES:
+        losses = [Stepper(engine, recipe, TRAIN).take(10)[1] for engine in (seen, "numpy_baseline")]
         assert_array_equal(*losses)
 
 
@@ -202,13 +206,13 @@ def test_a_profile_has_a_time_for_each_operation_of_each_step():
 @pytest.fixture(scope="module")
 def record():
     saved = []
-    record = roofline.run(TRAIN, lambda record: saved.append(len(record["runs"])), lambda text: None, QUICK)
+    record = floor.measure(lambda record: saved.append(len(record["runs"])), lambda text: None, QUICK, TRAIN)
     assert saved == list(range(1, len(record["runs"]) + 1))
     return record
 
 
 def test_the_record_has_everything(record):
-    threads, counts = roofline.thread_counts(), {}
+    threads, counts = machine.thread_counts(), {}
     for run in record["runs"]:
         counts[run["kind"]] = counts.get(run["kind"], 0) + 1
         assert all(np.isfinite(run[key]).all() and len(run[key]) for key in run if key.startswith("samples"))
@@ -225,17 +229,17 @@ def test_the_record_has_everything(record):
     assert [recipe["optimizer"] for recipe in record["settings"]["recipes"]] == ["sgd", "adam"]
 
 
-def test_the_operations_add_up_to_their_step(clock, monkeypatch):
+def test_the_operations_add_up_to_their_step(time_passes, monkeypatch):
     """Every operation takes as many microseconds as its name has letters."""
 
     def takes(seconds, function, *arguments, **settings):
-        clock.passes(seconds)
+        time_passes(seconds)
         return function(*arguments, **settings)
 
-    for name in roofline.COSTS:
+    for name in COSTS:
         monkeypatch.setattr(numpy_baseline, name, partial(takes, len(name) * 1e-6, getattr(numpy_baseline, name)))
-    for recipe in roofline.RECIPES:
-        step, *parts = roofline._step(recipe, TRAIN, QUICK, threads=1)
+    for recipe in RECIPES:
+        step, *parts = _step(recipe, TRAIN, QUICK, threads=1)
         for part in parts:
             assert_allclose(part["samples_us"], [len(part["function"])] * QUICK.samples, err_msg=part["name"])
         assert_allclose(step["samples_us"], [sum(len(part["function"]) for part in parts)] * QUICK.samples)
@@ -260,8 +264,8 @@ openblas = pytest.mark.skipif(machine.blas()["name"] != "openblas", reason="the 
 
 @openblas
 def test_kernels_are_measured_in_a_process_of_their_own():
-    runs = roofline.with_kernels()
-    assert [run["threads"] for run in runs] == roofline.thread_counts()
+    runs = with_kernels()
+    assert [run["threads"] for run in runs] == machine.thread_counts()
     for run in runs:
         assert (run["asked"], run["why_not"]) == (None, None)
         assert run["found"] == machine.blas()["kernels"]
@@ -276,7 +280,7 @@ def test_a_process_that_fails_says_why(code, words, monkeypatch):
     started = subprocess.run
     command = [sys.executable, "-c", code]
     monkeypatch.setattr(subprocess, "run", lambda _, **options: started(command, **options))
-    (run,) = roofline.with_kernels("Haswell")
+    (run,) = with_kernels("Haswell")
     assert run["asked"] == "Haswell"
     one_sentence(run["why_not"], words)
 
@@ -292,7 +296,7 @@ def test_the_samples_of_several_processes_are_joined():
         } | more
 
     killed = {"kind": "kernels", "asked": "SkylakeX", "why_not": "the process ended with code -4"}
-    rows = roofline.kernel_rows({"runs": [run("Zen", 1.0), run(None, 2.0), killed, run("Zen", 4.0)]})
+    rows = floor.kernel_rows({"runs": [run("Zen", 1.0), run(None, 2.0), killed, run("Zen", 4.0)]})
     assert [(row["asked"], row["samples_gflops"]) for row in rows] == [("Zen", [1, 4]), (None, [2]), ("SkylakeX", [])]
     assert "code -4" in table({"runs": [killed]})
 
@@ -300,7 +304,7 @@ def test_the_samples_of_several_processes_are_joined():
 def test_busy_programs_are_gone_afterwards(monkeypatch):
     started, popen = [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **o: started.append(popen(*a, **o)) or started[-1])
-    with suppress(KeyboardInterrupt), roofline.busy_programs(2):
+    with suppress(KeyboardInterrupt), processes.busy_programs(2):
         assert [process.poll() for process in started] == [None, None]
         raise KeyboardInterrupt
     assert None not in [process.poll() for process in started]
@@ -349,7 +353,5 @@ def test_no_operation_is_recorded_below_its_floor(record):
 def test_the_published_profile_adds_up_to_the_step():
     published = results.published("floor")
     for step in results.runs(published, kind="step", batch_size=128):
-        same = {key: step[key] for key in ("optimizer", "batch_size", "threads")}
-        parts = results.runs(published, kind="operation", **same)
-        assert_allclose(sum(map(roofline.median_us, parts)), roofline.median_us(step), rtol=0.15)
+        assert_allclose(sum(map(median_us, floor.parts(published, step))), median_us(step), rtol=0.15)
     assert re.fullmatch(r"[0-9a-f]{40}", published["commit"])
