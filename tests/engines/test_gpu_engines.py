@@ -59,7 +59,7 @@ def test_two_epochs_follow_the_baseline(name, optimizer, dtype):
 @pytest.mark.parametrize("name", NAMES)
 def test_any_sizes_will_do(name, batch_size, sizes):
     def make(network):
-        """Start with biases too: without, a row that nothing comes through gives sums of exactly 0: see `cuda/cublas`."""
+        """Start with biases too: else a row that nothing comes through gives sums of exactly 0: see `cuda/cublas`."""
         theta = Network("numpy_baseline", mlp(*sizes)).theta
         network.set_theta(theta + np.random.default_rng(0).normal(0, 0.01, theta.shape).astype(theta.dtype))
         return SGD(network, 0.05)
