@@ -12,7 +12,7 @@ from mlpkit import plots
 from mlpkit.engines import BASELINE
 from mlpkit.files import write_atomically
 from mlpkit.lab import overview, results
-from mlpkit.lab.bench import brief
+from mlpkit.lab.results import brief
 from mlpkit.training.recipe import Recipe
 
 README = results.ROOT / "README.md"
@@ -55,7 +55,7 @@ STORY = (BASELINE, "cupy_naive", "jax_epoch", "cuda_persistent")
 
 def headline():
     """Return what stands between the markers: the sentences, the tables and the picture, as Markdown."""
-    network = "-".join(map(str, Recipe().sizes))
+    network = "-".join(map(str, Recipe().model.sizes()))
     what = f"Microseconds a training step ({network}, {Recipe().dtype} but where TF32 is named), medians. "
     parts = [*story(PARTS[-1]), what + "An empty cell was not measured.", ""]
     for part in recorded():

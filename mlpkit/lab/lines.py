@@ -1,9 +1,10 @@
 """How much code is an engine? The lines that it adds to NumPy's version, counted from the files themselves.
 
-Counted are the engine's module, the modules beside it that it imports, directly or not, and the CUDA C files whose
-kernels any of them names; not the baseline, from which every engine takes what it does not change. A line counts if it
+Counted are the engine's module, the engines and the modules of their rooms, `loops` and `cuda`, that it imports,
+directly or not, and the CUDA C files whose kernels any of them names, with their headers. Not counted is what all
+engines share: the baseline, from which each takes what it does not change, and how a step is taken. A line counts if it
 holds code: blank lines, comments and docstrings are free. A peer's lines are counted in the same way, and include what
-the workbook's engines share in `network`, `optim` and `train`.
+the workbook's engines share in `nn` and `training`.
 """
 
 import ast
@@ -12,8 +13,7 @@ import re
 import tokenize
 from pathlib import Path
 
-from mlpkit import kernels
-from mlpkit.engines import BASELINE
+from mlpkit import engines, kernels
 
 PACKAGE = Path(kernels.__file__).parents[1]
 FOLDERS = (PACKAGE / "engines", PACKAGE / "lab" / "peers")
@@ -31,12 +31,12 @@ def files(name):
 
     Nothing is imported: an engine need not be able to run here. Raises ValueError where there is no such module.
     """
-    found, waiting = set(), [_path(name)]
+    found, waiting = set(), [place(name)]
     if not waiting[0]:
         raise ValueError(f"there is no engine and no peer {name!r} in {' or '.join(map(str, FOLDERS))}.")
     while waiting:
         path = waiting.pop()
-        if path and path not in found and path.stem != BASELINE:
+        if path not in found and not _shared(path):
             found.add(path)
             waiting += _needs(path)
     return sorted(found, key=lambda path: path.name)
@@ -52,16 +52,20 @@ def count(path):
     return len(lines - _docstrings(text))
 
 
-def _path(name):
+def place(name):
     """Return the file of an engine or a peer, None where there is none."""
-    paths = [folder / f"{name}.py" for folder in FOLDERS]
-    return next((path for path in paths if path.is_file()), None)
+    return next((file for folder in FOLDERS if (file := folder / f"{name}.py").is_file()), None)
+
+
+def _shared(path):
+    """Say whether a file is the baseline, or one in the engines' folder that is no engine."""
+    return path.stem == engines.BASELINE or (path.parent in FOLDERS[:1] and path.stem not in engines.names())
 
 
 def _needs(path):
-    """Return the files that one needs: modules of its room, CUDA C by its name, what that includes; None for others."""
+    """Return the files that one needs: modules of the rooms, CUDA C whose kernels it names, and headers."""
     if path.suffix != ".py":
-        return [path.with_name(name) for name in kernels.INCLUDE.findall(path.read_text(encoding="utf-8"))]
+        return kernels.headers(path)
     needed = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):

@@ -5,6 +5,7 @@ the engine or peer. What no record holds is not in it: a machine without a GPU h
 written later than a record was made appears when the record is made again.
 """
 
+import ast
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,41 +15,11 @@ from mlpkit import engines, plots
 from mlpkit.engines import BASELINE
 from mlpkit.training.recipe import Recipe
 
-from . import lines, peers, results
-from .bench import brief, median_us
-from .experiments import agreement, goal
+from . import lines, results
+from .experiments import agreement, goal, gpu_peers, peers
 from .experiments import compile as compiling
+from .results import brief, median_us
 
-LABELS = {
-    "python_lists": "Python lists",
-    "python_loops": "Python loops over arrays",
-    "numpy_baseline": "NumPy, this workbook",
-    "plain_numpy": "NumPy, one plain script",
-    "numba_serial": "Numba loops",
-    "numba_parallel": "Numba loops, parallel",
-    "numba_fastmath": "Numba loops, parallel, fastmath",
-    "numba_blocked": "Numba loops, blocked product",
-    "numba_hybrid": "NumPy's products, Numba between",
-    "numba_step": "Numba, a whole step",
-    "cupy_naive": "CuPy, NumPy's lines",
-    "cupy_fused": "CuPy, cuBLAS with epilogues",
-    "cuda_graph_cublas": "CUDA graph of cuBLAS's kernels",
-    "cuda_graph": "CUDA graph of our kernels",
-    "cuda_graph_epoch": "CUDA graph of an epoch",
-    "cuda_three_kernels": "CUDA graph, three kernels a step",
-    "cuda_persistent": "one persistent CUDA kernel",
-    "cuda_cluster": "a network on eight multiprocessors",
-    "scikit_learn": "scikit-learn",
-    "pytorch": "PyTorch",
-    "pytorch_compiled": "PyTorch, compiled",
-    "pytorch_cuda": "PyTorch on the GPU",
-    "pytorch_cuda_compiled": "PyTorch on the GPU, compiled",
-    "pytorch_cuda_graph": "PyTorch, compiled, CUDA graph",
-    "pytorch_cuda_graph_tf32": "PyTorch, CUDA graph, TF32",
-    "jax_step": "JAX, a jitted step",
-    "jax_epoch": "JAX, a scan over steps",
-    "jax_epoch_default": "JAX, a scan over steps, TF32",
-}
 STEPS = ("engines", "peers", "gpu_peers")  # the records with times of steps, the last word last
 GROUPS = ("ours, CPU", "others, CPU", "ours, GPU", "others, GPU")
 LESS_PRECISE = ("pytorch_cuda_graph_tf32", "jax_epoch_default")  # matrix products of TF32
@@ -56,14 +27,18 @@ TITLES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
 def label(name):
-    """Return an engine's or a peer's name in words."""
-    return LABELS.get(name, name.replace("_", " "))
+    """Return an engine's or a peer's name in words: its docstring up to the first colon. Nothing is imported."""
+    if name in engines.names():
+        return engines.label(name)
+    path = lines.place(name)
+    text = path and ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    return text.partition(":")[0] if text else name.replace("_", " ")
 
 
 def group(name):
     """Return the one of GROUPS that an engine or a peer belongs to."""
-    ours = name in engines.NAMES
-    on_gpu = name in engines.ON_GPU if ours else name in peers.GPU.others
+    ours = name in engines.names()
+    on_gpu = engines.on_gpu(name) if ours else name in gpu_peers.PLAN.others
     return f"{'ours' if ours else 'others'}, {'GPU' if on_gpu else 'CPU'}"
 
 
@@ -102,12 +77,19 @@ def title(machine, folder=results.FOLDER):
 
 def of_steps(machine, folder=results.FOLDER):
     """Return a machine's records with times of steps. Raises FileNotFoundError where there is none."""
-    found = [entry for name in STEPS if (entry := record(name, machine, folder))]
-    if not found:
-        raise FileNotFoundError(
-            f"no record of {' or '.join(STEPS)} in {Path(folder) / machine}: run one of them there."
-        )
-    return found
+    if found := _records(machine, folder, *STEPS):
+        return found
+    raise FileNotFoundError(f"no record of {' or '.join(STEPS)} in {Path(folder) / machine}: run one of them there.")
+
+
+def _records(machine, folder, *experiments):
+    """Return those of a machine's records that there are, in the order of their names here."""
+    return [found for name in experiments if (found := record(name, machine, folder))]
+
+
+def _runs(machine, folder, *experiments):
+    """Return the runs of all of a machine's records with these names."""
+    return [run for found in _records(machine, folder, *experiments) for run in found["runs"]]
 
 
 def step_us(machine, optimizer="sgd", batch_size=128, folder=results.FOLDER):
@@ -129,8 +111,7 @@ def times_numpy(machine, optimizer="sgd", batch_size=128, folder=results.FOLDER)
 
 def _by_record(machine, optimizer, batch_size, folder):
     """Yield for each record of steps the medians of the runs with a recipe."""
-    for experiment in STEPS:
-        kept = record(experiment, machine, folder) or {"runs": [], "settings": {}}
+    for kept in _records(machine, folder, *STEPS):
         pairs = [(run.get("recipe") or kept["settings"]["recipe"], run) for run in kept["runs"] if run["samples_us"]]
         wanted = optimizer, batch_size
         yield {run["engine"]: median_us(run) for r, run in pairs if (r["optimizer"], r["batch_size"]) == wanted}
@@ -145,7 +126,7 @@ def recipes(machine, folder=results.FOLDER):
 def goals(machine, folder=results.FOLDER):
     """Return by engine a dict of (seconds, is it an estimate?) by percent, the quickest to the last goal first."""
     found: dict[str, dict[int, tuple[float, bool]]] = {}
-    for case in (record("goal", machine, folder) or {"runs": []})["runs"]:
+    for case in _runs(machine, folder, "goal"):
         if not case["why_not"]:
             found.setdefault(case["engine"], {})[case["goal"]] = goal.seconds(case), goal.is_estimate(case)
     return dict(sorted(found.items(), key=lambda item: [seconds for seconds, _ in reversed(item[1].values())]))
@@ -154,8 +135,7 @@ def goals(machine, folder=results.FOLDER):
 def waits(machine, folder=results.FOLDER):
     """Return by engine the seconds until its first step is done, (with empty caches, with filled ones)."""
     found: dict[str, tuple[float, float]] = {}
-    for experiment in ("compile", "gpu_compile"):
-        kept = record(experiment, machine, folder) or {"runs": []}
+    for kept in _records(machine, folder, "compile", "gpu_compile"):
         for name in dict.fromkeys(case["engine"] for case in kept["runs"] if case["samples_s"]):
             empty, filled = (compiling.wait_s(kept, name, cache) for cache in compiling.CACHES)
             found[name] = empty, filled
@@ -165,17 +145,15 @@ def waits(machine, folder=results.FOLDER):
 def starts(machine, folder=results.FOLDER):
     """Return by peer the seconds that its first process took to import, compile and take 20 steps; caches as found."""
     found: dict[str, float] = {}
-    for experiment in ("peers", "gpu_peers"):
-        for run in (record(experiment, machine, folder) or {"runs": []})["runs"]:
-            if run.get("start_seconds") and run["engine"] not in engines.NAMES:
-                found.setdefault(run["engine"], run["start_seconds"][0])  # of the first recipe: it imports
+    for run in _runs(machine, folder, "peers", "gpu_peers"):
+        if run.get("start_seconds") and run["engine"] not in engines.names():
+            found.setdefault(run["engine"], run["start_seconds"][0])  # of the first recipe: it imports
     return found
 
 
 def trainings(machine, folder=results.FOLDER):
     """Return the runs of whole trainings with the usual recipe, of all engines from all seeds."""
-    kept = [record(experiment, machine, folder) for experiment in ("agreement", "gpu_agreement")]
-    return [run for entry in kept if entry for run in entry["runs"]]
+    return _runs(machine, folder, "agreement", "gpu_agreement")
 
 
 def accuracies(machine, folder=results.FOLDER):
@@ -247,14 +225,17 @@ def accuracy_figure(machine, folder=results.FOLDER):
 
 def table(machine, folder=results.FOLDER):
     """Return everything about a machine as a table: a row an engine or peer, fastest first; ~ marks an estimate."""
-    heads = ("us a step", "97 % s", "98 % s", "wait s", "lines", "test accuracy %")
-    rows = [f"{'':<34}" + "".join(f"{head:>{width}}" for head, width in zip(heads, _WIDTHS, strict=True))]
+    rows = [_row("", ("us a step", "97 % s", "98 % s", "wait s", "lines", "test accuracy %"))]
     reached, waited, learned = goals(machine, folder), waits(machine, folder), accuracies(machine, folder)
     for name, us in step_us(machine, folder=folder).items():
         cells = [brief(us), *(in_seconds(reached.get(name, {}).get(percent)) for percent in goal.GOALS)]
         cells += [f"{waited[name][0]:.1f}" if name in waited else "", str(lines.of(name)), _spread(learned.get(name))]
-        rows.append(f"{label(name):<34}" + "".join(f"{c:>{width}}" for c, width in zip(cells, _WIDTHS, strict=True)))
+        rows.append(_row(label(name), cells))
     return "\n".join(rows)
+
+
+def _row(name, cells):
+    return f"{name:<34}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
 
 
 _WIDTHS = (11, 10, 10, 8, 7, 17)

@@ -5,7 +5,7 @@ import runpy
 
 import pytest
 
-from mlpkit import plots
+from mlpkit import engines, plots
 from mlpkit.lab import overview, results
 from mlpkit.training.recipe import Recipe
 
@@ -118,7 +118,7 @@ def test_the_table_has_a_row_an_engine_with_what_is_known(folder):
     assert torch.startswith("PyTorch ")
 
 
-def test_names_that_nobody_has_labelled_are_shown_as_they_are():
+def test_names_that_no_file_has_are_shown_as_they_are():
     assert overview.label("cuda_new") == "cuda new"
     assert overview.label("numpy_baseline") == "NumPy, this workbook"
     assert [overview.group(name) for name in ("numba_step", "pytorch", "cuda_graph", "jax_epoch")] == list(
@@ -137,9 +137,13 @@ def test_each_figure_of_a_machine_shows_its_engines(folder):
     assert [text.get_text() for text in named] == ["1 Numba, a whole step", "2 NumPy, this workbook", "3 PyTorch"]
 
 
-def test_every_engine_and_peer_has_a_label():
-    names = (*overview.engines.NAMES, *overview.peers.CPU.others, *overview.peers.GPU.others)
-    assert [name for name in names if name not in overview.LABELS] == []
+def test_every_engine_and_peer_has_a_label_of_its_own():
+    names = (*engines.names(), *overview.peers.USUAL.others, *overview.gpu_peers.PLAN.others)
+    labels = [overview.label(name) for name in names]
+    assert [label for label in labels if len(label) > 34 or "\n" in label or "_" in label] == []
+    assert len(set(labels)) == len(names)
+    assert overview.label("pytorch_cuda_graph_tf32") == "PyTorch, CUDA graph, TF32"
+    assert overview.label("numba_step") == "Numba, a whole step"
 
 
 def test_figures_have_a_dot_a_label_and_room_for_its_number():
