@@ -23,26 +23,51 @@ FASHION_HERE = (mnist.DEBIAN / "fashion-mnist").exists()
 
 
 @pytest.fixture(scope="module")
-def mnist():
+def digits():
     return data.load()
 
 
-def test_mnist_has_its_shapes_and_types(mnist):
-    assert [split.X.shape for split in mnist[1:4]] == [(55_000, 784), (5_000, 784), (10_000, 784)]
-    for X, y in mnist[1:4]:
-        assert (X.dtype, y.dtype) == (np.float32, np.int64)
+@pytest.fixture(scope="module")
+def rows():
+    return data.load(scaled=True)
+
+
+COUNTS = 55_000, 5_000, 10_000
+
+
+def test_mnist_has_its_shapes_and_types(digits):
+    assert [split.X.shape for split in digits[1:4]] == [(n, 1, 28, 28) for n in COUNTS]
+    for X, y in digits[1:4]:
+        assert (X.dtype, y.dtype) == (np.uint8, np.int64)
         assert y.shape == (len(X),)
         assert X.flags.c_contiguous
+        assert (X.min(), X.max()) == (0, 255)
+    assert (digits.name, digits.classes) == ("mnist", tuple("0123456789"))
+
+
+def test_scaled_images_are_rows_of_numbers_from_zero_to_one(digits, rows):
+    """The same pixels in the same order, over 255."""
+    assert [split.X.shape for split in rows[1:4]] == [(n, 784) for n in COUNTS]
+    for (X, y), (pixels, labels) in zip(rows[1:4], digits[1:4], strict=True):
+        assert (X.dtype, y.dtype) == (np.float32, np.int64)
+        assert X.flags.c_contiguous
         assert (X.min(), X.max()) == (0, 1)
-    assert (mnist.name, mnist.classes) == ("mnist", tuple("0123456789"))
+        assert_array_equal(X[:500], pixels[:500].reshape(500, -1) / np.float32(255))
+        assert_array_equal(y, labels)
 
 
-def test_mnist_has_its_known_numbers(mnist):
+def test_images_may_be_looked_at_as_rows_without_a_copy(digits):
+    flat = data.flatten(digits.test.X)
+    assert (flat.shape, flat.dtype) == ((10_000, 784), np.uint8)
+    assert np.shares_memory(flat, digits.test.X)
+
+
+def test_mnist_has_its_known_numbers(rows):
     """From the counts, mean and standard deviation that are quoted for MNIST everywhere."""
-    y, X = np.concatenate([mnist.train.y, mnist.validation.y]), mnist.train.X
+    y, X = np.concatenate([rows.train.y, rows.validation.y]), rows.train.X
     assert_array_equal(y[:10], [5, 0, 4, 1, 9, 2, 1, 3, 1, 4])
     assert_array_equal(np.bincount(y), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
-    assert_array_equal(np.bincount(mnist.test.y), [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009])
+    assert_array_equal(np.bincount(rows.test.y), [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009])
     assert_allclose([X.mean(dtype=np.float64), X.std(dtype=np.float64)], [0.1307, 0.3081], atol=5e-4)
 
 
@@ -86,7 +111,7 @@ def put(files, folder):
 
 
 def check_small(dataset):
-    assert [split.X.shape for split in dataset[1:4]] == [(15, 784), (5, 784), (6, 784)]
+    assert [split.X.shape for split in dataset[1:4]] == [(n, 1, 28, 28) for n in (15, 5, 6)]
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
@@ -168,7 +193,7 @@ def test_mnist_itself_is_checked(tmp_path, monkeypatch):
 @pytest.mark.skipif(not FASHION_HERE, reason="no Fashion-MNIST here (Debian: dataset-fashion-mnist)")
 def test_the_real_fashion_mnist():
     dataset = data.load("fashion-mnist")
-    assert [split.X.shape for split in dataset[1:4]] == [(55_000, 784), (5_000, 784), (10_000, 784)]
+    assert [split.X.shape for split in dataset[1:4]] == [(n, 1, 28, 28) for n in COUNTS]
     assert_array_equal(np.bincount(dataset.test.y), [1000] * 10)
 
 

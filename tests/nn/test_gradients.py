@@ -7,7 +7,8 @@ from shared import ENGINES, blobs, engine_like, one_sentence
 
 from mlpkit.engines import numpy_baseline
 from mlpkit.nn.gradcheck import gradient_error, numerical_gradient
-from mlpkit.nn.network import SIZES, Network
+from mlpkit.nn.models import MLP, mlp
+from mlpkit.nn.network import Network
 
 NETWORKS = [(4, 3), (5, 4, 3), (7, 1, 3), (1, 6, 2), (6, 5, 4, 3), (3, 1)]
 
@@ -19,7 +20,7 @@ def problem(sizes, n, seed):
 
 def float64(engine, sizes, seed=0):
     """Return a network whose biases are not zero either."""
-    network = Network(engine, sizes, seed=seed, dtype=np.float64)
+    network = Network(engine, mlp(*sizes), seed=seed, dtype=np.float64)
     biases = 0.1 * np.random.default_rng(seed).normal(size=len(network.theta) - network.n_weights)
     network.theta[network.n_weights :] = network.engine.asarray(biases)
     return network
@@ -37,8 +38,8 @@ def test_every_derivative_is_right(engine, sizes, n, seed):
 
 @pytest.mark.parametrize("init", ["he", "xavier"])
 def test_the_workbooks_network_is_right_in_a_sample_of_its_derivatives(init):
-    network = Network(sizes=SIZES, init=init, dtype=np.float64)
-    X, y = problem(SIZES, 4, seed=3)
+    network = Network(model=MLP, init=init, dtype=np.float64)
+    X, y = problem(MLP.sizes(), 4, seed=3)
     assert gradient_error(network, abs(X), y, samples=40) < 1e-6
 
 
@@ -75,7 +76,7 @@ def test_a_wrong_formula_is_caught(wrong):
 
 
 def test_float32_is_refused():
-    network = Network(sizes=(6, 3))
+    network = Network(model=mlp(6, 3))
     with pytest.raises(ValueError, match="float64") as caught:
         gradient_error(network, *blobs(5))
     one_sentence(caught.value)
@@ -83,7 +84,7 @@ def test_float32_is_refused():
 
 @pytest.mark.parametrize(("samples", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError)])
 def test_a_number_of_samples_that_is_none_is_refused(samples, error):
-    network = Network(sizes=(6, 3), dtype=np.float64)
+    network = Network(model=mlp(6, 3), dtype=np.float64)
     with pytest.raises(error, match="samples"):
         gradient_error(network, *blobs(5, dtype=np.float64), samples=samples)
 
@@ -97,7 +98,7 @@ def test_the_check_leaves_the_parameters_as_they_were():
 
 def test_a_slope_is_that_of_the_loss():
     """With no inputs to speak of, the loss depends on the biases alone: its slopes are softmax - onehot."""
-    network = Network(sizes=(2, 3), dtype=np.float64)
+    network = Network(model=mlp(2, 3), dtype=np.float64)
     network.theta[:] = [0] * 6 + [1, 2, 3]
     slopes = numerical_gradient(network, np.zeros((1, 2)), np.array([1]), indices=[6, 7, 8])
     softmax = np.exp([1, 2, 3]) / np.exp([1, 2, 3]).sum()

@@ -1,6 +1,7 @@
 """A network is one vector and views of it; forward, predict and evaluate agree with a few lines of NumPy."""
 
 import io
+import json
 import os
 import pickle
 import zipfile
@@ -9,23 +10,27 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import ENGINES, SIZES, blobs, one_sentence
+from shared import ENGINES, SMALL, blobs, one_sentence
 
 from mlpkit.files import save_npz
-from mlpkit.nn.initialize import RULES
-from mlpkit.nn.network import Network, initial_theta
+from mlpkit.nn.initialize import RULES, start
+from mlpkit.nn.models import mlp
+from mlpkit.nn.network import Network
+
+SIZES = SMALL.sizes()
 
 
 def new(engine="numpy_baseline", sizes=SIZES, seed=0):
     """Return a network whose biases are not zero either."""
-    network = Network(engine, sizes, seed=seed)
+    network = Network(engine, mlp(*sizes), seed=seed)
     network.theta[network.n_weights :] = network.engine.asarray(np.linspace(-1, 1, sum(sizes[1:]), dtype=np.float32))
     return network
 
 
 def by_hand(network, X):
     """Return the logits (float64) from the parameters alone."""
-    pairs = network.views(network.engine.to_numpy(network.theta).astype(np.float64))
+    arrays = list(network.views(network.engine.to_numpy(network.theta).astype(np.float64)).values())
+    pairs = list(zip(arrays[::2], arrays[1::2], strict=True))
     for W, b in pairs[:-1]:
         X = np.maximum(X @ W + b, 0)
     return X @ pairs[-1][0] + pairs[-1][1]
@@ -33,36 +38,36 @@ def by_hand(network, X):
 
 @pytest.mark.parametrize("name", ["theta", "grad"])
 def test_the_vectors_that_the_layers_look_at_stay_where_they_are(name):
-    network = Network(sizes=(6, 5, 3))
+    network = Network(model=SMALL)
     before = getattr(network, name)
     with pytest.raises(AttributeError) as caught:
         setattr(network, name, before + 1)
     one_sentence(caught.value, f"network.{name}[:]")
     network.theta -= 0.5  # in place
     network.theta[:] = 2
-    assert (network.layers[0].W == 2).all()
+    assert (network.places[0].W == 2).all()
     assert getattr(network, name) is before
 
 
 def test_layers_are_views_of_the_vectors():
-    network = Network(sizes=SIZES)
-    for layer in network.layers[::2]:
+    network = Network(model=SMALL)
+    for layer in network.places[::2]:
         assert all(np.shares_memory(view, network.theta) for view in (layer.W, layer.b))
         assert all(np.shares_memory(view, network.grad) for view in (layer.dW, layer.db))
         assert layer.W.flags.c_contiguous  # or a matrix product would copy it
     network.theta[:] = 7
     network.grad[:] = 8
-    assert all((layer.W == 7).all() and (layer.b == 7).all() for layer in network.layers[::2])
-    assert all((layer.dW == 8).all() and (layer.db == 8).all() for layer in network.layers[::2])
+    assert all((layer.W == 7).all() and (layer.b == 7).all() for layer in network.places[::2])
+    assert all((layer.dW == 8).all() and (layer.db == 8).all() for layer in network.places[::2])
 
 
 @pytest.mark.parametrize("sizes", [(4, 3), (6, 5, 3), (7, 1, 2, 5), (784, 128, 128, 128, 10)], ids=str)
 def test_weights_come_first_and_biases_last_layer_by_layer(sizes):
-    network = Network(sizes=sizes)
+    network = Network(model=mlp(*sizes))
     assert network.n_weights == sum(a * b for a, b in pairwise(sizes))
     assert network.theta.shape == network.grad.shape == (network.n_weights + sum(sizes[1:]),)
     network.theta[:] = np.arange(len(network.theta))
-    weights, biases = ([getattr(layer, name) for layer in network.layers[::2]] for name in "Wb")
+    weights, biases = ([getattr(layer, name) for layer in network.places[::2]] for name in "Wb")
     assert [W.shape for W in weights] == list(pairwise(sizes))
     assert [b.shape for b in biases] == [(n,) for n in sizes[1:]]
     assert_array_equal(np.concatenate([a.ravel() for a in weights + biases]), network.theta)
@@ -97,7 +102,7 @@ def test_predict_and_evaluate_agree_with_a_few_lines_of_numpy(engine, batch_size
 
 @pytest.mark.parametrize(("call", "changes_grad"), [("loss", False), ("loss_and_grad", True)])
 def test_the_loss_of_a_batch_is_its_mean_and_changes_no_parameter(call, changes_grad):
-    network, (X, y) = Network(sizes=SIZES), blobs(20)
+    network, (X, y) = Network(model=SMALL), blobs(20)
     before = network.theta.copy()
     assert getattr(network, call)(X, y) == pytest.approx(network.evaluate(X, y)[0], rel=1e-5)
     assert np.any(network.grad != 0) == changes_grad
@@ -108,15 +113,16 @@ def test_the_loss_of_a_batch_is_its_mean_and_changes_no_parameter(call, changes_
 
 
 def test_all_engines_start_from_the_same_numbers():
-    wanted = initial_theta(SIZES, seed=3).astype(np.float32)
-    assert_array_equal(Network(sizes=SIZES, seed=3).theta, wanted)
-    assert_array_equal(Network("python_lists", SIZES, seed=3).theta, wanted)
-    assert not np.array_equal(Network(sizes=SIZES, seed=4).theta, wanted)
+    wanted = start(SMALL.layout, SMALL.ones, 3, "he").astype(np.float32)
+    assert_array_equal(Network(model=SMALL, seed=3).theta, wanted)
+    assert_array_equal(Network("python_lists", SMALL, seed=3).theta, wanted)
+    assert not np.array_equal(Network(model=SMALL, seed=4).theta, wanted)
 
 
 @pytest.mark.parametrize(("init", "variance"), [("he", 2 / 400), ("xavier", 2 / 700)])
 def test_first_weights_have_the_variance_of_their_rule_and_biases_are_zero(init, variance):
-    theta = initial_theta((400, 300), 0, init)
+    model = mlp(400, 300)
+    theta = start(model.layout, model.ones, 0, init)
     weights, biases = theta[: 400 * 300], theta[400 * 300 :]
     assert weights.var() == pytest.approx(variance, rel=0.02)
     assert abs(weights.mean()) < 1e-3
@@ -124,7 +130,7 @@ def test_first_weights_have_the_variance_of_their_rule_and_biases_are_zero(init,
 
 
 def test_xavier_is_uniform_and_he_is_normal():
-    xavier, he = (initial_theta((400, 300), 0, init)[: 400 * 300] for init in ("xavier", "he"))
+    xavier, he = (start(mlp(400, 300).layout, (), 0, init)[: 400 * 300] for init in ("xavier", "he"))
     assert abs(xavier).max() == pytest.approx(np.sqrt(6 / 700), rel=1e-3)
     assert np.mean(abs(he) < he.std()) == pytest.approx(0.6827, abs=0.01)
 
@@ -135,7 +141,7 @@ def test_he_keeps_the_size_of_a_signal_through_many_relu_layers():
     start = rng.normal(size=(200, 256))
     kept, shrunk = start, start
     for _ in range(20):
-        W = RULES["he"](rng, 256, 256)
+        W = RULES["he"](rng, (256, 256))
         kept, shrunk = np.maximum(kept @ W, 0), np.maximum(shrunk @ W / np.sqrt(2), 0)
     assert 0.3 < np.sqrt(np.mean(kept**2)) < 3
     assert np.sqrt(np.mean(shrunk**2)) < 0.01
@@ -147,14 +153,14 @@ def test_he_keeps_the_size_of_a_signal_through_many_relu_layers():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_saved_network_comes_back_on_any_engine(engine, dtype, tmp_path):
-    network = Network(sizes=SIZES, seed=5, dtype=dtype)
+    network = Network(model=SMALL, seed=5, dtype=dtype)
     network.theta[-1] = 0.5
     network.save(tmp_path / "network.npz")
     found = Network.load(tmp_path / "network.npz", engine)
-    assert (found.sizes, found.dtype) == (SIZES, dtype)
+    assert (found.model, found.dtype) == (SMALL, dtype)
     assert_array_equal(found.engine.to_numpy(found.theta), network.theta)
     found.theta[:] = 0
-    assert found.layers[0].W.sum() == 0  # still views
+    assert found.places[0].W.sum() == 0  # still views
 
 
 class Trace:
@@ -169,8 +175,8 @@ def with_a_pickle():
     member, file = io.BytesIO(), io.BytesIO()
     np.save(member, np.array([Trace()], object), allow_pickle=True)
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("sizes.npy", member.getvalue())
-        archive.writestr("theta.npy", member.getvalue())
+        for name in ("model", "theta", "statistics"):
+            archive.writestr(f"{name}.npy", member.getvalue())
     return file.getvalue()
 
 
@@ -191,7 +197,7 @@ def test_what_is_no_network_is_refused_and_never_run(content, tmp_path, monkeypa
 
 def test_a_network_cut_short_is_refused(tmp_path):
     path = tmp_path / "network.npz"
-    Network(sizes=SIZES).save(path)
+    Network(model=SMALL).save(path)
     whole = path.read_bytes()
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
@@ -201,7 +207,7 @@ def test_a_network_cut_short_is_refused(tmp_path):
 
 def test_a_checkpoint_of_training_is_not_mistaken_for_a_network(tmp_path):
     save_npz(tmp_path / "last.npz", theta=np.zeros(3))
-    with pytest.raises(ValueError, match=r"other arrays: sizes is not") as caught:
+    with pytest.raises(ValueError, match=r"other arrays: model is not") as caught:
         Network.load(tmp_path / "last.npz")
     one_sentence(caught.value, tmp_path / "last.npz")
 
@@ -212,27 +218,38 @@ def test_a_missing_network_is_a_missing_file(tmp_path):
 
 
 def test_parameters_of_another_network_are_refused(tmp_path):
-    save_npz(tmp_path / "n.npz", sizes=SIZES, theta=np.zeros(7))
+    save_npz(tmp_path / "n.npz", **FILE | dict(theta=np.zeros(7)))
     with pytest.raises(ValueError, match=r"\(7,\)") as caught:
         Network.load(tmp_path / "n.npz")
-    one_sentence(caught.value, SIZES)
+    one_sentence(caught.value, "the network's have (53,)")
 
 
-THETA = Network(sizes=SIZES).theta
+def model(**changes):
+    return json.dumps(SMALL.to_dict() | changes)
+
+
+THETA = Network(model=SMALL).theta
+FILE = dict(model=model(), theta=THETA, statistics=THETA[:0])
 OTHERS = {
-    "sizes as floats": (dict(sizes=np.array(SIZES, float), theta=THETA), "whole number, not 6.0"),
-    "one size": (dict(sizes=6, theta=THETA), "at least two sizes"),
-    "sizes beyond all memory": (dict(sizes=(10**6, 10**6), theta=THETA), "(1000001000000,)"),
-    "integers": (dict(sizes=SIZES, theta=THETA.astype(int)), "not int64"),
-    "NaN": (dict(sizes=SIZES, theta=THETA * np.nan), "finite numbers"),
-    "a matrix": (dict(sizes=SIZES, theta=THETA[:, None]), "(53, 1)"),
+    "sizes as floats": (dict(model=model(input=[6.0])), "whole number, not 6.0"),
+    "no input": (dict(model=model(input=[])), "at least 1 size"),
+    "sizes beyond all memory": (dict(model=model(input=[10**6], layers=["Linear(1000000)"])), "(1000001000000,)"),
+    "a layer that there is not": (dict(model=model(layers=["Magic(3)"])), "there is no layer 'Magic'"),
+    "no JSON": (dict(model="hello"), "Expecting value"),
+    "JSON of another kind": (dict(model="3"), "this is no model"),
+    "nothing but a name": (dict(model='{"loss": "hinge"}'), "this is no model"),
+    "a number for a model": (dict(model=3), "this is no model"),
+    "integers": (dict(theta=THETA.astype(int)), "not int64"),
+    "NaN": (dict(theta=THETA * np.nan), "finite numbers"),
+    "a matrix": (dict(theta=THETA[:, None]), "(53, 1)"),
+    "statistics of nothing": (dict(statistics=THETA), "these statistics have shape (53,)"),
 }
 
 
 @pytest.mark.parametrize(("arrays", "words"), OTHERS.values(), ids=OTHERS)
 def test_arrays_that_are_no_network_are_refused_and_the_file_is_named(arrays, words, tmp_path):
     path = tmp_path / "n.npz"
-    save_npz(path, **arrays)
+    save_npz(path, **FILE | arrays)
     with pytest.raises(ValueError, match="holds no network") as caught:
         Network.load(path)
     one_sentence(caught.value, path, words)
@@ -246,21 +263,17 @@ X, Y = blobs(5)
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: Network(sizes=(4,)), ValueError, "at least two sizes"),
-        (lambda: Network(sizes=()), ValueError, "at least two sizes"),
-        (lambda: Network(sizes=(4, 0, 3)), ValueError, "layer size must be at least 1"),
-        (lambda: Network(sizes=(4, -2)), ValueError, "layer size must be at least 1"),
-        (lambda: Network(sizes=(4, 2.5)), TypeError, "2.5"),
-        (lambda: Network(sizes=784), TypeError, "list of whole numbers"),
-        (lambda: Network(sizes=SIZES, init=["he"]), ValueError, "he, xavier"),
-        (lambda: Network(sizes=SIZES, dtype="float23"), ValueError, "float23"),
-        (lambda: Network(sizes=SIZES, dtype=None), ValueError, "None"),
-        (lambda: Network(sizes=SIZES, init="zero"), ValueError, "he, xavier"),
-        (lambda: Network(sizes=SIZES, dtype=np.float16), ValueError, "float16"),
-        (lambda: Network(sizes=SIZES, dtype=np.int64), ValueError, "int64"),
-        (lambda: Network(sizes=SIZES, seed=-1), ValueError, "seed must be at least 0"),
-        (lambda: Network(sizes=SIZES, seed=0.5), TypeError, "seed must be a whole number"),
-        (lambda: Network("numpi", SIZES), ValueError, "numpy_baseline"),
+        (lambda: Network(model=(784, 10)), TypeError, "model must be a Model, such as mlp(784, 128, 10)"),
+        (lambda: Network(model="mlp"), TypeError, "not 'mlp'"),
+        (lambda: Network(model=SMALL, init=["he"]), ValueError, "he, xavier"),
+        (lambda: Network(model=SMALL, dtype="float23"), ValueError, "float23"),
+        (lambda: Network(model=SMALL, dtype=None), ValueError, "None"),
+        (lambda: Network(model=SMALL, init="zero"), ValueError, "he, xavier"),
+        (lambda: Network(model=SMALL, dtype=np.float16), ValueError, "float16"),
+        (lambda: Network(model=SMALL, dtype=np.int64), ValueError, "int64"),
+        (lambda: Network(model=SMALL, seed=-1), ValueError, "seed must be at least 0"),
+        (lambda: Network(model=SMALL, seed=0.5), TypeError, "seed must be a whole number"),
+        (lambda: Network("numpi", SMALL), ValueError, "numpy_baseline"),
     ],
 )
 def test_what_makes_no_network_is_refused(make, error, words):
@@ -276,14 +289,14 @@ def test_what_makes_no_network_is_refused(make, error, words):
         (X[:0], ValueError, "n at least 1, not (0, 6)"),
         (X[0], ValueError, "(n, 6)"),
         (X[:, :5], ValueError, "(n, 6) with n at least 1, not (5, 5)"),
-        (X[:, :, None], ValueError, "(n, 6)"),
+        (np.stack([X, X], axis=2), ValueError, "(n, 6) with n at least 1, not (5, 6, 2)"),
         (X.astype(np.float64), TypeError, "float64 but the network computes in float32"),
         (X.astype(np.int8), TypeError, "int8"),
     ],
     ids=["empty", "one row", "too narrow", "three dimensions", "float64", "int8"],
 )
 def test_inputs_of_another_form_are_refused(call, x, error, words):
-    network = Network(sizes=SIZES)
+    network = Network(model=SMALL)
     labels = [np.zeros(len(x), int)] if call not in ("forward", "predict") else []
     with pytest.raises(error) as caught:
         getattr(network, call)(x, *labels)
@@ -293,7 +306,7 @@ def test_inputs_of_another_form_are_refused(call, x, error, words):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ENGINES)
 def test_pixels_are_fractions_of_255(name, dtype):
-    network = Network(name, SIZES, dtype=dtype)
+    network = Network(name, SMALL, dtype=dtype)
     pixels = np.arange(30, dtype=np.uint8).reshape(5, 6) * 8
     logits, wanted = (network.forward(network.engine.asarray(x)) for x in (pixels, pixels.astype(dtype) / dtype(255)))
     assert_array_equal(network.engine.to_numpy(logits), network.engine.to_numpy(wanted))
@@ -315,7 +328,7 @@ LABELS = {
 @pytest.mark.parametrize(("labels", "error", "words"), LABELS.values(), ids=LABELS)
 def test_labels_of_another_form_are_refused(labels, error, words, call):
     with pytest.raises(error) as caught:
-        getattr(Network(sizes=SIZES), call)(X, labels)
+        getattr(Network(model=SMALL), call)(X, labels)
     one_sentence(caught.value, words)
 
 
@@ -323,4 +336,4 @@ def test_labels_of_another_form_are_refused(labels, error, words, call):
 def test_a_batch_size_that_is_none_is_refused(batch_size, error):
     for call, arguments in (("predict", [X]), ("evaluate", [X, Y])):
         with pytest.raises(error, match="batch_size"):
-            getattr(Network(sizes=SIZES), call)(*arguments, batch_size)
+            getattr(Network(model=SMALL), call)(*arguments, batch_size)

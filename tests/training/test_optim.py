@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import blobs, one_sentence
+from shared import SMALL, blobs, one_sentence
 
 from mlpkit.engines import numpy_baseline
 from mlpkit.nn.network import Network
@@ -283,8 +283,8 @@ def test_pytorch_takes_the_same_steps(kind):
         AdamW: (torch.optim.AdamW, dict(lr=0.01), dict()),
     }
     theirs, ours, changed = settings[kind]
-    network = Network(sizes=(6, 5, 3), dtype=np.float64)
-    layers = [torch.tensor(v.copy(), requires_grad=True) for pair in network.views(network.theta) for v in pair]
+    network = Network(model=SMALL, dtype=np.float64)
+    layers = [torch.tensor(v.copy(), requires_grad=True) for v in network.views(network.theta).values()]
     groups = [dict(params=layers[0::2], weight_decay=0.05), dict(params=layers[1::2], weight_decay=0)]
     their_optimizer = theirs(groups, lr=ours["lr"], **changed)
     optimizer = kind(network, **ours, weight_decay=0.05)
@@ -296,8 +296,7 @@ def test_pytorch_takes_the_same_steps(kind):
         hidden = torch.relu(torch.tensor(X) @ layers[0] + layers[1])
         torch.nn.functional.cross_entropy(hidden @ layers[2] + layers[3], torch.tensor(y)).backward()
         their_optimizer.step()
-    found = [v for pair in network.views(network.theta) for v in pair]
-    for one, other in zip(found, layers, strict=True):
+    for one, other in zip(network.views(network.theta).values(), layers, strict=True):
         assert_allclose(one, other.detach().numpy(), rtol=1e-9, atol=1e-12)
 
 

@@ -5,30 +5,31 @@ import json
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import SIZES, dataset, one_sentence
+from shared import SMALL, dataset, one_sentence
 
+from mlpkit.nn.models import mlp
 from mlpkit.nn.network import Network
 from mlpkit.training.fit import fit
 from mlpkit.training.optim import BY_NAME, SGD
 from mlpkit.training.recipe import SCHEDULES, Recipe
 
 DATA = dataset()
-SMALL = Recipe(sizes=SIZES, batch_size=8, epochs=3, lr=0.3)
+RECIPE = Recipe(model=SMALL, batch_size=8, epochs=3, lr=0.3)
 
 
 def test_a_recipe_comes_back_from_json():
-    recipe = SMALL.but(optimizer="adamw", schedule="cosine", warmup_epochs=0.5, weight_decay=0.1)
-    assert Recipe(**json.loads(json.dumps(recipe.to_dict()))) == recipe
+    recipe = RECIPE.but(optimizer="adamw", schedule="cosine", warmup_epochs=0.5, weight_decay=0.1)
+    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
 
 
 def test_numbers_may_be_numpys_own():
-    numpys = SMALL.but(lr=np.float64(0.3), batch_size=np.int64(8), weight_decay=np.float32(0), dtype=np.float32)
-    assert Recipe(**json.loads(json.dumps(numpys.to_dict()))) == SMALL
+    numpys = RECIPE.but(lr=np.float64(0.3), batch_size=np.int64(8), weight_decay=np.float32(0), dtype=np.float32)
+    assert Recipe.from_dict(json.loads(json.dumps(numpys.to_dict()))) == RECIPE
 
 
 @pytest.mark.parametrize(("n", "steps"), [(1, 1), (8, 1), (9, 2), (55_000, 6875)])
 def test_an_epoch_counts_its_short_last_batch(n, steps):
-    assert SMALL.steps_an_epoch(n) == steps
+    assert RECIPE.steps_an_epoch(n) == steps
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_an_epoch_counts_its_short_last_batch(n, steps):
 @pytest.mark.parametrize("warmup_epochs", [0, 1])
 def test_a_schedule_spans_the_run(schedule, rates, warmup_epochs):
     """At its first, middle and last step after the warm-up, in three epochs of 30 steps."""
-    recipe = SMALL.but(schedule=schedule, warmup_epochs=warmup_epochs, epochs=3 + warmup_epochs)
+    recipe = RECIPE.but(schedule=schedule, warmup_epochs=warmup_epochs, epochs=3 + warmup_epochs)
     rate, warmup = recipe.make_schedule(240), 30 * warmup_epochs
     first, middle, last = (rate(warmup + step) for step in (0, 45, 89))
     assert_allclose([first, middle], rates[:2], rtol=1e-12)
@@ -54,20 +55,20 @@ def test_a_schedule_spans_the_run(schedule, rates, warmup_epochs):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("optimizer", BY_NAME)
 def test_the_same_recipe_is_the_same_network(optimizer, schedule):
-    recipe = SMALL.but(optimizer=optimizer, schedule=schedule, lr=0.01)
+    recipe = RECIPE.but(optimizer=optimizer, schedule=schedule, lr=0.01)
     one, other = (recipe.train(DATA)[0].theta for _ in range(2))
     assert_array_equal(one, other)
     assert not np.array_equal(one, recipe.but(seed=1).train(DATA)[0].theta)
 
 
 def test_the_seed_is_that_of_the_first_weights_and_of_the_order():
-    network = Network(sizes=SIZES, seed=7)
+    network = Network(model=SMALL, seed=7)
     history = fit(network, SGD(network, 0.3), DATA.train, epochs=3, batch_size=8, seed=7)
-    assert SMALL.but(seed=7).train(DATA)[1].loss == history.loss
+    assert RECIPE.but(seed=7).train(DATA)[1].loss == history.loss
 
 
 def test_every_choice_makes_a_difference():
-    start = SMALL.train(DATA)[0].theta
+    start = RECIPE.train(DATA)[0].theta
     changes = [
         *(dict(optimizer=name) for name in BY_NAME if name not in ("sgd", "adamw")),  # adamw without decay is adam
         *(dict(schedule=name) for name in SCHEDULES if name != "constant"),
@@ -78,8 +79,9 @@ def test_every_choice_makes_a_difference():
         dict(epochs=2),
         dict(init="xavier"),
         dict(seed=1),
+        dict(model=mlp(6, 4, 3)),
     ]
-    thetas = [start, *(SMALL.but(**change).train(DATA)[0].theta for change in changes)]
+    thetas = [start, *(RECIPE.but(**change).train(DATA)[0].theta for change in changes)]
     assert len({theta.tobytes() for theta in thetas}) == len(changes) + 1
 
 
@@ -99,12 +101,12 @@ def test_every_choice_makes_a_difference():
         (dict(weight_decay="0.1"), ValueError, "weight_decay must be"),
         (dict(optimizer=["sgd"]), ValueError, "sgd, momentum"),
         (dict(init="hee"), ValueError, "he, xavier"),
-        (dict(sizes=784), TypeError, "list of whole numbers"),
-        (dict(sizes=(784,)), ValueError, "at least two sizes"),
+        (dict(model=(784, 10)), TypeError, "model must be a Model, such as mlp(784, 128, 10)"),
+        (dict(model="mlp"), TypeError, "model must be a Model"),
         (dict(dtype="float23"), ValueError, "float32 or float64"),
     ],
 )
 def test_a_choice_that_there_is_not_is_refused(change, error, words):
     with pytest.raises(error) as caught:
-        SMALL.but(**change)
+        RECIPE.but(**change)
     one_sentence(caught.value, words)

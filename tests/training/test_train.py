@@ -9,18 +9,23 @@ import types
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import ENGINES, SIZES, blobs, dataset, engine_like, one_sentence
+from shared import ENGINES, SMALL, blobs, dataset, engine_like, one_sentence
 
 from mlpkit import engines
 from mlpkit.data import epoch_order
 from mlpkit.engines import numpy_baseline
+from mlpkit.engines.stepping import StepByStep
 from mlpkit.files import load_npz, save_npz
+from mlpkit.nn.models import mlp
 from mlpkit.nn.network import Network
-from mlpkit.training import fit as train
+from mlpkit.training import fit as fitting
 from mlpkit.training.checkpoint import NAMES, load_checkpoint
 from mlpkit.training.fit import Diverged, fit
 from mlpkit.training.history import History
@@ -33,7 +38,7 @@ STEPS = 7  # an epoch of 50 examples, 8 a batch
 
 def new(optimizer="momentum", lr=0.05, engine="numpy_baseline", **settings):
     """Return a network at its start, and an optimizer for it."""
-    network = Network(engine, SIZES)
+    network = Network(engine, SMALL)
     return network, BY_NAME[optimizer](network, lr, **settings)
 
 
@@ -73,7 +78,7 @@ def interrupted(function, when):
 
 @pytest.mark.parametrize("optimizer", BY_NAME)
 def test_fifty_examples_are_learned_by_heart(optimizer):
-    network = Network(sizes=(6, 128, 3))
+    network = Network(model=mlp(6, 128, 3))
     labels = np.random.default_rng(0).permutation(TRAIN.y)  # there is nothing in them but to learn them by heart
     rate = {"sgd": 0.3, "momentum": 0.05, "nesterov": 0.05}.get(optimizer, 0.01)
     fit(network, BY_NAME[optimizer](network, Cosine(rate, 2000)), (TRAIN.X, labels), epochs=200, batch_size=5)
@@ -84,7 +89,7 @@ def test_fifty_examples_are_learned_by_heart(optimizer):
 
 @pytest.mark.parametrize("look_every", [0, 1000], ids=["each step looked at", "each epoch looked at"])
 def test_the_history_has_every_step_and_every_epoch(look_every, monkeypatch):
-    monkeypatch.setattr(train, "LOOK_EVERY", look_every)
+    monkeypatch.setattr(fitting, "LOOK_EVERY", look_every)
     network, optimizer = new(lr=WarmUp(Cosine(0.05, 30), 3))
     seen = []
     history = run(network, optimizer, on_epoch=lambda h: seen.append((h, len(h.epochs), network.evaluate(*VALIDATION))))
@@ -129,7 +134,7 @@ def test_no_epochs_is_no_training():
     network, optimizer = new()
     history = run(network, optimizer, epochs=0)
     assert history == History()
-    assert_array_equal(network.theta, Network(sizes=SIZES).theta)
+    assert_array_equal(network.theta, Network(model=SMALL).theta)
 
 
 def test_fit_prints_nothing_and_leaves_the_data_alone(capsys):
@@ -201,22 +206,22 @@ def test_so_it_is_after_ctrl_c_amid_a_checkpoint(when, tmp_path, monkeypatch):
 
 KILLED = """
 import os, signal, sys
-from mlpkit import train
+from mlpkit.engines.stepping import StepByStep
 from shared import engine_like
 from test_train import CHOICES, new, run
-real, steps = train.train_step, iter(range(10**6))
-def train_step(*arguments):
-    if next(steps) == 17:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments)
-run(*new(sys.argv[1], engine=engine_like(train_step=train_step), **CHOICES), epochs=4, checkpoints=sys.argv[2])
+class Trainer(StepByStep):
+    def step(self, x, labels):
+        if self.optimizer.steps == 17:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(x, labels)
+run(*new(sys.argv[1], engine=engine_like(Trainer=Trainer), **CHOICES), epochs=4, checkpoints=sys.argv[2])
 """
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 def test_so_it_is_after_a_kill(optimizer, tmp_path):
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(engines.__file__).parents[2])])
+    path = os.pathsep.join(map(str, [Path(__file__).parent, *Path(__file__).parents[1:3]]))
     command = [sys.executable, "-c", KILLED, optimizer, tmp_path]
     killed = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -249,7 +254,7 @@ def test_numbers_may_be_numpys_own(tmp_path):
 
 @pytest.mark.parametrize("step", [1, 2, 10])
 def test_ctrl_c_returns_the_history_so_far(step, monkeypatch):
-    monkeypatch.setattr(train, "LOOK_EVERY", 0)
+    monkeypatch.setattr(fitting, "LOOK_EVERY", 0)
     engine = engine_like(sgd_update=interrupted(numpy_baseline.sgd_update, step))
     history = run(*new("sgd", engine=engine))
     assert history.stopped == "interrupted"
@@ -302,7 +307,7 @@ def theta_after(epochs):
     ("explosion", "epoch", "step", "rate"), [(0, 1, 2, "0.011"), (3, 1, 5, "0.014"), (9, 2, 4, "0.02")]
 )
 def test_divergence_is_named_and_undone(explosion, epoch, step, rate, look_every, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "LOOK_EVERY", look_every)
+    monkeypatch.setattr(fitting, "LOOK_EVERY", look_every)
     network, _, error = diverge(explosion, checkpoints=tmp_path)
     one_sentence(error, "the loss became", f"epoch {epoch}, step {step},", f"rate of {rate}:")
     assert_array_equal(network.theta, theta_after(epoch - 1))
@@ -338,7 +343,7 @@ def test_a_validation_that_overflows_is_divergence_too():
 
 def test_a_validation_loss_that_is_not_finite_is_divergence():
     network, optimizer = new("sgd", 0.05)
-    network.evaluate = lambda *arguments: (float("nan"), 0.1)
+    network.ask_evaluation = lambda *arguments: lambda: (float("nan"), 0.1)
     with pytest.raises(Diverged, match="validation loss became nan in epoch 1") as caught:
         run(network, optimizer)
     assert caught.value.history.epochs == []
@@ -360,7 +365,7 @@ def test_checkpoints_outlive_divergence(tmp_path):
     history, best = load_checkpoint(tmp_path / "last.npz", network, optimizer, settings)
     assert len(history.epochs) == 1
     assert_array_equal(network.theta, theta_after(1))
-    assert_array_equal(best, theta_after(1))
+    assert_array_equal(best[0], theta_after(1))
 
 
 # Early stopping
@@ -370,7 +375,7 @@ def scripted(losses, **options):
     """Run with the given validation losses, whatever the network learns; return network, history, thetas."""
     network, optimizer = new()
     script, thetas = iter(losses), []
-    network.evaluate = lambda *arguments: (next(script), 0.5)
+    network.ask_evaluation = lambda *arguments: lambda: (next(script), 0.5)
     on_epoch = lambda history: thetas.append(network.theta.copy())  # noqa: E731
     return network, run(network, optimizer, epochs=len(losses), on_epoch=on_epoch, **options), thetas
 
@@ -409,52 +414,193 @@ def test_a_run_that_stopped_early_stays_stopped_when_it_is_resumed(tmp_path):
 # The seams
 
 
-class Watched(types.ModuleType):
-    """A module that notes which of its functions were looked up."""
+class Steps(StepByStep):
+    """An engine's own step, which notes what it was given."""
 
-    def __getattribute__(self, name):
-        if name.startswith("train_"):
-            vars(self).setdefault("asked", []).append(name)
-        return super().__getattribute__(name)
+    batches: ClassVar[list] = []
 
-
-def watched(**seams):
-    engine = Watched("mlpkit.engines.watched")
-    vars(engine).update(vars(engine_like(**seams)))
-    return engine
+    def step(self, x, labels):
+        self.batches.append((x.shape, labels.shape))
+        return super().step(x, labels)
 
 
-def test_an_engines_own_step_is_taken_and_looked_up_once():
-    calls = []
-
-    def train_step(network, optimizer, x, labels):
-        calls.append((x.shape, labels.shape))
-        return train.train_step(network, optimizer, x, labels)
-
-    engine = watched(train_step=train_step)
-    network, optimizer = new(engine=engine)
+def test_an_engines_own_step_is_taken(monkeypatch):
+    monkeypatch.setattr(Steps, "batches", [])
+    network, optimizer = new(engine=engine_like(Trainer=Steps))
     history = run(network, optimizer)
     plain = new()
     assert_same_run((network, optimizer, history), (*plain, run(*plain)))
-    assert calls == ([((8, 6), (8,))] * 6 + [((2, 6), (2,))]) * 3
-    assert vars(engine)["asked"].count("train_step") == 1
+    assert Steps.batches == ([((8, 6), (8,))] * 6 + [((2, 6), (2,))]) * 3
 
 
-def test_an_engines_own_epoch_is_taken_and_looked_up_once():
-    calls = []
+class Epochs:
+    """An engine's own epoch: one trainer a run, which notes what is asked of it."""
 
-    def train_epoch(network, optimizer, X, y, order, batch_size):
-        calls.append(order.copy())
-        pieces = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-        return np.array([train.train_step(network, optimizer, X[i], y[i]) for i in pieces])
+    asked: ClassVar[list] = []
 
-    engine = watched(train_epoch=train_epoch, train_step=None)  # an epoch comes before a step
+    def __init__(self, network, optimizer, X, y, batch_size):
+        self.network, self.optimizer, self.X, self.y, self.batch_size = network, optimizer, X, y, batch_size
+        self.asked.append("made")
+
+    def epoch(self, order):
+        self.asked.append(order.tolist())
+        rates = self.optimizer.advance(-(-len(order) // self.batch_size))
+        losses = []
+        for step, rate in enumerate(rates.tolist(), start=self.optimizer.steps - len(rates)):
+            index = order[self.batch_size * len(losses) :][: self.batch_size]
+            losses.append(self.network.forward_backward(self.X[index], self.y[index], step))
+            self.optimizer.apply(rate, step + 1)
+        return losses
+
+    def close(self):
+        self.asked.append("closed")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    monkeypatch.setattr(Epochs, "asked", [])
+    return Epochs.asked
+
+
+@pytest.mark.parametrize("optimizer", BY_NAME)
+def test_an_engines_own_epoch_is_taken(optimizer, asked):
+    network, takes = new(optimizer, **CHOICES, engine=engine_like(Trainer=Epochs))
+    history = run(network, takes)
+    plain = new(optimizer, **CHOICES)
+    assert_same_run((network, takes, history), (*plain, run(*plain)))
+    assert (asked[0], asked[-1], len(asked)) == ("made", "closed", 5)
+    assert_array_equal(asked[1:-1], [epoch_order(50, 0, epoch) for epoch in range(3)])
+
+
+def test_a_trainer_is_closed_whatever_happens(asked):
+    def raises(error):
+        def on_epoch(history):
+            raise error
+
+        return on_epoch
+
+    engine = engine_like(Trainer=Epochs)
+    assert run(*new(engine=engine), on_epoch=raises(KeyboardInterrupt())).stopped == "interrupted"
+    assert asked[-1] == "closed"
+    asked.clear()
+    with pytest.raises(ZeroDivisionError):
+        run(*new(engine=engine), on_epoch=raises(ZeroDivisionError()))
+    assert asked[-1] == "closed"
+    asked.clear()
+    with pytest.raises(Diverged):
+        run(*new("sgd", Explosive(3), engine=engine))
+    assert asked[-1] == "closed"
+    assert asked.count("made") == asked.count("closed") == 1
+
+
+def test_where_there_is_nothing_to_do_no_trainer_is_made(asked):
+    run(*new(engine=engine_like(Trainer=Epochs)), epochs=0)
+    assert asked == []
+
+
+def test_a_divergence_within_an_engines_epoch_is_named_and_undone(asked):
+    network, optimizer = new("sgd", Explosive(9), engine=engine_like(Trainer=Epochs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(Diverged) as caught:
+            run(network, optimizer)
+    one_sentence(caught.value, "the loss became", "epoch 2, step 4,", "rate of 0.02:")
+    assert_array_equal(network.theta, theta_after(1))
+
+
+class Asynchronous(Epochs):
+    """Hands out losses that are there only once somebody asks for them, as a GPU does."""
+
+    def epoch(self, order):
+        return Pending(super().epoch(order))
+
+
+class Pending(list):
+    """Losses that a GPU is still at work on."""
+
+
+def test_the_next_epochs_order_is_drawn_while_a_trainer_is_at_work(asked, monkeypatch):
+    """And the validation is asked for; only then are the losses waited for, and then what the validation found."""
+
+    def to_numpy(array):
+        asked.extend(["losses"] * isinstance(array, Pending))
+        return numpy_baseline.to_numpy(array)
+
+    def ask_evaluation(*data):
+        asked.append("validation asked for")
+        return lambda: asked.append("validation") or (0.5, 0.5)
+
+    def order(*arguments):
+        asked.append("order")
+        return epoch_order(*arguments)
+
+    network, optimizer = new(engine=engine_like(Trainer=Asynchronous, to_numpy=to_numpy))
+    network.ask_evaluation = ask_evaluation
+    monkeypatch.setattr(fitting, "epoch_order", order)
+    run(network, optimizer, epochs=2)
+    events = [event if isinstance(event, str) else "epoch" for event in asked]
+    one = ["epoch", "validation asked for", "order", "losses", "validation"]
+    last = ["epoch", "validation asked for", "losses", "validation"]
+    assert events == ["made", "order", *one, *last, "closed"]
+
+
+@given(n=st.integers(1, 200), batch_size=st.integers(1, 60), paces=st.lists(st.floats(1e-5, 0.1), min_size=1))
+def test_steps_are_taken_in_parts_that_last_as_long_as_a_look_may_wait(n, batch_size, paces):
+    """Whole batches, in order; one step first, then at most twice as many as before, and no longer than LOOK_EVERY."""
+    clock, paces = [0.0], itertools.cycle(paces)
+    trainer = StepByStep.__new__(StepByStep)
+    order, found, before = np.arange(n), [], (1, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+        for part, is_last in fitting.parts_of(order, trainer, batch_size):
+            steps, pace = -(-len(part) // batch_size), next(paces)
+            allowed, longest = before
+            assert steps <= allowed
+            assert steps == 1 or steps * longest <= 0.02 * (1 + 1e-9)  # at the pace of the part before
+            clock[0] += steps * pace
+            before = 2 * steps, pace
+            found.append(part)
+            assert is_last == (sum(map(len, found)) == n)
+            assert is_last or len(part) % batch_size == 0
+    assert_array_equal(np.concatenate(found), order)
+
+
+def test_a_trainer_of_whole_epochs_gets_all_at_once():
+    order = np.arange(50)
+    ((part, is_last),) = fitting.parts_of(order, object(), 8)
+    assert part is order
+    assert is_last
+
+
+def test_why_not_is_asked_before_anything_is_uploaded_or_compiled():
+    seen = []
+
+    def why_not(model, optimizer, batch_size):
+        seen.append((model, optimizer.kind, batch_size))
+        return "the abacus takes batches of 7 only: choose batch_size=7."
+
+    def uploads(*arguments):
+        raise AssertionError("data were uploaded")
+
+    class Trainer:
+        def __init__(self, *arguments):
+            raise AssertionError("a trainer was made")
+
+    engine = engine_like(why_not=why_not, Trainer=Trainer)
     network, optimizer = new(engine=engine)
-    history = run(network, optimizer)
-    plain = new()
-    assert_same_run((network, optimizer, history), (*plain, run(*plain)))
-    assert_array_equal(calls, [epoch_order(50, 0, epoch) for epoch in range(3)])
-    assert vars(engine)["asked"].count("train_epoch") <= 2  # hasattr, and then the function
+    engine.asarray = uploads
+    for train in (TRAIN, "no data at all"):
+        with pytest.raises(ValueError, match="abacus") as caught:
+            fit(network, optimizer, train, batch_size=8)
+        one_sentence(caught.value, "batches of 7 only")
+    assert seen == [(SMALL, "momentum", 8)] * 2
+    with pytest.raises(ValueError, match="abacus"):
+        fitting.trainer_of(network, optimizer, *TRAIN, 8)
+    assert optimizer.steps == 0
+
+
+def test_an_engine_that_can_is_not_refused():
+    assert run(*new(engine=engine_like(why_not=lambda *arguments: None))).stopped == "finished"
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -479,7 +625,7 @@ BAD = {
     "resume from nowhere": (dict(resume=True), ValueError, "folder of the checkpoints"),
     "no examples": (dict(train=(X[:0], Y[:0])), ValueError, "n at least 1"),
     "no validation examples": (dict(validation=(X[:0], Y[:0])), ValueError, "n at least 1"),
-    "images not flat": (dict(train=(X.reshape(50, 2, 3), Y)), ValueError, "must have shape (n, 6)"),
+    "no rows of six": (dict(train=(X.reshape(25, 3, 4), Y)), ValueError, "must have shape (n, 6)"),
     "too wide": (dict(train=(np.c_[X, X], Y)), ValueError, "not (50, 12)"),
     "transposed": (dict(train=(X.T, Y)), ValueError, "not (6, 50)"),
     "float64": (dict(train=(X.astype(float), Y)), TypeError, "float64 but the network computes in float32"),
@@ -543,8 +689,8 @@ def test_checkpoints_that_can_not_be_written_are_refused_before_the_first_step(t
         run(*new(), checkpoints=tmp_path)
 
 
-def other_network(sizes, dtype=np.float32):
-    network = Network(sizes=sizes, dtype=dtype)
+def other_network(*sizes):
+    network = Network(model=mlp(*sizes))
     return network, BY_NAME["momentum"](network, 0.05)
 
 
@@ -557,7 +703,7 @@ def other_network(sizes, dtype=np.float32):
         (lambda: new(momentum=0.8), {}, "momentum=0.9"),
         (lambda: new(weight_decay=0.1), {}, "weight_decay"),
         (lambda: new("nesterov"), {}, "Momentum"),
-        (lambda: other_network((6, 7, 3)), {}, "sizes [6, 5, 3], this run has [6, 7, 3]"),
+        (lambda: other_network(6, 7, 3), {}, "Linear(7)"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(make, options, words, tmp_path):
@@ -570,7 +716,7 @@ def test_a_checkpoint_of_another_run_is_refused(make, options, words, tmp_path):
 def test_a_checkpoint_that_is_missing_or_damaged_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"last\.npz"):
         run(*new(), checkpoints=tmp_path, resume=True)
-    Network(sizes=SIZES).save(tmp_path / "last.npz")
+    Network(model=SMALL).save(tmp_path / "last.npz")
     with pytest.raises(ValueError, match=r"last\.npz"):
         run(*new(), checkpoints=tmp_path, resume=True)
     run(*new(), epochs=1, checkpoints=tmp_path)
@@ -579,7 +725,7 @@ def test_a_checkpoint_that_is_missing_or_damaged_is_refused(tmp_path):
         run(*new(), checkpoints=tmp_path, resume=True)
 
 
-VECTOR = Network(sizes=SIZES).theta
+VECTOR = Network(model=SMALL).theta
 FOREIGN = {
     "a short velocity": (dict(velocity=VECTOR[:1]), "shape (1,)"),
     "parameters of another size": (dict(theta=VECTOR[:-1]), f"shape ({len(VECTOR) - 1},)"),
