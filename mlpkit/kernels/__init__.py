@@ -4,6 +4,8 @@ A kernel's sizes that are known before it runs (tile edges, layer widths) are ma
 `tiles.cu` with `-DTILE=32`. NVRTC, the compiler that comes with CuPy's CUDA libraries, needs no GPU: `resources`
 compiles for a chip that need not be here, and asks `ptxas` what the code takes there.
 
+What several kernels need is a header, `.cuh`: beside the file that includes it, or here where several rooms need it.
+
 A file defines each macro that it needs, inside `#ifndef`, so that it compiles as it stands: the tests compile every
 file for sm_80 and sm_90. A file for newer chips alone says so in a line of its first comment, `// needs sm_90`.
 """
@@ -20,7 +22,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 OPTIONS = ("-std=c++17", "-default-device")
-INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)  # what two kernels share
+INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,16 @@ class Resources:
 
 
 def source(name):
-    """Return the CUDA C of the file `<name>.cu`, with the text of what it includes from this folder.
+    """Return the CUDA C of the file `<name>.cu`, with the text of each header that it needs in place of its `#include`.
 
-    Raises ValueError where there is none.
+    A header stands there once, where it is included first. Raises ValueError where there is no such file.
     """
-    path = place(name)
-    return INCLUDE.sub(
-        lambda found: (path.parent / found[1]).read_text(encoding="utf-8"), path.read_text(encoding="utf-8")
-    )
+    return _with_headers(place(name), set())
+
+
+def headers(path):
+    """Return the paths of the headers that a file, a `.cu` or a `.cuh`, includes itself."""
+    return [_header(path, name) for name in INCLUDE.findall(path.read_text(encoding="utf-8"))]
 
 
 def place(name):
@@ -116,6 +120,23 @@ def ptxas():
     if found is None:
         raise FileNotFoundError("ptxas is not installed: pip install nvidia-cuda-nvcc-cu12")
     return found
+
+
+def _with_headers(path, seen):
+    def text(found):
+        header = _header(path, found[1])
+        if header in seen:
+            return ""
+        seen.add(header)
+        return _with_headers(header, seen)
+
+    return INCLUDE.sub(text, path.read_text(encoding="utf-8"))
+
+
+def _header(path, name):
+    """Return the path of a header that a file includes: beside it, or else in the folder of all rooms."""
+    beside = path.with_name(name)
+    return beside if beside.is_file() else FOLDER / name
 
 
 def _places(package):

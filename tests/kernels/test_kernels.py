@@ -66,13 +66,15 @@ def oldest(name):
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    """Put kernel files of the test's own where the package looks for them."""
+    """Put kernel files of the test's own where the package looks for them: in a room."""
     monkeypatch.setattr(kernels, "FOLDER", tmp_path)
     kernels.load.cache_clear()
+    room = tmp_path / "room"
+    room.mkdir()
     for name, code in {"scale": SCALE, "greedy": GREEDY, "wrong": "__global__ void f() { missing(); }"}.items():
-        (tmp_path / f"{name}.cu").write_text(code)
-    (tmp_path / "notes.txt").write_text("no kernel")
-    yield tmp_path
+        (room / f"{name}.cu").write_text(code)
+    (room / "notes.txt").write_text("no kernel")
+    yield room
     kernels.load.cache_clear()
 
 
@@ -213,8 +215,50 @@ def test_an_excerpt_is_the_lines_from_one_to_another(monkeypatch):
             kernels.excerpt("scale", *words)
 
 
-def test_what_two_kernels_share_stands_in_the_source_of_both():
-    shared = (kernels.FOLDER / "digits.cuh").read_text(encoding="utf-8")
-    for name in ("persistent", "cluster"):
-        assert shared in kernels.source(name)
-        assert "#include" not in kernels.source(name)
+def test_a_header_stands_once_where_it_is_included_first(folder):
+    (folder.parent / "everywhere.cuh").write_text("// everywhere\n")
+    (folder / "here.cuh").write_text('#include "everywhere.cuh"\n// here\n')
+    (folder / "both.cu").write_text('// both\n#include "here.cuh"\n#include "everywhere.cuh"\n// end\n')
+    assert kernels.source("both") == "// both\n// everywhere\n// here\n// end\n"
+    assert kernels.headers(folder / "here.cuh") == [folder.parent / "everywhere.cuh"]
+    assert kernels.headers(folder / "scale.cu") == []
+
+
+def test_a_header_that_is_missing_is_named(folder):
+    (folder / "alone.cu").write_text('#include "missing.cuh"\n')
+    with pytest.raises(FileNotFoundError, match=r"missing\.cuh"):
+        kernels.source("alone")
+
+
+def test_the_assembly_of_the_networks_kernels_is_in_one_header():
+    files = [path for path in (kernels.FOLDER / "mlp").iterdir() if path.suffix in (".cu", ".cuh")]
+    assert len(files) > 10
+    assert [path.name for path in files if "asm" in path.read_text(encoding="utf-8")] == []
+
+
+def test_each_header_is_included_by_somebody():
+    files = [path for suffix in ("cu", "cuh") for path in kernels.FOLDER.rglob(f"*.{suffix}")]
+    included = {header for path in files for header in kernels.headers(path)}
+    assert included == {path for path in files if path.suffix == ".cuh"}
+
+
+# What a kernel is not made for
+
+WRONG = [
+    ("persistent", {"BATCH": 96}, "rows are dealt out"),
+    ("persistent", {"INPUTS": 50}, "pieces of 16 pixels"),
+    ("persistent", {"CLASSES": 17}, "one tile of classes"),
+    ("cluster", {"BATCH": 32}, "a row of BATCH numbers"),
+    ("cluster", {"ADAM": 2}, "Adam's averages"),
+    ("matmul_3_shared", {"TILE": 64}, "1024 threads"),
+    ("matmul_6_pipelined", {"STAGES": 40}, "227 KiB"),
+    ("matmul_7_tf32", {"DEPTH": 8}, "two sets"),
+    ("cluster_barrier", {"BLOCKS": 32}, "16 blocks"),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "macros", "words"), WRONG)
+def test_sizes_that_a_kernel_is_not_made_for_do_not_compile(name, macros, words):
+    with pytest.raises(RuntimeError, match=words):
+        kernels.ptx(name, **macros)

@@ -15,6 +15,8 @@
 #define TILE 32
 #endif
 
+static_assert(TILE * TILE <= 1024, "a block has at most 1024 threads");
+
 extern "C" __global__ __launch_bounds__(TILE * TILE)
 void matmul(const float* A, const float* B, float* C, int M, int N, int K)
 {

@@ -18,6 +18,8 @@ constexpr int EACH = 8;               // rows and columns of a thread's tile
 constexpr int SIDE = TILE / EACH;     // threads along an edge
 constexpr int THREADS = SIDE * SIDE;
 
+static_assert(TILE % EACH == 0 && THREADS <= 1024, "a tile's edge is shared out evenly");
+
 extern "C" __global__ __launch_bounds__(THREADS)
 void matmul(const float* A, const float* B, float* C, int M, int N, int K)
 {

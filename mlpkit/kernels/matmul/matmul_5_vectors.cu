@@ -17,6 +17,8 @@ constexpr int TILE = 128, DEPTH = 8, EACH = 8;
 constexpr int SIDE = TILE / EACH;
 constexpr int THREADS = SIDE * SIDE;  // a thread fetches four numbers of A and four of B: 4 x 256 = 128 x 8
 
+static_assert(4 * THREADS == TILE * DEPTH && EACH == 8, "one load each for A and B, and two for rows and for columns");
+
 // Does every row begin at a multiple of 16 bytes?
 inline bool aligned(const float* matrix, int columns) { return (size_t)matrix % 16 == 0 && columns % 4 == 0; }
 

@@ -26,24 +26,16 @@
 // What bounds it now is the multiply-adds themselves, and the other instructions beside them. The next file has others
 // do the arithmetic.
 
-#ifndef TILE_M
-#define TILE_M 128
-#define TILE_N 256
-#endif
 #ifndef DEPTH
 #define DEPTH 8
 #endif
 #ifndef STAGES
 #define STAGES 5
 #endif
-#ifndef GROUP
-#define GROUP 8
-#endif
+#include "tiles.cuh"
 
-constexpr int WARP_M = 64, WARP_N = 64, LANES_M = 8, LANES_N = 4;   // a warp's tile, and its threads
+constexpr int LANES_M = 8, LANES_N = 4;                             // threads of a warp
 constexpr int ROWS = WARP_M / LANES_M, COLUMNS = WARP_N / LANES_N;  // of a thread
-constexpr int WARPS_N = TILE_N / WARP_N;
-constexpr int WARPS = TILE_M / WARP_M * WARPS_N, THREADS = WARPS * 32;
 constexpr int BLOCKS = 8 / WARPS;  // on a multiprocessor: tells the compiler how many registers there are
 
 static_assert(DEPTH % 2 == 0, "each step begins with the first of the two sets of a and b");
@@ -53,18 +45,9 @@ struct Tiles {
     float B[DEPTH][TILE_N];
 };
 
-inline bool aligned(const float* matrix, int columns) { return (size_t)matrix % 16 == 0 && columns % 4 == 0; }
-
-// Start to copy so many neighbours, or to write as many zeros.
-template <int NUMBERS>
-inline void copy(float* to, const float* from, bool inside)
-{
-    unsigned address = __cvta_generic_to_shared(to);
-    if (NUMBERS == 4)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(inside ? 16 : 0));
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(inside ? 4 : 0));
-}
+static_assert(ROWS % 4 == 0 && COLUMNS % 4 == 0, "a thread loads four numbers at a time");
+static_assert(STAGES >= 2 && STAGES * sizeof(Tiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
+static_assert(WARPS * LANES_M * (WARP_N + 4) * sizeof(float) <= STAGES * sizeof(Tiles), "lines of C fit into the ring");
 
 inline void load4(float* to, const float* from)
 {
@@ -76,13 +59,11 @@ inline void load4(float* to, const float* from)
 template <int NUMBERS>
 inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int M, int N, int K)
 {
-    int tiles_m = (M + TILE_M - 1) / TILE_M, tiles_n = (N + TILE_N - 1) / TILE_N;
-    int group = blockIdx.x / (GROUP * tiles_n), in_group = blockIdx.x % (GROUP * tiles_n);
-    int height = min(GROUP, tiles_m - group * GROUP);
-    int first_row = (group * GROUP + in_group % height) * TILE_M, first_column = in_group / height * TILE_N;
+    auto [first_row, first_column] = first_of_block(M, N);
 
     // This thread copies column A_x of A's tile in rows A_y, A_y + A_STEP, ..., and B likewise.
     constexpr int A_STEP = THREADS / DEPTH, B_STEP = THREADS / (TILE_N / NUMBERS);
+    static_assert(TILE_M % A_STEP == 0 && DEPTH % B_STEP == 0, "all threads copy as many numbers");
     int A_x = threadIdx.x % DEPTH, A_y = threadIdx.x / DEPTH;
     int B_x = threadIdx.x % (TILE_N / NUMBERS) * NUMBERS, B_y = threadIdx.x / (TILE_N / NUMBERS);
     int A_rows = M - first_row - A_y, A_columns = K - A_x;  // so many are left, of A_columns fewer with each step,
@@ -92,11 +73,11 @@ inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int 
     auto start = [&](Tiles& tiles) {
         #pragma unroll
         for (int i = 0; i < TILE_M; i += A_STEP)
-            copy<1>(&tiles.A[A_x][A_y + i], A_from + (size_t)i * K, i < A_rows && A_columns > 0);
+            cp_async<4>(&tiles.A[A_x][A_y + i], A_from + (size_t)i * K, i < A_rows && A_columns > 0);
         #pragma unroll
         for (int i = 0; i < DEPTH; i += B_STEP)
-            copy<NUMBERS>(&tiles.B[B_y + i][B_x], B_from + (size_t)i * N, i < B_rows && B_columns > 0);
-        asm volatile("cp.async.commit_group;");
+            cp_async<4 * NUMBERS>(&tiles.B[B_y + i][B_x], B_from + (size_t)i * N, i < B_rows && B_columns > 0);
+        cp_async_commit_group();
         A_from += DEPTH, A_columns -= DEPTH;
         B_from += (size_t)DEPTH * N, B_rows -= DEPTH;
     };
@@ -137,7 +118,7 @@ inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int 
         }
     }
 
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    cp_async_wait_all();
     __syncthreads();  // nobody needs the tiles any more: their memory serves to store, eight rows of a warp at a time
     float (*rows)[WARP_N + 4] = reinterpret_cast<float (*)[WARP_N + 4]>(ring) + warp * LANES_M;
     #pragma unroll

@@ -14,12 +14,6 @@
 //
 // What bounds it is probably what bounded the last file: half the bytes, but they are needed in half the time.
 
-#ifndef TILE_M
-#define TILE_M 128
-#define TILE_N 256
-#define WARP_M 64
-#define WARP_N 64
-#endif
 #ifndef DEPTH
 #define DEPTH 64
 #endif
@@ -29,12 +23,8 @@
 #ifndef BLOCKS
 #define BLOCKS 1
 #endif
-#ifndef GROUP
-#define GROUP 8
-#endif
+#include "tiles.cuh"
 
-constexpr int WARPS_N = TILE_N / WARP_N;
-constexpr int THREADS = TILE_M / WARP_M * WARPS_N * 32;
 constexpr int PIECES_M = WARP_M / 16, PIECES_N = WARP_N / 8;  // of a warp's tile
 
 using bf16 = unsigned short;  // its 16 bits; only the tensor cores calculate with it
@@ -46,6 +36,8 @@ struct Tiles {
     bf16 B[DEPTH][TILE_N + 8];
 };
 
+static_assert(STAGES >= 2 && STAGES * sizeof(Tiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
+
 inline int padded(int columns) { return (columns + 7) / 8 * 8; }
 
 // Write a float32 matrix as bfloat16, rounded to the nearest; the rows of `to` have `padded(columns)` numbers.
@@ -54,41 +46,8 @@ extern "C" __global__ void round_rows(const float* from, bf16* to, int rows, int
     size_t width = padded(columns), all = gridDim.x * blockDim.x;
     for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < rows * width; i += all) {
         size_t row = i / width, column = i % width;
-        float value = column < columns ? from[row * columns + column] : 0;
-        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to[i]) : "f"(value));
+        to[i] = cvt_rn_bf16(column < columns ? from[row * columns + column] : 0);
     }
-}
-
-// Start to copy eight neighbours, or to write as many zeros.
-inline void copy8(bf16* to, const bf16* from, bool inside)
-{
-    unsigned address = __cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(inside ? 16 : 0));
-}
-
-// Each thread names a row of 16 bytes: lanes 0 to 7 those of the first 8 x 8 numbers, lanes 8 to 15 of the second, ...
-inline void load_matrices(unsigned (&to)[4], const bf16* row)
-{
-    unsigned address = __cvta_generic_to_shared(row);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address));
-}
-
-inline void load_turned(unsigned (&to)[4], const bf16* row)
-{
-    unsigned address = __cvta_generic_to_shared(row);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address));
-}
-
-inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
@@ -96,16 +55,12 @@ void matmul(const bf16* A, const bf16* B, float* C, int M, int N, int K)
 {
     extern __shared__ __align__(16) char memory[];
     Tiles* ring = reinterpret_cast<Tiles*>(memory);
-    bool C_aligned = (size_t)C % 8 == 0 && N % 2 == 0;
-
-    int tiles_m = (M + TILE_M - 1) / TILE_M, tiles_n = (N + TILE_N - 1) / TILE_N;
-    int group = blockIdx.x / (GROUP * tiles_n), in_group = blockIdx.x % (GROUP * tiles_n);
-    int height = min(GROUP, tiles_m - group * GROUP);
-    int first_row = (group * GROUP + in_group % height) * TILE_M, first_column = in_group / height * TILE_N;
+    auto [first_row, first_column] = first_of_block(M, N);
 
     // This thread copies columns A_x, ... of A's tile in rows A_y, A_y + A_STEP, ..., and B likewise.
     constexpr int A_WIDTH = DEPTH / 8, A_STEP = THREADS / A_WIDTH;
     constexpr int B_WIDTH = TILE_N / 8, B_STEP = THREADS / B_WIDTH;
+    static_assert(TILE_M % A_STEP == 0 && DEPTH % B_STEP == 0, "all threads copy as many numbers");
     int A_x = threadIdx.x % A_WIDTH * 8, A_y = threadIdx.x / A_WIDTH;
     int B_x = threadIdx.x % B_WIDTH * 8, B_y = threadIdx.x / B_WIDTH;
     int A_rows = M - first_row - A_y, A_columns = K - A_x;  // so many are left, of A_columns fewer with each step,
@@ -116,11 +71,11 @@ void matmul(const bf16* A, const bf16* B, float* C, int M, int N, int K)
     auto start = [&](Tiles& tiles) {
         #pragma unroll
         for (int i = 0; i < TILE_M; i += A_STEP)
-            copy8(&tiles.A[A_y + i][A_x], A_from + (size_t)i * A_stride, i < A_rows && A_columns > 0);
+            cp_async<16>(&tiles.A[A_y + i][A_x], A_from + (size_t)i * A_stride, i < A_rows && A_columns > 0);
         #pragma unroll
         for (int i = 0; i < DEPTH; i += B_STEP)
-            copy8(&tiles.B[B_y + i][B_x], B_from + (size_t)i * B_stride, i < B_rows && B_columns > 0);
-        asm volatile("cp.async.commit_group;");
+            cp_async<16>(&tiles.B[B_y + i][B_x], B_from + (size_t)i * B_stride, i < B_rows && B_columns > 0);
+        cp_async_commit_group();
         A_from += DEPTH, A_columns -= DEPTH;
         B_from += (size_t)DEPTH * B_stride, B_rows -= DEPTH;
     };
@@ -129,17 +84,17 @@ void matmul(const bf16* A, const bf16* B, float* C, int M, int N, int K)
         __syncthreads();
     };
 
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int warp_row = warp / WARPS_N * WARP_M, warp_column = warp % WARPS_N * WARP_N;
     unsigned a[2][PIECES_M][4], b[2][PIECES_N / 2][4];
     float total[PIECES_M][PIECES_N][4] = {};
     auto load = [&](const Tiles& tiles, int k, int into) {
         #pragma unroll
         for (int i = 0; i < PIECES_M; ++i)
-            load_matrices(a[into][i], &tiles.A[warp_row + 16 * i + lane % 16][k + lane / 16 * 8]);
+            ldmatrix_x4(a[into][i], &tiles.A[warp_row + 16 * i + lane % 16][k + lane / 16 * 8]);
         #pragma unroll
         for (int j = 0; j < PIECES_N / 2; ++j)
-            load_turned(b[into][j], &tiles.B[k + lane % 16][warp_column + 16 * j + lane / 16 * 8]);
+            ldmatrix_x4_trans(b[into][j], &tiles.B[k + lane % 16][warp_column + 16 * j + lane / 16 * 8]);
     };
 
     for (int slot = 0; slot < STAGES - 1; ++slot) start(ring[slot]);
@@ -159,26 +114,9 @@ void matmul(const bf16* A, const bf16* B, float* C, int M, int N, int K)
             for (int i = 0; i < PIECES_M; ++i)
                 #pragma unroll
                 for (int j = 0; j < PIECES_N; ++j)
-                    multiply_add(total[i][j], a[now][i], b[now][j / 2][j % 2 * 2], b[now][j / 2][j % 2 * 2 + 1]);
+                    mma_m16n8k16_bf16(total[i][j], a[now][i], b[now][j / 2][j % 2 * 2], b[now][j / 2][j % 2 * 2 + 1]);
         }
     }
 
-    #pragma unroll
-    for (int i = 0; i < PIECES_M; ++i)
-        #pragma unroll
-        for (int j = 0; j < PIECES_N; ++j)
-            #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                int row = first_row + warp_row + 16 * i + 8 * half + g;
-                int column = first_column + warp_column + 8 * j + 2 * t;
-                if (row >= M) continue;
-                float* at = C + (size_t)row * N + column;
-                const float* from = total[i][j] + 2 * half;
-                if (C_aligned && column < N) {
-                    *reinterpret_cast<float2*>(at) = {from[0], from[1]};
-                } else {
-                    if (column < N) at[0] = from[0];
-                    if (column + 1 < N) at[1] = from[1];
-                }
-            }
+    store_pieces(total, C, first_row + warp_row, first_column + warp_column, M, N);
 }

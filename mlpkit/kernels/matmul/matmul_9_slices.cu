@@ -21,6 +21,8 @@
 constexpr int TILE_M = 8, TILE_N = 16;  // 2 x 4 threads, 4 x 4 numbers each
 constexpr int SLICES = WARPS * 4;       // of K, in turns of 4 steps
 
+static_assert(WARPS >= 1 && WARPS <= 32 && AHEAD >= 1, "a block has at most 32 warps");
+
 inline bool aligned(const float* matrix, int columns) { return (size_t)matrix % 16 == 0 && columns % 4 == 0; }
 
 // Load four neighbours from a row, 0 for those outside. No branch: loads that may or may not happen can be under way

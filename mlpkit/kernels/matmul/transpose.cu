@@ -11,6 +11,8 @@
 
 constexpr int TILE = 32, ROWS = 8;  // a block has 32 x 8 threads, and each of them takes four numbers
 
+static_assert(TILE % ROWS == 0, "all threads take as many numbers");
+
 extern "C" __global__ void direct(const float* in, float* out, int rows, int columns)
 {
     int column = blockIdx.x * TILE + threadIdx.x;

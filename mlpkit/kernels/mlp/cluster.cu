@@ -17,33 +17,23 @@
 // of 8 bits, and the tensor cores add up without rounding. The other products are of float32 numbers: each is split into
 // two that the tensor cores can hold (TF32), and of the four products of the parts the three that matter are added up.
 
-#include "digits.cuh"
-
-#ifndef INPUTS
-#define INPUTS 784  // a multiple of 16
-#endif
-#ifndef CLASSES
-#define CLASSES 10  // at most 16
-#endif
-#ifndef BATCH
-#define BATCH 128  // 64 or 128: rows in use, and rows that fill up
-#endif
-#ifndef ADAM
-#define ADAM 0
-#endif
-#ifndef MARKED_STEPS
-#define MARKED_STEPS 0  // so many steps' times are written down, after the first 100, of the first network
-#endif
-
+#include "network.cuh"
 #include "optimizer.cuh"
+#include "digits.cuh"
+#include "pixels.cuh"
+#include "reductions.cuh"
 
-const int BLOCKS = 8, THREADS = 512, WARPS = 16, WIDTH = 128, TILE = 16;
+static_assert(BATCH == 64 || BATCH == 128, "a row of BATCH numbers is at most as wide as a layer");
+
+const int BLOCKS = 8;
 const int ROWS = BATCH / BLOCKS;  // examples that a block takes through the hidden layers
 
-// theta: the weights of all layers, then the biases of all layers.
-const int W1 = 0, W2 = INPUTS * WIDTH, W3 = W2 + WIDTH * WIDTH, W4 = W3 + WIDTH * WIDTH;
-const int B1 = W4 + WIDTH * CLASSES, B2 = B1 + WIDTH, B3 = B2 + WIDTH, B4 = B3 + WIDTH;
+static_assert(BLOCKS * TILE == WIDTH, "a block owns 16 columns of W1, and 16 rows of W2, W3 and W4");
+static_assert(ROWS <= TILE && ROWS % 4 == 0, "a block's examples are the rows of a product, and move four at a time");
 
+const int STAMPED_BLOCKS = BLOCKS, STAGES = 16;
+const bool ALL_STAMPED = false;  // only those of the first network
+#include "stamps.cuh"
 
 // What the blocks of a cluster hand each other. Rows of BATCH numbers: what a unit returned for every example.
 struct Exchange {
@@ -65,53 +55,8 @@ struct Network {
     Settings settings;
 };
 
-extern __shared__ __align__(128) unsigned char shared_bytes[];
-
-#if MARKED_STEPS
-__device__ long long marks[BLOCKS][MARKED_STEPS][16];  // ns
-
-// Write down when the block's first thread comes to a stage.
-__device__ void mark(int step, int stage) {
-    if (threadIdx.x == 0 && blockIdx.x < BLOCKS && step >= 100 && step < 100 + MARKED_STEPS) {
-        long long now;
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
-        marks[blockIdx.x][step - 100][stage] = now;
-    }
-}
-#else
-__device__ void mark(int step, int stage) {}
-#endif
-
-// ---- The cluster's barrier: what a block wrote before it arrived is there for those who have waited ----
-
-__device__ void cluster_arrive() {
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
 // From the L2 cache: what other blocks write is there, not in a multiprocessor's own cache.
 __device__ float4 four_of(const float* from) { return __ldcg((const float4*)from); }
-
-// ---- Integers for floats ----
-
-// Four numbers' digits, from -128 to 127: byte i of word d is digit d of number i.
-// Number i is of[0] + 256 of[1] + 65536 of[2] + 16777216 of[3], each of them its byte.
-struct Digits {
-    Word of[4];
-
-    __device__ Digits(const float4& x, float scale) {
-        const float numbers[4] = {x.x, x.y, x.z, x.w};
-        Word d[4];
-        for (int i = 0; i < 4; i++) d[i] = digits(numbers[i], scale);
-        const Word low[2] = {__byte_perm(d[0], d[1], 0x5140), __byte_perm(d[2], d[3], 0x5140)};
-        const Word high[2] = {__byte_perm(d[0], d[1], 0x7362), __byte_perm(d[2], d[3], 0x7362)};
-        of[0] = __byte_perm(low[0], low[1], 0x5410);
-        of[1] = __byte_perm(low[0], low[1], 0x7632);
-        of[2] = __byte_perm(high[0], high[1], 0x5410);
-        of[3] = __byte_perm(high[0], high[1], 0x7632);
-    }
-};
 
 // The number that sums over four digits stand for: element e of each.
 __device__ float value_of(const int (&sums)[4][4], int e) {
@@ -121,7 +66,7 @@ __device__ float value_of(const int (&sums)[4][4], int e) {
 
 // ---- Shared memory ----
 
-const int PIXEL_TILES = INPUTS / 16, DEPTH = (INPUTS + 31) / 32;  // 32 pixels: as many as a product takes at once
+const int DEPTH = (INPUTS + 31) / 32;  // 32 pixels: as many as a product takes at once
 const int STRIDE = 32 * DEPTH + 16;
 
 struct Shared {
@@ -150,19 +95,6 @@ typedef float Rows[TILE][WIDTH];
 
 // ---- The first layer ----
 
-// Ask for a piece of memory, and go on; it is there after wait_for_copies, for this thread.
-template <int BYTES>
-__device__ void copy(void* to, const void* from) {
-    const Word address = __cvta_generic_to_shared(to);
-    if constexpr (BYTES == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(BYTES) : "memory");
-    }
-}
-
-__device__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 // The number of examples in a batch: the last one may be short, and there is none after it.
 __device__ int in_batch(const Network& network, int step) {
     const long long left = network.examples - (long long)step * network.batch_size;
@@ -173,10 +105,10 @@ __device__ int in_batch(const Network& network, int step) {
 __device__ void ask_for_order(const Network& network, Shared& shared, int step) {
     const long long first = (long long)step * network.batch_size;
     const int row = threadIdx.x;
-    if (row < in_batch(network, step)) copy<8>(&shared.examples[row], network.order + first + row);
+    if (row < in_batch(network, step)) cp_async<8>(&shared.examples[row], network.order + first + row);
 }
 __device__ void ask_for_rates(const Network& network, Shared& shared, int step) {
-    if (threadIdx.x < 3) copy<4>(&shared.rates.lr + threadIdx.x, &network.rates[step].lr + threadIdx.x);
+    if (threadIdx.x < 3) cp_async<4>(&shared.rates.lr + threadIdx.x, &network.rates[step].lr + threadIdx.x);
 }
 
 // Ask for the images of a batch. A warp an image.
@@ -185,13 +117,15 @@ __device__ void fetch(const Network& network, Shared& shared, int step) {
     for (int row = threadIdx.x / 32; row < n; row += WARPS) {
         const unsigned char* from = network.X + shared.examples[row] * INPUTS;
         for (int piece = threadIdx.x % 32 * 16; piece < INPUTS; piece += 32 * 16) {
-            copy<16>(&shared.x[row][piece], from + piece);
+            cp_async<16>(&shared.x[row][piece], from + piece);
         }
     }
 }
 
 // The products of a warp: 64 rows, 8 columns, and every SPLITS-th piece of 32 pixels.
 const int ROW_GROUPS = BATCH / 64, SPLITS = WARPS / 2 / ROW_GROUPS;
+
+static_assert(SPLITS % 2 == 0, "sums are added up in pairs of parts");
 
 // Sums over the pixels for the block's columns of x W1, in two parts.
 // This and the next stages are not inlined: so that each of them has all registers for itself.
@@ -208,9 +142,9 @@ __device__ __noinline__ void first_products(Shared& shared, float scale) {
 #pragma unroll
         for (int tile = 0; tile < 4; tile++) {
             Word a[4];
-            load_matrices(a, &shared.x[first + tile * 16 + lane % 16][0] + 32 * k + lane / 16 * 16);
+            ldmatrix_x4(a, &shared.x[first + tile * 16 + lane % 16][0] + 32 * k + lane / 16 * 16);
 #pragma unroll
-            for (int d = 0; d < 4; d++) multiply(sums[tile][d], a, left.of[d], right.of[d]);
+            for (int d = 0; d < 4; d++) mma_m16n8k32_u8s8(sums[tile][d], a, left.of[d], right.of[d]);
         }
     }
 #pragma unroll 1
@@ -259,29 +193,11 @@ __device__ void receive_dz1(const Network& network, Shared& shared) {
     for (int d = 0; d < 4; d++) {
         if (lane < BATCH / 4) shared.dz1[d][column][lane] = digits.of[d];
     }
-    float sum = dz.x + dz.y + dz.z + dz.w;
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    const float sum = warp_sum<32>(dz.x + dz.y + dz.z + dz.w);
     if (lane > 0) return;
     shared.inverse[column] = inverse_scale(biased);
     shared.b1[column].update(sum, shared.network.settings, shared.rates, false);
 }
-
-// x^T for 16 pixels and all rows, as the tensor cores want it.
-struct Pixels {
-    Word of[BATCH / 32][4];
-
-    __device__ void load(const unsigned char (*x)[INPUTS], int tile) {
-#pragma unroll
-        for (int step = 0; step < BATCH / 32; step++) {
-            Word pairs[4];  // a register has two pixels of two rows; the tensor cores want four rows of one pixel
-            load_transposed(pairs, &x[step * 32 + threadIdx.x % 32][tile * 16]);
-            of[step][0] = __byte_perm(pairs[0], pairs[1], 0x6420);
-            of[step][1] = __byte_perm(pairs[0], pairs[1], 0x7531);
-            of[step][2] = __byte_perm(pairs[2], pairs[3], 0x6420);
-            of[step][3] = __byte_perm(pairs[2], pairs[3], 0x7531);
-        }
-    }
-};
 
 // The largest weight of W1 decides on what its integers stand for.
 __device__ void note_largest(Shared& shared, Word largest) {
@@ -358,7 +274,7 @@ __device__ __noinline__ void update_first(const Network& network, Shared& shared
 #pragma unroll
         for (int step = 0; step < BATCH / 32; step++) {
 #pragma unroll
-            for (int d = 0; d < 4; d++) multiply(sums[d], pixels.of[step], b[step][d][0], b[step][d][1]);
+            for (int d = 0; d < 4; d++) mma_m16n8k32_u8s8(sums[d], pixels.of[step], b[step][d][0], b[step][d][1]);
         }
 #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -408,8 +324,7 @@ struct Right {
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < COLUMNS / 16; i++) sum += of[i].x + of[i].y + of[i].z + of[i].w;
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        return sum + __shfl_xor_sync(~0u, sum, 2);
+        return warp_sum_from_nearest<4>(sum);
     }
 
     // left times the matrix transposed; row_of and column_of tell which four numbers of it a lane gets.
@@ -436,9 +351,9 @@ struct Right {
                     big[e] = split.big, small[e] = split.small;
                 }
                 const Split first(b[k][0]), second(b[k][1]);
-                multiply_short(part, big, {first.big, second.big});
-                multiply_short(rest[0], big, {first.small, second.small});
-                multiply_short(rest[1], small, {first.big, second.big});
+                mma_m16n8k8_tf32(part, big, {first.big, second.big});
+                mma_m16n8k8_tf32(rest[0], big, {first.small, second.small});
+                mma_m16n8k8_tf32(rest[1], small, {first.big, second.big});
             }
             for (int e = 0; e < 4; e++) sums[e] += part[e];
             if (next) of[i] = four_of(place<COLUMNS>(next, i));
@@ -504,19 +419,6 @@ __device__ void backward(const Rows& dz, Right& W, Word passed, Rows& out, const
     __syncthreads();
 }
 
-// Add up each of `sums` over the lanes of a warp, for all of them at once; see persistent.cu.
-template <int half, int distance>
-__device__ void add_up_across_lanes(float* sums) {
-    const bool upper = threadIdx.x & distance;
-#pragma unroll
-    for (int i = 0; i < (half ? half : 1); i++) {
-        const float mine = half && upper ? sums[i + half] : sums[i];
-        const float other = half && !upper ? sums[i + half] : sums[i];
-        sums[i] = mine + __shfl_xor_sync(~0u, other, distance);
-    }
-    if constexpr (distance > 1) add_up_across_lanes<half / 2, distance / 2>(sums);
-}
-
 // The last layer, the loss, and the gradient of the last hidden layer: a warp a row.
 // A lane has four of the row's units; then two lanes a class; then four units again.
 __device__ void last_layer(const Network& network, Shared& shared, const Rows& in, Rows& out, int step, int label) {
@@ -530,16 +432,10 @@ __device__ void last_layer(const Network& network, Shared& shared, const Rows& i
             const float4 w = *(const float4*)&shared.W4[c][4 * lane];
             z[c] = a.x * w.x + a.y * w.y + a.z * w.z + a.w * w.w;
         }
-        add_up_across_lanes<TILE / 2, 16>(z);
+        warp_sums<TILE / 2, 16>(z);
         const int c = lane / 2;
         const float logit = c < CLASSES ? z[0] + shared.b4[c].w : -__uint_as_float(0x7f800000u);  // minus infinity
-        float largest = logit;
-        for (int distance = 16; distance > 1; distance /= 2) {
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
-        }
-        const float power = expf(logit - largest);
-        float total = power;
-        for (int distance = 16; distance > 1; distance /= 2) total += __shfl_xor_sync(~0u, total, distance);
+        const float largest = warp_max<TILE, 2>(logit), power = expf(logit - largest), total = warp_sum<TILE, 2>(power);
         // Else the row only fills up the batch.
         const float dz4 = row < n ? power / (total * n) - (c == label ? 1.0f / n : 0.0f) : 0.0f;
         if (lane % 2 == 0) network.exchange->dz4[c][row] = dz4;
@@ -570,14 +466,14 @@ __device__ __noinline__ void there_and_back(const Network& network, Shared& shar
     ask_for_order(network, shared, step + 1);
     ask_for_rates(network, shared, step);
     Rows &one = shared.rows[0], &other = shared.rows[1];
-    cluster_wait();  // for the new W2, W3 and W4
+    barrier_cluster_wait();  // for the new W2, W3 and W4
     Right W;
     W.ask<WIDTH>(exchange.W[0][0]);
     first_outputs(network, shared, unit);
-    mark(step, 2);
-    cluster_arrive();
-    cluster_wait();  // for a1
-    mark(step, 3);
+    stamp(step, 2);
+    barrier_cluster_arrive();
+    barrier_cluster_wait();  // for a1
+    stamp(step, 3);
     take(one, exchange.a[0], rank);
     for (int e = 4 * threadIdx.x; e < CLASSES * WIDTH; e += 4 * THREADS) {
         *(float4*)(&shared.W4[0][0] + e) = four_of(&exchange.W4[0][0] + e);
@@ -587,22 +483,22 @@ __device__ __noinline__ void there_and_back(const Network& network, Shared& shar
     for (int e = 0; e < 4; e++) a1[e] = one[row_of(e)][in_row(row_of(e), column_of(e))];
     const Word first_passed = positive(a1);
 
-    mark(step, 4);
+    stamp(step, 4);
     const Word passed = forward(one, W, shared.b[0], other, exchange.W[1][0]);
     give(other, exchange.a[1], rank);
-    mark(step, 5);
+    stamp(step, 5);
     forward(other, W, shared.b[1], one, network.vectors.theta + W3);
     give(one, exchange.a[2], rank);
-    mark(step, 6);
+    stamp(step, 6);
     last_layer(network, shared, one, other, step, label);
     give(other, exchange.dz[2], rank);
-    mark(step, 7);
+    stamp(step, 7);
     backward(other, W, passed, one, network.vectors.theta + W2);
     give(one, exchange.dz[1], rank);
-    mark(step, 8);
+    stamp(step, 8);
     backward(one, W, first_passed, other, nullptr);
     give(other, exchange.dz[0], rank);
-    wait_for_copies();
+    cp_async_wait_all();
 }
 
 // ---- The update of W2, W3 and W4: 16 rows of each ----
@@ -648,9 +544,9 @@ __device__ __noinline__ void update_others(const Network& network, Shared& share
     dz.ask<BATCH>(exchange.dz[2][0]);
     for (int layer = 0; layer < 3; layer++) take_units(shared.rows[layer], exchange.a[layer], network.rank);
     __syncthreads();
-    mark(step, 12);
+    stamp(step, 12);
     update_rows<WIDTH>(network, shared, shared.rows[1], dz, exchange.dz[1][0], W3, shared.b[1], exchange.W[1]);
-    mark(step, 13);
+    stamp(step, 13);
     const float* last = threadIdx.x < 2 * 32 ? exchange.dz4[0] : nullptr;
     update_rows<WIDTH>(network, shared, shared.rows[0], dz, last, W2, shared.b[0], exchange.W[0]);
     update_rows<CLASSES>(network, shared, shared.rows[2], dz, nullptr, W4, shared.b4, exchange.W4);
@@ -682,7 +578,7 @@ __device__ __noinline__ void begin(const Network& network, Shared& shared) {
     for_biases(network, shared, [&](Parameter& parameter, int place) { parameter.load(network.vectors, place); });
     ask_for_order(network, shared, 0);
     transpose_rows(network);
-    wait_for_copies();
+    cp_async_wait_all();
     __syncthreads();  // the zeros are there, and the order
     load_first(network, shared);
     fetch(network, shared, 0);
@@ -697,26 +593,26 @@ __device__ __noinline__ void finish(const Network& network, Shared& shared) {
 
 __device__ void train_network(const Network& network, Shared& shared) {
     begin(network, shared);
-    cluster_arrive();
+    barrier_cluster_arrive();
     for (int step = 0; (long long)step * network.batch_size < network.examples; step++) {
-        wait_for_copies();
+        cp_async_wait_all();
         __syncthreads();  // the images are there, and W1
-        mark(step, 0);
+        stamp(step, 0);
         const int biased = biased_exponent(__reduce_max_sync(~0u, shared.largest[threadIdx.x % WARPS]));
         first_products(shared, scale(biased));
-        mark(step, 1);
+        stamp(step, 1);
         there_and_back(network, shared, inverse_scale(biased) / 255, step);
-        mark(step, 9);
-        cluster_arrive();
-        cluster_wait();  // for what the examples left
-        mark(step, 10);
+        stamp(step, 9);
+        barrier_cluster_arrive();
+        barrier_cluster_wait();  // for what the examples left
+        stamp(step, 10);
         update_first(network, shared);
-        mark(step, 11);
+        stamp(step, 11);
         update_others(network, shared, step);
-        cluster_arrive();
-        mark(step, 14);
+        barrier_cluster_arrive();
+        stamp(step, 14);
     }
-    cluster_wait();
+    barrier_cluster_wait();
     finish(network, shared);
 }
 

@@ -1,9 +1,6 @@
-// Numbers as the tensor cores take them, for the kernels that train whole epochs: as integers, and these as bytes; or
-// as float32 with fewer bits.
+// Numbers as integers, and these as bytes, which the tensor cores multiply with pixels and add up without rounding.
 
-typedef unsigned int Word;
-
-// ---- Integers for floats ----
+#include "ptx.cuh"
 
 // A number w becomes the integer w * 2^(29 - exponent), below 2^30 for numbers up to 2^(exponent + 1).
 // `biased` is the exponent as float32 stores it, + 127; 255 stands for infinity and NaN.
@@ -16,32 +13,19 @@ __device__ Word digits(float w, float scale) { return (__float2int_rn(w * scale)
 
 __device__ Word magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }  // ordered as numbers are, NaN on top
 
-// ---- Tensor cores ----
+// Four numbers' digits: byte i of word d is digit d of number i.
+struct Digits {
+    Word of[4];
 
-// c += a b, a 16 x 32 bytes without a sign, b 32 x 8 bytes with one.
-__device__ void multiply(int (&c)[4], const Word (&a)[4], Word b0, Word b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// c += a b, a 16 x 8 and b 8 x 8 numbers of TF32, which have 11 bits.
-__device__ void multiply_short(float (&c)[4], const Word (&a)[4], const Word (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-__device__ void load_matrices(Word (&a)[4], const unsigned char* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"((Word)__cvta_generic_to_shared(row))
-                 : "memory");
-}
-
-__device__ void load_transposed(Word (&a)[4], const unsigned char* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"((Word)__cvta_generic_to_shared(row))
-                 : "memory");
-}
+    __device__ Digits(const float4& x, float scale) {
+        const float numbers[4] = {x.x, x.y, x.z, x.w};
+        Word d[4];
+        for (int i = 0; i < 4; i++) d[i] = digits(numbers[i], scale);
+        const Word low[2] = {__byte_perm(d[0], d[1], 0x5140), __byte_perm(d[2], d[3], 0x5140)};
+        const Word high[2] = {__byte_perm(d[0], d[1], 0x7362), __byte_perm(d[2], d[3], 0x7362)};
+        of[0] = __byte_perm(low[0], low[1], 0x5410);
+        of[1] = __byte_perm(low[0], low[1], 0x7632);
+        of[2] = __byte_perm(high[0], high[1], 0x5410);
+        of[3] = __byte_perm(high[0], high[1], 0x7632);
+    }
+};

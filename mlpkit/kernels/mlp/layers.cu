@@ -2,30 +2,11 @@
 //
 // Arrays are (n, features), one row an example, row after row. REAL is the network's type; PIXEL that of the images.
 
-#ifndef REAL
-#define REAL float
-#endif
 #ifndef PIXEL
 #define PIXEL REAL
 #endif
-
-__device__ REAL number(unsigned char pixel) { return pixel / REAL(255); }
-__device__ REAL number(float x) { return x; }
-__device__ REAL number(double x) { return x; }
-__device__ REAL number(long long x) { return x; }
-
-// The largest of the values that `lanes` neighbouring lanes have, and their sum: a power of two, at most a warp.
-template <int lanes>
-__device__ REAL largest_of(REAL value) {
-    for (int lane = lanes / 2; lane > 0; lane /= 2) value = max(value, __shfl_xor_sync(~0u, value, lane));
-    return value;
-}
-
-template <int lanes, typename T>
-__device__ T sum_of(T value) {
-    for (int lane = lanes / 2; lane > 0; lane /= 2) value += __shfl_xor_sync(~0u, value, lane);
-    return value;
-}
+#include "numbers.cuh"
+#include "reductions.cuh"
 
 // Copy the examples of batch number *step, which `order` names, and look up the rate of that step. A block an example.
 extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const long long* order, const int* step,
@@ -75,9 +56,9 @@ extern "C" __global__ void cross_entropy(REAL* z, const REAL* b, const long long
         const REAL right = logit(label);
         REAL largest = -__int_as_float(0x7f800000), total = 0;  // minus infinity
         for (int j = lane; j < classes; j += lanes) largest = max(largest, logit(j));
-        largest = largest_of<lanes>(largest);
+        largest = warp_max<lanes>(largest);
         for (int j = lane; j < classes; j += lanes) total += exp(logit(j) - largest);
-        total = sum_of<lanes>(total);
+        total = warp_sum<lanes>(total);
         __syncwarp();  // every lane has read the row before it is replaced
         const REAL scale = 1 / (total * n);
         for (int j = lane; j < classes && mine; j += lanes) {
@@ -89,7 +70,7 @@ extern "C" __global__ void cross_entropy(REAL* z, const REAL* b, const long long
     if (lane == 0) sums[threadIdx.x / lanes] = loss;
     __syncthreads();
     if (threadIdx.x < 32) {
-        loss = sum_of<32>((threadIdx.x < rows ? sums[threadIdx.x] : 0.0) +
+        loss = warp_sum<32>((threadIdx.x < rows ? sums[threadIdx.x] : 0.0) +
                           (threadIdx.x + 32 < rows ? sums[threadIdx.x + 32] : 0.0));
         if (threadIdx.x == 0) losses[step ? (*step)++ : 0] = loss / n;
     }

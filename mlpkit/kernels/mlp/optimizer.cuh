@@ -1,5 +1,7 @@
 // The optimizer, for the kernels that train whole epochs: a parameter, with Adam's two averages where ADAM is 1.
 
+#include "network.cuh"
+
 struct Settings {
     float beta1, rest1, beta2, rest2, eps, l2, shrink;  // rest: 1 - beta, as float64 has it
 };
@@ -11,13 +13,6 @@ struct Vectors {
 struct Rates {
     float lr, m, v;  // m: lr over how much of its average m is; v: one over the root of how much of its average v is
 };
-
-// The chip's own root and quotient, good to a unit or two in the last place: they are part of a small change of a weight.
-__device__ float root(float x) {
-    float y;
-    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 struct Parameter {
     float w;
@@ -49,7 +44,8 @@ struct Parameter {
 #if ADAM
         m = settings.beta1 * m + settings.rest1 * g;
         v = settings.beta2 * v + settings.rest2 * g * g;
-        w -= __fdividef(rates.m * m, root(v) * rates.v + settings.eps);
+        // The chip's own root and quotient, good to a unit or two in the last place: part of a small change of a weight.
+        w -= __fdividef(rates.m * m, sqrt_approx(v) * rates.v + settings.eps);
 #else
         w -= rates.lr * g;
 #endif

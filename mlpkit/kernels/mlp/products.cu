@@ -5,6 +5,8 @@
 // the sum out among themselves and add up in the end. What follows a product element by element is done before the
 // result is written.
 
+#include "ptx.cuh"
+
 #ifndef REAL
 #define REAL float
 #endif
@@ -25,28 +27,10 @@ struct alignas(count * sizeof(REAL)) Neighbours {
 
 extern __shared__ __align__(64) unsigned char shared_bytes[];
 
-// Copy `count` neighbours from global to shared memory in the background; outside of the matrix they are 0.
-template <int count>
-__device__ void copy_async(REAL* to, const REAL* from, bool inside) {
-    const unsigned address = __cvta_generic_to_shared(to);
-    const int bytes = count * sizeof(REAL);
-    if constexpr (bytes == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(inside ? 16 : 0));
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(bytes),
-                     "r"(inside ? bytes : 0));
-    }
-}
-
 const int VECTOR = 16 / sizeof(REAL);  // the most neighbours that one copy takes
 
 // May rows of this length, from this address on, be copied in vectors?
 __device__ bool aligned(const REAL* rows, int length) { return length % VECTOR == 0 && (size_t)rows % 16 == 0; }
-
-__device__ void wait_for_copies() {
-    asm volatile("cp.async.wait_all;");
-    __syncthreads();
-}
 
 // A block's tile of the product of A (rows, depth) and B (depth, columns), either of which may be stored transposed.
 // A lane has R x C numbers of it, a warp's lanes are LR x LC.
@@ -54,6 +38,8 @@ template <int R, int C, int LR, int LC, bool A_TRANSPOSED, bool B_TRANSPOSED>
 struct Tile {
     static const int ROWS = R * LR, COLUMNS = C * LC;
     static const int STRIDE = COLUMNS + (B_TRANSPOSED ? 2 : 0);  // else a column would be written into two banks
+
+    static_assert(LR * LC == 32, "a warp has 32 lanes");
 
     int row, column;  // of the tile's corner
 
@@ -66,7 +52,8 @@ struct Tile {
         REAL sums[R][C] = {};
         for (int start = 0; start < depth; start += chunk) {
             load(a, b, A, B, rows, columns, depth, start, chunk);
-            wait_for_copies();
+            cp_async_wait_all();
+            __syncthreads();
             for (int k = warp * depth_of_warp; k < (warp + 1) * depth_of_warp; k += 4) {
                 Neighbours<4> left[R];
                 for (int i = 0; i < R; i++) left[i] = *(Neighbours<4>*)&a[(lane / LC + i * LR) * (chunk + 4) + k];
@@ -118,7 +105,7 @@ struct Tile {
             for (int k = threadIdx.x % 32 * count; k < chunk; k += 32 * count) {
                 const bool inside = first + i < length && start + k < depth;
                 const REAL* place = from + (long long)(first + i) * depth + start + k;
-                copy_async<count>(to + i * row_stride + k * depth_stride, inside ? place : from, inside);
+                cp_async<count * sizeof(REAL)>(to + i * row_stride + k * depth_stride, inside ? place : from, inside);
             }
         }
     }
@@ -131,7 +118,7 @@ struct Tile {
             const int i = e % (LENGTH / count) * count, k = e / (LENGTH / count);
             const bool inside = first + i < length && start + k < depth;
             const REAL* place = from + (long long)(start + k) * length + first + i;
-            copy_async<count>(to + k * depth_stride + i * stride, inside ? place : from, inside);
+            cp_async<count * sizeof(REAL)>(to + k * depth_stride + i * stride, inside ? place : from, inside);
         }
     }
 };

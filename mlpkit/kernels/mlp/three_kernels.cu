@@ -7,12 +7,9 @@
 //
 // Arrays are (n, features), row after row; those of several layers follow each other. SIZES are the network's widths.
 
-#ifndef REAL
-#define REAL float
-#endif
-#ifndef PIXEL
-#define PIXEL unsigned char
-#endif
+#include "numbers.cuh"
+#include "reductions.cuh"
+
 #ifndef SIZES
 #define SIZES 784, 128, 128, 128, 10
 #endif
@@ -32,15 +29,12 @@ constexpr int widest(int from) {
 }
 constexpr int WIDEST = widest(1);  // of the layers' outputs
 
-extern __shared__ __align__(16) unsigned char shared_bytes[];
+static_assert(LAYERS > 0, "SIZES are the inputs and the width of each layer");
+static_assert(32 * WARPS % (32 * TILE_ROWS) == 0 && TILE_COLUMNS == 16, "a warp an example; half a warp a row of a tile");
+static_assert(ROWS <= 32, "a lane keeps each row's sum");
+static_assert(CHUNK % (EDGE / 4) == 0 && EDGE % 4 == 0, "EDGE / 4 warps load a chunk's rows in turns");
 
-// pixel / 255, rounded as a division rounds (for every pixel), without the time that a division takes.
-__device__ REAL number(unsigned char pixel) {
-    const REAL unit = 1 / REAL(255), near = pixel * unit;
-    return fma(fma(-near, REAL(255), REAL(pixel)), unit, near);
-}
-__device__ REAL number(float x) { return x; }
-__device__ REAL number(double x) { return x; }
+extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 // The row of X that is example number `row` of the batch; *step counts the batches of the epoch.
 __device__ const PIXEL* example(const PIXEL* X, const long long* order, const int* step, int batch_size, int row) {
@@ -131,8 +125,8 @@ __device__ void backward(const REAL* theta, const REAL* dz, const REAL* a, REAL*
             for (int r = 0; r < ROWS; r++) sums[r] += dz[r * WIDEST + j] * w;
         }
         for (int r = 0; r < ROWS; r++) {
-            for (int distance = 16; distance > 0; distance /= 2) sums[r] += __shfl_xor_sync(~0u, sums[r], distance);
-            if (lane == r) below[r * WIDEST + k] = a[r * WIDEST + k] > 0 ? sums[r] : REAL(0);
+            const REAL sum = warp_sum<32>(sums[r]);
+            if (lane == r) below[r * WIDEST + k] = a[r * WIDEST + k] > 0 ? sum : REAL(0);
         }
     }
     __syncthreads();

@@ -5,6 +5,8 @@
 #define BLOCKS 8  // of a cluster; more than 8 must be allowed first
 #endif
 
+static_assert(BLOCKS >= 1 && BLOCKS <= 16, "no chip has clusters of more than 16 blocks");
+
 extern "C" __global__ void __cluster_dims__(BLOCKS) cluster_barrier(int rounds) {
     for (int round = 0; round < rounds; round++) {
         asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");

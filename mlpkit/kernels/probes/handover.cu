@@ -4,8 +4,9 @@
 // which says that the number is there; two trips. with_packet: the number and its sign of arrival are one word of eight
 // bytes; one trip. A round of these two is there and back. The GPU must hold all blocks at once.
 
-typedef unsigned int Word;
-typedef unsigned long long Packet;
+#include "ptx.cuh"
+
+typedef Word64 Packet;
 
 __device__ Word acquire(const Word* at) {
     Word found;

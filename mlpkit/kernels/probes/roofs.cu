@@ -1,5 +1,5 @@
 // The two limits of a GPU, to measure others by: multiply-adds that never leave the registers, and a copy that never
-// meets arithmetic. And a way to keep a GPU waiting, so that the work queued behind it runs without a gap.
+// meets arithmetic.
 //
 // The multiply-adds' rate is a little below the hardware's: the loop has instructions of its own, 4 of 68 as CUDA 12.9
 // compiles it for sm_90, which leaves 94 %.
@@ -24,12 +24,4 @@ extern "C" __global__ void copy(const float4* from, float4* to, size_t n)
 {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
         to[i] = from[i];
-}
-
-extern "C" __global__ void wait(long long nanoseconds)
-{
-    unsigned long long start, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
-    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    while (now - start < nanoseconds);
 }

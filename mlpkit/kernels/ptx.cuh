@@ -1,0 +1,185 @@
+// Instructions of the chip that C has no words for, each as a function of its name ("Parallel Thread Execution ISA").
+// All assembly of the kernels is here, but for the lines that a chapter shows where they stand.
+
+typedef unsigned int Word;
+typedef unsigned long long Word64;
+
+// ---- Tensor cores: c += a b, each lane of a warp with its fragments ----
+
+// a 16 x 32 bytes without a sign, b 32 x 8 bytes with one.
+__device__ void mma_m16n8k32_u8s8(int (&c)[4], const Word (&a)[4], Word b0, Word b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ void mma_m16n8k16_u8s8(int (&c)[4], Word a0, Word a1, Word b0) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b0));
+}
+
+// Numbers of TF32, which have 11 bits.
+__device__ void mma_m16n8k8_tf32(float (&c)[4], const Word (&a)[4], const Word (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ void mma_m16n8k16_bf16(float (&c)[4], const Word (&a)[4], Word b0, Word b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The address that instructions want which know shared memory only.
+__device__ Word shared_address(const void* at) { return __cvta_generic_to_shared(at); }
+
+// Four matrices of 8 rows of 16 bytes: lanes 0 to 7 name the rows of the first one, lanes 8 to 15 of the second, ...
+__device__ void ldmatrix_x4(Word (&a)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+__device__ void ldmatrix_x4_trans(Word (&a)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// ---- Arithmetic ----
+
+__device__ Word cvt_rna_tf32(float x) {
+    Word y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return y;
+}
+
+__device__ unsigned short cvt_rn_bf16(float x) {
+    unsigned short y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+__device__ float sqrt_approx(float x) {
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// ---- Copies to shared memory that a thread asks for, and goes on: 4, 8 or 16 bytes, or so many zeros ----
+
+template <int BYTES>
+__device__ void cp_async(void* to, const void* from, bool inside = true) {
+    if constexpr (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                     "r"(inside ? 16 : 0)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES),
+                     "r"(inside ? BYTES : 0)
+                     : "memory");
+    }
+}
+
+__device__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until this thread's copies are there.
+__device__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// ---- Copies that a unit of their own makes, and the barriers in shared memory that count their bytes ----
+
+template <int ARRIVALS>
+__device__ void mbarrier_init(Word64* barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "n"(ARRIVALS) : "memory");
+}
+
+__device__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ void mbarrier_arrive_expect_tx(Word64* barrier, Word bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ bool mbarrier_try_wait(Word64* barrier, Word phase) {
+    Word over;
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(over)
+                 : "r"(shared_address(barrier)), "r"(phase)
+                 : "memory");
+    return over;
+}
+
+__device__ void cp_async_bulk(void* to, const void* from, Word bytes, Word64* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+// ---- Memory that other blocks look at meanwhile: 8, 16 or twice 8 bytes are read and written as a whole ----
+
+__device__ void st_relaxed_gpu(Word64* to, Word64 value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+__device__ void st_relaxed_gpu(float4* to, Word64 low, Word64 high) {
+    asm volatile("{ .reg .b128 four; mov.b128 four, {%1, %2}; st.relaxed.gpu.global.b128 [%0], four; }" ::"l"(to), "l"(low),
+                 "l"(high)
+                 : "memory");
+}
+
+// Loads happen if they are asked for. (A condition of the instruction, not a branch: lanes stay together.)
+__device__ void ld_relaxed_gpu(Word64& value, const Word64* at, bool asked = true) {
+    asm volatile("{ .reg .pred asked; setp.ne.u32 asked, %2, 0; @asked ld.relaxed.gpu.global.u64 %0, [%1]; }"
+                 : "+l"(value)
+                 : "l"(at), "r"((Word)asked)
+                 : "memory");
+}
+
+__device__ void ld_relaxed_gpu(ulonglong2& values, const Word64* at, bool asked = true) {
+    asm volatile("{ .reg .pred asked; setp.ne.u32 asked, %3, 0; @asked ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2]; }"
+                 : "+l"(values.x), "+l"(values.y)
+                 : "l"(at), "r"((Word)asked)
+                 : "memory");
+}
+
+__device__ void ld_relaxed_gpu(float4& four, const float4* at, bool asked = true) {
+    asm volatile("{ .reg .b64 low, high; .reg .b128 four; .reg .pred asked; setp.ne.u32 asked, %5, 0;"
+                 " mov.b64 low, {%0, %1}; mov.b64 high, {%2, %3}; mov.b128 four, {low, high};"
+                 " @asked ld.relaxed.gpu.global.b128 four, [%4];"
+                 " mov.b128 {low, high}, four; mov.b64 {%0, %1}, low; mov.b64 {%2, %3}, high; }"
+                 : "+f"(four.x), "+f"(four.y), "+f"(four.z), "+f"(four.w)
+                 : "l"(at), "r"((Word)asked)
+                 : "memory");
+}
+
+// ---- Barriers and clocks ----
+
+// A barrier of some of a block's warps; number 0 is __syncthreads'.
+template <int THREADS>
+__device__ void bar_sync(int number) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
+}
+
+// A cluster's barrier: what a block wrote before it arrived is there for those who have waited. By whole warps.
+__device__ void barrier_cluster_arrive() {
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Nanoseconds; the same for all multiprocessors, whose clocks don't all run at one rate.
+__device__ long long globaltimer() {
+    long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    return now;
+}
+
+// A turn of a loop that waits for another block or a copy. After seconds of turns, something else must have failed.
+__device__ void give_up_after_a_while(Word& turns) {
+    if (++turns > (1u << 24)) __trap();
+}
