@@ -64,28 +64,45 @@ def watched(watch, engine=numpy_baseline, names=None):
 
 def profile(recipe, train, steps):
     """Return seconds (steps, operations) of each operation in so many steps, after some steps to warm up."""
-    return Profiler(recipe, train).take(steps)
+    return Recorder(numpy_baseline, recipe, train).durations(steps)
 
 
-class Profiler:
-    """Takes training steps and times every operation in them."""
+class Recorder:
+    """Takes training steps and writes down when each of the engine's functions in them begins and ends.
 
-    def __init__(self, recipe, train, warmup=3):
-        self.times: list[float] = []
-        self.stepper = Stepper(watched(self._clock), recipe, train)
+    engine, names: as for `watched`.
+    """
+
+    def __init__(self, engine, recipe, train, names=None, warmup=3):
+        self.marks: list[tuple[str, float, float]] = []
+        self.stepper = Stepper(watched(self.watch, engine, names), recipe, train)
         self.stepper.take(warmup)
 
-    def take(self, steps):
-        """Return seconds (steps, operations), the operations in the order of `operations`."""
-        self.times.clear()
-        self.stepper.take(steps)
-        return np.reshape(self.times, (steps, -1))
-
-    def _clock(self, name, function, *arguments, **settings):
-        start = time.perf_counter()
+    def watch(self, name, function, *arguments, **settings):
+        """Do what `function` does, and write down when."""
+        begin = time.perf_counter()
         result = function(*arguments, **settings)
-        self.times.append(time.perf_counter() - start)
+        self.marks.append((name, begin, time.perf_counter()))
         return result
+
+    def take(self, steps):
+        """Return (names, moments) of the parts: moments (steps, 2 names + 1), in seconds since each step's begin.
+
+        A row has the begin and the end of each part, and last the step's own end.
+        """
+        moments = []
+        for _ in range(steps):
+            self.marks.clear()
+            begin = time.perf_counter()
+            self.stepper.take_one()
+            end = time.perf_counter()
+            moments.append([moment - begin for _, *span in self.marks for moment in span] + [end - begin])
+        return [name for name, *_ in self.marks], np.array(moments)
+
+    def durations(self, steps):
+        """Return seconds (steps, parts): how long each part took in each step."""
+        moments = self.take(steps)[1]
+        return moments[:, 1::2] - moments[:, :-1:2]
 
 
 def _labels(names):

@@ -1,7 +1,7 @@
 """Every stage multiplies, on shapes that fill no block; the record has what its chapter reads; threads cost time."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -72,7 +72,7 @@ def test_a_deeper_tile_takes_longer():
 
 def test_the_record_has_what_the_chapter_reads(tmp_path):
     saved = []
-    record = matmuls.measure(save=saved.append, progress=lambda what: None, plan=Plan(**vars(QUICK) | {"threads": False}))
+    record = matmuls.measure(saved.append, lambda what: None, replace(QUICK, threads=False))
     assert len(saved) == len(record["runs"])
     assert {run["kind"] for run in record["runs"]} == {"peak", "stage", "interpreted", "sum", "tile"}
     path = results.save(record, folder=tmp_path)

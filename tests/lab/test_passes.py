@@ -104,7 +104,7 @@ def test_the_operands_lie_in_memory_as_in_a_step():
 def test_a_watched_step_computes_what_an_unwatched_one_does(engine, optimizer):
     recipe = Recipe(optimizer=optimizer, lr=0.01, batch_size=32)
     line = StepRecorder(engine, recipe, TRAIN)
-    names, spans = line.take(0, 3)
+    names, spans = line.settled(0, 3)
     plain = Stepper(engine, recipe, TRAIN)
     plain.take(line.stepper.optimizer.steps)
     assert_allclose(line.stepper.network.theta, plain.network.theta, rtol=1e-5, atol=1e-6)

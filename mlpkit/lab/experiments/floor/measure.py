@@ -14,11 +14,11 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from mlpkit.data import load
-from mlpkit.engines import BASELINE
+from mlpkit.engines import BASELINE, numpy_baseline
 from mlpkit.lab import machine, processes, results
 from mlpkit.lab.bench import Stepper
 from mlpkit.lab.clock import in_turns, seconds_of, steps_in
-from mlpkit.lab.operations import Profiler, operations
+from mlpkit.lab.operations import Recorder, operations
 from mlpkit.training.recipe import Recipe
 
 from .read import KIB
@@ -78,11 +78,11 @@ def _steps(train, plan, progress):
 
 def _step(recipe, train, plan, threads):
     """Yield a run for whole steps, then one for each operation in them, timed in turns."""
-    stepper, profiler = Stepper(BASELINE, recipe, train), Profiler(recipe, train)
+    stepper, recorder = Stepper(BASELINE, recipe, train), Recorder(numpy_baseline, recipe, train)
     steps = _steps_in(plan.sample_seconds, stepper)
     calls = {
         "step": lambda: stepper.take(steps)[0] * 1e6,
-        "parts": lambda: profiler.take(steps).mean(axis=0) * 1e6,
+        "parts": lambda: recorder.durations(steps).mean(axis=0) * 1e6,
     }
     samples = in_turns(calls, plan.samples)
     names = {"optimizer": recipe.optimizer, "batch_size": recipe.batch_size, "threads": threads}

@@ -33,7 +33,7 @@ def rates(product, threads, plan, names=tuple(STAGES)):
     Raises AssertionError where a stage's product is not NumPy's.
     """
     a, b, out = product.arrays()
-    wanted, samplers, rounds, settled = a @ b, {}, {}, {}
+    wanted, samplers, rounds = a @ b, {}, {}
     with machine.with_threads(threads):
         for name in names:
             if not (STAGES[name].slow and product.flops > plan.slow):
@@ -42,20 +42,16 @@ def rates(product, threads, plan, names=tuple(STAGES)):
                 np.testing.assert_allclose(out, wanted, rtol=1e-3)
                 once = seconds_of(call)
                 times = steps_in(plan.sample_seconds, once, most=10**6)
-                samplers[name] = partial(_gflops, product, call, times)
+                samplers[name] = partial(_gflops, product, call, times, threads > 1 and once < plan.sample_seconds)
                 rounds[name] = max(1, min(plan.samples, ceil(plan.patience / (times * once))))
-                if threads > 1 and once < plan.sample_seconds:
-                    settled[name] = partial(machine.settle, call)
-        samples = in_turns(samplers, rounds, lambda name: settled.get(name, _nothing)())
+        samples = in_turns(samplers, rounds)
     return {name: samples.get(name, []) for name in names}
 
 
-def _gflops(product, call, times=1):
+def _gflops(product, call, times=1, settle=False):
+    if settle:
+        machine.settle(call)
     return product.flops / seconds_of(call, times=times) / 1e9
-
-
-def _nothing():
-    """Need no settling."""
 
 
 def interpreted(plan, progress):

@@ -1,6 +1,5 @@
 """When each part of a training step begins and ends: functions that read the clock replace the engine's."""
 
-import time
 from contextlib import nullcontext
 from functools import partial
 from unittest.mock import patch
@@ -10,7 +9,7 @@ from mlpkit.engines import numpy_baseline
 from mlpkit.lab import machine, processes
 from mlpkit.lab.bench import Stepper
 from mlpkit.lab.clock import in_turns
-from mlpkit.lab.operations import watched
+from mlpkit.lab.operations import Recorder, watched
 from mlpkit.training.recipe import Recipe
 
 from .read import ENGINES
@@ -24,23 +23,15 @@ INSIDE = {"numba_hybrid": "fused", "numba_step": "step"}  # engine: its namespac
 UPDATES = ("axpy", *(name for name in vars(numpy_baseline) if name.endswith("_update")))
 
 
-class StepRecorder:
-    """Takes training steps and writes down when each of the engine's parts begins and ends.
+class StepRecorder(Recorder):
+    """Writes down the parts of an engine's steps, also of those that an engine takes in a way of its own.
 
     What lies between two parts is Python and, in `numba_hybrid`, the products, which are no function of the engine.
     """
 
-    def __init__(self, engine, recipe, train):
-        self.module, self.inside = engines.load(engine), INSIDE.get(engine)
-        self.marks: list[tuple[str, float, float]] = []
-        names = ("gather", *UPDATES) if self.inside else None
-        self.stepper = Stepper(watched(self._watch, self.module, names), recipe, train)
-
-    def _watch(self, name, function, *arguments, **settings):
-        begin = time.perf_counter()
-        result = function(*arguments, **settings)
-        self.marks.append((name, begin, time.perf_counter()))
-        return result
+    def __init__(self, name, recipe, train):
+        self.module, self.inside = engines.load(name), INSIDE.get(name)
+        super().__init__(self.module, recipe, train, ("gather", *UPDATES) if self.inside else None)
 
     def watching(self):
         """Return a context in which the engine's own step calls functions that read the clock."""
@@ -48,23 +39,14 @@ class StepRecorder:
             return nullcontext()
         functions = getattr(self.module, self.inside)
         names = [name for name in vars(functions) if name not in UPDATES]
-        return patch.object(self.module, self.inside, watched(self._watch, functions, names))
+        return patch.object(self.module, self.inside, watched(self.watch, functions, names))
 
-    def take(self, settle, steps):
-        """Return (names, spans): of each step the begin and end of its parts in us, and last its own end."""
-        names: list[str] = []
-        spans = []
+    def settled(self, settle, steps):
+        """Return what `take` returns, in microseconds, after steps for `settle` seconds."""
         with self.watching():
             repeat(self.stepper.take_one, settle)
-            for _ in range(steps):
-                self.marks.clear()
-                begin = time.perf_counter()
-                self.stepper.take_one()
-                end = time.perf_counter()
-                names = [name for name, *_ in self.marks]
-                moments = [moment for _, *span in self.marks for moment in span] + [end]
-                spans.append([round((moment - begin) * 1e6, 2) for moment in moments])
-        return names, spans
+            names, moments = self.take(steps)
+        return names, (moments * 1e6).round(2).tolist()
 
 
 def repeat(call, seconds):
@@ -80,7 +62,7 @@ def parts(train, plan, progress):
     for recipe in RECIPES:
         progress(f"parts of a step: {recipe.optimizer}, batch {recipe.batch_size}")
         recorders = {engine: StepRecorder(engine, recipe, train) for engine in ENGINES}
-        calls = {engine: partial(recorder.take, plan.settle, plan.steps) for engine, recorder in recorders.items()}
+        calls = {engine: partial(recorder.settled, plan.settle, plan.steps) for engine, recorder in recorders.items()}
         for engine, taken in in_turns(calls, plan.turns).items():
             names = {"kind": "parts", "engine": engine, "recipe": recipe.to_dict(), "parts": taken[-1][0]}
             yield names | {"spans_us": [span for _, spans in taken for span in spans]}
