@@ -3,20 +3,17 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 from tqdm import tqdm
 
 from . import data, engines
+from .data.mnist import FILES
 from .files import check_writable
 from .kernels import gpu
-from .lab import bench, machine, peers, processes, results
-from .lab.experiments import agreement, feed, goal, launches, matmul_ladder, persistence, seeds, timeline
-from .lab.experiments import compile as compiling
-from .lab.experiments import trainings as experiments
+from .lab import experiments, machine, processes, results
+from .lab.experiments.optimizers import RATES
+from .nn.models import MODELS
 from .training.fit import Diverged
 from .training.optim import BY_NAME
 from .training.recipe import SCHEDULES, Recipe
@@ -77,7 +74,7 @@ def train(options):
     chosen = {name: getattr(options, name) for name in _RECIPE_OPTIONS}
     if options.lr is None:
         chosen["lr"] = GOOD_RATES[options.optimizer]
-    recipe = Recipe(**chosen)
+    recipe = Recipe(model=MODELS[options.model], **chosen)
     if options.save:
         check_writable(options.save)
     dataset = data.load(options.data)
@@ -106,6 +103,8 @@ def run_bench(options):
         print(f"mlpkit: {machine.busy()}.", file=sys.stderr)
     where = machine.name() if options.publish else results.MINE
     check_writable(results.place(options.experiment, where))
+    experiment = experiments.load(options.experiment)
+    plan = {"plan": experiment.THOROUGH} if options.publish and hasattr(experiment, "THOROUGH") else {}
     saved: list[Path] = []
 
     def save(record):
@@ -114,69 +113,12 @@ def run_bench(options):
         saved.append(results.save(record, where))
 
     try:
-        _run_experiment(options, save)
+        with tqdm(unit="part", bar_format="{desc} [{elapsed}]", disable=None) as bar:
+            experiment.measure(save=save, progress=bar.set_description_str, **plan)
     finally:  # an interrupted run shows what it has, too
         if saved:
-            record = results.load(saved[-1])
-            print(EXPERIMENTS[options.experiment][1](record))
+            print(experiment.table(results.load(saved[-1])))
             print(f"\nThe record, with all samples: {saved[-1].relative_to(results.ROOT)}")
-
-
-def _run_experiment(options, save):
-    with tqdm(unit="part", bar_format="{desc} [{elapsed}]", disable=None) as bar:
-        run, _ = EXPERIMENTS[options.experiment]
-        run(options, save=save, progress=bar.set_description_str)
-
-
-def _engines(options, **callbacks):
-    timing = bench.THOROUGH if options.publish else bench.USUAL
-    bench.compare(data.load(), Recipe(), timing, **callbacks)
-
-
-def _late(name):
-    """Return the function of that name, "module.function", which is imported when it is called.
-
-    So nobody waits for Numba who does not use it, and where it can't be imported, `doctor` can still say so.
-    """
-    module, function = name.split(".")
-    return lambda *given, **options: getattr(import_module(f".{module}", __package__), function)(*given, **options)
-
-
-def _with(run, *inputs):
-    """Return the experiment `run`, which is given what each of the `inputs` loads when it starts."""
-    return lambda options, **callbacks: run(*(load() for load in inputs), **callbacks)
-
-
-def _training_set():
-    return data.load().train
-
-
-_gpu_agreement = partial(agreement.run, names=agreement.GPU_NAMES, experiment="gpu_agreement")
-_gpu_compile = partial(compiling.run, names=engines.ON_GPU, experiment="gpu_compile", processes=1)
-
-
-EXPERIMENTS: dict[str, tuple[Callable, Callable]] = {  # name: (what makes its record, what shows it)
-    "engines": (_engines, bench.table),
-    "peers": (_with(peers.compare), peers.table),
-    "gpu_peers": (_with(partial(peers.compare, peers.GPU)), peers.table),
-    "agreement": (_with(agreement.run, data.load), agreement.table),
-    "gpu_agreement": (_with(_gpu_agreement, data.load), agreement.table),
-    "floor": (_with(_late("roofline.run"), _training_set), _late("roofline.table")),
-    "matmul": (_with(_late("matmuls.run")), _late("matmuls.table")),
-    "passes": (_with(_late("passes.run"), _training_set), _late("passes.table")),
-    "sweep": (_with(_late("sweep.run"), _training_set), _late("sweep.table")),
-    "compile": (_with(compiling.run), compiling.table),
-    "gpu_compile": (_with(_gpu_compile), compiling.table),
-    "goal_recipes": (_with(goal.choose, data.load), experiments.table),
-    "goal": (_with(goal.run, data.load), goal.table),
-    "matmul_ladder": (_with(matmul_ladder.run), matmul_ladder.table),
-    "launches": (_with(launches.run), launches.table),
-    "timeline": (_with(timeline.run), timeline.table),
-    "feed": (_with(feed.run), feed.table),
-    "persistence": (_with(persistence.run), persistence.table),
-    "seeds": (_with(seeds.run), seeds.table),
-    **{name: (_with(partial(experiments.run, name), data.load), experiments.table) for name in experiments.ALL},
-}
 
 
 def _show_epoch(history, bar):
@@ -192,7 +134,7 @@ def _show_epoch(history, bar):
 
 
 # One rate for all would be wrong by a factor of a hundred for most: at SGD's, Adam learns nothing.
-GOOD_RATES = experiments.OPTIMIZERS | {"adamw": experiments.OPTIMIZERS["adam"], "sgd": Recipe().lr}
+GOOD_RATES = RATES | {"adamw": RATES["adam"], "sgd": Recipe().lr}
 _RECIPE_OPTIONS = ("optimizer", "lr", "schedule", "weight_decay", "batch_size", "epochs", "seed")
 
 
@@ -203,7 +145,7 @@ def _parser():
     trainer = _add_command(commands, train)
     _add_train_options(trainer)
     bencher = _add_command(commands, run_bench, "bench")
-    bencher.add_argument("experiment", nargs="?", default="engines", choices=tuple(EXPERIMENTS))
+    bencher.add_argument("experiment", nargs="?", default="engines", choices=experiments.names())
     bencher.add_argument("--publish", action="store_true", help="keep the record in results/MACHINE")
     return parser
 
@@ -217,8 +159,9 @@ def _add_command(commands, function, name=None):
 
 def _add_train_options(parser):
     usual = Recipe()
-    parser.add_argument("--engine", default=engines.BASELINE, help=", ".join(engines.NAMES))
-    parser.add_argument("--data", default="mnist", choices=tuple(data.FILES))
+    parser.add_argument("--engine", default=engines.BASELINE, help=", ".join(engines.names()))
+    parser.add_argument("--model", default="mlp", choices=tuple(MODELS))
+    parser.add_argument("--data", default="mnist", choices=tuple(FILES))
     parser.add_argument("--optimizer", default=usual.optimizer, choices=tuple(BY_NAME))
     parser.add_argument("--lr", type=float, help="the highest learning rate; else one that suits the optimizer")
     parser.add_argument("--schedule", default=usual.schedule, choices=SCHEDULES)

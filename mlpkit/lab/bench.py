@@ -1,24 +1,17 @@
-"""Measure engines fairly: first whether they compute the same, then how long they take, then what the network learned.
+"""Measure engines fairly: only one whose losses are the baseline's gets a time, and all take the same steps.
 
 Every engine starts from the same weights and sees the same batches. Its first losses are compared with the baseline's,
-and an engine that differs gets no time. Times are taken in rounds, one sample of each engine a round, so that all of
-them meet the same quiet and busy moments of the machine. Every raw sample goes into the record at once.
+and an engine that differs gets no time.
 """
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
-from mlpkit import engines
 from mlpkit.data import epoch_order
-from mlpkit.engines import BASELINE as BASELINE
-from mlpkit.training.fit import epoch_runner
-
-from . import machine, results
-from .results import brief as brief
-from .results import median_us as median_us
-from .results import not_run as not_run
+from mlpkit.engines import BASELINE
+from mlpkit.training.fit import trainer_of
 
 GATE_STEPS = 20
 GATE_ROWS = 4  # the batch of the gate: small, so that an engine of plain Python passes it in seconds
@@ -43,31 +36,27 @@ class Timing:
     patience: float = 8.0
 
 
-USUAL = Timing()
-THOROUGH = Timing(rounds=30, patience=20.0)  # for a record that is published
-
-
 class Stepper:
     """An engine with a network of its own, ready to take steps through the training set (X, y), again and again.
 
-    engine: a name, or a module. X (n, inputs), float32 or uint8; y (n,) integers.
+    engine: a name, or a module. X (n, ...), uint8 pixels or float32; y (n,) integers. Raises ValueError, with the
+    engine's sentence, where it can't train so.
     """
 
     def __init__(self, engine, recipe, train):
         X, y = train
         self.network = recipe.make_network(engine)
         self.optimizer = recipe.make_optimizer(self.network, len(y))
-        self.engine = self.network.engine
-        self.steps_of_epoch = epoch_runner(self.engine)
+        self.engine, self.batch_size = self.network.engine, recipe.batch_size
         order = epoch_order(len(y), recipe.seed, 0)
-        self.X, self.y, self.order = map(self.engine.asarray, (X, y, order))
-        self.batch_size = recipe.batch_size
+        X, y, self.order = map(self.engine.asarray, (X, y, order))
+        self.trainer = trainer_of(self.network, self.optimizer, X, y, self.batch_size)
         self.next_step = 0
 
     def take(self, steps):
         """Take steps, wait for the engine, and return (seconds a step, losses (steps,), a NumPy array)."""
         start = time.perf_counter()
-        losses = [part for order in self.orders(steps) for part, _ in self.run(order)]
+        losses = self.ask(steps)
         self.engine.synchronize()
         return (time.perf_counter() - start) / steps, np.concatenate([self.engine.to_numpy(part) for part in losses])
 
@@ -75,12 +64,9 @@ class Stepper:
         """Take one step: the call that `machine.settle` repeats."""
         return self.take(1)
 
-    def run(self, order):
-        """Take the steps of an order (n,), and yield (losses, examples a step) of some steps at a time.
-
-        A GPU may still be at work on them.
-        """
-        return self.steps_of_epoch(self.network, self.optimizer, self.X, self.y, order, self.batch_size)
+    def ask(self, steps):
+        """Ask for steps, and return their losses in parts, arrays that a GPU may still be at work on."""
+        return [self.trainer.epoch(order) for order in self.orders(steps)]
 
     def orders(self, steps):
         """Yield pieces of the order, with full batches for so many steps, in as few pieces as there can be."""
@@ -114,97 +100,3 @@ def gate(engine, recipe, train):
 def relative_error(losses, wanted):
     """Return the largest difference of any loss from the wanted one, as a part of it; NaN where one of them is NaN."""
     return float(np.max(np.abs(losses / wanted - 1)))
-
-
-def compare(dataset, recipe, timing=USUAL, names=engines.NAMES, save=results.save, progress=print):
-    """Gate, time and train the engines called `names`, and return the record.
-
-    save: is called with the record whenever something was added. progress: is called with what is being done, a text.
-    An engine that can't run, that refuses the network or the GPU, or that differs from the baseline has its reason in
-    the record instead of numbers.
-    """
-    record = results.new("engines", recipe=recipe.to_dict(), timing=asdict(timing))
-    steppers = {}
-    for name in names:
-        progress(f"checking {name}")
-        run = {"engine": name, "why_not": None, "samples_us": []}
-        record["runs"].append(run)
-        try:
-            engines.load(name)
-            run["gate_losses"] = gate(name, recipe, dataset.train).tolist()
-            steppers[name] = Stepper(name, recipe, dataset.train)
-        except (engines.EngineUnavailable, GateError, ValueError) as error:
-            run["why_not"] = str(error)
-        save(record)
-    time_in_rounds(record, steppers, timing, save, progress)
-    for name in steppers:
-        progress(f"training with {name}")
-        train_whole(_run(record, name), dataset, recipe, 2 * timing.patience)
-        save(record)
-    return record
-
-
-def time_in_rounds(record, steppers, timing, save, progress):
-    """Add to each run one sample a round, in microseconds a step; a slow engine drops out when its time is up."""
-    plans = {name: _plan(stepper, timing) for name, stepper in steppers.items()}
-    for turn in range(timing.rounds):
-        for name, (steps, samples) in plans.items():
-            if turn < samples:
-                progress(f"timing {name}")
-                run = _run(record, name)
-                run["steps_a_sample"] = steps
-                if steps > 1:
-                    machine.settle(steppers[name].take_one)
-                run["samples_us"].append(steppers[name].take(steps)[0] * 1e6)
-                save(record)
-
-
-def _plan(stepper, timing):
-    """Warm up, and return (steps a sample, samples) that fit into the engine's time."""
-    once = max(stepper.take(1)[0], 1e-9)
-    steps = min(timing.steps_a_sample, int(timing.patience / (timing.rounds * once)))
-    if steps < 1:
-        return 1, max(1, int(timing.patience / once))
-    stepper.take(min(timing.warmup, steps))
-    return steps, timing.rounds
-
-
-def train_whole(run, dataset, recipe, patience):
-    """Add the losses and the test accuracy of a whole training, or, over `patience` seconds, how long it would take."""
-    steps = recipe.epochs * recipe.steps_an_epoch(len(dataset.train.y))
-    run["test_accuracy"], run["training_seconds"] = None, steps * median_us(run) / 1e6
-    if run["training_seconds"] > patience:
-        return
-    network, history = recipe.train(dataset, run["engine"])
-    run["loss"], run["training_seconds"] = history.loss, sum(history.seconds)
-    run["test_accuracy"] = network.evaluate(*dataset.test)[1]
-
-
-def _run(record, engine):
-    return results.runs(record, engine=engine)[0]
-
-
-def table(record):
-    """Return the record of a comparison as a table for the terminal; below it why some engines are missing."""
-    baseline = median_us(_run(record, BASELINE)) if results.runs(record, engine=BASELINE) else None
-    lines = [f"{'engine':<18}{'us a step':>12}{'speed-up':>12}  {'test accuracy':<16}"]
-    lines += [_row(run, baseline) for run in record["runs"] if run["samples_us"] and not run["why_not"]]
-    return "\n".join([*lines, *not_run(record["runs"])])
-
-
-def _row(run, baseline):
-    time_us = median_us(run)
-    speed = f"{baseline / time_us:.3g}x" if baseline else "-"
-    return f"{run['engine']:<18}{brief(time_us):>12}{speed:>12}  {_learned(run)}"
-
-
-def _learned(run):
-    if "test_accuracy" not in run:
-        return "-"  # not trained, or interrupted before
-    if run["test_accuracy"] is None:
-        return f"({_duration(run['training_seconds'])} to train)"
-    return f"{run['test_accuracy']:.2%}"
-
-
-def _duration(seconds):
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"

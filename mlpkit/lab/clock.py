@@ -23,8 +23,9 @@ def seconds_of(call, *arguments, times=1):
 
 
 def steps_in(seconds, once, most=100):
-    """Return how many steps of `once` seconds each make a sample of so many seconds: from 1 to `most`."""
-    return max(1, min(most, int(seconds / max(once, 1e-9))))
+    """Return how many steps of `once` seconds each make a sample of so many seconds: from 1 to `most`, if not None."""
+    steps = int(seconds / max(once, 1e-9))
+    return max(1, steps if most is None else min(most, steps))
 
 
 def in_turns(calls, rounds, settle=None, keep=None):

@@ -1,17 +1,23 @@
 """Engines are compared by what they learn, too."""
 
+import sys
+
+from shared import SMALL as MODEL
 from shared import dataset
 
+from mlpkit import engines
 from mlpkit.lab.experiments import agreement
+from mlpkit.lab.experiments.agreement import Answer
 from mlpkit.training.recipe import Recipe
 
-RECIPE = Recipe(sizes=(6, 5, 3), batch_size=8, epochs=3, lr=0.1)
+RECIPE = Recipe(model=MODEL, batch_size=8, epochs=3, lr=0.1)
 DATA = dataset()
 
 
 def compare(*names):
     saved = []
-    record = agreement.run(DATA, RECIPE, names, 2, lambda record: saved.append(len(record["runs"])), lambda text: None)
+    plan = agreement.Plan(names, RECIPE, seeds=2)
+    record = agreement.measure(lambda record: saved.append(len(record["runs"])), lambda text: None, plan, DATA)
     assert saved == list(range(1, 2 * len(names) + 1))
     return record
 
@@ -41,6 +47,19 @@ def test_the_table_has_mean_and_spread():
     _, a, b = agreement.table(record).splitlines()
     assert a.split() == ["a", "60.00%", "+-", "14.14%", "2", "2.0e-06"]
     assert b.split() == ["b", "90.00%", "+-", "nan%", "1", "0.0e+00"]
+
+
+def test_without_a_plan_all_engines_answer_but_those_that_take_hours(monkeypatch):
+    asked = []
+
+    def answer(name, recipe, dataset):
+        asked.append(name)
+        return Answer(name, recipe.seed, [], 0.0, 0.0, 0.0)
+
+    monkeypatch.setattr(sys.modules[Answer.__module__], "answer", answer)
+    agreement.measure(lambda record: None, lambda text: None, dataset=DATA)
+    ready = [name for name, why_not in engines.available().items() if not why_not]
+    assert list(dict.fromkeys(asked)) == [name for name in ready if not name.startswith("python")]
 
 
 def run(engine, accuracy, error):

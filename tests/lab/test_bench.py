@@ -6,22 +6,25 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import ENGINES, SIZES, dataset, engine_like, one_sentence
+from shared import ENGINES, dataset, engine_like, one_sentence
+from shared import SMALL as MODEL
 
 from mlpkit import engines
 from mlpkit.data import batches, epoch_order
 from mlpkit.engines import numpy_baseline
+from mlpkit.engines.stepping import StepByStep
 from mlpkit.lab import bench, machine, results
-from mlpkit.lab.bench import GATE_STEPS, GateError, Timing, compare, gate, table
-from mlpkit.training.fit import train_step as usual_step
+from mlpkit.lab.bench import GATE_STEPS, GateError, Timing, gate
+from mlpkit.lab.experiments.engines import Plan, measure, table
 from mlpkit.training.recipe import Recipe
 
 DATA = dataset()
-RECIPE = Recipe(sizes=SIZES, batch_size=8, epochs=2, lr=0.05)
+RECIPE = Recipe(model=MODEL, batch_size=8, epochs=2, lr=0.05)
 QUICK = Timing(warmup=2, steps_a_sample=3, rounds=4)
 
 
@@ -70,8 +73,8 @@ def register(monkeypatch):
     return add
 
 
-def compare_quietly(names, timing=QUICK, save=lambda record: None, **options):
-    return compare(DATA, RECIPE, timing, names, save, progress=lambda text: None, **options)
+def compare(names, timing=QUICK, save=lambda record: None, progress=lambda text: None):
+    return measure(save, progress, Plan(timing, RECIPE, tuple(names)), DATA)
 
 
 # The gate
@@ -102,7 +105,7 @@ def test_a_baseline_that_diverges_cannot_vouch_for_anybody(value, register):
 
 def test_an_engine_that_fails_the_gate_has_its_reason_and_no_time(register):
     register(wrong=engine_like(**WRONG["nan"][0]), absent=engines.EngineUnavailable("no GPU here"))
-    runs = {run["engine"]: run for run in compare_quietly(["numpy_baseline", "wrong", "absent"])["runs"]}
+    runs = {run["engine"]: run for run in compare(["numpy_baseline", "wrong", "absent"])["runs"]}
     assert "nan" in runs["wrong"]["why_not"]
     assert runs["absent"]["why_not"] == "no GPU here"
     assert runs["numpy_baseline"]["why_not"] is None
@@ -112,11 +115,8 @@ def test_an_engine_that_fails_the_gate_has_its_reason_and_no_time(register):
 
 
 def test_an_engine_that_refuses_this_gpu_does_not_stop_the_others(register):
-    def refuse(*arguments):
-        raise ValueError("it needs a newer GPU")
-
-    register(refusing=engine_like(train_epoch=refuse))
-    runs = {run["engine"]: run for run in compare_quietly(["refusing", "numpy_baseline"])["runs"]}
+    register(refusing=engine_like(why_not=lambda model, optimizer, batch_size: "it needs a newer GPU"))
+    runs = {run["engine"]: run for run in compare(["refusing", "numpy_baseline"])["runs"]}
     assert runs["refusing"]["why_not"] == "it needs a newer GPU"
     assert runs["refusing"]["samples_us"] == []
     assert runs["numpy_baseline"]["samples_us"]
@@ -127,13 +127,13 @@ def test_an_engine_that_refuses_this_gpu_does_not_stop_the_others(register):
 
 def test_rounds_take_a_sample_of_each_engine_in_turn():
     said = []
-    compare(DATA, RECIPE, QUICK, ["numpy_baseline", "python_loops"], lambda record: None, said.append)
+    compare(["numpy_baseline", "python_loops"], progress=said.append)
     timed = [text.removeprefix("timing ") for text in said if text.startswith("timing ")]
     assert timed == ["numpy_baseline", "python_loops"] * QUICK.rounds
 
 
 def test_raw_samples_are_kept_with_all_that_they_depend_on():
-    record = compare_quietly(["numpy_baseline", "python_lists"])
+    record = compare(["numpy_baseline", "python_lists"])
     assert record["settings"] == {"recipe": RECIPE.to_dict(), "timing": vars(QUICK)}
     assert record["machine"].keys() == machine.describe().keys()
     for run in record["runs"]:
@@ -145,7 +145,7 @@ def test_raw_samples_are_kept_with_all_that_they_depend_on():
         assert 0 <= run["test_accuracy"] <= 1
     one, other = record["runs"]
     assert_allclose(one["loss"], other["loss"], rtol=1e-4)
-    assert bench.median_us(one) == np.median(one["samples_us"])
+    assert results.median_us(one) == np.median(one["samples_us"])
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def sluggish(clock, seconds):
 
 def test_a_sample_is_the_mean_time_of_its_steps(clock, register):
     register(steady=sluggish(clock, 0.25))
-    (run,) = compare_quietly(["steady"])["runs"]
+    (run,) = compare(["steady"])["runs"]
     assert run["samples_us"] == [250_000.0] * QUICK.rounds
 
 
@@ -186,7 +186,7 @@ def test_the_clock_is_read_after_the_engine_is_done(clock, register):
         clock.now += 0.3
 
     register(hasty=engine_like(synchronize=synchronize))
-    (run,) = compare_quietly(["hasty"])["runs"]
+    (run,) = compare(["hasty"])["runs"]
     assert_allclose(run["samples_us"], [100_000.0] * QUICK.rounds)
 
 
@@ -194,7 +194,7 @@ def test_the_clock_is_read_after_the_engine_is_done(clock, register):
 def test_a_slow_engine_takes_fewer_steps_and_then_fewer_samples(seconds, steps, samples, clock, register):
     register(slow=sluggish(clock, seconds), steady=sluggish(clock, 0.001))
     timing = Timing(warmup=2, steps_a_sample=3, rounds=4, patience=10.0)
-    slow, steady = compare_quietly(["slow", "steady"], timing)["runs"]
+    slow, steady = compare(["slow", "steady"], timing)["runs"]
     assert slow["steps_a_sample"] == steps
     assert_allclose(slow["samples_us"], [seconds * 1e6] * samples)
     assert (steady["steps_a_sample"], len(steady["samples_us"])) == (3, 4)
@@ -202,7 +202,7 @@ def test_a_slow_engine_takes_fewer_steps_and_then_fewer_samples(seconds, steps, 
 
 def test_an_engine_too_slow_to_train_says_how_long_it_would_take(clock, register):
     register(slow=sluggish(clock, 10.0))
-    (run,) = compare_quietly(["slow"], Timing(patience=5.0))["runs"]
+    (run,) = compare(["slow"], Timing(patience=5.0))["runs"]
     assert run["test_accuracy"] is None
     assert run["training_seconds"] == 2 * 7 * 10
     assert "loss" not in run
@@ -211,39 +211,43 @@ def test_an_engine_too_slow_to_train_says_how_long_it_would_take(clock, register
 def test_steps_go_round_the_training_set_in_the_first_epochs_order():
     stepper = bench.Stepper("numpy_baseline", RECIPE, DATA.train)
     seen = []
-    stepper.run = lambda order: seen.extend(DATA.train.X[index] for index in batches(order, 8)) or [([0.0], [8])]
+    watch = lambda order: seen.extend(DATA.train.X[index] for index in batches(order, 8)) or [0.0]  # noqa: E731
+    stepper.trainer = SimpleNamespace(epoch=watch)
     stepper.take(13)
     order = epoch_order(50, RECIPE.seed, 0)
     full = [DATA.train.X[order[i : i + 8]] for i in range(0, 48, 8)]  # the short last batch would be quicker
     assert_array_equal(seen, [*full, *full, full[0]])
 
 
+def stepping(look):
+    """Return an engine with a step of its own, which shows the labels of each."""
+
+    class Trainer(StepByStep):
+        def step(self, x, labels):
+            look(labels)
+            return super().step(x, labels)
+
+    return engine_like(Trainer=Trainer)
+
+
 def test_before_each_sample_the_threads_of_the_engine_before_come_to_rest(monkeypatch, register):
     log = []
 
     def step(name):
-        def train_step(network, optimizer, x, labels):
-            log.append(name)
-            return usual_step(network, optimizer, x, labels)
+        return stepping(lambda labels: log.append(name))
 
-        return engine_like(train_step=train_step)
-
-    monkeypatch.setattr(bench.machine, "settle", lambda call: log.append("settled"))
+    monkeypatch.setattr(machine, "settle", lambda call: log.append("settled"))
     register(a=step("a"), b=step("b"))
-    compare_quietly(["a", "b"], Timing(warmup=1, steps_a_sample=2, rounds=2))
+    compare(["a", "b"], Timing(warmup=1, steps_a_sample=2, rounds=2))
     assert "settled a a settled b b settled a a settled b b a" in " ".join(log)
 
 
 def test_an_engines_own_step_is_what_is_timed(register, monkeypatch):
     calls = []
-    monkeypatch.setattr(bench.machine, "settle", lambda call: call())
+    monkeypatch.setattr(machine, "settle", lambda call: call())
 
-    def train_step(network, optimizer, x, labels):
-        calls.append(len(labels))
-        return usual_step(network, optimizer, x, labels)
-
-    register(fused=engine_like(train_step=train_step))
-    compare_quietly(["fused"])
+    register(fused=stepping(lambda labels: calls.append(len(labels))))
+    compare(["fused"])
     assert len(calls) == GATE_STEPS + 1 + QUICK.warmup + QUICK.rounds * (1 + QUICK.steps_a_sample) + 2 * 7
 
 
@@ -266,7 +270,7 @@ class Interrupting:
 
     def record(self):
         with pytest.raises(KeyboardInterrupt):
-            compare(DATA, RECIPE, QUICK, ["numpy_baseline", "python_loops"], self.save, self.progress)
+            compare(["numpy_baseline", "python_loops"], QUICK, self.save, self.progress)
         return results.load(self.folder / results.MINE / "engines.json")
 
 
@@ -320,6 +324,26 @@ def test_the_table_shows_medians_speed_ups_and_reasons():
     ]
     for word in ("engine", "us a step", "speed-up", "test accuracy"):
         assert word in lines[0]
+
+
+def test_many_engines_that_share_a_reason_are_counted():
+    def missing(name, reason):
+        return run_of(name) | {"why_not": f"engine {name} can't run on this machine: {reason}"}
+
+    gpu = [missing(name, "there is no NVIDIA driver") for name in engines.names() if engines.on_gpu(name)]
+    assert len(gpu) > 2
+    others = [missing(name, "a broken library") for name in ("numba_serial", "numba_step", "python_lists")]
+    assert results.not_run(gpu + others) == [
+        f"not run: {len(gpu)} GPU engines: there is no NVIDIA driver",
+        "not run: 3 engines: a broken library",
+    ]
+
+
+def test_steps_can_be_asked_for_without_waiting():
+    stepper = bench.Stepper("numpy_baseline", RECIPE, DATA.train)
+    parts = stepper.ask(7)
+    assert [len(part) for part in parts] == [6, 1]  # an epoch has six full batches
+    assert_array_equal(np.concatenate(parts), bench.Stepper("numpy_baseline", RECIPE, DATA.train).take(7)[1])
 
 
 def test_without_the_baseline_there_is_no_speed_up():

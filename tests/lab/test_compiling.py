@@ -2,12 +2,15 @@
 
 import json
 import os
+import sys
 
 import pytest
 
 from mlpkit import engines
 from mlpkit.lab import results
 from mlpkit.lab.experiments import compile as compiling
+from mlpkit.lab.experiments import gpu_compile
+from mlpkit.lab.experiments.compile import Plan
 
 
 def fake(monkeypatch, seconds):
@@ -20,18 +23,19 @@ def fake(monkeypatch, seconds):
         folders.append(cache)
         return {"import": 0.5, "prepare": 1.0, "first": first, "later": 0.125}
 
-    monkeypatch.setattr(compiling, "in_new_process", in_new_process)
+    monkeypatch.setattr(sys.modules[Plan.__module__], "in_new_process", in_new_process)
     return folders
 
 
-def run(saved, **options):
-    return compiling.run(lambda record: saved.append(json.dumps(record)), lambda text: None, **options)
+def run(saved, *names, processes=1, **options):
+    plan = Plan(names, processes)
+    return compiling.measure(lambda record: saved.append(json.dumps(record)), lambda text: None, plan, **options)
 
 
 def test_each_engine_starts_with_an_empty_folder_and_then_with_the_same_one(monkeypatch):
     folders = fake(monkeypatch, {"numba_serial": 2.0, "numba_step": 8.0})
     saved = []
-    record = run(saved, names=("numba_serial", "numba_step"), processes=2)
+    record = run(saved, "numba_serial", "numba_step", processes=2)
     assert len(folders) == 8
     assert folders[::2] == folders[1::2]
     assert len(set(folders)) == 4
@@ -46,7 +50,7 @@ def test_each_engine_starts_with_an_empty_folder_and_then_with_the_same_one(monk
 
 def test_the_table_shows_every_engine_and_an_interrupted_record(monkeypatch):
     fake(monkeypatch, {"numba_serial": 2.0})
-    record = run([], names=("numba_serial",), processes=1)
+    record = run([], "numba_serial")
     record["runs"] += [{"engine": "numba_step", "cache": cache, "samples_s": []} for cache in compiling.CACHES]
     lines = compiling.table(record).splitlines()
     assert len(lines) == 2
@@ -54,14 +58,14 @@ def test_the_table_shows_every_engine_and_an_interrupted_record(monkeypatch):
 
 
 def test_all_engines_that_compile_are_measured():
-    assert set(compiling.NAMES) == {name for name in engines.NAMES if "numba" in name}
     others = {"numpy_baseline", "python_lists", "python_loops"}
-    assert set(compiling.NAMES) | set(engines.ON_GPU) == set(engines.NAMES) - others
+    assert set(Plan().engines) | set(gpu_compile.NAMES) == set(engines.names()) - others
+    assert not set(Plan().engines) & set(gpu_compile.NAMES)
 
 
 def test_a_reader_waits_for_the_import_the_preparation_and_the_first_step(monkeypatch):
     fake(monkeypatch, {"numba_serial": 2.0})
-    record = run([], names=("numba_serial",), processes=1, experiment="gpu_compile")
+    record = run([], "numba_serial", experiment="gpu_compile")
     assert record["experiment"] == "gpu_compile"
     assert compiling.wait_s(record, "numba_serial", "empty") == 3.5
     assert compiling.wait_s(record, "numba_serial", "filled") == 1.75
@@ -74,12 +78,12 @@ def test_no_process_is_started_for_an_engine_that_can_t_run(monkeypatch):
     fake(monkeypatch, {})
     monkeypatch.setattr(engines, "import_module", lambda name: (_ for _ in ()).throw(ImportError("no GPU")))
     with pytest.raises(engines.EngineUnavailable, match="no GPU"):
-        run([], names=("cuda_graph",))
+        run([], "cuda_graph")
 
 
 def test_a_record_can_be_read_back(monkeypatch, tmp_path):
     fake(monkeypatch, {"numba_serial": 2.0})
-    record = run([], names=("numba_serial",), processes=1)
+    record = run([], "numba_serial")
     assert results.load(results.save(record, folder=tmp_path)) == json.loads(json.dumps(record))
 
 

@@ -1,31 +1,39 @@
 """An experiment keeps every training, and only the recipe that was chosen sees the test set."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from shared import SIZES, dataset
+from shared import SMALL as MODEL
+from shared import dataset, one_sentence
 
-from mlpkit.lab import results
-from mlpkit.lab.experiments import trainings as experiments
+from mlpkit.lab import experiments, results, trainings
 from mlpkit.training.recipe import Recipe
 
 DATA = dataset()
-SMALL = Recipe(sizes=SIZES, batch_size=8, epochs=3, lr=0.3)
+SMALL = Recipe(model=MODEL, batch_size=8, epochs=3, lr=0.3)
+
+
+PLANS = {  # of which the first has a recipe that diverges
+    "best": trainings.Plan((SMALL, SMALL.but(lr=1e30)), seeds=2, tested=SMALL),
+    "other": trainings.Plan((SMALL,), seeds=1),
+}
+CHAPTER_2 = ("optimizers", "learning_rates", "batch_sizes", "schedules", "weight_decay", "best")
 
 
 @pytest.fixture
-def saved(monkeypatch):
-    """Make "best" an experiment of two recipes, one of which diverges, from two seeds; return the records saved."""
-    monkeypatch.setattr(experiments, "BEST", SMALL)
-    monkeypatch.setattr(experiments, "ALL", {"best": [SMALL, SMALL.but(lr=1e30)], "other": [SMALL]})
-    monkeypatch.setattr(experiments, "SEEDS", {"best": 2, "other": 1})
+def saved():
+    """The records that were saved, as JSON."""
     return []
 
 
 def run(name, saved):
-    return experiments.run(name, DATA, lambda record: saved.append(json.dumps(record)), lambda text: None)
+    return trainings.measure(
+        name, lambda record: saved.append(json.dumps(record)), lambda text: None, PLANS[name], DATA
+    )
 
 
 def test_an_experiment_is_saved_after_each_training(saved):
@@ -51,10 +59,10 @@ def test_a_training_that_diverged_is_recorded_with_the_reason(saved):
 
 def test_the_table_shows_each_recipe_once_with_its_mean_and_spread(saved):
     record = run("best", saved)
-    (good, accuracies), (bad, guesses) = experiments.summary(record)
+    (good, accuracies), (bad, guesses) = trainings.summary(record)
     assert (good["lr"], bad["lr"], guesses) == (0.3, 1e30, [0.1, 0.1])
     assert accuracies == [r["validation_accuracy"][-1] for r in record["runs"][::2]]
-    lines = experiments.table(record).splitlines()
+    lines = trainings.table(record).splitlines()
     assert len(lines) == 4
     assert f"{np.mean(accuracies):.2%} +- {np.std(accuracies, ddof=1):.2%}" in lines[1]
     assert "on the test set" in lines[-1]
@@ -63,16 +71,63 @@ def test_the_table_shows_each_recipe_once_with_its_mean_and_spread(saved):
 def test_a_recorded_loss_is_the_mean_of_some_steps(saved):
     recorded = run("other", saved)["runs"][0]["loss"]
     loss = SMALL.train(DATA)[1].loss
-    means = [np.mean(loss[i : i + experiments.LOSS_EVERY]) for i in range(0, len(loss), experiments.LOSS_EVERY)]
+    means = [np.mean(loss[i : i + trainings.LOSS_EVERY]) for i in range(0, len(loss), trainings.LOSS_EVERY)]
     assert_allclose(recorded, means, atol=1e-5)
 
 
-def test_every_experiment_can_be_described():
-    for recipes in experiments.ALL.values():
-        texts = [experiments.describe(recipe.to_dict()) for recipe in recipes]
-        assert len(set(texts)) == len(texts)
+@pytest.mark.parametrize("name", CHAPTER_2)
+def test_every_recipe_of_an_experiment_can_be_told_from_the_others(name):
+    plan = experiments.load(name).PLAN
+    texts = [trainings.describe(recipe.to_dict()) for recipe in plan.recipes]
+    assert len(set(texts)) == len(texts)
+    assert plan.tested == (trainings.BEST if name == "best" else None)
+
+
+@pytest.mark.parametrize("name", CHAPTER_2)
+def test_what_is_published_are_the_trainings_of_the_plan(name):
+    plan = experiments.load(name).PLAN
+    found = trainings.summary(results.published(name))
+    assert [trainings.describe(recipe) for recipe, _ in found] == [
+        trainings.describe(r.to_dict()) for r in plan.recipes
+    ]
+    assert {len(accuracies) for _, accuracies in found} == {plan.seeds}
 
 
 def test_a_record_of_an_experiment_can_be_read_back(saved, tmp_path):
     record = run("best", saved)
     assert results.load(results.save(record, folder=tmp_path)) == json.loads(json.dumps(record))
+
+
+# The list of all experiments
+
+
+ALONE = """
+import sys
+sys.modules["numba"] = sys.modules["cupy"] = None
+from mlpkit.lab import experiments, results
+before = set(sys.modules)
+names = experiments.names()
+assert set(sys.modules) == before, "a list of names imports nothing"
+for name in sys.argv[1:] or names:
+    experiment = experiments.load(name)
+    assert experiment.__doc__, name
+    assert callable(experiment.measure), name
+    for path in results.FOLDER.glob(f"*/{name}.json"):
+        assert experiment.table(results.load(path)).strip(), path
+"""
+
+
+def test_where_nothing_can_be_measured_every_record_can_be_read():
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_published_record_has_its_experiment():
+    published = {path.stem for path in results.FOLDER.glob("*/*.json") if path.parent.name != results.MINE}
+    assert published <= set(experiments.names())
+
+
+def test_an_experiment_that_is_not_there_is_answered_with_the_names_of_all():
+    with pytest.raises(ValueError, match="engines") as caught:
+        experiments.load("everything")
+    one_sentence(caught.value, "everything")

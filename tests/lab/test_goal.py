@@ -4,17 +4,17 @@ import json
 import math
 
 import pytest
-from shared import SIZES, dataset, engine_like
+from shared import SMALL as MODEL
+from shared import dataset, engine_like
 
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
-from mlpkit.lab import lines, results
-from mlpkit.lab.experiments import goal
-from mlpkit.lab.experiments import trainings as experiments
+from mlpkit.lab import lines, results, trainings
+from mlpkit.lab.experiments import goal, goal_recipes
 from mlpkit.training.recipe import Recipe
 
 DATA = dataset()
-SMALL = Recipe(sizes=SIZES, batch_size=8, epochs=3, lr=0.3)
+SMALL = Recipe(model=MODEL, batch_size=8, epochs=3, lr=0.3)
 RUN = {
     "engine": "a",
     "goal": 97,
@@ -30,8 +30,10 @@ MISSING = ESTIMATE | {"engine": "c", "why_not": "no NVIDIA GPU was found.", "sam
 
 
 def run(saved, **options):
-    options = {"names": ("numpy_baseline", "python_lists"), "goals": {97: SMALL}, "seeds": 2} | options
-    return goal.run(DATA, **options, save=lambda record: saved.append(json.dumps(record)), progress=lambda text: None)
+    options = {"engines": ("numpy_baseline", "python_lists"), "goals": {97: SMALL}, "seeds": 2} | options
+    return goal.measure(
+        lambda record: saved.append(json.dumps(record)), lambda text: None, goal.Plan(**options), dataset=DATA
+    )
 
 
 def test_each_engine_is_trained_whole_from_each_seed():
@@ -49,7 +51,7 @@ def test_each_engine_is_trained_whole_from_each_seed():
 
 
 def test_an_engine_without_the_time_is_estimated():
-    (case,) = run([], names=("numpy_baseline",), patience=0.0)["runs"]
+    (case,) = run([], engines=("numpy_baseline",), patience=0.0)["runs"]
     assert case["seconds"] == case["test_accuracy"] == []
     assert goal.is_estimate(case)
     assert goal.seconds(case) == goal.estimate_s(case) > 0
@@ -58,9 +60,8 @@ def test_an_engine_without_the_time_is_estimated():
 def test_an_engine_that_can_t_run_or_computes_something_else_gets_no_seconds(monkeypatch):
     fake = engine_like(relu_backward=lambda a, da: da, softmax_cross_entropy=twice_the_loss)
     loaded = {"fake": fake, "numpy_baseline": numpy_baseline}
-    monkeypatch.setattr(engines, "NAMES", tuple(loaded))
     monkeypatch.setattr(engines, "load", lambda name: loaded[name] if name in loaded else unavailable())
-    different, missing = run([], names=("fake", "absent"))["runs"]
+    different, missing = run([], engines=("fake", "absent"))["runs"]
     assert "Mismatched" in different["why_not"] or "Not equal" in different["why_not"]
     assert missing["why_not"] == "no GPU"
     assert different["seconds"] == missing["seconds"] == []
@@ -105,31 +106,35 @@ def choice(*candidates):
 
 def test_the_cheapest_recipe_is_good_from_its_worst_seed():
     record = choice((1, 0.1, [0.99, 0.975]), (2, 0.1, [0.977, 0.978]), (2, 0.2, [0.98, 0.978]), (3, 0.1, [0.99, 0.99]))
-    assert (goal.cheapest(record, 97)["epochs"], goal.cheapest(record, 97)["lr"]) == (2, 0.2)
-    assert goal.cheapest(record, 98)["epochs"] == 3
+    assert (goal_recipes.cheapest(record, 97)["epochs"], goal_recipes.cheapest(record, 97)["lr"]) == (2, 0.2)
+    assert goal_recipes.cheapest(record, 98)["epochs"] == 3
     with pytest.raises(ValueError, match=r"99\.20%"):
-        goal.cheapest(record, 99)
+        goal_recipes.cheapest(record, 99)
 
 
 def test_candidates_are_trained_and_never_see_the_test_set():
     saved = []
-    record = goal.choose(DATA, (SMALL, SMALL.but(epochs=1)), 2, lambda record: saved.append(1), lambda text: None)
+    plan = goal_recipes.Plan((SMALL, SMALL.but(epochs=1)), seeds=2)
+    record = goal_recipes.measure(lambda record: saved.append(1), lambda text: None, plan, DATA)
+    assert record["settings"] == {"seeds": 2, "share": 0.8}
     assert len(saved) == len(record["runs"]) == 4
     assert all(case["test_accuracy"] is None for case in record["runs"])
-    assert [len(found) for _, found in experiments.summary(record)] == [2, 2]
+    assert {len(case["loss"]) for case in record["runs"]} == {0}
+    assert [len(found) for _, found in trainings.summary(record)] == [2, 2]
 
 
 def test_the_goals_recipes_are_those_that_the_record_chooses():
     record = results.published("goal_recipes")
     for percent, recipe in goal.GOALS.items():
-        chosen = Recipe(**goal.cheapest(record, percent))
-        assert chosen == recipe
+        chosen = goal_recipes.cheapest(record, percent)
+        assert chosen.pop("sizes") == list(recipe.model.sizes())  # the record is older than models
+        assert chosen.items() <= recipe.to_dict().items()
 
 
 @pytest.mark.gpu
 def test_a_gpu_engine_reaches_what_the_baseline_reaches():
     names = ("numpy_baseline", "cuda_graph")
-    baseline, graph = run([], names=names)["runs"]
+    baseline, graph = run([], engines=names)["runs"]
     assert graph["why_not"] is None
     assert graph["test_accuracy"] == pytest.approx(baseline["test_accuracy"], abs=0.06)  # one image of 20
 
@@ -150,14 +155,14 @@ def test_an_engine_s_lines_are_those_of_all_its_files():
         return [path.name for path in lines.files(engine)]
 
     assert lines.of("numpy_baseline") == 0
-    assert names("numba_serial") == ["_compile.py", "numba_serial.py", "python_loops.py"]
+    assert names("numba_serial") == ["cache.py", "compiler.py", "numba_serial.py", "python_loops.py"]
     assert names("pytorch_compiled") == ["pytorch.py", "pytorch_compiled.py"]
-    assert {"layers.cu", "products.cu", "cupy_fused.py", "_graph.py"} < set(names("cuda_graph"))
+    assert {"layers.cu", "products.cu", "cupy_fused.py", "graph.py"} < set(names("cuda_graph"))
     assert 0 < lines.of("cupy_naive") < lines.of("cupy_fused") < lines.of("cuda_graph")
     assert lines.of("numba_serial") == sum(map(lines.count, lines.files("numba_serial")))
 
 
 def test_every_engine_has_lines_to_count():
-    assert all(lines.of(name) > 0 for name in engines.NAMES if name != "numpy_baseline")
+    assert all(lines.of(name) > 0 for name in engines.names() if name != "numpy_baseline")
     with pytest.raises(ValueError, match="absent"):
         lines.of("absent")

@@ -10,16 +10,19 @@ from numpy.testing import assert_allclose
 from mlpkit import engines
 from mlpkit.lab import bench, peers
 from mlpkit.lab.bench import GATE_STEPS, Timing
+from mlpkit.lab.experiments import gpu_peers
+from mlpkit.lab.experiments import peers as experiment
+from mlpkit.lab.experiments.peers import ADAM, Plan
 from mlpkit.training.recipe import Recipe
 
 QUICK = Timing(warmup=1, steps_a_sample=2, rounds=2)
-TWO = (Recipe(), peers.ADAM)
+TWO = (Recipe(), ADAM)
 
 
 @pytest.fixture(scope="module")
 def wanted():
     """The baseline's first losses, on MNIST, with each of the two recipes."""
-    train = peers.load("mnist").train
+    train = peers.load("mnist", scaled=True).train
     return [bench.Stepper("numpy_baseline", recipe, train).take(GATE_STEPS)[1] for recipe in TWO]
 
 
@@ -28,10 +31,10 @@ def on_gpu(*names):
 
 
 ON_CPU = ("jax_step", "jax_epoch", "jax_epoch_default")  # on a GPU where there is one
-ON_GPU = tuple(name for name in peers.GPU.others if name not in ON_CPU)
+ON_GPU = tuple(name for name in gpu_peers.PLAN.others if name not in ON_CPU)
 
 
-@pytest.mark.parametrize("name", [*peers.CPU.names, *ON_CPU, *on_gpu(*ON_GPU)])
+@pytest.mark.parametrize("name", [*experiment.USUAL.names, *ON_CPU, *on_gpu(*ON_GPU)])
 @pytest.mark.parametrize("which", [0, 1], ids=["sgd", "adam"])
 def test_a_peer_trains_the_same_network_on_the_same_batches(name, which, wanted):
     try:
@@ -44,12 +47,12 @@ def test_a_peer_trains_the_same_network_on_the_same_batches(name, which, wanted)
 
 def on_torch_cpu(name):
     """Return a peer's `prepare`, where it has one for PyTorch's CPU device: what the GPU runs, but slower."""
-    module = pytest.importorskip(f"mlpkit.peers.{name}")
+    module = pytest.importorskip(f"mlpkit.lab.peers.{name}")
     return lambda problem: module.on("cpu", problem)
 
 
 def importable(name):
-    return pytest.importorskip(f"mlpkit.peers.{name}").prepare
+    return pytest.importorskip(f"mlpkit.lab.peers.{name}").prepare
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["sgd", "adam"])
@@ -70,7 +73,7 @@ def test_after_an_epoch_the_batches_come_again(name):
     prepare = PREPARE.get(name, importable)(name)
     small = Recipe(batch_size=32, lr=0.05)
     problem = replace(peers.problem(small), order=np.arange(70))
-    whole = import_module("mlpkit.peers.plain_numpy").prepare(problem)(8)
+    whole = import_module("mlpkit.lab.peers.plain_numpy").prepare(problem)(8)
     steps = prepare(problem)
     assert_allclose(np.concatenate([steps(5), steps(1), steps(2)]), whole, rtol=bench.RTOL)
 
@@ -95,7 +98,7 @@ def test_the_first_losses_are_held_as_closely_as_the_peer_allows():
     assert peers.are_wanted(wanted.mean(keepdims=True), wanted, *peers.GATE)
 
 
-@pytest.mark.parametrize("name", [name for name in peers.GPU.engines if name not in engines.NAMES] or ["none"])
+@pytest.mark.parametrize("name", [name for name in gpu_peers.PLAN.engines if name not in engines.names()] or ["none"])
 def test_an_engine_that_is_not_there_has_a_reason(name):
     if name == "none":
         pytest.skip("they are all there")
@@ -116,8 +119,8 @@ def compare(monkeypatch, answers):
         return [dict(answer) for answer in answers[name]]
 
     monkeypatch.setattr(peers, "measure_in_process", measure_in_process)
-    field = peers.Field("some_peers", (), tuple(answers), ("numpy",), QUICK, TWO)
-    record = peers.compare(field, lambda record: saved.append(1), lambda text: None)
+    plan = Plan((), tuple(answers), ("numpy",), QUICK, TWO)
+    record = experiment.measure(lambda record: saved.append(1), lambda text: None, plan, "some_peers")
     assert record["experiment"] == "some_peers"
     assert list(record["settings"]["libraries"]) == ["numpy"]
     assert len(saved) == len(asked)  # nothing measured is lost
@@ -159,7 +162,7 @@ def test_peers_take_turns_and_one_that_differs_gets_no_time(wanted, monkeypatch)
 def test_the_table_has_a_row_a_peer_and_a_column_a_recipe(wanted, monkeypatch):
     answers = {"same": [measured(losses) for losses in wanted], "half": [measured(wanted[0]), {"why_not": "no Adam"}]}
     record, _ = compare(monkeypatch, answers)
-    title, same, half, reason = peers.table(record).splitlines()
+    title, same, half, reason = experiment.table(record).splitlines()
     assert title.split()[-4:] == ["sgd", "128", "adam", "128"]
     assert (same.split(), half.split()) == (["same", "1.5", "1.5"], ["half", "1.5", "-"])
     assert reason == "not run: half: no Adam"
@@ -167,6 +170,6 @@ def test_the_table_has_a_row_a_peer_and_a_column_a_recipe(wanted, monkeypatch):
 
 def test_a_peer_runs_in_a_process_of_its_own():
     (answer,) = peers.measure_in_process("no_such_peer", TWO[:1], QUICK)
-    assert answer == {"why_not": "ModuleNotFoundError: No module named 'mlpkit.peers.no_such_peer'"}
+    assert answer == {"why_not": "ModuleNotFoundError: No module named 'mlpkit.lab.peers.no_such_peer'"}
     answers = peers.measure_in_process("plain_numpy", TWO, QUICK)
     assert [len(answer["samples_us"]) > 1 for answer in answers] == [True, True]

@@ -1,6 +1,8 @@
 """A process of one's own answers, or says in a sentence why not."""
 
 import os
+import subprocess
+from contextlib import suppress
 
 import pytest
 from shared import one_sentence
@@ -45,3 +47,13 @@ def test_a_process_that_fails_says_why(code, words, ask):
 
 def test_a_warning_is_no_reason(ask):
     assert ask("import warnings; warnings.warn('old'); print('{}')") == {}
+
+
+def test_busy_programs_are_gone_afterwards(monkeypatch):
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **o: started.append(popen(*a, **o)) or started[-1])
+    with suppress(KeyboardInterrupt), processes.busy_programs(2):
+        assert [process.poll() for process in started] == [None, None]
+        raise KeyboardInterrupt
+    assert None not in [process.poll() for process in started]
+    assert len(started) == 2

@@ -1,6 +1,7 @@
 """A sweep gives every case its turn, its threads and its reason; a record of it says which engine wins where."""
 
 import json
+import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -12,12 +13,16 @@ from threadpoolctl import threadpool_info
 
 from mlpkit import engines
 from mlpkit.lab import machine, results
-from mlpkit.lab.bench import GateError
-from mlpkit.lab.experiments import floor as roofline
+from mlpkit.lab.bench import GateError, Stepper
 from mlpkit.lab.experiments import sweep
-from mlpkit.lab.experiments.sweep import Plan, _too_long, curve, flops, table, value, with_threads
+from mlpkit.lab.experiments.sweep import Plan, curve, flops, table, value
+from mlpkit.lab.experiments.sweep.measure import _too_long
+from mlpkit.lab.machine import with_threads
+from mlpkit.lab.operations import watched
+from mlpkit.nn.models import mlp
 from mlpkit.training.recipe import Recipe
 
+MEASURE = sys.modules[Plan.__module__]
 RNG = np.random.default_rng(0)
 TRAIN = RNG.random((300, 784), dtype=np.float32), RNG.integers(10, size=300)
 QUICK = Plan(
@@ -32,7 +37,7 @@ QUICK = Plan(
 
 def run(plan=QUICK, saved=None):
     saved = [] if saved is None else saved
-    return sweep.run(TRAIN, lambda record: saved.append(json.dumps(record)), lambda text: None, plan)
+    return sweep.measure(lambda record: saved.append(json.dumps(record)), lambda text: None, plan, TRAIN)
 
 
 def made_up(**times):
@@ -69,7 +74,7 @@ def test_an_engine_that_differs_gets_the_reason_and_no_time(monkeypatch):
         if name == "numba_serial":
             raise GateError("numba_serial differs")
 
-    monkeypatch.setattr(sweep, "gate", wrong)
+    monkeypatch.setattr(MEASURE, "gate", wrong)
     record = run()
     assert [c["why_not"] for c in results.runs(record, engine="numba_serial")] == ["numba_serial differs"] * 2
     assert not any(c["samples_us"] for c in results.runs(record, engine="numba_serial"))
@@ -80,7 +85,7 @@ def test_an_engine_that_cannot_run_here_gets_the_reason(monkeypatch):
     def load(name):
         raise engines.EngineUnavailable("no such machine")
 
-    monkeypatch.setattr(sweep.engines, "load", load)
+    monkeypatch.setattr(engines, "load", load)
     assert {c["why_not"] for c in run()["runs"]} == {"no such machine"}
 
 
@@ -108,8 +113,8 @@ def test_what_takes_too_long_is_not_run():
 
 def test_a_slow_case_takes_one_sample_and_no_more(monkeypatch):
     taken = []
-    monkeypatch.setattr(sweep, "Stepper", lambda *arguments: SimpleNamespace(take=take))
-    monkeypatch.setattr(sweep, "gate", lambda *arguments: None)
+    monkeypatch.setattr(MEASURE, "Stepper", lambda *arguments: SimpleNamespace(take=take))
+    monkeypatch.setattr(MEASURE, "gate", lambda *arguments: None)
 
     def take(steps):
         taken.append(steps)
@@ -122,8 +127,8 @@ def test_a_slow_case_takes_one_sample_and_no_more(monkeypatch):
 
 def test_a_loss_that_is_not_finite_gives_no_time(monkeypatch):
     stepper = SimpleNamespace(take=lambda steps: (1e-4, np.full(steps, np.nan)), take_one=lambda: None)
-    monkeypatch.setattr(sweep, "Stepper", lambda *arguments: stepper)
-    monkeypatch.setattr(sweep, "gate", lambda *arguments: None)
+    monkeypatch.setattr(MEASURE, "Stepper", lambda *arguments: stepper)
+    monkeypatch.setattr(MEASURE, "gate", lambda *arguments: None)
     record = run()
     assert not any(c["samples_us"] for c in record["runs"])
     assert {c["why_not"] for c in record["runs"]} == {"the loss is not finite"}
@@ -142,8 +147,8 @@ def test_each_turn_has_its_threads(monkeypatch):
             seen.append((self.engine, numba.get_num_threads(), *set(blas)))
             return 0.1, np.zeros(steps)
 
-    monkeypatch.setattr(sweep, "Stepper", Watched)
-    monkeypatch.setattr(sweep, "gate", lambda *arguments: None)
+    monkeypatch.setattr(MEASURE, "Stepper", Watched)
+    monkeypatch.setattr(MEASURE, "gate", lambda *arguments: None)
     many = min(2, machine.cores(), numba.config.NUMBA_NUM_THREADS)
     names = ("numpy_baseline", "numba_serial", "numba_parallel")
     run(Plan(engines=names, batch_sizes=(4,), widths=(8,), threads=(1, many), rounds=1))
@@ -166,7 +171,7 @@ def test_threads_are_as_before_afterwards():
 
 @pytest.mark.parametrize("batch_size", [1, 6])
 def test_flops_are_those_of_the_products_that_a_step_makes(batch_size):
-    recipe = Recipe(sizes=sweep.sizes(12), batch_size=batch_size)
+    recipe = Recipe(model=mlp(*sweep.sizes(12)), batch_size=batch_size)
     counted = 0
 
     def watch(name, function, *arguments, **settings):
@@ -176,7 +181,7 @@ def test_flops_are_those_of_the_products_that_a_step_makes(batch_size):
             counted += 2 * len(x) * W.shape[0 if "input" in name else 1] * (x.shape[1])
         return function(*arguments, **settings)
 
-    roofline.Stepper(roofline.watched(watch), recipe, TRAIN).take(1)
+    Stepper(watched(watch), recipe, TRAIN).take(1)
     assert flops(12, batch_size) == counted
 
 
@@ -215,5 +220,5 @@ def test_the_table_has_a_row_an_engine_and_a_dash_for_what_is_missing():
 
 
 def test_the_engines_of_the_sweep_exist():
-    assert set(sweep.NAMES) <= set(engines.NAMES)
+    assert set(sweep.NAMES) <= set(engines.names())
     assert set(sweep.SERIAL) <= set(sweep.NAMES)

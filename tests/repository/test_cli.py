@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from shared import blobs, dataset
 
 from mlpkit import __main__ as cli
 from mlpkit import data, engines
-from mlpkit.lab import bench, machine, processes, results
+from mlpkit.lab import bench, experiments, machine, processes, results
+from mlpkit.lab.experiments import engines as engines_experiment
+from mlpkit.nn.models import LENET5, MLP
 from mlpkit.nn.network import Network
 from mlpkit.training.optim import BY_NAME
 from mlpkit.training.recipe import Recipe
@@ -30,7 +33,8 @@ def run(*arguments):
 def small(monkeypatch):
     """Make every command use a small data set, whose images have 784 pixels."""
     wide = [split._replace(X=np.pad(split.X, [(0, 0), (0, 778)])) for split in dataset()[1:4]]
-    monkeypatch.setattr(data, "load", lambda name="mnist": data.Dataset(name, *wide, ("left", "right", "top")))
+    made = lambda name="mnist", scaled=False: data.Dataset(name, *wide, ("left", "right", "top"))  # noqa: E731
+    monkeypatch.setattr(data, "load", made)
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def folder(monkeypatch, tmp_path):
 def test_doctor_says_what_each_engine_can_do():
     done = run("doctor")
     assert (done.returncode, done.stderr) == (0, "")
-    for name in (*engines.NAMES, "processor", "BLAS", "GPU", "numpy"):
+    for name in (*engines.names(), "processor", "BLAS", "GPU", "numpy"):
         assert name in done.stdout
 
 
@@ -60,7 +64,7 @@ def test_train_shows_its_epochs_and_the_test_accuracy(tmp_path):
     assert re.search(r"epoch +1: loss 0\.\d+, validation loss 0\.\d+, accuracy 9\d\.\d+%", done.stdout)
     accuracy = float(re.search(r"finished; accuracy on validation ([\d.]+)%", done.stdout)[1])
     assert 92 < accuracy < 98
-    assert Network.load(tmp_path / "network.npz").sizes == (784, 128, 128, 128, 10)
+    assert Network.load(tmp_path / "network.npz").model == MLP
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.npz", "last.npz", "network.npz"]
 
 
@@ -79,6 +83,7 @@ MISTAKES = [
     (["--optimizer", "sdg"], 2, "sgd"),
     (["--schedule", "cosin"], 2, "cosine"),
     (["--data", "cifar"], 2, "fashion-mnist"),
+    (["--model", "lenet"], 2, "lenet5"),
 ]
 
 
@@ -139,14 +144,14 @@ import numpy as np
 from shared import dataset
 from mlpkit import __main__ as cli, data
 wide = [split._replace(X=np.pad(split.X, [(0, 0), (0, 778)])) for split in dataset()[1:4]]
-data.load = lambda name="mnist": data.Dataset(name, *wide, ("left", "right", "top"))
+data.load = lambda name="mnist", scaled=False: data.Dataset(name, *wide, ("left", "right", "top"))
 sys.exit(cli.main(sys.argv[1:]))
 """
 
 
 def run_in_shell(redirection, *arguments, code=SMALL):
     """Run the command line on a small data set, in a process whose streams are redirected as a shell does it."""
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    folders = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
     command = ["bash", "-c", f'set -o pipefail; "$@" {redirection}', "bash", sys.executable, "-c", code, *arguments]
     return subprocess.run(
         list(map(str, command)),
@@ -166,7 +171,7 @@ def test_output_that_nobody_reads_ends_a_training_quietly_and_keeps_the_network(
     done = run_in_shell("| head -1", "train", "--epochs", 10_000, "--save", path)
     assert (done.returncode, done.stderr) == (141, "")
     assert done.stdout.startswith("epoch   1:")
-    assert Network.load(path).sizes[0] == 784
+    assert Network.load(path).model.input == (784,)
 
 
 @posix
@@ -225,9 +230,21 @@ def test_train_passes_its_options_on(small, monkeypatch):
     options = "--engine python_lists --data fashion-mnist --optimizer adamw --lr 0.01 --schedule cosine"
     options += " --weight-decay 0.1 --batch-size 64 --epochs 3 --seed 7 --patience 2 --checkpoints here --resume"
     assert cli.main(["train", *options.split()]) == 130
+    assert asked["recipe"].model == MLP
     recipe = Recipe("adamw", 0.01, "cosine", weight_decay=0.1, batch_size=64, epochs=3, seed=7)
     assert (asked["recipe"], asked["engine"], asked["data"]) == (recipe, "python_lists", "fashion-mnist")
     assert (asked["patience"], str(asked["checkpoints"]), asked["resume"]) == (2, "here", True)
+
+
+def test_train_takes_a_model_by_name(small, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Recipe, "train", lambda recipe, *arguments, **options: asked.append(recipe) or interrupt())
+    assert cli.main(["train", "--model", "lenet5"]) == 130
+    assert asked[0].model == LENET5
+
+
+def interrupt():
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("optimizer", BY_NAME)
@@ -269,11 +286,19 @@ def test_divergence_is_one_sentence(small, capsys):
     assert "Warning" not in errors
 
 
+@pytest.fixture
+def experiment(monkeypatch):
+    """Return an experiment in place of whichever is asked for; a test says what its `measure` does."""
+    made = SimpleNamespace(measure=None, table=lambda record: "a table")
+    monkeypatch.setattr(experiments, "load", lambda name: made)
+    return made
+
+
 def test_bench_shows_the_table_and_keeps_the_record(small, folder, monkeypatch, capsys):
     quick = bench.Timing(warmup=1, steps_a_sample=2, rounds=2)
-    monkeypatch.setattr(bench, "USUAL", quick)
-    compare = partial(bench.compare, names=("numpy_baseline",))
-    monkeypatch.setattr(bench, "compare", compare)
+    plan = engines_experiment.Plan(quick, engines=("numpy_baseline",))
+    measure = partial(engines_experiment.measure, plan=plan, dataset=data.load())
+    monkeypatch.setattr(engines_experiment, "measure", measure)
     assert cli.main(["bench"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"numpy_baseline +[\d,]+ +1x +\d+\.\d\d%", output)
@@ -283,94 +308,94 @@ def test_bench_shows_the_table_and_keeps_the_record(small, folder, monkeypatch, 
     assert len(record["runs"][0]["samples_us"]) == 2
 
 
-@pytest.mark.parametrize("experiment", [name for name in cli.EXPERIMENTS if name != "engines"])
-def test_every_experiment_is_run_shown_and_kept(experiment, small, folder, monkeypatch, capsys):
-    def measure(*inputs, save, progress):
-        record = results.new(experiment)
+@pytest.mark.parametrize("name", experiments.names())
+def test_every_experiment_is_run_shown_and_kept(name, folder, monkeypatch, capsys):
+    def measure(save, progress):
+        record = results.new(name)
         progress("a part")
         save(record)
 
-    monkeypatch.setitem(cli.EXPERIMENTS, experiment, (cli._with(measure, data.load), lambda record: "a table"))
-    assert cli.main(["bench", experiment]) == 0
-    assert (folder / "mine" / f"{experiment}.json").exists()
+    found = experiments.load(name)
+    assert callable(found.measure)
+    monkeypatch.setattr(found, "measure", measure)
+    monkeypatch.setattr(found, "table", lambda record: "a table")
+    assert cli.main(["bench", name]) == 0
+    assert (folder / "mine" / f"{name}.json").exists()
     output = capsys.readouterr().out
     assert "a table" in output
-    assert f"{experiment}.json" in output
+    assert f"{name}.json" in output
 
 
-def test_an_experiment_s_inputs_are_loaded_when_it_starts():
-    given = []
-    run = cli._with(lambda *inputs, **callbacks: given.append((inputs, callbacks)), lambda: 1, lambda: 2)
-    assert given == []
-    run("the options", save=3)
-    assert given == [((1, 2), {"save": 3})]
-
-
-def test_a_published_record_goes_into_a_folder_named_after_the_machine(small, folder, monkeypatch):
-    def measure(dataset, recipe, timing, save, progress):
-        save(record := results.new("engines"))
-        return record
-
-    monkeypatch.setattr(bench, "compare", measure)
+def test_a_published_record_goes_into_a_folder_named_after_the_machine(folder, experiment):
+    experiment.measure = lambda save, progress: save(results.new("engines"))
     assert cli.main(["bench", "--publish"]) == 0
     assert [path.name for path in folder.iterdir()] == [machine.name()]
 
 
-def test_a_busy_machine_is_mentioned(small, folder, monkeypatch, capsys):
+def test_a_published_record_is_made_by_the_thorough_plan_where_there_is_one(folder, experiment):
+    asked = []
+    experiment.measure = lambda save, progress, plan="usual": asked.append(plan) or save(results.new("engines"))
+    experiment.THOROUGH = "thorough"
+    assert [cli.main(["bench", *options]) for options in ([], ["--publish"])] == [0, 0]
+    assert asked == ["usual", "thorough"]
+
+
+def test_a_busy_machine_is_mentioned(folder, experiment, monkeypatch, capsys):
     monkeypatch.setattr(machine, "busy", lambda: "this machine is busy")
-    monkeypatch.setattr(bench, "compare", lambda *a, save, **o: save(results.new("engines")) or results.new("engines"))
+    experiment.measure = lambda save, progress: save(results.new("engines"))
     assert cli.main(["bench"]) == 0
     assert "mlpkit: this machine is busy." in capsys.readouterr().err
 
 
-def test_an_interrupted_bench_keeps_what_it_has(small, folder, monkeypatch, capsys):
-    def measure(*arguments, save, progress):
+def test_an_interrupted_bench_keeps_what_it_has_and_shows_it(folder, experiment, capsys):
+    def measure(save, progress):
         save(results.new("engines"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "compare", measure)
+    experiment.measure = measure
     assert cli.main(["bench"]) == 130
-    assert "interrupted; what was finished is kept" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "interrupted; what was finished is kept" in said.err
+    assert "a table" in said.out
     results.load(folder / "mine" / "engines.json")
 
 
-def test_an_interrupted_bench_shows_its_table_and_leaves_the_last_record_beside_it(small, folder, monkeypatch, capsys):
-    def measure(*arguments, save, progress):
+def test_the_last_record_stays_beside_the_one_that_follows_it(folder, experiment):
+    def measure(save, progress):
         record = results.new("engines")
-        record["runs"].append({"engine": "numpy_baseline", "why_not": None, "samples_us": [7.0]})
+        save(record)
         save(record)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "compare", measure)
+    experiment.measure = measure
     assert [cli.main(["bench"]) for _ in range(3)] == [130, 130, 130]
-    assert "numpy_baseline" in capsys.readouterr().out
     kept = sorted(path.name for path in (folder / "mine").iterdir())
     assert (len(kept), kept[-1]) == (3, "engines.json")  # not even the record before the last is lost
     assert all(name.endswith(".json.previous") for name in kept[:-1])
 
 
-def test_a_bench_that_can_not_begin_leaves_the_last_record_where_it_is(small, folder, monkeypatch, capsys):
-    def refuse(*arguments, save, progress):
+def test_a_bench_that_can_not_begin_leaves_the_last_record_where_it_is(folder, experiment, capsys):
+    def refuse(save, progress):
         raise engines.EngineUnavailable("no such machine")
 
     results.save(results.new("engines"))
-    monkeypatch.setattr(bench, "compare", refuse)
+    experiment.measure = refuse
     assert cli.main(["bench"]) == 1
     assert [path.name for path in (folder / "mine").iterdir()] == ["engines.json"]
 
 
-def test_a_record_that_could_not_be_kept_is_not_measured(small, folder, monkeypatch, capsys):
+def test_a_record_that_could_not_be_kept_is_not_measured(folder, experiment, capsys):
     folder.mkdir()
     (folder / "mine").write_text("in the way")
-    monkeypatch.setattr(bench, "compare", lambda *arguments, **callbacks: pytest.fail("it was measured"))
+    experiment.measure = lambda save, progress: pytest.fail("it was measured")
     check_refused(["bench"], 1, "engines.json can't be written", capsys)
 
 
-def test_a_process_of_an_experiment_that_fails_is_one_sentence(small, folder, monkeypatch, capsys):
-    def measure(*arguments, save, progress):
+def test_a_process_of_an_experiment_that_fails_is_one_sentence(folder, experiment, capsys):
+    def measure(save, progress):
         raise processes.Failed("no such kernels")
 
-    monkeypatch.setattr(bench, "compare", measure)
+    experiment.measure = measure
     assert cli.main(["bench"]) == 1
     assert capsys.readouterr().err == "mlpkit: a process of this experiment failed: no such kernels\n"
 

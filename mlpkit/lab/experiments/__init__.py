@@ -1,0 +1,37 @@
+"""A record is made by the experiment of the same name, and this folder is the list of them.
+
+An experiment is a package, or a module of a few lines where it only varies another one:
+
+    __init__.py   asks the question, in its docstring, and exports the names below
+    measure.py    makes the record; it needs the machine that the question is about
+    read.py       says what a record means, on any machine, from the record alone
+
+`measure(save=results.save, progress=print, plan=USUAL)` returns the record. It calls `save(record)` whenever something
+was added, so that Ctrl-C costs no more than what was being measured, and `progress(text)` with what comes next. `plan`
+says how much to measure; an experiment that takes longer for a published record exports such a plan as THOROUGH. Some
+take their data as one more argument, None for MNIST's. Raises `engines.EngineUnavailable` where nothing of it can be
+measured.
+
+`table(record)` returns the record as text for the terminal, an unfinished one's too.
+
+Neither importing an experiment nor reading its record takes Numba, CuPy or a GPU.
+"""
+
+import pkgutil
+from importlib import import_module
+
+from mlpkit.checks import check_choice
+
+
+def names():
+    """Return the names of all experiments. None of them is imported."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+
+
+def load(name):
+    """Import the experiment called `name`, and no other, and return it: see above what it has.
+
+    Raises ValueError for a name that none has.
+    """
+    check_choice("experiment", name, names())
+    return import_module(f"{__name__}.{name}")

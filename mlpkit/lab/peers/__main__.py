@@ -1,4 +1,4 @@
-"""Measure a peer in this process: `python -m mlpkit.peers NAME SETTINGS`, the settings as JSON; prints JSON, a list."""
+"""Measure a peer in this process: `python -m mlpkit.lab.peers NAME SETTINGS`; settings and answer are JSON."""
 
 import json
 import sys
@@ -10,4 +10,4 @@ from . import measure
 
 settings = json.loads(sys.argv[2])
 timing = Timing(**settings["timing"])
-print(json.dumps([measure(sys.argv[1], Recipe(**recipe), timing) for recipe in settings["recipes"]]))
+print(json.dumps([measure(sys.argv[1], Recipe.from_dict(recipe), timing) for recipe in settings["recipes"]]))

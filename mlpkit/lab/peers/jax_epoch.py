@@ -1,4 +1,4 @@
-"""JAX, all the steps in one program: `lax.scan` is the loop over the batches, eight of them unrolled, on the device.
+"""JAX, a scan over steps: `lax.scan` is the loop over the batches, eight of them unrolled, on the device.
 
 Eight are fastest, on an H200: a step takes 16 % longer with one, 6 % longer with four, 3 % longer with 16. The gather
 of each batch is inside; to gather all of them before the loop is no faster. Each number of steps is a program of its

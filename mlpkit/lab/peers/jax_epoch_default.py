@@ -1,4 +1,4 @@
-"""JAX's epoch with the matrix products that JAX takes by default: of TF32, on a GPU that has it."""
+"""JAX, a scan over steps, TF32: matrix products as JAX takes them by default, of TF32 on a GPU that has it."""
 
 from . import jax_epoch
 

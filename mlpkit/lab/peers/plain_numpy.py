@@ -1,4 +1,4 @@
-"""The plainest NumPy: one script, no classes, no flat vectors. What the package's structure may not cost."""
+"""NumPy, one plain script: no classes, no flat vectors. What the package's structure may not cost."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""PyTorch on the CPU, eager: a Sequential, its own loss, and its optimizers with the fused update."""
+"""PyTorch: on the CPU, eager, a Sequential, its own loss, and its optimizers with the fused update."""
 
 from itertools import cycle
 

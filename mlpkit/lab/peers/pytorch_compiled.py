@@ -1,4 +1,4 @@
-"""PyTorch on the CPU, with network and loss compiled by `torch.compile`, which needs a C++ compiler."""
+"""PyTorch, compiled: on the CPU, network and loss by `torch.compile`, which needs a C++ compiler."""
 
 from . import pytorch
 

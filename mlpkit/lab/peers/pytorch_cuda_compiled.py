@@ -1,4 +1,4 @@
-"""PyTorch on the GPU, the whole step compiled: gather, network, loss, gradients and update are one function.
+"""PyTorch on the GPU, compiled: gather, network, loss, gradients and update are one function.
 
 It is a function of tensors, differentiated by `torch.func`, without modules and optimizers, and `torch.compile` fuses
 what it can across all of its parts. On an H200 that takes a third to a half of eager's time; with network and loss

@@ -1,4 +1,4 @@
-"""PyTorch on the GPU, the whole compiled step captured as a CUDA graph and replayed: Python asks for one thing a step.
+"""PyTorch, compiled, CUDA graph: the whole compiled step is captured and replayed; Python asks for one thing a step.
 
 A graph of 13 steps is no faster. The mode "max-autotune-no-cudagraphs" tries 20 kernels for each kind of matrix
 product, which takes 20 s each on an H200: for the largest it kept this one, for 128 x 128 it found one 2 us faster.

@@ -1,4 +1,4 @@
-"""PyTorch's CUDA graph with matrix products of TF32: of each input's fraction, tensor cores see 10 bits of 23."""
+"""PyTorch, CUDA graph, TF32: of each fraction that a matrix product takes, tensor cores see 10 bits of 23."""
 
 from . import pytorch_cuda_graph
 

@@ -1,4 +1,4 @@
-"""scikit-learn's MLPClassifier, through `partial_fit`, with momentum, weight decay and shuffling off.
+"""scikit-learn: its MLPClassifier, through `partial_fit`, with momentum, weight decay and shuffling off.
 
 The examples are put in order beforehand and not gathered batch by batch, which is to its advantage.
 """
@@ -11,7 +11,7 @@ def prepare(problem):
     recipe = problem.recipe
     X, y = problem.X[problem.order], problem.y[problem.order]
     model = MLPClassifier(
-        recipe.sizes[1:-1],
+        recipe.model.sizes()[1:-1],
         solver=recipe.optimizer,
         alpha=0.0,
         momentum=0.0,

@@ -1,56 +1,49 @@
-"""The trainings behind chapter 02: each experiment is a list of recipes that differ in one choice.
+"""The trainings behind chapter 02: each of its experiments is a list of recipes that differ in one choice.
 
 What has to follow from the choice differs too, such as the rate that suits an optimizer.
 Every recipe is trained from several seeds, the same for all, and judged on the validation set. Only the recipe that was
 chosen in this way, `BEST`, is ever shown the test set.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from mlpkit.lab import results
+from mlpkit.data import load
 from mlpkit.training.fit import Diverged
 from mlpkit.training.history import History
 from mlpkit.training.recipe import Recipe
+
+from . import results
 
 LOSS_EVERY = 10  # steps: a record keeps the mean loss of so many at a time
 
 ADAM = Recipe(optimizer="adam", lr=2e-3, schedule="cosine", epochs=10)
 BEST = Recipe(optimizer="adamw", lr=4e-3, schedule="cosine", warmup_epochs=2, weight_decay=0.2, epochs=30)
 
-OPTIMIZERS = {"sgd": 0.3, "momentum": 0.05, "nesterov": 0.05, "rmsprop": 5e-4, "adam": 1e-3}  # a good rate for each
-AROUND = (0.5, 1, 2)  # times that rate, so that each can be judged at its best of three
-SGD_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-ADAM_RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-BATCH_RATES = {32: 1e-3, 64: 2e-3, 128: 2e-3, 256: 2e-3, 512: 5e-3, 1024: 8e-3}  # a good rate for each
-DECOUPLED = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
-L2 = (1e-5, 1e-4, 3e-4, 1e-3)  # the penalty's factor, for Adam without the W
-SCHEDULES = (("constant", 0), ("step", 0), ("exponential", 0), ("cosine", 0), ("cosine", 2))
 
-ALL = {
-    "optimizers": [
-        Recipe(optimizer=name, lr=factor * lr, epochs=10) for name, lr in OPTIMIZERS.items() for factor in AROUND
-    ],
-    "learning_rates": [Recipe(optimizer="sgd", lr=lr, epochs=5) for lr in SGD_RATES]
-    + [Recipe(optimizer="adam", lr=lr, epochs=5) for lr in ADAM_RATES],
-    "batch_sizes": [ADAM.but(batch_size=size, lr=lr) for size, lr in BATCH_RATES.items()],
-    "schedules": [BEST.but(schedule=name, warmup_epochs=epochs) for name, epochs in SCHEDULES]
-    + [BEST.but(schedule="constant", warmup_epochs=0, lr=1e-3)],
-    "weight_decay": [BEST.but(weight_decay=factor) for factor in DECOUPLED]
-    + [BEST.but(optimizer="adam", weight_decay=factor) for factor in L2],
-    "best": [BEST],
-}
-SEEDS = {"optimizers": 5, "learning_rates": 3, "batch_sizes": 3, "schedules": 3, "weight_decay": 3, "best": 5}
+@dataclass(frozen=True)
+class Plan:
+    """What to train, and from how many seeds. tested: the one recipe that is shown the test set, if any."""
+
+    recipes: tuple[Recipe, ...]
+    seeds: int = 3
+    tested: Recipe | None = None
 
 
-def run(experiment, dataset, save=results.save, progress=print):
-    """Train all recipes of an experiment from each of its seeds, and return the record; saved after each training."""
-    record = results.new(experiment, seeds=SEEDS[experiment], loss_every=LOSS_EVERY)
-    trainings = [recipe.but(seed=seed) for seed in range(SEEDS[experiment]) for recipe in ALL[experiment]]
-    for number, recipe in enumerate(trainings, 1):
-        progress(f"{experiment}: training {number} of {len(trainings)}")
-        record["runs"].append(train(recipe, dataset, test=recipe.but(seed=0) == BEST and experiment == "best"))
-        save(record)
-    return record
+def measure(experiment, save=results.save, progress=print, plan=None, dataset=None):
+    """Train all recipes of an experiment's plan from each seed, and return its record."""
+    dataset = dataset or load(scaled=True)
+    record = results.new(experiment, seeds=plan.seeds, loss_every=LOSS_EVERY)
+    return results.collect(record, runs(plan, dataset, progress), save)
+
+
+def runs(plan, dataset, progress):
+    """Yield the plan's trainings as runs of a record, all recipes of a seed before the next seed."""
+    trainings = [(seed, recipe) for seed in range(plan.seeds) for recipe in plan.recipes]
+    for number, (seed, recipe) in enumerate(trainings, 1):
+        progress(f"training {number} of {len(trainings)}")
+        yield train(recipe.but(seed=seed), dataset, test=recipe == plan.tested)
 
 
 def train(recipe, dataset, test=False):
@@ -73,6 +66,9 @@ def _curves(history: History):
     return curves
 
 
+# What a record of trainings says
+
+
 def summary(record):
     """Return (recipe, final validation accuracies) for each recipe of a record; the recipe is a dict without the seed.
 
@@ -87,7 +83,7 @@ def summary(record):
 
 
 def table(record):
-    """Return the record of an experiment as a table for the terminal."""
+    """Return the record as a table for the terminal."""
     lines = [f"{'recipe':<72}{'validation accuracy':>20}{'seeds':>7}"]
     for recipe, accuracies in summary(record):
         lines.append(_row(describe(recipe), accuracies))

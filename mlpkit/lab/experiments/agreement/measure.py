@@ -1,0 +1,58 @@
+"""How the records "agreement" and "gpu_agreement" are made: some steps beside the baseline, then a whole training."""
+
+from dataclasses import asdict, dataclass, field
+
+from mlpkit import engines
+from mlpkit.data import load
+from mlpkit.engines import BASELINE
+from mlpkit.lab import results
+from mlpkit.lab.bench import GATE_STEPS, Stepper, relative_error
+from mlpkit.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which engines train which recipe, from how many seeds; None for all engines but those that would take hours."""
+
+    engines: tuple[str, ...] | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+    seeds: int = 5
+
+
+USUAL = Plan()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an engine makes of a recipe. max_loss_error: of the first losses, relative to the baseline's."""
+
+    engine: str
+    seed: int
+    first_losses: list[float]
+    max_loss_error: float
+    validation_accuracy: float
+    test_accuracy: float
+
+
+def measure(save=results.save, progress=print, plan=USUAL, dataset=None, experiment="agreement"):
+    """Train with each engine that can run here, and return the record. experiment: the record's name."""
+    dataset = dataset or load(scaled=True)
+    record = results.new(experiment, recipe=plan.recipe.to_dict(), seeds=plan.seeds)
+    names = plan.engines or [name for name in engines.names() if not engines.interpreted(name)]
+    can_run = engines.available()
+    return results.collect(record, _answers([n for n in names if can_run[n] is None], plan, dataset, progress), save)
+
+
+def _answers(names, plan, dataset, progress):
+    for name in names:
+        for seed in range(plan.seeds):
+            progress(f"{name}, seed {seed}")
+            yield asdict(answer(name, plan.recipe.but(seed=seed), dataset))
+
+
+def answer(name, recipe, dataset):
+    """Return the `Answer` of the engine called `name`."""
+    losses, wanted = (Stepper(engine, recipe, dataset.train).take(GATE_STEPS)[1] for engine in (name, BASELINE))
+    network, history = recipe.train(dataset, name)
+    error, test_accuracy = relative_error(losses, wanted), network.evaluate(*dataset.test)[1]
+    return Answer(name, recipe.seed, losses.tolist(), error, history.accuracy[-1], test_accuracy)

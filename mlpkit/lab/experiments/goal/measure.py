@@ -1,0 +1,98 @@
+"""How the record "goal" is made: a few steps with each engine, then whole trainings in turns."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from mlpkit import engines
+from mlpkit.data import load
+from mlpkit.engines import BASELINE
+from mlpkit.lab import machine, results
+from mlpkit.lab.bench import GATE_ROWS, RTOL, Stepper
+from mlpkit.lab.clock import in_turns
+from mlpkit.lab.experiments.goal_recipes import ADAM, ADAMW
+from mlpkit.training.recipe import Recipe
+
+GOALS = {97: ADAM.but(epochs=3), 98: ADAMW.but(epochs=10)}  # percent, and what `cheapest` finds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train. engines: None for all. goals: recipes by percent. patience: seconds that a training may take."""
+
+    engines: tuple[str, ...] | None = None
+    goals: dict[int, Recipe] = field(default_factory=lambda: GOALS)
+    seeds: int = 3
+    patience: float = 10.0
+
+
+USUAL = Plan()
+
+
+def measure(save=results.save, progress=print, plan=USUAL, dataset=None):
+    """Train each goal's recipe with each engine from each seed, in turns, and return the record."""
+    dataset = dataset or load(scaled=True)
+    recipes = {goal: recipe.to_dict() for goal, recipe in plan.goals.items()}
+    record = results.new("goal", seeds=plan.seeds, patience=plan.patience, recipes=recipes)
+    results.collect(record, _rehearsals(plan, dataset.train, progress), save)
+    calls = {
+        (case["goal"], case["engine"]): partial(_train, case, plan.goals[case["goal"]], dataset)
+        for case in record["runs"]
+        if not case["why_not"] and case["steps"] * min(case["samples_us"]) / 1e6 <= plan.patience
+    }
+    in_turns(
+        calls,
+        plan.seeds,
+        settle=lambda name: progress("training to {} % with {}".format(*name)),
+        keep=lambda *_: save(record),
+    )
+    return record
+
+
+def _rehearsals(plan, train, progress):
+    for goal, recipe in plan.goals.items():
+        wanted = Stepper(BASELINE, recipe, train).take(1)[1]
+        for name in plan.engines or engines.names():
+            progress(f"{goal} %: a few steps with {name}")
+            yield _rehearse(name, goal, recipe, train, wanted)
+
+
+def _rehearse(name, goal, recipe, train, wanted):
+    """Return a new run of a record: the engine compiles, its first loss is compared, a few of its steps are timed."""
+    case = {
+        "engine": name,
+        "goal": goal,
+        "steps": recipe.epochs * recipe.steps_an_epoch(len(train[1])),
+        "why_not": None,
+        "samples_us": [],
+        "seconds": [],
+        "validation_accuracy": [],
+        "test_accuracy": [],
+    }
+    try:
+        engines.load(name)
+        Stepper(name, recipe.but(batch_size=GATE_ROWS), train).take(1)  # compiles
+        stepper = Stepper(name, recipe, train)
+        seconds, losses = stepper.take(1)
+        np.testing.assert_allclose(losses, wanted, rtol=RTOL)
+    except (engines.EngineUnavailable, ValueError, AssertionError) as error:
+        return case | {"why_not": " ".join(str(error).split())}
+    return case | {"samples_us": [1e6 * sample for sample in _samples(stepper, seconds)]}
+
+
+def _samples(stepper, once):
+    """Return some samples, in seconds a step. once: what the first step took; if that is long, it is the sample."""
+    if once > 0.5:
+        return [once]
+    machine.settle(stepper.take_one)
+    return [stepper.take(10)[0] for _ in range(3)]
+
+
+def _train(case, recipe, dataset):
+    """Add one training to the run of a record, from the next seed."""
+    machine.rest()
+    network, history = recipe.but(seed=len(case["seconds"])).train(dataset, case["engine"])
+    case["seconds"].append(sum(history.seconds))
+    case["validation_accuracy"].append(history.accuracy[-1])
+    case["test_accuracy"].append(network.evaluate(*dataset.test)[1])

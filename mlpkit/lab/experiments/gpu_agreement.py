@@ -1,0 +1,12 @@
+"""Do the engines on the GPU train the same network as the baseline? See `agreement`."""
+
+from functools import partial
+
+from mlpkit import engines
+
+from . import agreement
+from .agreement import Plan
+from .agreement import table as table
+
+NAMES = (engines.BASELINE, *filter(engines.on_gpu, engines.names()))
+measure = partial(agreement.measure, plan=Plan(NAMES), experiment="gpu_agreement")

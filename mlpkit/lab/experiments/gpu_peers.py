@@ -1,0 +1,26 @@
+"""How fast are other people's training loops on a GPU, beside the workbook's? PyTorch and JAX; see `peers`."""
+
+from functools import partial
+
+from mlpkit import engines
+from mlpkit.lab.bench import Timing
+
+from . import peers
+from .peers import Plan
+from .peers import table as table
+
+PLAN = Plan(
+    engines=(engines.BASELINE, *filter(engines.on_gpu, engines.names())),
+    others=(
+        "pytorch_cuda",
+        "pytorch_cuda_compiled",
+        "pytorch_cuda_graph",
+        "pytorch_cuda_graph_tf32",
+        "jax_step",
+        "jax_epoch",
+        "jax_epoch_default",
+    ),
+    libraries=("torch", "jax", "jaxlib", "cupy-cuda12x", "cupy-cuda13x"),
+    timing=Timing(warmup=429, steps_a_sample=429, rounds=1),  # an epoch of full batches of 128
+)
+measure = partial(peers.measure, plan=PLAN, experiment="gpu_peers")

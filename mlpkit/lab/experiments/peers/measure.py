@@ -1,0 +1,77 @@
+"""How the records "peers" and "gpu_peers" are made: a process for one peer after another, in turns."""
+
+from dataclasses import asdict, dataclass
+
+from mlpkit.data import load
+from mlpkit.engines import BASELINE
+from mlpkit.lab import machine, peers, results
+from mlpkit.lab.bench import GATE_STEPS, Stepper, Timing
+from mlpkit.lab.clock import in_turns
+from mlpkit.training.recipe import Recipe
+
+ADAM = Recipe(optimizer="adam", lr=1e-3)
+RECIPES = (Recipe(), Recipe(batch_size=64, lr=0.05), ADAM, ADAM.but(batch_size=64))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who is compared, engines of the workbook and others, and how. libraries: whose versions the record names."""
+
+    engines: tuple[str, ...]
+    others: tuple[str, ...]
+    libraries: tuple[str, ...]
+    timing: Timing
+    recipes: tuple[Recipe, ...] = RECIPES
+
+    @property
+    def names(self):
+        """Everybody's names, the workbook's engines first."""
+        return self.engines + self.others
+
+
+USUAL = Plan(
+    engines=(BASELINE, "numba_hybrid", "numba_step"),
+    others=("plain_numpy", "pytorch", "pytorch_compiled", "scikit_learn"),
+    libraries=("torch", "scikit-learn"),
+    timing=Timing(rounds=7),
+)
+
+
+def measure(save=results.save, progress=print, plan=USUAL, experiment="peers"):
+    """Measure the peers, `plan.timing.rounds` processes of each, and return the record. experiment: its name."""
+    versions = {library: machine.version(library) for library in plan.libraries}
+    record = results.new(experiment, timing=asdict(plan.timing), libraries=versions)
+    record["runs"] = [
+        {"engine": name, "recipe": recipe.to_dict(), "why_not": None, "samples_us": [], "start_seconds": []}
+        for recipe in plan.recipes
+        for name in plan.names
+    ]
+    runs = {name: results.runs(record, engine=name) for name in plan.names}
+    train = load("mnist", scaled=True).train
+    wanted = [Stepper(BASELINE, recipe, train).take(GATE_STEPS)[1] for recipe in plan.recipes]
+
+    def settle(name):
+        if all(run["why_not"] for run in runs[name]):
+            raise StopIteration
+        progress(name)
+
+    def keep(name, answers):
+        for run, answer, losses in zip(runs[name], answers, wanted, strict=True):
+            _add(run, answer, losses)
+        save(record)
+
+    calls = {name: lambda name=name: peers.measure_in_process(name, plan.recipes, plan.timing) for name in runs}
+    in_turns(calls, plan.timing.rounds, settle, keep)
+    return record
+
+
+def _add(run, measured, wanted):
+    """Add a process's samples to the run, if its losses, or their mean where it has no more, are the wanted ones."""
+    losses = measured.get("first_losses", [])
+    if losses and not peers.are_wanted(losses, wanted, *measured.get("gate", peers.GATE)):
+        measured = {"why_not": f"its first losses differ from the baseline's: {losses}"}
+    if run["why_not"]:  # of an earlier round
+        return
+    for name in ("samples_us", "start_seconds"):
+        run[name] += measured.pop(name, [])
+    run.update(measured)
