@@ -1,8 +1,49 @@
 #!/bin/sh
 # Make .venv and install into it what pyproject.toml asks for, at the versions in constraints.txt.
-# `make` calls this; the stamp it looks for is the last thing written here.
+# `make` calls this; the stamp it looks for is the last thing written here. What pip says goes into a log: a terminal
+# gets one line of progress, which is written over, and a pipe only the lines that stay.
 set -eu
 cd "$(dirname "$0")/.."
+log=.venv/set-up.log
+began=$(date +%s)
+
+show() { if [ -t 1 ]; then printf '\r%-78.78s\r' "${1:+  $1}"; fi; }
+
+# Say what a student can do about trouble, which $1 tells in pip's words or Python's.
+advise() {
+    show
+    case $1 in
+    *'No space left on device'* | *'Disk quota exceeded'*)
+        echo "There is no room left: set-up needs 2 GB in $(pwd -P) (4 GB with CUDA's libraries) and 1 GB in" \
+            "${TMPDIR:-/tmp}; make room, then give the same command again."
+        ;;
+    *'Permission denied'* | *'Read-only file system'* | *'Operation not permitted'*)
+        echo "$(id -un) may not write in $(pwd -P): move the workbook to a folder of your own, such as $HOME," \
+            "and give the same command there."
+        ;;
+    *onnect* | *'from versions: none'* | *'Cannot install pip'* | *'timed out'* | *SSLError* | *ProxyError*)
+        echo "pip can't reach the package index: check the internet connection (and HTTPS_PROXY, where a network" \
+            "needs a proxy), then give the same command again; what was downloaded is kept."
+        ;;
+    *) echo "The set-up failed, and the lines above say why; the same command begins it anew." ;;
+    esac >&2
+}
+
+# Run a command that has nothing to say unless it fails.
+quietly() {
+    trouble=$("$@" 2>&1) && return
+    show
+    echo "$trouble" >&2
+    advise "$trouble"
+    exit 1
+}
+
+interrupted() {
+    show
+    echo "Interrupted: .venv is half made, and the same command begins it anew; what was downloaded is kept." >&2
+    exit 130
+}
+trap interrupted INT
 
 suitable='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
 find_python() {
@@ -35,14 +76,16 @@ if [ -x .venv/bin/python ] && [ "$(cat .venv/set-up-complete 2>/dev/null)" = "$(
 else
     # A half-made environment can look whole to pip, so start over; downloads are kept in its cache.
     python=$(find_python)
-    echo "Setting up .venv with $("$python" --version) (once, about a minute and 1.4 GB)"
-    "$python" -m venv --clear .venv
+    echo "Setting up .venv with $("$python" --version): once, about a minute, 0.5 GB to download, 1.4 GB on the disk"
+    show 'making .venv'
+    quietly "$python" -m venv --clear .venv
 fi
-rm -f .venv/set-up-complete .venv/cuda-complete
+quietly rm -f .venv/set-up-complete .venv/cuda-complete "$log"
+quietly touch "$log"
 
 # A driver before 525 can't run CUDA 12, whose libraries would be 2 GB in vain; a broken one can answer anything, or
 # never. `python -m mlpkit doctor` says what is wrong with it.
-extras=test
+extras='test'
 case "${GPU:-auto}" in
 no) ;;
 yes) extras=test,gpu ;;
@@ -66,19 +109,98 @@ if [ "$extras" = test,gpu ]; then
     echo "Adding the CUDA libraries (2 GB more)"
 fi
 
-# A pip that is set to install with --user would fail in .venv. PYTHONWARNINGS: the build backend
-# warns, at length, of what an editable install is.
-export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
-pip() { PYTHONWARNINGS=ignore .venv/bin/python -m pip "$@"; }
-# pip first: from 25.1 on it shows a progress bar while it installs, too. With setuptools in place
-# there is nothing to download for building mlpkit.
-pip install --quiet --upgrade -c constraints.txt pip setuptools
-pip install --no-build-isolation -c constraints.txt -e ".[$extras]"
+# A pip that is set to install with --user would fail in .venv, and one that asks for a password would wait unseen.
+# PYTHONWARNINGS: the build backend warns, at length, of what an editable install is.
+export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+pip() {
+    {
+        trap : INT # pip ends by itself, and what it says then is read
+        status=0
+        PYTHONWARNINGS=ignore .venv/bin/python -m pip "$@" 2>&1 </dev/null || status=$?
+        echo "pip ended with $status"
+    } | follow
+}
+
+# Read what pip says, keep it in the log, and show how far it is; end as pip ended.
+follow() {
+    trap '' INT
+    what='' counting='' trouble='' status=1
+    while IFS= read -r line; do
+        case $line in
+        'Progress '*' of '*)
+            megabytes=${line##* }
+            line=${line#* }
+            show "downloading $what, $((${line%% *} / 1000000)) of $((megabytes / 1000000)) MB"
+            continue # of no use in a log
+            ;;
+        'pip ended with '*)
+            status=${line##* }
+            break
+            ;;
+        *' Downloading '*)
+            what=${line#* Downloading }
+            what=${what%%-*}
+            ;;
+        'Collecting '*)
+            what=${line#* }
+            show "collecting ${what%%[ <>=[]*}"
+            ;;
+        'Installing collected packages: '*)
+            packages=$(($(printf '%s' "$line" | tr -cd , | wc -c) + 1))
+            if [ "$packages" -gt 2 ]; then # not pip and setuptools
+                echo "  installing $packages packages"
+                count_installed &
+                counting=$!
+            fi
+            ;;
+        *'Retrying (Retry'*) show 'waiting for the network' ;;
+        esac
+        printf '%s\n' "$line" >>"$log"
+        case $line in
+        *ERROR* | *WARNING* | *rror:* | *KeyboardInterrupt*) trouble="$trouble $line" ;;
+        esac
+    done 2>/dev/null # a full disk, which pip tells of itself
+    [ -z "$counting" ] || kill "$counting" 2>/dev/null || :
+    show
+    case $status:$trouble in
+    0:*) ;;
+    *'cancelled by user'* | *KeyboardInterrupt*) return 130 ;;
+    *)
+        tail -n 8 "$log" | cut -c 1-300 >&2
+        echo "(These are the last lines of $(pwd -P)/$log.)" >&2
+        advise "$trouble"
+        return 1
+        ;;
+    esac
+}
+
+# pip installs in silence: count, once a second, what came to be. `follow` ends this, or the script's end.
+count_installed() {
+    [ -t 1 ] || return 0
+    before=$(count_there)
+    while kill -0 $$ 2>/dev/null; do
+        show "installed $(($(count_there) - before)) of $packages"
+        sleep 1
+    done
+}
+count_there() {
+    set -- .venv/lib/python3*/site-packages/*.dist-info
+    echo $#
+}
+
+# pip first: one older than 24.1 can't write its progress for others to read. With setuptools in place there is
+# nothing to download for building mlpkit.
+pip install --progress-bar off --upgrade -c constraints.txt pip setuptools
+echo '  collecting packages'
+pip install --progress-bar raw --no-build-isolation -c constraints.txt -e ".[$extras]"
 
 # Matplotlib lists the fonts once; in a notebook it would say so, in the middle of a page.
-.venv/bin/python -c 'import matplotlib.font_manager'
+show 'listing the fonts'
+quietly .venv/bin/python -c 'import matplotlib.font_manager'
+show
 
 if [ "$extras" = test,gpu ]; then
     touch .venv/cuda-complete
 fi
 pwd -P >.venv/set-up-complete
+echo "Successfully installed in $(($(date +%s) - began)) s; pip's whole output is in $log"

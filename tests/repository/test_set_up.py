@@ -1,7 +1,11 @@
-"""What `make` installs: CUDA's libraries only beside a GPU that can use them, and never a failure for lack of one."""
+"""What `make` installs: CUDA's libraries only beside a GPU that can use them, and never a failure for lack of one.
+What it says meanwhile: a few lines, and a sentence that helps where something goes wrong.
+"""
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -31,14 +35,31 @@ def executable(path, line):
     path.chmod(0o755)
 
 
-def run(folder, *command, nvidia_smi=None, **variables):
+def environment(folder, nvidia_smi="exit 127", **variables):
     tools = folder.parent / "bin"
-    executable(tools / "nvidia-smi", nvidia_smi or "exit 127")
+    executable(tools / "nvidia-smi", nvidia_smi)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "GPU"))}
-    environment = kept | variables | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return kept | variables | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+
+
+def run(folder, *command, **settings):
+    done = subprocess.run(command, cwd=folder, env=environment(folder, **settings), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+SET_UP = ("sh", "tools/set_up.sh")
+
+
+def set_up(folder, **settings):
+    return subprocess.run(SET_UP, cwd=folder, env=environment(folder, **settings), capture_output=True, text=True)
+
+
+def pip_says(folder, text, then="exit 0"):
+    """Make pip say this when it installs the workbook, and then do something; and its own renewal say nothing."""
+    (folder.parent / "said").write_text(text)
+    line = f"""case "$*" in *" -e "*) cat '{folder.parent}/said'; {then};; esac"""
+    executable(folder / ".venv" / "bin" / "python", line)
 
 
 def installed(folder):
@@ -63,7 +84,7 @@ ANSWERS = [
 def test_a_gpu_that_can_be_used_gets_cudas_libraries(answer, asked, extras, checkout):
     if extras == "[test,gpu]" and not shutil.which("timeout"):
         pytest.skip("no `timeout` here, and no driver that could need it")
-    said = run(checkout, "sh", "tools/set_up.sh", nvidia_smi=answer, GPU=asked)
+    said = run(checkout, *SET_UP, nvidia_smi=answer, GPU=asked)
     assert installed(checkout) == extras
     assert ("Adding the CUDA libraries" in said) == (extras == "[test,gpu]")
     assert ("too old for CUDA 12" in said) == ("470" in answer)
@@ -77,3 +98,108 @@ def test_cudas_libraries_are_added_later_and_once(checkout):
     assert "set_up.sh" in run(checkout, "make", "-n", "run", "GPU=yes")
     (checkout / ".venv" / "cuda-complete").touch()
     assert "set_up.sh" not in run(checkout, "make", "-n", "run", "GPU=yes")
+
+
+PIP = r"""Collecting numpy<3,>=2.3 (from mlpkit==0.1.0)
+  Downloading numpy-2.4.6-cp311-cp311-manylinux_2_27_x86_64.whl (17.3 MB)
+Progress 5334944 of 17334944
+Progress 17334944 of 17334944
+Requirement already satisfied: pip in C:\new\tabs (from mlpkit==0.1.0)
+Installing collected packages: numpy, numba, mlpkit
+
+Successfully installed mlpkit-0.1.0 numba-0.68.1 numpy-2.4.6
+"""
+
+
+def kept(said):
+    """Return the lines of the log: what pip writes four times a second would bury the others."""
+    return [line for line in said.splitlines() if not line.startswith("Progress ")]
+
+
+def stamp(folder):
+    return folder / ".venv" / "set-up-complete"
+
+
+def test_a_pipe_gets_a_few_lines_and_the_log_all_that_pip_said(checkout):
+    pip_says(checkout, PIP)
+    lines = run(checkout, *SET_UP, GPU="no").splitlines()
+    assert lines[1:-1] == ["  collecting packages", "  installing 3 packages"]
+    assert lines[-1].startswith("Successfully installed in ")
+    assert lines[-1].endswith(" .venv/set-up.log")
+    assert (checkout / ".venv" / "set-up.log").read_text().splitlines() == kept(PIP)
+    assert stamp(checkout).exists()
+
+
+def test_a_terminal_gets_one_line_that_is_written_over(checkout):
+    pty = pytest.importorskip("pty")
+    pip_says(checkout, PIP)
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(SET_UP, cwd=checkout, env=environment(checkout, GPU="no"), stdout=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux's way to say that nobody writes any more
+            while more := os.read(ours, 4096):
+                shown += more
+    os.close(ours)
+    assert process.returncode == 0
+    states = [state.rstrip() for line in shown.decode().splitlines() for state in line.split("\r")]
+    for state in ("collecting numpy", "downloading numpy, 5 of 17 MB", "installing 3 packages"):
+        assert f"  {state}" in states
+    assert all(len(state) < 80 for state in states[1:])
+    assert states[-1].startswith("Successfully installed in ")
+
+
+BROKEN = "after connection broken by 'NewConnectionError('<HTTPSConnection>: Failed to establish a new connection')'"
+TROUBLES = {
+    "network": (
+        f"WARNING: Retrying (Retry(total=0)) {BROKEN}: /simple/numpy/\nERROR: No match\n",
+        "internet connection",
+    ),
+    "index": ("ERROR: Could not find a version that satisfies numpy (from versions: none)\n", "internet connection"),
+    "time": ("pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.\n", "internet connection"),
+    "disk": ("ERROR: Could not install: [Errno 28] No space left on device\n", "make room"),
+    "folder": ("ERROR: Could not install: [Errno 13] Permission denied: '/usr/lib'\n", "may not write in"),
+    "other": ("ERROR: Failed building wheel for numpy\n", "lines above say why"),
+    "nothing": ("", "lines above say why"),
+}
+
+
+@pytest.mark.parametrize(("said", "advice"), TROUBLES.values(), ids=TROUBLES)
+def test_a_failure_shows_pips_last_words_and_what_to_do(said, advice, checkout):
+    pip_says(checkout, PIP + said, "exit 2")
+    done = set_up(checkout, GPU="no")
+    assert done.returncode != 0
+    *last_lines, where, sentence = done.stderr.splitlines()
+    assert last_lines == kept(PIP + said)[-8:]
+    assert where.endswith("/.venv/set-up.log.)")
+    assert advice in sentence
+    assert not stamp(checkout).exists()
+
+
+def test_a_folder_that_is_somebody_elses_is_said(checkout):
+    shutil.rmtree(checkout / ".venv")
+    python = checkout.parent / "python"
+    executable(
+        python, "case \"$*\" in '-m venv '*) echo \"Error: [Errno 13] Permission denied: '.venv'\" >&2; exit 1;; esac"
+    )
+    done = set_up(checkout, PYTHON=str(python))
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: [Errno 13]")
+    assert f"may not write in {checkout}: move" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_an_interrupted_set_up_is_begun_anew(checkout):
+    """Ctrl-C reaches everybody who belongs to the terminal's command, so the test sends it to the whole group."""
+    pip_says(checkout, PIP, "trap 'echo ERROR: Operation cancelled by user; exit 1' INT; sleep 60")
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(SET_UP, cwd=checkout, env=environment(checkout, GPU="no"), **options) as process:
+        while "installing" not in process.stdout.readline():
+            pass
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said.startswith("Interrupted: .venv is half made")
+    assert said.count("\n") == 1
+    assert "cancelled by user" in (checkout / ".venv" / "set-up.log").read_text()
+    assert not stamp(checkout).exists()
