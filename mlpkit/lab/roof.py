@@ -16,8 +16,6 @@ from mlpkit.engines.loops.simd import FMA_FLOPS, fma
 
 from . import machine
 
-KIB = 2**10
-
 
 def peak(threads=1, flops=10**10):
     """Return GFLOP/s of float32 multiply-adds that never leave the registers, in `threads` threads at once.
@@ -80,7 +78,7 @@ def bandwidths(samples, sizes, traffic, progress):
     for threads in machine.thread_counts():
         for kernel in STREAMS:
             for nbytes in sizes:
-                progress(f"bandwidth of {kernel}, {threads} threads, {nbytes // KIB:,} KiB")
+                progress(f"bandwidth of {kernel}, {threads} threads, {nbytes // 1024:,} KiB")
                 rates = [bandwidth(nbytes, kernel, threads, traffic) for _ in range(samples)]
                 names = {"kind": "bandwidth", "kernel": kernel, "threads": threads, "bytes": nbytes}
                 yield names | {"samples_gbps": rates}
