@@ -22,7 +22,7 @@ def prepare(problem):
         shuffle=False,
     )
     few = slice(recipe.batch_size)
-    model.partial_fit(X[few], y[few], classes=np.arange(recipe.sizes[-1]))
+    model.partial_fit(X[few], y[few], classes=np.arange(recipe.model.sizes()[-1]))
     given = problem.weights + problem.biases
     for mine, weights in zip(model.coefs_ + model.intercepts_, given, strict=True):
         mine[:] = weights  # the first call made weights of its own, and took a step

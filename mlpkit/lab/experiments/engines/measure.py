@@ -31,7 +31,7 @@ def measure(save=results.save, progress=print, plan=USUAL, dataset=None):
     steppers = {}
     for name in plan.engines or engines.names():
         progress(f"checking {name}")
-        run = {"engine": name, "why_not": None, "samples_us": []}
+        run: dict = {"engine": name, "why_not": None, "samples_us": []}
         record["runs"].append(run)
         try:
             engines.load(name)
