@@ -3,6 +3,7 @@
 #   make run PYTHON=/path/to/python3.12    chooses the Python that .venv is made from
 #   make run GPU=no                        leaves the CUDA libraries out where there is a GPU
 #   make run GPU=yes                       adds them, to a .venv that lacks them, too
+#   make test NOTEBOOKS=notebooks/00*      compares fewer notebooks with what they show
 #
 # Works with GNU make 3.81 (macOS) and later.
 
@@ -12,6 +13,7 @@
 
 PYTHON ?=
 GPU ?= auto
+NOTEBOOKS ?= notebooks
 VENV_PYTHON := .venv/bin/python
 READY := .venv/set-up-complete
 
@@ -34,7 +36,7 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
 test: $(READY)  ## run all tests, the notebooks' stored outputs included
 	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest -n 2 --dist worksteal tests
-	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest --nbval notebooks
+	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest --nbval $(NOTEBOOKS)
 
 lab: $(READY)  ## open the workbook in JupyterLab
 	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null
