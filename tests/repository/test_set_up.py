@@ -55,10 +55,10 @@ def set_up(folder, **settings):
     return subprocess.run(SET_UP, cwd=folder, env=environment(folder, **settings), capture_output=True, text=True)
 
 
-def pip_says(folder, text, then="exit 0"):
-    """Make pip say this when it installs the workbook, and then do something; and its own renewal say nothing."""
+def pip_says(folder, text, then="exit 0", first=":"):
+    """Make pip do something, say this, and do something else when it installs the workbook; else it says nothing."""
     (folder.parent / "said").write_text(text)
-    line = f"""case "$*" in *" -e "*) cat '{folder.parent}/said'; {then};; esac"""
+    line = f"""case "$*" in *" -e "*) {first}; cat '{folder.parent}/said'; {then};; esac"""
     executable(folder / ".venv" / "bin" / "python", line)
 
 
@@ -191,7 +191,8 @@ def test_a_folder_that_is_somebody_elses_is_said(checkout):
 
 def test_an_interrupted_set_up_is_begun_anew(checkout):
     """Ctrl-C reaches everybody who belongs to the terminal's command, so the test sends it to the whole group."""
-    pip_says(checkout, PIP, "trap 'echo ERROR: Operation cancelled by user; exit 1' INT; sleep 60")
+    stopped = "trap 'echo ERROR: Operation cancelled by user; exit 1' INT"
+    pip_says(checkout, PIP, "while sleep 0.1; do :; done", first=stopped)
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen(SET_UP, cwd=checkout, env=environment(checkout, GPU="no"), **options) as process:
         while "installing" not in process.stdout.readline():
