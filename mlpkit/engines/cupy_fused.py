@@ -19,6 +19,7 @@ from .stepping import StepByStep, mlps_only
 
 NAME = "cupy_fused"
 THREADS = 256  # a block, for kernels in which each thread has one element
+MANY = 512  # rows for which one block, which adds up their losses itself, takes longer than a thread for each row
 
 
 def gather(X, index):
@@ -35,6 +36,10 @@ def relu_backward(a, da):
 
 
 def softmax_cross_entropy(z, labels):
+    if len(z) > MANY:
+        losses, dz = cp.empty(len(z), z.dtype), cp.empty(z.shape, z.dtype)
+        _cross_entropy_of_many(labels, cp.ascontiguousarray(z), *z.shape, losses, dz)
+        return losses.mean(), dz
     dz, loss = z.copy(order="C"), cp.empty((), z.dtype)
     cross_entropy(dz, None, cp.ascontiguousarray(labels, np.int64), loss)
     return loss, dz
@@ -184,6 +189,23 @@ def _log(beta):
     return math.log(beta) if beta else -math.inf
 
 
+_cross_entropy_of_many = cp.ElementwiseKernel(
+    "I label, raw T z, int64 n, int64 classes",
+    "T loss, raw T dz",
+    """
+    const long long row = i * classes;
+    T largest = z[row], total = 0;
+    for (int j = 1; j < classes; j++) largest = max(largest, z[row + j]);
+    bool lost = false;  // a NaN, which `max` passes over
+    for (int j = 0; j < classes; j++) {
+        lost = lost || isnan(z[row + j]);
+        total += dz[row + j] = exp(z[row + j] - largest);
+    }
+    loss = lost ? T(NAN) : log(total) - (z[row + label] - largest);
+    for (int j = 0; j < classes; j++) dz[row + j] = (dz[row + j] / total - (j == label)) / n;
+    """,
+    "cross_entropy_of_many",
+)
 _relu_backward = cp.ElementwiseKernel("T a, T da", "T dz", "dz = a > 0 ? da : T(0)", "relu_backward")
 _axpy = cp.ElementwiseKernel("T x, T alpha", "T y", "y += alpha * x", "axpy")
 _sgd = cp.ElementwiseKernel("T g, T lr", "T theta", "theta -= lr * g", "sgd")

@@ -24,7 +24,7 @@ def he(rng, shape):
 
     He, Zhang, Ren and Sun (2015), "Delving Deep into Rectifiers", equation 10.
     """
-    return rng.normal(0.0, np.sqrt(2 / fans(shape)[0]), shape)
+    return rng.standard_normal(shape) * np.sqrt(2 / fans(shape)[0])
 
 
 def xavier(rng, shape):

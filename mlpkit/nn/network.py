@@ -57,7 +57,8 @@ class Network:
         self.mode = Mode(check_count("seed", seed, least=0), self.dtype)
         self._theta = self._first(model.layout, seed, init)
         self._statistics = self._first(model.statistics, seed, init)
-        self._grad = self.engine.asarray(np.zeros(model.layout.size, self.dtype))
+        self._grad = self._theta.copy()  # where theta is
+        self._grad[:] = 0
         self.places = self._build(model.places)
 
     theta = _fixed("theta", "Every weight, then every bias: (n,), in the network's dtype.")

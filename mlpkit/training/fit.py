@@ -3,13 +3,17 @@
 `fit` never prints and never plots: it returns a `History`, and hands it to `on_epoch` after every epoch.
 
 The inner loop, over an epoch's batches, is a `Trainer`'s: the engine's own where it has one, else a step at a time (see
-`engines.protocol`). A GPU works while the host goes on: so the next epoch's order is drawn, and the validation asked
-for, before this epoch's losses are waited for.
+`engines.protocol`). A GPU works while the host goes on: so the validation is asked for, and the next epoch's order is
+drawn, before this epoch's losses are waited for. Where nobody wants a word between two epochs, the next one is asked
+for as well: then the GPU never waits for the host.
 """
 
 import math
 import time
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +48,7 @@ def fit(
     patience=None,
     checkpoints=None,
     resume=False,
-    on_epoch=lambda history: None,
+    on_epoch=None,
 ):
     """Train `network` with `optimizer` and return the `History`.
 
@@ -53,12 +57,13 @@ def fit(
     checkpoints: a folder, into which every epoch writes `last.npz`, and the best so far `best.npz` (a saved network).
     resume: go on from `last.npz`, on the same path as a run that was never stopped; so the optimizer must be the same,
     its schedule included, which for a falling rate means the same number of epochs.
-    on_epoch: is called with the history after every epoch.
+    on_epoch: is called with the history after every epoch, when the network has the parameters of its end.
 
     Raises ValueError or TypeError for what can't be trained on, or not by this engine, before the first step. Raises
     Diverged at the first loss that is not finite, or after an epoch that leaves parameters or a validation loss that
     are not; the network then has the parameters from the end of the last good epoch, and the optimizer is spent. Ctrl-C
-    ends the run and returns the history so far.
+    ends the run and returns the history so far; a network that was trained in whole epochs then has the parameters from
+    the end of the last one in it.
     """
     _check_network(network, optimizer)
     _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume)
@@ -77,7 +82,7 @@ def fit(
         try:
             run.train(trainer, len(y), epochs, patience, validation, on_epoch)
         except KeyboardInterrupt:
-            run.history.stopped = "interrupted"
+            run.interrupted(trainer)
         finally:
             trainer.close()
     return run.history
@@ -101,24 +106,46 @@ def trainer_of(network, optimizer, X, y, batch_size):
     return kind(network, optimizer, X, y, batch_size)
 
 
+@dataclass
+class _Asked:
+    """What was asked for and need not be there yet: an epoch's last losses, and what the epoch has left.
+
+    losses: of so many samples, taken between two moments. steps: how many the optimizer had counted then. kept: copies
+    of the network's vectors. finite: whether all parameters are. evaluation: a function that waits for the validation.
+    """
+
+    losses: Any
+    samples: int
+    moments: tuple[Any, Any]
+    steps: int
+    kept: list[Any]
+    finite: Any
+    evaluation: Any
+
+
 class _Run:
     """One call of `fit`: what it trains, and what it has to show for it."""
 
     def __init__(self, network, optimizer, folder, settings):
-        self.network, self.optimizer = network, optimizer
+        self.network, self.optimizer, self.engine = network, optimizer, network.engine
         self.folder = folder and Path(folder)
         self.settings = settings
         self.history = History()
-        self.room = [self.copy() for _ in range(3)]  # for what is good, what is best, and what may become good
+        self.room = [self.copy() for _ in range(4)]  # for what is good, what is best, and two that may become good
         self.good = self.best = self.room[0]
 
     def copy(self):
         """Return copies of the network's vectors, where they are: on the engine."""
-        return [vector.copy() for vector in (self.network.theta, self.network.statistics)]
+        return [vector.copy() for vector in self.vectors()]
+
+    def vectors(self):
+        """Return the network's vectors that training changes; statistics only where it has any."""
+        return [vector for vector in (self.network.theta, self.network.statistics) if len(vector)]
 
     def go_back_to(self, kept):
         """Give the network back the vectors that were kept."""
-        self.network.theta[:], self.network.statistics[:] = kept
+        for vector, copy in zip(self.vectors(), kept, strict=True):
+            vector[:] = copy
 
     def resume(self):
         path = self.folder / "last.npz"
@@ -126,48 +153,64 @@ class _Run:
             raise FileNotFoundError(f"there is no checkpoint {path} to resume from.")
         self.history, best = load_checkpoint(path, self.network, self.optimizer, self.settings)
         self.history.stopped = "finished"
-        asarray = self.network.engine.asarray
-        self.room = [self.copy(), [asarray(vector.copy()) for vector in best], self.copy()]
+        self.room = [self.copy() for _ in self.room]
         self.good, self.best = self.room[:2]
+        for room, vector in zip(self.best, (vector for vector in best if len(vector)), strict=True):
+            room[:] = self.engine.asarray(vector)
 
     def train(self, trainer, n, epochs, patience, validation, on_epoch):
         """Train until so many epochs are done, or patience runs out. n: of the examples."""
-        seed = self.settings["seed"]
-        order = epoch_order(n, seed, len(self.history.epochs))
-        while len(self.history.epochs) < epochs:
-            self.first_step = len(self.history.loss)
-            with np.errstate(all="ignore"):  # what overflows is reported once, as Diverged
-                for part, is_last in parts_of(order, trainer, self.settings["batch_size"]):
-                    engine, begin = self.network.engine, self.network.engine.now()
-                    losses = trainer.epoch(part)
-                    end = engine.now()
-                    if is_last:  # a GPU is at work on these losses; meanwhile:
-                        asked = self.ask(validation)
-                        if len(self.history.epochs) + 1 < epochs:
-                            order = epoch_order(n, seed, len(self.history.epochs) + 1)
-                    self.look(engine.to_numpy(losses), len(part), begin, end)
-                self.close_epoch(*asked)
-            on_epoch(self.history)
-            if self.out_of_patience(patience):
-                break
+        nobody_looks = patience is None and self.folder is None and on_epoch is None
+        ahead = int(nobody_looks and not isinstance(trainer, StepByStep))
+        asked, seed, first = deque[_Asked](), self.settings["seed"], len(self.history.epochs)
+        self.first_step = len(self.history.loss)
+        order = epoch_order(n, seed, first)
+        with np.errstate(all="ignore"):  # what overflows is reported once, as Diverged
+            for epoch in range(first, epochs):
+                asked.append(self.ask(trainer, order, validation, [each.kept for each in asked]))
+                if epoch + 1 < epochs:  # a GPU is at work; meanwhile:
+                    order = epoch_order(n, seed, epoch + 1)
+                while len(asked) > (ahead if epoch + 1 < epochs else 0):
+                    self.close_epoch(asked.popleft())
+                    if on_epoch:
+                        on_epoch(self.history)
+                if self.out_of_patience(patience):
+                    return
 
-    def ask(self, validation):
-        """Ask whether all parameters are finite, and what they are worth; return both, and where they are kept."""
-        kept = next(room for room in self.room if room is not self.good and room is not self.best)
-        kept[0][:], kept[1][:] = self.network.theta, self.network.statistics
-        finite = self.network.engine.all_finite(self.network.theta)
-        return kept, finite, self.network.ask_evaluation(*validation) if validation else None
+    def ask(self, trainer, order, validation, in_use):
+        """Ask for an epoch, for copies of what it leaves, whether that is finite, and what it is worth."""
+        batch_size = self.settings["batch_size"]
+        for part, is_last in parts_of(order, trainer, batch_size):
+            begin = self.engine.now()
+            losses, steps = trainer.epoch(part), self.optimizer.steps
+            moments = begin, self.engine.now()
+            if not is_last:
+                self.look(losses, len(part), moments, steps)
+        in_use = [self.good, self.best, *in_use]
+        kept = next(room for room in self.room if not any(room is used for used in in_use))
+        for copy, vector in zip(kept, self.vectors(), strict=True):
+            copy[:] = vector
+        finite = self.engine.all_finite(self.network.theta)
+        evaluation = self.network.ask_evaluation(*validation) if validation else None
+        return _Asked(losses, len(part), moments, steps, kept, finite, evaluation)
 
-    def look(self, losses, samples, begin, end):
-        """Record some steps. losses (steps,): of so many samples. Raises Diverged where one is not finite."""
-        steps, batch_size = len(losses), self.settings["batch_size"]
+    def look(self, losses, samples, moments, steps):
+        """Record some steps: see `_Asked`. Raises Diverged at the first loss that is not finite."""
+        losses, batch_size = self.engine.to_numpy(losses), self.settings["batch_size"]
+        self.steps, count = steps, len(losses)
         self.history.loss += losses.tolist()
-        self.history.samples += [batch_size] * (steps - 1) + [samples - batch_size * (steps - 1)]
-        self.history.seconds += [self.network.engine.elapsed(begin, end) / steps] * steps
+        self.history.samples += [batch_size] * (count - 1) + [samples - batch_size * (count - 1)]
+        self.history.seconds += [self.engine.elapsed(*moments) / count] * count
         wrong = ~np.isfinite(losses)
         if wrong.any():
             first = int(wrong.argmax())
-            self.diverged(f"the loss became {losses[first]}", steps - first)
+            self.diverged(f"the loss became {losses[first]}", count - first)
+
+    def interrupted(self, trainer):
+        """Note that Ctrl-C came. What was asked for ahead, and is not in the history, did not happen."""
+        self.history.stopped = "interrupted"
+        if not isinstance(trainer, StepByStep):
+            self.go_back_to(self.good)
 
     def diverged(self, what, back=1):
         """Return to the last good parameters and raise Diverged. back: of which step, counted from the last."""
@@ -176,25 +219,25 @@ class _Run:
         raise Diverged(
             f"{what} in epoch {len(self.history.epochs) + 1}, step "
             f"{len(self.history.loss) - back - self.first_step + 1}, at a learning rate of "
-            f"{self.optimizer.schedule(self.optimizer.steps - back):g}: "
+            f"{self.optimizer.schedule(self.steps - back):g}: "
             f"try a smaller one (the network has the parameters from before this epoch).",
             self.history,
         )
 
-    def close_epoch(self, kept, finite, evaluation):
-        """Look at what the epoch has left, record it, and write the checkpoints."""
-        if not bool(finite):  # the last step's loss is from before its update
+    def close_epoch(self, asked):
+        """Look at an epoch's last losses and at what it has left, record it, and write the checkpoints."""
+        self.look(asked.losses, asked.samples, asked.moments, asked.steps)
+        if not bool(asked.finite):  # the last step's loss is from before its update
             self.diverged("a parameter is no longer finite")
         history, first = self.history, self.first_step
         mean = np.average(history.loss[first:], weights=history.samples[first:])
-        rate = float(self.optimizer.schedule(self.optimizer.steps - 1))
-        epoch = Epoch(rate, float(mean), sum(history.seconds[first:]))
-        if evaluation:
-            epoch.validation_loss, epoch.validation_accuracy = evaluation()
+        epoch = Epoch(float(self.optimizer.schedule(self.steps - 1)), float(mean), sum(history.seconds[first:]))
+        if asked.evaluation:
+            epoch.validation_loss, epoch.validation_accuracy = asked.evaluation()
             if not math.isfinite(epoch.validation_loss):
                 self.diverged(f"the validation loss became {epoch.validation_loss}")
         history.epochs.append(epoch)
-        self.good = kept
+        self.good, self.first_step = asked.kept, len(history.loss)
         self.keep()
 
     def keep(self):
@@ -205,7 +248,8 @@ class _Run:
         if self.folder:
             if is_best:
                 self.network.save(self.folder / "best.npz")
-            best = [self.network.engine.to_numpy(vector) for vector in self.best]
+            best = [self.engine.to_numpy(vector) for vector in self.best]
+            best += [best[0][:0]] * (2 - len(best))  # no statistics
             path = self.folder / "last.npz"
             save_checkpoint(path, self.network, self.optimizer, self.history, best, self.settings)
 

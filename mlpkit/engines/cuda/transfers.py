@@ -1,7 +1,7 @@
 """What crosses between the host and the GPU in an epoch: the order and the rates one way, the losses the other.
 
-Nobody waits for it. The host writes into pinned memory, from which the GPU copies when it comes to that; the losses
-stay on the GPU until somebody reads them.
+Nobody waits for it. The host writes into pinned memory, which is copied to the GPU beside the epoch before, on a stream
+of its own; the losses stay on the GPU until somebody reads them.
 """
 
 from functools import cache
@@ -17,7 +17,7 @@ ALIGNMENT = 256  # bytes, as CuPy's own arrays have it
 
 
 class Feed:
-    """Vectors on the GPU that are filled before each epoch, all with one copy. `feed[name]` is one of them.
+    """Vectors on the GPU that are filled before each epoch. `feed[name]` is one of them, always in the same place.
 
     fields: (numbers, dtype) by name.
     """
@@ -26,8 +26,8 @@ class Feed:
         size = sum(_aligned(count * np.dtype(dtype).itemsize) for count, dtype in fields.values())
         self.memory = cp.empty(size, np.uint8)
         self.vectors = _cut(self.memory, fields)
-        self.pieces = [_Pinned(size, fields) for _ in range(2)]
-        self.turns = cycle(self.pieces)
+        self.pieces = [_Piece(size, fields) for _ in range(2)]
+        self.turns, self.copies = cycle(self.pieces), cp.cuda.Stream(non_blocking=True)
 
     def __getitem__(self, name):
         return self.vectors[name]
@@ -37,10 +37,10 @@ class Feed:
 
         values: arrays of any shape, of as many numbers as the vector has or fewer, on the host or on the GPU.
         """
-        piece = next(self.turns)
-        piece.wait()  # until the last copy but one is over, which is always so where somebody reads the losses
         on_gpu = {name: value for name, value in values.items() if isinstance(value, cp.ndarray)}
-        piece.copy_to(self.memory, {name: value for name, value in values.items() if name not in on_gpu})
+        on_host = {name: value for name, value in values.items() if name not in on_gpu}
+        if on_host:
+            next(self.turns).copy_to(self.memory, on_host, self.copies)
         for name, value in on_gpu.items():
             self.vectors[name][: value.size] = value.reshape(-1)
 
@@ -50,25 +50,32 @@ class Feed:
             piece.wait()
 
 
-class _Pinned:
-    """A piece of the host's memory that the GPU can copy from by itself, and the event that it has done so."""
+class _Piece:
+    """Room for the vectors on the host, pinned, and on the GPU, and how far the copies from one to the other are."""
 
     def __init__(self, size, fields):
-        self.memory, self.copied = cupyx.empty_pinned(size, np.uint8), cp.cuda.Event(disable_timing=True)
+        self.memory, self.there = cupyx.empty_pinned(size, np.uint8), cp.empty(size, np.uint8)
         self.address, self.vectors = self.memory.ctypes.data, _cut(self.memory, fields)
+        self.arrived, self.used = (cp.cuda.Event(disable_timing=True) for _ in range(2))
 
     def wait(self):
-        self.copied.synchronize()
+        self.arrived.synchronize()
 
-    def copy_to(self, memory, values):
+    def copy_to(self, memory, values, copies):
+        """Copy values to the GPU on the stream `copies`, and to `memory` once the current stream comes to that."""
+        self.wait()  # for the last copy but one, which is over where somebody reads the losses
         end = 0
         for name, value in values.items():
             vector = self.vectors[name][: value.size]
             vector[:] = value.reshape(-1)
             end = max(end, vector.ctypes.data + vector.nbytes - self.address)
-        if end:
-            memory.data.copy_from_host_async(self.address, end)
-            self.copied.record(cp.cuda.get_current_stream())
+        stream = cp.cuda.get_current_stream()
+        copies.wait_event(self.used)
+        self.there.data.copy_from_host_async(self.address, end, copies)
+        self.arrived.record(copies)
+        stream.wait_event(self.arrived)
+        memory.data.copy_from_device_async(self.there.data, end, stream)
+        self.used.record(stream)
 
 
 class RowLosses:
