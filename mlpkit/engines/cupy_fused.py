@@ -196,12 +196,8 @@ _cross_entropy_of_many = cp.ElementwiseKernel(
     const long long row = i * classes;
     T largest = z[row], total = 0;
     for (int j = 1; j < classes; j++) largest = max(largest, z[row + j]);
-    bool lost = false;  // a NaN, which `max` passes over
-    for (int j = 0; j < classes; j++) {
-        lost = lost || isnan(z[row + j]);
-        total += dz[row + j] = exp(z[row + j] - largest);
-    }
-    loss = lost ? T(NAN) : log(total) - (z[row + label] - largest);
+    for (int j = 0; j < classes; j++) total += dz[row + j] = exp(z[row + j] - largest);  // a NaN, which max passes over
+    loss = log(total) - (z[row + label] - largest);
     for (int j = 0; j < classes; j++) dz[row + j] = (dz[row + j] / total - (j == label)) / n;
     """,
     "cross_entropy_of_many",
