@@ -13,8 +13,10 @@ from shared import ENGINES, LAYOUTS, blobs, one_sentence
 
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
+from mlpkit.engines.stepping import StepByStep
+from mlpkit.nn.models import mlp
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import train_step
+from mlpkit.training.fit import trainer_of
 from mlpkit.training.optim import BY_NAME
 
 FLOATS = (np.float32, np.float64)
@@ -318,14 +320,33 @@ class TestArrays:
 @pytest.mark.parametrize("optimizer", BY_NAME)
 @pytest.mark.parametrize("name", ENGINES)
 def test_twenty_steps_follow_the_baseline(name, optimizer, dtype):
+    """An operation at a time; then with the engine's own trainer, where it has one, in epochs of any length."""
+
+    def operations(network, takes):
+        batches = [map(network.engine.asarray, blobs(1 + i % 7, seed=i, dtype=dtype)) for i in range(20)]
+        trainer = StepByStep(network, takes, *map(network.engine.asarray, blobs(7, dtype=dtype)), 7)
+        return network.engine.to_numpy([trainer.step(*batch) for batch in batches])
+
+    def epochs(network, takes):
+        order, to_numpy = np.random.default_rng(0).permutation(23), network.engine.to_numpy
+        trainer = trainer_of(network, takes, *map(network.engine.asarray, blobs(23, dtype=dtype)), 4)
+        losses = [to_numpy(trainer.epoch(order[:n])).copy() for n in (23, 23, 4, 1, 9, 12)]
+        trainer.close()
+        assert takes.steps == 20
+        return np.concatenate(losses)
+
+    for way in (operations, epochs):
+        follows_the_baseline(name, optimizer, dtype, way)
+
+
+def follows_the_baseline(name, optimizer, dtype, way):
     runs = []
     for engine in (engines.load(name), numpy_baseline):
-        network = Network(engine, (6, 4, 5, 3), dtype=dtype)
+        network = Network(engine, mlp(6, 4, 5, 3), dtype=dtype)
         takes = BY_NAME[optimizer](network, lr=0.01, weight_decay=0.01)
-        batches = [map(engine.asarray, blobs(1 + i % 7, seed=i, dtype=dtype)) for i in range(20)]
-        losses = engine.to_numpy([train_step(network, takes, *batch) for batch in batches])
-        runs.append((losses, engine.to_numpy(network.theta)))
+        runs.append((way(network, takes), engine.to_numpy(network.theta)))
     (losses, theta), (wanted_losses, wanted_theta) = runs
+    assert losses.shape == (20,)
     assert np.isfinite(losses).all()
     # Adam and RMSprop divide by the size of a gradient, and so make much of a rounding in a small one.
     tolerance = {np.float32: 2e-4, np.float64: 1e-9}[dtype]
@@ -345,14 +366,14 @@ def test_an_engine_has_the_functions_of_the_protocol(name):
 def test_an_unknown_engine_is_refused_with_the_names_there_are():
     with pytest.raises(ValueError, match="numpi") as caught:
         engines.load("numpi")
-    one_sentence(caught.value, *engines.NAMES)
+    one_sentence(caught.value, *engines.names())
 
 
 def test_an_engine_that_cannot_run_here_says_why(monkeypatch):
     def fails(module):
         raise ImportError("there is no sand in this machine")
 
-    monkeypatch.setattr(engines, "NAMES", ("abacus",))
+    monkeypatch.setattr(engines, "names", lambda: ("abacus",))
     monkeypatch.setattr(engines, "import_module", fails)
     with pytest.raises(engines.EngineUnavailable) as caught:
         engines.load("abacus")
@@ -368,7 +389,7 @@ def test_whatever_an_engine_raises_when_it_is_imported_is_its_reason(error, monk
     def fails(module):
         raise error
 
-    monkeypatch.setattr(engines, "NAMES", ("abacus",))
+    monkeypatch.setattr(engines, "names", lambda: ("abacus",))
     monkeypatch.setattr(engines, "import_module", fails)
     with pytest.raises(engines.EngineUnavailable) as caught:
         engines.load("abacus")

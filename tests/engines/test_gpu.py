@@ -53,7 +53,9 @@ def fresh(monkeypatch):
     forget()
     monkeypatch.setattr(gpu, "sys", types.SimpleNamespace(platform="linux"))
     monkeypatch.setattr(gpu, "libraries", lambda: FOUND)
-    monkeypatch.setattr(engines, "NAMES", ("numpy_baseline",))  # the GPU's own would be loaded with a false CuPy
+    monkeypatch.setattr(
+        engines, "names", lambda: ("numpy_baseline",)
+    )  # the GPU's own would be loaded with a false CuPy
     monkeypatch.setattr(gpu, "_query", lambda fields, bus_id: None)
     yield
     monkeypatch.undo()
@@ -393,9 +395,9 @@ def test_the_drivers_version_is_read_from_its_module(line, monkeypatch):
 @pytest.fixture
 def gpu_engine(monkeypatch, tmp_path):
     """Add an engine to the package that begins as those for a GPU do."""
-    (tmp_path / "cupy_fake.py").write_text("from mlpkit import gpu\n\ngpu.require()\n")
+    (tmp_path / "cupy_fake.py").write_text("from mlpkit.kernels import gpu\n\ngpu.require()\n")
     monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
-    monkeypatch.setattr(engines, "NAMES", ("numpy_baseline", "cupy_fake"))
+    monkeypatch.setattr(engines, "names", lambda: ("numpy_baseline", "cupy_fake"))
     yield
     sys.modules.pop("mlpkit.engines.cupy_fake", None)
     vars(engines).pop("cupy_fake", None)

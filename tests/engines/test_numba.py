@@ -1,5 +1,6 @@
 """What is particular about the compiled engines: their functions one by one, their caches, their threads."""
 
+import gc
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import weakref
 from pathlib import Path
 
 import numba
@@ -15,15 +17,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import one_sentence
+from shared import SMALL, blobs, one_sentence
 
 import mlpkit
 from mlpkit import engines
 from mlpkit.engines import python_loops
 from mlpkit.engines.loops import gemm as _gemm
 from mlpkit.engines.loops import simd as _simd
+from mlpkit.engines.stepping import StepByStep
+from mlpkit.nn.layers import Linear, Tanh
+from mlpkit.nn.model import Model
+from mlpkit.nn.models import LENET5, mlp
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import train_step
+from mlpkit.training.fit import fit, trainer_of
 from mlpkit.training.optim import SGD
 
 LOOPS = ("python_loops", "numba_serial", "numba_parallel", "numba_fastmath", "numba_blocked")
@@ -146,24 +152,26 @@ def test_the_peak_is_measured_with_all_of_its_operations():
 
 STEP = """
     import sys, numpy as np
-    from mlpkit.network import Network
-    from mlpkit.optim import SGD
-    from mlpkit.train import train_step
+    from mlpkit.nn.models import mlp
+    from mlpkit.nn.network import Network
+    from mlpkit.training.fit import trainer_of
+    from mlpkit.training.optim import SGD
     from mlpkit import engines
     engine = engines.load("numba_serial")
-    network = Network(engine, (6, 5, 3))
+    network = Network(engine, mlp(6, 5, 3))
     x, y = np.ones((4, 6), np.float32), np.arange(4) % 3
-    print(float(train_step(network, SGD(network, 0.1), x, y)))
+    print(float(trainer_of(network, SGD(network, 0.1), x, y, 4).step(x, y)))
     print(sum(engine.linear.stats.cache_hits.values()), sum(engine.linear.stats.cache_misses.values()))
 """
 WHOLE_STEP = """
     import numpy as np
-    from mlpkit.network import Network
-    from mlpkit.optim import SGD
+    from mlpkit.nn.models import mlp
+    from mlpkit.nn.network import Network
+    from mlpkit.training.optim import SGD
     from mlpkit.engines import numba_step
-    network = Network(numba_step, (6, 5, 3))
+    network = Network(numba_step, mlp(6, 5, 3))
     x, y = np.ones((4, 6), np.float32), np.arange(4) % 3
-    numba_step.train_step(network, SGD(network, 0.1), x, y)
+    numba_step.Trainer(network, SGD(network, 0.1), x, y, 4).step(x, y)
     for function in (numba_step.step.backpropagate, numba_step.step.parameter_gradients, numba_step.sgd_update):
         print(sum(function.stats.cache_misses.values()))
 """
@@ -279,19 +287,19 @@ def test_a_folder_whose_name_is_not_utf8_does_not_stop_an_engine(installation, t
 
 AGREE = """
     import numba, numpy as np
-    from mlpkit.network import Network
-    from mlpkit.optim import Adam
-    from mlpkit import engines, train
+    from mlpkit.nn.models import mlp
+    from mlpkit.nn.network import Network
+    from mlpkit.training.fit import trainer_of
+    from mlpkit.training.optim import Adam
     def losses(name, threads):
-        engine = engines.load(name)
-        network = Network(engine, (20, 16, 16, 10))
+        network = Network(name, mlp(20, 16, 16, 10))
         optimizer, rng = Adam(network), np.random.default_rng(0)
-        step = getattr(engine, "train_step", train.train_step)
+        trainer = trainer_of(network, optimizer, np.zeros((64, 20), np.float32), np.zeros(64, int), 64)
         found = []
         for n in (1, 2, 3, 7, 32, 33, 64):
             numba.set_num_threads(threads if n % 3 else 1)
             x, y = rng.normal(size=(n, 20)).astype(np.float32), rng.integers(10, size=n)
-            found.append(float(step(network, optimizer, x, y)))
+            found.append(float(trainer.step(x, y)))
         return found
     threads = numba.config.NUMBA_NUM_THREADS
     for name in ("numba_parallel", "numba_step"):
@@ -311,7 +319,7 @@ def test_the_layer_that_numba_brings_along_is_enough():
 
 INTERRUPTED = """
     import os, signal, threading, numpy as np
-    from mlpkit.engines import _gemm
+    from mlpkit.engines.loops import gemm as _gemm
     a = np.ones((1500, 1500), np.float32)
     out = np.empty_like(a)
     _gemm.matmul(a[:8, :8], a[:8, :8], out[:8, :8])
@@ -347,13 +355,14 @@ def test_an_interrupted_parallel_loop_leaves_the_threads_fit_for_work(layer):
 def test_an_interrupted_training_keeps_what_it_has():
     script = """
         import os, signal, threading, numpy as np
-        from mlpkit.network import Network
-        from mlpkit.optim import SGD
-        from mlpkit.train import fit
+        from mlpkit.nn.models import mlp
+        from mlpkit.nn.network import Network
+        from mlpkit.training.fit import fit
+        from mlpkit.training.optim import SGD
         signal.signal(signal.SIGINT, signal.default_int_handler)
         rng = np.random.default_rng(0)
         train = rng.normal(size=(3000, 20)).astype(np.float32), rng.integers(10, size=3000)
-        network = Network("numba_step", (20, 16, 10))
+        network = Network("numba_step", mlp(20, 16, 10))
         fit(network, SGD(network, 0.01), train, epochs=1)
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         history = fit(network, SGD(network, 0.01), train, epochs=10**6)
@@ -365,33 +374,83 @@ def test_an_interrupted_training_keeps_what_it_has():
 # Bad input
 
 
-BAD = {
-    "too many columns": ((5, 8), [0, 1, 2, 0, 1], ValueError),
-    "too few columns": ((5, 3), [0, 1, 2, 0, 1], ValueError),
-    "no rows": ((0, 6), [], ValueError),
-    "too few labels": ((5, 6), [0, 1], ValueError),
-    "a label too large": ((5, 6), [0, 1, 2, 3, 0], IndexError),
-    "a negative label": ((5, 6), [0, 1, 2, -1, 0], IndexError),
-}
+NUMBA = [name for name in engines.names() if engines.library(name) == "numba"]
 
 
-@pytest.mark.parametrize(("shape", "labels", "error"), BAD.values(), ids=BAD)
-@pytest.mark.parametrize("name", [name for name in engines.NAMES if name.startswith("numba")])
-def test_a_batch_that_does_not_fit_is_refused(name, shape, labels, error):
-    """A compiled loop does not look where it reads and writes: what is wrong must be found before."""
-    engine = engines.load(name)
-    network = Network(engine, (6, 5, 3))
-    before = network.theta.copy()
-    step = getattr(engine, "train_step", train_step)
+def made(name, X, labels):
+    """Return a trainer on such examples, and a copy of what it is to train."""
+    network = Network(name, SMALL)
+    kind = getattr(network.engine, "Trainer", StepByStep)
+    return kind(network, SGD(network, 0.1), X, labels, 5), network.theta.copy()
+
+
+# A compiled loop does not look where it reads and writes: what is wrong must be found before.
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (5, 3), (0, 6), (5,)], ids=str)
+@pytest.mark.parametrize("name", NUMBA)
+def test_examples_that_do_not_fit_are_refused(name, shape):
+    with pytest.raises(ValueError, match="inputs must have shape") as caught:
+        made(name, np.ones(shape, np.float32), np.zeros(shape[0], int))
+    one_sentence(caught.value, shape)
+
+
+@pytest.mark.parametrize(
+    ("labels", "error"),
+    [([0, 1], ValueError), ([0, 1, 2, 3, 0], IndexError), ([0, 1, 2, -1, 0], IndexError)],
+    ids=["too few", "too large", "negative"],
+)
+@pytest.mark.parametrize("name", NUMBA)
+def test_labels_that_do_not_fit_are_refused(name, labels, error):
+    trainer, before = made(name, *blobs(5))
     with pytest.raises(error) as caught:
-        step(network, SGD(network, 0.1), np.ones(shape, np.float32), np.array(labels, np.int64))
+        trainer.step(np.ones((5, 6), np.float32), np.array(labels))
     one_sentence(caught.value)
-    assert_array_equal(network.theta, before)
+    assert_array_equal(trainer.network.theta, before)
 
 
-def test_buffers_do_not_pile_up():
-    engine = engines.load("numba_step")
-    network = Network(engine, (6, 5, 3))
+def test_a_trainers_buffers_are_made_once_and_go_with_it():
+    """Whatever the sizes of the batches: nothing is kept for each of them, and nothing in the module."""
+    network = Network("numba_step", SMALL)
+    trainer = trainer_of(network, SGD(network, 0.1), *blobs(20), 20)
+    buffers = [*trainer.activations, *trainer.gradients]
+    assert [len(array) for array in buffers] == [20] * 3
     for n in range(1, 20):
-        engine.train_step(network, SGD(network, 0.1), np.ones((n, 6), np.float32), np.zeros(n, np.int64))
-    assert len(engine._buffers[network]) <= 2
+        trainer.epoch(np.arange(n))
+    assert [*map(id, [*trainer.activations, *trainer.gradients])] == [*map(id, buffers)]
+    gone = weakref.ref(trainer), *map(weakref.ref, buffers)
+    trainer.close()
+    del trainer, buffers
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * 4
+
+
+# Whole steps: plain multilayer perceptrons only
+
+
+@pytest.mark.parametrize("name", ["numba_hybrid", "numba_step"])
+def test_images_as_bytes_train_as_their_rows_do(name):
+    rng = np.random.default_rng(0)
+    pixels, labels = rng.integers(256, size=(20, 1, 28, 28), dtype=np.uint8), rng.integers(10, size=20)
+    rows = pixels.reshape(20, 784)
+    thetas = []
+    for X in (pixels, rows, rows / np.float32(255)):
+        network = Network(name, mlp(784, 16, 10))
+        history = fit(network, SGD(network, 0.1), (X, labels), (X, labels), epochs=2, batch_size=8)
+        assert history.loss[-1] < history.loss[0]
+        thetas.append(network.theta)
+    assert_array_equal(thetas[0], thetas[1])
+    assert_array_equal(thetas[0], thetas[2])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [LENET5, Model((6,), (Linear(5), Tanh(), Linear(3))), Model((6,), (Linear(3),), loss="mean_squared_error")],
+    ids=["LeNet-5", "tanh", "another loss"],
+)
+@pytest.mark.parametrize("name", ["numba_hybrid", "numba_step"])
+def test_another_model_is_refused_before_a_trainer_is_made(name, model):
+    engine = engines.load(name)
+    one_sentence(engine.why_not(model, None, 8), name, "multilayer perceptrons only")
+    assert engine.why_not(SMALL, None, 8) is None
+    assert engine.why_not(mlp(6, 3), None, 8) is None

@@ -1,0 +1,88 @@
+"""The numbers are the first edition's: first weights and order exactly, a hundred steps of every engine without a GPU.
+
+Losses and parameters are the same bit for bit where the machine and its libraries are; elsewhere a product is summed in
+another order, and the losses agree within a tolerance.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from threadpoolctl import threadpool_limits
+
+from mlpkit import data, engines
+from mlpkit.lab import machine
+from mlpkit.nn.network import Network
+from mlpkit.training.fit import trainer_of
+from mlpkit.training.recipe import Recipe
+
+FIRST = json.loads((Path(__file__).parents[1] / "first_edition.json").read_text("utf-8"))
+STEPS = 100
+SLOW = ("python_loops",)
+
+
+def digest(array):
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def train():
+    return data.load().train
+
+
+@pytest.fixture
+def one_thread():
+    threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    with threadpool_limits(1, "blas"):
+        yield
+    numba.set_num_threads(threads)
+
+
+def same_machine():
+    """Say whether a product is summed here as it was there."""
+    here = machine.describe()
+    blas = [here["blas"][name] for name in ("name", "version", "kernels")]
+    found = {"cpu": here["cpu"], "blas": blas, "numpy": np.__version__, "numba": numba.__version__}
+    return found == FIRST["machine"]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("init", ["he", "xavier"])
+def test_the_first_weights_are_those_of_the_first_edition(init, seed):
+    assert digest(Network(seed=seed, init=init).theta) == FIRST["theta"][f"{init}-{seed}"]
+
+
+def test_the_order_is_that_of_the_first_edition():
+    assert digest(data.epoch_order(55_000, 0, 0)) == FIRST["order"]
+
+
+def test_every_engine_without_a_gpu_is_held_to_it():
+    assert {run["engine"] for run in FIRST["runs"]} == {name for name in engines.names() if not engines.on_gpu(name)}
+
+
+RUNS = [
+    pytest.param(run, marks=[pytest.mark.slow] * (run["engine"] in SLOW), id=f"{run['engine']}-{run['optimizer']}")
+    for run in FIRST["runs"]
+]
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("run", RUNS)
+def test_a_hundred_steps_are_those_of_the_first_edition(run, train):
+    """From images of bytes, too: the first edition had rows of float32."""
+    recipe = Recipe(**{name: run[name] for name in ("optimizer", "batch_size", "lr")})
+    network = recipe.make_network(run["engine"])
+    optimizer = recipe.make_optimizer(network, len(train.y))
+    index = data.epoch_order(len(train.y), 0, 0)[: STEPS * recipe.batch_size]
+    trainer = trainer_of(network, optimizer, train.X[index], train.y[index], recipe.batch_size)
+    losses = trainer.epoch(np.arange(len(index)))
+    trainer.close()
+    assert_allclose(losses, run["losses"], rtol=2e-4)
+    if same_machine():
+        assert_array_equal(losses, run["losses"])
+        assert digest(network.theta) == run["theta"]
