@@ -1,5 +1,5 @@
-// What the products with a ring of tiles share: the tiles' sizes, which tile of C a block has, and how tensor cores' sums
-// get there.
+// What the products with a ring of tiles share: the tiles' sizes, which tile of C a block has, and how tensor cores'
+// sums get there.
 
 #include "ptx.cuh"
 

@@ -1,6 +1,6 @@
-// How blocks hand each other numbers: a packet of 8 bytes is a number and the step that it belongs to, its tag. The reader
-// looks until the tag is the right one. Four numbers in 16 bytes have no room for a tag: there the last bit of the first
-// one is the tag's parity, which says to which of two steps they belong.
+// How blocks hand each other numbers: a packet of 8 bytes is a number and the step that it belongs to, its tag. The
+// reader looks until the tag is the right one. Four numbers in 16 bytes have no room for a tag: there the last bit of
+// the first one is the tag's parity, which says to which of two steps they belong.
 
 #include "ptx.cuh"
 
@@ -11,7 +11,8 @@ __device__ void send(Packet* to, float value, Word tag) {
     st_relaxed_gpu(to, packet);
 }
 
-// A piece of memory serves every second step; from one to the next, the parity changes. The first is 1: memory starts as 0.
+// A piece of memory serves every second step; from one to the next, the parity changes. The first is 1: memory starts
+// as 0.
 __device__ Word parity_of(Word tag) { return ~((tag - 1) / 2) & 1; }
 
 __device__ void send_four(float4* to, float4 values, Word tag) {
@@ -26,8 +27,8 @@ __device__ bool is_of(ulonglong2 packets, Word tag) { return is_of(packets.x, ta
 __device__ bool is_of(float4 four, Word tag) { return (__float_as_uint(four.x) & 1) == parity_of(tag); }
 __device__ float value_of(Packet packet) { return __uint_as_float((Word)packet); }
 
-// N packets, or pairs of them, or fours, asked for at once; at(i) is where the i-th is. What is not there yet is asked for
-// again. A whole warp waits together: lanes that leave a loop one by one are slow to come together again.
+// N packets, or pairs of them, or fours, asked for at once; at(i) is where the i-th is. What is not there yet is asked
+// for again. A whole warp waits together: lanes that leave a loop one by one are slow to come together again.
 template <typename Item, int N>
 struct MailOf {
     Item items[N];

@@ -9,7 +9,9 @@ __device__ T warp_sum(T x) {
 
 template <int lanes, int stride = 1, typename T>
 __device__ T warp_max(T x) {
-    for (int distance = lanes / 2 * stride; distance >= stride; distance /= 2) x = max(x, __shfl_xor_sync(~0u, x, distance));
+    for (int distance = lanes / 2 * stride; distance >= stride; distance /= 2) {
+        x = max(x, __shfl_xor_sync(~0u, x, distance));
+    }
     return x;
 }
 
