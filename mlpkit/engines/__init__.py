@@ -11,6 +11,7 @@ label.
 
 import ast
 import pkgutil
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,7 +67,7 @@ def load(name: str) -> Engine:
     says so by raising ImportError as it is imported, as `gpu.require()` does where CuPy finds no GPU. What else is
     raised there is its reason too.
     """
-    if name not in names():
+    if f"{__name__}.{name}" not in sys.modules and name not in names():
         raise ValueError(f"there is no engine {name!r}; the engines are {', '.join(names())}.")
     try:
         return cast(Engine, import_module(f"{__name__}.{name}"))

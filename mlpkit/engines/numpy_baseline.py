@@ -21,6 +21,10 @@ def to_numpy(array):
     return np.asarray(array)
 
 
+def fetch(*arrays):
+    return lambda: [to_numpy(array) for array in arrays]
+
+
 def synchronize():
     """NumPy returns when its work is done: there is nothing to wait for."""
 

@@ -21,6 +21,12 @@ class Tensors(Protocol):
     def to_numpy(self, array: Array) -> Any:
         """Return an array, or a list of scalars such as losses, as a NumPy array on the host."""
 
+    def fetch(self, *arrays: Array) -> Any:
+        """Ask for arrays on the host; return a function that waits for them, and for no later work, and returns them.
+
+        They come as a list of NumPy arrays, which are the caller's.
+        """
+
     def synchronize(self) -> None:
         """Wait until all the work asked for so far is done. Call it before reading a clock."""
 

@@ -13,6 +13,7 @@ import numpy as np
 from .numpy_baseline import all_finite as all_finite
 from .numpy_baseline import asarray as asarray
 from .numpy_baseline import elapsed as elapsed
+from .numpy_baseline import fetch as fetch
 from .numpy_baseline import gather as gather
 from .numpy_baseline import now as now
 from .numpy_baseline import scale as scale

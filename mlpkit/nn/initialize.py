@@ -3,6 +3,7 @@
 Both rules keep the variance of a layer's output close to that of its input. Biases start at zero.
 """
 
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -39,15 +40,20 @@ def xavier(rng, shape):
 RULES = {"he": he, "xavier": xavier}
 
 
-def start(layout, ones, seed, init):
-    """Return a vector (layout.size,) float64 to begin with: weights by the rule `init`, 1 where `ones` says so, else 0.
+@lru_cache(maxsize=8)
+def start(model, seed, init):
+    """Return the vectors that a network of a `Model` begins with: (parameters, statistics), float64, to be copied.
 
-    layout: a `Layout`. ones: names of arrays. seed: of the generator, which draws the weights as they are declared.
+    Weights are drawn by the rule `init`, as they are declared; what the model's `ones` names is 1; the rest is 0. The
+    last ones are remembered, as several engines begin with the same: to draw takes the time of hundreds of steps.
     """
-    rng, vector = np.random.default_rng(seed), np.zeros(layout.size)
-    for name, view in layout.views(vector).items():
-        if view.ndim > 1:
-            view[...] = RULES[init](rng, view.shape)
-        elif name in ones:
-            view[...] = 1
-    return vector
+    rng, vectors = np.random.default_rng(seed), []
+    for layout in (model.layout, model.statistics):
+        vectors.append(np.zeros(layout.size))
+        for name, view in layout.views(vectors[-1]).items():
+            if view.ndim > 1:
+                view[...] = RULES[init](rng, view.shape)
+            elif name in model.ones:
+                view[...] = 1
+        vectors[-1].flags.writeable = False
+    return tuple(vectors)

@@ -55,8 +55,8 @@ class Network:
         check_choice("initialization", init, RULES)
         check_operations(self.engine, model)
         self.mode = Mode(check_count("seed", seed, least=0), self.dtype)
-        self._theta = self._first(model.layout, seed, init)
-        self._statistics = self._first(model.statistics, seed, init)
+        first = (self.engine.asarray(vector.astype(self.dtype)) for vector in start(model, int(seed), init))
+        self._theta, self._statistics = first
         self._grad = self._theta.copy()  # where theta is
         self._grad[:] = 0
         self.places = self._build(model.places)
@@ -78,9 +78,6 @@ class Network:
     def views(self, vector):
         """Return a dict of views by name into `vector`, which is laid out as `theta` is."""
         return self.layout.views(vector)
-
-    def _first(self, layout, seed, init):
-        return self.engine.asarray(start(layout, self.model.ones, seed, init).astype(self.dtype))
 
     def _build(self, declared):
         """Return the places of the layers, each of which has the places of the layers that it is made of."""
@@ -157,20 +154,20 @@ class Network:
 
     def ask_evaluation(self, X, targets, batch_size=None):
         """Ask for what `evaluate` returns, of data that were checked: return a function that waits for it."""
-        found = []
+        counts, losses, right, answered = [], [], [], 0
         for x, y in zip(self._batches(X, batch_size), self._batches(targets, batch_size), strict=True):
             z = self.forward(x)
-            answers = self._answers(z)
-            right = None if answers is None else (answers == y).sum()
-            found.append((len(x), getattr(self.engine, self.model.loss)(z, y)[0], right))
+            counts.append(len(x))
+            losses.append(getattr(self.engine, self.model.loss)(z, y)[0])
+            if (answers := self._answers(z)) is not None:
+                right.append((answers == y).sum())
+                answered += answers.size
+        found = self.engine.fetch(*losses, *right)
 
         def wait():
-            counts = [n for n, *_ in found]
-            loss = np.average([float(loss) for _, loss, _ in found], weights=counts)
-            right = [right for *_, right in found]
-            per_example = prod(self.model.output) if self.model.loss == "binary_cross_entropy" else 1
-            accuracy = None if None in right else sum(map(int, right)) / sum(counts) / per_example
-            return float(loss), accuracy
+            numbers = [float(number) for number in found()]
+            loss = float(np.average(numbers[: len(counts)], weights=counts))
+            return loss, sum(numbers[len(counts) :]) / answered if answered else None
 
         return wait
 

@@ -110,16 +110,16 @@ def trainer_of(network, optimizer, X, y, batch_size):
 class _Asked:
     """What was asked for and need not be there yet: an epoch's last losses, and what the epoch has left.
 
-    losses: of so many samples, taken between two moments. steps: how many the optimizer had counted then. kept: copies
-    of the network's vectors. finite: whether all parameters are. evaluation: a function that waits for the validation.
+    found: a function that waits for the losses of so many samples, which were taken between two moments, and for
+    whether all parameters are finite. steps: how many the optimizer had counted then. kept: copies of the network's vectors.
+    evaluation: a function that waits for the validation.
     """
 
-    losses: Any
+    found: Any
     samples: int
     moments: tuple[Any, Any]
     steps: int
     kept: list[Any]
-    finite: Any
     evaluation: Any
 
 
@@ -185,19 +185,18 @@ class _Run:
             losses, steps = trainer.epoch(part), self.optimizer.steps
             moments = begin, self.engine.now()
             if not is_last:
-                self.look(losses, len(part), moments, steps)
+                self.look(self.engine.to_numpy(losses), len(part), moments, steps)
         in_use = [self.good, self.best, *in_use]
         kept = next(room for room in self.room if not any(room is used for used in in_use))
         for copy, vector in zip(kept, self.vectors(), strict=True):
             copy[:] = vector
-        finite = self.engine.all_finite(self.network.theta)
+        found = self.engine.fetch(losses, self.engine.all_finite(self.network.theta))
         evaluation = self.network.ask_evaluation(*validation) if validation else None
-        return _Asked(losses, len(part), moments, steps, kept, finite, evaluation)
+        return _Asked(found, len(part), moments, steps, kept, evaluation)
 
     def look(self, losses, samples, moments, steps):
         """Record some steps: see `_Asked`. Raises Diverged at the first loss that is not finite."""
-        losses, batch_size = self.engine.to_numpy(losses), self.settings["batch_size"]
-        self.steps, count = steps, len(losses)
+        self.steps, count, batch_size = steps, len(losses), self.settings["batch_size"]
         self.history.loss += losses.tolist()
         self.history.samples += [batch_size] * (count - 1) + [samples - batch_size * (count - 1)]
         self.history.seconds += [self.engine.elapsed(*moments) / count] * count
@@ -226,8 +225,9 @@ class _Run:
 
     def close_epoch(self, asked):
         """Look at an epoch's last losses and at what it has left, record it, and write the checkpoints."""
-        self.look(asked.losses, asked.samples, asked.moments, asked.steps)
-        if not bool(asked.finite):  # the last step's loss is from before its update
+        losses, finite = asked.found()
+        self.look(losses, asked.samples, asked.moments, asked.steps)
+        if not finite:  # the last step's loss is from before its update
             self.diverged("a parameter is no longer finite")
         history, first = self.history, self.first_step
         mean = np.average(history.loss[first:], weights=history.samples[first:])
