@@ -39,8 +39,10 @@ def gradient_error(network, x, labels, samples=None, seed=0):
     n = len(network.theta)
     samples = n if samples is None else min(check_count("samples", samples), n)
     indices = np.random.default_rng(seed).choice(n, samples, replace=False)
+    kept = network.statistics.copy()  # the batch moves them at each pass
     network.loss_and_grad(x, labels)
     computed = network.engine.to_numpy(network.grad)[indices].copy()
     estimated = numerical_gradient(network, x, labels, indices)
+    network.statistics[:] = kept
     size = float(np.linalg.norm(estimated))
     return float(np.linalg.norm(computed - estimated)) / (size or 1.0)

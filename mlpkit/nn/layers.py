@@ -8,6 +8,7 @@ Arrays begin with the batch: (n, features), or (n, channels, height, width). A n
 of the loss with respect to the rest of the name.
 """
 
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from math import prod
 from typing import ClassVar
@@ -54,9 +55,21 @@ class Layer:
 
     def __repr__(self):
         """Return the layer as it is written: what has its default value is left out."""
-        given = [(f, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
+        values = ((f, getattr(self, f.name)) for f in fields(self))
+        given = [(f, v.item() if isinstance(v, np.generic) else v) for f, v in values if v != f.default]
         words = [repr(value) if f.default is MISSING else f"{f.name}={value!r}" for f, value in given]
         return f"{type(self).__name__}({', '.join(words)})"
+
+
+def check_layers(layers):
+    """Return `layers` as a tuple. Raises TypeError for what are no layers."""
+    if not isinstance(layers, Iterable):
+        raise TypeError(f"layers must be a tuple of layers, such as (Linear(10),), not {layers!r}.")
+    layers = tuple(layers)
+    for one in layers:
+        if not isinstance(one, Layer):
+            raise TypeError(f"a model is made of layers, such as Linear(10), not of {one!r}.")
+    return layers
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from mlpkit.checks import check_choice, check_sizes
 
-from .layers import Layer, Linear, ReLU
+from .layers import Layer, Linear, ReLU, check_layers
 from .layout import Layout
 from .losses import LOSSES
 
@@ -25,11 +25,8 @@ class Model:
 
     def __post_init__(self):
         object.__setattr__(self, "input", check_sizes(self.input, least=1))
-        object.__setattr__(self, "layers", tuple(self.layers))
+        object.__setattr__(self, "layers", check_layers(self.layers))
         check_choice("loss", self.loss, LOSSES)
-        for one in self.layers:
-            if not isinstance(one, Layer):
-                raise TypeError(f"a model is made of layers, such as Linear(10), not of {one!r}.")
         self.output  # noqa: B018 (raises, where a layer does not fit)
 
     @cached_property

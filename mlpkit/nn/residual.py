@@ -5,7 +5,7 @@ He, Zhang, Ren and Sun (2016), "Deep residual learning for image recognition".
 
 from dataclasses import dataclass
 
-from .layers import Layer
+from .layers import Layer, check_layers
 from .place import backward, forward
 
 
@@ -18,7 +18,7 @@ class Residual(Layer):
     operations = ("add",)
 
     def __post_init__(self):
-        object.__setattr__(self, "layers", tuple(self.layers))
+        object.__setattr__(self, "layers", check_layers(self.layers))
 
     def inside(self):
         return self.layers

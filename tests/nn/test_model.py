@@ -1,0 +1,354 @@
+"""A model is data: it knows its shapes, refuses what does not fit in a sentence, and comes back from its text."""
+
+import json
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shared import SMALL, one_sentence
+
+from mlpkit.nn.conv import AvgPool, Conv, MaxPool
+from mlpkit.nn.layers import Dropout, Flatten, Layer, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
+from mlpkit.nn.losses import LOSSES
+from mlpkit.nn.model import Model
+from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, MODELS, mlp
+from mlpkit.nn.network import Network
+from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.residual import Residual
+
+# Shapes
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [(MLP, 134_794), (LENET5, 61_706), (FASHION_CNN, 896_522)],
+    ids=["MLP", "LeNet-5", "Fashion-MNIST"],
+)
+def test_the_workbooks_models_have_their_sizes(model, parameters):
+    assert model.layout.size == parameters
+    assert model.output == (10,)
+    assert model.statistics.size == 0
+    assert model in MODELS.values()
+
+
+def test_every_layer_makes_its_shape():
+    shapes = [shape for *_, shape, _ in LENET5.places]
+    assert shapes == [
+        *[(1, 28, 28), (6, 28, 28), (6, 28, 28), (6, 14, 14), (16, 10, 10), (16, 10, 10)],
+        *[(16, 5, 5), (400,), (120,), (120,), (84,), (84,)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "output", "parameters"),
+    [
+        (Linear(3), (7,), (3,), {"W": (7, 3), "b": (3,)}),
+        (Flatten(), (2, 3, 4), (24,), {}),
+        (Flatten(), (5,), (5,), {}),
+        (Conv(4, 3), (2, 7, 5), (4, 5, 3), {"W": (4, 2, 3, 3), "b": (4,)}),
+        (Conv(4, 3, bias=False), (2, 7, 5), (4, 5, 3), {"W": (4, 2, 3, 3)}),
+        (Conv(1, 2, stride=3), (1, 8, 9), (1, 3, 3), {"W": (1, 1, 2, 2), "b": (1,)}),
+        (Conv(2, 5, stride=2, padding=2), (1, 28, 27), (2, 14, 14), {"W": (2, 1, 5, 5), "b": (2,)}),
+        (Conv(2, 7), (1, 7, 7), (2, 1, 1), {"W": (2, 1, 7, 7), "b": (2,)}),
+        (MaxPool(2), (3, 5, 4), (3, 2, 2), {}),
+        (MaxPool(3, stride=2), (3, 7, 8), (3, 3, 3), {}),
+        (AvgPool(2, stride=1), (3, 5, 4), (3, 4, 3), {}),
+        (BatchNorm(), (7,), (7,), {"gamma": (7,), "beta": (7,)}),
+        (BatchNorm(), (3, 5, 4), (3, 5, 4), {"gamma": (3,), "beta": (3,)}),
+        (Residual((Conv(3, 3, padding=1), ReLU())), (3, 5, 4), (3, 5, 4), {}),
+        (Residual(()), (3,), (3,), {}),
+        (Dropout(0.3), (3, 5, 4), (3, 5, 4), {}),
+        *[(layer, (3, 2), (3, 2), {}) for layer in (ReLU(), LeakyReLU(), Sigmoid(), Tanh())],
+    ],
+    ids=repr,
+)
+def test_a_layer_declares_its_output_and_its_parameters(layer, shape, output, parameters):
+    assert layer.output(shape) == output
+    assert layer.parameters(shape) == parameters
+    statistics = {"mean": shape[:1], "variance": shape[:1]} if isinstance(layer, BatchNorm) else {}
+    assert layer.statistics(shape) == statistics
+
+
+@pytest.mark.parametrize("sizes", [(6, 3), (6, 5, 3), (784, 128, 128, 128, 10)], ids=str)
+def test_a_multilayer_perceptron_has_its_sizes(sizes):
+    assert mlp(*sizes).sizes() == sizes
+    assert str(mlp(*sizes)) == "-".join(map(str, sizes))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LENET5,
+        Model((6,), (Linear(3), ReLU())),
+        Model((6,), (Linear(5), Tanh(), Linear(3))),
+        Model((6,), (Linear(5), Linear(3), Linear(3))),
+        Model((6,), (Linear(3),), loss="hinge"),
+        Model((6,), (Residual((Linear(6),)), ReLU(), Linear(3))),
+        Model((6,), ()),
+        Model((1, 2, 3), (Flatten(), Linear(3))),
+        Model((6,), (Dropout(), ReLU(), Linear(3))),
+    ],
+    ids=str,
+)
+def test_another_model_is_no_multilayer_perceptron(model):
+    assert model.sizes() is None
+
+
+def test_a_model_in_short():
+    assert str(Model((1, 6, 6), (Conv(2, 3), Flatten(), Linear(3)))) == "1x6x6, Conv(2, 3), Flatten(), Linear(3)"
+
+
+def test_a_model_needs_each_operation_once():
+    model = Model((1, 6, 6), (Conv(2, 3), ReLU(), Residual((ReLU(), Conv(2, 1))), Flatten(), Linear(3)), "hinge")
+    assert model.operations == (
+        *("conv", "conv_backward_weights", "conv_backward_input", "relu", "relu_backward", "add"),
+        *("linear", "linear_backward_weights", "linear_backward_input", "hinge"),
+    )
+
+
+def test_equal_models_are_equal():
+    assert mlp(6, 5, 3) == SMALL
+    assert hash(mlp(6, 5, 3)) == hash(SMALL)
+    assert Model([6], [Linear(5), ReLU(), Linear(3)]) == SMALL
+    assert mlp(6, 4, 3) != SMALL
+
+
+# Refusals
+
+IMAGE = (3, 8, 6)
+MISFITS = {
+    "rows wanted": (IMAGE, (Linear(3),), "layer 0, Linear(3), does not fit: it takes rows", "put Flatten() before it."),
+    "images wanted": ((6,), (ReLU(), Conv(2, 3)), "layer 1, Conv(2, 3), ", "it takes images", "(6,)."),
+    "images to pool wanted": (
+        (6,),
+        (MaxPool(2),),
+        "layer 0, MaxPool(2), ",
+        "it takes images (channels, height, width)",
+    ),
+    "flat for the mean": (IMAGE, (Flatten(), AvgPool(2)), "layer 1, AvgPool(2), ", "(144,)."),
+    "too large a window": (IMAGE, (Conv(2, 7),), "layer 0, Conv(2, 7), ", "7 x 7 does not fit into an image of 8 x 6."),
+    "shrunk": (IMAGE, (MaxPool(2), ReLU(), MaxPool(4)), "layer 2, MaxPool(4), ", "4 x 4", "an image of 4 x 3."),
+    "a norm of something else": ((3, 4), (BatchNorm(),), "layer 0, BatchNorm(), ", "rows or images", "(3, 4)."),
+    "a sum": (IMAGE, (Residual((Conv(3, 3),)),), "layer 0, Residual((Conv(3, 3),)), ", "(3, 6, 4) of (3, 8, 6)"),
+    "inside": ((6,), (Linear(5), Residual((Conv(5, 3),))), "layer 1, Residual((Conv(5, 3),)), ", "it takes images"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS.values(), ids=MISFITS)
+def test_a_layer_that_does_not_fit_is_named(case):
+    shape, layers, *words = case
+    with pytest.raises(ValueError, match="does not fit") as caught:
+        Model(shape, layers)
+    one_sentence(caught.value, *words)
+    assert str(caught.value).endswith(".")
+    assert not str(caught.value).endswith("..")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: Linear(0), ValueError, "the units of a Linear layer must be at least 1"),
+        (lambda: Linear(2.5), TypeError, "the units of a Linear layer must be a whole number"),
+        (lambda: Conv(0, 3), ValueError, "the channels of a Conv layer must be at least 1"),
+        (lambda: Conv(2, 0), ValueError, "the size of a Conv layer must be at least 1"),
+        (lambda: Conv(2, 3, stride=0), ValueError, "the stride of a Conv layer must be at least 1"),
+        (lambda: Conv(2, 3, padding=-1), ValueError, "the padding of a Conv layer must be at least 0"),
+        (lambda: Conv(2, (3, 3)), TypeError, "the size of a Conv layer must be a whole number"),
+        (lambda: Conv(2, 3, padding="same"), TypeError, "not 'same'"),
+        (lambda: MaxPool(0), ValueError, "the size of a MaxPool must be at least 1"),
+        (lambda: AvgPool(2, stride=0), ValueError, "the stride of a AvgPool must be at least 1"),
+        (lambda: LeakyReLU(-0.1), ValueError, "the slope of a LeakyReLU must be at least 0 and below 1"),
+        (lambda: Dropout(1), ValueError, "the rate of a Dropout must be at least 0 and below 1"),
+        (lambda: Dropout("half"), ValueError, "not 'half'"),
+        (lambda: BatchNorm(momentum=1), ValueError, "the momentum of a BatchNorm must be"),
+        (lambda: BatchNorm(eps=0), ValueError, "the eps of a BatchNorm must be a finite number above 0"),
+        (lambda: Residual((ReLU,)), TypeError, "made of layers, such as Linear(10), not of <class"),
+        (lambda: Residual(Linear(3)), TypeError, "a tuple of layers, such as (Linear(10),), not Linear(3)"),
+        (lambda: Model((), (Linear(3),)), ValueError, "at least 1 size"),
+        (lambda: Model(784, (Linear(3),)), TypeError, "list of whole numbers, inputs first, not 784"),
+        (lambda: Model((6, 0), (Flatten(),)), ValueError, "each size must be at least 1"),
+        (lambda: Model((6.0,), (Linear(3),)), TypeError, "each size must be a whole number, not 6.0"),
+        (lambda: Model((6,), (Linear(3),), loss="l1"), ValueError, "there is no loss 'l1'; choose from softmax"),
+        (lambda: Model((6,), (Linear,)), TypeError, "a model is made of layers, such as Linear(10), not of <class"),
+        (lambda: Model((6,), (5, 3)), TypeError, "not of 5"),
+        (lambda: Model((6,), Linear(3)), TypeError, "a tuple of layers, such as (Linear(10),), not Linear(3)"),
+        (lambda: mlp(4), ValueError, "at least two sizes"),
+        (lambda: mlp(), ValueError, "at least two sizes"),
+        (lambda: mlp(4, 0, 3), ValueError, "each size must be at least 1"),
+        (lambda: mlp(4, -2), ValueError, "each size must be at least 1"),
+        (lambda: mlp(4, 2.5), TypeError, "2.5"),
+        (lambda: mlp((4, 3)), TypeError, "(4, 3)"),
+    ],
+)
+def test_what_makes_no_model_is_refused(make, error, words):
+    with pytest.raises(error) as caught:
+        make()
+    one_sentence(caught.value, words)
+
+
+def test_an_engine_without_an_operation_is_refused_by_name():
+    model = Model((6,), (Linear(5), Tanh(), Linear(3)), loss="hinge")
+    with pytest.raises(ValueError, match="python_lists") as caught:
+        Network("python_lists", model)
+    one_sentence(
+        caught.value, "engine python_lists has no tanh, tanh_backward, hinge, which this model needs: take another"
+    )
+
+
+# Text
+
+
+@dataclass(frozen=True, repr=False)
+class Gain(Layer):
+    """A reader's own layer: each feature times a number of its own."""
+
+    by: float = 1.0
+
+    operations = ("multiply",)
+    ones = ("g",)
+
+    def parameters(self, shape):
+        return {"g": shape}
+
+    def forward(self, at, x):
+        at.x = x
+        return at.engine.multiply(x, self.by * at.g)
+
+    def backward(self, at, dy):
+        at.dg[...] = self.by * (dy * at.x).sum(axis=0)
+        return at.engine.multiply(dy, self.by * at.g)
+
+
+REPR = {
+    "Linear(3)": Linear(3),
+    "ReLU()": ReLU(),
+    "LeakyReLU()": LeakyReLU(0.01),
+    "LeakyReLU(slope=0.2)": LeakyReLU(0.2),
+    "Sigmoid()": Sigmoid(),
+    "Tanh()": Tanh(),
+    "Flatten()": Flatten(),
+    "Dropout(rate=0.1)": Dropout(0.1),
+    "Conv(6, 5, padding=2)": Conv(6, 5, 1, 2),
+    "Conv(6, 5, stride=3, bias=False)": Conv(6, 5, stride=3, bias=False),
+    "MaxPool(2)": MaxPool(2),
+    "MaxPool(2, stride=2)": MaxPool(2, 2),
+    "AvgPool(3)": AvgPool(3),
+    "BatchNorm()": BatchNorm(),
+    "BatchNorm(momentum=0.3, eps=0.001)": BatchNorm(0.3, 1e-3),
+    "Residual((Linear(3), Residual((ReLU(),))))": Residual([Linear(3), Residual([ReLU()])]),
+    "Residual(())": Residual(()),
+    "Gain(by=2.5)": Gain(2.5),
+    "Linear(7)": Linear(np.int64(7)),
+    "Dropout(rate=0.25)": Dropout(np.float32(0.25)),
+}
+
+
+@pytest.mark.parametrize(("text", "layer"), REPR.items(), ids=REPR)
+def test_a_layer_is_written_as_it_is_made(text, layer):
+    assert repr(layer) == text
+    assert eval(text) == layer
+
+
+EVERY = Model(
+    (2, 9, 8),
+    (
+        *(Conv(3, 3, stride=2, padding=1, bias=False), BatchNorm(eps=1e-3), ReLU(), MaxPool(2, stride=1)),
+        *(Residual((Conv(3, 1), Residual((Dropout(0.25), LeakyReLU(0.1))), Tanh())), AvgPool(2), Flatten()),
+        *(Linear(4), Sigmoid(), Gain(0.5), Linear(np.int64(3))),
+    ),
+    loss="mean_squared_error",
+)
+
+
+@pytest.mark.parametrize("model", [EVERY, *MODELS.values()], ids=["every layer", *MODELS])
+def test_a_model_comes_back_from_json(model):
+    assert Model.from_dict(json.loads(json.dumps(model.to_dict()))) == model
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_comes_back_too(loss):
+    model = Model((6,), (Linear(3),), loss)
+    assert Model.from_dict(json.loads(json.dumps(model.to_dict()))).loss == loss
+
+
+HOSTILE = {
+    "a call of something else": "__import__('os').mkdir('trace')",
+    "a function": "open('trace', 'w')",
+    "in an argument": "Linear(__import__('os').mkdir('trace'))",
+    "in a name": "Linear(units=open('trace', 'w'))",
+    "an attribute": "Linear(3).__class__",
+    "an attribute that is called": "Linear.__init__(3)",
+    "a lambda": "(lambda: 3)()",
+    "a comprehension": "[open('trace', 'w') for _ in 'a']",
+    "an assignment": "(a := Linear(3))",
+    "a format": "Linear(f'{open(1)}')",
+    "stars": "Linear(*open('trace', 'w'))",
+    "two stars": "Linear(**open('trace', 'w'))",
+    "a statement": "import os",
+    "two": "Linear(3); Linear(4)",
+    "no layer": "Layer()",
+    "a builtin": "print(3)",
+    "a number": "3",
+    "a word": "'Linear(3)'",
+    "a tuple": "(Linear(3),)",
+    "nothing": "",
+    "a power that takes all memory": "Linear(9**9**9)",
+    "nested too deep": "(" * 100_000,
+    "called too deep": "Residual((" * 3000 + "))" * 3000,
+    "negated too deep": "Linear(" + "-" * 50_000 + "3)",
+    "a nul": "Linear(\0)",
+    "a number beyond reason": f"Linear({'9' * 5000})",
+    "no text": 3,
+    "bytes": b"Linear(3)" * 0,
+    "null": None,
+    "half": "Linear(",
+    "another type": "Linear('3')",
+    "too many": "ReLU(1, 2, 3)",
+    "a list": ["Linear(3)"],
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_nothing_in_a_text_can_run_code(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r".") as caught:
+        Model.from_dict({"input": [6], "layers": [text], "loss": "hinge"})
+    one_sentence(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+NONE = {
+    "nothing": {},
+    "null": None,
+    "a list": [],
+    "a number": 3,
+    "no layers": {"input": [6], "loss": "hinge"},
+    "layers that are one text": {"input": [6], "layers": "Linear(3)", "loss": "hinge"},
+    "layers that are none": {"input": [6], "layers": None, "loss": "hinge"},
+    "an input that is none": {"input": 6, "layers": [], "loss": "hinge"},
+    "an input of text": {"input": ["6"], "layers": [], "loss": "hinge"},
+    "an infinite input": {"input": [float("inf")], "layers": [], "loss": "hinge"},
+    "another loss": {"input": [6], "layers": [], "loss": "__import__"},
+    "a loss that is none": {"input": [6], "layers": [], "loss": ["hinge"]},
+    "what does not fit": {"input": [6], "layers": ["Conv(2, 3)"], "loss": "hinge"},
+}
+
+
+@pytest.mark.parametrize("found", NONE.values(), ids=NONE)
+def test_what_is_no_model_is_refused(found):
+    with pytest.raises(ValueError, match=r".") as caught:
+        Model.from_dict(found)
+    one_sentence(caught.value)
+
+
+@given(text=st.text(alphabet="LinearRUCov()[],=*'123. \n", max_size=30))
+def test_any_text_is_a_layer_or_is_refused(text):
+    try:
+        model = Model.from_dict({"input": [6], "layers": [text], "loss": "hinge"})
+    except ValueError as error:
+        assert not re.search(r"[\n]", str(error))  # noqa: PT017 (either is right)
+    else:
+        assert len(model.layers) == 1
