@@ -244,6 +244,7 @@ static const char* launch(void (*what)(Arguments...), void** values, const size_
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define threadIdx (Index{(unsigned)current->thread})
+#define blockDim (Index{(unsigned)block_threads})
 #define blockIdx (Index{(unsigned)current->block})
 #define shared_bytes ((unsigned char*)(((uintptr_t)blocks[current->block].memory.data() + 127) & ~(uintptr_t)127))
 
@@ -254,12 +255,16 @@ struct alignas(8) int2 { int x, y; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(16) ulonglong2 { unsigned long long x, y; };
 
+typedef unsigned int Word;
+typedef unsigned long long Word64;
+
 static float2 make_float2(float x, float y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static int2 make_int2(int x, int y) { return {x, y}; }
 
 using std::max;
 using std::min;
+static float max(float x, float y) { return fmaxf(x, y); }
 
 template <typename To, typename From>
 static To same_bits(From from) {
@@ -332,7 +337,7 @@ static bool __all_sync(unsigned, bool mine) {
 }
 
 // Four matrices of 8 x 8 numbers of 16 bits; lane i brings the address of row i % 8 of matrix i / 8.
-static void load_four_matrices(unsigned (&to)[4], const unsigned char* row, bool transposed) {
+static void load_four_matrices(Word (&to)[4], const void* row, bool transposed) {
     struct Row { uint16_t numbers[8]; };
     const Row* rows = exchange_in_warp(*(const Row*)row);
     const int i = lane_number() / 4, j = lane_number() % 4 * 2;
@@ -343,7 +348,10 @@ static void load_four_matrices(unsigned (&to)[4], const unsigned char* row, bool
     }
 }
 
-struct Operands { unsigned a[4], b[2]; };
+static void ldmatrix_x4(Word (&a)[4], const void* row) { load_four_matrices(a, row, false); }
+static void ldmatrix_x4_trans(Word (&a)[4], const void* row) { load_four_matrices(a, row, true); }
+
+struct Operands { Word a[4], b[2]; };
 
 // c += a b: a 16 x K bytes without a sign, b K x 8 bytes with one.
 template <int K>
@@ -358,8 +366,15 @@ static void multiply_bytes(int (&c)[4], Operands mine) {
     }
 }
 
+static void mma_m16n8k32_u8s8(int (&c)[4], const Word (&a)[4], Word b0, Word b1) {
+    multiply_bytes<32>(c, {{a[0], a[1], a[2], a[3]}, {b0, b1}});
+}
+
+static void mma_m16n8k16_u8s8(int (&c)[4], Word a0, Word a1, Word b0) { multiply_bytes<16>(c, {{a0, a1}, {b0}}); }
+
 // c += a b: a 16 x 8 and b 8 x 8 floats, of which 11 bits count.
-static void multiply_tf32(float (&c)[4], Operands mine) {
+static void mma_m16n8k8_tf32(float (&c)[4], const Word (&a)[4], const Word (&b)[2]) {
+    Operands mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
     for (unsigned& bits : mine.a) bits &= ~0x1fffu;
     for (unsigned& bits : mine.b) bits &= ~0x1fffu;
     const Operands* all = exchange_in_warp(mine);
@@ -374,10 +389,12 @@ static void multiply_tf32(float (&c)[4], Operands mine) {
 }
 
 // The nearest float of 11 bits, away from 0 where two are as near.
-static unsigned to_tf32(float x) {
+static Word cvt_rna_tf32(float x) {
     const unsigned bits = __float_as_uint(x);
     return std::isfinite(x) ? (bits + 0x1000) & ~0x1fffu : bits;
 }
+
+static float sqrt_approx(float x) { return sqrtf(x); }
 
 // ---- Barriers that count bytes, in 8 bytes of shared memory ----
 
@@ -391,3 +408,53 @@ static void count(void* barrier, int bytes, int arrivals) {
     counter.bytes += bytes, counter.arrivals -= arrivals, changed = true;
     if (counter.bytes == 0 && counter.arrivals == 0) counter.arrivals = 1, counter.phase ^= 1;
 }
+
+template <int ARRIVALS>
+static void mbarrier_init(Word64* barrier) { *(Counter*)barrier = {0, ARRIVALS, 0}; }
+static void fence_proxy_async() {}
+static void mbarrier_arrive_expect_tx(Word64* barrier, Word bytes) { count(barrier, bytes, 1); }
+static bool mbarrier_try_wait(Word64* barrier, Word phase) { return ((Counter*)barrier)->phase != phase; }
+
+static void cp_async_bulk(void* to, const void* from, Word bytes, Word64* barrier) {
+    later([=] { memcpy(to, from, bytes), count(barrier, -(int)bytes, 0); });
+}
+
+// ---- What a thread asks for, and what it looks at ----
+
+template <int BYTES>
+static void cp_async(void* to, const void* from) { copy_later(to, from, BYTES); }
+static void cp_async_wait_all() { wait_for_copies_of_mine(); }
+
+static void st_relaxed_gpu(Word64* to, Word64 value) {
+    later([=] { *to = value; });
+}
+
+static void st_relaxed_gpu(float4* to, Word64 low, Word64 high) {
+    later([=] { *(ulonglong2*)to = {low, high}; });
+}
+
+static void ld_relaxed_gpu(Word64& value, const Word64* at, bool asked = true) {
+    if (asked) value = *at;
+}
+
+static void ld_relaxed_gpu(ulonglong2& values, const Word64* at, bool asked = true) {
+    if (asked) values = *(const ulonglong2*)at;
+}
+
+static void ld_relaxed_gpu(float4& four, const float4* at, bool asked = true) {
+    if (asked) four = *at;
+}
+
+static void give_up_after_a_while(Word& turns) { look_again(); }
+
+// ---- Barriers ----
+
+template <int THREADS>
+static void bar_sync(int number) { named_barrier(number, THREADS); }
+
+static void barrier_cluster_arrive() {
+    __syncwarp();
+    arrive_at_cluster();
+}
+
+static void barrier_cluster_wait() { wait_for_cluster(); }

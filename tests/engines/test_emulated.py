@@ -10,7 +10,9 @@ from test_persistent import RATES, distance, make, train
 
 from mlpkit import kernels
 from mlpkit.data import Split
+from mlpkit.nn.models import MLP, mlp
 from mlpkit.nn.network import Network
+from mlpkit.training.fit import trainer_of
 from mlpkit.training.optim import SGD, AdamW
 
 needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
@@ -24,39 +26,42 @@ FAULTS = {
             ("exchange[step % 2]", "exchange[0]"),
             ("exchange[(step + 1) % 2]", "exchange[0]"),
         ],
-        "nobody waits for the images": [("wait_for(&shared.arrived[step % BUFFERS], step / BUFFERS % 2);", "")],
+        "nobody waits for the images": [("shared.images[step % BUFFERS].wait(step / BUFFERS % 2);", "")],
         "nobody waits for packets": [("mail.wait(tag, at);", "")],
-        "a tile does not wait for its parts": [("sync_half(layer());", "")],
+        "a tile does not wait for its parts": [("bar_sync<THREADS / 2>(1 + layer());", "")],
         "nobody waits for W3": [
             ("third.look_for(next.W[0], tag + 1);", ""),
             ("third.load(next.W[0], tag + 1);", "third.ask(next.W[0]);"),
         ],
     },
     "cluster": {
-        "nobody waits for a1": [("cluster_arrive();\n    cluster_wait();  // for a1", "")],
+        "nobody waits for a1": [("barrier_cluster_arrive();\n    barrier_cluster_wait();  // for a1", "")],
         "nobody waits for new weights": [
-            ("begin(network, shared);\n    cluster_arrive();", "begin(network, shared);"),
-            ("cluster_wait();  // for the new W2, W3 and W4", ""),
-            ("cluster_arrive();\n        mark(step, 14);", ""),
-            ("cluster_wait();\n    finish(", "finish("),
+            ("begin(network, shared);\n    barrier_cluster_arrive();", "begin(network, shared);"),
+            ("barrier_cluster_wait();  // for the new W2, W3 and W4", ""),
+            ("barrier_cluster_arrive();\n        stamp(step, 14);", ""),
+            ("barrier_cluster_wait();\n    finish(", "finish("),
         ],
         "a block waits for itself alone": [
-            ("cluster_arrive();\n        cluster_wait();  // for what the examples left", "__syncthreads();")
+            (
+                "barrier_cluster_arrive();\n        barrier_cluster_wait();  // for what the examples left",
+                "__syncthreads();",
+            )
         ],
-        "nobody waits for the images": [("wait_for_copies();\n        __syncthreads();", "__syncthreads();")],
-        "nobody waits for the rates": [("exchange.dz[0], rank);\n    wait_for_copies();", "exchange.dz[0], rank);")],
+        "nobody waits for the images": [("cp_async_wait_all();\n        __syncthreads();", "__syncthreads();")],
+        "nobody waits for the rates": [("exchange.dz[0], rank);\n    cp_async_wait_all();", "exchange.dz[0], rank);")],
     },
 }
 DEADLOCKS = {
     "persistent": ("receive(herald(packets), tag)", "receive(herald(packets), ~tag)"),  # a step that never is
     "cluster": (  # a warp that stands for its block
-        "cluster_arrive();\n    cluster_wait();  // for a1",
-        "if (threadIdx.x < 32) {\n cluster_arrive();\n cluster_wait();\n }\n __syncthreads();",
+        "barrier_cluster_arrive();\n    barrier_cluster_wait();  // for a1",
+        "if (threadIdx.x < 32) {\n barrier_cluster_arrive();\n barrier_cluster_wait();\n }\n __syncthreads();",
     ),
 }
 HALVES = {  # what is left out of the cluster's barrier, and what is said then
-    "cluster_wait();  // for a1": "arrives twice at its cluster's barrier",
-    "cluster_arrive();\n        mark(step, 14);": "waits at its cluster's barrier, where it has not arrived",
+    "barrier_cluster_wait();  // for a1": "arrives twice at its cluster's barrier",
+    "barrier_cluster_arrive();\n        stamp(step, 14);": "waits at its cluster's barrier, where it has not arrived",
 }
 
 
@@ -69,18 +74,18 @@ def folder(tmp_path_factory):
     return found
 
 
-def images(n, sizes=(784, 10)):
+def images(n, model=MLP):
     rng = np.random.default_rng(0)
-    pixels = rng.integers(256, size=(n, sizes[0])) * (rng.random((n, sizes[0])) < 0.2)
-    return Split(pixels.astype(np.uint8), rng.integers(sizes[-1], size=n))
+    pixels = rng.integers(256, size=(n, *model.input)) * (rng.random((n, *model.input)) < 0.2)
+    return Split(pixels.astype(np.uint8), rng.integers(*model.output, size=n))
 
 
-def same_as_float64(engine, batch_size, optimizer, steps=3, **network):
+def same_as_float64(engine, batch_size, optimizer, steps=3, model=MLP, epochs=1):
     """Assert that an engine trains as float64 does; the last batch is short."""
     n = steps * batch_size - batch_size // 3
-    case = images(n + 50, network.get("sizes", (784, 10))), np.arange(n)[::-1] + 50, batch_size, optimizer
-    losses, theta = train(engine, *case, **network)
-    wanted, wanted_theta = train("numpy_baseline", *case, np.float64, **network)
+    case = images(n + 50, model), np.arange(n)[::-1] + 50, batch_size, optimizer
+    losses, theta = train(engine, *case, model=model, epochs=epochs)
+    wanted, wanted_theta = train("numpy_baseline", *case, np.float64, model, epochs)
     assert_allclose(losses, wanted, rtol=2e-5)
     assert distance(theta, wanted_theta) < 2e-5
 
@@ -116,7 +121,7 @@ def test_the_largest_batches_have_one_buffer_for_images(folder):
 @both
 @pytest.mark.parametrize("optimizer", [make("sgd"), make("adam", weight_decay=0.01)], ids=["sgd", "adam"])
 def test_smaller_layers_are_filled_up(name, optimizer, folder):
-    same_as_float64(emulator.engine(name, folder, 1), 32, optimizer, steps=2, sizes=(50, 7, 128, 1, 3), epochs=2)
+    same_as_float64(emulator.engine(name, folder, 1), 32, optimizer, steps=2, model=mlp(50, 7, 128, 1, 3), epochs=2)
 
 
 @needs_compiler
@@ -138,11 +143,11 @@ def test_networks_together_do_what_each_does_alone_to_the_last_bit(kind, folder)
     X, y = map(engine.asarray, images(80))
     orders = engine.asarray(np.stack([np.random.default_rng(seed).permutation(80) for seed in range(3)]))
     optimizers = [kind(network, rate, weight_decay=rate) for network, rate in zip(together, rates, strict=True)]
-    losses = engine.train_together(together, optimizers, X, y, orders, batch_size)
+    losses = engine.Together(together, optimizers, X, y, batch_size).epoch(orders)
     assert losses.shape == (3, 3)
     for i, network in enumerate(alone):
         takes = kind(network, rates[i], weight_decay=rates[i])
-        assert_array_equal(engine.train_epoch(network, takes, X, y, orders[i], batch_size), losses[i])
+        assert_array_equal(engine.Trainer(network, takes, X, y, batch_size).epoch(orders[i]), losses[i])
         assert_array_equal(network.theta, together[i].theta)
 
 
@@ -155,8 +160,8 @@ def test_a_nan_stays_visible(name, place, folder):
     weights, parameters = network.n_weights, len(network.theta)
     places = {"first weight": 0, "last weight": weights - 1, "first bias": weights, "last bias": parameters - 1}
     network.theta[places[place]] = np.nan
-    X, y, order = map(engine.asarray, (*images(50), np.arange(50)))
-    assert np.isnan(engine.train_epoch(network, SGD(network, 0.1), X, y, order, 32)).all()
+    trainer = trainer_of(network, SGD(network, 0.1), *map(engine.asarray, images(50)), 32)
+    assert np.isnan(trainer.epoch(np.arange(50))).all()
 
 
 @needs_compiler
@@ -200,9 +205,14 @@ def test_what_is_no_launch_of_the_kernel_is_an_error(folder):
 
 
 @both
-def test_what_the_emulator_does_not_know_is_named(name):
-    source, signature = kernels.source(name), "void load_matrices(Word (&a)[4], const unsigned char* row)"
-    with pytest.raises(emulator.Changed, match=rf"{name}.cu has no function 'void load_matrices"):
-        emulator.translated(name, source.replace(signature, signature.replace("row", "from")))
+def test_assembly_that_the_emulator_does_not_know_is_named(name):
+    source = kernels.source(name) + 'void wait() { \n    asm volatile("membar.gl;"); }\n'
     with pytest.raises(emulator.Changed, match="does not replace: asm volatile"):
-        emulator.translated(name, source + 'void wait() { \n    asm volatile("membar.gl;"); }\n')
+        emulator.translated(name, source)
+
+
+@needs_compiler
+def test_an_instruction_that_the_emulator_does_not_know_is_named(folder):
+    source = changed("cluster", ("cp_async_wait_all();", "cp_async_commit_group();"))
+    with pytest.raises(emulator.Changed, match="cp_async_commit_group"):
+        emulator.compiled("cluster", folder, source)
