@@ -148,6 +148,33 @@ class Gradient:
                 self.back[i](dz, layer.W.T, self.dz[i - 1])
 
 
+class Evaluation:
+    """The mean loss and the accuracy on X, y, with all products planned ahead. See `protocol.Evaluation`."""
+
+    def __init__(self, network, X, y):
+        self.x, self.y, self.layers = X, y.astype(np.int64, copy=False), linear_layers(network)
+        self.a = [cp.empty((len(X), at.W.shape[1]), network.dtype) for at in self.layers]
+        self.products = [self.plan(i, source) for i, source in enumerate([X, *self.a[:-1]])]
+        self.found = cp.empty((2, len(X)), network.dtype)
+
+    def plan(self, i, x):
+        """Return the function that writes layer i's activations, or its logits without the bias."""
+        at, out = self.layers[i], self.a[i]
+        if i == len(self.a) - 1:
+            return Product(x, at.W, out)
+        try:
+            return Product(x, at.W, out, cublas.RELU_BIAS, at.b)
+        except cublas.Unsupported:
+            return _then(Product(x, at.W, out), lambda: add_bias_relu(out, at.b))
+
+    def __call__(self):
+        for product, at, source, out in zip(self.products, self.layers, [self.x, *self.a[:-1]], self.a, strict=True):
+            product(source, at.W, out)
+        _judge(self.y, out, at.b, out.shape[1], *self.found)
+        sums, n = fetch(self.found.sum(axis=1)), len(self.x)
+        return lambda: tuple(float(total) / n for total in sums()[0])
+
+
 def _then(product, finish):
     """Return a function that does a product and then what has no epilogue."""
 
@@ -189,6 +216,23 @@ def _log(beta):
     return math.log(beta) if beta else -math.inf
 
 
+_judge = cp.ElementwiseKernel(
+    "I label, raw T z, raw T b, int64 classes",
+    "T loss, T right",
+    """
+    const long long row = i * classes;
+    T largest = z[row] + b[0], total = 0;
+    int answer = 0;  // the first of the largest
+    for (int j = 1; j < classes; j++) {
+        const T logit = z[row + j] + b[j];
+        if (logit > largest) largest = logit, answer = j;
+    }
+    for (int j = 0; j < classes; j++) total += exp(z[row + j] + b[j] - largest);
+    loss = log(total) - (z[row + label] + b[label] - largest);
+    right = answer == label;
+    """,
+    "judge",
+)
 _cross_entropy_of_many = cp.ElementwiseKernel(
     "I label, raw T z, int64 n, int64 classes",
     "T loss, raw T dz",

@@ -1,10 +1,11 @@
-"""What an engine exports: functions in groups, of which a module may stop after any, and two names for whole epochs.
+"""What an engine exports: functions in groups, of which a module may stop after any, and names for whole epochs.
 
 In the signatures, `n` is the batch size; arrays have the network's dtype (float32, or float64 for a gradient check),
 labels are integers in `[0, classes)`, images are (n, channels, height, width). Formulas: see `numpy_baseline`. A
 network asks for what its layers need, and refuses in a sentence an engine that lacks one of them.
 
-An engine that is faster with whole epochs than with an operation at a time exports `why_not` and `Trainer`, too.
+An engine that is faster with whole epochs than with an operation at a time exports `why_not` and `Trainer`, too, and
+one that is faster with a whole data set `Evaluation`.
 """
 
 from typing import Any, Protocol, TypeAlias
@@ -160,6 +161,13 @@ class Losses(Protocol):
     def mean_squared_error(self, z: Array, targets: Array) -> tuple[Any, Array]: ...
     def binary_cross_entropy(self, z: Array, targets: Array) -> tuple[Any, Array]: ...
     def hinge(self, z: Array, labels: Array) -> tuple[Any, Array]: ...
+
+
+class Evaluation(Protocol):
+    """Tells what a network is worth on one data set, again and again; is made as `Evaluation(network, X, y)`."""
+
+    def __call__(self) -> Any:
+        """Ask for the mean loss and the accuracy with the parameters of now; return a function that waits for both."""
 
 
 class Trainer(Protocol):

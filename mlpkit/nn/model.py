@@ -67,9 +67,9 @@ class Model:
 
         That is: Linear layers with ReLU between them, and softmax cross-entropy.
         """
-        linear = self.layers[::2]
-        plain = len(self.input) == 1 and self.loss == "softmax_cross_entropy" and len(self.layers) % 2 == 1
-        if plain and all(type(one) is Linear for one in linear) and set(self.layers[1::2]) <= {ReLU()}:
+        linear = [one for one in self.layers[::2] if type(one) is Linear]
+        plain = len(self.input) == 1 and self.loss == "softmax_cross_entropy"
+        if plain and len(self.layers) == 2 * len(linear) - 1 and set(self.layers[1::2]) <= {ReLU()}:
             return (*self.input, *(one.units for one in linear))
         return None
 

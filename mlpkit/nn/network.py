@@ -81,14 +81,15 @@ class Network:
 
     def _build(self, declared):
         """Return the places of the layers, each of which has the places of the layers that it is made of."""
-        arrays = {**self.views(self.theta), **self.model.statistics.views(self.statistics)}
-        arrays |= {_gradient(name): view for name, view in self.views(self.grad).items()}
-        places = {(): Place(None, (), self.engine, self.mode, {}, [], False)}
+        places = {(): Place(None, (), self.engine, self.mode, [], False)}
         for path, layer, _, wants_dx in declared:
-            prefix = ".".join(map(str, path)) + "."
-            own = {name[len(prefix) :]: a for name, a in arrays.items() if name.rpartition(".")[0] + "." == prefix}
-            places[path] = Place(layer, path, self.engine, self.mode, own, [], wants_dx)
+            places[path] = Place(layer, path, self.engine, self.mode, [], wants_dx)
             places[path[:-1]].inside.append(places[path])
+        arrays = {**self.views(self.theta), **self.model.statistics.views(self.statistics)}
+        for prefix, views in (("", arrays), ("d", self.views(self.grad))):
+            for name, view in views.items():
+                *path, array = name.split(".")
+                setattr(places[tuple(map(int, path))], prefix + array, view)
         return places[()].inside
 
     def forward(self, x, training=False, step=0):
@@ -234,8 +235,3 @@ def check_vector(what, vector, layout):
     """Raise ValueError unless `vector` has as many numbers as a `Layout` has places."""
     if vector.shape != (layout.size,):
         raise ValueError(f"these {what} have shape {vector.shape}, but the network's have ({layout.size},).")
-
-
-def _gradient(name):
-    path, _, array = name.rpartition(".")
-    return f"{path}.d{array}"

@@ -22,10 +22,9 @@ class Place:
     it is made of. wants_dx: whether there are parameters before it, which need the gradient of its input.
     """
 
-    def __init__(self, layer, path, engine, mode, arrays, inside, wants_dx):
+    def __init__(self, layer, path, engine, mode, inside, wants_dx):
         self.layer, self.path, self.engine, self.mode = layer, path, engine, mode
         self.inside, self.wants_dx = inside, wants_dx
-        vars(self).update(arrays)
 
 
 def forward(places, x):

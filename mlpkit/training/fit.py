@@ -3,15 +3,17 @@
 `fit` never prints and never plots: it returns a `History`, and hands it to `on_epoch` after every epoch.
 
 The inner loop, over an epoch's batches, is a `Trainer`'s: the engine's own where it has one, else a step at a time (see
-`engines.protocol`). A GPU works while the host goes on: so the validation is asked for, and the next epoch's order is
-drawn, before this epoch's losses are waited for. Where nobody wants a word between two epochs, the next one is asked
-for as well: then the GPU never waits for the host.
+`engines.protocol`). A GPU works while the host goes on: so the validation is asked for before this epoch's losses are
+waited for, and a second thread draws the next epoch's order. Where nobody wants a word between two epochs, the next one
+is asked for as well: then the GPU never waits for the host.
 """
 
 import math
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +77,17 @@ def fit(
         run.resume()
     if checkpoints:
         check_writable(run.folder / "last.npz")
-    if validation:
-        validation = network.as_input(validation[0]), validation[1]  # pixels become numbers once
     if len(run.history.epochs) < epochs and not run.out_of_patience(patience):
-        trainer = trainer_of(network, optimizer, X, y, batch_size)
-        try:
-            run.train(trainer, len(y), epochs, patience, validation, on_epoch)
-        except KeyboardInterrupt:
-            run.interrupted(trainer)
-        finally:
-            trainer.close()
+        with ThreadPoolExecutor(1) as drawing:
+            orders = Orders(drawing, len(y), seed, len(run.history.epochs))
+            evaluation = validation and evaluation_of(network, *validation)
+            trainer = trainer_of(network, optimizer, X, y, batch_size)
+            try:
+                run.train(trainer, orders, epochs, patience, evaluation, on_epoch)
+            except KeyboardInterrupt:
+                run.interrupted(trainer)
+            finally:
+                trainer.close()
     return run.history
 
 
@@ -106,13 +109,38 @@ def trainer_of(network, optimizer, X, y, batch_size):
     return kind(network, optimizer, X, y, batch_size)
 
 
+def evaluation_of(network, X, y):
+    """Return what asks for the loss and the accuracy on X, y: the engine's `Evaluation`, or one operation by operation.
+
+    X, y: the engine's arrays.
+    """
+    X = network.as_input(X)  # pixels become numbers once
+    kind = getattr(network.engine, "Evaluation", None)
+    return kind(network, X, y) if kind else partial(network.ask_evaluation, X, y)
+
+
+class Orders:
+    """The order of the examples in one epoch after another, each drawn by a second thread before it is asked for."""
+
+    def __init__(self, drawing, n, seed, epoch):
+        self.draw = partial(drawing.submit, epoch_order, n, seed)
+        self.epoch, self.drawn = epoch, self.draw(epoch)
+
+    def next(self, last):
+        """Return an epoch's order (n,), and let the next one be drawn unless this is the last."""
+        order = self.drawn.result()
+        self.epoch += 1
+        self.drawn = order if last else self.draw(self.epoch)
+        return order
+
+
 @dataclass
 class _Asked:
     """What was asked for and need not be there yet: an epoch's last losses, and what the epoch has left.
 
     found: a function that waits for the losses of so many samples, which were taken between two moments, and for
-    whether all parameters are finite. steps: how many the optimizer had counted then. kept: copies of the network's vectors.
-    evaluation: a function that waits for the validation.
+    whether all parameters are finite. steps: how many the optimizer had counted then. kept: copies of the network's
+    vectors. evaluation: a function that waits for the validation.
     """
 
     found: Any
@@ -158,26 +186,23 @@ class _Run:
         for room, vector in zip(self.best, (vector for vector in best if len(vector)), strict=True):
             room[:] = self.engine.asarray(vector)
 
-    def train(self, trainer, n, epochs, patience, validation, on_epoch):
-        """Train until so many epochs are done, or patience runs out. n: of the examples."""
+    def train(self, trainer, orders, epochs, patience, evaluation, on_epoch):
+        """Train until so many epochs are done, or patience runs out."""
         nobody_looks = patience is None and self.folder is None and on_epoch is None
         ahead = int(nobody_looks and not isinstance(trainer, StepByStep))
-        asked, seed, first = deque[_Asked](), self.settings["seed"], len(self.history.epochs)
-        self.first_step = len(self.history.loss)
-        order = epoch_order(n, seed, first)
+        asked, self.first_step = deque[_Asked](), len(self.history.loss)
         with np.errstate(all="ignore"):  # what overflows is reported once, as Diverged
-            for epoch in range(first, epochs):
-                asked.append(self.ask(trainer, order, validation, [each.kept for each in asked]))
-                if epoch + 1 < epochs:  # a GPU is at work; meanwhile:
-                    order = epoch_order(n, seed, epoch + 1)
-                while len(asked) > (ahead if epoch + 1 < epochs else 0):
+            for epoch in range(len(self.history.epochs), epochs):
+                is_last = epoch + 1 == epochs
+                asked.append(self.ask(trainer, orders.next(is_last), evaluation, [each.kept for each in asked]))
+                while len(asked) > (0 if is_last else ahead):
                     self.close_epoch(asked.popleft())
                     if on_epoch:
                         on_epoch(self.history)
                 if self.out_of_patience(patience):
                     return
 
-    def ask(self, trainer, order, validation, in_use):
+    def ask(self, trainer, order, evaluation, in_use):
         """Ask for an epoch, for copies of what it leaves, whether that is finite, and what it is worth."""
         batch_size = self.settings["batch_size"]
         for part, is_last in parts_of(order, trainer, batch_size):
@@ -191,8 +216,7 @@ class _Run:
         for copy, vector in zip(kept, self.vectors(), strict=True):
             copy[:] = vector
         found = self.engine.fetch(losses, self.engine.all_finite(self.network.theta))
-        evaluation = self.network.ask_evaluation(*validation) if validation else None
-        return _Asked(found, len(part), moments, steps, kept, evaluation)
+        return _Asked(found, len(part), moments, steps, kept, evaluation and evaluation())
 
     def look(self, losses, samples, moments, steps):
         """Record some steps: see `_Asked`. Raises Diverged at the first loss that is not finite."""

@@ -19,6 +19,7 @@ WORKSPACE = 32 << 20  # bytes: what cuBLAS's documentation recommends for Hopper
 
 # What is done besides the product a b. The vector has a number for each column of b, the mask a bit for each result.
 PLAIN = 1
+RELU_BIAS = 6  # add the vector, take the ReLU
 RELU_AUX_BIAS = 134  # add the vector, take the ReLU, and write into the mask what was not below 0
 DRELU = 136  # where the mask has 0, the result is 0
 BGRADA = 256  # write the sums of b's columns into the vector
