@@ -36,9 +36,9 @@ def to_numpy(array):
 
 def fetch(*arrays):
     """Copy to pinned memory, which the GPU does by itself when it comes to that."""
-    arrays = [cp.stack(array) if isinstance(array, list) else array for array in arrays]
-    hosts, done = [cupyx.empty_pinned(array.shape, array.dtype) for array in arrays], cp.cuda.Event()
-    for array, host in zip(arrays, hosts, strict=True):
+    there = [cp.stack(array) if isinstance(array, list) else array for array in arrays]
+    hosts, done = [cupyx.empty_pinned(array.shape, array.dtype) for array in there], cp.cuda.Event()
+    for array, host in zip(there, hosts, strict=True):
         array.get(out=host, blocking=False)
     done.record()
 

@@ -81,7 +81,7 @@ class Network:
 
     def _build(self, declared):
         """Return the places of the layers, each of which has the places of the layers that it is made of."""
-        places = {(): Place(None, (), self.engine, self.mode, [], False)}
+        places: dict[tuple[int, ...], Place] = {(): Place(None, (), self.engine, self.mode, [], False)}
         for path, layer, _, wants_dx in declared:
             places[path] = Place(layer, path, self.engine, self.mode, [], wants_dx)
             places[path[:-1]].inside.append(places[path])

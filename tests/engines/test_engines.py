@@ -315,6 +315,36 @@ class TestArrays:
         engine.synchronize()
         assert_allclose(engine.to_numpy(losses), [np.log(3)] * 3, rtol=1e-6)
 
+    def test_what_is_fetched_comes_as_it_was_when_it_was_asked_for(self, name):
+        engine = engines.load(name)
+        losses, finite = engine.asarray(np.ones(3, np.float32)), engine.all_finite(engine.asarray(np.ones(2)))
+        wait = engine.fetch(losses, finite, [losses[0], losses[1]])
+        found = wait()
+        assert isinstance(found, list)
+        assert_array_equal(found[0], [1, 1, 1])
+        assert bool(found[1])
+        assert_array_equal(found[2], [1, 1])
+
+    def test_all_finite_finds_what_is_not(self, name):
+        engine = engines.load(name)
+        for value, wanted in [(1.0, True), (np.nan, False), (np.inf, False), (-np.inf, False), (3e38, True)]:
+            array = engine.asarray(np.array([3e38, value, 3e38], np.float32))
+            assert bool(engine.all_finite(array)) == wanted, value
+
+    def test_pixels_become_numbers_from_zero_to_one(self, name):
+        engine = engines.load(name)
+        pixels = np.arange(256, dtype=np.uint8).reshape(16, 1, 4, 4)
+        for dtype in FLOATS:
+            scaled = engine.scale(engine.asarray(pixels), np.dtype(dtype))
+            assert scaled.dtype == dtype
+            assert_array_equal(engine.to_numpy(scaled), pixels / dtype(255))
+
+    def test_time_goes_on_between_two_moments(self, name):
+        engine = engines.load(name)
+        begin, end = engine.now(), engine.now()
+        engine.synchronize()
+        assert 0 <= engine.elapsed(begin, end) < 60
+
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("optimizer", BY_NAME)

@@ -508,23 +508,22 @@ def test_a_divergence_within_an_engines_epoch_is_named_and_undone(asked):
     assert_array_equal(network.theta, theta_after(1))
 
 
-class Asynchronous(Epochs):
-    """Hands out losses that are there only once somebody asks for them, as a GPU does."""
-
-    def epoch(self, order):
-        return Pending(super().epoch(order))
+ONE = ["epoch", "validation asked for", "order", "losses", "validation"]
+LAST = [event for event in ONE if event != "order"]
+AHEAD = ["epoch", "validation asked for", "order", *ONE, *LAST, "losses", "validation"]
 
 
-class Pending(list):
-    """Losses that a GPU is still at work on."""
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [(dict(on_epoch=lambda history: None), [*ONE, *ONE, *LAST]), (dict(patience=9), [*ONE, *ONE, *LAST]), ({}, AHEAD)],
+    ids=["somebody looks", "somebody may stop it", "nobody looks"],
+)
+def test_a_trainer_is_at_work_while_the_host_is(options, wanted, asked, monkeypatch):
+    """The validation is asked for and the next order drawn, at best the next epoch asked for, before losses count."""
 
-
-def test_the_next_epochs_order_is_drawn_while_a_trainer_is_at_work(asked, monkeypatch):
-    """And the validation is asked for; only then are the losses waited for, and then what the validation found."""
-
-    def to_numpy(array):
-        asked.extend(["losses"] * isinstance(array, Pending))
-        return numpy_baseline.to_numpy(array)
+    def fetch(*arrays):
+        wait = numpy_baseline.fetch(*arrays)
+        return lambda: asked.append("losses") or wait()
 
     def ask_evaluation(*data):
         asked.append("validation asked for")
@@ -534,14 +533,30 @@ def test_the_next_epochs_order_is_drawn_while_a_trainer_is_at_work(asked, monkey
         asked.append("order")
         return epoch_order(*arguments)
 
-    network, optimizer = new(engine=engine_like(Trainer=Asynchronous, to_numpy=to_numpy))
+    network, optimizer = new(engine=engine_like(Trainer=Epochs, fetch=fetch))
     network.ask_evaluation = ask_evaluation
     monkeypatch.setattr(fitting, "epoch_order", order)
-    run(network, optimizer, epochs=2)
+    history = run(network, optimizer, **options)
     events = [event if isinstance(event, str) else "epoch" for event in asked]
-    one = ["epoch", "validation asked for", "order", "losses", "validation"]
-    last = ["epoch", "validation asked for", "losses", "validation"]
-    assert events == ["made", "order", *one, *last, "closed"]
+    assert events == ["made", "order", *wanted, "closed"]
+    assert history.loss == run(*new()).loss
+
+
+@pytest.mark.parametrize(("options", "epochs"), [(dict(on_epoch=lambda history: None), 3), ({}, 2)])
+def test_ctrl_c_amid_an_engines_epoch_leaves_the_last_one_in_the_history(options, epochs, asked):
+    class Interrupted(Epochs):
+        def epoch(self, order):
+            if len(asked) == 4:
+                super().epoch(order[:16])
+                raise KeyboardInterrupt
+            return super().epoch(order)
+
+    network, optimizer = new("sgd", Explosive(None), engine=engine_like(Trainer=Interrupted))
+    history = run(network, optimizer, epochs=9, **options)
+    assert (history.stopped, len(history.epochs)) == ("interrupted", epochs)
+    assert len(history.loss) == len(history.seconds) == len(history.samples) == epochs * STEPS
+    assert_array_equal(network.theta, theta_after(epochs))
+    assert asked[-1] == "closed"
 
 
 @given(n=st.integers(1, 200), batch_size=st.integers(1, 60), paces=st.lists(st.floats(1e-5, 0.1), min_size=1))
