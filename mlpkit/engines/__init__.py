@@ -67,7 +67,8 @@ def load(name: str) -> Engine:
     says so by raising ImportError as it is imported, as `gpu.require()` does where CuPy finds no GPU. What else is
     raised there is its reason too.
     """
-    if f"{__name__}.{name}" not in sys.modules and name not in names():
+    is_loaded = "_" in name and f"{__name__}.{name}" in sys.modules  # known without a look into the folder
+    if not is_loaded and name not in names():
         raise ValueError(f"there is no engine {name!r}; the engines are {', '.join(names())}.")
     try:
         return cast(Engine, import_module(f"{__name__}.{name}"))

@@ -1,0 +1,78 @@
+"""The folder is the list of engines: a file in it is found, named, labelled and loaded, and nobody keeps a list."""
+
+import sys
+
+import pytest
+from shared import one_sentence
+
+from mlpkit import engines
+
+
+def test_engines_come_by_library_in_the_order_of_the_chapters():
+    names = engines.names()
+    libraries = [engines.library(name) for name in names]
+    assert list(dict.fromkeys(libraries)) == ["numpy", "python", "numba", "cupy", "cuda"]
+    assert libraries == sorted(libraries, key=engines.LIBRARIES.index)
+    for library in engines.LIBRARIES:
+        same = [name for name in names if engines.library(name) == library]
+        assert same == sorted(same)
+    assert names[0] == engines.BASELINE
+    assert not {"protocol", "stepping", "loops", "cuda"} & set(names)
+
+
+def test_what_an_engine_stands_on_is_in_its_name():
+    assert [name for name in engines.names() if engines.interpreted(name)] == ["python_lists", "python_loops"]
+    on_gpu = [name for name in engines.names() if engines.on_gpu(name)]
+    assert {engines.library(name) for name in on_gpu} == {"cupy", "cuda"}
+
+
+def test_every_engine_has_a_label_of_its_own():
+    labels = [engines.label(name) for name in engines.names()]
+    assert len(set(labels)) == len(labels)
+    for label in labels:
+        assert 0 < len(label) <= 60
+        assert not set("\n.:") & set(label)
+    assert engines.label("numba_parallel") == "Numba loops, parallel"
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """Return a folder whose files are engines too."""
+    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("mlpkit.engines."):
+            del sys.modules[name]
+            vars(engines).pop(name.rpartition(".")[2], None)
+
+
+def test_an_engine_in_the_folder_is_found(folder):
+    (folder / "numpy_abacus.py").write_text('"""NumPy, on beads: as it was.\n"""\n\nfrom .numpy_baseline import *\n')
+    (folder / "tpu_clouds.py").write_text('"""A library that nobody knows"""\n')
+    (folder / "plain.py").write_text("raise AssertionError('this is no engine')\n")
+    (folder / "not_an_engine").mkdir()
+    (folder / "not_an_engine" / "__init__.py").write_text("")
+    names = engines.names()
+    assert names[:2] == ("numpy_abacus", "numpy_baseline")
+    assert names[-1] == "tpu_clouds"
+    assert not {"plain", "not_an_engine"} & set(names)
+    assert engines.label("numpy_abacus") == "NumPy, on beads"
+    assert engines.label("tpu_clouds") == "A library that nobody knows"
+    assert engines.load("numpy_abacus").relu is engines.load("numpy_baseline").relu
+    assert "numpy_abacus" not in engines.LIBRARIES
+
+
+def test_a_label_is_read_without_running_the_engine(folder):
+    (folder / "cuda_boom.py").write_text('"""CUDA, boom: never run."""\n\nraise AssertionError("it was run")\n')
+    assert engines.label("cuda_boom") == "CUDA, boom"
+    (folder / "numpy_bare.py").write_text("x = 3\n")
+    assert engines.label("numpy_bare") == "numpy_bare"
+    assert engines.label("numpy_nowhere") == "numpy nowhere"
+
+
+def test_a_name_that_no_file_has_is_refused():
+    for name in ("numpi", "protocol", "stepping", "loops", "numpy_baseline.relu", "..checks", ""):
+        with pytest.raises(ValueError, match="there is no engine") as caught:
+            engines.load(name)
+        one_sentence(caught.value, *engines.names())
