@@ -3,15 +3,14 @@
 `fit` never prints and never plots: it returns a `History`, and hands it to `on_epoch` after every epoch.
 
 The inner loop, over an epoch's batches, is a `Trainer`'s: the engine's own where it has one, else a step at a time (see
-`engines.protocol`). A GPU works while the host goes on: so the validation is asked for before this epoch's losses are
-waited for, and a second thread draws the next epoch's order. Where nobody wants a word between two epochs, the next one
-is asked for as well: then the GPU never waits for the host.
+`engines.protocol`). A GPU works while the host goes on: so the validation is asked for, and the next epoch's order is
+drawn, before this epoch's losses are waited for. Where nobody wants a word between two epochs, the next one is asked
+for as well: then the GPU never waits for the host.
 """
 
 import math
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -78,16 +77,13 @@ def fit(
     if checkpoints:
         check_writable(run.folder / "last.npz")
     if len(run.history.epochs) < epochs and not run.out_of_patience(patience):
-        with ThreadPoolExecutor(1) as drawing:
-            orders = Orders(drawing, len(y), seed, len(run.history.epochs))
-            evaluation = validation and evaluation_of(network, *validation)
-            trainer = trainer_of(network, optimizer, X, y, batch_size)
-            try:
-                run.train(trainer, orders, epochs, patience, evaluation, on_epoch)
-            except KeyboardInterrupt:
-                run.interrupted(trainer)
-            finally:
-                trainer.close()
+        trainer = trainer_of(network, optimizer, X, y, batch_size)
+        try:
+            run.train(trainer, len(y), epochs, patience, validation, on_epoch)
+        except KeyboardInterrupt:
+            run.interrupted(trainer)
+        finally:
+            trainer.close()
     return run.history
 
 
@@ -119,21 +115,6 @@ def evaluation_of(network, X, y):
     return kind(network, X, y) if kind else partial(network.ask_evaluation, X, y)
 
 
-class Orders:
-    """The order of the examples in one epoch after another, each drawn by a second thread before it is asked for."""
-
-    def __init__(self, drawing, n, seed, epoch):
-        self.draw = partial(drawing.submit, epoch_order, n, seed)
-        self.epoch, self.drawn = epoch, self.draw(epoch)
-
-    def next(self, last):
-        """Return an epoch's order (n,), and let the next one be drawn unless this is the last."""
-        order = self.drawn.result()
-        self.epoch += 1
-        self.drawn = order if last else self.draw(self.epoch)
-        return order
-
-
 @dataclass
 class _Asked:
     """What was asked for and need not be there yet: an epoch's last losses, and what the epoch has left.
@@ -148,7 +129,7 @@ class _Asked:
     moments: tuple[Any, Any]
     steps: int
     kept: list[Any]
-    evaluation: Any
+    evaluation: Any = None
 
 
 class _Run:
@@ -186,24 +167,30 @@ class _Run:
         for room, vector in zip(self.best, (vector for vector in best if len(vector)), strict=True):
             room[:] = self.engine.asarray(vector)
 
-    def train(self, trainer, orders, epochs, patience, evaluation, on_epoch):
-        """Train until so many epochs are done, or patience runs out."""
+    def train(self, trainer, n, epochs, patience, validation, on_epoch):
+        """Train until so many epochs are done, or patience runs out. n: of the examples."""
         nobody_looks = patience is None and self.folder is None and on_epoch is None
         ahead = int(nobody_looks and not isinstance(trainer, StepByStep))
-        asked, self.first_step = deque[_Asked](), len(self.history.loss)
+        asked, evaluate, seed = deque[_Asked](), None, self.settings["seed"]
+        self.first_step, first = len(self.history.loss), len(self.history.epochs)
+        order = epoch_order(n, seed, first)
         with np.errstate(all="ignore"):  # what overflows is reported once, as Diverged
-            for epoch in range(len(self.history.epochs), epochs):
-                is_last = epoch + 1 == epochs
-                asked.append(self.ask(trainer, orders.next(is_last), evaluation, [each.kept for each in asked]))
-                while len(asked) > (0 if is_last else ahead):
+            for epoch in range(first, epochs):
+                asked.append(self.ask(trainer, order, [each.kept for each in asked]))
+                if validation:  # a GPU is at work; meanwhile:
+                    evaluate = evaluate or evaluation_of(self.network, *validation)
+                    asked[-1].evaluation = evaluate()
+                if epoch + 1 < epochs:
+                    order = epoch_order(n, seed, epoch + 1)
+                while len(asked) > (ahead if epoch + 1 < epochs else 0):
                     self.close_epoch(asked.popleft())
                     if on_epoch:
                         on_epoch(self.history)
                 if self.out_of_patience(patience):
                     return
 
-    def ask(self, trainer, order, evaluation, in_use):
-        """Ask for an epoch, for copies of what it leaves, whether that is finite, and what it is worth."""
+    def ask(self, trainer, order, in_use):
+        """Ask for an epoch, for copies of what it leaves, and whether that is finite."""
         batch_size = self.settings["batch_size"]
         for part, is_last in parts_of(order, trainer, batch_size):
             begin = self.engine.now()
@@ -216,7 +203,7 @@ class _Run:
         for copy, vector in zip(kept, self.vectors(), strict=True):
             copy[:] = vector
         found = self.engine.fetch(losses, self.engine.all_finite(self.network.theta))
-        return _Asked(found, len(part), moments, steps, kept, evaluation and evaluation())
+        return _Asked(found, len(part), moments, steps, kept)
 
     def look(self, losses, samples, moments, steps):
         """Record some steps: see `_Asked`. Raises Diverged at the first loss that is not finite."""

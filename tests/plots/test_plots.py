@@ -10,7 +10,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib import image
-from shared import SIZES, blobs
+from shared import SMALL, blobs
 
 from mlpkit import plots
 from mlpkit.nn.network import Network
@@ -68,7 +68,9 @@ def test_a_figure_can_be_drawn_and_its_axes_are_labelled(draw):
 
 def test_every_kind_of_figure_is_tested_here():
     tools = {"picture", "picture_width", "png", "axes", "smooth", "images"}
-    functions = {n for n, f in vars(plots).items() if getattr(f, "__module__", "") == plots.__name__ and n[0] != "_"}
+    functions = {
+        n for n, f in vars(plots).items() if getattr(f, "__module__", "").startswith(plots.__name__) and n[0] != "_"
+    }
     kinds = {name for name in functions - tools if not isinstance(getattr(plots, name), type)}
     assert kinds == {name.split(",")[0].split(" with")[0].split(" of")[0].replace(" ", "_") for name in FIGURES}
 
@@ -276,7 +278,7 @@ def test_live_training_updates_one_display_an_epoch(monkeypatch):
         return Handle()
 
     monkeypatch.setattr(widgets, "display", display)
-    network = Network(sizes=SIZES)
+    network = Network(model=SMALL)
     fit(network, SGD(network, 0.1), blobs(), blobs(), epochs=3, on_epoch=widgets.LiveTraining("the loss falls"))
     assert [how for how, _ in shown] == ["display", "update", "update"]
     assert {picture.alt for _, picture in shown} == {"the loss falls"}
