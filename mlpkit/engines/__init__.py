@@ -91,10 +91,3 @@ def _why_unavailable(name: str) -> str | None:
     except EngineUnavailable as error:
         return str(error)
     return None
-
-
-# until every room asks for `names`
-INTERPRETED = tuple(filter(interpreted, names()))
-NUMBA = tuple(name for name in names() if library(name) == "numba")
-ON_GPU = tuple(filter(on_gpu, names()))
-NAMES = names()
