@@ -12,18 +12,30 @@ from mlpkit.engines import numba_hybrid, numpy_baseline
 api = pytest.importorskip("mypy.api", reason="mypy is not installed")
 FOLDER = Path(engines.__file__).parent
 BASELINE, HYBRID = map(inspect.getsource, (numpy_baseline, numba_hybrid))
-TRAINS_EPOCHS = [name for name in engines.names() if "\nclass Trainer" in (FOLDER / f"{name}.py").read_text("utf-8")]
+
+
+def with_class(name):
+    """Return the names of the engines whose modules define a class of that name."""
+    return [engine for engine in engines.names() if f"\nclass {name}" in (FOLDER / f"{engine}.py").read_text("utf-8")]
+
+
+TRAINS_EPOCHS = with_class("Trainer")
 
 OFFER = """
 from typing import Any, Protocol
 
 from mlpkit.engines import Engine
+from mlpkit.engines.protocol import Evaluation as AnyEvaluation
 from mlpkit.engines.protocol import Trainer as AnyTrainer
 
 
 class TrainsEpochs(Engine, Protocol):
     def why_not(self, model: Any, optimizer: Any, batch_size: int) -> str | None: ...
     def Trainer(self, network: Any, optimizer: Any, X: Any, y: Any, batch_size: int) -> AnyTrainer: ...
+
+
+class Judges(Engine, Protocol):
+    def Evaluation(self, network: Any, X: Any, y: Any) -> AnyEvaluation: ...
 
 
 """
@@ -73,6 +85,11 @@ def test_every_engine_in_the_folder_is_one(mypy):
 def test_every_engine_that_trains_epochs_can_be_asked_why_not(mypy):
     assert {"numba_hybrid", "numba_step", "cuda_persistent"} <= set(TRAINS_EPOCHS)
     lines = [offer(f"mlpkit.engines.{name}", "TrainsEpochs", i) for i, name in enumerate(TRAINS_EPOCHS)]
+    assert "Success" in (report := mypy(offering=OFFER + "".join(lines))), report
+
+
+def test_every_engine_that_evaluates_is_made_as_all_are(mypy):
+    lines = [offer(f"mlpkit.engines.{name}", "Judges", i) for i, name in enumerate(with_class("Evaluation"))]
     assert "Success" in (report := mypy(offering=OFFER + "".join(lines))), report
 
 

@@ -8,6 +8,7 @@ import sys
 import types
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -540,6 +541,30 @@ def test_a_trainer_is_at_work_while_the_host_is(options, wanted, asked, monkeypa
     events = [event if isinstance(event, str) else "epoch" for event in asked]
     assert events == ["made", "order", *wanted, "closed"]
     assert history.loss == run(*new()).loss
+
+
+def test_an_engines_own_evaluation_is_made_once_and_asked_after_every_epoch():
+    asked = []
+
+    class Evaluation:
+        def __init__(self, network, X, y):
+            asked.append((network, X.dtype, X.shape, y.shape))
+            self.ask = partial(network.ask_evaluation, X, y)
+
+        def __call__(self):
+            asked.append("asked")
+            return self.ask()
+
+    network, optimizer = new(engine=engine_like(Evaluation=Evaluation))
+    pixels = (10 * VALIDATION.X).clip(0, 255).astype(np.uint8), VALIDATION.y
+    history = run(network, optimizer, pixels)
+    assert asked == [(network, np.float32, (20, 6), (20,)), "asked", "asked", "asked"]
+    assert [vars(e) | {"seconds": 0} for e in history.epochs] == [
+        vars(e) | {"seconds": 0} for e in run(*new(), pixels).epochs
+    ]
+    asked.clear()
+    run(*new(engine=engine_like(Evaluation=Evaluation)), validation=None)
+    assert asked == []
 
 
 @pytest.mark.parametrize(("options", "epochs"), [(dict(on_epoch=lambda history: None), 3), ({}, 2)])
