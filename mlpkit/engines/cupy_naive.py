@@ -26,6 +26,9 @@ _names |= {
 globals().update({name: _names[name] for name in vars(numpy_baseline) if isinstance(_names[name], FunctionType)})
 
 
+_fetching = cp.cuda.Stream(non_blocking=True)
+
+
 def asarray(array, dtype=None):
     return cp.ascontiguousarray(cp.asarray(array), dtype)
 
@@ -35,15 +38,17 @@ def to_numpy(array):
 
 
 def fetch(*arrays):
-    """Copy to pinned memory, which the GPU does by itself when it comes to that."""
+    """Copy to pinned memory, on a stream of its own: what is asked for next need not wait for the copies."""
     there = [cp.stack(array) if isinstance(array, list) else array for array in arrays]
-    hosts, done = [cupyx.empty_pinned(array.shape, array.dtype) for array in there], cp.cuda.Event()
+    hosts = [cupyx.empty_pinned(array.shape, array.dtype) for array in there]
+    _fetching.wait_event(cp.cuda.get_current_stream().record())
     for array, host in zip(there, hosts, strict=True):
-        array.get(out=host, blocking=False)
-    done.record()
+        array.get(_fetching, out=host, blocking=False)
+    done = _fetching.record()
 
     def wait():
         done.synchronize()
+        there.clear()  # until now nobody else may have their memory
         return hosts
 
     return wait

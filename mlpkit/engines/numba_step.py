@@ -46,6 +46,8 @@ class Trainer(StepByStep):
 
     def step(self, x, labels):
         network, n, threads = self.network, len(x), get_num_threads()
+        if n > self.batch_size or x.shape[1:] != self.sizes[:1]:  # compiled loops would read beyond their arrays
+            raise ValueError(f"a batch here has at most {self.batch_size} rows of {self.sizes[0]}, not {x.shape}.")
         check_labels(labels, n, self.sizes[-1])
         activations = (*(a[:n] for a in self.activations), self.nothing)
         gradients, losses = tuple(dz[:n] for dz in self.gradients), np.empty(min(threads, n))

@@ -66,9 +66,9 @@ class MaxPool(Layer):
     operations = ("max_pool", "max_pool_backward")
 
     def __post_init__(self):
-        check_count(f"the size of a {type(self).__name__}", self.size)
+        check_count(f"the size of {type(self).__name__}'s windows", self.size)
         if self.stride is not None:
-            check_count(f"the stride of a {type(self).__name__}", self.stride)
+            check_count(f"the stride of {type(self).__name__}'s windows", self.stride)
 
     def output(self, shape):
         return (*shape[:1], *windows(shape, self.size, self.stride or self.size))

@@ -8,6 +8,8 @@ from math import prod
 
 import numpy as np
 
+from .layout import Layout
+
 
 def fans(shape):
     """Return how many numbers each output is a sum over, and each input goes into, for weights of a shape.
@@ -40,20 +42,24 @@ def xavier(rng, shape):
 RULES = {"he": he, "xavier": xavier}
 
 
-@lru_cache(maxsize=8)
-def start(model, seed, init):
-    """Return the vectors that a network of a `Model` begins with: (parameters, statistics), float64, to be copied.
+def start(layout, ones, seed, init):
+    """Return a vector (layout.size,) float64 to begin with: weights by the rule `init`, 1 where `ones` says so, else 0.
 
-    Weights are drawn by the rule `init`, as they are declared; what the model's `ones` names is 1; the rest is 0. The
-    last ones are remembered, as several engines begin with the same: to draw takes the time of hundreds of steps.
+    layout: a `Layout`. ones: names of arrays. seed: of the generator, which draws the weights as they are declared. The
+    vector can't be written to: the last ones are remembered, as several engines begin with the same, and to draw takes
+    the time of hundreds of a GPU's steps.
     """
-    rng, vectors = np.random.default_rng(seed), []
-    for layout in (model.layout, model.statistics):
-        vectors.append(np.zeros(layout.size))
-        for name, view in layout.views(vectors[-1]).items():
-            if view.ndim > 1:
-                view[...] = RULES[init](rng, view.shape)
-            elif name in model.ones:
-                view[...] = 1
-        vectors[-1].flags.writeable = False
-    return tuple(vectors)
+    return _drawn(tuple(layout.shapes.items()), frozenset(ones), seed, init)
+
+
+@lru_cache(maxsize=8)
+def _drawn(shapes, ones, seed, init):
+    layout, rng = Layout(shapes), np.random.default_rng(seed)
+    vector = np.zeros(layout.size)
+    for name, view in layout.views(vector).items():
+        if view.ndim > 1:
+            view[...] = RULES[init](rng, view.shape)
+        elif name in ones:
+            view[...] = 1
+    vector.flags.writeable = False
+    return vector

@@ -197,7 +197,7 @@ class Dropout(Layer):
 
     def draw(self, at, shape):
         """Return the step's factors, of a batch's shape and in the network's dtype: 0 or 1 / (1 - rate)."""
-        rng = np.random.default_rng((at.mode.seed, at.mode.step, *at.path))
+        rng = np.random.default_rng((at.mode.seed, at.mode.step, *at.path, 1))  # 1: no other generator's seed
         return ((rng.random(shape, np.float32) >= self.rate) / (1 - self.rate)).astype(at.mode.dtype)
 
     def backward(self, at, dy):

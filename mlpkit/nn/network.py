@@ -55,8 +55,9 @@ class Network:
         check_choice("initialization", init, RULES)
         check_operations(self.engine, model)
         self.mode = Mode(check_count("seed", seed, least=0), self.dtype)
-        first = (self.engine.asarray(vector.astype(self.dtype)) for vector in start(model, int(seed), init))
-        self._theta, self._statistics = first
+        layouts = (model.layout, model.statistics)
+        first = (start(layout, model.ones, int(seed), init).astype(self.dtype) for layout in layouts)
+        self._theta, self._statistics = map(self.engine.asarray, first)
         self._grad = self._theta.copy()  # where theta is
         self._grad[:] = 0
         self.places = self._build(model.places)

@@ -25,8 +25,11 @@ class Residual(Layer):
 
     def output(self, shape):
         out = shape
-        for inner in self.layers:
-            out = inner.output(out)
+        for number, inner in enumerate(self.layers):
+            try:
+                out = inner.output(out)
+            except ValueError as error:
+                raise ValueError(f"its layer {number}, {inner!r}, does not fit: {error}") from None
         if out != shape:
             raise ValueError(f"its layers make {out} of {shape}: a sum needs equal shapes")
         return shape

@@ -64,7 +64,7 @@ def fit(
     Diverged at the first loss that is not finite, or after an epoch that leaves parameters or a validation loss that
     are not; the network then has the parameters from the end of the last good epoch, and the optimizer is spent. Ctrl-C
     ends the run and returns the history so far; a network that was trained in whole epochs then has the parameters from
-    the end of the last one in it.
+    the end of the last one in it, and the optimizer is spent.
     """
     _check_network(network, optimizer)
     _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume)
@@ -140,8 +140,8 @@ class _Run:
         self.folder = folder and Path(folder)
         self.settings = settings
         self.history = History()
-        self.room = [self.copy() for _ in range(4)]  # for what is good, what is best, and two that may become good
-        self.good = self.best = self.room[0]
+        self.good = self.best = self.copy()
+        self.room = [self.good]  # for what is good, what is best, and what may become good
 
     def copy(self):
         """Return copies of the network's vectors, where they are: on the engine."""
@@ -162,8 +162,7 @@ class _Run:
             raise FileNotFoundError(f"there is no checkpoint {path} to resume from.")
         self.history, best = load_checkpoint(path, self.network, self.optimizer, self.settings)
         self.history.stopped = "finished"
-        self.room = [self.copy() for _ in self.room]
-        self.good, self.best = self.room[:2]
+        self.good, self.best = self.room = [self.copy(), self.copy()]
         for room, vector in zip(self.best, (vector for vector in best if len(vector)), strict=True):
             room[:] = self.engine.asarray(vector)
 
@@ -198,12 +197,19 @@ class _Run:
             moments = begin, self.engine.now()
             if not is_last:
                 self.look(self.engine.to_numpy(losses), len(part), moments, steps)
-        in_use = [self.good, self.best, *in_use]
-        kept = next(room for room in self.room if not any(room is used for used in in_use))
-        for copy, vector in zip(kept, self.vectors(), strict=True):
-            copy[:] = vector
-        found = self.engine.fetch(losses, self.engine.all_finite(self.network.theta))
+        kept = self.keep_aside([self.good, self.best, *in_use])
+        found = self.engine.fetch(losses, *map(self.engine.all_finite, self.vectors()))
         return _Asked(found, len(part), moments, steps, kept)
+
+    def keep_aside(self, in_use):
+        """Return copies of the network's vectors, in room that is not in use, or that is made."""
+        for kept in self.room:
+            if not any(kept is used for used in in_use):
+                for copy, vector in zip(kept, self.vectors(), strict=True):
+                    copy[:] = vector
+                return kept
+        self.room.append(self.copy())
+        return self.room[-1]
 
     def look(self, losses, samples, moments, steps):
         """Record some steps: see `_Asked`. Raises Diverged at the first loss that is not finite."""
@@ -236,9 +242,9 @@ class _Run:
 
     def close_epoch(self, asked):
         """Look at an epoch's last losses and at what it has left, record it, and write the checkpoints."""
-        losses, finite = asked.found()
+        losses, *finite = asked.found()
         self.look(losses, asked.samples, asked.moments, asked.steps)
-        if not finite:  # the last step's loss is from before its update
+        if not all(finite):  # the last step's loss is from before its update
             self.diverged("a parameter is no longer finite")
         history, first = self.history, self.first_step
         mean = np.average(history.loss[first:], weights=history.samples[first:])

@@ -113,7 +113,7 @@ def test_the_loss_of_a_batch_is_its_mean_and_changes_no_parameter(call, changes_
 
 
 def test_all_engines_start_from_the_same_numbers():
-    wanted = start(SMALL, 3, "he")[0].astype(np.float32)
+    wanted = start(SMALL.layout, SMALL.ones, 3, "he").astype(np.float32)
     assert_array_equal(Network(model=SMALL, seed=3).theta, wanted)
     assert_array_equal(Network("python_lists", SMALL, seed=3).theta, wanted)
     assert not np.array_equal(Network(model=SMALL, seed=4).theta, wanted)
@@ -121,7 +121,7 @@ def test_all_engines_start_from_the_same_numbers():
 
 @pytest.mark.parametrize(("init", "variance"), [("he", 2 / 400), ("xavier", 2 / 700)])
 def test_first_weights_have_the_variance_of_their_rule_and_biases_are_zero(init, variance):
-    theta, _ = start(mlp(400, 300), 0, init)
+    theta = start(mlp(400, 300).layout, (), 0, init)
     weights, biases = theta[: 400 * 300], theta[400 * 300 :]
     assert weights.var() == pytest.approx(variance, rel=0.02)
     assert abs(weights.mean()) < 1e-3
@@ -129,7 +129,7 @@ def test_first_weights_have_the_variance_of_their_rule_and_biases_are_zero(init,
 
 
 def test_xavier_is_uniform_and_he_is_normal():
-    xavier, he = (start(mlp(400, 300), 0, init)[0][: 400 * 300] for init in ("xavier", "he"))
+    xavier, he = (start(mlp(400, 300).layout, (), 0, init)[: 400 * 300] for init in ("xavier", "he"))
     assert abs(xavier).max() == pytest.approx(np.sqrt(6 / 700), rel=1e-3)
     assert np.mean(abs(he) < he.std()) == pytest.approx(0.6827, abs=0.01)
 
