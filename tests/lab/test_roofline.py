@@ -1,7 +1,7 @@
 """The two rates are what they say, every operation of a step is counted, and a floor is a floor."""
 
-import re
 import os
+import re
 import subprocess
 import sys
 import time
