@@ -36,7 +36,7 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
 test: $(READY)  ## run all tests, the notebooks' stored outputs included
 	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest -n 2 --dist worksteal tests
-	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest --nbval $(NOTEBOOKS)
+	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --nbval $(NOTEBOOKS)
 
 lab: $(READY)  ## open the workbook in JupyterLab
 	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null

@@ -8,6 +8,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import llvmlite.binding
 import numba
 import numpy as np
 import pytest
@@ -47,7 +48,8 @@ def same_machine():
     """Say whether a product is summed here as it was there."""
     here = machine.describe()
     blas = [here["blas"][name] for name in ("name", "version", "kernels")]
-    found = {"cpu": here["cpu"], "blas": blas, "numpy": np.__version__, "numba": numba.__version__}
+    llvm = llvmlite.binding.get_host_cpu_name()  # what Numba compiles for, and NumPy's loops choose by
+    found = {"cpu": here["cpu"], "llvm": llvm, "blas": blas, "numpy": np.__version__, "numba": numba.__version__}
     return found == FIRST["machine"]
 
 

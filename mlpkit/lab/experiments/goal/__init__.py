@@ -4,8 +4,9 @@ A step's time is not yet what a user waits for. So each goal has one recipe, the
 record "goal_recipes", and each engine trains it whole, from several seeds. The record "goal" holds the seconds. The
 test set is read once, when a run is over.
 
-Seconds are those of the steps: the data are on the device already, and validation is not counted. What an engine needs
-to record a graph of steps is. An engine that would take too long is not trained: its seconds are its time of a step,
+Seconds are those of a whole `fit`, from first weights and images where the engine wants them, without validation: its
+checks, the recording of graphs, the order of each epoch. (Records of the first edition have those of the steps.) An
+engine that would take too long is not trained: its seconds are its time of a step,
 times the number of steps, and are called an estimate wherever they are shown.
 """
 
