@@ -106,7 +106,7 @@ class Network:
         """Return the batch `x` in the network's dtype, (n, *model.input): uint8 pixels become numbers from 0 to 1."""
         check_batch(x, self.model.input, self.dtype)
         x = self.engine.scale(x, self.dtype) if x.dtype == np.uint8 else x
-        return x.reshape(len(x), *self.model.input)
+        return x if x.shape[1:] == self.model.input else x.reshape(len(x), *self.model.input)
 
     def forward_backward(self, x, targets, step=0):
         """Return the mean loss of the batch, a scalar of the engine's, and leave its gradient in `grad`.
