@@ -1,9 +1,10 @@
 """An engine is a module that does the arithmetic of training, in one particular way.
 
-Its name says library and approach: `numba_hybrid`. All engines export the same functions, so that two of them can be
-read side by side and swapped without a change anywhere else; `protocol` lists those functions, and the two names with
-which an engine may take whole epochs in a way of its own. `numpy_baseline` defines what each function must compute: the
-tests hold the others to it, operation by operation and over a run of steps.
+Its name says library and approach: `numba_hybrid`. Engines export the same functions, so that two of them can be read
+side by side and swapped without a change anywhere else; `protocol` lists those functions, in groups of which the first
+three are everybody's, and the names with which an engine may do whole epochs in a way of its own. `numpy_baseline`
+defines what each function must compute: the tests hold the others to it, operation by operation and over a run of
+steps.
 
 This folder is the list of the engines: a file in it is one. The first words of its docstring, up to a colon, are its
 label.
@@ -19,7 +20,6 @@ from typing import cast
 
 from mlpkit.kernels import gpu
 
-from .protocol import Array as Array
 from .protocol import Engine as Engine
 
 BASELINE = "numpy_baseline"

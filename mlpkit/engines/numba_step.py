@@ -1,7 +1,7 @@
 """Numba, a whole step: a few calls of compiled code, each shared out among all cores, with the products of `gemm`.
 
-Of the batch, each core has a share; of the gradient and its update, each has a part: see `loops.step`. It may be
-for one Python thread at a time only: see `numba_parallel`.
+Of the batch, each core has a share; of the gradient and its update, each has a part: see `loops.step`. Only one
+Python thread at a time may use it: see `numba_parallel`.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """What an engine exports: functions in groups, of which a module may stop after any, and names for whole epochs.
 
 In the signatures, `n` is the batch size; arrays have the network's dtype (float32, or float64 for a gradient check),
-labels are integers in `[0, classes)`, images are (n, channels, height, width). Formulas: see `numpy_baseline`. A
-network asks for what its layers need, and refuses in a sentence an engine that lacks one of them.
+labels are integers in `[0, classes)`, images are (n, channels, height, width). Shapes and formulas: see
+`numpy_baseline`. A network asks for what its layers need, and refuses in a sentence an engine that lacks one of them.
 
 An engine that is faster with whole epochs than with an operation at a time exports `why_not` and `Trainer`, too, and
 one that is faster with a whole data set `Evaluation`.
@@ -73,7 +73,10 @@ class Dense(Protocol):
 
 
 class Updates(Protocol):
-    """Optimizers: one long vector of parameters at a time, in place."""
+    """Optimizers: one long vector of parameters at a time, in place.
+
+    lr, t: numbers; from an engine that records its steps as a graph, arrays of one number.
+    """
 
     def axpy(self, alpha: float, x: Array, y: Array) -> None:
         """Add `alpha * x` to `y` in place."""

@@ -33,7 +33,7 @@ class StepByStep:
 
 
 def mlps_only(engine, model):
-    """Return None for a plain multilayer perceptron, else the sentence with which an engine refuses: see `protocol`."""
+    """Return None for a plain multilayer perceptron, else the sentence with which `engine`, a name, refuses."""
     if model.sizes():
         return None
     return f"{engine} trains multilayer perceptrons only, with softmax cross-entropy: take another engine."

@@ -2,7 +2,7 @@
 
 A vector register holds several numbers (LANES of them), and one instruction multiplies all of them by those of a second
 register and adds those of a third: a fused multiply-add. `fma` does nothing else, and so shows a core's peak. `tile`
-does as much of a matrix product as the registers hold, and is the heart of `_gemm`.
+does as much of a matrix product as the registers hold, and is the heart of `gemm`.
 
 Both are Numba intrinsics: Python functions that write LLVM's intermediate language for vectors of a given length. LLVM
 turns it into the machine's own instructions, such as those of AVX-512, of AVX2 with FMA, or of NEON.

@@ -6,8 +6,8 @@ test set is read once, when a run is over.
 
 Seconds are those of a whole `fit`, from first weights and images where the engine wants them, without validation: its
 checks, the recording of graphs, the order of each epoch. (Records of the first edition have those of the steps.) An
-engine that would take too long is not trained: its seconds are its time of a step,
-times the number of steps, and are called an estimate wherever they are shown.
+engine that would take too long is not trained: its seconds are its time of a step, times the number of steps, and are
+called an estimate wherever they are shown.
 """
 
 from .measure import GOALS as GOALS
