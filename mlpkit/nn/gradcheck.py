@@ -13,7 +13,8 @@ from mlpkit.checks import check_count
 def numerical_gradient(network, x, labels, indices, h=1e-6):
     """Return the slopes (len(indices),) float64 of the loss at the parameters `theta[indices]`, by central differences.
 
-    x (n, inputs) and labels (n,): the batch. h: how far each parameter is nudged; it is put back.
+    x (n, *model.input), labels: the batch, as for `Network.loss_and_grad`. indices: integers. h: how far each parameter
+    is nudged; it is put back.
     """
     slopes = []
     for i in indices:
@@ -30,8 +31,8 @@ def numerical_gradient(network, x, labels, indices, h=1e-6):
 def gradient_error(network, x, labels, samples=None, seed=0):
     """Return the relative error of `network.grad` against central differences, norm by norm.
 
-    x (n, inputs) float64, labels (n,): the batch. samples: how many parameters to check, drawn at random; all of them
-    where None.
+    x (n, *model.input) float64, labels: the batch, as for `Network.loss_and_grad`. samples: how many parameters to
+    check, drawn at random with `seed`; all of them where None. The network's running statistics stay as they were.
     Raises ValueError unless the network computes in float64.
     """
     if network.dtype != np.float64:
