@@ -19,9 +19,9 @@ class Epoch:
 class History:
     """Three lists with an entry a step (loss, seconds, samples), and `epochs` with an entry an epoch.
 
-    Seconds are measured with the engine synchronized, over about 20 ms of steps at a time, and shared out evenly
-    among these steps. `stopped` says how the run ended: "finished", "early" (patience ran out), "interrupted" or
-    "diverged".
+    Seconds are by the engine's own clock, over a whole epoch where the engine has a `Trainer` of whole epochs, and over
+    about 20 ms of steps at a time where not; they are shared out evenly among these steps. `stopped` says how the run
+    ended: "finished", "early" (patience ran out), "interrupted" or "diverged".
     """
 
     loss: list[float] = field(default_factory=list)

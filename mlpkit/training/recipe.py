@@ -25,8 +25,10 @@ class Recipe:
 
     optimizer: a name from `optim.BY_NAME`. lr: the highest rate. schedule: "constant"; "step", to a tenth after each
     third of the run; "exponential", down to a hundredth at its end; "cosine", down to 0. warmup_epochs: how long the
-    rate rises first; 0.5 is half an epoch. seed: of the first weights, of the order of the examples, and of dropout.
-    model: what is trained, see `nn.models`.
+    rate rises first; 0.5 is half an epoch. init: "he" or "xavier". seed: of the first weights, of the order of the
+    examples, and of dropout. model: what is trained, see `nn.models`. dtype: "float32" or "float64".
+
+    Raises ValueError or TypeError for a name that there is not, or a number out of range.
     """
 
     optimizer: str = "sgd"
@@ -83,7 +85,7 @@ class Recipe:
     def train(self, dataset, engine=BASELINE, **options):
         """Train on `dataset.train`, validate on `dataset.validation`; return the network and the history.
 
-        options: further arguments of `train.fit`.
+        options: further arguments of `fit.fit`. Raises what `Network` and `fit.fit` raise.
         """
         network = self.make_network(engine)
         optimizer = self.make_optimizer(network, len(dataset.train.y))
