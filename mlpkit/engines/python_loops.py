@@ -2,7 +2,7 @@
 
 Each function computes what its namesake in `numpy_baseline` or in NumPy does, where it has one. Only ideas are used
 that a compiler for numerical Python understands (scalars, indexing, `range`), so that they can be compiled as they
-stand: this gives the engines `numba_serial`, `numba_parallel` and `numba_fastmath`.
+stand: this gives the engines `numba_serial`, `numba_parallel`, `numba_fastmath` and `numba_blocked`.
 """
 
 import math

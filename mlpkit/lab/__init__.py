@@ -1,0 +1,1 @@
+"""The laboratory: whatever measures, the records that it makes, and what the chapters read from them."""

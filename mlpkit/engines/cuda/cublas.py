@@ -38,10 +38,11 @@ class Unsupported(ValueError):
 
 
 class Product:
-    """The product of a (n, k) and b (k, m) into out (n, m), all contiguous, or, a and b, transposes of such arrays.
+    """The product of a (n, k) and b (k, m) into out (n, m): a and b contiguous, or transposes of such arrays.
 
-    vector (m,) and mask (see `mask`) are for the epilogues that need them. Raises Unsupported where cuBLAS has no
-    kernel: not every type has every epilogue. Call it with arrays of the same shapes.
+    out is contiguous, and all are of one type, float32 or float64. vector (m,) and mask (see `mask`) are for the
+    epilogues that need them. Raises Unsupported where cuBLAS has no kernel, as not every type has every epilogue, and
+    ValueError for matrices that lie otherwise. Call it with arrays of the same shapes.
     """
 
     def __init__(self, a, b, out, epilogue=PLAIN, vector=None, mask=None):
