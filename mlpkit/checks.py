@@ -22,6 +22,18 @@ def check_count(name, value, least=1):
     return count
 
 
+def check_flag(name, value):
+    """Raise TypeError unless `value` is True or False: any other text, "no" too, would count as yes."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, not {value!r}.")
+
+
+def check_array(name, value):
+    """Raise TypeError unless `value` is an array, of any library: a list is none."""
+    if not hasattr(value, "dtype"):
+        raise TypeError(f"{name} must be an array, not {type(value).__name__}: convert them with np.asarray.")
+
+
 def check_positive(name, value):
     """Return `value` as a float. Raises ValueError unless it is finite and above zero."""
     if not 0 < _number(value) < math.inf:
@@ -83,8 +95,9 @@ def check_batch(x, shape, dtype):
     """Check that `x` is (n, *shape), or rows of as many numbers, n at least 1, of the given dtype or uint8.
 
     Cheap, as it runs at every step: no number is looked at. Images are welcome where rows are wanted, but not in
-    another order of axes. Raises ValueError for another shape, TypeError for another dtype.
+    another order of axes. Raises ValueError for another shape, TypeError for another dtype, or for what is no array.
     """
+    check_array("inputs", x)
     row = (prod(shape),)
     found = x.shape[1:] if len(shape) > 1 else (prod(x.shape[1:]),)
     if not x.ndim or found not in (tuple(shape), row) or x.ndim < 2 or not len(x):
@@ -108,6 +121,7 @@ def check_labels(labels, n, classes):
 
     Raises ValueError for another shape or a label out of range, TypeError for labels that are no integers.
     """
+    check_array("labels", labels)
     if labels.shape != (n,):
         raise ValueError(f"labels must have shape ({n},), not {labels.shape}; of one-hot rows take argmax(axis=1).")
     if labels.dtype.kind not in "iu":

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mlpkit.checks import check_count
+from mlpkit.checks import check_count, check_flag
 
 from .layers import Layer
 
@@ -36,6 +36,7 @@ class Conv(Layer):
         for name in ("channels", "size", "stride"):
             check_count(f"the {name} of a Conv layer", getattr(self, name))
         check_count("the padding of a Conv layer", self.padding, least=0)
+        check_flag("the bias of a Conv layer", self.bias)
 
     def output(self, shape):
         return (self.channels, *windows(shape, self.size, self.stride, self.padding))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mlpkit.checks import check_finite, check_labels
+from mlpkit.checks import check_array, check_finite, check_labels
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Loss:
 
     def check(self, targets, n, shape, dtype):
         """Raise ValueError or TypeError unless `targets` are what the outputs (n, *shape) can be compared with."""
+        check_array("targets", targets)
         if targets.shape != (n, *shape):
             raise ValueError(f"targets must have shape {(n, *shape)}, not {targets.shape}.")
         if targets.dtype != dtype:

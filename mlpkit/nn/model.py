@@ -84,7 +84,8 @@ class Model:
             layers = tuple(_read(ast.parse(text, mode="eval").body) for text in found["layers"])
             return cls(tuple(found["input"]), layers, found["loss"])
         except (KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-            raise ValueError(f"this is no model: {type(error).__name__}: {error}.") from error
+            reason = f"{type(error).__name__}: {error}".rstrip(".: ")
+            raise ValueError(f"this is no model: {reason}.") from error
 
     def __str__(self):
         """Return the model in short: 784-128-128-128-10 for a multilayer perceptron."""
@@ -128,11 +129,14 @@ def _read(node):
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         kinds = {kind.__name__: kind for kind in _kinds(Layer)}
         check_choice("layer", node.func.id, kinds)
-        named = {word.arg: _read(word.value) for word in node.keywords if word.arg}
+        named = {str(word.arg): _read(word.value) for word in node.keywords}
         return kinds[node.func.id](*map(_read, node.args), **named)
     if isinstance(node, ast.Tuple):
         return tuple(map(_read, node.elts))
-    return ast.literal_eval(node)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ValueError(f"{ast.unparse(node)!r} is no layer, and no number of one, as in Linear(10).") from None
 
 
 def _kinds(kind):

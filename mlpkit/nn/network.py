@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from mlpkit import engines
-from mlpkit.checks import check_batch, check_choice, check_count, check_dtype, check_finite
+from mlpkit.checks import check_array, check_batch, check_choice, check_count, check_dtype, check_finite
 from mlpkit.files import load_npz, save_npz
 
 from .initialize import RULES, start
@@ -177,7 +177,7 @@ class Network:
         return LOSSES[self.model.loss].answers(self.engine, z)
 
     def _batches(self, array, batch_size):
-        widest = max(prod(shape) for _, _, shape, _ in self.model.places)
+        widest = max(map(prod, (self.model.input, *(shape for _, _, shape, _ in self.model.places))))
         rows = max(1, ROOM // (widest * self.dtype.itemsize)) if batch_size is None else batch_size
         check_count("batch_size", rows)
         array = self.engine.asarray(array)
@@ -209,7 +209,7 @@ class Network:
             check_vector("statistics", statistics, model.statistics)
             for name, vector in (("parameters", theta), ("statistics", statistics)):
                 check_finite(name, vector)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} holds no network: {error}") from error
         network = cls(engine, model, dtype=dtype)
         network.set_theta(theta)
@@ -225,7 +225,9 @@ def check_model(model):
 
 
 def check_operations(engine, model):
-    """Raise ValueError where an engine lacks an operation that a model needs."""
+    """Raise ValueError where an engine lacks an operation that a model needs, TypeError for what is no engine."""
+    if not hasattr(engine, "__name__"):
+        raise TypeError(f"engine must be a name, such as {engines.BASELINE!r}, or an engine's module, not {engine!r}.")
     missing = [name for name in model.operations if not hasattr(engine, name)]
     if missing:
         name = engine.__name__.rpartition(".")[2]
@@ -234,5 +236,6 @@ def check_operations(engine, model):
 
 def check_vector(what, vector, layout):
     """Raise ValueError unless `vector` has as many numbers as a `Layout` has places."""
+    check_array(f"these {what}", vector)
     if vector.shape != (layout.size,):
         raise ValueError(f"these {what} have shape {vector.shape}, but the network's have ({layout.size},).")

@@ -352,3 +352,23 @@ def test_any_text_is_a_layer_or_is_refused(text):
         assert not re.search(r"[\n]", str(error))  # noqa: PT017 (either is right)
     else:
         assert len(model.layers) == 1
+
+
+@pytest.mark.parametrize("bias", ["no", None, 0, {}], ids=str)
+def test_a_bias_is_there_or_not(bias):
+    with pytest.raises(TypeError) as caught:
+        Conv(3, 3, bias=bias)
+    one_sentence(caught.value, "must be True or False")
+
+
+@pytest.mark.parametrize("text", ["Linear", "os.system(1)", "Linear(*[3])", "Linear(3)(4)", "LeakyReLU(1 / 3)"])
+def test_text_that_is_no_layer_is_quoted(text):
+    with pytest.raises(ValueError, match="is no layer") as caught:
+        Model.from_dict({"input": [6], "layers": [text], "loss": "hinge"})
+    one_sentence(caught.value, "Linear(10)")
+
+
+def test_no_word_of_a_layer_is_passed_over():
+    with pytest.raises(ValueError, match="no model") as caught:
+        Model.from_dict({"input": [6], "layers": ["Linear(3, **{'units': 4})"], "loss": "hinge"})
+    one_sentence(caught.value)

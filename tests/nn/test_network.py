@@ -14,7 +14,7 @@ from shared import ENGINES, SMALL, blobs, one_sentence
 
 from mlpkit.files import save_npz
 from mlpkit.nn.initialize import RULES, start
-from mlpkit.nn.models import mlp
+from mlpkit.nn.models import Model, mlp
 from mlpkit.nn.network import Network
 
 SIZES = SMALL.sizes()
@@ -336,3 +336,38 @@ def test_a_batch_size_that_is_none_is_refused(batch_size, error):
     for call, arguments in (("predict", [X]), ("evaluate", [X, Y])):
         with pytest.raises(error, match="batch_size"):
             getattr(Network(model=SMALL), call)(*arguments, batch_size)
+
+
+@pytest.mark.parametrize("engine", [None, 5, Network], ids=["none", "number", "class"])
+def test_what_is_no_engine_is_refused(engine):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        Network(engine, SMALL)
+    one_sentence(caught.value, "engine")
+
+
+@pytest.mark.parametrize("name", ["inputs", "labels", "parameters"])
+def test_a_list_is_no_array(name):
+    network, (X, y) = Network(model=SMALL), blobs(4)
+    calls = {
+        "inputs": lambda: network.predict(X.tolist()),
+        "labels": lambda: network.evaluate(X, y.tolist()),
+        "parameters": lambda: network.set_theta(network.theta.tolist()),
+    }
+    with pytest.raises(TypeError) as caught:
+        calls[name]()
+    one_sentence(caught.value, f"{name} must be an array, not list", "np.asarray")
+
+
+def test_a_model_without_layers_can_be_evaluated():
+    X, y = blobs(4)
+    loss, accuracy = Network(model=Model((6,), ())).evaluate(X, y)
+    assert loss == pytest.approx(np.mean(np.log(np.exp(X).sum(axis=1)) - X[range(4), y]), rel=1e-5)
+    assert accuracy == np.mean(X.argmax(axis=1) == y)
+
+
+def test_a_model_nested_beyond_measure_is_damage(tmp_path):
+    network = Network(model=SMALL)
+    save_npz(tmp_path / "deep.npz", model="[" * 100_000, theta=network.theta, statistics=network.statistics)
+    with pytest.raises(ValueError, match="holds no network") as caught:
+        Network.load(tmp_path / "deep.npz")
+    one_sentence(caught.value)
