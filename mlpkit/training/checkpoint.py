@@ -44,7 +44,7 @@ def load_checkpoint(path, network, optimizer, settings):
     try:
         saved, history = dict(json.loads(str(arrays["settings"]))), History.from_json(str(arrays["history"]))
         steps = check_count("steps", arrays["steps"].item(), least=0)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         raise ValueError(f"{path} is no checkpoint that this version can resume ({reason}).") from error
     _check_same(path, saved, _all_settings(network, optimizer, settings))

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mlpkit.checks import check_batch, check_count, check_finite
 from mlpkit.data import epoch_order
 from mlpkit.engines.stepping import StepByStep
 from mlpkit.files import check_writable
+from mlpkit.nn.norm import BatchNorm
 
 from .checkpoint import load_checkpoint, save_checkpoint
 from .history import Epoch, History
@@ -70,8 +72,9 @@ def fit(
     _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume)
     check_engine(network, optimizer, batch_size)
     X, y = _checked(network, train, "train")
+    _check_norms(network.model, min(batch_size, len(y)))
     validation = None if validation is None else _checked(network, validation, "validation")
-    run = _Run(network, optimizer, checkpoints, {"batch_size": int(batch_size), "seed": int(seed)})
+    run = _Run(network, optimizer, checkpoints, {"batch_size": int(batch_size), "seed": int(seed), "examples": len(y)})
     if resume:
         run.resume()
     if checkpoints:
@@ -312,10 +315,21 @@ def _checked(network, pair, name):
 
 
 def _check_network(network, optimizer):
+    if not hasattr(optimizer, "network"):
+        raise TypeError(f"optimizer must be an optimizer, such as SGD(network, 0.1), not {optimizer!r}.")
     if optimizer.network is not network:
         raise ValueError("this optimizer was made for another network: make a new one for this network.")
+    if not len(network.theta):
+        raise ValueError("this model has no parameters, so there is nothing to train: give it a layer such as Linear.")
     if not bool(network.engine.all_finite(network.theta)):
         raise ValueError("the network's parameters are no longer finite: make a new network, and a new optimizer.")
+
+
+def _check_norms(model, n):
+    """Raise ValueError where a channel has one number in a batch of n: it is its own mean, and nothing is left."""
+    for _, layer, shape, _ in model.places:
+        if isinstance(layer, BatchNorm) and n * prod(shape[1:]) == 1:
+            raise ValueError("a BatchNorm learns nothing from a batch of one row: train on batches of at least 2.")
 
 
 def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume):

@@ -38,8 +38,8 @@ class History:
     @property
     def best_epoch(self):
         """The index of the epoch with the lowest validation loss; of the last epoch where nothing was validated."""
-        losses = [e.validation_loss for e in self.epochs if e.validation_loss is not None]
-        return losses.index(min(losses)) if losses else len(self.epochs) - 1
+        losses = {i: e.validation_loss for i, e in enumerate(self.epochs) if e.validation_loss is not None}
+        return min(losses, key=losses.__getitem__, default=len(self.epochs) - 1)
 
     def to_json(self):
         """Return the history as text, from which `from_json` makes an equal one."""

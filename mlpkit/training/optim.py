@@ -4,6 +4,8 @@ Every optimizer works on `network.theta` and `network.grad`. Its own state (a ve
 laid out in the same way, so a step is the textbook's line, and saving an optimizer is saving a few arrays.
 """
 
+import math
+
 import numpy as np
 
 from mlpkit.checks import check_fraction, check_not_negative, check_positive
@@ -16,7 +18,8 @@ class Optimizer:
 
     network: whose `theta` is trained. lr: a number, or a schedule (see `schedules`).
     weight_decay: the L2 penalty's factor: `weight_decay * w` is added to the gradient of each weight, not of biases.
-    Raises ValueError for a rate or a factor out of range.
+    Raises ValueError for a rate or a factor out of range, TypeError for what is no network. A schedule is asked step by
+    step: ValueError at the first rate that is not a finite number, 0 or above.
     """
 
     state_names: tuple[str, ...] = ()
@@ -24,6 +27,8 @@ class Optimizer:
     decoupled = False  # weight decay shrinks the weights themselves, and does not pass through the gradient
 
     def __init__(self, network, lr, weight_decay=0.0):
+        if not hasattr(network, "theta"):
+            raise TypeError(f"an optimizer trains a Network, not {network!r}.")
         self.network = network
         self.engine = network.engine
         self.schedule = lr if callable(lr) else Constant(lr)
@@ -45,7 +50,7 @@ class Optimizer:
     @property
     def lr(self):
         """The learning rate of the next step."""
-        return float(self.schedule(self.steps))
+        return _checked_rate(self.schedule(self.steps), self.steps)
 
     def advance(self, steps):
         """Return the learning rates of the next steps (steps,), float64, and count these steps as taken.
@@ -53,12 +58,16 @@ class Optimizer:
         For a trainer that does many steps at once. A schedule that can't take an array is asked for each step.
         """
         t = self.steps + np.arange(steps)
-        self.steps += steps
         try:
             rates = np.asarray(self.schedule(t), np.float64)
         except (TypeError, ValueError):
             rates = np.empty(0)
-        return rates if rates.shape == t.shape else np.array([float(self.schedule(step)) for step in t.tolist()])
+        if rates.shape != t.shape:
+            rates = np.array([_checked_rate(self.schedule(step), step) for step in t.tolist()])
+        for wrong in np.flatnonzero(~((rates >= 0) & (rates < math.inf))):
+            _checked_rate(float(rates[wrong]), t[wrong])
+        self.steps += steps
+        return rates
 
     def step(self):
         """Update `network.theta` from `network.grad`."""
@@ -96,6 +105,17 @@ class Optimizer:
         settings = {"lr": self.schedule, "weight_decay": self.weight_decay} | self.settings
         listed = ", ".join(f"{name}={value}" for name, value in settings.items())
         return f"{type(self).__name__}({listed})"
+
+
+def _checked_rate(rate, step):
+    """Return what a schedule gives for a step, as a float. Raises ValueError unless it is finite and at least zero."""
+    try:
+        found = float(rate)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise ValueError(f"the schedule's rate must be a finite number, 0 or above, not {rate!r}, as at step {step}.")
+    return found
 
 
 class SGD(Optimizer):

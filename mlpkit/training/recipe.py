@@ -113,4 +113,7 @@ class Recipe:
     @classmethod
     def from_dict(cls, choices):
         """Return the recipe that `to_dict` wrote. Raises ValueError for what makes no recipe."""
-        return cls(**choices | {"model": Model.from_dict(choices["model"])})
+        try:
+            return cls(**choices | {"model": Model.from_dict(choices["model"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is no recipe: {type(error).__name__}: {error}".rstrip(".") + ".") from error

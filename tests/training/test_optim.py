@@ -370,3 +370,23 @@ def test_a_rate_is_no_schedule_to_warm_up_to():
     with pytest.raises(TypeError, match=r"then must be a schedule, such as Constant\(0\.1\), not 0\.1") as caught:
         WarmUp(0.1, 5)
     one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("rate", [-0.1, np.nan, np.inf, "fast", None, np.array([0.1, 0.2])], ids=str)
+@pytest.mark.parametrize("take", [lambda optimizer: optimizer.step(), lambda optimizer: optimizer.advance(2)])
+def test_what_a_schedule_gives_must_be_a_rate(take, rate):
+    """A negative rate would climb, and a NaN is no rate to be made smaller."""
+    network = Network(model=SMALL)
+    optimizer, before = SGD(network, lambda step: rate if step == 1 else 0.1), network.theta.copy()
+    network.grad[:] = 1
+    with pytest.raises(ValueError, match="as at step 1") as caught:
+        [take(optimizer) for _ in range(2)]
+    one_sentence(caught.value, "the schedule's rate")
+    assert np.isfinite(network.theta).all()
+    assert (network.theta <= before).all()
+
+
+def test_an_optimizer_trains_a_network():
+    with pytest.raises(TypeError) as caught:
+        SGD(SMALL, 0.1)
+    one_sentence(caught.value, "an optimizer trains a Network")

@@ -110,3 +110,12 @@ def test_a_choice_that_there_is_not_is_refused(change, error, words):
     with pytest.raises(error) as caught:
         RECIPE.but(**change)
     one_sentence(caught.value, words)
+
+
+@pytest.mark.parametrize(
+    "choices", [{}, {"model": {}}, Recipe().to_dict() | {"color": 1}], ids=["none", "model", "more"]
+)
+def test_what_is_no_recipe_is_refused(choices):
+    with pytest.raises(ValueError, match="this is no") as caught:
+        Recipe.from_dict(choices)
+    one_sentence(caught.value)

@@ -24,8 +24,10 @@ from mlpkit.data import epoch_order
 from mlpkit.engines import numpy_baseline
 from mlpkit.engines.stepping import StepByStep
 from mlpkit.files import load_npz, save_npz
-from mlpkit.nn.models import mlp
+from mlpkit.nn.layers import Flatten, Linear, ReLU
+from mlpkit.nn.models import Model, mlp
 from mlpkit.nn.network import Network
+from mlpkit.nn.norm import BatchNorm
 from mlpkit.training import fit as fitting
 from mlpkit.training.checkpoint import NAMES, load_checkpoint
 from mlpkit.training.fit import Diverged, fit
@@ -705,6 +707,51 @@ def test_an_optimizer_of_another_network_is_refused():
     """It would train the other one, without a word."""
     with pytest.raises(ValueError, match="made for another network") as caught:
         run(new()[0], new()[1])
+    one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("optimizer", [None, 0.1, BY_NAME["sgd"].__init__], ids=["none", "a rate", "a function"])
+def test_what_is_no_optimizer_is_refused(optimizer):
+    with pytest.raises(TypeError) as caught:
+        run(new()[0], optimizer)
+    one_sentence(caught.value, "optimizer must be an optimizer, such as SGD(network, 0.1)")
+
+
+@pytest.mark.parametrize(
+    ("layers", "batch_size", "words"),
+    [((ReLU(),), 8, "nothing to train"), ((Linear(3), BatchNorm()), 1, "batches of at least 2")],
+    ids=["no parameters", "a norm of single rows"],
+)
+def test_a_model_that_can_not_learn_is_refused(layers, batch_size, words, tmp_path):
+    network = Network(model=Model((6,), layers))
+    with pytest.raises(ValueError, match=words) as caught:
+        run(network, BY_NAME["sgd"](network, 0.1), batch_size=batch_size, checkpoints=tmp_path)
+    one_sentence(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_image_has_enough_numbers_for_a_norm():
+    network = Network(model=Model((1, 2, 3), (BatchNorm(), Flatten(), Linear(3))))
+    run(network, BY_NAME["sgd"](network, 0.1), batch_size=1, epochs=1)
+
+
+def test_the_best_epoch_is_found_where_only_the_later_ones_were_validated(tmp_path):
+    """A run that is resumed with a validation set: its patience and `best.npz` count from there."""
+    network, optimizer = new()
+    run(network, optimizer, None, checkpoints=tmp_path)
+    network, optimizer = new()
+    history = run(network, optimizer, epochs=6, patience=3, checkpoints=tmp_path, resume=True)
+    losses = [epoch.validation_loss for epoch in history.epochs]
+    assert losses[:3] == [None] * 3
+    assert history.best_epoch == 3 + int(np.argmin(losses[3:]))
+    assert Network.load(tmp_path / "best.npz").evaluate(*VALIDATION)[0] == losses[history.best_epoch]
+
+
+def test_a_run_is_not_resumed_on_fewer_examples(tmp_path):
+    network, optimizer = new()
+    run(network, optimizer, checkpoints=tmp_path)
+    with pytest.raises(ValueError, match="examples 50, this run has 40") as caught:
+        fit(network, optimizer, (TRAIN.X[:40], TRAIN.y[:40]), batch_size=8, checkpoints=tmp_path, resume=True)
     one_sentence(caught.value)
 
 
