@@ -140,7 +140,7 @@ class Network:
 
         batch_size: rows that are in memory at once; as many as fit into 64 MiB where None.
         """
-        check_batch(X, self.model.input, self.dtype)
+        self._check_inputs(X)
         parts = (self.forward(x) for x in self._batches(X, batch_size))
         return np.concatenate([self.engine.to_numpy(z if (a := self._answers(z)) is None else a) for z in parts])
 
@@ -150,7 +150,7 @@ class Network:
         X (n, ...), targets: arrays of NumPy or of the engine. The accuracy is a fraction, None where the loss knows no
         right answers. batch_size: as for `predict`.
         """
-        check_batch(X, self.model.input, self.dtype)
+        self._check_inputs(X)
         self.check_targets(targets, len(X))
         return self.ask_evaluation(X, targets, batch_size)()
 
@@ -172,6 +172,10 @@ class Network:
             return loss, sum(numbers[len(counts) :]) / answered if answered else None
 
         return wait
+
+    def _check_inputs(self, X):
+        check_batch(X, self.model.input, self.dtype)
+        check_finite("inputs", X)  # of NaN the largest output is the first one: it would pass for an answer
 
     def _answers(self, z):
         return LOSSES[self.model.loss].answers(self.engine, z)

@@ -340,5 +340,7 @@ def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, 
         check_count("patience", patience)
         if not validation:
             raise ValueError("patience waits for the validation loss: give fit a validation set too.")
-    if resume and not checkpoints:
+    if resume and checkpoints is None:
         raise ValueError("to resume, name the folder of the checkpoints.")
+    if checkpoints == "":
+        raise ValueError("checkpoints names no folder; for this one, give '.'.")

@@ -41,7 +41,7 @@ class StepDecay:
         check_positive("factor", self.factor)
 
     def __call__(self, step):
-        return self.lr * self.factor ** (np.asarray(step) // self.every)
+        return self.lr * float(self.factor) ** (np.asarray(step) // self.every)  # powers of NumPy's ints wrap around
 
 
 @dataclass(frozen=True)

@@ -358,6 +358,16 @@ def test_a_list_is_no_array(name):
     one_sentence(caught.value, f"{name} must be an array, not list", "np.asarray")
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("call", ["predict", "evaluate"])
+def test_of_no_number_there_is_no_answer(call, bad):
+    network, (X, y) = Network(model=SMALL), blobs(4)
+    X = np.where(np.arange(6) == 2, np.float32(bad), X)
+    with pytest.raises(ValueError, match="inputs must be finite") as caught:
+        network.predict(X) if call == "predict" else network.evaluate(X, y)
+    one_sentence(caught.value)
+
+
 def test_a_model_without_layers_can_be_evaluated():
     X, y = blobs(4)
     loss, accuracy = Network(model=Model((6,), ())).evaluate(X, y)

@@ -386,6 +386,11 @@ def test_what_a_schedule_gives_must_be_a_rate(take, rate):
     assert (network.theta <= before).all()
 
 
+def test_powers_of_a_whole_factor_do_not_wrap_around():
+    assert StepDecay(1, 1, factor=10)(100) == pytest.approx(1e100)
+    assert_allclose(StepDecay(1, 1, factor=2)(np.array([0, 3, 70])), [1, 8, 2.0**70])
+
+
 def test_an_optimizer_trains_a_network():
     with pytest.raises(TypeError) as caught:
         SGD(SMALL, 0.1)

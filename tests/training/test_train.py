@@ -664,6 +664,7 @@ BAD = {
     "no seed": (dict(seed=None), TypeError, "seed must be a whole number"),
     "patience 0": (dict(patience=0), ValueError, "patience must be at least 1"),
     "patience for nothing": (dict(patience=2, validation=None), ValueError, "patience waits for the validation loss"),
+    "a folder without a name": (dict(checkpoints=""), ValueError, "checkpoints names no folder"),
     "resume from nowhere": (dict(resume=True), ValueError, "folder of the checkpoints"),
     "no examples": (dict(train=(X[:0], Y[:0])), ValueError, "n at least 1"),
     "no validation examples": (dict(validation=(X[:0], Y[:0])), ValueError, "n at least 1"),
@@ -695,7 +696,7 @@ def test_bad_input_is_refused_before_the_first_step(options, error, words, tmp_p
     before = network.theta.copy()
     given = dict(train=TRAIN, validation=VALIDATION) | options
     if "resume" not in options:
-        given["checkpoints"] = tmp_path
+        given.setdefault("checkpoints", tmp_path)
     with pytest.raises(error) as caught:
         fit(network, optimizer, **given)
     one_sentence(caught.value, words)
