@@ -4,13 +4,14 @@ Every engine starts from the same weights and sees the same batches. Its first l
 and an engine that differs gets no time.
 """
 
-import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from mlpkit.data import epoch_order
 from mlpkit.engines import BASELINE
+from mlpkit.lab.clock import seconds_until_done
 from mlpkit.training.fit import trainer_of
 
 GATE_STEPS = 20
@@ -55,10 +56,8 @@ class Stepper:
 
     def take(self, steps):
         """Take steps, wait for the engine, and return (seconds a step, losses (steps,), a NumPy array)."""
-        start = time.perf_counter()
-        losses = self.ask(steps)
-        self.engine.synchronize()
-        return (time.perf_counter() - start) / steps, np.concatenate([self.engine.to_numpy(part) for part in losses])
+        seconds, losses = seconds_until_done(self.engine, partial(self.ask, steps))
+        return seconds / steps, np.concatenate([self.engine.to_numpy(part) for part in losses])
 
     def take_one(self):
         """Take one step: the call that `machine.settle` repeats."""

@@ -22,6 +22,15 @@ def seconds_of(call, *arguments, times=1):
     return (time.perf_counter() - start) / times
 
 
+def seconds_until_done(engine, call):
+    """Return the seconds of a call until an engine has done what it asked for, and what the call returned."""
+    engine.synchronize()
+    start = time.perf_counter()
+    result = call()
+    engine.synchronize()
+    return time.perf_counter() - start, result
+
+
 def steps_in(seconds, once, most=100):
     """Return how many steps of `once` seconds each make a sample of so many seconds: from 1 to `most`, if not None."""
     steps = int(seconds / max(once, 1e-9))

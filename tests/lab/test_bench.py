@@ -19,6 +19,7 @@ from mlpkit.data import batches, epoch_order
 from mlpkit.engines import numpy_baseline
 from mlpkit.engines.stepping import StepByStep
 from mlpkit.lab import bench, machine, results
+from mlpkit.lab import clock as clock_module
 from mlpkit.lab.bench import GATE_STEPS, GateError, Timing, gate
 from mlpkit.lab.experiments.engines import Plan, measure, table
 from mlpkit.training.recipe import Recipe
@@ -159,7 +160,7 @@ def clock(monkeypatch):
             return self.now
 
     clock = Clock()
-    monkeypatch.setattr(bench, "time", clock)
+    monkeypatch.setattr(clock_module, "time", clock)
     return clock
 
 

@@ -51,7 +51,6 @@ USUAL = Plan()
 def measure(save=results.save, progress=print, plan=USUAL, train=None):
     """Measure everything, and return the record. train: (X, y), X uint8 pixels; MNIST's where None is given.
 
-    save: is called with the record whenever something was added. progress: is called with what is being done, a text.
     Raises EngineUnavailable where there is no GPU, and GateError where a way to feed computes something else.
     """
     engines.load(ENGINE)  # or why there is none

@@ -1,12 +1,11 @@
 """How the record "fit" is made: four ways to the same network, in turns."""
 
-import time
 from dataclasses import dataclass
 from functools import partial
 
 from mlpkit.data import epoch_order, load
 from mlpkit.lab import machine, results
-from mlpkit.lab.clock import in_turns
+from mlpkit.lab.clock import in_turns, seconds_until_done
 from mlpkit.training.fit import fit, trainer_of
 from mlpkit.training.recipe import Recipe
 
@@ -64,7 +63,7 @@ def _ways(engine, recipe, dataset):
         "trainer": partial(_epochs, network.engine, trainer, orders),
         "fit": partial(_fit, engine, recipe, there, validation=None),
         "validated": partial(_fit, engine, recipe, there, validation=there.validation),
-        "train": partial(_seconds_of, network.engine, partial(recipe.train, there, engine)),
+        "train": lambda: seconds_until_done(network.engine, partial(recipe.train, there, engine))[0],
     }
     return ways, recipe.epochs * recipe.steps_an_epoch(n)
 
@@ -82,12 +81,5 @@ def _fit(engine, recipe, dataset, validation):
     network = recipe.make_network(engine)
     optimizer = recipe.make_optimizer(network, len(dataset.train.y))
     settings = {name: getattr(recipe, name) for name in ("epochs", "batch_size", "seed")}
-    return _seconds_of(network.engine, partial(fit, network, optimizer, dataset.train, validation, **settings))
-
-
-def _seconds_of(engine, call):
-    engine.synchronize()
-    start = time.perf_counter()
-    call()
-    engine.synchronize()
-    return time.perf_counter() - start
+    call = partial(fit, network, optimizer, dataset.train, validation, **settings)
+    return seconds_until_done(network.engine, call)[0]

@@ -1,6 +1,5 @@
 """How the record "goal" is made: a few steps with each engine, then whole trainings in turns."""
 
-import time
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,7 +10,7 @@ from mlpkit.data import load
 from mlpkit.engines import BASELINE
 from mlpkit.lab import machine, results
 from mlpkit.lab.bench import GATE_ROWS, RTOL, Stepper
-from mlpkit.lab.clock import in_turns
+from mlpkit.lab.clock import in_turns, seconds_until_done
 from mlpkit.lab.experiments.goal_recipes import ADAM, ADAMW
 from mlpkit.training.fit import fit
 from mlpkit.training.recipe import Recipe
@@ -111,9 +110,5 @@ def _fit(engine, recipe, train):
     optimizer = recipe.make_optimizer(network, len(train[1]))
     train = tuple(map(network.engine.asarray, train))
     settings = {name: getattr(recipe, name) for name in ("epochs", "batch_size", "seed")}
-    network.engine.synchronize()
     machine.rest()
-    start = time.perf_counter()
-    fit(network, optimizer, train, **settings)
-    network.engine.synchronize()
-    return network, time.perf_counter() - start
+    return network, seconds_until_done(network.engine, partial(fit, network, optimizer, train, **settings))[0]

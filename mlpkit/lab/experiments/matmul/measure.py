@@ -32,10 +32,7 @@ USUAL = Plan()
 
 
 def measure(save=results.save, progress=print, plan=USUAL):
-    """Measure everything, and return the record.
-
-    save: is called with the record whenever something was added. progress: is called with what is being done, a text.
-    """
+    """Measure everything, and return the record."""
     from mlpkit.engines.loops.simd import LANES, ROWS
     from mlpkit.lab import roof
 

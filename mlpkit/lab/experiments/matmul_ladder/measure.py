@@ -43,7 +43,6 @@ USUAL = Plan()
 def measure(save=results.save, progress=print, plan=USUAL):
     """Measure everything on this machine's GPU, and return the record.
 
-    save: is called with the record whenever something was added. progress: is called with what is being done, a text.
     Raises `engines.EngineUnavailable` where there is no GPU, AssertionError where a product or a transpose is wrong.
     """
     engines.load("cupy_naive")  # or why there is none

@@ -32,10 +32,7 @@ USUAL = Plan()
 
 
 def measure(save=results.save, progress=print, plan=USUAL, train=None):
-    """Measure everything, and return the record. train: (X, y), MNIST's where None is given.
-
-    save: is called with the record whenever something was added. progress: is called with what is being done, a text.
-    """
+    """Measure everything, and return the record. train: (X, y), MNIST's where None is given."""
     import numba
 
     from . import calls, pages, parts  # they take Numba

@@ -60,7 +60,6 @@ USUAL = Plan()
 def measure(save=results.save, progress=print, plan=USUAL, dataset=None):
     """Measure everything, and return the record. dataset: MNIST with its pixels as bytes, where None is given.
 
-    save: is called with the record whenever something was added. progress: is called with what is being done, a text.
     Raises `engines.EngineUnavailable` where there is no GPU.
     """
     engines.load(TOGETHER)  # or why it can't run

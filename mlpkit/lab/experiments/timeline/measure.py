@@ -38,7 +38,6 @@ USUAL = Plan()
 def measure(save=results.save, progress=print, plan=USUAL, train=None):
     """Measure the engines that the plan names, and return the record. train: (X, y), MNIST's where None is given.
 
-    save: is called with the record whenever something was added. progress: is called with what is being done, a text.
     Raises `engines.EngineUnavailable` where there is no GPU.
     """
     engine = engines.load("cupy_naive")  # or why there is none
