@@ -138,6 +138,12 @@ GOOD_RATES = RATES | {"adamw": RATES["adam"], "sgd": Recipe().lr}
 _RECIPE_OPTIONS = ("optimizer", "lr", "schedule", "weight_decay", "batch_size", "epochs", "seed")
 
 
+def _path(text):
+    if not text:  # as of a shell's variable that is not set: it would be the folder that one stands in
+        raise argparse.ArgumentTypeError("name a place, and not nothing")
+    return Path(text)
+
+
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m mlpkit", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="doctor | train | bench")
@@ -169,10 +175,10 @@ def _add_train_options(parser):
         default = getattr(usual, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     parser.add_argument("--patience", type=int, help="epochs without progress before stopping")
-    parser.add_argument("--checkpoints", type=Path, help="a folder for last.npz and best.npz")
+    parser.add_argument("--checkpoints", type=_path, help="a folder for last.npz and best.npz")
     parser.add_argument("--test", action="store_true", help="read the test set too, at the end")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--save", type=Path, help="write the trained network to this .npz file")
+    parser.add_argument("--save", type=_path, help="write the trained network to this .npz file")
 
 
 if __name__ == "__main__":

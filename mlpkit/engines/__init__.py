@@ -75,7 +75,7 @@ def load(name: str) -> Engine:
     except ImportError as error:
         reason = gpu.why_not() if error.name == "cupy" else error
         raise EngineUnavailable(f"engine {name} can't run on this machine: {reason}") from error
-    except Exception as error:  # a broken library, or a variable that it can't make sense of, can raise anything
+    except (Exception, SystemExit) as error:  # a broken library, or a variable that it can't make sense of
         reason = (on_gpu(name) and gpu.why_not()) or f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise EngineUnavailable(f"engine {name} can't run on this machine: {reason}") from error
 

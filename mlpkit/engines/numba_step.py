@@ -40,14 +40,16 @@ class Trainer(StepByStep):
         super().__init__(network, optimizer, X, y, batch_size)
         self.sizes = network.model.sizes()
         *hidden, classes = self.sizes[1:]
-        self.activations = [np.empty((batch_size, features), network.dtype) for features in hidden]
-        self.gradients = [np.empty((batch_size, features), network.dtype) for features in (*hidden, classes)]
+        rows = min(batch_size, len(y))
+        self.activations = [np.empty((rows, features), network.dtype) for features in hidden]
+        self.gradients = [np.empty((rows, features), network.dtype) for features in (*hidden, classes)]
         self.nothing = np.empty((0, classes), network.dtype)  # Numba can't tell what an empty tuple would hold
 
     def step(self, x, labels):
         network, n, threads = self.network, len(x), get_num_threads()
-        if n > self.batch_size or x.shape[1:] != self.sizes[:1]:  # compiled loops would read beyond their arrays
-            raise ValueError(f"a batch here has at most {self.batch_size} rows of {self.sizes[0]}, not {x.shape}.")
+        most = len(self.gradients[0]), self.sizes[0]
+        if n > most[0] or x.shape[1:] != most[1:]:  # compiled loops would read beyond their arrays
+            raise ValueError(f"a batch here has at most the shape {most}, not {x.shape}.")
         check_labels(labels, n, self.sizes[-1])
         activations = (*(a[:n] for a in self.activations), self.nothing)
         gradients, losses = tuple(dz[:n] for dz in self.gradients), np.empty(min(threads, n))
