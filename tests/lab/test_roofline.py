@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import one_sentence
 
 from mlpkit.engines import numpy_baseline
-from mlpkit.lab import bench, clock, machine, operations, processes, results, roof
+from mlpkit.lab import clock, machine, operations, processes, results, roof
 from mlpkit.lab.bench import Stepper
 from mlpkit.lab.experiments import floor
 from mlpkit.lab.experiments.floor import KIB, Plan, Roofs, table
@@ -97,7 +97,7 @@ class Clock:
 @pytest.fixture
 def time_passes(monkeypatch):
     made = Clock()
-    for module in (roof, operations, clock, bench):
+    for module in (roof, operations, clock):
         monkeypatch.setattr(module, "time", made)
     return made.passes
 
