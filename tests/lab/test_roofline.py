@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from functools import partial
 from threading import Lock
 
@@ -15,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import one_sentence
 
 from mlpkit.engines import numpy_baseline
-from mlpkit.lab import clock, machine, operations, processes, results, roof
+from mlpkit.lab import clock, machine, operations, results, roof
 from mlpkit.lab.bench import Stepper
 from mlpkit.lab.experiments import floor
 from mlpkit.lab.experiments.floor import KIB, Plan, Roofs, table
@@ -301,16 +300,6 @@ def test_the_samples_of_several_processes_are_joined():
     rows = floor.kernel_rows({"runs": [run("Zen", 1.0), run(None, 2.0), killed, run("Zen", 4.0)]})
     assert [(row["asked"], row["samples_gflops"]) for row in rows] == [("Zen", [1, 4]), (None, [2]), ("SkylakeX", [])]
     assert "code -4" in table({"runs": [killed]})
-
-
-def test_busy_programs_are_gone_afterwards(monkeypatch):
-    started, popen = [], subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *a, **o: started.append(popen(*a, **o)) or started[-1])
-    with suppress(KeyboardInterrupt), processes.busy_programs(2):
-        assert [process.poll() for process in started] == [None, None]
-        raise KeyboardInterrupt
-    assert None not in [process.poll() for process in started]
-    assert len(started) == 2
 
 
 # Floors
