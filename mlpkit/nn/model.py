@@ -6,6 +6,7 @@ from functools import cached_property
 
 from mlpkit.checks import check_choice, check_sizes
 
+from . import conv, norm, residual  # noqa: F401 (whose layers a text may name)
 from .layers import Layer, Linear, ReLU, check_layers
 from .layout import Layout
 from .losses import LOSSES

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -372,3 +374,12 @@ def test_no_word_of_a_layer_is_passed_over():
     with pytest.raises(ValueError, match="no model") as caught:
         Model.from_dict({"input": [6], "layers": ["Linear(3, **{'units': 4})"], "loss": "hinge"})
     one_sentence(caught.value)
+
+
+def test_a_new_process_reads_every_kind_of_layer():
+    """Whoever loads a network has imported the network's module, and perhaps nothing else."""
+    layers = ["Residual((Conv(1, 3, padding=1), BatchNorm()))", "AvgPool(2)", "Flatten()", "Dropout()", "Linear(3)"]
+    found = {"input": [1, 8, 8], "layers": layers, "loss": "hinge"}
+    code = f"from mlpkit.nn.network import Model; print(Model.from_dict({found}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith("1x8x8, Residual("), done.stderr
