@@ -7,7 +7,7 @@ from matplotlib.patches import Patch
 from .style import COLOURS, DASHES, axes
 
 
-def images(X, titles=None, columns=10, shape=(28, 28), frame=False):
+def images(X, titles=None, columns=5, shape=(28, 28), frame=False):
     """Show rows of `X` (n, pixels), values 0 to 1, as grey images with a title each. frame: around each of them."""
     rows = -(-len(X) // columns)
     height = 0.8 * rows + (0.3 * rows if titles is not None else 0)
@@ -30,15 +30,15 @@ def _titles(titles, n):
 
 def training(history, title=""):
     """Show a run: the loss of each step, and the validation accuracy after each epoch."""
-    figure, (left, right) = axes(9, 3.4, columns=2)
-    left.plot(history.loss, color=COLOURS[5], linewidth=0.5, label="each step")
-    left.plot(*smooth(history.loss), "-", color=COLOURS[0], label="mean of 100")
-    left.set(xlabel="step", ylabel="training loss", yscale="log", title=title)
-    left.legend(frameon=False)
+    figure, (upper, lower) = axes(5.6, 5.4, rows=2)
+    upper.plot(history.loss, color=COLOURS[5], linewidth=0.5, label="each step")
+    upper.plot(*smooth(history.loss), "-", color=COLOURS[0], label="mean of 100")
+    upper.set(xlabel="step", ylabel="training loss", yscale="log", title=title)
+    upper.legend(frameon=False)
     accuracy = [100 * a for a in history.accuracy if a is not None]
-    right.plot(range(1, len(accuracy) + 1), accuracy, "o-", color=COLOURS[1])
-    right.set(xlabel="epoch", ylabel="validation accuracy (%)")
-    right.xaxis.get_major_locator().set_params(integer=True)
+    lower.plot(range(1, len(accuracy) + 1), accuracy, "o-", color=COLOURS[1])
+    lower.set(xlabel="epoch", ylabel="validation accuracy (%)")
+    lower.xaxis.get_major_locator().set_params(integer=True)
     return figure
 
 
@@ -56,22 +56,27 @@ def curves(series, xlabel, ylabel, **options):
 
     options: for `Axes.set`, such as xscale="log".
     """
-    figure, place = axes()
+    rows = -(-len(series) // 2)  # of the legend, which stands above the lines, where it hides none
+    figure, place = axes(height=3.2 + 0.22 * rows)
     for label, (x, y, *spread) in series.items():
         (line,) = place.plot(x, y, marker="o", markersize=4, label=label)
         for width in spread:
             low, high = np.subtract(y, width), np.add(y, width)
             place.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     place.set(xlabel=xlabel, ylabel=ylabel, **options)
-    place.legend(frameon=False)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 
 def seeds(groups, xlabel):
-    """Show a row a label: a dot for each of its values, one a seed, and a line at their mean; first label on top."""
-    figure, place = axes(7, 0.7 + 0.32 * len(groups))
+    """Show a row a label: a dot for each of its values, one a seed, and a line at their mean; first label on top.
+
+    Equal values stand one above the other.
+    """
+    figure, place = axes(height=0.7 + 0.32 * len(groups))
     for row, values in enumerate(groups.values()):
-        place.plot(values, [row] * len(values), "o", color=COLOURS[0], alpha=0.5, markersize=5)
+        values = np.sort(values)
+        place.plot(values, row - 0.22 * _earlier_equals(values), "o", color=COLOURS[0], alpha=0.6, markersize=5)
         place.plot([np.mean(values)] * 2, [row - 0.3, row + 0.3], "-", color=COLOURS[1], linewidth=2.5)
     place.set(xlabel=xlabel, yticks=range(len(groups)), yticklabels=list(groups))
     place.invert_yaxis()
@@ -79,9 +84,14 @@ def seeds(groups, xlabel):
     return figure
 
 
+def _earlier_equals(ordered):
+    """Return for each number of an ordered row how many equal ones stand before it."""
+    return np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
+
+
 def bars(values, xlabel, note="{:,.0f}"):
     """Show a horizontal bar a label, its value written beside it by the format `note`; the first label on top."""
-    figure, place = axes(7, 0.6 + 0.42 * len(values))
+    figure, place = axes(height=0.6 + 0.42 * len(values))
     drawn = place.barh(list(values), list(values.values()), color=COLOURS[0])
     place.bar_label(drawn, [note.format(value) for value in values.values()], padding=4)
     place.set(xlabel=xlabel)
@@ -184,7 +194,7 @@ def roofline(groups, peak, bandwidths, title="", x=(0.03, 300), y=(0.001, 1000))
     groups[label]: rows (flops, bytes, microseconds), one an operation. peak: GFLOP/s. bandwidths[label]: GB/s.
     x, y: the axes' limits. What does no arithmetic stands at the left edge, as high as its bytes reach there.
     """
-    figure, place = axes(7, 4.4)
+    figure, place = axes(5.6, 5.6)
     intensity = np.geomspace(x[0], x[1], 200)
     for (label, rate), dash in zip(bandwidths.items(), DASHES, strict=False):
         roof = np.minimum(peak, rate * intensity)
@@ -195,8 +205,8 @@ def roofline(groups, peak, bandwidths, title="", x=(0.03, 300), y=(0.001, 1000))
         place.plot(at, at * moved / us / 1e3, shape, color=colour, label=label, clip_on=False, alpha=0.85)
     place.set(xscale="log", yscale="log", xlim=x, ylim=y, xlabel="arithmetic intensity (FLOP/byte)", ylabel="GFLOP/s")
     place.text(x[1], 1.15 * peak, f"peak: {peak:,.0f} GFLOP/s", ha="right", color="grey", fontsize=9)
-    place.set_title(title, fontsize=10)
-    figure.legend(*place.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
+    place.set_title(title)
+    figure.legend(*place.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=10)
     return figure
 
 
@@ -325,7 +335,7 @@ def half_planes(X, y, path=(), marked=(), title=""):
 
 def confusion(counts, classes, xlabel="answer", ylabel="true class"):
     """Show how often each class (a row) got each answer (a column): right ones grey, wrong ones dark where frequent."""
-    figure, place = axes(6, 5)
+    figure, place = axes(5.6, 4.8)
     wrong = counts * (1 - np.eye(len(classes)))
     place.imshow(wrong, cmap="Oranges", vmax=1.5 * wrong.max() + 1)
     for (row, column), count in np.ndenumerate(counts):

@@ -130,11 +130,25 @@ def test_bars_are_named_and_their_values_written():
 
 
 def test_lines_differ_in_more_than_colour():
-    (place,) = plots.curves({str(i): (X, X + i) for i in range(6)}, "x", "y").axes
+    figure = plots.curves({str(i): (X, X + i) for i in range(6)}, "x", "y")
+    (place,), (legend,) = figure.axes, figure.legends
     styles = {(line.get_linestyle(), str(line._unscaled_dash_pattern)) for line in place.lines}
     assert len(styles) == 6
     assert len({line.get_color() for line in place.lines}) == 6
-    assert [text.get_text() for text in place.get_legend().get_texts()] == list("012345")
+    assert [text.get_text() for text in legend.get_texts()] == list("012345")
+
+
+def test_every_dot_of_equal_values_can_be_seen():
+    (place,) = plots.seeds({"a": [0.97, 0.98, 0.97, 0.97], "b": [0.97]}, "accuracy").axes
+    dots = {tuple(dot) for line in place.lines if line.get_marker() == "o" for dot in line.get_xydata()}
+    assert len(dots) == 5
+
+
+def test_a_colour_of_few_pixels_is_kept_where_most_are_of_others():
+    figure = plots.curves({str(i): (X, X + i) for i in range(6)}, "x", "y")
+    figure.axes[0].plot(0.5, 0.2, "o", color="#6A3D9A", markersize=5)
+    shown = decoded(plots.png(figure))[..., :3]
+    assert np.abs(shown - mpl.colors.to_rgb("#6A3D9A")).max(axis=-1).min() < 0.05
 
 
 def test_drawing_leaves_no_figure_open_and_no_setting_changed():
