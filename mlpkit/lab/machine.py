@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,11 +184,14 @@ def _built_with():
 def doctor():
     """Return what this machine is and which engines it can run, as text for a person."""
     facts = describe()
-    lines = [
+    head = [
         f"{'processor':<12}{_known(facts['cpu'], (facts['cores'], 'cores'), (facts['memory_gib'], 'GiB'))}",
         f"{'system':<12}{facts['system']}, Python {facts['python']}",
         f"{'BLAS':<12}{_blas_line(facts['blas'])}",
         *_gpu_lines(facts["gpu"]),
+    ]
+    lines = [
+        *(textwrap.fill(line, 88, subsequent_indent=" " * 12) for line in head),
         "",
         *(f"{library:<20}{found or 'not installed'}" for library, found in facts["libraries"].items()),
         "",
