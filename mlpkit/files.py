@@ -1,49 +1,127 @@
 """Files that are either whole or not there at all, whenever the program is stopped."""
 
+import errno
+import glob
 import io
 import os
+import stat
+import sys
 import tempfile
+import textwrap
 import zipfile
-import zlib
+from contextlib import contextmanager, suppress
+from math import prod
 from pathlib import Path
 
 import numpy as np
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 
 def write_atomically(path, data):
     """Write the bytes `data` to `path`, by way of a temporary file beside it that is then renamed.
 
-    A rename replaces the old file in one step, so there is never half a file, whenever this is killed.
+    A rename replaces the old file in one step, so there is never half a file, whenever this is killed. Of a link, the
+    file that it leads to is written. Raises OSError, which names `path`, where that can't be.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
+        place = _place(path)
+        with _temporary(place) as (file, name):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())  # on the disk before the rename is
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's own 0600 would hide the file from a class
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+            file.close()  # Windows renames no open file
+            os.chmod(name, 0o666 & ~_umask())  # mkstemp's own 0600 would hide the file from a class
+            os.replace(name, place)
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def check_writable(path):
     """Make sure that `path` can be written, before there is something to lose. Raises OSError with the reason.
 
-    Its folder is made; a file that is there already stays as it is.
+    Its folder is made; a file that is there already stays as it is. What killed processes left of it is removed.
     """
-    path = Path(path)
     try:
-        if path.is_dir():
-            raise IsADirectoryError("it is a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
+        place = _place(path)
+        if place.exists() and not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, "it is write-protected")
+        with _temporary(place):
+            pass
     except OSError as error:
-        advice = "make its folder writable, or choose another"
-        raise type(error)(f"{path} can't be written ({error.strerror or error}): {advice}.") from error
+        raise _unwritable(path, error) from error
+    for left in place.parent.glob(glob.escape(f".{place.name}.") + f"*{TEMPORARY}"):
+        with suppress(OSError):  # another process is writing it
+            with open(left, "r+b") as file:
+                _lock(file)
+            left.unlink()
+
+
+@contextmanager
+def only_one(folder):
+    """Keep other processes, and other calls, from doing what follows in `folder`. Raises OSError where one does it now.
+
+    A lock ends with its process, so none outlives a kill; its file, `.lock`, is empty and stays.
+    """
+    with open(_place(Path(folder) / ".lock"), "ab") as file:
+        try:
+            _lock(file)
+        except (BlockingIOError, PermissionError):
+            raise OSError(f"another run is at work in {folder}: wait for its end, or choose another folder.") from None
+        except OSError:
+            pass  # some file systems have no locks
+        yield
+
+
+TEMPORARY = ".mlpkit"  # what the names of our temporary files end in
+
+
+@contextmanager
+def _temporary(place):
+    """Yield a new file in the folder of `place`, which is made, and the file's name; remove it, where it is left.
+
+    As long as somebody writes it, it is locked, where the file system has locks.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(TEMPORARY, f".{place.name}.", place.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            with suppress(OSError):
+                _lock(file)
+            yield file, name
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _lock(file):
+    """Lock an open file until it is closed. Raises BlockingIOError, on Windows PermissionError, where it is locked."""
+    if sys.platform == "win32":
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _place(path):
+    """Return where `path` leads, through all links. Raises OSError for what is there and no regular file.
+
+    A device would be replaced by a file, and a named pipe would wait for its other end.
+    """
+    place = Path(os.path.realpath(path))
+    with suppress(FileNotFoundError, NotADirectoryError):
+        mode = place.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return place
+
+
+def _unwritable(path, error):
+    advice = "choose another place, or make room and permission there"
+    return type(error)(f"{path} can't be written ({error.strerror or error}): {advice}.")
 
 
 def _umask():
@@ -56,30 +134,47 @@ def save_npz(path, **arrays):
     """Write named arrays to the .npz file `path`, atomically."""
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, buffer.getbuffer())
 
 
 def load_npz(path, names):
-    """Return the arrays called `names` from an .npz file, as a dict. Never unpickles: a file can't run code.
+    """Return the arrays called `names` from a file that `save_npz` wrote, as a dict. A file can't run code.
 
-    Raises FileNotFoundError where there is no file, ValueError where it is damaged or holds other arrays.
+    Raises FileNotFoundError where there is no file, ValueError where it is damaged or holds other arrays. Takes no more
+    memory than some copies of the file.
     """
-    data = io.BytesIO(Path(path).read_bytes())
-    try:
-        with np.lib.npyio.NpzFile(data, allow_pickle=False) as file:
-            return {name: _array(file, name) for name in names}
-    except KeyError as error:
-        raise ValueError(f"{path} holds other arrays: {error.args[0]}.") from error
-    except _DAMAGE as error:
-        raise ValueError(f"{path} is not a whole .npz file without pickles: {str(error).rstrip('.')}.") from error
+    with open(_place(path), "rb") as file:
+        try:
+            return _arrays(file, names)
+        except Exception as error:  # what zip's and NumPy's readers raise is not documented, and a list was never whole
+            reason = textwrap.shorten(str(error) or type(error).__name__, 200).rstrip(".")
+            raise ValueError(f"{path} is not whole, or not a file of this kind: {reason}.") from error
 
 
-# A header that promises more than there is memory, or than NumPy can count, is damage too.
-_DAMAGE = (OSError, EOFError, RuntimeError, ValueError, OverflowError, MemoryError, zipfile.BadZipFile, zlib.error)
+def _arrays(file, names):
+    """Return the arrays in an open .npz file, as a dict.
+
+    Each member is read whole before NumPy looks at it: only then its checksum is compared. None may be packed: a
+    kilobyte could become a gigabyte.
+    """
+    with zipfile.ZipFile(file) as packed:
+        members = [member.filename for member in packed.infolist()]
+        for name in names:
+            if members.count(f"{name}.npy") != 1:
+                raise ValueError(f"it holds other arrays: {name} is not there once")
+            if packed.getinfo(f"{name}.npy").compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{name} is packed")
+        return {name: _array(packed.read(f"{name}.npy")) for name in names}
 
 
-def _array(file, name):
-    array = file[name]
-    if not isinstance(array, np.ndarray):  # NumPy hands out the bytes of what does not begin as an array does
-        raise ValueError(f"{name} is no array")
-    return array
+def _array(data):
+    """Return the array whose .npy file is `data`, bytes. What it promises is compared with what there is."""
+    file = io.BytesIO(data)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("an array is in another version of the format")
+    shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype.hasobject:
+        raise ValueError("an array is pickled")
+    if prod(shape) * dtype.itemsize != len(data) - file.tell():
+        raise ValueError(f"an array of shape {shape} is in {len(data) - file.tell()} bytes")
+    return np.ndarray(shape, dtype, data, file.tell(), order="F" if by_columns else "C").copy()
