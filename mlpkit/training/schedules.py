@@ -14,6 +14,12 @@ import numpy as np
 from mlpkit.checks import check_count, check_not_negative, check_positive
 
 
+def _keep(schedule, **numbers):
+    """Keep checked numbers, which are Python's own: so 1, 1.0 and np.float64(1) are one rate, in a checkpoint too."""
+    for name, number in numbers.items():
+        object.__setattr__(schedule, name, number)
+
+
 @dataclass(frozen=True)
 class Constant:
     """The same rate at every step."""
@@ -21,7 +27,7 @@ class Constant:
     lr: float
 
     def __post_init__(self):
-        check_positive("lr", self.lr)
+        _keep(self, lr=check_positive("lr", self.lr))
 
     def __call__(self, step):
         return self.lr + 0 * step
@@ -36,12 +42,11 @@ class StepDecay:
     factor: float = 0.1
 
     def __post_init__(self):
-        check_positive("lr", self.lr)
-        check_count("every", self.every)
-        check_positive("factor", self.factor)
+        _keep(self, lr=check_positive("lr", self.lr), every=check_count("every", self.every))
+        _keep(self, factor=check_positive("factor", self.factor))
 
     def __call__(self, step):
-        return self.lr * float(self.factor) ** (np.asarray(step) // self.every)  # powers of NumPy's ints wrap around
+        return self.lr * self.factor ** (np.asarray(step) // self.every)  # powers of NumPy's ints wrap around
 
 
 @dataclass(frozen=True)
@@ -53,9 +58,8 @@ class Exponential:
     final_fraction: float = 0.01
 
     def __post_init__(self):
-        check_positive("lr", self.lr)
-        check_count("steps", self.steps)
-        check_positive("final_fraction", self.final_fraction)
+        _keep(self, lr=check_positive("lr", self.lr), steps=check_count("steps", self.steps))
+        _keep(self, final_fraction=check_positive("final_fraction", self.final_fraction))
 
     def __call__(self, step):
         return self.lr * self.final_fraction ** (np.asarray(step) / self.steps)
@@ -73,9 +77,8 @@ class Cosine:
     final_lr: float = 0.0
 
     def __post_init__(self):
-        check_positive("lr", self.lr)
-        check_count("steps", self.steps)
-        check_not_negative("final_lr", self.final_lr)
+        _keep(self, lr=check_positive("lr", self.lr), steps=check_count("steps", self.steps))
+        _keep(self, final_lr=check_not_negative("final_lr", self.final_lr))
 
     def __call__(self, step):
         done = np.minimum(np.asarray(step) / self.steps, 1.0)
@@ -92,7 +95,7 @@ class WarmUp:
     def __post_init__(self):
         if not callable(self.then):
             raise TypeError(f"then must be a schedule, such as Constant({self.then!r}), not {self.then!r}.")
-        check_count("steps", self.steps)
+        _keep(self, steps=check_count("steps", self.steps))
 
     def __call__(self, step):
         step = np.asarray(step)
