@@ -26,7 +26,7 @@ def why_not(model, optimizer, batch_size):
 
 
 class Trainer(StepByStep):
-    """Takes a step with as few passes over memory between the products as there can be."""
+    """Takes a step with as few passes over memory between products as can be."""
 
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, y, batch_size)

@@ -109,7 +109,7 @@ def roots(function):
 
 @njit(error_model="numpy")
 def divide_by_root(a, b, times):
-    """`a = b / (sqrt(a) + eps)`, so many times over: Adam's slow instructions and little else."""
+    """`a = b / (sqrt(a) + eps)`, many times: Adam's slow instructions, little else."""
     for _ in range(times):
         for i in range(a.size):
             a[i] = b[i] / (math.sqrt(a[i]) + np.float32(1e-8))
