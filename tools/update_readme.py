@@ -7,6 +7,7 @@ records are missing has no table, and an engine that a record does not hold has 
 import re
 import sys
 from dataclasses import dataclass
+from math import isclose
 
 from mlpkit import plots
 from mlpkit.engines import BASELINE
@@ -20,6 +21,7 @@ PICTURE = results.FOLDER / "headline.png"
 ALT = (
     "Dots at the microseconds a training step, on a logarithmic scale, for what the tables above list, in their order."
 )
+MARK = " \\*"  # a ratio to a time of NumPy that is not in the table
 MARKED = re.compile(r"(?<=<!-- headline -->\n).*?(?=<!-- /headline -->)", re.DOTALL)
 
 
@@ -82,15 +84,22 @@ def recorded():
 
 
 def rows(part):
-    """Return the lines of a machine's table."""
+    """Return the lines of a machine's table. A ratio is of two times of one record, and marked if not NumPy's here."""
     first, *more = range(len(part.columns))
     times, others = part.times(first), [part.times(column) for column in more]
     ratios = overview.times_numpy(part.machine, *part.columns[first])
     heads = [f"{overview.TITLES[optimizer]}, batch {size}" for optimizer, size in part.columns]
-    lines = [_row("", "module", heads[0], "times NumPy's", *heads[1:]), "|---|---" + "|---:" * (len(heads) + 1) + "|"]
+    head = _row("who computes", "module", heads[0], "times NumPy's", *heads[1:])
+    lines, others_numpy = [head, "|---|---" + "|---:" * (len(heads) + 1) + "|"], set()
     for name, us in times.items():
-        cells = [_time(us), _ratio(ratios.get(name)), *(_time(found.get(name)) for found in others)]
+        ratio = _ratio(ratios.get(name))
+        if name in ratios and not isclose(us / ratios[name], times[BASELINE]):
+            ratio += MARK
+            others_numpy.add(brief(us / ratios[name]))
+        cells = [_time(us), ratio, *(_time(found.get(name)) for found in others)]
         lines.append(_row(overview.label(name), f"`{name}`", *cells))
+    if others_numpy:
+        lines += ["", f"{MARK.strip()} From another record, in which NumPy took {' or '.join(sorted(others_numpy))}."]
     return lines
 
 
