@@ -173,8 +173,8 @@ def _array(data):
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("an array is in another version of the format")
     shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
-    if dtype.hasobject:
-        raise ValueError("an array is pickled")
+    if dtype.kind not in "biufcU" or not dtype.itemsize:
+        raise ValueError(f"an array is of {dtype}, neither numbers nor text")
     if prod(shape) * dtype.itemsize != len(data) - file.tell():
         raise ValueError(f"an array of shape {shape} is in {len(data) - file.tell()} bytes")
     return np.ndarray(shape, dtype, data, file.tell(), order="F" if by_columns else "C").copy()

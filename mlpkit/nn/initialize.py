@@ -47,9 +47,12 @@ def start(layout, ones, seed, init):
 
     layout: a `Layout`. ones: names of arrays. seed: of the generator, which draws the weights as they are declared. The
     vector can't be written to: the last ones are remembered, as several engines begin with the same, and to draw takes
-    the time of hundreds of a GPU's steps.
+    the time of hundreds of a GPU's steps. Raises ValueError where it does not fit into memory.
     """
-    return _drawn(tuple(layout.shapes.items()), frozenset(ones), seed, init)
+    try:
+        return _drawn(tuple(layout.shapes.items()), frozenset(ones), seed, init)
+    except (MemoryError, ValueError):  # or into NumPy's idea of an array
+        raise ValueError(f"{layout.size:,} parameters do not fit into memory: choose a smaller model.") from None
 
 
 @lru_cache(maxsize=8)

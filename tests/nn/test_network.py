@@ -4,11 +4,14 @@ import io
 import json
 import os
 import pickle
+import warnings
 import zipfile
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from shared import ENGINES, SMALL, blobs, one_sentence
 
@@ -242,6 +245,7 @@ OTHERS = {
     "NaN": (dict(theta=THETA * np.nan), "finite numbers"),
     "a matrix": (dict(theta=THETA[:, None]), "(53, 1)"),
     "statistics of nothing": (dict(statistics=THETA), "these statistics have shape (53,)"),
+    "statistics of another type": (dict(statistics=np.zeros(0, complex)), "its statistics complex128"),
 }
 
 
@@ -252,6 +256,61 @@ def test_arrays_that_are_no_network_are_refused_and_the_file_is_named(arrays, wo
     with pytest.raises(ValueError, match="holds no network") as caught:
         Network.load(path)
     one_sentence(caught.value, path, words)
+
+
+PIECES = [
+    "Linear",
+    "Conv",
+    "Residual",
+    "BatchNorm",
+    "Dropout",
+    "(",
+    ")",
+    "[",
+    "]",
+    "{",
+    "}",
+    '"',
+    "'",
+    ",",
+    "=",
+    ":",
+    "*",
+]
+PIECES += [
+    "3",
+    "5",
+    "-",
+    "0x",
+    "1e999",
+    "9" * 20,
+    "True",
+    "null",
+    "NaN",
+    "units",
+    "\\",
+    "\\u0000",
+    "\n",
+    "#",
+    "lambda",
+    "-" * 999,
+]
+
+
+@given(st.data())
+def test_a_changed_model_is_another_model_of_that_size_or_refused(tmp_path_factory, data):
+    path, text = tmp_path_factory.getbasetemp() / "changed.npz", model()
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        end = start + data.draw(st.integers(0, 6))
+        text = text[:start] + data.draw(st.sampled_from(PIECES)) + text[end:]
+    save_npz(path, **FILE | dict(model=text))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's, of text that looks like a mistake
+        try:
+            assert Network.load(path).model.layout.size == len(THETA)
+        except ValueError as error:
+            one_sentence(error, path)
 
 
 # Bad input
@@ -279,6 +338,13 @@ def test_what_makes_no_network_is_refused(make, error, words):
     with pytest.raises(error) as caught:
         make()
     one_sentence(caught.value, words)
+
+
+@pytest.mark.parametrize("units", [10**7, 10**12, 10**30])
+def test_a_model_beyond_all_memory_is_refused(units):
+    with pytest.raises(ValueError, match="parameters do not fit into memory") as caught:
+        Network(model=mlp(6, units, units, 3))
+    one_sentence(caught.value)
 
 
 @pytest.mark.parametrize("call", ["forward", "predict", "evaluate", "loss", "loss_and_grad"])
