@@ -213,6 +213,8 @@ class Network:
             check_vector("statistics", statistics, model.statistics)
             for name, vector in (("parameters", theta), ("statistics", statistics)):
                 check_finite(name, vector)
+            if statistics.dtype != dtype:
+                raise ValueError(f"its parameters are {dtype}, and its statistics {statistics.dtype}.")
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} holds no network: {error}") from error
         network = cls(engine, model, dtype=dtype)
