@@ -52,13 +52,13 @@ def picture_width(figure):
 
 
 def png(figure):
-    """Return the figure as the bytes of a PNG file of 64 colours: a third of the size, and no eye can tell.
+    """Return the figure as the bytes of a PNG file of 128 colours: less than half of the size, and no eye can tell.
 
     The colours are spread over those in the figure, not over its pixels, so that a single dot keeps its own.
     """
     drawn, packed = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=DPI, facecolor="white")
-    few = Image.open(drawn).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few = Image.open(drawn).convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
     few.save(packed, format="png", optimize=True)
     return packed.getvalue()
 
