@@ -1,8 +1,15 @@
 """The command line: `python -m mlpkit doctor | train | bench`."""
 
-import argparse
 import os
+import signal
+
+HEEDED = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell has its background jobs ignore Ctrl-C
+if __name__ == "__main__" and HEEDED:  # while Python imports what follows, there is nothing to lose
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
+import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from tqdm import tqdm
@@ -11,7 +18,7 @@ from . import data, engines
 from .data.mnist import FILES
 from .files import check_writable
 from .kernels import gpu
-from .lab import experiments, machine, processes, results
+from .lab import experiments, interrupts, machine, processes, results
 from .lab.experiments.optimizers import RATES
 from .nn.models import MODELS
 from .training.fit import Diverged
@@ -48,6 +55,12 @@ def main(arguments=None):
     except KeyboardInterrupt:
         print("\nmlpkit: interrupted; what was finished is kept.", file=sys.stderr)
         return 130
+
+
+def _flush():
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
 
 
 def _open_streams():
@@ -108,13 +121,15 @@ def run_bench(options):
     saved: list[Path] = []
 
     def save(record):
-        if not saved:
-            results.set_aside(options.experiment, where)
-        saved.append(results.save(record, where))
+        check()
+        saved.append(results.save_part(record, where))
 
     try:
-        with tqdm(unit="part", bar_format="{desc} [{elapsed}]", disable=None) as bar:
-            experiment.measure(save=save, progress=bar.set_description_str, **plan)
+        with tqdm(unit="part", bar_format="{desc} [{elapsed}]", disable=None) as bar, interrupts.heeded() as check:
+            record = experiment.measure(save=save, progress=bar.set_description_str, **plan)
+            check()
+        results.set_aside(options.experiment, where)
+        saved.append(results.save(record, where))
     finally:  # an interrupted run shows what it has, too
         if saved:
             print(experiment.table(results.load(saved[-1])))
@@ -182,4 +197,12 @@ def _add_train_options(parser):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if HEEDED:
+        at_once = signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = main()
+    if HEEDED:
+        signal.signal(signal.SIGINT, at_once)
+    if code == 130:  # amid what a library did: its clean-up at the end of a program may crash, or wait for its threads
+        _flush()
+        os._exit(code)
+    sys.exit(code)

@@ -96,6 +96,16 @@ def gate(engine, recipe, train):
     return losses
 
 
+def whole(history):
+    """Return the history of a training that nobody stopped.
+
+    Raises KeyboardInterrupt where Ctrl-C ended it, which `fit` answers with what there is: a part is no evidence.
+    """
+    if history.stopped == "interrupted":
+        raise KeyboardInterrupt
+    return history
+
+
 def relative_error(losses, wanted):
     """Return the largest difference of any loss from the wanted one, as a part of it; NaN where one of them is NaN."""
     return float(np.max(np.abs(losses / wanted - 1)))

@@ -4,11 +4,14 @@ A module that is asked so prints its answer as JSON, and nothing else, when it i
 """
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from .machine import ROOT
 
@@ -20,13 +23,77 @@ class Failed(RuntimeError):
 def ask(module, *arguments, env=None):
     """Return what `python -m module arguments` prints, as JSON has it. env: its environment, this process's if None.
 
-    Raises Failed with the process's last error, or with its exit code where it has said nothing.
+    Raises Failed with the process's last error, or with its exit code where it has said nothing. Ctrl-C ends it, and
+    what it has started.
     """
     command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
-    if done.returncode:
-        raise Failed(_last_error(done.stderr) or f"the process ended with code {done.returncode}")
-    return json.loads(done.stdout)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=env, cwd=ROOT, start_new_session=True
+    ) as process:
+        try:
+            answer, said = process.communicate()
+        except BaseException:
+            _kill_all(process)
+            raise
+    if process.returncode:
+        raise Failed(_last_error(said) or f"the process ended with code {process.returncode}")
+    return json.loads(answer)
+
+
+def _kill_all(process):
+    """Kill a process that leads a session, and all others in it: libraries start some of their own."""
+    if os.name == "nt":
+        process.kill()
+    else:
+        with suppress(ProcessLookupError):  # all have ended by themselves
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+class Waiting:
+    """A process that prepares itself, says so with a line, waits for one, and prints its answer, as JSON has it.
+
+    So several can prepare side by side, and measure one after another: `ready()` of each, then `answer()` of each. Both
+    raise Failed as `ask` does. A context manager, which ends the process and what it has started.
+    """
+
+    def __init__(self, module, *arguments, env=None):
+        command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
+        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (a pipe that nobody reads would fill up)
+        pipes: dict = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.said}
+        self.process = subprocess.Popen(command, text=True, env=env, cwd=ROOT, start_new_session=True, **pipes)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        _kill_all(self.process)
+        self.process.communicate()
+        self.said.close()
+
+    def ready(self):
+        """Return when the process is prepared."""
+        self._line()
+
+    def answer(self):
+        """Return what the process prints when it is asked to go on."""
+        with suppress(BrokenPipeError):
+            print(file=self.process.stdin, flush=True)
+        return json.loads(self._line())
+
+    def _line(self):
+        assert self.process.stdout
+        if line := self.process.stdout.readline():
+            return line
+        code = self.process.wait()
+        self.said.seek(0)
+        raise Failed(_last_error(self.said.read()) or f"the process ended with code {code}")
+
+
+def wait_to_be_asked():
+    """Say that this process is ready, and return when it is asked: the other side of `Waiting`."""
+    print("ready", flush=True)
+    sys.stdin.readline()
 
 
 def _last_error(said):
@@ -39,11 +106,14 @@ def _last_error(said):
 def busy_programs(n, seconds=60):
     """Run `n` programs beside this one that do nothing but compute; they end by themselves after so many seconds."""
     code = f"import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
-    running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(n)]
+    running: list[subprocess.Popen] = []
     try:
+        while len(running) < n:
+            running.append(subprocess.Popen([sys.executable, "-c", code]))
         time.sleep(0.2 if n else 0)  # until they are at it
         yield
     finally:
         for process in running:
             process.kill()
+        for process in running:
             process.wait()

@@ -1,8 +1,8 @@
 """A record is a measurement that somebody else can check: the raw samples, and everything they depend on.
 
 Records are JSON files, `results/<machine>/<experiment>.json`. Those in the repository are the runs that the chapters
-show; `results/mine/` is for the reader's own, and git ignores it. A record is written again after each measurement,
-atomically, so an interrupted run loses nothing that it has measured.
+show; `results/mine/` is for the reader's own, and git ignores it. While it is made, a record is written after each
+measurement, so an interrupted run loses nothing that it has measured; but under another name, which ends in `.partial`.
 """
 
 import json
@@ -69,10 +69,22 @@ def collect(record, found, save):
 
 
 def save(record, machine_name=MINE, folder=FOLDER):
-    """Write the record, atomically, and return its path."""
+    """Write a whole record, atomically, and return its path. What `save_part` wrote of it goes."""
     path = Path(folder) / machine_name / f"{record['experiment']}.json"
     write_atomically(path, _to_json(record).encode())
+    _part(path, record).unlink(missing_ok=True)
     return path
+
+
+def save_part(record, machine_name=MINE, folder=FOLDER):
+    """Write what there is so far of a record, to `<experiment> <when>.json.partial`, and return this path."""
+    path = _part(Path(folder) / machine_name / f"{record['experiment']}.json", record)
+    write_atomically(path, _to_json(record).encode())
+    return path
+
+
+def _part(path, record):
+    return path.with_name(f"{path.stem} {record['date'][:19].replace('T', ' ').replace(':', '.')}.json.partial")
 
 
 def place(experiment, machine_name=MINE):

@@ -5,6 +5,7 @@ The two rates of the roofline of Williams, Waterman and Patterson (2009), both f
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from threading import Barrier
 from typing import Any
@@ -97,7 +98,8 @@ def _together(threads, prepare):
         gate.wait()  # go
         call()
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool, ExitStack() as at_end:
+        at_end.callback(gate.abort)  # after Ctrl-C nobody waits any longer
         futures = [pool.submit(work) for _ in range(threads)]
         gate.wait()
         start = time.perf_counter()  # before the gate opens: afterwards this thread might have to wait for a core

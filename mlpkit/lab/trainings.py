@@ -15,6 +15,7 @@ from mlpkit.training.history import History
 from mlpkit.training.recipe import Recipe
 
 from . import results
+from .bench import whole
 
 LOSS_EVERY = 10  # steps: a record keeps the mean loss of so many at a time
 
@@ -31,7 +32,7 @@ class Plan:
     tested: Recipe | None = None
 
 
-def measure(experiment, save=results.save, progress=print, plan=None, dataset=None):
+def measure(experiment, save=results.save_part, progress=print, plan=None, dataset=None):
     """Train all recipes of an experiment's plan from each seed, and return its record."""
     dataset = dataset or load(scaled=True)
     record = results.new(experiment, seeds=plan.seeds, loss_every=LOSS_EVERY)
@@ -51,6 +52,7 @@ def train(recipe, dataset, test=False):
     run = {"recipe": recipe.to_dict(), "diverged": None, "test_accuracy": None}
     try:
         network, history = recipe.train(dataset)
+        whole(history)
         if test:
             run["test_accuracy"] = network.evaluate(*dataset.test)[1]
     except Diverged as error:

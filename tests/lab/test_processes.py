@@ -1,8 +1,12 @@
 """A process of one's own answers, or says in a sentence why not."""
 
 import os
+import signal
 import subprocess
+import threading
+import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from shared import one_sentence
@@ -43,6 +47,41 @@ def test_a_process_that_fails_says_why(code, words, ask):
         ask(code)
     assert str(caught.value) == words
     one_sentence(caught.value)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no process groups")
+def test_ctrl_c_ends_a_process_and_those_that_it_has_started(ask, tmp_path):
+    """Also where they ignore Ctrl-C, which the terminal sends to all of them."""
+    nap = "import os, signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    nap += f"; open({str(tmp_path)!r} + '/' + str(os.getpid()), 'w').close()"
+    start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {f'{nap}; time.sleep(60)'!r}])"
+    interrupt = threading.Thread(target=_interrupt_when, args=(lambda: len(_numbers(tmp_path)) == 2,))
+    interrupt.start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        ask(f"{start}; {nap}; time.sleep(60)")
+    assert time.monotonic() - begin < 50
+    interrupt.join()
+    while any(map(_runs, _numbers(tmp_path))):
+        assert time.monotonic() - begin < 50
+
+
+def _numbers(folder):
+    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+
+
+def _interrupt_when(ready):
+    while not ready():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _runs(number):
+    """Say whether a process is there, and not just waiting to be forgotten."""
+    try:
+        return "zombie" not in Path(f"/proc/{number}/status").read_text()
+    except OSError:
+        return False
 
 
 def test_a_warning_is_no_reason(ask):

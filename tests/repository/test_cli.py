@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,9 +42,9 @@ def small(monkeypatch):
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
     """Keep records in a folder of the test's own."""
-    save = results.save
     monkeypatch.setattr(results, "ROOT", tmp_path)
-    monkeypatch.setattr(results, "save", lambda record, name="mine": save(record, name, tmp_path / "results"))
+    for name in ("save", "save_part"):
+        monkeypatch.setattr(results, name, partial(getattr(results, name), folder=tmp_path / "results"))
     monkeypatch.setattr(machine, "busy", lambda: None)
     return tmp_path / "results"
 
@@ -314,27 +316,28 @@ def test_every_experiment_is_run_shown_and_kept(name, folder, monkeypatch, capsy
         record = results.new(name)
         progress("a part")
         save(record)
+        return record
 
     found = experiments.load(name)
     assert callable(found.measure)
     monkeypatch.setattr(found, "measure", measure)
     monkeypatch.setattr(found, "table", lambda record: "a table")
     assert cli.main(["bench", name]) == 0
-    assert (folder / "mine" / f"{name}.json").exists()
+    assert [path.name for path in (folder / "mine").iterdir()] == [f"{name}.json"]
     output = capsys.readouterr().out
     assert "a table" in output
     assert f"{name}.json" in output
 
 
 def test_a_published_record_goes_into_a_folder_named_after_the_machine(folder, experiment):
-    experiment.measure = lambda save, progress: save(results.new("engines"))
+    experiment.measure = lambda save, progress: results.new("engines")
     assert cli.main(["bench", "--publish"]) == 0
     assert [path.name for path in folder.iterdir()] == [machine.name()]
 
 
 def test_a_published_record_is_made_by_the_thorough_plan_where_there_is_one(folder, experiment):
     asked = []
-    experiment.measure = lambda save, progress, plan="usual": asked.append(plan) or save(results.new("engines"))
+    experiment.measure = lambda save, progress, plan="usual": asked.append(plan) or results.new("engines")
     experiment.THOROUGH = "thorough"
     assert [cli.main(["bench", *options]) for options in ([], ["--publish"])] == [0, 0]
     assert asked == ["usual", "thorough"]
@@ -342,12 +345,14 @@ def test_a_published_record_is_made_by_the_thorough_plan_where_there_is_one(fold
 
 def test_a_busy_machine_is_mentioned(folder, experiment, monkeypatch, capsys):
     monkeypatch.setattr(machine, "busy", lambda: "this machine is busy")
-    experiment.measure = lambda save, progress: save(results.new("engines"))
+    experiment.measure = lambda save, progress: results.new("engines")
     assert cli.main(["bench"]) == 0
     assert "mlpkit: this machine is busy." in capsys.readouterr().err
 
 
-def test_an_interrupted_bench_keeps_what_it_has_and_shows_it(folder, experiment, capsys):
+def test_an_interrupted_bench_keeps_what_it_has_under_another_name_and_shows_it(folder, experiment, capsys):
+    whole = results.save(results.new("engines") | {"commit": "the last one"})
+
     def measure(save, progress):
         save(results.new("engines"))
         raise KeyboardInterrupt
@@ -357,18 +362,37 @@ def test_an_interrupted_bench_keeps_what_it_has_and_shows_it(folder, experiment,
     said = capsys.readouterr()
     assert "interrupted; what was finished is kept" in said.err
     assert "a table" in said.out
-    results.load(folder / "mine" / "engines.json")
+    assert results.load(whole)["commit"] == "the last one"
+    (part,) = set(whole.parent.iterdir()) - {whole}
+    assert part.name.endswith(".json.partial")
+    assert part.name in said.out
+
+
+def test_nothing_is_kept_of_what_swallows_ctrl_c(folder, experiment):
+    """As `fit` does, as a callback from C does, and as an import in C or Numba does, which raise something else."""
+
+    def swallow(save, progress, then=lambda: None):
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        then()
+        save(results.new("engines"))
+        return results.new("engines")
+
+    def fail():
+        raise SystemError("returned a result with an exception set")
+
+    for then in (lambda: None, fail, partial(time.sleep, 30)):
+        experiment.measure = partial(swallow, then=then)
+        start = time.monotonic()
+        assert cli.main(["bench"]) == 130
+        assert time.monotonic() - start < 20
+    assert not list(folder.glob("*/*"))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_last_record_stays_beside_the_one_that_follows_it(folder, experiment):
-    def measure(save, progress):
-        record = results.new("engines")
-        save(record)
-        save(record)
-        raise KeyboardInterrupt
-
-    experiment.measure = measure
-    assert [cli.main(["bench"]) for _ in range(3)] == [130, 130, 130]
+    experiment.measure = lambda save, progress: results.new("engines")
+    assert [cli.main(["bench"]) for _ in range(3)] == [0, 0, 0]
     kept = sorted(path.name for path in (folder / "mine").iterdir())
     assert (len(kept), kept[-1]) == (3, "engines.json")  # not even the record before the last is lost
     assert all(name.endswith(".json.previous") for name in kept[:-1])

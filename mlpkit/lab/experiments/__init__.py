@@ -6,11 +6,11 @@ An experiment is a package, or a module of a few lines where it only varies anot
     measure.py    makes the record; it needs the machine that the question is about
     read.py       says what a record means, on any machine, from the record alone
 
-`measure(save=results.save, progress=print, plan=USUAL)` returns the record. It calls `save(record)` whenever something
-was added, so that Ctrl-C costs no more than what was being measured, and `progress(text)` with what comes next. `plan`
-says how much to measure; an experiment that takes longer for a published record exports such a plan as THOROUGH. Some
-take their data as one more argument, None for MNIST's. Raises `engines.EngineUnavailable` where nothing of it can be
-measured.
+`measure(save=results.save_part, progress=print, plan=USUAL)` returns the record. It calls `save(record)` whenever
+something was added, so that Ctrl-C costs no more than what was being measured, and `progress(text)` with what comes
+next. `plan` says how much to measure; an experiment that takes longer for a published record exports such a plan as
+THOROUGH. Some take their data as one more argument, None for MNIST's. Raises `engines.EngineUnavailable` where nothing
+of it can be measured, and KeyboardInterrupt after Ctrl-C: part of a training is no evidence (see `bench.whole`).
 
 `table(record)` returns the record as text for the terminal, an unfinished one's too.
 

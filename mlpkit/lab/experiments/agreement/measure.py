@@ -6,7 +6,7 @@ from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.engines import BASELINE
 from mlpkit.lab import results
-from mlpkit.lab.bench import GATE_STEPS, Stepper, relative_error
+from mlpkit.lab.bench import GATE_STEPS, Stepper, relative_error, whole
 from mlpkit.training.recipe import Recipe
 
 
@@ -34,7 +34,7 @@ class Answer:
     test_accuracy: float
 
 
-def measure(save=results.save, progress=print, plan=USUAL, dataset=None, experiment="agreement"):
+def measure(save=results.save_part, progress=print, plan=USUAL, dataset=None, experiment="agreement"):
     """Train with each engine that can run here, and return the record. experiment: the record's name."""
     dataset = dataset or load(scaled=True)
     record = results.new(experiment, recipe=plan.recipe.to_dict(), seeds=plan.seeds)
@@ -55,4 +55,4 @@ def answer(name, recipe, dataset):
     losses, wanted = (Stepper(engine, recipe, dataset.train).take(GATE_STEPS)[1] for engine in (name, BASELINE))
     network, history = recipe.train(dataset, name)
     error, test_accuracy = relative_error(losses, wanted), network.evaluate(*dataset.test)[1]
-    return Answer(name, recipe.seed, losses.tolist(), error, history.accuracy[-1], test_accuracy)
+    return Answer(name, recipe.seed, losses.tolist(), error, whole(history).accuracy[-1], test_accuracy)

@@ -30,7 +30,7 @@ class Plan:
 USUAL = Plan()
 
 
-def measure(save=results.save, progress=print, plan=USUAL, experiment="compile"):
+def measure(save=results.save_part, progress=print, plan=USUAL, experiment="compile"):
     """Time the first step of each engine with an empty cache and with a filled one, and return the record.
 
     experiment: the record's name. Raises EngineUnavailable where one of the engines can't run.

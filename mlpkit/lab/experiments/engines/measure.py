@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.lab import machine, results
-from mlpkit.lab.bench import GateError, Stepper, Timing, gate
+from mlpkit.lab.bench import GateError, Stepper, Timing, gate, whole
 from mlpkit.lab.clock import in_turns
 from mlpkit.lab.results import median_us
 from mlpkit.training.recipe import Recipe
@@ -24,7 +24,7 @@ USUAL = Plan()
 THOROUGH = Plan(Timing(rounds=30, patience=20.0))
 
 
-def measure(save=results.save, progress=print, plan=USUAL, dataset=None):
+def measure(save=results.save_part, progress=print, plan=USUAL, dataset=None):
     """Gate, time and train the engines, and return the record. dataset: see `data.load`."""
     dataset, recipe = dataset or load(scaled=True), plan.recipe
     record = results.new("engines", recipe=recipe.to_dict(), timing=asdict(plan.timing))
@@ -85,5 +85,5 @@ def _train(run, dataset, recipe, patience):
     if run["training_seconds"] > patience:
         return
     network, history = recipe.train(dataset, run["engine"])
-    run["loss"], run["training_seconds"] = history.loss, sum(history.seconds)
+    run["loss"], run["training_seconds"] = whole(history).loss, sum(history.seconds)
     run["test_accuracy"] = network.evaluate(*dataset.test)[1]

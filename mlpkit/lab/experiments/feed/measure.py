@@ -48,7 +48,7 @@ class Plan:
 USUAL = Plan()
 
 
-def measure(save=results.save, progress=print, plan=USUAL, train=None):
+def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
     """Measure everything, and return the record. train: (X, y), X uint8 pixels; MNIST's where None is given.
 
     Raises EngineUnavailable where there is no GPU, and GateError where a way to feed computes something else.

@@ -48,7 +48,7 @@ class Plan:
 USUAL = Plan()
 
 
-def measure(save=results.save, progress=print, plan=USUAL, train=None):
+def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
     """Measure everything, and return the record. train: (X, y), MNIST's where None is given."""
     from mlpkit.lab import roof  # takes Numba
 

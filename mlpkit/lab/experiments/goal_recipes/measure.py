@@ -17,7 +17,7 @@ CANDIDATES = (
 USUAL = Plan(CANDIDATES, seeds=5)
 
 
-def measure(save=results.save, progress=print, plan=USUAL, dataset=None):
+def measure(save=results.save_part, progress=print, plan=USUAL, dataset=None):
     """Train each candidate from each seed, and return the record, which has no losses of steps."""
     record = results.new("goal_recipes", seeds=plan.seeds, share=SHARE)
     found = trainings.runs(plan, dataset or load(scaled=True), progress)

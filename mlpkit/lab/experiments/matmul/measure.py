@@ -31,7 +31,7 @@ class Plan:
 USUAL = Plan()
 
 
-def measure(save=results.save, progress=print, plan=USUAL):
+def measure(save=results.save_part, progress=print, plan=USUAL):
     """Measure everything, and return the record."""
     from mlpkit.engines.loops.simd import LANES, ROWS
     from mlpkit.lab import roof

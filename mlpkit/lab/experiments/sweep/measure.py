@@ -46,7 +46,7 @@ class Plan:
 USUAL = Plan()
 
 
-def measure(save=results.save, progress=print, plan=USUAL, train=None):
+def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
     """Time a step of each engine in every case, and return the record. train: (X, y), MNIST's where None is given."""
     train = train or load(scaled=True).train
     record = results.new("sweep", plan=asdict(plan), recipe=RECIPE.to_dict())

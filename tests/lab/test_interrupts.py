@@ -1,0 +1,166 @@
+"""Ctrl-C ends a measurement soon and without a word too much; of what it has cut short, nothing is kept."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import pytest
+from shared import SMALL, dataset
+
+from mlpkit.lab import bench, interrupts, roof, trainings
+from mlpkit.lab.experiments import agreement, engines, goal, goal_recipes
+from mlpkit.lab.machine import ROOT
+from mlpkit.training.history import History
+from mlpkit.training.recipe import Recipe
+
+QUICK = Recipe(model=SMALL, batch_size=8, epochs=3)
+NAMES = ("numpy_baseline",)
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows sends Ctrl-C in another way")
+
+MEASUREMENTS = {
+    "best": partial(trainings.measure, "best", plan=trainings.Plan((QUICK,))),
+    "agreement": partial(agreement.measure, plan=agreement.Plan(NAMES, QUICK, seeds=1)),
+    "goal": partial(goal.measure, plan=goal.Plan(NAMES, goals={97: QUICK}, seeds=1)),
+    "goal_recipes": partial(goal_recipes.measure, plan=goal_recipes.Plan((QUICK,), seeds=1)),
+    "engines": partial(engines.measure, plan=engines.Plan(bench.Timing(1, 2, 2), QUICK, NAMES)),
+}
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_a_training_that_was_interrupted_is_no_evidence(name, monkeypatch):
+    """Whoever calls `measure`: `fit` itself swallows Ctrl-C, and returns what there is."""
+    saved, fit = [], sys.modules["mlpkit.training.fit"].fit
+
+    def interrupted(*arguments, **options):
+        history = fit(*arguments, **options | {"epochs": 1})
+        history.stopped = "interrupted"
+        return history
+
+    for module in [module for module in list(sys.modules.values()) if vars(module).get("fit") is fit]:
+        monkeypatch.setattr(module, "fit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        MEASUREMENTS[name](
+            save=lambda record: saved.append(json.dumps(record)), progress=lambda _: None, dataset=dataset()
+        )
+    assert not any('accuracy": 0' in text or 'accuracy": [0' in text for text in saved)
+
+
+@pytest.mark.parametrize("stopped", ["finished", "early", "diverged"])
+def test_only_ctrl_c_makes_a_training_less_than_whole(stopped):
+    history = History(stopped=stopped)
+    assert bench.whole(history) is history
+
+
+@posix
+def test_ctrl_c_is_raised_again_until_it_is_heeded():
+    with interrupts.heeded() as check:
+        check()
+        for what in (
+            partial(os.kill, os.getpid(), signal.SIGINT),
+            partial(time.sleep, 30),
+            partial(time.sleep, 30),
+            check,
+        ):
+            with pytest.raises(KeyboardInterrupt):
+                what()
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+@posix
+def test_what_swallows_ctrl_c_says_nothing_about_it(capsys):
+    class Callback:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(30)
+
+    with interrupts.heeded() as check:
+        Callback()
+        with pytest.raises(KeyboardInterrupt):
+            check()
+    assert capsys.readouterr().err == ""
+    assert sys.unraisablehook.__module__ != interrupts.__name__
+
+
+@posix
+def test_a_job_in_the_background_heeds_no_ctrl_c():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts.heeded() as check:
+            signal.raise_signal(signal.SIGINT)
+            check()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_nobody_waits_at_the_barrier_for_a_program_that_ctrl_c_has_ended(monkeypatch):
+    class Barrier(threading.Barrier):
+        def wait(self, timeout=None):
+            if threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(roof, "Barrier", Barrier)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        roof.peak(threads=2, flops=1)
+    assert time.monotonic() - begin < 30
+
+
+# As a user presses it
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of the package, so that no record of this checkout is touched."""
+    folder = tmp_path_factory.mktemp("workbook")
+    shutil.copytree(ROOT / "mlpkit", folder / "mlpkit", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def interrupt(folder, *command, after):
+    """Run a command, press Ctrl-C after so many seconds; return its exit code, seconds to its end, and what it said."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "mlpkit", *command],
+        cwd=folder,
+        env=os.environ | {"MLPKIT_DATA": str(ROOT / "data"), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    time.sleep(after)
+    begin = time.monotonic()
+    os.killpg(child.pid, signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    return child.returncode, time.monotonic() - begin, said
+
+
+@posix
+@pytest.mark.parametrize("name", ["best", "goal", "floor", "compile", "engines"])
+def test_ctrl_c_ends_a_bench_at_any_time(name, copy):
+    after = random.Random(name).uniform(3, 7)
+    code, seconds, said = interrupt(copy, "bench", name, after=after)
+    assert (code, "Traceback" in said, "Exception ignored" in said) == (130, False, False), said
+    assert seconds < 10  # two, where tests have not all cores at work
+    assert not list(copy.glob("results/*/*.json"))  # whole ones
+    for path in copy.glob(f"results/mine/{name}*.partial"):
+        for run in json.loads(path.read_text())["runs"]:
+            if "validation_loss" in run:
+                assert len(run["validation_loss"]) == run["recipe"]["epochs"]
+
+
+@posix
+@pytest.mark.parametrize("after", [0.1, 0.2, 0.3])
+def test_ctrl_c_while_python_imports_is_answered_with_nothing(after, copy):
+    """Before it comes to the package's own first line, Python itself answers: nothing can be done about that."""
+    code, _, said = interrupt(copy, "doctor", after=after)
+    if "runpy" not in said and code != -signal.SIGINT:
+        assert (code, said) == (130, "")
