@@ -7,9 +7,12 @@ compiles for a chip that need not be here, and asks `ptxas` what the code takes 
 What several kernels need is a header, `.cuh`: beside the file that includes it, or here where several rooms need it.
 
 A file defines each macro that it needs, inside `#ifndef`, so that it compiles as it stands: the tests compile every
-file for sm_80 and sm_90. A file for newer chips alone says so in a line of its first comment, `// needs sm_90`.
+file for sm_80 and sm_90. A file for newer chips alone says so in a line of its first comment, `// needs sm_90`. One
+that says `// needs sm_90a` uses instructions that only this very chip has, and neither older nor newer ones.
 """
 
+import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -19,6 +22,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+
+from mlpkit.files import write_atomically
 
 FOLDER = Path(__file__).parent
 OPTIONS = ("-std=c++17", "-default-device")
@@ -72,11 +77,20 @@ def names():
     return sorted(path.stem for path in FOLDER.glob("*/*.cu"))
 
 
+def chip(name):
+    """Return the oldest chip that `<name>.cu` is for, such as "sm_80"; one that ends with "a" is the only one."""
+    comment = re.match("(//.*\n)*", source(name))
+    found = re.search(r"^// needs (sm_\w+)$", comment[0] if comment else "", re.MULTILINE)
+    return found[1] if found else "sm_80"
+
+
 @cache
 def load(name, **macros):
     """Return the file `<name>.cu` as a `cupy.RawModule`, compiled for this GPU on first use, with macros defined."""
     import cupy  # here, because a machine with no GPU can still read and check the sources
 
+    if chip(name).endswith("a"):  # CuPy compiles for sm_90 where the GPU is one
+        return cupy.RawModule(path=str(_file_of_cubin(name, chip(name), macros)))
     return cupy.RawModule(code=source(name), options=(*OPTIONS, *_definitions(macros)))
 
 
@@ -85,14 +99,46 @@ def ptx(name, arch="sm_90", **macros):
 
     Raises RuntimeError with the compiler's messages where the file is wrong.
     """
+    return _compile(name, _exactly(name, arch).replace("sm", "compute"), macros).decode()
+
+
+def cubin(name, arch="sm_90", **macros):
+    """Return the machine code of `<name>.cu` for a chip, as bytes, from NVRTC: no GPU is needed.
+
+    Raises RuntimeError with the compiler's messages where the file is wrong.
+    """
+    return _compile(name, _exactly(name, arch), macros)
+
+
+def _exactly(name, arch):
+    """Return `arch` with the "a" of a file that is for this very chip."""
+    return chip(name) if chip(name) == f"{arch}a" else arch
+
+
+def _file_of_cubin(name, arch, macros):
+    """Return the path of a file with the machine code, compiled if it is not in CuPy's cache already."""
+    from cupy.cuda import nvrtc
+
+    folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+    depends_on = repr((source(name), arch, macros, nvrtc.getVersion()))
+    path = folder / f"{name}-{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.cubin"
+    if not path.is_file():
+        write_atomically(path, cubin(name, arch, **macros))
+    return path
+
+
+def _compile(name, arch, macros):
+    """Return what NVRTC makes for `arch`: PTX as bytes for "compute_90", machine code for "sm_90"."""
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(source(name), f"{name}.cu", (), ())
     try:
-        nvrtc.compileProgram(program, (*OPTIONS, f"-arch={arch.replace('sm', 'compute')}", *_definitions(macros)))
-        return nvrtc.getPTX(program).decode()
+        nvrtc.compileProgram(program, (*OPTIONS, f"-arch={arch}", *_definitions(macros)))
+        return nvrtc.getPTX(program) if arch.startswith("compute") else nvrtc.getCUBIN(program)
     except nvrtc.NVRTCError as error:
-        raise RuntimeError(f"{name}.cu does not compile for {arch}:\n{nvrtc.getProgramLog(program)}") from error
+        raise RuntimeError(
+            f"{name}.cu does not compile for {arch.replace('compute', 'sm')}:\n{nvrtc.getProgramLog(program)}"
+        ) from error
     finally:
         nvrtc.destroyProgram(program)
 
@@ -105,7 +151,7 @@ def resources(name, arch="sm_90", **macros):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "code.ptx"
         path.write_text(ptx(name, arch, **macros))
-        command = [ptxas(), "-v", f"-arch={arch}", str(path), "-o", f"{folder}/code.cubin"]
+        command = [ptxas(), "-v", f"-arch={_exactly(name, arch)}", str(path), "-o", f"{folder}/code.cubin"]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     return dict(_read_report(said))
 

@@ -20,8 +20,10 @@ __device__ void mma_m16n8k16_u8s8(int (&c)[4], Word a0, Word a1, Word b0) {
 }
 
 // Numbers of TF32, which have 11 bits.
-__device__ void mma_m16n8k8_tf32(float (&c)[4], const Word (&a)[4], const Word (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+__device__ void mma_m16n8k8_tf32(float (&c)[4], const Word (&a)[4], const Word (&b)[2])
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3},"
+        " {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
@@ -31,6 +33,32 @@ __device__ void mma_m16n8k16_bf16(float (&c)[4], const Word (&a)[4], Word b0, Wo
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// By four warps together, in the background: a 64 x 16 numbers, b 16 x 256, both in shared memory, where descriptors say.
+// A warp has 16 rows of c, in pieces of 8 columns as above. Only sm_90a has these.
+#define FOUR(c) "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+#define SIXTEEN(c, i) FOUR(c[i]), FOUR(c[i + 1]), FOUR(c[i + 2]), FOUR(c[i + 3])
+__device__ void wgmma_m64n256k16_bf16(float (&c)[32][4], Word64 a, Word64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+                 "%128, %129, 1, 1, 1, 0, 1;"  // add to c; neither minus a nor minus b; a lies by rows of k, b turned
+                 : SIXTEEN(c, 0), SIXTEEN(c, 4), SIXTEEN(c, 8), SIXTEEN(c, 12), SIXTEEN(c, 16), SIXTEEN(c, 20),
+                   SIXTEEN(c, 24), SIXTEEN(c, 28)
+                 : "l"(a), "l"(b));
+}
+
+// Before the first of a sequence, after the last, and until all but PENDING sequences are done.
+__device__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+__device__ void wgmma_wait_group() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
 
 // The address that instructions want which know shared memory only.
 __device__ Word shared_address(const void* at) { return __cvta_generic_to_shared(at); }
@@ -104,6 +132,10 @@ __device__ void mbarrier_arrive_expect_tx(Word64* barrier, Word bytes) {
                  : "memory");
 }
 
+__device__ void mbarrier_arrive(Word64* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 __device__ bool mbarrier_try_wait(Word64* barrier, Word phase) {
     Word over;
     asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
@@ -117,6 +149,19 @@ __device__ void cp_async_bulk(void* to, const void* from, Word bytes, Word64* ba
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+// What the copy engine has to know of a matrix: see tensor_map.py.
+struct alignas(64) TensorMap {
+    char bytes[128];
+};
+
+// Copy the box of a matrix that begins at column x, row y.
+__device__ void cp_async_bulk_tensor_2d(void* to, const TensorMap* matrix, int x, int y, Word64* barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+                     shared_address(to)),
+                 "l"(matrix), "r"(x), "r"(y), "r"(shared_address(barrier))
                  : "memory");
 }
 
@@ -177,6 +222,13 @@ __device__ long long globaltimer() {
     long long now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
     return now;
+}
+
+// The number of the multiprocessor that this block is on.
+__device__ Word smid() {
+    Word number;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
+    return number;
 }
 
 // A turn of a loop that waits for another block or a copy. After seconds of turns, something else must have failed.

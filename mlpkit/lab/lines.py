@@ -44,8 +44,12 @@ def files(name):
 
 def count(path):
     """Return how many lines of a Python or CUDA C file hold code."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".py":
+    return count_text(path.read_text(encoding="utf-8"), path.suffix == ".py")
+
+
+def count_text(text, python=True):
+    """Return how many lines of a text in Python, or else in CUDA C, hold code."""
+    if not python:
         return sum(bool(line.strip()) for line in COMMENT_IN_C.sub(_newlines, text).splitlines())
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     lines = {line for token in tokens if token.type not in NOT_CODE for line in range(token.start[0], token.end[0] + 1)}

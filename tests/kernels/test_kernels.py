@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from shared import one_sentence
@@ -54,16 +55,6 @@ def _missing():
 needs_compiler = pytest.mark.skipif(_missing() is not None, reason=_missing() or "")
 
 
-def oldest(name):
-    """Return the oldest chip that a file is for: a line of its head, such as `// needs sm_90`, else sm_80."""
-    for line in kernels.source(name).splitlines():
-        if not line.startswith("//"):
-            break
-        if line.startswith("// needs sm_"):
-            return line.split()[2]
-    return "sm_80"
-
-
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
     """Put kernel files of the test's own where the package looks for them: in a room."""
@@ -85,8 +76,8 @@ def folder(monkeypatch, tmp_path):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("name", kernels.names())
 def test_a_kernel_file_compiles_and_spills_nothing(name, arch):
-    if arch < oldest(name):
-        pytest.skip(f"{name}.cu needs {oldest(name)}")
+    if arch < kernels.chip(name).rstrip("a"):
+        pytest.skip(f"{name}.cu needs {kernels.chip(name)}")
     found = kernels.resources(name, arch)
     assert found, f"{name}.cu has no kernel"
     assert {kernel: one.spilled_bytes for kernel, one in found.items()} == dict.fromkeys(found, 0)
@@ -193,6 +184,37 @@ def test_a_module_is_made_once_for_each_set_of_macros(folder, monkeypatch):
     assert made == [(*kernels.OPTIONS, "-DFACTOR=3"), (*kernels.OPTIONS, "-DFACTOR=4")]
 
 
+# An instruction that only sm_90a has.
+HOPPERS = """// A fence.
+// needs sm_90a
+extern "C" __global__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+"""
+
+
+@needs_compiler
+def test_a_file_for_one_chip_alone_is_compiled_for_that_chip(folder, monkeypatch, tmp_path):
+    import cupy
+
+    (folder / "fence.cu").write_text(HOPPERS)
+    assert (kernels.chip("fence"), kernels.chip("scale")) == ("sm_90a", "sm_80")
+    assert ".target sm_90a" in kernels.ptx("fence")
+    assert kernels.resources("fence").keys() == {"fence"}
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cupy, "RawModule", lambda path: Path(path))
+    compiled = kernels.load("fence")
+    assert compiled.read_bytes().startswith(b"\x7fELF")
+    monkeypatch.setattr(kernels, "cubin", None)  # so that a second one would fail
+    kernels.load.cache_clear()
+    assert kernels.load("fence") == compiled
+
+
+@needs_compiler
+def test_hoppers_instructions_do_not_compile_for_others(folder):
+    (folder / "fence.cu").write_text(HOPPERS.replace("// needs sm_90a\n", ""))
+    with pytest.raises(RuntimeError, match=r"fence\.cu does not compile for sm_90:\n.*not supported"):
+        kernels.cubin("fence")
+
+
 @pytest.mark.gpu
 def test_a_kernel_runs(folder):
     import cupy
@@ -254,6 +276,7 @@ WRONG = [
     ("matmul_6_pipelined", {"STAGES": 40}, "227 KiB"),
     ("matmul_7_tf32", {"DEPTH": 8}, "two sets"),
     ("cluster_barrier", {"BLOCKS": 32}, "16 blocks"),
+    ("matmul_10_wgmma", {"STAGES": 5}, "227 KiB"),
 ]
 
 

@@ -7,14 +7,14 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from mlpkit import engines, kernels
-from mlpkit.lab import results
+from mlpkit.lab import lines, results
 from mlpkit.lab.experiments import matmul_ladder
-from mlpkit.lab.experiments.matmul_ladder import ERRORS, RUNGS, Plan, rungs
+from mlpkit.lab.experiments.matmul_ladder import ERRORS, OTHERS, RUNGS, Plan, others, rungs
 
 measuring = import_module("mlpkit.lab.experiments.matmul_ladder.measure")  # the package has a function of that name
 
 SHAPES = [(1, 1, 1), (3, 5, 2), (5, 1, 7), (17, 33, 31), (128, 784, 128), (130, 132, 260), (129, 67, 257), (4, 1000, 8)]
-QUICK = Plan(samples=2, sample_ms=0.1, shapes=((5, 9, 7),), cubes=(64,), transposed=100)
+QUICK = Plan(samples=2, sample_ms=0.1, shapes=((5, 9, 7),), cubes=(64,), fused=((5, 9, 7),), transposed=100)
 
 
 def why_no_compiler():
@@ -38,10 +38,12 @@ needs_compiler = pytest.mark.skipif(why_no_compiler() is not None, reason=str(wh
 @pytest.mark.parametrize("arch", matmul_ladder.ARCHITECTURES)
 @pytest.mark.parametrize("name", RUNGS)
 def test_every_rung_compiles_and_spills_nothing(name, arch):
+    if arch < kernels.chip(RUNGS[name].file).rstrip("a"):
+        pytest.skip(f"it is for {kernels.chip(RUNGS[name].file)}")
     found = matmul_ladder.resources(RUNGS[name], arch)
     assert found["spilled_bytes"] == 0
     assert 0 < found["registers"] * found["threads"] <= 65536
-    assert found["shared_bytes"] <= 163 * 1024  # of a block on sm_80
+    assert found["shared_bytes"] <= {"sm_80": 163, "sm_90": 227}[kernels.chip(RUNGS[name].file).rstrip("a")] * 1024
 
 
 @needs_compiler
@@ -53,7 +55,7 @@ def test_the_other_kernels_compile(name, arch):
 
 def test_the_rungs_are_the_files_in_their_order():
     files = [name for name in kernels.names() if name.startswith("matmul_")]
-    assert [rung.file for rung in RUNGS.values()] == sorted(files)
+    assert [rung.file for rung in RUNGS.values()] == sorted(files, key=lambda name: int(name.split("_")[1]))
 
 
 @pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
@@ -85,19 +87,27 @@ def test_no_gpu_is_said_in_a_sentence(monkeypatch):
 @pytest.fixture
 def small_gpu(monkeypatch):
     """A GPU that gives a block 99 KiB of shared memory, as a GeForce does."""
-    monkeypatch.setattr(rungs, "_most_shared", lambda: 99 * 1024)
+    pretend(monkeypatch, "89", 99)
+
+
+def pretend(monkeypatch, capability, kib):
+    monkeypatch.setattr(rungs, "_capability", lambda: capability)
+    monkeypatch.setattr(rungs, "_most_shared", lambda: kib * 1024)
+
+
+NEEDS_MORE = ("tf32", "bf16", "wgmma")
 
 
 def test_a_rung_that_does_not_fit_is_left_out_with_a_sentence(small_gpu):
     said = []
-    assert list(matmul_ladder.fitting(RUNGS, said.append)) == [n for n in RUNGS if n not in ("tf32", "bf16")]
-    assert [sentence.split()[0] for sentence in said] == ["matmul_7_tf32", "matmul_8_bf16"]
+    assert list(matmul_ladder.fitting(RUNGS, said.append)) == [n for n in RUNGS if n not in NEEDS_MORE]
+    assert [sentence.split()[0] for sentence in said] == [RUNGS[name].file for name in NEEDS_MORE]
     assert "need 133 KiB of shared memory and may have 99." in said[0]
 
 
-@pytest.mark.parametrize("name", ["tf32", "bf16"])
+@pytest.mark.parametrize("name", NEEDS_MORE)
 def test_the_product_of_a_rung_that_does_not_fit_is_refused(name, small_gpu):
-    with pytest.raises(ValueError, match="does not fit on this GPU"):
+    with pytest.raises(ValueError, match=r"does not fit on this GPU|no older and no newer one"):
         matmul_ladder.matmul(name, None, None)
 
 
@@ -105,13 +115,34 @@ def test_a_record_goes_on_without_rungs_that_do_not_fit(small_gpu, monkeypatch):
     monkeypatch.setattr(measuring, "occupancy", lambda rung: {"registers": 32})
     said = []
     runs = list(measuring._resources(QUICK, said.append))
-    assert [run["rung"] for run in runs] == [n for n in RUNGS if n not in ("tf32", "bf16")]
+    assert [run["rung"] for run in runs] == [n for n in RUNGS if n not in NEEDS_MORE]
     assert [sentence for sentence in said if "matmul_8_bf16 does not fit" in sentence]
 
 
-def test_each_rung_fits_where_it_may_have_163_kib(monkeypatch):
-    monkeypatch.setattr(rungs, "_most_shared", lambda: 163 * 1024)  # compute capability 8.0
-    assert list(matmul_ladder.fitting(RUNGS)) == list(RUNGS)
+@pytest.mark.parametrize(("capability", "kib"), [("80", 163), ("90", 227), ("100", 227), ("120", 227)])
+def test_hoppers_own_rung_is_refused_on_older_and_on_newer_chips(capability, kib, monkeypatch):
+    pretend(monkeypatch, capability, kib)
+    assert matmul_ladder.fitting(RUNGS, lambda reason: None).keys() - {"wgmma"} == RUNGS.keys() - {"wgmma"}
+    reason = matmul_ladder.why_not(RUNGS["wgmma"])
+    if capability == "90":
+        assert reason is None
+    else:
+        assert reason.startswith("matmul_10_wgmma needs compute capability 9.0, no older and no newer one")
+        assert reason.endswith(f"this GPU has {int(capability) / 10}.")
+
+
+def test_what_is_not_installed_is_left_out_with_a_sentence(monkeypatch):
+    monkeypatch.setattr(others, "find_spec", lambda name: None)
+    said = []
+    assert matmul_ladder.available(progress=said.append) == {}
+    assert len(said) == 2
+    assert "Numba" in said[0]
+    assert "torch and triton" in said[1]
+
+
+def test_numba_that_only_plays_a_gpu_is_left_out(monkeypatch):
+    monkeypatch.setattr("numba.config.ENABLE_CUDASIM", True)
+    assert "NUMBA_ENABLE_CUDASIM" in others.why_no_numba()
 
 
 def test_the_table_shows_a_record():
@@ -123,11 +154,53 @@ def test_the_table_shows_a_record():
         {"kind": "copy", "bytes": 2**31, "samples_gbps": [3900.0]},
         {"kind": "product", "way": "cublas_float32", "samples_us": [3000.0]} | size,
         {"kind": "product", "way": "naive", "samples_us": [6000.0]} | size,
+        {"kind": "loop", "way": "numba_naive", "cost": 21.75},
+        {"kind": "fused", "way": "triton, one kernel", "samples_us": [200.0]} | size,
         {"kind": "transpose", "way": "direct", "samples_gbps": [900.0]},
     ]
     text = matmul_ladder.table({"runs": runs})
-    for words in ("62.0 TFLOP/s", "3,900 GB/s", "40 registers", "25% of its threads", "50.0% of cuBLAS", "900 GB/s"):
+    for words in (
+        "62.0 TFLOP/s",
+        "3,900 GB/s",
+        "40 registers",
+        "25% of its threads",
+        "50.0% of cuBLAS",
+        "900 GB/s",
+        "one kernel",
+    ):
         assert words in text
+
+
+LOOP = """$L__BB0_4:
+    // in the loop
+    .pragma "nounroll";
+	ld.global.f32 	%f12, [%rd44];
+	fma.rn.f32 	%f14, %f13, %f12, %f29;
+	@%p6 bra 	$L__BB0_4;
+
+$L__BB0_5:
+	ret;
+"""
+
+
+def test_the_instructions_of_the_busiest_loop_are_counted_for_a_multiply_add():
+    assert others.loop_cost(LOOP) == 3
+    assert others.loop_cost("ld.global.f32 %f1, [%rd1];\n" + LOOP) == 3  # not those before it
+
+
+@needs_compiler
+def test_a_loop_without_shared_memory_has_more_to_do():
+    naive, shared = (others.loop_cost(kernels.ptx(RUNGS[name].file)) for name in ("naive", "shared"))
+    assert 3 < shared < naive < 6
+
+
+def test_lines_are_those_of_a_function_or_a_file_and_its_rooms_headers():
+    assert matmul_ladder.source("numba_naive").splitlines()[:2] == ["@cuda.jit", "def naive(a, b, c):"]
+    counted = {name: matmul_ladder.code_lines(name) for name in (*RUNGS, *OTHERS)}
+    assert counted["numba_naive"] == 8  # the docstring is free
+    assert counted["naive"] == counted["coalesced"] < counted["shared"] < counted["registers"]
+    assert counted["triton"] < counted["registers"]
+    assert counted["wgmma"] > lines.count(kernels.place("matmul_10_wgmma"))
 
 
 def test_shares_are_those_of_cublas_in_the_same_precision():
@@ -234,6 +307,32 @@ def test_the_same_product_has_the_same_bits(name):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_what_is_written_in_python_multiplies_too(other):
+    if reason := other.why_not():
+        pytest.skip(reason)
+    for m, k, n in SHAPES:
+        a, b, wanted = matrices(m, k, n)
+        call, c = other.prepare(a, b)
+        c.fill(np.nan)
+        call()
+        assert_allclose(c.get(), wanted, rtol=0, atol=4 * ERRORS[other.precision] * k**0.5, err_msg=f"{m} {k} {n}")
+
+
+@pytest.mark.gpu
+def test_a_layer_of_tritons_adds_its_bias_and_cuts_below_zero():
+    import cupy
+
+    if reason := OTHERS["triton"].why_not():
+        pytest.skip(reason)
+    a, b, wanted = matrices(130, 77, 141)
+    bias = cupy.linspace(-1, 1, 141, dtype=np.float32)
+    call, c = others.triton(a, b, bias)
+    call()
+    assert_allclose(c.get(), np.maximum(wanted + bias.get(), 0), rtol=0, atol=0.4)
+
+
+@pytest.mark.gpu
 def test_what_does_not_fit_is_refused():
     a, b, _ = matrices(3, 4, 5)
     for wrong in [(a, a), (a, b.astype(np.float64)), (a, b[0]), (a[:0], b)]:
@@ -257,7 +356,8 @@ def test_the_record_has_what_the_chapter_reads(tmp_path):
     saved = []
     record = matmul_ladder.measure(save=saved.append, progress=lambda what: None, plan=QUICK)
     assert len(saved) == len(record["runs"])
-    assert {run["kind"] for run in record["runs"]} == {"resources", "peak", "copy", "product", "transpose"}
+    kinds = {"resources", "peak", "copy", "product", "loop", "fused", "transpose"}
+    assert {run["kind"] for run in record["runs"]} - {"loop"} == kinds - {"loop"}  # that, only where Numba is
     again = results.load(results.save(record, folder=tmp_path))
     assert matmul_ladder.share(again, "naive", 64, 64, 64) > 0
     assert "of cuBLAS" in matmul_ladder.table(again)

@@ -11,7 +11,7 @@
 
 extern "C" __global__ void matmul(const float* A, const float* B, float* C, int M, int N, int K)
 {
-    int row = blockIdx.x * blockDim.x + threadIdx.x;  // threadIdx.x counts the threads of a warp
+    int row = blockIdx.x * blockDim.x + threadIdx.x;  // x counts the threads of a warp
     int column = blockIdx.y * blockDim.y + threadIdx.y;
     if (row >= M || column >= N) return;
 

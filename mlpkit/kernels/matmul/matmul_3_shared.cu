@@ -27,8 +27,9 @@ void matmul(const float* A, const float* B, float* C, int M, int N, int K)
 
     float total = 0;
     for (int start = 0; start < K; start += TILE) {
-        A_tile[y][x] = row < M && start + x < K ? A[(size_t)row * K + start + x] : 0;
-        B_tile[y][x] = start + y < K && column < N ? B[(size_t)(start + y) * N + column] : 0;
+        bool A_inside = row < M && start + x < K, B_inside = start + y < K && column < N;
+        A_tile[y][x] = A_inside ? A[(size_t)row * K + start + x] : 0;
+        B_tile[y][x] = B_inside ? B[(size_t)(start + y) * N + column] : 0;
         __syncthreads();  // the tiles are complete
         for (int k = 0; k < TILE; ++k) total += A_tile[y][k] * B_tile[k][x];
         __syncthreads();  // nobody needs them any more

@@ -63,7 +63,8 @@ void matmul(const float* A, const float* B, float* C, int M, int N, int K)
         A_tile[A_k + 1][A_row] = a.y;
         A_tile[A_k + 2][A_row] = a.z;
         A_tile[A_k + 3][A_row] = a.w;
-        B_tile[B_k][B_column / 4] = load4(B, start + B_k, first_column + B_column, K, N, B_aligned);
+        B_tile[B_k][B_column / 4] =
+            load4(B, start + B_k, first_column + B_column, K, N, B_aligned);
         __syncthreads();
 
         #pragma unroll

@@ -81,7 +81,8 @@ inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int 
         A_from += DEPTH, A_columns -= DEPTH;
         B_from += (size_t)DEPTH * N, B_rows -= DEPTH;
     };
-    auto arrive = [] {  // wait for all but the last so many groups of copies: one is started in each step
+    // Wait for all but the last so many groups of copies: one is started in each step.
+    auto arrive = [] {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
         __syncthreads();
     };

@@ -1,13 +1,13 @@
-"""The first three rungs in Python: what their CUDA C files do, for `numba.cuda`, to read and to step through.
+"""The first three rungs in Python: what their CUDA C files do, for `numba.cuda`, to time, to read and to step through.
 
 With no GPU, Numba can play the GPU's part: set NUMBA_ENABLE_CUDASIM=1 before numba is imported, and each thread is one
 of Python's, which can print and be stopped by a debugger. That is slow: ten rows and columns are enough.
 """
 
 import numpy as np
-from numba import cuda, float32
+from numba import config, cuda, float32
 
-TILE = 8  # 64 threads a block: the simulator starts a thread of Python's for each
+TILE = 8 if config.ENABLE_CUDASIM else 32  # 64 threads a block: the simulator starts a thread of Python's for each
 
 
 @cuda.jit
@@ -57,7 +57,11 @@ def shared(a, b, c):
 def matmul(kernel, a, b):
     """Return the product of two float32 NumPy arrays by one of the three kernels."""
     c = np.empty((a.shape[0], b.shape[1]), np.float32)
-    down, across = (-(-size // TILE) for size in c.shape)
-    blocks = (down, across) if kernel is naive else (across, down)
-    kernel[blocks, (TILE, TILE)](a, b, c)
+    prepare(kernel, *c.shape)(a, b, c)
     return c
+
+
+def prepare(kernel, m, n):
+    """Return one of the three kernels with as many blocks as a product (m, n) needs: call it with a, b and c."""
+    down, across = -(-m // TILE), -(-n // TILE)
+    return kernel[(down, across) if kernel is naive else (across, down), (TILE, TILE)]

@@ -1,7 +1,8 @@
-"""What is a rung of the ladder worth? One product on the GPU in nine ways, from a loop in each thread to tensor cores.
+"""What is a rung of the ladder worth? One product on the GPU in ten ways, from a loop in each thread to tensor cores.
 
 The record "matmul_ladder" holds what the rungs do at several sizes beside cuBLAS, NVIDIA's own library, and the two
-limits that all of them run into. `rungs` says what a rung is, `warps` what the threads of its warps touch at once.
+limits that all of them run into. `rungs` says what a rung is, `warps` what the threads of its warps touch at once, and
+`others` has the product in Numba and in Triton.
 """
 
 from . import warps as warps
@@ -10,6 +11,11 @@ from .measure import Plan as Plan
 from .measure import measure as measure
 from .measure import rates as rates
 from .measure import transpose as transpose
+from .others import OTHERS as OTHERS
+from .others import available as available
+from .others import code_lines as code_lines
+from .others import source as source
+from .read import PRECISIONS as PRECISIONS
 from .read import gflops as gflops
 from .read import median_us as median_us
 from .read import roofs as roofs

@@ -4,7 +4,10 @@ import numpy as np
 
 from mlpkit.lab import results
 
+from .others import OTHERS
 from .rungs import RUNGS, flops
+
+PRECISIONS = {name: way.precision for name, way in (RUNGS | OTHERS).items()}
 
 
 def median_us(record, way, m, n, k):
@@ -20,8 +23,8 @@ def gflops(record, way, m, n, k):
 
 
 def share(record, way, m, n, k):
-    """Return a rung's rate as a part of cuBLAS's in the same precision at the same size, None without either."""
-    ours, theirs = (gflops(record, name, m, n, k) for name in (way, f"cublas_{RUNGS[way].precision}"))
+    """Return a way's rate as a part of cuBLAS's in the same precision at the same size, None without either."""
+    ours, theirs = (gflops(record, name, m, n, k) for name in (way, f"cublas_{PRECISIONS[way]}"))
     return ours / theirs if ours and theirs else None
 
 
@@ -42,6 +45,10 @@ def table(record):
     for m, n, k in shapes:
         lines.append(f"{m} x {k} times {k} x {n}")
         lines += [_way_line(record, run) for run in results.runs(record, kind="product", m=m, n=n, k=k)]
+    for run in results.runs(record, kind="loop"):
+        lines.append(f"loop of {run['way']:<16}{run['cost']:>6.1f} instructions a multiply-add")
+    for run in results.runs(record, kind="fused"):
+        lines.append(f"layer {run['m']} x {run['k']} x {run['n']}: {run['way']:<24}{results.median(run):>8,.1f} us")
     for run in results.runs(record, kind="transpose"):
         lines.append(f"transpose {run['way']:<20}{np.median(run['samples_gbps']):>8,.0f} GB/s")
     return "\n".join(lines)
@@ -59,5 +66,5 @@ def _way_line(record, run):
     shape = run["m"], run["n"], run["k"]
     line = f"  {run['way']:<16}{median_us(record, run['way'], *shape):>12,.1f} us"
     line += f"{gflops(record, run['way'], *shape) / 1e3:>9.2f} TFLOP/s"
-    part = share(record, run["way"], *shape) if run["way"] in RUNGS else None
+    part = share(record, run["way"], *shape) if run["way"] in PRECISIONS else None
     return line + (f"{part:>8.1%} of cuBLAS" if part else "") + f"   error {run['error']:.0e}"

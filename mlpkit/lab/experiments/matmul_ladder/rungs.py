@@ -1,6 +1,6 @@
-"""Nine ways to multiply two matrices on the GPU: each is a file of `kernels/matmul`, and how to launch it.
+"""Ten ways to multiply two matrices on the GPU: each is a file of `kernels/matmul`, and how to launch it.
 
-c (m, n) = a (m, k) b (k, n), all float32 and stored by rows; two rungs round a and b on the way. What a launch takes
+c (m, n) = a (m, k) b (k, n), all float32 and stored by rows; three rungs round a and b on the way. What a launch takes
 (blocks, bytes fetched, registers by the compiler's account) can be said with no GPU; CuPy is imported where one is
 needed.
 """
@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.kernels import tensor_map
 
 ARCHITECTURES = ("sm_80", "sm_90")  # the oldest chips that the kernels run on, and those of the records
 ERRORS = {"float32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}  # how far off a product may be, as a part of its norm
@@ -23,7 +24,8 @@ class Rung:
 
     tile: rows and columns of c that a block computes. threads: of a block. grid: how the blocks are numbered, "nm"
     along n in x and along m in y, "mn" the other way, "1" all in x. shared: bytes of shared memory that a block is
-    given at its launch. reuse: rows and columns for which a number is fetched once, where that is not the tile.
+    given at its launch. reuse: rows and columns for which a number is fetched once, where that is not the tile. boxes:
+    rows and columns of a, and of b, that the copy engine takes at a time; the kernel is given tensor maps of both.
     """
 
     label: str
@@ -34,6 +36,7 @@ class Rung:
     shared: int = 0
     precision: str = "float32"
     reuse: tuple[int, int] | None = None
+    boxes: tuple[tuple[int, int], ...] = ()
 
     def blocks(self, m, n):
         """Return the number of blocks in x and in y."""
@@ -69,6 +72,11 @@ RUNGS = {
     "tf32": _large("tensor cores, TF32", "matmul_7_tf32", (5, 4, 128 * (16 + 4), 16 * (256 + 8)), "tf32"),
     "bf16": _large("tensor cores, bfloat16", "matmul_8_bf16", (3, 2, 128 * (64 + 8), 64 * (256 + 8)), "bf16"),
     "slices": Rung("a small c: slices of k", "matmul_9_slices", (8, 16), (512,)),
+    "wgmma": Rung(
+        *("Hopper's own instruction", "matmul_10_wgmma", (128, 256), (288,), "1"),
+        *(4 * (2 * 64 * (128 + 256) + 2 * 8), "bf16"),  # four slots, and two barriers for each
+        boxes=((128, 64), (64, 64)),
+    ),
 }
 
 
@@ -117,10 +125,15 @@ def prepare(rung, a, b, out=None):
         raise ValueError(
             f"{rung.file} can't multiply {(m, k)} and {(k, n)}: {blocks[1]} blocks in y, {MOST_BLOCKS} at most."
         )
-    a, b = _by_rows(rung.precision, a, b)
+    a, b = by_rows(rung.precision, a, b)
     c = cupy.empty((m, n), np.float32) if out is None else out
-    kernel, arguments = _kernel(rung), (a, b, c, *map(np.int32, (m, n, k)))
-    return lambda: kernel(blocks, rung.threads, arguments, shared_mem=rung.shared), c
+    operands = [tensor_map.encode(*found) for found in zip((a, b), (k, n), rung.boxes, strict=False)] or (a, b)
+    kernel, arguments = _kernel(rung), (*operands, c, *map(np.int32, (m, n, k)))
+
+    def call(kept=(a, b)):  # a tensor map keeps no array alive
+        kernel(blocks, rung.threads, arguments, shared_mem=rung.shared)
+
+    return call, c
 
 
 def _check(a, b):
@@ -132,7 +145,7 @@ def _check(a, b):
         raise ValueError(f"no product of {a.shape} and {b.shape}: no number in them.")
 
 
-def _by_rows(precision, *arrays):
+def by_rows(precision, *arrays):
     """Return matrices stored by rows, and rounded where the precision is "bf16"."""
     import cupy
 
@@ -153,10 +166,21 @@ def round_rows(array, multiple=8):
 
 def why_not(rung):
     """Return why a rung cannot run on this GPU, a sentence, or None where it can."""
+    chip, here = kernels.chip(rung.file), _capability()
+    if chip.endswith("a") and chip != f"sm_{here}a":
+        alone, here = (f"{digits[:-1]}.{digits[-1]}" for digits in (chip[3:-1], here))
+        return f"{rung.file} needs compute capability {alone}, no older and no newer one, and this GPU has {here}."
     if not rung.shared or rung.shared <= (most := _most_shared()):
         return None
     needed, most = -(-rung.shared // 1024), most // 1024  # KiB
     return f"{rung.file} does not fit on this GPU: its blocks need {needed} KiB of shared memory and may have {most}."
+
+
+def _capability():
+    """Return this GPU's compute capability as its digits, such as "90"."""
+    import cupy
+
+    return cupy.cuda.Device().compute_capability
 
 
 @cache
@@ -211,7 +235,7 @@ def cublas(precision, a, b):
     from cupy.cuda import cublas as library
 
     (m, k), n = a.shape, b.shape[1]
-    a, b = _by_rows(precision, a, b)
+    a, b = by_rows(precision, a, b)
     c = cupy.empty((m, n), np.float32)
     kind = {"float32": 0, "tf32": 0, "bf16": 14}[precision]  # CUDA_R_32F, CUDA_R_16BF
     compute = {"float32": 68, "tf32": 77, "bf16": 68}[precision]  # CUBLAS_COMPUTE_32F, .._32F_FAST_TF32

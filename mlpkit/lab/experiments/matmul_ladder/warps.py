@@ -52,7 +52,7 @@ class Hand:
 
 def _hand(rows, columns, ks=0, b_columns=None):
     b_columns = columns if b_columns is None else b_columns
-    return Hand(*(np.atleast_1d(np.asarray(numbers)) for numbers in (rows, columns, ks, ks, b_columns)))
+    return Hand(*(np.atleast_1d(np.asarray(numbers, int)) for numbers in (rows, columns, ks, ks, b_columns)))
 
 
 def _strided(thread):
@@ -87,6 +87,14 @@ def _tensor(thread, ks):
     )
 
 
+def _wgmma(thread):
+    """Return the sums of a thread, in two rows of its warp's. It reads nothing of A and B: the instruction does."""
+    warp, lane = divmod(thread, WARP)
+    g, t = divmod(lane, 4)
+    rows = [16 * warp + g, 16 * warp + g + 8] if warp < 8 else []  # the ninth warp only asks for copies
+    return _hand(rows, np.ravel(8 * np.arange(32)[:, None] + 2 * t + np.arange(2)), [])
+
+
 def _slices(thread):
     warp, lane = divmod(thread, WARP)
     ks = _fours(4 * (4 * warp + lane % 4), 1, 0)
@@ -103,6 +111,7 @@ HANDS = {
     "tf32": lambda thread: _tensor(thread, lambda t: np.array([t, t + 4])),
     "bf16": lambda thread: _tensor(thread, lambda t: np.array([2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9])),
     "slices": _slices,
+    "wgmma": _wgmma,
 }
 # How many k are drawn, and how many of them a block has at hand in a step.
 DEPTHS = {
@@ -115,6 +124,7 @@ DEPTHS = {
     "tf32": (16, 16),
     "bf16": (64, 64),
     "slices": (64, 64),
+    "wgmma": (64, 64),
 }
 
 
