@@ -7,9 +7,12 @@ measurement, so an interrupted run loses nothing that it has measured; but under
 
 import json
 import os
+import re
 import subprocess
+import warnings
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +38,7 @@ FIELDS = {
     "settings": dict,
     "runs": list,
 }
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tabs and the ends of lines
 
 
 class RecordError(ValueError):
@@ -122,11 +126,41 @@ def load(path):
     for name, kind in FIELDS.items():
         if not isinstance(record.get(name), kind):
             raise RecordError(f"{path} lacks {name!r}, or it is no {kind.__name__}.")
-    if not {"cpu", "cores", "gpu"} <= record["machine"].keys() or "found" not in record["machine"]["gpu"]:
+    gpu = record["machine"].get("gpu")
+    if not {"cpu", "cores"} <= record["machine"].keys() or not isinstance(gpu, dict) or "found" not in gpu:
         raise RecordError(f"{path} does not say on which machine it was made: 'machine' lacks cpu, cores or gpu.")
     if not all(isinstance(run, dict) for run in record["runs"]):
         raise RecordError(f"{path} has a run that is no dict.")
+    if any(map(CONTROL.search, _texts(record))):
+        raise RecordError(f"{path} has a text with control characters, which could be commands to a terminal.")
     return record
+
+
+def _texts(value):
+    """Yield all texts in what JSON can hold."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _texts(part)
+
+
+def reads(table):
+    """Have a function of a record raise RecordError, in one sentence, where the record is not as the function needs it.
+
+    Whether the fields of a run are there, and are numbers, shows when they are read: a record may be somebody else's.
+    """
+
+    @wraps(table)
+    def read(record, *arguments, **options):
+        try:
+            with warnings.catch_warnings(action="ignore"):  # as of the mean of no samples, which is NaN
+                return table(record, *arguments, **options)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            what = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+            raise RecordError(f"this record can't be read, a field is missing or odd ({what}).") from error
+
+    return read
 
 
 def published(experiment, folder=FOLDER):
@@ -187,6 +221,7 @@ def mean_and_spread(fractions):
     return f"{np.mean(fractions):.2%} +- {spread:.2%}"
 
 
+@reads
 def caption(record, cpu=True):
     """Return where and when the record was made, in one line. cpu=False: name the GPU alone, where there was one."""
     facts = record["machine"]

@@ -84,6 +84,7 @@ def summary(record):
     return list(groups.values())
 
 
+@results.reads
 def table(record):
     """Return the record as a table for the terminal."""
     lines = [f"{'recipe':<72}{'validation accuracy':>20}{'seeds':>7}"]

@@ -67,13 +67,18 @@ class Explorer:
             last=len(frames) - 1,
             start=start,
             value=html.escape(str(values[start])),
-            frames=json.dumps(frames),
-            values=json.dumps([str(value) for value in values]),
+            frames=_for_script(frames),
+            values=_for_script([str(value) for value in values]),
         )
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         live = self.widget._repr_mimebundle_(include=include, exclude=exclude)
         return live | {"text/html": self.static(), "text/plain": self.alt}
+
+
+def _for_script(texts):
+    """Return a list of texts as JavaScript that may stand in a page: no `<`, so nothing that ends or begins a tag."""
+    return json.dumps(texts).replace("<", "\\u003c")
 
 
 class LiveTraining:

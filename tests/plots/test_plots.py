@@ -1,6 +1,7 @@
 """Figures can be drawn and read, and what moves on a page is drawn anew."""
 
 import base64
+import html
 import io
 import json
 import re
@@ -263,6 +264,32 @@ def test_two_explorers_on_a_page_do_not_meddle_with_each_other():
     ids = [Tags(explorer(amplitude=a).static()).one("figure")["id"] for a in ([1, 2], [1, 3])]
     assert len(set(ids)) == 2
     assert ids[0] in "".join(Tags(explorer(amplitude=[1, 2]).static()).scripts)
+
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<!--<script>",
+    "-->",
+    '" onload="alert(1)" x="',
+    "' onload='alert(1)",
+    "&lt;img src=x onerror=alert(1)&gt;",
+    "<img src=x onerror=alert(1)>",
+    "{frames}",
+    "\u2028\u2029\\u003c",
+    "a\nb",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_text_from_somebody_elses_record_executes_nothing_in_a_page(text):
+    """Wherever it stands: as a value, a control's name, or the text alternative."""
+    live = widgets.Explorer(lambda **values: wave(1), text, **{text: [text, "other"], "second": [text]})
+    tags, usual = Tags(live.static()), Tags(explorer().static())
+    assert [(name, set(found)) for name, found in tags.found] == [(name, set(found)) for name, found in usual.found]
+    assert frames(live)[1] == [text, "other"]
+    assert tags.one("img")["alt"] == text
+    assert not re.search("<[!/a-z]", "".join(tags.scripts))
+    assert live.widget.children[-1].value == html.escape(text)
 
 
 def test_a_notebook_gets_the_live_form_the_static_one_and_the_text():

@@ -11,6 +11,7 @@ def accuracies(record):
     return found
 
 
+@results.reads
 def table(record):
     """Return the record as a table for the terminal."""
     lines = [f"{'engine':<18}{'test accuracy':>20}{'seeds':>7}{'largest error of a loss':>25}"]

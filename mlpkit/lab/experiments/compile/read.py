@@ -23,6 +23,7 @@ def wait_s(record, engine, cache):
     return float(np.median([sum(sample.get(what, 0.0) for what in WAIT) for sample in case["samples_s"]]))
 
 
+@results.reads
 def table(record):
     """Return the record as a table for the terminal."""
     lines = [f"{'seconds of the first step':<28}{'cache empty':>12}{'filled':>10}{'later step':>12}"]

@@ -5,6 +5,7 @@ from mlpkit.lab import results
 from mlpkit.lab.results import brief, median_us
 
 
+@results.reads
 def table(record):
     """Return the record as a table for the terminal; below it why some engines are missing."""
     baseline = results.runs(record, engine=BASELINE)

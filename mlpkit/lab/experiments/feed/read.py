@@ -66,6 +66,7 @@ def lanes(way, pieces, steps=6):
     return rows
 
 
+@results.reads
 def table(record):
     """Return the record as text for the terminal: a line a run, with what was measured and the medians of its times."""
     return "\n".join(map(_line, record["runs"]))

@@ -2,7 +2,7 @@
 
 from mlpkit.lab import results
 
-WAYS = ("trainer", "fit", "validated", "train")
+WAYS = ("trainer", "fit", "validated", "train", "new_seed")
 
 
 def added(run, way):
@@ -10,6 +10,7 @@ def added(run, way):
     return results.median(run, f"{way}_us") / results.median(run, "trainer_us") - 1
 
 
+@results.reads
 def table(record):
     """Return the record as a table for the terminal: microseconds a step, and what each way adds."""
     lines = [f"{'us a step':<20}{'recipe':<12}" + "".join(f"{way:>18}" for way in WAYS)]

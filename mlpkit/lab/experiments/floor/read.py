@@ -48,6 +48,7 @@ def parts(record, step):
     return results.runs(record, kind="operation", **{key: step[key] for key in ("optimizer", "batch_size", "threads")})
 
 
+@results.reads
 def table(record):
     """Return the record as text for the terminal: both rates, what steps take and their floors, a profile, and BLAS."""
     lines = []

@@ -22,6 +22,7 @@ def seconds(case):
     return estimate_s(case) if is_estimate(case) else results.median(case, "seconds")
 
 
+@results.reads
 def table(record):
     """Return the record as a table for the terminal: ~ marks an estimate."""
     lines = [f"{'engine':<24}{'goal':>6}{'seconds':>12}{'worst test accuracy':>22}{'runs':>6}"]

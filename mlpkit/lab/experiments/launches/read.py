@@ -21,6 +21,7 @@ def first_win(record, engine, baseline=BASELINE):
     return sizes[lost + 1] if lost + 1 < len(sizes) else None
 
 
+@results.reads
 def table(record):
     """Return the record as text for the terminal."""
     return "\n".join(_LINES[run["kind"]](run) for run in record["runs"])

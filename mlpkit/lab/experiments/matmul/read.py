@@ -36,6 +36,7 @@ def threads_of(record):
     return sorted({run["threads"] for run in results.runs(record, kind="peak")})
 
 
+@results.reads
 def table(record):
     """Return the record as text for the terminal."""
     lines = []

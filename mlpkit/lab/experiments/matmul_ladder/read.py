@@ -36,6 +36,7 @@ def roofs(record):
     )
 
 
+@results.reads
 def table(record):
     """Return the record as text for the terminal: both limits, what each kernel takes, each rung at each size."""
     peak, copy = roofs(record)

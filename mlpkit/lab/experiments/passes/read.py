@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from mlpkit.engines import BASELINE
-from mlpkit.lab.results import median, median_us
+from mlpkit.lab.results import median, median_us, reads
 
 ENGINES = (BASELINE, "numba_hybrid", "numba_step")
 
@@ -31,6 +31,7 @@ def best_us(run):
     return min(run["samples_us"])
 
 
+@reads
 def table(record):
     """Return the record as text for the terminal."""
     return "\n".join(_LINES[run["kind"]](run) for run in record["runs"])

@@ -4,6 +4,7 @@ from mlpkit.lab import results
 from mlpkit.lab.results import brief, median_us
 
 
+@results.reads
 def table(record):
     """Return the record as a table for the terminal: microseconds a step, a column a recipe."""
     recipes: dict[str, None] = dict.fromkeys(_title(run["recipe"]) for run in record["runs"])

@@ -3,6 +3,7 @@
 from mlpkit.lab import results
 
 
+@results.reads
 def table(record):
     """Return the record as a table for the terminal."""
     lines = [f"{'a barrier; a number there and back':<36}{'blocks':>8}{'us':>10}"]

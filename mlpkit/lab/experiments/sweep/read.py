@@ -53,6 +53,7 @@ def _find(record, engine, width, batch_size, threads):
     return next((run for run in results.runs(record, **wanted) if run["samples_us"] and not run["why_not"]), None)
 
 
+@results.reads
 def table(record):
     """Return the record as text for the terminal: a row an engine, a column a batch size, its speed against NumPy's."""
     widths, threads, batch_sizes = (_values(record, name) for name in ("width", "threads", "batch_size"))

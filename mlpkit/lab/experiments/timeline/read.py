@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from mlpkit.lab.results import median
+from mlpkit.lab.results import median, reads
 
 
 def busy_us(run):
@@ -29,6 +29,7 @@ def counts(run):
     return Counter(short(name) for name, *_ in run["kernels"])
 
 
+@reads
 def table(record):
     """Return the record as a table for the terminal."""
     columns = ("host asks", "GPU alone", "together", "kernels", "busy")
