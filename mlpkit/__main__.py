@@ -9,6 +9,8 @@ if __name__ == "__main__" and HEEDED:  # while Python imports what follows, ther
 
 import argparse
 import sys
+import tempfile
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -89,9 +91,11 @@ def train(options):
         chosen["lr"] = GOOD_RATES[options.optimizer]
     recipe = Recipe(model=MODELS[options.model], **chosen)
     if options.save:
+        _check_apart(options.save, options.checkpoints)
         check_writable(options.save)
     dataset = data.load(options.data)
-    with tqdm(total=recipe.epochs, unit="epoch", disable=None) as bar:
+    with tqdm(total=recipe.epochs, unit="epoch", disable=None) as bar, warnings.catch_warnings():
+        warnings.showwarning = _show_warning
         network, history = recipe.train(
             dataset,
             options.engine,
@@ -101,11 +105,30 @@ def train(options):
             on_epoch=lambda history: _show_epoch(history, bar),
         )
     if options.save:  # before anything is printed, which may fail
-        network.save(options.save)
+        _save(network, options.save)
     print(f"{history.stopped}; accuracy on validation {network.evaluate(*dataset.validation)[1]:.2%}")
     if options.test:
         print(f"accuracy on test {network.evaluate(*dataset.test)[1]:.2%}")
     return 130 if history.stopped == "interrupted" else 0
+
+
+def _check_apart(save, folder):
+    """Raise ValueError where the network would be saved over a checkpoint, or where their folder is to be."""
+    if folder:
+        folder = Path(os.path.realpath(folder))
+        taken = [folder, *folder.parents, *(folder / name for name in ("last.npz", "best.npz", ".lock"))]
+        if os.path.realpath(save).casefold() in (str(path).casefold() for path in taken):
+            raise ValueError(f"{save} is where the checkpoints go: choose another place for --save.")
+
+
+def _save(network, path):
+    """Save a network, or, where that fails, elsewhere: others may have filled the disk while it was trained."""
+    try:
+        network.save(path)
+    except OSError as error:
+        refuge = Path(tempfile.mkdtemp(prefix="mlpkit-")) / path.name
+        network.save(refuge)
+        raise OSError(f"{str(error).rstrip('.')}; the network is in {refuge}.") from error
 
 
 def run_bench(options):
@@ -134,6 +157,11 @@ def run_bench(options):
         if saved:
             print(experiment.table(results.load(saved[-1])))
             print(f"\nThe record, with all samples: {saved[-1].relative_to(results.ROOT)}")
+
+
+def _show_warning(message, *_):
+    with suppress(OSError):  # the disk that is full may hold this stream, too
+        tqdm.write(f"mlpkit: {message}", sys.stderr)
 
 
 def _show_epoch(history, bar):

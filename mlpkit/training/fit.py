@@ -10,7 +10,9 @@ for as well: then the GPU never waits for the host.
 
 import math
 import time
+import warnings
 from collections import deque
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -22,10 +24,10 @@ import numpy as np
 from mlpkit.checks import check_batch, check_count, check_finite
 from mlpkit.data import epoch_order
 from mlpkit.engines.stepping import StepByStep
-from mlpkit.files import check_writable
+from mlpkit.files import check_writable, only_one
 from mlpkit.nn.norm import BatchNorm
 
-from .checkpoint import load_checkpoint, save_checkpoint
+from .checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from .history import Epoch, History
 
 LOOK_EVERY = 0.02  # seconds of steps between two looks at the losses: a look makes a GPU wait
@@ -58,35 +60,39 @@ def fit(
     train, validation: pairs (X, y), as `data.load` returns them. seed: of the order of the examples.
     patience: stop after this many epochs without a lower validation loss, and return to the best epoch's parameters.
     checkpoints: a folder, into which every epoch writes `last.npz`, and the best so far `best.npz` (a saved network).
-    resume: go on from `last.npz`, on the same path as a run that was never stopped; so the optimizer must be the same,
-    its schedule included, which for a falling rate means the same number of epochs.
+    It is one run's at a time, and those of an earlier run are not overwritten. Where one can't be written, on a full
+    disk, there is a warning, and the training goes on.
+    resume: go on from `last.npz`, on the same path as a run that was never stopped; so the data must be the same, and
+    the optimizer, its schedule included, which for a falling rate means the same number of epochs.
     on_epoch: is called with the history after every epoch, when the network has the parameters of its end.
 
-    Raises ValueError or TypeError for what can't be trained on, or not by this engine, before the first step. Raises
-    Diverged at the first loss that is not finite, or after an epoch that leaves parameters or a validation loss that
-    are not; the network then has the parameters from the end of the last good epoch, and the optimizer is spent. Ctrl-C
-    ends the run and returns the history so far; a network that was trained in whole epochs then has the parameters from
-    the end of the last one in it, and the optimizer is spent.
+    Raises ValueError or TypeError for what can't be trained on, or not by this engine, and OSError for checkpoints that
+    can't be written, or are another run's, before the first step. Raises Diverged at the first loss that is not finite,
+    or after an epoch that leaves parameters or a validation loss that are not; the network then has the parameters from
+    the end of the last good epoch, and the optimizer is spent. So it is after any other error, such as a schedule's,
+    which then has the history so far as its `history`. Ctrl-C ends the run and returns the history so far; a network
+    that was trained in whole epochs then has the parameters from the end of the last one in it, and the optimizer is
+    spent.
     """
     _check_network(network, optimizer)
-    _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume)
+    _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch)
     check_engine(network, optimizer, batch_size)
     X, y = _checked(network, train, "train")
     _check_norms(network.model, min(batch_size, len(y)))
     validation = None if validation is None else _checked(network, validation, "validation")
     run = _Run(network, optimizer, checkpoints, {"batch_size": int(batch_size), "seed": int(seed), "examples": len(y)})
-    if resume:
-        run.resume()
-    if checkpoints:
-        check_writable(run.folder / "last.npz")
-    if len(run.history.epochs) < epochs and not run.out_of_patience(patience):
-        trainer = trainer_of(network, optimizer, X, y, batch_size)
-        try:
-            run.train(trainer, len(y), epochs, patience, validation, on_epoch)
-        except KeyboardInterrupt:
-            run.interrupted(trainer)
-        finally:
-            trainer.close()
+    with run.in_its_folder(train, validation, resume) if checkpoints else nullcontext():
+        if len(run.history.epochs) < epochs and not run.out_of_patience(patience):
+            trainer = trainer_of(network, optimizer, X, y, batch_size)
+            try:
+                run.train(trainer, len(y), epochs, patience, validation, on_epoch)
+            except KeyboardInterrupt:
+                run.interrupted(trainer)
+            except Exception as error:
+                run.failed(error)
+                raise
+            finally:
+                trainer.close()
     return run.history
 
 
@@ -159,10 +165,29 @@ class _Run:
         for vector, copy in zip(self.vectors(), kept, strict=True):
             vector[:] = copy
 
-    def resume(self):
-        path = self.folder / "last.npz"
-        if not path.exists():
-            raise FileNotFoundError(f"there is no checkpoint {path} to resume from.")
+    @contextmanager
+    def in_its_folder(self, train, validation, resume):
+        """Keep the folder of the checkpoints for this run, which goes on from the last one, or finds none."""
+        last, best = self.folder / "last.npz", self.folder / "best.npz"
+        if resume and not last.exists():
+            raise FileNotFoundError(f"there is no checkpoint {last} to resume from.")
+        check_writable(last)
+        check_writable(best)
+        with only_one(self.folder):
+            self.settings |= self.fingerprints(train, validation)
+            if resume:
+                self.resume(last)
+            elif last.exists() or best.exists():
+                raise FileExistsError(f"{self.folder} has an earlier run's checkpoints: resume it, or choose another.")
+            yield
+
+    def fingerprints(self, train, validation):
+        """Return what tells other data, and another order of them, from these."""
+        order = epoch_order(len(train[1]), self.settings["seed"], 0)
+        data = {"training data": train, "validation data": validation, "order of the examples": [order]}
+        return {name: of and fingerprint(*map(self.engine.to_numpy, of)) for name, of in data.items()}
+
+    def resume(self, path):
         self.history, best = load_checkpoint(path, self.network, self.optimizer, self.settings)
         self.history.stopped = "finished"
         self.good, self.best = self.room = [self.copy(), self.copy()]
@@ -178,7 +203,12 @@ class _Run:
         order = epoch_order(n, seed, first)
         with np.errstate(all="ignore"):  # what overflows is reported once, as Diverged
             for epoch in range(first, epochs):
-                asked.append(self.ask(trainer, order, [each.kept for each in asked]))
+                try:
+                    asked.append(self.ask(trainer, order, [each.kept for each in asked]))
+                except Exception:  # the epoch before may not be in the history yet
+                    while asked:
+                        self.close_epoch(asked.popleft())
+                    raise
                 if validation:  # a GPU is at work; meanwhile:
                     evaluate = evaluate or evaluation_of(self.network, *validation)
                     asked[-1].evaluation = evaluate()
@@ -231,6 +261,14 @@ class _Run:
         if not isinstance(trainer, StepByStep):
             self.go_back_to(self.good)
 
+    def failed(self, error):
+        """Give an error the history so far, and the network the last good parameters, unless its device is lost."""
+        if not isinstance(error, Diverged):
+            self.history.stopped = "failed"
+            vars(error)["history"] = self.history
+            with suppress(Exception):
+                self.go_back_to(self.good)
+
     def diverged(self, what, back=1):
         """Return to the last good parameters and raise Diverged. back: of which step, counted from the last."""
         self.go_back_to(self.good)
@@ -266,12 +304,19 @@ class _Run:
         if is_best:
             self.best = self.good
         if self.folder:
-            if is_best:
-                self.network.save(self.folder / "best.npz")
-            best = [self.engine.to_numpy(vector) for vector in self.best]
-            best += [best[0][:0]] * (2 - len(best))  # no statistics
-            path = self.folder / "last.npz"
-            save_checkpoint(path, self.network, self.optimizer, self.history, best, self.settings)
+            try:
+                self.write(is_best)
+            except OSError as error:  # what has been learned is worth more than its copy
+                warnings.warn(f"{str(error).rstrip('.')}; the training goes on.", RuntimeWarning, stacklevel=5)
+
+    def write(self, is_best):
+        """Write the checkpoints."""
+        if is_best:
+            self.network.save(self.folder / "best.npz")
+        best = [self.engine.to_numpy(vector) for vector in self.best]
+        best += [best[0][:0]] * (2 - len(best))  # no statistics
+        path = self.folder / "last.npz"
+        save_checkpoint(path, self.network, self.optimizer, self.history, best, self.settings)
 
     def out_of_patience(self, patience):
         """True once `patience` epochs went by without a better one; then the best parameters are back."""
@@ -332,7 +377,7 @@ def _check_norms(model, n):
             raise ValueError("a BatchNorm learns nothing from a batch of one row: train on batches of at least 2.")
 
 
-def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume):
+def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch):
     check_count("epochs", epochs, least=0)
     check_count("batch_size", batch_size)
     check_count("seed", seed, least=0)
@@ -340,6 +385,8 @@ def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, 
         check_count("patience", patience)
         if not validation:
             raise ValueError("patience waits for the validation loss: give fit a validation set too.")
+    if on_epoch is not None and not callable(on_epoch):
+        raise TypeError(f"on_epoch must be a function of the history, not {on_epoch!r}.")
     if resume and checkpoints is None:
         raise ValueError("to resume, name the folder of the checkpoints.")
     if checkpoints == "":

@@ -21,7 +21,7 @@ class History:
 
     Seconds are by the engine's own clock, over a whole epoch where the engine has a `Trainer` of whole epochs, and over
     about 20 ms of steps at a time where not; they are shared out evenly among these steps. `stopped` says how the run
-    ended: "finished", "early" (patience ran out), "interrupted" or "diverged".
+    ended: "finished", "early" (patience ran out), "interrupted", "diverged" or "failed" (an error).
     """
 
     loss: list[float] = field(default_factory=list)

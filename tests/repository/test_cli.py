@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from functools import partial
@@ -21,6 +22,7 @@ from mlpkit.lab import bench, experiments, machine, processes, results
 from mlpkit.lab.experiments import engines as engines_experiment
 from mlpkit.nn.models import LENET5, MLP
 from mlpkit.nn.network import Network
+from mlpkit.training import checkpoint
 from mlpkit.training.optim import BY_NAME
 from mlpkit.training.recipe import Recipe
 
@@ -67,7 +69,7 @@ def test_train_shows_its_epochs_and_the_test_accuracy(tmp_path):
     accuracy = float(re.search(r"finished; accuracy on validation ([\d.]+)%", done.stdout)[1])
     assert 92 < accuracy < 98
     assert Network.load(tmp_path / "network.npz").model == MLP
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.npz", "last.npz", "network.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "best.npz", "last.npz", "network.npz"]
 
 
 MISTAKES = [
@@ -279,6 +281,50 @@ def test_an_interrupted_training_can_be_resumed(small, tmp_path, monkeypatch, ca
     output = capsys.readouterr().out
     assert re.findall(r"epoch +(\d):", output) == ["1", "2", "3"]
     assert re.findall(r"(\w+); accuracy on validation", output) == ["interrupted", "finished"]
+
+
+@pytest.mark.parametrize("save", ["", "last.npz", "best.npz", "LAST.npz", ".lock", "..", "../link/last.npz"])
+def test_a_network_is_not_saved_over_a_checkpoint(save, small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Recipe, "train", lambda *arguments, **options: pytest.fail("it was trained"))
+    folder = tmp_path / "runs" / "first"
+    if "link" in save:
+        folder.mkdir(parents=True)
+        (folder.parent / "link").symlink_to(folder)
+    place = os.path.normpath(folder / save)
+    check_refused(
+        ["train", "--save", place, "--checkpoints", str(folder)], 1, "choose another place for --save", capsys
+    )
+
+
+def test_a_full_disk_of_the_checkpoints_is_told_and_the_network_is_saved(small, tmp_path, monkeypatch, capsys):
+    def full(path, **arrays):
+        raise OSError(f"{path} can't be written (No space left on device).")
+
+    monkeypatch.setattr(checkpoint, "save_npz", full)
+    path = tmp_path / "network.npz"
+    assert cli.main(["train", "--epochs", "2", "--checkpoints", str(tmp_path / "runs"), "--save", str(path)]) == 0
+    output, errors = capsys.readouterr()
+    assert re.search(r"mlpkit: .*last.npz can't be written .*; the training goes on\.\n", errors)
+    assert "Traceback" not in errors
+    assert "finished; accuracy on validation" in output
+    Network.load(path)
+
+
+def test_a_network_that_can_not_be_saved_in_its_place_is_saved_elsewhere(small, tmp_path, monkeypatch, capsys):
+    path, save = tmp_path / "network.npz", Network.save
+
+    def filled(network, where):
+        if where == path:
+            raise OSError(f"{where} can't be written (No space left on device).")
+        save(network, where)
+
+    monkeypatch.setattr(Network, "save", filled)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert cli.main(["train", "--epochs", "1", "--save", str(path)]) == 1
+    found = re.search(
+        r"mlpkit: .*network\.npz can't be written .*; the network is in (.*)\.\n", capsys.readouterr().err
+    )
+    Network.load(found[1])
 
 
 def test_divergence_is_one_sentence(small, capsys):

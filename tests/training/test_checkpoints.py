@@ -1,17 +1,23 @@
 """A checkpoint leads back to the same path, or is refused in a sentence: of another run, of other data, damaged."""
 
+import errno
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from shared import SMALL, blobs, one_sentence
 
 from mlpkit.files import load_npz, save_npz
 from mlpkit.nn.network import Network
+from mlpkit.training import fit as fitting
 from mlpkit.training.checkpoint import NAMES, load_checkpoint
 from mlpkit.training.fit import fit
 from mlpkit.training.optim import BY_NAME
@@ -202,3 +208,188 @@ def test_the_same_number_is_the_same_rate_whatever_its_type(rate, kind, count):
         assert one == other
         assert repr(one) == repr(other)
         assert_array_equal(one(np.arange(20)), other(np.arange(20)))
+
+
+# Other data
+
+
+def swapped(labels):
+    """Return the labels, of which two that differ changed places: no sum over them is another."""
+    other = labels.copy()
+    first, second = 0, int(np.argmax(labels != labels[0]))
+    other[[first, second]] = other[[second, first]]
+    return other
+
+
+OTHER_DATA = {
+    "labels": (dict(train=(TRAIN.X, swapped(TRAIN.y))), "training data"),
+    "one pixel": (dict(train=(TRAIN.X + np.eye(50, 6, dtype=np.float32) * 1e-3, TRAIN.y)), "training data"),
+    "order": (dict(train=(TRAIN.X[::-1], TRAIN.y[::-1])), "training data"),
+    "validation": (dict(validation=(VALIDATION.X, swapped(VALIDATION.y))), "validation data"),
+    "fewer": (dict(train=(TRAIN.X[:40], TRAIN.y[:40])), "examples 50, this run has 40"),
+}
+
+
+@pytest.mark.parametrize(("data", "words"), OTHER_DATA.values(), ids=OTHER_DATA)
+def test_a_run_is_not_resumed_on_other_data(data, words, written):
+    with pytest.raises(ValueError, match="can't be resumed: it was written with") as caught:
+        run(*new(), **data, epochs=4, checkpoints=written, resume=True)
+    one_sentence(caught.value, words)
+
+
+def test_another_order_of_the_examples_is_another_run(written, monkeypatch):
+    """As a later NumPy may draw it from the same seed."""
+    monkeypatch.setattr(fitting, "epoch_order", lambda n, seed, epoch: np.arange(n))
+    with pytest.raises(ValueError, match="order of the examples") as caught:
+        run(*new(), epochs=4, checkpoints=written, resume=True)
+    one_sentence(caught.value)
+
+
+def test_the_same_data_are_the_same_however_they_lie_in_memory(tmp_path):
+    run(*new(), checkpoints=tmp_path)
+    X, y = np.asfortranarray(TRAIN.X), np.repeat(TRAIN.y, 2)[::2]
+    assert len(run(*new(), train=(X, y), epochs=3, checkpoints=tmp_path, resume=True).epochs) == 3
+
+
+def test_data_are_looked_at_once_more_only_for_checkpoints(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(fitting, "fingerprint", lambda *arrays: asked.append(len(arrays)) or "a fingerprint")
+    run(*new())
+    assert asked == []
+    run(*new(), checkpoints=tmp_path)
+    assert sorted(asked) == [1, 2, 2]
+
+
+# One folder, one run
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".npz"}
+
+
+@pytest.mark.parametrize("names", [("last.npz",), ("best.npz",), ("last.npz", "best.npz")], ids=" and ".join)
+def test_an_earlier_runs_checkpoints_are_not_overwritten(names, written, tmp_path):
+    for name in names:
+        (tmp_path / name).write_bytes((written / name).read_bytes())
+    before, (network, optimizer) = content(tmp_path), new()
+    with pytest.raises(FileExistsError, match="an earlier run's checkpoints: resume it, or choose another") as caught:
+        run(network, optimizer, checkpoints=tmp_path)
+    one_sentence(caught.value, tmp_path)
+    assert optimizer.steps == 0
+    assert content(tmp_path) == before
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    refused = []
+
+    def another_run(history):
+        for resume in (False, True):
+            network, optimizer = new(0.02)
+            with pytest.raises(OSError, match="another run is at work") as caught:
+                run(network, optimizer, checkpoints=tmp_path, resume=resume)
+            one_sentence(caught.value, tmp_path)
+            refused.append(optimizer.steps)
+
+    history = run(*new(), checkpoints=tmp_path, on_epoch=another_run)
+    assert (history.stopped, refused) == ("finished", [0, 0] * 2)
+    assert len(run(*new(), epochs=3, checkpoints=tmp_path, resume=True).epochs) == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("name", ["last.npz", "best.npz", ".lock"])
+def test_a_pipe_in_the_folder_is_refused_and_not_waited_for(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    for resume in (False, True) if name == "last.npz" else (False,):
+        network, optimizer = new()
+        with pytest.raises(OSError, match="no regular file") as caught:
+            run(network, optimizer, checkpoints=tmp_path, resume=resume)
+        one_sentence(caught.value, tmp_path / name)
+        assert optimizer.steps == 0
+
+
+def test_what_a_killed_run_was_writing_is_gone_when_the_next_one_starts(written, tmp_path):
+    for name in ("last.npz", "best.npz"):
+        (tmp_path / name).write_bytes((written / name).read_bytes())
+        (tmp_path / f".{name}.abcdefgh.mlpkit").write_bytes(b"half")
+    run(*new(), checkpoints=tmp_path, resume=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "best.npz", "last.npz"]
+
+
+# What goes wrong amid a run
+
+
+def test_a_full_disk_costs_the_checkpoints_and_not_the_training(tmp_path, monkeypatch):
+    whole, (network, optimizer), fsync = new(), new(), os.fsync
+    wanted = run(*whole, epochs=4)
+
+    def full(handle):
+        if 1 <= len(history) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    history = []
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.warns(RuntimeWarning, match=r"can't be written \(No space left on device\)") as caught:
+        found = run(network, optimizer, epochs=4, checkpoints=tmp_path, on_epoch=history.append)
+    for each in caught:
+        one_sentence(each.message, tmp_path, "the training goes on.")
+    assert len(caught) == 2
+    assert (found.loss, found.stopped) == (wanted.loss, "finished")
+    for one, other in zip(state(network, optimizer), state(*whole), strict=True):
+        assert_array_equal(one, other)
+    again = run(*new(), epochs=4, checkpoints=tmp_path, resume=True)  # the last epoch found room again
+    assert again.loss == wanted.loss
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "best.npz", "last.npz"]
+
+
+FULL = """
+import resource, sys, warnings
+from test_checkpoints import new, run
+warnings.simplefilter("ignore")
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+network, optimizer = new()
+print(run(network, optimizer, checkpoints=sys.argv[1]).stopped, optimizer.steps)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
+def test_so_it_is_where_the_system_says_so(tmp_path):
+    path = os.pathsep.join(map(str, [Path(__file__).parent, *Path(__file__).parents[1:3]]))
+    command = [sys.executable, "-c", FULL, tmp_path]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"finished {2 * STEPS}\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@dataclass(frozen=True)
+class Fails:
+    """A schedule that is one until some step."""
+
+    at: int
+    then: object
+
+    def __call__(self, step):
+        if np.max(step) < self.at:
+            return 0.01 + 0 * step
+        if isinstance(self.then, Exception):
+            raise self.then
+        return self.then
+
+
+@pytest.mark.parametrize("then", [-0.1, float("nan"), float("inf"), None, "low", ZeroDivisionError("no rate")], ids=str)
+@pytest.mark.parametrize("at", [2 * STEPS, 2 * STEPS + 3])
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("engine", ["numpy_baseline", "numba_step"])
+def test_a_schedule_that_fails_loses_nothing(then, at, looks, engine, tmp_path):
+    network = Network(engine, SMALL)
+    options = dict(checkpoints=tmp_path) if looks else {}
+    with pytest.raises((ValueError, ZeroDivisionError)) as caught:
+        run(network, BY_NAME["sgd"](network, Fails(at, then)), epochs=4, **options)
+    one_sentence(caught.value)
+    history, whole = caught.value.history, new(optimizer="sgd")
+    wanted = run(*whole)
+    assert (history.stopped, len(history.epochs)) == ("failed", 2)
+    assert_allclose(history.loss[: 2 * STEPS], wanted.loss, rtol=1e-5)
+    assert_allclose(network.theta, whole[0].theta, rtol=1e-5, atol=1e-7)
+    if looks:
+        assert_array_equal(Network.load(tmp_path / "best.npz").theta, network.theta)

@@ -204,7 +204,7 @@ def test_so_it_is_after_ctrl_c_amid_a_checkpoint(when, tmp_path, monkeypatch):
         patched.setattr(os, "fsync", interrupted(os.fsync, when))
         run(*new(**CHOICES), epochs=4, checkpoints=tmp_path)
     assert_same_run(resumed("momentum", tmp_path), uninterrupted("momentum"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.npz", "last.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "best.npz", "last.npz"]
 
 
 KILLED = """
@@ -666,6 +666,7 @@ BAD = {
     "patience for nothing": (dict(patience=2, validation=None), ValueError, "patience waits for the validation loss"),
     "a folder without a name": (dict(checkpoints=""), ValueError, "checkpoints names no folder"),
     "resume from nowhere": (dict(resume=True), ValueError, "folder of the checkpoints"),
+    "no function": (dict(on_epoch=3), TypeError, "on_epoch must be a function of the history, not 3"),
     "no examples": (dict(train=(X[:0], Y[:0])), ValueError, "n at least 1"),
     "no validation examples": (dict(validation=(X[:0], Y[:0])), ValueError, "n at least 1"),
     "no rows of six": (dict(train=(X.reshape(25, 3, 4), Y)), ValueError, "must have shape (n, 6)"),
@@ -807,6 +808,7 @@ def test_a_checkpoint_that_is_missing_or_damaged_is_refused(tmp_path):
     Network(model=SMALL).save(tmp_path / "last.npz")
     with pytest.raises(ValueError, match=r"last\.npz"):
         run(*new(), checkpoints=tmp_path, resume=True)
+    (tmp_path / "last.npz").unlink()
     run(*new(), epochs=1, checkpoints=tmp_path)
     (tmp_path / "last.npz").write_bytes((tmp_path / "last.npz").read_bytes()[:-30])
     with pytest.raises(ValueError, match=r"last\.npz"):
