@@ -121,6 +121,13 @@ def check_labels(labels, n, classes):
 
     Raises ValueError for another shape or a label out of range, TypeError for labels that are no integers.
     """
+    check_labels_form(labels, n)
+    if n and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+        raise ValueError(f"labels must be from 0 to {classes - 1}, but these go from {labels.min()} to {labels.max()}.")
+
+
+def check_labels_form(labels, n):
+    """Check that `labels` are `n` integers; no number is looked at. Raises what `check_labels` raises."""
     check_array("labels", labels)
     if labels.shape != (n,):
         raise ValueError(f"labels must have shape ({n},), not {labels.shape}; of one-hot rows take argmax(axis=1).")
@@ -128,5 +135,3 @@ def check_labels(labels, n, classes):
         raise TypeError(f"labels must be integers, not {labels.dtype}.")
     if not labels.dtype.isnative:  # as read from an IDX file: compiled loops can't use them
         raise TypeError(f"labels must have this machine's byte order, not {labels.dtype}: convert them to int64.")
-    if n and (int(labels.min()) < 0 or int(labels.max()) >= classes):
-        raise ValueError(f"labels must be from 0 to {classes - 1}, but these go from {labels.min()} to {labels.max()}.")

@@ -1,5 +1,7 @@
 """In which order an epoch visits the examples, and how that order is cut into batches."""
 
+from functools import lru_cache
+
 import numpy as np
 
 from mlpkit.checks import check_count, check_labels
@@ -18,8 +20,14 @@ def one_hot(labels, classes=10):
 def epoch_order(n, seed, epoch):
     """Return the order (n,) int64 in which epoch number `epoch`, from 0 on, visits the examples.
 
-    It depends on the seed and the epoch alone, so training can be taken up again at any epoch.
+    It depends on the seed and the epoch alone, so training can be taken up again at any epoch. The last ones are
+    remembered, as several engines train in the same order, and to draw one takes the time of a hundred of a GPU's steps.
     """
+    return _drawn(n, seed, epoch).copy()
+
+
+@lru_cache(maxsize=16)
+def _drawn(n, seed, epoch):
     return np.random.default_rng((seed, 1 + epoch)).permutation(n)  # (seed, 0) has drawn the first weights
 
 

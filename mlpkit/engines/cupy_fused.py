@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import cache, partial
 
 import cupy as cp
+import cupyx
 import numpy as np
 
 from .cuda import cublas as cublas
@@ -18,6 +19,7 @@ from .cupy_naive import *
 from .stepping import StepByStep, mlps_only
 
 NAME = "cupy_fused"
+STEP_BACK = 25_000  # nanoseconds that an evaluation leaves to the next epoch's kernel, to place its blocks first
 THREADS = 256  # a block, for kernels in which each thread has one element
 MANY = 512  # rows for which one block, which adds up their losses itself, takes longer than a thread for each row
 
@@ -29,6 +31,14 @@ def gather(X, index):
     n, width = len(rows), math.prod(X.shape[1:])
     _gather_of(X.dtype)((-(-rows.size // THREADS),), (THREADS,), (X, index, rows, np.int32(n), np.int32(width)))
     return rows
+
+
+def all_finite(array):
+    return _all_finite(array)
+
+
+def all_labels(labels, classes):
+    return _all_labels(labels, classes)
 
 
 def relu_backward(a, da):
@@ -149,30 +159,50 @@ class Gradient:
 
 
 class Evaluation:
-    """The mean loss and the accuracy on X, y, with all products planned ahead. See `protocol.Evaluation`."""
+    """The mean loss and the accuracy on X, y, with all products planned ahead. See `protocol.Evaluation`.
+
+    It looks at a copy of the parameters, on a stream of its own: so the next epoch need not wait for it.
+    """
 
     def __init__(self, network, X, y):
-        self.x, self.y, self.layers = X, y.astype(np.int64, copy=False), linear_layers(network)
-        self.a = [cp.empty((len(X), at.W.shape[1]), network.dtype) for at in self.layers]
+        self.network, self.theta, self.x, self.y = network, network.theta.copy(), X, y.astype(np.int64, copy=False)
+        views = tuple(network.views(self.theta).values())
+        self.W, self.b = views[::2], views[1::2]
+        self.a = [cp.empty((len(X), len(b)), network.dtype) for b in self.b]
         self.products = [self.plan(i, source) for i, source in enumerate([X, *self.a[:-1]])]
         self.found = cp.empty((2, len(X)), network.dtype)
+        self.stream = cp.cuda.Stream(non_blocking=True)
+        self.done = self.stream.record()
 
     def plan(self, i, x):
         """Return the function that writes layer i's activations, or its logits without the bias."""
-        at, out = self.layers[i], self.a[i]
+        W, b, out = self.W[i], self.b[i], self.a[i]
         if i == len(self.a) - 1:
-            return Product(x, at.W, out)
+            return Product(x, W, out, workspace=0)
         try:
-            return Product(x, at.W, out, cublas.RELU_BIAS, at.b)
+            return Product(x, W, out, cublas.RELU_BIAS, b, workspace=0)
         except cublas.Unsupported:
-            return _then(Product(x, at.W, out), lambda: add_bias_relu(out, at.b))
+            return _then(Product(x, W, out, workspace=0), lambda: add_bias_relu(out, b))
 
     def __call__(self):
-        for product, at, source, out in zip(self.products, self.layers, [self.x, *self.a[:-1]], self.a, strict=True):
-            product(source, at.W, out)
-        _judge(self.y, out, at.b, out.shape[1], *self.found)
-        sums, n = fetch(self.found.sum(axis=1)), len(self.x)
-        return lambda: tuple(float(total) / n for total in sums()[0])
+        current = cp.cuda.get_current_stream()
+        current.wait_event(self.done)  # until then the copy is looked at
+        self.theta[:] = self.network.theta
+        self.stream.wait_event(current.record())
+        with self.stream:
+            _step_back((1,), (1,), (np.int64(STEP_BACK),))
+            for product, W, source, out in zip(self.products, self.W, [self.x, *self.a[:-1]], self.a, strict=True):
+                product(source, W, out)
+            _judge(self.y, out, self.b[-1], out.shape[1], *self.found)
+            sums, on_host, n = self.found.sum(axis=1), cupyx.empty_pinned(2, self.theta.dtype), len(self.x)
+            sums.get(self.stream, out=on_host, blocking=False)
+            done = self.done = self.stream.record()
+
+        def wait():
+            done.synchronize()
+            return tuple(float(total) / n for total in (on_host, sums)[0])  # sums: until now nobody may have its memory
+
+        return wait
 
 
 def _then(product, finish):
@@ -216,6 +246,19 @@ def _log(beta):
     return math.log(beta) if beta else -math.inf
 
 
+_all_finite = cp.ReductionKernel("T x", "bool all", "isfinite(x)", "a && b", "all = a", "true", "all_finite")
+_all_labels = cp.ReductionKernel(
+    "T label, int64 classes", "bool all", "label >= T(0) && label < classes", "a && b", "all = a", "true", "all_labels"
+)
+_step_back = cp.RawKernel(
+    r"""
+    extern "C" __global__ void step_back(long long ns) {
+        long long begin, now;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+        do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); while (now - begin < ns);
+    }""",
+    "step_back",
+)
 _judge = cp.ElementwiseKernel(
     "I label, raw T z, raw T b, int64 classes",
     "T loss, T right",

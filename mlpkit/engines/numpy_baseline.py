@@ -50,6 +50,10 @@ def all_finite(array):
     return np.isfinite(array).all()
 
 
+def all_labels(labels, classes):
+    return (labels >= 0).all() & (labels < classes).all()
+
+
 def add(x, y):
     return x + y
 
@@ -313,7 +317,7 @@ def rmsprop_update(theta, grad, s, lr, rho, eps):
 
 
 def adam_update(theta, grad, m, v, t, lr, beta1, beta2, eps):
-    """Momentum and RMSprop together, each corrected for starting at zero: Kingma and Ba (2015), algorithm 1."""
+    """Momentum and RMSprop, corrected for starting at zero (Kingma and Ba 2015)."""
     m *= beta1
     m += (1 - beta1) * grad
     v *= beta2

@@ -46,6 +46,9 @@ class Tensors(Protocol):
     def all_finite(self, array: Array) -> Any:
         """Return whether no number is NaN or infinite, as a scalar of the engine's that need not be there yet."""
 
+    def all_labels(self, labels: Array, classes: int) -> Any:
+        """Return whether all integers are in `[0, classes)`, as a scalar that need not be there yet."""
+
 
 class Dense(Protocol):
     """Linear layers, ReLU, and the usual loss."""

@@ -11,6 +11,7 @@ from operator import mul
 import numpy as np
 
 from .numpy_baseline import all_finite as all_finite
+from .numpy_baseline import all_labels as all_labels
 from .numpy_baseline import asarray as asarray
 from .numpy_baseline import elapsed as elapsed
 from .numpy_baseline import fetch as fetch

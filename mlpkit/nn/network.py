@@ -55,9 +55,10 @@ class Network:
         check_choice("initialization", init, RULES)
         check_operations(self.engine, model)
         self.mode = Mode(check_count("seed", seed, least=0), self.dtype)
-        layouts = (model.layout, model.statistics)
-        first = (start(layout, model.ones, int(seed), init).astype(self.dtype) for layout in layouts)
-        self._theta, self._statistics = map(self.engine.asarray, first)
+        layouts, n = (model.layout, model.statistics), model.layout.size
+        first = [start(layout, model.ones, int(seed), init) for layout in layouts]
+        both = self.engine.asarray(np.concatenate(first, dtype=self.dtype, casting="same_kind"))
+        self._theta, self._statistics = both[:n], both[n:]
         self._grad = self._theta.copy()  # where theta is
         self._grad[:] = 0
         self.places = self._build(model.places)
@@ -131,9 +132,17 @@ class Network:
         self.check_targets(targets, len(x))
         return getattr(self.engine, self.model.loss)(self.forward(x, training), targets)[0]
 
-    def check_targets(self, targets, n):
-        """Raise ValueError or TypeError unless `targets` are what the model's loss compares n outputs with."""
-        LOSSES[self.model.loss].check(targets, n, self.model.output, self.dtype)
+    def check_targets(self, targets, n, form_only=False):
+        """Raise ValueError or TypeError unless `targets` are what the model's loss compares n outputs with.
+
+        form_only: look at shape and dtype alone; see `passes`.
+        """
+        loss = LOSSES[self.model.loss]
+        (loss.check_form if form_only else loss.check)(targets, n, self.model.output, self.dtype)
+
+    def passes(self, targets):
+        """Return whether targets of the right form have numbers that are right, which need not be known yet."""
+        return LOSSES[self.model.loss].passes(self.engine, targets, self.model.output)
 
     def predict(self, X, batch_size=None):
         """Return the answer to each row of `X`, a NumPy array: for classes the most likely one, (n,) integers.

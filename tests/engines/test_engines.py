@@ -331,6 +331,14 @@ class TestArrays:
             array = engine.asarray(np.array([3e38, value, 3e38], np.float32))
             assert bool(engine.all_finite(array)) == wanted, value
 
+    @pytest.mark.parametrize("dtype", [np.int8, np.int64, np.uint8, np.uint64])
+    def test_all_labels_finds_what_is_no_class(self, name, dtype):
+        engine = engines.load(name)
+        for label, wanted in [(0, True), (4, True), (5, False), (127, False), (-1, False), (-128, False)]:
+            if label >= np.iinfo(dtype).min:
+                labels = engine.asarray(np.array([0, label, 4], dtype))
+                assert bool(engine.all_labels(labels, 5)) == wanted, label
+
     def test_pixels_become_numbers_from_zero_to_one(self, name):
         engine = engines.load(name)
         pixels = np.arange(256, dtype=np.uint8).reshape(16, 1, 4, 4)

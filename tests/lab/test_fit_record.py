@@ -1,4 +1,4 @@
-"""The experiment on what `fit` adds measures four ways to the same network, and its table tells the difference."""
+"""The experiment on what `fit` adds measures five ways to the same network, and its table tells the difference."""
 
 import pytest
 from shared import SMALL, dataset
@@ -18,7 +18,7 @@ def test_a_small_record_is_whole(engine):
     assert saved == [1]
     (run,) = record["runs"]
     assert run["steps"] == 2 * 7
-    for way in ("trainer", "fit", "validated", "train"):
+    for way in ("trainer", "fit", "validated", "train", "new_seed"):
         assert len(run[f"{way}_us"]) == 3
         assert min(run[f"{way}_us"]) > 0
     assert engine in fit.table(record)
@@ -39,4 +39,5 @@ def test_the_table_of_an_empty_record_is_its_head():
         "fit",
         "validated",
         "train",
+        "new_seed",
     ]

@@ -43,10 +43,13 @@ class Product:
     out is contiguous, and all are of one type, float32 or float64. vector (m,) and mask (see `mask`) are for the
     epilogues that need them. Raises Unsupported where cuBLAS has no kernel, as not every type has every epilogue, and
     ValueError for matrices that lie otherwise. Call it with arrays of the same shapes.
+
+    workspace: bytes that cuBLAS may use of the one workspace; 0 for a product that may overlap with another.
     """
 
-    def __init__(self, a, b, out, epilogue=PLAIN, vector=None, mask=None):
+    def __init__(self, a, b, out, epilogue=PLAIN, vector=None, mask=None, workspace=WORKSPACE):
         (n, k), m = a.shape, b.shape[1]
+        self.workspace = workspace
         self.description, self.kept = _pointer(), (vector, mask)
         compute, self.type, number = _TYPES[a.dtype]
         _call("cublasLtMatmulDescCreate", ctypes.byref(self.description), _int(compute), _int(self.type))
@@ -82,14 +85,17 @@ class Product:
         preference, found = _pointer(), _int()
         _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
         alignments = (ctypes.c_uint32(_alignment(matrix)) for matrix in matrices)
-        wishes = {_MAX_WORKSPACE: ctypes.c_uint64(WORKSPACE), **dict(zip(_MIN_ALIGNMENTS, alignments, strict=True))}
+        wishes = dict(zip(_MIN_ALIGNMENTS, alignments, strict=True))
+        wishes[_MAX_WORKSPACE] = ctypes.c_uint64(self.workspace)
         for attribute, value in wishes.items():
             size = _size(ctypes.sizeof(value))
             _call("cublasLtMatmulPreferenceSetAttribute", preference, _int(attribute), ctypes.byref(value), size)
         result, (b, a, out) = _Choice(), self.layouts
         what = _handle(), self.description, b, a, out, out, preference, _int(1), ctypes.byref(result)
-        _call("cublasLtMatmulAlgoGetHeuristic", *what, ctypes.byref(found))
-        _call("cublasLtMatmulPreferenceDestroy", preference)
+        try:
+            _call("cublasLtMatmulAlgoGetHeuristic", *what, ctypes.byref(found))
+        finally:
+            _call("cublasLtMatmulPreferenceDestroy", preference)
         return result
 
     def __call__(self, a, b, out):
@@ -98,7 +104,7 @@ class Product:
         status = _matmul()(
             *(_handle(), self.description, ctypes.byref(self.one), b.data.ptr, b_layout, a.data.ptr, a_layout),
             *(ctypes.byref(self.zero), result, out_layout, result, out_layout, ctypes.byref(self.choice)),
-            *(_workspace().ptr, WORKSPACE, cp.cuda.get_current_stream().ptr),
+            *(_workspace().ptr, self.workspace, cp.cuda.get_current_stream().ptr),
         )
         if status:
             _check(status)
@@ -152,7 +158,7 @@ def _handle():
 
 @cache
 def _workspace():
-    # Not from a pool: a graph must find it where it was. One for all, so products must not overlap on two streams.
+    # Not from a pool: a graph must find it where it was. One for all: products that use it must not overlap.
     return cp.cuda.Memory(WORKSPACE)
 
 

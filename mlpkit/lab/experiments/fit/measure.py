@@ -1,8 +1,10 @@
-"""How the record "fit" is made: four ways to the same network, in turns."""
+"""How the record "fit" is made: five ways to the same network, in turns."""
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
+from mlpkit import engines
 from mlpkit.data import epoch_order, load
 from mlpkit.lab import machine, results
 from mlpkit.lab.clock import in_turns, seconds_until_done
@@ -29,7 +31,7 @@ class Plan:
 USUAL = Plan()
 
 
-def measure(save=results.save, progress=print, plan=USUAL, dataset=None):
+def measure(save=results.save_part, progress=print, plan=USUAL, dataset=None):
     """Measure everything, and return the record. dataset: MNIST as bytes, where None is given."""
     dataset = dataset or load()
     record = results.new("fit", engines=plan.engines, samples=plan.samples)
@@ -63,7 +65,8 @@ def _ways(engine, recipe, dataset):
         "trainer": partial(_epochs, network.engine, trainer, orders),
         "fit": partial(_fit, engine, recipe, there, validation=None),
         "validated": partial(_fit, engine, recipe, there, validation=there.validation),
-        "train": lambda: seconds_until_done(network.engine, partial(recipe.train, there, engine))[0],
+        "train": partial(_train, engine, recipe, there),
+        "new_seed": partial(_train, engine, recipe, there, seeds=count(1)),
     }
     return ways, recipe.epochs * recipe.steps_an_epoch(n)
 
@@ -75,6 +78,11 @@ def _epochs(engine, trainer, orders):
     end = engine.now()
     engine.synchronize()
     return engine.elapsed(begin, end)
+
+
+def _train(engine, recipe, dataset, seeds=None):
+    recipe = recipe if seeds is None else recipe.but(seed=next(seeds))
+    return seconds_until_done(engines.load(engine), partial(recipe.train, dataset, engine))[0]
 
 
 def _fit(engine, recipe, dataset, validation):
