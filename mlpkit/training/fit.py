@@ -193,6 +193,9 @@ class _Run:
         self.good, self.best = self.room = [self.copy(), self.copy()]
         for room, vector in zip(self.best, (vector for vector in best if len(vector)), strict=True):
             room[:] = self.engine.asarray(vector)
+        self.go_back_to(self.best)
+        self.network.save(self.folder / "best.npz")  # it is written after the other, and a kill may have come between
+        self.go_back_to(self.good)
 
     def train(self, trainer, n, epochs, patience, validation, on_epoch):
         """Train until so many epochs are done, or patience runs out. n: of the examples."""
@@ -310,13 +313,13 @@ class _Run:
                 warnings.warn(f"{str(error).rstrip('.')}; the training goes on.", RuntimeWarning, stacklevel=5)
 
     def write(self, is_best):
-        """Write the checkpoints."""
-        if is_best:
-            self.network.save(self.folder / "best.npz")
+        """Write the checkpoints: first the one that has all, and that tells a run from none."""
         best = [self.engine.to_numpy(vector) for vector in self.best]
         best += [best[0][:0]] * (2 - len(best))  # no statistics
         path = self.folder / "last.npz"
         save_checkpoint(path, self.network, self.optimizer, self.history, best, self.settings)
+        if is_best:
+            self.network.save(self.folder / "best.npz")
 
     def out_of_patience(self, patience):
         """True once `patience` epochs went by without a better one; then the best parameters are back."""

@@ -393,3 +393,11 @@ def test_a_schedule_that_fails_loses_nothing(then, at, looks, engine, tmp_path):
     assert_allclose(network.theta, whole[0].theta, rtol=1e-5, atol=1e-7)
     if looks:
         assert_array_equal(Network.load(tmp_path / "best.npz").theta, network.theta)
+
+
+def test_a_best_network_that_a_kill_prevented_is_written_by_the_resumed_run(written, tmp_path):
+    (tmp_path / "last.npz").write_bytes((written / "last.npz").read_bytes())
+    network, optimizer = new()
+    run(network, optimizer, checkpoints=tmp_path, resume=True)
+    assert content(tmp_path) == content(written)
+    assert_array_equal(network.theta, load_npz(written / "last.npz", ["theta"])["theta"])

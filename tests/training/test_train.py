@@ -199,7 +199,7 @@ def test_so_it_is_after_ctrl_c_amid_an_epoch(optimizer, tmp_path):
 
 @pytest.mark.parametrize("when", [3, 4, 5, 6])
 def test_so_it_is_after_ctrl_c_amid_a_checkpoint(when, tmp_path, monkeypatch):
-    """Each epoch writes best.npz, as it is the best so far, and then last.npz."""
+    """Each epoch writes last.npz, and then best.npz, as it is the best so far."""
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", interrupted(os.fsync, when))
         run(*new(**CHOICES), epochs=4, checkpoints=tmp_path)
