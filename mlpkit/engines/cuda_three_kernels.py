@@ -16,7 +16,7 @@ from .cupy_fused import *
 from .stepping import mlps_only
 
 NAME = "cuda_three_kernels"
-WARPS, ROWS, TILE, EDGE = 16, 2, (8, 16), 32  # as in three_kernels.cu
+WARPS, ROWS, TILE, EDGE, WIDE = 16, 2, (8, 16), 32, 128  # as in three_kernels.cu
 
 
 def why_not(model, optimizer, batch_size):
@@ -70,8 +70,10 @@ class Trainer(GraphTrainer):
 
 def _shared_bytes(sizes, dtype):
     """Return the bytes of shared memory that a block of the first kernel needs, and one of the second."""
-    first = max(sizes[0] * (TILE[0] + 4), 2 * WARPS * TILE[0] * TILE[1])
-    rows = ROWS * max(sizes[1:]) * (2 * (len(sizes) - 1) + WARPS)
+    first = sizes[0] * (TILE[0] + 4) + WARPS * TILE[0] * TILE[1]
+    widest, outputs = (-(-count // unit) * unit for count, unit in ((max(sizes[1:]), WIDE), (sum(sizes[1:]), 4)))
+    last = sizes[-2] * sizes[-1] if len(sizes) > 2 and sizes[-1] <= 32 else 1
+    rows = ROWS * widest * (2 * (len(sizes) - 1) + WARPS) + outputs + last
     return first * dtype.itemsize, rows * dtype.itemsize
 
 

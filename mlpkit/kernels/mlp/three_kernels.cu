@@ -6,6 +6,9 @@
 //   update        every weight's gradient is a sum over the batch: a block a tile of one, used up as soon as it is there
 //
 // Arrays are (n, features), row after row; those of several layers follow each other. SIZES are the network's widths.
+//
+// What a kernel will need and can know from its beginning (weights, biases, labels, Adam's averages) it asks for before
+// it waits for anything: 16 bytes a thread at a time, where rows begin at such places.
 
 #include "numbers.cuh"
 #include "reductions.cuh"
@@ -14,7 +17,9 @@
 #define SIZES 784, 128, 128, 128, 10
 #endif
 
-const int WARPS = 16, ROWS = 2, TILE_ROWS = 8, TILE_COLUMNS = 16, EDGE = 32, CHUNK = 64;
+const int WARPS = 16, THREADS = 32 * WARPS, ROWS = 2, TILE_ROWS = 8, TILE_COLUMNS = 16, EDGE = 32, SLICES = 4;
+const int WIDE = 128, EACH = WIDE / WARPS;  // a round of `rows`: so many inputs and columns, and so many inputs a warp
+const int CHUNK = 512 / sizeof(REAL);       // examples that `update` has in shared memory
 constexpr int WIDTHS[] = {SIZES};
 constexpr int LAYERS = sizeof(WIDTHS) / sizeof(int) - 1;
 
@@ -22,271 +27,466 @@ constexpr int LAYERS = sizeof(WIDTHS) / sizeof(int) - 1;
 constexpr int weights_of(int layer) { return layer ? weights_of(layer - 1) + WIDTHS[layer - 1] * WIDTHS[layer] : 0; }
 constexpr int outputs_before(int layer) { return layer ? outputs_before(layer - 1) + WIDTHS[layer] : 0; }
 constexpr int biases_of(int layer) { return weights_of(LAYERS) + outputs_before(layer); }
+constexpr int up_to(int multiple, int n) { return (n + multiple - 1) / multiple * multiple; }
 constexpr int widest(int from) {
     int width = WIDTHS[from];
     for (int i = from; i <= LAYERS; i++) width = WIDTHS[i] > width ? WIDTHS[i] : width;
     return width;
 }
-constexpr int WIDEST = widest(1);  // of the layers' outputs
+constexpr int WIDEST = up_to(WIDE, widest(1));  // of the layers' outputs, filled up with zeros
 
 static_assert(LAYERS > 0, "SIZES are the inputs and the width of each layer");
-static_assert(32 * WARPS % (32 * TILE_ROWS) == 0 && TILE_COLUMNS == 16, "a warp an example; half a warp a row of a tile");
-static_assert(ROWS <= 32, "a lane keeps each row's sum");
-static_assert(CHUNK % (EDGE / 4) == 0 && EDGE % 4 == 0, "EDGE / 4 warps load a chunk's rows in turns");
+static_assert(WARPS % TILE_ROWS == 0 && TILE_ROWS == 8 && TILE_COLUMNS == 16, "a lane 8 examples and 4 columns");
+static_assert(EACH * ROWS <= 32 && EACH % 4 == 0, "a lane is left with one sum");
+static_assert(EDGE == 32 && CHUNK % SLICES == 0, "64 threads a slice of the examples, each 4 x 4 sums");
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
+
+// Neighbours that are loaded and stored in one piece.
+template <typename T, int N>
+struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Several {
+    T at[N];
+};
+typedef Several<REAL, 4> Four;
+
+// The elements at `from`, of which `there` exist; 0 for others. whole: rows of them begin where a piece may begin.
+template <bool whole, int N, typename T>
+__device__ Several<T, N> several(const T* from, int there) {
+    Several<T, N> found = {};
+    if constexpr (whole) {
+        if (there > 0) found = *(const Several<T, N>*)from;
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (i < there) found.at[i] = from[i];
+        }
+    }
+    return found;
+}
+
+template <bool whole, int N, typename T>
+__device__ void put_several(T* to, const Several<T, N>& values, int there) {
+    if constexpr (whole) {
+        if (there > 0) *(Several<T, N>*)to = values;
+    } else {
+        for (int i = 0; i < N; i++) {
+            if (i < there) to[i] = values.at[i];
+        }
+    }
+}
+
+// Do a layer's rows begin where a piece of four may begin: of its weights, and of its outputs?
+constexpr bool whole_weights(int layer) { return weights_of(layer) % 4 == 0 && WIDTHS[layer + 1] % 4 == 0; }
+constexpr bool whole_outputs(int layer) { return outputs_before(layer) % 4 == 0 && WIDTHS[layer + 1] % 4 == 0; }
+
+// Four weights of a layer, from input k and column j on.
+template <int layer>
+__device__ Four weights(const REAL* theta, int k, int j) {
+    const REAL* from = theta + weights_of(layer) + (long long)k * WIDTHS[layer + 1] + j;
+    return several<whole_weights(layer), 4>(from, k < WIDTHS[layer] ? WIDTHS[layer + 1] - j : 0);
+}
 
 // The row of X that is example number `row` of the batch; *step counts the batches of the epoch.
 __device__ const PIXEL* example(const PIXEL* X, const long long* order, const int* step, int batch_size, int row) {
     return X + order[(long long)*step * batch_size + row] * WIDTHS[0];
 }
 
-// A block a tile of 8 examples and 16 columns. A warp sums up a sixteenth of the pixels; each half of it every other one.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+// A block a tile of 8 examples and 16 columns. Of 128 pixels a warp takes 8, and a lane one of these with 4 columns.
+extern "C" __global__ void __launch_bounds__(THREADS)
     first_layer(const PIXEL* X, const long long* order, const int* step, int batch_size, int n, const REAL* theta,
                 REAL* outputs) {
-    // [inputs][8 + 4]: one load brings a pixel of four examples; 4, so that fewer pixels share a bank
+    constexpr int INPUTS = WIDTHS[0], COLUMNS = WIDTHS[1], PIECE = INPUTS % 4 ? 1 : 4, ROUND = 8 * WARPS, AHEAD = 8;
+    // [inputs][8 + 4]: one load brings a pixel of four examples, and eight lanes' pixels lie in different banks
     REAL(*x)[TILE_ROWS + 4] = (REAL(*)[TILE_ROWS + 4])shared_bytes;
+    REAL(*parts)[TILE_ROWS][TILE_COLUMNS] = (REAL(*)[TILE_ROWS][TILE_COLUMNS])(x + INPUTS);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.y * TILE_ROWS;
-    const int column = blockIdx.x * TILE_COLUMNS + lane % 16, columns = WIDTHS[1];
-    // A warp loads every other piece of an example's pixels, and asks for many before it needs the first.
-    const int row = warp % TILE_ROWS, begin = warp / TILE_ROWS * 32 + lane, AT_ONCE = 32 * WARPS / TILE_ROWS, EACH = 16;
-    const PIXEL* pixels = example(X, order, step, batch_size, min(first + row, n - 1));
-    for (int start = begin; start < WIDTHS[0]; start += EACH * AT_ONCE) {
-        PIXEL ahead[EACH];
+    const int pixel = 8 * warp + lane % 8, column = blockIdx.x * TILE_COLUMNS + lane / 8 * 4;
+    const int my_row = threadIdx.x / TILE_COLUMNS, mine = blockIdx.x * TILE_COLUMNS + threadIdx.x % TILE_COLUMNS;
+    const bool has_output = my_row < TILE_ROWS && first + my_row < n && mine < COLUMNS;
+
+    REAL z = has_output ? theta[biases_of(0) + mine] : REAL(0);
+    Four w[AHEAD];
 #pragma unroll
-        for (int e = 0; e < EACH; e++) ahead[e] = pixels[min(start + e * AT_ONCE, WIDTHS[0] - 1)];
+    for (int i = 0; i < AHEAD; i++) w[i] = weights<0>(theta, pixel + i * ROUND, column);
+
+    // Eight lanes of a warp take the eight examples, and the warps a piece after the other.
+    const PIXEL* pixels = example(X, order, step, batch_size, min(first + lane % 8, n - 1));
+    for (int piece = 4 * warp + lane / 8; piece * PIECE < INPUTS; piece += 16 * WARPS) {
+        Several<PIXEL, PIECE> ahead[4];
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            if (start + e * AT_ONCE < WIDTHS[0]) x[start + e * AT_ONCE][row] = number(ahead[e]);
+        for (int e = 0; e < 4; e++) {
+            const int at = (piece + e * 4 * WARPS) * PIECE;
+            ahead[e] = several<true, PIECE>(pixels + at, INPUTS - at);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int at = (piece + e * 4 * WARPS) * PIECE;
+            for (int i = 0; i < PIECE && at < INPUTS; i++) x[at + i][lane % 8] = number(ahead[e].at[i]);
         }
     }
     __syncthreads();
 
-    REAL sums[TILE_ROWS] = {};
-#pragma unroll 8
-    for (int start = 0; start < WIDTHS[0]; start += 2 * WARPS) {
-        const int k = start + 2 * warp + lane / 16;
-        const REAL w = k < WIDTHS[0] && column < columns ? theta[(long long)k * columns + column] : REAL(0);
-        for (int r = 0; r < TILE_ROWS; r++) sums[r] += x[min(k, WIDTHS[0] - 1)][r] * w;
-    }
-    __syncthreads();
-    REAL(*parts)[TILE_ROWS][TILE_COLUMNS] = (REAL(*)[TILE_ROWS][TILE_COLUMNS])shared_bytes;  // where x was
-    for (int r = 0; r < TILE_ROWS; r++) parts[threadIdx.x / 16][r][lane % 16] = sums[r];
-    __syncthreads();
-
-    const int r = threadIdx.x / TILE_COLUMNS;
-    if (r >= TILE_ROWS || first + r >= n || column >= columns) return;
-    REAL z = theta[biases_of(0) + column];
-    for (int part = 0; part < 2 * WARPS; part++) z += parts[part][r][lane % 16];
-    outputs[(first + r) * columns + column] = LAYERS > 1 && z < 0 ? 0 : z;  // in this order a NaN stays a NaN
-}
-
-// next <- relu(in W + b), or without the relu for the last layer. A warp sums up the inputs number warp, warp + 16, ...
-template <int layer>
-__device__ void forward(const REAL* theta, const REAL* in, REAL* next, REAL* parts) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, inputs = WIDTHS[layer], columns = WIDTHS[layer + 1];
-    const REAL* W = theta + weights_of(layer);
-    for (int start = 0; start < columns; start += 128) {
-        REAL sums[ROWS][4] = {};
-#pragma unroll 8
-        for (int k = warp; k < inputs; k += WARPS) {
-            for (int c = 0; c < 4; c++) {
-                const int j = start + 32 * c + lane;
-                const REAL w = j < columns ? W[(long long)k * columns + j] : REAL(0);
-                for (int r = 0; r < ROWS; r++) sums[r][c] += in[r * WIDEST + k] * w;
+    REAL sums[4 * TILE_ROWS] = {};
+    for (int start = 0; start < INPUTS; start += AHEAD * ROUND) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int k = start + i * ROUND + pixel;
+            if (start) w[i] = weights<0>(theta, k, column);
+            if (k >= INPUTS) continue;
+#pragma unroll
+            for (int r = 0; r < TILE_ROWS; r++) {
+#pragma unroll
+                for (int c = 0; c < 4; c++) sums[4 * r + c] += x[k][r] * w[i].at[c];
             }
         }
-        for (int c = 0; c < 4; c++) {
-            const int j = start + 32 * c + lane;
-            for (int r = 0; r < ROWS && j < columns; r++) parts[(warp * ROWS + r) * WIDEST + j] = sums[r][c];
+    }
+    warp_sums<2 * TILE_ROWS, 4>(sums);  // over eight lanes: each is left with the row of its number
+    *(Four*)&parts[warp][lane % 8][lane / 8 * 4] = {sums[0], sums[1], sums[2], sums[3]};
+    __syncthreads();
+    if (!has_output) return;
+#pragma unroll
+    for (int part = 0; part < WARPS; part++) z += parts[part][my_row][threadIdx.x % TILE_COLUMNS];
+    outputs[(first + my_row) * COLUMNS + mine] = LAYERS > 1 && z < 0 ? 0 : z;  // in this order a NaN stays a NaN
+}
+
+// The last layer, if it has few columns, is multiplied from shared memory. The weights of the first two others wait in
+// registers for the way there and back, if a warp's rows fill a round.
+constexpr bool is_narrow(int layer) { return layer > 0 && layer == LAYERS - 1 && WIDTHS[layer + 1] <= 32; }
+constexpr bool is_held(int layer) {
+    return (layer == 1 || layer == 2) && !is_narrow(layer) && WIDTHS[layer] <= WIDE && WIDTHS[layer + 1] <= WIDE;
+}
+
+// What a block of `rows` has in shared memory.
+struct Held {
+    REAL a[LAYERS][ROWS][WIDEST], dz[LAYERS][ROWS][WIDEST], parts[WARPS][ROWS][WIDEST];
+    REAL biases[up_to(4, outputs_before(LAYERS))], last[is_narrow(LAYERS - 1) ? WIDTHS[LAYERS - 1] * WIDTHS[LAYERS] : 1];
+};
+
+struct Kept {
+    Four of[2][EACH];
+
+    template <int layer>
+    __device__ void ask(const REAL* theta) {
+        if constexpr (layer < LAYERS && is_held(layer)) {
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                of[layer - 1][i] = weights<layer>(theta, threadIdx.x / 32 * EACH + i, threadIdx.x % 32 * 4);
+            }
         }
     }
-    __syncthreads();
-    for (int e = threadIdx.x; e < ROWS * columns; e += blockDim.x) {
-        const int r = e / columns, j = e % columns;
-        REAL z = theta[biases_of(layer) + j];
-        for (int part = 0; part < WARPS; part++) z += parts[(part * ROWS + r) * WIDEST + j];
-        next[r * WIDEST + j] = layer + 1 < LAYERS && z < 0 ? 0 : z;
-    }
-    __syncthreads();
-}
 
-// below <- the gradient before the ReLU that returned a, from that after the layer, dz. A warp a sum over the columns.
-template <int layer>
-__device__ void backward(const REAL* theta, const REAL* dz, const REAL* a, REAL* below) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, inputs = WIDTHS[layer], columns = WIDTHS[layer + 1];
-    const REAL* W = theta + weights_of(layer);
-#pragma unroll 8
-    for (int k = warp; k < inputs; k += WARPS) {
-        REAL sums[ROWS] = {};
-        for (int j = lane; j < columns; j += 32) {
-            const REAL w = W[(long long)k * columns + j];
-            for (int r = 0; r < ROWS; r++) sums[r] += dz[r * WIDEST + j] * w;
-        }
-        for (int r = 0; r < ROWS; r++) {
-            const REAL sum = warp_sum<32>(sums[r]);
-            if (lane == r) below[r * WIDEST + k] = a[r * WIDEST + k] > 0 ? sum : REAL(0);
-        }
+    template <int layer>
+    __device__ Four get(const REAL* theta, int i, int k, int j) const {
+        if constexpr (is_held(layer)) return of[layer - 1][i];
+        return weights<layer>(theta, k + i, j);
     }
-    __syncthreads();
-}
+};
 
-template <int layer>
-__device__ void forward_from(const REAL* theta, REAL* a, REAL* parts) {
-    if constexpr (layer < LAYERS) {
-        forward<layer>(theta, a + (layer - 1) * ROWS * WIDEST, a + layer * ROWS * WIDEST, parts);
-        forward_from<layer + 1>(theta, a, parts);
-    }
-}
+// What rows of an example go to, for the update: those that the last block may lack are left out.
+struct Rows {
+    int first, n;
+    REAL *outputs, *gradients;
 
-template <int layer>
-__device__ void backward_from(const REAL* theta, const REAL* a, REAL* dz) {
-    if constexpr (layer > 0) {
-        const int below = (layer - 1) * ROWS * WIDEST;
-        backward<layer>(theta, dz + layer * ROWS * WIDEST, a + below, dz + below);
-        backward_from<layer - 1>(theta, a, dz);
-    }
-}
-
-// Copy a block's rows of one array a layer between global and shared memory.
-template <typename Copy>
-__device__ void for_each_output(int from, int to, int first, int n, Copy copy) {
-    for (int layer = from; layer < to; layer++) {
+    __device__ void put(REAL* to, int layer, int r, int j, REAL value) const {
         const int columns = WIDTHS[layer + 1];
-        for (int e = threadIdx.x; e < ROWS * columns; e += blockDim.x) {
-            const int r = e / columns, j = e % columns;
-            const int place = outputs_before(layer) * n + (first + r) * columns + j;
-            if (first + r < n) copy(place, (layer * ROWS + r) * WIDEST + j);
+        if (first + r < n && j < columns) to[outputs_before(layer) * n + (first + r) * columns + j] = value;
+    }
+};
+
+// next <- relu(in W + b), or without the relu for the last layer.
+template <int layer>
+__device__ void forward(const REAL* theta, const Kept& kept, Held& held, const Rows& rows) {
+    constexpr int INPUTS = WIDTHS[layer], COLUMNS = WIDTHS[layer + 1];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const REAL(*in)[WIDEST] = held.a[layer - 1], *biases = held.biases + outputs_before(layer);
+    const auto keep = [&](int r, int j, REAL z) {
+        z = layer + 1 < LAYERS && z < 0 ? 0 : z;
+        held.a[layer][r][j] = z;
+        if (layer + 1 < LAYERS) rows.put(rows.outputs, layer, r, j, z);
+    };
+    if constexpr (is_narrow(layer)) {  // a warp a column
+        for (int j = warp; j < COLUMNS; j += WARPS) {
+            for (int r = 0; r < ROWS; r++) {
+                REAL sum = 0;
+                for (int k = lane; k < INPUTS; k += 32) sum += in[r][k] * held.last[k * COLUMNS + j];
+                sum = warp_sum<32>(sum);
+                if (lane == r) keep(r, j, sum + biases[j]);
+            }
+        }
+    } else {  // a warp some inputs, a lane four columns
+        for (int start = 0; start < COLUMNS; start += WIDE) {
+            REAL sums[ROWS][4] = {};
+            for (int k = warp * EACH; k < INPUTS; k += WIDE) {
+#pragma unroll
+                for (int i = 0; i < EACH; i++) {
+                    const Four w = kept.get<layer>(theta, i, k, start + 4 * lane);
+                    for (int r = 0; r < ROWS; r++) {
+                        for (int c = 0; c < 4; c++) sums[r][c] += in[r][k + i] * w.at[c];
+                    }
+                }
+            }
+            for (int r = 0; r < ROWS; r++) *(Four*)&held.parts[warp][r][start + 4 * lane] = *(Four*)sums[r];
+        }
+        __syncthreads();
+        for (int e = threadIdx.x; e < ROWS * COLUMNS; e += THREADS) {
+            const int r = e / COLUMNS, j = e % COLUMNS;
+            REAL z = biases[j];
+#pragma unroll
+            for (int part = 0; part < WARPS; part++) z += held.parts[part][r][j];
+            keep(r, j, z);
         }
     }
+    __syncthreads();
+}
+
+// below <- the gradient before the ReLU that returned a, from that after the layer, dz.
+template <int layer>
+__device__ void backward(const REAL* theta, const Kept& kept, Held& held, const Rows& rows) {
+    constexpr int INPUTS = WIDTHS[layer], COLUMNS = WIDTHS[layer + 1];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const REAL(*dz)[WIDEST] = held.dz[layer];
+    const auto keep = [&](int r, int k, REAL sum) {
+        const REAL below = held.a[layer - 1][r][k] > 0 ? sum : REAL(0);
+        held.dz[layer - 1][r][k] = below;
+        rows.put(rows.gradients, layer - 1, r, k, below);
+    };
+    if constexpr (is_narrow(layer)) {  // a thread an input
+        for (int e = threadIdx.x; e < ROWS * INPUTS; e += THREADS) {
+            const int r = e / INPUTS, k = e % INPUTS;
+            REAL sum = 0;
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) sum += dz[r][j] * held.last[k * COLUMNS + j];
+            keep(r, k, sum);
+        }
+    } else {  // a warp some inputs, a lane four columns
+        for (int k = warp * EACH; k < INPUTS; k += WIDE) {
+            REAL sums[ROWS * EACH] = {};
+            for (int start = 0; start < COLUMNS; start += WIDE) {
+#pragma unroll
+                for (int i = 0; i < EACH; i++) {
+                    const Four w = kept.get<layer>(theta, i, k, start + 4 * lane);
+                    for (int r = 0; r < ROWS; r++) {
+                        for (int c = 0; c < 4; c++) sums[r * EACH + i] += dz[r][start + 4 * lane + c] * w.at[c];
+                    }
+                }
+            }
+            warp_sums<ROWS * EACH / 2, 16>(sums);
+            constexpr int SHARE = 32 / (ROWS * EACH);  // lanes that are left with the same sum
+            const int mine = lane / SHARE;
+            if (lane % SHARE == 0) keep(mine / EACH, k + mine % EACH, sums[0]);
+        }
+    }
+    __syncthreads();
+}
+
+template <int layer>
+__device__ void forward_from(const REAL* theta, const Kept& kept, Held& held, const Rows& rows) {
+    if constexpr (layer < LAYERS) {
+        forward<layer>(theta, kept, held, rows);
+        forward_from<layer + 1>(theta, kept, held, rows);
+    }
+}
+
+template <int layer>
+__device__ void backward_from(const REAL* theta, const Kept& kept, Held& held, const Rows& rows) {
+    if constexpr (layer > 0) {
+        backward<layer>(theta, kept, held, rows);
+        backward_from<layer - 1>(theta, kept, held, rows);
+    }
+}
+
+// The loss of one example and the gradient of its outputs: a warp, a lane a class (and every 32nd one after it).
+__device__ REAL softmax(const REAL* z, REAL* slope, int label, int n) {
+    constexpr int CLASSES = WIDTHS[LAYERS];
+    const int lane = threadIdx.x % 32;
+    REAL largest = z[0], total = 0;
+    for (int j = lane; j < CLASSES; j += 32) largest = max(largest, z[j]);
+    largest = warp_max<32>(largest);
+    for (int j = lane; j < CLASSES; j += 32) total += slope[j] = exp(z[j] - largest);
+    total = warp_sum<32>(total);
+    const REAL scale = 1 / (total * n);
+    for (int j = lane; j < CLASSES; j += 32) slope[j] = slope[j] * scale - (j == label ? REAL(1) / n : REAL(0));
+    return log(total) - (z[label] - largest);
 }
 
 // A block ROWS examples. outputs: what each layer returned, that of the first is there already; gradients: each one's dz.
 // steps[0] is this step's number; it is copied for the next kernel, which counts on while nobody reads.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(THREADS)
     rows(const long long* y, const long long* order, int* steps, int batch_size, int n, const REAL* theta,
          REAL* outputs, REAL* gradients, REAL* row_losses) {
-    REAL* a = (REAL*)shared_bytes;  // [LAYERS][ROWS][WIDEST]
-    REAL* dz = a + LAYERS * ROWS * WIDEST;
-    REAL* parts = dz + LAYERS * ROWS * WIDEST;  // [WARPS][ROWS][WIDEST]
-    const int first = blockIdx.x * ROWS;
-    for (int e = threadIdx.x; e < ROWS * WIDEST; e += blockDim.x) a[e] = 0;  // rows that the last block may lack
+    constexpr int COLUMNS = WIDTHS[1], CLASSES = WIDTHS[LAYERS];
+    Held& held = *(Held*)shared_bytes;
+    const Rows mine = {(int)blockIdx.x * ROWS, n, outputs, gradients};
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // Whoever asks for what depends on an answer waits for it, so that comes last.
+    const long long step = steps[0];
+    REAL a1[ROWS * WIDEST / THREADS + 1];
+#pragma unroll
+    for (int i = 0; i < sizeof a1 / sizeof(REAL); i++) {
+        const int e = threadIdx.x + i * THREADS, r = e / WIDEST, j = e % WIDEST;
+        a1[i] = r < ROWS && mine.first + r < n && j < COLUMNS ? outputs[(mine.first + r) * COLUMNS + j] : REAL(0);
+    }
+    Kept kept;
+    kept.ask<1>(theta);
+    kept.ask<2>(theta);
+    const bool has_example = warp < ROWS && mine.first + warp < n;  // of the loss, in each of its warps
+    const long long place = step * batch_size + mine.first + warp, index = has_example ? order[place] : 0;
+#pragma unroll
+    for (int i = 0; i < sizeof a1 / sizeof(REAL); i++) {
+        const int e = threadIdx.x + i * THREADS;
+        if (e < ROWS * WIDEST) held.a[0][0][e] = a1[i];
+    }
+    for (int e = ROWS * WIDEST + threadIdx.x; e < 2 * LAYERS * ROWS * WIDEST; e += THREADS) held.a[0][0][e] = 0;  // and dz
+    for (int e = threadIdx.x; e < outputs_before(LAYERS); e += THREADS) held.biases[e] = theta[biases_of(0) + e];
+    if constexpr (is_narrow(LAYERS - 1)) {
+        const REAL* from = theta + weights_of(LAYERS - 1);
+        for (int e = threadIdx.x; e < WIDTHS[LAYERS - 1] * CLASSES; e += THREADS) held.last[e] = from[e];
+    }
+    const int label = has_example ? y[index] : 0;
     __syncthreads();
-    for_each_output(0, 1, first, n, [=](int place, int e) { a[e] = outputs[place]; });
-    __syncthreads();
-    forward_from<1>(theta, a, parts);
-
-    if (threadIdx.x < ROWS && first + threadIdx.x < n) {
-        const int r = threadIdx.x, classes = WIDTHS[LAYERS];
-        const REAL* z = a + ((LAYERS - 1) * ROWS + r) * WIDEST;
-        REAL* slope = dz + ((LAYERS - 1) * ROWS + r) * WIDEST;
-        const int label = y[order[(long long)steps[0] * batch_size + first + r]];
-        REAL largest = z[0], total = 0;
-        for (int j = 1; j < classes; j++) largest = max(largest, z[j]);
-        for (int j = 0; j < classes; j++) total += slope[j] = exp(z[j] - largest);
-        const REAL scale = 1 / (total * n);
-        for (int j = 0; j < classes; j++) slope[j] *= scale;
-        slope[label] -= REAL(1) / n;
-        row_losses[(long long)steps[0] * batch_size + first + r] = log(total) - (z[label] - largest);
+    forward_from<1>(theta, kept, held, mine);
+    if (has_example) {
+        REAL* slope = held.dz[LAYERS - 1][warp];
+        const REAL loss = softmax(held.a[LAYERS - 1][warp], slope, label, n);
+        __syncwarp();
+        for (int j = lane; j < CLASSES; j += 32) mine.put(gradients, LAYERS - 1, warp, j, slope[j]);
+        if (lane == 0) row_losses[place] = loss;
     }
     __syncthreads();
-    backward_from<LAYERS - 1>(theta, a, dz);
-    for_each_output(1, LAYERS - 1, first, n, [=](int place, int e) { outputs[place] = a[e]; });
-    for_each_output(0, LAYERS, first, n, [=](int place, int e) { gradients[place] = dz[e]; });
+    backward_from<LAYERS - 1>(theta, kept, held, mine);
     if (blockIdx.x == 0 && threadIdx.x == 0) steps[1] = steps[0];
 }
 
-// One step of the optimizer for parameter number i. m and v: Adam's averages; SGD has none.
-// rest: 1 - beta, as float64 has it. rates: this step's rate, and for Adam: the rate over how much of its average m is,
-// and one over the root of how much of its average v is.
-__device__ void optimize(REAL g, long long i, REAL* theta, REAL* m, REAL* v, const double* rates, REAL beta1,
-                         REAL rest1, REAL beta2, REAL rest2, REAL eps, REAL l2, REAL shrink) {
-    const REAL lr = rates[0];
-    REAL w = theta[i];
-    if (i < weights_of(LAYERS)) {  // only weights decay
-        g += l2 * w;
-        w -= lr * shrink * w;
-    }
-    if (m) {
-        m[i] = beta1 * m[i] + rest1 * g;
-        v[i] = beta2 * v[i] + rest2 * g * g;
-        theta[i] = w - REAL(rates[1]) * m[i] / (sqrt(v[i]) * REAL(rates[2]) + eps);
-    } else {
-        theta[i] = w - lr * g;
-    }
-}
+// What the optimizer is told. m and v: Adam's averages; SGD has none. rates: this step's rate, and for Adam: the rate
+// over how much of its average m is, and one over the root of how much of its average v is. rest: 1 - beta, as float64
+// has it.
+struct Optimizer {
+    REAL *theta, *m, *v;
+    REAL rate, rate1, unit2, beta1, rest1, beta2, rest2, eps, l2, shrink;
 
-// A block a tile of 32 inputs and 32 columns of one layer's weights; a thread has 2 x 2 of them.
-extern "C" __global__ void __launch_bounds__(EDGE* EDGE / 4)
-    update(const PIXEL* X, const long long* order, int* steps, int batch_size, int n, const REAL* outputs,
-           const REAL* gradients, REAL* theta, REAL* m, REAL* v, const double* rates, REAL beta1, REAL rest1,
-           REAL beta2, REAL rest2, REAL eps, REAL l2, REAL shrink) {
-    __shared__ __align__(16) REAL a[CHUNK][EDGE], dz[CHUNK][EDGE];
-    const int lane = threadIdx.x % EDGE, warp = threadIdx.x / EDGE, AT_ONCE = EDGE / 4, EACH = CHUNK / AT_ONCE;
-    const REAL *below = outputs, *slopes = gradients;
-    long long weights = 0, biases = biases_of(0);
-    int layer = 0, tile = blockIdx.x, inputs, columns, across;
-    while (true) {  // which layer's tile is this?
-        inputs = WIDTHS[layer], columns = WIDTHS[layer + 1], across = (columns + EDGE - 1) / EDGE;
-        const int tiles = (inputs + EDGE - 1) / EDGE * across;
-        if (tile < tiles) break;
-        tile -= tiles;
-        if (layer++) below += inputs * n;
-        slopes += columns * n;
-        weights += (long long)inputs * columns;
-        biases += columns;
-    }
-    const int row = tile / across * EDGE, column = tile % across * EDGE, k = row + lane, c = column + lane;
-
-    const int i = threadIdx.x / (EDGE / 2) * 2, j = threadIdx.x % (EDGE / 2) * 2;
-    REAL sums[2][2] = {}, bias = 0;
-    for (int start = 0; start < n; start += CHUNK) {
-        // All are asked for before the first is needed; outside of the matrices, what is nearest, and then 0 instead.
-        REAL a_ahead[EACH], dz_ahead[EACH];
-        if (layer == 0) {
-#pragma unroll
-            for (int e = 0; e < EACH; e++) {
-                const int at = min(start + e * AT_ONCE + warp, n - 1);
-                a_ahead[e] = number(example(X, order, steps + 1, batch_size, at)[min(k, inputs - 1)]);
-            }
+    // One step for parameter w of gradient g, with its averages.
+    __device__ void step(REAL g, REAL& w, REAL& of_g, REAL& of_g2, bool decays) const {
+        if (decays) {
+            g += l2 * w;
+            w -= rate * shrink * w;
+        }
+        if (m) {
+            of_g = beta1 * of_g + rest1 * g;
+            of_g2 = beta2 * of_g2 + rest2 * g * g;
+            w -= rate1 * of_g / (sqrt(of_g2) * unit2 + eps);
         } else {
+            w -= rate * g;
+        }
+    }
+};
+
+// What a block of `update` has in shared memory: some examples, and at the end each slice's sums.
+union Chunk {
+    struct {
+        REAL a[CHUNK][EDGE], dz[CHUNK][EDGE];
+    };
+    REAL parts[SLICES][EDGE + 1][EDGE];  // the last row: of the biases
+};
+
+// A tile of EDGE inputs and EDGE columns of one layer's weights: 64 threads a slice of the examples, each 4 x 4 sums.
+template <int layer>
+__device__ void tile(int number_of_tile, const PIXEL* X, const long long* order, const int* step, int batch_size, int n,
+                     const REAL* outputs, const REAL* gradients, Optimizer optimizer, const double* rates, Chunk& held) {
+    constexpr int INPUTS = WIDTHS[layer], COLUMNS = WIDTHS[layer + 1], ACROSS = up_to(EDGE, COLUMNS) / EDGE;
+    constexpr int TILES = up_to(EDGE, INPUTS) / EDGE * ACROSS, FOURS = EDGE / 4, PASS = 8 * EDGE / FOURS;
+    if (number_of_tile >= TILES) {
+        if constexpr (layer + 1 < LAYERS) {
+            tile<layer + 1>(number_of_tile - TILES, X, order, step, batch_size, n, outputs, gradients, optimizer, rates,
+                            held);
+        }
+        return;
+    }
+    const int row = number_of_tile / ACROSS * EDGE, column = number_of_tile % ACROSS * EDGE;
+    const int my_row = threadIdx.x / FOURS, my_four = threadIdx.x % FOURS * 4;  // of a tile, or of examples
+    const REAL *below = outputs + outputs_before(layer - (layer > 0)) * n, *slopes = gradients + outputs_before(layer) * n;
+
+    // The parameters that this thread will change, with their averages
+    const long long place = weights_of(layer) + (long long)(row + my_row) * COLUMNS + column + my_four;
+    const int there = row + my_row < INPUTS ? COLUMNS - column - my_four : 0;
+    constexpr bool WHOLE = whole_weights(layer);
+    Four w = several<WHOLE, 4>(optimizer.theta + place, there), of_g = {}, of_g2 = {};
+    if (optimizer.m) {
+        of_g = several<WHOLE, 4>(optimizer.m + place, there);
+        of_g2 = several<WHOLE, 4>(optimizer.v + place, there);
+    }
+
+    const int slice = threadIdx.x / 64, i = threadIdx.x % 64 / FOURS * 4, j = threadIdx.x % FOURS * 4;
+    REAL sums[4][4] = {}, bias[4] = {};
+    for (int start = 0; start < n; start += CHUNK) {
+        // All are asked for before the first is needed
+        Several<PIXEL, 4> pixels[CHUNK / PASS];
+        Four a[CHUNK / PASS], dz[CHUNK / PASS];
 #pragma unroll
-            for (int e = 0; e < EACH; e++) {
-                a_ahead[e] = below[min(start + e * AT_ONCE + warp, n - 1) * inputs + min(k, inputs - 1)];
+        for (int e = 0; e < CHUNK / PASS; e++) {
+            const int at = start + e * PASS + my_row, found = min(at, n - 1);
+            dz[e] = several<whole_outputs(layer), 4>(slopes + found * COLUMNS + column + my_four,
+                                                at < n ? COLUMNS - column - my_four : 0);
+            const int k = row + my_four, inputs = at < n ? INPUTS - k : 0;
+            if constexpr (layer == 0) {
+                pixels[e] = several<INPUTS % 4 == 0, 4>(example(X, order, step, batch_size, found) + k, inputs);
+            } else {
+                a[e] = several<whole_outputs(layer - 1), 4>(below + found * INPUTS + k, inputs);
             }
         }
+        if (start) __syncthreads();
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            dz_ahead[e] = slopes[min(start + e * AT_ONCE + warp, n - 1) * columns + min(c, columns - 1)];
-        }
-#pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            const int at = e * AT_ONCE + warp;
-            a[at][lane] = start + at < n && k < inputs ? a_ahead[e] : REAL(0);
-            dz[at][lane] = start + at < n && c < columns ? dz_ahead[e] : REAL(0);
+        for (int e = 0; e < CHUNK / PASS; e++) {
+            if constexpr (layer == 0) {
+                for (int k = 0; k < 4; k++) a[e].at[k] = number(pixels[e].at[k]);
+            }
+            *(Four*)&held.a[e * PASS + my_row][my_four] = a[e];
+            *(Four*)&held.dz[e * PASS + my_row][my_four] = dz[e];
         }
         __syncthreads();
 #pragma unroll 8
-        for (int e = 0; e < CHUNK; e++) {
-            for (int p = 0; p < 2; p++) {
-                for (int q = 0; q < 2; q++) sums[p][q] += a[e][i + p] * dz[e][j + q];
+        for (int e = slice; e < CHUNK; e += SLICES) {
+            const Four x = *(Four*)&held.a[e][i], slope = *(Four*)&held.dz[e][j];
+            for (int p = 0; p < 4; p++) {
+                for (int q = 0; q < 4; q++) sums[p][q] += x.at[p] * slope.at[q];
             }
-            if (threadIdx.x < EDGE) bias += dz[e][threadIdx.x];
-        }
-        __syncthreads();
-    }
-    rates += 3 * steps[1];
-    for (int p = 0; p < 2; p++) {
-        for (int q = 0; q < 2; q++) {
-            if (row + i + p < inputs && column + j + q < columns) {
-                const long long place = weights + (long long)(row + i + p) * columns + column + j + q;
-                optimize(sums[p][q], place, theta, m, v, rates, beta1, rest1, beta2, rest2, eps, l2, shrink);
+            if (row == 0 && i == 0) {
+                for (int q = 0; q < 4; q++) bias[q] += slope.at[q];
             }
         }
     }
-    if (row == 0 && threadIdx.x < EDGE && c < columns) {
-        optimize(bias, biases + c, theta, m, v, rates, beta1, rest1, beta2, rest2, eps, l2, shrink);
+    __syncthreads();
+    for (int p = 0; p < 4; p++) *(Four*)&held.parts[slice][i + p][j] = *(Four*)sums[p];
+    if (row == 0 && i == 0) *(Four*)&held.parts[slice][EDGE][j] = *(Four*)bias;
+    optimizer.rate = rates[0], optimizer.rate1 = rates[1], optimizer.unit2 = rates[2];
+    __syncthreads();
+    Four g = {};
+    for (int part = 0; part < SLICES; part++) {
+        for (int q = 0; q < 4; q++) g.at[q] += held.parts[part][my_row][my_four + q];
     }
+    for (int q = 0; q < 4; q++) optimizer.step(g.at[q], w.at[q], of_g.at[q], of_g2.at[q], true);
+    put_several<WHOLE>(optimizer.theta + place, w, there);
+    if (optimizer.m) {
+        put_several<WHOLE>(optimizer.m + place, of_g, there);
+        put_several<WHOLE>(optimizer.v + place, of_g2, there);
+    }
+    if (row == 0 && threadIdx.x < EDGE && column + threadIdx.x < COLUMNS) {
+        const int at = biases_of(layer) + column + threadIdx.x;
+        REAL sum = 0, b = optimizer.theta[at], none = 0;
+        for (int part = 0; part < SLICES; part++) sum += held.parts[part][EDGE][threadIdx.x];
+        REAL &of_b = optimizer.m ? optimizer.m[at] : none, &of_b2 = optimizer.m ? optimizer.v[at] : none;
+        optimizer.step(sum, b, of_b, of_b2, false);
+        optimizer.theta[at] = b;
+    }
+}
+
+// A block a tile.
+extern "C" __global__ void __launch_bounds__(8 * EDGE)
+    update(const PIXEL* X, const long long* order, int* steps, int batch_size, int n, const REAL* outputs,
+           const REAL* gradients, REAL* theta, REAL* m, REAL* v, const double* rates, REAL beta1, REAL rest1,
+           REAL beta2, REAL rest2, REAL eps, REAL l2, REAL shrink) {
+    __shared__ __align__(16) Chunk held;
+    const Optimizer optimizer = {theta, m, v, 0, 0, 0, beta1, rest1, beta2, rest2, eps, l2, shrink};
+    tile<0>(blockIdx.x, X, order, steps + 1, batch_size, n, outputs, gradients, optimizer, rates + 3 * steps[1],
+            held);
     if (blockIdx.x == 0 && threadIdx.x == 0) steps[0] = steps[1] + 1;
 }
