@@ -177,6 +177,21 @@ __device__ void st_relaxed_gpu(float4* to, Word64 low, Word64 high) {
                  : "memory");
 }
 
+// Order: who sees by an acquire what a release has written also sees what that thread wrote before.
+__device__ void st_release_gpu(Word* to, Word value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ void red_release_gpu_add(Word* to, Word value) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ Word ld_acquire_gpu(const Word* at) {
+    Word found;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(at) : "memory");
+    return found;
+}
+
 // Loads happen if they are asked for. (A condition of the instruction, not a branch: lanes stay together.)
 __device__ void ld_relaxed_gpu(Word64& value, const Word64* at, bool asked = true) {
     asm volatile("{ .reg .pred asked; setp.ne.u32 asked, %2, 0; @asked ld.relaxed.gpu.global.u64 %0, [%1]; }"

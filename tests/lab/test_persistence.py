@@ -11,7 +11,9 @@ from mlpkit.lab.experiments import persistence
 from mlpkit.lab.experiments.persistence import STAGES, Plan, table
 from mlpkit.lab.experiments.persistence.waits import _largest_cluster
 
-SMALL = Plan(samples=2, rounds=20, blocks=(2, 16), clusters=(2,), nodes=20, batch_sizes=(64,), marked=4)
+SMALL = Plan(
+    samples=2, rounds=20, blocks=(2, 16), clusters=(2,), nodes=20, pairs=2, places=3, batch_sizes=(64,), marked=4
+)
 
 
 @pytest.mark.parametrize("kind", STAGES)

@@ -9,12 +9,18 @@
 
 #if STAMPED_STEPS
 __device__ long long stamps[STAMPED_BLOCKS][STAMPED_STEPS][STAGES];  // ns
+// At a step's first stamp: the multiprocessor that the block is on, and its own clock
+__device__ long long clocks[STAMPED_BLOCKS][STAMPED_STEPS][2];
 
 // Write down when the block's first thread comes to a stage.
 __device__ void stamp(int step, int stage) {
     const bool mine = threadIdx.x == 0 && (ALL_STAMPED || blockIdx.x < STAMPED_BLOCKS);
     if (mine && step >= 100 && step < 100 + STAMPED_STEPS) {
         stamps[blockIdx.x][step - 100][stage] = globaltimer();
+        if (stage == 0) {
+            clocks[blockIdx.x][step - 100][0] = smid();
+            clocks[blockIdx.x][step - 100][1] = clock64();
+        }
     }
 }
 #else

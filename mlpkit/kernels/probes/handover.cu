@@ -8,19 +8,13 @@
 
 typedef Word64 Packet;
 
-__device__ Word acquire(const Word* at) {
-    Word found;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(at) : "memory");
-    return found;
-}
-
 // counter starts as 0.
 extern "C" __global__ void grid_barrier(Word* counter, int rounds) {
     for (int round = 1; round <= rounds; round++) {
         __syncthreads();
         if (threadIdx.x == 0) {
-            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-            while (acquire(counter) < (Word)round * gridDim.x) {
+            red_release_gpu_add(counter, 1);
+            while (ld_acquire_gpu(counter) < (Word)round * gridDim.x) {
             }
         }
         __syncthreads();
@@ -33,28 +27,31 @@ extern "C" __global__ void with_flag(Word* numbers, Word* flags, int rounds) {
     for (Word round = 1; round <= rounds; round++) {
         if (me == 1 || round > 1) {
             const Word wanted = me == 1 ? round : round - 1;
-            while (acquire(&flags[32 * other]) < wanted) {
+            while (ld_acquire_gpu(&flags[32 * other]) < wanted) {
             }
             if (*(volatile Word*)&numbers[32 * other] != wanted) __trap();
         }
         *(volatile Word*)&numbers[32 * me] = round;
-        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(&flags[32 * me]), "r"(round) : "memory");
+        st_release_gpu(&flags[32 * me], round);
     }
 }
 
-// The same, with packets: two of them, 16 apart; zeros.
-extern "C" __global__ void with_packet(Packet* packets, int rounds) {
-    const int me = blockIdx.x, other = 1 - me;
+// The same, with packets: two of them, 16 apart; zeros. Of all blocks these are number `first` and number `second`, and
+// the others are done at once. multiprocessors: becomes where the two are.
+extern "C" __global__ void with_packet(Packet* packets, int first, int second, Word* multiprocessors, int rounds) {
+    if (blockIdx.x != first && blockIdx.x != second) return;
+    const int me = blockIdx.x == second, other = 1 - me;
+    multiprocessors[me] = smid();
     for (Word round = 1; round <= rounds; round++) {
         if (me == 1 || round > 1) {
             const Word wanted = me == 1 ? round : round - 1;
             Packet found;
             do {
-                asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(&packets[16 * other]) : "memory");
+                ld_relaxed_gpu(found, &packets[16 * other]);
             } while ((Word)(found >> 32) < wanted);
             if ((Word)found != wanted) __trap();
         }
         const Packet packet = (Packet)round << 32 | round;
-        asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&packets[16 * me]), "l"(packet) : "memory");
+        st_relaxed_gpu(&packets[16 * me], packet);
     }
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlpkit import data, engines
+from mlpkit import data, engines, kernels
 from mlpkit.data import epoch_order
 from mlpkit.lab import results
 from mlpkit.lab.clock import device_us
@@ -15,7 +15,7 @@ from mlpkit.training.fit import trainer_of
 from mlpkit.training.recipe import Recipe
 
 from .stages import STAGES, stage_ns
-from .waits import node_us, round_us, waits
+from .waits import clock_rates, handovers, node_us, round_us, waits
 
 ENGINES = ("cuda_graph", "cuda_graph_epoch", "cuda_three_kernels", "cuda_persistent")
 
@@ -24,8 +24,10 @@ ENGINES = ("cuda_graph", "cuda_graph_epoch", "cuda_three_kernels", "cuda_persist
 class Plan:
     """How much to measure. samples: of each time. rounds: barriers or handovers in a sample, and half as many in
     another, whose difference leaves out the launch. blocks, clusters: numbers of blocks that wait at a grid's barrier,
-    and at a cluster's. nodes: of a graph of empty kernels. batch_sizes, optimizers: of the engines' steps. marked:
-    steps whose stages are written down.
+    and at a cluster's. nodes: of a graph of empty kernels, whose shapes are blocks, threads of one, and bytes of shared
+    memory. pairs, places: of multiprocessors, and of memory, for packets, so many rounds each. clocks_ms: for which the
+    multiprocessors' clocks are compared. batch_sizes, optimizers: of the engines' steps. marked: steps whose stages are
+    written down.
     """
 
     samples: int = 15
@@ -33,6 +35,10 @@ class Plan:
     blocks: tuple[int, ...] = (2, 16, 64, 128)
     clusters: tuple[int, ...] = (2, 8, 16)
     nodes: int = 1000
+    shapes: tuple[tuple[int, int, int], ...] = ((1, 32, 0), (128, 512, 0), (128, 512, 100_000))
+    pairs: int = 32
+    places: int = 32
+    clocks_ms: float = 20.0
     batch_sizes: tuple[int, ...] = (32, 64, 128, 256)
     optimizers: tuple[str, ...] = ("sgd", "adam")
     marked: int = 64
@@ -42,7 +48,7 @@ class Plan:
 USUAL = Plan()
 
 
-def measure(save=results.save, progress=print, plan=USUAL, train=None):
+def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
     """Measure everything, and return the record. train: (X, y), X uint8 pixels; MNIST's where None is given.
 
     Raises `engines.EngineUnavailable` where there is no GPU.
@@ -50,7 +56,7 @@ def measure(save=results.save, progress=print, plan=USUAL, train=None):
     engines.load("cupy_naive")  # or why there is none
     train = train or data.load().train
     record = results.new("persistence", plan=asdict(plan))
-    parts = (_waits, _steps, _stages)
+    parts = (_waits, _clocks, _steps, _stages)
     return results.collect(record, chain.from_iterable(part(train, plan, progress) for part in parts), save)
 
 
@@ -59,8 +65,22 @@ def _waits(train, plan, progress):
         progress(f"{name}, {blocks} blocks")
         samples = round_us(call, plan.rounds, plan.samples)
         yield {"kind": "wait", "name": name, "blocks": blocks, "samples_us": samples}
-    progress("a graph's empty kernels")
-    yield {"kind": "wait", "name": "graph node", "blocks": 1, "samples_us": node_us(plan.nodes, plan.samples)}
+    for shape in plan.shapes:
+        facts = dict(zip(("blocks", "threads", "shared_bytes"), shape, strict=True))
+        progress(f"a graph's empty kernels: {facts}")
+        samples = node_us(plan.nodes, plan.samples, *shape)
+        yield {"kind": "wait", "name": "graph node"} | facts | {"samples_us": samples}
+    progress("packets between other blocks, at other places")
+    found = handovers(plan.pairs, plan.places, plan.rounds // 2)
+    pairs, times = zip(*found, strict=True)
+    yield {"kind": "handovers", "multiprocessors": pairs, "round_us": times}
+
+
+def _clocks(train, plan, progress):
+    for busy in (False, True):
+        progress(f"clocks of multiprocessors that are {'busy' if busy else 'idle'}")
+        numbers, rates = clock_rates(plan.clocks_ms, busy)
+        yield {"kind": "clocks", "busy": busy, "multiprocessors": numbers, "clocks_a_ns": rates}
 
 
 def _steps(train, plan, progress):
@@ -95,15 +115,35 @@ def _trainer(make, name, optimizer, batch_size, train):
 def _stages(train, plan, progress):
     for batch_size in plan.batch_sizes:
         progress(f"stages of a step, batch {batch_size}")
-        for kind, ns in stages(batch_size, train, plan.marked).items():
-            yield {"kind": "stages", "block": kind, "batch_size": batch_size, "names": STAGES[kind], "ns": ns}
+        yield from stages(batch_size, train, plan.marked)
 
 
 def stages(batch_size, train, steps):
-    """Return for each kind of block the `stage_ns` of a step."""
+    """Yield a run of the record for each kind of block: the `stage_ns` of a step, and where the blocks were.
+
+    clocks: of each block's multiprocessor, by its own clock, a step.
+    """
     engine: Any = engines.load("cuda_persistent")
     make = partial(engine.Trainer, stamped_steps=steps)
     trainer, order = _trainer(make, "cuda_persistent", "sgd", batch_size, train)
     trainer.epoch(order)
-    parts = np.split(trainer.stamps(), [engine.COLUMN_BLOCKS])
-    return {kind: stage_ns(part[..., : len(STAGES[kind])]) for kind, part in zip(STAGES, parts, strict=True)}
+    stamps = trainer.stamps()
+    places, clocks = np.moveaxis(_clocks_of(trainer, stamps.shape[:2]), 2, 0)
+    for kind, rows in zip(STAGES, np.split(np.arange(len(stamps)), [engine.COLUMN_BLOCKS]), strict=True):
+        yield {
+            "kind": "stages",
+            "block": kind,
+            "batch_size": batch_size,
+            "names": STAGES[kind],
+            "ns": stage_ns(stamps[rows, :, : len(STAGES[kind])]),
+            "multiprocessors": places[rows, 0].tolist(),
+            "clocks": ((clocks[rows, -1] - clocks[rows, 0]) / (steps - 1)).round(1).tolist(),
+        }
+
+
+def _clocks_of(trainer, shape):
+    """Return what a trainer's blocks wrote down at each step's first stamp: (blocks, steps, 2), see `stamps.cuh`."""
+    import cupy as cp
+
+    memory = kernels.load("persistent", **trainer.macros).get_global("clocks")
+    return cp.ndarray((*shape, 2), np.int64, memory).get()
