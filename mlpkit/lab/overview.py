@@ -22,7 +22,9 @@ from .results import brief, median_us
 
 STEPS = ("engines", "peers", "gpu_peers")  # the records with times of steps, the last word last
 GROUPS = ("ours, CPU", "others, CPU", "ours, GPU", "others, GPU")
-LESS_PRECISE = ("pytorch_cuda_graph_tf32", "jax_epoch_default")  # matrix products of TF32
+TF32 = ("pytorch_cuda_graph_tf32", "pytorch_cuda_streams_tf32", "jax_epoch_default")  # what products are made of
+BF16 = ("pytorch_cuda_streams_bf16", "jax_epoch_bf16")
+LESS_PRECISE = TF32 + BF16
 TITLES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
@@ -225,7 +227,7 @@ def accuracy_figure(machine, folder=results.FOLDER):
 
 def table(machine, folder=results.FOLDER):
     """Return everything about a machine as a table: a row an engine or peer, fastest first; ~ marks an estimate."""
-    rows = [_row("", ("us a step", "97 % s", "98 % s", "wait s", "lines", "test accuracy %"))]
+    rows = [_row("", ("us a step", "97 % s", "98 % s", "wait s", "lines", "accuracy %"))]
     reached, waited, learned = goals(machine, folder), waits(machine, folder), accuracies(machine, folder)
     for name, us in step_us(machine, folder=folder).items():
         cells = [brief(us), *(in_seconds(reached.get(name, {}).get(percent)) for percent in goal.GOALS)]
@@ -238,7 +240,7 @@ def _row(name, cells):
     return f"{name:<34}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
 
 
-_WIDTHS = (11, 10, 10, 8, 7, 17)
+_WIDTHS = (10, 9, 8, 7, 6, 14)  # with the name's, no more than a page is wide
 
 
 def in_seconds(entry):

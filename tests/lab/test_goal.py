@@ -30,7 +30,7 @@ MISSING = ESTIMATE | {"engine": "c", "why_not": "no NVIDIA GPU was found.", "sam
 
 
 def run(saved, **options):
-    options = {"engines": ("numpy_baseline", "python_lists"), "goals": {97: SMALL}, "seeds": 2} | options
+    options = {"engines": ("numpy_baseline", "python_lists"), "others": (), "goals": {97: SMALL}, "seeds": 2} | options
     return goal.measure(
         lambda record: saved.append(json.dumps(record)), lambda text: None, goal.Plan(**options), dataset=DATA
     )

@@ -1,6 +1,7 @@
 """Other people's loops are compared only where they train the same network on the same batches."""
 
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
 import numpy as np
@@ -13,6 +14,9 @@ from mlpkit.lab.bench import GATE_STEPS, Timing
 from mlpkit.lab.experiments import gpu_peers
 from mlpkit.lab.experiments import peers as experiment
 from mlpkit.lab.experiments.peers import ADAM, Plan
+from mlpkit.lab.overview import LESS_PRECISE
+from mlpkit.lab.peers import whole
+from mlpkit.training.fit import fit
 from mlpkit.training.recipe import Recipe
 
 QUICK = Timing(warmup=1, steps_a_sample=2, rounds=2)
@@ -30,7 +34,7 @@ def on_gpu(*names):
     return [pytest.param(name, marks=pytest.mark.gpu) for name in names]
 
 
-ON_CPU = ("jax_step", "jax_epoch", "jax_epoch_default")  # on a GPU where there is one
+ON_CPU = ("jax_step", "jax_epoch", "jax_epoch_default", "jax_epoch_bf16")  # on a GPU where there is one
 ON_GPU = tuple(name for name in gpu_peers.PLAN.others if name not in ON_CPU)
 
 
@@ -38,7 +42,7 @@ ON_GPU = tuple(name for name in gpu_peers.PLAN.others if name not in ON_CPU)
 @pytest.mark.parametrize("which", [0, 1], ids=["sgd", "adam"])
 def test_a_peer_trains_the_same_network_on_the_same_batches(name, which, wanted):
     try:
-        measured = peers.measure(name, TWO[which], QUICK)
+        measured = peers.prepared(name, TWO[which])(QUICK)
     except ImportError as error:
         pytest.skip(str(error))
     assert peers.are_wanted(measured["first_losses"], wanted[which], *measured["gate"])
@@ -55,14 +59,15 @@ def importable(name):
     return pytest.importorskip(f"mlpkit.lab.peers.{name}").prepare
 
 
+@pytest.mark.parametrize("name", ["pytorch_cuda_compiled", "pytorch_cuda_streams"])
 @pytest.mark.parametrize("which", [0, 1], ids=["sgd", "adam"])
-def test_the_compiled_step_of_the_gpu_is_right_on_a_cpu(which, wanted):
-    steps = on_torch_cpu("pytorch_cuda_compiled")(peers.problem(TWO[which]))
+def test_the_compiled_step_of_the_gpu_is_right_on_a_cpu(which, name, wanted):
+    steps = on_torch_cpu(name)(peers.problem(TWO[which]))
     assert_allclose(steps(GATE_STEPS), wanted[which], rtol=bench.RTOL)
 
 
 PREPARE = {
-    "pytorch_cuda_compiled": on_torch_cpu,
+    **dict.fromkeys(("pytorch_cuda_compiled", "pytorch_cuda_streams"), on_torch_cpu),
     **dict.fromkeys(("pytorch", "jax_step", "jax_epoch"), importable),
 }
 
@@ -79,7 +84,7 @@ def test_after_an_epoch_the_batches_come_again(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["pytorch_cuda_graph_tf32", "jax_epoch_default"])
+@pytest.mark.parametrize("name", LESS_PRECISE)
 def test_less_precise_products_are_what_they_say(name, wanted):
     """They differ from float32 by more than rounding in float32 explains, and no more than their gate lets through."""
     prepare = importable(name)
@@ -103,7 +108,7 @@ def test_an_engine_that_is_not_there_has_a_reason(name):
     if name == "none":
         pytest.skip("they are all there")
     with pytest.raises(ValueError, match=f"no engine '{name}'"):
-        peers.measure(name, TWO[0], QUICK)
+        peers.prepared(name, TWO[0])
 
 
 def measured(losses, **more):
@@ -114,11 +119,13 @@ def compare(monkeypatch, answers):
     """Return the runs of a comparison whose processes give these answers, and the order in which they were asked."""
     asked, saved = [], []
 
-    def measure_in_process(name, recipes, timing):
-        asked.append(name)
-        return [dict(answer) for answer in answers[name]]
+    def in_turns(start, names):
+        recipe = start.keywords["recipe"]
+        for name in names:
+            asked.append((name, recipe.optimizer))
+            yield name, dict(answers[name][TWO.index(recipe)])
 
-    monkeypatch.setattr(peers, "measure_in_process", measure_in_process)
+    monkeypatch.setattr(peers, "in_turns", in_turns)
     plan = Plan((), tuple(answers), ("numpy",), QUICK, TWO)
     record = experiment.measure(lambda record: saved.append(1), lambda text: None, plan, "some_peers")
     assert record["experiment"] == "some_peers"
@@ -142,7 +149,9 @@ def test_peers_take_turns_and_one_that_differs_gets_no_time(wanted, monkeypatch)
         "absent": [absent, absent],
     }
     record, asked = compare(monkeypatch, answers)
-    assert asked == [*answers, "same", "its_mean", "rough", "other", "nan"]
+    again = {"sgd": ("same", "its_mean", "rough", "other", "nan"), "adam": ("same", "its_mean", "rough")}
+    assert asked[: 2 * len(answers)] == [(name, optimizer) for optimizer in again for name in answers]
+    assert asked[2 * len(answers) :] == [(name, optimizer) for optimizer in again for name in again[optimizer]]
     runs = {(run["engine"], run["recipe"]["optimizer"]): run for run in record["runs"]}
     timed = ("same", "sgd"), ("same", "adam"), ("its_mean", "adam"), ("rough", "sgd"), ("other", "sgd"), ("nan", "sgd")
     for name in timed:
@@ -168,8 +177,43 @@ def test_the_table_has_a_row_a_peer_and_a_column_a_recipe(wanted, monkeypatch):
     assert reason == "not run: half: no Adam"
 
 
-def test_a_peer_runs_in_a_process_of_its_own():
-    (answer,) = peers.measure_in_process("no_such_peer", TWO[:1], QUICK)
-    assert answer == {"why_not": "ModuleNotFoundError: No module named 'mlpkit.lab.peers.no_such_peer'"}
-    answers = peers.measure_in_process("plain_numpy", TWO, QUICK)
-    assert [len(answer["samples_us"]) > 1 for answer in answers] == [True, True]
+def test_peers_prepare_side_by_side_and_answer_in_turns():
+    names = ("plain_numpy", "no_such_peer", "numpy_baseline")
+    found = dict(peers.in_turns(partial(peers.waiting, recipe=TWO[0], timing=QUICK), names))
+    assert tuple(found) == names
+    assert found["no_such_peer"] == {"why_not": "ModuleNotFoundError: No module named 'mlpkit.lab.peers.no_such_peer'"}
+    assert [len(found[name]["samples_us"]) for name in names[::2]] == [peers.SAMPLES] * 2
+
+
+TRAINS = ("jax_epoch", "jax_epoch_cpu", "jax_epoch_default", "pytorch", "pytorch_cuda_streams")
+
+
+@pytest.mark.parametrize("name", TRAINS)
+def test_a_peer_trains_whole_as_the_workbook_does(name):
+    """Rates that change, a decay of the weights alone, a short batch at each epoch's end, a start anew."""
+    module = pytest.importorskip(f"mlpkit.lab.peers.whole.{name}")
+    recipe = Recipe(optimizer="adamw", lr=4e-3, schedule="cosine", warmup_epochs=1, weight_decay=0.2, epochs=2)
+    problem = peers.problem(recipe)
+    problem = replace(problem, X=problem.X[:300], y=problem.y[:300])
+    network = recipe.make_network()
+    optimizer = recipe.make_optimizer(network, 300)
+    wanted = fit(network, optimizer, (problem.X, problem.y), epochs=2, batch_size=128, seed=0).loss
+    options = {"device": "cpu"} if name == "pytorch_cuda_streams" else {}
+    trainer = module.Trainer(problem, whole.rates_of(recipe, 300), **options)
+    gate = getattr(module, "GATE", peers.GATE)
+    for _ in range(2):
+        _, losses = whole._train(trainer, problem)
+        assert len(losses) == len(wanted)
+        assert peers.are_wanted(losses, np.array(wanted), *gate)
+        views = network.views(network.theta).values()
+        for array, view in zip(trainer.parameters(), views, strict=True):
+            assert_allclose(array, view, atol=5e-4 if gate == peers.GATE else 5e-2)
+
+
+def test_many_networks_at_once_are_each_itself():
+    networks = pytest.importorskip("mlpkit.lab.peers.jax_networks")
+    problems = [peers.problem(Recipe(seed=seed)) for seed in range(2)]
+    losses = networks.prepare(problems)(5)
+    for seed, found in enumerate(losses):
+        wanted = bench.Stepper("numpy_baseline", Recipe(seed=seed), (problems[0].X, problems[0].y)).take(5)[1]
+        assert peers.are_wanted(found, wanted, 5, bench.RTOL)

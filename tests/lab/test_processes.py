@@ -96,3 +96,41 @@ def test_busy_programs_are_gone_afterwards(monkeypatch):
         raise KeyboardInterrupt
     assert None not in [process.poll() for process in started]
     assert len(started) == 2
+
+
+WAITS = """
+import sys
+from mlpkit.lab.processes import wait_to_be_asked
+{}
+wait_to_be_asked()
+{}
+print(2)
+"""
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """Return a process that runs some code before it says that it is ready, and some after it was asked."""
+
+    def waiting(before="", after=""):
+        (tmp_path / "waits.py").write_text(WAITS.format(before, after))
+        return processes.Waiting("waits", env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{results.ROOT}"})
+
+    return waiting
+
+
+def test_a_process_prepares_and_answers_when_it_is_asked(waiting):
+    with waiting() as process:
+        process.ready()
+        assert process.process.poll() is None
+        assert process.answer() == 2
+    assert process.process.poll() is not None
+
+
+def test_a_process_that_fails_says_why_before_it_is_ready_and_after(waiting):
+    with waiting(before="raise ValueError('first')") as process, pytest.raises(processes.Failed, match="^ValueError: "):
+        process.ready()
+    with waiting(after="sys.exit(7)") as process:
+        process.ready()
+        with pytest.raises(processes.Failed, match="ended with code 7"):
+            process.answer()

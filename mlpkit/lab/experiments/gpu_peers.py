@@ -16,11 +16,15 @@ PLAN = Plan(
         "pytorch_cuda_compiled",
         "pytorch_cuda_graph",
         "pytorch_cuda_graph_tf32",
+        "pytorch_cuda_streams",
+        "pytorch_cuda_streams_tf32",
+        "pytorch_cuda_streams_bf16",
         "jax_step",
         "jax_epoch",
         "jax_epoch_default",
+        "jax_epoch_bf16",
     ),
     libraries=("torch", "jax", "jaxlib", "cupy-cuda12x", "cupy-cuda13x"),
-    timing=Timing(warmup=429, steps_a_sample=429, rounds=1),  # an epoch of full batches of 128
+    timing=Timing(warmup=429, steps_a_sample=429, rounds=3),  # an epoch of full batches of 128
 )
 measure = partial(peers.measure, plan=PLAN, experiment="gpu_peers")

@@ -2,11 +2,13 @@
 
 A peer is one of the workbook's engines, or a module with one function, `prepare(problem)`, which returns `steps(n)`:
 take `n` training steps, be done with them on return, and return their losses (or their mean, where a library tells no
-more). `measure` times one peer in this process, `measure_in_process` in one of its own.
+more). `prepared` measures one peer in this process, `waiting` in one of its own.
 """
 
 import json
+import os
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib import import_module
 
@@ -20,6 +22,7 @@ from mlpkit.lab.bench import GATE_STEPS, RTOL, Stepper
 from mlpkit.lab.clock import seconds_of
 from mlpkit.training.recipe import Recipe
 
+SAMPLES = 3  # of a process
 GATE = GATE_STEPS, RTOL  # how many of the first losses are held to the baseline's, and how close
 
 
@@ -57,24 +60,29 @@ def problem(recipe):
     return Problem(X, y, epoch_order(len(y), recipe.seed, 0), weights, biases, recipe)
 
 
-def measure(name, recipe, timing):
-    """Return what is measured of the peer `name`, as JSON can hold it: of one process, and one recipe.
+def prepared(name, recipe):
+    """Return a function of a `Timing` that measures the peer `name`: what takes long is done, the first steps, too.
 
-    first_losses; gate: how many of them to compare, and how closely; threads: of each library; start_seconds: what
-    imports (the first time in a process), compiling and the first steps took; samples_us: microseconds a step.
+    It returns, as JSON can hold it, first_losses; gate: how many of them to compare, and how closely; threads: of each
+    library; start_seconds: what imports, compiling and the first steps took; samples_us: microseconds a step.
     """
-    task, start, n = problem(recipe), time.perf_counter(), timing.steps_a_sample
+    task, start = problem(recipe), time.perf_counter()
     steps, gate = _prepare(name, task)
     losses = np.atleast_1d(steps(GATE_STEPS)).tolist()
     started = time.perf_counter() - start
-    steps(timing.warmup)
-    return {
-        "first_losses": losses,
-        "gate": gate,
-        "threads": {library["prefix"]: library["num_threads"] for library in threadpool_info()},
-        "start_seconds": [started],
-        "samples_us": [seconds_of(steps, n) / n * 1e6 for _ in range(5)],
-    }
+
+    def measure(timing):
+        n = timing.steps_a_sample
+        steps(timing.warmup)
+        return {
+            "first_losses": losses,
+            "gate": gate,
+            "threads": {library["prefix"]: library["num_threads"] for library in threadpool_info()},
+            "start_seconds": [started],
+            "samples_us": [seconds_of(steps, n) / n * 1e6 for _ in range(SAMPLES)],
+        }
+
+    return measure
 
 
 def _prepare(name, problem):
@@ -87,13 +95,35 @@ def _prepare(name, problem):
     return peer.prepare(problem), getattr(peer, "GATE", GATE)
 
 
-def measure_in_process(name, recipes, timing):
-    """Return what `measure` returns for each recipe, from a process of its own; `why_not`, where that one failed."""
-    settings = json.dumps({"recipes": [recipe.to_dict() for recipe in recipes], "timing": asdict(timing)})
-    try:
-        return processes.ask(__name__, name, settings)
-    except processes.Failed as error:
-        return [{"why_not": str(error)} for _ in recipes]
+def waiting(name, recipe, timing):
+    """Return a process that prepares the peer, and measures it when asked: a `processes.Waiting`."""
+    settings = json.dumps({"recipe": recipe.to_dict(), "timing": asdict(timing)})
+    return processes.Waiting(__name__, name, settings)
+
+
+def in_turns(start, names):
+    """Yield (name, answer) of processes that prepare side by side, one for two cores, and are asked one after another.
+
+    start: returns the `Waiting` process of a name. The answer of one that failed has a `why_not` and nothing else.
+    """
+    at_once = max(1, (os.cpu_count() or 1) // 2)
+    for first in range(0, len(names), at_once):
+        yield from _side_by_side(start, names[first : first + at_once])
+
+
+def _side_by_side(start, names):
+    with ExitStack() as running:
+        there, failed = {name: running.enter_context(start(name)) for name in names}, {}
+        for name, process in there.items():
+            try:
+                process.ready()
+            except processes.Failed as error:
+                failed[name] = str(error)
+        for name, process in there.items():
+            try:
+                yield name, {"why_not": failed[name]} if name in failed else process.answer()
+            except processes.Failed as error:
+                yield name, {"why_not": str(error)}
 
 
 def are_wanted(losses, wanted, steps, rtol):

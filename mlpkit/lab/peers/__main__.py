@@ -1,13 +1,15 @@
-"""Measure a peer in this process: `python -m mlpkit.lab.peers NAME SETTINGS`; settings and answer are JSON."""
+"""Measure a peer in this process, when asked: `python -m mlpkit.lab.peers NAME SETTINGS`; all in JSON."""
 
 import json
 import sys
 
 from mlpkit.lab.bench import Timing
+from mlpkit.lab.processes import wait_to_be_asked
 from mlpkit.training.recipe import Recipe
 
-from . import measure
+from . import prepared
 
 settings = json.loads(sys.argv[2])
-timing = Timing(**settings["timing"])
-print(json.dumps([measure(sys.argv[1], Recipe.from_dict(recipe), timing) for recipe in settings["recipes"]]))
+measure = prepared(sys.argv[1], Recipe.from_dict(settings["recipe"]))
+wait_to_be_asked()
+print(json.dumps(measure(Timing(**settings["timing"]))))

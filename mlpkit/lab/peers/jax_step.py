@@ -55,13 +55,13 @@ def start(problem):
 
 
 def make_step(recipe, precision):
-    """Return the function (state, X, y, index) -> (state, loss)."""
+    """Return the function (state, X, y, index, rate) -> (state, loss); without a rate, the recipe's is taken."""
     value_and_grad = jax.value_and_grad(partial(loss_of, precision))
-    update = adam if recipe.optimizer == "adam" else sgd
+    update = sgd if recipe.optimizer == "sgd" else partial(adam, recipe.weight_decay)  # AdamW's, which shrinks weights
 
-    def step(state, X, y, index):
+    def step(state, X, y, index, rate=recipe.lr):
         loss, gradients = value_and_grad(state[0], X[index], y[index])
-        return update(recipe.lr, gradients, *state), loss
+        return update(rate, gradients, *state), loss
 
     return step
 
@@ -79,10 +79,11 @@ def sgd(lr, gradients, network):
     return (jax.tree.map(lambda p, g: p - lr * g, network, gradients),)
 
 
-def adam(lr, gradients, network, m, v, t, beta1=0.9, beta2=0.999, eps=1e-8):
+def adam(decay, lr, gradients, network, m, v, t, beta1=0.9, beta2=0.999, eps=1e-8):
     t = t + 1
     m = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, m, gradients)
     v = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, v, gradients)
     c1, c2 = (-jnp.expm1(t * np.log(beta).astype(np.float32)) for beta in (beta1, beta2))  # 1 - beta**t
+    network = [((1 - lr * decay) * W if decay else W, b) for W, b in network]
     network = jax.tree.map(lambda p, m, v: p - lr * (m / c1) / (jnp.sqrt(v / c2) + eps), network, m, v)
     return network, m, v, t

@@ -1,4 +1,4 @@
-"""How the record "goal" is made: a few steps with each engine, then whole trainings in turns."""
+"""How the record "goal" is made: a few steps with each engine, whole trainings in turns, and those of the peers."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -8,22 +8,31 @@ import numpy as np
 from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.engines import BASELINE
-from mlpkit.lab import machine, results
-from mlpkit.lab.bench import GATE_ROWS, RTOL, Stepper
+from mlpkit.kernels import gpu
+from mlpkit.lab import machine, peers, results
+from mlpkit.lab.bench import GATE_ROWS, GATE_STEPS, RTOL, Stepper, whole
 from mlpkit.lab.clock import in_turns, seconds_until_done
 from mlpkit.lab.experiments.goal_recipes import ADAM, ADAMW
+from mlpkit.lab.peers import whole as trained
 from mlpkit.training.fit import fit
 from mlpkit.training.recipe import Recipe
 
 SLOW = 0.5  # seconds of a step
+OTHERS = {  # peers that can train whole: is there a GPU?
+    True: ("jax_epoch", "jax_epoch_default", "pytorch_cuda_streams"),
+    False: ("jax_epoch_cpu", "pytorch"),
+}
 GOALS = {97: ADAM.but(epochs=3), 98: ADAMW.but(epochs=10)}  # percent, and what `cheapest` finds
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train. engines: None for all. goals: recipes by percent. patience: seconds that a training may take."""
+    """What to train. engines: None for all. others: of `lab.peers`; None for those of a GPU, or the CPU's without one.
+    goals: recipes by percent. patience: seconds that a training may take.
+    """
 
     engines: tuple[str, ...] | None = None
+    others: tuple[str, ...] | None = None
     goals: dict[int, Recipe] = field(default_factory=lambda: GOALS)
     seeds: int = 3
     patience: float = 10.0
@@ -32,7 +41,7 @@ class Plan:
 USUAL = Plan()
 
 
-def measure(save=results.save, progress=print, plan=USUAL, dataset=None):
+def measure(save=results.save_part, progress=print, plan=USUAL, dataset=None):
     """Train each goal's recipe with each engine from each seed, in turns, and return the record."""
     dataset = dataset or load()
     recipes = {goal: recipe.to_dict() for goal, recipe in plan.goals.items()}
@@ -49,7 +58,22 @@ def measure(save=results.save, progress=print, plan=USUAL, dataset=None):
         settle=lambda name: progress("training to {} % with {}".format(*name)),
         keep=lambda *_: save(record),
     )
-    return record
+    return results.collect(record, _others(plan, dataset.train, progress), save)
+
+
+def _others(plan, train, progress):
+    """Yield the runs of the peers, each with each goal in a process of its own, which trains when it has compiled."""
+    names = OTHERS[gpu.why_not() is None] if plan.others is None else plan.others
+    cases = [(name, goal) for goal in plan.goals for name in names]
+    wanted = {goal: Stepper(BASELINE, recipe, train).take(GATE_STEPS)[1] for goal, recipe in plan.goals.items()}
+    found = peers.in_turns(lambda case: trained.waiting(case[0], plan.goals[case[1]], plan.seeds), cases)
+    for (name, goal), answer in found:
+        progress(f"training to {goal} % with {name}")
+        case = _case(name, goal, plan.goals[goal], train)
+        losses = answer.pop("first_losses", [])
+        if losses and not peers.are_wanted(losses, wanted[goal], *answer.pop("gate")):
+            answer = {"why_not": f"its first losses differ from the baseline's: {losses}"}
+        yield case | answer
 
 
 def _rehearsals(plan, train, progress):
@@ -62,16 +86,7 @@ def _rehearsals(plan, train, progress):
 
 def _rehearse(name, goal, recipe, train, wanted):
     """Return a new run of a record: the engine compiles, its first loss is compared, a few of its steps are timed."""
-    case = {
-        "engine": name,
-        "goal": goal,
-        "steps": recipe.epochs * recipe.steps_an_epoch(len(train[1])),
-        "why_not": None,
-        "samples_us": [],
-        "seconds": [],
-        "validation_accuracy": [],
-        "test_accuracy": [],
-    }
+    case = _case(name, goal, recipe, train)
     try:
         engines.load(name)
         Stepper(name, recipe.but(batch_size=GATE_ROWS), train).take(1)  # compiles
@@ -83,6 +98,20 @@ def _rehearse(name, goal, recipe, train, wanted):
     except (engines.EngineUnavailable, ValueError, AssertionError) as error:
         return case | {"why_not": " ".join(str(error).split())}
     return case | {"samples_us": [1e6 * sample for sample in _samples(stepper, seconds)]}
+
+
+def _case(name, goal, recipe, train):
+    """Return a run of a record in which nothing has been measured yet."""
+    return {
+        "engine": name,
+        "goal": goal,
+        "steps": recipe.epochs * recipe.steps_an_epoch(len(train[1])),
+        "why_not": None,
+        "samples_us": [],
+        "seconds": [],
+        "validation_accuracy": [],
+        "test_accuracy": [],
+    }
 
 
 def _samples(stepper, once):
@@ -111,4 +140,6 @@ def _fit(engine, recipe, train):
     train = tuple(map(network.engine.asarray, train))
     settings = {name: getattr(recipe, name) for name in ("epochs", "batch_size", "seed")}
     machine.rest()
-    return network, seconds_until_done(network.engine, partial(fit, network, optimizer, train, **settings))[0]
+    seconds, history = seconds_until_done(network.engine, partial(fit, network, optimizer, train, **settings))
+    whole(history)
+    return network, seconds

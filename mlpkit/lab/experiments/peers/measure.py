@@ -1,12 +1,12 @@
-"""How the records "peers" and "gpu_peers" are made: a process for one peer after another, in turns."""
+"""How the records "peers" and "gpu_peers" are made: a process for each peer and recipe, in turns."""
 
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from mlpkit.data import load
 from mlpkit.engines import BASELINE
 from mlpkit.lab import machine, peers, results
 from mlpkit.lab.bench import GATE_STEPS, Stepper, Timing
-from mlpkit.lab.clock import in_turns
 from mlpkit.training.recipe import Recipe
 
 ADAM = Recipe(optimizer="adam", lr=1e-3)
@@ -31,14 +31,14 @@ class Plan:
 
 USUAL = Plan(
     engines=(BASELINE, "numba_hybrid", "numba_step"),
-    others=("plain_numpy", "pytorch", "pytorch_compiled", "scikit_learn"),
-    libraries=("torch", "scikit-learn"),
+    others=("plain_numpy", "pytorch", "pytorch_compiled", "scikit_learn", "jax_epoch_cpu"),
+    libraries=("torch", "scikit-learn", "jax", "jaxlib"),
     timing=Timing(rounds=7),
 )
 
 
-def measure(save=results.save, progress=print, plan=USUAL, experiment="peers"):
-    """Measure the peers, `plan.timing.rounds` processes of each, and return the record. experiment: its name."""
+def measure(save=results.save_part, progress=print, plan=USUAL, experiment="peers"):
+    """Measure `plan.timing.rounds` processes of each peer with each recipe, and return the record of that name."""
     versions = {library: machine.version(library) for library in plan.libraries}
     record = results.new(experiment, timing=asdict(plan.timing), libraries=versions)
     record["runs"] = [
@@ -46,22 +46,17 @@ def measure(save=results.save, progress=print, plan=USUAL, experiment="peers"):
         for recipe in plan.recipes
         for name in plan.names
     ]
-    runs = {name: results.runs(record, engine=name) for name in plan.names}
     train = load("mnist", scaled=True).train
     wanted = [Stepper(BASELINE, recipe, train).take(GATE_STEPS)[1] for recipe in plan.recipes]
-
-    def settle(name):
-        if all(run["why_not"] for run in runs[name]):
-            raise StopIteration
-        progress(name)
-
-    def keep(name, answers):
-        for run, answer, losses in zip(runs[name], answers, wanted, strict=True):
-            _add(run, answer, losses)
-        save(record)
-
-    calls = {name: lambda name=name: peers.measure_in_process(name, plan.recipes, plan.timing) for name in runs}
-    in_turns(calls, plan.timing.rounds, settle, keep)
+    for _ in range(plan.timing.rounds):
+        for recipe, losses in zip(plan.recipes, wanted, strict=True):
+            runs = {run["engine"]: run for run in record["runs"] if run["recipe"] == recipe.to_dict()}
+            start = partial(peers.waiting, recipe=recipe, timing=plan.timing)
+            left = [name for name, run in runs.items() if not run["why_not"]]
+            for name, answer in peers.in_turns(start, left):
+                progress(f"{name}, {recipe.optimizer}, batch {recipe.batch_size}")
+                _add(runs[name], answer, losses)
+                save(record)
     return record
 
 

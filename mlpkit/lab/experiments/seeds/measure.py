@@ -1,5 +1,6 @@
 """How the record "seeds" is made: epochs of many networks at once and one by one, stages of a step, and accuracies."""
 
+import json
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -9,13 +10,15 @@ import numpy as np
 
 from mlpkit import data, engines
 from mlpkit.data import epoch_order
-from mlpkit.lab import results
+from mlpkit.engines import BASELINE
+from mlpkit.lab import peers, processes, results
+from mlpkit.lab.bench import GATE_STEPS, Stepper
 from mlpkit.lab.clock import device_us
 from mlpkit.training.fit import trainer_of
 from mlpkit.training.recipe import Recipe
 
 from ..persistence.stages import stage_ns
-from .read import ALONE, TOGETHER
+from .read import ALONE, OTHER, TOGETHER
 
 RECIPE = Recipe(optimizer="adam", lr=2e-3, schedule="cosine")  # of the accuracies
 # What a block's first thread is about to do where `cluster.cu` calls stamp(step, 0), stamp(step, 1), ...
@@ -57,7 +60,7 @@ class Plan:
 USUAL = Plan()
 
 
-def measure(save=results.save, progress=print, plan=USUAL, dataset=None):
+def measure(save=results.save_part, progress=print, plan=USUAL, dataset=None):
     """Measure everything, and return the record. dataset: MNIST with its pixels as bytes, where None is given.
 
     Raises `engines.EngineUnavailable` where there is no GPU.
@@ -65,7 +68,7 @@ def measure(save=results.save, progress=print, plan=USUAL, dataset=None):
     engines.load(TOGETHER)  # or why it can't run
     dataset = dataset or data.load()
     record = results.new("seeds", plan=asdict(plan), recipe=RECIPE.to_dict())
-    parts = (_epochs, _stages, _accuracies)
+    parts = (_epochs, _others, _stages, _accuracies)
     return results.collect(record, chain.from_iterable(part(dataset, plan, progress) for part in parts), save)
 
 
@@ -97,7 +100,7 @@ class Seeds:
 
 def _epochs(dataset, plan, progress):
     for optimizer, batch_size in plan.cases:
-        recipe = Recipe(optimizer=optimizer, lr=1e-3, batch_size=batch_size)
+        recipe = _recipe(optimizer, batch_size)
         case = {"kind": "epoch", "optimizer": optimizer, "batch_size": batch_size}
         case["steps"] = recipe.steps_an_epoch(len(dataset.train.y))
         for count in plan.networks:
@@ -108,6 +111,28 @@ def _epochs(dataset, plan, progress):
         progress(f"{plan.seeds} one by one, {optimizer}, batch {batch_size}")
         samples = _samples(one_by_one(plan.seeds, recipe, dataset.train), plan)
         yield case | {"engine": ALONE, "networks": plan.seeds, "samples_us": samples}
+
+
+def _others(dataset, plan, progress):
+    """Yield the epochs of JAX's networks, each case in a process of its own, by the host's clock."""
+
+    def start(case):
+        settings = {"recipe": _recipe(*case).to_dict(), "networks": plan.seeds, "samples": plan.samples}
+        return processes.Waiting(f"mlpkit.lab.peers.{OTHER}", json.dumps(settings))
+
+    for case, answer in peers.in_turns(start, plan.cases):
+        optimizer, batch_size = case
+        progress(f"{plan.seeds} at once with JAX, {optimizer}, batch {batch_size}")
+        for seed, losses in enumerate(answer.pop("first_losses", [])):
+            wanted = Stepper(BASELINE, _recipe(*case).but(seed=seed), dataset.train).take(GATE_STEPS)[1]
+            if not peers.are_wanted(np.array(losses), wanted, *peers.GATE):
+                answer = {"why_not": f"the first losses of seed {seed} differ from the baseline's: {losses}"}
+        run = {"kind": "epoch", "optimizer": optimizer, "batch_size": batch_size, "steps": 0, "samples_us": []}
+        yield run | {"engine": OTHER, "networks": plan.seeds} | answer
+
+
+def _recipe(optimizer, batch_size):
+    return Recipe(optimizer=optimizer, lr=1e-3, batch_size=batch_size)
 
 
 def _samples(call, plan):

@@ -4,7 +4,8 @@ from mlpkit.lab import results
 
 from ..persistence.read import stage_lines
 
-TOGETHER, ALONE = "cuda_cluster", "cuda_persistent"
+TOGETHER, ALONE, OTHER = "cuda_cluster", "cuda_persistent", "jax_networks"  # the last one is a peer
+HOW = {TOGETHER: "at once", ALONE: "one by one", OTHER: "at once, JAX"}
 
 
 def median_ms(run):
@@ -12,12 +13,14 @@ def median_ms(run):
     return results.median(run) / 1e3
 
 
+@results.reads
 def table(record):
     """Return the record as text for the terminal."""
     lines = [f"{'an epoch of':<16}{'':<18}{'optimizer':<12}{'batch':>6}{'ms':>10}{'us a step':>12}"]
     for run in results.runs(record, kind="epoch"):
-        how = "at once" if run["engine"] == TOGETHER else "one by one"
-        what = f"{run['networks']:>3} networks    {how:<18}{run['optimizer']:<12}{run['batch_size']:>6}"
+        if run.get("why_not"):
+            continue
+        what = f"{run['networks']:>3} networks    {HOW[run['engine']]:<18}{run['optimizer']:<12}{run['batch_size']:>6}"
         lines.append(f"{what}{median_ms(run):>10.2f}{median_ms(run) * 1e3 / run['steps']:>12.2f}")
     for run in results.runs(record, kind="stages"):
         lines += ["", f"{run['networks']} at once: a step's stages", *stage_lines(run)]

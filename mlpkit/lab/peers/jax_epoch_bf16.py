@@ -1,0 +1,12 @@
+"""JAX, a scan over steps, bf16: what the matrix products read is rounded to 16 bits, and added up in float32.
+
+Parameters, activations and the update stay float32.
+"""
+
+from . import jax_epoch
+
+GATE = (5, 3e-2)  # losses, and how close: see `peers.GATE`
+
+
+def prepare(problem):
+    return jax_epoch.prepare(problem, precision="BF16_BF16_F32")

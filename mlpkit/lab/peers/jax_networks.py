@@ -1,0 +1,56 @@
+"""JAX, a scan over steps of many networks: `vmap` makes one step of all of them, each from weights of its own.
+
+Each network trains on an order of its own. Eight steps are unrolled, as in `jax_epoch`. The record
+"seeds" asks `python -m mlpkit.lab.peers.jax_networks SETTINGS`, all in JSON, which measures when asked.
+"""
+
+import json
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mlpkit.lab.bench import GATE_STEPS
+from mlpkit.lab.clock import seconds_of
+from mlpkit.lab.processes import wait_to_be_asked
+from mlpkit.training.recipe import Recipe
+
+from . import problem
+from .jax_step import make_step, start
+
+
+def prepare(problems, precision="highest"):
+    """Return steps(n), of which each is a step of all networks, and returns their losses (networks, n).
+
+    problems: of one recipe, each from a seed of its own.
+    """
+    X, y = jnp.asarray(problems[0].X), jnp.asarray(problems[0].y, jnp.int32)
+    rows = jnp.asarray(np.stack([problem.rows() for problem in problems], 1), jnp.int32)  # (steps, networks, batch)
+    state = jax.tree.map(lambda *parts: jnp.stack(parts), *map(start, problems))
+    step, first = jax.vmap(make_step(problems[0].recipe, precision), in_axes=(0, None, None, 0)), 0
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def run(n, state, first, X, y, rows):
+        indices = rows[(first + jnp.arange(n)) % len(rows)]
+        return jax.lax.scan(lambda state, index: step(state, X, y, index), state, indices, unroll=8)
+
+    def steps(n):
+        nonlocal state, first
+        state, losses = jax.block_until_ready(run(n, state, first, X, y, rows))
+        first = (first + n) % len(rows)
+        return np.asarray(losses).T
+
+    return steps
+
+
+if __name__ == "__main__":
+    settings = json.loads(sys.argv[1])
+    recipe = Recipe.from_dict(settings["recipe"])
+    problems = [problem(recipe.but(seed=seed)) for seed in range(settings["networks"])]
+    steps, n = prepare(problems), len(problems[0].rows())
+    losses = steps(n)[:, :GATE_STEPS].tolist()
+    wait_to_be_asked()
+    us = [1e6 * seconds_of(steps, n) for _ in range(settings["samples"])]  # of an epoch's full batches
+    print(json.dumps({"first_losses": losses, "steps": n, "samples_us": us}))
