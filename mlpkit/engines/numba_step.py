@@ -18,7 +18,8 @@ from .stepping import StepByStep, mlps_only
 _FAST = {"fastmath": FASTMATH, "error_model": "numpy"}
 fused = compile_loops(__name__, _fused, parallel=True, **_FAST)
 one_core = compile_loops(f"{__name__}_one_core", _fused, **_FAST)
-step = compile_loops(__name__, _step, parallel=True, calls=vars(one_core) | {"multiply": _gemm.multiply}, **_FAST)
+_CALLS = vars(one_core) | {"multiply": _gemm.multiply, "prefetch": _gemm.prefetch}
+step = compile_loops(__name__, _step, parallel=True, calls=_CALLS, **_FAST)
 gather = fused.gather
 axpy = fused.axpy
 sgd_update = fused.sgd_update

@@ -148,6 +148,34 @@ def test_the_peak_is_measured_with_all_of_its_operations():
     assert found > 0 or _simd.BYTES == 16  # not x86 with FMA
 
 
+# Updates
+
+UPDATES = {
+    "momentum_update": {"lr": 0.1, "momentum": 0.9},
+    "nesterov_update": {"lr": 0.1, "momentum": 0.9},
+    "rmsprop_update": {"lr": 0.1, "rho": 0.9, "eps": 1e-8},
+    "adam_update": {"t": 900, "lr": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("name", ["numba_hybrid", "numba_step"])
+def test_the_state_holds_no_number_that_computes_slowly(name, update, dtype):
+    """What is left of an old gradient becomes 0, not subnormal; what is no number stays so."""
+    tiny = np.finfo(dtype).tiny
+    vectors = 2 if update == "adam_update" else 1
+    state = [np.array([tiny, tiny, 3 * tiny, 1, np.nan, 0], dtype) for _ in range(vectors)]
+    theta, grad = np.ones(6, dtype), np.zeros(6, dtype)
+    getattr(engines.load(name), update)(theta, grad, *state, **UPDATES[update])
+    for vector in state:
+        assert_array_equal(vector[[0, 5]], 0)  # shrunk by a factor below 1
+        assert (np.abs(vector[[2, 3]]) > 0).all()
+        assert np.isnan(vector[4])
+    assert np.isnan(theta[4])
+    assert_array_equal(theta[[0, 5]], 1)
+
+
 # Caches
 
 STEP = """

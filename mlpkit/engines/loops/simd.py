@@ -1,10 +1,11 @@
-"""Vector instructions by hand: two pieces of machine code that no loop in Python makes Numba write.
+"""Vector instructions by hand: pieces of machine code that no loop in Python makes Numba write.
 
 A vector register holds several numbers (LANES of them), and one instruction multiplies all of them by those of a second
 register and adds those of a third: a fused multiply-add. `fma` does nothing else, and so shows a core's peak. `tile`
-does as much of a matrix product as the registers hold, and is the heart of `gemm`.
+does as much of a matrix product as a few registers hold, `wide_tile` as much as most of 32 hold: they are the heart of
+`gemm`. `transpose` turns a square of numbers in registers, and `fetch` asks for memory before it is needed.
 
-Both are Numba intrinsics: Python functions that write LLVM's intermediate language for vectors of a given length. LLVM
+All are Numba intrinsics: Python functions that write LLVM's intermediate language for vectors of a given length. LLVM
 turns it into the machine's own instructions, such as those of AVX-512, of AVX2 with FMA, or of NEON.
 """
 
@@ -22,6 +23,8 @@ BYTES = 64 if "+avx512f" in _FEATURES else 32 if "+avx2" in _FEATURES else 16  #
 LANES = BYTES // 4  # float32 numbers in a register; half as many are float64
 REGISTERS = 32 if BYTES == 64 or "aarch64" in _MACHINE or "arm64" in _MACHINE else 16
 ROWS = 8  # of a tile: totals for a multiply-add of 4 cycles' latency in two units, which leave registers for a and b
+WIDE = 2 if REGISTERS == 32 else 1  # registers side by side in a wide tile: a number of a is loaded once for all
+LINE = 64  # bytes of a cache line on most machines
 
 CHAINS = REGISTERS * 3 // 4  # of multiply-adds that wait for each other in `fma`: enough for any latency
 FMA_FLOPS = 2 * CHAINS * LANES  # floating point operations of one step of `fma`
@@ -29,45 +32,107 @@ FMA_FLOPS = 2 * CHAINS * LANES  # floating point operations of one step of `fma`
 _INDEX = ir.IntType(64)
 
 
-@intrinsic
-def tile(typingctx, dtype, a, a_row, a_column, b, b_row, out, out_row, depth, add):
-    """Write a tile of a matrix product, out = a b, or add it to out where `add` is true.
+def _tile(registers):
+    """Return the intrinsic that makes a tile of so many registers side by side."""
 
-    a (ROWS, depth), b (depth, one register), out (ROWS, one register) are addresses of the tile's first numbers, of
-    the type `dtype`, float32 or float64. The next row of each is `row` bytes further on, the next column of a `column`
-    bytes; columns of b and out are neighbours. The totals stay in registers from the first product to the last. Nothing
-    is checked: the caller must know that the tiles lie within arrays, and keep these alive.
+    @intrinsic
+    def tile(typingctx, dtype, a, a_row, a_column, b, b_row, out, out_row, depth, add):
+        """Write a tile of a matrix product, out = a b, or add the products one by one to out where `add` is true.
+
+        a (ROWS, depth), b (depth, registers), out (ROWS, registers) are addresses of the tile's first numbers, of the
+        type `dtype`, float32 or float64. The next row of each is `row` bytes further on, the next column of a `column`
+        bytes; columns of b and out are neighbours. The totals stay in registers from the first product to the last.
+        Nothing is checked: the caller must know that the tiles lie within arrays, and keep these alive.
+        """
+        signature = types.void(dtype, *[types.intp] * 8, types.boolean)
+        kind = dtype.dtype
+
+        def generate(context, builder, signature, arguments):
+            _, a, a_row, a_column, b, b_row, out, out_row, depth, add = arguments
+            number = context.get_data_type(kind)
+            vector = ir.VectorType(number, BYTES * 8 // kind.bitwidth)
+            fma = _declare_fma(builder, vector, kind)
+
+            def address(start, index, step, kind):
+                return builder.inttoptr(builder.add(start, builder.mul(index, step)), kind.as_pointer())
+
+            def load(address):
+                return builder.load(address, align=kind.bitwidth // 8)
+
+            def row(start, index, step):
+                return [address(builder.add(start, _INDEX(c * BYTES)), index, step, vector) for c in range(registers)]
+
+            places = [place for r in range(ROWS) for place in row(out, _INDEX(r), out_row)]
+            totals = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in places]
+            with builder.if_then(add):
+                for total, place in zip(totals, places, strict=True):
+                    builder.store(load(place), total)
+            with cgutils.for_range(builder, depth) as loop:
+                pieces = [load(place) for place in row(b, loop.index, b_row)]
+                column = builder.add(a, builder.mul(loop.index, a_column))
+                for r in range(ROWS):
+                    factor = _everywhere(builder, vector, load(address(column, _INDEX(r), a_row, number)))
+                    for piece, total in zip(pieces, totals[r * registers :], strict=False):
+                        builder.store(builder.call(fma, [factor, piece, builder.load(total)]), total)
+            for total, place in zip(totals, places, strict=True):
+                builder.store(builder.load(total), place, align=kind.bitwidth // 8)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return tile
+
+
+tile, wide_tile = _tile(1), _tile(WIDE)
+
+
+@intrinsic
+def transpose(typingctx, dtype, a, a_row, out, out_row):
+    """Write the transpose of a square of numbers of the type `dtype`, as many rows as a register has numbers.
+
+    a, out: addresses of the first numbers; the next row is `row` bytes further on. Nothing is checked.
     """
-    signature = types.void(dtype, *[types.intp] * 8, types.boolean)
-    kind = dtype.dtype
 
     def generate(context, builder, signature, arguments):
-        _, a, a_row, a_column, b, b_row, out, out_row, depth, add = arguments
-        number = context.get_data_type(kind)
-        vector = ir.VectorType(number, BYTES * 8 // kind.bitwidth)
-        fma = _declare_fma(builder, vector, kind)
+        _, a, a_row, out, out_row = arguments
+        kind = dtype.dtype
+        n = BYTES * 8 // kind.bitwidth
+        vector = ir.VectorType(context.get_data_type(kind), n)
 
-        def address(start, index, step, kind):
-            return builder.inttoptr(builder.add(start, builder.mul(index, step)), kind.as_pointer())
+        def place(start, index, step):
+            return builder.inttoptr(builder.add(start, builder.mul(_INDEX(index), step)), vector.as_pointer())
 
-        def load(address):
-            return builder.load(address, align=kind.bitwidth // 8)
+        def pick(one, other, lanes):
+            return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), n), lanes))
 
-        totals = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in range(ROWS)]
-        with cgutils.for_range(builder, depth) as loop:
-            row_of_b = load(address(b, loop.index, b_row, vector))
-            column = builder.add(a, builder.mul(loop.index, a_column))
-            for r, total in enumerate(totals):
-                factor = _everywhere(builder, vector, load(address(column, _INDEX(r), a_row, number)))
-                builder.store(builder.call(fma, [factor, row_of_b, builder.load(total)]), total)
-        for r, total in enumerate(totals):
-            target = address(out, _INDEX(r), out_row, vector)
-            with builder.if_then(add):
-                builder.store(builder.fadd(builder.load(total), load(target)), total)
-            builder.store(builder.load(total), target, align=kind.bitwidth // 8)
+        rows = [builder.load(place(a, r, a_row), align=kind.bitwidth // 8) for r in range(n)]
+        for step in (1 << bit for bit in range(n.bit_length() - 1)):  # squares of `step` numbers change places
+            for r in (r for r in range(n) if not r & step):
+                one, other = rows[r], rows[r + step]
+                rows[r] = pick(one, other, [n + c - step if c & step else c for c in range(n)])
+                rows[r + step] = pick(one, other, [n + c if c & step else c + step for c in range(n)])
+        for r, row in enumerate(rows):
+            builder.store(row, place(out, r, out_row), align=kind.bitwidth // 8)
         return context.get_dummy_value()
 
-    return signature, generate
+    return types.void(dtype, *[types.intp] * 4), generate
+
+
+@intrinsic
+def fetch(typingctx, start, size):
+    """Ask for `size` bytes from the address `start` on to be brought to this core's cache, and do not wait for them."""
+
+    def generate(context, builder, signature, arguments):
+        start, size = arguments
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, *[number] * 3])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        with cgutils.for_range_slice(builder, _INDEX(0), size, _INDEX(LINE), _INDEX) as (i, _):
+            to_read, near, data = number(0), number(2), number(1)
+            builder.call(prefetch, [builder.inttoptr(builder.add(start, i), byte), to_read, near, data])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
 
 
 @intrinsic

@@ -7,6 +7,7 @@ other core between the layers. In the second, a core computes a part of the para
 import numpy as np
 
 from .fused import add_bias_relu, cross_entropy, relu_backward_in_place, sum_rows
+from .simd import ROWS
 
 prange = range  # see python_loops
 
@@ -14,6 +15,10 @@ prange = range  # see python_loops
 def multiply(a, b, out):
     """Write the matrix product a b into out, on one core."""
     np.dot(a, b, out)
+
+
+def prefetch(array):
+    """Ask for an array to be brought to this core's cache: NumPy can't."""
 
 
 def backpropagate(x, labels, theta, sizes, activations, gradients, losses):
@@ -24,6 +29,7 @@ def backpropagate(x, labels, theta, sizes, activations, gradients, losses):
     """
     n, shares, last = len(x), len(losses), len(gradients) - 1
     for share in prange(shares):
+        prefetch(theta)  # another core wrote a part of it
         rows = slice(n * share // shares, n * (share + 1) // shares)
         a = x[rows]
         for layer in range(last):
@@ -53,8 +59,9 @@ def parameter_gradients(x, activations, gradients, sizes, grad, parts):
         first, end, start = n_weights * part // parts, n_weights * (part + 1) // parts, 0
         for layer in range(len(gradients)):
             k, m = sizes[layer], sizes[layer + 1]
-            top = min(max((first - start + m - 1) // m, 0), k)
-            bottom = min(max((end - start + m - 1) // m, 0), k)
+            package = m * ROWS
+            top = min(max((first - start + package - 1) // package * ROWS, 0), k)
+            bottom = min(max((end - start + package - 1) // package * ROWS, 0), k)
             a = activations[layer - 1] if layer > 0 else x
             dW, db = views(grad, sizes, layer)
             if top < bottom:
