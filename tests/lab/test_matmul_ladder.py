@@ -215,6 +215,8 @@ def test_shares_are_those_of_cublas_in_the_same_precision():
 def test_the_published_record_can_be_read():
     record = results.published("matmul_ladder")
     assert matmul_ladder.share(record, "pipelined", 8192, 8192, 8192) > 0.9
+    assert matmul_ladder.share(record, "wgmma", 4096, 4096, 4096) > 0.85
+    assert all(matmul_ladder.gflops(record, way, 4096, 4096, 4096) for way in OTHERS)
     assert set(RUNGS) == {run["rung"] for run in results.runs(record, kind="resources")}
     assert "of cuBLAS" in matmul_ladder.table(record)
 
