@@ -118,6 +118,7 @@ class Gradient:
         self.forward = [self.plan_forward(i, source) for i, source in enumerate([x, *self.a[:-1]])]
         self.weights = [self.plan_weights(i, source) for i, source in enumerate([x, *self.a[:-1]])]
         self.back = [None, *(self.plan_back(i) for i in range(1, len(outputs)))]
+        self.a_T, self.W_T = [a.T for a in self.a], [layer.W.T for layer in self.layers]
 
     def plan_forward(self, i, x):
         """Return the function that writes layer i's activations, or its logits without the bias."""
@@ -147,15 +148,13 @@ class Gradient:
         return _then(Product(dz, W.T, out), lambda: _relu_backward(a, out, out))
 
     def __call__(self, x, labels, losses, step=None):
-        inputs = [x, *self.a[:-1]]
-        for product, layer, source, out in zip(self.forward, self.layers, inputs, self.a, strict=True):
+        for product, layer, source, out in zip(self.forward, self.layers, [x, *self.a[:-1]], self.a, strict=True):
             product(source, layer.W, out)
         cross_entropy(self.a[-1], self.layers[-1].b, labels, losses, step)
-        for i in range(len(self.layers) - 1, -1, -1):
-            layer, dz = self.layers[i], self.dz[i]
-            self.weights[i](inputs[i].T, dz, layer.dW)
-            if i > 0:
-                self.back[i](dz, layer.W.T, self.dz[i - 1])
+        for i in range(len(self.layers) - 1, 0, -1):
+            self.weights[i](self.a_T[i - 1], self.dz[i], self.layers[i].dW)
+            self.back[i](self.dz[i], self.W_T[i], self.dz[i - 1])
+        self.weights[0](x.T, self.dz[0], self.layers[0].dW)
 
 
 class Evaluation:

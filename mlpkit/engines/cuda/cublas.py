@@ -67,6 +67,7 @@ class Product:
         ]
         self.one, self.zero = number(1), number(0)
         self.choice = self.choose((b, a, out, out))
+        self.addresses, self.arguments = None, ()  # of the last call, most often of the next one too
 
     def set(self, attribute, value):
         """Set an attribute of the description to a number or a pointer of ctypes."""
@@ -99,15 +100,20 @@ class Product:
         return result
 
     def __call__(self, a, b, out):
-        b_layout, a_layout, out_layout = self.layouts
-        result = out.data.ptr
-        status = _matmul()(
-            *(_handle(), self.description, ctypes.byref(self.one), b.data.ptr, b_layout, a.data.ptr, a_layout),
-            *(ctypes.byref(self.zero), result, out_layout, result, out_layout, ctypes.byref(self.choice)),
-            *(_workspace().ptr, self.workspace, cp.cuda.get_current_stream().ptr),
-        )
+        addresses = a.data.ptr, b.data.ptr, out.data.ptr
+        if addresses != self.addresses:
+            self.addresses, self.arguments = addresses, self.arguments_for(*addresses)
+        status = _matmul()(*self.arguments, _pointer(cp.cuda.get_current_stream().ptr))
         if status:
             _check(status)
+
+    def arguments_for(self, a, b, out):
+        """Return cuBLAS's arguments but the stream: to make ctypes of them takes as long as the call."""
+        b_layout, a_layout, out_layout = self.layouts
+        one, zero, choice = map(ctypes.byref, (self.one, self.zero, self.choice))
+        a, b, out, workspace = map(_pointer, (a, b, out, _workspace().ptr))
+        matrices = b, b_layout, a, a_layout, zero, out, out_layout, out, out_layout
+        return _handle(), self.description, one, *matrices, choice, workspace, _size(self.workspace)
 
     def __del__(self):
         for layout in getattr(self, "layouts", ()):
@@ -164,9 +170,7 @@ def _workspace():
 
 @cache
 def _matmul():
-    matmul = _library().cublasLtMatmul
-    matmul.argtypes = (*[_pointer] * 14, _size, _pointer)
-    return matmul
+    return _library().cublasLtMatmul
 
 
 def _call(name, *arguments):
