@@ -77,9 +77,10 @@ def fit(
     _check_network(network, optimizer)
     _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch)
     check_engine(network, optimizer, batch_size)
-    X, y = _checked(network, train, "train")
+    X, y = train = _arrays(network, train, "train")
     _check_norms(network.model, min(batch_size, len(y)))
-    validation = None if validation is None else _checked(network, validation, "validation")
+    validation = None if validation is None else _arrays(network, validation, "validation")
+    _check_numbers(network, [train, validation] if validation else [train])
     run = _Run(network, optimizer, checkpoints, {"batch_size": int(batch_size), "seed": int(seed), "examples": len(y)})
     with run.in_its_folder(train, validation, resume) if checkpoints else nullcontext():
         if len(run.history.epochs) < epochs and not run.out_of_patience(patience):
@@ -349,7 +350,7 @@ def parts_of(order, trainer, batch_size):
         start, steps = end, max(1, min(2 * steps, int(steps * LOOK_EVERY / max(took, 1e-9))))
 
 
-def _checked(network, pair, name):
+def _arrays(network, pair, name):
     """Return the arrays of a pair (X, y) on the network's engine. Raises ValueError or TypeError for what is none."""
     try:
         X, y = pair
@@ -357,9 +358,28 @@ def _checked(network, pair, name):
         raise ValueError(f"{name} must be a pair (X, y), such as data.load().{name}.") from None
     X, y = network.engine.asarray(X), network.engine.asarray(y)
     check_batch(X, network.model.input, network.dtype)
-    check_finite("inputs", X)
-    network.check_targets(y, len(X))
+    network.check_targets(y, len(X), form_only=True)
     return X, y
+
+
+def _check_numbers(network, pairs):
+    """Raise ValueError for parameters, inputs or targets that are not as they should be.
+
+    A GPU is asked about all of them, and waited for once; what is wrong is looked at again, for the sentence.
+    """
+    engine = network.engine
+    checks = [(engine.all_finite(network.theta), _refuse_parameters)]
+    for X, y in pairs:
+        if X.dtype != np.uint8:
+            checks.append((engine.all_finite(X), partial(check_finite, "inputs", X)))
+        checks.append((network.passes(y), partial(network.check_targets, y, len(X))))
+    for passed, (_, check) in zip(engine.fetch(*(passed for passed, _ in checks))(), checks, strict=True):
+        if not passed:
+            check()
+
+
+def _refuse_parameters():
+    raise ValueError("the network's parameters are no longer finite: make a new network, and a new optimizer.")
 
 
 def _check_network(network, optimizer):
@@ -369,8 +389,6 @@ def _check_network(network, optimizer):
         raise ValueError("this optimizer was made for another network: make a new one for this network.")
     if not len(network.theta):
         raise ValueError("this model has no parameters, so there is nothing to train: give it a layer such as Linear.")
-    if not bool(network.engine.all_finite(network.theta)):
-        raise ValueError("the network's parameters are no longer finite: make a new network, and a new optimizer.")
 
 
 def _check_norms(model, n):

@@ -511,9 +511,9 @@ def test_a_divergence_within_an_engines_epoch_is_named_and_undone(asked):
     assert_array_equal(network.theta, theta_after(1))
 
 
-ONE = ["epoch", "validation asked for", "order", "losses", "validation"]
+ONE = ["epoch", "validation asked for", "order", "fetched", "validation"]
 LAST = [event for event in ONE if event != "order"]
-AHEAD = ["epoch", "validation asked for", "order", *ONE, *LAST, "losses", "validation"]
+AHEAD = ["epoch", "validation asked for", "order", *ONE, *LAST, "fetched", "validation"]
 
 
 @pytest.mark.parametrize(
@@ -526,7 +526,7 @@ def test_a_trainer_is_at_work_while_the_host_is(options, wanted, asked, monkeypa
 
     def fetch(*arrays):
         wait = numpy_baseline.fetch(*arrays)
-        return lambda: asked.append("losses") or wait()
+        return lambda: asked.append("fetched") or wait()
 
     def ask_evaluation(*data):
         asked.append("validation asked for")
@@ -541,7 +541,7 @@ def test_a_trainer_is_at_work_while_the_host_is(options, wanted, asked, monkeypa
     monkeypatch.setattr(fitting, "epoch_order", order)
     history = run(network, optimizer, **options)
     events = [event if isinstance(event, str) else "epoch" for event in asked]
-    assert events == ["made", "order", *wanted, "closed"]
+    assert events == ["fetched", "made", "order", *wanted, "closed"]  # first, whether all numbers can be trained on
     assert history.loss == run(*new()).loss
 
 
