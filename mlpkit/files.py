@@ -47,8 +47,6 @@ def check_writable(path):
     """
     try:
         place = _place(path)
-        if place.exists() and not os.access(place, os.W_OK):
-            raise PermissionError(errno.EACCES, "it is write-protected")
         with _temporary(place):
             pass
     except OSError as error:
@@ -85,6 +83,8 @@ def _temporary(place):
 
     As long as somebody writes it, it is locked, where the file system has locks.
     """
+    if place.exists() and not os.access(place, os.W_OK):  # which a rename would not ask
+        raise PermissionError(errno.EACCES, "it is write-protected")
     place.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(TEMPORARY, f".{place.name}.", place.parent)
     try:

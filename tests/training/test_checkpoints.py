@@ -55,7 +55,7 @@ def written(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["last.npz", "best.npz"])
 def test_a_changed_byte_is_refused_in_a_sentence_or_changes_nothing(name, written, tmp_path):
-    """Here one other value at each place; `test_files` tries all of them on a smaller file."""
+    """Here one other value at each third place; `test_files` tries all of them on a smaller file."""
     path, (network, optimizer), refused = tmp_path / name, new(), 0
     whole, rng = (written / name).read_bytes(), np.random.default_rng(0)
 
@@ -70,9 +70,9 @@ def test_a_changed_byte_is_refused_in_a_sentence_or_changes_nothing(name, writte
     path.write_bytes(whole)
     wanted = load()
     with open(path, "r+b", buffering=0) as file:
-        for position, new_value in enumerate(rng.integers(1, 256, len(whole))):
+        for position in range(0, len(whole), 3):
             file.seek(position)
-            file.write(bytes([whole[position] ^ int(new_value)]))
+            file.write(bytes([whole[position] ^ int(rng.integers(1, 256))]))
             try:
                 for one, other in zip(load(), wanted, strict=True):
                     assert_array_equal(one, other)
@@ -81,7 +81,7 @@ def test_a_changed_byte_is_refused_in_a_sentence_or_changes_nothing(name, writte
                 refused += 1
             file.seek(position)
             file.write(whole[position : position + 1])
-    assert refused > 0.7 * len(whole)
+    assert refused > 0.7 * len(whole) / 3
 
 
 # Whole files that are no checkpoint of this run
