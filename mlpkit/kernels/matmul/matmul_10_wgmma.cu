@@ -76,7 +76,8 @@ void matmul(const __grid_constant__ TensorMap A, const __grid_constant__ TensorM
             mbarrier_arrive_expect_tx(&full[slot], sizeof(Tiles));
             cp_async_bulk_tensor_2d(ring[slot].A, &A, k, first_row, &full[slot]);
             for (int x = 0; x < TILE_N; x += ROW)
-                cp_async_bulk_tensor_2d(ring[slot].B[x / ROW], &B, first_column + x, k, &full[slot]);
+                cp_async_bulk_tensor_2d(
+                    ring[slot].B[x / ROW], &B, first_column + x, k, &full[slot]);
             if (++slot == STAGES) slot = 0, ++round;
         }
     }

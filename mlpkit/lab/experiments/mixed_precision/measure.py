@@ -86,7 +86,7 @@ class Training:
         with torch.no_grad():
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight -= self.lr / self.way.scale * gradient
-        return loss
+        return loss.detach()
 
     @property
     def products(self):
