@@ -103,7 +103,7 @@ def bars(values, xlabel, note="{:,.0f}"):
 
 def dots(values, xlabel, note="{:,.0f}", xlim=None):
     """Show a dot a label on a logarithmic axis, where bars would begin anywhere, and its value; first label on top."""
-    figure, place = axes(7, 0.7 + 0.4 * len(values))
+    figure, place = axes(height=0.7 + 0.4 * len(values))
     for row, value in enumerate(values.values()):
         place.plot(value, row, "o", color=COLOURS[0], markersize=9)
         place.annotate(note.format(value), (value, row), (9, 0), textcoords="offset points", va="center")
@@ -215,7 +215,7 @@ def lanes(rows, xlabel):
 
     Bars of the same label have the same colour, in all lanes.
     """
-    figure, place = axes(9, 1.5 + 0.42 * len(rows))
+    figure, place = axes(6, 1.7 + 0.42 * len(rows))
     labels = dict.fromkeys(label for spans in rows.values() for label, *_ in spans)
     for label, colour in zip(labels, COLOURS, strict=False):
         for row, spans in enumerate(rows.values()):
@@ -226,7 +226,7 @@ def lanes(rows, xlabel):
     place.set(xlabel=xlabel, yticks=range(len(rows)), yticklabels=list(rows))
     place.invert_yaxis()
     place.grid(axis="y", visible=False)
-    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=10)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=10)
     return figure
 
 
