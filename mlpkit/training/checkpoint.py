@@ -2,7 +2,7 @@
 
 That is: the parameters and the running statistics, those of the best epoch so far, the optimizer's state and its count
 of steps, the history, and the settings that must stay the same, the data among them. The order of the examples needs no
-saving: see `data.epoch_order`; nor does dropout, which depends on the count of steps.
+saving: see `data.epoch_order`; nor does dropout, which depends on a seed and the count of steps.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ import numpy as np
 
 from mlpkit.checks import check_count, check_finite
 from mlpkit.files import load_npz, save_npz
+from mlpkit.nn.layers import Dropout
 from mlpkit.nn.network import check_vector
 
 from .history import History
@@ -74,10 +75,12 @@ def load_checkpoint(path, network, optimizer, settings):
 
 
 def _all_settings(network, optimizer, settings):
+    drops = any(isinstance(layer, Dropout) for _, layer, *_ in network.model.places)
     return {
         "model": network.model.to_dict(),
         "dtype": str(network.dtype),
         "optimizer": re.sub(r" at 0x\w+", "", optimizer.describe()),  # where in memory a function lies
+        "seed of dropout": network.mode.seed if drops else None,
         **settings,
     }
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from shared import SMALL, blobs, engine_like, one_sentence
 from mlpkit.engines import numpy_baseline
 from mlpkit.engines.stepping import StepByStep
 from mlpkit.files import load_npz, save_npz
+from mlpkit.nn.layers import Dropout, Linear, ReLU
+from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
 from mlpkit.training import fit as fitting
 from mlpkit.training.checkpoint import NAMES, load_checkpoint
@@ -163,6 +166,20 @@ def test_another_optimizer_is_named(optimizer, written):
     with pytest.raises(ValueError, match="written with optimizer Adam") as caught:
         run(*new(optimizer=optimizer), checkpoints=written, resume=True)
     one_sentence(caught.value, f"this run has {BY_NAME[optimizer].__name__}(lr=Constant(lr=0.01)")
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_another_seed_is_another_run_only_where_something_is_dropped(drops, tmp_path):
+    model = Model((6,), (Linear(5), Dropout(0.5) if drops else ReLU(), Linear(3)))
+    first, second = (Network(model=model, seed=seed) for seed in (1, 2))
+    run(first, BY_NAME["sgd"](first, 0.1), checkpoints=tmp_path)
+    resumed = partial(run, second, BY_NAME["sgd"](second, 0.1), epochs=3, checkpoints=tmp_path, resume=True)
+    if not drops:
+        assert len(resumed().epochs) == 3
+        return
+    with pytest.raises(ValueError, match="seed of dropout 1, this run has 2") as caught:
+        resumed()
+    one_sentence(caught.value)
 
 
 # Rates
