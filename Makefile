@@ -8,7 +8,7 @@
 # Works with GNU make 3.81 (macOS) and later.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lab check notebooks readme constraints clean
+.PHONY: help run test lab data check notebooks readme constraints clean
 .NOTPARALLEL:
 
 PYTHON ?=
@@ -41,6 +41,9 @@ test: $(READY)  ## run all tests, the notebooks' stored outputs included
 lab: $(READY)  ## open the workbook in JupyterLab
 	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null
 	@$(VENV_PYTHON) -m jupyterlab notebooks/00_start_here.ipynb
+
+data: $(READY)  ## download Fashion-MNIST, a second data set, 31 MB
+	@$(VENV_PYTHON) -m mlpkit download
 
 check: $(READY)  ## lint, format check, types
 	@$(VENV_PYTHON) -m ruff check

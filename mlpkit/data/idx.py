@@ -7,7 +7,7 @@ is described at the foot of http://yann.lecun.com/exdb/mnist/.
 """
 
 import gzip
-import io
+import stat
 import zlib
 from math import prod
 from pathlib import Path
@@ -19,23 +19,30 @@ from mlpkit.files import write_atomically
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
 DEFLATE_LIMIT = 1032  # no deflate stream unpacks to more than this many times its size
+PIECE = 2**20  # bytes that are unpacked at a time
 
 
 class IDXError(ValueError):
     """A file is not a whole, correct IDX file; the message names the file and what is wrong."""
 
 
-def read_idx(path):
+def read_idx(path, most=None):
     """Return the array in the IDX file `path`, gzipped or not, in this machine's byte order.
 
+    most: bytes that the array may have, where it is known what the file should be.
+
     Raises IDXError where the file is truncated, too long, corrupted or no IDX file, FileNotFoundError where it is
-    missing. Never holds more in memory than the header promises, or than the file can contain.
+    missing, OSError where it is no regular file. Takes the memory of the array once, and none for a promise of the
+    header that the file is too small to keep.
     """
     path = Path(path)
-    packed = path.read_bytes()
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # a pipe would wait for its other end
+        raise OSError(f"{path} is no regular file.")
+    limit = found.st_size * DEFLATE_LIMIT
     try:
-        with _unpacked(packed) as file:
-            return _parse(file, limit=len(packed) * DEFLATE_LIMIT)
+        with _opened(path) as file:
+            return _parse(file, limit if most is None else min(limit, most))
     except IDXError as error:
         raise IDXError(f"{path}: {error}") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -51,6 +58,14 @@ def write_idx(path, array):
 
 def idx_bytes(array):
     """Return `array` as the bytes of an IDX file. Raises IDXError for a type or a shape that IDX has no code for."""
+    return b"".join(parts(array))
+
+
+def parts(array):
+    """Return the header of an IDX file, and the array as the file has it; not a copy where it is so already.
+
+    Raises what `idx_bytes` raises.
+    """
     array = np.asarray(array)
     big_endian = array.dtype.newbyteorder(">")
     codes = {np.dtype(name): code for code, name in TYPES.items()}
@@ -59,28 +74,36 @@ def idx_bytes(array):
     if not 1 <= array.ndim <= 4:
         raise IDXError(f"an IDX file here has 1 to 4 dimensions, not {array.ndim}.")
     header = bytes([0, 0, codes[big_endian], array.ndim])
-    return header + np.array(array.shape, ">u4").tobytes() + array.astype(big_endian).tobytes()
+    header += np.array(array.shape, ">u4").tobytes()
+    return header, np.ascontiguousarray(array, big_endian)
 
 
-def _unpacked(data):
-    file = io.BytesIO(data)
-    return gzip.GzipFile(fileobj=file) if data.startswith(GZIP_MAGIC) else file
+def _opened(path):
+    with open(path, "rb") as file:
+        packed = file.read(2) == GZIP_MAGIC
+    return gzip.open(path) if packed else open(path, "rb")
 
 
 def _parse(file, limit):
     dtype, shape = _parse_header(file)
     size = prod(shape) * dtype.itemsize
     if size > limit:
-        raise IDXError(f"truncated: the header promises {size} bytes of data, more than the file can hold.")
-    data = file.read(size + 1)
-    if len(data) < size:
-        raise IDXError(f"truncated: the header promises {size} bytes of data, there are {len(data)}.")
-    if len(data) > size:
-        raise IDXError(f"too long: data go on after the {size} bytes that the header promises.")
+        raise IDXError(f"truncated: the header promises {size} bytes of data, more than the {limit} that there can be.")
     try:
-        return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))
+        data = np.empty(size, np.uint8)  # the system gives memory as it is written to
+        array = data.view(dtype).reshape(shape)
+    except MemoryError:
+        raise IDXError(f"the header promises {size} bytes of data, more than there is memory.") from None
     except ValueError as error:  # no data at all, but sizes beyond what NumPy can count
         raise IDXError(f"the header gives the sizes {shape}, more than an array can have.") from error
+    filled, view = 0, data.data
+    while filled < size and (n := file.readinto(view[filled : filled + PIECE])):
+        filled += n
+    if filled < size:
+        raise IDXError(f"truncated: the header promises {size} bytes of data, there are {filled}.")
+    if file.read(1):
+        raise IDXError(f"too long: data go on after the {size} bytes that the header promises.")
+    return array if dtype.isnative else array.byteswap(inplace=True).view(dtype.newbyteorder())
 
 
 def _parse_header(file):

@@ -1,13 +1,14 @@
 """Find the images on this machine, and make sure that they are the right ones.
 
 MNIST comes with the workbook, in `data/mnist/`. Fashion-MNIST has the same format and size; it is looked for in
-`fashion-mnist/` in the folder that the environment variable MLPKIT_DATA names, then where Debian's package puts it,
-then in the MLPKIT_DATA folder itself; where none has it, it is downloaded once into the user's cache. Whatever the
-source, the unpacked files must have the checksums below.
+`fashion-mnist/` in the folder that the environment variable MLPKIT_DATA names, then in the workbook's `data/`, where
+Debian's package puts it, and in the MLPKIT_DATA folder itself. Where none has it, `download` gets it, and only then is
+anything asked of the internet. Whatever the source, the unpacked files must have the checksums below.
 """
 
 import hashlib
 import os
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +16,9 @@ import numpy as np
 
 from mlpkit.checks import check_choice
 from mlpkit.engines import numpy_baseline
+from mlpkit.files import check_writable, write_atomically
 
-from .idx import IDXError, idx_bytes, read_idx
+from .idx import IDXError, parts, read_idx
 
 N_TRAIN = 55_000  # of the 60,000 training images; the other 5,000 are for validation
 DIGITS = tuple("0123456789")
@@ -25,15 +27,21 @@ GARMENTS = (
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 DEBIAN = Path("/usr/share/datasets")  # where the package dataset-fashion-mnist puts it
-FASHION_MNIST_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+SOURCES = (  # of Fashion-MNIST, its authors' own; the second has no https
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+)
+SILENCE, LONGEST = 20.0, 900.0  # seconds that a server may say nothing, and that a file may take
+MOST = 60_000 * 28 * 28  # bytes of the largest file's numbers
 
 
 class File(NamedTuple):
-    """A file of a data set: its name unpacked, SHA-256 unpacked, and SHA-256 of the .gz file its authors publish."""
+    """A file of a data set: name and SHA-256 unpacked, SHA-256 and size of the .gz file that its authors publish."""
 
     name: str
     sha256: str
     sha256_gz: str = ""
+    bytes_gz: int = 0
 
 
 class Split(NamedTuple):
@@ -76,21 +84,25 @@ FASHION_MNIST = (
         "train-images-idx3-ubyte",
         "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        26_421_880,
     ),
     File(
         "train-labels-idx1-ubyte",
         "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
         "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        29_515,
     ),
     File(
         "t10k-images-idx3-ubyte",
         "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        4_422_102,
     ),
     File(
         "t10k-labels-idx1-ubyte",
         "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        5_148,
     ),
 )
 FILES = {"mnist": MNIST, "fashion-mnist": FASHION_MNIST}
@@ -103,8 +115,8 @@ def load(name="mnist", scaled=False):
     X is as the files have it: images of bytes, from 0 to 255, which every network takes. scaled: X as rows of float32
     from 0 to 1, which formulas take; four times the memory.
 
-    Raises ValueError for another name, FileNotFoundError where the files can't be had, and IDXError (a ValueError)
-    naming the file that is damaged or is not the one it should be.
+    Raises ValueError for another name, FileNotFoundError where the files are not on this machine, and IDXError (a
+    ValueError) naming the file that is damaged or is not the one it should be.
     """
     check_choice("data set", name, FILES)
     images, labels, test_images, test_labels = (_read(path, file) for path, file in _locate(name))
@@ -136,8 +148,11 @@ def as_images(images):
 
 
 def _read(path, file):
-    array = read_idx(path)
-    if hashlib.sha256(idx_bytes(array)).hexdigest() != file.sha256:
+    array = read_idx(path, MOST)
+    found = hashlib.sha256()
+    for part in parts(array):
+        found.update(part)
+    if found.hexdigest() != file.sha256:
         raise IDXError(f"{path}: whole, but not the original {file.name}: the SHA-256 is another.")
     return array
 
@@ -148,12 +163,11 @@ def _locate(name):
         paths = [_in_folder(folder, file.name) for file in FILES[name]]
         if all(paths):
             return zip(paths, FILES[name], strict=True)
-    if name == "fashion-mnist":
-        return zip(_download(), FASHION_MNIST, strict=True)
     looked = ", ".join(str(folder) for folder in _folders(name))
+    get_them = "run `python -m mlpkit download` once (31 MB)" if name == "fashion-mnist" else "run from a checkout"
     raise FileNotFoundError(
-        f"the four files of {name} are not on this machine (looked in {looked}): run from a "
-        "checkout of the workbook, or set MLPKIT_DATA to the folder that has them."
+        f"the four files of {name} are not on this machine (looked in {looked}): {get_them}, or set MLPKIT_DATA to the "
+        "folder that has them."
     )
 
 
@@ -170,16 +184,61 @@ def _in_folder(folder, name):
     return next(found, None)
 
 
-def _download():
-    import pooch  # here, because only a reader without the files needs it
+def download(progress=None):
+    """Get Fashion-MNIST from its authors, 31 MB, where it is not on this machine yet; return the paths of its files.
 
-    registry = {f"{file.name}.gz": file.sha256_gz for file in FASHION_MNIST}
-    folder = Path(pooch.os_cache("mlpkit")) / "fashion-mnist"
-    store = pooch.create(folder, FASHION_MNIST_URL, registry=registry, retry_if_failed=3)
+    They are put into the first of the folders where `load` looks: each when it is whole, and has its checksum.
+    progress: is called with the number of bytes that have come, again and again. Raises OSError where no source gives a
+    file, or it can't be written.
+    """
+    name, folder = "fashion-mnist", next(_folders("fashion-mnist"))
+    paths = [_in_folder(folder, file.name) for file in FILES[name]]
+    for index, file in enumerate(FILES[name]):
+        if paths[index] is None:
+            paths[index] = folder / f"{file.name}.gz"
+            check_writable(paths[index])
+            write_atomically(paths[index], _from_a_source(file, progress or (lambda count: None)))
+    return paths
+
+
+def _from_a_source(file, progress):
+    """Return the bytes of a .gz file from the first source that gives the right ones. Raises OSError if none does."""
+    reasons = []
+    for source in SOURCES:
+        try:
+            return _bytes_of(f"{source}{file.name}.gz", file, progress)
+        except OSError as error:
+            reasons.append(f"{source}: {error}".rstrip("."))
+    raise OSError(
+        f"{file.name}.gz could not be downloaded ({'; '.join(reasons)}): put the four .gz files of Fashion-MNIST in a "
+        "folder, and set MLPKIT_DATA to that folder."
+    )
+
+
+def _bytes_of(url, file, progress):
+    """Return what is at an address. Raises OSError unless it is the file, in time, and as soon as it is too long."""
+    import requests  # here, because only a reader without the files needs it
+
+    found, end = bytearray(), time.monotonic() + LONGEST
+    with requests.get(url, stream=True, timeout=SILENCE, headers={"Accept-Encoding": "identity"}) as answer:
+        answer.raise_for_status()
+        while piece := _next_piece(answer.raw):
+            found += piece
+            progress(len(piece))
+            if len(found) > file.bytes_gz:
+                raise OSError(f"it sends more than the {file.bytes_gz:,} bytes of this file")
+            if time.monotonic() > end:
+                raise OSError(f"it takes more than {LONGEST / 60:.0f} minutes")
+    if hashlib.sha256(found).hexdigest() != file.sha256_gz:
+        raise OSError(f"it sends another file: {len(found):,} bytes, whose SHA-256 is not the original's")
+    return bytes(found)
+
+
+def _next_piece(answer):
+    """Return what has come of an answer, without waiting for more."""
+    from urllib3.exceptions import HTTPError
+
     try:
-        return [Path(store.fetch(name, progressbar=True)) for name in registry]
-    except (OSError, ValueError) as error:  # no network, or a file with another checksum
-        raise FileNotFoundError(
-            "Fashion-MNIST is not on this machine and could not be downloaded: put its four .gz "
-            f"files in a folder, and set MLPKIT_DATA to that folder ({error})."
-        ) from error
+        return answer.read1(2**16)
+    except HTTPError as error:
+        raise OSError(str(error)) from error

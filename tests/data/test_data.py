@@ -3,7 +3,8 @@
 import gzip
 import hashlib
 import threading
-import types
+import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -87,17 +88,15 @@ def files(monkeypatch, tmp_path):
     }
     packed = {f"{name}.gz": gzip.compress(content) for name, content in unpacked.items()}
     registry = tuple(
-        mnist.File(name, hashlib.sha256(unpacked[name]).hexdigest(), hashlib.sha256(packed[f"{name}.gz"]).hexdigest())
-        for name in SHAPES
+        mnist.File(name, *(hashlib.sha256(each).hexdigest() for each in (unpacked[name], gz)), len(gz))
+        for name, gz in ((name, packed[f"{name}.gz"]) for name in SHAPES)
     )
     monkeypatch.setattr(mnist, "MNIST", registry)
     monkeypatch.setattr(mnist, "FASHION_MNIST", registry)
     monkeypatch.setattr(mnist, "FILES", {"mnist": registry, "fashion-mnist": registry})
     monkeypatch.setattr(mnist, "N_TRAIN", 15)
     monkeypatch.setattr(mnist, "DEBIAN", tmp_path / "debian")
-    monkeypatch.setattr(mnist, "FASHION_MNIST_URL", "http://127.0.0.1:9/")  # nobody answers there
-    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache" / project)
-    monkeypatch.setattr("pooch.core.time", types.SimpleNamespace(sleep=lambda seconds: None))  # before a retry
+    monkeypatch.setattr(mnist, "SOURCES", ("http://127.0.0.1:9/",))  # nobody answers there
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("MLPKIT_DATA", raising=False)
     return packed
@@ -214,10 +213,10 @@ def test_without_the_files_mnist_says_what_to_do(files, monkeypatch, tmp_path):
 
 
 class Server:
-    """A web server on this machine, which gives the answers it is told, and then the files."""
+    """A web server on this machine: it gives the files, but answers for those in `lies` as these functions do."""
 
-    def __init__(self, files, answers=()):
-        self.files, self.answers, self.asked = files, list(answers), []
+    def __init__(self, files, **lies):
+        self.files, self.lies, self.asked, self.ended = files, lies, [], threading.Event()
 
     def __enter__(self):
         outer = self
@@ -226,59 +225,181 @@ class Server:
             def do_GET(self):
                 name = self.path.rpartition("/")[2]
                 outer.asked.append(name)
-                status, content = outer.answers.pop(0) if outer.answers else (200, outer.files[name])
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
+                with suppress(OSError):  # the other side has heard enough
+                    outer.lies.get(name.partition("-")[0], whole)(self, outer.files[name], outer.ended)
 
             def log_message(self, *arguments):
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_port}/"
         return self
 
     def __exit__(self, *error):
+        self.ended.set()
         self.server.shutdown()
         self.server.server_close()
 
 
-def test_fashion_mnist_is_downloaded_once(files, monkeypatch, tmp_path):
+def whole(answer, content, ended, status=200, length=None):
+    answer.send_response(status)
+    if length is not False:
+        answer.send_header("Content-Length", str(len(content) if length is None else length))
+    answer.end_headers()
+    answer.wfile.write(content)
+
+
+def missing(answer, content, ended):
+    whole(answer, b"<html>no such page</html>", ended, 404)
+
+
+def log_in(answer, content, ended):
+    whole(answer, b"<html>Log in to the airport's network</html>", ended)
+
+
+def cut(answer, content, ended):
+    whole(answer, content[:-5], ended)
+
+
+def cut_in_flight(answer, content, ended):
+    whole(answer, content[:-5], ended, length=len(content))
+
+
+def flipped(answer, content, ended):
+    whole(answer, bytes([content[0] ^ 1]) + content[1:], ended)
+
+
+def endless(answer, content, ended):
+    whole(answer, content, ended, length=False)
+    while not ended.is_set():
+        answer.wfile.write(bytes(2**16))
+
+
+def silent(answer, content, ended):
+    whole(answer, content[:10], ended, length=len(content))
+    ended.wait(60)
+
+
+def dripping(answer, content, ended):
+    whole(answer, b"", ended, length=len(content))
+    for byte in content:
+        if not ended.wait(0.1):
+            answer.wfile.write(bytes([byte]))
+
+
+def somewhere_else(answer, content, ended):
+    answer.send_response(302)
+    answer.send_header("Location", "http://127.0.0.1:9/elsewhere")
+    answer.end_headers()
+
+
+def in_circles(answer, content, ended):
+    answer.send_response(302)
+    answer.send_header("Location", answer.path)
+    answer.end_headers()
+
+
+LIES = (missing, log_in, cut, cut_in_flight, flipped, endless, silent, dripping, somewhere_else, in_circles)
+
+
+@pytest.fixture
+def here(files, monkeypatch, tmp_path):
+    """Return the folder that downloads go to."""
+    monkeypatch.setenv("MLPKIT_DATA", str(tmp_path / "here"))
+    monkeypatch.setattr(mnist, "SILENCE", 1.0)
+    monkeypatch.setattr(mnist, "LONGEST", 2.0)
+    return tmp_path / "here" / "fashion-mnist"
+
+
+def test_nothing_is_downloaded_by_surprise(files, here, monkeypatch):
     with Server(files) as server:
-        monkeypatch.setattr(mnist, "FASHION_MNIST_URL", server.url)
-        check_small(data.load("fashion-mnist"))
-        assert sorted(server.asked) == sorted(files)
-        check_small(data.load("fashion-mnist"))
-        assert len(server.asked) == 4
-    check_small(data.load("fashion-mnist"))  # and now without the server
-    assert sorted(path.name for path in (tmp_path / "cache" / "mlpkit" / "fashion-mnist").iterdir()) == sorted(files)
-
-
-@pytest.mark.parametrize("answer", [(500, b"busy"), (200, b"<html>Log in to the airport's network</html>")])
-def test_a_download_that_fails_is_tried_again(answer, files, monkeypatch):
-    with Server(files, [answer, answer]) as server:
-        monkeypatch.setattr(mnist, "FASHION_MNIST_URL", server.url)
-        check_small(data.load("fashion-mnist"))
-        assert len(server.asked) == 6
-
-
-def test_a_file_with_another_checksum_is_not_kept(files, monkeypatch, tmp_path):
-    name = "train-labels-idx1-ubyte.gz"
-    with Server(files | {name: gzip.compress(b"something else")}) as server:
-        monkeypatch.setattr(mnist, "FASHION_MNIST_URL", server.url)
+        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
         with pytest.raises(FileNotFoundError) as caught:
             data.load("fashion-mnist")
-        assert server.asked.count(name) == 4  # once, and three times more
-    one_sentence(caught.value, "could not be downloaded", "MLPKIT_DATA", name)
-    assert not list((tmp_path / "cache").rglob(name))
+        assert server.asked == []
+    one_sentence(caught.value, "python -m mlpkit download", "31 MB", "MLPKIT_DATA", here)
 
 
-def test_without_a_network_the_reader_learns_what_to_do(files):
-    with pytest.raises(FileNotFoundError) as caught:
-        data.load("fashion-mnist")
-    one_sentence(caught.value, "Fashion-MNIST", "could not be downloaded", "MLPKIT_DATA")
+def test_fashion_mnist_is_downloaded_once(files, here, monkeypatch):
+    came = []
+    with Server(files) as server:
+        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
+        data.download(came.append)
+        assert sorted(server.asked) == sorted(files)
+        assert sum(came) == sum(map(len, files.values()))
+        assert sorted(data.download()) == sorted(here / name for name in files)
+        assert len(server.asked) == 4
+    check_small(data.load("fashion-mnist"))
+    assert {path.name: path.read_bytes() for path in here.iterdir()} == files
+
+
+def test_what_has_come_is_not_asked_for_again(files, here, monkeypatch):
+    with Server(files, t10k=missing) as server:
+        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
+        with pytest.raises(OSError, match="t10k"):
+            data.download()
+        assert sorted(path.name for path in here.iterdir()) == sorted(name for name in files if "train" in name)
+        server.lies, server.asked = {}, []
+        data.download()
+        assert sorted(server.asked) == sorted(name for name in files if "t10k" in name)
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+def test_of_a_server_that_lies_nothing_is_kept(lie, files, here, monkeypatch):
+    begin = time.monotonic()
+    with Server(files, train=lie) as server:
+        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
+        with pytest.raises(OSError, match="could not be downloaded") as caught:
+            data.download()
+        assert len(set(server.asked)) == 1
+    assert time.monotonic() - begin < 30
+    one_sentence(caught.value, "train-images-idx3-ubyte.gz", server.url, "MLPKIT_DATA")
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+def test_where_one_source_fails_the_other_is_asked(lie, files, here, monkeypatch):
+    with Server(files, train=lie, t10k=lie) as first, Server(files) as second:
+        monkeypatch.setattr(mnist, "SOURCES", (first.url, second.url))
+        monkeypatch.setattr(mnist, "SILENCE", 0.2)
+        monkeypatch.setattr(mnist, "LONGEST", 0.5)
+        data.download()
+    check_small(data.load("fashion-mnist"))
+
+
+def test_ctrl_c_leaves_nothing_of_a_file(files, here, monkeypatch):
+    def interrupt(count):
+        raise KeyboardInterrupt
+
+    with Server(files) as server:
+        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
+        with pytest.raises(KeyboardInterrupt):
+            data.download(interrupt)
+    assert list(here.iterdir()) == []
+
+
+def test_without_a_network_the_reader_learns_what_to_do(files, here):
+    with pytest.raises(OSError, match="could not be downloaded") as caught:
+        data.download()
+    one_sentence(caught.value, "Fashion-MNIST", "MLPKIT_DATA")
+
+
+def test_the_first_source_is_asked_in_secret():
+    assert mnist.SOURCES[0].startswith("https://")
+
+
+def test_a_file_that_promises_more_than_its_data_set_has_is_not_unpacked(files, tmp_path, monkeypatch):
+    folder = put(files, tmp_path / "given" / "mnist")
+    zeros = np.zeros((2000, 28, 28 * 2), np.uint8)
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(zeros)))
+    monkeypatch.setenv("MLPKIT_DATA", str(tmp_path / "given"))
+    monkeypatch.setattr(mnist, "MOST", 2000 * 28 * 28)
+    monkeypatch.setattr(np, "empty", lambda *arguments: pytest.fail("it was given memory"))
+    with pytest.raises(IDXError) as caught:
+        data.load("mnist")
+    one_sentence(caught.value, "train-images", "promises")
 
 
 # From images to batches

@@ -1,6 +1,7 @@
 """What is written as IDX is read back; what is damaged is refused, with a sentence that names the file."""
 
 import gzip
+import os
 import struct
 import tracemalloc
 import zlib
@@ -215,6 +216,28 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path):
         assert len(data) < 2 * MiB
         with at_most(8 * MiB):
             refuse(path, data, words)
+
+
+@pytest.mark.parametrize("code", [0x08, 0x0E])
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_reading_takes_the_memory_that_the_header_promises_once(beyond, code, tmp_path):
+    promised = 64 * MiB
+    data = header(code, promised // np.dtype(TYPES[code]).itemsize) + bytes(promised + beyond)
+    (tmp_path / "zeros.gz").write_bytes(gzip.compress(data))
+    del data
+    with at_most(promised + 4 * MiB):
+        if beyond:
+            with pytest.raises(IDXError):
+                read_idx(tmp_path / "zeros.gz")
+        else:
+            assert read_idx(tmp_path / "zeros.gz").nbytes == promised
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="pipe is no regular file"):
+        read_idx(tmp_path / "pipe")
 
 
 def test_what_is_no_file_is_refused_by_name(tmp_path):
