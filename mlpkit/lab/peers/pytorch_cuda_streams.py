@@ -1,7 +1,7 @@
-"""PyTorch, graph, two streams: a step by hand, of products into places that are there, captured and replayed.
+"""PyTorch, graph, streams: a step by hand, of products into places that are there, captured and replayed.
 
-The chain from the images to the gradient before the first layer's ReLU is on one stream; each weight's gradient is on
-another, as soon as it can be. (A step keeps what that reads until its end: else its memory is used again.) A product
+The chain from the images to the first layer's gradient is on one stream; each other layer's gradient is on its own, as
+soon as it can be. (A step keeps what that reads until its end: else its memory is used again.) A product
 with bias and ReLU is one call, which cuBLASLt takes; all parameters are one vector, and so are their gradients, so that
 the update is one kernel. `torch.compile` makes kernels of the rest: next batch, loss, masks, update. Which batch is
 next, its rate, and the losses so far, are known on the GPU only.
@@ -40,7 +40,7 @@ def on(device, problem, precision="highest", dtype=torch.float32):
             losses.append(training.losses[taken : taken + count].clone().cpu().numpy())
             taken, n = (taken + count) % longest, n - count
             if not taken:
-                training.at.zero_()
+                training.counts[0] = 0
         return np.concatenate(losses)
 
     return steps
@@ -64,10 +64,10 @@ class Training:
         self.gradient = torch.zeros(len(self.theta), dtype=dtype, device=device)
         self.layers = list(zip(*views(self.rounded, arrays), strict=True))
         self.gradients = list(zip(*views(self.gradient, arrays), strict=True))
-        self.t, self.at = torch.zeros((), device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        self.counts = torch.zeros(2, dtype=torch.int64, device=device)  # steps, of the epoch and in all
         self.order = torch.zeros(examples, dtype=torch.int64, device=device)
         self.rates, self.losses = torch.zeros(2, -(-examples // recipe.batch_size), device=device)
-        self.side = torch.cuda.Stream() if device == "cuda" else None
+        self.sides = [torch.cuda.Stream() for _ in self.layers[1:]] if device == "cuda" else []
         self.restart(problem)
 
     def restart(self, problem):
@@ -76,49 +76,45 @@ class Training:
         self.theta.copy_(torch.from_numpy(np.concatenate(arrays)))
         self.rounded.copy_(self.theta)
         self.moments.zero_()
-        self.t.zero_()
+        self.counts.zero_()
 
     def begin(self, order, rates):
         """Begin an epoch: order (n,) and rates (steps,) are sent to where its steps read them."""
         self.order.copy_(torch.from_numpy(order), non_blocking=True)
         self.rates.copy_(torch.from_numpy(rates), non_blocking=True)
-        self.at.zero_()
+        self.counts[0] = 0
 
     def replayed(self, n):
         """Return a function that takes the next step, on a batch of n."""
-        if not self.side:
+        if not self.sides:
             return lambda: self.step(n)
-        state = [self.theta, self.rounded, self.moments, self.t, self.at, self.losses]
+        state = [self.theta, self.rounded, self.moments, self.counts, self.losses]
         return capture(lambda: self.step(n), state).replay
 
     def step(self, n):
-        x, labels = next_batch(self.X, self.y, self.order, self.at, self.recipe.batch_size, n)
+        x, labels = next_batch(self.X, self.y, self.order, self.counts, self.recipe.batch_size, n)
         outputs = [x]
         *hidden, (W, b) = self.layers
         for V, c in hidden:
             outputs.append(torch._addmm_activation(c, outputs[-1], V))  # with a ReLU
-        slopes = [softmax(torch.addmm(b, outputs[-1], W), labels, self.losses, self.at)]
-        for i in reversed(range(len(self.layers))):
-            self.beside(partial(self.put_gradients, i, outputs[i], slopes[-1]))
-            if i:
-                slopes.append(mask(slopes[-1] @ self.layers[i][0].T, outputs[i]))
-        if self.side:
-            torch.cuda.current_stream().wait_stream(self.side)
-        arrays = self.theta, self.rounded, self.gradient, self.moments, self.rates, self.at, self.t
+        slopes = [softmax(torch.addmm(b, outputs[-1], W), labels, self.losses, self.counts, self.gradients[-1][1])]
+        self.beside(-1, partial(self.counts.add_, 1))
+        for i in reversed(range(1, len(self.layers))):
+            self.beside(i - 1, partial(torch.mm, outputs[i].T, slopes[-1], out=self.gradients[i][0]))
+            slopes.append(mask(slopes[-1] @ self.layers[i][0].T, outputs[i], self.gradients[i - 1][1]))
+        torch.mm(x.T, slopes[-1], out=self.gradients[0][0])
+        for stream in self.sides:
+            torch.cuda.current_stream().wait_stream(stream)
+        arrays = self.theta, self.rounded, self.gradient, self.moments, self.rates, self.counts
         update(*arrays, self.recipe.weight_decay, self.decaying)
 
-    def beside(self, work):
-        """Do the work on the other stream, after what has been asked for so far."""
-        if not self.side:
+    def beside(self, i, work):
+        """Do the work on a stream of its own, after what has been asked for so far."""
+        if not self.sides:
             return work()
-        self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side):
+        self.sides[i].wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.sides[i]):
             work()
-
-    def put_gradients(self, i, x, dz):
-        W, b = self.gradients[i]
-        torch.mm(x.T, dz, out=W)
-        torch.sum(dz, 0, out=b)
 
 
 def views(vector, arrays):
@@ -129,28 +125,31 @@ def views(vector, arrays):
 
 
 @torch.compile(dynamic=False)
-def next_batch(X, y, order, at, batch_size, n):
-    index = order[at * batch_size + torch.arange(n, device=X.device)]
+def next_batch(X, y, order, counts, batch_size, n):
+    index = order[counts[0] * batch_size + torch.arange(n, device=X.device)]
     return X[index], y[index]
 
 
 @torch.compile(dynamic=False)
-def softmax(z, labels, losses, at):
+def softmax(z, labels, losses, counts, of_biases):
     logs = F.log_softmax(z.float(), 1)
     is_label = labels[:, None] == torch.arange(z.shape[1], device=z.device)
-    losses.index_copy_(0, at, -(logs * is_label).sum().reshape(1) / len(z))
-    return ((torch.exp(logs) - is_label.float()) / len(z)).to(z.dtype)
+    losses.index_copy_(0, counts[:1], -(logs * is_label).sum().reshape(1) / len(z))
+    dz = (torch.exp(logs) - is_label.float()) / len(z)
+    of_biases.copy_(dz.sum(0))
+    return dz.to(z.dtype)
 
 
 @torch.compile(dynamic=False)
-def mask(da, a):
-    return torch.where(a > 0, da, 0)
+def mask(da, a, of_biases):
+    dz = torch.where(a > 0, da, 0)
+    of_biases.copy_(dz.sum(0, dtype=torch.float32))
+    return dz
 
 
 @torch.compile(dynamic=False)
-def update(theta, rounded, gradient, moments, rates, at, t, decay, decaying, beta1=0.9, beta2=0.999, eps=1e-8):
-    g, rate = gradient.float(), rates.index_select(0, at)
-    t.add_(1)
+def update(theta, rounded, gradient, moments, rates, counts, decay, decaying, beta1=0.9, beta2=0.999, eps=1e-8):
+    g, rate, t = gradient.float(), rates[counts[0] - 1], counts[1].float()  # this step is counted
     shrunk = theta
     if decaying:
         shrunk = theta * (1 - rate * decay * (torch.arange(len(theta), device=theta.device) < decaying))
@@ -163,4 +162,3 @@ def update(theta, rounded, gradient, moments, rates, at, t, decay, decaying, bet
     theta.copy_(shrunk - rate * g)
     if rounded is not theta:
         rounded.copy_(theta)
-    at.add_(1)

@@ -1,4 +1,4 @@
-"""PyTorch, graph, two streams, bf16: images, activations, gradients and the products' weights have 16 bits.
+"""PyTorch, graph, streams, bf16: images, activations, gradients and the products' weights have 16 bits.
 
 The parameters themselves, their averages and the loss are float32: mixed precision, by hand.
 """

@@ -1,4 +1,4 @@
-"""PyTorch, graph, two streams, TF32: of each fraction that a product takes, tensor cores see 10 bits of 23."""
+"""PyTorch, graph, streams, TF32: of each fraction that a product takes, tensor cores see 10 bits of 23."""
 
 from . import pytorch_cuda_streams
 
