@@ -149,7 +149,7 @@ def mask(da, a, of_biases):
 
 @torch.compile(dynamic=False)
 def update(theta, rounded, gradient, moments, rates, counts, decay, decaying, beta1=0.9, beta2=0.999, eps=1e-8):
-    g, rate, t = gradient.float(), rates[counts[0] - 1], counts[1].float()  # this step is counted
+    g, rate, t = gradient.float(), rates.index_select(0, counts[:1] - 1), counts[1].float()  # this step is counted
     shrunk = theta
     if decaying:
         shrunk = theta * (1 - rate * decay * (torch.arange(len(theta), device=theta.device) < decaying))
