@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from . import data, engines
 from .data.mnist import FILES
-from .files import check_writable
+from .files import check_writable, set_aside
 from .kernels import gpu
 from .lab import experiments, interrupts, machine, processes, results
 from .lab.experiments.optimizers import RATES
@@ -158,7 +158,7 @@ def run_bench(options):
         with tqdm(unit="part", bar_format="{desc} [{elapsed}]", disable=None) as bar, interrupts.heeded() as check:
             record = experiment.measure(save=save, progress=bar.set_description_str, **plan)
             check()
-        results.set_aside(options.experiment, where)
+        set_aside(results.place(options.experiment, where))
         saved.append(results.save(record, where))
     finally:  # an interrupted run shows what it has, too
         if saved:

@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 import zipfile
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from math import prod
 from pathlib import Path
 
@@ -56,6 +57,18 @@ def check_writable(path):
             with open(left, "r+b") as file:
                 _lock(file)
             left.unlink()
+
+
+def set_aside(path):
+    """Rename a file that is about to be replaced to `<name> <when><ending>.previous`, so that none is lost.
+
+    Return its new path, None where there is no file. Each has its own name, by when it was written: after two runs that
+    were stopped at once, the file of the one before them is still there.
+    """
+    path = Path(path)
+    with suppress(FileNotFoundError):  # there is none, or another run has just moved it
+        when = datetime.fromtimestamp(path.stat().st_mtime)
+        return path.replace(path.with_name(f"{path.stem} {when:%Y-%m-%d %H.%M.%S.%f}{path.suffix}.previous"))
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import warnings
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -94,17 +93,6 @@ def _part(path, record):
 def place(experiment, machine_name=MINE):
     """Return the path of a record in this checkout."""
     return ROOT / "results" / machine_name / f"{experiment}.json"
-
-
-def set_aside(experiment, machine_name=MINE):
-    """Rename a record that a new run is about to replace to `<experiment> <when>.json.previous`, so that none is lost.
-
-    Each has its own name: after two runs that were stopped at once, the one before them is still there.
-    """
-    path = place(experiment, machine_name)
-    with suppress(FileNotFoundError):  # there is none, or another run has just moved it
-        when = datetime.fromtimestamp(path.stat().st_mtime)
-        path.replace(path.with_name(f"{experiment} {when:%Y-%m-%d %H.%M.%S.%f}.json.previous"))
 
 
 def _to_json(record):

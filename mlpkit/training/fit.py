@@ -24,7 +24,7 @@ import numpy as np
 from mlpkit.checks import check_batch, check_count, check_finite
 from mlpkit.data import epoch_order
 from mlpkit.engines.stepping import StepByStep
-from mlpkit.files import check_writable, only_one
+from mlpkit.files import check_writable, only_one, set_aside
 from mlpkit.nn.norm import BatchNorm
 
 from .checkpoint import fingerprint, load_checkpoint, save_checkpoint
@@ -60,8 +60,8 @@ def fit(
     train, validation: pairs (X, y), as `data.load` returns them. seed: of the order of the examples.
     patience: stop after this many epochs without a lower validation loss, and return to the best epoch's parameters.
     checkpoints: a folder, into which every epoch writes `last.npz`, and the best so far `best.npz` (a saved network).
-    It is one run's at a time, and those of an earlier run are not overwritten. Where one can't be written, on a full
-    disk, there is a warning, and the training goes on.
+    It is one run's at a time. Those of an earlier run get other names, with a warning, before the first is written; and
+    where one can't be written, on a full disk, there is a warning, and the training goes on.
     resume: go on from `last.npz`, on the same path as a run that was never stopped; so the data must be the same, and
     the optimizer, its schedule included, which for a falling rate means the same number of epochs.
     on_epoch: is called with the history after every epoch, when the network has the parameters of its end.
@@ -168,7 +168,7 @@ class _Run:
 
     @contextmanager
     def in_its_folder(self, train, validation, resume):
-        """Keep the folder of the checkpoints for this run, which goes on from the last one, or finds none."""
+        """Keep the folder of the checkpoints for this run, which goes on from the last one, or begins anew."""
         last, best = self.folder / "last.npz", self.folder / "best.npz"
         if resume and not last.exists():
             raise FileNotFoundError(f"there is no checkpoint {last} to resume from.")
@@ -178,8 +178,7 @@ class _Run:
             self.settings |= self.fingerprints(train, validation)
             if resume:
                 self.resume(last)
-            elif last.exists() or best.exists():
-                raise FileExistsError(f"{self.folder} has an earlier run's checkpoints: resume it, or choose another.")
+            self.earlier = () if resume else (last, best)
             yield
 
     def fingerprints(self, train, validation):
@@ -315,6 +314,9 @@ class _Run:
 
     def write(self, is_best):
         """Write the checkpoints: first the one that has all, and that tells a run from none."""
+        for aside in filter(None, map(set_aside, self.earlier)):
+            warnings.warn(f"an earlier run's checkpoint is now {aside}.", RuntimeWarning, stacklevel=6)
+        self.earlier = ()
         best = [self.engine.to_numpy(vector) for vector in self.best]
         best += [best[0][:0]] * (2 - len(best))  # no statistics
         path = self.folder / "last.npz"

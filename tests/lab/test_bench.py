@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -418,16 +417,6 @@ def test_a_record_that_cannot_be_written_leaves_the_old_one(record, tmp_path, mo
         results.save(record | {"date": "later"}, folder=tmp_path)
     assert results.load(path) == record
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_record_that_another_run_has_just_moved_is_no_error(record, tmp_path, monkeypatch):
-    def moved(path, target):
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(results, "ROOT", tmp_path)
-    results.save(record, folder=tmp_path / "results")
-    monkeypatch.setattr(Path, "replace", moved)
-    results.set_aside("engines")
 
 
 def test_what_is_collected_before_an_interruption_is_saved(record):

@@ -241,6 +241,31 @@ def test_a_folder_is_held_by_one_run_until_it_ends_or_is_killed(tmp_path):
 
 
 @posix
+def test_what_is_set_aside_keeps_its_content_and_gets_a_name_of_its_own(tmp_path):
+    path, names = tmp_path / "a.npz", set()
+    for content in (b"one", b"two", b"three"):
+        path.write_bytes(content)
+        aside = files.set_aside(path)
+        names.add(aside)
+        assert aside.name.startswith("a 20")
+        assert aside.name.endswith(".npz.previous")
+        assert aside.read_bytes() == content
+        assert not path.exists()
+    assert len(names) == 3
+
+
+def test_where_there_is_nothing_to_set_aside_or_another_has_just_done_so_all_is_well(tmp_path, monkeypatch):
+    path = tmp_path / "a.npz"
+    assert files.set_aside(path) is None
+
+    def moved(path, target):
+        raise FileNotFoundError(path)
+
+    path.write_bytes(b"one")
+    monkeypatch.setattr(Path, "replace", moved)
+    assert files.set_aside(path) is None
+
+
 def test_where_the_file_system_has_no_locks_files_are_written_all_the_same(tmp_path, monkeypatch):
     def no_locks(*arguments):
         raise OSError(errno.ENOSYS, "Function not implemented")

@@ -24,7 +24,7 @@ from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
 from mlpkit.training import fit as fitting
 from mlpkit.training.checkpoint import NAMES, load_checkpoint
-from mlpkit.training.fit import fit
+from mlpkit.training.fit import Diverged, fit
 from mlpkit.training.optim import BY_NAME
 from mlpkit.training.schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
 
@@ -287,15 +287,27 @@ def content(folder):
 
 
 @pytest.mark.parametrize("names", [("last.npz",), ("best.npz",), ("last.npz", "best.npz")], ids=" and ".join)
-def test_an_earlier_runs_checkpoints_are_not_overwritten(names, written, tmp_path):
+def test_an_earlier_runs_checkpoints_are_set_aside(names, written, tmp_path):
+    """Run after run, and not before there is a new one to write."""
+    kept = {}
+    for _ in range(3):
+        for name in names:
+            (tmp_path / name).write_bytes((written / name).read_bytes())
+        with pytest.raises(Diverged):
+            run(*new(1e30), checkpoints=tmp_path)
+        kept = kept | {name: (written / name).read_bytes() for name in names}
+        assert content(tmp_path) == kept
+        with pytest.warns(RuntimeWarning, match="an earlier run's checkpoint is now") as caught:
+            run(*new(), checkpoints=tmp_path)
+        assert [one.filename for one in caught] == [__file__] * len(caught)
+        for one in caught:
+            path = Path(str(one.message).partition(" is now ")[2].rstrip("."))
+            assert path.suffixes[-2:] == [".npz", ".previous"]
+            assert path.exists()
+        kept = content(tmp_path)
+    aside = [path.read_bytes() for path in tmp_path.glob("*.previous")]
     for name in names:
-        (tmp_path / name).write_bytes((written / name).read_bytes())
-    before, (network, optimizer) = content(tmp_path), new()
-    with pytest.raises(FileExistsError, match="an earlier run's checkpoints: resume it, or choose another") as caught:
-        run(network, optimizer, checkpoints=tmp_path)
-    one_sentence(caught.value, tmp_path)
-    assert optimizer.steps == 0
-    assert content(tmp_path) == before
+        assert aside.count((written / name).read_bytes()) == 3
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
