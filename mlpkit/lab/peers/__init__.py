@@ -102,11 +102,11 @@ def waiting(name, recipe, timing):
 
 
 def in_turns(start, names):
-    """Yield (name, answer) of processes that prepare side by side, one for two cores, and are asked one after another.
+    """Yield (name, answer) of processes that prepare side by side, a core for each and one left, and are asked in turns.
 
     start: returns the `Waiting` process of a name. The answer of one that failed has a `why_not` and nothing else.
     """
-    at_once = max(1, (os.cpu_count() or 1) // 2)
+    at_once = max(1, (os.cpu_count() or 1) - 1)
     for first in range(0, len(names), at_once):
         yield from _side_by_side(start, names[first : first + at_once])
 

@@ -19,7 +19,7 @@ from mlpkit.training.recipe import Recipe
 
 SLOW = 0.5  # seconds of a step
 OTHERS = {  # peers that can train whole: is there a GPU?
-    True: ("jax_epoch", "jax_epoch_default", "pytorch_cuda_streams"),
+    True: ("jax_epoch", "pytorch_cuda_streams"),
     False: ("jax_epoch_cpu", "pytorch"),
 }
 GOALS = {97: ADAM.but(epochs=3), 98: ADAMW.but(epochs=10)}  # percent, and what `cheapest` finds
