@@ -102,7 +102,7 @@ def waiting(name, recipe, timing):
 
 
 def in_turns(start, names):
-    """Yield (name, answer) of processes that prepare side by side, a core for each and one left, and are asked in turns.
+    """Yield (name, answer) of processes that prepare side by side, on all cores but one, and are asked in turns.
 
     start: returns the `Waiting` process of a name. The answer of one that failed has a `why_not` and nothing else.
     """
