@@ -5,12 +5,18 @@ from mlpkit.lab.results import median_us
 
 
 def says(record, tool, first="", last=""):
-    """Return what a tool printed, from the first line that contains `first` to the next that contains `last`."""
+    """Return what a tool printed, from the first line that contains `first` to the next that contains `last`.
+
+    Raises ValueError, in a sentence, where there are no such lines; with the reason, where the tool did not run.
+    """
     (run,) = results.runs(record, kind="tool", name=tool)
-    lines = run["text"].splitlines()
-    begin = next(i for i, line in enumerate(lines) if first in line)
-    end = next(i for i, line in enumerate(lines) if i >= begin and last in line) if last else len(lines) - 1
-    return "\n".join(line.rstrip() for line in lines[begin : end + 1])
+    lines = [line.rstrip() for line in run["text"].splitlines()]
+    begin = next((i for i, line in enumerate(lines) if first in line), len(lines))
+    end = next((i for i, line in enumerate(lines[begin:], begin + 1) if last in line), None) if last else len(lines)
+    if run["why_not"] or end is None or begin == len(lines):
+        why_not = run["why_not"] or f"there are no lines from {first!r} to {last!r}"
+        raise ValueError(f"the record has nothing of {tool!r} to show: {why_not}.")
+    return "\n".join(lines[begin:end])
 
 
 @results.reads
