@@ -26,6 +26,7 @@ _names |= {
 globals().update({name: _names[name] for name in vars(numpy_baseline) if isinstance(_names[name], FunctionType)})
 
 
+threads = None  # of the host's, a GPU needs one
 _fetching = cp.cuda.Stream(non_blocking=True)
 
 

@@ -47,7 +47,7 @@ class Trainer(StepByStep):
         self.nothing = np.empty((0, classes), network.dtype)  # Numba can't tell what an empty tuple would hold
 
     def step(self, x, labels):
-        network, n, threads = self.network, len(x), get_num_threads()
+        network, n, threads = self.network, len(x), max(self.crew.most, get_num_threads())
         most = len(self.gradients[0]), self.sizes[0]
         if n > most[0] or x.shape[1:] != most[1:]:  # compiled loops would read beyond their arrays
             raise ValueError(f"a batch here has at most the shape {most}, not {x.shape}.")

@@ -10,6 +10,8 @@ import time
 
 import numpy as np
 
+from .crew import Blas
+
 # Tensors
 
 
@@ -36,6 +38,10 @@ def now():
 
 def elapsed(begin, end):
     return end - begin
+
+
+def threads():
+    return Blas()
 
 
 def gather(X, index):

@@ -50,6 +50,13 @@ class Tensors(Protocol):
         """Return whether all integers are in `[0, classes)`, as a scalar that need not be there yet."""
 
 
+class Sharing(Protocol):
+    """How many threads of the host share out an engine's work, where it has any to choose: see `crew`."""
+
+    def threads(self) -> Any:
+        """Return an object with `count()`, how many there may be, and `use(n)`, to use at most so many."""
+
+
 class Dense(Protocol):
     """Linear layers, ReLU, and the usual loss."""
 

@@ -1,23 +1,31 @@
 """A step at a time: how an engine trains that has no way of its own to do a whole epoch."""
 
+from .crew import Crew
+
 
 class StepByStep:
     """Cuts an epoch into batches, gathers each, and takes a step on it. See `protocol.Trainer`.
 
     Pixels become numbers once, at the beginning, and not again in each epoch. An engine with a faster step overrides
-    `step`.
+    `step`. Where an engine has `threads`, a `Crew` of them takes the steps.
     """
 
     def __init__(self, network, optimizer, X, y, batch_size):
         self.network, self.optimizer, self.batch_size = network, optimizer, batch_size
         self.X, self.y = network.as_input(X), y
+        threads = getattr(network.engine, "threads", None)
+        self.crew = Crew(threads and threads())
 
     def epoch(self, order):
         """Return the losses of the epoch's steps, a list."""
         gather, n = self.network.engine.gather, self.batch_size
         order = self.network.engine.asarray(order)
-        batches = (order[start : start + n] for start in range(0, len(order), n))
-        return [self.step(gather(self.X, index), gather(self.y, index)) for index in batches]
+        losses = []
+        with self.crew:
+            for index in (order[start : start + n] for start in range(0, len(order), n)):
+                losses.append(self.step(gather(self.X, index), gather(self.y, index)))
+                self.crew.stepped(len(index) == n)
+        return losses
 
     def step(self, x, labels):
         """Take one step on the batch x, labels (n,), and return its mean loss, a scalar of the engine's.

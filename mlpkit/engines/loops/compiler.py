@@ -40,10 +40,16 @@ def compiled(engine, **options):
     return compile_one
 
 
+class Threads:
+    """Those that Numba's parallel loops use, for the Python thread that asks. See `crew`."""
+
+    count, use = staticmethod(numba.get_num_threads), staticmethod(numba.set_num_threads)
+
+
 def compile_loops(engine, loops=python_loops, parallel=False, calls=None, **options):
     """Return the functions of the module `loops`, compiled, as attributes of a namespace.
 
-    engine: the name of the module that wants them. parallel: share the turns of each `prange` out among threads.
+    engine: the name of the module that wants them. parallel: share the turns of each `prange` out among `threads`.
     calls: a dict of compiled functions, to be called instead of those of the same name. options: of `numba.njit`.
     """
     done = {**vars(loops), "prange": numba.prange, **(calls or {})}
@@ -54,4 +60,5 @@ def compile_loops(engine, loops=python_loops, parallel=False, calls=None, **opti
             copy.__doc__ = function.__doc__
             share = parallel and "prange" in function.__code__.co_names  # Numba warns where there is nothing to share
             done[function.__name__] = compiled(engine, parallel=share, nogil=True, **options)(copy)
-    return SimpleNamespace(**{function.__name__: done[function.__name__] for function in functions})
+    found = {function.__name__: done[function.__name__] for function in functions}
+    return SimpleNamespace(**found, **({"threads": Threads} if parallel else {}))

@@ -1,0 +1,84 @@
+"""How many threads take a step: all there are, and fewer while another program needs the cores.
+
+Threads that share a step wait for each other, and a library's spin while they do. Where the system has put one of them
+aside for another program, the rest wait for its next turn, which is milliseconds away, several times a step. No choice
+among the ways of waiting mends that: a step can't end before its slowest share. One thread has nobody to wait for.
+
+So an engine's threads are a crew whose steps are timed. While steps take longer than half as many threads would need,
+the time lost adds up, and when it is more than PATIENCE the crew is halved. After REST times what was lost it grows again, on trial: so
+trials on a machine that is still busy cost three percent of the time. Nothing here depends on the system.
+"""
+
+import time
+
+from threadpoolctl import ThreadpoolController
+
+PATIENCE = 0.02  # seconds lost: more than a hiccup of a quiet machine
+REST = 30  # how many times what was lost a smaller crew works before the next trial
+
+
+class Blas:
+    """The threads of the libraries behind NumPy's products; one where threadpoolctl knows none."""
+
+    def __init__(self):
+        self.libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+        self.each = [1]
+
+    def count(self):
+        """Return how many threads there may be."""
+        self.each = [library.get_num_threads() or 1 for library in self.libraries]
+        return max(self.each, default=1)
+
+    def use(self, n):
+        """Use `n` threads at most, of those that `count` found."""
+        for library, most in zip(self.libraries, self.each, strict=True):
+            library.set_num_threads(min(n, most))
+
+
+class Crew:
+    """Chooses how many threads take the steps of a training, within `with`; outside it there are as many as before.
+
+    threads: an object such as `Blas`, or None for an engine that has none to choose. clock: returns seconds.
+    """
+
+    def __init__(self, threads=None, clock=time.perf_counter):
+        self.threads, self.clock = threads, clock
+        self.most = self.size = 1
+        self.best = {}  # seconds of the fastest step of late, by the size of the crew
+        self.lost = self.until = 0.0
+
+    def __enter__(self):
+        most = self.threads.count() if self.threads else 1
+        if most != self.most:  # somebody has chosen another number since
+            self.most = self.size = most
+            self.best, self.lost = {}, 0.0
+        elif self.size != most:
+            self.threads.use(self.size)
+        self.last = self.clock()
+        return self
+
+    def __exit__(self, *_):
+        if self.size != self.most:
+            self.threads.use(self.most)
+
+    def stepped(self, whole=True):
+        """Say that a step is over, of a batch that was whole or not; choose the size of the crew for the next."""
+        now = self.clock()
+        seconds, self.last = now - self.last, now
+        if self.most == 1 or not whole:
+            return
+        fewer, best = self.size // 2, self.best.get(self.size)
+        self.best[self.size] = min(seconds, best or seconds)
+        if fewer and (best or fewer in self.best):  # the first step of all may compile
+            half_as_many = self.best.get(fewer) or best * self.size / fewer
+            self.lost = max(0.0, self.lost + seconds - half_as_many)
+        if self.lost > PATIENCE:
+            self.until = now + REST * self.lost
+            self._become(fewer)
+        elif self.size < self.most and now > self.until:
+            self._become(min(2 * self.size, self.most))
+
+    def _become(self, size):
+        self.threads.use(size)
+        self.size, self.lost = size, 0.0
+        self.best.pop(size, None)
