@@ -69,7 +69,8 @@ def test_the_published_record_has_all_that_the_plan_asks_for():
     assert "faulty.cu:17" in inside.says(record, "padded", "Invalid", "block")
 
 
-def test_a_tool_that_is_missing_leaves_a_reason_and_not_an_error(tmp_path):
+def test_a_tool_that_is_missing_leaves_a_reason_and_not_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
     found = _said((), ("right",), (), tmp_path, path=str(tmp_path), seconds=5)
     assert found["text"] == found["command"] == ""
     assert "FileNotFoundError" in found["why_not"]
