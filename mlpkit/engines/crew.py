@@ -5,8 +5,9 @@ aside for another program, the rest wait for its next turn, which is millisecond
 among the ways of waiting mends that: a step can't end before its slowest share. One thread has nobody to wait for.
 
 So an engine's threads are a crew whose steps are timed. While steps take longer than half as many threads would need,
-the time lost adds up, and when it is more than PATIENCE the crew is halved. After REST times what was lost it grows again, on trial: so
-trials on a machine that is still busy cost three percent of the time. Nothing here depends on the system.
+the time lost adds up, and when it is more than PATIENCE the crew is halved. After REST times what was lost it grows
+again, on trial: so trials on a machine that is still busy cost three percent of the time. Nothing here depends on the
+system. (Numba's loops compute the same bits with any number of threads. OpenBLAS's sums round otherwise.)
 """
 
 import time

@@ -26,8 +26,12 @@ _names |= {
 globals().update({name: _names[name] for name in vars(numpy_baseline) if isinstance(_names[name], FunctionType)})
 
 
-threads = None  # of the host's, a GPU needs one
 _fetching = cp.cuda.Stream(non_blocking=True)
+
+
+def threads():
+    """Of the host's threads a GPU needs one: there are none to choose."""
+    return None
 
 
 def asarray(array, dtype=None):
