@@ -71,6 +71,7 @@ def step_us(engine, optimizer="sgd", batch_size=128, machine=CPU):
 NAMES = {
     "math": math,
     "np": np,
+    "ROOT": ROOT,
     "CPU": CPU,
     "GPU": GPU,
     "PARAMETERS": MLP.layout.size,
