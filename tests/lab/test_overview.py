@@ -175,7 +175,8 @@ def test_the_headline_has_a_table_for_each_machine_with_records(folder, monkeypa
     monkeypatch.setitem(tool["headline"].__globals__, "PARTS", parts)
     text = tool["headline"]()
     assert "**A CPU, 2 cores, 2026-11-21, NumPy 2.4 with 2 threads, PyTorch 2.13**" in text
-    assert "| Numba, a whole step | `numba_step` | 25 | 0.25 |  |" in text
+    assert "| Numba, a whole step | `numba_step` | 25 | 0.25 \\* |  |" in text
+    assert r"\* From another record, in which NumPy took 100." in text
     assert "| PyTorch | `pytorch` | 300 | 1.50 | 1.0 |" in text
     assert "| cuda new | `cuda_new` | 5.0 | 0.10 |  |" in text
     assert "One training step" not in text  # the last machine has none of its times
