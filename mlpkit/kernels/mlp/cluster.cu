@@ -221,9 +221,7 @@ struct FirstTile {
 
     // Ask for Adam's averages.
     __device__ void load(const Network& network, Parameter (&parameters)[4]) const {
-#if ADAM
-        for (int e = 0; e < 4; e++) parameters[e].load(network.vectors, place(network, e));
-#endif
+        for (int e = 0; e < 4; e++) parameters[e].load_averages(network.vectors, place(network, e));
     }
 };
 
@@ -281,9 +279,7 @@ __device__ __noinline__ void update_first(const Network& network, Shared& shared
             parameters[e].w = tile.weight(shared, e);
             parameters[e].update(value_of(sums, e) * unit[e % 2], network.settings, shared.rates, true);
             tile.weight(shared, e) = parameters[e].w;
-#if ADAM
-            parameters[e].store(network.vectors, tile.place(network, e));
-#endif
+            parameters[e].store_averages(network.vectors, tile.place(network, e));  // w stays in shared memory
             largest = max(largest, magnitude(parameters[e].w));
         }
     });

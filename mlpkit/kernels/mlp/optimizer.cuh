@@ -22,14 +22,22 @@ struct Parameter {
 
     __device__ void load(const Vectors& vectors, int place) {
         w = __ldcg(vectors.theta + place);
+        load_averages(vectors, place);
+    }
+
+    __device__ void store(const Vectors& vectors, int place) const {
+        vectors.theta[place] = w;
+        store_averages(vectors, place);
+    }
+
+    __device__ void load_averages(const Vectors& vectors, int place) {
 #if ADAM
         m = __ldcg(vectors.m + place);
         v = __ldcg(vectors.v + place);
 #endif
     }
 
-    __device__ void store(const Vectors& vectors, int place) const {
-        vectors.theta[place] = w;
+    __device__ void store_averages(const Vectors& vectors, int place) const {
 #if ADAM
         vectors.m[place] = m;
         vectors.v[place] = v;
