@@ -3,6 +3,10 @@
 Its buffers are donated: the step writes the new weights where the old ones were. The images are on the device as
 float32; uint8 is as fast. The labels' logits are picked by comparison, whose gradient is elementwise; a gather's is a
 scatter, which takes longer. Without precision="highest", matrix products would be of TF32 on a GPU.
+
+What counts here is the way to the GPU, not the arithmetic: on an H200 a step of SGD took 58 to 76 us at batch 128, and
+94 at batch 64, each in a process of its own, while the two programs have 36 and 34 parts, and the scan's steps of the
+same arithmetic take 47 and 40. What of XLA's way to start a program takes longer at 64 we have not found out.
 """
 
 import os
