@@ -34,8 +34,9 @@ def main(arguments=None):
     0 for success, 1 for bad input or too little memory, 130 for Ctrl-C, 141 where nobody reads the output any more.
     """
     _open_streams()
-    options = _parser().parse_args(arguments)
+    warnings.filterwarnings("ignore", "Environment variable", RuntimeWarning)  # Numba's, of which its engines say more
     try:
+        options = _parser().parse_args(arguments)
         code = options.command(options) or 0
         sys.stdout.flush()
         return code
@@ -45,7 +46,7 @@ def main(arguments=None):
     except processes.Failed as error:
         print(f"mlpkit: a process of this experiment failed: {error}", file=sys.stderr)
         return 1
-    except (ValueError, TypeError, OSError, Diverged, engines.EngineUnavailable) as error:
+    except (ValueError, TypeError, OSError, ImportError, Diverged, engines.EngineUnavailable) as error:
         print(f"mlpkit: {error}", file=sys.stderr)
         return 1
     except (MemoryError, RuntimeError) as error:

@@ -52,12 +52,18 @@ def on_gpu(name: str) -> bool:
 
 
 def label(name: str) -> str:
-    """Return an engine's label: its module's docstring up to the first colon. The module is read and not imported."""
+    """Return an engine's label: its module's docstring up to the first colon. The module is read and not imported.
+
+    Of a module that is no Python, as while it is being written, it is the name.
+    """
     spec = find_spec(f"{__name__}.{name}")
     if spec is None or spec.origin is None:
         return name.replace("_", " ")
-    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or name
-    return text.partition(":")[0]
+    try:
+        text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
+    except (OSError, SyntaxError, ValueError):
+        text = None
+    return (text or name).partition(":")[0]
 
 
 def load(name: str) -> Engine:

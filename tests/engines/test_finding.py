@@ -71,6 +71,18 @@ def test_a_label_is_read_without_running_the_engine(folder):
     assert engines.label("numpy_nowhere") == "numpy nowhere"
 
 
+@pytest.mark.parametrize("content", [b"def relu(z:\n", b"\xff\xfe", b"x = '\0'\n", b"  indented\n", b"("])
+def test_an_engine_that_is_no_python_stands_in_nobodys_way(content, folder):
+    (folder / "numpy_broken.py").write_bytes(content)
+    labels = {name: engines.label(name) for name in engines.names()}
+    assert labels["numpy_broken"] == "numpy_broken"
+    assert labels[engines.BASELINE].startswith("NumPy")
+    assert "numpy_broken" in engines.available()["numpy_broken"]
+    with pytest.raises(engines.EngineUnavailable) as caught:
+        engines.load("numpy_broken")
+    one_sentence(caught.value, "numpy_broken")
+
+
 def test_a_name_that_no_file_has_is_refused():
     for name in ("numpi", "protocol", "stepping", "loops", "numpy_baseline.relu", "..checks", ""):
         with pytest.raises(ValueError, match="there is no engine") as caught:

@@ -482,3 +482,19 @@ def test_another_model_is_refused_before_a_trainer_is_made(name, model):
     one_sentence(engine.why_not(model, None, 8), name, "multilayer perceptrons only")
     assert engine.why_not(SMALL, None, 8) is None
     assert engine.why_not(mlp(6, 3), None, 8) is None
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=str)
+@pytest.mark.parametrize("name", ["numba_hybrid", "numba_step"])
+def test_permission_to_reorder_loses_no_small_loss_beside_large_numbers(name, dtype):
+    """Several logits of a row are its largest: the loss is the logarithm of their number, however large they are."""
+    rng = np.random.default_rng(0)
+    for exponent in range(36):
+        z = (rng.normal(size=(5, 10)) * 10.0**exponent).astype(dtype)
+        z = np.where(rng.random(z.shape) < 0.5, z.max(axis=1, keepdims=True), z)
+        b = (rng.normal(size=10) * 10.0 ** rng.integers(36)).astype(dtype)
+        labels = (z + b).argmax(axis=1)
+        wanted, dz = engines.load(engines.BASELINE).softmax_cross_entropy(z + b, labels)
+        loss = engines.load(name).fused.cross_entropy(z, b, labels, len(z))
+        np.testing.assert_allclose(loss, wanted, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(z, dz, atol=1e-6)

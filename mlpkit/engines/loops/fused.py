@@ -52,7 +52,9 @@ def cross_entropy(z, b, labels, n):
         for j in range(z.shape[1]):
             z[i, j] = math.exp(z[i, j] - largest)
             total += z[i, j]
-        loss += math.log(total) - (right - largest)
+        # `min` changes nothing, but the compiler does not know: where it may reorder, it would add `largest` to the
+        # logarithm, which is lost beside a float64 beyond 1e15.
+        loss += math.log(total) - min(right - largest, z.dtype.type(0))
         scale = z.dtype.type(1 / (total * n))
         for j in range(z.shape[1]):
             z[i, j] *= scale
