@@ -1,6 +1,7 @@
 """`python -m mlpkit` does what it says, and answers a mistake with one sentence and an exit code."""
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -103,6 +104,78 @@ def test_a_mistake_is_answered_with_one_sentence(options, code, words, small, ca
 )
 def test_a_mistaken_command_is_answered_with_the_choices(arguments, words, capsys):
     check_refused(arguments, 2, words, capsys)
+
+
+ODD = (
+    *(
+        "",
+        " ",
+        "-1",
+        "0",
+        "1e400",
+        "nan",
+        "-inf",
+        "99999999999999999999",
+        "1_0",
+        "0x10",
+        "\u0663",
+        "\udcff",
+        "a\nb",
+        "\x1b[31m",
+    ),
+    *(
+        "--",
+        "-",
+        "*",
+        "%s",
+        "{}",
+        "x" * 5000,
+        "/",
+        ".",
+        "..",
+        "nowhere/else",
+        "None",
+        "mnist",
+        "sgd",
+        "python_lists",
+        "-h",
+    ),
+)
+OPTIONS = (
+    *(
+        "--engine",
+        "--model",
+        "--data",
+        "--optimizer",
+        "--lr",
+        "--schedule",
+        "--weight-decay",
+        "--batch-size",
+        "--epochs",
+    ),
+    *("--seed", "--patience", "--checkpoints", "--save", "--test", "--resume", "--publish"),
+)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_odd_arguments_are_answered_in_a_sentence(seed, small, experiment, folder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Recipe, "train", lambda *arguments, **options: interrupt())
+    experiment.measure = lambda save, progress: results.new("engines")
+    choice = random.Random(seed)
+    for _ in range(10):
+        words = choice.choices([*OPTIONS, *ODD], k=choice.randrange(5))
+        arguments = [choice.choice(["doctor", "train", "train", "train", "bench", "trane"]), *words]
+        if arguments == ["doctor"]:
+            continue  # takes its time, and is right
+        try:
+            code = cli.main(arguments)
+        except SystemExit as stopped:  # as argparse does
+            code = stopped.code
+        said = capsys.readouterr()
+        assert code in (0, 1, 2, 130), arguments
+        assert not code or re.search("mlpkit: |: error: ", said.err), arguments
+        assert "Traceback" not in said.err
 
 
 def check_refused(arguments, code, words, capsys):
