@@ -13,7 +13,7 @@ import pytest
 from mlpkit.lab import results
 
 FOLDER = results.ROOT / "notebooks"
-CHAPTERS = {path.name[:2].upper(): path for path in sorted(FOLDER.glob("*_*.ipynb"))}  # 00 to 12, and A1
+CHAPTERS = {path.name[:2]: path for path in sorted(FOLDER.glob("*_*.ipynb"))}  # 00 to 12, and a1
 GLOSSARY = FOLDER / "glossary.md"
 TIMED = re.compile(r"The main line: about (\d+) minutes")
 HELD = [number for number, path in CHAPTERS.items() if TIMED.search(path.read_text(encoding="utf-8"))]
@@ -124,7 +124,7 @@ def entries():
 def test_glossary_is_in_order_and_brief():
     assert list(entries()) == sorted(entries(), key=str.lower)
     for word, text in entries().items():
-        meaning, chapters = re.fullmatch(r"(?s)(.*[.])\s\[([A0-9, ]+)\]", text).groups()
+        meaning, chapters = re.fullmatch(r"(?s)(.*[.])\s\[([a0-9, ]+)\]", text).groups()
         sentences = re.split(r"(?<=[.:])\s+(?=[A-Z])", meaning)
         assert 1 <= len(sentences) <= 4, word
         assert set(chapters.split(", ")) <= set(CHAPTERS), word
