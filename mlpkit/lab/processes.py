@@ -91,9 +91,13 @@ class Waiting:
 
 
 def wait_to_be_asked():
-    """Say that this process is ready, and return when it is asked: the other side of `Waiting`."""
+    """Say that this process is ready, and return when it is asked: the other side of `Waiting`.
+
+    It ends here where whoever would ask has ended, in whatever way.
+    """
     print("ready", flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        sys.exit()
 
 
 def _last_error(said):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from shared import SMALL, dataset
 
 from mlpkit.lab import bench, interrupts, roof, trainings
-from mlpkit.lab.experiments import agreement, engines, goal, goal_recipes
+from mlpkit.lab.experiments import agreement, engines, fit, goal, goal_recipes
 from mlpkit.lab.machine import ROOT
 from mlpkit.training.history import History
 from mlpkit.training.recipe import Recipe
@@ -29,6 +30,7 @@ MEASUREMENTS = {
     "agreement": partial(agreement.measure, plan=agreement.Plan(NAMES, QUICK, seeds=1)),
     "goal": partial(goal.measure, plan=goal.Plan(NAMES, goals={97: QUICK}, seeds=1)),
     "goal_recipes": partial(goal_recipes.measure, plan=goal_recipes.Plan((QUICK,), seeds=1)),
+    "fit": partial(fit.measure, plan=fit.Plan(NAMES, (QUICK,), samples=1)),
     "engines": partial(engines.measure, plan=engines.Plan(bench.Timing(1, 2, 2), QUICK, NAMES)),
 }
 
@@ -36,20 +38,27 @@ MEASUREMENTS = {
 @pytest.mark.parametrize("name", MEASUREMENTS)
 def test_a_training_that_was_interrupted_is_no_evidence(name, monkeypatch):
     """Whoever calls `measure`: `fit` itself swallows Ctrl-C, and returns what there is."""
-    saved, fit = [], sys.modules["mlpkit.training.fit"].fit
+    saved, usual = [], sys.modules["mlpkit.training.fit"].fit
 
     def interrupted(*arguments, **options):
-        history = fit(*arguments, **options | {"epochs": 1})
+        history = usual(*arguments, **options | {"epochs": 1})
         history.stopped = "interrupted"
         return history
 
-    for module in [module for module in list(sys.modules.values()) if vars(module).get("fit") is fit]:
+    for module in [module for module in list(sys.modules.values()) if vars(module).get("fit") is usual]:
         monkeypatch.setattr(module, "fit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         MEASUREMENTS[name](
             save=lambda record: saved.append(json.dumps(record)), progress=lambda _: None, dataset=dataset()
         )
     assert not any('accuracy": 0' in text or 'accuracy": [0' in text for text in saved)
+
+
+def test_whoever_trains_for_a_record_asks_whether_the_training_is_whole():
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "mlpkit" / "lab").rglob("*.py")}
+    training = [path for path, text in texts.items() if re.search(r"recipe\.train\b|training\.fit import.*\bfit\b", text)]
+    assert len(training) >= 5
+    assert all("whole(history)" in texts[path] for path in training), training
 
 
 @pytest.mark.parametrize("stopped", ["finished", "early", "diverged"])

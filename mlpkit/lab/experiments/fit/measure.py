@@ -7,6 +7,7 @@ from itertools import count
 from mlpkit import engines
 from mlpkit.data import epoch_order, load
 from mlpkit.lab import machine, results
+from mlpkit.lab.bench import whole
 from mlpkit.lab.clock import in_turns, seconds_until_done
 from mlpkit.training.fit import fit, trainer_of
 from mlpkit.training.recipe import Recipe
@@ -82,7 +83,9 @@ def _epochs(engine, trainer, orders):
 
 def _train(engine, recipe, dataset, seeds=None):
     recipe = recipe if seeds is None else recipe.but(seed=next(seeds))
-    return seconds_until_done(engines.load(engine), partial(recipe.train, dataset, engine))[0]
+    seconds, (_, history) = seconds_until_done(engines.load(engine), partial(recipe.train, dataset, engine))
+    whole(history)
+    return seconds
 
 
 def _fit(engine, recipe, dataset, validation):
@@ -90,4 +93,6 @@ def _fit(engine, recipe, dataset, validation):
     optimizer = recipe.make_optimizer(network, len(dataset.train.y))
     settings = {name: getattr(recipe, name) for name in ("epochs", "batch_size", "seed")}
     call = partial(fit, network, optimizer, dataset.train, validation, **settings)
-    return seconds_until_done(network.engine, call)[0]
+    seconds, history = seconds_until_done(network.engine, call)
+    whole(history)
+    return seconds
