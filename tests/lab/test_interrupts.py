@@ -56,7 +56,8 @@ def test_a_training_that_was_interrupted_is_no_evidence(name, monkeypatch):
 
 def test_whoever_trains_for_a_record_asks_whether_the_training_is_whole():
     texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "mlpkit" / "lab").rglob("*.py")}
-    training = [path for path, text in texts.items() if re.search(r"recipe\.train\b|training\.fit import.*\bfit\b", text)]
+    trains = re.compile(r"recipe\.train\b|training\.fit import.*\bfit\b")
+    training = [path for path, text in texts.items() if trains.search(text)]
     assert len(training) >= 5
     assert all("whole(history)" in texts[path] for path in training), training
 
