@@ -14,7 +14,7 @@ import numpy as np
 from mlpkit import kernels
 from mlpkit.kernels import gpu
 
-from .cuda.held import Held, as_bytes, check_dtype, macros_for, why_not_held
+from .cuda.held import Held, as_bytes, as_labels, check_dtype, macros_for, why_not_held
 from .cuda.rates import rates, settings
 from .cuda.transfers import Feed, RowLosses
 from .cupy_fused import *
@@ -44,7 +44,7 @@ class Together:
         self.optimizers, self.batch_size, self.stamped_steps = optimizers, batch_size, stamped_steps
         self.macros = macros_for(BATCHES, networks[0], optimizers[0], batch_size, stamped_steps)
         self.kernel, exchange_bytes, self.shared_bytes = compiled(**self.macros)
-        self.pixels, self.labels = as_bytes(X, self.macros["INPUTS"], NAME), y.astype(np.int64, copy=False)
+        self.pixels, self.labels = as_bytes(X, self.macros["INPUTS"], NAME), as_labels(y)
         count, steps = len(networks), -(-len(y) // batch_size)
         self.losses = RowLosses(count * steps, batch_size, np.float32)
         self.exchange = cp.empty(count * exchange_bytes, np.uint8)

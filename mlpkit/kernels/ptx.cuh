@@ -98,6 +98,15 @@ __device__ float sqrt_approx(float x) {
     return y;
 }
 
+// The same number, but the compiler does not know. So what it is made of is ready by `now`, and not put off until it is
+// needed; and what is made of it is made from here on, and not kept in a register since long before.
+template <typename T>
+__device__ T now(T x) {
+    static_assert(sizeof(T) == 4, "as a register has");
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // ---- Copies to shared memory that a thread asks for, and goes on: 4, 8 or 16 bytes, or so many zeros ----
 
 template <int BYTES>
@@ -246,7 +255,10 @@ __device__ Word smid() {
     return number;
 }
 
-// A turn of a loop that waits for another block or a copy. After seconds of turns, something else must have failed.
+// A turn of a loop that waits for another block or a copy: whether it is time to look at what became of them.
+__device__ bool time_to_look(Word& turns) { return ++turns % 256 == 0; }
+
+// The same, for those who don't look. After seconds of turns, something else must have failed.
 __device__ void give_up_after_a_while(Word& turns) {
     if (++turns > (1u << 24)) __trap();
 }

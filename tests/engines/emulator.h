@@ -277,8 +277,16 @@ static To same_bits(From from) {
 static float __uint_as_float(unsigned x) { return same_bits<float>(x); }
 static unsigned __float_as_uint(float x) { return same_bits<unsigned>(x); }
 static float __fdividef(float x, float y) { return x / y; }
+static float __fmul_rn(float x, float y) { return x * y; }
 template <typename T> static T __ldg(const T* from) { return *from; }
 template <typename T> static T __ldcg(const T* from) { return *from; }
+
+template <typename T>
+static T atomicCAS(T* at, T from, T to) {
+    const T found = *at;
+    if (found == from) *at = to;
+    return found;
+}
 
 static int __float2int_rn(float x) {
     return x != x ? 0 : (int)std::clamp(std::nearbyint((double)x), -2147483648.0, 2147483647.0);
@@ -394,6 +402,7 @@ static Word cvt_rna_tf32(float x) {
     return std::isfinite(x) ? (bits + 0x1000) & ~0x1fffu : bits;
 }
 
+template <typename T> static T now(T x) { return x; }
 static float sqrt_approx(float x) { return sqrtf(x); }
 
 // ---- Barriers that count bytes, in 8 bytes of shared memory ----
@@ -445,7 +454,7 @@ static void ld_relaxed_gpu(float4& four, const float4* at, bool asked = true) {
     if (asked) four = *at;
 }
 
-static void give_up_after_a_while(Word& turns) { look_again(); }
+static bool time_to_look(Word&) { return look_again(), false; }
 
 // ---- Barriers ----
 

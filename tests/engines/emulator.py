@@ -127,7 +127,13 @@ class _Kernel:
     def compile(self):
         """Do nothing: it is compiled."""
 
-    def __call__(self, grid, block, arguments, shared_mem=0):
+    ptr = 0  # of the driver's function
+
+    @property
+    def kernel(self):
+        return self
+
+    def __call__(self, grid, block, arguments, shared_mem=0, enable_cooperative_groups=False):
         if shared_mem > self.max_dynamic_shared_size_bytes:
             raise Failed(f"{shared_mem} bytes of shared memory, but {self.max_dynamic_shared_size_bytes} are allowed")
         values = [np.array(each.data.ptr if isinstance(each, Array) else each) for each in arguments]
@@ -155,6 +161,9 @@ class _Memory:
     def copy_from_host_async(self, address, size, stream=None):
         ctypes.memmove(self.ptr, address, size)
 
+    def copy_to_host_async(self, address, size, stream=None):
+        ctypes.memmove(address, self.ptr, size)
+
     def copy_from_device_async(self, memory, size, stream=None):
         ctypes.memmove(self.ptr, memory.ptr, size)
 
@@ -177,6 +186,7 @@ def _cupy(folder, seed):
     cupy.ndarray = Array
     cupy.cuda = MagicMock()  # streams and events do nothing: whatever is asked for is done at once
     cupy.cuda.Device = lambda: SimpleNamespace(attributes=H100, compute_capability="90")
+    cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor = lambda *of: 1
     cupy.RawKernel = lambda code, name, options: _Kernel(compiled(name, folder, code, *options, kernel=name), seed)
     return cupy
 

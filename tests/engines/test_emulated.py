@@ -26,12 +26,13 @@ FAULTS = {
             ("exchange[step % 2]", "exchange[0]"),
             ("exchange[(step + 1) % 2]", "exchange[0]"),
         ],
-        "nobody waits for the images": [("shared.images[step % BUFFERS].wait(step / BUFFERS % 2);", "")],
-        "nobody waits for packets": [("mail.wait(tag, at);", "")],
-        "a tile does not wait for its parts": [("bar_sync<THREADS / 2>(1 + layer());", "")],
+        "nobody waits for the images": [("shared.images[step % 2].wait(step / 2 % 2, tag);", "")],
+        "nobody waits for dz1": [("mail.wait(tag, at, DZ1);", "")],
+        "a tile does not wait for its numbers": [("this->wait(tag, at, what);", "")],
+        "a tile does not wait for its parts": [("sync();\n        float2 g", "float2 g")],
         "nobody waits for W3": [
-            ("third.look_for(next.W[0], tag + 1);", ""),
-            ("third.load(next.W[0], tag + 1);", "third.ask(next.W[0]);"),
+            ("third.look_for(packets.W[0], tag, NEW_W3);", ""),
+            ("third.wait(packets.W[0], tag, NEW_W3);", ""),
         ],
     },
     "cluster": {
@@ -53,7 +54,7 @@ FAULTS = {
     },
 }
 DEADLOCKS = {
-    "persistent": ("receive(herald(packets), tag)", "receive(herald(packets), ~tag)"),  # a step that never is
+    "persistent": ("receive(at(0), tag, what);", "receive(at(0), ~tag, what);"),  # a step that never is
     "cluster": (  # a warp that stands for its block
         "barrier_cluster_arrive();\n    barrier_cluster_wait();  // for a1",
         "if (threadIdx.x < 32) {\n barrier_cluster_arrive();\n barrier_cluster_wait();\n }\n __syncthreads();",

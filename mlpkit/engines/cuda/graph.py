@@ -36,7 +36,7 @@ class GraphTrainer:
 
     def __init__(self, network, optimizer, X, y, batch_size):
         self.network, self.optimizer, self.batch_size = network, optimizer, batch_size
-        self.X, self.y = X.reshape(len(X), -1), y.astype(np.int64, copy=False)
+        self.X, self.y = map(cp.ascontiguousarray, (X.reshape(len(X), -1), y.astype(np.int64, copy=False)))
         self.steps = -(-len(y) // batch_size)  # of an epoch of all examples
         self.step_number = cp.zeros(1, np.int32)
         self.pool, self.graphs = cp.cuda.MemoryPool(), {}

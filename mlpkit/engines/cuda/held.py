@@ -49,6 +49,11 @@ def as_bytes(X, inputs, engine):
     return cp.ascontiguousarray(pixels)
 
 
+def as_labels(y):
+    """Return labels (n,) of any integer type, however they lie, as a kernel reads them: int64, one after another."""
+    return cp.ascontiguousarray(y.astype(np.int64, copy=False))
+
+
 def held_sizes(sizes):
     """Return the sizes that the kernel holds for a network of these sizes."""
     return (-(-sizes[0] // 16) * 16, WIDTH, WIDTH, WIDTH, sizes[-1])

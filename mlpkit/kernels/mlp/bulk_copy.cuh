@@ -1,6 +1,6 @@
 // Copies to shared memory that a unit of their own makes: they arrive while all threads do other things.
 
-#include "ptx.cuh"
+#include "patience.cuh"
 
 // A barrier in shared memory goes into its next phase when one thread has arrived, and all bytes that it expects.
 struct BulkCopies {
@@ -16,8 +16,9 @@ struct BulkCopies {
 
     __device__ void copy(void* to, const void* from, Word bytes) { cp_async_bulk(to, from, bytes, &barrier); }
 
-    __device__ void wait(Word phase) {
+    __device__ void wait(Word phase, Word step) {
         Word turns = 0;
-        while (!mbarrier_try_wait(&barrier, phase)) give_up_after_a_while(turns);
+        while (!mbarrier_try_wait(&barrier, phase) && !give_up(turns, THE_IMAGES, step)) {
+        }
     }
 };

@@ -266,7 +266,7 @@ __device__ __noinline__ void update_first(const Network& network, Shared& shared
     for_first_tiles([&](FirstTile tile) {
         Parameter parameters[4];
         tile.load(network, parameters);
-        Pixels pixels;
+        Pixels<BATCH> pixels;
         pixels.load(shared.x, tile.tile);
         int sums[4][4] = {};
 #pragma unroll

@@ -1,198 +1,309 @@
-// The blocks of persistent.cu that own columns of W1, and a tile of W2 and one of W3.
+// The blocks of persistent.cu that own columns of W1, and a tile of W2 and one of W3. Their warps are three groups that
+// share nothing but a multiprocessor, and never wait for each other: eight have W1, four the tile of W3, four that of
+// W2. (A step's code has to be short: it is hardly ever run twice in a row, and the caches for instructions are small.)
 
-const int TILES_A_WARP = (PIXEL_TILES + WARPS - 1) / WARPS;
-const int ROW_TILES = BATCH / 16, SPLITS = WARPS / ROW_TILES;  // warps that share a tile's sum over the pixels
+const int FIRST_WARPS = 8, FIRST_THREADS = 32 * FIRST_WARPS;
+const int TILE_WARPS = 4, TILE_THREADS = 32 * TILE_WARPS;
+
+static_assert(FIRST_THREADS + 2 * TILE_THREADS == THREADS, "three groups of warps");
+
+const int IMAGES = BATCH / SHARE, COLUMNS = 2 * SHARE;  // of a block
+
+const int TILES_A_WARP = (PIXEL_TILES + FIRST_WARPS - 1) / FIRST_WARPS;
+const int MOST_AHEAD = 1;  // as the registers allow
+const int AHEAD = PIXEL_TILES / FIRST_WARPS < MOST_AHEAD ? PIXEL_TILES / FIRST_WARPS : MOST_AHEAD;  // tiles, for dW1
+const int ROW_GROUPS = IMAGES / 32, SPLITS = FIRST_WARPS / ROW_GROUPS;  // warps that share 32 rows' sums
 const int STEPS_A_SPLIT = (INPUTS / 32 + SPLITS - 1) / SPLITS;
 const int STEPS_AT_ONCE = STEPS_A_SPLIT > 4 ? 4 : STEPS_A_SPLIT > 0 ? STEPS_A_SPLIT : 1;  // as the registers allow
-const int TILE_WARPS = WARPS / 2;                              // eight warps have a tile of W3, eight one of W2
-const int MAIL_ROWS = BATCH <= 128 ? BATCH / TILE_WARPS : 16;  // whose packets a warp asks for at a time
-const int MOST_AHEAD = BATCH > 128 ? 0 : 1;                    // as the registers allow
-const int AHEAD = PIXEL_TILES / WARPS < MOST_AHEAD ? PIXEL_TILES / WARPS : MOST_AHEAD;  // tiles of pixels, for dW1
+const int REGISTERS = IMAGES / 16, WIDE = REGISTERS < 4 ? REGISTERS : 4;                  // of a lane, for dz1's digits
+const int MAIL_ROWS = BATCH / TILE_WARPS < 32 ? BATCH / TILE_WARPS : 32;  // whose packets a warp asks for at a time
 
-static_assert(SPLITS * ROW_TILES == WARPS, "each warp has a tile of rows, and a share of the pixels");
-static_assert(BATCH % TILE_WARPS == 0 && BATCH / TILE_WARPS % MAIL_ROWS == 0, "a warp has as many rows as the others");
+static_assert(SPLITS * ROW_GROUPS == FIRST_WARPS, "each warp has 32 rows, and a share of the pixels");
 
 struct ColumnShared {
-    unsigned char x[BUFFERS][BATCH][INPUTS];
-    unsigned char W[8][INPUTS];  // four digits of each of two columns
-    Word dz[32][BATCH / 16];     // dz1's digits, as the tensor cores want them
-    union {
-        int sums[SPLITS][BATCH][8];       // of the first layer's products
-        float parts[WARPS][TILE * TILE];  // of a tile's gradient
-    };
-    float bias_parts[WARPS][TILE];
-    BulkCopies images[BUFFERS];
-    Word largest[WARPS];
-    float unit[2];  // of the sums of products of pixels and dz1's integers
-    Parameter b1[2], hidden_bias[2][TILE];  // the latter only in some blocks
+    Watch watch;
+    unsigned char x[2][IMAGES][INPUTS];          // while one batch is worked on, the next arrives
+    unsigned char W[4 * COLUMNS][INPUTS];        // four digits of each column
+    Word dz[SHARE][REGISTERS / WIDE][32][WIDE];  // dz1's digits, as the tensor cores want them
+    int sums[SPLITS][IMAGES][8];                 // of the first layer's products, of two columns
+    float parts[2][TILE_WARPS][TILE * TILE];     // of the tiles' gradients
+    float bias_parts[2][TILE_WARPS][TILE];
+    BulkCopies images[2];
+    Word largest[FIRST_WARPS];
+    float unit[COLUMNS];  // of the sums of products of pixels and dz1's integers
+    Parameter b1[COLUMNS];
 };
 
-// Ask for the images of a batch, and go on. By the last threads, which have time where there are two buffers: the copies
-// are queued one after the other.
-const int FETCHERS = BUFFERS > 1 ? 128 : THREADS;
+// ---- The warps that have W1 ----
 
-static_assert(BATCH <= FETCHERS, "a thread asks for an image");
+__device__ void sync_first() { bar_sync<FIRST_THREADS>(1); }
 
+__device__ int first_column() { return blockIdx.x / SHARE * COLUMNS; }
+__device__ int first_image() { return blockIdx.x % SHARE * IMAGES; }  // of the batch
+
+// Ask for the block's images of a batch, and go on. All warps take part: the copies of one wait for each other.
 __device__ void fetch(const Arguments& arguments, ColumnShared& shared, int step) {
-    const int first = step * arguments.batch_size, n = min(arguments.batch_size, arguments.examples - first);
-    const int row = (int)threadIdx.x - (THREADS - FETCHERS), buffer = step % BUFFERS;
-    if (row == 0) shared.images[buffer].expect(n * INPUTS);
-    if (row >= 0 && row < n) {
-        const unsigned char* image = arguments.X + __ldg(arguments.order + first + row) * INPUTS;
-        shared.images[buffer].copy(shared.x[buffer][row], image, INPUTS);
+    const int EACH = FIRST_THREADS / IMAGES, row = threadIdx.x / EACH, in_batch = first_image() + row;
+    const int start = step * arguments.batch_size, n = min(arguments.batch_size, arguments.examples - start);
+    BulkCopies& images = shared.images[step % 2];
+    if (threadIdx.x == 0) images.expect(min(max(n - first_image(), 0), IMAGES) * INPUTS);
+    if (threadIdx.x % EACH == 0 && in_batch < n) {
+        const unsigned char* image = arguments.X + __ldg(arguments.order + start + in_batch) * INPUTS;
+        images.copy(shared.x[step % 2][row], image, INPUTS);
     }
 }
 
-// A lane's share of W1: of pixel tile warp + 16 i, one pixel of one column.
+// A lane's share of W1: of every FIRST_WARPS-th tile of 16 pixels, one pixel of one column, or of one in each pair.
 struct FirstWeights {
-    Parameter of[TILES_A_WARP];
+    Parameter of[TILES_A_WARP][SHARE];
     int biased, next;  // the exponent that the digits were made with, and a guess for the next step's
 
-    static __device__ int tile(int i) { return threadIdx.x / 32 + i * WARPS; }
-    static __device__ bool has(int i) { return (i + 1) * WARPS <= PIXEL_TILES || tile(i) < PIXEL_TILES; }
+    static __device__ int tile(int i) { return FIRST_WARPS - 1 - threadIdx.x / 32 + i * FIRST_WARPS; }
+    static __device__ bool has(int i) { return (i + 1) * FIRST_WARPS <= PIXEL_TILES || tile(i) < PIXEL_TILES; }
     static __device__ int column() { return threadIdx.x % 4 / 2; }
     static __device__ int pixel(int i) { return tile(i) * 16 + threadIdx.x % 32 / 4 * 2 + threadIdx.x % 2; }
-    static __device__ int place(int i) { return W1 + pixel(i) * WIDTH + blockIdx.x * 2 + column(); }
+    static __device__ int place(int i, int pair) {
+        return W1 + pixel(i) * WIDTH + first_column() + 2 * pair + now(column());
+    }
+
+    // Call act(parameter, i, pair) for each of the lane's weights.
+    template <typename Act>
+    __device__ void for_each(Act act) {
+#pragma unroll
+        for (int i = 0; i < TILES_A_WARP; i++) {
+            for (int pair = 0; pair < SHARE && has(i); pair++) act(of[i][pair], i, pair);
+        }
+    }
 
     // Write the digits into shared memory. The exponent is guessed from the last step's, and checked on the way.
     __device__ void write_digits(ColumnShared& shared) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        bool fits;
-        do {
+        const int lane = threadIdx.x % 32;
+        for (;;) {
             Word largest = 0;
-#pragma unroll
-            for (int i = 0; i < TILES_A_WARP; i++) {
-                if (has(i)) {
-                    largest = max(largest, magnitude(of[i].w));
-                    const Word mine = digits(of[i].w, scale(biased));
-                    const Word other = __shfl_xor_sync(~0u, mine, 1);  // the pixel beside mine
-                    const bool odd = lane % 2;
-                    const Word two = odd ? __byte_perm(other, mine, 0x7362) : __byte_perm(mine, other, 0x5140);
-                    unsigned char* row = &shared.W[4 * column() + 2 * odd][pixel(i) - odd];
-                    *(unsigned short*)row = two;
-                    *(unsigned short*)(row + INPUTS) = two >> 16;
-                }
-            }
+            for_each([&](Parameter& parameter, int i, int pair) {
+                largest = max(largest, magnitude(parameter.w));
+                const Word mine = digits(parameter.w, scale(biased));
+                const Word other = __shfl_xor_sync(~0u, mine, 1);  // the pixel beside mine
+                const bool odd = lane % 2;
+                const Word two = odd ? __byte_perm(other, mine, 0x7362) : __byte_perm(mine, other, 0x5140);
+                unsigned char* row = &shared.W[8 * pair + 4 * column() + 2 * odd][pixel(i) - odd];
+                *(unsigned short*)row = two;
+                *(unsigned short*)(row + INPUTS) = two >> 16;
+            });
             largest = __reduce_max_sync(~0u, largest);
-            if (lane == 0) shared.largest[warp] = largest;
-            __syncthreads();
-            const int found = biased_exponent(__reduce_max_sync(~0u, shared.largest[lane % WARPS]));
-            fits = found <= biased;
-            if (!fits) {
-                biased = found;
-                __syncthreads();
-            } else {
-                next = min(found + 1, 255);
-            }
-        } while (!fits);
+            if (lane == 0) shared.largest[threadIdx.x / 32] = largest;
+            sync_first();
+            const int found = biased_exponent(__reduce_max_sync(~0u, shared.largest[lane % FIRST_WARPS]));
+            next = min(found + 1, 255);
+            if (found <= biased) break;
+            biased = found;
+            sync_first();
+        }
     }
 };
 
-// a1 = relu(x W1 + b1) for the block's two columns.
+// a1 = relu(x W1 + b1) for the block's columns and images.
 __device__ void first_layer(ColumnShared& shared, const unsigned char (*x)[INPUTS], float inverse, Packets& packets,
                             Word tag) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int row_tile = warp % ROW_TILES, split = warp / ROW_TILES;
-    const unsigned char* a_row = &x[row_tile * 16 + lane % 16][lane / 16 * 16];
-    const unsigned char* b_row = &shared.W[lane / 4][lane % 4 * 4];
+    const int lane = threadIdx.x % 32, split = threadIdx.x / 32 / ROW_GROUPS;
+    const int row = threadIdx.x / 32 % ROW_GROUPS * 32;
+    const unsigned char* a_row = &x[row + lane % 16][lane / 16 * 16];
+    const auto pixel = [=](int i) { return min((i * SPLITS + split) * 32, INPUTS - 32); };
+    const auto has = [=](int i) { return (i + 1) * SPLITS <= INPUTS / 32 || i * SPLITS + split < INPUTS / 32; };
     const float unit = inverse / 255;
-    int even[4] = {}, odd[4] = {};  // two sums, so that a product need not wait for the one before
 #pragma unroll
-    for (int start = 0; start < STEPS_A_SPLIT; start += STEPS_AT_ONCE) {
-        Word a[STEPS_AT_ONCE][4], b[STEPS_AT_ONCE][2];  // loaded ahead of the products
+    for (int pair = 0; pair < SHARE; pair++) {
+        const unsigned char* b_row = &shared.W[8 * pair + lane / 4][lane % 4 * 4];
+        int c[2][2][4] = {};  // two sums for each half of the rows, so that a product need not wait for the one before
 #pragma unroll
-        for (int i = 0; i < STEPS_AT_ONCE; i++) {
-            const int k = min(((start + i) * SPLITS + split) * 32, INPUTS - 32);
-            ldmatrix_x4(a[i], a_row + k);
-            for (int j = 0; j < 2; j++) b[i][j] = *(const Word*)(b_row + k + 16 * j);
-        }
+        for (int start = 0; start < STEPS_A_SPLIT; start += STEPS_AT_ONCE) {
+            Word a[STEPS_AT_ONCE][2][4], b[STEPS_AT_ONCE][2];  // loaded ahead of the products
 #pragma unroll
-        for (int i = 0; i < STEPS_AT_ONCE; i++) {
-            if (((start + i) * SPLITS + split) * 32 + 32 <= INPUTS) mma_m16n8k32_u8s8(i % 2 ? odd : even, a[i], b[i][0], b[i][1]);
+            for (int i = 0; i < STEPS_AT_ONCE; i++) {
+                for (int j = 0; j < 2; j++) {
+                    b[i][j] = *(const Word*)(b_row + pixel(start + i) + 16 * j);
+                    if (!has(start + i)) b[i][j] = 0;
+                    ldmatrix_x4(a[i][j], a_row + 16 * j * INPUTS + pixel(start + i));
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < STEPS_AT_ONCE; i++) {
+                for (int half = 0; half < 2; half++) mma_m16n8k32_u8s8(c[half][i % 2], a[i][half], b[i][0], b[i][1]);
+            }
         }
-    }
-    if (INPUTS % 32 && split == SPLITS - 1) {
-        Word a[4];
-        ldmatrix_x4(a, &x[row_tile * 16 + lane % 16][INPUTS - 16]);  // the last two matrices repeat the first two
-        mma_m16n8k16_u8s8(odd, a[0], a[1], *(const Word*)(b_row + INPUTS - 16));
-    }
-    for (int half = 0; half < 2; half++) {
-        int* to = &shared.sums[split][row_tile * 16 + half * 8 + lane / 4][lane % 4 * 2];
-        *(int2*)to = make_int2(even[2 * half] + odd[2 * half], even[2 * half + 1] + odd[2 * half + 1]);
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 2 * BATCH; e += THREADS) {
-        const int row = e / 2, column = e % 2;
-        long long sum = 0;
-        for (int part = 0; part < SPLITS; part++) {
-            const int4 s = *(const int4*)&shared.sums[part][row][4 * column];
-            sum += s.x + ((long long)s.y << 8) + ((long long)s.z << 16) + ((long long)s.w << 24);
+        if (INPUTS % 32) {
+            const Word b = split == SPLITS - 1 ? *(const Word*)(b_row + INPUTS - 16) : 0;
+            for (int half = 0; half < 2; half++) {
+                Word a[4];  // the last two matrices repeat the first two
+                ldmatrix_x4(a, &x[row + 16 * half + lane % 16][INPUTS - 16]);
+                mma_m16n8k16_u8s8(c[half][1], a[0], a[1], b);
+            }
         }
-        const float z = (float)sum * unit + shared.b1[column].w;
-        send(&packets.a1[row][2 * blockIdx.x + column], z < 0 ? 0 : z, tag);  // in this order a NaN stays a NaN
+        for (int part = 0; part < 4; part++) {
+            const int(&even)[4] = c[part / 2][0], (&odd)[4] = c[part / 2][1], e = part % 2 * 2;
+            int* to = &shared.sums[split][row + part * 8 + lane / 4][lane % 4 * 2];
+            *(int2*)to = make_int2(even[e] + odd[e], even[e + 1] + odd[e + 1]);
+        }
+        sync_first();
+        for (int e = threadIdx.x; e < 2 * IMAGES; e += FIRST_THREADS) {
+            const int image = e / 2, column = 2 * pair + e % 2;
+            long long sum = 0;
+            for (int part = 0; part < SPLITS; part++) {
+                const int4 s = *(const int4*)&shared.sums[part][image][e % 2 * 4];
+                sum += s.x + ((long long)s.y << 8) + ((long long)s.z << 16) + ((long long)s.w << 24);
+            }
+            const float z = (float)sum * unit + shared.b1[column].w;
+            // In this order a NaN stays a NaN.
+            send(packets.a1.at(first_image() + image, first_column() + column), z < 0 ? 0 : z, tag);
+        }
+        if (pair + 1 < SHARE) sync_first();  // the sums' memory serves the other two columns, too
     }
-    __syncthreads();  // the sums' memory serves the tiles, too
 }
 
-// Receive dz1 of one of the block's columns, write its digits into shared memory, and return the sum over the rows.
-// By one warp. A lane has four rows, those that one register of the tensor cores' input holds; or eight, or none.
-__device__ float receive_dz1(ColumnShared& shared, Packets& packets, Word tag, int column) {
-    const int lane = threadIdx.x % 32, GROUPS = (BATCH / 4 + 31) / 32;
-    float dz[GROUPS][4], sum = 0;
+// Receive dz1 of one of the block's columns, write its digits into shared memory, and return the lane's share of the
+// sum over the rows. By one warp. A lane has four rows, those that a register of the tensor cores' input holds; or none.
+__device__ float receive_dz1(ColumnShared& shared, const Packets& packets, Word tag, int column) {
+    const int lane = threadIdx.x % 32, reg = lane / 4 % REGISTERS, t = lane % 4, all = first_column() + column;
+    const bool mine = lane < 4 * REGISTERS;
+    const auto at = [&](int i) {
+        return &packets.dz1[all / 2][first_image() + reg * 16 + 2 * t + i % 2 + i / 2 * 8][all % 2];
+    };
+    SingleMail<4> mail;
+    mail.ask(at);
+    mail.wait(tag, at, DZ1);
+    float dz[4];
     Word largest = 0;
-#pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
-        const int task = group * 32 + lane, first = task % (BATCH / 16) * 16, t = task / (BATCH / 16);
-        const auto at = [&](int i) { return &packets.dz1[blockIdx.x][first + 2 * (t % 4) + i % 2 + i / 2 * 8][column]; };
-        SingleMail<4> mail;
-        mail.ask(at);
-        mail.wait(tag, at);
-        for (int i = 0; i < 4; i++) {
-            dz[group][i] = t < 4 ? mail[i] : 0;
-            largest = max(largest, magnitude(dz[group][i]));
-            sum += dz[group][i];
-        }
+    for (int i = 0; i < 4; i++) {
+        dz[i] = mine ? mail[i] : 0;
+        largest = max(largest, magnitude(dz[i]));
     }
     const int biased = biased_exponent(__reduce_max_sync(~0u, largest));
-#pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
-        const int task = group * 32 + lane, reg = task % (BATCH / 16), t = task / (BATCH / 16);
-        const Digits digits(make_float4(dz[group][0], dz[group][1], dz[group][2], dz[group][3]), scale(biased));
-        for (int d = 0; d < 4 && t < 4; d++) shared.dz[16 * column + 4 * d + t % 4][reg] = digits.of[d];
+    const Digits digits(make_float4(dz[0], dz[1], dz[2], dz[3]), scale(biased));
+    for (int d = 0; d < 4 && mine; d++) {
+        shared.dz[column / 2][reg / WIDE][16 * (column % 2) + 4 * d + t][reg % WIDE] = digits.of[d];
     }
     if (lane == 0) shared.unit[column] = inverse_scale(biased) / 255;
-    return warp_sum<32>(sum);
+    return dz[0] + dz[1] + dz[2] + dz[3];
 }
 
-// W1's gradient, x^T dz1, for the block's columns, and the update. ahead: the pixels of the first tiles.
-__device__ void update_first(FirstWeights& weights, ColumnShared& shared, const Pixels* ahead,
-                             const unsigned char (*x)[INPUTS], const Arguments& arguments, Rates rates) {
+typedef float FirstGradient[TILES_A_WARP][SHARE];
+
+// W1's gradient, x^T dz1, for the block's columns, over its images. ahead: the pixels of the first tiles.
+__device__ void first_gradient(FirstGradient& g, const ColumnShared& shared, const Pixels<IMAGES>* ahead,
+                               const unsigned char (*x)[INPUTS]) {
     const int lane = threadIdx.x % 32;
-    const float unit = shared.unit[weights.column()];
-    Word b[BATCH / 16];
+    Word b[SHARE][REGISTERS];
 #pragma unroll
-    for (int i = 0; i < BATCH / 16; i++) b[i] = shared.dz[lane][i];
+    for (int pair = 0; pair < SHARE; pair++) {
+#pragma unroll
+        for (int i = 0; i < REGISTERS; i++) b[pair][i] = shared.dz[pair][i / WIDE][lane][i % WIDE];
+    }
 #pragma unroll
     for (int i = 0; i < TILES_A_WARP; i++) {
-        if (weights.has(i)) {
-            Pixels pixels;
+        if (FirstWeights::has(i)) {
+            Pixels<IMAGES> pixels;
             if (i < AHEAD) {
                 pixels = ahead[i];
             } else {
-                pixels.load(x, weights.tile(i));
+                pixels.load(x, FirstWeights::tile(i));
             }
-            int c[4] = {};
 #pragma unroll
-            for (int step = 0; step < BATCH / 32; step++) mma_m16n8k32_u8s8(c, pixels.of[step], b[2 * step], b[2 * step + 1]);
-            // An even lane has the two low digits' sums of two pixels, the odd one beside it the two high digits'.
-            const bool odd = lane % 2;
-            const float first = (float)c[0] + 256.0f * c[1], second = (float)c[2] + 256.0f * c[3];
-            const float other = __shfl_xor_sync(~0u, odd ? first : second, 1);
-            const float sum = odd ? other + 65536.0f * second : first + 65536.0f * other;
-            weights.of[i].update(sum * unit, arguments.settings, rates, true);
+            for (int pair = 0; pair < SHARE; pair++) {
+                int c[4] = {};
+#pragma unroll
+                for (int step = 0; step < IMAGES / 32; step++) {
+                    mma_m16n8k32_u8s8(c, pixels.of[step], b[pair][2 * step], b[pair][2 * step + 1]);
+                }
+                // An even lane has the two low digits' sums of two pixels, the odd one beside it the two high digits'.
+                const bool odd = lane % 2;
+                const float first = (float)c[0] + 256.0f * c[1], second = (float)c[2] + 256.0f * c[3];
+                const float other = __shfl_xor_sync(~0u, odd ? first : second, 1);
+                const float sum = odd ? other + 65536.0f * second : first + 65536.0f * other;
+                // (Rounded before the other half of the batch is added, so that both blocks come to the same sum.)
+                g[i][pair] = __fmul_rn(sum, shared.unit[2 * pair + FirstWeights::column()]);
+            }
         }
     }
 }
+
+// Add what the block's neighbour has from the other half of the batch.
+__device__ void add_other_half(FirstGradient& g, Packets& packets, Word tag) {
+    const int lane = threadIdx.x % 32, other = blockIdx.x ^ 1;
+#pragma unroll
+    for (int i = 0; i < TILES_A_WARP; i++) {
+        for (int pair = 0; pair < SHARE && FirstWeights::has(i); pair++) {
+            send(&packets.dW1[blockIdx.x][FirstWeights::tile(i)][lane][pair], g[i][pair], tag);
+        }
+    }
+    const auto at = [&](int i) {
+        return &packets.dW1[other][FirstWeights::tile(FirstWeights::has(i) ? i : 0)][lane][0];
+    };
+    Mail<TILES_A_WARP> mail;
+    mail.ask(at);
+    mail.wait(tag, at, OTHER_HALF);
+#pragma unroll
+    for (int i = 0; i < TILES_A_WARP; i++) {
+        g[i][0] += mail[i].x;
+        g[i][SHARE - 1] += mail[i].y;
+    }
+}
+
+// The sum of a number over the lanes, and over both halves of the batch where two blocks share it.
+__device__ float sum_over_rows(float x, Packets& packets, Word tag, int column) {
+    x = warp_sum<32>(x);
+    if (SHARE == 1) return x;
+    if (threadIdx.x % 32 == 0) send(&packets.db1[blockIdx.x][column], x, tag);
+    return x + receive(&packets.db1[blockIdx.x ^ 1][column], tag, OTHER_HALF);
+}
+
+__device__ void first_warps(const Arguments& arguments, ColumnShared& shared, int steps) {
+    const int warp = threadIdx.x / 32;
+    FirstWeights first;
+    first.for_each([&](Parameter& w, int i, int pair) { w.load(arguments.vectors, first.place(i, pair)); });
+    const auto b1_place = B1 + first_column() + threadIdx.x;
+    if (threadIdx.x < COLUMNS) shared.b1[threadIdx.x].load(arguments.vectors, b1_place);
+
+    if (threadIdx.x < 2) shared.images[threadIdx.x].start();
+    sync_first();
+    fetch(arguments, shared, 0);
+    first.next = 30;
+    for (int step = 0; step < steps; step++) {
+        const Word tag = step + 1;
+        Packets& packets = arguments.exchange[step % 2];
+        const Rates rates = rates_of(arguments, step);
+        const unsigned char(*x)[INPUTS] = shared.x[step % 2];
+        first.biased = first.next;
+        first.write_digits(shared);
+        stamp(step, 0);
+        shared.images[step % 2].wait(step / 2 % 2, tag);
+        first_layer(shared, x, inverse_scale(first.biased), packets, tag);
+
+        stamp(step, 1);
+        if (step + 1 < steps) fetch(arguments, shared, step + 1);
+        Pixels<IMAGES> ahead[AHEAD + 1];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) ahead[i].load_now(x, first.tile(i));
+        stamp(step, 2);
+        float db1;
+        if (warp < COLUMNS) db1 = receive_dz1(shared, packets, tag, warp);  // a warp a column
+        sync_first();
+        stamp(step, 3);
+        FirstGradient g;
+        first_gradient(g, shared, ahead, x);
+        if constexpr (SHARE == 2) add_other_half(g, packets, tag);
+        first.for_each([&](Parameter& w, int i, int pair) { w.update(g[i][pair], arguments.settings, rates, true); });
+        if (warp < COLUMNS) {
+            db1 = sum_over_rows(db1, packets, tag, warp);
+            if (threadIdx.x % 32 == 0) shared.b1[warp].update(db1, arguments.settings, rates, false);
+        }
+        stamp(step, 4);
+    }
+    sync_first();  // for b1
+    first.for_each([&](Parameter& w, int i, int pair) { w.store(arguments.vectors, first.place(i, pair)); });
+    if (threadIdx.x < COLUMNS) shared.b1[threadIdx.x].store(arguments.vectors, b1_place);
+}
+
+// ---- The warps that have the tiles ----
 
 // A number of 24 bits is the sum of two of 11 bits and almost nothing.
 template <int N>
@@ -212,151 +323,120 @@ __device__ void multiply_split(float (&c)[4], const Word (&a_high)[4], const Wor
     mma_m16n8k8_tf32(c, a_high, high);
 }
 
-// The hidden layers' gradients: warps 0 to 7 have a tile of W3, warps 8 to 15 one of W2; in blocks 0 to 7
-// each half has 16 numbers of a bias, too.
+// A tile of a hidden layer's weights, of which a thread has two numbers side by side; in blocks 0 to 7 some threads have
+// a bias, too.
 struct HiddenTile {
-    Parameter weight;
+    Parameter weights[2], bias;
 
-    static __device__ int layer() { return threadIdx.x / 32 / TILE_WARPS; }  // 0 for W3, 1 for W2
+    static __device__ int layer() { return (threadIdx.x - FIRST_THREADS) / TILE_THREADS; }  // 0 for W3, 1 for W2
+    static __device__ int thread() { return threadIdx.x % TILE_THREADS; }
     static __device__ int row() { return blockIdx.x / 8 * TILE; }
     static __device__ int column() { return blockIdx.x % 8 * TILE; }
-    static __device__ int element() { return threadIdx.x % (TILE * TILE); }  // of the tile, that a thread updates
-    static __device__ int weight_place() {
-        return (layer() ? W2 : W3) + (row() + element() / TILE) * WIDTH + column() + element() % TILE;
-    }
-    static __device__ bool has_bias() { return row() == 0 && element() < TILE; }
-    static __device__ int bias_place() { return (layer() ? B2 : B3) + column() + element() % TILE; }
+    static __device__ int weight_row() { return row() + thread() / 8; }
+    static __device__ int weight_column() { return column() + thread() % 8 * 2; }
+    static __device__ bool has_bias() { return row() == 0 && thread() < TILE; }
+    static __device__ void sync() { bar_sync<TILE_THREADS>(2 + layer()); }
 
-    static __device__ int first_row() { return threadIdx.x / 32 % TILE_WARPS * (BATCH / TILE_WARPS); }
-    // The i-th pair of numbers that a lane asks for: just what it has to bring to the tensor cores.
-    static __device__ const Packet* place(const Packet (*packets)[WIDTH], int start, int i, int column) {
-        const int lane = threadIdx.x % 32, row = i * 4 + lane % 4;
-        return &packets[first_row() + start + row][column + lane / 4 * 2];
-    }
-
-    // One packet to look for, before all of the gradient's are asked for. (To look at all of these all the time would
-    // keep everybody else's packets waiting.) For W2 it is one of them; for W3 one that is sent shortly before them.
-    static __device__ const Packet* herald(const Packets& packets) {
-        return layer() ? &packets.dz2[first_row()][column()] : &packets.a3[column() / UNITS][first_row()][0];
+    // Call act(parameter, place in theta) for the thread's parameters.
+    template <typename Act>
+    __device__ void for_each(Act act) {
+        const int place = now((layer() ? W2 : W3) + weight_row() * WIDTH + weight_column());
+        for (int i = 0; i < 2; i++) act(weights[i], place + i);
+        if (has_bias()) act(bias, (layer() ? B2 : B3) + column() + thread());
     }
 
-    // Hand the tile, and the bias, to the row blocks. Four lanes put their weights together.
-    __device__ void send_to(Packets& packets, Word tag, const ColumnShared& shared) const {
-        const int first = threadIdx.x % 32 & ~3;
-        const float four[4] = {__shfl_sync(~0u, weight.w, first), __shfl_sync(~0u, weight.w, first + 1),
-                               __shfl_sync(~0u, weight.w, first + 2), __shfl_sync(~0u, weight.w, first + 3)};
-        if (threadIdx.x % 4 == 0) {
-            float4* to = &packets.W[layer()][row() + element() / TILE][(column() + element() % TILE) / 4];
-            send_four(to, make_float4(four[0], four[1], four[2], four[3]), tag);
+    // Hand the tile, and the bias, to the row blocks. Two lanes put their weights together.
+    __device__ void send_to(Packets& packets, Word tag) const {
+        const float third = __shfl_xor_sync(~0u, weights[0].w, 1), fourth = __shfl_xor_sync(~0u, weights[1].w, 1);
+        if (threadIdx.x % 2 == 0) {
+            float4* to = &packets.W[layer()][weight_row()][weight_column() / 4];
+            send_four(to, make_float4(weights[0].w, weights[1].w, third, fourth), tag);
         }
-        if (has_bias()) send(&packets.b[layer()][column() + element()], shared.hidden_bias[layer()][element()].w, tag);
+        if (has_bias()) send(&packets.b[layer()][column() + thread()], bias.w, tag);
+    }
+
+    // Two numbers in each of a warp's rows: just what a lane has to bring to the tensor cores. One packet is looked for
+    // before all are asked for. (To look at all of them all the time would keep everybody else's packets waiting.)
+    struct Numbers : Mail<MAIL_ROWS / 4> {
+        __device__ void receive_all(const Tiled& packets, int start, int column, Word tag, Awaited what) {
+            const int lane = threadIdx.x % 32, first = thread() / 32 * (BATCH / TILE_WARPS) + start;
+            const auto at = [&](int i) { return packets.at(first + i * 4 + lane % 4, column + lane / 4 * 2); };
+            receive(at(0), tag, what);
+            this->ask(at);
+            this->wait(tag, at, what);
+        }
+    };
+
+    // The sums over a warp's rows, of even and of odd columns.
+    static __device__ void gradient(float (&sums)[2][4], float (&bias_sums)[2], const Packets& packets, Word tag) {
+        const int N = MAIL_ROWS / 8;
+        const Tiled &ins = layer() ? packets.a1 : packets.a2, &slopes = layer() ? packets.dz2 : packets.dz3;
+        for (int start = 0; start < BATCH / TILE_WARPS; start += MAIL_ROWS) {
+            Word high[N][4], low[N][4];  // of what the layer got, which is there long before the slopes
+            Numbers a, dz;
+            a.receive_all(ins, start, row(), tag, layer() ? A1 : A2);
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                split({a[2 * i].x, a[2 * i].y, a[2 * i + 1].x, a[2 * i + 1].y}, high[i], low[i]);
+                for (int k = 0; k < 4; k++) high[i][k] = now(high[i][k]), low[i][k] = now(low[i][k]);
+            }
+            dz.receive_all(slopes, start, column(), tag, layer() ? DZ2 : DZ3);
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const float2 first = dz[2 * i], second = dz[2 * i + 1];
+                multiply_split(sums[0], high[i], low[i], {first.x, second.x});
+                multiply_split(sums[1], high[i], low[i], {first.y, second.y});
+                bias_sums[0] += first.x + second.x;
+                bias_sums[1] += first.y + second.y;
+            }
+        }
     }
 
     __device__ void update(const Packets& packets, Word tag, ColumnShared& shared, const Arguments& arguments,
                            Rates rates) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        const Packet(*ins)[WIDTH] = layer() ? packets.a1 : packets.a2;
-        const Packet(*slopes)[WIDTH] = layer() ? packets.dz2 : packets.dz3;
-        float sums[2][4] = {}, bias_sums[2] = {};  // sums: of even and of odd columns
-        for (int start = 0; start < BATCH / TILE_WARPS; start += MAIL_ROWS) {
-            Mail<MAIL_ROWS / 4> a, dz;
-            const auto a_at = [&](int i) { return place(ins, start, i, row()); };
-            const auto dz_at = [&](int i) { return place(slopes, start, i, column()); };
-            a.ask(a_at);
-            if (start == 0) receive(herald(packets), tag);
-            dz.ask(dz_at);
-            a.wait(tag, a_at);
-            dz.wait(tag, dz_at);
-#pragma unroll
-            for (int i = 0; i < MAIL_ROWS / 4; i += 2) {
-                const float2 none = {0, 0}, a0 = a[i], a1 = MAIL_ROWS > 4 ? a[(i + 1) % (MAIL_ROWS / 4)] : none;
-                const float2 dz0 = dz[i], dz1 = MAIL_ROWS > 4 ? dz[(i + 1) % (MAIL_ROWS / 4)] : none;
-                Word high[4], low[4];
-                split({a0.x, a0.y, a1.x, a1.y}, high, low);
-                multiply_split(sums[0], high, low, {dz0.x, dz1.x});
-                multiply_split(sums[1], high, low, {dz0.y, dz1.y});
-                bias_sums[0] += dz0.x + dz1.x;
-                bias_sums[1] += dz0.y + dz1.y;
-            }
-        }
+        const int lane = threadIdx.x % 32, warp = thread() / 32;
+        float sums[2][4] = {}, bias_sums[2] = {};
+        gradient(sums, bias_sums, packets, tag);
+        auto& parts = shared.parts[layer()];
+        auto& bias_parts = shared.bias_parts[layer()];
         for (int i = 0; i < 2; i++) {
-            float* to = &shared.parts[warp][(lane / 4 * 2 + i) * TILE + lane % 4 * 4];
+            float* to = &parts[warp][(lane / 4 * 2 + i) * TILE + lane % 4 * 4];
             *(float4*)to = make_float4(sums[0][2 * i], sums[1][2 * i], sums[0][2 * i + 1], sums[1][2 * i + 1]);
-            shared.bias_parts[warp][lane / 4 * 2 + i] = warp_sum_from_nearest<4>(bias_sums[i]);  // the same in four lanes
+            bias_parts[warp][lane / 4 * 2 + i] = warp_sum_from_nearest<4>(bias_sums[i]);  // the same in four lanes
         }
-        bar_sync<THREADS / 2>(1 + layer());  // neither half of the warps waits for the other
-        const int first = layer() * TILE_WARPS;
-        float g = 0;
+        sync();
+        float2 g = {0, 0};
+        float bias_g = 0;
 #pragma unroll
-        for (int part = 0; part < TILE_WARPS; part++) g += shared.parts[first + part][element()];
-        weight.update(g, arguments.settings, rates, true);
-        if (has_bias()) {
-            g = 0;
-            for (int part = 0; part < TILE_WARPS; part++) g += shared.bias_parts[first + part][element()];
-            shared.hidden_bias[layer()][element()].update(g, arguments.settings, rates, false);
+        for (int part = 0; part < TILE_WARPS; part++) {
+            const float2 two = *(const float2*)&parts[part][2 * thread()];
+            g.x += two.x, g.y += two.y;
+            if (has_bias()) bias_g += bias_parts[part][thread()];
         }
+        sync();  // now the parts' memory can be written again
+        weights[0].update(g.x, arguments.settings, rates, true);
+        weights[1].update(g.y, arguments.settings, rates, true);
+        if (has_bias()) bias.update(bias_g, arguments.settings, rates, false);
     }
 };
 
-// Call act(parameter, place in theta) for the block's few parameters that are in shared memory.
-template <typename Act>
-__device__ void for_small_parameters(ColumnShared& shared, Act act) {
-    const int e = threadIdx.x;
-    if (e < 2) act(shared.b1[e], B1 + 2 * blockIdx.x + e);
-    if (HiddenTile::has_bias()) act(shared.hidden_bias[HiddenTile::layer()][e % TILE], HiddenTile::bias_place());
+__device__ void tile_warps(const Arguments& arguments, ColumnShared& shared, int steps) {
+    HiddenTile tile;
+    tile.for_each([&](Parameter& parameter, int place) { parameter.load(arguments.vectors, place); });
+    tile.send_to(arguments.exchange[0], 1);
+    for (int step = 0; step < steps; step++) {
+        const Word tag = step + 1;
+        tile.update(arguments.exchange[step % 2], tag, shared, arguments, rates_of(arguments, step));
+        tile.send_to(arguments.exchange[(step + 1) % 2], tag + 1);
+    }
+    tile.for_each([&](Parameter& parameter, int place) { parameter.store(arguments.vectors, place); });
 }
 
 __device__ void column_block(const Arguments& arguments, int steps) {
     ColumnShared& shared = *(ColumnShared*)shared_bytes;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    FirstWeights first;
-    HiddenTile tile;
-#pragma unroll
-    for (int i = 0; i < TILES_A_WARP; i++) {
-        if (first.has(i)) first.of[i].load(arguments.vectors, first.place(i));
+    if (threadIdx.x < FIRST_THREADS) {
+        first_warps(arguments, shared, steps);
+    } else {
+        tile_warps(arguments, shared, steps);
     }
-    tile.weight.load(arguments.vectors, tile.weight_place());
-    for_small_parameters(shared, [&](Parameter& parameter, int place) { parameter.load(arguments.vectors, place); });
-
-    if (threadIdx.x < BUFFERS) shared.images[threadIdx.x].start();
-    __syncthreads();
-    fetch(arguments, shared, 0);
-    tile.send_to(arguments.exchange[0], 1, shared);
-    first.biased = 30;
-    first.write_digits(shared);
-    for (int step = 0; step < steps; step++) {
-        const Word tag = step + 1;
-        Packets &packets = arguments.exchange[step % 2], &next = arguments.exchange[(step + 1) % 2];
-        const Rates rates = rates_of(arguments, step);
-        const unsigned char(*x)[INPUTS] = shared.x[step % BUFFERS];
-        stamp(step, 0);
-        shared.images[step % BUFFERS].wait(step / BUFFERS % 2);
-        first_layer(shared, x, inverse_scale(first.biased), packets, tag);
-
-        stamp(step, 1);
-        if (BUFFERS > 1 && step + 1 < steps) fetch(arguments, shared, step + 1);
-        tile.update(packets, tag, shared, arguments, rates);
-        tile.send_to(next, tag + 1, shared);
-
-        stamp(step, 2);
-        Pixels ahead[AHEAD + 1];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) ahead[i].load(x, first.tile(i));
-        float db1;
-        if (warp < 2) db1 = receive_dz1(shared, packets, tag, warp);  // a warp a column; both are done with W3 by then
-        __syncthreads();
-        stamp(step, 3);
-        update_first(first, shared, ahead, x, arguments, rates);
-        if (warp < 2 && lane == 0) shared.b1[warp].update(db1, arguments.settings, rates, false);
-        stamp(step, 4);
-        first.biased = first.next;
-        first.write_digits(shared);
-        if (BUFFERS == 1 && step + 1 < steps) fetch(arguments, shared, step + 1);
-    }
-#pragma unroll
-    for (int i = 0; i < TILES_A_WARP; i++) {
-        if (first.has(i)) first.of[i].store(arguments.vectors, first.place(i));
-    }
-    tile.weight.store(arguments.vectors, tile.weight_place());
-    for_small_parameters(shared, [&](Parameter& parameter, int place) { parameter.store(arguments.vectors, place); });
 }

@@ -2,7 +2,7 @@
 // reader looks until the tag is the right one. Four numbers in 16 bytes have no room for a tag: there the last bit of
 // the first one is the tag's parity, which says to which of two steps they belong.
 
-#include "ptx.cuh"
+#include "patience.cuh"
 
 typedef Word64 Packet;
 
@@ -40,7 +40,7 @@ struct MailOf {
     }
 
     template <typename At>
-    __device__ void wait(Word tag, At at) {
+    __device__ void wait(Word tag, At at, Awaited what) {
         Word turns = 0;
         for (;;) {
             bool all = true;
@@ -49,7 +49,7 @@ struct MailOf {
             if (__all_sync(~0u, all)) break;
 #pragma unroll
             for (int i = 0; i < N; i++) ld_relaxed_gpu(items[i], at(i), !is_of(items[i], tag));
-            give_up_after_a_while(turns);
+            if (give_up(turns, what, tag)) break;
         }
     }
 };
@@ -67,10 +67,10 @@ struct SingleMail : MailOf<Packet, N> {
 };
 
 // Wait for one packet. By a whole warp, each lane for its own, or all for the same.
-__device__ float receive(const Packet* from, Word tag) {
+__device__ float receive(const Packet* from, Word tag, Awaited what) {
     const auto at = [=](int) { return from; };
     SingleMail<1> mail;
     mail.ask(at);
-    mail.wait(tag, at);
+    mail.wait(tag, at, what);
     return mail[0];
 }

@@ -2,14 +2,15 @@
 // must hold all of them at once, one on each multiprocessor.
 // needs sm_90
 //
-//   Column blocks (64): each owns 2 columns of W1, and has the whole batch of images in shared memory. It computes its
-//   columns of a1, and when their gradient comes back it updates its columns and goes straight on to the next batch:
-//   nobody else needs to see W1. In between, half of its warps update a tile of 16 x 16 of W3, the other half one of W2.
+//   Column blocks (64): each owns 2 columns of W1, and has the whole batch of images in shared memory. Half of its
+//   warps compute its columns of a1, and when their gradient comes back they update these columns and go straight on to
+//   the next batch: nobody else needs to see W1. The other half has a tile of 16 x 16 of W3 and one of W2, and waits
+//   for nothing but their gradients. (At batch 256 two neighbours share the images, and own 4 columns.)
 //
 //   Row blocks (up to 64): each takes 1, 2 or 4 examples from a1 through the other layers to the loss and back to dz1.
 //   Its threads hold W2 and W3 in registers, where the way there and the way back use them both. No two rows need each
-//   other, so there is no waiting in between. After dz1 it updates two rows of W4 (or four), and loads the new W3; the
-//   new W2, W4 and biases it loads as the next step begins, before it waits for a1.
+//   other, so there is no waiting in between. After dz1 it updates two rows of W4 (or four). Before it waits for a1 it
+//   loads the new W3, then the new W2, W4 and biases.
 //
 // How numbers are handed over: a packet of 8 bytes is a number and the step that it belongs to. The reader looks until
 // the step is the right one; so the data are their own signal, and arrive in the time of one write and one read.
@@ -32,7 +33,10 @@ static_assert(BATCH == 32 || BATCH == 64 || BATCH == 128 || BATCH == 256, "rows 
 
 const int COLUMN_BLOCKS = 64, ROWS = BATCH <= 64 ? 1 : BATCH / 64, ROW_BLOCKS = BATCH / ROWS;
 const int UNITS = WIDTH / ROW_BLOCKS;  // rows of W4 that a row block owns
-const int BUFFERS = BATCH <= 128 ? 2 : 1;  // of images: while one batch is worked on, the next arrives
+
+// Two neighbours share a batch whose images one of them could not hold twice: each has the images of half of the batch,
+// and four columns; both end up with the same weights.
+const int SHARE = BATCH <= 128 ? 1 : 2;
 
 static_assert(COLUMN_BLOCKS * 2 == WIDTH, "a column block owns two columns of W1");
 static_assert(COLUMN_BLOCKS * TILE * TILE == WIDTH * WIDTH, "a column block owns a tile of W2, and one of W3");
@@ -42,12 +46,25 @@ const int STAMPED_BLOCKS = COLUMN_BLOCKS + ROW_BLOCKS, STAGES = 12;
 const bool ALL_STAMPED = true;
 #include "stamps.cuh"
 
+// Packets of (BATCH, WIDTH) numbers. They lie as a tile's warp reads them: the tensor cores give each of its lanes one
+// row in four, and two columns in sixteen.
+struct Tiled {
+    Packet of[WIDTH / TILE][BATCH / 4][TILE / 2][4][2];
+
+    __device__ Packet* at(int row, int column) {
+        return &of[column / TILE][row / 4][column % TILE / 2][row % 4][column % 2];
+    }
+    __device__ const Packet* at(int row, int column) const { return ((Tiled*)this)->at(row, column); }
+};
+
 // What the blocks hand each other, twice: while some still read one step's packets, others write the next step's.
 struct Packets {
-    Packet a1[BATCH][WIDTH], a2[BATCH][WIDTH], dz2[BATCH][WIDTH], dz3[BATCH][WIDTH], dz4[BATCH][TILE];
+    Tiled a1, a2, dz2, dz3;
+    Packet dz4[BATCH][TILE];
     Packet a3[ROW_BLOCKS][BATCH][UNITS], dz1[COLUMN_BLOCKS][BATCH][2];  // by columns: each block reads a few of them
     float4 W[2][WIDTH][WIDTH / 4];  // W3; W2
     Packet b[2][WIDTH], W4[CLASSES][WIDTH], b4[TILE];
+    Packet dW1[SHARE == 1 ? 1 : COLUMN_BLOCKS][PIXEL_TILES][32][2], db1[COLUMN_BLOCKS][4];  // of half a batch
 };
 
 typedef Packets Exchange[2];
@@ -74,16 +91,22 @@ __device__ Rates rates_of(const Arguments& arguments, int step) {
 // Train on the examples in arguments.order. Grid: COLUMN_BLOCKS + ROW_BLOCKS. The exchange starts as zeros.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     train(const unsigned char* X, const long long* y, const long long* order, int examples, int batch_size,
-          float* row_losses, Packets* exchange, float* theta, float* m, float* v, const Rates* rates, float beta1,
-          float rest1, float beta2, float rest2, float eps, float l2, float shrink) {
+          float* row_losses, Word64* failure, Packets* exchange, float* theta, float* m, float* v, const Rates* rates,
+          float beta1, float rest1, float beta2, float rest2, float eps, float l2, float shrink) {
+    if (threadIdx.x == 0) watch().failure = failure;
+    __syncthreads();
+    if (somebody_gave_up()) return;  // in an epoch before
     const Settings settings = {beta1, rest1, beta2, rest2, eps, l2, shrink};
-    const Arguments arguments = {X, y, order, examples, batch_size, {theta, m, v}, rates, settings, row_losses, exchange};
+    const Vectors vectors = {theta, m, v};
+    const Arguments arguments = {X, y, order, examples, batch_size, vectors, rates, settings, row_losses, exchange};
     const int steps = (examples + batch_size - 1) / batch_size;
     if (blockIdx.x < COLUMN_BLOCKS) {
         column_block(arguments, steps);
     } else {
         row_block(arguments, steps);
     }
+    __syncthreads();
+    if (threadIdx.x == 0 && somebody_gave_up()) theta[0] = __uint_as_float(0x7fffffff);  // a NaN: this is no result
 }
 
 // What a launch needs, which the host can't work out by itself.

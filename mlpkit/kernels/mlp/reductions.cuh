@@ -24,15 +24,16 @@ __device__ T warp_sum_from_nearest(T x) {
 
 // Each of `sums`, all of them at once: two lanes `distance` apart trade halves of what they have, until each lane is
 // left with one sum, sums[0]: the first lanes with the first one. (Half is 0 where lanes have nothing left to part, and
-// add up the same sum.)
-template <int half, int distance, typename T>
+// add up the same sum.) The last to trade are `last` lanes apart. In the first trades, so many of them as `ordered` says,
+// the upper lane has its halves the other way round, so that nobody has to choose.
+template <int half, int distance, int last = 1, int ordered = 0, typename T>
 __device__ void warp_sums(T* sums) {
-    const bool upper = threadIdx.x & distance;
+    const bool upper = ordered == 0 && threadIdx.x & distance;
 #pragma unroll
     for (int i = 0; i < (half ? half : 1); i++) {
         const T mine = half && upper ? sums[i + half] : sums[i];
         const T other = half && !upper ? sums[i + half] : sums[i];
         sums[i] = mine + __shfl_xor_sync(~0u, other, distance);
     }
-    if constexpr (distance > 1) warp_sums<half / 2, distance / 2>(sums);
+    if constexpr (distance > last) warp_sums<half / 2, distance / 2, last, (ordered > 0 ? ordered - 1 : 0)>(sums);
 }

@@ -2,12 +2,14 @@
 
 const int SHARERS = THREADS / (ROWS * WIDTH);  // threads that add up one sum's parts
 const int STRIDE = ROWS * WIDTH + 32 / SHARERS;  // so that they read from different banks
+const int PARTS = WARPS / ROWS;  // warps that share a row
 
 struct RowShared {
+    Watch watch;
     float parts[WARPS][STRIDE];
-    float a[3][ROWS][WIDTH], dz[2][ROWS][WIDTH];
-    float W4[CLASSES][WIDTH], b[2][WIDTH], b4[TILE];  // W4: transposed; b: of the third layer, and of the second
-    float logits[ROWS][TILE], dz4[ROWS][TILE];
+    float a[2][ROWS][WIDTH], dz[2][ROWS][WIDTH];
+    float logits[ROWS][TILE][PARTS + 4];  // as each of a row's warps has them from its units
+    float2 loss[ROWS];                    // is log(x) - y
     float last_parts[WARPS][UNITS + 1][TILE];  // of the gradients of W4's rows, and of b4's
     Parameter last[UNITS + 1][TILE];           // these rows; b4, in the last block
 };
@@ -16,43 +18,44 @@ static_assert(SHARERS * ROWS * WIDTH == THREADS, "each thread has one sum, or sh
 static_assert(STRIDE % 4 == 0, "parts are written four at a time");
 static_assert(sizeof(RowShared) <= 227 << 10, "a block has at most 227 KiB of shared memory");
 
+// On the way back lanes trade sums: first those of examples, then those of four of a warp's eight rows of weights. A
+// lane that will be left with the upper half of them begins with it, so that in these trades nobody has to choose.
+const int TRADES_OF_EXAMPLES = ROWS == 1 ? 0 : ROWS == 2 ? 1 : 2;
+const int UPPER_FOUR = 16 / ROWS;  // the bit of a lane that has its last four rows first
+
 // A thread's share of a layer's weights, 8 rows and 4 columns: warp w has rows 8 w and so on, a lane 4 columns.
 struct HeldWeights {
     MailOf<float4, 8> row;
 
+    static __device__ int four() { return threadIdx.x & UPPER_FOUR ? 4 : 0; }
     static __device__ const float4* place(const float4 (*W)[WIDTH / 4], int i) {
-        return &W[threadIdx.x / 32 * 8][threadIdx.x % 32] + i * (WIDTH / 4);
+        return &W[threadIdx.x / 32 * 8][threadIdx.x % 32] + (i < 4 ? i + four() : i - four()) * (WIDTH / 4);
     }
 
     // Wait until the warp's first weights of a step are there; the others are hardly later.
-    static __device__ void look_for(const float4 (*W)[WIDTH / 4], Word tag) {
+    static __device__ void look_for(const float4 (*W)[WIDTH / 4], Word tag, Awaited what) {
         Word turns = 0;
         float4 first;
         do {
             ld_relaxed_gpu(first, &W[threadIdx.x / 32 * 8][0]);
-            give_up_after_a_while(turns);
-        } while (!is_of(first, tag));
+        } while (!is_of(first, tag) && !give_up(turns, what, tag));
     }
 
     __device__ void ask(const float4 (*W)[WIDTH / 4]) {
         row.ask([=](int i) { return place(W, i); });
     }
 
-    __device__ void wait(const float4 (*W)[WIDTH / 4], Word tag) {
-        row.wait(tag, [=](int i) { return place(W, i); });
-    }
-
-    __device__ void load(const float4 (*W)[WIDTH / 4], Word tag) {
-        ask(W);
-        wait(W, tag);
+    __device__ void wait(const float4 (*W)[WIDTH / 4], Word tag, Awaited what) {
+        row.wait(tag, [=](int i) { return place(W, i); }, what);
     }
 
     // Return relu(in W + b) for the thread's row and column.
-    __device__ float forward(RowShared& shared, const float (*in)[WIDTH], const float* b) const {
+    __device__ float forward(RowShared& shared, const float (*in)[WIDTH], float b) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            const float4 low = *(const float4*)&in[r][8 * warp], high = *(const float4*)&in[r][8 * warp + 4];
+            const float4 low = *(const float4*)&in[r][8 * warp + four()];
+            const float4 high = *(const float4*)&in[r][8 * warp + 4 - four()];
             const float x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
             float4 sum = {0, 0, 0, 0};
 #pragma unroll
@@ -67,7 +70,7 @@ struct HeldWeights {
         float z = 0;
 #pragma unroll
         for (int part = 0; part < WARPS; part += SHARERS) z += shared.parts[part + sharer][e];
-        z = warp_sum_from_nearest<SHARERS>(z) + b[e % WIDTH];
+        z = warp_sum_from_nearest<SHARERS>(z) + b;
         return z < 0 ? 0 : z;
     }
 
@@ -75,19 +78,20 @@ struct HeldWeights {
     template <typename To>
     __device__ void backward(const float (*dz)[WIDTH], const float (*a)[WIDTH], float (*below)[WIDTH], Word tag,
                              To to) const {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, SUMS = 8 * ROWS;
+        const int lane = threadIdx.x % 32, SUMS = 8 * ROWS;
+        const int first_row = lane * ROWS / 32;
         float sums[SUMS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            const float4 d = *(const float4*)&dz[r][4 * lane];
+            const float4 d = *(const float4*)&dz[r ^ first_row][4 * lane];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const float4 w = row.items[i];
                 sums[8 * r + i] = d.x * w.x + d.y * w.y + d.z * w.z + d.w * w.w;
             }
         }
-        warp_sums<SUMS / 2, 16>(sums);
-        const int e = lane / (32 / SUMS), r = e / 8, k = 8 * warp + e % 8;
+        warp_sums<SUMS / 2, 16, 1, TRADES_OF_EXAMPLES + 1>(sums);
+        const int thread = now(threadIdx.x), e = thread % 32 / (32 / SUMS), r = e / 8, k = thread / 32 * 8 + e % 8;
         if (lane % (32 / SUMS) == 0) {
             const float slope = a[r][k] > 0 ? sums[0] : 0;
             if (below) below[r][k] = slope;
@@ -96,71 +100,110 @@ struct HeldWeights {
     }
 };
 
-// The largest of N numbers; as a tree, so that no comparison has to wait for many others.
-template <int N>
-__device__ float largest(const float (&z)[N]) {
-    if constexpr (N == 1) {
-        return z[0];
-    } else {
-        float half[N / 2];
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) half[i] = fmaxf(z[i], z[i + N / 2]);
-        return largest(half);
-    }
-}
+// What a thread needs of the last layer, and of the biases: W4 of its unit, for every SHARERS-th class; b2 and b3 of
+// its unit; b4 of its lane's class.
+struct SmallWeights {
+    static const int EACH = (CLASSES + SHARERS - 1) / SHARERS;
+    SingleMail<EACH> W4;
+    SingleMail<3> b;
 
-// The last layer, the loss, and dz3. A thread has one unit of one row, as it comes from the layer before. one: 1 / n.
+    static __device__ int class_of(int i) { return i * SHARERS + threadIdx.x % SHARERS; }
+    static __device__ bool has(int i) { return class_of(i) < CLASSES; }
+
+    static __device__ auto W4_at(const Packets& packets) {
+        const int thread = now(threadIdx.x);
+        return [=, &packets](int i) {
+            return &packets.W4[min(i * SHARERS + thread % SHARERS, CLASSES - 1)][thread / SHARERS % WIDTH];
+        };
+    }
+    static __device__ auto b_at(const Packets& packets) {
+        const int thread = now(threadIdx.x), unit = thread / SHARERS % WIDTH;
+        return [=, &packets](int i) {
+            return i < 2 ? &packets.b[i][unit] : &packets.b4[min(thread % TILE, CLASSES - 1)];
+        };
+    }
+    __device__ void ask(const Packets& packets) {
+        W4.ask(W4_at(packets));
+        b.ask(b_at(packets));
+    }
+    __device__ void wait(const Packets& packets, Word tag) {
+        W4.wait(tag, W4_at(packets), NEW_W4);
+        b.wait(tag, b_at(packets), NEW_W4);
+    }
+};
+
+// Numbers' bits so that they are ordered as the numbers are, NaN on top, and back.
+__device__ Word ordered(float x) {
+    const int bits = __float_as_uint(x);
+    return bits ^ (bits >> 31 | 0x80000000);
+}
+__device__ float from_ordered(Word bits) { return __uint_as_float(bits ^ ((int)~bits >> 31 | 0x80000000)); }
+
+// The last layer and dz3. A thread has one unit of one row, as it comes from the layer before. one: 1 / n. Each warp
+// finds the softmax of its row by itself, so that they need to meet only once.
 __device__ void last_layer(RowShared& shared, Packets& packets, float a3, int n, float one, int label,
-                           const Arguments& arguments, int step, Word tag) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+                           const SmallWeights& weights, Word tag) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, EACH = SmallWeights::EACH;
     const int r = threadIdx.x / SHARERS / WIDTH, j = threadIdx.x / SHARERS % WIDTH;
     const int row = (blockIdx.x - COLUMN_BLOCKS) * ROWS + r;
-    const bool sends = threadIdx.x % SHARERS == 0, has_row = warp % (WARPS / ROWS) == 0;  // a warp for each row
+    const bool sends = threadIdx.x % SHARERS == 0;
+    float sums[TILE / SHARERS] = {};
+#pragma unroll
+    for (int i = 0; i < EACH; i++) sums[i] = a3 * weights.W4[i];
+    warp_sums<TILE / SHARERS / 2, 16, SHARERS>(sums);  // over the warp's units; two neighbours have the same one
+    const int unit = lane / SHARERS;
+    if (unit % 2 == 0) shared.logits[r][unit / 2 * SHARERS + lane % SHARERS][warp % PARTS] = sums[0];
+    if (sends) send(&packets.a3[j / UNITS][row][j % UNITS], a3, tag);
+    __syncthreads();
+    const int c = lane % TILE;
+    float z = 0;
+#pragma unroll
+    for (int part = 0; part < PARTS; part += 4) {
+        const float4 four = *(const float4*)&shared.logits[r][c][part];
+        z += (four.x + four.y) + (four.z + four.w);
+    }
+    z = c < CLASSES ? z + weights.b[2] : __uint_as_float(0xff800000);  // -infinity
+    const float above = z - from_ordered(__reduce_max_sync(~0u, ordered(z)));
+    const float power = expf(above);
+    float dz4[EACH], total = 0, da3 = 0;  // of the thread's classes; of these alone, at first
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        dz4[i] = __shfl_sync(~0u, power, SmallWeights::class_of(i) % TILE);
+        if (SmallWeights::has(i)) total += dz4[i];
+    }
+    total = warp_sum_from_nearest<SHARERS>(total);
+    const float share = __fdividef(1, total * n);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        dz4[i] = dz4[i] * share - (SmallWeights::class_of(i) == label ? one : 0);
+        if (SmallWeights::has(i)) da3 += dz4[i] * weights.W4[i];
+    }
+    da3 = warp_sum_from_nearest<SHARERS>(da3);
+    const float dz3 = a3 > 0 && row < n ? da3 : 0;  // a row that fills up: 0
     if (sends) {
-        shared.a[2][r][j] = a3;
-        send(&packets.a3[j / UNITS][row][j % UNITS], a3, tag);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int task = warp; task < ROWS * CLASSES; task += WARPS) {
-        const int r = task / CLASSES, c = task % CLASSES;
-        const float4 a = *(const float4*)&shared.a[2][r][4 * lane], w = *(const float4*)&shared.W4[c][4 * lane];
-        const float z = warp_sum<32>(a.x * w.x + a.y * w.y + a.z * w.z + a.w * w.w);
-        if (lane == 0) shared.logits[r][c] = z + shared.b4[c];
-    }
-    __syncthreads();
-    float total, above;
-    if (has_row) {  // a lane has a class
-        const int c = lane % TILE, known = min(c, CLASSES - 1);
-        float z[TILE];
-#pragma unroll
-        for (int i = 0; i < TILE; i++) z[i] = shared.logits[r][i < CLASSES ? i : 0];
-        above = shared.logits[r][known] - largest(z);
-        const float power = c < CLASSES ? expf(above) : 0;
-        total = warp_sum<TILE>(power);
-        shared.dz4[r][c] = row < n ? __fdividef(power, total * n) - (c == label ? one : 0) : 0;  // a row that fills up: 0
-    }
-    __syncthreads();
-    float da3 = 0;
-#pragma unroll
-    for (int c = 0; c < CLASSES; c++) da3 += shared.dz4[r][c] * shared.W4[c][j];
-    if (sends) {
-        const float dz3 = a3 > 0 ? da3 : 0;
         shared.dz[1][r][j] = dz3;
-        send(&packets.dz3[row][j], dz3, tag);
+        send(packets.dz3.at(row, j), dz3, tag);
     }
-    if (has_row && lane < CLASSES) send(&packets.dz4[row][lane], shared.dz4[r][lane], tag);
-    if (has_row && lane == label && row < n) {
-        arguments.row_losses[(long long)step * arguments.batch_size + row] = logf(total) - above;
+    if (warp % PARTS == 0 && lane < CLASSES) {  // a warp for each row
+        send(&packets.dz4[row][lane], row < n ? power * share - (lane == label ? one : 0) : 0, tag);
+        if (lane == label) shared.loss[r] = make_float2(total, above);
     }
     __syncthreads();
+}
+
+// The losses, which nobody waits for.
+__device__ void write_losses(const RowShared& shared, int n, const Arguments& arguments, int step) {
+    const int r = now(threadIdx.x), row = (blockIdx.x - COLUMN_BLOCKS) * ROWS + r;
+    if (r < ROWS && row < n) {
+        arguments.row_losses[(long long)step * arguments.batch_size + row] = logf(shared.loss[r].x) - shared.loss[r].y;
+    }
 }
 
 // The block's rows of W4, and b4. A thread has a class, and some of the batch.
 __device__ void update_last(RowShared& shared, const Packets& packets, Word tag, const Arguments& arguments,
                             Rates rates) {
     const int GROUPS = THREADS / TILE, EACH = BATCH / GROUPS, block = blockIdx.x - COLUMN_BLOCKS;
-    const int column = threadIdx.x % TILE, group = threadIdx.x / TILE, warp = threadIdx.x / 32;
+    const int thread = now(threadIdx.x), column = thread % TILE, group = thread / TILE, warp = thread / 32;
     const int known = min(column, CLASSES - 1);  // the threads beyond the classes do what nobody looks at
     const auto a_at = [&](int i) { return &packets.a3[block][i % EACH * GROUPS + group][i / EACH * 2]; };
     const auto dz_at = [&](int i) { return &packets.dz4[i * GROUPS + group][known]; };
@@ -168,8 +211,8 @@ __device__ void update_last(RowShared& shared, const Packets& packets, Word tag,
     SingleMail<EACH> dz;
     a.ask(a_at);
     dz.ask(dz_at);
-    a.wait(tag, a_at);
-    dz.wait(tag, dz_at);
+    a.wait(tag, a_at, A3);
+    dz.wait(tag, dz_at, DZ4);
     float g[UNITS + 1] = {};
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -218,12 +261,11 @@ __device__ void row_block(const Arguments& arguments, int steps) {
     const bool sends = threadIdx.x % SHARERS == 0;
     // The example's place in the data set is asked for two steps ahead, and its label one. (Half of such a number will do.)
     const auto half_of = [](const long long* number) { return __ldg((const int*)number); };
-    const auto place = [&](int step) { return min(step * arguments.batch_size + first + r, arguments.examples - 1); };
+    const auto place = [&](int step) { return min(step * arguments.batch_size + first + r + 1, arguments.examples) - 1; };
     int label = half_of(arguments.y + half_of(arguments.order + place(0))), example = half_of(arguments.order + place(1));
     HeldWeights second, third;
     for_last(shared, [&](Parameter& parameter, int place, int, int) { parameter.load(arguments.vectors, place); });
     send_last(shared, arguments.exchange[0], 1);
-    third.load(arguments.exchange[0].W[0], 1);
     for (int step = 0; step < steps; step++) {
         const Word tag = step + 1;
         Packets &packets = arguments.exchange[step % 2], &next = arguments.exchange[(step + 1) % 2];
@@ -232,55 +274,47 @@ __device__ void row_block(const Arguments& arguments, int steps) {
         example = half_of(arguments.order + place(step + 2));
         const float one = 1.0f / n;
 
-        const auto two = [](int i) { return (threadIdx.x + i * THREADS) % (CLASSES * WIDTH / 2) * 2; };
-        const auto W4_at = [&](int i) { return &packets.W4[0][0] + two(i); };
-        const int hidden = threadIdx.x % (2 * WIDTH), column = threadIdx.x % CLASSES;
-        const auto bias_at = [&](int i) { return i ? &packets.b4[column] : &packets.b[0][0] + hidden; };
-        Mail<2> W4;
-        SingleMail<2> b;
+        SmallWeights small;
+        stamp(step - 1, 10);
+        third.look_for(packets.W[0], tag, NEW_W3);
+        stamp(step - 1, 11);
+        third.ask(packets.W[0]);
+        third.wait(packets.W[0], tag, NEW_W3);
         stamp(step, 0);
-        second.look_for(packets.W[1], tag);
+        second.look_for(packets.W[1], tag, NEW_W2);
         stamp(step, 1);
-        W4.ask(W4_at);
-        b.ask(bias_at);
+        small.ask(packets);
         second.ask(packets.W[1]);
-        W4.wait(tag, W4_at);
-        b.wait(tag, bias_at);
-        for (int i = 0; i < 2; i++) *(float2*)&shared.W4[two(i) / WIDTH][two(i) % WIDTH] = W4[i];
-        if (threadIdx.x < 2 * WIDTH) shared.b[hidden / WIDTH][hidden % WIDTH] = b[0];
-        if (threadIdx.x < CLASSES) shared.b4[column] = b[1];
+        small.wait(packets, tag);
         stamp(step, 2);
-        second.wait(packets.W[1], tag);
+        second.wait(packets.W[1], tag, NEW_W2);
         stamp(step, 3);
-        const float a1 = receive(&packets.a1[first + r][j], tag);
+        const float a1 = receive(packets.a1.at(first + r, j), tag, A1);
         if (sends) shared.a[0][r][j] = a1;
         __syncthreads();
 
         stamp(step, 4);
-        const float a2 = second.forward(shared, shared.a[0], shared.b[1]);
+        const float a2 = second.forward(shared, shared.a[0], small.b[1]);
         if (sends) {
             shared.a[1][r][j] = a2;
-            send(&packets.a2[first + r][j], a2, tag);
+            send(packets.a2.at(first + r, j), a2, tag);
         }
         __syncthreads();
         stamp(step, 5);
-        const float a3 = third.forward(shared, shared.a[1], shared.b[0]);
+        const float a3 = third.forward(shared, shared.a[1], small.b[0]);
         stamp(step, 6);
-        last_layer(shared, packets, a3, n, one, label, arguments, step, tag);
+        last_layer(shared, packets, a3, n, one, label, small, tag);
         stamp(step, 7);
         third.backward(shared.dz[1], shared.a[1], shared.dz[0], tag,
-                       [&](int r, int k) { return &packets.dz2[first + r][k]; });
+                       [&](int r, int k) { return packets.dz2.at(first + r, k); });
         __syncthreads();
         stamp(step, 8);
         second.backward(shared.dz[0], shared.a[0], nullptr, tag,
                         [&](int r, int k) { return &packets.dz1[k / 2][first + r][k % 2]; });
+        write_losses(shared, n, arguments, step);
         stamp(step, 9);
         update_last(shared, packets, tag, arguments, rates_of(arguments, step));
         send_last(shared, next, tag + 1);
-        stamp(step, 10);
-        third.look_for(next.W[0], tag + 1);
-        stamp(step, 11);
-        third.load(next.W[0], tag + 1);
         label = next_label;
     }
     for_last(shared, [&](Parameter& parameter, int place, int, int) { parameter.store(arguments.vectors, place); });

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-# What a block's first thread is about to do where `persistent.cu` calls stamp(step, 0), stamp(step, 1), ...
+# What a block's first thread is about to do where `persistent.cu` calls stamp(step, 0), stamp(step, 1), ... (The column
+# blocks' other warps, which update W2 and W3, have no stamps.)
 STAGES = {
     "column": (
         "first layer",
-        "wait for dz3, update W3 (half of the warps; the others W2)",
+        "ask for the next images, load pixels",
         "wait for dz1",
         "update W1",
         "write W1's digits",
@@ -18,9 +19,9 @@ STAGES = {
         "wait for a1",
         "second layer",
         "third layer",
-        "last layer and loss",
+        "last layer and softmax",
         "back through the third",
-        "back through the second",
+        "back through the second; the loss",
         "update W4",
         "wait for W3",
         "load it",
