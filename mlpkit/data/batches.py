@@ -21,7 +21,7 @@ def epoch_order(n, seed, epoch):
     """Return the order (n,) int64 in which epoch number `epoch`, from 0 on, visits the examples.
 
     It depends on the seed and the epoch alone, so training can be taken up again at any epoch. The last ones are
-    remembered, as several engines train in the same order, and to draw one takes the time of a hundred of a GPU's steps.
+    remembered, as several engines train in one order, and to draw one takes the time of a hundred of a GPU's steps.
     """
     return _drawn(n, seed, epoch).copy()
 

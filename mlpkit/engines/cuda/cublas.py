@@ -85,9 +85,9 @@ class Product:
         """Return the kernel that cuBLAS thinks the fastest, for matrices that lie in memory as these do."""
         preference, found = _pointer(), _int()
         _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
-        alignments = (ctypes.c_uint32(_alignment(matrix)) for matrix in matrices)
-        wishes = dict(zip(_MIN_ALIGNMENTS, alignments, strict=True))
-        wishes[_MAX_WORKSPACE] = ctypes.c_uint64(self.workspace)
+        alignments = [ctypes.c_uint32(_alignment(matrix)) for matrix in matrices]
+        room = (_MAX_WORKSPACE, ctypes.c_uint64(self.workspace))
+        wishes = dict([room, *zip(_MIN_ALIGNMENTS, alignments, strict=True)])
         for attribute, value in wishes.items():
             size = _size(ctypes.sizeof(value))
             _call("cublasLtMatmulPreferenceSetAttribute", preference, _int(attribute), ctypes.byref(value), size)
