@@ -4,16 +4,18 @@
 #   make run GPU=no                        leaves the CUDA libraries out where there is a GPU
 #   make run GPU=yes                       adds them, to a .venv that lacks them, too
 #   make test NOTEBOOKS=notebooks/00*      compares fewer notebooks with what they show
+#   make site PDF=no                       leaves out the printed chapters, which take half of the time
 #
 # Works with GNU make 3.81 (macOS) and later.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lab data check notebooks readme constraints clean
+.PHONY: help run test lab site data check notebooks readme constraints clean
 .NOTPARALLEL:
 
 PYTHON ?=
 GPU ?= auto
 NOTEBOOKS ?= notebooks
+PDF ?= yes
 VENV_PYTHON := .venv/bin/python
 READY := .venv/set-up-complete
 
@@ -42,6 +44,9 @@ lab: $(READY)  ## open the workbook in JupyterLab
 	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null
 	@$(VENV_PYTHON) -m jupyterlab notebooks/00_start_here.ipynb
 
+site: .venv/site-complete  ## build the book as a web site, in build/site
+	@$(VENV_PYTHON) site/build.py $(if $(filter no,$(PDF)),--no-pdf)
+
 data: $(READY)  ## download Fashion-MNIST, a second data set, 31 MB
 	@$(VENV_PYTHON) -m mlpkit download
 
@@ -59,7 +64,7 @@ readme: $(READY)  ## write the README's table and picture from the records
 # One file for Python 3.11-3.13 on Linux, macOS and Windows. `fewest` keeps one version of a package
 # for all of them where there is one.
 constraints:  ## renew the pins in constraints.txt (needs uv)
-	@printf 'pip\nsetuptools\n' | uv pip compile pyproject.toml - --extra test --extra gpu \
+	@printf 'pip\nsetuptools\n' | uv pip compile pyproject.toml - --extra test --extra gpu --extra site \
 	    --universal --python-version 3.11 --fork-strategy fewest --upgrade --quiet \
 	    --custom-compile-command 'make constraints' --output-file constraints.txt
 
@@ -70,3 +75,7 @@ clean:  ## remove .venv and every cache
 
 $(READY): pyproject.toml constraints.txt
 	@PYTHON='$(PYTHON)' GPU='$(GPU)' sh tools/set_up.sh
+
+# What one target alone needs, by the name of its extra in pyproject.toml.
+.venv/%-complete: $(READY)
+	@sh tools/set_up.sh $*

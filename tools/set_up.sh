@@ -2,9 +2,11 @@
 # Make .venv and install into it what pyproject.toml asks for, at the versions in constraints.txt.
 # `make` calls this; the stamp it looks for is the last thing written here. What pip says goes into a log: a terminal
 # gets one line of progress, which is written over, and a pipe only the lines that stay.
+# With an argument it adds that extra of pyproject.toml, which one target alone needs, to a .venv that is set up.
 set -eu
 cd "$(dirname "$0")/.."
 log=.venv/set-up.log
+stamp=.venv/${1:-set-up}-complete
 began=$(date +%s)
 
 show() { if [ -t 1 ]; then printf '\r%-78.78s\r' "${1:+  $1}"; fi; }
@@ -71,7 +73,9 @@ find_python() {
     return 1
 }
 
-if [ -x .venv/bin/python ] && [ "$(cat .venv/set-up-complete 2>/dev/null)" = "$(pwd -P)" ]; then
+if [ $# = 1 ]; then
+    echo "Adding to .venv what 'make $1' needs: once"
+elif [ -x .venv/bin/python ] && [ "$(cat .venv/set-up-complete 2>/dev/null)" = "$(pwd -P)" ]; then
     echo "pyproject.toml or constraints.txt changed: updating .venv"
 else
     # A half-made environment can look whole to pip, so start over; downloads are kept in its cache.
@@ -80,15 +84,18 @@ else
     show 'making .venv'
     quietly "$python" -m venv --clear .venv
 fi
-quietly rm -f .venv/set-up-complete .venv/cuda-complete "$log"
+if [ $# = 0 ]; then
+    quietly rm -f .venv/*-complete
+fi
+quietly rm -f "$stamp" "$log"
 quietly touch "$log"
 
 # A driver before 525 can't run CUDA 12, whose libraries would be 2 GB in vain; a broken one can answer anything, or
 # never. `python -m mlpkit doctor` says what is wrong with it.
-extras='test'
-case "${GPU:-auto}" in
-no) ;;
-yes) extras=test,gpu ;;
+extras=${1:-test}
+case "$#:${GPU:-auto}" in
+1:* | 0:no) ;;
+0:yes) extras=test,gpu ;;
 *)
     driver=$(timeout 60 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)
     case "${driver%%.*}" in
@@ -202,5 +209,5 @@ show
 if [ "$extras" = test,gpu ]; then
     touch .venv/cuda-complete
 fi
-pwd -P >.venv/set-up-complete
+pwd -P >"$stamp"
 echo "Successfully installed in $(($(date +%s) - began)) s; pip's whole output is in $log"

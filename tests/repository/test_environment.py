@@ -66,7 +66,7 @@ def test_every_direct_dependency_is_pinned_within_its_range(python, platform):
         "sys_platform": platform,
     }
     pinned = {p.name: p for p in pins() if p.marker is None or p.marker.evaluate(here)}
-    lines = PROJECT["dependencies"] + EXTRAS["test"] + EXTRAS["gpu"] + ["pip", "setuptools>=77"]
+    lines = PROJECT["dependencies"] + EXTRAS["test"] + EXTRAS["gpu"] + EXTRAS["site"] + ["pip", "setuptools>=77"]
     for wanted in map(Requirement, lines):
         if wanted.marker is None or wanted.marker.evaluate(here):
             (pin,) = pinned[wanted.name].specifier

@@ -100,6 +100,18 @@ def test_cudas_libraries_are_added_later_and_once(checkout):
     assert "set_up.sh" not in run(checkout, "make", "-n", "run", "GPU=yes")
 
 
+@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
+def test_what_one_target_needs_is_added_once_and_again_after_a_new_set_up(checkout):
+    (checkout / ".venv" / "cuda-complete").touch()
+    assert "set_up.sh site" in run(checkout, "make", "-n", "site")
+    run(checkout, *SET_UP, "site", nvidia_smi="echo 580.159.04")
+    assert installed(checkout) == "[site]"  # and no CUDA, which the first set-up decides on
+    assert (checkout / ".venv" / "cuda-complete").exists()
+    assert "set_up.sh" not in run(checkout, "make", "-n", "site")
+    run(checkout, *SET_UP, GPU="no")
+    assert "set_up.sh site" in run(checkout, "make", "-n", "site")
+
+
 PIP = r"""Collecting numpy<3,>=2.3 (from mlpkit==0.1.0)
   Downloading numpy-2.4.6-cp311-cp311-manylinux_2_27_x86_64.whl (17.3 MB)
 Progress 5334944 of 17334944
