@@ -14,7 +14,10 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from tqdm import tqdm
+try:
+    from tqdm import tqdm
+except ValueError as error:
+    sys.exit(f"mlpkit: a variable TQDM_... in the environment is not as tqdm needs it: {error}")
 
 from . import data, engines
 from .data.mnist import FILES
@@ -55,7 +58,9 @@ def main(arguments=None):
             raise
         print(f"mlpkit: {sentence}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemError) as error:
+        if isinstance(error, SystemError) and not isinstance(error.__cause__, KeyboardInterrupt):
+            raise  # Numba makes one of a KeyboardInterrupt while it reads compiled code
         print("\nmlpkit: interrupted; what was finished is kept.", file=sys.stderr)
         return 130
 

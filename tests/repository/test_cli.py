@@ -404,6 +404,21 @@ def test_a_network_that_can_not_be_saved_in_its_place_is_saved_elsewhere(small, 
     Network.load(found[1])
 
 
+def test_ctrl_c_that_became_another_error_is_ctrl_c(small, monkeypatch, capsys):
+    def fail(*arguments, **options):
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+
+    monkeypatch.setattr(Recipe, "train", fail)
+    assert cli.main(["train"]) == 130
+    assert capsys.readouterr().err.endswith("mlpkit: interrupted; what was finished is kept.\n")
+
+
+def test_a_variable_that_a_library_can_not_read_is_one_sentence():
+    done = subprocess.run([*COMMAND, "train"], capture_output=True, text=True, env=os.environ | {"TQDM_NCOLS": "wide"})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "TQDM" in done.stderr
+
+
 def test_divergence_is_one_sentence(small, capsys):
     assert cli.main(["train", "--lr", "1e30"]) == 1
     errors = capsys.readouterr().err
