@@ -25,6 +25,7 @@ GROUPS = ("ours, CPU", "others, CPU", "ours, GPU", "others, GPU")
 TF32 = ("pytorch_cuda_graph_tf32", "pytorch_cuda_streams_tf32", "jax_epoch_default")  # what products are made of
 BF16 = ("pytorch_cuda_streams_bf16", "jax_epoch_bf16")
 LESS_PRECISE = TF32 + BF16
+WIDTH = 6  # inches, of a figure on a page: a phone shows its letters, too
 TITLES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
@@ -194,7 +195,12 @@ def dots(panels, xlabel, note=brief, **options):
     """Return a figure of dots: panels[title] has values by the names of engines and peers. See `plots.dot_panels`."""
     named = {title: {label(name): value for name, value in values.items()} for title, values in panels.items()}
     names = [name for values in panels.values() for name in values]
-    return plots.dot_panels(named, groups(names), xlabel, note, order=GROUPS, **options)
+    return _as_wide_as_a_page(plots.dot_panels(named, groups(names), xlabel, note, order=GROUPS, **options))
+
+
+def _as_wide_as_a_page(figure):
+    figure.set_figwidth(WIDTH)
+    return figure
 
 
 def goal_figure(machine, folder=results.FOLDER):
@@ -202,13 +208,15 @@ def goal_figure(machine, folder=results.FOLDER):
     found = {label(name): list(both.values()) for name, both in goals(machine, folder).items()}
     rows = {name: [seconds for seconds, _ in both] for name, both in found.items()}
     hollow = [(name, index) for name, both in found.items() for index, (_, guess) in enumerate(both) if guess]
-    return plots.spans(rows, "seconds of training", [f"to {percent} %" for percent in goal.GOALS], hollow)
+    names = [f"to {percent} %" for percent in goal.GOALS]
+    return _as_wide_as_a_page(plots.spans(rows, "seconds of training", names, hollow))
 
 
 def wait_figure(machine, folder=results.FOLDER):
     """Return a figure of the seconds until the first step, the shortest with empty caches first."""
     rows = {label(name): pair for name, pair in sorted(waits(machine, folder).items(), key=lambda item: item[1])}
-    return plots.spans(rows, "seconds until the first step is done", [f"cache {cache}" for cache in compiling.CACHES])
+    names = [f"cache {cache}" for cache in compiling.CACHES]
+    return _as_wide_as_a_page(plots.spans(rows, "seconds until the first step is done", names))
 
 
 def lines_figure(machine, folder=results.FOLDER):
@@ -216,7 +224,11 @@ def lines_figure(machine, folder=results.FOLDER):
     times = step_us(machine, folder=folder)
     points = {label(name): (lines.of(name), us) for name, us in times.items()}
     xlabel = "lines of code beyond the baseline's"
-    return plots.named_points(points, groups(times), xlabel, "microseconds a step", order=GROUPS)
+    figure = plots.named_points(points, groups(times), xlabel, "microseconds a step", order=GROUPS)
+    figure.legends[0].remove()  # from beside the points to below them
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8.5, handletextpad=0.2, columnspacing=1)
+    figure.set_size_inches(WIDTH, 3.6 + 0.1 * len(points))
+    return figure
 
 
 def accuracy_figure(machine, folder=results.FOLDER):
