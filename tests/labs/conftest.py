@@ -1,0 +1,40 @@
+"""Judging a notebook as `make grade` does, in processes of its own."""
+
+import json
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from submissions import ROOT, source
+
+sys.path.append(str(ROOT))  # for `import labs`
+
+
+@pytest.fixture
+def earned(tmp_path):
+    """Return a function: a notebook of a lab, judged in a process of its own, as {cell: (points, sentence)}."""
+
+    def judge(lab, notebook):
+        path = tmp_path / f"{lab}.ipynb"
+        if isinstance(notebook, bytes):
+            path.write_bytes(notebook)
+        else:
+            nbformat.write(notebook, path)
+        line = [sys.executable, "-m", "labs.grading.judge", str(source(lab)), str(path)]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        assert not done.returncode, done.stderr
+        return {c["name"]: (c["points"], c["says"]) for c in json.loads(done.stdout)["cells"]}
+
+    return judge
+
+
+@pytest.fixture(scope="session", autouse=True)
+def box_or_skip():
+    """Nothing can be graded, and so nothing of grading tested, where boxes don't work: that has a test of its own."""
+    from labs.grading import box
+
+    try:
+        box.require()
+    except box.NoBox as why:
+        pytest.skip(str(why))

@@ -1,0 +1,227 @@
+"""Submissions that do harm: they hurt nobody, earn what their answers are worth, and never a silent 0."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import nbformat
+import pytest
+from submissions import ROOT, answer, cell, solved
+
+psutil = pytest.importorskip("psutil", reason="`make test-labs` adds what these tests need")
+from labs.grading import box, wire  # noqa: E402
+from labs.grading.judge import BY_HAND  # noqa: E402
+
+LAB = "lab01"
+RIGHT = {c.metadata["nbgrader"]["grade_id"] for c in solved(LAB).cells if c.metadata.get("nbgrader", {}).get("grade")}
+
+
+def hidden_in(first, name="softmax"):
+    """Return a solved lab in which one cell begins with other lines."""
+    notebook = solved(LAB)
+    return answer(notebook, name, first + "\n" + cell(notebook, name).source)
+
+
+def assert_nothing_for_nothing(result, solved_ones=()):
+    for name, (points, says) in result.items():
+        if name not in solved_ones:
+            assert points in (0, None), (name, says)
+        assert points != 0 or BY_HAND not in says
+        assert says
+
+
+PATCHES = [
+    "import numpy\nnumpy.allclose = numpy.array_equal = lambda *a, **k: True\nnumpy.testing.assert_allclose = print",
+    "import mlpkit.course.verdicts as v, mlpkit.course.lab as l\nl.judge = v.judge = lambda *a: v.Verdict(True, '')",
+    "lab.check = lab.check_value = lab.predicted = lambda *a, **k: True",
+    "import builtins\nbuiltins.AssertionError = builtins.Exception\nbuiltins.any = builtins.all = lambda x: False",
+    "class Yes(float):\n    __eq__ = __le__ = lambda *a: True\n    __abs__ = __sub__ = __rsub__ = lambda *a: Yes()",
+    "import sys\nsys.modules['mlpkit.course'] = None\ndel lab, case",
+]
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_patched_comparison_earns_nothing(earned, patch):
+    """Every task is answered with what a patched comparison would take for right."""
+    notebook = hidden_in(patch, "predict")
+    for name in ("relu", "relu-backward", "softmax", "cross-entropy", "linear-backward", "slopes"):
+        function = name.replace("-", "_")
+        answer(notebook, name, f"{function} = lambda *a: globals().get('Yes', float)()")
+    result = earned(LAB, notebook)
+    assert_nothing_for_nothing(result, {"test-predict", "explain"})
+    assert result["test-softmax"][0] == 0
+
+
+HARM = {
+    "it has ended": "import os\nos._exit(0)",
+    "it has ended ": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+    "more than 48 processes": "import os\nwhile True:\n    os.fork()",
+    "more than 64 MB": "import os, sys\nos.write(int(sys.argv[2]), b'x' * 4096)",
+}
+
+
+@pytest.mark.parametrize("why", HARM)
+def test_what_could_not_be_graded_is_looked_at(earned, why):
+    result = earned(LAB, hidden_in(HARM[why]))
+    assert result["test-relu"][0] == 1  # before the harm
+    for name in RIGHT - {"test-predict", "test-relu", "test-relu-backward"}:
+        points, says = result[name]
+        assert points is None
+        assert says.startswith(BY_HAND)
+    assert why.strip() in result["test-softmax"][1]
+
+
+SLOW = {
+    "took more than 20 s": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+    "of memory": "held = []\nwhile True:\n    held.append(bytearray(b'x') * 10**8)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("why", SLOW)
+def test_what_would_never_end_is_ended(earned, why):
+    began = time.monotonic()
+    result = earned(LAB, hidden_in(SLOW[why]))
+    assert time.monotonic() - began < 100
+    assert result["test-softmax"][0] is None
+    assert "softmax: it took more than" in result["test-softmax"][1]
+
+
+def test_an_endless_function_is_ended_too(earned, monkeypatch):
+    notebook = answer(solved(LAB), "slopes", "def slopes(f, x):\n    import os\n    os._exit(1)")
+    result = earned(LAB, notebook)
+    assert result["test-slopes"][0] is None
+    assert result["test-softmax"][0] == 2
+
+
+def test_a_huge_allocation_is_an_error_of_its_function(earned):
+    result = earned(LAB, answer(solved(LAB), "relu", "def relu(z):\n    return bytearray(20 * 2**30)"))
+    assert result["test-relu"] == (0, "relu: it raised MemoryError")
+    assert result["test-softmax"][0] == 2
+
+
+def test_a_flood_of_output_drowns_nobody(earned):
+    result = earned(LAB, hidden_in("print('x' * 300_000_000)"))
+    assert all(points != 0 for points, _ in result.values())
+
+
+def test_files_and_network_are_out_of_reach(earned):
+    kept = ROOT / "labs" / "source" / LAB / f"{LAB}.ipynb"
+    before = kept.read_bytes()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        tries = [
+            f"import os; os.remove({str(kept)!r})",
+            f"open({str(kept)!r}).read()",
+            f"import shutil; shutil.rmtree({str(ROOT / 'labs')!r})",
+            f"open({str(ROOT / 'mlpkit' / 'new.py')!r}, 'w')",
+            f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)",
+            "import socket; socket.create_connection(('192.0.2.1', 80), 1)",
+            f"import os; os.kill({os.getpid()}, 0)",
+            "open('/dev/shm/../new', 'w')",
+        ]
+        with box.Box() as running:
+            for line in tries:
+                reply = running.ask({"do": "run", "source": line, "cell": "try"}, 20)
+                assert "error" in reply, line
+        server.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert kept.read_bytes() == before
+
+
+def test_scratch_space_is_limited():
+    fill = "with open('/tmp/big', 'wb') as f:\n    for _ in range(600): f.write(bytes(2**20))"
+    many = "for i in range(600):\n    with open(f'/tmp/{i}', 'wb') as f: f.write(bytes(2**20))"
+    with box.Box() as running:
+        for lines in (fill, many):
+            reply = running.ask({"do": "run", "source": lines, "cell": "try"}, 60)
+            assert "OSError" in reply["error"]
+
+
+def test_nothing_is_left_running():
+    with box.Box() as running:
+        running.ask({"do": "run", "source": "import os\nif os.fork() == 0:\n    while True: pass", "cell": "x"}, 10)
+        pid = running.process.pid
+        family = psutil.Process(pid).children(recursive=True)
+        assert len(family) >= 2
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+
+
+DAMAGED = {
+    "no notebook": b"{",
+    "no notebook ": b"\xff\xfe binary",
+    "no notebook  ": b'{"cells": [1], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}',
+    "larger than 20 MB": b" " * (20 * 2**20 + 1),
+}
+
+
+@pytest.mark.parametrize("why", DAMAGED)
+def test_a_damaged_file_is_looked_at(earned, why):
+    result = earned(LAB, DAMAGED[why])
+    assert all(points is None and why.strip() in says for points, says in result.values())
+
+
+def test_a_missing_answer_cell_is_looked_at(earned):
+    notebook = solved(LAB)
+    notebook.cells.remove(cell(notebook, "softmax"))
+    result = earned(LAB, notebook)
+    assert all(points is None and "'softmax' is missing" in says for points, says in result.values())
+
+
+def test_an_answer_given_twice_is_looked_at(earned):
+    notebook = solved(LAB)
+    twice = nbformat.from_dict(cell(notebook, "softmax"))
+    twice.source, twice.id = "softmax = 3", "other"
+    notebook.cells.append(twice)
+    assert "there twice" in earned(LAB, notebook)["test-softmax"][1]
+
+
+def test_tests_that_are_deleted_or_changed_are_ours_again(earned):
+    notebook = answer(solved(LAB), "softmax", "softmax = None")
+    notebook.cells.remove(cell(notebook, "test-softmax"))
+    answer(notebook, "test-softmax-large", "assert True")
+    notebook.metadata["kernelspec"] = {"name": "evil", "display_name": "evil", "language": "bash"}
+    answer(notebook, "setup", "np = None")
+    result = earned(LAB, notebook)
+    assert result["test-softmax"][0] == result["test-softmax-large"][0] == 0
+    assert result["test-relu"][0] == 1
+
+
+def test_cells_and_magics_of_their_own_are_run(earned):
+    notebook = solved(LAB)
+    place = notebook.cells.index(cell(notebook, "relu"))
+    notebook.cells.insert(
+        place, nbformat.v4.new_code_cell("%matplotlib inline\n!ls\ndef larger(a, b):\n    return np.maximum(a, b)")
+    )
+    notebook.cells.insert(place, nbformat.v4.new_code_cell("%%timeit\nnonsense("))
+    notebook.cells.insert(place, nbformat.v4.new_code_cell("this is no Python"))
+    answer(notebook, "relu", "def relu(z):\n    return larger(z, 0)")
+    assert earned(LAB, notebook)["test-relu"][0] == 1
+
+
+@pytest.mark.parametrize("junk", [b"", b"\x00" * 8, b"\xff" * 8, b"\x00\x00\x00\x02\x00\x00\x00\x00{}", b"abc"])
+def test_junk_on_the_pipe_is_no_message(junk):
+    ours, theirs = os.pipe()
+    os.write(theirs, junk)
+    os.close(theirs)
+    with pytest.raises(wire.Ended):
+        wire.receive(ours, 1)
+    os.close(ours)
+
+
+def test_without_a_box_nothing_is_graded(tmp_path):
+    """A folder of programs that has no bwrap that works."""
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'setting up uid map: Permission denied' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    line = [sys.executable, "-m", "labs.grading", "--labs", str(tmp_path)]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Nothing was graded, because submissions run only in a box")
+    assert "Permission denied" in done.stderr
+    assert sorted(tmp_path.iterdir()) == [fake]
