@@ -29,6 +29,8 @@ myst_heading_anchors = 3
 html_theme = "sphinx_book_theme"
 html_title = project
 html_static_path = ["static"]
+html_favicon = "static/favicon.svg"
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system has it
 html_css_files = ["book.css"]
 html_js_files = [("book.js", {"defer": "defer"})]
 html_scaled_image_link = False
@@ -65,6 +67,7 @@ def add_repository(app, config):
     if config.repository:
         config.html_theme_options |= {
             "repository_url": config.repository,
+            "repository_branch": "main",
             "use_repository_button": True,
             "launch_buttons": {
                 "notebook_interface": "jupyterlab",

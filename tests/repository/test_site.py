@@ -295,7 +295,7 @@ def test_no_page_is_wider_than_a_phone(opened, pages):
     try:
         for name in ["index.html", "notebooks/glossary.html", "mlpkit/kernels/ptx.cuh.html", *chapters(pages)]:
             browser.get(urljoin(browser.current_url, f"/{name}"))
-            assert browser.execute_script("return document.documentElement.scrollWidth") == PHONE["width"], name
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= PHONE["width"], name
     finally:
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", DESK)
 
