@@ -47,14 +47,15 @@ class Trainer(StepByStep):
         self.nothing = np.empty((0, classes), network.dtype)  # Numba can't tell what an empty tuple would hold
 
     def step(self, x, labels):
-        network, n, threads = self.network, len(x), max(self.crew.most, get_num_threads())
+        network, n = self.network, len(x)
+        shares = max(self.crew.most, get_num_threads())  # a smaller crew takes as many: one order of the losses' sum
         most = len(self.gradients[0]), self.sizes[0]
         if n > most[0] or x.shape[1:] != most[1:]:  # compiled loops would read beyond their arrays
             raise ValueError(f"a batch here has at most the shape {most}, not {x.shape}.")
         check_labels(labels, n, self.sizes[-1])
         activations = (*(a[:n] for a in self.activations), self.nothing)
-        gradients, losses = tuple(dz[:n] for dz in self.gradients), np.empty(min(threads, n))
+        gradients, losses = tuple(dz[:n] for dz in self.gradients), np.empty(min(shares, n))
         step.backpropagate(x, labels, network.theta, self.sizes, activations, gradients, losses)
-        step.parameter_gradients(x, activations, gradients, self.sizes, network.grad, threads)
+        step.parameter_gradients(x, activations, gradients, self.sizes, network.grad, shares)
         self.optimizer.step()
         return losses.sum()
