@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from mlpkit.engines import python_loops
 from mlpkit.engines.loops import fused
+
+register_jitable(fused.normal)  # `fused.adam_update` calls it
 
 # NumPy with `out=`: no new arrays, and as many passes
 
