@@ -9,7 +9,7 @@
 # Works with GNU make 3.81 (macOS) and later.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-labs lab labs grade site data check notebooks readme constraints clean
+.PHONY: help run test test-labs lab labs grade site wheelhouse data check notebooks readme constraints clean
 .NOTPARALLEL:
 
 PYTHON ?=
@@ -55,6 +55,11 @@ grade: .venv/labs-complete labs  ## collect from INBOX, grade each submission in
 
 test-labs: .venv/labs-complete  ## test the labs: what solutions, mistakes and hostile submissions earn
 	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest -n 2 --dist worksteal tests/labs
+
+wheelhouse: $(READY)  ## download all packages for machines with no internet: labs/INSTRUCTORS.md says how to use them
+	@$(VENV_PYTHON) -m pip download --quiet -c constraints.txt -d build/wheelhouse '.[test,labs]' pip setuptools
+	@rm -f build/wheelhouse/mlpkit-*
+	@du -sh build/wheelhouse
 
 data: $(READY)  ## download Fashion-MNIST, a second data set, 31 MB
 	@$(VENV_PYTHON) -m mlpkit download

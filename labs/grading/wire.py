@@ -22,7 +22,7 @@ class Ended(Exception):
 
 
 def send(descriptor, message):
-    """Write a message: None, True, numbers, text, bytes, arrays, and lists, tuples and dicts of them; others by type."""
+    """Write a message: None, True, numbers, text, bytes, arrays; lists, tuples, dicts of them; others by type."""
     arrays = []
     text = json.dumps(_pack(message, arrays)).encode()
     blob = b"".join(arrays)
