@@ -339,6 +339,11 @@ static unsigned __reduce_max_sync(unsigned, unsigned mine) {
     return *std::max_element(all, all + 32);
 }
 
+static bool __any_sync(unsigned, bool mine) {
+    const bool* all = exchange_in_warp(mine);
+    return std::any_of(all, all + 32, [](bool one) { return one; });
+}
+
 static bool __all_sync(unsigned, bool mine) {
     const bool* all = exchange_in_warp(mine);
     return std::all_of(all, all + 32, [](bool one) { return one; });

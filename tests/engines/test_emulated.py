@@ -114,8 +114,9 @@ def test_a_few_steps_are_as_close_to_float64_as_float32_is(name, batch_size, opt
 
 
 @needs_compiler
-def test_the_largest_batches_have_one_buffer_for_images(folder):
-    same_as_float64(emulator.engine("persistent", folder, 1), 256, make("adam"), steps=2)
+@pytest.mark.parametrize(("batch_size", "model"), [(256, MLP), (150, mlp(50, 7, 128, 1, 3))])
+def test_two_blocks_share_the_images_of_the_largest_batches(batch_size, model, folder):
+    same_as_float64(emulator.engine("persistent", folder, 1), batch_size, make("adam"), steps=2, model=model)
 
 
 @needs_compiler

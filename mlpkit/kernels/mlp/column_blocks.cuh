@@ -235,6 +235,7 @@ __device__ void add_other_half(FirstGradient& g, Packets& packets, Word tag) {
             send(&packets.dW1[blockIdx.x][FirstWeights::tile(i)][lane][pair], g[i][pair], tag);
         }
     }
+    if (!FirstWeights::has(0)) return;
     const auto at = [&](int i) {
         return &packets.dW1[other][FirstWeights::tile(FirstWeights::has(i) ? i : 0)][lane][0];
     };

@@ -49,7 +49,7 @@ struct MailOf {
             if (__all_sync(~0u, all)) break;
 #pragma unroll
             for (int i = 0; i < N; i++) ld_relaxed_gpu(items[i], at(i), !is_of(items[i], tag));
-            if (give_up(turns, what, tag)) break;
+            if (give_up_together(turns, what, tag)) break;
         }
     }
 };

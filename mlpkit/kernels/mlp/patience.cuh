@@ -33,3 +33,8 @@ __device__ __noinline__ bool look_up(Word turns, Awaited what, Word step) {
 __device__ bool give_up(Word& turns, Awaited what, Word step) {
     return time_to_look(turns) && look_up(turns, what, step);
 }
+
+// The same for a whole warp, whose lanes have made as many turns: they leave together.
+__device__ bool give_up_together(Word& turns, Awaited what, Word step) {
+    return time_to_look(turns) && __any_sync(~0u, look_up(turns, what, step));
+}
