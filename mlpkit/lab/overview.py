@@ -205,7 +205,8 @@ def _as_wide_as_a_page(figure):
 
 def goal_figure(machine, folder=results.FOLDER):
     """Return a figure of the seconds to each of the two goals."""
-    found = {label(name): list(both.values()) for name, both in goals(machine, folder).items()}
+    reached, absent = goals(machine, folder).items(), (np.nan, False)
+    found = {label(name): [both.get(percent, absent) for percent in goal.GOALS] for name, both in reached}
     rows = {name: [seconds for seconds, _ in both] for name, both in found.items()}
     hollow = [(name, index) for name, both in found.items() for index, (_, guess) in enumerate(both) if guess]
     names = [f"to {percent} %" for percent in goal.GOALS]

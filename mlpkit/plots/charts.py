@@ -139,7 +139,7 @@ def dot_panels(panels, groups, xlabel, note="{:,.0f}".format, xlim=None, order=(
 
 def _whole_decade(values, room=6):
     """Return limits of a logarithmic axis: a power of ten, and room beyond the largest for a number beside its dot."""
-    return 10.0 ** np.floor(np.log10(0.9 * min(values))), room * max(values)
+    return 10.0 ** np.floor(np.log10(0.9 * np.nanmin(values))), room * np.nanmax(values)
 
 
 def _group_styles(groups, order=()):
@@ -151,11 +151,12 @@ def _group_styles(groups, order=()):
 def spans(rows, xlabel, names=("", ""), hollow=()):
     """Show for each label two values or three, joined by a line, on a logarithmic axis; the first label on top.
 
-    rows[label]: (first, second, ...). names: of the values. hollow: pairs (label, index) of markers not to be filled.
+    rows[label]: (first, second, ...); NaN where there is none. names: of the values. hollow: pairs (label, index) of
+    markers not to be filled.
     """
     figure, place = axes(8, 1.1 + 0.3 * len(rows))
     for row, (name, pair) in enumerate(rows.items()):
-        place.plot([min(pair), max(pair)], [row, row], "-", color="grey", linewidth=1.2, zorder=1)
+        place.plot([np.nanmin(pair), np.nanmax(pair)], [row, row], "-", color="grey", linewidth=1.2, zorder=1)
         for index, value in enumerate(pair):
             face = "white" if (name, index) in hollow else COLOURS[index]
             place.plot(value, row, "osx"[index], color=COLOURS[index], markerfacecolor=face, markersize=7)

@@ -3,6 +3,7 @@
 import json
 import runpy
 
+import numpy as np
 import pytest
 
 from mlpkit import engines, plots
@@ -95,6 +96,17 @@ def test_goals_say_what_is_an_estimate_and_leave_out_what_can_t_run(folder):
     assert found == {"numba_step": {97: (0.5, False), 98: (0.75, False)}, "python_lists": {97: estimate, 98: estimate}}
     assert list(found) == ["numba_step", "python_lists"]  # the quickest first
     assert overview.goals("big", folder) == {}
+
+
+def test_a_goal_that_was_not_reached_leaves_the_others_markers_as_they_are(folder):
+    runs = results.load(folder / "small" / "goal.json")["runs"]
+    runs = [run | {"why_not": "no"} if run["goal"] == 97 and run["engine"] == "numba_step" else run for run in runs]
+    put(folder, "small", "goal", runs)
+    lines = overview.goal_figure("small", folder).axes[0].lines
+    drawn = [(line.get_marker(), x) for line in lines for x in line.get_xdata() if np.isfinite(x)]
+    estimate = pytest.approx(0.9)
+    assert [x for marker, x in drawn if marker == "o"] == [estimate]
+    assert [x for marker, x in drawn if marker == "s"] == [0.75, estimate]
 
 
 def test_agreement_is_told_by_engine(folder):
