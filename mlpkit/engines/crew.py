@@ -68,9 +68,9 @@ class Crew:
         seconds, self.last = now - self.last, now
         if self.most == 1 or not whole:
             return
-        fewer, best = self.size // 2, self.best.get(self.size)
-        self.best[self.size] = min(seconds, best or seconds)
-        if fewer and (best or fewer in self.best):  # the first step of all may compile
+        fewer, known = self.size // 2, {self.size, self.size // 2} & self.best.keys()
+        best = self.best[self.size] = min(seconds, self.best.get(self.size, seconds))
+        if fewer and known:  # the first step of all may compile
             half_as_many = self.best.get(fewer) or best * self.size / fewer
             self.lost = max(0.0, self.lost + seconds - half_as_many)
         if self.lost > PATIENCE:
