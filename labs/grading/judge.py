@@ -134,7 +134,8 @@ class Judge:
     """The lab's source, run step by step beside a submission."""
 
     def __init__(self, source, running):
-        self.space, self.names, self.given = {"__name__": "__main__"}, [], []
+        self.space, self.names = {"__name__": "__main__"}, {}  # names that solution cells define, and which
+        self.stopped = {}  # cells that ended with an exception, and what it said
         self.running, self.ended = running, None
         self.released = {name_of(cell): cell for cell in source.cells if role(cell)}
 
@@ -155,7 +156,9 @@ class Judge:
         name = name_of(cell) if role(cell) else "a cell of their own"
         if not self.ended:
             with contextlib.suppress(wire.Ended):
-                self._ask({"do": "run", "source": cell.source, "cell": name})
+                reply = self._ask({"do": "run", "source": cell.source, "cell": name})
+                if "error" in reply:
+                    self.stopped[name] = ": ".join(str(part) for part in reply["error"] if part)
         if role(cell):
             ours = self.released[name]
             exec(compile(ours.source, f"<{name}>", "exec"), self.space)
@@ -163,7 +166,7 @@ class Judge:
                 self.space["lab"].ready = lambda *tasks: False
             for found in defined(ours.source):
                 if role(cell) == "solution":
-                    self.names.append(found)
+                    self.names[found] = name
                 elif callable(self.space.get(found)):
                     with contextlib.suppress(AttributeError):  # the box has it under the same name
                         self.space[found].named = True
@@ -178,17 +181,23 @@ class Judge:
             before = len(lab.verdicts)
             exec(compile(cell.source, f"<{name_of(cell)}>", "exec"), mixed)
         except AssertionError as wrong:
-            return self._wrong(str(wrong) or "a test says no.")
+            return self._wrong(cell, str(wrong) or "a test says no.")
         except wire.Ended as end:
             return None, f"{BY_HAND}: {end}."
         except Exception as error:
             return None, f"{BY_HAND}: the test could not judge this ({type(error).__name__}: {error})."
         wrong = [verdict.sentence for _, verdict in lab.verdicts[before:] if not verdict]
-        return self._wrong(wrong[0]) if wrong else (cell.metadata["nbgrader"]["points"], "right.")
+        return self._wrong(cell, wrong[0]) if wrong else (cell.metadata["nbgrader"]["points"], "right.")
 
-    def _wrong(self, sentence):
+    def _wrong(self, cell, sentence):
         """A wrong answer earns nothing; one that ended its box before it could answer is looked at."""
-        return (None, f"{BY_HAND}: {self.ended}.") if self.ended else (0, sentence)
+        if self.ended:
+            return None, f"{BY_HAND}: {self.ended}."
+        words = {node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)}
+        for name in dict.fromkeys(self.names[word] for word in self.names if word in words):
+            if name in self.stopped:
+                sentence += f" (Its cell stopped: {self.stopped[name]}.)"
+        return 0, sentence
 
     def _theirs(self, name):
         if callable(self.space[name]):

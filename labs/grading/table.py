@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import nbformat
@@ -109,7 +110,8 @@ def _enter(root, student, lab, source, path, result):
             text = says.get(judge.name_of(cell)) if judge.role(cell) else None
             cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=text)] if text else []
     nbformat.write(notebook, folder / f"{lab}.ipynb")
-    with Gradebook(f"sqlite:///{root / 'gradebook.db'}", "mlpkit") as book:
+    # nbgrader makes SQLAlchemy warn of the order in which it adds its own rows.
+    with warnings.catch_warnings(action="ignore"), Gradebook(f"sqlite:///{root / 'gradebook.db'}", "mlpkit") as book:
         book.update_or_create_student(student)
         book.update_or_create_submission(lab, student)
         for cell in result["cells"]:

@@ -45,7 +45,7 @@ def receive(descriptor, seconds=None):
     text, blob = _read(descriptor, n_text, deadline), _read(descriptor, n_blob, deadline)
     try:
         return _unpack(json.loads(text), blob)
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+    except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError) as error:
         raise Ended("it sent what is no answer") from error
 
 

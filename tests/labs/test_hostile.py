@@ -1,12 +1,14 @@
 """Submissions that do harm: they hurt nobody, earn what their answers are worth, and never a silent 0."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 
 import nbformat
+import numpy as np
 import pytest
 from submissions import ROOT, answer, cell, solved
 
@@ -203,6 +205,15 @@ def test_cells_and_magics_of_their_own_are_run(earned):
     assert earned(LAB, notebook)["test-relu"][0] == 1
 
 
+def test_a_cell_that_stops_earns_nothing_and_says_where(earned):
+    notebook = answer(answer(solved(LAB), "relu", "def relu(z:\n    return z"), "softmax", "softmax = numpy.exp")
+    result = earned(LAB, notebook)
+    assert re.search(r"relu is not written yet\. \(Its cell stopped: SyntaxError", result["test-relu"][1])
+    assert "Its cell stopped: NameError: name 'numpy' is not defined" in result["test-softmax"][1]
+    assert result["test-relu"][0] == result["test-softmax"][0] == 0
+    assert "stopped" not in result["test-slopes"][1]
+
+
 @pytest.mark.parametrize("junk", [b"", b"\x00" * 8, b"\xff" * 8, b"\x00\x00\x00\x02\x00\x00\x00\x00{}", b"abc"])
 def test_junk_on_the_pipe_is_no_message(junk):
     ours, theirs = os.pipe()
@@ -211,6 +222,50 @@ def test_junk_on_the_pipe_is_no_message(junk):
     with pytest.raises(wire.Ended):
         wire.receive(ours, 1)
     os.close(ours)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"array": ["<f8", [0, 1e30], 0, false]}',
+        '{"array": ["<f8", [0, 1000000000000000000000000000000], 0, false]}',
+        '{"array": ["<f8", [1000000000000], 0, false]}',
+        '{"array": ["<f8", [-1, -1], 0, false]}',
+        '{"array": ["O", [1], 0, false]}',
+        '{"array": ["f8,f8", [0], 0, false]}',
+        '{"array": ["<f8", [], -8, true]}',
+        '{"float": "0x1p99999"}',
+        '{"float": 3}',
+        '{"bytes": "xyz"}',
+        '{"list": 3}',
+        '{"dict": [[1]]}',
+        '{"pickle": "x"}',
+        '{"a": 1, "b": 2}',
+        "[1]",
+        '{"list": [' * 5000 + "]}" * 5000,
+    ],
+)
+def test_what_is_no_plain_number_is_no_message(text):
+    ours, theirs = os.pipe()
+    os.write(theirs, wire.HEADER.pack(len(text), 8) + text.encode() + b"8" * 8)
+    os.close(theirs)
+    with pytest.raises(wire.Ended, match="no answer"):
+        wire.receive(ours, 1)
+    os.close(ours)
+
+
+def test_plain_numbers_come_over_as_they_are():
+    sent = {"a": [np.arange(6.0).reshape(2, 3).T, np.float32(1.5), True, None, -3, float("inf"), "x", b"y", (1,)]}
+    ours, theirs = os.pipe()
+    wire.send(theirs, sent | {"odd": [object(), range(3), np.array("text")]})
+    back = wire.receive(ours, 1)
+    assert [type(item).__name__ for item in back["odd"]] == ["object", "range", "ndarray"]
+    assert not isinstance(back["odd"][2], np.ndarray)
+    for before, after in zip(sent["a"], back["a"], strict=True):
+        assert type(before) is type(after)
+        assert np.array_equal(before, after)
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_without_a_box_nothing_is_graded(tmp_path):
