@@ -139,7 +139,8 @@ def dot_panels(panels, groups, xlabel, note="{:,.0f}".format, xlim=None, order=(
 
 def _whole_decade(values, room=6):
     """Return limits of a logarithmic axis: a power of ten, and room beyond the largest for a number beside its dot."""
-    return 10.0 ** np.floor(np.log10(0.9 * np.nanmin(values))), room * np.nanmax(values)
+    known = [value for value in values if not np.isnan(value)]
+    return 10.0 ** np.floor(np.log10(0.9 * min(known))), room * max(known)
 
 
 def _group_styles(groups, order=()):
