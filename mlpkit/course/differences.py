@@ -75,8 +75,8 @@ def _numbers(given, wanted, rtol, atol):
     first = _first(wrong)
     value = f"{_at(first)} {_is(given)} {_show(given[first])}, and should be {_show(wanted[first])}"
     if given.ndim == 0:
-        return f"is {_show(given[()])}, and should be {_show(wanted[()])}{_pattern(given, wanted)}."
-    return f"has {_count(wrong)} wrong: {value}{_pattern(given, wanted)}."
+        return f"is {_show(given[()])}, and should be {_show(wanted[()])}" + _ended(_pattern(given, wanted))
+    return f"has {_count(wrong)} wrong: {value}" + _ended(_pattern(given, wanted))
 
 
 def _pattern(given, wanted):
@@ -102,11 +102,17 @@ def _pattern(given, wanted):
             return ". Rows and columns are exchanged"
         ratios = given[wanted != 0] / wanted[wanted != 0]
         if ratios.size and isfinite(ratios[0]) and ratios[0] and same(given, ratios[0] * wanted):
-            return f". Everything is {_times(float(ratios[0]))}: a sum or a mean, and over how many?"
+            ratio = float(ratios[0])
+            if given.size > 1 or any(abs(r - round(r)) < 1e-6 and round(r) > 1 for r in (ratio, 1 / ratio)):
+                return f". {'Everything' if given.ndim else 'That'} is {_times(ratio)}: sum or mean, and over how many?"
         shift = given.ravel()[0] - wanted.ravel()[0]
         if given.size > 2 and same(given - shift, wanted):
             return f". Everything is {_show(abs(shift))} too {'large' if shift > 0 else 'small'}"
     return ""
+
+
+def _ended(text):
+    return text if text.endswith("?") else f"{text}."
 
 
 def _times(ratio):

@@ -4,11 +4,13 @@ import ast
 import itertools
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from nbclient import NotebookClient
 
 from mlpkit.course import Lab, case
 from mlpkit.course import __file__ as room
@@ -173,7 +175,7 @@ SYMPTOMS = {
     "other sign": (-M, M),
     "Everything is 0": (0 * M, M),
     "moved by one along axis 1": (np.array([[9.0, 1, 2]]), np.array([[1.0, 2, 5]])),
-    "32 times what it should be: a sum or a mean": (32 * M, M),
+    "Everything is 32 times what it should be: sum or mean": (32 * M, M),
     "1/32 of what it should be": (M / 32, M),
     "0.5 too large": (M + 0.5, M),
     "is 3, and should be 4": (3.0, 4.0),
@@ -317,6 +319,20 @@ def test_hints_for_nothing_are_the_authors_mistake(tmp_path):
     (tmp_path / "hints.toml").write_text('rleu = ["a"]\n')
     with pytest.raises(ValueError, match="hints for rleu"):
         Lab("relu", hints=tmp_path / "hints.toml")
+
+
+def test_a_check_says_its_sentence_once():
+    lines = 'from mlpkit.course import Lab\nLab("loss").check_value("loss", 1.0, 2.0)'
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(lines)])
+    NotebookClient(notebook, kernel_name="python3").execute()
+    (output,) = notebook.cells[0].outputs
+    wanted = "it is 1, and should be 2. That is 1/2 of what it should be: sum or mean, and over how many?"
+    assert output.text == f"✗ loss: {wanted}\n"
+
+
+def test_a_single_number_has_a_pattern_only_where_it_says_something():
+    assert difference(3.0, 4.0) == "is 3, and should be 4."
+    assert "should be 3. That is 32 times what it should be: sum or mean, and over how many?" in difference(96.0, 3.0)
 
 
 def test_the_room_gives_no_solution_away():
