@@ -22,7 +22,7 @@ def settings(root):
     config = Config()
     config.CourseDirectory.root = str(root)
     config.CourseDirectory.course_id = "mlpkit"
-    config.ClearSolutions.code_stub = {"python": "# Your code here.\n..."}
+    config.ClearSolutions.code_stub = {"python": "# Your code here.\npass"}
     config.ClearSolutions.text_stub = EMPTY
     return config
 

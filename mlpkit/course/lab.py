@@ -63,15 +63,15 @@ class Lab:
         return not missing
 
     def hint(self, task):
-        """Print the next hint for a task: a question first, then a direction, then nearly the way."""
+        """Print the next hint for a task: a question first, then a direction, then nearly the way, again and again."""
         self._must_be_one(task)
         steps = self.hints.get(task, [])
         if not steps:
             print(f"There are no hints for {task}.")
             return
         self.asked[task] = min(self.asked[task] + 1, len(steps))
-        for number, text in enumerate(steps[: self.asked[task]], 1):
-            print(f"{task}, hint {number} of {len(steps)}: {text}")
+        number = self.asked[task]
+        print(f"{task}, hint {number} of {len(steps)}: {steps[number - 1]}")
 
     def progress(self):
         """Print a bar of the tasks whose latest check said "right", and what is still open."""

@@ -198,7 +198,7 @@ MISTAKES = {  # what somebody wrote: lab, cell, text, and what it costs, with a 
     "the pixels' gradient counted": (
         *("lab03", "flops"),
         "def flops(sizes, n):\n    return sum(6 * n * k * m for k, m in zip(sizes, sizes[1:]))",
-        {"test-flops": "1.5 times what it should be"},
+        {"test-flops": "is 36, and should be 24"},
     ),
     "additions forgotten": (
         *("lab03", "flops"),
