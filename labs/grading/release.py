@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from nbgrader.apps import NbGraderAPI
-from traitlets.config import Config
+from traitlets.config.loader import PyFileConfigLoader
 
 from .judge import EMPTY
 
@@ -19,11 +19,10 @@ FORBIDDEN = ("BEGIN SOLUTION", "END SOLUTION", "HIDDEN TESTS")
 
 def settings(root):
     """Return nbgrader's configuration for a folder of labs."""
-    config = Config()
+    config = PyFileConfigLoader("nbgrader_config.py", str(LABS)).load_config()
     config.CourseDirectory.root = str(root)
-    config.CourseDirectory.course_id = "mlpkit"
-    config.ClearSolutions.code_stub = {"python": "# Your code here.\npass"}
-    config.ClearSolutions.text_stub = EMPTY
+    if config.ClearSolutions.text_stub != EMPTY:
+        raise RuntimeError(f"nbgrader_config.py must leave {EMPTY!r} for an answer in words.")
     return config
 
 
