@@ -95,10 +95,15 @@ def cuda_error(message):
     return fails(CUDARuntimeError(message))
 
 
+def unwrapped(text):
+    """Return a text without the line breaks and indents that make it fit a page."""
+    return " ".join(text.split())
+
+
 def check_refused(*words):
     one_sentence(gpu.why_not(), *words)
     assert gpu.describe() == {"found": False, "why_not": gpu.why_not()}
-    assert gpu.why_not() in machine.doctor()
+    assert gpu.why_not() in unwrapped(machine.doctor())
     with pytest.raises(ImportError) as caught:
         gpu.require()
     assert str(caught.value) == gpu.why_not()
@@ -130,7 +135,7 @@ def test_a_gpu_is_described(monkeypatch):
     }
     json.dumps(machine.describe())
     assert machine.name() == "nvidia-h200"
-    text = machine.doctor()
+    text = unwrapped(machine.doctor())
     assert "NVIDIA H200, 140.0 GiB (139.0 free), 132 multiprocessors, compute capability 9.0" in text
     assert "580.159.04, for CUDA up to 13.0; CuPy is built for CUDA 12.9" in text
 
@@ -294,8 +299,8 @@ def test_missing_libraries_come_with_what_installs_them(name, advice, monkeypatc
     monkeypatch.setattr(gpu, "package", lambda: (name, "14.2.0"))
     monkeypatch.setattr(gpu, "libraries", lambda: FOUND | {"NVRTC": None, "cuBLAS": None})
     check_refused("NVRTC and cuBLAS", advice)
-    assert "cuBLAS missing" in machine.doctor()
-    assert "this adds what is missing" in machine.doctor()
+    assert "cuBLAS missing" in unwrapped(machine.doctor())
+    assert "this adds what is missing" in unwrapped(machine.doctor())
 
 
 def test_a_library_is_missing_whatever_the_search_for_it_raises(monkeypatch):
@@ -324,9 +329,9 @@ def test_the_libraries_are_those_that_cupy_finds(monkeypatch):
 
 def test_kernels_cannot_be_checked_without_nvrtc(monkeypatch):
     cupy_with(monkeypatch)
-    assert "can be compiled" in machine.doctor()
+    assert "can be compiled" in unwrapped(machine.doctor())
     monkeypatch.setattr(gpu, "libraries", lambda: FOUND | {"NVRTC": None})
-    assert "can't be compiled" in machine.doctor()
+    assert "can't be compiled" in unwrapped(machine.doctor())
 
 
 @pytest.mark.parametrize("name", [*gpu.PACKAGES, None])

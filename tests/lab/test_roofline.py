@@ -278,9 +278,8 @@ def test_kernels_are_measured_in_a_process_of_their_own():
     [("print('half'); raise SystemExit('no such kernels')", "no such kernels"), ("import os; os._exit(9)", "code 9")],
 )
 def test_a_process_that_fails_says_why(code, words, monkeypatch):
-    started = subprocess.run
-    command = [sys.executable, "-c", code]
-    monkeypatch.setattr(subprocess, "run", lambda _, **options: started(command, **options))
+    start, command = subprocess.Popen, [sys.executable, "-c", code]
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **options: start(command, **options))
     (run,) = with_kernels("Haswell")
     assert run["asked"] == "Haswell"
     one_sentence(run["why_not"], words)
