@@ -190,9 +190,9 @@ def doctor():
         f"{'BLAS':<12}{_blas_line(facts['blas'])}",
         *_gpu_lines(facts["gpu"]),
     ]
-    page = {"width": 88, "subsequent_indent": " " * 12, "break_on_hyphens": False, "break_long_words": False}
+    page = textwrap.TextWrapper(88, subsequent_indent=" " * 12, break_on_hyphens=False, break_long_words=False)
     lines = [
-        *(textwrap.fill(line, **page) for line in head),
+        *map(page.fill, head),
         "",
         *(f"{library:<20}{found or 'not installed'}" for library, found in facts["libraries"].items()),
         "",
