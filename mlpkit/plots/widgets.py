@@ -6,7 +6,9 @@ Both forms are drawn by the same function, so a page on the web shows what the l
 import base64
 import hashlib
 import html
+import itertools
 import json
+import math
 
 import ipywidgets
 from IPython.display import display
@@ -14,11 +16,27 @@ from IPython.display import display
 from mlpkit import plots
 
 FRAMES = """<figure id="{id}" style="margin:0"><img alt="{alt}" width="{width}" src="{first}">
-<figcaption><label>{name} <input type="range" min="0" max="{last}" value="{start}"> <output>{value}</output></label>
-</figcaption></figure><script>(() => {{
-const f = {frames}, n = {values}, e = document.getElementById("{id}"), q = s => e.querySelector(s);
-q("input").oninput = i => {{ q("img").src = f[i.target.value]; q("output").value = n[i.target.value] }}
+<figcaption>{controls}</figcaption></figure><script>(() => {{
+const frames = {frames};
+const at = {at};
+const values = {values};
+const names = {names}, start = {start};
+const e = document.getElementById("{id}"), q = s => [...e.querySelectorAll(s)];
+const [img] = q("img"), alt = img.alt, inputs = q("input"), outputs = q("output");
+inputs.forEach(moved => moved.oninput = () => {{
+if (!(inputs.map(i => i.value) in at)) inputs.forEach((i, k) => {{ if (i != moved) i.value = start[k] }});
+const now = inputs.map((i, k) => values[k][i.value]);
+inputs.forEach((i, k) => {{ outputs[k].value = now[k]; i.setAttribute("aria-valuetext", now[k]) }});
+img.src = frames[at[inputs.map(i => i.value)]];
+img.alt = alt + " Now: " + now.map((value, k) => names[k] + " " + value).join(", ") + ".";
+}})
 }})()</script>"""
+CONTROL = (
+    '<label style="display:block">{name} <input type="range" min="0" max="{last}" value="{start}" '
+    'aria-valuetext="{value}">\n<output>{value}</output></label>'
+)
+ALONE = "On this page one of them moves at a time, and the others go back to their start."
+MOST_FRAMES = 40  # in a static form, of 10 to 30 kB each
 
 
 class Explorer:
@@ -26,7 +44,8 @@ class Explorer:
 
     draw: called with one value of each control by name, returns a figure. alt: the text alternative.
     controls: name = list of values; the first value is shown first, unless `start` names another, as a dict.
-    Numbers get a slider, texts a menu. The static form moves the first control and leaves the others at their start.
+    Numbers get a slider, texts a menu. The static form has a frame for each combination of values, or, where they would
+    be more than MOST_FRAMES, for each value of each control while the others are at their start.
     """
 
     def __init__(self, draw, alt, start=None, **controls):
@@ -53,22 +72,37 @@ class Explorer:
         self.image.value = plots.png(figure)
 
     def static(self):
-        """Return the frames as HTML that needs no kernel: an image, a slider, and a line of script."""
-        name, values = next(iter(self.controls.items()))
-        figures = [self.draw(**self.start | {name: value}) for value in values]
-        frames = [f"data:image/png;base64,{base64.b64encode(plots.png(f)).decode()}" for f in figures]
-        start = values.index(self.start[name])
+        """Return the frames as HTML that needs no kernel: an image, a slider a control, and a little script."""
+        names, choices = list(self.controls), [list(values) for values in self.controls.values()]
+        start = tuple(values.index(self.start[name]) for name, values in zip(names, choices, strict=True))
+        alone = math.prod(map(len, choices)) > MOST_FRAMES
+        sources: dict[str, int] = {}
+        at = {}
+        for place in itertools.product(*(range(len(values)) for values in choices)):
+            if alone and sum(here != there for here, there in zip(place, start, strict=True)) > 1:
+                continue
+            figure = self.draw(**{name: choices[k][place[k]] for k, name in enumerate(names)})
+            source = f"data:image/png;base64,{base64.b64encode(plots.png(figure)).decode()}"
+            at[",".join(map(str, place))] = sources.setdefault(source, len(sources))
+        frames, first = list(sources), at[",".join(map(str, start))]
+        labels = [name.replace("_", " ") for name in names]
+        controls = [
+            CONTROL.format(
+                name=html.escape(label), last=len(values) - 1, start=k, value=html.escape(str(values[k]), quote=True)
+            )
+            for label, values, k in zip(labels, choices, start, strict=True)
+        ]
         return FRAMES.format(
             id="frames-" + hashlib.sha256("".join(frames).encode()).hexdigest()[:12],
             alt=html.escape(self.alt),
-            width=plots.picture_width(figures[0]),
-            first=frames[start],
-            name=html.escape(name.replace("_", " ")),
-            last=len(frames) - 1,
-            start=start,
-            value=html.escape(str(values[start])),
+            width=plots.picture_width(figure),
+            first=frames[first],
+            controls="".join(controls) + (ALONE if alone else ""),
             frames=_for_script(frames),
-            values=_for_script([str(value) for value in values]),
+            values=_for_script([list(map(str, values)) for values in choices]),
+            at=_for_script(at),
+            start=_for_script(start),
+            names=_for_script(labels),
         )
 
     def _repr_mimebundle_(self, include=None, exclude=None):
@@ -77,7 +111,7 @@ class Explorer:
 
 
 def _for_script(texts):
-    """Return a list of texts as JavaScript that may stand in a page: no `<`, so nothing that ends or begins a tag."""
+    """Return texts as JavaScript that may stand in a page: no `<`, so nothing that ends or begins a tag."""
     return json.dumps(texts).replace("<", "\\u003c")
 
 

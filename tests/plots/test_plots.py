@@ -205,10 +205,12 @@ class Tags(HTMLParser):
 
 
 def frames(explorer):
-    """Return the pictures in the static form, as bytes, and the values written beside them."""
-    script = "".join(Tags(explorer.static()).scripts)
-    sources, values = (json.loads(text) for text in re.search(r"const f = (\[.*?\]), n = (\[.*?\]),", script).groups())
-    return [base64.b64decode(source.removeprefix("data:image/png;base64,")) for source in sources], values
+    """Return {the controls' values, as they are written beside them: the picture that the static form shows}."""
+    script, names = "".join(Tags(explorer.static()).scripts), ("frames", "values", "at")
+    sources, values, at = (json.loads(re.search(rf"const {name} = (.*);", script)[1]) for name in names)
+    pictures = [base64.b64decode(source.removeprefix("data:image/png;base64,")) for source in sources]
+    places = {key: [values[k][int(i)] for k, i in enumerate(key.split(","))] for key in at}
+    return {tuple(places[key]): pictures[n] for key, n in at.items()}
 
 
 @pytest.mark.parametrize(("control", "value"), [("amplitude", 3), ("phase", 1)])
@@ -233,7 +235,7 @@ def test_a_control_is_named_and_starts_where_it_is_told():
     live = widgets.Explorer(lambda learning_rate: wave(learning_rate), ALT, dict(learning_rate=2), learning_rate=[1, 2])
     assert live.inputs["learning_rate"].description == "learning rate"
     assert live.inputs["learning_rate"].value == 2
-    assert live.image.value == plots.png(wave(2)) == frames(live)[0][1]
+    assert live.image.value == plots.png(wave(2)) == frames(live)["2",]
     tags = Tags(live.static())
     assert base64.b64decode(tags.one("img")["src"].partition(",")[2]) == plots.png(wave(2))
     assert tags.one("input")["value"] == "1"
@@ -251,13 +253,34 @@ def test_the_static_form_begins_with_an_image_that_needs_no_script():
     assert len(text) - len(re.sub(r"data:[^\"]*", "", text)) > 0.95 * len(text)  # little beside the pictures
 
 
-def test_the_static_form_has_a_frame_for_each_value_of_the_first_control():
-    """The others stay at their start."""
-    pictures, values = frames(explorer(start=dict(phase=1)))
-    assert pictures == [plots.png(wave(n, 1)) for n in (1, 2, 3)]
-    assert values == ["1", "2", "3"]
-    slider = Tags(explorer().static()).one("input")
-    assert (slider["type"], slider["min"], slider["max"], slider["value"]) == ("range", "0", "2", "0")
+def test_the_static_form_has_a_frame_for_each_combination_of_values():
+    live = explorer(start=dict(phase=1))
+    assert frames(live) == {(str(n), str(k)): plots.png(wave(n, k)) for n in (1, 2, 3) for k in (0, 1)}
+    sliders = [found for tag, found in Tags(live.static()).found if tag == "input"]
+    assert [(each["type"], each["min"], each["max"], each["value"]) for each in sliders] == [
+        ("range", "0", "2", "0"),
+        ("range", "0", "1", "1"),
+    ]
+
+
+def test_where_combinations_would_be_too_many_each_control_moves_alone(monkeypatch):
+    monkeypatch.setattr(widgets, "MOST_FRAMES", 5)
+    live = explorer(start=dict(amplitude=2))
+    places = [(1, 0), (2, 0), (3, 0), (2, 1)]
+    assert frames(live) == {(str(n), str(k)): plots.png(wave(n, k)) for n, k in places}
+    assert "one of them moves at a time" in live.static()
+
+
+def test_a_frame_that_comes_again_is_stored_once():
+    live = widgets.Explorer(lambda n, unused: wave(n), ALT, n=[1, 2], unused=["a", "b", "c"])
+    assert len(frames(live)) == 6
+    assert live.static().count("data:image/png") == 1 + 2  # the first one is in the page, too
+
+
+def test_a_static_control_says_its_value_to_a_screen_reader():
+    tags = Tags(explorer(start=dict(amplitude=3)).static())
+    assert [found["aria-valuetext"] for tag, found in tags.found if tag == "input"] == ["3", "0"]
+    assert "aria-valuetext" in "".join(tags.scripts)
 
 
 def test_two_explorers_on_a_page_do_not_meddle_with_each_other():
@@ -286,7 +309,7 @@ def test_a_text_from_somebody_elses_record_executes_nothing_in_a_page(text):
     live = widgets.Explorer(lambda **values: wave(1), text, **{text: [text, "other"], "second": [text]})
     tags, usual = Tags(live.static()), Tags(explorer().static())
     assert [(name, set(found)) for name, found in tags.found] == [(name, set(found)) for name, found in usual.found]
-    assert frames(live)[1] == [text, "other"]
+    assert {place[0] for place in frames(live)} == {text, "other"}
     assert tags.one("img")["alt"] == text
     assert not re.search("<[!/a-z]", "".join(tags.scripts))
     assert live.widget.children[-1].value == html.escape(text)

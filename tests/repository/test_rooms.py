@@ -5,7 +5,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "mlpkit"
-FLOORS = ("checks files", "kernels", "engines", "data nn", "course plots training", "lab", "__main__")  # the lowest first
+FLOORS = ("checks files", "kernels", "engines", "data nn", "course plots training", "lab", "__main__")  # lowest first
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
 MODULES = {path.relative_to(PACKAGE.parent).with_suffix("").parts: path for path in PACKAGE.rglob("*.py")}
 MODULES = {parts[:-1] if parts[-1] == "__init__" else parts: path for parts, path in MODULES.items()}
