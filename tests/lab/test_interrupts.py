@@ -169,8 +169,12 @@ def test_ctrl_c_ends_a_bench_at_any_time(name, copy):
 
 @posix
 @pytest.mark.parametrize("after", [0.1, 0.2, 0.3])
-def test_ctrl_c_while_python_imports_is_answered_with_nothing(after, copy):
-    """Before it comes to the package's own first line, Python itself answers: nothing can be done about that."""
+def test_ctrl_c_while_python_imports_is_no_traceback(after, copy):
+    """Before it comes to the package's own first line, Python itself answers: nothing can be done about that.
+
+    A fast machine has imported all by then.
+    """
     code, _, said = interrupt(copy, "doctor", after=after)
     if "runpy" not in said and code != -signal.SIGINT:
-        assert (code, said) == (130, "")
+        assert code == 130
+        assert said.strip() in ("", "mlpkit: interrupted; what was finished is kept.")
