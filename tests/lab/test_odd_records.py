@@ -46,6 +46,15 @@ def test_an_odd_record_is_shown_or_refused_in_a_sentence(path, recwarn):
     assert not recwarn
 
 
+@pytest.mark.parametrize("name", experiments.names())
+@pytest.mark.parametrize("odd", [{}, {"runs": None}, {"runs": [{}]}, {"runs": [{"samples_us": [10**400]}]}], ids=repr)
+def test_a_table_of_what_is_no_record_is_refused_in_a_sentence(name, odd):
+    try:
+        assert isinstance(experiments.load(name).table(odd), str)
+    except results.RecordError as error:
+        one_sentence(error, "record")
+
+
 @pytest.mark.parametrize("path", PUBLISHED[:1])
 def test_an_odd_file_is_read_or_refused_in_a_sentence(path, tmp_path):
     text, choice = path.read_text(), random.Random(0)

@@ -21,6 +21,7 @@ def slower(record, engine, way):
     return beside / alone if alone and beside else None
 
 
+@results.reads
 def table(record):
     """Return the record as text for the terminal: a row an engine and way."""
     rows = list(dict.fromkeys((run["engine"], run["way"]) for run in record["runs"] if run["samples_us"]))
