@@ -12,20 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from selenium import webdriver
+from headless import BROWSER, chromium
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium")
-DRIVER = shutil.which("chromedriver")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM, reason="no chromium here (Debian: chromium)"),
-    pytest.mark.skipif(not DRIVER, reason="no chromedriver here (Debian: chromium-driver)"),
+    *BROWSER,
 ]
 
 READY = "return window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status"
@@ -59,7 +55,8 @@ fetch(image.src).then(r => r.blob()).then(blob => {
 
 @pytest.mark.parametrize("name", ["02_train_it_well.ipynb"])
 def test_a_slider_redraws_its_figure(name, tmp_path):
-    with jupyterlab(tmp_path) as address, chromium(tmp_path) as browser:
+    flags = "disable-quic", "disable-sync", "window-size=1280,1000", f"user-data-dir={tmp_path / 'browser'}"
+    with jupyterlab(tmp_path) as address, chromium(*flags) as browser:
         try:
             browser.get(address.format(name=name))
             wait(browser, 120).until(lambda b: b.execute_script(READY) == "idle")
@@ -142,27 +139,3 @@ def answers(port, token):
             return True
     except OSError:
         return False
-
-
-@contextmanager
-def chromium(folder):
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (
-        "headless=new",
-        "no-sandbox",  # it cannot start as root, as in a container, with it
-        "disable-gpu",
-        "disable-quic",
-        "no-first-run",
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-sync",
-        "window-size=1280,1000",
-        f"user-data-dir={folder / 'browser'}",
-    ):
-        options.add_argument(f"--{flag}")
-    browser = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-    try:
-        yield browser
-    finally:
-        browser.quit()

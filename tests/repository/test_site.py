@@ -12,20 +12,17 @@ import shutil
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
-from selenium import webdriver
+from headless import BROWSER, chromium
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium")
-DRIVER = shutil.which("chromedriver")
 AXE = "axe-core@4.14.1"
 DESK = dict(width=1280, height=900, deviceScaleFactor=1, mobile=False)
 PHONE = DESK | dict(width=390)
@@ -41,9 +38,7 @@ pytestmark = [
 
 
 def in_a_browser(test):
-    test = pytest.mark.skipif(not CHROMIUM, reason="no chromium here (Debian: chromium)")(test)
-    test = pytest.mark.skipif(not DRIVER, reason="no chromedriver here (Debian: chromium-driver)")(test)
-    return pytest.mark.browser(test)
+    return functools.reduce(lambda test, mark: mark(test), BROWSER, test)
 
 
 @pytest.fixture(scope="module")
@@ -163,34 +158,12 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def chromium():
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    for flag in (
-        "headless=new",
-        "no-sandbox",  # it cannot start as root, as in a container, with it
-        "disable-gpu",
-        "disable-dev-shm-usage",
-        "disable-background-networking",
-        "disable-component-update",
-        "no-first-run",
-        "host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # the network is cut
-    ):
-        options.add_argument(f"--{flag}")
-    browser = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-    try:
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", DESK)
-        browser.set_script_timeout(60)
-        yield browser
-    finally:
-        browser.quit()
-
-
 @pytest.fixture(scope="module")
 def browser():
-    with chromium() as browser:
+    cut = "disable-dev-shm-usage", "host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # the network is
+    with chromium(*cut, loggingPrefs={"performance": "ALL", "browser": "ALL"}) as browser:
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", DESK)
+        browser.set_script_timeout(60)
         yield browser
 
 

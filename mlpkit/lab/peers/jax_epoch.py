@@ -20,8 +20,12 @@ from .jax_step import make_step, put, start
 
 
 def prepare(problem, precision="highest"):
-    data, state, first = put(problem), start(problem), 0
-    step = make_step(problem.recipe, precision)
+    return scan(make_step(problem.recipe, precision), start(problem), *put(problem))
+
+
+def scan(step, state, X, y, rows):
+    """Return steps(n), which takes the next n of the steps that `rows` names, round and round; it returns the losses."""
+    first = 0
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def run(n, state, first, X, y, rows):
@@ -30,8 +34,8 @@ def prepare(problem, precision="highest"):
 
     def steps(n):
         nonlocal state, first
-        state, losses = jax.block_until_ready(run(n, state, first, *data))
-        first = (first + n) % len(problem.rows())
+        state, losses = jax.block_until_ready(run(n, state, first, X, y, rows))
+        first = (first + n) % len(rows)
         return np.asarray(losses)
 
     return steps

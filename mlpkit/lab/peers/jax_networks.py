@@ -6,7 +6,6 @@ Each network trains on an order of its own. Eight steps are unrolled, as in `jax
 
 import json
 import sys
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from mlpkit.lab.processes import wait_to_be_asked
 from mlpkit.training.recipe import Recipe
 
 from . import problem
+from .jax_epoch import scan
 from .jax_step import make_step, start
 
 
@@ -29,20 +29,8 @@ def prepare(problems, precision="highest"):
     X, y = jnp.asarray(problems[0].X), jnp.asarray(problems[0].y, jnp.int32)
     rows = jnp.asarray(np.stack([problem.rows() for problem in problems], 1), jnp.int32)  # (steps, networks, batch)
     state = jax.tree.map(lambda *parts: jnp.stack(parts), *map(start, problems))
-    step, first = jax.vmap(make_step(problems[0].recipe, precision), in_axes=(0, None, None, 0)), 0
-
-    @partial(jax.jit, static_argnums=0, donate_argnums=1)
-    def run(n, state, first, X, y, rows):
-        indices = rows[(first + jnp.arange(n)) % len(rows)]
-        return jax.lax.scan(lambda state, index: step(state, X, y, index), state, indices, unroll=8)
-
-    def steps(n):
-        nonlocal state, first
-        state, losses = jax.block_until_ready(run(n, state, first, X, y, rows))
-        first = (first + n) % len(rows)
-        return np.asarray(losses).T
-
-    return steps
+    steps = scan(jax.vmap(make_step(problems[0].recipe, precision), in_axes=(0, None, None, 0)), state, X, y, rows)
+    return lambda n: steps(n).T
 
 
 if __name__ == "__main__":
