@@ -6,6 +6,7 @@ import nbformat
 
 ROOT = Path(__file__).parents[2]
 LABS = ROOT / "labs"
+MISTAKES = Path(__file__).parent / "mistakes"  # one file a lab
 NAMES = sorted(path.stem for path in (LABS / "source").glob("*/*.ipynb"))
 
 

@@ -9,7 +9,7 @@ import tomllib
 
 import nbformat
 import pytest
-from submissions import LABS, NAMES, ROOT, answer, cell, solved, source
+from submissions import LABS, MISTAKES, NAMES, ROOT, answer, cell, solved, source
 
 pytest.importorskip("nbgrader", reason="`make test-labs` adds what these tests need")
 from labs.grading import release, table
@@ -48,211 +48,44 @@ def test_an_empty_lab_earns_nothing_and_says_why(earned, released, lab):
         assert re.search(r"None: is a `return` missing|returns None|left empty|still missing", says)
 
 
-MISTAKES = {  # what somebody wrote: lab, cell, text, and what it costs, with a piece of what is said
-    "little-endian": (
-        *("lab00", "shape", "def shape(raw):\n    return np.frombuffer(raw, '<i4', raw[3], 4).tolist()"),
-        {"test-shape": "should be", "test-shape-large": "should be"},
-    ),
-    "only the last byte of each number": (
-        *("lab00", "shape", "def shape(raw):\n    return [raw[7 + 4 * i] for i in range(raw[3])]"),
-        {"test-shape-large": "more than 255"},
-    ),
-    "a dimension too few": (
-        *("lab00", "shape"),
-        "def shape(raw):\n    return [int.from_bytes(raw[4*i:4*i+4], 'big') for i in range(1, raw[3])]",
-        {"test-shape": "one too few along axis 0", "test-shape-large": "one too few"},
-    ),
-    "float64": (
-        *("lab00", "scale", "def scale(images):\n    return images.reshape(len(images), -1) / 255"),
-        {"test-scale": "float64, and should have float32"},
-    ),
-    "one mean of all pixels": (
-        *("lab00", "means"),
-        "def means(X, y, classes=10):\n    return np.array([X[y == c].mean() for c in range(classes)])",
-        {"test-means": "added up"},
-    ),
-    "without the length of the means": (
-        *("lab00", "scores", "def scores(X, m):\n    return X @ m.T"),
-        {"test-scores": "should be"},
-    ),
-    "hard-wired to the visible check": (
-        *("lab00", "accuracy", "def accuracy(z, y):\n    return 0.75"),
-        {"test-accuracy": "all right"},
-    ),
-    "ReLU in place": (
-        *("lab01", "relu", "def relu(z):\n    z[z < 0] = 0\n    return z"),
-        {"test-relu": "changed its argument number 1"},
-    ),
-    "softmax as the formula stands": (
-        *("lab01", "softmax", "def softmax(z):\n    e = np.exp(z)\n    return e / e.sum(axis=1, keepdims=True)"),
-        {"test-softmax-large": "NaN"},
-    ),
-    "softmax with one maximum for all rows": (
-        *("lab01", "softmax"),
-        "def softmax(z):\n    e = np.exp(z - z.max())\n    return e / e.sum(axis=1, keepdims=True)",
-        {"test-softmax-large": "NaN"},
-    ),
-    "softmax over the wrong axis": (
-        *("lab01", "softmax", "def softmax(z):\n    e = np.exp(z - z.max(axis=0))\n    return e / e.sum(axis=0)"),
-        {"test-softmax": "should be", "test-softmax-large": "large logits"},
-    ),
-    "the sum of the losses": (
-        *("lab01", "cross-entropy"),
-        "def cross_entropy(z, labels):\n    z = z - z.max(axis=1, keepdims=True)\n"
-        "    return np.sum(np.log(np.exp(z).sum(axis=1)) - z[np.arange(len(z)), labels])",
-        {"test-cross-entropy": "two images", "test-cross-entropy-large": "should be"},
-    ),
-    "the logarithm of a softmax": (
-        *("lab01", "cross-entropy"),
-        "def cross_entropy(z, labels):\n    e = np.exp(z - z.max(axis=1, keepdims=True))\n"
-        "    return -np.log(e[np.arange(len(z)), labels] / e.sum(axis=1)).mean()",
-        {"test-cross-entropy-large": "infinite"},
-    ),
-    "keepdims in the bias gradient": (
-        *("lab01", "linear-backward"),
-        "def linear_backward(x, W, dz):\n    return x.T @ dz, dz.sum(axis=0, keepdims=True), dz @ W.T",
-        {"test-linear-backward": "axis of length 1"},
-    ),
-    "a one-sided difference": (
-        *("lab01", "slopes"),
-        "def slopes(f, x, h=1e-5):\n    r = np.zeros_like(x)\n    for i in np.ndindex(x.shape):\n"
-        "        u = x.copy()\n        u[i] += h\n        r[i] = (f(u) - f(x)) / h\n    return r",
-        {"test-slopes": "should be"},
-    ),
-    "slopes that leave x nudged": (
-        *("lab01", "slopes"),
-        "def slopes(f, x, h=1e-5):\n    r = np.zeros_like(x)\n    for i in np.ndindex(x.shape):\n"
-        "        x[i] += h\n        up = f(x)\n        x[i] -= 2 * h\n        r[i] = (up - f(x)) / 2e-5\n    return r",
-        {"test-slopes": "changed its argument number 2"},
-    ),
-    "the variance instead of its root": (
-        *("lab02", "standard-error", "def standard_error(p, n):\n    return p * (1 - p) / n"),
-        {"test-standard-error": "should be"},
-    ),
-    "ddof forgotten": (
-        *("lab02", "resolved"),
-        "def resolved(a, b):\n    e = np.sqrt(a.var() / len(a) + b.var() / len(b))\n"
-        "    return bool(abs(a.mean() - b.mean()) > 2 * e)",
-        {"test-resolved": "just below"},
-    ),
-    "a difference with a sign": (
-        *("lab02", "resolved"),
-        "def resolved(a, b):\n    e = np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))\n"
-        "    return bool(a.mean() - b.mean() > 2 * e)",
-        {"test-resolved": "the second one is ahead"},
-    ),
-    "the old velocity": (
-        *("lab02", "momentum", "def momentum(theta, v, g, rate, beta=0.9):\n    return theta - rate * v, v * beta + g"),
-        {"test-momentum": "number 1"},
-    ),
-    "momentum in place": (
-        *("lab02", "momentum"),
-        "def momentum(theta, v, g, rate, beta=0.9):\n    v *= beta\n    v += g\n    return theta - rate * v, v",
-        {"test-momentum": "changed its argument number 2"},
-    ),
-    "Adam counts from 0": (
-        *("lab02", "adam"),
-        "def adam(theta, m, v, g, t, rate, beta1=0.9, beta2=0.999, eps=1e-8):\n"
-        "    m = beta1 * m + (1 - beta1) * g\n    v = beta2 * v + (1 - beta2) * g**2\n    t = t + 1\n"
-        "    return theta - rate * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps), m, v",
-        {"test-adam": "first step", "test-adam-later": "third step"},
-    ),
-    "Adam without its correction": (
-        *("lab02", "adam"),
-        "def adam(theta, m, v, g, t, rate, beta1=0.9, beta2=0.999, eps=1e-8):\n"
-        "    m = beta1 * m + (1 - beta1) * g\n    v = beta2 * v + (1 - beta2) * g**2\n"
-        "    return theta - rate * m / (np.sqrt(v) + eps), m, v",
-        {"test-adam": "first step", "test-adam-later": "third step"},
-    ),
-    "Adam right in its first step only": (
-        *("lab02", "adam"),
-        "def adam(theta, m, v, g, t, rate, beta1=0.9, beta2=0.999, eps=1e-8):\n"
-        "    return theta - rate * np.sign(g), (1 - beta1) * g, (1 - beta2) * g**2",
-        {"test-adam-later": "third step"},
-    ),
-    "a cosine that reaches 0": (
-        *("lab02", "cosine"),
-        "def cosine(peak, steps):\n    return peak * (1 + np.cos(np.linspace(0, np.pi, steps))) / 2",
-        {"test-cosine": "should be"},
-    ),
-    "a mean for a median": (
-        *("lab03", "summary"),
-        "def summary(seconds, warm_up=1):\n    r = seconds[warm_up:]\n"
-        "    return r.mean(), np.quantile(r, 0.75) - np.quantile(r, 0.25)",
-        {"test-summary": "late one"},
-    ),
-    "sorted before the warm-up is left out": (
-        *("lab03", "summary"),
-        "def summary(seconds, warm_up=1):\n    r = np.sort(seconds)[warm_up:]\n"
-        "    return np.median(r), np.quantile(r, 0.75) - np.quantile(r, 0.25)",
-        {"test-summary": "should be"},
-    ),
-    "always the same order": (
-        *("lab03", "turns", "def turns(rounds):\n    return np.tile([0, 1], rounds)"),
-        {"test-turns": "should be"},
-    ),
-    "a round too few": (
-        *("lab03", "turns", "def turns(rounds):\n    return np.tile([0, 1, 1, 0], rounds // 2)"),
-        {"test-turns": "should have"},
-    ),
-    "the pixels' gradient counted": (
-        *("lab03", "flops"),
-        "def flops(sizes, n):\n    return sum(6 * n * k * m for k, m in zip(sizes, sizes[1:]))",
-        {"test-flops": "is 36, and should be 24"},
-    ),
-    "additions forgotten": (
-        *("lab03", "flops"),
-        "def flops(s, n):\n    return sum(3 * n * k * m for k, m in zip(s, s[1:])) - n * s[0] * s[1]",
-        {"test-flops": "1/2 of what it should be"},
-    ),
-    "min for an array": (
-        *("lab03", "attainable"),
-        "def attainable(intensity, peak, bandwidth):\n    return min(peak, intensity * bandwidth)",
-        {"test-attainable": "it raised ValueError"},
-    ),
-    "the longer of the two sums": (
-        *("lab03", "floor"),
-        "def floor(operations, bytes_moved, peak, bandwidth):\n"
-        "    return max((operations / peak).sum(), (bytes_moved / bandwidth).sum())",
-        {"test-floor": "is 6, and should be 7"},
-    ),
-}
+def mistakes_of(lab):
+    """Return what somebody wrote: name -> {"cell", "wrote", "costs": {test: a piece of what is said}}."""
+    return tomllib.loads((MISTAKES / f"{lab}.toml").read_text(encoding="utf-8"))
 
 
 def rounds(lab):
     """Return the mistakes of a lab in lists: each is one submission, with at most one mistake in a cell."""
     result = []
-    for name, (which, where, *rest) in MISTAKES.items():
-        if which == lab:
-            for one in result:
-                if where not in {place for _, place, *_ in one}:
-                    break
-            else:
-                one = []
-                result.append(one)
-            one.append((name, where, *rest))
+    for name, mistake in mistakes_of(lab).items():
+        for one in result:
+            if mistake["cell"] not in {other["cell"] for other in one.values()}:
+                break
+        else:
+            one = {}
+            result.append(one)
+        one[name] = mistake
     return result
 
 
 @pytest.mark.parametrize(("lab", "mistakes"), [(lab, mistakes) for lab in NAMES for mistakes in rounds(lab)])
 def test_a_typical_mistake_costs_what_the_rubric_says(earned, lab, mistakes, subtests):
     notebook = solved(lab)
-    for _, where, text, _ in mistakes:
-        answer(notebook, where, text)
+    for mistake in mistakes.values():
+        answer(notebook, mistake["cell"], mistake["wrote"])
     result = earned(lab, notebook)
-    for name, _, _, costs in mistakes:
+    for name, mistake in mistakes.items():
         with subtests.test(name):
-            for test, said in costs.items():
+            for test, said in mistake["costs"].items():
                 assert result[test][0] == 0
                 assert said in result[test][1]
-    lost = {test for *_, costs in mistakes for test in costs}
+    lost = {test for mistake in mistakes.values() for test in mistake["costs"]}
     assert {test for test, (points, _) in result.items() if points == 0} == lost
     assert {test for test, (points, _) in result.items() if points is None} == {"explain"}
 
 
-def test_each_lab_has_typical_mistakes():
-    for lab in NAMES:
-        assert sum(which == lab for which, *_ in MISTAKES.values()) >= 6
+@pytest.mark.parametrize("lab", NAMES)
+def test_each_lab_has_typical_mistakes(lab):
+    assert len(mistakes_of(lab)) >= 6
 
 
 @pytest.mark.parametrize("lab", NAMES)
