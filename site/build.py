@@ -55,8 +55,8 @@ def set_pages(work, site, printed, repository):
     for name, content in collect().items():
         (work / "pages" / name).parent.mkdir(parents=True, exist_ok=True)
         (work / "pages" / name).write_bytes(content)
-    sphinx = [sys.executable, "-m", "sphinx", "--quiet", "--jobs=auto", "--fail-on-warning", "-c", ROOT / "site"]
-    sphinx += ["-d", work / "doctrees", f"-Dprinted={int(printed)}"]
+    sphinx = [sys.executable, "-m", "sphinx", "--quiet", "--jobs=auto", "--fail-on-warning", "-c", str(ROOT / "site")]
+    sphinx += ["-d", str(work / "doctrees"), f"-Dprinted={int(printed)}"]
     sphinx += [] if repository is None else [f"-Drepository={repository}"]
     if status := subprocess.run([*sphinx, work / "pages", site]).returncode:
         sys.exit(status)
@@ -89,9 +89,9 @@ def collect():
         elif path.suffix in (".png", ".svg", ".jpg"):
             pages[name] = path.read_bytes()
         elif path.is_dir():
-            inside = [each for each in sorted(path.iterdir()) if not each.name.startswith(("__pycache__", "."))]
-            pages[f"{name}.md"] = folder_page(name, inside).encode()
-            waiting += [f"{name}/{each.name}" for each in inside if has_page(each)]
+            content = [each for each in sorted(path.iterdir()) if not each.name.startswith(("__pycache__", "."))]
+            pages[f"{name}.md"] = folder_page(name, content).encode()
+            waiting += [f"{name}/{each.name}" for each in content if has_page(each)]
         else:
             pages[f"{name}.md"] = code_page(name).encode()
     if missing:
@@ -141,7 +141,8 @@ def says(path, whole=False):
     if path.suffix == ".py":
         text = ast.get_docstring(ast.parse(text)) or ""
     else:
-        text = " ".join(line.lstrip("/# ") for line in re.match(r"((?://|#) .*\n)*", text)[0].splitlines())
+        comment = re.findall(r"\A((?:(?://|#) .*\n)*)", text)[0]
+        text = " ".join(line.lstrip("/# ") for line in comment.splitlines())
     return text if whole else " ".join(re.split(r"(?<=[.?])\s|\n\n", text, maxsplit=1)[0].split())
 
 

@@ -1,6 +1,6 @@
 """How Sphinx sets the book. `site/build.py` collects the pages and calls Sphinx."""
 
-import importlib.util
+import importlib.resources
 import json
 import re
 import shutil
@@ -16,11 +16,11 @@ project = "One network, every way to train it"
 author = "the authors of mlpkit"
 copyright = "2026, text and figures CC BY 4.0, code MIT"
 extensions = ["myst_nb"]
-templates_path = []
+templates_path: list[str] = []
 root_doc = "index"
 
 nb_execution_mode = "off"
-nb_ipywidgets_js = {}
+nb_ipywidgets_js: dict = {}
 # A figure under sliders is stored in two forms; the one that needs no kernel is shown.
 nb_mime_priority_overrides = [("html", "text/html", 0)]
 myst_enable_extensions = ["dollarmath", "deflist"]
@@ -122,7 +122,7 @@ def offer_pdf(app, pagename, templatename, context, doctree):
 
 
 def add_mathjax(app, exception):
-    package = Path(importlib.util.find_spec("sphinx-mathjax-offline").submodule_search_locations[0])
+    package = Path(str(importlib.resources.files("sphinx-mathjax-offline")))
     for name in MATHJAX:
         source, target = package / "static" / "mathjax" / name, Path(app.outdir) / "_static" / "mathjax" / name
         if source.is_dir():

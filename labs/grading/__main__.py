@@ -16,8 +16,8 @@ def main():
     options = parser.parse_args()
     try:
         box.require()
-    except box.NoBox as why:
-        print(f"Nothing was graded, because submissions run only in a box, and {why}", file=sys.stderr)
+    except box.NoBox as error:
+        print(f"Nothing was graded, because submissions run only in a box, and {error}", file=sys.stderr)
         return 1
     if options.inbox:
         if not options.inbox.is_dir():

@@ -5,6 +5,7 @@ file, process or network. What a box does not stop: a fault in the kernel, and s
 the limits allow.
 """
 
+import io
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import cast
 
 import psutil
 
@@ -171,5 +173,6 @@ class Box:
         self.process.kill()
 
     def _drain(self):
-        while part := self.process.stdout.read1(2**16):
+        stream = cast(io.BufferedReader, self.process.stdout)
+        while part := stream.read1(2**16):
             self.output += part[: OUTPUT - len(self.output)]

@@ -14,7 +14,8 @@ def collect(inbox, root):
     inbox: a folder with files such as ada_lab01.ipynb, ada/lab01.ipynb or ada/lab01/lab01.ipynb. Of two files of one
     student for one lab the newer is taken.
     """
-    labs, left, found = names(root), [], {}
+    labs, left = names(root), []
+    found: dict = {}
     for path in sorted(inbox.rglob("*.ipynb")):
         if ".ipynb_checkpoints" in path.parts or path.is_symlink():
             continue

@@ -63,7 +63,9 @@ def merge(source, submission):
     A cell of the student's stands behind the cell of the lab that it was put behind. A changed or deleted cell that was
     given, or a test, is the source's again. Raises NotALab where a solution cell is missing, or there twice.
     """
-    own, behind, last = {}, {None: []}, None
+    own: dict = {}
+    behind: dict = {None: []}
+    last = None
     known = {name_of(cell): role(cell) for cell in source.cells if role(cell)}
     for cell in submission.cells:
         about = cell.metadata.get("nbgrader", {}).get("grade_id")
@@ -134,7 +136,8 @@ class Judge:
     """The lab's source, run step by step beside a submission."""
 
     def __init__(self, source, running):
-        self.space, self.names = {"__name__": "__main__"}, {}  # names that solution cells define, and which
+        self.space: dict = {"__name__": "__main__"}
+        self.names: dict = {}  # names that solution cells define, and which
         self.stopped = {}  # cells that ended with an exception, and what it said
         self.running, self.ended = running, None
         self.released = {name_of(cell): cell for cell in source.cells if role(cell)}
@@ -180,8 +183,8 @@ class Judge:
             lab = self.space["lab"]
             before = len(lab.verdicts)
             exec(compile(cell.source, f"<{name_of(cell)}>", "exec"), mixed)
-        except AssertionError as wrong:
-            return self._wrong(cell, str(wrong) or "a test says no.")
+        except AssertionError as error:
+            return self._wrong(cell, str(error) or "a test says no.")
         except wire.Ended as end:
             return None, f"{BY_HAND}: {end}."
         except Exception as error:

@@ -23,7 +23,7 @@ class Ended(Exception):
 
 def send(descriptor, message):
     """Write a message: None, True, numbers, text, bytes, arrays; lists, tuples, dicts of them; others by type."""
-    arrays = []
+    arrays: list[bytes] = []
     text = json.dumps(_pack(message, arrays)).encode()
     blob = b"".join(arrays)
     if len(text) > LARGEST or len(blob) > LARGEST:
