@@ -7,12 +7,15 @@ defines what each function must compute: the tests hold the others to it, operat
 steps.
 
 This folder is the list of the engines: a file in it is one. The first words of its docstring, up to a colon, are its
-label.
+label. One that takes all but a few operations from another, as they are, names those few in `OWN`: for a model that
+needs none of them it is the other engine again, and nobody need measure it twice.
 """
 
 import ast
 import pkgutil
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,9 +33,15 @@ class EngineUnavailable(RuntimeError):
     """This machine lacks what an engine needs; the message says what, and how to get it."""
 
 
-def names() -> tuple[str, ...]:
-    """Return the names of all engines, by library in the order of the chapters, then by the alphabet."""
+def names(operations: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Return the names of all engines, by library in the order of the chapters, then by the alphabet.
+
+    operations: names of functions, such as `MLP.operations`: without the engines that take all of these from another.
+    """
     found = [module.name for module in pkgutil.iter_modules(__path__) if "_" in module.name and not module.ispkg]
+    if operations is not None:
+        wanted = set(operations)
+        found = [name for name in found if (own := own_operations(name)) is None or wanted & own]
     return tuple(sorted(found, key=lambda name: ([*LIBRARIES, library(name)].index(library(name)), name)))
 
 
@@ -56,14 +65,30 @@ def label(name: str) -> str:
 
     Of a module that is no Python, as while it is being written, it is the name.
     """
-    spec = find_spec(f"{__name__}.{name}")
-    if spec is None or spec.origin is None:
+    if find_spec(f"{__name__}.{name}") is None:
         return name.replace("_", " ")
+    return (ast.get_docstring(_read(name)) or name).partition(":")[0]
+
+
+def own_operations(name: str) -> set[str] | None:
+    """Return the operations in which an engine differs from the one that it stands on: its module's tuple `OWN`.
+
+    None where it has none: the engine may differ in all. The module is read and not imported.
+    """
+    for node in _read(name).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "OWN":
+            with suppress(ValueError, TypeError):  # no tuple of words
+                return set(ast.literal_eval(node.value))
+    return None
+
+
+def _read(name: str) -> ast.Module:
+    """Return an engine's module, parsed; an empty one where there is none, or no Python in it."""
+    spec = find_spec(f"{__name__}.{name}")
     try:
-        text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
+        return ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
-        text = None
-    return (text or name).partition(":")[0]
+        return ast.Module([], [])
 
 
 def load(name: str) -> Engine:

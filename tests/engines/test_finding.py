@@ -1,11 +1,14 @@
 """The folder is the list of engines: a file in it is found, named, labelled and loaded, and nobody keeps a list."""
 
+import inspect
 import sys
 
 import pytest
 from shared import one_sentence
 
 from mlpkit import engines
+from mlpkit.engines import numpy_baseline
+from mlpkit.nn.models import LENET5, MLP
 
 
 def test_engines_come_by_library_in_the_order_of_the_chapters():
@@ -81,6 +84,33 @@ def test_an_engine_that_is_no_python_stands_in_nobodys_way(content, folder):
     with pytest.raises(engines.EngineUnavailable) as caught:
         engines.load("numpy_broken")
     one_sentence(caught.value, "numpy_broken")
+
+
+def test_engines_that_take_all_that_a_model_needs_from_another_can_be_left_out(folder):
+    head = '"""NumPy, odd: never run."""\n\nraise AssertionError("it was run")\n'
+    (folder / "numpy_odd.py").write_text(head + 'OWN = ("conv", "conv_backward_input")\n')
+    (folder / "numpy_even.py").write_text(head + 'OWN = ("relu",)\n')
+    (folder / "numpy_any.py").write_text(head + "OWN = tuple(sorted(dir()))\n")
+    assert engines.own_operations("numpy_odd") == {"conv", "conv_backward_input"}
+    assert engines.own_operations("numpy_any") is None
+    assert engines.own_operations(engines.BASELINE) is None
+    everywhere, dense = set(engines.names()), set(engines.names(MLP.operations))
+    assert {"numpy_odd", "numpy_even", "numpy_any"} < everywhere
+    assert dense & {"numpy_odd", "numpy_even", "numpy_any"} == {"numpy_even", "numpy_any"}
+    assert "numpy_odd" in engines.names(LENET5.operations)
+    assert engines.BASELINE in dense
+
+
+@pytest.mark.parametrize("name", [name for name in engines.names() if engines.own_operations(name)])
+def test_an_engine_that_names_its_own_operations_takes_all_others(name):
+    """Or it would be left out of what it does in its own way."""
+    engine, own = engines.load(name), engines.own_operations(name)
+    here = [engines.load(other) for other in engines.names() if other != name and not engines.on_gpu(other)]
+    operations = {each for each, function in vars(numpy_baseline).items() if inspect.isfunction(function)}
+    operations = {each for each in operations if each[0] != "_" and hasattr(engine, each)}
+    assert own <= operations
+    for each in operations - own:
+        assert any(getattr(other, each, None) is getattr(engine, each) for other in here), each
 
 
 def test_a_name_that_no_file_has_is_refused():

@@ -27,7 +27,7 @@ from mlpkit.engines.loops import simd as _simd
 from mlpkit.engines.stepping import StepByStep
 from mlpkit.nn.layers import Linear, Tanh
 from mlpkit.nn.model import Model
-from mlpkit.nn.models import LENET5, mlp
+from mlpkit.nn.models import LENET5, MLP, mlp
 from mlpkit.nn.network import Network
 from mlpkit.training.fit import fit, trainer_of
 from mlpkit.training.optim import SGD
@@ -402,7 +402,7 @@ def test_an_interrupted_training_keeps_what_it_has():
 # Bad input
 
 
-NUMBA = [name for name in engines.names() if engines.library(name) == "numba"]
+NUMBA = [name for name in engines.names(MLP.operations) if engines.library(name) == "numba"]
 
 
 def made(name, X, labels):

@@ -8,6 +8,7 @@ from shared import dataset
 from mlpkit import engines
 from mlpkit.lab.experiments import agreement
 from mlpkit.lab.experiments.agreement import Answer
+from mlpkit.nn.models import MLP
 from mlpkit.training.recipe import Recipe
 
 RECIPE = Recipe(model=MODEL, batch_size=8, epochs=3, lr=0.1)
@@ -58,7 +59,7 @@ def test_without_a_plan_all_engines_answer_but_those_that_take_hours(monkeypatch
 
     monkeypatch.setattr(sys.modules[Answer.__module__], "answer", answer)
     agreement.measure(lambda record: None, lambda text: None, dataset=DATA)
-    ready = [name for name, why_not in engines.available().items() if not why_not]
+    ready = [name for name in engines.names(MLP.operations) if not engines.available()[name]]
     assert list(dict.fromkeys(asked)) == [name for name in ready if not name.startswith("python")]
 
 

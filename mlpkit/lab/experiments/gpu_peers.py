@@ -8,13 +8,14 @@ from functools import partial
 
 from mlpkit import engines
 from mlpkit.lab.bench import Timing
+from mlpkit.nn.models import MLP
 
 from . import peers
 from .peers import Plan
 from .peers import table as table
 
 PLAN = Plan(
-    engines=(engines.BASELINE, *filter(engines.on_gpu, engines.names())),
+    engines=(engines.BASELINE, *filter(engines.on_gpu, engines.names(MLP.operations))),
     others=(
         "pytorch_cuda",
         "pytorch_cuda_compiled",

@@ -38,7 +38,8 @@ def measure(save=results.save_part, progress=print, plan=USUAL, dataset=None, ex
     """Train with each engine that can run here, and return the record. experiment: the record's name."""
     dataset = dataset or load(scaled=True)
     record = results.new(experiment, recipe=plan.recipe.to_dict(), seeds=plan.seeds)
-    names = plan.engines or [name for name in engines.names() if not engines.interpreted(name)]
+    ours = engines.names(plan.recipe.model.operations)
+    names = plan.engines or [name for name in ours if not engines.interpreted(name)]
     can_run = engines.available()
     return results.collect(record, _answers([n for n in names if can_run[n] is None], plan, dataset, progress), save)
 

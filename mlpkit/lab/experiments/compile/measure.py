@@ -12,18 +12,20 @@ from mlpkit import engines
 from mlpkit.lab import processes, results
 from mlpkit.lab.bench import Stepper
 from mlpkit.lab.clock import in_turns, seconds_of
+from mlpkit.nn.models import MLP
 from mlpkit.training.recipe import Recipe
 
 from .read import CACHES
 
 CACHE_VARIABLES = ("NUMBA_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH")  # Numba's, CuPy's, the driver's
+NUMBA = tuple(name for name in engines.names(MLP.operations) if engines.library(name) == "numba")
 
 
 @dataclass(frozen=True)
 class Plan:
     """Which engines to start. processes: how many with each cache, an empty one and a filled one, for each engine."""
 
-    engines: tuple[str, ...] = tuple(name for name in engines.names() if engines.library(name) == "numba")
+    engines: tuple[str, ...] = NUMBA
     processes: int = 2
 
 

@@ -29,7 +29,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL, dataset=None):
     dataset, recipe = dataset or load(scaled=True), plan.recipe
     record = results.new("engines", recipe=recipe.to_dict(), timing=asdict(plan.timing))
     steppers = {}
-    for name in plan.engines or engines.names():
+    for name in plan.engines or engines.names(recipe.model.operations):
         progress(f"checking {name}")
         run: dict = {"engine": name, "why_not": None, "samples_us": []}
         record["runs"].append(run)

@@ -79,7 +79,7 @@ def _others(plan, train, progress):
 def _rehearsals(plan, train, progress):
     for goal, recipe in plan.goals.items():
         wanted = Stepper(BASELINE, recipe, train).take(1)[1]
-        for name in plan.engines or engines.names():
+        for name in plan.engines or engines.names(recipe.model.operations):
             progress(f"{goal} %: a few steps with {name}")
             yield _rehearse(name, goal, recipe, train, wanted)
 

@@ -13,13 +13,14 @@ from mlpkit.lab import machine, results
 from mlpkit.lab.bench import GateError, Stepper, gate
 from mlpkit.lab.clock import in_turns, steps_in
 from mlpkit.lab.results import median_us
-from mlpkit.nn.models import mlp
+from mlpkit.nn.models import MLP, mlp
 from mlpkit.training.recipe import Recipe
 
 from .read import SERIAL, sizes
 
 RECIPE = Recipe(lr=0.01)  # a small rate: a batch of 1 must not diverge
-NAMES = (BASELINE, *(name for name in engines.names() if engines.library(name) == "numba"))  # the processor's
+OURS = engines.names(MLP.operations)
+NAMES = (BASELINE, *(name for name in OURS if engines.library(name) == "numba"))  # the processor's
 WITH_BLAS = (BASELINE, "numba_hybrid")  # leave BLAS's threads awake behind them
 SETTLE = 0.06  # seconds of steps before a sample on several cores
 
