@@ -87,8 +87,8 @@ def _all_settings(network, optimizer, settings):
 
 def _check_same(path, saved, wanted):
     """Raise ValueError where a setting changed. One that is None, as of a run without validation, goes with any."""
-    for name, value in wanted.items():
-        found = saved.get(name, "unknown")
+    for name in saved | wanted:
+        value, found = wanted.get(name, "none"), saved.get(name, "none")
         if None not in (value, found) and value != found:
             raise ValueError(f"{path} can't be resumed: it was written with {name} {found}, this run has {value}.")
 

@@ -54,6 +54,7 @@ def fit(
     checkpoints=None,
     resume=False,
     on_epoch=None,
+    augment=None,
 ):
     """Train `network` with `optimizer` and return the `History`.
 
@@ -65,6 +66,8 @@ def fit(
     resume: go on from `last.npz`, on the same path as a run that was never stopped; so the data must be the same, and
     the optimizer, its schedule included, which for a falling rate means the same number of epochs.
     on_epoch: is called with the history after every epoch, when the network has the parameters of its end.
+    augment: is called with train's images, the seed and the epoch's number, and returns what the epoch sees in their
+    place: as many, alike, and the same again for the same seed and epoch. See `data.augment`.
 
     Raises ValueError or TypeError for what can't be trained on, or not by this engine, and OSError for checkpoints that
     can't be written, or are another run's, before the first step. Raises Diverged at the first loss that is not finite,
@@ -75,25 +78,29 @@ def fit(
     spent.
     """
     _check_network(network, optimizer)
-    _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch)
+    _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch, augment)
     check_engine(network, optimizer, batch_size)
+    images = train[0] if augment else None
     X, y = train = _arrays(network, train, "train")
     _check_norms(network.model, min(batch_size, len(y)))
     validation = None if validation is None else _arrays(network, validation, "validation")
     _check_numbers(network, [train, validation] if validation else [train])
-    run = _Run(network, optimizer, checkpoints, {"batch_size": int(batch_size), "seed": int(seed), "examples": len(y)})
+    settings: dict[str, Any] = {"batch_size": int(batch_size), "seed": int(seed), "examples": len(y)}
+    settings |= {"augment": str(augment)} if augment else {}
+    run = _Run(network, optimizer, checkpoints, settings)
     with run.in_its_folder(train, validation, resume) if checkpoints else nullcontext():
         if len(run.history.epochs) < epochs and not run.out_of_patience(patience):
-            trainer = trainer_of(network, optimizer, X, y, batch_size)
+            images_of = augment and partial(augment, images, int(seed))
+            trainers = _Trainers(network, optimizer, X, y, batch_size, images_of, len(run.history.epochs))
             try:
-                run.train(trainer, len(y), epochs, patience, validation, on_epoch)
+                run.train(trainers, len(y), epochs, patience, validation, on_epoch)
             except KeyboardInterrupt:
-                run.interrupted(trainer)
+                run.interrupted(trainers.now)
             except Exception as error:
                 run.failed(error)
                 raise
             finally:
-                trainer.close()
+                trainers.now.close()
     return run.history
 
 
@@ -113,6 +120,31 @@ def trainer_of(network, optimizer, X, y, batch_size):
     check_engine(network, optimizer, batch_size)
     kind = getattr(network.engine, "Trainer", StepByStep)
     return kind(network, optimizer, X, y, batch_size)
+
+
+class _Trainers:
+    """The trainer of each epoch: one and the same, or where images change, a new one with its images. It is `now`."""
+
+    def __init__(self, network, optimizer, X, y, batch_size, images_of, first):
+        self.asarray, self.X, self.images_of, self.epoch = network.engine.asarray, X, images_of, first
+        self.make = partial(trainer_of, network, optimizer, y=y, batch_size=batch_size)
+        self.now = self.make(X=self._images(first) if images_of else X)
+
+    def of_epoch(self, epoch):
+        """Return it. Raises ValueError for images that are not as many as they were, or not alike."""
+        if self.images_of and epoch != self.epoch:
+            self.now.close()
+            self.now, self.epoch = self.make(X=self._images(epoch)), epoch
+        return self.now
+
+    def _images(self, epoch):
+        X = self.asarray(self.images_of(epoch))
+        if X.shape != self.X.shape or X.dtype != self.X.dtype:
+            raise ValueError(
+                f"augment must return images like those it gets, {self.X.dtype} {self.X.shape}, "
+                f"not {X.dtype} {X.shape}."
+            )
+        return X
 
 
 def evaluation_of(network, X, y):
@@ -197,17 +229,17 @@ class _Run:
         self.network.save(self.folder / "best.npz")  # it is written after the other, and a kill may have come between
         self.go_back_to(self.good)
 
-    def train(self, trainer, n, epochs, patience, validation, on_epoch):
+    def train(self, trainers, n, epochs, patience, validation, on_epoch):
         """Train until so many epochs are done, or patience runs out. n: of the examples."""
-        nobody_looks = patience is None and self.folder is None and on_epoch is None
-        ahead = int(nobody_looks and not isinstance(trainer, StepByStep))
+        nobody_looks = patience is None and self.folder is None and on_epoch is None and not trainers.images_of
+        ahead = int(nobody_looks and not isinstance(trainers.now, StepByStep))
         asked, evaluate, seed = deque[_Asked](), None, self.settings["seed"]
         self.first_step, first = len(self.history.loss), len(self.history.epochs)
         order = epoch_order(n, seed, first)
         with np.errstate(all="ignore"):  # what overflows is reported once, as Diverged
             for epoch in range(first, epochs):
                 try:
-                    asked.append(self.ask(trainer, order, [each.kept for each in asked]))
+                    asked.append(self.ask(trainers.of_epoch(epoch), order, [each.kept for each in asked]))
                 except Exception:  # the epoch before may not be in the history yet
                     while asked:
                         self.close_epoch(asked.popleft())
@@ -400,7 +432,7 @@ def _check_norms(model, n):
             raise ValueError("a BatchNorm learns nothing from a batch of one row: train on batches of at least 2.")
 
 
-def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch):
+def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch, augment):
     check_count("epochs", epochs, least=0)
     check_count("batch_size", batch_size)
     check_count("seed", seed, least=0)
@@ -410,6 +442,8 @@ def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, 
             raise ValueError("patience waits for the validation loss: give fit a validation set too.")
     if on_epoch is not None and not callable(on_epoch):
         raise TypeError(f"on_epoch must be a function of the history, not {on_epoch!r}.")
+    if augment is not None and not callable(augment):
+        raise TypeError(f"augment must be a function of images, seed and epoch, such as Augmentation, not {augment!r}.")
     if resume and checkpoints is None:
         raise ValueError("to resume, name the folder of the checkpoints.")
     if checkpoints == "":

@@ -1,10 +1,11 @@
 """A recipe is every choice that a training run depends on, in one place: run it twice, get the same network twice."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 
 from mlpkit.checks import check_choice, check_count, check_dtype, check_not_negative, check_positive
+from mlpkit.data.augment import Augmentation
 from mlpkit.engines import BASELINE
 from mlpkit.nn.initialize import RULES
 from mlpkit.nn.model import Model
@@ -26,7 +27,8 @@ class Recipe:
     optimizer: a name from `optim.BY_NAME`. lr: the highest rate. schedule: "constant"; "step", to a tenth after each
     third of the run; "exponential", down to a hundredth at its end; "cosine", down to 0. warmup_epochs: how long the
     rate rises first; 0.5 is half an epoch. init: "he" or "xavier". seed: of the first weights, of the order of the
-    examples, and of dropout. model: what is trained, see `nn.models`. dtype: "float32" or "float64".
+    examples, of dropout, and of how images change. model: what is trained, see `nn.models`. dtype: "float32" or
+    "float64". augment: how far images change from epoch to epoch, None where they stay as they are.
 
     Raises ValueError or TypeError for a name that there is not, or a number out of range.
     """
@@ -42,6 +44,7 @@ class Recipe:
     seed: int = 0
     model: Model = MLP
     dtype: str = "float32"
+    augment: Augmentation | None = None
 
     def __post_init__(self):
         check_choice("optimizer", self.optimizer, BY_NAME)
@@ -52,6 +55,8 @@ class Recipe:
         checked["lr"] = check_positive("lr", self.lr)
         changed = {name: value for name, value in checked.items() if isinstance(getattr(self, name), np.generic)}
         changed |= {"model": check_model(self.model), "dtype": str(check_dtype(self.dtype))}
+        if not isinstance(self.augment, Augmentation | None):
+            raise TypeError(f"augment must be an Augmentation, or None, not {self.augment!r}.")
         for name, value in changed.items():  # JSON has lists, and knows no numbers of NumPy's
             object.__setattr__(self, name, value)
 
@@ -97,6 +102,7 @@ class Recipe:
             epochs=self.epochs,
             batch_size=self.batch_size,
             seed=self.seed,
+            augment=self.augment,
             **options,
         )
         return network, history
@@ -106,14 +112,16 @@ class Recipe:
         return replace(self, **changes)
 
     def to_dict(self):
-        """Return the choices as JSON can hold them."""
+        """Return the choices as JSON can hold them; `augment` where there is one."""
         choices = {field.name: getattr(self, field.name) for field in fields(self)}
-        return choices | {"model": self.model.to_dict()}
+        choices |= {"model": self.model.to_dict(), "augment": self.augment and asdict(self.augment)}
+        return choices if self.augment else {name: choices[name] for name in choices if name != "augment"}
 
     @classmethod
     def from_dict(cls, choices):
         """Return the recipe that `to_dict` wrote. Raises ValueError for what makes no recipe."""
         try:
-            return cls(**choices | {"model": Model.from_dict(choices["model"])})
+            augment = choices.get("augment") and Augmentation(**choices["augment"])
+            return cls(**choices | {"model": Model.from_dict(choices["model"]), "augment": augment})
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is no recipe: {type(error).__name__}: {error}".rstrip(".") + ".") from error
