@@ -76,19 +76,21 @@ def load_checkpoint(path, network, optimizer, settings):
 
 def _all_settings(network, optimizer, settings):
     drops = any(isinstance(layer, Dropout) for _, layer, *_ in network.model.places)
-    return {
+    found = {
         "model": network.model.to_dict(),
         "dtype": str(network.dtype),
-        "optimizer": re.sub(r" at 0x\w+", "", optimizer.describe()),  # where in memory a function lies
+        "optimizer": optimizer.describe(),
         "seed of dropout": network.mode.seed if drops else None,
         **settings,
     }
+    where = re.compile(r" at 0x\w+")  # in memory a function lies, which is no setting
+    return {name: where.sub("", value) if isinstance(value, str) else value for name, value in found.items()}
 
 
 def _check_same(path, saved, wanted):
     """Raise ValueError where a setting changed. One that is None, as of a run without validation, goes with any."""
-    for name in saved | wanted:
-        value, found = wanted.get(name, "none"), saved.get(name, "none")
+    for name, value in wanted.items():
+        found = saved.get(name, "None")
         if None not in (value, found) and value != found:
             raise ValueError(f"{path} can't be resumed: it was written with {name} {found}, this run has {value}.")
 

@@ -85,8 +85,7 @@ def fit(
     _check_norms(network.model, min(batch_size, len(y)))
     validation = None if validation is None else _arrays(network, validation, "validation")
     _check_numbers(network, [train, validation] if validation else [train])
-    settings: dict[str, Any] = {"batch_size": int(batch_size), "seed": int(seed), "examples": len(y)}
-    settings |= {"augment": str(augment)} if augment else {}
+    settings = {"batch_size": int(batch_size), "seed": int(seed), "examples": len(y), "augment": str(augment)}
     run = _Run(network, optimizer, checkpoints, settings)
     with run.in_its_folder(train, validation, resume) if checkpoints else nullcontext():
         if len(run.history.epochs) < epochs and not run.out_of_patience(patience):
