@@ -10,11 +10,15 @@ from itertools import pairwise
 import cupy as cp
 import numpy as np
 
+from mlpkit.kernels import gpu
+
 from .cuda.graph import GradientTrainer
 from .cuda.kernel import kernel, linear_layers
 from .cupy_fused import *
 from .cupy_fused import cross_entropy
 from .stepping import mlps_only
+
+gpu.require_capability(8.0)  # products.cu copies asynchronously
 
 NAME = "cuda_graph"
 TILE = (8, 16)  # of `forward` and `backward` in products.cu: rows, columns
