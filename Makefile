@@ -9,7 +9,7 @@
 # Works with GNU make 3.81 (macOS) and later.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-labs lab labs grade site wheelhouse data check notebooks readme constraints clean
+.PHONY: help run test test-labs lab labs grade site colab wheelhouse data check notebooks readme constraints clean
 .NOTPARALLEL:
 
 PYTHON ?=
@@ -46,6 +46,9 @@ lab: $(READY)  ## open the workbook in JupyterLab
 
 site: .venv/site-complete  ## build the book as a web site, in build/site
 	@$(VENV_PYTHON) site/build.py $(if $(filter no,$(PDF)),--no-pdf)
+
+colab: .venv/site-complete  ## write the chapters for Colab, in colab, once site/conf.py has the repository's address
+	@$(VENV_PYTHON) site/colab.py
 
 labs: .venv/labs-complete  ## make the labs' student versions, in labs/release
 	@$(VENV_PYTHON) -m labs.grading.release
@@ -84,7 +87,7 @@ constraints:  ## renew the pins in constraints.txt (needs uv)
 
 clean:  ## remove .venv and every cache
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
-	@find mlpkit notebooks tests tools \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
+	@find mlpkit notebooks tests tools labs site \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
 	    -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt

@@ -9,7 +9,7 @@ from pathlib import Path
 from myst_nb.core.render import NbElementRenderer
 
 # The one setting. With an address such as "https://github.com/somebody/mlpkit", pages get buttons that lead there and
-# that open a chapter in Colab and Binder.
+# that open a chapter in Colab, where `make colab` has written it for, and in Binder.
 repository = ""
 
 project = "One network, every way to train it"
@@ -59,6 +59,7 @@ def setup(app):
     app.connect("config-inited", add_repository)
     app.connect("source-read", prepare)
     app.connect("html-page-context", offer_pdf, priority=900)
+    app.connect("html-page-context", lead_to_colab, priority=900)
     app.connect("build-finished", add_mathjax)
     NbElementRenderer.render_image = with_alt(NbElementRenderer.render_image)
 
@@ -119,6 +120,13 @@ def offer_pdf(app, pagename, templatename, context, doctree):
         for button in (each for group in context["header_buttons"] for each in group.get("buttons", ())):
             if button.pop("javascript", None) == "window.print()":
                 button |= {"type": "link", "url": context["pathto"](f"{pagename}.pdf", 1), "tooltip": "Download PDF"}
+
+
+def lead_to_colab(app, pagename, templatename, context, doctree):
+    """Let Colab's button lead to the chapter that is written for it: `colab.py` says how it differs."""
+    for button in (each for group in context.get("header_buttons", ()) for each in group.get("buttons", ())):
+        if str(button.get("url")).startswith("https://colab."):
+            button["url"] = button["url"].replace("/main/notebooks/", "/main/colab/")
 
 
 def add_mathjax(app, exception):
