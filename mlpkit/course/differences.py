@@ -83,6 +83,7 @@ def _pattern(given, wanted):
     """Return what all the numbers have in common, where it is something that mistakes have in common."""
     if given.dtype.kind not in "iuf":
         return ""
+    counts = given.dtype.kind in "iu"
     given, wanted = given.astype(np.float64), wanted.astype(np.float64)
 
     def same(a, b):
@@ -104,7 +105,8 @@ def _pattern(given, wanted):
         if ratios.size and isfinite(ratios[0]) and ratios[0] and same(given, ratios[0] * wanted):
             ratio = float(ratios[0])
             if given.size > 1 or any(abs(r - round(r)) < 1e-6 and round(r) > 1 for r in (ratio, 1 / ratio)):
-                return f". {'Everything' if given.ndim else 'That'} is {_times(ratio)}: sum or mean, and over how many?"
+                why = "is something counted twice, or left out?" if counts else "sum or mean, and over how many?"
+                return f". {'Everything' if given.ndim else 'That'} is {_times(ratio)}: {why}"
         shift = given.ravel()[0] - wanted.ravel()[0]
         if given.size > 2 and same(given - shift, wanted):
             return f". Everything is {_show(abs(shift))} too {'large' if shift > 0 else 'small'}"

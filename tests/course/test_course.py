@@ -176,6 +176,7 @@ SYMPTOMS = {
     "Everything is 0": (0 * M, M),
     "moved by one along axis 1": (np.array([[9.0, 1, 2]]), np.array([[1.0, 2, 5]])),
     "Everything is 32 times what it should be: sum or mean": (32 * M, M),
+    "That is 1/2 of what it should be: is something counted twice": (3, 6),
     "1/32 of what it should be": (M / 32, M),
     "0.5 too large": (M + 0.5, M),
     "is 3, and should be 4": (3.0, 4.0),
