@@ -16,6 +16,7 @@ from .charts import seeds as seeds
 from .charts import smooth as smooth
 from .charts import spans as spans
 from .charts import training as training
+from .grids import cells as cells
 from .style import COLOURS as COLOURS
 from .style import DASHES as DASHES
 from .style import DPI as DPI

@@ -68,7 +68,7 @@ def test_a_figure_can_be_drawn_and_its_axes_are_labelled(draw):
 
 
 def test_every_kind_of_figure_is_tested_here():
-    tools = {"picture", "picture_width", "png", "axes", "smooth", "images"}
+    tools = {"picture", "picture_width", "png", "axes", "smooth", "images", "cells"}  # the last two have no axes
     functions = {
         n for n, f in vars(plots).items() if getattr(f, "__module__", "").startswith(plots.__name__) and n[0] != "_"
     }
@@ -92,6 +92,26 @@ def test_images_in_frames_show_where_they_end():
     assert place.axison
     assert all(spine.get_visible() for spine in place.spines.values())
     assert len(place.get_xticks()) == len(place.get_yticks()) == 0
+
+
+def test_cells_have_their_colour_their_text_and_their_number():
+    kinds = np.array([[0, 1], [1, 2], [0, 0]])
+    panels = {"x": (kinds, [["", "a"], ["b", ""], ["", ""]]), "W": ([[1]], [["c"]])}
+    (place,) = plots.cells(panels, {"none": "white", "some": "red", "one": "blue"}, "a title", {"x": -1}).axes
+    assert [list(np.ravel(image.get_array())) for image in place.images] == [[0, 1, 1, 2, 0, 0], [1]]
+    assert place.images[0].cmap(2)[:3] == (0, 0, 1)
+    written = [text.get_text() for text in place.texts if text.get_text()]
+    assert written == ["a", "b", "-1", "0", "-1", "0", "1", "x", "c", "0", "W"]
+    assert place.get_title() == "a title"
+
+
+@pytest.mark.parametrize("columns", [1, 7, 40])
+def test_cells_fit_a_phone(columns):
+    panels = {"x": (np.zeros((3, columns), int), np.full((3, columns), "a"))}
+    figure = plots.cells(panels, {"none": "white"})
+    assert plots.picture_width(figure) <= 432
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["none"]
+    decoded(plots.png(figure))
 
 
 def test_dots_are_named_and_their_values_written():
