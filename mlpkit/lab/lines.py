@@ -1,10 +1,10 @@
 """How much code is an engine? The lines that it adds to NumPy's version, counted from the files themselves.
 
-Counted are the engine's module, the engines and the modules of their rooms, `loops` and `cuda`, that it imports,
-directly or not, and the CUDA C files whose kernels any of them names, with their headers. Not counted is what all
-engines share: the baseline, from which each takes what it does not change, and how a step is taken. A line counts if it
-holds code: blank lines, comments and docstrings are free. A peer's lines are counted in the same way, and include what
-the workbook's engines share in `nn` and `training`.
+Counted are the engine's module, the engines and the modules of their rooms, `loops`, `images` and `cuda`, that it
+imports, directly or not, and the CUDA C files whose kernels any of them names, with their headers. Not counted is what
+all engines share: the baseline, from which each takes what it does not change, and how a step is taken. A line counts
+if it holds code: blank lines, comments and docstrings are free. A peer's lines are counted in the same way, and include
+what the workbook's engines share in `nn` and `training`.
 """
 
 import ast

@@ -1,8 +1,8 @@
-"""The trainings behind chapter 02: each of its experiments is a list of recipes that differ in one choice.
+"""The trainings behind chapters 02 and 15: each of their experiments is a list of recipes that differ in one choice.
 
 What has to follow from the choice differs too, such as the rate that suits an optimizer.
-Every recipe is trained from several seeds, the same for all, and judged on the validation set. Only the recipe that was
-chosen in this way, `BEST`, is ever shown the test set.
+Every recipe is trained from several seeds, the same for all, and judged on the validation set. Only a recipe that was
+chosen in this way, such as `BEST`, is ever shown the test set.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlpkit.data import load
+from mlpkit.engines import BASELINE
 from mlpkit.training.fit import Diverged
 from mlpkit.training.history import History
 from mlpkit.training.recipe import Recipe
@@ -25,17 +26,18 @@ BEST = Recipe(optimizer="adamw", lr=4e-3, schedule="cosine", warmup_epochs=2, we
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train, and from how many seeds. tested: the one recipe that is shown the test set, if any."""
+    """What to train, from how many seeds, with which engine. tested: the one recipe that is shown the test set, if any."""
 
     recipes: tuple[Recipe, ...]
     seeds: int = 3
     tested: Recipe | None = None
+    engine: str = BASELINE
 
 
 def measure(experiment, save=results.save_part, progress=print, plan=None, dataset=None):
     """Train all recipes of an experiment's plan from each seed, and return its record."""
-    dataset = dataset or load(scaled=True)
-    record = results.new(experiment, seeds=plan.seeds, loss_every=LOSS_EVERY)
+    dataset = dataset or load()
+    record = results.new(experiment, seeds=plan.seeds, loss_every=LOSS_EVERY, engine=plan.engine)
     return results.collect(record, runs(plan, dataset, progress), save)
 
 
@@ -44,14 +46,14 @@ def runs(plan, dataset, progress):
     trainings = [(seed, recipe) for seed in range(plan.seeds) for recipe in plan.recipes]
     for number, (seed, recipe) in enumerate(trainings, 1):
         progress(f"training {number} of {len(trainings)}")
-        yield train(recipe.but(seed=seed), dataset, test=recipe == plan.tested)
+        yield train(recipe.but(seed=seed), dataset, test=recipe == plan.tested, engine=plan.engine)
 
 
-def train(recipe, dataset, test=False):
+def train(recipe, dataset, test=False, engine=BASELINE):
     """Return one training as a run of a record: the recipe, the losses, each epoch's validation, and how it ended."""
     run = {"recipe": recipe.to_dict(), "diverged": None, "test_accuracy": None}
     try:
-        network, history = recipe.train(dataset)
+        network, history = recipe.train(dataset, engine)
         whole(history)
         if test:
             run["test_accuracy"] = network.evaluate(*dataset.test)[1]
@@ -105,4 +107,7 @@ def describe(recipe):
         words.insert(3, f"warm-up {recipe['warmup_epochs']:g}")
     if recipe["weight_decay"]:
         words.append(f"decay {recipe['weight_decay']:g}")
+    layers, changes = recipe.get("model", {}).get("layers", ()), recipe.get("augment", {})
+    words += dict.fromkeys(layer for layer in layers if layer.startswith("Dropout"))
+    words += [f"{name} {value:g}" for name, value in changes.items() if value and name != "smoothness"]
     return ", ".join([*words, f"{recipe['epochs']} epochs"])

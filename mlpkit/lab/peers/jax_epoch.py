@@ -24,7 +24,7 @@ def prepare(problem, precision="highest"):
 
 
 def scan(step, state, X, y, rows):
-    """Return steps(n), which takes the next n of the steps that `rows` names, round and round; it returns the losses."""
+    """Return steps(n): it takes the next n of the steps that `rows` names, round and round, and returns the losses."""
     first = 0
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
