@@ -1,8 +1,8 @@
 """A box for a program that is not trusted: bubblewrap for what it sees, prlimit and a watchdog for what it takes.
 
-It sees Python, the workbook's package and data, all read-only, and 256 MB of its own that are gone afterwards; no other
-file, process or network. What a box does not stop: a fault in the kernel, and slowing the machine down for as long as
-the limits allow.
+It sees Python, the workbook's package, data and records, all read-only, and 256 MB of its own that are gone afterwards;
+no other file, process or network. What a box does not stop: a fault in the kernel, and slowing the machine down for as
+long as the limits allow.
 """
 
 import io
@@ -60,7 +60,7 @@ def command(*program):
     python = {Path(prefix) for prefix in (sys.base_prefix, sys.prefix)}
     for path in sorted(path for path in python if not path.is_relative_to("/usr")):
         line += ["--ro-bind", str(path), str(path)]
-    for path in (ROOT / "mlpkit", ROOT / "data"):
+    for path in (ROOT / "mlpkit", ROOT / "data", ROOT / "results"):
         line += ["--ro-bind", str(path), str(path)]
     for name in ("inside.py", "wire.py"):
         line += ["--ro-bind", str(here / name), f"/box/{name}"]
