@@ -1,0 +1,156 @@
+"""Loops over images (n, c, h, w): pooling and batch normalization, each number read as few times as can be.
+
+Sums are taken row by row in the arrays' own dtype, which vectors do, and the rows' sums in float64. See `fused`.
+"""
+
+import math
+
+import numpy as np
+
+prange = range  # see python_loops
+
+
+def max_pool(x, size, stride):
+    n, c, h, w = x.shape
+    rows, columns = (h - size) // stride + 1, (w - size) // stride + 1
+    y, index = np.empty((n, c, rows, columns), x.dtype), np.empty((n, c, rows, columns), np.int32)
+    for plane in prange(n * c):
+        image, channel = plane // c, plane % c
+        at, out, places = x[image, channel], y[image, channel], index[image, channel]
+        for i in range(rows):
+            for j in range(columns):
+                best, place = at[stride * i, stride * j], 0
+                for p in range(size):
+                    for q in range(size):
+                        value = at[stride * i + p, stride * j + q]
+                        if value > best:
+                            best, place = value, size * p + q
+                        elif value != value:  # the largest of numbers with a NaN among them is a NaN, and has no place
+                            best, place = value, 0
+                out[i, j], places[i, j] = best, place if best == best else 0
+    return y, index
+
+
+def max_pool_backward(dy, index, shape, size, stride):
+    dx = np.empty(shape, dy.dtype)
+    c = shape[1]
+    for plane in prange(shape[0] * c):
+        image, channel = plane // c, plane % c
+        out, at, places = dx[image, channel], dy[image, channel], index[image, channel]
+        out[:] = 0
+        for i in range(at.shape[0]):
+            for j in range(at.shape[1]):
+                place = places[i, j]
+                out[stride * i + place // size, stride * j + place % size] += at[i, j]
+    return dx
+
+
+def avg_pool(x, size, stride):
+    n, c, h, w = x.shape
+    y = np.empty((n, c, (h - size) // stride + 1, (w - size) // stride + 1), x.dtype)
+    share = x.dtype.type(1 / size**2)
+    for plane in prange(n * c):
+        at, out = x[plane // c, plane % c], y[plane // c, plane % c]
+        for i in range(out.shape[0]):
+            for j in range(out.shape[1]):
+                total = x.dtype.type(0)
+                for p in range(size):
+                    for q in range(size):
+                        total += at[stride * i + p, stride * j + q]
+                out[i, j] = total * share
+    return y
+
+
+def avg_pool_backward(dy, shape, size, stride):
+    dx = np.empty(shape, dy.dtype)
+    c, share = shape[1], dy.dtype.type(1 / size**2)
+    for plane in prange(shape[0] * c):
+        out, at = dx[plane // c, plane % c], dy[plane // c, plane % c]
+        out[:] = 0
+        for i in range(at.shape[0]):
+            for j in range(at.shape[1]):
+                value = at[i, j] * share
+                for p in range(size):
+                    for q in range(size):
+                        out[stride * i + p, stride * j + q] += value
+    return dx
+
+
+def batch_norm(x, gamma, beta, mean, variance, momentum, eps):
+    """Do what the baseline's does, for x (n, c, numbers of a plane)."""
+    n, c, m = x.shape
+    y, normalized, inverse_deviation = np.empty_like(x), np.empty_like(x), np.empty(c, x.dtype)
+    for channel in prange(c):
+        total, squares = 0.0, 0.0
+        for image in range(n):
+            part = x.dtype.type(0)
+            for i in range(m):
+                part += x[image, channel, i]
+            total += part
+        centre = x.dtype.type(total / (n * m))
+        for image in range(n):
+            part = x.dtype.type(0)
+            for i in range(m):
+                part += (x[image, channel, i] - centre) ** 2
+            squares += part
+        spread = squares / (n * m)
+        scale = x.dtype.type(1 / math.sqrt(spread + eps))
+        inverse_deviation[channel] = scale
+        mean[channel] += momentum * (centre - mean[channel])
+        variance[channel] += momentum * (squares / max(n * m - 1, 1) - variance[channel])
+        factor, shift = gamma[channel], beta[channel]
+        for image in range(n):
+            for i in range(m):
+                value = (x[image, channel, i] - centre) * scale
+                normalized[image, channel, i] = value
+                y[image, channel, i] = factor * value + shift
+    return y, normalized, inverse_deviation
+
+
+def batch_norm_backward(dy, normalized, inverse_deviation, gamma, dgamma, dbeta):
+    """Do what the baseline's does, for dy (n, c, numbers of a plane)."""
+    n, c, m = dy.shape
+    dx = np.empty_like(dy)
+    for channel in prange(c):
+        total, product = 0.0, 0.0
+        for image in range(n):
+            part, other = dy.dtype.type(0), dy.dtype.type(0)
+            for i in range(m):
+                part += dy[image, channel, i]
+                other += dy[image, channel, i] * normalized[image, channel, i]
+            total += part
+            product += other
+        dbeta[channel], dgamma[channel] = total, product
+        centre, slope = dy.dtype.type(total / (n * m)), dy.dtype.type(product / (n * m))
+        factor = gamma[channel] * inverse_deviation[channel]
+        for image in range(n):
+            for i in range(m):
+                rest = dy[image, channel, i] - centre - normalized[image, channel, i] * slope
+                dx[image, channel, i] = factor * rest
+    return dx
+
+
+def batch_norm_evaluate(x, gamma, beta, mean, variance, eps):
+    """Do what the baseline's does, for x (n, c, numbers of a plane)."""
+    n, c, m = x.shape
+    y = np.empty_like(x)
+    for row in prange(n * c):
+        image, channel = row // c, row % c
+        scale = x.dtype.type(gamma[channel] / math.sqrt(variance[channel] + eps))
+        centre, shift = mean[channel], beta[channel]
+        for i in range(m):
+            y[image, channel, i] = scale * (x[image, channel, i] - centre) + shift
+    return y
+
+
+def sum_planes(dz, db):
+    """Write the sum of each channel of dz (n, c, numbers of a plane) into db (c,)."""
+    n, c, m = dz.shape
+    for channel in prange(c):
+        total = 0.0
+        for image in range(n):
+            part = dz.dtype.type(0)
+            for i in range(m):
+                part += dz[image, channel, i]
+            total += part
+        db[channel] = total
