@@ -1,0 +1,19 @@
+"""NumPy, Winograd F(4x4, 3x3): tiles of 4 x 4 outputs, with 36 products where the sum has 144.
+
+A quarter of the products, and of the sums of products, for transforms with numbers up to 8. In float32 its errors are
+six times those of im2col (1.7e-6 beside 3.0e-7, root mean square, relative to the outputs', 64 channels of 28 x 28
+normal numbers), and a single output can be off by 6e-5 of that root. Training does not mind. See `images.winograd`.
+
+Kernels of 3 x 3 with a stride of 1. All others take `numpy_im2col`'s way, and its workspace.
+
+Workspace: 6 MiB, or 12 images where that is more, and 10 copies of the kernels.
+"""
+
+from . import numpy_im2col
+from .images.winograd import Winograd
+from .numpy_baseline import *
+
+OWN = ("conv", "conv_backward_weights", "conv_backward_input")
+
+_way = Winograd(4, numpy_im2col)
+conv, conv_backward_weights, conv_backward_input = _way.conv, _way.conv_backward_weights, _way.conv_backward_input
