@@ -27,11 +27,12 @@ def grade_all(root, show=print):
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         results = list(pool.map(lambda job: _one(job, show), jobs))
     rows = [(student, lab, result) for (student, lab, *_), result in zip(jobs, results, strict=True)]
+    for job, result in zip(jobs, results, strict=True):
+        _enter(root, *job, result)
     for lab in sorted({lab for _, lab, _ in rows}):
         _write_table(root, lab, [(student, result) for student, which, result in rows if which == lab])
-    for (student, lab, source, path), result in zip(jobs, results, strict=True):
+    for student, lab, result in rows:
         _write_page(root, student, lab, result)
-        _enter(root, student, lab, source, path, result)
     return rows
 
 
@@ -94,8 +95,12 @@ def _write_page(root, student, lab, result):
 
 
 def _enter(root, student, lab, source, path, result):
-    """Enter the points into nbgrader's gradebook, and lay out the notebook for `nbgrader formgrader`."""
+    """Enter the points into nbgrader's gradebook, and lay out the notebook for `nbgrader formgrader`.
+
+    Points that a person has given there count, until the answer that they were given for changes.
+    """
     folder = root / "autograded" / student / lab
+    before = _answers(folder / f"{lab}.ipynb")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
@@ -105,11 +110,13 @@ def _enter(root, student, lab, source, path, result):
     except judge.NotALab:
         notebook = nbformat.read(root / "release" / lab / f"{lab}.ipynb", as_version=4)
     says = {cell["name"]: cell["says"] for cell in result["cells"]}
+    tests = {judge.name_of(cell) for cell in notebook.cells if judge.role(cell) == "test"}
     for cell in notebook.cells:
         if cell.cell_type == "code":  # what a submission says it printed is not evidence, and may be a script
             text = says.get(judge.name_of(cell)) if judge.role(cell) else None
             cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=text)] if text else []
     nbformat.write(notebook, folder / f"{lab}.ipynb")
+    now = _answers(folder / f"{lab}.ipynb")
     # nbgrader makes SQLAlchemy warn of the order in which it adds its own rows.
     with warnings.catch_warnings(action="ignore"), Gradebook(f"sqlite:///{root / 'gradebook.db'}", "mlpkit") as book:
         book.update_or_create_student(student)
@@ -117,5 +124,18 @@ def _enter(root, student, lab, source, path, result):
         for cell in result["cells"]:
             grade = book.find_grade(cell["name"], lab, lab, student)
             grade.auto_score = cell["points"]
+            same = now == before if cell["name"] in tests else now.get(cell["name"]) == before.get(cell["name"])
+            if not same:
+                grade.manual_score = None
             grade.needs_manual_grade = cell["points"] is None and grade.manual_score is None
+            if grade.manual_score is not None:
+                cell |= {"points": grade.manual_score, "says": "graded by a person."}
         book.db.commit()
+
+
+def _answers(path):
+    """Return {name: text} of the cells that a student fills in, of a notebook as it was laid out; {} for none."""
+    if not path.is_file():
+        return {}
+    cells = nbformat.read(path, as_version=4).cells
+    return {judge.name_of(cell): cell.source for cell in cells if judge.role(cell) in ("solution", "written")}
