@@ -8,9 +8,12 @@ from mlpkit.engines import numpy_baseline
 from mlpkit.lab.experiments import convolve
 from mlpkit.lab.experiments.convolve import OPERATIONS, Case, Plan, measure
 from mlpkit.lab.experiments.convolve.measure import convolving
+from mlpkit.lab.experiments.floor import Roofs
 
 SMALL = Case(2, 3, 4, 6, 3, 1), Case(1, 2, 2, 5, 5, 2, 2)
-PLAN = Plan(engines=("numpy_baseline", "numpy_im2col"), grid=SMALL, layers=(("a layer", SMALL[0]),), rounds=2)
+PLAN = Plan(
+    engines=("numpy_baseline", "numpy_im2col"), grid=SMALL, layers=(("a layer", SMALL[0]),), rounds=2, sizes=(2**16,)
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,7 @@ def test_a_case_counts_what_the_loops_would_do(case):
 
 
 def test_every_operation_of_every_engine_has_times_and_an_error(record):
-    runs = [run for run in record["runs"] if run["kind"] != "peak"]
+    runs = [run for run in record["runs"] if run["kind"] in ("grid", "layer")]
     threads = {run["threads"] for run in record["runs"] if run["kind"] == "layer"}
     assert len(runs) == (len(threads) + len(SMALL)) * 2 * len(OPERATIONS)
     for run in runs:
@@ -53,7 +56,7 @@ def test_who_computes_something_else_gets_no_time(wrong, monkeypatch):
     engine = engines.load("numpy_im2col")
     conv = engine.conv
     monkeypatch.setattr(engine, "conv", lambda *given: conv(*given) * np.float32(wrong))
-    plan = Plan(engines=("numpy_im2col",), grid=SMALL[:1], layers=(), rounds=1)
+    plan = Plan(engines=("numpy_im2col",), grid=SMALL[:1], layers=(), rounds=1, sizes=())
     forward, *others = [r for r in measure(lambda r: None, lambda t: None, plan)["runs"] if r["kind"] == "grid"]
     assert "off by" in forward["why_not"]
     assert not forward["samples_us"]
@@ -61,7 +64,7 @@ def test_who_computes_something_else_gets_no_time(wrong, monkeypatch):
 
 
 def test_what_takes_too_long_is_not_timed():
-    plan = Plan(engines=("numpy_im2col",), grid=SMALL[:1], layers=(), longest=1e-9)
+    plan = Plan(engines=("numpy_im2col",), grid=SMALL[:1], layers=(), longest=1e-9, sizes=())
     runs = [run for run in measure(lambda r: None, lambda t: None, plan)["runs"] if run["kind"] == "grid"]
     assert all("lasts" in run["why_not"] and not run["samples_us"] for run in runs)
 
@@ -79,6 +82,7 @@ def test_a_rate_is_direct_arithmetic_over_time(record):
     run = next(run for run in record["runs"] if run["kind"] == "layer")
     assert convolve.gflops(run | {"samples_us": [2.0, 2.0, 9.0]}) == pytest.approx(SMALL[0].flops / 2e3)
     assert convolve.peak(record, 1) > 1
+    assert Roofs(record, 1).bandwidth(2**16) > 1
 
 
 def test_the_table_has_a_row_for_each_engine(record):

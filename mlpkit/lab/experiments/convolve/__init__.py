@@ -3,7 +3,7 @@
 The same three operations each time: forward, the gradient of the weights, the gradient of the input. An engine gets no
 time for a case in which its numbers are not those of float64; how far off they are is in the record, because Winograd's
 transforms and Fourier's round otherwise than sums do. The layers of the workbook's networks are cases of their own, on
-one core and on all of them, beside the peak of both.
+one core and on all of them, beside the peak and the bandwidth of both.
 """
 
 from .cases import GRID as GRID

@@ -22,7 +22,7 @@ class Plan:
 
     engines: their names, None for all of the processor's that convolve, but Python's. grid: cases on all cores.
     layers: cases by name, on one core and on all. A sample is the mean of as many calls as fit into `sample_seconds`.
-    No operation is timed that would last more than `longest` seconds.
+    No operation is timed that would last more than `longest` seconds. sizes: bytes of arrays, for bandwidth.
     """
 
     engines: tuple[str, ...] | None = None
@@ -32,6 +32,7 @@ class Plan:
     layer_rounds: int = 9
     sample_seconds: float = 0.005
     longest: float = 0.5
+    sizes: tuple[int, ...] = (2**18, 2**20, 2**22, 2**24, 2**26, 2**28)
 
 
 USUAL = Plan()
@@ -48,8 +49,9 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
         (name, case, threads, plan.layer_rounds) for name, case in plan.layers for threads in machine.thread_counts()
     )
     peaks = partial(roof.peaks, 5, 10**9)
+    streams = roof.bandwidths(3, plan.sizes, 10**9, progress)
     cases = (_case(names, *each, plan, progress) for each in chain(layers, grid))
-    return results.collect(record, chain(peaks(progress), chain.from_iterable(cases), peaks(progress)), save)
+    return results.collect(record, chain(peaks(progress), streams, chain.from_iterable(cases), peaks(progress)), save)
 
 
 def convolving():
