@@ -271,6 +271,7 @@ def test_an_optimizer_describes_all_that_its_path_depends_on():
     assert len(texts) == 14
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("kind", BY_NAME.values(), ids=BY_NAME)
 def test_pytorch_takes_the_same_steps(kind):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
