@@ -136,7 +136,8 @@ def test_buttons_lead_to_the_repository_that_is_set_and_there_are_none_without(p
     sphinx = [sys.executable, "-m", "sphinx", "-q", "-c", ROOT / "site", f"-Drepository={REPOSITORY}", book, tmp_path]
     assert subprocess.run(sphinx, capture_output=True).returncode == 0  # links to other chapters are warned of
     links = " ".join(Page(tmp_path / f"{name}.html").links)
-    assert f"https://colab.research.google.com/github/somebody/somewhere/blob/main/{name.replace('notebooks', 'colab')}.ipynb" in links
+    for_colab = name.replace("notebooks", "colab")
+    assert f"https://colab.research.google.com/github/somebody/somewhere/blob/main/{for_colab}.ipynb" in links
     assert f"https://mybinder.org/v2/gh/somebody/somewhere/main?urlpath=lab/tree/{name}.ipynb" in links
     assert f"{REPOSITORY} " in f"{links} "
 
