@@ -1,14 +1,16 @@
 """Find the images on this machine, and make sure that they are the right ones.
 
-MNIST comes with the workbook, in `data/mnist/`. Fashion-MNIST has the same format and size; it is looked for in
-`fashion-mnist/` in the folder that the environment variable MLPKIT_DATA names, then in the workbook's `data/`, where
-Debian's package puts it, and in the MLPKIT_DATA folder itself. Where none has it, `download` gets it, and only then is
-anything asked of the internet. Whatever the source, the unpacked files must have the checksums below.
+MNIST comes with the workbook, in `data/mnist/`, and so does a sample of Fashion-MNIST, in `data/fashion-mnist-sample/`.
+Fashion-MNIST itself has the same format and size as MNIST; it is looked for in `fashion-mnist/` in the folder that the
+environment variable MLPKIT_DATA names, then in the workbook's `data/`, where Debian's package puts it, and in the
+MLPKIT_DATA folder itself. Where none has it, `download` gets it, and only then is anything asked of the internet.
+Whatever the source, the unpacked files must have the checksums below.
 """
 
 import hashlib
 import os
 import time
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,12 +107,25 @@ FASHION_MNIST = (
         5_148,
     ),
 )
+FASHION_SAMPLE = (
+    File(
+        "sample-images-idx3-ubyte",
+        "862035b0a96959b614c9574f4c2b0ae9584ca234813e8d6d7adb7838b12ca46b",
+    ),
+    File(
+        "sample-labels-idx1-ubyte",
+        "aa3f574d30afaf0d4d9da084a6f8541771e20693d6a97fae6e9a4953fca8f078",
+    ),
+)
 FILES = {"mnist": MNIST, "fashion-mnist": FASHION_MNIST}
-CLASSES = {"mnist": DIGITS, "fashion-mnist": GARMENTS}
+SAMPLES = {"fashion-mnist-sample": FASHION_SAMPLE}  # of test images alone: nothing to train on
+CLASSES = {"mnist": DIGITS, "fashion-mnist": GARMENTS, "fashion-mnist-sample": GARMENTS}
 
 
 def load(name="mnist", scaled=False):
-    """Return the `Dataset` called "mnist" or "fashion-mnist".
+    """Return the `Dataset` called "mnist" or "fashion-mnist", or "fashion-mnist-sample", which is always here.
+
+    The sample is the first 2,000 of Fashion-MNIST's test images; its `train` and `validation` are empty.
 
     X is as the files have it: images of bytes, from 0 to 255, which every network takes. scaled: X as rows of float32
     from 0 to 1, which formulas take; four times the memory.
@@ -118,8 +133,9 @@ def load(name="mnist", scaled=False):
     Raises ValueError for another name, FileNotFoundError where the files are not on this machine, and IDXError (a
     ValueError) naming the file that is damaged or is not the one it should be.
     """
-    check_choice("data set", name, FILES)
-    images, labels, test_images, test_labels = (_read(path, file) for path, file in _locate(name))
+    check_choice("data set", name, FILES | SAMPLES)
+    *others, test_images, test_labels = (_read(path, file) for path, file in _locate(name))
+    images, labels = others or (test_images[:0], test_labels[:0])
     look = scale if scaled else as_images
     X, y = look(images), labels.astype(np.int64)
     train, validation = Split(X[:N_TRAIN], y[:N_TRAIN]), Split(X[N_TRAIN:], y[N_TRAIN:])
@@ -139,7 +155,7 @@ def scale(images):
 
 def flatten(images):
     """Return images (n, ...) as rows (n, pixels), in their own dtype."""
-    return images.reshape(len(images), -1)
+    return images.reshape(len(images), prod(images.shape[1:]))
 
 
 def as_images(images):
@@ -159,14 +175,15 @@ def _read(path, file):
 
 def _locate(name):
     """Return the (path, File) pairs of a data set, from the first folder that has all of them."""
+    files = (FILES | SAMPLES)[name]
     for folder in _folders(name):
-        paths = [_in_folder(folder, file.name) for file in FILES[name]]
+        paths = [_in_folder(folder, file.name) for file in files]
         if all(paths):
-            return zip(paths, FILES[name], strict=True)
+            return zip(paths, files, strict=True)
     looked = ", ".join(str(folder) for folder in _folders(name))
     get_them = "run `python -m mlpkit download` once (31 MB)" if name == "fashion-mnist" else "run from a checkout"
     raise FileNotFoundError(
-        f"the four files of {name} are not on this machine (looked in {looked}): {get_them}, or set MLPKIT_DATA to the "
+        f"the files of {name} are not on this machine (looked in {looked}): {get_them}, or set MLPKIT_DATA to the "
         "folder that has them."
     )
 

@@ -18,6 +18,10 @@ from shared import one_sentence
 from mlpkit import data
 from mlpkit.data import mnist
 from mlpkit.data.idx import IDXError, idx_bytes
+from mlpkit.nn.models import MLP
+from mlpkit.nn.network import Network
+from mlpkit.training.fit import fit
+from mlpkit.training.optim import SGD
 
 MNIST_FOLDER = Path(data.__file__).parents[2] / "data" / "mnist"
 FASHION_HERE = (mnist.DEBIAN / "fashion-mnist").exists()
@@ -194,6 +198,32 @@ def test_the_real_fashion_mnist():
     dataset = data.load("fashion-mnist")
     assert [split.X.shape for split in dataset[1:4]] == [(n, 1, 28, 28) for n in COUNTS]
     assert_array_equal(np.bincount(dataset.test.y), [1000] * 10)
+
+
+def test_a_sample_of_fashion_mnist_comes_along():
+    sample = data.load("fashion-mnist-sample")
+    assert [split.X.shape for split in sample[1:4]] == [(0, 1, 28, 28), (0, 1, 28, 28), (2000, 1, 28, 28)]
+    assert [split.y.shape for split in sample[1:4]] == [(0,), (0,), (2000,)]
+    assert (sample.test.X.dtype, sample.test.y.dtype, sample.classes[8]) == (np.uint8, np.int64, "Bag")
+    assert_array_equal(np.bincount(sample.test.y), [200, 203, 214, 190, 219, 195, 197, 200, 194, 188])
+    rows = data.load("fashion-mnist-sample", scaled=True)
+    assert [split.X.shape for split in rows[1:4]] == [(0, 784), (0, 784), (2000, 784)]
+    assert_array_equal(rows.test.X, data.scale(sample.test.X))
+
+
+@pytest.mark.skipif(not FASHION_HERE, reason="no Fashion-MNIST here (Debian: dataset-fashion-mnist)")
+def test_the_sample_is_the_first_of_the_test_images():
+    sample, whole = data.load("fashion-mnist-sample").test, data.load("fashion-mnist").test
+    assert_array_equal(sample.X, whole.X[:2000])
+    assert_array_equal(sample.y, whole.y[:2000])
+
+
+def test_nobody_trains_on_a_sample_of_test_images():
+    network = Network(model=MLP)
+    with pytest.raises(ValueError, match="inputs must have shape") as caught:
+        fit(network, SGD(network, 0.1), data.load("fashion-mnist-sample").train)
+    one_sentence(caught.value, "(0, 1, 28, 28)")
+    assert "fashion-mnist-sample" not in mnist.FILES  # which the command line offers
 
 
 def test_an_unknown_data_set_is_refused_with_the_names_there_are():

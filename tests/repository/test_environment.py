@@ -1,4 +1,4 @@
-"""pyproject.toml, environment.yml and constraints.txt tell one story, and data/mnist the authors'."""
+"""pyproject.toml, environment.yml and constraints.txt tell one story, and data/ the images' authors'."""
 
 import gzip
 import hashlib
@@ -80,11 +80,13 @@ def test_constraints_name_no_place():
     assert not re.search(r"^\s*-|\bfile:|@", text, re.MULTILINE)  # an option, a path
 
 
-def test_bundled_mnist_is_what_its_readme_says():
-    folder = ROOT / "data" / "mnist"
+@pytest.mark.parametrize(("name", "files"), [("mnist", 4), ("fashion-mnist-sample", 2)])
+def test_bundled_images_are_what_their_readme_says(name, files):
+    folder = ROOT / "data" / name
     rows = re.findall(r"\| (\S+-ubyte) +\| +([\d,]+) \| `(\w{64})`", (folder / "README.md").read_text())
-    assert len(rows) == 4
-    for name, size, sha256 in rows:
-        unpacked = gzip.decompress((folder / f"{name}.gz").read_bytes())
+    assert len(rows) == files
+    assert (folder / "LICENSE").is_file()
+    for file, size, sha256 in rows:
+        unpacked = gzip.decompress((folder / f"{file}.gz").read_bytes())
         assert len(unpacked) == int(size.replace(",", ""))
         assert hashlib.sha256(unpacked).hexdigest() == sha256
