@@ -26,7 +26,7 @@ BEST = Recipe(optimizer="adamw", lr=4e-3, schedule="cosine", warmup_epochs=2, we
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train, from how many seeds, with which engine. tested: the one recipe that is shown the test set, if any."""
+    """What to train, from how many seeds, with which engine. tested: the one recipe that sees the test set, if any."""
 
     recipes: tuple[Recipe, ...]
     seeds: int = 3

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from mlpkit import engines
 from mlpkit.lab import bench, peers
 from mlpkit.lab.bench import GATE_STEPS, Timing
-from mlpkit.lab.experiments import gpu_peers
+from mlpkit.lab.experiments import gpu_peers, image_peers
 from mlpkit.lab.experiments import peers as experiment
 from mlpkit.lab.experiments.peers import ADAM, Plan
 from mlpkit.lab.overview import LESS_PRECISE
@@ -90,6 +90,18 @@ def test_less_precise_products_are_what_they_say(name, wanted):
     prepare = importable(name)
     losses = prepare(peers.problem(TWO[0]))(GATE_STEPS)
     assert np.abs(losses / wanted[0] - 1).max() > bench.RTOL
+
+
+@pytest.mark.parametrize("name", image_peers.PLAN.others)
+@pytest.mark.parametrize("which", [0, 1], ids=["sgd", "adam"])
+def test_a_peer_trains_the_same_network_that_sees(which, name):
+    recipe = image_peers.PLAN.recipes[which].but(batch_size=8)
+    prepare, problem = importable(name), peers.problem(recipe)
+    assert_allclose(
+        prepare(problem)(GATE_STEPS),
+        bench.Stepper("numpy_baseline", recipe, (problem.X, problem.y)).take(GATE_STEPS)[1],
+        rtol=bench.RTOL,
+    )
 
 
 def test_the_first_losses_are_held_as_closely_as_the_peer_allows():

@@ -30,7 +30,8 @@ GATE = GATE_STEPS, RTOL  # how many of the first losses are held to the baseline
 class Problem:
     """The task that every peer gets: training set, order of the examples, first weights, and the recipe.
 
-    X (n, 784) float32, y (n,) int64, order (n,) of the first epoch; weights and biases: one array a layer.
+    X (n, *the model's input) float32, y (n,) int64, order (n,) of the first epoch; weights and biases: one array for
+    each layer that has them.
     """
 
     X: np.ndarray
@@ -54,7 +55,7 @@ class Problem:
 def problem(recipe):
     """Return the workbook's problem on MNIST: batch size, a constant rate, SGD or Adam are what peers look at."""
     X, y = load("mnist", scaled=True).train
-    network = recipe.make_network()
+    X, network = X.reshape(len(X), *recipe.model.input), recipe.make_network()
     views = network.views(network.theta)
     weights, biases = ([view for name, view in views.items() if name.endswith(end)] for end in (".W", ".b"))
     return Problem(X, y, epoch_order(len(y), recipe.seed, 0), weights, biases, recipe)

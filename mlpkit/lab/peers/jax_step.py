@@ -18,6 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.layers import Flatten, Linear, ReLU
+
 
 def prepare(problem):
     data, state = put(problem), start(problem)
@@ -60,7 +63,7 @@ def start(problem):
 
 def make_step(recipe, precision):
     """Return the function (state, X, y, index, rate) -> (state, loss); without a rate, the recipe's is taken."""
-    value_and_grad = jax.value_and_grad(partial(loss_of, precision))
+    value_and_grad = jax.value_and_grad(partial(loss_of, recipe.model.layers, precision))
     update = sgd if recipe.optimizer == "sgd" else partial(adam, recipe.weight_decay)  # AdamW's, which shrinks weights
 
     def step(state, X, y, index, rate=recipe.lr):
@@ -70,13 +73,37 @@ def make_step(recipe, precision):
     return step
 
 
-def loss_of(precision, network, x, labels):
-    *hidden, (W, b) = network
-    for V, c in hidden:
-        x = jax.nn.relu(jnp.matmul(x, V, precision=precision) + c)
-    z = jnp.matmul(x, W, precision=precision) + b
-    is_label = labels[:, None] == jnp.arange(z.shape[1])
-    return jnp.mean(jax.nn.logsumexp(z, axis=1) - jnp.sum(z * is_label, axis=1))
+def loss_of(layers, precision, network, x, labels):
+    arrays = iter(network)
+    for layer in layers:
+        x = APPLY[type(layer)](layer, arrays, precision, x)
+    is_label = labels[:, None] == jnp.arange(x.shape[1])
+    return jnp.mean(jax.nn.logsumexp(x, axis=1) - jnp.sum(x * is_label, axis=1))
+
+
+def linear(layer, arrays, precision, x):
+    W, b = next(arrays)
+    return jnp.matmul(x, W, precision=precision) + b
+
+
+def conv(layer, arrays, precision, x):
+    W, b = next(arrays)
+    stride, padding = (layer.stride,) * 2, ((layer.padding,) * 2,) * 2
+    return jax.lax.conv_general_dilated(x, W, stride, padding, precision=precision) + b[:, None, None]
+
+
+def max_pool(layer, arrays, precision, x):
+    window, stride = (1, 1, layer.size, layer.size), (1, 1, *(layer.stride or layer.size,) * 2)
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, stride, "VALID")
+
+
+APPLY = {
+    Linear: linear,
+    Conv: conv,
+    MaxPool: max_pool,
+    ReLU: lambda layer, arrays, precision, x: jax.nn.relu(x),
+    Flatten: lambda layer, arrays, precision, x: x.reshape(len(x), -1),
+}
 
 
 def sgd(lr, gradients, network):

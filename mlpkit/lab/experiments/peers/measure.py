@@ -1,4 +1,4 @@
-"""How the records "peers" and "gpu_peers" are made: a process for each peer and recipe, in turns."""
+"""How the records of peers are made: a process for each peer and recipe, in turns."""
 
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -46,7 +46,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL, experiment="peer
         for recipe in plan.recipes
         for name in plan.names
     ]
-    train = load("mnist", scaled=True).train
+    train = load("mnist").train
     wanted = [Stepper(BASELINE, recipe, train).take(GATE_STEPS)[1] for recipe in plan.recipes]
     for _ in range(plan.timing.rounds):
         for recipe, losses in zip(plan.recipes, wanted, strict=True):

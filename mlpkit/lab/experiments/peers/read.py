@@ -1,7 +1,8 @@
-"""What the records "peers" and "gpu_peers" say: microseconds a step, of everybody with each recipe."""
+"""What the records of peers say: microseconds a step, of everybody with each recipe."""
 
 from mlpkit.lab import results
 from mlpkit.lab.results import brief, median_us
+from mlpkit.nn.models import MLP, MODELS
 
 
 @results.reads
@@ -11,10 +12,13 @@ def table(record):
     rows: dict[str, list[str]] = {}
     for run in record["runs"]:
         rows.setdefault(run["engine"], []).append(brief(median_us(run)) if run["samples_us"] else "-")
-    lines = [f"{'us a step':<24}" + "".join(f"{title:>14}" for title in recipes)]
-    lines += [f"{name:<24}" + "".join(f"{time:>14}" for time in times) for name, times in rows.items()]
+    wide = max(14, *(len(title) + 2 for title in recipes)) if recipes else 14
+    lines = [f"{'us a step':<24}" + "".join(f"{title:>{wide}}" for title in recipes)]
+    lines += [f"{name:<24}" + "".join(f"{time:>{wide}}" for time in times) for name, times in rows.items()]
     return "\n".join([*lines, *results.not_run(record["runs"])])
 
 
 def _title(recipe):
-    return f"{recipe['optimizer']} {recipe['batch_size']}"
+    model = recipe["model"]
+    of = "" if model == MLP.to_dict() else next((f"{n} " for n, one in MODELS.items() if one.to_dict() == model), "? ")
+    return f"{of}{recipe['optimizer']} {recipe['batch_size']}"

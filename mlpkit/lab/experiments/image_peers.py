@@ -1,0 +1,22 @@
+"""How fast do other people's libraries train networks that see, on the processor, beside the workbook? See `peers`."""
+
+from functools import partial
+
+from mlpkit.engines import BASELINE
+from mlpkit.lab.bench import Timing
+from mlpkit.nn.models import FASHION_CNN, LENET5
+from mlpkit.training.recipe import Recipe
+
+from . import peers
+from .peers import Plan
+from .peers import table as table
+
+LENET = Recipe(model=LENET5, lr=0.05)
+PLAN = Plan(
+    engines=(BASELINE, "numba_conv"),
+    others=("pytorch", "pytorch_last", "jax_step", "jax_epoch_cpu"),
+    libraries=("torch", "jax", "jaxlib"),
+    timing=Timing(warmup=5, steps_a_sample=20, rounds=5),
+    recipes=(LENET, LENET.but(optimizer="adam", lr=1e-3), Recipe(model=FASHION_CNN, lr=0.01, batch_size=64)),
+)
+measure = partial(peers.measure, plan=PLAN, experiment="image_peers")
