@@ -4,9 +4,12 @@ Dense layers and updates are those of `numba_step`, and what is neither comes fr
 everybody who calls; a convolution turns bundles of images into another layout, one after another, and its results back.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 from numba import config as _config
 
+from .loops import chain as _chain
 from .loops import convolve as _convolve
 from .loops import images as _images
 from .loops.compiler import FASTMATH, compile_loops
@@ -29,12 +32,6 @@ from .numpy_baseline import (
 )
 from .stepping import StepByStep
 
-
-def why_not(model, optimizer, batch_size):
-    """Return None: whatever the operations can do, an operation at a time. See `protocol`."""
-
-
-Trainer = StepByStep
 images = compile_loops(f"{__name__}_images", _images, parallel=True, fastmath=FASTMATH, error_model="numpy")
 max_pool = images.max_pool
 max_pool_backward = images.max_pool_backward
@@ -54,13 +51,19 @@ def conv(x, W, b, stride, padding):
     plan, tables = _convolve.plan(*x.shape[1:], len(W), W.shape[-1], stride, padding)
     b = np.zeros(len(W), x.dtype) if b is None else b
     z = np.empty((len(x), len(W), plan.rows, plan.columns), x.dtype)
-    _convolve.forward(plan, tables, _rows(x), _rows(W), b, _rows(z), _shares(x))
+    if plan.winograd:
+        _convolve.forward_winograd(plan, tables, _rows(x), np.ascontiguousarray(W), b, _rows(z), _shares(x))
+    else:
+        _convolve.forward(plan, tables, _rows(x), _rows(W), b, _rows(z), _shares(x))
     return z
 
 
 def conv_backward_weights(x, dz, dW, db, stride, padding):
     plan, tables = _convolve.plan(*x.shape[1:], len(dW), dW.shape[-1], stride, padding)
-    _convolve.backward_weights(plan, tables, _rows(x), _rows(dz), dW.reshape(len(dW), -1), _shares(x))
+    if plan.winograd:
+        _convolve.backward_weights_winograd(plan, tables, _rows(x), _rows(dz), dW, _shares(x))
+    else:
+        _convolve.backward_weights(plan, tables, _rows(x), _rows(dz), dW.reshape(len(dW), -1), _shares(x))
     if db is not None:
         images.sum_planes(_planes(dz), db)
 
@@ -68,7 +71,8 @@ def conv_backward_weights(x, dz, dW, db, stride, padding):
 def conv_backward_input(dz, W, shape, stride, padding):
     plan, tables = _convolve.plan(*shape[1:], len(W), W.shape[-1], stride, padding)
     dx = np.empty(shape, dz.dtype)
-    _convolve.backward_input(plan, tables, _rows(dz), np.ascontiguousarray(W), _rows(dx), _shares(dz))
+    backward = _convolve.backward_input_winograd if plan.winograd else _convolve.backward_input
+    backward(plan, tables, _rows(dz), np.ascontiguousarray(W), _rows(dx), _shares(dz))
     return dx
 
 
@@ -100,3 +104,101 @@ def _rows(array):
 def _planes(x):
     """Return x (n, c) or (n, c, h, w) as contiguous (n, c, numbers of a plane)."""
     return np.ascontiguousarray(x).reshape(*x.shape[:2], -1)
+
+
+# Whole steps
+
+
+def why_not(model, optimizer, batch_size):
+    """Return None: a model that is no chain is trained an operation at a time. See `protocol`."""
+
+
+def chain_of(model):
+    """Return the blocks of a chain of convolutions and the units of its dense layers; None for another model.
+
+    A block is a list: channels, size, stride, padding, size and stride of the pooling, whether there is ReLU.
+    """
+    layers, blocks = [(_kind(one), one) for one in model.layers], []
+    while layers and layers[0][0] == "conv.Conv":
+        _, one = layers.pop(0)
+        block = [one.channels, one.size, one.stride, one.padding, 1, 1, False]
+        while layers and (layers[0][0] == "layers.ReLU" or (layers[0][0] == "conv.MaxPool" and block[4] == 1)):
+            kind, after = layers.pop(0)
+            if kind == "conv.MaxPool":
+                block[4:6] = after.size, after.stride or after.size
+            else:
+                block[6] = True
+        blocks.append(block)
+    kinds = [kind for kind, _ in layers]
+    pairs = (len(layers) - 2) // 2
+    if not blocks or kinds != ["layers.Flatten", *["layers.Linear", "layers.ReLU"] * pairs, "layers.Linear"]:
+        return None
+    if model.loss != "softmax_cross_entropy" or max(block[4] for block in blocks) ** 2 >= _chain.NONE:
+        return None
+    return blocks, [one.units for _, one in layers[1::2]]
+
+
+def _kind(layer):
+    """Return a layer's kind and where it comes from, such as conv.Conv; engines don't import what uses them."""
+    return f"{type(layer).__module__}.{type(layer).__name__}".removeprefix("mlpkit.nn.")
+
+
+def _start(vector, view):
+    """Return where in a vector a view of it begins."""
+    return (view.ctypes.data - vector.ctypes.data) // vector.itemsize
+
+
+class Trainer(StepByStep):
+    """Takes a step of a chain in three calls of compiled code, and of another model an operation at a time.
+
+    Its workspace is made once, for the largest batch, and is less than the activations of such a batch: of a
+    convolution is kept what its pooling leaves.
+    """
+
+    def __init__(self, network, optimizer, X, y, batch_size):
+        super().__init__(network, optimizer, X, y, batch_size)
+        self.chain = chain_of(network.model)
+        if self.chain is None:
+            return
+        (blocks, units), dtype = self.chain, network.dtype
+        places = [at for at in network.places if hasattr(at, "W")]
+        begin = [(_start(network.theta, at.W), _start(network.theta, at.b) if hasattr(at, "b") else -1)
+                 for at in places]  # fmt: skip
+        blocks = [(*block, *at) for block, at in zip(blocks, begin, strict=False)]
+        dense = [(out, *at) for out, at in zip(units, begin[len(blocks) :], strict=True)]
+        lanes, self.most = _BYTES // dtype.itemsize, min(batch_size, len(y))
+        self.blocks, self.dense, self.tables, self.room = _chain.lay_out(network.model.input, blocks, dense, lanes)
+        bundles = -(-self.most // lanes)
+        self.shares = min(_config.NUMBA_NUM_THREADS, bundles)
+        wide = int(self.dense[-1, 4] + self.dense[-1, 0]) * self.most
+        shapes = {
+            "packed": (1, self.room.packed), "kept": (bundles, self.room.kept),
+            "scratch": (self.shares, self.room.scratch), "own": (self.shares, self.room.own), "rows": (1, wide),
+            "slopes": (1, wide),
+        }  # fmt: skip
+        self.arrays = {name: _convolve.room(-(-n * m // lanes), network.theta).ravel()[: n * m].reshape(n, m)
+                       for name, (n, m) in shapes.items()}  # fmt: skip
+        self.arrays["marks"] = np.zeros((bundles, self.room.marks), np.uint8)
+
+    def step(self, x, labels):
+        if self.chain is None:
+            return super().step(x, labels)
+        network, n = self.network, len(x)
+        wanted = self.most, *network.model.input
+        if n > self.most or x.shape[1:] != wanted[1:]:  # compiled loops would read beyond their arrays
+            raise ValueError(f"a batch here has at most the shape {wanted}, not {x.shape}.")
+        check_labels(labels, n, network.model.output[0])
+        arrays = SimpleNamespace(**self.arrays)
+        packed, rows, slopes = arrays.packed[0], arrays.rows[0], arrays.slopes[0]
+        losses = np.empty(min(self.shares, -(-n // (_BYTES // network.dtype.itemsize))))
+        _chain.pack(self.blocks, self.tables, network.theta, packed)
+        _chain.backpropagate(
+            self.blocks, self.dense, self.tables, self.room, _rows(x), labels, network.theta, packed, arrays.kept,
+            arrays.marks, arrays.scratch, arrays.own, rows, slopes, self.most, losses,
+        )  # fmt: skip
+        own = arrays.own[: len(losses)]
+        _chain.parameter_gradients(
+            self.blocks, self.dense, n, own, rows, slopes, self.most, network.grad, self.shares
+        )  # fmt: skip
+        self.optimizer.step()
+        return losses.sum()

@@ -319,15 +319,16 @@ def _largest(typingctx, dtype, x, taps, count, relu, y, index):
 
 
 @intrinsic
-def _share_out(typingctx, dtype, dy, index, taps, count, dx):
-    """Add dy, a vector, to each of `dx[taps[t]]`, t below count, in those lanes where the byte of index is t.
+def _share_out(typingctx, dtype, dy, index, taps, count, add, dx):
+    """Write dy, a vector, to each of `dx[taps[t]]`, t below count, in the lanes where the byte of index is t, else 0.
 
-    taps (count,): distances in bytes, int64; dy, index, dx: addresses.
+    add: whether to add it to what is there. taps (count,): distances in bytes, int64; dy, index, dx: addresses.
     """
     kind = dtype.dtype
 
     def generate(context, builder, signature, arguments):
-        _, dy, index, taps, count, dx = arguments
+        _, dy, index, taps, count, add, dx = arguments
+        add = builder.icmp_signed("!=", add, _INDEX(0))
         code = _Writer(context, builder, kind)
         lanes = code.vector.count
         byte = ir.VectorType(ir.IntType(8), lanes)
@@ -338,10 +339,11 @@ def _share_out(typingctx, dtype, dy, index, taps, count, dx):
             at = code.at(dx, code.load(code.at(taps, builder.mul(loop.index, _INDEX(ADDRESS))), _INDEX))
             first = builder.insert_element(undefined, builder.trunc(loop.index, byte.element), ir.IntType(32)(0))
             here = builder.icmp_unsigned("==", place, builder.shuffle_vector(first, undefined, mask))
-            code.store(builder.fadd(code.load(at), builder.select(here, value, zero)), at)
+            old = builder.select(add, code.load(at), zero)
+            code.store(builder.fadd(old, builder.select(here, value, zero)), at)
         return context.get_dummy_value()
 
-    return types.void(dtype, *[types.intp] * 5), generate
+    return types.void(dtype, *[types.intp] * 6), generate
 
 
 @compiled(__name__, nogil=True)
@@ -359,12 +361,15 @@ def pool(dtype, lanes, z, row, plane, stride, taps, count, relu, planes, down, r
 
 
 @compiled(__name__, nogil=True)
-def pool_backward(dtype, lanes, dy, index, stride, taps, count, planes, down, right, dz, row, plane):
-    """Add the gradients dy (planes, down, right, lanes) to where in dz the largest numbers were; see `pool`."""
+def pool_backward(dtype, lanes, dy, index, stride, taps, count, planes, down, right, add, dz, row, plane):
+    """Write the gradients dy (planes, down, right, lanes) to where in dz the largest numbers were; see `pool`.
+
+    The other numbers of a window become 0, and those of no window stay as they are. add: whether windows overlap.
+    """
     for i in range(planes):
         for p in range(down):
             start = dz + i * plane + p * stride * row
             for q in range(right):
-                _share_out(dtype, dy, index, taps, count, start + q * stride * BYTES)
+                _share_out(dtype, dy, index, taps, count, add, start + q * stride * BYTES)
                 dy += BYTES
                 index += lanes

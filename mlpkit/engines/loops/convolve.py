@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import prange
 
+from . import winograd
 from .bundles import ADDRESS, ROWS, SPARE, add_slopes, aligned, bundle, multiply, rows_of, unbundle
 from .compiler import compiled
 from .simd import BYTES
@@ -44,9 +45,21 @@ class Plan(NamedTuple):
     taps: int  # (c, k, k): from a window's corner to each of its numbers
     x_at: int  # (rows, columns): from the first number to each window's corner
     z_at: int  # (rows, columns): from the first result to each
-    parts: int  # (stride * stride, PART): see `_part`
+    parts: int  # (stride * stride, PART): see `part` in `plan`
+    winograd: int  # whether Winograd's convolution suits; then, in tiles:
+    down: int
+    across: int
+    z_tall: int  # rows of a plane of results, which without tiles are `rows`
+    z_wide: int
+    taps_in: int  # (c,): from the first channel of V to each
+    taps_out: int  # (c_out,): from the first channel of dM to each
+    tiles_at: int  # (tiles,): from the first tile to each
 
 
+PRODUCTS = winograd.PRODUCTS
+winograd_pack, winograd_unpack = winograd.pack, winograd.unpack
+winograd_in, winograd_out, winograd_back = winograd.images_in, winograd.results_out, winograd.slopes_out
+winograd_slopes, winograd_weights = winograd.slopes_in, winograd.add_weights
 PART = 6  # integers that describe one of the convolutions that the gradient of the input is made of
 
 
@@ -55,6 +68,12 @@ def plan(c, h, w, c_out, k, stride, padding):
     """Return the `Plan` of a convolution, and its tables: a vector of int64."""
     rows, columns = ((length + 2 * padding - k) // stride + 1 for length in (h, w))
     tall, wide = h + 2 * padding, w + 2 * padding
+    tiles = winograd.suits(c, c_out, k, stride, rows, columns)
+    down, across = (-(-length // winograd.TILE) for length in (rows, columns))
+    z_tall, z_wide = rows, columns
+    if tiles:
+        z_tall, z_wide = down * winograd.TILE, across * winograd.TILE
+        tall, wide = max(tall, z_tall + 2), max(wide, z_wide + 2)  # a tile reads two numbers more than it makes
     dz_margin = (k - 1) // stride
     dz_tall, dz_wide = (
         dz_margin + max(out, (length - 1 + padding) // stride + 1) for out, length in ((rows, h), (columns, w))
@@ -89,7 +108,10 @@ def plan(c, h, w, c_out, k, stride, padding):
     found = [part(r, s) for r in range(stride) for s in range(stride)]
     parts = table(found, spare=0)
     numbers = c, h, w, c_out, k, stride, rows, columns, padding, tall, wide, dz_margin, dz_tall, dz_wide
-    return Plan(*numbers, taps, x_at, z_at, parts), np.concatenate(tables).astype(np.int64)
+    lists = (table(BYTES * step * np.arange(n)) for step, n in ((down * across, c), (down * across, c_out),
+                                                                (1, down * across)))  # fmt: skip
+    found = Plan(*numbers, taps, x_at, z_at, parts, int(tiles), down, across, z_tall, z_wide, *lists)
+    return found, np.concatenate(tables).astype(np.int64)
 
 
 @compiled(__name__, nogil=True)
@@ -254,4 +276,92 @@ def backward_input(plan, tables, dz, W, dx, shares):
                         room_z.ctypes.data, at + ADDRESS * dz_at, count,
                         room_x[o * numbers :].ctypes.data, at + ADDRESS * x_at, numbers * BYTES, start.ctypes.data,
                     )  # fmt: skip
+            unbundle(room_x, dx[images])
+
+
+# The same three with Winograd's convolution, for plans that it suits
+
+
+@compiled(__name__, parallel=True, nogil=True)
+def packed_winograd(W, U, back):
+    """Write the transformed weights, see `winograd.pack`, on all cores."""
+    chunk = 2 * ROWS  # a multiple of the lanes
+    for i in prange((len(W) + chunk - 1) // chunk):
+        winograd_pack(W, i * chunk, min((i + 1) * chunk, len(W)), U, back)
+
+
+@compiled(__name__, parallel=True, nogil=True)
+def forward_winograd(plan, tables, x, W, b, z, shares):
+    """Do what `forward` does; W (c_out, c, k, k)."""
+    lanes, size, at = BYTES // x.itemsize, x.itemsize, tables.ctypes.data
+    bundles, tiles = (len(x) + lanes - 1) // lanes, plan.down * plan.across
+    U = np.zeros(PRODUCTS * whole_blocks(plan.c_out) * plan.c, x.dtype)
+    packed_winograd(W, U, np.zeros(PRODUCTS * whole_blocks(plan.c) * plan.c_out, x.dtype))
+    start = np.zeros(whole_blocks(plan.c_out) + ROWS, x.dtype)
+    start[: plan.c_out] = b
+    zero = start[whole_blocks(plan.c_out) :].ctypes.data
+    for share in prange(shares):
+        flat, room_x = room(plan.c * plan.h * plan.w, x), room(plan.c * plan.tall * plan.wide, x)
+        room_z, room_flat = room(ROWS * plan.z_tall * plan.z_wide, x), room(plan.c_out * plan.rows * plan.columns, x)
+        V, M = room(PRODUCTS * plan.c * tiles, x), room(PRODUCTS * ROWS * tiles, x)
+        for g in range(bundles * share // shares, bundles * (share + 1) // shares):
+            images = slice(g * lanes, (g + 1) * lanes)
+            read(x[images], flat, room_x, plan.c, plan.h, plan.w, plan.tall, plan.wide, plan.margin)
+            winograd_in(plan, x.dtype, room_x.ctypes.data, V.ctypes.data, zero)
+            for o in range(0, plan.c_out, ROWS):
+                winograd_out(
+                    plan, at, x.dtype, size, o, U.ctypes.data, V.ctypes.data, M.ctypes.data, room_z.ctypes.data,
+                    start[o:].ctypes.data, zero,
+                )  # fmt: skip
+                for i in range(min(ROWS, plan.c_out - o)):
+                    for y in range(plan.rows):
+                        begin, end = (i * plan.z_tall + y) * plan.z_wide, ((o + i) * plan.rows + y) * plan.columns
+                        room_flat[end : end + plan.columns] = room_z[begin : begin + plan.columns]
+            unbundle(room_flat, z[images])
+
+
+@compiled(__name__, parallel=True, nogil=True)
+def backward_weights_winograd(plan, tables, x, dz, dW, shares):
+    """Do what `backward_weights` does; dW (c_out, c, k, k)."""
+    lanes, size, at = BYTES // x.itemsize, x.itemsize, tables.ctypes.data
+    bundles, tiles = (len(x) + lanes - 1) // lanes, plan.down * plan.across
+    partial, zeros = np.zeros((shares, PRODUCTS * plan.c_out * plan.c), x.dtype), np.zeros(ROWS, x.dtype)
+    for share in prange(shares):
+        flat, room_x = room(plan.c * plan.h * plan.w, x), room(plan.c * plan.tall * plan.wide, x)
+        flat_z, room_z = room(plan.c_out * plan.rows * plan.columns, x), room(plan.c_out * plan.z_tall * plan.z_wide, x)
+        V, dM = room(PRODUCTS * plan.c * tiles, x), room(PRODUCTS * plan.c_out * tiles, x)
+        zero = zeros.ctypes.data
+        for g in range(bundles * share // shares, bundles * (share + 1) // shares):
+            images = slice(g * lanes, (g + 1) * lanes)
+            read(x[images], flat, room_x, plan.c, plan.h, plan.w, plan.tall, plan.wide, plan.margin)
+            read(dz[images], flat_z, room_z, plan.c_out, plan.rows, plan.columns, plan.z_tall, plan.z_wide, 0)
+            winograd_in(plan, x.dtype, room_x.ctypes.data, V.ctypes.data, zero)
+            winograd_slopes(plan, x.dtype, 0, plan.c_out, room_z.ctypes.data, dM.ctypes.data, zero)
+            winograd_weights(
+                plan, at, x.dtype, size, dM.ctypes.data, V.ctypes.data, partial[share].ctypes.data
+            )  # fmt: skip
+    for o in prange(plan.c_out):
+        winograd_unpack(partial, 0, o, o + 1, dW)
+
+
+@compiled(__name__, parallel=True, nogil=True)
+def backward_input_winograd(plan, tables, dz, W, dx, shares):
+    """Do what `backward_input` does."""
+    lanes, size, at = BYTES // dz.itemsize, dz.itemsize, tables.ctypes.data
+    bundles, tiles, zeros = (len(dz) + lanes - 1) // lanes, plan.down * plan.across, np.zeros(ROWS, dz.dtype)
+    back = np.zeros(PRODUCTS * whole_blocks(plan.c) * plan.c_out, dz.dtype)
+    packed_winograd(W, np.zeros(PRODUCTS * whole_blocks(plan.c_out) * plan.c, dz.dtype), back)
+    for share in prange(shares):
+        flat, room_z = room(plan.c_out * plan.rows * plan.columns, dz), room(plan.c_out * plan.z_tall * plan.z_wide, dz)
+        dM, dV = room(PRODUCTS * plan.c_out * tiles, dz), room(PRODUCTS * plan.c * tiles, dz)
+        plane, room_x = room(plan.tall * plan.wide, dz), room(plan.c * plan.h * plan.w, dz)
+        zero = zeros.ctypes.data
+        for g in range(bundles * share // shares, bundles * (share + 1) // shares):
+            images = slice(g * lanes, (g + 1) * lanes)
+            read(dz[images], flat, room_z, plan.c_out, plan.rows, plan.columns, plan.z_tall, plan.z_wide, 0)
+            winograd_slopes(plan, dz.dtype, 0, plan.c_out, room_z.ctypes.data, dM.ctypes.data, zero)
+            winograd_back(
+                plan, at, dz.dtype, size, back.ctypes.data, dM.ctypes.data, dV.ctypes.data,
+                plane.reshape(plan.tall, plan.wide, lanes), room_x.reshape(plan.c, plan.h, plan.w, lanes), zero,
+            )  # fmt: skip
             unbundle(room_x, dx[images])

@@ -1,0 +1,243 @@
+"""Winograd's convolution of bundles: a 3 x 3 kernel at stride 1, with 36 products where the formula has 144.
+
+A tile of 6 x 6 numbers gives 4 x 4 results. With matrices A, B, G of small numbers, which depend on nothing else, they
+are `A' ((G w G') * (B' x B)) A`, the product in the middle number by number: F(4 x 4, 3 x 3) of Lavin and Gray (2016),
+whose matrices these are. Over channels and tiles the middle is 36 matrix products. All of it is linear in w and in x,
+so the gradients are the same matrices the other way round: of x, `B (U * dM) B'`, and of w, `G' (V * dM) G`, with
+`U = G w G'`, `V = B' x B` and `dM = A dz A'`.
+
+The price: rounding errors several times as large, since the matrices have numbers such as 8 and 1/24 side by side; and
+tiles that reach beyond the results, whose rest is thrown away.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .bundles import _INDEX, ADDRESS, ROWS, _Writer, add_slopes, aligned, multiply, rows_of
+from .compiler import compiled
+from .simd import BYTES, _everywhere
+
+TILE, SIDE = 4, 6  # results and numbers of a tile, each way
+PRODUCTS = SIDE * SIDE
+LEAST = 16  # channels in and out from which on it pays
+
+B = np.array(
+    [
+        [4, 0, -5, 0, 1, 0],
+        [0, -4, -4, 1, 1, 0],
+        [0, 4, -4, -1, 1, 0],
+        [0, -2, -1, 2, 1, 0],
+        [0, 2, -1, -2, 1, 0],
+        [0, 4, 0, -5, 0, 1],
+    ]
+).T
+G = np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24
+A = np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]]).T
+
+
+def _transform(matrix, add=False):
+    """Return the intrinsic that replaces a square x of vectors by `matrix x matrix'`, and adds it where `add` says."""
+
+    @intrinsic
+    def transform(typingctx, dtype, x, x_row, x_column, out, out_row, out_column, start):
+        """Write the square to out; x_row, x_column, out_row, out_column: bytes between the vectors of the squares.
+
+        start: the address of a number that is added to all. Nothing is checked.
+        """
+        kind = dtype.dtype
+
+        def generate(context, builder, signature, arguments):
+            _, x, x_row, x_column, out, out_row, out_column, start = arguments
+            code = _Writer(context, builder, kind)
+
+            def place(begin, row, column, i, j):
+                return code.at(begin, builder.mul(_INDEX(i), row), builder.mul(_INDEX(j), column))
+
+            def combine(factors, vectors):
+                """Return the sum of factors times vectors; factors are Python numbers."""
+                total = None
+                for factor, vector in sorted(zip(factors, vectors, strict=True), key=lambda pair: abs(pair[0]) != 1):
+                    if factor == 0:
+                        continue
+                    constant = ir.Constant(code.vector, [float(factor)] * code.vector.count)
+                    if total is None:
+                        total = vector if factor == 1 else builder.fmul(constant, vector)
+                    elif abs(factor) == 1:
+                        total = builder.fadd(total, vector) if factor == 1 else builder.fsub(total, vector)
+                    else:
+                        total = builder.call(code.fma, [constant, vector, total])
+                return total
+
+            n = matrix.shape[1]
+            columns = [[code.load(place(x, x_row, x_column, i, j)) for i in range(n)] for j in range(n)]
+            half = [[combine(row, column) for column in columns] for row in matrix.tolist()]
+            first = code.everywhere(start)
+            for i, line in enumerate(half):
+                for j, row in enumerate(matrix.tolist()):
+                    at = place(out, out_row, out_column, i, j)
+                    value = combine(row, line)
+                    value = builder.fadd(value, code.load(at)) if add else value
+                    code.store(builder.fadd(value, first), at)
+            return context.get_dummy_value()
+
+        return types.void(dtype, *[types.intp] * 7), generate
+
+    return transform
+
+
+_to_u, _to_v, _to_z = _transform(G), _transform(B.T), _transform(A.T)
+_to_dw, _to_dx, _to_dm = _transform(G.T), _transform(B, add=True), _transform(A)
+
+
+def suits(c, c_out, k, stride, rows, columns):
+    """Say whether it is faster than the formula: for a 3 x 3 kernel at stride 1, and enough of everything."""
+    if k != 3 or stride != 1 or min(c, c_out) < LEAST:
+        return False
+    return 2 * PRODUCTS * -(-rows // TILE) * -(-columns // TILE) < 9 * rows * columns
+
+
+@compiled(__name__, nogil=True)
+def pack(W, first, end, U, back):
+    """Write `G w G'` of the channels out from `first` to `end` as blocks of rows: into U, and into back for dx.
+
+    W (c_out, c, 3, 3). U (36, blocks of c_out, c, rows of the block), back (36, blocks of c, c_out, rows of the block),
+    vectors. first: a multiple of the lanes.
+    """
+    c_out, c, _, _ = W.shape
+    size = W.itemsize
+    lanes = BYTES // size
+    w, u, zero = aligned(9 * lanes, W), aligned(PRODUCTS * lanes, W), aligned(lanes, W)
+    w[:], zero[:] = 0, 0
+    each, each_back = len(U) // PRODUCTS, len(back) // PRODUCTS
+    for o in range(first, end, lanes):
+        for i in range(c):
+            for lane in range(min(lanes, end - o)):
+                for t in range(9):
+                    w[t * lanes + lane] = W[o + lane, i, t // 3, t % 3]
+            _to_u(W.dtype, w.ctypes.data, 3 * BYTES, BYTES, u.ctypes.data, SIDE * BYTES, BYTES, zero.ctypes.data)
+            block_in = i // ROWS * ROWS
+            width_in = rows_of(c - block_in)
+            for lane in range(min(lanes, end - o)):
+                block = (o + lane) // ROWS * ROWS
+                at = block * c + i * rows_of(c_out - block) + o + lane - block
+                at_back = block_in * c_out + (o + lane) * width_in + i - block_in
+                for t in range(PRODUCTS):
+                    U[t * each + at] = u[t * lanes + lane]
+                    back[t * each_back + at_back] = u[t * lanes + lane]
+
+
+@compiled(__name__, nogil=True)
+def unpack(own, at, first, end, dW):
+    """Write `G' dU G` of the channels out from `first` to `end` into dW (c_out, c, 3, 3).
+
+    own (shares, ...): from the number `at` on, each share's dU (36, c_out, c), which are added up.
+    """
+    c_out, c, _, _ = dW.shape
+    lanes = BYTES // dW.itemsize
+    w, u, zero = aligned(9 * lanes, dW), aligned(PRODUCTS * lanes, dW), aligned(lanes, dW)
+    u[:], zero[:] = 0, 0
+    for o in range(first, end):
+        for i in range(0, c, lanes):
+            many = min(lanes, c - i)
+            for t in range(PRODUCTS):
+                start = at + (t * c_out + o) * c + i
+                for lane in range(many):
+                    total = own[0, start + lane]
+                    for share in range(1, len(own)):
+                        total += own[share, start + lane]
+                    u[t * lanes + lane] = total
+            _to_dw(dW.dtype, u.ctypes.data, SIDE * BYTES, BYTES, w.ctypes.data, 3 * BYTES, BYTES, zero.ctypes.data)
+            for lane in range(many):
+                for t in range(9):
+                    dW[o, i + lane, t // 3, t % 3] = w[t * lanes + lane]
+
+
+# What follows takes a plan, see `convolve.Plan`, and addresses.
+
+
+@compiled(__name__, nogil=True)
+def images_in(plan, dtype, x, V, zero):
+    """Write V (36, c, tiles) of a bundle x with its margin."""
+    tiles = plan.down * plan.across
+    step = plan.c * tiles * BYTES
+    for i in range(plan.c):
+        for p in range(plan.down):
+            for q in range(plan.across):
+                at = x + ((i * plan.tall + TILE * p) * plan.wide + TILE * q) * BYTES
+                _to_v(dtype, at, plan.wide * BYTES, BYTES, V, SIDE * step, step, zero)
+                V += BYTES
+
+
+@compiled(__name__, nogil=True)
+def results_out(plan, at, dtype, size, o, U, V, M, z, bias, zero):
+    """Write a block of channels of the result, from channel `o` on, into z (rows of a block, z_tall, z_wide).
+
+    M: room for (36, ROWS, tiles). bias: of the block.
+    """
+    tiles = plan.down * plan.across
+    step, rows = ROWS * tiles * BYTES, (plan.c_out + ROWS - 1) // ROWS * ROWS
+    for t in range(PRODUCTS):
+        multiply(
+            dtype, plan.c_out - o, U + (t * rows + o) * plan.c * size, at + ADDRESS * plan.taps_in, plan.c,
+            V + t * plan.c * tiles * BYTES, at + ADDRESS * plan.tiles_at, tiles,
+            M + t * step, at + ADDRESS * plan.tiles_at, tiles * BYTES, zero,
+        )  # fmt: skip
+    for r in range(min(ROWS, plan.c_out - o)):
+        for p in range(plan.down):
+            for q in range(plan.across):
+                end = z + ((r * plan.z_tall + TILE * p) * plan.z_wide + TILE * q) * BYTES
+                _to_z(dtype, M, SIDE * step, step, end, plan.z_wide * BYTES, BYTES, bias + r * size)
+                M += BYTES
+
+
+@compiled(__name__, nogil=True)
+def slopes_in(plan, dtype, o, channels, dz, dM, zero):
+    """Write dM (36, c_out, tiles) of some channels from `o` on, whose dz is (channels, z_tall, z_wide)."""
+    tiles = plan.down * plan.across
+    step = plan.c_out * tiles * BYTES
+    dM += o * tiles * BYTES
+    for r in range(channels):
+        for p in range(plan.down):
+            for q in range(plan.across):
+                at = dz + ((r * plan.z_tall + TILE * p) * plan.z_wide + TILE * q) * BYTES
+                _to_dm(dtype, at, plan.z_wide * BYTES, BYTES, dM, SIDE * step, step, zero)
+                dM += BYTES
+
+
+@compiled(__name__, nogil=True)
+def add_weights(plan, at, dtype, size, dM, V, dU):
+    """Add a bundle's dU (36, c_out, c)."""
+    tiles = plan.down * plan.across
+    for t in range(PRODUCTS):
+        for o in range(0, plan.c_out, ROWS):
+            add_slopes(
+                dtype, plan.c_out - o, dM + (t * plan.c_out + o) * tiles * BYTES, tiles * BYTES,
+                at + ADDRESS * plan.tiles_at, V + t * plan.c * tiles * BYTES, at + ADDRESS * plan.tiles_at, tiles,
+                at + ADDRESS * plan.taps_in, plan.c, dU + (t * plan.c_out + o) * plan.c * size, plan.c * size, size,
+            )  # fmt: skip
+
+
+@compiled(__name__, nogil=True)
+def slopes_out(plan, at, dtype, size, back, dM, dV, plane, dx, zero):
+    """Write dx (c, h, w, lanes), a view. dV: room for (36, c, tiles); plane (tall, wide, lanes): room."""
+    tiles = plan.down * plan.across
+    step, rows = plan.c * tiles * BYTES, (plan.c + ROWS - 1) // ROWS * ROWS
+    for t in range(PRODUCTS):
+        for i in range(0, plan.c, ROWS):
+            multiply(
+                dtype, plan.c - i, back + (t * rows + i) * plan.c_out * size, at + ADDRESS * plan.taps_out, plan.c_out,
+                dM + t * plan.c_out * tiles * BYTES, at + ADDRESS * plan.tiles_at, tiles,
+                dV + (t * plan.c + i) * tiles * BYTES, at + ADDRESS * plan.tiles_at, tiles * BYTES, zero,
+            )  # fmt: skip
+    for i in range(plan.c):
+        plane[:] = 0
+        for p in range(plan.down):
+            for q in range(plan.across):
+                end = plane.ctypes.data + (TILE * p * plan.wide + TILE * q) * BYTES
+                _to_dx(dtype, dV, SIDE * step, step, end, plan.wide * BYTES, BYTES, zero)
+                dV += BYTES
+        for y in range(plan.h):
+            dx[i, y] = plane[y + plan.margin, plan.margin : plan.margin + plan.w]
