@@ -27,19 +27,26 @@ class Lab:
         if unknown:
             raise ValueError(f"{path} has hints for {', '.join(sorted(unknown))}, which are no tasks of this lab.")
 
-    def check(self, task, function, *cases):
-        """Say whether a function is right in every case (see `case`), and if not, how it is wrong."""
-        return self._keep(task, judge(task, function, cases))
+    def check(self, task, function, *cases, which=""):
+        """Say whether a function is right in every case (see `case`), and if not, how it is wrong.
 
-    def check_value(self, task, value, expected, **close):
+        which: what to call it, where a task has several, such as "compiled".
+        """
+        return self._keep(task, judge(_called(task, which), function, cases))
+
+    def check_value(self, task, value, expected, which="", **close):
         """Say whether a value is the expected one; `close` as for `difference`: rtol, atol, same_dtype."""
-        return self._keep(task, judge_value(task, value, expected, **close))
+        return self._keep(task, judge_value(_called(task, which), value, expected, **close))
 
     def predicted(self, task, *guesses):
         """Say whether each guess is a finite number: a prediction that was made, however far off."""
-        open_ones = [str(place) for place, guess in enumerate(guesses, 1) if _number(guess) is None]
-        say = f"number {', '.join(open_ones)} of {len(guesses)} is still missing." if open_ones else "made."
-        return self._keep(task, Verdict(not open_ones, f"{task}: {say}"))
+        given = [guess is not None and guess is not ... for guess in guesses]
+        good = [_number(guess) is not None for guess in guesses]
+        missing = [place for place, there in enumerate(given, 1) if not there]
+        odd = [place for place, pair in enumerate(zip(given, good, strict=True), 1) if pair == (True, False)]
+        say = [f"{_numbered(missing)} {'are' if len(missing) > 1 else 'is'} still missing."] if missing else []
+        say += [f'{_numbered(odd)} must be written like 60, not like "60 %".'] if odd else []
+        return self._keep(task, Verdict(all(good), f"{task}: {' '.join(say) or 'made.'}"))
 
     def compare(self, task, predicted, measured, unit=""):
         """Hold a prediction against the measurement, which is shown only to those who made one.
@@ -50,8 +57,9 @@ class Lab:
         if guess is None:
             print(f"{task}: write your prediction first, as a number; then this cell shows the measurement.")
             return False
+        far = _points(guess, measured) if unit == "%" else _distance(guess, measured)
         unit = unit and f" {unit}"
-        print(f"{task}: you said {guess:.4g}{unit}, measured {measured:.4g}{unit}; {_distance(guess, measured)}.")
+        print(f"{task}: you said {guess:.4g}{unit}, measured {measured:.4g}{unit}; {far}.")
         return True
 
     def ready(self, *tasks):
@@ -74,7 +82,7 @@ class Lab:
         print(f"{task}, hint {number} of {len(steps)}: {steps[number - 1]}")
 
     def progress(self):
-        """Print a bar of the tasks whose latest check said "right", and what is still open."""
+        """Print a bar of the tasks whose latest check said "right", and what is still open; words are not counted."""
         latest = dict(self.verdicts)
         done = [task for task in self.tasks if latest.get(task)]
         bar = "".join("#" if latest.get(task) else "." for task in self.tasks)
@@ -82,6 +90,8 @@ class Lab:
         still = [task for task in self.tasks if task not in done]
         if still:
             print("still open:", ", ".join(still))
+        else:
+            print("The answer in words is not counted here: a person reads it.")
 
     def _keep(self, task, verdict):
         self._must_be_one(task)
@@ -106,6 +116,21 @@ def _number(value):
         return None
     number = float(array.reshape(())[()])
     return number if math.isfinite(number) else None
+
+
+def _called(task, which):
+    return f"{task}, {which}" if which else task
+
+
+def _numbered(places):
+    return f"number{'s' if len(places) > 1 else ''} {', '.join(map(str, places))}"
+
+
+def _points(guess, measured):
+    """Return how far one percentage is from another, in percentage points."""
+    if guess == measured:
+        return "exactly"
+    return f"{abs(guess - measured):.3g} points too {'high' if guess > measured else 'low'}"
 
 
 def _distance(guess, measured):

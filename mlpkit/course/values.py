@@ -13,6 +13,7 @@ FUNCTIONS = (FunctionType, LambdaType, MethodType, BuiltinFunctionType)
 LARGEST_LIST = 100_000  # numbers
 DEEPEST_LIST = 8
 LARGEST_INT = 2**63
+NUMBA = "Failed in nopython mode pipeline (step: "
 
 
 class NotNumbers(Exception):
@@ -34,14 +35,25 @@ def type_name(value):
 
 
 def message(error):
-    """Return "ValueError: ..." in one line of at most 200 characters, whatever the exception's own methods do."""
+    """Return "ValueError: ..." in one line of some 200 characters, whatever the exception's own methods do.
+
+    Of what Numba says, which goes on with files, lines and candidates, only the beginning is left.
+    """
     try:
         text = " ".join(str(error).split())
     except KeyboardInterrupt:
         raise
     except BaseException:
         text = ""
-    return type_name(error) + (f": {text[:200]}" if text else "")
+    if text.startswith(NUMBA):
+        text = "Numba can't compile this: " + text[len(NUMBA) :].partition(") ")[2]
+        for rest in (' File "', " During: ", " There are ", ", defined at "):
+            text = text.partition(rest)[0]
+    if text.endswith("required for linear algebra"):  # Numba asks SciPy for `@` and `np.dot`
+        text = "Numba doesn't compile a product of whole arrays here: write it as a loop"
+    if len(text) > 200:
+        text = text[:200].rpartition(" ")[0] + " ..."
+    return type_name(error) + (f": {text}" if text else "")
 
 
 def numbers(value):
@@ -51,7 +63,7 @@ def numbers(value):
     numbers that are rows of equal length.
     """
     if value is None:
-        raise NotNumbers("is None: is a `return` missing?")
+        raise NotNumbers("is None: is nothing written yet, or is a `return` missing?")
     if value is ...:
         raise NotNumbers("is still `...`: not written yet.")
     if is_one_of(value, *FUNCTIONS):

@@ -76,14 +76,16 @@ def _trouble(function, one):
         return f"it raised {message(error)}"
     for position, (before, after) in enumerate(zip(one.arguments, given, strict=True)):
         if position not in one.may_change and _changed(before, after):
-            return f"it changed its argument number {position + 1}, which is the caller's: it should make a new array."
+            return f"it changed its argument number {position + 1}, {_how(before, after)}"
     if type(one.gives) is not tuple:
         trouble = difference(result, one.gives, **one.close)
         return trouble and f"what it returns {trouble}"
     several = is_one_of(result, tuple, list)
     if not several or len(result) != len(one.gives):
-        have = f"{len(result)} things" if several else "None" if result is None else f"one {type_name(result)}"
-        return f"it should return {len(one.gives)} things, and returns {have}."
+        have = f"{len(result)} things." if several else f"one {type_name(result)}."
+        if result is None:
+            have = "None: is nothing written yet, or is a `return` missing?"
+        return f"it should return {len(one.gives)} things, and returns {have}"
     for position, (value, wanted) in enumerate(zip(result, one.gives, strict=True)):
         trouble = difference(value, wanted, **one.close)
         if trouble:
@@ -104,3 +106,14 @@ def _changed(before, after):
         return False
     # Of another shape or dtype, where a function sets them; the numbers bit by bit, so that NaN is equal to NaN.
     return before.shape != after.shape or before.dtype != after.dtype or before.tobytes() != after.tobytes()
+
+
+def _how(before, after):
+    """Return what to say of an argument that changed: was it meant to be put back, and only rounding is left?"""
+    alike = type(before) is np.ndarray and before.dtype.kind == "f"
+    if alike and before.shape == after.shape and before.dtype == after.dtype:
+        with np.errstate(all="ignore"):
+            off = np.abs(after - before).max()
+            if 0 < off <= 8 * np.finfo(before.dtype).eps * np.abs(before).max():
+                return f"by {off:.2g}: x + h - h need not be x. Put back the number that was there, or change a copy."
+    return "which is the caller's: it should make a new array."

@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import sys
 from pathlib import Path
 
 import nbformat
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from nbclient import NotebookClient
+from numba import njit
 
 from mlpkit.course import Lab, case
 from mlpkit.course import __file__ as room
@@ -145,6 +147,31 @@ def test_an_exception_that_cannot_be_printed():
     assert "it raised Mute" in judge("f", raises, [case(M, gives=M)]).sentence
 
 
+def test_of_what_numba_says_the_beginning_is_left():
+    def unknown(x):
+        return no_such_name + x  # noqa: F821
+
+    def summed(x):
+        return np.sum(x, keepdims=True)
+
+    def product(x):
+        return x @ x
+
+    said = [judge("f", njit(one), [case(M, gives=M)]).sentence for one in (unknown, summed, product)]
+    assert said[0].startswith("f: it raised TypingError: Numba can't compile this: ")
+    assert "no_such_name" in said[0]
+    assert "can't compile this: No implementation of function" in said[1]
+    assert not any(word in " ".join(said) for word in ("pipeline", "File", "During", "candidate"))
+    assert "write it as a loop" in said[2] or "scipy" in sys.modules
+
+
+def test_a_long_message_ends_after_a_word():
+    def raises(x):
+        raise ValueError("seventy " * 70)
+
+    assert judge("f", raises, [case(M, gives=M)]).sentence.endswith("seventy ...")
+
+
 def test_ctrl_c_is_for_the_person_at_the_keyboard():
     def interrupted(x):
         raise KeyboardInterrupt
@@ -233,6 +260,19 @@ def test_an_argument_that_changes_is_noticed_and_whole_again(surprise):
     assert np.array_equal(x, M + 1)
 
 
+def _puts_nearly_back(x):
+    x += 1e-5
+    x -= 2e-5
+    x += 1e-5
+    return x.round()
+
+
+def test_rounding_is_all_that_is_left_of_a_change():
+    x = np.array([1.0, -2.0, 0.1])
+    assert "by 1.4e-17: x + h - h need not be x" in judge("f", _puts_nearly_back, [case(x, gives=x.round())]).sentence
+    assert "the caller's" in judge("f", _in_place, [case(np.array([np.inf, np.nan, 1.0]), gives=x)]).sentence
+
+
 def test_an_argument_may_be_meant_to_be_written_into():
     assert judge("f", _in_place, [case(M + 1, gives=M, may_change=[0])])
 
@@ -282,6 +322,20 @@ def test_progress_follows_the_latest_check(lab, capsys):
     assert 'lab.hint("relu")' in capsys.readouterr().out
     lab.progress()
     assert "[..] 0 of 2 tasks" in capsys.readouterr().out
+    for task in ("relu", "loss"):
+        lab.check_value(task, 1.0, 1.0)
+    lab.progress()
+    assert "2 of 2 tasks\nThe answer in words is not counted" in capsys.readouterr().out
+
+
+def test_one_task_may_have_several_parts(lab, capsys):
+    lab.check("relu", abs, case(-1.0, gives=1.0), which="plain")
+    lab.check("relu", abs, case(-1.0, gives=2.0, note="twice"), which="compiled")
+    lab.check_value("relu", 1.0, 2.0, which="what is in out")
+    said = capsys.readouterr().out
+    assert "✓ relu, plain: right." in said
+    assert "✗ relu, compiled (twice): what it returns is 1" in said
+    assert "✗ relu, what is in out: it is 1" in said
 
 
 def test_the_measurement_is_for_those_who_predicted(lab, capsys):
@@ -300,7 +354,16 @@ def test_the_measurement_is_for_those_who_predicted(lab, capsys):
 def test_a_prediction_is_any_finite_number(lab, capsys):
     assert lab.predicted("loss", 3, np.float32(2.5), np.array([1.0]))
     assert not lab.predicted("loss", 3, None, "2", float("nan"), [1, 2])
-    assert "number 2, 3, 4, 5 of 5" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "number 2 is still missing. numbers 3, 4, 5 must be written like 60, not like" in said
+    assert not lab.predicted("loss", None, ..., 3)
+    assert "loss: numbers 1, 2 are still missing.\n" in capsys.readouterr().out
+
+
+def test_percentages_are_apart_by_points(lab, capsys):
+    for guess, said in [(60, "25.8 points too low"), (90, "4.2 points too high"), (85.8, "exactly")]:
+        assert lab.compare("right", guess, 85.8, "%")
+        assert f"you said {guess} %, measured 85.8 %; {said}.\n" in capsys.readouterr().out
 
 
 def test_a_cell_waits_for_what_it_needs(lab, capsys):
