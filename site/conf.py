@@ -4,6 +4,7 @@ import importlib.resources
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 from myst_nb.core.render import NbElementRenderer
@@ -58,6 +59,7 @@ def setup(app):
     app.add_config_value("printed", False, "html", bool)
     app.connect("config-inited", add_repository)
     app.connect("source-read", prepare)
+    app.connect("html-page-context", partial(share_contents, {}), priority=400)
     app.connect("html-page-context", offer_pdf, priority=900)
     app.connect("html-page-context", lead_to_colab, priority=900)
     app.connect("build-finished", add_mathjax)
@@ -112,6 +114,20 @@ def with_alt(render_image):
         return made
 
     return render
+
+
+def share_contents(known, app, pagename, templatename, context, doctree):
+    """Set the contents at the side once a folder for pages that are not in them: a fifth of the work."""
+    make, folder = context.get("toctree"), pagename.rpartition("/")[0]
+
+    def toctree(**wishes):
+        key = folder, *sorted(wishes.items())
+        if key not in known:
+            known[key] = make(**wishes)
+        return known[key]
+
+    if pagename not in app.env.toctree_includes[app.config.root_doc]:
+        context["toctree"] = toctree
 
 
 def offer_pdf(app, pagename, templatename, context, doctree):

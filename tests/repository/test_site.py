@@ -3,15 +3,18 @@
 The browser may ask for what lies in the folder. All that it asks for is written down.
 """
 
+import contextlib
 import functools
 import http.server
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
@@ -21,6 +24,8 @@ from headless import BROWSER, chromium
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
+
+from mlpkit.files import only_one
 
 ROOT = Path(__file__).parents[2]
 AXE = "axe-core@4.14.1"
@@ -43,15 +48,27 @@ def in_a_browser(test):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Return the folder of a site that has been built here, without the printed chapters."""
-    return build(tmp_path_factory.mktemp("site") / "site")
-
-
-def build(folder, *options):
-    command = [sys.executable, ROOT / "site" / "build.py", "--no-pdf", "--to", folder, *options]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """Return the folder of a site that has been built here, without the printed chapters: once for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
+    with one_at_a_time(folder.parent):
+        if not folder.exists():  # it gets its name when it is whole
+            command = [sys.executable, ROOT / "site" / "build.py", "--no-pdf", "--to", folder]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder):
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(only_one(folder))
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield
 
 
 class Page(HTMLParser):
@@ -126,7 +143,7 @@ def test_downloads_are_the_notebooks_themselves(site, pages):
 
 
 def test_buttons_lead_to_the_repository_that_is_set_and_there_are_none_without(pages, tmp_path):
-    services = ("colab.research.google.com", "mybinder.org", "github.com")
+    services = ("colab.research.google.com", "mybinder.org")
     for page in pages.values():
         assert not [link for link in page.links if urlsplit(link).hostname in services]
     book, name = tmp_path / "book", "notebooks/00_start_here"
@@ -243,8 +260,9 @@ def test_search_finds_a_word_in_its_chapter_and_in_the_glossary(opened):
 
 
 @in_a_browser
-def test_every_slider_of_every_figure_changes_it_and_says_its_value(opened, pages):
-    figures = 0
+def test_every_slider_of_every_figure_changes_it_and_no_chapter_is_wider_than_a_phone(opened, pages):
+    """Two questions to each chapter, which is opened once: that takes longest."""
+    figures, wide = 0, []
     for name in chapters(pages):
         browser = opened(name)
         for figure in browser.find_elements(By.CSS_SELECTOR, "figure[id^=frames-]"):
@@ -253,7 +271,10 @@ def test_every_slider_of_every_figure_changes_it_and_says_its_value(opened, page
                 values = int(slider.get_attribute("max")) + 1
                 assert (min(pictures, 2), texts, back) == (2, values, True), (name, figure.get_attribute("id"), k)
             figures += 1
+        with on_a_phone(browser):
+            wide += [name] if width(browser) > PHONE["width"] else []
     assert figures >= len(chapters(pages))
+    assert not wide
 
 
 @in_a_browser
@@ -274,16 +295,22 @@ def test_formulas_are_set_in_mathjaxs_own_letters(opened):
     assert found["wrong"] == 0
 
 
-@in_a_browser
-def test_no_page_is_wider_than_a_phone(opened, pages):
-    browser = opened("index.html")
+@contextlib.contextmanager
+def on_a_phone(browser):
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
-    try:
-        for name in ["index.html", "notebooks/glossary.html", "mlpkit/kernels/ptx.cuh.html", *chapters(pages)]:
-            browser.get(urljoin(browser.current_url, f"/{name}"))
-            assert browser.execute_script("return document.documentElement.scrollWidth") <= PHONE["width"], name
-    finally:
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", DESK)
+    yield
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", DESK)
+
+
+def width(browser):
+    return browser.execute_script("return document.documentElement.scrollWidth")
+
+
+@in_a_browser
+@pytest.mark.parametrize("name", ["index", "notebooks/glossary", "mlpkit/kernels/ptx.cuh", "notebooks/00_start_here"])
+def test_no_page_that_a_phone_opens_is_wider(opened, browser, name):
+    with on_a_phone(browser):
+        assert width(opened(f"{name}.html")) <= PHONE["width"]
 
 
 @pytest.fixture(scope="module")
@@ -308,10 +335,9 @@ def test_axe_finds_no_serious_violation(opened, axe, theme):
         "notebooks/08_launch_less",
         "mlpkit/nn",
     ]
+    opened("index.html").execute_script(THEME, theme)
     for name in names:
-        browser = opened("index.html")
-        browser.execute_script(THEME, theme)
-        browser.get(urljoin(browser.current_url, f"/{name}.html"))
+        browser = opened(f"{name}.html")
         wait(browser, lambda b: b.execute_script("return document.readyState") == "complete")
         assert browser.execute_script("return document.documentElement.dataset.theme") == theme
         browser.execute_script(axe)
