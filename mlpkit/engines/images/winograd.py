@@ -8,13 +8,17 @@ numbers d with t products instead of m * r. Where the matrices come from (Toom 1
    Evaluation at a is a row (1, a, a^2, ...). Interpolation through the finite points, M(x) = prod(x - a_j), weighs the
    value at a_j with the polynomial `M(x) / (x - a_j)` divided by `f_j = prod(a_j - a_i, i != j)`, and infinity's with M
    itself.
-2. The product of polynomials s = C [(E a) . (G g)] is linear in a, and a filter is the same numbers read the other way
-   round: it is the transposed map, from s to a. So `y = E^T [(G g) . (C^T d)]`. (Winograd 1980; transposition.)
+2. With A and G for the two evaluations, B for the interpolation and a dot for number by number, the product of the
+   polynomials a and g is `B [(A a) . (G g)]`. It is linear in a, from m numbers to t. A filter is the transposed map,
+   from t numbers to m: where the product adds g[p] a[i] to place i + p, the filter adds g[p] d[i + p] to place i. To
+   transpose is to read the factors from right to left (Winograd 1980):
 
-With A = E (t, m), G = evaluation of r taps (t, r), row j divided by f_j, and B^T = C^T (t, t) whose row j has the
-coefficients of M(x) / (x - a_j), which for small integers a_j are integers. Points 0, 1, -1 give F(2, 3), and 2, -2
-beside them F(4, 3): the matrices of Lavin and Gray (2015), arXiv:1509.09308, but for signs. More points make large
-numbers that cancel, and so errors grow.
+       y = A^T [(G g) . (B^T d)]
+
+A is (t, m), G (t, r), B (t, t). The divisions by f_j are left to the rows of G, which are computed once; then row j of
+B^T has the coefficients of M(x) / (x - a_j), which for small integers a_j are integers. Points 0, 1, -1 give F(2, 3),
+and 2, -2 beside them F(4, 3): the matrices of Lavin and Gray (2015), arXiv:1509.09308, but for signs. More points make
+large numbers that cancel, and so errors grow.
 
 In two dimensions the maps are applied to rows, then to columns. A tile of t x t numbers gives m x m outputs,
 
@@ -38,7 +42,7 @@ TAPS = 3
 
 @cache
 def cook_toom(m, r=TAPS):
-    """Return A (t, m), G (t, r) and B (t, t) of F(m, r), float64, for t = m + r - 1: `A^T [(G g) . (B^T d)]`."""
+    """Return A (t, m), G (t, r) and B (t, t) of F(m, r), float64, for t = m + r - 1 <= 6."""
     t = m + r - 1
     finite = np.array(POINTS[: t - 1], float)
     A, G = (np.vstack([np.vander(finite, n, increasing=True), np.eye(n)[-1:]]) for n in (m, r))
