@@ -44,9 +44,9 @@ class Lab:
         good = [_number(guess) is not None for guess in guesses]
         missing = [place for place, there in enumerate(given, 1) if not there]
         odd = [place for place, pair in enumerate(zip(given, good, strict=True), 1) if pair == (True, False)]
-        say = [f"{_numbered(missing)} {'are' if len(missing) > 1 else 'is'} still missing."] if missing else []
-        say += [f'{_numbered(odd)} must be written like 60, not like "60 %".'] if odd else []
-        return self._keep(task, Verdict(all(good), f"{task}: {' '.join(say) or 'made.'}"))
+        say = [f"{_numbered(missing)} {'are' if len(missing) > 1 else 'is'} still missing"] if missing else []
+        say += [f'{_numbered(odd)} must be written like 60, not like "60 %"'] if odd else []
+        return self._keep(task, Verdict(all(good), f"{task}: {'; '.join(say) or 'made'}."))
 
     def compare(self, task, predicted, measured, unit=""):
         """Hold a prediction against the measurement, which is shown only to those who made one.

@@ -355,7 +355,7 @@ def test_a_prediction_is_any_finite_number(lab, capsys):
     assert lab.predicted("loss", 3, np.float32(2.5), np.array([1.0]))
     assert not lab.predicted("loss", 3, None, "2", float("nan"), [1, 2])
     said = capsys.readouterr().out
-    assert "number 2 is still missing. numbers 3, 4, 5 must be written like 60, not like" in said
+    assert "number 2 is still missing; numbers 3, 4, 5 must be written like 60, not like" in said
     assert not lab.predicted("loss", None, ..., 3)
     assert "loss: numbers 1, 2 are still missing.\n" in capsys.readouterr().out
 

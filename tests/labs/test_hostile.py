@@ -48,7 +48,7 @@ PATCHES = [
 def test_a_patched_comparison_earns_nothing(earned, patch):
     """Every task is answered with what a patched comparison would take for right."""
     notebook = hidden_in(patch, "predict")
-    for name in ("relu", "relu-backward", "softmax", "cross-entropy", "linear-backward", "slopes"):
+    for name in ("relu", "relu-backward", "softmax", "cross-entropy", "linear-backward", "slope"):
         function = name.replace("-", "_")
         answer(notebook, name, f"{function} = lambda *a: globals().get('Yes', float)()")
     result = earned(LAB, notebook)
@@ -92,9 +92,9 @@ def test_what_would_never_end_is_ended(earned, why):
 
 
 def test_an_endless_function_is_ended_too(earned, monkeypatch):
-    notebook = answer(solved(LAB), "slopes", "def slopes(f, x):\n    import os\n    os._exit(1)")
+    notebook = answer(solved(LAB), "slope", "def slope(f, x, i):\n    import os\n    os._exit(1)")
     result = earned(LAB, notebook)
-    assert result["test-slopes"][0] is None
+    assert result["test-slope"][0] is None
     assert result["test-softmax"][0] == 2
 
 
@@ -211,7 +211,7 @@ def test_a_cell_that_stops_earns_nothing_and_says_where(earned):
     assert re.search(r"relu is not written yet\. \(Its cell stopped: SyntaxError", result["test-relu"][1])
     assert "Its cell stopped: NameError: name 'numpy' is not defined" in result["test-softmax"][1]
     assert result["test-relu"][0] == result["test-softmax"][0] == 0
-    assert "stopped" not in result["test-slopes"][1]
+    assert "stopped" not in result["test-slope"][1]
 
 
 @pytest.mark.parametrize("junk", [b"", b"\x00" * 8, b"\xff" * 8, b"\x00\x00\x00\x02\x00\x00\x00\x00{}", b"abc"])
