@@ -59,6 +59,15 @@ def test_points_that_a_person_gave_count_until_that_answer_changes(course):
     assert grade(course) == (judge.BY_HAND, "3")
 
 
+def test_a_table_is_written_without_a_gradebook_too(course):
+    write(course, "explain", "An answer.")
+    (course / "gradebook.db").unlink()
+    said = []
+    table.grade_all(course, show=said.append)
+    assert row(course)["explain"] == judge.BY_HAND
+    assert "not in nbgrader's gradebook" in said[-1]
+
+
 def test_autograde_of_nbgrader_runs_nothing(course):
     """It would run a submission without a box; and what was graded stays as it was."""
     write(course, "shape", "open('ran', 'w')")
