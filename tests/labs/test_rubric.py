@@ -124,16 +124,31 @@ def test_a_sheet_keeps_its_promises(lab):
     assert all(len(steps) == 3 for steps in hints.values())
 
 
+def run_all(notebook, folder):
+    """Return what all cells print, from top to bottom, where none of them stops."""
+    code = "\n".join(c.source for c in notebook.cells if c.cell_type == "code")
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("lab", NAMES)
 def test_an_empty_lab_runs_from_top_to_bottom(released, lab):
     """Restart and run all: what is not written yet is named, and nothing stops."""
-    folder = released / "release" / lab
-    code = "\n".join(c.source for c in empty(released, lab).cells if c.cell_type == "code")
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=100)
-    assert not done.returncode, done.stderr
-    assert "finish that first" in done.stdout
-    assert "0 of " in done.stdout
-    assert "measured" not in done.stdout
+    said = run_all(empty(released, lab), released / "release" / lab)
+    assert "finish that first" in said
+    assert "0 of " in said
+    assert "measured" not in said
+
+
+@pytest.mark.parametrize("lab", NAMES)
+def test_a_solved_lab_runs_from_top_to_bottom(lab):
+    """The cells that measure, too, which are not run where a submission is graded."""
+    said = run_all(solved(lab), source(lab).parent)
+    assert "measured" in said
+    assert "finish that first" not in said
+    assert "✗" not in said
+    assert "still open" not in said
 
 
 def test_a_class_is_collected_graded_and_entered(released, tmp_path):
