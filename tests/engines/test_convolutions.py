@@ -13,12 +13,16 @@ from shared import LAYOUTS, REASONS
 from test_numpy_convolution import CONVOLUTIONS
 from test_numpy_gradients import assert_gradient
 
-from mlpkit import engines
+from mlpkit import data, engines
 from mlpkit.engines import numpy_baseline, numpy_im2col
 from mlpkit.engines.images.winograd import cook_toom
-from mlpkit.nn.conv import Conv
+from mlpkit.lab.bench import gate
+from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.layers import Flatten, Linear, ReLU
+from mlpkit.nn.model import Model
 from mlpkit.nn.models import FASHION_CNN
 from mlpkit.nn.network import Network
+from mlpkit.training.recipe import Recipe
 
 OURS = [name for name in engines.names() if set(Conv.operations) <= (engines.own_operations(name) or set())]
 HERE = [pytest.param(name, marks=pytest.mark.skip(reason=why) if (why := REASONS[name]) else ()) for name in OURS]
@@ -109,6 +113,26 @@ def test_a_nan_is_never_hidden(name, where):
     given[where][(1,) * given[where].ndim] = np.nan
     for found, wanted in zip(*(results(e, *given, 1, 1) for e in (engines.load(name), numpy_baseline)), strict=True):
         assert np.isnan(found[np.isnan(wanted)]).all()
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_window_of_zeros_gives_zero(name):
+    """Not a rounding error, whose sign would decide ReLU's slope."""
+    for k, stride, padding in ((3, 1, 1), (3, 2, 0), (5, 1, 2), (2, 3, 1)):
+        x, W, _, _ = arrays(5, 3, 4, (17, 19), k, stride, padding, np.float32)
+        x[:, :, 4:12, 3:12] = x[1] = x[:, :, :, 16:] = 0
+        sizes = numpy_baseline.conv(abs(x), abs(W), None, stride, padding)
+        z = engines.load(name).conv(x, W, None, stride, padding)
+        assert (sizes == 0).mean() > 0.25
+        assert_array_equal(z == 0, sizes == 0)
+
+
+SEES = Model((1, 28, 28), (Conv(4, 3), MaxPool(2), ReLU(), Conv(6, 3, padding=1), ReLU(), Flatten(), Linear(10)))
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_training_on_digits_with_empty_borders_is_the_baselines(name):
+    gate(name, Recipe(model=SEES, batch_size=16), data.load().train)
 
 
 # Workspaces
