@@ -13,7 +13,7 @@ from mlpkit.training.recipe import Recipe
 
 def dropping(model, rate):
     """Return a model that drops numbers before each of its Linear layers but the first."""
-    layers = []
+    layers: list = []
     for layer in model.layers:
         if isinstance(layer, Linear) and any(isinstance(before, Linear) for before in layers):
             layers.append(Dropout(rate))
