@@ -122,7 +122,7 @@ def chain_of(model):
     while layers and layers[0][0] == "conv.Conv":
         _, one = layers.pop(0)
         block = [one.channels, one.size, one.stride, one.padding, 1, 1, False]
-        while layers and (layers[0][0] == "layers.ReLU" or (layers[0][0] == "conv.MaxPool" and block[4] == 1)):
+        while layers and (layers[0][0] == "layers.ReLU" or (layers[0][0] == "conv.MaxPool" and block[4:6] == [1, 1])):
             kind, after = layers.pop(0)
             if kind == "conv.MaxPool":
                 block[4:6] = after.size, after.stride or after.size
@@ -187,6 +187,7 @@ class Trainer(StepByStep):
         wanted = self.most, *network.model.input
         if n > self.most or x.shape[1:] != wanted[1:]:  # compiled loops would read beyond their arrays
             raise ValueError(f"a batch here has at most the shape {wanted}, not {x.shape}.")
+        labels = labels.astype(np.int64, copy=False)  # compiled once, whatever the labels' dtype
         check_labels(labels, n, network.model.output[0])
         arrays = SimpleNamespace(**self.arrays)
         packed, rows, slopes = arrays.packed[0], arrays.rows[0], arrays.slopes[0]

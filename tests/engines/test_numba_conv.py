@@ -1,5 +1,9 @@
 """Convolution in bundles of images: the baseline's numbers, for any shape, in a bounded workspace."""
 
+import subprocess
+import sys
+import textwrap
+
 import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
@@ -29,11 +33,11 @@ RESIDUAL = Model((1, 8, 8), (
 ))  # fmt: skip
 
 
-def close(found, wanted, dtype, terms=1):
+def close(found, wanted, dtype, terms=1, loose=20):
     """Assert that sums of so many terms, of numbers about 1 in size, are equal but for rounding."""
     assert found.dtype == dtype
     assert found.shape == wanted.shape
-    assert_allclose(found, wanted, rtol=20 * EPS[dtype], atol=20 * EPS[dtype] * max(terms, 1) ** 0.75)
+    assert_allclose(found, wanted, rtol=loose * EPS[dtype], atol=loose * EPS[dtype] * max(terms, 1) ** 0.75)
 
 
 def check_convolution(n, c, c_out, shape, k, stride, padding, dtype, seed=0):
@@ -45,34 +49,36 @@ def check_convolution(n, c, c_out, shape, k, stride, padding, dtype, seed=0):
     wanted = numpy_baseline.conv(*exact, stride, padding)
     z = engine.conv(x, W, b, stride, padding)
     assert z.flags.c_contiguous
-    close(z, wanted, dtype, c * k * k)
-    close(engine.conv(x, W, None, stride, padding), wanted - exact[2][:, None, None], dtype, c * k * k)
+    loose = 200 if min(c, c_out) >= 16 and k == 3 and stride == 1 else 20  # Winograd's rounds ten times as much
+    close(z, wanted, dtype, c * k * k, loose)
+    close(engine.conv(x, W, None, stride, padding), wanted - exact[2][:, None, None], dtype, c * k * k, loose)
     dz = rng.normal(size=z.shape).astype(dtype)
     dW, db, alone = np.full_like(W, np.nan), np.full_like(b, np.nan), np.full_like(W, np.nan)
     wanted_dW, wanted_db = np.empty(W.shape), np.empty(b.shape)
     numpy_baseline.conv_backward_weights(exact[0], dz.astype(np.float64), wanted_dW, wanted_db, stride, padding)
     engine.conv_backward_weights(x, dz, dW, db, stride, padding)
     engine.conv_backward_weights(x, dz, alone, None, stride, padding)
-    close(dW, wanted_dW, dtype, dz[:, 0].size)
+    close(dW, wanted_dW, dtype, dz[:, 0].size, loose)
     close(db, wanted_db, dtype, dz[:, 0].size)
     assert_array_equal(alone, dW)
     dx = engine.conv_backward_input(dz, W, x.shape, stride, padding)
     assert dx.flags.c_contiguous
-    close(dx, numpy_baseline.conv_backward_input(dz.astype(np.float64), exact[1], x.shape, stride, padding), dtype,
-          c_out * k * k)  # fmt: skip
+    wanted_dx = numpy_baseline.conv_backward_input(dz.astype(np.float64), exact[1], x.shape, stride, padding)
+    close(dx, wanted_dx, dtype, c_out * k * k, loose)
     for array, before in zip((x, W, b), kept, strict=True):
         assert_array_equal(array, before)
 
 
 # Batches below, at and above a bundle; channels below, at and above a block of each width; every stride and padding.
 @pytest.mark.parametrize("dtype", FLOATS, ids=["float32", "float64"])
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(n=st.sampled_from([1, 2, 8, 15, 16, 17, 40]), c=st.integers(1, 18), c_out=st.integers(1, 18),
        h=st.integers(1, 9), w=st.integers(1, 9), k=st.integers(1, 5), stride=st.integers(1, 4),
        padding=st.integers(0, 3), seed=st.integers(0, 99))  # fmt: skip
 @example(n=16, c=1, c_out=6, h=28, w=28, k=5, stride=1, padding=2, seed=0)
 @example(n=33, c=6, c_out=16, h=14, w=14, k=5, stride=1, padding=0, seed=0)
 @example(n=17, c=32, c_out=24, h=13, w=13, k=3, stride=1, padding=0, seed=0)
+@example(n=18, c=64, c_out=128, h=9, w=9, k=3, stride=1, padding=0, seed=0)
 @example(n=20, c=16, c_out=32, h=7, w=10, k=3, stride=1, padding=1, seed=0)
 @example(n=2, c=2, c_out=2, h=2, w=3, k=5, stride=2, padding=2, seed=0)
 @example(n=2, c=2, c_out=2, h=7, w=7, k=1, stride=3, padding=0, seed=0)
@@ -107,7 +113,7 @@ def test_what_is_not_finite_stays_in_its_image(value):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=["float32", "float64"])
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(n=st.integers(1, 4), c=st.integers(1, 4), h=st.integers(1, 9), w=st.integers(1, 9), size=st.integers(1, 4),
        stride=st.integers(1, 4), few=st.booleans(), seed=st.integers(0, 99))  # fmt: skip
 def test_pooling_is_the_baselines(n, c, h, w, size, stride, few, seed, dtype):
@@ -135,7 +141,7 @@ def test_a_nan_in_a_window_is_its_largest_number():
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=["float32", "float64"])
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(n=st.integers(1, 9), c=st.integers(1, 5), plane=st.sampled_from([(), (1, 1), (4, 3), (8, 8)]),
        seed=st.integers(0, 99))  # fmt: skip
 def test_batch_normalization_is_the_baselines(n, c, plane, seed, dtype):
@@ -167,12 +173,12 @@ def test_gradients_of_networks_are_the_slopes(model):
 @pytest.mark.parametrize("model", [LENET5, FASHION_CNN, RESIDUAL], ids=["LeNet-5", "Fashion", "residual"])
 def test_a_network_has_the_baselines_loss_and_gradient(model):
     rng = np.random.default_rng(0)
-    x, labels = rng.random((21, *model.input), np.float32), rng.integers(model.output[0], size=21)
-    networks = [Network(one, model) for one in (engine, numpy_baseline)]
+    x, labels = rng.random((21, *model.input)), rng.integers(model.output[0], size=21)
+    networks = [Network(one, model, dtype=np.float64) for one in (engine, numpy_baseline)]  # float32: a ReLU may flip
     losses = [network.loss_and_grad(x, labels) for network in networks]
-    assert_allclose(*losses, rtol=1e-5)
+    assert_allclose(*losses, rtol=1e-12)
     found, wanted = (network.grad for network in networks)
-    assert np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)
+    assert np.linalg.norm(found - wanted) < 1e-11 * np.linalg.norm(wanted)
 
 
 # Whole steps
@@ -189,7 +195,7 @@ def steps(name, model, dtype, batches=(21, 10, 1, 16, 17, 21), base=None):
     rng = np.random.default_rng(0)
     X, y = rng.random((21, *model.input)).astype(dtype), rng.integers(model.output[0], size=21)
     network = Network(name, model, dtype=dtype)
-    trainer = (base or engine.Trainer)(network, SGD(network, 0.02), X, y, 21)
+    trainer = (base or engine.Trainer)(network, SGD(network, 0.002), X, y, 21)
     losses = [float(trainer.step(X[:n], y[:n])) for n in batches]
     return losses, network.theta
 
@@ -201,7 +207,7 @@ def test_a_whole_step_is_the_baselines(model, dtype):
     (losses, theta), (wanted, wanted_theta) = (
         steps("numba_conv", model, dtype), steps("numpy_baseline", model, dtype, base=StepByStep)
     )  # fmt: skip
-    tolerance = {np.float32: 1e-4, np.float64: 1e-10}[dtype]
+    tolerance = {np.float32: 3e-4, np.float64: 1e-10}[dtype]
     assert_allclose(losses, wanted, rtol=tolerance)
     assert_allclose(theta, wanted_theta, rtol=0, atol=tolerance)
 
@@ -209,7 +215,7 @@ def test_a_whole_step_is_the_baselines(model, dtype):
 @pytest.mark.parametrize(
     "layers",
     [(Conv(3, 3), BatchNorm(), ReLU(), Flatten(), Linear(4)), (Conv(3, 3), AvgPool(2), Flatten(), Linear(4)),
-     (Conv(3, 3), ReLU(), MaxPool(2), MaxPool(2), Flatten(), Linear(4)), (Flatten(), Linear(4)),
+     (Conv(3, 3), ReLU(), MaxPool(1, 2), MaxPool(2), Flatten(), Linear(4)), (Flatten(), Linear(4)),
      (Conv(3, 3), Flatten(), Linear(4), ReLU(), Linear(4), ReLU()), (Conv(3, 3), Flatten(), Linear(4), Linear(4))],
     ids=["norm", "mean", "two pools", "no convolution", "ReLU at the end", "no ReLU"],
 )  # fmt: skip
@@ -242,3 +248,30 @@ def test_a_trainers_workspace_is_smaller_than_the_activations(model):
     trainer = engine.Trainer(network, SGD(network, 0.1), X, y, most)
     activations = 4 * most * sum(int(np.prod(shape)) for _, _, shape, _ in model.places)
     assert sum(array.nbytes for array in trainer.arrays.values()) < activations
+
+
+WORKSPACE = """
+    import numpy as np
+    from mlpkit.engines import numba_conv as engine
+    def most():
+        return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    def work(n):
+        x, W = np.ones((n, 16, 12, 12), np.float32), np.ones((24, 16, 3, 3), np.float32)
+        z = engine.conv(x, W, None, 1, 1)
+        dW, dx = np.empty_like(W), engine.conv_backward_input(z, W, x.shape, 1, 1)
+        engine.conv_backward_weights(x, z, dW, None, 1, 1)
+        return x.nbytes + z.nbytes + dx.nbytes
+    work(64)
+    before = most()
+    arrays = work(4096)
+    print(most() - before - arrays, work(1))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux tells the most memory that a process had")
+def test_a_batch_of_4096_takes_no_more_room_than_one_of_64():
+    """Beside the arrays that come and go: a bundle at a time, whatever the batch. An array more would be 38 MB."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(WORKSPACE)], text=True, capture_output=True, check=True
+    )
+    assert int(done.stdout.split()[0]) < 8 * 2**20

@@ -25,6 +25,8 @@ ADDRESS = np.dtype(np.int64).itemsize
 # the registers: 24 of 32, or 8 to 12 of 16.
 COLUMNS = {8: 3, 6: 4, 4: 6, 2: 8} if REGISTERS == 32 else {8: 1, 6: 2, 4: 2, 2: 4}
 ROWS = max(COLUMNS)
+LEAST = min(COLUMNS.values())
+MOST = max(rows * columns for rows, columns in COLUMNS.items())
 NONE = 255  # stands for no number of a window
 SPARE = max(COLUMNS.values())  # entries that a table of positions repeats at its end, so that columns are never lacking
 
@@ -111,23 +113,23 @@ def _slopes(rows, columns):
     """Return the intrinsic that makes so many rows and columns of the weights' gradient."""
 
     @intrinsic
-    def slopes(typingctx, dtype, dz, dz_row, dz_at, x, x_at, depth, taps, out, out_row, valid, wide):
-        """Add `sum(dz[r * dz_row + dz_at[t]] * x[x_at[t] + taps[s]])`, t below depth, to the number `out[r, s]`.
+    def slopes(typingctx, dtype, dz, dz_row, dz_at, x, x_at, depth, taps, out, valid):
+        """Add `sum(dz[r * dz_row + dz_at[t]] * x[x_at[t] + taps[s]])`, t below depth, to the numbers out[r, s].
 
-        The sum is over the lanes, too: dz and x hold vectors, and out holds numbers, a row of them every `out_row`
-        bytes. dz_at, x_at (depth,) and taps (columns,) are distances in bytes, int64. Only the first `valid` rows, and
-        the first `wide` columns, are added.
+        The sum is over the lanes, too: dz and x hold vectors, and out (rows, columns) numbers, one after another, in as
+        many vectors as they need. dz_at, x_at (depth,) and taps (columns,) are distances in bytes, int64. Only the
+        first `valid` rows have a meaning.
         """
-        signature = types.void(dtype, *[types.intp] * 11)
+        signature = types.void(dtype, *[types.intp] * 9)
         kind = dtype.dtype
 
         def generate(context, builder, signature, arguments):
-            _, dz, dz_row, dz_at, x, x_at, depth, taps, out, out_row, valid, wide = arguments
-            code, size = _Writer(context, builder, kind), kind.bitwidth // 8
+            _, dz, dz_row, dz_at, x, x_at, depth, taps, out, valid = arguments
+            code = _Writer(context, builder, kind)
             totals = [code.totals(code.zeros(columns)) for _ in range(rows)]
             places = [code.at(x, code.load(code.at(taps, s * ADDRESS), _INDEX)) for s in range(columns)]
             starts = [code.at(dz, builder.mul(_INDEX(r), dz_row)) for r in range(rows)]
-            for r in range(1, rows):  # a row that isn't there is read as the first one, and not written
+            for r in range(1, rows):  # a row that isn't there is read as the first one
                 starts[r] = builder.select(builder.icmp_signed(">", valid, _INDEX(r)), starts[r], dz)
             with cgutils.for_range(builder, depth) as loop:
                 step = builder.mul(loop.index, _INDEX(ADDRESS))
@@ -138,14 +140,9 @@ def _slopes(rows, columns):
                     for s in range(columns):
                         code.multiply_add(factor, pieces[s], totals[r][s])
             sums = _sums(code, [builder.load(total) for row in totals for total in row])
-            for r in range(rows):
-                with builder.if_then(builder.icmp_signed(">", valid, _INDEX(r))):
-                    row = code.at(out, builder.mul(_INDEX(r), out_row))
-                    for s in range(columns):
-                        with builder.if_then(builder.icmp_signed(">", wide, _INDEX(s))):
-                            place = code.at(row, s * size)
-                            old = code.load(place, code.number)
-                            code.store(builder.fadd(old, builder.load(sums[r * columns + s])), place)
+            for i, value in enumerate(sums):
+                place = code.at(out, i * BYTES)
+                code.store(builder.fadd(code.load(place), value), place)
             return context.get_dummy_value()
 
         return signature, generate
@@ -154,28 +151,30 @@ def _slopes(rows, columns):
 
 
 def _sums(code, vectors):
-    """Return variables, each with the sum of a vector's lanes.
+    """Return vectors that hold the sum of each vector's lanes, one after another.
 
     Vectors are added in pairs, half of one and half of the other, so that each instruction works for many sums.
     """
     builder, lanes = code.builder, code.vector.count
-    mask = ir.VectorType(ir.IntType(32), lanes)
+
+    def pick(one, other, places):
+        return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), lanes), places))
+
     found = []
     for first in range(0, len(vectors), lanes):
-        level = [*vectors[first : first + lanes], *code.zeros(lanes)][:lanes]
-        half = lanes // 2
-        while half:
-            pairs, step = [], half
-            for one, other in zip(level[: len(level) // 2], level[len(level) // 2 :], strict=True):
-                low = [lane + (lanes - step if lane & step else 0) for lane in range(lanes)]
-                high = [lane + (lanes if lane & step else step) for lane in range(lanes)]
-                parts = [builder.shuffle_vector(one, other, ir.Constant(mask, lane)) for lane in (low, high)]
-                pairs.append(builder.fadd(*parts))
-            level, half = pairs, half // 2
-        room = cgutils.alloca_once(builder, code.vector)
-        builder.store(level[0], room)
-        numbers = builder.bitcast(room, code.number.as_pointer())
-        found += [builder.gep(numbers, [_INDEX(lane)]) for lane in range(lanes)]
+        level, step = vectors[first : first + lanes], lanes // 2
+        level += code.zeros((1 << (len(level) - 1).bit_length()) - len(level))
+        apart = lanes // len(level)  # in the end, how many lanes from a sum to the next
+        while step:
+            low = [lane + (lanes - step if lane & step else 0) for lane in range(lanes)]
+            high = [lane + (lanes if lane & step else step) for lane in range(lanes)]
+            half = len(level) // 2 or 1  # the last vector is added to itself
+            level = [builder.fadd(pick(one, other, low), pick(one, other, high))
+                     for one, other in zip(level[:half], level[-half:], strict=True)]  # fmt: skip
+            step //= 2
+        found.append(
+            level[0] if apart == 1 else pick(level[0], level[0], [lane * apart % lanes for lane in range(lanes)])
+        )
     return found
 
 
@@ -212,28 +211,75 @@ def multiply(dtype, left, w, taps, depth, x, x_at, count, out, out_at, out_row, 
 
 
 @compiled(__name__, nogil=True)
-def add_slopes(dtype, left, dz, dz_row, dz_at, x, x_at, depth, taps, count, out, out_row, size):
+def add_slopes(dtype, left, dz, dz_row, dz_at, x, x_at, depth, taps, count, out, piece):
     """Add a block of the weights' gradient, `slopes`, for `count` taps; `left` rows are still to be made.
 
-    taps (count + SPARE,): as `slopes` wants them, the last entry repeated. size: bytes of a number.
+    taps (count + SPARE,): as `slopes` wants them, the last entry repeated. out: as many pieces as the block needs.
+    piece: bytes of one. `collect` knows where in them a number is.
     """
     rows = rows_of(left)
     if rows == 8:
-        for i in range(0, count, _C8):
-            at, to = taps + ADDRESS * i, out + size * i
-            _slopes_8(dtype, dz, dz_row, dz_at, x, x_at, depth, at, to, out_row, left, count - i)
+        for i in range(0, ADDRESS * count, ADDRESS * _C8):
+            _slopes_8(dtype, dz, dz_row, dz_at, x, x_at, depth, taps + i, out, left)
+            out += piece
     elif rows == 6:
-        for i in range(0, count, _C6):
-            at, to = taps + ADDRESS * i, out + size * i
-            _slopes_6(dtype, dz, dz_row, dz_at, x, x_at, depth, at, to, out_row, left, count - i)
+        for i in range(0, ADDRESS * count, ADDRESS * _C6):
+            _slopes_6(dtype, dz, dz_row, dz_at, x, x_at, depth, taps + i, out, left)
+            out += piece
     elif rows == 4:
-        for i in range(0, count, _C4):
-            at, to = taps + ADDRESS * i, out + size * i
-            _slopes_4(dtype, dz, dz_row, dz_at, x, x_at, depth, at, to, out_row, left, count - i)
+        for i in range(0, ADDRESS * count, ADDRESS * _C4):
+            _slopes_4(dtype, dz, dz_row, dz_at, x, x_at, depth, taps + i, out, left)
+            out += piece
     else:
-        for i in range(0, count, _C2):
-            at, to = taps + ADDRESS * i, out + size * i
-            _slopes_2(dtype, dz, dz_row, dz_at, x, x_at, depth, at, to, out_row, left, count - i)
+        for i in range(0, ADDRESS * count, ADDRESS * _C2):
+            _slopes_2(dtype, dz, dz_row, dz_at, x, x_at, depth, taps + i, out, left)
+            out += piece
+
+
+@compiled(__name__, nogil=True)
+def piece_of(lanes):
+    """Return how many numbers a piece of the weights' gradient has, as `slopes` writes it: whole vectors."""
+    return (MOST + lanes - 1) // lanes * lanes
+
+
+@compiled(__name__, nogil=True)
+def room_of(count, lanes):
+    """Return how many numbers a block of the weights' gradient takes, for so many taps."""
+    return (count + LEAST - 1) // LEAST * ((MOST + lanes - 1) // lanes * lanes)
+
+
+@compiled(__name__, nogil=True)
+def places_of(left, count, lanes):
+    """Return where in a block's pieces each tap of its first row is, and how far it is to the next row."""
+    columns = columns_of(rows_of(left))
+    found = np.empty(count, np.int64)
+    for t in range(count):
+        found[t] = t // columns * piece_of(lanes) + t % columns
+    return found, columns
+
+
+@compiled(__name__, nogil=True)
+def columns_of(rows):
+    """Return how many columns of results are summed at once, for blocks of so many rows."""
+    return _C8 if rows == 8 else _C6 if rows == 6 else _C4 if rows == 4 else _C2
+
+
+@compiled(__name__, nogil=True)
+def collect(own, at, rows, first, out):
+    """Write rows of the weights' gradient from row `first` on into out (some, count), of `rows` in all.
+
+    own (shares, ...): each share's blocks from the number `at` on, which are added up.
+    """
+    count, lanes = out.shape[1], BYTES // out.itemsize
+    for i in range(len(out)):
+        block = (first + i) // ROWS * ROWS
+        places, columns = places_of(rows - block, count, lanes)
+        begin = at + block // ROWS * room_of(count, lanes) + (first + i - block) * columns
+        for t in range(count):
+            total = own[0, begin + places[t]]
+            for share in range(1, len(own)):
+                total += own[share, begin + places[t]]
+            out[i, t] = total
 
 
 @compiled(__name__, nogil=True)

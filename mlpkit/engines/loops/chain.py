@@ -19,7 +19,20 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from . import fused as _fused
 from . import winograd
-from .bundles import ADDRESS, NONE, ROWS, add_slopes, bundle, multiply, pool, pool_backward, unbundle
+from .bundles import (
+    ADDRESS,
+    NONE,
+    ROWS,
+    add_slopes,
+    bundle,
+    collect,
+    multiply,
+    piece_of,
+    pool,
+    pool_backward,
+    room_of,
+    unbundle,
+)
 from .compiler import FASTMATH, compile_loops, compiled
 from .convolve import (
     PART,
@@ -100,7 +113,7 @@ class Block(NamedTuple):
     wants_dx: int
 
 
-PRODUCTS = winograd.PRODUCTS
+PRODUCTS, TOGETHER = winograd.PRODUCTS, winograd.TOGETHER
 SLICES = 8  # parts in which a block's weights are packed
 FIELDS = len(Block._fields)
 TABLES = ("taps", "x_at", "z_at", "parts", "taps_in", "taps_out", "tiles_at")  # of a plan
@@ -140,6 +153,11 @@ def blocks_of(rows):
     return -(-rows // ROWS) * ROWS
 
 
+def step_of(plan):
+    """Return how many channels of a result are made before they are pooled."""
+    return TOGETHER if plan.winograd else ROWS
+
+
 def lay_out(shape, blocks, dense, lanes):
     """Return the rows of integers of blocks and dense layers, their tables, and the `Room` they take.
 
@@ -152,7 +170,7 @@ def lay_out(shape, blocks, dense, lanes):
     def take(what, numbers):
         """Return where so many numbers begin; vectors begin where a register's worth of memory does."""
         start = taken[what]
-        taken[what] += -(-int(numbers) // lanes) * lanes if what not in ("own", "tables") else int(numbers)
+        taken[what] += -(-int(numbers) // lanes) * lanes if what != "tables" else int(numbers)
         return start
 
     def table(array):
@@ -183,7 +201,7 @@ def lay_out(shape, blocks, dense, lanes):
     inputs.append((take("kept", features * lanes), *shape[1:], 0))
     first = plans[0]
     flat = take("scratch", first.c * first.h * first.w * lanes)
-    z = take("scratch", ROWS * lanes * max(one.z_tall * one.z_wide for one in plans))
+    z = take("scratch", lanes * max(step_of(one) * one.z_tall * one.z_wide for one in plans))
     dy = take("scratch", lanes * max([features, *(one.c * one.h * one.w for one in plans[1:])]))
     for i, (one, (channels, k, _, _, size, hop, relu, W, b)) in enumerate(zip(plans, blocks, strict=True)):
         down, right = ((length - size) // hop + 1 for length in (one.rows, one.columns))
@@ -192,12 +210,14 @@ def lay_out(shape, blocks, dense, lanes):
         dz_at = np.add.outer(one.dz_wide * places[0], places[1]).ravel()
         whole = i > 0 and not one.winograd
         depth, back = (PRODUCTS * one.c, PRODUCTS * channels) if one.winograd else (one.c * k * k, channels * k * k)
+        own = PRODUCTS * room_of.py_func(one.c, lanes) if one.winograd else room_of.py_func(depth, lanes)
         x, (y, y_tall, y_wide, y_margin) = inputs[i][0], inputs[i + 1]
         found.append(Block(
             *one, table(BYTES * dz_at), size * size, hop, down, right, int(hop < size), int(relu),
             table(BYTES * np.add.outer(one.z_wide * steps, steps)),
             table(BYTES * np.add.outer(one.dz_wide * steps, steps)),
-            W, b, take("own", channels * depth), take("own", channels), take("packed", blocks_of(channels) * depth),
+            W, b, take("own", blocks_of(channels) // ROWS * own), take("own", channels),
+            take("packed", blocks_of(channels) * depth),
             take("packed", blocks_of(channels)), take("packed", blocks_of(one.c) * back), x, y, y_tall, y_wide,
             y_margin, take("marks", channels * down * right * lanes),
             take("scratch", (channels if whole else ROWS) * one.dz_tall * one.dz_wide * lanes), int(whole), int(i > 0),
@@ -206,9 +226,9 @@ def lay_out(shape, blocks, dense, lanes):
     V, M, dV, plane = (
         take("scratch", lanes * max(map(numbers, tiled), default=0))
         for numbers in (
-            lambda one: PRODUCTS * one.c * one.down * one.across,
-            lambda one: PRODUCTS * max(one.c_out, ROWS) * one.down * one.across,
-            lambda one: PRODUCTS * one.c * one.down * one.across,
+            lambda one: PRODUCTS * winograd.apart.py_func(one.c, one.down * one.across),
+            lambda one: PRODUCTS * winograd.apart.py_func(max(one.c_out, TOGETHER), one.down * one.across),
+            lambda one: PRODUCTS * winograd.apart.py_func(one.c, one.down * one.across),
             lambda one: one.tall * one.wide,
         )
     )
@@ -276,7 +296,8 @@ def block_forward(block, tables, packed, kept, marks, scratch, room):
     V, zero = scratch[room.V :].ctypes.data, packed[room.zeros :].ctypes.data
     if block.winograd:
         winograd_in(block, kept.dtype, x, V, zero)
-    for o in range(0, block.c_out, ROWS):
+    step = TOGETHER if block.winograd else ROWS
+    for o in range(0, block.c_out, step):
         if block.winograd:
             winograd_out(
                 block, at, kept.dtype, size, o, packed[block.packed :].ctypes.data, V, scratch[room.M :].ctypes.data,
@@ -291,7 +312,7 @@ def block_forward(block, tables, packed, kept, marks, scratch, room):
         y = ((o * block.y_tall + block.y_margin) * block.y_wide + block.y_margin) * BYTES
         pool(
             kept.dtype, lanes, z, block.z_wide * BYTES, plane, block.pool_stride, at + ADDRESS * block.pool_taps,
-            block.window, block.relu, min(ROWS, block.c_out - o), block.pool_rows, block.pool_columns,
+            block.window, block.relu, min(step, block.c_out - o), block.pool_rows, block.pool_columns,
             kept[block.y :].ctypes.data + y, block.y_wide * BYTES, block.y_tall * block.y_wide * BYTES,
             marks[block.marks + o * block.pool_rows * block.pool_columns * lanes :].ctypes.data,
         )  # fmt: skip
@@ -323,7 +344,8 @@ def block_backward(block, tables, packed, kept, marks, scratch, room, own):
             add_slopes(
                 kept.dtype, channels, dz.ctypes.data, plane * BYTES, at + ADDRESS * block.dz_at,
                 x, at + ADDRESS * block.x_at, block.rows * block.columns,
-                at + ADDRESS * block.taps, depth, own[block.own + o * depth :].ctypes.data, depth * size, size,
+                at + ADDRESS * block.taps, depth,
+                own[block.own + o // ROWS * room_of(depth, lanes) :].ctypes.data, piece_of(lanes) * size,
             )  # fmt: skip
         for i in range(channels):
             own[block.own_b + o + i] += total(dz[i * plane * lanes : (i + 1) * plane * lanes])
@@ -446,7 +468,7 @@ def parameter_gradients(blocks, dense, n, own, rows, slopes, most, grad, parts):
             if block.winograd:
                 winograd_unpack(own, block.own, first, end, dW)
             else:
-                add_up(own, block.own + first * block.c * block.k**2, dW[first:end].reshape(-1))
+                collect(own, block.own, block.c_out, first, dW.reshape(block.c_out, -1)[first:end])
             if block.b >= 0:
                 add_up(own, block.own_b + first, grad[block.b + first : block.b + end])
 

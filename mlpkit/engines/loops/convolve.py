@@ -16,7 +16,20 @@ import numpy as np
 from numba import prange
 
 from . import winograd
-from .bundles import ADDRESS, ROWS, SPARE, add_slopes, aligned, bundle, multiply, rows_of, unbundle
+from .bundles import (
+    ADDRESS,
+    ROWS,
+    SPARE,
+    add_slopes,
+    aligned,
+    bundle,
+    collect,
+    multiply,
+    piece_of,
+    room_of,
+    rows_of,
+    unbundle,
+)
 from .compiler import compiled
 from .simd import BYTES
 
@@ -56,10 +69,10 @@ class Plan(NamedTuple):
     tiles_at: int  # (tiles,): from the first tile to each
 
 
-PRODUCTS = winograd.PRODUCTS
+PRODUCTS, TOGETHER = winograd.PRODUCTS, winograd.TOGETHER
 winograd_pack, winograd_unpack = winograd.pack, winograd.unpack
 winograd_in, winograd_out, winograd_back = winograd.images_in, winograd.results_out, winograd.slopes_out
-winograd_slopes, winograd_weights = winograd.slopes_in, winograd.add_weights
+winograd_slopes, winograd_weights, winograd_apart = winograd.slopes_in, winograd.add_weights, winograd.apart
 PART = 6  # integers that describe one of the convolutions that the gradient of the input is made of
 
 
@@ -171,12 +184,18 @@ def read(images, flat, out, c, h, w, tall, wide, margin):
 
 
 @compiled(__name__, nogil=True)
+def bare(numbers, like):
+    """Return an array (numbers, lanes), of the dtype of `like`, with any numbers in it."""
+    lanes = BYTES // like.itemsize
+    return aligned(numbers * lanes, like).reshape(numbers, lanes)
+
+
+@compiled(__name__, nogil=True)
 def room(numbers, like):
     """Return zeros (numbers, lanes), of the dtype of `like`."""
-    lanes = BYTES // like.itemsize
-    found = aligned(numbers * lanes, like)
+    found = bare(numbers, like)
     found[:] = 0
-    return found.reshape(numbers, lanes)
+    return found
 
 
 @compiled(__name__, parallel=True, nogil=True)
@@ -215,7 +234,8 @@ def backward_weights(plan, tables, x, dz, dW, shares):
     bundles = (len(x) + lanes - 1) // lanes
     at = tables.ctypes.data
     depth = dW.shape[1]
-    partial = np.zeros((shares, plan.c_out, depth), x.dtype)
+    block = room_of(depth, lanes)
+    partial = np.zeros((shares, whole_blocks(plan.c_out) // ROWS * block), x.dtype)
     for share in prange(shares):
         flat, room_x = room(plan.c * plan.h * plan.w, x), room(plan.c * plan.tall * plan.wide, x)
         room_z = room(plan.c_out * positions, x)
@@ -227,21 +247,11 @@ def backward_weights(plan, tables, x, dz, dW, shares):
                 add_slopes(
                     x.dtype, plan.c_out - o, room_z[o * positions :].ctypes.data, positions * BYTES,
                     at + ADDRESS * plan.z_at, room_x.ctypes.data, at + ADDRESS * plan.x_at, positions,
-                    at + ADDRESS * plan.taps, depth, partial[share, o:].ctypes.data, depth * x.itemsize,
-                    x.itemsize,
+                    at + ADDRESS * plan.taps, depth, partial[share, o // ROWS * block :].ctypes.data,
+                    piece_of(lanes) * x.itemsize,
                 )  # fmt: skip
-    add_up(partial, dW)
-
-
-@compiled(__name__, parallel=True, nogil=True)
-def add_up(partial, dW):
-    """Write the sum of `partial` (shares, rows, columns) into dW (rows, columns)."""
-    for o in prange(len(dW)):
-        for t in range(dW.shape[1]):
-            total = partial[0, o, t]
-            for share in range(1, len(partial)):
-                total += partial[share, o, t]
-            dW[o, t] = total
+    for o in prange(plan.c_out):
+        collect(partial, 0, plan.c_out, o, dW[o : o + 1])
 
 
 @compiled(__name__, parallel=True, nogil=True)
@@ -296,24 +306,27 @@ def forward_winograd(plan, tables, x, W, b, z, shares):
     lanes, size, at = BYTES // x.itemsize, x.itemsize, tables.ctypes.data
     bundles, tiles = (len(x) + lanes - 1) // lanes, plan.down * plan.across
     U = np.zeros(PRODUCTS * whole_blocks(plan.c_out) * plan.c, x.dtype)
-    packed_winograd(W, U, np.zeros(PRODUCTS * whole_blocks(plan.c) * plan.c_out, x.dtype))
+    packed_winograd(W, U, U[:0])
     start = np.zeros(whole_blocks(plan.c_out) + ROWS, x.dtype)
     start[: plan.c_out] = b
     zero = start[whole_blocks(plan.c_out) :].ctypes.data
     for share in prange(shares):
         flat, room_x = room(plan.c * plan.h * plan.w, x), room(plan.c * plan.tall * plan.wide, x)
-        room_z, room_flat = room(ROWS * plan.z_tall * plan.z_wide, x), room(plan.c_out * plan.rows * plan.columns, x)
-        V, M = room(PRODUCTS * plan.c * tiles, x), room(PRODUCTS * ROWS * tiles, x)
+        room_z, room_flat = (
+            room(TOGETHER * plan.z_tall * plan.z_wide, x),
+            room(plan.c_out * plan.rows * plan.columns, x),
+        )
+        V, M = bare(PRODUCTS * winograd_apart(plan.c, tiles), x), bare(PRODUCTS * winograd_apart(TOGETHER, tiles), x)
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
             read(x[images], flat, room_x, plan.c, plan.h, plan.w, plan.tall, plan.wide, plan.margin)
             winograd_in(plan, x.dtype, room_x.ctypes.data, V.ctypes.data, zero)
-            for o in range(0, plan.c_out, ROWS):
+            for o in range(0, plan.c_out, TOGETHER):
                 winograd_out(
                     plan, at, x.dtype, size, o, U.ctypes.data, V.ctypes.data, M.ctypes.data, room_z.ctypes.data,
                     start[o:].ctypes.data, zero,
                 )  # fmt: skip
-                for i in range(min(ROWS, plan.c_out - o)):
+                for i in range(min(TOGETHER, plan.c_out - o)):
                     for y in range(plan.rows):
                         begin, end = (i * plan.z_tall + y) * plan.z_wide, ((o + i) * plan.rows + y) * plan.columns
                         room_flat[end : end + plan.columns] = room_z[begin : begin + plan.columns]
@@ -325,11 +338,13 @@ def backward_weights_winograd(plan, tables, x, dz, dW, shares):
     """Do what `backward_weights` does; dW (c_out, c, k, k)."""
     lanes, size, at = BYTES // x.itemsize, x.itemsize, tables.ctypes.data
     bundles, tiles = (len(x) + lanes - 1) // lanes, plan.down * plan.across
-    partial, zeros = np.zeros((shares, PRODUCTS * plan.c_out * plan.c), x.dtype), np.zeros(ROWS, x.dtype)
+    blocks = whole_blocks(plan.c_out) // ROWS
+    partial, zeros = np.zeros((shares, PRODUCTS * blocks * room_of(plan.c, lanes)), x.dtype), np.zeros(ROWS, x.dtype)
     for share in prange(shares):
         flat, room_x = room(plan.c * plan.h * plan.w, x), room(plan.c * plan.tall * plan.wide, x)
-        flat_z, room_z = room(plan.c_out * plan.rows * plan.columns, x), room(plan.c_out * plan.z_tall * plan.z_wide, x)
-        V, dM = room(PRODUCTS * plan.c * tiles, x), room(PRODUCTS * plan.c_out * tiles, x)
+        flat_z = room(plan.c_out * plan.rows * plan.columns, x)
+        room_z = room(plan.c_out * plan.z_tall * plan.z_wide, x)
+        V, dM = bare(PRODUCTS * winograd_apart(plan.c, tiles), x), bare(PRODUCTS * winograd_apart(plan.c_out, tiles), x)
         zero = zeros.ctypes.data
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
@@ -350,10 +365,13 @@ def backward_input_winograd(plan, tables, dz, W, dx, shares):
     lanes, size, at = BYTES // dz.itemsize, dz.itemsize, tables.ctypes.data
     bundles, tiles, zeros = (len(dz) + lanes - 1) // lanes, plan.down * plan.across, np.zeros(ROWS, dz.dtype)
     back = np.zeros(PRODUCTS * whole_blocks(plan.c) * plan.c_out, dz.dtype)
-    packed_winograd(W, np.zeros(PRODUCTS * whole_blocks(plan.c_out) * plan.c, dz.dtype), back)
+    packed_winograd(W, back[:0], back)
     for share in prange(shares):
         flat, room_z = room(plan.c_out * plan.rows * plan.columns, dz), room(plan.c_out * plan.z_tall * plan.z_wide, dz)
-        dM, dV = room(PRODUCTS * plan.c_out * tiles, dz), room(PRODUCTS * plan.c * tiles, dz)
+        dM, dV = (
+            bare(PRODUCTS * winograd_apart(plan.c_out, tiles), dz),
+            bare(PRODUCTS * winograd_apart(plan.c, tiles), dz),
+        )
         plane, room_x = room(plan.tall * plan.wide, dz), room(plan.c * plan.h * plan.w, dz)
         zero = zeros.ctypes.data
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):

@@ -16,12 +16,25 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .bundles import _INDEX, ADDRESS, ROWS, _Writer, add_slopes, aligned, multiply, rows_of
+from .bundles import (
+    _INDEX,
+    ADDRESS,
+    ROWS,
+    _Writer,
+    add_slopes,
+    aligned,
+    multiply,
+    piece_of,
+    places_of,
+    room_of,
+    rows_of,
+)
 from .compiler import compiled
 from .simd import BYTES, _everywhere
 
 TILE, SIDE = 4, 6  # results and numbers of a tile, each way
 PRODUCTS = SIDE * SIDE
+TOGETHER = 4 * ROWS  # channels of a result that are made together: each number of V is fetched once for all of them
 LEAST = 16  # channels in and out from which on it pays
 
 B = np.array(
@@ -103,51 +116,64 @@ def suits(c, c_out, k, stride, rows, columns):
 def pack(W, first, end, U, back):
     """Write `G w G'` of the channels out from `first` to `end` as blocks of rows: into U, and into back for dx.
 
+    One of them may be empty, and is left out.
+
     W (c_out, c, 3, 3). U (36, blocks of c_out, c, rows of the block), back (36, blocks of c, c_out, rows of the block),
     vectors. first: a multiple of the lanes.
     """
     c_out, c, _, _ = W.shape
     size = W.itemsize
     lanes = BYTES // size
-    w, u, zero = aligned(9 * lanes, W), aligned(PRODUCTS * lanes, W), aligned(lanes, W)
+    w, u, zero = aligned(9 * lanes, W), aligned(ROWS * PRODUCTS * lanes, W), aligned(lanes, W)
     w[:], zero[:] = 0, 0
     each, each_back = len(U) // PRODUCTS, len(back) // PRODUCTS
     for o in range(first, end, lanes):
-        for i in range(c):
-            for lane in range(min(lanes, end - o)):
-                for t in range(9):
-                    w[t * lanes + lane] = W[o + lane, i, t // 3, t % 3]
-            _to_u(W.dtype, w.ctypes.data, 3 * BYTES, BYTES, u.ctypes.data, SIDE * BYTES, BYTES, zero.ctypes.data)
-            block_in = i // ROWS * ROWS
-            width_in = rows_of(c - block_in)
-            for lane in range(min(lanes, end - o)):
-                block = (o + lane) // ROWS * ROWS
-                at = block * c + i * rows_of(c_out - block) + o + lane - block
-                at_back = block_in * c_out + (o + lane) * width_in + i - block_in
-                for t in range(PRODUCTS):
-                    U[t * each + at] = u[t * lanes + lane]
-                    back[t * each_back + at_back] = u[t * lanes + lane]
+        here = min(lanes, end - o)
+        for block_in in range(0, c, ROWS):
+            some, width_in = min(ROWS, c - block_in), rows_of(c - block_in)
+            for i in range(some):
+                for lane in range(here):
+                    for t in range(9):
+                        w[t * lanes + lane] = W[o + lane, block_in + i, t // 3, t % 3]
+                to = u[i * PRODUCTS * lanes :].ctypes.data
+                _to_u(W.dtype, w.ctypes.data, 3 * BYTES, BYTES, to, SIDE * BYTES, BYTES, zero.ctypes.data)
+                for lane in range(0, here if len(U) else 0, min(ROWS, lanes)):
+                    block = (o + lane) // ROWS * ROWS
+                    width = rows_of(c_out - block)
+                    at = block * c + (block_in + i) * width + o + lane - block
+                    for t in range(PRODUCTS):
+                        for r in range(min(ROWS, here - lane)):
+                            U[t * each + at + r] = u[(i * PRODUCTS + t) * lanes + lane + r]
+            for t in range(PRODUCTS if len(back) else 0):
+                for lane in range(here):
+                    at = t * each_back + block_in * c_out + (o + lane) * width_in
+                    for i in range(some):
+                        back[at + i] = u[(i * PRODUCTS + t) * lanes + lane]
 
 
 @compiled(__name__, nogil=True)
 def unpack(own, at, first, end, dW):
     """Write `G' dU G` of the channels out from `first` to `end` into dW (c_out, c, 3, 3).
 
-    own (shares, ...): from the number `at` on, each share's dU (36, c_out, c), which are added up.
+    own (shares, ...): from the number `at` on, each share's dU, as `add_weights` leaves it; they are added up.
     """
     c_out, c, _, _ = dW.shape
     lanes = BYTES // dW.itemsize
     w, u, zero = aligned(9 * lanes, dW), aligned(PRODUCTS * lanes, dW), aligned(lanes, dW)
     u[:], zero[:] = 0, 0
+    block_room = room_of(c, lanes)
     for o in range(first, end):
+        block = o // ROWS * ROWS
+        places, columns = places_of(c_out - block, c, lanes)
+        begin = at + block // ROWS * block_room + (o - block) * columns
         for i in range(0, c, lanes):
             many = min(lanes, c - i)
             for t in range(PRODUCTS):
-                start = at + (t * c_out + o) * c + i
+                start = begin + t * ((c_out + ROWS - 1) // ROWS) * block_room
                 for lane in range(many):
-                    total = own[0, start + lane]
+                    total = own[0, start + places[i + lane]]
                     for share in range(1, len(own)):
-                        total += own[share, start + lane]
+                        total += own[share, start + places[i + lane]]
                     u[t * lanes + lane] = total
             _to_dw(dW.dtype, u.ctypes.data, SIDE * BYTES, BYTES, w.ctypes.data, 3 * BYTES, BYTES, zero.ctypes.data)
             for lane in range(many):
@@ -159,10 +185,19 @@ def unpack(own, at, first, end, dW):
 
 
 @compiled(__name__, nogil=True)
+def apart(channels, tiles):
+    """Return how many vectors lie between two of the 36 matrices of so many channels and tiles.
+
+    It is odd: at a power of two all would want the same place in a cache.
+    """
+    return channels * tiles + 1 + channels * tiles % 2
+
+
+@compiled(__name__, nogil=True)
 def images_in(plan, dtype, x, V, zero):
     """Write V (36, c, tiles) of a bundle x with its margin."""
     tiles = plan.down * plan.across
-    step = plan.c * tiles * BYTES
+    step = apart(plan.c, tiles) * BYTES
     for i in range(plan.c):
         for p in range(plan.down):
             for q in range(plan.across):
@@ -173,19 +208,20 @@ def images_in(plan, dtype, x, V, zero):
 
 @compiled(__name__, nogil=True)
 def results_out(plan, at, dtype, size, o, U, V, M, z, bias, zero):
-    """Write a block of channels of the result, from channel `o` on, into z (rows of a block, z_tall, z_wide).
+    """Write TOGETHER channels of the result, from channel `o` on, into z (TOGETHER, z_tall, z_wide).
 
-    M: room for (36, ROWS, tiles). bias: of the block.
+    M: room for (36, TOGETHER, tiles). bias: of these channels.
     """
     tiles = plan.down * plan.across
-    step, rows = ROWS * tiles * BYTES, (plan.c_out + ROWS - 1) // ROWS * ROWS
+    step, rows = apart(TOGETHER, tiles) * BYTES, (plan.c_out + ROWS - 1) // ROWS * ROWS
     for t in range(PRODUCTS):
-        multiply(
-            dtype, plan.c_out - o, U + (t * rows + o) * plan.c * size, at + ADDRESS * plan.taps_in, plan.c,
-            V + t * plan.c * tiles * BYTES, at + ADDRESS * plan.tiles_at, tiles,
-            M + t * step, at + ADDRESS * plan.tiles_at, tiles * BYTES, zero,
-        )  # fmt: skip
-    for r in range(min(ROWS, plan.c_out - o)):
+        for i in range(o, min(o + TOGETHER, plan.c_out), ROWS):
+            multiply(
+                dtype, plan.c_out - i, U + (t * rows + i) * plan.c * size, at + ADDRESS * plan.taps_in, plan.c,
+                V + t * apart(plan.c, tiles) * BYTES, at + ADDRESS * plan.tiles_at, tiles,
+                M + t * step + (i - o) * tiles * BYTES, at + ADDRESS * plan.tiles_at, tiles * BYTES, zero,
+            )  # fmt: skip
+    for r in range(min(TOGETHER, plan.c_out - o)):
         for p in range(plan.down):
             for q in range(plan.across):
                 end = z + ((r * plan.z_tall + TILE * p) * plan.z_wide + TILE * q) * BYTES
@@ -197,7 +233,7 @@ def results_out(plan, at, dtype, size, o, U, V, M, z, bias, zero):
 def slopes_in(plan, dtype, o, channels, dz, dM, zero):
     """Write dM (36, c_out, tiles) of some channels from `o` on, whose dz is (channels, z_tall, z_wide)."""
     tiles = plan.down * plan.across
-    step = plan.c_out * tiles * BYTES
+    step = apart(plan.c_out, tiles) * BYTES
     dM += o * tiles * BYTES
     for r in range(channels):
         for p in range(plan.down):
@@ -209,28 +245,30 @@ def slopes_in(plan, dtype, o, channels, dz, dM, zero):
 
 @compiled(__name__, nogil=True)
 def add_weights(plan, at, dtype, size, dM, V, dU):
-    """Add a bundle's dU (36, c_out, c)."""
-    tiles = plan.down * plan.across
+    """Add a bundle's dU (36, blocks of c_out): see `bundles.add_slopes`."""
+    tiles, lanes = plan.down * plan.across, BYTES // size
+    block, piece = room_of(plan.c, lanes) * size, piece_of(lanes) * size
     for t in range(PRODUCTS):
         for o in range(0, plan.c_out, ROWS):
             add_slopes(
-                dtype, plan.c_out - o, dM + (t * plan.c_out + o) * tiles * BYTES, tiles * BYTES,
-                at + ADDRESS * plan.tiles_at, V + t * plan.c * tiles * BYTES, at + ADDRESS * plan.tiles_at, tiles,
-                at + ADDRESS * plan.taps_in, plan.c, dU + (t * plan.c_out + o) * plan.c * size, plan.c * size, size,
+                dtype, plan.c_out - o, dM + (t * apart(plan.c_out, tiles) + o * tiles) * BYTES, tiles * BYTES,
+                at + ADDRESS * plan.tiles_at, V + t * apart(plan.c, tiles) * BYTES, at + ADDRESS * plan.tiles_at, tiles,
+                at + ADDRESS * plan.taps_in, plan.c, dU, piece,
             )  # fmt: skip
+            dU += block
 
 
 @compiled(__name__, nogil=True)
 def slopes_out(plan, at, dtype, size, back, dM, dV, plane, dx, zero):
     """Write dx (c, h, w, lanes), a view. dV: room for (36, c, tiles); plane (tall, wide, lanes): room."""
     tiles = plan.down * plan.across
-    step, rows = plan.c * tiles * BYTES, (plan.c + ROWS - 1) // ROWS * ROWS
+    step, rows = apart(plan.c, tiles) * BYTES, (plan.c + ROWS - 1) // ROWS * ROWS
     for t in range(PRODUCTS):
         for i in range(0, plan.c, ROWS):
             multiply(
                 dtype, plan.c - i, back + (t * rows + i) * plan.c_out * size, at + ADDRESS * plan.taps_out, plan.c_out,
-                dM + t * plan.c_out * tiles * BYTES, at + ADDRESS * plan.tiles_at, tiles,
-                dV + (t * plan.c + i) * tiles * BYTES, at + ADDRESS * plan.tiles_at, tiles * BYTES, zero,
+                dM + t * apart(plan.c_out, tiles) * BYTES, at + ADDRESS * plan.tiles_at, tiles,
+                dV + t * step + i * tiles * BYTES, at + ADDRESS * plan.tiles_at, tiles * BYTES, zero,
             )  # fmt: skip
     for i in range(plan.c):
         plane[:] = 0
