@@ -72,10 +72,10 @@ class Lab:
 
     def hint(self, task):
         """Print the next hint for a task: a question first, then a direction, then nearly the way, again and again."""
-        self._must_be_one(task)
+        task = str(task).replace("-", "_")  # as a cell is called
         steps = self.hints.get(task, [])
         if not steps:
-            print(f"There are no hints for {task}.")
+            print(f"There are no hints for {task}; there are for {', '.join(self.hints) or 'nothing'}.")
             return
         self.asked[task] = min(self.asked[task] + 1, len(steps))
         number = self.asked[task]

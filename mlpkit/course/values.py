@@ -4,6 +4,7 @@
 and `is` run none, and the methods of NumPy's and Python's own types are taken from those types, not from the object.
 """
 
+import linecache
 from types import BuiltinFunctionType, FunctionType, GeneratorType, LambdaType, MethodType
 
 import numpy as np
@@ -54,6 +55,17 @@ def message(error):
     if len(text) > 200:
         text = text[:200].rpartition(" ")[0] + " ..."
     return type_name(error) + (f": {text}" if text else "")
+
+
+def line_of(error):
+    """Return the innermost line of a notebook's cell in which an exception was raised, "" where there is none."""
+    found, trace = "", BaseException.__dict__["__traceback__"].__get__(error)
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name.startswith("<") or "ipykernel" in name:
+            found = linecache.getline(name, trace.tb_lineno).strip() or found
+        trace = trace.tb_next
+    return found if len(found) <= 80 else found[:80].rpartition(" ")[0] + " ..."
 
 
 def numbers(value):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .differences import difference
-from .values import is_one_of, message, type_name
+from .values import is_one_of, line_of, message, type_name
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,15 @@ def _trouble(function, one):
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit, too: a lab goes on
-        return f"it raised {message(error)}"
+        line = line_of(error)
+        return f"it raised {message(error)}" + (f", in the line `{line}`" if line else "")
     for position, (before, after) in enumerate(zip(one.arguments, given, strict=True)):
         if position not in one.may_change and _changed(before, after):
             return f"it changed its argument number {position + 1}, {_how(before, after)}"
     if type(one.gives) is not tuple:
         trouble = difference(result, one.gives, **one.close)
         return trouble and f"what it returns {trouble}"
-    several = is_one_of(result, tuple, list)
+    several = is_one_of(result, tuple, list) or (is_one_of(result, np.ndarray) and result.ndim > 0)
     if not several or len(result) != len(one.gives):
         have = f"{len(result)} things." if several else f"one {type_name(result)}."
         if result is None:

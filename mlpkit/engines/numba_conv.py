@@ -12,6 +12,7 @@ from numba import config as _config
 from .loops import chain as _chain
 from .loops import convolve as _convolve
 from .loops import images as _images
+from .loops.bundles import NONE as _NONE
 from .loops.compiler import FASTMATH, compile_loops
 from .loops.simd import BYTES as _BYTES
 from .numba_step import *
@@ -32,6 +33,11 @@ from .numpy_baseline import (
 )
 from .stepping import StepByStep
 
+OWN = (
+    "conv", "conv_backward_weights", "conv_backward_input",
+    "max_pool", "max_pool_backward", "avg_pool", "avg_pool_backward",
+    "batch_norm", "batch_norm_backward", "batch_norm_evaluate",
+)  # fmt: skip
 images = compile_loops(f"{__name__}_images", _images, parallel=True, fastmath=FASTMATH, error_model="numpy")
 max_pool = images.max_pool
 max_pool_backward = images.max_pool_backward
@@ -133,7 +139,7 @@ def chain_of(model):
     pairs = (len(layers) - 2) // 2
     if not blocks or kinds != ["layers.Flatten", *["layers.Linear", "layers.ReLU"] * pairs, "layers.Linear"]:
         return None
-    if model.loss != "softmax_cross_entropy" or max(block[4] for block in blocks) ** 2 >= _chain.NONE:
+    if model.loss != "softmax_cross_entropy" or max(block[4] for block in blocks) ** 2 >= _NONE:
         return None
     return blocks, [one.units for _, one in layers[1::2]]
 

@@ -290,7 +290,7 @@ def test_several_results_are_counted_and_named():
     assert judge("f", lambda x: (x, 2.0), two)
     assert judge("f", lambda x: [x, 2], two)
     assert "2 things, and returns None" in judge("f", lambda x: None, two).sentence
-    assert "returns one ndarray" in judge("f", lambda x: x, two).sentence
+    assert "returns one float" in judge("f", lambda x: 2.0, two).sentence
     assert "number 2 is 3, and should be 2" in judge("f", lambda x: (x, 3.0), two).sentence
 
 
@@ -373,10 +373,46 @@ def test_a_cell_waits_for_what_it_needs(lab, capsys):
     assert "This cell needs loss:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("call", ["hint", "check_value"])
-def test_a_task_that_is_none_is_the_authors_mistake(lab, call):
+def test_a_task_that_is_none_is_the_authors_mistake(lab):
     with pytest.raises(ValueError, match="no task of this lab; there are relu, loss"):
-        getattr(lab, call)("rleu", *[1.0, 1.0][: 0 if call == "hint" else 2])
+        lab.check_value("rleu", 1.0, 1.0)
+
+
+def test_a_hint_for_what_is_no_task_is_a_sentence(lab, capsys):
+    for name in ("rleu", "test-relu", None, 3, "loss"):
+        lab.hint(name)
+        assert capsys.readouterr().out.startswith("There are no hints for ")
+
+
+def test_a_hint_goes_by_the_cells_name_too(tmp_path, capsys):
+    (tmp_path / "hints.toml").write_text('break_even = ["first"]\n')
+    Lab("break_even", hints=tmp_path / "hints.toml").hint("break-even")
+    assert "first" in capsys.readouterr().out
+
+
+def test_the_line_that_raised_is_shown():
+    cell = """
+def f(x):
+    y = x + 1
+    return y + [1, 2, 3, 4, 5]
+"""
+    notebook = nbformat.v4.new_notebook(
+        cells=[
+            nbformat.v4.new_code_cell(cell),
+            nbformat.v4.new_code_cell(
+                "import numpy as np\nfrom mlpkit.course import Lab, case\n"
+                'Lab("f").check("f", lambda x: f(x), case(np.zeros(2), gives=np.zeros(2)))'
+            ),
+        ]
+    )
+    NotebookClient(notebook, kernel_name="python3").execute()
+    assert notebook.cells[1].outputs[0].text.endswith("(5,), in the line `return y + [1, 2, 3, 4, 5]`\n")
+
+
+def test_an_array_may_stand_for_several_things():
+    assert judge("f", lambda: np.array([1.0, 2.0]), [case(gives=(1.0, 2.0))])
+    assert "returns 3 things" in judge("f", lambda: np.zeros(3), [case(gives=(1.0, 2.0))]).sentence
+    assert "returns one ndarray" in judge("f", lambda: np.array(1.0), [case(gives=(1.0, 2.0))]).sentence
 
 
 def test_hints_for_nothing_are_the_authors_mistake(tmp_path):

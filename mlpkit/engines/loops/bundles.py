@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .compiler import compiled
-from .simd import _INDEX, BYTES, REGISTERS, _declare_fma, _everywhere, transpose
+from .simd import BYTES, INDEX, REGISTERS, declare_fma, everywhere, transpose
 
 ADDRESS = np.dtype(np.int64).itemsize
 
@@ -31,24 +31,24 @@ NONE = 255  # stands for no number of a window
 SPARE = max(COLUMNS.values())  # entries that a table of positions repeats at its end, so that columns are never lacking
 
 
-class _Writer:
+class Writer:
     """What writes LLVM's instructions for numbers of one kind, and for vectors of them."""
 
     def __init__(self, context, builder, kind):
         self.builder, self.kind = builder, kind
         self.number = context.get_data_type(kind)
         self.vector = ir.VectorType(self.number, BYTES * 8 // kind.bitwidth)
-        self.fma = _declare_fma(builder, self.vector, kind)
+        self.fma = declare_fma(builder, self.vector, kind)
 
     def at(self, start, *distances):
         """Return an address, so many bytes on; a distance is an instruction's result or a Python integer."""
         for distance in distances:
-            start = self.builder.add(start, _INDEX(distance) if isinstance(distance, int) else distance)
+            start = self.builder.add(start, INDEX(distance) if isinstance(distance, int) else distance)
         return start
 
     def load(self, address, kind=None):
         kind = kind or self.vector
-        align = ADDRESS if kind is _INDEX else self.kind.bitwidth // 8
+        align = ADDRESS if kind is INDEX else self.kind.bitwidth // 8
         return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=align)
 
     def store(self, value, address):
@@ -57,7 +57,7 @@ class _Writer:
 
     def everywhere(self, address):
         """Return a vector with the number at an address in each lane."""
-        return _everywhere(self.builder, self.vector, self.load(address, self.number))
+        return everywhere(self.builder, self.vector, self.load(address, self.number))
 
     def multiply_add(self, x, y, total):
         """Add a product to a total, which is a variable."""
@@ -85,23 +85,23 @@ def _products(rows, columns):
 
         def generate(context, builder, signature, arguments):
             _, w, taps, depth, x, x_at, out, out_at, out_row, start, valid = arguments
-            code, size = _Writer(context, builder, kind), kind.bitwidth // 8
+            code, size = Writer(context, builder, kind), kind.bitwidth // 8
             starts = [code.everywhere(code.at(start, r * size)) for r in range(rows)]
             totals = [code.totals([first] * columns) for first in starts]
-            places = [code.at(x, code.load(code.at(x_at, s * ADDRESS), _INDEX)) for s in range(columns)]
+            places = [code.at(x, code.load(code.at(x_at, s * ADDRESS), INDEX)) for s in range(columns)]
             with cgutils.for_range(builder, depth) as loop:
-                tap = code.load(code.at(taps, builder.mul(loop.index, _INDEX(ADDRESS))), _INDEX)
-                weights = code.at(w, builder.mul(loop.index, _INDEX(rows * size)))
+                tap = code.load(code.at(taps, builder.mul(loop.index, INDEX(ADDRESS))), INDEX)
+                weights = code.at(w, builder.mul(loop.index, INDEX(rows * size)))
                 pieces = [code.load(code.at(place, tap)) for place in places]
                 for r in range(rows):
                     factor = code.everywhere(code.at(weights, r * size))
                     for s in range(columns):
                         code.multiply_add(factor, pieces[s], totals[r][s])
-            ends = [code.at(out, code.load(code.at(out_at, s * ADDRESS), _INDEX)) for s in range(columns)]
+            ends = [code.at(out, code.load(code.at(out_at, s * ADDRESS), INDEX)) for s in range(columns)]
             for r in range(rows):
-                with builder.if_then(builder.icmp_signed(">", valid, _INDEX(r))):
+                with builder.if_then(builder.icmp_signed(">", valid, INDEX(r))):
                     for end, total in zip(ends, totals[r], strict=True):
-                        code.store(builder.load(total), code.at(end, builder.mul(_INDEX(r), out_row)))
+                        code.store(builder.load(total), code.at(end, builder.mul(INDEX(r), out_row)))
             return context.get_dummy_value()
 
         return signature, generate
@@ -125,15 +125,15 @@ def _slopes(rows, columns):
 
         def generate(context, builder, signature, arguments):
             _, dz, dz_row, dz_at, x, x_at, depth, taps, out, valid = arguments
-            code = _Writer(context, builder, kind)
+            code = Writer(context, builder, kind)
             totals = [code.totals(code.zeros(columns)) for _ in range(rows)]
-            places = [code.at(x, code.load(code.at(taps, s * ADDRESS), _INDEX)) for s in range(columns)]
-            starts = [code.at(dz, builder.mul(_INDEX(r), dz_row)) for r in range(rows)]
+            places = [code.at(x, code.load(code.at(taps, s * ADDRESS), INDEX)) for s in range(columns)]
+            starts = [code.at(dz, builder.mul(INDEX(r), dz_row)) for r in range(rows)]
             for r in range(1, rows):  # a row that isn't there is read as the first one
-                starts[r] = builder.select(builder.icmp_signed(">", valid, _INDEX(r)), starts[r], dz)
+                starts[r] = builder.select(builder.icmp_signed(">", valid, INDEX(r)), starts[r], dz)
             with cgutils.for_range(builder, depth) as loop:
-                step = builder.mul(loop.index, _INDEX(ADDRESS))
-                from_x, from_dz = (code.load(code.at(table, step), _INDEX) for table in (x_at, dz_at))
+                step = builder.mul(loop.index, INDEX(ADDRESS))
+                from_x, from_dz = (code.load(code.at(table, step), INDEX) for table in (x_at, dz_at))
                 pieces = [code.load(code.at(place, from_x)) for place in places]
                 for r in range(rows):
                     factor = code.load(code.at(starts[r], from_dz))
@@ -334,14 +334,14 @@ def _largest(typingctx, dtype, x, taps, count, relu, y, index):
 
     def generate(context, builder, signature, arguments):
         _, x, taps, count, relu, y, index = arguments
-        code = _Writer(context, builder, kind)
+        code = Writer(context, builder, kind)
         lanes = code.vector.count
         marks = ir.VectorType(ir.IntType(kind.bitwidth), lanes)
         zero, none = ir.Constant(code.vector, None), ir.Constant(marks, [NONE] * lanes)
-        best = cgutils.alloca_once_value(builder, code.load(code.at(x, code.load(taps, _INDEX))))
+        best = cgutils.alloca_once_value(builder, code.load(code.at(x, code.load(taps, INDEX))))
         place = cgutils.alloca_once_value(builder, ir.Constant(marks, None))
-        with cgutils.for_range_slice(builder, _INDEX(1), count, _INDEX(1), _INDEX) as (t, _):
-            tap = code.load(code.at(taps, builder.mul(t, _INDEX(ADDRESS))), _INDEX)
+        with cgutils.for_range_slice(builder, INDEX(1), count, INDEX(1), INDEX) as (t, _):
+            tap = code.load(code.at(taps, builder.mul(t, INDEX(ADDRESS))), INDEX)
             value, old = code.load(code.at(x, tap)), builder.load(best)
             more = builder.or_(builder.fcmp_ordered(">", value, old), builder.fcmp_unordered("uno", value, value))
             number = builder.trunc(t, marks.element) if kind.bitwidth < 64 else t
@@ -352,7 +352,7 @@ def _largest(typingctx, dtype, x, taps, count, relu, y, index):
             builder.store(
                 builder.select(more, builder.shuffle_vector(first, undefined, mask), builder.load(place)), place
             )
-        with builder.if_then(builder.icmp_signed("!=", relu, _INDEX(0))):
+        with builder.if_then(builder.icmp_signed("!=", relu, INDEX(0))):
             value = builder.load(best)
             builder.store(builder.select(builder.fcmp_ordered(">", value, zero), builder.load(place), none), place)
             builder.store(builder.select(builder.fcmp_ordered("<", value, zero), zero, value), best)
@@ -374,15 +374,15 @@ def _share_out(typingctx, dtype, dy, index, taps, count, add, dx):
 
     def generate(context, builder, signature, arguments):
         _, dy, index, taps, count, add, dx = arguments
-        add = builder.icmp_signed("!=", add, _INDEX(0))
-        code = _Writer(context, builder, kind)
+        add = builder.icmp_signed("!=", add, INDEX(0))
+        code = Writer(context, builder, kind)
         lanes = code.vector.count
         byte = ir.VectorType(ir.IntType(8), lanes)
         value, zero = code.load(dy), ir.Constant(code.vector, None)
         place = builder.load(builder.inttoptr(index, byte.as_pointer()), align=1)
         undefined, mask = ir.Constant(byte, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), lanes), None)
         with cgutils.for_range(builder, count) as loop:
-            at = code.at(dx, code.load(code.at(taps, builder.mul(loop.index, _INDEX(ADDRESS))), _INDEX))
+            at = code.at(dx, code.load(code.at(taps, builder.mul(loop.index, INDEX(ADDRESS))), INDEX))
             first = builder.insert_element(undefined, builder.trunc(loop.index, byte.element), ir.IntType(32)(0))
             here = builder.icmp_unsigned("==", place, builder.shuffle_vector(first, undefined, mask))
             old = builder.select(add, code.load(at), zero)

@@ -212,7 +212,7 @@ def lay_out(shape, blocks, dense, lanes):
         depth, back = (PRODUCTS * one.c, PRODUCTS * channels) if one.winograd else (one.c * k * k, channels * k * k)
         own = PRODUCTS * room_of.py_func(one.c, lanes) if one.winograd else room_of.py_func(depth, lanes)
         x, (y, y_tall, y_wide, y_margin) = inputs[i][0], inputs[i + 1]
-        found.append(Block(
+        found.append(Block._make([
             *one, table(BYTES * dz_at), size * size, hop, down, right, int(hop < size), int(relu),
             table(BYTES * np.add.outer(one.z_wide * steps, steps)),
             table(BYTES * np.add.outer(one.dz_wide * steps, steps)),
@@ -221,7 +221,7 @@ def lay_out(shape, blocks, dense, lanes):
             take("packed", blocks_of(channels)), take("packed", blocks_of(one.c) * back), x, y, y_tall, y_wide,
             y_margin, take("marks", channels * down * right * lanes),
             take("scratch", (channels if whole else ROWS) * one.dz_tall * one.dz_wide * lanes), int(whole), int(i > 0),
-        ))  # fmt: skip
+        ]))  # fmt: skip
     tiled = [one for one in plans if one.winograd]
     V, M, dV, plane = (
         take("scratch", lanes * max(map(numbers, tiled), default=0))

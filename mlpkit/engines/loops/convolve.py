@@ -91,7 +91,7 @@ def plan(c, h, w, c_out, k, stride, padding):
     dz_tall, dz_wide = (
         dz_margin + max(out, (length - 1 + padding) // stride + 1) for out, length in ((rows, h), (columns, w))
     )
-    tables = []
+    tables: list = []
 
     def table(array, spare=SPARE):
         """Append a table of distances in numbers of a plane, as bytes of vectors; return where it begins."""
@@ -123,8 +123,8 @@ def plan(c, h, w, c_out, k, stride, padding):
     numbers = c, h, w, c_out, k, stride, rows, columns, padding, tall, wide, dz_margin, dz_tall, dz_wide
     lists = (table(BYTES * step * np.arange(n)) for step, n in ((down * across, c), (down * across, c_out),
                                                                 (1, down * across)))  # fmt: skip
-    found = Plan(*numbers, taps, x_at, z_at, parts, int(tiles), down, across, z_tall, z_wide, *lists)
-    return found, np.concatenate(tables).astype(np.int64)
+    made = Plan(*numbers, taps, x_at, z_at, parts, int(tiles), down, across, z_tall, z_wide, *lists)
+    return made, np.concatenate(tables).astype(np.int64)
 
 
 @compiled(__name__, nogil=True)

@@ -29,7 +29,7 @@ LINE = 64  # bytes of a cache line on most machines
 CHAINS = REGISTERS * 3 // 4  # of multiply-adds that wait for each other in `fma`: enough for any latency
 FMA_FLOPS = 2 * CHAINS * LANES  # floating point operations of one step of `fma`
 
-_INDEX = ir.IntType(64)
+INDEX = ir.IntType(64)
 
 
 def _tile(registers):
@@ -51,7 +51,7 @@ def _tile(registers):
             _, a, a_row, a_column, b, b_row, out, out_row, depth, add = arguments
             number = context.get_data_type(kind)
             vector = ir.VectorType(number, BYTES * 8 // kind.bitwidth)
-            fma = _declare_fma(builder, vector, kind)
+            fma = declare_fma(builder, vector, kind)
 
             def address(start, index, step, kind):
                 return builder.inttoptr(builder.add(start, builder.mul(index, step)), kind.as_pointer())
@@ -60,9 +60,9 @@ def _tile(registers):
                 return builder.load(address, align=kind.bitwidth // 8)
 
             def row(start, index, step):
-                return [address(builder.add(start, _INDEX(c * BYTES)), index, step, vector) for c in range(registers)]
+                return [address(builder.add(start, INDEX(c * BYTES)), index, step, vector) for c in range(registers)]
 
-            places = [place for r in range(ROWS) for place in row(out, _INDEX(r), out_row)]
+            places = [place for r in range(ROWS) for place in row(out, INDEX(r), out_row)]
             totals = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in places]
             with builder.if_then(add):
                 for total, place in zip(totals, places, strict=True):
@@ -71,7 +71,7 @@ def _tile(registers):
                 pieces = [load(place) for place in row(b, loop.index, b_row)]
                 column = builder.add(a, builder.mul(loop.index, a_column))
                 for r in range(ROWS):
-                    factor = _everywhere(builder, vector, load(address(column, _INDEX(r), a_row, number)))
+                    factor = everywhere(builder, vector, load(address(column, INDEX(r), a_row, number)))
                     for piece, total in zip(pieces, totals[r * registers :], strict=False):
                         builder.store(builder.call(fma, [factor, piece, builder.load(total)]), total)
             for total, place in zip(totals, places, strict=True):
@@ -100,7 +100,7 @@ def transpose(typingctx, dtype, a, a_row, out, out_row):
         vector = ir.VectorType(context.get_data_type(kind), n)
 
         def place(start, index, step):
-            return builder.inttoptr(builder.add(start, builder.mul(_INDEX(index), step)), vector.as_pointer())
+            return builder.inttoptr(builder.add(start, builder.mul(INDEX(index), step)), vector.as_pointer())
 
         def pick(one, other, lanes):
             return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), n), lanes))
@@ -127,7 +127,7 @@ def fetch(typingctx, start, size):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, *[number] * 3])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        with cgutils.for_range_slice(builder, _INDEX(0), size, _INDEX(LINE), _INDEX) as (i, _):
+        with cgutils.for_range_slice(builder, INDEX(0), size, INDEX(LINE), INDEX) as (i, _):
             to_read, near, data = number(0), number(2), number(1)
             builder.call(prefetch, [builder.inttoptr(builder.add(start, i), byte), to_read, near, data])
         return context.get_dummy_value()
@@ -142,8 +142,8 @@ def _fma(typingctx, steps, factor):
     def generate(context, builder, signature, arguments):
         steps, factor = arguments
         vector = ir.VectorType(ir.FloatType(), LANES)
-        fma = _declare_fma(builder, vector, types.float32)
-        factors = _everywhere(builder, vector, factor)
+        fma = declare_fma(builder, vector, types.float32)
+        factors = everywhere(builder, vector, factor)
         starts = [ir.Constant(vector, [float(2 + c)] * LANES) for c in range(CHAINS)]  # 1 would stay 1: LLVM sees that
         totals = [cgutils.alloca_once_value(builder, start) for start in starts]
         with cgutils.for_range(builder, steps):
@@ -157,12 +157,12 @@ def _fma(typingctx, steps, factor):
     return types.float32(types.intp, types.float32), generate
 
 
-def _declare_fma(builder, vector, kind):
+def declare_fma(builder, vector, kind):
     name = f"llvm.fmuladd.v{vector.count}f{kind.bitwidth}"  # one instruction where the machine has it, else two
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
 
 
-def _everywhere(builder, vector, number):
+def everywhere(builder, vector, number):
     """Return a vector with the number in each lane."""
     undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, number, ir.IntType(32)(0))

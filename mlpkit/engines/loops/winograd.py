@@ -17,10 +17,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .bundles import (
-    _INDEX,
     ADDRESS,
+    INDEX,
     ROWS,
-    _Writer,
+    Writer,
     add_slopes,
     aligned,
     multiply,
@@ -30,7 +30,7 @@ from .bundles import (
     rows_of,
 )
 from .compiler import compiled
-from .simd import BYTES, _everywhere
+from .simd import BYTES, everywhere
 
 TILE, SIDE = 4, 6  # results and numbers of a tile, each way
 PRODUCTS = SIDE * SIDE
@@ -64,10 +64,10 @@ def _transform(matrix, add=False):
 
         def generate(context, builder, signature, arguments):
             _, x, x_row, x_column, out, out_row, out_column, start = arguments
-            code = _Writer(context, builder, kind)
+            code = Writer(context, builder, kind)
 
             def place(begin, row, column, i, j):
-                return code.at(begin, builder.mul(_INDEX(i), row), builder.mul(_INDEX(j), column))
+                return code.at(begin, builder.mul(INDEX(i), row), builder.mul(INDEX(j), column))
 
             def combine(factors, vectors):
                 """Return the sum of factors times vectors; factors are Python numbers."""
