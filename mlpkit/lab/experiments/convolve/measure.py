@@ -13,6 +13,7 @@ from mlpkit.lab.clock import in_turns, seconds_of, steps_in
 
 from .cases import GRID, LAYERS, OPERATIONS, Case
 
+SETTLE = 0.02  # seconds of calls before a sample on several cores
 TOLERANCE = 1e-4  # of the largest number that should come out: float32 in another order, and in transforms
 
 
@@ -20,7 +21,7 @@ TOLERANCE = 1e-4  # of the largest number that should come out: float32 in anoth
 class Plan:
     """What to measure, and how long to take over it.
 
-    engines: their names, None for all of the processor's that convolve, but Python's. grid: cases on all cores.
+    engines: their names, None for all of the processor's that convolve, but Python's. grid: cases on one core.
     layers: cases by name, on one core and on all. A sample is the mean of as many calls as fit into `sample_seconds`.
     No operation is timed that would last more than `longest` seconds. sizes: bytes of arrays, for bandwidth.
     """
@@ -29,7 +30,7 @@ class Plan:
     grid: tuple[Case, ...] = GRID
     layers: tuple[tuple[str, Case], ...] = tuple(LAYERS.items())
     rounds: int = 3
-    layer_rounds: int = 9
+    layer_rounds: int = 7
     sample_seconds: float = 0.005
     longest: float = 0.5
     sizes: tuple[int, ...] = (2**18, 2**20, 2**22, 2**24, 2**26, 2**28)
@@ -43,12 +44,12 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
     from mlpkit.lab import roof  # takes Numba
 
     record = results.new("convolve", plan=asdict(plan) | {"grid": len(plan.grid), "layers": len(plan.layers)})
-    names, all_cores = plan.engines or convolving(), machine.cores()
-    grid = ((None, case, all_cores, plan.rounds) for case in plan.grid)
+    names = plan.engines or convolving()
+    grid = ((None, case, 1, plan.rounds) for case in plan.grid)
     layers = (
         (name, case, threads, plan.layer_rounds) for name, case in plan.layers for threads in machine.thread_counts()
     )
-    peaks = partial(roof.peaks, 5, 10**9)
+    peaks = partial(roof.peaks, 5, 10**10)
     streams = roof.bandwidths(3, plan.sizes, 10**9, progress)
     cases = (_case(names, *each, plan, progress) for each in chain(layers, grid))
     return results.collect(record, chain(peaks(progress), streams, chain.from_iterable(cases), peaks(progress)), save)
@@ -79,7 +80,8 @@ def _case(names, layer, case, threads, rounds, plan, progress):
                 runs.append((run, partial(_call, engines.load(name), operation, case, *arrays)))
                 _start(*runs[-1], wanted[operation], plan)
         calls = {number: partial(_sample, *both) for number, both in enumerate(runs) if not both[0]["why_not"]}
-        in_turns(calls, rounds)
+        settle = (lambda number: machine.settle(runs[number][1], SETTLE)) if threads > 1 else None
+        in_turns(calls, rounds, settle)
     return [run for run, _ in runs]
 
 
