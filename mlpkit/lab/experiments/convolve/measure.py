@@ -13,7 +13,7 @@ from mlpkit.lab.clock import in_turns, seconds_of, steps_in
 
 from .cases import GRID, LAYERS, OPERATIONS, Case
 
-SETTLE = 0.02  # seconds of calls before a sample on several cores
+SETTLE = 0.1  # seconds of calls before a sample on several cores, whose threads may have woken on one
 TOLERANCE = 1e-4  # of the largest number that should come out: float32 in another order, and in transforms
 
 
@@ -30,7 +30,7 @@ class Plan:
     grid: tuple[Case, ...] = GRID
     layers: tuple[tuple[str, Case], ...] = tuple(LAYERS.items())
     rounds: int = 3
-    layer_rounds: int = 7
+    layer_rounds: int = 5
     sample_seconds: float = 0.005
     longest: float = 0.5
     sizes: tuple[int, ...] = (2**18, 2**20, 2**22, 2**24, 2**26, 2**28)
