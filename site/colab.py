@@ -8,9 +8,9 @@ import re
 import sys
 from pathlib import Path
 
-import conf
 import nbformat
 
+import conf
 from build import LINK, ROOT, find_chapters
 
 FOLDER = ROOT / "colab"

@@ -18,7 +18,6 @@ from numba.extending import intrinsic
 
 from .bundles import (
     ADDRESS,
-    INDEX,
     ROWS,
     Writer,
     add_slopes,
@@ -30,7 +29,7 @@ from .bundles import (
     rows_of,
 )
 from .compiler import compiled
-from .simd import BYTES, everywhere
+from .simd import BYTES, INDEX, everywhere
 
 TILE, SIDE = 4, 6  # results and numbers of a tile, each way
 PRODUCTS = SIDE * SIDE
