@@ -19,6 +19,6 @@ def table(record):
 
 
 def _title(recipe):
-    model = recipe["model"]
+    model = recipe.get("model", MLP.to_dict())  # the first edition had no other
     of = "" if model == MLP.to_dict() else next((f"{n} " for n, one in MODELS.items() if one.to_dict() == model), "? ")
     return f"{of}{recipe['optimizer']} {recipe['batch_size']}"
