@@ -164,31 +164,10 @@ def lay_out(shape, blocks, dense, lanes):
     shape: of an image. blocks: tuples (channels out, k, stride, padding, pool size, pool stride, relu, W, b); dense:
     tuples (outputs, W, b). W, b: where they begin in theta.
     """
-    tables, found = [], []
-    taken = dict.fromkeys(("kept", "marks", "scratch", "packed", "own", "tables"), 0)
-
-    def take(what, numbers):
-        """Return where so many numbers begin; vectors begin where a register's worth of memory does."""
-        start = taken[what]
-        taken[what] += -(-int(numbers) // lanes) * lanes if what != "tables" else int(numbers)
-        return start
-
-    def table(array):
-        tables.append(np.ascontiguousarray(array, np.int64).ravel())
-        return take("tables", len(tables[-1]))
-
-    plans = []
+    space, plans, found = _Space(lanes), [], []
+    take, table = space.take, space.table
     for channels, k, stride, padding, size, hop, *_ in blocks:
-        one, numbers = plan(*shape, channels, k, stride, padding)
-        begin = table(numbers)
-        where = slice(one.parts, one.parts + PART * stride**2)
-        parts = numbers[where].reshape(-1, PART).copy()
-        parts[:, 3:] += begin
-        tables[-1] = numbers.copy()
-        tables[-1][where] = parts.ravel()
-        one = one._replace(**{name: getattr(one, name) + begin for name in TABLES})
-        if one.winograd:  # its dz has no margin, and is whole tiles
-            one = one._replace(dz_margin=0, dz_tall=one.z_tall, dz_wide=one.z_wide)
+        one = space.planned(*plan(*shape, channels, k, stride, padding))
         plans.append(one)
         shape = channels, *((length - size) // hop + 1 for length in (one.rows, one.columns))
     features = prod(shape)
@@ -222,25 +201,56 @@ def lay_out(shape, blocks, dense, lanes):
             y_margin, take("marks", channels * down * right * lanes),
             take("scratch", (channels if whole else ROWS) * one.dz_tall * one.dz_wide * lanes), int(whole), int(i > 0),
         ]))  # fmt: skip
-    tiled = [one for one in plans if one.winograd]
-    V, M, dV, plane = (
-        take("scratch", lanes * max(map(numbers, tiled), default=0))
-        for numbers in (
-            lambda one: PRODUCTS * winograd.apart.py_func(one.c, one.down * one.across),
-            lambda one: PRODUCTS * winograd.apart.py_func(max(one.c_out, TOGETHER), one.down * one.across),
-            lambda one: PRODUCTS * winograd.apart.py_func(one.c, one.down * one.across),
-            lambda one: one.tall * one.wide,
-        )
-    )
+    of_winograd = [take("scratch", lanes * numbers) for numbers in _room_of_winograd(plans)]
     zeros = take("packed", ROWS)
     layers, at, wide = [], 0, features
     for outputs, W, b in dense:
         layers.append(Dense(wide, outputs, W, b, at, at))  # both vectors are laid out alike
         at, wide = at + wide, outputs
     layers.append(Dense(wide, 0, 0, 0, at, at))  # the logits
-    room = Room(taken["kept"], taken["marks"], taken["scratch"], taken["packed"], taken["own"], zeros, flat, z, dy,
-                V, M, dV, plane)  # fmt: skip
-    return np.array(found), np.array(layers), np.concatenate(tables), room
+    whole = (space.taken[what] for what in ("kept", "marks", "scratch", "packed", "own"))
+    room = Room(*whole, zeros, flat, z, dy, *of_winograd)
+    return np.array(found), np.array(layers), np.concatenate(space.tables), room
+
+
+class _Space:
+    """Hands out places in a chain's vectors, and collects its tables."""
+
+    def __init__(self, lanes):
+        self.lanes, self.tables = lanes, []
+        self.taken = dict.fromkeys(("kept", "marks", "scratch", "packed", "own", "tables"), 0)
+
+    def take(self, what, numbers):
+        """Return where so many numbers begin; vectors begin where a register's worth of memory does."""
+        start, lanes = self.taken[what], 1 if what == "tables" else self.lanes
+        self.taken[what] += -(-int(numbers) // lanes) * lanes
+        return start
+
+    def table(self, array):
+        """Append a table, and return where it begins."""
+        self.tables.append(np.ascontiguousarray(array, np.int64).ravel())
+        return self.take("tables", len(self.tables[-1]))
+
+    def planned(self, one, numbers):
+        """Return a plan whose tables, which are appended, begin where they are among all of them."""
+        begin, numbers = self.taken["tables"], numbers.copy()
+        parts = numbers[one.parts : one.parts + PART * one.stride**2].reshape(-1, PART)
+        parts[:, 3:] += begin
+        self.table(numbers)
+        one = one._replace(**{name: getattr(one, name) + begin for name in TABLES})
+        if one.winograd:  # its dz has no margin, and is whole tiles
+            one = one._replace(dz_margin=0, dz_tall=one.z_tall, dz_wide=one.z_wide)
+        return one
+
+
+def _room_of_winograd(plans):
+    """Yield the numbers, of a bundle's one image, that V, M, dV and a plane take where there are tiles."""
+    tiled, apart = [one for one in plans if one.winograd], winograd.apart.py_func
+    V = max((PRODUCTS * apart(one.c, one.down * one.across) for one in tiled), default=0)
+    yield V
+    yield max((PRODUCTS * apart(max(one.c_out, TOGETHER), one.down * one.across) for one in tiled), default=0)
+    yield V
+    yield max((one.tall * one.wide for one in tiled), default=0)
 
 
 @compiled(__name__, nogil=True)
