@@ -208,8 +208,8 @@ def lay_out(shape, blocks, dense, lanes):
         layers.append(Dense(wide, outputs, W, b, at, at))  # both vectors are laid out alike
         at, wide = at + wide, outputs
     layers.append(Dense(wide, 0, 0, 0, at, at))  # the logits
-    whole = (space.taken[what] for what in ("kept", "marks", "scratch", "packed", "own"))
-    room = Room(*whole, zeros, flat, z, dy, *of_winograd)
+    sizes = (space.taken[what] for what in Room._fields[:5])
+    room = Room._make([*sizes, zeros, flat, z, dy, *of_winograd])
     return np.array(found), np.array(layers), np.concatenate(space.tables), room
 
 
@@ -217,8 +217,8 @@ class _Space:
     """Hands out places in a chain's vectors, and collects its tables."""
 
     def __init__(self, lanes):
-        self.lanes, self.tables = lanes, []
-        self.taken = dict.fromkeys(("kept", "marks", "scratch", "packed", "own", "tables"), 0)
+        self.lanes, self.tables = lanes, list[np.ndarray]()
+        self.taken = dict.fromkeys((*Room._fields[:5], "tables"), 0)
 
     def take(self, what, numbers):
         """Return where so many numbers begin; vectors begin where a register's worth of memory does."""
