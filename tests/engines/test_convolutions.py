@@ -118,8 +118,8 @@ def test_a_nan_is_never_hidden(name, where):
 @pytest.mark.parametrize("name", HERE)
 def test_a_window_of_zeros_gives_zero(name):
     """Not a rounding error, whose sign would decide ReLU's slope."""
-    for k, stride, padding in ((3, 1, 1), (3, 2, 0), (5, 1, 2), (2, 3, 1)):
-        x, W, _, _ = arrays(5, 3, 4, (17, 19), k, stride, padding, np.float32)
+    for c, k, stride, padding in ((3, 3, 1, 1), (17, 3, 1, 1), (3, 3, 2, 0), (3, 5, 1, 2), (3, 2, 3, 1)):
+        x, W, _, _ = arrays(5, c, c + 1, (17, 19), k, stride, padding, np.float32)
         x[:, :, 4:12, 3:12] = x[1] = x[:, :, :, 16:] = 0
         sizes = numpy_baseline.conv(abs(x), abs(W), None, stride, padding)
         z = engines.load(name).conv(x, W, None, stride, padding)
@@ -127,7 +127,9 @@ def test_a_window_of_zeros_gives_zero(name):
         assert_array_equal(z == 0, sizes == 0)
 
 
-SEES = Model((1, 28, 28), (Conv(4, 3), MaxPool(2), ReLU(), Conv(6, 3, padding=1), ReLU(), Flatten(), Linear(10)))
+SEES = Model((1, 28, 28), (
+    Conv(16, 3), MaxPool(2), ReLU(), Conv(17, 3, padding=1), ReLU(), Flatten(), Linear(10),
+))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HERE)

@@ -46,6 +46,10 @@ class Writer:
             start = self.builder.add(start, INDEX(distance) if isinstance(distance, int) else distance)
         return start
 
+    def within(self, start, row, column, i, j):
+        """Return the address of number (i, j), i and j Python integers, row and column being bytes between them."""
+        return self.at(start, self.builder.mul(INDEX(i), row), self.builder.mul(INDEX(j), column))
+
     def load(self, address, kind=None):
         kind = kind or self.vector
         align = ADDRESS if kind is INDEX else self.kind.bitwidth // 8

@@ -45,6 +45,7 @@ from .convolve import (
     winograd_in,
     winograd_out,
     winograd_pack,
+    winograd_seen,
     winograd_slopes,
     winograd_unpack,
     winograd_weights,
@@ -246,7 +247,7 @@ class _Space:
 def _room_of_winograd(plans):
     """Yield the numbers, of a bundle's one image, that V, M, dV and a plane take where there are tiles."""
     tiled, apart = [one for one in plans if one.winograd], winograd.apart.py_func
-    V = max((PRODUCTS * apart(one.c, one.down * one.across) for one in tiled), default=0)
+    V = max((winograd.numbers_of.py_func(one.c, one.down * one.across) for one in tiled), default=0)
     yield V
     yield max((PRODUCTS * apart(max(one.c_out, TOGETHER), one.down * one.across) for one in tiled), default=0)
     yield V
@@ -305,7 +306,10 @@ def block_forward(block, tables, packed, kept, marks, scratch, room):
     x, z = kept[block.x :].ctypes.data, scratch[room.z :].ctypes.data
     V, zero = scratch[room.V :].ctypes.data, packed[room.zeros :].ctypes.data
     if block.winograd:
-        winograd_in(block, kept.dtype, x, V, zero)
+        winograd_in(block, kept.dtype, x, V)
+        begin, numbers = block.x, block.c * block.tall * block.wide * lanes
+        images = kept[begin : begin + numbers].reshape(block.c, block.tall, block.wide, lanes)
+        winograd_seen(block, images, scratch[room.V : room.M].reshape(-1, lanes))
     step = TOGETHER if block.winograd else ROWS
     for o in range(0, block.c_out, step):
         if block.winograd:
@@ -349,7 +353,7 @@ def block_backward(block, tables, packed, kept, marks, scratch, room, own):
             dz.ctypes.data + corner, block.dz_wide * BYTES, plane * BYTES,
         )  # fmt: skip
         if block.winograd:
-            winograd_slopes(block, kept.dtype, o, channels, dz.ctypes.data, dM, zero)
+            winograd_slopes(block, kept.dtype, o, channels, dz.ctypes.data, dM)
         else:
             add_slopes(
                 kept.dtype, channels, dz.ctypes.data, plane * BYTES, at + ADDRESS * block.dz_at,
@@ -361,7 +365,7 @@ def block_backward(block, tables, packed, kept, marks, scratch, room, own):
             own[block.own_b + o + i] += total(dz[i * plane * lanes : (i + 1) * plane * lanes])
     numbers = block.h * block.w
     if block.winograd:
-        winograd_in(block, kept.dtype, x, V, zero)
+        winograd_in(block, kept.dtype, x, V)
         winograd_weights(block, at, kept.dtype, size, dM, V, own[block.own :].ctypes.data)
         if block.wants_dx:
             dx = scratch[room.dy : room.dy + block.c * numbers * lanes].reshape(block.c, block.h, block.w, lanes)

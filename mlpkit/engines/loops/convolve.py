@@ -73,6 +73,7 @@ PRODUCTS, TOGETHER = winograd.PRODUCTS, winograd.TOGETHER
 winograd_pack, winograd_unpack = winograd.pack, winograd.unpack
 winograd_in, winograd_out, winograd_back = winograd.images_in, winograd.results_out, winograd.slopes_out
 winograd_slopes, winograd_weights, winograd_apart = winograd.slopes_in, winograd.add_weights, winograd.apart
+winograd_seen, winograd_numbers = winograd.seen_in, winograd.numbers_of
 PART = 6  # integers that describe one of the convolutions that the gradient of the input is made of
 
 
@@ -316,11 +317,12 @@ def forward_winograd(plan, tables, x, W, b, z, shares):
             room(TOGETHER * plan.z_tall * plan.z_wide, x),
             room(plan.c_out * plan.rows * plan.columns, x),
         )
-        V, M = bare(PRODUCTS * winograd_apart(plan.c, tiles), x), bare(PRODUCTS * winograd_apart(TOGETHER, tiles), x)
+        V, M = bare(winograd_numbers(plan.c, tiles), x), bare(PRODUCTS * winograd_apart(TOGETHER, tiles), x)
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
             read(x[images], flat, room_x, plan.c, plan.h, plan.w, plan.tall, plan.wide, plan.margin)
-            winograd_in(plan, x.dtype, room_x.ctypes.data, V.ctypes.data, zero)
+            winograd_in(plan, x.dtype, room_x.ctypes.data, V.ctypes.data)
+            winograd_seen(plan, room_x.reshape(plan.c, plan.tall, plan.wide, lanes), V)
             for o in range(0, plan.c_out, TOGETHER):
                 winograd_out(
                     plan, at, x.dtype, size, o, U.ctypes.data, V.ctypes.data, M.ctypes.data, room_z.ctypes.data,
@@ -339,19 +341,18 @@ def backward_weights_winograd(plan, tables, x, dz, dW, shares):
     lanes, size, at = BYTES // x.itemsize, x.itemsize, tables.ctypes.data
     bundles, tiles = (len(x) + lanes - 1) // lanes, plan.down * plan.across
     blocks = whole_blocks(plan.c_out) // ROWS
-    partial, zeros = np.zeros((shares, PRODUCTS * blocks * room_of(plan.c, lanes)), x.dtype), np.zeros(ROWS, x.dtype)
+    partial = np.zeros((shares, PRODUCTS * blocks * room_of(plan.c, lanes)), x.dtype)
     for share in prange(shares):
         flat, room_x = room(plan.c * plan.h * plan.w, x), room(plan.c * plan.tall * plan.wide, x)
         flat_z = room(plan.c_out * plan.rows * plan.columns, x)
         room_z = room(plan.c_out * plan.z_tall * plan.z_wide, x)
         V, dM = bare(PRODUCTS * winograd_apart(plan.c, tiles), x), bare(PRODUCTS * winograd_apart(plan.c_out, tiles), x)
-        zero = zeros.ctypes.data
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
             read(x[images], flat, room_x, plan.c, plan.h, plan.w, plan.tall, plan.wide, plan.margin)
             read(dz[images], flat_z, room_z, plan.c_out, plan.rows, plan.columns, plan.z_tall, plan.z_wide, 0)
-            winograd_in(plan, x.dtype, room_x.ctypes.data, V.ctypes.data, zero)
-            winograd_slopes(plan, x.dtype, 0, plan.c_out, room_z.ctypes.data, dM.ctypes.data, zero)
+            winograd_in(plan, x.dtype, room_x.ctypes.data, V.ctypes.data)
+            winograd_slopes(plan, x.dtype, 0, plan.c_out, room_z.ctypes.data, dM.ctypes.data)
             winograd_weights(
                 plan, at, x.dtype, size, dM.ctypes.data, V.ctypes.data, partial[share].ctypes.data
             )  # fmt: skip
@@ -377,7 +378,7 @@ def backward_input_winograd(plan, tables, dz, W, dx, shares):
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
             read(dz[images], flat, room_z, plan.c_out, plan.rows, plan.columns, plan.z_tall, plan.z_wide, 0)
-            winograd_slopes(plan, dz.dtype, 0, plan.c_out, room_z.ctypes.data, dM.ctypes.data, zero)
+            winograd_slopes(plan, dz.dtype, 0, plan.c_out, room_z.ctypes.data, dM.ctypes.data)
             winograd_back(
                 plan, at, dz.dtype, size, back.ctypes.data, dM.ctypes.data, dV.ctypes.data,
                 plane.reshape(plan.tall, plan.wide, lanes), room_x.reshape(plan.c, plan.h, plan.w, lanes), zero,

@@ -50,57 +50,76 @@ G = np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0
 A = np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]]).T
 
 
+def _square(code, matrix, load):
+    """Yield (i, j, vector), a number of `matrix x matrix'` at a time; load(i, j): returns one of x."""
+    lines, n = matrix.tolist(), matrix.shape[1]
+    columns = [[load(i, j) for i in range(n)] for j in range(n)]
+    half = [[_combine(code, line, column) for column in columns] for line in lines]
+    for i, j in np.ndindex(len(lines), len(lines)):
+        yield i, j, _combine(code, lines[j], half[i])
+
+
+def _combine(code, factors, vectors):
+    """Return the sum of factors, Python numbers, times vectors."""
+    total, builder = None, code.builder
+    for factor, vector in sorted(zip(factors, vectors, strict=True), key=lambda pair: abs(pair[0]) != 1):
+        if factor == 0:
+            continue
+        constant = ir.Constant(code.vector, [float(factor)] * code.vector.count)
+        if total is None:
+            total = vector if factor == 1 else builder.fmul(constant, vector)
+        elif abs(factor) == 1:
+            total = builder.fadd(total, vector) if factor == 1 else builder.fsub(total, vector)
+        else:
+            total = builder.call(code.fma, [constant, vector, total])
+    return total
+
+
 def _transform(matrix, add=False):
     """Return the intrinsic that replaces a square x of vectors by `matrix x matrix'`, and adds it where `add` says."""
 
     @intrinsic
-    def transform(typingctx, dtype, x, x_row, x_column, out, out_row, out_column, start):
+    def transform(typingctx, dtype, x, x_row, x_column, out, out_row, out_column):
         """Write the square to out; x_row, x_column, out_row, out_column: bytes between the vectors of the squares.
 
-        start: the address of a number that is added to all. Nothing is checked.
+        Nothing is checked.
         """
         kind = dtype.dtype
 
         def generate(context, builder, signature, arguments):
-            _, x, x_row, x_column, out, out_row, out_column, start = arguments
+            _, x, x_row, x_column, out, out_row, out_column = arguments
             code = Writer(context, builder, kind)
-
-            def place(begin, row, column, i, j):
-                return code.at(begin, builder.mul(INDEX(i), row), builder.mul(INDEX(j), column))
-
-            def combine(factors, vectors):
-                """Return the sum of factors times vectors; factors are Python numbers."""
-                total = None
-                for factor, vector in sorted(zip(factors, vectors, strict=True), key=lambda pair: abs(pair[0]) != 1):
-                    if factor == 0:
-                        continue
-                    constant = ir.Constant(code.vector, [float(factor)] * code.vector.count)
-                    if total is None:
-                        total = vector if factor == 1 else builder.fmul(constant, vector)
-                    elif abs(factor) == 1:
-                        total = builder.fadd(total, vector) if factor == 1 else builder.fsub(total, vector)
-                    else:
-                        total = builder.call(code.fma, [constant, vector, total])
-                return total
-
-            n = matrix.shape[1]
-            columns = [[code.load(place(x, x_row, x_column, i, j)) for i in range(n)] for j in range(n)]
-            half = [[combine(row, column) for column in columns] for row in matrix.tolist()]
-            first = code.everywhere(start)
-            for i, line in enumerate(half):
-                for j, row in enumerate(matrix.tolist()):
-                    at = place(out, out_row, out_column, i, j)
-                    value = combine(row, line)
-                    value = builder.fadd(value, code.load(at)) if add else value
-                    code.store(builder.fadd(value, first), at)
+            for i, j, value in _square(code, matrix, lambda i, j: code.load(code.within(x, x_row, x_column, i, j))):
+                at = code.within(out, out_row, out_column, i, j)
+                code.store(builder.fadd(value, code.load(at)) if add else value, at)
             return context.get_dummy_value()
 
-        return types.void(dtype, *[types.intp] * 7), generate
+        return types.void(dtype, *[types.intp] * 6), generate
 
     return transform
 
 
-_to_u, _to_v, _to_z = _transform(G), _transform(B.T), _transform(A.T)
+@intrinsic
+def _to_z(typingctx, dtype, m, step, z, z_row, seen, bias):
+    """Write `A' m A` to z, a tile of results: each times its number in seen (16,), a vector, and the bias added.
+
+    step: bytes between two vectors of m (36,); z_row: between two rows of z. bias: of a number. Nothing is checked.
+    """
+    kind = dtype.dtype
+
+    def generate(context, builder, signature, arguments):
+        _, m, step, z, z_row, seen, bias = arguments
+        code = Writer(context, builder, kind)
+        start = code.everywhere(bias)
+        for i, j, value in _square(code, A.T, lambda i, j: code.load(code.within(m, step, step, SIDE * i, j))):
+            factor = code.load(code.at(seen, (TILE * i + j) * BYTES))
+            code.store(builder.call(code.fma, [value, factor, start]), code.within(z, z_row, INDEX(BYTES), i, j))
+        return context.get_dummy_value()
+
+    return types.void(dtype, *[types.intp] * 6), generate
+
+
+_to_u, _to_v = _transform(G), _transform(B.T)
 _to_dw, _to_dx, _to_dm = _transform(G.T), _transform(B, add=True), _transform(A)
 
 
@@ -123,8 +142,8 @@ def pack(W, first, end, U, back):
     c_out, c, _, _ = W.shape
     size = W.itemsize
     lanes = BYTES // size
-    w, u, zero = aligned(9 * lanes, W), aligned(ROWS * PRODUCTS * lanes, W), aligned(lanes, W)
-    w[:], zero[:] = 0, 0
+    w, u = aligned(9 * lanes, W), aligned(ROWS * PRODUCTS * lanes, W)
+    w[:] = 0
     each, each_back = len(U) // PRODUCTS, len(back) // PRODUCTS
     for o in range(first, end, lanes):
         here = min(lanes, end - o)
@@ -135,7 +154,7 @@ def pack(W, first, end, U, back):
                     for t in range(9):
                         w[t * lanes + lane] = W[o + lane, block_in + i, t // 3, t % 3]
                 to = u[i * PRODUCTS * lanes :].ctypes.data
-                _to_u(W.dtype, w.ctypes.data, 3 * BYTES, BYTES, to, SIDE * BYTES, BYTES, zero.ctypes.data)
+                _to_u(W.dtype, w.ctypes.data, 3 * BYTES, BYTES, to, SIDE * BYTES, BYTES)
                 for lane in range(0, here if len(U) else 0, min(ROWS, lanes)):
                     block = (o + lane) // ROWS * ROWS
                     width = rows_of(c_out - block)
@@ -158,8 +177,8 @@ def unpack(own, at, first, end, dW):
     """
     c_out, c, _, _ = dW.shape
     lanes = BYTES // dW.itemsize
-    w, u, zero = aligned(9 * lanes, dW), aligned(PRODUCTS * lanes, dW), aligned(lanes, dW)
-    u[:], zero[:] = 0, 0
+    w, u = aligned(9 * lanes, dW), aligned(PRODUCTS * lanes, dW)
+    u[:] = 0
     block_room = room_of(c, lanes)
     for o in range(first, end):
         block = o // ROWS * ROWS
@@ -174,7 +193,7 @@ def unpack(own, at, first, end, dW):
                     for share in range(1, len(own)):
                         total += own[share, start + places[i + lane]]
                     u[t * lanes + lane] = total
-            _to_dw(dW.dtype, u.ctypes.data, SIDE * BYTES, BYTES, w.ctypes.data, 3 * BYTES, BYTES, zero.ctypes.data)
+            _to_dw(dW.dtype, u.ctypes.data, SIDE * BYTES, BYTES, w.ctypes.data, 3 * BYTES, BYTES)
             for lane in range(many):
                 for t in range(9):
                     dW[o, i + lane, t // 3, t % 3] = w[t * lanes + lane]
@@ -193,7 +212,39 @@ def apart(channels, tiles):
 
 
 @compiled(__name__, nogil=True)
-def images_in(plan, dtype, x, V, zero):
+def numbers_of(channels, tiles):
+    """Return how many vectors the V of so many channels and tiles takes, and behind it `seen_in`'s."""
+    return PRODUCTS * apart(channels, tiles) + TILE * TILE * tiles
+
+
+@compiled(__name__, nogil=True)
+def seen_in(plan, x, V):
+    """Write behind V, see `numbers_of`, for each result (tiles, 16) whether its window holds anything: 1, else 0.
+
+    x (c, tall, wide, lanes): a bundle with its margin. Of a window of zeros a transform leaves a rounding error, whose
+    sign would decide ReLU's slope while a bias is 0: in the empty border of a digit, for every window at once.
+    """
+    tiles, lanes = plan.down * plan.across, x.shape[3]
+    numbers = np.zeros(x.shape[1:], x.dtype)
+    for i in range(plan.c):
+        for y in range(plan.tall):
+            for column in range(plan.wide):
+                for lane in range(lanes):
+                    numbers[y, column, lane] = 1 if x[i, y, column, lane] != 0 else numbers[y, column, lane]
+    at = PRODUCTS * apart(plan.c, tiles)
+    for tile in range(tiles):
+        for t in range(TILE * TILE):
+            top, left = tile // plan.across * TILE + t // TILE, tile % plan.across * TILE + t % TILE
+            V[at] = 0
+            for y in range(top, top + 3):
+                for column in range(left, left + 3):
+                    for lane in range(lanes):
+                        V[at, lane] = max(V[at, lane], numbers[y, column, lane])
+            at += 1
+
+
+@compiled(__name__, nogil=True)
+def images_in(plan, dtype, x, V):
     """Write V (36, c, tiles) of a bundle x with its margin."""
     tiles = plan.down * plan.across
     step = apart(plan.c, tiles) * BYTES
@@ -201,7 +252,7 @@ def images_in(plan, dtype, x, V, zero):
         for p in range(plan.down):
             for q in range(plan.across):
                 at = x + ((i * plan.tall + TILE * p) * plan.wide + TILE * q) * BYTES
-                _to_v(dtype, at, plan.wide * BYTES, BYTES, V, SIDE * step, step, zero)
+                _to_v(dtype, at, plan.wide * BYTES, BYTES, V, SIDE * step, step)
                 V += BYTES
 
 
@@ -209,9 +260,10 @@ def images_in(plan, dtype, x, V, zero):
 def results_out(plan, at, dtype, size, o, U, V, M, z, bias, zero):
     """Write TOGETHER channels of the result, from channel `o` on, into z (TOGETHER, z_tall, z_wide).
 
-    M: room for (36, TOGETHER, tiles). bias: of these channels.
+    V: with what `seen_in` writes. M: room for (36, TOGETHER, tiles). bias: of these channels.
     """
     tiles = plan.down * plan.across
+    seen = V + PRODUCTS * apart(plan.c, tiles) * BYTES
     step, rows = apart(TOGETHER, tiles) * BYTES, (plan.c_out + ROWS - 1) // ROWS * ROWS
     for t in range(PRODUCTS):
         for i in range(o, min(o + TOGETHER, plan.c_out), ROWS):
@@ -224,12 +276,13 @@ def results_out(plan, at, dtype, size, o, U, V, M, z, bias, zero):
         for p in range(plan.down):
             for q in range(plan.across):
                 end = z + ((r * plan.z_tall + TILE * p) * plan.z_wide + TILE * q) * BYTES
-                _to_z(dtype, M, SIDE * step, step, end, plan.z_wide * BYTES, BYTES, bias + r * size)
+                windows = seen + (p * plan.across + q) * TILE * TILE * BYTES
+                _to_z(dtype, M, step, end, plan.z_wide * BYTES, windows, bias + r * size)
                 M += BYTES
 
 
 @compiled(__name__, nogil=True)
-def slopes_in(plan, dtype, o, channels, dz, dM, zero):
+def slopes_in(plan, dtype, o, channels, dz, dM):
     """Write dM (36, c_out, tiles) of some channels from `o` on, whose dz is (channels, z_tall, z_wide)."""
     tiles = plan.down * plan.across
     step = apart(plan.c_out, tiles) * BYTES
@@ -238,7 +291,7 @@ def slopes_in(plan, dtype, o, channels, dz, dM, zero):
         for p in range(plan.down):
             for q in range(plan.across):
                 at = dz + ((r * plan.z_tall + TILE * p) * plan.z_wide + TILE * q) * BYTES
-                _to_dm(dtype, at, plan.z_wide * BYTES, BYTES, dM, SIDE * step, step, zero)
+                _to_dm(dtype, at, plan.z_wide * BYTES, BYTES, dM, SIDE * step, step)
                 dM += BYTES
 
 
@@ -274,7 +327,7 @@ def slopes_out(plan, at, dtype, size, back, dM, dV, plane, dx, zero):
         for p in range(plan.down):
             for q in range(plan.across):
                 end = plane.ctypes.data + (TILE * p * plan.wide + TILE * q) * BYTES
-                _to_dx(dtype, dV, SIDE * step, step, end, plan.wide * BYTES, BYTES, zero)
+                _to_dx(dtype, dV, SIDE * step, step, end, plan.wide * BYTES, BYTES)
                 dV += BYTES
         for y in range(plan.h):
             dx[i, y] = plane[y + plan.margin, plan.margin : plan.margin + plan.w]
