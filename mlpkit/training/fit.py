@@ -41,21 +41,8 @@ class Diverged(ArithmeticError):
         self.history = history
 
 
-def fit(
-    network,
-    optimizer,
-    train,
-    validation=None,
-    *,
-    epochs=5,
-    batch_size=128,
-    seed=0,
-    patience=None,
-    checkpoints=None,
-    resume=False,
-    on_epoch=None,
-    augment=None,
-):
+def fit(network, optimizer, train, validation=None, *, epochs=5, batch_size=128, seed=0, patience=None,
+        checkpoints=None, resume=False, on_epoch=None, augment=None):  # fmt: skip
     """Train `network` with `optimizer` and return the `History`.
 
     train, validation: pairs (X, y), as `data.load` returns them. seed: of the order of the examples.
@@ -81,25 +68,16 @@ def fit(
     _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch, augment)
     check_engine(network, optimizer, batch_size)
     images = train[0] if augment else None
-    X, y = train = _arrays(network, train, "train")
-    _check_norms(network.model, min(batch_size, len(y)))
-    validation = None if validation is None else _arrays(network, validation, "validation")
-    _check_numbers(network, [train, validation] if validation else [train])
+    train, validation = _data(network, train, validation, batch_size)
+    X, y = train
     settings = {"batch_size": int(batch_size), "seed": int(seed), "examples": len(y), "augment": str(augment)}
     run = _Run(network, optimizer, checkpoints, settings)
     with run.in_its_folder(train, validation, resume) if checkpoints else nullcontext():
         if len(run.history.epochs) < epochs and not run.out_of_patience(patience):
             images_of = augment and partial(augment, images, int(seed))
             trainers = _Trainers(network, optimizer, X, y, batch_size, images_of, len(run.history.epochs))
-            try:
+            with run.guarded(trainers):
                 run.train(trainers, len(y), epochs, patience, validation, on_epoch)
-            except KeyboardInterrupt:
-                run.interrupted(trainers.now)
-            except Exception as error:
-                run.failed(error)
-                raise
-            finally:
-                trainers.now.close()
     return run.history
 
 
@@ -289,19 +267,25 @@ class _Run:
             first = int(wrong.argmax())
             self.diverged(f"the loss became {losses[first]}", count - first)
 
-    def interrupted(self, trainer):
-        """Note that Ctrl-C came. What was asked for ahead, and is not in the history, did not happen."""
-        self.history.stopped = "interrupted"
-        if not isinstance(trainer, StepByStep):
-            self.go_back_to(self.good)
-
-    def failed(self, error):
-        """Give an error the history so far, and the network the last good parameters, unless its device is lost."""
-        if not isinstance(error, Diverged):
+    @contextmanager
+    def guarded(self, trainers):
+        """Let what follows end as `fit` says, whatever comes: Ctrl-C or an error."""
+        try:
+            yield
+        except KeyboardInterrupt:  # what was asked for ahead, and is not in the history, did not happen
+            self.history.stopped = "interrupted"
+            if not isinstance(trainers.now, StepByStep):
+                self.go_back_to(self.good)
+        except Diverged:
+            raise
+        except Exception as error:
             self.history.stopped = "failed"
             vars(error)["history"] = self.history
-            with suppress(Exception):
+            with suppress(Exception):  # its device may be lost
                 self.go_back_to(self.good)
+            raise
+        finally:
+            trainers.now.close()
 
     def diverged(self, what, back=1):
         """Return to the last good parameters and raise Diverged. back: of which step, counted from the last."""
@@ -381,6 +365,15 @@ def parts_of(order, trainer, batch_size):
         yield order[start:end], end >= len(order)
         took = time.perf_counter() - begin
         start, steps = end, max(1, min(2 * steps, int(steps * LOOK_EVERY / max(took, 1e-9))))
+
+
+def _data(network, train, validation, batch_size):
+    """Return both pairs on the network's engine, once they are checked; validation: None where there is none."""
+    train = _arrays(network, train, "train")
+    _check_norms(network.model, min(batch_size, len(train[1])))
+    validation = None if validation is None else _arrays(network, validation, "validation")
+    _check_numbers(network, [train, validation] if validation else [train])
+    return train, validation
 
 
 def _arrays(network, pair, name):
