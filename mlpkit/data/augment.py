@@ -44,10 +44,8 @@ class Augmentation:
         """
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4:
             raise TypeError("images are changed as bytes, an array (n, channels, height, width) of uint8.")
-        rng, changed = (
-            np.random.default_rng((seed, 1 + epoch, 1)),
-            np.empty_like(images),
-        )  # (seed, 1 + epoch): the order
+        rng = np.random.default_rng((seed, 1 + epoch, 1))  # (seed, 1 + epoch) draws the order
+        changed = np.empty_like(images)
         for start in range(0, len(images), AT_ONCE):
             part = images[start : start + AT_ONCE]
             changed[start : start + AT_ONCE] = looked_up(part, self.arrows(rng, len(part), *images.shape[2:]))

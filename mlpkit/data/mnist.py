@@ -63,59 +63,35 @@ class Dataset(NamedTuple):
     classes: tuple[str, ...]
 
 
-MNIST = (
-    File(
-        "train-images-idx3-ubyte",
-        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-    ),
-    File(
-        "train-labels-idx1-ubyte",
-        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-    ),
-    File(
-        "t10k-images-idx3-ubyte",
-        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-    ),
-    File(
-        "t10k-labels-idx1-ubyte",
-        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-    ),
+NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
 )
-FASHION_MNIST = (
-    File(
-        "train-images-idx3-ubyte",
-        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        26_421_880,
-    ),
-    File(
-        "train-labels-idx1-ubyte",
-        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        29_515,
-    ),
-    File(
-        "t10k-images-idx3-ubyte",
-        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        4_422_102,
-    ),
-    File(
-        "t10k-labels-idx1-ubyte",
-        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        5_148,
-    ),
+MNIST_SHA256 = (
+    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 )
+FASHION_SHA256 = (
+    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+)
+FASHION_SHA256_GZ = (
+    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+)
+MNIST = tuple(map(File, NAMES, MNIST_SHA256))
+FASHION_MNIST = tuple(map(File, NAMES, FASHION_SHA256, FASHION_SHA256_GZ, (26_421_880, 29_515, 4_422_102, 5_148)))
 FASHION_SAMPLE = (
-    File(
-        "sample-images-idx3-ubyte",
-        "862035b0a96959b614c9574f4c2b0ae9584ca234813e8d6d7adb7838b12ca46b",
-    ),
-    File(
-        "sample-labels-idx1-ubyte",
-        "aa3f574d30afaf0d4d9da084a6f8541771e20693d6a97fae6e9a4953fca8f078",
-    ),
+    File("sample-images-idx3-ubyte", "862035b0a96959b614c9574f4c2b0ae9584ca234813e8d6d7adb7838b12ca46b"),
+    File("sample-labels-idx1-ubyte", "aa3f574d30afaf0d4d9da084a6f8541771e20693d6a97fae6e9a4953fca8f078"),
 )
 FILES = {"mnist": MNIST, "fashion-mnist": FASHION_MNIST}
 SAMPLES = {"fashion-mnist-sample": FASHION_SAMPLE}  # of test images alone: nothing to train on

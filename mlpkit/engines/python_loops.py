@@ -9,16 +9,7 @@ import math
 
 import numpy as np
 
-from .numpy_baseline import all_finite as all_finite
-from .numpy_baseline import all_labels as all_labels
-from .numpy_baseline import asarray as asarray
-from .numpy_baseline import elapsed as elapsed
-from .numpy_baseline import fetch as fetch
-from .numpy_baseline import gather as gather
-from .numpy_baseline import now as now
-from .numpy_baseline import scale as scale
-from .numpy_baseline import synchronize as synchronize
-from .numpy_baseline import to_numpy as to_numpy
+from .numpy_baseline import all_finite, all_labels, asarray, elapsed, fetch, gather, now, scale, synchronize, to_numpy
 
 prange = range  # marks a loop whose turns do not depend on each other: a compiler may share them out among threads
 
