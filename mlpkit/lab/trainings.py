@@ -5,12 +5,15 @@ Every recipe is trained from several seeds, the same for all, and judged on the 
 chosen in this way, such as `BEST`, is ever shown the test set.
 """
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
-from mlpkit.data import load
+from mlpkit.data import Dataset, Split, load, one_hot
 from mlpkit.engines import BASELINE
+from mlpkit.nn.losses import LOSSES, OfClasses
+from mlpkit.nn.model import Model
 from mlpkit.training.fit import Diverged
 from mlpkit.training.history import History
 from mlpkit.training.recipe import Recipe
@@ -26,18 +29,20 @@ BEST = Recipe(optimizer="adamw", lr=4e-3, schedule="cosine", warmup_epochs=2, we
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train, from how many seeds, with which engine. tested: the one recipe that sees the test set, if any."""
+    """What to train on which data, from how many seeds, with which engine. tested: the recipes that see the test set."""
 
     recipes: tuple[Recipe, ...]
     seeds: int = 3
-    tested: Recipe | None = None
+    tested: tuple[Recipe, ...] = ()
     engine: str = BASELINE
+    data: str = "mnist"
 
 
 def measure(experiment, save=results.save_part, progress=print, plan=None, dataset=None):
     """Train all recipes of an experiment's plan from each seed, and return its record."""
-    dataset = dataset or load()
-    record = results.new(experiment, seeds=plan.seeds, loss_every=LOSS_EVERY, engine=plan.engine)
+    dataset = dataset or load(plan.data)
+    settings = {"seeds": plan.seeds, "loss_every": LOSS_EVERY, "engine": plan.engine, "data": dataset.name}
+    record = results.new(experiment, **settings)
     return results.collect(record, runs(plan, dataset, progress), save)
 
 
@@ -46,27 +51,50 @@ def runs(plan, dataset, progress):
     trainings = [(seed, recipe) for seed in range(plan.seeds) for recipe in plan.recipes]
     for number, (seed, recipe) in enumerate(trainings, 1):
         progress(f"training {number} of {len(trainings)}")
-        yield train(recipe.but(seed=seed), dataset, test=recipe == plan.tested, engine=plan.engine)
+        yield train(recipe.but(seed=seed), dataset, test=recipe in plan.tested, engine=plan.engine)
 
 
 def train(recipe, dataset, test=False, engine=BASELINE):
-    """Return one training as a run of a record: the recipe, the losses, each epoch's validation, and how it ended."""
+    """Return one training as a run of a record: the recipe, the losses, each epoch's validation, and how it ended.
+
+    A loss that compares with numbers gets 1 for an image's class and 0 for the others, and the largest output is the
+    network's answer: of that there is the accuracy at the end alone.
+    """
     run = {"recipe": recipe.to_dict(), "diverged": None, "test_accuracy": None}
+    classes = isinstance(LOSSES[recipe.model.loss], OfClasses)
     try:
-        network, history = recipe.train(dataset, engine)
+        network, history = recipe.train(dataset if classes else _with_numbers(dataset), engine)
         whole(history)
+        if not classes:
+            network = _of_classes(recipe, network)
+        final = network.evaluate(*dataset.validation)[1]
         if test:
             run["test_accuracy"] = network.evaluate(*dataset.test)[1]
     except Diverged as error:
         history, run["diverged"] = error.history, str(error)
-    return run | _curves(history)
+        final = None
+    run |= _curves(history)
+    return run if classes or final is None else run | {"validation_accuracy": [round(final, 6)]}
+
+
+def _with_numbers(dataset):
+    splits = (Split(X, one_hot(y, len(dataset.classes))) for X, y in (dataset.train, dataset.validation, dataset.test))
+    return Dataset(dataset.name, *splits, dataset.classes)
+
+
+def _of_classes(recipe, network):
+    judge = recipe.but(model=Model(recipe.model.input, recipe.model.layers)).make_network(network.engine)
+    judge.set_theta(network.engine.to_numpy(network.theta))
+    judge.set_statistics(network.engine.to_numpy(network.statistics))
+    return judge
 
 
 def _curves(history: History):
     groups = range(0, len(history.loss), LOSS_EVERY)
     curves = {"loss": [round(float(np.mean(history.loss[i : i + LOSS_EVERY])), 5) for i in groups]}
     for name in ("train_loss", "seconds", "validation_loss", "validation_accuracy"):
-        curves[name] = [round(getattr(epoch, name), 6) for epoch in history.epochs]
+        found = [getattr(epoch, name) for epoch in history.epochs]
+        curves[name] = [None if number is None else round(number, 6) for number in found]
     return curves
 
 
@@ -78,11 +106,19 @@ def summary(record):
 
     The accuracies are a list with an entry a seed; a run that diverged counts as a guess, 0.1.
     """
+    return _by_recipe((run, 0.1 if run["diverged"] else run["validation_accuracy"][-1]) for run in record["runs"])
+
+
+def tested(record):
+    """Return (recipe, test accuracies), as `summary` does, for each recipe that saw the test set."""
+    return _by_recipe((run, run["test_accuracy"]) for run in record["runs"] if run["test_accuracy"] is not None)
+
+
+def _by_recipe(found):
     groups: dict[str, tuple[dict, list[float]]] = {}
-    for run in record["runs"]:
+    for run, accuracy in found:
         recipe = {name: value for name, value in run["recipe"].items() if name != "seed"}
-        final = 0.1 if run["diverged"] else run["validation_accuracy"][-1]
-        groups.setdefault(str(recipe), (recipe, []))[1].append(final)
+        groups.setdefault(str(recipe), (recipe, []))[1].append(accuracy)
     return list(groups.values())
 
 
@@ -90,10 +126,11 @@ def summary(record):
 def table(record):
     """Return the record as a table for the terminal."""
     lines = [f"{'recipe':<72}{'validation accuracy':>20}{'seeds':>7}"]
-    for recipe, accuracies in summary(record):
-        lines.append(_row(describe(recipe), accuracies))
-    tested = [run["test_accuracy"] for run in record["runs"] if run["test_accuracy"] is not None]
-    return "\n".join([*lines, _row("on the test set", tested)] if tested else lines)
+    lines += [_row(describe(recipe), accuracies) for recipe, accuracies in summary(record)]
+    chosen = tested(record)
+    alone = len(chosen) == 1
+    lines += [_row("on the test set" + ("" if alone else f": {describe(each)}"), found) for each, found in chosen]
+    return "\n".join(lines)
 
 
 def _row(label, accuracies):
@@ -107,7 +144,15 @@ def describe(recipe):
         words.insert(3, f"warm-up {recipe['warmup_epochs']:g}")
     if recipe["weight_decay"]:
         words.append(f"decay {recipe['weight_decay']:g}")
-    layers, changes = recipe.get("model", {}).get("layers", ()), recipe.get("augment", {})
-    words += dict.fromkeys(layer for layer in layers if layer.startswith("Dropout"))
+    model, changes = recipe.get("model", {}), recipe.get("augment") or {}
+    words += _of_the_model(model.get("layers", ()), model.get("loss", "softmax_cross_entropy"))
     words += [f"{name} {value:g}" for name, value in changes.items() if value and name != "smoothness"]
     return ", ".join([*words, f"{recipe['epochs']} epochs"])
+
+
+def _of_the_model(layers, loss):
+    """Return what tells models apart that this lab trains: layers, as they are written, and a loss."""
+    text = " ".join(layers)
+    words = list(dict.fromkeys(re.findall(r"Dropout\([^)]*\)", text)))
+    words += [kind for kind in ("Sigmoid", "Tanh", "LeakyReLU", "BatchNorm", "Residual") if kind in text]
+    return [*words, *([loss] if loss != "softmax_cross_entropy" else ())]

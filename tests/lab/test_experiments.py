@@ -18,7 +18,7 @@ SMALL = Recipe(model=MODEL, batch_size=8, epochs=3, lr=0.3)
 
 
 PLANS = {  # of which the first has a recipe that diverges
-    "best": trainings.Plan((SMALL, SMALL.but(lr=1e30)), seeds=2, tested=SMALL),
+    "best": trainings.Plan((SMALL, SMALL.but(lr=1e30)), seeds=2, tested=(SMALL,)),
     "other": trainings.Plan((SMALL,), seeds=1),
 }
 CHAPTER_2 = ("optimizers", "learning_rates", "batch_sizes", "schedules", "weight_decay", "best")
@@ -80,7 +80,7 @@ def test_every_recipe_of_an_experiment_can_be_told_from_the_others(name):
     plan = experiments.load(name).PLAN
     texts = [trainings.describe(recipe.to_dict()) for recipe in plan.recipes]
     assert len(set(texts)) == len(texts)
-    assert plan.tested == (trainings.BEST if name == "best" else None)
+    assert plan.tested == ((trainings.BEST,) if name == "best" else ())
 
 
 @pytest.mark.parametrize("name", CHAPTER_2)

@@ -16,7 +16,7 @@ from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.layers import Dropout, Flatten, Layer, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
 from mlpkit.nn.losses import LOSSES
 from mlpkit.nn.model import Model
-from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, MODELS, mlp
+from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, MODELS, RESIDUAL, mlp
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.residual import Residual
@@ -25,14 +25,14 @@ from mlpkit.nn.residual import Residual
 
 
 @pytest.mark.parametrize(
-    ("model", "parameters"),
-    [(MLP, 134_794), (LENET5, 61_706), (FASHION_CNN, 896_522)],
-    ids=["MLP", "LeNet-5", "Fashion-MNIST"],
+    ("model", "parameters", "statistics"),
+    [(MLP, 134_794, 0), (LENET5, 61_706, 0), (FASHION_CNN, 896_522, 0), (RESIDUAL, 142_826, 6 * 2 * 48)],
+    ids=["MLP", "LeNet-5", "Fashion-MNIST", "residual"],
 )
-def test_the_workbooks_models_have_their_sizes(model, parameters):
+def test_the_workbooks_models_have_their_sizes(model, parameters, statistics):
     assert model.layout.size == parameters
     assert model.output == (10,)
-    assert model.statistics.size == 0
+    assert model.statistics.size == statistics
     assert model in MODELS.values()
 
 

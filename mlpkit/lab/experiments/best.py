@@ -6,5 +6,5 @@ from mlpkit.lab import trainings
 from mlpkit.lab.trainings import BEST, Plan
 from mlpkit.lab.trainings import table as table
 
-PLAN = Plan((BEST,), seeds=5, tested=BEST)
+PLAN = Plan((BEST,), seeds=5, tested=(BEST,))
 measure = partial(trainings.measure, "best", plan=PLAN)
