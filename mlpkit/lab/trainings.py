@@ -29,7 +29,7 @@ BEST = Recipe(optimizer="adamw", lr=4e-3, schedule="cosine", warmup_epochs=2, we
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train on which data, from how many seeds, with which engine. tested: the recipes that see the test set."""
+    """What to train, from how many seeds, with which engine, on which data. tested: recipes that see the test set."""
 
     recipes: tuple[Recipe, ...]
     seeds: int = 3

@@ -21,7 +21,7 @@ def dropping(model, rate):
     return Model(model.input, tuple(layers), model.loss)
 
 
-PLAIN = Recipe(model=LENET5, optimizer="adamw", lr=3e-3, schedule="cosine", warmup_epochs=1, epochs=10)
+PLAIN = Recipe(model=LENET5, optimizer="adamw", lr=6e-3, schedule="cosine", warmup_epochs=1, epochs=10)
 ALONE = (
     *(PLAIN.but(weight_decay=factor) for factor in (0.05, 0.2)),
     *(PLAIN.but(model=dropping(LENET5, rate)) for rate in (0.25, 0.5)),
