@@ -176,11 +176,10 @@ class Trainer(StepByStep):
         self.blocks, self.dense, self.tables, self.room = _chain.lay_out(network.model.input, blocks, dense, lanes)
         bundles = -(-self.most // lanes)
         self.shares = min(_config.NUMBA_NUM_THREADS, bundles)
-        wide = int(self.dense[-1, 4] + self.dense[-1, 0]) * self.most
         shapes = {
             "packed": (1, self.room.packed), "kept": (bundles, self.room.kept),
-            "scratch": (self.shares, self.room.scratch), "own": (self.shares, self.room.own), "rows": (1, wide),
-            "slopes": (1, wide),
+            "scratch": (self.shares, self.room.scratch), "own": (self.shares, self.room.own),
+            "rows": (1, self.room.rows * self.most), "slopes": (1, self.room.rows * self.most),
         }  # fmt: skip
         self.arrays = {name: _convolve.room(-(-n * m // lanes), network.theta).ravel()[: n * m].reshape(n, m)
                        for name, (n, m) in shapes.items()}  # fmt: skip

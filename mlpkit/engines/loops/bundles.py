@@ -10,16 +10,15 @@ into the registers. They read through tables of distances in bytes, which know o
 Like those of `simd`, the functions here take addresses, and check nothing.
 """
 
+from functools import partial
+
 import numpy as np
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .compiler import compiled
-from .simd import BYTES, INDEX, REGISTERS, declare_fma, everywhere, transpose
-
-ADDRESS = np.dtype(np.int64).itemsize
+from .simd import ADDRESS, BYTES, INDEX, REGISTERS, everywhere, transpose, writing
 
 # Results that are summed at once, by the rows of a block: how many columns. Together with what a step reads, they fill
 # the registers: 24 of 32, or 8 to 12 of 16.
@@ -29,49 +28,6 @@ LEAST = min(COLUMNS.values())
 MOST = max(rows * columns for rows, columns in COLUMNS.items())
 NONE = 255  # stands for no number of a window
 SPARE = max(COLUMNS.values())  # entries that a table of positions repeats at its end, so that columns are never lacking
-
-
-class Writer:
-    """What writes LLVM's instructions for numbers of one kind, and for vectors of them."""
-
-    def __init__(self, context, builder, kind):
-        self.builder, self.kind = builder, kind
-        self.number = context.get_data_type(kind)
-        self.vector = ir.VectorType(self.number, BYTES * 8 // kind.bitwidth)
-        self.fma = declare_fma(builder, self.vector, kind)
-
-    def at(self, start, *distances):
-        """Return an address, so many bytes on; a distance is an instruction's result or a Python integer."""
-        for distance in distances:
-            start = self.builder.add(start, INDEX(distance) if isinstance(distance, int) else distance)
-        return start
-
-    def within(self, start, row, column, i, j):
-        """Return the address of number (i, j), i and j Python integers, row and column being bytes between them."""
-        return self.at(start, self.builder.mul(INDEX(i), row), self.builder.mul(INDEX(j), column))
-
-    def load(self, address, kind=None):
-        kind = kind or self.vector
-        align = ADDRESS if kind is INDEX else self.kind.bitwidth // 8
-        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=align)
-
-    def store(self, value, address):
-        place = self.builder.inttoptr(address, value.type.as_pointer())
-        self.builder.store(value, place, align=self.kind.bitwidth // 8)
-
-    def everywhere(self, address):
-        """Return a vector with the number at an address in each lane."""
-        return everywhere(self.builder, self.vector, self.load(address, self.number))
-
-    def multiply_add(self, x, y, total):
-        """Add a product to a total, which is a variable."""
-        self.builder.store(self.builder.call(self.fma, [x, y, self.builder.load(total)]), total)
-
-    def totals(self, starts):
-        return [cgutils.alloca_once_value(self.builder, start) for start in starts]
-
-    def zeros(self, n):
-        return [ir.Constant(self.vector, None)] * n
 
 
 def _products(rows, columns):
@@ -84,33 +40,29 @@ def _products(rows, columns):
         w (depth, rows) and start (rows,) are numbers; x and out hold vectors. taps (depth,), x_at and out_at (columns,)
         are distances in bytes, int64. Only the first `valid` rows are written.
         """
-        signature = types.void(dtype, *[types.intp] * 10)
-        kind = dtype.dtype
-
-        def generate(context, builder, signature, arguments):
-            _, w, taps, depth, x, x_at, out, out_at, out_row, start, valid = arguments
-            code, size = Writer(context, builder, kind), kind.bitwidth // 8
-            starts = [code.everywhere(code.at(start, r * size)) for r in range(rows)]
-            totals = [code.totals([first] * columns) for first in starts]
-            places = [code.at(x, code.load(code.at(x_at, s * ADDRESS), INDEX)) for s in range(columns)]
-            with cgutils.for_range(builder, depth) as loop:
-                tap = code.load(code.at(taps, builder.mul(loop.index, INDEX(ADDRESS))), INDEX)
-                weights = code.at(w, builder.mul(loop.index, INDEX(rows * size)))
-                pieces = [code.load(code.at(place, tap)) for place in places]
-                for r in range(rows):
-                    factor = code.everywhere(code.at(weights, r * size))
-                    for s in range(columns):
-                        code.multiply_add(factor, pieces[s], totals[r][s])
-            ends = [code.at(out, code.load(code.at(out_at, s * ADDRESS), INDEX)) for s in range(columns)]
-            for r in range(rows):
-                with builder.if_then(builder.icmp_signed(">", valid, INDEX(r))):
-                    for end, total in zip(ends, totals[r], strict=True):
-                        code.store(builder.load(total), code.at(end, builder.mul(INDEX(r), out_row)))
-            return context.get_dummy_value()
-
-        return signature, generate
+        return writing(dtype, 10, partial(_write_products, rows, columns))
 
     return products
+
+
+def _write_products(rows, columns, code, w, taps, depth, x, x_at, out, out_at, out_row, start, valid):
+    builder, size = code.builder, code.kind.bitwidth // 8
+    starts = [code.everywhere(code.at(start, r * size)) for r in range(rows)]
+    totals = [code.totals([first] * columns) for first in starts]
+    places = [code.at(x, code.distance(x_at, s)) for s in range(columns)]
+    with cgutils.for_range(builder, depth) as loop:
+        tap = code.distance(taps, loop.index)
+        weights = code.at(w, builder.mul(loop.index, INDEX(rows * size)))
+        pieces = [code.load(code.at(place, tap)) for place in places]
+        for r in range(rows):
+            factor = code.everywhere(code.at(weights, r * size))
+            for s in range(columns):
+                code.multiply_add(factor, pieces[s], totals[r][s])
+    ends = [code.at(out, code.distance(out_at, s)) for s in range(columns)]
+    for r in range(rows):
+        with builder.if_then(builder.icmp_signed(">", valid, INDEX(r))):
+            for end, total in zip(ends, totals[r], strict=True):
+                code.store(builder.load(total), code.at(end, builder.mul(INDEX(r), out_row)))
 
 
 def _slopes(rows, columns):
@@ -124,34 +76,29 @@ def _slopes(rows, columns):
         many vectors as they need. dz_at, x_at (depth,) and taps (columns,) are distances in bytes, int64. Only the
         first `valid` rows have a meaning.
         """
-        signature = types.void(dtype, *[types.intp] * 9)
-        kind = dtype.dtype
-
-        def generate(context, builder, signature, arguments):
-            _, dz, dz_row, dz_at, x, x_at, depth, taps, out, valid = arguments
-            code = Writer(context, builder, kind)
-            totals = [code.totals(code.zeros(columns)) for _ in range(rows)]
-            places = [code.at(x, code.load(code.at(taps, s * ADDRESS), INDEX)) for s in range(columns)]
-            starts = [code.at(dz, builder.mul(INDEX(r), dz_row)) for r in range(rows)]
-            for r in range(1, rows):  # a row that isn't there is read as the first one
-                starts[r] = builder.select(builder.icmp_signed(">", valid, INDEX(r)), starts[r], dz)
-            with cgutils.for_range(builder, depth) as loop:
-                step = builder.mul(loop.index, INDEX(ADDRESS))
-                from_x, from_dz = (code.load(code.at(table, step), INDEX) for table in (x_at, dz_at))
-                pieces = [code.load(code.at(place, from_x)) for place in places]
-                for r in range(rows):
-                    factor = code.load(code.at(starts[r], from_dz))
-                    for s in range(columns):
-                        code.multiply_add(factor, pieces[s], totals[r][s])
-            sums = _sums(code, [builder.load(total) for row in totals for total in row])
-            for i, value in enumerate(sums):
-                place = code.at(out, i * BYTES)
-                code.store(builder.fadd(code.load(place), value), place)
-            return context.get_dummy_value()
-
-        return signature, generate
+        return writing(dtype, 9, partial(_write_slopes, rows, columns))
 
     return slopes
+
+
+def _write_slopes(rows, columns, code, dz, dz_row, dz_at, x, x_at, depth, taps, out, valid):
+    builder = code.builder
+    totals = [code.totals(code.zeros(columns)) for _ in range(rows)]
+    places = [code.at(x, code.distance(taps, s)) for s in range(columns)]
+    starts = [code.at(dz, builder.mul(INDEX(r), dz_row)) for r in range(rows)]
+    for r in range(1, rows):  # a row that isn't there is read as the first one
+        starts[r] = builder.select(builder.icmp_signed(">", valid, INDEX(r)), starts[r], dz)
+    with cgutils.for_range(builder, depth) as loop:
+        from_x, from_dz = (code.distance(table, loop.index) for table in (x_at, dz_at))
+        pieces = [code.load(code.at(place, from_x)) for place in places]
+        for r in range(rows):
+            factor = code.load(code.at(starts[r], from_dz))
+            for s in range(columns):
+                code.multiply_add(factor, pieces[s], totals[r][s])
+    sums = _sums(code, [builder.load(total) for row in totals for total in row])
+    for i, value in enumerate(sums):
+        place = code.at(out, i * BYTES)
+        code.store(builder.fadd(code.load(place), value), place)
 
 
 def _sums(code, vectors):
@@ -159,11 +106,7 @@ def _sums(code, vectors):
 
     Vectors are added in pairs, half of one and half of the other, so that each instruction works for many sums.
     """
-    builder, lanes = code.builder, code.vector.count
-
-    def pick(one, other, places):
-        return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), lanes), places))
-
+    lanes = code.vector.count
     found = []
     for first in range(0, len(vectors), lanes):
         level, step = vectors[first : first + lanes], lanes // 2
@@ -173,12 +116,11 @@ def _sums(code, vectors):
             low = [lane + (lanes - step if lane & step else 0) for lane in range(lanes)]
             high = [lane + (lanes if lane & step else step) for lane in range(lanes)]
             half = len(level) // 2 or 1  # the last vector is added to itself
-            level = [builder.fadd(pick(one, other, low), pick(one, other, high))
-                     for one, other in zip(level[:half], level[-half:], strict=True)]  # fmt: skip
+            pairs = zip(level[:half], level[-half:], strict=True)
+            level = [code.builder.fadd(code.pick(*pair, low), code.pick(*pair, high)) for pair in pairs]
             step //= 2
-        found.append(
-            level[0] if apart == 1 else pick(level[0], level[0], [lane * apart % lanes for lane in range(lanes)])
-        )
+        places = [lane * apart % lanes for lane in range(lanes)]
+        found.append(level[0] if apart == 1 else code.pick(level[0], level[0], places))
     return found
 
 
@@ -191,6 +133,12 @@ _C8, _C6, _C4, _C2 = (COLUMNS[rows] for rows in (8, 6, 4, 2))
 def rows_of(left):
     """Return how many rows the next block has, of which `left` are still to be made."""
     return 8 if left > 6 else 6 if left > 4 else 4 if left > 2 else 2
+
+
+@compiled(__name__, nogil=True)
+def whole_blocks(rows):
+    """Return how many rows there are once they are filled up to whole blocks."""
+    return (rows + ROWS - 1) // ROWS * ROWS
 
 
 @compiled(__name__, nogil=True)
@@ -334,38 +282,28 @@ def _largest(typingctx, dtype, x, taps, count, relu, y, index):
     With `relu`, a number below 0 becomes 0, and its byte is NONE, as that of a 0. count: below NONE. A NaN is the
     largest of all. taps (count,): distances in bytes, int64; x, y, index: addresses.
     """
-    kind = dtype.dtype
+    return writing(dtype, 6, _write_largest)
 
-    def generate(context, builder, signature, arguments):
-        _, x, taps, count, relu, y, index = arguments
-        code = Writer(context, builder, kind)
-        lanes = code.vector.count
-        marks = ir.VectorType(ir.IntType(kind.bitwidth), lanes)
-        zero, none = ir.Constant(code.vector, None), ir.Constant(marks, [NONE] * lanes)
-        best = cgutils.alloca_once_value(builder, code.load(code.at(x, code.load(taps, INDEX))))
-        place = cgutils.alloca_once_value(builder, ir.Constant(marks, None))
-        with cgutils.for_range_slice(builder, INDEX(1), count, INDEX(1), INDEX) as (t, _):
-            tap = code.load(code.at(taps, builder.mul(t, INDEX(ADDRESS))), INDEX)
-            value, old = code.load(code.at(x, tap)), builder.load(best)
-            more = builder.or_(builder.fcmp_ordered(">", value, old), builder.fcmp_unordered("uno", value, value))
-            number = builder.trunc(t, marks.element) if kind.bitwidth < 64 else t
-            undefined = ir.Constant(marks, ir.Undefined)
-            first = builder.insert_element(undefined, number, ir.IntType(32)(0))
-            mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), None)
-            builder.store(builder.select(more, value, old), best)
-            builder.store(
-                builder.select(more, builder.shuffle_vector(first, undefined, mask), builder.load(place)), place
-            )
-        with builder.if_then(builder.icmp_signed("!=", relu, INDEX(0))):
-            value = builder.load(best)
-            builder.store(builder.select(builder.fcmp_ordered(">", value, zero), builder.load(place), none), place)
-            builder.store(builder.select(builder.fcmp_ordered("<", value, zero), zero, value), best)
-        code.store(builder.load(best), y)
-        bytes_ = builder.trunc(builder.load(place), ir.VectorType(ir.IntType(8), lanes))
-        builder.store(bytes_, builder.inttoptr(index, bytes_.type.as_pointer()), align=1)
-        return context.get_dummy_value()
 
-    return types.void(dtype, *[types.intp] * 6), generate
+def _write_largest(code, x, taps, count, relu, y, index):
+    builder, lanes, bits = code.builder, code.vector.count, code.kind.bitwidth
+    marks = ir.VectorType(ir.IntType(bits), lanes)
+    zero, none = ir.Constant(code.vector, None), ir.Constant(marks, [NONE] * lanes)
+    best = cgutils.alloca_once_value(builder, code.load(code.at(x, code.distance(taps, 0))))
+    place = cgutils.alloca_once_value(builder, ir.Constant(marks, None))
+    with cgutils.for_range_slice(builder, INDEX(1), count, INDEX(1), INDEX) as (t, _):
+        value, old = code.load(code.at(x, code.distance(taps, t))), builder.load(best)
+        more = builder.or_(builder.fcmp_ordered(">", value, old), builder.fcmp_unordered("uno", value, value))
+        here = everywhere(builder, marks, builder.trunc(t, marks.element) if bits < 64 else t)
+        builder.store(builder.select(more, value, old), best)
+        builder.store(builder.select(more, here, builder.load(place)), place)
+    with builder.if_then(builder.icmp_signed("!=", relu, INDEX(0))):
+        value = builder.load(best)
+        builder.store(builder.select(builder.fcmp_ordered(">", value, zero), builder.load(place), none), place)
+        builder.store(builder.select(builder.fcmp_ordered("<", value, zero), zero, value), best)
+    code.store(builder.load(best), y)
+    bytes_ = builder.trunc(builder.load(place), ir.VectorType(ir.IntType(8), lanes))
+    builder.store(bytes_, builder.inttoptr(index, bytes_.type.as_pointer()), align=1)
 
 
 @intrinsic
@@ -374,26 +312,20 @@ def _share_out(typingctx, dtype, dy, index, taps, count, add, dx):
 
     add: whether to add it to what is there. taps (count,): distances in bytes, int64; dy, index, dx: addresses.
     """
-    kind = dtype.dtype
+    return writing(dtype, 6, _write_share_out)
 
-    def generate(context, builder, signature, arguments):
-        _, dy, index, taps, count, add, dx = arguments
-        add = builder.icmp_signed("!=", add, INDEX(0))
-        code = Writer(context, builder, kind)
-        lanes = code.vector.count
-        byte = ir.VectorType(ir.IntType(8), lanes)
-        value, zero = code.load(dy), ir.Constant(code.vector, None)
-        place = builder.load(builder.inttoptr(index, byte.as_pointer()), align=1)
-        undefined, mask = ir.Constant(byte, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), lanes), None)
-        with cgutils.for_range(builder, count) as loop:
-            at = code.at(dx, code.load(code.at(taps, builder.mul(loop.index, INDEX(ADDRESS))), INDEX))
-            first = builder.insert_element(undefined, builder.trunc(loop.index, byte.element), ir.IntType(32)(0))
-            here = builder.icmp_unsigned("==", place, builder.shuffle_vector(first, undefined, mask))
-            old = builder.select(add, code.load(at), zero)
-            code.store(builder.fadd(old, builder.select(here, value, zero)), at)
-        return context.get_dummy_value()
 
-    return types.void(dtype, *[types.intp] * 6), generate
+def _write_share_out(code, dy, index, taps, count, add, dx):
+    builder, byte = code.builder, ir.VectorType(ir.IntType(8), code.vector.count)
+    add = builder.icmp_signed("!=", add, INDEX(0))
+    value, zero = code.load(dy), ir.Constant(code.vector, None)
+    place = builder.load(builder.inttoptr(index, byte.as_pointer()), align=1)
+    with cgutils.for_range(builder, count) as loop:
+        at = code.at(dx, code.distance(taps, loop.index))
+        number = everywhere(builder, byte, builder.trunc(loop.index, byte.element))
+        here = builder.icmp_unsigned("==", place, number)
+        old = builder.select(add, code.load(at), zero)
+        code.store(builder.fadd(old, builder.select(here, value, zero)), at)
 
 
 @compiled(__name__, nogil=True)

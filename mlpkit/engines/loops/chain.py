@@ -20,8 +20,6 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from . import fused as _fused
 from . import winograd
 from .bundles import (
-    ADDRESS,
-    NONE,
     ROWS,
     add_slopes,
     bundle,
@@ -32,15 +30,18 @@ from .bundles import (
     pool_backward,
     room_of,
     unbundle,
+    whole_blocks,
 )
 from .compiler import FASTMATH, compile_loops, compiled
 from .convolve import (
-    PART,
+    Plan,
+    Tables,
+    distances,
+    pack_parts,
     pack_rows,
-    part_of,
-    plan,
-    read,
-    whole_blocks,
+    parts_back,
+    planned,
+    read_x,
     winograd_back,
     winograd_in,
     winograd_out,
@@ -51,7 +52,7 @@ from .convolve import (
     winograd_weights,
 )
 from .gemm import multiply as product
-from .simd import BYTES
+from .simd import ADDRESS, BYTES
 
 _one_core = compile_loops(__name__, _fused, fastmath=FASTMATH, error_model="numpy")
 add_bias_relu, cross_entropy = _one_core.add_bias_relu, _one_core.cross_entropy
@@ -59,34 +60,9 @@ relu_backward_in_place, sum_rows = _one_core.relu_backward_in_place, _one_core.s
 
 
 class Block(NamedTuple):
-    """A convolution and what follows it, as integers: those of its `Plan`, and where its arrays and tables begin."""
+    """A convolution and what follows it, as integers: its `Plan`, and where its arrays and other tables begin."""
 
-    c: int
-    h: int
-    w: int
-    c_out: int
-    k: int
-    stride: int
-    rows: int
-    columns: int
-    margin: int
-    tall: int
-    wide: int
-    dz_margin: int
-    dz_tall: int
-    dz_wide: int
-    taps: int
-    x_at: int
-    z_at: int
-    parts: int
-    winograd: int
-    down: int
-    across: int
-    z_tall: int
-    z_wide: int
-    taps_in: int
-    taps_out: int
-    tiles_at: int
+    plan: Plan
     dz_at: int  # table (rows, columns): from the first number of dz with its margin to each result's
     window: int  # how many numbers a window of the pooling has: 1 where there is none
     pool_stride: int
@@ -116,8 +92,6 @@ class Block(NamedTuple):
 
 PRODUCTS, TOGETHER = winograd.PRODUCTS, winograd.TOGETHER
 SLICES = 8  # parts in which a block's weights are packed
-FIELDS = len(Block._fields)
-TABLES = ("taps", "x_at", "z_at", "parts", "taps_in", "taps_out", "tiles_at")  # of a plan
 
 
 class Dense(NamedTuple):
@@ -127,36 +101,30 @@ class Dense(NamedTuple):
     outputs: int
     W: int  # where the weights begin in theta
     b: int
-    x: int  # where the batch's inputs (n, inputs) begin in `rows`
-    dx: int  # where their gradient begins
+    x: int  # where the batch's inputs (n, inputs) begin in `rows`, and their gradient in `slopes`
+    y: int  # where its outputs do
+
+
+OF_PLAN, OF_BLOCK, OF_DENSE = len(Plan._fields), len(Block._fields) - 1, len(Dense._fields)
 
 
 class Room(NamedTuple):
-    """How much memory a chain takes: numbers a bundle, bytes a bundle, numbers a share, and of `packed` and `own`."""
+    """How much memory a chain takes, and where in it begins what all blocks use."""
 
-    kept: int
-    marks: int
-    scratch: int
+    kept: int  # numbers a bundle
+    marks: int  # bytes a bundle
+    scratch: int  # numbers a share
     packed: int
-    own: int
+    own: int  # numbers a share
+    rows: int  # numbers an image, of the dense layers
     zeros: int  # where in `packed` a block of zeros begins
     flat: int  # where room for the input without its margin begins in the scratch
-    z: int  # where room for ROWS channels of a result begins
+    z: int  # where room for the channels of a result that are made together begins
     dy: int  # where room for the gradient of a block's output begins
     V: int  # where room for V of Winograd's convolution begins, and so on
     M: int
     dV: int
     plane: int
-
-
-def blocks_of(rows):
-    """Return how many rows there are once they are filled up to whole blocks."""
-    return -(-rows // ROWS) * ROWS
-
-
-def step_of(plan):
-    """Return how many channels of a result are made before they are pooled."""
-    return TOGETHER if plan.winograd else ROWS
 
 
 def lay_out(shape, blocks, dense, lanes):
@@ -165,105 +133,134 @@ def lay_out(shape, blocks, dense, lanes):
     shape: of an image. blocks: tuples (channels out, k, stride, padding, pool size, pool stride, relu, W, b); dense:
     tuples (outputs, W, b). W, b: where they begin in theta.
     """
-    space, plans, found = _Space(lanes), [], []
-    take, table = space.take, space.table
+    space, plans = _Space(lanes), list[Plan]()
     for channels, k, stride, padding, size, hop, *_ in blocks:
-        one = space.planned(*plan(*shape, channels, k, stride, padding))
-        plans.append(one)
-        shape = channels, *((length - size) // hop + 1 for length in (one.rows, one.columns))
+        c, h, w = shape
+        plans.append(planned(space.tables, c, h, w, channels, k, stride, padding))
+        shape = channels, *_pooled(plans[-1], size, hop)
     features = prod(shape)
-
-    def spread(plan):
-        """Return where a block's input begins, the numbers of a plane's rows and columns, and the margin."""
-        return take("kept", plan.c * plan.tall * plan.wide * lanes), plan.tall, plan.wide, plan.margin
-
-    inputs = [spread(one) for one in plans]
-    inputs.append((take("kept", features * lanes), *shape[1:], 0))
-    first = plans[0]
-    flat = take("scratch", first.c * first.h * first.w * lanes)
-    z = take("scratch", lanes * max(step_of(one) * one.z_tall * one.z_wide for one in plans))
-    dy = take("scratch", lanes * max([features, *(one.c * one.h * one.w for one in plans[1:])]))
-    for i, (one, (channels, k, _, _, size, hop, relu, W, b)) in enumerate(zip(plans, blocks, strict=True)):
-        down, right = ((length - size) // hop + 1 for length in (one.rows, one.columns))
-        steps = np.arange(size)
-        places = one.dz_margin + np.arange(one.rows), one.dz_margin + np.arange(one.columns)
-        dz_at = np.add.outer(one.dz_wide * places[0], places[1]).ravel()
-        whole = i > 0 and not one.winograd
-        depth, back = (PRODUCTS * one.c, PRODUCTS * channels) if one.winograd else (one.c * k * k, channels * k * k)
-        own = PRODUCTS * room_of.py_func(one.c, lanes) if one.winograd else room_of.py_func(depth, lanes)
-        x, (y, y_tall, y_wide, y_margin) = inputs[i][0], inputs[i + 1]
-        found.append(Block._make([
-            *one, table(BYTES * dz_at), size * size, hop, down, right, int(hop < size), int(relu),
-            table(BYTES * np.add.outer(one.z_wide * steps, steps)),
-            table(BYTES * np.add.outer(one.dz_wide * steps, steps)),
-            W, b, take("own", blocks_of(channels) // ROWS * own), take("own", channels),
-            take("packed", blocks_of(channels) * depth),
-            take("packed", blocks_of(channels)), take("packed", blocks_of(one.c) * back), x, y, y_tall, y_wide,
-            y_margin, take("marks", channels * down * right * lanes),
-            take("scratch", (channels if whole else ROWS) * one.dz_tall * one.dz_wide * lanes), int(whole), int(i > 0),
-        ]))  # fmt: skip
-    of_winograd = [take("scratch", lanes * numbers) for numbers in _room_of_winograd(plans)]
-    zeros = take("packed", ROWS)
+    inputs = [(space.take("kept", one.c * one.tall * one.wide), one.tall, one.wide, one.margin) for one in plans]
+    inputs.append((space.take("kept", features), *shape[1:], 0))
+    shared = _shared(space, plans, features)
+    each = zip(plans, blocks, inputs, inputs[1:], strict=False)
+    found = [_block(space, *one, wants_dx=i > 0) for i, one in enumerate(each)]
     layers, at, wide = [], 0, features
     for outputs, W, b in dense:
-        layers.append(Dense(wide, outputs, W, b, at, at))  # both vectors are laid out alike
+        layers.append(Dense(wide, outputs, W, b, at, at + wide))
         at, wide = at + wide, outputs
-    layers.append(Dense(wide, 0, 0, 0, at, at))  # the logits
-    sizes = (space.taken[what] for what in Room._fields[:5])
-    room = Room._make([*sizes, zeros, flat, z, dy, *of_winograd])
-    return np.array(found), np.array(layers), np.concatenate(space.tables), room
+    rows = np.array([(*one.plan, *one[1:]) for one in found])
+    return rows, np.array(layers), space.tables.joined(), Room(**space.taken, rows=at + wide, **shared)
 
 
 class _Space:
     """Hands out places in a chain's vectors, and collects its tables."""
 
     def __init__(self, lanes):
-        self.lanes, self.tables = lanes, list[np.ndarray]()
-        self.taken = dict.fromkeys((*Room._fields[:5], "tables"), 0)
+        self.lanes, self.tables = lanes, Tables()
+        self.taken = dict.fromkeys(("kept", "marks", "scratch", "packed", "own"), 0)
 
     def take(self, what, numbers):
-        """Return where so many numbers begin; vectors begin where a register's worth of memory does."""
-        start, lanes = self.taken[what], 1 if what == "tables" else self.lanes
-        self.taken[what] += -(-int(numbers) // lanes) * lanes
+        """Return where so many numbers begin; in `kept`, `marks` and `scratch`, numbers of each image of a bundle.
+
+        They begin where a register's worth of memory does.
+        """
+        start, each = self.taken[what], 1 if what in ("packed", "own") else self.lanes
+        self.taken[what] += -(-int(numbers) * each // self.lanes) * self.lanes
         return start
 
-    def table(self, array):
-        """Append a table, and return where it begins."""
-        self.tables.append(np.ascontiguousarray(array, np.int64).ravel())
-        return self.take("tables", len(self.tables[-1]))
 
-    def planned(self, one, numbers):
-        """Return a plan whose tables, which are appended, begin where they are among all of them."""
-        begin, numbers = self.taken["tables"], numbers.copy()
-        parts = numbers[one.parts : one.parts + PART * one.stride**2].reshape(-1, PART)
-        parts[:, 3:] += begin
-        self.table(numbers)
-        one = one._replace(**{name: getattr(one, name) + begin for name in TABLES})
-        if one.winograd:  # its dz has no margin, and is whole tiles
-            one = one._replace(dz_margin=0, dz_tall=one.z_tall, dz_wide=one.z_wide)
-        return one
+def _pooled(plan, size, stride):
+    """Return how many windows a plane of results has, down and right."""
+    return tuple((length - size) // stride + 1 for length in (plan.rows, plan.columns))
 
 
-def _room_of_winograd(plans):
-    """Yield the numbers, of a bundle's one image, that V, M, dV and a plane take where there are tiles."""
-    tiled, apart = [one for one in plans if one.winograd], winograd.apart.py_func
-    V = max((winograd.numbers_of.py_func(one.c, one.down * one.across) for one in tiled), default=0)
-    yield V
-    yield max((PRODUCTS * apart(max(one.c_out, TOGETHER), one.down * one.across) for one in tiled), default=0)
-    yield V
-    yield max((one.tall * one.wide for one in tiled), default=0)
+def _shared(space, plans, features):
+    """Return where begins what all blocks use, one after another: fields of `Room`."""
+    first, apart = plans[0], winograd.apart.py_func
+    V = [one.winograd * winograd.numbers_of.py_func(one.c, one.down * one.across) for one in plans]
+    M = [one.winograd * PRODUCTS * apart(max(one.c_out, TOGETHER), one.down * one.across) for one in plans]
+    sizes = {
+        "flat": [first.c * first.h * first.w],
+        "z": [step_of.py_func(one) * one.z_tall * one.z_wide for one in plans],
+        "dy": [features, *(one.c * one.h * one.w for one in plans[1:])],
+        "V": V,
+        "M": M,
+        "dV": V,
+        "plane": [one.winograd * one.tall * one.wide for one in plans],
+    }
+    places = {name: space.take("scratch", max(numbers)) for name, numbers in sizes.items()}
+    return {"zeros": space.take("packed", ROWS), **places}
+
+
+def _block(space, plan, wanted, x, y, wants_dx):
+    """Return the `Block` of a plan. wanted: one of the `blocks` of `lay_out`.
+
+    x, y: of its input and its output, where in `kept` they begin, the rows and columns of a plane, and the margin.
+    """
+    channels, k, _, _, size, hop, relu, W, b = wanted
+    take, table, filled, room = space.take, space.tables.put, whole_blocks.py_func, room_of.py_func
+    (down, right), steps = _pooled(plan, size, hop), np.arange(size)
+    taps = PRODUCTS if plan.winograd else k * k
+    own = PRODUCTS * room(plan.c, space.lanes) if plan.winograd else room(taps * plan.c, space.lanes)
+    dz_whole = wants_dx and not plan.winograd
+    return Block(
+        plan,
+        dz_at=table(distances(plan.dz_wide, *(plan.dz_margin + np.arange(n) for n in (plan.rows, plan.columns)))),
+        window=size * size, pool_stride=hop, pool_rows=down, pool_columns=right, overlap=int(hop < size),
+        relu=int(relu), pool_taps=table(distances(plan.z_wide, steps)), back_taps=table(distances(plan.dz_wide, steps)),
+        W=W, b=b, own=take("own", filled(channels) // ROWS * own), own_b=take("own", channels),
+        packed=take("packed", filled(channels) * taps * plan.c), bias=take("packed", filled(channels)),
+        back=take("packed", filled(plan.c) * taps * channels), x=x[0],
+        y=y[0], y_tall=y[1], y_wide=y[2], y_margin=y[3], marks=take("marks", channels * down * right),
+        dz=take("scratch", (channels if dz_whole else ROWS) * plan.dz_tall * plan.dz_wide), dz_whole=int(dz_whole),
+        wants_dx=int(wants_dx),
+    )  # fmt: skip
+
+
+@compiled(__name__, nogil=True)
+def step_of(plan):
+    """Return how many channels of a result are made before they are pooled."""
+    return TOGETHER if plan.winograd else ROWS
 
 
 @compiled(__name__, nogil=True)
 def block_of(row):
     """Return a row of integers as a `Block`."""
-    return Block(*to_fixed_tuple(row, FIELDS))
+    return Block(Plan(*to_fixed_tuple(row, OF_PLAN)), *to_fixed_tuple(row[OF_PLAN:], OF_BLOCK))
 
 
 @compiled(__name__, nogil=True)
-def parts_of(block, tables):
-    """Return the table of the convolutions that make the gradient of a block's input."""
-    return tables[block.parts : block.parts + PART * block.stride**2].reshape(-1, PART)
+def dense_of(row):
+    """Return a row of integers as a `Dense`."""
+    return Dense(*to_fixed_tuple(row, OF_DENSE))
+
+
+@compiled(__name__, nogil=True)
+def weights_of(theta, block):
+    """Return the view of a block's weights (c_out, c, k, k) in a vector that is laid out as theta is."""
+    plan = block.plan
+    size = plan.c_out * plan.c * plan.k * plan.k
+    return theta[block.W : block.W + size].reshape(plan.c_out, plan.c, plan.k, plan.k)
+
+
+@compiled(__name__, nogil=True)
+def arrays_of(theta, layer):
+    """Return views of a dense layer's weights (inputs, outputs) and bias in a vector that is laid out as theta is."""
+    W = theta[layer.W : layer.W + layer.inputs * layer.outputs].reshape(layer.inputs, layer.outputs)
+    return W, theta[layer.b : layer.b + layer.outputs]
+
+
+@compiled(__name__, nogil=True)
+def bundle_at(vector, at, numbers):
+    """Return the bundle (numbers, lanes) that begins at a place in a vector."""
+    lanes = BYTES // vector.itemsize
+    return vector[at : at + numbers * lanes].reshape(numbers, lanes)
+
+
+@compiled(__name__, nogil=True)
+def area(rows, at, wide, most, first, beyond):
+    """Return what `rows` has, at `at` numbers for each of the `most` images, of the images from `first` to `beyond`."""
+    return rows[at * most + first * wide : at * most + beyond * wide].reshape(beyond - first, wide)
 
 
 @compiled(__name__, parallel=True, nogil=True)
@@ -272,61 +269,49 @@ def pack(blocks, tables, theta, packed):
     lanes = BYTES // theta.itemsize
     for task in prange(SLICES * len(blocks)):
         block, piece = block_of(blocks[task // SLICES]), task % SLICES
-        W = weights_of(theta, block)
+        plan, W = block.plan, weights_of(theta, block)
         if piece == 0 and block.b >= 0:
-            packed[block.bias : block.bias + block.c_out] = theta[block.b : block.b + block.c_out]
-        if block.winograd:
-            chunks = (block.c_out + lanes - 1) // lanes
-            first, end = chunks * piece // SLICES * lanes, min(chunks * (piece + 1) // SLICES * lanes, block.c_out)
-            U = packed[block.packed : block.packed + PRODUCTS * whole_blocks(block.c_out) * block.c]
-            back = packed[block.back : block.back + PRODUCTS * whole_blocks(block.c) * block.c_out]
+            packed[block.bias : block.bias + plan.c_out] = theta[block.b : block.b + plan.c_out]
+        if plan.winograd:
+            chunks = (plan.c_out + lanes - 1) // lanes
+            first, end = chunks * piece // SLICES * lanes, min(chunks * (piece + 1) // SLICES * lanes, plan.c_out)
+            U = packed[block.packed : block.packed + PRODUCTS * whole_blocks(plan.c_out) * plan.c]
+            back = packed[block.back : block.back + PRODUCTS * whole_blocks(plan.c) * plan.c_out]
             winograd_pack(W, first, end, U, back)
         elif piece == 0:
-            pack_rows(W.reshape(block.c_out, -1), packed[block.packed :])
+            pack_rows(W.reshape(plan.c_out, -1), packed[block.packed :])
         elif piece == 1 and block.wants_dx:
-            parts, begin = parts_of(block, tables), block.back
-            for i in range(len(parts)):
-                some = part_of(W, parts[i, 0], parts[i, 1], block.stride)
-                pack_rows(some, packed[begin:])
-                begin += whole_blocks(block.c) * some.shape[1]
-
-
-@compiled(__name__, nogil=True)
-def weights_of(theta, block):
-    """Return the view of a block's weights (c_out, c, k, k) in a vector that is laid out as theta is."""
-    size = block.c_out * block.c * block.k * block.k
-    return theta[block.W : block.W + size].reshape(block.c_out, block.c, block.k, block.k)
+            pack_parts(plan, tables, W, packed[block.back :])
 
 
 @compiled(__name__, nogil=True)
 def block_forward(block, tables, packed, kept, marks, scratch, room):
     """Take a bundle through a block: from `kept`, with what comes out to there, and to `marks`."""
-    size, at, depth = kept.itemsize, tables.ctypes.data, block.c * block.k**2
-    lanes, plane = BYTES // size, block.z_tall * block.z_wide * BYTES
+    plan, size, at = block.plan, kept.itemsize, tables.ctypes.data
+    depth, lanes, plane = plan.c * plan.k**2, BYTES // size, plan.z_tall * plan.z_wide * BYTES
     x, z = kept[block.x :].ctypes.data, scratch[room.z :].ctypes.data
     V, zero = scratch[room.V :].ctypes.data, packed[room.zeros :].ctypes.data
-    if block.winograd:
-        winograd_in(block, kept.dtype, x, V)
-        begin, numbers = block.x, block.c * block.tall * block.wide * lanes
-        images = kept[begin : begin + numbers].reshape(block.c, block.tall, block.wide, lanes)
-        winograd_seen(block, images, scratch[room.V : room.M].reshape(-1, lanes))
-    step = TOGETHER if block.winograd else ROWS
-    for o in range(0, block.c_out, step):
-        if block.winograd:
+    if plan.winograd:
+        winograd_in(plan, kept.dtype, x, V)
+        images = bundle_at(kept, block.x, plan.c * plan.tall * plan.wide).reshape(plan.c, plan.tall, plan.wide, lanes)
+        winograd_seen(plan, images, scratch[room.V : room.M].reshape(-1, lanes))
+    step = step_of(plan)
+    for o in range(0, plan.c_out, step):
+        if plan.winograd:
             winograd_out(
-                block, at, kept.dtype, size, o, packed[block.packed :].ctypes.data, V, scratch[room.M :].ctypes.data,
+                plan, at, kept.dtype, size, o, packed[block.packed :].ctypes.data, V, scratch[room.M :].ctypes.data,
                 z, packed[block.bias + o :].ctypes.data, zero,
             )  # fmt: skip
         else:
             multiply(
-                kept.dtype, block.c_out - o, packed[block.packed + o * depth :].ctypes.data,
-                at + ADDRESS * block.taps, depth, x, at + ADDRESS * block.x_at, block.rows * block.columns,
-                z, at + ADDRESS * block.z_at, plane, packed[block.bias + o :].ctypes.data,
+                kept.dtype, plan.c_out - o, packed[block.packed + o * depth :].ctypes.data,
+                at + ADDRESS * plan.taps, depth, x, at + ADDRESS * plan.x_at, plan.rows * plan.columns,
+                z, at + ADDRESS * plan.z_at, plane, packed[block.bias + o :].ctypes.data,
             )  # fmt: skip
         y = ((o * block.y_tall + block.y_margin) * block.y_wide + block.y_margin) * BYTES
         pool(
-            kept.dtype, lanes, z, block.z_wide * BYTES, plane, block.pool_stride, at + ADDRESS * block.pool_taps,
-            block.window, block.relu, min(step, block.c_out - o), block.pool_rows, block.pool_columns,
+            kept.dtype, lanes, z, plan.z_wide * BYTES, plane, block.pool_stride, at + ADDRESS * block.pool_taps,
+            block.window, block.relu, min(step, plan.c_out - o), block.pool_rows, block.pool_columns,
             kept[block.y :].ctypes.data + y, block.y_wide * BYTES, block.y_tall * block.y_wide * BYTES,
             marks[block.marks + o * block.pool_rows * block.pool_columns * lanes :].ctypes.data,
         )  # fmt: skip
@@ -335,59 +320,62 @@ def block_forward(block, tables, packed, kept, marks, scratch, room):
 @compiled(__name__, nogil=True)
 def block_backward(block, tables, packed, kept, marks, scratch, room, own):
     """Add a bundle's gradients of a block to `own`; from the gradient of its output make that of its input."""
-    size, at, depth = kept.itemsize, tables.ctypes.data, block.c * block.k**2
-    lanes, plane, pooled = BYTES // size, block.dz_tall * block.dz_wide, block.pool_rows * block.pool_columns
-    corner = (block.dz_margin * block.dz_wide + block.dz_margin) * BYTES
-    x, zero = kept[block.x :].ctypes.data, packed[room.zeros :].ctypes.data
-    V, dM = scratch[room.V :].ctypes.data, scratch[room.M :].ctypes.data
-    for o in range(0, block.c_out, ROWS):
-        channels = min(ROWS, block.c_out - o)
-        start = block.dz + (o * plane * lanes if block.dz_whole else 0)
-        dz = scratch[start : start + channels * plane * lanes]
-        if block.overlap:
-            dz[:] = 0
-        pool_backward(
-            kept.dtype, lanes, scratch[room.dy + o * pooled * lanes :].ctypes.data,
-            marks[block.marks + o * pooled * lanes :].ctypes.data, block.pool_stride, at + ADDRESS * block.back_taps,
-            block.window, channels, block.pool_rows, block.pool_columns, block.overlap,
-            dz.ctypes.data + corner, block.dz_wide * BYTES, plane * BYTES,
-        )  # fmt: skip
-        if block.winograd:
-            winograd_slopes(block, kept.dtype, o, channels, dz.ctypes.data, dM)
+    plan, size, at = block.plan, kept.itemsize, tables.ctypes.data
+    depth, lanes, plane = plan.c * plan.k**2, BYTES // size, plan.dz_tall * plan.dz_wide
+    x, V, dM = kept[block.x :].ctypes.data, scratch[room.V :].ctypes.data, scratch[room.M :].ctypes.data
+    for o in range(0, plan.c_out, ROWS):
+        channels = min(ROWS, plan.c_out - o)
+        dz = unpooled(block, tables, marks, scratch, room, o, channels)
+        if plan.winograd:
+            winograd_slopes(plan, kept.dtype, o, channels, dz.ctypes.data, dM)
         else:
             add_slopes(
                 kept.dtype, channels, dz.ctypes.data, plane * BYTES, at + ADDRESS * block.dz_at,
-                x, at + ADDRESS * block.x_at, block.rows * block.columns,
-                at + ADDRESS * block.taps, depth,
+                x, at + ADDRESS * plan.x_at, plan.rows * plan.columns, at + ADDRESS * plan.taps, depth,
                 own[block.own + o // ROWS * room_of(depth, lanes) :].ctypes.data, piece_of(lanes) * size,
             )  # fmt: skip
         for i in range(channels):
             own[block.own_b + o + i] += total(dz[i * plane * lanes : (i + 1) * plane * lanes])
-    numbers = block.h * block.w
-    if block.winograd:
-        winograd_in(block, kept.dtype, x, V)
-        winograd_weights(block, at, kept.dtype, size, dM, V, own[block.own :].ctypes.data)
-        if block.wants_dx:
-            dx = scratch[room.dy : room.dy + block.c * numbers * lanes].reshape(block.c, block.h, block.w, lanes)
-            around = scratch[room.plane : room.plane + block.tall * block.wide * lanes]
-            winograd_back(
-                block, at, kept.dtype, size, packed[block.back :].ctypes.data, dM, scratch[room.dV :].ctypes.data,
-                around.reshape(block.tall, block.wide, lanes), dx, zero,
-            )  # fmt: skip
-    elif block.wants_dx:
-        parts, begin = parts_of(block, tables), block.back
-        for i in range(len(parts)):
-            taps = (block.k - parts[i, 0] + block.stride - 1) // block.stride
-            taps *= (block.k - parts[i, 1] + block.stride - 1) // block.stride
-            reads = block.c_out * max(taps, 0) if parts[i, 0] < block.k and parts[i, 1] < block.k else 0
-            for c in range(0, block.c, ROWS):
-                multiply(
-                    kept.dtype, block.c - c, packed[begin + c * reads :].ctypes.data, at + ADDRESS * parts[i, 3],
-                    reads, scratch[block.dz :].ctypes.data, at + ADDRESS * parts[i, 4], parts[i, 2],
-                    scratch[room.dy + c * numbers * lanes :].ctypes.data, at + ADDRESS * parts[i, 5], numbers * BYTES,
-                    zero,
-                )  # fmt: skip
-            begin += whole_blocks(block.c) * reads
+    if plan.winograd:
+        winograd_in(plan, kept.dtype, x, V)
+        winograd_weights(plan, at, kept.dtype, size, dM, V, own[block.own :].ctypes.data)
+    if block.wants_dx:
+        input_gradient(block, tables, packed, scratch, room)
+
+
+@compiled(__name__, nogil=True)
+def unpooled(block, tables, marks, scratch, room, o, channels):
+    """Return the gradients of some channels of a block's result, from `o` on, made from that of its output."""
+    plan, at, lanes = block.plan, tables.ctypes.data, BYTES // scratch.itemsize
+    plane, pooled = plan.dz_tall * plan.dz_wide, block.pool_rows * block.pool_columns
+    start = block.dz + (o * plane * lanes if block.dz_whole else 0)
+    dz = scratch[start : start + channels * plane * lanes]
+    if block.overlap:
+        dz[:] = 0
+    pool_backward(
+        scratch.dtype, lanes, scratch[room.dy + o * pooled * lanes :].ctypes.data,
+        marks[block.marks + o * pooled * lanes :].ctypes.data, block.pool_stride, at + ADDRESS * block.back_taps,
+        block.window, channels, block.pool_rows, block.pool_columns, block.overlap,
+        dz.ctypes.data + plan.dz_margin * (plan.dz_wide + 1) * BYTES, plan.dz_wide * BYTES, plane * BYTES,
+    )  # fmt: skip
+    return dz
+
+
+@compiled(__name__, nogil=True)
+def input_gradient(block, tables, packed, scratch, room):
+    """Write the gradient of a block's input, from dz or dM, to where that of its output was."""
+    plan, zero = block.plan, packed[room.zeros :].ctypes.data
+    if plan.winograd:
+        lanes = BYTES // scratch.itemsize
+        dx = bundle_at(scratch, room.dy, plan.c * plan.h * plan.w).reshape(plan.c, plan.h, plan.w, lanes)
+        plane = bundle_at(scratch, room.plane, plan.tall * plan.wide).reshape(plan.tall, plan.wide, lanes)
+        winograd_back(
+            plan, tables.ctypes.data, scratch.dtype, scratch.itemsize, packed[block.back :].ctypes.data,
+            scratch[room.M :].ctypes.data, scratch[room.dV :].ctypes.data, plane, dx, zero,
+        )  # fmt: skip
+    else:
+        dz, dx_at = scratch[block.dz :].ctypes.data, scratch[room.dy :].ctypes.data
+        parts_back(plan, tables, packed[block.back :], dz, dx_at, zero)
 
 
 @compiled(__name__, nogil=True, fastmath=FASTMATH)
@@ -400,9 +388,46 @@ def total(values):
 
 
 @compiled(__name__, nogil=True)
-def area(rows, at, wide, most, n):
-    """Return the part (n, wide) of `rows` that begins at `at` numbers for each of the `most` images."""
-    return rows[at * most : at * most + n * wide].reshape(n, wide)
+def blocks_forward(blocks, tables, room, images, packed, kept, marks, scratch, features):
+    """Take images (n, numbers), a bundle or less, through all blocks; write what comes out into features (n, ...)."""
+    first, last = block_of(blocks[0]), block_of(blocks[len(blocks) - 1])
+    plan = first.plan
+    flat = bundle_at(scratch, room.flat, plan.c * plan.h * plan.w)
+    read_x(plan, images, flat, bundle_at(kept, first.x, plan.c * plan.tall * plan.wide))
+    for i in range(len(blocks)):
+        block_forward(block_of(blocks[i]), tables, packed, kept, marks, scratch, room)
+    unbundle(bundle_at(kept, last.y, features.shape[1]), features)
+
+
+@compiled(__name__, nogil=True)
+def blocks_backward(blocks, tables, room, slopes, packed, kept, marks, scratch, own):
+    """Add to `own` what a bundle gives, from slopes (n, ...), the gradients of what came out of the last block."""
+    bundle(slopes, bundle_at(scratch, room.dy, slopes.shape[1]))
+    for i in range(len(blocks) - 1, -1, -1):
+        block_backward(block_of(blocks[i]), tables, packed, kept, marks, scratch, room, own)
+
+
+@compiled(__name__, nogil=True)
+def through_dense(dense, theta, rows, slopes, most, labels, n, first, beyond):
+    """Take some of n images through the dense layers, and the gradient back; return their share of the mean loss."""
+    last, loss = len(dense) - 1, 0.0
+    for i in range(last + 1):
+        layer = dense_of(dense[i])
+        W, b = arrays_of(theta, layer)
+        z = area(slopes if i == last else rows, layer.y, layer.outputs, most, first, beyond)
+        product(area(rows, layer.x, layer.inputs, most, first, beyond), W, z)
+        if i < last:
+            add_bias_relu(z, b)
+        else:
+            loss = cross_entropy(z, b, labels[first:beyond], n)
+    for i in range(last, -1, -1):
+        layer = dense_of(dense[i])
+        dx = area(slopes, layer.x, layer.inputs, most, first, beyond)
+        dz = area(slopes, layer.y, layer.outputs, most, first, beyond)
+        product(dz, arrays_of(theta, layer)[0].T, dx)
+        if i > 0:
+            relu_backward_in_place(area(rows, layer.x, layer.inputs, most, first, beyond), dx)
+    return loss
 
 
 @compiled(__name__, parallel=True, nogil=True)
@@ -413,76 +438,46 @@ def backpropagate(blocks, dense, tables, room, x, labels, theta, packed, kept, m
     labels (n,). What `Room` says: packed; kept, marks (bundles, ...); scratch, own (shares, ...). rows, slopes: what
     goes into the dense layers and comes out of the last one, and the gradients of that, for `most` images.
     """
-    n, shares, last = len(x), len(losses), len(dense) - 2
-    lanes = BYTES // x.itemsize
+    n, shares, lanes, features = len(x), len(losses), BYTES // x.itemsize, dense[0, 0]
     bundles = (n + lanes - 1) // lanes
     for share in prange(shares):
         some, mine = scratch[share], own[share]
         mine[:] = 0
         start, end = bundles * share // shares, bundles * (share + 1) // shares
-        first, beyond = start * lanes, min(end * lanes, n)
-        block = block_of(blocks[0])
-        numbers = block.c * block.h * block.w
-        flat = some[room.flat : room.flat + numbers * lanes].reshape(numbers, lanes)
-        features = dense[0, 0]
-        inputs = area(rows, 0, features, most, n)
+        y, dy = area(rows, 0, features, most, 0, n), area(slopes, 0, features, most, 0, n)
         for g in range(start, end):
-            into = kept[g, block.x : block.x + block.c * block.tall * block.wide * lanes].reshape(-1, lanes)
             images = slice(g * lanes, (g + 1) * lanes)
-            read(x[images], flat, into, block.c, block.h, block.w, block.tall, block.wide, block.margin)
-            for i in range(len(blocks)):
-                one = block_of(blocks[i])
-                block_forward(one, tables, packed, kept[g], marks[g], some, room)
-            y = block_of(blocks[len(blocks) - 1]).y
-            unbundle(kept[g, y : y + features * lanes].reshape(features, lanes), inputs[images])
-        for i in range(last + 1):
-            wide, out = dense[i, 0], dense[i, 1]
-            W, b = theta[dense[i, 2] : dense[i, 2] + wide * out].reshape(wide, out), theta[dense[i, 3] :][:out]
-            a = area(rows, dense[i, 4], wide, most, n)[first:beyond]
-            z = area(slopes if i == last else rows, dense[i + 1, 4], out, most, n)[first:beyond]
-            product(a, W, z)
-            if i < last:
-                add_bias_relu(z, b)
-            else:
-                losses[share] = cross_entropy(z, b, labels[first:beyond], n)
-        for i in range(last, -1, -1):
-            wide, out = dense[i, 0], dense[i, 1]
-            W = theta[dense[i, 2] : dense[i, 2] + wide * out].reshape(wide, out)
-            dx = area(slopes, dense[i, 4], wide, most, n)[first:beyond]
-            product(area(slopes, dense[i + 1, 4], out, most, n)[first:beyond], W.T, dx)
-            if i > 0:
-                relu_backward_in_place(area(rows, dense[i, 4], wide, most, n)[first:beyond], dx)
-        dy = some[room.dy : room.dy + features * lanes].reshape(features, lanes)
-        back = area(slopes, 0, features, most, n)
+            blocks_forward(blocks, tables, room, x[images], packed, kept[g], marks[g], some, y[images])
+        first, beyond = start * lanes, min(end * lanes, n)
+        losses[share] = through_dense(dense, theta, rows, slopes, most, labels, n, first, beyond)
         for g in range(start, end):
-            bundle(back[g * lanes : min((g + 1) * lanes, n)], dy)
-            for i in range(len(blocks) - 1, -1, -1):
-                one = block_of(blocks[i])
-                block_backward(one, tables, packed, kept[g], marks[g], some, room, mine)
+            images = slice(g * lanes, (g + 1) * lanes)
+            blocks_backward(blocks, tables, room, dy[images], packed, kept[g], marks[g], some, mine)
 
 
 @compiled(__name__, parallel=True, nogil=True)
 def parameter_gradients(blocks, dense, n, own, rows, slopes, most, grad, parts):
     """Write the gradient of the loss, laid out as theta is, from what `backpropagate` wrote; a part of it a turn."""
     for part in prange(parts):
-        for i in range(len(dense) - 1):
-            wide, out = dense[i, 0], dense[i, 1]
-            a, dz = area(rows, dense[i, 4], wide, most, n), area(slopes, dense[i + 1, 4], out, most, n)
-            packages = (wide + ROWS - 1) // ROWS
-            top, bottom = packages * part // parts * ROWS, min(packages * (part + 1) // parts * ROWS, wide)
+        for i in range(len(dense)):
+            layer = dense_of(dense[i])
+            dW, db = arrays_of(grad, layer)
+            a = area(rows, layer.x, layer.inputs, most, 0, n)
+            dz = area(slopes, layer.y, layer.outputs, most, 0, n)
+            packages = (layer.inputs + ROWS - 1) // ROWS
+            top, bottom = packages * part // parts * ROWS, min(packages * (part + 1) // parts * ROWS, layer.inputs)
             if top < bottom:
-                dW = grad[dense[i, 2] : dense[i, 2] + wide * out].reshape(wide, out)
                 product(a.T[top:bottom], dz, dW[top:bottom])
             if part == parts - 1:
-                sum_rows(dz, grad[dense[i, 3] : dense[i, 3] + out])
+                sum_rows(dz, db)
         for i in range(len(blocks)):
             block = block_of(blocks[i])
-            first, end = block.c_out * part // parts, block.c_out * (part + 1) // parts
-            dW = weights_of(grad, block)
-            if block.winograd:
-                winograd_unpack(own, block.own, first, end, dW)
+            c_out, dW_of = block.plan.c_out, weights_of(grad, block)
+            first, end = c_out * part // parts, c_out * (part + 1) // parts
+            if block.plan.winograd:
+                winograd_unpack(own, block.own, first, end, dW_of)
             else:
-                collect(own, block.own, block.c_out, first, dW.reshape(block.c_out, -1)[first:end])
+                collect(own, block.own, c_out, first, dW_of.reshape(c_out, -1)[first:end])
             if block.b >= 0:
                 add_up(own, block.own_b + first, grad[block.b + first : block.b + end])
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import prange
+from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from . import winograd
 from .bundles import (
-    ADDRESS,
     ROWS,
     SPARE,
     add_slopes,
@@ -29,9 +29,10 @@ from .bundles import (
     room_of,
     rows_of,
     unbundle,
+    whole_blocks,
 )
 from .compiler import compiled
-from .simd import BYTES
+from .simd import ADDRESS, BYTES
 
 
 class Plan(NamedTuple):
@@ -55,18 +56,18 @@ class Plan(NamedTuple):
     dz_margin: int
     dz_tall: int
     dz_wide: int
-    taps: int  # (c, k, k): from a window's corner to each of its numbers
-    x_at: int  # (rows, columns): from the first number to each window's corner
-    z_at: int  # (rows, columns): from the first result to each
-    parts: int  # (stride * stride, PART): see `part` in `plan`
-    winograd: int  # whether Winograd's convolution suits; then, in tiles:
-    down: int
+    winograd: int  # whether Winograd's convolution suits
+    down: int  # tiles
     across: int
-    z_tall: int  # rows of a plane of results, which without tiles are `rows`
+    z_tall: int  # rows of a plane of results: of whole tiles where there are any, else `rows`
     z_wide: int
-    taps_in: int  # (c,): from the first channel of V to each
-    taps_out: int  # (c_out,): from the first channel of dM to each
-    tiles_at: int  # (tiles,): from the first tile to each
+    taps: int = 0  # (c, k, k): from a window's corner to each of its numbers
+    x_at: int = 0  # (rows, columns): from the first number to each window's corner
+    z_at: int = 0  # (rows, columns): from the first result to each
+    parts: int = 0  # (stride * stride, PART): rows of a `Part` each; none where there are tiles
+    taps_in: int = 0  # (c,): from the first channel of V to each
+    taps_out: int = 0  # (c_out,): from the first channel of dM to each
+    tiles_at: int = 0  # (tiles,): from the first tile to each
 
 
 PRODUCTS, TOGETHER = winograd.PRODUCTS, winograd.TOGETHER
@@ -74,58 +75,99 @@ winograd_pack, winograd_unpack = winograd.pack, winograd.unpack
 winograd_in, winograd_out, winograd_back = winograd.images_in, winograd.results_out, winograd.slopes_out
 winograd_slopes, winograd_weights, winograd_apart = winograd.slopes_in, winograd.add_weights, winograd.apart
 winograd_seen, winograd_numbers = winograd.seen_in, winograd.numbers_of
-PART = 6  # integers that describe one of the convolutions that the gradient of the input is made of
+
+
+class Part(NamedTuple):
+    """One of the convolutions that the gradient of the input is made of, as integers.
+
+    It makes the numbers of the input that the taps r, r + stride, ... and s, s + stride, ... reach.
+    """
+
+    r: int
+    s: int
+    numbers: int  # how many of a plane these are
+    reads: int  # how many products each is the sum of
+    taps: int  # table (reads,): from a corner in dz with its margin to each number that is read
+    dz_at: int  # table (numbers,): from the first number of dz to each corner
+    x_at: int  # table (numbers,): from the first number of the input to each of these
+
+
+PART = len(Part._fields)
+
+
+class Tables:
+    """Collects tables of distances, one after another: a vector of int64."""
+
+    def __init__(self):
+        self.found, self.size = list[np.ndarray](), 0
+
+    def put(self, array, spare=0):
+        """Append a table, with so many more of its last entry, and return where it begins."""
+        flat, start = np.ravel(array), self.size
+        self.found.append(np.concatenate([flat, np.repeat(flat[-1:], spare)]).astype(np.int64))
+        self.size += len(self.found[-1])
+        return start
+
+    def joined(self):
+        """Return all tables."""
+        return np.concatenate(self.found)
 
 
 @lru_cache(maxsize=64)
 def plan(c, h, w, c_out, k, stride, padding):
-    """Return the `Plan` of a convolution, and its tables: a vector of int64."""
-    rows, columns = ((length + 2 * padding - k) // stride + 1 for length in (h, w))
-    tall, wide = h + 2 * padding, w + 2 * padding
-    tiles = winograd.suits(c, c_out, k, stride, rows, columns)
-    down, across = (-(-length // winograd.TILE) for length in (rows, columns))
-    z_tall, z_wide = rows, columns
-    if tiles:
-        z_tall, z_wide = down * winograd.TILE, across * winograd.TILE
-        tall, wide = max(tall, z_tall + 2), max(wide, z_wide + 2)  # a tile reads two numbers more than it makes
-    dz_margin = (k - 1) // stride
-    dz_tall, dz_wide = (
-        dz_margin + max(out, (length - 1 + padding) // stride + 1) for out, length in ((rows, h), (columns, w))
+    """Return the `Plan` of a convolution, and its tables."""
+    tables = Tables()
+    return planned(tables, c, h, w, c_out, k, stride, padding), tables.joined()
+
+
+def planned(tables, c, h, w, c_out, k, stride, padding):
+    """Return the `Plan` of a convolution, whose tables are put into `tables`."""
+    one = _shapes(c, h, w, c_out, k, stride, padding)
+    steps, rows, columns, tiles = (np.arange(n) for n in (k, one.rows, one.columns, one.down * one.across))
+    parts = [] if one.winograd else [_part(tables, one, r, s) for r, s in np.ndindex(stride, stride)]
+    return one._replace(
+        taps=tables.put(np.add.outer(BYTES * one.tall * one.wide * np.arange(c), distances(one.wide, steps)), SPARE),
+        x_at=tables.put(distances(one.wide, stride * rows, stride * columns), SPARE),
+        z_at=tables.put(distances(one.columns, rows, columns), SPARE),
+        parts=tables.put(parts),
+        taps_in=tables.put(BYTES * len(tiles) * np.arange(c), SPARE),
+        taps_out=tables.put(BYTES * len(tiles) * np.arange(c_out), SPARE),
+        tiles_at=tables.put(BYTES * tiles, SPARE),
     )
-    tables: list = []
 
-    def table(array, spare=SPARE):
-        """Append a table of distances in numbers of a plane, as bytes of vectors; return where it begins."""
-        start = sum(map(len, tables))
-        flat = np.ravel(array)
-        tables.append(np.concatenate([flat, np.repeat(flat[-1:], spare)]))
-        return start
 
-    def places(across, down, right):
-        """Return the distances of places in planes of rows of `across` numbers."""
-        return BYTES * np.add.outer(across * np.asarray(down), np.asarray(right))
+def _shapes(c, h, w, c_out, k, stride, padding):
+    """Return a `Plan` without tables."""
+    rows, columns = ((length + 2 * padding - k) // stride + 1 for length in (h, w))
+    down, across = (-(-length // winograd.TILE) for length in (rows, columns))
+    image = c, h, w, c_out, k, stride, rows, columns, padding
+    tall, wide = h + 2 * padding, w + 2 * padding
+    if winograd.suits(c, c_out, k, stride, rows, columns):
+        z = z_tall, z_wide = down * winograd.TILE, across * winograd.TILE
+        framed = max(tall, z_tall + 2), max(wide, z_wide + 2)  # a tile reads two numbers more than it makes
+        return Plan(*image, *framed, 0, *z, 1, down, across, *z)
+    margin = (k - 1) // stride
+    dz_tall, dz_wide = (margin + max(out, (n - 1 + padding) // stride + 1) for out, n in ((rows, h), (columns, w)))
+    return Plan(*image, tall, wide, margin, dz_tall, dz_wide, 0, down, across, rows, columns)
 
-    steps = np.arange(k)
-    taps = table(np.add.outer(BYTES * tall * wide * np.arange(c), places(wide, steps, steps)))
-    x_at = table(places(wide, stride * np.arange(rows), stride * np.arange(columns)))
-    z_at = table(places(columns, np.arange(rows), np.arange(columns)))
 
-    def part(r, s):
-        """Return a row of `parts`: the numbers of the input that the taps r, r + stride, ... and s, ... reach."""
-        ys, xs = ((np.arange((rest - padding) % stride, length, stride)) for rest, length in ((r, h), (s, w)))
-        down, right = (-np.arange(len(range(rest, k, stride))) for rest in (r, s))
-        reads = np.add.outer(BYTES * dz_tall * dz_wide * np.arange(c_out), places(dz_wide, down, right))
-        corners = (dz_margin + (along + padding) // stride for along in (ys, xs))
-        begins = table(reads), table(places(dz_wide, *corners)), table(places(w, ys, xs))
-        return r, s, len(ys) * len(xs), *begins
+def _part(tables, plan, r, s):
+    """Return the `Part` of a plan without tables that belongs to r and s."""
+    k, stride, padding, margin, wide = plan.k, plan.stride, plan.margin, plan.dz_margin, plan.dz_wide
+    ys, xs = (np.arange((rest - padding) % stride, length, stride) for rest, length in ((r, plan.h), (s, plan.w)))
+    taps = (-np.arange(len(range(rest, k, stride))) for rest in (r, s))
+    reads = np.add.outer(BYTES * plan.dz_tall * wide * np.arange(plan.c_out), distances(wide, *taps))
+    corners = (margin + (along + padding) // stride for along in (ys, xs))
+    begins = (tables.put(each, SPARE) for each in (reads, distances(wide, *corners), distances(plan.w, ys, xs)))
+    return Part(r, s, len(ys) * len(xs), reads.size, *begins)
 
-    found = [part(r, s) for r in range(stride) for s in range(stride)]
-    parts = table(found, spare=0)
-    numbers = c, h, w, c_out, k, stride, rows, columns, padding, tall, wide, dz_margin, dz_tall, dz_wide
-    lists = (table(BYTES * step * np.arange(n)) for step, n in ((down * across, c), (down * across, c_out),
-                                                                (1, down * across)))  # fmt: skip
-    made = Plan(*numbers, taps, x_at, z_at, parts, int(tiles), down, across, z_tall, z_wide, *lists)
-    return made, np.concatenate(tables).astype(np.int64)
+
+def distances(wide, down, right=None):
+    """Return how many bytes of vectors on the places (down, right) lie, in planes of rows of `wide` numbers.
+
+    right: as `down` where None.
+    """
+    return BYTES * np.add.outer(wide * down, down if right is None else right)
 
 
 @compiled(__name__, nogil=True)
@@ -160,9 +202,34 @@ def part_of(W, r, s, stride):
 
 
 @compiled(__name__, nogil=True)
-def whole_blocks(rows):
-    """Return how many rows there are once they are filled up to whole blocks."""
-    return (rows + ROWS - 1) // ROWS * ROWS
+def parts_of(plan, tables):
+    """Return the rows of the parts that make the gradient of the input."""
+    return tables[plan.parts : plan.parts + PART * plan.stride**2].reshape(-1, PART)
+
+
+@compiled(__name__, nogil=True)
+def pack_parts(plan, tables, W, packed):
+    """Write the weights of all parts as blocks of rows, one part after another."""
+    parts, begin = parts_of(plan, tables), 0
+    for i in range(len(parts)):
+        some = part_of(W, parts[i, 0], parts[i, 1], plan.stride)
+        pack_rows(some, packed[begin:])
+        begin += whole_blocks(plan.c) * some.shape[1]
+
+
+@compiled(__name__, nogil=True)
+def parts_back(plan, tables, packed, dz, dx, zero):
+    """Write the gradient of a bundle's input, from dz with its margin. packed: see `pack_parts`; others: addresses."""
+    parts, at, begin, plane = parts_of(plan, tables), tables.ctypes.data, 0, plan.h * plan.w * BYTES
+    for i in range(len(parts)):
+        part = Part(*to_fixed_tuple(parts[i], PART))
+        for c in range(0, plan.c, ROWS):
+            multiply(
+                packed.dtype, plan.c - c, packed[begin + c * part.reads :].ctypes.data, at + ADDRESS * part.taps,
+                part.reads, dz, at + ADDRESS * part.dz_at, part.numbers,
+                dx + c * plane, at + ADDRESS * part.x_at, plane, zero,
+            )  # fmt: skip
+        begin += whole_blocks(plan.c) * part.reads
 
 
 @compiled(__name__, nogil=True)
@@ -185,6 +252,18 @@ def read(images, flat, out, c, h, w, tall, wide, margin):
 
 
 @compiled(__name__, nogil=True)
+def read_x(plan, images, flat, out):
+    """Write images (n, c * h * w) as a bundle with its margin. flat, out: see `room_of_x`."""
+    read(images, flat, out, plan.c, plan.h, plan.w, plan.tall, plan.wide, plan.margin)
+
+
+@compiled(__name__, nogil=True)
+def read_dz(plan, dz, flat, out):
+    """Write gradients of outputs (n, numbers) as a bundle with its margin. flat, out: see `room_of_dz`."""
+    read(dz, flat, out, plan.c_out, plan.rows, plan.columns, plan.dz_tall, plan.dz_wide, plan.dz_margin)
+
+
+@compiled(__name__, nogil=True)
 def bare(numbers, like):
     """Return an array (numbers, lanes), of the dtype of `like`, with any numbers in it."""
     lanes = BYTES // like.itemsize
@@ -197,6 +276,18 @@ def room(numbers, like):
     found = bare(numbers, like)
     found[:] = 0
     return found
+
+
+@compiled(__name__, nogil=True)
+def room_of_x(plan, like):
+    """Return room for a bundle of inputs without its margin, and with it."""
+    return room(plan.c * plan.h * plan.w, like), room(plan.c * plan.tall * plan.wide, like)
+
+
+@compiled(__name__, nogil=True)
+def room_of_dz(plan, like):
+    """Return room for a bundle of gradients of outputs without its margin, and with it."""
+    return room(plan.c_out * plan.rows * plan.columns, like), room(plan.c_out * plan.dz_tall * plan.dz_wide, like)
 
 
 @compiled(__name__, parallel=True, nogil=True)
@@ -213,11 +304,11 @@ def forward(plan, tables, x, W, b, z, shares):
     bundles = (len(x) + lanes - 1) // lanes
     at = tables.ctypes.data
     for share in prange(shares):
-        flat, room_x = room(plan.c * plan.h * plan.w, x), room(plan.c * plan.tall * plan.wide, x)
+        flat, room_x = room_of_x(plan, x)
         room_z = room(plan.c_out * positions, x)
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
-            read(x[images], flat, room_x, plan.c, plan.h, plan.w, plan.tall, plan.wide, plan.margin)
+            read_x(plan, x[images], flat, room_x)
             for o in range(0, plan.c_out, ROWS):
                 multiply(
                     x.dtype, plan.c_out - o, packed[o * depth :].ctypes.data, at + ADDRESS * plan.taps, depth,
@@ -238,11 +329,11 @@ def backward_weights(plan, tables, x, dz, dW, shares):
     block = room_of(depth, lanes)
     partial = np.zeros((shares, whole_blocks(plan.c_out) // ROWS * block), x.dtype)
     for share in prange(shares):
-        flat, room_x = room(plan.c * plan.h * plan.w, x), room(plan.c * plan.tall * plan.wide, x)
+        flat, room_x = room_of_x(plan, x)
         room_z = room(plan.c_out * positions, x)
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
-            read(x[images], flat, room_x, plan.c, plan.h, plan.w, plan.tall, plan.wide, plan.margin)
+            read_x(plan, x[images], flat, room_x)
             bundle(dz[images], room_z)
             for o in range(0, plan.c_out, ROWS):
                 add_slopes(
@@ -258,39 +349,26 @@ def backward_weights(plan, tables, x, dz, dW, shares):
 @compiled(__name__, parallel=True, nogil=True)
 def backward_input(plan, tables, dz, W, dx, shares):
     """Write the gradient of the input, dx (n, c * h * w), from dz (n, numbers) and W (c_out, c, k, k)."""
-    positions, numbers, lanes = plan.rows * plan.columns, plan.h * plan.w, BYTES // dz.itemsize
+    lanes = BYTES // dz.itemsize
     bundles = (len(dz) + lanes - 1) // lanes
-    at = tables.ctypes.data
-    parts = tables[plan.parts : plan.parts + PART * plan.stride**2].reshape(-1, PART)
-    rows = whole_blocks(plan.c)
-    packed, begins = np.zeros(rows * W.size // plan.c, dz.dtype), np.zeros(len(parts) + 1, np.int64)
-    for i in range(len(parts)):
-        weights = part_of(W, parts[i, 0], parts[i, 1], plan.stride)
-        begins[i + 1] = begins[i] + rows * weights.shape[1]
-        pack_rows(weights, packed[begins[i] :])
-    start = np.zeros(rows, dz.dtype)
+    packed, zeros = np.zeros(whole_blocks(plan.c) * W.size // plan.c, dz.dtype), np.zeros(ROWS, dz.dtype)
+    pack_parts(plan, tables, W, packed)
     for share in prange(shares):
-        flat, room_z = room(plan.c_out * positions, dz), room(plan.c_out * plan.dz_tall * plan.dz_wide, dz)
-        room_x = room(plan.c * numbers, dz)
+        (flat, room_z), room_x = room_of_dz(plan, dz), room(plan.c * plan.h * plan.w, dz)
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
-            read(
-                dz[images], flat, room_z, plan.c_out, plan.rows, plan.columns, plan.dz_tall, plan.dz_wide,
-                plan.dz_margin,
-            )  # fmt: skip
-            for i in range(len(parts)):
-                depth = (begins[i + 1] - begins[i]) // rows
-                count, taps, dz_at, x_at = parts[i, 2], parts[i, 3], parts[i, 4], parts[i, 5]
-                for o in range(0, plan.c, ROWS):
-                    multiply(
-                        dz.dtype, plan.c - o, packed[begins[i] + o * depth :].ctypes.data, at + ADDRESS * taps, depth,
-                        room_z.ctypes.data, at + ADDRESS * dz_at, count,
-                        room_x[o * numbers :].ctypes.data, at + ADDRESS * x_at, numbers * BYTES, start.ctypes.data,
-                    )  # fmt: skip
+            read_dz(plan, dz[images], flat, room_z)
+            parts_back(plan, tables, packed, room_z.ctypes.data, room_x.ctypes.data, zeros.ctypes.data)
             unbundle(room_x, dx[images])
 
 
 # The same three with Winograd's convolution, for plans that it suits
+
+
+@compiled(__name__, nogil=True)
+def room_of_products(plan, channels, like):
+    """Return room for the 36 matrices of so many channels."""
+    return bare(PRODUCTS * winograd_apart(channels, plan.down * plan.across), like)
 
 
 @compiled(__name__, parallel=True, nogil=True)
@@ -305,22 +383,19 @@ def packed_winograd(W, U, back):
 def forward_winograd(plan, tables, x, W, b, z, shares):
     """Do what `forward` does; W (c_out, c, k, k)."""
     lanes, size, at = BYTES // x.itemsize, x.itemsize, tables.ctypes.data
-    bundles, tiles = (len(x) + lanes - 1) // lanes, plan.down * plan.across
+    bundles = (len(x) + lanes - 1) // lanes
     U = np.zeros(PRODUCTS * whole_blocks(plan.c_out) * plan.c, x.dtype)
     packed_winograd(W, U, U[:0])
     start = np.zeros(whole_blocks(plan.c_out) + ROWS, x.dtype)
     start[: plan.c_out] = b
     zero = start[whole_blocks(plan.c_out) :].ctypes.data
     for share in prange(shares):
-        flat, room_x = room(plan.c * plan.h * plan.w, x), room(plan.c * plan.tall * plan.wide, x)
-        room_z, room_flat = (
-            room(TOGETHER * plan.z_tall * plan.z_wide, x),
-            room(plan.c_out * plan.rows * plan.columns, x),
-        )
-        V, M = bare(winograd_numbers(plan.c, tiles), x), bare(PRODUCTS * winograd_apart(TOGETHER, tiles), x)
+        flat, room_x = room_of_x(plan, x)
+        room_z, room_flat = room(TOGETHER * plan.z_tall * plan.z_wide, x), room(len(z[0]), x)
+        V, M = bare(winograd_numbers(plan.c, plan.down * plan.across), x), room_of_products(plan, TOGETHER, x)
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
-            read(x[images], flat, room_x, plan.c, plan.h, plan.w, plan.tall, plan.wide, plan.margin)
+            read_x(plan, x[images], flat, room_x)
             winograd_in(plan, x.dtype, room_x.ctypes.data, V.ctypes.data)
             winograd_seen(plan, room_x.reshape(plan.c, plan.tall, plan.wide, lanes), V)
             for o in range(0, plan.c_out, TOGETHER):
@@ -339,23 +414,20 @@ def forward_winograd(plan, tables, x, W, b, z, shares):
 def backward_weights_winograd(plan, tables, x, dz, dW, shares):
     """Do what `backward_weights` does; dW (c_out, c, k, k)."""
     lanes, size, at = BYTES // x.itemsize, x.itemsize, tables.ctypes.data
-    bundles, tiles = (len(x) + lanes - 1) // lanes, plan.down * plan.across
+    bundles = (len(x) + lanes - 1) // lanes
     blocks = whole_blocks(plan.c_out) // ROWS
     partial = np.zeros((shares, PRODUCTS * blocks * room_of(plan.c, lanes)), x.dtype)
     for share in prange(shares):
-        flat, room_x = room(plan.c * plan.h * plan.w, x), room(plan.c * plan.tall * plan.wide, x)
-        flat_z = room(plan.c_out * plan.rows * plan.columns, x)
-        room_z = room(plan.c_out * plan.z_tall * plan.z_wide, x)
-        V, dM = bare(PRODUCTS * winograd_apart(plan.c, tiles), x), bare(PRODUCTS * winograd_apart(plan.c_out, tiles), x)
+        flat, room_x = room_of_x(plan, x)
+        flat_z, room_z = room_of_dz(plan, x)
+        V, dM = room_of_products(plan, plan.c, x), room_of_products(plan, plan.c_out, x)
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
-            read(x[images], flat, room_x, plan.c, plan.h, plan.w, plan.tall, plan.wide, plan.margin)
-            read(dz[images], flat_z, room_z, plan.c_out, plan.rows, plan.columns, plan.z_tall, plan.z_wide, 0)
+            read_x(plan, x[images], flat, room_x)
+            read_dz(plan, dz[images], flat_z, room_z)
             winograd_in(plan, x.dtype, room_x.ctypes.data, V.ctypes.data)
             winograd_slopes(plan, x.dtype, 0, plan.c_out, room_z.ctypes.data, dM.ctypes.data)
-            winograd_weights(
-                plan, at, x.dtype, size, dM.ctypes.data, V.ctypes.data, partial[share].ctypes.data
-            )  # fmt: skip
+            winograd_weights(plan, at, x.dtype, size, dM.ctypes.data, V.ctypes.data, partial[share].ctypes.data)
     for o in prange(plan.c_out):
         winograd_unpack(partial, 0, o, o + 1, dW)
 
@@ -364,20 +436,17 @@ def backward_weights_winograd(plan, tables, x, dz, dW, shares):
 def backward_input_winograd(plan, tables, dz, W, dx, shares):
     """Do what `backward_input` does."""
     lanes, size, at = BYTES // dz.itemsize, dz.itemsize, tables.ctypes.data
-    bundles, tiles, zeros = (len(dz) + lanes - 1) // lanes, plan.down * plan.across, np.zeros(ROWS, dz.dtype)
+    bundles, zeros = (len(dz) + lanes - 1) // lanes, np.zeros(ROWS, dz.dtype)
     back = np.zeros(PRODUCTS * whole_blocks(plan.c) * plan.c_out, dz.dtype)
     packed_winograd(W, back[:0], back)
     for share in prange(shares):
-        flat, room_z = room(plan.c_out * plan.rows * plan.columns, dz), room(plan.c_out * plan.z_tall * plan.z_wide, dz)
-        dM, dV = (
-            bare(PRODUCTS * winograd_apart(plan.c_out, tiles), dz),
-            bare(PRODUCTS * winograd_apart(plan.c, tiles), dz),
-        )
+        flat, room_z = room_of_dz(plan, dz)
+        dM, dV = room_of_products(plan, plan.c_out, dz), room_of_products(plan, plan.c, dz)
         plane, room_x = room(plan.tall * plan.wide, dz), room(plan.c * plan.h * plan.w, dz)
         zero = zeros.ctypes.data
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
-            read(dz[images], flat, room_z, plan.c_out, plan.rows, plan.columns, plan.z_tall, plan.z_wide, 0)
+            read_dz(plan, dz[images], flat, room_z)
             winograd_slopes(plan, dz.dtype, 0, plan.c_out, room_z.ctypes.data, dM.ctypes.data)
             winograd_back(
                 plan, at, dz.dtype, size, back.ctypes.data, dM.ctypes.data, dV.ctypes.data,

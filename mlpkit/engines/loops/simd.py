@@ -9,6 +9,8 @@ All are Numba intrinsics: Python functions that write LLVM's intermediate langua
 turns it into the machine's own instructions, such as those of AVX-512, of AVX2 with FMA, or of NEON.
 """
 
+from functools import partial
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -30,6 +32,72 @@ CHAINS = REGISTERS * 3 // 4  # of multiply-adds that wait for each other in `fma
 FMA_FLOPS = 2 * CHAINS * LANES  # floating point operations of one step of `fma`
 
 INDEX = ir.IntType(64)
+ADDRESS = np.dtype(np.int64).itemsize
+
+
+class Writer:
+    """What writes LLVM's instructions for numbers of one kind, and for vectors of them."""
+
+    def __init__(self, context, builder, kind):
+        self.builder, self.kind = builder, kind
+        self.number = context.get_data_type(kind)
+        self.vector = ir.VectorType(self.number, BYTES * 8 // kind.bitwidth)
+        self.fma = declare_fma(builder, self.vector, kind)
+
+    def at(self, start, *distances):
+        """Return an address, so many bytes on; a distance is an instruction's result or a Python integer."""
+        for distance in distances:
+            start = self.builder.add(start, INDEX(distance) if isinstance(distance, int) else distance)
+        return start
+
+    def within(self, start, row, column, i, j):
+        """Return the address of number (i, j), i and j Python integers, row and column being bytes between them."""
+        return self.at(start, self.builder.mul(INDEX(i), row), self.builder.mul(INDEX(j), column))
+
+    def load(self, address, kind=None):
+        kind = kind or self.vector
+        align = ADDRESS if kind is INDEX else self.kind.bitwidth // 8
+        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=align)
+
+    def distance(self, table, i):
+        """Return entry i of a table, an instruction's result or a Python integer: int64."""
+        step = i * ADDRESS if isinstance(i, int) else self.builder.mul(i, INDEX(ADDRESS))
+        return self.load(self.at(table, step), INDEX)
+
+    def store(self, value, address):
+        place = self.builder.inttoptr(address, value.type.as_pointer())
+        self.builder.store(value, place, align=self.kind.bitwidth // 8)
+
+    def everywhere(self, address):
+        """Return a vector with the number at an address in each lane."""
+        return everywhere(self.builder, self.vector, self.load(address, self.number))
+
+    def pick(self, one, other, lanes):
+        """Return a vector of numbers of two, the other's counted on from the one's."""
+        return self.builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
+
+    def multiply_add(self, x, y, total):
+        """Add a product to a total, which is a variable."""
+        self.builder.store(self.builder.call(self.fma, [x, y, self.builder.load(total)]), total)
+
+    def totals(self, starts):
+        return [cgutils.alloca_once_value(self.builder, start) for start in starts]
+
+    def zeros(self, n):
+        return [ir.Constant(self.vector, None)] * n
+
+
+def writing(dtype, numbers, write, *others):
+    """Return what an intrinsic returns that takes `dtype`, so many integers, and `others`, which are types of Numba's.
+
+    write: makes its instructions, and gets a `Writer` and the arguments behind `dtype`, as values of LLVM's.
+    """
+
+    def generate(context, builder, signature, arguments):
+        write(Writer(context, builder, dtype.dtype), *arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(dtype, *[types.intp] * numbers, *others), generate
 
 
 def _tile(registers):
@@ -44,43 +112,33 @@ def _tile(registers):
         bytes; columns of b and out are neighbours. The totals stay in registers from the first product to the last.
         Nothing is checked: the caller must know that the tiles lie within arrays, and keep these alive.
         """
-        signature = types.void(dtype, *[types.intp] * 8, types.boolean)
-        kind = dtype.dtype
-
-        def generate(context, builder, signature, arguments):
-            _, a, a_row, a_column, b, b_row, out, out_row, depth, add = arguments
-            number = context.get_data_type(kind)
-            vector = ir.VectorType(number, BYTES * 8 // kind.bitwidth)
-            fma = declare_fma(builder, vector, kind)
-
-            def address(start, index, step, kind):
-                return builder.inttoptr(builder.add(start, builder.mul(index, step)), kind.as_pointer())
-
-            def load(address):
-                return builder.load(address, align=kind.bitwidth // 8)
-
-            def row(start, index, step):
-                return [address(builder.add(start, INDEX(c * BYTES)), index, step, vector) for c in range(registers)]
-
-            places = [place for r in range(ROWS) for place in row(out, INDEX(r), out_row)]
-            totals = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in places]
-            with builder.if_then(add):
-                for total, place in zip(totals, places, strict=True):
-                    builder.store(load(place), total)
-            with cgutils.for_range(builder, depth) as loop:
-                pieces = [load(place) for place in row(b, loop.index, b_row)]
-                column = builder.add(a, builder.mul(loop.index, a_column))
-                for r in range(ROWS):
-                    factor = everywhere(builder, vector, load(address(column, INDEX(r), a_row, number)))
-                    for piece, total in zip(pieces, totals[r * registers :], strict=False):
-                        builder.store(builder.call(fma, [factor, piece, builder.load(total)]), total)
-            for total, place in zip(totals, places, strict=True):
-                builder.store(builder.load(total), place, align=kind.bitwidth // 8)
-            return context.get_dummy_value()
-
-        return signature, generate
+        return writing(dtype, 8, partial(_write_tile, registers), types.boolean)
 
     return tile
+
+
+def _write_tile(registers, code, a, a_row, a_column, b, b_row, out, out_row, depth, add):
+    builder = code.builder
+
+    def row(start, index, step):
+        """Return the addresses of the vectors in row `index`."""
+        first = code.at(start, builder.mul(index, step))
+        return [code.at(first, c * BYTES) for c in range(registers)]
+
+    places = [place for r in range(ROWS) for place in row(out, INDEX(r), out_row)]
+    totals = code.totals(code.zeros(len(places)))
+    with builder.if_then(add):
+        for total, place in zip(totals, places, strict=True):
+            builder.store(code.load(place), total)
+    with cgutils.for_range(builder, depth) as loop:
+        pieces = [code.load(place) for place in row(b, loop.index, b_row)]
+        column = code.at(a, builder.mul(loop.index, a_column))
+        for r in range(ROWS):
+            factor = code.everywhere(code.at(column, builder.mul(INDEX(r), a_row)))
+            for piece, total in zip(pieces, totals[r * registers :], strict=False):
+                code.multiply_add(factor, piece, total)
+    for total, place in zip(totals, places, strict=True):
+        code.store(builder.load(total), place)
 
 
 tile, wide_tile = _tile(1), _tile(WIDE)
@@ -92,30 +150,23 @@ def transpose(typingctx, dtype, a, a_row, out, out_row):
 
     a, out: addresses of the first numbers; the next row is `row` bytes further on. Nothing is checked.
     """
+    return writing(dtype, 4, _write_transpose)
 
-    def generate(context, builder, signature, arguments):
-        _, a, a_row, out, out_row = arguments
-        kind = dtype.dtype
-        n = BYTES * 8 // kind.bitwidth
-        vector = ir.VectorType(context.get_data_type(kind), n)
 
-        def place(start, index, step):
-            return builder.inttoptr(builder.add(start, builder.mul(INDEX(index), step)), vector.as_pointer())
+def _write_transpose(code, a, a_row, out, out_row):
+    n = code.vector.count
 
-        def pick(one, other, lanes):
-            return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), n), lanes))
+    def places(start, step):
+        return [code.at(start, code.builder.mul(INDEX(r), step)) for r in range(n)]
 
-        rows = [builder.load(place(a, r, a_row), align=kind.bitwidth // 8) for r in range(n)]
-        for step in (1 << bit for bit in range(n.bit_length() - 1)):  # squares of `step` numbers change places
-            for r in (r for r in range(n) if not r & step):
-                one, other = rows[r], rows[r + step]
-                rows[r] = pick(one, other, [n + c - step if c & step else c for c in range(n)])
-                rows[r + step] = pick(one, other, [n + c if c & step else c + step for c in range(n)])
-        for r, row in enumerate(rows):
-            builder.store(row, place(out, r, out_row), align=kind.bitwidth // 8)
-        return context.get_dummy_value()
-
-    return types.void(dtype, *[types.intp] * 4), generate
+    rows = [code.load(place) for place in places(a, a_row)]
+    for step in (1 << bit for bit in range(n.bit_length() - 1)):  # squares of `step` numbers change places
+        for r in (r for r in range(n) if not r & step):
+            one, other = rows[r], rows[r + step]
+            rows[r] = code.pick(one, other, [n + c - step if c & step else c for c in range(n)])
+            rows[r + step] = code.pick(one, other, [n + c if c & step else c + step for c in range(n)])
+    for row, place in zip(rows, places(out, out_row), strict=True):
+        code.store(row, place)
 
 
 @intrinsic

@@ -10,26 +10,15 @@ The price: rounding errors several times as large, since the matrices have numbe
 tiles that reach beyond the results, whose rest is thrown away.
 """
 
+from functools import partial
+
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .bundles import (
-    ADDRESS,
-    ROWS,
-    Writer,
-    add_slopes,
-    aligned,
-    multiply,
-    piece_of,
-    places_of,
-    room_of,
-    rows_of,
-)
+from .bundles import ROWS, add_slopes, aligned, multiply, piece_of, places_of, room_of, rows_of, whole_blocks
 from .compiler import compiled
-from .simd import BYTES, INDEX, everywhere
+from .simd import ADDRESS, BYTES, INDEX, writing
 
 TILE, SIDE = 4, 6  # results and numbers of a tile, each way
 PRODUCTS = SIDE * SIDE
@@ -84,19 +73,15 @@ def _transform(matrix, add=False):
 
         Nothing is checked.
         """
-        kind = dtype.dtype
-
-        def generate(context, builder, signature, arguments):
-            _, x, x_row, x_column, out, out_row, out_column = arguments
-            code = Writer(context, builder, kind)
-            for i, j, value in _square(code, matrix, lambda i, j: code.load(code.within(x, x_row, x_column, i, j))):
-                at = code.within(out, out_row, out_column, i, j)
-                code.store(builder.fadd(value, code.load(at)) if add else value, at)
-            return context.get_dummy_value()
-
-        return types.void(dtype, *[types.intp] * 6), generate
+        return writing(dtype, 6, partial(_write_transform, matrix, add))
 
     return transform
+
+
+def _write_transform(matrix, add, code, x, x_row, x_column, out, out_row, out_column):
+    for i, j, value in _square(code, matrix, lambda i, j: code.load(code.within(x, x_row, x_column, i, j))):
+        at = code.within(out, out_row, out_column, i, j)
+        code.store(code.builder.fadd(value, code.load(at)) if add else value, at)
 
 
 @intrinsic
@@ -105,18 +90,14 @@ def _to_z(typingctx, dtype, m, step, z, z_row, seen, bias):
 
     step: bytes between two vectors of m (36,); z_row: between two rows of z. bias: of a number. Nothing is checked.
     """
-    kind = dtype.dtype
+    return writing(dtype, 6, _write_z)
 
-    def generate(context, builder, signature, arguments):
-        _, m, step, z, z_row, seen, bias = arguments
-        code = Writer(context, builder, kind)
-        start = code.everywhere(bias)
-        for i, j, value in _square(code, A.T, lambda i, j: code.load(code.within(m, step, step, SIDE * i, j))):
-            factor = code.load(code.at(seen, (TILE * i + j) * BYTES))
-            code.store(builder.call(code.fma, [value, factor, start]), code.within(z, z_row, INDEX(BYTES), i, j))
-        return context.get_dummy_value()
 
-    return types.void(dtype, *[types.intp] * 6), generate
+def _write_z(code, m, step, z, z_row, seen, bias):
+    start = code.everywhere(bias)
+    for i, j, value in _square(code, A.T, lambda i, j: code.load(code.within(m, step, step, SIDE * i, j))):
+        factor = code.load(code.at(seen, (TILE * i + j) * BYTES))
+        code.store(code.builder.call(code.fma, [value, factor, start]), code.within(z, z_row, INDEX(BYTES), i, j))
 
 
 _to_u, _to_v = _transform(G), _transform(B.T)
@@ -187,7 +168,7 @@ def unpack(own, at, first, end, dW):
         for i in range(0, c, lanes):
             many = min(lanes, c - i)
             for t in range(PRODUCTS):
-                start = begin + t * ((c_out + ROWS - 1) // ROWS) * block_room
+                start = begin + t * whole_blocks(c_out) // ROWS * block_room
                 for lane in range(many):
                     total = own[0, start + places[i + lane]]
                     for share in range(1, len(own)):
@@ -264,7 +245,7 @@ def results_out(plan, at, dtype, size, o, U, V, M, z, bias, zero):
     """
     tiles = plan.down * plan.across
     seen = V + PRODUCTS * apart(plan.c, tiles) * BYTES
-    step, rows = apart(TOGETHER, tiles) * BYTES, (plan.c_out + ROWS - 1) // ROWS * ROWS
+    step, rows = apart(TOGETHER, tiles) * BYTES, whole_blocks(plan.c_out)
     for t in range(PRODUCTS):
         for i in range(o, min(o + TOGETHER, plan.c_out), ROWS):
             multiply(
@@ -314,7 +295,7 @@ def add_weights(plan, at, dtype, size, dM, V, dU):
 def slopes_out(plan, at, dtype, size, back, dM, dV, plane, dx, zero):
     """Write dx (c, h, w, lanes), a view. dV: room for (36, c, tiles); plane (tall, wide, lanes): room."""
     tiles = plan.down * plan.across
-    step, rows = apart(plan.c, tiles) * BYTES, (plan.c + ROWS - 1) // ROWS * ROWS
+    step, rows = apart(plan.c, tiles) * BYTES, whole_blocks(plan.c)
     for t in range(PRODUCTS):
         for i in range(0, plan.c, ROWS):
             multiply(
