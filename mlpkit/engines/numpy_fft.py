@@ -24,7 +24,7 @@ Workspace: 20 MiB, or 16 images where that is more, and 2 copies of the kernels.
 
 import numpy as np
 
-from .images.pieces import ROOM, clear, join, pieces, places, product, put_bias_gradient, split
+from .images.pieces import ROOM, clear, join, pieces, places, product, put_bias_gradient, split, with_bias
 from .numpy_baseline import *
 
 OWN = ("conv", "conv_backward_weights", "conv_backward_input")
@@ -41,9 +41,7 @@ def conv(x, W, b, stride, padding):
             Z = product(K, plan.of_images(x[at], padding))
             z[at, some] = plan.back(Z)[:, :, :h, :w].swapaxes(0, 1)
     clear(z, x, k, stride, padding)
-    if b is not None:
-        z += b[:, None, None]
-    return z
+    return with_bias(z, b)
 
 
 def conv_backward_weights(x, dz, dW, db, stride, padding):

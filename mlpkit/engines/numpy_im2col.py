@@ -10,27 +10,25 @@ Workspace: 6 MiB, or k * k + 3 images where that is more, and 2 copies of the ke
 
 import numpy as np
 
-from .images.pieces import join, pieces, places, put_bias_gradient, split, taps
+from .images.pieces import join, pieces_of_windows, places, put_bias_gradient, split, taps, with_bias
 from .numpy_baseline import *
 
 OWN = ("conv", "conv_backward_weights", "conv_backward_input")
 
 
 def conv(x, W, b, stride, padding):
-    (c_out, c, k, _), (h, w) = W.shape, places(x.shape, W.shape[-1], stride, padding)
+    (c_out, _, k, _), (h, w) = W.shape, places(x.shape, W.shape[-1], stride, padding)
     z = np.empty((len(x), c_out, h, w), x.dtype)
-    for at in pieces(len(x), (c * k * k + c_out) * h * w * x.itemsize):
+    for at in pieces_of_windows(len(x), W, h, w):
         found = W.reshape(c_out, -1) @ _columns(x[at], k, stride, padding, h, w)
         z[at] = found.reshape(c_out, -1, h, w).swapaxes(0, 1)
-    if b is not None:
-        z += b[:, None, None]
-    return z
+    return with_bias(z, b)
 
 
 def conv_backward_weights(x, dz, dW, db, stride, padding):
-    (c_out, c, k, _), (h, w) = dW.shape, dz.shape[2:]
+    (c_out, _, k, _), (h, w) = dW.shape, dz.shape[2:]
     dW[...] = 0
-    for at in pieces(len(x), (c * k * k + c_out) * h * w * x.itemsize):
+    for at in pieces_of_windows(len(x), dW, h, w):
         rows = dz[at].swapaxes(0, 1).reshape(c_out, -1)
         dW += (rows @ _columns(x[at], k, stride, padding, h, w).T).reshape(dW.shape)
     put_bias_gradient(dz, db)
@@ -40,7 +38,7 @@ def conv_backward_input(dz, W, shape, stride, padding):
     """Each number of `dx` is the sum over the windows that it was in: what was copied is added up."""
     (c_out, c, k, _), (h, w) = W.shape, dz.shape[2:]
     dx = np.empty(shape, dz.dtype)
-    for at in pieces(len(dz), (c * k * k + c_out) * h * w * dz.itemsize):
+    for at in pieces_of_windows(len(dz), W, h, w):
         rows = dz[at].swapaxes(0, 1).reshape(c_out, -1)
         dcolumns = (W.reshape(c_out, -1).T @ rows).reshape(c, k * k, -1, h, w)
         n = dcolumns.shape[2]

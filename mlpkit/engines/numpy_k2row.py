@@ -18,7 +18,7 @@ Workspace: 6 MiB, or 4 images where that is more, and 2 copies of the kernels.
 
 import numpy as np
 
-from .images.pieces import join, pieces, places, product, put_bias_gradient, split
+from .images.pieces import join, pieces, places, product, put_bias_gradient, split, with_bias
 from .numpy_baseline import *
 
 OWN = ("conv", "conv_backward_weights", "conv_backward_input")
@@ -37,9 +37,7 @@ def conv(x, W, b, stride, padding):
             if p or q:
                 total[:, here] += share[:, here]
         z[at] = total.reshape(c_out, -1, rows, columns)[:, :, :h, :w].swapaxes(0, 1)
-    if b is not None:
-        z += b[:, None, None]
-    return z
+    return with_bias(z, b)
 
 
 def conv_backward_weights(x, dz, dW, db, stride, padding):

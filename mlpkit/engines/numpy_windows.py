@@ -15,36 +15,34 @@ Workspace: 6 MiB, or k * k + 3 images where that is more, and 2 copies of the ke
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from .images.pieces import overlap, pieces, places, put_bias_gradient
+from .images.pieces import overlap, pieces_of_windows, places, put_bias_gradient, with_bias
 from .numpy_baseline import *
 
 OWN = ("conv", "conv_backward_weights", "conv_backward_input")
 
 
 def conv(x, W, b, stride, padding):
-    (c_out, c, k, _), (h, w) = W.shape, places(x.shape, W.shape[-1], stride, padding)
+    (c_out, _, k, _), (h, w) = W.shape, places(x.shape, W.shape[-1], stride, padding)
     z = np.empty((len(x), c_out, h, w), x.dtype)
-    for at in pieces(len(x), (c * k * k + c_out) * h * w * x.itemsize):
+    for at in pieces_of_windows(len(x), W, h, w):
         windows = _windows(x[at], k, stride, padding)
         z[at] = np.tensordot(W, windows, ((1, 2, 3), (1, 4, 5))).swapaxes(0, 1)
-    if b is not None:
-        z += b[:, None, None]
-    return z
+    return with_bias(z, b)
 
 
 def conv_backward_weights(x, dz, dW, db, stride, padding):
-    (c_out, c, k, _), (h, w) = dW.shape, dz.shape[2:]
+    k, (h, w) = dW.shape[-1], dz.shape[2:]
     dW[...] = 0
-    for at in pieces(len(x), (c * k * k + c_out) * h * w * x.itemsize):
+    for at in pieces_of_windows(len(x), dW, h, w):
         dW += np.tensordot(dz[at], _windows(x[at], k, stride, padding), ((0, 2, 3), (0, 2, 3)))
     put_bias_gradient(dz, db)
 
 
 def conv_backward_input(dz, W, shape, stride, padding):
-    (c_out, c, k, _), (n, _, h, w) = W.shape, shape
+    (c_out, _, k, _), (n, _, h, w) = W.shape, shape
     turned = W[:, :, ::-1, ::-1]
     dx = np.empty(shape, dz.dtype)
-    for at in pieces(n, (c_out * k * k + c) * h * w * dz.itemsize):
+    for at in pieces_of_windows(n, W.swapaxes(0, 1), h, w):
         spread = np.zeros((len(dz[at]), c_out, h + k - 1, w + k - 1), dz.dtype)
         rows, to_rows = overlap(dz.shape[2], k - 1 - padding, stride, h + k - 1)
         columns, to_columns = overlap(dz.shape[3], k - 1 - padding, stride, w + k - 1)

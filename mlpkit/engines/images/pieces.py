@@ -21,6 +21,12 @@ def pieces(n, each, room=ROOM):
         yield slice(start, min(start + step, n))
 
 
+def pieces_of_windows(n, W, h, w):
+    """Yield slices of n images: as many as fit into ROOM with a copy of their h * w windows, and what W makes of it."""
+    c_out, c, k, _ = W.shape
+    return pieces(n, (c * k * k + c_out) * h * w * W.itemsize)
+
+
 def places(shape, size, stride, padding):
     """Return how many windows there are, down and across, in images of `shape` (..., h, w)."""
     return tuple((length + 2 * padding - size) // stride + 1 for length in shape[-2:])
@@ -90,6 +96,13 @@ def clear(z, x, k, stride, padding):
 def product(left, right, out=None):
     """Return `left @ right`. Of columns and rows, which is every number times every other, `matmul` has no fast way."""
     return (np.multiply if left.shape[-1] == 1 else np.matmul)(left, right, out=out)
+
+
+def with_bias(z, b):
+    """Return z (n, c_out, h, w), to which the bias is added, unless there is none."""
+    if b is not None:
+        z += b[:, None, None]
+    return z
 
 
 def put_bias_gradient(dz, db):

@@ -34,7 +34,7 @@ from functools import cache
 
 import numpy as np
 
-from .pieces import clear, join, pieces, places, product, put_bias_gradient, split, taps
+from .pieces import clear, join, pieces, places, product, put_bias_gradient, split, taps, with_bias
 
 POINTS = (0, 1, -1, 2, -2)
 TAPS = 3
@@ -67,9 +67,7 @@ class Winograd:
             return self.others.conv(x, W, b, stride, padding)
         z = self.correlate(x, W, padding, places(x.shape, TAPS, stride, padding))
         clear(z, x, TAPS, stride, padding)
-        if b is not None:
-            z += b[:, None, None]
-        return z
+        return with_bias(z, b)
 
     def conv_backward_weights(self, x, dz, dW, db, stride, padding):
         if not fits(dW, stride):
