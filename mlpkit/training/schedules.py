@@ -13,60 +13,59 @@ import numpy as np
 
 from mlpkit.checks import check_count, check_not_negative, check_positive
 
+CHECKS = {"lr": check_positive, "every": check_count, "steps": check_count, "factor": check_positive}
+CHECKS |= {"final_fraction": check_positive, "final_lr": check_not_negative}
 
-def _keep(schedule, **numbers):
-    """Keep checked numbers, which are Python's own: so 1, 1.0 and np.float64(1) are one rate, in a checkpoint too."""
-    for name, number in numbers.items():
-        object.__setattr__(schedule, name, number)
+
+class Schedule:
+    """What checks a schedule's numbers, by their names, and makes them Python's own.
+
+    So 1, 1.0 and np.float64(1) are one rate, in a checkpoint too. Raises ValueError or TypeError for what is out of
+    range.
+    """
+
+    def __post_init__(self):
+        for name, value in list(vars(self).items()):
+            if name in CHECKS:
+                object.__setattr__(self, name, CHECKS[name](name, value))
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Schedule):
     """The same rate at every step."""
 
     lr: float
-
-    def __post_init__(self):
-        _keep(self, lr=check_positive("lr", self.lr))
 
     def __call__(self, step):
         return self.lr + 0 * step
 
 
 @dataclass(frozen=True)
-class StepDecay:
+class StepDecay(Schedule):
     """`lr * factor ** (step // every)`: the rate falls by a factor each `every` steps."""
 
     lr: float
     every: int
     factor: float = 0.1
 
-    def __post_init__(self):
-        _keep(self, lr=check_positive("lr", self.lr), every=check_count("every", self.every))
-        _keep(self, factor=check_positive("factor", self.factor))
-
     def __call__(self, step):
         return self.lr * self.factor ** (np.asarray(step) // self.every)  # powers of NumPy's ints wrap around
 
 
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(Schedule):
     """`lr * final_fraction ** (step / steps)`: a smooth fall to `final_fraction * lr` after `steps` steps."""
 
     lr: float
     steps: int
     final_fraction: float = 0.01
 
-    def __post_init__(self):
-        _keep(self, lr=check_positive("lr", self.lr), steps=check_count("steps", self.steps))
-        _keep(self, final_fraction=check_positive("final_fraction", self.final_fraction))
-
     def __call__(self, step):
         return self.lr * self.final_fraction ** (np.asarray(step) / self.steps)
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(Schedule):
     """Half a cosine, from `lr` at step 0 down to `final_lr` at `steps`, and there it stays.
 
     Loshchilov and Hutter (2017), "SGDR", equation 5, without restarts.
@@ -76,17 +75,13 @@ class Cosine:
     steps: int
     final_lr: float = 0.0
 
-    def __post_init__(self):
-        _keep(self, lr=check_positive("lr", self.lr), steps=check_count("steps", self.steps))
-        _keep(self, final_lr=check_not_negative("final_lr", self.final_lr))
-
     def __call__(self, step):
         done = np.minimum(np.asarray(step) / self.steps, 1.0)
         return self.final_lr + (self.lr - self.final_lr) * (1 + np.cos(np.pi * done)) / 2
 
 
 @dataclass(frozen=True)
-class WarmUp:
+class WarmUp(Schedule):
     """The first `steps` steps rise in a straight line to the rate of `then`, which follows with its own step 0."""
 
     then: Callable[[Any], Any]
@@ -95,7 +90,7 @@ class WarmUp:
     def __post_init__(self):
         if not callable(self.then):
             raise TypeError(f"then must be a schedule, such as Constant({self.then!r}), not {self.then!r}.")
-        _keep(self, steps=check_count("steps", self.steps))
+        super().__post_init__()
 
     def __call__(self, step):
         step = np.asarray(step)
