@@ -1,4 +1,7 @@
-"""How good is the recipe for LeNet-5 that the validation set has chosen? The only one that is shown the test set."""
+"""How good are the recipes for LeNet-5 that the validation set has chosen, for one epoch and for ten?
+
+The only ones that are shown the test set.
+"""
 
 from functools import partial
 
@@ -6,8 +9,8 @@ from mlpkit.lab import trainings
 from mlpkit.lab.trainings import Plan
 from mlpkit.lab.trainings import table as table
 
-from .lenet import TOGETHER
+from .lenet import PLAIN, TOGETHER
 
-BEST = TOGETHER[1]
-PLAN = Plan((BEST,), seeds=5, tested=(BEST,), engine="numba_conv")
+BEST = PLAIN.but(epochs=1, warmup_epochs=0.1, weight_decay=0.05), TOGETHER[1]
+PLAN = Plan(BEST, seeds=5, tested=BEST, engine="numba_conv")
 measure = partial(trainings.measure, "lenet_best", plan=PLAN)
