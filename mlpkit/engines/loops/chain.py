@@ -44,6 +44,7 @@ from .convolve import (
     read_x,
     winograd_back,
     winograd_in,
+    winograd_numbers,
     winograd_out,
     winograd_pack,
     winograd_seen,
@@ -294,7 +295,7 @@ def block_forward(block, tables, packed, kept, marks, scratch, room):
     if plan.winograd:
         winograd_in(plan, kept.dtype, x, V)
         images = bundle_at(kept, block.x, plan.c * plan.tall * plan.wide).reshape(plan.c, plan.tall, plan.wide, lanes)
-        winograd_seen(plan, images, scratch[room.V : room.M].reshape(-1, lanes))
+        winograd_seen(plan, images, bundle_at(scratch, room.V, winograd_numbers(plan.c, plan.down * plan.across)))
     step = step_of(plan)
     for o in range(0, plan.c_out, step):
         if plan.winograd:
