@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlpkit.data import Dataset, Split, load, one_hot
+from mlpkit.data import Split, load, one_hot
 from mlpkit.engines import BASELINE
 from mlpkit.nn.losses import LOSSES, OfClasses
 from mlpkit.nn.model import Model
@@ -78,8 +78,11 @@ def train(recipe, dataset, test=False, engine=BASELINE):
 
 
 def _with_numbers(dataset):
-    splits = (Split(X, one_hot(y, len(dataset.classes))) for X, y in (dataset.train, dataset.validation, dataset.test))
-    return Dataset(dataset.name, *splits, dataset.classes)
+    def split(name):
+        X, y = getattr(dataset, name)
+        return Split(X, one_hot(y, len(dataset.classes)))
+
+    return dataset._replace(**{name: split(name) for name in ("train", "validation", "test")})
 
 
 def _of_classes(recipe, network):
@@ -91,7 +94,7 @@ def _of_classes(recipe, network):
 
 def _curves(history: History):
     groups = range(0, len(history.loss), LOSS_EVERY)
-    curves = {"loss": [round(float(np.mean(history.loss[i : i + LOSS_EVERY])), 5) for i in groups]}
+    curves: dict[str, list] = {"loss": [round(float(np.mean(history.loss[i : i + LOSS_EVERY])), 5) for i in groups]}
     for name in ("train_loss", "seconds", "validation_loss", "validation_accuracy"):
         found = [getattr(epoch, name) for epoch in history.epochs]
         curves[name] = [None if number is None else round(number, 6) for number in found]

@@ -344,6 +344,8 @@ def confusion(counts, classes, xlabel="answer", ylabel="true class"):
         colour = "grey" if row == column else "black"
         place.text(column, row, count or "", color=colour, fontsize=9, ha="center", va="center")
     ticks = range(len(classes))
-    place.set(xlabel=xlabel, ylabel=ylabel, xticks=ticks, xticklabels=classes, yticks=ticks, yticklabels=classes)
+    words = {"rotation": 45, "ha": "right"} if max(map(len, map(str, classes))) > 2 else {}
+    place.set_xticks(ticks, classes, **words)
+    place.set(xlabel=xlabel, ylabel=ylabel, yticks=ticks, yticklabels=classes)
     place.grid(visible=False)
     return figure

@@ -10,7 +10,9 @@ from numpy.testing import assert_allclose
 from shared import SMALL as MODEL
 from shared import dataset, one_sentence
 
+from mlpkit.data import Dataset, Split, one_hot
 from mlpkit.lab import experiments, results, trainings
+from mlpkit.nn.model import Model
 from mlpkit.training.recipe import Recipe
 
 DATA = dataset()
@@ -55,6 +57,15 @@ def test_a_training_that_diverged_is_recorded_with_the_reason(saved):
     assert "learning rate of 1e+30" in bad["diverged"]
     assert len(good["validation_accuracy"]) == 3
     assert bad["validation_accuracy"] == []
+
+
+def test_a_loss_of_numbers_is_judged_by_how_many_images_are_right():
+    recipe = SMALL.but(model=Model(MODEL.input, MODEL.layers, "mean_squared_error"))
+    run = trainings.train(recipe, DATA, test=True)
+    numbers = Dataset(DATA.name, *(Split(s.X, one_hot(s.y, len(DATA.classes))) for s in DATA[1:4]), DATA.classes)
+    network, _ = recipe.train(numbers)
+    for accuracy, (X, y) in ((run["validation_accuracy"], DATA.validation), (run["test_accuracy"], DATA.test)):
+        assert_allclose(accuracy, np.mean(network.predict(X).argmax(axis=1) == y), atol=1e-6)
 
 
 def test_the_table_shows_each_recipe_once_with_its_mean_and_spread(saved):

@@ -1,4 +1,9 @@
-"""How fast do other people's libraries train networks that see, on the processor, beside the workbook? See `peers`."""
+"""How fast do other people's libraries train networks that see, on the processor, beside the workbook? See `peers`.
+
+Two numbers of a window may differ by less than rounding does. Then another one is the largest, its gradient goes to
+another place, and from there on losses differ by more than rounding: by 3e-3 at most where this was seen, within 20
+steps. In float64 the gradients agree to 1e-15 all the same. So losses are held less tightly here.
+"""
 
 from functools import partial
 
@@ -18,5 +23,6 @@ PLAN = Plan(
     libraries=("torch", "jax", "jaxlib"),
     timing=Timing(warmup=5, steps_a_sample=20, rounds=5),
     recipes=(LENET, LENET.but(optimizer="adam", lr=1e-3), Recipe(model=FASHION_CNN, lr=0.01, batch_size=64)),
+    rtol=1e-2,
 )
 measure = partial(peers.measure, plan=PLAN, experiment="image_peers")

@@ -1,6 +1,6 @@
 """How far does a residual network come in two epochs, and in three?
 
-It takes some twenty times the arithmetic of LeNet-5, so this is a record of a GPU; any engine with its operations would
+It takes some eighty times the arithmetic of LeNet-5, so this is a record of a GPU; any engine with its operations would
 see the same.
 """
 

@@ -6,6 +6,7 @@ from mlpkit.lab import trainings
 from mlpkit.lab.trainings import Plan
 from mlpkit.lab.trainings import table as table
 from mlpkit.nn.conv import Conv
+from mlpkit.nn.layers import Layer
 from mlpkit.nn.model import Model
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.residual import Residual
@@ -23,7 +24,7 @@ def straight(layers):
 
 def plain(layers):
     """Return layers without batch normalization: convolutions get their bias back."""
-    kept = []
+    kept: list[Layer] = []
     for layer in layers:
         if isinstance(layer, Residual):
             kept.append(Residual(plain(layer.layers)))

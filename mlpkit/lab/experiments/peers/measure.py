@@ -6,7 +6,7 @@ from functools import partial
 from mlpkit.data import load
 from mlpkit.engines import BASELINE
 from mlpkit.lab import machine, peers, results
-from mlpkit.lab.bench import GATE_STEPS, Stepper, Timing
+from mlpkit.lab.bench import GATE_STEPS, RTOL, Stepper, Timing
 from mlpkit.training.recipe import Recipe
 
 ADAM = Recipe(optimizer="adam", lr=1e-3)
@@ -15,13 +15,18 @@ RECIPES = (Recipe(), Recipe(batch_size=64, lr=0.05), ADAM, ADAM.but(batch_size=6
 
 @dataclass(frozen=True)
 class Plan:
-    """Who is compared, engines of the workbook and others, and how. libraries: whose versions the record names."""
+    """Who is compared, engines of the workbook and others, and how.
+
+    libraries: whose versions the record names. rtol: how close everybody's first losses must be to the baseline's, but
+    for those who compute less precisely.
+    """
 
     engines: tuple[str, ...]
     others: tuple[str, ...]
     libraries: tuple[str, ...]
     timing: Timing
     recipes: tuple[Recipe, ...] = RECIPES
+    rtol: float = RTOL
 
     @property
     def names(self):
@@ -40,7 +45,7 @@ USUAL = Plan(
 def measure(save=results.save_part, progress=print, plan=USUAL, experiment="peers"):
     """Measure `plan.timing.rounds` processes of each peer with each recipe, and return the record of that name."""
     versions = {library: machine.version(library) for library in plan.libraries}
-    record = results.new(experiment, timing=asdict(plan.timing), libraries=versions)
+    record = results.new(experiment, timing=asdict(plan.timing), libraries=versions, rtol=plan.rtol)
     record["runs"] = [
         {"engine": name, "recipe": recipe.to_dict(), "why_not": None, "samples_us": [], "start_seconds": []}
         for recipe in plan.recipes
@@ -55,15 +60,15 @@ def measure(save=results.save_part, progress=print, plan=USUAL, experiment="peer
             left = [name for name, run in runs.items() if not run["why_not"]]
             for name, answer in peers.in_turns(start, left):
                 progress(f"{name}, {recipe.optimizer}, batch {recipe.batch_size}")
-                _add(runs[name], answer, losses)
+                _add(runs[name], answer, losses, plan.rtol)
                 save(record)
     return record
 
 
-def _add(run, measured, wanted):
+def _add(run, measured, wanted, rtol=RTOL):
     """Add a process's samples to the run, if its losses, or their mean where it has no more, are the wanted ones."""
-    losses = measured.get("first_losses", [])
-    if losses and not peers.are_wanted(losses, wanted, *measured.get("gate", peers.GATE)):
+    losses, (steps, own_rtol) = measured.get("first_losses", []), measured.get("gate", peers.GATE)
+    if losses and not peers.are_wanted(losses, wanted, steps, max(rtol, own_rtol)):
         measured = {"why_not": f"its first losses differ from the baseline's: {losses}"}
     if run["why_not"]:  # of an earlier round
         return
