@@ -13,7 +13,8 @@ import numpy as np
 
 from mlpkit.checks import check_not_negative, check_positive
 
-AT_ONCE = 1000  # images, so that what is computed on the way stays in a few MB
+AT_ONCE = 1000  # images whose changes are drawn together
+IN_CACHE = 50  # images whose numbers on the way fit a core's cache: twice as fast as 1,000
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,22 @@ class Augmentation:
 
 def looked_up(images, arrows):
     """Return what lies at the ends of arrows (n, 2, height, width), in images (n, channels, height, width) of uint8."""
+    found = np.empty_like(images)
+    for start in range(0, len(images), IN_CACHE):
+        part = slice(start, start + IN_CACHE)
+        found[part] = _looked_up(images[part], arrows[part])
+    return found
+
+
+def _looked_up(images, arrows):
     n, channels, height, width = images.shape
-    framed = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1))).reshape(n, channels, -1)  # outside is 0
+    framed = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))  # outside is 0
     down = np.clip(arrows[:, 0] + np.arange(1, height + 1, dtype=np.float32)[:, None], 0, height + 1)
     across = np.clip(arrows[:, 1] + np.arange(1, width + 1, dtype=np.float32), 0, width + 1)
     row, column = (np.minimum(place.astype(np.int32), most) for place, most in ((down, height), (across, width)))
     down, across = down - row, across - column  # what is left, from 0 to 1
-    first = (row * (width + 2) + column).reshape(n, 1, -1)
+    planes = np.arange(n * channels).reshape(n, channels, 1, 1) * framed[0, 0].size
+    first = planes + (row * (width + 2) + column)[:, None]
     found = 0
     for step, weight in (
         (0, (1 - down) * (1 - across)),
@@ -84,8 +94,8 @@ def looked_up(images, arrows):
         (width + 2, down * (1 - across)),
         (width + 3, down * across),
     ):
-        found = found + np.take_along_axis(framed, first + step, axis=2) * weight.reshape(n, 1, -1)
-    return np.rint(found).astype(np.uint8).reshape(images.shape)
+        found = found + np.take(framed.ravel()[step:], first) * weight[:, None]
+    return np.rint(found).astype(np.uint8)
 
 
 def _from_middle(length):

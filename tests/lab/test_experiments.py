@@ -24,6 +24,7 @@ PLANS = {  # of which the first has a recipe that diverges
     "other": trainings.Plan((SMALL,), seeds=1),
 }
 CHAPTER_2 = ("optimizers", "learning_rates", "batch_sizes", "schedules", "weight_decay", "best")
+CHAPTER_15 = ("lenet", "lenet_best", "residual", "residual_parts", "fashion", "activations", "losses")
 
 
 @pytest.fixture
@@ -86,15 +87,15 @@ def test_a_recorded_loss_is_the_mean_of_some_steps(saved):
     assert_allclose(recorded, means, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", CHAPTER_2)
+@pytest.mark.parametrize("name", CHAPTER_2 + CHAPTER_15)
 def test_every_recipe_of_an_experiment_can_be_told_from_the_others(name):
     plan = experiments.load(name).PLAN
     texts = [trainings.describe(recipe.to_dict()) for recipe in plan.recipes]
     assert len(set(texts)) == len(texts)
-    assert plan.tested == ((trainings.BEST,) if name == "best" else ())
+    assert set(plan.tested) == (set(plan.recipes) if name in ("best", "lenet_best", "residual") else set())
 
 
-@pytest.mark.parametrize("name", CHAPTER_2)
+@pytest.mark.parametrize("name", CHAPTER_2 + CHAPTER_15)
 def test_what_is_published_are_the_trainings_of_the_plan(name):
     plan = experiments.load(name).PLAN
     found = trainings.summary(results.published(name))
