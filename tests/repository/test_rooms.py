@@ -1,9 +1,11 @@
-"""A file's folder says what it may import: no import climbs back up, and no files import each other in a circle."""
+"""A file's folder says what it may import, no import climbs back up or in a circle, and files can be read."""
 
 import ast
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+LONGEST, AN_EVENING = 40, 2_500  # lines: of a function, and that are not blank, of the rooms to begin with
+PYTHON = ("python_lists", "python_loops")
 PACKAGE = Path(__file__).parents[2] / "mlpkit"
 FLOORS = ("checks files", "kernels", "engines", "data nn", "course plots training", "lab", "__main__")  # lowest first
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
@@ -54,3 +56,23 @@ def test_no_files_import_each_other_in_a_circle():
         for parts, path in MODULES.items()
     }
     list(TopologicalSorter(graph).static_order())  # raises CycleError
+
+
+def test_a_function_fits_a_screen():
+    long = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno} {node.name}"
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= LONGEST
+    ]
+    assert not long
+
+
+def test_what_a_student_reads_in_an_evening_stays_that_long():
+    plain = [
+        path
+        for path in PACKAGE.glob("*/*.py")
+        if path.parent.name in ("data", "nn", "training") or path.stem in ("numpy_baseline", *PYTHON)
+    ]
+    lines = sum(bool(line.strip()) for path in plain for line in path.read_text(encoding="utf-8").splitlines())
+    assert lines <= AN_EVENING
