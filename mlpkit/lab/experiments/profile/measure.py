@@ -32,8 +32,8 @@ class Plan:
     engines: tuple[str, ...] = (engines.BASELINE, "numpy_im2col", "numba_conv")
     recipes: tuple[tuple[str, Recipe], ...] = tuple(RECIPES.items())
     rounds: int = 7
-    steps: int = 5
-    seconds: float = 4.0
+    steps: int = 50
+    seconds: float = 1.5
     settle: float = 0.2
     rates: int = 3
     sizes: tuple[int, ...] = tuple(2**k for k in range(14, 29, 2))
