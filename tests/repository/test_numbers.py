@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from mlpkit import data
-from mlpkit.lab import experiments, overview, results
+from mlpkit.lab import experiments, overview, results, trainings
 from mlpkit.nn.models import MLP
 
 ROOT = results.ROOT
@@ -79,6 +79,7 @@ NAMES = {
     "median_us": results.median_us,
     "data": data,
     "overview": overview,
+    "trainings": trainings,
     **{function.__name__: function for function in (record, runs, step_us)},
     **{name: experiments.load(name) for name in experiments.names()},  # each knows how to read its record
 }
