@@ -92,6 +92,21 @@ __device__ unsigned short cvt_rn_bf16(float x) {
     return y;
 }
 
+// Two numbers as halves of 16 bits, the first in the low ones; and back.
+__device__ Word cvt_rn_f16x2(float first, float second) {
+    Word y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
+    return y;
+}
+
+__device__ float2 cvt_f32_f16x2(Word x) {
+    float2 y;
+    asm("{ .reg .b16 first, second; mov.b32 {first, second}, %2; cvt.f32.f16 %0, first; cvt.f32.f16 %1, second; }"
+        : "=f"(y.x), "=f"(y.y)
+        : "r"(x));
+    return y;
+}
+
 __device__ float sqrt_approx(float x) {
     float y;
     asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -123,6 +138,10 @@ __device__ void cp_async(void* to, const void* from, bool inside = true) {
 }
 
 __device__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all but the last PENDING groups of this thread's copies are there.
+template <int PENDING>
+__device__ void cp_async_wait_group() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
 // Until this thread's copies are there.
 __device__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -240,6 +259,12 @@ __device__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// How many registers each thread of a warpgroup has from here on: some give what others take. Only sm_90a has these.
+template <int REGISTERS>
+__device__ void setmaxnreg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+template <int REGISTERS>
+__device__ void setmaxnreg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 
 // Nanoseconds; the same for all multiprocessors, whose clocks don't all run at one rate.
 __device__ long long globaltimer() {

@@ -29,6 +29,8 @@ struct Fiber {
     unsigned exchanges;  // that it took part in, with its warp
     Arrival arrival;
     int copies;  // that it asked for, and that are on their way
+    unsigned group;  // of copies, that it is asking for
+    int in_group[8];  // such copies of the last groups
 };
 
 // Some threads wait until all have come: a warp's, a block's, or those of a named barrier.
@@ -140,8 +142,10 @@ static void later(Write write) {
 
 static void copy_later(void* to, const void* from, size_t bytes) {
     Fiber* mine = current;
-    mine->copies++;
-    later([=] { memcpy(to, from, bytes), mine->copies--; });
+    int& in_group = mine->in_group[mine->group % 8];
+    mine->copies++, in_group++;
+    if (from) later([=, &in_group] { memcpy(to, from, bytes), mine->copies--, in_group--; });
+    else later([=, &in_group] { memset(to, 0, bytes), mine->copies--, in_group--; });
 }
 
 static void wait_for_copies_of_mine() {
@@ -292,6 +296,8 @@ static int __float2int_rn(float x) {
     return x != x ? 0 : (int)std::clamp(std::nearbyint((double)x), -2147483648.0, 2147483647.0);
 }
 
+static unsigned __umulhi(unsigned x, unsigned y) { return (uint64_t)x * y >> 32; }
+
 static unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
     const uint64_t bytes = (uint64_t)high << 32 | low;
     unsigned found = 0;
@@ -401,6 +407,27 @@ static void mma_m16n8k8_tf32(float (&c)[4], const Word (&a)[4], const Word (&b)[
     }
 }
 
+// c += a b: a 16 x 16 and b 16 x 8 numbers of 16 bits, the upper halves of floats.
+static void mma_m16n8k16_bf16(float (&c)[4], const Word (&a)[4], Word b0, Word b1) {
+    const Operands* all = exchange_in_warp(Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+    for (int i = 0; i < 4; i++) {
+        const Operands *row = all + lane_number() / 4 * 4, *column = all + (lane_number() % 4 * 2 + i % 2) * 4;
+        double sum = c[i];
+        for (int k = 0; k < 16; k++) {
+            const Word a = row[k / 2 % 4].a[i / 2 + k / 8 * 2], b = column[k / 2 % 4].b[k / 8];
+            sum += (double)__uint_as_float(k % 2 ? a & 0xffff0000 : a << 16) *
+                   __uint_as_float(k % 2 ? b & 0xffff0000 : b << 16);
+        }
+        c[i] = sum;
+    }
+}
+
+// The nearest float of 8 bits, the even one where two are as near.
+static unsigned short cvt_rn_bf16(float x) {
+    const unsigned bits = __float_as_uint(x);
+    return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
 // The nearest float of 11 bits, away from 0 where two are as near.
 static Word cvt_rna_tf32(float x) {
     const unsigned bits = __float_as_uint(x);
@@ -436,8 +463,21 @@ static void cp_async_bulk(void* to, const void* from, Word bytes, Word64* barrie
 // ---- What a thread asks for, and what it looks at ----
 
 template <int BYTES>
-static void cp_async(void* to, const void* from) { copy_later(to, from, BYTES); }
+static void cp_async(void* to, const void* from, bool inside = true) {
+    if ((uintptr_t)to % BYTES || (uintptr_t)from % BYTES) return fail("a misaligned address");
+    copy_later(to, inside ? from : 0, BYTES);
+}
 static void cp_async_wait_all() { wait_for_copies_of_mine(); }
+static void cp_async_commit_group() {
+    if (current->in_group[++current->group % 8]) fail("more than 8 groups of copies are on their way");
+}
+
+template <int PENDING>
+static void cp_async_wait_group() {
+    for (unsigned group = current->group - 7; group != current->group - PENDING; group++) {
+        while (current->in_group[group % 8]) look_again();
+    }
+}
 
 static void st_relaxed_gpu(Word64* to, Word64 value) {
     later([=] { *to = value; });

@@ -16,6 +16,7 @@ write that other blocks see late, how the chip rounds its sums and approximate r
 code, and how long anything takes.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
@@ -143,6 +144,17 @@ class _Kernel:
             raise Failed(failure.decode())
 
 
+class File:
+    """A file of kernels, as `kernels.load` returns it: each kernel that somebody asks for is compiled alone."""
+
+    def __init__(self, folder, seed, name, source=None, **macros):
+        self.folder, self.seed, self.name, self.source = folder, seed, name, source or kernels.source(name)
+        self.definitions = [f"-D{macro}={value}" for macro, value in macros.items()]
+
+    def get_function(self, kernel):
+        return _Kernel(compiled(self.name, self.folder, self.source, *self.definitions, kernel=kernel), self.seed)
+
+
 # ---- The engines: what they ask of CuPy, from NumPy ----
 
 
@@ -181,7 +193,9 @@ def _unwritten(shape, dtype=float):
 
 def _cupy(folder, seed):
     cupy = ModuleType("cupy")
-    functions = {name: getattr(np, name) for name in ("asarray", "ascontiguousarray", "pad", "rint", "zeros")}
+    functions = {
+        name: getattr(np, name) for name in ("asarray", "ascontiguousarray", "concatenate", "pad", "rint", "zeros")
+    }
     vars(cupy).update({name: _array_from(f) for name, f in (functions | {"empty": _unwritten}).items()})
     cupy.ndarray = Array
     cupy.cuda = MagicMock()  # streams and events do nothing: whatever is asked for is done at once
@@ -189,6 +203,14 @@ def _cupy(folder, seed):
     cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor = lambda *of: 1
     cupy.RawKernel = lambda code, name, options: _Kernel(compiled(name, folder, code, *options, kernel=name), seed)
     return cupy
+
+
+def with_cupy(folder, seed=0):
+    """Return a context in which `import cupy` brings NumPy's arrays, and `kernels.load` kernels that run on them."""
+    patch = pytest.MonkeyPatch()
+    patch.setitem(sys.modules, "cupy", _cupy(folder, seed))
+    patch.setattr(kernels, "load", partial(File, folder, seed))
+    return contextlib.closing(SimpleNamespace(close=patch.undo))
 
 
 def _own(name):

@@ -1,0 +1,271 @@
+// The implicit product on CUDA cores: a convolution as a product of matrices, of which one, the windows, is never in memory.
+//
+// It is the pipelined product of chapter "write a matrix product": a ring of tiles in shared memory that cp.async fills,
+// registers that hold a thread's tile of sums, and one barrier a step. What is new is where a tile's numbers come from.
+// Each copy of 4 bytes brings the number of some row m and some k, and `implicit.cuh` tells how to find it in the image.
+//
+// How images lie in memory decides who copies what (CHANNELS_FIRST). Pixel by pixel (NHWC), the channels of a tap
+// follow each other: eight threads that copy eight k of one row read 32 bytes in one piece, and a thread keeps its k and
+// goes from row to row. Channel by channel (NCHW), it is neighbouring pixels that follow each other: threads that copy
+// neighbouring rows of one k read a line of the image, and a thread keeps its row and goes from k to k, each of which
+// has a tap of its own.
+
+#ifndef CHANNELS_FIRST
+#define CHANNELS_FIRST 0
+#endif
+#ifndef TILE_M
+#define TILE_M 128
+#define TILE_N 64
+#define WARP_M 64
+#define WARP_N 32
+#endif
+#ifndef DEPTH
+#define DEPTH 8
+#endif
+#ifndef STAGES
+#define STAGES 4
+#endif
+#ifndef BLOCKS
+#define BLOCKS 2
+#endif
+#ifndef A_NUMBERS
+#define A_NUMBERS 4  // that a copy brings of windows, in a weight gradient
+#endif
+#ifndef B_NUMBERS
+#define B_NUMBERS 4  // and of the other operand, where its rows follow each other
+#endif
+#include "implicit.cuh"
+
+constexpr int WARPS_N = TILE_N / WARP_N, WARPS = TILE_M / WARP_M * WARPS_N, THREADS = WARPS * 32;
+constexpr int LANES_M = 8, LANES_N = 4;                             // threads of a warp
+constexpr int ROWS = WARP_M / LANES_M, COLUMNS = WARP_N / LANES_N;  // of a thread
+
+static_assert(TILE_M % WARP_M == 0 && TILE_N % WARP_N == 0, "a block's tile is made up of its warps' tiles");
+static_assert(ROWS % 4 == 0 && COLUMNS % 4 == 0, "a thread loads four numbers at a time");
+static_assert(DEPTH % 2 == 0, "each step begins with the first of the two sets of a and b");
+
+struct Tiles {
+    float A[DEPTH][TILE_M + 4];
+    float B[DEPTH][TILE_N + 4];
+};
+
+constexpr size_t ROWS_BYTES = (TILE_M * sizeof(Row) + 127) / 128 * 128;  // before the ring
+static_assert(STAGES >= 2 && ROWS_BYTES + STAGES * sizeof(Tiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
+
+using Totals = float[ROWS][COLUMNS];
+
+// This thread's copies of a tile that lies in pieces of WIDTH numbers, HEIGHT of them: NUMBERS at a time, from x of
+// pieces y, y + STEP, ...
+template <int HEIGHT, int WIDTH, int NUMBERS>
+struct Share {
+    static constexpr int ACROSS = WIDTH / NUMBERS, STEP = THREADS / ACROSS, COPIES = (HEIGHT + STEP - 1) / STEP;
+    static_assert(THREADS % ACROSS == 0, "all threads copy as many numbers");
+    int x = threadIdx.x % ACROSS * NUMBERS, y = threadIdx.x / ACROSS;
+    bool has(int i) const { return HEIGHT % STEP == 0 || y + i * STEP < HEIGHT; }
+};
+
+inline void load4(float* to, const float* from)
+{
+    float4 four = *reinterpret_cast<const float4*>(from);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+}
+
+// Where this thread's numbers are in the block's tile: rows row(i) and columns column(j).
+inline int row_in_tile(int i) { return threadIdx.x / 32 / WARPS_N * WARP_M + i / 4 * 4 * LANES_M + threadIdx.x % 32 / LANES_N * 4 + i % 4; }
+inline int column_in_tile(int j)
+{
+    return threadIdx.x / 32 % WARPS_N * WARP_N + j / 4 * 4 * LANES_N + threadIdx.x % LANES_N * 4 + j % 4;
+}
+
+// Go through all steps. start(tiles): ask for the next tiles.
+template <class Start>
+inline void multiply(Tiles* ring, int steps, Totals& totals, Start start)
+{
+    auto arrive = [] {
+        cp_async_wait_group<STAGES - 2>();
+        __syncthreads();
+    };
+    float a[2][ROWS], b[2][COLUMNS];
+    auto load = [&](const Tiles& tiles, int k, int into) {
+        #pragma unroll
+        for (int i = 0; i < ROWS; i += 4) load4(a[into] + i, &tiles.A[k][row_in_tile(i)]);
+        #pragma unroll
+        for (int j = 0; j < COLUMNS; j += 4) load4(b[into] + j, &tiles.B[k][column_in_tile(j)]);
+    };
+    for (int slot = 0; slot < STAGES - 1; ++slot) start(ring[slot]);
+    arrive();
+    load(ring[0], 0, 0);
+    for (int step = 0, slot = 0; step < steps; ++step) {
+        const Tiles& tiles = ring[slot];
+        Tiles& last = ring[slot > 0 ? slot - 1 : STAGES - 1];
+        slot = slot < STAGES - 1 ? slot + 1 : 0;
+        #pragma unroll
+        for (int k = 0; k < DEPTH; ++k) {
+            if (k == 0) start(last);
+            if (k == DEPTH - 1) arrive();
+            load(k < DEPTH - 1 ? tiles : ring[slot], (k + 1) % DEPTH, (k + 1) % 2);
+            #pragma unroll
+            for (int j = 0; j < COLUMNS; ++j)
+                #pragma unroll
+                for (int n = 0; n < ROWS; ++n) {
+                    int i = j % 2 ? ROWS - 1 - n : n;  // to and fro
+                    totals[i][j] += a[k % 2][i] * b[k % 2][j];
+                }
+        }
+    }
+    cp_async_wait_all();
+}
+
+// Forward and input gradient: a block's tile of a product of windows and filters.
+inline void multiply_windows(const Product& product, int images, const float* image, const float* filters, float* out,
+                             unsigned char* memory)
+{
+    Row* rows = reinterpret_cast<Row*>(memory);
+    Tiles* ring = reinterpret_cast<Tiles*>(memory + ROWS_BYTES);
+    int tiles_n = (product.N + TILE_N - 1) / TILE_N;
+    int first_row = product.block / tiles_n * TILE_M, first_column = product.block % tiles_n * TILE_N;
+    int K = product.taps_y * product.taps_x * product.channels;
+    for (int i = threadIdx.x; i < TILE_M; i += THREADS) rows[i] = row_of(product, images, first_row + i);
+    __syncthreads();
+
+    // NHWC: the same k for several rows. NCHW: the same row for several k.
+    Share<CHANNELS_FIRST ? DEPTH : TILE_M, CHANNELS_FIRST ? TILE_M : DEPTH, 1> a;
+    Share<DEPTH, TILE_N, B_NUMBERS> b;
+    Row mine[CHANNELS_FIRST ? 1 : a.COPIES];
+    Tap taps[CHANNELS_FIRST ? a.COPIES : 1] = {};
+    #pragma unroll
+    for (int i = 0; i < a.COPIES; ++i) {
+        if (!CHANNELS_FIRST || i == 0) mine[i] = a.has(i) ? rows[CHANNELS_FIRST ? a.x : a.y + i * a.STEP] : Row{};
+        if (CHANNELS_FIRST || i == 0) advance(taps[i], CHANNELS_FIRST ? a.y + i * a.STEP : a.x, product);
+    }
+    int plane = product.height * product.width, left = K - b.y;  // rows of filters
+    bool b_inside = first_column + b.x < product.N;
+    const float* b_from = filters + (size_t)(product.filters + b.y) * product.N + first_column + b.x;
+    auto start = [&](Tiles& tiles) {
+        #pragma unroll
+        for (int i = 0; i < a.COPIES; ++i) {
+            const Row& row = mine[CHANNELS_FIRST ? 0 : i];
+            const Tap& tap = taps[CHANNELS_FIRST ? i : 0];
+            bool inside = is_inside(row, needed(tap, product));
+            int pixel = row.from + distance(tap, product);
+            if (CHANNELS_FIRST) pixel += row.image * (product.channels - 1) * plane + tap.channel * plane;
+            else pixel = pixel * product.channels + tap.channel;
+            int y = a.y + i * a.STEP;
+            float* to = CHANNELS_FIRST ? &tiles.A[y][a.x] : &tiles.A[a.x][y];
+            if (a.has(i)) cp_async<4>(to, image + (inside ? pixel : 0), inside);
+        }
+        #pragma unroll
+        for (int i = 0; i < b.COPIES; ++i) {
+            bool inside = b_inside && i * b.STEP < left;
+            const float* from = inside ? b_from + (size_t)(i * b.STEP) * product.N : filters;
+            if (b.has(i)) cp_async<4 * B_NUMBERS>(&tiles.B[b.y + i * b.STEP][b.x], from, inside);
+        }
+        cp_async_commit_group();
+        #pragma unroll
+        for (Tap& tap : taps) advance(tap, DEPTH, product);
+        b_from += (size_t)DEPTH * product.N, left -= DEPTH;
+    };
+    Totals totals = {};
+    multiply(ring, (K + DEPTH - 1) / DEPTH, totals, start);
+
+    int out_plane = product.out_height * product.out_width;
+    #pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        Row row = rows[row_in_tile(i)];
+        if (row.to < 0) continue;
+        #pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) {
+            int x = first_column + column_in_tile(j);
+            if (x >= product.N) continue;
+            if (CHANNELS_FIRST) out[row.to + (size_t)(row.image * (product.N - 1) + x) * out_plane] = totals[i][j];
+            else if (product.N % 4) out[(size_t)row.to * product.N + x] = totals[i][j];
+            else if (j % 4 == 0) *reinterpret_cast<float4*>(out + (size_t)row.to * product.N + x) = {totals[i][j], totals[i][j + 1], totals[i][j + 2], totals[i][j + 3]};
+        }
+    }
+}
+
+// Weight gradient: a block's tile of the sums over one slice of the pixels.
+inline void multiply_pixels(const Geometry& g, const float* image, const float* dy, float* sums, int slice,
+                            unsigned char* memory)
+{
+    Tiles* ring = reinterpret_cast<Tiles*>(memory);
+    int M = g.kernel * g.kernel * g.channels, N = g.channels_out, plane = g.out_height * g.out_width;
+    int pixels = g.images * plane;
+    int tiles_n = (N + TILE_N - 1) / TILE_N, tiles = (M + TILE_M - 1) / TILE_M * tiles_n;
+    int tile = blockIdx.x % tiles, first_row = tile / tiles_n * TILE_M, first_column = tile % tiles_n * TILE_N;
+    int begin = blockIdx.x / tiles * slice, end = min(pixels, begin + slice);
+
+    // NHWC: the same tap and channels for several pixels. NCHW: the same pixel for several taps and channels.
+    Share<CHANNELS_FIRST ? TILE_M : DEPTH, CHANNELS_FIRST ? DEPTH : TILE_M, CHANNELS_FIRST ? 1 : A_NUMBERS> a;
+    Share<CHANNELS_FIRST ? TILE_N : DEPTH, CHANNELS_FIRST ? DEPTH : TILE_N, CHANNELS_FIRST ? 1 : B_NUMBERS> b;
+    Tap taps[CHANNELS_FIRST ? a.COPIES : 1];
+    #pragma unroll
+    for (int i = 0; i < (CHANNELS_FIRST ? a.COPIES : 1); ++i) {
+        int m = first_row + (CHANNELS_FIRST ? a.y + i * a.STEP : a.x), tap = m / g.channels;
+        taps[i] = {m < M ? m % g.channels : -1, tap / g.kernel, tap % g.kernel};
+    }
+    auto start = [&](Tiles& tiles) {
+        #pragma unroll
+        for (int i = 0; i < a.COPIES; ++i) {
+            const Tap& tap = taps[CHANNELS_FIRST ? i : 0];
+            int pixel = begin + (CHANNELS_FIRST ? a.x : a.y + i * a.STEP);
+            Corner corner = corner_of(g, pixel);
+            int y = corner.y + tap.p, x = corner.x + tap.q;
+            bool inside = tap.channel >= 0 && pixel < end && (unsigned)y < g.height && (unsigned)x < g.width;
+            int from = CHANNELS_FIRST ? ((corner.image * g.channels + tap.channel) * g.height + y) * g.width + x
+                                      : ((corner.image * g.height + y) * g.width + x) * g.channels + tap.channel;
+            int row = a.y + i * a.STEP;
+            float* to = CHANNELS_FIRST ? &tiles.A[a.x][row] : &tiles.A[row][a.x];
+            if (a.has(i)) cp_async<CHANNELS_FIRST ? 4 : 4 * A_NUMBERS>(to, image + (inside ? from : 0), inside);
+        }
+        #pragma unroll
+        for (int i = 0; i < b.COPIES; ++i) {
+            int row = b.y + i * b.STEP, pixel = begin + (CHANNELS_FIRST ? b.x : row);
+            int column = first_column + (CHANNELS_FIRST ? row : b.x);
+            bool inside = column < N && pixel < end;
+            int in_image = CHANNELS_FIRST ? divide(pixel, g.by_image) : 0;
+            size_t from = CHANNELS_FIRST ? (size_t)pixel + (size_t)(in_image * (N - 1) + column) * plane
+                                         : (size_t)pixel * N + column;
+            float* to = CHANNELS_FIRST ? &tiles.B[b.x][row] : &tiles.B[row][b.x];
+            if (b.has(i)) cp_async<CHANNELS_FIRST ? 4 : 4 * B_NUMBERS>(to, dy + (inside ? from : 0), inside);
+        }
+        cp_async_commit_group();
+        begin += DEPTH;
+    };
+    Totals totals = {};
+    multiply(ring, (max(end - begin, 0) + DEPTH - 1) / DEPTH, totals, start);
+
+    sums += (size_t)(blockIdx.x / tiles) * M * N;
+    #pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+        #pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) {
+            int y = first_row + row_in_tile(i), x = first_column + column_in_tile(j);
+            if (y >= M || x >= N) continue;
+            if (N % 4) sums[(size_t)y * N + x] = totals[i][j];
+            else if (j % 4 == 0) *reinterpret_cast<float4*>(sums + (size_t)y * N + x) = {totals[i][j], totals[i][j + 1], totals[i][j + 2], totals[i][j + 3]};
+        }
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
+void forward(Geometry g, const float* x, const float* filters, float* y)
+{
+    extern __shared__ __align__(128) unsigned char shared_bytes[];
+    multiply_windows(forward_product(g), g.images, x, filters, y, shared_bytes);
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
+void input_gradient(Geometry g, const float* dy, const float* filters, float* dx)
+{
+    extern __shared__ __align__(128) unsigned char shared_bytes[];
+    Product phase = gradient_product(g, TILE_M, (g.channels + TILE_N - 1) / TILE_N);
+    multiply_windows(phase, g.images, dy, filters, dx, shared_bytes);
+}
+
+// slice: pixels of each slice. sums: (slices, k k c, o).
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
+void weight_gradient(Geometry g, const float* x, const float* dy, float* sums, int slice)
+{
+    extern __shared__ __align__(128) unsigned char shared_bytes[];
+    multiply_pixels(g, x, dy, sums, slice, shared_bytes);
+}

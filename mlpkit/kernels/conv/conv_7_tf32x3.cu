@@ -1,0 +1,44 @@
+// The implicit product on tensor cores with float32's accuracy: each number is a sum of two TF32 numbers.
+
+#ifndef FLUSH
+#define FLUSH 1
+#endif
+#include "implicit_tf32.cuh"
+
+struct Parts {
+    Word high, low;
+};
+
+inline Parts split(Word bits)
+{
+    float x = __uint_as_float(bits);
+    Word high = cvt_rna_tf32(x);
+    return {high, cvt_rna_tf32(x - __uint_as_float(high))};
+}
+
+inline void multiply_pieces(Totals& totals, const Pieces& pieces)
+{
+    Word b_high[PIECES_N][2], b_low[PIECES_N][2];
+    #pragma unroll
+    for (int j = 0; j < PIECES_N; ++j)
+        #pragma unroll
+        for (int l = 0; l < 2; ++l) {
+            Parts parts = split(pieces.b[j][l]);
+            b_high[j][l] = parts.high, b_low[j][l] = parts.low;
+        }
+    #pragma unroll
+    for (int i = 0; i < PIECES_M; ++i) {
+        Word a_high[4], a_low[4];
+        #pragma unroll
+        for (int l = 0; l < 4; ++l) {
+            Parts parts = split(pieces.a[i][l]);
+            a_high[l] = parts.high, a_low[l] = parts.low;
+        }
+        #pragma unroll
+        for (int j = 0; j < PIECES_N; ++j) mma_m16n8k8_tf32(totals[i][j], a_low, b_high[j]);
+        #pragma unroll
+        for (int j = 0; j < PIECES_N; ++j) mma_m16n8k8_tf32(totals[i][j], a_high, b_low[j]);
+        #pragma unroll
+        for (int j = 0; j < PIECES_N; ++j) mma_m16n8k8_tf32(totals[i][j], a_high, b_high[j]);
+    }
+}

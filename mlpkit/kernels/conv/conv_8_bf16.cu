@@ -1,0 +1,53 @@
+// The implicit product on tensor cores, with images and filters stored as bfloat16.
+
+#include "ptx.cuh"
+
+using Number = unsigned short;  // a bfloat16's 16 bits; only the tensor cores calculate with it
+constexpr int PIECE_K = 16;     // k of an instruction
+
+inline void store_one(Number* at, float number) { *at = cvt_rn_bf16(number); }
+inline void store_pair(Number* at, float first, float second)
+{
+    *reinterpret_cast<Word*>(at) = cvt_rn_bf16(first) | (Word)cvt_rn_bf16(second) << 16;
+}
+
+#include "implicit_cores.cuh"
+
+inline void load_b(Pieces& pieces, const Number (*B)[TILE_N + 8], int column, int k)
+{
+    int lane = threadIdx.x % 32;
+    #pragma unroll
+    for (int j = 0; j < PIECES_N; j += 2) {
+        Word pair[4];
+        ldmatrix_x4_trans(pair, &B[k + lane % 16][column + 8 * j + lane / 16 * 8]);
+        pieces.b[j][0] = pair[0], pieces.b[j][1] = pair[1], pieces.b[j + 1][0] = pair[2], pieces.b[j + 1][1] = pair[3];
+    }
+}
+
+inline void load_pieces(Pieces& pieces, const Tiles& tiles, int row, int column, int k)
+{
+    int lane = threadIdx.x % 32;
+    #pragma unroll
+    for (int i = 0; i < PIECES_M; ++i)
+        ldmatrix_x4(pieces.a[i], &tiles.A[row + 16 * i + lane % 16][k + lane / 16 * 8]);
+    load_b(pieces, tiles.B, column, k);
+}
+
+// A lies turned in memory: its four matrices are turned back on the way.
+inline void load_pieces(Pieces& pieces, const TurnedTiles& tiles, int row, int column, int k)
+{
+    int lane = threadIdx.x % 32;
+    #pragma unroll
+    for (int i = 0; i < PIECES_M; ++i)
+        ldmatrix_x4_trans(pieces.a[i], &tiles.A[k + lane % 8 + lane / 16 * 8][row + 16 * i + lane / 8 % 2 * 8]);
+    load_b(pieces, tiles.B, column, k);
+}
+
+inline void multiply_pieces(Totals& totals, const Pieces& pieces)
+{
+    #pragma unroll
+    for (int i = 0; i < PIECES_M; ++i)
+        #pragma unroll
+        for (int j = 0; j < PIECES_N; ++j)
+            mma_m16n8k16_bf16(totals[i][j], pieces.a[i], pieces.b[j][0], pieces.b[j][1]);
+}

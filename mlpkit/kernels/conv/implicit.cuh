@@ -1,0 +1,148 @@
+// What the implicit products share: which matrix a convolution is a product of, and where its numbers lie.
+//
+//     forward           y (pixels of y, o)     = windows (pixels of y, k k c)    filters (k k c, o)
+//     input gradient    dx (pixels of dx, c)   = windows (pixels of dx, k k o)   filters (k k o, c)
+//     weight gradient   dW (k k c, o)          = windows (pixels of y, k k c)'   dy (pixels of y, o)
+//
+// The matrix of windows is k k times as large as the image, and is never in memory. Where its number (m, k) lies in
+// the image is a sum: a part that m alone decides, the window's corner, and a part that k alone decides, the tap and
+// the channel. So a block works out each row's part once, and a thread its own k's part once a step. What lies beside
+// the image is not read: the copy instruction writes zeros in its place.
+//
+// The input gradient has windows, too: they lie in dy, and are read from their last tap to their first. With a stride
+// of 2, a pixel of dx meets only every second tap in y and in x; which ones depends on whether its line and its column
+// are even. The pixels of each of the four kinds, or phases, are a product of their own, with just the taps that hit.
+
+#include "ptx.cuh"
+
+// n / d for all n below 2^31, with a multiplication instead (Granlund and Montgomery 1994). prepare finds the factor.
+struct Divider {
+    unsigned factor, shift;
+};
+
+inline int divide(int n, Divider d) { return (__umulhi(n, d.factor) + n) >> d.shift; }
+
+struct Geometry {
+    int images, channels, height, width, channels_out, out_height, out_width, kernel, stride, padding;
+    Divider by_image, by_line;  // by the pixels of an image of y, and of one of its lines
+};
+
+// A product of windows and filters. Window (u, v) begins at line u * step + line, and its tap p is `turn` * p further on.
+struct Product {
+    int lines, columns;                     // of windows in an image
+    int step, turn, line, column;           // where they lie
+    int taps_y, taps_x;                     // of each
+    int channels, height, width;            // of the images that they lie in
+    int out_step, out_line, out_column;     // where the results belong: window (u, v) to line u * out_step + out_line
+    int out_height, out_width, N;           // in images of this size, with N channels
+    int block;                              // this block's number in the product
+    int filters;                            // the first of its rows in the matrix of filters
+};
+
+inline Product forward_product(const Geometry& g)
+{
+    return {g.out_height, g.out_width, g.stride,     1,           -g.padding,      -g.padding, g.kernel, g.kernel,
+            g.channels,   g.height,    g.width,      1,           0,               0,          g.out_height,
+            g.out_width,  g.channels_out, (int)blockIdx.x, 0};
+}
+
+// The phase that this block belongs to: those of the first phase come first. Filters lie in the phases' order, too.
+inline Product gradient_product(const Geometry& g, int tile_m, int tiles_n)
+{
+    Product phase = {};
+    int block = blockIdx.x, filters = 0;
+    for (int i = 0; i < g.stride * g.stride; ++i) {
+        int y = i / g.stride, x = i % g.stride;  // its pixels' first line and column
+        int p = (y + g.padding) % g.stride, q = (x + g.padding) % g.stride;  // its first taps
+        phase = {(g.height - y + g.stride - 1) / g.stride, (g.width - x + g.stride - 1) / g.stride, 1, -1,
+                 (y + g.padding - p) / g.stride, (x + g.padding - q) / g.stride,
+                 (g.kernel - p + g.stride - 1) / g.stride, (g.kernel - q + g.stride - 1) / g.stride,
+                 g.channels_out, g.out_height, g.out_width, g.stride, y, x, g.height, g.width, g.channels,
+                 block, filters};
+        int blocks = (g.images * phase.lines * phase.columns + tile_m - 1) / tile_m * tiles_n;
+        if (block < blocks) break;
+        block -= blocks, filters += phase.taps_y * phase.taps_x * g.channels_out;
+    }
+    return phase;
+}
+
+// What row m of a product decides: where its window begins in the image (in pixels; may lie outside), which of its
+// taps' lines and columns are inside (a bit each; columns from bit 8), which pixel its result is (-1: none), and of which
+// image.
+struct Row {
+    int from;
+    unsigned inside;
+    int to, image;
+};
+
+inline Row row_of(const Product& product, int images, int m)
+{
+    int windows = product.lines * product.columns, image = m / windows, u = m % windows / product.columns;
+    int v = m % windows % product.columns;
+    if (image >= images) return {0, 0, -1, 0};
+    int y = u * product.step + product.line, x = v * product.step + product.column;
+    unsigned inside = 0;
+    for (int p = 0; p < product.taps_y; ++p) inside |= (unsigned)(y + product.turn * p) < product.height ? 1 << p : 0;
+    for (int q = 0; q < product.taps_x; ++q) inside |= (unsigned)(x + product.turn * q) < product.width ? 256 << q : 0;
+    int line = u * product.out_step + product.out_line, column = v * product.out_step + product.out_column;
+    return {(image * product.height + y) * product.width + x, inside,
+            (image * product.out_height + line) * product.out_width + column, image};
+}
+
+// What k decides: a channel and a tap.
+struct Tap {
+    int channel, p, q;
+};
+
+// Go on by so many k.
+inline void advance(Tap& tap, int steps, const Product& product)
+{
+    tap.channel += steps;
+    while (tap.channel >= product.channels) {
+        tap.channel -= product.channels;
+        if (++tap.q == product.taps_x) tap.q = 0, ++tap.p;
+    }
+}
+
+// The bits of a row that must be set where the tap is inside the image; -1, which no row has, after the last tap.
+inline unsigned needed(const Tap& tap, const Product& product)
+{
+    return tap.p < product.taps_y ? 1 << tap.p | 256 << tap.q : ~0u;
+}
+
+inline bool is_inside(const Row& row, unsigned needed) { return (row.inside & needed) == needed; }
+
+// How far tap p, q is from its window's beginning, in pixels.
+inline int distance(const Tap& tap, const Product& product) { return product.turn * (tap.p * product.width + tap.q); }
+
+// A pixel of y, and the corner of its window in x.
+struct Corner {
+    int image, y, x;
+};
+
+inline Corner corner_of(const Geometry& g, int pixel)
+{
+    int image = divide(pixel, g.by_image), in_image = pixel - image * g.out_height * g.out_width;
+    int line = divide(in_image, g.by_line), column = in_image - line * g.out_width;
+    return {image, line * g.stride - g.padding, column * g.stride - g.padding};
+}
+
+// The second kernel of a weight gradient: add the slices' sums, always in the same order. A block has 32 numbers; eight
+// threads share one, each with every eighth slice.
+extern "C" __global__ __launch_bounds__(256) void add_slices(const float* from, float* to, int numbers, int slices)
+{
+    extern __shared__ __align__(128) unsigned char shared_bytes[];
+    float(*sums)[32] = reinterpret_cast<float(*)[32]>(shared_bytes);
+    int x = threadIdx.x % 32, y = threadIdx.x / 32, number = blockIdx.x * 32 + x;
+    float sum = 0;
+    if (number < numbers) {
+        #pragma unroll 4
+        for (int slice = y; slice < slices; slice += 8) sum += from[(size_t)slice * numbers + number];
+    }
+    sums[y][x] = sum;
+    __syncthreads();
+    if (y > 0 || number >= numbers) return;
+    #pragma unroll
+    for (int other = 1; other < 8; ++other) sum += sums[other][x];
+    to[number] = sum;
+}

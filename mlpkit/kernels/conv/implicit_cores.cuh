@@ -1,0 +1,271 @@
+// The ring of tiles of the implicit products on tensor cores. The file that includes it says what a number is, and how
+// a warp loads its pieces and multiplies them. Images are stored pixel by pixel (NHWC): the channels of a tap follow
+// each other, and one copy brings 16 bytes of them.
+//
+// Images whose channels are no multiple of 16 bytes are copied number by number where a number has 4 bytes (A_NUMBERS
+// and B_NUMBERS are 1); bfloat16 images are stored with channels up to the next multiple of 8, zeros.
+
+#include "implicit.cuh"
+
+#ifndef TILE_M
+#define TILE_M 128
+#define TILE_N 64
+#define WARP_M 32
+#define WARP_N 32
+#endif
+#ifndef DEPTH
+#define DEPTH 32
+#endif
+#ifndef STAGES
+#define STAGES 4
+#endif
+#ifndef BLOCKS
+#define BLOCKS 1
+#endif
+#ifndef FLUSH
+#define FLUSH 0  // 1: tensor cores add up a step's sums, and others add them to the totals
+#endif
+#ifndef A_NUMBERS
+#define A_NUMBERS (16 / sizeof(Number))
+#endif
+#ifndef B_NUMBERS
+#define B_NUMBERS (16 / sizeof(Number))
+#endif
+
+constexpr int WARPS_N = TILE_N / WARP_N, WARPS = TILE_M / WARP_M * WARPS_N, THREADS = WARPS * 32;
+constexpr int PIECES_M = WARP_M / 16, PIECES_N = WARP_N / 8;  // of a warp's tile
+constexpr int FOUR_WORDS = 16 / sizeof(Number);
+
+static_assert(TILE_M % WARP_M == 0 && TILE_N % WARP_N == 0, "a block's tile is made up of its warps' tiles");
+static_assert(DEPTH % (2 * PIECE_K) == 0, "each step begins with the first of the two sets of a and b");
+static_assert(WARP_N % 16 == 0, "pieces of b are loaded in pairs");
+
+// Rows are some numbers longer than the tile, so that those that are read together begin in different banks.
+struct Tiles {
+    Number A[TILE_M][DEPTH + FOUR_WORDS];
+    Number B[DEPTH][TILE_N + 8];
+};
+
+struct TurnedTiles {  // of a weight gradient: A lies as it lies in memory, a line for each pixel
+    Number A[DEPTH][TILE_M + 8];
+    Number B[DEPTH][TILE_N + 8];
+};
+
+constexpr size_t ROWS_BYTES = (TILE_M * sizeof(Row) + 127) / 128 * 128;  // before the ring
+static_assert(ROWS_BYTES + STAGES * sizeof(Tiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
+static_assert(STAGES >= 2 && STAGES * sizeof(TurnedTiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
+
+// What the registers of a lane hold of a warp's pieces of one k.
+struct Pieces {
+    Word a[PIECES_M][4], b[PIECES_N][2];
+};
+
+using Totals = float[PIECES_M][PIECES_N][4];
+
+void load_pieces(Pieces& pieces, const Tiles& tiles, int row, int column, int k);
+void load_pieces(Pieces& pieces, const TurnedTiles& tiles, int row, int column, int k);
+void multiply_pieces(Totals& totals, const Pieces& pieces);
+
+// This thread's copies of a tile of HEIGHT rows of WIDTH numbers, NUMBERS at a time: columns x, ... of rows y, y + STEP...
+template <int HEIGHT, int WIDTH, int NUMBERS>
+struct Share {
+    static constexpr int ACROSS = WIDTH / NUMBERS, STEP = THREADS / ACROSS, COPIES = (HEIGHT + STEP - 1) / STEP;
+    static_assert(THREADS % ACROSS == 0, "all threads copy as many numbers");
+    int x = threadIdx.x % ACROSS * NUMBERS, y = threadIdx.x / ACROSS;
+    bool has(int i) const { return HEIGHT % STEP == 0 || y + i * STEP < HEIGHT; }
+};
+
+template <int NUMBERS>
+inline void copy(Number* to, const Number* from, bool inside)
+{
+    cp_async<NUMBERS * sizeof(Number)>(to, from, inside);
+}
+
+// Go through all steps. start(tiles): ask for the next tiles.
+template <class T, class Start>
+inline void multiply(T* ring, int steps, Totals& totals, Start start)
+{
+    auto arrive = [] {
+        cp_async_wait_group<STAGES - 2>();
+        __syncthreads();
+    };
+    int warp = threadIdx.x / 32, row = warp / WARPS_N * WARP_M, column = warp % WARPS_N * WARP_N;
+    Pieces pieces[2];
+    for (int slot = 0; slot < STAGES - 1; ++slot) start(ring[slot]);
+    arrive();
+    load_pieces(pieces[0], ring[0], row, column, 0);
+    for (int step = 0, slot = 0; step < steps; ++step) {
+        const T& tiles = ring[slot];
+        T& last = ring[slot > 0 ? slot - 1 : STAGES - 1];
+        slot = slot < STAGES - 1 ? slot + 1 : 0;
+        Totals parts = {};
+        #pragma unroll
+        for (int k = 0; k < DEPTH; k += PIECE_K) {
+            int which = k / PIECE_K % 2;
+            if (k == 0) start(last);
+            if (k + PIECE_K == DEPTH) arrive();
+            load_pieces(pieces[1 - which], k + PIECE_K < DEPTH ? tiles : ring[slot], row, column, (k + PIECE_K) % DEPTH);
+            multiply_pieces(FLUSH ? parts : totals, pieces[which]);
+        }
+        if (!FLUSH) continue;
+        #pragma unroll
+        for (int i = 0; i < PIECES_M; ++i)
+            #pragma unroll
+            for (int j = 0; j < PIECES_N; ++j)
+                #pragma unroll
+                for (int l = 0; l < 4; ++l) totals[i][j][l] += parts[i][j][l];
+    }
+}
+
+// Forward and input gradient: a block's tile of a product of windows and filters.
+inline void multiply_windows(const Product& product, int images, const Number* image, const Number* filters, Number* out,
+                             unsigned char* memory)
+{
+    Row* rows = reinterpret_cast<Row*>(memory);
+    Tiles* ring = reinterpret_cast<Tiles*>(memory + ROWS_BYTES);
+    int tiles_n = (product.N + TILE_N - 1) / TILE_N;
+    int first_row = product.block / tiles_n * TILE_M, first_column = product.block % tiles_n * TILE_N;
+    int K = product.taps_y * product.taps_x * product.channels;
+    for (int i = threadIdx.x; i < TILE_M; i += THREADS) rows[i] = row_of(product, images, first_row + i);
+    __syncthreads();
+
+    Share<TILE_M, DEPTH, A_NUMBERS> a;
+    Share<DEPTH, TILE_N, B_NUMBERS> b;
+    Row mine[a.COPIES];
+    #pragma unroll
+    for (int i = 0; i < a.COPIES; ++i) {
+        mine[i] = a.has(i) ? rows[a.y + i * a.STEP] : Row{};
+        mine[i].from *= product.channels;
+    }
+    Tap tap = {};
+    advance(tap, a.x, product);
+    int left = K - b.y;  // rows of filters
+    bool b_inside = first_column + b.x < product.N;
+    const Number* b_from = filters + (size_t)(product.filters + b.y) * product.N + first_column + b.x;
+    auto start = [&](Tiles& tiles) {
+        int further = distance(tap, product) * product.channels + tap.channel;
+        unsigned bits = needed(tap, product);
+        #pragma unroll
+        for (int i = 0; i < a.COPIES; ++i) {
+            bool inside = is_inside(mine[i], bits);
+            const Number* from = image + (inside ? mine[i].from + further : 0);
+            if (a.has(i)) copy<A_NUMBERS>(&tiles.A[a.y + i * a.STEP][a.x], from, inside);
+        }
+        #pragma unroll
+        for (int i = 0; i < b.COPIES; ++i) {
+            bool inside = b_inside && i * b.STEP < left;
+            const Number* from = inside ? b_from + (size_t)(i * b.STEP) * product.N : filters;
+            if (b.has(i)) copy<B_NUMBERS>(&tiles.B[b.y + i * b.STEP][b.x], from, inside);
+        }
+        cp_async_commit_group();
+        advance(tap, DEPTH, product);
+        b_from += (size_t)DEPTH * product.N, left -= DEPTH;
+    };
+    Totals totals = {};
+    multiply(ring, (K + DEPTH - 1) / DEPTH, totals, start);
+
+    int warp = threadIdx.x / 32, row = warp / WARPS_N * WARP_M + threadIdx.x % 32 / 4;
+    int column = first_column + warp % WARPS_N * WARP_N + threadIdx.x % 4 * 2;
+    bool pairs = product.N % 2 == 0;
+    #pragma unroll
+    for (int i = 0; i < PIECES_M; ++i)
+        #pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int to = rows[row + 16 * i + 8 * half].to;
+            if (to < 0) continue;
+            Number* at = out + (size_t)to * product.N;
+            #pragma unroll
+            for (int j = 0; j < PIECES_N; ++j) {
+                int x = column + 8 * j;
+                if (x >= product.N) continue;
+                if (pairs) {
+                    store_pair(at + x, totals[i][j][2 * half], totals[i][j][2 * half + 1]);
+                } else {
+                    store_one(at + x, totals[i][j][2 * half]);
+                    if (x + 1 < product.N) store_one(at + x + 1, totals[i][j][2 * half + 1]);
+                }
+            }
+        }
+    cp_async_wait_all();
+}
+
+// Weight gradient: a block's tile of the sums over one slice of the pixels.
+inline void multiply_pixels(const Geometry& g, const Number* image, const Number* dy, float* sums, int slice,
+                            unsigned char* memory)
+{
+    TurnedTiles* ring = reinterpret_cast<TurnedTiles*>(memory);
+    int M = g.kernel * g.kernel * g.channels, N = g.channels_out, pixels = g.images * g.out_height * g.out_width;
+    int tiles_n = (N + TILE_N - 1) / TILE_N, tiles = (M + TILE_M - 1) / TILE_M * tiles_n;
+    int tile = blockIdx.x % tiles, first_row = tile / tiles_n * TILE_M, first_column = tile % tiles_n * TILE_N;
+    int begin = blockIdx.x / tiles * slice, end = min(pixels, begin + slice);
+
+    Share<DEPTH, TILE_M, A_NUMBERS> a;
+    Share<DEPTH, TILE_N, B_NUMBERS> b;
+    int m = first_row + a.x, tap = m / g.channels, p = tap / g.kernel, q = tap % g.kernel;  // the same in all steps
+    const Number* a_from = image + m % g.channels;
+    bool a_inside = m < M, b_inside = first_column + b.x < N;
+    auto start = [&](TurnedTiles& tiles) {
+        #pragma unroll
+        for (int i = 0; i < a.COPIES; ++i) {
+            int pixel = begin + a.y + i * a.STEP;
+            Corner corner = corner_of(g, pixel);
+            int y = corner.y + p, x = corner.x + q;
+            bool inside = a_inside && pixel < end && (unsigned)y < g.height && (unsigned)x < g.width;
+            int from = inside ? ((corner.image * g.height + y) * g.width + x) * g.channels : 0;
+            if (a.has(i)) copy<A_NUMBERS>(&tiles.A[a.y + i * a.STEP][a.x], a_from + from, inside);
+        }
+        #pragma unroll
+        for (int i = 0; i < b.COPIES; ++i) {
+            int pixel = begin + b.y + i * b.STEP;
+            bool inside = b_inside && pixel < end;
+            const Number* from = inside ? dy + (size_t)pixel * N + first_column + b.x : dy;
+            if (b.has(i)) copy<B_NUMBERS>(&tiles.B[b.y + i * b.STEP][b.x], from, inside);
+        }
+        cp_async_commit_group();
+        begin += DEPTH;
+    };
+    Totals totals = {};
+    multiply(ring, (max(end - begin, 0) + DEPTH - 1) / DEPTH, totals, start);
+    cp_async_wait_all();
+
+    int warp = threadIdx.x / 32, row = first_row + warp / WARPS_N * WARP_M + threadIdx.x % 32 / 4;
+    int column = first_column + warp % WARPS_N * WARP_N + threadIdx.x % 4 * 2;
+    sums += (size_t)(blockIdx.x / tiles) * M * N;
+    #pragma unroll
+    for (int i = 0; i < PIECES_M; ++i)
+        #pragma unroll
+        for (int j = 0; j < PIECES_N; ++j)
+            #pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                int y = row + 16 * i + 8 * half, x = column + 8 * j;
+                if (y >= M || x >= N) continue;
+                float* at = sums + (size_t)y * N + x;
+                const float* from = totals[i][j] + 2 * half;
+                if (N % 2 == 0) *reinterpret_cast<float2*>(at) = {from[0], from[1]};
+                else at[0] = from[0];
+                if (N % 2 && x + 1 < N) at[1] = from[1];
+            }
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
+void forward(Geometry g, const Number* x, const Number* filters, Number* y)
+{
+    extern __shared__ __align__(128) unsigned char shared_bytes[];
+    multiply_windows(forward_product(g), g.images, x, filters, y, shared_bytes);
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
+void input_gradient(Geometry g, const Number* dy, const Number* filters, Number* dx)
+{
+    extern __shared__ __align__(128) unsigned char shared_bytes[];
+    Product phase = gradient_product(g, TILE_M, (g.channels + TILE_N - 1) / TILE_N);
+    multiply_windows(phase, g.images, dy, filters, dx, shared_bytes);
+}
+
+// slice: pixels of each slice. sums: (slices, k k c, o).
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
+void weight_gradient(Geometry g, const Number* x, const Number* dy, float* sums, int slice)
+{
+    extern __shared__ __align__(128) unsigned char shared_bytes[];
+    multiply_pixels(g, x, dy, sums, slice, shared_bytes);
+}
