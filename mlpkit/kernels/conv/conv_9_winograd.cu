@@ -1,0 +1,208 @@
+// Winograd: TILE x TILE outputs of a 3 x 3 convolution from (TILE + 2)^2 multiplications, where the direct way needs 9 TILE^2.
+//
+// A polynomial of degree T - 1 is known from its values at T points, and a product of two polynomials has, at each point, the
+// product of their values. A convolution is such a product, read the other way round. So a tile d of the image, T = TILE + 2
+// numbers long, and the filter g are transformed, multiplied number by number, and transformed back:
+//     y = A^T ((G g) * (B^T d))        in two dimensions: A^T (G g G^T * B^T d B) A
+// The points are 0, 1, -1 and infinity for F(2, 3), and 2, -2 for F(4, 3) too. Sums over channels can be made before the way back.
+// So each of the T^2 places of a tile is a matrix product of its own,
+//     M[place] (tiles, o) = V[place] (tiles, c) U[place] (c, o)
+// and a thread of the kernels here transforms a tile of one channel, or of VECTOR channels, in registers. Products are a library's.
+//
+// The input gradient is a convolution, of dy with the filters turned by half a turn. The weight gradient has the same matrices,
+// turned: y is linear in g, so dg = G^T (sum over tiles of (A dy A^T) * (B^T d B)) G: a convolution with a "kernel" of TILE x TILE
+// and an "output" of 3 x 3. Its sum over tiles is a product as well, over `slices` of the tiles, added up in order at the end.
+//
+// Multiplications for an output: 9 -> 4 with tiles of 2, 9 -> 2.25 with tiles of 4. What is paid: V and M are 4 times, or 2.25
+// times, as large as the image (tiles overlap), and go through memory. And precision: the rows of F(4, 3) multiply by up to 8,
+// and take differences of what is larger than the result.
+//
+// Images lie pixel by pixel (NHWC). Rows of V and M are `pitch` numbers long, a multiple of 4; who makes them fills them with 0.
+
+#ifndef TILE
+#define TILE 2
+#endif
+#ifndef VECTOR
+#define VECTOR 4
+#endif
+
+constexpr int T = TILE + 2, PLACES = T * T, TAPS = 3;
+
+struct alignas(4 * VECTOR) Numbers {
+    float each[VECTOR];
+};
+
+#if TILE == 2
+constexpr float BT[4][4] = {{1, 0, -1, 0}, {0, 1, 1, 0}, {0, -1, 1, 0}, {0, 1, 0, -1}};
+constexpr float G[4][3] = {{1, 0, 0}, {0.5f, 0.5f, 0.5f}, {0.5f, -0.5f, 0.5f}, {0, 0, 1}};
+constexpr float AT[2][4] = {{1, 1, 1, 0}, {0, 1, -1, -1}};
+#else
+constexpr float BT[6][6] = {{4, 0, -5, 0, 1, 0},  {0, -4, -4, 1, 1, 0}, {0, 4, -4, -1, 1, 0},
+                                       {0, -2, -1, 2, 1, 0}, {0, 2, -1, -2, 1, 0}, {0, 4, 0, -5, 0, 1}};
+constexpr float G[6][3] = {{1 / 4.f, 0, 0},
+                                      {-1 / 6.f, -1 / 6.f, -1 / 6.f},
+                                      {-1 / 6.f, 1 / 6.f, -1 / 6.f},
+                                      {1 / 24.f, 1 / 12.f, 1 / 6.f},
+                                      {1 / 24.f, -1 / 12.f, 1 / 6.f},
+                                      {0, 0, 1}};
+constexpr float AT[4][6] = {{1, 1, 1, 1, 1, 0}, {0, 1, -1, 2, -2, 0}, {0, 1, 1, 4, 4, 0}, {0, 1, -1, 8, -8, 1}};
+#endif
+
+// The matrices, and their transposes, as what a template can be given.
+struct InputTransform {
+    static constexpr int ROWS = T, COLUMNS = T;
+    static constexpr float at(int i, int j) { return BT[i][j]; }
+};
+struct OutputTransform {
+    static constexpr int ROWS = TILE, COLUMNS = T;
+    static constexpr float at(int i, int j) { return AT[i][j]; }
+};
+struct OutputGradient {
+    static constexpr int ROWS = T, COLUMNS = TILE;
+    static constexpr float at(int i, int j) { return AT[j][i]; }
+};
+struct FilterTransform {
+    static constexpr int ROWS = T, COLUMNS = TAPS;
+    static constexpr float at(int i, int j) { return G[i][j]; }
+};
+struct FilterGradient {
+    static constexpr int ROWS = TAPS, COLUMNS = T;
+    static constexpr float at(int i, int j) { return G[j][i]; }
+};
+
+// to = matrix from, for a column of Numbers; what is multiplied by 0 is not looked at.
+template <typename Matrix>
+inline void times(Numbers (&to)[Matrix::ROWS], const Numbers (&from)[Matrix::COLUMNS])
+{
+    #pragma unroll
+    for (int i = 0; i < Matrix::ROWS; ++i)
+        #pragma unroll
+        for (int v = 0; v < VECTOR; ++v) {
+            float sum = 0;
+            #pragma unroll
+            for (int j = 0; j < Matrix::COLUMNS; ++j)
+                if (Matrix::at(i, j) != 0) sum += Matrix::at(i, j) * from[j].each[v];
+            to[i].each[v] = sum;
+        }
+}
+
+// Store matrix d matrix^T, d given by column: load(i, j) returns d's number in row i, column j.
+template <typename Matrix, typename Load, typename Store>
+inline void transform(Load load, Store store)
+{
+    Numbers half[Matrix::ROWS][Matrix::COLUMNS];
+    #pragma unroll
+    for (int j = 0; j < Matrix::COLUMNS; ++j) {
+        Numbers column[Matrix::COLUMNS], made[Matrix::ROWS];
+        #pragma unroll
+        for (int i = 0; i < Matrix::COLUMNS; ++i) column[i] = load(i, j);
+        times<Matrix>(made, column);
+        #pragma unroll
+        for (int i = 0; i < Matrix::ROWS; ++i) half[i][j] = made[i];
+    }
+    #pragma unroll
+    for (int i = 0; i < Matrix::ROWS; ++i) {
+        Numbers made[Matrix::ROWS];
+        times<Matrix>(made, half[i]);
+        #pragma unroll
+        for (int j = 0; j < Matrix::ROWS; ++j) store(i, j, made[j]);
+    }
+}
+
+// Images (batch, height, width, channels) and the tiles that cover their windows' outputs. channels, pitch: in Numbers;
+// places: Numbers from one place's matrix to the next.
+struct Sizes {
+    int batch, height, width, channels, down, across, padding, pitch;
+    long long places;
+};
+
+struct Tile {
+    int number, channel, image, row, column;  // row, column: of its first output
+
+    Tile(const Sizes& s)
+    {
+        const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+        number = i / s.channels, channel = i % s.channels;
+        const int above = number / s.across;
+        image = above / s.down;
+        row = (above - image * s.down) * TILE, column = (number - above * s.across) * TILE;
+    }
+    bool exists(const Sizes& s) const { return number < s.batch * s.down * s.across; }
+    size_t pixel(const Sizes& s, int i, int j) const
+    {
+        return ((size_t)(image * s.height + i) * s.width + j) * s.channels + channel;
+    }
+    size_t place(const Sizes& s) const { return (size_t)number * s.pitch + channel; }
+};
+
+inline bool inside(const Sizes& s, int i, int j) { return i >= 0 && i < s.height && j >= 0 && j < s.width; }
+
+// V = B^T d B of the tiles d of an image that has `padding` zeros around it.
+extern "C" __global__ void transform_input(const Numbers* x, Numbers* V, Sizes s)
+{
+    const Tile tile(s);
+    if (!tile.exists(s)) return;
+    const int top = tile.row - s.padding, left = tile.column - s.padding;
+    Numbers* to = V + tile.place(s);
+    transform<InputTransform>(
+        [&](int i, int j) { return inside(s, top + i, left + j) ? x[tile.pixel(s, top + i, left + j)] : Numbers{}; },
+        [&](int i, int j, Numbers found) { to[(i * T + j) * s.places] = found; });
+}
+
+// y = A^T M A, but for what lies outside.
+extern "C" __global__ void transform_output(const Numbers* M, Numbers* y, Sizes s)
+{
+    const Tile tile(s);
+    if (!tile.exists(s)) return;
+    const Numbers* from = M + tile.place(s);
+    transform<OutputTransform>(
+        [&](int i, int j) { return from[(i * T + j) * s.places]; },
+        [&](int i, int j, Numbers found) {
+            if (inside(s, tile.row + i, tile.column + j)) y[tile.pixel(s, tile.row + i, tile.column + j)] = found;
+        });
+}
+
+// dM = A dy A^T.
+extern "C" __global__ void transform_output_gradient(const Numbers* dy, Numbers* dM, Sizes s)
+{
+    const Tile tile(s);
+    if (!tile.exists(s)) return;
+    Numbers* to = dM + tile.place(s);
+    transform<OutputGradient>(
+        [&](int i, int j) {
+            return inside(s, tile.row + i, tile.column + j) ? dy[tile.pixel(s, tile.row + i, tile.column + j)] : Numbers{};
+        },
+        [&](int i, int j, Numbers found) { to[(i * T + j) * s.places] = found; });
+}
+
+#if VECTOR == 1
+// U[place] (channels_in, channels_out) = G g G^T of filters g: w[in * in_step + out * out_step], turned by half a turn or not.
+extern "C" __global__ void transform_filters(const Numbers* w, Numbers* U, int in, int out, int in_step, int out_step,
+                                             int pitch, long long places, int turned)
+{
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, from_in = i / out, from_out = i % out;
+    if (from_in >= in) return;
+    const Numbers* g = w + (size_t)from_in * in_step + (size_t)from_out * out_step;
+    Numbers* to = U + (size_t)from_in * pitch + from_out;
+    transform<FilterTransform>(
+        [&](int p, int q) { return g[turned ? 8 - (p * TAPS + q) : p * TAPS + q]; },
+        [&](int p, int q, Numbers found) { to[(p * T + q) * places] = found; });
+}
+
+// dW (o, c, 3, 3) = G^T dU G, where dU[place] is the sum of `slices` matrices (o, c) with rows of `pitch` numbers.
+extern "C" __global__ void transform_filter_gradient(const Numbers* dU, Numbers* dW, int o, int c, int pitch,
+                                                     long long matrix, int slices)
+{
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, filter = i / c, channel = i % c;
+    if (filter >= o) return;
+    const Numbers* from = dU + (size_t)filter * pitch + channel;
+    Numbers* to = dW + (size_t)i * TAPS * TAPS;
+    transform<FilterGradient>(
+        [&](int p, int q) {
+            Numbers sum = {};
+            for (int slice = 0; slice < slices; ++slice) sum.each[0] += from[((p * T + q) * slices + slice) * matrix].each[0];
+            return sum;
+        },
+        [&](int p, int q, Numbers found) { to[p * TAPS + q] = found; });
+}
+#endif

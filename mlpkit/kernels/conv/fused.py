@@ -1,0 +1,131 @@
+"""Convolution, bias, ReLU and 2 x 2 max pool: in one kernel, or in two or three. What does a trip through memory cost?
+
+Images lie as (n, c, h, w). With y (n, o, h' // 2, w' // 2), h' and w' being those of the convolution, also come the
+choices: which of the four pixels of a window was the largest. They are two bits, those of eight filters in a uint16,
+in an array (ceil(o / 8), windows of all images). Of several as large it is the first; where y is 0, it says nothing.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from mlpkit import kernels
+from mlpkit.kernels.conv import Prepared
+from mlpkit.kernels.conv.product import by_value, in_order
+
+FILE, GROUP, THREADS = "conv_fused", 8, 256
+MOST = 2**31 - 2**16
+SIZES = (
+    *("batch", "channels", "height", "width", "channels_out", "filters_room", "out_height", "out_width"),
+    *("down", "across", "padding"),
+)
+
+
+def tile(shape):
+    """Return the macros: a block has FILTERS filters of WINDOWS windows, and a thread EACH of these; see the kernel."""
+    filters = 64 if shape.channels_out > 32 else 32
+    return {
+        "FILTERS": filters,
+        "WINDOWS": 32,
+        "EACH": 1,
+        "CHANNELS": 2 if shape.kernel <= 3 and shape.channels > 1 else 1,
+    }
+
+
+def why_not(shape):
+    """Return why there is nothing to pool, a sentence, or None."""
+    if min(shape.out_height, shape.out_width) < 2:
+        return f"a result of {shape.out_height} x {shape.out_width} has no window of 2 x 2: leave out the pool."
+    if shape.batch * shape.channels_out * shape.out_height * shape.out_width > MOST:
+        return f"these kernels count in 32 bits, and {shape.batch} images have too many numbers: take fewer at a time."
+    return None
+
+
+def pooled(shape):
+    """Return the shape of the pool's result."""
+    return shape.batch, shape.channels_out, shape.out_height // 2, shape.out_width // 2
+
+
+def prepare_fused(shape, x, w, bias, **macros):
+    """Return `Prepared` for all four in one kernel; its result() returns y, float32, and the choices, uint16.
+
+    x (n, c, h, w), w (o, c, k, k), bias (o,): float32 CuPy arrays. macros: instead of those of `tile`. Raises
+    ValueError for what `why_not` says no to.
+    """
+    macros, filters = _begin(shape, w, macros)
+    y, choices = _empty_pooled(shape)
+    call = _convolution("convolution_pool", shape, macros, (x, filters, bias, y, choices))
+    return Prepared(call, lambda: (y, choices), 0, (x, filters, bias))
+
+
+def prepare_separate(shape, x, w, bias, together=1, **macros):
+    """Return `Prepared` for the same with three kernels; together: 2 for two, bias and ReLU with the convolution.
+
+    Arguments and results are those of `prepare_fused`. workspace: the bytes of what is written between the kernels.
+    """
+    import cupy
+
+    macros, filters = _begin(shape, w, macros)
+    z, (y, choices) = cupy.empty(shape.y, np.float32), _empty_pooled(shape)
+    here = bias if together > 1 else np.uintp(0)
+    calls = [_convolution("convolution", shape, macros, (x, filters, here, z), pool=False)]
+    if together == 1:
+        numbers = map(np.int32, (shape.channels_out, shape.out_height * shape.out_width, z.size))
+        calls.append(_launch("bias_relu", z.size, macros, (z, bias, *numbers)))
+    calls.append(_launch("pool", choices.size, macros, (z, y, choices, sizes_of(shape, macros))))
+    return Prepared(in_order(*calls), lambda: (y, choices), z.nbytes, (x, filters, bias))
+
+
+def unpack(choices, filters, windows):
+    """Return choices as numbers from 0 to 3, (filters, windows); choices: a NumPy or a CuPy array."""
+    bits = choices.reshape(-1, 1, windows) >> (2 * np.arange(GROUP, dtype=np.uint16)).reshape(1, GROUP, 1)
+    return (bits & 3).reshape(-1, windows)[:filters]
+
+
+def _begin(shape, w, macros):
+    """Return the macros, and the weights as (c, k k, o filled up with zeros to whole blocks)."""
+    import cupy
+
+    if reason := why_not(shape):
+        raise ValueError(reason)
+    macros = tile(shape) | macros | {"KERNEL": shape.kernel, "STRIDE": shape.stride}
+    filters = cupy.zeros((shape.channels, shape.kernel**2, _room(shape, macros)), np.float32)
+    filters[:, :, : shape.channels_out] = w.reshape(*w.shape[:2], -1).transpose(1, 2, 0)
+    return macros, filters
+
+
+def _room(shape, macros):
+    return -(-shape.channels_out // macros["FILTERS"]) * macros["FILTERS"]
+
+
+def _empty_pooled(shape):
+    import cupy
+
+    n, o, down, across = pooled(shape)
+    return cupy.empty((n, o, down, across), np.float32), cupy.empty((-(-o // GROUP), n * down * across), np.uint16)
+
+
+def sizes_of(shape, macros, pool=True):
+    """Return the struct `Sizes` of the kernels, as an array of one item that a launch passes by value."""
+    down, across = (size // 2 if pool else -(-size // 2) for size in (shape.out_height, shape.out_width))
+    numbers = {"filters_room": _room(shape, macros), "down": down, "across": across}
+    return by_value(*(numbers[name] if name in numbers else getattr(shape, name) for name in SIZES))
+
+
+def _convolution(name, shape, macros, arrays, pool=True):
+    """Return a launch of a convolution, with blocks for all windows and all filters."""
+    sizes = sizes_of(shape, macros, pool)
+    *_, down, across, _ = sizes.view(np.int32)
+    filters, windows = macros["FILTERS"], macros["WINDOWS"]
+    blocks = -(-shape.batch * int(down) * int(across) // windows) * (_room(shape, macros) // filters)
+    taps, side = shape.kernel**2, shape.kernel + shape.stride
+    shared = 2 * 4 * macros["CHANNELS"] * (side**2 * windows + taps * filters)
+    kernel = kernels.load(FILE, **macros).get_function(name)
+    kernel.max_dynamic_shared_size_bytes = shared
+    threads = filters // GROUP * windows // macros["EACH"]
+    return partial(kernel, (blocks,), (threads,), (*arrays, sizes), shared_mem=shared)
+
+
+def _launch(name, threads, macros, arguments):
+    kernel = kernels.load(FILE, **macros).get_function(name)
+    return partial(kernel, (-(-threads // THREADS),), (THREADS,), arguments)
