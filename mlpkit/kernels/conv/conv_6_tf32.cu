@@ -8,12 +8,12 @@ inline void multiply_pieces(Totals& totals, const Pieces& pieces)
     #pragma unroll
     for (int j = 0; j < PIECES_N; ++j)
         #pragma unroll
-        for (int l = 0; l < 2; ++l) b[j][l] = cvt_rna_tf32(__uint_as_float(pieces.b[j][l]));
+        for (int l = 0; l < 2; ++l) b[j][l] = rounded(__uint_as_float(pieces.b[j][l]));
     #pragma unroll
     for (int i = 0; i < PIECES_M; ++i) {
         Word a[4];
         #pragma unroll
-        for (int l = 0; l < 4; ++l) a[l] = cvt_rna_tf32(__uint_as_float(pieces.a[i][l]));
+        for (int l = 0; l < 4; ++l) a[l] = rounded(__uint_as_float(pieces.a[i][l]));
         #pragma unroll
         for (int j = 0; j < PIECES_N; ++j) mma_m16n8k8_tf32(totals[i][j], a, b[j]);
     }

@@ -11,9 +11,8 @@ struct Parts {
 
 inline Parts split(Word bits)
 {
-    float x = __uint_as_float(bits);
-    Word high = cvt_rna_tf32(x);
-    return {high, cvt_rna_tf32(x - __uint_as_float(high))};
+    Word high = rounded(__uint_as_float(bits)) & ~0x1fffu;
+    return {high, __float_as_uint(__uint_as_float(bits) - __uint_as_float(high))};
 }
 
 inline void multiply_pieces(Totals& totals, const Pieces& pieces)

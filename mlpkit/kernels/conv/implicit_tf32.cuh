@@ -10,6 +10,11 @@ inline void store_pair(float* at, float first, float second) { *reinterpret_cast
 
 #include "implicit_cores.cuh"
 
+// Tensor cores cut a float32 off after 10 bits. A little more than x, cut off, is x rounded: the factor is 1 + 2^-11.5,
+// between half of the last bit's worth of the smallest mantissa and of the largest. What has 11 bits stays as it is.
+// cvt.rna.tf32 rounds exactly, and takes two instructions, as it looks for NaN first.
+inline Word rounded(float x) { return __float_as_uint(x * 1.00034526698f); }
+
 // A lane holds (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4) of a piece of A, and (t, g), (t + 4, g) of one of B, with
 // g = lane / 4 and t = lane % 4.
 inline void load_b(Pieces& pieces, const float (*B)[TILE_N + 8], int column, int k)
