@@ -47,7 +47,7 @@ SHARED_MEMORY = "extern __shared__ __align__(128) unsigned char shared_bytes[];"
 CLUSTER = re.compile(r"\b__cluster_dims__\((\w+)\)")
 
 LAUNCH = """
-extern "C" const char* emulate(void** values, const size_t* sizes, size_t given, int grid, int threads, size_t memory,
+extern "C" const char* %s(void** values, const size_t* sizes, size_t given, int grid, int threads, size_t memory,
                                unsigned seed) {
     return launch(%s, values, sizes, given, grid, %s, threads, memory, seed);
 }
@@ -72,19 +72,27 @@ def why_not():
 # ---- The kernels ----
 
 
-def translated(name, source, kernel="train"):
-    """Return the source of `<name>.cu` as C++, with a function that launches one kernel of it. Raises Changed."""
+def translated(name, source, wanted=None):
+    """Return the source of `<name>.cu` as C++, with functions that launch kernels of it. Raises Changed.
+
+    wanted: {kernel: name of the function that launches it}.
+    """
     source = source.replace(INSTRUCTIONS, "")
     if left := re.findall(r"^.*\basm\b.*$", source, re.MULTILINE):
         raise Changed(f"{name}.cu has assembly that the emulator does not replace: {left[0].strip()}")
     header = Path(__file__).with_name("emulator.h").read_text(encoding="utf-8")
-    blocks = CLUSTER.search(source)
-    return header + source.replace(SHARED_MEMORY, "") + LAUNCH % (kernel, blocks[1] if blocks else 1)
+    size = blocks[1] if (blocks := CLUSTER.search(source)) else 1
+    launches = [LAUNCH % (launch, kernel, size) for kernel, launch in (wanted or {"train": "emulate"}).items()]
+    return header + source.replace(SHARED_MEMORY, "") + "".join(launches)
 
 
 def compiled(name, folder, source, *definitions, kernel="train"):
-    """Return the kernel's library, with macros as in "-DBATCH=64"; compiled once for all who share the folder."""
-    code = translated(name, source, kernel)
+    """Return a kernel's library, with macros as in "-DBATCH=64"; compiled once for all who share the folder.
+
+    kernel: the name of one, or several names.
+    """
+    wanted = {kernel: "emulate"} if isinstance(kernel, str) else {each: f"emulate_{each}" for each in kernel}
+    code = translated(name, source, wanted)
     key = hashlib.sha256(f"{code}{definitions}".encode()).hexdigest()[:16]
     path = folder / f"{key}.so"
     if not path.exists():
@@ -98,8 +106,9 @@ def compiled(name, folder, source, *definitions, kernel="train"):
         made.replace(path)
     library = ctypes.CDLL(str(path))
     size, sizes = ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)
-    library.emulate.argtypes = [ctypes.c_void_p, sizes, size, ctypes.c_int, ctypes.c_int, size, ctypes.c_uint]
-    library.emulate.restype = ctypes.c_char_p
+    for launch in map(partial(getattr, library), wanted.values()):
+        launch.argtypes = [ctypes.c_void_p, sizes, size, ctypes.c_int, ctypes.c_int, size, ctypes.c_uint]
+        launch.restype = ctypes.c_char_p
     return library
 
 
@@ -122,8 +131,8 @@ class _Kernel:
 
     max_dynamic_shared_size_bytes = 48 << 10  # until somebody asks for more
 
-    def __init__(self, library, seed):
-        self.library, self.seed = library, seed
+    def __init__(self, library, seed, launch="emulate"):
+        self.launch, self.seed = getattr(library, launch), seed
 
     def compile(self):
         """Do nothing: it is compiled."""
@@ -140,19 +149,21 @@ class _Kernel:
         values = [np.array(each.data.ptr if isinstance(each, Array) else each) for each in arguments]
         places = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
         sizes = (ctypes.c_size_t * len(values))(*(value.nbytes for value in values))
-        if failure := self.library.emulate(places, sizes, len(values), *grid, *block, shared_mem, self.seed):
+        if failure := self.launch(places, sizes, len(values), *grid, *block, shared_mem, self.seed):
             raise Failed(failure.decode())
 
 
 class File:
-    """A file of kernels, as `kernels.load` returns it: each kernel that somebody asks for is compiled alone."""
+    """A file of several kernels, as `kernels.load` returns it. source: of the file, if it is not its own."""
 
     def __init__(self, folder, seed, name, source=None, **macros):
-        self.folder, self.seed, self.name, self.source = folder, seed, name, source or kernels.source(name)
-        self.definitions = [f"-D{macro}={value}" for macro, value in macros.items()]
+        source = source or kernels.source(name)
+        definitions = [f"-D{macro}={value}" for macro, value in macros.items()]
+        names = re.findall(r'extern "C" __global__[^{]*?void (\w+)\(', source)
+        self.library, self.seed = compiled(name, folder, source, *definitions, kernel=names), seed
 
-    def get_function(self, kernel):
-        return _Kernel(compiled(self.name, self.folder, self.source, *self.definitions, kernel=kernel), self.seed)
+    def get_function(self, name):
+        return _Kernel(self.library, self.seed, f"emulate_{name}")
 
 
 # ---- The engines: what they ask of CuPy, from NumPy ----
