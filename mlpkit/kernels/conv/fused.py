@@ -14,6 +14,9 @@ from mlpkit.kernels.conv import Prepared
 from mlpkit.kernels.conv.product import by_value, in_order
 
 FILE, GROUP, THREADS = "conv_fused", 8, 256
+BACKWARD, WARPS, CHANNELS, CHUNK = "conv_fused_backward", 8, 64, 8
+FEW = 8  # channels, at most, for which a lane has a filter
+MOST_SHARED, SHARED_OF_TWO, PROCESSORS = 227 << 10, 113 << 10, 132  # bytes of a block, and where there are two
 MOST = 2**31 - 2**16
 SIZES = (
     *("batch", "channels", "height", "width", "channels_out", "filters_room", "out_height", "out_width"),
@@ -80,6 +83,105 @@ def unpack(choices, filters, windows):
     """Return choices as numbers from 0 to 3, (filters, windows); choices: a NumPy or a CuPy array."""
     bits = choices.reshape(-1, 1, windows) >> (2 * np.arange(GROUP, dtype=np.uint16)).reshape(1, GROUP, 1)
     return (bits & 3).reshape(-1, windows)[:filters]
+
+
+def why_not_back(shape, which):
+    """Return why there is no way back for a shape, a sentence, or None; which: one of the two gradients."""
+    if shape.stride != 1:
+        return "the way back through a pool is for convolutions with a stride of 1: take separate kernels for others."
+    if (reason := why_not(shape)) is None and not band_of(shape, which):
+        reason = f"images {shape.width} pixels wide don't fit into a block's shared memory: take separate kernels."
+    return reason
+
+
+def prepare_weight_gradient(shape, x, dy, y, choices, **macros):
+    """Return `Prepared` for dW (o, c, k, k), from the pool's gradient dy, and y and choices of `prepare_fused`.
+
+    macros: instead of those of `back_tile`. Raises ValueError for what `why_not_back` says no to.
+    """
+    import cupy
+
+    if reason := why_not_back(shape, "weight_gradient"):
+        raise ValueError(reason)
+    macros, few, (o, c) = back_tile(shape) | macros, shape.channels <= FEW, shape.w[:2]
+    blocks = -(-o // 32) * c if few else -(-o // (WARPS * macros["FILTERS"])) * -(-c // CHANNELS)
+    band = band_of(shape, "weight_gradient", macros)
+    bands = shape.batch * -(-(shape.out_height // 2) // band)
+    slices = -(-bands // -(-bands * blocks // ((4 if few else 2) * PROCESSORS)))
+    parts, dw = cupy.empty((slices, o, shape.kernel**2, c), np.float32), cupy.empty(shape.w, np.float32)
+    sizes = _back_sizes(shape, band, slices)
+    name, shared = "weight_gradient" + "_few" * few, _weight_shared(shape, band, macros)
+    arguments = (x, dy, y, choices, parts, sizes)
+    calls = (
+        _back(name, blocks * slices, arguments, macros, shared),
+        _back("add_slices", -(-dw.size // THREADS), (parts, dw, *map(np.int32, (o, c, slices))), macros),
+    )
+    return Prepared(in_order(*calls), lambda: dw, parts.nbytes, (x, dy, y, choices))
+
+
+def prepare_input_gradient(shape, w, dy, y, choices, **macros):
+    """Return `Prepared` for dx (n, c, h, w), from the filters, and what `prepare_weight_gradient` gets."""
+    import cupy
+
+    if reason := why_not_back(shape, "input_gradient"):
+        raise ValueError(reason)
+    macros, band = back_tile(shape) | macros, band_of(shape, "input_gradient")
+    dx = cupy.empty(shape.x, np.float32)
+    filters = cupy.zeros(
+        (-(-shape.channels_out // CHUNK) * CHUNK, shape.kernel**2, -(-shape.channels // CHANNELS) * CHANNELS),
+        np.float32,
+    )
+    filters[: len(w), :, : shape.channels] = w.reshape(*w.shape[:2], -1).transpose(0, 2, 1)
+    blocks = -(-shape.height // band) * -(-shape.channels // CHANNELS) * shape.batch
+    arguments = (filters, dy, y, choices, dx, _back_sizes(shape, band, 1))
+    shared = _input_shared(shape, band, macros)
+    return Prepared(
+        _back("input_gradient", blocks, arguments, macros, shared), lambda: dx, 0, (filters, dy, y, choices)
+    )
+
+
+def back_tile(shape):
+    """Return the macros of the way back: filters whose sums a warp keeps, and windows whose patches it keeps."""
+    filters, windows = {1: (8, 8), 2: (8, 4), 3: (4, 4), 4: (3, 2), 5: (2, 2)}.get(shape.kernel, (1, 1))
+    return {"KERNEL": shape.kernel, "FILTERS": filters, "WINDOWS": windows, "WARPS": WARPS}
+
+
+def band_of(shape, which, macros=None):
+    """Return how many rows a block has at a time: as many as fit into shared memory, or 0.
+
+    They are rows of windows for the weight gradient, of the image for the input's.
+    """
+    macros, back = macros or back_tile(shape), which == "input_gradient"
+    most, shared = (MOST_SHARED, _input_shared) if back else (SHARED_OF_TWO, _weight_shared)
+    rows = shape.height if back else shape.out_height // 2
+    return next((band for band in range(rows, 0, -1) if shared(shape, band, macros) <= most), 0)
+
+
+def _weight_shared(shape, band, macros):
+    """Return the bytes of pixels and gradients for so many rows of windows."""
+    across, taps = shape.out_width // 2, shape.kernel**2
+    places, windows = (2 * band + shape.kernel - 1) * (2 * across + shape.kernel - 1), band * across
+    if shape.channels <= FEW:
+        return max(4 * places + 8 * 33 * windows, 4 * 32 * WARPS * taps)
+    return 4 * places * (CHANNELS + 2) + 8 * windows * WARPS * macros["FILTERS"]
+
+
+def _input_shared(shape, band, macros):
+    """Return the bytes of weights, gradients and patches for so many rows of the image."""
+    taps, patch = shape.kernel**2, (shape.kernel + 1) ** 2
+    windows = min((band + shape.kernel) // 2 + 1, shape.out_height // 2) * (shape.out_width // 2)
+    held = 4 * CHUNK * taps * CHANNELS + 8 * WARPS * macros["WINDOWS"] * CHUNK
+    return held + 4 * windows * (patch * (CHANNELS + 1) + 1)
+
+
+def _back_sizes(shape, band, slices):
+    return by_value(*shape.x, shape.channels_out, *pooled(shape)[2:], shape.padding, band, slices)
+
+
+def _back(name, blocks, arguments, macros, shared=0):
+    kernel = kernels.load(BACKWARD, **macros).get_function(name)
+    kernel.max_dynamic_shared_size_bytes = shared
+    return partial(kernel, (blocks,), (32 * WARPS,), arguments, shared_mem=shared)
 
 
 def _begin(shape, w, macros):
