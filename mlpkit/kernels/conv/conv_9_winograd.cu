@@ -28,9 +28,12 @@
 
 constexpr int T = TILE + 2, PLACES = T * T, TAPS = 3;
 
-struct alignas(4 * VECTOR) Numbers {
-    float each[VECTOR];
+template <int N>
+struct alignas(4 * N) Pack {
+    float each[N];
 };
+typedef Pack<VECTOR> Numbers;  // of neighbouring channels
+typedef Pack<1> Number;
 
 #if TILE == 2
 constexpr float BT[4][4] = {{1, 0, -1, 0}, {0, 1, 1, 0}, {0, -1, 1, 0}, {0, 1, 0, -1}};
@@ -71,13 +74,13 @@ struct FilterGradient {
 };
 
 // to = matrix from, for a column of Numbers; what is multiplied by 0 is not looked at.
-template <typename Matrix>
-inline void times(Numbers (&to)[Matrix::ROWS], const Numbers (&from)[Matrix::COLUMNS])
+template <typename Matrix, int N>
+inline void times(Pack<N> (&to)[Matrix::ROWS], const Pack<N> (&from)[Matrix::COLUMNS])
 {
     #pragma unroll
     for (int i = 0; i < Matrix::ROWS; ++i)
         #pragma unroll
-        for (int v = 0; v < VECTOR; ++v) {
+        for (int v = 0; v < N; ++v) {
             float sum = 0;
             #pragma unroll
             for (int j = 0; j < Matrix::COLUMNS; ++j)
@@ -87,9 +90,10 @@ inline void times(Numbers (&to)[Matrix::ROWS], const Numbers (&from)[Matrix::COL
 }
 
 // Store matrix d matrix^T, d given by column: load(i, j) returns d's number in row i, column j.
-template <typename Matrix, typename Load, typename Store>
+template <typename Matrix, int N, typename Load, typename Store>
 inline void transform(Load load, Store store)
 {
+    typedef Pack<N> Numbers;
     Numbers half[Matrix::ROWS][Matrix::COLUMNS];
     #pragma unroll
     for (int j = 0; j < Matrix::COLUMNS; ++j) {
@@ -144,7 +148,7 @@ extern "C" __global__ void transform_input(const Numbers* x, Numbers* V, Sizes s
     if (!tile.exists(s)) return;
     const int top = tile.row - s.padding, left = tile.column - s.padding;
     Numbers* to = V + tile.place(s);
-    transform<InputTransform>(
+    transform<InputTransform, VECTOR>(
         [&](int i, int j) { return inside(s, top + i, left + j) ? x[tile.pixel(s, top + i, left + j)] : Numbers{}; },
         [&](int i, int j, Numbers found) { to[(i * T + j) * s.places] = found; });
 }
@@ -155,7 +159,7 @@ extern "C" __global__ void transform_output(const Numbers* M, Numbers* y, Sizes 
     const Tile tile(s);
     if (!tile.exists(s)) return;
     const Numbers* from = M + tile.place(s);
-    transform<OutputTransform>(
+    transform<OutputTransform, VECTOR>(
         [&](int i, int j) { return from[(i * T + j) * s.places]; },
         [&](int i, int j, Numbers found) {
             if (inside(s, tile.row + i, tile.column + j)) y[tile.pixel(s, tile.row + i, tile.column + j)] = found;
@@ -168,41 +172,39 @@ extern "C" __global__ void transform_output_gradient(const Numbers* dy, Numbers*
     const Tile tile(s);
     if (!tile.exists(s)) return;
     Numbers* to = dM + tile.place(s);
-    transform<OutputGradient>(
+    transform<OutputGradient, VECTOR>(
         [&](int i, int j) {
             return inside(s, tile.row + i, tile.column + j) ? dy[tile.pixel(s, tile.row + i, tile.column + j)] : Numbers{};
         },
         [&](int i, int j, Numbers found) { to[(i * T + j) * s.places] = found; });
 }
 
-#if VECTOR == 1
 // U[place] (channels_in, channels_out) = G g G^T of filters g: w[in * in_step + out * out_step], turned by half a turn or not.
-extern "C" __global__ void transform_filters(const Numbers* w, Numbers* U, int in, int out, int in_step, int out_step,
+extern "C" __global__ void transform_filters(const Number* w, Number* U, int in, int out, int in_step, int out_step,
                                              int pitch, long long places, int turned)
 {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, from_in = i / out, from_out = i % out;
     if (from_in >= in) return;
-    const Numbers* g = w + (size_t)from_in * in_step + (size_t)from_out * out_step;
-    Numbers* to = U + (size_t)from_in * pitch + from_out;
-    transform<FilterTransform>(
+    const Number* g = w + (size_t)from_in * in_step + (size_t)from_out * out_step;
+    Number* to = U + (size_t)from_in * pitch + from_out;
+    transform<FilterTransform, 1>(
         [&](int p, int q) { return g[turned ? 8 - (p * TAPS + q) : p * TAPS + q]; },
-        [&](int p, int q, Numbers found) { to[(p * T + q) * places] = found; });
+        [&](int p, int q, Number found) { to[(p * T + q) * places] = found; });
 }
 
 // dW (o, c, 3, 3) = G^T dU G, where dU[place] is the sum of `slices` matrices (o, c) with rows of `pitch` numbers.
-extern "C" __global__ void transform_filter_gradient(const Numbers* dU, Numbers* dW, int o, int c, int pitch,
+extern "C" __global__ void transform_filter_gradient(const Number* dU, Number* dW, int o, int c, int pitch,
                                                      long long matrix, int slices)
 {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, filter = i / c, channel = i % c;
     if (filter >= o) return;
-    const Numbers* from = dU + (size_t)filter * pitch + channel;
-    Numbers* to = dW + (size_t)i * TAPS * TAPS;
-    transform<FilterGradient>(
+    const Number* from = dU + (size_t)filter * pitch + channel;
+    Number* to = dW + (size_t)i * TAPS * TAPS;
+    transform<FilterGradient, 1>(
         [&](int p, int q) {
-            Numbers sum = {};
+            Number sum = {};
             for (int slice = 0; slice < slices; ++slice) sum.each[0] += from[((p * T + q) * slices + slice) * matrix].each[0];
             return sum;
         },
-        [&](int p, int q, Numbers found) { to[p * TAPS + q] = found; });
+        [&](int p, int q, Number found) { to[p * TAPS + q] = found; });
 }
-#endif
