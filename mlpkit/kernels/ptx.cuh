@@ -137,6 +137,14 @@ __device__ void cp_async(void* to, const void* from, bool inside = true) {
     }
 }
 
+// The same, through the cache of the multiprocessor, for what will be copied again soon.
+template <int BYTES>
+__device__ void cp_async_ca(void* to, const void* from, bool inside = true) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES),
+                 "r"(inside ? BYTES : 0)
+                 : "memory");
+}
+
 __device__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Until all but the last PENDING groups of this thread's copies are there.

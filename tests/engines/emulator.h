@@ -467,6 +467,10 @@ static void cp_async(void* to, const void* from, bool inside = true) {
     if ((uintptr_t)to % BYTES || (uintptr_t)from % BYTES) return fail("a misaligned address");
     copy_later(to, inside ? from : 0, BYTES);
 }
+
+template <int BYTES>
+static void cp_async_ca(void* to, const void* from, bool inside = true) { cp_async<BYTES>(to, from, inside); }
+
 static void cp_async_wait_all() { wait_for_copies_of_mine(); }
 static void cp_async_commit_group() {
     if (current->in_group[++current->group % 8]) fail("more than 8 groups of copies are on their way");

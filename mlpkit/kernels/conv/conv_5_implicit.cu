@@ -2,11 +2,10 @@
 //
 // It is the pipelined product of chapter "write a matrix product": a ring of tiles in shared memory that cp.async fills,
 // registers that hold a thread's tile of sums, and one barrier a step. What is new is where a tile's numbers come from.
-// Each copy of 4 bytes brings the number of some row m and some k, and `implicit.cuh` tells how to find it in the image.
+// Each copy brings numbers of some row m and some k, and `implicit.cuh` tells how to find it in the image.
 //
 // How images lie in memory decides who copies what (CHANNELS_FIRST). Pixel by pixel (NHWC), the channels of a tap
-// follow each other: eight threads that copy eight k of one row read 32 bytes in one piece, and a thread keeps its k and
-// goes from row to row. Channel by channel (NCHW), it is neighbouring pixels that follow each other: threads that copy
+// follow each other: a copy brings four of them, and a thread keeps its k and goes from row to row. Channel by channel (NCHW), it is neighbouring pixels that follow each other: threads that copy
 // neighbouring rows of one k read a line of the image, and a thread keeps its row and goes from k to k, each of which
 // has a tap of its own.
 
@@ -29,7 +28,7 @@
 #define BLOCKS 2
 #endif
 #ifndef A_NUMBERS
-#define A_NUMBERS 4  // that a copy brings of windows, in a weight gradient
+#define A_NUMBERS 4  // that a copy brings of windows, where channels follow each other
 #endif
 #ifndef B_NUMBERS
 #define B_NUMBERS 4  // and of the other operand, where its rows follow each other
@@ -42,15 +41,22 @@ constexpr int ROWS = WARP_M / LANES_M, COLUMNS = WARP_N / LANES_N;  // of a thre
 
 static_assert(TILE_M % WARP_M == 0 && TILE_N % WARP_N == 0, "a block's tile is made up of its warps' tiles");
 static_assert(ROWS % 4 == 0 && COLUMNS % 4 == 0, "a thread loads four numbers at a time");
-static_assert(DEPTH % 2 == 0, "each step begins with the first of the two sets of a and b");
+static_assert(DEPTH % 8 == 0, "each step begins with the first of the two sets of a and b");
 
 struct Tiles {
     float A[DEPTH][TILE_M + 4];
     float B[DEPTH][TILE_N + 4];
 };
 
+// Where the channels of a tap follow each other, 16 bytes of them are copied at a time. So a row of windows stays a row,
+// and a thread loads four k of each of its rows at once. Rows are longer by 4: eight of them lie in all 32 banks.
+struct RowTiles {
+    float A[TILE_M][DEPTH + 4];
+    float B[DEPTH][TILE_N + 4];
+};
+
 constexpr size_t ROWS_BYTES = (TILE_M * sizeof(Row) + 127) / 128 * 128;  // before the ring
-static_assert(STAGES >= 2 && ROWS_BYTES + STAGES * sizeof(Tiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
+static_assert(STAGES >= 3 && ROWS_BYTES + STAGES * sizeof(RowTiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
 
 using Totals = float[ROWS][COLUMNS];
 
@@ -72,6 +78,7 @@ inline void load4(float* to, const float* from)
 
 // Where this thread's numbers are in the block's tile: rows row(i) and columns column(j).
 inline int row_in_tile(int i) { return threadIdx.x / 32 / WARPS_N * WARP_M + i / 4 * 4 * LANES_M + threadIdx.x % 32 / LANES_N * 4 + i % 4; }
+inline int row_of_rows(int i) { return threadIdx.x / 32 / WARPS_N * WARP_M + i * LANES_M + threadIdx.x % 32 / LANES_N; }
 inline int column_in_tile(int j)
 {
     return threadIdx.x / 32 % WARPS_N * WARP_N + j / 4 * 4 * LANES_N + threadIdx.x % LANES_N * 4 + j % 4;
@@ -116,12 +123,61 @@ inline void multiply(Tiles* ring, int steps, Totals& totals, Start start)
     cp_async_wait_all();
 }
 
+// The same for tiles of rows. Four k of A are loaded at a time, and those of the next tiles when four are left of these: so
+// the barrier comes earlier in a step, and the copies after it.
+template <class Start>
+inline void multiply(RowTiles* ring, int steps, Totals& totals, Start start)
+{
+    float a[2][ROWS][4], b[2][COLUMNS];
+    auto load_a = [&](const RowTiles& tiles, int k) {
+        #pragma unroll
+        for (int i = 0; i < ROWS; ++i) load4(a[k / 4 % 2][i], &tiles.A[row_of_rows(i)][k]);
+    };
+    auto load_b = [&](const RowTiles& tiles, int k) {
+        #pragma unroll
+        for (int j = 0; j < COLUMNS; j += 4) load4(b[k % 2] + j, &tiles.B[k][column_in_tile(j)]);
+    };
+    auto arrive = [] {
+        cp_async_wait_group<STAGES - 3>();
+        __syncthreads();
+    };
+    for (int slot = 0; slot < STAGES - 1; ++slot) start(ring[slot]);
+    cp_async_wait_group<STAGES - 2>();
+    __syncthreads();
+    load_a(ring[0], 0), load_b(ring[0], 0);
+    for (int step = 0, slot = 0; step < steps; ++step) {
+        const RowTiles& tiles = ring[slot];
+        RowTiles& last = ring[slot > 0 ? slot - 1 : STAGES - 1];
+        slot = slot < STAGES - 1 ? slot + 1 : 0;
+        #pragma unroll
+        for (int k = 0; k < DEPTH; ++k) {
+            if (k == DEPTH - 4) arrive(), start(last);
+            if (k % 4 == 0) load_a(k + 4 < DEPTH ? tiles : ring[slot], (k + 4) % DEPTH);
+            load_b(k + 1 < DEPTH ? tiles : ring[slot], (k + 1) % DEPTH);
+            #pragma unroll
+            for (int j = 0; j < COLUMNS; ++j)
+                #pragma unroll
+                for (int n = 0; n < ROWS; ++n) {
+                    int i = j % 2 ? ROWS - 1 - n : n;  // to and fro
+                    totals[i][j] += a[k / 4 % 2][i][k % 4] * b[k % 2][j];
+                }
+        }
+    }
+    cp_async_wait_all();
+}
+
+#if CHANNELS_FIRST
+using Ring = Tiles*;
+#else
+using Ring = RowTiles*;
+#endif
+
 // Forward and input gradient: a block's tile of a product of windows and filters.
 inline void multiply_windows(const Product& product, int images, const float* image, const float* filters, float* out,
                              unsigned char* memory)
 {
     Row* rows = reinterpret_cast<Row*>(memory);
-    Tiles* ring = reinterpret_cast<Tiles*>(memory + ROWS_BYTES);
+    Ring ring = reinterpret_cast<Ring>(memory + ROWS_BYTES);
     int tiles_n = (product.N + TILE_N - 1) / TILE_N;
     int first_row = product.block / tiles_n * TILE_M, first_column = product.block % tiles_n * TILE_N;
     int K = product.taps_y * product.taps_x * product.channels;
@@ -129,7 +185,7 @@ inline void multiply_windows(const Product& product, int images, const float* im
     __syncthreads();
 
     // NHWC: the same k for several rows. NCHW: the same row for several k.
-    Share<CHANNELS_FIRST ? DEPTH : TILE_M, CHANNELS_FIRST ? TILE_M : DEPTH, 1> a;
+    Share<CHANNELS_FIRST ? DEPTH : TILE_M, CHANNELS_FIRST ? TILE_M : DEPTH, CHANNELS_FIRST ? 1 : A_NUMBERS> a;
     Share<DEPTH, TILE_N, B_NUMBERS> b;
     Row mine[CHANNELS_FIRST ? 1 : a.COPIES];
     Tap taps[CHANNELS_FIRST ? a.COPIES : 1] = {};
@@ -141,7 +197,7 @@ inline void multiply_windows(const Product& product, int images, const float* im
     int plane = product.height * product.width, left = K - b.y;  // rows of filters
     bool b_inside = first_column + b.x < product.N;
     const float* b_from = filters + (size_t)(product.filters + b.y) * product.N + first_column + b.x;
-    auto start = [&](Tiles& tiles) {
+    auto start = [&](auto& tiles) {
         #pragma unroll
         for (int i = 0; i < a.COPIES; ++i) {
             const Row& row = mine[CHANNELS_FIRST ? 0 : i];
@@ -151,8 +207,7 @@ inline void multiply_windows(const Product& product, int images, const float* im
             if (CHANNELS_FIRST) pixel += row.image * (product.channels - 1) * plane + tap.channel * plane;
             else pixel = pixel * product.channels + tap.channel;
             int y = a.y + i * a.STEP;
-            float* to = CHANNELS_FIRST ? &tiles.A[y][a.x] : &tiles.A[a.x][y];
-            if (a.has(i)) cp_async<4>(to, image + (inside ? pixel : 0), inside);
+            if (a.has(i)) cp_async<CHANNELS_FIRST ? 4 : 4 * A_NUMBERS>(&tiles.A[y][a.x], image + (inside ? pixel : 0), inside);
         }
         #pragma unroll
         for (int i = 0; i < b.COPIES; ++i) {
@@ -171,7 +226,7 @@ inline void multiply_windows(const Product& product, int images, const float* im
     int out_plane = product.out_height * product.out_width;
     #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        Row row = rows[row_in_tile(i)];
+        Row row = rows[CHANNELS_FIRST ? row_in_tile(i) : row_of_rows(i)];
         if (row.to < 0) continue;
         #pragma unroll
         for (int j = 0; j < COLUMNS; ++j) {

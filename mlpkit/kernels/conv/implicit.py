@@ -54,9 +54,10 @@ class Tile:
         """Return the bytes of shared memory that a block needs, for numbers of `size` bytes."""
         four, rows = 16 // size, -(-16 * self.m // 128) * 128
         if not on_cores:
-            return rows + self.stages * 4 * self.depth * (self.m + 4 + self.n + 4)
+            by_rows = rows + self.stages * 4 * (self.m * (self.depth + 4) + self.depth * (self.n + 4))
+            return max(by_rows, rows + self.stages * 4 * self.depth * (self.m + 4 + self.n + 4))
         if which == "weight_gradient":
-            return self.stages * size * self.depth * (self.m + 8 + self.n + 8)
+            return -(-16 * self.depth // 128) * 128 + self.stages * size * self.depth * (self.m + 8 + self.n + 8)
         return rows + self.stages * size * (self.m * (self.depth + four) + self.depth * (self.n + 8))
 
 

@@ -22,6 +22,9 @@
 #ifndef BLOCKS
 #define BLOCKS 1
 #endif
+#ifndef CACHED
+#define CACHED 1  // windows are copied through the multiprocessor's cache: most of their pixels are in several
+#endif
 #ifndef FLUSH
 #define FLUSH 0  // 1: tensor cores add up a step's sums, and others add them to the totals
 #endif
@@ -53,7 +56,18 @@ struct TurnedTiles {  // of a weight gradient: A lies as it lies in memory, a li
 
 constexpr size_t ROWS_BYTES = (TILE_M * sizeof(Row) + 127) / 128 * 128;  // before the ring
 static_assert(ROWS_BYTES + STAGES * sizeof(Tiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
-static_assert(STAGES >= 2 && STAGES * sizeof(TurnedTiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
+static_assert(STAGES >= 2, "one pair of tiles is multiplied while others arrive");
+
+// Where the windows of a step's pixels begin: in the image, and at which line (its high half) and column of it. These
+// divisions are done once for a pixel, by one thread, and not by all who copy a part of its window.
+struct alignas(8) Begin {
+    int from, place;
+};
+
+constexpr int OUTSIDE = 0x70000000;  // a line that no image has
+
+constexpr size_t BEGINS_BYTES = (2 * DEPTH * sizeof(Begin) + 127) / 128 * 128;  // of two steps; before the ring
+static_assert(BEGINS_BYTES + STAGES * sizeof(TurnedTiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
 
 // What the registers of a lane hold of a warp's pieces of one k.
 struct Pieces {
@@ -75,13 +89,14 @@ struct Share {
     bool has(int i) const { return HEIGHT % STEP == 0 || y + i * STEP < HEIGHT; }
 };
 
-template <int NUMBERS>
+template <int NUMBERS, bool THROUGH_CACHE = false>
 inline void copy(Number* to, const Number* from, bool inside)
 {
-    cp_async<NUMBERS * sizeof(Number)>(to, from, inside);
+    if (THROUGH_CACHE) cp_async_ca<NUMBERS * sizeof(Number)>(to, from, inside);
+    else cp_async<NUMBERS * sizeof(Number)>(to, from, inside);
 }
 
-// Go through all steps. start(tiles): ask for the next tiles.
+// Go through all steps. start(tiles): ask for the next tiles; all threads have met since it was called last.
 template <class T, class Start>
 inline void multiply(T* ring, int steps, Totals& totals, Start start)
 {
@@ -91,7 +106,10 @@ inline void multiply(T* ring, int steps, Totals& totals, Start start)
     };
     int warp = threadIdx.x / 32, row = warp / WARPS_N * WARP_M, column = warp % WARPS_N * WARP_N;
     Pieces pieces[2];
-    for (int slot = 0; slot < STAGES - 1; ++slot) start(ring[slot]);
+    for (int slot = 0; slot < STAGES - 1; ++slot) {
+        if (slot > 0) __syncthreads();
+        start(ring[slot]);
+    }
     arrive();
     load_pieces(pieces[0], ring[0], row, column, 0);
     for (int step = 0, slot = 0; step < steps; ++step) {
@@ -149,7 +167,7 @@ inline void multiply_windows(const Product& product, int images, const Number* i
         for (int i = 0; i < a.COPIES; ++i) {
             bool inside = is_inside(mine[i], bits);
             const Number* from = image + (inside ? mine[i].from + further : 0);
-            if (a.has(i)) copy<A_NUMBERS>(&tiles.A[a.y + i * a.STEP][a.x], from, inside);
+            if (a.has(i)) copy<A_NUMBERS, CACHED>(&tiles.A[a.y + i * a.STEP][a.x], from, inside);
         }
         #pragma unroll
         for (int i = 0; i < b.COPIES; ++i) {
@@ -193,7 +211,8 @@ inline void multiply_windows(const Product& product, int images, const Number* i
 inline void multiply_pixels(const Geometry& g, const Number* image, const Number* dy, float* sums, int slice,
                             unsigned char* memory)
 {
-    TurnedTiles* ring = reinterpret_cast<TurnedTiles*>(memory);
+    Begin(*begins)[DEPTH] = reinterpret_cast<Begin(*)[DEPTH]>(memory);
+    TurnedTiles* ring = reinterpret_cast<TurnedTiles*>(memory + BEGINS_BYTES);
     int M = g.kernel * g.kernel * g.channels, N = g.channels_out, pixels = g.images * g.out_height * g.out_width;
     int tiles_n = (N + TILE_N - 1) / TILE_N, tiles = (M + TILE_M - 1) / TILE_M * tiles_n;
     int tile = blockIdx.x % tiles, first_row = tile / tiles_n * TILE_M, first_column = tile % tiles_n * TILE_N;
@@ -202,18 +221,31 @@ inline void multiply_pixels(const Geometry& g, const Number* image, const Number
     Share<DEPTH, TILE_M, A_NUMBERS> a;
     Share<DEPTH, TILE_N, B_NUMBERS> b;
     int m = first_row + a.x, tap = m / g.channels, p = tap / g.kernel, q = tap % g.kernel;  // the same in all steps
-    const Number* a_from = image + m % g.channels;
-    bool a_inside = m < M, b_inside = first_column + b.x < N;
+    const Number* a_from = image + ((p * g.width + q) * g.channels + m % g.channels);
+    int further = m < M ? p * 65536 + q : OUTSIDE, which = 0;
+    bool b_inside = first_column + b.x < N;
+    auto look_ahead = [&](int pixel) {
+        if (threadIdx.x >= DEPTH) return;
+        Corner corner = corner_of(g, pixel + threadIdx.x);
+        int from = ((corner.image * g.height + corner.y) * g.width + corner.x) * g.channels;
+        begins[which][threadIdx.x] = {from, pixel + (int)threadIdx.x < end ? corner.y * 65536 + corner.x : OUTSIDE};
+    };
+    look_ahead(begin);
+    __syncthreads();
     auto start = [&](TurnedTiles& tiles) {
+        Begin ats[decltype(a)::COPIES];  // all of them before the first copy
+        #pragma unroll
+        for (int i = 0; i < a.COPIES; ++i) ats[i] = begins[which][a.has(i) ? a.y + i * a.STEP : 0];
         #pragma unroll
         for (int i = 0; i < a.COPIES; ++i) {
-            int pixel = begin + a.y + i * a.STEP;
-            Corner corner = corner_of(g, pixel);
-            int y = corner.y + p, x = corner.x + q;
-            bool inside = a_inside && pixel < end && (unsigned)y < g.height && (unsigned)x < g.width;
-            int from = inside ? ((corner.image * g.height + y) * g.width + x) * g.channels : 0;
-            if (a.has(i)) copy<A_NUMBERS>(&tiles.A[a.y + i * a.STEP][a.x], a_from + from, inside);
+            Begin at = ats[i];
+            unsigned place = at.place + further;  // a column below 0 is one far beyond the last, and so is a line
+            bool inside = place % 65536 < g.width && place / 65536 < g.height;
+            const Number* from = inside ? a_from + at.from : image;
+            if (a.has(i)) copy<A_NUMBERS, CACHED>(&tiles.A[a.y + i * a.STEP][a.x], from, inside);
         }
+        which = 1 - which;
+        look_ahead(begin + DEPTH);
         #pragma unroll
         for (int i = 0; i < b.COPIES; ++i) {
             int pixel = begin + b.y + i * b.STEP;
