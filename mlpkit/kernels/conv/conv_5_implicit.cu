@@ -278,7 +278,7 @@ inline void multiply_pixels(const Geometry& g, const float* image, const float* 
             int row = b.y + i * b.STEP, pixel = begin + (CHANNELS_FIRST ? b.x : row);
             int column = first_column + (CHANNELS_FIRST ? row : b.x);
             bool inside = column < N && pixel < end;
-            int in_image = CHANNELS_FIRST ? divide(pixel, g.by_image) : 0;
+            int in_image = CHANNELS_FIRST ? divide(pixel, g.by_image[0]) : 0;
             size_t from = CHANNELS_FIRST ? (size_t)pixel + (size_t)(in_image * (N - 1) + column) * plane
                                          : (size_t)pixel * N + column;
             float* to = CHANNELS_FIRST ? &tiles.B[b.x][row] : &tiles.B[row][b.x];

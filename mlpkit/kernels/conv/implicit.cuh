@@ -24,12 +24,13 @@ inline int divide(int n, Divider d) { return (__umulhi(n, d.factor) + n) >> d.sh
 
 struct Geometry {
     int images, channels, height, width, channels_out, out_height, out_width, kernel, stride, padding;
-    Divider by_image, by_line;  // by the pixels of an image of y, and of one of its lines
+    Divider by_image[4], by_line[4];  // by the windows in an image, and in a line of it: for each phase
 };
 
 // A product of windows and filters. Window (u, v) begins at line u * step + line, and its tap p is `turn` * p further on.
 struct Product {
     int lines, columns;                     // of windows in an image
+    Divider by_image, by_line;              // by their product, and by the columns
     int step, turn, line, column;           // where they lie
     int taps_y, taps_x;                     // of each
     int channels, height, width;            // of the images that they lie in
@@ -41,9 +42,9 @@ struct Product {
 
 inline Product forward_product(const Geometry& g)
 {
-    return {g.out_height, g.out_width, g.stride,     1,           -g.padding,      -g.padding, g.kernel, g.kernel,
-            g.channels,   g.height,    g.width,      1,           0,               0,          g.out_height,
-            g.out_width,  g.channels_out, (int)blockIdx.x, 0};
+    return {g.out_height, g.out_width, g.by_image[0], g.by_line[0], g.stride, 1, -g.padding, -g.padding,
+            g.kernel, g.kernel, g.channels, g.height, g.width, 1, 0, 0, g.out_height, g.out_width, g.channels_out,
+            (int)blockIdx.x, 0};
 }
 
 // The phase that this block belongs to: those of the first phase come first. Filters lie in the phases' order, too.
@@ -54,7 +55,8 @@ inline Product gradient_product(const Geometry& g, int tile_m, int tiles_n)
     for (int i = 0; i < g.stride * g.stride; ++i) {
         int y = i / g.stride, x = i % g.stride;  // its pixels' first line and column
         int p = (y + g.padding) % g.stride, q = (x + g.padding) % g.stride;  // its first taps
-        phase = {(g.height - y + g.stride - 1) / g.stride, (g.width - x + g.stride - 1) / g.stride, 1, -1,
+        phase = {(g.height - y + g.stride - 1) / g.stride, (g.width - x + g.stride - 1) / g.stride,
+                 g.by_image[i], g.by_line[i], 1, -1,
                  (y + g.padding - p) / g.stride, (x + g.padding - q) / g.stride,
                  (g.kernel - p + g.stride - 1) / g.stride, (g.kernel - q + g.stride - 1) / g.stride,
                  g.channels_out, g.out_height, g.out_width, g.stride, y, x, g.height, g.width, g.channels,
@@ -75,15 +77,22 @@ struct Row {
     int to, image;
 };
 
+// A bit for each tap of a line that is inside, where the window begins at `begin`: those from the first to the last one.
+inline unsigned inside_of(int begin, int turn, int taps, int size)
+{
+    int first = turn > 0 ? -begin : begin - size + 1, behind = turn > 0 ? size - begin : begin + 1;
+    first = max(first, 0), behind = max(min(behind, taps), 0);
+    return first < behind ? (1u << behind) - (1u << first) : 0;
+}
+
 inline Row row_of(const Product& product, int images, int m)
 {
-    int windows = product.lines * product.columns, image = m / windows, u = m % windows / product.columns;
-    int v = m % windows % product.columns;
+    int image = divide(m, product.by_image), in_image = m - image * product.lines * product.columns;
+    int u = divide(in_image, product.by_line), v = in_image - u * product.columns;
     if (image >= images) return {0, 0, -1, 0};
     int y = u * product.step + product.line, x = v * product.step + product.column;
-    unsigned inside = 0;
-    for (int p = 0; p < product.taps_y; ++p) inside |= (unsigned)(y + product.turn * p) < product.height ? 1 << p : 0;
-    for (int q = 0; q < product.taps_x; ++q) inside |= (unsigned)(x + product.turn * q) < product.width ? 256 << q : 0;
+    unsigned inside = inside_of(y, product.turn, product.taps_y, product.height) |
+                      inside_of(x, product.turn, product.taps_x, product.width) << 8;
     int line = u * product.out_step + product.out_line, column = v * product.out_step + product.out_column;
     return {(image * product.height + y) * product.width + x, inside,
             (image * product.out_height + line) * product.out_width + column, image};
@@ -122,8 +131,8 @@ struct Corner {
 
 inline Corner corner_of(const Geometry& g, int pixel)
 {
-    int image = divide(pixel, g.by_image), in_image = pixel - image * g.out_height * g.out_width;
-    int line = divide(in_image, g.by_line), column = in_image - line * g.out_width;
+    int image = divide(pixel, g.by_image[0]), in_image = pixel - image * g.out_height * g.out_width;
+    int line = divide(in_image, g.by_line[0]), column = in_image - line * g.out_width;
     return {image, line * g.stride - g.padding, column * g.stride - g.padding};
 }
 

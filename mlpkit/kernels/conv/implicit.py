@@ -20,7 +20,7 @@ _DIVIDER = np.dtype([("factor", np.uint32), ("shift", np.uint32)])
 _SIZES = ("images", "channels", "height", "width", "channels_out", "out_height", "out_width")
 GEOMETRY = np.dtype(
     [(name, np.int32) for name in (*_SIZES, "kernel", "stride", "padding")]
-    + [("by_image", _DIVIDER), ("by_line", _DIVIDER)]
+    + [("by_image", _DIVIDER, 4), ("by_line", _DIVIDER, 4)]
 )
 
 
@@ -67,19 +67,23 @@ def divider(number):
     return (2**32 * (2**shift - number)) // number + 1, shift
 
 
-def geometry(shape):
+def geometry(shape, which):
     """Return what a kernel is told of a shape, an array of one item that a launch passes by value."""
     sizes = (shape.batch, shape.channels, shape.height, shape.width, shape.channels_out)
     out = (shape.out_height, shape.out_width)
-    dividers = (divider(shape.out_height * shape.out_width), divider(shape.out_width))
+    windows = [size for size, _ in phases(shape)] if which == "input_gradient" else [out]
+    windows += [(1, 1)] * (4 - len(windows))
+    dividers = [
+        [divider(max(1, size)) for size in sizes] for sizes in ([h * w for h, w in windows], [w for _, w in windows])
+    ]
     return np.array([(*sizes, *out, shape.kernel, shape.stride, shape.padding, *dividers)], GEOMETRY)
 
 
 def phases(shape):
-    """Yield for each phase of an input gradient its pixels in an image, and which taps hit them: two slices."""
+    """Yield for each phase of an input gradient the lines and columns of its pixels, and the taps that hit: slices."""
     for y in range(shape.stride):
         for x in range(shape.stride):
-            pixels = len(range(y, shape.height, shape.stride)) * len(range(x, shape.width, shape.stride))
+            pixels = (len(range(y, shape.height, shape.stride)), len(range(x, shape.width, shape.stride)))
             first = ((y + shape.padding) % shape.stride, (x + shape.padding) % shape.stride)
             yield pixels, tuple(slice(tap, None, shape.stride) for tap in first)
 
@@ -91,7 +95,7 @@ def blocks(shape, which, tile):
     if which == "forward":
         return -(-shape.batch * shape.out_height * shape.out_width // tile.m) * -(-shape.channels_out // tile.n)
     across = -(-shape.channels // tile.n)
-    return sum(-(-shape.batch * pixels // tile.m) * across for pixels, _ in phases(shape))
+    return sum(-(-shape.batch * h * w // tile.m) * across for (h, w), _ in phases(shape))
 
 
 def slices(shape, tile):
@@ -216,7 +220,7 @@ def prepare(name, shape, which, a, b, tile=None, **macros):
     second = images_of(kind, b, xp) if which == "weight_gradient" else filters_of(kind, stored, which, b, xp)
     kernel = module.get_function(which)
     kernel.max_dynamic_shared_size_bytes = shared = tile.shared_bytes(which, kind.size, kind.on_cores)
-    grid, arguments = blocks(stored, which, tile), (geometry(stored), first, second)
+    grid, arguments = blocks(stored, which, tile), (geometry(stored, which), first, second)
     if which == "weight_gradient":
         return _sliced(module, kernel, shape, stored, tile, arguments, grid, shared, xp)
     n, c, h, w = stored.y if which == "forward" else stored.x
