@@ -3,6 +3,7 @@
 import re
 import tracemalloc
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,6 +34,33 @@ DTYPES = (np.float32, np.float64)
 ROUNDINGS = {"numpy_fft": 16, "numpy_winograd2": 16, "numpy_winograd4": 128}
 
 
+def load(name):
+    """Return an engine; one on a GPU as an engine of NumPy's arrays."""
+    engine = engines.load(name)
+    return on_host(engine) if engines.on_gpu(name) else engine
+
+
+def on_host(engine):
+    def there(*arrays):
+        return [None if array is None else engine.asarray(array) for array in arrays]
+
+    def conv(x, W, b, stride, padding):
+        return engine.to_numpy(engine.conv(*there(x, W, b), stride, padding))
+
+    def conv_backward_weights(x, dz, dW, db, stride, padding):
+        found = there(dW, db)
+        engine.conv_backward_weights(*there(x, dz), *found, stride, padding)
+        for array, each in zip((dW, db), found, strict=True):
+            if array is not None:
+                array[...] = engine.to_numpy(each)
+
+    def conv_backward_input(dz, W, shape, stride, padding):
+        return engine.to_numpy(engine.conv_backward_input(*there(dz, W), shape, stride, padding))
+
+    functions = (conv, conv_backward_weights, conv_backward_input)
+    return SimpleNamespace(**{function.__name__: function for function in functions})
+
+
 def arrays(n, c, c_out, shape, k, stride, padding, dtype=np.float64, seed=0):
     """Return x, W, b and dz."""
     rng = np.random.default_rng(seed)
@@ -52,7 +80,7 @@ def results(engine, x, W, b, dz, stride, padding):
 
 def check(name, x, W, b, dz, stride, padding):
     given, before = (x, W, b, dz), [each.copy() for each in (x, W, b, dz)]
-    found = results(engines.load(name), *given, stride, padding)
+    found = results(load(name), *given, stride, padding)
     for array, copy in zip(given, before, strict=True):
         assert_array_equal(array, copy)
     exact = results(numpy_baseline, *(each.astype(np.float64) for each in given), stride, padding)
@@ -98,7 +126,7 @@ SLOPES = {**CONVOLUTIONS, "several tiles, with a rest": (2, 2, 2, (7, 9), 3, 1, 
 @pytest.mark.parametrize("name", HERE)
 def test_the_gradients_are_the_slopes(name, case):
     *_, stride, padding = case
-    engine, (x, W, b, dz) = engines.load(name), arrays(*case)
+    engine, (x, W, b, dz) = load(name), arrays(*case)
     _, _, dW, db, _, dx = results(engine, x, W, b, dz, stride, padding)
     assert_gradient(dW, lambda W: engine.conv(x, W, b, stride, padding), W, dz)
     assert_gradient(db, lambda b: engine.conv(x, W, b, stride, padding), b, dz)
@@ -111,7 +139,7 @@ def test_a_nan_is_never_hidden(name, where):
     """Where it reaches the baseline's numbers it reaches an engine's; a transform may spread it further."""
     given = arrays(2, 2, 3, (6, 5), 3, 1, 1)
     given[where][(1,) * given[where].ndim] = np.nan
-    for found, wanted in zip(*(results(e, *given, 1, 1) for e in (engines.load(name), numpy_baseline)), strict=True):
+    for found, wanted in zip(*(results(e, *given, 1, 1) for e in (load(name), numpy_baseline)), strict=True):
         assert np.isnan(found[np.isnan(wanted)]).all()
 
 
@@ -122,7 +150,7 @@ def test_a_window_of_zeros_gives_zero(name):
         x, W, _, _ = arrays(5, c, c + 1, (17, 19), k, stride, padding, np.float32)
         x[:, :, 4:12, 3:12] = x[1] = x[:, :, :, 16:] = 0
         sizes = numpy_baseline.conv(abs(x), abs(W), None, stride, padding)
-        z = engines.load(name).conv(x, W, None, stride, padding)
+        z = load(name).conv(x, W, None, stride, padding)
         assert (sizes == 0).mean() > 0.25
         assert_array_equal(z == 0, sizes == 0)
 
@@ -135,6 +163,25 @@ SEES = Model((1, 28, 28), (
 @pytest.mark.parametrize("name", HERE)
 def test_a_training_on_digits_with_empty_borders_is_the_baselines(name):
     gate(name, Recipe(model=SEES, batch_size=16), data.load().train)
+
+
+@pytest.mark.parametrize("name", [each for each in HERE if engines.on_gpu(each.values[0])])
+def test_arrays_on_a_gpu_may_lie_anywhere(name):
+    """Parameters are pieces of one vector, and begin at any multiple of four bytes."""
+    engine, (x, W, b, dz) = engines.load(name), arrays(2, 3, 5, (9, 8), 3, 1, 1, np.float32)
+    exact = results(numpy_baseline, *(each.astype(np.float64) for each in (x, W, b, dz)), 1, 1)
+
+    def moved(array):
+        room = engine.asarray(np.zeros(array.size + 1, np.float32))[1:].reshape(array.shape)
+        room[...] = engine.asarray(array)
+        return room
+
+    x, W, b, dz, dW, db = map(moved, (x, W, b, dz, W, b))
+    engine.conv_backward_weights(x, dz, dW, db, 1, 1)
+    found = engine.conv(x, W, b, 1, 1), None, dW, db, None, engine.conv_backward_input(dz, W, x.shape, 1, 1)
+    for one, wanted in zip(found, exact, strict=True):
+        if one is not None:
+            assert_allclose(engine.to_numpy(one), wanted, rtol=0, atol=1e-5)
 
 
 # Workspaces
