@@ -92,6 +92,13 @@ __device__ unsigned short cvt_rn_bf16(float x) {
     return y;
 }
 
+// Two numbers as bfloat16, the first in the low half.
+__device__ Word cvt_rn_bf16x2(float first, float second) {
+    Word y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
+    return y;
+}
+
 // Two numbers as halves of 16 bits, the first in the low ones; and back.
 __device__ Word cvt_rn_f16x2(float first, float second) {
     Word y;

@@ -244,6 +244,7 @@ static const char* launch(void (*what)(Arguments...), void** values, const size_
 
 #define __device__
 #define __global__
+#define __grid_constant__
 #define __noinline__
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
@@ -427,6 +428,8 @@ static unsigned short cvt_rn_bf16(float x) {
     const unsigned bits = __float_as_uint(x);
     return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
+
+static Word cvt_rn_bf16x2(float first, float second) { return cvt_rn_bf16(first) | (Word)cvt_rn_bf16(second) << 16; }
 
 // The nearest float of 11 bits, away from 0 where two are as near.
 static Word cvt_rna_tf32(float x) {

@@ -310,7 +310,7 @@ void forward(Geometry g, const float* x, const float* filters, float* y)
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
-void input_gradient(Geometry g, const float* dy, const float* filters, float* dx)
+void input_gradient(const __grid_constant__ Geometry g, const float* dy, const float* filters, float* dx)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Product phase = gradient_product(g, TILE_M, (g.channels + TILE_N - 1) / TILE_N);

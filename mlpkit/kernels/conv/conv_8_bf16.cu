@@ -5,11 +5,7 @@
 using Number = unsigned short;  // a bfloat16's 16 bits; only the tensor cores calculate with it
 constexpr int PIECE_K = 16;     // k of an instruction
 
-inline void store_one(Number* at, float number) { *at = cvt_rn_bf16(number); }
-inline void store_pair(Number* at, float first, float second)
-{
-    *reinterpret_cast<Word*>(at) = cvt_rn_bf16(first) | (Word)cvt_rn_bf16(second) << 16;
-}
+inline void store_pair(Number* at, const float* from) { *reinterpret_cast<Word*>(at) = cvt_rn_bf16x2(from[0], from[1]); }
 
 #include "implicit_cores.cuh"
 

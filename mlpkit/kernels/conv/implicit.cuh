@@ -50,22 +50,20 @@ inline Product forward_product(const Geometry& g)
 // The phase that this block belongs to: those of the first phase come first. Filters lie in the phases' order, too.
 inline Product gradient_product(const Geometry& g, int tile_m, int tiles_n)
 {
-    Product phase = {};
-    int block = blockIdx.x, filters = 0;
-    for (int i = 0; i < g.stride * g.stride; ++i) {
-        int y = i / g.stride, x = i % g.stride;  // its pixels' first line and column
-        int p = (y + g.padding) % g.stride, q = (x + g.padding) % g.stride;  // its first taps
-        phase = {(g.height - y + g.stride - 1) / g.stride, (g.width - x + g.stride - 1) / g.stride,
-                 g.by_image[i], g.by_line[i], 1, -1,
-                 (y + g.padding - p) / g.stride, (x + g.padding - q) / g.stride,
-                 (g.kernel - p + g.stride - 1) / g.stride, (g.kernel - q + g.stride - 1) / g.stride,
-                 g.channels_out, g.out_height, g.out_width, g.stride, y, x, g.height, g.width, g.channels,
-                 block, filters};
-        int blocks = (g.images * phase.lines * phase.columns + tile_m - 1) / tile_m * tiles_n;
-        if (block < blocks) break;
-        block -= blocks, filters += phase.taps_y * phase.taps_x * g.channels_out;
+    int block = blockIdx.x, filters = 0, s = g.stride;
+    for (int i = 0;; ++i) {
+        int y = i / s, x = i % s;                                // its pixels' first line and column
+        int p = (y + g.padding) % s, q = (x + g.padding) % s;  // its first taps
+        int lines = (g.height - y + s - 1) / s, columns = (g.width - x + s - 1) / s;
+        int taps_y = (g.kernel - p + s - 1) / s, taps_x = (g.kernel - q + s - 1) / s;
+        int blocks = (g.images * lines * columns + tile_m - 1) / tile_m * tiles_n;
+        if (block < blocks || i == s * s - 1) {
+            return {lines, columns, g.by_image[i], g.by_line[i], 1, -1, (y + g.padding - p) / s,
+                    (x + g.padding - q) / s, taps_y, taps_x, g.channels_out, g.out_height, g.out_width, s, y, x,
+                    g.height, g.width, g.channels, block, filters};
+        }
+        block -= blocks, filters += taps_y * taps_x * g.channels_out;
     }
-    return phase;
 }
 
 // What row m of a product decides: where its window begins in the image (in pixels; may lie outside), which of its

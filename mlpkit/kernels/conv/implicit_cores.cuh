@@ -74,6 +74,12 @@ struct Pieces {
     Word a[PIECES_M][4], b[PIECES_N][2];
 };
 
+static_assert(sizeof(Number[TILE_M][TILE_N + 8]) <= STAGES * sizeof(Tiles), "a block's results fit into the ring");
+
+template <int NUMBERS> struct LineOf { using type = int4; };
+template <> struct LineOf<1> { using type = Number; };
+using Line = LineOf<B_NUMBERS>::type;  // what a thread writes at a time
+
 using Totals = float[PIECES_M][PIECES_N][4];
 
 void load_pieces(Pieces& pieces, const Tiles& tiles, int row, int column, int k);
@@ -182,29 +188,29 @@ inline void multiply_windows(const Product& product, int images, const Number* i
     Totals totals = {};
     multiply(ring, (K + DEPTH - 1) / DEPTH, totals, start);
 
+    // The ring's memory takes the results: from there, whole lines of 16 bytes a thread go to the images.
+    cp_async_wait_all();
+    __syncthreads();
+    Number(*results)[TILE_N + 8] = reinterpret_cast<Number(*)[TILE_N + 8]>(ring);
     int warp = threadIdx.x / 32, row = warp / WARPS_N * WARP_M + threadIdx.x % 32 / 4;
-    int column = first_column + warp % WARPS_N * WARP_N + threadIdx.x % 4 * 2;
-    bool pairs = product.N % 2 == 0;
+    int column = warp % WARPS_N * WARP_N + threadIdx.x % 4 * 2;
     #pragma unroll
     for (int i = 0; i < PIECES_M; ++i)
         #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int to = rows[row + 16 * i + 8 * half].to;
-            if (to < 0) continue;
-            Number* at = out + (size_t)to * product.N;
+        for (int j = 0; j < PIECES_N; ++j)
             #pragma unroll
-            for (int j = 0; j < PIECES_N; ++j) {
-                int x = column + 8 * j;
-                if (x >= product.N) continue;
-                if (pairs) {
-                    store_pair(at + x, totals[i][j][2 * half], totals[i][j][2 * half + 1]);
-                } else {
-                    store_one(at + x, totals[i][j][2 * half]);
-                    if (x + 1 < product.N) store_one(at + x + 1, totals[i][j][2 * half + 1]);
-                }
-            }
-        }
-    cp_async_wait_all();
+            for (int half = 0; half < 2; ++half)
+                store_pair(&results[row + 16 * i + 8 * half][column + 8 * j], totals[i][j] + 2 * half);
+    __syncthreads();
+    Share<TILE_M, TILE_N, B_NUMBERS> line;
+    if (first_column + line.x >= product.N) return;
+    out += first_column + line.x;
+    #pragma unroll
+    for (int i = 0; i < line.COPIES; ++i) {
+        int y = line.y + i * line.STEP, to = line.has(i) ? rows[y].to : -1;
+        if (to < 0) continue;
+        *reinterpret_cast<Line*>(out + (size_t)to * product.N) = *reinterpret_cast<const Line*>(&results[y][line.x]);
+    }
 }
 
 // Weight gradient: a block's tile of the sums over one slice of the pixels.
@@ -287,7 +293,7 @@ void forward(Geometry g, const Number* x, const Number* filters, Number* y)
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
-void input_gradient(Geometry g, const Number* dy, const Number* filters, Number* dx)
+void input_gradient(const __grid_constant__ Geometry g, const Number* dy, const Number* filters, Number* dx)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Product phase = gradient_product(g, TILE_M, (g.channels + TILE_N - 1) / TILE_N);

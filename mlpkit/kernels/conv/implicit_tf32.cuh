@@ -5,8 +5,7 @@
 using Number = float;
 constexpr int PIECE_K = 8;  // k of an instruction
 
-inline void store_one(float* at, float number) { *at = number; }
-inline void store_pair(float* at, float first, float second) { *reinterpret_cast<float2*>(at) = {first, second}; }
+inline void store_pair(float* at, const float* from) { *reinterpret_cast<float2*>(at) = {from[0], from[1]}; }
 
 #include "implicit_cores.cuh"
 
