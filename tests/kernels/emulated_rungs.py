@@ -69,9 +69,18 @@ def cupy(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(kernels, "load", partial(Module, folder))
     for module in (product, winograd, fourier):
-        monkeypatch.setattr(module, "product", lambda a, b, out, precision=None: partial(np.matmul, a, b, out))
+        monkeypatch.setattr(module, "product", multiply)
     monkeypatch.setattr(fourier, "transform", transform)
     return fake
+
+
+def multiply(a, b, out, precision=None, add=False):
+    """Do what `product.product` does."""
+
+    def call():
+        out[...] = np.matmul(a, b) + (out if add else np.float32(0))
+
+    return call
 
 
 def transform(a, out, lengths):

@@ -1,5 +1,7 @@
 """Convolutions by products: windows in memory, Winograd's tiles, spectra; on the emulator, in NumPy, and on a GPU."""
 
+import re
+
 import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
@@ -53,10 +55,10 @@ def test_lengths_of_transforms_hold_an_image_and_its_padding_once():
 
 
 def test_slices_fill_the_gpu_and_no_more():
-    assert winograd.slices(LAYERS["256 to 256, 28 x 28"], 4) == 1
-    assert winograd.slices(LAYERS["64 to 128, 13 x 13"], 4) > 1
+    assert winograd.slices(LAYERS["256 to 256, 28 x 28"], 4, 128) == 1
+    assert winograd.slices(LAYERS["64 to 128, 13 x 13"], 4, 128) > 1
     for shape in LAYERS.values():
-        plan = winograd.Plan(4, *shape.x[::2], shape.width, *shape.y[2:], shape.padding, winograd.slices(shape, 4))
+        plan = winograd.Plan(4, *shape.x[::2], shape.width, *shape.y[2:], shape.padding, winograd.slices(shape, 4, 128))
         assert plan.rows % (4 * plan.slices) == 0
         assert 0 <= plan.rows - plan.n * plan.down * plan.across < 4 * plan.slices
 
@@ -65,11 +67,18 @@ def test_slices_fill_the_gpu_and_no_more():
 
 
 def matrix_of(name, m):
-    """Return a matrix of the kernel's source."""
+    """Return a matrix of the kernel's source, made of numbers and of the constants before it."""
     text = kernels.source(winograd.FILE).split("#if TILE == 2")[1].split("#endif")[0].split("#else")[m == 4]
-    numbers = text.split(f" {name}[")[1].split("= {")[1].split("};")[0]
-    rows = [row.strip(" {},\n") for row in numbers.split("},")]
-    return np.array([[eval(number.replace(".f", ".").replace("f", "")) for number in row.split(",")] for row in rows])
+    text = re.sub(r"(\d)\.?f\b", r"\1", re.sub(r"//.*", "", text)).replace("constexpr float", "")
+    known: dict = {}
+    for statement in filter(None, map(str.strip, text.split(";"))):
+        if "[" not in statement:
+            for part in statement.split(","):
+                constant, formula = part.split("=")
+                known[constant.strip()] = eval(formula, {}, known)
+        elif statement.startswith(f"{name}["):
+            return np.array(eval(statement.split("=")[1].replace("{", "[").replace("}", "]"), {}, known))
+    raise AssertionError(f"no {name}")
 
 
 @pytest.mark.parametrize("m", [2, 4])
@@ -100,10 +109,10 @@ def test_numpys_engines_make_the_same_of_the_same_numbers(name):
 
 @needs_compiler
 @pytest.mark.parametrize("which", PASSES)
-@pytest.mark.parametrize("name", ["im2col", "winograd2", "winograd4", "fft"])
+@pytest.mark.parametrize("name", ["im2col", "winograd2", "winograd4", "winograd4_split", "winograd2_fused", "fft"])
 def test_a_pass_is_right_on_the_emulator(name, which, cupy):
     for shape in EMULATED:
-        assert error_of(RUNGS[name], shape, which, cupy) < (5e-6 if name == "winograd4" else 5e-7), shape
+        assert error_of(RUNGS[name], shape, which, cupy) < (2e-6 if "4" in name else 5e-7), shape
 
 
 @needs_compiler
@@ -120,6 +129,14 @@ def test_slices_of_the_tiles_change_nothing(cupy, monkeypatch):
     for slices in (1, 3):
         monkeypatch.setattr(winograd, "slices", lambda *of, found=slices: found)
         assert error_of(RUNGS["winograd2"], shape, "weight_gradient", cupy) < 5e-7
+
+
+@needs_compiler
+@pytest.mark.parametrize("which", PASSES)
+def test_images_in_pieces_change_nothing(which, cupy, monkeypatch):
+    monkeypatch.setattr(winograd, "images_at_once", lambda *of: 2)
+    shape = Shape(6, 8, 4, 7, 6, 3, padding=1)
+    assert error_of(RUNGS["winograd2"], shape, which, cupy) < 5e-7
 
 
 # On a GPU

@@ -43,7 +43,7 @@ class Product(cublaslt.Product):
         if mask is not None:
             attributes[_AUX_POINTER] = ctypes.c_void_p(mask.data.ptr)
             attributes[_AUX_LD] = ctypes.c_int64(8 * mask.shape[1])
-        super().__init__(a, b, out, None, attributes, workspace)
+        super().__init__(a, b, out, attributes=attributes, workspace=workspace)
 
 
 def mask(n, features):

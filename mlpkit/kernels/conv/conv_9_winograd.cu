@@ -4,7 +4,9 @@
 // product of their values. A convolution is such a product, read the other way round. So a tile d of the image, T = TILE + 2
 // numbers long, and the filter g are transformed, multiplied number by number, and transformed back:
 //     y = A^T ((G g) * (B^T d))        in two dimensions: A^T (G g G^T * B^T d B) A
-// The points are 0, 1, -1 and infinity for F(2, 3), and 2, -2 for F(4, 3) too. Sums over channels can be made before the way back.
+// The points are 0, 1, -1 and infinity for F(2, 3). For F(4, 3) everybody adds 2 and -2, and has integers. With 0, 5/8, -5/8, 3/2, -3/2
+// and infinity the matrices have as many numbers, and results are twice as near: sums of what is much larger than they cost digits.
+// Sums over channels can be made before the way back.
 // So each of the T^2 places of a tile is a matrix product of its own,
 //     M[place] (tiles, o) = V[place] (tiles, c) U[place] (c, o)
 // and a thread of the kernels here transforms a tile of one channel, or of VECTOR channels, in registers. Products are a library's.
@@ -17,7 +19,12 @@
 // times, as large as the image (tiles overlap), and go through memory. And precision: the rows of F(4, 3) multiply by up to 8,
 // and take differences of what is larger than the result.
 //
+// On tensor cores, V and U can be split: a number of float32 is one of TF32 and a rest, which is one, too, nearly. Then V and U have three
+// copies, low, high, high and high, low, high, one behind the other along the sum, and the product is as right as float32's.
+//
 // Images lie pixel by pixel (NHWC). Rows of V and M are `pitch` numbers long, a multiple of 4; who makes them fills them with 0.
+
+#include "ptx.cuh"
 
 #ifndef TILE
 #define TILE 2
@@ -40,15 +47,14 @@ constexpr float BT[4][4] = {{1, 0, -1, 0}, {0, 1, 1, 0}, {0, -1, 1, 0}, {0, 1, 0
 constexpr float G[4][3] = {{1, 0, 0}, {0.5f, 0.5f, 0.5f}, {0.5f, -0.5f, 0.5f}, {0, 0, 1}};
 constexpr float AT[2][4] = {{1, 1, 1, 0}, {0, 1, -1, -1}};
 #else
-constexpr float BT[6][6] = {{4, 0, -5, 0, 1, 0},  {0, -4, -4, 1, 1, 0}, {0, 4, -4, -1, 1, 0},
-                                       {0, -2, -1, 2, 1, 0}, {0, 2, -1, -2, 1, 0}, {0, 4, 0, -5, 0, 1}};
-constexpr float G[6][3] = {{1 / 4.f, 0, 0},
-                                      {-1 / 6.f, -1 / 6.f, -1 / 6.f},
-                                      {-1 / 6.f, 1 / 6.f, -1 / 6.f},
-                                      {1 / 24.f, 1 / 12.f, 1 / 6.f},
-                                      {1 / 24.f, -1 / 12.f, 1 / 6.f},
-                                      {0, 0, 1}};
-constexpr float AT[4][6] = {{1, 1, 1, 1, 1, 0}, {0, 1, -1, 2, -2, 0}, {0, 1, 1, 4, 4, 0}, {0, 1, -1, 8, -8, 1}};
+constexpr float P = 5 / 8.f, Q = 3 / 2.f, PP = P * P, QQ = Q * Q;  // the points: 0, P, -P, Q, -Q, infinity
+constexpr float AT_P = 2 * PP * (PP - QQ), AT_Q = 2 * QQ * (QQ - PP);
+constexpr float BT[6][6] = {{PP * QQ, 0, -PP - QQ, 0, 1, 0}, {0, -P * QQ, -QQ, P, 1, 0}, {0, P * QQ, -QQ, -P, 1, 0},
+                            {0, -Q * PP, -PP, Q, 1, 0}, {0, Q * PP, -PP, -Q, 1, 0}, {0, PP * QQ, 0, -PP - QQ, 0, 1}};
+constexpr float G[6][3] = {{1 / (PP * QQ), 0, 0}, {1 / AT_P, P / AT_P, PP / AT_P}, {1 / AT_P, -P / AT_P, PP / AT_P},
+                           {1 / AT_Q, Q / AT_Q, QQ / AT_Q}, {1 / AT_Q, -Q / AT_Q, QQ / AT_Q}, {0, 0, 1}};
+constexpr float AT[4][6] = {
+    {1, 1, 1, 1, 1, 0}, {0, P, -P, Q, -Q, 0}, {0, PP, PP, QQ, QQ, 0}, {0, P * PP, -P * PP, Q * QQ, -Q * QQ, 1}};
 #endif
 
 // The matrices, and their transposes, as what a template can be given.
@@ -114,11 +120,28 @@ inline void transform(Load load, Store store)
 }
 
 // Images (batch, height, width, channels) and the tiles that cover their windows' outputs. channels, pitch: in Numbers;
-// places: Numbers from one place's matrix to the next.
+// places: Numbers from one place's matrix to the next; copies: from one of three copies to the next, or 0, where there is one;
+// low: which of them, the first or the second, is what is left of a number when it is rounded to TF32.
 struct Sizes {
     int batch, height, width, channels, down, across, padding, pitch;
-    long long places;
+    long long places, copies;
+    int low;
 };
+
+template <int N>
+inline void put(Pack<N>* to, Pack<N> found, long long copies, int low)
+{
+    if (copies) {
+        Pack<N> high;
+        #pragma unroll
+        for (int v = 0; v < N; ++v) {
+            high.each[v] = __uint_as_float(cvt_rna_tf32(found.each[v]));
+            found.each[v] -= high.each[v];
+        }
+        to[(1 - low) * copies] = high, to[2 * copies] = high;
+    }
+    to[low * copies] = found;
+}
 
 struct Tile {
     int number, channel, image, row, column;  // row, column: of its first output
@@ -150,7 +173,7 @@ extern "C" __global__ void transform_input(const Numbers* x, Numbers* V, Sizes s
     Numbers* to = V + tile.place(s);
     transform<InputTransform, VECTOR>(
         [&](int i, int j) { return inside(s, top + i, left + j) ? x[tile.pixel(s, top + i, left + j)] : Numbers{}; },
-        [&](int i, int j, Numbers found) { to[(i * T + j) * s.places] = found; });
+        [&](int i, int j, Numbers found) { put(to + (i * T + j) * s.places, found, s.copies, s.low); });
 }
 
 // y = A^T M A, but for what lies outside.
@@ -176,12 +199,12 @@ extern "C" __global__ void transform_output_gradient(const Numbers* dy, Numbers*
         [&](int i, int j) {
             return inside(s, tile.row + i, tile.column + j) ? dy[tile.pixel(s, tile.row + i, tile.column + j)] : Numbers{};
         },
-        [&](int i, int j, Numbers found) { to[(i * T + j) * s.places] = found; });
+        [&](int i, int j, Numbers found) { put(to + (i * T + j) * s.places, found, s.copies, s.low); });
 }
 
 // U[place] (channels_in, channels_out) = G g G^T of filters g: w[in * in_step + out * out_step], turned by half a turn or not.
 extern "C" __global__ void transform_filters(const Number* w, Number* U, int in, int out, int in_step, int out_step,
-                                             int pitch, long long places, int turned)
+                                             int pitch, long long places, long long copies, int low, int turned)
 {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, from_in = i / out, from_out = i % out;
     if (from_in >= in) return;
@@ -189,7 +212,7 @@ extern "C" __global__ void transform_filters(const Number* w, Number* U, int in,
     Number* to = U + (size_t)from_in * pitch + from_out;
     transform<FilterTransform, 1>(
         [&](int p, int q) { return g[turned ? 8 - (p * TAPS + q) : p * TAPS + q]; },
-        [&](int p, int q, Number found) { to[(p * T + q) * places] = found; });
+        [&](int p, int q, Number found) { put(to + (p * T + q) * places, found, copies, low); });
 }
 
 // dW (o, c, 3, 3) = G^T dU G, where dU[place] is the sum of `slices` matrices (o, c) with rows of `pitch` numbers.

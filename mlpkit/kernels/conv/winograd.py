@@ -12,16 +12,19 @@ import numpy as np
 
 from mlpkit import kernels
 from mlpkit.kernels.conv import Prepared, Rung
-from mlpkit.kernels.conv.product import in_order, pixels, product
+from mlpkit.kernels.conv.product import by_value, in_order, pixels, product
 
-FILE, THREADS, TAPS = "conv_9_winograd", 256, 3
+FILE, FUSED, THREADS, FUSED_THREADS, TAPS = "conv_9_winograd", "conv_9_winograd_fused", 256, 256, 3
 VECTORS = {2: 4, 4: 2}  # numbers of a thread, so that a tile of them fits into its registers
 PRODUCT_TILE, PROCESSORS = 128, 132  # what a large block of a product computes, and how many blocks fill a GPU
+CACHE = 40 << 20  # bytes: most of an H100's L2 cache
+SPLIT = "tf32x3"  # products of float32 numbers as three of TF32
 MOST = 2**31 - 2**16
-SIZES = np.dtype(
+SIZES = np.dtype(  # the struct of the kernels
     [
         *((name, np.int32) for name in ("n", "h", "w", "channels", "down", "across", "padding", "pitch")),
-        ("places", "i8"),
+        *((name, np.int64) for name in ("places", "copies")),
+        *((name, np.int32) for name in ("low", "nothing")),
     ]
 )
 
@@ -56,18 +59,23 @@ class Plan:
         """The tiles, filled up to whole slices of whole fours."""
         return -(-self.n * self.down * self.across // (4 * self.slices)) * 4 * self.slices
 
-    def empty(self, channels):
+    def empty(self, channels, copies=1):
         """Return an array (places, rows, channels filled up to fours) of zeros: what no kernel writes stays so."""
         import cupy
 
-        return cupy.zeros((self.places, self.rows, _fours(channels)), np.float32)
+        return cupy.zeros((self.places, copies * self.rows, _whole(channels, 4)), np.float32)
 
-    def kernel(self, name, images, tiles, outputs=False):
-        """Return a launch that makes tiles of images (n, h, w, c), or back; outputs: the images are of outputs."""
+    def kernel(self, name, images, tiles, outputs=False, copies=0, low=0):
+        """Return a launch that makes tiles of images (n, h, w, c), or back; outputs: the images are of outputs.
+
+        copies: numbers from one of three copies of the tiles to the next, or 0; low: which is the rest of the rounding.
+        """
         (n, h, w, c), padding = images.shape, 0 if outputs else self.padding
         vector = math.gcd(c, VECTORS[self.m])
-        pitch, place = (size // vector for size in (tiles.shape[2], tiles[0].size))
-        sizes = np.array([(n, h, w, c // vector, self.down, self.across, padding, pitch, place)], SIZES)
+        pitch, place = (size // vector for size in (tiles.shape[2], tiles.strides[0] // 4))
+        sizes = np.array(
+            [(n, h, w, c // vector, self.down, self.across, padding, pitch, place, copies // vector, low, 0)], SIZES
+        )
         arrays = (tiles, images) if name == "transform_output" else (images, tiles)
         blocks = -(-n * self.down * self.across * c // vector // THREADS)
         kernel = kernels.load(FILE, TILE=self.m, VECTOR=vector).get_function(name)
@@ -95,10 +103,10 @@ def prepare(m, precision, shape, which, a, b):
         raise ValueError(reason)
     if which == "weight_gradient":
         return _weight_gradient(m, precision, shape, a, b)
-    n, _, h, w = a.shape
+    h, w = a.shape[2:]
     back = which == "input_gradient"
     out_h, out_w = shape.x[2:] if back else shape.y[2:]
-    plan = Plan(m, n, h, w, out_h, out_w, TAPS - 1 - shape.padding if back else shape.padding)
+    plan = Plan(m, images_at_once(shape, m), h, w, out_h, out_w, TAPS - 1 - shape.padding if back else shape.padding)
     return _correlate(plan, precision, a, b, back)
 
 
@@ -107,50 +115,147 @@ def _correlate(plan, precision, x, filters, back):
     import cupy
 
     x, o = pixels(x), filters.shape[1 if back else 0]
-    y = cupy.empty((plan.n, plan.out_h, plan.out_w, o), np.float32)
-    V, M = plan.empty(x.shape[3]), plan.empty(o)
-    U = cupy.zeros((plan.places, V.shape[2], M.shape[2]), np.float32)
-    calls = (
-        _filters(plan, filters, U, back),
-        plan.kernel("transform_input", x, V),
-        product(V, U, M, precision),
-        plan.kernel("transform_output", y, M, outputs=True),
-    )
+    y = cupy.empty((len(x), plan.out_h, plan.out_w, o), np.float32)
+    split, c = 3 if precision == SPLIT else 1, _whole(x.shape[3], 4)
+    V, M = plan.empty(split * c), plan.empty(o)
+    U = cupy.zeros((plan.places, split * c, M.shape[2]), np.float32)
+    copies = c if split > 1 else 0
+    multiply = product(V, U, M, "tf32" if copies else precision)
+    calls = [_filters(plan, filters, U, back, copies)]
+    for first in range(0, len(x), plan.n):
+        some = slice(first, first + plan.n)
+        calls += plan.kernel("transform_input", x[some], V, copies=copies), multiply
+        calls.append(plan.kernel("transform_output", y[some], M, outputs=True))
     return Prepared(in_order(*calls), partial(_images, y), V.nbytes + M.nbytes + U.nbytes, (x, filters))
 
 
 def _weight_gradient(m, precision, shape, x, dy):
     import cupy
 
-    plan = Plan(m, *x.shape[::2], x.shape[3], *dy.shape[2:], shape.padding, slices(shape, m))
+    n, split = images_at_once(shape, m), 3 if precision == SPLIT else 1
+    plan = Plan(m, n, *x.shape[2:], *dy.shape[2:], shape.padding, slices(shape, m, n) if split == 1 else 1)
     x, dy, dw = pixels(x), pixels(dy), cupy.empty(shape.w, np.float32)
-    V, dM = plan.empty(shape.channels), plan.empty(shape.channels_out)
+    V, dM = plan.empty(shape.channels, split), plan.empty(shape.channels_out, split)
+    copies, precision = (plan.rows, "tf32") if split > 1 else (0, precision)
     parts = [array.reshape(plan.places * plan.slices, -1, array.shape[2]) for array in (dM, V)]
-    dM_T, V_parts = parts[0].transpose(0, 2, 1), parts[1]
+    dM_T, V_parts, calls = parts[0].transpose(0, 2, 1), parts[1], []
     dU = cupy.empty((len(V_parts), dM.shape[2], V.shape[2]), np.float32)
-    calls = (
-        plan.kernel("transform_input", x, V),
-        plan.kernel("transform_output_gradient", dy, dM, outputs=True),
-        product(dM_T, V_parts, dU, precision),
-        _filter_gradient(plan, dU, dw),
-    )
+    multiply, multiply_and_add = (product(dM_T, V_parts, dU, precision, add) for add in (False, True))
+    for first in range(0, len(x), n):
+        some = slice(first, first + n)
+        calls.append(plan.kernel("transform_input", x[some], V, copies=copies * V.shape[2]))
+        calls.append(plan.kernel("transform_output_gradient", dy[some], dM, True, copies * dM.shape[2], low=1))
+        calls.append(multiply_and_add if first else multiply)
+    calls.append(_filter_gradient(plan, dU, dw))
     return Prepared(in_order(*calls), lambda: dw, V.nbytes + dM.nbytes + dU.nbytes, (x, dy))
 
 
-def slices(shape, m):
-    """Return in how many parts the sum over tiles is made, so that there is work for all multiprocessors."""
+def images_at_once(shape, m):
+    """Return how many images are taken at a time: a part of them, if then V and M stay in the L2 cache."""
+    tiles = max(math.prod(-(-(size + 2) // m) for size in sizes) for sizes in (shape.x[2:], shape.y[2:]))
+    image = 4 * (m + 2) ** 2 * tiles * (shape.channels + shape.channels_out)
+    parts = [n for n in range(1, shape.batch + 1) if shape.batch % n == 0 and n * image <= CACHE]
+    return parts[-1] if parts and 4 * parts[-1] * image >= CACHE else shape.batch
+
+
+def slices(shape, m, n):
+    """Return in how many parts the sum over n images' tiles is made: there is work for all multiprocessors then."""
     blocks = (m + 2) ** 2 * math.prod(-(-size // PRODUCT_TILE) for size in shape.w[:2])
     return max(1, min(8, 2 * PROCESSORS // blocks))
+
+
+# In one kernel
+
+
+def fused_tile(shape, which):
+    """Return the macros of a block: filters, or rows of the matrices, and tiles or channels, their columns."""
+    o, c = shape.w[:2]
+    rows = c if which == "input_gradient" else o
+    if which == "weight_gradient":
+        return {"FILTERS": 64 if o > 32 else 32, "COLUMNS": 32}
+    return {"FILTERS": 64, "COLUMNS": 32} if rows > 32 else {"FILTERS": 32, "COLUMNS": 64}
+
+
+def prepare_fused(shape, which, a, b, **macros):
+    """Return the pass of a shape, with tiles of 2 x 2 outputs, in one kernel and a small one before it or after it.
+
+    macros: instead of those of `fused_tile`; or PARTS: in how many the sum over tiles is made. See `Rung`. Raises
+    ValueError for what `why_not` says no to.
+    """
+    import cupy
+
+    if reason := why_not(shape, which):
+        raise ValueError(reason)
+    slices, macros = macros.pop("PARTS", None), fused_tile(shape, which) | macros
+    if which == "weight_gradient":
+        return _fused_weight_gradient(shape, a, b, macros, slices)
+    back, x = which == "input_gradient", pixels(a)
+    o, c = shape.w[:2]
+    (come, go), size = ((o, c), shape.x[2:]) if back else ((c, o), shape.y[2:])
+    depth, room = FUSED_THREADS // macros["COLUMNS"], _whole(go, macros["FILTERS"])
+    U = cupy.zeros((_whole(come, depth), 16, room), np.float32)
+    y = cupy.empty((shape.batch, *size, go), np.float32)
+    tiles = shape.batch * -(-size[0] // 2) * -(-size[1] // 2)
+    blocks = -(-tiles // macros["COLUMNS"]) * (room // macros["FILTERS"])
+    sizes = _fused_sizes(x, y, room, TAPS - 1 - shape.padding if back else shape.padding)
+    steps = (c * TAPS**2, TAPS**2) if back else (TAPS**2, c * TAPS**2)
+    numbers = map(np.int32, (come, go, *steps, room, back))
+    calls = (
+        _fused("transform_filters", -(-come * go // THREADS), (b, U, *numbers), macros),
+        _fused("forward", blocks, (x, U, y, sizes), macros),
+    )
+    return Prepared(in_order(*calls), partial(_images, y), U.nbytes, (x, b))
+
+
+def _fused_weight_gradient(shape, x, dy, macros, slices):
+    import cupy
+
+    x, dy, (o, c) = pixels(x), pixels(dy), shape.w[:2]
+    depth, blocks = FUSED_THREADS // macros["COLUMNS"], -(-o // macros["FILTERS"]) * -(-c // macros["COLUMNS"])
+    groups = -(-shape.batch * -(-shape.out_height // 2) * -(-shape.out_width // 2) // depth)
+    slices = min(groups, slices or max(1, PROCESSORS // blocks))
+    parts, dw = cupy.empty((slices, TAPS**2, c, o), np.float32), cupy.empty(shape.w, np.float32)
+    sizes = _fused_sizes(x, dy, o, shape.padding, slices)
+    calls = (
+        _fused("weight_gradient", blocks * slices, (x, dy, parts, sizes), macros),
+        _fused("add_slices", -(-dw.size // THREADS), (parts, dw, *map(np.int32, (o, c, slices))), macros),
+    )
+    return Prepared(in_order(*calls), lambda: dw, parts.nbytes, (x, dy))
+
+
+def _fused_sizes(x, y, room, padding, slices=1):
+    h, w, o = y.shape[1:]
+    return by_value(*x.shape, h, w, o, room, -(-h // 2), -(-w // 2), padding, slices)
+
+
+def _fused(name, blocks, arguments, macros):
+    shared, filters, columns = 0, macros["FILTERS"], macros["COLUMNS"]
+    if name in ("forward", "weight_gradient"):
+        depth = FUSED_THREADS // columns
+        shared = 4 * 16 * max(2 * depth * (filters + columns + 32 // depth), columns * (filters + 4))
+    kernel = kernels.load(FUSED, **macros).get_function(name)
+    kernel.max_dynamic_shared_size_bytes = shared
+    return partial(kernel, (blocks,), (FUSED_THREADS,), arguments, shared_mem=shared)
+
+
+def _whole(number, multiple):
+    return -(-number // multiple) * multiple
 
 
 # What is launched
 
 
-def _filters(plan, w, U, back):
+def _filters(plan, w, U, back, copies):
     o, c = w.shape[:2]
     taps = TAPS**2
     (come, go), steps = ((o, c), (c * taps, taps)) if back else ((c, o), (taps, c * taps))
-    numbers = *map(np.int32, (come, go, *steps, U.shape[2])), np.int64(U[0].size), np.int32(back)
+    numbers = (
+        *map(np.int32, (come, go, *steps, U.shape[2])),
+        np.int64(U[0].size),
+        np.int64(copies * U.shape[2]),
+        np.int32(1),
+        np.int32(back),
+    )
     kernel = kernels.load(FILE, TILE=plan.m, VECTOR=1).get_function("transform_filters")
     return partial(kernel, (-(-come * go // THREADS),), (THREADS,), (w, U, *numbers))
 
@@ -165,10 +270,6 @@ def _filter_gradient(plan, dU, dw):
 # What lies how
 
 
-def _fours(number):
-    return -(-number // 4) * 4
-
-
 def _images(pixels):
     """Return images (n, h, w, c) as (n, c, h, w)."""
     import cupy
@@ -176,18 +277,16 @@ def _images(pixels):
     return cupy.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
 
 
+def _rung(m, precision, words):
+    label, kind = f"fewer multiplications: tiles of {m} x {m}{words}", "float32" if precision == SPLIT else precision
+    return Rung(label, (FILE,), kind, "nhwc", partial(prepare, m, precision), why_not)
+
+
 RUNGS = {
-    f"winograd{m}{suffix}": Rung(
-        f"fewer multiplications: tiles of {m} x {m}{words}",
-        (FILE,),
-        precision,
-        "nhwc",
-        partial(prepare, m, precision),
-        why_not,
-    )
-    for m, precision, suffix, words in (
-        (2, "float32", "", ""),
-        (4, "float32", "", ""),
-        (2, "tf32", "_tf32", ", products in TF32"),
-    )
+    "winograd2": _rung(2, "float32", ""),
+    "winograd4": _rung(4, "float32", ""),
+    "winograd2_tf32": _rung(2, "tf32", ", on tensor cores"),
+    "winograd4_tf32": _rung(4, "tf32", ", on tensor cores"),
+    "winograd4_split": _rung(4, SPLIT, ", on tensor cores, numbers in two parts"),
+    "winograd2_fused": Rung("tiles of 2 x 2, all in one kernel", (FUSED,), "float32", "nhwc", prepare_fused, why_not),
 }
