@@ -281,6 +281,22 @@ __device__ void setmaxnreg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32
 template <int REGISTERS>
 __device__ void setmaxnreg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 
+// Where the block of a rank in this cluster has what this one has at `address`, and four numbers from there.
+__device__ Word mapa(Word address, Word rank) {
+    Word there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+__device__ float4 ld_shared_cluster(Word at) {
+    float4 four;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+                 : "r"(at)
+                 : "memory");
+    return four;
+}
+
 // Nanoseconds; the same for all multiprocessors, whose clocks don't all run at one rate.
 __device__ long long globaltimer() {
     long long now;

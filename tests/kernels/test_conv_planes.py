@@ -90,10 +90,11 @@ def test_what_is_chosen_fits(shape, mode):
                 rows, bands = tiling.rows(conv)
                 assert (rows - 1) * conv.pitch + conv.windows[1] <= tiling.width
                 assert rows * bands >= conv.windows[0]
-                assert tiling.shared(conv, mode) + planes.BARRIERS <= 227 << 10
+                assert tiling.shared(conv, mode) + planes.BARRIERS <= (227 << 10) // tiling.blocks
     d = planes.division(planes.convolutions(shape, "forward")[0][0], mode)
     assert d.rows * d.bands >= shape.out_height
-    assert d.slices <= shape.batch * d.bands
+    assert d.slices - d.cluster < shape.batch * d.bands
+    assert d.slices % d.cluster == 0
 
 
 def test_the_padding_on_the_right_is_that_on_the_left_of_the_next_row():

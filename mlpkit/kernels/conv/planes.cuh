@@ -13,19 +13,17 @@
 #ifndef MODE
 #define MODE 3
 #endif
-// 0: bfloat16, as it is stored. 1: float32, whose lower bits tensor cores leave out (TF32). 2: float32, rounded to halves.
-// 3: float32, the sum of two halves: three products of halves.
+// 0: bfloat16. 1: float32, whose lower bits tensor cores leave out (TF32). 2: float32, rounded to halves before. 3: float32,
+// made the sum of two halves before: three products of halves.
 constexpr Kind KIND = MODE == 0 ? BF16 : MODE == 1 ? TF32 : FP16;
 constexpr int PARTS = MODE == 3 ? 2 : 1;
-constexpr bool CONVERTS = MODE >= 2;
-constexpr int CHANNELS = MODE == 1 ? 4 : 8;  // of a piece in shared memory
-constexpr int STORED = MODE == 0 ? 8 : 4;    // and in memory
+constexpr bool SCALED = MODE >= 2;
+constexpr int CHANNELS = MODE == 1 ? 4 : 8;  // of a piece
 
 #ifndef CHUNK
 #define CHUNK 64
 #endif
 constexpr int GROUPS = CHUNK / CHANNELS;  // of channels that are in shared memory at a time: planes
-constexpr int GROUPS_OF_64 = 64 / CHANNELS;
 
 struct Piece {
     Word words[4];
@@ -55,7 +53,7 @@ inline int shift(const Problem& p, int tap_y, int tap_x)
 
 // Which pixel of its image is piece number n of a phase of the tile that begins at window row `first`?
 struct Pixel {
-    int y, x;
+    int at;  // in the image
     bool inside;
 };
 
@@ -63,7 +61,7 @@ inline Pixel pixel(const Problem& p, int first, int phase, int n)
 {
     int row = divided_by_pitch(p, n), column = n - row * p.pitch;
     int y = (first + row) * p.stride + phase / p.stride - p.pad_y, x = column * p.stride + phase % p.stride - p.pad_x;
-    return {y, x, y >= 0 && y < p.height && x >= 0 && x < p.width};
+    return {y * p.width + x, y >= 0 && y < p.height && x >= 0 && x < p.width};
 }
 
 // ---- Two halves for a float32 ----
@@ -76,26 +74,18 @@ inline float scale_for(float largest)
     return largest > 0 ? __uint_as_float(min(max(127 + 14 - exponent, 1), 254) << 23) : 1;
 }
 
-inline void split(const float4 (&x)[2], float scale, Piece (&to)[PARTS])
-{
-    const float* numbers = &x[0].x;
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        float first = numbers[2 * i] * scale, second = numbers[2 * i + 1] * scale;
-        to[0].words[i] = cvt_rn_f16x2(first, second);
-        if constexpr (PARTS == 2) {
-            float2 high = cvt_f32_f16x2(to[0].words[i]);
-            to[1].words[i] = cvt_rn_f16x2(first - high.x, second - high.y);
-        }
-    }
-}
-
 // The largest magnitude of each of two arrays, as `largest` left it, a number a block; all lanes of a warp have it.
 inline float largest_of(const float* found, int blocks)
 {
     float most = 0;
     for (int i = threadIdx.x % 32; i < blocks; i += 32) most = fmaxf(most, found[i]);
     return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
+}
+
+// What a product of scaled numbers is to be multiplied by.
+inline float unscale_of(const float* found, int blocks)
+{
+    return 1 / scale_for(largest_of(found, blocks)) / scale_for(largest_of(found + blocks, blocks));
 }
 
 extern "C" __global__ __launch_bounds__(512)
@@ -123,53 +113,80 @@ void largest(const float4* a, size_t a_fours, const float4* b, size_t b_fours, f
     }
 }
 
-// ---- From memory to shared memory ----
+// The pieces of an array of float32, 8 numbers each, and where their halves go. Piece number i is two pieces of 4 channels,
+// `area` pieces apart. Of every `block` pieces the second halves follow the first ones.
+struct Pieces {
+    const float4* from;
+    Piece* to;
+    int all, area, block;
+};
 
-// Copy some planes of a tile: `groups` of them, from `first_channel` on, `plane` pieces each, and where numbers are split
-// the parts of all of them one after the other. where(n): which pixel piece n is. By so many threads, of which this is
-// number `thread`.
-template <int THREADS, int PLANES = GROUPS, typename Where>
-inline void load_tile(const Problem& p, const void* images, int height, int width, int channels, int image,
-                      int first_channel, int groups, int plane, float scale, Piece* to, int thread, Where where)
+extern "C" __global__ __launch_bounds__(512)
+void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, const float* found, int blocks_found)
 {
-    size_t area = (size_t)height * width;
-    const Piece* from = static_cast<const Piece*>(images) + ((size_t)image * channels + first_channel) / STORED * area;
-    for (int n = thread; n < plane; n += THREADS) {
-        auto [y, x, inside] = where(n);
-        inside = inside && image < p.images;
-        const Piece* at = from + (inside ? y * width + x : 0);
-        if constexpr (CONVERTS) {
-            #pragma unroll 4
-            for (int group = 0; group < groups; ++group) {
-                float4 numbers[2] = {};
-                Piece parts[PARTS];
-                if (inside) {
-                    numbers[0] = *reinterpret_cast<const float4*>(at + 2 * group * area);
-                    numbers[1] = *reinterpret_cast<const float4*>(at + (2 * group + 1) * area);
+    for (int which = 0; which < 2; ++which) {
+        const Pieces& p = which ? b : a;
+        float scale = scale_for(largest_of(found + which * blocks_found, blocks_found));
+        #pragma unroll 2
+        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.all; i += gridDim.x * blockDim.x) {
+            size_t first = (size_t)i + (size_t)(i / p.area) * p.area;
+            float4 numbers[2] = {p.from[first], p.from[first + p.area]};
+            const float* x = &numbers[0].x;
+            Piece parts[PARTS];
+            #pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float low = x[2 * j] * scale, high = x[2 * j + 1] * scale;
+                parts[0].words[j] = cvt_rn_f16x2(low, high);
+                if constexpr (PARTS == 2) {
+                    float2 rounded = cvt_f32_f16x2(parts[0].words[j]);
+                    parts[1].words[j] = cvt_rn_f16x2(low - rounded.x, high - rounded.y);
                 }
-                split(numbers, scale, parts);
-                #pragma unroll
-                for (int part = 0; part < PARTS; ++part)
-                    *reinterpret_cast<int4*>(to + (part * PLANES + group) * plane + n) =
-                        *reinterpret_cast<int4*>(&parts[part]);
             }
-        } else {
-            #pragma unroll 4
-            for (int group = 0; group < groups; ++group)
-                cp_async<16>(to + group * plane + n, inside ? at + group * area : images, inside);
+            size_t to = (size_t)(i / p.block) * p.block * PARTS + i % p.block;
+            #pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+                *reinterpret_cast<int4*>(p.to + to + (size_t)part * p.block) = *reinterpret_cast<int4*>(&parts[part]);
         }
     }
-    if constexpr (!CONVERTS) cp_async_wait_all();
-    fence_proxy_async();  // wgmma reads shared memory by another way than threads write it
+}
+
+// ---- From memory to shared memory ----
+
+// Copy planes of a tile, `groups` of them from `first_channel` on, `plane` pieces each, and all parts of them one after
+// the other. where(n): which pixel piece n is. By so many threads, of which this is number `thread`.
+template <int THREADS, int PLANES = GROUPS, typename Where>
+inline void load_tile(const void* images, size_t area, int channels, int image, int all_images, int first_channel, int groups,
+                      int plane, Piece* to, int thread, Where where)
+{
+    const Piece* from = static_cast<const Piece*>(images) + ((size_t)image * channels + first_channel) / CHANNELS * area;
+    size_t part_size = (size_t)all_images * channels / CHANNELS * area;
+    for (int n = thread; n < plane; n += THREADS) {
+        auto [at, inside] = where(n);
+        inside = inside && image < all_images;
+        #pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+            #pragma unroll 4
+            for (int group = 0; group < groups; ++group)
+                cp_async<16>(to + (part * PLANES + group) * plane + n,
+                             inside ? from + part * part_size + group * area + at : images, inside);
+    }
+}
+
+// Arrive when this thread's copies are there and wgmma sees them: it reads shared memory by another way than threads do.
+inline void arrive_when_copied(Word64* barrier)
+{
+    cp_async_wait_all();
+    fence_proxy_async();
+    mbarrier_arrive(barrier);
 }
 
 // CHUNK channels of the images, with what the padding needs.
 template <int THREADS>
-inline void load_images(const Problem& p, const void* images, int tile, int first_channel, float scale, Piece* to, int thread)
+inline void load_images(const Problem& p, const void* images, int tile, int first_channel, Piece* to, int thread)
 {
     int image = tile / p.bands, first_row = tile % p.bands * p.rows;
-    load_tile<THREADS>(p, images, p.height, p.width, p.channels, image, first_channel, GROUPS, phases(p) * p.pieces, scale,
-                       to, thread, [&](int n) {
+    load_tile<THREADS>(images, (size_t)p.height * p.width, p.channels, image, p.images, first_channel, GROUPS,
+                       phases(p) * p.pieces, to, thread, [&](int n) {
                            int phase = p.stride == 1 ? 0 : n / p.pieces;
                            return pixel(p, first_row, phase, n - phase * p.pieces);
                        });

@@ -5,7 +5,7 @@
 has, and where the results go. The widths of tiles are those that `wgmma.cuh` has.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 
@@ -23,24 +23,31 @@ MULTIPROCESSORS = 132
 
 @dataclass(frozen=True)
 class Mode:
-    """How numbers are stored and multiplied. number: of the macro MODE. stored: channels in 16 bytes of memory.
+    """How numbers are stored and multiplied. number: of the macro MODE. stored: channels in 16 bytes of an operand.
 
-    channels: in 16 bytes of shared memory. parts: arrays that a number is split into there. converts: on the way.
+    halves: those that a number of float32 is made into before the product; 0 where it is multiplied as it is stored.
     """
 
     number: int
     precision: str
     stored: int
-    channels: int
-    parts: int = 1
-    converts: bool = False
+    halves: int = 0
+
+    @property
+    def parts(self):
+        return max(1, self.halves)
+
+    @property
+    def channels(self):
+        """Channels in 16 bytes of shared memory."""
+        return 8 if self.halves else self.stored
 
 
 MODES = {
-    "bf16": Mode(0, "bf16", 8, 8),
-    "tf32": Mode(1, "tf32", 4, 4),
-    "fp16": Mode(2, "tf32", 4, 8, converts=True),
-    "fp16x3": Mode(3, "float32", 4, 8, parts=2, converts=True),
+    "bf16": Mode(0, "bf16", 8),
+    "tf32": Mode(1, "tf32", 4),
+    "fp16": Mode(2, "tf32", 4, halves=1),
+    "fp16x3": Mode(3, "float32", 4, halves=2),
 }
 
 
@@ -77,14 +84,20 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Of the forward kernel: its macros. width: windows of a tile; tiles, heights: of a block; chunk: channels."""
+    """Of the forward kernel: its macros. width: windows of a tile; tiles, heights: of a block; chunk: channels.
+
+    blocks: on a multiprocessor. slots: of the ring of filters. resident: whether there is one for each tap. promote:
+    whether each tap's sums are added by float32 adders.
+    """
 
     width: int
     tiles: int
     heights: int
     chunk: int
+    blocks: int = 1
     slots: int = 4
-    promote: int = 0
+    resident: bool = False
+    promote: bool = False
 
     @property
     def macros(self):
@@ -102,16 +115,19 @@ class Tiling:
         bands = -(-conv.windows[0] // most)
         return -(-conv.windows[0] // bands), bands
 
+    def items(self, conv):
+        """Return how many times a block's work there is, and how many blocks share that number."""
+        heights = -(-padded(conv.channels_out) // (64 * self.heights))
+        items = -(-conv.images * self.rows(conv)[1] // self.tiles) * heights
+        return items, min(items, max(1, self.blocks * MULTIPROCESSORS // heights) * heights)
+
     def shared(self, conv, mode):
         """Return the bytes of shared memory that the two rings take."""
         groups = self.chunk // mode.channels * mode.parts * 16
         image = conv.stride**2 * (self.width + conv.reach) * groups
-        buffers = 2 if padded(conv.channels) > self.chunk else 1
+        items, blocks = self.items(conv)
+        buffers = 2 if padded(conv.channels) > self.chunk or items > blocks else 1
         return buffers * self.tiles * image + self.slots * self.heights * 64 * groups
-
-    def blocks(self, conv):
-        """Return how many blocks there are."""
-        return -(-conv.images * self.rows(conv)[1] // self.tiles) * -(-conv.channels_out // (64 * self.heights))
 
 
 def padded(channels, multiple=16):
@@ -119,17 +135,31 @@ def padded(channels, multiple=16):
     return -(-channels // multiple) * multiple
 
 
+# Tiles and heights of a block, blocks on a multiprocessor, the widest tile, and how many sums a thread has registers for
+BLOCKS = ((1, 1, 1, 208, 208), (1, 1, 2, 176, 144), (2, 1, 1, 208, 176), (1, 2, 1, 208, 176), (2, 2, 1, 104, 52))
+
+
 def tilings(conv, mode):
     """Return the tilings that fit, the most promising first: by the multiplications of the busiest multiprocessor."""
     found = []
-    chunks = [chunk for chunk in (64, 32, 16) if padded(conv.channels) % chunk == 0][:1]
-    for width, (tiles, heights), chunk, slots in product(WIDTHS, ((1, 1), (2, 1), (1, 2), (2, 2)), chunks, (4, 3, 2)):
-        tiling = Tiling(width, tiles, heights, chunk, slots)
-        fits = tiling.rows(conv) and tiling.shared(conv, mode) + BARRIERS <= SHARED and tiles * heights * width <= 416
-        if fits and not any((t.width, t.tiles, t.heights) == (width, tiles, heights) for _, t in found):
-            rounds = -(-tiling.blocks(conv) // MULTIPROCESSORS)
+    chunk = next(chunk for chunk in (64, 32, 16) if padded(conv.channels) % chunk == 0)
+    stages = padded(conv.channels) // chunk * conv.taps[0] * conv.taps[1]
+    promote = mode.parts > 1
+    for width, (tiles, heights, blocks, widest, most) in product(WIDTHS, BLOCKS):
+        fit = [
+            tiling
+            for slots, resident in ((stages, True), (4, False), (3, False), (2, False))
+            if (tiling := Tiling(width, tiles, heights, chunk, blocks, slots, resident, promote)).rows(conv)
+            and tiling.shared(conv, mode) + BARRIERS <= SHARED // blocks
+            and width <= widest
+            and width // 2 * (1 + promote) <= most
+            and (slots <= 9 or not resident)
+        ]
+        if fit:
+            items, shared_by = fit[0].items(conv)
             work = tiles * heights * (width + 16) * padded(conv.channels) * conv.taps[0] * conv.taps[1]
-            found.append((rounds * (work + 20_000), tiling))
+            rounds = -(-items // shared_by) * blocks
+            found.append((rounds * (work + 10_000 * tiles * heights) + 20_000, fit[0]))
     return [tiling for _, tiling in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -216,11 +246,15 @@ def problem(conv, rows, bands, pieces, to_channels, channels):
 def _kernel(name, function, **macros):
     kernel = kernels.load(name, **macros).get_function(function)
     kernel.max_dynamic_shared_size_bytes = SHARED - BARRIERS
+    kernel.preferred_shared_memory_carveout = 100
     return kernel
 
 
 def prepare(name, shape, which, a, b, tiling=None):
-    """Return a pass that is ready; see `Rung`. name: of a mode. tiling: instead of the most promising one."""
+    """Return a pass that is ready; see `Rung`. name: of a mode. tiling: instead of the most promising one.
+
+    Raises ValueError where the mode can't.
+    """
     mode = MODES[name]
     if reason := why_not(name, shape, which):
         raise ValueError(reason)
@@ -228,49 +262,69 @@ def prepare(name, shape, which, a, b, tiling=None):
         return prepare_weights(mode, shape, a, b)
     import cupy
 
-    out_channels = padded(shape.channels_out if which == "forward" else shape.channels)
-    to = cupy.zeros((shape.batch, out_channels // mode.stored, *shape.operands(which)[2][2:], mode.stored))
-    to = to.astype(np.uint16 if mode.stored == 8 else np.float32)
-    images = images_as_planes(a, mode)
-    found = cupy.zeros((2, 2 * MULTIPROCESSORS), np.float32)
-    calls, kept = [], []
+    channels = shape.channels_out if which == "forward" else shape.channels
+    size = shape.batch, padded(channels) // mode.stored, *shape.operands(which)[2][2:], mode.stored
+    to = cupy.zeros(size, np.uint16 if mode.stored == 8 else np.float32)
+    images, launches, calls = images_as_planes(a, mode), [], []
     for conv, rows, columns in convolutions(shape, which):
         w = (b if which == "forward" else b.swapaxes(0, 1))[:, :, rows, columns]
         chosen = tiling or tilings(conv, mode)[0]
-        filters = filters_in_order(w, mode, chosen)
-        calls.append(_launch(mode, conv, chosen, (images, filters, to, found)))
-        kept.append(filters)
-    if mode.converts:
-        calls.insert(
-            0, _largest(FORWARD, found, images, kernels_filters := cupy.concatenate([f.ravel() for f in kept]))
-        )
-        kept.append(kernels_filters)
-    channels = shape.channels_out if which == "forward" else shape.channels
+        launches.append((conv, chosen, filters_in_order(w, mode, chosen)))
+    filters = cupy.concatenate([filters.ravel() for _, _, filters in launches])
+    halves = Halves(FORWARD, mode, images, filters, launches[0][1].chunk * 8) if mode.halves else None
+    at, found = 0, halves.found if halves else cupy.zeros((2, 1), np.float32)
+    images, filters = halves.made if halves else (images, filters)
+    for conv, chosen, part in launches:
+        mine = filters[at * mode.parts : (at + part.size) * mode.parts]
+        calls.append(_launch(mode, conv, chosen, (images, mine, to, found)))
+        at += part.size
 
     def call():
-        for one in calls:
+        for one in [halves.call, *calls] if halves else calls:
             one()
 
-    return Prepared(call, lambda: planes_as_images(to, channels), found.nbytes if mode.converts else 0, (images, *kept))
+    workspace = halves.nbytes if halves else 0
+    return Prepared(call, lambda: planes_as_images(to, channels), workspace, (images, filters, halves))
 
 
-def _largest(name, found, a, b):
-    """Return a function that finds the largest magnitude of each of two arrays, one number a block."""
-    kernel = _kernel(name, "largest", MODE=3)
-    arguments = (a, np.uint64(a.size // 4), b, np.uint64(b.size // 4), found)
-    return lambda: kernel((found.shape[1],), (512,), arguments)
+class Halves:
+    """Two arrays of float32 as halves, one or two for each number: planes of images, and planes or filters.
+
+    `call()` asks for the two kernels that make them; `made`: the arrays of halves; `found`: the largest magnitudes.
+    block: of the second array, how many pieces are followed by their second halves; all, where it is None.
+    """
+
+    def __init__(self, name, mode, a, b, block=None):
+        import cupy
+
+        self.found = cupy.zeros((2, 2 * MULTIPROCESSORS), np.float32)
+        self.made = [cupy.empty(mode.parts * array.size, np.uint16) for array in (a, b)]
+        self.nbytes = self.found.nbytes + sum(array.nbytes for array in self.made)
+        areas = [array.shape[2] * array.shape[3] if array.ndim == 5 else 1 for array in (a, b)]
+        pieces = [
+            np.array([array.data.ptr, made.data.ptr, array.size // 8 | area << 32, of], np.uint64).view("V32")
+            for array, made, area, of in zip((a, b), self.made, areas, (a.size // 8, block or b.size // 8), strict=True)
+        ]
+        largest, split = (_kernel(name, function, MODE=mode.number) for function in ("largest", "split"))
+        sizes = np.uint64(a.size // 4), np.uint64(b.size // 4)
+        blocks = min(8 * MULTIPROCESSORS, -(-max(a.size, b.size) // (8 * 512)))
+
+        def call():
+            largest((self.found.shape[1],), (512,), (a, sizes[0], b, sizes[1], self.found))
+            split((blocks,), (512,), (*pieces, self.found, np.int32(self.found.shape[1])))
+
+        self.call = call
 
 
 def _launch(mode, conv, tiling, arrays):
     images, filters, to, found = arrays
     rows, bands = tiling.rows(conv)
-    about = problem(
-        conv, rows, bands, tiling.width + conv.reach, to.shape[1] * to.shape[4], images.shape[1] * images.shape[4]
-    )
-    shared = tiling.shared(conv, mode)
+    to_channels = to.shape[1] * to.shape[4]
+    about = problem(conv, rows, bands, tiling.width + conv.reach, to_channels, padded(conv.channels))
+    shared, (_, blocks) = tiling.shared(conv, mode), tiling.items(conv)
     kernel = _kernel(FORWARD, "convolve", MODE=mode.number, **tiling.macros)
     arguments = (about, images, filters, to, found, np.int32(found.shape[1]))
-    return lambda: kernel((tiling.blocks(conv),), (tiling.threads,), arguments, shared_mem=shared)
+    return lambda: kernel((blocks,), (tiling.threads,), arguments, shared_mem=shared)
 
 
 @dataclass(frozen=True)
@@ -283,11 +337,18 @@ class Division:
     bands: int
     windows: int
     tiles: tuple[int, int, int]  # by 64 output channels, by chunks, by groups of nine taps
-    slices: int
+    slices: int  # a multiple of the blocks of a cluster
+    cluster: int
 
     @property
     def numbers(self):
-        return 3 * 3 * self.chunk // 2 * 128 * int(np.prod(self.tiles))  # of a slice
+        """How many sums a slice has."""
+        return 3 * 3 * self.chunk // 2 * 128 * int(np.prod(self.tiles))
+
+    def slot(self, conv, mode):
+        """Return the bytes of shared memory that a band takes."""
+        pieces = self.chunk // 8 * conv.stride**2 * (self.windows + conv.reach) + 8 * self.windows
+        return pieces * mode.parts * 16
 
 
 def division(conv, mode):
@@ -295,21 +356,18 @@ def division(conv, mode):
     chunk = 64 if padded(conv.channels) % 64 == 0 else 32 if padded(conv.channels) % 32 == 0 else 16
     tiles = -(-conv.channels_out // 64), padded(conv.channels) // chunk, -(-conv.taps[0] * conv.taps[1] // 9)
     best = None
-    for rows in range(1, conv.windows[0] + 1):
-        windows = padded(rows * conv.pitch)
-        groups = [conv.stride**2 * (windows + conv.reach) * chunk, windows * 64]
-        slot = sum(groups) // 8 * mode.parts * 16
-        slots = min(4, (SHARED - BARRIERS) // slot)
-        if slots < 2:
-            continue
-        bands = -(-conv.windows[0] // rows)
+    for most in range(1, conv.windows[0] + 1):
+        bands = -(-conv.windows[0] // most)
         rows = -(-conv.windows[0] // bands)
-        slices = max(1, min(MULTIPROCESSORS // int(np.prod(tiles)), conv.images * bands))
+        slices = max(1, min(MULTIPROCESSORS // 4 * 4 // int(np.prod(tiles)), conv.images * bands))
         each = -(-conv.images * bands // slices)
-        work = each * (windows + 24)
-        found = Division(chunk, slots, rows, bands, windows, tiles, -(-conv.images * bands // each))
-        if best is None or work < best[0]:
-            best = work, found
+        slices = -(-conv.images * bands // each)
+        cluster = 4 if slices > 2 else slices
+        found = Division(chunk, 2, rows, bands, padded(rows * conv.pitch), tiles, padded(slices, cluster), cluster)
+        slots = min(4, (SHARED - BARRIERS) // found.slot(conv, mode))
+        work = each * (found.windows + 24)
+        if slots >= 2 and (best is None or work < best[0]):
+            best = work, replace(found, slots=slots)
     return best and best[1]
 
 
@@ -318,28 +376,26 @@ def prepare_weights(mode, shape, a, b):
     import cupy
 
     conv = convolutions(shape, "forward")[0][0]
-    found, d = cupy.zeros((2, 2 * MULTIPROCESSORS), np.float32), division(conv, mode)
+    d, channels = division(conv, mode), padded(shape.channels_out)
     images, dy = images_as_planes(a, mode), images_as_planes(b, mode)
-    dw, partial_sums = cupy.empty(shape.w, np.float32), cupy.empty((d.slices, d.numbers), np.float32)
-    channels = padded(shape.channels_out)
+    halves = Halves(WEIGHTS, mode, images, dy) if mode.halves else None
+    images, dy = halves.made if halves else (images, dy)
+    found = halves.found if halves else cupy.zeros((2, 1), np.float32)
+    dw, partial_sums = cupy.empty(shape.w, np.float32), cupy.empty((d.slices // d.cluster, d.numbers), np.float32)
     about = problem(conv, d.rows, d.bands, d.windows + conv.reach, channels, padded(shape.channels))
     divided = np.array([d.windows, channels, *d.tiles, d.slices], np.int32).view("V24")
-    groups = d.chunk // mode.channels
-    shared = d.slots * mode.parts * 16 * (groups * conv.stride**2 * (d.windows + conv.reach) + 8 * d.windows)
-    macros = {"MODE": mode.number, "CHUNK": d.chunk, "SLOTS": d.slots}
+    macros = {"MODE": mode.number, "CHUNK": d.chunk, "SLOTS": d.slots, "CLUSTER": d.cluster}
     multiply, add = (_kernel(WEIGHTS, name, **macros) for name in ("multiply", "add"))
-    last = found, np.int32(found.shape[1])
-    largest = _largest(WEIGHTS, found, images, dy) if mode.converts else None
-    blocks = d.slices * int(np.prod(d.tiles))
+    sizes = (np.int32(shape.channels_out), np.int32(shape.channels), found, np.int32(found.shape[1]))
+    blocks, shared = d.slices * int(np.prod(d.tiles)), max(d.slots * d.slot(conv, mode), 9 * d.chunk // 2 * 512)
 
     def call():
-        if largest:
-            largest()
-        multiply((blocks,), (512,), (about, divided, images, dy, partial_sums, *last), shared_mem=shared)
-        sizes = (np.int32(shape.channels_out), np.int32(shape.channels))
-        add((-(-d.numbers // 256),), (256,), (about, divided, partial_sums, dw, *sizes, *last))
+        if halves:
+            halves.call()
+        multiply((blocks,), (512,), (about, divided, images, dy, partial_sums), shared_mem=shared)
+        add((-(-d.numbers // 256),), (256,), (about, divided, partial_sums, dw, *sizes))
 
-    return Prepared(call, lambda: dw, partial_sums.nbytes + found.nbytes, (images, dy))
+    return Prepared(call, lambda: dw, partial_sums.nbytes + (halves.nbytes if halves else 0), (images, dy, halves))
 
 
 def why_not(name, shape, which):
