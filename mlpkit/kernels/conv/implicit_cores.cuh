@@ -173,13 +173,13 @@ inline void multiply_windows(const Product& product, int images, const Number* i
         for (int i = 0; i < a.COPIES; ++i) {
             bool inside = is_inside(mine[i], bits);
             const Number* from = image + (inside ? mine[i].from + further : 0);
-            if (a.has(i)) copy<A_NUMBERS, CACHED>(&tiles.A[a.y + i * a.STEP][a.x], from, inside);
+            if (a.has(i)) copy<A_NUMBERS, (CACHED > 0)>(&tiles.A[a.y + i * a.STEP][a.x], from, inside);
         }
         #pragma unroll
         for (int i = 0; i < b.COPIES; ++i) {
             bool inside = b_inside && i * b.STEP < left;
             const Number* from = inside ? b_from + (size_t)(i * b.STEP) * product.N : filters;
-            if (b.has(i)) copy<B_NUMBERS>(&tiles.B[b.y + i * b.STEP][b.x], from, inside);
+            if (b.has(i)) copy<B_NUMBERS, (CACHED > 1)>(&tiles.B[b.y + i * b.STEP][b.x], from, inside);
         }
         cp_async_commit_group();
         advance(tap, DEPTH, product);
@@ -248,7 +248,7 @@ inline void multiply_pixels(const Geometry& g, const Number* image, const Number
             unsigned place = at.place + further;  // a column below 0 is one far beyond the last, and so is a line
             bool inside = place % 65536 < g.width && place / 65536 < g.height;
             const Number* from = inside ? a_from + at.from : image;
-            if (a.has(i)) copy<A_NUMBERS, CACHED>(&tiles.A[a.y + i * a.STEP][a.x], from, inside);
+            if (a.has(i)) copy<A_NUMBERS, (CACHED > 0)>(&tiles.A[a.y + i * a.STEP][a.x], from, inside);
         }
         which = 1 - which;
         look_ahead(begin + DEPTH);
@@ -257,7 +257,7 @@ inline void multiply_pixels(const Geometry& g, const Number* image, const Number
             int pixel = begin + b.y + i * b.STEP;
             bool inside = b_inside && pixel < end;
             const Number* from = inside ? dy + (size_t)pixel * N + first_column + b.x : dy;
-            if (b.has(i)) copy<B_NUMBERS>(&tiles.B[b.y + i * b.STEP][b.x], from, inside);
+            if (b.has(i)) copy<B_NUMBERS, (CACHED > 1)>(&tiles.B[b.y + i * b.STEP][b.x], from, inside);
         }
         cp_async_commit_group();
         begin += DEPTH;
