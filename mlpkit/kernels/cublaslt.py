@@ -7,6 +7,7 @@ documentation.
 
 import ctypes
 from functools import cache
+from typing import Any
 
 import cupy as cp
 from cuda.pathfinder import load_nvidia_dynamic_lib
@@ -18,7 +19,7 @@ _TRANSA, _TRANSB = 3, 4  # of a description
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # of a layout
 _MAX_WORKSPACE, _MIN_ALIGNMENTS = 1, (5, 6, 7, 8)  # of a preference
 _Complex = ctypes.c_float * 2
-_TYPES = {  # cublasComputeType_t, cudaDataType_t, a factor
+_TYPES: dict[str, tuple[int, int, Any]] = {  # cublasComputeType_t, cudaDataType_t, a factor
     "float32": (68, 0, ctypes.c_float),
     "tf32": (77, 0, ctypes.c_float),
     "float64": (70, 1, ctypes.c_double),
@@ -35,8 +36,8 @@ class Product:
     """The product of a (n, k) and b (k, m) into out (n, m), or of batches of such matrices: arrays of three axes.
 
     Rows or columns of a and b are contiguous, out's rows are. All are of one type: float32, float64 or complex64;
-    precision "tf32": float32 of which 11 bits count. add: out += a b. attributes: of cuBLAS's description, numbers of ctypes.
-    workspace: bytes that cuBLAS may use of the one workspace; 0 for a product that may overlap with another.
+    precision "tf32": float32 of which 11 bits count. add: out += a b. attributes: of cuBLAS's description, as numbers
+    of ctypes. workspace: bytes that cuBLAS may use of the one workspace; 0 for a product that may overlap with another.
     candidates: of so many kernels the fastest is taken, by the clock where there are several; then out is written.
 
     Raises Unsupported where cuBLAS has no kernel, and ValueError for matrices that lie otherwise. Call it with arrays

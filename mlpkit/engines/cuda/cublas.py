@@ -9,6 +9,7 @@ matters where a sum is exactly 0: in a row that nothing comes through, with bias
 """
 
 import ctypes
+from typing import Any
 
 import cupy as cp
 import numpy as np
@@ -37,7 +38,8 @@ class Product(cublaslt.Product):
     """
 
     def __init__(self, a, b, out, epilogue=PLAIN, vector=None, mask=None, workspace=WORKSPACE):
-        self.kept, attributes = (vector, mask), {_EPILOGUE: ctypes.c_uint32(epilogue)}
+        self.kept = vector, mask
+        attributes: dict[int, Any] = {_EPILOGUE: ctypes.c_uint32(epilogue)}
         if vector is not None:
             attributes[_BIAS_POINTER] = ctypes.c_void_p(vector.data.ptr)
         if mask is not None:

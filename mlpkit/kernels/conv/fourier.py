@@ -11,7 +11,7 @@ import numpy as np
 
 from mlpkit import kernels
 from mlpkit.kernels.conv import Prepared, Rung
-from mlpkit.kernels.conv.product import by_value, in_order, product
+from mlpkit.kernels.conv.product import InOrder, by_value, product
 
 FILE, THREADS, TILE = "conv_10_fourier", 256, 32
 MOST = 2**31 - 2**16
@@ -115,7 +115,7 @@ def prepare(shape, which, a, b):
         first, second, (left, right, to), made = x.there(a), y.there(b, -1), (Y.transpose(0, 2, 1), X, W), w
     out = cupy.empty(made.shape, np.float32)
     calls = (*first, *second, product(left, right, to), *made.back(out))
-    return Prepared(in_order(*calls), lambda: out, x.nbytes + y.nbytes + w.nbytes, (a, b))
+    return Prepared(InOrder(*calls), lambda: out, x.nbytes + y.nbytes + w.nbytes, (a, b))
 
 
 def transform(a, out, lengths):

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlpkit import kernels
 from mlpkit.kernels.conv import Prepared
-from mlpkit.kernels.conv.product import by_value, in_order
+from mlpkit.kernels.conv.product import InOrder, by_value
 
 FILE, GROUP, THREADS = "conv_fused", 8, 256
 BACKWARD, WARPS, CHANNELS, CHUNK = "conv_fused_backward", 8, 64, 8
@@ -76,7 +76,7 @@ def prepare_separate(shape, x, w, bias, together=1, **macros):
         numbers = map(np.int32, (shape.channels_out, shape.out_height * shape.out_width, z.size))
         calls.append(_launch("bias_relu", z.size, macros, (z, bias, *numbers)))
     calls.append(_launch("pool", choices.size, macros, (z, y, choices, sizes_of(shape, macros))))
-    return Prepared(in_order(*calls), lambda: (y, choices), z.nbytes, (x, filters, bias))
+    return Prepared(InOrder(*calls), lambda: (y, choices), z.nbytes, (x, filters, bias))
 
 
 def unpack(choices, filters, windows):
@@ -116,7 +116,7 @@ def prepare_weight_gradient(shape, x, dy, y, choices, **macros):
         _back(name, blocks * slices, arguments, macros, shared),
         _back("add_slices", -(-dw.size // THREADS), (parts, dw, *map(np.int32, (o, c, slices))), macros),
     )
-    return Prepared(in_order(*calls), lambda: dw, parts.nbytes, (x, dy, y, choices))
+    return Prepared(InOrder(*calls), lambda: dw, parts.nbytes, (x, dy, y, choices))
 
 
 def prepare_input_gradient(shape, w, dy, y, choices, **macros):

@@ -53,7 +53,7 @@ def _forward(precision, shape, x, w):
 
     x, filters, windows = pixels(x), _rows_of(w, shape), _empty_windows(shape)
     y = cupy.empty((len(windows), shape.channels_out), np.float32)
-    call = in_order(_windows(shape, x, windows), product(windows, filters.T, y, precision))
+    call = InOrder(_windows(shape, x, windows), product(windows, filters.T, y, precision))
     return Prepared(call, partial(_images, y, shape.y), windows.nbytes, (x, filters))
 
 
@@ -62,7 +62,7 @@ def _input_gradient(precision, shape, dy, w):
 
     dy, filters, windows = _matrix(dy), _rows_of(w, shape), _empty_windows(shape)
     dx = cupy.empty((shape.batch * shape.height * shape.width, shape.channels), np.float32)
-    call = in_order(product(dy, filters, windows, precision), _gather(shape, windows, dx))
+    call = InOrder(product(dy, filters, windows, precision), _gather(shape, windows, dx))
     return Prepared(call, partial(_images, dx, shape.x), windows.nbytes, (dy, filters))
 
 
@@ -71,7 +71,7 @@ def _weight_gradient(precision, shape, x, dy):
 
     x, dy, windows = pixels(x), _matrix(dy), _empty_windows(shape)
     dw = cupy.empty((shape.channels_out, row(shape)), np.float32)
-    call = in_order(_windows(shape, x, windows), product(dy.T, windows, dw, precision))
+    call = InOrder(_windows(shape, x, windows), product(dy.T, windows, dw, precision))
 
     def result():
         o, c, k, _ = shape.w
@@ -83,15 +83,15 @@ def _weight_gradient(precision, shape, x, dy):
 # What others need, too
 
 
-def in_order(*calls):
-    """Return a function that calls all of these, one after the other."""
+class InOrder:
+    """A function that calls all of `calls`, one after the other."""
 
-    def call():
-        for each in calls:
-            each()
+    def __init__(self, *calls):
+        self.calls = calls
 
-    call.calls = calls
-    return call
+    def __call__(self):
+        for call in self.calls:
+            call()
 
 
 def product(a, b, out, precision=None, add=False):
@@ -164,19 +164,19 @@ def plan(shape, rows, width):
     return vector, each, math.ceil(rows / each)
 
 
-def _launch(name, shape, rows, width, a, b):
-    vector, each, blocks = plan(shape, rows, width)
+def _launch(name, shape, written, a, b):
+    vector, each, blocks = plan(shape, *written.shape)
     kernel = kernels.load(FILE, VECTOR=vector).get_function(name)
     arguments = (a, b, sizes_of(shape, vector), np.int32(each))
     return partial(kernel, (blocks,), (THREADS,), arguments)
 
 
 def _windows(shape, x, windows):
-    return _launch("windows", shape, *windows.shape, x, windows)
+    return _launch("windows", shape, windows, x, windows)
 
 
 def _gather(shape, windows, dx):
-    return _launch("gather", shape, *dx.shape, windows, dx)
+    return _launch("gather", shape, dx, windows, dx)
 
 
 def _rung(label, precision):

@@ -12,7 +12,7 @@ import numpy as np
 
 from mlpkit import kernels
 from mlpkit.kernels.conv import Prepared, Rung
-from mlpkit.kernels.conv.product import by_value, in_order, pixels, product
+from mlpkit.kernels.conv.product import InOrder, by_value, pixels, product
 
 FILE, FUSED, THREADS, FUSED_THREADS, TAPS = "conv_9_winograd", "conv_9_winograd_fused", 256, 256, 3
 VECTORS = {2: 4, 4: 2}  # numbers of a thread, so that a tile of them fits into its registers
@@ -126,14 +126,15 @@ def _correlate(plan, precision, x, filters, back):
         some = slice(first, first + plan.n)
         calls += plan.kernel("transform_input", x[some], V, copies=copies), multiply
         calls.append(plan.kernel("transform_output", y[some], M, outputs=True))
-    return Prepared(in_order(*calls), partial(_images, y), V.nbytes + M.nbytes + U.nbytes, (x, filters))
+    return Prepared(InOrder(*calls), partial(_images, y), V.nbytes + M.nbytes + U.nbytes, (x, filters))
 
 
 def _weight_gradient(m, precision, shape, x, dy):
     import cupy
 
     n, split = images_at_once(shape, m), 3 if precision == SPLIT else 1
-    plan = Plan(m, n, *x.shape[2:], *dy.shape[2:], shape.padding, slices(shape, m, n) if split == 1 else 1)
+    (h, w), (out_h, out_w) = shape.x[2:], shape.y[2:]
+    plan = Plan(m, n, h, w, out_h, out_w, shape.padding, slices(shape, m, n) if split == 1 else 1)
     x, dy, dw = pixels(x), pixels(dy), cupy.empty(shape.w, np.float32)
     V, dM = plan.empty(shape.channels, split), plan.empty(shape.channels_out, split)
     copies, precision = (plan.rows, "tf32") if split > 1 else (0, precision)
@@ -147,7 +148,7 @@ def _weight_gradient(m, precision, shape, x, dy):
         calls.append(plan.kernel("transform_output_gradient", dy[some], dM, True, copies * dM.shape[2], low=1))
         calls.append(multiply_and_add if first else multiply)
     calls.append(_filter_gradient(plan, dU, dw))
-    return Prepared(in_order(*calls), lambda: dw, V.nbytes + dM.nbytes + dU.nbytes, (x, dy))
+    return Prepared(InOrder(*calls), lambda: dw, V.nbytes + dM.nbytes + dU.nbytes, (x, dy))
 
 
 def images_at_once(shape, m):
@@ -204,7 +205,7 @@ def prepare_fused(shape, which, a, b, **macros):
         _fused("transform_filters", -(-come * go // THREADS), (b, U, *numbers), macros),
         _fused("forward", blocks, (x, U, y, sizes), macros),
     )
-    return Prepared(in_order(*calls), partial(_images, y), U.nbytes, (x, b))
+    return Prepared(InOrder(*calls), partial(_images, y), U.nbytes, (x, b))
 
 
 def _fused_weight_gradient(shape, x, dy, macros, slices):
@@ -220,7 +221,7 @@ def _fused_weight_gradient(shape, x, dy, macros, slices):
         _fused("weight_gradient", blocks * slices, (x, dy, parts, sizes), macros),
         _fused("add_slices", -(-dw.size // THREADS), (parts, dw, *map(np.int32, (o, c, slices))), macros),
     )
-    return Prepared(in_order(*calls), lambda: dw, parts.nbytes, (x, dy))
+    return Prepared(InOrder(*calls), lambda: dw, parts.nbytes, (x, dy))
 
 
 def _fused_sizes(x, y, room, padding, slices=1):
