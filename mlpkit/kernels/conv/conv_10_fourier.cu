@@ -1,21 +1,23 @@
-// Fourier: the spectrum of a sum of shifted images is the sum of their spectra, each multiplied by a number a frequency.
+// Fourier: a shifted image has the spectrum of the image, multiplied by one number for each frequency.
 //
-// So all k k taps of a kernel become one factor, whatever k is, and a convolution becomes a product of matrices for each frequency,
+// So all k k taps of a kernel become one factor, whatever k is, and a convolution becomes a product of matrices for
+// each frequency,
 //     Z = X conj(K)^T    dK = conj(dZ)^T X    dX = dZ K        (n, c), (o, c), (n, o), complex
-// cuFFT makes the spectra and cuBLAS the products. The kernels here carry numbers from one to the other: they put images where cuFFT
-// wants them, with zeros around; they turn what lies image by image into what lies frequency by frequency; and they pick the
-// result. Half of the frequencies are enough for real numbers.
+// cuFFT makes the spectra and cuBLAS the products. The kernels here carry numbers from one to the other: they put
+// images where cuFFT wants them, with zeros around; they turn what lies image by image into what lies frequency by
+// frequency; and they pick the result. Half of the frequencies are enough for real numbers.
 //
-// What wraps around a border of the transform meets zeros: `length` is at least height + padding, so that the zeros on the right
-// are those on the left, too.
+// What wraps around a border of the transform meets zeros: `length` is at least height + padding, so that the zeros
+// on the right are those on the left, too.
 //
-// With a stride of 2 all windows are computed, and one of four is picked: a spectrum has them all. A direct way does a quarter.
+// With a stride of 2 all windows are computed, and one of four is picked: a spectrum has them all. A direct way does
+// a quarter.
 //
-// What bounds it is memory: each of these kernels, and each transform, reads and writes as much as the images' spectra, and does
-// little with it. Products are few: for 7 x 7 kernels a tenth of the direct way's.
+// What bounds it is memory: each of these kernels, and each transform, reads and writes as much as the images'
+// spectra, and does little with it. Products are few: for 7 x 7 kernels a tenth of the direct way's.
 
-// Images (count, height, width) and transforms (count, length, wide). Of an image, every number is `step` numbers from the next,
-// in rows and columns, and the first one is at `offset`, counted around the transform.
+// Images (count, height, width) and transforms (count, length, wide). Of an image, every number is `step` numbers
+// from the next, in rows and columns, and the first one is at `offset`, counted around the transform.
 struct Sizes {
     int count, height, width, length, wide, step, offset;
 };
@@ -35,7 +37,8 @@ extern "C" __global__ void spread(const float* images, float* transforms, Sizes 
 extern "C" __global__ void pick(const float* transforms, float* images, Sizes s, float scale)
 {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
-    const int above = i / s.width, column = i - above * s.width, image = above / s.height, row = above - image * s.height;
+    const int above = i / s.width, column = i - above * s.width;
+    const int image = above / s.height, row = above - image * s.height;
     if (image >= s.count) return;
     const int y = (row * s.step + s.offset + s.length) % s.length, z = (column * s.step + s.offset + s.wide) % s.wide;
     images[i] = scale * transforms[((size_t)image * s.length + y) * s.wide + z];

@@ -1,16 +1,16 @@
 // im2col: the windows written to memory, a row for each, and then a product of two matrices that a library knows.
 //
-// Images lie pixel by pixel, with a pixel's channels side by side (NHWC). A window is a row of k k c numbers, tap by tap, and
-// a row of the filters has the same order. Then, with M = n h' w' windows,
+// Images lie pixel by pixel, with a pixel's channels side by side (NHWC). A window is a row of k k c numbers, tap by
+// tap, and a row of the filters has the same order. Then, with M = n h' w' windows,
 //     y (M, o) = windows (M, k k c) W^T      dwindows (M, k k c) = dy (M, o) W      dW (o, k k c) = dy^T windows
-// and each is a product that cuBLAS does as well as any other. What is left to write is here: to deal the images out, and
-// to add the windows' gradients up, where they overlap. No sum is made by two threads: who writes a pixel of dx looks for the
-// windows that hold it, at most k k of them, and adds them in the order of the taps.
+// and each is a product that cuBLAS does as well as any other. What is left to write is here: to deal the images out,
+// and to add the windows' gradients up, where they overlap. No sum is made by two threads: who writes a pixel of dx
+// looks for the windows that hold it, at most k k of them, and adds them in the order of the taps.
 //
-// The price is memory. An image is written k k times (with a stride of 1), and read again by the product: nine times the
-// image each way for a 3 x 3 kernel. For 256 channels of 28 x 28, 128 images, that is 925 MB, which no cache holds. A product of two
-// large matrices has 2 o multiply-adds a number of `windows` to hide it behind: with float32 units that is enough, and
-// with tensor cores, which are ten times as fast, it is not.
+// The price is memory. An image is written k k times (with a stride of 1), and read again by the product: nine times
+// the image each way for a 3 x 3 kernel. For 256 channels of 28 x 28, 128 images, that is 925 MB, which no cache
+// holds. A product of two large matrices has 2 o multiply-adds a number of `windows` to hide it behind: with float32
+// units that is enough, and with tensor cores, which are ten times as fast, it is not.
 //
 // VECTOR: numbers that a thread moves at a time, 4 where the channels are a multiple of 4.
 

@@ -1,28 +1,33 @@
-// Winograd: TILE x TILE outputs of a 3 x 3 convolution from (TILE + 2)^2 multiplications, where the direct way needs 9 TILE^2.
+// Winograd: TILE x TILE outputs of a 3 x 3 convolution from (TILE + 2)^2 multiplications, where 9 TILE^2 were needed.
 //
-// A polynomial of degree T - 1 is known from its values at T points, and a product of two polynomials has, at each point, the
-// product of their values. A convolution is such a product, read the other way round. So a tile d of the image, T = TILE + 2
-// numbers long, and the filter g are transformed, multiplied number by number, and transformed back:
+// A polynomial of degree T - 1 is known from its values at T points, and a product of two polynomials has, at each
+// point, the product of their values. A convolution is such a product, read the other way round. So a tile d of the
+// image, T = TILE + 2 numbers long, and the filter g are transformed, multiplied number by number, and transformed
+// back:
 //     y = A^T ((G g) * (B^T d))        in two dimensions: A^T (G g G^T * B^T d B) A
-// The points are 0, 1, -1 and infinity for F(2, 3). For F(4, 3) everybody adds 2 and -2, and has integers. With 0, 5/8, -5/8, 3/2, -3/2
-// and infinity the matrices have as many numbers, and results are twice as near: sums of what is much larger than they cost digits.
-// Sums over channels can be made before the way back.
-// So each of the T^2 places of a tile is a matrix product of its own,
+// The points are 0, 1, -1 and infinity for F(2, 3). For F(4, 3) everybody adds 2 and -2, and has integers. With 0,
+// 5/8, -5/8, 3/2, -3/2 and infinity the matrices have as many numbers, and results are twice as near: sums of what is
+// much larger than they cost digits. Sums over channels can be made before the way back. So each of the T^2 places of
+// a tile is a matrix product of its own,
 //     M[place] (tiles, o) = V[place] (tiles, c) U[place] (c, o)
-// and a thread of the kernels here transforms a tile of one channel, or of VECTOR channels, in registers. Products are a library's.
+// and a thread of the kernels here transforms a tile of one channel, or of VECTOR channels, in registers. Products
+// are a library's.
 //
-// The input gradient is a convolution, of dy with the filters turned by half a turn. The weight gradient has the same matrices,
-// turned: y is linear in g, so dg = G^T (sum over tiles of (A dy A^T) * (B^T d B)) G: a convolution with a "kernel" of TILE x TILE
-// and an "output" of 3 x 3. Its sum over tiles is a product as well, over `slices` of the tiles, added up in order at the end.
+// The input gradient is a convolution, of dy with the filters turned by half a turn. The weight gradient has the same
+// matrices, turned: y is linear in g, so dg = G^T (sum over tiles of (A dy A^T) * (B^T d B)) G: a convolution with a
+// "kernel" of TILE x TILE and an "output" of 3 x 3. Its sum over tiles is a product as well, over `slices` of the
+// tiles, added up in order at the end.
 //
-// Multiplications for an output: 9 -> 4 with tiles of 2, 9 -> 2.25 with tiles of 4. What is paid: V and M are 4 times, or 2.25
-// times, as large as the image (tiles overlap), and go through memory. And precision: the rows of F(4, 3) multiply by up to 8,
-// and take differences of what is larger than the result.
+// Multiplications for an output: 9 -> 4 with tiles of 2, 9 -> 2.25 with tiles of 4. What is paid: V and M are 4
+// times, or 2.25 times, as large as the image (tiles overlap), and go through memory. And precision: the rows of F(4,
+// 3) multiply by up to 8, and take differences of what is larger than the result.
 //
-// On tensor cores, V and U can be split: a number of float32 is one of TF32 and a rest, which is one, too, nearly. Then V and U have three
-// copies, low, high, high and high, low, high, one behind the other along the sum, and the product is as right as float32's.
+// On tensor cores, V and U can be split: a number of float32 is one of TF32 and a rest, which is one, too, nearly.
+// Then V and U have three copies, low, high, high and high, low, high, one behind the other along the sum, and the
+// product is as right as float32's.
 //
-// Images lie pixel by pixel (NHWC). Rows of V and M are `pitch` numbers long, a multiple of 4; who makes them fills them with 0.
+// Images lie pixel by pixel (NHWC). Rows of V and M are `pitch` numbers long, a multiple of 4; who makes them fills
+// them with 0.
 
 #include "ptx.cuh"
 
@@ -119,9 +124,10 @@ inline void transform(Load load, Store store)
     }
 }
 
-// Images (batch, height, width, channels) and the tiles that cover their windows' outputs. channels, pitch: in Numbers;
-// places: Numbers from one place's matrix to the next; copies: from one of three copies to the next, or 0, where there is one;
-// low: which of them, the first or the second, is what is left of a number when it is rounded to TF32.
+// Images (batch, height, width, channels) and the tiles that cover their windows' outputs. channels, pitch: in
+// Numbers; places: Numbers from one place's matrix to the next; copies: from one of three copies to the next, or 0,
+// where there is one; low: which of them, the first or the second, is what is left of a number when it is rounded to
+// TF32.
 struct Sizes {
     int batch, height, width, channels, down, across, padding, pitch;
     long long places, copies;
@@ -197,12 +203,14 @@ extern "C" __global__ void transform_output_gradient(const Numbers* dy, Numbers*
     Numbers* to = dM + tile.place(s);
     transform<OutputGradient, VECTOR>(
         [&](int i, int j) {
-            return inside(s, tile.row + i, tile.column + j) ? dy[tile.pixel(s, tile.row + i, tile.column + j)] : Numbers{};
+            const int y = tile.row + i, z = tile.column + j;
+            return inside(s, y, z) ? dy[tile.pixel(s, y, z)] : Numbers{};
         },
         [&](int i, int j, Numbers found) { put(to + (i * T + j) * s.places, found, s.copies, s.low); });
 }
 
-// U[place] (channels_in, channels_out) = G g G^T of filters g: w[in * in_step + out * out_step], turned by half a turn or not.
+// U[place] (channels_in, channels_out) = G g G^T of filters g: w[in * in_step + out * out_step], turned by half a
+// turn or not.
 extern "C" __global__ void transform_filters(const Number* w, Number* U, int in, int out, int in_step, int out_step,
                                              int pitch, long long places, long long copies, int low, int turned)
 {
@@ -226,7 +234,8 @@ extern "C" __global__ void transform_filter_gradient(const Number* dU, Number* d
     transform<FilterGradient, 1>(
         [&](int p, int q) {
             Number sum = {};
-            for (int slice = 0; slice < slices; ++slice) sum.each[0] += from[((p * T + q) * slices + slice) * matrix].each[0];
+            for (int slice = 0; slice < slices; ++slice)
+                sum.each[0] += from[((p * T + q) * slices + slice) * matrix].each[0];
             return sum;
         },
         [&](int p, int q, Number found) { to[p * TAPS + q] = found; });

@@ -1,17 +1,18 @@
 // Winograd's F(2 x 2, 3 x 3) in one kernel: the transformed images live in shared memory and registers only.
 //
-// In three kernels V and M, together eight times the image, go through memory. Here a block has FILTERS filters and COLUMNS tiles. For DEPTH channels
-// at a time, a thread transforms a tile of one channel, and puts its 16 numbers into shared memory. Each of eight
-// warps multiplies the matrices of two of the 16 places, and keeps their sums in registers, as a matrix product does. At the end all
-// 16 places of a tile meet in shared memory, and are transformed back. Filters come transformed, from a small kernel before:
-// U (channels, places, filters).
+// In three kernels V and M, together eight times the image, go through memory. Here a block has FILTERS filters and
+// COLUMNS tiles. For DEPTH channels at a time, a thread transforms a tile of one channel, and puts its 16 numbers
+// into shared memory. Each of eight warps multiplies the matrices of two of the 16 places, and keeps their sums in
+// registers, as a matrix product does. At the end all 16 places of a tile meet in shared memory, and are transformed
+// back. Filters come transformed, from a small kernel before: U (channels, places, filters).
 //
-// With the weight gradient it is the same: there the sum is over tiles, and what a block has is FILTERS filters and COLUMNS channels;
-// both tiles of the image and of dy are transformed on the way. Each block has a slice of the tiles; `add_slices` adds these up.
+// With the weight gradient it is the same: there the sum is over tiles, and what a block has is FILTERS filters and
+// COLUMNS channels; both tiles of the image and of dy are transformed on the way. Each block has a slice of the
+// tiles; `add_slices` adds these up.
 //
-// What bounds it is multiply-adds, 4 for an output where the direct way does 9, and what feeds them: for 64 multiply-adds a
-// thread loads 16 numbers from shared memory. F(4 x 4) would have 36 places: either 36 small matrices, for which filters come from
-// the L2 cache faster than it can, or more sums than there are registers.
+// What bounds it is multiply-adds, 4 for an output where the direct way does 9, and what feeds them: for 64
+// multiply-adds a thread loads 16 numbers from shared memory. F(4 x 4) would have 36 places: either 36 small
+// matrices, for which filters come from the L2 cache faster than it can, or more sums than there are registers.
 
 #include "ptx.cuh"
 
@@ -26,12 +27,12 @@ constexpr int PLACES = 16, TAPS = 9, WARPS = 8, THREADS = 32 * WARPS;
 constexpr int DEPTH = THREADS / COLUMNS;  // a thread transforms one tile at a time
 constexpr int LANES_F = FILTERS / 8, LANES_C = 32 / LANES_F, EACH_F = 8, EACH_C = COLUMNS / LANES_C;
 constexpr int PITCH_F = FILTERS, PITCH_C = COLUMNS + 32 / DEPTH, PITCH_M = FILTERS + 4;
-constexpr int BLOCKS = EACH_F * EACH_C > 32 ? 1 : 2;  // on a multiprocessor: tells the compiler how many registers there are
+constexpr int BLOCKS = EACH_F * EACH_C > 32 ? 1 : 2;  // on a multiprocessor: says how many registers there are
 
 static_assert(EACH_C == 4 || EACH_C == 8, "one or two loads of four numbers");
 
-// x (batch, height, width, channels) and y (batch, out_height, out_width, filters); `filters_room`: of U, filled up with zeros to
-// whole blocks; its channels are filled up, too. slices: of all tiles, for the weight gradient.
+// x (batch, height, width, channels) and y (batch, out_height, out_width, filters); `filters_room`: of U, filled up
+// with zeros to whole blocks; its channels are filled up, too. slices: of all tiles, for the weight gradient.
 struct Sizes {
     int batch, height, width, channels, out_height, out_width, filters, filters_room, down, across, padding, slices;
 };
@@ -195,21 +196,25 @@ void forward(const float* x, const float* U, float* y, Sizes s)
         #pragma unroll
         for (int r = 0; r < 2; ++r) {
             if (tile.row + r >= s.out_height) break;
-            float* to = y + (((size_t)tile.image * s.out_height + tile.row + r) * s.out_width + tile.column) * s.filters + filter;
+            const size_t row = (size_t)tile.image * s.out_height + tile.row + r;
+            float* to = y + (row * s.out_width + tile.column) * s.filters + filter;
             to[0] = half[r][0] + half[r][1] + half[r][2];
             if (tile.column + 1 < s.out_width) to[s.filters] = half[r][1] - half[r][2] - half[r][3];
         }
     }
 }
 
-// parts (slices, TAPS, channels, filters). Blocks: filters by FILTERS, then channels by COLUMNS, then slices of the tiles.
+// parts (slices, TAPS, channels, filters). Blocks: filters by FILTERS, then channels by COLUMNS, then slices of the
+// tiles.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
 void weight_gradient(const float* x, const float* dy, float* parts, Sizes s)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Stage* stages = (Stage*)shared_bytes;
-    const int filter_blocks = (s.filters + FILTERS - 1) / FILTERS, channel_blocks = (s.channels + COLUMNS - 1) / COLUMNS;
-    const int first_filter = blockIdx.x % filter_blocks * FILTERS, slice = blockIdx.x / (filter_blocks * channel_blocks);
+    const int filter_blocks = (s.filters + FILTERS - 1) / FILTERS;
+    const int channel_blocks = (s.channels + COLUMNS - 1) / COLUMNS;
+    const int first_filter = blockIdx.x % filter_blocks * FILTERS;
+    const int slice = blockIdx.x / (filter_blocks * channel_blocks);
     const int first_channel = blockIdx.x / filter_blocks % channel_blocks * COLUMNS;
     const int k = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;
     const long long all = (s.batch * s.down * s.across + DEPTH - 1) / DEPTH;
@@ -296,8 +301,8 @@ void weight_gradient(const float* x, const float* dy, float* parts, Sizes s)
 }
 
 // U (channels, PLACES, pitch) = G g G^T of filters g: w[in * in_step + out * out_step], turned by half a turn or not.
-extern "C" __global__ void transform_filters(const float* w, float* U, int in, int out, int in_step, int out_step, int pitch,
-                                             int turned)
+extern "C" __global__ void transform_filters(const float* w, float* U, int in, int out, int in_step, int out_step,
+                                             int pitch, int turned)
 {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, from_in = i / out, from_out = i % out;
     if (from_in >= in) return;

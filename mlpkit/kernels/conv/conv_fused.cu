@@ -1,15 +1,16 @@
 // Convolution, bias, ReLU and 2 x 2 max pool in one kernel: what is not needed any more is never written.
 //
-// A pool's window is four pixels of the convolution's output, and they see a patch of (KERNEL + STRIDE)^2 pixels of the image.
-// A thread computes the four pixels of EACH windows for eight filters. So the largest of four is found in its own registers:
-// a quarter of the numbers goes to memory, and with them, for the way back, which of the four it was: two bits, of eight
-// filters together in 16. Where several are equal, it is the first of them: left before right, above before below. Where none
-// is above 0, the result is 0, and so is its gradient: that is to be seen in the result and needs no bit. A row and a column
-// that the pool leaves out are not computed.
+// A pool's window is four pixels of the convolution's output, and they see a patch of (KERNEL + STRIDE)^2 pixels of
+// the image. A thread computes the four pixels of EACH windows for eight filters. So the largest of four is found in
+// its own registers: a quarter of the numbers goes to memory, and with them, for the way back, which of the four it
+// was: two bits, of eight filters together in 16. Where several are equal, it is the first of them: left before
+// right, above before below. Where none is above 0, the result is 0, and so is its gradient: that is to be seen in
+// the result and needs no bit. A row and a column that the pool leaves out are not computed.
 //
-// Shared memory holds the patches of WINDOWS windows and the weights of FILTERS filters, for CHANNELS channels at a time, twice: while
-// these are multiplied, registers hold the next, on their way. A weight is used for four pixels, a pixel of a patch for up to KERNEL^2
-// taps of eight filters: with 3 x 3 kernels, 288 multiply-adds need 16 loads of one number and 18 of four.
+// Shared memory holds the patches of WINDOWS windows and the weights of FILTERS filters, for CHANNELS channels at a
+// time, twice: while these are multiplied, registers hold the next, on their way. A weight is used for four pixels, a
+// pixel of a patch for up to KERNEL^2 taps of eight filters: with 3 x 3 kernels, 288 multiply-adds need 16 loads of
+// one number and 18 of four.
 //
 // `convolution` is the same without the pool: what is written between separate kernels. What bounds both is
 // multiply-adds where there are channels, and memory where there is one.
@@ -35,13 +36,13 @@
 
 constexpr int TAPS = KERNEL * KERNEL, SIDE = KERNEL + STRIDE, PATCH = SIDE * SIDE;
 constexpr int GROUP = 8, LANES = WINDOWS / EACH, THREADS = FILTERS / GROUP * LANES;
-constexpr int PIXELS = CHANNELS * PATCH * WINDOWS, WEIGHTS = CHANNELS * TAPS * FILTERS / 4;  // in shared memory, at a time
+constexpr int WEIGHTS = CHANNELS * TAPS * FILTERS / 4;  // fours of them in shared memory, at a time
 constexpr int PIXELS_EACH = (PATCH * WINDOWS + THREADS - 1) / THREADS, WEIGHTS_EACH = (WEIGHTS + THREADS - 1) / THREADS;
 
 static_assert(FILTERS % GROUP == 0 && WINDOWS % EACH == 0 && THREADS % 32 == 0, "whole groups and warps");
 
-// Images x (batch, channels, height, width), outputs (out_height, out_width), windows (down, across) of them. filters: of
-// the result; filters_room: of the weights (channels, TAPS, filters_room), filled up with zeros.
+// Images x (batch, channels, height, width), outputs (out_height, out_width), windows (down, across) of them.
+// filters: of the result; filters_room: of the weights (channels, TAPS, filters_room), filled up with zeros.
 struct Sizes {
     int batch, channels, height, width, filters, filters_room, out_height, out_width, down, across, padding;
 };
@@ -135,7 +136,8 @@ inline void convolve(const float* x, const float4* w, const Sizes& s, Stage* sta
                 for (int i = 0; i < PATCH; ++i) patch[e][i] = stages[turn].pixels[c][i][lane + e * LANES];
             #pragma unroll
             for (int tap = 0; tap < TAPS; ++tap) {
-                const float4 low = stages[turn].weights[c][tap][2 * group], high = stages[turn].weights[c][tap][2 * group + 1];
+                const float4* eight = &stages[turn].weights[c][tap][2 * group];
+                const float4 low = eight[0], high = eight[1];
                 const float weights[GROUP] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
                 #pragma unroll
                 for (int e = 0; e < EACH; ++e)
@@ -228,7 +230,8 @@ extern "C" __global__ void bias_relu(float* z, const float* bias, int filters, i
     z[i] = sum > 0 ? sum : 0;
 }
 
-// The pool of z (batch, filters, out_height, out_width): a thread has a window of eight filters. `s`: as of convolution_pool.
+// The pool of z (batch, filters, out_height, out_width): a thread has a window of eight filters. `s`: as of
+// convolution_pool.
 extern "C" __global__ void pool(const float* z, float* y, unsigned short* choices, Sizes s)
 {
     const int windows = s.batch * s.down * s.across, i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,20 +1,22 @@
-// The way back through pool, ReLU and convolution: a gradient that is three quarters zeros, which nobody writes or reads.
+// The way back through pool, ReLU and convolution: a gradient that is three quarters zeros, which nobody writes.
 //
-// Of the four pixels of a pool's window one was the largest, and it alone has a gradient: d, the pool's own, if its result was above
-// 0, else 0. Written out, with its zeros, dz would be four times as large, and both products would take four times as many
-// multiply-adds. Instead the choice says which of four places of the patch (KERNEL + 1)^2 belongs to d:
+// Of the four pixels of a pool's window one was the largest, and it alone has a gradient: d, the pool's own, if its
+// result was above 0, else 0. Written out, with its zeros, dz would be four times as large, and both products would
+// take four times as many multiply-adds. Instead the choice says which of four places of the patch (KERNEL + 1)^2
+// belongs to d:
 //     dW[o][c][tap] += d patch[c][place + tap]     patch_gradient[c][place + tap] += d W[o][c][tap]
-// A lane has two channels, and a warp one window: so d and the choice are the same for all lanes, and the warp goes one of
-// four ways together. Registers can't be indexed; each way has its own KERNEL^2 registers of the patch. Where d is 0, as behind
-// a ReLU it is for about half of the windows, the warp goes none.
+// A lane has two channels, and a warp one window: so d and the choice are the same for all lanes, and the warp goes
+// one of four ways together. Registers can't be indexed; each way has its own KERNEL^2 registers of the patch. Where
+// d is 0, as behind a ReLU it is for about half of the windows, the warp goes none.
 //
-// `weight_gradient`: a warp keeps FILTERS filters' sums in registers, and loads each window's patch once for all of them. Each block
-// has a slice of the images, and writes its sums into a matrix of its own; `add_slices` adds these up, in order.
-// With one channel, or a few, lanes would have nothing to do: `weight_gradient_few` has a filter a lane, and finds the pixels in
-// shared memory, where an index may be anything.
+// `weight_gradient`: a warp keeps FILTERS filters' sums in registers, and loads each window's patch once for all of
+// them. Each block has a slice of the images, and writes its sums into a matrix of its own; `add_slices` adds these
+// up, in order. With one channel, or a few, lanes would have nothing to do: `weight_gradient_few` has a filter a
+// lane, and finds the pixels in shared memory, where an index may be anything.
 //
-// `input_gradient`: a warp keeps the patches' gradients of WINDOWS windows in registers, and goes through all filters. Then patches are
-// put into shared memory, and each pixel adds up those that hold it, at most four with 3 x 3 kernels, in order.
+// `input_gradient`: a warp keeps the patches' gradients of WINDOWS windows in registers, and goes through all
+// filters. Then patches are put into shared memory, and each pixel adds up those that hold it, at most four with 3 x
+// 3 kernels, in order.
 //
 // What bounds it is instructions: 18 multiply-adds take about 30, with the loads and the branch.
 
@@ -35,8 +37,8 @@ constexpr int TAPS = KERNEL * KERNEL, SIDE = KERNEL + 1, PATCH = SIDE * SIDE;
 constexpr int CHANNELS = 64, PITCH = CHANNELS + 2;  // of a block: two a lane
 constexpr int THREADS = 32 * WARPS, BLOCK_FILTERS = WARPS * FILTERS;
 
-// Images x (batch, channels, height, width), windows (down, across) of each; `band`: rows of windows that a block has at a
-// time; `slices`: of the images and their bands.
+// Images x (batch, channels, height, width), windows (down, across) of each; `band`: rows of windows that a block has
+// at a time; `slices`: of the images and their bands.
 struct Sizes {
     int batch, channels, height, width, filters, down, across, padding, band, slices;
 };
@@ -90,7 +92,8 @@ inline void load_pixels(float* pixels, const float* x, const Sizes& s, const Ban
 {
     const int rows = 2 * band.rows + KERNEL - 1, columns = 2 * s.across + KERNEL - 1, plane = rows * columns;
     for (int i = threadIdx.x; i < CHANNELS * plane; i += THREADS) {
-        const int channel = i / plane, place = i - channel * plane, row = place / columns, column = place - row * columns;
+        const int channel = i / plane, place = i - channel * plane;
+        const int row = place / columns, column = place - row * columns;
         const int y = 2 * band.row + row - s.padding, z = column - s.padding;
         const bool inside = first_channel + channel < s.channels && y >= 0 && y < s.height && z >= 0 && z < s.width;
         const size_t image = (size_t)band.image * s.channels + first_channel + channel;
@@ -113,7 +116,8 @@ inline void load_gradients(Gradient* gradients, const float* dy, const float* y,
 
 // parts (slices, filters, TAPS, channels). Blocks: filters by BLOCK_FILTERS, then channels by CHANNELS, then slices.
 extern "C" __global__ __launch_bounds__(THREADS)
-void weight_gradient(const float* x, const float* dy, const float* y, const unsigned short* choices, float* parts, Sizes s)
+void weight_gradient(const float* x, const float* dy, const float* y, const unsigned short* choices, float* parts,
+                     Sizes s)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     const int filter_blocks = (s.filters + BLOCK_FILTERS - 1) / BLOCK_FILTERS;
@@ -137,7 +141,8 @@ void weight_gradient(const float* x, const float* dy, const float* y, const unsi
             const float* corner = pixels + (2 * row * columns + 2 * column) * PITCH + 2 * lane;
             float2 patch[PATCH];
             #pragma unroll
-            for (int i = 0; i < PATCH; ++i) patch[i] = *(const float2*)(corner + (i / SIDE * columns + i % SIDE) * PITCH);
+            for (int i = 0; i < PATCH; ++i)
+                patch[i] = *(const float2*)(corner + (i / SIDE * columns + i % SIDE) * PITCH);
             #pragma unroll
             for (int f = 0; f < FILTERS; ++f) {
                 const Gradient g = gradients[window * BLOCK_FILTERS + warp * FILTERS + f];
@@ -192,8 +197,9 @@ void weight_gradient_few(const float* x, const float* dy, const float* y, const 
         }
         for (int i = threadIdx.x; i < 32 * windows; i += THREADS) {
             const int each = i / windows, window = i - each * windows, mine = filter - lane + each;
+            const bool inside = mine < s.filters;
             gradients[window * 33 + each] =
-                mine < s.filters ? gradient(dy, y, choices, s, mine, band.image, band.row * s.across + window) : Gradient{0, 0};
+                inside ? gradient(dy, y, choices, s, mine, band.image, band.row * s.across + window) : Gradient{0, 0};
         }
         __syncthreads();
         for (int window = warp; window < windows; window += WARPS) {
@@ -243,15 +249,16 @@ inline void add_to_patch(float2 (&patch)[PATCH], float d, const float2 (&w)[TAPS
     }
 }
 
-// w (filters filled up with zeros to whole CHUNKs, TAPS, channels filled up to whole CHANNELS). Here `band` counts rows of dx, and a
-// lane's channels are 32 apart. Blocks: bands, then channels by CHANNELS, then images.
+// w (filters filled up with zeros to whole CHUNKs, TAPS, channels filled up to whole CHANNELS). Here `band` counts
+// rows of dx, and a lane's channels are 32 apart. Blocks: bands, then channels by CHANNELS, then images.
 extern "C" __global__ __launch_bounds__(THREADS)
 void input_gradient(const float* w, const float* dy, const float* y, const unsigned short* choices, float* dx, Sizes s)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     const int bands = (s.height + s.band - 1) / s.band, channel_blocks = (s.channels + CHANNELS - 1) / CHANNELS;
     const int image = blockIdx.x / (bands * channel_blocks), first_row = blockIdx.x % bands * s.band;
-    const int first_channel = blockIdx.x / bands % channel_blocks * CHANNELS, last_row = min(first_row + s.band, s.height) - 1;
+    const int first_channel = blockIdx.x / bands % channel_blocks * CHANNELS;
+    const int last_row = min(first_row + s.band, s.height) - 1;
     const int first_down = max(first_row + s.padding - KERNEL + 1, 0) / 2;  // rows of windows that see these rows
     const Band band = {image, first_down, min((last_row + s.padding) / 2, s.down - 1) - first_down + 1};
     const int windows = max(band.rows, 0) * s.across, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -313,11 +320,12 @@ void input_gradient(const float* w, const float* dy, const float* y, const unsig
         if (first_channel + channel >= s.channels) break;
         const int row = first_row + pixel / s.width, column = pixel % s.width;
         float sum = 0;
-        for (int down = max(row + s.padding - KERNEL + 1, 0) / 2; down <= min((row + s.padding) / 2, s.down - 1); ++down)
-            for (int across = max(column + s.padding - KERNEL + 1, 0) / 2;
-                 across <= min((column + s.padding) / 2, s.across - 1); ++across) {
-                const int place = (row + s.padding - 2 * down) * SIDE + column + s.padding - 2 * across;
-                sum += patches[((down - first_down) * s.across + across) * WINDOW_PITCH + place * PLACE_PITCH + channel];
+        const int bottom = row + s.padding, right = column + s.padding;  // in the image with its zeros
+        for (int down = max(bottom - KERNEL + 1, 0) / 2; down <= min(bottom / 2, s.down - 1); ++down)
+            for (int across = max(right - KERNEL + 1, 0) / 2; across <= min(right / 2, s.across - 1); ++across) {
+                const int window = (down - first_down) * s.across + across;
+                const int place = (bottom - 2 * down) * SIDE + right - 2 * across;
+                sum += patches[window * WINDOW_PITCH + place * PLACE_PITCH + channel];
             }
         dx[(((size_t)image * s.channels + first_channel + channel) * s.height + row) * s.width + column] = sum;
     }
