@@ -1,7 +1,8 @@
 """cuDNN, NVIDIA's convolutions: CuPy's lines, in which a convolution is a call of the library that everybody uses.
 
-In full float32, not in the TF32 that cuDNN takes by itself, or in float64; directly, without a transform. Of cuDNN's
-plans it is the first: nothing is timed, so that the same run has the same bits again. See `kernels.conv.cudnn`.
+In full float32, not in the TF32 that cuDNN takes by itself; directly, without a transform. Of cuDNN's plans it is the
+first: nothing is timed, so that the same run has the same bits again. See `kernels.conv.cudnn`. In float64, which is
+for gradient checks, it is CuPy's lines again: there, version 1.25 of cuDNN's package gives wrong results.
 """
 
 from functools import cache
@@ -13,6 +14,9 @@ from mlpkit.kernels import gpu
 from mlpkit.kernels.conv import cudnn
 
 from .cupy_naive import *
+from .cupy_naive import conv as _conv
+from .cupy_naive import conv_backward_input as _conv_backward_input
+from .cupy_naive import conv_backward_weights as _conv_backward_weights
 
 if _reason := cudnn.why_not():
     raise ImportError(_reason.removesuffix("."))
@@ -40,8 +44,8 @@ class _Pass:
     Raises ValueError where cuDNN has none.
     """
 
-    def __init__(self, sizes, which, dtype):
-        self.problem = cudnn.Problem(sizes, which, dtype.name, "nchw", repeats=True, direct=True)
+    def __init__(self, sizes, which):
+        self.problem = cudnn.Problem(sizes, which, "float32", "nchw", repeats=True, direct=True)
         self.index, self.workspace = self.problem.first()
 
     def __call__(self, a, b, out):
@@ -50,8 +54,8 @@ class _Pass:
 
 
 @cache
-def _pass(sizes, which, dtype):
-    return _Pass(sizes, which, dtype)
+def _pass(sizes, which):
+    return _Pass(sizes, which)
 
 
 def _aligned(array):
@@ -61,26 +65,33 @@ def _aligned(array):
 
 
 def conv(x, W, b, stride, padding):
+    if x.dtype != cp.float32:
+        return _conv(x, W, b, stride, padding)
     rows, columns = ((size + 2 * padding - W.shape[-1]) // stride + 1 for size in x.shape[2:])
     z = cp.empty((len(x), len(W), rows, columns), x.dtype)
     sizes = _Sizes(x.shape, W.shape, z.shape, stride, padding)
-    _pass(sizes, "forward", x.dtype)(_aligned(x), _aligned(W), z)
+    _pass(sizes, "forward")(_aligned(x), _aligned(W), z)
     if b is not None:
         z += b[:, None, None]
     return z
 
 
 def conv_backward_weights(x, dz, dW, db, stride, padding):
+    if x.dtype != cp.float32:
+        _conv_backward_weights(x, dz, dW, db, stride, padding)
+        return
     found = cp.empty(dW.shape, dW.dtype)
     sizes = _Sizes(x.shape, dW.shape, dz.shape, stride, padding)
-    _pass(sizes, "weight_gradient", x.dtype)(_aligned(x), _aligned(dz), found)
+    _pass(sizes, "weight_gradient")(_aligned(x), _aligned(dz), found)
     dW[...] = found
     if db is not None:
         cp.sum(dz, axis=(0, 2, 3), out=db)
 
 
 def conv_backward_input(dz, W, shape, stride, padding):
+    if dz.dtype != cp.float32:
+        return _conv_backward_input(dz, W, shape, stride, padding)
     dx = cp.empty(shape, dz.dtype)
     sizes = _Sizes(tuple(shape), W.shape, dz.shape, stride, padding)
-    _pass(sizes, "input_gradient", dz.dtype)(_aligned(dz), _aligned(W), dx)
+    _pass(sizes, "input_gradient")(_aligned(dz), _aligned(W), dx)
     return dx

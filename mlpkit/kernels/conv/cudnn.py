@@ -68,19 +68,18 @@ def version():
 class Problem:
     """A pass in one layout, as one of cuDNN's graphs, and the plans that it has for it.
 
-    shape: a `Shape`, or what else has its stride, padding and operands. precision: "float32", "tf32", "bf16", or
-    "float64", which no rung has. result: the type of the result, "float32" or "bf16". repeats: without plans that may
-    give other bits at each call. direct: without those that transform. Raises ValueError where cuDNN has no plan.
+    shape: a `Shape`, or what else has its stride, padding and operands. precision: "float32", "tf32" or "bf16". result:
+    the type of the result, "float32" or "bf16". repeats: without plans that may give other bits at each call. direct:
+    without those that transform. Raises ValueError where cuDNN has no plan.
     """
 
     def __init__(self, shape, which, precision, layout, result=None, repeats=False, direct=False):
         import cudnn
 
         self.shape, self.which, self.precision, self.layout = shape, which, precision, layout
-        self.operand = "float32" if precision == "tf32" else precision
+        self.operand = "bf16" if precision == "bf16" else "float32"
         self.result = result or self.operand
-        sums = "float64" if precision == "float64" else "float32"
-        self.graph = cudnn.pygraph(compute_data_type=_types()[sums], handle=_handle())
+        self.graph = cudnn.pygraph(compute_data_type=_types()["float32"], handle=_handle())
         a, b, out = shape.operands(which)
         first, second = (self._tensor(uid, each) for uid, each in ((1, a), (2, b)))
         steps = {"stride": [shape.stride] * 2, "padding": [shape.padding] * 2, "dilation": [1, 1]}
@@ -218,8 +217,7 @@ def _kernels():
 def _types():
     import cudnn
 
-    types = cudnn.data_type
-    return {"float32": types.FLOAT, "bf16": types.BFLOAT16, "float64": types.DOUBLE}
+    return {"float32": cudnn.data_type.FLOAT, "bf16": cudnn.data_type.BFLOAT16}
 
 
 @cache
@@ -249,10 +247,14 @@ def tuned(shape, which, precision, repeats=False, seconds=SECONDS):
 
     Raises ValueError where cuDNN has none.
     """
-    found, reasons = [], []
+    import cupy
+
+    rng = cupy.random.default_rng(0)
+    a, b = (rng.standard_normal(each, np.float32) for each in shape.operands(which)[:2])
+    case, found, reasons = (a, b, plain(shape, which, a, b)), [], []
     for layout, result in _variants(which, precision):
         try:
-            found += trials(Problem(shape, which, precision, layout, result, repeats), seconds)
+            found += trials(Problem(shape, which, precision, layout, result, repeats), *case, seconds)
         except ValueError as error:
             reasons.append(str(error))
     if not found:
@@ -278,17 +280,15 @@ def _variants(which, precision):
     return [(layout, result) for layout in LAYOUTS for result in results]
 
 
-def trials(problem, seconds=SECONDS, progress=lambda text: None):
+def trials(problem, a, b, right, seconds=SECONDS, progress=lambda text: None):
     """Return a `Choice` for each plan of a problem that runs, in cuDNN's order, tried within so many seconds.
 
-    A plan whose result is too far off for its class is none: some transforms are, of large sums. progress: is told why.
+    a, b, right: operands, and their result. A plan whose result is too far off for its class is none: some transforms
+    are, of large sums. progress: is told why.
     """
     import cupy
 
-    rng = cupy.random.default_rng(0)
-    a, b = (rng.standard_normal(each, np.float32) for each in problem.shape.operands(problem.which)[:2])
-    arrays, right = problem.place(a, b), plain(problem.shape, problem.which, a, b)
-    found: list[dict] = []
+    arrays, found = problem.place(a, b), list[dict]()
     until, best, tried = time.perf_counter() + seconds, float("inf"), 0
     for index in problem.different():
         if found and time.perf_counter() > until:
