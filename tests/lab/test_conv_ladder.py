@@ -8,7 +8,7 @@ from conv_cases import operands, wanted
 
 from mlpkit import engines
 from mlpkit.kernels import gpu
-from mlpkit.kernels.conv import ERRORS, PASSES, Shape, ladder
+from mlpkit.kernels.conv import ERRORS, LAYERS, PASSES, Shape, ladder
 from mlpkit.lab import processes, results
 from mlpkit.lab.experiments import conv_ladder
 from mlpkit.lab.experiments.conv_ladder import Plan, asked
@@ -112,6 +112,24 @@ def test_every_rung_has_a_name_of_its_own():
     modules = [name for module in ladder.MODULES for name in module.RUNGS]
     assert len(set(modules)) == len(modules) == len(ladder.RUNGS)
     assert {rung.precision for rung in ladder.RUNGS.values()} == {"float32", "tf32", "bf16"}
+
+
+@pytest.mark.parametrize("capability", ["80", "90", "100"])
+@pytest.mark.parametrize("precision", ERRORS)
+@pytest.mark.parametrize("which", PASSES)
+def test_there_is_a_rung_for_every_layer_and_gpu(which, precision, capability):
+    for shape in (*LAYERS.values(), SHAPE):
+        rung = ladder.RUNGS[ladder.best(shape, which, precision, capability)]
+        assert ERRORS[rung.precision] <= ERRORS[precision]
+        assert ladder.fits(rung, capability)
+        assert rung.why_not(shape, which) is None
+
+
+def test_what_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="pass"):
+        ladder.best(SHAPE, "backward", "tf32")
+    with pytest.raises(ValueError, match="precision"):
+        ladder.best(SHAPE, "forward", "fp8")
 
 
 # On a GPU

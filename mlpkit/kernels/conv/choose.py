@@ -47,7 +47,7 @@ def times(shape, which, precision, rungs=None):
         try:
             call = rung.prepare(shape, which, a, b).call
             found[name] = quick_us(call, min(found.values(), default=float("inf")))
-        except (MemoryError, RuntimeError, ValueError):
+        except Exception:  # a compiler's, the driver's, ...: as of a kernel for other chips
             continue
     return dict(sorted(found.items(), key=lambda item: item[1]))
 

@@ -1,7 +1,40 @@
-"""The rungs of all modules, in the ladder's order, and which of them does a pass best."""
+"""The rungs of all modules, in the ladder's order, and which of them to take for a pass."""
 
-from mlpkit.kernels.conv import cores, cudnn, fourier, implicit, planes, product, winograd
+from mlpkit import kernels
+from mlpkit.checks import check_choice
+from mlpkit.kernels.conv import ERRORS, PASSES, cores, cudnn, fourier, implicit, planes, product, winograd
 
 MODULES = (cores, product, implicit, winograd, fourier, planes, cudnn)
 RUNGS = {name: rung for module in MODULES for name, rung in module.RUNGS.items()}
 OURS = tuple(name for name in RUNGS if name not in cudnn.RUNGS)
+
+# In each class those that were ahead at most of the layers on an H200, the first one that can: of the two passes that
+# make images, and of the one that makes filters. `choose` looks closer.
+PREFERRED = {
+    "float32": (
+        ("one_channel", "planes_fp16x3", "tf32x3", "registers", "direct"),
+        ("one_channel", "tf32x3", "registers", "direct"),
+    ),
+    "tf32": (("planes_tf32", "tf32", "direct"), ("tf32", "direct")),
+    "bf16": (("planes_bf16", "bf16"), ("bf16", "planes_bf16")),
+}
+
+
+def fits(rung, capability):
+    """Say whether a rung's kernels are for GPUs of a compute capability, given as its digits, such as "90"."""
+    chips = [kernels.chip(file).removeprefix("sm_") for file in rung.files]
+    return all(f"{capability}a" == chip if chip.endswith("a") else int(capability) >= int(chip) for chip in chips)
+
+
+def best(shape, which, precision, capability="90"):
+    """Return the name of the rung to take for a pass, in a class, or one that is more precise.
+
+    capability: the GPU's, as for `fits`. Nothing is timed: see `choose.fastest`. Raises ValueError for a pass or a
+    class that there is not, and where no rung can.
+    """
+    check_choice("pass", which, PASSES)
+    check_choice("precision", precision, tuple(ERRORS))
+    for name in PREFERRED[precision][which == "weight_gradient"]:
+        if fits(RUNGS[name], capability) and not RUNGS[name].why_not(shape, which):
+            return name
+    raise ValueError(f"no rung of the ladder can do {which} of {shape} in {precision}.")
