@@ -25,13 +25,16 @@
 #define STAGES 4
 #endif
 #ifndef BLOCKS
-#define BLOCKS 2
+#define BLOCKS 1  // on a multiprocessor: tells the compiler how many registers there are
 #endif
 #ifndef A_NUMBERS
 #define A_NUMBERS 4  // that a copy brings of windows, where channels follow each other
 #endif
 #ifndef B_NUMBERS
 #define B_NUMBERS 4  // and of the other operand, where its rows follow each other
+#endif
+#ifndef ONE_TAP
+#define ONE_TAP 0  // 1: channels are a multiple of DEPTH, so that all k of a step have the same tap
 #endif
 #include "implicit.cuh"
 
@@ -56,7 +59,7 @@ struct RowTiles {
 };
 
 constexpr size_t ROWS_BYTES = (TILE_M * sizeof(Row) + 127) / 128 * 128;  // before the ring
-static_assert(STAGES >= 3 && ROWS_BYTES + STAGES * sizeof(RowTiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
+static_assert(STAGES >= 2 && ROWS_BYTES + STAGES * sizeof(RowTiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
 
 using Totals = float[ROWS][COLUMNS];
 
@@ -82,6 +85,24 @@ inline int row_of_rows(int i) { return threadIdx.x / 32 / WARPS_N * WARP_M + i *
 inline int column_in_tile(int j)
 {
     return threadIdx.x / 32 % WARPS_N * WARP_N + j / 4 * 4 * LANES_N + threadIdx.x % LANES_N * 4 + j % 4;
+}
+
+inline void store4(float* at, float a, float b, float c, float d) { *reinterpret_cast<float4*>(at) = {a, b, c, d}; }
+
+// Write this thread's numbers of a row of N.
+inline void store_row(float* row, const float (&numbers)[COLUMNS], int first_column, int N)
+{
+    #pragma unroll
+    for (int j = 0; j < COLUMNS; j += 4) {
+        int x = first_column + column_in_tile(j);
+        if (N % 4 == 0) {
+            if (x < N) store4(row + x, numbers[j], numbers[j + 1], numbers[j + 2], numbers[j + 3]);
+        } else {
+            #pragma unroll
+            for (int l = 0; l < 4; ++l)
+                if (x + l < N) row[x + l] = numbers[j + l];
+        }
+    }
 }
 
 // Go through all steps. start(tiles): ask for the next tiles.
@@ -123,44 +144,44 @@ inline void multiply(Tiles* ring, int steps, Totals& totals, Start start)
     cp_async_wait_all();
 }
 
-// The same for tiles of rows. Four k of A are loaded at a time, and those of the next tiles when four are left of these: so
-// the barrier comes earlier in a step, and the copies after it.
+// The same for tiles of rows. A thread has four k of A at a time. With the last of them it goes row by row, and as soon as
+// it is done with a row it loads the next four: so they need no registers of their own.
 template <class Start>
 inline void multiply(RowTiles* ring, int steps, Totals& totals, Start start)
 {
-    float a[2][ROWS][4], b[2][COLUMNS];
-    auto load_a = [&](const RowTiles& tiles, int k) {
-        #pragma unroll
-        for (int i = 0; i < ROWS; ++i) load4(a[k / 4 % 2][i], &tiles.A[row_of_rows(i)][k]);
+    auto arrive = [] {
+        cp_async_wait_group<STAGES - 2>();
+        __syncthreads();
     };
+    float a[ROWS][4], b[2][COLUMNS];
     auto load_b = [&](const RowTiles& tiles, int k) {
         #pragma unroll
         for (int j = 0; j < COLUMNS; j += 4) load4(b[k % 2] + j, &tiles.B[k][column_in_tile(j)]);
     };
-    auto arrive = [] {
-        cp_async_wait_group<STAGES - 3>();
-        __syncthreads();
-    };
     for (int slot = 0; slot < STAGES - 1; ++slot) start(ring[slot]);
-    cp_async_wait_group<STAGES - 2>();
-    __syncthreads();
-    load_a(ring[0], 0), load_b(ring[0], 0);
+    arrive();
+    #pragma unroll
+    for (int i = 0; i < ROWS; ++i) load4(a[i], &ring[0].A[row_of_rows(i)][0]);
+    load_b(ring[0], 0);
     for (int step = 0, slot = 0; step < steps; ++step) {
         const RowTiles& tiles = ring[slot];
         RowTiles& last = ring[slot > 0 ? slot - 1 : STAGES - 1];
         slot = slot < STAGES - 1 ? slot + 1 : 0;
         #pragma unroll
         for (int k = 0; k < DEPTH; ++k) {
-            if (k == DEPTH - 4) arrive(), start(last);
-            if (k % 4 == 0) load_a(k + 4 < DEPTH ? tiles : ring[slot], (k + 4) % DEPTH);
-            load_b(k + 1 < DEPTH ? tiles : ring[slot], (k + 1) % DEPTH);
+            if (k == 0) start(last);
+            if (k == DEPTH - 1) arrive();
+            const RowTiles& next = k < DEPTH - 1 ? tiles : ring[slot];
+            load_b(next, (k + 1) % DEPTH);
             #pragma unroll
-            for (int j = 0; j < COLUMNS; ++j)
+            for (int i = 0; i < ROWS; ++i) {
                 #pragma unroll
-                for (int n = 0; n < ROWS; ++n) {
-                    int i = j % 2 ? ROWS - 1 - n : n;  // to and fro
-                    totals[i][j] += a[k / 4 % 2][i][k % 4] * b[k % 2][j];
+                for (int n = 0; n < COLUMNS; ++n) {
+                    int j = i % 2 ? COLUMNS - 1 - n : n;  // to and fro
+                    totals[i][j] += a[i][k % 4] * b[k % 2][j];
                 }
+                if (k % 4 == 3) load4(a[i], &next.A[row_of_rows(i)][(k + 1) % DEPTH]);
+            }
         }
     }
     cp_async_wait_all();
@@ -188,11 +209,11 @@ inline void multiply_windows(const Product& product, int images, const float* im
     Share<CHANNELS_FIRST ? DEPTH : TILE_M, CHANNELS_FIRST ? TILE_M : DEPTH, CHANNELS_FIRST ? 1 : A_NUMBERS> a;
     Share<DEPTH, TILE_N, B_NUMBERS> b;
     Row mine[CHANNELS_FIRST ? 1 : a.COPIES];
-    Tap taps[CHANNELS_FIRST ? a.COPIES : 1] = {};
+    Tap taps[CHANNELS_FIRST && !ONE_TAP ? a.COPIES : 1] = {};
     #pragma unroll
     for (int i = 0; i < a.COPIES; ++i) {
         if (!CHANNELS_FIRST || i == 0) mine[i] = a.has(i) ? rows[CHANNELS_FIRST ? a.x : a.y + i * a.STEP] : Row{};
-        if (CHANNELS_FIRST || i == 0) advance(taps[i], CHANNELS_FIRST ? a.y + i * a.STEP : a.x, product);
+        if (i < sizeof(taps) / sizeof(Tap)) advance(taps[i], CHANNELS_FIRST ? a.y + i * a.STEP : a.x, product);
     }
     int plane = product.height * product.width, left = K - b.y;  // rows of filters
     bool b_inside = first_column + b.x < product.N;
@@ -201,10 +222,11 @@ inline void multiply_windows(const Product& product, int images, const float* im
         #pragma unroll
         for (int i = 0; i < a.COPIES; ++i) {
             const Row& row = mine[CHANNELS_FIRST ? 0 : i];
-            const Tap& tap = taps[CHANNELS_FIRST ? i : 0];
+            Tap tap = taps[CHANNELS_FIRST && !ONE_TAP ? i : 0];
+            if (CHANNELS_FIRST && ONE_TAP) tap.channel += i * a.STEP;
             bool inside = is_inside(row, needed(tap, product));
             int pixel = row.from + distance(tap, product);
-            if (CHANNELS_FIRST) pixel += row.image * (product.channels - 1) * plane + tap.channel * plane;
+            if (CHANNELS_FIRST) pixel += (row.image * (product.channels - 1) + tap.channel) * plane;
             else pixel = pixel * product.channels + tap.channel;
             int y = a.y + i * a.STEP;
             if (a.has(i)) cp_async<CHANNELS_FIRST ? 4 : 4 * A_NUMBERS>(&tiles.A[y][a.x], image + (inside ? pixel : 0), inside);
@@ -223,19 +245,29 @@ inline void multiply_windows(const Product& product, int images, const float* im
     Totals totals = {};
     multiply(ring, (K + DEPTH - 1) / DEPTH, totals, start);
 
-    int out_plane = product.out_height * product.out_width;
+    if (CHANNELS_FIRST) {
+        // Through the ring's memory, turned: then neighbouring threads have neighbouring pixels of a channel.
+        __syncthreads();
+        float(*results)[TILE_M + 4] = reinterpret_cast<float(*)[TILE_M + 4]>(ring);
+        #pragma unroll
+        for (int j = 0; j < COLUMNS; ++j)
+            #pragma unroll
+            for (int i = 0; i < ROWS; i += 4)
+                store4(&results[column_in_tile(j)][row_in_tile(i)], totals[i][j], totals[i + 1][j], totals[i + 2][j],
+                       totals[i + 3][j]);
+        __syncthreads();
+        int plane = product.out_height * product.out_width, channels = min(TILE_N, product.N - first_column);
+        for (int n = threadIdx.x; n < TILE_M * channels; n += THREADS) {
+            int y = n % TILE_M, x = n / TILE_M;
+            size_t first = rows[y].to + (size_t)(rows[y].image * (product.N - 1) + first_column + x) * plane;
+            if (rows[y].to >= 0) out[first] = results[x][y];
+        }
+        return;
+    }
     #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        Row row = rows[CHANNELS_FIRST ? row_in_tile(i) : row_of_rows(i)];
-        if (row.to < 0) continue;
-        #pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) {
-            int x = first_column + column_in_tile(j);
-            if (x >= product.N) continue;
-            if (CHANNELS_FIRST) out[row.to + (size_t)(row.image * (product.N - 1) + x) * out_plane] = totals[i][j];
-            else if (product.N % 4) out[(size_t)row.to * product.N + x] = totals[i][j];
-            else if (j % 4 == 0) *reinterpret_cast<float4*>(out + (size_t)row.to * product.N + x) = {totals[i][j], totals[i][j + 1], totals[i][j + 2], totals[i][j + 3]};
-        }
+        int to = rows[row_of_rows(i)].to;
+        if (to >= 0) store_row(out + (size_t)to * product.N, totals[i], first_column, product.N);
     }
 }
 
@@ -292,14 +324,10 @@ inline void multiply_pixels(const Geometry& g, const float* image, const float* 
 
     sums += (size_t)(blockIdx.x / tiles) * M * N;
     #pragma unroll
-    for (int i = 0; i < ROWS; ++i)
-        #pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) {
-            int y = first_row + row_in_tile(i), x = first_column + column_in_tile(j);
-            if (y >= M || x >= N) continue;
-            if (N % 4) sums[(size_t)y * N + x] = totals[i][j];
-            else if (j % 4 == 0) *reinterpret_cast<float4*>(sums + (size_t)y * N + x) = {totals[i][j], totals[i][j + 1], totals[i][j + 2], totals[i][j + 3]};
-        }
+    for (int i = 0; i < ROWS; ++i) {
+        int y = first_row + row_in_tile(i);
+        if (y < M) store_row(sums + (size_t)y * N, totals[i], first_column, N);
+    }
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)

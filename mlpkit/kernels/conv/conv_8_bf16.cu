@@ -5,8 +5,6 @@
 using Number = unsigned short;  // a bfloat16's 16 bits; only the tensor cores calculate with it
 constexpr int PIECE_K = 16;     // k of an instruction
 
-inline void store_pair(Number* at, const float* from) { *reinterpret_cast<Word*>(at) = cvt_rn_bf16x2(from[0], from[1]); }
-
 #include "implicit_cores.cuh"
 
 inline void load_b(Pieces& pieces, const Number (*B)[TILE_N + 8], int column, int k)
@@ -46,4 +44,18 @@ inline void multiply_pieces(Totals& totals, const Pieces& pieces)
         #pragma unroll
         for (int j = 0; j < PIECES_N; ++j)
             mma_m16n8k16_bf16(totals[i][j], pieces.a[i], pieces.b[j][0], pieces.b[j][1]);
+}
+
+inline int turned_row(int i, int half) { return 16 * i + 8 * half + threadIdx.x % 32 / 4; }
+
+// A lane has columns 2t and 2t + 1 of each piece.
+inline void store_pair(Number* at, float first, float second) { *reinterpret_cast<Word*>(at) = cvt_rn_bf16x2(first, second); }
+inline void store_pair(float* at, float first, float second) { *reinterpret_cast<float2*>(at) = {first, second}; }
+
+template <class Result>
+inline void store_row(Result* row, const float (&totals)[PIECES_N][4], int half)
+{
+    #pragma unroll
+    for (int j = 0; j < PIECES_N; ++j)
+        store_pair(row + 8 * j + threadIdx.x % 4 * 2, totals[j][2 * half], totals[j][2 * half + 1]);
 }

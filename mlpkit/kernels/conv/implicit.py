@@ -15,6 +15,7 @@ from mlpkit import kernels
 from mlpkit.kernels.conv import Prepared, Rung
 
 MULTIPROCESSORS = 132  # of an H200: tiles and slices are chosen for it, and right anywhere
+ENOUGH_BLOCKS = 96  # for 132 multiprocessors
 MOST = 2**31 - 1
 _DIVIDER = np.dtype([("factor", np.uint32), ("shift", np.uint32)])
 _SIZES = ("images", "channels", "height", "width", "channels_out", "out_height", "out_width")
@@ -28,7 +29,7 @@ GEOMETRY = np.dtype(
 class Tile:
     """How a kernel is compiled: the tiles of a block and of a warp, the k of a step, and how many the ring holds.
 
-    blocks: how many of them the compiler shall leave room for on a multiprocessor.
+    at_a_time: how many blocks for each multiprocessor the slices of a weight gradient make up.
     """
 
     m: int
@@ -37,7 +38,7 @@ class Tile:
     warp_n: int
     depth: int
     stages: int
-    blocks: int = 1
+    at_a_time: int = 1
 
     @property
     def threads(self):
@@ -47,18 +48,21 @@ class Tile:
     @property
     def macros(self):
         """What `kernels.load` is given."""
-        names = ("TILE_M", "TILE_N", "WARP_M", "WARP_N", "DEPTH", "STAGES", "BLOCKS")
-        return dict(zip(names, vars(self).values(), strict=True))
+        names = ("TILE_M", "TILE_N", "WARP_M", "WARP_N", "DEPTH", "STAGES")
+        return dict(zip(names, vars(self).values(), strict=False))
 
     def shared_bytes(self, which, size, on_cores=True):
         """Return the bytes of shared memory that a block needs, for numbers of `size` bytes."""
         four, rows = 16 // size, -(-16 * self.m // 128) * 128
         if not on_cores:
             by_rows = rows + self.stages * 4 * (self.m * (self.depth + 4) + self.depth * (self.n + 4))
-            return max(by_rows, rows + self.stages * 4 * self.depth * (self.m + 4 + self.n + 4))
+            turned = max(self.stages * self.depth * (self.m + 4 + self.n + 4), self.n * (self.m + 4))
+            return max(by_rows, rows + 4 * turned)
         if which == "weight_gradient":
-            return -(-16 * self.depth // 128) * 128 + self.stages * size * self.depth * (self.m + 8 + self.n + 8)
-        return rows + self.stages * size * (self.m * (self.depth + four) + self.depth * (self.n + 8))
+            begins, results = -(-16 * self.depth // 128) * 128, 4 * self.m * (self.n + 8)
+            return begins + max(results, self.stages * size * self.depth * (self.m + 8 + self.n + 8))
+        tiles = self.stages * size * (self.m * (self.depth + four) + self.depth * (self.n + 8))
+        return rows + max(size * self.m * (self.n + 8), tiles)
 
 
 def divider(number):
@@ -101,7 +105,7 @@ def blocks(shape, which, tile):
 def slices(shape, tile):
     """Return the pixels of a slice, and how many slices there are: about as many as run at a time."""
     pixels = shape.batch * shape.out_height * shape.out_width
-    wanted = max(1, tile.blocks * MULTIPROCESSORS // blocks(shape, "weight_gradient", tile))
+    wanted = max(1, tile.at_a_time * MULTIPROCESSORS // blocks(shape, "weight_gradient", tile))
     each = -(-pixels // (wanted * tile.depth)) * tile.depth
     return each, -(-pixels // each)
 
@@ -181,13 +185,101 @@ KINDS = {
 }
 
 
+# The fastest of those tried on an H200, by the columns of the product that they are for: an image's channels, or its
+# gradient's. Two tables a rung: for products of windows and filters, and for weight gradients.
+TILES = {
+    "implicit_nchw": (
+        {
+            16: Tile(128, 16, 32, 16, 16, 3),
+            32: Tile(128, 32, 32, 32, 8, 4),
+            64: Tile(64, 64, 32, 32, 16, 3),
+            128: Tile(128, 128, 64, 32, 16, 3),
+        },
+        {
+            32: Tile(128, 32, 32, 32, 16, 3, 2),
+            64: Tile(128, 64, 64, 32, 16, 3, 2),
+            128: Tile(64, 128, 32, 64, 8, 4, 3),
+            256: Tile(128, 256, 64, 64, 8, 4, 3),
+        },
+    ),
+    "implicit_nhwc": (
+        {
+            16: Tile(128, 16, 32, 16, 16, 3),
+            32: Tile(128, 32, 32, 32, 16, 3),
+            64: Tile(64, 64, 32, 32, 16, 3),
+            128: Tile(128, 128, 64, 32, 16, 3),
+            256: Tile(128, 256, 64, 64, 16, 3),
+        },
+        {
+            32: Tile(128, 32, 32, 32, 16, 3, 3),
+            64: Tile(64, 64, 64, 32, 8, 4, 4),
+            128: Tile(64, 128, 32, 64, 16, 3, 3),
+            256: Tile(128, 256, 64, 64, 8, 4, 3),
+        },
+    ),
+    "tf32": (
+        {
+            16: Tile(256, 16, 32, 16, 32, 2),
+            32: Tile(256, 32, 32, 32, 32, 2),
+            64: Tile(64, 64, 32, 32, 32, 2),
+            128: Tile(128, 128, 64, 32, 32, 2),
+            256: Tile(128, 256, 64, 64, 32, 3),
+        },
+        {
+            32: Tile(288, 32, 32, 32, 32, 2, 1),
+            64: Tile(64, 64, 32, 32, 32, 3, 2),
+            128: Tile(64, 128, 32, 64, 32, 2, 2),
+            256: Tile(128, 256, 64, 64, 16, 4, 1),
+        },
+    ),
+    "tf32x3": (
+        {
+            16: Tile(256, 16, 32, 16, 32, 2),
+            32: Tile(256, 32, 64, 32, 32, 2),
+            64: Tile(64, 64, 32, 32, 32, 3),
+            128: Tile(128, 128, 64, 32, 32, 3),
+        },
+        {
+            32: Tile(288, 32, 32, 32, 32, 3, 1),
+            64: Tile(64, 64, 32, 32, 32, 2, 3),
+            128: Tile(64, 128, 32, 64, 32, 2, 2),
+            256: Tile(128, 128, 64, 32, 32, 3, 3),
+        },
+    ),
+    "bf16": (
+        {
+            16: Tile(256, 16, 32, 16, 64, 3),
+            32: Tile(256, 32, 32, 32, 32, 3),
+            64: Tile(128, 64, 64, 32, 64, 3),
+            128: Tile(128, 128, 64, 32, 64, 3),
+            256: Tile(128, 256, 64, 64, 64, 3),
+        },
+        {
+            32: Tile(288, 32, 32, 32, 32, 3, 1),
+            64: Tile(64, 64, 32, 32, 64, 3, 2),
+            128: Tile(64, 128, 32, 64, 64, 3, 1),
+            256: Tile(128, 256, 64, 64, 64, 3, 1),
+        },
+    ),
+}
+
+
 def tile_of(name, shape, which):
-    """Return the tile of a rung for a shape and a pass."""
-    n = shape.channels if which == "input_gradient" else shape.channels_out
-    if not KINDS[name].on_cores:
-        return Tile(64, 32, 32, 16, 8, 4, 2) if n <= 32 else Tile(128, 64, 64, 32, 8, 4, 2)
-    depth = 32 if name == "bf16" else 16
-    return Tile(64, 32 if n <= 32 else 64, 32, 32, depth, 4, 2)
+    """Return the tile of a rung for a shape and a pass.
+
+    It is the first one of the table that is as wide as the product, or the widest. Where it makes up too few blocks for
+    all multiprocessors, a smaller one is taken; a weight gradient has slices for that. Copies number by number need
+    registers: where float32 channels are no multiple of 4, tiles are 64 wide at most, those of weight gradients just so.
+    """
+    columns = shape.channels if which == "input_gradient" else shape.channels_out
+    table = TILES[name][which == "weight_gradient"]
+    widths = sorted(table)
+    if KINDS[name].size == 4 and KINDS[name].on_cores and (shape.channels % 4 or shape.channels_out % 4):
+        widths = [64] if which == "weight_gradient" else [width for width in widths if width <= 64]
+    place = next((i for i, width in enumerate(widths) if columns <= width), len(widths) - 1)
+    while place > 0 and which != "weight_gradient" and blocks(shape, which, table[widths[place]]) < ENOUGH_BLOCKS:
+        place -= 1
+    return table[widths[place]]
 
 
 def stored_shape(name, shape):
@@ -204,7 +296,10 @@ def macros_of(name, shape, which, tile):
         a, b = b, a
     four = 16 // kind.size
     numbers = {letter: four if channels % four == 0 else 1 for letter, channels in (("A_NUMBERS", a), ("B_NUMBERS", b))}
-    return tile.macros | numbers | dict(kind.macros)
+    if kind.on_cores:
+        numbers["CACHED"] = 2 if kind.size == 2 and tile.n <= 128 else 1
+    one_tap = {"ONE_TAP": int(a % tile.depth == 0)} if kind.layout == "nchw" else {}
+    return tile.macros | numbers | one_tap | dict(kind.macros)
 
 
 def prepare(name, shape, which, a, b, tile=None, **macros):

@@ -74,17 +74,18 @@ struct Pieces {
     Word a[PIECES_M][4], b[PIECES_N][2];
 };
 
-static_assert(sizeof(Number[TILE_M][TILE_N + 8]) <= STAGES * sizeof(Tiles), "a block's results fit into the ring");
-
-template <int NUMBERS> struct LineOf { using type = int4; };
-template <> struct LineOf<1> { using type = Number; };
-using Line = LineOf<B_NUMBERS>::type;  // what a thread writes at a time
+// What a block's results are, and where they lie before they leave: in the ring's memory.
+template <class Result>
+using Results = Result[TILE_M][TILE_N + 8];
 
 using Totals = float[PIECES_M][PIECES_N][4];
 
 void load_pieces(Pieces& pieces, const Tiles& tiles, int row, int column, int k);
 void load_pieces(Pieces& pieces, const TurnedTiles& tiles, int row, int column, int k);
 void multiply_pieces(Totals& totals, const Pieces& pieces);
+int turned_row(int i, int half);
+template <class Result>
+void store_row(Result* row, const float (&totals)[PIECES_N][4], int half);
 
 // This thread's copies of a tile of HEIGHT rows of WIDTH numbers, NUMBERS at a time: columns x, ... of rows y, y + STEP...
 template <int HEIGHT, int WIDTH, int NUMBERS>
@@ -141,6 +142,34 @@ inline void multiply(T* ring, int steps, Totals& totals, Start start)
     }
 }
 
+// The ring's memory takes a block's results. From there they leave by whole lines, 16 bytes a thread. row_in_warp(i, half):
+// which row of its warp's tile a lane has in a half of piece i; line(y): where row y of the block's tile belongs, or null.
+template <class Result, class Row, class Line>
+inline void store_results(const Totals& totals, void* ring, int first_column, int N, Row row_in_warp, Line line)
+{
+    cp_async_wait_all();
+    __syncthreads();
+    Result(*results)[TILE_N + 8] = reinterpret_cast<Result(*)[TILE_N + 8]>(ring);
+    int warp = threadIdx.x / 32, row = warp / WARPS_N * WARP_M, column = warp % WARPS_N * WARP_N;
+    #pragma unroll
+    for (int i = 0; i < PIECES_M; ++i)
+        #pragma unroll
+        for (int half = 0; half < 2; ++half) store_row(&results[row + row_in_warp(i, half)][column], totals[i], half);
+    __syncthreads();
+    Share<TILE_M, TILE_N, B_NUMBERS == 1 ? 1 : 16 / sizeof(Result)> share;
+    if (first_column + share.x >= N) return;
+    #pragma unroll
+    for (int i = 0; i < share.COPIES; ++i) {
+        int y = share.y + i * share.STEP;
+        Result* to = share.has(i) ? line(y) : nullptr;
+        if (!to) continue;
+        to += first_column + share.x;
+        const Result* from = &results[y][share.x];
+        if (B_NUMBERS == 1) *to = *from;
+        else *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(from);
+    }
+}
+
 // Forward and input gradient: a block's tile of a product of windows and filters.
 inline void multiply_windows(const Product& product, int images, const Number* image, const Number* filters, Number* out,
                              unsigned char* memory)
@@ -188,29 +217,10 @@ inline void multiply_windows(const Product& product, int images, const Number* i
     Totals totals = {};
     multiply(ring, (K + DEPTH - 1) / DEPTH, totals, start);
 
-    // The ring's memory takes the results: from there, whole lines of 16 bytes a thread go to the images.
-    cp_async_wait_all();
-    __syncthreads();
-    Number(*results)[TILE_N + 8] = reinterpret_cast<Number(*)[TILE_N + 8]>(ring);
-    int warp = threadIdx.x / 32, row = warp / WARPS_N * WARP_M + threadIdx.x % 32 / 4;
-    int column = warp % WARPS_N * WARP_N + threadIdx.x % 4 * 2;
-    #pragma unroll
-    for (int i = 0; i < PIECES_M; ++i)
-        #pragma unroll
-        for (int j = 0; j < PIECES_N; ++j)
-            #pragma unroll
-            for (int half = 0; half < 2; ++half)
-                store_pair(&results[row + 16 * i + 8 * half][column + 8 * j], totals[i][j] + 2 * half);
-    __syncthreads();
-    Share<TILE_M, TILE_N, B_NUMBERS> line;
-    if (first_column + line.x >= product.N) return;
-    out += first_column + line.x;
-    #pragma unroll
-    for (int i = 0; i < line.COPIES; ++i) {
-        int y = line.y + i * line.STEP, to = line.has(i) ? rows[y].to : -1;
-        if (to < 0) continue;
-        *reinterpret_cast<Line*>(out + (size_t)to * product.N) = *reinterpret_cast<const Line*>(&results[y][line.x]);
-    }
+    auto row_in_warp = [](int i, int half) { return 16 * i + 8 * half + (int)threadIdx.x % 32 / 4; };
+    store_results<Number>(totals, ring, first_column, product.N, row_in_warp, [&](int y) {
+        return rows[y].to < 0 ? nullptr : out + (size_t)rows[y].to * product.N;
+    });
 }
 
 // Weight gradient: a block's tile of the sums over one slice of the pixels.
@@ -264,25 +274,10 @@ inline void multiply_pixels(const Geometry& g, const Number* image, const Number
     };
     Totals totals = {};
     multiply(ring, (max(end - begin, 0) + DEPTH - 1) / DEPTH, totals, start);
-    cp_async_wait_all();
-
-    int warp = threadIdx.x / 32, row = first_row + warp / WARPS_N * WARP_M + threadIdx.x % 32 / 4;
-    int column = first_column + warp % WARPS_N * WARP_N + threadIdx.x % 4 * 2;
     sums += (size_t)(blockIdx.x / tiles) * M * N;
-    #pragma unroll
-    for (int i = 0; i < PIECES_M; ++i)
-        #pragma unroll
-        for (int j = 0; j < PIECES_N; ++j)
-            #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                int y = row + 16 * i + 8 * half, x = column + 8 * j;
-                if (y >= M || x >= N) continue;
-                float* at = sums + (size_t)y * N + x;
-                const float* from = totals[i][j] + 2 * half;
-                if (N % 2 == 0) *reinterpret_cast<float2*>(at) = {from[0], from[1]};
-                else at[0] = from[0];
-                if (N % 2 && x + 1 < N) at[1] = from[1];
-            }
+    store_results<float>(totals, ring, first_column, N, turned_row, [&](int y) {
+        return first_row + y < M ? sums + (size_t)(first_row + y) * N : nullptr;
+    });
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)

@@ -5,8 +5,6 @@
 using Number = float;
 constexpr int PIECE_K = 8;  // k of an instruction
 
-inline void store_pair(float* at, const float* from) { *reinterpret_cast<float2*>(at) = {from[0], from[1]}; }
-
 #include "implicit_cores.cuh"
 
 // Tensor cores cut a float32 off after 10 bits. A little more than x, cut off, is x rounded: the factor is 1 + 2^-11.5,
@@ -15,14 +13,36 @@ inline void store_pair(float* at, const float* from) { *reinterpret_cast<float2*
 inline Word rounded(float x) { return __float_as_uint(x * 1.00034526698f); }
 
 // A lane holds (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4) of a piece of A, and (t, g), (t + 4, g) of one of B, with
-// g = lane / 4 and t = lane % 4.
+// g = lane / 4 and t = lane % 4. Which columns of the tile make up a piece is ours to say. So that a lane finds its
+// numbers of four pieces side by side and loads them at once, piece j has columns j, 4 + j, 8 + j, ...; and where A lies
+// turned, two pieces of 16 rows share 32 rows in the same way.
+constexpr int B_PIECES = PIECES_N % 4 ? 2 : 4, A_PIECES = PIECES_M % 2 ? 1 : 2;  // that are loaded at once
+
+template <int NUMBERS>
+inline void load_words(Word (&to)[NUMBERS], const float* from)
+{
+    if constexpr (NUMBERS == 4) {
+        float4 four = *reinterpret_cast<const float4*>(from);
+        to[0] = __float_as_uint(four.x), to[1] = __float_as_uint(four.y);
+        to[2] = __float_as_uint(four.z), to[3] = __float_as_uint(four.w);
+    } else {
+        float2 two = *reinterpret_cast<const float2*>(from);
+        to[0] = __float_as_uint(two.x), to[1] = __float_as_uint(two.y);
+    }
+}
+
 inline void load_b(Pieces& pieces, const float (*B)[TILE_N + 8], int column, int k)
 {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     #pragma unroll
-    for (int j = 0; j < PIECES_N; ++j)
+    for (int j = 0; j < PIECES_N; j += B_PIECES)
         #pragma unroll
-        for (int l = 0; l < 2; ++l) pieces.b[j][l] = __float_as_uint(B[k + t + 4 * l][column + 8 * j + g]);
+        for (int l = 0; l < 2; ++l) {
+            Word words[B_PIECES];
+            load_words(words, &B[k + t + 4 * l][column + 8 * j + B_PIECES * g]);
+            #pragma unroll
+            for (int n = 0; n < B_PIECES; ++n) pieces.b[j + n][l] = words[n];
+        }
 }
 
 inline void load_pieces(Pieces& pieces, const Tiles& tiles, int row, int column, int k)
@@ -34,13 +54,40 @@ inline void load_pieces(Pieces& pieces, const Tiles& tiles, int row, int column,
     load_b(pieces, tiles.B, column, k);
 }
 
+inline int turned_row(int i, int half)
+{
+    return 16 * (i - i % A_PIECES) + 2 * A_PIECES * (threadIdx.x % 32 / 4) + i % A_PIECES * 2 + half;
+}
+
 inline void load_pieces(Pieces& pieces, const TurnedTiles& tiles, int row, int column, int k)
 {
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    int t = threadIdx.x % 4;
     #pragma unroll
-    for (int i = 0; i < PIECES_M; ++i)
+    for (int i = 0; i < PIECES_M; i += A_PIECES)
         #pragma unroll
-        for (int l = 0; l < 4; ++l)
-            pieces.a[i][l] = __float_as_uint(tiles.A[k + t + l / 2 * 4][row + 16 * i + g + l % 2 * 8]);
+        for (int l = 0; l < 2; ++l) {
+            Word words[2 * A_PIECES];
+            load_words(words, &tiles.A[k + t + 4 * l][row + turned_row(i, 0)]);
+            #pragma unroll
+            for (int n = 0; n < 2 * A_PIECES; ++n) pieces.a[i + n / 2][2 * l + n % 2] = words[n];
+        }
     load_b(pieces, tiles.B, column, k);
+}
+
+// A lane has columns 2t and 2t + 1 of each piece.
+template <class Result>
+inline void store_row(Result* row, const float (&totals)[PIECES_N][4], int half)
+{
+    #pragma unroll
+    for (int j = 0; j < PIECES_N; j += B_PIECES)
+        #pragma unroll
+        for (int l = 0; l < 2; ++l) {
+            float* at = row + 8 * j + B_PIECES * (threadIdx.x % 4 * 2 + l);
+            int n = 2 * half + l;
+            if constexpr (B_PIECES == 4) {
+                *reinterpret_cast<float4*>(at) = {totals[j][n], totals[j + 1][n], totals[j + 2][n], totals[j + 3][n]};
+            } else {
+                *reinterpret_cast<float2*>(at) = {totals[j][n], totals[j + 1][n]};
+            }
+        }
 }
