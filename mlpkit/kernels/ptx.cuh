@@ -208,6 +208,21 @@ __device__ void cp_async_bulk_tensor_2d(void* to, const TensorMap* matrix, int x
                  : "memory");
 }
 
+// The same of an array of three or four dimensions.
+__device__ void cp_async_bulk_tensor_3d(void* to, const TensorMap* array, int x, int y, int z, Word64* barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to)),
+                 "l"(array), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+__device__ void cp_async_bulk_tensor_4d(void* to, const TensorMap* array, int w, int x, int y, int z, Word64* barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(to)),
+                 "l"(array), "r"(w), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+                 : "memory");
+}
+
 // ---- Memory that other blocks look at meanwhile: 8, 16 or twice 8 bytes are read and written as a whole ----
 
 __device__ void st_relaxed_gpu(Word64* to, Word64 value) {

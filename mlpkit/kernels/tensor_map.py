@@ -9,8 +9,8 @@ import ctypes
 import numpy as np
 
 BYTES = 128
-BF16 = 9  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-NO_INTERLEAVE, SWIZZLE_128B, L2_PROMOTION_128B, ZEROS_OUTSIDE = 0, 3, 2, 0
+BF16, UINT64 = 9, 4  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, _UINT64
+NO_INTERLEAVE, NO_SWIZZLE, SWIZZLE_128B, L2_PROMOTION_128B, ZEROS_OUTSIDE = 0, 0, 3, 2, 0
 
 
 def encode(matrix, columns, box):
@@ -20,17 +20,49 @@ def encode(matrix, columns, box):
     beyond `columns` counts as outside. box: rows and columns that are copied at a time, 64 columns at most: its rows of
     128 bytes are swizzled. Raises RuntimeError where the driver refuses, OSError where there is none.
     """
+    sizes, box = (columns, len(matrix)), tuple(reversed(box))
+    status, found = _encode(BF16, matrix.data.ptr, sizes, [matrix.strides[0]], (box, (1, 1)), SWIZZLE_128B)
+    if status:
+        raise RuntimeError(
+            f"the driver makes no tensor map of {matrix.shape}, boxes of {box[::-1]}: CUDA error {status}."
+        )
+    return found
+
+
+def encode_planes(address, planes, height, width, box, stride=1):
+    """Return the tensor map of planes of pieces of 16 bytes, one for each pixel.
+
+    address: of `planes` planes, height x width pieces each. box: rows and columns of a plane that are copied at a time,
+    each `stride`-th of both. The kernel's coordinates are 2 x, y, plane; for a stride of 2 they are 0, x, y, plane.
+    Raises RuntimeError where the driver refuses, OSError where there is none.
+    """
+    rows, columns = box
+    row, plane = 16 * width, 16 * width * height
+    if stride == 1:
+        about = (2 * width, height, planes), [row, plane], ((2 * columns, rows, 1), (1, 1, 1))
+    else:
+        steps = (1, stride, stride, 1)
+        about = (2, width, height, planes), [16, row, plane], ((2, stride * columns, stride * rows, 1), steps)
+    status, found = _encode(UINT64, address, *about, NO_SWIZZLE)
+    if status:
+        raise RuntimeError(
+            f"the driver makes no tensor map of {planes} planes, {height} x {width} pieces of 16 bytes, boxes of "
+            f"{rows} x {columns}: CUDA error {status}."
+        )
+    return found
+
+
+def _encode(kind, address, sizes, strides, box_and_steps, swizzle):
+    """Return the driver's answer and the map. sizes, box, steps: the dimension whose numbers are neighbours first."""
     room = np.zeros(BYTES + 64, np.uint8)
     found = room[-room.ctypes.data % 64 :][:BYTES]  # it has to begin at a multiple of 64 bytes
-    pair = ctypes.c_uint32 * 2
+    several = ctypes.c_uint32 * len(sizes)
     status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
         ctypes.c_void_p(found.ctypes.data),
-        *(BF16, 2, ctypes.c_void_p(matrix.data.ptr)),
-        (ctypes.c_uint64 * 2)(columns, len(matrix)),
-        (ctypes.c_uint64 * 1)(matrix.strides[0]),
-        *(pair(*reversed(box)), pair(1, 1)),  # every number of it, not each second one
-        *(NO_INTERLEAVE, SWIZZLE_128B, L2_PROMOTION_128B, ZEROS_OUTSIDE),
+        *(kind, len(sizes), ctypes.c_void_p(address)),
+        (ctypes.c_uint64 * len(sizes))(*sizes),
+        (ctypes.c_uint64 * len(strides))(*strides),
+        *(several(*numbers) for numbers in box_and_steps),
+        *(NO_INTERLEAVE, swizzle, L2_PROMOTION_128B, ZEROS_OUTSIDE),
     )
-    if status:
-        raise RuntimeError(f"the driver makes no tensor map of {matrix.shape}, boxes of {box}: CUDA error {status}.")
-    return found.view(f"V{BYTES}")
+    return status, found.view(f"V{BYTES}")

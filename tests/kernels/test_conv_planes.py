@@ -12,16 +12,30 @@ MODES = list(planes.MODES)
 MORE = [random_shape(np.random.default_rng(seed)) for seed in range(8)]
 
 
-def tile_of(conv, image, first, pieces):
-    """Return what shared memory holds of an image (c, h, w): (phases, pieces, c), as `pixel` in planes.cuh says."""
-    s = conv.stride
-    tile = np.zeros((s * s, pieces, len(image)))
+def tile_of(conv, image, first, rows, pieces, beyond=0.0):
+    """Return what shared memory holds of an image (c, h, w): (phases, pieces, c); what no box covers is `beyond`."""
+    s, (height, width) = conv.stride, conv.box(rows)
+    assert height * width <= pieces
+    tile = np.full((s * s, pieces, len(image)), beyond)
+    tile[:, : height * width] = 0
     for phase in range(s * s):
-        for n in range(pieces):
-            row, column = divmod(n, conv.pitch)
+        for n in range(height * width):
+            row, column = divmod(n, width)
             y, x = (first + row) * s + phase // s - conv.pad[0], column * s + phase % s - conv.pad[1]
             if 0 <= y < conv.height and 0 <= x < conv.width:
                 tile[phase, n] = image[:, y, x]
+    return tile.reshape(s * s * pieces, -1)
+
+
+def band_of(conv, image, first, pieces):
+    """Return what shared memory holds of an image for the weight gradient: (phases, pieces, c), zeros between rows."""
+    s = conv.stride
+    tile = np.zeros((s * s, pieces, len(image)))
+    for phase, n in np.ndindex(s * s, pieces):
+        row, column = divmod(n, conv.pitch)
+        y, x = (first + row) * s + phase // s - conv.pad[0], column * s + phase % s - conv.pad[1]
+        if 0 <= y < conv.height and 0 <= x < conv.width:
+            tile[phase, n] = image[:, y, x]
     return tile.reshape(s * s * pieces, -1)
 
 
@@ -37,10 +51,11 @@ def model(shape, which, a, b, tilings=planes.tilings):
         w = (b if which == "forward" else b.swapaxes(0, 1))[:, :, rows, columns]
         tiling = tilings(conv, planes.MODES["fp16x3"])[0]
         height, bands = tiling.rows(conv)
-        pieces = tiling.width + conv.reach
+        pieces = conv.pieces(height)
         for image in range(conv.images):
             for band in range(bands):
-                tile = tile_of(conv, a[image], band * height, pieces)
+                tile = tile_of(conv, a[image], band * height, height, pieces, np.nan)
+                tile = np.concatenate([tile, np.full((512, tile.shape[1]), np.nan)])
                 sums = np.zeros((len(w), tiling.width))
                 for tap_y, tap_x in np.ndindex(conv.taps):
                     at = shift(conv, pieces, tap_y, tap_x)
@@ -68,7 +83,10 @@ def test_bands_of_windows_make_the_weight_gradient(shape):
     pieces, dw = d.windows + conv.reach, np.zeros(shape.w)
     assert d.windows % 16 == 0
     for image, band in np.ndindex(shape.batch, d.bands):
-        tile, gradient = tile_of(conv, x[image], band * d.rows, pieces), np.zeros((d.windows, shape.channels_out))
+        tile, gradient = (
+            band_of(conv, x[image], band * d.rows, pieces),
+            np.zeros((d.windows, shape.channels_out)),
+        )
         for n in range(d.windows):
             y, column = divmod(n, conv.pitch)
             if y < d.rows and band * d.rows + y < conv.windows[0] and column < conv.windows[1]:
@@ -105,8 +123,8 @@ def test_the_padding_on_the_right_is_that_on_the_left_of_the_next_row():
 
 
 def test_what_does_not_fit_is_said():
-    wide = Shape(1, 1, 1, 4, 209, 1)
-    assert planes.why_not("bf16", wide, "forward").startswith("a row of more than 208 pixels")
+    wide = Shape(1, 1, 1, 4, 129, 1)
+    assert "at most 128 pieces" in planes.why_not("bf16", wide, "forward")
     assert "turn" in planes.why_not("tf32", LAYERS["64 to 128, 13 x 13"], "weight_gradient")
     assert planes.why_not("fp16x3", LAYERS["64 to 128, 13 x 13"], "weight_gradient") is None
 

@@ -9,10 +9,10 @@
 // What it costs: between two rows lie the padding's pieces, and windows that begin there are computed and thrown away:
 // 2 of 13 with 11 windows in a row of 13 pixels, 1 of 29 with a padding of 1 on 28 pixels.
 //
-// Blocks stay, one on each multiprocessor, and take one tile after the other. They have three roles: some threads load
-// images, one asks for filters, a tap at a time, and warpgroups multiply, each a tile of its own or 64 output channels of its
-// own. So the next tile is on its way while this one is multiplied. Loading needs few registers, multiplying many: setmaxnreg
-// moves them. Where all filters of a block fit, they come once and stay (RESIDENT).
+// Blocks stay on their multiprocessor and take one tile after the other. They have three roles: a warp asks for images, one
+// asks for filters, a tap at a time, and warpgroups multiply, each a tile of its own or 64 output channels of its own. So
+// the next tile is on its way while this one is multiplied. Where all filters of a block fit, they come once and stay
+// (RESIDENT).
 //
 // The input gradient is the same product: dy and filters turned by 180 degrees; for a stride of 2, four times, each with the
 // taps that hit the pixels of one phase.
@@ -37,113 +37,130 @@
 #define PROMOTE 0  // whether each tap's sums are added by the multiprocessor's own float32 adders
 #endif
 
-constexpr int MULTIPLIERS = TILES * HEIGHTS, THREADS = 128 * (MULTIPLIERS + 1);  // warpgroups, threads
-constexpr int LOAD = 96;  // threads that load images
-constexpr int FEW = 64;   // registers of who loads, and of who multiplies
-constexpr int AT_START = 65536 / BLOCKS / THREADS / 8 * 8, LEFT = (AT_START * (MULTIPLIERS + 1) - FEW) / MULTIPLIERS / 8 * 8;
-constexpr int MANY = LEFT < 232 ? LEFT : 232;
+constexpr int MULTIPLIERS = TILES * HEIGHTS, THREADS = 128 * MULTIPLIERS + 64;  // warpgroups, threads
 constexpr int FILTER_PIECES = GROUPS * 64;  // of 64 output channels, a tap, CHUNK channels
 
 struct Barriers {
     Word64 full_image[2], empty_image[2], full[SLOTS], empty[SLOTS];
 };
 
+// Where a lane's windows go: it has windows n, n + 8, n + 16 ..., and goes from one to the next without a division.
+struct Place {
+    int y, x, at;  // row and column of the window in its tile, and the pixel in its image
+
+    __device__ Place(const Problem& p, int n, int first_row)
+    {
+        y = divided_by_pitch(p, n), x = n - y * p.pitch;
+        at = (p.to_step * (first_row + y) + p.to_y) * p.to_width + p.to_step * x + p.to_x;
+    }
+
+    __device__ void next(const Problem& p, int rows, int columns)  // 8 = rows * pitch + columns
+    {
+        bool wraps = x + columns >= p.pitch;
+        int down = rows + wraps, right = columns - (wraps ? p.pitch : 0);
+        y += down, x += right, at += p.to_step * (down * p.to_width + right);
+    }
+};
+
 // Sums leave as they are stored: 8 lanes have the same window and 8 output channels, in two planes or one.
 inline void store(const Problem& p, void* to, int tile, int channel, const float (&sums)[WIDTH / 2], float unscale)
 {
-    int lane = threadIdx.x % 32, image = tile / p.bands, first_row = tile % p.bands * p.rows;
-    int row_of_8 = lane / 4;
+    int image = tile / p.bands, first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32, row_of_8 = lane / 4;
+    int rows = image < p.images ? min(p.rows, p.windows_y - first_row) : 0;
+    int down = divided_by_pitch(p, 8), right = 8 - down * p.pitch;
     size_t area = (size_t)p.to_height * p.to_width;
-    #pragma unroll
-    for (int i = 0; i < WIDTH / 8; ++i)
+    if constexpr (MODE == 0) {  // lanes 4 apart swap, so that each has two channels of one window
+        bool odd = row_of_8 % 2;
+        Place place(p, lane % 4 * 2 + odd, first_row);
+        Word* words = static_cast<Word*>(to) + (size_t)image * p.to_channels / 8 * area * 4 + row_of_8 / 2;
+        Word* planes[2] = {words + channel / 8 * area * 4, words + (channel / 8 + 1) * area * 4};
         #pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
-            if constexpr (MODE == 0) {  // lanes 4 apart swap, so that each has two channels of one window
-                if (pair) continue;
-            }
-            int odd = MODE == 0 ? row_of_8 % 2 : pair;
-            int n = 8 * i + lane % 4 * 2 + odd, y = divided_by_pitch(p, n), x = n - y * p.pitch;
-            bool inside = y < p.rows && first_row + y < p.windows_y && x < p.windows_x && image < p.images;
-            size_t at = (size_t)(p.to_step * (first_row + y) + p.to_y) * p.to_width + p.to_step * x + p.to_x;
+        for (int i = 0; i < WIDTH / 8; ++i, place.next(p, down, right))
             #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                int first = channel + 8 * half;  // of 8
-                if constexpr (MODE == 0) {
-                    float first_of_two = sums[4 * i + 2 * half], second_of_two = sums[4 * i + 2 * half + 1];
-                    float mine = odd ? second_of_two : first_of_two, other = odd ? first_of_two : second_of_two;
-                    other = __shfl_xor_sync(~0u, other, 4);
-                    Word both = odd ? cvt_rn_bf16(other) | Word(cvt_rn_bf16(mine)) << 16
-                                    : cvt_rn_bf16(mine) | Word(cvt_rn_bf16(other)) << 16;
-                    Word* words = static_cast<Word*>(to);
-                    if (inside && first < p.to_channels)
-                        words[(((size_t)image * p.to_channels + first) / 8 * area + at) * 4 + row_of_8 / 2] = both;
-                } else {
-                    float* numbers = static_cast<float*>(to);
-                    int o = first + row_of_8;
-                    if (inside && o < p.to_channels)
-                        numbers[(((size_t)image * p.to_channels + o) / 4 * area + at) * 4 + o % 4] =
-                            sums[4 * i + 2 * half + pair] * unscale;
-                }
+                float one = sums[4 * i + 2 * half], two = sums[4 * i + 2 * half + 1];
+                float mine = odd ? two : one, other = __shfl_xor_sync(~0u, odd ? one : two, 4);
+                Word both = cvt_rn_bf16x2(odd ? other : mine, odd ? mine : other);
+                if (place.y < rows && place.x < p.windows_x && channel + 8 * half < p.to_channels)
+                    planes[half][place.at * 4] = both;
             }
+    } else {
+        #pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+            Place place(p, lane % 4 * 2 + pair, first_row);
+            float* numbers = static_cast<float*>(to) + (size_t)image * p.to_channels / 4 * area * 4 + row_of_8 % 4;
+            int plane = channel / 4 + row_of_8 / 4;
+            float* planes[2] = {numbers + plane * area * 4, numbers + (plane + 2) * area * 4};
+            #pragma unroll
+            for (int i = 0; i < WIDTH / 8; ++i, place.next(p, down, right))
+                #pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    if (place.y < rows && place.x < p.windows_x && channel + 8 * half < p.to_channels)
+                        planes[half][place.at * 4] = sums[4 * i + 2 * half + pair] * unscale;
         }
+    }
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
-void convolve(const __grid_constant__ Problem p, const void* images, const void* filters, void* to, const float* found,
-              int blocks_found)
+void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ Problem p, const void* filters, void* to,
+              const Scales* scales)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     __shared__ Barriers barriers;
+    __shared__ float unscale;
     int taps = p.taps_y * p.taps_x, chunks = p.channels / CHUNK, stages = chunks * taps;
     int heights = (p.to_channels + 64 * HEIGHTS - 1) / (64 * HEIGHTS);
     int items = (p.images * p.bands + TILES - 1) / TILES * heights;  // of which a block takes each gridDim.x-th
     int buffers = chunks > 1 || items > gridDim.x ? 2 : 1;
-    int plane = phases(p) * p.pieces, tile_pieces = PARTS * GROUPS * plane;
+    int plane = PHASES * p.pieces, tile_pieces = PARTS * GROUPS * plane;
     Piece* image_ring = reinterpret_cast<Piece*>(shared_bytes);
     Piece* filter_ring = image_ring + buffers * TILES * tile_pieces;
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; ++i)
-            mbarrier_init<LOAD>(&barriers.full_image[i]), mbarrier_init<4 * MULTIPLIERS>(&barriers.empty_image[i]);
+            mbarrier_init<1>(&barriers.full_image[i]), mbarrier_init<4 * MULTIPLIERS>(&barriers.empty_image[i]);
         for (int i = 0; i < SLOTS; ++i) mbarrier_init<1>(&barriers.full[i]), mbarrier_init<4 * MULTIPLIERS>(&barriers.empty[i]);
         fence_proxy_async();
     }
     __syncthreads();
-    int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
 
-    if (group == MULTIPLIERS) {
-        setmaxnreg_dec<FEW>();
-        int thread = threadIdx.x % 128;
-        if (thread < LOAD) {  // the images
-            int buffer = 0, round = 0;
-            for (int item = blockIdx.x; item < items; item += gridDim.x)
-                for (int chunk = 0; chunk < chunks; ++chunk) {
-                    wait(&barriers.empty_image[buffer], ~round & 1);
-                    for (int tile = 0; tile < TILES; ++tile)
-                        load_images<LOAD>(p, images, item / heights * TILES + tile, chunk * CHUNK,
-                                          image_ring + (buffer * TILES + tile) * tile_pieces, thread);
-                    arrive_when_copied(&barriers.full_image[buffer]);
-                    if (++buffer == buffers) buffer = 0, ++round;
+    if (warp == 4 * MULTIPLIERS) {  // the images
+        int buffer = 0, round = 0;
+        for (int item = blockIdx.x; item < items; item += gridDim.x)
+            for (int chunk = 0; chunk < chunks; ++chunk) {
+                wait(&barriers.empty_image[buffer], ~round & 1);
+                if (lane == 0)
+                    mbarrier_arrive_expect_tx(&barriers.full_image[buffer],
+                                              TILES * PARTS * GROUPS * PHASES * p.box * sizeof(Piece));
+                __syncwarp();
+                for (int tile = 0; tile < TILES; ++tile)
+                    load_images(p, &images, item / heights * TILES + tile, chunk * CHUNK,
+                                image_ring + (buffer * TILES + tile) * tile_pieces, &barriers.full_image[buffer]);
+                if (++buffer == buffers) buffer = 0, ++round;
+            }
+    } else if (warp == 4 * MULTIPLIERS + 1) {  // the filters
+        int slot = 0, round = 0;
+        for (int item = blockIdx.x; item < (RESIDENT ? blockIdx.x + 1 : items); item += gridDim.x)
+            for (int stage = 0; stage < stages; ++stage) {
+                wait(&barriers.empty[slot], ~round & 1);
+                if (stage == stages - 1) {  // there before the last tap is, and by then it does not hold up the first ones
+                    float factor = SCALED ? unscale_of(scales) : 1;
+                    if (lane == 0) unscale = factor;
                 }
-        } else if (thread == LOAD) {  // the filters
-            int slot = 0, round = 0;
-            for (int item = blockIdx.x; item < (RESIDENT ? blockIdx.x + 1 : items); item += gridDim.x)
-                for (int stage = 0; stage < stages; ++stage) {
-                    wait(&barriers.empty[slot], ~round & 1);
+                if (lane == 0)
                     mbarrier_arrive_expect_tx(&barriers.full[slot], HEIGHTS * PARTS * FILTER_PIECES * sizeof(Piece));
-                    for (int i = 0; i < HEIGHTS; ++i) {
-                        size_t from = ((size_t)(item % heights * HEIGHTS + i) * stages + stage) * PARTS * FILTER_PIECES;
-                        cp_async_bulk(filter_ring + (slot * HEIGHTS + i) * PARTS * FILTER_PIECES,
-                                      static_cast<const Piece*>(filters) + from, PARTS * FILTER_PIECES * sizeof(Piece),
-                                      &barriers.full[slot]);
-                    }
-                    if (++slot == SLOTS) slot = 0, ++round;
+                __syncwarp();
+                if (lane < HEIGHTS) {
+                    size_t from = (size_t)(item % heights * HEIGHTS + lane) * stages + stage;
+                    cp_async_bulk(filter_ring + (slot * HEIGHTS + lane) * PARTS * FILTER_PIECES,
+                                  static_cast<const Piece*>(filters) + from * PARTS * FILTER_PIECES,
+                                  PARTS * FILTER_PIECES * sizeof(Piece), &barriers.full[slot]);
                 }
-        }
+                if (++slot == SLOTS) slot = 0, ++round;
+            }
     } else {  // the products
-        setmaxnreg_inc<MANY>();
-        int tile = group % TILES, height = group / TILES, lane = threadIdx.x % 32;
-        float unscale = SCALED ? unscale_of(found, blocks_found) : 1;
+        int group = warp / 4, tile = group % TILES, height = group / TILES;
         int slot = 0, round = 0, last = 0, buffer = 0, image_round = 0;
         for (int item = blockIdx.x; item < items; item += gridDim.x) {
             float sums[WIDTH / 2] = {};

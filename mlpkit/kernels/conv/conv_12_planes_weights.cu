@@ -6,6 +6,9 @@
 // neighbours in the channels, not in the windows that the sum runs over. For numbers of 16 bits wgmma turns both on the
 // way, and for TF32 it can't. Windows that begin between the rows have a dy of zero.
 //
+// Planes lie an odd number of pieces apart: wgmma turns eight of them at a time, and reads from eight banks of 16 bytes
+// only then. The copy engine wants to write at multiples of 128 bytes, so threads copy here.
+//
 // Three warpgroups multiply, and each has TAPS taps: their sums stay in its registers, 96 of each thread with 3 taps and 64
 // channels, while bands of rows come and go in a ring. A block has some of the bands. What the blocks of a cluster have
 // summed they add in their shared memories, each a part of it; that goes to memory, and a second kernel adds what the
@@ -23,11 +26,9 @@
 #define CLUSTER 4  // blocks
 #endif
 
-constexpr int MULTIPLIERS = 3, THREADS = 128 * (MULTIPLIERS + 1);  // warpgroups, threads
-constexpr int LOAD = 64;                                           // threads that load images, and as many that load dy
-constexpr int FEW = 56, MANY = 152;                                // registers
-constexpr int SUMS = TAPS * CHUNK / 2;                             // of a thread
-constexpr int NUMBERS = SUMS * 128 * MULTIPLIERS;                  // of a block
+constexpr int MULTIPLIERS = 3, LOADERS = 128, THREADS = 128 * MULTIPLIERS + LOADERS;
+constexpr int SUMS = TAPS * CHUNK / 2;             // of a thread
+constexpr int NUMBERS = SUMS * 128 * MULTIPLIERS;  // of a block
 
 static_assert(MODE != 1, "wgmma turns numbers of 16 bits only");
 
@@ -35,57 +36,80 @@ struct Barriers {
     Word64 full[SLOTS], empty[SLOTS];
 };
 
+// Copy `pieces` pieces of some planes that lie `area` apart, and of their second halves, `part` pieces further on; in shared
+// memory planes are `plane` apart, the second halves behind the first. where(n): which pixel piece n is; less than 0, a zero.
+template <typename Where>
+inline void load_planes(const Piece* from, size_t area, size_t part, int planes, int pieces, Piece* to, int plane,
+                        int part_pieces, int thread, Where where)
+{
+    for (int n = thread; n < pieces; n += LOADERS) {
+        int at = where(n);
+        #pragma unroll
+        for (int i = 0; i < PARTS; ++i) {
+            const Piece* source = from + i * part + max(at, 0);
+            Piece* target = to + i * part_pieces + n;
+            #pragma unroll 4
+            for (int group = 0; group < planes; ++group, source += area, target += plane)
+                cp_async<16>(target, source, at >= 0);
+        }
+    }
+}
+
 // How a launch divides the work: blocks are numbered by slices of the bands, a multiple of CLUSTER, then by 64 output
 // channels, by CHUNK channels, and by groups of taps.
 struct Division {
-    int windows;   // of a band, those between the rows included: a multiple of 16
-    int channels;  // of dy
+    int windows;          // of a band, those between the rows included: a multiple of 16
+    int channels, plane;  // of dy; pieces from one of its planes to the next
     int heights, widths, tap_groups, slices;
 };
 
 extern "C" __global__ __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER)
-void multiply(const __grid_constant__ Problem p, const __grid_constant__ Division d, const void* images, const void* dy,
+void multiply(const __grid_constant__ Problem p, const __grid_constant__ Division d, const Piece* images, const Piece* dy,
               float* partial)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     __shared__ Barriers barriers;
     int tile = blockIdx.x / d.slices, slice = blockIdx.x % d.slices;
     int height = tile % d.heights, width = tile / d.heights % d.widths, tap_group = tile / (d.heights * d.widths);
-    int plane = phases(p) * p.pieces, bands = p.images * p.bands;
-    int image_pieces = PARTS * GROUPS * plane, slot_pieces = image_pieces + PARTS * 8 * d.windows;
+    int plane = PHASES * p.pieces | 1, bands = p.images * p.bands;
+    int image_pieces = PARTS * GROUPS * plane, slot_pieces = image_pieces + PARTS * 8 * d.plane;
     Piece* ring = reinterpret_cast<Piece*>(shared_bytes);
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < SLOTS; ++i)
-            mbarrier_init<2 * LOAD>(&barriers.full[i]), mbarrier_init<4 * MULTIPLIERS>(&barriers.empty[i]);
+            mbarrier_init<LOADERS>(&barriers.full[i]), mbarrier_init<4 * MULTIPLIERS>(&barriers.empty[i]);
         fence_proxy_async();
     }
     __syncthreads();
-    int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
 
-    if (group >= MULTIPLIERS) {
-        setmaxnreg_dec<FEW>();
-        bool of_images = threadIdx.x % 128 < LOAD;
-        int thread = threadIdx.x % LOAD, slot = 0, round = 0;
+    if (group == MULTIPLIERS) {
+        int slot = 0, round = 0, thread = threadIdx.x - 128 * MULTIPLIERS;
+        size_t area = (size_t)p.height * p.width, windows = (size_t)p.windows_y * p.windows_x;
         for (int band = slice; band < bands; band += d.slices) {
-            wait(&barriers.empty[slot], ~round & 1);
+            int image = band / p.bands, first_row = band % p.bands * p.rows;
             Piece* to = ring + slot * slot_pieces;
-            if (of_images) {
-                load_images<LOAD>(p, images, band, width * CHUNK, to, thread);
-            } else {
-                int first_row = band % p.bands * p.rows, groups = min(8, d.channels / 8 - 8 * height);
-                load_tile<LOAD, 8>(dy, (size_t)p.windows_y * p.windows_x, d.channels, band / p.bands, p.images, height * 64,
-                                   groups, d.windows, to + image_pieces, thread, [&](int n) {
-                                       int row = divided_by_pitch(p, n), column = n - row * p.pitch, y = first_row + row;
-                                       bool inside = row < p.rows && y < p.windows_y && column < p.windows_x;
-                                       return Pixel{y * p.windows_x + column, inside};
-                                   });
-            }
-            arrive_when_copied(&barriers.full[slot]);
+            wait(&barriers.empty[slot], ~round & 1);
+            load_planes(images + (size_t)(image * p.channels + width * CHUNK) / 8 * area, area,
+                        (size_t)p.images * p.channels / 8 * area, GROUPS, PHASES * p.pieces, to, plane, GROUPS * plane, thread, [&](int n) {
+                            int phase = n / p.pieces, row = divided_by_pitch(p, n - phase * p.pieces);
+                            int column = n - phase * p.pieces - row * p.pitch;
+                            int y = (first_row + row) * STRIDE + phase / STRIDE - p.pad_y;
+                            int x = column * STRIDE + phase % STRIDE - p.pad_x;
+                            return y >= 0 && y < p.height && x >= 0 && x < p.width ? y * p.width + x : -1;
+                        });
+            load_planes(dy + ((size_t)image * d.channels / 8 + height * 8) * windows, windows,
+                        (size_t)p.images * d.channels / 8 * windows, min(8, d.channels / 8 - 8 * height), d.windows,
+                        to + image_pieces, d.plane, 8 * d.plane, thread, [&](int n) {
+                            int row = divided_by_pitch(p, n), column = n - row * p.pitch, y = first_row + row;
+                            return row < p.rows && y < p.windows_y && column < p.windows_x ? y * p.windows_x + column : -1;
+                        });
+            cp_async_wait_all();
+            fence_proxy_async();  // wgmma reads shared memory by another way than threads write it
+            mbarrier_arrive(&barriers.full[slot]);
             if (++slot == SLOTS) slot = 0, ++round;
         }
     } else {
-        setmaxnreg_inc<MANY>();
         float sums[TAPS][CHUNK / 2] = {};
         #pragma unroll
         for (int tap = 0; tap < TAPS; ++tap) in_registers(sums[tap]);
@@ -108,14 +132,14 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
             for (int tap = 0; tap < TAPS; ++tap)
                 #pragma unroll
                 for (int product = PARTS == 2 ? 0 : 2; product < 3; ++product) {
-                    Word a = gradient + (product == 0) * 8 * d.windows * 16;
+                    Word a = gradient + (product == 0) * 8 * d.plane * 16;
                     Word b = image + (product == 1) * GROUPS * plane * 16 + shifts[tap];
-                    wgmma<KIND, true, CHUNK>(sums[tap], descriptor(a, 128, d.windows * 16),
+                    wgmma<KIND, true, CHUNK>(sums[tap], descriptor(a, 128, d.plane * 16),
                                              descriptor(b, 128, plane * 16));
                 }
             wgmma_commit_group();
             wgmma_wait_group<1>();  // those before are done: if they were of another band, its slot may be filled again
-            if (k == 0 && threadIdx.x % 32 == 0 && band != slice) mbarrier_arrive(&barriers.empty[last]);
+            if (k == 0 && lane == 0 && band != slice) mbarrier_arrive(&barriers.empty[last]);
             k += 16, image += 16 * 16, gradient += 16 * 16;
             if (k == d.windows) {
                 k = 0, band += d.slices, last = slot;
@@ -153,11 +177,11 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
 // Add what the clusters have, in their order, and write it where it belongs: dW (o, c, k, l). A thread has a number.
 extern "C" __global__ __launch_bounds__(256)
 void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW, int o_all,
-         int c_all, const float* found, int blocks_found)
+         int c_all, const Scales* scales)
 {
     int tiles = d.heights * d.widths * d.tap_groups, taps = p.taps_y * p.taps_x, all = tiles * NUMBERS;
     int number = blockIdx.x * blockDim.x + threadIdx.x;
-    float unscale = SCALED ? unscale_of(found, blocks_found) : 1;
+    float unscale = SCALED ? unscale_of(scales) : 1;
     if (number >= all) return;
     int tile = number / NUMBERS, thread = number % (128 * MULTIPLIERS), sum_of_thread = number % NUMBERS / (128 * MULTIPLIERS);
     int tap = (tile / (d.heights * d.widths) * MULTIPLIERS + thread / 128) * TAPS + sum_of_thread / (CHUNK / 2);

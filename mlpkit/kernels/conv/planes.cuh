@@ -29,89 +29,49 @@ struct Piece {
     Word words[4];
 };
 
+#ifndef STRIDE
+#define STRIDE 1
+#endif
+constexpr int PHASES = STRIDE * STRIDE;
+
 // What a launch is about. The images that are read: channels are a multiple of CHUNK. Padding may be negative.
 struct Problem {
     int images, channels, height, width;
-    int pad_y, pad_x, stride, taps_y, taps_x;
-    int windows_y, windows_x;                                        // of an image
-    int to_channels, to_height, to_width, to_step, to_y, to_x;       // window (i, j) is pixel (to_step i + to_y, ...)
-    int pitch, rows, bands;                                          // of windows in a tile; of such tiles in an image
-    int pieces;                                                      // of a tile in a plane, in each phase
-    Word by_pitch;                                                   // 2^32 / pitch, rounded up
+    int pad_y, pad_x, taps_y, taps_x;
+    int windows_y, windows_x;                                   // of an image
+    int to_channels, to_height, to_width, to_step, to_y, to_x;  // window (i, j) is pixel (to_step i + to_y, ...)
+    int pitch, rows, bands;                                     // of windows in a tile; of such tiles in an image
+    int pieces, box;                                            // of a tile in a plane, in each phase, and those copied
+    Word by_pitch;                                              // 2^32 / pitch, rounded up
 };
 
 inline int divided_by_pitch(const Problem& p, int n) { return p.pitch == 1 ? n : __umulhi(n, p.by_pitch); }
 
-inline int phases(const Problem& p) { return p.stride * p.stride; }
-
 // The pieces by which a tap's pixels lie further on than the first tap's.
 inline int shift(const Problem& p, int tap_y, int tap_x)
 {
-    if (p.stride == 1) return tap_y * p.pitch + tap_x;
-    return (tap_y % 2 * 2 + tap_x % 2) * p.pieces + tap_y / 2 * p.pitch + tap_x / 2;
-}
-
-// Which pixel of its image is piece number n of a phase of the tile that begins at window row `first`?
-struct Pixel {
-    int at;  // in the image
-    bool inside;
-};
-
-inline Pixel pixel(const Problem& p, int first, int phase, int n)
-{
-    int row = divided_by_pitch(p, n), column = n - row * p.pitch;
-    int y = (first + row) * p.stride + phase / p.stride - p.pad_y, x = column * p.stride + phase % p.stride - p.pad_x;
-    return {y * p.width + x, y >= 0 && y < p.height && x >= 0 && x < p.width};
+    return (tap_y % STRIDE * STRIDE + tap_x % STRIDE) * p.pieces + tap_y / STRIDE * p.pitch + tap_x / STRIDE;
 }
 
 // ---- Two halves for a float32 ----
 
 // Halves reach from 2^-24 to 2^16. A power of two brings the largest number of an array to 2^14 and a little more: what
 // is less than 2^-38 of it is then lost, and nothing overflows.
-inline float scale_for(float largest)
+inline float scale_for(Word largest)
 {
-    int exponent = (__float_as_uint(largest) >> 23) - 127;
+    int exponent = (largest >> 23) - 127;
     return largest > 0 ? __uint_as_float(min(max(127 + 14 - exponent, 1), 254) << 23) : 1;
 }
 
-// The largest magnitude of each of two arrays, as `largest` left it, a number a block; all lanes of a warp have it.
-inline float largest_of(const float* found, int blocks)
-{
-    float most = 0;
-    for (int i = threadIdx.x % 32; i < blocks; i += 32) most = fmaxf(most, found[i]);
-    return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
-}
+// What a launch of `split` leaves for the next one: the scales that two arrays had. They are guessed to be the same again.
+struct Scales {
+    float of[2];
+    Word largest[2][2];  // magnitudes, as the bits of floats; of launches with even and odd numbers
+    Word arrived, launches;
+};
 
 // What a product of scaled numbers is to be multiplied by.
-inline float unscale_of(const float* found, int blocks)
-{
-    return 1 / scale_for(largest_of(found, blocks)) / scale_for(largest_of(found + blocks, blocks));
-}
-
-extern "C" __global__ __launch_bounds__(512)
-void largest(const float4* a, size_t a_fours, const float4* b, size_t b_fours, float* found)
-{
-    __shared__ float most_of_warp[16];
-    for (int which = 0; which < 2; ++which) {
-        const float4* from = which ? b : a;
-        size_t fours = which ? b_fours : a_fours;
-        float most = 0;
-        #pragma unroll 4
-        for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x) {
-            float4 x = from[i];
-            most = fmaxf(most, fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w))));
-        }
-        most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
-        __syncthreads();
-        if (threadIdx.x % 32 == 0) most_of_warp[threadIdx.x / 32] = most;
-        __syncthreads();
-        if (threadIdx.x < 32) {
-            most = threadIdx.x < blockDim.x / 32 ? most_of_warp[threadIdx.x] : 0;
-            most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
-            if (threadIdx.x == 0) found[which * gridDim.x + blockIdx.x] = most;
-        }
-    }
-}
+inline float unscale_of(const Scales* scales) { return 1 / scales->of[0] / scales->of[1]; }
 
 // The pieces of an array of float32, 8 numbers each, and where their halves go. Piece number i is two pieces of 4 channels,
 // `area` pieces apart. Of every `block` pieces the second halves follow the first ones.
@@ -121,75 +81,100 @@ struct Pieces {
     int all, area, block;
 };
 
-extern "C" __global__ __launch_bounds__(512)
-void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, const float* found, int blocks_found)
+// Make this thread's part of the halves; return the largest magnitude among its numbers.
+inline float halves(const Pieces& p, float scale)
 {
-    for (int which = 0; which < 2; ++which) {
-        const Pieces& p = which ? b : a;
-        float scale = scale_for(largest_of(found + which * blocks_found, blocks_found));
-        #pragma unroll 2
-        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.all; i += gridDim.x * blockDim.x) {
-            size_t first = (size_t)i + (size_t)(i / p.area) * p.area;
-            float4 numbers[2] = {p.from[first], p.from[first + p.area]};
-            const float* x = &numbers[0].x;
-            Piece parts[PARTS];
-            #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float low = x[2 * j] * scale, high = x[2 * j + 1] * scale;
-                parts[0].words[j] = cvt_rn_f16x2(low, high);
-                if constexpr (PARTS == 2) {
-                    float2 rounded = cvt_f32_f16x2(parts[0].words[j]);
-                    parts[1].words[j] = cvt_rn_f16x2(low - rounded.x, high - rounded.y);
-                }
+    float most = 0;
+    #pragma unroll 2
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.all; i += gridDim.x * blockDim.x) {
+        size_t first = (size_t)i + (size_t)(i / p.area) * p.area;
+        float4 numbers[2] = {p.from[first], p.from[first + p.area]};
+        const float* x = &numbers[0].x;
+        Piece parts[PARTS];
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            most = fmaxf(most, fmaxf(fabsf(x[2 * j]), fabsf(x[2 * j + 1])));
+            float low = x[2 * j] * scale, high = x[2 * j + 1] * scale;
+            parts[0].words[j] = cvt_rn_f16x2(low, high);
+            if constexpr (PARTS == 2) {
+                float2 rounded = cvt_f32_f16x2(parts[0].words[j]);
+                parts[1].words[j] = cvt_rn_f16x2(low - rounded.x, high - rounded.y);
             }
-            size_t to = (size_t)(i / p.block) * p.block * PARTS + i % p.block;
-            #pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-                *reinterpret_cast<int4*>(p.to + to + (size_t)part * p.block) = *reinterpret_cast<int4*>(&parts[part]);
+        }
+        size_t to = (size_t)(i / p.block) * p.block * PARTS + i % p.block;
+        #pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+            *reinterpret_cast<int4*>(p.to + to + (size_t)part * p.block) = *reinterpret_cast<int4*>(&parts[part]);
+    }
+    return most;
+}
+
+// Make the halves of two arrays with the scales that were right last time, and meanwhile look for the largest magnitudes.
+// When all blocks have met, they know the right scales; where one was not the guess, they make those halves again. By as
+// many blocks as there is room for at once.
+extern "C" __global__ __launch_bounds__(1024, 1)
+void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, Scales* scales)
+{
+    float guesses[2] = {scales->of[0], scales->of[1]};
+    Word launch = ld_acquire_gpu(&scales->launches);
+    #pragma unroll
+    for (int which = 0; which < 2; ++which) {
+        float most = halves(which ? b : a, guesses[which]);
+        Word found = __reduce_max_sync(~0u, __float_as_uint(most));
+        if (threadIdx.x % 32 == 0) atomicMax(&scales->largest[launch % 2][which], found);
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        if (atomicAdd(&scales->arrived, 1) == gridDim.x - 1) {
+            scales->arrived = 0;
+            st_release_gpu(&scales->launches, launch + 1);
+        } else {
+            for (Word turns = 0; ld_acquire_gpu(&scales->launches) == launch;) give_up_after_a_while(turns);
+        }
+    }
+    __syncthreads();
+    #pragma unroll
+    for (int which = 0; which < 2; ++which) {
+        Word* largest = &scales->largest[launch % 2][which];
+        float scale = scale_for(ld_acquire_gpu(largest));
+        if (scale != guesses[which]) halves(which ? b : a, scale);
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
+            scales->of[which] = scale;
+            scales->largest[(launch + 1) % 2][which] = 0;
         }
     }
 }
 
-// ---- From memory to shared memory ----
+// ---- From memory to shared memory: by the copy engine, which knows the images from a tensor map ----
 
-// Copy planes of a tile, `groups` of them from `first_channel` on, `plane` pieces each, and all parts of them one after
-// the other. where(n): which pixel piece n is. By so many threads, of which this is number `thread`.
-template <int THREADS, int PLANES = GROUPS, typename Where>
-inline void load_tile(const void* images, size_t area, int channels, int image, int all_images, int first_channel, int groups,
-                      int plane, Piece* to, int thread, Where where)
+// Ask for planes of a tile, from `first_plane` on, `plane` pieces each; and of their second halves, `all_planes` further
+// on in memory. What lies outside of an image comes as zeros: the padding. By the lanes of a warp, a plane each.
+template <int PLANES>
+inline void load_planes(const TensorMap* images, int all_planes, int first_plane, int planes, int x, int y, int plane, Piece* to,
+                        Word64* barrier)
 {
-    const Piece* from = static_cast<const Piece*>(images) + ((size_t)image * channels + first_channel) / CHANNELS * area;
-    size_t part_size = (size_t)all_images * channels / CHANNELS * area;
-    for (int n = thread; n < plane; n += THREADS) {
-        auto [at, inside] = where(n);
-        inside = inside && image < all_images;
-        #pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-            #pragma unroll 4
-            for (int group = 0; group < groups; ++group)
-                cp_async<16>(to + (part * PLANES + group) * plane + n,
-                             inside ? from + part * part_size + group * area + at : images, inside);
+    for (int i = threadIdx.x % 32; i < PARTS * planes; i += 32) {
+        int part = i / planes, number = i % planes;
+        cp_async_bulk_tensor_3d(to + (part * PLANES + number) * plane, images, 2 * x, y,
+                                part * all_planes + first_plane + number, barrier);
     }
 }
 
-// Arrive when this thread's copies are there and wgmma sees them: it reads shared memory by another way than threads do.
-inline void arrive_when_copied(Word64* barrier)
+// The tile of the images, number `tile`, CHUNK channels of it from `first_channel` on. The barrier counts its bytes.
+inline void load_images(const Problem& p, const TensorMap* images, int tile, int first_channel, Piece* to, Word64* barrier)
 {
-    cp_async_wait_all();
-    fence_proxy_async();
-    mbarrier_arrive(barrier);
-}
-
-// CHUNK channels of the images, with what the padding needs.
-template <int THREADS>
-inline void load_images(const Problem& p, const void* images, int tile, int first_channel, Piece* to, int thread)
-{
-    int image = tile / p.bands, first_row = tile % p.bands * p.rows;
-    load_tile<THREADS>(images, (size_t)p.height * p.width, p.channels, image, p.images, first_channel, GROUPS,
-                       phases(p) * p.pieces, to, thread, [&](int n) {
-                           int phase = p.stride == 1 ? 0 : n / p.pieces;
-                           return pixel(p, first_row, phase, n - phase * p.pieces);
-                       });
+    int image = tile / p.bands, y = tile % p.bands * p.rows * STRIDE - p.pad_y;
+    int first = (image * p.channels + first_channel) / CHANNELS, all = p.images * p.channels / CHANNELS;
+    if constexpr (STRIDE == 1) {
+        load_planes<GROUPS>(images, all, first, GROUPS, -p.pad_x, y, p.pieces, to, barrier);
+    } else {
+        for (int i = threadIdx.x % 32; i < PARTS * GROUPS * PHASES; i += 32) {
+            int phase = i % PHASES, group = i / PHASES % GROUPS, part = i / PHASES / GROUPS;
+            cp_async_bulk_tensor_4d(to + i / PHASES * PHASES * p.pieces + phase * p.pieces, images, 0,
+                                    phase % STRIDE - p.pad_x, y + phase / STRIDE, part * all + first + group, barrier);
+        }
+    }
 }
 
 // ---- What wgmma is told of a matrix: where it begins, and how far apart the groups of 8 are, in k and in m or n ----

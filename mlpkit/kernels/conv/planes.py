@@ -12,13 +12,15 @@ from itertools import product
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.kernels import tensor_map
 
 from . import Prepared, Rung
 
 FORWARD, WEIGHTS = "conv_11_planes", "conv_12_planes_weights"
+MOST_PIECES = 128  # of a row: the copy engine takes boxes of at most 256 numbers of 8 bytes a side
 WIDTHS = (32, 64, 104, 144, 176, 208)
 SHARED, BARRIERS = 227 << 10, 256  # bytes of shared memory that a block may have, and those not of the rings
-MULTIPROCESSORS = 132
+MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,19 @@ class Convolution:
             return max(self.windows[1], last + 1)
         return max(self.windows[1], min(last + 1, max(self.width + self.pad[1], last + 1 - self.pad[1])))
 
+    def box(self, rows):
+        """Return the rows and columns of pieces that are copied for so many rows of windows, in each phase.
+
+        Where a row's padding is that of the next one, that is copied, too.
+        """
+        wraps = self.windows[1] - 1 + (self.taps[1] - 1) // self.stride >= self.pitch
+        return rows + (self.taps[0] - 1) // self.stride + wraps, self.pitch
+
+    def pieces(self, rows):
+        """Return the room of such a box: a multiple of 128 bytes."""
+        height, width = self.box(rows)
+        return padded(height * width, 8)
+
     @property
     def reach(self):
         """How many pieces the last tap's pixels lie after the first tap's of the same phase."""
@@ -105,7 +120,7 @@ class Tiling:
 
     @property
     def threads(self):
-        return 128 * (self.tiles * self.heights + 1)
+        return 128 * self.tiles * self.heights + 64
 
     def rows(self, conv):
         """Return how many rows of windows a tile has, and how many tiles an image; None where not even one row fits."""
@@ -124,7 +139,7 @@ class Tiling:
     def shared(self, conv, mode):
         """Return the bytes of shared memory that the two rings take."""
         groups = self.chunk // mode.channels * mode.parts * 16
-        image = conv.stride**2 * (self.width + conv.reach) * groups
+        image = conv.stride**2 * conv.pieces(self.rows(conv)[0]) * groups
         items, blocks = self.items(conv)
         buffers = 2 if padded(conv.channels) > self.chunk or items > blocks else 1
         return buffers * self.tiles * image + self.slots * self.heights * 64 * groups
@@ -135,8 +150,9 @@ def padded(channels, multiple=16):
     return -(-channels // multiple) * multiple
 
 
-# Tiles and heights of a block, blocks on a multiprocessor, the widest tile, and how many sums a thread has registers for
-BLOCKS = ((1, 1, 1, 208, 208), (1, 1, 2, 176, 144), (2, 1, 1, 208, 176), (1, 2, 1, 208, 176), (2, 2, 1, 104, 52))
+# Tiles and heights of a block, blocks on a multiprocessor, how many sums a thread has registers for, and how much
+# longer the same work took: of numbers of 16 bits, and of float32. Where nobody else multiplies, waiting is seen.
+BLOCKS = ((1, 1, 1, 208, 1.15, 1), (1, 1, 2, 144, 1, 1.06), (2, 1, 1, 144, 1, 1.06), (1, 2, 1, 144, 0.98, 1.06))
 
 
 def tilings(conv, mode):
@@ -145,21 +161,19 @@ def tilings(conv, mode):
     chunk = next(chunk for chunk in (64, 32, 16) if padded(conv.channels) % chunk == 0)
     stages = padded(conv.channels) // chunk * conv.taps[0] * conv.taps[1]
     promote = mode.parts > 1
-    for width, (tiles, heights, blocks, widest, most) in product(WIDTHS, BLOCKS):
+    for width, (tiles, heights, blocks, most, *longer) in product(WIDTHS, BLOCKS):
         fit = [
             tiling
             for slots, resident in ((stages, True), (4, False), (3, False), (2, False))
             if (tiling := Tiling(width, tiles, heights, chunk, blocks, slots, resident, promote)).rows(conv)
             and tiling.shared(conv, mode) + BARRIERS <= SHARED // blocks
-            and width <= widest
             and width // 2 * (1 + promote) <= most
             and (slots <= 9 or not resident)
         ]
         if fit:
             items, shared_by = fit[0].items(conv)
-            work = tiles * heights * (width + 16) * padded(conv.channels) * conv.taps[0] * conv.taps[1]
             rounds = -(-items // shared_by) * blocks
-            found.append((rounds * (work + 10_000 * tiles * heights) + 20_000, fit[0]))
+            found.append((rounds * tiles * heights * (width + 8) * longer[mode.channels == 4], fit[0]))
     return [tiling for _, tiling in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -169,7 +183,7 @@ def convolutions(shape, which):
     The slices choose and turn the taps of the filters.
     """
     n, k, s, p = shape.batch, shape.kernel, shape.stride, shape.padding
-    if which == "forward":
+    if which != "input_gradient":
         sizes = (n, shape.channels, shape.channels_out, shape.height, shape.width)
         windows = (shape.out_height, shape.out_width)
         return [(Convolution(*sizes, (p, p), s, (k, k), windows, windows), slice(None), slice(None))]
@@ -234,10 +248,11 @@ def filters_in_order(w, mode, tiling):
     return as_bf16(w) if mode.stored == 8 else w
 
 
-def problem(conv, rows, bands, pieces, to_channels, channels):
+def problem(conv, rows, bands, pieces, to_channels):
     """Return the kernel's argument `Problem`, an array of 32-bit integers."""
-    numbers = [conv.images, channels, conv.height, conv.width, *conv.pad, conv.stride, *conv.taps, *conv.windows]
-    numbers += [to_channels, *conv.to, conv.step, *conv.first, conv.pitch, rows, bands, pieces]
+    box = conv.box(rows)
+    numbers = [conv.images, padded(conv.channels), conv.height, conv.width, *conv.pad, *conv.taps, *conv.windows]
+    numbers += [to_channels, *conv.to, conv.step, *conv.first, conv.pitch, rows, bands, pieces, box[0] * box[1]]
     by_pitch = -(-(1 << 32) // conv.pitch)
     return np.array([*numbers, by_pitch % (1 << 32)], np.int64).astype(np.uint32).view("V88")
 
@@ -272,7 +287,7 @@ def prepare(name, shape, which, a, b, tiling=None):
         launches.append((conv, chosen, filters_in_order(w, mode, chosen)))
     filters = cupy.concatenate([filters.ravel() for _, _, filters in launches])
     halves = Halves(FORWARD, mode, images, filters, launches[0][1].chunk * 8) if mode.halves else None
-    at, found = 0, halves.found if halves else cupy.zeros((2, 1), np.float32)
+    at, found = 0, halves.scales if halves else cupy.zeros(2, np.float32)
     images, filters = halves.made if halves else (images, filters)
     for conv, chosen, part in launches:
         mine = filters[at * mode.parts : (at + part.size) * mode.parts]
@@ -290,40 +305,50 @@ def prepare(name, shape, which, a, b, tiling=None):
 class Halves:
     """Two arrays of float32 as halves, one or two for each number: planes of images, and planes or filters.
 
-    `call()` asks for the two kernels that make them; `made`: the arrays of halves; `found`: the largest magnitudes.
-    block: of the second array, how many pieces are followed by their second halves; all, where it is None.
+    `call()` asks for the kernel that makes them; `made`: the arrays of halves; `scales`: what the kernel leaves for its
+    next launch. block: of the second array, how many pieces are followed by their second halves; all, where it is None.
     """
 
     def __init__(self, name, mode, a, b, block=None):
         import cupy
 
-        self.found = cupy.zeros((2, 2 * MULTIPROCESSORS), np.float32)
+        self.scales = cupy.zeros(8, np.uint32)
+        self.scales[:2] = np.float32(1).view(np.uint32)
         self.made = [cupy.empty(mode.parts * array.size, np.uint16) for array in (a, b)]
-        self.nbytes = self.found.nbytes + sum(array.nbytes for array in self.made)
+        self.nbytes = self.scales.nbytes + sum(array.nbytes for array in self.made)
         areas = [array.shape[2] * array.shape[3] if array.ndim == 5 else 1 for array in (a, b)]
         pieces = [
             np.array([array.data.ptr, made.data.ptr, array.size // 8 | area << 32, of], np.uint64).view("V32")
             for array, made, area, of in zip((a, b), self.made, areas, (a.size // 8, block or b.size // 8), strict=True)
         ]
-        largest, split = (_kernel(name, function, MODE=mode.number) for function in ("largest", "split"))
-        sizes = np.uint64(a.size // 4), np.uint64(b.size // 4)
-        blocks = min(8 * MULTIPROCESSORS, -(-max(a.size, b.size) // (8 * 512)))
+        split = _kernel(name, "split", MODE=mode.number)
+        blocks, arguments = multiprocessors(), (*pieces, self.scales)
+        self.call = lambda: split.kernel((blocks,), (1024,), arguments, enable_cooperative_groups=True)
+        self.keeps = a, b
 
-        def call():
-            largest((self.found.shape[1],), (512,), (a, sizes[0], b, sizes[1], self.found))
-            split((blocks,), (512,), (*pieces, self.found, np.int32(self.found.shape[1])))
 
-        self.call = call
+@cache
+def multiprocessors():
+    """Return how many multiprocessors this GPU has."""
+    import cupy
+
+    return cupy.cuda.Device().attributes["MultiProcessorCount"]
+
+
+def _map(images, mode, conv, box):
+    """Return the tensor map of images or their halves, planes of a convolution's size."""
+    planes = conv.images * padded(conv.channels) // mode.channels * mode.parts
+    return tensor_map.encode_planes(images.data.ptr, planes, conv.height, conv.width, box, conv.stride)
 
 
 def _launch(mode, conv, tiling, arrays):
     images, filters, to, found = arrays
     rows, bands = tiling.rows(conv)
     to_channels = to.shape[1] * to.shape[4]
-    about = problem(conv, rows, bands, tiling.width + conv.reach, to_channels, padded(conv.channels))
+    about = problem(conv, rows, bands, conv.pieces(rows), to_channels)
     shared, (_, blocks) = tiling.shared(conv, mode), tiling.items(conv)
-    kernel = _kernel(FORWARD, "convolve", MODE=mode.number, **tiling.macros)
-    arguments = (about, images, filters, to, found, np.int32(found.shape[1]))
+    kernel = _kernel(FORWARD, "convolve", MODE=mode.number, STRIDE=conv.stride, **tiling.macros)
+    arguments = (_map(images, mode, conv, conv.box(rows)), about, filters, to, found)
     return lambda: kernel((blocks,), (tiling.threads,), arguments, shared_mem=shared)
 
 
@@ -347,22 +372,25 @@ class Division:
 
     def slot(self, conv, mode):
         """Return the bytes of shared memory that a band takes."""
-        pieces = self.chunk // 8 * conv.stride**2 * (self.windows + conv.reach) + 8 * self.windows
-        return pieces * mode.parts * 16
+        plane = conv.stride**2 * (self.windows + conv.reach) | 1  # an odd number
+        return (self.chunk // 8 * plane + 8 * (self.windows | 1)) * mode.parts * 16
 
 
-def division(conv, mode):
-    """Return how the weight gradient's work is divided; None where not even two rows of windows fit."""
+def division(conv, mode, cluster=2):
+    """Return how the weight gradient's work is divided; None where not even two rows of windows fit.
+
+    cluster: blocks, at most; with 4 of them some multiprocessors stay without one.
+    """
     chunk = 64 if padded(conv.channels) % 64 == 0 else 32 if padded(conv.channels) % 32 == 0 else 16
     tiles = -(-conv.channels_out // 64), padded(conv.channels) // chunk, -(-conv.taps[0] * conv.taps[1] // 9)
     best = None
     for most in range(1, conv.windows[0] + 1):
         bands = -(-conv.windows[0] // most)
         rows = -(-conv.windows[0] // bands)
-        slices = max(1, min(MULTIPROCESSORS // 4 * 4 // int(np.prod(tiles)), conv.images * bands))
+        slices = max(1, min(MULTIPROCESSORS // 2 * 2 // int(np.prod(tiles)), conv.images * bands))
         each = -(-conv.images * bands // slices)
         slices = -(-conv.images * bands // each)
-        cluster = 4 if slices > 2 else slices
+        cluster = min(slices, cluster)
         found = Division(chunk, 2, rows, bands, padded(rows * conv.pitch), tiles, padded(slices, cluster), cluster)
         slots = min(4, (SHARED - BARRIERS) // found.slot(conv, mode))
         work = each * (found.windows + 24)
@@ -380,13 +408,13 @@ def prepare_weights(mode, shape, a, b):
     images, dy = images_as_planes(a, mode), images_as_planes(b, mode)
     halves = Halves(WEIGHTS, mode, images, dy) if mode.halves else None
     images, dy = halves.made if halves else (images, dy)
-    found = halves.found if halves else cupy.zeros((2, 1), np.float32)
+    found = halves.scales if halves else cupy.zeros(2, np.float32)
     dw, partial_sums = cupy.empty(shape.w, np.float32), cupy.empty((d.slices // d.cluster, d.numbers), np.float32)
-    about = problem(conv, d.rows, d.bands, d.windows + conv.reach, channels, padded(shape.channels))
-    divided = np.array([d.windows, channels, *d.tiles, d.slices], np.int32).view("V24")
-    macros = {"MODE": mode.number, "CHUNK": d.chunk, "SLOTS": d.slots, "CLUSTER": d.cluster}
+    about = problem(conv, d.rows, d.bands, d.windows + conv.reach, channels)
+    divided = np.array([d.windows, channels, d.windows | 1, *d.tiles, d.slices], np.int32).view("V28")
+    macros = {"MODE": mode.number, "STRIDE": conv.stride, "CHUNK": d.chunk, "SLOTS": d.slots, "CLUSTER": d.cluster}
     multiply, add = (_kernel(WEIGHTS, name, **macros) for name in ("multiply", "add"))
-    sizes = (np.int32(shape.channels_out), np.int32(shape.channels), found, np.int32(found.shape[1]))
+    sizes = np.int32(shape.channels_out), np.int32(shape.channels), found
     blocks, shared = d.slices * int(np.prod(d.tiles)), max(d.slots * d.slot(conv, mode), 9 * d.chunk // 2 * 512)
 
     def call():
@@ -404,8 +432,8 @@ def why_not(name, shape, which):
         return "wgmma does not turn numbers of TF32, as the weight gradient needs: halves have as many digits."
     if which == "weight_gradient" and division(convolutions(shape, "forward")[0][0], MODES[name]) is None:
         return "two bands of one row each do not fit into shared memory."
-    if which != "weight_gradient" and max(shape.width, shape.out_width) > WIDTHS[-1]:
-        return f"a row of more than {WIDTHS[-1]} pixels does not fit in a tile of the planes."
+    if any(conv.pitch > MOST_PIECES for conv, _, _ in convolutions(shape, which)):
+        return f"the copy engine takes rows of at most {MOST_PIECES} pieces, padding included, and these are wider."
     return None
 
 
