@@ -36,7 +36,7 @@ class Product:
     """The product of a (n, k) and b (k, m) into out (n, m), or of batches of such matrices: arrays of three axes.
 
     Rows or columns of a and b are contiguous, out's rows are. All are of one type: float32, float64 or complex64;
-    precision "tf32": float32 of which 11 bits count. add: out += a b. attributes: of cuBLAS's description, as numbers
+    precision "tf32": float32 of which 11 bits count. attributes: of cuBLAS's description, as numbers
     of ctypes. workspace: bytes that cuBLAS may use of the one workspace; 0 for a product that may overlap with another.
     candidates: of so many kernels the fastest is taken, by the clock where there are several; then out is written.
 
@@ -44,7 +44,7 @@ class Product:
     that lie as these do.
     """
 
-    def __init__(self, a, b, out, precision=None, add=False, attributes=None, workspace=WORKSPACE, candidates=1):
+    def __init__(self, a, b, out, precision=None, attributes=None, workspace=WORKSPACE, candidates=1):
         self.workspace, self.description = workspace, _pointer()
         compute, self.type, number = _TYPES[precision or a.dtype.name]
         _call("cublasLtMatmulDescCreate", ctypes.byref(self.description), _int(compute), _int(self.type))
@@ -57,7 +57,7 @@ class Product:
             self.set(attribute, value)
         batch = out.shape[0] if out.ndim == 3 else 0
         self.layouts = [self.layout(matrix, batch) for matrix in (b, a, out)]
-        self.one, self.factor = number(1), number(1 if add else 0)
+        self.one, self.zero = number(1), number()
         self.addresses, self.arguments = None, ()  # of the last call, most often of the next one too
         self.choice, *others = self.choices((b, a, out, out), candidates)
         if others:
@@ -128,9 +128,9 @@ class Product:
     def arguments_for(self, a, b, out):
         """Return cuBLAS's arguments but the stream: to make ctypes of them takes as long as the call."""
         b_layout, a_layout, out_layout = self.layouts
-        one, factor, choice = map(ctypes.byref, (self.one, self.factor, self.choice))
+        one, zero, choice = map(ctypes.byref, (self.one, self.zero, self.choice))
         a, b, out, workspace = map(_pointer, (a, b, out, _workspace().ptr))
-        matrices = b, b_layout, a, a_layout, factor, out, out_layout, out, out_layout
+        matrices = b, b_layout, a, a_layout, zero, out, out_layout, out, out_layout
         return _handle(), self.description, one, *matrices, choice, workspace, _size(self.workspace)
 
     def __del__(self):

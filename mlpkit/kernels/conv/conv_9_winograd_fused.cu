@@ -52,6 +52,14 @@ struct Tile {
         image = above / s.down, exists = image < s.batch;
         row = (above - image * s.down) * 2, column = (number - above * s.across) * 2;
     }
+
+    // Go on by so many tiles: with no division.
+    void advance(const Sizes& s, int tiles)
+    {
+        for (column += 2 * tiles; column >= 2 * s.across; column -= 2 * s.across)
+            if ((row += 2) >= 2 * s.down) row = 0, ++image;
+        exists = image < s.batch;
+    }
 };
 
 inline void load4(float* to, const float* from)
@@ -75,21 +83,37 @@ inline void transform_input(float (&d)[4][4])
     }
 }
 
-// Fetch the 4 x 4 numbers of one channel that a tile sees, zeros outside.
-inline void fetch(float (&d)[4][4], const float* x, const Sizes& s, const Tile& tile, int channel)
-{
-    const int top = tile.row - s.padding, left = tile.column - s.padding;
-    const bool exists = tile.exists && channel < s.channels;
-    const float* from = x + (((long long)tile.image * s.height + top) * s.width + left) * s.channels + channel;
-    #pragma unroll
-    for (int i = 0; i < 4; ++i)
+// The 4 x 4 numbers of one channel that a tile sees: where the first is, and a bit for each that is inside.
+struct Patch {
+    const float* first;
+    unsigned inside;
+
+    Patch(const float* x, const Sizes& s, const Tile& tile, int channel)
+    {
+        const int top = tile.row - s.padding, left = tile.column - s.padding;
+        first = x + (((long long)tile.image * s.height + top) * s.width + left) * s.channels + channel;
+        unsigned columns = 0;
+        inside = 0;
         #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const int y = top + i, z = left + j;
-            const bool inside = exists && y >= 0 && y < s.height && z >= 0 && z < s.width;
-            d[i][j] = inside ? from[(i * s.width + j) * s.channels] : 0;
+        for (int j = 0; j < 4; ++j) columns |= (left + j >= 0 && left + j < s.width) << j;
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) inside |= top + i >= 0 && top + i < s.height ? columns << 4 * i : 0;
+        if (!tile.exists) inside = 0;
+    }
+
+    // Fetch them, zeros outside.
+    void fetch(float (&d)[4][4], const Sizes& s, bool exists) const
+    {
+        const unsigned mine = exists ? inside : 0;
+        const float* row = first;
+        #pragma unroll
+        for (int i = 0; i < 4; ++i, row += s.width * s.channels) {
+            const float* at = row;
+            #pragma unroll
+            for (int j = 0; j < 4; ++j, at += s.channels) d[i][j] = mine >> (4 * i + j) & 1 ? *at : 0;
         }
-}
+    }
+};
 
 // The sums of a thread, for two places: filters and columns, four neighbours and four others half a block further.
 struct Sums {
@@ -131,8 +155,7 @@ struct Sums {
                 for (int i = 0; i < EACH_F; i += 4) {
                     const int column = j / 4 * 4 * LANES_C + 4 * lane_c + j % 4, filter = i * LANES_F + 4 * lane_f;
                     float* to = M + ((2 * warp + p) * COLUMNS + column) * PITCH_M + filter;
-                    #pragma unroll
-                    for (int l = 0; l < 4; ++l) to[l] = at[p][i + l][j];
+                    *reinterpret_cast<float4*>(to) = {at[p][i][j], at[p][i + 1][j], at[p][i + 2][j], at[p][i + 3][j]};
                 }
     }
 };
@@ -146,12 +169,17 @@ void forward(const float* x, const float* U, float* y, Sizes s)
     const int filter_blocks = s.filters_room / FILTERS, first_filter = blockIdx.x % filter_blocks * FILTERS;
     const int first_tile = blockIdx.x / filter_blocks * COLUMNS;
     const int k = threadIdx.x % DEPTH, column = threadIdx.x / DEPTH;
-    const Tile tile(s, first_tile + column);
-    auto start = [&](Stage& stage, int channel) {
-        for (int i = threadIdx.x; i < PLACES * DEPTH * FILTERS / 4; i += THREADS) {
-            const int row = i / (FILTERS / 4), four = i % (FILTERS / 4) * 4, place = row % PLACES, depth = row / PLACES;
-            cp_async<16>(&stage.U[place][depth][four],
-                         U + ((size_t)(channel + depth) * PLACES + place) * s.filters_room + first_filter + four);
+    Patch patch(x, s, Tile(s, first_tile + column), k);
+    // This thread copies four filters, of places and channels that follow each other.
+    constexpr int FOURS = FILTERS / 4, ROWS = THREADS / FOURS;
+    const int four = threadIdx.x % FOURS * 4, first_row = threadIdx.x / FOURS;
+    const float* U_from = U + (size_t)first_row * s.filters_room + first_filter + four;
+    auto start = [&](Stage& stage) {
+        #pragma unroll
+        for (int i = 0; i < PLACES * DEPTH / ROWS; ++i) {
+            const int row = first_row + i * ROWS;
+            cp_async<16>(&stage.U[row % PLACES][row / PLACES][four], U_from);
+            U_from += (size_t)ROWS * s.filters_room;
         }
     };
     float d[4][4];
@@ -164,14 +192,15 @@ void forward(const float* x, const float* U, float* y, Sizes s)
     };
 
     Sums sums = {};
-    start(stages[0], 0);
-    fetch(d, x, s, tile, k);
+    start(stages[0]);
+    patch.fetch(d, s, k < s.channels);
     finish(stages[0]);
     for (int channel = 0, turn = 0; channel < s.channels; channel += DEPTH, turn ^= 1) {
         const bool more = channel + DEPTH < s.channels;
         if (more) {
-            start(stages[turn ^ 1], channel + DEPTH);
-            fetch(d, x, s, tile, channel + DEPTH + k);
+            start(stages[turn ^ 1]);
+            patch.first += DEPTH;
+            patch.fetch(d, s, channel + DEPTH + k < s.channels);
         }
         sums.multiply(stages[turn]);
         if (more) finish(stages[turn ^ 1]);
@@ -220,20 +249,23 @@ void weight_gradient(const float* x, const float* dy, float* parts, Sizes s)
     const long long all = (s.batch * s.down * s.across + DEPTH - 1) / DEPTH;
     const int begin = all * slice / s.slices * DEPTH, end = all * (slice + 1) / s.slices * DEPTH;
     constexpr int EACH = (DEPTH * FILTERS + THREADS - 1) / THREADS;  // tiles of dy that a thread transforms
+    constexpr int STEP = THREADS / FILTERS;
+    const int channel = first_channel + column, filter = first_filter + threadIdx.x % FILTERS;
     float d[4][4], g[EACH][2][2];
-    auto start = [&](int first) {
-        fetch(d, x, s, Tile(s, first + k), first_channel + column);
+    Tile tile(s, begin + k), tile_y(s, begin + threadIdx.x / FILTERS);
+    auto start = [&] {
+        Patch(x, s, tile, channel).fetch(d, s, channel < s.channels);
+        tile.advance(s, DEPTH);
         #pragma unroll
         for (int e = 0; e < EACH; ++e) {
-            const int i = threadIdx.x + e * THREADS, filter = first_filter + i % FILTERS;
-            const Tile tile(s, first + i / FILTERS);
-            #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int y = tile.row + j / 2, z = tile.column + j % 2;
-                const bool inside = tile.exists && filter < s.filters && y < s.out_height && z < s.out_width;
-                const size_t at = (((size_t)tile.image * s.out_height + y) * s.out_width + z) * s.filters + filter;
-                g[e][j / 2][j % 2] = inside ? dy[at] : 0;
-            }
+            const bool exists = tile_y.exists && filter < s.filters;
+            const bool below = tile_y.row + 1 < s.out_height, right = tile_y.column + 1 < s.out_width;
+            const size_t row = (size_t)tile_y.image * s.out_height + tile_y.row;
+            const float* from = dy + (row * s.out_width + tile_y.column) * s.filters + filter;
+            g[e][0][0] = exists ? from[0] : 0, g[e][0][1] = exists && right ? from[s.filters] : 0;
+            from += s.out_width * s.filters;
+            g[e][1][0] = exists && below ? from[0] : 0, g[e][1][1] = exists && below && right ? from[s.filters] : 0;
+            tile_y.advance(s, STEP < DEPTH ? STEP : DEPTH);
         }
     };
     auto finish = [&](Stage& stage) {
@@ -263,12 +295,12 @@ void weight_gradient(const float* x, const float* dy, float* parts, Sizes s)
 
     Sums sums = {};
     if (begin < end) {
-        start(begin);
+        start();
         finish(stages[0]);
     }
     for (int first = begin, turn = 0; first < end; first += DEPTH, turn ^= 1) {
         const bool more = first + DEPTH < end;
-        if (more) start(first + DEPTH);
+        if (more) start();
         sums.multiply(stages[turn]);
         if (more) finish(stages[turn ^ 1]);
     }

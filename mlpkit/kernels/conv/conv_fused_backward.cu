@@ -20,6 +20,8 @@
 //
 // What bounds it is instructions: 18 multiply-adds take about 30, with the loads and the branch.
 
+#include "ptx.cuh"
+
 #ifndef KERNEL
 #define KERNEL 3
 #endif
@@ -87,31 +89,36 @@ inline void add(float2 (&sums)[TAPS], float d, const float2 (&patch)[PATCH])
     }
 }
 
-// Fill pixels[row][column][channel] with what a band's windows see, zeros outside. Lanes take neighbours in a row.
+// Fill pixels[row][column][channel] with what a band's windows see, zeros outside. Lanes take neighbours in a row, and
+// warps every WARPS-th channel: where a pixel is has to be found out once for all of these.
 inline void load_pixels(float* pixels, const float* x, const Sizes& s, const Band& band, int first_channel)
 {
-    const int rows = 2 * band.rows + KERNEL - 1, columns = 2 * s.across + KERNEL - 1, plane = rows * columns;
-    for (int i = threadIdx.x; i < CHANNELS * plane; i += THREADS) {
-        const int channel = i / plane, place = i - channel * plane;
+    const int rows = 2 * band.rows + KERNEL - 1, columns = 2 * s.across + KERNEL - 1, warp = threadIdx.x / 32;
+    const size_t plane = (size_t)s.height * s.width;
+    for (int place = threadIdx.x % 32; place < rows * columns; place += 32) {
         const int row = place / columns, column = place - row * columns;
         const int y = 2 * band.row + row - s.padding, z = column - s.padding;
-        const bool inside = first_channel + channel < s.channels && y >= 0 && y < s.height && z >= 0 && z < s.width;
-        const size_t image = (size_t)band.image * s.channels + first_channel + channel;
-        pixels[place * PITCH + channel] = inside ? x[(image * s.height + y) * s.width + z] : 0;
+        const bool inside = y >= 0 && y < s.height && z >= 0 && z < s.width;
+        const float* from = x + ((size_t)band.image * s.channels + first_channel + warp) * plane + y * s.width + z;
+        #pragma unroll 4
+        for (int i = 0; i < CHANNELS; i += WARPS, from += WARPS * plane)
+            pixels[place * PITCH + warp + i] = inside && first_channel + warp + i < s.channels ? *from : 0;
     }
 }
 
+// Fill gradients[window][filter], with so many filters a window: lanes take neighbouring windows, and warps filters.
 inline void load_gradients(Gradient* gradients, const float* dy, const float* y, const unsigned short* choices,
-                           const Sizes& s, const Band& band, int first_filter, int filters)
+                           const Sizes& s, const Band& band, int first_filter, int filters, int pitch)
 {
     const int windows = band.rows * s.across;
-    for (int i = threadIdx.x; i < filters * windows; i += THREADS) {
-        const int filter = i / windows, window = i - filter * windows;
-        const bool inside = first_filter + filter < s.filters;
-        gradients[window * filters + filter] =
-            inside ? gradient(dy, y, choices, s, first_filter + filter, band.image, band.row * s.across + window)
-                   : Gradient{0, 0};
-    }
+    for (int filter = threadIdx.x / 32; filter < filters; filter += WARPS)
+        #pragma unroll 2
+        for (int window = threadIdx.x % 32; window < windows; window += 32) {
+            const bool inside = first_filter + filter < s.filters;
+            gradients[window * pitch + filter] =
+                inside ? gradient(dy, y, choices, s, first_filter + filter, band.image, band.row * s.across + window)
+                       : Gradient{0, 0};
+        }
 }
 
 // parts (slices, filters, TAPS, channels). Blocks: filters by BLOCK_FILTERS, then channels by CHANNELS, then slices.
@@ -134,7 +141,7 @@ void weight_gradient(const float* x, const float* dy, const float* y, const unsi
         const Band band = band_of(s, number);
         __syncthreads();
         load_pixels(pixels, x, s, band, first_channel);
-        load_gradients(gradients, dy, y, choices, s, band, first_filter, BLOCK_FILTERS);
+        load_gradients(gradients, dy, y, choices, s, band, first_filter, BLOCK_FILTERS, BLOCK_FILTERS);
         __syncthreads();
         for (int window = 0; window < band.rows * s.across; ++window) {
             const int row = window / s.across, column = window - row * s.across;
@@ -195,19 +202,16 @@ void weight_gradient_few(const float* x, const float* dy, const float* y, const 
             const bool inside = at >= 0 && at < s.height && z >= 0 && z < s.width;
             pixels[i] = inside ? x[(((size_t)band.image * s.channels + channel) * s.height + at) * s.width + z] : 0;
         }
-        for (int i = threadIdx.x; i < 32 * windows; i += THREADS) {
-            const int each = i / windows, window = i - each * windows, mine = filter - lane + each;
-            const bool inside = mine < s.filters;
-            gradients[window * 33 + each] =
-                inside ? gradient(dy, y, choices, s, mine, band.image, band.row * s.across + window) : Gradient{0, 0};
-        }
+        load_gradients(gradients, dy, y, choices, s, band, filter - lane, 32, 33);
         __syncthreads();
         for (int window = warp; window < windows; window += WARPS) {
             const Gradient g = gradients[window * 33 + lane];
-            const int row = 2 * (window / s.across) + g.place / 2, column = 2 * (window % s.across) + g.place % 2;
+            const int row = window / s.across, column = window - row * s.across;
+            const float* corner = pixels + (2 * row + g.place / 2) * columns + 2 * column + g.place % 2;
             #pragma unroll
-            for (int tap = 0; tap < TAPS; ++tap)
-                sums[tap] += g.d * pixels[(row + tap / KERNEL) * columns + column + tap % KERNEL];
+            for (int p = 0; p < KERNEL; ++p, corner += columns)
+                #pragma unroll
+                for (int q = 0; q < KERNEL; ++q) sums[p * KERNEL + q] += g.d * corner[q];
         }
     }
     __syncthreads();
@@ -229,7 +233,7 @@ extern "C" __global__ void add_slices(const float* parts, float* dW, int filters
     const int total = filters * TAPS * channels, i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= total) return;
     float sum = 0;
-    #pragma unroll 8
+    #pragma unroll 32
     for (int slice = 0; slice < slices; ++slice) sum += parts[(size_t)slice * total + i];
     const int channel = i % channels, tap = i / channels % TAPS, filter = i / channels / TAPS;
     dW[((size_t)filter * channels + channel) * TAPS + tap] = sum;
@@ -237,6 +241,13 @@ extern "C" __global__ void add_slices(const float* parts, float* dW, int filters
 
 constexpr int CHUNK = 8;                               // filters, whose weights are in shared memory at a time
 constexpr int PLACE_PITCH = CHANNELS + 1, WINDOW_PITCH = PATCH * PLACE_PITCH + 1;  // neighbours in different banks
+
+struct Chunk {
+    float weights[CHUNK][TAPS][CHANNELS];
+    Gradient gradients[WARPS * WINDOWS][CHUNK];
+};
+
+static_assert(WARPS * WINDOWS * CHUNK <= THREADS, "a thread fetches one gradient");
 
 // patch[place + tap] += d w[tap], for two channels.
 template <int PLACE>
@@ -262,35 +273,44 @@ void input_gradient(const float* w, const float* dy, const float* y, const unsig
     const int first_down = max(first_row + s.padding - KERNEL + 1, 0) / 2;  // rows of windows that see these rows
     const Band band = {image, first_down, min((last_row + s.padding) / 2, s.down - 1) - first_down + 1};
     const int windows = max(band.rows, 0) * s.across, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float* weights = (float*)shared_bytes;  // (CHUNK, TAPS, CHANNELS)
-    Gradient* gradients = (Gradient*)(weights + CHUNK * TAPS * CHANNELS);  // (windows of all warps, CHUNK)
-    float* patches = (float*)(gradients + WARPS * WINDOWS * CHUNK);  // (windows, PATCH, CHANNELS), pitched
+    Chunk* chunks = (Chunk*)shared_bytes;
+    float* patches = (float*)(chunks + 2);  // (windows, PATCH, CHANNELS), pitched
 
     for (int first = 0; first < windows; first += WARPS * WINDOWS) {
-        float2 patch[WINDOWS][PATCH] = {};
-        for (int chunk = 0; chunk < s.filters; chunk += CHUNK) {
-            __syncthreads();
-            for (int i = threadIdx.x; i < CHUNK * TAPS * CHANNELS; i += THREADS)
-                weights[i] = w[((size_t)chunk * TAPS + i / CHANNELS) * (channel_blocks * CHANNELS) + first_channel +
-                               i % CHANNELS];
-            for (int i = threadIdx.x; i < WARPS * WINDOWS * CHUNK; i += THREADS) {
-                const int filter = i / (WARPS * WINDOWS), window = i % (WARPS * WINDOWS);
-                const bool inside = first + window < windows && chunk + filter < s.filters;
-                gradients[window * CHUNK + filter] =
-                    inside ? gradient(dy, y, choices, s, chunk + filter, image, first_down * s.across + first + window)
-                           : Gradient{0, 0};
+        const int filter = threadIdx.x / (WARPS * WINDOWS), window = threadIdx.x % (WARPS * WINDOWS);
+        Gradient mine;  // on its way
+        auto start = [&](Chunk& chunk, int number) {
+            for (int i = threadIdx.x; i < CHUNK * TAPS * CHANNELS / 4; i += THREADS) {
+                const int row = number * TAPS + i / (CHANNELS / 4), four = i % (CHANNELS / 4) * 4;
+                const float* from = w + (size_t)row * (channel_blocks * CHANNELS) + first_channel + four;
+                cp_async<16>(&chunk.weights[0][0][0] + 4 * i, from);
             }
+            const bool inside = filter < CHUNK && first + window < windows && number + filter < s.filters;
+            mine = inside ? gradient(dy, y, choices, s, number + filter, image, first_down * s.across + first + window)
+                          : Gradient{0, 0};
+        };
+        auto finish = [&](Chunk& chunk) {
+            if (filter < CHUNK) chunk.gradients[window][filter] = mine;
+            cp_async_wait_all();
             __syncthreads();
+        };
+        float2 patch[WINDOWS][PATCH] = {};
+        __syncthreads();
+        start(chunks[0], 0);
+        finish(chunks[0]);
+        for (int number = 0, turn = 0; number < s.filters; number += CHUNK, turn ^= 1) {
+            const Chunk& chunk = chunks[turn];
+            const bool more = number + CHUNK < s.filters;
+            if (more) start(chunks[turn ^ 1], number + CHUNK);
+            #pragma unroll 1
             for (int filter = 0; filter < CHUNK; ++filter) {
                 float2 taps[TAPS];
                 #pragma unroll
-                for (int tap = 0; tap < TAPS; ++tap) {
-                    const float* from = weights + (filter * TAPS + tap) * CHANNELS + lane;
-                    taps[tap] = {from[0], from[32]};
-                }
+                for (int tap = 0; tap < TAPS; ++tap)
+                    taps[tap] = {chunk.weights[filter][tap][lane], chunk.weights[filter][tap][lane + 32]};
                 #pragma unroll
                 for (int i = 0; i < WINDOWS; ++i) {
-                    const Gradient g = gradients[(warp * WINDOWS + i) * CHUNK + filter];
+                    const Gradient g = chunk.gradients[warp * WINDOWS + i][filter];
                     if (g.d == 0) continue;
                     if (g.place & 2) {
                         if (g.place & 1) add_to_patch<3>(patch[i], g.d, taps);
@@ -301,6 +321,7 @@ void input_gradient(const float* w, const float* dy, const float* y, const unsig
                     }
                 }
             }
+            if (more) finish(chunks[turn ^ 1]);
         }
         #pragma unroll
         for (int i = 0; i < WINDOWS; ++i) {

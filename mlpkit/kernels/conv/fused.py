@@ -142,7 +142,7 @@ def prepare_input_gradient(shape, w, dy, y, choices, **macros):
 
 def back_tile(shape):
     """Return the macros of the way back: filters whose sums a warp keeps, and windows whose patches it keeps."""
-    filters, windows = {1: (8, 8), 2: (8, 4), 3: (4, 4), 4: (3, 2), 5: (2, 2)}.get(shape.kernel, (1, 1))
+    filters, windows = {1: (8, 4), 2: (8, 4), 3: (4, 4), 4: (3, 2), 5: (2, 2)}.get(shape.kernel, (1, 1))
     return {"KERNEL": shape.kernel, "FILTERS": filters, "WINDOWS": windows, "WARPS": WARPS}
 
 
@@ -170,7 +170,7 @@ def _input_shared(shape, band, macros):
     """Return the bytes of weights, gradients and patches for so many rows of the image."""
     taps, patch = shape.kernel**2, (shape.kernel + 1) ** 2
     windows = min((band + shape.kernel) // 2 + 1, shape.out_height // 2) * (shape.out_width // 2)
-    held = 4 * CHUNK * taps * CHANNELS + 8 * WARPS * macros["WINDOWS"] * CHUNK
+    held = 2 * (4 * CHUNK * taps * CHANNELS + 8 * WARPS * macros["WINDOWS"] * CHUNK)
     return held + 4 * windows * (patch * (CHANNELS + 1) + 1)
 
 

@@ -94,14 +94,11 @@ class InOrder:
             call()
 
 
-def product(a, b, out, precision=None, add=False):
-    """Return a call of cuBLAS: out = a b, matrices or batches of them, by the fastest of some of its kernels.
-
-    add: out += a b.
-    """
+def product(a, b, out, precision=None):
+    """Return a call of cuBLAS: out = a b, matrices or batches of them, by the fastest of some of its kernels."""
     from mlpkit.kernels.cublaslt import Product
 
-    return partial(Product(a, b, out, precision, add, candidates=CANDIDATES), a, b, out)
+    return partial(Product(a, b, out, precision, candidates=CANDIDATES), a, b, out)
 
 
 def by_value(*numbers):

@@ -17,7 +17,6 @@ from mlpkit.kernels.conv.product import InOrder, by_value, pixels, product
 FILE, FUSED, THREADS, FUSED_THREADS, TAPS = "conv_9_winograd", "conv_9_winograd_fused", 256, 256, 3
 VECTORS = {2: 4, 4: 2}  # numbers of a thread, so that a tile of them fits into its registers
 PRODUCT_TILE, PROCESSORS = 128, 132  # what a large block of a product computes, and how many blocks fill a GPU
-CACHE = 40 << 20  # bytes: most of an H100's L2 cache
 SPLIT = "tf32x3"  # products of float32 numbers as three of TF32
 MOST = 2**31 - 2**16
 SIZES = np.dtype(  # the struct of the kernels
@@ -106,7 +105,7 @@ def prepare(m, precision, shape, which, a, b):
     h, w = a.shape[2:]
     back = which == "input_gradient"
     out_h, out_w = shape.x[2:] if back else shape.y[2:]
-    plan = Plan(m, images_at_once(shape, m), h, w, out_h, out_w, TAPS - 1 - shape.padding if back else shape.padding)
+    plan = Plan(m, shape.batch, h, w, out_h, out_w, TAPS - 1 - shape.padding if back else shape.padding)
     return _correlate(plan, precision, a, b, back)
 
 
@@ -120,47 +119,37 @@ def _correlate(plan, precision, x, filters, back):
     V, M = plan.empty(split * c), plan.empty(o)
     U = cupy.zeros((plan.places, split * c, M.shape[2]), np.float32)
     copies = c if split > 1 else 0
-    multiply = product(V, U, M, "tf32" if copies else precision)
-    calls = [_filters(plan, filters, U, back, copies)]
-    for first in range(0, len(x), plan.n):
-        some = slice(first, first + plan.n)
-        calls += plan.kernel("transform_input", x[some], V, copies=copies), multiply
-        calls.append(plan.kernel("transform_output", y[some], M, outputs=True))
+    calls = (
+        _filters(plan, filters, U, back, copies),
+        plan.kernel("transform_input", x, V, copies=copies),
+        product(V, U, M, "tf32" if copies else precision),
+        plan.kernel("transform_output", y, M, outputs=True),
+    )
     return Prepared(InOrder(*calls), partial(_images, y), V.nbytes + M.nbytes + U.nbytes, (x, filters))
 
 
 def _weight_gradient(m, precision, shape, x, dy):
     import cupy
 
-    n, split = images_at_once(shape, m), 3 if precision == SPLIT else 1
-    (h, w), (out_h, out_w) = shape.x[2:], shape.y[2:]
-    plan = Plan(m, n, h, w, out_h, out_w, shape.padding, slices(shape, m, n) if split == 1 else 1)
+    split, (h, w), (out_h, out_w) = 3 if precision == SPLIT else 1, shape.x[2:], shape.y[2:]
+    plan = Plan(m, shape.batch, h, w, out_h, out_w, shape.padding, slices(shape, m) if split == 1 else 1)
     x, dy, dw = pixels(x), pixels(dy), cupy.empty(shape.w, np.float32)
     V, dM = plan.empty(shape.channels, split), plan.empty(shape.channels_out, split)
     copies, precision = (plan.rows, "tf32") if split > 1 else (0, precision)
     parts = [array.reshape(plan.places * plan.slices, -1, array.shape[2]) for array in (dM, V)]
-    dM_T, V_parts, calls = parts[0].transpose(0, 2, 1), parts[1], []
+    dM_T, V_parts = parts[0].transpose(0, 2, 1), parts[1]
     dU = cupy.empty((len(V_parts), dM.shape[2], V.shape[2]), np.float32)
-    multiply, multiply_and_add = (product(dM_T, V_parts, dU, precision, add) for add in (False, True))
-    for first in range(0, len(x), n):
-        some = slice(first, first + n)
-        calls.append(plan.kernel("transform_input", x[some], V, copies=copies * V.shape[2]))
-        calls.append(plan.kernel("transform_output_gradient", dy[some], dM, True, copies * dM.shape[2], low=1))
-        calls.append(multiply_and_add if first else multiply)
-    calls.append(_filter_gradient(plan, dU, dw))
+    calls = (
+        plan.kernel("transform_input", x, V, copies=copies * V.shape[2]),
+        plan.kernel("transform_output_gradient", dy, dM, True, copies * dM.shape[2], low=1),
+        product(dM_T, V_parts, dU, precision),
+        _filter_gradient(plan, dU, dw),
+    )
     return Prepared(InOrder(*calls), lambda: dw, V.nbytes + dM.nbytes + dU.nbytes, (x, dy))
 
 
-def images_at_once(shape, m):
-    """Return how many images are taken at a time: a part of them, if then V and M stay in the L2 cache."""
-    tiles = max(math.prod(-(-(size + 2) // m) for size in sizes) for sizes in (shape.x[2:], shape.y[2:]))
-    image = 4 * (m + 2) ** 2 * tiles * (shape.channels + shape.channels_out)
-    parts = [n for n in range(1, shape.batch + 1) if shape.batch % n == 0 and n * image <= CACHE]
-    return parts[-1] if parts and 4 * parts[-1] * image >= CACHE else shape.batch
-
-
-def slices(shape, m, n):
-    """Return in how many parts the sum over n images' tiles is made: there is work for all multiprocessors then."""
+def slices(shape, m):
+    """Return in how many parts the sum over tiles is made, so that there is work for all multiprocessors."""
     blocks = (m + 2) ** 2 * math.prod(-(-size // PRODUCT_TILE) for size in shape.w[:2])
     return max(1, min(8, 2 * PROCESSORS // blocks))
 
