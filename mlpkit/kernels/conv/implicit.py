@@ -269,12 +269,13 @@ def tile_of(name, shape, which):
 
     It is the first one of the table that is as wide as the product, or the widest. Where it makes up too few blocks for
     all multiprocessors, a smaller one is taken; a weight gradient has slices for that. Copies number by number need
-    registers: where float32 channels are no multiple of 4, tiles are 64 wide at most, those of weight gradients just so.
+    registers: where float32 channels are no multiple of 4, tiles are 64 wide at most, of weight gradients always.
     """
     columns = shape.channels if which == "input_gradient" else shape.channels_out
-    table = TILES[name][which == "weight_gradient"]
+    odd = KINDS[name].size == 4 and KINDS[name].on_cores and (shape.channels % 4 or shape.channels_out % 4)
+    table = TILES["tf32" if odd else name][which == "weight_gradient"]
     widths = sorted(table)
-    if KINDS[name].size == 4 and KINDS[name].on_cores and (shape.channels % 4 or shape.channels_out % 4):
+    if odd:
         widths = [64] if which == "weight_gradient" else [width for width in widths if width <= 64]
     place = next((i for i, width in enumerate(widths) if columns <= width), len(widths) - 1)
     while place > 0 and which != "weight_gradient" and blocks(shape, which, table[widths[place]]) < ENOUGH_BLOCKS:
