@@ -130,6 +130,26 @@ def test_other_kernels_strides_and_tiles_are_right_on_the_emulator(cupy):
 
 
 @needs_compiler
+@pytest.mark.parametrize("m", [2, 4])
+def test_the_pool_in_winograds_last_kernel_is_right_on_the_emulator(m, cupy):
+    for shape in (Shape(2, 10, 16, 9, 7, 3, padding=2), Shape(1, 4, 8, 11, 13, 3)):
+        x, w, bias = layer(shape)
+        prepared = fused.prepare_winograd(shape, *map(cupy.asarray, (x, w, bias)), m=m)
+        prepared.call()
+        y, packed = map(np.asarray, prepared.result())
+        right, choices = wanted(shape, x, w, bias)
+        assert error(y, right) < 1e-6
+        clear = np.isclose(y, right, atol=1e-3) & (right > 0)  # but where two are nearly the same
+        assert (choices_of(shape, packed) == choices)[clear].mean() > 0.9
+
+
+def test_filters_that_are_no_whole_groups_are_refused():
+    one_sentence(ValueError(fused.why_not_winograd(Shape(2, 3, 9, 8, 8, 3))), "9 filters")
+    with pytest.raises(ValueError, match="3 x 3"):
+        fused.prepare_winograd(Shape(2, 3, 8, 8, 8, 5), None, None, None)
+
+
+@needs_compiler
 @pytest.mark.parametrize("which", ["input_gradient", "weight_gradient"])
 def test_the_way_back_is_right_on_the_emulator(which, cupy):
     for shape in EMULATED:

@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import Prepared
-from mlpkit.kernels.conv.product import InOrder, by_value
+from mlpkit.kernels.conv import Prepared, winograd
+from mlpkit.kernels.conv.product import InOrder, by_value, pixels
 
 FILE, GROUP, THREADS = "conv_fused", 8, 256
 BACKWARD, WARPS, CHANNELS, CHUNK = "conv_fused_backward", 8, 64, 8
@@ -77,6 +77,30 @@ def prepare_separate(shape, x, w, bias, together=1, **macros):
         calls.append(_launch("bias_relu", z.size, macros, (z, bias, *numbers)))
     calls.append(_launch("pool", choices.size, macros, (z, y, choices, sizes_of(shape, macros))))
     return Prepared(InOrder(*calls), lambda: (y, choices), z.nbytes, (x, filters, bias))
+
+
+def why_not_winograd(shape):
+    """Return why the pool can't be in Winograd's last kernel, a sentence, or None."""
+    if shape.channels_out % GROUP:
+        return f"choices are kept for eight filters together: {shape.channels_out} filters are no multiple of 8."
+    return winograd.why_not(shape, "forward") or why_not(shape)
+
+
+def prepare_winograd(shape, x, w, bias, m=4, precision="float32"):
+    """Return `Prepared` for the same by Winograd's way with tiles of m x m outputs: the pool is in its last kernel.
+
+    Arguments and results are those of `prepare_fused`. precision: as of `winograd.prepare`. Raises ValueError for what
+    `why_not_winograd` says no to.
+    """
+    if reason := why_not_winograd(shape):
+        raise ValueError(reason)
+    (y, choices), x = _empty_pooled(shape), pixels(x)
+    n, o, down, across = y.shape
+    plan = winograd.Plan(m, n, shape.height, shape.width, 2 * down, 2 * across, shape.padding)
+    M, calls, workspace = winograd.products(plan, precision, x, w)
+    sizes, blocks = plan.sizes((n, 2 * down, 2 * across, o), M)
+    last = plan.launch("transform_output_pool", blocks, (M, bias, y, choices, sizes), o)
+    return Prepared(InOrder(*calls, last), lambda: (y, choices), workspace, (x, w, bias))
 
 
 def unpack(choices, filters, windows):
