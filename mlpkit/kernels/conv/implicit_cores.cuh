@@ -240,6 +240,8 @@ inline void multiply_pixels(const Geometry& g, const Number* image, const Number
     const Number* a_from = image + ((p * g.width + q) * g.channels + m % g.channels);
     int further = m < M ? p * 65536 + q : OUTSIDE, which = 0;
     bool b_inside = first_column + b.x < N;
+    int left = end - begin - b.y;  // rows of dy
+    const Number* b_from = dy + (size_t)(begin + b.y) * N + first_column + b.x;
     auto look_ahead = [&](int pixel) {
         if (threadIdx.x >= DEPTH) return;
         Corner corner = corner_of(g, pixel + threadIdx.x);
@@ -264,13 +266,13 @@ inline void multiply_pixels(const Geometry& g, const Number* image, const Number
         look_ahead(begin + DEPTH);
         #pragma unroll
         for (int i = 0; i < b.COPIES; ++i) {
-            int pixel = begin + b.y + i * b.STEP;
-            bool inside = b_inside && pixel < end;
-            const Number* from = inside ? dy + (size_t)pixel * N + first_column + b.x : dy;
+            bool inside = b_inside && i * b.STEP < left;
+            const Number* from = inside ? b_from + (size_t)(i * b.STEP) * N : dy;
             if (b.has(i)) copy<B_NUMBERS, (CACHED > 1)>(&tiles.B[b.y + i * b.STEP][b.x], from, inside);
         }
         cp_async_commit_group();
         begin += DEPTH;
+        b_from += (size_t)DEPTH * N, left -= DEPTH;
     };
     Totals totals = {};
     multiply(ring, (max(end - begin, 0) + DEPTH - 1) / DEPTH, totals, start);
