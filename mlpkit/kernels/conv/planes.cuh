@@ -115,17 +115,20 @@ inline float halves(const Pieces& p, float scale)
 extern "C" __global__ __launch_bounds__(1024, 1)
 void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, Scales* scales)
 {
+    __shared__ Word most[2];
     float guesses[2] = {scales->of[0], scales->of[1]};
     Word launch = ld_acquire_gpu(&scales->launches);
+    if (threadIdx.x < 2) most[threadIdx.x] = 0;
+    __syncthreads();
     #pragma unroll
     for (int which = 0; which < 2; ++which) {
-        float most = halves(which ? b : a, guesses[which]);
-        Word found = __reduce_max_sync(~0u, __float_as_uint(most));
-        if (threadIdx.x % 32 == 0) atomicMax(&scales->largest[launch % 2][which], found);
+        Word found = __reduce_max_sync(~0u, __float_as_uint(halves(which ? b : a, guesses[which])));
+        if (threadIdx.x % 32 == 0) atomicMax(&most[which], found);
     }
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) {  // for its block: when all warps asked for the same two words, that took longer than the rest
+        for (int which = 0; which < 2; ++which) atomicMax(&scales->largest[launch % 2][which], most[which]);
+        __threadfence();
         if (atomicAdd(&scales->arrived, 1) == gridDim.x - 1) {
             scales->arrived = 0;
             st_release_gpu(&scales->launches, launch + 1);

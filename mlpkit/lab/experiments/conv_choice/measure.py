@@ -39,6 +39,13 @@ def shapes():
     return tuple(dict.fromkeys(along + over))
 
 
+# One of a kind: what is ahead at one of the ladder's layers, or shows what a way of its own costs.
+RUNGS = (
+    *("direct", "registers", "one_channel", "im2col", "implicit_nhwc", "tf32", "tf32x3", "bf16"),
+    *("winograd2", "winograd4", "winograd2_fused", "fft"),
+    *("planes_bf16", "planes_tf32", "planes_fp16", "planes_fp16x3"),
+    *("cudnn_float32", "cudnn_tf32", "cudnn_bf16"),
+)
 QUICK = conv_ladder.Plan(samples=3, sample_ms=0.5, most_calls=20, patience_ms=15, peers=())
 
 
@@ -51,7 +58,7 @@ class Plan:
 
     timing: conv_ladder.Plan = QUICK
     shapes: tuple[Shape, ...] = field(default_factory=shapes)
-    rungs: tuple[str, ...] | None = None
+    rungs: tuple[str, ...] | None = RUNGS
     tuning_seconds: float = 0.1
 
 
