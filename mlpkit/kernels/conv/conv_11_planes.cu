@@ -2,20 +2,21 @@
 //
 // needs sm_90a
 //
-// y = W x as a product: 64 output channels times all windows of some rows. For each tap, and 16 channels, wgmma takes the
-// filters' 64 x 16 numbers and the pixels of WIDTH windows: those lie side by side (see planes.cuh), 16 bytes after those of the
-// tap before. No number of the image is copied twice, and no index is computed but where the tile is loaded.
+// y = W x as a product: 64 output channels times all windows of some rows. For each tap, and 16 channels, wgmma takes
+// the filters' 64 x 16 numbers and the pixels of WIDTH windows: those lie side by side (see planes.cuh), 16 bytes after
+// those of the tap before. No number of the image is copied twice, and no index is computed but where the tile is
+// loaded.
 //
 // What it costs: between two rows lie the padding's pieces, and windows that begin there are computed and thrown away:
 // 2 of 13 with 11 windows in a row of 13 pixels, 1 of 29 with a padding of 1 on 28 pixels.
 //
-// Blocks stay on their multiprocessor and take one tile after the other. They have three roles: a warp asks for images, one
-// asks for filters, a tap at a time, and warpgroups multiply, each a tile of its own or 64 output channels of its own. So
-// the next tile is on its way while this one is multiplied. Where all filters of a block fit, they come once and stay
-// (RESIDENT).
+// Blocks stay on their multiprocessor and take one tile after the other. They have three roles: a warp asks for images,
+// one asks for filters, a tap at a time, and warpgroups multiply, each a tile of its own or 64 output channels of its
+// own. So the next tile is on its way while this one is multiplied. Where all filters of a block fit, they come once
+// and stay (RESIDENT).
 //
-// The input gradient is the same product: dy and filters turned by 180 degrees; for a stride of 2, four times, each with the
-// taps that hit the pixels of one phase.
+// The input gradient is the same product: dy and filters turned by 180 degrees; for a stride of 2, four times, each
+// with the taps that hit the pixels of one phase.
 
 #include "planes.cuh"
 

@@ -9,10 +9,10 @@
 // Planes lie an odd number of pieces apart: wgmma turns eight of them at a time, and reads from eight banks of 16 bytes
 // only then. The copy engine wants to write at multiples of 128 bytes, so threads copy here.
 //
-// Three warpgroups multiply, and each has TAPS taps: their sums stay in its registers, 96 of each thread with 3 taps and 64
-// channels, while bands of rows come and go in a ring. A block has some of the bands. What the blocks of a cluster have
-// summed they add in their shared memories, each a part of it; that goes to memory, and a second kernel adds what the
-// clusters have. All of this in the order of their numbers: the sum is the same every time.
+// Three warpgroups multiply, and each has TAPS taps: their sums stay in its registers, 96 of each thread with 3 taps
+// and 64 channels, while bands of rows come and go in a ring. A block has some of the bands. What the blocks of a
+// cluster have summed they add in their shared memories, each a part of it; that goes to memory, and a second kernel
+// adds what the clusters have. All of this in the order of their numbers: the sum is the same every time.
 
 #include "planes.cuh"
 
@@ -36,8 +36,9 @@ struct Barriers {
     Word64 full[SLOTS], empty[SLOTS];
 };
 
-// Copy `pieces` pieces of some planes that lie `area` apart, and of their second halves, `part` pieces further on; in shared
-// memory planes are `plane` apart, the second halves behind the first. where(n): which pixel piece n is; less than 0, a zero.
+// Copy `pieces` pieces of some planes that lie `area` apart, and of their second halves, `part` pieces further on; in
+// shared memory planes are `plane` apart, the second halves behind the first. where(n): which pixel piece n is; less
+// than 0, a zero.
 template <typename Where>
 inline void load_planes(const Piece* from, size_t area, size_t part, int planes, int pieces, Piece* to, int plane,
                         int part_pieces, int thread, Where where)

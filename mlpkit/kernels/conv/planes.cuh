@@ -1,20 +1,22 @@
-// What the kernels on planes share: how images lie, in memory and in shared memory, and how they get from one to the other.
+// What the kernels on planes share: how images lie, in memory and in shared memory, and how they get from one to the
+// other.
 //
 // An image is planes of pieces, and a piece is the 16 bytes of one pixel: 8 channels of 16 bits, or 4 of float32. In
-// shared memory the pieces of a row follow each other, and rows do, PITCH pieces apart, with zeros where the padding is.
-// So the pieces that a tap needs for neighbouring windows are neighbours, too, and those of the next tap lie 16 bytes
-// further on. That is what wgmma wants of a matrix without a swizzle: eight rows of 16 bytes, one after the other. To
-// go on to the next tap is to add to an address.
+// shared memory the pieces of a row follow each other, and rows do, PITCH pieces apart, with zeros where the padding
+// is. So the pieces that a tap needs for neighbouring windows are neighbours, too, and those of the next tap lie 16
+// bytes further on. That is what wgmma wants of a matrix without a swizzle: eight rows of 16 bytes, one after the
+// other. To go on to the next tap is to add to an address.
 //
-// With a stride of 2 the pixels of even and odd rows and columns lie apart, in four phases; a tap belongs to one of them.
+// With a stride of 2 the pixels of even and odd rows and columns lie apart, in four phases; a tap belongs to one of
+// them.
 
 #include "wgmma.cuh"
 
 #ifndef MODE
 #define MODE 3
 #endif
-// 0: bfloat16. 1: float32, whose lower bits tensor cores leave out (TF32). 2: float32, rounded to halves before. 3: float32,
-// made the sum of two halves before: three products of halves.
+// 0: bfloat16. 1: float32, whose lower bits tensor cores leave out (TF32). 2: float32, rounded to halves before. 3:
+// float32, made the sum of two halves before: three products of halves.
 constexpr Kind KIND = MODE == 0 ? BF16 : MODE == 1 ? TF32 : FP16;
 constexpr int PARTS = MODE == 3 ? 2 : 1;
 constexpr bool SCALED = MODE >= 2;
@@ -63,7 +65,8 @@ inline float scale_for(Word largest)
     return largest > 0 ? __uint_as_float(min(max(127 + 14 - exponent, 1), 254) << 23) : 1;
 }
 
-// What a launch of `split` leaves for the next one: the scales that two arrays had. They are guessed to be the same again.
+// What a launch of `split` leaves for the next one: the scales that two arrays had. They are guessed to be the same
+// again.
 struct Scales {
     float of[2];
     Word largest[2][2];  // magnitudes, as the bits of floats; of launches with even and odd numbers
@@ -73,8 +76,8 @@ struct Scales {
 // What a product of scaled numbers is to be multiplied by.
 inline float unscale_of(const Scales* scales) { return 1 / scales->of[0] / scales->of[1]; }
 
-// The pieces of an array of float32, 8 numbers each, and where their halves go. Piece number i is two pieces of 4 channels,
-// `area` pieces apart. Of every `block` pieces the second halves follow the first ones.
+// The pieces of an array of float32, 8 numbers each, and where their halves go. Piece number i is two pieces of 4
+// channels, `area` pieces apart. Of every `block` pieces the second halves follow the first ones.
 struct Pieces {
     const float4* from;
     Piece* to;
@@ -109,9 +112,9 @@ inline float halves(const Pieces& p, float scale)
     return most;
 }
 
-// Make the halves of two arrays with the scales that were right last time, and meanwhile look for the largest magnitudes.
-// When all blocks have met, they know the right scales; where one was not the guess, they make those halves again. By as
-// many blocks as there is room for at once.
+// Make the halves of two arrays with the scales that were right last time, and meanwhile look for the largest
+// magnitudes. When all blocks have met, they know the right scales; where one was not the guess, they make those halves
+// again. By as many blocks as there is room for at once.
 extern "C" __global__ __launch_bounds__(1024, 1)
 void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, Scales* scales)
 {
@@ -151,8 +154,9 @@ void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, S
 
 // ---- From memory to shared memory: by the copy engine, which knows the images from a tensor map ----
 
-// Ask for planes of a tile, from `first_plane` on, `plane` pieces each; and of their second halves, `all_planes` further
-// on in memory. What lies outside of an image comes as zeros: the padding. By the lanes of a warp, a plane each.
+// Ask for planes of a tile, from `first_plane` on, `plane` pieces each; and of their second halves, `all_planes`
+// further on in memory. What lies outside of an image comes as zeros: the padding. By the lanes of a warp, a plane
+// each.
 template <int PLANES>
 inline void load_planes(const TensorMap* images, int all_planes, int first_plane, int planes, int x, int y, int plane, Piece* to,
                         Word64* barrier)
