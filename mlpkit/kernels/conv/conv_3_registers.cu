@@ -1,24 +1,30 @@
 // A patch of the result in each thread's registers, and the filters of its channel beside it.
 //
-// A thread has one channel of the result (or EACH of them) and a patch of PATCH_H x PATCH_W pixels: so many totals that
-// stay in registers from first to last. For each channel of the images it takes that channel's k x k weights into
-// registers, once for the whole patch, and then row after row of the image: a number that is loaded serves k x k
-// products, a weight PATCH_H x PATCH_W. At 11 x 11 pixels that is 1,089 multiply-adds for 61 loads.
+// A thread has one channel of the result (or EACH of them) and a patch of PATCH_H x PATCH_W pixels: so many totals stay
+// in registers from first to last. For each channel of the images it takes that channel's k x k weights into registers,
+// once for the whole patch, and then row after row of the image, one ahead of the multiply-adds: a number that is loaded
+// serves k x k products, a weight PATCH_H x PATCH_W. With 11 x 11 pixels that is 1,089 multiply-adds for 178 numbers.
 //
 // The lanes of a warp have the same patch and 32 channels. So all of them need the same numbers of the image: one
-// address, one answer for all lanes, four numbers at a time. And each needs its own weights, from a bank of its own.
+// address, one answer for all lanes, four numbers at a time. And each needs its own weights, from other banks than its
+// neighbours'.
 //
 // What is known when this is compiled costs nothing when it runs: all sizes are macros. Loops over taps and pixels are
-// unrolled, and where a patch is as wide as the image, products with the zeros of its border are left out.
+// unrolled, and products with the zeros around an image are left out: of rows always, of columns where a patch is as
+// wide as the image.
 //
 // The input gradient is a convolution too: of dy, with filters turned round. Where windows lie SPREAD pixels apart, it
 // is as if dy had zeros between its pixels; these are not stored, and not multiplied. So one function does both passes.
 //
 // The gradient of the weights has k x k totals for a channel of x and one of dy, and sums over all pixels. Here a thread
-// keeps the patch of dy in registers and goes through EACH channels of x: again k x k products for each number that is
-// loaded. There are few totals and much to add, so blocks take slices of the batch, and a second kernel adds these up.
+// keeps the patch of dy in registers, in OUTS channels, and goes through EACH channels of x: again k x k products for
+// each number that is loaded. There are few totals and much to add, so blocks take slices of the batch, and a second
+// kernel adds these up, always in the same order.
 //
-// What bounds it: the multiply-adds, where there are enough blocks for all multiprocessors, and no patch is cut off.
+// What bounds it: the multiply-adds. Nine of ten instructions are one, and about two thirds of those that the chip could
+// do get done, whatever the tiles are, however many the warps. The likely reason is where registers lie: a multiply-add
+// reads three of them, and waits if too many are in one bank. A pixel's total meets its left, middle and right neighbour
+// in turn, and these lie in different banks: so it can't be in the right one for all, as in a product of matrices.
 
 #include "ptx.cuh"
 
@@ -162,16 +168,23 @@ inline void copy_filters(float* to, const float* W, int first_out, int c)
     }
 }
 
-// totals += what one channel adds to them.
+// Whether row `u` of a patch is a row of the image in all patches.
+constexpr bool surely_inside(int u)
+{
+    return u >= PADDING && u + SPREAD * STEP_H * (TILES_Y * PATCHES_Y - 1) - PADDING < HEIGHT * SPREAD;
+}
+
+// totals += what one channel adds to them. While a row is multiplied, the next one is on its way.
 inline void add_channel(float (&total)[EACH][PIXELS], const float (&w)[EACH][TAPS], const float* image, int top)
 {
+    float rows[2][READ_W];
+    load(rows[0], image);
     #pragma unroll
-    for (int u = FIRST; u < SPAN_H; u += SPREAD) {
-        int row_read = top + (u - FIRST) / SPREAD;
-        bool sure = u >= PADDING && u + SPREAD * STEP_H * (TILES_Y * PATCHES_Y - 1) - PADDING < HEIGHT * SPREAD;
-        if (!sure && (row_read < 0 || row_read >= HEIGHT)) continue;  // the same for all lanes of a patch
-        float row[READ_W];
-        load(row, image + (u - FIRST) / SPREAD * (PATCHES_X * PITCH));
+    for (int r = 0; r < READ_H; ++r) {
+        const int u = FIRST + r * SPREAD;
+        if (r + 1 < READ_H) load(rows[(r + 1) % 2], image + (r + 1) * (PATCHES_X * PITCH));
+        if (!surely_inside(u) && (top + r < 0 || top + r >= HEIGHT)) continue;
+        const float (&row)[READ_W] = rows[r % 2];
         #pragma unroll
         for (int p = 0; p < KERNEL; ++p) {
             int i = (u - p) / STRIDE;
@@ -188,32 +201,35 @@ inline void add_channel(float (&total)[EACH][PIXELS], const float (&w)[EACH][TAP
     }
 }
 
-// Through shared memory, where a warp takes a patch of a channel: it adds up the slices, and stores lines of it.
-inline void store_totals(float* sums, const float (&total)[EACH][PIXELS], float* y, int many_out, int tile_y, int tile_x)
+// Through shared memory: the sums of all slices, one after the other, and then whole lines to y.
+inline void store_totals(float* lines, const float (&total)[EACH][PIXELS], float* y, int many_out, int tile_y, int tile_x)
 {
-    constexpr int NEXT = THREADS + 1;  // from a pixel to the next: they are in different banks
-    const int lane = threadIdx.x % 32;
+    constexpr int LINE_OUT = TILE_H * TILE_W | 1;  // odd: the lanes of a warp have their own banks
+    int lane = threadIdx.x % LANES, patch = threadIdx.x / LANES % PATCHES, slice = threadIdx.x / (LANES * PATCHES);
+    float* mine = lines + lane * LINE_OUT + patch / PATCHES_X * PATCH_H * TILE_W + patch % PATCHES_X * PATCH_W;
+    const int first_row = tile_y * TILE_H, first_column = tile_x * TILE_W;
     #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-        __syncthreads();
-        #pragma unroll
-        for (int i = 0; i < PIXELS; ++i) sums[i * NEXT + threadIdx.x] = total[e][i];
-        __syncthreads();
-        #pragma unroll 1
-        for (int from = threadIdx.x / 32; from < LANES * PATCHES; from += THREADS / 32) {
-            const int o = from % LANES, patch = from / LANES;
-            const int top = tile_y * TILE_H + patch / PATCHES_X * PATCH_H;
-            const int left = tile_x * TILE_W + patch % PATCHES_X * PATCH_W;
-            float* at = y + (size_t)(e * LANES + o) * (OUT_HEIGHT * OUT_WIDTH) + top * OUT_WIDTH + left;
+        for (int s = 0; s < SLICES; ++s) {
+            __syncthreads();
+            if (slice != s) continue;
             #pragma unroll
-            for (int first = 0; first < PIXELS; first += 32) {
-                const int i = first + lane, row = i / PATCH_W, column = i % PATCH_W;
-                float sum = 0;
-                if (i >= PIXELS) continue;
-                #pragma unroll
-                for (int s = 0; s < SLICES; ++s) sum += sums[i * NEXT + from + s * (LANES * PATCHES)];
-                if (e * LANES + o < many_out && top + row < OUT_HEIGHT && left + column < OUT_WIDTH)
-                    at[row * OUT_WIDTH + column] = sum;
+            for (int i = 0; i < PIXELS; ++i) {
+                float& sum = mine[i / PATCH_W * TILE_W + i % PATCH_W];
+                sum = s ? sum + total[e][i] : total[e][i];
+            }
+        }
+        __syncthreads();
+        for (int o = threadIdx.x / 32; o < LANES && e * LANES + o < many_out; o += THREADS / 32) {
+            float* at = y + (size_t)(e * LANES + o) * (OUT_HEIGHT * OUT_WIDTH) + first_row * OUT_WIDTH;
+            if (TILE_W == OUT_WIDTH) {
+                const int pixels = min(TILE_H, OUT_HEIGHT - first_row) * OUT_WIDTH;
+                #pragma unroll 4
+                for (int i = threadIdx.x % 32; i < pixels; i += 32) at[i] = lines[o * LINE_OUT + i];
+            } else {
+                for (int i = threadIdx.x % 32; i < TILE_H * TILE_W; i += 32)
+                    if (first_row + i / TILE_W < OUT_HEIGHT && first_column + i % TILE_W < OUT_WIDTH)
+                        at[i / TILE_W * OUT_WIDTH + first_column + i % TILE_W] = lines[o * LINE_OUT + i];
             }
         }
     }

@@ -5,7 +5,8 @@
 // Then filter after filter goes by, from shared memory: 9 weights for 4 pixels' 36 multiply-adds, and one store of 16
 // bytes. A warp stores 512 bytes in one piece.
 //
-// A block has GROUP filters, so that there are enough blocks to keep all of memory busy.
+// A block has an image, which it brings to shared memory with zeros around, and GROUP filters: so that there are enough
+// blocks to keep all of memory busy.
 //
 // The input gradient reads these 22 MB, once. A lane has a column of dy and goes down its rows, channel after channel:
 // one load for k x k multiply-adds. What it has times the weights of column q of a filter belongs to column j + q of dx,
@@ -27,7 +28,8 @@
 #endif
 #ifndef PIXELS  // for forward
 #define PIXELS 4
-#define GROUP 16
+#define GROUP 64
+#define BLOCK_THREADS 96
 #endif
 #ifndef ROWS  // for the gradients
 #define ROWS 28  // of dx that a block has; for the weights, of dy at a time
@@ -39,7 +41,8 @@ constexpr int TAPS = KERNEL * KERNEL, PLANE = OUT_HEIGHT * OUT_WIDTH;
 constexpr int STRIPS = (OUT_WIDTH + 31) / 32;  // of columns of dy, each as wide as a warp
 
 #if !defined(PASS) || PASS == 0
-constexpr int THREADS = 128, LINE = (TAPS + 3) / 4 * 4, PIECES = PLANE / PIXELS;  // of an image
+constexpr int LINE = (TAPS + 3) / 4 * 4, PIECES = PLANE / PIXELS;  // of an image
+constexpr int SEEN_H = (OUT_HEIGHT - 1) * STRIDE + KERNEL, SEEN_W = (OUT_WIDTH - 1) * STRIDE + KERNEL;  // by all windows
 
 static_assert(PLANE % PIXELS == 0, "each thread has as many pixels");
 
@@ -51,45 +54,48 @@ inline void store(float* to, const float (&from)[COUNT])
     else to[0] = from[0];
 }
 
-extern "C" __global__ __launch_bounds__(THREADS)
-void forward(const float* x, const float* W, float* y, int batch)
+// Block (image, GROUP filters).
+extern "C" __global__ __launch_bounds__(BLOCK_THREADS, 1)
+void forward(const float* x, const float* W, float* y)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
-    float (*filters)[LINE] = reinterpret_cast<float (*)[LINE]>(shared_bytes);
     constexpr int GROUPS = (CHANNELS_OUT + GROUP - 1) / GROUP;
+    float (*filters)[LINE] = reinterpret_cast<float (*)[LINE]>(shared_bytes);
+    float* image = reinterpret_cast<float*>(filters + GROUP);
     const int first = blockIdx.x % GROUPS * GROUP, many = min(GROUP, CHANNELS_OUT - first);
-    for (int i = threadIdx.x; i < many * TAPS; i += THREADS) filters[i / TAPS][i % TAPS] = W[first * TAPS + i];
-
-    const size_t piece = (size_t)(blockIdx.x / GROUPS) * THREADS + threadIdx.x, n = piece / PIECES;
-    float window[PIXELS][TAPS];
-    #pragma unroll
-    for (int i = 0; i < PIXELS; ++i) {
-        int pixel = piece % PIECES * PIXELS + i;
-        int top = pixel / OUT_WIDTH * STRIDE - PADDING, left = pixel % OUT_WIDTH * STRIDE - PADDING;
-        #pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap) {
-            int row = top + tap / KERNEL, column = left + tap % KERNEL;
-            bool inside = n < batch && row >= 0 && row < HEIGHT && column >= 0 && column < WIDTH;
-            window[i][tap] = inside ? x[n * (HEIGHT * WIDTH) + row * WIDTH + column] : 0;
-        }
+    const size_t n = blockIdx.x / GROUPS;
+    for (int i = threadIdx.x; i < many * TAPS; i += BLOCK_THREADS) filters[i / TAPS][i % TAPS] = W[first * TAPS + i];
+    for (int i = threadIdx.x; i < SEEN_H * SEEN_W; i += BLOCK_THREADS) {
+        const int row = i / SEEN_W - PADDING, column = i % SEEN_W - PADDING;
+        const bool inside = row >= 0 && row < HEIGHT && column >= 0 && column < WIDTH;
+        image[i] = inside ? x[n * (HEIGHT * WIDTH) + row * WIDTH + column] : 0;
     }
     __syncthreads();
-    if (n >= batch) return;
 
-    y += (n * CHANNELS_OUT + first) * PLANE + piece % PIECES * PIXELS;
-    #pragma unroll 2
-    for (int o = 0; o < many; ++o) {
-        float w[LINE], total[PIXELS] = {};
+    y += (n * CHANNELS_OUT + first) * PLANE;
+    for (int piece = threadIdx.x; piece < PIECES; piece += BLOCK_THREADS) {
+        float window[PIXELS][TAPS];
         #pragma unroll
-        for (int tap = 0; tap < LINE; tap += 4) {
-            float4 four = *reinterpret_cast<const float4*>(filters[o] + tap);
-            w[tap] = four.x, w[tap + 1] = four.y, w[tap + 2] = four.z, w[tap + 3] = four.w;
-        }
-        #pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap)
+        for (int i = 0; i < PIXELS; ++i) {
+            const int pixel = piece * PIXELS + i;
+            const float* from = image + (pixel / OUT_WIDTH * SEEN_W + pixel % OUT_WIDTH) * STRIDE;
             #pragma unroll
-            for (int i = 0; i < PIXELS; ++i) total[i] += w[tap] * window[i][tap];
-        store<PIXELS>(y + (size_t)o * PLANE, total);
+            for (int tap = 0; tap < TAPS; ++tap) window[i][tap] = from[tap / KERNEL * SEEN_W + tap % KERNEL];
+        }
+        #pragma unroll 2
+        for (int o = 0; o < many; ++o) {
+            float w[LINE], total[PIXELS] = {};
+            #pragma unroll
+            for (int tap = 0; tap < LINE; tap += 4) {
+                float4 four = *reinterpret_cast<const float4*>(filters[o] + tap);
+                w[tap] = four.x, w[tap + 1] = four.y, w[tap + 2] = four.z, w[tap + 3] = four.w;
+            }
+            #pragma unroll
+            for (int tap = 0; tap < TAPS; ++tap)
+                #pragma unroll
+                for (int i = 0; i < PIXELS; ++i) total[i] += w[tap] * window[i][tap];
+            store<PIXELS>(y + o * PLANE + piece * PIXELS, total);
+        }
     }
 }
 #endif

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import PASSES, Prepared, Rung
+from mlpkit.kernels.conv import LAYERS, PASSES, Prepared, Rung
 
 MOST_SHARED = 227 << 10  # bytes that a block may have on an H100 or H200
 PROCESSORS = 132
@@ -200,7 +200,8 @@ class Tiles:
             return max(8 * stage, 4 * self.outs * self.each * images.taps * (self.threads + 1))
         run = _odd(self.chunk * images.taps, self.vector)
         stage = self.chunk * plane + _ceil(self.lanes * self.each * run, 4) * 4
-        return max(8 * stage, 4 * self.patch_h * self.patch_w * (self.threads + 1))
+        pixels = self.patches_y * self.patch_h * self.patches_x * self.patch_w
+        return max(8 * stage, 4 * self.lanes * (pixels | 1))
 
     def blocks(self, images, batch):
         """Return the number of blocks."""
@@ -236,130 +237,182 @@ def _inside(out, size, images):
     return np.mean((places >= 0) & (places < size)) if len(places) else 1.0
 
 
-def microseconds(tiles, images, batch):
-    """Return about how long a pass takes on an H200: multiply-adds or loads, and what is left."""
-    taps, pixels, (high, wide) = images.taps, tiles.patch_h * tiles.patch_w, tiles.read(images)
-    threads, blocks, plane = tiles.threads, tiles.blocks(images, batch), tiles.plane(images)
-    products = pixels * taps / images.spread**2 * _inside(images.out_height, images.height, images)
+def _work(tiles, images):
+    """Return multiply-adds of a thread for a patch of a channel (for the weights: of all of them), and its loads."""
+    pixels, (high, wide) = tiles.patch_h * tiles.patch_w, tiles.read(images)
+    products = pixels * images.taps / images.spread**2 * _inside(images.out_height, images.height, images)
     if tiles.patch_w >= images.out_width:
         products *= _inside(images.out_width, images.width, images)
-    rows = high * wide
     if tiles.slices_of_batch:
-        turns = batch / tiles.slices_of_batch * _ceil(images.out_height, tiles.patches_y * tiles.patch_h)
-        turns *= _ceil(tiles.patches_y * tiles.patches_x, tiles.slices)
-        multiplied, loaded = tiles.outs * tiles.each * products, tiles.each * rows + tiles.outs * pixels * 1.2
-        strip = tiles.patches_y * tiles.patch_h * images.out_width
-        copies = tiles.groups * tiles.each * plane * 3 + tiles.lanes * tiles.outs * strip * 5 / tiles.vector
-        copies *= turns / _ceil(tiles.patches_y * tiles.patches_x, tiles.slices)
-        after = 1.5 + tiles.slices_of_batch * images.channels * images.channels_out * taps * 8 / 3e6
-        fixed = 2000 + tiles.each * tiles.outs * taps * 20
-        code = tiles.outs * tiles.each * products
-    else:
-        turns = _ceil(images.channels, tiles.chunk) * _ceil(tiles.chunk, tiles.slices)
-        multiplied, loaded = tiles.each * products, rows + tiles.each * taps * {1: 1, 2: 2, 4: 4}[tiles.vector]
-        copies = images.channels * (plane * 3 + tiles.lanes * tiles.each * taps * 8 / tiles.vector)
-        after, fixed, code = 0, 2000 + tiles.each * pixels * 12, tiles.each * products
-    loads = loaded / 3
-    issued = turns * (multiplied + loads + 20) * (1.3 if code > 2400 else 1.0) + copies / threads
-    warps = _ceil(threads, 32)
-    fits = min(65536 // (max(registers(tiles, images), 32) * warps * 32), 2048 // threads)
+        return tiles.outs * tiles.each * products, tiles.each * high * wide + tiles.outs * pixels * 1.2
+    return tiles.each * products, high * wide + tiles.each * images.taps * tiles.vector
+
+
+def _turns(tiles, images, batch):
+    """Return how often a thread does its work, how often it waits for copies, and what a block copies in all."""
+    plane = tiles.plane(images)
+    if not tiles.slices_of_batch:
+        chunks = _ceil(images.channels, tiles.chunk)
+        filters = tiles.lanes * tiles.each * images.taps * 8 / tiles.vector
+        return chunks * _ceil(tiles.chunk, tiles.slices), chunks, images.channels * (plane * 3 + filters)
+    waits = batch / tiles.slices_of_batch * _ceil(images.out_height, tiles.patches_y * tiles.patch_h)
+    strip = tiles.lanes * tiles.outs * tiles.patches_y * tiles.patch_h * images.out_width
+    copies = waits * (tiles.groups * tiles.each * plane * 3 + strip * 5 / tiles.vector)
+    return waits * _ceil(tiles.patches_y * tiles.patches_x, tiles.slices), waits, copies
+
+
+def microseconds(tiles, images, batch):
+    """Return about how long a pass takes on an H200. What it is good for is to choose tiles."""
+    multiplied, loaded = _work(tiles, images)
+    turns, waits, copies = _turns(tiles, images, batch)
+    blocks, warps = tiles.blocks(images, batch), _ceil(tiles.threads, 32)
+    fits = min(65536 // (registers(tiles, images) * warps * 32), 2048 // tiles.threads)
     together = max(1, min(fits, MOST_SHARED // (tiles.shared_bytes(images) + 1024), _ceil(blocks, PROCESSORS)))
     waves = blocks / (PROCESSORS * together)
-    waves = _ceil(blocks, PROCESSORS * together) if waves < 4 else waves + 0.3
-    per_scheduler = _ceil(warps * together, 4)
-    slow = {1: 1.35, 2: 1.08, 3: 1.03}.get(per_scheduler, 1.0)
-    cycles = (per_scheduler * issued * slow) ** 4 + (turns * loaded * warps * together) ** 4
-    return waves * (cycles**0.25 + fixed) / 1755 + after
+    waves = _ceil(waves, 1) if waves < 4 else waves + 0.3
+    a_scheduler = _ceil(warps * together, 4)
+    slow = {1: 1.35, 2: 1.08, 3: 1.03}.get(a_scheduler, 1.0) * (1.2 if multiplied > 4000 else 1.0)
+    issued = turns * (1.35 * multiplied + loaded / 3 + 60) + copies / tiles.threads
+    cycles = (a_scheduler * issued * slow) ** 4 + (turns * loaded * warps * together) ** 4
+    numbers = tiles.each * (tiles.outs * images.taps if tiles.slices_of_batch else tiles.patch_h * tiles.patch_w)
+    after = 1.5 + tiles.slices_of_batch * images.channels * images.channels_out * images.taps * 8 / 3e6
+    return waves * (cycles**0.25 + waits * 300 + 2000 + numbers * 20) / 1900 + (after if tiles.slices_of_batch else 0)
 
 
-def _divided(size, most, multiple):
-    """Return edges of patches worth a look: the least for each number of patches along a side."""
-    return sorted(
-        {_ceil(_ceil(size, count), multiple) * multiple for count in range(1, size + 1)} & set(range(most + 1))
-    )
+def _parts(size, most, multiple=1):
+    """Return the sizes of equal parts of an edge, each the least for its number of parts, from the largest on."""
+    found = {_ceil(_ceil(size, count), multiple) * multiple for count in range(1, size + 1)}
+    return sorted((part for part in found if part <= most), reverse=True) or [multiple]
 
 
+@cache
 def candidates(images, which, batch):
-    """Yield the `Tiles` that fit, each with its estimated microseconds."""
-    weights = which == "weight_gradient"
-    powers = [1, 2, 4, 8, 16, 32, 64, 128]
-    lanes_worth = [n for n in powers if n < 2 * images.channels_out or n == 32]
-    heights = _divided(images.out_height, 16, images.spread) or [images.spread]
-    widths = _divided(images.out_width, 32, images.spread) or [images.spread]
-    for patch_h in heights:
-        for patch_w in widths:
-            if patch_h * patch_w > 172:
+    """Return the `Tiles` that fit, those of the least estimated time first."""
+    found = []
+    for patch_h in _parts(images.out_height, 16, images.spread):
+        for patch_w in _parts(images.out_width, 32, images.spread):
+            if not min(16, images.out_height * images.out_width) <= patch_h * patch_w <= 172:
                 continue
-            across = _ceil(images.out_width, patch_w)
-            down = _ceil(images.out_height, patch_h)
-            shape = partial(Tiles, patch_h, patch_w)
-            many = _weight_tiles if weights else _patch_tiles
-            for tiles in many(shape, images, batch, down, across, lanes_worth):
-                if 32 <= tiles.threads <= 1024 and tiles.threads % 32 == 0 and _fits(tiles, images):
-                    tiles = replace(tiles, vector=_vector(tiles, images, which))
-                    yield microseconds(tiles, images, batch), tiles
+            down, across = _ceil(images.out_height, patch_h), _ceil(images.out_width, patch_w)
+            ways = _weight_ways if which == "weight_gradient" else _patch_ways
+            for way in ways(images, batch, down, across):
+                tiles = Tiles(patch_h, patch_w, **way)
+                tiles = replace(tiles, vector=_vector(tiles, images, which))
+                if _fits(tiles, images):
+                    found.append((microseconds(tiles, images, batch), tiles))
+    return [tiles for _, tiles in sorted(found, key=lambda pair: pair[0])]
 
 
 def _fits(tiles, images):
-    plane = tiles.plane(images)
+    if not 32 <= tiles.threads <= 1024 or tiles.threads % 32:
+        return False
     most = min(250, 65536 // tiles.threads - 8)
-    places = _ceil(plane, tiles.threads)
+    places = _ceil(tiles.plane(images), tiles.threads)
     return registers(tiles, images) + places <= most and tiles.shared_bytes(images) <= MOST_SHARED
 
 
-def _patch_tiles(shape, images, batch, down, across, lanes_worth):
-    for lanes in lanes_worth:
-        for each in (1, 2, 4, 8):
-            if each > 1 and lanes * each > images.channels_out:
-                continue
-            for patches_y in sorted({1, 2, 4, down, _ceil(down, 2)} & set(range(down + 1))):
-                for patches_x in sorted({across, _ceil(across, 2), min(across, 4)}):
-                    for slices in (1, 2, 3, 4, 8, 16):
-                        if slices > images.channels:
-                            continue
-                        for chunk in (4, 8, 16):
-                            if chunk >= slices and (chunk == 4 or chunk // 2 < images.channels):
-                                yield shape(patches_y, patches_x, lanes, each, 1, slices, chunk)
+def _lanes(images):
+    """Return numbers of lanes worth a look: no more than twice the channels, but 32 are always a warp."""
+    return [n for n in (1, 4, 8, 16, 32, 64, 128) if n < 2 * images.channels_out or n == 32]
 
 
-def _weight_tiles(shape, images, batch, down, across, lanes_worth):
-    for lanes, outs, each, groups in product(lanes_worth, (1, 2, 4), (1, 2, 4), (1, 2, 4, 8, 16)):
+def _patch_ways(images, batch, down, across):
+    chunks = [n for n in (4, 8, 16) if n == 4 or n // 2 < images.channels]
+    rows, columns = sorted({1, 2, down} & set(range(down + 1))), sorted({across, min(across, 2), min(across, 4)})
+    for lanes, each, slices, chunk in product(_lanes(images), (1, 2), (1, 2, 4, 8, 16), chunks):
+        if (each > 1 and lanes * each > images.channels_out) or slices > min(chunk, images.channels):
+            continue
+        for patches_y, patches_x in product(rows, columns):
+            if 32 <= lanes * slices * patches_y * patches_x <= 1024:
+                yield {
+                    "lanes": lanes,
+                    "each": each,
+                    "slices": slices,
+                    "chunk": chunk,
+                    "patches_y": patches_y,
+                    "patches_x": patches_x,
+                }
+
+
+def _weight_ways(images, batch, down, across):
+    channels = ((1, 1), (1, 2), (1, 4), (2, 2), (4, 2))  # of a thread: of dy, and of x
+    for lanes, (outs, each), groups in product(_lanes(images), channels, (1, 4, 8, 16)):
         if groups * each >= 2 * images.channels or (outs > 1 and lanes * outs > images.channels_out):
             continue
-        for patches_y in sorted({1, 2, 4, down} & set(range(down + 1))):
-            for slices in sorted({1, 2, 3, 4, 8, min(16, patches_y * across)} & set(range(patches_y * across + 1))):
-                blocks = _ceil(images.channels_out, lanes * outs) * _ceil(images.channels, groups * each)
-                for turns in (1, 2):
-                    parts = max(1, min(batch, PROCESSORS * turns // blocks))
-                    yield shape(patches_y, across, lanes, each, groups, slices, 1, 1, outs, parts)
+        blocks = _ceil(images.channels_out, lanes * outs) * _ceil(images.channels, groups * each)
+        for patches_y, waves in product(sorted({1, 2, down} & set(range(down + 1))), (1, 2)):
+            patches = patches_y * across
+            for slices in sorted({1, 2, 4, min(16, patches)} & set(range(patches + 1))):
+                if 32 <= lanes * groups * slices <= 512:
+                    yield {
+                        "lanes": lanes,
+                        "outs": outs,
+                        "each": each,
+                        "groups": groups,
+                        "slices": slices,
+                        "patches_y": patches_y,
+                        "patches_x": across,
+                        "slices_of_batch": max(1, min(batch, PROCESSORS * waves // blocks)),
+                    }
 
 
 def _vector(tiles, images, which):
-    """Return how many numbers of the filters, or of dy, a copy may take: 4, 2 or 1."""
+    """Return how many numbers of the filters, or of dy, a copy may take: 4, 2 or 1.
+
+    Lanes read a filter's line number by number, and lines of copies of four begin in the same banks: two are better.
+    """
+    runs: tuple[int, ...]
     if which == "weight_gradient":
         runs = (images.out_height * images.out_width, images.out_width, tiles.patch_w)
     elif which == "input_gradient":
         runs = (tiles.lanes * tiles.each * images.taps, images.channels_out * images.taps)
     else:
-        runs = (tiles.chunk * images.taps, images.channels * images.taps)
-    return next(n for n in (2 if which == "forward" else 4, 2, 1) if all(run % n == 0 for run in runs))
+        runs = (2, tiles.chunk * images.taps, images.channels * images.taps)
+    return next(n for n in (4, 2, 1) if all(run % n == 0 for run in runs))
+
+
+def _tuned():
+    """Return what was the fastest of many on an H200 for the layers that are timed: {(shape, pass): tiles}."""
+    small, same, mid, large = (LAYERS[name] for name in LAYERS if not name.startswith("1 "))
+    wide = partial(Tiles, 7, 14, lanes=32, patches_x=2)
+    return {
+        (small, "forward"): Tiles(11, 11, 1, 1, 128, slices=2, chunk=16, vector=2),
+        (small, "input_gradient"): Tiles(13, 13, 1, 1, 64, slices=4, chunk=32, vector=4),
+        (small, "weight_gradient"): Tiles(11, 11, 1, 1, 16, each=4, groups=16, slices_of_batch=16),
+        (same, "forward"): wide(patches_y=4, chunk=16, vector=2),
+        (same, "input_gradient"): wide(patches_y=4, chunk=16, vector=4),
+        (same, "weight_gradient"): Tiles(2, 28, 7, 1, 16, 2, 8, 2, vector=4, outs=2, slices_of_batch=64),
+        (mid, "forward"): Tiles(7, 14, 2, 1, 64, slices=2, chunk=32, vector=2),
+        (mid, "input_gradient"): Tiles(7, 14, 2, 1, 64, slices=2, chunk=32, vector=4),
+        (mid, "weight_gradient"): Tiles(2, 14, 7, 1, 32, 4, 8, vector=2, outs=2, slices_of_batch=64),
+        (large, "forward"): wide(patches_y=2, chunk=8, vector=2),
+        (large, "input_gradient"): wide(patches_y=4, chunk=16, vector=4),
+        (large, "weight_gradient"): Tiles(1, 28, 4, 1, 32, 2, 8, vector=4, outs=4, slices_of_batch=8),
+    }
 
 
 @cache
-def tiles_of(shape, which, rank=0):
-    """Return the `Tiles` for a pass: those of the least estimated time (or the next ones); None where none fit."""
+def tiles_of(shape, which, most_shared=MOST_SHARED):
+    """Return the `Tiles` for a pass: those found best on an H200, or of the least estimated time; None: none fit.
+
+    most_shared: bytes of shared memory that a block may have.
+    """
     images = images_of(shape, which)
-    found = sorted(candidates(images, which, shape.batch), key=lambda pair: pair[0])
-    if rank >= len(found):
-        return None
-    return found[rank][1]
+    tuned = _tuned().get((shape, which))
+    if tuned and tuned.shared_bytes(images) <= most_shared:
+        return tuned
+    found = candidates(images, which, shape.batch)
+    return next((tiles for tiles in found if tiles.shared_bytes(images) <= most_shared), None)
 
 
 def _prepare_registers(shape, which, a, b, tiles=None):
     import cupy
 
     _checked(shape, which, a, b)
-    images, tiles = images_of(shape, which), tiles or tiles_of(shape, which)
+    most_shared = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    images, tiles = images_of(shape, which), tiles or tiles_of(shape, which, most_shared)
+    if tiles is None:
+        raise ValueError(f"{_TOO_LARGE.format(shape)}, and a block has {most_shared} bytes of it here.")
     macros, shared = tiles.macros(images, which), tiles.shared_bytes(images)
     kernel = _function("conv_3_registers", which, shared, **macros)
     out = cupy.empty(shape.operands(which)[2], np.float32)
@@ -375,9 +428,12 @@ def _prepare_registers(shape, which, a, b, tiles=None):
     return _prepared(launches, out, (a, b, sums), sums.nbytes)
 
 
+_TOO_LARGE = "no patch of {} fits into a block's registers and shared memory"
+
+
 def _why_not_registers(shape, which):
     if tiles_of(shape, which) is None:
-        return f"no patch of {shape} fits into a block's registers and shared memory: take smaller images."
+        return f"{_TOO_LARGE.format(shape)}: take smaller images."
     return None
 
 
@@ -391,11 +447,10 @@ def one_channel_macros(shape, which):
     if which == "forward":
         plane = shape.out_height * shape.out_width
         pixels = next(n for n in (4, 2, 1) if plane % n == 0 and (n == 1 or n * shape.kernel**2 <= 64))
-        return found | {"PASS": 0, "PIXELS": pixels, "GROUP": 16}
+        group, threads = min(64, shape.channels_out), min(96, _ceil(plane // pixels, 32) * 32)
+        return found | {"PASS": 0, "PIXELS": pixels, "GROUP": group, "BLOCK_THREADS": threads}
     if which == "input_gradient":
-        most = (
-            (92 - shape.kernel**2) // shape.kernel // shape.stride * shape.stride
-        )  # so many totals fit into registers
+        most = (92 - shape.kernel**2) // shape.kernel // shape.stride * shape.stride  # as many as registers hold
         tiles = _ceil(shape.height, min(most, 28))
         rows = _ceil(_ceil(shape.height, tiles), shape.stride) * shape.stride
         return found | {"PASS": 1, "ROWS": rows, "EACH": 1, "WARPS": 8}
@@ -407,9 +462,9 @@ def one_channel_launch(shape, which, macros):
     """Return (blocks, threads, bytes of shared memory) of a pass."""
     taps = shape.kernel**2
     if which == "forward":
-        pieces = shape.batch * (shape.out_height * shape.out_width // macros["PIXELS"])
-        blocks = _ceil(pieces, 128) * _ceil(shape.channels_out, macros["GROUP"])
-        return blocks, 128, 4 * macros["GROUP"] * _ceil(taps, 4) * 4
+        seen = [(size - 1) * shape.stride + shape.kernel for size in (shape.out_height, shape.out_width)]
+        shared = 4 * (macros["GROUP"] * _ceil(taps, 4) * 4 + seen[0] * seen[1])
+        return shape.batch * _ceil(shape.channels_out, macros["GROUP"]), macros["BLOCK_THREADS"], shared
     rows, each, warps = (macros[name] for name in ("ROWS", "EACH", "WARPS"))
     if which == "input_gradient":
         return shape.batch * _ceil(shape.height, rows), 32 * warps, 4 * warps * rows * shape.width
@@ -426,9 +481,7 @@ def _prepare_one_channel(shape, which, a, b, **changes):
     blocks, threads, shared = one_channel_launch(shape, which, macros)
     kernel = _function("conv_one_channel", which, shared, **macros)
     out = cupy.empty(shape.operands(which)[2], np.float32)
-    if which == "forward":
-        return _prepared([(kernel, blocks, threads, (a, b, out, np.int32(shape.batch)), shared)], out, (a, b))
-    if which == "input_gradient":
+    if which != "weight_gradient":
         return _prepared([(kernel, blocks, threads, (a, b, out), shared)], out, (a, b))
     sums = cupy.empty((shape.batch, *out.shape), np.float32)
     launches = [
