@@ -1,6 +1,7 @@
 """How the record "conv_choice" is made: lines through one layer, a grid of channels and pixels, all rungs at each."""
 
 import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -51,15 +52,18 @@ QUICK = conv_ladder.Plan(samples=3, sample_ms=0.5, most_calls=20, patience_ms=15
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure. timing: how a rung is timed, see `conv_ladder`. shapes, rungs: which, all rungs if None.
+    """How much to measure. timing: how a rung is timed, see `conv_ladder`. shapes, rungs: which.
 
-    tuning_seconds: how long cuDNN's plans are tried for a pass, in each layout.
+    decided: at how many of the shapes, the first ones, a rung is decided for. tuning_seconds: how long cuDNN's plans
+    are tried for a pass, in each layout. most_seconds: after which no other shape is begun.
     """
 
     timing: conv_ladder.Plan = QUICK
     shapes: tuple[Shape, ...] = field(default_factory=shapes)
-    rungs: tuple[str, ...] | None = RUNGS
+    rungs: tuple[str, ...] = RUNGS
+    decided: int = sum(map(len, LINES.values())) - len(LINES) + 1
     tuning_seconds: float = 0.1
+    most_seconds: float = 210.0
 
 
 USUAL = Plan()
@@ -73,24 +77,29 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
     """
     engines.load("cupy_naive")  # or why there is none
     settings = {"shapes": [asdict(shape) for shape in plan.shapes], "timing": asdict(plan.timing) | {"layers": None}}
+    settings |= {"rungs": plan.rungs, "decided": plan.decided, "tuning_seconds": plan.tuning_seconds}
     record = results.new("conv_choice", plan=settings, versions=versions())
     return results.collect(record, _cells(plan, progress), save)
 
 
 def _cells(plan, progress) -> Iterable[dict]:
+    until = time.perf_counter() + plan.most_seconds
     rungs = ladder.RUNGS | cudnn.rungs(plan.tuning_seconds)
-    rungs = {name: rung for name, rung in rungs.items() if plan.rungs is None or name in plan.rungs}
+    rungs = {name: rung for name, rung in rungs.items() if name in plan.rungs}
     compiled.ahead(plan.shapes, rungs, progress)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "decisions.json"
-        for shape in plan.shapes:
+        for number, shape in enumerate(plan.shapes):
+            if time.perf_counter() > until:
+                progress(f"out of time: {shape} is left out")
+                continue
             progress(f"{shape}")
             for which in PASSES:
                 where = {"shape": asdict(shape), "pass": which}
                 for name, each in conv_ladder.rates(shape, which, plan.timing, rungs).items():
                     each.pop("kernels", None)
                     yield {"kind": "pass", "way": name} | where | each
-                yield from _decisions(shape, which, path, rungs)
+                if number < plan.decided:
+                    yield from _decisions(shape, which, Path(folder) / "decisions.json", rungs)
 
 
 def _decisions(shape, which, path, rungs):
