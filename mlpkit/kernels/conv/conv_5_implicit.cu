@@ -1,13 +1,22 @@
-// The implicit product on CUDA cores: a convolution as a product of matrices, of which one, the windows, is never in memory.
+// The implicit product: a convolution as a product of matrices, one of which, the windows, is never in memory.
 //
-// It is the pipelined product of chapter "write a matrix product": a ring of tiles in shared memory that cp.async fills,
-// registers that hold a thread's tile of sums, and one barrier a step. What is new is where a tile's numbers come from.
-// Each copy brings numbers of some row m and some k, and `implicit.cuh` tells how to find it in the image.
+// It is the pipelined matrix product with other copies: a ring of tiles in shared memory that cp.async fills, a
+// thread's tile of sums in registers, one barrier a step. What is new is where the numbers of a tile come from:
+// `implicit.cuh` tells how to find the number of a row m and a k in the image. What lies beside the image is not read:
+// the copy instruction writes zeros for it.
 //
 // How images lie in memory decides who copies what (CHANNELS_FIRST). Pixel by pixel (NHWC), the channels of a tap
-// follow each other: a copy brings four of them, and a thread keeps its k and goes from row to row. Channel by channel (NCHW), it is neighbouring pixels that follow each other: threads that copy
-// neighbouring rows of one k read a line of the image, and a thread keeps its row and goes from k to k, each of which
-// has a tap of its own.
+// follow each other: a copy brings four of them, and a thread keeps its k and goes from row to row. Channel by channel
+// (NCHW), it is neighbouring pixels that follow each other: threads copy neighbouring rows of one k, one number at a
+// time, for a window's line may begin anywhere. A thread keeps its row and goes from k to k; and where channels are no
+// multiple of DEPTH, each k has a tap of its own. Results are turned on their way out: a thread has several channels of
+// a pixel, and memory wants pixels of a channel.
+//
+// A weight gradient is a sum over all pixels, and its matrix is small: too few tiles for all multiprocessors. So the
+// pixels are cut into slices, each block adds up a tile of one slice, and a second kernel adds the slices in order.
+//
+// What bounds it: the multiply-adds, of which a step's instructions are 80 to 90 %, and how well tiles fill the chip: a
+// layer of 121 tiles leaves 11 of 132 multiprocessors without work, and one of 140 would need a second round for eight.
 
 #ifndef CHANNELS_FIRST
 #define CHANNELS_FIRST 0
@@ -51,15 +60,16 @@ struct Tiles {
     float B[DEPTH][TILE_N + 4];
 };
 
-// Where the channels of a tap follow each other, 16 bytes of them are copied at a time. So a row of windows stays a row,
-// and a thread loads four k of each of its rows at once. Rows are longer by 4: eight of them lie in all 32 banks.
+// Where the channels of a tap follow each other, 16 bytes of them are copied at a time. So a row of windows stays a
+// row, and a thread loads four k of each of its rows at once. Rows are longer by 4: eight of them lie in all 32 banks.
 struct RowTiles {
     float A[TILE_M][DEPTH + 4];
     float B[DEPTH][TILE_N + 4];
 };
 
 constexpr size_t ROWS_BYTES = (TILE_M * sizeof(Row) + 127) / 128 * 128;  // before the ring
-static_assert(STAGES >= 2 && ROWS_BYTES + STAGES * sizeof(RowTiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
+static_assert(STAGES >= 2, "one pair of tiles is multiplied while others arrive");
+static_assert(ROWS_BYTES + STAGES * sizeof(RowTiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
 
 using Totals = float[ROWS][COLUMNS];
 
@@ -80,7 +90,10 @@ inline void load4(float* to, const float* from)
 }
 
 // Where this thread's numbers are in the block's tile: rows row(i) and columns column(j).
-inline int row_in_tile(int i) { return threadIdx.x / 32 / WARPS_N * WARP_M + i / 4 * 4 * LANES_M + threadIdx.x % 32 / LANES_N * 4 + i % 4; }
+inline int row_in_tile(int i)
+{
+    return threadIdx.x / 32 / WARPS_N * WARP_M + i / 4 * 4 * LANES_M + threadIdx.x % 32 / LANES_N * 4 + i % 4;
+}
 inline int row_of_rows(int i) { return threadIdx.x / 32 / WARPS_N * WARP_M + i * LANES_M + threadIdx.x % 32 / LANES_N; }
 inline int column_in_tile(int j)
 {
@@ -144,8 +157,8 @@ inline void multiply(Tiles* ring, int steps, Totals& totals, Start start)
     cp_async_wait_all();
 }
 
-// The same for tiles of rows. A thread has four k of A at a time. With the last of them it goes row by row, and as soon as
-// it is done with a row it loads the next four: so they need no registers of their own.
+// The same for tiles of rows. A thread has four k of A at a time. With the last of them it goes row by row, and as soon
+// as it is done with a row it loads the next four: so they need no registers of their own.
 template <class Start>
 inline void multiply(RowTiles* ring, int steps, Totals& totals, Start start)
 {
@@ -229,7 +242,8 @@ inline void multiply_windows(const Product& product, int images, const float* im
             if (CHANNELS_FIRST) pixel += (row.image * (product.channels - 1) + tap.channel) * plane;
             else pixel = pixel * product.channels + tap.channel;
             int y = a.y + i * a.STEP;
-            if (a.has(i)) cp_async<CHANNELS_FIRST ? 4 : 4 * A_NUMBERS>(&tiles.A[y][a.x], image + (inside ? pixel : 0), inside);
+            const float* from = image + (inside ? pixel : 0);
+            if (a.has(i)) cp_async<CHANNELS_FIRST ? 4 : 4 * A_NUMBERS>(&tiles.A[y][a.x], from, inside);
         }
         #pragma unroll
         for (int i = 0; i < b.COPIES; ++i) {

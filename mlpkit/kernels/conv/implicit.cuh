@@ -27,7 +27,7 @@ struct Geometry {
     Divider by_image[4], by_line[4];  // by the windows in an image, and in a line of it: for each phase
 };
 
-// A product of windows and filters. Window (u, v) begins at line u * step + line, and its tap p is `turn` * p further on.
+// A product of windows and filters. Window (u, v) begins at line u * step + line; its tap p is turn * p lines further.
 struct Product {
     int lines, columns;                     // of windows in an image
     Divider by_image, by_line;              // by their product, and by the columns
@@ -52,7 +52,7 @@ inline Product gradient_product(const Geometry& g, int tile_m, int tiles_n)
 {
     int block = blockIdx.x, filters = 0, s = g.stride;
     for (int i = 0;; ++i) {
-        int y = i / s, x = i % s;                                // its pixels' first line and column
+        int y = i / s, x = i % s;                              // its pixels' first line and column
         int p = (y + g.padding) % s, q = (x + g.padding) % s;  // its first taps
         int lines = (g.height - y + s - 1) / s, columns = (g.width - x + s - 1) / s;
         int taps_y = (g.kernel - p + s - 1) / s, taps_x = (g.kernel - q + s - 1) / s;
@@ -67,15 +67,15 @@ inline Product gradient_product(const Geometry& g, int tile_m, int tiles_n)
 }
 
 // What row m of a product decides: where its window begins in the image (in pixels; may lie outside), which of its
-// taps' lines and columns are inside (a bit each; columns from bit 8), which pixel its result is (-1: none), and of which
-// image.
+// taps' lines and columns are inside (a bit each; columns from bit 8), which pixel its result is (-1: none), and of
+// which image.
 struct Row {
     int from;
     unsigned inside;
     int to, image;
 };
 
-// A bit for each tap of a line that is inside, where the window begins at `begin`: those from the first to the last one.
+// A bit for each tap that is inside, of a window that begins at `begin`: from the first one to the last one.
 inline unsigned inside_of(int begin, int turn, int taps, int size)
 {
     int first = turn > 0 ? -begin : begin - size + 1, behind = turn > 0 ? size - begin : begin + 1;

@@ -74,10 +74,6 @@ struct Pieces {
     Word a[PIECES_M][4], b[PIECES_N][2];
 };
 
-// What a block's results are, and where they lie before they leave: in the ring's memory.
-template <class Result>
-using Results = Result[TILE_M][TILE_N + 8];
-
 using Totals = float[PIECES_M][PIECES_N][4];
 
 void load_pieces(Pieces& pieces, const Tiles& tiles, int row, int column, int k);
@@ -87,7 +83,8 @@ int turned_row(int i, int half);
 template <class Result>
 void store_row(Result* row, const float (&totals)[PIECES_N][4], int half);
 
-// This thread's copies of a tile of HEIGHT rows of WIDTH numbers, NUMBERS at a time: columns x, ... of rows y, y + STEP...
+// This thread's copies of a tile of HEIGHT rows of WIDTH numbers, NUMBERS at a time: from column x of rows y, y + STEP,
+// ...
 template <int HEIGHT, int WIDTH, int NUMBERS>
 struct Share {
     static constexpr int ACROSS = WIDTH / NUMBERS, STEP = THREADS / ACROSS, COPIES = (HEIGHT + STEP - 1) / STEP;
@@ -129,7 +126,8 @@ inline void multiply(T* ring, int steps, Totals& totals, Start start)
             int which = k / PIECE_K % 2;
             if (k == 0) start(last);
             if (k + PIECE_K == DEPTH) arrive();
-            load_pieces(pieces[1 - which], k + PIECE_K < DEPTH ? tiles : ring[slot], row, column, (k + PIECE_K) % DEPTH);
+            const T& next = k + PIECE_K < DEPTH ? tiles : ring[slot];
+            load_pieces(pieces[1 - which], next, row, column, (k + PIECE_K) % DEPTH);
             multiply_pieces(FLUSH ? parts : totals, pieces[which]);
         }
         if (!FLUSH) continue;
@@ -142,8 +140,9 @@ inline void multiply(T* ring, int steps, Totals& totals, Start start)
     }
 }
 
-// The ring's memory takes a block's results. From there they leave by whole lines, 16 bytes a thread. row_in_warp(i, half):
-// which row of its warp's tile a lane has in a half of piece i; line(y): where row y of the block's tile belongs, or null.
+// The ring's memory takes a block's results (a launch gives as much as the larger of both needs). From there they leave
+// by whole lines, 16 bytes a thread. row_in_warp(i, half): which row of its warp has a lane in a half of piece
+// i. line(y): where row y of the block's tile belongs, or null.
 template <class Result, class Row, class Line>
 inline void store_results(const Totals& totals, void* ring, int first_column, int N, Row row_in_warp, Line line)
 {
@@ -171,8 +170,8 @@ inline void store_results(const Totals& totals, void* ring, int first_column, in
 }
 
 // Forward and input gradient: a block's tile of a product of windows and filters.
-inline void multiply_windows(const Product& product, int images, const Number* image, const Number* filters, Number* out,
-                             unsigned char* memory)
+inline void multiply_windows(const Product& product, int images, const Number* image, const Number* filters,
+                             Number* out, unsigned char* memory)
 {
     Row* rows = reinterpret_cast<Row*>(memory);
     Tiles* ring = reinterpret_cast<Tiles*>(memory + ROWS_BYTES);

@@ -14,8 +14,8 @@ inline Word rounded(float x) { return __float_as_uint(x * 1.00034526698f); }
 
 // A lane holds (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4) of a piece of A, and (t, g), (t + 4, g) of one of B, with
 // g = lane / 4 and t = lane % 4. Which columns of the tile make up a piece is ours to say. So that a lane finds its
-// numbers of four pieces side by side and loads them at once, piece j has columns j, 4 + j, 8 + j, ...; and where A lies
-// turned, two pieces of 16 rows share 32 rows in the same way.
+// numbers of four pieces side by side and loads them at once, piece j has columns j, 4 + j, 8 + j, ...; and where A
+// lies turned, two pieces of 16 rows share 32 rows in the same way.
 constexpr int B_PIECES = PIECES_N % 4 ? 2 : 4, A_PIECES = PIECES_M % 2 ? 1 : 2;  // that are loaded at once
 
 template <int NUMBERS>
