@@ -176,3 +176,15 @@ def test_the_way_back_of_every_shape_on_a_gpu(which):
 
     for shape in filter(lambda shape: fused.why_not_back(shape, which) is None, (*SHAPES, *EMULATED)):
         check_back(shape, which, cp)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [2, 4])
+def test_the_pool_in_winograds_last_kernel_on_a_gpu(m):
+    import cupy as cp
+
+    for shape in filter(lambda shape: fused.why_not_winograd(shape) is None, (*SHAPES, Shape(3, 5, 24, 11, 12, 3))):
+        x, w, bias = layer(shape)
+        prepared = fused.prepare_winograd(shape, *map(cp.asarray, (x, w, bias)), m=m)
+        prepared.call()
+        assert error(prepared.result()[0].get(), wanted(shape, x, w, bias)[0]) < 1e-5

@@ -54,9 +54,10 @@ def test_lengths_of_transforms_hold_an_image_and_its_padding_once():
     assert [fourier.good(n) for n in (1, 11, 13, 17, 22, 31, 121)] == [1, 12, 14, 18, 24, 32, 125]
 
 
-def test_slices_fill_the_gpu_and_no_more():
-    assert winograd.slices(LAYERS["256 to 256, 28 x 28"], 4) == 1
-    assert winograd.slices(LAYERS["64 to 128, 13 x 13"], 4) > 1
+def test_slices_come_in_full_waves():
+    found = {name: winograd.slices(layer, 4) for name, layer in LAYERS.items()}
+    assert found["64 to 128, 13 x 13"] == 3  # 36 places: 108 blocks on 132 multiprocessors
+    assert found["256 to 256, 28 x 28"] > 1  # else 144 blocks, and a second wave of 12
     for shape in LAYERS.values():
         plan = winograd.Plan(4, *shape.x[::2], shape.width, *shape.y[2:], shape.padding, winograd.slices(shape, 4))
         assert plan.rows % (4 * plan.slices) == 0
@@ -116,6 +117,13 @@ def test_a_pass_is_right_on_the_emulator(name, which, cupy):
 
 
 @needs_compiler
+@pytest.mark.parametrize("which", ["forward", "input_gradient"])
+def test_large_blocks_are_right_on_the_emulator(which, cupy, monkeypatch):
+    monkeypatch.setattr(winograd, "MANY_WAVES", 0)
+    assert error_of(RUNGS["winograd2_fused"], Shape(2, 40, 40, 6, 5, 3), which, cupy) < 5e-7
+
+
+@needs_compiler
 @pytest.mark.parametrize("which", PASSES)
 @pytest.mark.parametrize("name", ["im2col", "fft"])
 def test_strides_and_other_kernels_are_right_on_the_emulator(name, which, cupy):
@@ -124,11 +132,12 @@ def test_strides_and_other_kernels_are_right_on_the_emulator(name, which, cupy):
 
 
 @needs_compiler
-def test_slices_of_the_tiles_change_nothing(cupy, monkeypatch):
+@pytest.mark.parametrize("name", ["winograd2", "winograd4_split"])
+def test_slices_of_the_tiles_change_nothing(name, cupy, monkeypatch):
     shape = EMULATED[-1]
     for slices in (1, 3):
         monkeypatch.setattr(winograd, "slices", lambda *of, found=slices: found)
-        assert error_of(RUNGS["winograd2"], shape, "weight_gradient", cupy) < 5e-7
+        assert error_of(RUNGS[name], shape, "weight_gradient", cupy) < 1e-6
 
 
 # On a GPU

@@ -137,6 +137,7 @@ struct Sizes {
 template <int N>
 inline void put(Pack<N>* to, Pack<N> found, long long copies, int low)
 {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800  // what TF32 is for
     if (copies) {
         Pack<N> high;
         #pragma unroll
@@ -146,6 +147,7 @@ inline void put(Pack<N>* to, Pack<N> found, long long copies, int low)
         }
         to[(1 - low) * copies] = high, to[2 * copies] = high;
     }
+#endif
     to[low * copies] = found;
 }
 
@@ -263,20 +265,28 @@ extern "C" __global__ void transform_filters(const Number* w, Number* U, int in,
         [&](int p, int q, Number found) { put(to + (p * T + q) * places, found, copies, low); });
 }
 
-// dW (o, c, 3, 3) = G^T dU G, where dU[place] is the sum of `slices` matrices (o, c) with rows of `pitch` numbers.
-extern "C" __global__ void transform_filter_gradient(const Number* dU, Number* dW, int o, int c, int pitch,
+constexpr int PAIRS = 32;  // of a filter and a channel, of a block
+
+// dW (o, c, 3, 3) = G^T dU G, where dU[place] is the sum of `slices` matrices (o, c) with rows of `pitch` numbers. First
+// all of a block's threads add up slices, as many sums at a time as there are threads; then a warp transforms.
+extern "C" __global__ void transform_filter_gradient(const float* dU, Number* dW, int o, int c, int pitch,
                                                      long long matrix, int slices)
 {
-    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, filter = i / c, channel = i % c;
-    if (filter >= o) return;
-    const Number* from = dU + (size_t)filter * pitch + channel;
-    Number* to = dW + (size_t)i * TAPS * TAPS;
-    transform<FilterGradient, 1>(
-        [&](int p, int q) {
-            Number sum = {};
-            for (int slice = 0; slice < slices; ++slice)
-                sum.each[0] += from[((p * T + q) * slices + slice) * matrix].each[0];
-            return sum;
-        },
-        [&](int p, int q, Number found) { to[p * TAPS + q] = found; });
+    extern __shared__ __align__(128) unsigned char shared_bytes[];
+    Number* sums = (Number*)shared_bytes;  // (PLACES, PAIRS)
+    for (int i = threadIdx.x; i < PLACES * PAIRS; i += blockDim.x) {
+        const int pair = blockIdx.x * PAIRS + i % PAIRS, filter = pair / c;
+        if (filter >= o) continue;
+        const float* from = dU + (size_t)(i / PAIRS) * slices * matrix + (size_t)filter * pitch + (pair - filter * c);
+        float sum = 0;
+        #pragma unroll 4
+        for (int slice = 0; slice < slices; ++slice) sum += from[slice * matrix];
+        sums[i].each[0] = sum;
+    }
+    __syncthreads();
+    const int pair = blockIdx.x * PAIRS + threadIdx.x;
+    if (threadIdx.x >= PAIRS || pair >= o * c) return;
+    Number* to = dW + (size_t)pair * TAPS * TAPS;
+    transform<FilterGradient, 1>([&](int p, int q) { return sums[(p * T + q) * PAIRS + threadIdx.x]; },
+                                 [&](int p, int q, Number found) { to[p * TAPS + q] = found; });
 }

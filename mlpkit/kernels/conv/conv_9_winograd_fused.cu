@@ -10,9 +10,13 @@
 // COLUMNS channels; both tiles of the image and of dy are transformed on the way. Each block has a slice of the
 // tiles; `add_slices` adds these up.
 //
-// What bounds it is multiply-adds, 4 for an output where the direct way does 9, and what feeds them: for 64
-// multiply-adds a thread loads 16 numbers from shared memory. F(4 x 4) would have 36 places: either 36 small
-// matrices, for which filters come from the L2 cache faster than it can, or more sums than there are registers.
+// What bounds it is instructions, and what waits between them. A thread with 128 sums does 1,024 multiply-adds for 8
+// channels, and 280 other instructions: loads from shared memory, transforms, addresses. Such blocks are alone on a
+// multiprocessor, and nobody multiplies while they begin and end. Blocks of 32 filters and 32 tiles come in pairs, and
+// are faster where there are few channels; larger ones load less for each multiply-add, and win where there are many.
+//
+// F(4 x 4) would have 36 places: with as many sums as fit into registers, each place had a matrix of 32 x 32, and
+// filters would have to come from the L2 cache as fast as it can send them. So tiles of 4 x 4 stay three kernels.
 
 #include "ptx.cuh"
 

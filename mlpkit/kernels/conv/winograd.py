@@ -17,6 +17,8 @@ from mlpkit.kernels.conv.product import InOrder, by_value, pixels, product
 FILE, FUSED, THREADS, FUSED_THREADS, TAPS = "conv_9_winograd", "conv_9_winograd_fused", 256, 256, 3
 VECTORS = {2: 4, 4: 2}  # numbers of a thread, so that a tile of them fits into its registers
 PRODUCT_TILE, PROCESSORS = 128, 132  # what a large block of a product computes, and how many blocks fill a GPU
+MANY_WAVES = 8  # of large blocks, in which the last one costs little
+MOST_SLICES, PAIRS = 16, 32  # of a sum over tiles; of a filter and a channel, of a block
 SPLIT = "tf32x3"  # products of float32 numbers as three of TF32
 MOST = 2**31 - 2**16
 SIZES = np.dtype(  # the struct of the kernels
@@ -146,7 +148,7 @@ def _weight_gradient(m, precision, shape, x, dy):
     import cupy
 
     split, (h, w), (out_h, out_w) = 3 if precision == SPLIT else 1, shape.x[2:], shape.y[2:]
-    plan = Plan(m, shape.batch, h, w, out_h, out_w, shape.padding, slices(shape, m) if split == 1 else 1)
+    plan = Plan(m, shape.batch, h, w, out_h, out_w, shape.padding, slices(shape, m))
     x, dy, dw = pixels(x), pixels(dy), cupy.empty(shape.w, np.float32)
     V, dM = plan.empty(shape.channels, split), plan.empty(shape.channels_out, split)
     copies, precision = (plan.rows, "tf32") if split > 1 else (0, precision)
@@ -163,21 +165,35 @@ def _weight_gradient(m, precision, shape, x, dy):
 
 
 def slices(shape, m):
-    """Return in how many parts the sum over tiles is made, so that there is work for all multiprocessors."""
-    blocks = (m + 2) ** 2 * math.prod(-(-size // PRODUCT_TILE) for size in shape.w[:2])
-    return max(1, min(8, 2 * PROCESSORS // blocks))
+    """Return in how many parts the sum over tiles is made, so that blocks of the product come in full waves.
+
+    What a wave of blocks takes, and what a part's bytes take, is as measured on an H200, roughly.
+    """
+    o, c = shape.w[:2]
+    tiles = shape.batch * math.prod(-(-size // m) for size in shape.y[2:])
+    places = (m + TAPS - 1) ** 2
+    blocks = places * -(-o // PRODUCT_TILE) * -(-c // PRODUCT_TILE)
+
+    def us(parts):
+        return 0.035 * tiles * -(-blocks * parts // PROCESSORS) / parts + parts * places * o * c * 8 / 3e6
+
+    return min(range(1, MOST_SLICES + 1), key=us)
 
 
 # In one kernel
 
 
 def fused_tile(shape, which):
-    """Return the macros of a block: filters, or rows of the matrices, and tiles or channels, their columns."""
+    """Return the macros of a block: filters, or rows of the matrices, and tiles or channels, their columns.
+
+    Small blocks come in pairs on a multiprocessor: one transforms while the other multiplies. Large ones load less.
+    """
     o, c = shape.w[:2]
-    rows = c if which == "input_gradient" else o
     if which == "weight_gradient":
         return {"FILTERS": 64 if o > 32 else 32, "COLUMNS": 32}
-    return {"FILTERS": 64, "COLUMNS": 32} if rows > 32 else {"FILTERS": 32, "COLUMNS": 64}
+    (h, w), rows = (shape.x[2:], c) if which == "input_gradient" else (shape.y[2:], o)
+    waves = shape.batch * -(-h // 2) * -(-w // 2) / 32 * -(-rows // 64) / PROCESSORS
+    return {"FILTERS": 64 if rows > 32 and waves > MANY_WAVES else 32, "COLUMNS": 32}
 
 
 def prepare_fused(shape, which, a, b, **macros):
@@ -268,7 +284,7 @@ def _filter_gradient(plan, dU, dw):
     o, c = dw.shape[:2]
     numbers = *map(np.int32, (o, c, dU.shape[2])), np.int64(dU[0].size), np.int32(plan.slices)
     kernel = kernels.load(FILE, TILE=plan.m, VECTOR=1).get_function("transform_filter_gradient")
-    return partial(kernel, (-(-o * c // THREADS),), (THREADS,), (dU, dw, *numbers))
+    return partial(kernel, (-(-o * c // PAIRS),), (THREADS,), (dU, dw, *numbers), shared_mem=4 * plan.places * PAIRS)
 
 
 # What lies how
