@@ -122,6 +122,16 @@ def test_the_padding_on_the_right_is_that_on_the_left_of_the_next_row():
     assert conv.pitch == 13
 
 
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_long_sums_are_cut_where_float32_is_meant(layer):
+    (conv, _, _), *_ = planes.convolutions(layer, "forward")
+    for mode in planes.MODES.values():
+        d = planes.division(conv, mode)
+        summed = -(-layer.batch * d.bands // d.slices) * d.windows
+        assert mode.parts == 1 or summed <= planes.MOST_SUMMED
+        assert d.slices * np.prod(d.tiles) >= 126 or d.slices >= layer.batch * d.bands
+
+
 def test_what_does_not_fit_is_said():
     wide = Shape(1, 1, 1, 4, 129, 1)
     assert "at most 128 pieces" in planes.why_not("bf16", wide, "forward")

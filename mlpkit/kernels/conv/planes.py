@@ -21,6 +21,9 @@ MOST_PIECES = 128  # of a row: the copy engine takes boxes of at most 256 number
 WIDTHS = (32, 64, 104, 144, 176, 208)
 SHARED, BARRIERS = 227 << 10, 256  # bytes of shared memory that a block may have, and those not of the rings
 MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
+# Windows that a block sums for the weight gradient where float32 is meant. Tensor cores cut what they add, and so the
+# error grows with the sum: by 3e-9 of the result's norm a window, as measured; the slices are added by float32 adders.
+MOST_SUMMED = 1_500
 
 
 @dataclass(frozen=True)
@@ -383,17 +386,21 @@ def division(conv, mode, cluster=2):
     """
     chunk = 64 if padded(conv.channels) % 64 == 0 else 32 if padded(conv.channels) % 32 == 0 else 16
     tiles = -(-conv.channels_out // 64), padded(conv.channels) // chunk, -(-conv.taps[0] * conv.taps[1] // 9)
+    at_once = max(1, MULTIPROCESSORS // 2 * 2 // int(np.prod(tiles)))  # slices
     best = None
     for most in range(1, conv.windows[0] + 1):
         bands = -(-conv.windows[0] // most)
         rows = -(-conv.windows[0] // bands)
-        slices = max(1, min(MULTIPROCESSORS // 2 * 2 // int(np.prod(tiles)), conv.images * bands))
-        each = -(-conv.images * bands // slices)
+        windows = padded(rows * conv.pitch)
+        each = -(-conv.images * bands // min(at_once, conv.images * bands))
+        if mode.parts > 1:
+            each = min(each, max(1, MOST_SUMMED // windows))
         slices = -(-conv.images * bands // each)
-        cluster = min(slices, cluster)
-        found = Division(chunk, 2, rows, bands, padded(rows * conv.pitch), tiles, padded(slices, cluster), cluster)
+        together = min(slices, cluster)
+        slices = padded(slices, together)
+        found = Division(chunk, 2, rows, bands, windows, tiles, slices, together)
         slots = min(4, (SHARED - BARRIERS) // found.slot(conv, mode))
-        work = each * (found.windows + 24)
+        work = -(-slices // at_once) * each * (windows + 24)
         if slots >= 2 and (best is None or work < best[0]):
             best = work, replace(found, slots=slots)
     return best and best[1]
