@@ -1,7 +1,7 @@
 // A block for each tile of the result, with the piece of the images that it needs, and its filters, in shared memory.
 //
-// A block has SIDE x SIDE pixels of FILTERS channels, a thread a number. Windows of neighbouring pixels overlap: for
-// 8 x 8 of them, 3 x 3 wide, an image's tile is 10 x 10, the 8 x 8 pixels and a border around, the halo. The threads
+// A block has SIDE x SIDE pixels of FILTERS channels, a thread a number. Windows of neighbouring pixels overlap: for 8
+// x 8 of them, 3 x 3 wide, an image's tile is 10 x 10, the 8 x 8 pixels and a border around, the halo. The threads
 // fetch it together, CHUNK channels at a time, and each of its numbers is used FILTERS k k times, less at the border.
 // Zeros for what lies outside of the image are made here, once, and nobody asks for borders again.
 //
@@ -9,8 +9,8 @@
 //
 // The gradient of the weights is a product of matrices, dy (channels_out, pixels) times the windows of x (pixels,
 // channels), one for each tap: tiles of TILE x TILE as in the third product of matrices, where x's are read at another
-// place for each tap. The pixels of all images make up a long k, so it is cut into slices: each block adds up its slice
-// of the batch, and another kernel adds up slices, always in the same order.
+// place for each tap. The pixels of all images make up a long k, so it is cut into slices: each block adds up its
+// slice of the batch, and another kernel adds up slices, always in the same order.
 //
 // Shared memory brings two numbers for each multiply-add. That is what bounds this. The next file lets a thread do
 // many multiply-adds with each number.
@@ -39,14 +39,16 @@ struct Corner {
 // Blocks of an array (batch, channels, height, width): along a row of it first, then down, then the next channels.
 inline Corner corner_of(int channels, int height, int width)
 {
-    int across = (width + SIDE - 1) / SIDE, down = (height + SIDE - 1) / SIDE, groups = (channels + FILTERS - 1) / FILTERS;
+    int across = (width + SIDE - 1) / SIDE, down = (height + SIDE - 1) / SIDE;
+    int groups = (channels + FILTERS - 1) / FILTERS;
     int i = blockIdx.x, tile = i / across, plane = tile / down;
     return {plane / groups, plane % groups * FILTERS, tile % down * SIDE, i % across * SIDE};
 }
 
 // Fetch `many` tiles of edge EDGE from (row, column) on; what is outside is 0.
 template <int EDGE>
-inline void fetch_images(float (*to)[EDGE][EDGE], const float* images, int many, int row, int column, int height, int width)
+inline void fetch_images(float (*to)[EDGE][EDGE], const float* images, int many, int row, int column, int height,
+                         int width)
 {
     for (int i = threadIdx.x; i < many * EDGE * EDGE; i += THREADS) {
         int c = i / (EDGE * EDGE), y = row + i / EDGE % EDGE, x = column + i % EDGE;
@@ -131,8 +133,8 @@ constexpr int TILE = 16, DEPTH = 32;  // channels of x and of dy, and pixels at 
 
 // Block (tap, tile of channels, tile of channels_out, slice of the batch) writes its part of sums [slice][o][c][tap].
 extern "C" __global__ __launch_bounds__(TILE * TILE, 1)
-void weight_gradient(const float* x, const float* dy, float* sums, int batch, int channels, int channels_out, int height,
-                     int width, int out_height, int out_width, int slices)
+void weight_gradient(const float* x, const float* dy, float* sums, int batch, int channels, int channels_out,
+                     int height, int width, int out_height, int out_width, int slices)
 {
     float (*x_tile)[DEPTH + 1] = reinterpret_cast<float (*)[DEPTH + 1]>(shared_bytes);
     float (*dy_tile)[DEPTH + 1] = x_tile + TILE;

@@ -1,9 +1,10 @@
 // A patch of the result in each thread's registers, and the filters of its channel beside it.
 //
-// A thread has one channel of the result (or EACH of them) and a patch of PATCH_H x PATCH_W pixels: so many totals stay
-// in registers from first to last. For each channel of the images it takes that channel's k x k weights into registers,
-// once for the whole patch, and then row after row of the image, one ahead of the multiply-adds: a number that is loaded
-// serves k x k products, a weight PATCH_H x PATCH_W. With 11 x 11 pixels that is 1,089 multiply-adds for 178 numbers.
+// A thread has one channel of the result (or EACH of them) and a patch of PATCH_H x PATCH_W pixels: so many totals
+// stay in registers from first to last. For each channel of the images it takes that channel's k x k weights into
+// registers, once for the whole patch, and then row after row of the image, one ahead of the multiply-adds: a number
+// that is loaded serves k x k products, a weight PATCH_H x PATCH_W. With 11 x 11 pixels that is 1,089 multiply-adds
+// for 178 numbers.
 //
 // The lanes of a warp have the same patch and 32 channels. So all of them need the same numbers of the image: one
 // address, one answer for all lanes, four numbers at a time. And each needs its own weights, from other banks than its
@@ -14,17 +15,19 @@
 // wide as the image.
 //
 // The input gradient is a convolution too: of dy, with filters turned round. Where windows lie SPREAD pixels apart, it
-// is as if dy had zeros between its pixels; these are not stored, and not multiplied. So one function does both passes.
+// is as if dy had zeros between its pixels; these are not stored, and not multiplied. So one function does both
+// passes.
 //
-// The gradient of the weights has k x k totals for a channel of x and one of dy, and sums over all pixels. Here a thread
-// keeps the patch of dy in registers, in OUTS channels, and goes through EACH channels of x: again k x k products for
-// each number that is loaded. There are few totals and much to add, so blocks take slices of the batch, and a second
-// kernel adds these up, always in the same order.
+// The gradient of the weights has k x k totals for a channel of x and one of dy, and sums over all pixels. Here a
+// thread keeps the patch of dy in registers, in OUTS channels, and goes through EACH channels of x: again k x k
+// products for each number that is loaded. There are few totals and much to add, so blocks take slices of the batch,
+// and a second kernel adds these up, always in the same order.
 //
-// What bounds it: the multiply-adds. Nine of ten instructions are one, and about two thirds of those that the chip could
-// do get done, whatever the tiles are, however many the warps. The likely reason is where registers lie: a multiply-add
-// reads three of them, and waits if too many are in one bank. A pixel's total meets its left, middle and right neighbour
-// in turn, and these lie in different banks: so it can't be in the right one for all, as in a product of matrices.
+// What bounds it: the multiply-adds. Nine of ten instructions are one, and about two thirds of those that an H200 could
+// do get done with the best of many tiles, be its warps 8 or 16 and its loads few or many. A reason may be where
+// registers lie: a multiply-add reads three of them, and waits if too many are in one bank. A pixel's total meets its
+// left, middle and right neighbour in turn, and these lie in different banks: so it can't be in the right one for all,
+// as in a product of matrices.
 
 #include "ptx.cuh"
 
@@ -202,7 +205,8 @@ inline void add_channel(float (&total)[EACH][PIXELS], const float (&w)[EACH][TAP
 }
 
 // Through shared memory: the sums of all slices, one after the other, and then whole lines to y.
-inline void store_totals(float* lines, const float (&total)[EACH][PIXELS], float* y, int many_out, int tile_y, int tile_x)
+inline void store_totals(float* lines, const float (&total)[EACH][PIXELS], float* y, int many_out, int tile_y,
+                         int tile_x)
 {
     constexpr int LINE_OUT = TILE_H * TILE_W | 1;  // odd: the lanes of a warp have their own banks
     int lane = threadIdx.x % LANES, patch = threadIdx.x / LANES % PATCHES, slice = threadIdx.x / (LANES * PATCHES);
@@ -420,7 +424,8 @@ void weight_gradient(const float* x, const float* dy, float* sums, int batch, in
     sums += (((size_t)part * CHANNELS_OUT + first_out) * CHANNELS + first_in) * TAPS;
     for (int o = threadIdx.x / 32; o < many_out; o += W_THREADS / 32)
         for (int i = threadIdx.x % 32; i < many_in * TAPS; i += 32) {
-            const int which = o / LANES * (EACH * TAPS) + i % (EACH * TAPS), from = o % LANES + i / (EACH * TAPS) * LANES;
+            const int which = o / LANES * (EACH * TAPS) + i % (EACH * TAPS);
+            const int from = o % LANES + i / (EACH * TAPS) * LANES;
             float sum = 0;
             #pragma unroll
             for (int s = 0; s < SLICES; ++s) sum += all[which * NEXT + from + s * (LANES * GROUPS)];

@@ -1,20 +1,20 @@
 // Images of one channel: the windows of a few pixels stay in registers, and the filters go by.
 //
-// At 1 to 64 channels, 28 x 28 pixels, there is almost nothing to multiply, and 22 MB to write: memory decides. A thread
-// takes PIXELS neighbours in an image of y, one after the other across the ends of rows, and loads their windows once.
-// Then filter after filter goes by, from shared memory: 9 weights for 4 pixels' 36 multiply-adds, and one store of 16
-// bytes. A warp stores 512 bytes in one piece.
+// At 1 to 64 channels, 28 x 28 pixels, there is almost nothing to multiply, and 22 MB to write: memory decides. A
+// thread takes PIXELS neighbours in an image of y, one after the other across the ends of rows, and loads their
+// windows once. Then filter after filter goes by, from shared memory: 9 weights for 4 pixels' 36 multiply-adds, and
+// one store of 16 bytes. A warp stores 512 bytes in one piece.
 //
-// A block has an image, which it brings to shared memory with zeros around, and GROUP filters: so that there are enough
-// blocks to keep all of memory busy.
+// A block has an image, which it brings to shared memory with zeros around, and GROUP filters: so that there are
+// enough blocks to keep all of memory busy.
 //
 // The input gradient reads these 22 MB, once. A lane has a column of dy and goes down its rows, channel after channel:
-// one load for k x k multiply-adds. What it has times the weights of column q of a filter belongs to column j + q of dx,
-// so it keeps k totals for each row of dx: they are shifted, and added up, only at the end.
+// one load for k x k multiply-adds. What it has times the weights of column q of a filter belongs to column j + q of
+// dx, so it keeps k totals for each row of dx: they are shifted, and added up, only at the end.
 //
-// The gradient of the weights reads them once as well. Again a lane has a column of dy, in EACH channels; it keeps these
-// channels' k x k totals, and the part of x that its windows see slides down with it. A block has an image; the sums
-// over lanes go through shared memory, those over images through a second kernel.
+// The gradient of the weights reads them once as well. Again a lane has a column of dy, in EACH channels; it keeps
+// these channels' k x k totals, and the part of x that its windows see slides down with it. A block has an image; the
+// sums over lanes go through shared memory, those over images through a second kernel.
 
 #ifndef HEIGHT
 #define HEIGHT 28
@@ -42,7 +42,7 @@ constexpr int STRIPS = (OUT_WIDTH + 31) / 32;  // of columns of dy, each as wide
 
 #if !defined(PASS) || PASS == 0
 constexpr int LINE = (TAPS + 3) / 4 * 4, PIECES = PLANE / PIXELS;  // of an image
-constexpr int SEEN_H = (OUT_HEIGHT - 1) * STRIDE + KERNEL, SEEN_W = (OUT_WIDTH - 1) * STRIDE + KERNEL;  // by all windows
+constexpr int SEEN_H = (OUT_HEIGHT - 1) * STRIDE + KERNEL, SEEN_W = (OUT_WIDTH - 1) * STRIDE + KERNEL;
 
 static_assert(PLANE % PIXELS == 0, "each thread has as many pixels");
 
@@ -110,8 +110,8 @@ void input_gradient(const float* dy, const float* W, float* dx)
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     constexpr int TILES = (HEIGHT + ROWS - 1) / ROWS;
     static_assert(ROWS % STRIDE == 0, "all tiles begin alike");
-    constexpr int ABOVE = (KERNEL - 1 - PADDING + 8 * STRIDE) / STRIDE - 8;  // windows that begin above the tile and reach it
-    constexpr int BELOW = (ROWS - 1 + PADDING) / STRIDE + 1;               // and that begin within it
+    constexpr int ABOVE = (KERNEL - 1 - PADDING + 8 * STRIDE) / STRIDE - 8;  // windows that reach into the tile
+    constexpr int BELOW = (ROWS - 1 + PADDING) / STRIDE + 1;               // that begin within it
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first_row = blockIdx.x % TILES * ROWS;
     const size_t n = blockIdx.x / TILES;
     float* mine = reinterpret_cast<float*>(shared_bytes) + warp * DX_PLANE;

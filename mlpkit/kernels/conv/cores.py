@@ -15,7 +15,6 @@ from mlpkit.kernels.conv import LAYERS, PASSES, Prepared, Rung
 
 MOST_SHARED = 227 << 10  # bytes that a block may have on an H100 or H200
 PROCESSORS = 132
-MOST_BLOCKS = 2**31 - 1
 
 
 def _numbers(shape):
@@ -44,8 +43,11 @@ def _prepared(launches, out, keeps, workspace=0):
 
 
 def _checked(shape, which, a, b):
+    """Raise ValueError where the operands are not those of the pass."""
     if (a.shape, b.shape) != (wanted := shape.operands(which)[:2]):
         raise ValueError(f"the {which} of {shape} needs arrays {wanted[0]} and {wanted[1]}, not {a.shape}, {b.shape}.")
+    if not (a.flags.c_contiguous and b.flags.c_contiguous):
+        raise ValueError(f"the {which} of {shape} needs arrays stored by rows: make them so with ascontiguousarray.")
 
 
 def _function(name, which, shared=0, **macros):
@@ -413,6 +415,7 @@ def _prepare_registers(shape, which, a, b, tiles=None):
     images, tiles = images_of(shape, which), tiles or tiles_of(shape, which, most_shared)
     if tiles is None:
         raise ValueError(f"{_TOO_LARGE.format(shape)}, and a block has {most_shared} bytes of it here.")
+    tiles = _aligned(tiles, b)
     macros, shared = tiles.macros(images, which), tiles.shared_bytes(images)
     kernel = _function("conv_3_registers", which, shared, **macros)
     out = cupy.empty(shape.operands(which)[2], np.float32)
@@ -426,6 +429,13 @@ def _prepare_registers(shape, which, a, b, tiles=None):
         _adding("conv_3_registers", sums, out, macros, 32, 1024),
     ]
     return _prepared(launches, out, (a, b, sums), sums.nbytes)
+
+
+def _aligned(tiles, array):
+    """Return tiles whose copies of the array may begin where it does: at a multiple of their bytes."""
+    while array.data.ptr % (4 * tiles.vector):
+        tiles = replace(tiles, vector=tiles.vector // 2)
+    return tiles
 
 
 _TOO_LARGE = "no patch of {} fits into a block's registers and shared memory"
