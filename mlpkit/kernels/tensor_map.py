@@ -38,12 +38,14 @@ def encode_planes(address, planes, height, width, box, stride=1):
     """
     rows, columns = box
     row, plane = 16 * width, 16 * width * height
-    if stride == 1:
-        about = (2 * width, height, planes), [row, plane], ((2 * columns, rows, 1), (1, 1, 1))
+    sizes, strides = [width, height, planes], [row, plane]
+    if stride == 1:  # a row's pieces follow each other: one dimension
+        status, found = _encode(
+            UINT64, address, [2 * width, *sizes[1:]], strides, ((2 * columns, rows, 1), (1, 1, 1)), NO_SWIZZLE
+        )
     else:
-        steps = (1, stride, stride, 1)
-        about = (2, width, height, planes), [16, row, plane], ((2, stride * columns, stride * rows, 1), steps)
-    status, found = _encode(UINT64, address, *about, NO_SWIZZLE)
+        steps = (2, stride * columns, stride * rows, 1), (1, stride, stride, 1)
+        status, found = _encode(UINT64, address, [2, *sizes], [16, *strides], steps, NO_SWIZZLE)
     if status:
         raise RuntimeError(
             f"the driver makes no tensor map of {planes} planes, {height} x {width} pieces of 16 bytes, boxes of "

@@ -192,19 +192,21 @@ def convolutions(shape, which):
         return [(Convolution(*sizes, (p, p), s, (k, k), windows, windows), slice(None), slice(None))]
     sizes = (n, shape.channels_out, shape.channels, shape.out_height, shape.out_width)
     found = []
-    for first in product(range(s), repeat=2):
-        starts = [(a + p) % s for a in first]  # the first tap that hits these pixels
-        taps = [len(range(start, k, s)) for start in starts]
-        windows = [len(range(a, size, s)) for a, size in zip(first, (shape.height, shape.width), strict=True)]
-        if all(taps) and all(windows):
-            pad = [t - 1 - (a + p - start) // s for t, a, start in zip(taps, first, starts, strict=True)]
-            conv = Convolution(
-                *(*sizes, tuple(pad), 1, tuple(taps), tuple(windows)), (shape.height, shape.width), s, first
-            )
-            ends = zip(starts, taps, strict=True)
-            rows, columns = (slice(start + s * (t - 1), start - 1 if start else None, -s) for start, t in ends)
-            found.append((conv, rows, columns))
+    for a, b in product(range(s), repeat=2):
+        pad_y, taps_y, windows_y, rows = _phase(a, shape.height, k, s, p)
+        pad_x, taps_x, windows_x, columns = _phase(b, shape.width, k, s, p)
+        if taps_y * taps_x * windows_y * windows_x:
+            sides = (pad_y, pad_x), 1, (taps_y, taps_x), (windows_y, windows_x)
+            found.append((Convolution(*sizes, *sides, (shape.height, shape.width), s, (a, b)), rows, columns))
     return found
+
+
+def _phase(first, size, k, s, p):
+    """Return of each s-th pixel of a side, from `first` on: padding, taps that hit them, their number, and the taps."""
+    start = (first + p) % s  # the first of them
+    taps = len(range(start, k, s))
+    turned = slice(start + s * (taps - 1), start - 1 if start else None, -s)
+    return taps - 1 - (first + p - start) // s, taps, len(range(first, size, s)), turned
 
 
 # On a GPU
