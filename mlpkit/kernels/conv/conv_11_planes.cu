@@ -103,8 +103,8 @@ inline void store(const Problem& p, void* to, int tile, int channel, const float
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
-void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ Problem p, const void* filters, void* to,
-              const Scales* scales)
+void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ Problem p, const void* filters,
+              void* to, const Scales* scales)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     __shared__ Barriers barriers;
@@ -120,7 +120,8 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; ++i)
             mbarrier_init<1>(&barriers.full_image[i]), mbarrier_init<4 * MULTIPLIERS>(&barriers.empty_image[i]);
-        for (int i = 0; i < SLOTS; ++i) mbarrier_init<1>(&barriers.full[i]), mbarrier_init<4 * MULTIPLIERS>(&barriers.empty[i]);
+        for (int i = 0; i < SLOTS; ++i)
+            mbarrier_init<1>(&barriers.full[i]), mbarrier_init<4 * MULTIPLIERS>(&barriers.empty[i]);
         fence_proxy_async();
     }
     __syncthreads();
@@ -145,7 +146,7 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
         for (int item = blockIdx.x; item < (RESIDENT ? blockIdx.x + 1 : items); item += gridDim.x)
             for (int stage = 0; stage < stages; ++stage) {
                 wait(&barriers.empty[slot], ~round & 1);
-                if (stage == stages - 1) {  // there before the last tap is, and by then it does not hold up the first ones
+                if (stage == stages - 1) {  // there before the last tap is, and does not hold up the first ones
                     float factor = SCALED ? unscale_of(scales) : 1;
                     if (lane == 0) unscale = factor;
                 }

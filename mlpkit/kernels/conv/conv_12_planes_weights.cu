@@ -65,8 +65,8 @@ struct Division {
 };
 
 extern "C" __global__ __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER)
-void multiply(const __grid_constant__ Problem p, const __grid_constant__ Division d, const Piece* images, const Piece* dy,
-              float* partial)
+void multiply(const __grid_constant__ Problem p, const __grid_constant__ Division d, const Piece* images,
+              const Piece* dy, float* partial)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     __shared__ Barriers barriers;
@@ -92,7 +92,8 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
             Piece* to = ring + slot * slot_pieces;
             wait(&barriers.empty[slot], ~round & 1);
             load_planes(images + (size_t)(image * p.channels + width * CHUNK) / 8 * area, area,
-                        (size_t)p.images * p.channels / 8 * area, GROUPS, PHASES * p.pieces, to, plane, GROUPS * plane, thread, [&](int n) {
+                        (size_t)p.images * p.channels / 8 * area, GROUPS, PHASES * p.pieces, to, plane, GROUPS * plane,
+                        thread, [&](int n) {
                             int phase = n / p.pieces, row = divided_by_pitch(p, n - phase * p.pieces);
                             int column = n - phase * p.pieces - row * p.pitch;
                             int y = (first_row + row) * STRIDE + phase / STRIDE - p.pad_y;
@@ -102,8 +103,8 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
             load_planes(dy + ((size_t)image * d.channels / 8 + height * 8) * windows, windows,
                         (size_t)p.images * d.channels / 8 * windows, min(8, d.channels / 8 - 8 * height), d.windows,
                         to + image_pieces, d.plane, 8 * d.plane, thread, [&](int n) {
-                            int row = divided_by_pitch(p, n), column = n - row * p.pitch, y = first_row + row;
-                            return row < p.rows && y < p.windows_y && column < p.windows_x ? y * p.windows_x + column : -1;
+                            int row = divided_by_pitch(p, n), x = n - row * p.pitch, y = first_row + row;
+                            return row < p.rows && y < p.windows_y && x < p.windows_x ? y * p.windows_x + x : -1;
                         });
             cp_async_wait_all();
             fence_proxy_async();  // wgmma reads shared memory by another way than threads write it
@@ -160,7 +161,8 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
     barrier_cluster_wait();
     constexpr int SHARE = NUMBERS / 4 / CLUSTER;  // float4s of a block
     int rank = blockIdx.x % CLUSTER;
-    float4* to = reinterpret_cast<float4*>(partial) + ((size_t)(slice / CLUSTER) * gridDim.x / d.slices + tile) * (NUMBERS / 4);
+    size_t place = (size_t)(slice / CLUSTER) * gridDim.x / d.slices + tile;
+    float4* to = reinterpret_cast<float4*>(partial) + place * (NUMBERS / 4);
     Word shared = shared_address(shared_bytes);
     for (int i = rank * SHARE + threadIdx.x; i < (rank + 1) * SHARE; i += THREADS) {
         float4 sum = {};
@@ -177,14 +179,15 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
 
 // Add what the clusters have, in their order, and write it where it belongs: dW (o, c, k, l). A thread has a number.
 extern "C" __global__ __launch_bounds__(256)
-void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW, int o_all,
-         int c_all, const Scales* scales)
+void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW,
+         int o_all, int c_all, const Scales* scales)
 {
     int tiles = d.heights * d.widths * d.tap_groups, taps = p.taps_y * p.taps_x, all = tiles * NUMBERS;
     int number = blockIdx.x * blockDim.x + threadIdx.x;
     float unscale = SCALED ? unscale_of(scales) : 1;
     if (number >= all) return;
-    int tile = number / NUMBERS, thread = number % (128 * MULTIPLIERS), sum_of_thread = number % NUMBERS / (128 * MULTIPLIERS);
+    int tile = number / NUMBERS, thread = number % (128 * MULTIPLIERS);
+    int sum_of_thread = number % NUMBERS / (128 * MULTIPLIERS);
     int tap = (tile / (d.heights * d.widths) * MULTIPLIERS + thread / 128) * TAPS + sum_of_thread / (CHUNK / 2);
     int i = sum_of_thread % (CHUNK / 2);
     int o = tile % d.heights * 64 + thread / 32 % 4 * 16 + thread % 32 / 4 + i % 4 / 2 * 8;

@@ -129,7 +129,7 @@ void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, S
         if (threadIdx.x % 32 == 0) atomicMax(&most[which], found);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {  // for its block: when all warps asked for the same two words, that took longer than the rest
+    if (threadIdx.x == 0) {  // for its block: all warps at the same two words would wait for each other
         for (int which = 0; which < 2; ++which) atomicMax(&scales->largest[launch % 2][which], most[which]);
         __threadfence();
         if (atomicAdd(&scales->arrived, 1) == gridDim.x - 1) {
@@ -158,8 +158,8 @@ void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, S
 // further on in memory. What lies outside of an image comes as zeros: the padding. By the lanes of a warp, a plane
 // each.
 template <int PLANES>
-inline void load_planes(const TensorMap* images, int all_planes, int first_plane, int planes, int x, int y, int plane, Piece* to,
-                        Word64* barrier)
+inline void load_planes(const TensorMap* images, int all_planes, int first_plane, int planes, int x, int y, int plane,
+                        Piece* to, Word64* barrier)
 {
     for (int i = threadIdx.x % 32; i < PARTS * planes; i += 32) {
         int part = i / planes, number = i % planes;
@@ -169,7 +169,8 @@ inline void load_planes(const TensorMap* images, int all_planes, int first_plane
 }
 
 // The tile of the images, number `tile`, CHUNK channels of it from `first_channel` on. The barrier counts its bytes.
-inline void load_images(const Problem& p, const TensorMap* images, int tile, int first_channel, Piece* to, Word64* barrier)
+inline void load_images(const Problem& p, const TensorMap* images, int tile, int first_channel, Piece* to,
+                        Word64* barrier)
 {
     int image = tile / p.bands, y = tile % p.bands * p.rows * STRIDE - p.pad_y;
     int first = (image * p.channels + first_channel) / CHANNELS, all = p.images * p.channels / CHANNELS;
