@@ -55,6 +55,15 @@ def test_both_layouts_are_tried():
     assert {result for _, result in cudnn._variants("weight_gradient", "bf16")} == {"float32", "bf16"}
 
 
+@pytest.mark.parametrize("which", PASSES)
+def test_what_plans_are_held_to_is_right(which):
+    pytest.importorskip("cupy")
+    rng = np.random.default_rng(3)
+    for shape in (*SHAPES, *(random_shape(rng) for _ in range(10))):
+        a, b = operands(shape, which)
+        assert error(cudnn.exact(shape, which, a, b), wanted(shape, which, a, b)) < 1e-13, shape
+
+
 # On a GPU
 
 
@@ -110,6 +119,14 @@ def test_float32_is_float32(which):
         prepared.call()
         errors[name] = error(cupy.asnumpy(prepared.result()), right)
     assert errors["cudnn_float32"] < 5e-6 < 5e-5 < errors["cudnn_tf32"] < errors["cudnn_bf16"]
+
+
+@pytest.mark.gpu
+@needs_cudnn
+def test_a_transform_that_is_too_far_off_is_not_taken():
+    """The weight gradient of many images by Winograd's transform is off by 2e-5, and would be the fastest."""
+    shape = Shape(128, 64, 64, 28, 28, 3, padding=1)
+    check(QUICK["cudnn_float32"], shape, "weight_gradient")
 
 
 @pytest.mark.gpu

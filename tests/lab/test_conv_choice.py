@@ -72,6 +72,12 @@ def test_a_wrong_decision_costs_its_time():
     assert conv_choice.regret(RECORD, "bf16") == {}
 
 
+def test_a_decision_for_a_wrong_result_is_not_left_out():
+    runs = [*RECORD["runs"][:5], decision("float32", "planes_fp16x3")]
+    assert conv_choice.regret({"runs": runs}, "float32") == {(SHAPE, "forward"): float("inf")}
+    assert conv_choice.table({"runs": [*runs, decision("tf32", "winograd2")]})
+
+
 def test_the_table_shows_a_record():
     text = conv_choice.table(RECORD)
     for words in ("128 images of 28 x 28, 64 to 64 channels", "winograd2", "cuDNN 5.0 us", "4.00 times"):
@@ -85,6 +91,13 @@ def test_no_gpu_is_said_in_a_sentence(monkeypatch):
     monkeypatch.setattr(engines, "load", refuse)
     with pytest.raises(engines.EngineUnavailable, match="no NVIDIA driver"):
         conv_choice.measure(save=None, progress=None)
+
+
+def test_the_published_record_can_be_read():
+    record = results.published("conv_choice")
+    assert conv_choice.table(record)
+    assert conv_choice.fastest(record, SHAPE, "forward", "float32")[0] in ladder.OURS
+    assert min(conv_choice.regret(record, "float32").values()) >= 1
 
 
 # Decisions

@@ -15,7 +15,7 @@ import numpy as np
 from mlpkit import __version__
 from mlpkit.checks import check_choice
 from mlpkit.files import write_atomically
-from mlpkit.kernels.conv import ERRORS, PASSES, ladder
+from mlpkit.kernels.conv import ERRORS, PASSES, cudnn, ladder
 from mlpkit.kernels.conv.timing import quick_us
 
 # What may stand in for what: who asks for TF32 is content with float32.
@@ -37,16 +37,20 @@ def able(shape, which, precision, rungs=None):
 
 
 def times(shape, which, precision, rungs=None):
-    """Return the microseconds of a pass by each of the rungs that can, the fastest first; one that fails has none."""
+    """Return the microseconds of a pass by each of the rungs that can, the fastest first.
+
+    One that fails has none, and neither has one whose result is too far off for its class.
+    """
     import cupy
 
     rng = cupy.random.default_rng(0)
     a, b = (rng.standard_normal(each, np.float32) for each in shape.operands(which)[:2])
-    found: dict[str, float] = {}
+    right, found = cudnn.exact(shape, which, a, b), dict[str, float]()
     for name, rung in able(shape, which, precision, rungs).items():
         try:
-            call = rung.prepare(shape, which, a, b).call
-            found[name] = quick_us(call, min(found.values(), default=float("inf")))
+            prepared = rung.prepare(shape, which, a, b)
+            cudnn.check(prepared.call, prepared.result, right, ERRORS[rung.precision])
+            found[name] = quick_us(prepared.call, min(found.values(), default=float("inf")))
         except Exception:  # a compiler's, the driver's, ...: as of a kernel for other chips
             continue
     return dict(sorted(found.items(), key=lambda item: item[1]))

@@ -92,7 +92,8 @@ class Problem:
         found.set_dim(list(out)).set_stride(_strides(out, layout))
         notes = cudnn.numerical_note
         forbidden = [notes.NONDETERMINISTIC] if repeats else []
-        forbidden += [notes.WINOGRAD, notes.FFT] if direct else []
+        transforms = "WINOGRAD", "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13", "FFT"
+        forbidden += [getattr(notes, name) for name in transforms] if direct else []
         if precision == "float32":
             forbidden += [notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS, notes.REDUCED_PRECISION_REDUCTION]
         self._find_plans(cudnn.heur_mode, forbidden)
@@ -251,7 +252,7 @@ def tuned(shape, which, precision, repeats=False, seconds=SECONDS):
 
     rng = cupy.random.default_rng(0)
     a, b = (rng.standard_normal(each, np.float32) for each in shape.operands(which)[:2])
-    case, found, reasons = (a, b, plain(shape, which, a, b)), [], []
+    case, found, reasons = (a, b, exact(shape, which, a, b)), [], []
     for layout, result in _variants(which, precision):
         try:
             found += trials(Problem(shape, which, precision, layout, result, repeats), *case, seconds)
@@ -297,7 +298,7 @@ def trials(problem, a, b, right, seconds=SECONDS, progress=lambda text: None):
         try:
             size = problem.build(index)
             call = problem.call(index, arrays, cupy.cuda.alloc(max(1, size)))
-            _check(call, lambda: problem.result_of(arrays[2]), right, ERRORS[problem.precision])
+            check(call, lambda: problem.result_of(arrays[2]), right, ERRORS[problem.precision])
             us = quick_us(call, best)
         except (ValueError, *_refusals()) as error:  # such as a kernel that this GPU has not
             progress(f"{problem.name(index)}: {_first_line(error)}")
@@ -309,7 +310,7 @@ def trials(problem, a, b, right, seconds=SECONDS, progress=lambda text: None):
     return [Choice(**each, **counts) for each in found]
 
 
-def _check(call, result, right, most):
+def check(call, result, right, most):
     """Raise ValueError where a call's result is further off than `most`, as a part of the norm."""
     import cupy
 
@@ -319,18 +320,27 @@ def _check(call, result, right, most):
         raise ValueError(f"its result is off by {error:.1e} of its norm.")
 
 
-def plain(shape, which, a, b):
-    """Return a pass's result in float32 by a plan of cuDNN's that transforms nothing: as float32's own sums are.
-
-    Raises ValueError where there is no such plan.
-    """
+def exact(shape, which, a, b):
+    """Return a pass's result in float64: a product for each place of the window. a, b: CuPy's arrays, or NumPy's."""
     import cupy
 
-    problem = Problem(shape, which, "float32", "nchw", repeats=True, direct=True)
-    index, size = problem.first()
-    arrays = problem.place(a, b)
-    problem.call(index, arrays, cupy.cuda.alloc(max(1, size)))()
-    return problem.result_of(arrays[2])
+    xp, pad, step = cupy.get_array_module(a), shape.padding, shape.stride
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    (n, c, h, w), out = shape.x, xp.zeros(shape.operands(which)[2])
+    x = xp.zeros((n, c, h + 2 * pad, w + 2 * pad))
+    inner = x[:, :, pad : pad + h, pad : pad + w]
+    if which != "input_gradient":
+        inner[...] = a
+    for p, q in np.ndindex(shape.kernel, shape.kernel):
+        rows, columns = (slice(at, at + step * (m - 1) + 1, step) for at, m in ((p, shape.y[2]), (q, shape.y[3])))
+        seen = x[:, :, rows, columns]
+        if which == "forward":
+            out += xp.tensordot(seen, b[:, :, p, q], (1, 1)).transpose(0, 3, 1, 2)
+        elif which == "input_gradient":
+            seen += xp.tensordot(a, b[:, :, p, q], (1, 0)).transpose(0, 3, 1, 2)
+        else:
+            out[:, :, p, q] = xp.tensordot(b, seen, ((0, 2, 3), (0, 2, 3)))
+    return inner.copy() if which == "input_gradient" else out
 
 
 # The rungs

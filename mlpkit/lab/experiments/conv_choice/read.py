@@ -55,12 +55,15 @@ def decisions(record, precision):
 
 
 def regret(record, precision):
-    """Return how many times as long as the fastest rung the one takes that was decided for: {(shape, pass): factor}."""
+    """Return how many times as long as the fastest rung the one takes that was decided for: {(shape, pass): factor}.
+
+    Infinity, where the one that was decided for has no time: where its result was too far off.
+    """
     found = {}
     for (shape, which), name in decisions(record, precision).items():
         taken, (_, least) = median_us(record, name, shape, which), fastest(record, shape, which, precision)
-        if taken and least:
-            found[shape, which] = taken / least
+        if name and least:
+            found[shape, which] = taken / least if taken else float("inf")
     return found
 
 
@@ -73,9 +76,11 @@ def table(record):
         for which in PASSES:
             lines += [_line(record, shape, which, precision) for precision in ERRORS]
     for precision in ERRORS:
-        factors = sorted(regret(record, precision).values())
-        if factors:
-            lines.append(f"{precision}: what was decided for takes {factors[-1]:.2f} times the least time, at most")
+        factors = list(regret(record, precision).values())
+        right = [factor for factor in factors if factor < float("inf")]
+        if right:
+            lines.append(f"{precision}: what was decided for takes {max(right):.2f} times the least time, at most")
+            lines[-1] += f"; {len(factors) - len(right)} of {len(factors)} are too far off"
     return "\n".join(lines)
 
 

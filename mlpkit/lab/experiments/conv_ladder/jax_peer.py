@@ -1,8 +1,9 @@
 """JAX's convolutions, timed in this process: prints its runs as JSON.
 
-At its best: XLA times its kernels as it compiles; both layouts. A pass stands in a loop inside one program, several
-times in the loop's body: each writes one number of its result into its operand, so that none can be left out or moved.
-What the loop takes without the pass is measured too.
+At its best: XLA times its kernels as it compiles; both layouts. A program does a pass many times: each writes one
+number of its result into its operand, so that none can be left out or moved. Programs are asked for without a pause,
+and the host's clock is read. So a sample also holds, for each pass, the kernel that writes this number, and launches
+where the host is slower than the GPU: it is what JAX takes at most. Nothing is subtracted: such times do not add up.
 """
 
 import time
@@ -13,7 +14,7 @@ import numpy as np
 
 from . import asked
 
-UNROLLED = 8
+PASSES_A_PROGRAM = 32
 COMPILERS = 12  # threads; XLA lets one of them at a time on the GPU, to choose kernels
 
 
@@ -62,66 +63,45 @@ def _ordered(case):
     return [each.transpose(order) for each, order in zip(case.arrays()[:2], axes, strict=True)]
 
 
-def loop(call, times, a, b):
-    """Return one number after so many rounds of the loop."""
-    import jax.numpy as jnp
-    from jax import lax
-
-    def body(_, a):
-        for _ in range(UNROLLED):
-            y = call(a, b)
-            a = a.at[0, 0, 0, 0].set((y[0, 0, 0, 0] > 0).astype(a.dtype))
-        return a
-
-    return lax.fori_loop(0, times, body, a)[0, 0, 0, 0].astype(jnp.float32)
+def repeated(call, a, b):
+    """Return the first operand after so many passes."""
+    for _ in range(PASSES_A_PROGRAM):
+        y = call(a, b)
+        a = a.at[0, 0, 0, 0].set((y[0, 0, 0, 0] > 0).astype(a.dtype))
+    return a
 
 
-def nothing(a, b):
-    """Stand for a pass that takes no time."""
-    return a[:1, :1, :1, :1] + 1
-
-
-def compiled(case, rounds, a, b):
-    """Return a pass and the loop of it, compiled."""
+def compiled(case, a, b):
+    """Return a pass and the program of many, compiled; this one takes over its first operand."""
     import jax
 
     call = operation(case.shape, case.which, case.precision, case.layout)
-    return [jax.jit(each).lower(a, b).compile() for each in (call, partial(loop, call, rounds))]
+    many = jax.jit(partial(repeated, call), donate_argnums=0)
+    return [each.lower(a, b).compile() for each in (jax.jit(call), many)]
 
 
-def empty_loop_us(samples, rounds=100):
-    """Return the samples of a loop without a pass, for each time that one would be in it."""
-    import jax
-    import jax.numpy as jnp
-
-    a = jnp.ones((64, 64, 64, 64))
-    program = jax.jit(partial(loop, nothing, rounds)).lower(a, a).compile()
-    program(a, a).block_until_ready()
-    return [_waited_us(program, a, a) / (rounds * UNROLLED) for _ in range(samples)]
-
-
-def rounds_of(case, sample_ms):
-    """Return how many rounds of the loop take about so long, where the chip is half as fast as it can be."""
-    us = case.shape.flops / (25e6 if case.precision == "float32" else 150e6) + 10
-    return max(2, int(sample_ms * 1e3 / us) // UNROLLED)
-
-
-def measured(case, rounds, programs, a, b, samples):
-    """Return a case's error, and samples of the loop."""
-    program, whole = programs
+def measured(case, programs, a, b, samples, sample_ms):
+    """Return a case's error, and the microseconds of a pass, each of many that are asked for without a pause."""
+    program, many = programs
     found = np.asarray(program(a, b).astype("float32"))
     if case.layout == "nhwc":
         found = found.transpose((3, 2, 0, 1) if case.which == "weight_gradient" else (0, 3, 1, 2))
-    whole(a, b).block_until_ready()
-    calls = rounds * UNROLLED
-    times = [_waited_us(whole, a, b) / calls for _ in range(samples)]
-    return {"error": case.error(found), "calls": calls, "samples_us": times}
+    a = many(a, b)
+    us, a = _waited_us(many, a, b, 1)
+    times, found_us = int(max(2, sample_ms * 1e3 / us)), []
+    for _ in range(samples):
+        us, a = _waited_us(many, a, b, times)
+        found_us.append(us / (times * PASSES_A_PROGRAM))
+    return {"error": case.error(found), "calls": times * PASSES_A_PROGRAM, "samples_us": found_us}
 
 
-def _waited_us(program, a, b):
+def _waited_us(program, a, b, times):
+    a.block_until_ready()
     start = time.perf_counter()
-    program(a, b).block_until_ready()
-    return (time.perf_counter() - start) * 1e6
+    for _ in range(times):
+        a = program(a, b)
+    a.block_until_ready()
+    return (time.perf_counter() - start) * 1e6, a
 
 
 def main():
@@ -131,19 +111,15 @@ def main():
     until = time.perf_counter() + options.seconds
 
     def make(case, arrays):
-        if time.perf_counter() > until:
-            return None
-        rounds = rounds_of(case, options.sample_ms)
-        return rounds, compiled(case, rounds, *arrays), *arrays
+        return None if time.perf_counter() > until else (compiled(case, *arrays), *arrays)
 
     with ThreadPoolExecutor(COMPILERS) as pool:
         futures = [pool.submit(make, case, arrays_of(case)) for case in cases]
-    empty, runs = empty_loop_us(options.samples), []
+    runs = []
     for case, made in zip(cases, [future.result() for future in futures], strict=True):
         if made:
-            rounds, programs, a, b = made
-            found = measured(case, rounds, programs, a, b, options.samples)
-            runs.append(case.run("jax", **found, loop_us=empty))
+            programs, a, b = made
+            runs.append(case.run("jax", **measured(case, programs, a, b, options.samples, 20 * options.sample_ms)))
     asked.answer({"jax": jax.__version__}, runs)
 
 

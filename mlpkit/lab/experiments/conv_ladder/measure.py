@@ -42,7 +42,7 @@ class Plan:
     patience_ms: float = 60.0
     tuning_seconds: float = 0.5
     peers: tuple[str, ...] = PEERS
-    peer_seconds: float = 30.0
+    peer_seconds: float = 60.0
     layers: Mapping[str, Shape] = field(default_factory=lambda: dict(LAYERS))
 
 
