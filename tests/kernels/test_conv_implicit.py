@@ -158,6 +158,21 @@ def test_each_shape_has_a_tile_and_each_slice_has_pixels(name, which):
         assert (count - 1) * each < pixels <= count * each
 
 
+@pytest.mark.slow
+@rungs
+def test_no_tile_of_the_table_spills(name):
+    try:
+        kernels.ptxas(), kernels.ptx("launches")
+    except (FileNotFoundError, ImportError, RuntimeError) as error:
+        pytest.skip(str(error))
+    kind = KINDS[name]
+    for which, table in zip(("forward", "weight_gradient"), implicit.TILES[name], strict=True):
+        for tile in table.values():
+            found = kernels.resources(kind.file, "sm_90", **tile.macros, **dict(kind.macros))
+            assert found[which].spilled_bytes == 0, tile
+            assert tile.shared_bytes(which, kind.size, kind.on_cores) <= 227 << 10
+
+
 # On a GPU
 
 

@@ -141,8 +141,8 @@ inline void multiply(T* ring, int steps, Totals& totals, Start start)
 }
 
 // The ring's memory takes a block's results (a launch gives as much as the larger of both needs). From there they leave
-// by whole lines, 16 bytes a thread. row_in_warp(i, half): which row of its warp has a lane in a half of piece
-// i. line(y): where row y of the block's tile belongs, or null.
+// by whole lines, 16 bytes a thread. row_in_warp(i, half): a lane's row of its warp's tile, in a half of piece i.
+// line(y): where row y of the block's tile belongs, or null.
 template <class Result, class Row, class Line>
 inline void store_results(const Totals& totals, void* ring, int first_column, int N, Row row_in_warp, Line line)
 {
