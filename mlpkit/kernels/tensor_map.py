@@ -21,7 +21,7 @@ def encode(matrix, columns, box):
     128 bytes are swizzled. Raises RuntimeError where the driver refuses, OSError where there is none.
     """
     sizes, box = (columns, len(matrix)), tuple(reversed(box))
-    status, found = _encode(BF16, matrix.data.ptr, sizes, [matrix.strides[0]], (box, (1, 1)), SWIZZLE_128B)
+    status, found = tiled(BF16, matrix.data.ptr, sizes, [matrix.strides[0]], (box, (1, 1)), SWIZZLE_128B)
     if status:
         raise RuntimeError(
             f"the driver makes no tensor map of {matrix.shape}, boxes of {box[::-1]}: CUDA error {status}."
@@ -29,33 +29,8 @@ def encode(matrix, columns, box):
     return found
 
 
-def encode_planes(address, planes, height, width, box, stride=1):
-    """Return the tensor map of planes of pieces of 16 bytes, one for each pixel.
-
-    address: of `planes` planes, height x width pieces each. box: rows and columns of a plane that are copied at a time,
-    each `stride`-th of both. The kernel's coordinates are 2 x, y, plane; for a stride of 2 they are 0, x, y, plane.
-    Raises RuntimeError where the driver refuses, OSError where there is none.
-    """
-    rows, columns = box
-    row, plane = 16 * width, 16 * width * height
-    sizes, strides = [width, height, planes], [row, plane]
-    if stride == 1:  # a row's pieces follow each other: one dimension
-        status, found = _encode(
-            UINT64, address, [2 * width, *sizes[1:]], strides, ((2 * columns, rows, 1), (1, 1, 1)), NO_SWIZZLE
-        )
-    else:
-        steps = (2, stride * columns, stride * rows, 1), (1, stride, stride, 1)
-        status, found = _encode(UINT64, address, [2, *sizes], [16, *strides], steps, NO_SWIZZLE)
-    if status:
-        raise RuntimeError(
-            f"the driver makes no tensor map of {planes} planes, {height} x {width} pieces of 16 bytes, boxes of "
-            f"{rows} x {columns}: CUDA error {status}."
-        )
-    return found
-
-
-def _encode(kind, address, sizes, strides, box_and_steps, swizzle):
-    """Return the driver's answer and the map. sizes, box, steps: the dimension whose numbers are neighbours first."""
+def tiled(kind, address, sizes, strides, box_and_steps, swizzle):
+    """Return the driver's answer, 0 if all is well, and the map. Dimensions: that of neighbouring numbers first."""
     room = np.zeros(BYTES + 64, np.uint8)
     found = room[-room.ctypes.data % 64 :][:BYTES]  # it has to begin at a multiple of 64 bytes
     several = ctypes.c_uint32 * len(sizes)

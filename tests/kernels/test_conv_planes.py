@@ -1,11 +1,15 @@
 """Convolutions on planes: the addresses come out right in a model on the CPU, and the kernels on a GPU."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
 from test_kernels import needs_compiler
+from test_tensor_map import Driver
 
 from mlpkit import kernels
+from mlpkit.kernels import tensor_map
 from mlpkit.kernels.conv import LAYERS, Shape, planes
 
 MODES = list(planes.MODES)
@@ -137,6 +141,26 @@ def test_what_does_not_fit_is_said():
     assert "at most 128 pieces" in planes.why_not("bf16", wide, "forward")
     assert "turn" in planes.why_not("tf32", LAYERS["64 to 128, 13 x 13"], "weight_gradient")
     assert planes.why_not("fp16x3", LAYERS["64 to 128, 13 x 13"], "weight_gradient") is None
+
+
+def test_the_copy_engine_is_told_what_a_row_and_a_plane_are(monkeypatch):
+    driver = Driver()
+    monkeypatch.setattr(tensor_map.ctypes, "CDLL", lambda name: driver)
+    halves = SimpleNamespace(data=SimpleNamespace(ptr=4096))
+
+    def told(stride, mode="fp16x3"):
+        (conv, _, _), *_ = planes.convolutions(Shape(2, 16, 16, 9, 11, 3, stride, 1), "forward")
+        planes._map(halves, planes.MODES[mode], conv, (5, conv.pitch))
+        _, kind, dimensions, pointer, *sides, _, _, _, _ = driver.told
+        assert (kind, dimensions, pointer) == (tensor_map.UINT64, len(sides[0]), 4096)
+        return sides
+
+    assert told(1) == [[22, 9, 8], [176, 1584], [24, 5, 1], [1, 1, 1]]  # 2 images, 2 planes, 2 parts; a pitch of 12
+    assert told(2) == [[2, 11, 9, 8], [16, 176, 1584], [2, 14, 10, 1], [1, 2, 2, 1]]
+    assert told(1, "tf32")[0] == [22, 9, 8]  # 4 planes an image, no parts
+    driver.status = 1
+    with pytest.raises(RuntimeError, match="no tensor map of 4 planes"):
+        told(1, "bf16")
 
 
 @needs_compiler

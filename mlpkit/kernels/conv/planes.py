@@ -341,9 +341,24 @@ def multiprocessors():
 
 
 def _map(images, mode, conv, box):
-    """Return the tensor map of images or their halves, planes of a convolution's size."""
+    """Return the tensor map of images or their halves; a box is rows and columns of a plane, each `stride`-th of both.
+
+    The kernel's coordinates are 2 x, y, plane; for a stride of 2 they are 0, x, y, plane. Raises RuntimeError where the
+    driver refuses.
+    """
     planes = conv.images * padded(conv.channels) // mode.channels * mode.parts
-    return tensor_map.encode_planes(images.data.ptr, planes, conv.height, conv.width, box, conv.stride)
+    (rows, columns), s = box, conv.stride
+    sizes, strides = [conv.width, conv.height, planes], [16 * conv.width, 16 * conv.width * conv.height]
+    boxes = [[2 * columns, rows, 1], [1, 1, 1]]  # and steps
+    if s == 1:  # a row's pieces follow each other: one dimension of numbers of 8 bytes
+        sizes[0] *= 2
+    else:
+        sizes, strides, boxes = [2, *sizes], [16, *strides], [[2, s * columns, s * rows, 1], [1, s, s, 1]]
+    kind, swizzle = tensor_map.UINT64, tensor_map.NO_SWIZZLE
+    status, found = tensor_map.tiled(kind, images.data.ptr, sizes, strides, boxes, swizzle)
+    if status:
+        raise RuntimeError(f"the driver makes no tensor map of {planes} planes, boxes of {box}: CUDA error {status}.")
+    return found
 
 
 def _launch(mode, conv, tiling, arrays):
