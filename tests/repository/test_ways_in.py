@@ -38,7 +38,8 @@ from unittest import mock
 import cupy
 from mlpkit import engines
 from mlpkit.kernels import gpu
-gpu.why_not = lambda: None
+from mlpkit.kernels.conv import cudnn
+gpu.why_not = cudnn.why_not = lambda: None
 cupy.cuda.Device = lambda: types.SimpleNamespace(compute_capability=sys.argv[1].replace(".", ""))
 cupy.cuda.Stream = mock.MagicMock()
 print(json.dumps({name: why for name, why in engines.available().items() if engines.on_gpu(name)}))
