@@ -290,12 +290,6 @@ __device__ void barrier_cluster_arrive() {
 }
 __device__ void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// How many registers each thread of a warpgroup has from here on: some give what others take. Only sm_90a has these.
-template <int REGISTERS>
-__device__ void setmaxnreg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
-template <int REGISTERS>
-__device__ void setmaxnreg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
-
 // Where the block of a rank in this cluster has what this one has at `address`, and four numbers from there.
 __device__ Word mapa(Word address, Word rank) {
     Word there;

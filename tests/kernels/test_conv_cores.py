@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
+from test_kernels import needs_compiler
 
 from mlpkit import kernels
-from mlpkit.kernels import gpu
 from mlpkit.kernels.conv import ERRORS, LAYERS, Shape, cores
 
 sys.path.append(str(Path(__file__).parents[1] / "engines"))  # where the emulator is
@@ -27,19 +27,6 @@ SMALL = (
 )
 
 ONE = (Shape(2, 1, 5, 8, 6, 3), Shape(3, 1, 20, 7, 9, 5, stride=2, padding=1))
-
-
-def _missing():
-    if gpu.libraries()["NVRTC"] is None:
-        return "NVRTC is not installed"
-    try:
-        kernels.ptxas()
-    except FileNotFoundError as error:
-        return str(error)
-    return None
-
-
-needs_compiler = pytest.mark.skipif(_missing() is not None, reason=_missing() or "")
 
 
 @pytest.fixture(scope="module")

@@ -344,25 +344,6 @@ inline void multiply_pixels(const Geometry& g, const float* image, const float* 
     }
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
-void forward(Geometry g, const float* x, const float* filters, float* y)
-{
-    extern __shared__ __align__(128) unsigned char shared_bytes[];
-    multiply_windows(forward_product(g), g.images, x, filters, y, shared_bytes);
-}
+using Number = float;
 
-extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
-void input_gradient(const __grid_constant__ Geometry g, const float* dy, const float* filters, float* dx)
-{
-    extern __shared__ __align__(128) unsigned char shared_bytes[];
-    Product phase = gradient_product(g, TILE_M, (g.channels + TILE_N - 1) / TILE_N);
-    multiply_windows(phase, g.images, dy, filters, dx, shared_bytes);
-}
-
-// slice: pixels of each slice. sums: (slices, k k c, o).
-extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
-void weight_gradient(Geometry g, const float* x, const float* dy, float* sums, int slice)
-{
-    extern __shared__ __align__(128) unsigned char shared_bytes[];
-    multiply_pixels(g, x, dy, sums, slice, shared_bytes);
-}
+#include "implicit_passes.cuh"
