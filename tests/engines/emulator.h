@@ -250,6 +250,7 @@ static const char* launch(void (*what)(Arguments...), void** values, const size_
 #define __cluster_dims__(...)
 #define threadIdx (Index{(unsigned)current->thread})
 #define blockDim (Index{(unsigned)block_threads})
+#define gridDim (Index{(unsigned)blocks.size()})
 #define blockIdx (Index{(unsigned)current->block})
 #define shared_bytes ((unsigned char*)(((uintptr_t)blocks[current->block].memory.data() + 127) & ~(uintptr_t)127))
 
@@ -293,11 +294,24 @@ static T atomicCAS(T* at, T from, T to) {
     return found;
 }
 
+template <typename T> static T atomicMax(T* at, T value) {
+    const T found = *at;
+    *at = max(found, value), changed = true;
+    return found;
+}
+template <typename T> static T atomicAdd(T* at, T value) {
+    const T found = *at;
+    *at = found + value, changed = true;
+    return found;
+}
+static void __threadfence() {}
+
 static int __float2int_rn(float x) {
     return x != x ? 0 : (int)std::clamp(std::nearbyint((double)x), -2147483648.0, 2147483647.0);
 }
 
 static unsigned __umulhi(unsigned x, unsigned y) { return (uint64_t)x * y >> 32; }
+static unsigned long long __umul64hi(unsigned long long x, unsigned long long y) { return (unsigned __int128)x * y >> 64; }
 
 static unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
     const uint64_t bytes = (uint64_t)high << 32 | low;
@@ -431,6 +445,14 @@ static unsigned short cvt_rn_bf16(float x) {
 
 static Word cvt_rn_bf16x2(float first, float second) { return cvt_rn_bf16(first) | (Word)cvt_rn_bf16(second) << 16; }
 
+static Word cvt_rn_f16x2(float first, float second) {
+    return same_bits<uint16_t>((_Float16)first) | (Word)same_bits<uint16_t>((_Float16)second) << 16;
+}
+
+static float2 cvt_f32_f16x2(Word x) {
+    return {(float)same_bits<_Float16>((uint16_t)x), (float)same_bits<_Float16>((uint16_t)(x >> 16))};
+}
+
 // The nearest float of 11 bits, away from 0 where two are as near.
 static Word cvt_rna_tf32(float x) {
     const unsigned bits = __float_as_uint(x);
@@ -506,7 +528,11 @@ static void ld_relaxed_gpu(float4& four, const float4* at, bool asked = true) {
     if (asked) four = *at;
 }
 
+static Word ld_acquire_gpu(const Word* at) { return *at; }
+static void st_release_gpu(Word* to, Word value) { *to = value, changed = true, deliveries++; }
+
 static bool time_to_look(Word&) { return look_again(), false; }
+static void give_up_after_a_while(Word&) { look_again(); }
 
 // ---- Barriers ----
 

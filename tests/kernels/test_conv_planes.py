@@ -1,17 +1,21 @@
 """Convolutions on planes: the addresses come out right in a model on the CPU, and the kernels on a GPU."""
 
-from types import SimpleNamespace
+import sys
 
+import emulator
 import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
+from emulated_rungs import folder
+from emulated_rungs import needs_compiler as needs_emulator
 from test_kernels import needs_compiler
 from test_tensor_map import Driver
 
 from mlpkit import kernels
 from mlpkit.kernels import tensor_map
-from mlpkit.kernels.conv import LAYERS, Shape, planes
+from mlpkit.kernels.conv import ERRORS, LAYERS, Shape, planes
 
+FIXTURES = (folder,)
 MODES = list(planes.MODES)
 MORE = [random_shape(np.random.default_rng(seed)) for seed in range(8)]
 
@@ -146,11 +150,10 @@ def test_what_does_not_fit_is_said():
 def test_the_copy_engine_is_told_what_a_row_and_a_plane_are(monkeypatch):
     driver = Driver()
     monkeypatch.setattr(tensor_map.ctypes, "CDLL", lambda name: driver)
-    halves = SimpleNamespace(data=SimpleNamespace(ptr=4096))
 
     def told(stride, mode="fp16x3"):
         (conv, _, _), *_ = planes.convolutions(Shape(2, 16, 16, 9, 11, 3, stride, 1), "forward")
-        planes._map(halves, planes.MODES[mode], conv, (5, conv.pitch))
+        planes._map(4096, planes.MODES[mode], conv, (5, conv.pitch))
         _, kind, dimensions, pointer, *sides, _, _, _, _ = driver.told
         assert (kind, dimensions, pointer) == (tensor_map.UINT64, len(sides[0]), 4096)
         return sides
@@ -175,6 +178,100 @@ def test_no_number_leaves_the_registers(name, layer):
         d = planes.division(conv, mode)
         found = kernels.resources(planes.WEIGHTS, MODE=mode.number, CHUNK=d.chunk, SLOTS=d.slots)
         assert {one.spilled_bytes for one in found.values()} == {0}
+
+
+@pytest.fixture
+def cupy(folder, monkeypatch):
+    """Put the emulator in the place of a GPU of four multiprocessors, and NumPy in that of CuPy."""
+    with emulator.with_cupy(folder):
+        load = kernels.load
+        monkeypatch.setattr(planes, "_kernel", lambda file, name, **macros: load(file, **macros).get_function(name))
+        monkeypatch.setattr(planes, "multiprocessors", lambda: 4)
+        found = sys.modules["cupy"]
+        vars(found).update(uint16=np.uint16, uint32=np.uint32, where=np.where, isnan=np.isnan)
+        yield found
+
+
+def in_halves(filters, mode, tiling, scale):
+    """Return filters in order as the halves of a mode, those of a tap together; else as they are."""
+    if not mode.halves:
+        return filters.ravel()
+    blocks = (filters.ravel() * scale).reshape(-1, 1, tiling.chunk * 64)
+    high = blocks.astype(np.float16)
+    both = [high, (blocks - high.astype(np.float32)).astype(np.float16)]
+    return np.concatenate(both[: mode.parts], axis=1).view(np.uint16).ravel()
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", MODES)
+def test_filters_come_in_the_orders_of_both_passes(name, cupy):
+    mode, rng = planes.MODES[name], np.random.default_rng(0)
+    shapes = Shape(2, 6, 20, 9, 9, 3), Shape(1, 70, 40, 7, 8, 2, stride=2), Shape(1, 5, 3, 8, 8, 3, 2, 1)
+    sizes = np.float32([1e-9, 1, 50])
+    ws = [
+        (size * rng.standard_normal(shape.w, np.float32)).view(emulator.Array)
+        for shape, size in zip(shapes, sizes, strict=True)
+    ]
+    filters = planes.Filters(mode, [(shape, w, planes.PASSES_OF_FILTERS) for shape, w in zip(shapes, ws, strict=True)])
+    for turn in range(3):
+        ws[1][:] = rng.standard_normal(ws[1].shape, np.float32) * 10**turn  # the scale is guessed, and wrong
+        for shape, w, made in zip(shapes, ws, filters(), strict=True):
+            for which, stored in made.items():
+                scale = stored.scale[0] if mode.halves else 1
+                assert not mode.halves or 2**14 <= np.abs(w).max() * scale < 2**15
+                at = 0
+                for one in planes.launches(mode, shape, which):
+                    turned = (w if which == "forward" else w.swapaxes(0, 1))[:, :, one.rows, one.columns]
+                    right = in_halves(planes.filters_in_order(turned, mode, one.tiling), mode, one.tiling, scale)
+                    np.testing.assert_array_equal(stored.array[at : at + right.size], right)
+                    assert right.nbytes == 16 * mode.parts * one.pieces(mode)
+                    at += right.size
+                assert at == stored.array.size
+
+
+@needs_emulator
+def test_halves_of_one_array_by_itself(cupy):
+    mode, scale = planes.MODES["fp16x3"], planes.new_scale()
+    for size in (1.0, 1.0, 1e6):
+        x = (size * np.random.default_rng(0).standard_normal((2, 4, 3, 5, 4), np.float32)).view(emulator.Array)
+        found = planes.as_operand(mode, x, scale)
+        pieces = x.reshape(2, 2, 2, 3, 5, 4).transpose(0, 1, 3, 4, 2, 5).reshape(2, 2, 3, 5, 8) * found.scale[0]
+        assert 2**14 <= np.abs(pieces).max() < 2**15
+        high = pieces.astype(np.float16)
+        wanted_halves = np.stack([high, (pieces - high.astype(np.float32)).astype(np.float16)])
+        np.testing.assert_array_equal(found.array, wanted_halves.view(np.uint16))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("shape", [*SHAPES, *MORE], ids=str)
+def test_operands_made_once_serve_all_passes(name, shape):
+    import cupy
+
+    mode = planes.MODES[name]
+    if any(planes.why_not(name, shape, which) for which in PASSES[:2]):
+        pytest.skip("too wide")
+    (x, w), (dy, _) = operands(shape, "forward"), operands(shape, "input_gradient", 1)
+    filters = planes.Filters(mode, [(shape, cupy.asarray(w), planes.PASSES_OF_FILTERS)])
+    scales = [planes.new_scale() if mode.halves else None for _ in range(2)]
+    for _ in range(2):
+        images, gradient = (
+            planes.as_operand(mode, planes.images_as_planes(cupy.asarray(each), mode), scale)
+            for each, scale in zip((x, dy), scales, strict=True)
+        )
+        (made,) = filters()
+        y = planes.empty_planes(mode, *shape.y)
+        planes.convolve(mode, shape, "forward", images, made["forward"], y)
+        dx = planes.empty_planes(mode, *shape.x)
+        planes.convolve(mode, shape, "input_gradient", gradient, made["input_gradient"], dx)
+        found = [planes.planes_as_images(y, shape.channels_out), planes.planes_as_images(dx, shape.channels)]
+        if planes.why_not(name, shape, "weight_gradient") is None:
+            dw = cupy.empty(shape.w, np.float32)
+            planes.weight_gradient(mode, shape, images, gradient, dw)
+            found.append(dw)
+        given = (x, w), (dy, w), (x, dy)
+        for which, pair, result in zip(PASSES, given, found, strict=False):
+            assert error(cupy.asnumpy(result), wanted(shape, which, *pair)) < ERRORS[mode.precision], which
 
 
 @pytest.mark.gpu

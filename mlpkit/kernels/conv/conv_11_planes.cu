@@ -104,7 +104,7 @@ inline void store(const Problem& p, void* to, int tile, int channel, const float
 
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
 void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ Problem p, const void* filters,
-              void* to, const Scales* scales)
+              void* to, const Scale* of_images, const Scale* of_filters)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     __shared__ Barriers barriers;
@@ -147,7 +147,7 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
             for (int stage = 0; stage < stages; ++stage) {
                 wait(&barriers.empty[slot], ~round & 1);
                 if (stage == stages - 1) {  // there before the last tap is, and does not hold up the first ones
-                    float factor = SCALED ? unscale_of(scales) : 1;
+                    float factor = SCALED ? unscale_of(of_images, of_filters) : 1;
                     if (lane == 0) unscale = factor;
                 }
                 if (lane == 0)

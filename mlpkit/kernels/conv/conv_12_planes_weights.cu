@@ -180,11 +180,11 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
 // Add what the clusters have, in their order, and write it where it belongs: dW (o, c, k, l). A thread has a number.
 extern "C" __global__ __launch_bounds__(256)
 void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW,
-         int o_all, int c_all, const Scales* scales)
+         int o_all, int c_all, const Scale* of_images, const Scale* of_dy)
 {
     int tiles = d.heights * d.widths * d.tap_groups, taps = p.taps_y * p.taps_x, all = tiles * NUMBERS;
     int number = blockIdx.x * blockDim.x + threadIdx.x;
-    float unscale = SCALED ? unscale_of(scales) : 1;
+    float unscale = SCALED ? unscale_of(of_images, of_dy) : 1;
     if (number >= all) return;
     int tile = number / NUMBERS, thread = number % (128 * MULTIPLIERS);
     int sum_of_thread = number % NUMBERS / (128 * MULTIPLIERS);

@@ -3,11 +3,15 @@
 `conv_11_planes.cu` has the forward pass and the input gradient, `conv_12_planes_weights.cu` the weight gradient, and
 `planes.cuh` how images lie. Here is what a launch is told: how wide a row is in shared memory, how many rows a tile
 has, and where the results go. The widths of tiles are those that `wgmma.cuh` has.
+
+`prepare` makes a pass of the ladder of two arrays as they come. Where one convolution follows another, operands are
+`Stored` as products read them, once for all products that do: see `convolve`, `weight_gradient` and `Filters`.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +20,7 @@ from mlpkit.kernels import tensor_map
 
 from . import Prepared, Rung
 
-FORWARD, WEIGHTS = "conv_11_planes", "conv_12_planes_weights"
+FORWARD, WEIGHTS, OPERANDS = "conv_11_planes", "conv_12_planes_weights", "planes_operands"
 MOST_PIECES = 128  # of a row: the copy engine takes boxes of at most 256 numbers of 8 bytes a side
 WIDTHS = (32, 64, 104, 144, 176, 208)
 SHARED, BARRIERS = 227 << 10, 256  # bytes of shared memory that a block may have, and those not of the rings
@@ -209,6 +213,57 @@ def _phase(first, size, k, s, p):
     return taps - 1 - (first + p - start) // s, taps, len(range(first, size, s)), turned
 
 
+@dataclass(frozen=True)
+class Division:
+    """Of the weight gradient: its macros chunk and slots, the rows of a band, its windows, and how many slices."""
+
+    chunk: int
+    slots: int
+    rows: int
+    bands: int
+    windows: int
+    tiles: tuple[int, int, int]  # by 64 output channels, by chunks, by groups of nine taps
+    slices: int  # a multiple of the blocks of a cluster
+    cluster: int
+
+    @property
+    def numbers(self):
+        """How many sums a slice has."""
+        return 3 * 3 * self.chunk // 2 * 128 * int(np.prod(self.tiles))
+
+    def slot(self, conv, mode):
+        """Return the bytes of shared memory that a band takes."""
+        plane = conv.stride**2 * (self.windows + conv.reach) | 1  # an odd number
+        return (self.chunk // 8 * plane + 8 * (self.windows | 1)) * mode.parts * 16
+
+
+def division(conv, mode, cluster=2):
+    """Return how the weight gradient's work is divided; None where not even two rows of windows fit.
+
+    cluster: blocks, at most; with 4 of them some multiprocessors stay without one.
+    """
+    chunk = 64 if padded(conv.channels) % 64 == 0 else 32 if padded(conv.channels) % 32 == 0 else 16
+    tiles = -(-conv.channels_out // 64), padded(conv.channels) // chunk, -(-conv.taps[0] * conv.taps[1] // 9)
+    at_once = max(1, MULTIPROCESSORS // 2 * 2 // int(np.prod(tiles)))  # slices
+    best = None
+    for most in range(1, conv.windows[0] + 1):
+        bands = -(-conv.windows[0] // most)
+        rows = -(-conv.windows[0] // bands)
+        windows = padded(rows * conv.pitch)
+        each = -(-conv.images * bands // min(at_once, conv.images * bands))
+        if mode.parts > 1:
+            each = min(each, max(1, MOST_SUMMED // windows))
+        slices = -(-conv.images * bands // each)
+        together = min(slices, cluster)
+        slices = padded(slices, together)
+        found = Division(chunk, 2, rows, bands, windows, tiles, slices, together)
+        slots = min(4, (SHARED - BARRIERS) // found.slot(conv, mode))
+        work = -(-slices // at_once) * each * (windows + 24)
+        if slots >= 2 and (best is None or work < best[0]):
+            best = work, replace(found, slots=slots)
+    return best and best[1]
+
+
 # On a GPU
 
 
@@ -263,76 +318,6 @@ def problem(conv, rows, bands, pieces, to_channels):
 
 
 @cache
-def _kernel(name, function, **macros):
-    kernel = kernels.load(name, **macros).get_function(function)
-    kernel.max_dynamic_shared_size_bytes = SHARED - BARRIERS
-    kernel.preferred_shared_memory_carveout = 100
-    return kernel
-
-
-def prepare(name, shape, which, a, b, tiling=None):
-    """Return a pass that is ready; see `Rung`. name: of a mode. tiling: instead of the most promising one.
-
-    Raises ValueError where the mode can't.
-    """
-    mode = MODES[name]
-    if reason := why_not(name, shape, which):
-        raise ValueError(reason)
-    if which == "weight_gradient":
-        return prepare_weights(mode, shape, a, b)
-    import cupy
-
-    channels = shape.channels_out if which == "forward" else shape.channels
-    size = shape.batch, padded(channels) // mode.stored, *shape.operands(which)[2][2:], mode.stored
-    to = cupy.zeros(size, np.uint16 if mode.stored == 8 else np.float32)
-    images, launches, calls = images_as_planes(a, mode), [], []
-    for conv, rows, columns in convolutions(shape, which):
-        w = (b if which == "forward" else b.swapaxes(0, 1))[:, :, rows, columns]
-        chosen = tiling or tilings(conv, mode)[0]
-        launches.append((conv, chosen, filters_in_order(w, mode, chosen)))
-    filters = cupy.concatenate([filters.ravel() for _, _, filters in launches])
-    halves = Halves(FORWARD, mode, images, filters, launches[0][1].chunk * 8) if mode.halves else None
-    at, found = 0, halves.scales if halves else cupy.zeros(2, np.float32)
-    images, filters = halves.made if halves else (images, filters)
-    for conv, chosen, part in launches:
-        mine = filters[at * mode.parts : (at + part.size) * mode.parts]
-        calls.append(_launch(mode, conv, chosen, (images, mine, to, found)))
-        at += part.size
-
-    def call():
-        for one in [halves.call, *calls] if halves else calls:
-            one()
-
-    workspace = halves.nbytes if halves else 0
-    return Prepared(call, lambda: planes_as_images(to, channels), workspace, (images, filters, halves))
-
-
-class Halves:
-    """Two arrays of float32 as halves, one or two for each number: planes of images, and planes or filters.
-
-    `call()` asks for the kernel that makes them; `made`: the arrays of halves; `scales`: what the kernel leaves for its
-    next launch. block: of the second array, how many pieces are followed by their second halves; all, where it is None.
-    """
-
-    def __init__(self, name, mode, a, b, block=None):
-        import cupy
-
-        self.scales = cupy.zeros(8, np.uint32)
-        self.scales[:2] = np.float32(1).view(np.uint32)
-        self.made = [cupy.empty(mode.parts * array.size, np.uint16) for array in (a, b)]
-        self.nbytes = self.scales.nbytes + sum(array.nbytes for array in self.made)
-        areas = [array.shape[2] * array.shape[3] if array.ndim == 5 else 1 for array in (a, b)]
-        pieces = [
-            np.array([array.data.ptr, made.data.ptr, array.size // 8 | area << 32, of], np.uint64).view("V32")
-            for array, made, area, of in zip((a, b), self.made, areas, (a.size // 8, block or b.size // 8), strict=True)
-        ]
-        split = _kernel(name, "split", MODE=mode.number)
-        blocks, arguments = multiprocessors(), (*pieces, self.scales)
-        self.call = lambda: split.kernel((blocks,), (1024,), arguments, enable_cooperative_groups=True)
-        self.keeps = a, b
-
-
-@cache
 def multiprocessors():
     """Return how many multiprocessors this GPU has."""
     import cupy
@@ -340,7 +325,146 @@ def multiprocessors():
     return cupy.cuda.Device().attributes["MultiProcessorCount"]
 
 
-def _map(images, mode, conv, box):
+@cache
+def _kernel(name, function, **macros):
+    kernel = kernels.load(name, **macros).get_function(function)
+    kernel.max_dynamic_shared_size_bytes = SHARED - BARRIERS
+    kernel.preferred_shared_memory_carveout = 100
+    return kernel
+
+
+# ---- Operands as products read them ----
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Images, their gradient, or filters, as the products read them, so that several products may.
+
+    array: of images halves, uint16 (parts, n, c / 8, h, w, 8), or planes (n, c / s, h, w, s) in bfloat16 (as uint16) or
+    float32; zeros are added to channels up to a multiple of 16. scale: that of halves, see `new_scale`.
+    """
+
+    array: Any
+    scale: Any = None
+
+
+def new_scale():
+    """Return a scale of halves on the GPU: 8 words, of which the first is the power of two, a float32.
+
+    It lasts as long as the array is made again and again: the last launch's scale is the next one's guess.
+    """
+    import cupy
+
+    scale = cupy.zeros(8, np.float32)
+    scale[:1] = 1
+    return scale
+
+
+def empty_planes(mode, n, channels, height, width):
+    """Return planes that `convolve` may write: float32, or bfloat16 as uint16, (n, c / s, h, w, s)."""
+    import cupy
+
+    dtype = np.uint16 if mode.stored == 8 else np.float32
+    return cupy.empty((n, padded(channels) // mode.stored, height, width, mode.stored), dtype)
+
+
+def empty_operand(mode, n, channels, height, width, scale=None):
+    """Return `Stored` for somebody to write. scale: see `new_scale`; None where numbers are stored as they are."""
+    import cupy
+
+    if not mode.halves:
+        return Stored(empty_planes(mode, n, channels, height, width))
+    return Stored(cupy.empty((mode.parts, n, padded(channels) // 8, height, width, 8), np.uint16), scale)
+
+
+def as_operand(mode, planes, scale=None):
+    """Return planes (n, c / s, h, w, s), float32 or bfloat16 as `mode` has them, as `Stored`: halves are made here."""
+    if not mode.halves:
+        return Stored(planes)
+    n, groups, height, width, each = planes.shape
+    found = empty_operand(mode, n, groups * each, height, width, scale)
+    _split(mode, [_pieces(planes, found.array)], [scale])
+    return found
+
+
+def _pieces(array, made, block=None):
+    """Return the argument `Pieces` of the kernel `split`. block: of an array's pieces, see there; all where None."""
+    area = array.shape[2] * array.shape[3] if array.ndim == 5 else 1
+    numbers = [array.data.ptr, made.data.ptr, array.size // 8 | area << 32, block or array.size // 8]
+    return np.array(numbers, np.uint64).view("V32")
+
+
+def _split(mode, pieces, scales):
+    """Ask for the halves of one or two arrays."""
+    if len(pieces) == 1:
+        pieces, scales = [*pieces, np.zeros(4, np.uint64).view("V32")], [*scales, np.uintp(0)]
+    split = _kernel(OPERANDS, "split", MODE=mode.number).kernel
+    split((multiprocessors(),), (1024,), (*pieces, *scales), shared_mem=32, enable_cooperative_groups=True)
+
+
+# ---- Products ----
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One of those that a forward pass or an input gradient is made of. rows, columns: of taps; see `convolutions`."""
+
+    conv: Convolution
+    tiling: Tiling
+    rows: slice
+    columns: slice
+
+    def pieces(self, mode):
+        """Return how many pieces of 16 bytes its filters are, second halves not counted."""
+        rows, columns = padded(self.conv.channels_out, 64 * self.tiling.heights), padded(self.conv.channels)
+        return rows * columns // mode.channels * self.conv.taps[0] * self.conv.taps[1]
+
+
+@lru_cache(4096)
+def launches(mode, shape, which, tiling=None):
+    """Return the `Launch`es of a forward pass or an input gradient. tiling: instead of the most promising one."""
+    found = convolutions(shape, which)
+    return [Launch(conv, tiling or tilings(conv, mode)[0], rows, columns) for conv, rows, columns in found]
+
+
+def convolve(mode, shape, which, images, filters, to, tiling=None):
+    """Ask for a forward pass, or an input gradient: of images, or dy, and filters, both `Stored`, into planes `to`.
+
+    mode: a `Mode`. filters: as `Filters` makes them for this pass. to: as `empty_planes` returns, written whole. A
+    graph can record it. Raises RuntimeError where the driver refuses.
+    """
+    everywhere = sum(one.conv.windows[0] * one.conv.windows[1] for one in launches(mode, shape, which, tiling))
+    if everywhere < to.shape[2] * to.shape[3]:  # no window has seen some of the pixels
+        to.fill(0)
+    at, scales = filters.array.data.ptr, _addresses(images, filters)
+    for kernel, grid, block, about, shared, nbytes in _launches(
+        mode, shape, which, tiling, images.array.data.ptr, to.shape[1] * to.shape[4]
+    ):
+        kernel(grid, block, (*about, np.uintp(at), to, *scales), shared_mem=shared)
+        at += nbytes
+
+
+def _addresses(*operands):
+    return [np.uintp(0 if operand.scale is None else operand.scale.data.ptr) for operand in operands]
+
+
+@lru_cache(1024)
+def _launches(mode, shape, which, tiling, address, to_channels):
+    """Return kernel, grid, block, first arguments, shared memory, and bytes of filters of each launch."""
+    found = []
+    for one in launches(mode, shape, which, tiling):
+        conv, chosen = one.conv, one.tiling
+        rows, bands = chosen.rows(conv)
+        about = problem(conv, rows, bands, conv.pieces(rows), to_channels)
+        kernel = _kernel(FORWARD, "convolve", MODE=mode.number, STRIDE=conv.stride, **chosen.macros)
+        _, blocks = chosen.items(conv)
+        arguments = _map(address, mode, conv, conv.box(rows)), about
+        nbytes = 16 * mode.parts * one.pieces(mode)
+        found.append((kernel, (blocks,), (chosen.threads,), arguments, chosen.shared(conv, mode), nbytes))
+    return found
+
+
+def _map(address, mode, conv, box):
     """Return the tensor map of images or their halves; a box is rows and columns of a plane, each `stride`-th of both.
 
     The kernel's coordinates are 2 x, y, plane; for a stride of 2 they are 0, x, y, plane. Raises RuntimeError where the
@@ -355,99 +479,168 @@ def _map(images, mode, conv, box):
     else:
         sizes, strides, boxes = [2, *sizes], [16, *strides], [[2, s * columns, s * rows, 1], [1, s, s, 1]]
     kind, swizzle = tensor_map.UINT64, tensor_map.NO_SWIZZLE
-    status, found = tensor_map.tiled(kind, images.data.ptr, sizes, strides, boxes, swizzle)
+    status, found = tensor_map.tiled(kind, address, sizes, strides, boxes, swizzle)
     if status:
         raise RuntimeError(f"the driver makes no tensor map of {planes} planes, boxes of {box}: CUDA error {status}.")
     return found
 
 
-def _launch(mode, conv, tiling, arrays):
-    images, filters, to, found = arrays
-    rows, bands = tiling.rows(conv)
-    to_channels = to.shape[1] * to.shape[4]
-    about = problem(conv, rows, bands, conv.pieces(rows), to_channels)
-    shared, (_, blocks) = tiling.shared(conv, mode), tiling.items(conv)
-    kernel = _kernel(FORWARD, "convolve", MODE=mode.number, STRIDE=conv.stride, **tiling.macros)
-    arguments = (_map(images, mode, conv, conv.box(rows)), about, filters, to, found)
-    return lambda: kernel((blocks,), (tiling.threads,), arguments, shared_mem=shared)
+def weight_gradient(mode, shape, images, dy, dw):
+    """Ask for the gradient of the filters: of images and dy, both `Stored`, into dw (o, c, k, k), float32.
 
-
-@dataclass(frozen=True)
-class Division:
-    """Of the weight gradient: its macros chunk and slots, the rows of a band, its windows, and how many slices."""
-
-    chunk: int
-    slots: int
-    rows: int
-    bands: int
-    windows: int
-    tiles: tuple[int, int, int]  # by 64 output channels, by chunks, by groups of nine taps
-    slices: int  # a multiple of the blocks of a cluster
-    cluster: int
-
-    @property
-    def numbers(self):
-        """How many sums a slice has."""
-        return 3 * 3 * self.chunk // 2 * 128 * int(np.prod(self.tiles))
-
-    def slot(self, conv, mode):
-        """Return the bytes of shared memory that a band takes."""
-        plane = conv.stride**2 * (self.windows + conv.reach) | 1  # an odd number
-        return (self.chunk // 8 * plane + 8 * (self.windows | 1)) * mode.parts * 16
-
-
-def division(conv, mode, cluster=2):
-    """Return how the weight gradient's work is divided; None where not even two rows of windows fit.
-
-    cluster: blocks, at most; with 4 of them some multiprocessors stay without one.
+    Its workspace comes from `cupy.empty`, and a graph can record it.
     """
-    chunk = 64 if padded(conv.channels) % 64 == 0 else 32 if padded(conv.channels) % 32 == 0 else 16
-    tiles = -(-conv.channels_out // 64), padded(conv.channels) // chunk, -(-conv.taps[0] * conv.taps[1] // 9)
-    at_once = max(1, MULTIPROCESSORS // 2 * 2 // int(np.prod(tiles)))  # slices
-    best = None
-    for most in range(1, conv.windows[0] + 1):
-        bands = -(-conv.windows[0] // most)
-        rows = -(-conv.windows[0] // bands)
-        windows = padded(rows * conv.pitch)
-        each = -(-conv.images * bands // min(at_once, conv.images * bands))
-        if mode.parts > 1:
-            each = min(each, max(1, MOST_SUMMED // windows))
-        slices = -(-conv.images * bands // each)
-        together = min(slices, cluster)
-        slices = padded(slices, together)
-        found = Division(chunk, 2, rows, bands, windows, tiles, slices, together)
-        slots = min(4, (SHARED - BARRIERS) // found.slot(conv, mode))
-        work = -(-slices // at_once) * each * (windows + 24)
-        if slots >= 2 and (best is None or work < best[0]):
-            best = work, replace(found, slots=slots)
-    return best and best[1]
-
-
-def prepare_weights(mode, shape, a, b):
-    """Return a weight gradient that is ready."""
     import cupy
 
+    multiply, add, blocks, shared, about, d = _weights(mode, shape)
+    partial_sums = cupy.empty((d.slices // d.cluster, d.numbers), np.float32)
+    multiply((blocks,), (512,), (*about, images.array, dy.array, partial_sums), shared_mem=shared)
+    sizes = np.int32(shape.channels_out), np.int32(shape.channels)
+    add((-(-d.numbers // 256),), (256,), (*about, partial_sums, dw, *sizes, *_addresses(images, dy)))
+
+
+@lru_cache(1024)
+def _weights(mode, shape):
+    """Return both kernels, the first one's blocks and shared memory, the first arguments, and the `Division`."""
     conv = convolutions(shape, "forward")[0][0]
     d, channels = division(conv, mode), padded(shape.channels_out)
-    images, dy = images_as_planes(a, mode), images_as_planes(b, mode)
-    halves = Halves(WEIGHTS, mode, images, dy) if mode.halves else None
-    images, dy = halves.made if halves else (images, dy)
-    found = halves.scales if halves else cupy.zeros(2, np.float32)
-    dw, partial_sums = cupy.empty(shape.w, np.float32), cupy.empty((d.slices // d.cluster, d.numbers), np.float32)
     about = problem(conv, d.rows, d.bands, d.windows + conv.reach, channels)
     divided = np.array([d.windows, channels, d.windows | 1, *d.tiles, d.slices], np.int32).view("V28")
     macros = {"MODE": mode.number, "STRIDE": conv.stride, "CHUNK": d.chunk, "SLOTS": d.slots, "CLUSTER": d.cluster}
     multiply, add = (_kernel(WEIGHTS, name, **macros) for name in ("multiply", "add"))
-    sizes = np.int32(shape.channels_out), np.int32(shape.channels), found
     blocks, shared = d.slices * int(np.prod(d.tiles)), max(d.slots * d.slot(conv, mode), 9 * d.chunk // 2 * 512)
+    return multiply, add, blocks, shared, (about, divided), d
+
+
+# ---- Filters ----
+
+PASSES_OF_FILTERS = "forward", "input_gradient"
+MOST_ORDERS = 16  # of a launch; as in planes_operands.cu
+ORDER = np.dtype(
+    [("from", "u8"), ("to", "u8"), ("first", "i4"), ("which", "i4"), ("rows", "i4"), ("columns", "i4")]
+    + [(name, "i4") for name in ("row_step", "column_step", "groups", "chunks", "taps", "taps_x")]
+    + [(name, "i4") for name in ("tap_y", "tap_x", "step_y", "step_x", "side", "padding")]
+)
+ORDERS = np.dtype([("of", ORDER, MOST_ORDERS), ("scales", "u8", MOST_ORDERS), ("counts", "i4", 4)])
+
+
+class Filters:
+    """The filters of a model's convolutions, in the orders in which its products read them, made in one launch.
+
+    wanted: (shape, W, passes) of each convolution: W (o, c, k, k) float32 on the GPU, contiguous, read again in each
+    call; passes: of "forward" and "input_gradient" those that there are. Call it: it returns `Stored` for each of the
+    wanted, in their order, a dict by pass. What it writes comes from `cupy.empty`.
+    """
+
+    def __init__(self, mode, wanted):
+        self.mode, self.wanted = mode, list(wanted)
+        self.scales = [new_scale() if mode.halves else None for _ in self.wanted]
+
+    def __call__(self):
+        import cupy
+
+        mode, found, orders = self.mode, [], []
+        for (shape, w, passes), scale in zip(self.wanted, self.scales, strict=True):
+            made = {}
+            for which in passes:
+                many = sum(one.pieces(mode) for one in launches(mode, shape, which))
+                size, dtype = mode.parts * many * mode.channels, np.float32 if mode.channels == 4 else np.uint16
+                made[which] = Stored(cupy.empty(size, dtype), scale)
+                at = made[which].array.data.ptr
+                for one in launches(mode, shape, which):
+                    orders.append((w.data.ptr, at, scale, shape, which, one))
+                    at += 16 * mode.parts * one.pieces(mode)
+            found.append(made)
+        for group in _groups(orders):
+            self._launch(group)
+        return found
+
+    def _launch(self, orders):
+        about, scales, first = np.zeros(1, ORDERS), [], 0
+        for order, (w, to, scale, shape, which, one) in zip(about["of"][0], orders, strict=False):
+            address = 0 if scale is None else scale.data.ptr
+            if address not in scales:
+                scales.append(address)
+            order["from"], order["to"], order["first"], order["which"] = w, to, first, scales.index(address)
+            for name, value in _order(self.mode, shape, which, one).items():
+                order[name] = value
+            first += one.pieces(self.mode)
+        about["scales"][0, : len(scales)] = scales
+        about["counts"] = len(orders), len(scales), first, 0
+        blocks, cooperative = min(-(-first // 256), multiprocessors()), bool(self.mode.halves)
+        kernel = _kernel(OPERANDS, "in_order", MODE=self.mode.number)
+        kernel = kernel.kernel if cooperative else kernel
+        options = {"enable_cooperative_groups": True} if cooperative else {}
+        kernel((blocks,), (256,), (about.view(f"V{ORDERS.itemsize}"),), shared_mem=12 * MOST_ORDERS, **options)
+
+
+def _groups(orders):
+    """Cut a list of orders into parts for a launch each; those of one scale stay together."""
+    parts: list[list] = [[]]
+    for i, order in enumerate(orders):
+        same = [each for each in orders[i:] if each[0] == order[0]]
+        if parts[-1] and parts[-1][-1][0] != order[0] and len(parts[-1]) + len(same) > MOST_ORDERS:
+            parts.append([])
+        parts[-1].append(order)
+    return [part for part in parts if part]
+
+
+def _order(mode, shape, which, one):
+    """Return what the kernel is told of an order: fields of `ORDER`."""
+    k, c = shape.kernel, shape.channels
+    steps = (c * k * k, k * k) if which == "forward" else (k * k, c * k * k)
+    rows, columns = one.conv.channels_out, one.conv.channels
+    (tap_y, _, step_y), (tap_x, _, step_x) = one.rows.indices(k), one.columns.indices(k)
+    chunk = min(one.tiling.chunk, padded(columns))
+    numbers = {"rows": rows, "columns": columns, "row_step": steps[0], "column_step": steps[1]}
+    numbers |= {"groups": chunk // mode.channels, "chunks": padded(columns) // chunk}
+    numbers |= {"taps": one.conv.taps[0] * one.conv.taps[1], "taps_x": one.conv.taps[1], "side": k}
+    return numbers | {"tap_y": tap_y, "tap_x": tap_x, "step_y": step_y, "step_x": step_x}
+
+
+# ---- Passes of the ladder ----
+
+
+def prepare(name, shape, which, a, b, tiling=None):
+    """Return a pass that is ready; see `Rung`. name: of a mode. tiling: instead of the most promising one.
+
+    Raises ValueError where the mode can't.
+    """
+    import cupy
+
+    mode = MODES[name]
+    if reason := why_not(name, shape, which):
+        raise ValueError(reason)
+    images, halves = images_as_planes(a, mode), None
+    if which == "weight_gradient":
+        others, block = images_as_planes(b, mode), None
+    else:
+        b = b if which == "forward" else b.swapaxes(0, 1)
+        found = launches(mode, shape, which, tiling)
+        orders = [filters_in_order(b[:, :, one.rows, one.columns], mode, one.tiling).ravel() for one in found]
+        others, block = cupy.concatenate(orders), found[0].tiling.chunk * 8
+    operands, workspace = [Stored(images), Stored(others)], 0
+    if mode.halves:
+        operands = [Stored(cupy.empty(mode.parts * each.size, np.uint16), new_scale()) for each in (images, others)]
+        halves = [_pieces(images, operands[0].array), _pieces(others, operands[1].array, block)]
+        workspace = sum(each.array.nbytes + each.scale.nbytes for each in operands)
+    if which == "weight_gradient":
+        result = cupy.empty(shape.w, np.float32)
+        product = partial(weight_gradient, mode, shape, operands[0], operands[1], result)
+        d = _weights(mode, shape)[-1]
+        workspace += 4 * d.slices // d.cluster * d.numbers
+    else:
+        channels = shape.channels_out if which == "forward" else shape.channels
+        result = empty_planes(mode, shape.batch, channels, *shape.operands(which)[2][2:])
+        product = partial(convolve, mode, shape, which, operands[0], operands[1], result, tiling)
 
     def call():
         if halves:
-            halves.call()
-        multiply((blocks,), (512,), (about, divided, images, dy, partial_sums), shared_mem=shared)
-        add((-(-d.numbers // 256),), (256,), (about, divided, partial_sums, dw, *sizes))
+            _split(mode, halves, [each.scale for each in operands])
+        product()
 
-    return Prepared(call, lambda: dw, partial_sums.nbytes + (halves.nbytes if halves else 0), (images, dy, halves))
+    finish = (lambda: result) if which == "weight_gradient" else (lambda: planes_as_images(result, channels))
+    return Prepared(call, finish, workspace, (images, others, *operands))
 
 
 def why_not(name, shape, which):

@@ -1,0 +1,101 @@
+// Numbers as the products on planes read them: bfloat16, float32, or halves, two of which make a float32.
+//
+// Halves have few exponents. So an array has a scale, a power of two that brings its largest number to 2^14 and a little
+// more. To look for the largest number first would be a trip through memory. Instead the scale that was right in the
+// last launch is guessed to be right again, and the largest number is looked for meanwhile; when all blocks have met,
+// they know, and if the guess was wrong, they do their work again.
+
+#include "ptx.cuh"
+
+#ifndef MODE
+#define MODE 3
+#endif
+// 0: bfloat16. 1: float32, whose lower bits tensor cores leave out (TF32). 2: float32, rounded to halves before. 3:
+// float32, made the sum of two halves before: three products of halves.
+constexpr int PARTS = MODE == 3 ? 2 : 1;
+constexpr bool SCALED = MODE >= 2;
+constexpr int CHANNELS = MODE == 1 ? 4 : 8;  // of a piece
+
+struct Piece {
+    Word words[4];
+};
+
+// Halves reach from 2^-24 to 2^16: what is less than 2^-38 of the largest number is lost, and nothing overflows.
+inline float scale_for(Word largest)
+{
+    int exponent = (largest >> 23) - 127;
+    return largest > 0 ? __uint_as_float(min(max(127 + 14 - exponent, 1), 254) << 23) : 1;
+}
+
+// Of an array: the scale, for its readers and as the next guess, and what blocks tell each other.
+struct Scale {
+    float of;
+    Word largest[2];  // magnitudes, as the bits of floats; of launches with even and odd numbers
+    Word arrived, launches;
+    Word room[3];
+};
+
+// What a product of scaled numbers is to be multiplied by.
+inline float unscale_of(const Scale* a, const Scale* b) { return 1 / a->of / b->of; }
+
+// Eight numbers as pieces of halves, or of bfloat16.
+inline void pieces_of(const float (&x)[8], float scale, Piece (&parts)[PARTS])
+{
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        if constexpr (MODE == 0) {
+            parts[0].words[j] = cvt_rn_bf16x2(x[2 * j], x[2 * j + 1]);
+        } else {
+            float low = x[2 * j] * scale, high = x[2 * j + 1] * scale;
+            parts[0].words[j] = cvt_rn_f16x2(low, high);
+            if constexpr (PARTS == 2) {
+                float2 rounded = cvt_f32_f16x2(parts[0].words[j]);
+                parts[PARTS - 1].words[j] = cvt_rn_f16x2(low - rounded.x, high - rounded.y);
+            }
+        }
+    }
+}
+
+inline void put(Piece* to, const Piece& piece)
+{
+    *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(&piece);
+}
+
+inline float largest_of(const float (&x)[8])
+{
+    float most = 0;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(x[j]));
+    return most;
+}
+
+// Tell all blocks of a cooperative launch what this one has found, and wait for what they have: `most` of each of
+// `count` arrays, in shared memory. launch: what the first scale's `launches` were in the beginning. By whole blocks.
+inline void meet(Scale* const* scales, int count, const Word* most, Word launch)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {  // for its block: all warps at the same words would wait for each other
+        Scale* first = scales[0];
+        for (int i = 0; i < count; ++i) atomicMax(&scales[i]->largest[ld_acquire_gpu(&scales[i]->launches) % 2], most[i]);
+        __threadfence();
+        if (atomicAdd(&first->arrived, 1u) == gridDim.x - 1) {
+            first->arrived = 0;
+            st_release_gpu(&first->launches, launch + 1);
+        } else {
+            for (Word turns = 0; ld_acquire_gpu(&first->launches) == launch;) give_up_after_a_while(turns);
+        }
+    }
+    __syncthreads();
+}
+
+// The scale that an array should have had, when all have met; one thread of all must ask with `leave`, for the next
+// launch. launch: what its `launches` were in the beginning. first: whether it is the scale by which blocks met.
+inline float right_scale(Scale* scale, Word launch, bool first, bool leave)
+{
+    float right = scale_for(ld_acquire_gpu(&scale->largest[launch % 2]));
+    if (leave) {
+        scale->of = right, scale->largest[(launch + 1) % 2] = 0;
+        if (!first) st_release_gpu(&scale->launches, launch + 1);
+    }
+    return right;
+}
