@@ -16,6 +16,8 @@ gpu.require()
 import cupy as cp  # noqa: E402  (`require` says what to do where this fails)
 import cupyx  # noqa: E402
 
+from mlpkit.kernels.cnn import dropout as _dropout  # noqa: E402
+
 # The names that the functions find, each other's among them
 _names = {**vars(numpy_baseline), "np": cp}
 _names |= {
@@ -57,6 +59,11 @@ def fetch(*arrays):
         return hosts
 
     return wait
+
+
+def dropout(x, rate, key, step):
+    """The one operation that CuPy has no namesakes for: its generators are others than NumPy's."""
+    return _dropout.dropout(x, rate, key, step)
 
 
 def synchronize():

@@ -21,6 +21,7 @@ from .numba_step import relu_backward as _relu_backward
 from .numpy_baseline import (
     add,
     binary_cross_entropy,
+    dropout,
     hinge,
     leaky_relu,
     leaky_relu_backward,

@@ -238,6 +238,20 @@ def _along(vector, x):
     return vector.reshape(-1, *(1,) * (x.ndim - 2))
 
 
+# Chance: numbers that a counter and a key decide, so that each can be drawn anywhere, and again
+
+
+def dropout(x, rate, key, step):
+    """`y = x * mask`: a factor is 0 where a number from 0 to 1 is below `rate`, else `1 / (1 - rate)`. Of dy it is dx.
+
+    The numbers are those that NumPy's Philox draws in float32, row by row, with `key`, two integers of 64 bits, and the
+    counter `(0, step, 0, 0)`: Salmon et al. (2011).
+    """
+    philox = np.random.Philox(key=np.array(key, np.uint64), counter=int(step) << 64)
+    kept = np.random.Generator(philox).random(x.shape, np.float32) >= np.float32(rate)
+    return x * (kept * x.dtype.type(1 / (1 - rate)))
+
+
 # Losses: the mean, and the gradient `dz`
 
 

@@ -153,7 +153,7 @@ class Pooling(Protocol):
 
 
 class Normalization(Protocol):
-    """Batch normalization, and what residuals and dropout need: sums and products of two arrays."""
+    """Batch normalization, and what residuals and readers' own layers need: sums and products of two arrays."""
 
     def batch_norm(
         self, x: Array, gamma: Array, beta: Array, mean: Array, variance: Array, momentum: float, eps: float
@@ -166,6 +166,16 @@ class Normalization(Protocol):
     ) -> Array: ...
     def add(self, x: Array, y: Array) -> Array: ...
     def multiply(self, x: Array, y: Array) -> Array: ...
+
+
+class Chance(Protocol):
+    """What is random, and yet the same on each engine, to the bit: numbers that a counter and a key decide."""
+
+    def dropout(self, x: Array, rate: float, key: tuple[int, int], step: int) -> Array:
+        """Return `x` with numbers dropped, the others scaled; of `dy` it is `dx`, with the same rate, key and step.
+
+        step: an integer; from an engine that records its steps as a graph, an array of one number.
+        """
 
 
 class Losses(Protocol):

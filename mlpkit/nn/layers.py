@@ -10,6 +10,7 @@ of the loss with respect to the rest of the name.
 
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from math import prod
 from typing import ClassVar
 
@@ -180,25 +181,27 @@ class Flatten(Layer):
 class Dropout(Layer):
     """While training, each number becomes 0 with the probability `rate`; the others grow by `1 / (1 - rate)`.
 
-    Which ones depends on the network's seed, the step and the layer's place, and is drawn on the host: every engine
-    drops the same. Srivastava et al. (2014), with the scaling while training ("inverted").
+    Which ones depends on the network's seed, the step and the layer's place, and on nothing else: every engine drops
+    the same. The backward pass draws them again. Srivastava et al. (2014), scaled while training ("inverted").
     """
 
     rate: float = 0.5
 
-    operations = ("multiply",)
+    operations = ("dropout",)
 
     def __post_init__(self):
         check_fraction("the rate of a Dropout", self.rate)
 
     def forward(self, at, x):
-        at.mask = at.engine.asarray(self.draw(at, x.shape)) if at.mode.training else None
-        return x if at.mask is None else at.engine.multiply(x, at.mask)
-
-    def draw(self, at, shape):
-        """Return the step's factors, of a batch's shape and in the network's dtype: 0 or 1 / (1 - rate)."""
-        rng = np.random.default_rng((at.mode.seed, at.mode.step, *at.path, 1))  # 1: no other generator's seed
-        return ((rng.random(shape, np.float32) >= self.rate) / (1 - self.rate)).astype(at.mode.dtype)
+        at.chance = (self.rate, key_of(at.mode.seed, at.path), at.mode.step) if at.mode.training else None
+        return x if at.chance is None else at.engine.dropout(x, *at.chance)
 
     def backward(self, at, dy):
-        return dy if at.mask is None else at.engine.multiply(dy, at.mask)
+        return dy if at.chance is None else at.engine.dropout(dy, *at.chance)
+
+
+@cache
+def key_of(seed, path):
+    """Return the key of a layer's own random numbers: two integers of 64 bits, a hash of the seed and its path."""
+    words = np.random.SeedSequence((seed, *path, 2)).generate_state(2, np.uint64)  # 2: no other generator's seed
+    return tuple(words.tolist())

@@ -16,6 +16,7 @@ PER_CHANNEL = dict(gamma=(3,), beta=(3,), mean=(3,), variance=(3,))
 OPERATIONS = {
     "add": (dict(x=(3, 4), y=(3, 4)), {}),
     "multiply": (dict(x=(3, 4), y=(3, 4)), {}),
+    "dropout": (dict(x=(3, 4)), dict(rate=0.3, key=(5, 6), step=7)),
     "leaky_relu": (dict(z=(3, 4)), dict(slope=0.1)),
     "leaky_relu_backward": (dict(a=(3, 4), da=(3, 4)), dict(slope=0.1)),
     "sigmoid": (dict(z=(3, 4)), {}),

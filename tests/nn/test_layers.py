@@ -1,5 +1,6 @@
 """Every layer's backward pass is the derivative of its forward pass; training and evaluation are two modes."""
 
+from itertools import count
 from math import prod
 
 import numpy as np
@@ -134,12 +135,18 @@ def to_all_equal(dy, index, shape, size, stride):
     return numpy_baseline.avg_pool_backward(dy, shape, size, stride)
 
 
+def drops_others():
+    """Return a dropout that forgets in the backward pass what it dropped in the forward pass: each call is a step."""
+    calls = count()
+    return lambda x, rate, key, step: numpy_baseline.dropout(x, rate, key, next(calls))
+
+
 # What trains nearly as well
 WRONG = {
     "images moved by a pixel": (dict(conv_backward_weights=forgets_padding), "padding"),
     "a norm that takes the statistics as given": (dict(batch_norm_backward=no_means), "norm of images"),
     "a maximum's gradient shared": (dict(max_pool_backward=to_all_equal), "max pool"),
-    "a gradient that is not dropped": (dict(tanh_backward=lambda a, da: da), "dropout"),
+    "a gradient that drops others": (dict(dropout=drops_others()), "dropout"),
 }
 
 
@@ -285,8 +292,10 @@ def masks(seed=0, step=0, model=None, n=50):
     """Return the factors of each Dropout of a network, in a step."""
     model = model or Model((40,), (Dropout(0.3), ReLU(), Dropout(0.3), Residual((Dropout(0.3),)), Linear(3)))
     network = Network(model=model, seed=seed)
-    network.forward(np.ones((n, 40), np.float32), training=True, step=step)
-    return [at.mask for at in (network.places[0], network.places[2], network.places[3].inside[0])]
+    ones = np.ones((n, 40), np.float32)
+    network.forward(ones, training=True, step=step)
+    places = network.places[0], network.places[2], network.places[3].inside[0]
+    return [at.layer.backward(at, ones) for at in places]
 
 
 def test_masks_depend_on_seed_step_and_place_and_on_nothing_else():
@@ -299,22 +308,44 @@ def test_masks_depend_on_seed_step_and_place_and_on_nothing_else():
 
 def test_the_masks_are_the_same_next_year():
     """Every engine, machine and version must drop alike, or recorded runs mean nothing."""
-    first = (masks()[0][0, :20] > 0).astype(int)
-    rng = np.random.default_rng((0, 0, 0, 1))
-    assert_array_equal(first, (rng.random((50, 40), np.float32) >= 0.3)[0, :20])
+    philox = np.random.Philox((5, 0, 2), counter=7 << 64)  # the seed of (seed, *path, 2) gives the key
+    wanted = np.random.Generator(philox).random((50, 40), np.float32) >= np.float32(0.3)
+    assert_array_equal(masks(5, 7)[0] > 0, wanted)
+    assert (masks()[0][0, :20] > 0).astype(int).tolist() == FIRST
+
+
+FIRST = [1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("engine", capable())
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_engine_drops_the_same_on_the_way_there_and_back(engine, dtype):
+    engine, rng = engines.load(engine), np.random.default_rng(0)
+    for shape in ((5, 7), (3, 2, 4, 5)):
+        x = rng.normal(size=shape).astype(dtype)
+        for step in (0, 41, np.int64(3)):
+            wanted = numpy_baseline.dropout(x, 0.3, (5, 2**64 - 1), step)
+            assert wanted.dtype == dtype
+            assert 0 < np.mean(wanted == 0) < 1
+            found = engine.to_numpy(engine.dropout(engine.asarray(x), 0.3, (5, 2**64 - 1), step))
+            assert found.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_drops_its_share_and_preserves_the_mean(rate):
-    layer = Dropout(rate)
-    network = Network(model=Model((300,), (layer, Linear(3))))
     x = np.random.default_rng(0).normal(5, 1, (400, 300)).astype(np.float32)
-    network.forward(x, training=True, step=7)
-    mask = network.places[0].mask
+    mask = numpy_baseline.dropout(np.ones_like(x), rate, (1, 2), 7)
     assert mask.dtype == np.float32
     assert_allclose(np.unique(mask), [0, 1 / (1 - rate)], rtol=1e-6)
     assert np.mean(mask == 0) == pytest.approx(rate, abs=0.01)
-    assert (x * mask).mean() == pytest.approx(x.mean(), rel=0.03)
+    y = numpy_baseline.dropout(x, rate, (1, 2), 7)
+    assert_array_equal(y, x * mask)
+    assert y.mean() == pytest.approx(x.mean(), rel=0.03)
+
+
+def test_a_number_that_is_none_is_not_hidden_where_it_is_dropped():
+    """Else a training that has diverged would look fine in some steps."""
+    assert np.isnan(numpy_baseline.dropout(np.full(99, np.nan), 0.5, (1, 2), 3)).all()
 
 
 def test_evaluation_drops_nothing_and_a_rate_of_zero_neither():
@@ -322,7 +353,7 @@ def test_evaluation_drops_nothing_and_a_rate_of_zero_neither():
     x = np.random.default_rng(0).normal(size=(8, 40)).astype(np.float32)
     assert_array_equal(network.forward(x), x @ network.places[1].W)
     assert not np.array_equal(network.forward(x, training=True), network.forward(x))
-    assert_array_equal(network.forward(x), x @ network.places[1].W)  # a mask is not left behind
+    assert_array_equal(network.forward(x), x @ network.places[1].W)  # nothing is left behind
     kept = Network(model=Model((40,), (Dropout(0.0), Linear(3))))
     assert_array_equal(kept.forward(x, training=True), kept.forward(x))
 

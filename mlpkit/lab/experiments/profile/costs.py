@@ -129,4 +129,5 @@ COSTS: dict[str, Any] = operations.COSTS | {
     "batch_norm_backward": _batch_norm_backward,
     "add": lambda x, y: (x.size, 3 * x.nbytes),
     "multiply": lambda x, y: (x.size, 3 * x.nbytes),
+    "dropout": lambda x, rate, key, step: (x.size, 2 * x.nbytes),  # the numbers are drawn with integers
 }

@@ -1,0 +1,1 @@
+"""Kernels of whole convolutional networks, beside the convolutions themselves, which are in `kernels.conv`."""
