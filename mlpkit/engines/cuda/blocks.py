@@ -4,12 +4,13 @@ A block takes over some layers that follow each other, and has
 
     forward(x: Value) -> Value           keeps what its backward needs, and no more
     backward(dy: Value) -> Value | None  writes the layers' gradients; drops what was kept, as soon as it is used
-    wants: "nchw", "planes" or None      the layout in which x must come; None takes any
+    wants: "nchw", "planes" or None      the layout in which x must come; None takes any. "stored": it takes any, but
+                                         best what its products read, see `Value`
     gives                                optional: the layout that the next block wants; it is set once, before the
                                          first forward, and a block that can, writes its result so
 
-`dy` comes in the layout in which `forward` gave its result, and what is returned lies as `x` did. It is None where the
-first of the places has no `wants_dx`. A block makes what it writes with `cupy.empty` whenever it is called: where that
+`dy` comes in the layout in which `forward` gave its result, and what is returned lies as `x` did; the gradient of what
+is "stored" lies as "planes". It is None where the first of the places has no `wants_dx`. A block makes what it writes with `cupy.empty` whenever it is called: where that
 lies is planned, see `arena`. What lasts from step to step (scales, tensor maps by address) is made in its constructor,
 or kept by address. Parameters are read from the places as they are now (`at.W`), gradients are written (`at.dW`). All
 goes to the current stream, nothing waits, and the same calls follow each other in every step: a step is recorded as a
@@ -36,7 +37,8 @@ class Value(NamedTuple):
 
     layout: "nchw" is what layers know: float32 (n, channels, height, width), or rows (n, channels). "planes" is
     `planes.images_as_planes`: float32 (n, c / 4, height, width, 4), or for bf16 uint16 (n, c / 8, height, width, 8); c
-    is `channels` rounded up to a multiple of 16, and what was added is zero, in gradients too.
+    is `channels` rounded up to a multiple of 16, and what was added is zero, in gradients too. "stored": the array is a
+    `planes.Stored`, planes as products read them, of float32 as halves; only who `gives` it may make it.
     """
 
     array: Any
