@@ -1,7 +1,7 @@
 """CuPy, NumPy's lines: the baseline's own functions, in which `np` now means CuPy.
 
 The arrays are on the GPU, and each operation is a kernel there. Nothing else has changed: NumPy's functions have their
-namesakes in CuPy, which are called instead.
+namesakes in CuPy, which are called instead. Only its random numbers have none: a kernel of ours draws them for dropout.
 """
 
 from types import FunctionType
@@ -61,11 +61,6 @@ def fetch(*arrays):
     return wait
 
 
-def dropout(x, rate, key, step):
-    """The one operation that CuPy has no namesakes for: its generators are others than NumPy's."""
-    return _dropout.dropout(x, rate, key, step)
-
-
 def synchronize():
     cp.cuda.get_current_stream().synchronize()
 
@@ -76,3 +71,7 @@ def now():
 
 def elapsed(begin, end):
     return cp.cuda.get_elapsed_time(begin, end) / 1e3
+
+
+def dropout(x, rate, key, step):
+    return _dropout.dropout(x, rate, key, step)

@@ -41,8 +41,8 @@ def _fixed(name, what):
 class Network:
     """A model on an engine, with its first weights.
 
-    engine: an engine module, or its name. model: a `Model`. seed: of the first weights and of dropout, which are drawn
-    on the host, so that every engine starts from the same numbers. init: "he" or "xavier". dtype: float32, or float64
+    engine: an engine module, or its name. model: a `Model`. seed: of the first weights, which are drawn on the host,
+    and of dropout, so that every engine has the same numbers. init: "he" or "xavier". dtype: float32, or float64
     for a gradient check.
 
     Raises ValueError for a model, a rule or a dtype that make no network, or an engine that lacks an operation that the
