@@ -1,0 +1,261 @@
+"""CuPy, a kernel an operation: a convolution is a product of windows, and all can be recorded into a graph.
+
+CuPy's own cuBLAS can't be: so products are cuBLASLt's, planned once for matrices that lie alike. What is left of a
+convolution, of pooling and of a norm is in `kernels/cnn`. No two threads add to one number, so the same arrays give the
+same bits each time. Nothing looks at a number on the host, and no number that a kernel is given changes from step to
+step.
+"""
+
+import cupy as cp
+import numpy as np
+
+from mlpkit.kernels.cnn import operations
+
+from .cuda.products import product
+from .cupy_fused import (
+    adam_update as adam_update,
+)
+from .cupy_fused import (
+    all_finite as all_finite,
+)
+from .cupy_fused import (
+    all_labels as all_labels,
+)
+from .cupy_fused import (
+    axpy as axpy,
+)
+from .cupy_fused import (
+    gather as gather,
+)
+from .cupy_fused import (
+    momentum_update as momentum_update,
+)
+from .cupy_fused import (
+    nesterov_update as nesterov_update,
+)
+from .cupy_fused import (
+    relu_backward as relu_backward,
+)
+from .cupy_fused import (
+    rmsprop_update as rmsprop_update,
+)
+from .cupy_fused import (
+    sgd_update as sgd_update,
+)
+from .cupy_fused import (
+    softmax_cross_entropy as softmax_cross_entropy,
+)
+from .cupy_naive import *
+
+ROOM = 64 << 20  # bytes that the windows of a convolution may take at a time
+
+
+def add(x, y):
+    return _add(x, y)
+
+
+def multiply(x, y):
+    return _multiply(x, y)
+
+
+# Dense layers
+
+
+def linear(x, W, b):
+    z = product(x, W)
+    return _add(z, b, z)
+
+
+def linear_backward_weights(x, dz, dW, db):
+    with _written(dW) as (found,):
+        product(x.T, dz, found)
+    cp.sum(dz, axis=0, out=db)
+
+
+def linear_backward_input(dz, W):
+    return product(dz, W.T)
+
+
+# Activations
+
+
+def relu(z):
+    return _relu(z)
+
+
+def leaky_relu(z, slope):
+    return _leaky_relu(z, float(slope))
+
+
+def leaky_relu_backward(a, da, slope):
+    return _leaky_relu_backward(a, da, float(slope))
+
+
+def sigmoid(z):
+    return _sigmoid(z)
+
+
+def sigmoid_backward(a, da):
+    return _sigmoid_backward(a, da)
+
+
+def tanh(z):
+    return _tanh(z)
+
+
+def tanh_backward(a, da):
+    return _tanh_backward(a, da)
+
+
+# Convolution, some images at a time
+
+
+def conv(x, W, b, stride, padding):
+    x, k = cp.ascontiguousarray(x), W.shape[-1]
+    filters, b = cp.ascontiguousarray(W).reshape(len(W), -1), b if b is None else cp.ascontiguousarray(b)
+    z = cp.empty((len(x), len(W), *operations.windows(x.shape, k, stride, padding)), x.dtype)
+    for images in _pieces(z, filters):
+        found = product(filters, operations.columns(x[images], k, stride, padding))
+        operations.turn(found.reshape(len(W), -1, *z.shape[2:]), z[images], b)
+    return z
+
+
+def conv_backward_weights(x, dz, dW, db, stride, padding):
+    x, dz = cp.ascontiguousarray(x), cp.ascontiguousarray(dz)
+    with _written(dW) as (found,):
+        found = found.reshape(len(dW), -1)
+        for images in _pieces(dz, found):
+            columns = operations.columns(x[images], dW.shape[-1], stride, padding)
+            if images.start:
+                _add(found, product(_turned(dz[images]), columns.T), found)
+            else:
+                product(_turned(dz[images]), columns.T, found)
+            del columns  # before the next ones are made
+    if db is not None:
+        with _written(db) as (found,):
+            operations.channel_sums(dz, found)
+
+
+def conv_backward_input(dz, W, shape, stride, padding):
+    dz, dx, filters = cp.ascontiguousarray(dz), cp.empty(shape, dz.dtype), cp.ascontiguousarray(W).reshape(len(W), -1)
+    for images in _pieces(dz, filters):
+        columns = product(filters.T, _turned(dz[images]))
+        operations.add_windows(columns, dx[images], dz.shape[2:], W.shape[-1], stride, padding)
+        del columns
+    return dx
+
+
+def _pieces(z, filters):
+    """Return slices of a batch, of so many images each that their windows have room."""
+    n, (rows, columns) = len(z), z.shape[2:]
+    most = max(1, ROOM // (filters.shape[1] * rows * columns * z.itemsize))
+    return [slice(start, min(start + most, n)) for start in range(0, n, most)]
+
+
+def _turned(dz):
+    """Return dz (n, o, h, w) as (o, n h w)."""
+    turned = cp.empty((dz.shape[1], len(dz), *dz.shape[2:]), dz.dtype)
+    operations.turn(dz, turned)
+    return turned.reshape(len(turned), -1)
+
+
+class _written:
+    """Arrays to be written in a `with` block, for those that may not be contiguous: they are copied at its end."""
+
+    def __init__(self, *arrays):
+        self.arrays = arrays
+
+    def __enter__(self):
+        self.found = [cp.ascontiguousarray(array) for array in self.arrays]
+        return self.found
+
+    def __exit__(self, *_):
+        for array, found in zip(self.arrays, self.found, strict=True):
+            if not array.flags.c_contiguous:
+                array[...] = found
+
+
+# Pooling
+
+
+def max_pool(x, size, stride):
+    return operations.max_pool(cp.ascontiguousarray(x), size, stride)
+
+
+def max_pool_backward(dy, index, shape, size, stride):
+    return operations.max_pool_backward(cp.ascontiguousarray(dy), cp.ascontiguousarray(index), shape, size, stride)
+
+
+def avg_pool(x, size, stride):
+    return operations.avg_pool(cp.ascontiguousarray(x), size, stride)
+
+
+def avg_pool_backward(dy, shape, size, stride):
+    return operations.avg_pool_backward(cp.ascontiguousarray(dy), shape, size, stride)
+
+
+# Normalization
+
+
+def batch_norm(x, gamma, beta, mean, variance, momentum, eps):
+    x, gamma, beta = map(cp.ascontiguousarray, (x, gamma, beta))
+    with _written(mean, variance) as running:
+        return operations.batch_norm(x, gamma, beta, *running, momentum, eps)
+
+
+def batch_norm_backward(dy, normalized, inverse_deviation, gamma, dgamma, dbeta):
+    arrays = map(cp.ascontiguousarray, (dy, normalized, inverse_deviation, gamma))
+    with _written(dgamma, dbeta) as found:
+        return operations.batch_norm_backward(*arrays, *found)
+
+
+def batch_norm_evaluate(x, gamma, beta, mean, variance, eps):
+    return operations.batch_norm_evaluate(*map(cp.ascontiguousarray, (x, gamma, beta, mean, variance)), eps)
+
+
+# Losses
+
+
+def mean_squared_error(z, targets):
+    terms, dz = _squared_error(z, targets.astype(z.dtype, copy=False), 2 / z.size)
+    return _mean(terms, terms.size), dz
+
+
+def binary_cross_entropy(z, targets):
+    terms, dz = _cross_entropy_of_two(z, targets.astype(z.dtype, copy=False), 1 / z.size)
+    return _mean(terms, terms.size), dz
+
+
+def hinge(z, labels):
+    loss, dz = operations.hinge(cp.ascontiguousarray(z), cp.ascontiguousarray(labels, np.int64))
+    return loss[0], dz
+
+
+_mean = cp.ReductionKernel("T x, int64 n", "T mean", "double(x) / n", "a + b", "mean = a", "0", "mean", "double")
+_add = cp.ElementwiseKernel("T x, T y", "T sum", "sum = x + y", "add")
+_multiply = cp.ElementwiseKernel("T x, T y", "T product", "product = x * y", "multiply")
+_relu = cp.ElementwiseKernel("T z", "T a", "a = z < 0 ? T(0) : z", "relu")  # in this order a NaN stays a NaN
+_leaky_relu = cp.ElementwiseKernel("T z, T slope", "T a", "a = z > 0 ? z : slope * z", "leaky_relu")
+_leaky_relu_backward = cp.ElementwiseKernel(
+    "T a, T da, T slope", "T dz", "dz = a > 0 ? da : slope * da", "leaky_relu_backward"
+)
+_sigmoid = cp.ElementwiseKernel("T z", "T a", "a = exp(min(z, T(0))) / (1 + exp(-abs(z)))", "sigmoid")
+_sigmoid_backward = cp.ElementwiseKernel("T a, T da", "T dz", "dz = da * a * (1 - a)", "sigmoid_backward")
+_tanh = cp.ElementwiseKernel("T z", "T a", "a = tanh(z)", "tanh")
+_tanh_backward = cp.ElementwiseKernel("T a, T da", "T dz", "dz = da * (1 - a * a)", "tanh_backward")
+_squared_error = cp.ElementwiseKernel(
+    "T z, T target, T factor",
+    "T term, T dz",
+    "term = (z - target) * (z - target); dz = factor * (z - target)",
+    "squares",
+)
+_cross_entropy_of_two = cp.ElementwiseKernel(
+    "T z, T target, T factor",
+    "T term, T dz",
+    """
+    const T rest = exp(-abs(z));
+    term = max(z, T(0)) - z * target + log1p(rest);
+    dz = ((z < 0 ? rest : T(1)) / (1 + rest) - target) * factor;
+    """,
+    "cross_entropy_of_two",
+)

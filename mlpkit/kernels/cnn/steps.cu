@@ -1,0 +1,71 @@
+// What a recorded step of any network needs around it: its batch, its rate and its number, and a place for its loss.
+//
+// X lies as it was given, row after row. REAL is the network's type; PIXEL that of the images.
+
+#ifndef PIXEL
+#define PIXEL unsigned char
+#endif
+#ifndef REAL
+#define REAL float
+#endif
+
+extern __shared__ __align__(128) unsigned char shared_bytes[];  // of `hinge`: a sum a warp
+
+__device__ REAL number(unsigned char pixel) { return pixel / REAL(255); }
+__device__ REAL number(float x) { return x; }
+__device__ REAL number(double x) { return x; }
+
+// Copy the examples of batch number *step, which `order` names, and look up what is new in that step: its rate, its
+// number t as optimizers count, from 1, and the steps taken before it. `parts` blocks an example.
+extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const long long* order, const int* step,
+                                      int batch_size, int inputs, int parts, REAL* x, long long* labels,
+                                      const double* rates, const long long* first_t, REAL* rate, REAL* t,
+                                      long long* taken)
+{
+    const int row = blockIdx.x / parts, part = blockIdx.x % parts;
+    const long long example = order[(long long)*step * batch_size + row];
+    for (int i = part * blockDim.x + threadIdx.x; i < inputs; i += parts * blockDim.x) {
+        x[(long long)row * inputs + i] = number(X[example * inputs + i]);
+    }
+    if (threadIdx.x == 0 && part == 0) {
+        labels[row] = y[example];
+        if (row == 0) {
+            *rate = rates[*step];
+            *t = *first_t + *step;
+            *taken = *first_t + *step - 1;
+        }
+    }
+}
+
+// losses[*step] <- loss; then *step goes on by one.
+extern "C" __global__ void keep_loss(const REAL* loss, REAL* losses, int* step)
+{
+    losses[(*step)++] = *loss;
+}
+
+// Loss and gradient of `numpy_baseline.hinge`, by one block; a thread a row.
+extern "C" __global__ void hinge(const REAL* z, const long long* labels, REAL* dz, REAL* loss, int n, int classes)
+{
+    double* sums = reinterpret_cast<double*>(shared_bytes);
+    double sum = 0;
+    for (int row = threadIdx.x; row < n; row += blockDim.x) {
+        const REAL* logits = z + (long long)row * classes;
+        const int label = labels[row];
+        const REAL right = logits[label];
+        int wrong = 0;
+        for (int j = 0; j < classes; ++j) {
+            const REAL margin = logits[j] - right + 1;
+            const bool within = j != label && !(margin <= 0);  // a NaN too
+            if (within) sum += margin, ++wrong;
+            dz[(long long)row * classes + j] = within ? REAL(1) / n : REAL(0);
+        }
+        dz[(long long)row * classes + label] = -REAL(wrong) / n;
+    }
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int warp = 1; warp < (int)blockDim.x / 32; ++warp) sum += sums[warp];
+        *loss = sum / n;
+    }
+}

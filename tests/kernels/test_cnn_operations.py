@@ -1,0 +1,117 @@
+"""The kernels of images do what the baseline does, for any shape: here by the emulator, with no GPU."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+sys.path.append(str(Path(__file__).parents[1] / "engines"))
+
+import emulator
+
+from mlpkit.engines import numpy_baseline
+from mlpkit.kernels.cnn import operations
+
+pytestmark = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
+DTYPES = (np.float32, np.float64)
+CLOSE = {np.float32: dict(rtol=1e-5, atol=1e-5), np.float64: dict(rtol=1e-12, atol=1e-12)}
+SHAPES = [(2, 3, 7, 5), (1, 1, 4, 4), (3, 2, 9, 9)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_host(tmp_path_factory):
+    operations._kernel.cache_clear()
+    with emulator.with_cupy(tmp_path_factory.mktemp("kernels")):
+        yield
+    operations._kernel.cache_clear()
+
+
+def draw(*shape, dtype=np.float32, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype).view(emulator.Array)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("k", "stride", "padding"), [(3, 1, 0), (3, 2, 1), (1, 1, 0), (4, 3, 2)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_convolution_is_a_product_of_windows(shape, k, stride, padding, dtype):
+    x, W, b = draw(*shape, dtype=dtype), draw(4, shape[1], k, k, dtype=dtype, seed=1), draw(4, dtype=dtype, seed=2)
+    wanted = numpy_baseline.conv(x, W, b, stride, padding)
+    columns, z = operations.columns(x, k, stride, padding), draw(*wanted.shape, dtype=dtype)
+    out, filters = wanted.shape[2:], W.reshape(4, -1)
+    operations.turn((filters @ columns).reshape(4, len(x), *out).view(emulator.Array), z, b)
+    assert_allclose(z, wanted, **CLOSE[dtype])
+
+    dz, dx, sums = draw(*wanted.shape, dtype=dtype, seed=3), draw(*shape, dtype=dtype), draw(4, dtype=dtype)
+    turned = draw(4, len(x), *out, dtype=dtype)
+    operations.turn(dz, turned)
+    assert_array_equal(turned, dz.swapaxes(0, 1))
+    operations.add_windows((filters.T @ turned.reshape(4, -1)).view(emulator.Array), dx, out, k, stride, padding)
+    assert_allclose(dx, numpy_baseline.conv_backward_input(dz, W, shape, stride, padding), **CLOSE[dtype])
+    operations.channel_sums(dz, sums)
+    assert_allclose(sums, dz.sum(axis=(0, 2, 3)), **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (2, 3), (1, 1), (4, 1)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pools_are_the_baselines(shape, size, stride, dtype):
+    x = draw(*shape, dtype=dtype).round(1).view(emulator.Array)  # some are equal: the first counts
+    y, index = operations.max_pool(x, size, stride)
+    wanted, wanted_index = numpy_baseline.max_pool(x, size, stride)
+    assert_array_equal(y, wanted)
+    assert_array_equal(index, wanted_index)
+    dy = draw(*y.shape, dtype=dtype, seed=1)
+    found = operations.max_pool_backward(dy, index, shape, size, stride)
+    assert_allclose(found, numpy_baseline.max_pool_backward(dy, index, shape, size, stride), **CLOSE[dtype])
+    assert_allclose(operations.avg_pool(x, size, stride), numpy_baseline.avg_pool(x, size, stride), **CLOSE[dtype])
+    found = operations.avg_pool_backward(dy, shape, size, stride)
+    assert_allclose(found, numpy_baseline.avg_pool_backward(dy, shape, size, stride), **CLOSE[dtype])
+
+
+def test_a_nan_is_the_largest_of_its_window():
+    x = draw(1, 1, 4, 4)
+    x[0, 0, 1, 1] = np.nan
+    y, index = operations.max_pool(x, 2, 2)
+    wanted, wanted_index = numpy_baseline.max_pool(x, 2, 2)
+    assert_array_equal(y, wanted)
+    assert_array_equal(index, wanted_index)
+
+
+def test_places_in_large_windows_have_room():
+    x = draw(1, 1, 40, 20)
+    y, index = operations.max_pool(x, 20, 20)
+    assert_array_equal(index, numpy_baseline.max_pool(x, 20, 20)[1])
+    assert_array_equal(y, numpy_baseline.max_pool(x, 20, 20)[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (40, 3), (2, 70)])
+def test_norms_are_the_baselines(shape, dtype):
+    c, x = shape[1], draw(*shape, dtype=dtype) + 5
+    gamma, beta, mean, variance = (draw(c, dtype=dtype, seed=seed) for seed in range(4))
+    running = mean.copy(), variance.copy()
+    found = operations.batch_norm(x, gamma, beta, *running, 0.1, 1e-5)
+    wanted = numpy_baseline.batch_norm(x, gamma, beta, mean, variance, dtype(0.1), dtype(1e-5))
+    for one, other in zip((*found, *running), (*wanted, mean, variance), strict=True):
+        assert_allclose(one, other, rtol=1e-4 if dtype == np.float32 else 1e-9, atol=CLOSE[dtype]["atol"])
+    dy, dgamma, dbeta, *others = (draw(*size, dtype=dtype) for size in (shape, (c,), (c,), (c,), (c,)))
+    dx = operations.batch_norm_backward(dy, *wanted[1:], gamma, dgamma, dbeta)
+    also = numpy_baseline.batch_norm_backward(dy, *wanted[1:], gamma, *others)
+    for one, other in zip((dx, dgamma, dbeta), (also, *others), strict=True):
+        assert_allclose(one, other, rtol=1e-4 if dtype == np.float32 else 1e-9, atol=2 * CLOSE[dtype]["atol"])
+    variance = abs(variance)
+    found = operations.batch_norm_evaluate(x, gamma, beta, mean, variance, 1e-5)
+    wanted = numpy_baseline.batch_norm_evaluate(x, gamma, beta, mean, variance, 1e-5)
+    assert_allclose(found, wanted, rtol=1e-4 if dtype == np.float32 else 1e-9, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 7, 50])
+def test_hinge_is_the_baselines(n, dtype):
+    z, labels = draw(n, 5, dtype=dtype), (np.arange(n) % 5).view(emulator.Array)
+    loss, dz = operations.hinge(z, labels)
+    wanted, wanted_dz = numpy_baseline.hinge(z, labels)
+    assert_allclose(loss[0], wanted, **CLOSE[dtype])
+    assert_allclose(dz, wanted_dz, **CLOSE[dtype])
