@@ -1,0 +1,238 @@
+"""Batch normalization between two convolutions on planes: all that happens there, in one launch each way.
+
+A `Norm` says what there is: sizes, whether something is added, a ReLU, a pool. `forward` takes a convolution's planes
+and makes the next one's operand, `backward` takes the gradient of that and makes the operand of the two gradients of the
+convolution before. What lies between, a trip through memory each, never leaves the multiprocessors: see the kernels,
+`norm_forward.cu` and `norm_backward.cu`.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from mlpkit import kernels
+from mlpkit.kernels.conv import planes
+from mlpkit.kernels.conv.planes import Stored
+
+FORWARD, BACKWARD = "norm_forward", "norm_backward"
+ROOM = 2048  # bytes of a block's shared memory that are not for units
+MOST_KERNEL = 3  # of a convolution of one channel: its weights and their sums stay in registers
+MOST_POOL = 3  # a mark has 4 bits, and one value says that nobody's number went on
+OUT = {"operand": 0, "planes": 1, "nchw": 2}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Batch normalization of images (n, channels, height, width), as planes of a `Mode`, and what comes after it.
+
+    relu: whether there is one. add: whether something is added before it. pool: side of the windows of a max pool, which
+    lie side by side; 1 for none, at most `MOST_POOL`. eps, momentum: as `nn.norm.BatchNorm` has them. kernel, padding: of a
+    convolution of images of one channel, whose result is normalized and never stored; a kernel of 0 where there is none,
+    at most `MOST_KERNEL`. height, width: of what is normalized.
+    """
+
+    mode: planes.Mode
+    n: int
+    channels: int
+    height: int
+    width: int
+    relu: bool = True
+    add: bool = False
+    pool: int = 1
+    eps: float = 1e-5
+    momentum: float = 0.1
+    kernel: int = 0
+    padding: int = 0
+
+    @property
+    def groups(self):
+        """Of 8 channels."""
+        return planes.padded(self.channels) // 8
+
+    @property
+    def stored(self):
+        """Pieces of 16 bytes that 8 channels of a pixel take in planes."""
+        return 8 // self.mode.stored
+
+    @property
+    def area(self):
+        return self.height * self.width
+
+    @property
+    def out(self):
+        """Height and width of the result."""
+        return self.height // self.pool, self.width // self.pool
+
+    @property
+    def macros(self):
+        numbers = {"MODE": self.mode.number, "RELU": int(self.relu), "ADD": int(self.add), "POOL": self.pool}
+        numbers["BLOCK_THREADS"] = self.threads
+        return numbers | ({"STEM": 1, "KERNEL": self.kernel, "PADDING": self.padding} if self.kernel else {})
+
+    @property
+    def threads(self):
+        """Of a block: with weights and their sums, a thread needs many registers."""
+        return 256 if self.kernel else 512
+
+    @property
+    def pieces(self):
+        """Of 16 bytes, those of what is normalized in a unit: planes, or an image with its padding."""
+        if self.kernel:
+            return -(-(self.height + self.kernel - 1) * (self.width + self.kernel - 1) // 4)
+        return self.area * self.stored
+
+    @property
+    def marks(self):
+        """How many bytes are kept of a piece of the result: which numbers went on; 0 where y tells."""
+        return 4 if self.pool > 1 else int(self.add and self.relu)
+
+    def launch(self, pieces, blocks=None):
+        """Return blocks, bytes of shared memory and the argument `Sizes`. pieces: of a unit that a block would hold."""
+        units = self.n * self.groups
+        blocks = min(units, blocks or planes.multiprocessors())
+        held = min((planes.SHARED - ROOM) // (16 * pieces), -(-units // blocks))
+        numbers = [self.n, self.groups, self.channels, self.height, self.width, held]
+        return blocks, ROOM + 16 * pieces * held, np.array(numbers, np.int32).view("V24")
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Vectors (channels,) of a normalization, float32 on the GPU: parameters, running averages, gradients.
+
+    bias, dbias: of the convolution before; None where it has none.
+    """
+
+    gamma: Any
+    beta: Any
+    mean: Any
+    variance: Any
+    dgamma: Any
+    dbeta: Any
+    bias: Any = None
+    dbias: Any = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the backward pass needs: what was normalized, (mean, 1 / deviation) of each channel, marks.
+
+    filters: where images of one channel were read.
+    """
+
+    y: Any
+    filters: Any
+    statistics: Any
+    marks: Any
+
+
+@dataclass(frozen=True)
+class Past:
+    """A gradient (planes) that came to the sum at the end of a residual, and the marks of what followed that sum.
+
+    Its way past the residual is added by `backward`. relu, pool: as the sum's `Norm` has them.
+    """
+
+    gradient: Any
+    marks: Any
+    relu: bool
+    pool: int
+
+
+def forward(norm, channels, y, scale, added=None, out="operand", filters=None, blocks=None):
+    """Normalize planes y and what follows; return the result and `Kept`. The running averages move.
+
+    With filters (o, 1, k, k), float32, y are images (n, 1, height, width), and their convolution is normalized. scale:
+    see `planes.new_scale`; of the result, and how blocks meet, so there is one in each mode. added: an operand, `Stored`.
+    out: "operand" for `Stored`, "planes", or "nchw" for images (n, c, h, w) in float32. A graph can record it. blocks:
+    instead of one for each multiprocessor.
+    """
+    import cupy
+
+    pieces = norm.pieces + norm.area * norm.add * norm.mode.parts
+    blocks, shared, sizes = norm.launch(pieces, blocks)
+    statistics = cupy.empty((norm.groups * 8, 2), np.float32)
+    partial = cupy.empty((blocks + norm.groups, 8, 3), np.float32)
+    marks = cupy.empty(norm.n * norm.groups * norm.out[0] * norm.out[1] * norm.marks, np.uint8) if norm.marks else None
+    to = _empty(norm, scale, out)
+    vectors = [channels.gamma, channels.beta, channels.bias, channels.mean, channels.variance, statistics]
+    settings = np.array([norm.momentum, norm.eps], np.float32).view(np.uint64)
+    about = np.array([*map(_address, vectors), settings[0]], np.uint64).view("V56")
+    written = _addresses(to.array if isinstance(to, Stored) else to, marks, scale)
+    others = (np.uintp(_address(added and added.array)), np.uintp(_address(added and added.scale)))
+    kernel = _kernel(FORWARD, "normalize", OUT=_out_number(norm, out), **norm.macros)
+    arguments = (sizes, about, y, np.uintp(_address(filters)), *others, partial, written)
+    kernel((blocks,), (norm.threads,), arguments, shared_mem=shared, enable_cooperative_groups=True)
+    return to, Kept(y, filters, statistics, marks)
+
+
+def _empty(norm, scale, out):
+    import cupy
+
+    if out == "operand":
+        return planes.empty_operand(norm.mode, norm.n, norm.channels, *norm.out, scale)
+    if out == "planes":
+        return planes.empty_planes(norm.mode, norm.n, norm.channels, *norm.out)
+    return cupy.empty((norm.n, norm.channels, *norm.out), np.float32)
+
+
+def _out_number(norm, out):
+    return 0 if out == "planes" and not norm.mode.halves else OUT[out]
+
+
+def new_scale(norm):
+    """Return the scale that `backward` takes: as `planes.new_scale`, and one more where the filters' gradient is summed."""
+    import cupy
+
+    scale = cupy.zeros(16 if norm.kernel else 8, np.float32)
+    scale[:1] = 1
+    return scale
+
+
+def backward(norm, channels, kept, dy, scale, past=None, layout="planes", keep=False, dw=None, blocks=None):
+    """Return the gradient of what was normalized, `Stored`; write those of the channels. All as for `forward`.
+
+    dy: the gradient of the result, planes, or images where layout is "nchw". scale: see `new_scale`. past: `Past`, whose
+    gradient belongs to the result, too. keep: return planes, too: the gradient before the normalization, which goes past
+    a residual. dw: where images of one channel were read, their filters' gradient, which is written instead.
+    """
+    import cupy
+
+    pieces = norm.pieces + (norm.stored * norm.out[0] * norm.out[1] if layout == "planes" else 0)
+    blocks, shared, sizes = norm.launch(pieces, blocks)
+    partial = cupy.empty((blocks + norm.groups, 8, 2), np.float32)
+    weights = cupy.empty((norm.kernel**2, blocks + norm.groups, 8), np.float32) if norm.kernel else None
+    whole = norm.mode, norm.n, norm.channels, norm.height, norm.width
+    to = None if norm.kernel else planes.empty_operand(*whole, scale)
+    dense = planes.empty_planes(*whole) if keep else None
+    vectors = [channels.gamma, channels.beta, kept.statistics, channels.dgamma, channels.dbeta, channels.dbias]
+    given = _addresses(dy, kept.marks), _addresses(past and past.gradient, past and past.marks)
+    ends = [weights, dw if norm.kernel else to.array, scale, dense]
+    arguments = (sizes, _addresses(*vectors), kept.y, np.uintp(_address(kept.filters)), *given, partial)
+    kernel = _kernel(BACKWARD, "normalize_backward", **_backward_macros(norm, past, layout, keep))
+    arguments = (*arguments, *(np.uintp(_address(each)) for each in ends))
+    kernel((blocks,), (norm.threads,), arguments, shared_mem=shared, enable_cooperative_groups=True)
+    return (to, dense) if keep else to
+
+
+def _backward_macros(norm, past, layout, keep):
+    macros = norm.macros | {"FROM": OUT[layout] if layout == "nchw" else 0, "KEEP": int(keep)}
+    return macros | ({"PAST": past.pool, "PAST_RELU": int(past.relu)} if past else {})
+
+
+def _address(array):
+    return 0 if array is None else array.data.ptr
+
+
+def _addresses(*arrays):
+    """Return a struct of pointers."""
+    return np.array([_address(array) for array in arrays], np.uint64).view(f"V{8 * len(arrays)}")
+
+
+@cache
+def _kernel(name, function, **macros):
+    kernel = kernels.load(name, **macros).get_function(function)
+    kernel.max_dynamic_shared_size_bytes = planes.SHARED
+    kernel.preferred_shared_memory_carveout = 100
+    return kernel.kernel

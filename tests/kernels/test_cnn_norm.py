@@ -1,0 +1,200 @@
+"""Batch normalization on planes, and what comes after it: on the emulator, and on a GPU, against float64."""
+
+from dataclasses import replace
+
+import emulator
+import numpy as np
+import pytest
+from conv_cases import error
+from emulated_rungs import folder, needs_compiler
+from shared import one_sentence  # noqa: F401
+
+from mlpkit import kernels
+from mlpkit.engines import numpy_baseline
+from mlpkit.kernels.cnn import norm
+from mlpkit.kernels.cnn.norm import Norm
+from mlpkit.kernels.conv import planes
+from mlpkit.kernels.conv.planes import MODES, Stored
+
+FIXTURES = (folder,)
+CLASSES = {"fp16x3": 2e-6, "fp16": 1e-3, "bf16": 1e-2}  # how far off a result may be
+
+
+def as_planes(x, mode):
+    """Return images as the planes of a mode, a NumPy array."""
+    n, c, h, w = x.shape
+    x = np.pad(x.astype(np.float32), ((0, 0), (0, planes.padded(c) - c), (0, 0), (0, 0)))
+    x = np.ascontiguousarray(x.reshape(n, -1, mode.stored, h, w).transpose(0, 1, 3, 4, 2))
+    return to_bf16(x) if mode.stored == 8 else x
+
+
+def to_bf16(x):
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def from_planes(array, channels):
+    """Return planes of float32 or bfloat16 as float64 images."""
+    n, _, h, w, _ = array.shape
+    array = (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else array
+    return array.transpose(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :channels].astype(float)
+
+
+def from_operand(array, scale, mode, channels):
+    """Return an operand as float64 images."""
+    if not mode.halves:
+        return from_planes(array, channels)
+    total = array.view(np.float16).astype(float).sum(0) / float(scale[0])
+    n, _, h, w, _ = total.shape
+    return total.transpose(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :channels]
+
+
+def as_operand(x, mode):
+    """Return images as an operand, an array and its scale."""
+    if not mode.halves:
+        return as_planes(x, mode), None
+    scale = np.zeros(8, np.float32)
+    scale[0] = 2.0 ** (14 - int(np.ceil(np.log2(np.abs(x).max()))))
+    n, c, h, w = x.shape
+    x = np.pad(x, ((0, 0), (0, planes.padded(c) - c), (0, 0), (0, 0))) * scale[0].astype(float)
+    x = x.reshape(n, -1, 8, h, w).transpose(0, 1, 3, 4, 2)
+    parts = [x.astype(np.float16)]
+    if mode.halves == 2:
+        parts.append((x - parts[0]).astype(np.float16))
+    return np.ascontiguousarray(np.stack(parts)).view(np.uint16), scale
+
+
+class Case:
+    """A normalization with numbers for it; what it should make of them, in float64."""
+
+    def __init__(self, one, away=0.0, seed=0, past=None):
+        self.norm, self.past, self.seed = one, past, seed
+        rng = np.random.default_rng(seed)
+        n, c, h, w = one.n, one.channels, one.height, one.width
+        self.y = from_planes(as_planes(rng.standard_normal((n, c, h, w)) * 3 + away, one.mode), c)
+        if one.kernel:
+            sizes = [size + one.kernel - 1 - 2 * one.padding for size in (h, w)]
+            self.images = rng.standard_normal((n, 1, *sizes)).astype(np.float32)
+            self.filters = rng.standard_normal((c, 1, one.kernel, one.kernel)).astype(np.float32)
+            doubles = self.images.astype(float), self.filters.astype(float)
+            self.y = numpy_baseline.conv(*doubles, None, 1, one.padding)
+        self.added = from_operand(*as_operand(rng.standard_normal((n, c, h, w)), one.mode), one.mode, c)
+        self.gamma, self.beta, self.mean, self.bias = (rng.standard_normal(c).astype(np.float32) for _ in range(4))
+        self.variance = rng.random(c).astype(np.float32) + 1
+        self.dy = from_planes(as_planes(rng.standard_normal((n, c, *one.out)), one.mode), c)
+        if past:
+            down, across = one.out[0] // past[1], one.out[1] // past[1]
+            self.dz = from_planes(as_planes(rng.standard_normal((n, c, down, across)), one.mode), c)
+            self.choices = rng.integers(0, past[1] ** 2, self.dz.shape)
+            self.on = rng.random(self.dz.shape) < 0.6 if past[0] else np.ones(self.dz.shape, bool)
+        self.compute()
+
+    def compute(self):
+        one, averages = self.norm, [self.mean.astype(float), self.variance.astype(float)]
+        gamma, beta = self.gamma.astype(float), self.beta.astype(float)
+        z, normalized, inverse = numpy_baseline.batch_norm(self.y, gamma, beta, *averages, one.momentum, one.eps)
+        averages[0] += one.momentum * self.bias
+        z = z + self.added if one.add else z
+        a = np.maximum(z, 0) if one.relu else z
+        self.result, index = numpy_baseline.max_pool(a, one.pool, one.pool) if one.pool > 1 else (a, None)
+        self.averages, dy = averages, self.dy + (self.past_dense() if self.past else 0)
+        da = numpy_baseline.max_pool_backward(dy, index, a.shape, one.pool, one.pool) if one.pool > 1 else dy
+        self.dense = np.where(z > 0, da, 0) if one.relu else da
+        self.dgamma, self.dbeta = np.zeros_like(gamma), np.zeros_like(gamma)
+        kept = normalized, inverse, gamma, self.dgamma, self.dbeta
+        self.dx = numpy_baseline.batch_norm_backward(self.dense, *kept)
+        if one.kernel:
+            dw = np.empty(self.filters.shape)
+            numpy_baseline.conv_backward_weights(self.images.astype(float), self.dx, dw, None, 1, one.padding)
+            self.dx = dw
+
+    def past_dense(self):
+        pool, dense = self.past[1], np.zeros(self.dy.shape)
+        for i in range(pool**2):
+            part = dense[:, :, i // pool :: pool, i % pool :: pool][:, :, : self.dz.shape[2], : self.dz.shape[3]]
+            part[...] = np.where(self.on & (self.choices == i), self.dz, 0)
+        return dense
+
+    def past_marks(self):
+        """Return the marks of what followed the sum, as the kernels keep them: (n, c / 8, h, w)."""
+        n, c, h, w = self.dz.shape
+        padded, pool = planes.padded(c), self.past[1]
+        numbers = np.where(self.on, self.choices, norm_none()) if pool > 1 else self.on.astype(int)
+        numbers = np.pad(numbers, ((0, 0), (0, padded - c), (0, 0), (0, 0))).reshape(n, -1, 8, h, w)
+        bits = 4 if pool > 1 else 1
+        words = sum(numbers[:, :, i].astype(np.uint64) << bits * i for i in range(8))
+        return np.ascontiguousarray(words.astype(np.uint32 if pool > 1 else np.uint8))
+
+
+def norm_none():
+    return 15
+
+
+def run(case, cp, out="operand", layout="planes", keep=False, blocks=None):
+    """Return what the kernels make of a case: result, averages, dx, dgamma, dbeta, dbias, dense, marks."""
+    one, mode, c = case.norm, case.norm.mode, case.norm.channels
+    put = lambda array: None if array is None else cp.ascontiguousarray(cp.asarray(array))  # noqa: E731
+    vectors = [put(v.copy()) for v in (case.gamma, case.beta, case.mean, case.variance)]
+    gradients = [put(np.full(c, np.nan, np.float32)) for _ in range(3)]
+    channels = norm.Channels(*vectors, *gradients[:2], put(case.bias), gradients[2])
+    scales = [put(np.array([1, *[0] * 15], np.float32)) for _ in range(2)]
+    added = Stored(*map(put, as_operand(case.added, mode))) if one.add else None
+    y, filters = (case.images, case.filters) if one.kernel else (as_planes(case.y, mode), None)
+    filters, dw = put(filters), put(np.full_like(filters, np.nan)) if one.kernel else None
+    result, kept = norm.forward(one, channels, put(y), scales[0], added, out, filters, blocks)
+    numpy = getattr(cp, "asnumpy", np.asarray)
+    if out == "operand":
+        result = from_operand(numpy(result.array), numpy(scales[0]), mode, c)
+    else:
+        result = numpy(result) if out == "nchw" else from_planes(numpy(result), c)
+    dy = put(case.dy.astype(np.float32) if layout == "nchw" else as_planes(case.dy, mode))
+    past = case.past and norm.Past(put(as_planes(case.dz, mode)), put(case.past_marks()), *case.past)
+    dx = norm.backward(one, channels, kept, dy, scales[1], past, layout, keep, dw, blocks)
+    dx, dense = dx if keep else (dx, None)
+    dx = numpy(dw) if one.kernel else from_operand(numpy(dx.array), numpy(scales[1]), mode, c)
+    averages = [numpy(each).astype(float) for each in vectors[2:]]
+    dense = None if dense is None else from_planes(numpy(dense), c)
+    return result, averages, dx, [numpy(each) for each in gradients], dense, numpy(kept.statistics)
+
+
+def check(case, cp, worst=None, **options):
+    """Raise AssertionError unless the kernels make what they should."""
+    mode = next(name for name, mode in MODES.items() if mode == case.norm.mode)
+    worst = worst or CLASSES[mode]
+    exact = max(2e-6, worst if worst > CLASSES[mode] else 0)  # what never leaves float32
+    result, averages, dx, (dgamma, dbeta, dbias), dense, _ = run(case, cp, **options)
+    assert error(result, case.result) < (worst if options.get("out", "operand") == "operand" else max(worst, 2e-6))
+    assert error(np.stack(averages), np.stack(case.averages)) < exact
+    assert error(dx, case.dx) < worst
+    assert error(dgamma, case.dgamma) < max(exact, 1e-5)
+    assert error(dbeta, case.dbeta) < exact
+    assert not dbias.any()
+    if dense is not None:
+        assert error(dense, case.dense) < worst
+
+
+def emulated(case, folder, seed=0, **options):
+    norm._kernel.cache_clear()
+    planes.multiprocessors.cache_clear()
+    with emulator.with_cupy(folder, seed):
+        import cupy
+
+        check(case, cupy, **options)
+    norm._kernel.cache_clear()
+
+
+EMULATED = {
+    "plain": (Norm(MODES["fp16x3"], 3, 20, 5, 6), {"blocks": 3}),
+    "channels of several groups in a block": (Norm(MODES["fp16x3"], 1, 41, 3, 3, relu=False), {"blocks": 1}),
+    "images of one channel": (Norm(MODES["fp16x3"], 5, 12, 5, 6, kernel=3, padding=1), {"blocks": 3}),
+    "past a pool": (Norm(MODES["bf16"], 3, 20, 5, 6), {"blocks": 3}, (True, 2)),
+    "past a ReLU, kept": (Norm(MODES["fp16"], 2, 20, 3, 6, add=True), {"blocks": 2, "keep": True}, (True, 1)),
+    "sum and pool": (Norm(MODES["fp16x3"], 2, 9, 5, 7, add=True, pool=2), {"blocks": 2, "layout": "nchw"}),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", EMULATED)
+def test_on_the_emulator(name, folder):
+    one, options, *past = EMULATED[name]
+    emulated(Case(one, past=past[0] if past else None), folder, **options)
