@@ -1,7 +1,6 @@
 // Numbers as the products on planes read them: bfloat16, float32, or halves, two of which make a float32.
 //
-// Halves have few exponents. So an array has a scale, a power of two that brings its largest number to 2^14 and a little
-// more. To look for the largest number first would be a trip through memory. Instead the scale that was right in the
+// Halves have few exponents. So an array has a scale, a power of two that brings its largest number to 2^11 and up to 2^15. To look for the largest number first would be a trip through memory. Instead the scale that was right in the
 // last launch is guessed to be right again, and the largest number is looked for meanwhile; when all blocks have met,
 // they know, and if the guess was wrong, they do their work again.
 
@@ -20,11 +19,12 @@ struct Piece {
     Word words[4];
 };
 
-// Halves reach from 2^-24 to 2^16: what is less than 2^-38 of the largest number is lost, and nothing overflows.
+// Halves reach from 2^-24 to 2^16: what is less than 2^-36 of the largest number is lost, and nothing overflows. Every
+// fourth power of two only, so that a guess is seldom wrong.
 inline float scale_for(Word largest)
 {
-    int exponent = (largest >> 23) - 127;
-    return largest > 0 ? __uint_as_float(min(max(127 + 14 - exponent, 1), 254) << 23) : 1;
+    int exponent = (int)(largest >> 23) - 127;
+    return largest > 0 ? __uint_as_float(min(max(127 + 14 - (exponent + 3 & ~3), 1), 254) << 23) : 1;
 }
 
 // Of an array: the scale, for its readers and as the next guess, and what blocks tell each other.
@@ -67,6 +67,36 @@ inline float largest_of(const float (&x)[8])
     #pragma unroll
     for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(x[j]));
     return most;
+}
+
+// Eight numbers that somebody has stored as floats or as bfloat16.
+inline void floats_of(const float4& one, const float4& two, float (&x)[8])
+{
+    x[0] = one.x, x[1] = one.y, x[2] = one.z, x[3] = one.w, x[4] = two.x, x[5] = two.y, x[6] = two.z, x[7] = two.w;
+}
+
+inline void floats_of(const Piece& piece, float (&x)[8])
+{
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        x[2 * j] = __uint_as_float(piece.words[j] << 16);
+        x[2 * j + 1] = __uint_as_float(piece.words[j] & 0xFFFF0000);
+    }
+}
+
+// Whether this block is the last one of a launch to come here: it sees what all have written. found: a word of shared
+// memory. By whole blocks.
+inline bool is_last(Scale* scale, Word* found)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        *found = atomicAdd(&scale->arrived, 1u) == gridDim.x - 1;
+        if (*found) scale->arrived = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    return *found;
 }
 
 // Tell all blocks of a cooperative launch what this one has found, and wait for what they have: `most` of each of

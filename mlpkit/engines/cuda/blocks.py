@@ -10,11 +10,11 @@ A block takes over some layers that follow each other, and has
                                          first forward, and a block that can, writes its result so
 
 `dy` comes in the layout in which `forward` gave its result, and what is returned lies as `x` did; the gradient of what
-is "stored" lies as "planes". It is None where the first of the places has no `wants_dx`. A block makes what it writes with `cupy.empty` whenever it is called: where that
-lies is planned, see `arena`. What lasts from step to step (scales, tensor maps by address) is made in its constructor,
-or kept by address. Parameters are read from the places as they are now (`at.W`), gradients are written (`at.dW`). All
-goes to the current stream, nothing waits, and the same calls follow each other in every step: a step is recorded as a
-graph.
+is "stored" lies as "planes". It is None where the first of the places has no `wants_dx`. A block makes what it writes
+with `cupy.empty` whenever it is called: where that lies is planned, see `arena`. What lasts from step to step (scales,
+tensor maps by address) is made in its constructor, or kept by address. Parameters are read from the places as they are
+now (`at.W`), gradients are written (`at.dW`). All goes to the current stream, nothing waits, and the same calls follow
+each other in every step: a step is recorded as a graph.
 
 A module of blocks has a function
 

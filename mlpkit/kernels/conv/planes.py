@@ -18,7 +18,7 @@ import numpy as np
 from mlpkit import kernels
 from mlpkit.kernels import tensor_map
 
-from . import Prepared, Rung
+from . import Prepared, Rung, Shape
 
 FORWARD, WEIGHTS, OPERANDS = "conv_11_planes", "conv_12_planes_weights", "planes_operands"
 MOST_PIECES = 128  # of a row: the copy engine takes boxes of at most 256 numbers of 8 bytes a side
@@ -58,6 +58,30 @@ MODES = {
     "fp16": Mode(2, "tf32", 4, halves=1),
     "fp16x3": Mode(3, "float32", 4, halves=2),
 }
+
+
+@dataclass(frozen=True)
+class Cropped(Shape):
+    """A convolution of which only the first rows and columns of windows are asked for: all that a pool reads."""
+
+    rows: int = 1
+    columns: int = 1
+
+    @property
+    def out_height(self):
+        return self.rows
+
+    @property
+    def out_width(self):
+        return self.columns
+
+
+def cropped(shape, multiple):
+    """Return the convolution of `shape` with a number of rows and of columns of windows that is a multiple of one."""
+    rows, columns = shape.out_height // multiple * multiple, shape.out_width // multiple * multiple
+    if (rows, columns) == (shape.out_height, shape.out_width):
+        return shape
+    return Cropped(**vars(shape), rows=rows, columns=columns)
 
 
 @dataclass(frozen=True)

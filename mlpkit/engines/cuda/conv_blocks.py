@@ -1,0 +1,164 @@
+"""Convolutions with what follows them: Conv, and in either order MaxPool and ReLU, where there are any.
+
+Images are planes, and products run on tensor cores: see `kernels.conv.planes`. Between them goes one kernel there and
+one back, see `kernels.cnn.between`. The first convolution of images of few channels is a kernel by itself.
+"""
+
+from mlpkit.kernels.cnn import between
+from mlpkit.kernels.conv import PASSES, Shape, planes
+from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.layers import ReLU
+
+from .blocks import Value
+
+MOST = 2**31 - 2**20  # numbers of an array: the kernels count in 32 bits
+
+
+def match(places, i, shape, n, mode):
+    """Return how many layers from places[i] on are one block, and the block; None where there is none. See `blocks`."""
+    if type(places[i].layer) is not Conv:
+        return None
+    pool, relu, count = followers(places, i, shape)
+    try:
+        conv = shape_of(places[i].layer, shape, n)
+    except ValueError:  # kernels, strides or paddings that the planes have no words for
+        return None
+    conv = planes.cropped(conv, pool)
+    about = between.Pooled(n, conv.channels_out, conv.out_height, conv.out_width, pool, relu)
+    if not places[i].wants_dx and between.why_not_first(conv, about) is None:
+        return count, FirstBlock(places[i], conv, about, mode)
+    if why_not(mode, conv, places[i].wants_dx):
+        return None
+    return count, ConvBlock(places[i], conv, about, mode)
+
+
+def followers(places, i, shape):
+    """Return the edge of the pool behind the convolution at places[i] (1: none), whether a ReLU is, and all layers."""
+    pool, relu, count = 1, False, 1
+    sizes = places[i].layer.output(shape)[1:]
+    for at in places[i + 1 : i + 3]:
+        if type(at.layer) is ReLU and not relu:
+            relu = True
+        elif type(at.layer) is MaxPool and pool == 1 and fits(at.layer, sizes):
+            pool = at.layer.size
+        else:
+            break
+        count += 1
+    return pool, relu, count
+
+
+def fits(layer, sizes):
+    """Return whether a pool's windows lie side by side, and are neither trivial nor too large."""
+    return layer.stride in (None, layer.size) and 1 < layer.size <= min(between.MOST_POOL, *sizes)
+
+
+def shape_of(layer, shape, n):
+    """Return the `Shape` of a Conv layer's convolution. Raises ValueError where there is none."""
+    return Shape(n, shape[0], layer.channels, *shape[1:], layer.size, layer.stride, layer.padding)
+
+
+def why_not(mode, conv, wants_dx):
+    """Return why the planes can't do a convolution, a sentence, or None."""
+    (name,) = (name for name, one in planes.MODES.items() if one == mode)
+    passes = PASSES if wants_dx else [which for which in PASSES if which != "input_gradient"]
+    for channels, *sizes in ((conv.channels, conv.height, conv.width), (conv.channels_out, *conv.y[2:])):
+        if conv.batch * planes.padded(channels) * sizes[0] * sizes[1] > MOST:
+            return "these kernels count in 32 bits: take fewer images at a time."
+    return next((reason for which in passes if (reason := planes.why_not(name, conv, which))), None)
+
+
+class Following:
+    """What both kinds of blocks have: what follows the convolution, and in which layout its result goes on."""
+
+    gives = None  # until the next block says what it wants
+
+    def __init__(self, at, conv, about, mode):
+        self.at, self.conv, self.about, self.mode = at, conv, about, mode
+        self.scale_y, self.scale_dz = planes.new_scale(), planes.new_scale()
+
+    @property
+    def bias(self):
+        return self.at.b if self.at.layer.bias else None
+
+    @property
+    def db(self):
+        return self.at.db if self.at.layer.bias else None
+
+    @property
+    def to(self):
+        """The layout of the result."""
+        return self.gives or "planes"
+
+    @property
+    def scale(self):
+        """The scale of the result's halves, None where there are none."""
+        return self.scale_y if self.to == "stored" and self.mode.halves else None
+
+
+class FirstBlock(Following):
+    """The first convolution, of few channels. See `blocks`."""
+
+    wants = "nchw"
+
+    def forward(self, x):
+        self.x, about = x.array, self.about
+        y, self.kept = between.first_forward(
+            self.mode, self.conv, about, x.array, self.at.W, self.to, self.bias, self.scale
+        )
+        return Value(y, self.to, about.channels)
+
+    def backward(self, dy):
+        x, kept, self.x, self.kept = self.x, self.kept, None, None
+        into = self.at.dW, self.db, self.scale_dz
+        between.first_weights(self.mode, self.conv, self.about, x, dy.array, dy.layout, kept, *into)
+
+
+class ConvBlock(Following):
+    """A convolution on planes. See `blocks`."""
+
+    wants = "stored"
+
+    def __init__(self, at, conv, about, mode):
+        super().__init__(at, conv, about, mode)
+        self.scale_x = planes.new_scale() if mode.halves else None
+        passes = planes.PASSES_OF_FILTERS[: 1 + at.wants_dx]
+        self.filters = planes.Filters(mode, [(conv, at.W, passes)])
+        self.plain = not (about.keeps or at.layer.bias)
+
+    def forward(self, x):
+        self.layout, self.x = x.layout, self.stored(x)
+        (self.made,) = self.filters()
+        z = planes.empty_planes(self.mode, *self.conv.y)
+        planes.convolve(self.mode, self.conv, "forward", self.x, self.made.pop("forward"), z)
+        if self.plain and self.to == "planes":
+            self.kept = None
+            return Value(z, "planes", self.about.channels)
+        y, self.kept = between.forward(self.mode, self.about, z, "planes", self.to, self.bias, self.scale)
+        return Value(y, self.to, self.about.channels)
+
+    def stored(self, x):
+        """Return activations as products read them."""
+        if x.layout == "stored":
+            return x.array
+        if x.layout == "planes" and not self.mode.halves:
+            return planes.Stored(x.array)
+        return between.convert(self.mode, self.conv.x, x.array, x.layout, "stored", self.scale_x)
+
+    def backward(self, dy):
+        x, kept, self.x, self.kept = self.x, self.kept, None, None
+        layout = "planes" if dy.layout == "stored" else dy.layout
+        if self.plain and layout == "planes" and not self.mode.halves:
+            dz = planes.Stored(dy.array)
+        else:
+            dz = between.backward(self.mode, self.about, dy.array, layout, kept, self.db, self.scale_dz)
+        del kept, dy
+        planes.weight_gradient(self.mode, self.conv, x, dz, self.at.dW)
+        del x
+        if not self.at.wants_dx:
+            return None
+        dx = planes.empty_planes(self.mode, *self.conv.x)
+        planes.convolve(self.mode, self.conv, "input_gradient", dz, self.made.pop("input_gradient"), dx)
+        del dz
+        if self.layout != "nchw":
+            return Value(dx, "planes", self.conv.channels)
+        return Value(between.convert(self.mode, self.conv.x, dx, "planes", "nchw"), "nchw", self.conv.channels)

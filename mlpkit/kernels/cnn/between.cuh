@@ -1,0 +1,148 @@
+// What is between convolutions: how eight channels of a pixel are read and written, and what is kept for the way back.
+//
+// A thread has a group of eight channels of a pixel, which are a piece of 16 bytes in bfloat16 or halves and two in
+// float32. A pool's window is POOL x POOL pixels, side by side. Of each channel is kept which of them was the largest,
+// or that the ReLU cut it off: 4 bits, or 8 where windows are large. So the way back needs neither y nor z.
+
+#include "halves.cuh"
+
+#ifndef POOL
+#define POOL 2
+#endif
+#ifndef RELU
+#define RELU 1
+#endif
+#ifndef FROM
+#define FROM 0  // what is read: 0 for planes of float32, 1 for planes of bfloat16, 2 for rows (n, c, h, w) of float32
+#endif
+#ifndef TO
+#define TO 0  // what is written: 0 for an operand as MODE has it, 1 for planes of float32, 2 for rows of float32
+#endif
+#ifndef HEIGHT
+#define HEIGHT 10  // of the images with pixels, of which all windows are whole
+#define WIDTH 10
+#endif
+
+constexpr int DOWN = HEIGHT / POOL, ACROSS = WIDTH / POOL, AREA = HEIGHT * WIDTH, WINDOWS = DOWN * ACROSS;
+constexpr int PLACES = POOL * POOL, BITS = PLACES < 16 ? 4 : 8;
+constexpr bool KEEPS = RELU || POOL > 1, GUESSES = SCALED && TO == 0;
+
+static_assert(HEIGHT % POOL == 0 && WIDTH % POOL == 0 && POOL <= 15, "whole windows");
+
+template <int BITS>
+struct KeptOf {
+    typedef Word Bits;
+};
+template <>
+struct KeptOf<8> {
+    typedef Word64 Bits;
+};
+typedef KeptOf<BITS>::Bits Kept;
+constexpr Word CUT = (1 << BITS) - 1;  // no place: the ReLU was at work
+
+// groups: of eight channels, a multiple of two; `channels` are real.
+struct Sizes {
+    int images, channels, groups;
+};
+
+// Channels of a group, of pixel number `at` in planes of `area` pixels.
+inline void load(const void* from, const Sizes& s, int image, int group, int area, int at, float (&x)[8])
+{
+    size_t plane = (size_t)image * s.groups + group;
+    if constexpr (FROM == 0) {
+        const float4* one = static_cast<const float4*>(from) + 2 * plane * area + at;
+        floats_of(one[0], one[area], x);
+    } else if constexpr (FROM == 1) {
+        Piece piece;
+        *reinterpret_cast<int4*>(&piece) = static_cast<const int4*>(from)[plane * area + at];
+        floats_of(piece, x);
+    } else {
+        const float* one = static_cast<const float*>(from) + ((size_t)image * s.channels + group * 8) * area + at;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) x[j] = group * 8 + j < s.channels ? one[(size_t)j * area] : 0;
+    }
+}
+
+inline void store(void* to, const Sizes& s, int image, int group, int area, int at, const float (&x)[8], float scale)
+{
+    size_t plane = (size_t)image * s.groups + group;
+    if constexpr (TO == 2) {
+        float* one = static_cast<float*>(to) + ((size_t)image * s.channels + group * 8) * area + at;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j)
+            if (group * 8 + j < s.channels) one[(size_t)j * area] = x[j];
+    } else if constexpr (TO == 1 || MODE == 1) {
+        float4* one = static_cast<float4*>(to) + 2 * plane * area + at;
+        one[0] = {x[0], x[1], x[2], x[3]}, one[area] = {x[4], x[5], x[6], x[7]};
+    } else {
+        Piece parts[PARTS];
+        pieces_of(x, scale, parts);
+        #pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+            put(static_cast<Piece*>(to) + ((size_t)part * s.images * s.groups + plane) * area + at, parts[part]);
+    }
+}
+
+// The largest of a window, one pixel after the other: the first of equal ones, and a NaN where there is one.
+struct Window {
+    float best[8];
+    Kept places;
+
+    inline void look(int place, const float (&x)[8])
+    {
+        #pragma unroll
+        for (int j = 0; j < 8; ++j)
+            if (place == 0) best[j] = x[j];
+            else if (x[j] > best[j] || x[j] != x[j]) {
+                best[j] = x[j];
+                places = places & ~((Kept)CUT << BITS * j) | (Kept)place << BITS * j;
+            }
+    }
+
+    inline void cut()
+    {
+        #pragma unroll
+        for (int j = 0; j < 8; ++j)
+            if (best[j] <= 0) best[j] = 0, places |= (Kept)CUT << BITS * j;
+    }
+};
+
+// Do `make(scale)`, which returns the largest magnitude that this thread found, with the scale that was right in the
+// last launch; and again, when all blocks have met, if that was wrong. words: four of shared memory.
+template <typename Make>
+inline void with_scale(Scale* scale, Word* words, Make make)
+{
+    if constexpr (GUESSES) {
+        float guess = scale->of;
+        Word launch = ld_acquire_gpu(&scale->launches);
+        if (threadIdx.x == 0) words[0] = 0;
+        __syncthreads();
+        Word found = __reduce_max_sync(~0u, __float_as_uint(make(guess, true)));
+        if (threadIdx.x % 32 == 0) atomicMax(&words[0], found);
+        meet(&scale, 1, words, launch);
+        float right = right_scale(scale, launch, true, blockIdx.x == 0 && threadIdx.x == 0);
+        if (right != guess) make(right, false);
+    } else {
+        make(1.0f, true);
+    }
+}
+
+// The sums of eight numbers over a warp's lanes: lane i has that of number i / 4.
+inline float sum_of_warp(const float (&x)[8])
+{
+    float v[8];
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = x[j];
+    int lane = threadIdx.x % 32;
+    #pragma unroll
+    for (int many = 4, mask = 16; many > 0; many /= 2, mask /= 2) {
+        bool upper = lane & mask;
+        #pragma unroll
+        for (int j = 0; j < many; ++j) {
+            float send = upper ? v[j] : v[j + many], keep = upper ? v[j + many] : v[j];
+            v[j] = keep + __shfl_xor_sync(~0u, send, mask);
+        }
+    }
+    v[0] += __shfl_xor_sync(~0u, v[0], 2);
+    return v[0] + __shfl_xor_sync(~0u, v[0], 1);
+}

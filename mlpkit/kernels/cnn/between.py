@@ -1,0 +1,238 @@
+"""What is between convolutions on planes: bias, pool, ReLU, layouts and halves, each in one trip through memory.
+
+`between_forward.cu` and `between_backward.cu` follow a convolution by `planes`; `first_forward.cu` and
+`first_weights.cu` are the whole of a first convolution, of images of few channels. What they write comes from
+`cupy.empty`, nothing waits, and a graph can record it.
+
+An array lies in one of three layouts. "nchw": float32 (n, c, h, w). "planes": what `planes.convolve` writes, see
+`planes.empty_planes`. "stored": a `planes.Stored`, as products read it.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from mlpkit import kernels
+from mlpkit.kernels.conv import planes
+
+THREADS = 512
+WARPS = THREADS // 32
+MOST_POOL, MOST_FIRST_POOL = 15, 2  # edges of windows, at most
+FEW = 4  # channels of images, at most, whose convolution needs no tensor cores
+SHARED = 200 << 10  # bytes that a block asks for, at most
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """What follows a convolution of so many images: its size, of whole windows, and what is done to it.
+
+    height, width: of the convolution's result, multiples of `pool`, the edge of a window; 1 for no pool. relu: whether
+    there is one, before the pool or behind it.
+    """
+
+    images: int
+    channels: int
+    height: int
+    width: int
+    pool: int = 1
+    relu: bool = False
+
+    @property
+    def keeps(self):
+        """Whether the way back needs to know which numbers came through."""
+        return self.relu or self.pool > 1
+
+    @property
+    def groups(self):
+        """Eight channels each, those that are added included."""
+        return planes.padded(self.channels) // 8
+
+    @property
+    def down(self):
+        return self.height // self.pool
+
+    @property
+    def across(self):
+        return self.width // self.pool
+
+    @property
+    def sizes(self):
+        """The kernels' argument `Sizes`."""
+        return np.array([self.images, self.channels, self.groups], np.int32).view("V12")
+
+    @property
+    def macros(self):
+        return {"POOL": self.pool, "RELU": int(self.relu), "HEIGHT": self.height, "WIDTH": self.width}
+
+    def empty_kept(self):
+        """Return an array for what the way back needs, 4 or 8 bits a number; None where that is nothing."""
+        import cupy
+
+        if not self.keeps:
+            return None
+        dtype = np.uint32 if self.pool < 4 else np.uint64
+        return cupy.empty((self.images, self.groups, self.down, self.across), dtype)
+
+    def empty(self, mode, layout, scale):
+        """Return an array for the pooled numbers, in a layout; a `Stored` for "stored"."""
+        import cupy
+
+        size = self.images, self.channels, self.down, self.across
+        if layout == "nchw":
+            return cupy.empty(size, np.float32)
+        return planes.empty_planes(mode, *size) if layout == "planes" else planes.empty_operand(mode, *size, scale)
+
+
+def forward(mode, about, x, layout, to, bias=None, scale=None):
+    """Return what bias, pool and ReLU make of the numbers `x`, in the layout `to`, and what `backward` needs of it.
+
+    about: a `Pooled`. x: before the pool, in the layout "nchw" or "planes". bias: (channels,) or None. scale: of the
+    halves, see `planes.new_scale`; None where there are none.
+    """
+    y, kept = about.empty(mode, to, scale), about.empty_kept()
+    pieces = about.images * about.groups * about.down * about.across
+    macros = {"MODE": mode.number, "FROM": _from(mode, layout), "TO": _to(mode, to)} | about.macros
+    arguments = x, _pointer(bias), _array(y), _pointer(kept), _pointer(scale), about.sizes
+    blocks, together = min(-(-pieces // THREADS), 2 * planes.multiprocessors()), _guesses(mode, to)
+    _launch("between_forward", "forward", macros, blocks, arguments, 32, together)
+    return y, kept
+
+
+def convert(mode, size, x, layout, to, scale=None):
+    """Return images x of a size (n, c, h, w) in another layout. scale: as for `forward`."""
+    return forward(mode, Pooled(*size), x, layout, to, scale=scale)[0]
+
+
+def backward(mode, about, dy, layout, kept, db, scale):
+    """Return the gradient before the pool as a `Stored`, from that behind it, and write that of the bias into db.
+
+    dy: of the pooled numbers, in the layout "nchw" or "planes". kept: what `forward` returned. db: (channels,), or
+    None. scale: as for `forward`, and not None where there are no halves: blocks count there.
+    """
+    import cupy
+
+    slices = max(1, min(about.images, 2 * planes.multiprocessors() // about.groups))
+    stored = scale if mode.halves else None
+    dz = planes.empty_operand(mode, about.images, about.channels, about.height, about.width, stored)
+    partial = None if db is None else cupy.empty((slices, 8 * about.groups), np.float32)
+    macros = {"MODE": mode.number, "FROM": _from(mode, layout)} | about.macros
+    pointers = (_pointer(each) for each in (kept, dz.array, partial, db, scale))
+    arguments = dy, *pointers, about.sizes, np.int32(slices)
+    blocks = min(about.groups * slices, 2 * planes.multiprocessors())
+    _launch("between_backward", "backward", macros, blocks, arguments, 16 + 4 * 8 * WARPS, bool(mode.halves))
+    return dz
+
+
+# ---- The first convolution ----
+
+
+def why_not_first(shape, about):
+    """Return why the kernels of a first convolution can't, a sentence, or None."""
+    if shape.channels > FEW:
+        return f"it is for images of at most {FEW} channels, and these have {shape.channels}."
+    if shape.stride != 1 or about.pool > MOST_FIRST_POOL:
+        return f"it is for a stride of 1 and pools of at most {MOST_FIRST_POOL} x {MOST_FIRST_POOL}."
+    if max(_first_shared(shape, about), _weights_shared(shape, about, 1)) > SHARED:
+        return f"images of {shape.height} x {shape.width} or the filters don't fit into shared memory."
+    return None
+
+
+def first_forward(mode, shape, about, x, w, to, bias=None, scale=None):
+    """Return what a convolution, bias, pool and ReLU make of images, in the layout `to`, and what is kept.
+
+    x (n, c, h, w), w (o, c, k, k), bias (o,) or None: float32. The other arguments are those of `forward`.
+    """
+    y, kept = about.empty(mode, to, scale), about.empty_kept()
+    blocks = planes.multiprocessors()
+    parts = max(1, min(about.groups, blocks // about.images))
+    pointers = (_pointer(each) for each in (bias, _array(y), kept, scale))
+    macros = {"MODE": mode.number, "TO": _to(mode, to)} | _first_macros(shape, about)
+    arguments = x, w, *pointers, about.sizes, np.int32(parts)
+    blocks, shared = min(about.images * parts, blocks), _first_shared(shape, about)
+    _launch("first_forward", "forward", macros, blocks, arguments, shared, _guesses(mode, to))
+    return y, kept
+
+
+def first_weights(mode, shape, about, x, dy, layout, kept, dw, db, counters):
+    """Write the gradients of a first convolution's filters and, unless db is None, of its bias.
+
+    dy: of the pooled numbers, in the layout "nchw" or "planes". counters: made by `planes.new_scale`; blocks count
+    there. The others: as for `first_forward`.
+    """
+    import cupy
+
+    each = _each(shape)
+    many = about.groups * 8 // each * shape.channels
+    slices = max(1, min(about.images, planes.multiprocessors() // many))
+    of_slice = -(-about.images // slices)
+    chunk = next(n for n in range(of_slice, 0, -1) if n == 1 or _weights_shared(shape, about, n) <= SHARED)
+    partial = cupy.empty((slices, 8 * about.groups * shape.channels * (shape.kernel**2 + 1)), np.float32)
+    macros = {"MODE": mode.number, "FROM": _from(mode, layout), "EACH": each} | _first_macros(shape, about)
+    pointers = (_pointer(one) for one in (kept, partial, dw, db, counters))
+    arguments = x, dy, *pointers, about.sizes, np.int32(slices), np.int32(chunk)
+    _launch("first_weights", "weights", macros, many * slices, arguments, _weights_shared(shape, about, chunk))
+
+
+def _each(shape):
+    """Return how many filters a thread of the weight gradient has: as many as its registers hold the sums of."""
+    return 4 if shape.kernel <= 3 else 2 if shape.kernel <= 5 else 1
+
+
+def _first_macros(shape, about):
+    macros = {"CHANNELS_IN": shape.channels, "KERNEL": shape.kernel, "PADDING": shape.padding}
+    return macros | {"IMAGE_HEIGHT": shape.height, "IMAGE_WIDTH": shape.width} | about.macros
+
+
+def _pixels(shape, about):
+    """Return how many numbers of an image are in shared memory."""
+    return shape.channels * (about.height + shape.kernel - 1) * ((about.width + shape.kernel) // 2 * 2)
+
+
+def _first_shared(shape, about):
+    return 16 + 4 * (8 * about.groups * (shape.channels * shape.kernel**2 + 1) + _pixels(shape, about))
+
+
+def _weights_shared(shape, about, images):
+    sums = planes.padded(_each(shape) * (shape.kernel**2 + 1), 8)
+    return 16 + 4 * max(images * _pixels(shape, about), WARPS * sums)
+
+
+# ---- Launches ----
+
+
+def _from(mode, layout):
+    return 2 if layout == "nchw" else int(mode.stored == 8)
+
+
+def _to(mode, layout):
+    return {"stored": 0, "planes": int(mode.stored == 4), "nchw": 2}[layout]
+
+
+def _guesses(mode, to):
+    """Return whether the scale of halves is guessed, and all blocks have to meet."""
+    return to == "stored" and bool(mode.halves)
+
+
+def _array(x):
+    return x.array if isinstance(x, planes.Stored) else x
+
+
+def _pointer(array):
+    return np.uintp(0 if array is None else array.data.ptr)
+
+
+@cache
+def _kernel(file, function, **macros):
+    kernel = kernels.load(file, **macros).get_function(function)
+    kernel.max_dynamic_shared_size_bytes = SHARED
+    return kernel
+
+
+def _launch(file, function, macros, blocks, arguments, shared, together=False):
+    """Launch a kernel. together: whether its blocks wait for each other, so that all must run at once."""
+    kernel = _kernel(file, function, **macros)
+    if together:
+        kernel.kernel((blocks,), (THREADS,), arguments, shared_mem=shared, enable_cooperative_groups=True)
+    else:
+        kernel((blocks,), (THREADS,), arguments, shared_mem=shared)

@@ -1,0 +1,40 @@
+// From a convolution's sums to what the next layer reads: bias, pool and ReLU, and halves, in one trip through memory.
+//
+// Pool and ReLU may come in either order: the largest of the numbers above 0 is the largest number, if that is above 0.
+// With POOL 1 and no ReLU it is a change of layout.
+
+#include "between.cuh"
+
+constexpr int THREADS = 512;
+
+// bias: (channels,) or null. kept: (images, groups, windows), null where nothing is. scale: where halves are made.
+extern "C" __global__ __launch_bounds__(THREADS, 2)
+void forward(const void* from, const float* bias, void* to, Kept* kept, Scale* scale, Sizes s)
+{
+    extern __shared__ __align__(128) unsigned char shared_bytes[];
+    with_scale(scale, reinterpret_cast<Word*>(shared_bytes), [&](float factor, bool first) {
+        float most = 0;
+        for (int i = blockIdx.x * THREADS + threadIdx.x; i < s.images * s.groups * WINDOWS; i += gridDim.x * THREADS) {
+            int at = i % WINDOWS, group = i / WINDOWS % s.groups, image = i / WINDOWS / s.groups;
+            int corner = at / ACROSS * POOL * WIDTH + at % ACROSS * POOL;
+            float add[8];
+            #pragma unroll
+            for (int j = 0; j < 8; ++j) add[j] = bias && group * 8 + j < s.channels ? bias[group * 8 + j] : 0;
+            Window window;
+            window.places = 0;
+            #pragma unroll (POOL <= 3 ? POOL * POOL : 1)
+            for (int place = 0; place < PLACES; ++place) {
+                float x[8];
+                load(from, s, image, group, AREA, corner + place / POOL * WIDTH + place % POOL, x);
+                #pragma unroll
+                for (int j = 0; j < 8; ++j) x[j] += add[j];
+                window.look(place, x);
+            }
+            if constexpr (RELU) window.cut();
+            if (KEEPS && first && kept) kept[i] = window.places;
+            store(to, s, image, group, WINDOWS, at, window.best, factor);
+            most = fmaxf(most, largest_of(window.best));
+        }
+        return most;
+    });
+}

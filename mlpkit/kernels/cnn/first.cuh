@@ -1,0 +1,55 @@
+// The first convolution: images of one channel or a few, for which tensor cores have nothing to multiply.
+//
+// A thread has eight filters and a pool's window, and in registers the pixels that the window's POOL x POOL sums see:
+// so neither the sums nor their gradients are ever written. The images lie in shared memory with zeros around them, in
+// rows of an even length.
+
+#ifndef CHANNELS_IN
+#define CHANNELS_IN 1
+#endif
+#ifndef KERNEL
+#define KERNEL 3
+#endif
+#ifndef PADDING
+#define PADDING 0
+#endif
+#ifndef IMAGE_HEIGHT
+#define IMAGE_HEIGHT 28
+#define IMAGE_WIDTH 28
+#define HEIGHT 26
+#define WIDTH 26
+#endif
+
+#include "between.cuh"
+
+constexpr int TAPS = KERNEL * KERNEL, SIDE = KERNEL + POOL - 1, PATCH = SIDE * SIDE;
+constexpr int TALL = HEIGHT + KERNEL - 1, WIDE = (WIDTH + KERNEL) / 2 * 2;  // of what is seen of a channel
+constexpr int PIXELS = CHANNELS_IN * TALL * WIDE;                         // of an image
+constexpr bool IN_PAIRS = POOL % 2 == 0 && SIDE % 2 == 0;
+
+// Some images with zeros around them, as they are needed. By `threads` threads.
+inline void load_images(const float* x, int first, int count, float* to, int threads)
+{
+    for (int i = threadIdx.x; i < count * PIXELS; i += threads) {
+        int column = i % WIDE - PADDING, row = i / WIDE % TALL - PADDING, plane = i / (WIDE * TALL);
+        bool inside = row >= 0 && row < IMAGE_HEIGHT && column >= 0 && column < IMAGE_WIDTH;
+        const float* from = x + ((size_t)first * CHANNELS_IN + plane) * (IMAGE_HEIGHT * IMAGE_WIDTH);
+        to[i] = inside ? from[row * IMAGE_WIDTH + column] : 0;
+    }
+}
+
+// The pixels that a window sees, of a channel in shared memory.
+inline void load_patch(const float* channel, int window, float (&patch)[PATCH])
+{
+    const float* corner = channel + window / ACROSS * POOL * WIDE + window % ACROSS * POOL;
+    if constexpr (IN_PAIRS) {
+        #pragma unroll
+        for (int i = 0; i < PATCH; i += 2) {
+            float2 two = *reinterpret_cast<const float2*>(corner + i / SIDE * WIDE + i % SIDE);
+            patch[i] = two.x, patch[i + 1] = two.y;
+        }
+    } else {
+        #pragma unroll
+        for (int i = 0; i < PATCH; ++i) patch[i] = corner[i / SIDE * WIDE + i % SIDE];
+    }
+}
