@@ -8,16 +8,15 @@ MODULES = (cores, product, implicit, winograd, fourier, planes, cudnn)
 RUNGS = {name: rung for module in MODULES for name, rung in module.RUNGS.items()}
 OURS = tuple(name for name in RUNGS if name not in cudnn.RUNGS)
 
-# In each class those that were ahead at most of the layers on an H200, the first one that can: of the two passes that
-# make images, and of the one that makes filters. `choose` looks closer.
+# In each class those that were ahead at most of the shapes of the record "conv_choice", the first one that can: of the
+# two passes that make images, and of the one that makes filters. With few channels, the number at the end at most, a
+# tensor core's tile would be mostly zeros, and CUDA cores are ahead. `choose` looks closer.
 PREFERRED = {
-    "float32": (
-        ("one_channel", "planes_fp16x3", "tf32x3", "registers", "direct"),
-        ("one_channel", "tf32x3", "registers", "direct"),
-    ),
-    "tf32": (("planes_tf32", "tf32", "direct"), ("tf32", "direct")),
-    "bf16": (("planes_bf16", "bf16"), ("bf16", "planes_bf16")),
+    "float32": (("planes_fp16x3", "tf32x3"), ("planes_fp16x3", "tf32x3"), 16),
+    "tf32": (("planes_tf32", "tf32"), ("planes_fp16", "tf32"), 4),
+    "bf16": (("planes_bf16", "bf16"), ("planes_bf16", "bf16"), 0),
 }
+ON_CORES = ("one_channel", "registers", "direct")
 
 
 def fits(rung, capability):
@@ -34,7 +33,11 @@ def best(shape, which, precision, capability="90"):
     """
     check_choice("pass", which, PASSES)
     check_choice("precision", precision, tuple(ERRORS))
-    for name in PREFERRED[precision][which == "weight_gradient"]:
+    images, filters, few = PREFERRED[precision]
+    preferred = filters if which == "weight_gradient" else images
+    on_cores = ON_CORES if few else ()  # those store float32
+    is_narrow = min(shape.channels, shape.channels_out) <= few
+    for name in (*on_cores, *preferred) if is_narrow else (*preferred, *on_cores):
         if fits(RUNGS[name], capability) and not RUNGS[name].why_not(shape, which):
             return name
     raise ValueError(f"no rung of the ladder can do {which} of {shape} in {precision}.")
