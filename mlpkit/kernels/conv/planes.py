@@ -22,7 +22,7 @@ from . import Prepared, Rung, Shape
 
 FORWARD, WEIGHTS, OPERANDS = "conv_11_planes", "conv_12_planes_weights", "planes_operands"
 MOST_PIECES = 128  # of a row: the copy engine takes boxes of at most 256 numbers of 8 bytes a side
-WIDTHS = (32, 64, 104, 144, 176, 208)
+WIDTHS = (32, 64, 104, 128, 144, 176, 208)
 SHARED, BARRIERS = 227 << 10, 256  # bytes of shared memory that a block may have, and those not of the rings
 MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
 # Windows that a block sums for the weight gradient where float32 is meant. Tensor cores cut what they add, and so the

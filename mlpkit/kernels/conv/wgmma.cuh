@@ -43,6 +43,16 @@ enum Kind { BF16, TF32, FP16 };
                  : SIXTEEN_OF(0), SIXTEEN_OF(16), SIXTEEN_OF(32), FOUR_OF(48) \
                  : "l"(a), "l"(b))
 
+#define WGMMA_N128(types, turned) \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128" types " {" \
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+                 "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, " \
+                 "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, " \
+                 "%60, %61, %62, %63 " \
+                 "}, %64, %65, 1, 1, 1" turned ";" \
+                 : SIXTEEN_OF(0), SIXTEEN_OF(16), SIXTEEN_OF(32), SIXTEEN_OF(48) \
+                 : "l"(a), "l"(b))
+
 #define WGMMA_N144(types, turned) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n144" types " {" \
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
@@ -91,6 +101,7 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], Word64 a, Word64 b)
     else if constexpr (N == 32) { WGMMA_OF(WGMMA_N32); }
     else if constexpr (N == 64) { WGMMA_OF(WGMMA_N64); }
     else if constexpr (N == 104) { WGMMA_OF(WGMMA_N104); }
+    else if constexpr (N == 128) { WGMMA_OF(WGMMA_N128); }
     else if constexpr (N == 144) { WGMMA_OF(WGMMA_N144); }
     else if constexpr (N == 176) { WGMMA_OF(WGMMA_N176); }
     else if constexpr (N == 208) { WGMMA_OF(WGMMA_N208); }
