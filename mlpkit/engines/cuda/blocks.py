@@ -26,7 +26,9 @@ places: of the network or of a Residual, the block would begin with places[i]. s
 
 from typing import Any, NamedTuple
 
+from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import planes
+from mlpkit.nn.residual import Residual
 
 # The modes of `planes` by precision class: float32 as three products of halves, TF32's digits as one product of halves
 MODES = {"float32": planes.MODES["fp16x3"], "tf32": planes.MODES["fp16"], "bf16": planes.MODES["bf16"]}
@@ -44,3 +46,103 @@ class Value(NamedTuple):
     array: Any
     layout: str
     channels: int
+
+
+def as_layout(value, layout, mode):
+    """Return a value in the layout that is wanted; as it is, where any will do."""
+    if layout in (None, "stored", value.layout):
+        return value
+    height, width = value.array.shape[2:4]
+    size = len(value.array), value.channels, height, width
+    return Value(between.convert(mode, size, value.array, value.layout, layout), layout, value.channels)
+
+
+class LayerBlock:
+    """One layer, of whatever kind, by the engine's operations. `shape`: of its input."""
+
+    wants = "nchw"
+
+    def __init__(self, at, shape):
+        trained, names = at.layer.parameters(shape), {"layer", "path", "engine", "mode", "inside", "wants_dx"}
+        self.at, self.lasting = at, {*names, *trained, *(f"d{name}" for name in trained), *at.layer.statistics(shape)}
+
+    def forward(self, x):
+        return _as_value(self.at.layer.forward(self.at, x.array))
+
+    def backward(self, dy):
+        dx = self.at.layer.backward(self.at, dy.array)
+        for name in vars(self.at).keys() - self.lasting:  # what the layer has kept
+            delattr(self.at, name)
+        return _as_value(dx) if self.at.wants_dx else None
+
+
+class ResidualBlock:
+    """The sum of what comes in and of what other blocks make of it."""
+
+    wants = "nchw"
+
+    def __init__(self, at, inside):
+        self.at, self.inside = at, inside
+
+    def forward(self, x):
+        return _as_value(self.at.engine.add(x.array, self.inside.forward(x).array))
+
+    def backward(self, dy):
+        dx = self.inside.backward(dy)
+        if not self.at.wants_dx:
+            return None
+        return _as_value(self.at.engine.add(dy.array, as_layout(dx, "nchw", self.inside.mode).array))
+
+
+class Chain:
+    """Blocks one after another: a block itself. What they want of each other's results is settled here."""
+
+    wants = None
+
+    def __init__(self, blocks, mode):
+        self.blocks, self.mode = blocks, mode
+        for block, wants in zip(blocks, [*(following.wants for following in blocks[1:]), "nchw"], strict=True):
+            if hasattr(block, "gives"):
+                block.gives = wants
+
+    def forward(self, x):
+        self.layouts = [x.layout]
+        for block in self.blocks:
+            x = block.forward(as_layout(x, block.wants, self.mode))
+            self.layouts.append(x.layout)
+        return as_layout(x, "nchw", self.mode)
+
+    def backward(self, dy):
+        for block in reversed(self.blocks):
+            layout = self.layouts.pop()
+            dy = block.backward(as_layout(dy, "planes" if layout == "stored" else layout, self.mode))
+            if dy is None:
+                return None
+        return dy
+
+
+def chain(places, shape, n, mode, matches):
+    """Return the blocks of places that follow each other, as a `Chain`.
+
+    shape: of the first one's input, an example's. matches: the functions `match` of modules, of which the first that
+    knows a run of layers has it; what none of them knows is a block for each layer.
+    """
+    blocks, i = [], 0
+    while i < len(places):
+        found = (match(places, i, shape, n, mode) for match in matches)
+        count, block = next(filter(None, found), None) or (1, _generic(places[i], shape, n, mode, matches))
+        for at in places[i : i + count]:
+            shape = at.layer.output(shape)
+        blocks.append(block)
+        i += count
+    return Chain(blocks, mode)
+
+
+def _generic(at, shape, n, mode, matches):
+    if type(at.layer) is Residual:
+        return ResidualBlock(at, chain(at.inside, shape, n, mode, matches))
+    return LayerBlock(at, shape)
+
+
+def _as_value(array):
+    return Value(array, "nchw", array.shape[1])

@@ -19,6 +19,7 @@ from mlpkit.kernels.cublaslt import WORKSPACE, Unsupported
 
 # What is done besides the product a b. The vector has a number for each column of b, the mask a bit for each result.
 PLAIN = 1
+BIAS = 4  # add the vector
 RELU_BIAS = 6  # add the vector, take the ReLU
 RELU_AUX_BIAS = 134  # add the vector, take the ReLU, and write into the mask what was not below 0
 DRELU = 136  # where the mask has 0, the result is 0
@@ -34,10 +35,11 @@ class Product(cublaslt.Product):
     epilogues that need them. Raises Unsupported where cuBLAS has no kernel, as not every type has every epilogue, and
     ValueError for matrices that lie otherwise. Call it with arrays of the same shapes.
 
-    workspace: bytes that cuBLAS may use of the one workspace; 0 for a product that may overlap with another.
+    workspace: bytes that cuBLAS may use of the one workspace; 0 for a product that may overlap with another. precision:
+    "tf32" for float32 of which 11 bits count.
     """
 
-    def __init__(self, a, b, out, epilogue=PLAIN, vector=None, mask=None, workspace=WORKSPACE):
+    def __init__(self, a, b, out, epilogue=PLAIN, vector=None, mask=None, workspace=WORKSPACE, precision=None):
         self.kept = vector, mask
         attributes: dict[int, Any] = {_EPILOGUE: ctypes.c_uint32(epilogue)}
         if vector is not None:
@@ -45,7 +47,7 @@ class Product(cublaslt.Product):
         if mask is not None:
             attributes[_AUX_POINTER] = ctypes.c_void_p(mask.data.ptr)
             attributes[_AUX_LD] = ctypes.c_int64(8 * mask.shape[1])
-        super().__init__(a, b, out, attributes=attributes, workspace=workspace)
+        super().__init__(a, b, out, precision, attributes=attributes, workspace=workspace)
 
 
 def mask(n, features):
@@ -53,4 +55,5 @@ def mask(n, features):
     return cp.empty((n, -(-features // 128) * 16), np.uint8)
 
 
-__all__ = ["BGRADA", "DRELU", "PLAIN", "RELU_AUX_BIAS", "RELU_BIAS", "WORKSPACE", "Product", "Unsupported", "mask"]
+_EPILOGUES = ["BGRADA", "BIAS", "DRELU", "PLAIN", "RELU_AUX_BIAS", "RELU_BIAS"]
+__all__ = [*_EPILOGUES, "WORKSPACE", "Product", "Unsupported", "mask"]

@@ -28,6 +28,16 @@ class Lie:
         address = matrix.data.ptr | 256
         return cls(matrix.shape, matrix.strides, matrix.dtype, address & -address)
 
+    @classmethod
+    def of_rows(cls, n, features, dtype):
+        """Return how a new array (n, features) lies."""
+        size = np.dtype(dtype).itemsize
+        return cls((n, features), (features * size, size), np.dtype(dtype), 256)
+
+    @property
+    def T(self):
+        return Lie(self.shape[::-1], self.strides[::-1], self.dtype, self.alignment)
+
     @property
     def ndim(self):
         return len(self.shape)

@@ -37,10 +37,10 @@ extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const 
     }
 }
 
-// losses[*step] <- loss; then *step goes on by one.
+// losses[*step] <- loss; then *step goes on by one. Without step the loss goes to losses[0].
 extern "C" __global__ void keep_loss(const REAL* loss, REAL* losses, int* step)
 {
-    losses[(*step)++] = *loss;
+    losses[step ? (*step)++ : 0] = *loss;
 }
 
 // Loss and gradient of `numpy_baseline.hinge`, by one block; a thread a row.

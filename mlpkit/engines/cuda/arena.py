@@ -1,0 +1,207 @@
+"""Memory that is planned before the first step: when is each array needed, and who may lie where another one was?
+
+A training step makes the same arrays in the same order each time. So one step is watched: `Recorder` hands out memory
+from CuPy's pool, and notes when each piece was asked for and when the last reference to it was gone; Python counts
+references, so that is the same moment each time. Of these intervals `plan` makes places in one piece of memory: pieces
+that are never there at the same time may overlap. From then on `Arena` hands out these places, in the same order. So
+every array lies where it lay in the step before, and kernels can be recorded with its address.
+
+The arrays must be used on one stream, in the order of the calls: then nobody writes to a place before its last reader
+is done.
+"""
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import cupy as cp
+
+ALIGNMENT = 256  # bytes, as CuPy's own arrays have it
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A piece of memory: its bytes, and the moments between which it was needed, counted in requests and releases.
+
+    end: that of its release, not included. offset: its place in the arena, where it has one.
+    """
+
+    size: int
+    start: int
+    end: int
+    offset: int | None = None
+
+    def meets(self, other):
+        """Return whether both are needed at some moment."""
+        return self.start < other.end and other.start < self.end
+
+    @property
+    def room(self):
+        """The bytes that it takes: up to where the next piece may begin."""
+        return -(-self.size // ALIGNMENT) * ALIGNMENT
+
+    def overlaps(self, other):
+        """Return whether the places of both have bytes in common."""
+        return self.offset < other.offset + other.room and other.offset < self.offset + self.room
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The pieces of a step in the order in which they are asked for, each with its place.
+
+    `bytes`: of memory that holds all places. `sum_of_sizes`: of memory without a piece that lies where another one was.
+    `most_at_once`: bytes that are needed at one moment, at least; no plan takes fewer.
+    """
+
+    intervals: tuple[Interval, ...]
+
+    @property
+    def bytes(self):
+        return max((each.offset + each.room for each in self.intervals), default=0)
+
+    @property
+    def sum_of_sizes(self):
+        return sum(each.room for each in self.intervals)
+
+    @property
+    def most_at_once(self):
+        starts = [each.start for each in self.intervals]
+        return max((sum(i.room for i in self.intervals if i.start <= now < i.end) for now in starts), default=0)
+
+
+def plan(intervals):
+    """Return the `Plan` of intervals that have no places yet: the largest first, each as low as it fits."""
+    placed: list[Interval] = []
+    order = sorted(range(len(intervals)), key=lambda i: (-intervals[i].room, intervals[i].start))
+    offsets = {}
+    for i in order:
+        found = _lowest(intervals[i], [other for other in placed if other.meets(intervals[i])])
+        placed.append(found)
+        offsets[i] = found
+    result = Plan(tuple(offsets[i] for i in range(len(intervals))))
+    check(result)
+    return result
+
+
+def _lowest(wanted, others):
+    """Return an interval with the lowest offset at which it overlaps none of the others."""
+    offset = 0
+    for other in sorted(others, key=lambda other: other.offset):
+        if offset + wanted.room <= other.offset:
+            break
+        offset = max(offset, other.offset + other.room)
+    return Interval(wanted.size, wanted.start, wanted.end, offset)
+
+
+def check(found):
+    """Raise AssertionError where two pieces of a plan have bytes in common while both are needed."""
+    for i, one in enumerate(found.intervals):
+        for other in found.intervals[:i]:
+            assert not (one.meets(other) and one.overlaps(other)), f"{one} and {other} lie over each other."
+
+
+class _Lease:
+    """Belongs to the arrays of a piece; when the last one is gone, it says so."""
+
+    def __init__(self, release, number, memory=None):
+        self.release, self.number, self.memory = release, number, memory
+
+    def __del__(self):
+        self.release(self.number)
+
+
+def _pointer(address, size, lease):
+    """Return what CuPy makes an array of: some bytes that are there as long as the lease is."""
+    memory = cp.cuda.UnownedMemory(address, size, lease, cp.cuda.Device().id)
+    return cp.cuda.MemoryPointer(memory, 0)
+
+
+class Recorder:
+    """Watches a step. Use it as `with recorder.watching(): step()`, and then `recorder.plan()`."""
+
+    def __init__(self):
+        self.pool = cp.cuda.MemoryPool()
+        self.clock, self.pieces = 0, []  # of each piece: size, start, end
+
+    @contextmanager
+    def watching(self):
+        """Return a context in which this thread's arrays come from here."""
+        with cp.cuda.using_allocator(self.malloc):
+            yield
+
+    def malloc(self, size):
+        self.pieces.append([size, self.clock, None])
+        self.clock += 1
+        memory = self.pool.malloc(size)
+        return _pointer(memory.ptr, size, _Lease(self.release, len(self.pieces) - 1, memory))
+
+    def release(self, number):
+        self.pieces[number][2] = self.clock
+        self.clock += 1
+
+    def plan(self):
+        """Return the `Plan` of what was watched.
+
+        Raises RuntimeError where an array is still there after the step: it would lie where the next step writes.
+        """
+        kept = [size for size, _, end in self.pieces if end is None]
+        if kept:
+            raise RuntimeError(
+                f"a step leaves {len(kept)} of its arrays behind, the first of {kept[0]} bytes: whatever lasts from "
+                "step to step has to be made before the first one."
+            )
+        return plan([Interval(*piece) for piece in self.pieces])
+
+
+class Arena:
+    """Hands out the places of a `Plan`, step after step. Use it as `with arena.step(): step()`.
+
+    memory: that of another arena, if it is large enough: for steps that are never under way at the same time. `memory`
+    lasts as long as the arena, and as long as whatever was recorded with its addresses needs it.
+    """
+
+    def __init__(self, found, memory=None):
+        self.plan = found
+        enough = memory is not None and memory.mem.size >= found.bytes
+        self.memory = memory if enough else cp.cuda.Memory(max(found.bytes, ALIGNMENT))
+        self.memory = self.memory if enough else cp.cuda.MemoryPointer(self.memory, 0)
+        self.next, self.living = 0, {}
+        self.conflicts = _conflicts(found.intervals)
+
+    @contextmanager
+    def step(self):
+        """Return a context in which this thread's arrays are the step's. Raises RuntimeError where a step is another.
+
+        At its end, too: then arrays of this step are left, or some were not asked for.
+        """
+        self.next = 0
+        with cp.cuda.using_allocator(self.malloc):
+            yield
+        if self.next != len(self.plan.intervals):
+            raise RuntimeError(f"a step made {self.next} arrays, and {len(self.plan.intervals)} were planned.")
+
+    def malloc(self, size):
+        number = self.next
+        if number >= len(self.plan.intervals) or self.plan.intervals[number].size != size:
+            planned = self.plan.intervals[number].size if number < len(self.plan.intervals) else None
+            raise RuntimeError(
+                f"a step asks for {size} bytes as its array number {number}, and {planned} are planned: a step must "
+                "make the same arrays in the same order each time."
+            )
+        for other in self.conflicts[number]:
+            if self.living.get(other):
+                raise RuntimeError(
+                    f"array number {number} of a step lies where number {other} is, which is still in use: it must be "
+                    "dropped as early as in the step that was watched."
+                )
+        self.next += 1
+        self.living[number] = self.living.get(number, 0) + 1
+        address = self.memory.ptr + self.plan.intervals[number].offset
+        return _pointer(address, size, _Lease(self.release, number, self.memory))
+
+    def release(self, number):
+        self.living[number] -= 1
+
+
+def _conflicts(intervals):
+    """Return for each piece the numbers of those whose places have bytes in common with its own, itself among them."""
+    return [[j for j, other in enumerate(intervals) if one.overlaps(other)] for one in intervals]

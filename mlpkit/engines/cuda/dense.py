@@ -1,0 +1,121 @@
+"""Linear layers as a block, with what is between them: cuBLAS's products also add the bias, take the ReLU, sum up."""
+
+from contextlib import suppress
+from functools import partial
+
+import cupy as cp
+
+from mlpkit.nn.layers import Flatten, Linear, ReLU
+
+from . import cublas
+from .blocks import Value
+from .cublas import Product
+from .products import Lie
+
+
+def match(places, i, shape, n, mode):
+    """Return how many layers from places[i] on are one block, and the block; None where there is none. See `blocks`."""
+    count = int(type(places[i].layer) is Flatten)
+    layers = []  # (place, whether a ReLU follows)
+    while i + count < len(places) and type(places[i + count].layer) is Linear:
+        following = places[i + count + 1].layer if i + count + 1 < len(places) else None
+        layers.append((places[i + count], type(following) is ReLU))
+        count += 1 + layers[-1][1]
+    return (count, DenseBlock(layers, n, mode)) if layers else None
+
+
+class DenseBlock:
+    """Linear layers, each with a ReLU behind it or none. Rows of images are what they are flattened to. See `blocks`.
+
+    lends: whether the result is no longer needed for the way back, so that it may be overwritten.
+    """
+
+    wants = "nchw"
+
+    def __init__(self, layers, n, mode):
+        self.layers, self.n = layers, n
+        self.dtype = layers[0][0].W.dtype
+        self.precision = None if self.dtype != "float32" or mode.precision == "float32" else "tf32"
+        self.lends = not layers[-1][1]
+        self.masks = [cublas.mask(n, at.W.shape[1]) if relu else None for at, relu in layers[:-1]]
+        self.outputs = [self.plan_forward(i) for i in range(len(layers))]
+        self.weights = [self.plan_weights(at) for at, _ in layers]
+        self.back = [self.plan_back(i) for i in range(len(layers))]
+
+    def rows(self, features):
+        return Lie.of_rows(self.n, features, self.dtype)
+
+    def product(self, *arguments, **options):
+        return Product(*arguments, **options, precision=self.precision)
+
+    def plan_forward(self, i):
+        """Return the function that writes layer i's activations."""
+        (at, relu), last = self.layers[i], i == len(self.layers) - 1
+        matrices = self.rows(at.W.shape[0]), at.W, self.rows(at.W.shape[1])
+        epilogue = (cublas.RELU_BIAS if last else cublas.RELU_AUX_BIAS) if relu else cublas.BIAS
+        mask = self.masks[i] if relu and not last else None
+        try:
+            return self.product(*matrices, epilogue, at.b, mask)
+        except cublas.Unsupported:
+            if mask is not None:
+                self.masks[i] = None  # the way back looks at the activations
+            return partial(_then_bias, self.product(*matrices), at.b, relu)
+
+    def plan_weights(self, at):
+        """Return the function that writes a layer's dW and db."""
+        matrices = self.rows(at.W.shape[0]).T, self.rows(at.W.shape[1]), at.dW
+        try:
+            return self.product(*matrices, cublas.BGRADA, at.db)
+        except cublas.Unsupported:
+            return partial(_then_sum, self.product(*matrices), at.db)
+
+    def plan_back(self, i):
+        """Return the function that writes the gradient of layer i's input, or of what is before the ReLU there.
+
+        None where the product alone does not do that: then `relu_backward` does.
+        """
+        at, _ = self.layers[i]
+        matrices = self.rows(at.W.shape[1]), at.W.T, self.rows(at.W.shape[0])
+        if i and self.masks[i - 1] is not None:
+            with suppress(cublas.Unsupported):
+                return self.product(*matrices, cublas.DRELU, mask=self.masks[i - 1])
+            self.masks[i - 1] = None
+        return self.product(*matrices)
+
+    def forward(self, x):
+        self.shape, self.kept = x.array.shape, [x.array.reshape(self.n, -1)]
+        for (at, _), product in zip(self.layers, self.outputs, strict=True):
+            out = cp.empty((self.n, at.W.shape[1]), self.dtype)
+            product(self.kept[-1], at.W, out)
+            self.kept.append(out)
+        if self.lends:
+            self.kept.pop()
+        return Value(out, "nchw", out.shape[1])
+
+    def backward(self, dy):
+        dz = dy.array
+        if not self.lends:
+            dz = self.layers[-1][0].engine.relu_backward(self.kept.pop(), dz)
+        for i in range(len(self.layers) - 1, -1, -1):
+            at, x = self.layers[i][0], self.kept.pop()
+            self.weights[i](x.T, dz, at.dW)
+            if i == 0 and not at.wants_dx:
+                return None
+            dx = cp.empty(x.shape, self.dtype)
+            self.back[i](dz, at.W.T, dx)
+            if i and self.layers[i - 1][1] and self.masks[i - 1] is None:
+                dx = at.engine.relu_backward(x, dx)
+            dz = dx
+        return Value(dz.reshape(self.shape), "nchw", self.shape[1])
+
+
+def _then_bias(product, b, relu, x, W, out):
+    product(x, W, out)
+    cp.add(out, b, out)
+    if relu:
+        cp.maximum(out, 0, out)
+
+
+def _then_sum(product, db, x, dz, dW):
+    product(x, dz, dW)
+    cp.sum(dz, axis=0, out=db)

@@ -1,0 +1,122 @@
+"""A network's gradient by blocks, and a step of any network as a graph, with memory that is planned."""
+
+from functools import cache
+
+import cupy as cp
+import numpy as np
+
+from ..cupy_fused import cross_entropy
+from . import dense
+from .arena import Arena, Recorder
+from .blocks import MODES, Value, chain
+from .graph import GraphTrainer, recorded
+from .kernel import C_TYPES, kernel
+from .transfers import Feed
+
+PARTS = 8  # blocks that copy an example, at most
+
+
+class Gradient:
+    """A network's blocks for batches of n.
+
+    Call it with x (n, *model.input) in the network's type, contiguous, and targets: it writes the gradient of the
+    batch's loss into `network.grad`, and the loss into losses[step]. step: an int32 on the GPU, which then goes on by
+    one; without it the loss is losses[0]. precision: one of `blocks.MODES`. matches: see `blocks.chain`.
+    """
+
+    def __init__(self, network, n, precision, matches):
+        self.network, self.engine = network, network.engine
+        matches = (*matches, dense.match)
+        self.chain = chain(network.places, network.model.input, n, MODES[precision], matches)
+
+    def __call__(self, x, targets, losses, step=None):
+        self.network.mode.training = True
+        z = self.chain.forward(Value(x, "nchw", x.shape[1])).array
+        if self.network.model.loss == "softmax_cross_entropy":
+            dz = z if getattr(self.chain.blocks[-1], "lends", False) else z.copy()
+            cross_entropy(dz, None, targets, losses, step)
+        else:
+            loss, dz = getattr(self.engine, self.network.model.loss)(z, targets)
+            _steps("keep_loss", z.dtype)((1,), (1,), (loss, losses, step if step is not None else np.uintp(0)))
+        self.chain.backward(Value(dz, "nchw", dz.shape[1]))
+
+
+def watched(work, *vectors):
+    """Return the `arena.Plan` of what `work()` asks for. What it does to vectors is undone.
+
+    It is called twice: the first time, it makes what lasts.
+    """
+    before = [vector.copy() for vector in vectors]
+    work()
+    recorder = Recorder()
+    with recorder.watching():
+        work()
+    for vector, copy in zip(vectors, before, strict=True):
+        vector[...] = copy
+    return recorder.plan()
+
+
+class PlannedTrainer(GraphTrainer):
+    """Trains with steps of three parts: the next batch, its gradient, the optimizer's update; as a graph.
+
+    A subclass names its precision, one of `blocks.MODES`, and the `match` functions of the blocks that it has. arenas:
+    by the size of a batch.
+    """
+
+    precision = "float32"
+    matches: tuple = ()
+
+    def __init__(self, network, optimizer, X, y, batch_size):
+        super().__init__(network, optimizer, X, y, batch_size)
+        dtype = network.dtype
+        self.next_batch = _steps("next_batch", dtype, C_TYPES[X.dtype])
+        self.feed = Feed(first_t=(1, np.int64), rates=(self.steps, np.float64), order=(len(y), np.int64))
+        self.feed.memory.fill(0)  # before the first epoch steps are tried on the first example
+        self.rate, self.t, self.losses = cp.empty(1, dtype), cp.empty(1, dtype), cp.empty(self.steps, dtype)
+        self.taken = cp.empty(1, np.int64)  # the steps before this one
+        self.gradients, self.arenas, self.memory = {}, {}, None
+        self.graphs_for(len(y))
+
+    def prepare(self, n):
+        if n in self.arenas:
+            return
+        self.restart()
+        self.gradients[n] = Gradient(self.network, n, self.precision, self.matches)
+        vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.step_number
+        self.arenas[n] = Arena(watched(lambda: self.enqueue(n), *vectors), self.memory)
+        self.memory = self.arenas[n].memory
+
+    def graph(self, count, n):
+        if (count, n) not in self.graphs:
+            self.prepare(n)
+            self.graphs[count, n] = recorded(lambda: self.enqueue_in(self.arenas[n], count, n), self.arenas[n])
+        return self.graphs[count, n]
+
+    def enqueue_in(self, arena, count, n):
+        """Ask for so many steps whose arrays are in an arena."""
+        for _ in range(count):
+            with arena.step():
+                self.enqueue(n)
+
+    def send(self, order, steps):
+        first_t = np.array([self.optimizer.steps + 1])
+        self.feed.send(first_t=first_t, rates=self.optimizer.advance(steps), order=order)
+
+    def enqueue(self, n):
+        inputs, step = self.X.shape[1], self.step_number
+        x, labels = cp.empty((n, *self.network.model.input), self.network.dtype), cp.empty(n, np.int64)
+        parts = max(1, min(PARTS, inputs // 256))
+        sizes = map(np.int32, (self.batch_size, inputs, parts))
+        rates = self.feed["rates"], self.feed["first_t"], self.rate, self.t, self.taken
+        self.next_batch((n * parts,), (256,), (self.X, self.y, self.feed["order"], step, *sizes, x, labels, *rates))
+        self.network.mode.step = self.taken
+        self.gradients[n](x, labels, self.losses, step)
+        self.optimizer.apply(self.rate, self.t)
+
+    def losses_of(self, steps, examples):
+        return self.losses[:steps].copy()
+
+
+@cache
+def _steps(name, dtype, pixel="unsigned char"):
+    return kernel("steps", name, dtype, PIXEL=pixel)

@@ -1,0 +1,109 @@
+"""A model as blocks: whoever computes them, the gradient is that of the layers one by one."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+pytest.importorskip("cupy")
+
+from mlpkit.engines import numpy_baseline
+from mlpkit.engines.cuda.blocks import MODES, Chain, LayerBlock, ResidualBlock, Value, chain
+from mlpkit.nn.conv import AvgPool, Conv, MaxPool
+from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
+from mlpkit.nn.model import Model
+from mlpkit.nn.models import MODELS
+from mlpkit.nn.network import Network
+from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.residual import Residual
+
+ODD = {
+    "strides": Model((1, 28, 28), (
+        Conv(5, 3, stride=2, padding=1), LeakyReLU(0.1), AvgPool(2), Conv(7, 2), Tanh(), BatchNorm(), MaxPool(3, 2),
+        Flatten(), Linear(17), Sigmoid(), Linear(10),
+    )),
+    "chance": Model((1, 28, 28), (
+        Conv(12, 5), MaxPool(2), BatchNorm(), Residual((Conv(12, 3, padding=1), ReLU())), Conv(20, 3), ReLU(),
+        MaxPool(3), Flatten(), Dropout(0.3), Linear(33), ReLU(), Dropout(0.2), Linear(10),
+    ), "hinge"),
+    "wide": Model((1, 28, 28), (
+        Conv(24, 3, stride=2), ReLU(), Conv(40, 3, padding=1), ReLU(), Conv(72, 3, bias=False), BatchNorm(), ReLU(),
+        MaxPool(2), Flatten(), Linear(40), ReLU(), Linear(30), ReLU(), Linear(10),
+    )),
+}  # fmt: skip
+MODE = MODES["float32"]
+
+
+def a_batch(model, n=3):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(n, *model.input)), rng.integers(0, 10, n)
+
+
+def gradient_by_blocks(network, blocks, x, labels):
+    network.mode.training = True
+    z = blocks.forward(Value(x, "nchw", x.shape[1])).array
+    _, dz = getattr(numpy_baseline, network.model.loss)(z, labels)
+    blocks.backward(Value(dz, "nchw", dz.shape[1]))
+    return network.grad.copy()
+
+
+@pytest.mark.parametrize("model", [*MODELS.values(), *ODD.values()], ids=[*MODELS, *ODD])
+def test_blocks_of_one_layer_each_are_the_network(model):
+    network = Network(numpy_baseline, model, dtype=np.float64)
+    x, labels = a_batch(model)
+    network.loss_and_grad(x, labels)
+    wanted, statistics = network.grad.copy(), network.statistics.copy()
+    network.grad[:] = np.nan
+    network = Network(numpy_baseline, model, dtype=np.float64)
+    blocks = chain(network.places, model.input, 3, MODE, ())
+    for _ in range(2):  # what the first left behind does not matter, but for the statistics
+        assert_array_equal(gradient_by_blocks(network, blocks, x, labels), wanted)
+        if model.statistics.size:
+            break
+    assert_array_equal(network.statistics, statistics)
+
+
+def test_nothing_is_kept_after_the_way_back():
+    model = ODD["chance"]
+    network = Network(numpy_baseline, model)
+    before = [set(vars(at)) for at in network.places]
+    x, labels = a_batch(model)
+    blocks = chain(network.places, model.input, 3, MODE, ())
+    gradient_by_blocks(network, blocks, x.astype("f4"), labels)
+    assert [set(vars(at)) for at in network.places] == before
+    assert blocks.layouts == ["nchw"]
+
+
+def test_a_run_that_somebody_knows_is_his_and_the_rest_a_layer_each():
+    network = Network(numpy_baseline, ODD["chance"])
+    asked = []
+
+    class Pair(LayerBlock):
+        gives, wants = None, "planes"
+
+        def __init__(self):
+            pass
+
+    def match(places, i, shape, n, mode):
+        asked.append((places[i].path, shape, n, mode))
+        pair = [type(at.layer) for at in places[i : i + 2]] == [Conv, ReLU]
+        return (2, Pair()) if pair else None
+
+    found = chain(network.places, ODD["chance"].input, 5, MODE, (lambda *_: None, match))
+    assert [type(block) for block in found.blocks[:6]] == [LayerBlock] * 3 + [ResidualBlock, Pair, LayerBlock]
+    assert [type(block) for block in found.blocks[3].inside.blocks] == [Pair]
+    assert found.blocks[3].inside.blocks[0].gives == "nchw"
+    assert found.blocks[4].gives == "nchw"
+    assert asked[:2] == [((0,), (1, 28, 28), 5, MODE), ((1,), (12, 24, 24), 5, MODE)]
+    assert ((3, 0), (12, 12, 12), 5, MODE) in asked
+
+
+def test_blocks_are_told_what_the_next_one_wants():
+    class Block:
+        gives = None
+
+        def __init__(self, wants):
+            self.wants = wants
+
+    blocks = [Block(wants) for wants in ("nchw", "stored", None, "planes")]
+    Chain(blocks, MODE)
+    assert [block.gives for block in blocks] == ["stored", None, "planes", "nchw"]
