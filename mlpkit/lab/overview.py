@@ -23,7 +23,7 @@ from .results import brief, median_us
 STEPS = ("engines", "peers", "gpu_peers")  # the records with times of steps, the last word last
 GROUPS = ("ours, CPU", "others, CPU", "ours, GPU", "others, GPU")
 TF32 = ("pytorch_cuda_graph_tf32", "pytorch_cuda_streams_tf32", "jax_epoch_default")  # what products are made of
-BF16 = ("pytorch_cuda_streams_bf16", "jax_epoch_bf16")
+BF16 = ("pytorch_cuda_streams_bf16", "pytorch_cuda_graph_bf16", "jax_epoch_bf16")
 LESS_PRECISE = TF32 + BF16
 WIDTH = 6  # inches, of a figure on a page: a phone shows its letters, too
 TITLES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}

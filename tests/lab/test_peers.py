@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from mlpkit import engines
 from mlpkit.lab import bench, peers
 from mlpkit.lab.bench import GATE_STEPS, Timing
-from mlpkit.lab.experiments import gpu_peers, image_peers
+from mlpkit.lab.experiments import gpu_image_peers, gpu_peers, image_peers
 from mlpkit.lab.experiments import peers as experiment
 from mlpkit.lab.experiments.peers import ADAM, Plan
 from mlpkit.lab.overview import LESS_PRECISE
@@ -35,7 +35,7 @@ def on_gpu(*names):
 
 
 ON_CPU = ("jax_step", "jax_epoch", "jax_epoch_default", "jax_epoch_bf16")  # on a GPU where there is one
-ON_GPU = tuple(name for name in gpu_peers.PLAN.others if name not in ON_CPU)
+ON_GPU = tuple(name for name in (*gpu_peers.PLAN.others, "pytorch_cuda_graph_bf16") if name not in ON_CPU)
 
 
 @pytest.mark.parametrize("name", [*experiment.USUAL.names, *ON_CPU, *on_gpu(*ON_GPU)])
@@ -102,6 +102,15 @@ def test_a_peer_trains_the_same_network_that_sees(which, name):
         bench.Stepper("numpy_baseline", recipe, (problem.X, problem.y)).take(GATE_STEPS)[1],
         rtol=bench.RTOL,
     )
+
+
+@pytest.mark.parametrize("name", ["pytorch_cuda_compiled", "jax_epoch"])
+@pytest.mark.parametrize("which", [0, 2, 4], ids=["lenet", "garments", "residual"])
+def test_what_a_gpu_runs_for_a_network_that_sees_is_right_on_a_cpu(which, name):
+    recipe = gpu_image_peers.PLAN.recipes[which].but(batch_size=4)
+    prepare, problem = PREPARE[name](name), peers.problem(recipe)
+    wanted = bench.Stepper("numpy_baseline", recipe, (problem.X, problem.y)).take(5)[1]
+    assert_allclose(prepare(problem)(5), wanted, rtol=bench.RTOL)
 
 
 def test_the_first_losses_are_held_as_closely_as_the_peer_allows():

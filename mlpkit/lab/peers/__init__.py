@@ -30,16 +30,25 @@ GATE = GATE_STEPS, RTOL  # how many of the first losses are held to the baseline
 class Problem:
     """The task that every peer gets: training set, order of the examples, first weights, and the recipe.
 
-    X (n, *the model's input) float32, y (n,) int64, order (n,) of the first epoch; weights and biases: one array for
-    each layer that has them.
+    X (n, *the model's input) float32, y (n,) int64, order (n,) of the first epoch; parameters: the first ones, by
+    name, such as "0.W", those of the first layer first.
     """
 
     X: np.ndarray
     y: np.ndarray
     order: np.ndarray
-    weights: list[np.ndarray]
-    biases: list[np.ndarray]
+    parameters: dict[str, np.ndarray]
     recipe: Recipe
+
+    @property
+    def weights(self):
+        """The weights of the layers that have them."""
+        return [array for name, array in self.parameters.items() if name.endswith(".W")]
+
+    @property
+    def biases(self):
+        """Their biases."""
+        return [array for name, array in self.parameters.items() if name.endswith(".b")]
 
     def rows(self):
         """Return the indices of the first epoch's full batches, one a row: (steps, batch size) int64."""
@@ -56,9 +65,7 @@ def problem(recipe):
     """Return the workbook's problem on MNIST: batch size, a constant rate, SGD or Adam are what peers look at."""
     X, y = load("mnist", scaled=True).train
     X, network = X.reshape(len(X), *recipe.model.input), recipe.make_network()
-    views = network.views(network.theta)
-    weights, biases = ([view for name, view in views.items() if name.endswith(end)] for end in (".W", ".b"))
-    return Problem(X, y, epoch_order(len(y), recipe.seed, 0), weights, biases, recipe)
+    return Problem(X, y, epoch_order(len(y), recipe.seed, 0), network.views(network.theta), recipe)
 
 
 def prepared(name, recipe):
@@ -89,9 +96,9 @@ def prepared(name, recipe):
 def _prepare(name, problem):
     """Return the peer's steps(n), and how its first losses are held to the baseline's."""
     if name in engines.names():
-        engines.load(name)  # or its reason
+        engine = engines.load(name)  # or its reason
         stepper = Stepper(name, problem.recipe, (problem.X, problem.y))
-        return lambda n: stepper.take(n)[1], GATE
+        return lambda n: stepper.take(n)[1], getattr(engine, "GATE", GATE)
     peer = import_module(f"{__name__}.{name}")
     return peer.prepare(problem), getattr(peer, "GATE", GATE)
 

@@ -20,6 +20,8 @@ import numpy as np
 
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU
+from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.residual import Residual
 
 
 def prepare(problem):
@@ -53,8 +55,8 @@ def put(problem):
 
 
 def start(problem):
-    """Return what training changes: the network, a list of pairs (W, b), and for Adam its moments and its count."""
-    network = [(jnp.array(W), jnp.array(b)) for W, b in zip(problem.weights, problem.biases, strict=True)]
+    """Return what training changes: the network, a list of arrays, and for Adam its moments and its count."""
+    network = [jnp.array(array) for array in problem.parameters.values()]
     if problem.recipe.optimizer == "sgd":
         return (network,)
     m, v = (jax.tree.map(jnp.zeros_like, network) for _ in "mv")
@@ -74,22 +76,31 @@ def make_step(recipe, precision):
 
 
 def loss_of(layers, precision, network, x, labels):
-    arrays = iter(network)
-    for layer in layers:
-        x = APPLY[type(layer)](layer, arrays, precision, x)
+    x = through(layers, iter(network), precision, x)
     is_label = labels[:, None] == jnp.arange(x.shape[1])
     return jnp.mean(jax.nn.logsumexp(x, axis=1) - jnp.sum(x * is_label, axis=1))
 
 
+def through(layers, arrays, precision, x):
+    """Return the output of the layers, which take their parameters from `arrays`, one after another."""
+    for layer in layers:
+        x = APPLY[type(layer)](layer, arrays, precision, x)
+    return x
+
+
 def linear(layer, arrays, precision, x):
-    W, b = next(arrays)
+    W, b = next(arrays), next(arrays)
     return jnp.matmul(x, W, precision=precision) + b
 
 
 def conv(layer, arrays, precision, x):
-    W, b = next(arrays)
-    stride, padding = (layer.stride,) * 2, ((layer.padding,) * 2,) * 2
-    return jax.lax.conv_general_dilated(x, W, stride, padding, precision=precision) + b[:, None, None]
+    W, stride, padding = next(arrays), (layer.stride,) * 2, ((layer.padding,) * 2,) * 2
+    if precision == BF16:  # a convolution knows no such name
+        y = jax.lax.conv_general_dilated(x.astype(jnp.bfloat16), W.astype(jnp.bfloat16), stride, padding)
+        y = y.astype(jnp.float32)
+    else:
+        y = jax.lax.conv_general_dilated(x, W, stride, padding, precision=precision)
+    return y + next(arrays)[:, None, None] if layer.bias else y
 
 
 def max_pool(layer, arrays, precision, x):
@@ -97,10 +108,21 @@ def max_pool(layer, arrays, precision, x):
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, stride, "VALID")
 
 
+def batch_norm(layer, arrays, precision, x):
+    """By the batch's statistics; running averages, which training does not read, are left out."""
+    gamma, beta = (next(arrays).reshape(1, -1, *[1] * (x.ndim - 2)) for _ in range(2))
+    axes = (0, *range(2, x.ndim))
+    mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    return gamma * (x - mean) * jax.lax.rsqrt(variance + layer.eps) + beta
+
+
+BF16 = "BF16_BF16_F32"
 APPLY = {
     Linear: linear,
     Conv: conv,
     MaxPool: max_pool,
+    BatchNorm: batch_norm,
+    Residual: lambda layer, arrays, precision, x: x + through(layer.layers, arrays, precision, x),
     ReLU: lambda layer, arrays, precision, x: jax.nn.relu(x),
     Flatten: lambda layer, arrays, precision, x: x.reshape(len(x), -1),
 }
@@ -115,6 +137,6 @@ def adam(decay, lr, gradients, network, m, v, t, beta1=0.9, beta2=0.999, eps=1e-
     m = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, m, gradients)
     v = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, v, gradients)
     c1, c2 = (-jnp.expm1(t * np.log(beta).astype(np.float32)) for beta in (beta1, beta2))  # 1 - beta**t
-    network = [((1 - lr * decay) * W if decay else W, b) for W, b in network]
+    network = [(1 - lr * decay) * p if decay and p.ndim > 1 else p for p in network]
     network = jax.tree.map(lambda p, m, v: p - lr * (m / c1) / (jnp.sqrt(v / c2) + eps), network, m, v)
     return network, m, v, t

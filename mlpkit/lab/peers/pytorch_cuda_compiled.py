@@ -7,10 +7,16 @@ and the losses so far, are known on the GPU only. The images are there as float3
 """
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
 from torch.nn import functional as F
+
+from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.layers import Flatten, Linear, ReLU
+from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.residual import Residual
 
 
 def prepare(problem):
@@ -24,12 +30,16 @@ def on(device, problem):
 
 
 class Training:
-    """Everything that training needs and changes, in `state`, on a device; `step()` takes the next step."""
+    """Everything that training needs and changes, in `state`, on a device; `step()` takes the next step.
+
+    precision: PyTorch's name, of float32 products; or "bf16", for products of 16 bits by its autocast.
+    """
 
     def __init__(self, device, problem, precision="highest"):
-        torch.set_float32_matmul_precision(precision)
-        layers = zip(problem.weights, problem.biases, strict=True)
-        arrays = [problem.X, problem.y, problem.rows(), *(array for layer in layers for array in layer)]
+        torch.set_float32_matmul_precision("highest" if precision == "bf16" else precision)
+        torch.backends.cudnn.allow_tf32 = precision != "highest"
+        torch.backends.cudnn.benchmark = True
+        arrays = [problem.X, problem.y, problem.rows(), *problem.parameters.values()]
         X, y, rows, *theta = (torch.tensor(array, device=device) for array in arrays)
         moments, t = [torch.zeros_like(p) for p in 2 * theta], torch.zeros((), device=device)
         adam = (moments[: len(theta)], moments[len(theta) :], t) if problem.recipe.optimizer == "adam" else ()
@@ -38,7 +48,8 @@ class Training:
         self.state = [*theta, *moments, t, self.row, self.losses]
         torch._dynamo.reset()  # else what earlier recipes compiled counts towards its limit
         compiled = torch.compile(step, dynamic=False, fullgraph=True)
-        self.step = lambda: compiled(X, y, rows, self.row, self.losses, theta, problem.recipe.lr, adam)
+        loss_of_batch = partial(loss_of, problem.recipe.model.layers, precision == "bf16")
+        self.step = lambda: compiled(loss_of_batch, X, y, rows, self.row, self.losses, theta, problem.recipe.lr, adam)
 
     def repeat(self, step):
         """Return steps(n), which calls `step` n times, and waits for the losses of an epoch at a time."""
@@ -57,9 +68,9 @@ class Training:
         return oldest_first[-count:]
 
 
-def step(X, y, rows, row, losses, theta, lr, adam):
+def step(loss_of_batch, X, y, rows, row, losses, theta, lr, adam):
     index = rows.index_select(0, row)[0]
-    gradients, loss = torch.func.grad_and_value(loss_of)(theta, X[index], y[index])
+    gradients, loss = torch.func.grad_and_value(loss_of_batch)(theta, X[index], y[index])
     if adam:
         update_adam(theta, gradients, lr, *adam)
     else:
@@ -69,11 +80,44 @@ def step(X, y, rows, row, losses, theta, lr, adam):
     row.copy_((row + 1) % len(rows))
 
 
-def loss_of(theta, x, labels):
-    *hidden, (W, b) = zip(theta[::2], theta[1::2], strict=True)
-    for V, c in hidden:
-        x = torch.relu(torch.addmm(c, x, V))
-    return F.cross_entropy(torch.addmm(b, x, W), labels)
+def loss_of(layers, short, theta, x, labels):
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=short):
+        x = through(layers, iter(theta), x)
+    return F.cross_entropy(x.float(), labels)
+
+
+def through(layers, arrays, x):
+    """Return the output of the layers, which take their parameters from `arrays`, one after another."""
+    for layer in layers:
+        x = APPLY[type(layer)](layer, arrays, x)
+    return x
+
+
+def linear(layer, arrays, x):
+    W, b = next(arrays), next(arrays)
+    return torch.addmm(b, x, W)
+
+
+def conv(layer, arrays, x):
+    W = next(arrays)
+    return F.conv2d(x, W, next(arrays) if layer.bias else None, layer.stride, layer.padding)
+
+
+def batch_norm(layer, arrays, x):
+    """By the batch's statistics; running averages, which training does not read, are left out."""
+    gamma, beta = next(arrays), next(arrays)
+    return F.batch_norm(x, None, None, gamma, beta, training=True, eps=layer.eps)
+
+
+APPLY = {
+    Linear: linear,
+    Conv: conv,
+    BatchNorm: batch_norm,
+    MaxPool: lambda layer, arrays, x: F.max_pool2d(x, layer.size, layer.stride),
+    Residual: lambda layer, arrays, x: x + through(layer.layers, arrays, x),
+    ReLU: lambda layer, arrays, x: torch.relu(x),
+    Flatten: lambda layer, arrays, x: x.flatten(1),
+}
 
 
 def update_adam(theta, gradients, lr, ms, vs, t, beta1=0.9, beta2=0.999, eps=1e-8):

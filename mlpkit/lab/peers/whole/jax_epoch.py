@@ -39,4 +39,4 @@ class Trainer:
         return np.asarray(jax.block_until_ready(jnp.concatenate(losses)))
 
     def parameters(self):
-        return [np.asarray(array) for pair in self.state[0] for array in pair]
+        return [np.asarray(array) for array in self.state[0]]

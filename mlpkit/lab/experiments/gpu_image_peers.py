@@ -1,0 +1,41 @@
+"""How fast do other people's libraries train networks that see on a GPU, beside the workbook? PyTorch and JAX.
+
+See `peers`. Losses are held as loosely as in `image_peers`, and for the same reason.
+"""
+
+from functools import partial
+
+from mlpkit.lab.bench import Timing
+from mlpkit.nn.models import FASHION_CNN, LENET5, RESIDUAL
+from mlpkit.training.recipe import Recipe
+
+from . import peers
+from .peers import Plan
+from .peers import table as table
+
+LENET = Recipe(model=LENET5, lr=0.05)
+FASHION, DEEP = Recipe(model=FASHION_CNN, lr=0.01), Recipe(model=RESIDUAL, lr=0.05)
+PLAN = Plan(
+    engines=(
+        "cupy_conv",
+        "cuda_conv",
+        "cuda_conv_graph",
+        "cuda_conv_graph_tf32",
+        "cuda_conv_graph_bf16",
+        "cuda_conv_fused",
+    ),
+    others=(
+        "pytorch_cuda",
+        "pytorch_cuda_graph",
+        "pytorch_cuda_graph_tf32",
+        "pytorch_cuda_graph_bf16",
+        "jax_epoch",
+        "jax_epoch_default",
+        "jax_epoch_bf16",
+    ),
+    libraries=("torch", "jax", "jaxlib", "cupy-cuda12x", "cupy-cuda13x"),
+    timing=Timing(warmup=429, steps_a_sample=429, rounds=3),
+    recipes=(LENET, LENET.but(batch_size=64), FASHION, FASHION.but(batch_size=64), DEEP),
+    rtol=1e-2,
+)
+measure = partial(peers.measure, plan=PLAN, experiment="gpu_image_peers")
