@@ -1,15 +1,11 @@
 """Batch normalization on planes, and what comes after it: on the emulator, and on a GPU, against float64."""
 
-from dataclasses import replace
-
 import emulator
 import numpy as np
 import pytest
 from conv_cases import error
 from emulated_rungs import folder, needs_compiler
-from shared import one_sentence  # noqa: F401
 
-from mlpkit import kernels
 from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.cnn import norm
 from mlpkit.kernels.cnn.norm import Norm

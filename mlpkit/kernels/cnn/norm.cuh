@@ -86,7 +86,8 @@ inline void read(const Piece* unit, int area, int i, float (&x)[8])
     if constexpr (MODE == 0) {
         unpack(get(unit + i), x);
     } else {
-        float4 low = *reinterpret_cast<const float4*>(unit + i), high = *reinterpret_cast<const float4*>(unit + area + i);
+        float4 low = *reinterpret_cast<const float4*>(unit + i);
+        float4 high = *reinterpret_cast<const float4*>(unit + area + i);
         x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
         x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
     }
@@ -182,7 +183,8 @@ struct Numbers {
     __device__ void window(const Sizes& s, int unit, int first, int i, float (&seen)[TAPS]) const
     {
         int y = i / s.width, x = i - y * s.width, wide = s.width + HALO;
-        const float* image = reinterpret_cast<const float*>(units.near) + (unit - first) * units.pieces * 4 + y * wide + x;
+        const float* images = reinterpret_cast<const float*>(units.near);
+        const float* image = images + (unit - first) * units.pieces * 4 + y * wide + x;
         #pragma unroll
         for (int tap = 0; tap < TAPS; ++tap)
             seen[tap] = unit - first < s.held ? image[tap / KERNEL * wide + tap % KERNEL]
@@ -289,7 +291,7 @@ inline T joined(T mine)
     return mine;
 }
 
-// What a warp's lanes have for each of 8 channels. Lanes swap halves of what they have: so lane 4 c ends with channel c.
+// What a warp's lanes have for each of 8 channels. Lanes swap halves of what they have: lane 4 c ends with channel c.
 template <typename T>
 inline T joined_by_channel(const T (&all)[8])
 {
@@ -304,8 +306,8 @@ inline T joined_by_channel(const T (&all)[8])
     return joined<4>(join(lane & 4 ? two[1] : two[0], of_lane(lane & 4 ? two[0] : two[1], 4)));
 }
 
-// What a block's threads have for each channel of a group goes to its place in memory: [block + group][channel]. of_warps:
-// shared memory. By all threads.
+// What a block's threads have for each channel of a group goes to its place in memory: [block + group][channel].
+// of_warps: shared memory. By all threads.
 template <typename T>
 inline void leave(const T (&mine)[8], T (*of_warps)[8], T* partial, int group)
 {

@@ -1,9 +1,9 @@
 """Batch normalization between two convolutions on planes: all that happens there, in one launch each way.
 
 A `Norm` says what there is: sizes, whether something is added, a ReLU, a pool. `forward` takes a convolution's planes
-and makes the next one's operand, `backward` takes the gradient of that and makes the operand of the two gradients of the
-convolution before. What lies between, a trip through memory each, never leaves the multiprocessors: see the kernels,
-`norm_forward.cu` and `norm_backward.cu`.
+and makes the next one's operand, `backward` takes the gradient of that and makes the operand of the two gradients of
+the convolution before. What lies between, a trip through memory each, never leaves the multiprocessors: see the
+kernels, `norm_forward.cu` and `norm_backward.cu`.
 """
 
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ OUT = {"operand": 0, "planes": 1, "nchw": 2}
 class Norm:
     """Batch normalization of images (n, channels, height, width), as planes of a `Mode`, and what comes after it.
 
-    relu: whether there is one. add: whether something is added before it. pool: side of the windows of a max pool, which
-    lie side by side; 1 for none, at most `MOST_POOL`. eps, momentum: as `nn.norm.BatchNorm` has them. kernel, padding: of a
-    convolution of images of one channel, whose result is normalized and never stored; a kernel of 0 where there is none,
-    at most `MOST_KERNEL`. height, width: of what is normalized.
+    relu: whether there is one. add: whether something is added before it. pool: side of the windows of a max pool,
+    which lie side by side; 1 for none, at most `MOST_POOL`. eps, momentum: as `nn.norm.BatchNorm` has them. kernel,
+    padding: of a convolution of images of one channel, whose result is normalized and never stored; a kernel of 0 where
+    there is none, at most `MOST_KERNEL`. height, width: of what is normalized.
     """
 
     mode: planes.Mode
@@ -129,23 +129,24 @@ class Kept:
 
 @dataclass(frozen=True)
 class Past:
-    """A gradient (planes) that came to the sum at the end of a residual, and the marks of what followed that sum.
+    """A gradient that came to the sum at the end of a residual, and the marks of what followed that sum.
 
-    Its way past the residual is added by `backward`. relu, pool: as the sum's `Norm` has them.
+    Its way past the residual is added by `backward`. relu, pool: as the sum's `Norm` has them. layout: or "nchw".
     """
 
     gradient: Any
     marks: Any
     relu: bool
     pool: int
+    layout: str = "planes"
 
 
 def forward(norm, channels, y, scale, added=None, out="operand", filters=None, blocks=None):
     """Normalize planes y and what follows; return the result and `Kept`. The running averages move.
 
     With filters (o, 1, k, k), float32, y are images (n, 1, height, width), and their convolution is normalized. scale:
-    see `planes.new_scale`; of the result, and how blocks meet, so there is one in each mode. added: an operand, `Stored`.
-    out: "operand" for `Stored`, "planes", or "nchw" for images (n, c, h, w) in float32. A graph can record it. blocks:
+    see `planes.new_scale`; of the result, and how blocks meet, so there is one in each mode. added: an operand. out:
+    "operand" for `Stored`, "planes", or "nchw" for images (n, c, h, w) in float32. A graph can record it. blocks:
     instead of one for each multiprocessor.
     """
     import cupy
@@ -182,7 +183,7 @@ def _out_number(norm, out):
 
 
 def new_scale(norm):
-    """Return the scale that `backward` takes: as `planes.new_scale`, and one more where the filters' gradient is summed."""
+    """Return the scale that `backward` takes: as `planes.new_scale`, two where the filters' gradient is summed."""
     import cupy
 
     scale = cupy.zeros(16 if norm.kernel else 8, np.float32)
@@ -193,9 +194,9 @@ def new_scale(norm):
 def backward(norm, channels, kept, dy, scale, past=None, layout="planes", keep=False, dw=None, blocks=None):
     """Return the gradient of what was normalized, `Stored`; write those of the channels. All as for `forward`.
 
-    dy: the gradient of the result, planes, or images where layout is "nchw". scale: see `new_scale`. past: `Past`, whose
-    gradient belongs to the result, too. keep: return planes, too: the gradient before the normalization, which goes past
-    a residual. dw: where images of one channel were read, their filters' gradient, which is written instead.
+    dy: the gradient of the result, planes, or images where layout is "nchw". scale: see `new_scale`. past: `Past`,
+    whose gradient belongs to the result, too. keep: return planes, too: the gradient before the normalization, which
+    goes past a residual. dw: where images of one channel were read, their filters' gradient, written instead.
     """
     import cupy
 
@@ -216,9 +217,19 @@ def backward(norm, channels, kept, dy, scale, past=None, layout="planes", keep=F
     return (to, dense) if keep else to
 
 
+def add(mode, to, other):
+    """Add planes to planes `to`, in place, and return them."""
+    pieces = to.nbytes // 16
+    _kernel("norm_add", "add", MODE=mode.number)((-(-pieces // 256),), (256,), (to, other, np.int64(pieces)))
+    return to
+
+
 def _backward_macros(norm, past, layout, keep):
     macros = norm.macros | {"FROM": OUT[layout] if layout == "nchw" else 0, "KEEP": int(keep)}
-    return macros | ({"PAST": past.pool, "PAST_RELU": int(past.relu)} if past else {})
+    if past:
+        images = OUT["nchw"] if past.layout == "nchw" else 0
+        macros |= {"PAST": past.pool, "PAST_RELU": int(past.relu), "PAST_FROM": images}
+    return macros
 
 
 def _address(array):

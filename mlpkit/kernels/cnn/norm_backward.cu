@@ -6,8 +6,8 @@
 // convolution before.
 //
 // d is never stored. It is made from the gradient that came, at the pool's size, and from marks. What went past a
-// residual has a gradient of its own, that of the residual's sum: it is added here, where it is made of what came to the
-// sum and of its marks. So nobody makes a trip through memory to add two arrays.
+// residual has a gradient of its own, that of the residual's sum: it is added here, where it is made of what came to
+// the sum and of its marks. So nobody makes a trip through memory to add two arrays.
 //
 // Behind a convolution of one channel (STEM) nobody asks for dx but the gradient of the filters: it is summed here.
 //
@@ -25,6 +25,7 @@
 #endif
 #ifndef PAST_RELU
 #define PAST_RELU 1
+#define PAST_FROM 0  // as FROM
 #endif
 #ifndef KEEP
 #define KEEP 0  // whether d is stored, too, as planes: the gradient that goes past a residual, where two were added
@@ -51,6 +52,16 @@ struct Given {
     const Piece* gradient;
     const void* marks;
 };
+
+// The 8 channels of pixel i of a unit, of images of float32.
+inline void read_image(const Sizes& s, const void* images, int unit, int area, int i, float (&d)[8])
+{
+    int channel = unit / s.images * 8;
+    size_t place = ((size_t)(unit % s.images) * s.channels + channel) * area + i;
+    const float* from = static_cast<const float*>(images) + place;
+    #pragma unroll
+    for (int c = 0; c < 8; ++c) d[c] = channel + c < s.channels ? from[(size_t)c * area] : 0;
+}
 
 // Which of 8 channels a mark lets through, at place `choice` of its window.
 inline void through(Word marks, int pool, int choice, float (&d)[8])
@@ -86,30 +97,20 @@ struct Gradient {
     __device__ void given(const Sizes& s, int unit, int first, int i, float (&d)[8]) const
     {
         int area = s.area_out();
-        if constexpr (FROM == 0) {
-            read(dy.at(s, unit, first), area, i, d);
-        } else {
-            int image = unit % s.images, channel = unit / s.images * 8;
-            const float* from = reinterpret_cast<const float*>(own.gradient) + ((size_t)image * s.channels + channel) * area;
-            #pragma unroll
-            for (int c = 0; c < 8; ++c) d[c] = channel + c < s.channels ? from[(size_t)c * area + i] : 0;
-        }
-        if constexpr (PAST == 1) {
+        if constexpr (FROM == 0) read(dy.at(s, unit, first), area, i, d);
+        else read_image(s, own.gradient, unit, area, i, d);
+        if constexpr (PAST > 0) {
             float other[8];
-            size_t place = s.place(unit) * area;
-            read(past.gradient + place * STORED, area, i, other);
-            if (PAST_RELU) through(static_cast<const unsigned char*>(past.marks)[place + i], 1, 0, other);
-            #pragma unroll
-            for (int c = 0; c < 8; ++c) d[c] += other[c];
-        } else if constexpr (PAST > 1) {
-            int height = s.height / POOL, width = s.width / POOL, down = height / PAST, across = width / PAST;
-            int y = i / width, x = i % width;
+            int width = s.width / POOL, down = s.height / POOL / PAST, across = width / PAST;
+            int y = i / width, x = i - y * width, from = y / PAST * across + x / PAST;
             if (y / PAST >= down || x / PAST >= across) return;
-            float other[8];
             size_t place = s.place(unit) * down * across;
-            int from = y / PAST * across + x / PAST;
-            read(past.gradient + place * STORED, down * across, from, other);
-            through(static_cast<const Word*>(past.marks)[place + from], PAST, y % PAST * PAST + x % PAST, other);
+            if constexpr (PAST_FROM == 0) read(past.gradient + place * STORED, down * across, from, other);
+            else read_image(s, past.gradient, unit, down * across, from, other);
+            if constexpr (PAST > 1)
+                through(static_cast<const Word*>(past.marks)[place + from], PAST, y % PAST * PAST + x % PAST, other);
+            else if constexpr (PAST_RELU)
+                through(static_cast<const unsigned char*>(past.marks)[place + from], 1, 0, other);
             #pragma unroll
             for (int c = 0; c < 8; ++c) d[c] += other[c];
         }
@@ -190,8 +191,8 @@ struct Slope {
     }
 };
 
-inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, const Numbers& y, const Gradient& gradient,
-                        const Share& share, int first, Piece* to, Piece* kept, float scale)
+inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, const Numbers& y,
+                        const Gradient& gradient, const Share& share, int first, Piece* to, Piece* kept, float scale)
 {
     int area = s.area();
     for (int j = threadIdx.x; j < (share.end - share.begin) * area; j += BLOCK_THREADS) {
@@ -219,9 +220,9 @@ inline One join(const One& a, const One& b) { return {a.sum + b.sum}; }
 inline One of_lane(const One& mine, int distance) { return {__shfl_xor_sync(~0u, mine.sum, distance)}; }
 inline One load(const One* from) { return {__ldcg(&from->sum)}; }
 
-// What the block's part of the images adds to the gradient of each weight of a group: partial[tap][block + group][channel].
-inline void weigh_share(const Sizes& s, const Norm& norm, const Slope& slope, const Numbers& y, const Gradient& gradient,
-                        const Share& share, int first, Room& room, One* partial)
+// What the block's images add to the gradient of each weight of a group: partial[tap][block + group][channel].
+inline void weigh_share(const Sizes& s, const Norm& norm, const Slope& slope, const Numbers& y,
+                        const Gradient& gradient, const Share& share, int first, Room& room, One* partial)
 {
     int area = s.area();
     One sums[TAPS][8] = {};

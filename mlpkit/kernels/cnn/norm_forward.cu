@@ -9,8 +9,8 @@
 // sqrt(m - 1): so gamma and beta tell the largest that can come. That is some bits more than what comes, and there are
 // enough.
 //
-// The backward pass gets what it can't make again from y: which number of a window went on (4 bits), or, where something
-// was added, whether it was above 0 (1 bit).
+// The backward pass gets what it can't make again from y: which number of a window went on (4 bits), or, where
+// something was added, whether it was above 0 (1 bit).
 //
 // needs sm_90
 
@@ -66,7 +66,7 @@ inline Word bound(const Sizes& s, const Channels& p, const Scale* of_added)
     for (int c = threadIdx.x % 32; c < s.channels; c += 32)
         most = fmaxf(most, fmaf(fabsf(p.gamma[c]), root, fabsf(p.beta[c])));
     most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
-    return __float_as_uint(ADD ? most + 32768 / of_added->of : most);
+    return __float_as_uint(ADD && SCALED ? most + 32768 / of_added->of : most);
 }
 
 // The moments of this thread's numbers of a group.
@@ -105,7 +105,8 @@ struct Norm {
     }
 
     // Pixel i of a unit, normalized, and with what was added; before the ReLU.
-    __device__ void at(const Sizes& s, const Numbers& y, const Units& x, int unit, int first, int i, float (&v)[8]) const
+    __device__ void at(const Sizes& s, const Numbers& y, const Units& x, int unit, int first, int i,
+                       float (&v)[8]) const
     {
         y.at(s, unit, first, i, v);
         #pragma unroll

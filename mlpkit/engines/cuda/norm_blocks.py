@@ -1,0 +1,222 @@
+"""Convolutions with batch normalization, as many as follow each other, and residuals made of them: one block.
+
+A stage is a convolution, its normalization, and what follows before the next one: perhaps a sum with what went past a
+residual, a ReLU, a max pool. Between the products of two convolutions there is one kernel there and one back: see
+`kernels.cnn.norm`. So in a run of stages activations are never anything but what products read, and the sums of two
+gradients at a residual are nobody's trip through memory. A first convolution of images of one channel is part of the
+kernels of its normalization.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlpkit.kernels.cnn import between, norm
+from mlpkit.kernels.conv import Shape, planes
+from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.layers import ReLU
+from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.residual import Residual
+
+from .blocks import Value
+from .conv_blocks import shape_of, why_not
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A convolution and its normalization: their places, and what is computed. shape: of the convolution, a `Shape`.
+
+    adds: the number of the stage whose result is added, None where nothing is; INPUT for that of the whole block.
+    """
+
+    conv: Any
+    norm: Any
+    shape: Shape
+    about: norm.Norm
+    adds: int | None = None
+
+    @property
+    def output(self):
+        return (self.about.channels, *self.about.out)
+
+
+INPUT = -1
+
+
+def match(places, i, shape, n, mode):
+    """Return how many layers from places[i] on are one block, and the block; None where there is none. See `blocks`."""
+    stages, j = [], i
+    while j < len(places):
+        found = _residual(places, j, shape, n, mode, len(stages)) or _plain(places, j, shape, n, mode)
+        if found is None:
+            break
+        count, more = found
+        stages += more
+        j, shape = j + count, more[-1].output
+    if not stages:
+        return None
+    first = stages[0]
+    if not places[i].wants_dx and first.conv is places[i] and _is_stem(first.shape):
+        stages[0] = replace(first, about=replace(first.about, kernel=first.shape.kernel, padding=first.shape.padding))
+    return j - i, NormBlock(stages, mode)
+
+
+def _is_stem(shape):
+    return shape.channels == 1 and shape.stride == 1 and shape.kernel <= norm.MOST_KERNEL
+
+
+def _plain(places, i, shape, n, mode):
+    """Return how many layers are a stage from places[i] on, and the stage in a list, or None."""
+    if len(places) < i + 2 or type(places[i].layer) is not Conv or type(places[i + 1].layer) is not BatchNorm:
+        return None
+    try:
+        conv = shape_of(places[i].layer, shape, n)
+    except ValueError:  # kernels, strides or paddings that the planes have no words for
+        return None
+    if why_not(mode, conv, places[i].wants_dx) and (places[i].wants_dx or not _is_stem(conv)):
+        return None
+    layer = places[i + 1].layer
+    about = norm.Norm(mode, n, *conv.y[1:], False, eps=layer.eps, momentum=layer.momentum)
+    count, about = _followers(places, i + 2, about)
+    return 2 + count, [Stage(places[i], places[i + 1], conv, about)]
+
+
+def _followers(places, i, about):
+    """Return how many layers from places[i] on belong to a normalization, and what it is with them."""
+    count = 0
+    for at in places[i : i + 2]:
+        if type(at.layer) is ReLU and not about.relu:
+            about = replace(about, relu=True)
+        elif type(at.layer) is MaxPool and about.pool == 1 and _fits(at.layer, about):
+            about = replace(about, pool=at.layer.size)
+        else:
+            break
+        count += 1
+    return count, about
+
+
+def _fits(layer, about):
+    """Return whether a pool's windows lie side by side, and are neither trivial nor too large."""
+    return layer.stride in (None, layer.size) and 1 < layer.size <= min(norm.MOST_POOL, about.height, about.width)
+
+
+def _residual(places, i, shape, n, mode, number):
+    """Return how many layers are a residual from places[i] on, and its stages, or None. number: of its first stage."""
+    if type(places[i].layer) is not Residual:
+        return None
+    stages, inside, j = [], places[i].inside, 0
+    while j < len(inside):
+        found = _plain(inside, j, stages[-1].output if stages else shape, n, mode)
+        if found is None or found[1][0].about.pool > 1:
+            return None
+        j, stages = j + found[0], stages + found[1]
+    if not stages or stages[-1].about.relu:  # a ReLU before the sum
+        return None
+    last = stages[-1]
+    count, about = _followers(places, i + 1, replace(last.about, add=True))
+    stages[-1] = replace(last, about=about, adds=number - 1)
+    return 1 + count, stages
+
+
+class NormBlock:
+    """A run of stages. See `blocks`."""
+
+    gives = None  # until the next block says what it wants
+
+    def __init__(self, stages, mode):
+        self.stages, self.mode = stages, mode
+        self.stem = stages[0].about.kernel > 0
+        self.wants = "nchw" if self.stem else "stored"
+        self.wants_dx = stages[0].conv.wants_dx
+        self.scale_x = planes.new_scale() if mode.halves else None
+        self.scales = [(planes.new_scale(), norm.new_scale(stage.about)) for stage in stages]
+        wanted = [
+            (stage.shape, stage.conv.W, planes.PASSES_OF_FILTERS[: 1 + (number > 0 or self.wants_dx)])
+            for number, stage in enumerate(stages)
+            if not stage.about.kernel
+        ]
+        self.filters = planes.Filters(mode, wanted) if wanted else list
+
+    @property
+    def to(self):
+        """The layout of the result."""
+        return self.gives or "planes"
+
+    def channels(self, stage):
+        """Return the vectors of a stage's normalization, as they are now."""
+        at, conv = stage.norm, stage.conv
+        bias = (conv.b, conv.db) if conv.layer.bias else ()
+        return norm.Channels(at.gamma, at.beta, at.mean, at.variance, at.dgamma, at.dbeta, *bias)
+
+    def forward(self, x):
+        self.layout, self.made = x.layout, [{}] * self.stem + self.filters()
+        results = {INPUT: x.array if self.stem else self.stored(x)}
+        self.x, self.kept = [], []
+        for number, stage in enumerate(self.stages):
+            read, out = results[number - 1], self.to if stage is self.stages[-1] else "stored"
+            y, kept = self.stage_forward(number, stage, read, results.get(stage.adds), out)
+            results[number] = y
+            self.x.append(read)
+            self.kept.append(kept)
+        return Value(y, self.to, stage.about.channels)
+
+    def stage_forward(self, number, stage, x, added, out):
+        """Return the result of a stage that reads x, in a layout, and what its normalization keeps."""
+        scale, out = self.scales[number][0], "operand" if out == "stored" else out
+        if stage.about.kernel:
+            return norm.forward(stage.about, self.channels(stage), x, scale, added, out, stage.conv.W)
+        y = planes.empty_planes(self.mode, *stage.shape.y)
+        planes.convolve(self.mode, stage.shape, "forward", x, self.made[number].pop("forward"), y)
+        return norm.forward(stage.about, self.channels(stage), y, scale, added, out)
+
+    def stored(self, x):
+        """Return activations as products read them."""
+        if x.layout == "stored":
+            return x.array
+        if x.layout == "planes" and not self.mode.halves:
+            return planes.Stored(x.array)
+        return between.convert(self.mode, self.stages[0].shape.x, x.array, x.layout, "stored", self.scale_x)
+
+    def backward(self, dy):
+        gradient, layout, pasts = dy.array, "nchw" if dy.layout == "nchw" else "planes", {}
+        del dy
+        for number in reversed(range(len(self.stages))):
+            stage, past = self.stages[number], pasts.pop(number, None)
+            goes_past = stage.adds is not None and (stage.adds != INPUT or self.wants_dx)
+            keep = goes_past and (stage.adds == INPUT or past is not None)
+            if goes_past and not keep:
+                about = stage.about
+                pasts[stage.adds] = norm.Past(gradient, self.kept[number].marks, about.relu, about.pool, layout)
+            gradient, dense = self.stage_backward(number, stage, gradient, layout, past, keep)
+            if keep:
+                pasts[stage.adds] = norm.Past(dense, None, relu=False, pool=1)
+            layout = "planes"
+        if gradient is None:
+            return None
+        return self.given_back(gradient, pasts.pop(INPUT, None))
+
+    def stage_backward(self, number, stage, dy, layout, past, keep):
+        """Return the gradient of what a stage read, None where nobody asks, and that which passes it, or None."""
+        about, x, kept, scale = stage.about, self.x[number], self.kept[number], self.scales[number][1]
+        self.x[number] = self.kept[number] = None
+        if about.kernel:
+            norm.backward(about, self.channels(stage), kept, dy, scale, past, layout, dw=stage.conv.dW)
+            return None, None
+        dz = norm.backward(about, self.channels(stage), kept, dy, scale, past, layout, keep)
+        dz, dense = dz if keep else (dz, None)
+        del kept, dy, past
+        planes.weight_gradient(self.mode, stage.shape, x, dz, stage.conv.dW)
+        del x
+        if number == 0 and not self.wants_dx:
+            return None, None
+        dx = planes.empty_planes(self.mode, *stage.shape.x)
+        planes.convolve(self.mode, stage.shape, "input_gradient", dz, self.made[number].pop("input_gradient"), dx)
+        return dx, dense
+
+    def given_back(self, dx, past):
+        """Return the gradient of the block's input as it came; past: what goes past a residual at its beginning."""
+        shape = self.stages[0].shape
+        if past is not None:
+            dx = norm.add(self.mode, dx, past.gradient)
+        if self.layout != "nchw":
+            return Value(dx, "planes", shape.channels)
+        return Value(between.convert(self.mode, shape.x, dx, "planes", "nchw"), "nchw", shape.channels)
