@@ -170,6 +170,9 @@ __device__ void mbarrier_init(Word64* barrier) {
 
 __device__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The same for all memory: numbers that were written as usual will be read by copies, of this block or of others.
+__device__ void fence_proxy_async_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 __device__ void mbarrier_arrive_expect_tx(Word64* barrier, Word bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
@@ -192,6 +195,15 @@ __device__ void cp_async_bulk(void* to, const void* from, Word bytes, Word64* ba
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+// The same to this place in each block of the cluster that has a bit in `blocks`, where its own barrier counts the bytes.
+// Only sm_90a does this fast.
+__device__ void cp_async_bulk_multicast(void* to, const void* from, Word bytes, Word64* barrier, Word blocks) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"((unsigned short)blocks)
                  : "memory");
 }
 
@@ -318,6 +330,19 @@ __device__ Word smid() {
     Word number;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
     return number;
+}
+
+// A launch may be let begin before the one before it is over. It waits until that is done, and what it wrote is there;
+// and it says that the next one may begin. Chips before sm_90 have no such launches.
+__device__ void griddepcontrol_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ void griddepcontrol_launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 // A turn of a loop that waits for another block or a copy: whether it is time to look at what became of them.

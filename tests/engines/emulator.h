@@ -478,11 +478,25 @@ static void count(void* barrier, int bytes, int arrivals) {
 template <int ARRIVALS>
 static void mbarrier_init(Word64* barrier) { *(Counter*)barrier = {0, ARRIVALS, 0}; }
 static void fence_proxy_async() {}
+static void fence_proxy_async_all() {}
 static void mbarrier_arrive_expect_tx(Word64* barrier, Word bytes) { count(barrier, bytes, 1); }
 static bool mbarrier_try_wait(Word64* barrier, Word phase) { return ((Counter*)barrier)->phase != phase; }
 
+// Where another block has what this one has at an address of its shared memory.
+static void* in_block(void* at, int block) {
+    const auto start = [](int which) { return ((uintptr_t)blocks[which].memory.data() + 127) & ~(uintptr_t)127; };
+    return (void*)((uintptr_t)at - start(current->block) + start(block));
+}
+
 static void cp_async_bulk(void* to, const void* from, Word bytes, Word64* barrier) {
     later([=] { memcpy(to, from, bytes), count(barrier, -(int)bytes, 0); });
+}
+
+static void cp_async_bulk_multicast(void* to, const void* from, Word bytes, Word64* barrier, Word wanted) {
+    const int first = current->block / cluster_blocks * cluster_blocks;
+    for (int i = 0; i < cluster_blocks; i++) {
+        if (wanted >> i & 1) cp_async_bulk(in_block(to, first + i), from, bytes, (Word64*)in_block(barrier, first + i));
+    }
 }
 
 // ---- What a thread asks for, and what it looks at ----
@@ -528,8 +542,12 @@ static void ld_relaxed_gpu(float4& four, const float4* at, bool asked = true) {
     if (asked) four = *at;
 }
 
+static void red_release_gpu_add(Word* to, Word value) { *to += value, changed = true, deliveries++; }
 static Word ld_acquire_gpu(const Word* at) { return *at; }
 static void st_release_gpu(Word* to, Word value) { *to = value, changed = true, deliveries++; }
+
+static void griddepcontrol_wait() {}
+static void griddepcontrol_launch_dependents() {}
 
 static bool time_to_look(Word&) { return look_again(), false; }
 static void give_up_after_a_while(Word&) { look_again(); }

@@ -12,6 +12,8 @@ extern "C" __global__ __launch_bounds__(THREADS, 2)
 void forward(const void* from, const float* bias, void* to, Kept* kept, Scale* scale, Sizes s)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     with_scale(scale, reinterpret_cast<Word*>(shared_bytes), [&](float factor, bool first) {
         float most = 0;
         for (int i = blockIdx.x * THREADS + threadIdx.x; i < s.images * s.groups * WINDOWS; i += gridDim.x * THREADS) {

@@ -17,6 +17,8 @@ void forward(const float* x, const float* W, const float* bias, void* to, Kept* 
     float4* weights = reinterpret_cast<float4*>(words + 4);  // [group][channel in][tap][8], then biases [8 groups]
     float* biases = reinterpret_cast<float*>(weights + 2 * s.groups * CHANNELS_IN * TAPS);
     float* image = biases + 8 * s.groups;
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     for (int i = threadIdx.x; i < 8 * s.groups * CHANNELS_IN * TAPS; i += THREADS) {
         int channel = i / (8 * CHANNELS_IN * TAPS) * 8 + i % 8, tap = i / 8 % (CHANNELS_IN * TAPS);
         reinterpret_cast<float*>(weights)[i] = channel < s.channels ? W[channel * CHANNELS_IN * TAPS + tap] : 0;

@@ -64,6 +64,8 @@ void weights(const float* x, const void* dy, const Kept* kept, float* partial, f
     int part = item / slices / CHANNELS_IN % OF_GROUP, group = item / slices / CHANNELS_IN / OF_GROUP;
     int begin = (int)((long long)s.images * slice / slices), end = (int)((long long)s.images * (slice + 1) / slices);
 
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     float sums[SUMS] = {};
     for (int first = begin; first < end; first += chunk) {
         int count = min(chunk, end - first);

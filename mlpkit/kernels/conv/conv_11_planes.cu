@@ -125,6 +125,8 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
         fence_proxy_async();
     }
     __syncthreads();
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
 
     if (warp == 4 * MULTIPLIERS) {  // the images

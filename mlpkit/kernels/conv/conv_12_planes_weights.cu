@@ -82,6 +82,8 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
         fence_proxy_async();
     }
     __syncthreads();
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
 
     if (group == MULTIPLIERS) {
@@ -184,6 +186,8 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
 {
     int tiles = d.heights * d.widths * d.tap_groups, taps = p.taps_y * p.taps_x, all = tiles * NUMBERS;
     int number = blockIdx.x * blockDim.x + threadIdx.x;
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     float unscale = SCALED ? unscale_of(of_images, of_dy) : 1;
     if (number >= all) return;
     int tile = number / NUMBERS, thread = number % (128 * MULTIPLIERS);

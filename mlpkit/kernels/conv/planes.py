@@ -512,7 +512,7 @@ def _map(address, mode, conv, box):
 def weight_gradient(mode, shape, images, dy, dw):
     """Ask for the gradient of the filters: of images and dy, both `Stored`, into dw (o, c, k, k), float32.
 
-    Its workspace comes from `cupy.empty`, and a graph can record it.
+    Return its workspace, from `cupy.empty`, which nobody else may have until the work is done. A graph can record it.
     """
     import cupy
 
@@ -521,6 +521,7 @@ def weight_gradient(mode, shape, images, dy, dw):
     multiply((blocks,), (512,), (*about, images.array, dy.array, partial_sums), shared_mem=shared)
     sizes = np.int32(shape.channels_out), np.int32(shape.channels)
     add((-(-d.numbers // 256),), (256,), (*about, partial_sums, dw, *sizes, *_addresses(images, dy)))
+    return partial_sums
 
 
 @lru_cache(1024)

@@ -44,6 +44,8 @@ void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, S
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Word* most = reinterpret_cast<Word*>(shared_bytes);
     Scale* scales[2] = {of_a, of_b};
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     float guesses[2];
     Word launches[2];
     int count = b.all > 0 ? 2 : 1;
@@ -121,6 +123,8 @@ void in_order(const __grid_constant__ Orders orders)
     Word *most = reinterpret_cast<Word*>(shared_bytes), *launches = most + MOST;
     float* guesses = reinterpret_cast<float*>(launches + MOST);
     int thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     if constexpr (SCALED) {
         if (threadIdx.x < orders.scales_count) {
             const Scale* scale = orders.scales[threadIdx.x];
