@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import planes
-from mlpkit.nn.residual import Residual
 
 # The modes of `planes` by precision class: float32 as three products of halves, TF32's digits as one product of halves
 MODES = {"float32": planes.MODES["fp16x3"], "tf32": planes.MODES["fp16"], "bf16": planes.MODES["bf16"]}
@@ -101,7 +100,7 @@ class Chain:
 
     def __init__(self, blocks, mode):
         self.blocks, self.mode = blocks, mode
-        for block, wants in zip(blocks, [*(following.wants for following in blocks[1:]), "nchw"], strict=True):
+        for block, wants in zip(blocks, [*(following.wants for following in blocks[1:]), "nchw"], strict=False):
             if hasattr(block, "gives"):
                 block.gives = wants
 
@@ -139,7 +138,7 @@ def chain(places, shape, n, mode, matches):
 
 
 def _generic(at, shape, n, mode, matches):
-    if type(at.layer) is Residual:
+    if at.layer.kind == "Residual":
         return ResidualBlock(at, chain(at.inside, shape, n, mode, matches))
     return LayerBlock(at, shape)
 

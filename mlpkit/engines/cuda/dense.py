@@ -1,11 +1,14 @@
-"""Linear layers as a block, with what is between them: cuBLAS's products also add the bias, take the ReLU, sum up."""
+"""Linear layers as a block, with what is between them: cuBLAS's products also add the bias, take the ReLU, sum up.
+
+Those at the end of a network are the head, which goes on to the loss and back: our own kernels, three of them.
+"""
 
 from contextlib import suppress
 from functools import partial
 
 import cupy as cp
 
-from mlpkit.nn.layers import Flatten, Linear, ReLU
+from mlpkit.kernels.cnn import dense
 
 from . import cublas
 from .blocks import Value
@@ -15,11 +18,11 @@ from .products import Lie
 
 def match(places, i, shape, n, mode):
     """Return how many layers from places[i] on are one block, and the block; None where there is none. See `blocks`."""
-    count = int(type(places[i].layer) is Flatten)
+    count = int(places[i].layer.kind == "Flatten")
     layers = []  # (place, whether a ReLU follows)
-    while i + count < len(places) and type(places[i + count].layer) is Linear:
+    while i + count < len(places) and places[i + count].layer.kind == "Linear":
         following = places[i + count + 1].layer if i + count + 1 < len(places) else None
-        layers.append((places[i + count], type(following) is ReLU))
+        layers.append((places[i + count], following.kind == "ReLU"))
         count += 1 + layers[-1][1]
     return (count, DenseBlock(layers, n, mode)) if layers else None
 
@@ -119,3 +122,46 @@ def _then_bias(product, b, relu, x, W, out):
 def _then_sum(product, db, x, dz, dW):
     product(x, dz, dW)
     cp.sum(dz, axis=0, out=db)
+
+
+class Head:
+    """Linear layers with ReLU between them, and the loss; see `kernels.cnn.dense`. Made by `head`.
+
+    Call it with what comes in, labels (n,) int64, and where the mean loss goes: see `plan.Gradient`. It returns the
+    gradient of what came in, None where nobody asks for it.
+    """
+
+    def __init__(self, linear, n, mode):
+        self.linear, self.precision = linear, "float32" if mode.precision == "float32" else "tf32"
+        self.sizes = dense.Sizes(n, (linear[0].W.shape[0], *(at.W.shape[1] for at in linear)))
+
+    def __call__(self, x, labels, losses, step):
+        shape, layers = x.array.shape, [(at.W, at.b, at.dW, at.db) for at in self.linear]
+        parts, kept = dense.forward(self.sizes, layers, x.array.reshape(len(x.array), -1), self.precision)
+        row_losses = dense.examples(kept, parts, labels, self.precision)
+        del parts
+        dx = dense.gradients(kept, row_losses, losses, step, self.linear[0].wants_dx, self.precision)
+        return None if dx is None else Value(dx.reshape(shape), "nchw", shape[1])
+
+
+def head(places, n, mode):
+    """Return how many of the last layers are a head, and the `Head`; 0 and None where there is none.
+
+    The loss has to be softmax cross-entropy of their outputs.
+    """
+    first, linear = len(places), []
+    while first and places[first - 1].layer.kind == "Linear":
+        linear.insert(0, places[first - 1])
+        first -= 1
+        if first < 2 or places[first - 1].layer.kind != "ReLU" or places[first - 2].layer.kind != "Linear":
+            break
+        first -= 1
+    sizes = [linear[0].W.shape[0], *(at.W.shape[1] for at in linear)] if linear else []
+    if not linear or linear[0].W.dtype != "float32" or _old() or dense.why_not(sizes):
+        return 0, None
+    first -= first > 0 and places[first - 1].layer.kind == "Flatten"
+    return len(places) - first, Head(linear, n, mode)
+
+
+def _old():
+    return int(cp.cuda.Device().compute_capability) < 80

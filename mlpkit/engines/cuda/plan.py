@@ -26,19 +26,28 @@ class Gradient:
 
     def __init__(self, network, n, precision, matches):
         self.network, self.engine = network, network.engine
-        matches = (*matches, dense.match)
-        self.chain = chain(network.places, network.model.input, n, MODES[precision], matches)
+        places, self.softmax = network.places, network.model.loss == "softmax_cross_entropy"
+        count, self.head = dense.head(places, n, MODES[precision]) if self.softmax else (0, None)
+        inner = places[: len(places) - count]
+        self.chain = chain(inner, network.model.input, n, MODES[precision], (*matches, dense.match))
 
     def __call__(self, x, targets, losses, step=None):
         self.network.mode.training = True
-        z = self.chain.forward(Value(x, "nchw", x.shape[1])).array
-        if self.network.model.loss == "softmax_cross_entropy":
+        z = self.chain.forward(Value(x, "nchw", x.shape[1]))
+        dz = self.head(z, targets, losses, step) if self.head else self.loss(z.array, targets, losses, step)
+        del z
+        if dz is not None:
+            self.chain.backward(dz)
+
+    def loss(self, z, targets, losses, step):
+        """Keep the loss of the outputs z, and return their gradient."""
+        if self.softmax:
             dz = z if getattr(self.chain.blocks[-1], "lends", False) else z.copy()
             cross_entropy(dz, None, targets, losses, step)
         else:
             loss, dz = getattr(self.engine, self.network.model.loss)(z, targets)
             _steps("keep_loss", z.dtype)((1,), (1,), (loss, losses, step if step is not None else np.uintp(0)))
-        self.chain.backward(Value(dz, "nchw", dz.shape[1]))
+        return Value(dz, "nchw", dz.shape[1])
 
 
 def watched(work, *vectors):
@@ -71,7 +80,8 @@ class PlannedTrainer(GraphTrainer):
         dtype = network.dtype
         self.next_batch = _steps("next_batch", dtype, C_TYPES[X.dtype])
         self.feed = Feed(first_t=(1, np.int64), rates=(self.steps, np.float64), order=(len(y), np.int64))
-        self.feed.memory.fill(0)  # before the first epoch steps are tried on the first example
+        self.feed.memory.fill(0)  # before the first epoch a step is tried on the first example, at a rate of 0
+        self.feed["first_t"].fill(1)
         self.rate, self.t, self.losses = cp.empty(1, dtype), cp.empty(1, dtype), cp.empty(self.steps, dtype)
         self.taken = cp.empty(1, np.int64)  # the steps before this one
         self.gradients, self.arenas, self.memory = {}, {}, None
@@ -80,10 +90,9 @@ class PlannedTrainer(GraphTrainer):
     def prepare(self, n):
         if n in self.arenas:
             return
-        self.restart()
         self.gradients[n] = Gradient(self.network, n, self.precision, self.matches)
-        vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.step_number
-        self.arenas[n] = Arena(watched(lambda: self.enqueue(n), *vectors), self.memory)
+        vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.losses
+        self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors), self.memory)
         self.memory = self.arenas[n].memory
 
     def graph(self, count, n):
@@ -91,6 +100,11 @@ class PlannedTrainer(GraphTrainer):
             self.prepare(n)
             self.graphs[count, n] = recorded(lambda: self.enqueue_in(self.arenas[n], count, n), self.arenas[n])
         return self.graphs[count, n]
+
+    def enqueue_first(self, n):
+        """Ask for an epoch's first step."""
+        self.restart()
+        self.enqueue(n)
 
     def enqueue_in(self, arena, count, n):
         """Ask for so many steps whose arrays are in an arena."""

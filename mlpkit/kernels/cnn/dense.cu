@@ -1,0 +1,301 @@
+// The end of a network: linear layers with ReLU between them, softmax cross-entropy, and the way back, in three kernels.
+//
+// The first layer is wide: its sums are cut into slices, so that all multiprocessors have a part (`forward_parts`). All
+// that follows is little, and of one example alone: a block has an example, adds up its slices, and goes on to the loss
+// and back to the first layer's gradient (`examples`). What is left are products that nobody waits for: the weights'
+// gradients, and that of the input, all at once (`gradients`).
+//
+// Tiles of 64 x 64 by mma.sync. With three PRODUCTS a number is the sum of two TF32 numbers, and products of the small
+// parts come first; each step's sums are added to the totals by ordinary additions, which round: see conv_7_tf32x3.cu.
+// No two threads add to one number.
+
+#include "ptx.cuh"
+
+#ifndef PRODUCTS
+#define PRODUCTS 3
+#endif
+constexpr int TILE = 64, DEPTH = 32, THREADS = 128, ROWS = 256;  // ROWS: threads of `examples`
+constexpr int TALL = DEPTH + 4, WIDE = TILE + 8;                  // numbers from row to row, so that no two lanes collide
+constexpr int NUMBERS = TILE * TALL;                              // of a tile, of either form
+static_assert(DEPTH * WIDE == NUMBERS, "both forms take as much");
+
+constexpr int MOST = 6;  // layers
+
+// A layer: x (n, inputs), W (inputs, units), b (units,), and what is written: y (n, units), after the ReLU, for all
+// layers but the last; dz (n, units), dW, db.
+struct Layer {
+    const float *x, *W, *b;
+    float *y, *dz, *dW, *db;
+    int inputs, units;
+};
+
+struct Network {
+    Layer layers[MOST];
+    float* dx;  // or null
+    int count, n;
+};
+
+extern __shared__ __align__(128) unsigned char shared_bytes[];
+
+// ---- Tiles ----
+
+struct Matrix {
+    const float* at;
+    int rows, columns;  // one row after another
+};
+
+// Copy rows from `row` on and columns from `column` on to shared memory, 64 x 32 or, WIDE, 32 x 64. Zeros outside.
+template <int ACROSS, int PITCH>
+__device__ void load(float* to, const Matrix& m, int row, int column, int end_row, int end_column)
+{
+    const int four = m.columns % 4 == 0 && end_column % 4 == 0 && (size_t)m.at % 16 == 0 ? 4 : 1;
+    const int pieces = TILE * DEPTH / four, across = ACROSS / four;
+    for (int i = threadIdx.x; i < pieces; i += THREADS) {
+        const int y = i / across, x = i % across * four;
+        const bool inside = row + y < end_row && column + x < end_column;
+        const float* from = inside ? m.at + (size_t)(row + y) * m.columns + column + x : m.at;
+        if (four == 4) {
+            cp_async<16>(to + y * PITCH + x, from, inside);
+        } else {
+            cp_async<4>(to + y * PITCH + x, from, inside);
+        }
+    }
+}
+
+struct Parts {
+    Word high, low;
+};
+
+__device__ Parts split(float x)
+{
+    const Word high = cvt_rna_tf32(x);
+    return {high, __float_as_uint(x - __uint_as_float(high & ~0x1fffu))};
+}
+
+// The tile (64, 64) of a product, from (row, column) on, of the depths from `first` to `end`. A (rows, depth), or turned
+// (depth, rows); B (depth, columns), or turned (columns, depth). Result: to (rows, columns).
+template <bool A_TURNED, bool B_TURNED>
+__device__ void tile(const Matrix& A, const Matrix& B, float* to, int rows, int columns, int row, int column, int first,
+                     int end)
+{
+    float* shared = reinterpret_cast<float*>(shared_bytes);
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
+    const int y = warp / 2 * 32, x = warp % 2 * 32;
+    const auto ask = [&](int k, int slot) {
+        float *a = shared + slot * 2 * NUMBERS, *b = a + NUMBERS;
+        if (k < end) {
+            if (A_TURNED) load<TILE, WIDE>(a, A, k, row, end, rows);
+            else load<DEPTH, TALL>(a, A, row, k, rows, end);
+            if (B_TURNED) load<DEPTH, TALL>(b, B, column, k, columns, end);
+            else load<TILE, WIDE>(b, B, k, column, end, columns);
+        }
+        cp_async_commit_group();
+    };
+    float totals[2][4][4] = {};
+    ask(first, 0);
+    for (int k = first, slot = 0; k < end; k += DEPTH, slot ^= 1) {
+        ask(k + DEPTH, slot ^ 1);
+        cp_async_wait_group<1>();
+        __syncthreads();
+        const float *a = shared + slot * 2 * NUMBERS, *b = a + NUMBERS;
+        #pragma unroll
+        for (int step = 0; step < DEPTH; step += 8) {
+            Parts as[2][4], bs[4][2];
+            #pragma unroll
+            for (int i = 0; i < 2; ++i)
+                #pragma unroll
+                for (int l = 0; l < 4; ++l) {
+                    const int m = y + 16 * i + l % 2 * 8 + g, depth = step + t + l / 2 * 4;
+                    as[i][l] = split(A_TURNED ? a[depth * WIDE + m] : a[m * TALL + depth]);
+                }
+            #pragma unroll
+            for (int j = 0; j < 4; ++j)
+                #pragma unroll
+                for (int l = 0; l < 2; ++l) {
+                    const int n = x + 8 * j + g, depth = step + t + 4 * l;
+                    bs[j][l] = split(B_TURNED ? b[n * TALL + depth] : b[depth * WIDE + n]);
+                }
+            #pragma unroll
+            for (int i = 0; i < 2; ++i)
+                #pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const Word a_high[4] = {as[i][0].high, as[i][1].high, as[i][2].high, as[i][3].high};
+                    const Word b_high[2] = {bs[j][0].high, bs[j][1].high};
+                    if (PRODUCTS == 1) {
+                        mma_m16n8k8_tf32(totals[i][j], a_high, b_high);
+                    } else {
+                        const Word a_low[4] = {as[i][0].low, as[i][1].low, as[i][2].low, as[i][3].low};
+                        const Word b_low[2] = {bs[j][0].low, bs[j][1].low};
+                        float sums[4] = {};
+                        mma_m16n8k8_tf32(sums, a_low, b_high);
+                        mma_m16n8k8_tf32(sums, a_high, b_low);
+                        mma_m16n8k8_tf32(sums, a_high, b_high);
+                        #pragma unroll
+                        for (int l = 0; l < 4; ++l) totals[i][j][l] += sums[l];
+                    }
+                }
+        }
+        __syncthreads();  // before the slot is filled again
+    }
+    #pragma unroll
+    for (int i = 0; i < 2; ++i)
+        #pragma unroll
+        for (int j = 0; j < 4; ++j)
+            #pragma unroll
+            for (int l = 0; l < 4; ++l) {
+                const int m = row + y + 16 * i + l / 2 * 8 + g, n = column + x + 8 * j + 2 * t + l % 2;
+                if (m < rows && n < columns) to[(size_t)m * columns + n] = totals[i][j][l];
+            }
+}
+
+__device__ int tiles_of(int length) { return (length + TILE - 1) / TILE; }
+
+// parts (slices, n, units): the first layer's sums over `slice` of its inputs each.
+extern "C" __global__ __launch_bounds__(THREADS)
+void forward_parts(const __grid_constant__ Network net, float* parts, int slice)
+{
+    const Layer& first = net.layers[0];
+    const int across = tiles_of(first.units), down = tiles_of(net.n), i = blockIdx.x / (across * down);
+    const int row = blockIdx.x / across % down * TILE, column = blockIdx.x % across * TILE;
+    float* to = parts + (size_t)i * net.n * first.units;
+    tile<false, false>({first.x, net.n, first.inputs}, {first.W, first.inputs, first.units}, to, net.n, first.units, row,
+                       column, i * slice, min(i * slice + slice, first.inputs));
+}
+
+// ---- One example ----
+
+__device__ float relu(float z) { return z < 0 ? 0 : z; }  // in this order a NaN stays a NaN
+
+// The sum over lanes of a group of 16; all of them get it.
+__device__ float group_sum(float x)
+{
+    for (int distance = 8; distance > 0; distance /= 2) x += __shfl_xor_sync(~0u, x, distance);
+    return x;
+}
+
+// Shared: the activations of each layer but the last, logits, gradients of two layers, and partial sums.
+extern "C" __global__ __launch_bounds__(ROWS)
+void examples(const __grid_constant__ Network net, const float* parts, int slices, const long long* labels,
+              float* row_losses, int widest)
+{
+    float* activations = reinterpret_cast<float*>(shared_bytes);
+    float *partial = activations + (MOST - 1) * widest, *dz = partial + max(ROWS, widest), *dz_before = dz + widest;
+    const int row = blockIdx.x, last = net.count - 1;
+    for (int l = 0; l <= last; ++l) {
+        const Layer& layer = net.layers[l];
+        const int units = layer.units, groups = l ? max(1, ROWS / units) : 1;
+        float* here = l == last ? dz : activations + l * widest;
+        const float* before = activations + (l - 1) * widest;
+        for (int i = threadIdx.x; i < groups * units; i += ROWS) {
+            const int group = i / units, j = i % units;
+            float sum = 0;
+            if (l == 0) {
+                #pragma unroll 8
+                for (int s = 0; s < slices; ++s) sum += parts[((size_t)s * net.n + row) * units + j];
+            } else {
+                #pragma unroll 8
+                for (int k = group; k < layer.inputs; k += groups) sum += before[k] * layer.W[(size_t)k * units + j];
+            }
+            partial[i] = sum;
+        }
+        __syncthreads();
+        for (int j = threadIdx.x; j < units; j += ROWS) {
+            float sum = layer.b[j];
+            for (int group = 0; group < groups; ++group) sum += partial[group * units + j];
+            here[j] = l < last ? relu(sum) : sum;
+            if (l < last) layer.y[(size_t)row * units + j] = here[j];
+        }
+        __syncthreads();
+    }
+    const Layer& top = net.layers[last];
+    if (threadIdx.x < 32) {  // the softmax
+        const int label = labels[row];
+        const float right = dz[label];
+        float largest = dz[0], total = 0;
+        for (int j = 1; j < top.units; ++j) largest = fmaxf(largest, dz[j]);
+        for (int j = threadIdx.x; j < top.units; j += 32) total += expf(dz[j] - largest);
+        for (int distance = 16; distance > 0; distance /= 2) total += __shfl_xor_sync(~0u, total, distance);
+        const float scale = 1 / (total * net.n);
+        __syncwarp();
+        for (int j = threadIdx.x; j < top.units; j += 32) {
+            dz[j] = expf(dz[j] - largest) * scale - (j == label ? 1.0f / net.n : 0.0f);
+            top.dz[(size_t)row * top.units + j] = dz[j];
+        }
+        if (threadIdx.x == 0) row_losses[row] = logf(total) - (right - largest);
+    }
+    __syncthreads();
+    for (int l = last; l > 0; --l) {
+        const Layer& layer = net.layers[l];
+        const float* before = activations + (l - 1) * widest;
+        for (int first = 0; first < layer.inputs; first += ROWS / 16) {
+            const int k = first + threadIdx.x / 16;
+            float sum = 0;
+            for (int j = threadIdx.x % 16; j < layer.units && k < layer.inputs; j += 16)
+                sum += dz[j] * layer.W[(size_t)k * layer.units + j];
+            sum = group_sum(sum);
+            if (threadIdx.x % 16 == 0 && k < layer.inputs) {
+                dz_before[k] = before[k] > 0 ? sum : 0;
+                net.layers[l - 1].dz[(size_t)row * layer.inputs + k] = dz_before[k];
+            }
+        }
+        __syncthreads();
+        float* other = dz;
+        dz = dz_before, dz_before = other;
+    }
+}
+
+// ---- What nobody waits for ----
+
+// sums (units,) of dz (n, units): a thread a column.
+__device__ void column_sums(const float* dz, float* sums, int n, int units, int j)
+{
+    if (j >= units) return;
+    float sum = 0;
+    #pragma unroll 8
+    for (int row = 0; row < n; ++row) sum += dz[(size_t)row * units + j];
+    sums[j] = sum;
+}
+
+// The mean of the losses; then *step goes on by one.
+__device__ void mean_loss(const float* row_losses, int n, float* losses, int* step)
+{
+    double* sums = reinterpret_cast<double*>(shared_bytes);
+    double sum = 0;
+    for (int row = threadIdx.x; row < n; row += THREADS) sum += row_losses[row];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (int i = 1; i < THREADS; ++i) sum += sums[i];
+    losses[step ? (*step)++ : 0] = sum / n;
+}
+
+// Block 0: the loss. Then for each layer the blocks of db and dW; then those of dx.
+extern "C" __global__ __launch_bounds__(THREADS)
+void gradients(const __grid_constant__ Network net, const float* row_losses, float* losses, int* step)
+{
+    int block = blockIdx.x - 1;
+    if (block < 0) {
+        mean_loss(row_losses, net.n, losses, step);
+        return;
+    }
+    for (int l = 0; l < net.count; ++l) {
+        const Layer& layer = net.layers[l];
+        const int sums = (layer.units + THREADS - 1) / THREADS, across = tiles_of(layer.units);
+        const int tiles = tiles_of(layer.inputs) * across;
+        if (block < sums) {
+            column_sums(layer.dz, layer.db, net.n, layer.units, block * THREADS + threadIdx.x);
+            return;
+        }
+        block -= sums;
+        if (block < tiles) {
+            tile<true, false>({layer.x, net.n, layer.inputs}, {layer.dz, net.n, layer.units}, layer.dW, layer.inputs,
+                              layer.units, block / across * TILE, block % across * TILE, 0, net.n);
+            return;
+        }
+        block -= tiles;
+    }
+    const Layer& first = net.layers[0];
+    const int across = tiles_of(first.inputs);
+    tile<false, true>({first.dz, net.n, first.units}, {first.W, first.inputs, first.units}, net.dx, net.n, first.inputs,
+                      block / across * TILE, block % across * TILE, 0, first.units);
+}

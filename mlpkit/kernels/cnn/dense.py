@@ -1,0 +1,135 @@
+"""The end of a network, from the first linear layer to the loss and back, in three kernels: see `dense.cu`."""
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+
+from mlpkit import kernels
+
+TILE, DEPTH, THREADS, ROWS = 64, 32, 128, 256  # as in dense.cu
+MOST_LAYERS, WIDEST, MOST_LATER = (
+    6,
+    1024,
+    1 << 16,
+)  # of units; of weights behind the first layer, which each block reads
+SHARED = 4 * TILE * (DEPTH + 4) * 4  # bytes: two tiles, twice
+BLOCKS = 132  # of which the first layer's slices make about so many
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the layers: inputs of the first one, then the units of each. n: examples."""
+
+    n: int
+    sizes: tuple[int, ...]
+
+    @property
+    def count(self):
+        return len(self.sizes) - 1
+
+    @property
+    def slice(self):
+        """How many inputs of the first layer a block adds up: a multiple of DEPTH."""
+        tiles = _tiles(self.n) * _tiles(self.sizes[1])
+        return -(-self.sizes[0] // max(1, BLOCKS // tiles) // DEPTH) * DEPTH or DEPTH
+
+    @property
+    def slices(self):
+        return -(-self.sizes[0] // self.slice)
+
+    def blocks(self, wants_dx):
+        """Return how many blocks the gradients take, the loss's among them."""
+        layers = pairwise(self.sizes)
+        found = 1 + sum(-(-units // THREADS) + _tiles(inputs) * _tiles(units) for inputs, units in layers)
+        return found + (_tiles(self.n) * _tiles(self.sizes[0]) if wants_dx else 0)
+
+    @property
+    def shared(self):
+        """The bytes of shared memory of a block that has an example."""
+        widest = max(self.sizes[1:])
+        return 4 * ((MOST_LAYERS - 1) * widest + max(ROWS, widest) + 2 * widest)
+
+
+def why_not(sizes):
+    """Return why these kernels are not for layers of such sizes (inputs, units, ...), a sentence, or None."""
+    if len(sizes) - 1 > MOST_LAYERS or max(sizes[1:]) > WIDEST:
+        return f"these kernels have at most {MOST_LAYERS} layers of at most {WIDEST} units."
+    if sum(inputs * units for inputs, units in pairwise(sizes[1:])) > MOST_LATER:
+        return f"each block reads all weights behind the first layer, and there are more than {MOST_LATER}."
+    return None
+
+
+@dataclass
+class Step:
+    """What one step keeps from kernel to kernel: the kernels' `Network`, and the arrays that it points to."""
+
+    network: np.ndarray
+    sizes: Sizes
+    arrays: list
+
+
+def forward(sizes, layers, x, precision):
+    """Return the first layer's sums, in slices, and the `Step`. x (n, inputs): float32, contiguous.
+
+    layers: of each a tuple (W, b, dW, db). precision: "float32", or "tf32".
+    """
+    import cupy as cp
+
+    ys = [cp.empty((sizes.n, units), np.float32) for units in sizes.sizes[1:-1]]
+    dzs = [cp.empty((sizes.n, units), np.float32) for units in sizes.sizes[1:]]
+    network = np.zeros(1, NETWORK)
+    network["count"], network["n"] = sizes.count, sizes.n
+    for i, (W, b, dW, db) in enumerate(layers):
+        pointers = ([x, *ys][i], W, b, ys[i] if i < len(ys) else None, dzs[i], dW, db)
+        network["layers"][0, i]["pointers"] = [0 if each is None else each.data.ptr for each in pointers]
+        network["layers"][0, i]["sizes"] = W.shape
+    parts = cp.empty((sizes.slices, sizes.n, sizes.sizes[1]), np.float32)
+    blocks = sizes.slices * _tiles(sizes.n) * _tiles(sizes.sizes[1])
+    arguments = network.view(f"V{NETWORK.itemsize}"), parts, np.int32(sizes.slice)
+    _kernel("forward_parts", precision)((blocks,), (THREADS,), arguments, shared_mem=SHARED)
+    return parts, Step(network, sizes, [x, *ys, *dzs])
+
+
+def examples(step, parts, labels, precision):
+    """Return the examples' losses (n,), and write what the gradients are made of. labels (n,): int64."""
+    import cupy as cp
+
+    sizes = step.sizes
+    row_losses, widest = cp.empty(sizes.n, np.float32), np.int32(max(sizes.sizes[1:]))
+    network = step.network.view(f"V{NETWORK.itemsize}")
+    arguments = network, parts, np.int32(sizes.slices), labels, row_losses, widest
+    _kernel("examples", precision)((sizes.n,), (ROWS,), arguments, shared_mem=sizes.shared)
+    return row_losses
+
+
+def gradients(step, row_losses, losses, counter, wants_dx, precision):
+    """Write the gradients of the layers, and the mean loss into losses[counter]. Return dx, None where nobody asks.
+
+    counter: an int32 on the GPU, which then goes on by one; without it the loss is losses[0].
+    """
+    import cupy as cp
+
+    sizes = step.sizes
+    dx = cp.empty((sizes.n, sizes.sizes[0]), np.float32) if wants_dx else None
+    step.network["dx"] = 0 if dx is None else dx.data.ptr
+    network = step.network.view(f"V{NETWORK.itemsize}")
+    arguments = network, row_losses, losses, np.uintp(0) if counter is None else counter
+    _kernel("gradients", precision)((sizes.blocks(wants_dx),), (THREADS,), arguments, shared_mem=SHARED)
+    return dx
+
+
+LAYER = np.dtype([("pointers", np.uint64, 7), ("sizes", np.int32, 2)])
+NETWORK = np.dtype([("layers", LAYER, MOST_LAYERS), ("dx", np.uint64), ("count", np.int32), ("n", np.int32)])
+
+
+def _tiles(length):
+    return -(-length // TILE)
+
+
+@cache
+def _kernel(name, precision):
+    found = kernels.load("dense", PRODUCTS=3 if precision == "float32" else 1).get_function(name)
+    found.max_dynamic_shared_size_bytes = 64 << 10
+    return found

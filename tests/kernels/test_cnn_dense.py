@@ -1,0 +1,90 @@
+"""The end of a network in three kernels gives what the layers give one by one: here by the emulator, with no GPU."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+sys.path.append(str(Path(__file__).parents[1] / "engines"))
+
+import emulator
+
+from mlpkit import kernels
+from mlpkit.kernels.cnn import dense
+from mlpkit.nn.models import mlp
+from mlpkit.nn.network import Network
+
+needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
+ERRORS = {"float32": 3e-6, "tf32": 2e-3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("kernels")
+
+
+def gradient(sizes, n, precision, x, labels, network, wants_dx):
+    """Return the loss, the gradients as a vector, and dx."""
+    found = np.full(network.theta.size, np.nan, np.float32)
+    arrays = {name: a.view(emulator.Array) for name, a in network.views(network.theta.astype("f4")).items()}
+    into = {name: a.view(emulator.Array) for name, a in network.views(found).items()}
+    names = sorted({name.partition(".")[0] for name in arrays}, key=int)
+    layers = [(arrays[f"{i}.W"], arrays[f"{i}.b"], into[f"{i}.W"], into[f"{i}.b"]) for i in names]
+    about = dense.Sizes(n, sizes)
+    losses, counter = np.full(3, np.nan, "f4").view(emulator.Array), np.ones(1, np.int32).view(emulator.Array)
+    parts, step = dense.forward(about, layers, x.view(emulator.Array), precision)
+    row_losses = dense.examples(step, parts, labels.view(emulator.Array), precision)
+    dx = dense.gradients(step, row_losses, losses, counter, wants_dx, precision)
+    assert counter[0] == 2
+    assert np.isnan(losses[[0, 2]]).all()
+    return losses[1], found, dx
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", ERRORS)
+@pytest.mark.parametrize(("n", "sizes"), [
+    (5, (70, 10)), (70, (150, 64, 10)), (3, (33, 20, 7, 3)), (2, (64, 300, 10)), (66, (40, 5)), (1, (3, 2, 2)),
+])  # fmt: skip
+def test_it_is_what_the_layers_are(n, sizes, precision, folder):
+    rng = np.random.default_rng(0)
+    network = Network("numpy_baseline", mlp(*sizes), dtype=np.float64)
+    network.theta[:] += rng.normal(0, 0.01, network.theta.shape)
+    network.theta[:] = network.theta.astype("f4")
+    x, labels = rng.normal(size=(n, sizes[0])).astype("f4"), rng.integers(0, sizes[-1], n)
+    wanted = network.loss_and_grad(x.astype("f8"), labels)
+    dense._kernel.cache_clear()
+    with emulator.with_cupy(folder):
+        loss, found, dx = gradient(sizes, n, precision, x, labels, network, n != 3)
+    dense._kernel.cache_clear()
+    error = ERRORS[precision]
+    assert_allclose(loss, wanted, rtol=error)
+    assert_allclose(found, network.grad, rtol=0, atol=error * max(1, np.abs(network.grad).max()))
+    assert (dx is None) == (n == 3)
+    if dx is not None:
+        assert dx.shape == x.shape
+        assert np.isfinite(dx).all()
+        step = 1e-5 * rng.normal(size=x.shape)
+        rise = network.loss(x + step, labels) - network.loss(x - step, labels)
+        assert_allclose((2 * dx * step).sum(), rise, rtol=0.02, atol=1e-9)
+
+
+def test_what_it_is_not_for_is_said():
+    assert dense.why_not((3200, 256, 10)) is None
+    assert dense.why_not((400, 120, 84, 10)) is None
+    assert "1024 units" in dense.why_not((10, 2000, 10))
+    assert "reads all weights" in dense.why_not((10, 1000, 1000, 10))
+
+
+def test_nothing_is_spilled_and_tiles_fit():
+    for products in (1, 3):
+        for found in kernels.resources("dense", PRODUCTS=products).values():
+            assert found.spilled_bytes == 0
+            assert found.registers <= 168
+    assert dense.Sizes(128, (3200, 256, 10)).slices * 8 <= dense.BLOCKS
+    assert dense.Sizes(128, (3200, 256, 10)).shared <= 64 << 10
+    for n, sizes in ((128, (3200, 256, 10)), (1, (5, 10)), (64, (400, 120, 84, 10)), (1000, (784, 1024, 10))):
+        found = dense.Sizes(n, sizes)
+        assert found.slice % dense.DEPTH == 0
+        assert (found.slices - 1) * found.slice < sizes[0] <= found.slices * found.slice
