@@ -229,7 +229,7 @@ GPU_MODELS = MODELS | {
 def test_a_block_is_right_on_a_gpu(name, mode, n):
     import cupy
 
-    from mlpkit.engines import cupy_naive
+    from mlpkit.engines import cupy_conv
 
     for layouts in (("nchw", "nchw", "nchw"), ("nchw", "planes", "planes"), ("nchw", "stored", "planes")):
-        check(GPU_MODELS[name], n, mode, cupy_naive, cupy, layouts)
+        check(GPU_MODELS[name], n, mode, cupy_conv, cupy, layouts)

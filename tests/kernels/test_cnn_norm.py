@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from conv_cases import error
 from emulated_rungs import folder, needs_compiler
+from test_kernels import needs_compiler as needs_cuda
 
+from mlpkit import kernels
 from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.cnn import norm
 from mlpkit.kernels.cnn.norm import Norm
@@ -194,3 +196,48 @@ EMULATED = {
 def test_on_the_emulator(name, folder):
     one, options, *past = EMULATED[name]
     emulated(Case(one, past=past[0] if past else None), folder, **options)
+
+
+def sizes_for(mode):
+    """Yield what a normalization may meet: (Norm, distance of the mean from 0, past, options of `run`)."""
+    yield Norm(mode, 5, 20, 9, 7), 0.0, None, {}
+    yield Norm(mode, 64, 33, 13, 13), 100.0, None, {}
+    yield Norm(mode, 3, 41, 7, 9, add=True, pool=2), 0.0, None, {"layout": "nchw", "out": "nchw"}
+    yield Norm(mode, 4, 9, 10, 9, relu=False, pool=3), 0.0, None, {"out": "planes"}
+    yield Norm(mode, 128, 32, 28, 28, add=True, pool=2), 0.0, None, {}
+    yield Norm(mode, 128, 32, 28, 28), 0.0, (True, 2), {}
+    yield Norm(mode, 2, 20, 6, 6, add=True), 0.0, (True, 1), {"keep": True}
+    yield Norm(mode, 2, 20, 6, 6, relu=False), 0.0, (False, 1), {}
+    yield Norm(mode, 64, 32, 28, 28, kernel=3, padding=1), 0.0, (True, 2), {}
+    yield Norm(mode, 1, 12, 5, 6, kernel=2), 0.0, (True, 1), {"layout": "nchw"}
+    yield Norm(mode, 300, 64, 14, 14), 0.0, None, {}  # more than shared memory has room for
+    yield Norm(mode, 4, 16, 120, 120), 0.0, None, {}  # none of it
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CLASSES)
+def test_on_a_gpu(name):
+    import cupy
+
+    for one, away, past, options in sizes_for(MODES[name]):
+        check(Case(one, away, past=past), cupy, **options)
+
+
+@pytest.mark.gpu
+def test_the_same_bits_each_time():
+    import cupy
+
+    case = Case(Norm(MODES["fp16x3"], 64, 32, 28, 28, add=True, pool=2))
+    first, second = run(case, cupy), run(case, cupy)
+    for one, other in ((first[0], second[0]), (first[2], second[2]), *zip(first[3], second[3], strict=True)):
+        np.testing.assert_array_equal(one, other)
+
+
+@needs_cuda
+def test_no_number_leaves_the_registers():
+    for one, _, past, options in [*sizes_for(MODES["fp16x3"])][4:9:4]:
+        macros = {"OUT": norm._out_number(one, options.get("out", "operand")), **one.macros}
+        assert kernels.resources(norm.FORWARD, **macros)["normalize"].spilled_bytes == 0
+        past = past and norm.Past(None, None, *past)
+        macros = norm._backward_macros(one, past, options.get("layout", "planes"), options.get("keep", False))
+        assert kernels.resources(norm.BACKWARD, **macros)["normalize_backward"].spilled_bytes == 0

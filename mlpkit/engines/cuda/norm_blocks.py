@@ -12,10 +12,6 @@ from typing import Any
 
 from mlpkit.kernels.cnn import between, norm
 from mlpkit.kernels.conv import Shape, planes
-from mlpkit.nn.conv import Conv, MaxPool
-from mlpkit.nn.layers import ReLU
-from mlpkit.nn.norm import BatchNorm
-from mlpkit.nn.residual import Residual
 
 from .blocks import Value
 from .conv_blocks import shape_of, why_not
@@ -66,7 +62,7 @@ def _is_stem(shape):
 
 def _plain(places, i, shape, n, mode):
     """Return how many layers are a stage from places[i] on, and the stage in a list, or None."""
-    if len(places) < i + 2 or type(places[i].layer) is not Conv or type(places[i + 1].layer) is not BatchNorm:
+    if len(places) < i + 2 or places[i].layer.kind != "Conv" or places[i + 1].layer.kind != "BatchNorm":
         return None
     try:
         conv = shape_of(places[i].layer, shape, n)
@@ -84,9 +80,9 @@ def _followers(places, i, about):
     """Return how many layers from places[i] on belong to a normalization, and what it is with them."""
     count = 0
     for at in places[i : i + 2]:
-        if type(at.layer) is ReLU and not about.relu:
+        if at.layer.kind == "ReLU" and not about.relu:
             about = replace(about, relu=True)
-        elif type(at.layer) is MaxPool and about.pool == 1 and _fits(at.layer, about):
+        elif at.layer.kind == "MaxPool" and about.pool == 1 and _fits(at.layer, about):
             about = replace(about, pool=at.layer.size)
         else:
             break
@@ -101,7 +97,7 @@ def _fits(layer, about):
 
 def _residual(places, i, shape, n, mode, number):
     """Return how many layers are a residual from places[i] on, and its stages, or None. number: of its first stage."""
-    if type(places[i].layer) is not Residual:
+    if places[i].layer.kind != "Residual":
         return None
     stages, inside, j = [], places[i].inside, 0
     while j < len(inside):
@@ -177,44 +173,46 @@ class NormBlock:
         return between.convert(self.mode, self.stages[0].shape.x, x.array, x.layout, "stored", self.scale_x)
 
     def backward(self, dy):
-        gradient, layout, pasts = dy.array, "nchw" if dy.layout == "nchw" else "planes", {}
+        self.came, pasts = [dy], {}  # a list: who takes the gradient from it drops it, too
         del dy
         for number in reversed(range(len(self.stages))):
             stage, past = self.stages[number], pasts.pop(number, None)
             goes_past = stage.adds is not None and (stage.adds != INPUT or self.wants_dx)
             keep = goes_past and (stage.adds == INPUT or past is not None)
             if goes_past and not keep:
-                about = stage.about
-                pasts[stage.adds] = norm.Past(gradient, self.kept[number].marks, about.relu, about.pool, layout)
-            gradient, dense = self.stage_backward(number, stage, gradient, layout, past, keep)
+                pasts[stage.adds] = self.past(stage, self.came[0], self.kept[number].marks)
+            dense = self.stage_backward(number, stage, past, keep)
             if keep:
                 pasts[stage.adds] = norm.Past(dense, None, relu=False, pool=1)
-            layout = "planes"
-        if gradient is None:
-            return None
-        return self.given_back(gradient, pasts.pop(INPUT, None))
+        return self.given_back(pasts.pop(INPUT, None)) if self.came else None
 
-    def stage_backward(self, number, stage, dy, layout, past, keep):
-        """Return the gradient of what a stage read, None where nobody asks, and that which passes it, or None."""
+    def past(self, stage, dy, marks):
+        """Return what goes past a residual whose last stage's result has the gradient dy."""
+        layout = "nchw" if dy.layout == "nchw" else "planes"
+        return norm.Past(dy.array, marks, stage.about.relu, stage.about.pool, layout)
+
+    def stage_backward(self, number, stage, past, keep):
+        """Put the gradient of what a stage reads in the place of its result's; return that which passes it, or None."""
         about, x, kept, scale = stage.about, self.x[number], self.kept[number], self.scales[number][1]
         self.x[number] = self.kept[number] = None
+        dy, layout = self.came[0].array, "nchw" if self.came.pop().layout == "nchw" else "planes"
         if about.kernel:
             norm.backward(about, self.channels(stage), kept, dy, scale, past, layout, dw=stage.conv.dW)
-            return None, None
+            return None
         dz = norm.backward(about, self.channels(stage), kept, dy, scale, past, layout, keep)
         dz, dense = dz if keep else (dz, None)
         del kept, dy, past
         planes.weight_gradient(self.mode, stage.shape, x, dz, stage.conv.dW)
         del x
-        if number == 0 and not self.wants_dx:
-            return None, None
-        dx = planes.empty_planes(self.mode, *stage.shape.x)
-        planes.convolve(self.mode, stage.shape, "input_gradient", dz, self.made[number].pop("input_gradient"), dx)
-        return dx, dense
+        if number > 0 or self.wants_dx:
+            dx = planes.empty_planes(self.mode, *stage.shape.x)
+            planes.convolve(self.mode, stage.shape, "input_gradient", dz, self.made[number].pop("input_gradient"), dx)
+            self.came.append(Value(dx, "planes", stage.shape.channels))
+        return dense
 
-    def given_back(self, dx, past):
+    def given_back(self, past):
         """Return the gradient of the block's input as it came; past: what goes past a residual at its beginning."""
-        shape = self.stages[0].shape
+        shape, dx = self.stages[0].shape, self.came.pop().array
         if past is not None:
             dx = norm.add(self.mode, dx, past.gradient)
         if self.layout != "nchw":

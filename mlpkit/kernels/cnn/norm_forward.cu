@@ -42,21 +42,37 @@ struct Written {
     Scale* scale;
 };
 
-// The scale and shift of a channel, for a group's eight threads' use: by lane 0 of a warp.
-inline void settle(const Sizes& s, const Channels& p, const Moments& all, int group, int channel, Room& room, int slot)
+// What is known of a channel before there are statistics; asked for while its block waits for others.
+struct Known {
+    float gamma = 0, beta = 0, bias = 0, mean = 0, variance = 0;
+    int group, channel;
+
+    __device__ Known(const Sizes& s, const Channels& p, int group) : group(group), channel(threadIdx.x / 32 % 8)
+    {
+        int c = group * 8 + channel;
+        if (group >= s.groups || c >= s.channels) return;
+        gamma = p.gamma[c], beta = p.beta[c];
+        if (blockIdx.x != s.first_block(group)) return;
+        mean = p.mean[c], variance = p.variance[c], bias = p.bias ? p.bias[c] : 0;
+    }
+};
+
+// The scale and shift of a channel go to shared memory, and the first block of a group keeps statistics. By a warp.
+inline void settle(const Sizes& s, const Channels& p, const Known& known, const Moments* partial, Room& room, int slot)
 {
-    int c = group * 8 + channel;
-    bool real = c < s.channels;
+    Moments all = collected(s, partial, known.group, known.channel);
+    if (threadIdx.x % 32) return;
+    int c = known.group * 8 + known.channel;
     float variance = all.squares / all.count, inverse = 1 / sqrtf(variance + p.eps);
-    room.mean[slot][channel] = all.mean;
-    room.scale[slot][channel] = real ? p.gamma[c] * inverse : 0;
-    room.beta[slot][channel] = real ? p.beta[c] : 0;
-    if (blockIdx.x != s.first_block(group)) return;
+    room.mean[slot][known.channel] = all.mean;
+    room.scale[slot][known.channel] = known.gamma * inverse;
+    room.beta[slot][known.channel] = known.beta;
+    if (blockIdx.x != s.first_block(known.group)) return;
     p.kept[c] = {all.mean, inverse};
-    if (!real) return;
-    float mean = all.mean + (p.bias ? p.bias[c] : 0);
-    p.mean[c] += p.momentum * (mean - p.mean[c]);
-    p.variance[c] += p.momentum * (variance * (all.count / fmaxf(all.count - 1, 1)) - p.variance[c]);
+    if (c >= s.channels) return;
+    p.mean[c] = known.mean + p.momentum * (all.mean + known.bias - known.mean);
+    variance *= all.count / fmaxf(all.count - 1, 1);
+    p.variance[c] = known.variance + p.momentum * (variance - known.variance);
 }
 
 // The largest magnitude that can come, as the bits of a float. By a warp.
@@ -218,14 +234,13 @@ void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels
     if (blockIdx.x == 0 && threadIdx.x == 0) w.scale->of = scale;
     Word nothing = 0;
     Scale* scales[1] = {w.scale};
+    int slot = threadIdx.x / 32 / 8;
+    Known known(s, p, group + slot);
     meet(scales, 1, &nothing, launch);
 
     for (; group < groups; group += AT_ONCE) {
-        int slot = threadIdx.x / 32 / 8, channel = threadIdx.x / 32 % 8;
-        if (group + slot < groups) {
-            Moments all = collected(s, partial, group + slot, channel);
-            if (threadIdx.x % 32 == 0) settle(s, p, all, group + slot, channel, room, slot);
-        }
+        if (group + slot < groups) settle(s, p, known, partial, room, slot);
+        known = Known(s, p, group + AT_ONCE + slot);
         __syncthreads();
         for (int i = 0; i < min(AT_ONCE, groups - group); ++i) {
             y.set(s, group + i);
