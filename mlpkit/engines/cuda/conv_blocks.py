@@ -6,8 +6,6 @@ one back, see `kernels.cnn.between`. The first convolution of images of few chan
 
 from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import PASSES, Shape, planes
-from mlpkit.nn.conv import Conv, MaxPool
-from mlpkit.nn.layers import ReLU
 
 from .blocks import Value
 
@@ -16,7 +14,7 @@ MOST = 2**31 - 2**20  # numbers of an array: the kernels count in 32 bits
 
 def match(places, i, shape, n, mode):
     """Return how many layers from places[i] on are one block, and the block; None where there is none. See `blocks`."""
-    if type(places[i].layer) is not Conv:
+    if places[i].layer.kind != "Conv":
         return None
     pool, relu, count = followers(places, i, shape)
     try:
@@ -37,9 +35,9 @@ def followers(places, i, shape):
     pool, relu, count = 1, False, 1
     sizes = places[i].layer.output(shape)[1:]
     for at in places[i + 1 : i + 3]:
-        if type(at.layer) is ReLU and not relu:
+        if at.layer.kind == "ReLU" and not relu:
             relu = True
-        elif type(at.layer) is MaxPool and pool == 1 and fits(at.layer, sizes):
+        elif at.layer.kind == "MaxPool" and pool == 1 and fits(at.layer, sizes):
             pool = at.layer.size
         else:
             break
@@ -54,7 +52,8 @@ def fits(layer, sizes):
 
 def shape_of(layer, shape, n):
     """Return the `Shape` of a Conv layer's convolution. Raises ValueError where there is none."""
-    return Shape(n, shape[0], layer.channels, *shape[1:], layer.size, layer.stride, layer.padding)
+    channels, height, width = shape
+    return Shape(n, channels, layer.channels, height, width, layer.size, layer.stride, layer.padding)
 
 
 def why_not(mode, conv, wants_dx):
@@ -121,20 +120,36 @@ class ConvBlock(Following):
     def __init__(self, at, conv, about, mode):
         super().__init__(at, conv, about, mode)
         self.scale_x = planes.new_scale() if mode.halves else None
-        passes = planes.PASSES_OF_FILTERS[: 1 + at.wants_dx]
-        self.filters = planes.Filters(mode, [(conv, at.W, passes)])
         self.plain = not (about.keeps or at.layer.bias)
+        self.filters = None  # until it is known where the result goes
+
+    def settle(self):
+        """Choose the kernel that does what follows: the convolution's own, if it can."""
+        followed = shape_of(self.at.layer, self.conv.x[1:], self.conv.batch)
+        followed = planes.cropped(followed, self.about.pool, followed=True)
+        (conv, _, _), *_ = planes.convolutions(followed, "forward")
+        self.at_once = not self.plain and between.follows(self.mode, self.to) and planes.tilings(conv, self.mode) != []
+        self.conv = followed if self.at_once else self.conv
+        passes = planes.PASSES_OF_FILTERS[: 1 + self.at.wants_dx]
+        self.filters = planes.Filters(self.mode, [(self.conv, self.at.W, passes)])
 
     def forward(self, x):
+        if self.filters is None:
+            self.settle()
         self.layout, self.x = x.layout, self.stored(x)
         (self.made,) = self.filters()
-        z = planes.empty_planes(self.mode, *self.conv.y)
-        planes.convolve(self.mode, self.conv, "forward", self.x, self.made.pop("forward"), z)
-        if self.plain and self.to == "planes":
-            self.kept = None
-            return Value(z, "planes", self.about.channels)
-        y, self.kept = between.forward(self.mode, self.about, z, "planes", self.to, self.bias, self.scale)
+        y, self.kept = self.convolved(self.made.pop("forward"))
         return Value(y, self.to, self.about.channels)
+
+    def convolved(self, filters):
+        """Return the result, and what is kept of it."""
+        if self.at_once:
+            return between.convolve(self.mode, self.conv, self.about, self.x, filters, self.to, self.bias)
+        z = planes.empty_planes(self.mode, *self.conv.y)
+        planes.convolve(self.mode, self.conv, "forward", self.x, filters, z)
+        if self.plain and self.to == "planes":
+            return z, None
+        return between.forward(self.mode, self.about, z, "planes", self.to, self.bias, self.scale)
 
     def stored(self, x):
         """Return activations as products read them."""

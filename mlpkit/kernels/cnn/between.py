@@ -63,7 +63,7 @@ class Pooled:
 
     @property
     def macros(self):
-        return {"POOL": self.pool, "RELU": int(self.relu), "HEIGHT": self.height, "WIDTH": self.width}
+        return {"POOL": self.pool, "RELU": int(self.relu), "TALL_Z": self.height, "WIDE_Z": self.width}
 
     def empty_kept(self):
         """Return an array for what the way back needs, 4 or 8 bits a number; None where that is nothing."""
@@ -96,6 +96,25 @@ def forward(mode, about, x, layout, to, bias=None, scale=None):
     arguments = x, _pointer(bias), _array(y), _pointer(kept), _pointer(scale), about.sizes
     blocks, together = min(-(-pieces // THREADS), 2 * planes.multiprocessors()), _guesses(mode, to)
     _launch("between_forward", "forward", macros, blocks, arguments, 32, together)
+    return y, kept
+
+
+def follows(mode, to):
+    """Return whether the convolution's own kernel can do what follows: it does not know the scale of halves."""
+    return not _guesses(mode, to)
+
+
+def convolve(mode, conv, about, images, filters, to, bias=None):
+    """Return what a convolution and `forward` make of images, in one kernel. images, filters: `Stored`.
+
+    conv: a shape that is `planes.cropped` and followed. The others: as for `forward`.
+    """
+    y, kept = about.empty(mode, to, None), about.empty_kept()
+    addresses = np.array([_pointer(bias), _pointer(kept)], np.uint64).view(np.uint8)
+    sizes = np.array([about.images, about.channels, about.groups, 0], np.int32).view(np.uint8)
+    macros = {"FOLLOWED": 1, "TO": _to(mode, to)} | about.macros
+    following = np.concatenate([addresses, sizes]).view("V32")
+    planes.convolve_followed(mode, conv, images, filters, _array(y), tuple(macros.items()), following)
     return y, kept
 
 

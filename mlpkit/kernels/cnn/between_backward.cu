@@ -39,7 +39,7 @@ void backward(const void* dy, const Kept* kept, void* dz, float* partial, float*
             float sums[8] = {};
             #pragma unroll 2
             for (int i = threadIdx.x; i < images * AREA; i += THREADS) {
-                int at = i % AREA, number = image + i / AREA, y = at / WIDTH, x = at % WIDTH;
+                int at = i % AREA, number = image + i / AREA, y = at / WIDE_Z, x = at % WIDE_Z;
                 int window = y / POOL * ACROSS + x / POOL;
                 Word place = y % POOL * POOL + x % POOL;
                 float d[8];

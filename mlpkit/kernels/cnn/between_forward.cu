@@ -18,7 +18,7 @@ void forward(const void* from, const float* bias, void* to, Kept* kept, Scale* s
         float most = 0;
         for (int i = blockIdx.x * THREADS + threadIdx.x; i < s.images * s.groups * WINDOWS; i += gridDim.x * THREADS) {
             int at = i % WINDOWS, group = i / WINDOWS % s.groups, image = i / WINDOWS / s.groups;
-            int corner = at / ACROSS * POOL * WIDTH + at % ACROSS * POOL;
+            int corner = at / ACROSS * POOL * WIDE_Z + at % ACROSS * POOL;
             float add[8];
             #pragma unroll
             for (int j = 0; j < 8; ++j) add[j] = bias && group * 8 + j < s.channels ? bias[group * 8 + j] : 0;
@@ -27,7 +27,7 @@ void forward(const void* from, const float* bias, void* to, Kept* kept, Scale* s
             #pragma unroll (POOL <= 3 ? POOL * POOL : 1)
             for (int place = 0; place < PLACES; ++place) {
                 float x[8];
-                load(from, s, image, group, AREA, corner + place / POOL * WIDTH + place % POOL, x);
+                load(from, s, image, group, AREA, corner + place / POOL * WIDE_Z + place % POOL, x);
                 #pragma unroll
                 for (int j = 0; j < 8; ++j) x[j] += add[j];
                 window.look(place, x);

@@ -16,14 +16,14 @@
 #ifndef IMAGE_HEIGHT
 #define IMAGE_HEIGHT 28
 #define IMAGE_WIDTH 28
-#define HEIGHT 26
-#define WIDTH 26
+#define TALL_Z 26
+#define WIDE_Z 26
 #endif
 
 #include "between.cuh"
 
 constexpr int TAPS = KERNEL * KERNEL, SIDE = KERNEL + POOL - 1, PATCH = SIDE * SIDE;
-constexpr int TALL = HEIGHT + KERNEL - 1, WIDE = (WIDTH + KERNEL) / 2 * 2;  // of what is seen of a channel
+constexpr int TALL = TALL_Z + KERNEL - 1, WIDE = (WIDE_Z + KERNEL) / 2 * 2;  // of what is seen of a channel
 constexpr int PIXELS = CHANNELS_IN * TALL * WIDE;                         // of an image
 constexpr bool IN_PAIRS = POOL % 2 == 0 && SIDE % 2 == 0;
 

@@ -17,8 +17,18 @@
 //
 // The input gradient is the same product: dy and filters turned by 180 degrees; for a stride of 2, four times, each
 // with the taps that hit the pixels of one phase.
+//
+// What follows the convolution may be done here (FOLLOWED): bias, pool and ReLU. The four sums of a pool's window lie in
+// registers of different lanes, so they go through shared memory, eight channels at a time.
 
 #include "planes.cuh"
+
+#ifndef FOLLOWED
+#define FOLLOWED 0
+#endif
+#if FOLLOWED
+#include "between.cuh"
+#endif
 
 #ifndef WIDTH
 #define WIDTH 104     // windows of a tile, those between the rows included
@@ -102,9 +112,61 @@ inline void store(const Problem& p, void* to, int tile, int channel, const float
     }
 }
 
+#if FOLLOWED
+constexpr int LINE = WIDTH + (40 - WIDTH % 32) % 32;  // of a channel's sums: four lines are in different banks
+
+// What follows the sums, and where what is kept of it goes; see between.cuh.
+struct Following {
+    const float* bias;
+    Kept* kept;
+    Sizes sizes;
+};
+
+// room: of the warp, eight lines.
+inline void store(const Problem& p, const Following& f, void* to, int tile, int channel, const float (&sums)[WIDTH / 2],
+                  float unscale, float* room)
+{
+    int image = tile / p.bands, first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32;
+    int windows = image < p.images ? min(p.rows, p.windows_y - first_row) / POOL * ACROSS : 0;
+    #pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int group = channel / 8 + half;
+        if (group >= f.sizes.groups) return;
+        __syncwarp();  // what is there is read
+        #pragma unroll
+        for (int i = 0; i < WIDTH / 8; ++i)
+            *reinterpret_cast<float2*>(room + lane / 4 * LINE + 8 * i + lane % 4 * 2) =
+                {sums[4 * i + 2 * half] * unscale, sums[4 * i + 2 * half + 1] * unscale};
+        __syncwarp();
+        for (int i = lane; i < windows; i += 32) {
+            int at = first_row / POOL * ACROSS + i, corner = i / ACROSS * POOL * p.pitch + i % ACROSS * POOL;
+            Window window;
+            window.places = 0;
+            #pragma unroll (POOL <= 3 ? POOL * POOL : 1)
+            for (int place = 0; place < PLACES; ++place) {
+                float x[8];
+                #pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    x[j] = room[j * LINE + corner + place / POOL * p.pitch + place % POOL];
+                    if (f.bias && group * 8 + j < f.sizes.channels) x[j] += f.bias[group * 8 + j];
+                }
+                window.look(place, x);
+            }
+            if constexpr (RELU) window.cut();
+            if (KEEPS && f.kept) f.kept[((size_t)image * f.sizes.groups + group) * WINDOWS + at] = window.places;
+            store(to, f.sizes, image, group, WINDOWS, at, window.best, 1);
+        }
+    }
+}
+#endif
+
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
 void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ Problem p, const void* filters,
-              void* to, const Scale* of_images, const Scale* of_filters)
+              void* to, const Scale* of_images, const Scale* of_filters
+#if FOLLOWED
+              , const __grid_constant__ Following following
+#endif
+)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     __shared__ Barriers barriers;
@@ -216,7 +278,12 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
                 for (int i = 0; i < WIDTH / 2; ++i) sums[i] = total[i];
             }
             int channel = (item % heights * HEIGHTS + height) * 64 + threadIdx.x / 32 % 4 * 16;
+#if FOLLOWED
+            float* room = reinterpret_cast<float*>(filter_ring + SLOTS * HEIGHTS * PARTS * FILTER_PIECES) + warp * 8 * LINE;
+            store(p, following, to, item / heights * TILES + tile, channel, sums, unscale, room);
+#else
             store(p, to, item / heights * TILES + tile, channel, sums, unscale);
+#endif
         }
     }
 }

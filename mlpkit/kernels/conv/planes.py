@@ -62,10 +62,14 @@ MODES = {
 
 @dataclass(frozen=True)
 class Cropped(Shape):
-    """A convolution of which only the first rows and columns of windows are asked for: all that a pool reads."""
+    """A convolution of which only the first rows and columns of windows are asked for: all that a pool reads.
+
+    pool: the edge of the pool's windows, or 1, where its kernel does what follows, too; else 0. See `convolve`.
+    """
 
     rows: int = 1
     columns: int = 1
+    pool: int = 0
 
     @property
     def out_height(self):
@@ -76,12 +80,15 @@ class Cropped(Shape):
         return self.columns
 
 
-def cropped(shape, multiple):
-    """Return the convolution of `shape` with a number of rows and of columns of windows that is a multiple of one."""
+def cropped(shape, multiple, followed=False):
+    """Return the convolution of `shape` with a number of rows and of columns of windows that is a multiple of one.
+
+    followed: whether its kernel does what follows, too.
+    """
     rows, columns = shape.out_height // multiple * multiple, shape.out_width // multiple * multiple
-    if (rows, columns) == (shape.out_height, shape.out_width):
+    if (rows, columns) == (shape.out_height, shape.out_width) and not followed:
         return shape
-    return Cropped(**vars(shape), rows=rows, columns=columns)
+    return Cropped(**vars(shape), rows=rows, columns=columns, pool=multiple if followed else 0)
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ class Convolution:
     to: tuple[int, int]  # height and width of the result
     step: int = 1
     first: tuple[int, int] = (0, 0)
+    pool: int = 0  # of what follows in the same kernel, 0 for nothing
 
     @property
     def pitch(self):
@@ -158,8 +166,11 @@ class Tiling:
         if self.width < conv.windows[1]:
             return None
         most = min(conv.windows[0], (self.width - conv.windows[1]) // conv.pitch + 1)
+        most -= most % max(1, conv.pool)
+        if not most:
+            return None
         bands = -(-conv.windows[0] // most)
-        return -(-conv.windows[0] // bands), bands
+        return padded(-(-conv.windows[0] // bands), max(1, conv.pool)), bands
 
     def items(self, conv):
         """Return how many times a block's work there is, and how many blocks share that number."""
@@ -173,7 +184,9 @@ class Tiling:
         image = conv.stride**2 * conv.pieces(self.rows(conv)[0]) * groups
         items, blocks = self.items(conv)
         buffers = 2 if padded(conv.channels) > self.chunk or items > blocks else 1
-        return buffers * self.tiles * image + self.slots * self.heights * 64 * groups
+        line = self.width + (40 - self.width % 32) % 32 if conv.pool else 0  # of sums, eight for each warp
+        multipliers = self.tiles * self.heights
+        return buffers * self.tiles * image + self.slots * self.heights * 64 * groups + multipliers * 4 * 8 * 4 * line
 
 
 def padded(channels, multiple=16):
@@ -217,7 +230,8 @@ def convolutions(shape, which):
     if which != "input_gradient":
         sizes = (n, shape.channels, shape.channels_out, shape.height, shape.width)
         windows = (shape.out_height, shape.out_width)
-        return [(Convolution(*sizes, (p, p), s, (k, k), windows, windows), slice(None), slice(None))]
+        pool = getattr(shape, "pool", 0)
+        return [(Convolution(*sizes, (p, p), s, (k, k), windows, windows, pool=pool), slice(None), slice(None))]
     sizes = (n, shape.channels_out, shape.channels, shape.out_height, shape.out_width)
     found = []
     for a, b in product(range(s), repeat=2):
@@ -457,14 +471,27 @@ def convolve(mode, shape, which, images, filters, to, tiling=None):
     mode: a `Mode`. filters: as `Filters` makes them for this pass. to: as `empty_planes` returns, written whole. A
     graph can record it. Raises RuntimeError where the driver refuses.
     """
-    everywhere = sum(one.conv.windows[0] * one.conv.windows[1] for one in launches(mode, shape, which, tiling))
-    if everywhere < to.shape[2] * to.shape[3]:  # no window has seen some of the pixels
-        to.fill(0)
+    found = launches(mode, shape, which, tiling)
+    if sum(one.conv.windows[0] * one.conv.windows[1] for one in found) < to.shape[2] * to.shape[3]:
+        to.fill(0)  # no window has seen some of the pixels
+    _convolve((mode, shape, which, tiling, images.array.data.ptr, to.shape[1] * to.shape[4]), images, filters, to)
+
+
+def convolve_followed(mode, shape, images, filters, to, macros, following):
+    """Ask for a forward pass whose kernel does what follows, too: it is `cropped` so.
+
+    to: an array for what comes of it. macros, following: pairs that tell the kernel of it, and its argument
+    `Following`; see `cnn.between`. The others: as for `convolve`.
+    """
+    channels = padded(shape.channels_out)
+    of = mode, shape, "forward", None, images.array.data.ptr, channels, macros
+    _convolve(of, images, filters, to, following)
+
+
+def _convolve(of, images, filters, to, *following):
     at, scales = filters.array.data.ptr, _addresses(images, filters)
-    for kernel, grid, block, about, shared, nbytes in _launches(
-        mode, shape, which, tiling, images.array.data.ptr, to.shape[1] * to.shape[4]
-    ):
-        kernel(grid, block, (*about, np.uintp(at), to, *scales), shared_mem=shared)
+    for kernel, grid, block, about, shared, nbytes in _launches(*of):
+        kernel(grid, block, (*about, np.uintp(at), to, *scales, *following), shared_mem=shared)
         at += nbytes
 
 
@@ -473,14 +500,14 @@ def _addresses(*operands):
 
 
 @lru_cache(1024)
-def _launches(mode, shape, which, tiling, address, to_channels):
+def _launches(mode, shape, which, tiling, address, to_channels, macros=()):
     """Return kernel, grid, block, first arguments, shared memory, and bytes of filters of each launch."""
     found = []
     for one in launches(mode, shape, which, tiling):
         conv, chosen = one.conv, one.tiling
         rows, bands = chosen.rows(conv)
         about = problem(conv, rows, bands, conv.pieces(rows), to_channels)
-        kernel = _kernel(FORWARD, "convolve", MODE=mode.number, STRIDE=conv.stride, **chosen.macros)
+        kernel = _kernel(FORWARD, "convolve", MODE=mode.number, STRIDE=conv.stride, **chosen.macros, **dict(macros))
         _, blocks = chosen.items(conv)
         arguments = _map(address, mode, conv, conv.box(rows)), about
         nbytes = 16 * mode.parts * one.pieces(mode)

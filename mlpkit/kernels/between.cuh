@@ -18,16 +18,16 @@
 #ifndef TO
 #define TO 0  // what is written: 0 for an operand as MODE has it, 1 for planes of float32, 2 for rows of float32
 #endif
-#ifndef HEIGHT
-#define HEIGHT 10  // of the images with pixels, of which all windows are whole
-#define WIDTH 10
+#ifndef TALL_Z
+#define TALL_Z 10  // of the images with pixels, of which all windows are whole
+#define WIDE_Z 10
 #endif
 
-constexpr int DOWN = HEIGHT / POOL, ACROSS = WIDTH / POOL, AREA = HEIGHT * WIDTH, WINDOWS = DOWN * ACROSS;
+constexpr int DOWN = TALL_Z / POOL, ACROSS = WIDE_Z / POOL, AREA = TALL_Z * WIDE_Z, WINDOWS = DOWN * ACROSS;
 constexpr int PLACES = POOL * POOL, BITS = PLACES < 16 ? 4 : 8;
 constexpr bool KEEPS = RELU || POOL > 1, GUESSES = SCALED && TO == 0;
 
-static_assert(HEIGHT % POOL == 0 && WIDTH % POOL == 0 && POOL <= 15, "whole windows");
+static_assert(TALL_Z % POOL == 0 && WIDE_Z % POOL == 0 && POOL <= 15, "whole windows");
 
 template <int BITS>
 struct KeptOf {
