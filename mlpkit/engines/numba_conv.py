@@ -125,29 +125,24 @@ def chain_of(model):
 
     A block is a list: channels, size, stride, padding, size and stride of the pooling, whether there is ReLU.
     """
-    layers, blocks = [(_kind(one), one) for one in model.layers], []
-    while layers and layers[0][0] == "conv.Conv":
+    layers, blocks = [(one.kind, one) for one in model.layers], []
+    while layers and layers[0][0] == "Conv":
         _, one = layers.pop(0)
         block = [one.channels, one.size, one.stride, one.padding, 1, 1, False]
-        while layers and (layers[0][0] == "layers.ReLU" or (layers[0][0] == "conv.MaxPool" and block[4:6] == [1, 1])):
+        while layers and (layers[0][0] == "ReLU" or (layers[0][0] == "MaxPool" and block[4:6] == [1, 1])):
             kind, after = layers.pop(0)
-            if kind == "conv.MaxPool":
+            if kind == "MaxPool":
                 block[4:6] = after.size, after.stride or after.size
             else:
                 block[6] = True
         blocks.append(block)
     kinds = [kind for kind, _ in layers]
     pairs = (len(layers) - 2) // 2
-    if not blocks or kinds != ["layers.Flatten", *["layers.Linear", "layers.ReLU"] * pairs, "layers.Linear"]:
+    if not blocks or kinds != ["Flatten", *["Linear", "ReLU"] * pairs, "Linear"]:
         return None
     if model.loss != "softmax_cross_entropy" or max(block[4] for block in blocks) ** 2 >= _NONE:
         return None
     return blocks, [one.units for _, one in layers[1::2]]
-
-
-def _kind(layer):
-    """Return a layer's kind and where it comes from, such as conv.Conv; engines don't import what uses them."""
-    return f"{type(layer).__module__}.{type(layer).__name__}".removeprefix("mlpkit.nn.")
 
 
 def _start(vector, view):
