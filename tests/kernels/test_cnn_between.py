@@ -143,15 +143,13 @@ def check_first(cupy, shape, pool, relu, mode, to):
 
 
 @needs_compiler
-@pytest.mark.parametrize("about", [SIZES[i] for i in (0, 2, 4, 5)], ids=str)
+@pytest.mark.parametrize("about", [SIZES[0], SIZES[5]], ids=str)
 def test_there_and_back(about, cupy):
     check_there_and_back(cupy, about, MODES["float32"], "planes", "stored")
 
 
 LAYOUTS = (
     ("bf16", "planes", "stored"),
-    ("float32", "planes", "planes"),
-    ("tf32", "planes", "nchw"),
     ("tf32", "nchw", "stored"),
 )
 
@@ -163,14 +161,13 @@ def test_layouts(name, layout, to, cupy):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("shape", "pool", "relu"), FIRST[:3], ids=str)
-def test_the_first_convolution(shape, pool, relu, cupy):
-    check_first(cupy, shape, pool, relu, MODES["float32"], "stored")
+def test_the_first_convolution(cupy):
+    check_first(cupy, *FIRST[2], MODES["float32"], "stored")
 
 
 @needs_compiler
 def test_the_first_convolution_in_bfloat16(cupy):
-    check_first(cupy, *FIRST[3], MODES["bf16"], "stored")
+    check_first(cupy, *FIRST[1], MODES["bf16"], "stored")
 
 
 @needs_compiler
