@@ -2,6 +2,8 @@
 
 from .crew import Crew
 
+OF_CLASSES = ("softmax_cross_entropy", "hinge")  # losses that compare outputs with labels; the others, with numbers
+
 
 class StepByStep:
     """Cuts an epoch into batches, gathers each, and takes a step on it. See `protocol.Trainer`.

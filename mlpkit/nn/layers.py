@@ -48,9 +48,8 @@ class Layer:
 
     @property
     def kind(self):
-        """The name by which engines, which import no layers, know one of this package: "Conv". Else the full name."""
-        of_package = type(self).__module__.startswith(f"{__package__}.")
-        return type(self).__name__ if of_package else f"{type(self).__module__}.{type(self).__name__}"
+        """The name by which engines, which import no layers, know one of this package: "Conv"; "" for others."""
+        return type(self).__name__ if type(self).__module__.startswith(f"{__package__}.") else ""
 
     def forward(self, at, x):
         """Return the output of the batch x, and keep in `at` what `backward` will need."""

@@ -9,7 +9,7 @@ from mlpkit.checks import check_choice, check_sizes
 from . import conv, norm, residual  # noqa: F401 (whose layers a text may name)
 from .layers import Layer, Linear, ReLU, check_layers
 from .layout import Layout
-from .losses import LOSSES, OfClasses
+from .losses import LOSSES
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,6 @@ class Model:
     def operations(self):
         """The engine's functions that the layers and the loss call, each once."""
         return tuple(dict.fromkeys([*(name for _, one, *_ in self.places for name in one.operations), self.loss]))
-
-    @property
-    def of_classes(self):
-        """Whether the loss compares outputs with labels, integers, and not with numbers."""
-        return isinstance(LOSSES[self.loss], OfClasses)
 
     def sizes(self):
         """Return (inputs, units of each hidden layer, classes) of a plain multilayer perceptron; None for other models.
