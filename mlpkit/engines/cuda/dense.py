@@ -22,7 +22,7 @@ def match(places, i, shape, n, mode):
     layers = []  # (place, whether a ReLU follows)
     while i + count < len(places) and places[i + count].layer.kind == "Linear":
         following = places[i + count + 1].layer if i + count + 1 < len(places) else None
-        layers.append((places[i + count], following.kind == "ReLU"))
+        layers.append((places[i + count], getattr(following, "kind", None) == "ReLU"))
         count += 1 + layers[-1][1]
     return (count, DenseBlock(layers, n, mode)) if layers else None
 

@@ -74,6 +74,7 @@ class PlannedTrainer(GraphTrainer):
 
     precision = "float32"
     matches: tuple = ()
+    steps_a_graph = 8  # while there are so many left
 
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, y, batch_size)
@@ -86,6 +87,12 @@ class PlannedTrainer(GraphTrainer):
         self.taken = cp.empty(1, np.int64)  # the steps before this one
         self.gradients, self.arenas, self.memory = {}, {}, None
         self.graphs_for(len(y))
+
+    def graphs_for(self, examples):
+        full, rest = divmod(examples, self.batch_size)
+        many, few = divmod(full, self.steps_a_graph)
+        wanted = (self.steps_a_graph, self.batch_size, many), (1, self.batch_size, few), (1, rest, int(rest > 0))
+        return [(self.graph(count, n), times) for count, n, times in wanted if times]
 
     def prepare(self, n):
         if n in self.arenas:
