@@ -239,7 +239,8 @@ def engine(name, folder, seed=0, source=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", cupy)
         patch.setitem(sys.modules, "cupyx", cupyx)
-        patch.setitem(sys.modules, f"{ENGINES}.cupy_fused", engine_like(asarray=cupy.ascontiguousarray))
+        for base in ("cupy_fused", "cupy_conv"):
+            patch.setitem(sys.modules, f"{ENGINES}.{base}", engine_like(asarray=cupy.ascontiguousarray))
         for part in ("held", "transfers"):
             patch.setitem(sys.modules, f"{ENGINES}.cuda.{part}", _own(f"cuda.{part}"))
         module = _own(f"cuda_{name}")

@@ -1,0 +1,248 @@
+"""one persistent CUDA kernel for convolutional networks: an image a block, from its pixels to all its gradients.
+
+See `kernels/cnn/limit.cu` for how. The kernel is built for networks like LeNet-5: float32, one to three times Conv (of
+at most 7 x 7, stride 1), ReLU and MaxPool(2), then one to four Linear layers with ReLU between them. It knows SGD, Adam
+and AdamW. Its sizes are known when it is compiled. All blocks are on the GPU at once, and nothing else may hold its
+multiprocessors meanwhile: the launch is a cooperative one, which CUDA refuses where they don't fit; and a block that
+waits in vain says so, for the host to raise.
+"""
+
+from functools import cache
+from itertools import pairwise
+
+import cupy as cp
+import cupyx
+import numpy as np
+
+from mlpkit import kernels
+from mlpkit.kernels import gpu
+
+from .cuda.graph import GraphTrainer
+from .cuda.rates import rates, settings, why_unknown
+from .cuda.transfers import Feed, RowLosses
+from .cuda.uninterrupted import uninterrupted
+from .cupy_conv import *
+
+gpu.require_capability(9.0)
+
+NAME = "cuda_conv_fused"
+THREADS, MOST_BLOCKS, MOST_LAYERS, MOST_SIZE, MOST_PADDING, STAGES = 512, 3, 4, 7, 2, 16  # as in limit.cu
+AWAITED = ("the dense weights", "the convolutions' weights", "all slopes", "all gradients")  # as in limit_waits.cuh
+C_TYPES = {np.dtype(np.uint8): "unsigned char", np.dtype(np.float32): "float"}
+
+
+def why_not(model, optimizer, batch_size):
+    """Return None, or what the kernel is not made for, in one sentence."""
+    found = shape_of(model)
+    if isinstance(found, str):
+        return found
+    return why_unknown(optimizer, NAME) or _too_large(model, *found)
+
+
+def shape_of(model):
+    """Return (channels, size, padding) of each convolution and the units of each dense layer, or why there are none."""
+    layers, convs = list(model.layers), []
+    while layers and layers[0].kind == "Conv":
+        conv, rest = layers[0], layers[1:3]
+        pooled = sorted(layer.kind for layer in rest) == ["MaxPool", "ReLU"]
+        if not pooled or not all(_pools_by_two(layer) for layer in rest if layer.kind == "MaxPool"):
+            return _no("has ReLU and MaxPool(2) after each Conv")
+        if conv.stride != 1 or conv.size > MOST_SIZE or conv.padding > MOST_PADDING or not conv.bias:
+            return _no(f"convolves with stride 1, at most {MOST_SIZE} x {MOST_SIZE}, padding of at most {MOST_PADDING}")
+        convs.append((conv.channels, conv.size, conv.padding))
+        layers = layers[3:]
+    if not 1 <= len(convs) <= MOST_BLOCKS:
+        return _no(f"begins with one to {MOST_BLOCKS} blocks of Conv, ReLU and MaxPool(2)")
+    dense = layers[1::2]
+    ends = (
+        [layer.kind for layer in layers[:1]] == ["Flatten"]
+        and 1 <= len(dense) <= MOST_LAYERS
+        and len(layers) == 2 * len(dense)
+    )
+    if (
+        not ends
+        or not all(layer.kind == "Linear" for layer in dense)
+        or any(relu.kind != "ReLU" for relu in layers[2::2])
+    ):
+        return _no(f"ends with Flatten and one to {MOST_LAYERS} Linear layers with ReLU between them")
+    if model.loss != "softmax_cross_entropy":
+        return _no("is trained with softmax cross-entropy")
+    return tuple(convs), tuple(layer.units for layer in dense)
+
+
+def _pools_by_two(layer):
+    return layer.kind == "MaxPool" and layer.size == 2 and layer.stride in (None, 2)
+
+
+def _no(what):
+    return f"{NAME} trains a network that {what}: take another engine."
+
+
+def _too_large(model, convs, dense):
+    """Return the sentence for layers that a block's memory can't hold, or None. An estimate that is never too small."""
+    channels, height, width = model.input
+    fixed, late, scratch, routed = 2048, 16 * THREADS * 5, THREADS * 16, 0
+    for i, (out, size, padding) in enumerate(convs):
+        rows, across = height + 2 * padding, width + 2 * padding
+        fixed += 4 * (channels * (rows * (across + 18) + 36) + (out + 4) * (channels * size**2 + 1))
+        ph, pw, taps = (rows - size + 1) // 2, (across - size + 1) // 2, channels * size**2
+        fixed, routed = fixed + out * ph * pw + 16, routed + 8 * out * ph * pw
+        if ph * pw * -(-out // 4) * size <= THREADS:
+            scratch = max(scratch, 16 * size * (out + 4) * ph * pw)
+        chunks, lanes = -(-pw // 5), -(-channels * size // 32)
+        groups = min(out, max(1, THREADS // 32 // (ph * chunks * lanes)))
+        parts = 4 * out * taps * (1 + ph * chunks) + 8 * groups * ph * chunks * ((2 * 5 + size) * 32 * lanes + 1)
+        late = max(late, parts if i else 4 * out * ph * taps)
+        if min(ph, pw) < 1 or out > 256:
+            return _no("has images of at least 2 x 2 to pool, of at most 256 channels")
+        channels, height, width = out, ph, pw
+    widths = [channels * height * width, *dense]
+    weights = [4 * rows * -(-units // 4) * 4 for rows, units in pairwise(widths)]
+    fixed += 12 * (sum(widths) + 4 * len(widths))
+    scratch = max(scratch, routed, 4 * THREADS // 32 * max(dense) + 256)
+    registers = 16 * THREADS * 11 if max(weights) > 2**16 else 0
+    need = fixed + scratch + max(late, sum(weights) - registers)
+    there = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    if need > there:
+        return (
+            f"{NAME} needs {-(-need >> 10)} KiB of shared memory for this model, and a block has {there >> 10}: "
+            f"take another engine."
+        )
+    return None
+
+
+class Trainer:
+    """Trains a network with one launch an epoch. See `protocol.Trainer`.
+
+    X: uint8 pixels, or float32. stamped_steps: steps of each epoch, after the first 100, in which the blocks write down
+    the time at each stage: see `stamps`. Raises ValueError for a model, a dtype or a GPU that the kernel is not made
+    for. `epoch` and `close` raise RuntimeError where a block of an epoch before waited in vain: then theta has a NaN.
+    """
+
+    def __init__(self, network, optimizer, X, y, batch_size, stamped_steps=0, **macros):
+        if network.dtype != np.float32:
+            raise ValueError(f"{NAME} computes in float32, not {network.dtype}: take another engine.")
+        if reason := why_not(network.model, optimizer, batch_size):
+            raise ValueError(reason)
+        self.optimizer, self.batch_size, self.stamped_steps = optimizer, batch_size, stamped_steps
+        self.X = cp.ascontiguousarray(X.reshape(len(X), -1))
+        self.y = cp.ascontiguousarray(y.astype(np.int64, copy=False))
+        self.macros = macros_for(network.model, optimizer, batch_size, self.X.dtype) | macros
+        if stamped_steps:
+            self.macros["STAMPED_STEPS"] = stamped_steps
+        self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads = compiled(**self.macros)
+        steps = -(-len(y) // batch_size)
+        self.losses = RowLosses(steps, batch_size, np.float32)
+        self.exchange = cp.empty(exchange_bytes, np.uint8)
+        self.feed = Feed(rates=(3 * steps, np.float32), order=(len(y), np.int64))
+        self.failed, self.found = cp.zeros(1, np.uint64), cupyx.empty_pinned(1, np.uint64)
+        self.found[:] = 0
+        m, v = optimizer.state.values() or (0, 0)
+        self.arguments = self.losses.rows, self.failed, self.exchange, network.theta, m, v, self.feed["rates"]
+
+    def epoch(self, order):
+        """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
+        self._check()
+        n, steps = len(order), -(-len(order) // self.batch_size)
+        arguments = self.X, self.y, self.feed["order"], np.int32(n), *self.arguments, *settings(self.optimizer)
+        size = {"shared_mem": self.shared_bytes, "enable_cooperative_groups": True}
+        with uninterrupted():  # so that theta and the optimizer's count of steps are of one epoch
+            self.exchange.fill(0)
+            self.feed.send(rates=rates(self.optimizer, steps), order=order)
+            self.kernel((self.blocks,), (self.threads,), arguments, **size)
+            self.failed.data.copy_to_host_async(self.found.ctypes.data, self.found.nbytes)
+        return self.losses.means((steps,), n)
+
+    def stamps(self):
+        """Return when each block came to each stage of the steps that were stamped last, (blocks, steps, stages).
+
+        A NumPy array of int64, the GPU's time in nanoseconds.
+        """
+        memory = kernels.load("limit", **self.macros).get_global("stamps")
+        return cp.ndarray((self.blocks, self.stamped_steps, STAGES), np.int64, memory).get()
+
+    def close(self):
+        """Wait until the host's memory is no longer read or written."""
+        self.feed.close()
+        cp.cuda.get_current_stream().synchronize()
+        self._check()
+
+    def _check(self):
+        """Raise RuntimeError for a block that waited in vain, in one of the epochs that the GPU is done with."""
+        word = int(self.found[0])
+        if word:
+            self.found[:] = 0
+            self.failed.fill(0)
+            block, what, step = word >> 32 & 0xFFFF, AWAITED[(word >> 48) - 1], word & 0xFFFFFFFF
+            raise RuntimeError(
+                f"{NAME} stood still: block {block} waited in vain for {what} of step {step}, so that epoch is lost: "
+                f"begin again from the parameters before it, and if that fails too, take another engine."
+            )
+
+
+def macros_for(model, optimizer, batch_size, dtype):
+    """Return the kernel's macros for a model, on this GPU."""
+    here = cp.cuda.Device().attributes
+    blocks = here["MultiProcessorCount"] // 2 * 2
+    convs, dense = shape_of(model)
+    channels, height, width = model.input
+    return {
+        "PIXEL": C_TYPES[np.dtype(dtype)],
+        "CHANNELS": channels, "HEIGHT": height, "WIDTH": width,
+        "CONVS": ",".join(str(number) for conv in convs for number in conv), "DENSE": ",".join(map(str, dense)),
+        "BATCH": batch_size, "GRID": blocks, "PAIRS": int(batch_size <= blocks), "BLOCK_THREADS": THREADS,
+        "ADAM": int(bool(optimizer.state)), "SHARED_LIMIT": here["MaxSharedMemoryPerBlockOptin"],
+    }  # fmt: skip
+
+
+@cache
+def compiled(**macros):
+    """Return the kernel, the bytes of its exchange and of a block's shared memory, and how many blocks and threads."""
+    module = kernels.load("limit", **macros)
+    answer = cp.empty(4, np.int32)
+    module.get_function("requirements")((1,), (1,), (answer,))
+    exchange_bytes, shared_bytes, blocks, threads = answer.tolist()
+    train = module.get_function("train")
+    train.max_dynamic_shared_size_bytes = shared_bytes
+    return train.kernel, exchange_bytes, shared_bytes, blocks, threads
+
+
+class GraphedTrainer(GraphTrainer):
+    """Trains with two kernels a step: see `kernels/cnn/limit_graph.cu`. Arguments and errors: as `Trainer`."""
+
+    steps_a_graph = None
+
+    def __init__(self, network, optimizer, X, y, batch_size, **macros):
+        super().__init__(network, optimizer, X, y, batch_size)
+        self.macros = macros_for(network.model, optimizer, batch_size, self.X.dtype) | {"PAIRS": 0} | macros
+        module = kernels.load("limit_graph", **self.macros)
+        answer = cp.empty(5, np.int32)
+        module.get_function("requirements")((1,), (1,), (answer,))
+        exchange_bytes, *self.shared_bytes, self.blocks, self.threads = answer.tolist()
+        self.images, self.update, self.pack = map(module.get_function, ("images", "update", "pack"))
+        for function, size in zip((self.images, self.update), self.shared_bytes, strict=True):
+            function.max_dynamic_shared_size_bytes = size
+        self.step_number, self.failed = cp.zeros(2, np.int32), cp.zeros(1, np.uint64)
+        self.exchange = cp.zeros(exchange_bytes, np.uint8)
+        self.feed = Feed(rates=(3 * self.steps, np.float32), order=(len(y), np.int64))
+        self.losses = RowLosses(self.steps, batch_size, np.float32)
+        m, v = optimizer.state.values() or (0, 0)
+        self.vectors = network.theta, m, v
+        self.graphs_for(len(y))
+
+    def restart(self):
+        super().restart()
+        self.pack((self.blocks,), (self.threads,), (self.exchange, *self.vectors))
+
+    def send(self, order, steps):
+        self.feed.send(rates=rates(self.optimizer, steps), order=order)
+
+    def enqueue(self, n):
+        n = np.int32(n)
+        images = self.X, self.y, self.feed["order"], self.step_number, n, self.losses.rows, self.failed, self.exchange
+        self.images((int(n),), (self.threads,), images, shared_mem=self.shared_bytes[0])
+        update = self.step_number, n, self.exchange, *self.vectors, self.feed["rates"], *settings(self.optimizer)
+        self.update((self.blocks,), (self.threads,), update, shared_mem=self.shared_bytes[1])
+
+    def losses_of(self, steps, examples):
+        return self.losses.means((steps,), examples)

@@ -1,0 +1,91 @@
+// A convolutional network trained for a whole epoch in one launch. The blocks stay, and take a step in two parts:
+//
+//   - A block takes an image through all layers, to the loss, and back to the first convolution. Between the layers all
+//     stays in shared memory; out go only the inputs and the slopes of the dense layers, and the gradients of the
+//     convolutions, which are small.
+//   - All blocks together compute the dense layers' gradients, products over the batch, and add up the convolutions'. A
+//     thread owns one weight or two for the whole epoch, with Adam's averages, in registers.
+// needs sm_90a
+//
+// Four counters say how far all blocks are: slopes of dense layers written (while their writers go on through the
+// convolutions), gradients of convolutions written, dense weights new (while the convolutions' are added up), all new.
+// So there are two full waits in a step, and the dense layers' part of the hand-over happens beside other work. The dense
+// weights come into shared memory while the convolutions are computed; what does not fit waits in registers.
+
+#include "limit_image.cuh"
+#include "limit_update.cuh"
+
+#if PAIRS
+#define NEIGHBOURS __cluster_dims__(TOGETHER)
+#else
+#define NEIGHBOURS
+#endif
+
+// Train on the examples in `order`. Grid: GRID blocks of THREADS.
+extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
+    train(const PIXEL* X, const long long* y, const long long* order, int examples, float* row_losses, Word64* failure,
+          Exchange* exchange, float* theta, float* m, float* v, const Rates* rates, float beta1, float rest1, float beta2,
+          float rest2, float eps, float l2, float shrink) {
+    begin(failure);
+    if (somebody_gave_up()) return;  // in an epoch before
+    const Settings settings = {beta1, rest1, beta2, rest2, eps, l2, shrink};
+    const Vectors vectors = {theta, m, v};
+    const int steps = (examples + BATCH - 1) / BATCH;
+    Owned owned;
+    owned.load(vectors);
+    owned.publish(exchange->packed);
+    Image image;
+    if (blockIdx.x < min(BATCH, examples)) image.ask(X, y, order[blockIdx.x]);
+    __syncthreads();
+    if (threadIdx.x == 0) red_release_gpu_add(&exchange->dense_new, 1), red_release_gpu_add(&exchange->convs_new, 1);
+    Word phase = 0;
+    for (int step = 0; step < steps; step++) {
+        const int n = min(BATCH, examples - step * BATCH);
+        const Word tag = step + 1;
+        stamp(0, tag);
+        for (int at = blockIdx.x; at < n; at += GRID, phase ^= 1) {
+            if (at >= GRID) image.ask(X, y, order[step * BATCH + at]);
+            through_network<true>(*exchange, image, at, n, tag, phase, at + GRID >= n, row_losses + (long long)step * BATCH + at);
+        }
+        if (PAIRS && blockIdx.x >= n) {  // the neighbour may need its half of the weights
+            if (threadIdx.x == 0) {
+                ask_weights<true>(*exchange, tag);
+                wait_for_copy(&head().convs, phase, NEW_CONVS, tag);
+                wait_for_copy(&head().dense, phase, NEW_DENSE, tag);
+            }
+            phase ^= 1;
+        }
+        if (threadIdx.x == 0) {
+            if (blockIdx.x >= n) red_release_gpu_add(&exchange->slopes_there, 1);
+            red_release_gpu_add(&exchange->convs_there, 1);
+            wait_for(&exchange->slopes_there, GRID * tag, SLOPES_THERE, tag);
+        }
+        const Rates rate = {rates[step].lr, rates[step].m, rates[step].v};
+        const int next = (step + 1) * BATCH + blockIdx.x;
+        if (blockIdx.x < BATCH && next < examples) image.ask(X, y, order[next]);
+        __syncthreads();
+        stamp(7);
+        owned.update_dense(exchange->activations, exchange->slopes, n, settings, rate, exchange->packed);
+        stamp(8);
+        if (threadIdx.x == 0) {
+            red_release_gpu_add(&exchange->dense_new, 1);
+            wait_for(&exchange->convs_there, GRID * tag, CONVS_THERE, tag);
+        }
+        __syncthreads();
+        stamp(9);
+        owned.update_conv(exchange->partials, n, settings, rate, exchange->packed);
+        if (threadIdx.x == 0) fence_proxy_async(), red_release_gpu_add(&exchange->convs_new, 1);
+        stamp(10);
+    }
+    owned.store(vectors);
+    __syncthreads();
+    if (threadIdx.x == 0 && somebody_gave_up()) theta[0] = __uint_as_float(0x7fffffff);  // a NaN: this is no result
+}
+
+// What a launch needs, which the host can't work out by itself.
+extern "C" __global__ void requirements(int* answer) {
+    answer[0] = sizeof(Exchange);
+    answer[1] = SHARED_BYTES;
+    answer[2] = GRID;
+    answer[3] = THREADS;
+}

@@ -1,0 +1,338 @@
+// An image through a convolution with ReLU and pooling, and back. Of each window of two by two numbers only the largest
+// is computed further, and gets a gradient: so on the way back three quarters of the numbers are zeros of which nobody
+// knows, and what ReLU sets to zero is skipped, too.
+
+#include "limit_shapes.cuh"
+#include "limit_stamps.cuh"
+
+__device__ void multiply_add(float4& sum, float x, const float4& w) {
+    sum.x += x * w.x, sum.y += x * w.y, sum.z += x * w.z, sum.w += x * w.w;
+}
+
+// Where the images lie that go into a block; those that go out of the last one are the first dense layer's inputs.
+template <int block>
+__device__ float* plane_of(int channel) {
+    return shared_floats(planes_at(block)) + channel * shape(block).plane();
+}
+
+// The largest of four numbers, the first of equal ones, and its place.
+template <int block>
+__device__ void pool(int channel, int window, const float (&z)[4]) {
+    constexpr Shape s = shape(block);
+    float best = z[0];
+    int code = 0;
+#pragma unroll
+    for (int i = 1; i < 4; i++) {
+        if (z[i] > best || z[i] != z[i]) best = z[i], code = i;
+    }
+    best = best < 0 ? 0 : best;  // in this order a NaN stays a NaN
+    shared_bytes[codes_at(block) + channel * s.windows() + window] = code;
+    if constexpr (block + 1 < BLOCKS) {
+        constexpr Shape next = shape(block + 1);
+        const int y = window / s.pw + next.pad, x = window % s.pw + next.pad;
+        plane_of<block + 1>(channel)[y * next.stride() + x] = best;
+    } else {
+        shared_floats(ACTIVATIONS_AT)[channel * s.windows() + window] = best;
+    }
+}
+
+// A thread takes a window of two by two outputs, in up to four channels. Where there are few of these, it takes one row
+// of the taps, and the sums over the rows are taken afterwards.
+template <int block>
+__device__ void conv_forward() {
+    constexpr Shape s = shape(block);
+    constexpr int SPLITS = splits(block), ROWS = s.k / SPLITS, EACH = s.each();
+    constexpr int TWOS = parts(s.k + 1, 2);
+    const float4* weights = (const float4*)(shared_floats(CONV_AT) + conv_packed(block));
+    const float* biases = shared_floats(CONV_AT) + conv_bias_packed(block);
+    float4* sums = (float4*)shared_floats(SCRATCH_AT);
+    for (int item = threadIdx.x; item < s.windows() * s.groups() * SPLITS; item += THREADS) {
+        const int window = item % s.windows(), part = item / s.windows() % SPLITS, group = item / s.windows() / SPLITS;
+        const float* in = plane_of<block>(0) + (window / s.pw * 2 + part) * s.stride() + window % s.pw * 2;
+        const float4* w = weights + group * s.taps() + part * s.k;
+        float4 z[4] = {};  // of each of the four places, up to four channels
+#pragma unroll 1
+        for (int ci = 0; ci < s.ci; ci++) {
+            float row[2][2 * TWOS];
+            const auto read = [&](int r) {
+#pragma unroll
+                for (int i = 0; i < TWOS; i++) {
+                    const float2 pair = *(const float2*)(in + r * s.stride() + 2 * i);
+                    row[r % 2][2 * i] = pair.x, row[r % 2][2 * i + 1] = pair.y;
+                }
+            };
+            read(0);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                read(r + 1);
+#pragma unroll
+                for (int c = 0; c < s.k; c++) {
+                    const float4 tap = w[r * s.k + c];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) multiply_add(z[i], row[(r + i / 2) % 2][c + i % 2], tap);
+                }
+            }
+            in += s.plane(), w += s.k * s.k;
+        }
+#pragma unroll
+        for (int c = 0; c < EACH; c++) {
+            const float4 four = {((float*)&z[0])[c], ((float*)&z[1])[c], ((float*)&z[2])[c], ((float*)&z[3])[c]};
+            const int channel = group * EACH + c;
+            if constexpr (SPLITS > 1) {
+                sums[(part * s.groups() * EACH + channel) * s.windows() + window] = four;
+            } else {
+                const float b = channel < s.co ? biases[channel] : 0;
+                if (channel < s.co) pool<block>(channel, window, {four.x + b, four.y + b, four.z + b, four.w + b});
+            }
+        }
+    }
+    if constexpr (SPLITS > 1) {
+        __syncthreads();
+        for (int e = threadIdx.x; e < s.outputs(); e += THREADS) {
+            const float b = biases[e / s.windows()];
+            float z[4] = {b, b, b, b};
+#pragma unroll
+            for (int part = 0; part < SPLITS; part++) {
+                const float4 four = sums[part * s.groups() * EACH * s.windows() + e];
+                z[0] += four.x, z[1] += four.y, z[2] += four.z, z[3] += four.w;
+            }
+            pool<block>(e / s.windows(), e % s.windows(), z);
+        }
+    }
+    __syncthreads();
+}
+
+// What comes to a pooled number, and from which of its four places it came.
+struct Route {
+    float slope;
+    int from;
+};
+
+template <int block>
+__device__ Route* routes() {
+    return (Route*)(shared_bytes + SCRATCH_AT + routes_before(block));
+}
+
+template <int block>
+__device__ void put_route(int e, float slope) {
+    routes<block>()[e] = {slope, shared_bytes[codes_at(block) + e]};
+}
+
+// The sums of the slopes of each channel: a warp a channel.
+template <int block>
+__device__ void conv_biases_back(float* partial) {
+    constexpr Shape s = shape(block);
+    const int lane = threadIdx.x % 32;
+    for (int channel = WARPS - 1 - threadIdx.x / 32; channel < s.co; channel += WARPS) {
+        float sum = 0;
+        for (int i = lane; i < s.windows(); i += 32) sum += routes<block>()[channel * s.windows() + i].slope;
+        for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+        if (lane == 0) partial[CONV_WEIGHTS + conv_biases(block) - conv_biases(0) + channel] = sum;
+    }
+}
+
+// The slope of one output, through the taps of one row: to the inputs, and to the weights.
+template <int K, int FROM, int SPAN>
+__device__ void through(float slope, const float (&w)[K], float (&dw)[K], const float (&x)[SPAN], float (&dx)[SPAN]) {
+#pragma unroll
+    for (int c = 0; c < K; c++) {
+        dx[FROM + c] += slope * w[c];
+        dw[c] += slope * x[FROM + c];
+    }
+}
+
+template <int K, int PX, int SPAN>
+__device__ void route_back(Route route, const float (&w)[K], float (&dw)[K], const float (&x)[2][SPAN],
+                           float (&dx)[2][SPAN]) {
+    if (route.slope == 0) return;  // the same for the whole warp, as is the place
+    if (route.from < 2) {
+        if (route.from == 0) through<K, 2 * PX>(route.slope, w, dw, x[0], dx[0]);
+        else through<K, 2 * PX + 1>(route.slope, w, dw, x[0], dx[0]);
+    } else {
+        if (route.from == 2) through<K, 2 * PX>(route.slope, w, dw, x[1], dx[1]);
+        else through<K, 2 * PX + 1>(route.slope, w, dw, x[1], dx[1]);
+    }
+}
+
+template <int K, int PX, int WINDOWS, int SPAN>
+__device__ void routes_back(const Route* row, int there, const float (&w)[K], float (&dw)[K], const float (&x)[2][SPAN],
+                            float (&dx)[2][SPAN]) {
+    if constexpr (PX < WINDOWS) {
+        if (PX < there) route_back<K, PX>(row[PX], w, dw, x, dx);
+        routes_back<K, PX + 1, WINDOWS>(row, there, w, dw, x, dx);
+    }
+}
+
+// Weights as theta has them, so that lanes read them from different banks.
+template <int block>
+__device__ void turn_weights() {
+    constexpr Shape s = shape(block);
+    const float* weights = shared_floats(CONV_AT) + conv_packed(block);
+    float* turned = shared_floats(DENSE_AT);
+    for (int e = threadIdx.x; e < s.co * s.taps(); e += THREADS) {
+        const int channel = e / s.taps(), tap = e % s.taps();
+        turned[e] = weights[(channel / s.each() * s.taps() + tap) * 4 + channel % s.each()];
+    }
+}
+
+// Back through a convolution: a warp takes a row of pooled numbers (or a piece of it) in some of the channels out, one
+// after another; a lane takes a channel in and a row of the taps. So the two rows of inputs that it needs, and the sums
+// of their gradients, stay in registers; the warp branches to the place that a maximum came from.
+template <int block>
+__device__ void conv_back_parts() {
+    constexpr Shape s = shape(block);
+    constexpr Way way = ::way(block);
+    const float* turned = shared_floats(DENSE_AT);
+    float* dw_parts = shared_floats(DENSE_AT + turned_bytes(block));
+    float* dx_parts = shared_floats(DENSE_AT + turned_bytes(block) + dw_bytes(block));
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int task = threadIdx.x / 32; task < rows_of_parts(block) * way.lanes * way.groups; task += WARPS) {
+        const int chunk = task % way.chunks, py = task / way.chunks % s.ph, rest = task / rows_of_parts(block);
+        const int mine = rest % way.lanes * 32 + lane, group = rest / way.lanes, first = chunk * way.windows;
+        const bool exists = mine < s.ci * s.k;
+        const int used = exists ? mine : 0, there = s.pw - first;
+        const float* in = plane_of<block>(used / s.k) + (2 * py + used % s.k) * s.stride() + 2 * first;
+        float x[2][way.span], dx[2][way.span] = {};
+#pragma unroll
+        for (int i = 0; i < way.span; i++) {
+            const bool inside = way.chunks == 1 || 2 * first + i < s.w + 2 * s.pad;
+            x[0][i] = inside ? in[i] : 0, x[1][i] = inside ? in[s.stride() + i] : 0;
+        }
+#pragma unroll 1
+        for (int channel = group * way.each; channel < min(s.co, (group + 1) * way.each); channel++) {
+            float w[s.k], dw[s.k] = {};
+#pragma unroll
+            for (int c = 0; c < s.k; c++) w[c] = turned[channel * s.taps() + used * s.k + c];
+            const Route* row = routes<block>() + (channel * s.ph + py) * s.pw + first;
+            routes_back<s.k, 0, way.windows>(row, there, w, dw, x, dx);
+            float* to = dw_parts + ((py * way.chunks + chunk) * s.co + channel) * s.taps() + used * s.k;
+            for (int c = 0; c < s.k; c++) {
+                if (exists) to[c] = dw[c];
+            }
+        }
+#pragma unroll
+        for (int dy = 0; dy < 2; dy++) {
+            float* to = dx_parts + (((group * way.chunks + chunk) * s.ph + py) * 2 + dy) * piece(block) + mine;
+#pragma unroll
+            for (int i = 0; i < way.span; i++) to[i * 32 * way.lanes] = dx[dy][i];
+        }
+    }
+    __syncthreads();
+}
+
+// Add up what the warps left: the gradients of the weights, and of the inputs, which are the routes of the block below.
+template <int block>
+__device__ void conv_back_sums(float* partial) {
+    constexpr Shape s = shape(block), below = shape(block - 1);
+    constexpr Way way = ::way(block);
+    const float* dw_parts = shared_floats(DENSE_AT + turned_bytes(block));
+    const float* dx_parts = shared_floats(DENSE_AT + turned_bytes(block) + dw_bytes(block));
+    for (int e = threadIdx.x; e < s.ci * s.h * s.w; e += THREADS) {  // columns, channels, rows: the last change fastest
+        const int y = e % s.h, ci = e / s.h % s.ci, x = e / s.h / s.ci;
+        float sum = 0;
+#pragma unroll
+        for (int r = 0; r < s.k; r++) {
+            const int from = y + s.pad - r;  // a row of outputs
+            if (from < 0 || from >= 2 * s.ph) continue;
+#pragma unroll
+            for (int chunk = 0; chunk < way.chunks; chunk++) {
+                const int at = x + s.pad - 2 * chunk * way.windows;
+                if (way.chunks > 1 && (at < 0 || at >= way.span)) continue;
+                if (way.chunks == 1 && at >= way.span) continue;
+#pragma unroll
+                for (int group = 0; group < way.groups; group++) {
+                    const int row = (group * way.chunks + chunk) * s.ph * 2 + from;
+                    sum += dx_parts[row * piece(block) + at * 32 * way.lanes + ci * s.k + r];
+                }
+            }
+        }
+        const float value = plane_of<block>(ci)[(y + s.pad) * s.stride() + x + s.pad];
+        put_route<block - 1>((ci * below.ph + y) * below.pw + x, value > 0 ? sum : 0);
+    }
+    for (int e = threadIdx.x; e < s.co * s.taps(); e += THREADS) {
+        float sum = 0;
+#pragma unroll
+        for (int row = 0; row < rows_of_parts(block); row++) sum += dw_parts[row * s.co * s.taps() + e];
+        partial[conv_weights(block) + e] = sum;
+    }
+    conv_biases_back<block>(partial);
+    __syncthreads();
+}
+
+// The gradient of the first convolution's weights. A lane takes a row of pooled numbers (or a piece of it) and a row of the
+// taps; so the places that maxima came from differ from lane to lane, and it picks one of two rows, and of two columns.
+__device__ void first_conv_back(float* partial) {
+    constexpr Shape s = shape(0);
+    constexpr First way = first_way();
+    constexpr int ROWS = s.ci * s.k, ALL = s.ph * ROWS;
+    float* dw_parts = shared_floats(DENSE_AT);
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int task = threadIdx.x / 32; task < way.lanes * way.chunks * way.groups; task += WARPS) {
+        const int mine = task % way.lanes * 32 + lane, chunk = task / way.lanes % way.chunks;
+        const int group = task / way.lanes / way.chunks, used = min(mine, ALL - 1), py = used / ROWS, row = used % ROWS;
+        const int first = chunk * way.windows;
+        const float* in = plane_of<0>(row / s.k) + (2 * py + row % s.k) * s.stride() + 2 * first;
+        float x[2][way.span];
+#pragma unroll
+        for (int i = 0; i < way.span; i++) x[0][i] = in[i], x[1][i] = in[s.stride() + i];
+#pragma unroll 1
+        for (int channel = group * way.each; channel < min(s.co, (group + 1) * way.each); channel++) {
+            const Route* row_of = routes<0>() + (channel * s.ph + py) * s.pw + first;
+            float dw[s.k] = {};
+#pragma unroll
+            for (int px = 0; px < way.windows; px++) {
+                Route route = row_of[px];
+                if (way.windows * way.chunks > s.pw && first + px >= s.pw) route.slope = 0;
+                const bool below = route.from >= 2, right = route.from % 2;
+                float picked[s.k + 1];
+#pragma unroll
+                for (int c = 0; c <= s.k; c++) picked[c] = below ? x[1][2 * px + c] : x[0][2 * px + c];
+#pragma unroll
+                for (int c = 0; c < s.k; c++) dw[c] += route.slope * (right ? picked[c + 1] : picked[c]);
+            }
+            float* to = dw_parts + ((chunk * s.co + channel) * ALL + mine) * s.k;
+            for (int c = 0; c < s.k; c++) {
+                if (mine < ALL) to[c] = dw[c];
+            }
+        }
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < s.co * s.taps(); e += THREADS) {
+        const float* from = dw_parts + e / s.taps() * s.ph * s.taps() + e % s.taps();
+        float sum = 0;
+#pragma unroll
+        for (int chunk = 0; chunk < way.chunks; chunk++) {
+#pragma unroll
+            for (int row = 0; row < s.ph; row++) sum += from[(chunk * s.co * s.ph + row) * s.taps()];
+        }
+        partial[e] = sum;
+    }
+    conv_biases_back<0>(partial);
+    __syncthreads();
+}
+
+template <int block>
+__device__ void convs_forward() {
+    if constexpr (block < BLOCKS) {
+        conv_forward<block>();
+        if (block == 0) stamp(11);
+        convs_forward<block + 1>();
+    }
+}
+
+template <int block>
+__device__ void convs_back(float* partial) {
+    if constexpr (block > 0) {
+        turn_weights<block>();
+        __syncthreads();
+        conv_back_parts<block>();
+        if (block == 1) stamp(13);
+        conv_back_sums<block>(partial);
+        if (block == 1) stamp(14);
+        convs_back<block - 1>(partial);
+    } else {
+        first_conv_back(partial);
+    }
+}

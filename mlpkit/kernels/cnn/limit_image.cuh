@@ -1,0 +1,150 @@
+// An image through all layers and back, by one block: between the layers everything stays in shared memory. Out go the
+// inputs and the slopes of the dense layers, and the gradients of the convolutions, which are small.
+
+#include "limit_shapes.cuh"
+#include "limit_convs.cuh"
+#include "limit_dense.cuh"
+#include "limit_waits.cuh"
+
+const int PIXELS = CHANNELS * HEIGHT * WIDTH;
+
+// What the blocks hand each other; all of it begins as zeros.
+struct Exchange {
+    Word slopes_there, rest0[31], convs_there, rest1[31], dense_new, rest2[31], convs_new, rest3[31];  // a line each
+    alignas(16) float packed[up_to(4, PACKED)];
+    alignas(16) float activations[BATCH * ACTIVATIONS];
+    alignas(16) float slopes[BATCH * SLOPES];
+    alignas(16) float partials[BATCH * PARTIAL];
+};
+
+// pixel / 255, rounded as a division rounds (for every pixel), without the time that a division takes.
+__device__ float number(unsigned char pixel) {
+    const float unit = 1 / 255.f, near = pixel * unit;
+    return fmaf(fmaf(-near, 255.f, pixel), unit, near);
+}
+__device__ float number(float x) { return x; }
+
+// An image on its way to shared memory, asked for long before.
+struct Image {
+    PIXEL pixels[parts(PIXELS, THREADS)];
+    int label;
+
+    __device__ void ask(const PIXEL* X, const long long* y, long long index) {
+#pragma unroll
+        for (int i = 0; i < parts(PIXELS, THREADS); i++) {
+            const int e = threadIdx.x + i * THREADS;
+            if (e < PIXELS) pixels[i] = X[index * PIXELS + e];
+        }
+        label = y[index];
+    }
+
+    __device__ void put() const {
+        constexpr Shape s = shape(0);
+#pragma unroll
+        for (int i = 0; i < parts(PIXELS, THREADS); i++) {
+            const int e = threadIdx.x + i * THREADS, ci = e / (HEIGHT * WIDTH), y = e / WIDTH % HEIGHT, x = e % WIDTH;
+            if (e < PIXELS) plane_of<0>(ci)[(y + s.pad) * s.stride() + x + s.pad] = number(pixels[i]);
+        }
+    }
+};
+
+// Ask for a copy to shared memory. Two neighbours need the same: then each asks for every second piece, for both.
+__device__ void ask(void* to, const float* from, int bytes, Word64* barrier, int piece) {
+    if constexpr (TOGETHER == 1) cp_async_bulk(to, from, bytes, barrier);
+    else if (piece % TOGETHER == blockIdx.x % TOGETHER) cp_async_bulk_multicast(to, from, bytes, barrier, (1 << TOGETHER) - 1);
+}
+
+// A piece of memory that is not cut already.
+template <int FLOATS>
+__device__ void ask_whole(float* to, const float* from, Word64* barrier) {
+    constexpr int FIRST = FLOATS / 8 * 4;
+    if constexpr (FIRST > 0) ask(to, from, 4 * FIRST, barrier, 0);
+    ask(to + FIRST, from + FIRST, 4 * (FLOATS - FIRST), barrier, 1);
+}
+
+// Ask for the dense weights, as far as shared memory holds them.
+template <int layer = 0>
+__device__ void ask_dense(const float* packed) {
+    if constexpr (layer < LAYERS) {
+        constexpr Sharing s = sharing(layer);
+        const float* from = packed + dense_packed(layer);
+        if constexpr (held(layer) == s.each()) {
+            ask_whole<dense_bytes(layer) / 4>(shared_floats(dense_at(layer)), from, &head().dense);
+        } else if constexpr (held(layer) > 0) {
+            for (int slot = 0; slot < s.slots(); slot++) {
+                float* to = shared_floats(dense_at(layer)) + slot * held(layer) * wide(layer);
+                const int rows = max(0, min(held(layer), s.rows - slot * s.each()));
+                if (rows) ask(to, from + slot * s.each() * wide(layer), 4 * rows * wide(layer), &head().dense, slot);
+            }
+        }
+        ask_dense<layer + 1>(packed);
+    }
+}
+
+constexpr int asked_bytes() {
+    int bytes = 0;
+    for (int i = 0; i < LAYERS; i++) {
+        const Sharing s = sharing(i);
+        for (int slot = 0; slot < s.slots(); slot++) {
+            bytes += 4 * wide(i) * most(0, least(held(i), s.rows - slot * s.each()));
+        }
+    }
+    return bytes;
+}
+
+// One thread asks for the weights of step number `step`, the dense ones first, which are there first. waits: whether
+// blocks of this launch write them.
+template <bool waits>
+__device__ void ask_weights(const Exchange& exchange, Word step) {
+    if (waits) wait_for(&exchange.dense_new, GRID * step, NEW_DENSE, step);
+    fence_proxy_async_all();
+    mbarrier_arrive_expect_tx(&head().dense, asked_bytes());
+    ask_dense(exchange.packed);
+    if (waits) wait_for(&exchange.convs_new, GRID * step, NEW_CONVS, step);
+    fence_proxy_async_all();
+    mbarrier_arrive_expect_tx(&head().convs, 4 * (CONV_PACKED + BIASES_PACKED));
+    ask_whole<CONV_PACKED + BIASES_PACKED>(shared_floats(CONV_AT), exchange.packed, &head().convs);
+}
+
+// The rows of an example, for the products over the batch.
+__device__ void put_rows(Exchange& exchange, int image) {
+    const float4* activations = (const float4*)shared_floats(ACTIVATIONS_AT);
+    const float4* slopes = (const float4*)shared_floats(SLOPES_AT);
+    float4* to = (float4*)(exchange.activations + image * ACTIVATIONS);
+    for (int e = threadIdx.x; e < ACTIVATIONS / 4; e += THREADS) to[e] = activations[e];
+    to = (float4*)(exchange.slopes + image * SLOPES);
+    for (int e = threadIdx.x; e < SLOPES / 4; e += THREADS) to[e] = slopes[e];
+}
+
+// An image there and back. waits: whether all blocks are of one launch. phase: of the barriers. last: whether it is this block's last one of the step.
+template <bool waits>
+__device__ void through_network(Exchange& exchange, const Image& mine, int image, int n, Word step, Word phase, bool last,
+                                float* row_loss) {
+    if (threadIdx.x == 0) ask_weights<waits>(exchange, step);
+    mine.put();
+    __syncthreads();
+    stamp(15);
+    Kept kept;
+    if constexpr (kept_rows() > 0) kept.ask(exchange.packed);
+    wait_for_copy(&head().convs, phase, NEW_CONVS, step);
+    stamp(1);
+    convs_forward<0>();
+    stamp(2);
+    wait_for_copy(&head().dense, phase, NEW_DENSE, step);
+    stamp(3);
+    denses_forward<0>(kept);
+    if (threadIdx.x < 32) {
+        const float loss = softmax_back(mine.label, n);
+        if (threadIdx.x == 0) *row_loss = loss;
+    }
+    __syncthreads();
+    stamp(4);
+    denses_back<LAYERS - 1>(kept);
+    stamp(12);
+    put_rows(exchange, image);
+    dense_back<0>(kept, [](int k, float slope) { put_route<BLOCKS - 1>(k, slope); });
+    if (waits && threadIdx.x == 0 && last) red_release_gpu_add(&exchange.slopes_there, 1);
+    stamp(5);
+    convs_back<BLOCKS - 1>(exchange.partials + image * PARTIAL);
+    stamp(6);
+}

@@ -1,0 +1,253 @@
+// What is known before the kernel runs: the shapes of the layers, and where all their numbers lie.
+
+#include "ptx.cuh"
+
+#ifndef PIXEL
+#define PIXEL unsigned char  // or float
+#endif
+#ifndef CHANNELS  // of an image
+#define CHANNELS 1
+#define HEIGHT 28
+#define WIDTH 28
+#endif
+#ifndef CONVS  // channels, size and padding of each convolution
+#define CONVS 6, 5, 2, 16, 5, 0
+#endif
+#ifndef DENSE  // units of each dense layer; the last are the classes
+#define DENSE 120, 84, 10
+#endif
+#ifndef BATCH
+#define BATCH 128
+#endif
+#ifndef GRID  // blocks, all of them on the GPU at once
+#define GRID 132
+#endif
+#ifndef BLOCK_THREADS
+#define BLOCK_THREADS 512
+#endif
+#ifndef ADAM
+#define ADAM 0
+#endif
+#ifndef PAIRS
+#define PAIRS 0  // whether two blocks share what they read
+#endif
+#ifndef FIRST_EACH
+#define FIRST_EACH 3  // channels that a warp takes one after another, back through the first convolution
+#endif
+#ifndef SHARED_LIMIT  // bytes that a block may have
+#define SHARED_LIMIT 232448
+#endif
+
+extern __shared__ __align__(128) unsigned char shared_bytes[];
+
+const int TOGETHER = PAIRS ? 2 : 1;  // blocks of a cluster
+const int THREADS = BLOCK_THREADS, WARPS = THREADS / 32;
+constexpr int CONV_LIST[] = {CONVS}, DENSE_LIST[] = {DENSE};
+constexpr int BLOCKS = sizeof(CONV_LIST) / sizeof(int) / 3, LAYERS = sizeof(DENSE_LIST) / sizeof(int);
+
+constexpr int up_to(int multiple, int n) { return (n + multiple - 1) / multiple * multiple; }
+constexpr int parts(int n, int size) { return (n + size - 1) / size; }
+constexpr int most(int x, int y) { return x > y ? x : y; }
+constexpr int least(int x, int y) { return x < y ? x : y; }
+constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }
+
+// A convolution with its pooling: ci images of h x w become co of oh x ow, and then of ph x pw.
+struct Shape {
+    int ci, h, w, co, k, pad, oh, ow, ph, pw;
+
+    constexpr int rows() const { return h + 2 * pad; }
+    constexpr int taps() const { return ci * k * k; }
+    constexpr int windows() const { return ph * pw; }
+    constexpr int outputs() const { return co * ph * pw; }
+
+    // Channels out come in groups of at most four, whose weights for a tap are read at once.
+    constexpr int groups() const { return parts(co, 4); }
+    constexpr int each() const { return parts(co, groups()); }
+
+    // Numbers from a row to the next: windows of several rows are read at once, and shall lie in different banks.
+    constexpr int stride() const {
+        int best = 0, fewest = 1000;
+        for (int step = up_to(2, w + 2 * pad + 1 - k % 2); fewest > 1 && step < up_to(2, w + 2 * pad) + 18; step += 2) {
+            int hits[32] = {}, worst = 0;
+            for (int i = 0; i < 16 && i < windows(); i++) worst = most(worst, ++hits[(i / pw * step + i % pw) * 2 % 32]);
+            if (worst < fewest) best = step, fewest = worst;
+        }
+        return best;
+    }
+    constexpr int plane() const { return up_to(32, rows() * stride()) + 4; }
+};
+
+constexpr Shape shape(int block) {
+    Shape s = {0, 0, 0, CHANNELS, 0, 0, 0, 0, HEIGHT, WIDTH};
+    for (int i = 0; i <= block; i++) {
+        const int k = CONV_LIST[3 * i + 1], pad = CONV_LIST[3 * i + 2];
+        const int oh = s.ph + 2 * pad - k + 1, ow = s.pw + 2 * pad - k + 1;
+        s = {s.co, s.ph, s.pw, CONV_LIST[3 * i], k, pad, oh, ow, oh / 2, ow / 2};
+    }
+    return s;
+}
+
+// ---- Dense layers ----
+
+constexpr int units(int layer) { return layer < 0 ? shape(BLOCKS - 1).outputs() : DENSE_LIST[layer]; }
+constexpr int inputs(int layer) { return units(layer - 1); }
+constexpr int wide(int layer) { return up_to(4, units(layer)); }  // a row of weights, filled up
+
+// A warp has some rows of weights, and a lane some of their fours; where a row has few, more rows lie side by side.
+struct Sharing {
+    int rows, fours;
+
+    constexpr int lanes() const { return least(32, power_of_two(fours)); }  // of a row
+    constexpr int columns() const { return parts(fours, lanes()); }         // fours of a lane
+    constexpr int slots() const { return WARPS * 32 / lanes(); }
+    constexpr int each() const { return parts(rows, slots()); }  // rows of a slot
+};
+
+constexpr Sharing sharing(int layer) { return {inputs(layer), wide(layer) / 4}; }
+
+constexpr int largest() {
+    int best = 0;
+    for (int i = 1; i < LAYERS; i++) best = inputs(i) * wide(i) > inputs(best) * wide(best) ? i : best;
+    return best;
+}
+const int LARGEST = largest();
+
+// ---- A block's shared memory: bytes, each piece begins at a multiple of 16 ----
+
+constexpr int HEAD = 128;  // where failures are written down, and two barriers
+constexpr int plane_bytes(int block) { return up_to(16, 4 * (shape(block).ci * shape(block).plane() + 4)); }
+constexpr int planes_at(int block) { return block ? planes_at(block - 1) + plane_bytes(block - 1) : HEAD; }
+constexpr int CONV_AT = planes_at(BLOCKS);
+
+// The weights of the convolutions, as they are handed over: [group][tap][4], and after them all biases. Then the dense
+// layers' biases, and their weights row after row.
+constexpr int conv_packed(int block) {
+    return block ? conv_packed(block - 1) + shape(block - 1).groups() * shape(block - 1).taps() * 4 : 0;
+}
+constexpr int conv_bias_packed(int block) {
+    return block ? conv_bias_packed(block - 1) + up_to(4, shape(block - 1).co) : conv_packed(BLOCKS);
+}
+constexpr int CONV_PACKED = conv_bias_packed(BLOCKS);
+constexpr int bias_packed(int layer) { return layer ? bias_packed(layer - 1) + wide(layer - 1) : CONV_PACKED; }
+constexpr int BIASES_PACKED = bias_packed(LAYERS) - CONV_PACKED;
+constexpr int dense_packed(int layer) {
+    return layer ? dense_packed(layer - 1) + inputs(layer - 1) * wide(layer - 1) : CONV_PACKED + BIASES_PACKED;
+}
+constexpr int PACKED = dense_packed(LAYERS);
+
+constexpr int BIASES_AT = CONV_AT + 4 * CONV_PACKED;
+
+// Activations: the inputs of each dense layer, and at last the outputs. Slopes: the gradient of each layer's outputs.
+constexpr int activations_before(int layer) { return layer ? activations_before(layer - 1) + wide(layer - 2) : 0; }
+constexpr int slopes_before(int layer) { return layer ? slopes_before(layer - 1) + wide(layer - 1) : 0; }
+constexpr int ACTIVATIONS = activations_before(LAYERS), SLOPES = slopes_before(LAYERS);
+constexpr int ACTIVATIONS_AT = BIASES_AT + 4 * BIASES_PACKED;
+constexpr int SLOPES_AT = ACTIVATIONS_AT + 4 * (ACTIVATIONS + wide(LAYERS - 1));
+
+// Which of its four places each pooled maximum came from
+constexpr int codes_at(int block) {
+    return block ? codes_at(block - 1) + up_to(16, shape(block - 1).outputs()) : SLOPES_AT + 4 * SLOPES;
+}
+
+// Into how many parts a convolution's sums are cut, by the rows of its window, so that no thread is idle
+constexpr int splits(int block) {
+    const Shape s = shape(block);
+    return s.windows() * s.groups() * s.k <= THREADS ? s.k : 1;
+}
+
+// On the way back: what comes to each pooled number, and from which place it came
+constexpr int routes_before(int block) { return block ? routes_before(block - 1) + 8 * shape(block - 1).outputs() : 0; }
+
+constexpr int SCRATCH_AT = codes_at(BLOCKS);
+constexpr int scratch_bytes() {
+    int need = most(routes_before(BLOCKS), 4 * WARPS * 32 * 4);
+    for (int i = 0; i < BLOCKS; i++) {
+        const Shape s = shape(i);
+        if (splits(i) > 1) need = most(need, 16 * splits(i) * s.groups() * s.each() * s.windows());
+    }
+    for (int i = 0; i < LAYERS; i++) need = most(need, 4 * WARPS * wide(i));
+    return up_to(128, need);
+}
+constexpr int DENSE_AT = up_to(128, SCRATCH_AT + scratch_bytes());
+
+// How many rows of a slot lie in shared memory: all, but of the largest layer what there is room for; the others wait
+// in registers.
+constexpr int others() {
+    int bytes = 0;
+    for (int i = 0; i < LAYERS; i++) bytes += i == LARGEST ? 0 : 4 * inputs(i) * wide(i);
+    return bytes;
+}
+constexpr int held(int layer) {
+    const Sharing s = sharing(layer);
+    const int room = (SHARED_LIMIT - DENSE_AT - others()) / (4 * s.slots() * wide(layer));
+    return layer == LARGEST && 4 * inputs(layer) * wide(layer) > SHARED_LIMIT - DENSE_AT - others() ? most(0, room)
+                                                                                                     : s.each();
+}
+constexpr int kept_rows() { return most(0, sharing(LARGEST).each() - held(LARGEST)); }
+constexpr int dense_bytes(int layer) {
+    return 4 * wide(layer) * (held(layer) < sharing(layer).each() ? held(layer) * sharing(layer).slots() : inputs(layer));
+}
+constexpr int dense_at(int layer) { return layer ? dense_at(layer - 1) + dense_bytes(layer - 1) : DENSE_AT; }
+
+// ---- On the way back, in the place of the dense weights ----
+
+struct Way {  // back through a convolution but the first: see limit_convs.cuh
+    int lanes, chunks, windows, span, groups, each;
+};
+constexpr Way way(int block) {
+    const Shape s = shape(block);
+    const int lanes = parts(s.ci * s.k, 32), chunks = parts(s.pw, 5), windows = parts(s.pw, chunks);
+    const int groups = least(s.co, most(1, WARPS / (s.ph * chunks * lanes))), each = parts(s.co, groups);
+    return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(s.co, each), each};
+}
+constexpr int turned_bytes(int block) { return up_to(16, 4 * shape(block).co * shape(block).taps()); }
+constexpr int rows_of_parts(int block) { return shape(block).ph * way(block).chunks; }
+constexpr int dw_bytes(int block) { return up_to(16, rows_of_parts(block) * turned_bytes(block)); }
+constexpr int piece(int block) { return way(block).span * 32 * way(block).lanes + 1; }  // odd: rows in different banks
+constexpr int dx_bytes(int block) { return up_to(16, 4 * way(block).groups * rows_of_parts(block) * 2 * piece(block)); }
+
+struct First {  // back through the first convolution
+    int lanes, chunks, windows, span, groups, each;
+};
+constexpr First first_way() {
+    const Shape s = shape(0);
+    const int lanes = parts(s.ph * s.ci * s.k, 32), chunks = parts(s.pw, 7), windows = parts(s.pw, chunks);
+    const int each = least(s.co, FIRST_EACH);
+    return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(s.co, each), each};
+}
+constexpr int late_bytes() {
+    const Shape s = shape(0);
+    int need = most(4 * first_way().chunks * s.co * s.ph * s.taps(), 4 * WARPS * 32 * 20);
+    for (int i = 1; i < BLOCKS; i++) need = most(need, turned_bytes(i) + dw_bytes(i) + dx_bytes(i));
+    return need;
+}
+constexpr int SHARED_BYTES = most(dense_at(LAYERS), DENSE_AT + late_bytes());
+
+// ---- Theta: all weights, layer after layer, and then all biases ----
+
+constexpr int conv_weights(int block) {
+    return block ? conv_weights(block - 1) + shape(block - 1).co * shape(block - 1).taps() : 0;
+}
+constexpr int dense_weights(int layer) {
+    return layer ? dense_weights(layer - 1) + inputs(layer - 1) * units(layer - 1) : conv_weights(BLOCKS);
+}
+constexpr int conv_biases(int block) {
+    return block ? conv_biases(block - 1) + shape(block - 1).co : dense_weights(LAYERS);
+}
+constexpr int dense_biases(int layer) { return layer ? dense_biases(layer - 1) + units(layer - 1) : conv_biases(BLOCKS); }
+
+// The gradients of an example's convolutions: all weights, and then all biases
+constexpr int CONV_WEIGHTS = conv_weights(BLOCKS), CONV_BIASES = conv_biases(BLOCKS) - dense_weights(LAYERS);
+constexpr int PARTIAL = up_to(4, CONV_WEIGHTS + CONV_BIASES);
+
+static_assert(!PAIRS || (GRID % 2 == 0 && BATCH <= GRID), "pairs take one image each");
+static_assert(THREADS % 128 == 0 && BLOCKS >= 1 && LAYERS >= 1, "");
+static_assert(SHARED_BYTES <= SHARED_LIMIT, "too large for shared memory");
+static_assert(kept_rows() * sharing(LARGEST).columns() <= 12, "too large for shared memory and registers");
+
+template <int n>
+struct Number {
+    static constexpr int value = n;
+};
+
+__device__ float* shared_floats(int at) { return (float*)(shared_bytes + at); }

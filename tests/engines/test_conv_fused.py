@@ -1,0 +1,177 @@
+"""The persistent kernel for convolutional networks trains right: on `emulator.py` with no GPU, and on one."""
+
+import re
+from types import SimpleNamespace
+
+import emulator
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from test_emulated import folder, images, needs_compiler  # noqa: F401
+from test_persistent import distance, make, train
+
+from mlpkit import engines, kernels
+from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, BatchNorm, Conv, Flatten, Linear, MaxPool, Model, ReLU
+
+GPU = pytest.mark.gpu
+ODD = {
+    "one block, one layer": Model((1, 12, 12), (Conv(5, 3), MaxPool(2), ReLU(), Flatten(), Linear(7))),
+    "colours": Model(
+        (3, 13, 15),
+        (Conv(7, 2, padding=1), ReLU(), MaxPool(2), Conv(9, 3, padding=2), MaxPool(2), ReLU(), Flatten(), Linear(33),
+         ReLU(), Linear(5)),
+    ),
+    "three blocks, four layers": Model(
+        (2, 30, 26),
+        (Conv(4, 1), ReLU(), MaxPool(2), Conv(6, 4, padding=1), ReLU(), MaxPool(2), Conv(13, 3, padding=1), ReLU(),
+         MaxPool(2), Flatten(), Linear(140), ReLU(), Linear(20), ReLU(), Linear(30), ReLU(), Linear(3)),
+    ),
+    "windows of seven": Model(
+        (1, 28, 28),
+        (Conv(10, 7), ReLU(), MaxPool(2), Conv(12, 3, padding=1), ReLU(), MaxPool(2), Flatten(), Linear(50), ReLU(),
+         Linear(10)),
+    ),
+}  # fmt: skip
+
+# What the emulator must see: (what to look for, what to write)
+FAULTS = {
+    "nobody waits for the dense weights": ("wait_for_copy(&head().dense, phase, NEW_DENSE, step);\n    stamp(3);", ""),
+    "nobody waits for the filters": ("wait_for_copy(&head().convs, phase, NEW_CONVS, step);\n    stamp(1);", ""),
+    "nobody waits for the slopes": ("wait_for(&exchange->slopes_there, GRID * tag, SLOPES_THERE, tag);", ""),
+    "nobody waits for the gradients": ("wait_for(&exchange->convs_there, GRID * tag, CONVS_THERE, tag);", ""),
+    "old weights are read again": ("wait_for(&exchange.convs_new, GRID * step, NEW_CONVS, step);", ""),
+}  # fmt: skip
+
+
+@pytest.fixture
+def fused(folder, monkeypatch):  # noqa: F811
+    """Return a maker of emulated engines on a GPU of eight multiprocessors."""
+    monkeypatch.setitem(emulator.H100, "MultiProcessorCount", 8)
+
+    def maker(seed=0, source=None):
+        return emulator.engine("conv_fused", folder, seed, source or kernels.source("limit"))
+
+    return maker
+
+
+def same_as_float64(engine, batch_size, optimizer, model=LENET5, steps=3):
+    """Assert that an engine trains as float64 does; the last batch is short."""
+    n = steps * batch_size - batch_size // 3
+    case = images(n + 5, model), np.arange(n)[::-1] + 5, batch_size, optimizer
+    losses, theta = train(engine, *case, model=model)
+    wanted, wanted_theta = train("numpy_baseline", *case, np.float64, model)
+    assert_allclose(losses, wanted, rtol=2e-5)
+    assert distance(theta, wanted_theta) < 2e-6
+
+
+@needs_compiler
+@pytest.mark.parametrize(("batch_size", "optimizer"), [(8, "sgd"), (12, "adam"), (1, "adamw")])
+def test_lenet_trains_as_in_float64(batch_size, optimizer, fused):
+    settings = {"weight_decay": 0.01} if optimizer == "adamw" else {}
+    same_as_float64(fused(), batch_size, make(optimizer, **settings))
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ODD)
+def test_odd_networks_train_as_in_float64(name, fused):
+    same_as_float64(fused(1), 7, make("sgd", weight_decay=0.01), ODD[name])
+
+
+@needs_compiler
+def test_neighbours_share_what_they_read(fused):
+    source = kernels.source("limit").replace("#define PAIRS 0", "#define PAIRS 1")
+    same_as_float64(fused(2, source), 7, make("sgd"))
+
+
+@needs_compiler
+def test_every_schedule_gives_the_same_to_the_last_bit(fused):
+    case = images(30, LENET5), np.arange(20), 8, make("adam")
+    found = [train(fused(seed), *case, model=LENET5) for seed in range(1, 4)]
+    for losses, theta in found[1:]:
+        assert_array_equal(losses, found[0][0])
+        assert_array_equal(theta, found[0][1])
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wait_that_is_left_out_is_seen(fault, fused):
+    right, wrong = FAULTS[fault]
+    source = kernels.source("limit")
+    assert right in source
+    model = ODD["one block, one layer"]
+
+    def in_six_schedules():
+        for seed in range(6):
+            same_as_float64(fused(seed, source.replace(right, wrong)), 7, make("sgd"), model)
+
+    with pytest.raises((AssertionError, emulator.Failed)):
+        in_six_schedules()
+
+
+def test_the_kernels_fit_into_registers():
+    try:
+        for adam in (0, 1):
+            found = kernels.resources("limit", ADAM=adam)["train"]
+            assert found.spilled_bytes <= 64
+            assert all(each.spilled_bytes == 0 for each in kernels.resources("limit_graph", ADAM=adam).values())
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+CONV = (Conv(6, 3), ReLU(), MaxPool(2))
+REFUSED = {
+    "begins with one to 3 blocks": MLP,
+    "has ReLU and MaxPool\\(2\\) after each Conv": Model((1, 9, 9), (Conv(6, 3), BatchNorm(), Flatten(), Linear(3))),
+    "convolves with stride 1": Model((1, 12, 12), (Conv(6, 3, stride=2), *CONV[1:], Flatten(), Linear(3))),
+    "ends with Flatten": Model((1, 12, 12), (*CONV, Flatten(), Linear(9), Linear(3))),
+    "KiB of shared memory": FASHION_CNN,
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("part", REFUSED)
+def test_it_says_what_it_is_not_made_for(part, fused):
+    sgd = SimpleNamespace(kind="sgd")
+    assert re.search(part, fused().why_not(REFUSED[part], sgd, 128))
+
+
+@needs_compiler
+def test_it_knows_three_optimizers(fused):
+    sentence = fused().why_not(LENET5, SimpleNamespace(kind="momentum"), 128)
+    assert "SGD, Adam, AdamW" in sentence
+
+
+@needs_compiler
+def test_it_refuses_float64(fused):
+    with pytest.raises(ValueError, match="float32"):
+        train(fused(), images(30, LENET5), np.arange(8), 8, make("sgd"), np.float64, LENET5)
+
+
+# On a GPU
+
+
+def on_gpu():
+    if reason := engines.available()["cuda_conv_fused"]:
+        pytest.skip(reason)
+    return engines.load("cuda_conv_fused")
+
+
+@GPU
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("batch_size", [1, 64, 100, 128, 300])
+def test_lenet_trains_as_in_float64_on_a_gpu(batch_size, optimizer):
+    same_as_float64(on_gpu(), batch_size, make(optimizer))
+
+
+@GPU
+@pytest.mark.parametrize("name", ODD)
+def test_odd_networks_train_as_in_float64_on_a_gpu(name):
+    same_as_float64(on_gpu(), 50, make("sgd"), ODD[name], steps=5)
+
+
+@GPU
+def test_two_runs_give_the_same_bits():
+    case = images(2000, LENET5), np.arange(2000), 128, make("adam")
+    first, second = (train(on_gpu(), *case, model=LENET5) for _ in range(2))
+    assert_array_equal(first[0], second[0])
+    assert_array_equal(first[1], second[1])
