@@ -17,6 +17,7 @@ LENET = Recipe(model=LENET5, lr=0.05)
 FASHION, DEEP = Recipe(model=FASHION_CNN, lr=0.01), Recipe(model=RESIDUAL, lr=0.05)
 PLAN = Plan(
     engines=(
+        "cupy_naive",
         "cupy_conv",
         "cuda_conv",
         "cuda_conv_graph",

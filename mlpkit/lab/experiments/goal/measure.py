@@ -41,11 +41,11 @@ class Plan:
 USUAL = Plan()
 
 
-def measure(save=results.save_part, progress=print, plan=USUAL, dataset=None):
-    """Train each goal's recipe with each engine from each seed, in turns, and return the record."""
+def measure(save=results.save_part, progress=print, plan=USUAL, dataset=None, experiment="goal"):
+    """Train each goal's recipe with each engine from each seed, in turns, and return the record of that name."""
     dataset = dataset or load()
     recipes = {goal: recipe.to_dict() for goal, recipe in plan.goals.items()}
-    record = results.new("goal", seeds=plan.seeds, patience=plan.patience, recipes=recipes)
+    record = results.new(experiment, seeds=plan.seeds, patience=plan.patience, recipes=recipes)
     results.collect(record, _rehearsals(plan, dataset.train, progress), save)
     calls = {
         (case["goal"], case["engine"]): partial(_train, case, plan.goals[case["goal"]], dataset)

@@ -35,26 +35,28 @@ class Plan:
 USUAL = Plan()
 
 
-def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
-    """Measure the engines that the plan names, and return the record. train: (X, y), MNIST's where None is given.
+def measure(
+    save=results.save_part, progress=print, plan=USUAL, train=None, recipe=RECIPE, experiment="timeline"
+):  # fmt: skip
+    """Measure the engines that the plan names with a recipe, and return the record of that name.
 
-    Raises `engines.EngineUnavailable` where there is no GPU.
+    train: (X, y), MNIST's where None is given. Raises `engines.EngineUnavailable` where there is no GPU.
     """
     engine = engines.load("cupy_naive")  # or why there is none
     versions = {library: machine.version(library) for library in LIBRARIES}
-    record = results.new("timeline", plan=asdict(plan), recipe=RECIPE.to_dict(), libraries=versions)
+    record = results.new(experiment, plan=asdict(plan), recipe=recipe.to_dict(), libraries=versions)
     arrays = tuple(map(engine.asarray, train or data.load(scaled=True).train))
-    results.collect(record, (_times(name, arrays, plan, progress) for name in plan.names), save)
+    results.collect(record, (_times(name, recipe, arrays, plan, progress) for name in plan.names), save)
     for run in record["runs"]:  # last: a profiler may leave the launches slower than it found them
         progress(f"kernels of {run['engine']}")
-        run |= _kernels(Stepper(run["engine"], RECIPE, arrays), plan)
+        run |= _kernels(Stepper(run["engine"], recipe, arrays), plan)
         save(record)
     return record
 
 
-def _times(name, arrays, plan, progress):
+def _times(name, recipe, arrays, plan, progress):
     progress(f"steps of {name}")
-    stepper = Stepper(name, RECIPE, arrays)
+    stepper = Stepper(name, recipe, arrays)
     stepper.take(plan.whole)
     samples = [
         (_one_more(asked_us, stepper, plan.asked), _one_more(device_us, stepper, plan.ahead))
