@@ -11,41 +11,22 @@ import numpy as np
 
 from mlpkit.kernels.cnn import operations
 
+from . import cupy_fused
 from .cuda.products import product
-from .cupy_fused import (
-    adam_update as adam_update,
-)
-from .cupy_fused import (
-    all_finite as all_finite,
-)
-from .cupy_fused import (
-    all_labels as all_labels,
-)
-from .cupy_fused import (
-    axpy as axpy,
-)
-from .cupy_fused import (
-    gather as gather,
-)
-from .cupy_fused import (
-    momentum_update as momentum_update,
-)
-from .cupy_fused import (
-    nesterov_update as nesterov_update,
-)
-from .cupy_fused import (
-    relu_backward as relu_backward,
-)
-from .cupy_fused import (
-    rmsprop_update as rmsprop_update,
-)
-from .cupy_fused import (
-    sgd_update as sgd_update,
-)
-from .cupy_fused import (
-    softmax_cross_entropy as softmax_cross_entropy,
-)
 from .cupy_naive import *
+
+# What needs no product is as it is there: one kernel each
+gather = cupy_fused.gather
+all_finite = cupy_fused.all_finite
+all_labels = cupy_fused.all_labels
+relu_backward = cupy_fused.relu_backward
+softmax_cross_entropy = cupy_fused.softmax_cross_entropy
+axpy = cupy_fused.axpy
+sgd_update = cupy_fused.sgd_update
+momentum_update = cupy_fused.momentum_update
+nesterov_update = cupy_fused.nesterov_update
+rmsprop_update = cupy_fused.rmsprop_update
+adam_update = cupy_fused.adam_update
 
 ROOM = 64 << 20  # bytes that the windows of a convolution may take at a time
 
@@ -232,8 +213,8 @@ def hinge(z, labels):
 
 
 _mean = cp.ReductionKernel("T x, int64 n", "T mean", "double(x) / n", "a + b", "mean = a", "0", "mean", "double")
-_add = cp.ElementwiseKernel("T x, T y", "T sum", "sum = x + y", "add")
-_multiply = cp.ElementwiseKernel("T x, T y", "T product", "product = x * y", "multiply")
+_add = cp.ElementwiseKernel("T x, T y", "T sum", "sum = x + y", "add_arrays")
+_multiply = cp.ElementwiseKernel("T x, T y", "T product", "product = x * y", "multiply_arrays")
 _relu = cp.ElementwiseKernel("T z", "T a", "a = z < 0 ? T(0) : z", "relu")  # in this order a NaN stays a NaN
 _leaky_relu = cp.ElementwiseKernel("T z, T slope", "T a", "a = z > 0 ? z : slope * z", "leaky_relu")
 _leaky_relu_backward = cp.ElementwiseKernel(
@@ -241,7 +222,7 @@ _leaky_relu_backward = cp.ElementwiseKernel(
 )
 _sigmoid = cp.ElementwiseKernel("T z", "T a", "a = exp(min(z, T(0))) / (1 + exp(-abs(z)))", "sigmoid")
 _sigmoid_backward = cp.ElementwiseKernel("T a, T da", "T dz", "dz = da * a * (1 - a)", "sigmoid_backward")
-_tanh = cp.ElementwiseKernel("T z", "T a", "a = tanh(z)", "tanh")
+_tanh = cp.ElementwiseKernel("T z", "T a", "a = tanh(z)", "tanh_of")
 _tanh_backward = cp.ElementwiseKernel("T a, T da", "T dz", "dz = da * (1 - a * a)", "tanh_backward")
 _squared_error = cp.ElementwiseKernel(
     "T z, T target, T factor",

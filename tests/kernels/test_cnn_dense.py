@@ -17,7 +17,7 @@ from mlpkit.nn.models import mlp
 from mlpkit.nn.network import Network
 
 needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
-ERRORS = {"float32": 3e-6, "tf32": 2e-3}
+ERRORS = {"float32": 1e-6, "tf32": 4e-2}  # a unit near 0 may fall on the other side
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_it_is_what_the_layers_are(n, sizes, precision, folder):
     dense._kernel.cache_clear()
     error = ERRORS[precision]
     assert_allclose(loss, wanted, rtol=error)
-    assert_allclose(found, network.grad, rtol=0, atol=error * max(1, np.abs(network.grad).max()))
+    assert np.linalg.norm(found - network.grad) <= error * np.linalg.norm(network.grad)
     assert (dx is None) == (n == 3)
     if dx is not None:
         assert dx.shape == x.shape

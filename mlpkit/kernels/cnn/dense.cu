@@ -14,9 +14,12 @@
 #ifndef PRODUCTS
 #define PRODUCTS 3
 #endif
-constexpr int TILE = 64, DEPTH = 32, THREADS = 128, ROWS = 256;  // ROWS: threads of `examples`
-constexpr int TALL = DEPTH + 4, WIDE = TILE + 8;                  // numbers from row to row, so that no two lanes collide
-constexpr int NUMBERS = TILE * TALL;                              // of a tile, of either form
+#ifndef STAGES
+#define STAGES 3  // pairs of tiles in shared memory: one is multiplied, the others are on their way
+#endif
+constexpr int TILE = 64, DEPTH = 32, THREADS = 256;  // of a block: two groups of four warps, each with half of the depths
+constexpr int TALL = DEPTH + 4, WIDE = TILE + 8;     // numbers from row to row, so that no two lanes collide
+constexpr int NUMBERS = TILE * TALL;                 // of a tile, of either form
 static_assert(DEPTH * WIDE == NUMBERS, "both forms take as much");
 
 constexpr int MOST = 6;  // layers
@@ -66,10 +69,84 @@ struct Parts {
     Word high, low;
 };
 
+// Tensor cores cut a float32 off after 10 bits: a little more than x, cut off, is x rounded. See implicit_tf32.cuh.
 __device__ Parts split(float x)
 {
-    const Word high = cvt_rna_tf32(x);
-    return {high, __float_as_uint(x - __uint_as_float(high & ~0x1fffu))};
+    const Word high = __float_as_uint(x * 1.00034526698f) & ~0x1fffu;
+    return {high, __float_as_uint(x - __uint_as_float(high))};
+}
+
+// What a lane holds of 32 rows of A and 32 columns of B, 8 depths each: high and low parts.
+struct Pieces {
+    Word a[2][2][4], b[2][4][2];
+};
+
+template <bool A_TURNED, bool B_TURNED>
+__device__ void fetch(Pieces& to, const float* a, const float* b, int y, int x, int depth)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    #pragma unroll
+    for (int l = 0; l < 4; ++l) {
+        #pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int m = y + 16 * i + l % 2 * 8 + g, k = depth + t + l / 2 * 4;
+            const Parts parts = split(A_TURNED ? a[k * WIDE + m] : a[m * TALL + k]);
+            to.a[0][i][l] = parts.high, to.a[1][i][l] = parts.low;
+        }
+        #pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int n = x + 8 * l + g, k = depth + t + 4 * half;
+            const Parts parts = split(B_TURNED ? b[n * TALL + k] : b[k * WIDE + n]);
+            to.b[0][l][half] = parts.high, to.b[1][l][half] = parts.low;
+        }
+    }
+}
+
+// Add the products of all 8 pieces. Those that follow each other are of different pieces: none waits for the last one.
+__device__ void multiply(float (&totals)[2][4][4], const Pieces& o)
+{
+    float sums[2][4][4] = {};
+    #pragma unroll
+    for (int product = 3 - PRODUCTS; product < 3; ++product)  // low high, high low, high high
+        #pragma unroll
+        for (int i = 0; i < 2; ++i)
+            #pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                auto& to = PRODUCTS == 1 ? totals[i][j] : sums[i][j];
+                mma_m16n8k8_tf32(to, o.a[product == 0][i], o.b[product == 1][j]);
+            }
+    #pragma unroll
+    for (int i = 0; i < 2 && PRODUCTS > 1; ++i)
+        #pragma unroll
+        for (int j = 0; j < 4; ++j)
+            #pragma unroll
+            for (int l = 0; l < 4; ++l) totals[i][j][l] += sums[i][j][l];
+}
+
+// The place of a lane's sums (i, j, l) in a tile: row, column.
+__device__ int2 place(int i, int j, int l)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    return {warp / 2 * 32 + 16 * i + l / 2 * 8 + lane / 4, warp % 2 * 32 + 8 * j + 2 * (lane % 4) + l % 2};
+}
+
+// Write a tile: the sums of both groups of warps.
+__device__ void store(float (&totals)[2][4][4], float* to, int rows, int columns, int row, int column)
+{
+    float* others = reinterpret_cast<float*>(shared_bytes);
+    const bool second = threadIdx.x >= THREADS / 2;
+    __syncthreads();  // the tiles have been read
+    #pragma unroll
+    for (int n = 0; n < 32 && second; ++n)
+        others[n * (THREADS / 2) + threadIdx.x - THREADS / 2] = totals[n / 16][n / 4 % 4][n % 4];
+    __syncthreads();
+    #pragma unroll
+    for (int n = 0; n < 32 && !second; ++n) {
+        const int2 at = place(n / 16, n / 4 % 4, n % 4);
+        if (row + at.x < rows && column + at.y < columns)
+            to[(size_t)(row + at.x) * columns + column + at.y] =
+                totals[n / 16][n / 4 % 4][n % 4] + others[n * (THREADS / 2) + threadIdx.x];
+    }
 }
 
 // The tile (64, 64) of a product, from (row, column) on, of the depths from `first` to `end`. A (rows, depth), or turned
@@ -79,10 +156,10 @@ __device__ void tile(const Matrix& A, const Matrix& B, float* to, int rows, int 
                      int end)
 {
     float* shared = reinterpret_cast<float*>(shared_bytes);
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
-    const int y = warp / 2 * 32, x = warp % 2 * 32;
-    const auto ask = [&](int k, int slot) {
-        float *a = shared + slot * 2 * NUMBERS, *b = a + NUMBERS;
+    const int warp = threadIdx.x / 32, y = warp % 4 / 2 * 32, x = warp % 2 * 32, half = warp / 4 * (DEPTH / 2);
+    const auto ask = [&](int number) {
+        float *a = shared + number % STAGES * 2 * NUMBERS, *b = a + NUMBERS;
+        const int k = first + number * DEPTH;
         if (k < end) {
             if (A_TURNED) load<TILE, WIDE>(a, A, k, row, end, rows);
             else load<DEPTH, TALL>(a, A, row, k, rows, end);
@@ -92,66 +169,28 @@ __device__ void tile(const Matrix& A, const Matrix& B, float* to, int rows, int 
         cp_async_commit_group();
     };
     float totals[2][4][4] = {};
-    ask(first, 0);
-    for (int k = first, slot = 0; k < end; k += DEPTH, slot ^= 1) {
-        ask(k + DEPTH, slot ^ 1);
-        cp_async_wait_group<1>();
-        __syncthreads();
-        const float *a = shared + slot * 2 * NUMBERS, *b = a + NUMBERS;
-        #pragma unroll
-        for (int step = 0; step < DEPTH; step += 8) {
-            Parts as[2][4], bs[4][2];
-            #pragma unroll
-            for (int i = 0; i < 2; ++i)
-                #pragma unroll
-                for (int l = 0; l < 4; ++l) {
-                    const int m = y + 16 * i + l % 2 * 8 + g, depth = step + t + l / 2 * 4;
-                    as[i][l] = split(A_TURNED ? a[depth * WIDE + m] : a[m * TALL + depth]);
-                }
-            #pragma unroll
-            for (int j = 0; j < 4; ++j)
-                #pragma unroll
-                for (int l = 0; l < 2; ++l) {
-                    const int n = x + 8 * j + g, depth = step + t + 4 * l;
-                    bs[j][l] = split(B_TURNED ? b[n * TALL + depth] : b[depth * WIDE + n]);
-                }
-            #pragma unroll
-            for (int i = 0; i < 2; ++i)
-                #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const Word a_high[4] = {as[i][0].high, as[i][1].high, as[i][2].high, as[i][3].high};
-                    const Word b_high[2] = {bs[j][0].high, bs[j][1].high};
-                    if (PRODUCTS == 1) {
-                        mma_m16n8k8_tf32(totals[i][j], a_high, b_high);
-                    } else {
-                        const Word a_low[4] = {as[i][0].low, as[i][1].low, as[i][2].low, as[i][3].low};
-                        const Word b_low[2] = {bs[j][0].low, bs[j][1].low};
-                        float sums[4] = {};
-                        mma_m16n8k8_tf32(sums, a_low, b_high);
-                        mma_m16n8k8_tf32(sums, a_high, b_low);
-                        mma_m16n8k8_tf32(sums, a_high, b_high);
-                        #pragma unroll
-                        for (int l = 0; l < 4; ++l) totals[i][j][l] += sums[l];
-                    }
-                }
-        }
-        __syncthreads();  // before the slot is filled again
-    }
     #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int number = 0; number < STAGES - 1; ++number) ask(number);
+    for (int number = 0; first + number * DEPTH < end; ++number) {
+        cp_async_wait_group<STAGES - 2>();
+        __syncthreads();  // all of the tile is there, and the one before it has been read
+        ask(number + STAGES - 1);
+        const float *a = shared + number % STAGES * 2 * NUMBERS, *b = a + NUMBERS;
         #pragma unroll
-        for (int j = 0; j < 4; ++j)
-            #pragma unroll
-            for (int l = 0; l < 4; ++l) {
-                const int m = row + y + 16 * i + l / 2 * 8 + g, n = column + x + 8 * j + 2 * t + l % 2;
-                if (m < rows && n < columns) to[(size_t)m * columns + n] = totals[i][j][l];
-            }
+        for (int step = 0; step < DEPTH / 2; step += 8) {
+            Pieces pieces;
+            fetch<A_TURNED, B_TURNED>(pieces, a, b, y, x, half + step);
+            multiply(totals, pieces);
+        }
+    }
+    cp_async_wait_all();
+    store(totals, to, rows, columns, row, column);
 }
 
 __device__ int tiles_of(int length) { return (length + TILE - 1) / TILE; }
 
 // parts (slices, n, units): the first layer's sums over `slice` of its inputs each.
-extern "C" __global__ __launch_bounds__(THREADS)
+extern "C" __global__ __launch_bounds__(THREADS, 2)
 void forward_parts(const __grid_constant__ Network net, float* parts, int slice)
 {
     const Layer& first = net.layers[0];
@@ -174,19 +213,19 @@ __device__ float group_sum(float x)
 }
 
 // Shared: the activations of each layer but the last, logits, gradients of two layers, and partial sums.
-extern "C" __global__ __launch_bounds__(ROWS)
+extern "C" __global__ __launch_bounds__(THREADS, 2)
 void examples(const __grid_constant__ Network net, const float* parts, int slices, const long long* labels,
               float* row_losses, int widest)
 {
     float* activations = reinterpret_cast<float*>(shared_bytes);
-    float *partial = activations + (MOST - 1) * widest, *dz = partial + max(ROWS, widest), *dz_before = dz + widest;
+    float *partial = activations + (MOST - 1) * widest, *dz = partial + max(THREADS, widest), *dz_before = dz + widest;
     const int row = blockIdx.x, last = net.count - 1;
     for (int l = 0; l <= last; ++l) {
         const Layer& layer = net.layers[l];
-        const int units = layer.units, groups = l ? max(1, ROWS / units) : 1;
+        const int units = layer.units, groups = l ? max(1, THREADS / units) : 1;
         float* here = l == last ? dz : activations + l * widest;
         const float* before = activations + (l - 1) * widest;
-        for (int i = threadIdx.x; i < groups * units; i += ROWS) {
+        for (int i = threadIdx.x; i < groups * units; i += THREADS) {
             const int group = i / units, j = i % units;
             float sum = 0;
             if (l == 0) {
@@ -199,7 +238,7 @@ void examples(const __grid_constant__ Network net, const float* parts, int slice
             partial[i] = sum;
         }
         __syncthreads();
-        for (int j = threadIdx.x; j < units; j += ROWS) {
+        for (int j = threadIdx.x; j < units; j += THREADS) {
             float sum = layer.b[j];
             for (int group = 0; group < groups; ++group) sum += partial[group * units + j];
             here[j] = l < last ? relu(sum) : sum;
@@ -227,13 +266,16 @@ void examples(const __grid_constant__ Network net, const float* parts, int slice
     for (int l = last; l > 0; --l) {
         const Layer& layer = net.layers[l];
         const float* before = activations + (l - 1) * widest;
-        for (int first = 0; first < layer.inputs; first += ROWS / 16) {
-            const int k = first + threadIdx.x / 16;
+        const int lanes = layer.units <= 16 ? 1 : 16, lane = threadIdx.x % lanes;  // of a number
+        #pragma unroll 2
+        for (int first = 0; first < layer.inputs; first += THREADS / lanes) {
+            const int k = first + threadIdx.x / lanes;
             float sum = 0;
-            for (int j = threadIdx.x % 16; j < layer.units && k < layer.inputs; j += 16)
+            #pragma unroll 8
+            for (int j = lane; j < layer.units && k < layer.inputs; j += lanes)
                 sum += dz[j] * layer.W[(size_t)k * layer.units + j];
-            sum = group_sum(sum);
-            if (threadIdx.x % 16 == 0 && k < layer.inputs) {
+            if (lanes > 1) sum = group_sum(sum);
+            if (lane == 0 && k < layer.inputs) {
                 dz_before[k] = before[k] > 0 ? sum : 0;
                 net.layers[l - 1].dz[(size_t)row * layer.inputs + k] = dz_before[k];
             }
@@ -251,7 +293,7 @@ __device__ void column_sums(const float* dz, float* sums, int n, int units, int 
 {
     if (j >= units) return;
     float sum = 0;
-    #pragma unroll 8
+    #pragma unroll 32
     for (int row = 0; row < n; ++row) sum += dz[(size_t)row * units + j];
     sums[j] = sum;
 }
@@ -262,15 +304,16 @@ __device__ void mean_loss(const float* row_losses, int n, float* losses, int* st
     double* sums = reinterpret_cast<double*>(shared_bytes);
     double sum = 0;
     for (int row = threadIdx.x; row < n; row += THREADS) sum += row_losses[row];
-    sums[threadIdx.x] = sum;
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x) return;
-    for (int i = 1; i < THREADS; ++i) sum += sums[i];
+    for (int warp = 1; warp < THREADS / 32; ++warp) sum += sums[warp];
     losses[step ? (*step)++ : 0] = sum / n;
 }
 
 // Block 0: the loss. Then for each layer the blocks of db and dW; then those of dx.
-extern "C" __global__ __launch_bounds__(THREADS)
+extern "C" __global__ __launch_bounds__(THREADS, 2)
 void gradients(const __grid_constant__ Network net, const float* row_losses, float* losses, int* step)
 {
     int block = blockIdx.x - 1;

@@ -8,13 +8,13 @@ import numpy as np
 
 from mlpkit import kernels
 
-TILE, DEPTH, THREADS, ROWS = 64, 32, 128, 256  # as in dense.cu
+TILE, DEPTH, THREADS, STAGES = 64, 32, 256, 3  # as in dense.cu
 MOST_LAYERS, WIDEST, MOST_LATER = (
     6,
     1024,
     1 << 16,
 )  # of units; of weights behind the first layer, which each block reads
-SHARED = 4 * TILE * (DEPTH + 4) * 4  # bytes: two tiles, twice
+SHARED = STAGES * 2 * TILE * (DEPTH + 4) * 4  # bytes, of pairs of tiles
 BLOCKS = 132  # of which the first layer's slices make about so many
 
 
@@ -49,7 +49,7 @@ class Sizes:
     def shared(self):
         """The bytes of shared memory of a block that has an example."""
         widest = max(self.sizes[1:])
-        return 4 * ((MOST_LAYERS - 1) * widest + max(ROWS, widest) + 2 * widest)
+        return 4 * ((MOST_LAYERS - 1) * widest + max(THREADS, widest) + 2 * widest)
 
 
 def why_not(sizes):
@@ -100,7 +100,7 @@ def examples(step, parts, labels, precision):
     row_losses, widest = cp.empty(sizes.n, np.float32), np.int32(max(sizes.sizes[1:]))
     network = step.network.view(f"V{NETWORK.itemsize}")
     arguments = network, parts, np.int32(sizes.slices), labels, row_losses, widest
-    _kernel("examples", precision)((sizes.n,), (ROWS,), arguments, shared_mem=sizes.shared)
+    _kernel("examples", precision)((sizes.n,), (THREADS,), arguments, shared_mem=sizes.shared)
     return row_losses
 
 

@@ -1,0 +1,30 @@
+"""CUDA graph of blocks: the whole step, from the batch to the update, is recorded once and replayed.
+
+As in `cuda_conv`, for any model whose targets are labels of classes. See `cuda/plan`.
+"""
+
+from mlpkit.kernels import gpu
+
+from .cuda.matches import matches_for
+from .cuda.plan import PlannedTrainer
+from .cupy_conv import *
+from .stepping import OF_CLASSES
+
+gpu.require_capability(9.0)  # its blocks are written for Hopper
+
+NAME = "cuda_conv_graph"
+
+
+def why_not(model, optimizer, batch_size, engine=NAME):
+    """Return None where the targets are labels of classes, else a sentence. See `protocol`."""
+    if model.loss in OF_CLASSES:
+        return None
+    return f"{engine} trains with labels of classes, not with {model.loss}: take the engine cuda_conv."
+
+
+class Trainer(PlannedTrainer):
+    """Replays one step at a time. See `protocol.Trainer`."""
+
+    def __init__(self, network, optimizer, X, y, batch_size):
+        self.matches = matches_for(network.dtype)
+        super().__init__(network, optimizer, X, y, batch_size)

@@ -1,0 +1,23 @@
+"""CUDA graph of blocks in BF16: as `cuda_conv_graph`, with products of numbers with fewer digits.
+
+Between convolutions images are bfloat16, and so are the numbers that are multiplied. Linear layers, which take little
+time, multiply TF32. Sums, parameters and their updates are float32.
+"""
+
+from . import cuda_conv_graph
+from .cupy_conv import *
+
+NAME = "cuda_conv_graph_bf16"
+
+
+def why_not(model, optimizer, batch_size):
+    """Return None, or in a sentence what it can't. See `protocol`."""
+    if optimizer.network.dtype != "float32":
+        return f"{NAME} computes in float32, with fewer digits, not in {optimizer.network.dtype}: take cuda_conv_graph."
+    return cuda_conv_graph.why_not(model, optimizer, batch_size, NAME)
+
+
+class Trainer(cuda_conv_graph.Trainer):
+    """Replays one step at a time. See `protocol.Trainer`."""
+
+    precision = "bf16"
