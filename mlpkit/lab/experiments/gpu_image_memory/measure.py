@@ -1,0 +1,84 @@
+"""How the record "gpu_image_memory" is made: some steps of each training, and what is allocated then."""
+
+from dataclasses import dataclass
+from importlib import import_module
+
+from mlpkit import engines
+from mlpkit.lab import machine, peers, results
+from mlpkit.nn.models import FASHION_CNN, LENET5, RESIDUAL
+from mlpkit.training.fit import trainer_of
+from mlpkit.training.recipe import Recipe
+
+RECIPES = tuple(
+    Recipe(model=model, lr=0.01, batch_size=n) for model in (FASHION_CNN, LENET5, RESIDUAL) for n in (32, 128)
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Whose memory is measured, with which recipes. others: of `lab.peers`, those that are PyTorch's."""
+
+    engines: tuple[str, ...] = ("cuda_conv_graph", "cuda_conv_graph_tf32", "cuda_conv_graph_bf16")
+    others: tuple[str, ...] = ("pytorch_cuda", "pytorch_cuda_graph")
+    recipes: tuple[Recipe, ...] = RECIPES
+
+
+USUAL = Plan()
+
+
+def measure(save=results.save_part, progress=print, plan=USUAL):
+    """Take some steps of each training, and return the record. Raises `engines.EngineUnavailable` without a GPU."""
+    engines.load("cupy_naive")  # or why there is none
+    record = results.new("gpu_image_memory", libraries={"torch": machine.version("torch")})
+    return results.collect(record, _runs(plan, progress), save)
+
+
+def _runs(plan, progress):
+    for recipe in plan.recipes:
+        task = peers.problem(recipe)
+        for name in (*plan.engines, *plan.others):
+            progress(f"memory of {name}, batch {recipe.batch_size}")
+            look = _engine if name in engines.names() else _peer
+            run = {"engine": name, "recipe": recipe.to_dict(), "why_not": None}
+            try:
+                yield run | look(name, task)
+            except (ImportError, engines.EngineUnavailable, ValueError) as error:
+                yield run | {"why_not": " ".join(str(error).split())}
+
+
+def _engine(name, task):
+    """Return the plan of a step, and the bytes of what lasts from step to step."""
+    import cupy as cp
+
+    engine, recipe, pool = engines.load(name), task.recipe, cp.get_default_memory_pool()
+    X, y = engine.asarray(task.X), engine.asarray(task.y)
+    before = pool.used_bytes()
+    network = recipe.make_network(name)
+    optimizer = recipe.make_optimizer(network, len(y))
+    trainer = trainer_of(network, optimizer, X, y, recipe.batch_size)
+    try:
+        engine.to_numpy(trainer.epoch(task.order[: 4 * recipe.batch_size]))
+        step = trainer.arenas[recipe.batch_size].plan
+        intervals = [[each.size, each.start, each.end, each.offset] for each in step.intervals]
+        lasting = pool.used_bytes() - before
+    finally:
+        trainer.close()
+    at_once, in_all = step.most_at_once, step.sum_of_sizes
+    return {
+        "bytes": step.bytes + lasting, "lasting": lasting, "arena": step.bytes, "at_once": at_once, "in_all": in_all,
+        "intervals": intervals,
+    }  # fmt: skip
+
+
+def _peer(name, task):
+    """Return the most bytes that PyTorch had allocated in some steps, the examples left out."""
+    import torch
+
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    steps = import_module(f"mlpkit.lab.peers.{name}").prepare(task)
+    examples = task.X.nbytes + task.y.nbytes + task.rows().nbytes
+    steps(4)
+    torch.cuda.reset_peak_memory_stats()
+    steps(4)
+    return {"bytes": torch.cuda.max_memory_allocated() - before - examples}

@@ -1,0 +1,63 @@
+"""Records of networks that see on a GPU: what they say is derived from small ones that are made up; and a small run."""
+
+import pytest
+
+from mlpkit.lab.bench import Timing
+from mlpkit.lab.experiments import gpu_image_goal, gpu_image_memory, gpu_image_peers, gpu_image_timeline
+from mlpkit.lab.experiments.gpu_image_memory.read import run_of
+from mlpkit.nn.models import FASHION_CNN, LENET5
+from mlpkit.training.recipe import Recipe
+
+RECIPE = Recipe(model=FASHION_CNN, batch_size=32)
+
+
+def run(engine, **more):
+    return {"engine": engine, "recipe": RECIPE.to_dict(), "why_not": None, **more}
+
+
+RECORD = {
+    "experiment": "gpu_image_memory",
+    "runs": [
+        run("ours", bytes=3 << 20, intervals=[[256, 0, 2, 0], [512, 1, 3, 256]]),
+        run("theirs", bytes=12 << 20),
+        run("absent", why_not="there is no such library"),
+    ],
+}
+
+
+def test_memory_is_read_by_model_and_batch():
+    assert gpu_image_memory.mib(RECORD, "ours", "fashion_cnn", 32) == 3
+    assert gpu_image_memory.mib(RECORD, "theirs", "fashion_cnn", 32) == 12
+    assert gpu_image_memory.mib(RECORD, "absent", "fashion_cnn", 32) is None
+    assert run_of(RECORD, "ours", "fashion_cnn", 64) is None
+    assert gpu_image_memory.intervals(RECORD, "ours", "fashion_cnn", 32) == [(256, 0, 2, 0), (512, 1, 3, 256)]
+    assert gpu_image_memory.intervals(RECORD, "absent", "fashion_cnn", 32) == []
+
+
+def test_the_table_has_a_line_each_and_the_reason():
+    title, ours, theirs, absent, reason = gpu_image_memory.table(RECORD).splitlines()
+    assert title.split() == ["MiB", "fashion_cnn", "32"]
+    assert [ours.split(), theirs.split(), absent.split()] == [["ours", "3.0"], ["theirs", "12.0"], ["absent", "-"]]
+    assert reason == "not run: absent: there is no such library"
+
+
+def test_the_goals_recipe_is_one_of_lenet_in_five_epochs():
+    (recipe,) = gpu_image_goal.PLAN.goals.values()
+    assert (recipe.model, recipe.epochs) == (LENET5, 5)
+
+
+@pytest.mark.gpu
+def test_a_small_run_of_each(monkeypatch):
+    from dataclasses import replace
+
+    quick = Timing(warmup=2, steps_a_sample=2, rounds=1)
+    name = "cuda_conv_graph"
+    plan = replace(gpu_image_peers.PLAN, engines=(name,), others=(), recipes=(RECIPE,), timing=quick)
+    (found,) = gpu_image_peers.measure(lambda record: None, lambda text: None, plan=plan)["runs"]
+    assert found["samples_us"] and not found["why_not"]
+    plan = gpu_image_memory.Plan(engines=(name,), others=(), recipes=(RECIPE,))
+    (found,) = gpu_image_memory.measure(lambda record: None, lambda text: None, plan=plan)["runs"]
+    assert found["bytes"] >= found["arena"] >= found["at_once"] > 0
+    plan = replace(gpu_image_timeline.PLAN, names=(name,), samples=1, whole=4)
+    (found,) = gpu_image_timeline.measure(lambda record: None, lambda text: None, plan=plan)["runs"]
+    assert found["step_us"][0] > 0
