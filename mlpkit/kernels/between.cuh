@@ -86,24 +86,29 @@ inline void store(void* to, const Sizes& s, int image, int group, int area, int 
 // The largest of a window, one pixel after the other: the first of equal ones, and a NaN where there is one.
 struct Window {
     float best[8];
-    Kept places;
+    Word place[8];
 
-    inline void look(int place, const float (&x)[8])
+    inline void look(int number, const float (&x)[8])
     {
         #pragma unroll
-        for (int j = 0; j < 8; ++j)
-            if (place == 0) best[j] = x[j];
-            else if (x[j] > best[j] || x[j] != x[j]) {
-                best[j] = x[j];
-                places = places & ~((Kept)CUT << BITS * j) | (Kept)place << BITS * j;
-            }
+        for (int j = 0; j < 8; ++j) {
+            place[j] = number == 0 || x[j] > best[j] ? number : place[j];
+            best[j] = number == 0 ? x[j] : max_nan(best[j], x[j]);
+        }
     }
 
     inline void cut()
     {
         #pragma unroll
-        for (int j = 0; j < 8; ++j)
-            if (best[j] <= 0) best[j] = 0, places |= (Kept)CUT << BITS * j;
+        for (int j = 0; j < 8; ++j) place[j] = best[j] <= 0 ? CUT : place[j], best[j] = max_nan(best[j], 0);
+    }
+
+    inline Kept kept() const
+    {
+        Kept all = 0;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) all |= (Kept)place[j] << BITS * j;
+        return all;
     }
 };
 
@@ -114,13 +119,12 @@ inline void with_scale(Scale* scale, Word* words, Make make)
 {
     if constexpr (GUESSES) {
         float guess = scale->of;
-        Word launch = ld_acquire_gpu(&scale->launches);
-        if (threadIdx.x == 0) words[0] = 0;
+        if (threadIdx.x == 0) words[0] = 0, words[1] = scale->launches;
         __syncthreads();
         Word found = __reduce_max_sync(~0u, __float_as_uint(make(guess, true)));
         if (threadIdx.x % 32 == 0) atomicMax(&words[0], found);
-        meet(&scale, 1, words, launch);
-        float right = right_scale(scale, launch, true, blockIdx.x == 0 && threadIdx.x == 0);
+        find_scales(&scale, 1, words, words + 1);
+        float right = __uint_as_float(words[0]);
         if (right != guess) make(right, false);
     } else {
         make(1.0f, true);

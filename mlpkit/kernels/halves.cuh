@@ -27,12 +27,13 @@ inline float scale_for(Word largest)
     return largest > 0 ? __uint_as_float(min(max(127 + 14 - (exponent + 3 & ~3), 1), 254) << 23) : 1;
 }
 
-// Of an array: the scale, for its readers and as the next guess, and what blocks tell each other.
+// Of an array: the scale, for its readers and as the next guess, and what blocks tell each other. packets: one for each
+// block of a launch, with what it has found below, and above the number of the launch.
 struct Scale {
     float of;
     Word largest[2];  // magnitudes, as the bits of floats; of launches with even and odd numbers
-    Word arrived, launches;
-    Word room[3];
+    Word arrived, launches, unused;
+    Word64* packets;
 };
 
 // What a product of scaled numbers is to be multiplied by.
@@ -84,19 +85,49 @@ inline void floats_of(const Piece& piece, float (&x)[8])
     }
 }
 
-// Whether this block is the last one of a launch to come here: it sees what all have written. found: a word of shared
-// memory. By whole blocks.
-inline bool is_last(Scale* scale, Word* found)
+// Whether this block is the last one of so many to come here, and count anew: it sees what all have written. found: a
+// word of shared memory. By whole blocks.
+inline bool is_last(Word* arrived, int all, Word* found)
 {
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
-        *found = atomicAdd(&scale->arrived, 1u) == gridDim.x - 1;
-        if (*found) scale->arrived = 0;
+        *found = atomicAdd(arrived, 1u) == all - 1;
+        if (*found) *arrived = 0;
         __threadfence();
     }
     __syncthreads();
     return *found;
+}
+
+// The scale that each of `count` arrays should have had, by all blocks of a cooperative launch: they tell each other
+// what they have found, `most`, and wait for it. launches: of the scales, in the beginning. All of these are in shared
+// memory; the right scales take the place of `most`. It is no barrier: other memory may come later. By whole blocks.
+inline void find_scales(Scale* const* scales, int count, Word* most, const Word* launches)
+{
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += blockDim.x)
+        st_relaxed_gpu(scales[i]->packets + blockIdx.x, (Word64)(launches[i] + 1) << 32 | most[i]);
+    for (int i = 0; i < count; ++i) {
+        Word found = 0;
+        for (int block = threadIdx.x; block < gridDim.x; block += blockDim.x) {
+            Word64 packet = 0;
+            for (Word turns = 0;; give_up_after_a_while(turns)) {
+                ld_relaxed_gpu(packet, scales[i]->packets + block);
+                if (packet >> 32 == launches[i] + 1) break;
+            }
+            found = max(found, (Word)packet);
+        }
+        found = __reduce_max_sync(~0u, found);
+        if (threadIdx.x % 32 == 0 && found > 0) atomicMax(&most[i], found);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        float right = scale_for(most[i]);
+        most[i] = __float_as_uint(right);
+        if (blockIdx.x == 0) scales[i]->of = right, scales[i]->launches = launches[i] + 1;
+    }
+    __syncthreads();
 }
 
 // Tell all blocks of a cooperative launch what this one has found, and wait for what they have: `most` of each of

@@ -114,6 +114,13 @@ __device__ float2 cvt_f32_f16x2(Word x) {
     return y;
 }
 
+// The larger one, and NaN where there is a NaN.
+__device__ float max_nan(float x, float y) {
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
 __device__ float sqrt_approx(float x) {
     float y;
     asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -330,19 +337,6 @@ __device__ Word smid() {
     Word number;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
     return number;
-}
-
-// A launch may be let begin before the one before it is over. It waits until that is done, and what it wrote is there;
-// and it says that the next one may begin. Chips before sm_90 have no such launches.
-__device__ void griddepcontrol_wait() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ void griddepcontrol_launch_dependents() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
 }
 
 // A turn of a loop that waits for another block or a copy: whether it is time to look at what became of them.

@@ -460,6 +460,7 @@ static Word cvt_rna_tf32(float x) {
 }
 
 template <typename T> static T now(T x) { return x; }
+static float max_nan(float x, float y) { return x != x || x > y ? x : y; }
 static float sqrt_approx(float x) { return sqrtf(x); }
 
 // ---- Barriers that count bytes, in 8 bytes of shared memory ----
@@ -545,9 +546,6 @@ static void ld_relaxed_gpu(float4& four, const float4* at, bool asked = true) {
 static void red_release_gpu_add(Word* to, Word value) { *to += value, changed = true, deliveries++; }
 static Word ld_acquire_gpu(const Word* at) { return *at; }
 static void st_release_gpu(Word* to, Word value) { *to = value, changed = true, deliveries++; }
-
-static void griddepcontrol_wait() {}
-static void griddepcontrol_launch_dependents() {}
 
 static bool time_to_look(Word&) { return look_again(), false; }
 static void give_up_after_a_while(Word&) { look_again(); }

@@ -109,11 +109,12 @@ def check_there_and_back(cupy, about, mode, layout, to):
         )
         wanted, places = right_forward(about, size * z, size * bias)
         np.testing.assert_array_equal(taken(cupy, y, mode, to, about.channels), wanted)
-        db, back = cupy.empty(about.channels, np.float32), "nchw" if to == "nchw" else "planes"
-        dz = between.backward(mode, about, put(cupy, dy / size, mode, back), back, kept, db, scales[1])
+        back, scale = "nchw" if to == "nchw" else "planes", scales[1] if mode.halves else None
+        dz, sums = between.backward(mode, about, put(cupy, dy / size, mode, back), back, kept, True, scale)
         wanted = right_backward(about, dy / size, places)
         np.testing.assert_array_equal(taken(cupy, dz, mode, "stored", about.channels), wanted)
-        np.testing.assert_allclose(cupy.asnumpy(db), wanted.sum((0, 2, 3)), rtol=1e-5, atol=1e-5 / size)
+        db = cupy.asnumpy(sums).sum(axis=0)[: about.channels]
+        np.testing.assert_allclose(db, wanted.sum((0, 2, 3)), rtol=1e-5, atol=1e-5 / size)
 
 
 def check_first(cupy, shape, pool, relu, mode, to):
@@ -121,7 +122,7 @@ def check_first(cupy, shape, pool, relu, mode, to):
     about = between.Pooled(conv.batch, conv.channels_out, conv.out_height, conv.out_width, pool, relu)
     assert between.why_not_first(conv, about) is None
     x, w, bias = numbers(shape.x), numbers(shape.w, 1) / 16, numbers(shape.channels_out, 2)
-    scales = planes.new_scale(), planes.new_scale()
+    scale, counters = planes.new_scale(), between.first_counters(conv, about)
     z = numpy_baseline.conv(*(each.astype(float) for each in (x, w)), None, 1, shape.padding)
     z = z[:, :, : about.height, : about.width]
     wanted, places = right_forward(about, z, bias)
@@ -132,12 +133,12 @@ def check_first(cupy, shape, pool, relu, mode, to):
     numpy_baseline.conv_backward_weights(x.astype(float), dz, dw_right, None, 1, shape.padding)
     x, w, bias = map(cupy.asarray, (x, w, bias))
     for _ in range(2):
-        y, kept = between.first_forward(mode, conv, about, x, w, to, bias, scales[0])
+        y, kept = between.first_forward(mode, conv, about, x, w, to, bias, scale)
         found = taken(cupy, y, mode, to, about.channels)
         assert error(found, wanted) < (1e-3 if mode.parts == 1 else 1e-6) * (8 if mode.stored == 8 else 1)
         dw, db = cupy.empty(shape.w, np.float32), cupy.empty(shape.channels_out, np.float32)
         back = "nchw" if to == "nchw" else "planes"
-        between.first_weights(mode, conv, about, x, put(cupy, dy, mode, back), back, kept, dw, db, scales[1])
+        between.first_weights(mode, conv, about, x, put(cupy, dy, mode, back), back, kept, dw, db, counters)
         assert error(cupy.asnumpy(dw), dw_right) < 1e-6
         np.testing.assert_allclose(cupy.asnumpy(db), dz.sum((0, 2, 3)), rtol=1e-5, atol=1e-5)
 

@@ -73,7 +73,7 @@ class Following:
 
     def __init__(self, at, conv, about, mode):
         self.at, self.conv, self.about, self.mode = at, conv, about, mode
-        self.scale_y, self.scale_dz = planes.new_scale(), planes.new_scale()
+        self.scale_y = planes.new_scale() if mode.halves else None
 
     @property
     def bias(self):
@@ -91,13 +91,17 @@ class Following:
     @property
     def scale(self):
         """The scale of the result's halves, None where there are none."""
-        return self.scale_y if self.to == "stored" and self.mode.halves else None
+        return self.scale_y if self.to == "stored" else None
 
 
 class FirstBlock(Following):
     """The first convolution, of few channels. See `blocks`."""
 
     wants = "nchw"
+
+    def __init__(self, at, conv, about, mode):
+        super().__init__(at, conv, about, mode)
+        self.counters = between.first_counters(conv, about)
 
     def forward(self, x):
         self.x, about = x.array, self.about
@@ -108,7 +112,7 @@ class FirstBlock(Following):
 
     def backward(self, dy):
         x, kept, self.x, self.kept = self.x, self.kept, None, None
-        into = self.at.dW, self.db, self.scale_dz
+        into = self.at.dW, self.db, self.counters
         between.first_weights(self.mode, self.conv, self.about, x, dy.array, dy.layout, kept, *into)
 
 
@@ -119,7 +123,7 @@ class ConvBlock(Following):
 
     def __init__(self, at, conv, about, mode):
         super().__init__(at, conv, about, mode)
-        self.scale_x = planes.new_scale() if mode.halves else None
+        self.scale_x, self.scale_dz = (planes.new_scale() if mode.halves else None for _ in range(2))
         self.plain = not (about.keeps or at.layer.bias)
         self.filters = None  # until it is known where the result goes
 
@@ -163,12 +167,13 @@ class ConvBlock(Following):
         x, kept, self.x, self.kept = self.x, self.kept, None, None
         layout = "planes" if dy.layout == "stored" else dy.layout
         if self.plain and layout == "planes" and not self.mode.halves:
-            dz = planes.Stored(dy.array)
+            dz, sums = planes.Stored(dy.array), None
         else:
-            dz = between.backward(self.mode, self.about, dy.array, layout, kept, self.db, self.scale_dz)
+            settings = kept, self.at.layer.bias, self.scale_dz
+            dz, sums = between.backward(self.mode, self.about, dy.array, layout, *settings)
         del kept, dy
-        planes.weight_gradient(self.mode, self.conv, x, dz, self.at.dW)
-        del x
+        planes.weight_gradient(self.mode, self.conv, x, dz, self.at.dW, sums, self.db)
+        del x, sums
         if not self.at.wants_dx:
             return None
         dx = planes.empty_planes(self.mode, *self.conv.x)

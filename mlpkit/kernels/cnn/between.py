@@ -16,8 +16,9 @@ import numpy as np
 from mlpkit import kernels
 from mlpkit.kernels.conv import planes
 
-THREADS = 512
-WARPS = THREADS // 32
+# Threads of a block, as in the files, and blocks on a multiprocessor where they wait for each other
+THREADS = {"between_forward": 256, "between_backward": 512, "first_forward": 512, "first_weights": 256}
+TOGETHER = {"between_forward": 3, "between_backward": 2, "first_forward": 1}
 MOST_POOL, MOST_FIRST_POOL = 15, 2  # edges of windows, at most
 FEW = 4  # channels of images, at most, whose convolution needs no tensor cores
 SHARED = 200 << 10  # bytes that a block asks for, at most
@@ -94,8 +95,8 @@ def forward(mode, about, x, layout, to, bias=None, scale=None):
     pieces = about.images * about.groups * about.down * about.across
     macros = {"MODE": mode.number, "FROM": _from(mode, layout), "TO": _to(mode, to)} | about.macros
     arguments = x, _pointer(bias), _array(y), _pointer(kept), _pointer(scale), about.sizes
-    blocks, together = min(-(-pieces // THREADS), 2 * planes.multiprocessors()), _guesses(mode, to)
-    _launch("between_forward", "forward", macros, blocks, arguments, 32, together)
+    blocks = min(-(-pieces // THREADS["between_forward"]), most_blocks("between_forward"))
+    _launch("between_forward", "forward", macros, blocks, arguments, 32, _guesses(mode, to))
     return y, kept
 
 
@@ -123,24 +124,24 @@ def convert(mode, size, x, layout, to, scale=None):
     return forward(mode, Pooled(*size), x, layout, to, scale=scale)[0]
 
 
-def backward(mode, about, dy, layout, kept, db, scale):
-    """Return the gradient before the pool as a `Stored`, from that behind it, and write that of the bias into db.
+def backward(mode, about, dy, layout, kept, bias=False, scale=None):
+    """Return the gradient before the pool as a `Stored`, from that behind it, and sums for the gradient of the bias.
 
-    dy: of the pooled numbers, in the layout "nchw" or "planes". kept: what `forward` returned. db: (channels,), or
-    None. scale: as for `forward`, and not None where there are no halves: blocks count there.
+    dy: of the pooled numbers, in the layout "nchw" or "planes". kept: what `forward` returned. bias: whether there is
+    one; the sums are what `planes.weight_gradient` takes, else None. scale: as for `forward`.
     """
     import cupy
 
-    slices = max(1, min(about.images, 2 * planes.multiprocessors() // about.groups))
-    stored = scale if mode.halves else None
-    dz = planes.empty_operand(mode, about.images, about.channels, about.height, about.width, stored)
-    partial = None if db is None else cupy.empty((slices, 8 * about.groups), np.float32)
+    most = most_blocks("between_backward")
+    slices = max(1, min(about.images, most // about.groups))
+    dz = planes.empty_operand(mode, about.images, about.channels, about.height, about.width, scale)
+    partial = cupy.empty((slices, 8 * about.groups), np.float32) if bias else None
     macros = {"MODE": mode.number, "FROM": _from(mode, layout)} | about.macros
-    pointers = (_pointer(each) for each in (kept, dz.array, partial, db, scale))
+    pointers = (_pointer(each) for each in (kept, dz.array, partial, scale))
     arguments = dy, *pointers, about.sizes, np.int32(slices)
-    blocks = min(about.groups * slices, 2 * planes.multiprocessors())
-    _launch("between_backward", "backward", macros, blocks, arguments, 16 + 4 * 8 * WARPS, bool(mode.halves))
-    return dz
+    blocks, shared = min(about.groups * slices, most), 16 + 4 * 8 * THREADS["between_backward"] // 32
+    _launch("between_backward", "backward", macros, blocks, arguments, shared, bool(mode.halves))
+    return dz, partial
 
 
 # ---- The first convolution ----
@@ -163,12 +164,12 @@ def first_forward(mode, shape, about, x, w, to, bias=None, scale=None):
     x (n, c, h, w), w (o, c, k, k), bias (o,) or None: float32. The other arguments are those of `forward`.
     """
     y, kept = about.empty(mode, to, scale), about.empty_kept()
-    blocks = planes.multiprocessors()
-    parts = max(1, min(about.groups, blocks // about.images))
+    most = most_blocks("first_forward")
+    parts = max(1, min(about.groups, most // about.images))
     pointers = (_pointer(each) for each in (bias, _array(y), kept, scale))
     macros = {"MODE": mode.number, "TO": _to(mode, to)} | _first_macros(shape, about)
     arguments = x, w, *pointers, about.sizes, np.int32(parts)
-    blocks, shared = min(about.images * parts, blocks), _first_shared(shape, about)
+    blocks, shared = min(about.images * parts, most), _first_shared(shape, about)
     _launch("first_forward", "forward", macros, blocks, arguments, shared, _guesses(mode, to))
     return y, kept
 
@@ -176,21 +177,33 @@ def first_forward(mode, shape, about, x, w, to, bias=None, scale=None):
 def first_weights(mode, shape, about, x, dy, layout, kept, dw, db, counters):
     """Write the gradients of a first convolution's filters and, unless db is None, of its bias.
 
-    dy: of the pooled numbers, in the layout "nchw" or "planes". counters: made by `planes.new_scale`; blocks count
-    there. The others: as for `first_forward`.
+    dy: of the pooled numbers, in the layout "nchw" or "planes". counters: what `first_counters` returned. The others:
+    as for `first_forward`.
     """
     import cupy
 
-    each = _each(shape)
-    many = about.groups * 8 // each * shape.channels
-    slices = max(1, min(about.images, planes.multiprocessors() // many))
+    each, many = _each(shape), _tiles(shape, about)
+    slices = max(1, min(about.images, 2 * planes.multiprocessors() // many))
     of_slice = -(-about.images // slices)
-    chunk = next(n for n in range(of_slice, 0, -1) if n == 1 or _weights_shared(shape, about, n) <= SHARED)
+    chunk = next(n for n in range(of_slice, 0, -1) if n == 1 or _weights_shared(shape, about, n) <= SHARED // 2)
     partial = cupy.empty((slices, 8 * about.groups * shape.channels * (shape.kernel**2 + 1)), np.float32)
     macros = {"MODE": mode.number, "FROM": _from(mode, layout), "EACH": each} | _first_macros(shape, about)
     pointers = (_pointer(one) for one in (kept, partial, dw, db, counters))
     arguments = x, dy, *pointers, about.sizes, np.int32(slices), np.int32(chunk)
-    _launch("first_weights", "weights", macros, many * slices, arguments, _weights_shared(shape, about, chunk))
+    shared = _weights_shared(shape, about, chunk)
+    _launch("first_weights", "weights", macros, many * slices, arguments, shared)
+
+
+def first_counters(shape, about):
+    """Return what the blocks of `first_weights` count with, from call to call."""
+    import cupy
+
+    return cupy.zeros(_tiles(shape, about), np.uint32)
+
+
+def _tiles(shape, about):
+    """Return how many blocks a slice of the images has in the weight gradient."""
+    return about.groups * 8 // _each(shape) * shape.channels
 
 
 def _each(shape):
@@ -214,7 +227,7 @@ def _first_shared(shape, about):
 
 def _weights_shared(shape, about, images):
     sums = planes.padded(_each(shape) * (shape.kernel**2 + 1), 8)
-    return 16 + 4 * max(images * _pixels(shape, about), WARPS * sums)
+    return 16 + 4 * max(images * _pixels(shape, about), THREADS["first_weights"] // 32 * sums)
 
 
 # ---- Launches ----
@@ -241,6 +254,11 @@ def _pointer(array):
     return np.uintp(0 if array is None else array.data.ptr)
 
 
+def most_blocks(file):
+    """Return how many blocks of a kernel are on the GPU at once."""
+    return min(planes.MOST_BLOCKS, TOGETHER[file] * planes.multiprocessors())
+
+
 @cache
 def _kernel(file, function, **macros):
     kernel = kernels.load(file, **macros).get_function(function)
@@ -252,6 +270,6 @@ def _launch(file, function, macros, blocks, arguments, shared, together=False):
     """Launch a kernel. together: whether its blocks wait for each other, so that all must run at once."""
     kernel = _kernel(file, function, **macros)
     if together:
-        kernel.kernel((blocks,), (THREADS,), arguments, shared_mem=shared, enable_cooperative_groups=True)
+        kernel.kernel((blocks,), (THREADS[file],), arguments, shared_mem=shared, enable_cooperative_groups=True)
     else:
-        kernel((blocks,), (THREADS,), arguments, shared_mem=shared)
+        kernel((blocks,), (THREADS[file],), arguments, shared_mem=shared)

@@ -2,34 +2,21 @@
 //
 // Each window's gradient goes to the pixel that was the largest, and the others get zeros: three quarters of what is
 // written are zeros, but products of tensor cores want them. On the way the gradients of each channel are added up for
-// the bias. A block has a group of channels and a slice of the images; it leaves its sums, and the last block to be
-// done, or some blocks when all have met, add the slices up in order.
+// the bias. A block has a group of channels and a slice of the images, and leaves its sums: the slices are added up by
+// the last kernel of the weight gradient.
 
 #include "between.cuh"
 
 constexpr int THREADS = 512, WARPS = THREADS / 32;
 
-// db = sums over the slices, by `threads` threads of which this one is number `thread`. partial: (slices, 8 groups).
-inline void add_slices(const float* partial, float* db, const Sizes& s, int slices, int thread, int threads)
-{
-    for (int c = thread; c < s.channels; c += threads) {
-        float sum = 0;
-        #pragma unroll 8
-        for (int slice = 0; slice < slices; ++slice) sum += __ldcg(partial + slice * 8 * s.groups + c);
-        db[c] = sum;
-    }
-}
-
-// dy of windows becomes dz of pixels. db: (channels,) or null; partial: for the slices' sums. scale: its counters are
-// used even where there are no halves.
+// dy of windows becomes dz of pixels. partial: (slices, 8 groups) for the sums, or null. scale: where halves are made.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
-void backward(const void* dy, const Kept* kept, void* dz, float* partial, float* db, Scale* scale, Sizes s, int slices)
+void backward(const void* dy, const Kept* kept, void* dz, float* partial, Scale* scale, Sizes s,
+              int slices)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Word* words = reinterpret_cast<Word*>(shared_bytes);
     float* sums_of_warps = reinterpret_cast<float*>(words + 4);
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
     with_scale(scale, words, [&](float factor, bool first) {
         float most = 0;
         for (int item = blockIdx.x; item < s.groups * slices; item += gridDim.x) {
@@ -55,7 +42,7 @@ void backward(const void* dy, const Kept* kept, void* dz, float* partial, float*
                 #pragma unroll
                 for (int j = 0; j < 8; ++j) sums[j] += d[j];
             }
-            if (!db || !first) continue;
+            if (!partial || !first) continue;
             float sum = sum_of_warp(sums);
             __syncthreads();  // the sums of the item before are read
             if (threadIdx.x % 4 == 0) sums_of_warps[threadIdx.x / 4] = sum;
@@ -68,10 +55,4 @@ void backward(const void* dy, const Kept* kept, void* dz, float* partial, float*
         }
         return most;
     });
-    if (!db) return;
-    if constexpr (GUESSES) {  // all have met
-        add_slices(partial, db, s, slices, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
-    } else if (is_last(scale, words)) {
-        add_slices(partial, db, s, slices, threadIdx.x, THREADS);
-    }
 }

@@ -5,15 +5,13 @@
 
 #include "between.cuh"
 
-constexpr int THREADS = 512;
+constexpr int THREADS = 256;
 
 // bias: (channels,) or null. kept: (images, groups, windows), null where nothing is. scale: where halves are made.
-extern "C" __global__ __launch_bounds__(THREADS, 2)
+extern "C" __global__ __launch_bounds__(THREADS, 3)
 void forward(const void* from, const float* bias, void* to, Kept* kept, Scale* scale, Sizes s)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
     with_scale(scale, reinterpret_cast<Word*>(shared_bytes), [&](float factor, bool first) {
         float most = 0;
         for (int i = blockIdx.x * THREADS + threadIdx.x; i < s.images * s.groups * WINDOWS; i += gridDim.x * THREADS) {
@@ -23,8 +21,7 @@ void forward(const void* from, const float* bias, void* to, Kept* kept, Scale* s
             #pragma unroll
             for (int j = 0; j < 8; ++j) add[j] = bias && group * 8 + j < s.channels ? bias[group * 8 + j] : 0;
             Window window;
-            window.places = 0;
-            #pragma unroll (POOL <= 3 ? POOL * POOL : 1)
+            #pragma unroll (POOL <= 2 ? POOL * POOL : 1)
             for (int place = 0; place < PLACES; ++place) {
                 float x[8];
                 load(from, s, image, group, AREA, corner + place / POOL * WIDE_Z + place % POOL, x);
@@ -33,7 +30,7 @@ void forward(const void* from, const float* bias, void* to, Kept* kept, Scale* s
                 window.look(place, x);
             }
             if constexpr (RELU) window.cut();
-            if (KEEPS && first && kept) kept[i] = window.places;
+            if (KEEPS && first && kept) kept[i] = window.kept();
             store(to, s, image, group, WINDOWS, at, window.best, factor);
             most = fmaxf(most, largest_of(window.best));
         }

@@ -27,15 +27,25 @@ constexpr int TALL = TALL_Z + KERNEL - 1, WIDE = (WIDE_Z + KERNEL) / 2 * 2;  // 
 constexpr int PIXELS = CHANNELS_IN * TALL * WIDE;                         // of an image
 constexpr bool IN_PAIRS = POOL % 2 == 0 && SIDE % 2 == 0;
 
-// Some images with zeros around them, as they are needed. By `threads` threads.
+constexpr bool AS_THEY_LIE = PADDING == 0 && TALL == IMAGE_HEIGHT && WIDE == IMAGE_WIDTH && PIXELS % 4 == 0;
+
+// Some images with zeros around them, as they are needed. By `threads` threads. Loads are asked for several at a time.
 inline void load_images(const float* x, int first, int count, float* to, int threads)
 {
-    for (int i = threadIdx.x; i < count * PIXELS; i += threads) {
-        int column = i % WIDE - PADDING, row = i / WIDE % TALL - PADDING, plane = i / (WIDE * TALL);
-        bool inside = row >= 0 && row < IMAGE_HEIGHT && column >= 0 && column < IMAGE_WIDTH;
-        const float* from = x + ((size_t)first * CHANNELS_IN + plane) * (IMAGE_HEIGHT * IMAGE_WIDTH);
-        to[i] = inside ? from[row * IMAGE_WIDTH + column] : 0;
+    x += (size_t)first * CHANNELS_IN * (IMAGE_HEIGHT * IMAGE_WIDTH);
+    if (AS_THEY_LIE && (size_t)x % 16 == 0) {
+        #pragma unroll 8
+        for (int i = threadIdx.x; i < count * PIXELS / 4; i += threads) cp_async<16>(to + 4 * i, x + 4 * i);
+    } else {
+        #pragma unroll 4
+        for (int i = threadIdx.x; i < count * PIXELS; i += threads) {
+            int column = i % WIDE - PADDING, row = i / WIDE % TALL - PADDING, plane = i / (WIDE * TALL);
+            bool inside = row >= 0 && row < IMAGE_HEIGHT && column >= 0 && column < IMAGE_WIDTH;
+            const float* from = x + (size_t)plane * (IMAGE_HEIGHT * IMAGE_WIDTH);
+            cp_async<4>(to + i, inside ? from + row * IMAGE_WIDTH + column : x, inside);
+        }
     }
+    cp_async_wait_all();
 }
 
 // The pixels that a window sees, of a channel in shared memory.

@@ -17,8 +17,6 @@ void forward(const float* x, const float* W, const float* bias, void* to, Kept* 
     float4* weights = reinterpret_cast<float4*>(words + 4);  // [group][channel in][tap][8], then biases [8 groups]
     float* biases = reinterpret_cast<float*>(weights + 2 * s.groups * CHANNELS_IN * TAPS);
     float* image = biases + 8 * s.groups;
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
     for (int i = threadIdx.x; i < 8 * s.groups * CHANNELS_IN * TAPS; i += THREADS) {
         int channel = i / (8 * CHANNELS_IN * TAPS) * 8 + i % 8, tap = i / 8 % (CHANNELS_IN * TAPS);
         reinterpret_cast<float*>(weights)[i] = channel < s.channels ? W[channel * CHANNELS_IN * TAPS + tap] : 0;
@@ -58,11 +56,10 @@ void forward(const float* x, const float* W, const float* bias, void* to, Kept* 
                     }
                 }
                 Window window;
-                window.places = 0;
                 #pragma unroll
                 for (int place = 0; place < PLACES; ++place) window.look(place, sums[place]);
                 if constexpr (RELU) window.cut();
-                if (KEEPS && first && kept) kept[((size_t)number * s.groups + group) * WINDOWS + at] = window.places;
+                if (KEEPS && first && kept) kept[((size_t)number * s.groups + group) * WINDOWS + at] = window.kept();
                 store(to, s, number, group, WINDOWS, at, window.best, factor);
                 most = fmaxf(most, largest_of(window.best));
             }

@@ -3,7 +3,7 @@
 // A thread keeps the sums of EACH filters' taps. It takes windows of a slice of the images: of each it has the pixels
 // in registers, and adds d times the pixels that the largest one's sum saw. Registers can't be indexed: so for each
 // place that could be the largest it adds d, or 0. When its slice is done, a block adds up its threads' sums; the last
-// block of the launch adds up the slices, always in the same order.
+// block of all slices adds these up, always in the same order.
 
 #include "first.cuh"
 
@@ -11,7 +11,7 @@
 #define EACH 4  // filters of a thread: 4, 2 or 1
 #endif
 
-constexpr int THREADS = 512, WARPS = THREADS / 32;
+constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int SUMS = (EACH * (TAPS + 1) + 7) / 8 * 8;  // of a thread: taps and the bias
 
 // What a window has for this thread: d of EACH filters, and which pixels it belongs to.
@@ -50,10 +50,10 @@ inline Gradient gradient(const void* dy, const Kept* kept, const Sizes& s, int i
     return found;
 }
 
-// dy: as FROM says, of windows. db: (channels,) or null. partial: (slices, 8 groups, CHANNELS_IN, TAPS + 1). chunk: of
+// dy: as FROM says, of windows. db: (channels,) or null. arrived: zeros, one for each block of a slice. partial: (slices, 8 groups, CHANNELS_IN, TAPS + 1). chunk: of
 // images, which are in shared memory at a time.
-extern "C" __global__ __launch_bounds__(THREADS, 1)
-void weights(const float* x, const void* dy, const Kept* kept, float* partial, float* dW, float* db, Scale* scale,
+extern "C" __global__ __launch_bounds__(THREADS, 2)
+void weights(const float* x, const void* dy, const Kept* kept, float* partial, float* dW, float* db, Word* arrived,
              Sizes s, int slices, int chunk)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
@@ -64,19 +64,17 @@ void weights(const float* x, const void* dy, const Kept* kept, float* partial, f
     int part = item / slices / CHANNELS_IN % OF_GROUP, group = item / slices / CHANNELS_IN / OF_GROUP;
     int begin = (int)((long long)s.images * slice / slices), end = (int)((long long)s.images * (slice + 1) / slices);
 
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
     float sums[SUMS] = {};
     for (int first = begin; first < end; first += chunk) {
         int count = min(chunk, end - first);
-        __syncthreads();
-        load_images(x, first, count, images, THREADS);
-        __syncthreads();
         Gradient next = {};
         auto fetch = [&](int i) {
             if (i < count * WINDOWS) next = gradient(dy, kept, s, first + i / WINDOWS, group, part, i % WINDOWS);
         };
         fetch(threadIdx.x);
+        __syncthreads();
+        load_images(x, first, count, images, THREADS);
+        __syncthreads();
         for (int i = threadIdx.x; i < count * WINDOWS; i += THREADS) {
             Gradient mine = next;
             fetch(i + THREADS);
@@ -112,13 +110,15 @@ void weights(const float* x, const void* dy, const Kept* kept, float* partial, f
         for (int warp = 0; warp < WARPS; ++warp) total += images[warp * SUMS + i];
         partial[(size_t)slice * all + (filter * CHANNELS_IN + c) * (TAPS + 1) + i % (TAPS + 1)] = total;
     }
-    if (!is_last(scale, words)) return;
-    for (int i = threadIdx.x; i < s.channels * CHANNELS_IN * (TAPS + 1); i += THREADS) {
+    if (!is_last(arrived + item / slices, slices, words)) return;
+    for (int i = threadIdx.x; i < EACH * (TAPS + 1); i += THREADS) {
+        int filter = group * 8 + part * EACH + i / (TAPS + 1), tap = i % (TAPS + 1);
+        const float* from = partial + (filter * CHANNELS_IN + c) * (TAPS + 1) + tap;
         float total = 0;
         #pragma unroll 16
-        for (int from = 0; from < slices; ++from) total += __ldcg(partial + (size_t)from * all + i);
-        int tap = i % (TAPS + 1), filter = i / (TAPS + 1);  // and channel
-        if (tap < TAPS) dW[filter * TAPS + tap] = total;
-        else if (db && filter % CHANNELS_IN == 0) db[filter / CHANNELS_IN] = total;
+        for (int other = 0; other < slices; ++other) total += __ldcg(from + (size_t)other * all);
+        if (filter >= s.channels) continue;
+        if (tap < TAPS) dW[(filter * CHANNELS_IN + c) * TAPS + tap] = total;
+        else if (db && c == 0) db[filter] = total;
     }
 }

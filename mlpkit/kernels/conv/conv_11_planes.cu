@@ -141,8 +141,7 @@ inline void store(const Problem& p, const Following& f, void* to, int tile, int 
         for (int i = lane; i < windows; i += 32) {
             int at = first_row / POOL * ACROSS + i, corner = i / ACROSS * POOL * p.pitch + i % ACROSS * POOL;
             Window window;
-            window.places = 0;
-            #pragma unroll (POOL <= 3 ? POOL * POOL : 1)
+            #pragma unroll (POOL <= 2 ? POOL * POOL : 1)
             for (int place = 0; place < PLACES; ++place) {
                 float x[8];
                 #pragma unroll
@@ -153,7 +152,7 @@ inline void store(const Problem& p, const Following& f, void* to, int tile, int 
                 window.look(place, x);
             }
             if constexpr (RELU) window.cut();
-            if (KEEPS && f.kept) f.kept[((size_t)image * f.sizes.groups + group) * WINDOWS + at] = window.places;
+            if (KEEPS && f.kept) f.kept[((size_t)image * f.sizes.groups + group) * WINDOWS + at] = window.kept();
             store(to, f.sizes, image, group, WINDOWS, at, window.best, 1);
         }
     }
@@ -187,8 +186,6 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
         fence_proxy_async();
     }
     __syncthreads();
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
 
     if (warp == 4 * MULTIPLIERS) {  // the images

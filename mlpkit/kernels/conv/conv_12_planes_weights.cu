@@ -82,8 +82,6 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
         fence_proxy_async();
     }
     __syncthreads();
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
 
     if (group == MULTIPLIERS) {
@@ -124,33 +122,32 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
             int number = min(first_tap + tap, p.taps_y * p.taps_x - 1);
             shifts[tap] = shift(p, number / p.taps_x, number % p.taps_x) * 16;
         }
-        int slot = 0, round = 0, last = 0, k = 0;
-        Word image = 0, gradient = 0;
-        for (int band = slice; band < bands;) {  // 16 windows at a time
-            if (k == 0) {
-                image = shared_address(ring + slot * slot_pieces), gradient = image + image_pieces * 16;
-                wait(&barriers.full[slot], round & 1);
-            }
-            wgmma_fence();
-            #pragma unroll
-            for (int tap = 0; tap < TAPS; ++tap)
+        int slot = 0, round = 0;
+        for (int band = slice; band < bands; band += d.slices) {
+            const Piece* from = ring + slot * slot_pieces;
+            Word image = shared_address(from);
+            const Piece* gradient = from + image_pieces + (warp % 4 * 2 + lane / 8 % 2) * d.plane + lane / 16 * 8 + lane % 8;
+            wait(&barriers.full[slot], round & 1);
+            for (int k = 0; k < d.windows; k += 16, image += 16 * 16, gradient += 16) {
                 #pragma unroll
-                for (int product = PARTS == 2 ? 0 : 2; product < 3; ++product) {
-                    Word a = gradient + (product == 0) * 8 * d.plane * 16;
-                    Word b = image + (product == 1) * GROUPS * plane * 16 + shifts[tap];
-                    wgmma<KIND, true, CHUNK>(sums[tap], descriptor(a, 128, d.plane * 16),
-                                             descriptor(b, 128, plane * 16));
+                for (int part = PARTS - 1; part >= 0; --part) {  // low times high, high times low, high times high
+                    Word a[4];
+                    ldmatrix_x4_trans(a, gradient + part * 8 * d.plane);
+                    wgmma_fence();
+                    #pragma unroll
+                    for (int tap = 0; tap < TAPS; ++tap)
+                        #pragma unroll
+                        for (int other = PARTS - 1 - part; other >= 0; --other) {
+                            Word b = image + other * GROUPS * plane * 16 + shifts[tap];
+                            wgmma_registers<KIND, CHUNK>(sums[tap], a, descriptor(b, 128, plane * 16));
+                        }
+                    wgmma_commit_group();
+                    wgmma_wait_group<0>();  // two other warpgroups are at work meanwhile
                 }
-            wgmma_commit_group();
-            wgmma_wait_group<1>();  // those before are done: if they were of another band, its slot may be filled again
-            if (k == 0 && lane == 0 && band != slice) mbarrier_arrive(&barriers.empty[last]);
-            k += 16, image += 16 * 16, gradient += 16 * 16;
-            if (k == d.windows) {
-                k = 0, band += d.slices, last = slot;
-                if (++slot == SLOTS) slot = 0, ++round;
             }
+            if (lane == 0) mbarrier_arrive(&barriers.empty[slot]);
+            if (++slot == SLOTS) slot = 0, ++round;
         }
-        wgmma_wait_group<0>();
         bar_sync<128 * MULTIPLIERS>(1);  // nobody multiplies from the ring any more
         float* mine = reinterpret_cast<float*>(shared_bytes) + threadIdx.x;
         #pragma unroll
@@ -179,16 +176,22 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
     barrier_cluster_wait();
 }
 
-// Add what the clusters have, in their order, and write it where it belongs: dW (o, c, k, l). A thread has a number.
+// Add what the clusters have, in their order, and write it where it belongs: dW (o, c, k, l). A thread has a number. The
+// first threads also add up db (o,) of `bias_slices` slices (o_room,), if there are any.
 extern "C" __global__ __launch_bounds__(256)
 void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW,
-         int o_all, int c_all, const Scale* of_images, const Scale* of_dy)
+         int o_all, int c_all, const Scale* of_images, const Scale* of_dy, const float* bias, float* db, int bias_slices,
+         int o_room)
 {
     int tiles = d.heights * d.widths * d.tap_groups, taps = p.taps_y * p.taps_x, all = tiles * NUMBERS;
     int number = blockIdx.x * blockDim.x + threadIdx.x;
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
     float unscale = SCALED ? unscale_of(of_images, of_dy) : 1;
+    for (int o = number; bias_slices > 0 && o < o_all; o += gridDim.x * blockDim.x) {
+        float sum = 0;
+        #pragma unroll 8
+        for (int slice = 0; slice < bias_slices; ++slice) sum += bias[slice * o_room + o];
+        db[o] = sum;
+    }
     if (number >= all) return;
     int tile = number / NUMBERS, thread = number % (128 * MULTIPLIERS);
     int sum_of_thread = number % NUMBERS / (128 * MULTIPLIERS);

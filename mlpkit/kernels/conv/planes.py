@@ -24,6 +24,7 @@ FORWARD, WEIGHTS, OPERANDS = "conv_11_planes", "conv_12_planes_weights", "planes
 MOST_PIECES = 128  # of a row: the copy engine takes boxes of at most 256 numbers of 8 bytes a side
 WIDTHS = (32, 64, 104, 128, 144, 176, 208)
 SHARED, BARRIERS = 227 << 10, 256  # bytes of shared memory that a block may have, and those not of the rings
+MOST_BLOCKS = 512  # that look for a scale together
 MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
 # Windows that a block sums for the weight gradient where float32 is meant. Tensor cores cut what they add, and so the
 # error grows with the sum: by 3e-9 of the result's norm a window, as measured; the slices are added by float32 adders.
@@ -387,14 +388,17 @@ class Stored:
 
 
 def new_scale():
-    """Return a scale of halves on the GPU: 8 words, of which the first is the power of two, a float32.
+    """Return a scale of halves on the GPU, float32: the first number is the power of two, the rest is for blocks.
 
     It lasts as long as the array is made again and again: the last launch's scale is the next one's guess.
     """
     import cupy
 
-    scale = cupy.zeros(8, np.float32)
-    scale[:1] = 1
+    scale = cupy.zeros(8 + 2 * MOST_BLOCKS, np.float32)
+    first = np.zeros(8, np.float32)
+    first[0] = 1
+    first[6:].view(np.uint64)[:] = scale.data.ptr + first.nbytes  # where its blocks' packets are
+    scale[:8] = cupy.asarray(first)
     return scale
 
 
@@ -536,24 +540,27 @@ def _map(address, mode, conv, box):
     return found
 
 
-def weight_gradient(mode, shape, images, dy, dw):
+def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None):
     """Ask for the gradient of the filters: of images and dy, both `Stored`, into dw (o, c, k, k), float32.
 
+    bias: (slices, o rounded up to a multiple of 16), sums whose sums over the slices are the gradient db (o,), or None.
     Return its workspace, from `cupy.empty`, which nobody else may have until the work is done. A graph can record it.
     """
     import cupy
 
     multiply, add, blocks, shared, about, d = _weights(mode, shape)
     partial_sums = cupy.empty((d.slices // d.cluster, d.numbers), np.float32)
-    multiply((blocks,), (512,), (*about, images.array, dy.array, partial_sums), shared_mem=shared)
+    multiply((blocks,), (512,), (*about[:2], images.array, dy.array, partial_sums), shared_mem=shared)
     sizes = np.int32(shape.channels_out), np.int32(shape.channels)
-    add((-(-d.numbers // 256),), (256,), (*about, partial_sums, dw, *sizes, *_addresses(images, dy)))
+    pointers = [np.uintp(0 if each is None else each.data.ptr) for each in (bias, db)]
+    last = *_addresses(images, dy), *pointers, np.int32(0 if bias is None else len(bias)), np.int32(about[2])
+    add((-(-d.numbers // 256),), (256,), (*about[:2], partial_sums, dw, *sizes, *last))
     return partial_sums
 
 
 @lru_cache(1024)
 def _weights(mode, shape):
-    """Return both kernels, the first one's blocks and shared memory, the first arguments, and the `Division`."""
+    """Return both kernels, the first one's blocks and shared memory, what both are told, and the `Division`."""
     conv = convolutions(shape, "forward")[0][0]
     d, channels = division(conv, mode), padded(shape.channels_out)
     about = problem(conv, d.rows, d.bands, d.windows + conv.reach, channels)
@@ -561,7 +568,7 @@ def _weights(mode, shape):
     macros = {"MODE": mode.number, "STRIDE": conv.stride, "CHUNK": d.chunk, "SLOTS": d.slots, "CLUSTER": d.cluster}
     multiply, add = (_kernel(WEIGHTS, name, **macros) for name in ("multiply", "add"))
     blocks, shared = d.slices * int(np.prod(d.tiles)), max(d.slots * d.slot(conv, mode), 9 * d.chunk // 2 * 512)
-    return multiply, add, blocks, shared, (about, divided), d
+    return multiply, add, blocks, shared, (about, divided, channels), d
 
 
 # ---- Filters ----

@@ -42,17 +42,14 @@ extern "C" __global__ __launch_bounds__(1024, 1)
 void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, Scale* of_a, Scale* of_b)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
-    Word* most = reinterpret_cast<Word*>(shared_bytes);
+    Word *most = reinterpret_cast<Word*>(shared_bytes), *launches = most + 2;
     Scale* scales[2] = {of_a, of_b};
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
     float guesses[2];
-    Word launches[2];
     int count = b.all > 0 ? 2 : 1;
     #pragma unroll
     for (int i = 0; i < 2; ++i)
-        if (i < count) guesses[i] = scales[i]->of, launches[i] = ld_acquire_gpu(&scales[i]->launches);
-    if (threadIdx.x < 2) most[threadIdx.x] = 0;
+        if (i < count) guesses[i] = scales[i]->of;
+    if (threadIdx.x < count) most[threadIdx.x] = 0, launches[threadIdx.x] = scales[threadIdx.x]->launches;
     __syncthreads();
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -60,11 +57,11 @@ void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, S
         Word found = __reduce_max_sync(~0u, __float_as_uint(halves(i ? b : a, guesses[i])));
         if (threadIdx.x % 32 == 0) atomicMax(&most[i], found);
     }
-    meet(scales, count, most, launches[0]);
+    find_scales(scales, count, most, launches);
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
         if (i >= count) break;
-        float scale = right_scale(scales[i], launches[i], i == 0, blockIdx.x == 0 && threadIdx.x == 0);
+        float scale = __uint_as_float(most[i]);
         if (scale != guesses[i]) halves(i ? b : a, scale);
     }
 }
@@ -123,13 +120,11 @@ void in_order(const __grid_constant__ Orders orders)
     Word *most = reinterpret_cast<Word*>(shared_bytes), *launches = most + MOST;
     float* guesses = reinterpret_cast<float*>(launches + MOST);
     int thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
     if constexpr (SCALED) {
         if (threadIdx.x < orders.scales_count) {
             const Scale* scale = orders.scales[threadIdx.x];
             most[threadIdx.x] = 0, guesses[threadIdx.x] = scale->of;
-            launches[threadIdx.x] = ld_acquire_gpu(&scale->launches);
+            launches[threadIdx.x] = scale->launches;
         }
         __syncthreads();
     }
@@ -143,12 +138,10 @@ void in_order(const __grid_constant__ Orders orders)
         }
     }
     if constexpr (SCALED) {
-        meet(orders.scales, orders.scales_count, most, launches[0]);
+        find_scales(orders.scales, orders.scales_count, most, launches);
         for (int number = 0; number < orders.count; ++number) {
             const Order& order = orders.of[number];
-            bool first = number == 0 || orders.of[number - 1].which != order.which;
-            float scale = right_scale(orders.scales[order.which], launches[order.which], order.which == 0,
-                                      first && thread == 0);
+            float scale = __uint_as_float(most[order.which]);
             if (scale == guesses[order.which]) continue;
             int end = number + 1 < orders.count ? orders.of[number + 1].first : orders.pieces;
             for (int i = order.first + thread; i < end; i += threads) make(order, i, scale);

@@ -107,3 +107,28 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], Word64 a, Word64 b)
     else if constexpr (N == 208) { WGMMA_OF(WGMMA_N208); }
     else static_assert(N == 0, "no such width here");
 }
+
+// The same with a, 64 x 16, in registers: of each thread four words, as an mma's fragment of its warp's 16 rows. b lies
+// with neighbours in n.
+#define WGMMA_REGISTERS(shape, sums, a0, a1, a2, a3, b0, ...) \
+    asm volatile("wgmma.mma_async.sync.aligned.m64" shape " {" sums "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b0 \
+                 ", 1, 1, 1, 1;" \
+                 : __VA_ARGS__ \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+#define SUMS_0_TO_7 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SUMS_0_TO_15 SUMS_0_TO_7 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUMS_0_TO_31 SUMS_0_TO_15 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_REGISTERS_N(types) \
+    if constexpr (N == 16) WGMMA_REGISTERS("n16" types, SUMS_0_TO_7, "%8", "%9", "%10", "%11", "%12", EIGHT_OF(0)); \
+    else if constexpr (N == 32) \
+        WGMMA_REGISTERS("n32" types, SUMS_0_TO_15, "%16", "%17", "%18", "%19", "%20", SIXTEEN_OF(0)); \
+    else WGMMA_REGISTERS("n64" types, SUMS_0_TO_31, "%32", "%33", "%34", "%35", "%36", SIXTEEN_OF(0), SIXTEEN_OF(16))
+
+template <Kind kind, int N>
+__device__ __forceinline__ void wgmma_registers(float (&d)[N / 2], const Word (&a)[4], Word64 b)
+{
+    static_assert(kind != TF32 && (N == 16 || N == 32 || N == 64), "no such product here");
+    if constexpr (kind == BF16) { WGMMA_REGISTERS_N("k16.f32.bf16.bf16"); }
+    else { WGMMA_REGISTERS_N("k16.f32.f16.f16"); }
+}
