@@ -177,7 +177,6 @@ def plain(monkeypatch):
     monkeypatch.setattr(
         between, "convert", lambda mode, size, x, layout, to, *_: planes.Stored(x) if to == "stored" else x
     )
-    monkeypatch.setattr(norm, "new_scale", lambda one: None)
     monkeypatch.setattr(norm, "forward", fake_forward)
     monkeypatch.setattr(norm, "backward", fake_backward)
     monkeypatch.setattr(norm, "add", lambda mode, to, other: to + other)

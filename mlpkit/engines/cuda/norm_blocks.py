@@ -124,7 +124,7 @@ class NormBlock:
         self.wants = "nchw" if self.stem else "stored"
         self.wants_dx = stages[0].conv.wants_dx
         self.scale_x = planes.new_scale() if mode.halves else None
-        self.scales = [(planes.new_scale(), norm.new_scale(stage.about)) for stage in stages]
+        self.scales = [(planes.new_scale(), planes.new_scale()) for stage in stages]
         wanted = [
             (stage.shape, stage.conv.W, planes.PASSES_OF_FILTERS[: 1 + (number > 0 or self.wants_dx)])
             for number, stage in enumerate(stages)

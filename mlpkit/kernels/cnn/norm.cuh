@@ -37,35 +37,61 @@ constexpr int WARPS = BLOCK_THREADS / 32, STORED = MODE == 0 ? 1 : 2;  // pieces
 constexpr int BARRIERS = 16, AT_ONCE = WARPS / 8;                // groups that all warps have a channel of
 constexpr int NONE = 15;                                         // of a window: nobody's number went on
 
+// n / divisor, from 2^32 / divisor, rounded up: for n times divisor below 2^32. A division takes as long as 30 sums.
+inline int divided(int n, int divisor, Word by_divisor) { return divisor == 1 ? n : __umulhi(n, by_divisor); }
+
 struct Sizes {
-    int images, groups, channels, height, width;  // groups of 8 channels, and channels that are no padding
-    int held;                                      // units of a block for which there is room in shared memory
+    int images, groups, channels, height, width;       // groups of 8 channels, and channels that are no padding
+    int held;                                          // units of a block for which there is room in shared memory
+    int each, more;                                    // units of a block; so many blocks have one more
+    Word by_width, by_across, by_area, by_area_out;    // see `divided`; across: width / POOL
 
     __device__ int area() const { return height * width; }
+    __device__ int across() const { return width / POOL; }
     __device__ int area_out() const { return (height / POOL) * (width / POOL); }
-    __device__ int first_unit(int block) const { return (long long)block * images * groups / gridDim.x; }
+    __device__ int first_unit(int block) const { return block * each + min(block, more); }
     __device__ int block_of(int unit) const
     {
-        return (((long long)unit + 1) * gridDim.x - 1) / ((long long)images * groups);
+        int in_larger = more * (each + 1);
+        return unit < in_larger ? unit / (each + 1) : more + (unit - in_larger) / each;
     }
     __device__ int first_block(int group) const { return block_of(group * images); }
     __device__ int last_block(int group) const { return block_of((group + 1) * images - 1); }
-    // The number of a unit among those of memory, where an image's groups follow each other.
-    __device__ size_t place(int unit) const { return (size_t)(unit % images) * groups + unit / images; }
 };
 
 // The units of a group that a block has.
 struct Share {
     int group, begin, end;
+    int first, held;        // the block's first unit; the end of those in shared memory
+    int images, groups;
 
-    __device__ Share(const Sizes& s, int block, int group) : group(group)
+    __device__ Share(const Sizes& s, int block, int group) : group(group), images(s.images), groups(s.groups)
     {
-        begin = max(s.first_unit(block), group * s.images);
+        first = s.first_unit(block), held = first + s.held;
+        begin = max(first, group * s.images);
         end = min(s.first_unit(block + 1), (group + 1) * s.images);
     }
+    __device__ int image(int unit) const { return unit - group * images; }
+    // The number of a unit among those of memory, where an image's groups follow each other.
+    __device__ size_t place(int unit) const { return (size_t)image(unit) * groups + group; }
 };
 
-inline const int4& as_int4(const Piece& piece) { return reinterpret_cast<const int4&>(piece); }
+// This thread's pixels of a share, whose units have `size` each: it goes from one to the next without a division.
+struct Walk {
+    int unit, i, units, rest, size;
+
+    __device__ Walk(const Share& share, int size, Word by_size) : size(size)
+    {
+        int before = divided(threadIdx.x, size, by_size);
+        unit = share.begin + before, i = threadIdx.x - before * size;
+        units = divided(BLOCK_THREADS, size, by_size), rest = BLOCK_THREADS - units * size;
+    }
+    __device__ void next()
+    {
+        unit += units, i += rest;
+        if (i >= size) i -= size, ++unit;
+    }
+};
 
 inline Piece get(const Piece* from)
 {
@@ -122,12 +148,21 @@ inline void read_operand(const Piece* unit, size_t parts, int i, float unscale, 
 
 // ---- Shared memory: units that the copy engine brings, and who waits for which ----
 
-inline void wait(Word64* barrier)
-{
-    for (Word turns = 0; !mbarrier_try_wait(barrier, 0);) give_up_after_a_while(turns);
-}
-
 inline int barrier_of(int held) { return min(held, BARRIERS - 1); }  // of the block's unit number `held`
+
+// Waits for the units of a block, one after the other.
+struct Arrivals {
+    Word64* barriers;
+    int seen = -1;
+
+    __device__ void wait_for(const Share& share, int unit)
+    {
+        int number = barrier_of(unit - share.first);
+        if (unit >= share.held || number == seen) return;
+        for (Word turns = 0; !mbarrier_try_wait(&barriers[number], 0);) give_up_after_a_while(turns);
+        seen = number;
+    }
+};
 
 // An array that lies in units, `pieces` long, in `parts` parts: where in shared memory the block's first units are.
 struct Units {
@@ -136,21 +171,19 @@ struct Units {
     size_t step;  // from part to part, in memory
     int pieces, parts;
 
-    __device__ const Piece* at(const Sizes& s, int unit, int first) const
+    __device__ const Piece* at(const Share& share, int unit) const
     {
-        int number = unit - first;
-        return number < s.held && near ? near + number * pieces * parts : far + s.place(unit) * pieces;
+        return near && unit < share.held ? near + (unit - share.first) * pieces * parts
+                                         : far + share.place(unit) * pieces;
     }
-    __device__ size_t part(const Sizes& s, int unit, int first) const
-    {
-        return unit - first < s.held && near ? pieces : step;
-    }
+    __device__ size_t part(const Share& share, int unit) const { return near && unit < share.held ? pieces : step; }
     __device__ Word bytes() const { return near ? pieces * parts * sizeof(Piece) : 0; }
-    __device__ void ask(const Sizes& s, int unit, int first, Word64* barrier) const
+    __device__ void ask(const Sizes& s, int unit, int number, Word64* barrier) const
     {
+        size_t place = (size_t)(unit % s.images) * s.groups + unit / s.images;
         for (int i = 0; near && i < parts; ++i)
-            cp_async_bulk(near + ((unit - first) * parts + i) * pieces, far + i * step + s.place(unit) * pieces,
-                          pieces * sizeof(Piece), barrier);
+            cp_async_bulk(near + (number * parts + i) * pieces, far + i * step + place * pieces, pieces * sizeof(Piece),
+                          barrier);
     }
 };
 
@@ -180,24 +213,28 @@ struct Numbers {
     }
 
     // The pixels that a window sees.
-    __device__ void window(const Sizes& s, int unit, int first, int i, float (&seen)[TAPS]) const
+    __device__ void window(const Sizes& s, const Share& share, int unit, int i, float (&seen)[TAPS]) const
     {
-        int y = i / s.width, x = i - y * s.width, wide = s.width + HALO;
+        int y = divided(i, s.width, s.by_width), x = i - y * s.width, wide = s.width + HALO;
         const float* images = reinterpret_cast<const float*>(units.near);
-        const float* image = images + (unit - first) * units.pieces * 4 + y * wide + x;
-        #pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap)
-            seen[tap] = unit - first < s.held ? image[tap / KERNEL * wide + tap % KERNEL]
-                                              : pixel(s, unit, y + tap / KERNEL, x + tap % KERNEL);
+        const float* image = images + (unit - share.first) * units.pieces * 4 + y * wide + x;
+        if (unit < share.held) {
+            #pragma unroll
+            for (int tap = 0; tap < TAPS; ++tap) seen[tap] = image[tap / KERNEL * wide + tap % KERNEL];
+        } else {
+            #pragma unroll
+            for (int tap = 0; tap < TAPS; ++tap)
+                seen[tap] = pixel(s, share.image(unit), y + tap / KERNEL, x + tap % KERNEL);
+        }
     }
 
-    // Of the image with its padding, from memory.
-    __device__ float pixel(const Sizes& s, int unit, int y, int x) const
+    // Of an image with its padding, from memory.
+    __device__ float pixel(const Sizes& s, int number, int y, int x) const
     {
         int height = s.height + HALO - 2 * PADDING, width = s.width + HALO - 2 * PADDING;
         y -= PADDING, x -= PADDING;
         bool inside = y >= 0 && y < height && x >= 0 && x < width;
-        const float* image = reinterpret_cast<const float*>(units.far) + (size_t)(unit % s.images) * height * width;
+        const float* image = reinterpret_cast<const float*>(units.far) + (size_t)number * height * width;
         return inside ? image[y * width + x] : 0;
     }
 
@@ -211,14 +248,14 @@ struct Numbers {
         }
     }
 
-    __device__ void at(const Sizes& s, int unit, int first, int i, float (&x)[8]) const
+    __device__ void at(const Sizes& s, const Share& share, int unit, int i, float (&x)[8]) const
     {
         if constexpr (STEM) {
             float seen[TAPS];
-            window(s, unit, first, i, seen);
+            window(s, share, unit, i, seen);
             multiply(seen, x);
         } else {
-            read(units.at(s, unit, first), s.area(), i, x);
+            read(units.at(share, unit), s.area(), i, x);
         }
     }
 
@@ -227,111 +264,103 @@ struct Numbers {
     {
         int wide = s.width + HALO, size = (s.height + HALO) * wide;
         float* to = reinterpret_cast<float*>(units.near);
-        for (int j = threadIdx.x; j < min(s.held, last - first) * size; j += BLOCK_THREADS) {
-            int number = j / size, i = j % size;
-            to[number * units.pieces * 4 + i] = pixel(s, first + number, i / wide, i % wide);
-        }
+        for (int number = 0; number < min(s.held, last - first); ++number)
+            for (int i = threadIdx.x; i < size; i += BLOCK_THREADS)
+                to[number * units.pieces * 4 + i] = pixel(s, (first + number) % s.images, i / wide, i % wide);
     }
 };
 
-// Ask for the block's units of what is normalized, if it is planes, and of another array. By one thread.
+// Ask for the block's units of what is normalized, if it is planes, and of another array. By one warp.
 inline void ask_for(const Sizes& s, int first, int last, const Units& a, const Units& b, Word64* barriers)
 {
-    int held = min(s.held, last - first);
+    int held = min(s.held, last - first), lane = threadIdx.x % 32;
     Word each = (STEM ? 0 : a.bytes()) + b.bytes();
-    for (int i = 0; i < min(held, BARRIERS); ++i)
-        mbarrier_arrive_expect_tx(&barriers[i], (i == BARRIERS - 1 ? held - i : 1) * each);
-    for (int i = 0; i < held; ++i) {
-        if (!STEM) a.ask(s, first + i, first, &barriers[barrier_of(i)]);
-        b.ask(s, first + i, first, &barriers[barrier_of(i)]);
+    if (lane < BARRIERS) mbarrier_init<1>(&barriers[lane]);
+    fence_proxy_async();
+    __syncwarp();
+    if (lane < min(held, BARRIERS))
+        mbarrier_arrive_expect_tx(&barriers[lane], (lane == BARRIERS - 1 ? held - lane : 1) * each);
+    __syncwarp();
+    for (int i = lane; i < held; i += 32) {
+        if (!STEM) a.ask(s, first + i, i, &barriers[barrier_of(i)]);
+        b.ask(s, first + i, i, &barriers[barrier_of(i)]);
     }
 }
 
-inline void wait_for(const Sizes& s, int unit, int first, Word64* barriers)
+// ---- All blocks meet ----
+
+// Wait until all blocks of a cooperative launch are here. The first one adds what turns the highest bit when all others
+// have added 1: so nobody has to set the count back. By whole blocks.
+inline void meet(Word* arrived)
 {
-    if (unit - first < s.held) wait(&barriers[barrier_of(unit - first)]);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        Word before = atomicAdd(arrived, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
+        for (Word turns = 0; ((before ^ ld_acquire_gpu(arrived)) & 0x80000000u) == 0;) give_up_after_a_while(turns);
+    }
+    __syncthreads();
 }
 
 // ---- Sums ----
-
-// Mean, and the sum of squared differences from it, of so many numbers.
-struct Moments {
-    float count, mean, squares;
-};
-
-// Chan, Golub and LeVeque (1979): nothing large is subtracted from anything large.
-inline Moments join(const Moments& a, const Moments& b)
-{
-    float all = a.count + b.count, share = all > 0 ? __fdividef(b.count, all) : 0, away = b.mean - a.mean;
-    return {all, fmaf(away, share, a.mean), a.squares + b.squares + away * away * share * a.count};
-}
-
-inline Moments of_lane(const Moments& mine, int distance)
-{
-    return {__shfl_xor_sync(~0u, mine.count, distance), __shfl_xor_sync(~0u, mine.mean, distance),
-            __shfl_xor_sync(~0u, mine.squares, distance)};
-}
 
 struct Pair {
     float one, two;
 };
 
-inline Pair join(const Pair& a, const Pair& b) { return {a.one + b.one, a.two + b.two}; }
+inline Pair operator+(const Pair& a, const Pair& b) { return {a.one + b.one, a.two + b.two}; }
 inline Pair of_lane(const Pair& mine, int distance)
 {
     return {__shfl_xor_sync(~0u, mine.one, distance), __shfl_xor_sync(~0u, mine.two, distance)};
 }
+inline float of_lane(float mine, int distance) { return __shfl_xor_sync(~0u, mine, distance); }
+inline Pair load(const Pair* from) { return {__ldcg(&from->one), __ldcg(&from->two)}; }
+inline float load(const float* from) { return __ldcg(from); }
 
-// What LANES neighbours have: for the first of them.
+// What LANES neighbours have, for all of them.
 template <int LANES, typename T>
-inline T joined(T mine)
+inline T summed(T mine)
 {
     #pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2) mine = join(mine, of_lane(mine, distance));
+    for (int distance = LANES / 2; distance > 0; distance /= 2) mine = mine + of_lane(mine, distance);
     return mine;
 }
 
 // What a warp's lanes have for each of 8 channels. Lanes swap halves of what they have: lane 4 c ends with channel c.
 template <typename T>
-inline T joined_by_channel(const T (&all)[8])
+inline T summed_by_channel(const T (&all)[8])
 {
     int lane = threadIdx.x % 32;
     T four[4], two[2];
     #pragma unroll
     for (int i = 0; i < 4; ++i)
-        four[i] = join(lane & 16 ? all[i + 4] : all[i], of_lane(lane & 16 ? all[i] : all[i + 4], 16));
+        four[i] = (lane & 16 ? all[i + 4] : all[i]) + of_lane(lane & 16 ? all[i] : all[i + 4], 16);
     #pragma unroll
     for (int i = 0; i < 2; ++i)
-        two[i] = join(lane & 8 ? four[i + 2] : four[i], of_lane(lane & 8 ? four[i] : four[i + 2], 8));
-    return joined<4>(join(lane & 4 ? two[1] : two[0], of_lane(lane & 4 ? two[0] : two[1], 4)));
+        two[i] = (lane & 8 ? four[i + 2] : four[i]) + of_lane(lane & 8 ? four[i] : four[i + 2], 8);
+    return summed<4>((lane & 4 ? two[1] : two[0]) + of_lane(lane & 4 ? two[0] : two[1], 4));
 }
 
-// What a block's threads have for each channel of a group goes to its place in memory: [block + group][channel].
-// of_warps: shared memory. By all threads.
+// What blocks have left for a channel of a group, where `partial` is [block + group][8 channels]: a lane has those of
+// each 32nd block, MOST_LEFT at most.
+constexpr int MOST_LEFT = 5;
+
 template <typename T>
-inline void leave(const T (&mine)[8], T (*of_warps)[8], T* partial, int group)
+inline void gather(const Sizes& s, const T* partial, int group, int channel, T (&found)[MOST_LEFT])
 {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    T found = joined_by_channel(mine);
-    if (lane % 4 == 0) of_warps[warp][lane / 4] = found;
-    __syncthreads();
-    if (threadIdx.x < 8 * WARPS) {
-        T all = joined<WARPS>(of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]);
-        if (threadIdx.x % WARPS == 0) partial[(blockIdx.x + group) * 8 + threadIdx.x / WARPS] = all;
-    }
-    __syncthreads();
+    int block = s.first_block(group) + threadIdx.x % 32, last = s.last_block(group);
+    #pragma unroll
+    for (int i = 0; i < MOST_LEFT; ++i)
+        found[i] = block + 32 * i <= last ? load(partial + (block + 32 * i + group) * 8 + channel) : T{};
 }
 
-inline Moments load(const Moments* from) { return {__ldcg(&from->count), __ldcg(&from->mean), __ldcg(&from->squares)}; }
-inline Pair load(const Pair* from) { return {__ldcg(&from->one), __ldcg(&from->two)}; }
-
-// What all blocks have left for a channel of a group: for lane 0. By a warp.
+// Their sum: for all lanes. By a warp.
 template <typename T>
 inline T collected(const Sizes& s, const T* partial, int group, int channel)
 {
-    T all = {};
-    for (int block = s.first_block(group) + threadIdx.x % 32; block <= s.last_block(group);
-         block += 32)
-        all = join(all, load(partial + (block + group) * 8 + channel));
-    return joined<32>(all);
+    T found[MOST_LEFT], sum = {};
+    gather(s, partial, group, channel, found);
+    #pragma unroll
+    for (int i = 0; i < MOST_LEFT; ++i) sum = sum + found[i];
+    return summed<32>(sum);
 }

@@ -17,7 +17,7 @@ from mlpkit.kernels.conv import planes
 from mlpkit.kernels.conv.planes import Stored
 
 FORWARD, BACKWARD = "norm_forward", "norm_backward"
-ROOM = 2048  # bytes of a block's shared memory that are not for units
+ROOM = 4096  # bytes of a block's shared memory that are not for units
 MOST_KERNEL = 3  # of a convolution of one channel: its weights and their sums stay in registers
 MOST_POOL = 3  # a mark has 4 bits, and one value says that nobody's number went on
 OUT = {"operand": 0, "planes": 1, "nchw": 2}
@@ -93,8 +93,10 @@ class Norm:
         units = self.n * self.groups
         blocks = min(units, blocks or planes.multiprocessors())
         held = min((planes.SHARED - ROOM) // (16 * pieces), -(-units // blocks))
-        numbers = [self.n, self.groups, self.channels, self.height, self.width, held]
-        return blocks, ROOM + 16 * pieces * held, np.array(numbers, np.int32).view("V24")
+        numbers = [self.n, self.groups, self.channels, self.height, self.width, held, *divmod(units, blocks)]
+        divisors = self.width, self.out[1], self.area, self.out[0] * self.out[1]
+        numbers += [-(-(1 << 32) // divisor) % (1 << 32) for divisor in divisors]  # see `divided`
+        return blocks, ROOM + 16 * pieces * held, np.array(numbers, np.uint32).view("V48")
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def forward(norm, channels, y, scale, added=None, out="operand", filters=None, b
     pieces = norm.pieces + norm.area * norm.add * norm.mode.parts
     blocks, shared, sizes = norm.launch(pieces, blocks)
     statistics = cupy.empty((norm.groups * 8, 2), np.float32)
-    partial = cupy.empty((blocks + norm.groups, 8, 3), np.float32)
+    partial = cupy.empty((blocks + norm.groups, 8, 2), np.float32)
     marks = cupy.empty(norm.n * norm.groups * norm.out[0] * norm.out[1] * norm.marks, np.uint8) if norm.marks else None
     to = _empty(norm, scale, out)
     vectors = [channels.gamma, channels.beta, channels.bias, channels.mean, channels.variance, statistics]
@@ -182,19 +184,10 @@ def _out_number(norm, out):
     return 0 if out == "planes" and not norm.mode.halves else OUT[out]
 
 
-def new_scale(norm):
-    """Return the scale that `backward` takes: as `planes.new_scale`, two where the filters' gradient is summed."""
-    import cupy
-
-    scale = cupy.zeros(16 if norm.kernel else 8, np.float32)
-    scale[:1] = 1
-    return scale
-
-
 def backward(norm, channels, kept, dy, scale, past=None, layout="planes", keep=False, dw=None, blocks=None):
     """Return the gradient of what was normalized, `Stored`; write those of the channels. All as for `forward`.
 
-    dy: the gradient of the result, planes, or images where layout is "nchw". scale: see `new_scale`. past: `Past`,
+    dy: the gradient of the result, planes, or images where layout is "nchw". past: `Past`,
     whose gradient belongs to the result, too. keep: return planes, too: the gradient before the normalization, which
     goes past a residual. dw: where images of one channel were read, their filters' gradient, written instead.
     """
@@ -202,7 +195,7 @@ def backward(norm, channels, kept, dy, scale, past=None, layout="planes", keep=F
 
     pieces = norm.pieces + (norm.stored * norm.out[0] * norm.out[1] if layout == "planes" else 0)
     blocks, shared, sizes = norm.launch(pieces, blocks)
-    partial = cupy.empty((blocks + norm.groups, 8, 2), np.float32)
+    partial = cupy.empty((blocks + norm.groups) * 8 * 2 + blocks, np.float32)
     weights = cupy.empty((norm.kernel**2, blocks + norm.groups, 8), np.float32) if norm.kernel else None
     whole = norm.mode, norm.n, norm.channels, norm.height, norm.width
     to = None if norm.kernel else planes.empty_operand(*whole, scale)

@@ -22,7 +22,7 @@
 
 struct Room {
     Word64 there[BARRIERS];
-    Moments of_warps[WARPS][8];
+    Pair of_warps[WARPS][8];
     float mean[AT_ONCE][8], scale[AT_ONCE][8], beta[AT_ONCE][8];
     Word largest;
     float padding[3];
@@ -57,21 +57,103 @@ struct Known {
     }
 };
 
-// The scale and shift of a channel go to shared memory, and the first block of a group keeps statistics. By a warp.
-inline void settle(const Sizes& s, const Channels& p, const Known& known, const Moments* partial, Room& room, int slot)
+// ---- Mean, and the sum of squared differences from it, a Pair: of numbers, of warps, of blocks ----
+
+// That of several groups of numbers, `count` each, and MANY of them a lane: nothing large is subtracted from anything
+// large. all: how many numbers. For all of LANES neighbours.
+template <int LANES, int MANY>
+inline Pair joined(const Pair (&each)[MANY], const float (&counts)[MANY], float all)
 {
-    Moments all = collected(s, partial, known.group, known.channel);
+    float pivot = __shfl_sync(~0u, each[0].one, threadIdx.x & 31 & -LANES), away = 0, squares = 0;
+    #pragma unroll
+    for (int i = 0; i < MANY; ++i)
+        if (counts[i] > 0) away += counts[i] * (each[i].one - pivot);
+    float mean = pivot + summed<LANES>(away) / all;
+    #pragma unroll
+    for (int i = 0; i < MANY; ++i)
+        if (counts[i] > 0) squares += each[i].two + counts[i] * (each[i].one - mean) * (each[i].one - mean);
+    return {mean, summed<LANES>(squares)};
+}
+
+// How many of `all` numbers, dealt out to threads in turns, a warp has.
+inline int count_of(int all, int warp)
+{
+    return all / BLOCK_THREADS * 32 + min(max(all % BLOCK_THREADS - 32 * warp, 0), 32);
+}
+
+// What this block's threads have seen of a group's channels goes to its place in memory. A warp's numbers are taken
+// less one of its own: what is summed is as small as it can be.
+inline void leave_moments(const Sizes& s, const Numbers& y, const Share& share, Arrivals& arrivals,
+                          Pair (*of_warps)[8], Pair* partial)
+{
+    float pivot[8];
+    Pair sums[8] = {};
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, all = (share.end - share.begin) * s.area();
+    bool first = true;
+    for (Walk at(share, s.area(), s.by_area); first || at.unit < share.end; at.next(), first = false) {
+        float x[8] = {};
+        if (at.unit < share.end) {
+            arrivals.wait_for(share, at.unit);
+            y.at(s, share, at.unit, at.i, x);
+        }
+        if (first) {
+            #pragma unroll
+            for (int c = 0; c < 8; ++c) pivot[c] = __shfl_sync(~0u, x[c], 0);
+        }
+        if (at.unit >= share.end) break;
+        #pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            float away = x[c] - pivot[c];
+            sums[c].one += away, sums[c].two = fmaf(away, away, sums[c].two);
+        }
+    }
+    Pair found = summed_by_channel(sums);
+    float count = count_of(all, warp), part = count > 0 ? 1 / count : 0, mine = 0;
+    #pragma unroll
+    for (int c = 0; c < 8; ++c)
+        if (lane / 4 == c) mine = pivot[c];
+    float squares = fmaxf(fmaf(-found.one * part, found.one, found.two), 0);
+    if (lane % 4 == 0) of_warps[warp][lane / 4] = {fmaf(found.one, part, mine), squares};
+    __syncthreads();
+    if (threadIdx.x < 8 * WARPS) {
+        Pair each[1] = {of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]};
+        float counts[1] = {(float)count_of(all, threadIdx.x % WARPS)};
+        Pair whole = joined<WARPS, 1>(each, counts, all);
+        if (threadIdx.x % WARPS == 0) partial[(blockIdx.x + share.group) * 8 + threadIdx.x / WARPS] = whole;
+    }
+    __syncthreads();
+}
+
+// Of all blocks: for all lanes. By a warp.
+inline Pair moments(const Sizes& s, const Pair* partial, int group, int channel)
+{
+    Pair each[MOST_LEFT];
+    float counts[MOST_LEFT];
+    gather(s, partial, group, channel, each);
+    int block = s.first_block(group) + threadIdx.x % 32;
+    #pragma unroll
+    for (int i = 0; i < MOST_LEFT; ++i) {
+        Share share(s, block + 32 * i, group);
+        counts[i] = block + 32 * i < gridDim.x ? max(share.end - share.begin, 0) * s.area() : 0;
+    }
+    return joined<32, MOST_LEFT>(each, counts, (float)s.images * s.area());
+}
+
+// The scale and shift of a channel go to shared memory, and the first block of a group keeps statistics. By a warp.
+inline void settle(const Sizes& s, const Channels& p, const Known& known, const Pair* partial, Room& room, int slot)
+{
+    Pair all = moments(s, partial, known.group, known.channel);
     if (threadIdx.x % 32) return;
     int c = known.group * 8 + known.channel;
-    float variance = all.squares / all.count, inverse = 1 / sqrtf(variance + p.eps);
-    room.mean[slot][known.channel] = all.mean;
+    float count = (float)s.images * s.area(), variance = all.two / count, inverse = 1 / sqrtf(variance + p.eps);
+    room.mean[slot][known.channel] = all.one;
     room.scale[slot][known.channel] = known.gamma * inverse;
     room.beta[slot][known.channel] = known.beta;
     if (blockIdx.x != s.first_block(known.group)) return;
-    p.kept[c] = {all.mean, inverse};
+    p.kept[c] = {all.one, inverse};
     if (c >= s.channels) return;
-    p.mean[c] = known.mean + p.momentum * (all.mean + known.bias - known.mean);
-    variance *= all.count / fmaxf(all.count - 1, 1);
+    p.mean[c] = known.mean + p.momentum * (all.one + known.bias - known.mean);
+    variance *= count / fmaxf(count - 1, 1);
     p.variance[c] = known.variance + p.momentum * (variance - known.variance);
 }
 
@@ -83,30 +165,6 @@ inline Word bound(const Sizes& s, const Channels& p, const Scale* of_added)
         most = fmaxf(most, fmaf(fabsf(p.gamma[c]), root, fabsf(p.beta[c])));
     most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
     return __float_as_uint(ADD && SCALED ? most + 32768 / of_added->of : most);
-}
-
-// The moments of this thread's numbers of a group.
-inline void moments_of(const Sizes& s, const Numbers& y, const Share& share, int first, Word64* there,
-                       Moments (&found)[8])
-{
-    float pivot[8] = {}, sum[8] = {}, squares[8] = {};
-    int count = 0, area = s.area();
-    for (int j = threadIdx.x; j < (share.end - share.begin) * area; j += BLOCK_THREADS, ++count) {
-        int unit = share.begin + j / area, i = j % area;
-        wait_for(s, unit, first, there);
-        float x[8];
-        y.at(s, unit, first, i, x);
-        #pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            if (count == 0) pivot[c] = x[c];  // a number of its own: what is summed is as small as it can be
-            float away = x[c] - pivot[c];
-            sum[c] += away, squares[c] = fmaf(away, away, squares[c]);
-        }
-    }
-    float part = count > 0 ? 1.0f / count : 0;
-    #pragma unroll
-    for (int c = 0; c < 8; ++c)
-        found[c] = {(float)count, fmaf(sum[c], part, pivot[c]), fmaxf(fmaf(-sum[c] * part, sum[c], squares[c]), 0)};
 }
 
 // What is done to the numbers of a group.
@@ -121,15 +179,15 @@ struct Norm {
     }
 
     // Pixel i of a unit, normalized, and with what was added; before the ReLU.
-    __device__ void at(const Sizes& s, const Numbers& y, const Units& x, int unit, int first, int i,
+    __device__ void at(const Sizes& s, const Numbers& y, const Units& x, const Share& share, int unit, int i,
                        float (&v)[8]) const
     {
-        y.at(s, unit, first, i, v);
+        y.at(s, share, unit, i, v);
         #pragma unroll
         for (int c = 0; c < 8; ++c) v[c] = fmaf(v[c] - mean[c], scale[c], beta[c]);
         if constexpr (ADD) {
             float other[8];
-            read_operand(x.at(s, unit, first), x.part(s, unit, first), i, unscale, other);
+            read_operand(x.at(share, unit), x.part(share, unit), i, unscale, other);
             #pragma unroll
             for (int c = 0; c < 8; ++c) v[c] += other[c];
         }
@@ -137,16 +195,17 @@ struct Norm {
 };
 
 // The largest of each channel's window, or the pixel itself, after the ReLU; NaN stays NaN. Return what is kept of it.
-inline Word largest_of_window(const Sizes& s, const Norm& norm, const Numbers& y, const Units& x, int unit, int first,
-                              int i, float (&best)[8])
+inline Word largest_of_window(const Sizes& s, const Norm& norm, const Numbers& y, const Units& x, const Share& share,
+                              int unit, int i, float (&best)[8])
 {
-    int across = s.width / POOL, corner = i / across * POOL * s.width + i % across * POOL;
+    int row = POOL > 1 ? divided(i, s.across(), s.by_across) : 0;
+    int corner = POOL > 1 ? row * POOL * s.width + (i - row * s.across()) * POOL : i;
     Word marks = 0;
-    norm.at(s, y, x, unit, first, POOL > 1 ? corner : i, best);
+    norm.at(s, y, x, share, unit, corner, best);
     #pragma unroll
     for (int choice = 1; choice < POOL * POOL; ++choice) {
         float v[8];
-        norm.at(s, y, x, unit, first, corner + choice / POOL * s.width + choice % POOL, v);
+        norm.at(s, y, x, share, unit, corner + choice / POOL * s.width + choice % POOL, v);
         #pragma unroll
         for (int c = 0; c < 8; ++c)
             if (v[c] > best[c] || v[c] != v[c]) best[c] = v[c], marks = (marks & ~(15u << 4 * c)) | choice << 4 * c;
@@ -163,20 +222,20 @@ inline Word largest_of_window(const Sizes& s, const Norm& norm, const Numbers& y
     return marks;
 }
 
-inline void write_out(const Sizes& s, const Written& w, int unit, int i, const float (&v)[8], float scale)
+inline void write_out(const Sizes& s, const Written& w, const Share& share, int unit, int i, const float (&v)[8],
+                      float scale)
 {
     int area = s.area_out();
-    size_t piece = s.place(unit) * area + i;
     if constexpr (OUT == 0) {
-        Piece parts[PARTS], *to = static_cast<Piece*>(w.to) + piece;
+        Piece parts[PARTS], *to = static_cast<Piece*>(w.to) + share.place(unit) * area + i;
         pieces_of(v, scale, parts);
         #pragma unroll
         for (int part = 0; part < PARTS; ++part) put(to + (size_t)part * s.images * s.groups * area, parts[part]);
     } else if constexpr (OUT == 1) {
-        write(static_cast<Piece*>(w.to) + s.place(unit) * area * STORED, area, i, v);
+        write(static_cast<Piece*>(w.to) + share.place(unit) * area * STORED, area, i, v);
     } else {
-        int image = unit % s.images, first = unit / s.images * 8;
-        float* to = static_cast<float*>(w.to) + ((size_t)image * s.channels + first) * area + i;
+        int first = share.group * 8;
+        float* to = static_cast<float*>(w.to) + ((size_t)share.image(unit) * s.channels + first) * area + i;
         #pragma unroll
         for (int c = 0; c < 8; ++c)
             if (first + c < s.channels) to[(size_t)c * area] = v[c];
@@ -184,25 +243,23 @@ inline void write_out(const Sizes& s, const Written& w, int unit, int i, const f
 }
 
 inline void normalize_share(const Sizes& s, const Norm& norm, const Numbers& y, const Units& x, const Share& share,
-                            int first, const Written& w, float scale)
+                            const Written& w, float scale)
 {
-    int area = s.area_out();
-    for (int j = threadIdx.x; j < (share.end - share.begin) * area; j += BLOCK_THREADS) {
-        int unit = share.begin + j / area, i = j % area;
+    for (Walk at(share, s.area_out(), s.by_area_out); at.unit < share.end; at.next()) {
         float v[8];
-        Word marks = largest_of_window(s, norm, y, x, unit, first, i, v);
-        write_out(s, w, unit, i, v, scale);
-        size_t piece = s.place(unit) * area + i;
+        Word marks = largest_of_window(s, norm, y, x, share, at.unit, at.i, v);
+        write_out(s, w, share, at.unit, at.i, v, scale);
+        size_t piece = share.place(at.unit) * s.area_out() + at.i;
         if constexpr (POOL > 1) static_cast<Word*>(w.marks)[piece] = marks;
         else if constexpr (ADD && RELU) static_cast<unsigned char*>(w.marks)[piece] = marks;
     }
 }
 
-// images: planes, or images of one channel, and then filters. added: an operand, and its scale. partial: room for the
-// moments of 8 channels of blocks + groups. By as many blocks as there is room for at once, at most a unit's each.
+// images: planes, or images of one channel, and then filters. added: an operand, and its scale. partial: room for pairs
+// of 8 channels of blocks + groups. By as many blocks as there is room for at once, at most a unit's each.
 extern "C" __global__ __launch_bounds__(BLOCK_THREADS, 1)
 void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels p, const Piece* images,
-               const float* filters, const Piece* added, const Scale* of_added, Moments* partial,
+               const float* filters, const Piece* added, const Scale* of_added, Pair* partial,
                const __grid_constant__ Written w)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
@@ -211,40 +268,31 @@ void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels
     Piece* near = reinterpret_cast<Piece*>(&room + 1);
     Numbers y = {{images, near, 0, Numbers::room(s), 1}, filters};
     Units x = {added, ADD ? near + s.held * y.units.pieces : nullptr, (size_t)s.images * s.groups * area, area, PARTS};
-    Word launch = ld_acquire_gpu(&w.scale->launches);
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < BARRIERS; ++i) mbarrier_init<1>(&room.there[i]);
-        fence_proxy_async();
-        ask_for(s, first, last, y.units, x, room.there);
-    }
+    if (threadIdx.x < 32) ask_for(s, first, last, y.units, x, room.there);
     if (threadIdx.x / 32 == 1) {
         Word largest = bound(s, p, of_added);
         if (threadIdx.x % 32 == 0) room.largest = largest;
     }
+    int slot = threadIdx.x / 32 / 8, group = first / s.images, groups = (last - 1) / s.images + 1;
+    Known known(s, p, group + slot);
     if (STEM) y.fetch(s, first, last);
     __syncthreads();
-    int group = first / s.images, groups = (last - 1) / s.images + 1;
+    Arrivals arrivals = {room.there};
     for (int g = group; g < groups; ++g) {
-        Moments mine[8];
         y.set(s, g);
-        moments_of(s, y, Share(s, blockIdx.x, g), first, room.there, mine);
-        leave(mine, room.of_warps, partial, g);
+        leave_moments(s, y, Share(s, blockIdx.x, g), arrivals, room.of_warps, partial);
     }
     float scale = SCALED ? scale_for(room.largest) : 1, unscale = ADD && SCALED ? 1 / of_added->of : 1;
     if (blockIdx.x == 0 && threadIdx.x == 0) w.scale->of = scale;
-    Word nothing = 0;
-    Scale* scales[1] = {w.scale};
-    int slot = threadIdx.x / 32 / 8;
-    Known known(s, p, group + slot);
-    meet(scales, 1, &nothing, launch);
+    meet(&w.scale->arrived);
 
     for (; group < groups; group += AT_ONCE) {
         if (group + slot < groups) settle(s, p, known, partial, room, slot);
-        known = Known(s, p, group + AT_ONCE + slot);
+        if (group + AT_ONCE < groups) known = Known(s, p, group + AT_ONCE + slot);
         __syncthreads();
         for (int i = 0; i < min(AT_ONCE, groups - group); ++i) {
             y.set(s, group + i);
-            normalize_share(s, Norm(room, i, unscale), y, x, Share(s, blockIdx.x, group + i), first, w, scale);
+            normalize_share(s, Norm(room, i, unscale), y, x, Share(s, blockIdx.x, group + i), w, scale);
         }
         __syncthreads();
     }
