@@ -13,8 +13,9 @@ pytest.importorskip("cupy")
 
 import cupy as cp
 
-from mlpkit.engines.cuda import arena
-from mlpkit.engines.cuda.arena import Arena, Interval, Recorder, check, plan
+from mlpkit.engines.cuda import lifetimes
+from mlpkit.engines.cuda.arena import Arena, Recorder
+from mlpkit.engines.cuda.lifetimes import Interval, check, plan
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,7 @@ def test_no_two_pieces_that_are_there_at_once_have_bytes_in_common(pieces):
     check(found)
     for each, (size, start, length) in zip(found.intervals, pieces, strict=True):
         assert (each.size, each.start, each.end) == (size, start, start + length)
-        assert each.offset % arena.ALIGNMENT == 0
+        assert each.offset % lifetimes.ALIGNMENT == 0
         assert each.offset + each.size <= found.bytes
     assert found.most_at_once <= found.bytes <= found.sum_of_sizes
 
@@ -60,8 +61,8 @@ def test_no_two_pieces_that_are_there_at_once_have_bytes_in_common(pieces):
 def test_what_is_wrong_is_seen():
     one, two = Interval(300, 0, 4, offset=0), Interval(300, 3, 5, offset=256)
     with pytest.raises(AssertionError, match="over each other"):
-        check(arena.Plan((one, two)))
-    check(arena.Plan((one, Interval(300, 4, 5, offset=256))))
+        check(lifetimes.Plan((one, two)))
+    check(lifetimes.Plan((one, Interval(300, 4, 5, offset=256))))
 
 
 def step(layers=3):

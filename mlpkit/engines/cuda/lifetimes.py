@@ -1,0 +1,91 @@
+"""Where the arrays of a step lie: of the moments when each is needed, places in one piece of memory are made.
+
+The arrays of a step are intervals in time, and rectangles in time and memory, which must not overlap. To find the least
+memory is as hard as to pack bins; the largest first, each as low as it fits, is simple, and seldom far from the least.
+No GPU is needed here: see `arena` for who watches a step, and who hands out the places.
+"""
+
+from dataclasses import dataclass
+
+ALIGNMENT = 256  # bytes, as CuPy's own arrays have it
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A piece of memory: its bytes, and the moments between which it was needed, counted in requests and releases.
+
+    end: that of its release, not included. offset: its place in the arena, where it has one.
+    """
+
+    size: int
+    start: int
+    end: int
+    offset: int | None = None
+
+    def meets(self, other):
+        """Return whether both are needed at some moment."""
+        return self.start < other.end and other.start < self.end
+
+    @property
+    def room(self):
+        """The bytes that it takes: up to where the next piece may begin."""
+        return -(-self.size // ALIGNMENT) * ALIGNMENT
+
+    def overlaps(self, other):
+        """Return whether the places of both have bytes in common."""
+        return self.offset < other.offset + other.room and other.offset < self.offset + self.room
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The pieces of a step in the order in which they are asked for, each with its place.
+
+    `bytes`: of memory that holds all places. `sum_of_sizes`: of memory without a piece that lies where another one was.
+    `most_at_once`: bytes that are needed at one moment, at least; no plan takes fewer.
+    """
+
+    intervals: tuple[Interval, ...]
+
+    @property
+    def bytes(self):
+        return max((each.offset + each.room for each in self.intervals), default=0)
+
+    @property
+    def sum_of_sizes(self):
+        return sum(each.room for each in self.intervals)
+
+    @property
+    def most_at_once(self):
+        starts = [each.start for each in self.intervals]
+        return max((sum(i.room for i in self.intervals if i.start <= now < i.end) for now in starts), default=0)
+
+
+def plan(intervals):
+    """Return the `Plan` of intervals that have no places yet: the largest first, each as low as it fits."""
+    placed: list[Interval] = []
+    order = sorted(range(len(intervals)), key=lambda i: (-intervals[i].room, intervals[i].start))
+    offsets = {}
+    for i in order:
+        found = _lowest(intervals[i], [other for other in placed if other.meets(intervals[i])])
+        placed.append(found)
+        offsets[i] = found
+    result = Plan(tuple(offsets[i] for i in range(len(intervals))))
+    check(result)
+    return result
+
+
+def _lowest(wanted, others):
+    """Return an interval with the lowest offset at which it overlaps none of the others."""
+    offset = 0
+    for other in sorted(others, key=lambda other: other.offset):
+        if offset + wanted.room <= other.offset:
+            break
+        offset = max(offset, other.offset + other.room)
+    return Interval(wanted.size, wanted.start, wanted.end, offset)
+
+
+def check(found):
+    """Raise AssertionError where two pieces of a plan have bytes in common while both are needed."""
+    for i, one in enumerate(found.intervals):
+        for other in found.intervals[:i]:
+            assert not (one.meets(other) and one.overlaps(other)), f"{one} and {other} lie over each other."
