@@ -180,8 +180,8 @@ def avg_pool_backward(dy, shape, size, stride):
 
 def batch_norm(x, gamma, beta, mean, variance, momentum, eps):
     x, gamma, beta = map(cp.ascontiguousarray, (x, gamma, beta))
-    with _written(mean, variance) as running:
-        return operations.batch_norm(x, gamma, beta, *running, momentum, eps)
+    with _written(mean, variance) as (moved_mean, moved_variance):
+        return operations.batch_norm(x, gamma, beta, moved_mean, moved_variance, momentum, eps)
 
 
 def batch_norm_backward(dy, normalized, inverse_deviation, gamma, dgamma, dbeta):
@@ -191,7 +191,8 @@ def batch_norm_backward(dy, normalized, inverse_deviation, gamma, dgamma, dbeta)
 
 
 def batch_norm_evaluate(x, gamma, beta, mean, variance, eps):
-    return operations.batch_norm_evaluate(*map(cp.ascontiguousarray, (x, gamma, beta, mean, variance)), eps)
+    x, gamma, beta, mean, variance = map(cp.ascontiguousarray, (x, gamma, beta, mean, variance))
+    return operations.batch_norm_evaluate(x, gamma, beta, mean, variance, eps)
 
 
 # Losses

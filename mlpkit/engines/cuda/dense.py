@@ -48,8 +48,8 @@ class DenseBlock:
     def rows(self, features):
         return Lie.of_rows(self.n, features, self.dtype)
 
-    def product(self, *arguments, **options):
-        return Product(*arguments, **options, precision=self.precision)
+    def product(self, a, b, out, epilogue=cublas.PLAIN, vector=None, mask=None):
+        return Product(a, b, out, epilogue, vector, mask, precision=self.precision)
 
     def plan_forward(self, i):
         """Return the function that writes layer i's activations."""
@@ -149,7 +149,8 @@ def head(places, n, mode):
 
     The loss has to be softmax cross-entropy of their outputs.
     """
-    first, linear = len(places), []
+    first = len(places)
+    linear: list = []
     while first and places[first - 1].layer.kind == "Linear":
         linear.insert(0, places[first - 1])
         first -= 1

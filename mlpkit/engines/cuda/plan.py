@@ -27,8 +27,11 @@ class Gradient:
     def __init__(self, network, n, precision, matches):
         self.network, self.engine = network, network.engine
         places, self.softmax = network.places, network.model.loss == "softmax_cross_entropy"
-        count, self.head = dense.head(places, n, MODES[precision]) if self.softmax else (0, None)
-        inner = places[: len(places) - count]
+        self.head: dense.Head | None = None
+        inner = places
+        if self.softmax:
+            count, self.head = dense.head(places, n, MODES[precision])
+            inner = places[: len(places) - count]
         self.chain = chain(inner, network.model.input, n, MODES[precision], (*matches, dense.match))
 
     def __call__(self, x, targets, losses, step=None):
