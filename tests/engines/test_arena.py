@@ -13,7 +13,7 @@ pytest.importorskip("cupy")
 
 import cupy as cp
 
-from mlpkit.engines.cuda import lifetimes
+from mlpkit.engines.cuda import arena, lifetimes
 from mlpkit.engines.cuda.arena import Arena, Recorder
 from mlpkit.engines.cuda.lifetimes import Interval, check, plan
 
