@@ -15,8 +15,13 @@ gpu.require_capability(9.0)  # its blocks are written for Hopper
 NAME = "cuda_conv_graph"
 
 
-def why_not(model, optimizer, batch_size, engine=NAME):
+def why_not(model, optimizer, batch_size):
     """Return None where the targets are labels of classes, else a sentence. See `protocol`."""
+    return labels_only(NAME, model)
+
+
+def labels_only(engine, model):
+    """Return None, or the sentence with which `engine`, a name, refuses a model whose targets are numbers."""
     if model.loss in OF_CLASSES:
         return None
     return f"{engine} trains with labels of classes, not with {model.loss}: take the engine cuda_conv."

@@ -14,7 +14,7 @@ def why_not(model, optimizer, batch_size):
     """Return None, or in a sentence what it can't. See `protocol`."""
     if optimizer.network.dtype != "float32":
         return f"{NAME} computes in float32, with fewer digits, not in {optimizer.network.dtype}: take cuda_conv_graph."
-    return cuda_conv_graph.why_not(model, optimizer, batch_size, NAME)
+    return cuda_conv_graph.labels_only(NAME, model)
 
 
 class Trainer(cuda_conv_graph.Trainer):

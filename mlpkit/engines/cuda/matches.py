@@ -3,14 +3,15 @@
 import cupy as cp
 import numpy as np
 
+from mlpkit import kernels
+
 from . import conv_blocks, norm_blocks
+
+CHIP = kernels.chip("conv_11_planes")  # the only one, as for all kernels of planes
 
 
 def matches_for(dtype):
-    """Return the functions `match` for networks of a type, see `blocks`: none where the blocks' kernels can't run.
-
-    They use instructions that Hopper alone has.
-    """
-    if np.dtype(dtype) != np.float32 or cp.cuda.Device().compute_capability != "90":
+    """Return the functions `match` for networks of a type, see `blocks`: none where the blocks' kernels can't run."""
+    if np.dtype(dtype) != np.float32 or f"sm_{cp.cuda.Device().compute_capability}a" != CHIP:
         return ()
     return norm_blocks.match, conv_blocks.match
