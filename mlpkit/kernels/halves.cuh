@@ -108,18 +108,16 @@ inline void find_scales(Scale* const* scales, int count, Word* most, const Word*
     __syncthreads();
     for (int i = threadIdx.x; i < count; i += blockDim.x)
         st_relaxed_gpu(scales[i]->packets + blockIdx.x, (Word64)(launches[i] + 1) << 32 | most[i]);
-    for (int i = 0; i < count; ++i) {
-        Word found = 0;
-        for (int block = threadIdx.x; block < gridDim.x; block += blockDim.x) {
-            Word64 packet = 0;
-            for (Word turns = 0;; give_up_after_a_while(turns)) {
-                ld_relaxed_gpu(packet, scales[i]->packets + block);
-                if (packet >> 32 == launches[i] + 1) break;
-            }
-            found = max(found, (Word)packet);
+    int room = (gridDim.x + 31) / 32 * 32;  // a warp looks for packets of one array
+    for (int n = threadIdx.x; n < count * room; n += blockDim.x) {
+        int i = n / room, block = n % room;
+        Word64 packet = 0;
+        for (Word turns = 0; block < gridDim.x; give_up_after_a_while(turns)) {
+            ld_relaxed_gpu(packet, scales[i]->packets + block);
+            if (packet >> 32 == launches[i] + 1) break;
         }
-        found = __reduce_max_sync(~0u, found);
-        if (threadIdx.x % 32 == 0 && found > 0) atomicMax(&most[i], found);
+        Word found = __reduce_max_sync(~0u, (Word)packet);
+        if (threadIdx.x % 32 == 0) atomicMax(&most[i], found);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < count; i += blockDim.x) {

@@ -201,8 +201,14 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
     int c = tile / d.heights % d.widths * CHUNK + i / 4 * 8 + thread % 4 * 2 + i % 2;
     if (tap >= taps || o >= o_all || c >= c_all) return;
     float sum = 0;
-    #pragma unroll 8
-    for (int cluster = 0; cluster < d.slices / CLUSTER; ++cluster) sum += partial[(size_t)cluster * all + number];
+    for (int first = 0; first < d.slices / CLUSTER; first += 16) {
+        float some[16];  // asked for together
+        #pragma unroll
+        for (int i = 0; i < 16; ++i)
+            some[i] = first + i < d.slices / CLUSTER ? partial[(size_t)(first + i) * all + number] : 0;
+        #pragma unroll
+        for (int i = 0; i < 16; ++i) sum += some[i];
+    }
     sum *= unscale;
     dW[((size_t)o * c_all + c) * taps + tap] = sum;
 }
