@@ -248,13 +248,16 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
                     for (int k = 0; k < GROUPS; k += 2) {
                         Word a = filter + ((product == 0) * GROUPS + k) * 64 * 16;
                         Word b = pixels + ((product == 1) * GROUPS + k) * plane * 16;
-                        wgmma<KIND, false, WIDTH>(sums, descriptor(a, 64 * 16, 128), descriptor(b, plane * 16, 128));
+                        Word64 filters_at = descriptor(a, 64 * 16, 128), pixels_at = descriptor(b, plane * 16, 128);
+                        if (PROMOTE && k == 0 && product == (PARTS == 2 ? 0 : 2))
+                            wgmma<KIND, false, WIDTH, true>(sums, filters_at, pixels_at);
+                        else wgmma<KIND, false, WIDTH>(sums, filters_at, pixels_at);
                     }
                 wgmma_commit_group();
                 if constexpr (PROMOTE) {
                     wgmma_wait_group<0>();
                     #pragma unroll
-                    for (int i = 0; i < WIDTH / 2; ++i) total[i] += sums[i], sums[i] = 0;
+                    for (int i = 0; i < WIDTH / 2; ++i) total[i] += sums[i];
                     last = slot;
                 } else {
                     wgmma_wait_group<1>();  // the tap before is done: its slot may be filled again
