@@ -1,5 +1,9 @@
 """A model as blocks: whoever computes them, the gradient is that of the layers one by one."""
 
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -8,6 +12,7 @@ pytest.importorskip("cupy")
 
 from mlpkit.engines import numpy_baseline
 from mlpkit.engines.cuda.blocks import MODES, Chain, LayerBlock, ResidualBlock, Value, chain
+from mlpkit.kernels import gpu
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
 from mlpkit.nn.model import Model
@@ -107,3 +112,74 @@ def test_blocks_are_told_what_the_next_one_wants():
     blocks = [Block(wants) for wants in ("nchw", "stored", None, "planes")]
     Chain(blocks, MODE)
     assert [block.gives for block in blocks] == ["stored", None, "planes", "nchw"]
+
+
+def planned(monkeypatch, several, batch_size):
+    """Return a trainer that only writes down what it asks for, and where it does."""
+    if gpu.why_not():
+        monkeypatch.setitem(sys.modules, "mlpkit.engines.cupy_fused", SimpleNamespace(cross_entropy=None))
+    from mlpkit.engines.cuda import plan
+
+    said, streams = [], ["main"]
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def record(self):
+            said.append(("record", self.name))
+            return self.name
+
+        def wait_event(self, event):
+            said.append(("wait", self.name, event))
+
+        def __enter__(self):
+            streams.append(self.name)
+
+        def __exit__(self, *_):
+            streams.pop()
+
+    class Trainer(plan.PlannedTrainer):
+        def __init__(self):
+            self.several, self.batch_size, self.graphs = several, batch_size, {}
+            self.beside, self.batches = Stream("beside"), {n: [f"{n}a", f"{n}b"] for n in range(1, batch_size + 1)}
+            self.arenas = {n: SimpleNamespace(step=nullcontext) for n in self.batches}
+
+        def fetch(self, batch, ahead):
+            said.append(("fetch", batch, ahead, streams[-1]))
+
+        def enqueue_step(self, batch):
+            said.append(("step", batch, streams[-1]))
+
+    stream = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: Stream("main")))
+    monkeypatch.setattr(plan, "cp", stream)
+    monkeypatch.setattr(plan, "recorded", lambda work, arena: work)
+    return Trainer(), said
+
+
+def test_each_step_fetches_the_batch_of_the_next_beside_its_work(monkeypatch):
+    trainer, said = planned(monkeypatch, 8, 4)
+    trainer.enqueue_several(3, 4)
+    steps = [each for each in said if each[0] in ("fetch", "step")]
+    assert steps == [
+        ("fetch", "4a", 0, "main"),
+        *(("fetch", "4b", 1, "beside"), ("step", "4a", "main")),
+        *(("fetch", "4a", 2, "beside"), ("step", "4b", "main")),
+        ("step", "4a", "main"),
+    ]
+    waits = [each for each in said if each[0] == "wait"]
+    assert waits == [("wait", "beside", "main"), ("wait", "main", "beside")] * 2
+
+
+def test_an_epoch_is_cut_into_graphs_of_several_steps(monkeypatch):
+    trainer, _ = planned(monkeypatch, 8, 4)
+    for examples in (4 * 8 * 3, 4 * 21 + 1, 4 * 7, 3, 4 * 8):
+        steps = examples // 4 + (examples % 4 > 0)
+        assert sum(times * count for (count, _), times in counted(trainer, examples)) == steps
+    assert trainer.graphs.keys() == {(8, 4), (1, 4), (1, 1), (1, 3)}
+
+
+def counted(trainer, examples):
+    found = trainer.graphs_for(examples)
+    by_graph = {id(each): key for key, each in trainer.graphs.items()}
+    return [(by_graph[id(each)], times) for each, times in found]

@@ -115,3 +115,26 @@ def test_hinge_is_the_baselines(n, dtype):
     wanted, wanted_dz = numpy_baseline.hinge(z, labels)
     assert_allclose(loss[0], wanted, **CLOSE[dtype])
     assert_allclose(dz, wanted_dz, **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("pixels", [False, True])
+def test_the_next_batch_is_the_one_that_order_names(pixels):
+    n, inputs, parts, steps = 3, 20, 2, 4
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 256, (12, inputs)).astype("u1" if pixels else "f4")
+    y, order, rates = rng.integers(0, 9, 12), rng.permutation(12), rng.random(steps)
+    arrays = [each.view(emulator.Array) for each in (X, y, order)]
+    step, first, t = np.full(1, 1, "i4"), np.full(1, -1, "i4"), np.full(1, 7)
+    found = [np.empty((n, inputs), "f4"), np.empty(n, "i8"), np.empty(1, "f4"), np.empty(1, "f4"), np.empty(1, "i8")]
+    counters = [each.view(emulator.Array) for each in (step, first)]
+    x, labels, rate, number, taken = (each.view(emulator.Array) for each in found)
+    kernel = operations._kernel("steps", "next_batch", "f4", PIXEL="unsigned char" if pixels else "float")
+    for ahead in (0, 1, 2):
+        step[:] = 1 if ahead == 0 else 99  # which others count on meanwhile
+        numbers = map(np.int32, (ahead, n, inputs, parts))
+        looked_up = rates.view(emulator.Array), t.view(emulator.Array)
+        kernel((n * parts,), (32,), (*arrays, *counters, *numbers, x, labels, *looked_up, rate, number, taken))
+        rows = order[(1 + ahead) * n :][:n]
+        assert_array_equal(x, (X[rows] / np.float32(255)).astype("f4") if pixels else X[rows])
+        assert_array_equal(labels, y[rows])
+        assert (first[0], rate[0], number[0], taken[0]) == (1, np.float32(rates[1 + ahead]), 8 + ahead, 7 + ahead)

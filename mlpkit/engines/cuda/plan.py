@@ -68,39 +68,49 @@ def watched(work, *vectors):
     return recorder.plan()
 
 
+class Batch:
+    """A batch of n, and what is new in its step: the rate, the step's number from 1, and the steps before it."""
+
+    def __init__(self, network, n):
+        self.x, self.labels = cp.empty((n, *network.model.input), network.dtype), cp.empty(n, np.int64)
+        self.rate, self.t = (cp.empty(1, network.dtype) for _ in range(2))
+        self.taken = cp.empty(1, np.int64)
+
+
 class PlannedTrainer(GraphTrainer):
     """Trains with steps of three parts: the next batch, its gradient, the optimizer's update; as a graph.
 
-    A subclass names its precision, one of `blocks.MODES`, and the `match` functions of the blocks that it has. arenas:
-    by the size of a batch.
+    Within a graph of several steps each fetches the batch of the next one, beside its own work. A subclass names its
+    precision, one of `blocks.MODES`, and the `match` functions of the blocks that it has. arenas: by the size of a
+    batch.
     """
 
     precision = "float32"
     matches: tuple = ()
-    steps_a_graph = 8  # while there are so many left
+    several = 8  # steps a graph, while there are so many left
 
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, y, batch_size)
-        dtype = network.dtype
-        self.next_batch = _steps("next_batch", dtype, C_TYPES[X.dtype])
+        self.next_batch = _steps("next_batch", network.dtype, C_TYPES[X.dtype])
         self.feed = Feed(first_t=(1, np.int64), rates=(self.steps, np.float64), order=(len(y), np.int64))
         self.feed.memory.fill(0)  # before the first epoch a step is tried on the first example, at a rate of 0
         self.feed["first_t"].fill(1)
-        self.rate, self.t, self.losses = cp.empty(1, dtype), cp.empty(1, dtype), cp.empty(self.steps, dtype)
-        self.taken = cp.empty(1, np.int64)  # the steps before this one
-        self.gradients, self.arenas, self.memory = {}, {}, None
+        self.losses, self.first_number = cp.empty(self.steps, network.dtype), cp.empty(1, np.int32)
+        self.beside = cp.cuda.Stream(non_blocking=True)
+        self.gradients, self.batches, self.arenas, self.memory = {}, {}, {}, None
         self.graphs_for(len(y))
 
     def graphs_for(self, examples):
         full, rest = divmod(examples, self.batch_size)
-        many, few = divmod(full, self.steps_a_graph)
-        wanted = (self.steps_a_graph, self.batch_size, many), (1, self.batch_size, few), (1, rest, int(rest > 0))
+        many, few = divmod(full, self.several)
+        wanted = (self.several, self.batch_size, many), (1, self.batch_size, few), (1, rest, int(rest > 0))
         return [(self.graph(count, n), times) for count, n, times in wanted if times]
 
     def prepare(self, n):
         if n in self.arenas:
             return
         self.gradients[n] = Gradient(self.network, n, self.precision, self.matches)
+        self.batches[n] = [Batch(self.network, n) for _ in range(2 if n == self.batch_size else 1)]
         vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.losses
         self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors), self.memory)
         self.memory = self.arenas[n].memory
@@ -108,34 +118,48 @@ class PlannedTrainer(GraphTrainer):
     def graph(self, count, n):
         if (count, n) not in self.graphs:
             self.prepare(n)
-            self.graphs[count, n] = recorded(lambda: self.enqueue_in(self.arenas[n], count, n), self.arenas[n])
+            self.graphs[count, n] = recorded(lambda: self.enqueue_several(count, n), self.arenas[n])
         return self.graphs[count, n]
 
     def enqueue_first(self, n):
         """Ask for an epoch's first step."""
         self.restart()
-        self.enqueue(n)
+        self.fetch(self.batches[n][0], 0)
+        self.enqueue_step(self.batches[n][0])
 
-    def enqueue_in(self, arena, count, n):
-        """Ask for so many steps whose arrays are in an arena."""
-        for _ in range(count):
-            with arena.step():
-                self.enqueue(n)
+    def enqueue_several(self, count, n):
+        """Ask for so many steps."""
+        batches, stream = self.batches[n], cp.cuda.get_current_stream()
+        self.fetch(batches[0], 0)
+        for i in range(count):
+            if i + 1 < count:
+                self.beside.wait_event(stream.record())  # until then the step before this one reads that batch
+                with self.beside:
+                    self.fetch(batches[(i + 1) % 2], i + 1)
+            with self.arenas[n].step():
+                self.enqueue_step(batches[i % 2])
+            if i + 1 < count:
+                stream.wait_event(self.beside.record())
+
+    def fetch(self, batch, ahead):
+        """Ask for the batch of the step that is so many after a graph's first one."""
+        inputs = self.X.shape[1]
+        parts = max(1, min(PARTS, inputs // 256))
+        sizes = map(np.int32, (ahead, self.batch_size, inputs, parts))
+        numbers = self.step_number, self.first_number
+        rates = self.feed["rates"], self.feed["first_t"], batch.rate, batch.t, batch.taken
+        arguments = self.X, self.y, self.feed["order"], *numbers, *sizes, batch.x, batch.labels, *rates
+        self.next_batch((len(batch.labels) * parts,), (256,), arguments)
+
+    def enqueue_step(self, batch):
+        """Ask for the gradient and the update."""
+        self.network.mode.step = batch.taken
+        self.gradients[len(batch.labels)](batch.x, batch.labels, self.losses, self.step_number)
+        self.optimizer.apply(batch.rate, batch.t)
 
     def send(self, order, steps):
         first_t = np.array([self.optimizer.steps + 1])
         self.feed.send(first_t=first_t, rates=self.optimizer.advance(steps), order=order)
-
-    def enqueue(self, n):
-        inputs, step = self.X.shape[1], self.step_number
-        x, labels = cp.empty((n, *self.network.model.input), self.network.dtype), cp.empty(n, np.int64)
-        parts = max(1, min(PARTS, inputs // 256))
-        sizes = map(np.int32, (self.batch_size, inputs, parts))
-        rates = self.feed["rates"], self.feed["first_t"], self.rate, self.t, self.taken
-        self.next_batch((n * parts,), (256,), (self.X, self.y, self.feed["order"], step, *sizes, x, labels, *rates))
-        self.network.mode.step = self.taken
-        self.gradients[n](x, labels, self.losses, step)
-        self.optimizer.apply(self.rate, self.t)
 
     def losses_of(self, steps, examples):
         return self.losses[:steps].copy()
