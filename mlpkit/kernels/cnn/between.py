@@ -203,7 +203,7 @@ def first_counters(shape, about):
 
 def _tiles(shape, about):
     """Return how many blocks a slice of the images has in the weight gradient."""
-    return about.groups * 8 // _each(shape) * shape.channels
+    return -(-about.channels // _each(shape)) * shape.channels
 
 
 def _each(shape):

@@ -29,8 +29,8 @@ constexpr bool IN_PAIRS = POOL % 2 == 0 && SIDE % 2 == 0;
 
 constexpr bool AS_THEY_LIE = PADDING == 0 && TALL == IMAGE_HEIGHT && WIDE == IMAGE_WIDTH && PIXELS % 4 == 0;
 
-// Some images with zeros around them, as they are needed. By `threads` threads. Loads are asked for several at a time.
-inline void load_images(const float* x, int first, int count, float* to, int threads)
+// Ask for some images with zeros around them, as they are needed. By `threads` threads, which have to wait for it.
+inline void ask_for_images(const float* x, int first, int count, float* to, int threads)
 {
     x += (size_t)first * CHANNELS_IN * (IMAGE_HEIGHT * IMAGE_WIDTH);
     if (AS_THEY_LIE && (size_t)x % 16 == 0) {
@@ -45,7 +45,6 @@ inline void load_images(const float* x, int first, int count, float* to, int thr
             cp_async<4>(to + i, inside ? from + row * IMAGE_WIDTH + column : x, inside);
         }
     }
-    cp_async_wait_all();
 }
 
 // The pixels that a window sees, of a channel in shared memory.

@@ -17,6 +17,8 @@ void forward(const float* x, const float* W, const float* bias, void* to, Kept* 
     float4* weights = reinterpret_cast<float4*>(words + 4);  // [group][channel in][tap][8], then biases [8 groups]
     float* biases = reinterpret_cast<float*>(weights + 2 * s.groups * CHANNELS_IN * TAPS);
     float* image = biases + 8 * s.groups;
+    int held = blockIdx.x;  // whose image is there, or on its way
+    ask_for_images(x, held / parts, 1, image, THREADS);
     for (int i = threadIdx.x; i < 8 * s.groups * CHANNELS_IN * TAPS; i += THREADS) {
         int channel = i / (8 * CHANNELS_IN * TAPS) * 8 + i % 8, tap = i / 8 % (CHANNELS_IN * TAPS);
         reinterpret_cast<float*>(weights)[i] = channel < s.channels ? W[channel * CHANNELS_IN * TAPS + tap] : 0;
@@ -28,8 +30,12 @@ void forward(const float* x, const float* W, const float* bias, void* to, Kept* 
         for (int item = blockIdx.x; item < s.images * parts; item += gridDim.x) {
             int number = item / parts, first_group = item % parts * s.groups / parts;
             int groups = (item % parts + 1) * s.groups / parts - first_group;
-            __syncthreads();
-            load_images(x, number, 1, image, THREADS);
+            if (item != held) {
+                __syncthreads();
+                ask_for_images(x, number, 1, image, THREADS);
+                held = item;
+            }
+            cp_async_wait_all();
             __syncthreads();
             for (int i = threadIdx.x; i < groups * WINDOWS; i += THREADS) {
                 int at = i % WINDOWS, group = first_group + i / WINDOWS;

@@ -73,7 +73,8 @@ void weights(const float* x, const void* dy, const Kept* kept, float* partial, f
         };
         fetch(threadIdx.x);
         __syncthreads();
-        load_images(x, first, count, images, THREADS);
+        ask_for_images(x, first, count, images, THREADS);
+        cp_async_wait_all();
         __syncthreads();
         for (int i = threadIdx.x; i < count * WINDOWS; i += THREADS) {
             Gradient mine = next;
