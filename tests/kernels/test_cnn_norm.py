@@ -139,7 +139,8 @@ def run(case, cp, out="operand", layout="planes", keep=False, blocks=None):
     added = Stored(*map(put, as_operand(case.added, mode))) if one.add else None
     y, filters = (case.images, case.filters) if one.kernel else (as_planes(case.y, mode), None)
     filters, dw = put(filters), put(np.full_like(filters, np.nan)) if one.kernel else None
-    result, kept = norm.forward(one, channels, put(y), scales[0], added, out, filters, blocks)
+    meetings = [norm.new_meeting(one, blocks) for _ in range(2)]
+    result, kept = norm.forward(one, channels, put(y), scales[0], meetings[0], added, out, filters, blocks)
     numpy = getattr(cp, "asnumpy", np.asarray)
     if out == "operand":
         result = from_operand(numpy(result.array), numpy(scales[0]), mode, c)
@@ -147,7 +148,7 @@ def run(case, cp, out="operand", layout="planes", keep=False, blocks=None):
         result = numpy(result) if out == "nchw" else from_planes(numpy(result), c)
     dy = put(case.dy.astype(np.float32) if layout == "nchw" else as_planes(case.dy, mode))
     past = case.past and norm.Past(put(as_planes(case.dz, mode)), put(case.past_marks()), *case.past)
-    dx = norm.backward(one, channels, kept, dy, scales[1], past, layout, keep, dw, blocks)
+    dx = norm.backward(one, channels, kept, dy, scales[1], meetings[1], past, layout, keep, dw, blocks)
     dx, dense = dx if keep else (dx, None)
     dx = numpy(dw) if one.kernel else from_operand(numpy(dx.array), numpy(scales[1]), mode, c)
     averages = [numpy(each).astype(float) for each in vectors[2:]]

@@ -124,7 +124,8 @@ class NormBlock:
         self.wants = "nchw" if self.stem else "stored"
         self.wants_dx = stages[0].conv.wants_dx
         self.scale_x = planes.new_scale() if mode.halves else None
-        self.scales = [(planes.new_scale(), planes.new_scale()) for stage in stages]
+        self.scales = [(planes.new_scale(), planes.new_scale()) if mode.halves else (None, None) for _ in stages]
+        self.meetings = [(norm.new_meeting(stage.about), norm.new_meeting(stage.about)) for stage in stages]
         wanted = [
             (stage.shape, stage.conv.W, planes.PASSES_OF_FILTERS[: 1 + (number > 0 or self.wants_dx)])
             for number, stage in enumerate(stages)
@@ -157,12 +158,13 @@ class NormBlock:
 
     def stage_forward(self, number, stage, x, added, out):
         """Return the result of a stage that reads x, in a layout, and what its normalization keeps."""
-        scale, out = self.scales[number][0], "operand" if out == "stored" else out
+        ours = self.scales[number][0], self.meetings[number][0]
+        out = "operand" if out == "stored" else out
         if stage.about.kernel:
-            return norm.forward(stage.about, self.channels(stage), x, scale, added, out, stage.conv.W)
+            return norm.forward(stage.about, self.channels(stage), x, *ours, added, out, stage.conv.W)
         y = planes.empty_planes(self.mode, *stage.shape.y)
         planes.convolve(self.mode, stage.shape, "forward", x, self.made[number].pop("forward"), y)
-        return norm.forward(stage.about, self.channels(stage), y, scale, added, out)
+        return norm.forward(stage.about, self.channels(stage), y, *ours, added, out)
 
     def stored(self, x):
         """Return activations as products read them."""
@@ -193,13 +195,14 @@ class NormBlock:
 
     def stage_backward(self, number, stage, past, keep):
         """Put the gradient of what a stage reads in the place of its result's; return that which passes it, or None."""
-        about, x, kept, scale = stage.about, self.x[number], self.kept[number], self.scales[number][1]
+        about, x, kept = stage.about, self.x[number], self.kept[number]
+        ours = self.scales[number][1], self.meetings[number][1]
         self.x[number] = self.kept[number] = None
         dy, layout = self.came[0].array, "nchw" if self.came.pop().layout == "nchw" else "planes"
         if about.kernel:
-            norm.backward(about, self.channels(stage), kept, dy, scale, past, layout, dw=stage.conv.dW)
+            norm.backward(about, self.channels(stage), kept, dy, *ours, past, layout, dw=stage.conv.dW)
             return None
-        dz = norm.backward(about, self.channels(stage), kept, dy, scale, past, layout, keep)
+        dz = norm.backward(about, self.channels(stage), kept, dy, *ours, past, layout, keep)
         dz, dense = dz if keep else (dz, None)
         del kept, dy, past
         planes.weight_gradient(self.mode, stage.shape, x, dz, stage.conv.dW)

@@ -287,20 +287,22 @@ inline void ask_for(const Sizes& s, int first, int last, const Units& a, const U
     }
 }
 
-// ---- All blocks meet ----
+// ---- What blocks tell each other ----
 
-// Wait until all blocks of a cooperative launch are here. The first one adds what turns the highest bit when all others
-// have added 1: so nobody has to set the count back. By whole blocks.
-inline void meet(Word* arrived)
-{
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        Word before = atomicAdd(arrived, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
-        for (Word turns = 0; ((before ^ ld_acquire_gpu(arrived)) & 0x80000000u) == 0;) give_up_after_a_while(turns);
+// A packet arrives whole: numbers, and the launch that they belong to. So who finds the launch's number has the
+// numbers, and nobody needs a barrier. All of it lasts from launch to launch.
+struct Told {
+    Word launches, padding[15];
+
+    // Of two sums: 8 channels of each block + group. Of the largest numbers: one of each block. Of the sums of a
+    // convolution's weights: as those of two sums, for each tap.
+    __device__ float4* sums() { return reinterpret_cast<float4*>(this + 1); }
+    __device__ Word64* largest(const Sizes& s)
+    {
+        return reinterpret_cast<Word64*>(sums() + (gridDim.x + s.groups) * 8);
     }
-    __syncthreads();
-}
+    __device__ Word64* weights(const Sizes& s) { return largest(s) + gridDim.x; }
+};
 
 // ---- Sums ----
 
@@ -314,9 +316,6 @@ inline Pair of_lane(const Pair& mine, int distance)
     return {__shfl_xor_sync(~0u, mine.one, distance), __shfl_xor_sync(~0u, mine.two, distance)};
 }
 inline float of_lane(float mine, int distance) { return __shfl_xor_sync(~0u, mine, distance); }
-inline Pair load(const Pair* from) { return {__ldcg(&from->one), __ldcg(&from->two)}; }
-inline float load(const float* from) { return __ldcg(from); }
-
 // What LANES neighbours have, for all of them.
 template <int LANES, typename T>
 inline T summed(T mine)
@@ -341,26 +340,67 @@ inline T summed_by_channel(const T (&all)[8])
     return summed<4>((lane & 4 ? two[1] : two[0]) + of_lane(lane & 4 ? two[0] : two[1], 4));
 }
 
-// What blocks have left for a channel of a group, where `partial` is [block + group][8 channels]: a lane has those of
-// each 32nd block, MOST_LEFT at most.
-constexpr int MOST_LEFT = 5;
+inline void tell(float4* to, const Pair& pair, Word launch)
+{
+    st_relaxed_gpu(to, __float_as_uint(pair.one) | (Word64)__float_as_uint(pair.two) << 32, launch);
+}
+inline void tell(Word64* to, float number, Word launch)
+{
+    st_relaxed_gpu(to, __float_as_uint(number) | (Word64)launch << 32);
+}
+inline bool heard(const float4& packet, Word launch) { return __float_as_uint(packet.z) == launch; }
+inline bool heard(Word64 packet, Word launch) { return packet >> 32 == launch; }
+inline Pair content(const float4& packet) { return {packet.x, packet.y}; }
+inline float content(Word64 packet) { return __uint_as_float((Word)packet); }
 
-template <typename T>
-inline void gather(const Sizes& s, const T* partial, int group, int channel, T (&found)[MOST_LEFT])
+// What blocks tell of a channel of a group, in packets [block + group][8 channels]: a lane hears each 32nd block, at
+// most MOST_HEARD of them.
+constexpr int MOST_HEARD = 5;
+
+template <typename Packet, typename T>
+inline void hear(const Sizes& s, const Packet* packets, int group, int channel, Word launch, T (&found)[MOST_HEARD])
 {
     int block = s.first_block(group) + threadIdx.x % 32, last = s.last_block(group);
+    Packet got[MOST_HEARD] = {};
+    bool all = false;
+    for (Word turns = 0; !all;) {
+        all = true;
+        #pragma unroll
+        for (int i = 0; i < MOST_HEARD; ++i) {
+            bool asked = block + 32 * i <= last && !heard(got[i], launch);
+            ld_relaxed_gpu(got[i], packets + (asked ? (block + 32 * i + group) * 8 + channel : 0), asked);
+        }
+        #pragma unroll
+        for (int i = 0; i < MOST_HEARD; ++i) all = all && (block + 32 * i > last || heard(got[i], launch));
+        if (!all) give_up_after_a_while(turns);
+    }
+    __syncwarp();
     #pragma unroll
-    for (int i = 0; i < MOST_LEFT; ++i)
-        found[i] = block + 32 * i <= last ? load(partial + (block + 32 * i + group) * 8 + channel) : T{};
+    for (int i = 0; i < MOST_HEARD; ++i) found[i] = block + 32 * i <= last ? content(got[i]) : T{};
 }
 
 // Their sum: for all lanes. By a warp.
-template <typename T>
-inline T collected(const Sizes& s, const T* partial, int group, int channel)
+template <typename T, typename Packet>
+inline T collected(const Sizes& s, const Packet* packets, int group, int channel, Word launch)
 {
-    T found[MOST_LEFT], sum = {};
-    gather(s, partial, group, channel, found);
+    T found[MOST_HEARD], sum = {};
+    hear(s, packets, group, channel, launch, found);
     #pragma unroll
-    for (int i = 0; i < MOST_LEFT; ++i) sum = sum + found[i];
+    for (int i = 0; i < MOST_HEARD; ++i) sum = sum + found[i];
     return summed<32>(sum);
+}
+
+// When all blocks have told, and so know the launch's number, it counts. By the first block.
+inline void count_launch(const Sizes& s, Told* told, Word launch)
+{
+    for (int block = threadIdx.x; block < gridDim.x; block += BLOCK_THREADS) {
+        const float4* packet = told->sums() + (block + s.first_unit(block) / s.images) * 8;
+        float4 got = {};
+        for (Word turns = 0;; give_up_after_a_while(turns)) {
+            ld_relaxed_gpu(got, packet);
+            if (heard(got, launch)) break;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) told->launches = launch;
 }

@@ -143,11 +143,20 @@ class Past:
     layout: str = "planes"
 
 
-def forward(norm, channels, y, scale, added=None, out="operand", filters=None, blocks=None):
+def new_meeting(norm, blocks=None):
+    """Return where blocks tell each other what they have found, on the GPU. It lasts, and no two launches share it."""
+    import cupy
+
+    blocks = min(norm.n * norm.groups, blocks or planes.multiprocessors())
+    channels = 8 * (blocks + norm.groups)
+    return cupy.zeros(64 + 16 * channels + 8 * blocks + 8 * channels * norm.kernel**2, np.uint8)
+
+
+def forward(norm, channels, y, scale, meeting, added=None, out="operand", filters=None, blocks=None):
     """Normalize planes y and what follows; return the result and `Kept`. The running averages move.
 
     With filters (o, 1, k, k), float32, y are images (n, 1, height, width), and their convolution is normalized. scale:
-    see `planes.new_scale`; of the result, and how blocks meet, so there is one in each mode. added: an operand. out:
+    see `planes.new_scale`; of the result. meeting: see `new_meeting`, of this way. added: an operand. out:
     "operand" for `Stored`, "planes", or "nchw" for images (n, c, h, w) in float32. A graph can record it. blocks:
     instead of one for each multiprocessor.
     """
@@ -156,7 +165,6 @@ def forward(norm, channels, y, scale, added=None, out="operand", filters=None, b
     pieces = norm.pieces + norm.area * norm.add * norm.mode.parts
     blocks, shared, sizes = norm.launch(pieces, blocks)
     statistics = cupy.empty((norm.groups * 8, 2), np.float32)
-    partial = cupy.empty((blocks + norm.groups, 8, 2), np.float32)
     marks = cupy.empty(norm.n * norm.groups * norm.out[0] * norm.out[1] * norm.marks, np.uint8) if norm.marks else None
     to = _empty(norm, scale, out)
     vectors = [channels.gamma, channels.beta, channels.bias, channels.mean, channels.variance, statistics]
@@ -165,7 +173,7 @@ def forward(norm, channels, y, scale, added=None, out="operand", filters=None, b
     written = _addresses(to.array if isinstance(to, Stored) else to, marks, scale)
     others = (np.uintp(_address(added and added.array)), np.uintp(_address(added and added.scale)))
     kernel = _kernel(FORWARD, "normalize", OUT=_out_number(norm, out), **norm.macros)
-    arguments = (sizes, about, y, np.uintp(_address(filters)), *others, partial, written)
+    arguments = (sizes, about, y, np.uintp(_address(filters)), *others, meeting, written)
     kernel((blocks,), (norm.threads,), arguments, shared_mem=shared, enable_cooperative_groups=True)
     return to, Kept(y, filters, statistics, marks)
 
@@ -184,7 +192,7 @@ def _out_number(norm, out):
     return 0 if out == "planes" and not norm.mode.halves else OUT[out]
 
 
-def backward(norm, channels, kept, dy, scale, past=None, layout="planes", keep=False, dw=None, blocks=None):
+def backward(norm, channels, kept, dy, scale, meeting, past=None, layout="planes", keep=False, dw=None, blocks=None):
     """Return the gradient of what was normalized, `Stored`; write those of the channels. All as for `forward`.
 
     dy: the gradient of the result, planes, or images where layout is "nchw". past: `Past`,
@@ -195,15 +203,13 @@ def backward(norm, channels, kept, dy, scale, past=None, layout="planes", keep=F
 
     pieces = norm.pieces + (norm.stored * norm.out[0] * norm.out[1] if layout == "planes" else 0)
     blocks, shared, sizes = norm.launch(pieces, blocks)
-    partial = cupy.empty((blocks + norm.groups) * 8 * 2 + blocks, np.float32)
-    weights = cupy.empty((norm.kernel**2, blocks + norm.groups, 8), np.float32) if norm.kernel else None
     whole = norm.mode, norm.n, norm.channels, norm.height, norm.width
     to = None if norm.kernel else planes.empty_operand(*whole, scale)
     dense = planes.empty_planes(*whole) if keep else None
     vectors = [channels.gamma, channels.beta, kept.statistics, channels.dgamma, channels.dbeta, channels.dbias]
     given = _addresses(dy, kept.marks), _addresses(past and past.gradient, past and past.marks)
-    ends = [weights, dw if norm.kernel else to.array, scale, dense]
-    arguments = (sizes, _addresses(*vectors), kept.y, np.uintp(_address(kept.filters)), *given, partial)
+    ends = [dw if norm.kernel else to.array, scale, dense]
+    arguments = (sizes, _addresses(*vectors), kept.y, np.uintp(_address(kept.filters)), *given, meeting)
     kernel = _kernel(BACKWARD, "normalize_backward", **_backward_macros(norm, past, layout, keep))
     arguments = (*arguments, *(np.uintp(_address(each)) for each in ends))
     kernel((blocks,), (norm.threads,), arguments, shared_mem=shared, enable_cooperative_groups=True)

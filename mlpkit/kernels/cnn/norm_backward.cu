@@ -36,7 +36,7 @@ struct Room {
     Pair of_warps[WARPS][8];
     float of_weights[STEM ? WARPS : 1][TAPS][8];
     float mean_d[AT_ONCE][8], slope[AT_ONCE][8];
-    float most[WARPS], padding[4];
+    float most[WARPS], scale, padding[3];
 };
 
 // gamma, beta and their gradients; kept: mean and 1 / deviation, from the forward pass; dbias: of the convolution
@@ -144,7 +144,8 @@ struct Gradient {
 // What this block's threads have of a group, sums of d and of d (x - mean), goes to its place in memory. Return this
 // thread's largest |scale d|.
 inline float leave_sums(const Sizes& s, const Norm& norm, const Numbers& y, const Gradient& gradient,
-                        const Share& share, Arrivals& arrivals, Pair (*of_warps)[8], Pair* partial)
+                        const Share& share, Arrivals& arrivals, Pair (*of_warps)[8], float4* packets,
+                        Word launch)
 {
     float most = 0;
     Pair sums[8] = {};
@@ -165,7 +166,8 @@ inline float leave_sums(const Sizes& s, const Norm& norm, const Numbers& y, cons
     __syncthreads();
     if (threadIdx.x < 8 * WARPS) {
         Pair whole = summed<WARPS>(of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]);
-        if (threadIdx.x % WARPS == 0) partial[(blockIdx.x + share.group) * 8 + threadIdx.x / WARPS] = whole;
+        if (threadIdx.x % WARPS == 0)
+            tell(packets + (blockIdx.x + share.group) * 8 + threadIdx.x / WARPS, whole, launch);
     }
     __syncthreads();
     return most;
@@ -219,9 +221,10 @@ inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, co
 
 // ---- The filters of a convolution of one channel ----
 
-// What the block's images add to the gradient of each weight of a group: partial[tap][block + group][channel].
+// What the block's images add to the gradient of each weight of a group: packets [tap][block + group][channel].
 inline void leave_weights(const Sizes& s, const Norm& norm, const Slope& slope, const Numbers& y,
-                          const Gradient& gradient, const Share& share, Room& room, float* partial)
+                          const Gradient& gradient, const Share& share, Room& room, Word64* packets,
+                          Word launch)
 {
     float sums[TAPS][8] = {};
     for (Walk at(share, s.area(), s.by_area); at.unit < share.end; at.next()) {
@@ -247,48 +250,66 @@ inline void leave_weights(const Sizes& s, const Norm& norm, const Slope& slope, 
         float sum = 0;
         #pragma unroll
         for (int warp = 0; warp < (STEM ? WARPS : 1); ++warp) sum += room.of_weights[warp][tap][channel];
-        partial[((size_t)tap * (gridDim.x + s.groups) + blockIdx.x + share.group) * 8 + channel] = sum;
+        tell(packets + (tap * (gridDim.x + s.groups) + blockIdx.x + share.group) * 8 + channel, sum, launch);
     }
     __syncthreads();
 }
 
 // Add what blocks have: dW (o, KERNEL, KERNEL). By the first block of the group.
-inline void add_weights(const Sizes& s, int group, const float* partial, float* dW)
+inline void add_weights(const Sizes& s, int group, const Word64* packets, float* dW, Word launch)
 {
     if (blockIdx.x != s.first_block(group)) return;
-    #pragma unroll 3
     for (int i = threadIdx.x / 32; i < TAPS * 8; i += WARPS) {
         int tap = i / 8, c = group * 8 + i % 8;
-        float sum = collected(s, partial + (size_t)tap * (gridDim.x + s.groups) * 8, group, i % 8);
+        float sum = collected<float>(s, packets + tap * (gridDim.x + s.groups) * 8, group, i % 8, launch);
         if (threadIdx.x % 32 == 0 && c < s.channels) dW[c * TAPS + tap] = sum;
     }
 }
 
-// The largest number of all blocks: for all threads. By whole warps.
-inline float largest_of_all(const float* most)
+// Tell the largest number of this block's. By all threads.
+inline void tell_largest(float most, float (&of_warps)[WARPS], Word64* packet, Word launch)
 {
-    float found = 0;
-    for (int block = threadIdx.x % 32; block < gridDim.x; block += 32) found = fmaxf(found, __ldcg(most + block));
-    return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(found)));
+    most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = most;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int warp = 1; warp < WARPS; ++warp) most = fmaxf(most, of_warps[warp]);
+    tell(packet, most, launch);
 }
 
-// images: what was normalized, or images of one channel, and then filters. to: an operand and its scale, by which
-// blocks meet, too; or the filters' gradient. kept: planes, where KEEP. partial: room for the sums of 8 channels of
-// blocks + groups, and a number a block; weights: for each weight's sums. Blocks: as on the way forward.
+// The largest of all blocks': for all lanes. By a warp.
+inline float hear_largest(const Word64* packets, Word launch)
+{
+    float most = 0;
+    for (int block = threadIdx.x % 32; block < gridDim.x; block += 32) {
+        Word64 got = 0;
+        for (Word turns = 0;; give_up_after_a_while(turns)) {
+            ld_relaxed_gpu(got, packets + block);
+            if (heard(got, launch)) break;
+        }
+        most = fmaxf(most, content(got));
+    }
+    __syncwarp();
+    return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
+}
+
+// images: what was normalized, or images of one channel, and then filters. to: an operand and its scale, or the
+// filters' gradient. kept: planes, where KEEP. Blocks: as on the way forward.
 extern "C" __global__ __launch_bounds__(BLOCK_THREADS, 1)
 void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__ Channels p, const Piece* images,
                         const float* filters, const __grid_constant__ Given own, const __grid_constant__ Given past,
-                        Pair* partial, float* weights, void* to, Scale* scale_of_to, Piece* kept)
+                        Told* told, void* to, Scale* scale_of_to, Piece* kept)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
+    constexpr bool FINDS = SCALED && !STEM;  // a scale
     Room& room = *reinterpret_cast<Room*>(shared_bytes);
     int first = s.first_unit(blockIdx.x), last = s.first_unit(blockIdx.x + 1);
     Piece* near = reinterpret_cast<Piece*>(&room + 1);
     Numbers y = {{images, near, 0, Numbers::room(s), 1}, filters};
     Piece* behind = FROM == 0 ? near + s.held * y.units.pieces : nullptr;
     Gradient gradient = {{own.gradient, behind, 0, s.area_out() * STORED, 1}, own, past};
-    float* largest = reinterpret_cast<float*>(partial + (gridDim.x + s.groups) * 8);
     if (threadIdx.x < 32) ask_for(s, first, last, y.units, gradient.dy, room.there);
+    Word launch = told->launches + 1;
     if (STEM) y.fetch(s, first, last);
     __syncthreads();
     int group = first / s.images, groups = (last - 1) / s.images + 1;
@@ -297,42 +318,35 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
     for (int g = group; g < groups; ++g) {
         y.set(s, g);
         Share share(s, blockIdx.x, g);
-        most = fmaxf(most, leave_sums(s, Norm(s, p, g), y, gradient, share, arrivals, room.of_warps, partial));
+        Norm norm(s, p, g);
+        float found = leave_sums(s, norm, y, gradient, share, arrivals, room.of_warps, told->sums(), launch);
+        most = fmaxf(most, found);
     }
-    if constexpr (SCALED && !STEM) {
-        most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
-        if (threadIdx.x % 32 == 0) room.most[threadIdx.x / 32] = most;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            for (int warp = 1; warp < WARPS; ++warp) most = fmaxf(most, room.most[warp]);
-            largest[blockIdx.x] = most;
-        }
-    }
-    meet(&scale_of_to->arrived);
-    float scale = 1;
-    if constexpr (SCALED && !STEM) {
-        float bound = largest_of_all(largest) * (2 + sqrtf((float)s.images * s.area()));
-        scale = scale_for(__float_as_uint(bound));
-        if (blockIdx.x == 0 && threadIdx.x == 0) scale_of_to->of = scale;
-    }
+    if (FINDS) tell_largest(most, room.most, told->largest(s) + blockIdx.x, launch);
     for (int g = group; g < groups; g += AT_ONCE) {
         int slot = threadIdx.x / 32 / 8, channel = threadIdx.x / 32 % 8;
         if (g + slot < groups) {
-            Pair all = collected(s, partial, g + slot, channel);
+            Pair all = collected<Pair>(s, told->sums(), g + slot, channel, launch);
             if (threadIdx.x % 32 == 0) settle(s, p, all, g + slot, channel, room, slot);
         }
+        if (FINDS && g == group && threadIdx.x / 32 == WARPS - 1) {
+            float all = hear_largest(told->largest(s), launch) * (2 + sqrtf((float)s.images * s.area()));
+            if (threadIdx.x % 32 == 0) room.scale = scale_for(__float_as_uint(all));
+        }
         __syncthreads();
+        float scale = FINDS ? room.scale : 1;
+        if (FINDS && blockIdx.x == 0 && threadIdx.x == 0) scale_of_to->of = scale;
         for (int i = 0; i < min(AT_ONCE, groups - g); ++i) {
             Share share(s, blockIdx.x, g + i);
             Norm norm(s, p, g + i);
+            Slope slope(room, i);
             y.set(s, g + i);
-            if constexpr (STEM) leave_weights(s, norm, Slope(room, i), y, gradient, share, room, weights);
-            else write_share(s, norm, Slope(room, i), y, gradient, share, static_cast<Piece*>(to), kept, scale);
+            if constexpr (STEM) leave_weights(s, norm, slope, y, gradient, share, room, told->weights(s), launch);
+            else write_share(s, norm, slope, y, gradient, share, static_cast<Piece*>(to), kept, scale);
         }
         __syncthreads();
     }
-    if constexpr (STEM) {
-        meet(&scale_of_to->arrived);
-        for (int g = group; g < groups; ++g) add_weights(s, g, weights, static_cast<float*>(to));
-    }
+    if constexpr (STEM)
+        for (int g = group; g < groups; ++g) add_weights(s, g, told->weights(s), static_cast<float*>(to), launch);
+    if (blockIdx.x == 0) count_launch(s, told, launch);
 }

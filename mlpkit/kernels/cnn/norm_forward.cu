@@ -84,7 +84,7 @@ inline int count_of(int all, int warp)
 // What this block's threads have seen of a group's channels goes to its place in memory. A warp's numbers are taken
 // less one of its own: what is summed is as small as it can be.
 inline void leave_moments(const Sizes& s, const Numbers& y, const Share& share, Arrivals& arrivals,
-                          Pair (*of_warps)[8], Pair* partial)
+                          Pair (*of_warps)[8], float4* packets, Word launch)
 {
     float pivot[8];
     Pair sums[8] = {};
@@ -119,30 +119,30 @@ inline void leave_moments(const Sizes& s, const Numbers& y, const Share& share, 
         Pair each[1] = {of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]};
         float counts[1] = {(float)count_of(all, threadIdx.x % WARPS)};
         Pair whole = joined<WARPS, 1>(each, counts, all);
-        if (threadIdx.x % WARPS == 0) partial[(blockIdx.x + share.group) * 8 + threadIdx.x / WARPS] = whole;
+        if (threadIdx.x % WARPS == 0)
+            tell(packets + (blockIdx.x + share.group) * 8 + threadIdx.x / WARPS, whole, launch);
     }
     __syncthreads();
 }
 
 // Of all blocks: for all lanes. By a warp.
-inline Pair moments(const Sizes& s, const Pair* partial, int group, int channel)
+inline Pair moments(const Sizes& s, const float4* packets, int group, int channel, Word launch)
 {
-    Pair each[MOST_LEFT];
-    float counts[MOST_LEFT];
-    gather(s, partial, group, channel, each);
+    Pair each[MOST_HEARD];
+    float counts[MOST_HEARD];
+    hear(s, packets, group, channel, launch, each);
     int block = s.first_block(group) + threadIdx.x % 32;
     #pragma unroll
-    for (int i = 0; i < MOST_LEFT; ++i) {
+    for (int i = 0; i < MOST_HEARD; ++i) {
         Share share(s, block + 32 * i, group);
         counts[i] = block + 32 * i < gridDim.x ? max(share.end - share.begin, 0) * s.area() : 0;
     }
-    return joined<32, MOST_LEFT>(each, counts, (float)s.images * s.area());
+    return joined<32, MOST_HEARD>(each, counts, (float)s.images * s.area());
 }
 
 // The scale and shift of a channel go to shared memory, and the first block of a group keeps statistics. By a warp.
-inline void settle(const Sizes& s, const Channels& p, const Known& known, const Pair* partial, Room& room, int slot)
+inline void settle(const Sizes& s, const Channels& p, const Known& known, const Pair& all, Room& room, int slot)
 {
-    Pair all = moments(s, partial, known.group, known.channel);
     if (threadIdx.x % 32) return;
     int c = known.group * 8 + known.channel;
     float count = (float)s.images * s.area(), variance = all.two / count, inverse = 1 / sqrtf(variance + p.eps);
@@ -255,11 +255,11 @@ inline void normalize_share(const Sizes& s, const Norm& norm, const Numbers& y, 
     }
 }
 
-// images: planes, or images of one channel, and then filters. added: an operand, and its scale. partial: room for pairs
-// of 8 channels of blocks + groups. By as many blocks as there is room for at once, at most a unit's each.
+// images: planes, or images of one channel, and then filters. added: an operand, and its scale. By as many blocks as
+// there is room for at once, at most a unit's each.
 extern "C" __global__ __launch_bounds__(BLOCK_THREADS, 1)
 void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels p, const Piece* images,
-               const float* filters, const Piece* added, const Scale* of_added, Pair* partial,
+               const float* filters, const Piece* added, const Scale* of_added, Told* told,
                const __grid_constant__ Written w)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
@@ -269,6 +269,7 @@ void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels
     Numbers y = {{images, near, 0, Numbers::room(s), 1}, filters};
     Units x = {added, ADD ? near + s.held * y.units.pieces : nullptr, (size_t)s.images * s.groups * area, area, PARTS};
     if (threadIdx.x < 32) ask_for(s, first, last, y.units, x, room.there);
+    Word launch = told->launches + 1;
     if (threadIdx.x / 32 == 1) {
         Word largest = bound(s, p, of_added);
         if (threadIdx.x % 32 == 0) room.largest = largest;
@@ -280,14 +281,14 @@ void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels
     Arrivals arrivals = {room.there};
     for (int g = group; g < groups; ++g) {
         y.set(s, g);
-        leave_moments(s, y, Share(s, blockIdx.x, g), arrivals, room.of_warps, partial);
+        leave_moments(s, y, Share(s, blockIdx.x, g), arrivals, room.of_warps, told->sums(), launch);
     }
     float scale = SCALED ? scale_for(room.largest) : 1, unscale = ADD && SCALED ? 1 / of_added->of : 1;
-    if (blockIdx.x == 0 && threadIdx.x == 0) w.scale->of = scale;
-    meet(&w.scale->arrived);
+    if (blockIdx.x == 0 && threadIdx.x == 0 && w.scale) w.scale->of = scale;
 
     for (; group < groups; group += AT_ONCE) {
-        if (group + slot < groups) settle(s, p, known, partial, room, slot);
+        if (group + slot < groups)
+            settle(s, p, known, moments(s, told->sums(), known.group, known.channel, launch), room, slot);
         if (group + AT_ONCE < groups) known = Known(s, p, group + AT_ONCE + slot);
         __syncthreads();
         for (int i = 0; i < min(AT_ONCE, groups - group); ++i) {
@@ -296,4 +297,5 @@ void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels
         }
         __syncthreads();
     }
+    if (blockIdx.x == 0) count_launch(s, told, launch);
 }
