@@ -199,8 +199,6 @@ def backward(norm, channels, kept, dy, scale, meeting, past=None, layout="planes
     whose gradient belongs to the result, too. keep: return planes, too: the gradient before the normalization, which
     goes past a residual. dw: where images of one channel were read, their filters' gradient, written instead.
     """
-    import cupy
-
     pieces = norm.pieces + (norm.stored * norm.out[0] * norm.out[1] if layout == "planes" else 0)
     blocks, shared, sizes = norm.launch(pieces, blocks)
     whole = norm.mode, norm.n, norm.channels, norm.height, norm.width
