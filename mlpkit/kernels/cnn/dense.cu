@@ -47,21 +47,28 @@ struct Matrix {
     int rows, columns;  // one row after another
 };
 
-// Copy rows from `row` on and columns from `column` on to shared memory, 64 x 32 or, WIDE, 32 x 64. Zeros outside.
+template <int ACROSS, int PITCH, int EACH>
+__device__ void load_each(float* to, const Matrix& m, int row, int column, int end_row, int end_column)
+{
+    constexpr int PIECES = ACROSS / EACH;
+    #pragma unroll (EACH == 4 ? 2 : 1)
+    for (int i = threadIdx.x; i < TILE * DEPTH / EACH; i += THREADS) {
+        const int y = i / PIECES, x = i % PIECES * EACH;
+        const bool inside = row + y < end_row && column + x < end_column;
+        const float* from = inside ? m.at + (size_t)(row + y) * m.columns + column + x : m.at;
+        cp_async<4 * EACH>(to + y * PITCH + x, from, inside);
+    }
+}
+
+// Copy rows from `row` on and columns from `column` on to shared memory, 64 x 32 or, WIDE, 32 x 64. Zeros outside. Four
+// numbers at a time, where all rows begin at a multiple of 16 bytes.
 template <int ACROSS, int PITCH>
 __device__ void load(float* to, const Matrix& m, int row, int column, int end_row, int end_column)
 {
-    const int four = m.columns % 4 == 0 && end_column % 4 == 0 && (size_t)m.at % 16 == 0 ? 4 : 1;
-    const int pieces = TILE * DEPTH / four, across = ACROSS / four;
-    for (int i = threadIdx.x; i < pieces; i += THREADS) {
-        const int y = i / across, x = i % across * four;
-        const bool inside = row + y < end_row && column + x < end_column;
-        const float* from = inside ? m.at + (size_t)(row + y) * m.columns + column + x : m.at;
-        if (four == 4) {
-            cp_async<16>(to + y * PITCH + x, from, inside);
-        } else {
-            cp_async<4>(to + y * PITCH + x, from, inside);
-        }
+    if (m.columns % 4 == 0 && end_column % 4 == 0 && (size_t)m.at % 16 == 0) {
+        load_each<ACROSS, PITCH, 4>(to, m, row, column, end_row, end_column);
+    } else {
+        load_each<ACROSS, PITCH, 1>(to, m, row, column, end_row, end_column);
     }
 }
 
@@ -102,25 +109,22 @@ __device__ void fetch(Pieces& to, const float* a, const float* b, int y, int x, 
     }
 }
 
-// Add the products of all 8 pieces. Those that follow each other are of different pieces: none waits for the last one.
-__device__ void multiply(float (&totals)[2][4][4], const Pieces& o)
+// Add the products of all pieces. Those that follow each other are of different columns: none waits for the last one.
+__device__ void multiply(float (&totals)[2][4][4], const Pieces& pieces)
 {
-    float sums[2][4][4] = {};
     #pragma unroll
-    for (int product = 3 - PRODUCTS; product < 3; ++product)  // low high, high low, high high
+    for (int i = 0; i < 2; ++i) {
+        float sums[4][4] = {};
         #pragma unroll
-        for (int i = 0; i < 2; ++i)
+        for (int product = 3 - PRODUCTS; product < 3; ++product)  // low high, high low, high high
             #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                auto& to = PRODUCTS == 1 ? totals[i][j] : sums[i][j];
-                mma_m16n8k8_tf32(to, o.a[product == 0][i], o.b[product == 1][j]);
+                auto& to = PRODUCTS == 1 ? totals[i][j] : sums[j];
+                mma_m16n8k8_tf32(to, pieces.a[product == 0][i], pieces.b[product == 1][j]);
             }
-    #pragma unroll
-    for (int i = 0; i < 2 && PRODUCTS > 1; ++i)
         #pragma unroll
-        for (int j = 0; j < 4; ++j)
-            #pragma unroll
-            for (int l = 0; l < 4; ++l) totals[i][j][l] += sums[i][j][l];
+        for (int n = 0; n < 16 && PRODUCTS > 1; ++n) totals[i][n / 4][n % 4] += sums[n / 4][n % 4];
+    }
 }
 
 // The place of a lane's sums (i, j, l) in a tile: row, column.
@@ -176,7 +180,7 @@ __device__ void tile(const Matrix& A, const Matrix& B, float* to, int rows, int 
         __syncthreads();  // all of the tile is there, and the one before it has been read
         ask(number + STAGES - 1);
         const float *a = shared + number % STAGES * 2 * NUMBERS, *b = a + NUMBERS;
-        #pragma unroll
+        #pragma unroll 1
         for (int step = 0; step < DEPTH / 2; step += 8) {
             Pieces pieces;
             fetch<A_TURNED, B_TURNED>(pieces, a, b, y, x, half + step);
