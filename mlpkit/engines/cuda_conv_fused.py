@@ -1,4 +1,4 @@
-"""one persistent CUDA kernel for convolutional networks: an image a block, from its pixels to all its gradients.
+"""one CUDA kernel, an image a block: a network that sees, from its pixels to all its gradients.
 
 See `kernels/cnn/limit.cu` for how. The kernel is built for networks like LeNet-5: float32, one to three times Conv (of
 at most 7 x 7, stride 1), ReLU and MaxPool(2), then one to four Linear layers with ReLU between them. It knows SGD, Adam
