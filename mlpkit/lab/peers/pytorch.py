@@ -6,6 +6,8 @@ import torch
 
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU
+from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.residual import Residual
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
@@ -36,28 +38,52 @@ def prepare(problem, compiled=False, device="cpu", memory_format=torch.contiguou
 
 def build(problem):
     """Return the network as torch modules, with the problem's first weights."""
-    arrays = zip(problem.weights, problem.biases, strict=True)
-    return torch.nn.Sequential(*(MODULES[type(layer)](layer, arrays) for layer in problem.recipe.model.layers))
+    return sequential(problem.recipe.model.layers, iter(problem.parameters.values()))
+
+
+def sequential(layers, arrays):
+    return torch.nn.Sequential(*(MODULES[type(layer)](layer, arrays) for layer in layers))
 
 
 def linear(layer, arrays):
-    W, b = next(arrays)
+    W, b = next(arrays), next(arrays)
     return with_parameters(torch.nn.Linear(*W.shape), W.T, b)
 
 
 def conv(layer, arrays):
-    W, b = next(arrays)
-    return with_parameters(torch.nn.Conv2d(W.shape[1], len(W), layer.size, layer.stride, layer.padding), W, b)
+    W = next(arrays)
+    module = torch.nn.Conv2d(W.shape[1], len(W), layer.size, layer.stride, layer.padding, bias=layer.bias)
+    return with_parameters(module, W, next(arrays) if layer.bias else None)
+
+
+def batch_norm(layer, arrays):
+    gamma, beta = next(arrays), next(arrays)
+    return with_parameters(torch.nn.BatchNorm2d(len(gamma), layer.eps, layer.momentum), gamma, beta)
 
 
 def with_parameters(module, W, b):
-    module.weight.data, module.bias.data = torch.from_numpy(W.copy()), torch.from_numpy(b.copy())
+    module.weight.data = torch.from_numpy(W.copy())
+    if b is not None:
+        module.bias.data = torch.from_numpy(b.copy())
     return module
+
+
+class Sum(torch.nn.Module):
+    """What comes in, and what modules make of it."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x):
+        return x + self.inside(x)
 
 
 MODULES = {
     Linear: linear,
     Conv: conv,
+    BatchNorm: batch_norm,
+    Residual: lambda layer, arrays: Sum(sequential(layer.layers, arrays)),
     ReLU: lambda layer, arrays: torch.nn.ReLU(),
     MaxPool: lambda layer, arrays: torch.nn.MaxPool2d(layer.size, layer.stride),
     Flatten: lambda layer, arrays: torch.nn.Flatten(),
