@@ -1,5 +1,5 @@
-// Dropout, whose mask is never in memory: a lane draws the numbers of eight neighbours, and multiplies every 32nd.
-// So a warp reads and writes 32 neighbours at once, and asks its lanes for their numbers. See philox.cuh and dropout.py.
+// Dropout, whose mask is never in memory: a thread draws the numbers of eight neighbours, and multiplies these.
+// They are asked for before the numbers are drawn, and arrive meanwhile. See philox.cuh and dropout.py.
 
 #include "philox.cuh"
 
@@ -10,22 +10,30 @@
 #define STEP long long
 #endif
 
+struct alignas(16) Eight {
+    REAL numbers[8];
+};
+
 // y = x * (number < rate ? 0 : scale), n numbers; x may be y. The step is where `step_there` points, else `step`.
 extern "C" __global__ void dropout(const REAL* x, REAL* y, long long n, float rate, REAL scale,
                                    unsigned long long key0, unsigned long long key1, long long step,
                                    const STEP* step_there) {
-    const int lane = threadIdx.x % 32;
-    const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x, first = (thread - lane) * 8;
-    if (first >= n) return;  // the whole warp
-    float numbers[8];
-    draw_eight(numbers, thread, step_there ? *step_there : step, key0, key1);
-    unsigned kept = 0;
+    const long long group = (long long)blockIdx.x * blockDim.x + threadIdx.x, first = 8 * group;
+    if (first >= n) return;
+    const bool whole = first + 8 <= n && (size_t)x % 16 == 0 && (size_t)y % 16 == 0;  // else number by number
+    Eight eight;
+    if (whole) {
+        eight = ((const Eight*)x)[group];
+    } else {
+        for (int i = 0; i < 8; i++) eight.numbers[i] = first + i < n ? x[first + i] : (REAL)0;
+    }
+    float drawn[8];
+    draw_eight(drawn, group, step_there ? *step_there : step, key0, key1);
     #pragma unroll
-    for (int i = 0; i < 8; i++) kept |= (numbers[i] >= rate) << i;
-    #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const unsigned of_eight = __shfl_sync(~0u, kept, i * 4 + lane / 8);
-        const long long at = first + i * 32 + lane;
-        if (at < n) y[at] = x[at] * (of_eight >> lane % 8 & 1 ? scale : (REAL)0);
+    for (int i = 0; i < 8; i++) eight.numbers[i] *= drawn[i] < rate ? (REAL)0 : scale;
+    if (whole) {
+        ((Eight*)y)[group] = eight;
+    } else {
+        for (int i = 0; i < 8 && first + i < n; i++) y[first + i] = eight.numbers[i];
     }
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlpkit import kernels
 
-THREADS = 256  # a block; each has eight numbers
+THREADS = 128  # a block; each has eight numbers
 REALS = {np.dtype("f4"): "float", np.dtype("f8"): "double"}
 STEPS = {np.dtype("i4"): "int", np.dtype("i8"): "long long"}
 
