@@ -79,29 +79,24 @@ def _no(what):
 
 
 def _too_large(model, convs, dense):
-    """Return the sentence for layers that a block's memory can't hold, or None. An estimate that is never too small."""
+    """Return the sentence for layers that a block's memory can't hold, or None. An estimate, as limit_shapes.cuh counts."""
     channels, height, width = model.input
-    fixed, late, scratch, routed = 2048, 16 * THREADS * 5, THREADS * 16, 0
+    fixed, late, parts, routed, turned = 1024, 16 * THREADS * 5, THREADS * 16, 0, 0
     for i, (out, size, padding) in enumerate(convs):
-        rows, across = height + 2 * padding, width + 2 * padding
-        fixed += 4 * (channels * (rows * (across + 18) + 36) + (out + 4) * (channels * size**2 + 1))
-        ph, pw, taps = (rows - size + 1) // 2, (across - size + 1) // 2, channels * size**2
-        fixed, routed = fixed + out * ph * pw + 16, routed + 8 * out * ph * pw
-        if ph * pw * -(-out // 4) * size <= THREADS:
-            scratch = max(scratch, 16 * size * (out + 4) * ph * pw)
-        chunks, lanes = -(-pw // 5), -(-channels * size // 32)
-        groups = min(out, max(1, THREADS // 32 // (ph * chunks * lanes)))
-        parts = 4 * out * taps * (1 + ph * chunks) + 8 * groups * ph * chunks * ((2 * 5 + size) * 32 * lanes + 1)
-        late = max(late, parts if i else 4 * out * ph * taps)
-        if min(ph, pw) < 1 or out > 256:
-            return _no("has images of at least 2 x 2 to pool, of at most 256 channels")
+        rows, across, taps = height + 2 * padding, width + 2 * padding, channels * size**2
+        ph, pw = (rows - size + 1) // 2, (across - size + 1) // 2
+        if min(ph, pw) < 1:
+            return _no("has an image of at least 2 x 2 before each MaxPool(2)")
+        fixed += 4 * (channels * (rows * (across + 18) + 36) + (out + 4) * (taps + 1)) + out * ph * pw
+        routed, turned = routed + 8 * out * ph * pw, turned + (4 * out * taps if i else 0)
+        parts = max(parts, 16 * _splits(channels, out, size, ph, pw) * (out + 4) * ph * pw)
+        late = max(late, _late(channels, out, size, ph, pw) if i else 8 * out * ph * taps)
         channels, height, width = out, ph, pw
     widths = [channels * height * width, *dense]
     weights = [4 * rows * -(-units // 4) * 4 for rows, units in pairwise(widths)]
+    kept = min(max(weights), 16 * THREADS * 11)
     fixed += 12 * (sum(widths) + 4 * len(widths))
-    scratch = max(scratch, routed, 4 * THREADS // 32 * max(dense) + 256)
-    registers = 16 * THREADS * 11 if max(weights) > 2**16 else 0
-    need = fixed + scratch + max(late, sum(weights) - registers)
+    need = fixed + max(parts, max(routed, THREADS // 8 * (max(dense) + 4)) + turned) + max(late, sum(weights) - kept)
     there = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
     if need > there:
         return (
@@ -109,6 +104,20 @@ def _too_large(model, convs, dense):
             f"take another engine."
         )
     return None
+
+
+def _splits(channels, out, size, ph, pw):
+    """Return into how many parts the sums of a convolution are cut."""
+    if pw <= 6:
+        return min(channels, max(1, THREADS // (out * ph)))
+    return size if ph * pw * -(-out // 4) * size <= THREADS else 0
+
+
+def _late(channels, out, size, ph, pw):
+    """Return how many bytes the way back through a convolution takes, but the first one."""
+    chunks, lanes = -(-pw // 5), -(-channels * size // 32)
+    groups = min(out, max(1, THREADS // 32 // (ph * chunks * lanes)))
+    return 4 * out * channels * size**2 * ph * chunks + 8 * groups * ph * chunks * ((10 + size) * 32 * lanes + 1)
 
 
 class Trainer:

@@ -7,10 +7,10 @@
 //     thread owns one weight or two for the whole epoch, with Adam's averages, in registers.
 // needs sm_90a
 //
-// Four counters say how far all blocks are: slopes of dense layers written (while their writers go on through the
-// convolutions), gradients of convolutions written, dense weights new (while the convolutions' are added up), all new.
-// So there are two full waits in a step, and the dense layers' part of the hand-over happens beside other work. The dense
-// weights come into shared memory while the convolutions are computed; what does not fit waits in registers.
+// How they hand each other numbers: the convolutions' gradients and weights, for which everybody waits, as packets of a
+// number and its step. For the dense layers a counter says how many blocks are done: that has time. Their slopes get
+// there while the convolutions go back, and their new weights come into shared memory while the next image goes through
+// the convolutions. What does not fit there waits in registers.
 
 #include "limit_image.cuh"
 #include "limit_update.cuh"
@@ -24,20 +24,21 @@
 // Train on the examples in `order`. Grid: GRID blocks of THREADS.
 extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
     train(const PIXEL* X, const long long* y, const long long* order, int examples, float* row_losses, Word64* failure,
-          Exchange* exchange, float* theta, float* m, float* v, const Rates* rates, float beta1, float rest1, float beta2,
-          float rest2, float eps, float l2, float shrink) {
+          Exchange* exchange, float* theta, float* m, float* v, const Rates* rates, float beta1, float rest1,
+          float beta2, float rest2, float eps, float l2, float shrink) {
     begin(failure);
     if (somebody_gave_up()) return;  // in an epoch before
     const Settings settings = {beta1, rest1, beta2, rest2, eps, l2, shrink};
     const Vectors vectors = {theta, m, v};
+    const Given given = exchange->given();
     const int steps = (examples + BATCH - 1) / BATCH;
     Owned owned;
     owned.load(vectors);
-    owned.publish(exchange->packed);
+    owned.publish(exchange->packed, exchange->convs, 1);
     Image image;
     if (blockIdx.x < min(BATCH, examples)) image.ask(X, y, order[blockIdx.x]);
     __syncthreads();
-    if (threadIdx.x == 0) red_release_gpu_add(&exchange->dense_new, 1), red_release_gpu_add(&exchange->convs_new, 1);
+    if (threadIdx.x == 0) red_release_gpu_add(&exchange->dense_new, 1);
     Word phase = 0;
     for (int step = 0; step < steps; step++) {
         const int n = min(BATCH, examples - step * BATCH);
@@ -45,19 +46,18 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
         stamp(0, tag);
         for (int at = blockIdx.x; at < n; at += GRID, phase ^= 1) {
             if (at >= GRID) image.ask(X, y, order[step * BATCH + at]);
-            through_network<true>(*exchange, image, at, n, tag, phase, at + GRID >= n, row_losses + (long long)step * BATCH + at);
+            float* row_loss = row_losses + (long long)step * BATCH + at;
+            through_network<true>(*exchange, image, at, n, tag, phase, at + GRID >= n, row_loss);
         }
         if (PAIRS && blockIdx.x >= n) {  // the neighbour may need its half of the weights
             if (threadIdx.x == 0) {
                 ask_weights<true>(*exchange, tag);
-                wait_for_copy(&head().convs, phase, NEW_CONVS, tag);
                 wait_for_copy(&head().dense, phase, NEW_DENSE, tag);
             }
             phase ^= 1;
         }
         if (threadIdx.x == 0) {
             if (blockIdx.x >= n) red_release_gpu_add(&exchange->slopes_there, 1);
-            red_release_gpu_add(&exchange->convs_there, 1);
             wait_for(&exchange->slopes_there, GRID * tag, SLOPES_THERE, tag);
         }
         const Rates rate = {rates[step].lr, rates[step].m, rates[step].v};
@@ -65,16 +65,8 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
         if (blockIdx.x < BATCH && next < examples) image.ask(X, y, order[next]);
         __syncthreads();
         stamp(7);
-        owned.update_dense(exchange->activations, exchange->slopes, n, settings, rate, exchange->packed);
-        stamp(8);
-        if (threadIdx.x == 0) {
-            red_release_gpu_add(&exchange->dense_new, 1);
-            wait_for(&exchange->convs_there, GRID * tag, CONVS_THERE, tag);
-        }
-        __syncthreads();
-        stamp(9);
-        owned.update_conv(exchange->partials, n, settings, rate, exchange->packed);
-        if (threadIdx.x == 0) fence_proxy_async(), red_release_gpu_add(&exchange->convs_new, 1);
+        owned.update(given, n, settings, rate, tag, tag + 1);
+        if (threadIdx.x == CLERK) red_release_gpu_add(&exchange->dense_new, 1);
         stamp(10);
     }
     owned.store(vectors);

@@ -4,6 +4,7 @@
 
 #include "limit_shapes.cuh"
 #include "limit_stamps.cuh"
+#include "limit_waits.cuh"
 
 __device__ void multiply_add(float4& sum, float x, const float4& w) {
     sum.x += x * w.x, sum.y += x * w.y, sum.z += x * w.z, sum.w += x * w.w;
@@ -36,17 +37,36 @@ __device__ void pool(int channel, int window, const float (&z)[4]) {
     }
 }
 
+// Add up the parts of each window's sums.
+template <int block, int FOURS>
+__device__ void add_parts() {
+    constexpr Shape s = shape(block);
+    constexpr int SPLITS = splits(block);
+    const float4* sums = (const float4*)shared_floats(SCRATCH_AT);
+    __syncthreads();
+    for (int e = thread(); e < s.outputs(); e += THREADS) {
+        const float b = (shared_floats(CONV_AT) + conv_bias_packed(block))[e / s.windows()];
+        float z[4] = {b, b, b, b};
+#pragma unroll
+        for (int part = 0; part < SPLITS; part++) {
+            const float4 four = sums[part * (FOURS / SPLITS) + e];
+            z[0] += four.x, z[1] += four.y, z[2] += four.z, z[3] += four.w;
+        }
+        pool<block>(e / s.windows(), e % s.windows(), z);
+    }
+}
+
 // A thread takes a window of two by two outputs, in up to four channels. Where there are few of these, it takes one row
 // of the taps, and the sums over the rows are taken afterwards.
-template <int block>
-__device__ void conv_forward() {
+template <int block, typename Meanwhile>
+__device__ void conv_forward(Meanwhile meanwhile) {
     constexpr Shape s = shape(block);
     constexpr int SPLITS = splits(block), ROWS = s.k / SPLITS, EACH = s.each();
     constexpr int TWOS = parts(s.k + 1, 2);
     const float4* weights = (const float4*)(shared_floats(CONV_AT) + conv_packed(block));
     const float* biases = shared_floats(CONV_AT) + conv_bias_packed(block);
     float4* sums = (float4*)shared_floats(SCRATCH_AT);
-    for (int item = threadIdx.x; item < s.windows() * s.groups() * SPLITS; item += THREADS) {
+    for (int item = thread(); item < s.windows() * s.groups() * SPLITS; item += THREADS) {
         const int window = item % s.windows(), part = item / s.windows() % SPLITS, group = item / s.windows() / SPLITS;
         const float* in = plane_of<block>(0) + (window / s.pw * 2 + part) * s.stride() + window % s.pw * 2;
         const float4* w = weights + group * s.taps() + part * s.k;
@@ -61,17 +81,24 @@ __device__ void conv_forward() {
                     row[r % 2][2 * i] = pair.x, row[r % 2][2 * i + 1] = pair.y;
                 }
             };
-            read(0);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
+            const auto add_row = [&](int r, const float4* taps) {
                 read(r + 1);
 #pragma unroll
                 for (int c = 0; c < s.k; c++) {
-                    const float4 tap = w[r * s.k + c];
+                    const float4 tap = taps[c];
 #pragma unroll
                     for (int i = 0; i < 4; i++) multiply_add(z[i], row[(r + i / 2) % 2][c + i % 2], tap);
                 }
+            };
+            const float* const top = in;
+            read(0);
+#pragma unroll 1
+            for (int r = 0; r + 1 < ROWS; r += 2) {  // in twos: more loads at once would fill all registers
+                add_row(0, w + r * s.k), add_row(1, w + (r + 1) * s.k);
+                in += 2 * s.stride();
             }
+            if (ROWS % 2) add_row(0, w + (ROWS - 1) * s.k);
+            in = top;
             in += s.plane(), w += s.k * s.k;
         }
 #pragma unroll
@@ -86,21 +113,73 @@ __device__ void conv_forward() {
             }
         }
     }
-    if constexpr (SPLITS > 1) {
-        __syncthreads();
-        for (int e = threadIdx.x; e < s.outputs(); e += THREADS) {
-            const float b = biases[e / s.windows()];
-            float z[4] = {b, b, b, b};
-#pragma unroll
-            for (int part = 0; part < SPLITS; part++) {
-                const float4 four = sums[part * s.groups() * EACH * s.windows() + e];
-                z[0] += four.x, z[1] += four.y, z[2] += four.z, z[3] += four.w;
-            }
-            pool<block>(e / s.windows(), e % s.windows(), z);
-        }
-    }
+    if (block == BLOCKS - 1) meanwhile();
+    if constexpr (SPLITS > 1) add_parts<block, SPLITS * s.groups() * EACH * s.windows()>();
     __syncthreads();
 }
+
+// A thread takes two rows of outputs, that is one row of pooled ones, in one channel out, and some channels in: the
+// lanes of a warp read the same inputs.
+template <int block, typename Meanwhile>
+__device__ void conv_forward_by_rows(Meanwhile meanwhile) {
+    constexpr Shape s = shape(block);
+    constexpr int SPLITS = splits(block), CHANNELS_IN = channels_in(block), FOURS = parts(2 * s.pw + s.k - 1, 4);
+    const float* weights = shared_floats(CONV_AT) + conv_packed(block);
+    const float* biases = shared_floats(CONV_AT) + conv_bias_packed(block);
+    float4* sums = (float4*)shared_floats(SCRATCH_AT);
+    for (int item = thread(); item < s.co * s.ph * SPLITS; item += THREADS) {
+        const int channel = item % s.co, py = item / s.co % s.ph, part = item / s.co / s.ph;
+        const float* in = plane_of<block>(part * CHANNELS_IN) + 2 * py * s.stride();
+        const int tap = channel / s.each() * s.taps() + part * CHANNELS_IN * s.k * s.k;
+        const float* w = weights + tap * 4 + channel % s.each();
+        float z[2][2 * s.pw] = {};
+#pragma unroll 1
+        for (int ci = part * CHANNELS_IN; ci < min(s.ci, (part + 1) * CHANNELS_IN); ci++) {
+            float row[2][4 * FOURS];
+            const auto read = [&](int r) {
+#pragma unroll
+                for (int i = 0; i < FOURS; i++) {
+                    const float4 four = *(const float4*)(in + r * s.stride() + 4 * i);
+                    float* to = row[r % 2] + 4 * i;
+                    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+                }
+            };
+            read(0);
+#pragma unroll
+            for (int r = 0; r < s.k; r++) {
+                read(r + 1);
+#pragma unroll
+                for (int c = 0; c < s.k; c++) {
+                    const float tap = w[(r * s.k + c) * 4];
+#pragma unroll
+                    for (int x = 0; x < 2 * s.pw; x++) {
+                        z[0][x] += row[r % 2][x + c] * tap, z[1][x] += row[(r + 1) % 2][x + c] * tap;
+                    }
+                }
+            }
+            in += s.plane(), w += s.k * s.k * 4;
+        }
+        const float b = SPLITS > 1 ? 0 : biases[channel];
+#pragma unroll
+        for (int px = 0; px < s.pw; px++) {
+            const float four[4] = {z[0][2 * px] + b, z[0][2 * px + 1] + b, z[1][2 * px] + b, z[1][2 * px + 1] + b};
+            const int e = (part * s.co + channel) * s.windows() + py * s.pw + px;
+            if constexpr (SPLITS > 1) sums[e] = make_float4(four[0], four[1], four[2], four[3]);
+            else pool<block>(channel, py * s.pw + px, four);
+        }
+    }
+    if (block == BLOCKS - 1) meanwhile();
+    if constexpr (SPLITS > 1) add_parts<block, SPLITS * s.co * s.windows()>();
+    __syncthreads();
+}
+
+// Where the gradients of an example's convolutions go.
+struct Partial {
+    Packet* to;
+    Word step;
+
+    __device__ void put(int e, float value) const { send(to + e, value, step); }
+};
 
 // What comes to a pooled number, and from which of its four places it came.
 struct Route {
@@ -120,14 +199,14 @@ __device__ void put_route(int e, float slope) {
 
 // The sums of the slopes of each channel: a warp a channel.
 template <int block>
-__device__ void conv_biases_back(float* partial) {
+__device__ void conv_biases_back(Partial partial) {
     constexpr Shape s = shape(block);
-    const int lane = threadIdx.x % 32;
-    for (int channel = WARPS - 1 - threadIdx.x / 32; channel < s.co; channel += WARPS) {
+    const int lane = thread() % 32;
+    for (int channel = WARPS - 1 - thread() / 32; channel < s.co; channel += WARPS) {
         float sum = 0;
         for (int i = lane; i < s.windows(); i += 32) sum += routes<block>()[channel * s.windows() + i].slope;
         for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-        if (lane == 0) partial[CONV_WEIGHTS + conv_biases(block) - conv_biases(0) + channel] = sum;
+        if (lane == 0) partial.put(CONV_WEIGHTS + conv_biases(block) - conv_biases(0) + channel, sum);
     }
 }
 
@@ -155,23 +234,34 @@ __device__ void route_back(Route route, const float (&w)[K], float (&dw)[K], con
 }
 
 template <int K, int PX, int WINDOWS, int SPAN>
-__device__ void routes_back(const Route* row, int there, const float (&w)[K], float (&dw)[K], const float (&x)[2][SPAN],
+__device__ void routes_back(const Route (&row)[WINDOWS], const float (&w)[K], float (&dw)[K], const float (&x)[2][SPAN],
                             float (&dx)[2][SPAN]) {
     if constexpr (PX < WINDOWS) {
-        if (PX < there) route_back<K, PX>(row[PX], w, dw, x, dx);
-        routes_back<K, PX + 1, WINDOWS>(row, there, w, dw, x, dx);
+        route_back<K, PX>(row[PX], w, dw, x, dx);
+        routes_back<K, PX + 1>(row, w, dw, x, dx);
     }
 }
 
-// Weights as theta has them, so that lanes read them from different banks.
+// Two numbers of a row, of which the second may be one too many.
+template <int SPAN>
+__device__ void read_pair(float (&x)[SPAN], int i, const float* row, bool inside) {
+    const float2 pair = inside ? *(const float2*)(row + i) : float2{0, 0};
+    x[i] = pair.x;
+    if (i + 1 < SPAN) x[i + 1] = pair.y;
+}
+
+// Weights as theta has them, so that lanes read them from different banks. By all warps but the first.
 template <int block>
 __device__ void turn_weights() {
-    constexpr Shape s = shape(block);
-    const float* weights = shared_floats(CONV_AT) + conv_packed(block);
-    float* turned = shared_floats(DENSE_AT);
-    for (int e = threadIdx.x; e < s.co * s.taps(); e += THREADS) {
-        const int channel = e / s.taps(), tap = e % s.taps();
-        turned[e] = weights[(channel / s.each() * s.taps() + tap) * 4 + channel % s.each()];
+    if constexpr (block < BLOCKS) {
+        constexpr Shape s = shape(block);
+        const float* weights = shared_floats(CONV_AT) + conv_packed(block);
+        float* turned = shared_floats(SCRATCH_AT + turned_before(block));
+        for (int e = thread() - 32; e < s.co * s.taps(); e += THREADS - 32) {
+            const int channel = e / s.taps(), tap = e % s.taps();
+            turned[e] = weights[(channel / s.each() * s.taps() + tap) * 4 + channel % s.each()];
+        }
+        turn_weights<block + 1>();
     }
 }
 
@@ -182,12 +272,12 @@ template <int block>
 __device__ void conv_back_parts() {
     constexpr Shape s = shape(block);
     constexpr Way way = ::way(block);
-    const float* turned = shared_floats(DENSE_AT);
-    float* dw_parts = shared_floats(DENSE_AT + turned_bytes(block));
-    float* dx_parts = shared_floats(DENSE_AT + turned_bytes(block) + dw_bytes(block));
-    const int lane = threadIdx.x % 32;
+    const float* turned = shared_floats(SCRATCH_AT + turned_before(block));
+    float* dw_parts = shared_floats(DENSE_AT);
+    float* dx_parts = shared_floats(DENSE_AT + dw_bytes(block));
+    const int lane = thread() % 32;
 #pragma unroll 1
-    for (int task = threadIdx.x / 32; task < rows_of_parts(block) * way.lanes * way.groups; task += WARPS) {
+    for (int task = thread() / 32; task < rows_of_parts(block) * way.lanes * way.groups; task += WARPS) {
         const int chunk = task % way.chunks, py = task / way.chunks % s.ph, rest = task / rows_of_parts(block);
         const int mine = rest % way.lanes * 32 + lane, group = rest / way.lanes, first = chunk * way.windows;
         const bool exists = mine < s.ci * s.k;
@@ -195,17 +285,22 @@ __device__ void conv_back_parts() {
         const float* in = plane_of<block>(used / s.k) + (2 * py + used % s.k) * s.stride() + 2 * first;
         float x[2][way.span], dx[2][way.span] = {};
 #pragma unroll
-        for (int i = 0; i < way.span; i++) {
+        for (int i = 0; i < way.span; i += 2) {
             const bool inside = way.chunks == 1 || 2 * first + i < s.w + 2 * s.pad;
-            x[0][i] = inside ? in[i] : 0, x[1][i] = inside ? in[s.stride() + i] : 0;
+            read_pair(x[0], i, in, inside), read_pair(x[1], i, in + s.stride(), inside);
         }
 #pragma unroll 1
         for (int channel = group * way.each; channel < min(s.co, (group + 1) * way.each); channel++) {
             float w[s.k], dw[s.k] = {};
 #pragma unroll
             for (int c = 0; c < s.k; c++) w[c] = turned[channel * s.taps() + used * s.k + c];
-            const Route* row = routes<block>() + (channel * s.ph + py) * s.pw + first;
-            routes_back<s.k, 0, way.windows>(row, there, w, dw, x, dx);
+            const Route* routes_of = routes<block>() + (channel * s.ph + py) * s.pw + first;
+            Route row[way.windows];
+#pragma unroll
+            for (int px = 0; px < way.windows; px++) {
+                row[px] = way.chunks == 1 || px < there ? routes_of[px] : Route{0, 0};
+            }
+            routes_back<s.k, 0>(row, w, dw, x, dx);
             float* to = dw_parts + ((py * way.chunks + chunk) * s.co + channel) * s.taps() + used * s.k;
             for (int c = 0; c < s.k; c++) {
                 if (exists) to[c] = dw[c];
@@ -223,60 +318,63 @@ __device__ void conv_back_parts() {
 
 // Add up what the warps left: the gradients of the weights, and of the inputs, which are the routes of the block below.
 template <int block>
-__device__ void conv_back_sums(float* partial) {
+__device__ void conv_back_sums(Partial partial) {
     constexpr Shape s = shape(block), below = shape(block - 1);
     constexpr Way way = ::way(block);
-    const float* dw_parts = shared_floats(DENSE_AT + turned_bytes(block));
-    const float* dx_parts = shared_floats(DENSE_AT + turned_bytes(block) + dw_bytes(block));
-    for (int e = threadIdx.x; e < s.ci * s.h * s.w; e += THREADS) {  // columns, channels, rows: the last change fastest
+    const float* dw_parts = shared_floats(DENSE_AT);
+    const float* dx_parts = shared_floats(DENSE_AT + dw_bytes(block));
+#pragma unroll
+    for (int i = 0; i < parts(s.ci * s.h * s.w, THREADS); i++) {  // columns, channels, rows: the last change fastest
+        const int mine = thread() + i * THREADS, e = min(mine, s.ci * s.h * s.w - 1);
         const int y = e % s.h, ci = e / s.h % s.ci, x = e / s.h / s.ci;
         float sum = 0;
 #pragma unroll
         for (int r = 0; r < s.k; r++) {
             const int from = y + s.pad - r;  // a row of outputs
-            if (from < 0 || from >= 2 * s.ph) continue;
 #pragma unroll
             for (int chunk = 0; chunk < way.chunks; chunk++) {
                 const int at = x + s.pad - 2 * chunk * way.windows;
-                if (way.chunks > 1 && (at < 0 || at >= way.span)) continue;
-                if (way.chunks == 1 && at >= way.span) continue;
+                const bool there = from >= 0 && from < 2 * s.ph && at >= 0 && at < way.span;
+                const int lane = at * 32 * way.lanes + ci * s.k + r;
+                const float* part = dx_parts + (chunk * s.ph * 2 + from) * piece(block) + lane;
 #pragma unroll
                 for (int group = 0; group < way.groups; group++) {
-                    const int row = (group * way.chunks + chunk) * s.ph * 2 + from;
-                    sum += dx_parts[row * piece(block) + at * 32 * way.lanes + ci * s.k + r];
+                    sum += there ? part[group * way.chunks * s.ph * 2 * piece(block)] : 0;
                 }
             }
         }
         const float value = plane_of<block>(ci)[(y + s.pad) * s.stride() + x + s.pad];
-        put_route<block - 1>((ci * below.ph + y) * below.pw + x, value > 0 ? sum : 0);
+        if (mine == e) put_route<block - 1>((ci * below.ph + y) * below.pw + x, value > 0 ? sum : 0);
     }
-    for (int e = threadIdx.x; e < s.co * s.taps(); e += THREADS) {
+#pragma unroll
+    for (int i = 0; i < parts(s.co * s.taps(), THREADS); i++) {
+        const int mine = thread() + i * THREADS, e = min(mine, s.co * s.taps() - 1);
         float sum = 0;
 #pragma unroll
         for (int row = 0; row < rows_of_parts(block); row++) sum += dw_parts[row * s.co * s.taps() + e];
-        partial[conv_weights(block) + e] = sum;
+        if (mine == e) partial.put(conv_weights(block) + e, sum);
     }
     conv_biases_back<block>(partial);
     __syncthreads();
 }
 
-// The gradient of the first convolution's weights. A lane takes a row of pooled numbers (or a piece of it) and a row of the
-// taps; so the places that maxima came from differ from lane to lane, and it picks one of two rows, and of two columns.
-__device__ void first_conv_back(float* partial) {
+// The gradient of the first convolution's weights. A lane takes a row of pooled numbers (or a piece of it) and a row of
+// the taps; so the places that maxima came from differ from lane to lane: it picks one of two rows, and one of two columns.
+__device__ void first_conv_back(Partial partial) {
     constexpr Shape s = shape(0);
     constexpr First way = first_way();
     constexpr int ROWS = s.ci * s.k, ALL = s.ph * ROWS;
     float* dw_parts = shared_floats(DENSE_AT);
-    const int lane = threadIdx.x % 32;
+    const int lane = thread() % 32;
 #pragma unroll 1
-    for (int task = threadIdx.x / 32; task < way.lanes * way.chunks * way.groups; task += WARPS) {
+    for (int task = thread() / 32; task < way.lanes * way.chunks * way.groups; task += WARPS) {
         const int mine = task % way.lanes * 32 + lane, chunk = task / way.lanes % way.chunks;
         const int group = task / way.lanes / way.chunks, used = min(mine, ALL - 1), py = used / ROWS, row = used % ROWS;
         const int first = chunk * way.windows;
         const float* in = plane_of<0>(row / s.k) + (2 * py + row % s.k) * s.stride() + 2 * first;
         float x[2][way.span];
 #pragma unroll
-        for (int i = 0; i < way.span; i++) x[0][i] = in[i], x[1][i] = in[s.stride() + i];
+        for (int i = 0; i < way.span; i += 2) read_pair(x[0], i, in, true), read_pair(x[1], i, in + s.stride(), true);
 #pragma unroll 1
         for (int channel = group * way.each; channel < min(s.co, (group + 1) * way.each); channel++) {
             const Route* row_of = routes<0>() + (channel * s.ph + py) * s.pw + first;
@@ -299,7 +397,7 @@ __device__ void first_conv_back(float* partial) {
         }
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < s.co * s.taps(); e += THREADS) {
+    for (int e = thread(); e < s.co * s.taps(); e += THREADS) {
         const float* from = dw_parts + e / s.taps() * s.ph * s.taps() + e % s.taps();
         float sum = 0;
 #pragma unroll
@@ -307,32 +405,36 @@ __device__ void first_conv_back(float* partial) {
 #pragma unroll
             for (int row = 0; row < s.ph; row++) sum += from[(chunk * s.co * s.ph + row) * s.taps()];
         }
-        partial[e] = sum;
+        partial.put(e, sum);
     }
     conv_biases_back<0>(partial);
+    if ((CONV_WEIGHTS + CONV_BIASES) % 2 && thread() == 0) partial.put(CONV_WEIGHTS + CONV_BIASES, 0);
     __syncthreads();
 }
 
-template <int block>
-__device__ void convs_forward() {
+// meanwhile(): what is asked for before the last sums are added up, and needed after them.
+template <int block, typename Meanwhile>
+__device__ void convs_forward(Meanwhile meanwhile) {
     if constexpr (block < BLOCKS) {
-        conv_forward<block>();
+        if constexpr (shape(block).by_rows()) conv_forward_by_rows<block>(meanwhile);
+        else conv_forward<block>(meanwhile);
         if (block == 0) stamp(11);
-        convs_forward<block + 1>();
+        convs_forward<block + 1>(meanwhile);
     }
 }
 
-template <int block>
-__device__ void convs_back(float* partial) {
+// tell(): what somebody does as soon as nobody needs to wait for it.
+template <int block, typename Tell>
+__device__ void convs_back(Partial partial, Tell tell) {
     if constexpr (block > 0) {
-        turn_weights<block>();
-        __syncthreads();
+        if (block == BLOCKS - 1) tell();
         conv_back_parts<block>();
         if (block == 1) stamp(13);
         conv_back_sums<block>(partial);
         if (block == 1) stamp(14);
-        convs_back<block - 1>(partial);
+        convs_back<block - 1>(partial, tell);
     } else {
+        if (block == BLOCKS - 1) tell();
         first_conv_back(partial);
     }
 }

@@ -7,7 +7,7 @@ template <int COUNT, int LANES>
 __device__ void trade_sums(float* sums) {
     if constexpr (LANES > 1) {
         constexpr int DISTANCE = LANES / 2, HALF = COUNT / 2;
-        const bool upper = threadIdx.x & DISTANCE;
+        const bool upper = thread() & DISTANCE;
 #pragma unroll
         for (int i = 0; i < most(HALF, 1); i++) {
             const float mine = HALF && upper ? sums[i + HALF] : sums[i];
@@ -24,7 +24,7 @@ struct Kept {
 
     __device__ void ask(const float* packed) {
         constexpr Sharing s = sharing(LARGEST);
-        const int slot = threadIdx.x / s.lanes(), lane = threadIdx.x % s.lanes();
+        const int slot = thread() / s.lanes(), lane = thread() % s.lanes();
         const float4* weights = (const float4*)(packed + dense_packed(LARGEST));
 #pragma unroll
         for (int i = 0; i < kept_rows(); i++) {
@@ -56,7 +56,7 @@ template <int layer>
 __device__ void dense_forward(const Kept& kept) {
     constexpr Sharing s = sharing(layer);
     constexpr int FOURS = s.fours, LANES = s.lanes(), EACH = s.each(), COLUMNS = s.columns();
-    const int slot = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    const int slot = thread() / LANES, lane = thread() % LANES;
     const float* x = activations_of<layer>();
     float4 sums[COLUMNS] = {};
 #pragma unroll
@@ -68,17 +68,19 @@ __device__ void dense_forward(const Kept& kept) {
             multiply_add(sums[c], x[k], kept.get<layer>(slot, i, min(lane + c * LANES, FOURS - 1), c));
         }
     }
-    float4* left = (float4*)shared_floats(SCRATCH_AT) + threadIdx.x / 32 * FOURS;
+    float4* left = (float4*)shared_floats(SCRATCH_AT) + thread() / 32 * FOURS;
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++) {
         for (int distance = 16; distance >= LANES; distance /= 2) {
-            sums[c].x += __shfl_xor_sync(~0u, sums[c].x, distance), sums[c].y += __shfl_xor_sync(~0u, sums[c].y, distance);
-            sums[c].z += __shfl_xor_sync(~0u, sums[c].z, distance), sums[c].w += __shfl_xor_sync(~0u, sums[c].w, distance);
+            sums[c].x += __shfl_xor_sync(~0u, sums[c].x, distance);
+            sums[c].y += __shfl_xor_sync(~0u, sums[c].y, distance);
+            sums[c].z += __shfl_xor_sync(~0u, sums[c].z, distance);
+            sums[c].w += __shfl_xor_sync(~0u, sums[c].w, distance);
         }
-        if (threadIdx.x % 32 < LANES && lane + c * LANES < FOURS) left[lane + c * LANES] = sums[c];
+        if (thread() % 32 < LANES && lane + c * LANES < FOURS) left[lane + c * LANES] = sums[c];
     }
     __syncthreads();
-    for (int j = threadIdx.x; j < units(layer); j += THREADS) {
+    for (int j = thread(); j < units(layer); j += THREADS) {
         float z = shared_floats(BIASES_AT)[bias_packed(layer) - CONV_PACKED + j];
 #pragma unroll
         for (int warp = 0; warp < WARPS; warp++) z += shared_floats(SCRATCH_AT)[warp * 4 * FOURS + j];
@@ -93,7 +95,7 @@ __device__ void dense_back(const Kept& kept, Put put) {
     constexpr Sharing s = sharing(layer);
     constexpr int FOURS = s.fours, LANES = s.lanes(), EACH = s.each(), COLUMNS = s.columns();
     constexpr int COUNT = power_of_two(EACH), LEFT = most(1, COUNT / LANES), SHARE = most(1, LANES / COUNT);
-    const int slot = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    const int slot = thread() / LANES, lane = thread() % LANES;
     const float* x = activations_of<layer>();
     float4 dz[COLUMNS];
 #pragma unroll
@@ -123,7 +125,7 @@ __device__ void dense_back(const Kept& kept, Put put) {
 // The loss of the example, and the gradient of the outputs of the last layer: by one warp.
 __device__ float softmax_back(int label, int n) {
     constexpr int CLASSES = units(LAYERS - 1);
-    const int lane = threadIdx.x % 32;
+    const int lane = thread() % 32;
     const float* z = activations_of<LAYERS>();
     float* slope = slopes_of<LAYERS - 1>();
     float top = z[0], sum = 0;

@@ -1,8 +1,8 @@
 // A convolutional network's training step in two kernels. Between them stands what must wait for the whole batch:
 //
 //   images   a block takes an image through all layers, to the loss, and back
-//   update   the dense layers' gradients are products over the batch, and the convolutions' are sums: each is used up as
-//            soon as it is there
+//   update   the dense layers' gradients are products over the batch, and the convolutions' are sums: each is used up
+//            as soon as it is there
 // needs sm_90
 
 #include "limit_image.cuh"
@@ -30,8 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     owned.load(vectors);
     const int step = steps[1];
     const Rates rate = {rates[step].lr, rates[step].m, rates[step].v};
-    owned.update_dense(exchange->activations, exchange->slopes, n, settings, rate, exchange->packed);
-    owned.update_conv(exchange->partials, n, settings, rate, exchange->packed);
+    owned.update(exchange->given(), n, settings, rate, 1, 1);
     owned.store(vectors);
     if (blockIdx.x == 0 && threadIdx.x == 0) steps[0] = step + 1;
 }
@@ -40,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 extern "C" __global__ void __launch_bounds__(THREADS, 1) pack(Exchange* exchange, float* theta, float* m, float* v) {
     Owned owned;
     owned.load({theta, m, v});
-    owned.publish(exchange->packed);
+    owned.publish(exchange->packed, exchange->convs, 1);
 }
 
 // What a launch needs, which the host can't work out by itself.

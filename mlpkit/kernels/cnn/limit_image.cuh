@@ -2,19 +2,27 @@
 // inputs and the slopes of the dense layers, and the gradients of the convolutions, which are small.
 
 #include "limit_shapes.cuh"
+#include "limit_waits.cuh"
+#include "limit_places.cuh"
 #include "limit_convs.cuh"
 #include "limit_dense.cuh"
-#include "limit_waits.cuh"
+#include "limit_update.cuh"
+
+// The thread that waits for other blocks, and tells them something: of a warp that often has nothing else to do.
+const int CLERK = THREADS - 32;
 
 const int PIXELS = CHANNELS * HEIGHT * WIDTH;
 
 // What the blocks hand each other; all of it begins as zeros.
 struct Exchange {
-    Word slopes_there, rest0[31], convs_there, rest1[31], dense_new, rest2[31], convs_new, rest3[31];  // a line each
+    Word slopes_there, rest0[31], dense_new, rest1[31];  // how many blocks, counted over all steps; a line each
     alignas(16) float packed[up_to(4, PACKED)];
     alignas(16) float activations[BATCH * ACTIVATIONS];
     alignas(16) float slopes[BATCH * SLOPES];
-    alignas(16) float partials[BATCH * PARTIAL];
+    alignas(16) Packet partials[BATCH * PARTIAL];  // gradients of convolutions
+    alignas(16) Packet convs[CONV_PACKED];         // their parameters
+
+    __device__ Given given() { return {activations, slopes, partials, packed, convs}; }
 };
 
 // pixel / 255, rounded as a division rounds (for every pixel), without the time that a division takes.
@@ -32,7 +40,7 @@ struct Image {
     __device__ void ask(const PIXEL* X, const long long* y, long long index) {
 #pragma unroll
         for (int i = 0; i < parts(PIXELS, THREADS); i++) {
-            const int e = threadIdx.x + i * THREADS;
+            const int e = thread() + i * THREADS;
             if (e < PIXELS) pixels[i] = X[index * PIXELS + e];
         }
         label = y[index];
@@ -42,7 +50,7 @@ struct Image {
         constexpr Shape s = shape(0);
 #pragma unroll
         for (int i = 0; i < parts(PIXELS, THREADS); i++) {
-            const int e = threadIdx.x + i * THREADS, ci = e / (HEIGHT * WIDTH), y = e / WIDTH % HEIGHT, x = e % WIDTH;
+            const int e = thread() + i * THREADS, ci = e / (HEIGHT * WIDTH), y = e / WIDTH % HEIGHT, x = e % WIDTH;
             if (e < PIXELS) plane_of<0>(ci)[(y + s.pad) * s.stride() + x + s.pad] = number(pixels[i]);
         }
     }
@@ -51,7 +59,7 @@ struct Image {
 // Ask for a copy to shared memory. Two neighbours need the same: then each asks for every second piece, for both.
 __device__ void ask(void* to, const float* from, int bytes, Word64* barrier, int piece) {
     if constexpr (TOGETHER == 1) cp_async_bulk(to, from, bytes, barrier);
-    else if (piece % TOGETHER == blockIdx.x % TOGETHER) cp_async_bulk_multicast(to, from, bytes, barrier, (1 << TOGETHER) - 1);
+    else if (piece % TOGETHER == blockIdx.x % TOGETHER) cp_async_bulk_multicast(to, from, bytes, barrier, 3);
 }
 
 // A piece of memory that is not cut already.
@@ -82,7 +90,7 @@ __device__ void ask_dense(const float* packed) {
 }
 
 constexpr int asked_bytes() {
-    int bytes = 0;
+    int bytes = 4 * BIASES_PACKED;
     for (int i = 0; i < LAYERS; i++) {
         const Sharing s = sharing(i);
         for (int slot = 0; slot < s.slots(); slot++) {
@@ -92,18 +100,30 @@ constexpr int asked_bytes() {
     return bytes;
 }
 
-// One thread asks for the weights of step number `step`, the dense ones first, which are there first. waits: whether
-// blocks of this launch write them.
+// One thread asks for the dense weights of step number `step`. waits: whether blocks of this launch write them.
 template <bool waits>
 __device__ void ask_weights(const Exchange& exchange, Word step) {
     if (waits) wait_for(&exchange.dense_new, GRID * step, NEW_DENSE, step);
     fence_proxy_async_all();
     mbarrier_arrive_expect_tx(&head().dense, asked_bytes());
+    ask_whole<BIASES_PACKED>(shared_floats(BIASES_AT), exchange.packed + CONV_PACKED, &head().dense);
     ask_dense(exchange.packed);
-    if (waits) wait_for(&exchange.convs_new, GRID * step, NEW_CONVS, step);
-    fence_proxy_async_all();
-    mbarrier_arrive_expect_tx(&head().convs, 4 * (CONV_PACKED + BIASES_PACKED));
-    ask_whole<CONV_PACKED + BIASES_PACKED>(shared_floats(CONV_AT), exchange.packed, &head().convs);
+}
+
+// Wait for the convolutions' parameters, and put them where the convolutions read them.
+__device__ void take_convs(const Exchange& exchange, Word step) {
+    const int first = thread();
+    Word there = 0;  // a bit for each that this thread takes
+#pragma unroll
+    for (int i = 0; i < parts(CONV_PACKED, THREADS); i++) there |= (Word)is_parameter(first + i * THREADS) << i;
+    const auto at = [&](int i) { return there >> i & 1 ? exchange.convs + first + i * THREADS : (const Packet*)0; };
+    Mail<Packet, parts(CONV_PACKED, THREADS)> mail;
+    mail.ask(at);
+    mail.wait(step, at, NEW_CONVS);
+#pragma unroll
+    for (int i = 0; i < parts(CONV_PACKED, THREADS); i++) {
+        if (at(i)) shared_floats(CONV_AT)[first + i * THREADS] = value_of(mail.items[i]);
+    }
 }
 
 // The rows of an example, for the products over the batch.
@@ -111,31 +131,35 @@ __device__ void put_rows(Exchange& exchange, int image) {
     const float4* activations = (const float4*)shared_floats(ACTIVATIONS_AT);
     const float4* slopes = (const float4*)shared_floats(SLOPES_AT);
     float4* to = (float4*)(exchange.activations + image * ACTIVATIONS);
-    for (int e = threadIdx.x; e < ACTIVATIONS / 4; e += THREADS) to[e] = activations[e];
+    for (int e = thread(); e < ACTIVATIONS / 4; e += THREADS) to[e] = activations[e];
     to = (float4*)(exchange.slopes + image * SLOPES);
-    for (int e = threadIdx.x; e < SLOPES / 4; e += THREADS) to[e] = slopes[e];
+    for (int e = thread(); e < SLOPES / 4; e += THREADS) to[e] = slopes[e];
 }
 
-// An image there and back. waits: whether all blocks are of one launch. phase: of the barriers. last: whether it is this block's last one of the step.
+// An image there and back. waits: whether all blocks are of one launch. phase: of the copies' barrier. last: whether it
+// is this block's last one of the step.
 template <bool waits>
-__device__ void through_network(Exchange& exchange, const Image& mine, int image, int n, Word step, Word phase, bool last,
-                                float* row_loss) {
-    if (threadIdx.x == 0) ask_weights<waits>(exchange, step);
+__device__ void through_network(Exchange& exchange, const Image& mine, int image, int n, Word step, Word phase,
+                                bool last, float* row_loss) {
     mine.put();
-    __syncthreads();
     stamp(15);
-    Kept kept;
-    if constexpr (kept_rows() > 0) kept.ask(exchange.packed);
-    wait_for_copy(&head().convs, phase, NEW_CONVS, step);
+    take_convs(exchange, step);
+    __syncthreads();
     stamp(1);
-    convs_forward<0>();
+    if (thread() == CLERK) ask_weights<waits>(exchange, step);
+    Kept kept;
+    convs_forward<0>([&] {
+        if constexpr (kept_rows() > 0) kept.ask(exchange.packed);
+    });
     stamp(2);
     wait_for_copy(&head().dense, phase, NEW_DENSE, step);
     stamp(3);
     denses_forward<0>(kept);
-    if (threadIdx.x < 32) {
+    if (thread() < 32) {
         const float loss = softmax_back(mine.label, n);
-        if (threadIdx.x == 0) *row_loss = loss;
+        if (thread() == 0) *row_loss = loss;
+    } else {
+        turn_weights<1>();
     }
     __syncthreads();
     stamp(4);
@@ -143,8 +167,9 @@ __device__ void through_network(Exchange& exchange, const Image& mine, int image
     stamp(12);
     put_rows(exchange, image);
     dense_back<0>(kept, [](int k, float slope) { put_route<BLOCKS - 1>(k, slope); });
-    if (waits && threadIdx.x == 0 && last) red_release_gpu_add(&exchange.slopes_there, 1);
     stamp(5);
-    convs_back<BLOCKS - 1>(exchange.partials + image * PARTIAL);
+    convs_back<BLOCKS - 1>({exchange.partials + image * PARTIAL, step}, [&] {
+        if (waits && thread() == CLERK && last) red_release_gpu_add(&exchange.slopes_there, 1);
+    });
     stamp(6);
 }

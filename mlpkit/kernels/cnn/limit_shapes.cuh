@@ -64,12 +64,18 @@ struct Shape {
     constexpr int groups() const { return parts(co, 4); }
     constexpr int each() const { return parts(co, groups()); }
 
+    // Where few numbers are left of a row, a thread takes whole rows, in one channel out.
+    constexpr bool by_rows() const { return pw <= 6; }
+
     // Numbers from a row to the next: windows of several rows are read at once, and shall lie in different banks.
     constexpr int stride() const {
+        if (by_rows()) return up_to(4, w + 2 * pad) + (up_to(4, w + 2 * pad) % 8 ? 0 : 4);
         int best = 0, fewest = 1000;
         for (int step = up_to(2, w + 2 * pad + 1 - k % 2); fewest > 1 && step < up_to(2, w + 2 * pad) + 18; step += 2) {
             int hits[32] = {}, worst = 0;
-            for (int i = 0; i < 16 && i < windows(); i++) worst = most(worst, ++hits[(i / pw * step + i % pw) * 2 % 32]);
+            for (int i = 0; i < 16 && i < windows(); i++) {
+                worst = most(worst, ++hits[(i / pw * step + i % pw) * 2 % 32]);
+            }
             if (worst < fewest) best = step, fewest = worst;
         }
         return best;
@@ -149,23 +155,39 @@ constexpr int codes_at(int block) {
     return block ? codes_at(block - 1) + up_to(16, shape(block - 1).outputs()) : SLOPES_AT + 4 * SLOPES;
 }
 
-// Into how many parts a convolution's sums are cut, by the rows of its window, so that no thread is idle
+// Into how many parts a convolution's sums are cut, by channels in or by the rows of its window, so that no thread is
+// idle. By rows: each part has so many channels in.
+constexpr int channels_in(int block) {
+    const Shape s = shape(block);
+    const int splits = least(s.ci, most(1, THREADS / (s.co * s.ph)));
+    return parts(s.ci, splits);
+}
 constexpr int splits(int block) {
     const Shape s = shape(block);
+    if (s.by_rows()) return parts(s.ci, channels_in(block));
     return s.windows() * s.groups() * s.k <= THREADS ? s.k : 1;
+}
+constexpr int sums_of_parts(int block) {  // fours
+    const Shape s = shape(block);
+    return splits(block) == 1 ? 0 : splits(block) * (s.by_rows() ? s.co : s.groups() * s.each()) * s.windows();
 }
 
 // On the way back: what comes to each pooled number, and from which place it came
 constexpr int routes_before(int block) { return block ? routes_before(block - 1) + 8 * shape(block - 1).outputs() : 0; }
 
+// What has no other place, for a while: parts of sums; the routes, and after them the weights of all convolutions but the
+// first, turned round.
 constexpr int SCRATCH_AT = codes_at(BLOCKS);
-constexpr int scratch_bytes() {
-    int need = most(routes_before(BLOCKS), 4 * WARPS * 32 * 4);
-    for (int i = 0; i < BLOCKS; i++) {
-        const Shape s = shape(i);
-        if (splits(i) > 1) need = most(need, 16 * splits(i) * s.groups() * s.each() * s.windows());
-    }
+constexpr int turned_bytes(int block) { return up_to(16, 4 * shape(block).co * shape(block).taps()); }
+constexpr int turned_before(int block) {
+    if (block > 1) return turned_before(block - 1) + turned_bytes(block - 1);
+    int need = up_to(16, routes_before(BLOCKS));
     for (int i = 0; i < LAYERS; i++) need = most(need, 4 * WARPS * wide(i));
+    return need;
+}
+constexpr int scratch_bytes() {
+    int need = most(turned_before(most(1, BLOCKS)), 4 * WARPS * 32 * 4);
+    for (int i = 0; i < BLOCKS; i++) need = most(need, 16 * sums_of_parts(i));
     return up_to(128, need);
 }
 constexpr int DENSE_AT = up_to(128, SCRATCH_AT + scratch_bytes());
@@ -185,7 +207,8 @@ constexpr int held(int layer) {
 }
 constexpr int kept_rows() { return most(0, sharing(LARGEST).each() - held(LARGEST)); }
 constexpr int dense_bytes(int layer) {
-    return 4 * wide(layer) * (held(layer) < sharing(layer).each() ? held(layer) * sharing(layer).slots() : inputs(layer));
+    const Sharing s = sharing(layer);
+    return 4 * wide(layer) * (held(layer) < s.each() ? held(layer) * s.slots() : inputs(layer));
 }
 constexpr int dense_at(int layer) { return layer ? dense_at(layer - 1) + dense_bytes(layer - 1) : DENSE_AT; }
 
@@ -200,7 +223,6 @@ constexpr Way way(int block) {
     const int groups = least(s.co, most(1, WARPS / (s.ph * chunks * lanes))), each = parts(s.co, groups);
     return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(s.co, each), each};
 }
-constexpr int turned_bytes(int block) { return up_to(16, 4 * shape(block).co * shape(block).taps()); }
 constexpr int rows_of_parts(int block) { return shape(block).ph * way(block).chunks; }
 constexpr int dw_bytes(int block) { return up_to(16, rows_of_parts(block) * turned_bytes(block)); }
 constexpr int piece(int block) { return way(block).span * 32 * way(block).lanes + 1; }  // odd: rows in different banks
@@ -218,7 +240,7 @@ constexpr First first_way() {
 constexpr int late_bytes() {
     const Shape s = shape(0);
     int need = most(4 * first_way().chunks * s.co * s.ph * s.taps(), 4 * WARPS * 32 * 20);
-    for (int i = 1; i < BLOCKS; i++) need = most(need, turned_bytes(i) + dw_bytes(i) + dx_bytes(i));
+    for (int i = 1; i < BLOCKS; i++) need = most(need, dw_bytes(i) + dx_bytes(i));
     return need;
 }
 constexpr int SHARED_BYTES = most(dense_at(LAYERS), DENSE_AT + late_bytes());
@@ -234,7 +256,9 @@ constexpr int dense_weights(int layer) {
 constexpr int conv_biases(int block) {
     return block ? conv_biases(block - 1) + shape(block - 1).co : dense_weights(LAYERS);
 }
-constexpr int dense_biases(int layer) { return layer ? dense_biases(layer - 1) + units(layer - 1) : conv_biases(BLOCKS); }
+constexpr int dense_biases(int layer) {
+    return layer ? dense_biases(layer - 1) + units(layer - 1) : conv_biases(BLOCKS);
+}
 
 // The gradients of an example's convolutions: all weights, and then all biases
 constexpr int CONV_WEIGHTS = conv_weights(BLOCKS), CONV_BIASES = conv_biases(BLOCKS) - dense_weights(LAYERS);
@@ -249,5 +273,8 @@ template <int n>
 struct Number {
     static constexpr int value = n;
 };
+
+// The number of this thread, from which nothing is worked out long before it is needed, and kept in registers since.
+__device__ int thread() { return now((int)threadIdx.x); }
 
 __device__ float* shared_floats(int at) { return (float*)(shared_bytes + at); }

@@ -2,6 +2,9 @@
 // some of the convolutions' gradients, always in the same order.
 
 #include "limit_shapes.cuh"
+#include "limit_waits.cuh"
+#include "limit_places.cuh"
+#include "limit_stamps.cuh"
 
 struct Settings {
     float beta1, rest1, beta2, rest2, eps, l2, shrink;  // rest: 1 - beta, as float64 has it
@@ -64,7 +67,8 @@ constexpr Tiling tiling(int layer) {
         const int down = 32 / across;
         const Tiling found = {down, across, parts(fours, down), parts(columns, across)};
         const int tiles = found.rows * found.columns, before = best.rows * best.columns;
-        if (best.down == 0 || tiles < before || (tiles == before && down + across < best.down + best.across)) best = found;
+        const bool rounder = tiles == before && down + across < best.down + best.across;
+        if (best.down == 0 || tiles < before || rounder) best = found;
     }
     return best;
 }
@@ -89,7 +93,7 @@ template <int layer>
 __device__ void dense_sums(int tile, const float* activations, const float* slopes, int n) {
     constexpr Tiling t = tiling(layer);
     constexpr int AHEAD = 8, FOURS = wide(layer - 1) / 4, COLUMNS = wide(layer) / 4;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = thread() % 32, warp = thread() / 32;
     const int down = min(tile / t.columns * t.down + lane / t.across, FOURS - 1);
     const int across = min(tile % t.columns * t.across + lane % t.across, COLUMNS - 1);
     const float* a = activations + activations_before(layer) + 4 * down;
@@ -110,21 +114,17 @@ __device__ void dense_sums(int tile, const float* activations, const float* slop
             bias.x += dz[e].x, bias.y += dz[e].y, bias.z += dz[e].z, bias.w += dz[e].w;
         }
     }
-    float4* left = (float4*)shared_floats(DENSE_AT) + threadIdx.x * SUMS / 4;
+    float4* left = (float4*)shared_floats(DENSE_AT) + thread() * SUMS / 4;
 #pragma unroll
     for (int i = 0; i < 4; i++) left[i] = sums[i];
     left[4] = bias;
 }
 
-struct Place {
-    int theta, packed;  // theta: -1 where there is no such parameter
-};
-
 // The i-th weight that this thread owns of a tile.
 template <int layer>
 __device__ Place weight_of(int tile, int i) {
     constexpr Tiling t = tiling(layer);
-    const int e = threadIdx.x + i * THREADS, lane = e / 16;
+    const int e = thread() + i * THREADS, lane = e / 16;
     const int k = 4 * (tile / t.columns * t.down + lane / t.across) + e % 16 / 4;
     const int j = 4 * (tile % t.columns * t.across + lane % t.across) + e % 4;
     const bool there = e < 512 && lane < t.down * t.across && k < inputs(layer) && j < units(layer);
@@ -134,68 +134,62 @@ __device__ Place weight_of(int tile, int i) {
 template <int layer>
 __device__ Place bias_of(int tile) {
     constexpr Tiling t = tiling(layer);
-    const int j = 4 * (tile % t.columns * t.across + threadIdx.x / 4) + threadIdx.x % 4;
-    const bool there = tile / t.columns == 0 && threadIdx.x < 4 * t.across && j < units(layer);
+    const int j = 4 * (tile % t.columns * t.across + thread() / 4) + thread() % 4;
+    const bool there = tile / t.columns == 0 && thread() < 4 * t.across && j < units(layer);
     return {there ? dense_biases(layer) + j : -1, bias_packed(layer) + j};
 }
 
-// ---- Convolutions: a block has so many fours of parameters; eight lanes a pass ----
+// ---- Convolutions: a block has so many parameters, sixteen lanes two of each ----
 
-const int FOURS_EACH = parts(PARTIAL / 4, GRID), PASSES = parts(FOURS_EACH, 8);
-static_assert(PASSES * 32 <= THREADS && 4 * PASSES * WARPS * 32 <= SHARED_LIMIT, "too many weights of convolutions");
-
-template <int block = 0>
-__device__ Place conv_place_of(int e) {
-    if constexpr (block < BLOCKS) {
-        constexpr Shape s = shape(block);
-        constexpr int WEIGHTS = conv_weights(block), BIASES = CONV_WEIGHTS + conv_biases(block) - conv_biases(0);
-        if (e >= WEIGHTS && e < WEIGHTS + s.co * s.taps()) {
-            const int channel = (e - WEIGHTS) / s.taps(), tap = (e - WEIGHTS) % s.taps();
-            return {e, conv_packed(block) + (channel / s.each() * s.taps() + tap) * 4 + channel % s.each()};
-        }
-        if (e >= BIASES && e < BIASES + s.co) return {conv_biases(block) + e - BIASES, conv_bias_packed(block) + e - BIASES};
-        return conv_place_of<block + 1>(e);
-    }
-    return {-1, 0};
-}
+const int CONV_EACH = up_to(2, parts(PARTIAL, GRID)), PASSES = parts(CONV_EACH, 32);
+static_assert(PASSES * 32 <= THREADS, "too many weights of convolutions");
 
 // The parameter of the convolutions that this thread owns.
 __device__ Place conv_place() {
-    const int four = threadIdx.x / 4, e = (blockIdx.x * FOURS_EACH + four) * 4 + threadIdx.x % 4;
-    return four < FOURS_EACH && threadIdx.x < PASSES * 32 ? conv_place_of(e) : Place{-1, 0};
+    return thread() < CONV_EACH ? conv_place_of(blockIdx.x * CONV_EACH + thread()) : Place{-1, 0};
 }
 
 // Its gradient: the sum over the examples' own.
-__device__ float conv_sum(const float* partials, int n) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float4* left = (float4*)shared_floats(SCRATCH_AT);
+__device__ float conv_sum(const Packet* partials, int n, Word step) {
+    constexpr int AHEAD = 4, ALL = up_to(2, CONV_WEIGHTS + CONV_BIASES);
+    const int lane = thread() % 32, warp = thread() / 32;
+    float2* left = (float2*)shared_floats(SCRATCH_AT);
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++) {
-        const int own = pass * 8 + lane % 8, four = blockIdx.x * FOURS_EACH + own;
-        const bool there = own < FOURS_EACH && four < PARTIAL / 4;
-        float4 sum = {};
-#pragma unroll 4
-        for (int example = warp * 4 + lane / 8; example < n; example += WARPS * 4) {
-            if (there) {
-                const float4 found = __ldcg((const float4*)(partials + example * PARTIAL) + four);
-                sum.x += found.x, sum.y += found.y, sum.z += found.z, sum.w += found.w;
-            }
+        const int own = pass * 32 + lane % 16 * 2, e = blockIdx.x * CONV_EACH + own;
+        const bool there = own < CONV_EACH && e < ALL;
+        float2 sum = {};
+        for (int start = warp * 2 + lane / 16; start - lane / 16 < n; start += WARPS * 2 * AHEAD) {
+            const auto at = [&](int i) {
+                const int example = start + i * WARPS * 2;
+                return there && example < n ? partials + example * PARTIAL + e : (const Packet*)0;
+            };
+            Mail<ulonglong2, AHEAD> mail;
+            mail.ask(at);
+            mail.wait(step, at, CONVS_THERE);
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) sum.x += value_of(mail.items[i].x), sum.y += value_of(mail.items[i].y);
         }
-        for (int distance = 16; distance >= 8; distance /= 2) {
-            sum.x += __shfl_xor_sync(~0u, sum.x, distance), sum.y += __shfl_xor_sync(~0u, sum.y, distance);
-            sum.z += __shfl_xor_sync(~0u, sum.z, distance), sum.w += __shfl_xor_sync(~0u, sum.w, distance);
-        }
-        if (lane < 8) left[(pass * WARPS + warp) * 8 + lane] = sum;
+        sum.x += __shfl_xor_sync(~0u, sum.x, 16), sum.y += __shfl_xor_sync(~0u, sum.y, 16);
+        if (lane < 16) left[(pass * WARPS + warp) * 16 + lane] = sum;
     }
     __syncthreads();
     float sum = 0;
-    if (threadIdx.x < PASSES * 32) {
-        const float* from = shared_floats(SCRATCH_AT) + threadIdx.x / 32 * WARPS * 32 + threadIdx.x % 32;
+    if (thread() < PASSES * 32) {
+        const float* from = shared_floats(SCRATCH_AT) + thread() / 32 * WARPS * 32 + thread() % 32;
 #pragma unroll
         for (int i = 0; i < WARPS; i++) sum += from[i * 32];
     }
     return sum;
 }
+
+// Where the blocks find the gradients of all examples, and put new parameters.
+struct Given {
+    const float *activations, *slopes;
+    const Packet* partials;
+    float* packed;
+    Packet* convs;
+};
 
 // What a thread owns of all parameters, for as long as the kernel runs.
 struct Owned {
@@ -209,7 +203,7 @@ struct Owned {
 #pragma unroll
             for (int i = 0; i < OWN; i++) {
                 const Place place = weight_of<LAYER>(tile, i);
-                if (place.theta >= 0) use(weights[round][i], place, threadIdx.x + i * THREADS, true);
+                if (place.theta >= 0) use(weights[round][i], place, thread() + i * THREADS, true);
             }
             const Place place = bias_of<LAYER>(tile);
             if (place.theta >= 0) use(biases[round], place, 0, false);
@@ -231,42 +225,49 @@ struct Owned {
     __device__ void store(const Vectors& vectors) {
         of_all([&](Parameter& own, Place place, int, bool) { own.store(vectors, place.theta); });
     }
-    __device__ void publish(float* packed) {
-        of_all([&](Parameter& own, Place place, int, bool) { packed[place.packed] = own.w; });
+    __device__ void publish(float* packed, Packet* convs, Word step) {
+#pragma unroll
+        for (int round = 0; round < ROUNDS; round++) {
+            of_dense(round, [&](Parameter& own, Place place, int, bool) { packed[place.packed] = own.w; });
+        }
+        if (conv_place().theta >= 0) send(convs + conv_place().packed, conv.w, step);
         fence_proxy_async_all();
     }
 
-    // Update the dense layers' parameters with the gradients of n examples, and hand them over.
-    __device__ void update_dense(const float* activations, const float* slopes, int n, const Settings& settings,
-                                 const Rates& rates, float* packed) {
+    // Update all parameters with the gradients of n examples of this step, and hand them over for the next one. First
+    // come those of the convolutions, for which everybody waits; but their gradients take a while to get here, and
+    // meanwhile there are products to compute.
+    __device__ void update(Given given, int n, const Settings& settings, const Rates& rates, Word step, Word next) {
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
             if (round) __syncthreads();
             of_tile(blockIdx.x + round * GRID, [&](auto layer, int tile) {
-                dense_sums<decltype(layer)::value>(tile, activations, slopes, n);
+                dense_sums<decltype(layer)::value>(tile, given.activations, given.slopes, n);
             });
-            __syncthreads();
+            stamp(8);
+            if (round + 1 == ROUNDS) update_convs(given, n, settings, rates, step, next);
+            else __syncthreads();
+            stamp(9);
             of_dense(round, [&](Parameter& own, Place place, int e, bool is_weight) {
-                const int at = is_weight ? e / 16 * SUMS + e % 16 : threadIdx.x / 4 * SUMS + 16 + threadIdx.x % 4;
+                const int at = is_weight ? e / 16 * SUMS + e % 16 : thread() / 4 * SUMS + 16 + thread() % 4;
                 float g = 0;
 #pragma unroll
                 for (int warp = 0; warp < WARPS; warp++) g += shared_floats(DENSE_AT)[warp * 32 * SUMS + at];
                 own.update(g, settings, rates, is_weight);
-                packed[place.packed] = own.w;
+                given.packed[place.packed] = own.w;
             });
         }
         fence_proxy_async_all();
         __syncthreads();
     }
 
-    __device__ void update_conv(const float* partials, int n, const Settings& settings, const Rates& rates, float* packed) {
-        const float g = conv_sum(partials, n);
+    __device__ void update_convs(Given given, int n, const Settings& settings, const Rates& rates, Word step,
+                                 Word next) {
+        const float g = conv_sum(given.partials, n, step);  // after which all threads have met
         const Place place = conv_place();
         if (place.theta >= 0) {
             conv.update(g, settings, rates, place.theta < CONV_WEIGHTS);
-            packed[place.packed] = conv.w;
+            send(given.convs + place.packed, conv.w, next);
         }
-        fence_proxy_async_all();
-        __syncthreads();
     }
 };

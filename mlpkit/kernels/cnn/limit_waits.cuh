@@ -13,7 +13,7 @@ enum Awaited { NEW_DENSE, NEW_CONVS, SLOPES_THERE, CONVS_THERE };
 // At the beginning of every block's shared memory.
 struct Head {
     Word64* failure;
-    Word64 dense, convs;  // barriers of copies
+    Word64 dense;  // a barrier of copies
 };
 static_assert(sizeof(Head) <= HEAD, "");
 
@@ -48,6 +48,45 @@ __device__ void wait_for_copy(Word64* barrier, Word phase, Awaited what, Word st
     }
 }
 
+// A number with the step that it belongs to, in 8 bytes that are written and read as a whole: the reader looks until
+// the step is the right one, so nobody waits for a barrier between them.
+typedef Word64 Packet;
+
+__device__ void send(Packet* to, float value, Word step) {
+    st_relaxed_gpu(to, (Packet)step << 32 | __float_as_uint(value));
+}
+
+__device__ bool is_of(Packet packet, Word step) { return (Word)(packet >> 32) == step; }
+__device__ bool is_of(ulonglong2 packets, Word step) { return is_of(packets.x, step) && is_of(packets.y, step); }
+__device__ float value_of(Packet packet) { return __uint_as_float((Word)packet); }
+
+// N packets, or pairs of them, asked for at once; at(i) is where the i-th is, 0 where this thread has none. What is not
+// there yet is asked for again. A whole warp waits together.
+template <typename Item, int N>
+struct Mail {
+    Item items[N];
+
+    template <typename At>
+    __device__ void ask(At at) {
+#pragma unroll
+        for (int i = 0; i < N; i++) items[i] = {}, ld_relaxed_gpu(items[i], at(i), at(i) != 0);
+    }
+
+    template <typename At>
+    __device__ void wait(Word step, At at, Awaited what) {
+        Word turns = 0;
+        for (;;) {
+            bool all = true;
+#pragma unroll
+            for (int i = 0; i < N; i++) all = all && (at(i) == 0 || is_of(items[i], step));
+            if (__all_sync(~0u, all)) break;
+#pragma unroll
+            for (int i = 0; i < N; i++) ld_relaxed_gpu(items[i], at(i), at(i) != 0 && !is_of(items[i], step));
+            if (time_to_look(turns) && __any_sync(~0u, look_up(turns, what, step))) break;
+        }
+    }
+};
+
 // Let shared memory up to the dense weights be zeros (the borders around images stay so), and the barriers be ready.
 __device__ void begin(Word64* failure) {
     for (int e = threadIdx.x; e < DENSE_AT / 16; e += THREADS) ((float4*)shared_bytes)[e] = make_float4(0, 0, 0, 0);
@@ -55,7 +94,6 @@ __device__ void begin(Word64* failure) {
     if (threadIdx.x == 0) {
         head().failure = failure;
         mbarrier_init<1>(&head().dense);
-        mbarrier_init<1>(&head().convs);
         fence_proxy_async();
     }
     __syncthreads();
