@@ -114,6 +114,7 @@ class PlannedTrainer(GraphTrainer):
         vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.losses
         self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors), self.memory)
         self.memory = self.arenas[n].memory
+        self.restart()  # an epoch may be about to begin
 
     def graph(self, count, n):
         if (count, n) not in self.graphs:

@@ -47,30 +47,48 @@ struct Matrix {
     int rows, columns;  // one row after another
 };
 
-template <int ACROSS, int PITCH, int EACH>
-__device__ void load_each(float* to, const Matrix& m, int row, int column, int end_row, int end_column)
-{
-    constexpr int PIECES = ACROSS / EACH;
-    #pragma unroll (EACH == 4 ? 2 : 1)
-    for (int i = threadIdx.x; i < TILE * DEPTH / EACH; i += THREADS) {
-        const int y = i / PIECES, x = i % PIECES * EACH;
-        const bool inside = row + y < end_row && column + x < end_column;
-        const float* from = inside ? m.at + (size_t)(row + y) * m.columns + column + x : m.at;
-        cp_async<4 * EACH>(to + y * PITCH + x, from, inside);
-    }
-}
+// An operand's tiles: rows from `row` on, and depth after depth from `first` to `end`, zeros outside. In memory its rows
+// lie one after another, or TURNED its depths. In shared memory a tile is 64 x 32, or TURNED 32 x 64.
+template <bool TURNED>
+struct Operand {
+    static constexpr int ACROSS = TURNED ? TILE : DEPTH, PITCH = TURNED ? WIDE : TALL, PIECES = ACROSS / 4;
+    static constexpr int EACH = TILE * DEPTH / 4 / THREADS, DOWN = THREADS / PIECES;  // pieces of a thread, so far apart
+    const Matrix& m;
+    const float* from;  // this thread's first number
+    int row, end_row, first, end, x, y;
+    bool by_fours;
 
-// Copy rows from `row` on and columns from `column` on to shared memory, 64 x 32 or, WIDE, 32 x 64. Zeros outside. Four
-// numbers at a time, where all rows begin at a multiple of 16 bytes.
-template <int ACROSS, int PITCH>
-__device__ void load(float* to, const Matrix& m, int row, int column, int end_row, int end_column)
-{
-    if (m.columns % 4 == 0 && end_column % 4 == 0 && (size_t)m.at % 16 == 0) {
-        load_each<ACROSS, PITCH, 4>(to, m, row, column, end_row, end_column);
-    } else {
-        load_each<ACROSS, PITCH, 1>(to, m, row, column, end_row, end_column);
+    __device__ Operand(const Matrix& m, int row, int end_row, int first, int end)
+        : m(m), row(row), end_row(end_row), first(first), end(end)
+    {
+        x = threadIdx.x % PIECES * 4, y = threadIdx.x / PIECES;
+        by_fours = m.columns % 4 == 0 && (TURNED ? end_row : end) % 4 == 0 && (size_t)m.at % 16 == 0;
+        from = m.at + (TURNED ? (size_t)(first + y) * m.columns + row + x : (size_t)(row + y) * m.columns + first + x);
     }
-}
+
+    // Copy tile `number`. Four numbers at a time, where all rows begin at a multiple of 16 bytes.
+    __device__ void load(float* to, int number) const
+    {
+        const int depth = number * DEPTH, left = end - first - depth;
+        if (by_fours) {
+            const float* here = from + (TURNED ? (size_t)depth * m.columns : depth);
+            #pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                const bool inside = TURNED ? y + i * DOWN < left && row + x < end_row
+                                           : x < left && row + y + i * DOWN < end_row;
+                cp_async<16>(to + (y + i * DOWN) * PITCH + x, inside ? here + (size_t)i * DOWN * m.columns : m.at, inside);
+            }
+        } else {
+            for (int i = threadIdx.x; i < TILE * DEPTH; i += THREADS) {
+                const int b = i / ACROSS, a = i % ACROSS, k = TURNED ? b : a, r = row + (TURNED ? a : b);
+                const bool inside = k < left && r < end_row;
+                const size_t place = TURNED ? (size_t)(first + depth + k) * m.columns + r
+                                            : (size_t)r * m.columns + first + depth + k;
+                cp_async<4>(to + b * PITCH + a, m.at + (inside ? place : 0), inside);
+            }
+        }
+    }
+};
 
 struct Parts {
     Word high, low;
@@ -88,22 +106,22 @@ struct Pieces {
     Word a[2][2][4], b[2][4][2];
 };
 
+// a, b: where this lane's numbers of the tiles begin. step: a multiple of 8 depths.
 template <bool A_TURNED, bool B_TURNED>
-__device__ void fetch(Pieces& to, const float* a, const float* b, int y, int x, int depth)
+__device__ void fetch(Pieces& to, const float* a, const float* b, int step)
 {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     #pragma unroll
     for (int l = 0; l < 4; ++l) {
         #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int m = y + 16 * i + l % 2 * 8 + g, k = depth + t + l / 2 * 4;
-            const Parts parts = split(A_TURNED ? a[k * WIDE + m] : a[m * TALL + k]);
+            const int m = 16 * i + l % 2 * 8, k = step + l / 2 * 4;
+            const Parts parts = split(a[A_TURNED ? k * WIDE + m : m * TALL + k]);
             to.a[0][i][l] = parts.high, to.a[1][i][l] = parts.low;
         }
         #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int n = x + 8 * l + g, k = depth + t + 4 * half;
-            const Parts parts = split(B_TURNED ? b[n * TALL + k] : b[k * WIDE + n]);
+            const int n = 8 * l, k = step + 4 * half;
+            const Parts parts = split(b[B_TURNED ? n * TALL + k : k * WIDE + n]);
             to.b[0][l][half] = parts.high, to.b[1][l][half] = parts.low;
         }
     }
@@ -160,30 +178,29 @@ __device__ void tile(const Matrix& A, const Matrix& B, float* to, int rows, int 
                      int end)
 {
     float* shared = reinterpret_cast<float*>(shared_bytes);
-    const int warp = threadIdx.x / 32, y = warp % 4 / 2 * 32, x = warp % 2 * 32, half = warp / 4 * (DEPTH / 2);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, k = warp / 4 * (DEPTH / 2) + lane % 4;
+    const int y = warp % 4 / 2 * 32 + lane / 4, x = warp % 2 * 32 + lane / 4;
+    const int mine_of_a = A_TURNED ? k * WIDE + y : y * TALL + k, mine_of_b = B_TURNED ? x * TALL + k : k * WIDE + x;
+    const Operand<A_TURNED> of_a(A, row, rows, first, end);
+    const Operand<!B_TURNED> of_b(B, column, columns, first, end);
+    const int count = (end - first + DEPTH - 1) / DEPTH;
     const auto ask = [&](int number) {
-        float *a = shared + number % STAGES * 2 * NUMBERS, *b = a + NUMBERS;
-        const int k = first + number * DEPTH;
-        if (k < end) {
-            if (A_TURNED) load<TILE, WIDE>(a, A, k, row, end, rows);
-            else load<DEPTH, TALL>(a, A, row, k, rows, end);
-            if (B_TURNED) load<DEPTH, TALL>(b, B, column, k, columns, end);
-            else load<TILE, WIDE>(b, B, k, column, end, columns);
-        }
+        float* to = shared + number % STAGES * 2 * NUMBERS;
+        if (number < count) of_a.load(to, number), of_b.load(to + NUMBERS, number);
         cp_async_commit_group();
     };
     float totals[2][4][4] = {};
     #pragma unroll
     for (int number = 0; number < STAGES - 1; ++number) ask(number);
-    for (int number = 0; first + number * DEPTH < end; ++number) {
+    for (int number = 0; number < count; ++number) {
         cp_async_wait_group<STAGES - 2>();
         __syncthreads();  // all of the tile is there, and the one before it has been read
         ask(number + STAGES - 1);
-        const float *a = shared + number % STAGES * 2 * NUMBERS, *b = a + NUMBERS;
-        #pragma unroll 1
+        const float* tiles = shared + number % STAGES * 2 * NUMBERS;
+        #pragma unroll(PRODUCTS == 1 ? 2 : 1)
         for (int step = 0; step < DEPTH / 2; step += 8) {
             Pieces pieces;
-            fetch<A_TURNED, B_TURNED>(pieces, a, b, y, x, half + step);
+            fetch<A_TURNED, B_TURNED>(pieces, tiles + mine_of_a, tiles + NUMBERS + mine_of_b, step);
             multiply(totals, pieces);
         }
     }
@@ -194,7 +211,7 @@ __device__ void tile(const Matrix& A, const Matrix& B, float* to, int rows, int 
 __device__ int tiles_of(int length) { return (length + TILE - 1) / TILE; }
 
 // parts (slices, n, units): the first layer's sums over `slice` of its inputs each.
-extern "C" __global__ __launch_bounds__(THREADS, 2)
+extern "C" __global__ __launch_bounds__(THREADS, 1)
 void forward_parts(const __grid_constant__ Network net, float* parts, int slice)
 {
     const Layer& first = net.layers[0];
@@ -316,33 +333,34 @@ __device__ void mean_loss(const float* row_losses, int n, float* losses, int* st
     losses[step ? (*step)++ : 0] = sum / n;
 }
 
-// Block 0: the loss. Then for each layer the blocks of db and dW; then those of dx.
+// First the blocks of dx, whose sums are the longest, then those of dW and db, layer by layer; the last one is the loss's.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
 void gradients(const __grid_constant__ Network net, const float* row_losses, float* losses, int* step)
 {
-    int block = blockIdx.x - 1;
-    if (block < 0) {
-        mean_loss(row_losses, net.n, losses, step);
+    int block = blockIdx.x;
+    const Layer& first = net.layers[0];
+    const int inputs = tiles_of(first.inputs), tiles_of_dx = net.dx ? tiles_of(net.n) * inputs : 0;
+    if (block < tiles_of_dx) {
+        tile<false, true>({first.dz, net.n, first.units}, {first.W, first.inputs, first.units}, net.dx, net.n,
+                          first.inputs, block / inputs * TILE, block % inputs * TILE, 0, first.units);
         return;
     }
+    block -= tiles_of_dx;
     for (int l = 0; l < net.count; ++l) {
         const Layer& layer = net.layers[l];
         const int sums = (layer.units + THREADS - 1) / THREADS, across = tiles_of(layer.units);
         const int tiles = tiles_of(layer.inputs) * across;
-        if (block < sums) {
-            column_sums(layer.dz, layer.db, net.n, layer.units, block * THREADS + threadIdx.x);
-            return;
-        }
-        block -= sums;
         if (block < tiles) {
             tile<true, false>({layer.x, net.n, layer.inputs}, {layer.dz, net.n, layer.units}, layer.dW, layer.inputs,
                               layer.units, block / across * TILE, block % across * TILE, 0, net.n);
             return;
         }
         block -= tiles;
+        if (block < sums) {
+            column_sums(layer.dz, layer.db, net.n, layer.units, block * THREADS + threadIdx.x);
+            return;
+        }
+        block -= sums;
     }
-    const Layer& first = net.layers[0];
-    const int across = tiles_of(first.inputs);
-    tile<false, true>({first.dz, net.n, first.units}, {first.W, first.inputs, first.units}, net.dx, net.n, first.inputs,
-                      block / across * TILE, block % across * TILE, 0, first.units);
+    mean_loss(row_losses, net.n, losses, step);
 }
