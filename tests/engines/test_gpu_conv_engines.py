@@ -18,7 +18,7 @@ from mlpkit.nn.model import Model
 from mlpkit.nn.models import MODELS
 from mlpkit.nn.network import Network
 from mlpkit.training.fit import Diverged, fit, trainer_of
-from mlpkit.training.optim import BY_NAME, SGD, Adam
+from mlpkit.training.optim import BY_NAME, SGD
 from mlpkit.training.schedules import Exponential
 
 pytestmark = pytest.mark.gpu
