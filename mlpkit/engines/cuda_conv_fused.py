@@ -79,7 +79,7 @@ def _no(what):
 
 
 def _too_large(model, convs, dense):
-    """Return the sentence for layers that a block's memory can't hold, or None. An estimate, as limit_shapes.cuh counts."""
+    """Return the sentence for layers that a block's memory can't hold, or None; limit_shapes.cuh counts exactly."""
     channels, height, width = model.input
     fixed, late, parts, routed, turned = 1024, 16 * THREADS * 5, THREADS * 16, 0, 0
     for i, (out, size, padding) in enumerate(convs):
@@ -87,9 +87,12 @@ def _too_large(model, convs, dense):
         ph, pw = (rows - size + 1) // 2, (across - size + 1) // 2
         if min(ph, pw) < 1:
             return _no("has an image of at least 2 x 2 before each MaxPool(2)")
-        fixed += 4 * (channels * (rows * (across + 18) + 36) + (out + 4) * (taps + 1)) + out * ph * pw
+        pieces = -(-pw // 5)
+        stride = max(across, 2 * -(-pw // pieces) * pieces + size - 1) + 8
+        fixed += 4 * (channels * (rows * stride + 36) + (out + 4) * (taps + 1)) + out * ph * pw
         routed, turned = routed + 8 * out * ph * pw, turned + (4 * out * taps if i else 0)
-        parts = max(parts, 16 * _splits(channels, out, size, ph, pw) * (out + 4) * ph * pw)
+        splits = min(channels, THREADS // (out * ph * pieces))
+        parts = max(parts, 16 * splits * out * ph * pw if splits > 1 else 0)
         late = max(late, _late(channels, out, size, ph, pw) if i else 8 * out * ph * taps)
         channels, height, width = out, ph, pw
     widths = [channels * height * width, *dense]
@@ -104,13 +107,6 @@ def _too_large(model, convs, dense):
             f"take another engine."
         )
     return None
-
-
-def _splits(channels, out, size, ph, pw):
-    """Return into how many parts the sums of a convolution are cut."""
-    if pw <= 6:
-        return min(channels, max(1, THREADS // (out * ph)))
-    return size if ph * pw * -(-out // 4) * size <= THREADS else 0
 
 
 def _late(channels, out, size, ph, pw):
