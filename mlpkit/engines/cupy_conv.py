@@ -9,7 +9,7 @@ step.
 import cupy as cp
 import numpy as np
 
-from mlpkit.kernels.cnn import operations
+from mlpkit.kernels.cnn import operations, updates
 
 from . import cupy_fused
 from .cuda.products import product
@@ -22,11 +22,9 @@ all_labels = cupy_fused.all_labels
 relu_backward = cupy_fused.relu_backward
 softmax_cross_entropy = cupy_fused.softmax_cross_entropy
 axpy = cupy_fused.axpy
-sgd_update = cupy_fused.sgd_update
 momentum_update = cupy_fused.momentum_update
 nesterov_update = cupy_fused.nesterov_update
 rmsprop_update = cupy_fused.rmsprop_update
-adam_update = cupy_fused.adam_update
 
 ROOM = 64 << 20  # bytes that the windows of a convolution may take at a time
 
@@ -37,6 +35,23 @@ def add(x, y):
 
 def multiply(x, y):
     return _multiply(x, y)
+
+
+# Updates, as a graph records them: the rate is an array
+
+
+def sgd_update(theta, grad, lr):
+    if updates.fits(lr, theta, grad):
+        updates.sgd(theta, grad, lr)
+    else:
+        cupy_fused.sgd_update(theta, grad, lr)
+
+
+def adam_update(theta, grad, m, v, t, lr, beta1, beta2, eps):
+    if updates.fits(lr, theta, grad, m, v) and t.dtype == lr.dtype:
+        updates.adam(theta, grad, m, v, t, lr, beta1, beta2, eps)
+    else:
+        cupy_fused.adam_update(theta, grad, m, v, t, lr, beta1, beta2, eps)
 
 
 # Dense layers

@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "engines"))
 import emulator
 
 from mlpkit.engines import numpy_baseline
-from mlpkit.kernels.cnn import operations
+from mlpkit.kernels.cnn import operations, updates
 
 pytestmark = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
 DTYPES = (np.float32, np.float64)
@@ -23,9 +23,11 @@ SHAPES = [(2, 3, 7, 5), (1, 1, 4, 4), (3, 2, 9, 9)]
 @pytest.fixture(scope="module", autouse=True)
 def on_host(tmp_path_factory):
     operations._kernel.cache_clear()
+    updates._kernel.cache_clear()
     with emulator.with_cupy(tmp_path_factory.mktemp("kernels")):
         yield
     operations._kernel.cache_clear()
+    updates._kernel.cache_clear()
 
 
 def draw(*shape, dtype=np.float32, seed=0):
@@ -138,3 +140,21 @@ def test_the_next_batch_is_the_one_that_order_names(pixels):
         assert_array_equal(x, (X[rows] / np.float32(255)).astype("f4") if pixels else X[rows])
         assert_array_equal(labels, y[rows])
         assert (first[0], rate[0], number[0], taken[0]) == (1, np.float32(rates[1 + ahead]), 8 + ahead, 7 + ahead)
+
+
+@pytest.mark.parametrize("n", [1, 4, 1030, 2047])
+def test_updates_are_the_baselines(n):
+    theta, grad, m, v = (draw(n, seed=seed) for seed in range(4))
+    lr, t = (np.array([number], "f4").view(emulator.Array) for number in (0.01, 3))
+    v = abs(v)
+    assert updates.fits(lr, theta, grad, m, v)
+    assert not updates.fits(0.01, theta)
+    assert not updates.fits(lr, draw(n + 1)[1:])
+    exact = [each.astype("f8") for each in (theta, grad, m, v)]
+    updates.sgd(theta, grad, lr)
+    numpy_baseline.sgd_update(*exact[:2], float(lr[0]))
+    assert_allclose(theta, exact[0], **CLOSE[np.float32])
+    updates.adam(theta, grad, m, v, t, lr, 0.9, 0.999, 1e-8)
+    numpy_baseline.adam_update(*exact, 3, float(lr[0]), 0.9, 0.999, 1e-8)
+    for one, other in zip((theta, grad, m, v), exact, strict=True):
+        assert_allclose(one, other, **CLOSE[np.float32])

@@ -1,0 +1,41 @@
+"""An optimizer's update in a recorded graph, four numbers a thread: see `updates.cu`."""
+
+import math
+from functools import cache
+
+import numpy as np
+
+from mlpkit import kernels
+
+THREADS = 256  # a block
+
+
+def fits(lr, *vectors):
+    """Return whether these kernels can: vectors of float32 that begin at multiples of 16 bytes, the rate on the GPU."""
+    import cupy as cp
+
+    on_gpu = isinstance(lr, cp.ndarray) and lr.dtype == np.float32
+    return on_gpu and all(
+        each.dtype == np.float32 and each.flags.c_contiguous and each.data.ptr % 16 == 0 for each in vectors
+    )
+
+
+def sgd(theta, grad, lr):
+    """Take one step of gradient descent. theta, grad (n,); lr: an array of one number."""
+    _launch("sgd", theta, grad, lr, np.int32(theta.size))
+
+
+def adam(theta, grad, m, v, t, lr, beta1, beta2, eps):
+    """Take step number `t`, an array of one number as lr is, of Adam. theta, grad, m, v (n,)."""
+    numbers = [number for beta in (beta1, beta2) for number in (beta, 1 - beta, math.log(beta) if beta else -math.inf)]
+    settings = np.array([*numbers, eps], np.float32).view("V28")
+    _launch("adam", theta, grad, m, v, t, lr, np.int32(theta.size), settings)
+
+
+def _launch(name, theta, *arguments):
+    _kernel(name)((-(-theta.size // (4 * THREADS)),), (THREADS,), (theta, *arguments))
+
+
+@cache
+def _kernel(name):
+    return kernels.load("updates").get_function(name)
