@@ -13,8 +13,8 @@ from .lenet import PLAIN
 
 RECIPE = PLAIN.but(lr=8e-3, epochs=5, warmup_epochs=0.2, weight_decay=0.05)
 PLAN = Plan(
-    engines=("cupy_naive", "cupy_conv", "cuda_conv", "cuda_conv_graph", "cuda_conv_fused"),
-    others=("jax_epoch", "jax_epoch_default"),
+    engines=("cupy_conv", "cuda_conv_graph", "cuda_conv_fused"),
+    others=("jax_epoch",),
     goals={99: RECIPE},
     seeds=5,
     patience=30.0,
