@@ -45,7 +45,7 @@ def gradient(sizes, n, precision, x, labels, network, wants_dx):
 @needs_compiler
 @pytest.mark.parametrize("precision", ERRORS)
 @pytest.mark.parametrize(("n", "sizes"), [
-    (5, (70, 10)), (70, (150, 64, 10)), (3, (33, 20, 7, 3)), (2, (64, 300, 10)), (66, (40, 5)), (1, (3, 2, 2)),
+    (5, (70, 10)), (70, (150, 64, 10)), (2, (40, 160, 110, 5)), (3, (33, 20, 7, 3)), (2, (64, 300, 10)), (66, (40, 5)), (1, (3, 2, 2)),
 ])  # fmt: skip
 def test_it_is_what_the_layers_are(n, sizes, precision, folder):
     rng = np.random.default_rng(0)
@@ -84,6 +84,8 @@ def test_nothing_is_spilled_and_tiles_fit():
             assert found.registers <= 168
     assert dense.Sizes(128, (3200, 256, 10)).slices * 8 <= dense.BLOCKS
     assert dense.Sizes(128, (3200, 256, 10)).shared <= 64 << 10
+    assert dense.Sizes(1, (5, 1024, 16)).shared <= 100 << 10
+    assert dense.Sizes(128, (400, 120, 84, 10)).held == 120 * 84 + 84 * 10
     for n, sizes in ((128, (3200, 256, 10)), (1, (5, 10)), (64, (400, 120, 84, 10)), (1000, (784, 1024, 10))):
         found = dense.Sizes(n, sizes)
         assert found.slice % dense.DEPTH == 0

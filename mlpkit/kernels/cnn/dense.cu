@@ -1,4 +1,4 @@
-// The end of a network: linear layers with ReLU between them, softmax cross-entropy, and the way back, in three kernels.
+// The end of a network: linear layers with ReLU between them, softmax cross-entropy, and the way back: three kernels.
 //
 // The first layer is wide: its sums are cut into slices, so that all multiprocessors have a part (`forward_parts`). All
 // that follows is little, and of one example alone: a block has an example, adds up its slices, and goes on to the loss
@@ -17,7 +17,7 @@
 #ifndef STAGES
 #define STAGES 3  // pairs of tiles in shared memory: one is multiplied, the others are on their way
 #endif
-constexpr int TILE = 64, DEPTH = 32, THREADS = 256;  // of a block: two groups of four warps, each with half of the depths
+constexpr int TILE = 64, DEPTH = 32, THREADS = 256;  // of a block: two groups of warps, each with half of the depths
 constexpr int TALL = DEPTH + 4, WIDE = TILE + 8;     // numbers from row to row, so that no two lanes collide
 constexpr int NUMBERS = TILE * TALL;                 // of a tile, of either form
 static_assert(DEPTH * WIDE == NUMBERS, "both forms take as much");
@@ -47,12 +47,12 @@ struct Matrix {
     int rows, columns;  // one row after another
 };
 
-// An operand's tiles: rows from `row` on, and depth after depth from `first` to `end`, zeros outside. In memory its rows
-// lie one after another, or TURNED its depths. In shared memory a tile is 64 x 32, or TURNED 32 x 64.
+// An operand's tiles: rows from `row` on, and depth after depth from `first` to `end`, zeros outside. In memory its
+// rows lie one after another, or TURNED its depths. In shared memory a tile is 64 x 32, or TURNED 32 x 64.
 template <bool TURNED>
 struct Operand {
     static constexpr int ACROSS = TURNED ? TILE : DEPTH, PITCH = TURNED ? WIDE : TALL, PIECES = ACROSS / 4;
-    static constexpr int EACH = TILE * DEPTH / 4 / THREADS, DOWN = THREADS / PIECES;  // pieces of a thread, so far apart
+    static constexpr int EACH = TILE * DEPTH / 4 / THREADS, DOWN = THREADS / PIECES;  // pieces of a thread, how far apart
     const Matrix& m;
     const float* from;  // this thread's first number
     int row, end_row, first, end, x, y;
@@ -76,7 +76,8 @@ struct Operand {
             for (int i = 0; i < EACH; ++i) {
                 const bool inside = TURNED ? y + i * DOWN < left && row + x < end_row
                                            : x < left && row + y + i * DOWN < end_row;
-                cp_async<16>(to + (y + i * DOWN) * PITCH + x, inside ? here + (size_t)i * DOWN * m.columns : m.at, inside);
+                const float* piece = inside ? here + (size_t)i * DOWN * m.columns : m.at;
+                cp_async<16>(to + (y + i * DOWN) * PITCH + x, piece, inside);
             }
         } else {
             for (int i = threadIdx.x; i < TILE * DEPTH; i += THREADS) {
@@ -171,8 +172,8 @@ __device__ void store(float (&totals)[2][4][4], float* to, int rows, int columns
     }
 }
 
-// The tile (64, 64) of a product, from (row, column) on, of the depths from `first` to `end`. A (rows, depth), or turned
-// (depth, rows); B (depth, columns), or turned (columns, depth). Result: to (rows, columns).
+// The tile (64, 64) of a product, from (row, column) on, of the depths from `first` to `end`. A (rows, depth), or
+// turned (depth, rows); B (depth, columns), or turned (columns, depth). Result: to (rows, columns).
 template <bool A_TURNED, bool B_TURNED>
 __device__ void tile(const Matrix& A, const Matrix& B, float* to, int rows, int columns, int row, int column, int first,
                      int end)
@@ -218,8 +219,8 @@ void forward_parts(const __grid_constant__ Network net, float* parts, int slice)
     const int across = tiles_of(first.units), down = tiles_of(net.n), i = blockIdx.x / (across * down);
     const int row = blockIdx.x / across % down * TILE, column = blockIdx.x % across * TILE;
     float* to = parts + (size_t)i * net.n * first.units;
-    tile<false, false>({first.x, net.n, first.inputs}, {first.W, first.inputs, first.units}, to, net.n, first.units, row,
-                       column, i * slice, min(i * slice + slice, first.inputs));
+    tile<false, false>({first.x, net.n, first.inputs}, {first.W, first.inputs, first.units}, to, net.n, first.units,
+                       row, column, i * slice, min(i * slice + slice, first.inputs));
 }
 
 // ---- One example ----
@@ -233,16 +234,34 @@ __device__ float group_sum(float x)
     return x;
 }
 
-// Shared: the activations of each layer but the last, logits, gradients of two layers, and partial sums.
+// Copy numbers to shared memory, 16 bytes at a time where that is possible. A commit of the copies is left to do.
+__device__ void fetch(float* to, const float* from, int numbers)
+{
+    if (numbers % 4 == 0 && (size_t)from % 16 == 0 && (size_t)to % 16 == 0) {
+        for (int i = 4 * threadIdx.x; i < numbers; i += 4 * THREADS) cp_async<16>(to + i, from + i);
+    } else {
+        for (int i = threadIdx.x; i < numbers; i += THREADS) cp_async<4>(to + i, from + i);
+    }
+}
+
+// Shared: the activations of each layer but the last, partial sums, the gradients of two layers, and if they have room
+// there, `held`, the weights of all layers but the first: they come while the slices are added up.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
 void examples(const __grid_constant__ Network net, const float* parts, int slices, const long long* labels,
-              float* row_losses, int widest)
+              float* row_losses, int widest, int held)
 {
     float* activations = reinterpret_cast<float*>(shared_bytes);
     float *partial = activations + (MOST - 1) * widest, *dz = partial + max(THREADS, widest), *dz_before = dz + widest;
     const int row = blockIdx.x, last = net.count - 1;
+    float *weights = dz_before + widest, *end = weights;
+    for (int l = 1; l <= last && held; ++l) {
+        const int numbers = net.layers[l].inputs * net.layers[l].units;
+        fetch(end, net.layers[l].W, numbers);
+        end += numbers;
+    }
     for (int l = 0; l <= last; ++l) {
         const Layer& layer = net.layers[l];
+        const float* W = held ? weights : layer.W;
         const int units = layer.units, groups = l ? max(1, THREADS / units) : 1;
         float* here = l == last ? dz : activations + l * widest;
         const float* before = activations + (l - 1) * widest;
@@ -254,10 +273,12 @@ void examples(const __grid_constant__ Network net, const float* parts, int slice
                 for (int s = 0; s < slices; ++s) sum += parts[((size_t)s * net.n + row) * units + j];
             } else {
                 #pragma unroll 8
-                for (int k = group; k < layer.inputs; k += groups) sum += before[k] * layer.W[(size_t)k * units + j];
+                for (int k = group; k < layer.inputs; k += groups) sum += before[k] * W[k * units + j];
             }
             partial[i] = sum;
         }
+        if (l == 0) cp_async_wait_all();
+        if (l > 0) weights += layer.inputs * units;
         __syncthreads();
         for (int j = threadIdx.x; j < units; j += THREADS) {
             float sum = layer.b[j];
@@ -287,6 +308,7 @@ void examples(const __grid_constant__ Network net, const float* parts, int slice
     for (int l = last; l > 0; --l) {
         const Layer& layer = net.layers[l];
         const float* before = activations + (l - 1) * widest;
+        const float* W = held ? weights -= layer.inputs * layer.units : layer.W;
         const int lanes = layer.units <= 16 ? 1 : 16, lane = threadIdx.x % lanes;  // of a number
         #pragma unroll 2
         for (int first = 0; first < layer.inputs; first += THREADS / lanes) {
@@ -294,7 +316,7 @@ void examples(const __grid_constant__ Network net, const float* parts, int slice
             float sum = 0;
             #pragma unroll 8
             for (int j = lane; j < layer.units && k < layer.inputs; j += lanes)
-                sum += dz[j] * layer.W[(size_t)k * layer.units + j];
+                sum += dz[j] * W[k * layer.units + j];
             if (lanes > 1) sum = group_sum(sum);
             if (lane == 0 && k < layer.inputs) {
                 dz_before[k] = before[k] > 0 ? sum : 0;
@@ -333,7 +355,7 @@ __device__ void mean_loss(const float* row_losses, int n, float* losses, int* st
     losses[step ? (*step)++ : 0] = sum / n;
 }
 
-// First the blocks of dx, whose sums are the longest, then those of dW and db, layer by layer; the last one is the loss's.
+// First the blocks of dx, whose sums are the longest, then those of dW and db, layer by layer; the last is the loss's.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
 void gradients(const __grid_constant__ Network net, const float* row_losses, float* losses, int* step)
 {

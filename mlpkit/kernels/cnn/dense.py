@@ -9,11 +9,9 @@ import numpy as np
 from mlpkit import kernels
 
 TILE, DEPTH, THREADS, STAGES = 64, 32, 256, 3  # as in dense.cu
-MOST_LAYERS, WIDEST, MOST_LATER = (
-    6,
-    1024,
-    1 << 16,
-)  # of units; of weights behind the first layer, which each block reads
+MOST_LAYERS, WIDEST = 6, 1024  # units
+MOST_LATER = 1 << 16  # weights behind the first layer, which each block reads
+MOST_HELD = 16 << 10  # of them in shared memory
 SHARED = STAGES * 2 * TILE * (DEPTH + 4) * 4  # bytes, of pairs of tiles
 BLOCKS = 132  # of which the first layer's slices make about so many
 
@@ -49,7 +47,13 @@ class Sizes:
     def shared(self):
         """The bytes of shared memory of a block that has an example."""
         widest = max(self.sizes[1:])
-        return 4 * ((MOST_LAYERS - 1) * widest + max(THREADS, widest) + 2 * widest)
+        return 4 * ((MOST_LAYERS - 1) * widest + max(THREADS, widest) + 2 * widest + self.held)
+
+    @property
+    def held(self):
+        """How many weights such a block holds in shared memory: those behind the first layer, or none."""
+        later = sum(inputs * units for inputs, units in pairwise(self.sizes[1:]))
+        return later if later <= MOST_HELD else 0
 
 
 def why_not(sizes):
@@ -99,7 +103,7 @@ def examples(step, parts, labels, precision):
     sizes = step.sizes
     row_losses, widest = cp.empty(sizes.n, np.float32), np.int32(max(sizes.sizes[1:]))
     network = step.network.view(f"V{NETWORK.itemsize}")
-    arguments = network, parts, np.int32(sizes.slices), labels, row_losses, widest
+    arguments = network, parts, np.int32(sizes.slices), labels, row_losses, widest, np.int32(sizes.held)
     _kernel("examples", precision)((sizes.n,), (THREADS,), arguments, shared_mem=sizes.shared)
     return row_losses
 
@@ -131,5 +135,5 @@ def _tiles(length):
 @cache
 def _kernel(name, precision):
     found = kernels.load("dense", PRODUCTS=3 if precision == "float32" else 1).get_function(name)
-    found.max_dynamic_shared_size_bytes = 64 << 10
+    found.max_dynamic_shared_size_bytes = 100 << 10
     return found
