@@ -1,13 +1,15 @@
 // What the kernels of batch normalization share: who has which part of the images, and sums over all of them.
 //
-// Eight channels of an image are a unit: they lie in one piece of memory. Units are numbered channels first, then
-// images, and a block has some that follow each other: so it meets few groups of channels, and the sums of a group are
-// in few blocks. It brings its units to shared memory and looks at them twice: once for the sums, and again, when all
-// blocks have met and the sums are known. So an array is read from memory once. Units for which there is no room are
-// read twice.
+// Eight channels of an image are a unit: they lie in one piece of memory. A block has such a group of channels of some
+// images. It brings these units to shared memory and looks at them twice: once for the sums, and again, when it has
+// heard of the other blocks' sums. So an array is read from memory once. Units for which there is no room are read
+// twice, and so are all but the first group of a block, where there are more groups than blocks.
 //
 // Where one channel is read (STEM), what is normalized is not in memory at all: nine multiplications are less work than
 // four bytes are. It is made again wherever it is needed, from the image.
+//
+// All of this takes some microseconds, and most instructions run once or a few times: to bring them takes as long as to
+// run them. So loops over pixels are not unrolled.
 //
 // Sums go from threads to warps, blocks and groups in an order that is always the same. So they have the same bits each
 // time.
@@ -34,62 +36,56 @@
 #endif
 
 constexpr int WARPS = BLOCK_THREADS / 32, STORED = MODE == 0 ? 1 : 2;  // pieces that 8 channels of a pixel take
-constexpr int BARRIERS = 16, AT_ONCE = WARPS / 8;                // groups that all warps have a channel of
+constexpr int BARRIERS = 16;
 constexpr int NONE = 15;                                         // of a window: nobody's number went on
 
 // n / divisor, from 2^32 / divisor, rounded up: for n times divisor below 2^32. A division takes as long as 30 sums.
 inline int divided(int n, int divisor, Word by_divisor) { return divisor == 1 ? n : __umulhi(n, by_divisor); }
 
 struct Sizes {
-    int images, groups, channels, height, width;       // groups of 8 channels, and channels that are no padding
-    int held;                                          // units of a block for which there is room in shared memory
-    int each, more;                                    // units of a block; so many blocks have one more
-    Word by_width, by_across, by_area, by_area_out;    // see `divided`; across: width / POOL
+    int images, groups, channels, height, width;     // groups of 8 channels, and channels that are no padding
+    int held;                                        // units of a block for which there is room in shared memory
+    int sharers, together;                           // blocks that share a group, and groups that are had at a time
+    int each, more;                                  // images of a block; so many sharers have one more
+    Word by_width, by_across, by_area, by_area_out, by_sharers;  // see `divided`; across: width / POOL
+    float count, part, root;                         // numbers of a channel, 1 / count, sqrt(count)
 
     __device__ int area() const { return height * width; }
     __device__ int across() const { return width / POOL; }
     __device__ int area_out() const { return (height / POOL) * (width / POOL); }
-    __device__ int first_unit(int block) const { return block * each + min(block, more); }
-    __device__ int block_of(int unit) const
-    {
-        int in_larger = more * (each + 1);
-        return unit < in_larger ? unit / (each + 1) : more + (unit - in_larger) / each;
-    }
-    __device__ int first_block(int group) const { return block_of(group * images); }
-    __device__ int last_block(int group) const { return block_of((group + 1) * images - 1); }
+    __device__ int first_image(int sharer) const { return sharer * each + min(sharer, more); }
 };
 
-// The units of a group that a block has.
+// What a block has of a group: images from begin to end, of which those before `held` are in shared memory.
 struct Share {
-    int group, begin, end;
-    int first, held;        // the block's first unit; the end of those in shared memory
-    int images, groups;
+    int group, sharer, begin, end, held, groups;
 
-    __device__ Share(const Sizes& s, int block, int group) : group(group), images(s.images), groups(s.groups)
+    __device__ Share(const Sizes& s) : groups(s.groups)
     {
-        first = s.first_unit(block), held = first + s.held;
-        begin = max(first, group * s.images);
-        end = min(s.first_unit(block + 1), (group + 1) * s.images);
+        group = divided(blockIdx.x, s.sharers, s.by_sharers), sharer = blockIdx.x - group * s.sharers;
+        begin = s.first_image(sharer), end = s.first_image(sharer + 1), held = min(begin + s.held, end);
     }
-    __device__ int image(int unit) const { return unit - group * images; }
+    // Go on to the block's next group.
+    __device__ void next(const Sizes& s) { group += s.together, held = begin; }
     // The number of a unit among those of memory, where an image's groups follow each other.
-    __device__ size_t place(int unit) const { return (size_t)image(unit) * groups + group; }
+    __device__ size_t place(int image) const { return (size_t)image * groups + group; }
+    __device__ int packet(const Sizes& s) const { return (group * s.sharers + sharer) * 8; }
 };
 
-// This thread's pixels of a share, whose units have `size` each: it goes from one to the next without a division.
+// This thread's pixels of a share, `size` of each image: it goes from one to the next without a division.
 struct Walk {
-    int unit, i, units, rest, size;
+    int image, i, images, rest, size;
 
     __device__ Walk(const Share& share, int size, Word by_size) : size(size)
     {
         int before = divided(threadIdx.x, size, by_size);
-        unit = share.begin + before, i = threadIdx.x - before * size;
-        units = divided(BLOCK_THREADS, size, by_size), rest = BLOCK_THREADS - units * size;
+        image = share.begin + before, i = threadIdx.x - before * size;
+        images = divided(BLOCK_THREADS, size, by_size), rest = BLOCK_THREADS - images * size;
     }
     __device__ void next()
     {
-        unit += units, i += rest;
-        if (i >= size) i -= size, ++unit;
+        image += images, i += rest;
+        if (i >= size) i -= size, ++image;
     }
 };
 
@@ -153,12 +149,12 @@ inline int barrier_of(int held) { return min(held, BARRIERS - 1); }  // of the b
 // Waits for the units of a block, one after the other.
 struct Arrivals {
     Word64* barriers;
-    int seen = -1;
+    int seen;
 
-    __device__ void wait_for(const Share& share, int unit)
+    __device__ void wait_for(const Share& share, int image)
     {
-        int number = barrier_of(unit - share.first);
-        if (unit >= share.held || number == seen) return;
+        int number = barrier_of(image - share.begin);
+        if (image >= share.held || number == seen) return;
         for (Word turns = 0; !mbarrier_try_wait(&barriers[number], 0);) give_up_after_a_while(turns);
         seen = number;
     }
@@ -171,16 +167,16 @@ struct Units {
     size_t step;  // from part to part, in memory
     int pieces, parts;
 
-    __device__ const Piece* at(const Share& share, int unit) const
+    __device__ const Piece* at(const Share& share, int image) const
     {
-        return near && unit < share.held ? near + (unit - share.first) * pieces * parts
-                                         : far + share.place(unit) * pieces;
+        return near && image < share.held ? near + (image - share.begin) * pieces * parts
+                                          : far + share.place(image) * pieces;
     }
-    __device__ size_t part(const Share& share, int unit) const { return near && unit < share.held ? pieces : step; }
+    __device__ size_t part(const Share& share, int image) const { return near && image < share.held ? pieces : step; }
     __device__ Word bytes() const { return near ? pieces * parts * sizeof(Piece) : 0; }
-    __device__ void ask(const Sizes& s, int unit, int number, Word64* barrier) const
+    __device__ void ask(const Share& share, int number, Word64* barrier) const
     {
-        size_t place = (size_t)(unit % s.images) * s.groups + unit / s.images;
+        size_t place = share.place(share.begin + number);
         for (int i = 0; near && i < parts; ++i)
             cp_async_bulk(near + (number * parts + i) * pieces, far + i * step + place * pieces, pieces * sizeof(Piece),
                           barrier);
@@ -213,18 +209,18 @@ struct Numbers {
     }
 
     // The pixels that a window sees.
-    __device__ void window(const Sizes& s, const Share& share, int unit, int i, float (&seen)[TAPS]) const
+    __device__ void window(const Sizes& s, const Share& share, int image, int i, float (&seen)[TAPS]) const
     {
         int y = divided(i, s.width, s.by_width), x = i - y * s.width, wide = s.width + HALO;
-        const float* images = reinterpret_cast<const float*>(units.near);
-        const float* image = images + (unit - share.first) * units.pieces * 4 + y * wide + x;
-        if (unit < share.held) {
+        const float* near = reinterpret_cast<const float*>(units.near);
+        const float* first = near + (image - share.begin) * units.pieces * 4 + y * wide + x;
+        if (image < share.held) {
             #pragma unroll
-            for (int tap = 0; tap < TAPS; ++tap) seen[tap] = image[tap / KERNEL * wide + tap % KERNEL];
+            for (int tap = 0; tap < TAPS; ++tap) seen[tap] = first[tap / KERNEL * wide + tap % KERNEL];
         } else {
             #pragma unroll
             for (int tap = 0; tap < TAPS; ++tap)
-                seen[tap] = pixel(s, share.image(unit), y + tap / KERNEL, x + tap % KERNEL);
+                seen[tap] = pixel(s, image, y + tap / KERNEL, x + tap % KERNEL);
         }
     }
 
@@ -248,32 +244,36 @@ struct Numbers {
         }
     }
 
-    __device__ void at(const Sizes& s, const Share& share, int unit, int i, float (&x)[8]) const
+    __device__ void at(const Sizes& s, const Share& share, int image, int i, float (&x)[8]) const
     {
         if constexpr (STEM) {
             float seen[TAPS];
-            window(s, share, unit, i, seen);
+            window(s, share, image, i, seen);
             multiply(seen, x);
         } else {
-            read(units.at(share, unit), s.area(), i, x);
+            read(units.at(share, image), s.area(), i, x);
         }
     }
 
     // Bring images with their padding to shared memory. By all threads.
-    __device__ void fetch(const Sizes& s, int first, int last) const
+    __device__ void fetch(const Sizes& s, const Share& share) const
     {
         int wide = s.width + HALO, size = (s.height + HALO) * wide;
-        float* to = reinterpret_cast<float*>(units.near);
-        for (int number = 0; number < min(s.held, last - first); ++number)
-            for (int i = threadIdx.x; i < size; i += BLOCK_THREADS)
-                to[number * units.pieces * 4 + i] = pixel(s, (first + number) % s.images, i / wide, i % wide);
+        float* near = reinterpret_cast<float*>(units.near);
+        #pragma unroll 1
+        for (int i = threadIdx.x; i < size; i += BLOCK_THREADS) {
+            int y = i / wide, x = i - y * wide;
+            #pragma unroll 4
+            for (int image = share.begin; image < share.held; ++image)
+                near[(image - share.begin) * units.pieces * 4 + i] = pixel(s, image, y, x);
+        }
     }
 };
 
-// Ask for the block's units of what is normalized, if it is planes, and of another array. By one warp.
-inline void ask_for(const Sizes& s, int first, int last, const Units& a, const Units& b, Word64* barriers)
+// Ask for the block's first units of what is normalized, if it is planes, and of another array. By one warp.
+inline void ask_for(const Share& share, const Units& a, const Units& b, Word64* barriers)
 {
-    int held = min(s.held, last - first), lane = threadIdx.x % 32;
+    int held = share.held - share.begin, lane = threadIdx.x % 32;
     Word each = (STEM ? 0 : a.bytes()) + b.bytes();
     if (lane < BARRIERS) mbarrier_init<1>(&barriers[lane]);
     fence_proxy_async();
@@ -281,9 +281,10 @@ inline void ask_for(const Sizes& s, int first, int last, const Units& a, const U
     if (lane < min(held, BARRIERS))
         mbarrier_arrive_expect_tx(&barriers[lane], (lane == BARRIERS - 1 ? held - lane : 1) * each);
     __syncwarp();
+    #pragma unroll 1
     for (int i = lane; i < held; i += 32) {
-        if (!STEM) a.ask(s, first + i, i, &barriers[barrier_of(i)]);
-        b.ask(s, first + i, i, &barriers[barrier_of(i)]);
+        if (!STEM) a.ask(share, i, &barriers[barrier_of(i)]);
+        b.ask(share, i, &barriers[barrier_of(i)]);
     }
 }
 
@@ -294,14 +295,15 @@ inline void ask_for(const Sizes& s, int first, int last, const Units& a, const U
 struct Told {
     Word launches, padding[15];
 
-    // Of two sums: 8 channels of each block + group. Of the largest numbers: one of each block. Of the sums of a
-    // convolution's weights: as those of two sums, for each tap.
+    // Of two sums: 8 channels of each sharer of each group. Of a convolution's weights: the same for each tap. Of the
+    // largest numbers: one of each block.
     __device__ float4* sums() { return reinterpret_cast<float4*>(this + 1); }
-    __device__ Word64* largest(const Sizes& s)
+    __device__ Word64* weights(const Sizes& s, int tap)
     {
-        return reinterpret_cast<Word64*>(sums() + (gridDim.x + s.groups) * 8);
+        int all = s.groups * s.sharers * 8;
+        return reinterpret_cast<Word64*>(sums() + all) + tap * all;
     }
-    __device__ Word64* weights(const Sizes& s) { return largest(s) + gridDim.x; }
+    __device__ Word64* largest(const Sizes& s) { return weights(s, STEM ? TAPS : 0); }
 };
 
 // ---- Sums ----
@@ -353,30 +355,32 @@ inline bool heard(Word64 packet, Word launch) { return packet >> 32 == launch; }
 inline Pair content(const float4& packet) { return {packet.x, packet.y}; }
 inline float content(Word64 packet) { return __uint_as_float((Word)packet); }
 
-// What blocks tell of a channel of a group, in packets [block + group][8 channels]: a lane hears each 32nd block, at
-// most MOST_HEARD of them.
-constexpr int MOST_HEARD = 5;
+// What a group's sharers tell of a channel, in packets [group][sharer][8 channels]: a lane hears each 32nd, at most
+// MOST_HEARD of them.
+constexpr int MOST_HEARD = 3;
 
 template <typename Packet, typename T>
 inline void hear(const Sizes& s, const Packet* packets, int group, int channel, Word launch, T (&found)[MOST_HEARD])
 {
-    int block = s.first_block(group) + threadIdx.x % 32, last = s.last_block(group);
+    int lane = threadIdx.x % 32;
+    packets += (group * s.sharers + lane) * 8 + channel;
     Packet got[MOST_HEARD] = {};
     bool all = false;
+    #pragma unroll 1
     for (Word turns = 0; !all;) {
-        all = true;
         #pragma unroll
         for (int i = 0; i < MOST_HEARD; ++i) {
-            bool asked = block + 32 * i <= last && !heard(got[i], launch);
-            ld_relaxed_gpu(got[i], packets + (asked ? (block + 32 * i + group) * 8 + channel : 0), asked);
+            bool asked = lane + 32 * i < s.sharers;
+            ld_relaxed_gpu(got[i], asked ? packets + 32 * 8 * i : packets, asked);
         }
+        all = true;
         #pragma unroll
-        for (int i = 0; i < MOST_HEARD; ++i) all = all && (block + 32 * i > last || heard(got[i], launch));
+        for (int i = 0; i < MOST_HEARD; ++i) all = all && (lane + 32 * i >= s.sharers || heard(got[i], launch));
         if (!all) give_up_after_a_while(turns);
     }
     __syncwarp();
     #pragma unroll
-    for (int i = 0; i < MOST_HEARD; ++i) found[i] = block + 32 * i <= last ? content(got[i]) : T{};
+    for (int i = 0; i < MOST_HEARD; ++i) found[i] = lane + 32 * i < s.sharers ? content(got[i]) : T{};
 }
 
 // Their sum: for all lanes. By a warp.
@@ -391,13 +395,13 @@ inline T collected(const Sizes& s, const Packet* packets, int group, int channel
 }
 
 // When all blocks have told, and so know the launch's number, it counts. By the first block.
-inline void count_launch(const Sizes& s, Told* told, Word launch)
+inline void count_launch(Told* told, Word launch)
 {
+    #pragma unroll 1
     for (int block = threadIdx.x; block < gridDim.x; block += BLOCK_THREADS) {
-        const float4* packet = told->sums() + (block + s.first_unit(block) / s.images) * 8;
         float4 got = {};
         for (Word turns = 0;; give_up_after_a_while(turns)) {
-            ld_relaxed_gpu(got, packet);
+            ld_relaxed_gpu(got, told->sums() + block * 8);
             if (heard(got, launch)) break;
         }
     }

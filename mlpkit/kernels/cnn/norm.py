@@ -18,6 +18,7 @@ from mlpkit.kernels.conv.planes import Stored
 
 FORWARD, BACKWARD = "norm_forward", "norm_backward"
 ROOM = 4096  # bytes of a block's shared memory that are not for units
+MOST_HEARD = 96  # blocks that share a group of channels: see norm.cuh
 MOST_KERNEL = 3  # of a convolution of one channel: its weights and their sums stay in registers
 MOST_POOL = 3  # a mark has 4 bits, and one value says that nobody's number went on
 OUT = {"operand": 0, "planes": 1, "nchw": 2}
@@ -88,15 +89,23 @@ class Norm:
         """How many bytes are kept of a piece of the result: which numbers went on; 0 where y tells."""
         return 4 if self.pool > 1 else int(self.add and self.relu)
 
+    def shares(self, blocks=None):
+        """Return how many blocks share a group of channels, and how many groups are had at a time."""
+        blocks = min(blocks or planes.multiprocessors(), MOST_HEARD * self.groups)
+        together = min(self.groups, blocks)
+        return min(self.n, blocks // together), together
+
     def launch(self, pieces, blocks=None):
         """Return blocks, bytes of shared memory and the argument `Sizes`. pieces: of a unit that a block would hold."""
-        units = self.n * self.groups
-        blocks = min(units, blocks or planes.multiprocessors())
-        held = min((planes.SHARED - ROOM) // (16 * pieces), -(-units // blocks))
-        numbers = [self.n, self.groups, self.channels, self.height, self.width, held, *divmod(units, blocks)]
-        divisors = self.width, self.out[1], self.area, self.out[0] * self.out[1]
-        numbers += [-(-(1 << 32) // divisor) % (1 << 32) for divisor in divisors]  # see `divided`
-        return blocks, ROOM + 16 * pieces * held, np.array(numbers, np.uint32).view("V48")
+        sharers, together = self.shares(blocks)
+        held = min((planes.SHARED - ROOM) // (16 * pieces), -(-self.n // sharers))
+        numbers = [self.n, self.groups, self.channels, self.height, self.width, held, sharers, together]
+        divisors = self.width, self.out[1], self.area, self.out[0] * self.out[1], sharers
+        numbers += [*divmod(self.n, sharers), *(-(-(1 << 32) // divisor) % (1 << 32) for divisor in divisors)]
+        count = self.n * self.area
+        floats = np.array([count, 1 / count, count**0.5], np.float32).view(np.uint32)
+        sizes = np.array([*numbers, *floats], np.uint32).view("V72")
+        return sharers * together, ROOM + 16 * pieces * held, sizes
 
 
 @dataclass(frozen=True)
@@ -147,9 +156,9 @@ def new_meeting(norm, blocks=None):
     """Return where blocks tell each other what they have found, on the GPU. It lasts, and no two launches share it."""
     import cupy
 
-    blocks = min(norm.n * norm.groups, blocks or planes.multiprocessors())
-    channels = 8 * (blocks + norm.groups)
-    return cupy.zeros(64 + 16 * channels + 8 * blocks + 8 * channels * norm.kernel**2, np.uint8)
+    sharers, together = norm.shares(blocks)
+    packets = 8 * norm.groups * sharers
+    return cupy.zeros(64 + 16 * packets + 8 * packets * norm.kernel**2 + 8 * sharers * together, np.uint8)
 
 
 def forward(norm, channels, y, scale, meeting, added=None, out="operand", filters=None, blocks=None):

@@ -35,7 +35,7 @@ struct Room {
     Word64 there[BARRIERS];
     Pair of_warps[WARPS][8];
     float of_weights[STEM ? WARPS : 1][TAPS][8];
-    float mean_d[AT_ONCE][8], slope[AT_ONCE][8];
+    float mean_d[8], slope[8];
     float most[WARPS], scale, padding[3];
 };
 
@@ -53,11 +53,12 @@ struct Given {
     const void* marks;
 };
 
-// The 8 channels of pixel i of a unit, of images of float32.
-inline void read_image(const Sizes& s, const void* images, const Share& share, int unit, int area, int i, float (&d)[8])
+// The 8 channels of pixel i of an image of float32.
+inline void read_image(const Sizes& s, const void* images, const Share& share, int image, int area, int i,
+                       float (&d)[8])
 {
     int channel = share.group * 8;
-    const float* from = static_cast<const float*>(images) + ((size_t)share.image(unit) * s.channels + channel) * area;
+    const float* from = static_cast<const float*>(images) + ((size_t)image * s.channels + channel) * area;
     #pragma unroll
     for (int c = 0; c < 8; ++c) d[c] = channel + c < s.channels ? from[(size_t)c * area + i] : 0;
 }
@@ -93,19 +94,19 @@ struct Gradient {
     Given own, past;
 
     // What came to pixel (y, x), number i, of the result, before the marks: also from past a residual.
-    __device__ void given(const Sizes& s, const Share& share, int unit, int i, int y, int x, float (&d)[8]) const
+    __device__ void given(const Sizes& s, const Share& share, int image, int i, int y, int x, float (&d)[8]) const
     {
         int area = s.area_out();
-        if constexpr (FROM == 0) read(dy.at(share, unit), area, i, d);
-        else read_image(s, own.gradient, share, unit, area, i, d);
+        if constexpr (FROM == 0) read(dy.at(share, image), area, i, d);
+        else read_image(s, own.gradient, share, image, area, i, d);
         if constexpr (PAST > 0) {
             float other[8];
             int down = s.height / POOL / PAST, across = s.across() / PAST;
             int from = PAST > 1 ? y / PAST * across + x / PAST : i;
             if (PAST > 1 && (y / PAST >= down || x / PAST >= across)) return;
-            size_t place = share.place(unit) * down * across;
+            size_t place = share.place(image) * down * across;
             if constexpr (PAST_FROM == 0) read(past.gradient + place * STORED, down * across, from, other);
-            else read_image(s, past.gradient, share, unit, down * across, from, other);
+            else read_image(s, past.gradient, share, image, down * across, from, other);
             if constexpr (PAST > 1)
                 through(static_cast<const Word*>(past.marks)[place + from], PAST, y % PAST * PAST + x % PAST, other);
             else if constexpr (PAST_RELU)
@@ -116,7 +117,7 @@ struct Gradient {
     }
 
     // The gradient at pixel i of what was normalized, whose numbers there are x.
-    __device__ void at(const Sizes& s, const Norm& norm, const Share& share, int unit, int i, const float (&x)[8],
+    __device__ void at(const Sizes& s, const Norm& norm, const Share& share, int image, int i, const float (&x)[8],
                        float (&d)[8]) const
     {
         int row = POOL > 1 || PAST > 1 ? divided(i, s.width, s.by_width) : 0, column = i - row * s.width;
@@ -125,13 +126,13 @@ struct Gradient {
             #pragma unroll
             for (int c = 0; c < 8; ++c) d[c] = 0;
             if (y >= down || x >= across) return;
-            given(s, share, unit, from, y, x, d);
-            Word marks = static_cast<const Word*>(own.marks)[share.place(unit) * down * across + from];
+            given(s, share, image, from, y, x, d);
+            Word marks = static_cast<const Word*>(own.marks)[share.place(image) * down * across + from];
             through(marks, POOL, row % POOL * POOL + column % POOL, d);
         } else {
-            given(s, share, unit, i, row, column, d);
+            given(s, share, image, i, row, column, d);
             if constexpr (RELU && ADD) {
-                through(static_cast<const unsigned char*>(own.marks)[share.place(unit) * s.area() + i], 1, 0, d);
+                through(static_cast<const unsigned char*>(own.marks)[share.place(image) * s.area() + i], 1, 0, d);
             } else if constexpr (RELU) {
                 #pragma unroll
                 for (int c = 0; c < 8; ++c)
@@ -149,11 +150,12 @@ inline float leave_sums(const Sizes& s, const Norm& norm, const Numbers& y, cons
 {
     float most = 0;
     Pair sums[8] = {};
-    for (Walk at(share, s.area(), s.by_area); at.unit < share.end; at.next()) {
-        arrivals.wait_for(share, at.unit);
+    #pragma unroll 1
+    for (Walk at(share, s.area(), s.by_area); at.image < share.end; at.next()) {
+        arrivals.wait_for(share, at.image);
         float x[8], d[8];
-        y.at(s, share, at.unit, at.i, x);
-        gradient.at(s, norm, share, at.unit, at.i, x, d);
+        y.at(s, share, at.image, at.i, x);
+        gradient.at(s, norm, share, at.image, at.i, x, d);
         #pragma unroll
         for (int c = 0; c < 8; ++c) {
             sums[c].one += d[c], sums[c].two = fmaf(d[c], x[c] - norm.mean[c], sums[c].two);
@@ -167,20 +169,20 @@ inline float leave_sums(const Sizes& s, const Norm& norm, const Numbers& y, cons
     if (threadIdx.x < 8 * WARPS) {
         Pair whole = summed<WARPS>(of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]);
         if (threadIdx.x % WARPS == 0)
-            tell(packets + (blockIdx.x + share.group) * 8 + threadIdx.x / WARPS, whole, launch);
+            tell(packets + share.packet(s) + threadIdx.x / WARPS, whole, launch);
     }
     __syncthreads();
     return most;
 }
 
 // What is subtracted from a channel's d, and the gradients of its scale and shift: by lane 0 of a warp.
-inline void settle(const Sizes& s, const Channels& p, const Pair& all, int group, int channel, Room& room, int slot)
+inline void settle(const Sizes& s, const Channels& p, const Pair& all, const Share& share, Room& room)
 {
-    int c = group * 8 + channel;
-    float inverse = p.kept[c].y, count = (float)s.images * s.area(), dgamma = all.two * inverse;
-    room.mean_d[slot][channel] = all.one / count;
-    room.slope[slot][channel] = dgamma / count * inverse;
-    if (blockIdx.x != s.first_block(group) || c >= s.channels) return;
+    int channel = threadIdx.x / 32, c = share.group * 8 + channel;
+    float inverse = p.kept[c].y, dgamma = all.two * inverse;
+    room.mean_d[channel] = all.one * s.part;
+    room.slope[channel] = dgamma * s.part * inverse;
+    if (share.sharer > 0 || c >= s.channels) return;
     p.dgamma[c] = dgamma, p.dbeta[c] = all.one;
     if (p.dbias) p.dbias[c] = 0;
 }
@@ -189,10 +191,10 @@ inline void settle(const Sizes& s, const Channels& p, const Pair& all, int group
 struct Slope {
     float mean_d[8], slope[8];
 
-    __device__ Slope(const Room& room, int slot)
+    __device__ Slope(const Room& room)
     {
         #pragma unroll
-        for (int c = 0; c < 8; ++c) mean_d[c] = room.mean_d[slot][c], slope[c] = room.slope[slot][c];
+        for (int c = 0; c < 8; ++c) mean_d[c] = room.mean_d[c], slope[c] = room.slope[c];
     }
     __device__ void dx(const Norm& norm, const float (&x)[8], float (&d)[8]) const
     {
@@ -205,15 +207,16 @@ inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, co
                         const Gradient& gradient, const Share& share, Piece* to, Piece* kept, float scale)
 {
     int area = s.area();
-    for (Walk at(share, area, s.by_area); at.unit < share.end; at.next()) {
+    #pragma unroll 1
+    for (Walk at(share, area, s.by_area); at.image < share.end; at.next()) {
         float x[8], d[8];
-        y.at(s, share, at.unit, at.i, x);
-        gradient.at(s, norm, share, at.unit, at.i, x, d);
-        if constexpr (KEEP) write(kept + share.place(at.unit) * area * STORED, area, at.i, d);
+        y.at(s, share, at.image, at.i, x);
+        gradient.at(s, norm, share, at.image, at.i, x, d);
+        if constexpr (KEEP) write(kept + share.place(at.image) * area * STORED, area, at.i, d);
         slope.dx(norm, x, d);
         Piece parts[PARTS];
         pieces_of(d, scale, parts);
-        Piece* piece = to + share.place(at.unit) * area + at.i;
+        Piece* piece = to + share.place(at.image) * area + at.i;
         #pragma unroll
         for (int part = 0; part < PARTS; ++part) put(piece + (size_t)part * s.images * s.groups * area, parts[part]);
     }
@@ -221,17 +224,18 @@ inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, co
 
 // ---- The filters of a convolution of one channel ----
 
-// What the block's images add to the gradient of each weight of a group: packets [tap][block + group][channel].
+// What the block's images add to the gradient of each weight of a group: as packets.
 inline void leave_weights(const Sizes& s, const Norm& norm, const Slope& slope, const Numbers& y,
-                          const Gradient& gradient, const Share& share, Room& room, Word64* packets,
+                          const Gradient& gradient, const Share& share, Room& room, Told* told,
                           Word launch)
 {
     float sums[TAPS][8] = {};
-    for (Walk at(share, s.area(), s.by_area); at.unit < share.end; at.next()) {
+    #pragma unroll 1
+    for (Walk at(share, s.area(), s.by_area); at.image < share.end; at.next()) {
         float seen[TAPS], x[8], d[8];
-        y.window(s, share, at.unit, at.i, seen);
+        y.window(s, share, at.image, at.i, seen);
         y.multiply(seen, x);
-        gradient.at(s, norm, share, at.unit, at.i, x, d);
+        gradient.at(s, norm, share, at.image, at.i, x, d);
         slope.dx(norm, x, d);
         #pragma unroll
         for (int tap = 0; tap < TAPS; ++tap)
@@ -250,18 +254,18 @@ inline void leave_weights(const Sizes& s, const Norm& norm, const Slope& slope, 
         float sum = 0;
         #pragma unroll
         for (int warp = 0; warp < (STEM ? WARPS : 1); ++warp) sum += room.of_weights[warp][tap][channel];
-        tell(packets + (tap * (gridDim.x + s.groups) + blockIdx.x + share.group) * 8 + channel, sum, launch);
+        tell(told->weights(s, tap) + share.packet(s) + channel, sum, launch);
     }
     __syncthreads();
 }
 
-// Add what blocks have: dW (o, KERNEL, KERNEL). By the first block of the group.
-inline void add_weights(const Sizes& s, int group, const Word64* packets, float* dW, Word launch)
+// Add what sharers have: dW (o, KERNEL, KERNEL). By the first one of the group.
+inline void add_weights(const Sizes& s, int group, Told* told, float* dW, Word launch)
 {
-    if (blockIdx.x != s.first_block(group)) return;
+    #pragma unroll 1
     for (int i = threadIdx.x / 32; i < TAPS * 8; i += WARPS) {
         int tap = i / 8, c = group * 8 + i % 8;
-        float sum = collected<float>(s, packets + tap * (gridDim.x + s.groups) * 8, group, i % 8, launch);
+        float sum = collected<float>(s, told->weights(s, tap), group, i % 8, launch);
         if (threadIdx.x % 32 == 0 && c < s.channels) dW[c * TAPS + tap] = sum;
     }
 }
@@ -281,6 +285,7 @@ inline void tell_largest(float most, float (&of_warps)[WARPS], Word64* packet, W
 inline float hear_largest(const Word64* packets, Word launch)
 {
     float most = 0;
+    #pragma unroll 1
     for (int block = threadIdx.x % 32; block < gridDim.x; block += 32) {
         Word64 got = 0;
         for (Word turns = 0;; give_up_after_a_while(turns)) {
@@ -303,50 +308,49 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     constexpr bool FINDS = SCALED && !STEM;  // a scale
     Room& room = *reinterpret_cast<Room*>(shared_bytes);
-    int first = s.first_unit(blockIdx.x), last = s.first_unit(blockIdx.x + 1);
+    Share share(s);
     Piece* near = reinterpret_cast<Piece*>(&room + 1);
     Numbers y = {{images, near, 0, Numbers::room(s), 1}, filters};
     Piece* behind = FROM == 0 ? near + s.held * y.units.pieces : nullptr;
     Gradient gradient = {{own.gradient, behind, 0, s.area_out() * STORED, 1}, own, past};
-    if (threadIdx.x < 32) ask_for(s, first, last, y.units, gradient.dy, room.there);
+    if (threadIdx.x < 32) ask_for(share, y.units, gradient.dy, room.there);
     Word launch = told->launches + 1;
-    if (STEM) y.fetch(s, first, last);
+    if (STEM) y.fetch(s, share);
     __syncthreads();
-    int group = first / s.images, groups = (last - 1) / s.images + 1;
+    Arrivals arrivals = {room.there, -1};
     float most = 0;
-    Arrivals arrivals = {room.there};
-    for (int g = group; g < groups; ++g) {
-        y.set(s, g);
-        Share share(s, blockIdx.x, g);
-        Norm norm(s, p, g);
-        float found = leave_sums(s, norm, y, gradient, share, arrivals, room.of_warps, told->sums(), launch);
+    #pragma unroll 1
+    for (Share mine = share; mine.group < s.groups; mine.next(s)) {
+        y.set(s, mine.group);
+        float found = leave_sums(s, Norm(s, p, mine.group), y, gradient, mine, arrivals, room.of_warps, told->sums(),
+                                 launch);
         most = fmaxf(most, found);
     }
     if (FINDS) tell_largest(most, room.most, told->largest(s) + blockIdx.x, launch);
-    for (int g = group; g < groups; g += AT_ONCE) {
-        int slot = threadIdx.x / 32 / 8, channel = threadIdx.x / 32 % 8;
-        if (g + slot < groups) {
-            Pair all = collected<Pair>(s, told->sums(), g + slot, channel, launch);
-            if (threadIdx.x % 32 == 0) settle(s, p, all, g + slot, channel, room, slot);
+    #pragma unroll 1
+    for (Share mine = share; mine.group < s.groups; mine.next(s)) {
+        if (threadIdx.x < 256) {
+            Pair all = collected<Pair>(s, told->sums(), mine.group, threadIdx.x / 32, launch);
+            if (threadIdx.x % 32 == 0) settle(s, p, all, mine, room);
         }
-        if (FINDS && g == group && threadIdx.x / 32 == WARPS - 1) {
-            float all = hear_largest(told->largest(s), launch) * (2 + sqrtf((float)s.images * s.area()));
+        if (FINDS && mine.group == share.group && threadIdx.x / 32 == WARPS - 1) {
+            float all = hear_largest(told->largest(s), launch) * (2 + s.root);
             if (threadIdx.x % 32 == 0) room.scale = scale_for(__float_as_uint(all));
         }
         __syncthreads();
         float scale = FINDS ? room.scale : 1;
         if (FINDS && blockIdx.x == 0 && threadIdx.x == 0) scale_of_to->of = scale;
-        for (int i = 0; i < min(AT_ONCE, groups - g); ++i) {
-            Share share(s, blockIdx.x, g + i);
-            Norm norm(s, p, g + i);
-            Slope slope(room, i);
-            y.set(s, g + i);
-            if constexpr (STEM) leave_weights(s, norm, slope, y, gradient, share, room, told->weights(s), launch);
-            else write_share(s, norm, slope, y, gradient, share, static_cast<Piece*>(to), kept, scale);
-        }
+        Norm norm(s, p, mine.group);
+        Slope slope(room);
+        y.set(s, mine.group);
+        if constexpr (STEM) leave_weights(s, norm, slope, y, gradient, mine, room, told, launch);
+        else write_share(s, norm, slope, y, gradient, mine, static_cast<Piece*>(to), kept, scale);
         __syncthreads();
     }
-    if constexpr (STEM)
-        for (int g = group; g < groups; ++g) add_weights(s, g, told->weights(s), static_cast<float*>(to), launch);
-    if (blockIdx.x == 0) count_launch(s, told, launch);
+    if constexpr (STEM) {
+        #pragma unroll 1
+        for (Share mine = share; mine.sharer == 0 && mine.group < s.groups; mine.next(s))
+            add_weights(s, mine.group, told, static_cast<float*>(to), launch);
+    }
+    if (blockIdx.x == 0) count_launch(told, launch);
 }

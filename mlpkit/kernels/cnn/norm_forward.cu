@@ -23,7 +23,7 @@
 struct Room {
     Word64 there[BARRIERS];
     Pair of_warps[WARPS][8];
-    float mean[AT_ONCE][8], scale[AT_ONCE][8], beta[AT_ONCE][8];
+    float mean[8], scale[8], beta[8];
     Word largest;
     float padding[3];
 };
@@ -42,17 +42,16 @@ struct Written {
     Scale* scale;
 };
 
-// What is known of a channel before there are statistics; asked for while its block waits for others.
+// What is known of a channel before there are statistics; asked for while its block waits for others. By a warp.
 struct Known {
     float gamma = 0, beta = 0, bias = 0, mean = 0, variance = 0;
-    int group, channel;
+    int c;
 
-    __device__ Known(const Sizes& s, const Channels& p, int group) : group(group), channel(threadIdx.x / 32 % 8)
+    __device__ Known(const Sizes& s, const Channels& p, const Share& share) : c(share.group * 8 + threadIdx.x / 32)
     {
-        int c = group * 8 + channel;
-        if (group >= s.groups || c >= s.channels) return;
+        if (threadIdx.x >= 256 || c >= s.channels) return;
         gamma = p.gamma[c], beta = p.beta[c];
-        if (blockIdx.x != s.first_block(group)) return;
+        if (share.sharer > 0) return;
         mean = p.mean[c], variance = p.variance[c], bias = p.bias ? p.bias[c] : 0;
     }
 };
@@ -60,15 +59,15 @@ struct Known {
 // ---- Mean, and the sum of squared differences from it, a Pair: of numbers, of warps, of blocks ----
 
 // That of several groups of numbers, `count` each, and MANY of them a lane: nothing large is subtracted from anything
-// large. all: how many numbers. For all of LANES neighbours.
+// large. part: 1 / number of all. For all of LANES neighbours.
 template <int LANES, int MANY>
-inline Pair joined(const Pair (&each)[MANY], const float (&counts)[MANY], float all)
+inline Pair joined(const Pair (&each)[MANY], const float (&counts)[MANY], float part)
 {
-    float pivot = __shfl_sync(~0u, each[0].one, threadIdx.x & 31 & -LANES), away = 0, squares = 0;
+    float pivot = __shfl_sync(~0u, each[0].one, threadIdx.x % 32 / LANES * LANES), away = 0, squares = 0;
     #pragma unroll
     for (int i = 0; i < MANY; ++i)
         if (counts[i] > 0) away += counts[i] * (each[i].one - pivot);
-    float mean = pivot + summed<LANES>(away) / all;
+    float mean = pivot + summed<LANES>(away) * part;
     #pragma unroll
     for (int i = 0; i < MANY; ++i)
         if (counts[i] > 0) squares += each[i].two + counts[i] * (each[i].one - mean) * (each[i].one - mean);
@@ -86,29 +85,31 @@ inline int count_of(int all, int warp)
 inline void leave_moments(const Sizes& s, const Numbers& y, const Share& share, Arrivals& arrivals,
                           Pair (*of_warps)[8], float4* packets, Word launch)
 {
-    float pivot[8];
+    float pivot[8] = {};
     Pair sums[8] = {};
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, all = (share.end - share.begin) * s.area();
-    bool first = true;
-    for (Walk at(share, s.area(), s.by_area); first || at.unit < share.end; at.next(), first = false) {
-        float x[8] = {};
-        if (at.unit < share.end) {
-            arrivals.wait_for(share, at.unit);
-            y.at(s, share, at.unit, at.i, x);
-        }
-        if (first) {
-            #pragma unroll
-            for (int c = 0; c < 8; ++c) pivot[c] = __shfl_sync(~0u, x[c], 0);
-        }
-        if (at.unit >= share.end) break;
+    Walk at(share, s.area(), s.by_area);
+    if (at.image < share.end) {
+        arrivals.wait_for(share, at.image);
+        y.at(s, share, at.image, at.i, pivot);
+    }
+    __syncwarp();
+    #pragma unroll
+    for (int c = 0; c < 8; ++c) pivot[c] = __shfl_sync(~0u, pivot[c], 0);
+    #pragma unroll 1
+    for (; at.image < share.end; at.next()) {
+        float x[8];
+        arrivals.wait_for(share, at.image);
+        y.at(s, share, at.image, at.i, x);
         #pragma unroll
         for (int c = 0; c < 8; ++c) {
             float away = x[c] - pivot[c];
             sums[c].one += away, sums[c].two = fmaf(away, away, sums[c].two);
         }
     }
+    __syncwarp();
     Pair found = summed_by_channel(sums);
-    float count = count_of(all, warp), part = count > 0 ? 1 / count : 0, mine = 0;
+    float count = count_of(all, warp), part = count > 0 ? __fdividef(1, count) : 0, mine = 0;
     #pragma unroll
     for (int c = 0; c < 8; ++c)
         if (lane / 4 == c) mine = pivot[c];
@@ -118,9 +119,9 @@ inline void leave_moments(const Sizes& s, const Numbers& y, const Share& share, 
     if (threadIdx.x < 8 * WARPS) {
         Pair each[1] = {of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]};
         float counts[1] = {(float)count_of(all, threadIdx.x % WARPS)};
-        Pair whole = joined<WARPS, 1>(each, counts, all);
+        Pair whole = joined<WARPS, 1>(each, counts, __fdividef(1, all));
         if (threadIdx.x % WARPS == 0)
-            tell(packets + (blockIdx.x + share.group) * 8 + threadIdx.x / WARPS, whole, launch);
+            tell(packets + share.packet(s) + threadIdx.x / WARPS, whole, launch);
     }
     __syncthreads();
 }
@@ -131,38 +132,39 @@ inline Pair moments(const Sizes& s, const float4* packets, int group, int channe
     Pair each[MOST_HEARD];
     float counts[MOST_HEARD];
     hear(s, packets, group, channel, launch, each);
-    int block = s.first_block(group) + threadIdx.x % 32;
     #pragma unroll
     for (int i = 0; i < MOST_HEARD; ++i) {
-        Share share(s, block + 32 * i, group);
-        counts[i] = block + 32 * i < gridDim.x ? max(share.end - share.begin, 0) * s.area() : 0;
+        int sharer = threadIdx.x % 32 + 32 * i;
+        counts[i] = sharer < s.sharers ? (s.each + (sharer < s.more)) * s.area() : 0;
     }
-    return joined<32, MOST_HEARD>(each, counts, (float)s.images * s.area());
+    return joined<32, MOST_HEARD>(each, counts, s.part);
 }
 
-// The scale and shift of a channel go to shared memory, and the first block of a group keeps statistics. By a warp.
-inline void settle(const Sizes& s, const Channels& p, const Known& known, const Pair& all, Room& room, int slot)
+// The scale and shift of a channel go to shared memory, and the first sharer of a group keeps statistics. By a warp.
+inline void settle(const Sizes& s, const Channels& p, const Known& known, const Share& share, const Pair& all,
+                   Room& room)
 {
     if (threadIdx.x % 32) return;
-    int c = known.group * 8 + known.channel;
-    float count = (float)s.images * s.area(), variance = all.two / count, inverse = 1 / sqrtf(variance + p.eps);
-    room.mean[slot][known.channel] = all.one;
-    room.scale[slot][known.channel] = known.gamma * inverse;
-    room.beta[slot][known.channel] = known.beta;
-    if (blockIdx.x != s.first_block(known.group)) return;
-    p.kept[c] = {all.one, inverse};
-    if (c >= s.channels) return;
-    p.mean[c] = known.mean + p.momentum * (all.one + known.bias - known.mean);
-    variance *= count / fmaxf(count - 1, 1);
-    p.variance[c] = known.variance + p.momentum * (variance - known.variance);
+    int channel = threadIdx.x / 32;
+    float variance = all.two * s.part, inverse = __fdividef(1, sqrtf(variance + p.eps));
+    room.mean[channel] = all.one;
+    room.scale[channel] = known.gamma * inverse;
+    room.beta[channel] = known.beta;
+    if (share.sharer > 0) return;
+    p.kept[known.c] = {all.one, inverse};
+    if (known.c >= s.channels) return;
+    p.mean[known.c] = known.mean + p.momentum * (all.one + known.bias - known.mean);
+    variance *= __fdividef(s.count, fmaxf(s.count - 1, 1));
+    p.variance[known.c] = known.variance + p.momentum * (variance - known.variance);
 }
 
 // The largest magnitude that can come, as the bits of a float. By a warp.
 inline Word bound(const Sizes& s, const Channels& p, const Scale* of_added)
 {
-    float most = 0, root = sqrtf((float)s.images * s.area());
+    float most = 0;
+    #pragma unroll 1
     for (int c = threadIdx.x % 32; c < s.channels; c += 32)
-        most = fmaxf(most, fmaf(fabsf(p.gamma[c]), root, fabsf(p.beta[c])));
+        most = fmaxf(most, fmaf(fabsf(p.gamma[c]), s.root, fabsf(p.beta[c])));
     most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
     return __float_as_uint(ADD && SCALED ? most + 32768 / of_added->of : most);
 }
@@ -171,23 +173,23 @@ inline Word bound(const Sizes& s, const Channels& p, const Scale* of_added)
 struct Norm {
     float mean[8], scale[8], beta[8], unscale;
 
-    __device__ Norm(const Room& room, int slot, float unscale) : unscale(unscale)
+    __device__ Norm(const Room& room, float unscale) : unscale(unscale)
     {
         #pragma unroll
         for (int c = 0; c < 8; ++c)
-            mean[c] = room.mean[slot][c], scale[c] = room.scale[slot][c], beta[c] = room.beta[slot][c];
+            mean[c] = room.mean[c], scale[c] = room.scale[c], beta[c] = room.beta[c];
     }
 
-    // Pixel i of a unit, normalized, and with what was added; before the ReLU.
-    __device__ void at(const Sizes& s, const Numbers& y, const Units& x, const Share& share, int unit, int i,
+    // Pixel i of an image, normalized, and with what was added; before the ReLU.
+    __device__ void at(const Sizes& s, const Numbers& y, const Units& x, const Share& share, int image, int i,
                        float (&v)[8]) const
     {
-        y.at(s, share, unit, i, v);
+        y.at(s, share, image, i, v);
         #pragma unroll
         for (int c = 0; c < 8; ++c) v[c] = fmaf(v[c] - mean[c], scale[c], beta[c]);
         if constexpr (ADD) {
             float other[8];
-            read_operand(x.at(share, unit), x.part(share, unit), i, unscale, other);
+            read_operand(x.at(share, image), x.part(share, image), i, unscale, other);
             #pragma unroll
             for (int c = 0; c < 8; ++c) v[c] += other[c];
         }
@@ -196,16 +198,16 @@ struct Norm {
 
 // The largest of each channel's window, or the pixel itself, after the ReLU; NaN stays NaN. Return what is kept of it.
 inline Word largest_of_window(const Sizes& s, const Norm& norm, const Numbers& y, const Units& x, const Share& share,
-                              int unit, int i, float (&best)[8])
+                              int image, int i, float (&best)[8])
 {
     int row = POOL > 1 ? divided(i, s.across(), s.by_across) : 0;
     int corner = POOL > 1 ? row * POOL * s.width + (i - row * s.across()) * POOL : i;
     Word marks = 0;
-    norm.at(s, y, x, share, unit, corner, best);
+    norm.at(s, y, x, share, image, corner, best);
     #pragma unroll
     for (int choice = 1; choice < POOL * POOL; ++choice) {
         float v[8];
-        norm.at(s, y, x, share, unit, corner + choice / POOL * s.width + choice % POOL, v);
+        norm.at(s, y, x, share, image, corner + choice / POOL * s.width + choice % POOL, v);
         #pragma unroll
         for (int c = 0; c < 8; ++c)
             if (v[c] > best[c] || v[c] != v[c]) best[c] = v[c], marks = (marks & ~(15u << 4 * c)) | choice << 4 * c;
@@ -222,20 +224,20 @@ inline Word largest_of_window(const Sizes& s, const Norm& norm, const Numbers& y
     return marks;
 }
 
-inline void write_out(const Sizes& s, const Written& w, const Share& share, int unit, int i, const float (&v)[8],
+inline void write_out(const Sizes& s, const Written& w, const Share& share, int image, int i, const float (&v)[8],
                       float scale)
 {
     int area = s.area_out();
     if constexpr (OUT == 0) {
-        Piece parts[PARTS], *to = static_cast<Piece*>(w.to) + share.place(unit) * area + i;
+        Piece parts[PARTS], *to = static_cast<Piece*>(w.to) + share.place(image) * area + i;
         pieces_of(v, scale, parts);
         #pragma unroll
         for (int part = 0; part < PARTS; ++part) put(to + (size_t)part * s.images * s.groups * area, parts[part]);
     } else if constexpr (OUT == 1) {
-        write(static_cast<Piece*>(w.to) + share.place(unit) * area * STORED, area, i, v);
+        write(static_cast<Piece*>(w.to) + share.place(image) * area * STORED, area, i, v);
     } else {
         int first = share.group * 8;
-        float* to = static_cast<float*>(w.to) + ((size_t)share.image(unit) * s.channels + first) * area + i;
+        float* to = static_cast<float*>(w.to) + ((size_t)image * s.channels + first) * area + i;
         #pragma unroll
         for (int c = 0; c < 8; ++c)
             if (first + c < s.channels) to[(size_t)c * area] = v[c];
@@ -245,18 +247,19 @@ inline void write_out(const Sizes& s, const Written& w, const Share& share, int 
 inline void normalize_share(const Sizes& s, const Norm& norm, const Numbers& y, const Units& x, const Share& share,
                             const Written& w, float scale)
 {
-    for (Walk at(share, s.area_out(), s.by_area_out); at.unit < share.end; at.next()) {
+    #pragma unroll 1
+    for (Walk at(share, s.area_out(), s.by_area_out); at.image < share.end; at.next()) {
         float v[8];
-        Word marks = largest_of_window(s, norm, y, x, share, at.unit, at.i, v);
-        write_out(s, w, share, at.unit, at.i, v, scale);
-        size_t piece = share.place(at.unit) * s.area_out() + at.i;
+        Word marks = largest_of_window(s, norm, y, x, share, at.image, at.i, v);
+        write_out(s, w, share, at.image, at.i, v, scale);
+        size_t piece = share.place(at.image) * s.area_out() + at.i;
         if constexpr (POOL > 1) static_cast<Word*>(w.marks)[piece] = marks;
         else if constexpr (ADD && RELU) static_cast<unsigned char*>(w.marks)[piece] = marks;
     }
 }
 
 // images: planes, or images of one channel, and then filters. added: an operand, and its scale. By as many blocks as
-// there is room for at once, at most a unit's each.
+// there is room for at once: `sharers` for each group, of so many groups at a time.
 extern "C" __global__ __launch_bounds__(BLOCK_THREADS, 1)
 void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels p, const Piece* images,
                const float* filters, const Piece* added, const Scale* of_added, Told* told,
@@ -264,38 +267,32 @@ void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Room& room = *reinterpret_cast<Room*>(shared_bytes);
-    int area = s.area(), first = s.first_unit(blockIdx.x), last = s.first_unit(blockIdx.x + 1);
+    Share share(s);
     Piece* near = reinterpret_cast<Piece*>(&room + 1);
     Numbers y = {{images, near, 0, Numbers::room(s), 1}, filters};
-    Units x = {added, ADD ? near + s.held * y.units.pieces : nullptr, (size_t)s.images * s.groups * area, area, PARTS};
-    if (threadIdx.x < 32) ask_for(s, first, last, y.units, x, room.there);
+    Units x = {added, ADD ? near + s.held * y.units.pieces : nullptr, (size_t)s.images * s.groups * s.area(), s.area(),
+               PARTS};
+    if (threadIdx.x < 32) ask_for(share, y.units, x, room.there);
     Word launch = told->launches + 1;
-    if (threadIdx.x / 32 == 1) {
+    if (threadIdx.x / 32 == WARPS - 1) {
         Word largest = bound(s, p, of_added);
         if (threadIdx.x % 32 == 0) room.largest = largest;
     }
-    int slot = threadIdx.x / 32 / 8, group = first / s.images, groups = (last - 1) / s.images + 1;
-    Known known(s, p, group + slot);
-    if (STEM) y.fetch(s, first, last);
+    if (STEM) y.fetch(s, share);
     __syncthreads();
-    Arrivals arrivals = {room.there};
-    for (int g = group; g < groups; ++g) {
-        y.set(s, g);
-        leave_moments(s, y, Share(s, blockIdx.x, g), arrivals, room.of_warps, told->sums(), launch);
-    }
     float scale = SCALED ? scale_for(room.largest) : 1, unscale = ADD && SCALED ? 1 / of_added->of : 1;
     if (blockIdx.x == 0 && threadIdx.x == 0 && w.scale) w.scale->of = scale;
-
-    for (; group < groups; group += AT_ONCE) {
-        if (group + slot < groups)
-            settle(s, p, known, moments(s, told->sums(), known.group, known.channel, launch), room, slot);
-        if (group + AT_ONCE < groups) known = Known(s, p, group + AT_ONCE + slot);
+    Arrivals arrivals = {room.there, -1};
+    #pragma unroll 1
+    for (; share.group < s.groups; share.next(s)) {
+        Known known(s, p, share);
+        y.set(s, share.group);
+        leave_moments(s, y, share, arrivals, room.of_warps, told->sums(), launch);
+        if (threadIdx.x < 256)
+            settle(s, p, known, share, moments(s, told->sums(), share.group, threadIdx.x / 32, launch), room);
         __syncthreads();
-        for (int i = 0; i < min(AT_ONCE, groups - group); ++i) {
-            y.set(s, group + i);
-            normalize_share(s, Norm(room, i, unscale), y, x, Share(s, blockIdx.x, group + i), w, scale);
-        }
+        normalize_share(s, Norm(room, unscale), y, x, share, w, scale);
         __syncthreads();
     }
-    if (blockIdx.x == 0) count_launch(s, told, launch);
+    if (blockIdx.x == 0) count_launch(told, launch);
 }
