@@ -19,7 +19,8 @@ from mlpkit.training.recipe import Recipe
 from mlpkit.training.schedules import Exponential
 
 pytestmark = pytest.mark.gpu
-NAMES = ("cupy_naive", "cupy_fused", "cuda_graph_cublas", "cuda_graph", "cuda_graph_epoch")
+ONLY_MLPS = ("cupy_fused", "cuda_graph_cublas", "cuda_graph", "cuda_graph_epoch")
+NAMES = ("cupy_naive", *ONLY_MLPS, "cupy_conv", "cuda_conv", "cuda_conv_graph")
 TOLERANCE = {np.float32: 2e-4, np.float64: 1e-9}
 
 
@@ -189,7 +190,7 @@ def test_an_epoch_may_be_shorter_and_its_order_on_the_gpu(name):
     agree(found[1:])
 
 
-@pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.parametrize("name", ONLY_MLPS)
 def test_a_network_that_is_no_perceptron_is_refused_in_one_sentence(name):
     network = Network(name, LENET5)
     with pytest.raises(ValueError, match="multilayer perceptrons") as caught:
@@ -208,7 +209,9 @@ def test_products_do_not_lose_digits_to_tensor_cores(name):
     assert_allclose(z, x.astype(np.float64) @ W, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", ["cuda_graph_epoch", "cuda_three_kernels", "cuda_cluster", "cuda_persistent"])
+@pytest.mark.parametrize(
+    "name", ["cuda_graph_epoch", "cuda_three_kernels", "cuda_cluster", "cuda_persistent", "cuda_conv_graph"]
+)
 def test_a_validation_beside_the_next_epoch_is_that_of_its_own_epoch(name):
     """Where nobody looks, the next epoch changes the parameters while the validation of this one runs."""
     found = []

@@ -52,7 +52,7 @@ struct Matrix {
 template <bool TURNED>
 struct Operand {
     static constexpr int ACROSS = TURNED ? TILE : DEPTH, PITCH = TURNED ? WIDE : TALL, PIECES = ACROSS / 4;
-    static constexpr int EACH = TILE * DEPTH / 4 / THREADS, DOWN = THREADS / PIECES;  // pieces of a thread, how far apart
+    static constexpr int EACH = TILE * DEPTH / 4 / THREADS, DOWN = THREADS / PIECES;  // pieces of a thread, apart
     const Matrix& m;
     const float* from;  // this thread's first number
     int row, end_row, first, end, x, y;
