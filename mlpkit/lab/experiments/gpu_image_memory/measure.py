@@ -9,9 +9,8 @@ from mlpkit.nn.models import FASHION_CNN, LENET5, RESIDUAL
 from mlpkit.training.fit import trainer_of
 from mlpkit.training.recipe import Recipe
 
-RECIPES = tuple(
-    Recipe(model=model, lr=0.01, batch_size=n) for model in (FASHION_CNN, LENET5, RESIDUAL) for n in (32, 128)
-)
+CASES = (FASHION_CNN, 128), (FASHION_CNN, 32), (LENET5, 32), (RESIDUAL, 32)
+RECIPES = tuple(Recipe(model=model, lr=0.01, batch_size=n) for model, n in CASES)
 
 
 @dataclass(frozen=True)
