@@ -80,8 +80,8 @@ class Arena:
     def __init__(self, found, memory=None):
         self.plan = found
         enough = memory is not None and memory.mem.size >= found.bytes
-        self.memory = memory if enough else cp.cuda.Memory(max(found.bytes, ALIGNMENT))
-        self.memory = self.memory if enough else cp.cuda.MemoryPointer(self.memory, 0)
+        bytes_at_least = max(found.bytes, ALIGNMENT)
+        self.memory = memory if enough else cp.cuda.MemoryPointer(cp.cuda.Memory(bytes_at_least), 0)
         self.next, self.living = 0, {}
         self.conflicts = _conflicts(found.intervals)
 
