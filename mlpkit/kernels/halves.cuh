@@ -1,6 +1,7 @@
 // Numbers as the products on planes read them: bfloat16, float32, or halves, two of which make a float32.
 //
-// Halves have few exponents. So an array has a scale, a power of two that brings its largest number to 2^11 and up to 2^15. To look for the largest number first would be a trip through memory. Instead the scale that was right in the
+// Halves have few exponents. So an array has a scale, a power of two that brings its largest number to 2^11 and up to
+// 2^15. To look for the largest number first would be a trip through memory. Instead the scale that was right in the
 // last launch is guessed to be right again, and the largest number is looked for meanwhile; when all blocks have met,
 // they know, and if the guess was wrong, they do their work again.
 
@@ -135,7 +136,8 @@ inline void meet(Scale* const* scales, int count, const Word* most, Word launch)
     __syncthreads();
     if (threadIdx.x == 0) {  // for its block: all warps at the same words would wait for each other
         Scale* first = scales[0];
-        for (int i = 0; i < count; ++i) atomicMax(&scales[i]->largest[ld_acquire_gpu(&scales[i]->launches) % 2], most[i]);
+        for (int i = 0; i < count; ++i)
+            atomicMax(&scales[i]->largest[ld_acquire_gpu(&scales[i]->launches) % 2], most[i]);
         __threadfence();
         if (atomicAdd(&first->arrived, 1u) == gridDim.x - 1) {
             first->arrived = 0;

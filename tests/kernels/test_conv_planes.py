@@ -196,15 +196,18 @@ def in_halves(filters, mode, tiling, scale):
     """Return filters in order as the halves of a mode, those of a tap together; else as they are."""
     if not mode.halves:
         return filters.ravel()
-    blocks = (filters.ravel() * scale).reshape(-1, 1, tiling.chunk * 64)
+    blocks = (filters.ravel() * scale).reshape(-1, 1, 8 * tiling.block(mode))
     high = blocks.astype(np.float16)
     both = [high, (blocks - high.astype(np.float32)).astype(np.float16)]
     return np.concatenate(both[: mode.parts], axis=1).view(np.uint16).ravel()
 
 
 @needs_emulator
-@pytest.mark.parametrize("name", MODES)
-def test_filters_come_in_the_orders_of_both_passes(name, cupy):
+@pytest.mark.parametrize(("name", "stacked"), [*((name, 0) for name in MODES), ("fp16x3", 32)])
+def test_filters_come_in_the_orders_of_both_passes(name, stacked, cupy, monkeypatch, request):
+    monkeypatch.setattr(planes, "MOST_STACKED", stacked)
+    planes.launches.cache_clear()
+    request.addfinalizer(planes.launches.cache_clear)
     mode, rng = planes.MODES[name], np.random.default_rng(0)
     shapes = Shape(2, 6, 20, 9, 9, 3), Shape(1, 70, 40, 7, 8, 2, stride=2), Shape(1, 5, 3, 8, 8, 3, 2, 1)
     sizes = np.float32([1e-9, 1, 50])

@@ -1,4 +1,4 @@
-// The first convolution's weight gradient, from the gradient of what was pooled: dz, three quarters zeros, never exists.
+// The first convolution's weight gradient, from the gradient of what was pooled: dz, mostly zeros, never exists.
 //
 // A thread keeps the sums of EACH filters' taps. It takes windows of a slice of the images: of each it has the pixels
 // in registers, and adds d times the pixels that the largest one's sum saw. Registers can't be indexed: so for each
@@ -40,7 +40,8 @@ inline Gradient gradient(const void* dy, const Kept* kept, const Sizes& s, int i
         #pragma unroll
         for (int j = 0; j < EACH; ++j) found.d[j] = __uint_as_float((Word)from[j] << 16);
     } else {
-        const float* from = static_cast<const float*>(dy) + ((size_t)image * s.channels + group * 8 + first) * WINDOWS + at;
+        size_t first_plane = (size_t)image * s.channels + group * 8 + first;
+        const float* from = static_cast<const float*>(dy) + first_plane * WINDOWS + at;
         #pragma unroll
         for (int j = 0; j < EACH; ++j)
             found.d[j] = group * 8 + first + j < s.channels ? from[(size_t)j * WINDOWS] : 0;
@@ -50,8 +51,8 @@ inline Gradient gradient(const void* dy, const Kept* kept, const Sizes& s, int i
     return found;
 }
 
-// dy: as FROM says, of windows. db: (channels,) or null. arrived: zeros, one for each block of a slice. partial: (slices, 8 groups, CHANNELS_IN, TAPS + 1). chunk: of
-// images, which are in shared memory at a time.
+// dy: as FROM says, of windows. db: (channels,) or null. arrived: zeros, one for each block of a slice. partial: (slices,
+// 8 groups, CHANNELS_IN, TAPS + 1). chunk: of images, which are in shared memory at a time.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
 void weights(const float* x, const void* dy, const Kept* kept, float* partial, float* dW, float* db, Word* arrived,
              Sizes s, int slices, int chunk)

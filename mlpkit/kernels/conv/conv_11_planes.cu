@@ -18,8 +18,11 @@
 // The input gradient is the same product: dy and filters turned by 180 degrees; for a stride of 2, four times, each
 // with the taps that hit the pixels of one phase.
 //
-// What follows the convolution may be done here (FOLLOWED): bias, pool and ReLU. The four sums of a pool's window lie in
-// registers of different lanes, so they go through shared memory, eight channels at a time.
+// What follows the convolution may be done here (FOLLOWED): bias, pool and ReLU. The four sums of a pool's window lie
+// in registers of different lanes, so they go through shared memory, eight channels at a time.
+//
+// A product has 64 rows. Where there are at most 32 filters, of which float32 has two halves, both may be in it
+// (STACKED): two products take the place of three, and rows are added up in the end.
 
 #include "planes.cuh"
 
@@ -48,8 +51,16 @@
 #define PROMOTE 0  // whether each tap's sums are added by the multiprocessor's own float32 adders
 #endif
 
+#ifndef STACKED
+#define STACKED 0  // whether 64 rows are both halves of 32 filters
+#endif
+
 constexpr int MULTIPLIERS = TILES * HEIGHTS, THREADS = 128 * MULTIPLIERS + 64;  // warpgroups, threads
 constexpr int FILTER_PIECES = GROUPS * 64;  // of 64 output channels, a tap, CHUNK channels
+constexpr int FILTER_PARTS = STACKED ? 1 : PARTS;
+constexpr int FIRST_PRODUCT = STACKED ? 1 : PARTS == 2 ? 0 : 2;  // low times high, high times low, high times high
+
+static_assert(!STACKED || (PARTS == 2 && HEIGHTS == 1), "halves of the same filters");
 
 struct Barriers {
     Word64 full_image[2], empty_image[2], full[SLOTS], empty[SLOTS];
@@ -212,13 +223,14 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
                     if (lane == 0) unscale = factor;
                 }
                 if (lane == 0)
-                    mbarrier_arrive_expect_tx(&barriers.full[slot], HEIGHTS * PARTS * FILTER_PIECES * sizeof(Piece));
+                    mbarrier_arrive_expect_tx(&barriers.full[slot],
+                                              HEIGHTS * FILTER_PARTS * FILTER_PIECES * sizeof(Piece));
                 __syncwarp();
                 if (lane < HEIGHTS) {
                     size_t from = (size_t)(item % heights * HEIGHTS + lane) * stages + stage;
-                    cp_async_bulk(filter_ring + (slot * HEIGHTS + lane) * PARTS * FILTER_PIECES,
-                                  static_cast<const Piece*>(filters) + from * PARTS * FILTER_PIECES,
-                                  PARTS * FILTER_PIECES * sizeof(Piece), &barriers.full[slot]);
+                    cp_async_bulk(filter_ring + (slot * HEIGHTS + lane) * FILTER_PARTS * FILTER_PIECES,
+                                  static_cast<const Piece*>(filters) + from * FILTER_PARTS * FILTER_PIECES,
+                                  FILTER_PARTS * FILTER_PIECES * sizeof(Piece), &barriers.full[slot]);
                 }
                 if (++slot == SLOTS) slot = 0, ++round;
             }
@@ -239,17 +251,17 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
                     wait(&barriers.full_image[buffer], image_round & 1);
                 }
                 Word pixels = image + shift(p, tap_y, tap_x) * 16;
-                Word filter = shared_address(filter_ring + (slot * HEIGHTS + height) * PARTS * FILTER_PIECES);
+                Word filter = shared_address(filter_ring + (slot * HEIGHTS + height) * FILTER_PARTS * FILTER_PIECES);
                 wait(&barriers.full[slot], round & 1);
                 wgmma_fence();
                 #pragma unroll
-                for (int product = PARTS == 2 ? 0 : 2; product < 3; ++product)  // low times high, high times low
+                for (int product = FIRST_PRODUCT; product < 3; ++product)
                     #pragma unroll
                     for (int k = 0; k < GROUPS; k += 2) {
                         Word a = filter + ((product == 0) * GROUPS + k) * 64 * 16;
                         Word b = pixels + ((product == 1) * GROUPS + k) * plane * 16;
                         Word64 filters_at = descriptor(a, 64 * 16, 128), pixels_at = descriptor(b, plane * 16, 128);
-                        if (PROMOTE && k == 0 && product == (PARTS == 2 ? 0 : 2))
+                        if (PROMOTE && k == 0 && product == FIRST_PRODUCT)
                             wgmma<KIND, false, WIDTH, true>(sums, filters_at, pixels_at);
                         else wgmma<KIND, false, WIDTH>(sums, filters_at, pixels_at);
                     }
@@ -278,9 +290,22 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
                 for (int i = 0; i < WIDTH / 2; ++i) sums[i] = total[i];
             }
             int channel = (item % heights * HEIGHTS + height) * 64 + threadIdx.x / 32 % 4 * 16;
+            float* room = reinterpret_cast<float*>(filter_ring + SLOTS * HEIGHTS * FILTER_PARTS * FILTER_PIECES);
+            if constexpr (STACKED) {  // rows of second halves join those of first ones
+                float* theirs = room + (group * 2 + warp % 2) * (WIDTH / 2 * 32) + lane;
+                room += TILES * 2 * (WIDTH / 2 * 32);
+                #pragma unroll
+                for (int i = 0; i < WIDTH / 2; ++i)
+                    if (warp % 4 >= 2) theirs[i * 32] = sums[i];
+                bar_sync<128>(1 + group);
+                #pragma unroll
+                for (int i = 0; i < WIDTH / 2; ++i)
+                    if (warp % 4 < 2) sums[i] += theirs[i * 32];
+                bar_sync<128>(1 + group);  // they are read
+                if (warp % 4 >= 2) continue;
+            }
 #if FOLLOWED
-            float* room = reinterpret_cast<float*>(filter_ring + SLOTS * HEIGHTS * PARTS * FILTER_PIECES) + warp * 8 * LINE;
-            store(p, following, to, item / heights * TILES + tile, channel, sums, unscale, room);
+            store(p, following, to, item / heights * TILES + tile, channel, sums, unscale, room + warp * 8 * LINE);
 #else
             store(p, to, item / heights * TILES + tile, channel, sums, unscale);
 #endif

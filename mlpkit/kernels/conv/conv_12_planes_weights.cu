@@ -3,8 +3,8 @@
 // needs sm_90a
 //
 // dW = dy x as a product for each tap: 64 output channels times CHUNK channels, summed over windows. Both lie with
-// neighbours in the channels, not in the windows that the sum runs over. For numbers of 16 bits wgmma turns both on the
-// way, and for TF32 it can't. Windows that begin between the rows have a dy of zero.
+// neighbours in the channels, not in the windows that the sum runs over. Numbers of 16 bits are turned on the way: x by
+// wgmma, and dy, which all taps want, once, into registers. For TF32 there is no such way. Windows that begin between the rows have a dy of zero.
 //
 // Planes lie an odd number of pieces apart: wgmma turns eight of them at a time, and reads from eight banks of 16 bytes
 // only then. The copy engine wants to write at multiples of 128 bytes, so threads copy here.
@@ -126,7 +126,8 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
         for (int band = slice; band < bands; band += d.slices) {
             const Piece* from = ring + slot * slot_pieces;
             Word image = shared_address(from);
-            const Piece* gradient = from + image_pieces + (warp % 4 * 2 + lane / 8 % 2) * d.plane + lane / 16 * 8 + lane % 8;
+            const Piece* gradient = from + image_pieces + (warp % 4 * 2 + lane / 8 % 2) * d.plane;
+            gradient += lane / 16 * 8 + lane % 8;  // this lane's row of four matrices
             wait(&barriers.full[slot], round & 1);
             for (int k = 0; k < d.windows; k += 16, image += 16 * 16, gradient += 16) {
                 #pragma unroll
@@ -176,12 +177,12 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
     barrier_cluster_wait();
 }
 
-// Add what the clusters have, in their order, and write it where it belongs: dW (o, c, k, l). A thread has a number. The
-// first threads also add up db (o,) of `bias_slices` slices (o_room,), if there are any.
+// Add what the clusters have, in their order, and write it where it belongs: dW (o, c, k, l). A thread has a number.
+// The first threads also add up db (o,) of `bias_slices` slices (o_room,), if there are any.
 extern "C" __global__ __launch_bounds__(256)
 void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW,
-         int o_all, int c_all, const Scale* of_images, const Scale* of_dy, const float* bias, float* db, int bias_slices,
-         int o_room)
+         int o_all, int c_all, const Scale* of_images, const Scale* of_dy, const float* bias, float* db,
+         int bias_slices, int o_room)
 {
     int tiles = d.heights * d.widths * d.tap_groups, taps = p.taps_y * p.taps_x, all = tiles * NUMBERS;
     int number = blockIdx.x * blockDim.x + threadIdx.x;
@@ -201,14 +202,8 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
     int c = tile / d.heights % d.widths * CHUNK + i / 4 * 8 + thread % 4 * 2 + i % 2;
     if (tap >= taps || o >= o_all || c >= c_all) return;
     float sum = 0;
-    for (int first = 0; first < d.slices / CLUSTER; first += 16) {
-        float some[16];  // asked for together
-        #pragma unroll
-        for (int i = 0; i < 16; ++i)
-            some[i] = first + i < d.slices / CLUSTER ? partial[(size_t)(first + i) * all + number] : 0;
-        #pragma unroll
-        for (int i = 0; i < 16; ++i) sum += some[i];
-    }
+    #pragma unroll 8
+    for (int cluster = 0; cluster < d.slices / CLUSTER; ++cluster) sum += partial[(size_t)cluster * all + number];
     sum *= unscale;
     dW[((size_t)o * c_all + c) * taps + tap] = sum;
 }

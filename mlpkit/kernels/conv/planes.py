@@ -24,6 +24,7 @@ FORWARD, WEIGHTS, OPERANDS = "conv_11_planes", "conv_12_planes_weights", "planes
 MOST_PIECES = 128  # of a row: the copy engine takes boxes of at most 256 numbers of 8 bytes a side
 WIDTHS = (32, 64, 104, 128, 144, 176, 208)
 SHARED, BARRIERS = 227 << 10, 256  # bytes of shared memory that a block may have, and those not of the rings
+MOST_STACKED = 32  # filters, of which both halves are one operand: two products take the place of three
 MOST_BLOCKS = 512  # that look for a scale together
 MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
 # Windows that a block sums for the weight gradient where float32 is meant. Tensor cores cut what they add, and so the
@@ -142,7 +143,7 @@ class Tiling:
     """Of the forward kernel: its macros. width: windows of a tile; tiles, heights: of a block; chunk: channels.
 
     blocks: on a multiprocessor. slots: of the ring of filters. resident: whether there is one for each tap. promote:
-    whether each tap's sums are added by float32 adders.
+    whether each tap's sums are added by float32 adders. stacked: whether 64 rows are both halves of 32 filters.
     """
 
     width: int
@@ -153,14 +154,24 @@ class Tiling:
     slots: int = 4
     resident: bool = False
     promote: bool = False
+    stacked: bool = False
 
     @property
     def macros(self):
         return {name.upper(): int(value) for name, value in vars(self).items()}
 
     @property
+    def tile(self):
+        """Filters in 64 rows."""
+        return 32 if self.stacked else 64
+
+    @property
     def threads(self):
         return 128 * self.tiles * self.heights + 64
+
+    def block(self, mode):
+        """Return how many pieces of filters are followed by their second halves."""
+        return 32 if self.stacked else self.chunk // mode.channels * 64
 
     def rows(self, conv):
         """Return how many rows of windows a tile has, and how many tiles an image; None where not even one row fits."""
@@ -187,7 +198,9 @@ class Tiling:
         buffers = 2 if padded(conv.channels) > self.chunk or items > blocks else 1
         line = self.width + (40 - self.width % 32) % 32 if conv.pool else 0  # of sums, eight for each warp
         multipliers = self.tiles * self.heights
-        return buffers * self.tiles * image + self.slots * self.heights * 64 * groups + multipliers * 4 * 8 * 4 * line
+        filters = self.slots * self.heights * self.tile * groups
+        room = multipliers * 4 * 8 * 4 * line + self.stacked * self.tiles * 2 * 32 * self.width // 2 * 4
+        return buffers * self.tiles * image + filters + room
 
 
 def padded(channels, multiple=16):
@@ -207,10 +220,11 @@ def tilings(conv, mode):
     stages = padded(conv.channels) // chunk * conv.taps[0] * conv.taps[1]
     promote = mode.parts > 1
     for width, (tiles, heights, blocks, most, *longer) in product(WIDTHS, BLOCKS):
+        stacked = promote and heights == 1 and padded(conv.channels_out) <= MOST_STACKED
         fit = [
             tiling
             for slots, resident in ((stages, True), (4, False), (3, False), (2, False))
-            if (tiling := Tiling(width, tiles, heights, chunk, blocks, slots, resident, promote)).rows(conv)
+            if (tiling := Tiling(width, tiles, heights, chunk, blocks, slots, resident, promote, stacked)).rows(conv)
             and tiling.shared(conv, mode) + BARRIERS <= SHARED // blocks
             and width // 2 * (1 + promote) <= most
             and (slots <= 9 or not resident)
@@ -339,10 +353,11 @@ def filters_in_order(w, mode, tiling):
     import cupy
 
     o, c, k, l = w.shape  # noqa: E741
-    o_padded, c_padded = padded(o, 64 * tiling.heights), padded(c, max(16, tiling.chunk))
+    tile = tiling.tile
+    o_padded, c_padded = padded(o, tile * tiling.heights), padded(c, max(16, tiling.chunk))
     w = cupy.pad(w, ((0, o_padded - o), (0, c_padded - c), (0, 0), (0, 0)))
     per = mode.channels
-    w = w.reshape(o_padded // 64, 64, c_padded // tiling.chunk, tiling.chunk // per, per, k, l)
+    w = w.reshape(o_padded // tile, tile, c_padded // tiling.chunk, tiling.chunk // per, per, k, l)
     w = cupy.ascontiguousarray(w.transpose(0, 2, 5, 6, 3, 1, 4))
     return as_bf16(w) if mode.stored == 8 else w
 
@@ -458,7 +473,10 @@ class Launch:
 
     def pieces(self, mode):
         """Return how many pieces of 16 bytes its filters are, second halves not counted."""
-        rows, columns = padded(self.conv.channels_out, 64 * self.tiling.heights), padded(self.conv.channels)
+        rows, columns = (
+            padded(self.conv.channels_out, self.tiling.tile * self.tiling.heights),
+            padded(self.conv.channels),
+        )
         return rows * columns // mode.channels * self.conv.taps[0] * self.conv.taps[1]
 
 
@@ -578,7 +596,7 @@ MOST_ORDERS = 16  # of a launch; as in planes_operands.cu
 ORDER = np.dtype(
     [("from", "u8"), ("to", "u8"), ("first", "i4"), ("which", "i4"), ("rows", "i4"), ("columns", "i4")]
     + [(name, "i4") for name in ("row_step", "column_step", "groups", "chunks", "taps", "taps_x")]
-    + [(name, "i4") for name in ("tap_y", "tap_x", "step_y", "step_x", "side", "padding")]
+    + [(name, "i4") for name in ("tap_y", "tap_x", "step_y", "step_x", "side", "tile", "block", "padding")]
 )
 ORDERS = np.dtype([("of", ORDER, MOST_ORDERS), ("scales", "u8", MOST_ORDERS), ("counts", "i4", 4)])
 
@@ -654,6 +672,7 @@ def _order(mode, shape, which, one):
     numbers = {"rows": rows, "columns": columns, "row_step": steps[0], "column_step": steps[1]}
     numbers |= {"groups": chunk // mode.channels, "chunks": padded(columns) // chunk}
     numbers |= {"taps": one.conv.taps[0] * one.conv.taps[1], "taps_x": one.conv.taps[1], "side": k}
+    numbers |= {"tile": one.tiling.tile, "block": one.tiling.block(mode)}
     return numbers | {"tap_y": tap_y, "tap_x": tap_x, "step_y": step_y, "step_x": step_x}
 
 
@@ -677,7 +696,7 @@ def prepare(name, shape, which, a, b, tiling=None):
         b = b if which == "forward" else b.swapaxes(0, 1)
         found = launches(mode, shape, which, tiling)
         orders = [filters_in_order(b[:, :, one.rows, one.columns], mode, one.tiling).ravel() for one in found]
-        others, block = cupy.concatenate(orders), found[0].tiling.chunk * 8
+        others, block = cupy.concatenate(orders), found[0].tiling.block(mode)
     operands, workspace = [Stored(images), Stored(others)], 0
     if mode.halves:
         operands = [Stored(cupy.empty(mode.parts * each.size, np.uint16), new_scale()) for each in (images, others)]

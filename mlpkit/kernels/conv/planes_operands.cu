@@ -4,7 +4,7 @@
 // each step: those of all convolutions of a model in one launch. W (o, c, k, k) becomes, for each pass, [64 rows][chunk
 // of columns][tap][piece of columns][row]: rows are o and columns c for the forward pass, and the other way round, with
 // the taps turned, for the input gradient. A thread makes a piece, and a warp's pieces are neighbours. With halves the
-// second ones follow the first ones, of a tap or of a whole array.
+// second ones follow the first ones: of a tap, of 32 filters, or of a whole array.
 
 #include "halves.cuh"
 
@@ -80,7 +80,7 @@ struct Order {
     int rows, columns, row_step, column_step;  // of W as a matrix for each tap: how many, and numbers between neighbours
     int groups, chunks, taps, taps_x;          // pieces of columns in a chunk
     int tap_y, tap_x, step_y, step_x, side;    // tap (i, j) is W's (tap_y + step_y i, tap_x + step_x j)
-    int padding;
+    int tile, block, padding;  // rows side by side; pieces that are followed by their second halves
 };
 
 struct Orders {
@@ -92,9 +92,10 @@ struct Orders {
 // Make piece number i, and return the largest magnitude in it.
 inline float make(const Order& order, int i, float scale)
 {
-    int n = i - order.first, row = n % 64, group = n / 64 % order.groups, rest = n / 64 / order.groups;
+    int n = i - order.first, row = n % order.tile, group = n / order.tile % order.groups;
+    int rest = n / order.tile / order.groups;
     int tap = rest % order.taps, chunk = rest / order.taps % order.chunks;
-    int o = rest / order.taps / order.chunks * 64 + row, c = (chunk * order.groups + group) * CHANNELS;
+    int o = rest / order.taps / order.chunks * order.tile + row, c = (chunk * order.groups + group) * CHANNELS;
     int y = order.tap_y + order.step_y * (tap / order.taps_x), z = order.tap_x + order.step_x * (tap % order.taps_x);
     const float* from = order.from + (size_t)o * order.row_step + (size_t)c * order.column_step + y * order.side + z;
     float x[8] = {};
@@ -106,7 +107,7 @@ inline float make(const Order& order, int i, float scale)
     } else {
         Piece parts[PARTS];
         pieces_of(x, scale, parts);
-        int block = order.groups * 64, to = n / block * block * PARTS + n % block;
+        int block = order.block, to = n / block * block * PARTS + n % block;
         #pragma unroll
         for (int part = 0; part < PARTS; ++part) put(order.to + to + part * block, parts[part]);
     }
