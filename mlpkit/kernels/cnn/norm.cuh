@@ -317,6 +317,12 @@ inline Pair of_lane(const Pair& mine, int distance)
 {
     return {__shfl_xor_sync(~0u, mine.one, distance), __shfl_xor_sync(~0u, mine.two, distance)};
 }
+// By value: of two arrays' places the compiler would choose an address, and keep the arrays in memory.
+inline float chosen(bool first, float a, float b) { return first ? a : b; }
+inline Pair chosen(bool first, Pair a, Pair b)
+{
+    return {chosen(first, a.one, b.one), chosen(first, a.two, b.two)};
+}
 inline float of_lane(float mine, int distance) { return __shfl_xor_sync(~0u, mine, distance); }
 // What LANES neighbours have, for all of them.
 template <int LANES, typename T>
@@ -332,14 +338,15 @@ template <typename T>
 inline T summed_by_channel(const T (&all)[8])
 {
     int lane = threadIdx.x % 32;
+    bool upper = lane & 16, right = lane & 8, last = lane & 4;
     T four[4], two[2];
     #pragma unroll
     for (int i = 0; i < 4; ++i)
-        four[i] = (lane & 16 ? all[i + 4] : all[i]) + of_lane(lane & 16 ? all[i] : all[i + 4], 16);
+        four[i] = chosen(upper, all[i + 4], all[i]) + of_lane(chosen(upper, all[i], all[i + 4]), 16);
     #pragma unroll
     for (int i = 0; i < 2; ++i)
-        two[i] = (lane & 8 ? four[i + 2] : four[i]) + of_lane(lane & 8 ? four[i] : four[i + 2], 8);
-    return summed<4>((lane & 4 ? two[1] : two[0]) + of_lane(lane & 4 ? two[0] : two[1], 4));
+        two[i] = chosen(right, four[i + 2], four[i]) + of_lane(chosen(right, four[i], four[i + 2]), 8);
+    return summed<4>(chosen(last, two[1], two[0]) + of_lane(chosen(last, two[0], two[1]), 4));
 }
 
 inline void tell(float4* to, const Pair& pair, Word launch)

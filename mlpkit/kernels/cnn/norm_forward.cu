@@ -112,7 +112,7 @@ inline void leave_moments(const Sizes& s, const Numbers& y, const Share& share, 
     float count = count_of(all, warp), part = count > 0 ? __fdividef(1, count) : 0, mine = 0;
     #pragma unroll
     for (int c = 0; c < 8; ++c)
-        if (lane / 4 == c) mine = pivot[c];
+        mine = chosen(lane / 4 == c, pivot[c], mine);
     float squares = fmaxf(fmaf(-found.one * part, found.one, found.two), 0);
     if (lane % 4 == 0) of_warps[warp][lane / 4] = {fmaf(found.one, part, mine), squares};
     __syncthreads();
@@ -204,7 +204,7 @@ inline Word largest_of_window(const Sizes& s, const Norm& norm, const Numbers& y
     int corner = POOL > 1 ? row * POOL * s.width + (i - row * s.across()) * POOL : i;
     Word marks = 0;
     norm.at(s, y, x, share, image, corner, best);
-    #pragma unroll
+    #pragma unroll 1
     for (int choice = 1; choice < POOL * POOL; ++choice) {
         float v[8];
         norm.at(s, y, x, share, image, corner + choice / POOL * s.width + choice % POOL, v);
