@@ -40,7 +40,8 @@ INPUT = -1
 
 def match(places, i, shape, n, mode):
     """Return how many layers from places[i] on are one block, and the block; None where there is none. See `blocks`."""
-    stages, j = [], i
+    stages: list[Stage] = []
+    j = i
     while j < len(places):
         found = _residual(places, j, shape, n, mode, len(stages)) or _plain(places, j, shape, n, mode)
         if found is None:
@@ -71,7 +72,8 @@ def _plain(places, i, shape, n, mode):
     if why_not(mode, conv, places[i].wants_dx) and (places[i].wants_dx or not _is_stem(conv)):
         return None
     layer = places[i + 1].layer
-    about = norm.Norm(mode, n, *conv.y[1:], False, eps=layer.eps, momentum=layer.momentum)
+    channels, height, width = conv.y[1:]
+    about = norm.Norm(mode, n, channels, height, width, False, eps=layer.eps, momentum=layer.momentum)
     count, about = _followers(places, i + 2, about)
     return 2 + count, [Stage(places[i], places[i + 1], conv, about)]
 
@@ -99,7 +101,8 @@ def _residual(places, i, shape, n, mode, number):
     """Return how many layers are a residual from places[i] on, and its stages, or None. number: of its first stage."""
     if places[i].layer.kind != "Residual":
         return None
-    stages, inside, j = [], places[i].inside, 0
+    stages: list[Stage] = []
+    inside, j = places[i].inside, 0
     while j < len(inside):
         found = _plain(inside, j, stages[-1].output if stages else shape, n, mode)
         if found is None or found[1][0].about.pool > 1:
@@ -175,7 +178,8 @@ class NormBlock:
         return between.convert(self.mode, self.stages[0].shape.x, x.array, x.layout, "stored", self.scale_x)
 
     def backward(self, dy):
-        self.came, pasts = [dy], {}  # a list: who takes the gradient from it drops it, too
+        self.came = [dy]  # a list: who takes the gradient from it drops it, too
+        pasts: dict[int, norm.Past] = {}
         del dy
         for number in reversed(range(len(self.stages))):
             stage, past = self.stages[number], pasts.pop(number, None)
