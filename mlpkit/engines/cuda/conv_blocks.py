@@ -125,10 +125,10 @@ class ConvBlock(Following):
         super().__init__(at, conv, about, mode)
         self.scale_x, self.scale_dz = (planes.new_scale() if mode.halves else None for _ in range(2))
         self.plain = not (about.keeps or at.layer.bias)
-        self.filters = None  # until it is known where the result goes
+        self.filters: planes.Filters | None = None  # until it is known where the result goes
 
     def settle(self):
-        """Choose the kernel that does what follows: the convolution's own, if it can."""
+        """Choose the kernel that does what follows, the convolution's own, if it can; return what makes its filters."""
         followed = shape_of(self.at.layer, self.conv.x[1:], self.conv.batch)
         followed = planes.cropped(followed, self.about.pool, followed=True)
         (conv, _, _), *_ = planes.convolutions(followed, "forward")
@@ -136,12 +136,12 @@ class ConvBlock(Following):
         self.conv = followed if self.at_once else self.conv
         passes = planes.PASSES_OF_FILTERS[: 1 + self.at.wants_dx]
         self.filters = planes.Filters(self.mode, [(self.conv, self.at.W, passes)])
+        return self.filters
 
     def forward(self, x):
-        if self.filters is None:
-            self.settle()
+        filters = self.filters or self.settle()
         self.layout, self.x = x.layout, self.stored(x)
-        (self.made,) = self.filters()
+        (self.made,) = filters()
         y, self.kept = self.convolved(self.made.pop("forward"))
         return Value(y, self.to, self.about.channels)
 
