@@ -191,7 +191,8 @@ def _empty(norm, scale, out):
     import cupy
 
     if out == "operand":
-        return planes.empty_operand(norm.mode, norm.n, norm.channels, *norm.out, scale)
+        height, width = norm.out
+        return planes.empty_operand(norm.mode, norm.n, norm.channels, height, width, scale)
     if out == "planes":
         return planes.empty_planes(norm.mode, norm.n, norm.channels, *norm.out)
     return cupy.empty((norm.n, norm.channels, *norm.out), np.float32)
@@ -204,9 +205,9 @@ def _out_number(norm, out):
 def backward(norm, channels, kept, dy, scale, meeting, past=None, layout="planes", keep=False, dw=None, blocks=None):
     """Return the gradient of what was normalized, `Stored`; write those of the channels. All as for `forward`.
 
-    dy: the gradient of the result, planes, or images where layout is "nchw". past: `Past`,
-    whose gradient belongs to the result, too. keep: return planes, too: the gradient before the normalization, which
-    goes past a residual. dw: where images of one channel were read, their filters' gradient, written instead.
+    dy: the gradient of the result, planes, or images where layout is "nchw". past: `Past`, whose gradient belongs to
+    the result, too. keep: return planes, too: the gradient before the normalization, which goes past a residual. dw:
+    where images of one channel were read, their filters' gradient, written instead.
     """
     pieces = norm.pieces + (norm.stored * norm.out[0] * norm.out[1] if layout == "planes" else 0)
     blocks, shared, sizes = norm.launch(pieces, blocks)
@@ -215,7 +216,7 @@ def backward(norm, channels, kept, dy, scale, meeting, past=None, layout="planes
     dense = planes.empty_planes(*whole) if keep else None
     vectors = [channels.gamma, channels.beta, kept.statistics, channels.dgamma, channels.dbeta, channels.dbias]
     given = _addresses(dy, kept.marks), _addresses(past and past.gradient, past and past.marks)
-    ends = [dw if norm.kernel else to.array, scale, dense]
+    ends = [dw if to is None else to.array, scale, dense]
     arguments = (sizes, _addresses(*vectors), kept.y, np.uintp(_address(kept.filters)), *given, meeting)
     kernel = _kernel(BACKWARD, "normalize_backward", **_backward_macros(norm, past, layout, keep))
     arguments = (*arguments, *(np.uintp(_address(each)) for each in ends))
