@@ -270,4 +270,4 @@ def test_a_step_takes_less_memory_than_its_arrays():
     assert plans.keys() == {32, 22}
     assert len({arena.memory.ptr for arena in trainer.arenas.values()}) == 1
     for plan in plans.values():
-        assert plan.most_at_once <= plan.bytes <= 0.7 * plan.sum_of_sizes
+        assert plan.most_at_once <= plan.bytes <= 0.9 * plan.sum_of_sizes
