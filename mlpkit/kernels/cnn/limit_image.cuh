@@ -144,9 +144,10 @@ __device__ void through_network(Exchange& exchange, const Image& mine, int image
     mine.put();
     stamp(15);
     take_convs(exchange, step);
+    if (BLOCKS == 1 && thread() == CLERK) ask_weights<waits>(exchange, step);  // before the only barrier that there is
     __syncthreads();
     stamp(1);
-    if (thread() == CLERK) ask_weights<waits>(exchange, step);
+    if (BLOCKS > 1 && thread() == CLERK) ask_weights<waits>(exchange, step);
     Kept kept;
     convs_forward<0>([&] {
         if constexpr (kept_rows() > 0) kept.ask(exchange.packed);
