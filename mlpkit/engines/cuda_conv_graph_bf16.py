@@ -8,6 +8,7 @@ from . import cuda_conv_graph
 from .cupy_conv import *
 
 NAME = "cuda_conv_graph_bf16"
+GATE = (5, 3e-2)  # of the first losses, how many are held to the baseline's, and how closely: see `lab.peers`
 
 
 def why_not(model, optimizer, batch_size):

@@ -8,6 +8,7 @@ from . import cuda_conv_graph
 from .cupy_conv import *
 
 NAME = "cuda_conv_graph_tf32"
+GATE = (5, 2e-3)  # of the first losses, how many are held to the baseline's, and how closely: see `lab.peers`
 
 
 def why_not(model, optimizer, batch_size):

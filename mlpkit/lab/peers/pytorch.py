@@ -68,7 +68,7 @@ def with_parameters(module, W, b):
     return module
 
 
-class Sum(torch.nn.Module):
+class Sum(torch.nn.Module):  # type: ignore[misc]
     """What comes in, and what modules make of it."""
 
     def __init__(self, inside):

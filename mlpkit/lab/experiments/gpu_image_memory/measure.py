@@ -1,5 +1,6 @@
 """How the record "gpu_image_memory" is made: some steps of each training, and what is allocated then."""
 
+import gc
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -73,6 +74,8 @@ def _peer(name, task):
     """Return the most bytes that PyTorch had allocated in some steps, the examples left out."""
     import torch
 
+    torch._dynamo.reset()  # what it has compiled for the case before holds on to that case's arrays
+    gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     steps = import_module(f"mlpkit.lab.peers.{name}").prepare(task)
@@ -80,4 +83,7 @@ def _peer(name, task):
     steps(4)
     torch.cuda.reset_peak_memory_stats()
     steps(4)
-    return {"bytes": torch.cuda.max_memory_allocated() - before - examples}
+    found = torch.cuda.max_memory_allocated() - before - examples
+    if found <= 0:
+        raise ValueError("what the case before had allocated went meanwhile: nothing can be said of this one.")
+    return {"bytes": found}
