@@ -5,53 +5,7 @@
 #include "limit_waits.cuh"
 #include "limit_places.cuh"
 #include "limit_stamps.cuh"
-
-struct Settings {
-    float beta1, rest1, beta2, rest2, eps, l2, shrink;  // rest: 1 - beta, as float64 has it
-};
-
-struct Vectors {
-    float *theta, *m, *v;
-};
-
-struct Rates {
-    float lr, m, v;  // m: lr over how much of its average m is; v: one over the root of how much of its average v is
-};
-
-struct Parameter {
-    float w;
-#if ADAM
-    float m, v;
-#endif
-
-    __device__ void load(const Vectors& vectors, int place) {
-        w = vectors.theta[place];
-#if ADAM
-        m = vectors.m[place], v = vectors.v[place];
-#endif
-    }
-
-    __device__ void store(const Vectors& vectors, int place) const {
-        vectors.theta[place] = w;
-#if ADAM
-        vectors.m[place] = m, vectors.v[place] = v;
-#endif
-    }
-
-    __device__ void update(float g, const Settings& settings, const Rates& rates, bool is_weight) {
-        if (is_weight) {  // only weights decay
-            g += settings.l2 * w;
-            w -= rates.lr * settings.shrink * w;
-        }
-#if ADAM
-        m = settings.beta1 * m + settings.rest1 * g;
-        v = settings.beta2 * v + settings.rest2 * g * g;
-        w -= __fdividef(rates.m * m, sqrt_approx(v) * rates.v + settings.eps);
-#else
-        w -= rates.lr * g;
-#endif
-    }
-};
+#include "optimizer.cuh"
 
 // ---- Dense layers: 16 weights a lane, four inputs times four columns; the warps share out the examples ----
 

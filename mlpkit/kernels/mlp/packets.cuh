@@ -3,13 +3,7 @@
 // the first one is the tag's parity, which says to which of two steps they belong.
 
 #include "patience.cuh"
-
-typedef Word64 Packet;
-
-__device__ void send(Packet* to, float value, Word tag) {
-    const Packet packet = (Packet)tag << 32 | __float_as_uint(value);
-    st_relaxed_gpu(to, packet);
-}
+#include "packet.cuh"
 
 // A piece of memory serves every second step; from one to the next, the parity changes. The first is 1: memory starts
 // as 0.
@@ -22,10 +16,7 @@ __device__ void send_four(float4* to, float4 values, Word tag) {
     st_relaxed_gpu(to, low, high);
 }
 
-__device__ bool is_of(Packet packet, Word tag) { return (Word)(packet >> 32) == tag; }
-__device__ bool is_of(ulonglong2 packets, Word tag) { return is_of(packets.x, tag) && is_of(packets.y, tag); }
 __device__ bool is_of(float4 four, Word tag) { return (__float_as_uint(four.x) & 1) == parity_of(tag); }
-__device__ float value_of(Packet packet) { return __uint_as_float((Word)packet); }
 
 // N packets, or pairs of them, or fours, asked for at once; at(i) is where the i-th is. What is not there yet is asked
 // for again. A whole warp waits together: lanes that leave a loop one by one are slow to come together again.

@@ -1,6 +1,10 @@
 // The optimizer, for the kernels that train whole epochs: a parameter, with Adam's two averages where ADAM is 1.
 
-#include "network.cuh"
+#include "ptx.cuh"
+
+#ifndef ADAM
+#define ADAM 0
+#endif
 
 struct Settings {
     float beta1, rest1, beta2, rest2, eps, l2, shrink;  // rest: 1 - beta, as float64 has it
