@@ -11,7 +11,6 @@ from functools import cache
 from itertools import pairwise
 
 import cupy as cp
-import cupyx
 import numpy as np
 
 from mlpkit import kernels
@@ -21,6 +20,7 @@ from .cuda.graph import GraphTrainer
 from .cuda.rates import rates, settings, why_unknown
 from .cuda.transfers import Feed, RowLosses
 from .cuda.uninterrupted import uninterrupted
+from .cuda.waiting import WaitingTrainer
 from .cupy_conv import *
 
 gpu.require_capability(9.0)
@@ -116,13 +116,15 @@ def _late(channels, out, size, ph, pw):
     return 4 * out * channels * size**2 * ph * chunks + 8 * groups * ph * chunks * ((10 + size) * 32 * lanes + 1)
 
 
-class Trainer:
+class Trainer(WaitingTrainer):
     """Trains a network with one launch an epoch. See `protocol.Trainer`.
 
     X: uint8 pixels, or float32. stamped_steps: steps of each epoch, after the first 100, in which the blocks write down
     the time at each stage: see `stamps`. Raises ValueError for a model, a dtype or a GPU that the kernel is not made
     for. `epoch` and `close` raise RuntimeError where a block of an epoch before waited in vain: then theta has a NaN.
     """
+
+    engine, file, awaited, stages = NAME, "limit", AWAITED, STAGES
 
     def __init__(self, network, optimizer, X, y, batch_size, stamped_steps=0, **macros):
         if network.dtype != np.float32:
@@ -140,49 +142,20 @@ class Trainer:
         self.losses = RowLosses(steps, batch_size, np.float32)
         self.exchange = cp.empty(exchange_bytes, np.uint8)
         self.feed = Feed(rates=(3 * steps, np.float32), order=(len(y), np.int64))
-        self.failed, self.found = cp.zeros(1, np.uint64), cupyx.empty_pinned(1, np.uint64)
-        self.found[:] = 0
+        super().__init__()
         m, v = optimizer.state.values() or (0, 0)
         self.arguments = self.losses.rows, self.failed, self.exchange, network.theta, m, v, self.feed["rates"]
 
     def epoch(self, order):
         """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
-        self._check()
+        self.check()
         n, steps = len(order), -(-len(order) // self.batch_size)
         arguments = self.X, self.y, self.feed["order"], np.int32(n), *self.arguments, *settings(self.optimizer)
-        size = {"shared_mem": self.shared_bytes, "enable_cooperative_groups": True}
         with uninterrupted():  # so that theta and the optimizer's count of steps are of one epoch
             self.exchange.fill(0)
             self.feed.send(rates=rates(self.optimizer, steps), order=order)
-            self.kernel((self.blocks,), (self.threads,), arguments, **size)
-            self.failed.data.copy_to_host_async(self.found.ctypes.data, self.found.nbytes)
+            self.launch(arguments)
         return self.losses.means((steps,), n)
-
-    def stamps(self):
-        """Return when each block came to each stage of the steps that were stamped last, (blocks, steps, stages).
-
-        A NumPy array of int64, the GPU's time in nanoseconds.
-        """
-        memory = kernels.load("limit", **self.macros).get_global("stamps")
-        return cp.ndarray((self.blocks, self.stamped_steps, STAGES), np.int64, memory).get()
-
-    def close(self):
-        """Wait until the host's memory is no longer read or written."""
-        self.feed.close()
-        cp.cuda.get_current_stream().synchronize()
-        self._check()
-
-    def _check(self):
-        """Raise RuntimeError for a block that waited in vain, in one of the epochs that the GPU is done with."""
-        word = int(self.found[0])
-        if word:
-            self.found[:] = 0
-            self.failed.fill(0)
-            block, what, step = word >> 32 & 0xFFFF, AWAITED[(word >> 48) - 1], word & 0xFFFFFFFF
-            raise RuntimeError(
-                f"{NAME} stood still: block {block} waited in vain for {what} of step {step}, so that epoch is lost: "
-                f"begin again from the parameters before it, and if that fails too, take another engine."
-            )
 
 
 def macros_for(model, optimizer, batch_size, dtype):

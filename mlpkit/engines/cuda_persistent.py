@@ -10,7 +10,6 @@ don't fit; and a block that waits in vain says so, for the host to raise.
 from functools import cache
 
 import cupy as cp
-import cupyx
 import numpy as np
 
 from mlpkit import kernels
@@ -20,6 +19,7 @@ from .cuda.held import Held, as_bytes, as_labels, check_dtype, macros_for, why_n
 from .cuda.rates import rates, settings
 from .cuda.transfers import Feed, RowLosses
 from .cuda.uninterrupted import uninterrupted
+from .cuda.waiting import WaitingTrainer
 from .cupy_fused import *
 
 gpu.require_capability(9.0)
@@ -42,7 +42,7 @@ def _too_small(batch_size):
     return None
 
 
-class Trainer:
+class Trainer(WaitingTrainer):
     """Trains a network with one launch an epoch. See `protocol.Trainer`.
 
     X: uint8 pixels, or float32 that are pixels / 255. stamped_steps: steps of each epoch, after the first 100, in which
@@ -50,6 +50,8 @@ class Trainer:
     Raises ValueError for images, a dtype or a GPU that the kernel is not made for. `epoch` and `close` raise
     RuntimeError where a block of an epoch before waited in vain: that epoch has left a NaN in theta.
     """
+
+    engine, file, awaited, stages = NAME, "persistent", AWAITED, STAGES
 
     def __init__(self, network, optimizer, X, y, batch_size, stamped_steps=0):
         check_dtype(network, NAME)
@@ -63,54 +65,25 @@ class Trainer:
         self.feed = Feed(rates=(3 * steps, np.float32), order=(len(y), np.int64))
         self.vectors = [Held(vector, network) for vector in (network.theta, *optimizer.state.values())]
         m, v = [vector.array for vector in self.vectors[1:]] or (0, 0)
-        self.failed, self.found = cp.zeros(1, np.uint64), cupyx.empty_pinned(1, np.uint64)
-        self.found[:] = 0
+        super().__init__()
         place = self.losses.rows, self.failed, self.exchange, self.vectors[0].array, m, v, self.feed["rates"]
         self.arguments = *place, *settings(optimizer)
 
     def epoch(self, order):
         """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
-        self._check()
+        self.check()
         n, batch_size = len(order), self.batch_size
         steps = -(-n // batch_size)
         arguments = self.pixels, self.labels, self.feed["order"], np.int32(n), np.int32(batch_size), *self.arguments
-        size = {"shared_mem": self.shared_bytes, "enable_cooperative_groups": True}
         with uninterrupted():  # so that theta and the optimizer's count of steps are of one epoch
             self.exchange.fill(0)
             self.feed.send(rates=rates(self.optimizer, steps), order=order)
             for vector in self.vectors:
                 vector.put()
-            self.kernel((self.blocks,), (self.threads,), arguments, **size)
+            self.launch(arguments)
             for vector in self.vectors:
                 vector.take()
-            self.failed.data.copy_to_host_async(self.found.ctypes.data, self.found.nbytes)
         return self.losses.means((steps,), n)
-
-    def stamps(self):
-        """Return when each block came to each stage of the steps that were stamped last, (blocks, steps, stages).
-
-        A NumPy array of int64, the GPU's time in nanoseconds.
-        """
-        memory = kernels.load("persistent", **self.macros).get_global("stamps")
-        return cp.ndarray((self.blocks, self.stamped_steps, STAGES), np.int64, memory).get()
-
-    def close(self):
-        """Wait until the host's memory is no longer read or written."""
-        self.feed.close()
-        cp.cuda.get_current_stream().synchronize()
-        self._check()
-
-    def _check(self):
-        """Raise RuntimeError for a block that waited in vain, in one of the epochs that the GPU is done with."""
-        word = int(self.found[0])
-        if word:
-            self.found[:] = 0
-            self.failed.fill(0)
-            block, what, step = word >> 32 & 0xFFFF, AWAITED[(word >> 48) - 1], word & 0xFFFFFFFF
-            raise RuntimeError(
-                f"{NAME} stood still: block {block} waited in vain for {what} of step {step}, so that epoch is lost: "
-                f"begin again from the parameters before it, and if that fails too, take another engine."
-            )
 
 
 @cache

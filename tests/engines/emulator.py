@@ -36,6 +36,7 @@ import pytest
 from shared import engine_like
 
 from mlpkit import kernels
+from mlpkit.kernels.conv import planes
 
 # -O1 compiles in two thirds of the time that -O2 takes, and the fibers run as fast: they wait for memory.
 OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-fwrapv", "-w", "-fsanitize=alignment")
@@ -219,13 +220,34 @@ def _cupy(folder, seed):
 def with_cupy(folder, seed=0):
     """Return a context in which `import cupy` brings NumPy's arrays, and `kernels.load` kernels that run on them."""
     patch = pytest.MonkeyPatch()
-    patch.setitem(sys.modules, "cupy", _cupy(folder, seed))
+    _replace_cupy(patch, folder, seed)
     patch.setattr(kernels, "load", partial(File, folder, seed))
     return contextlib.closing(SimpleNamespace(close=patch.undo))
 
 
-def _own(name):
-    """Return an engine module that nobody else has."""
+@contextlib.contextmanager
+def with_planes(folder, *modules):
+    """Let `with_cupy` be a GPU of four multiprocessors, on which these modules of `kernels` run; give that `cupy`."""
+    with with_cupy(folder), pytest.MonkeyPatch.context() as patch:
+        load, cupy = kernels.load, sys.modules["cupy"]
+        for module in modules:
+            patch.setattr(module, "_kernel", lambda file, name, **macros: load(file, **macros).get_function(name))
+        patch.setattr(planes, "multiprocessors", lambda: 4)
+        vars(cupy).update(uint16=np.uint16, uint32=np.uint32, float32=np.float32, where=np.where, isnan=np.isnan)
+        cupy.asnumpy = np.asarray
+        yield cupy
+
+
+def _replace_cupy(patch, folder, seed):
+    cupy, cupyx = _cupy(folder, seed), ModuleType("cupyx")
+    cupyx.empty_pinned = _unwritten
+    patch.setitem(sys.modules, "cupy", cupy)
+    patch.setitem(sys.modules, "cupyx", cupyx)
+    return cupy
+
+
+def own(name):
+    """Return a module of `engines` that nobody else has, made with the `cupy` of now."""
     spec = importlib.util.find_spec(f"{ENGINES}.{name}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -234,15 +256,14 @@ def _own(name):
 
 def engine(name, folder, seed=0, source=None):
     """Return the engine `cuda_<name>` with an emulated kernel. source: of the kernel, if it is not the file's own."""
-    cupy, cupyx = _cupy(folder, seed), ModuleType("cupyx")
-    cupyx.empty_pinned = _unwritten
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "cupy", cupy)
-        patch.setitem(sys.modules, "cupyx", cupyx)
+        cupy = _replace_cupy(patch, folder, seed)
         for base in ("cupy_fused", "cupy_conv"):
             patch.setitem(sys.modules, f"{ENGINES}.{base}", engine_like(asarray=cupy.ascontiguousarray))
-        for part in ("held", "transfers"):
-            patch.setitem(sys.modules, f"{ENGINES}.cuda.{part}", _own(f"cuda.{part}"))
-        module = _own(f"cuda_{name}")
-    module.kernels = SimpleNamespace(load=partial(_Module, folder, seed, source or kernels.source(name)))
+        parts = {part: own(f"cuda.{part}") for part in ("held", "transfers", "waiting")}
+        for part, module in parts.items():
+            patch.setitem(sys.modules, f"{ENGINES}.cuda.{part}", module)
+        module = own(f"cuda_{name}")
+    loaded = SimpleNamespace(load=partial(_Module, folder, seed, source or kernels.source(name)))
+    module.kernels = parts["waiting"].kernels = loaded
     return module

@@ -1,13 +1,11 @@
 """Fused blocks around convolutions: which layers they take over, and that they do what the layers do one by one."""
 
-import sys
 from itertools import product
 
 import emulator
 import numpy as np
 import pytest
 
-from mlpkit import kernels
 from mlpkit.engines import numpy_baseline
 from mlpkit.engines.cuda import conv_blocks
 from mlpkit.engines.cuda.blocks import MODES, Value
@@ -120,15 +118,8 @@ def check(cupy, block_of, mode, wants_dx, layout, gives):
 
 
 @pytest.fixture
-def cupy(tmp_path_factory, monkeypatch):
-    """Put the emulator in the place of a GPU of four multiprocessors, and NumPy in that of CuPy."""
-    with emulator.with_cupy(tmp_path_factory.mktemp("conv_blocks")):
-        load = kernels.load
-        monkeypatch.setattr(between, "_kernel", lambda file, name, **macros: load(file, **macros).get_function(name))
-        monkeypatch.setattr(planes, "multiprocessors", lambda: 4)
-        found = sys.modules["cupy"]
-        vars(found).update(uint16=np.uint16, uint32=np.uint32, float32=np.float32, where=np.where, isnan=np.isnan)
-        found.asnumpy = np.asarray
+def cupy(tmp_path_factory):
+    with emulator.with_planes(tmp_path_factory.mktemp("conv_blocks"), between) as found:
         yield found
 
 

@@ -1,6 +1,5 @@
 """What is between convolutions on planes: on the emulator against NumPy, and on a GPU."""
 
-import sys
 from itertools import product
 
 import emulator
@@ -35,16 +34,8 @@ FIRST = (
 
 
 @pytest.fixture
-def cupy(folder, monkeypatch):
-    """Put the emulator in the place of a GPU of four multiprocessors, and NumPy in that of CuPy."""
-    with emulator.with_cupy(folder):
-        load = kernels.load
-        for module in (planes, between):
-            monkeypatch.setattr(module, "_kernel", lambda file, name, **macros: load(file, **macros).get_function(name))
-        monkeypatch.setattr(planes, "multiprocessors", lambda: 4)
-        found = sys.modules["cupy"]
-        vars(found).update(uint16=np.uint16, uint32=np.uint32, float32=np.float32, where=np.where, isnan=np.isnan)
-        found.asnumpy = np.asarray
+def cupy(folder):
+    with emulator.with_planes(folder, planes, between) as found:
         yield found
 
 
