@@ -27,6 +27,15 @@ def labels_only(engine, model):
     return f"{engine} trains with labels of classes, not with {model.loss}: take the engine cuda_conv."
 
 
+def why_not_with_fewer_digits(engine, model, optimizer):
+    """Return None, or why `engine`, a name, refuses a network whose products are to have fewer digits."""
+    if optimizer.network.dtype != "float32":
+        return (
+            f"{engine} computes in float32, with fewer digits, not in {optimizer.network.dtype}: take cuda_conv_graph."
+        )
+    return labels_only(engine, model)
+
+
 class Trainer(PlannedTrainer):
     """Replays one step at a time. See `protocol.Trainer`."""
 

@@ -13,9 +13,7 @@ GATE = (5, 3e-2)  # of the first losses, how many are held to the baseline's, an
 
 def why_not(model, optimizer, batch_size):
     """Return None, or in a sentence what it can't. See `protocol`."""
-    if optimizer.network.dtype != "float32":
-        return f"{NAME} computes in float32, with fewer digits, not in {optimizer.network.dtype}: take cuda_conv_graph."
-    return cuda_conv_graph.labels_only(NAME, model)
+    return cuda_conv_graph.why_not_with_fewer_digits(NAME, model, optimizer)
 
 
 class Trainer(cuda_conv_graph.Trainer):
