@@ -50,10 +50,8 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
             through_network<true>(*exchange, image, at, n, tag, phase, at + GRID >= n, row_loss);
         }
         if (PAIRS && blockIdx.x >= n) {  // the neighbour may need its half of the weights
-            if (threadIdx.x == 0) {
-                ask_weights<true>(*exchange, tag);
-                wait_for_copy(&head().dense, phase, NEW_DENSE, tag);
-            }
+            if (threadIdx.x == 0) ask_weights<true>(*exchange, tag);
+            wait_for_copy(&head().dense, phase, NEW_DENSE, tag);  // all threads, as all use that memory in the update
             phase ^= 1;
         }
         if (threadIdx.x == 0) {
