@@ -6,8 +6,8 @@ kernel do in a step, by the GPU's timer; and how near to float64 the losses of a
 the garments' network.
 """
 
+from ..gpu_image_peers import LENET as LENET
 from .measure import BASELINE as BASELINE
-from .measure import LENET as LENET
 from .measure import WAYS as WAYS
 from .measure import Plan as Plan
 from .measure import measure as measure
