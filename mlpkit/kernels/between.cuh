@@ -18,6 +18,9 @@
 #ifndef TO
 #define TO 0  // what is written: 0 for an operand as MODE has it, 1 for planes of float32, 2 for rows of float32
 #endif
+#ifndef ADD
+#define ADD 0  // whether an operand is added, as MODE has it, of as many pixels
+#endif
 #ifndef TALL_Z
 #define TALL_Z 10  // of the images with pixels, of which all windows are whole
 #define WIDE_Z 10
@@ -61,6 +64,32 @@ inline void load(const void* from, const Sizes& s, int image, int group, int are
         #pragma unroll
         for (int j = 0; j < 8; ++j) x[j] = group * 8 + j < s.channels ? one[(size_t)j * area] : 0;
     }
+}
+
+// Add to channels of a group those of an operand, pixel number `at`. unscale: what its halves are to be multiplied by.
+inline void add_operand(const void* added, float unscale, const Sizes& s, int image, int group, int area, int at,
+                        float (&x)[8])
+{
+    size_t plane = (size_t)image * s.groups + group;
+    float more[8] = {};
+    #pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+        float here[8];
+        if constexpr (MODE == 1) {
+            const float4* one = static_cast<const float4*>(added) + 2 * plane * area + at;
+            floats_of(one[0], one[area], here);
+        } else {
+            Piece piece;
+            *reinterpret_cast<int4*>(&piece) =
+                static_cast<const int4*>(added)[((size_t)part * s.images * s.groups + plane) * area + at];
+            if constexpr (SCALED) floats_of_halves(piece, here);
+            else floats_of(piece, here);
+        }
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) more[j] += here[j];
+    }
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) x[j] += more[j] * unscale;
 }
 
 inline void store(void* to, const Sizes& s, int image, int group, int area, int at, const float (&x)[8], float scale)

@@ -86,6 +86,16 @@ inline void floats_of(const Piece& piece, float (&x)[8])
     }
 }
 
+// Eight halves, still scaled.
+inline void floats_of_halves(const Piece& piece, float (&x)[8])
+{
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float2 two = cvt_f32_f16x2(piece.words[j]);
+        x[2 * j] = two.x, x[2 * j + 1] = two.y;
+    }
+}
+
 // Whether this block is the last one of so many to come here, and count anew: it sees what all have written. found: a
 // word of shared memory. By whole blocks.
 inline bool is_last(Word* arrived, int all, Word* found)

@@ -85,16 +85,16 @@ class Pooled:
         return planes.empty_planes(mode, *size) if layout == "planes" else planes.empty_operand(mode, *size, scale)
 
 
-def forward(mode, about, x, layout, to, bias=None, scale=None):
+def forward(mode, about, x, layout, to, bias=None, scale=None, added=None):
     """Return what bias, pool and ReLU make of the numbers `x`, in the layout `to`, and what `backward` needs of it.
 
     about: a `Pooled`. x: before the pool, in the layout "nchw" or "planes". bias: (channels,) or None. scale: of the
-    halves, see `planes.new_scale`; None where there are none.
+    halves, see `planes.new_scale`; None where there are none. added: a `Stored` of x's size, added before the pool.
     """
     y, kept = about.empty(mode, to, scale), about.empty_kept()
     pieces = about.images * about.groups * about.down * about.across
-    macros = {"MODE": mode.number, "FROM": _from(mode, layout), "TO": _to(mode, to)} | about.macros
-    arguments = x, _pointer(bias), _array(y), _pointer(kept), _pointer(scale), about.sizes
+    macros = {"MODE": mode.number, "FROM": _from(mode, layout), "TO": _to(mode, to)} | _adds(added) | about.macros
+    arguments = x, _pointer(bias), _array(y), _pointer(kept), _pointer(scale), *_addresses(added), about.sizes
     blocks = min(-(-pieces // THREADS["between_forward"]), most_blocks("between_forward"))
     _launch("between_forward", "forward", macros, blocks, arguments, 32, _guesses(mode, to))
     return y, kept
@@ -105,16 +105,16 @@ def follows(mode, to):
     return not _guesses(mode, to)
 
 
-def convolve(mode, conv, about, images, filters, to, bias=None):
+def convolve(mode, conv, about, images, filters, to, bias=None, added=None):
     """Return what a convolution and `forward` make of images, in one kernel. images, filters: `Stored`.
 
     conv: a shape that is `planes.cropped` and followed. The others: as for `forward`.
     """
     y, kept = about.empty(mode, to, None), about.empty_kept()
-    addresses = np.array([_pointer(bias), _pointer(kept)], np.uint64).view(np.uint8)
+    addresses = np.array([_pointer(bias), _pointer(kept), *_addresses(added)], np.uint64).view(np.uint8)
     sizes = np.array([about.images, about.channels, about.groups, 0], np.int32).view(np.uint8)
-    macros = {"FOLLOWED": 1, "TO": _to(mode, to)} | about.macros
-    following = np.concatenate([addresses, sizes]).view("V32")
+    macros = {"FOLLOWED": 1, "TO": _to(mode, to)} | _adds(added) | about.macros
+    following = np.concatenate([addresses, sizes]).view("V48")
     planes.convolve_followed(mode, conv, images, filters, _array(y), tuple(macros.items()), following)
     return y, kept
 
@@ -161,13 +161,15 @@ def why_not_first(shape, about):
 def first_forward(mode, shape, about, x, w, to, bias=None, scale=None):
     """Return what a convolution, bias, pool and ReLU make of images, in the layout `to`, and what is kept.
 
-    x (n, c, h, w), w (o, c, k, k), bias (o,) or None: float32. The other arguments are those of `forward`.
+    x (n, c, h, w): float32, or uint8 pixels, which become numbers from 0 to 1. w (o, c, k, k), bias (o,) or None:
+    float32. The other arguments are those of `forward`.
     """
     y, kept = about.empty(mode, to, scale), about.empty_kept()
     most = most_blocks("first_forward")
     parts = max(1, min(about.groups, most // about.images))
     pointers = (_pointer(each) for each in (bias, _array(y), kept, scale))
     macros = {"MODE": mode.number, "TO": _to(mode, to)} | _first_macros(shape, about)
+    macros |= {"PIXEL": "unsigned char"} if x.dtype == np.uint8 else {}
     arguments = x, w, *pointers, about.sizes, np.int32(parts)
     blocks, shared = min(about.images * parts, most), _first_shared(shape, about)
     _launch("first_forward", "forward", macros, blocks, arguments, shared, _guesses(mode, to))
@@ -248,6 +250,14 @@ def _guesses(mode, to):
 
 def _array(x):
     return x.array if isinstance(x, planes.Stored) else x
+
+
+def _adds(added):
+    return {} if added is None else {"ADD": 1}
+
+
+def _addresses(added):
+    return [_pointer(added and added.array), _pointer(added and added.scale)]
 
 
 def _pointer(array):

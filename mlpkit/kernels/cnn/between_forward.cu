@@ -8,10 +8,13 @@
 constexpr int THREADS = 256;
 
 // bias: (channels,) or null. kept: (images, groups, windows), null where nothing is. scale: where halves are made.
+// added, of_added: with ADD an operand, and the scale of its halves.
 extern "C" __global__ __launch_bounds__(THREADS, 3)
-void forward(const void* from, const float* bias, void* to, Kept* kept, Scale* scale, Sizes s)
+void forward(const void* from, const float* bias, void* to, Kept* kept, Scale* scale, const void* added,
+             const Scale* of_added, Sizes s)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
+    const float unscale = ADD && SCALED ? 1 / of_added->of : 1;
     with_scale(scale, reinterpret_cast<Word*>(shared_bytes), [&](float factor, bool first) {
         float most = 0;
         for (int i = blockIdx.x * THREADS + threadIdx.x; i < s.images * s.groups * WINDOWS; i += gridDim.x * THREADS) {
@@ -24,9 +27,11 @@ void forward(const void* from, const float* bias, void* to, Kept* kept, Scale* s
             #pragma unroll (POOL <= 2 ? POOL * POOL : 1)
             for (int place = 0; place < PLACES; ++place) {
                 float x[8];
-                load(from, s, image, group, AREA, corner + place / POOL * WIDE_Z + place % POOL, x);
+                const int pixel = corner + place / POOL * WIDE_Z + place % POOL;
+                load(from, s, image, group, AREA, pixel, x);
                 #pragma unroll
                 for (int j = 0; j < 8; ++j) x[j] += add[j];
+                if constexpr (ADD) add_operand(added, unscale, s, image, group, AREA, pixel, x);
                 window.look(place, x);
             }
             if constexpr (RELU) window.cut();

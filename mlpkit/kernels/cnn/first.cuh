@@ -7,6 +7,9 @@
 #ifndef CHANNELS_IN
 #define CHANNELS_IN 1
 #endif
+#ifndef PIXEL
+#define PIXEL float  // or unsigned char, 0 to 255: numbers from 0 to 1
+#endif
 #ifndef KERNEL
 #define KERNEL 3
 #endif
@@ -44,6 +47,18 @@ inline void ask_for_images(const float* x, int first, int count, float* to, int 
             const float* from = x + (size_t)plane * (IMAGE_HEIGHT * IMAGE_WIDTH);
             cp_async<4>(to + i, inside ? from + row * IMAGE_WIDTH + column : x, inside);
         }
+    }
+}
+
+// The same of bytes, which become numbers from 0 to 1.
+inline void ask_for_images(const unsigned char* x, int first, int count, float* to, int threads)
+{
+    x += (size_t)first * CHANNELS_IN * (IMAGE_HEIGHT * IMAGE_WIDTH);
+    #pragma unroll 4
+    for (int i = threadIdx.x; i < count * PIXELS; i += threads) {
+        int column = i % WIDE - PADDING, row = i / WIDE % TALL - PADDING, plane = i / (WIDE * TALL);
+        bool inside = row >= 0 && row < IMAGE_HEIGHT && column >= 0 && column < IMAGE_WIDTH;
+        to[i] = inside ? x[plane * (IMAGE_HEIGHT * IMAGE_WIDTH) + row * IMAGE_WIDTH + column] / 255.0f : 0;
     }
 }
 

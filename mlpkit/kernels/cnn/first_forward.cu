@@ -7,10 +7,10 @@
 
 constexpr int THREADS = 512;
 
-// x (images, CHANNELS_IN, IMAGE_HEIGHT, IMAGE_WIDTH), W (channels, CHANNELS_IN, KERNEL, KERNEL). bias, to, kept, scale:
+// x (images, CHANNELS_IN, IMAGE_HEIGHT, IMAGE_WIDTH) of PIXEL, W (channels, CHANNELS_IN, KERNEL, KERNEL). bias, to, kept, scale:
 // as in between_forward.cu. parts: of an image's groups of filters, for a block each.
 extern "C" __global__ __launch_bounds__(THREADS, 1)
-void forward(const float* x, const float* W, const float* bias, void* to, Kept* kept, Scale* scale, Sizes s, int parts)
+void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* kept, Scale* scale, Sizes s, int parts)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Word* words = reinterpret_cast<Word*>(shared_bytes);

@@ -130,6 +130,8 @@ constexpr int LINE = WIDTH + (40 - WIDTH % 32) % 32;  // of a channel's sums: fo
 struct Following {
     const float* bias;
     Kept* kept;
+    const void* added;  // with ADD, an operand; and the scale of its halves
+    const Scale* of_added;
     Sizes sizes;
 };
 
@@ -139,6 +141,7 @@ inline void store(const Problem& p, const Following& f, void* to, int tile, int 
 {
     int image = tile / p.bands, first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32;
     int windows = image < p.images ? min(p.rows, p.windows_y - first_row) / POOL * ACROSS : 0;
+    float unscale_added = ADD && SCALED ? 1 / f.of_added->of : 1;
     #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int group = channel / 8 + half;
@@ -159,6 +162,10 @@ inline void store(const Problem& p, const Following& f, void* to, int tile, int 
                 for (int j = 0; j < 8; ++j) {
                     x[j] = room[j * LINE + corner + place / POOL * p.pitch + place % POOL];
                     if (f.bias && group * 8 + j < f.sizes.channels) x[j] += f.bias[group * 8 + j];
+                }
+                if constexpr (ADD) {
+                    int pixel = (at / ACROSS * POOL + place / POOL) * WIDE_Z + at % ACROSS * POOL + place % POOL;
+                    add_operand(f.added, unscale_added, f.sizes, image, group, AREA, pixel, x);
                 }
                 window.look(place, x);
             }

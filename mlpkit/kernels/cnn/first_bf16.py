@@ -1,0 +1,91 @@
+"""The first convolution on tensor cores, with what follows it, in one kernel: see `first_bf16.cu`."""
+
+from functools import cache
+
+import numpy as np
+
+from mlpkit import kernels
+from mlpkit.kernels.conv import planes
+
+THREADS, WARPS = 256, 8  # as in first_bf16.cu
+FEW, MOST_KERNEL, MOST_POOL = 4, 5, 2  # channels; edges of filters and of windows
+SHARED = 48 << 10  # bytes that a block may have
+
+
+def why_not(shape, about):
+    """Return why this kernel can't do a convolution and what follows it, a sentence, or None."""
+    if shape.channels > FEW or shape.kernel > MOST_KERNEL or shape.stride != 1 or about.pool > MOST_POOL:
+        return f"it is for images of at most {FEW} channels, filters up to {MOST_KERNEL}, a stride of 1, small pools."
+    if _steps(shape) > 3:
+        return "so large a patch does not fit into registers."
+    if _shared(shape, about) > SHARED:
+        return f"two images of {shape.height} x {shape.width} don't fit into shared memory."
+    return None
+
+
+class First:
+    """A convolution of few channels, bias, pool and ReLU: call it with images; it returns planes of bfloat16.
+
+    shape, about: the convolution's and what follows, see `between.Pooled`. W (o, c, k, k), b (o,) or None: float32 on
+    the GPU, the numbers of now. bytes_: whether images (n, c, h, w) are bytes, 0 to 255, which stand for 0 to 1, and
+    not float32. What is returned comes from `cupy.empty`; a graph can record it.
+    """
+
+    def __init__(self, shape, about, W, b, bytes_):
+        import cupy
+
+        self.shape, self.about, self.pixel = shape, about, "unsigned char" if bytes_ else "float"
+        W = cupy.asnumpy(W).astype(np.float64) / (255 if bytes_ else 1)
+        filters = cupy.asarray(in_order(W, 8 * about.groups).astype(np.float32))
+        self.filters = cupy.ascontiguousarray(planes.as_bf16(filters))
+        self.bias = cupy.zeros(8 * about.groups, np.float32)
+        if b is not None:
+            self.bias[: len(b)] = b
+
+    def __call__(self, x):
+        shape, about, pairs = self.shape, self.about, _pairs(self.about)
+        y = planes.empty_planes(planes.MODES["bf16"], about.images, about.channels, about.down, about.across)
+        most = 2 * planes.multiprocessors()
+        tiles = -(-(-(-about.height // 2) * -(-about.width // 2)) // 16)
+        parts = max(1, min(-(-tiles // (WARPS // pairs)), most // about.images))
+        macros = {"CHANNELS_IN": shape.channels, "KERNEL": shape.kernel, "PADDING": shape.padding, "PAIRS": pairs}
+        macros |= {"IMAGE_HEIGHT": shape.height, "IMAGE_WIDTH": shape.width, "PIXEL": self.pixel} | about.macros
+        blocks, shared = min(about.images * parts, most), _shared(shape, about)
+        arguments = x, self.filters, self.bias, y, about.sizes, np.int32(parts)
+        _kernel(**macros)((blocks,), (THREADS,), arguments, shared_mem=shared)
+        return y
+
+
+def in_order(W, channels_out):
+    """Return filters (o, c, k, k) as the kernel's lanes hold them: (o / 8, 4 places, steps, 32 lanes, 2, 2) numbers."""
+    o, c, k, _ = W.shape
+    across = (k + 2) // 2 * 2
+    patches = np.zeros((channels_out, 4, c, k + 1, across), W.dtype)
+    for place in range(4):
+        y, x = divmod(place, 2)
+        patches[:o, place, :, y : y + k, x : x + k] = W
+    steps = -(-c * (k + 1) * across // 16)
+    flat = np.zeros((channels_out, 4, steps * 16), W.dtype)
+    flat[:, :, : c * (k + 1) * across] = patches.reshape(channels_out, 4, -1)
+    # a lane: filter lane / 4; inputs 2 (lane % 4) and the next one, and those 8 further on
+    return flat.reshape(-1, 8, 4, steps, 2, 4, 2).transpose(0, 2, 3, 1, 5, 4, 6).reshape(-1, 4, steps, 32, 2, 2).copy()
+
+
+def _pairs(about):
+    """Return how many pairs of groups of filters a block's warps have at a time."""
+    return max(pairs for pairs in (1, 2, 4, 8) if pairs <= max(1, about.groups // 2))
+
+
+def _steps(shape):
+    return -(-shape.channels * (shape.kernel + 1) * ((shape.kernel + 2) // 2) // 8)
+
+
+def _shared(shape, about):
+    tall = -(-about.height // 2) * 2 + shape.kernel - 1
+    wide = -(-about.width // 2) + (shape.kernel + 2) // 2 - 1
+    return 2 * 4 * shape.channels * tall * wide
+
+
+@cache
+def _kernel(**macros):
+    return kernels.load("first_bf16", **macros).get_function("convolve")
