@@ -1,9 +1,17 @@
 """Records of networks that see on a GPU: what they say is derived from small ones that are made up; and a small run."""
 
+import numpy as np
 import pytest
 
+from mlpkit.data import Dataset, Split
 from mlpkit.lab.bench import Timing
-from mlpkit.lab.experiments import gpu_image_goal, gpu_image_memory, gpu_image_peers, gpu_image_timeline
+from mlpkit.lab.experiments import (
+    gpu_image_accuracy,
+    gpu_image_goal,
+    gpu_image_memory,
+    gpu_image_peers,
+    gpu_image_timeline,
+)
 from mlpkit.lab.experiments.gpu_image_memory.read import run_of
 from mlpkit.nn.models import FASHION_CNN, LENET5
 from mlpkit.training.recipe import Recipe
@@ -44,6 +52,33 @@ def test_the_table_has_a_line_each_and_the_reason():
 def test_the_goals_recipe_is_one_of_lenet_in_five_epochs():
     (recipe,) = gpu_image_goal.PLAN.goals.values()
     assert (recipe.model, recipe.epochs) == (LENET5, 5)
+
+
+@pytest.fixture
+def garments():
+    """A few images of a data set; nobody learns anything from them."""
+    X, y = np.zeros((40, 1, 28, 28), np.uint8), np.arange(40) % 10
+    parts = Split(X[:20], y[:20]), Split(X[:10], y[:10]), Split(X, y)
+    return Dataset("fashion-mnist", *parts, tuple("abcdefghij"))
+
+
+def test_accuracies_of_each_engine_and_seed(monkeypatch, garments):
+    monkeypatch.setattr(gpu_image_accuracy, "load", lambda name: garments)
+    recipe = Recipe(model=LENET5, epochs=1, batch_size=10)
+    plan = gpu_image_accuracy.Plan(((recipe, "fashion-mnist"),), ("numpy_baseline", "numpy_im2col"), seeds=2)
+    record = gpu_image_accuracy.measure(lambda record: None, lambda text: None, plan)
+    assert [(run["engine"], run["recipe"]["seed"]) for run in record["runs"]] == [
+        ("numpy_baseline", 0), ("numpy_baseline", 1), ("numpy_im2col", 0), ("numpy_im2col", 1)
+    ]  # fmt: skip
+    found = [
+        gpu_image_accuracy.accuracies(record, "numpy_im2col", "fashion-mnist", 1, of) for of in ("validation", "test")
+    ]
+    assert np.shape(found) == (2, 2)
+    assert set(np.ravel(found)) == {0.1}  # all images are the same, so all answers are
+    assert gpu_image_accuracy.accuracies(record, "numpy_im2col", "mnist", 1) == []
+    _, first, second = gpu_image_accuracy.table(record).splitlines()
+    assert first.split()[:4] == ["fashion-mnist", "1", "numpy_baseline", "10.00%"]
+    assert second.split()[2] == "numpy_im2col"
 
 
 @pytest.mark.gpu

@@ -1,0 +1,75 @@
+"""How good are networks that see, trained on a GPU with all digits and with fewer? Five seeds of each.
+
+The recipes are those that chapter 15 chose on the validation images. What an engine adds here is its arithmetic: three
+classes of precision, in which the same training must come as far.
+"""
+
+from dataclasses import dataclass
+
+from mlpkit import engines
+from mlpkit.data import load
+from mlpkit.lab import results, trainings
+from mlpkit.training.recipe import Recipe
+
+from .fashion import FIVE
+from .residual import THREE
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which recipes are trained, on which data, with which engines, from how many seeds."""
+
+    recipes: tuple[tuple[Recipe, str], ...] = (
+        (FIVE, "fashion-mnist"),
+        (THREE.but(epochs=2), "mnist"),
+        (THREE, "mnist"),
+    )
+    engines: tuple[str, ...] = ("cuda_conv_graph", "cuda_conv_graph_tf32", "cuda_conv_graph_bf16")
+    seeds: int = 5
+
+
+USUAL = Plan()
+
+
+def measure(save=results.save_part, progress=print, plan=USUAL):
+    """Train each recipe with each engine from each seed, and return the record.
+
+    Raises `engines.EngineUnavailable` without a GPU, FileNotFoundError where a data set is not on this machine.
+    """
+    for name in plan.engines:
+        engines.load(name)  # or why there is none
+    data = {name: load(name) for _, name in plan.recipes}
+    record = results.new("gpu_image_accuracy", seeds=plan.seeds, loss_every=trainings.LOSS_EVERY)
+    return results.collect(record, _runs(plan, data, progress), save)
+
+
+def _runs(plan, data, progress):
+    for recipe, name in plan.recipes:
+        for engine in plan.engines:
+            for seed in range(plan.seeds):
+                progress(f"{name}, {recipe.epochs} epochs, {engine}, seed {seed}")
+                run = trainings.train(recipe.but(seed=seed), data[name], test=True, engine=engine)
+                yield {"engine": engine, "data": name} | run
+
+
+def accuracies(record, engine, data, epochs, of="validation"):
+    """Return the accuracies at the end, one a seed, on the "validation" or the "test" images; empty without runs."""
+    runs = [run for run in record["runs"] if (run["engine"], run["data"]) == (engine, data)]
+    runs = [run for run in runs if run["recipe"]["epochs"] == epochs]
+    return [run["test_accuracy"] if of == "test" else run["validation_accuracy"][-1] for run in runs]
+
+
+@results.reads
+def table(record):
+    """Return the record as a table for the terminal."""
+    lines = [f"{'data':15}{'epochs':>7}  {'engine':22}{'validation':>18}{'test':>18}{'seconds':>9}"]
+    for data, epochs, engine in dict.fromkeys(map(_of, record["runs"])):
+        parts = (results.mean_and_spread(accuracies(record, engine, data, epochs, of)) for of in ("validation", "test"))
+        seconds = sorted(sum(run["seconds"]) for run in record["runs"] if _of(run) == (data, epochs, engine))
+        row = "".join(f"{part:>18}" for part in parts)
+        lines.append(f"{data:15}{epochs:7}  {engine:22}{row}{seconds[len(seconds) // 2]:9.2f}")
+    return "\n".join(lines)
+
+
+def _of(run):
+    return run["data"], run["recipe"]["epochs"], run["engine"]
