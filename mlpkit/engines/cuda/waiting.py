@@ -4,6 +4,8 @@
 all give up. The word comes back with the epoch; the host reads it before the next one, so that nobody waits for it.
 """
 
+from typing import Any
+
 import cupy as cp
 import cupyx
 import numpy as np
@@ -18,8 +20,17 @@ class WaitingTrainer:
     many of them it stamps. `__init__` sets kernel, macros, blocks, threads, shared_bytes, stamped_steps and feed.
     """
 
-    engine = file = None
-    awaited, stages = (), 0
+    engine: str
+    file: str
+    awaited: tuple[str, ...]
+    stages: int
+    kernel: Any
+    macros: dict
+    blocks: int
+    threads: int
+    shared_bytes: int
+    stamped_steps: int
+    feed: Any
 
     def __init__(self):
         self.failed, self.found = cp.zeros(1, np.uint64), cupyx.empty_pinned(1, np.uint64)
