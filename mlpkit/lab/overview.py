@@ -16,7 +16,7 @@ from mlpkit.engines import BASELINE
 from mlpkit.training.recipe import Recipe
 
 from . import lines, results
-from .experiments import agreement, goal, gpu_peers, peers
+from .experiments import agreement, goal, gpu_image_peers, gpu_peers, peers
 from .experiments import compile as compiling
 from .results import brief, median_us
 
@@ -41,7 +41,7 @@ def label(name):
 def group(name):
     """Return the one of GROUPS that an engine or a peer belongs to."""
     ours = name in engines.names()
-    on_gpu = engines.on_gpu(name) if ours else name in gpu_peers.PLAN.others
+    on_gpu = engines.on_gpu(name) if ours else name in gpu_peers.PLAN.others + gpu_image_peers.PLAN.others
     return f"{'ours' if ours else 'others'}, {'GPU' if on_gpu else 'CPU'}"
 
 

@@ -136,6 +136,7 @@ def test_names_that_no_file_has_are_shown_as_they_are():
     assert [overview.group(name) for name in ("numba_step", "pytorch", "cuda_graph", "jax_epoch")] == list(
         overview.GROUPS
     )
+    assert overview.group("pytorch_cuda_graph_bf16") == "others, GPU"  # trains networks that see alone
 
 
 def test_each_figure_of_a_machine_shows_its_engines(folder):
