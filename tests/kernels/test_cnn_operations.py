@@ -125,7 +125,7 @@ def test_the_next_batch_is_the_one_that_order_names(pixels):
     rng = np.random.default_rng(0)
     X = rng.integers(0, 256, (12, inputs)).astype("u1" if pixels else "f4")
     y, order, rates = rng.integers(0, 9, 12), rng.permutation(12), rng.random(steps)
-    arrays = [each.view(emulator.Array) for each in (X, y, order)]
+    arrays = [each.view(emulator.Array) for each in (X, y, order.astype("i4"))]
     step, first, t = np.full(1, 1, "i4"), np.full(1, -1, "i4"), np.full(1, 7)
     found = [np.empty((n, inputs), "f4"), np.empty(n, "i8"), np.empty(1, "f4"), np.empty(1, "f4"), np.empty(1, "i8")]
     counters = [each.view(emulator.Array) for each in (step, first)]

@@ -27,6 +27,7 @@ class Feed:
         self.memory = cp.empty(size, np.uint8)
         self.vectors = _cut(self.memory, fields)
         self.pieces = [_Piece(size, fields) for _ in range(2)]
+        self.there, self.used = cp.empty(size, np.uint8), cp.cuda.Event(disable_timing=True)
         self.turns, self.copies = cycle(self.pieces), cp.cuda.Stream(non_blocking=True)
 
     def __getitem__(self, name):
@@ -40,9 +41,19 @@ class Feed:
         on_gpu = {name: value for name, value in values.items() if isinstance(value, cp.ndarray)}
         on_host = {name: value for name, value in values.items() if name not in on_gpu}
         if on_host:
-            next(self.turns).copy_to(self.memory, on_host, self.copies)
+            self.copy(next(self.turns), on_host)
         for name, value in on_gpu.items():
             self.vectors[name][: value.size] = value.reshape(-1)
+
+    def copy(self, piece, values):
+        """Copy values to `there` on the stream of copies, and on from there once the current stream comes to that."""
+        end, stream = piece.fill(values), cp.cuda.get_current_stream()
+        self.copies.wait_event(self.used)  # until then the epoch before has not taken its own
+        self.there.data.copy_from_host_async(piece.address, end, self.copies)
+        piece.arrived.record(self.copies)
+        stream.wait_event(piece.arrived)
+        self.memory.data.copy_from_device_async(self.there.data, end, stream)
+        self.used.record(stream)
 
     def close(self):
         """Wait until nothing is copied any more: then the host's memory can be given back."""
@@ -51,31 +62,25 @@ class Feed:
 
 
 class _Piece:
-    """Room for the vectors on the host, pinned, and on the GPU, and how far the copies from one to the other are."""
+    """Room for the vectors on the host, pinned, and how far the copy of them is."""
 
     def __init__(self, size, fields):
-        self.memory, self.there = cupyx.empty_pinned(size, np.uint8), cp.empty(size, np.uint8)
+        self.memory = cupyx.empty_pinned(size, np.uint8)
         self.address, self.vectors = self.memory.ctypes.data, _cut(self.memory, fields)
-        self.arrived, self.used = (cp.cuda.Event(disable_timing=True) for _ in range(2))
+        self.arrived = cp.cuda.Event(disable_timing=True)
 
     def wait(self):
         self.arrived.synchronize()
 
-    def copy_to(self, memory, values, copies):
-        """Copy values to the GPU on the stream `copies`, and to `memory` once the current stream comes to that."""
+    def fill(self, values):
+        """Write values of some names here, and return how many bytes there are up to the end of the last one."""
         self.wait()  # for the last copy but one, which is over where somebody reads the losses
         end = 0
         for name, value in values.items():
             vector = self.vectors[name][: value.size]
             vector[:] = value.reshape(-1)
             end = max(end, vector.ctypes.data + vector.nbytes - self.address)
-        stream = cp.cuda.get_current_stream()
-        copies.wait_event(self.used)
-        self.there.data.copy_from_host_async(self.address, end, copies)
-        self.arrived.record(copies)
-        stream.wait_event(self.arrived)
-        memory.data.copy_from_device_async(self.there.data, end, stream)
-        self.used.record(stream)
+        return end
 
 
 class RowLosses:

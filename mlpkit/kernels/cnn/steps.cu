@@ -18,7 +18,7 @@ __device__ REAL number(double x) { return x; }
 // Copy the examples of the batch that is `ahead` of a graph's first one, and look up what is new in its step: its rate,
 // its number t as optimizers count, from 1, and the steps taken before it. `order` names the examples. `parts` blocks
 // an example. The first batch is number *step, which `first` then is for those that follow: *step goes on beside them.
-extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const long long* order, const int* step,
+extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const int* order, const int* step,
                                       int* first, int ahead, int batch_size, int inputs, int parts, REAL* x,
                                       long long* labels, const double* rates, const long long* first_t, REAL* rate,
                                       REAL* t, long long* taken)
