@@ -110,7 +110,7 @@ def test_a_small_record_is_whole_and_can_be_read_back(tmp_path):
     train = rng.integers(256, size=(8000, 1, 28, 28)).astype(np.uint8), rng.integers(10, size=8000)
     record = limit.measure(lambda found: None, lambda text: None, plan, train)
     kinds = [run["kind"] for run in record["runs"]]
-    assert kinds == ["step"] * 3 + ["changed"] + ["apart"] * 2 + ["stages"] * 2 + ["agreement"] * 3
+    assert kinds == ["step"] * 3 + ["stages"] * 2 + ["agreement"] * 3 + ["changed"] + ["apart"] * 2
     assert limit.errors(record, "lenet5", "one kernel").max() < 1e-3
     assert limit.errors(record, "lenet5", "NumPy", "float64").max() < 1e-9
     assert 5 < limit.step_us(record, "one kernel", 64) < limit.step_us(record, "graph", 64)

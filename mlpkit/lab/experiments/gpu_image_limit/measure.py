@@ -68,7 +68,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
     train = train or data.load().train
     settings = vars(plan) | {"epochs": [[recipe.to_dict(), ways] for recipe, ways in plan.epochs]}
     record = results.new("gpu_image_limit", plan=settings)
-    parts = (_steps, _changed, _apart, _stages, _agreement, _kernels)
+    parts = (_steps, _stages, _agreement, _changed, _apart, _kernels)
     return results.collect(record, chain.from_iterable(part(train, plan, progress) for part in parts), save)
 
 
@@ -115,6 +115,7 @@ def _apart(train, plan, progress):
         progress(f"kernel {kernel}, batch {batch_size}")
         made, order, _ = trainer("two kernels", LENET.but(batch_size=batch_size), train)
         made.epoch(order)  # fills what the kernels read
+        made.restart()  # they read the order from its beginning
         setattr(made, other, lambda *arguments, **options: None)  # so that a step is one of them
         graph = recorded(partial(_repeat, made.enqueue, batch_size, plan.repeats), made.pool)
         samples = [round(device_us(graph.launch) / plan.repeats, 4) for _ in range(plan.samples)]
