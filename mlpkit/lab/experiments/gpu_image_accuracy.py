@@ -1,7 +1,8 @@
 """How good are networks that see, trained on a GPU with all digits and with fewer? Five seeds of each.
 
-The recipes are those that chapter 15 chose on the validation images. What an engine adds here is its arithmetic: three
-classes of precision, in which the same training must come as far.
+The residual network's recipe is chapter 15's. The garments' is that chapter's with smaller batches, a lower rate and
+more decay: of fifteen that were tried, the best on the validation images after five epochs, by three seeds. What an
+engine adds here is its arithmetic: three classes of precision, in which the same training must come as far.
 """
 
 from dataclasses import dataclass
@@ -14,16 +15,14 @@ from mlpkit.training.recipe import Recipe
 from .fashion import FIVE
 from .residual import THREE
 
+GARMENTS = FIVE.but(batch_size=32, lr=1.5e-3, weight_decay=0.05)
+
 
 @dataclass(frozen=True)
 class Plan:
     """Which recipes are trained, on which data, with which engines, from how many seeds."""
 
-    recipes: tuple[tuple[Recipe, str], ...] = (
-        (FIVE, "fashion-mnist"),
-        (THREE.but(epochs=2), "mnist"),
-        (THREE, "mnist"),
-    )
+    recipes: tuple[tuple[Recipe, str], ...] = ((GARMENTS, "fashion-mnist"), (THREE, "mnist"))
     engines: tuple[str, ...] = ("cuda_conv_graph", "cuda_conv_graph_tf32", "cuda_conv_graph_bf16")
     seeds: int = 5
 

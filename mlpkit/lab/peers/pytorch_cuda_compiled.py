@@ -32,7 +32,9 @@ def on(device, problem):
 class Training:
     """Everything that training needs and changes, in `state`, on a device; `step()` takes the next step.
 
-    precision: PyTorch's name, of float32 products; or "bf16", for products of 16 bits by its autocast.
+    precision: PyTorch's name, of float32 products; or "bf16", for products of 16 bits by its autocast. With "bf16"
+    images and filters lie channels last: on an H200 a step of the 896,522-parameter network takes 274 us so, and 286
+    with channels first. With float32 it is the other way round, 553 and 525.
     """
 
     def __init__(self, device, problem, precision="highest"):
@@ -41,6 +43,8 @@ class Training:
         torch.backends.cudnn.benchmark = True
         arrays = [problem.X, problem.y, problem.rows(), *problem.parameters.values()]
         X, y, rows, *theta = (torch.tensor(array, device=device) for array in arrays)
+        if precision == "bf16":
+            X, *theta = (_channels_last(tensor) for tensor in (X, *theta))
         moments, t = [torch.zeros_like(p) for p in 2 * theta], torch.zeros((), device=device)
         adam = (moments[: len(theta)], moments[len(theta) :], t) if problem.recipe.optimizer == "adam" else ()
         self.row = torch.zeros(1, dtype=torch.int64, device=device)  # of the next batch
@@ -66,6 +70,10 @@ class Training:
             step()
         oldest_first = np.roll(self.losses.cpu().numpy(), -int(self.row))
         return oldest_first[-count:]
+
+
+def _channels_last(tensor):
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 def step(loss_of_batch, X, y, rows, row, losses, theta, lr, adam):
