@@ -65,7 +65,8 @@ def garments():
 def test_accuracies_of_each_engine_and_seed(monkeypatch, garments):
     monkeypatch.setattr(gpu_image_accuracy, "load", lambda name: garments)
     recipe = Recipe(model=LENET5, epochs=1, batch_size=10)
-    plan = gpu_image_accuracy.Plan(((recipe, "fashion-mnist"),), ("numpy_baseline", "numpy_im2col"), seeds=2)
+    case = recipe, "fashion-mnist", ("numpy_baseline", "numpy_im2col")
+    plan = gpu_image_accuracy.Plan((case,), seeds=2)
     record = gpu_image_accuracy.measure(lambda record: None, lambda text: None, plan)
     assert [(run["engine"], run["recipe"]["seed"]) for run in record["runs"]] == [
         ("numpy_baseline", 0), ("numpy_baseline", 1), ("numpy_im2col", 0), ("numpy_im2col", 1)
