@@ -294,6 +294,12 @@ __device__ void ld_relaxed_gpu(float4& four, const float4* at, bool asked = true
                  : "memory");
 }
 
+// ---- Kernels that begin before the ones before them have ended; see overlap.py ----
+
+// Let those behind this one begin, once all of its blocks have said so. Until those before are done, and seen.
+__device__ void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // ---- Barriers and clocks ----
 
 // A barrier of some of a block's warps; number 0 is __syncthreads'.

@@ -63,7 +63,8 @@ def check_first(cupy, shape, pool, relu, as_bytes):
     x = rng.integers(0, 256, shape.x).astype(np.uint8) if as_bytes else rounded(rng.normal(size=shape.x))
     w, b = rng.normal(size=shape.w).astype("f4"), rng.normal(size=shape.channels_out).astype("f4")
     for bias in (b, None):
-        first = first_bf16.First(conv, about, cupy.asarray(w), bias, as_bytes)
+        on = bias if bias is None else cupy.asarray(bias)
+        first = first_bf16.First(conv, about, cupy.asarray(w), on, as_bytes)
         y = images_of(cupy.asnumpy(first(cupy.asarray(x))), about.channels)
         filters, scale = (rounded(w / 255), 1) if as_bytes else (rounded(w), 1)
         z = numpy_baseline.conv(x * float(scale), filters.astype(float), bias, 1, shape.padding)
@@ -170,9 +171,9 @@ def test_bytes_are_numbers_from_0_to_1(name, cupy):
 
 @needs_compiler
 def test_nothing_is_spilled():
-    five = {"KERNEL": 5, "PADDING": 2, "TALL_Z": 28, "WIDE_Z": 28, "PAIRS": 1}
-    for macros in ({}, five, {"POOL": 1, "PIXEL": "float"}):
-        sizes = {"IMAGE_HEIGHT": 28, "IMAGE_WIDTH": 28, "TALL_Z": 26, "WIDE_Z": 26} | macros
+    five = {"KERNEL": 5, "PADDING": 2, "FIRST_TALL": 28, "FIRST_WIDE": 28, "PAIRS": 1}
+    for macros in ({}, five, {"FIRST_POOL": 1, "PIXEL": "float"}):
+        sizes = {"IMAGE_HEIGHT": 28, "IMAGE_WIDTH": 28, "FIRST_TALL": 26, "FIRST_WIDE": 26} | macros
         assert kernels.resources("first_bf16", **sizes)["convolve"].spilled_bytes == 0
     for rows in (1, 8):
         assert not any(found.spilled_bytes for found in kernels.resources("answers", ROWS=rows).values())

@@ -7,6 +7,12 @@
 
 #include "ptx.cuh"
 
+#ifndef OVERLAPS
+#define OVERLAPS 0  // whether it begins before the kernel before it has ended: see overlap.py
+#endif
+#ifndef TALL
+#define TALL 64  // examples of a block of `parts`, or 128
+#endif
 #ifndef ROWS
 #define ROWS 1  // examples of a block of `answers`
 #endif
@@ -16,13 +22,14 @@ extern __shared__ __align__(128) unsigned char shared_bytes[];
 // ---- The first layer ----
 
 constexpr int TILE = 64, DEPTH = 64, PITCH = DEPTH + 8;  // numbers; a row's 144 bytes lead eight rows to all banks
-constexpr int STAGES = 4, STAGE = 2 * TILE * PITCH, MULTIPLIERS = 128;
+constexpr int STAGES = 4, STAGE = (TALL + TILE) * PITCH, MULTIPLIERS = 2 * TALL;
 
-// Ask for a tile (64, 64) of a matrix with rows of `inputs` numbers, or zeros outside of it.
+// Ask for a tile (SIZE, 64) of a matrix with rows of `inputs` numbers, or zeros outside of it.
+template <int SIZE>
 __device__ void ask(unsigned short* to, const unsigned short* from, int rows, int inputs, int row, int first, int end)
 {
     #pragma unroll
-    for (int i = threadIdx.x; i < TILE * DEPTH / 8; i += MULTIPLIERS) {
+    for (int i = threadIdx.x; i < SIZE * DEPTH / 8; i += MULTIPLIERS) {
         const int y = i / (DEPTH / 8), x = first + i % (DEPTH / 8) * 8;
         const bool inside = row + y < rows && x < end;
         cp_async<16>(to + y * PITCH + i % (DEPTH / 8) * 8, inside ? from + (size_t)(row + y) * inputs + x : from, inside);
@@ -35,27 +42,36 @@ extern "C" __global__ __launch_bounds__(MULTIPLIERS, 2)
 void parts(const unsigned short* x, const unsigned short* W, float* to, int n, int inputs, int units, int slice)
 {
     unsigned short* stages = reinterpret_cast<unsigned short*>(shared_bytes);
-    const int across = (units + TILE - 1) / TILE, down = (n + TILE - 1) / TILE, number = blockIdx.x / (across * down);
-    const int row = blockIdx.x / across % down * TILE, column = blockIdx.x % across * TILE;
+    const int across = (units + TILE - 1) / TILE, down = (n + TALL - 1) / TALL, number = blockIdx.x / (across * down);
+    const int row = blockIdx.x / across % down * TALL, column = blockIdx.x % across * TILE;
     const int first = number * slice, end = min(first + slice, inputs), count = (end - first + DEPTH - 1) / DEPTH;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, y = warp / 2 * 32, z = warp % 2 * 32;
-    const auto fetch = [&](int stage) {
-        unsigned short* tiles = stages + stage % STAGES * STAGE;
-        if (stage < count) {
-            ask(tiles, x, n, inputs, row, first + stage * DEPTH, end);
-            ask(tiles + TILE * PITCH, W, across * TILE, inputs, column, first + stage * DEPTH, end);
-        }
-        cp_async_commit_group();
+    const auto fetch_x = [&](int stage) {
+        if (stage < count) ask<TALL>(stages + stage % STAGES * STAGE, x, n, inputs, row, first + stage * DEPTH, end);
+    };
+    const auto fetch_W = [&](int stage) {
+        unsigned short* tile = stages + stage % STAGES * STAGE + TALL * PITCH;
+        if (stage < count) ask<TILE>(tile, W, across * TILE, inputs, column, first + stage * DEPTH, end);
     };
     float sums[2][4][4] = {};
     #pragma unroll
-    for (int stage = 0; stage < STAGES - 1; ++stage) fetch(stage);
+    for (int stage = 0; stage < STAGES - 1; ++stage) fetch_W(stage);
+#if OVERLAPS
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+#endif
+    #pragma unroll
+    for (int stage = 0; stage < STAGES - 1; ++stage) {
+        fetch_x(stage);
+        cp_async_commit_group();
+    }
     for (int stage = 0; stage < count; ++stage) {
         cp_async_wait_group<STAGES - 2>();
         __syncthreads();  // all of the tiles are there, and those before them have been read
-        fetch(stage + STAGES - 1);
+        fetch_x(stage + STAGES - 1), fetch_W(stage + STAGES - 1);
+        cp_async_commit_group();
         const unsigned short* of_x = stages + stage % STAGES * STAGE;
-        const unsigned short* of_W = of_x + TILE * PITCH;
+        const unsigned short* of_W = of_x + TALL * PITCH;
         #pragma unroll
         for (int k = 0; k < DEPTH; k += 16) {
             Word a[2][4], b[2][4];
@@ -93,24 +109,47 @@ struct Layer {
 
 struct Network {
     Layer layers[MOST];
-    int count, n, slices, widest;
+    int count, n, slices, widest, held;
 };
 
-// Shared: two layers' activations (ROWS, widest), and partial sums (ROWS, THREADS or widest).
+// Copy numbers to shared memory, 16 bytes at a time where that is possible.
+__device__ void fetch(float* to, const float* from, int numbers)
+{
+    const bool by_fours = (size_t)from % 16 == 0 && (size_t)to % 16 == 0;
+    const int fours = by_fours ? numbers / 4 : 0;
+    for (int i = threadIdx.x; i < fours; i += THREADS) cp_async<16>(to + 4 * i, from + 4 * i);
+    for (int i = 4 * fours + threadIdx.x; i < numbers; i += THREADS) cp_async<4>(to + i, from + i);
+}
+
+// Shared: two layers' activations (ROWS, widest), partial sums (ROWS, THREADS or widest), and what is `held`: each
+// layer's biases, and its weights, but for the first one, all rounded up to 4 numbers; where it is 0 they stay outside.
 extern "C" __global__ __launch_bounds__(THREADS)
 void answers(const __grid_constant__ Network net, const float* parts, float* out)
 {
     float *before = reinterpret_cast<float*>(shared_bytes), *here = before + ROWS * net.widest;
     float* partial = here + ROWS * net.widest;
     const int row = blockIdx.x * ROWS;
+    float* held = partial + ROWS * max(THREADS, net.widest);
+    for (int l = 0; l < net.count && net.held; ++l) {
+        const int units = net.layers[l].units, weights = l ? units * net.layers[l].inputs : 0;
+        fetch(held, net.layers[l].b, units);
+        if (l) fetch(held + (units + 3) / 4 * 4, net.layers[l].W, weights);
+        held += (units + 3) / 4 * 4 + (weights + 3) / 4 * 4;
+    }
+    held -= net.held;
+#if OVERLAPS
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+#endif
     for (int l = 0; l < net.count; ++l) {
         const Layer& layer = net.layers[l];
         const int units = layer.units, groups = l ? max(1, THREADS / units) : 1, room = max(THREADS, units);
+        const float *b = net.held ? held : layer.b, *W = net.held ? held + (units + 3) / 4 * 4 : layer.W;
         if (l == 0) {
             for (int i = threadIdx.x; i < ROWS * units; i += THREADS) {
                 const int r = i / units, j = i % units;
                 float sum = 0;
-                #pragma unroll 8
+                #pragma unroll 16
                 for (int s = 0; s < net.slices && row + r < net.n; ++s)
                     sum += parts[((size_t)s * net.n + row + r) * units + j];
                 partial[r * room + j] = sum;
@@ -121,17 +160,19 @@ void answers(const __grid_constant__ Network net, const float* parts, float* out
             float sums[ROWS] = {};
             #pragma unroll 4
             for (int k = i / units; k < layer.inputs; k += groups) {
-                const float w = layer.W[k * units + j];
+                const float w = W[k * units + j];
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) sums[r] += before[r * net.widest + k] * w;
             }
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) partial[r * room + i] = sums[r];
         }
+        if (l == 0) cp_async_wait_all();
         __syncthreads();
         for (int i = threadIdx.x; i < ROWS * units; i += THREADS) {
             const int r = i / units, j = i % units;
-            float sum = layer.b[j];
+            float sum = b[j];
+            #pragma unroll 8
             for (int group = 0; group < groups; ++group) sum += partial[r * room + group * units + j];
             if (l + 1 < net.count) here[r * net.widest + j] = sum < 0 ? 0 : sum;  // a NaN stays one
             else if (row + r < net.n) out[(size_t)(row + r) * units + j] = sum;
@@ -139,5 +180,6 @@ void answers(const __grid_constant__ Network net, const float* parts, float* out
         __syncthreads();
         float* other = before;
         before = here, here = other;
+        if (net.held) held += (units + 3) / 4 * 4 + (l ? (units * layer.inputs + 3) / 4 * 4 : 0);
     }
 }

@@ -5,16 +5,18 @@ from functools import cache
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.kernels import overlap
 from mlpkit.kernels.conv.planes import as_bf16, padded
 
 from . import dense
 
-TILE, DEPTH, MULTIPLIERS, THREADS, STAGES = 64, 64, 128, 256, 4  # as in answers.cu
-SHARED = STAGES * 2 * TILE * (DEPTH + 8) * 2  # bytes, of pairs of tiles
+TILE, DEPTH, THREADS, STAGES = 64, 64, 256, 4  # as in answers.cu
 BLOCKS = 132  # of which the first layer's slices make about so many
-ROOM = 48 << 10  # bytes that a block with examples may have
+MANY = 512  # examples, from which on tiles are twice as tall
+ALONE = 116 << 10  # bytes of shared memory with which a block has a multiprocessor for itself
+ROOM, MOST_HELD = 96 << 10, 48 << 10  # bytes that a block with examples may have, and of weights
 LAYER = np.dtype([("pointers", np.uint64, 2), ("sizes", np.int32, 2)])
-NETWORK = np.dtype([("layers", LAYER, dense.MOST_LAYERS), ("numbers", np.int32, 4)])
+NETWORK = np.dtype([("layers", LAYER, dense.MOST_LAYERS), ("numbers", np.int32, 5), ("padding", np.int32)])
 
 why_not = dense.why_not
 
@@ -25,10 +27,12 @@ class End:
     layers: (W, b) of each, float32 on the GPU, W (inputs, units); it reads them again in each call. precision:
     "float32" or "tf32" for x (n, inputs), float32; or "bf16", for planes (n, channels / 8, ..., 8) of bfloat16, as
     uint16. Then channels: of these planes, without those that were added; and the first layer's weights are those of
-    now. Its arrays come from `cupy.empty`, nothing waits, and a graph can record it.
+    now. overlaps: whether its kernels begin before those before them have ended. Its arrays come from `cupy.empty`,
+    nothing waits, and a graph can record it.
     """
 
-    def __init__(self, n, layers, precision, channels=None):
+    def __init__(self, n, layers, precision, channels=None, overlaps=False):
+        self.macros = {"OVERLAPS": 1} if overlaps else {}
         self.n, self.layers, self.precision = n, layers, precision
         self.sizes = dense.Sizes(n, (len(layers[0][0]), *(W.shape[1] for W, _ in layers)))
         self.rows = rows_of(n, max(self.sizes.sizes[1:]))
@@ -40,10 +44,20 @@ class End:
         network = np.zeros(1, NETWORK)
         for layer, (W, b) in zip(network["layers"][0], self.layers, strict=False):
             layer["pointers"], layer["sizes"] = (W.data.ptr, b.data.ptr), W.shape
-        network["numbers"] = len(self.layers), self.n, len(parts), widest
+        held = self.held
+        network["numbers"] = len(self.layers), self.n, len(parts), widest, held
         arguments = network.view(f"V{NETWORK.itemsize}"), parts, out
-        shared = 4 * self.rows * (2 * widest + max(THREADS, widest))
-        _kernel("answers", ROWS=self.rows)((-(-self.n // self.rows),), (THREADS,), arguments, shared_mem=shared)
+        shared = 4 * (self.rows * (2 * widest + max(THREADS, widest)) + held)
+        kernel = _kernel("answers", ROWS=self.rows, **self.macros)
+        kernel((-(-self.n // self.rows),), (THREADS,), arguments, shared_mem=shared)
+
+    @property
+    def held(self):
+        """How many numbers a block holds of biases, and of weights behind the first layer; 0 for too many."""
+        found = sum(padded(W.shape[1], 4) + padded(W.size, 4) for W, _ in self.layers) - padded(
+            self.layers[0][0].size, 4
+        )
+        return found if 4 * found <= MOST_HELD else 0
 
     def parts(self, x):
         """Return the first layer's sums over slices of its inputs: (slices, n, units)."""
@@ -55,21 +69,28 @@ class End:
         inputs, units = self.weights.shape[1], self.sizes.sizes[1]
         slice_, slices = cut(self.n, inputs, units)
         parts = cupy.empty((slices, self.n, units), np.float32)
-        blocks = slices * -(-self.n // TILE) * -(-units // TILE)
+        tall = tall_of(self.n)
+        blocks = slices * -(-self.n // tall) * -(-units // TILE)
         arguments = x, self.weights, parts, *map(np.int32, (self.n, inputs, units, slice_))
-        _kernel("parts")((blocks,), (MULTIPLIERS,), arguments, shared_mem=SHARED)
+        shared = max(STAGES * (tall + TILE) * (DEPTH + 8) * 2, ALONE if tall > TILE else 0)
+        _kernel("parts", TALL=tall, **self.macros)((blocks,), (2 * tall,), arguments, shared_mem=shared)
         return parts
 
 
 def rows_of(n, widest):
     """Return how many examples a block takes: more where there are many, so that weights are read less often."""
-    fit = [rows for rows in (1, 2, 4, 8) if 4 * rows * (2 * widest + max(THREADS, widest)) <= ROOM]
+    fit = [rows for rows in (1, 2, 4, 8) if 4 * rows * (2 * widest + max(THREADS, widest)) <= ROOM - MOST_HELD]
     return next((rows for rows in fit if n <= 4 * BLOCKS * rows), fit[-1])
+
+
+def tall_of(n):
+    """Return how many examples a block of the first layer's sums has."""
+    return TILE if n < MANY else 2 * TILE
 
 
 def cut(n, inputs, units):
     """Return how many inputs a slice of the first layer's sums has, a multiple of DEPTH, and how many slices."""
-    tiles = -(-n // TILE) * -(-units // TILE)
+    tiles = -(-n // tall_of(n)) * -(-units // TILE)
     of_slice = padded(-(-inputs // max(1, BLOCKS // tiles)), DEPTH)
     return of_slice, -(-inputs // of_slice)
 
@@ -88,5 +109,5 @@ def in_order(W, channels):
 @cache
 def _kernel(name, **macros):
     found = kernels.load("answers", **macros).get_function(name)
-    found.max_dynamic_shared_size_bytes = max(SHARED, ROOM)
-    return found
+    found.max_dynamic_shared_size_bytes = max(ALONE, ROOM)
+    return overlap.Overlapping(found) if "OVERLAPS" in macros else found

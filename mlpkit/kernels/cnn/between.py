@@ -105,15 +105,17 @@ def follows(mode, to):
     return not _guesses(mode, to)
 
 
-def convolve(mode, conv, about, images, filters, to, bias=None, added=None):
+def convolve(mode, conv, about, images, filters, to, bias=None, added=None, overlaps=False):
     """Return what a convolution and `forward` make of images, in one kernel. images, filters: `Stored`.
 
-    conv: a shape that is `planes.cropped` and followed. The others: as for `forward`.
+    conv: a shape that is `planes.cropped` and followed. overlaps: whether it begins before the kernel before it has
+    ended, which must not be one that writes filters or bias. The others: as for `forward`.
     """
     y, kept = about.empty(mode, to, None), about.empty_kept()
     addresses = np.array([_pointer(bias), _pointer(kept), *_addresses(added)], np.uint64).view(np.uint8)
     sizes = np.array([about.images, about.channels, about.groups, 0], np.int32).view(np.uint8)
     macros = {"FOLLOWED": 1, "TO": _to(mode, to)} | _adds(added) | about.macros
+    macros |= {"OVERLAPS": 1} if overlaps else {}
     following = np.concatenate([addresses, sizes]).view("V48")
     planes.convolve_followed(mode, conv, images, filters, _array(y), tuple(macros.items()), following)
     return y, kept

@@ -18,7 +18,7 @@ def why_not(shape, about):
         return f"it is for images of at most {FEW} channels, filters up to {MOST_KERNEL}, a stride of 1, small pools."
     if _steps(shape) > 3:
         return "so large a patch does not fit into registers."
-    if _shared(shape, about) > SHARED:
+    if shared(shape, about) > SHARED:
         return f"two images of {shape.height} x {shape.width} don't fit into shared memory."
     return None
 
@@ -28,12 +28,14 @@ class First:
 
     shape, about: the convolution's and what follows, see `between.Pooled`. W (o, c, k, k), b (o,) or None: float32 on
     the GPU, the numbers of now. bytes_: whether images (n, c, h, w) are bytes, 0 to 255, which stand for 0 to 1, and
-    not float32. What is returned comes from `cupy.empty`; a graph can record it.
+    not float32. overlaps: whether the kernel behind it may begin early. What is returned comes from `cupy.empty`; a
+    graph can record it.
     """
 
-    def __init__(self, shape, about, W, b, bytes_):
+    def __init__(self, shape, about, W, b, bytes_, overlaps=False):
         import cupy
 
+        self.macros = {"OVERLAPS": 1} if overlaps else {}
         self.shape, self.about, self.pixel = shape, about, "unsigned char" if bytes_ else "float"
         W = cupy.asnumpy(W).astype(np.float64) / (255 if bytes_ else 1)
         filters = cupy.asarray(in_order(W, 8 * about.groups).astype(np.float32))
@@ -42,17 +44,24 @@ class First:
         if b is not None:
             self.bias[: len(b)] = b
 
+    @property
+    def first_macros(self):
+        """The macros of first_bf16.cuh."""
+        shape, about = self.shape, self.about
+        macros = {"CHANNELS_IN": shape.channels, "KERNEL": shape.kernel, "PADDING": shape.padding, "PIXEL": self.pixel}
+        macros |= {"IMAGE_HEIGHT": shape.height, "IMAGE_WIDTH": shape.width, "FIRST_POOL": about.pool}
+        return macros | {"FIRST_RELU": int(about.relu), "FIRST_TALL": about.height, "FIRST_WIDE": about.width}
+
     def __call__(self, x):
         shape, about, pairs = self.shape, self.about, _pairs(self.about)
         y = planes.empty_planes(planes.MODES["bf16"], about.images, about.channels, about.down, about.across)
         most = 2 * planes.multiprocessors()
         tiles = -(-(-(-about.height // 2) * -(-about.width // 2)) // 16)
         parts = max(1, min(-(-tiles // (WARPS // pairs)), most // about.images))
-        macros = {"CHANNELS_IN": shape.channels, "KERNEL": shape.kernel, "PADDING": shape.padding, "PAIRS": pairs}
-        macros |= {"IMAGE_HEIGHT": shape.height, "IMAGE_WIDTH": shape.width, "PIXEL": self.pixel} | about.macros
-        blocks, shared = min(about.images * parts, most), _shared(shape, about)
+        blocks = min(about.images * parts, most)
         arguments = x, self.filters, self.bias, y, about.sizes, np.int32(parts)
-        _kernel(**macros)((blocks,), (THREADS,), arguments, shared_mem=shared)
+        kernel = _kernel(PAIRS=pairs, **self.first_macros, **self.macros)
+        kernel((blocks,), (THREADS,), arguments, shared_mem=shared(shape, about))
         return y
 
 
@@ -80,7 +89,8 @@ def _steps(shape):
     return -(-shape.channels * (shape.kernel + 1) * ((shape.kernel + 2) // 2) // 8)
 
 
-def _shared(shape, about):
+def shared(shape, about):
+    """Return the bytes of two images in shared memory."""
     tall = -(-about.height // 2) * 2 + shape.kernel - 1
     wide = -(-about.width // 2) + (shape.kernel + 2) // 2 - 1
     return 2 * 4 * shape.channels * tall * wide

@@ -51,6 +51,10 @@
 #define PROMOTE 0  // whether each tap's sums are added by the multiprocessor's own float32 adders
 #endif
 
+#ifndef OVERLAPS
+#define OVERLAPS 0  // whether it begins before the kernel before it has ended: see overlap.py
+#endif
+
 #ifndef STACKED
 #define STACKED 0  // whether 64 rows are both halves of 32 filters
 #endif
@@ -205,6 +209,10 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
     }
     __syncthreads();
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+#if OVERLAPS
+    griddepcontrol_launch_dependents();
+    if (SCALED || warp != 4 * MULTIPLIERS + 1) griddepcontrol_wait();  // filters are there, and need not wait
+#endif
 
     if (warp == 4 * MULTIPLIERS) {  // the images
         int buffer = 0, round = 0;

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels import tensor_map
+from mlpkit.kernels import overlap, tensor_map
 
 from . import Prepared, Rung, Shape
 
@@ -530,6 +530,7 @@ def _launches(mode, shape, which, tiling, address, to_channels, macros=()):
         rows, bands = chosen.rows(conv)
         about = problem(conv, rows, bands, conv.pieces(rows), to_channels)
         kernel = _kernel(FORWARD, "convolve", MODE=mode.number, STRIDE=conv.stride, **chosen.macros, **dict(macros))
+        kernel = overlap.Overlapping(kernel) if ("OVERLAPS", 1) in macros else kernel
         _, blocks = chosen.items(conv)
         arguments = _map(address, mode, conv, conv.box(rows)), about
         nbytes = 16 * mode.parts * one.pieces(mode)

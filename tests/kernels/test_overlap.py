@@ -1,0 +1,83 @@
+"""A kernel that begins before the one before it has ended: what the driver is told, and on a GPU that it waits."""
+
+import ctypes
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mlpkit import kernels
+from mlpkit.kernels import overlap
+
+
+def told(monkeypatch, status=0):
+    """Let a function take down what the driver would be told; return the list that it fills."""
+    seen = []
+
+    def launch(config, function, places, extra):
+        config = ctypes.cast(config, ctypes.POINTER(overlap.Config)).contents
+        first = ctypes.cast(places[0], ctypes.POINTER(ctypes.c_uint64))[0]
+        second = ctypes.cast(places[1], ctypes.POINTER(ctypes.c_int32))[0]
+        attribute = config.attributes[0]
+        sizes = list(config.grid), list(config.block), config.shared, config.stream
+        seen.append((function.value, sizes, (attribute.id, attribute.value[0], config.count), (first, second), extra))
+        return status
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuLaunchKernelEx=launch))
+    cupy = SimpleNamespace(
+        ndarray=SimpleNamespace, cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=7))
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    return seen
+
+
+def test_what_the_driver_is_told(monkeypatch):
+    seen = told(monkeypatch)
+    kernel = overlap.Overlapping(SimpleNamespace(kernel=SimpleNamespace(ptr=99)))
+    kernel((5,), (128,), (SimpleNamespace(data=SimpleNamespace(ptr=1 << 40)), np.int32(3)), shared_mem=64)
+    assert seen == [(99, ([5, 1, 1], [128, 1, 1], 64, 7), (overlap.SERIALIZATION, 1, 1), (1 << 40, 3), None)]
+    assert ctypes.sizeof(overlap.Attribute) == 72  # as cuda.h has them
+    assert (ctypes.sizeof(overlap.Config), overlap.Config.stream.offset) == (56, 32)
+
+
+def test_a_refusal_is_an_error(monkeypatch):
+    told(monkeypatch, status=1)
+    kernel = overlap.Overlapping(SimpleNamespace(kernel=SimpleNamespace(ptr=99)))
+    with pytest.raises(RuntimeError, match="CUDA error 1"):
+        kernel((1,), (1,), (np.uint64(1), np.int32(3)))
+
+
+CHAIN = (
+    kernels.source("answers").split("extern __shared__")[0]
+    + r"""
+extern "C" __global__ void step(const float* x, float* y, int n) {
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) y[i] = x[n - 1 - i] + 1;
+}
+"""
+)
+
+
+@pytest.mark.gpu
+def test_each_waits_for_the_one_before_it_in_a_graph_too():
+    import cupy as cp
+
+    step = overlap.Overlapping(cp.RawModule(code=CHAIN, options=kernels.OPTIONS).get_function("step"))
+    n, times = 1 << 20, 40
+    arrays = [cp.zeros(n, np.float32), cp.zeros(n, np.float32)]
+
+    def chain():
+        for i in range(times):
+            step((2000,), (256,), (arrays[i % 2], arrays[1 - i % 2], np.int32(n)))
+
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        chain()
+        graph = stream.end_capture()
+    for launch in (chain, graph.launch):
+        arrays[0].fill(0)
+        launch()
+        assert (arrays[0] == times).all()
