@@ -7,6 +7,7 @@ from mlpkit.kernels import gpu
 
 from .cuda.matches import matches_for
 from .cuda.plan import PlannedTrainer
+from .cuda.prediction import Prediction as Prediction
 from .cupy_conv import *
 from .stepping import OF_CLASSES
 

@@ -20,3 +20,9 @@ class Trainer(cuda_conv_graph.Trainer):
     """Replays one step at a time. See `protocol.Trainer`."""
 
     precision = "tf32"
+
+
+class Prediction(cuda_conv_graph.Prediction):
+    """Answers, compiled. See `protocol.Prediction`."""
+
+    precision = "tf32"

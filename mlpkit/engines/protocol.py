@@ -5,7 +5,7 @@ labels are integers in `[0, classes)`, images are (n, channels, height, width). 
 `numpy_baseline`. A network asks for what its layers need, and refuses in a sentence an engine that lacks one of them.
 
 An engine that is faster with whole epochs than with an operation at a time exports `why_not` and `Trainer`, too, and
-one that is faster with a whole data set `Evaluation`.
+one that is faster with a whole data set `Evaluation`. One that can compile a network's answers exports `Prediction`.
 """
 
 from typing import Any, Protocol, TypeAlias
@@ -191,6 +191,27 @@ class Evaluation(Protocol):
 
     def __call__(self) -> Any:
         """Ask for the mean loss and the accuracy with the parameters of now; return a function that waits for both."""
+
+
+class Prediction(Protocol):
+    """A network's answers, compiled for batches of at most n rows; is made as `Prediction(network, n)`.
+
+    Parameters and running statistics are those of the moment when it is made: after more training it has to be made
+    again. Raises TypeError or ValueError where n is no whole number from 1 on.
+    """
+
+    def __call__(self, x: Any) -> Array:
+        """Return the outputs (m, *output) of m <= n rows, a new array: x as for `Network.forward`, NumPy's or ours.
+
+        Raises ValueError or TypeError for rows of another shape or type, for more than n, and for NaN or infinity.
+        """
+
+    def batch(self, dtype: Any) -> Any:
+        """Return an object for servers and clocks, which look at no number: its `x` and `z` stay where they are.
+
+        x (n, *input) of dtype, uint8 or the network's; z (n, *output). `fill(rows)` copies rows into x, zeros behind
+        them; `replay()` asks for z of what lies in x. Raises TypeError for another dtype.
+        """
 
 
 class Trainer(Protocol):

@@ -1,8 +1,7 @@
 """Is the gradient right? Nudge one parameter up and down, and see how much the loss changes.
 
 The slope `(L(theta + h) - L(theta - h)) / 2h` differs from the derivative by O(h^2). In float64, with h = 1e-6, it has
-some eight correct digits, so a wrong formula cannot hide. In float32 rounding would drown it: the check insists on
-float64.
+some eight correct digits, so a wrong formula cannot hide; float32's rounding would drown it, and is refused.
 """
 
 import numpy as np

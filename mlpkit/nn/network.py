@@ -41,12 +41,10 @@ def _fixed(name, what):
 class Network:
     """A model on an engine, with its first weights.
 
-    engine: an engine module, or its name. model: a `Model`. seed: of the first weights, which are drawn on the host,
-    and of dropout, so that every engine has the same numbers. init: "he" or "xavier". dtype: float32, or float64
-    for a gradient check.
+    engine: an engine module, or its name. model: a `Model`. seed: of the first weights and of dropout, the same numbers
+    on every engine. init: "he" or "xavier". dtype: float32, or float64 for a gradient check.
 
-    Raises ValueError for a model, a rule or a dtype that make no network, or an engine that lacks an operation that the
-    model needs; and what `engines.load` raises.
+    Raises ValueError for what makes no network, or an engine that lacks an operation; and what `engines.load` raises.
     """
 
     def __init__(self, engine=engines.BASELINE, model=MLP, *, seed=0, init="he", dtype=np.float32):
@@ -97,8 +95,7 @@ class Network:
     def forward(self, x, training=False, step=0):
         """Return the outputs (n, *model.output) of the batch `x`, in the network's dtype or uint8 pixels.
 
-        x: (n, *model.input), or rows of as many numbers. training: whether dropout drops, and norms use the batch's own
-        statistics, and keep running ones. step: which step's dropout.
+        x: (n, *model.input), or rows. training: dropout drops, norms use the batch's statistics. step: which dropout's.
         """
         self.mode.training, self.mode.step = training, step
         return forward(self.places, self.as_input(x))
@@ -153,11 +150,16 @@ class Network:
         parts = (self.forward(x) for x in self._batches(X, batch_size))
         return np.concatenate([self.engine.to_numpy(z if (a := self._answers(z)) is None else a) for z in parts])
 
+    def compiled(self, n):
+        """Return a function of at most n rows that returns their outputs, with the numbers of now: see `Prediction`."""
+        if not hasattr(self.engine, "Prediction"):
+            raise ValueError("this engine compiles no answers: take one that does, such as cuda_conv_graph.")
+        return self.engine.Prediction(self, n)
+
     def evaluate(self, X, targets, batch_size=None):
         """Return the mean loss and the accuracy over a whole data set, batch by batch.
 
-        X (n, ...), targets: arrays of NumPy or of the engine. The accuracy is a fraction, None where the loss knows no
-        right answers. batch_size: as for `predict`.
+        X (n, ...), targets: NumPy's or the engine's. Accuracy: None where a loss has none. batch_size: as above.
         """
         self._check_inputs(X)
         self.check_targets(targets, len(X))

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from mlpkit.engines import Engine
 from mlpkit.engines.protocol import Evaluation as AnyEvaluation
+from mlpkit.engines.protocol import Prediction as AnyPrediction
 from mlpkit.engines.protocol import Trainer as AnyTrainer
 
 
@@ -36,6 +37,10 @@ class TrainsEpochs(Engine, Protocol):
 
 class Judges(Engine, Protocol):
     def Evaluation(self, network: Any, X: Any, y: Any) -> AnyEvaluation: ...
+
+
+class Answers(Engine, Protocol):
+    def Prediction(self, network: Any, n: Any) -> AnyPrediction: ...
 
 
 """
@@ -90,6 +95,13 @@ def test_every_engine_that_trains_epochs_can_be_asked_why_not(mypy):
 
 def test_every_engine_that_evaluates_is_made_as_all_are(mypy):
     lines = [offer(f"mlpkit.engines.{name}", "Judges", i) for i, name in enumerate(with_class("Evaluation"))]
+    assert "Success" in (report := mypy(offering=OFFER + "".join(lines))), report
+
+
+def test_every_engine_that_compiles_answers_is_made_as_all_are(mypy):
+    names = with_class("Prediction")
+    assert "cuda_conv_graph_bf16" in names
+    lines = [offer(f"mlpkit.engines.{name}", "Answers", i) for i, name in enumerate(names)]
     assert "Success" in (report := mypy(offering=OFFER + "".join(lines))), report
 
 

@@ -116,6 +116,7 @@ def convolve(mode, conv, about, images, filters, to, bias=None, added=None, over
     sizes = np.array([about.images, about.channels, about.groups, 0], np.int32).view(np.uint8)
     macros = {"FOLLOWED": 1, "TO": _to(mode, to)} | _adds(added) | about.macros
     macros |= {"OVERLAPS": 1} if overlaps else {}
+    macros |= {"FORGETS": 1} if kept is None and about.pool == 1 and mode.stored == 8 and to != "nchw" else {}
     following = np.concatenate([addresses, sizes]).view("V48")
     planes.convolve_followed(mode, conv, images, filters, _array(y), tuple(macros.items()), following)
     return y, kept

@@ -33,6 +33,9 @@
 #include "between.cuh"
 #endif
 
+#ifndef FORGETS
+#define FORGETS 0  // whether there is no pool, and nobody needs to know what the ReLU cut off: in bfloat16
+#endif
 #ifndef WIDTH
 #define WIDTH 104     // windows of a tile, those between the rows included
 #define TILES 2    // that a block has,
@@ -156,6 +159,9 @@ inline void store(const Problem& p, const Following& f, void* to, int tile, int 
             *reinterpret_cast<float2*>(room + lane / 4 * LINE + 8 * i + lane % 4 * 2) =
                 {sums[4 * i + 2 * half] * unscale, sums[4 * i + 2 * half + 1] * unscale};
         __syncwarp();
+        float add[8];
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) add[j] = f.bias && group * 8 + j < f.sizes.channels ? f.bias[group * 8 + j] : 0;
         for (int i = lane; i < windows; i += 32) {
             int at = first_row / POOL * ACROSS + i, corner = i / ACROSS * POOL * p.pitch + i % ACROSS * POOL;
             Window window;
@@ -163,10 +169,8 @@ inline void store(const Problem& p, const Following& f, void* to, int tile, int 
             for (int place = 0; place < PLACES; ++place) {
                 float x[8];
                 #pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    x[j] = room[j * LINE + corner + place / POOL * p.pitch + place % POOL];
-                    if (f.bias && group * 8 + j < f.sizes.channels) x[j] += f.bias[group * 8 + j];
-                }
+                for (int j = 0; j < 8; ++j)
+                    x[j] = room[j * LINE + corner + place / POOL * p.pitch + place % POOL] + add[j];
                 if constexpr (ADD) {
                     int pixel = (at / ACROSS * POOL + place / POOL) * WIDE_Z + at % ACROSS * POOL + place % POOL;
                     add_operand(f.added, unscale_added, f.sizes, image, group, AREA, pixel, x);
@@ -178,6 +182,44 @@ inline void store(const Problem& p, const Following& f, void* to, int tile, int 
             store(to, f.sizes, image, group, WINDOWS, at, window.best, 1);
         }
     }
+}
+#endif
+
+#if FORGETS
+static_assert(FOLLOWED && MODE == 0 && TO == 0 && POOL == 1, "sums leave as they are stored");
+
+// Without a pool, and where nothing is kept, sums take no trip through shared memory: as the first `store`.
+inline void store_at_once(const Problem& p, const Following& f, void* to, int tile, int channel,
+                          const float (&sums)[WIDTH / 2])
+{
+    int image = tile / p.bands, first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32, row_of_8 = lane / 4;
+    int rows = image < p.images ? min(p.rows, p.windows_y - first_row) : 0;
+    int down = divided_by_pitch(p, 8), right = 8 - down * p.pitch;
+    bool odd = row_of_8 % 2;
+    float add[2];
+    #pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int mine = channel + 8 * half + row_of_8;
+        add[half] = f.bias && mine < f.sizes.channels ? f.bias[mine] : 0;
+    }
+    Place place(p, lane % 4 * 2 + odd, first_row);
+    size_t plane = ((size_t)image * f.sizes.groups + channel / 8) * AREA * 4 + row_of_8 / 2;  // in words
+    #pragma unroll
+    for (int i = 0; i < WIDTH / 8; ++i, place.next(p, down, right))
+        #pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float one = sums[4 * i + 2 * half] + add[half], two = sums[4 * i + 2 * half + 1] + add[half];
+            float mine = odd ? two : one, other = __shfl_xor_sync(~0u, odd ? one : two, 4);
+            float low = odd ? other : mine, high = odd ? mine : other;
+            if (place.y >= rows || place.x >= p.windows_x || channel + 8 * half >= p.to_channels) continue;
+            size_t at = plane + (half * AREA + place.at) * 4;
+            if constexpr (ADD) {
+                Word more = static_cast<const Word*>(f.added)[at];
+                low += __uint_as_float(more << 16), high += __uint_as_float(more & 0xFFFF0000);
+            }
+            if constexpr (RELU) low = max_nan(low, 0), high = max_nan(high, 0);
+            static_cast<Word*>(to)[at] = cvt_rn_bf16x2(low, high);
+        }
 }
 #endif
 
@@ -319,7 +361,9 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
                 bar_sync<128>(1 + group);  // they are read
                 if (warp % 4 >= 2) continue;
             }
-#if FOLLOWED
+#if FORGETS
+            store_at_once(p, following, to, item / heights * TILES + tile, channel, sums);
+#elif FOLLOWED
             store(p, following, to, item / heights * TILES + tile, channel, sums, unscale, room + warp * 8 * LINE);
 #else
             store(p, to, item / heights * TILES + tile, channel, sums, unscale);

@@ -1,0 +1,121 @@
+"""A network's answers, compiled for batches of n: the forward pass as a graph of few kernels.
+
+Parameters and running statistics are taken as they are when it is made: normalizations become part of filters, filters
+are put into the order in which products read them, once. After more training it has to be made again.
+"""
+
+import cupy as cp
+import cupyx
+import numpy as np
+
+from mlpkit.checks import check_batch, check_count, check_finite
+
+from . import prediction_blocks
+from .arena import Arena
+from .blocks import MODES, Value, chain
+from .graph import recorded
+from .matches import matches_for
+from .plan import watched
+
+
+class Prediction:
+    """See `protocol.Prediction`. A subclass names its precision, one of `blocks.MODES`.
+
+    wholes: functions (places, shape, n, mode), asked first: each returns None, or a function (x, z) that asks for the
+    kernels of the whole network: from x (n, *shape), uint8 or the network's type, to its outputs z. places: `folded`.
+    """
+
+    precision = "float32"
+    wholes: tuple = ()
+
+    def __init__(self, network, n):
+        self.n, self.engine, self.dtype = check_count("n", n), network.engine, np.dtype(network.dtype)
+        self.input, self.output = network.model.input, network.model.output
+        places, mode = prediction_blocks.folded(prediction_blocks.frozen(network)), MODES[self.precision]
+        ours = matches_for(self.dtype) != ()
+        found = (whole(places, self.input, n, mode) for whole in self.wholes if ours)
+        self.whole = next((each for each in found if each), None)
+        match = prediction_blocks.match if ours else prediction_blocks.layer
+        self.chain = chain([] if self.whole else places, self.input, n, mode, (match,))
+        self.batches: dict = {}
+
+    def __call__(self, x):
+        check_batch(x, self.input, self.dtype)
+        if len(x) > self.n:
+            raise ValueError(
+                f"these answers were compiled for at most {self.n} rows at a time, not {len(x)}: "
+                "give fewer, or compile them for more."
+            )
+        check_finite("inputs", x)  # of NaN the largest output is the first one: it would pass for an answer
+        batch = self.batch(x.dtype)
+        batch.fill(x)
+        batch.replay()
+        return batch.z[: len(x)].copy()
+
+    def batch(self, dtype):
+        """Return the `Batch` for uint8 pixels, or for numbers of the network's type."""
+        dtype = np.dtype(dtype)
+        if dtype not in (np.uint8, self.dtype):
+            raise TypeError(f"inputs are uint8 or {self.dtype}, not {dtype}: convert them.")
+        if dtype not in self.batches:
+            self.batches[dtype] = Batch(self, dtype)
+        return self.batches[dtype]
+
+    def enqueue(self, x, z):
+        """Ask for the kernels between a batch and its outputs."""
+        if self.whole:
+            self.whole(x, z)
+            return
+        first, last = self.chain.blocks[0], self.chain.blocks[-1]
+        if x.dtype == np.uint8 and not getattr(first, "takes_pixels", False):
+            x = self.engine.scale(x, self.dtype)
+        if hasattr(last, "into"):
+            last.into = z
+        found = self.chain.forward(Value(x, "nchw", x.shape[1])).array
+        if found is not z:
+            z[...] = found
+
+
+class Batch:
+    """Where a batch lies, x (n, *input), its outputs z (n, *output), and what makes the ones of the other: `replay()`.
+
+    Both are the engine's arrays, and stay where they are. Whoever writes x himself and replays gets z as it is then.
+    """
+
+    def __init__(self, prediction, dtype):
+        n = prediction.n
+        self.x = cp.zeros((n, *prediction.input), dtype)
+        self.z = cp.empty((n, *prediction.output), prediction.dtype)
+        self.filled = 0  # rows that are not zeros
+        self.host, self.copied = None, cp.cuda.Event(disable_timing=True)
+        self.arena = Arena(watched(lambda: prediction.enqueue(self.x, self.z)))
+        self.graph = recorded(lambda: self.enqueue(prediction), self.arena)
+
+    def enqueue(self, prediction):
+        with self.arena.step():
+            prediction.enqueue(self.x, self.z)
+
+    def replay(self):
+        """Ask for the outputs of what lies in x: the GPU writes them into z when it comes to that."""
+        self.graph.launch()
+
+    def fill(self, x):
+        """Copy m <= n rows into x, of NumPy or of the engine; what lies behind them becomes zeros."""
+        m, rows = len(x), self.x[: len(x)]
+        if isinstance(x, np.ndarray):
+            self.send(x.reshape(rows.shape), rows)
+        else:
+            rows[...] = x.reshape(rows.shape)
+        if m < self.filled:
+            self.x[m : self.filled] = 0  # others' rows must not change anything, not even the scale of halves
+        self.filled = m
+
+    def send(self, x, rows):
+        """Copy rows from the host, through memory that the GPU reads while the host goes on."""
+        if self.host is None:
+            self.host = cupyx.empty_pinned(self.x.shape, self.x.dtype)
+        self.copied.synchronize()  # the copy before this one has left that memory
+        self.host[: len(x)] = x
+        stream = cp.cuda.get_current_stream()
+        rows.data.copy_from_host_async(self.host.ctypes.data, rows.nbytes, stream)
+        self.copied.record(stream)

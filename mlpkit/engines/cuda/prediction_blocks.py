@@ -1,0 +1,284 @@
+"""A network's layers as blocks that only answer: nothing is kept for a way back, and numbers are those of one moment.
+
+Before there are blocks, the places are copied with their numbers, and each convolution takes over what the batch
+normalization behind it does: in evaluation that is a factor and a shift for each channel, which belong into its filters
+and its bias (`folded`). Then `match` finds, as in `blocks`: a first convolution, convolutions on planes, residuals made
+of them, and the linear layers at the end. Every other layer is a block of its own, by the engine's operations.
+
+A block has no `backward`. takes_pixels: whether it reads uint8 pixels as they are. into: where a block that has this
+name writes its result, if somebody has put an array there.
+"""
+
+from copy import copy
+from dataclasses import replace
+
+import numpy as np
+
+from mlpkit.kernels.cnn import answers, between, first_bf16, pair
+from mlpkit.kernels.conv import planes
+
+from . import conv_blocks
+from .blocks import LayerBlock, Value
+
+# ---- Places that are nobody else's ----
+
+
+def frozen(network):
+    """Return copies of a network's places with copies of their numbers, in evaluation mode."""
+    mode = copy(network.mode)
+    mode.training = False
+    numbers = {
+        **network.views(network.theta.copy()),
+        **network.model.statistics.views(network.statistics.copy()),
+    }
+    return _copies(network.places, mode, numbers)
+
+
+def _copies(places, mode, numbers):
+    found = []
+    for at in places:
+        one = copy(at)
+        names = ("layer", "path", "engine")
+        one.__dict__ = {name: getattr(at, name) for name in names}
+        one.mode, one.wants_dx, one.inside = mode, False, _copies(at.inside, mode, numbers)
+        prefix = ".".join(map(str, at.path)) + "."
+        for name, array in numbers.items():
+            if name.startswith(prefix) and "." not in name[len(prefix) :]:
+                setattr(one, name[len(prefix) :], array)
+        found.append(one)
+    return found
+
+
+def folded(places):
+    """Return `frozen` places in which each convolution does what a batch normalization right behind it did.
+
+    Dropout, which in evaluation does nothing, is left out.
+    """
+    found: list = []
+    for at in places:
+        if at.layer.kind == "BatchNorm" and found and found[-1].layer.kind == "Conv":
+            found[-1].W, found[-1].b = fold(found[-1], at)
+            found[-1].layer = replace(found[-1].layer, bias=True)
+        elif at.layer.kind != "Dropout":
+            at.inside = folded(at.inside)
+            found.append(at)
+    return found
+
+
+def fold(conv, norm):
+    """Return the filters and the bias of a convolution that normalizes, too, in its type: sums are float64's."""
+    scale = norm.gamma.astype(np.float64) / (norm.variance.astype(np.float64) + norm.layer.eps) ** 0.5
+    b = (conv.b if conv.layer.bias else 0 * norm.mean) - norm.mean.astype(np.float64)
+    W = conv.W * scale[:, None, None, None]
+    return W.astype(conv.W.dtype), (norm.beta + b * scale).astype(conv.W.dtype)
+
+
+# ---- Blocks ----
+
+
+def match(places, i, shape, n, mode):
+    """Return how many layers from places[i] on are one block, and the block. See `blocks`. Places are `folded`."""
+    of = places, i, shape, n, mode
+    return _pair(*of) or _conv(*of) or _residual(*of) or _end(*of) or layer(*of)
+
+
+def layer(places, i, shape, n, mode):
+    """Return 1 and the block of one layer, by the engine's operations; None for a residual."""
+    return None if places[i].layer.kind == "Residual" else (1, Evaluated(places[i], shape))
+
+
+class Evaluated(LayerBlock):
+    """One layer, by the engine's operations, which keeps nothing."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        for name in vars(self.at).keys() - self.lasting:
+            delattr(self.at, name)
+        return y
+
+
+class Pooled(between.Pooled):
+    """What follows a convolution, where nobody will ask which numbers came through."""
+
+    def empty_kept(self):
+        return None
+
+
+def _conv(places, i, shape, n, mode):
+    found = conv_blocks.match(places, i, shape, n, mode)
+    if found is None:
+        return None
+    count, block = found
+    kind = FirstConvolution if isinstance(block, conv_blocks.FirstBlock) else Convolution
+    return count, kind(block.at, block.conv, Pooled(**vars(block.about)), mode)
+
+
+class FirstConvolution(conv_blocks.FirstBlock):
+    """The first convolution, of few channels. See `blocks`."""
+
+    takes_pixels = True
+    by_type: dict | None = None  # of pixels: the kernel in bfloat16
+    overlaps = True
+
+    def forward(self, x):
+        if self.mode.stored == 8 and self.to != "nchw" and first_bf16.why_not(self.conv, self.about) is None:
+            y = self.in_bf16(x.array)
+            return Value(planes.Stored(y) if self.to == "stored" else y, self.to, self.about.channels)
+        of = self.mode, self.conv, self.about, x.array, self.at.W, self.to, self.bias, self.scale
+        return Value(between.first_forward(*of)[0], self.to, self.about.channels)
+
+    def in_bf16(self, x):
+        self.by_type = self.by_type or {}
+        if x.dtype not in self.by_type:
+            of = self.conv, self.about, self.at.W, self.bias, x.dtype == np.uint8, self.overlaps
+            self.by_type[x.dtype] = first_bf16.First(*of)
+        return self.by_type[x.dtype](x)
+
+
+class Convolution(conv_blocks.ConvBlock):
+    """A convolution on planes, and what follows it. See `blocks`."""
+
+    made: dict | None = None  # its filters, once it is known where the result goes
+    overlaps = True
+
+    def follow(self, before):
+        """Do nothing: it has no gradient to make for the block before."""
+
+    def forward(self, x, added=None):
+        images = self.stored(x)
+        if self.made is None:
+            self.plain = self.plain and added is None
+            (self.made,) = self.settle()()
+        return Value(self.result(images, self.made["forward"], added), self.to, self.about.channels)
+
+    def result(self, images, filters, added):
+        about, to = self.about, self.to
+        if self.at_once:
+            of = self.mode, self.conv, about, images, filters, to, self.bias, added, self.overlaps
+            return between.convolve(*of)[0]
+        z = planes.empty_planes(self.mode, *self.conv.y)
+        planes.convolve(self.mode, self.conv, "forward", images, filters, z)
+        if self.plain and (to == "planes" or (to == "stored" and not self.mode.halves)):
+            return planes.Stored(z) if to == "stored" else z
+        return between.forward(self.mode, about, z, "planes", to, self.bias, self.scale, added)[0]
+
+
+def _pair(places, i, shape, n, mode):
+    if mode.stored != 8:
+        return None
+    first = _conv(places, i, shape, n, mode)
+    if not first or not isinstance(first[1], FirstConvolution) or first[0] == len(places) - i:
+        return None
+    for at in places[i : i + first[0]]:
+        shape = at.layer.output(shape)
+    second = _conv(places, i + first[0], shape, n, mode)
+    if not second or not isinstance(second[1], Convolution):
+        return None
+    if pair.why_not(*((block.conv, block.about) for _, block in (first, second))):
+        return None
+    return first[0] + second[0], PairOfConvolutions(first[1], second[1])
+
+
+class PairOfConvolutions:
+    """The first two convolutions, in bfloat16. See `blocks`."""
+
+    wants = "nchw"
+    gives = None  # until the next block says what it wants
+    takes_pixels = overlaps = True
+
+    def __init__(self, first, second):
+        self.layers = [pair.Layer(block.conv, block.about, block.at.W, block.bias) for block in (first, second)]
+        self.channels, self.by_type = second.about.channels, {}  # by the type of pixels the kernel
+
+    def forward(self, x):
+        dtype, (first, second) = x.array.dtype, self.layers
+        if dtype not in self.by_type:
+            self.by_type[dtype] = pair.Pair(first, second, dtype == np.uint8, self.overlaps)
+        y = self.by_type[dtype](x.array)
+        as_stored = self.gives == "stored"
+        return Value(planes.Stored(y) if as_stored else y, "stored" if as_stored else "planes", self.channels)
+
+
+def _residual(places, i, shape, n, mode):
+    if places[i].layer.kind != "Residual":
+        return None
+    inside, j, blocks = places[i].inside, 0, []
+    inner = shape
+    while j < len(inside):
+        found = _conv(inside, j, inner, n, mode)
+        if found is None or not isinstance(found[1], Convolution):
+            return None
+        blocks.append(found[1])
+        for at in inside[j : j + found[0]]:
+            inner = at.layer.output(inner)
+        j += found[0]
+    last = blocks[-1].about
+    if last.relu or last.pool > 1:  # before the sum
+        return None
+    pool, relu, count = conv_blocks.followers(places, i, shape)
+    if shape[1] % pool or shape[2] % pool:  # what is added is no image without its last rows
+        pool, relu = 1, places[i + 1].layer.kind == "ReLU"
+        count = 1 + relu
+    blocks[-1].about = replace(last, pool=pool, relu=relu)
+    return count, Sum(blocks)
+
+
+class Sum:
+    """The sum of what comes in and of what convolutions make of it, and what follows: the last of them adds."""
+
+    wants = "stored"
+
+    def __init__(self, blocks):
+        self.blocks = blocks
+        for block in blocks[:-1]:
+            block.gives = "stored"
+
+    @property
+    def gives(self):
+        return self.blocks[-1].gives
+
+    @gives.setter
+    def gives(self, layout):
+        self.blocks[-1].gives = layout
+
+    def forward(self, x):
+        added = self.blocks[0].stored(x)
+        y = Value(added, "stored", x.channels)
+        for block in self.blocks[:-1]:
+            y = block.forward(y)
+        return self.blocks[-1].forward(y, added)
+
+
+def _end(places, i, shape, n, mode):
+    first = i + (places[i].layer.kind == "Flatten")
+    kinds = [at.layer.kind for at in places[first:]]
+    linear = places[first::2]
+    if kinds != ["Linear", "ReLU"] * (len(linear) - 1) + ["Linear"]:
+        return None
+    sizes = [len(linear[0].W), *(at.W.shape[1] for at in linear)]
+    if linear[0].W.dtype != np.float32 or answers.why_not(sizes):
+        return None
+    precision = "float32" if mode.precision == "float32" else "tf32"
+    as_planes = mode.stored == 8 and first > i > 0 and len(shape) == 3
+    return len(places) - i, End(linear, n, "bf16" if as_planes else precision, shape[0] if as_planes else None)
+
+
+class End:
+    """The linear layers at the end. Rows of images are what they are flattened to. See `blocks`."""
+
+    into = None
+    overlaps = True
+
+    def __init__(self, linear, n, precision, channels):
+        self.wants = "nchw" if channels is None else "planes"
+        self.end = answers.End(n, [(at.W, at.b) for at in linear], precision, channels, self.overlaps)
+        self.units = linear[-1].W.shape[1]
+
+    def forward(self, x):
+        out = self.into
+        if out is None:
+            import cupy
+
+            out = cupy.empty((self.end.n, self.units), np.float32)
+        self.end(x.array, out)
+        return Value(out, "nchw", self.units)

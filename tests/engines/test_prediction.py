@@ -1,0 +1,335 @@
+"""Answers that are compiled: normalizations belong to filters, and whoever computes, outputs are the network's."""
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+pytest.importorskip("cupy")
+sys.path.append(str(Path(__file__).parents[1] / "kernels"))
+
+import emulator
+from shared import one_sentence
+from test_conv_graph import ODD
+
+from mlpkit.engines import numpy_baseline
+from mlpkit.engines.cuda import prediction_blocks
+from mlpkit.engines.cuda.blocks import MODES, Value, chain
+from mlpkit.kernels import gpu
+from mlpkit.kernels.cnn import between
+from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.layers import ReLU
+from mlpkit.nn.model import Model
+from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, MODELS, RESIDUAL
+from mlpkit.nn.network import Network
+from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.residual import Residual
+
+DEEPER = Model((3, 12, 11), (
+    Conv(8, 3, padding=1), ReLU(), Conv(24, 3, padding=1), BatchNorm(), Residual((Conv(24, 3, padding=1), BatchNorm())),
+    MaxPool(2), Residual((Conv(24, 3, padding=1, bias=False), ReLU(), Conv(24, 1))), ReLU(), MaxPool(2),
+    Residual((ReLU(), Conv(24, 3, padding=1))), Conv(20, 2),
+))  # fmt: skip
+SEEN = {**MODELS, **ODD, "deeper": DEEPER}
+ENGINES = {"cuda_conv_graph": 1e-5, "cuda_conv_graph_tf32": 4e-3, "cuda_conv_graph_bf16": 4e-2}
+
+
+def a_network(engine, model, dtype=np.float32, seed=0):
+    """Return a network whose normalizations have something to do."""
+    network, rng = Network(engine, model, seed=seed, dtype=dtype), np.random.default_rng(seed)
+    theta, statistics = rng.normal(0, 0.02, network.theta.shape), network.engine.to_numpy(network.statistics)
+    network.set_theta((network.engine.to_numpy(network.theta) + theta).astype(dtype))
+    network.set_statistics((statistics + rng.uniform(0.1, 1, statistics.shape)).astype(dtype))
+    return network
+
+
+def pixels(model, n, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (n, *model.input)).astype(np.uint8)
+
+
+def answers_of(network, n, match, mode=MODES["float32"]):
+    """Return a function of x that computes by blocks, and the blocks."""
+    places = prediction_blocks.folded(prediction_blocks.frozen(network))
+    blocks = chain(places, network.model.input, n, mode, (match,))
+    return (lambda x: blocks.forward(Value(x, "nchw", x.shape[1])).array), blocks
+
+
+@pytest.mark.parametrize("model", SEEN.values(), ids=SEEN)
+def test_layers_one_by_one_answer_what_the_network_does(model):
+    network = a_network(numpy_baseline, model, np.float64)
+    x = network.as_input(pixels(model, 3))
+    wanted = network.forward(x)
+    answer, _ = answers_of(network, 3, prediction_blocks.layer)
+    assert_allclose(answer(x), wanted, rtol=1e-10, atol=1e-12)
+    network.theta[:], network.statistics[:] = np.nan, np.nan  # what was compiled has numbers of its own
+    assert_allclose(answer(x), wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_nothing_is_kept():
+    network = a_network(numpy_baseline, DEEPER, np.float64)
+    network.forward(network.as_input(pixels(DEEPER, 2)), training=True)  # which keeps what its way back would need
+    places = prediction_blocks.frozen(network)
+    names = {"layer", "path", "engine", "mode", "inside", "wants_dx"}
+    for at in (*places, *places[4].inside):
+        assert vars(at).keys() - names <= {"W", "b", "gamma", "beta", "mean", "variance"}
+        assert not at.wants_dx
+        assert not at.mode.training
+    answer, _ = answers_of(network, 2, prediction_blocks.layer)
+    answer(network.as_input(pixels(DEEPER, 2)))
+    assert network.mode.training
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_convolution_takes_over_its_normalization(bias):
+    model = Model((2, 5, 6), (Conv(3, 3, bias=bias), BatchNorm(eps=0.1), BatchNorm(), ReLU(), BatchNorm()))
+    network = a_network(numpy_baseline, model, np.float64)
+    x = np.random.default_rng(1).normal(size=(4, 2, 5, 6))
+    places = prediction_blocks.folded(prediction_blocks.frozen(network))
+    assert [at.layer.kind for at in places] == ["Conv", "ReLU", "BatchNorm"]
+    conv = places[0]
+    found = numpy_baseline.conv(x, conv.W, conv.b, 1, 0)
+    y = x
+    for at in network.places[:3]:
+        y = at.layer.forward(at, y)
+    assert_allclose(found, y, rtol=1e-12, atol=1e-14)
+    assert not model.layers[0].bias or bias
+
+
+def test_sums_of_folding_are_float64s():
+    network = a_network(numpy_baseline, RESIDUAL)
+    exact = a_network(numpy_baseline, RESIDUAL, np.float64)
+    exact.theta[:], exact.statistics[:] = network.theta, network.statistics
+    one, other = (prediction_blocks.folded(prediction_blocks.frozen(each)) for each in (network, exact))
+    assert one[0].W.dtype == one[0].b.dtype == np.float32
+    assert_array_equal(one[0].W, other[0].W.astype("f4"))
+    assert_array_equal(one[0].b, other[0].b.astype("f4"))
+
+
+def kinds(blocks):
+    return [type(block).__name__ for block in blocks.blocks]
+
+
+BLOCKS = {
+    "fashion_cnn": ["FirstConvolution", "Convolution", "End"],
+    "lenet5": ["FirstConvolution", "Convolution", "End"],
+    "residual": ["FirstConvolution", "Sum", "Convolution", "Sum", "End"],
+    "mlp": ["End"],
+    "strides": ["Convolution", *["Evaluated"] * 2, "Convolution", *["Evaluated"] * 6, "End"],
+    "chance": ["FirstConvolution", "Evaluated", "ResidualBlock", "Convolution", "End"],
+    "wide": ["Convolution"] * 3 + ["End"],
+    "deeper": ["FirstConvolution", "Convolution", *["Sum", "Evaluated"] * 2, "ResidualBlock", "Convolution"],
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_which_blocks_there_are(name, tmp_path):
+    with emulator.with_planes(tmp_path, between):
+        _, blocks = answers_of(a_network(numpy_baseline, SEEN[name]), 5, prediction_blocks.match)
+    assert kinds(blocks) == BLOCKS[name]
+    if name == "residual":
+        last = blocks.blocks[1].blocks[-1]
+        assert (last.about.pool, last.about.relu, last.gives) == (2, True, "stored")
+        assert [block.gives for block in blocks.blocks[:-1]] == ["stored", "stored", "stored", "nchw"]
+
+
+@pytest.mark.parametrize(
+    ("name", "first"), [("fashion_cnn", True), ("lenet5", True), ("residual", False), ("wide", False)]
+)
+def test_in_bfloat16_two_convolutions_are_a_block(name, first, tmp_path):
+    with emulator.with_planes(tmp_path, between) as cupy:
+        network = a_network(numpy_baseline, SEEN[name])
+        places = prediction_blocks.folded(prediction_blocks.frozen(network))
+        for at in places:
+            vars(at).update({key: cupy.asarray(at.W) for key in ("W",) if hasattr(at, "W")})
+        blocks = chain(places, network.model.input, 5, MODES["bf16"], (prediction_blocks.match,))
+    assert (kinds(blocks) == ["PairOfConvolutions", "End"]) == first
+    assert ("PairOfConvolutions" in kinds(blocks)) == first
+
+
+def test_an_engine_without_answers_says_so():
+    with pytest.raises(ValueError, match="compile") as caught:
+        Network(numpy_baseline, MLP).compiled(8)
+    one_sentence(caught.value)
+
+
+# ---- Without one: what is asked for, and what is refused ----
+
+
+@pytest.fixture
+def prediction(monkeypatch):
+    """The module; where there is no GPU, with NumPy's arrays, and graphs that compute when they are launched."""
+    if gpu.why_not():
+        monkeypatch.setitem(sys.modules, "mlpkit.engines.cupy_fused", SimpleNamespace(cross_entropy=None))
+    from mlpkit.engines.cuda import prediction as module
+
+    event = SimpleNamespace(synchronize=lambda: None)
+    cupy = SimpleNamespace(zeros=np.zeros, empty=np.empty, cuda=SimpleNamespace(Event=lambda **_: event))
+    arena = SimpleNamespace(step=nullcontext)
+    monkeypatch.setattr(module, "cp", cupy)
+    monkeypatch.setattr(module, "watched", lambda work: work())
+    monkeypatch.setattr(module, "Arena", lambda plan: arena)
+    monkeypatch.setattr(module, "recorded", lambda work, pool: SimpleNamespace(launch=work))
+    monkeypatch.setattr(module, "matches_for", lambda dtype: ())
+    monkeypatch.setattr(module.Batch, "send", lambda batch, x, rows: rows.__setitem__(slice(None), x))
+    return module
+
+
+def test_fewer_rows_than_there_is_room_for(prediction):
+    network = a_network(numpy_baseline, LENET5, np.float64)
+    answer = prediction.Prediction(network, 4)
+    for m, dtype in ((4, np.uint8), (2, np.uint8), (3, np.float64), (1, np.uint8)):
+        x = pixels(LENET5, m, seed=m)
+        x = x if dtype == np.uint8 else x / 255
+        z = answer(x.reshape(m, -1))
+        assert_allclose(z, network.forward(x), rtol=1e-10, atol=1e-12)
+        batch = answer.batch(dtype)
+        assert_array_equal(batch.x[:m], x)
+        assert not batch.x[m:].any()
+        batch.z[:] = 0
+        assert z.any()  # a copy
+    assert answer.batches.keys() == {np.dtype(np.uint8), np.dtype(np.float64)}
+
+
+def test_who_knows_the_whole_network_is_asked_first(prediction):
+    network, asked = a_network(numpy_baseline, LENET5), []
+
+    def whole(places, shape, n, mode):
+        asked.append((len(places), shape, n, mode))
+        return (lambda x, z: z.fill(x.sum())) if n == 1 else None
+
+    class Mine(prediction.Prediction):
+        wholes = (lambda *_: None, whole)
+
+    prediction.matches_for = lambda dtype: ("some",)
+    x = pixels(LENET5, 1)
+    assert_array_equal(Mine(network, 1)(x), np.full((1, 10), x.sum(), np.float32))
+    prediction.matches_for = lambda dtype: ()
+    Mine(network, 2)
+    assert asked == [(12, (1, 28, 28), 1, MODES["float32"])]
+
+
+def test_what_is_refused(prediction):
+    network = a_network(numpy_baseline, FASHION_CNN)
+    refused_by(prediction.Prediction(network, 4), network.engine.asarray)
+    for kind, n in ((ValueError, 0), (TypeError, 2.5)):
+        with pytest.raises(kind):
+            prediction.Prediction(network, n)
+
+
+def refused_by(answer, asarray):
+    x, nan = pixels(FASHION_CNN, 4), np.full((2, 1, 28, 28), np.nan, np.float32)
+    refused = (
+        (ValueError, "at most 4", np.concatenate([x, x])),
+        (ValueError, "shape", x[:, :, 1:]),
+        (ValueError, "shape", x[:0]),
+        (TypeError, "convert", x.astype(np.float64)),
+        (TypeError, "array", [[1]]),
+        (ValueError, "finite", nan),
+        (ValueError, "finite", asarray(nan)),
+    )
+    for kind, said, given in refused:
+        with pytest.raises(kind, match=said) as caught:
+            answer(given)
+        one_sentence(caught.value)
+    with pytest.raises(TypeError, match="uint8 or float32"):
+        answer.batch(np.int32)
+
+
+# ---- On a GPU ----
+
+
+def error(found, wanted):
+    return np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+
+
+def wanted_of(network, x):
+    """Return the outputs of float64."""
+    exact = Network(numpy_baseline, network.model, dtype=np.float64)
+    exact.set_theta(network.engine.to_numpy(network.theta).astype(float))
+    exact.set_statistics(network.engine.to_numpy(network.statistics).astype(float))
+    return exact.forward(x.astype(float) if x.dtype != np.uint8 else x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 3, 100])
+@pytest.mark.parametrize("model", SEEN.values(), ids=SEEN)
+@pytest.mark.parametrize("name", ENGINES)
+def test_answers_are_the_baselines(name, model, n):
+    network = a_network(name, model)
+    answer = network.compiled(n)
+    for seed, m in ((0, n), (1, max(1, n - 2)), (2, n)):
+        x = pixels(model, m, seed)
+        wanted = wanted_of(network, x)
+        floats = (x / np.float32(255)).astype("f4")
+        for given in (x, floats, network.engine.asarray(x), network.engine.asarray(floats)):
+            z = network.engine.to_numpy(answer(given))
+            assert z.shape == wanted.shape
+            assert error(z, wanted) < ENGINES[name]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [64, 1000, 4096])
+@pytest.mark.parametrize("model", [FASHION_CNN, LENET5, RESIDUAL], ids=["fashion_cnn", "lenet5", "residual"])
+@pytest.mark.parametrize("name", ENGINES)
+def test_large_batches(name, model, n):
+    network = a_network(name, model)
+    x = pixels(model, n)
+    z = network.engine.to_numpy(network.compiled(n)(x))
+    some = np.unique([0, 1, n // 2, n - 1])
+    assert error(z[some], wanted_of(network, x[some])) < ENGINES[name]
+    rest = network.engine.to_numpy(network.forward(network.engine.asarray(x)))
+    assert error(z, rest) < ENGINES[name]
+
+
+@pytest.mark.gpu
+def test_float64_is_answered_in_float64():
+    network = a_network("cuda_conv_graph", RESIDUAL, np.float64)
+    x = pixels(RESIDUAL, 3)
+    assert error(network.engine.to_numpy(network.compiled(4)(x)), wanted_of(network, x)) < 1e-12
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ENGINES)
+def test_numbers_are_those_of_the_moment(name):
+    network = a_network(name, RESIDUAL)
+    x = pixels(RESIDUAL, 5)
+    before, wanted = network.compiled(5), wanted_of(network, x)
+    other = a_network(numpy_baseline, RESIDUAL, seed=7)
+    network.set_theta(other.theta)
+    network.set_statistics(other.statistics)
+    assert error(network.engine.to_numpy(before(x)), wanted) < ENGINES[name]
+    assert error(network.engine.to_numpy(network.compiled(5)(x)), wanted_of(network, x)) < ENGINES[name]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ENGINES)
+def test_rows_that_were_there_before_change_nothing(name):
+    network = a_network(name, FASHION_CNN)
+    answer, rng = network.compiled(9), np.random.default_rng(3)
+    x = rng.normal(size=(2, 1, 28, 28)).astype("f4")
+    first = network.engine.to_numpy(answer(x))
+    answer((1e3 * rng.normal(size=(9, 1, 28, 28))).astype("f4"))
+    assert_array_equal(network.engine.to_numpy(answer(x)), first)
+
+
+@pytest.mark.gpu
+def test_a_server_fills_and_replays():
+    network = a_network("cuda_conv_graph_bf16", LENET5)
+    batch, x = network.compiled(7).batch(np.uint8), pixels(LENET5, 7)
+    batch.x[...] = network.engine.asarray(x)
+    batch.replay()
+    first = network.engine.to_numpy(batch.z)
+    assert error(first, wanted_of(network, x)) < 4e-2
+    batch.replay()
+    assert_array_equal(network.engine.to_numpy(batch.z), first)
+
+
+@pytest.mark.gpu
+def test_what_is_no_batch_is_said():
+    network = a_network("cuda_conv_graph", FASHION_CNN)
+    refused_by(network.compiled(4), network.engine.asarray)
+    assert network.compiled(4)(pixels(FASHION_CNN, 4).reshape(4, 784)).shape == (4, 10)
