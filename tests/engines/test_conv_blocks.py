@@ -8,7 +8,7 @@ import pytest
 
 from mlpkit.engines import numpy_baseline
 from mlpkit.engines.cuda import conv_blocks
-from mlpkit.engines.cuda.blocks import MODES, Value
+from mlpkit.engines.cuda.blocks import MODES, Chain, Value
 from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import Shape, planes
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
@@ -117,6 +117,26 @@ def check(cupy, block_of, mode, wants_dx, layout, gives):
             np.testing.assert_array_equal(images(cupy, dx, mode), dx_wanted)
 
 
+def check_two(cupy, shape, n, layers, mode, together):
+    """Hold the blocks of two convolutions to their layers. together: whether one kernel ends both ways back."""
+    right = places_of(layers, shape, False, numpy_baseline, np.asarray, np.float64)
+    places, chain = two_blocks(shape, n, layers, mode, cupy.asarray)
+    assert (chain.blocks[1].first is chain.blocks[0]) == together
+    for seed in range(2):
+        x = integers((n, *shape), seed)
+        wanted = forward(right, x.astype(float))
+        np.testing.assert_array_equal(
+            cupy.asnumpy(chain.forward(Value(cupy.asarray(x), "nchw", shape[0])).array), wanted
+        )
+        dy = integers(wanted.shape, seed + 9)
+        backward(right, dy.astype(float))
+        assert chain.backward(Value(cupy.asarray(dy), "nchw", dy.shape[1])) is None
+        for place, other in zip(places, right, strict=True):
+            for name in place.layer.parameters(shape):
+                found = cupy.asnumpy(getattr(place, f"d{name}"))
+                np.testing.assert_array_equal(found, getattr(other, f"d{name}"), name)
+
+
 @pytest.fixture
 def cupy(tmp_path_factory):
     with emulator.with_planes(tmp_path_factory.mktemp("conv_blocks"), between) as found:
@@ -161,6 +181,50 @@ def test_images_of_few_channels_have_kernels_of_their_own(cupy):
 def test_the_first_block_does_what_its_layers_do(cupy):
     check(cupy, ((1, 9, 8), 3, (Conv(10, 3), MaxPool(2), ReLU())), MODES["float32"], False, "nchw", "stored")
     check(cupy, ((2, 6, 7), 2, (Conv(6, 3, padding=1, bias=False),)), MODES["bf16"], False, "nchw", None)
+
+
+SMALL = (
+    ((1, 12, 13), 3, (Conv(40, 3), MaxPool(2), ReLU(), Conv(20, 3), ReLU()), True),
+    ((1, 7, 6), 2, (Conv(50, 2, padding=1), ReLU(), Conv(9, 3, padding=1, bias=False)), True),
+    ((1, 9, 9), 2, (Conv(40, 3, bias=False), Conv(9, 3)), True),
+    ((1, 9, 9), 2, (Conv(40, 3), ReLU(), Conv(9, 3, stride=2)), False),
+    ((2, 9, 9), 2, (Conv(40, 3), ReLU(), Conv(9, 3)), False),
+)
+
+
+def two_blocks(shape, n, layers, mode, array=np.asarray):
+    """Return the places of layers, and the blocks of the two convolutions among them as a chain."""
+    places, blocks, at = places_of(layers, shape, False, None, array, np.float32), [], shape
+    for i in (0, next(i for i, layer in enumerate(layers) if i and layer.kind == "Conv")):
+        count, block = conv_blocks.match(places, i, at, n, mode)
+        blocks.append(block)
+        for place in places[i : i + count]:
+            at = place.layer.output(at)
+    return places, Chain(blocks, mode)
+
+
+@pytest.mark.parametrize(("shape", "n", "layers", "together"), SMALL, ids=str)
+def test_who_makes_the_gradient_of_the_first_convolution(cupy, shape, n, layers, together):
+    for mode in MODES.values():
+        first, second = two_blocks(shape, n, layers, mode)[1].blocks
+        assert (second.first is first) == together
+        assert (getattr(second.conv, "behind", 0) > 0) == together
+
+
+TWO = (
+    *SMALL,
+    ((1, 28, 28), 130, (Conv(64, 3), MaxPool(2), ReLU(), Conv(128, 3), MaxPool(2), ReLU()), True),
+    ((1, 28, 28), 300, (Conv(48, 5, padding=2), ReLU(), MaxPool(2), Conv(16, 5), ReLU()), True),
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("shape", "n", "layers", "together"), TWO, ids=str)
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_a_second_block_makes_the_gradient_of_the_first_on_a_gpu(mode, shape, n, layers, together):
+    import cupy
+
+    check_two(cupy, shape, n, layers, mode, together)
 
 
 def test_only_pixels_that_a_pool_reads_are_asked_for():

@@ -6,6 +6,8 @@ A block takes over some layers that follow each other, and has
     backward(dy: Value) -> Value | None  writes the layers' gradients; drops what was kept, as soon as it is used
     wants: "nchw", "planes" or None      the layout in which x must come; None takes any. "stored": it takes any, but
                                          best what its products read, see `Value`
+    follow(before)                       optional: it is told once, before the first forward, which block is before it;
+                                         where it then does that block's backward, too, its own returns None
     gives                                optional: the layout that the next block wants; it is set once, before the
                                          first forward, and a block that can, writes its result so
 
@@ -24,6 +26,7 @@ places: of the network or of a Residual, the block would begin with places[i]. s
 (64, 26, 26). n: the batch size; there are other blocks for another one. mode: one of `MODES`, the precision class.
 """
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from mlpkit.kernels.cnn import between
@@ -103,6 +106,9 @@ class Chain:
         for block, wants in zip(blocks, [*(following.wants for following in blocks[1:]), "nchw"], strict=False):
             if hasattr(block, "gives"):
                 block.gives = wants
+        for before, block in pairwise(blocks):
+            if hasattr(block, "follow"):
+                block.follow(before)
 
     def forward(self, x):
         self.layouts = [x.layout]

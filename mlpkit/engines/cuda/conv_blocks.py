@@ -4,6 +4,8 @@ Images are planes, and products run on tensor cores: see `kernels.conv.planes`. 
 one back, see `kernels.cnn.between`. The first convolution of images of few channels is a kernel by itself.
 """
 
+from dataclasses import replace
+
 from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import PASSES, Shape, planes
 
@@ -48,6 +50,13 @@ def followers(places, i, shape):
 def fits(layer, sizes):
     """Return whether a pool's windows lie side by side, and are neither trivial nor too large."""
     return layer.stride in (None, layer.size) and 1 < layer.size <= min(between.MOST_POOL, *sizes)
+
+
+def as_cropped(conv):
+    """Return a convolution's shape as one that may have more settings."""
+    if isinstance(conv, planes.Cropped):
+        return conv
+    return planes.Cropped(**vars(conv), rows=conv.out_height, columns=conv.out_width)
 
 
 def shape_of(layer, shape, n):
@@ -110,8 +119,13 @@ class FirstBlock(Following):
         )
         return Value(y, self.to, about.channels)
 
-    def backward(self, dy):
+    def taken(self):
+        """Return x and what was kept: the next block does what `backward` would do."""
         x, kept, self.x, self.kept = self.x, self.kept, None, None
+        return x, kept
+
+    def backward(self, dy):
+        x, kept = self.taken()
         into = self.at.dW, self.db, self.counters
         between.first_weights(self.mode, self.conv, self.about, x, dy.array, dy.layout, kept, *into)
 
@@ -126,11 +140,21 @@ class ConvBlock(Following):
         self.scale_x, self.scale_dz = (planes.new_scale() if mode.halves else None for _ in range(2))
         self.plain = not (about.keeps or at.layer.bias)
         self.filters: planes.Filters | None = None  # until it is known where the result goes
+        self.first: FirstBlock | None = None  # the block before, where the gradient of its filters is made here
+
+    def follow(self, before):
+        """Look whether the block `before` is a first convolution whose gradient this one's kernels can make."""
+        if isinstance(before, FirstBlock):
+            found = replace(as_cropped(self.conv), behind=between.behind(before.conv, before.about))
+            if between.why_not_first_sums(self.mode, found, before.conv, before.about) is None:
+                self.first, self.conv = before, found
 
     def settle(self):
         """Choose the kernel that does what follows, the convolution's own, if it can; return what makes its filters."""
         followed = shape_of(self.at.layer, self.conv.x[1:], self.conv.batch)
-        followed = planes.cropped(followed, self.about.pool, followed=True)
+        followed = replace(
+            planes.cropped(followed, self.about.pool, followed=True), behind=getattr(self.conv, "behind", 0)
+        )
         (conv, _, _), *_ = planes.convolutions(followed, "forward")
         self.at_once = not self.plain and between.follows(self.mode, self.to) and planes.tilings(conv, self.mode) != []
         self.conv = followed if self.at_once else self.conv
@@ -155,6 +179,13 @@ class ConvBlock(Following):
             return z, None
         return between.forward(self.mode, self.about, z, "planes", self.to, self.bias, self.scale)
 
+    def of_first(self, dz):
+        """Return what the gradients of the first convolution are made of; see `planes.weight_gradient`."""
+        first, filters = self.first, self.made.pop("input_gradient")
+        of = first.conv, first.about
+        sums = between.first_sums(self.mode, self.conv, dz, filters, of, *first.taken())
+        return sums, first.at.dW, first.db
+
     def stored(self, x):
         """Return activations as products read them."""
         if x.layout == "stored":
@@ -172,9 +203,10 @@ class ConvBlock(Following):
             settings = kept, self.at.layer.bias, self.scale_dz
             dz, sums = between.backward(self.mode, self.about, dy.array, layout, *settings)
         del kept, dy
-        planes.weight_gradient(self.mode, self.conv, x, dz, self.at.dW, sums, self.db)
-        del x, sums
-        if not self.at.wants_dx:
+        before = self.first and self.of_first(dz)
+        planes.weight_gradient(self.mode, self.conv, x, dz, self.at.dW, sums, self.db, before)
+        del x, sums, before
+        if self.first or not self.at.wants_dx:
             return None
         dx = planes.empty_planes(self.mode, *self.conv.x)
         planes.convolve(self.mode, self.conv, "input_gradient", dz, self.made.pop("input_gradient"), dx)

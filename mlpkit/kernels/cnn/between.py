@@ -199,6 +199,43 @@ def first_weights(mode, shape, about, x, dy, layout, kept, dw, db, counters):
     _launch("first_weights", "weights", macros, many * slices, arguments, shared)
 
 
+def behind(shape, about):
+    """Return the bytes of shared memory that `first_sums` needs in the next convolution's kernel, for each tile."""
+    wide = about.across * about.pool + shape.kernel + 1
+    tall = about.down * about.pool + shape.kernel - 1
+    return 4 * (tall * wide + 8 * about.down * about.across + 64 * (shape.kernel**2 + 1))
+
+
+def first_sums(mode, conv, dz, filters, first, x, kept):
+    """Return sums (slices, 64, k k + 1) for the gradients of a first convolution: `weight_gradient` adds them up.
+
+    conv: the next convolution's shape, with room `behind`; dz, filters: `Stored`, of its input gradient, which is never
+    written. first: the first one's shape and `Pooled`. x, kept: as for `first_weights`. See `first_sums.cuh`.
+    """
+    import cupy
+
+    shape, about = first
+    (one,) = planes.launches(mode, conv, "input_gradient")
+    sums = cupy.empty((one.tiling.items(one.conv)[1] * one.tiling.tiles, 64, shape.kernel**2 + 1), np.float32)
+    macros = {"KERNEL": shape.kernel, "PADDING": shape.padding, "POOL": about.pool, "KEEPS": int(about.keeps)}
+    macros |= {"HEIGHT": shape.height, "WIDTH": shape.width, "DOWN": about.down, "ACROSS": about.across}
+    macros = {"FIRST": 1} | {f"FIRST_{name}": value for name, value in macros.items()}
+    pointers = np.array([_pointer(each) for each in (x, kept, sums)] + [about.groups], np.uint64).view("V32")
+    planes.convolve_back(mode, conv, dz, filters, tuple(macros.items()), pointers)
+    return sums
+
+
+def why_not_first_sums(mode, conv, shape, about):
+    """Return why the kernel of the input gradient of `conv`, with room `behind`, can't do `first_sums`, or None."""
+    if shape.channels > 1 or about.groups > 8 or conv.stride > 1:
+        return "it is for images of one channel, at most 64 filters and then a stride of 1."
+    ((back, _, _),) = planes.convolutions(conv, "input_gradient")
+    tilings = planes.tilings(back, mode)
+    if not tilings or tilings[0].stacked or tilings[0].heights > 1:
+        return "a warp of the next convolution has not the same filters of all its tiles."
+    return None
+
+
 def first_counters(shape, about):
     """Return what the blocks of `first_weights` count with, from call to call."""
     import cupy

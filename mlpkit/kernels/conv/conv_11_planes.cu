@@ -36,6 +36,13 @@
 #ifndef FORGETS
 #define FORGETS 0  // whether there is no pool, and nobody needs to know what the ReLU cut off: in bfloat16
 #endif
+#ifndef FIRST
+#define FIRST 0  // whether sums go into the gradient of the first convolution before
+#endif
+#if FIRST
+#include "first_sums.cuh"
+#endif
+
 #ifndef WIDTH
 #define WIDTH 104     // windows of a tile, those between the rows included
 #define TILES 2    // that a block has,
@@ -223,11 +230,57 @@ inline void store_at_once(const Problem& p, const Following& f, void* to, int ti
 }
 #endif
 
+#if FIRST
+static_assert(!STACKED && HEIGHTS == 1, "a warp has the same channels of all tiles");
+
+// Add what a tile's sums mean for the first convolution to the warp's totals. See first_sums.cuh.
+inline void add_to_first(const Problem& p, const First& f, int tile, int channel, const float (&sums)[WIDTH / 2],
+                         float unscale, float* room)
+{
+    int first_row = tile % p.bands * p.rows, rows = min(p.rows, p.windows_y - first_row), row_of_8 = threadIdx.x % 32 / 4;
+    int down = divided_by_pitch(p, 8), right = 8 - down * p.pitch;
+    const Word* kept = reinterpret_cast<const Word*>(room + FIRST_TALL * FIRST_WIDE);
+    #pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int group = channel / 8 + half;
+        if (group >= f.groups) return;
+        float totals[FIRST_EACH] = {};
+        #pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+            Place place(p, threadIdx.x % 4 * 2 + pair, first_row);
+            #pragma unroll
+            for (int i = 0; i < WIDTH / 8; ++i, place.next(p, down, right)) {
+                bool inside = place.y < rows && place.x < p.windows_x;
+                int window = inside ? place.at : 0, y = inside ? first_row + place.y : 0, x = inside ? place.x : 0;
+                Word at = FIRST_KEEPS ? kept[group * FIRST_WINDOWS + window] >> 4 * row_of_8 & 15 : 0;
+                float d = inside && at != 15 ? sums[4 * i + 2 * half + pair] * unscale : 0;
+                if (FIRST_POOL == 2) y = 2 * y + at / 2 % 2, x = 2 * x + at % 2;
+                const float* corner = room + y * FIRST_WIDE + x;
+                #pragma unroll
+                for (int tap = 0; tap < FIRST_TAPS; ++tap)
+                    totals[tap] += d * corner[tap / FIRST_KERNEL * FIRST_WIDE + tap % FIRST_KERNEL];
+                totals[FIRST_TAPS] += d;
+            }
+        }
+        float* to = first_totals(room, channel % 64 + 8 * half + row_of_8);
+        #pragma unroll
+        for (int k = 0; k < FIRST_EACH; ++k) {
+            totals[k] += __shfl_xor_sync(~0u, totals[k], 1);
+            totals[k] += __shfl_xor_sync(~0u, totals[k], 2);
+            if (threadIdx.x % 4 == 0) to[k] += totals[k];
+        }
+    }
+}
+#endif
+
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
 void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ Problem p, const void* filters,
               void* to, const Scale* of_images, const Scale* of_filters
 #if FOLLOWED
               , const __grid_constant__ Following following
+#endif
+#if FIRST
+              , const __grid_constant__ First before
 #endif
 )
 {
@@ -294,7 +347,17 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
     } else {  // the products
         int group = warp / 4, tile = group % TILES, height = group / TILES;
         int slot = 0, round = 0, last = 0, buffer = 0, image_round = 0;
+#if FIRST
+        float* of_first = reinterpret_cast<float*>(filter_ring + SLOTS * FILTER_PARTS * FILTER_PIECES) + group * FIRST_ROOM;
+        float* totals = first_totals(of_first, warp % 4 * 16);
+        for (int i = lane; i < 16 * FIRST_EACH; i += 32) totals[i] = 0;
+        __syncwarp();
+#endif
         for (int item = blockIdx.x; item < items; item += gridDim.x) {
+#if FIRST
+            int image_of_first = (item * TILES + tile) / p.bands;
+            if (image_of_first < p.images) ask_for_first(before, image_of_first, of_first);
+#endif
             float sums[WIDTH / 2] = {};
             in_registers(sums);
             float total[PROMOTE ? WIDTH / 2 : 1] = {};
@@ -361,7 +424,12 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
                 bar_sync<128>(1 + group);  // they are read
                 if (warp % 4 >= 2) continue;
             }
-#if FORGETS
+#if FIRST
+            cp_async_wait_all();
+            bar_sync<128>(1 + group);  // all of the image is there
+            if (image_of_first < p.images) add_to_first(p, before, item * TILES + tile, channel, sums, unscale, of_first);
+            bar_sync<128>(1 + group);  // and is read
+#elif FORGETS
             store_at_once(p, following, to, item / heights * TILES + tile, channel, sums);
 #elif FOLLOWED
             store(p, following, to, item / heights * TILES + tile, channel, sums, unscale, room + warp * 8 * LINE);
@@ -369,5 +437,10 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
             store(p, to, item / heights * TILES + tile, channel, sums, unscale);
 #endif
         }
+#if FIRST
+        __syncwarp();
+        float* sums_of_first = before.sums + ((blockIdx.x * TILES + tile) * 64 + warp % 4 * 16) * FIRST_EACH;
+        for (int i = lane; i < 16 * FIRST_EACH; i += 32) sums_of_first[i] = totals[i];
+#endif
     }
 }

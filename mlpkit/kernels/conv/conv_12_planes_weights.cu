@@ -177,12 +177,32 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
     barrier_cluster_wait();
 }
 
+// Sums of a convolution before, (slices, room, each): of a filter those of its taps, dW (channels, each - 1), and of its
+// bias, db or null.
+struct Before {
+    const float* sums;
+    float *dW, *db;
+    int slices, channels, room, each;
+};
+
+inline void add_before(const Before& b, int n)
+{
+    if (n >= b.channels * b.each) return;
+    float sum = 0;
+    #pragma unroll 32
+    for (int slice = 0; slice < b.slices; ++slice) sum += b.sums[slice * b.room * b.each + n];
+    int channel = n / b.each, tap = n % b.each;
+    if (tap < b.each - 1) b.dW[channel * (b.each - 1) + tap] = sum;
+    else if (b.db) b.db[channel] = sum;
+}
+
 // Add what the clusters have, in their order, and write it where it belongs: dW (o, c, k, l). A thread has a number.
-// The first threads also add up db (o,) of `bias_slices` slices (o_room,), if there are any.
+// The first threads also add up db (o,) of `bias_slices` slices (o_room,), if there are any, and the last ones what is
+// `before`.
 extern "C" __global__ __launch_bounds__(256)
 void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW,
          int o_all, int c_all, const Scale* of_images, const Scale* of_dy, const float* bias, float* db,
-         int bias_slices, int o_room)
+         int bias_slices, int o_room, const __grid_constant__ Before before)
 {
     int tiles = d.heights * d.widths * d.tap_groups, taps = p.taps_y * p.taps_x, all = tiles * NUMBERS;
     int number = blockIdx.x * blockDim.x + threadIdx.x;
@@ -193,7 +213,10 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
         for (int slice = 0; slice < bias_slices; ++slice) sum += bias[slice * o_room + o];
         db[o] = sum;
     }
-    if (number >= all) return;
+    if (number >= all) {
+        add_before(before, number - all);
+        return;
+    }
     int tile = number / NUMBERS, thread = number % (128 * MULTIPLIERS);
     int sum_of_thread = number % NUMBERS / (128 * MULTIPLIERS);
     int tap = (tile / (d.heights * d.widths) * MULTIPLIERS + thread / 128) * TAPS + sum_of_thread / (CHUNK / 2);

@@ -30,6 +30,7 @@ MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
 # Windows that a block sums for the weight gradient where float32 is meant. Tensor cores cut what they add, and so the
 # error grows with the sum: by 3e-9 of the result's norm a window, as measured; the slices are added by float32 adders.
 MOST_SUMMED = 1_500
+FEW_IMAGES = 32  # at most, for which the weight gradient leaves fewer sums than multiprocessors could
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,14 @@ MODES = {
 class Cropped(Shape):
     """A convolution of which only the first rows and columns of windows are asked for: all that a pool reads.
 
-    pool: the edge of the pool's windows, or 1, where its kernel does what follows, too; else 0. See `convolve`.
+    pool: the edge of the pool's windows, or 1, where its kernel does what follows, too; else 0. See `convolve`. behind:
+    bytes of shared memory that a tile of the input gradient takes for what its kernel does with it.
     """
 
     rows: int = 1
     columns: int = 1
     pool: int = 0
+    behind: int = 0
 
     @property
     def out_height(self):
@@ -110,6 +113,7 @@ class Convolution:
     step: int = 1
     first: tuple[int, int] = (0, 0)
     pool: int = 0  # of what follows in the same kernel, 0 for nothing
+    behind: int = 0  # bytes of shared memory of a tile, for what is done with its sums
 
     @property
     def pitch(self):
@@ -200,7 +204,7 @@ class Tiling:
         multipliers = self.tiles * self.heights
         filters = self.slots * self.heights * self.tile * groups
         room = multipliers * 4 * 8 * 4 * line + self.stacked * self.tiles * 2 * 32 * self.width // 2 * 4
-        return buffers * self.tiles * image + filters + room
+        return buffers * self.tiles * image + filters + room + self.tiles * conv.behind
 
 
 def padded(channels, multiple=16):
@@ -254,7 +258,8 @@ def convolutions(shape, which):
         pad_x, taps_x, windows_x, columns = _phase(b, shape.width, k, s, p)
         if taps_y * taps_x * windows_y * windows_x:
             sides = (pad_y, pad_x), 1, (taps_y, taps_x), (windows_y, windows_x)
-            found.append((Convolution(*sizes, *sides, (shape.height, shape.width), s, (a, b)), rows, columns))
+            to, behind = (shape.height, shape.width), getattr(shape, "behind", 0)
+            found.append((Convolution(*sizes, *sides, to, s, (a, b), behind=behind), rows, columns))
     return found
 
 
@@ -290,14 +295,17 @@ class Division:
         return (self.chunk // 8 * plane + 8 * (self.windows | 1)) * mode.parts * 16
 
 
-def division(conv, mode, cluster=2):
+def division(conv, mode):
     """Return how the weight gradient's work is divided; None where not even two rows of windows fit.
 
-    cluster: blocks, at most; with 4 of them some multiprocessors stay without one.
+    Clusters are of two blocks: with more of them some multiprocessors stay without one. Of few images half of the
+    multiprocessors have enough to do, and larger clusters leave fewer sums: memory is what counts there.
     """
+    few = conv.images <= FEW_IMAGES
+    cluster, blocks = (8, 64) if few else (2, MULTIPROCESSORS // 2 * 2)
     chunk = 64 if padded(conv.channels) % 64 == 0 else 32 if padded(conv.channels) % 32 == 0 else 16
     tiles = -(-conv.channels_out // 64), padded(conv.channels) // chunk, -(-conv.taps[0] * conv.taps[1] // 9)
-    at_once = max(1, MULTIPROCESSORS // 2 * 2 // int(np.prod(tiles)))  # slices
+    at_once = max(1, blocks // int(np.prod(tiles)))  # slices
     best = None
     for most in range(1, conv.windows[0] + 1):
         bands = -(-conv.windows[0] // most)
@@ -307,7 +315,7 @@ def division(conv, mode, cluster=2):
         if mode.parts > 1:
             each = min(each, max(1, MOST_SUMMED // windows))
         slices = -(-conv.images * bands // each)
-        together = min(slices, cluster)
+        together = 1 << min(slices, cluster).bit_length() - 1  # a share of the sums is whole then
         slices = padded(slices, together)
         found = Division(chunk, 2, rows, bands, windows, tiles, slices, together)
         slots = min(4, (SHARED - BARRIERS) // found.slot(conv, mode))
@@ -510,6 +518,15 @@ def convolve_followed(mode, shape, images, filters, to, macros, following):
     _convolve(of, images, filters, to, following)
 
 
+def convolve_back(mode, shape, dy, filters, macros, first):
+    """Ask for an input gradient whose kernel does all that is done with it: a shape of stride 1, with room `behind`.
+
+    macros, first: pairs that tell the kernel of it, and its argument `First`; see `cnn.between`.
+    """
+    of = mode, shape, "input_gradient", None, dy.array.data.ptr, padded(shape.channels), macros
+    _convolve(of, dy, filters, np.uintp(0), first)
+
+
 def _convolve(of, images, filters, to, *following):
     at, scales = filters.array.data.ptr, _addresses(images, filters)
     for kernel, grid, block, about, shared, nbytes in _launches(*of):
@@ -559,10 +576,11 @@ def _map(address, mode, conv, box):
     return found
 
 
-def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None):
+def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None):
     """Ask for the gradient of the filters: of images and dy, both `Stored`, into dw (o, c, k, k), float32.
 
     bias: (slices, o rounded up to a multiple of 16), sums whose sums over the slices are the gradient db (o,), or None.
+    before: None, or (sums (slices, room, k k + 1), dw, db or None) of a convolution of one channel, added up here, too.
     Return its workspace, from `cupy.empty`, which nobody else may have until the work is done. A graph can record it.
     """
     import cupy
@@ -573,8 +591,19 @@ def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None):
     sizes = np.int32(shape.channels_out), np.int32(shape.channels)
     pointers = [np.uintp(0 if each is None else each.data.ptr) for each in (bias, db)]
     last = *_addresses(images, dy), *pointers, np.int32(0 if bias is None else len(bias)), np.int32(about[2])
-    add((-(-d.numbers // 256),), (256,), (*about[:2], partial_sums, dw, *sizes, *last))
+    blocks = d.numbers // 256 + (0 if before is None else -(-(before[1].size + len(before[1])) // 256))
+    add((blocks,), (256,), (*about[:2], partial_sums, dw, *sizes, *last, _before(before)))
     return partial_sums
+
+
+def _before(before):
+    """Return the kernel's argument `Before`."""
+    if before is None:
+        return np.zeros(5, np.uint64).view("V40")
+    sums, dw, db = before
+    pointers = [sums.data.ptr, dw.data.ptr, 0 if db is None else db.data.ptr]
+    sizes = np.array([len(sums), len(dw), *sums.shape[1:]], np.int32).view(np.uint64)
+    return np.array([*pointers, *sizes], np.uint64).view("V40")
 
 
 @lru_cache(1024)

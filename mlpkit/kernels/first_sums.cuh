@@ -1,0 +1,51 @@
+// The first convolution's weight gradient from sums in registers: the gradient of what it pooled is never written.
+//
+// The input gradient of the second convolution is what the first one's pool wants back. A lane has it for two channels
+// and some windows. It looks up which pixel of a window was the largest, and adds d times the pixels that this one's
+// sum saw, which lie in shared memory. What a warpgroup has of all its tiles leaves once, in the end.
+
+#ifndef FIRST_KERNEL
+#define FIRST_KERNEL 3  // of the first convolution, of images of one channel with a stride of 1
+#define FIRST_PADDING 0
+#define FIRST_POOL 2  // at most
+#define FIRST_KEEPS 1
+#define FIRST_HEIGHT 28  // of its images
+#define FIRST_WIDTH 28
+#define FIRST_DOWN 13  // windows of its pool
+#define FIRST_ACROSS 13
+#endif
+
+constexpr int FIRST_TAPS = FIRST_KERNEL * FIRST_KERNEL, FIRST_EACH = FIRST_TAPS + 1;  // sums of a filter: and the bias
+constexpr int FIRST_TALL = FIRST_DOWN * FIRST_POOL + FIRST_KERNEL - 1;
+constexpr int FIRST_WIDE = FIRST_ACROSS * FIRST_POOL + FIRST_KERNEL + 1;  // two more: so lanes read other banks
+constexpr int FIRST_WINDOWS = FIRST_DOWN * FIRST_ACROSS;
+constexpr int FIRST_ROOM = FIRST_TALL * FIRST_WIDE + 8 * FIRST_WINDOWS + 64 * FIRST_EACH;  // words of a warpgroup
+
+// x (images, FIRST_HEIGHT, FIRST_WIDTH). kept: as in between.cuh, 4 bits a channel. sums (slices, 64, FIRST_EACH).
+struct First {
+    const float* x;
+    const Word* kept;
+    float* sums;
+    int groups, padding;  // of eight channels
+};
+
+// Ask for an image with zeros around it, and for what was kept of it. By a warpgroup.
+inline void ask_for_first(const First& f, int image, float* room)
+{
+    const float* x = f.x + (size_t)image * (FIRST_HEIGHT * FIRST_WIDTH);
+    for (int i = threadIdx.x % 128; i < FIRST_TALL * FIRST_WIDE; i += 128) {
+        int row = i / FIRST_WIDE - FIRST_PADDING, column = i % FIRST_WIDE - FIRST_PADDING;
+        bool inside = row >= 0 && row < FIRST_HEIGHT && column >= 0 && column < FIRST_WIDTH;
+        cp_async<4>(room + i, inside ? x + row * FIRST_WIDTH + column : x, inside);
+    }
+    if (!FIRST_KEEPS) return;
+    const Word* kept = f.kept + (size_t)image * f.groups * FIRST_WINDOWS;
+    Word* to = reinterpret_cast<Word*>(room + FIRST_TALL * FIRST_WIDE);
+    for (int i = threadIdx.x % 128; i < f.groups * FIRST_WINDOWS; i += 128) cp_async<4>(to + i, kept + i, true);
+}
+
+// Where a warp's totals are: 16 channels of 64.
+inline float* first_totals(float* room, int channel)
+{
+    return room + FIRST_TALL * FIRST_WIDE + 8 * FIRST_WINDOWS + channel * FIRST_EACH;
+}
