@@ -1,0 +1,36 @@
+"""What the record "gpu_image_inference" says: microseconds a batch, of everybody's fastest way. No GPU is needed."""
+
+import numpy as np
+
+from mlpkit.lab import results
+
+
+def us(record, engine, precision, model, n, clock="device_us"):
+    """Return a peer's microseconds for a batch of n, its fastest way's median, or None where there is none.
+
+    clock: "device_us", the GPU's time for a batch that lies there; or "waited_us", from the host and back to it.
+    """
+    found = [
+        float(np.median(run[clock]))
+        for run in record["runs"]
+        if (run["engine"], run["precision"], run["model"], run["n"]) == (engine, precision, model, n)
+        and not run["why_not"]
+        and run[clock]
+    ]
+    return min(found, default=None)
+
+
+@results.reads
+def table(record):
+    """Return the record as a table for the terminal: for each model and clock a line a peer, a column a size."""
+    sizes, lines = record["settings"]["sizes"], []
+    who = dict.fromkeys((run["engine"], run["precision"]) for run in record["runs"])
+    for model in dict.fromkeys(run["model"] for run in record["runs"]):
+        for clock, title in (("device_us", "us on the GPU"), ("waited_us", "us to wait")):
+            lines.append(f"{f'{model}, {title}':<38}" + "".join(f"{n:>9,}" for n in sizes))
+            for engine, precision in who:
+                found = [us(record, engine, precision, model, n, clock) for n in sizes]
+                name = f"{engine.removeprefix('engine:')}, {precision}"
+                lines.append(f"{name:<38}" + "".join(f"{'-' if t is None else f'{t:,.1f}':>9}" for t in found))
+    refused = [run for run in record["runs"] if run["why_not"]]
+    return "\n".join([*lines, *results.not_run(refused)])

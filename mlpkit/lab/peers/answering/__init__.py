@@ -1,0 +1,118 @@
+"""Answers of one trained network, by the workbook's engines and by other people's libraries, each in its own process.
+
+A peer is a module with one function, `ways(task, n, precision)`: it yields each `Way` that it has to answer batches of
+n. All get the same: uint8 pixels, and layers into whose filters the normalizations are folded already.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mlpkit.engines import BASELINE
+from mlpkit.engines.cuda import prediction_blocks
+from mlpkit.nn.network import Network
+
+SAMPLES, TIMES = 7, 20  # of the device's clock, and batches in each
+WAITS = 30  # samples of the host's clock
+
+
+class Way(NamedTuple):
+    """A way to answer. device_us(times): microseconds a batch, on the GPU, of so many; answer(x): what a program calls.
+
+    answer: pixels (n, *input) on the host; it returns the outputs (n, classes) when they are there, a NumPy array.
+    keeps: what must live as long, such as arrays whose addresses a graph knows.
+    """
+
+    name: str
+    device_us: Callable[[int], float]
+    answer: Callable[[np.ndarray], np.ndarray]
+    keeps: Any = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network of the file `path`, pixels (rows, *input) to answer, and `wanted`: the outputs of the first of them.
+
+    These are the baseline's, in float64: (few, classes). compiled: for which sizes of batches a peer that can also
+    compile shall, which takes it seconds each.
+    """
+
+    path: str
+    x: np.ndarray
+    wanted: np.ndarray
+    compiled: tuple[int, ...] = ()
+
+    @property
+    def network(self):
+        return Network.load(self.path)
+
+    def places(self):
+        """Return the layers, folded, with float32 arrays; linear layers behind images take channels last."""
+        network = Network.load(self.path)
+        exact = Network(BASELINE, network.model, dtype=np.float64)
+        exact.set_theta(network.theta.astype(np.float64))
+        exact.set_statistics(network.statistics.astype(np.float64))
+        places = prediction_blocks.folded(prediction_blocks.frozen(exact))
+        shape = network.model.input
+        for at, following in zip(places, [*places[1:], None], strict=True):
+            if at.layer.kind == "Flatten" and len(shape) == 3:
+                following.W = following.W.reshape(shape[0], -1, following.W.shape[1]).swapaxes(0, 1)
+                following.W = following.W.reshape(-1, following.W.shape[2])
+            shape = at.layer.output(shape)
+        each_array(places, lambda array: np.ascontiguousarray(array, np.float32))
+        return places
+
+
+def each_array(places, function):
+    """Let a function replace each array of the places, those inside others too."""
+    for at in places:
+        for name in ("W", "b"):
+            if hasattr(at, name):
+                setattr(at, name, function(getattr(at, name)))
+        each_array(at.inside, function)
+
+
+def through(places, operations, x):
+    """Return what the layers make of x: operations has a function (place, x) for each kind, by its name."""
+    for at in places:
+        if at.layer.kind == "Residual":
+            x = x + through(at.inside, operations, x)
+        else:
+            x = getattr(operations, at.layer.kind)(at, x)
+    return x
+
+
+def prepared(name, task, sizes, precision):
+    """Return a function that measures the peer `name`; what takes long, compiling, is done.
+
+    It returns for each size and way, as JSON can hold it: n, way, device_us and waited_us (samples), difference (the
+    largest, of an output, as a part of the largest output) and equal (the part of equal answers).
+    """
+    peer = import_module(f"{__name__}.{name.partition(':')[0]}")
+    given = (name.partition(":")[2],) if ":" in name else ()
+    found = [(n, way) for n in sizes for way in peer.ways(task, n, precision, *given)]
+    for n, way in found:
+        way.answer(task.x[:n])
+    return lambda: [_measured(task, n, way) for n, way in found]
+
+
+def _measured(task, n, way) -> dict[str, Any]:
+    x, few = task.x[:n], min(n, len(task.wanted))
+    z, wanted = way.answer(x)[:few].astype(np.float64), task.wanted[:few]
+    waited = []
+    for _ in range(WAITS):
+        start = time.perf_counter()
+        way.answer(x)
+        waited.append((time.perf_counter() - start) * 1e6)
+    return {
+        "n": n,
+        "way": way.name,
+        "device_us": [way.device_us(TIMES) for _ in range(SAMPLES)],
+        "waited_us": waited,
+        "difference": float(abs(z - wanted).max() / abs(wanted).max()),
+        "equal": float((z.argmax(1) == wanted.argmax(1)).mean()),
+    }
