@@ -1,6 +1,7 @@
-"""CUDA graph of our kernels: eleven a step, in which a product's kernel also does what follows element by element.
+"""CUDA graph of our kernels: nine a step, in which a product's kernel also does what follows element by element.
 
-See `kernels/mlp/products.cu` for the products, and `cuda/graph` for how a step is recorded and replayed.
+See `kernels/mlp/products.cu` for the products, and `cuda/graph` for how a step is recorded and replayed. The kernels
+begin before the ones ahead of them have ended: see `kernels/overlap`.
 """
 
 import math
@@ -13,9 +14,8 @@ import numpy as np
 from mlpkit.kernels import gpu
 
 from .cuda.graph import GradientTrainer
-from .cuda.kernel import kernel, linear_layers
+from .cuda.kernel import kernel, linear_layers, overlapping
 from .cupy_fused import *
-from .cupy_fused import cross_entropy
 from .stepping import mlps_only
 
 gpu.require_capability(8.0)  # products.cu copies asynchronously
@@ -24,6 +24,7 @@ NAME = "cuda_graph"
 TILE = (8, 16)  # of `forward` and `backward` in products.cu: rows, columns
 GRADIENT_TILE = (32, 32)
 THREADS = 256
+EXAMPLES = 4  # of a block of `last_layer`
 SHARED_BYTES = 96 << 10  # that a block may ask for on any GPU since 2020
 
 
@@ -38,31 +39,44 @@ class Gradient:
     def __init__(self, network, n):
         sizes, self.dtype, self.grad, self.n = network.model.sizes(), network.dtype, network.grad, n
         self.layers = linear_layers(network)
-        self.a, self.dz = (cp.empty(n * sum(sizes[1:]), self.dtype) for _ in range(2))
-        self.activations, self.gradients = (_by_layer(vector, n, sizes[1:]) for vector in (self.a, self.dz))
-        names = "forward", "backward", "parameter_gradients"
+        self.a, self.dz = (cp.empty(n * sum(features), self.dtype) for features in (sizes[1:-1], sizes[1:]))
+        self.activations, self.gradients = _by_layer(self.a, n, sizes[1:-1]), _by_layer(self.dz, n, sizes[1:])
+        self.row_losses = cp.empty(n, self.dtype)
+        names = "forward", "last_layer", "backward", "parameter_gradients"
         self.kernels = {name: _kernel(name, self.dtype, sizes) for name in names}
-        self.tiles = sum(math.prod(_grid(shape, GRADIENT_TILE)) for shape in pairwise(sizes))
+        self.tiles = sum(_tiles(shape, GRADIENT_TILE) for shape in pairwise(sizes))
 
     def __call__(self, x, labels, losses, step=None):
-        last, n = len(self.layers) - 1, self.n
-        for i, layer in enumerate(self.layers):
-            source, z = self.activations[i - 1] if i else x, (self.activations if i < last else self.gradients)[i]
-            arrays = source, layer.W, layer.b, z
-            self.launch("forward", _grid(z.shape), TILE, len(layer.W), *arrays, n, *layer.W.shape, i < last)
-        cross_entropy(self.gradients[-1], None, labels, losses, step)
-        for i in range(last, 0, -1):
-            W, below = self.layers[i].W, self.activations[i - 1]
-            arrays = self.gradients[i], W, below, self.gradients[i - 1]
-            self.launch("backward", _grid(below.shape), TILE, W.shape[1], *arrays, n, *W.shape)
-        arrays = x, self.a, self.dz, self.grad
-        self.launch("parameter_gradients", (self.tiles,), GRADIENT_TILE, n, *arrays, n)
+        *hidden, last = self.layers
+        sources, n = [x, *self.activations], self.n
+        for layer, source, a in zip(hidden, sources, self.activations, strict=False):
+            arrays = source, layer.W, layer.b, a
+            self.multiply("forward", _tiles(a.shape, TILE), TILE, len(layer.W), *arrays, n, *layer.W.shape)
+        below = self.gradients[-2] if hidden else None
+        self.launch_last(sources[-1], last.W, last.b, labels, self.gradients[-1], below, self.row_losses, n)
+        for i in range(len(hidden) - 1, 0, -1):
+            W, a = self.layers[i].W, self.activations[i - 1]
+            arrays = self.gradients[i], W, a, self.gradients[i - 1]
+            self.multiply("backward", _tiles(a.shape, TILE), TILE, W.shape[1], *arrays, n, *W.shape)
+        arrays = x, self.a, self.dz, self.grad, self.row_losses, losses, step
+        self.multiply("parameter_gradients", self.tiles + 1, GRADIENT_TILE, n, *arrays, n)
 
-    def launch(self, name, grid, tile, depth, *arguments):
-        """Launch a kernel of products.cu, for sums of `depth` products: as many at once as shared memory holds."""
+    def multiply(self, name, blocks, tile, depth, *arguments):
+        """Launch a product of products.cu, for sums of `depth` numbers: as many at once as shared memory holds."""
         chunk, shared_bytes = _chunk(tile, depth, self.dtype.itemsize)
-        values = [value if isinstance(value, cp.ndarray) else np.int32(value) for value in (*arguments, chunk)]
-        self.kernels[name](grid, (THREADS,), tuple(values), shared_mem=shared_bytes)
+        self.launch(name, blocks, THREADS, *arguments, chunk, shared_bytes=shared_bytes)
+
+    def launch_last(self, x, W, b, *arguments):
+        """Launch `last_layer`, with room for W where there is enough."""
+        without, with_W = (self.dtype.itemsize * (2 * EXAMPLES * len(b) + size) for size in (0, W.size))
+        held = with_W <= SHARED_BYTES
+        shared_bytes = with_W if held else without
+        blocks = -(-self.n // EXAMPLES)
+        self.launch("last_layer", blocks, 32 * EXAMPLES, x, W, b, *arguments, held, shared_bytes=shared_bytes)
+
+    def launch(self, name, blocks, threads, *arguments, shared_bytes):
+        values = [np.int32(value) if isinstance(value, int) else value for value in arguments]
+        self.kernels[name]((blocks,), (threads,), [0 if v is None else v for v in values], shared_mem=shared_bytes)
 
 
 class Trainer(GradientTrainer):
@@ -77,9 +91,9 @@ def _by_layer(vector, n, features):
     return [vector[start:end].reshape(n, -1) for start, end in pairwise(ends.tolist())]
 
 
-def _grid(shape, tile=TILE):
-    """Return how many tiles a matrix of this shape has, across and down."""
-    return tuple(-(-length // edge) for length, edge in zip(reversed(shape), reversed(tile), strict=True))
+def _tiles(shape, tile):
+    """Return how many tiles a matrix of this shape has."""
+    return math.prod(-(-length // edge) for length, edge in zip(shape, tile, strict=True))
 
 
 @cache
@@ -88,11 +102,12 @@ def _chunk(tile, depth, itemsize):
     rows, columns = tile
     most = (SHARED_BYTES // itemsize - 4 * rows) // (rows + columns + 2)
     chunk = min(-(-depth // 32) * 32, most // 32 * 32)
-    return chunk, itemsize * max(rows * (chunk + 4) + chunk * (columns + 2), THREADS // 32 * rows * (columns + 1))
+    parts = THREADS // 32 * (rows + 1) * (columns + 1)
+    return chunk, itemsize * max(rows * (chunk + 4) + chunk * (columns + 2), parts)
 
 
 @cache
 def _kernel(name, dtype, sizes):
     found = kernel("products", name, dtype, SIZES=",".join(map(str, sizes)))
     found.max_dynamic_shared_size_bytes = SHARED_BYTES
-    return found
+    return overlapping(found)

@@ -9,7 +9,7 @@ import cupy as cp
 import numpy as np
 
 from .cuda.graph import GraphTrainer
-from .cuda.kernel import C_TYPES, kernel
+from .cuda.kernel import C_TYPES, kernel, overlapping
 from .cuda.rates import rates, settings, why_unknown
 from .cuda.transfers import Feed, RowLosses
 from .cupy_fused import *
@@ -42,6 +42,7 @@ class Trainer(GraphTrainer):
         self.shared_bytes = _shared_bytes(self.sizes, dtype)
         for function, size in zip(self.kernels[:2], self.shared_bytes, strict=True):
             function.max_dynamic_shared_size_bytes = size
+        self.kernels = [overlapping(function) for function in self.kernels]
         self.step_number = cp.zeros(2, np.int32)  # the update's own copy, too: it counts on while others read
         self.feed = Feed(rates=(3 * self.steps, np.float64), order=(len(y), np.int64))
         self.losses = RowLosses(self.steps, batch_size, dtype)

@@ -4,6 +4,7 @@ So a step takes as few calls as cuBLAS's products allow. The updates are element
 one line of C. The loss needs sums over rows, and is in `kernels/mlp/layers.cu`.
 """
 
+import ctypes
 import math
 from contextlib import suppress
 from functools import cache, partial
@@ -15,6 +16,7 @@ import numpy as np
 from .cuda import cublas as cublas
 from .cuda.cublas import Product
 from .cuda.kernel import C_TYPES, kernel, linear_layers
+from .cuda.launch import ready
 from .cupy_naive import *
 from .stepping import StepByStep, mlps_only
 
@@ -28,8 +30,7 @@ def gather(X, index):
     if not (X.flags.c_contiguous and X.dtype in C_TYPES and index.dtype == np.int64):
         return X[index]  # what the kernel does not know: slower, and as right
     rows = cp.empty((len(index), *X.shape[1:]), X.dtype)
-    n, width = len(rows), math.prod(X.shape[1:])
-    _gather_of(X.dtype)((-(-rows.size // THREADS),), (THREADS,), (X, index, rows, np.int32(n), np.int32(width)))
+    _launch(*_gather(X, index, rows))
     return rows
 
 
@@ -85,20 +86,45 @@ def why_not(model, optimizer, batch_size):
 
 
 class Trainer(StepByStep):
-    """Trains step by step, with all products planned ahead. See `protocol.Trainer`."""
+    """Trains step by step, with all calls but the update's made ready ahead. See `protocol.Trainer`."""
 
     def __init__(self, network, optimizer, X, y, batch_size):
-        super().__init__(network, optimizer, X, y.astype(np.int64, copy=False), batch_size)
-        self.gradient = cache(partial(Gradient, network))  # one for each size of batches
+        super().__init__(network, optimizer, X, cp.ascontiguousarray(y, np.int64), batch_size)
+        self.batch = cache(partial(Batch, network, cp.ascontiguousarray(self.X), self.y))  # one for each size
         for n in {min(batch_size, len(y)), len(y) % batch_size or batch_size}:
-            self.gradient(n)
+            self.batch(n)
 
-    def step(self, x, labels):
-        """Take one step on the batch x, labels (n,) int64, and return its mean loss, which may be computed later."""
-        loss = cp.empty((), self.network.dtype)
-        self.gradient(len(x))(x, labels, loss)
-        self.optimizer.step()
-        return loss
+    def epoch(self, order):
+        """Return the losses of the epoch's steps, an array."""
+        order, n, stream = asarray(order, np.int64), self.batch_size, cp.cuda.get_current_stream().ptr
+        losses = cp.empty(-(-len(order) // n), self.network.dtype)
+        index, loss = order.data.ptr, losses.data.ptr
+        for start in range(0, len(order), n):
+            batch = self.batch(min(n, len(order) - start))
+            batch.index.value, batch.loss.value = index, loss
+            for call in batch.calls(stream):
+                call()
+            self.optimizer.step()
+            index, loss = index + n * order.itemsize, loss + losses.itemsize
+        return losses
+
+
+class Batch:
+    """A batch of n rows of X and y, and the calls that gather it and compute its gradient, made ready once.
+
+    index, loss: where the numbers of the rows are (n,) int64, and where the loss goes: addresses, as numbers of ctypes.
+    """
+
+    def __init__(self, network, X, y, n):
+        self.rows = (X, cp.empty((n, *X.shape[1:]), X.dtype)), (y, cp.empty(n, np.int64))
+        self.index, self.loss, self.gradient = ctypes.c_void_p(), ctypes.c_void_p(), Gradient(network, n)
+        self.calls = cache(self.make_ready)
+
+    def make_ready(self, stream):
+        """Return the calls, for the stream of now, at this address."""
+        gathers = [ready(*_gather(X, self.index, rows)) for X, rows in self.rows]
+        (_, x), (_, labels) = self.rows
+        return [*gathers, *self.gradient.calls(x, labels, self.loss)]
 
 
 class Gradient:
@@ -118,43 +144,48 @@ class Gradient:
         self.forward = [self.plan_forward(i, source) for i, source in enumerate([x, *self.a[:-1]])]
         self.weights = [self.plan_weights(i, source) for i, source in enumerate([x, *self.a[:-1]])]
         self.back = [None, *(self.plan_back(i) for i in range(1, len(outputs)))]
-        self.a_T, self.W_T = [a.T for a in self.a], [layer.W.T for layer in self.layers]
 
     def plan_forward(self, i, x):
-        """Return the function that writes layer i's activations, or its logits without the bias."""
+        """Return what makes the product ready that writes layer i's activations, or its logits without the bias."""
         layer, out, hidden = self.layers[i], self.a[i], i < len(self.a) - 1
         if not hidden:
-            return Product(x, layer.W, out)  # `cross_entropy` adds the bias
+            return Product(x, layer.W, out).ready  # `cross_entropy` adds the bias
         try:
-            return Product(x, layer.W, out, cublas.RELU_AUX_BIAS, layer.b, self.masks[i])
+            return Product(x, layer.W, out, cublas.RELU_AUX_BIAS, layer.b, self.masks[i]).ready
         except cublas.Unsupported:
             self.masks[i] = None
-            return _then(Product(x, layer.W, out), lambda: add_bias_relu(out, layer.b))
+            return _then(Product(x, layer.W, out).ready, lambda: add_bias_relu(out, layer.b))
 
     def plan_weights(self, i, x):
-        """Return the function that writes layer i's dW and db."""
+        """Return what makes the product ready that writes layer i's dW and db."""
         layer, dz = self.layers[i], self.dz[i]
         try:
-            return Product(x.T, dz, layer.dW, cublas.BGRADA, layer.db)
+            return Product(x.T, dz, layer.dW, cublas.BGRADA, layer.db).ready
         except cublas.Unsupported:
-            return _then(Product(x.T, dz, layer.dW), lambda: np.sum(dz, axis=0, out=layer.db))
+            return _then(Product(x.T, dz, layer.dW).ready, lambda: np.sum(dz, axis=0, out=layer.db))
 
     def plan_back(self, i):
-        """Return the function that writes the `dz` of the layer before layer i."""
+        """Return what makes the product ready that writes the `dz` of the layer before layer i."""
         W, dz, a, out = self.layers[i].W, self.dz[i], self.a[i - 1], self.dz[i - 1]
         if self.masks[i - 1] is not None:
             with suppress(cublas.Unsupported):
-                return Product(dz, W.T, out, cublas.DRELU, mask=self.masks[i - 1])
-        return _then(Product(dz, W.T, out), lambda: _relu_backward(a, out, out))
+                return Product(dz, W.T, out, cublas.DRELU, mask=self.masks[i - 1]).ready
+        return _then(Product(dz, W.T, out).ready, lambda: _relu_backward(a, out, out))
 
     def __call__(self, x, labels, losses, step=None):
-        for product, layer, source, out in zip(self.forward, self.layers, [x, *self.a[:-1]], self.a, strict=True):
-            product(source, layer.W, out)
-        cross_entropy(self.a[-1], self.layers[-1].b, labels, losses, step)
-        for i in range(len(self.layers) - 1, 0, -1):
-            self.weights[i](self.a_T[i - 1], self.dz[i], self.layers[i].dW)
-            self.back[i](self.dz[i], self.W_T[i], self.dz[i - 1])
-        self.weights[0](x.T, self.dz[0], self.layers[0].dW)
+        for call in self.calls(x, labels, losses, step):
+            call()
+
+    def calls(self, x, labels, losses, step=None):
+        """Return the calls, made ready for these arrays and the stream of now. losses: an array, or its address."""
+        a, dz, last = self.a, self.dz, len(self.layers) - 1
+        forward = zip(self.forward, self.layers, [x, *a[:-1]], a, strict=True)
+        calls = [product(source, layer.W, out) for product, layer, source, out in forward]
+        calls.append(ready(*_cross_entropy(a[-1], self.layers[-1].b, labels, losses, step)))
+        for i in range(last, 0, -1):
+            calls.append(self.weights[i](a[i - 1].T, dz[i], self.layers[i].dW))
+            calls.append(self.back[i](dz[i], self.layers[i].W.T, dz[i - 1]))
+        return [*calls, self.weights[0](x.T, dz[0], self.layers[0].dW)]
 
 
 class Evaluation:
@@ -168,20 +199,22 @@ class Evaluation:
         views = tuple(network.views(self.theta).values())
         self.W, self.b = views[::2], views[1::2]
         self.a = [cp.empty((len(X), len(b)), network.dtype) for b in self.b]
-        self.products = [self.plan(i, source) for i, source in enumerate([X, *self.a[:-1]])]
         self.found = cp.empty((2, len(X)), network.dtype)
         self.stream = cp.cuda.Stream(non_blocking=True)
+        with self.stream:
+            sources = enumerate([X, *self.a[:-1]])
+            self.products = [self.plan(i, source)(source, self.W[i], self.a[i]) for i, source in sources]
         self.done = self.stream.record()
 
     def plan(self, i, x):
-        """Return the function that writes layer i's activations, or its logits without the bias."""
+        """Return what makes the product ready that writes layer i's activations, or its logits without the bias."""
         W, b, out = self.W[i], self.b[i], self.a[i]
         if i == len(self.a) - 1:
-            return Product(x, W, out, workspace=0)
+            return Product(x, W, out, workspace=0).ready
         try:
-            return Product(x, W, out, cublas.RELU_BIAS, b, workspace=0)
+            return Product(x, W, out, cublas.RELU_BIAS, b, workspace=0).ready
         except cublas.Unsupported:
-            return _then(Product(x, W, out, workspace=0), lambda: add_bias_relu(out, b))
+            return _then(Product(x, W, out, workspace=0).ready, lambda: add_bias_relu(out, b))
 
     def __call__(self):
         current = cp.cuda.get_current_stream()
@@ -190,9 +223,9 @@ class Evaluation:
         self.stream.wait_event(current.record())
         with self.stream:
             _step_back((1,), (1,), (np.int64(STEP_BACK),))
-            for product, W, source, out in zip(self.products, self.W, [self.x, *self.a[:-1]], self.a, strict=True):
-                product(source, W, out)
-            _judge(self.y, out, self.b[-1], out.shape[1], *self.found)
+            for product in self.products:
+                product()
+            _judge(self.y, self.a[-1], self.b[-1], self.a[-1].shape[1], *self.found)
             sums, on_host, n = self.found.sum(axis=1), cupyx.empty_pinned(2, self.theta.dtype), len(self.x)
             sums.get(self.stream, out=on_host, blocking=False)
             done = self.done = self.stream.record()
@@ -205,26 +238,47 @@ class Evaluation:
 
 
 def _then(product, finish):
-    """Return a function that does a product and then what has no epilogue."""
+    """Return what makes a product ready, and after it what has no epilogue."""
 
-    def run(a, b, out):
-        product(a, b, out)
-        finish()
+    def make_ready(a, b, out):
+        multiply = product(a, b, out)
 
-    return run
+        def run():
+            multiply()
+            finish()
+
+        return run
+
+    return make_ready
 
 
 def add_bias_relu(z, b):
     """Replace z by relu(z + b)."""
-    _layers("add_bias_relu", z)((-(-z.size // THREADS),), (THREADS,), (z, b, np.int32(len(z)), np.int32(len(b))))
+    _launch(_layers("add_bias_relu", z), -(-z.size // THREADS), THREADS, (z, b, np.int32(len(z)), np.int32(len(b))))
 
 
 def cross_entropy(z, b, labels, losses, step=None):
     """Replace z by the gradient of the loss of the logits z + b, and write the mean loss into losses[step]."""
+    _launch(*_cross_entropy(z, b, labels, losses, step))
+
+
+# Kernels as `ready` takes them: with blocks, threads and arguments
+
+
+def _cross_entropy(z, b, labels, losses, step):
     n, classes = z.shape
+    arrays = (0 if array is None else array for array in (z, b, labels, losses, step))
     threads = 32 * min(-(-n // 2), 32)  # 16 a row
-    pointers = (z, b if b is not None else 0, labels, losses, step if step is not None else 0)
-    _layers("cross_entropy", z)((1,), (threads,), (*pointers, np.int32(n), np.int32(classes)))
+    return _layers("cross_entropy", z), 1, threads, (*arrays, np.int32(n), np.int32(classes))
+
+
+def _gather(X, index, rows):
+    n, width = len(rows), math.prod(X.shape[1:])
+    return _gather_of(X.dtype), -(-rows.size // THREADS), THREADS, (X, index, rows, np.int32(n), np.int32(width))
+
+
+def _launch(kernel, blocks, threads, arguments):
+    kernel((blocks,), (threads,), arguments)
 
 
 @cache

@@ -3,6 +3,7 @@
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.kernels.overlap import Overlapping
 
 C_TYPES = {
     np.dtype(name): c_name
@@ -13,6 +14,13 @@ C_TYPES = {
 def kernel(file, name, dtype, **macros):
     """Return a kernel of the file `<file>.cu`, compiled for arrays of a type."""
     return kernels.load(file, REAL=C_TYPES[np.dtype(dtype)], **macros).get_function(name)
+
+
+def overlapping(kernel):
+    """Return a kernel that begins before the one ahead of it has ended, where the GPU has that: since Hopper."""
+    import cupy
+
+    return Overlapping(kernel) if int(cupy.cuda.Device().compute_capability) >= 90 else kernel
 
 
 def linear_layers(network):

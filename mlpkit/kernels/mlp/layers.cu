@@ -5,6 +5,7 @@
 #ifndef PIXEL
 #define PIXEL REAL
 #endif
+#include "in_turn.cuh"
 #include "numbers.cuh"
 #include "reductions.cuh"
 
@@ -12,6 +13,7 @@
 extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const long long* order, const int* step,
                                       int batch_size, int inputs, REAL* x, long long* labels, const double* rates,
                                       const long long* first_t, REAL* rate, REAL* t) {
+    let_the_next_kernel_begin();
     const int row = blockIdx.x;
     const long long example = order[(long long)*step * batch_size + row];
     for (int i = threadIdx.x; i < inputs; i += blockDim.x) {

@@ -10,8 +10,10 @@
 // What a kernel will need and can know from its beginning (weights, biases, labels, Adam's averages) it asks for before
 // it waits for anything: 16 bytes a thread at a time, where rows begin at such places.
 
+#include "in_turn.cuh"
 #include "numbers.cuh"
 #include "reductions.cuh"
+#include "softmax.cuh"
 
 #ifndef SIZES
 #define SIZES 784, 128, 128, 128, 10
@@ -104,6 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int my_row = threadIdx.x / TILE_COLUMNS, mine = blockIdx.x * TILE_COLUMNS + threadIdx.x % TILE_COLUMNS;
     const bool has_output = my_row < TILE_ROWS && first + my_row < n && mine < COLUMNS;
 
+    wait_for_the_kernel_ahead();
     REAL z = has_output ? theta[biases_of(0) + mine] : REAL(0);
     Four w[AHEAD];
 #pragma unroll
@@ -295,20 +298,6 @@ __device__ void backward_from(const REAL* theta, const Kept& kept, Held& held, c
     }
 }
 
-// The loss of one example and the gradient of its outputs: a warp, a lane a class (and every 32nd one after it).
-__device__ REAL softmax(const REAL* z, REAL* slope, int label, int n) {
-    constexpr int CLASSES = WIDTHS[LAYERS];
-    const int lane = threadIdx.x % 32;
-    REAL largest = z[0], total = 0;
-    for (int j = lane; j < CLASSES; j += 32) largest = max(largest, z[j]);
-    largest = warp_max<32>(largest);
-    for (int j = lane; j < CLASSES; j += 32) total += slope[j] = exp(z[j] - largest);
-    total = warp_sum<32>(total);
-    const REAL scale = 1 / (total * n);
-    for (int j = lane; j < CLASSES; j += 32) slope[j] = slope[j] * scale - (j == label ? REAL(1) / n : REAL(0));
-    return log(total) - (z[label] - largest);
-}
-
 // A block ROWS examples. outputs: what each layer returned, that of the first is there already; gradients: each one's dz.
 // steps[0] is this step's number; it is copied for the next kernel, which counts on while nobody reads.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -320,22 +309,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // Whoever asks for what depends on an answer waits for it, so that comes last.
     const long long step = steps[0];
-    REAL a1[ROWS * WIDEST / THREADS + 1];
-#pragma unroll
-    for (int i = 0; i < sizeof a1 / sizeof(REAL); i++) {
-        const int e = threadIdx.x + i * THREADS, r = e / WIDEST, j = e % WIDEST;
-        a1[i] = r < ROWS && mine.first + r < n && j < COLUMNS ? outputs[(mine.first + r) * COLUMNS + j] : REAL(0);
-    }
     Kept kept;
     kept.ask<1>(theta);
     kept.ask<2>(theta);
     const bool has_example = warp < ROWS && mine.first + warp < n;  // of the loss, in each of its warps
     const long long place = step * batch_size + mine.first + warp, index = has_example ? order[place] : 0;
-#pragma unroll
-    for (int i = 0; i < sizeof a1 / sizeof(REAL); i++) {
-        const int e = threadIdx.x + i * THREADS;
-        if (e < ROWS * WIDEST) held.a[0][0][e] = a1[i];
-    }
     for (int e = ROWS * WIDEST + threadIdx.x; e < 2 * LAYERS * ROWS * WIDEST; e += THREADS) held.a[0][0][e] = 0;  // and dz
     for (int e = threadIdx.x; e < outputs_before(LAYERS); e += THREADS) held.biases[e] = theta[biases_of(0) + e];
     if constexpr (is_narrow(LAYERS - 1)) {
@@ -343,11 +321,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int e = threadIdx.x; e < WIDTHS[LAYERS - 1] * CLASSES; e += THREADS) held.last[e] = from[e];
     }
     const int label = has_example ? y[index] : 0;
+    wait_for_the_kernel_ahead();
+    for (int e = threadIdx.x; e < ROWS * WIDEST; e += THREADS) {
+        const int r = e / WIDEST, j = e % WIDEST;
+        held.a[0][0][e] = mine.first + r < n && j < COLUMNS ? outputs[(mine.first + r) * COLUMNS + j] : REAL(0);
+    }
     __syncthreads();
     forward_from<1>(theta, kept, held, mine);
     if (has_example) {
         REAL* slope = held.dz[LAYERS - 1][warp];
-        const REAL loss = softmax(held.a[LAYERS - 1][warp], slope, label, n);
+        const REAL loss = softmax<CLASSES>(held.a[LAYERS - 1][warp], slope, label, n);
         __syncwarp();
         for (int j = lane; j < CLASSES; j += 32) mine.put(gradients, LAYERS - 1, warp, j, slope[j]);
         if (lane == 0) row_losses[place] = loss;
@@ -414,6 +397,7 @@ __device__ void tile(int number_of_tile, const PIXEL* X, const long long* order,
         of_g = several<WHOLE, 4>(optimizer.m + place, there);
         of_g2 = several<WHOLE, 4>(optimizer.v + place, there);
     }
+    wait_for_the_kernel_ahead();
 
     const int slice = threadIdx.x / 64, i = threadIdx.x % 64 / FOURS * 4, j = threadIdx.x % FOURS * 4;
     REAL sums[4][4] = {}, bias[4] = {};
@@ -457,6 +441,7 @@ __device__ void tile(int number_of_tile, const PIXEL* X, const long long* order,
     __syncthreads();
     for (int p = 0; p < 4; p++) *(Four*)&held.parts[slice][i + p][j] = *(Four*)sums[p];
     if (row == 0 && i == 0) *(Four*)&held.parts[slice][EDGE][j] = *(Four*)bias;
+    rates += 3 * *step;
     optimizer.rate = rates[0], optimizer.rate1 = rates[1], optimizer.unit2 = rates[2];
     __syncthreads();
     Four g = {};
@@ -486,7 +471,6 @@ extern "C" __global__ void __launch_bounds__(8 * EDGE)
            REAL beta2, REAL rest2, REAL eps, REAL l2, REAL shrink) {
     __shared__ __align__(16) Chunk held;
     const Optimizer optimizer = {theta, m, v, 0, 0, 0, beta1, rest1, beta2, rest2, eps, l2, shrink};
-    tile<0>(blockIdx.x, X, order, steps + 1, batch_size, n, outputs, gradients, optimizer, rates + 3 * steps[1],
-            held);
+    tile<0>(blockIdx.x, X, order, steps + 1, batch_size, n, outputs, gradients, optimizer, rates, held);
     if (blockIdx.x == 0 && threadIdx.x == 0) steps[0] = steps[1] + 1;
 }

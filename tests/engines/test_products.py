@@ -1,0 +1,58 @@
+"""A step's kernels of `cuda_graph` give the baseline's loss and gradients: here by the emulator, with no GPU."""
+
+import sys
+from functools import partial
+
+import emulator
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from shared import engine_like
+
+from mlpkit import kernels
+from mlpkit.nn.models import mlp
+from mlpkit.nn.network import Network
+
+needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
+ERRORS = {"float32": 2e-6, "float64": 1e-13}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("products")
+
+
+@pytest.fixture
+def engine(folder, monkeypatch):
+    """The engine; its kernels run on the CPU, as soon as they are launched."""
+    cupy = emulator._replace_cupy(monkeypatch, folder, 0)
+    usual = engine_like(asarray=cupy.ascontiguousarray)
+    monkeypatch.setitem(sys.modules, f"{emulator.ENGINES}.cupy_fused", usual)
+    for part in ("transfers", "graph"):
+        monkeypatch.setitem(sys.modules, f"{emulator.ENGINES}.cuda.{part}", emulator.own(f"cuda.{part}"))
+    found = emulator.own("cuda_graph")
+    monkeypatch.setattr(kernels, "load", partial(emulator.File, folder, 0))
+    found.overlapping = lambda kernel: kernel
+    return found
+
+
+@needs_compiler
+@pytest.mark.parametrize(("n", "sizes", "dtype"), [
+    (7, (6, 3), "float32"), (50, (6, 33, 129, 3), "float32"), (70, (20, 40, 36), "float32"),
+    (64, (6, 5, 4, 5, 4, 3), "float64"), (300, (6, 700, 40), "float64"),
+])  # fmt: skip
+def test_a_step_gives_the_baselines_loss_and_gradients(n, sizes, dtype, engine):
+    rng = np.random.default_rng(0)
+    network = Network(sys.modules[f"{emulator.ENGINES}.cupy_fused"], mlp(*sizes), dtype=np.dtype(dtype))
+    network.theta[:] += rng.normal(0, 0.01, network.theta.shape).astype(dtype)
+    x, labels = rng.normal(size=(n, sizes[0])).astype(dtype), rng.integers(0, sizes[-1], n)
+    exact = Network("numpy_baseline", mlp(*sizes), dtype=np.float64)
+    exact.set_theta(network.theta.astype(np.float64))
+    wanted = exact.loss_and_grad(x.astype(np.float64), labels)
+    losses, step = np.full(3, np.nan, dtype).view(emulator.Array), np.ones(1, np.int32).view(emulator.Array)
+    network.grad[:] = np.nan
+    engine.Gradient(network, n)(x.view(emulator.Array), labels.view(emulator.Array), losses, step)
+    assert_array_equal(step, 2)
+    assert_array_equal(np.isnan(losses), [True, False, True])
+    assert_allclose(losses[1], wanted, rtol=ERRORS[dtype])
+    assert_allclose(network.grad, exact.grad, rtol=0, atol=ERRORS[dtype])
