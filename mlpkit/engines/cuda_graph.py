@@ -26,11 +26,20 @@ GRADIENT_TILE = (32, 32)
 THREADS = 256
 EXAMPLES = 4  # of a block of `last_layer`
 SHARED_BYTES = 96 << 10  # that a block may ask for on any GPU since 2020
+CLASSES = SHARED_BYTES // (2 * EXAMPLES * 8)  # at most: float64 outputs, and their gradients
 
 
 def why_not(model, optimizer, batch_size):
-    """Return None for a multilayer perceptron, else a sentence. See `protocol`."""
-    return mlps_only(NAME, model)
+    """Return None for a multilayer perceptron that has not too many classes, else a sentence. See `protocol`."""
+    return mlps_only(NAME, model) or too_many_classes(NAME, model)
+
+
+def too_many_classes(engine, model):
+    """Return None, or the sentence with which `engine`, a name, refuses more outputs than a block holds."""
+    classes = model.sizes()[-1]
+    if classes > CLASSES:
+        return f"{engine} takes at most {CLASSES} classes, and this network has {classes}: take another engine."
+    return None
 
 
 class Gradient:
@@ -58,8 +67,8 @@ class Gradient:
             W, a = self.layers[i].W, self.activations[i - 1]
             arrays = self.gradients[i], W, a, self.gradients[i - 1]
             self.multiply("backward", _tiles(a.shape, TILE), TILE, W.shape[1], *arrays, n, *W.shape)
-        arrays = x, self.a, self.dz, self.grad, self.row_losses, losses, step
-        self.multiply("parameter_gradients", self.tiles + 1, GRADIENT_TILE, n, *arrays, n)
+        all_layers = x, self.a, self.dz, self.grad, self.row_losses, losses, step
+        self.multiply("parameter_gradients", self.tiles + 1, GRADIENT_TILE, n, *all_layers, n)
 
     def multiply(self, name, blocks, tile, depth, *arguments):
         """Launch a product of products.cu, for sums of `depth` numbers: as many at once as shared memory holds."""
@@ -75,8 +84,10 @@ class Gradient:
         self.launch("last_layer", blocks, 32 * EXAMPLES, x, W, b, *arguments, held, shared_bytes=shared_bytes)
 
     def launch(self, name, blocks, threads, *arguments, shared_bytes):
+        """Launch a kernel of products.cu. arguments: integers, arrays, and None for no array."""
         values = [np.int32(value) if isinstance(value, int) else value for value in arguments]
-        self.kernels[name]((blocks,), (threads,), [0 if v is None else v for v in values], shared_mem=shared_bytes)
+        values = [0 if value is None else value for value in values]
+        self.kernels[name]((blocks,), (threads,), tuple(values), shared_mem=shared_bytes)
 
 
 class Trainer(GradientTrainer):

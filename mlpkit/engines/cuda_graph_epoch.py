@@ -8,8 +8,8 @@ NAME = "cuda_graph_epoch"
 
 
 def why_not(model, optimizer, batch_size):
-    """Return None for a multilayer perceptron, else a sentence. See `protocol`."""
-    return mlps_only(NAME, model)
+    """Return None for a multilayer perceptron that has not too many classes, else a sentence. See `protocol`."""
+    return mlps_only(NAME, model) or too_many_classes(NAME, model)
 
 
 class Trainer(cuda_graph.Trainer):

@@ -7,7 +7,7 @@ import emulator
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import engine_like
+from shared import engine_like, one_sentence
 
 from mlpkit import kernels
 from mlpkit.nn.models import mlp
@@ -56,3 +56,8 @@ def test_a_step_gives_the_baselines_loss_and_gradients(n, sizes, dtype, engine):
     assert_array_equal(np.isnan(losses), [True, False, True])
     assert_allclose(losses[1], wanted, rtol=ERRORS[dtype])
     assert_allclose(network.grad, exact.grad, rtol=0, atol=ERRORS[dtype])
+
+
+def test_more_classes_than_a_block_holds_are_refused_in_one_sentence(engine):
+    assert engine.why_not(mlp(784, 128, engine.CLASSES), None, 128) is None
+    one_sentence(engine.why_not(mlp(784, 128, 1537), None, 128), "cuda_graph", "1536 classes", "1537")

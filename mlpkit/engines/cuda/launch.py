@@ -20,13 +20,12 @@ def ready(kernel, blocks, threads, arguments):
     sizes = (ctypes.c_uint32(size) for size in (blocks, 1, 1, threads, 1, 1, 0))
     stream = ctypes.c_void_p(cp.cuda.get_current_stream().ptr)
     given = ctypes.c_void_p(kernel.kernel.ptr), *sizes, stream, places, None
-    launch, kept = _launch(), (kernel, arguments, numbers)
+    launch = _launch()
 
-    def run():
+    def run(_kept=(kernel, arguments, numbers)):  # C knows addresses only
         if status := launch(*given):
             raise RuntimeError(f"the driver launches no such kernel: CUDA error {status}.")
 
-    run.kept = kept
     return run
 
 
