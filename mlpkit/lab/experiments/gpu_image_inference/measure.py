@@ -17,15 +17,15 @@ from mlpkit.training.recipe import Recipe
 
 TRAINER = "cuda_conv_graph"
 RATES = {"lenet5": 0.05, "fashion_cnn": 0.05, "residual": 0.02}
-FEW = 256  # images whose outputs are held to float64's
+FEW = 64  # images whose outputs are held to float64's
 
 
 @dataclass(frozen=True)
 class Plan:
     """Whose answers are measured: models by name, sizes of batches, and peers of `lab.peers.answering` by precision.
 
-    compiled: sizes for which PyTorch compiles, too. steps: of training, before. A peer "engine:NAME" is the workbook's
-    engine of that name.
+    compiled: sizes for which PyTorch compiles, too, in float32 and in bf16. steps: of training, before. A peer
+    "engine:NAME" is the workbook's engine of that name.
     """
 
     models: tuple[str, ...] = ("fashion_cnn", "lenet5", "residual")
@@ -71,7 +71,7 @@ def _task(folder, name, plan, progress):
     path, data = str(folder / f"{name}.npz"), str(folder / f"{name}_data.npz")
     network.save(path)
     np.savez(data, x=x, wanted=exact.forward(x[:FEW]))
-    return {"path": path, "data": data, "sizes": plan.sizes, "compiled": plan.compiled}
+    return {"path": path, "data": data, "sizes": plan.sizes}
 
 
 def _runs(plan, tasks, progress):
@@ -80,7 +80,8 @@ def _runs(plan, tasks, progress):
 
     def start(case):
         model, who, precision = cases[case]
-        settings = json.dumps(tasks[model] | {"precision": precision})
+        compiled = () if precision == "tf32" else plan.compiled
+        settings = json.dumps(tasks[model] | {"precision": precision, "compiled": compiled})
         return processes.Waiting("mlpkit.lab.peers.answering", who, settings)
 
     for case, answer in peers.in_turns(start, list(cases)):

@@ -16,8 +16,8 @@ from mlpkit.engines import BASELINE
 from mlpkit.engines.cuda import prediction_blocks
 from mlpkit.nn.network import Network
 
-SAMPLES, TIMES = 7, 20  # of the device's clock, and batches in each
-WAITS = 30  # samples of the host's clock
+SAMPLES, TIMES = 5, 20  # of the device's clock, and batches in each
+WAITS = 20  # samples of the host's clock
 
 
 class Way(NamedTuple):
