@@ -1,7 +1,8 @@
 """Convolutions with what follows them: Conv, and in either order MaxPool and ReLU, where there are any.
 
 Images are planes, and products run on tensor cores: see `kernels.conv.planes`. Between them goes one kernel there and
-one back, see `kernels.cnn.between`. The first convolution of images of few channels is a kernel by itself.
+one back, see `kernels.cnn.between`. The first convolution of images of few channels is a kernel by itself; and where
+the second one's input gradient is all that its filters' gradient needs, that is made in the same kernel.
 """
 
 from dataclasses import replace
@@ -179,9 +180,9 @@ class ConvBlock(Following):
             return z, None
         return between.forward(self.mode, self.about, z, "planes", self.to, self.bias, self.scale)
 
-    def of_first(self, dz):
+    def of_first(self, first, dz):
         """Return what the gradients of the first convolution are made of; see `planes.weight_gradient`."""
-        first, filters = self.first, self.made.pop("input_gradient")
+        filters = self.made.pop("input_gradient")
         of = first.conv, first.about
         sums = between.first_sums(self.mode, self.conv, dz, filters, of, *first.taken())
         return sums, first.at.dW, first.db
@@ -203,7 +204,7 @@ class ConvBlock(Following):
             settings = kept, self.at.layer.bias, self.scale_dz
             dz, sums = between.backward(self.mode, self.about, dy.array, layout, *settings)
         del kept, dy
-        before = self.first and self.of_first(dz)
+        before = self.of_first(self.first, dz) if self.first else None
         planes.weight_gradient(self.mode, self.conv, x, dz, self.at.dW, sums, self.db, before)
         del x, sums, before
         if self.first or not self.at.wants_dx:
