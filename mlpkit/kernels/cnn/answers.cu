@@ -13,6 +13,15 @@
 #ifndef TALL
 #define TALL 64  // examples of a block of `parts`, or 128
 #endif
+#ifndef SIZES
+#define SIZES 256, 10  // units of each layer
+#endif
+#ifndef SLICES
+#define SLICES 25
+#endif
+#ifndef HELD
+#define HELD 1  // whether weights behind the first layer are held in shared memory
+#endif
 #ifndef ROWS
 #define ROWS 1  // examples of a block of `answers`
 #endif
@@ -97,89 +106,111 @@ void parts(const unsigned short* x, const unsigned short* W, float* to, int n, i
     }
 }
 
-// ---- What follows ----
+// ---- What follows: sizes are macros, so that nothing is divided, and all loads of a sum are under way at once ----
 
-constexpr int MOST = 6, THREADS = 256;  // layers, threads of a block
+constexpr int UNITS[] = {SIZES}, COUNT = sizeof(UNITS) / sizeof(int), THREADS = 256;
 
-// W (inputs, units), b (units,): float32. Of the first layer only b and units count.
-struct Layer {
-    const float *W, *b;
-    int inputs, units;
-};
+constexpr int padded(int numbers) { return (numbers + 3) / 4 * 4; }
 
+constexpr int widest()
+{
+    int most = THREADS;
+    for (int l = 0; l < COUNT; ++l) most = UNITS[l] > most ? UNITS[l] : most;
+    return padded(most);
+}
+
+// Where the weights of a layer behind the first one lie among those that are held.
+constexpr int begin_of(int layer)
+{
+    int begin = 0;
+    for (int l = 1; l < layer; ++l) begin += padded(UNITS[l - 1] * UNITS[l]);
+    return begin;
+}
+
+constexpr int ROOM = widest(), HELD_NUMBERS = HELD ? begin_of(COUNT) : 0;
+
+// Of each layer: W (inputs, units), b (units,), float32. The first one's W is not looked at.
 struct Network {
-    Layer layers[MOST];
-    int count, n, slices, widest, held;
+    const float *W[6], *b[6];
 };
 
 // Copy numbers to shared memory, 16 bytes at a time where that is possible.
 __device__ void fetch(float* to, const float* from, int numbers)
 {
-    const bool by_fours = (size_t)from % 16 == 0 && (size_t)to % 16 == 0;
-    const int fours = by_fours ? numbers / 4 : 0;
+    const int fours = (size_t)from % 16 == 0 ? numbers / 4 : 0;
     for (int i = threadIdx.x; i < fours; i += THREADS) cp_async<16>(to + 4 * i, from + 4 * i);
     for (int i = 4 * fours + threadIdx.x; i < numbers; i += THREADS) cp_async<4>(to + i, from + i);
 }
 
-// Shared: two layers' activations (ROWS, widest), partial sums (ROWS, THREADS or widest), and what is `held`: each
-// layer's biases, and its weights, but for the first one, all rounded up to 4 numbers; where it is 0 they stay outside.
-extern "C" __global__ __launch_bounds__(THREADS)
-void answers(const __grid_constant__ Network net, const float* parts, float* out)
+template <int L>
+__device__ void fetch_weights(const Network& net, float* held)
 {
-    float *before = reinterpret_cast<float*>(shared_bytes), *here = before + ROWS * net.widest;
-    float* partial = here + ROWS * net.widest;
-    const int row = blockIdx.x * ROWS;
-    float* held = partial + ROWS * max(THREADS, net.widest);
-    for (int l = 0; l < net.count && net.held; ++l) {
-        const int units = net.layers[l].units, weights = l ? units * net.layers[l].inputs : 0;
-        fetch(held, net.layers[l].b, units);
-        if (l) fetch(held + (units + 3) / 4 * 4, net.layers[l].W, weights);
-        held += (units + 3) / 4 * 4 + (weights + 3) / 4 * 4;
+    if constexpr (L < COUNT && HELD) {
+        fetch(held + begin_of(L), net.W[L], UNITS[L - 1] * UNITS[L]);
+        fetch_weights<L + 1>(net, held);
     }
-    held -= net.held;
+}
+
+__device__ float relu(float z) { return z < 0 ? 0 : z; }  // in this order a NaN stays a NaN
+
+// All layers from number L on. before: activations (ROWS, ROOM), and room for those of this layer; held: weights.
+template <int L>
+__device__ void later(const Network& net, float* before, float* here, float* partial, const float* held, float* out,
+                      int row, int n)
+{
+    if constexpr (L < COUNT) {
+        constexpr int INPUTS = UNITS[L - 1], OUTPUTS = UNITS[L], GROUPS = OUTPUTS < THREADS ? THREADS / OUTPUTS : 1;
+        #pragma unroll
+        for (int i = threadIdx.x; i < GROUPS * OUTPUTS; i += THREADS) {
+            float sums[ROWS] = {};
+            #pragma unroll 8
+            for (int k = i / OUTPUTS; k < INPUTS; k += GROUPS) {
+                const int at = k * OUTPUTS + i % OUTPUTS;
+                const float w = HELD ? held[begin_of(L) + at] : net.W[L][at];
+                #pragma unroll
+                for (int r = 0; r < ROWS; ++r) sums[r] += before[r * ROOM + k] * w;
+            }
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r) partial[r * ROOM + i] = sums[r];
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < ROWS * OUTPUTS; i += THREADS) {
+            const int r = i / OUTPUTS, j = i % OUTPUTS;
+            float sum = net.b[L][j];
+            #pragma unroll
+            for (int group = 0; group < GROUPS; ++group) sum += partial[r * ROOM + group * OUTPUTS + j];
+            if (L + 1 < COUNT) here[r * ROOM + j] = relu(sum);
+            else if (row + r < n) out[(size_t)(row + r) * OUTPUTS + j] = sum;
+        }
+        if (L + 1 < COUNT) __syncthreads();
+        later<L + 1>(net, here, before, partial, held, out, row, n);
+    }
+}
+
+// parts (SLICES, n, units of the first layer): its sums. Shared: the activations of two layers and partial sums, each
+// (ROWS, ROOM), and with HELD the weights behind the first layer.
+extern "C" __global__ __launch_bounds__(THREADS)
+void answers(const __grid_constant__ Network net, const float* parts, float* out, int n)
+{
+    float *before = reinterpret_cast<float*>(shared_bytes), *here = before + ROWS * ROOM;
+    float *partial = here + ROWS * ROOM, *held = partial + ROWS * ROOM;
+    const int row = blockIdx.x * ROWS;
+    fetch_weights<1>(net, held);
 #if OVERLAPS
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
 #endif
-    for (int l = 0; l < net.count; ++l) {
-        const Layer& layer = net.layers[l];
-        const int units = layer.units, groups = l ? max(1, THREADS / units) : 1, room = max(THREADS, units);
-        const float *b = net.held ? held : layer.b, *W = net.held ? held + (units + 3) / 4 * 4 : layer.W;
-        if (l == 0) {
-            for (int i = threadIdx.x; i < ROWS * units; i += THREADS) {
-                const int r = i / units, j = i % units;
-                float sum = 0;
-                #pragma unroll 16
-                for (int s = 0; s < net.slices && row + r < net.n; ++s)
-                    sum += parts[((size_t)s * net.n + row + r) * units + j];
-                partial[r * room + j] = sum;
-            }
-        }
-        for (int i = threadIdx.x; i < groups * units && l; i += THREADS) {
-            const int j = i % units;
-            float sums[ROWS] = {};
-            #pragma unroll 4
-            for (int k = i / units; k < layer.inputs; k += groups) {
-                const float w = W[k * units + j];
-                #pragma unroll
-                for (int r = 0; r < ROWS; ++r) sums[r] += before[r * net.widest + k] * w;
-            }
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r) partial[r * room + i] = sums[r];
-        }
-        if (l == 0) cp_async_wait_all();
-        __syncthreads();
-        for (int i = threadIdx.x; i < ROWS * units; i += THREADS) {
-            const int r = i / units, j = i % units;
-            float sum = b[j];
-            #pragma unroll 8
-            for (int group = 0; group < groups; ++group) sum += partial[r * room + group * units + j];
-            if (l + 1 < net.count) here[r * net.widest + j] = sum < 0 ? 0 : sum;  // a NaN stays one
-            else if (row + r < net.n) out[(size_t)(row + r) * units + j] = sum;
-        }
-        __syncthreads();
-        float* other = before;
-        before = here, here = other;
-        if (net.held) held += (units + 3) / 4 * 4 + (l ? (units * layer.inputs + 3) / 4 * 4 : 0);
+    #pragma unroll
+    for (int i = threadIdx.x; i < ROWS * UNITS[0]; i += THREADS) {
+        const int r = i / UNITS[0], j = i % UNITS[0];
+        if (row + r >= n) continue;
+        float sum = net.b[0][j];
+        #pragma unroll 32
+        for (int s = 0; s < SLICES; ++s) sum += parts[((size_t)s * n + row + r) * UNITS[0] + j];
+        if (COUNT == 1) out[(size_t)(row + r) * UNITS[0] + j] = sum;
+        else before[r * ROOM + j] = relu(sum);
     }
+    cp_async_wait_all();
+    __syncthreads();
+    later<1>(net, before, here, partial, held, out, row, n);
 }

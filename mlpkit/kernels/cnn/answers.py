@@ -15,8 +15,6 @@ BLOCKS = 132  # of which the first layer's slices make about so many
 MANY = 512  # examples, from which on tiles are twice as tall
 ALONE = 116 << 10  # bytes of shared memory with which a block has a multiprocessor for itself
 ROOM, MOST_HELD = 96 << 10, 48 << 10  # bytes that a block with examples may have, and of weights
-LAYER = np.dtype([("pointers", np.uint64, 2), ("sizes", np.int32, 2)])
-NETWORK = np.dtype([("layers", LAYER, dense.MOST_LAYERS), ("numbers", np.int32, 5), ("padding", np.int32)])
 
 why_not = dense.why_not
 
@@ -39,25 +37,16 @@ class End:
         self.weights = in_order(layers[0][0], channels) if precision == "bf16" else None
 
     def __call__(self, x, out):
-        parts = self.parts(x)
-        widest = max(self.sizes.sizes[1:])
-        network = np.zeros(1, NETWORK)
-        for layer, (W, b) in zip(network["layers"][0], self.layers, strict=False):
-            layer["pointers"], layer["sizes"] = (W.data.ptr, b.data.ptr), W.shape
-        held = self.held
-        network["numbers"] = len(self.layers), self.n, len(parts), widest, held
-        arguments = network.view(f"V{NETWORK.itemsize}"), parts, out
-        shared = 4 * (self.rows * (2 * widest + max(THREADS, widest)) + held)
-        kernel = _kernel("answers", ROWS=self.rows, **self.macros)
+        parts, units = self.parts(x), self.sizes.sizes[1:]
+        pointers = np.zeros((2, dense.MOST_LAYERS), np.uint64)
+        pointers[:, : len(units)] = np.transpose([(W.data.ptr, b.data.ptr) for W, b in self.layers])
+        held = sum(padded(W.size, 4) for W, _ in self.layers[1:])
+        held = held if 4 * held <= MOST_HELD else 0
+        macros = {"SIZES": ",".join(map(str, units)), "SLICES": len(parts), "HELD": int(held > 0), "ROWS": self.rows}
+        shared = 4 * (3 * self.rows * padded(max(THREADS, *units), 4) + held)
+        arguments = pointers.reshape(-1).view(f"V{pointers.nbytes}"), parts, out, np.int32(self.n)
+        kernel = _kernel("answers", **macros, **self.macros)
         kernel((-(-self.n // self.rows),), (THREADS,), arguments, shared_mem=shared)
-
-    @property
-    def held(self):
-        """How many numbers a block holds of biases, and of weights behind the first layer; 0 for too many."""
-        found = sum(padded(W.shape[1], 4) + padded(W.size, 4) for W, _ in self.layers) - padded(
-            self.layers[0][0].size, 4
-        )
-        return found if 4 * found <= MOST_HELD else 0
 
     def parts(self, x):
         """Return the first layer's sums over slices of its inputs: (slices, n, units)."""
@@ -79,7 +68,7 @@ class End:
 
 def rows_of(n, widest):
     """Return how many examples a block takes: more where there are many, so that weights are read less often."""
-    fit = [rows for rows in (1, 2, 4, 8) if 4 * rows * (2 * widest + max(THREADS, widest)) <= ROOM - MOST_HELD]
+    fit = [rows for rows in (1, 2, 4, 8) if 4 * rows * 3 * padded(max(THREADS, widest), 4) <= ROOM - MOST_HELD]
     return next((rows for rows in fit if n <= 4 * BLOCKS * rows), fit[-1])
 
 
