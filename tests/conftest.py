@@ -1,5 +1,7 @@
 """Tests marked `gpu` run where there is an NVIDIA GPU, and say so where there is none."""
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -9,6 +11,10 @@ from mlpkit.kernels import gpu
 settings.register_profile("repeatable", max_examples=25, deadline=None, derandomize=True)
 settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile("repeatable")
+
+# What a script starts in the background, `... &`, ignores Ctrl-C, and so would all that the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
