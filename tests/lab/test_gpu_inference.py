@@ -43,6 +43,18 @@ def test_the_fastest_way_of_a_peer_counts():
     assert found("jax") is None
 
 
+def test_who_says_float32_and_multiplies_fewer_digits_does_not_count():
+    def found(precision, difference):
+        record = RECORD | {"runs": [RECORD["runs"][0] | {"precision": precision, "difference": difference}]}
+        us = gpu_image_inference.us(record, "engine:cuda_conv_graph_bf16", precision, "lenet5", 8)
+        assert ("too much for" in gpu_image_inference.table(record)) == (us is None)
+        return us
+
+    assert found("float32", 5e-7) == found("tf32", 3e-4) == 5
+    assert found("float32", 3e-4) is None
+    assert found("bf16", float("nan")) is None
+
+
 def test_the_table_has_a_line_each_and_the_reason():
     title, ours, theirs, absent, *_, reason = gpu_image_inference.table(RECORD).splitlines()
     assert title.split() == ["lenet5,", "us", "on", "the", "GPU", "1", "8"]

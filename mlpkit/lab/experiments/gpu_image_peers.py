@@ -14,7 +14,7 @@ from .peers import Plan
 from .peers import table as table
 
 LENET = Recipe(model=LENET5, lr=0.05)
-FASHION, DEEP = Recipe(model=FASHION_CNN, lr=0.01), Recipe(model=RESIDUAL, lr=0.005)
+FASHION, DEEP = Recipe(model=FASHION_CNN, lr=0.01), Recipe(model=RESIDUAL, lr=0.001)
 PLAN = Plan(
     engines=(
         "cupy_naive",

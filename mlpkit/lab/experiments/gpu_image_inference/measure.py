@@ -15,6 +15,8 @@ from mlpkit.nn.network import Network
 from mlpkit.training.fit import trainer_of
 from mlpkit.training.recipe import Recipe
 
+from .read import too_far
+
 TRAINER = "cuda_conv_graph"
 RATES = {"lenet5": 0.05, "fashion_cnn": 0.01, "residual": 0.005}
 FEW = 64  # images whose outputs are held to float64's
@@ -41,7 +43,6 @@ class Plan:
 
 
 USUAL = Plan()
-MOST = {"float32": 1e-3, "tf32": 2e-2, "bf16": 2e-1}  # difference of an output, as a part of the largest one
 
 
 def measure(save=results.save_part, progress=print, plan=USUAL):
@@ -92,6 +93,4 @@ def _runs(plan, tasks, progress):
             yield about | {"n": None, "way": None, "device_us": [], "waited_us": []} | answer
             continue
         for run in answer:
-            far = run["difference"] > MOST[precision] or not np.isfinite(run["difference"])
-            why = f"its outputs differ from float64's by {run['difference']:.2g} of the largest" if far else None
-            yield about | run | {"why_not": why}
+            yield about | run | {"why_not": too_far(about | run)}

@@ -4,6 +4,22 @@ import numpy as np
 
 from mlpkit.lab import results
 
+MOST = {"float32": 1e-5, "tf32": 3e-3, "bf16": 5e-2}  # difference of an output, as a part of the largest one
+
+
+def too_far(run):
+    """Return None, or in a clause why a run's outputs are none of its precision."""
+    if run["difference"] <= MOST[run["precision"]]:
+        return None
+    return (
+        f"its outputs differ from float64's by {run['difference']:.2g} of the largest, too much for {run['precision']}"
+    )
+
+
+def why_not(run):
+    """Return why a run does not count, or None. Who says float32, and multiplies TF32, is found here."""
+    return run["why_not"] or too_far(run)
+
 
 def us(record, engine, precision, model, n, clock="device_us"):
     """Return a peer's microseconds for a batch of n, its fastest way's median, or None where there is none.
@@ -14,7 +30,7 @@ def us(record, engine, precision, model, n, clock="device_us"):
         float(np.median(run[clock]))
         for run in record["runs"]
         if (run["engine"], run["precision"], run["model"], run["n"]) == (engine, precision, model, n)
-        and not run["why_not"]
+        and not why_not(run)
         and run[clock]
     ]
     return min(found, default=None)
@@ -32,5 +48,5 @@ def table(record):
                 found = [us(record, engine, precision, model, n, clock) for n in sizes]
                 name = f"{engine.removeprefix('engine:')}, {precision}"
                 lines.append(f"{name:<38}" + "".join(f"{'-' if t is None else f'{t:,.1f}':>9}" for t in found))
-    refused = [run for run in record["runs"] if run["why_not"]]
+    refused = [run | {"why_not": why_not(run)} for run in record["runs"] if why_not(run)]
     return "\n".join([*lines, *results.not_run(refused)])
