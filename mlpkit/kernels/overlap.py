@@ -2,12 +2,14 @@
 
 Its blocks take their places as soon as there is room, and do what needs nobody's results, such as to fetch weights.
 Then they wait until what was asked for before is done: such a kernel has to say `griddepcontrol_wait()` before it reads
-or writes what others do; see `ptx.cuh`. A graph records it. CuPy has no word for it, so ctypes calls the driver.
+or writes what others do; see `ptx.cuh`. A graph records it. CuPy has no word for it.
 """
 
 import ctypes
 
 import numpy as np
+
+from . import driver
 
 SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
@@ -48,6 +50,5 @@ class Overlapping:
         sizes = three(*grid, *[1] * (3 - len(grid))), three(*block, *[1] * (3 - len(block)))
         stream = cupy.cuda.get_current_stream().ptr
         config = Config(*sizes, shared_mem, stream, ctypes.pointer(self.attribute), 1)
-        launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
-        if status := launch(ctypes.byref(config), self.function, places, None):
+        if status := driver.load().cuLaunchKernelEx(ctypes.byref(config), self.function, places, None):
             raise RuntimeError(f"the driver launches no such kernel: CUDA error {status}.")

@@ -1,12 +1,14 @@
 """Tensor maps: what Hopper's copy engine has to know of a matrix before it copies boxes of it to shared memory.
 
 The driver writes one, 128 bytes whose meaning NVIDIA keeps to itself ("CUDA Driver API", Tensor Map Object Management).
-A kernel takes it as an argument by value. CuPy has no word for that function of the driver, so ctypes calls it.
+A kernel takes it as an argument by value.
 """
 
 import ctypes
 
 import numpy as np
+
+from . import driver
 
 BYTES = 128
 BF16, UINT64 = 9, 4  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, _UINT64
@@ -34,7 +36,7 @@ def tiled(kind, address, sizes, strides, box_and_steps, swizzle):
     room = np.zeros(BYTES + 64, np.uint8)
     found = room[-room.ctypes.data % 64 :][:BYTES]  # it has to begin at a multiple of 64 bytes
     several = ctypes.c_uint32 * len(sizes)
-    status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
+    status = driver.load().cuTensorMapEncodeTiled(
         ctypes.c_void_p(found.ctypes.data),
         *(kind, len(sizes), ctypes.c_void_p(address)),
         (ctypes.c_uint64 * len(sizes))(*sizes),

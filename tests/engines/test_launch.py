@@ -1,6 +1,7 @@
 """A launch that was made ready once passes what its numbers are now."""
 
 import ctypes
+from types import SimpleNamespace
 
 import emulator
 import numpy as np
@@ -21,7 +22,7 @@ def launch(tmp_path, monkeypatch):
         found.seen.append(([size.value for size in sizes], stream.value, array, number))
         return found.status
 
-    found._launch = lambda: driver
+    found.driver = SimpleNamespace(load=lambda: SimpleNamespace(cuLaunchKernel=driver))
     return found
 
 

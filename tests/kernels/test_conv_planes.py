@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_said():
 
 def test_the_copy_engine_is_told_what_a_row_and_a_plane_are(monkeypatch):
     driver = Driver()
-    monkeypatch.setattr(tensor_map.ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(tensor_map.driver, "load", lambda: driver)
 
     def told(stride, mode="fp16x3"):
         (conv, _, _), *_ = planes.convolutions(Shape(2, 16, 16, 9, 11, 3, stride, 1), "forward")

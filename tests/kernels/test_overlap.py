@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlpkit import kernels
-from mlpkit.kernels import overlap
+from mlpkit.kernels import driver, overlap
 
 
 def told(monkeypatch, status=0):
@@ -24,7 +24,7 @@ def told(monkeypatch, status=0):
         seen.append((function.value, sizes, (attribute.id, attribute.value[0], config.count), (first, second), extra))
         return status
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuLaunchKernelEx=launch))
+    monkeypatch.setattr(driver, "load", lambda: SimpleNamespace(cuLaunchKernelEx=launch))
     cupy = SimpleNamespace(
         ndarray=SimpleNamespace, cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=7))
     )

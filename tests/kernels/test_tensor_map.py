@@ -31,7 +31,7 @@ MATRIX = np.zeros((5, 16), np.uint16).view(Matrix)
 
 def test_the_driver_is_told_where_the_matrix_lies_and_how_large_it_and_a_box_are(monkeypatch):
     driver = Driver()
-    monkeypatch.setattr(tensor_map.ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(tensor_map.driver, "load", lambda: driver)
     found = tensor_map.encode(MATRIX, 13, (128, 64))
     place, kind, dimensions, pointer, sizes, strides, box, steps, *_ = driver.told
     assert (kind, dimensions, pointer) == (tensor_map.BF16, 2, 4096)
@@ -41,7 +41,7 @@ def test_the_driver_is_told_where_the_matrix_lies_and_how_large_it_and_a_box_are
 
 
 def test_what_the_driver_refuses_is_said_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(tensor_map.ctypes, "CDLL", lambda name: Driver(status=1))
+    monkeypatch.setattr(tensor_map.driver, "load", lambda: Driver(status=1))
     with pytest.raises(RuntimeError, match=r"no tensor map of \(5, 16\), boxes of \(128, 64\): CUDA error 1\.$"):
         tensor_map.encode(MATRIX, 13, (128, 64))
 

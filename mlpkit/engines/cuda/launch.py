@@ -1,10 +1,11 @@
 """A kernel's launch, made ready once: its arguments are turned into C's before, and not again at each call."""
 
 import ctypes
-from functools import cache
 
 import cupy as cp
 import numpy as np
+
+from mlpkit.kernels import driver
 
 _NUMBERS = {np.int32: ctypes.c_int32, np.float32: ctypes.c_float, np.float64: ctypes.c_double}
 
@@ -20,7 +21,7 @@ def ready(kernel, blocks, threads, arguments):
     sizes = (ctypes.c_uint32(size) for size in (blocks, 1, 1, threads, 1, 1, 0))
     stream = ctypes.c_void_p(cp.cuda.get_current_stream().ptr)
     given = ctypes.c_void_p(kernel.kernel.ptr), *sizes, stream, places, None
-    launch = _launch()
+    launch = driver.load().cuLaunchKernel
 
     def run(_kept=(kernel, arguments, numbers)):  # C knows addresses only
         if status := launch(*given):
@@ -35,8 +36,3 @@ def _in_c(value):
     if isinstance(value, cp.ndarray):
         return ctypes.c_void_p(value.data.ptr)
     return ctypes.c_void_p(value) if isinstance(value, int) else _NUMBERS[type(value)](value)
-
-
-@cache
-def _launch():
-    return ctypes.CDLL("libcuda.so.1").cuLaunchKernel

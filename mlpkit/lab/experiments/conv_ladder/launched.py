@@ -4,7 +4,8 @@ So the kernels of libraries can be looked at too: CUDA's driver knows a function
 """
 
 import ctypes
-from functools import cache
+
+from mlpkit.kernels import driver
 
 KERNEL, SHARED, LOCAL, REGISTERS = 0, 1, 3, 4  # CUgraphNodeType, and three of CUfunction_attribute
 _pointer, _unsigned = ctypes.c_void_p, ctypes.c_uint
@@ -74,11 +75,6 @@ def _attribute(function, which):
     return found.value
 
 
-@cache
-def _driver():
-    return ctypes.CDLL("libcuda.so.1")
-
-
 def _ask(name, *arguments):
-    if status := getattr(_driver(), name)(*arguments):
+    if status := getattr(driver.load(), name)(*arguments):
         raise RuntimeError(f"CUDA's driver refused {name}: status {status}.")
