@@ -6,19 +6,11 @@
 // in bfloat16 are a word, and a lane takes its words from the image as it lies in shared memory. Bytes, 0 to 255, are
 // exact in bfloat16.
 
+#include "first_shape.cuh"
 #include "ptx.cuh"
 
 #ifndef PIXEL
 #define PIXEL unsigned char
-#endif
-#ifndef CHANNELS_IN
-#define CHANNELS_IN 1
-#endif
-#ifndef KERNEL
-#define KERNEL 3
-#endif
-#ifndef PADDING
-#define PADDING 0
 #endif
 #ifndef FIRST_POOL
 #define FIRST_POOL 2  // or 1
@@ -26,9 +18,7 @@
 #ifndef FIRST_RELU
 #define FIRST_RELU 1
 #endif
-#ifndef IMAGE_HEIGHT
-#define IMAGE_HEIGHT 28
-#define IMAGE_WIDTH 28
+#ifndef FIRST_TALL
 #define FIRST_TALL 26  // of the sums that are asked for
 #define FIRST_WIDE 26
 #endif

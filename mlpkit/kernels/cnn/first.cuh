@@ -4,26 +4,16 @@
 // so neither the sums nor their gradients are ever written. The images lie in shared memory with zeros around them, in
 // rows of an even length.
 
-#ifndef CHANNELS_IN
-#define CHANNELS_IN 1
-#endif
 #ifndef PIXEL
 #define PIXEL float  // or unsigned char, 0 to 255: numbers from 0 to 1
 #endif
-#ifndef KERNEL
-#define KERNEL 3
-#endif
-#ifndef PADDING
-#define PADDING 0
-#endif
-#ifndef IMAGE_HEIGHT
-#define IMAGE_HEIGHT 28
-#define IMAGE_WIDTH 28
+#ifndef TALL_Z
 #define TALL_Z 26
 #define WIDE_Z 26
 #endif
 
 #include "between.cuh"
+#include "first_shape.cuh"
 
 constexpr int TAPS = KERNEL * KERNEL, SIDE = KERNEL + POOL - 1, PATCH = SIDE * SIDE;
 constexpr int TALL = TALL_Z + KERNEL - 1, WIDE = (WIDE_Z + KERNEL) / 2 * 2;  // of what is seen of a channel
