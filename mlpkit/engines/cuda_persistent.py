@@ -2,12 +2,15 @@
 
 See `kernels/mlp/persistent.cu` for how. The kernel is built for networks like the workbook's: float32, three hidden
 layers of at most 128 units, at most 16 classes, batches of at most 256. Smaller layers are filled up: see `cuda/held`.
-All blocks are on the GPU at once, each on a multiprocessor of its own: it needs at least 128 of them (96 for batches of
-at most 32), and nothing else may hold them meanwhile. The launch is a cooperative one, which CUDA refuses where they
-don't fit; and a block that waits in vain says so, for the host to raise.
+All blocks are on the GPU at once, each on a multiprocessor of its own, and nothing else may hold these meanwhile. It is
+made for 128 of them (96 for batches of at most 32). Where there are fewer, or with less shared memory, a block takes
+more examples, or holds fewer images at a time: see `Way`. The launch is a cooperative one, which CUDA refuses where the
+blocks don't fit; and a block that waits in vain says so, for the host to raise.
 """
 
+from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 import cupy as cp
 import numpy as np
@@ -15,31 +18,95 @@ import numpy as np
 from mlpkit import kernels
 from mlpkit.kernels import gpu
 
-from .cuda.held import Held, as_bytes, as_labels, check_dtype, macros_for, why_not_held
+from .cuda.held import Held, as_bytes, as_labels, check_dtype, held_sizes, macros_for, why_not_held
 from .cuda.rates import rates, settings
 from .cuda.transfers import Feed, RowLosses
 from .cuda.uninterrupted import uninterrupted
 from .cuda.waiting import WaitingTrainer
 from .cupy_fused import *
 
-gpu.require_capability(9.0)
+gpu.require_capability(8.0)  # threads copy asynchronously
 
 NAME = "cuda_persistent"
 BATCHES, COLUMN_BLOCKS, STAGES = (32, 64, 128, 256), 64, 12  # as in persistent.cu
+ROW_BLOCKS = (64, 32, 16, 8)  # at most; the best first
+HELD = ((1, 2), (1, 1), (2, 2), (2, 1))  # column blocks that share a batch's images, and how many such batches fit
+REST = 17_136  # bytes of a column block's shared memory beside images and digits: at most
 AWAITED = ("images", "a1", "a2", "a3", "dz1", "dz2", "dz3", "dz4", "W2", "W3", "W4", "dW1")  # as in patience.cuh
 
 
-def why_not(model, optimizer, batch_size):
-    """Return None, or what the kernel is not made for, in one sentence."""
-    return why_not_held(model, optimizer, batch_size, BATCHES[-1], NAME) or _too_small(batch_size)
+@dataclass(frozen=True)
+class Way:
+    """A way to hold batches of at most `rows` examples: see the macros of `persistent.cu`.
+
+    row_blocks: each takes rows / row_blocks examples from a1 to the loss. shared_by: column blocks that share the
+    images of a batch. buffers: batches that these have room for, one, or another that comes early.
+    """
+
+    rows: int
+    row_blocks: int
+    shared_by: int
+    buffers: int
+
+    def macros(self):
+        """Return the kernel's macros for it, beside the number of rows: none for what it does of its own accord."""
+        usual = {"MOST_ROW_BLOCKS": min(64, self.rows), "SHARED_BY": 1 if self.rows <= 128 else 2, "BUFFERS": 2}
+        own = {"MOST_ROW_BLOCKS": self.row_blocks, "SHARED_BY": self.shared_by, "BUFFERS": self.buffers}
+        return {name: value for name, value in own.items() if value != usual[name]}
+
+    def needs(self, inputs):
+        """Return the multiprocessors that it takes, and the bytes of shared memory that a column block needs on each.
+
+        inputs: bytes of an image. (No row block needs more than 99 KiB, which every GPU has that the engine is for.)
+        """
+        images = self.buffers * self.rows // self.shared_by * inputs
+        digits = 8 * self.shared_by * inputs + 8 * self.rows  # of W1's columns, and of dz1
+        return COLUMN_BLOCKS + self.row_blocks, -(-(images + digits + REST) // 128) * 128
 
 
-def _too_small(batch_size):
-    blocks = COLUMN_BLOCKS + min(64, next(rows for rows in BATCHES if rows >= batch_size))
-    found = cp.cuda.Device().attributes["MultiProcessorCount"]
-    if blocks > found:
-        return f"{NAME} needs at least {blocks} multiprocessors, and this GPU has {found}: take another engine."
+def ways(rows):
+    """Return the ways to hold batches of so many rows, the best one first."""
+    row_blocks = [blocks for blocks in ROW_BLOCKS if rows // 4 <= blocks <= rows]
+    held = [(shared_by, buffers) for shared_by, buffers in HELD if 32 <= rows // shared_by <= 128]
+    return [Way(rows, blocks, *images) for images, blocks in product(held, row_blocks)]
+
+
+def way(rows, inputs):
+    """Return the best `Way` that this GPU has room for, or None. inputs: bytes of an image, as the kernel holds it."""
+    found, shared_bytes = _there()
+    for each in ways(rows):
+        blocks, least = each.needs(inputs)
+        if blocks <= found and least <= shared_bytes:
+            return each
     return None
+
+
+def why_not(model, optimizer, batch_size):
+    """Return None, or what the kernel is not made for, or what it needs of a GPU, in one sentence."""
+    return why_not_held(model, optimizer, batch_size, BATCHES[-1], NAME) or _too_small(model, batch_size)
+
+
+def _there():
+    """Return this GPU's multiprocessors, and the bytes of shared memory that a block may have."""
+    here = cp.cuda.Device().attributes
+    return here["MultiProcessorCount"], here["MaxSharedMemoryPerBlockOptin"]
+
+
+def _too_small(model, batch_size):
+    inputs, (found, shared_bytes) = held_sizes(model.sizes())[0], _there()
+    most = max((rows for rows in BATCHES if way(rows, inputs)), default=0)
+    if batch_size <= most:
+        return None
+    if most:
+        return (
+            f"{NAME} takes batches of at most {most}, not {batch_size}, on this GPU's {found} multiprocessors with "
+            f"{shared_bytes >> 10} KiB of shared memory each: take smaller ones, or the engine cuda_graph."
+        )
+    blocks, least = map(min, zip(*(each.needs(inputs) for each in ways(BATCHES[0])), strict=True))
+    return (
+        f"{NAME} needs at least {blocks} multiprocessors with {-(-least >> 10)} KiB of shared memory each, "
+        f"and this GPU has {found} with {shared_bytes >> 10} KiB: take the engine cuda_graph."
+    )
 
 
 class Trainer(WaitingTrainer):
@@ -56,7 +123,10 @@ class Trainer(WaitingTrainer):
     def __init__(self, network, optimizer, X, y, batch_size, stamped_steps=0):
         check_dtype(network, NAME)
         self.optimizer, self.batch_size, self.stamped_steps = optimizer, batch_size, stamped_steps
+        if reason := _too_small(network.model, batch_size):
+            raise ValueError(reason)
         self.macros = macros_for(BATCHES, network, optimizer, batch_size, stamped_steps)
+        self.macros |= way(self.macros["BATCH"], self.macros["INPUTS"]).macros()
         self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads = compiled(**self.macros)
         self.pixels, self.labels = as_bytes(X, self.macros["INPUTS"], NAME), as_labels(y)
         steps = -(-len(y) // batch_size)
@@ -104,6 +174,6 @@ def compiled(**macros):
         raise ValueError(
             f"{NAME} needs at least {blocks} multiprocessors with {-(-shared_bytes >> 10)} KiB of shared memory each "
             f"here, but this GPU has {here['MultiProcessorCount']} with "
-            f"{here['MaxSharedMemoryPerBlockOptin'] >> 10} KiB."
+            f"{here['MaxSharedMemoryPerBlockOptin'] >> 10} KiB: take the engine cuda_graph."
         )
     return train.kernel, exchange_bytes, shared_bytes, blocks, threads

@@ -1,11 +1,15 @@
 """The kernels of whole epochs train right with no GPU: `emulator.py` runs their blocks, warps and waits on a CPU."""
 
 import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import emulator
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from shared import one_sentence
 from test_persistent import RATES, distance, make, train
 
 from mlpkit import kernels
@@ -26,7 +30,9 @@ FAULTS = {
             ("exchange[step % 2]", "exchange[0]"),
             ("exchange[(step + 1) % 2]", "exchange[0]"),
         ],
-        "nobody waits for the images": [("shared.images[step % 2].wait(step / 2 % 2, tag);", "")],
+        "nobody waits for the images": [
+            ("shared.images[step % BUFFERS].wait(step / BUFFERS % 2, tag, sync_first);", "")
+        ],
         "nobody waits for dz1": [("mail.wait(tag, at, DZ1);", "")],
         "a tile does not wait for its numbers": [("this->wait(tag, at, what);", "")],
         "a tile does not wait for its parts": [("sync();\n        float2 g", "float2 g")],
@@ -53,6 +59,12 @@ FAULTS = {
         "nobody waits for the rates": [("exchange.dz[0], rank);\n    cp_async_wait_all();", "exchange.dz[0], rank);")],
     },
 }
+BY_THREADS = ("#ifndef BULK\n", "#define BULK 0\n#ifndef BULK\n")  # as chips copy that have no bulk copies
+FAULTS_OF_COPIES = {  # and of an RTX 3090's single buffer
+    "nobody waits for its copies": ("cp_async_wait_all();\n        sync();", "sync();"),
+    "nobody waits for the others' copies": ("cp_async_wait_all();\n        sync();", "cp_async_wait_all();"),
+    "images come before the last ones are done with": ("sync_first();  // now the images' memory", "// "),
+}
 DEADLOCKS = {
     "persistent": ("receive(at(0), tag, what);", "receive(at(0), ~tag, what);"),  # a step that never is
     "cluster": (  # a warp that stands for its block
@@ -64,6 +76,30 @@ HALVES = {  # what is left out of the cluster's barrier, and what is said then
     "barrier_cluster_wait();  // for a1": "arrives twice at its cluster's barrier",
     "barrier_cluster_arrive();\n        stamp(step, 14);": "waits at its cluster's barrier, where it has not arrived",
 }
+
+
+# GPUs for which the persistent kernel is made in other ways: multiprocessors, and KiB of shared memory for a block; the
+# largest batches that fit there; and whether they have bulk copies.
+GPUS = {
+    "H200": (132, 227, 256, True),
+    "H100 in a PCIe slot": (114, 227, 128, True),
+    "RTX 5090": (170, 99, 128, True),
+    "A100": (108, 163, 128, False),
+    "RTX 4090": (128, 99, 128, False),
+    "RTX 3090": (82, 99, 64, False),
+    "A10": (72, 99, 32, False),
+    "L4": (58, 99, 0, False),
+}
+
+
+def persistent_on(gpu, folder, seed=0, source=None):
+    """Return the persistent engine as one of these GPUs would have it."""
+    multiprocessors, kib, _, bulk = GPUS[gpu]
+    source = source or kernels.source("persistent")
+    engine = emulator.engine("persistent", folder, seed, source if bulk else source.replace(*BY_THREADS))
+    attributes = {"MultiProcessorCount": multiprocessors, "MaxSharedMemoryPerBlockOptin": kib << 10}
+    engine.cp.cuda.Device = lambda: SimpleNamespace(attributes=attributes)
+    return engine
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +127,10 @@ def same_as_float64(engine, batch_size, optimizer, steps=3, model=MLP, epochs=1)
     assert distance(theta, wanted_theta) < 2e-5
 
 
-def in_four_schedules(name, folder, source):
+def in_four_schedules(engine_of, batch_size=32):
+    """Assert that what `engine_of` returns for a seed trains as float64 does, for four of them."""
     for seed in range(4):
-        same_as_float64(emulator.engine(name, folder, seed, source), 32, make("sgd"))
+        same_as_float64(engine_of(seed), batch_size, make("sgd"))
 
 
 def changed(name, *changes):
@@ -117,6 +154,71 @@ def test_a_few_steps_are_as_close_to_float64_as_float32_is(name, batch_size, opt
 @pytest.mark.parametrize(("batch_size", "model"), [(256, MLP), (150, mlp(50, 7, 128, 1, 3))])
 def test_two_blocks_share_the_images_of_the_largest_batches(batch_size, model, folder):
     same_as_float64(emulator.engine("persistent", folder, 1), batch_size, make("adam"), steps=2, model=model)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("gpu", "batch_size", "optimizer"),
+    [
+        ("A100", 64, "sgd"),
+        ("A100", 100, "adam"),
+        ("RTX 4090", 128, "adam"),
+        ("RTX 3090", 64, "sgd"),
+        ("A10", 32, "sgd"),
+        ("RTX 5090", 64, "sgd"),
+    ],
+)
+def test_on_smaller_gpus_it_trains_as_well(gpu, batch_size, optimizer, folder):
+    """With fewer row blocks, one batch of images at a time or halves of one, and what threads copy."""
+    engine = persistent_on(gpu, folder)
+    same_as_float64(engine, batch_size, make(optimizer), steps=2)
+    rows = next(rows for rows in engine.BATCHES if rows >= batch_size)
+    way = engine.way(rows, 784)
+    macros = {"INPUTS": 784, "CLASSES": 10, "BATCH": rows, "ADAM": int(optimizer == "adam")} | way.macros()
+    _, _, shared_bytes, blocks, _ = engine.compiled(**macros)
+    assert (blocks, shared_bytes) == way.needs(784)
+
+
+@needs_compiler
+def test_it_knows_to_the_byte_what_the_largest_batch_needs(folder):
+    """On an H200 that is all that there is."""
+    engine = persistent_on("H200", folder)
+    way = engine.way(256, 784)
+    _, _, shared_bytes, blocks, _ = engine.compiled(INPUTS=784, CLASSES=10, BATCH=256, ADAM=1)
+    assert (blocks, shared_bytes) == way.needs(784) == (128, 227 << 10)
+    assert way.macros() == {}
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", FAULTS_OF_COPIES)
+def test_a_fault_of_what_threads_copy_is_seen(fault, folder):
+    source = changed("persistent", FAULTS_OF_COPIES[fault])
+    with pytest.raises((AssertionError, emulator.Failed)):
+        in_four_schedules(lambda seed: persistent_on("RTX 3090", folder, seed, source), 64)
+
+
+def test_the_page_about_gpus_says_what_fits_where():
+    page = (Path(__file__).parents[2] / "binder" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|`]+) \| (\d+) \| (\d+) \| (\d+|none) \|$", page, re.MULTILINE)
+    said = {gpu: (int(found), int(kib), int(most.replace("none", "0"))) for gpu, found, kib, most in rows}
+    assert said == {gpu: facts[:3] for gpu, facts in GPUS.items()}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_gpu_that_is_too_small_is_refused_in_one_sentence(gpu, folder):
+    multiprocessors, kib, most, _ = GPUS[gpu]
+    engine = persistent_on(gpu, folder)
+    optimizer = SGD(Network(), 0.1)
+    fits = [size for size in (1, 32, 33, 64, 65, 128, 129, 256) if engine.why_not(MLP, optimizer, size) is None]
+    assert max(fits, default=0) == most
+    for size in (most + 1, 256):
+        if most < size <= 256:
+            needs = f"at most {most}, not {size}" if most else "at least 72 multiprocessors"
+            one_sentence(engine.why_not(MLP, optimizer, size), needs, multiprocessors, f"{kib} KiB", "cuda_graph")
+    large = Network(engine, mlp(8000, 8, 8, 8, 10))
+    with pytest.raises(ValueError, match="72 multiprocessors with 330 KiB") as caught:
+        engine.Trainer(large, SGD(large, 0.1), *images(40, large.model), 32)
+    one_sentence(caught.value, "cuda_graph")
 
 
 @needs_compiler
@@ -171,7 +273,7 @@ def test_a_nan_stays_visible(name, place, folder):
 def test_a_fault_is_seen_in_one_of_a_few_schedules(name, fault, folder):
     source = changed(name, *FAULTS[name][fault])
     with pytest.raises((AssertionError, emulator.Failed)):
-        in_four_schedules(name, folder, source)
+        in_four_schedules(lambda seed: emulator.engine(name, folder, seed, source))
 
 
 @needs_compiler

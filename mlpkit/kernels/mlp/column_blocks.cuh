@@ -22,13 +22,13 @@ static_assert(SPLITS * ROW_GROUPS == FIRST_WARPS, "each warp has 32 rows, and a 
 
 struct ColumnShared {
     Watch watch;
-    unsigned char x[2][IMAGES][INPUTS];          // while one batch is worked on, the next arrives
+    unsigned char x[BUFFERS][IMAGES][INPUTS];    // while one batch is worked on, the next arrives
     unsigned char W[4 * COLUMNS][INPUTS];        // four digits of each column
     Word dz[SHARE][REGISTERS / WIDE][32][WIDE];  // dz1's digits, as the tensor cores want them
     int sums[SPLITS][IMAGES][8];                 // of the first layer's products, of two columns
     float parts[2][TILE_WARPS][TILE * TILE];     // of the tiles' gradients
     float bias_parts[2][TILE_WARPS][TILE];
-    BulkCopies images[2];
+    BulkCopies images[BUFFERS];
     Word largest[FIRST_WARPS];
     float unit[COLUMNS];  // of the sums of products of pixels and dz1's integers
     Parameter b1[COLUMNS];
@@ -45,11 +45,12 @@ __device__ int first_image() { return blockIdx.x % SHARE * IMAGES; }  // of the 
 __device__ void fetch(const Arguments& arguments, ColumnShared& shared, int step) {
     const int EACH = FIRST_THREADS / IMAGES, row = threadIdx.x / EACH, in_batch = first_image() + row;
     const int start = step * arguments.batch_size, n = min(arguments.batch_size, arguments.examples - start);
-    BulkCopies& images = shared.images[step % 2];
+    BulkCopies& images = shared.images[step % BUFFERS];
     if (threadIdx.x == 0) images.expect(min(max(n - first_image(), 0), IMAGES) * INPUTS);
-    if (threadIdx.x % EACH == 0 && in_batch < n) {
+    const int thread = threadIdx.x % EACH;
+    if (BulkCopies::takes_part(thread) && in_batch < n) {
         const unsigned char* image = arguments.X + __ldg(arguments.order + start + in_batch) * INPUTS;
-        images.copy(shared.x[step % 2][row], image, INPUTS);
+        images.copy<EACH>(shared.x[step % BUFFERS][row], image, INPUTS, thread);
     }
 }
 
@@ -264,7 +265,7 @@ __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, in
     const auto b1_place = B1 + first_column() + threadIdx.x;
     if (threadIdx.x < COLUMNS) shared.b1[threadIdx.x].load(arguments.vectors, b1_place);
 
-    if (threadIdx.x < 2) shared.images[threadIdx.x].start();
+    if (threadIdx.x < BUFFERS) shared.images[threadIdx.x].start();
     sync_first();
     fetch(arguments, shared, 0);
     first.next = 30;
@@ -272,15 +273,15 @@ __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, in
         const Word tag = step + 1;
         Packets& packets = arguments.exchange[step % 2];
         const Rates rates = rates_of(arguments, step);
-        const unsigned char(*x)[INPUTS] = shared.x[step % 2];
+        const unsigned char(*x)[INPUTS] = shared.x[step % BUFFERS];
         first.biased = first.next;
         first.write_digits(shared);
         stamp(step, 0);
-        shared.images[step % 2].wait(step / 2 % 2, tag);
+        shared.images[step % BUFFERS].wait(step / BUFFERS % 2, tag, sync_first);
         first_layer(shared, x, inverse_scale(first.biased), packets, tag);
 
         stamp(step, 1);
-        if (step + 1 < steps) fetch(arguments, shared, step + 1);
+        if (BUFFERS == 2 && step + 1 < steps) fetch(arguments, shared, step + 1);
         Pixels<IMAGES> ahead[AHEAD + 1];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) ahead[i].load_now(x, first.tile(i));
@@ -291,6 +292,10 @@ __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, in
         stamp(step, 3);
         FirstGradient g;
         first_gradient(g, shared, ahead, x);
+        if (BUFFERS == 1) {
+            sync_first();  // now the images' memory can be written again
+            if (step + 1 < steps) fetch(arguments, shared, step + 1);
+        }
         if constexpr (SHARE == 2) add_other_half(g, packets, tag);
         first.for_each([&](Parameter& w, int i, int pair) { w.update(g[i][pair], arguments.settings, rates, true); });
         if (warp < COLUMNS) {

@@ -1,6 +1,5 @@
 // A whole epoch in one launch. The blocks stay, keep what they need close by, and hand each other numbers; so the GPU
 // must hold all of them at once, one on each multiprocessor.
-// needs sm_90
 //
 //   Column blocks (64): each owns 2 columns of W1, and has the whole batch of images in shared memory. Half of its
 //   warps compute its columns of a1, and when their gradient comes back they update these columns and go straight on to
@@ -12,6 +11,8 @@
 //   other, so there is no waiting in between. After dz1 it updates two rows of W4 (or four). Before it waits for a1 it
 //   loads the new W3, then the new W2, W4 and biases.
 //
+// A smaller GPU may have fewer row blocks, each with more examples, and less memory for images: see the macros.
+//
 // How numbers are handed over: a packet of 8 bytes is a number and the step that it belongs to. The reader looks until
 // the step is the right one; so the data are their own signal, and arrive in the time of one write and one read.
 // W2 and W3, of which there are many, travel in packets of four numbers in 16 bytes, with no room for a step: there the
@@ -20,6 +21,16 @@
 // The images are bytes, so products with them are integer products. W1 (and dz1, for W1's gradient) become integers of
 // 31 bits, cut into four digits of 8 bits; the tensor cores multiply bytes by digits and add up without any rounding.
 // The result is closer to the true one than a sum in float32.
+
+#ifndef MOST_ROW_BLOCKS
+#define MOST_ROW_BLOCKS 64  // or 32, 16, 8, where there are fewer multiprocessors
+#endif
+#ifndef SHARED_BY
+#define SHARED_BY (BATCH <= 128 ? 1 : 2)  // column blocks that share the images of a batch
+#endif
+#ifndef BUFFERS
+#define BUFFERS 2  // batches of images that a column block has room for; with 1, the next one can't come early
+#endif
 
 #include "network.cuh"
 #include "optimizer.cuh"
@@ -31,13 +42,16 @@
 
 static_assert(BATCH == 32 || BATCH == 64 || BATCH == 128 || BATCH == 256, "rows are dealt out to blocks and to warps");
 
-const int COLUMN_BLOCKS = 64, ROWS = BATCH <= 64 ? 1 : BATCH / 64, ROW_BLOCKS = BATCH / ROWS;
+const int COLUMN_BLOCKS = 64, ROWS = BATCH <= MOST_ROW_BLOCKS ? 1 : BATCH / MOST_ROW_BLOCKS;  // of a row block
+const int ROW_BLOCKS = BATCH / ROWS;
 const int UNITS = WIDTH / ROW_BLOCKS;  // rows of W4 that a row block owns
 
-// Two neighbours share a batch whose images one of them could not hold twice: each has the images of half of the batch,
-// and four columns; both end up with the same weights.
-const int SHARE = BATCH <= 128 ? 1 : 2;
-
+// Two neighbours share a batch whose images are too many for one of them: each has the images of half of the batch, and
+// four columns; both end up with the same weights.
+const int SHARE = SHARED_BY;
+static_assert(SHARE == 1 || SHARE == 2, "a batch's images are in one column block, or halves of them in two");
+static_assert(BUFFERS == 1 || BUFFERS == 2, "a column block has room for one batch of images, or for two");
+static_assert(ROWS == 1 || ROWS == 2 || ROWS == 4, "a row block takes 1, 2 or 4 examples");
 static_assert(COLUMN_BLOCKS * 2 == WIDTH, "a column block owns two columns of W1");
 static_assert(COLUMN_BLOCKS * TILE * TILE == WIDTH * WIDTH, "a column block owns a tile of W2, and one of W3");
 static_assert(UNITS * ROW_BLOCKS == WIDTH && UNITS % 2 == 0, "pairs of packets bring the inputs of a row of W4");
