@@ -131,7 +131,7 @@ def compiled(**macros):
     if shared_bytes > there:
         raise ValueError(
             f"{NAME} needs {-(-shared_bytes >> 10)} KiB of shared memory on each multiprocessor here, "
-            f"but this GPU has {there >> 10} KiB."
+            f"but this GPU has {there >> 10} KiB: take the engine cuda_graph."
         )
     train = module.get_function("train")
     train.max_dynamic_shared_size_bytes = shared_bytes

@@ -23,7 +23,7 @@ from .cuda.uninterrupted import uninterrupted
 from .cuda.waiting import WaitingTrainer
 from .cupy_conv import *
 
-gpu.require_capability(9.0)
+gpu.require_capability(9.0, alone=True)  # limit.cu is for sm_90a
 
 NAME = "cuda_conv_fused"
 THREADS, MOST_BLOCKS, MOST_LAYERS, MOST_SIZE, MOST_PADDING, STAGES = 512, 3, 4, 7, 2, 16  # as in limit.cu

@@ -34,13 +34,18 @@ def require():
         raise ImportError(reason)
 
 
-def require_capability(least):
-    """Raise ImportError where the GPU's compute capability is below `least`, a number such as 9.0."""
+def require_capability(least, alone=False):
+    """Raise ImportError where the GPU's compute capability is below `least`, a number such as 9.0.
+
+    alone: whether a newer one won't do either, as for kernels with instructions that one chip alone has.
+    """
     import cupy
 
     found = int(cupy.cuda.Device().compute_capability) / 10
     if found < least:
         raise ImportError(f"it needs a GPU of compute capability {least} or newer, and this one has {found}")
+    if alone and found > least:
+        raise ImportError(f"its kernel is for GPUs of compute capability {least} alone, and this one has {found}")
 
 
 def package():

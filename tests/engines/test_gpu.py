@@ -467,3 +467,11 @@ def test_an_older_gpu_is_told_what_an_engine_needs(monkeypatch):
     gpu.require_capability(8.0)
     with pytest.raises(ImportError, match=r"compute capability 9\.0 or newer, and this one has 8\.6"):
         gpu.require_capability(9.0)
+
+
+def test_a_newer_gpu_is_told_what_was_made_for_an_older_one_alone(monkeypatch):
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setattr(cupy.cuda, "Device", lambda: types.SimpleNamespace(compute_capability="120"))
+    gpu.require_capability(9.0)
+    with pytest.raises(ImportError, match=r"compute capability 9\.0 alone, and this one has 12\.0"):
+        gpu.require_capability(9.0, alone=True)

@@ -46,12 +46,16 @@ print(json.dumps({name: why for name, why in engines.available().items() if engi
 """
 
 
+def said_to(capability):
+    """Return what each engine says to a GPU of a compute capability: a sentence or None."""
+    command = [sys.executable, "-c", PRETEND, capability]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+
+
 @pytest.fixture(scope="module", params=CHIPS)
 def pretended(request):
-    """Return a compute capability, and what each engine says to a GPU that has it: a sentence or None."""
-    command = [sys.executable, "-c", PRETEND, request.param]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    return request.param, json.loads(done.stdout)
+    """Return a compute capability, and what each engine says to a GPU that has it."""
+    return request.param, said_to(request.param)
 
 
 def table():
@@ -69,6 +73,14 @@ def test_the_table_is_what_each_engine_says(pretended):
         assert needs or why is None, why
         assert not needs or needs[2] == capability
         assert table()[name][capability] == (f"needs {needs[1]}" if needs else "runs"), name
+
+
+@needs_cupy
+def test_to_a_newer_chip_one_engine_says_that_it_is_too_new():
+    (said,) = [(name, why) for name, why in said_to("12.0").items() if why]
+    assert said[0] == "cuda_conv_fused"
+    assert "no engine refuses but `cuda_conv_fused`" in PAGE
+    assert said[1].endswith("its kernel is for GPUs of compute capability 9.0 alone, and this one has 12.0")
 
 
 def _no_compiler():
