@@ -1,6 +1,7 @@
 """Measure in a process of one's own: what is chosen when a library loads, or once is warm, can't be undone in this one.
 
-A module that is asked so prints its answer as JSON, and nothing else, when it is run: `python -m mlpkit.<module>`.
+A module that is asked so prints its answer as JSON, in a line, when it is run: `python -m mlpkit.<module>`. Lines that
+are no JSON are a library's, which says something of its own.
 """
 
 import json
@@ -15,6 +16,9 @@ from contextlib import contextmanager, suppress
 
 from .machine import ROOT
 
+READY = "ready"
+ODD = "replace"  # what is said in another encoding must not hide what is said in ours
+
 
 class Failed(RuntimeError):
     """The process ended without an answer; the text says why, in a sentence."""
@@ -23,13 +27,13 @@ class Failed(RuntimeError):
 def ask(module, *arguments, env=None):
     """Return what `python -m module arguments` prints, as JSON has it. env: its environment, this process's if None.
 
-    Raises Failed with the process's last error, or with its exit code where it has said nothing. Ctrl-C ends it, and
-    what it has started.
+    Raises Failed with the process's last error, or with its exit code where it has said nothing, and where it ends
+    without an answer. Ctrl-C ends it, and what it has started.
     """
     command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, env=env, cwd=ROOT, start_new_session=True
+        command, stdout=pipe, stderr=pipe, text=True, errors=ODD, env=env, cwd=ROOT, start_new_session=True
     ) as process:
         try:
             answer, said = process.communicate()
@@ -38,7 +42,18 @@ def ask(module, *arguments, env=None):
             raise
     if process.returncode:
         raise Failed(_last_error(said) or f"the process ended with code {process.returncode}")
-    return json.loads(answer)
+    lines = answer.splitlines()
+    with suppress(StopIteration):
+        return _answer(reversed(lines))
+    raise Failed("the process ended without an answer" + (f"; it said {lines[-1][:80]!r}" if lines else ""))
+
+
+def _answer(lines):
+    """Return the first of the lines that is JSON. Raises StopIteration where none is."""
+    while True:
+        line = next(lines)
+        with suppress(ValueError, RecursionError):
+            return json.loads(line)
 
 
 def _kill_all(process):
@@ -59,9 +74,11 @@ class Waiting:
 
     def __init__(self, module, *arguments, env=None):
         command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
-        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (a pipe that nobody reads would fill up)
+        self.said = tempfile.TemporaryFile("w+", errors=ODD)  # noqa: SIM115  (a pipe that nobody reads would fill up)
         pipes: dict = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.said}
-        self.process = subprocess.Popen(command, text=True, env=env, cwd=ROOT, start_new_session=True, **pipes)
+        self.process = subprocess.Popen(
+            command, text=True, errors=ODD, env=env, cwd=ROOT, start_new_session=True, **pipes
+        )
 
     def __enter__(self):
         return self
@@ -73,13 +90,14 @@ class Waiting:
 
     def ready(self):
         """Return when the process is prepared."""
-        self._line()
+        while self._line().strip() != READY:
+            pass
 
     def answer(self):
         """Return what the process prints when it is asked to go on."""
         with suppress(BrokenPipeError):
             print(file=self.process.stdin, flush=True)
-        return json.loads(self._line())
+        return _answer(iter(self._line, None))
 
     def _line(self):
         assert self.process.stdout
@@ -95,7 +113,7 @@ def wait_to_be_asked():
 
     It ends here where whoever would ask has ended, in whatever way.
     """
-    print("ready", flush=True)
+    print(READY, flush=True)
     if not sys.stdin.readline():
         sys.exit()
 

@@ -49,6 +49,39 @@ def test_a_process_that_fails_says_why(code, words, ask):
     one_sentence(caught.value)
 
 
+TALK = """
+import os, sys
+os.write(1, b"WARNING: loading\\n"), os.write(1, b"\\xff 3 of 4\\n"), os.write(2, b"\\xe9\\n")
+"""
+
+
+def test_what_a_library_says_is_no_answer(ask, waiting):
+    """Not where it says it first, not where it says it last, and not in an encoding that is not ours."""
+    assert ask(f"{TALK}print([1], flush=True)\n{TALK}") == [1]
+    with waiting(before=TALK, after=TALK) as process:
+        process.ready()
+        assert process.process.poll() is None
+        assert process.answer() == 2
+
+
+@pytest.mark.parametrize(("code", "words"), [("", "an answer"), ("print('[1, 2')", r"an answer; it said '\[1, 2'")])
+def test_a_process_without_an_answer_has_failed(code, words, ask):
+    with pytest.raises(processes.Failed, match=f"^the process ended without {words}$"):
+        ask(code)
+
+
+def test_half_an_answer_is_none(waiting):
+    with waiting(after="print('[1, 2', end='', flush=True); sys.exit()") as process:
+        process.ready()
+        with pytest.raises(processes.Failed, match="ended with code 0"):
+            process.answer()
+
+
+def test_the_last_error_is_found_beside_another_encoding(ask):
+    with pytest.raises(processes.Failed, match=r"^ValueError: lost$"):
+        ask(f"{TALK}\nraise ValueError('lost')")
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no process groups")
 def test_ctrl_c_ends_a_process_and_those_that_it_has_started(ask, tmp_path):
     """Also where they ignore Ctrl-C, which the terminal sends to all of them."""
