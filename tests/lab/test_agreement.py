@@ -3,7 +3,7 @@
 import sys
 
 from shared import SMALL as MODEL
-from shared import dataset
+from shared import dataset, engine_like
 
 from mlpkit import engines
 from mlpkit.lab.experiments import agreement
@@ -41,6 +41,15 @@ def test_an_engine_that_differs_shows_it(monkeypatch):
     errors = [run["max_loss_error"] for run in compare("numpy_baseline", "python_lists")["runs"]]
     assert errors[:2] == [0, 0]
     assert min(errors[2:]) > 1e-3
+
+
+def test_an_engine_that_can_t_train_so_is_left_out(monkeypatch):
+    """It may run here, and be made for another kind of network."""
+    load, refusing = engines.load, engine_like(why_not=lambda model, optimizer, batch_size: "it trains what sees.")
+    monkeypatch.setattr(engines, "load", lambda name: refusing if name == "python_lists" else load(name))
+    plan = agreement.Plan(("numpy_baseline", "python_lists"), RECIPE, seeds=1)
+    record = agreement.measure(lambda record: None, lambda text: None, plan, DATA)
+    assert [run["engine"] for run in record["runs"]] == ["numpy_baseline"]
 
 
 def test_the_table_has_mean_and_spread():

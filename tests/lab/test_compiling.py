@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+from shared import engine_like
 
 from mlpkit import engines
 from mlpkit.lab import results
@@ -80,6 +81,20 @@ def test_no_process_is_started_for_an_engine_that_can_t_run(monkeypatch):
     monkeypatch.setattr(engines, "import_module", lambda name: (_ for _ in ()).throw(ImportError("no GPU")))
     with pytest.raises(engines.EngineUnavailable, match="no GPU"):
         run([], "cuda_graph")
+
+
+def test_an_engine_that_can_t_train_so_has_its_reason_and_the_others_have_times(monkeypatch):
+    load, refusing = engines.load, engine_like(why_not=lambda model, optimizer, batch_size: "it trains what sees.")
+    monkeypatch.setattr(engines, "load", lambda name: refusing if name == "python_lists" else load(name))
+    fake(monkeypatch, {"numba_serial": 2.0})
+    record = run([], "python_lists", "numba_serial")
+    assert [(case["engine"], case["why_not"], len(case["samples_s"])) for case in record["runs"]] == [
+        ("python_lists", "it trains what sees.", 0), ("python_lists", "it trains what sees.", 0),
+        ("numba_serial", None, 1), ("numba_serial", None, 1),
+    ]  # fmt: skip
+    _, timed, reason = compiling.table(record).splitlines()
+    assert timed.split()[0] == "numba_serial"
+    assert reason == "not run: python_lists: it trains what sees."
 
 
 def test_a_record_can_be_read_back(monkeypatch, tmp_path):

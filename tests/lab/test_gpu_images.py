@@ -1,16 +1,22 @@
 """Records of networks that see on a GPU: what they say is derived from small ones that are made up; and a small run."""
 
+import sys
+
 import numpy as np
 import pytest
 
+from mlpkit import engines
 from mlpkit.data import Dataset, Split
 from mlpkit.lab.bench import Timing
 from mlpkit.lab.experiments import (
+    gpu_agreement,
+    gpu_compile,
     gpu_image_accuracy,
     gpu_image_goal,
     gpu_image_memory,
     gpu_image_peers,
     gpu_image_timeline,
+    gpu_peers,
 )
 from mlpkit.lab.experiments.gpu_image_memory.read import run_of
 from mlpkit.nn.models import FASHION_CNN, LENET5
@@ -80,6 +86,36 @@ def test_accuracies_of_each_engine_and_seed(monkeypatch, garments):
     _, first, second = gpu_image_accuracy.table(record).splitlines()
     assert first.split()[:4] == ["fashion-mnist", "1", "numpy_baseline", "10.00%"]
     assert second.split()[2] == "numpy_im2col"
+
+
+@pytest.mark.parametrize(
+    "experiment", [gpu_agreement, gpu_compile, gpu_image_goal, gpu_image_memory, gpu_image_peers, gpu_peers]
+)
+def test_without_a_gpu_nothing_is_measured_and_nothing_kept(experiment, monkeypatch):
+    def load(name):
+        assert engines.on_gpu(name)  # nothing else was measured before
+        raise engines.EngineUnavailable(f"engine {name} can't run on this machine: no GPU")
+
+    monkeypatch.setattr(engines, "load", load)
+    with pytest.raises(engines.EngineUnavailable, match="no GPU"):
+        experiment.measure(lambda record: pytest.fail("kept"), lambda text: None)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error:\nout"), AssertionError(), MemoryError("of the GPU")])
+def test_who_fails_has_no_memory_and_the_others_have_theirs(error, monkeypatch):
+    def look(name, task):
+        if name == "broken":
+            raise error
+        return {"bytes": 1}
+
+    module = sys.modules[gpu_image_memory.measure.__module__]
+    monkeypatch.setattr(module, "_peer", look)
+    monkeypatch.setattr(module.peers, "problem", lambda recipe: None)
+    monkeypatch.setattr(engines, "load", lambda name: None)
+    plan = gpu_image_memory.Plan((), ("broken", "whole"), (RECIPE,))
+    broken, whole = gpu_image_memory.measure(lambda record: None, lambda text: None, plan)["runs"]
+    assert broken["why_not"] == (" ".join(str(error).split()) or "AssertionError")
+    assert (whole["bytes"], whole["why_not"]) == (1, None)
 
 
 @pytest.mark.gpu

@@ -10,4 +10,4 @@ from .agreement import Plan
 from .agreement import table as table
 
 NAMES = (engines.BASELINE, *filter(engines.on_gpu, engines.names(MLP.operations)))
-measure = partial(agreement.measure, plan=Plan(NAMES), experiment="gpu_agreement")
+measure = partial(agreement.measure, plan=Plan(NAMES, needs="cupy_naive"), experiment="gpu_agreement")

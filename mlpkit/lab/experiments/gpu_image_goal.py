@@ -18,5 +18,6 @@ PLAN = Plan(
     goals={99: RECIPE},
     seeds=5,
     patience=30.0,
+    needs="cupy_naive",
 )
 measure = partial(goal.measure, plan=PLAN, experiment="gpu_image_goal")

@@ -35,6 +35,7 @@ PLAN = Plan(
         "jax_epoch_bf16",
     ),
     libraries=("torch", "jax", "jaxlib", "cupy-cuda12x", "cupy-cuda13x"),
+    needs="cupy_naive",
     timing=Timing(warmup=100, steps_a_sample=200, rounds=1),  # a GPU's times hold; to compile takes longer
     recipes=(FASHION, FASHION.but(batch_size=64), DEEP, LENET, LENET.but(batch_size=64)),
     rtol=1e-2,

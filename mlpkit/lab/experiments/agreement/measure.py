@@ -6,17 +6,21 @@ from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.engines import BASELINE
 from mlpkit.lab import results
-from mlpkit.lab.bench import GATE_STEPS, Stepper, relative_error, whole
+from mlpkit.lab.bench import GATE_STEPS, Stepper, relative_error, whole, why_not
 from mlpkit.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which engines train which recipe, from how many seeds; None for all engines but those that would take hours."""
+    """Which engines train which recipe, from how many seeds; None for all engines but those that would take hours.
+
+    needs: an engine without which nothing is worth measuring.
+    """
 
     engines: tuple[str, ...] | None = None
     recipe: Recipe = field(default_factory=Recipe)
     seeds: int = 5
+    needs: str = BASELINE
 
 
 USUAL = Plan()
@@ -35,13 +39,17 @@ class Answer:
 
 
 def measure(save=results.save_part, progress=print, plan=USUAL, dataset=None, experiment="agreement"):
-    """Train with each engine that can run here, and return the record. experiment: the record's name."""
+    """Train with each engine that can train so here, and return the record. experiment: the record's name.
+
+    Raises `engines.EngineUnavailable` where the engine that the plan needs can't run.
+    """
+    engines.load(plan.needs)
     dataset = dataset or load(scaled=True)
     record = results.new(experiment, recipe=plan.recipe.to_dict(), seeds=plan.seeds)
     ours = engines.names(plan.recipe.model.operations)
     names = plan.engines or [name for name in ours if not engines.interpreted(name)]
-    can_run = engines.available()
-    return results.collect(record, _answers([n for n in names if can_run[n] is None], plan, dataset, progress), save)
+    able = [name for name in names if why_not(name, plan.recipe) is None]
+    return results.collect(record, _answers(able, plan, dataset, progress), save)
 
 
 def _answers(names, plan, dataset, progress):

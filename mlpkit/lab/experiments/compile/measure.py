@@ -10,7 +10,7 @@ import numpy as np
 
 from mlpkit import engines
 from mlpkit.lab import processes, results
-from mlpkit.lab.bench import Stepper
+from mlpkit.lab.bench import Stepper, why_not
 from mlpkit.lab.clock import in_turns, seconds_of
 from mlpkit.nn.models import MLP
 from mlpkit.training.recipe import Recipe
@@ -35,13 +35,15 @@ USUAL = Plan()
 def measure(save=results.save_part, progress=print, plan=USUAL, experiment="compile"):
     """Time the first step of each engine with an empty cache and with a filled one, and return the record.
 
-    experiment: the record's name. Raises EngineUnavailable where one of the engines can't run.
+    experiment: the record's name. Who can't train so has the reason there. Raises EngineUnavailable where nobody can.
     """
-    for name in plan.engines:
-        engines.load(name)
+    reasons = {name: why_not(name, Recipe()) for name in plan.engines}
+    if all(reasons.values()):
+        raise engines.EngineUnavailable(next(iter(reasons.values()), "no engine was asked for"))
     record = results.new(experiment, recipe=Recipe().to_dict(), processes=plan.processes)
     for name in plan.engines:
-        record["runs"] += [{"engine": name, "cache": cache, "samples_s": []} for cache in CACHES]
+        run = {"engine": name, "why_not": reasons[name]}
+        record["runs"] += [run | {"cache": cache, "samples_s": []} for cache in CACHES]
 
     def start(name):
         with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +51,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL, experiment="comp
                 case["samples_s"].append(in_new_process(name, folder))
 
     in_turns(
-        {name: lambda name=name: start(name) for name in plan.engines},
+        {name: lambda name=name: start(name) for name in plan.engines if not reasons[name]},
         plan.processes,
         settle=progress,
         keep=lambda name, _: save(record),

@@ -33,4 +33,5 @@ def table(record):
             times = [median_s(record, name, cache) for cache in CACHES]
             later = median_s(record, name, CACHES[1], "later")
             lines += [f"{name:<28}{times[0]:>12.2f}{times[1]:>10.3f}{later:>12.5f}"]
-    return "\n".join(lines)
+    absent = [run | {"samples_us": []} for run in results.runs(record, cache=CACHES[0]) if run.get("why_not")]
+    return "\n".join([*lines, *results.not_run(absent)])

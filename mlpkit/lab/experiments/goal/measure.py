@@ -28,7 +28,8 @@ GOALS = {97: ADAM.but(epochs=3), 98: ADAMW.but(epochs=10)}  # percent, and what 
 @dataclass(frozen=True)
 class Plan:
     """What to train. engines: None for all. others: of `lab.peers`; None for those of a GPU, or the CPU's without one.
-    goals: recipes by percent. patience: seconds that a training may take.
+    goals: recipes by percent. patience: seconds that a training may take. needs: an engine without which nothing is
+    worth measuring.
     """
 
     engines: tuple[str, ...] | None = None
@@ -36,13 +37,18 @@ class Plan:
     goals: dict[int, Recipe] = field(default_factory=lambda: GOALS)
     seeds: int = 3
     patience: float = 10.0
+    needs: str = BASELINE
 
 
 USUAL = Plan()
 
 
 def measure(save=results.save_part, progress=print, plan=USUAL, dataset=None, experiment="goal"):
-    """Train each goal's recipe with each engine from each seed, in turns, and return the record of that name."""
+    """Train each goal's recipe with each engine from each seed, in turns, and return the record of that name.
+
+    Raises `engines.EngineUnavailable` where the engine that the plan needs can't run.
+    """
+    engines.load(plan.needs)
     dataset = dataset or load()
     recipes = {goal: recipe.to_dict() for goal, recipe in plan.goals.items()}
     record = results.new(experiment, seeds=plan.seeds, patience=plan.patience, recipes=recipes)

@@ -14,6 +14,10 @@ CASES = (FASHION_CNN, 128), (FASHION_CNN, 32), (LENET5, 32), (RESIDUAL, 32)
 RECIPES = tuple(Recipe(model=model, lr=0.01, batch_size=n) for model, n in CASES)
 
 
+# A PyTorch without CUDA fails an assertion, and what runs out of memory is an error of each library's own.
+REASONS = ImportError, engines.EngineUnavailable, ValueError, AssertionError, RuntimeError, MemoryError
+
+
 @dataclass(frozen=True)
 class Plan:
     """Whose memory is measured, with which recipes. others: of `lab.peers`, those that are PyTorch's."""
@@ -42,8 +46,8 @@ def _runs(plan, progress):
             run = {"engine": name, "recipe": recipe.to_dict(), "why_not": None}
             try:
                 yield run | look(name, task)
-            except (ImportError, engines.EngineUnavailable, ValueError) as error:
-                yield run | {"why_not": " ".join(str(error).split())}
+            except REASONS as error:
+                yield run | {"why_not": " ".join(str(error).split()) or type(error).__name__}
 
 
 def _engine(name, task):

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from functools import partial
 
+from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.engines import BASELINE
 from mlpkit.lab import machine, peers, results
@@ -18,7 +19,7 @@ class Plan:
     """Who is compared, engines of the workbook and others, and how.
 
     libraries: whose versions the record names. rtol: how close everybody's first losses must be to the baseline's, but
-    for those who compute less precisely.
+    for those who compute less precisely. needs: an engine without which nothing is worth measuring.
     """
 
     engines: tuple[str, ...]
@@ -27,6 +28,7 @@ class Plan:
     timing: Timing
     recipes: tuple[Recipe, ...] = RECIPES
     rtol: float = RTOL
+    needs: str = BASELINE
 
     @property
     def names(self):
@@ -43,7 +45,11 @@ USUAL = Plan(
 
 
 def measure(save=results.save_part, progress=print, plan=USUAL, experiment="peers"):
-    """Measure `plan.timing.rounds` processes of each peer with each recipe, and return the record of that name."""
+    """Measure `plan.timing.rounds` processes of each peer with each recipe, and return the record of that name.
+
+    Raises `engines.EngineUnavailable` where the engine that the plan needs can't run.
+    """
+    engines.load(plan.needs)
     versions = {library: machine.version(library) for library in plan.libraries}
     record = results.new(experiment, timing=asdict(plan.timing), libraries=versions, rtol=plan.rtol)
     record["runs"] = [

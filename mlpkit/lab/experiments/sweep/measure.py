@@ -83,7 +83,7 @@ def _why_not(name, recipe, train):
     try:
         engines.load(name)
         gate(name, recipe, train)
-    except (engines.EngineUnavailable, GateError) as error:
+    except (engines.EngineUnavailable, GateError, ValueError) as error:
         return str(error)
     return None
 
