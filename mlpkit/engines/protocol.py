@@ -209,8 +209,9 @@ class Prediction(Protocol):
     def batch(self, dtype: Any) -> Any:
         """Return an object for servers and clocks, which look at no number: its `x` and `z` stay where they are.
 
-        x (n, *input) of dtype, uint8 or the network's; z (n, *output). `fill(rows)` copies rows into x, zeros behind
-        them; `replay()` asks for z of what lies in x. Raises TypeError for another dtype.
+        x (n, *input) of dtype, uint8 or the network's; z (n, *output). `fill(rows)` copies rows of x's type into x,
+        zeros behind them, and refuses others as a call does; `replay()` asks for z of what lies in x. Raises TypeError
+        for another dtype.
         """
 
 

@@ -214,13 +214,13 @@ def test_who_knows_the_whole_network_is_asked_first(prediction):
 
 def test_what_is_refused(prediction):
     network = a_network(numpy_baseline, FASHION_CNN)
-    refused_by(prediction.Prediction(network, 4), network.engine.asarray)
+    refused_by(prediction.Prediction(network, 4), network.engine)
     for kind, n in ((ValueError, 0), (TypeError, 2.5)):
         with pytest.raises(kind):
             prediction.Prediction(network, n)
 
 
-def refused_by(answer, asarray):
+def refused_by(answer, engine):
     x, nan = pixels(FASHION_CNN, 4), np.full((2, 1, 28, 28), np.nan, np.float32)
     refused = (
         (ValueError, "at most 4", np.concatenate([x, x])),
@@ -229,7 +229,7 @@ def refused_by(answer, asarray):
         (TypeError, "convert", x.astype(np.float64)),
         (TypeError, "array", [[1]]),
         (ValueError, "finite", nan),
-        (ValueError, "finite", asarray(nan)),
+        (ValueError, "finite", engine.asarray(nan)),
     )
     for kind, said, given in refused:
         with pytest.raises(kind, match=said) as caught:
@@ -237,6 +237,24 @@ def refused_by(answer, asarray):
         one_sentence(caught.value)
     with pytest.raises(TypeError, match="uint8 or float32"):
         answer.batch(np.int32)
+    room = answer.batch(np.float32)
+    room.fill(x[:3].astype("f4"))
+    before = np.copy(engine.to_numpy(room.x))
+    filled = (
+        (ValueError, "at most 4", np.concatenate([x, x]).astype("f4")),
+        (ValueError, "shape", x[:, :, 1:].astype("f4")),
+        (ValueError, "shape", x[:0].astype("f4")),
+        (TypeError, "of float32, not uint8", x),  # their 255 would be 255.0
+        (TypeError, "convert", x.astype(np.float64)),
+        (TypeError, "array", [[1]]),
+    )
+    for kind, said, given in filled:
+        with pytest.raises(kind, match=said) as caught:
+            room.fill(given)
+        one_sentence(caught.value)
+    with pytest.raises(TypeError, match="convert"):
+        answer.batch(np.uint8).fill(x / np.float32(255))  # they would all be 0
+    assert_array_equal(engine.to_numpy(room.x), before)
 
 
 # ---- On a GPU ----
@@ -331,5 +349,5 @@ def test_a_server_fills_and_replays():
 @pytest.mark.gpu
 def test_what_is_no_batch_is_said():
     network = a_network("cuda_conv_graph", FASHION_CNN)
-    refused_by(network.compiled(4), network.engine.asarray)
+    refused_by(network.compiled(4), network.engine)
     assert network.compiled(4)(pixels(FASHION_CNN, 4).reshape(4, 784)).shape == (4, 10)

@@ -8,7 +8,7 @@ import cupy as cp
 import cupyx
 import numpy as np
 
-from mlpkit.checks import check_batch, check_count, check_finite
+from mlpkit.checks import check_array, check_batch, check_count, check_finite
 
 from . import prediction_blocks
 from .arena import Arena
@@ -41,14 +41,10 @@ class Prediction:
 
     def __call__(self, x):
         check_batch(x, self.input, self.dtype)
-        if len(x) > self.n:
-            raise ValueError(
-                f"these answers were compiled for at most {self.n} rows at a time, not {len(x)}: "
-                "give fewer, or compile them for more."
-            )
+        check_room(x, self.n)
         check_finite("inputs", x)  # of NaN the largest output is the first one: it would pass for an answer
         batch = self.batch(x.dtype)
-        batch.fill(x)
+        batch.put(x)
         batch.replay()
         return batch.z[: len(x)].copy()
 
@@ -76,6 +72,15 @@ class Prediction:
             z[...] = found
 
 
+def check_room(x, n):
+    """Raise ValueError for more than n rows."""
+    if len(x) > n:
+        raise ValueError(
+            f"these answers were compiled for at most {n} rows at a time, not {len(x)}: "
+            "give fewer, or compile them for more."
+        )
+
+
 class Batch:
     """Where a batch lies, x (n, *input), its outputs z (n, *output), and what makes the ones of the other: `replay()`.
 
@@ -100,7 +105,19 @@ class Batch:
         self.graph.launch()
 
     def fill(self, x):
-        """Copy m <= n rows into x, of NumPy or of the engine; what lies behind them becomes zeros."""
+        """Copy m <= n rows into x, of NumPy or of the engine; what lies behind them becomes zeros.
+
+        Raises ValueError or TypeError for rows of another shape or type, and for more than n.
+        """
+        check_array("inputs", x)
+        if x.dtype != self.x.dtype:  # numbers from 0 to 1 would become bytes 0, and bytes numbers up to 255
+            raise TypeError(f"this batch is of {self.x.dtype}, not {x.dtype}: convert them, or take another batch.")
+        check_batch(x, self.x.shape[1:], self.x.dtype)
+        check_room(x, len(self.x))
+        self.put(x)
+
+    def put(self, x):
+        """Do what `fill` does, of rows that are known to fit."""
         m, rows = len(x), self.x[: len(x)]
         if isinstance(x, np.ndarray):
             self.send(x.reshape(rows.shape), rows)
