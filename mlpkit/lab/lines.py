@@ -18,6 +18,7 @@ from mlpkit import engines, kernels
 PACKAGE = Path(kernels.__file__).parents[1]
 FOLDERS = (PACKAGE / "engines", PACKAGE / "lab" / "peers")
 NOT_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+LONGEST = 100  # letters of a name: file systems refuse to look for much longer ones
 COMMENT_IN_C = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -57,7 +58,9 @@ def count_text(text, python=True):
 
 
 def place(name):
-    """Return the file of an engine or a peer, None where there is none."""
+    """Return the file of an engine or a peer, None where there is none. name: any object, such as a record's."""
+    if not isinstance(name, str) or not name.isidentifier() or len(name) > LONGEST:
+        return None
     return next((file for folder in FOLDERS if (file := folder / f"{name}.py").is_file()), None)
 
 

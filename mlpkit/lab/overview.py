@@ -6,7 +6,7 @@ written later than a record was made appears when the record is made again.
 """
 
 import ast
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,22 @@ WIDTH = 6  # inches, of a figure on a page: a phone shows its letters, too
 TITLES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
+def _reads(function):
+    """Have a function of a machine raise RecordError, in one sentence that names it, where its records are odd."""
+    read = results.reads(function)
+
+    @wraps(function)
+    def read_of(machine, *arguments, **options):
+        try:
+            return read(machine, *arguments, **options)
+        except results.RecordError as error:
+            if machine in str(error):  # or the file is named
+                raise
+            raise results.RecordError(f"of {machine}: {error}") from error
+
+    return read_of
+
+
 def label(name):
     """Return an engine's or a peer's name in words: its docstring up to the first colon. Nothing is imported."""
     if name in engines.names():
@@ -49,7 +65,7 @@ def machines(folder=results.FOLDER):
     """Return the names of the machines with published times of engines or peers, those without a GPU first."""
     paths = [path for name in STEPS for path in Path(folder).glob(f"*/{name}.json")]
     published = sorted(path for path in paths if path.parent.name != results.MINE)
-    names = {path.parent.name: results.load(path)["machine"]["gpu"]["found"] for path in published}
+    names = {path.parent.name: results.load_of(path.stem, path)["machine"]["gpu"]["found"] for path in published}
     return sorted(names, key=lambda name: (names[name], name))
 
 
@@ -61,9 +77,10 @@ def record(experiment, machine, folder=results.FOLDER):
 
 @lru_cache(maxsize=32)
 def _load(path, written_ns):
-    return results.load(path)
+    return results.load_of(path.stem, path)
 
 
+@_reads
 def caption(machine, folder=results.FOLDER):
     """Return what the machine is and the dates of its records of engines and peers, in one line."""
     found = of_steps(machine, folder)
@@ -72,6 +89,7 @@ def caption(machine, folder=results.FOLDER):
     return f"{what}{facts['cpu']}, {facts['cores']} cores, {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}"
 
 
+@_reads
 def title(machine, folder=results.FOLDER):
     """Return the machine in a few words: its GPU, or its processor and cores."""
     facts = of_steps(machine, folder)[0]["machine"]
@@ -95,6 +113,7 @@ def _runs(machine, folder, *experiments):
     return [run for found in _records(machine, folder, *experiments) for run in found["runs"]]
 
 
+@_reads
 def step_us(machine, optimizer="sgd", batch_size=128, folder=results.FOLDER):
     """Return medians, in microseconds a step, fastest first. Where an engine is in two records, its peers' counts."""
     found: dict[str, float] = {}
@@ -103,6 +122,7 @@ def step_us(machine, optimizer="sgd", batch_size=128, folder=results.FOLDER):
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
+@_reads
 def times_numpy(machine, optimizer="sgd", batch_size=128, folder=results.FOLDER):
     """Return how many times NumPy's each time of `step_us` is. Both times of a ratio are from one record."""
     found: dict[str, float] = {}
@@ -120,12 +140,14 @@ def _by_record(machine, optimizer, batch_size, folder):
         yield {run["engine"]: median_us(run) for r, run in pairs if (r["optimizer"], r["batch_size"]) == wanted}
 
 
+@_reads
 def recipes(machine, folder=results.FOLDER):
     """Return the recipes with which steps were timed, as pairs (optimizer, batch size), the workbook's usual first."""
     wanted = [(recipe.optimizer, recipe.batch_size) for recipe in (Recipe(), *peers.RECIPES)]
     return [pair for pair in dict.fromkeys(wanted) if len(step_us(machine, *pair, folder)) > 1]
 
 
+@_reads
 def goals(machine, folder=results.FOLDER):
     """Return by engine a dict of (seconds, is it an estimate?) by percent, the quickest to the last goal first."""
     found: dict[str, dict[int, tuple[float, bool]]] = {}
@@ -135,6 +157,7 @@ def goals(machine, folder=results.FOLDER):
     return dict(sorted(found.items(), key=lambda item: [seconds for seconds, _ in reversed(item[1].values())]))
 
 
+@_reads
 def waits(machine, folder=results.FOLDER):
     """Return by engine the seconds until its first step is done, (with empty caches, with filled ones)."""
     found: dict[str, tuple[float, float]] = {}
@@ -145,6 +168,7 @@ def waits(machine, folder=results.FOLDER):
     return found
 
 
+@_reads
 def starts(machine, folder=results.FOLDER):
     """Return by peer the seconds that its first process took to import, compile and take 20 steps; caches as found."""
     found: dict[str, float] = {}
@@ -159,11 +183,13 @@ def trainings(machine, folder=results.FOLDER):
     return _runs(machine, folder, "agreement", "gpu_agreement")
 
 
+@_reads
 def accuracies(machine, folder=results.FOLDER):
     """Return by engine the test accuracies of its trainings with the usual recipe, one a seed."""
     return agreement.accuracies({"runs": trainings(machine, folder)})
 
 
+@_reads
 def loss_errors(machine, folder=results.FOLDER):
     """Return by engine the largest relative difference of a first loss from the baseline's, over all seeds."""
     found: dict[str, float] = {}
@@ -172,6 +198,7 @@ def loss_errors(machine, folder=results.FOLDER):
     return found
 
 
+@_reads
 def break_even(machine, folder=results.FOLDER):
     """Return by engine the number of steps after which its wait with empty caches is paid back, against NumPy.
 
@@ -223,7 +250,7 @@ def wait_figure(machine, folder=results.FOLDER):
 def lines_figure(machine, folder=results.FOLDER):
     """Return a figure of microseconds a step by lines of code."""
     times = step_us(machine, folder=folder)
-    points = {label(name): (lines.of(name), us) for name, us in times.items()}
+    points = {label(name): (lines.of(name), us) for name, us in times.items() if lines.place(name)}
     xlabel = "lines of code beyond the baseline's"
     figure = plots.named_points(points, groups(times), xlabel, "microseconds a step", order=GROUPS)
     figure.legends[0].remove()  # from beside the points to below them
@@ -238,13 +265,14 @@ def accuracy_figure(machine, folder=results.FOLDER):
     return plots.seeds(rows, "test accuracy (%), a dot a seed, a line at the mean")
 
 
+@_reads
 def table(machine, folder=results.FOLDER):
     """Return everything about a machine as a table: a row an engine or peer, fastest first; ~ marks an estimate."""
     rows = [_row("", ("us a step", "97 % s", "98 % s", "wait s", "lines", "accuracy %"))]
     reached, waited, learned = goals(machine, folder), waits(machine, folder), accuracies(machine, folder)
     for name, us in step_us(machine, folder=folder).items():
         cells = [brief(us), *(in_seconds(reached.get(name, {}).get(percent)) for percent in goal.GOALS)]
-        cells += [f"{waited[name][0]:.1f}" if name in waited else "", str(lines.of(name)), _spread(learned.get(name))]
+        cells += [f"{waited[name][0]:.1f}" if name in waited else "", _lines(name), _spread(learned.get(name))]
         rows.append(_row(label(name), cells))
     return "\n".join(rows)
 
@@ -262,6 +290,11 @@ def in_seconds(entry):
         return ""
     seconds, is_estimate = entry
     return ("~" if is_estimate else "") + (f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}")
+
+
+def _lines(name):
+    """Return how many lines an engine or a peer has, as text; "" of one that only a record's version has."""
+    return str(lines.of(name)) if lines.place(name) else ""
 
 
 def _spread(found):

@@ -133,6 +133,14 @@ def _texts(value):
             yield from _texts(part)
 
 
+def load_of(experiment, path):
+    """Return what `load` returns. Raises RecordError also for another experiment's record, such as a copy renamed."""
+    record = load(path)
+    if record["experiment"] != experiment:
+        raise RecordError(f"{path} holds a record of {record['experiment']!r}: give the file that experiment's name.")
+    return record
+
+
 def reads(table):
     """Have a function of a record raise RecordError, in one sentence, where the record is not as the function needs it.
 
@@ -144,6 +152,8 @@ def reads(table):
         try:
             with warnings.catch_warnings(action="ignore"):  # as of the mean of no samples, which is NaN
                 return table(record, *arguments, **options)
+        except RecordError:
+            raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             what = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
             raise RecordError(f"this record can't be read, a field is missing or odd ({what}).") from error
@@ -159,7 +169,7 @@ def published(experiment, folder=FOLDER):
     names = {path.parent.name: path for path in sorted(Path(folder).glob(f"*/{experiment}.json"))}
     for name in (*CHAPTERS, *names):
         if name in names and name != MINE:
-            return load(names[name])
+            return load_of(experiment, names[name])
     raise FileNotFoundError(
         f"no record of {experiment!r} in {folder}: run `python -m mlpkit bench {experiment}` to make one."
     )

@@ -1,10 +1,14 @@
 """What is known of a machine's engines comes from whatever records there are; nothing breaks where there are none."""
 
 import json
+import random
 import runpy
 
 import numpy as np
 import pytest
+import test_odd_records as odd
+from matplotlib.text import Text
+from shared import one_sentence
 
 from mlpkit import engines, plots
 from mlpkit.lab import overview, results
@@ -71,6 +75,35 @@ def test_a_broken_record_of_the_readers_own_hides_no_machine(folder):
     assert overview.machines(folder) == ["small", "big"]
 
 
+@pytest.mark.parametrize("experiment", ["engines", "peers", "compile", "goal", "agreement"])
+def test_odd_records_of_a_machine_are_shown_or_refused_in_a_sentence(experiment, folder):
+    path, choice = folder / "small" / f"{experiment}.json", random.Random(experiment)
+    text, refused = path.read_text(), 0
+    everywhere = [found for found in odd.places(json.loads(text)) if found[0] in ("runs", "settings", "machine")]
+    names = "caption title step_us times_numpy recipes goals waits starts accuracies loss_errors break_even table"
+    for _ in range(12):
+        record = json.loads(text)
+        odd.put(record, choice.choice(everywhere), choice.choice(odd.ODD))
+        path.write_text(json.dumps(record))
+        overview._load.cache_clear()  # two files of the same moment are one to it
+        for name in names.split():
+            try:
+                getattr(overview, name)("small", folder=folder)
+            except results.RecordError as error:
+                one_sentence(error, "small")
+                refused += 1
+    assert refused
+
+
+def test_another_experiments_record_is_not_taken_for_one(folder):
+    """As of a copy that was renamed, or of a link."""
+    (folder / "small" / "peers.json").write_bytes((folder / "small" / "goal.json").read_bytes())
+    for ask in (lambda: results.published("peers", folder), lambda: overview.record("peers", "small", folder)):
+        with pytest.raises(results.RecordError) as caught:
+            ask()
+        one_sentence(caught.value, "peers.json", "'goal'")
+
+
 def test_steps_are_medians_and_the_peers_record_has_the_last_word(folder):
     assert overview.step_us("small", folder=folder) == {"numba_step": 25.0, "numpy_baseline": 200.0, "pytorch": 300.0}
     assert overview.step_us("small", "adam", folder=folder) == {"pytorch": 1.0, "numpy_baseline": 400.0}
@@ -128,6 +161,20 @@ def test_the_table_has_a_row_an_engine_with_what_is_known(folder):
     assert numba.split()[4:] == ["25", "0.5", "0.75", "9.8", lines, "85.00", "+-", "7.07"]
     assert numpy.split()[-2:] == ["200", "0"]
     assert torch.startswith("PyTorch ")
+
+
+def test_an_engine_that_this_version_lacks_has_no_lines(folder):
+    new, numpy = overview.table("big", folder).splitlines()[1:]
+    assert new.split() == ["cuda", "new", "5.0"]
+    assert numpy.split()[-2:] == ["50", "0"]
+    drawn = {text.get_text() for text in overview.lines_figure("big", folder).findobj(Text)}
+    assert "1 NumPy, this workbook" in drawn
+    assert not [text for text in drawn if "cuda new" in text]
+
+
+@pytest.mark.parametrize("name", [None, 10**400, "", "x" * 5000, "../lab/lines", "/tmp/x", "\0", "\ud800"])
+def test_no_file_is_looked_for_by_what_is_no_name(name):
+    assert overview.lines.place(name) is None
 
 
 def test_names_that_no_file_has_are_shown_as_they_are():
