@@ -36,7 +36,7 @@ SPILLED = {(128, 1): 40, (256, 0): 400, (256, 1): 640}
 # What the persistent kernel is on smaller GPUs: a chip, the kernel's macros, and bytes that may be spilled. (Row blocks
 # with four examples spill some, whatever the batch.)
 SMALLER = {
-    "A100, 64": ("sm_80", {"BATCH": 64, "MOST_ROW_BLOCKS": 32}, 8),
+    "A100, 64": ("sm_80", {"BATCH": 64, "MOST_ROW_BLOCKS": 32}, 48),
     "A100, 128": ("sm_80", {"BATCH": 128, "MOST_ROW_BLOCKS": 32, "BUFFERS": 1}, 160),
     "RTX 3090, 32": ("sm_86", {"BATCH": 32, "MOST_ROW_BLOCKS": 16}, 8),
     "RTX 3090, 64": ("sm_86", {"BATCH": 64, "MOST_ROW_BLOCKS": 16, "BUFFERS": 1}, 120),

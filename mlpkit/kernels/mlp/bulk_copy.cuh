@@ -1,6 +1,6 @@
-// Copies to shared memory that arrive while all threads do other things. From sm_90 on a unit of their own makes them,
-// each of any length, and one barrier counts their bytes. Older chips have none: there the threads ask for 16 bytes at
-// a time, as often as it takes, and then each waits for its own copies, and all of them for each other.
+// Rows of bytes that arrive in shared memory while all threads do other things. From sm_90 on a unit of their own copies
+// them, each as a whole, and a barrier in shared memory counts the bytes. Older chips have none: there the threads ask
+// for 16 bytes at a time, as often as it takes, and then each waits for its own, and all of them for each other.
 
 #include "patience.cuh"
 
@@ -13,7 +13,7 @@
 #endif
 
 #if BULK
-// A barrier in shared memory goes into its next phase when one thread has arrived, and all bytes that it expects.
+// The barrier goes into its next phase when one thread has arrived, and all bytes that it expects.
 struct BulkCopies {
     Word64 barrier;
 
@@ -22,18 +22,16 @@ struct BulkCopies {
         fence_proxy_async();
     }
 
-    // Arrive, and expect so many bytes.
-    __device__ void expect(Word bytes) { mbarrier_arrive_expect_tx(&barrier, bytes); }
-
-    // Of the threads that could make a copy together, whether this one takes part in it.
-    static __device__ bool takes_part(int thread) { return thread == 0; }
-
-    template <int THREADS>
-    __device__ void copy(void* to, const void* from, Word bytes, int thread) {
-        cp_async_bulk(to, from, bytes, &barrier);
+    // Ask for rows of `to`, `count` of them: those that has(row) says; from(row) is where they are. By THREADS threads.
+    template <int THREADS, int ROWS, int BYTES, typename Has, typename From>
+    __device__ void ask(unsigned char (&to)[ROWS][BYTES], int count, Has has, From from) {
+        const int EACH = THREADS / ROWS, row = threadIdx.x / EACH;
+        const bool there = has(row);
+        if (threadIdx.x == 0) mbarrier_arrive_expect_tx(&barrier, count * BYTES);
+        if (threadIdx.x % EACH == 0 && there) cp_async_bulk(to[row], from(row), BYTES, &barrier);
     }
 
-    // Wait until all is there. sync: a barrier of all threads that copied.
+    // Wait until all is there. sync: a barrier of all threads that asked.
     template <typename Sync>
     __device__ void wait(Word phase, Word step, Sync sync) {
         Word turns = 0;
@@ -42,16 +40,28 @@ struct BulkCopies {
     }
 };
 #else
+#ifndef COPIERS
+#define COPIERS 8  // threads that copy a row together, 128 bytes of it at a time
+#endif
+
 // The same for older chips. (A thread's copies come to an end by themselves: there is nobody to give up on.)
 struct BulkCopies {
     __device__ void start() {}
-    __device__ void expect(Word bytes) {}
-    static __device__ bool takes_part(int thread) { return true; }
 
-    template <int THREADS>
-    __device__ void copy(void* to, const void* from, Word bytes, int thread) {
-        for (Word at = 16 * thread; at < bytes; at += 16 * THREADS) {
-            cp_async<16>((char*)to + at, (const char*)from + at);
+    template <int THREADS, int ROWS, int BYTES, typename Has, typename From>
+    __device__ void ask(unsigned char (&to)[ROWS][BYTES], int count, Has has, From from) {
+        const int AT_ONCE = THREADS / COPIERS, first = threadIdx.x / COPIERS;
+        const unsigned char* rows[ROWS / AT_ONCE];  // asked for all at once
+#pragma unroll
+        for (int i = 0; i < ROWS / AT_ONCE; i++) {
+            const int row = first + i * AT_ONCE;
+            rows[i] = has(row) ? from(row) : nullptr;
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS / AT_ONCE; i++) {
+            for (int at = threadIdx.x % COPIERS * 16; rows[i] && at < BYTES; at += COPIERS * 16) {
+                cp_async<16>(&to[first + i * AT_ONCE][at], rows[i] + at);
+            }
         }
     }
 

@@ -43,15 +43,12 @@ __device__ int first_image() { return blockIdx.x % SHARE * IMAGES; }  // of the 
 
 // Ask for the block's images of a batch, and go on. All warps take part: the copies of one wait for each other.
 __device__ void fetch(const Arguments& arguments, ColumnShared& shared, int step) {
-    const int EACH = FIRST_THREADS / IMAGES, row = threadIdx.x / EACH, in_batch = first_image() + row;
     const int start = step * arguments.batch_size, n = min(arguments.batch_size, arguments.examples - start);
-    BulkCopies& images = shared.images[step % BUFFERS];
-    if (threadIdx.x == 0) images.expect(min(max(n - first_image(), 0), IMAGES) * INPUTS);
-    const int thread = threadIdx.x % EACH;
-    if (BulkCopies::takes_part(thread) && in_batch < n) {
-        const unsigned char* image = arguments.X + __ldg(arguments.order + start + in_batch) * INPUTS;
-        images.copy<EACH>(shared.x[step % BUFFERS][row], image, INPUTS, thread);
-    }
+    const auto in_batch = [](int row) { return first_image() + row; };
+    const auto has = [=](int row) { return in_batch(row) < n; };
+    const auto from = [&](int row) { return arguments.X + __ldg(arguments.order + start + in_batch(row)) * INPUTS; };
+    const int count = min(max(n - first_image(), 0), IMAGES);
+    shared.images[step % BUFFERS].ask<FIRST_THREADS>(shared.x[step % BUFFERS], count, has, from);
 }
 
 // A lane's share of W1: of every FIRST_WARPS-th tile of 16 pixels, one pixel of one column, or of one in each pair.
