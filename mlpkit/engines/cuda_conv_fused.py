@@ -89,11 +89,11 @@ def _too_large(model, convs, dense):
             return _no("has an image of at least 2 x 2 before each MaxPool(2)")
         pieces = -(-pw // 5)
         stride = max(across, 2 * -(-pw // pieces) * pieces + size - 1) + 8
-        fixed += 4 * (channels * (rows * stride + 36) + (out + 4) * (taps + 1)) + out * ph * pw
+        fixed += 4 * (channels * (rows * stride + 64) + (out + 4) * (taps + 1)) + out * ph * pw
         routed, turned = routed + 8 * out * ph * pw, turned + (4 * out * taps if i else 0)
         splits = min(channels, THREADS // (out * ph * pieces))
         parts = max(parts, 16 * splits * out * ph * pw if splits > 1 else 0)
-        late = max(late, _late(channels, out, size, ph, pw) if i else 8 * out * ph * taps)
+        late = max(late, _late(channels, height, out, size, ph, pw) if i else 8 * out * ph * taps)
         channels, height, width = out, ph, pw
     widths = [channels * height * width, *dense]
     weights = [4 * rows * -(-units // 4) * 4 for rows, units in pairwise(widths)]
@@ -109,11 +109,12 @@ def _too_large(model, convs, dense):
     return None
 
 
-def _late(channels, out, size, ph, pw):
+def _late(channels, height, out, size, ph, pw):
     """Return how many bytes the way back through a convolution takes, but the first one."""
     chunks, lanes = -(-pw // 5), -(-channels * size // 32)
-    groups = min(out, max(1, THREADS // 32 // (ph * chunks * lanes)))
-    return 4 * out * channels * size**2 * ph * chunks + 8 * groups * ph * chunks * ((10 + size) * 32 * lanes + 1)
+    span, groups = 2 * -(-pw // chunks) + size - 1, min(out, max(1, THREADS // 32 // (ph * chunks * lanes)))
+    inputs = 8 * groups * ph * chunks * (span * (32 * lanes + height % 32) + 33)
+    return inputs + 4 * out * channels * size**2 * ph * chunks
 
 
 class Trainer(WaitingTrainer):

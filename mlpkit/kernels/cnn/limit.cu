@@ -37,6 +37,11 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
     owned.publish(exchange->packed, exchange->convs, 1);
     Image image;
     if (blockIdx.x < min(BATCH, examples)) image.ask(X, y, order[blockIdx.x]);
+    const auto first_of = [&](int step) {  // the number of this block's first example
+        const int at = step * BATCH + blockIdx.x;
+        return blockIdx.x < BATCH && at < examples ? order[at] : 0;
+    };
+    long long next = first_of(1);  // asked for so early that nobody waits for it
     __syncthreads();
     if (threadIdx.x == 0) red_release_gpu_add(&exchange->dense_new, 1);
     Word phase = 0;
@@ -59,8 +64,8 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
             wait_for(&exchange->slopes_there, GRID * tag, SLOPES_THERE, tag);
         }
         const Rates rate = {rates[step].lr, rates[step].m, rates[step].v};
-        const int next = (step + 1) * BATCH + blockIdx.x;
-        if (blockIdx.x < BATCH && next < examples) image.ask(X, y, order[next]);
+        image.ask(X, y, next);
+        next = first_of(step + 2);
         __syncthreads();
         stamp(7);
         owned.update(given, n, settings, rate, tag, tag + 1);

@@ -16,6 +16,14 @@ __device__ float* plane_of(int channel) {
     return shared_floats(planes_at(block)) + channel * shape(block).plane();
 }
 
+// Two numbers of a row, of which the second may be one too many.
+template <int SPAN>
+__device__ void read_pair(float (&x)[SPAN], int i, const float* row, bool inside) {
+    const float2 pair = inside ? *(const float2*)(row + i) : float2{0, 0};
+    x[i] = pair.x;
+    if (i + 1 < SPAN) x[i + 1] = pair.y;
+}
+
 // The largest of four numbers, the first of equal ones, and its place.
 template <int block>
 __device__ void pool(int channel, int window, const float (&z)[4]) {
@@ -38,139 +46,104 @@ __device__ void pool(int channel, int window, const float (&z)[4]) {
 }
 
 // Add up the parts of each window's sums.
-template <int block, int FOURS>
+template <int block>
 __device__ void add_parts() {
     constexpr Shape s = shape(block);
-    constexpr int SPLITS = splits(block);
     const float4* sums = (const float4*)shared_floats(SCRATCH_AT);
-    __syncthreads();
     for (int e = thread(); e < s.outputs(); e += THREADS) {
         const float b = (shared_floats(CONV_AT) + conv_bias_packed(block))[e / s.windows()];
         float z[4] = {b, b, b, b};
 #pragma unroll
-        for (int part = 0; part < SPLITS; part++) {
-            const float4 four = sums[part * (FOURS / SPLITS) + e];
+        for (int part = 0; part < splits(block); part++) {
+            const float4 four = sums[part * s.outputs() + e];
             z[0] += four.x, z[1] += four.y, z[2] += four.z, z[3] += four.w;
         }
         pool<block>(e / s.windows(), e % s.windows(), z);
     }
-}
-
-// A thread takes a window of two by two outputs, in up to four channels. Where there are few of these, it takes one row
-// of the taps, and the sums over the rows are taken afterwards.
-template <int block, typename Meanwhile>
-__device__ void conv_forward(Meanwhile meanwhile) {
-    constexpr Shape s = shape(block);
-    constexpr int SPLITS = splits(block), ROWS = s.k / SPLITS, EACH = s.each();
-    constexpr int TWOS = parts(s.k + 1, 2);
-    const float4* weights = (const float4*)(shared_floats(CONV_AT) + conv_packed(block));
-    const float* biases = shared_floats(CONV_AT) + conv_bias_packed(block);
-    float4* sums = (float4*)shared_floats(SCRATCH_AT);
-    for (int item = thread(); item < s.windows() * s.groups() * SPLITS; item += THREADS) {
-        const int window = item % s.windows(), part = item / s.windows() % SPLITS, group = item / s.windows() / SPLITS;
-        const float* in = plane_of<block>(0) + (window / s.pw * 2 + part) * s.stride() + window % s.pw * 2;
-        const float4* w = weights + group * s.taps() + part * s.k;
-        float4 z[4] = {};  // of each of the four places, up to four channels
-#pragma unroll 1
-        for (int ci = 0; ci < s.ci; ci++) {
-            float row[2][2 * TWOS];
-            const auto read = [&](int r) {
-#pragma unroll
-                for (int i = 0; i < TWOS; i++) {
-                    const float2 pair = *(const float2*)(in + r * s.stride() + 2 * i);
-                    row[r % 2][2 * i] = pair.x, row[r % 2][2 * i + 1] = pair.y;
-                }
-            };
-            const auto add_row = [&](int r, const float4* taps) {
-                read(r + 1);
-#pragma unroll
-                for (int c = 0; c < s.k; c++) {
-                    const float4 tap = taps[c];
-#pragma unroll
-                    for (int i = 0; i < 4; i++) multiply_add(z[i], row[(r + i / 2) % 2][c + i % 2], tap);
-                }
-            };
-            const float* const top = in;
-            read(0);
-#pragma unroll 1
-            for (int r = 0; r + 1 < ROWS; r += 2) {  // in twos: more loads at once would fill all registers
-                add_row(0, w + r * s.k), add_row(1, w + (r + 1) * s.k);
-                in += 2 * s.stride();
-            }
-            if (ROWS % 2) add_row(0, w + (ROWS - 1) * s.k);
-            in = top;
-            in += s.plane(), w += s.k * s.k;
-        }
-#pragma unroll
-        for (int c = 0; c < EACH; c++) {
-            const float4 four = {((float*)&z[0])[c], ((float*)&z[1])[c], ((float*)&z[2])[c], ((float*)&z[3])[c]};
-            const int channel = group * EACH + c;
-            if constexpr (SPLITS > 1) {
-                sums[(part * s.groups() * EACH + channel) * s.windows() + window] = four;
-            } else {
-                const float b = channel < s.co ? biases[channel] : 0;
-                if (channel < s.co) pool<block>(channel, window, {four.x + b, four.y + b, four.z + b, four.w + b});
-            }
-        }
-    }
-    if (block == BLOCKS - 1) meanwhile();
-    if constexpr (SPLITS > 1) add_parts<block, SPLITS * s.groups() * EACH * s.windows()>();
     __syncthreads();
 }
 
-// A thread takes two rows of outputs, that is one row of pooled ones, in one channel out, and some channels in: the
-// lanes of a warp read the same inputs.
+// Whether each thread goes once through the taps of the last convolution, at most.
+#ifndef SPREAD
+#define SPREAD 0
+#endif
+constexpr bool spreads() {
+    return SPREAD && channels_in(BLOCKS - 1) == 1 && items(BLOCKS - 1) * splits(BLOCKS - 1) <= THREADS;
+}
+
+// A thread takes two rows of outputs, that is up to five pooled ones, in one channel out (or two), and some channels
+// in. The lanes of a warp have different channels out, so they read the same inputs.
 template <int block, typename Meanwhile>
-__device__ void conv_forward_by_rows(Meanwhile meanwhile) {
+__device__ void conv_forward(Meanwhile meanwhile) {
     constexpr Shape s = shape(block);
-    constexpr int SPLITS = splits(block), CHANNELS_IN = channels_in(block), FOURS = parts(2 * s.pw + s.k - 1, 4);
+    constexpr int SPLITS = splits(block), IN = channels_in(block), OUT = channels_out(block), WINDOWS = s.piece();
+    constexpr int SPAN = 2 * WINDOWS + s.k - 1, LANES = s.co / OUT;
     const float* weights = shared_floats(CONV_AT) + conv_packed(block);
     const float* biases = shared_floats(CONV_AT) + conv_bias_packed(block);
     float4* sums = (float4*)shared_floats(SCRATCH_AT);
-    for (int item = thread(); item < s.co * s.ph * SPLITS; item += THREADS) {
-        const int channel = item % s.co, py = item / s.co % s.ph, part = item / s.co / s.ph;
-        const float* in = plane_of<block>(part * CHANNELS_IN) + 2 * py * s.stride();
-        const int tap = channel / s.each() * s.taps() + part * CHANNELS_IN * s.k * s.k;
-        const float* w = weights + tap * 4 + channel % s.each();
-        float z[2][2 * s.pw] = {};
 #pragma unroll 1
-        for (int ci = part * CHANNELS_IN; ci < min(s.ci, (part + 1) * CHANNELS_IN); ci++) {
-            float row[2][4 * FOURS];
+    for (int item = thread(); item < items(block) * SPLITS; item += THREADS) {
+        const int lane = item % LANES, piece = item / LANES % s.pieces(), py = item / LANES / s.pieces() % s.ph;
+        const int part = item / items(block), first = piece * WINDOWS;
+        const float* in = plane_of<block>(part * IN) + 2 * py * s.stride() + 2 * first;
+        const float* w[OUT];
+#pragma unroll
+        for (int o = 0; o < OUT; o++) {
+            const int channel = lane + o * LANES;
+            w[o] = weights + (channel / s.each() * s.taps() + part * IN * s.k * s.k) * 4 + channel % s.each();
+        }
+        float z[OUT][2][2 * WINDOWS] = {};
+#pragma unroll 1
+        for (int ci = part * IN; ci < min(s.ci, (part + 1) * IN); ci++) {
+            float row[2][SPAN];
             const auto read = [&](int r) {
 #pragma unroll
-                for (int i = 0; i < FOURS; i++) {
-                    const float4 four = *(const float4*)(in + r * s.stride() + 4 * i);
-                    float* to = row[r % 2] + 4 * i;
-                    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
-                }
+                for (int i = 0; i < SPAN; i += 2) read_pair(row[r % 2], i, in + r * s.stride(), true);
             };
             read(0);
 #pragma unroll
             for (int r = 0; r < s.k; r++) {
                 read(r + 1);
+                if (block == BLOCKS - 1 && spreads()) meanwhile(r);
 #pragma unroll
                 for (int c = 0; c < s.k; c++) {
-                    const float tap = w[(r * s.k + c) * 4];
 #pragma unroll
-                    for (int x = 0; x < 2 * s.pw; x++) {
-                        z[0][x] += row[r % 2][x + c] * tap, z[1][x] += row[(r + 1) % 2][x + c] * tap;
+                    for (int o = 0; o < OUT; o++) {
+                        const float tap = w[o][(r * s.k + c) * 4];
+#pragma unroll
+                        for (int x = 0; x < 2 * WINDOWS; x++) {
+                            z[o][0][x] += row[r % 2][x + c] * tap, z[o][1][x] += row[(r + 1) % 2][x + c] * tap;
+                        }
                     }
                 }
             }
-            in += s.plane(), w += s.k * s.k * 4;
+            in += s.plane();
+            for (int o = 0; o < OUT; o++) w[o] += s.k * s.k * 4;
         }
-        const float b = SPLITS > 1 ? 0 : biases[channel];
 #pragma unroll
-        for (int px = 0; px < s.pw; px++) {
-            const float four[4] = {z[0][2 * px] + b, z[0][2 * px + 1] + b, z[1][2 * px] + b, z[1][2 * px + 1] + b};
-            const int e = (part * s.co + channel) * s.windows() + py * s.pw + px;
-            if constexpr (SPLITS > 1) sums[e] = make_float4(four[0], four[1], four[2], four[3]);
-            else pool<block>(channel, py * s.pw + px, four);
+        for (int o = 0; o < OUT; o++) {
+            const int channel = lane + o * LANES;
+            const float b = SPLITS > 1 ? 0 : biases[channel];
+#pragma unroll
+            for (int i = 0; i < WINDOWS; i++) {
+                const float* top = z[o][0] + 2 * i;
+                const float* low = z[o][1] + 2 * i;
+                const int window = py * s.pw + first + i;
+                if (WINDOWS * s.pieces() > s.pw && first + i >= s.pw) break;
+                const float four[4] = {top[0] + b, top[1] + b, low[0] + b, low[1] + b};
+                if constexpr (SPLITS == 1) pool<block>(channel, window, four);
+                else sums[part * s.outputs() + channel * s.windows() + window] = {four[0], four[1], four[2], four[3]};
+            }
         }
     }
-    if (block == BLOCKS - 1) meanwhile();
-    if constexpr (SPLITS > 1) add_parts<block, SPLITS * s.co * s.windows()>();
+    if (block == BLOCKS - 1) {
+        if (!spreads() || thread() >= items(block) * SPLITS) {
+#pragma unroll
+            for (int r = 0; r < s.k; r++) meanwhile(r);
+        }
+    }
     __syncthreads();
+    if constexpr (SPLITS > 1) add_parts<block>();
 }
 
 // Where the gradients of an example's convolutions go.
@@ -242,14 +215,6 @@ __device__ void routes_back(const Route (&row)[WINDOWS], const float (&w)[K], fl
     }
 }
 
-// Two numbers of a row, of which the second may be one too many.
-template <int SPAN>
-__device__ void read_pair(float (&x)[SPAN], int i, const float* row, bool inside) {
-    const float2 pair = inside ? *(const float2*)(row + i) : float2{0, 0};
-    x[i] = pair.x;
-    if (i + 1 < SPAN) x[i + 1] = pair.y;
-}
-
 // Weights as theta has them, so that lanes read them from different banks. By all warps but the first.
 template <int block>
 __device__ void turn_weights() {
@@ -310,7 +275,7 @@ __device__ void conv_back_parts() {
         for (int dy = 0; dy < 2; dy++) {
             float* to = dx_parts + (((group * way.chunks + chunk) * s.ph + py) * 2 + dy) * piece(block) + mine;
 #pragma unroll
-            for (int i = 0; i < way.span; i++) to[i * 32 * way.lanes] = dx[dy][i];
+            for (int i = 0; i < way.span; i++) to[i * column(block)] = dx[dy][i];
         }
     }
     __syncthreads();
@@ -324,9 +289,9 @@ __device__ void conv_back_sums(Partial partial) {
     const float* dw_parts = shared_floats(DENSE_AT);
     const float* dx_parts = shared_floats(DENSE_AT + dw_bytes(block));
 #pragma unroll
-    for (int i = 0; i < parts(s.ci * s.h * s.w, THREADS); i++) {  // columns, channels, rows: the last change fastest
+    for (int i = 0; i < parts(s.ci * s.h * s.w, THREADS); i++) {  // channels, columns, rows: the last change fastest
         const int mine = thread() + i * THREADS, e = min(mine, s.ci * s.h * s.w - 1);
-        const int y = e % s.h, ci = e / s.h % s.ci, x = e / s.h / s.ci;
+        const int y = e % s.h, x = e / s.h % s.w, ci = e / s.h / s.w;
         float sum = 0;
 #pragma unroll
         for (int r = 0; r < s.k; r++) {
@@ -335,7 +300,7 @@ __device__ void conv_back_sums(Partial partial) {
             for (int chunk = 0; chunk < way.chunks; chunk++) {
                 const int at = x + s.pad - 2 * chunk * way.windows;
                 const bool there = from >= 0 && from < 2 * s.ph && at >= 0 && at < way.span;
-                const int lane = at * 32 * way.lanes + ci * s.k + r;
+                const int lane = at * column(block) + ci * s.k + r;
                 const float* part = dx_parts + (chunk * s.ph * 2 + from) * piece(block) + lane;
 #pragma unroll
                 for (int group = 0; group < way.groups; group++) {
@@ -359,7 +324,7 @@ __device__ void conv_back_sums(Partial partial) {
 }
 
 // The gradient of the first convolution's weights. A lane takes a row of pooled numbers (or a piece of it) and a row of
-// the taps; so the places that maxima came from differ from lane to lane: it picks one of two rows, and one of two columns.
+// the taps; so the places that maxima came from differ from lane to lane: it picks one of two rows, and of two columns.
 __device__ void first_conv_back(Partial partial) {
     constexpr Shape s = shape(0);
     constexpr First way = first_way();
@@ -412,12 +377,11 @@ __device__ void first_conv_back(Partial partial) {
     __syncthreads();
 }
 
-// meanwhile(): what is asked for before the last sums are added up, and needed after them.
+// meanwhile(r): what is asked for beside the last convolution, a part of it with each row r of its taps.
 template <int block, typename Meanwhile>
 __device__ void convs_forward(Meanwhile meanwhile) {
     if constexpr (block < BLOCKS) {
-        if constexpr (shape(block).by_rows()) conv_forward_by_rows<block>(meanwhile);
-        else conv_forward<block>(meanwhile);
+        conv_forward<block>(meanwhile);
         if (block == 0) stamp(11);
         convs_forward<block + 1>(meanwhile);
     }

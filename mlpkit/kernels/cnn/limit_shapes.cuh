@@ -64,23 +64,26 @@ struct Shape {
     constexpr int groups() const { return parts(co, 4); }
     constexpr int each() const { return parts(co, groups()); }
 
-    // Where few numbers are left of a row, a thread takes whole rows, in one channel out.
-    constexpr bool by_rows() const { return pw <= 6; }
+    // A thread takes so many windows of a row, in one channel out; there are so many threads to a row.
+    constexpr int pieces() const { return parts(pw, 5); }
+    constexpr int piece() const { return parts(pw, pieces()); }
 
-    // Numbers from a row to the next: windows of several rows are read at once, and shall lie in different banks.
-    constexpr int stride() const {
-        if (by_rows()) return up_to(4, w + 2 * pad) + (up_to(4, w + 2 * pad) % 8 ? 0 : 4);
+    // Numbers from a row to the next. Half a warp reads pairs at once, and its rows shall be in different banks.
+    constexpr int stride() const { return (most(w + 2 * pad, 2 * piece() * pieces() + k - 1) + 1) / 4 * 4 + 2; }
+
+    // Numbers from a channel to the next, where lanes take channels and rows of taps.
+    constexpr int plane() const {
         int best = 0, fewest = 1000;
-        for (int step = up_to(2, w + 2 * pad + 1 - k % 2); fewest > 1 && step < up_to(2, w + 2 * pad) + 18; step += 2) {
-            int hits[32] = {}, worst = 0;
-            for (int i = 0; i < 16 && i < windows(); i++) {
-                worst = most(worst, ++hits[(i / pw * step + i % pw) * 2 % 32]);
+        for (int more = 0; more < 32; more += 2) {
+            int hits[2][16] = {}, worst[2] = {};
+            for (int i = 0; i < 32 && i < ci * k; i++) {
+                int& here = hits[i / 16][(i / k * more + i % k * stride()) / 2 % 16];
+                worst[i / 16] = most(worst[i / 16], ++here);
             }
-            if (worst < fewest) best = step, fewest = worst;
+            if (worst[0] + worst[1] < fewest) best = more, fewest = worst[0] + worst[1];
         }
-        return best;
+        return up_to(32, rows() * stride()) + best;
     }
-    constexpr int plane() const { return up_to(32, rows() * stride()) + 4; }
 };
 
 constexpr Shape shape(int block) {
@@ -155,28 +158,29 @@ constexpr int codes_at(int block) {
     return block ? codes_at(block - 1) + up_to(16, shape(block - 1).outputs()) : SLOPES_AT + 4 * SLOPES;
 }
 
-// Into how many parts a convolution's sums are cut, by channels in or by the rows of its window, so that no thread is
-// idle. By rows: each part has so many channels in.
+// Into how many parts a convolution's sums are cut, so that no thread is idle: each part has so many channels in.
+#ifndef TOGETHER_OUT
+#define TOGETHER_OUT 1
+#endif
+constexpr int channels_out(int block) { return block > 0 && shape(block).co % TOGETHER_OUT == 0 ? TOGETHER_OUT : 1; }
+constexpr int items(int block) {  // of a part
+    const Shape s = shape(block);
+    return s.co / channels_out(block) * s.ph * s.pieces();
+}
 constexpr int channels_in(int block) {
     const Shape s = shape(block);
-    const int splits = least(s.ci, most(1, THREADS / (s.co * s.ph)));
-    return parts(s.ci, splits);
+    return parts(s.ci, least(s.ci, most(1, THREADS / items(block))));
 }
-constexpr int splits(int block) {
-    const Shape s = shape(block);
-    if (s.by_rows()) return parts(s.ci, channels_in(block));
-    return s.windows() * s.groups() * s.k <= THREADS ? s.k : 1;
-}
+constexpr int splits(int block) { return parts(shape(block).ci, channels_in(block)); }
 constexpr int sums_of_parts(int block) {  // fours
-    const Shape s = shape(block);
-    return splits(block) == 1 ? 0 : splits(block) * (s.by_rows() ? s.co : s.groups() * s.each()) * s.windows();
+    return splits(block) == 1 ? 0 : splits(block) * shape(block).outputs();
 }
 
 // On the way back: what comes to each pooled number, and from which place it came
 constexpr int routes_before(int block) { return block ? routes_before(block - 1) + 8 * shape(block - 1).outputs() : 0; }
 
-// What has no other place, for a while: parts of sums; the routes, and after them the weights of all convolutions but the
-// first, turned round.
+// What has no other place, for a while: parts of sums; the routes, and after them the weights of all convolutions but
+// the first, turned round.
 constexpr int SCRATCH_AT = codes_at(BLOCKS);
 constexpr int turned_bytes(int block) { return up_to(16, 4 * shape(block).co * shape(block).taps()); }
 constexpr int turned_before(int block) {
@@ -225,7 +229,10 @@ constexpr Way way(int block) {
 }
 constexpr int rows_of_parts(int block) { return shape(block).ph * way(block).chunks; }
 constexpr int dw_bytes(int block) { return up_to(16, rows_of_parts(block) * turned_bytes(block)); }
-constexpr int piece(int block) { return way(block).span * 32 * way(block).lanes + 1; }  // odd: rows in different banks
+// Sums for the inputs' gradients: so many from a column to the next, and from a row of outputs to the next. Who adds
+// them up reads down one column after another: so their rows are in different banks, and those of the next one, too.
+constexpr int column(int block) { return 32 * way(block).lanes + shape(block).h % 32; }
+constexpr int piece(int block) { return up_to(32, way(block).span * column(block)) + 1; }
 constexpr int dx_bytes(int block) { return up_to(16, 4 * way(block).groups * rows_of_parts(block) * 2 * piece(block)); }
 
 struct First {  // back through the first convolution
