@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from shared import one_sentence
 
 from mlpkit import kernels
 from mlpkit.engines import names
@@ -78,6 +79,13 @@ def test_a_record_is_read_by_way_and_batch(record):
     assert limit.step_us(record, "graph") == 2
     assert limit.step_us(record, "graph", clock="host_us") == 4
     assert limit.errors(record, "lenet5", "graph").max() == 3e-6
+
+
+def test_what_a_record_lacks_is_said(record):
+    for ask in (lambda: limit.step_us(record, "graph", 512), lambda: limit.errors(record, "lenet5", "other")):
+        with pytest.raises(LookupError) as caught:
+            ask()
+        one_sentence(caught.value.args[0], "no run of the kind", "way")
     with pytest.raises(LookupError):
         limit.step_us(record, "graph", 64)
 

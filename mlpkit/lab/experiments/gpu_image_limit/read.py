@@ -9,7 +9,10 @@ TITLE = f"{'us a step, by batch size':<32}"
 
 def of(record, kind, **wanted):
     """Return the one run of a kind that has all of the given values. Raises LookupError where there is none."""
-    return results.runs(record, kind=kind, **wanted)[0]
+    for run in results.runs(record, kind=kind, **wanted):
+        return run
+    which = " and ".join(f"{name} {value!r}" for name, value in wanted.items())
+    raise LookupError(f"this record has no run of the kind {kind!r}" + (f" with {which}." if which else "."))
 
 
 def step_us(record, way, batch_size=128, clock="samples_us"):
