@@ -6,6 +6,7 @@ each package that pyproject.toml's ranges allow.
 
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -21,6 +22,8 @@ MODULES = {"pillow": "PIL", "cupy-cuda12x": "cupy"}  # where a package's name is
 
 
 def main() -> None:
+    if not in_colab():  # any other Python would be changed, for all who use it
+        sys.exit("This changes the Python that runs it, and is for Colab alone; elsewhere, `make lab` sets up .venv.")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = requirements(project, gpu=shutil.which("nvidia-smi") is not None)
     pip("install", *wanted)
@@ -31,6 +34,11 @@ def main() -> None:
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGKILL)  # Colab starts another
     print("The workbook is ready.")
+
+
+def in_colab() -> bool:
+    """Say whether this Python is Colab's, which alone has Colab's own package."""
+    return importlib.util.find_spec("google") is not None and importlib.util.find_spec("google.colab") is not None
 
 
 def requirements(project: dict, gpu: bool) -> list[str]:

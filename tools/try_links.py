@@ -23,7 +23,10 @@ LISTS = ("tests/", "results/")  # tests name what they make up, records what a m
 
 def named() -> dict[str, list[str]]:
     """Return {address: names of the files that name it}, of all files that git has."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    try:
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        sys.exit(f"git does not know {ROOT}: this needs git, and the repository with its history.")
     found: dict[str, list[str]] = {}
     for name in listed.splitlines():
         path = ROOT / name

@@ -1,6 +1,7 @@
 """Colab, Binder, Docker: the files for them name what exists, and the page about them says what is so."""
 
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -228,6 +229,42 @@ def test_without_an_address_there_is_nothing_for_colab_and_with_one_it_is_up_to_
 @pytest.fixture(scope="module")
 def set_up():
     return runpy.run_path(str(ROOT / "tools" / "set_up_colab.py"))
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """Return a function that runs the set-up with a pip that only says that it was asked: its process, and whether."""
+    for name in ("pip", "google/colab"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "__init__.py").touch()
+    (tmp_path / "google" / "__init__.py").touch()
+    (tmp_path / "pip" / "__main__.py").write_text(f"open({str(tmp_path / 'asked')!r}, 'w').close()")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    asked = [sys.executable, "-c", "import pip; print(pip.__file__)"]
+    assert str(tmp_path) in subprocess.check_output(asked, env=environment, text=True)  # and no other pip
+
+    def run(*arguments, colab):
+        if not colab:
+            (tmp_path / "google" / "colab" / "__init__.py").unlink()
+            (tmp_path / "google" / "colab").rmdir()
+        line = [sys.executable, ROOT / "tools" / "set_up_colab.py", *arguments]
+        done = subprocess.run(line, env=environment, capture_output=True, text=True)
+        return done, (tmp_path / "asked").exists()
+
+    return run
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_no_python_but_colabs_is_changed(arguments, installed):
+    done, asked = installed(*arguments, colab=False)
+    assert (done.returncode, done.stderr.count("\n"), asked) == (1, 1, False)
+    assert "for Colab alone" in done.stderr
+
+
+def test_colabs_python_gets_what_the_workbook_needs(installed):
+    done, asked = installed(colab=True)
+    assert (done.returncode, asked) == (0, True), done.stderr
+    assert "ready" in done.stdout
 
 
 def test_colab_keeps_its_own_jupyter(set_up):
