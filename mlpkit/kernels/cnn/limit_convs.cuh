@@ -63,36 +63,23 @@ __device__ void add_parts() {
     __syncthreads();
 }
 
-// Whether each thread goes once through the taps of the last convolution, at most.
-#ifndef SPREAD
-#define SPREAD 0
-#endif
-constexpr bool spreads() {
-    return SPREAD && channels_in(BLOCKS - 1) == 1 && items(BLOCKS - 1) * splits(BLOCKS - 1) <= THREADS;
-}
-
-// A thread takes two rows of outputs, that is up to five pooled ones, in one channel out (or two), and some channels
-// in. The lanes of a warp have different channels out, so they read the same inputs.
+// A thread takes two rows of outputs, that is up to five pooled ones, in one channel out, and some channels in.
+// The lanes of a warp have different channels out, so they read the same inputs.
 template <int block, typename Meanwhile>
 __device__ void conv_forward(Meanwhile meanwhile) {
     constexpr Shape s = shape(block);
-    constexpr int SPLITS = splits(block), IN = channels_in(block), OUT = channels_out(block), WINDOWS = s.piece();
-    constexpr int SPAN = 2 * WINDOWS + s.k - 1, LANES = s.co / OUT;
+    constexpr int SPLITS = splits(block), IN = channels_in(block), WINDOWS = s.piece();
+    constexpr int SPAN = 2 * WINDOWS + s.k - 1;
     const float* weights = shared_floats(CONV_AT) + conv_packed(block);
     const float* biases = shared_floats(CONV_AT) + conv_bias_packed(block);
     float4* sums = (float4*)shared_floats(SCRATCH_AT);
 #pragma unroll 1
     for (int item = thread(); item < items(block) * SPLITS; item += THREADS) {
-        const int lane = item % LANES, piece = item / LANES % s.pieces(), py = item / LANES / s.pieces() % s.ph;
+        const int channel = item % s.co, piece = item / s.co % s.pieces(), py = item / s.co / s.pieces() % s.ph;
         const int part = item / items(block), first = piece * WINDOWS;
         const float* in = plane_of<block>(part * IN) + 2 * py * s.stride() + 2 * first;
-        const float* w[OUT];
-#pragma unroll
-        for (int o = 0; o < OUT; o++) {
-            const int channel = lane + o * LANES;
-            w[o] = weights + (channel / s.each() * s.taps() + part * IN * s.k * s.k) * 4 + channel % s.each();
-        }
-        float z[OUT][2][2 * WINDOWS] = {};
+        const float* w = weights + (channel / s.each() * s.taps() + part * IN * s.k * s.k) * 4 + channel % s.each();
+        float z[2][2 * WINDOWS] = {};
 #pragma unroll 1
         for (int ci = part * IN; ci < min(s.ci, (part + 1) * IN); ci++) {
             float row[2][SPAN];
@@ -104,44 +91,30 @@ __device__ void conv_forward(Meanwhile meanwhile) {
 #pragma unroll
             for (int r = 0; r < s.k; r++) {
                 read(r + 1);
-                if (block == BLOCKS - 1 && spreads()) meanwhile(r);
 #pragma unroll
                 for (int c = 0; c < s.k; c++) {
+                    const float tap = w[(r * s.k + c) * 4];
 #pragma unroll
-                    for (int o = 0; o < OUT; o++) {
-                        const float tap = w[o][(r * s.k + c) * 4];
-#pragma unroll
-                        for (int x = 0; x < 2 * WINDOWS; x++) {
-                            z[o][0][x] += row[r % 2][x + c] * tap, z[o][1][x] += row[(r + 1) % 2][x + c] * tap;
-                        }
+                    for (int x = 0; x < 2 * WINDOWS; x++) {
+                        z[0][x] += row[r % 2][x + c] * tap, z[1][x] += row[(r + 1) % 2][x + c] * tap;
                     }
                 }
             }
-            in += s.plane();
-            for (int o = 0; o < OUT; o++) w[o] += s.k * s.k * 4;
+            in += s.plane(), w += s.k * s.k * 4;
         }
+        const float b = SPLITS > 1 ? 0 : biases[channel];
 #pragma unroll
-        for (int o = 0; o < OUT; o++) {
-            const int channel = lane + o * LANES;
-            const float b = SPLITS > 1 ? 0 : biases[channel];
-#pragma unroll
-            for (int i = 0; i < WINDOWS; i++) {
-                const float* top = z[o][0] + 2 * i;
-                const float* low = z[o][1] + 2 * i;
-                const int window = py * s.pw + first + i;
-                if (WINDOWS * s.pieces() > s.pw && first + i >= s.pw) break;
-                const float four[4] = {top[0] + b, top[1] + b, low[0] + b, low[1] + b};
-                if constexpr (SPLITS == 1) pool<block>(channel, window, four);
-                else sums[part * s.outputs() + channel * s.windows() + window] = {four[0], four[1], four[2], four[3]};
-            }
+        for (int i = 0; i < WINDOWS; i++) {
+            const float* top = z[0] + 2 * i;
+            const float* low = z[1] + 2 * i;
+            const int window = py * s.pw + first + i;
+            if (WINDOWS * s.pieces() > s.pw && first + i >= s.pw) break;
+            const float four[4] = {top[0] + b, top[1] + b, low[0] + b, low[1] + b};
+            if constexpr (SPLITS == 1) pool<block>(channel, window, four);
+            else sums[part * s.outputs() + channel * s.windows() + window] = {four[0], four[1], four[2], four[3]};
         }
     }
-    if (block == BLOCKS - 1) {
-        if (!spreads() || thread() >= items(block) * SPLITS) {
-#pragma unroll
-            for (int r = 0; r < s.k; r++) meanwhile(r);
-        }
-    }
+    if (block == BLOCKS - 1) meanwhile();
     __syncthreads();
     if constexpr (SPLITS > 1) add_parts<block>();
 }
@@ -377,7 +350,7 @@ __device__ void first_conv_back(Partial partial) {
     __syncthreads();
 }
 
-// meanwhile(r): what is asked for beside the last convolution, a part of it with each row r of its taps.
+// meanwhile(): what is asked for before the last sums are added up, and needed after them.
 template <int block, typename Meanwhile>
 __device__ void convs_forward(Meanwhile meanwhile) {
     if constexpr (block < BLOCKS) {

@@ -22,15 +22,12 @@ __device__ void trade_sums(float* sums) {
 struct Kept {
     float4 of[most(1, kept_rows())][sharing(LARGEST).columns()];
 
-    // Ask for one row in `of_parts`.
-    template <int of_parts = 1>
-    __device__ void ask(const float* packed, int part = 0) {
+    __device__ void ask(const float* packed) {
         constexpr Sharing s = sharing(LARGEST);
         const int slot = thread() / s.lanes(), lane = thread() % s.lanes();
         const float4* weights = (const float4*)(packed + dense_packed(LARGEST));
 #pragma unroll
         for (int i = 0; i < kept_rows(); i++) {
-            if (i % of_parts != part) continue;
             const int k = min(slot * s.each() + held(LARGEST) + i, s.rows - 1);
 #pragma unroll
             for (int c = 0; c < s.columns(); c++) {

@@ -149,8 +149,8 @@ __device__ void through_network(Exchange& exchange, const Image& mine, int image
     stamp(1);
     if (BLOCKS > 1 && thread() == CLERK) ask_weights<waits>(exchange, step);
     Kept kept;
-    convs_forward<0>([&](int r) {
-        if constexpr (kept_rows() > 0) kept.ask<shape(BLOCKS - 1).k>(exchange.packed, r);
+    convs_forward<0>([&] {
+        if constexpr (kept_rows() > 0) kept.ask(exchange.packed);
     });
     stamp(2);
     wait_for_copy(&head().dense, phase, NEW_DENSE, step);

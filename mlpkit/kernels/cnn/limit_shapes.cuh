@@ -159,13 +159,9 @@ constexpr int codes_at(int block) {
 }
 
 // Into how many parts a convolution's sums are cut, so that no thread is idle: each part has so many channels in.
-#ifndef TOGETHER_OUT
-#define TOGETHER_OUT 1
-#endif
-constexpr int channels_out(int block) { return block > 0 && shape(block).co % TOGETHER_OUT == 0 ? TOGETHER_OUT : 1; }
 constexpr int items(int block) {  // of a part
     const Shape s = shape(block);
-    return s.co / channels_out(block) * s.ph * s.pieces();
+    return s.co * s.ph * s.pieces();
 }
 constexpr int channels_in(int block) {
     const Shape s = shape(block);
