@@ -34,6 +34,8 @@ def main():
     asked = parser.parse_args()
 
     began, target = time.time(), asked.to.resolve()
+    if not may_be_replaced(target):
+        sys.exit(f"{target} is no site that was built, and would be replaced as a whole: name a folder of its own.")
     browser = next(filter(None, map(shutil.which, BROWSERS)), None) if asked.pdf else None
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="site-", dir=target.parent) as work:
@@ -48,6 +50,13 @@ def main():
             target.rename(Path(work, "before"))
         site.rename(target)
     print(f"{target / 'index.html'}: {size / 1e6:.0f} MB in {time.time() - began:.0f} s")
+
+
+def may_be_replaced(target):
+    """Say whether nobody loses anything by a new site in this place: there is nothing, or one that Sphinx has made."""
+    if not target.exists():
+        return True
+    return target.is_dir() and ((target / ".buildinfo").is_file() or not any(target.iterdir()))
 
 
 def set_pages(work, site, printed, repository):

@@ -231,6 +231,28 @@ def set_up():
     return runpy.run_path(str(ROOT / "tools" / "set_up_colab.py"))
 
 
+@pytest.mark.parametrize("what", ["a folder", "a file"])
+def test_a_site_takes_the_place_of_nothing_but_a_site(what, tmp_path):
+    target = tmp_path / "mine"
+    kept = target / "notes.txt" if what == "a folder" else target
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text("mine")
+    line = [sys.executable, ROOT / "site" / "build.py", "--no-pdf", "--to", target]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert kept.read_text() == "mine"
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert str(target) in done.stderr
+
+
+def test_a_site_takes_the_place_of_a_site(tmp_path):
+    may_be_replaced = runpy.run_path(str(ROOT / "site" / "build.py"))["may_be_replaced"]
+    assert may_be_replaced(tmp_path / "absent")
+    assert may_be_replaced(tmp_path)
+    (tmp_path / ".buildinfo").touch()
+    (tmp_path / "index.html").touch()
+    assert may_be_replaced(tmp_path)
+
+
 @pytest.fixture
 def installed(tmp_path):
     """Return a function that runs the set-up with a pip that only says that it was asked: its process, and whether."""
