@@ -219,10 +219,31 @@ def groups(names):
 
 
 def dots(panels, xlabel, note=brief, **options):
-    """Return a figure of dots: panels[title] has values by the names of engines and peers. See `plots.dot_panels`."""
+    """Return a figure of dots: panels[title] has values by the names of engines and peers. See `plots.dot_panels`.
+
+    What is not finite and above 0 has no place on the scale, and no dot. Raises ValueError where no dot is left.
+    """
+    panels = {title: {name: x for name, x in found.items() if _has_a_place(x)} for title, found in panels.items()}
+    panels = {title: found for title, found in panels.items() if found}
+    if not panels:
+        raise ValueError("there are no times to show: no record has one that is finite and above 0.")
     named = {title: {label(name): value for name, value in values.items()} for title, values in panels.items()}
     names = [name for values in panels.values() for name in values]
     return _as_wide_as_a_page(plots.dot_panels(named, groups(names), xlabel, note, order=GROUPS, **options))
+
+
+def _has_a_place(value):
+    return value is not None and 0 < value < np.inf
+
+
+def _some(rows, machine, folder, *experiments):
+    """Return what there is to show. Raises FileNotFoundError where a machine has no record of it."""
+    if rows:
+        return rows
+    raise FileNotFoundError(
+        f"no times of {' or '.join(experiments)} in {Path(folder) / machine}: run `python -m mlpkit bench "
+        f"{experiments[0]}` there."
+    )
 
 
 def _as_wide_as_a_page(figure):
@@ -231,25 +252,29 @@ def _as_wide_as_a_page(figure):
 
 
 def goal_figure(machine, folder=results.FOLDER):
-    """Return a figure of the seconds to each of the two goals."""
+    """Return a figure of the seconds to each of the two goals. Raises FileNotFoundError where there are none."""
     reached, absent = goals(machine, folder).items(), (np.nan, False)
     found = {label(name): [both.get(percent, absent) for percent in goal.GOALS] for name, both in reached}
     rows = {name: [seconds for seconds, _ in both] for name, both in found.items()}
     hollow = [(name, index) for name, both in found.items() for index, (_, guess) in enumerate(both) if guess]
     names = [f"to {percent} %" for percent in goal.GOALS]
-    return _as_wide_as_a_page(plots.spans(rows, "seconds of training", names, hollow))
+    return _as_wide_as_a_page(plots.spans(_some(rows, machine, folder, "goal"), "seconds of training", names, hollow))
 
 
 def wait_figure(machine, folder=results.FOLDER):
-    """Return a figure of the seconds until the first step, the shortest with empty caches first."""
+    """Return a figure of the seconds until the first step, the shortest with empty caches first.
+
+    Raises FileNotFoundError where there are none.
+    """
     rows = {label(name): pair for name, pair in sorted(waits(machine, folder).items(), key=lambda item: item[1])}
     names = [f"cache {cache}" for cache in compiling.CACHES]
+    rows = _some(rows, machine, folder, "compile", "gpu_compile")
     return _as_wide_as_a_page(plots.spans(rows, "seconds until the first step is done", names))
 
 
 def lines_figure(machine, folder=results.FOLDER):
-    """Return a figure of microseconds a step by lines of code."""
-    times = step_us(machine, folder=folder)
+    """Return a figure of microseconds a step by lines of code. Raises FileNotFoundError where there are none."""
+    times = _some(step_us(machine, folder=folder), machine, folder, *STEPS)
     points = {label(name): (lines.of(name), us) for name, us in times.items() if lines.place(name)}
     xlabel = "lines of code beyond the baseline's"
     figure = plots.named_points(points, groups(times), xlabel, "microseconds a step", order=GROUPS)
@@ -260,8 +285,9 @@ def lines_figure(machine, folder=results.FOLDER):
 
 
 def accuracy_figure(machine, folder=results.FOLDER):
-    """Return a figure of the test accuracies of each engine's trainings."""
+    """Return a figure of the test accuracies of each engine's trainings. FileNotFoundError where there are none."""
     rows = {label(name): [100 * a for a in found] for name, found in accuracies(machine, folder).items()}
+    rows = _some(rows, machine, folder, "agreement", "gpu_agreement")
     return plots.seeds(rows, "test accuracy (%), a dot a seed, a line at the mean")
 
 

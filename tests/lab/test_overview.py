@@ -172,6 +172,25 @@ def test_an_engine_that_this_version_lacks_has_no_lines(folder):
     assert not [text for text in drawn if "cuda new" in text]
 
 
+@pytest.mark.parametrize("figure", ["goal_figure", "wait_figure", "lines_figure", "accuracy_figure"])
+def test_a_machine_without_times_has_no_figure_and_a_sentence(figure, folder):
+    with pytest.raises(FileNotFoundError) as caught:
+        getattr(overview, figure)("nobody", folder=folder)
+    one_sentence(caught.value, folder / "nobody", "python -m mlpkit bench")
+
+
+def test_what_has_no_place_on_the_scale_has_no_dot():
+    odd_ones = {"jax_epoch": np.nan, "jax_step": np.inf, "numba_step": 0.0, "pytorch_cuda": None}
+    figure = overview.dots({"some": {"pytorch": 5.0, **odd_ones}, "none": odd_ones, "empty": {}}, "us")
+    drawn = " ".join(text.get_text() for text in figure.findobj(Text))
+    assert overview.label("pytorch") in drawn
+    assert not [name for name in ("none", "empty", *map(overview.label, odd_ones)) if name in drawn]
+    for panels in ({}, {"empty": {}}, {"none": odd_ones}):
+        with pytest.raises(ValueError, match="no times to show") as caught:
+            overview.dots(panels, "us")
+        one_sentence(caught.value)
+
+
 @pytest.mark.parametrize("name", [None, 10**400, "", "x" * 5000, "../lab/lines", "/tmp/x", "\0", "\ud800"])
 def test_no_file_is_looked_for_by_what_is_no_name(name):
     assert overview.lines.place(name) is None
