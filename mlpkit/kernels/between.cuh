@@ -18,6 +18,9 @@
 #ifndef TO
 #define TO 0  // what is written: 0 for an operand as MODE has it, 1 for planes of float32, 2 for rows of float32
 #endif
+#ifndef KNOWN
+#define KNOWN 0  // whether somebody has looked for the largest number before
+#endif
 #ifndef ADD
 #define ADD 0  // whether an operand is added, as MODE has it, of as many pixels
 #endif
@@ -141,20 +144,29 @@ struct Window {
     }
 };
 
-// Do `make(scale)`, which returns the largest magnitude that this thread found, with the scale that was right in the
-// last launch; and again, when all blocks have met, if that was wrong. words: four of shared memory.
+// Do `make(scale, whether it is the first time)`, which returns the largest magnitude that this thread found, with the
+// scale that was right in the last launch; and again, when all blocks have met, if that was wrong. words: four of
+// shared memory. largest: with KNOWN the bits of the largest magnitude, or of a larger one; then nobody guesses.
 template <typename Make>
-inline void with_scale(Scale* scale, Word* words, Make make)
+inline void with_scale(Scale* scale, Word* words, Make make, const Word* largest = nullptr)
 {
-    if constexpr (GUESSES) {
-        float guess = scale->of;
+    if constexpr (GUESSES && KNOWN) {
+        float right = scale_for(*largest);
+        if (blockIdx.x == 0 && threadIdx.x == 0) scale->of = right;
+        make(right, true);
+    } else if constexpr (GUESSES) {
+        float guess = scale->of, factor = guess;
         if (threadIdx.x == 0) words[0] = 0, words[1] = scale->launches;
         __syncthreads();
-        Word found = __reduce_max_sync(~0u, __float_as_uint(make(guess, true)));
-        if (threadIdx.x % 32 == 0) atomicMax(&words[0], found);
-        find_scales(&scale, 1, words, words + 1);
-        float right = __uint_as_float(words[0]);
-        if (right != guess) make(right, false);
+        #pragma unroll 1  // one text for both times: it has to be fetched, too
+        for (bool first = true;; first = false) {
+            Word found = __reduce_max_sync(~0u, __float_as_uint(make(factor, first)));
+            if (!first) return;
+            if (threadIdx.x % 32 == 0) atomicMax(&words[0], found);
+            find_scales(&scale, 1, words, words + 1);
+            factor = __uint_as_float(words[0]);
+            if (factor == guess) return;
+        }
     } else {
         make(1.0f, true);
     }

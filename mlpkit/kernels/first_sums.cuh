@@ -1,8 +1,9 @@
 // The first convolution's weight gradient from sums in registers: the gradient of what it pooled is never written.
 //
-// The input gradient of the second convolution is what the first one's pool wants back. A lane has it for two channels
-// and some windows. It looks up which pixel of a window was the largest, and adds d times the pixels that this one's
-// sum saw, which lie in shared memory. What a warpgroup has of all its tiles leaves once, in the end.
+// The input gradient of the second convolution is what the first one's pool wants back. A warp lays eight channels of
+// it in shared memory: only memory can be indexed, and so its text is short. A lane takes a channel and each fourth
+// window, looks up which pixel of it was the largest, and adds d times the pixels that this one's sum saw, which lie in
+// shared memory, too. What a warpgroup has of all its tiles leaves once, in the end.
 
 #ifndef FIRST_KERNEL
 #define FIRST_KERNEL 3  // of the first convolution, of images of one channel with a stride of 1
@@ -17,7 +18,8 @@
 
 constexpr int FIRST_TAPS = FIRST_KERNEL * FIRST_KERNEL, FIRST_EACH = FIRST_TAPS + 1;  // sums of a filter: and the bias
 constexpr int FIRST_TALL = FIRST_DOWN * FIRST_POOL + FIRST_KERNEL - 1;
-constexpr int FIRST_WIDE = FIRST_ACROSS * FIRST_POOL + FIRST_KERNEL + 1;  // two more: so lanes read other banks
+constexpr int FIRST_SEEN = FIRST_ACROSS * FIRST_POOL + FIRST_KERNEL - 1;
+constexpr int FIRST_WIDE = FIRST_SEEN + (40 - FIRST_SEEN % 32) % 32;  // so that lanes read other banks
 constexpr int FIRST_WINDOWS = FIRST_DOWN * FIRST_ACROSS;
 constexpr int FIRST_ROOM = FIRST_TALL * FIRST_WIDE + 8 * FIRST_WINDOWS + 64 * FIRST_EACH;  // words of a warpgroup
 

@@ -35,8 +35,10 @@ def gradient(sizes, n, precision, x, labels, network, wants_dx):
     about = dense.Sizes(n, sizes)
     losses, counter = np.full(3, np.nan, "f4").view(emulator.Array), np.ones(1, np.int32).view(emulator.Array)
     parts, step = dense.forward(about, layers, x.view(emulator.Array), precision)
-    row_losses = dense.examples(step, parts, labels.view(emulator.Array), precision)
-    dx = dense.gradients(step, row_losses, losses, counter, wants_dx, precision)
+    largest = np.full(1, 7, np.uint32).view(emulator.Array)
+    row_losses = dense.examples(step, parts, labels.view(emulator.Array), precision, largest)
+    dx = dense.gradients(step, row_losses, losses, counter, wants_dx, precision, largest)
+    assert largest.view(np.float32)[0] == (0 if dx is None else np.abs(dx).max())
     assert counter[0] == 2
     assert np.isnan(losses[[0, 2]]).all()
     return losses[1], found, dx

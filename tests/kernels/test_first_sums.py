@@ -23,7 +23,8 @@ KERNEL = """
 extern "C" __global__ void made(const __grid_constant__ Problem p, const __grid_constant__ First f, const float* all,
                                 int tiles)
 {
-    float* room = reinterpret_cast<float*>(shared_bytes);
+    float* lines = reinterpret_cast<float*>(shared_bytes) + threadIdx.x / 32 * 8 * LINE;
+    float* room = reinterpret_cast<float*>(shared_bytes) + 4 * 8 * LINE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float* totals = first_totals(room, warp * 16);
     for (int i = lane; i < 16 * FIRST_EACH; i += 32) totals[i] = 0;
@@ -36,7 +37,7 @@ extern "C" __global__ void made(const __grid_constant__ Problem p, const __grid_
         }
         cp_async_wait_all();
         __syncthreads();
-        add_to_first(p, f, tile, warp * 16, sums, 0.5f, room);
+        add_to_first(p, f, tile, warp * 16, sums, 0.5f, room, lines);
         __syncthreads();
     }
     for (int i = lane; i < 16 * FIRST_EACH; i += 32) f.sums[warp * 16 * FIRST_EACH + i] = totals[i];
@@ -56,7 +57,7 @@ def source():
     return "".join([
         "extern __shared__ __align__(128) unsigned char shared_bytes[];\n",
         between_lines(planes_cuh, "struct Problem {", "// The pieces by which"),
-        between_lines(forward, "// Where a lane's windows go", "// Sums leave as"), first,
+        first, "\n", between_lines(forward, "constexpr int LINE", "\n"), "\n",
         between_lines(forward, "// Add what a tile's sums mean", '#endif\n\nextern "C"'), KERNEL,
     ])  # fmt: skip
 
@@ -106,8 +107,9 @@ def test_sums_are_the_gradients_of_taps(tmp_path, n, channels, height, width, ke
     made = emulator.File(tmp_path, 0, "first_sums", source(), **macros).get_function("made")
     problem = planes.problem(conv, rows, bands, conv.pieces(rows), planes.padded(channels))
     made.max_dynamic_shared_size_bytes = 200 << 10
-    arguments = problem, np.array(pointers, np.uint64).view("V32"), arrays[2], np.int32(n * bands)
-    made((1,), (128,), arguments, between.behind(shape, about))
+    line = tiling.width + (40 - tiling.width % 32) % 32
+    shared = between.behind(shape, about) + 4 * 4 * 8 * line
+    made((1,), (128,), (problem, np.array(pointers, np.uint64).view("V32"), arrays[2], np.int32(n * bands)), shared)
     filters = min(channels, 64)
     right = wanted(shape, about, x, kept, dx)
     np.testing.assert_array_equal(found[:filters], right[:filters])

@@ -202,7 +202,7 @@ class ConvBlock(Following):
             dz, sums = planes.Stored(dy.array), None
         else:
             settings = kept, self.at.layer.bias, self.scale_dz
-            dz, sums = between.backward(self.mode, self.about, dy.array, layout, *settings)
+            dz, sums = between.backward(self.mode, self.about, dy.array, layout, *settings, dy.largest)
         del kept, dy
         before = self.of_first(self.first, dz) if self.first else None
         planes.weight_gradient(self.mode, self.conv, x, dz, self.at.dW, sums, self.db, before)

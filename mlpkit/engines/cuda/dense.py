@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 import cupy as cp
+import numpy as np
 
 from mlpkit.kernels.cnn import dense
 
@@ -134,14 +135,16 @@ class Head:
     def __init__(self, linear, n, mode):
         self.linear, self.precision = linear, "float32" if mode.precision == "float32" else "tf32"
         self.sizes = dense.Sizes(n, (linear[0].W.shape[0], *(at.W.shape[1] for at in linear)))
+        self.largest = cp.zeros(1, np.uint32)
 
     def __call__(self, x, labels, losses, step):
         shape, layers = x.array.shape, [(at.W, at.b, at.dW, at.db) for at in self.linear]
         parts, kept = dense.forward(self.sizes, layers, x.array.reshape(len(x.array), -1), self.precision)
-        row_losses = dense.examples(kept, parts, labels, self.precision)
+        row_losses = dense.examples(kept, parts, labels, self.precision, self.largest)
         del parts
-        dx = dense.gradients(kept, row_losses, losses, step, self.linear[0].wants_dx, self.precision)
-        return None if dx is None else Value(dx.reshape(shape), "nchw", shape[1])
+        wants_dx = self.linear[0].wants_dx
+        dx = dense.gradients(kept, row_losses, losses, step, wants_dx, self.precision, self.largest)
+        return None if dx is None else Value(dx.reshape(shape), "nchw", shape[1], self.largest)
 
 
 def head(places, n, mode):

@@ -127,11 +127,12 @@ def convert(mode, size, x, layout, to, scale=None):
     return forward(mode, Pooled(*size), x, layout, to, scale=scale)[0]
 
 
-def backward(mode, about, dy, layout, kept, bias=False, scale=None):
+def backward(mode, about, dy, layout, kept, bias=False, scale=None, largest=None):
     """Return the gradient before the pool as a `Stored`, from that behind it, and sums for the gradient of the bias.
 
     dy: of the pooled numbers, in the layout "nchw" or "planes". kept: what `forward` returned. bias: whether there is
-    one; the sums are what `planes.weight_gradient` takes, else None. scale: as for `forward`.
+    one; the sums are what `planes.weight_gradient` takes, else None. scale: as for `forward`. largest: None, or an
+    array of one uint32, the bits of the largest magnitude in dy or of a larger one: then the scale is no guess.
     """
     import cupy
 
@@ -141,9 +142,11 @@ def backward(mode, about, dy, layout, kept, bias=False, scale=None):
     partial = cupy.empty((slices, 8 * about.groups), np.float32) if bias else None
     macros = {"MODE": mode.number, "FROM": _from(mode, layout)} | about.macros
     pointers = (_pointer(each) for each in (kept, dz.array, partial, scale))
-    arguments = dy, *pointers, about.sizes, np.int32(slices)
+    known = bool(mode.halves) and largest is not None
+    macros |= {"KNOWN": 1} if known else {}
+    arguments = dy, *pointers, about.sizes, np.int32(slices), _pointer(largest)
     blocks, shared = min(about.groups * slices, most), 16 + 4 * 8 * THREADS["between_backward"] // 32
-    _launch("between_backward", "backward", macros, blocks, arguments, shared, bool(mode.halves))
+    _launch("between_backward", "backward", macros, blocks, arguments, shared, bool(mode.halves) and not known)
     return dz, partial
 
 
@@ -201,7 +204,8 @@ def first_weights(mode, shape, about, x, dy, layout, kept, dw, db, counters):
 
 def behind(shape, about):
     """Return the bytes of shared memory that `first_sums` needs in the next convolution's kernel, for each tile."""
-    wide = about.across * about.pool + shape.kernel + 1
+    seen = about.across * about.pool + shape.kernel - 1
+    wide = seen + (40 - seen % 32) % 32
     tall = about.down * about.pool + shape.kernel - 1
     return 4 * (tall * wide + 8 * about.down * about.across + 64 * (shape.kernel**2 + 1))
 

@@ -12,7 +12,7 @@ constexpr int THREADS = 512, WARPS = THREADS / 32;
 // dy of windows becomes dz of pixels. partial: (slices, 8 groups) for the sums, or null. scale: where halves are made.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
 void backward(const void* dy, const Kept* kept, void* dz, float* partial, Scale* scale, Sizes s,
-              int slices)
+              int slices, const Word* largest)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Word* words = reinterpret_cast<Word*>(shared_bytes);
@@ -54,5 +54,5 @@ void backward(const void* dy, const Kept* kept, void* dz, float* partial, Scale*
             }
         }
         return most;
-    });
+    }, largest);
 }

@@ -153,8 +153,9 @@ __device__ int2 place(int i, int j, int l)
     return {warp / 2 * 32 + 16 * i + l / 2 * 8 + lane / 4, warp % 2 * 32 + 8 * j + 2 * (lane % 4) + l % 2};
 }
 
-// Write a tile: the sums of both groups of warps.
-__device__ void store(float (&totals)[2][4][4], float* to, int rows, int columns, int row, int column)
+// Write a tile: the sums of both groups of warps. largest: null, or the bits of a magnitude, which become those of the
+// tile's largest number, if that is larger.
+__device__ void store(float (&totals)[2][4][4], float* to, int rows, int columns, int row, int column, Word* largest)
 {
     float* others = reinterpret_cast<float*>(shared_bytes);
     const bool second = threadIdx.x >= THREADS / 2;
@@ -163,20 +164,24 @@ __device__ void store(float (&totals)[2][4][4], float* to, int rows, int columns
     for (int n = 0; n < 32 && second; ++n)
         others[n * (THREADS / 2) + threadIdx.x - THREADS / 2] = totals[n / 16][n / 4 % 4][n % 4];
     __syncthreads();
+    float most = 0;
     #pragma unroll
     for (int n = 0; n < 32 && !second; ++n) {
         const int2 at = place(n / 16, n / 4 % 4, n % 4);
-        if (row + at.x < rows && column + at.y < columns)
-            to[(size_t)(row + at.x) * columns + column + at.y] =
-                totals[n / 16][n / 4 % 4][n % 4] + others[n * (THREADS / 2) + threadIdx.x];
+        const float sum = totals[n / 16][n / 4 % 4][n % 4] + others[n * (THREADS / 2) + threadIdx.x];
+        if (row + at.x < rows && column + at.y < columns) to[(size_t)(row + at.x) * columns + column + at.y] = sum;
+        most = fmaxf(most, fabsf(sum));
     }
+    if (!largest) return;
+    const Word found = __reduce_max_sync(~0u, __float_as_uint(most));
+    if (threadIdx.x % 32 == 0) atomicMax(largest, found);
 }
 
 // The tile (64, 64) of a product, from (row, column) on, of the depths from `first` to `end`. A (rows, depth), or
 // turned (depth, rows); B (depth, columns), or turned (columns, depth). Result: to (rows, columns).
 template <bool A_TURNED, bool B_TURNED>
 __device__ void tile(const Matrix& A, const Matrix& B, float* to, int rows, int columns, int row, int column, int first,
-                     int end)
+                     int end, Word* largest = nullptr)
 {
     float* shared = reinterpret_cast<float*>(shared_bytes);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, k = warp / 4 * (DEPTH / 2) + lane % 4;
@@ -206,7 +211,7 @@ __device__ void tile(const Matrix& A, const Matrix& B, float* to, int rows, int 
         }
     }
     cp_async_wait_all();
-    store(totals, to, rows, columns, row, column);
+    store(totals, to, rows, columns, row, column, largest);
 }
 
 __device__ int tiles_of(int length) { return (length + TILE - 1) / TILE; }
@@ -248,8 +253,9 @@ __device__ void fetch(float* to, const float* from, int numbers)
 // there, `held`, the weights of all layers but the first: they come while the slices are added up.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
 void examples(const __grid_constant__ Network net, const float* parts, int slices, const long long* labels,
-              float* row_losses, int widest, int held)
+              float* row_losses, int widest, int held, Word* largest_of_dx)
 {
+    if (largest_of_dx && blockIdx.x == 0 && threadIdx.x == 0) *largest_of_dx = 0;  // before `gradients` looks for it
     float* activations = reinterpret_cast<float*>(shared_bytes);
     float *partial = activations + (MOST - 1) * widest, *dz = partial + max(THREADS, widest), *dz_before = dz + widest;
     const int row = blockIdx.x, last = net.count - 1;
@@ -355,16 +361,17 @@ __device__ void mean_loss(const float* row_losses, int n, float* losses, int* st
     losses[step ? (*step)++ : 0] = sum / n;
 }
 
+// largest: null, or for the bits of the largest magnitude in dx, 0 before.
 // First the blocks of dx, whose sums are the longest, then those of dW and db, layer by layer; the last is the loss's.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
-void gradients(const __grid_constant__ Network net, const float* row_losses, float* losses, int* step)
+void gradients(const __grid_constant__ Network net, const float* row_losses, float* losses, int* step, Word* largest)
 {
     int block = blockIdx.x;
     const Layer& first = net.layers[0];
     const int inputs = tiles_of(first.inputs), tiles_of_dx = net.dx ? tiles_of(net.n) * inputs : 0;
     if (block < tiles_of_dx) {
         tile<false, true>({first.dz, net.n, first.units}, {first.W, first.inputs, first.units}, net.dx, net.n,
-                          first.inputs, block / inputs * TILE, block % inputs * TILE, 0, first.units);
+                          first.inputs, block / inputs * TILE, block % inputs * TILE, 0, first.units, largest);
         return;
     }
     block -= tiles_of_dx;

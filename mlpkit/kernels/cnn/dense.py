@@ -96,22 +96,27 @@ def forward(sizes, layers, x, precision):
     return parts, Step(network, sizes, [x, *ys, *dzs])
 
 
-def examples(step, parts, labels, precision):
-    """Return the examples' losses (n,), and write what the gradients are made of. labels (n,): int64."""
+def examples(step, parts, labels, precision, largest=None):
+    """Return the examples' losses (n,), and write what the gradients are made of. labels (n,): int64.
+
+    largest: what `gradients` takes, which becomes 0, or None.
+    """
     import cupy as cp
 
     sizes = step.sizes
     row_losses, widest = cp.empty(sizes.n, np.float32), np.int32(max(sizes.sizes[1:]))
     network = step.network.view(f"V{NETWORK.itemsize}")
-    arguments = network, parts, np.int32(sizes.slices), labels, row_losses, widest, np.int32(sizes.held)
+    about = np.int32(sizes.slices), labels, row_losses, widest, np.int32(sizes.held)
+    arguments = network, parts, *about, np.uintp(0) if largest is None else largest
     _kernel("examples", precision)((sizes.n,), (THREADS,), arguments, shared_mem=sizes.shared)
     return row_losses
 
 
-def gradients(step, row_losses, losses, counter, wants_dx, precision):
+def gradients(step, row_losses, losses, counter, wants_dx, precision, largest=None):
     """Write the gradients of the layers, and the mean loss into losses[counter]. Return dx, None where nobody asks.
 
-    counter: an int32 on the GPU, which then goes on by one; without it the loss is losses[0].
+    counter: an int32 on the GPU, which then goes on by one; without it the loss is losses[0]. largest: None, or an
+    array of one uint32, for the bits of the largest magnitude in dx.
     """
     import cupy as cp
 
@@ -119,7 +124,8 @@ def gradients(step, row_losses, losses, counter, wants_dx, precision):
     dx = cp.empty((sizes.n, sizes.sizes[0]), np.float32) if wants_dx else None
     step.network["dx"] = 0 if dx is None else dx.data.ptr
     network = step.network.view(f"V{NETWORK.itemsize}")
-    arguments = network, row_losses, losses, np.uintp(0) if counter is None else counter
+    pointers = (np.uintp(0) if each is None else each for each in (counter, largest))
+    arguments = network, row_losses, losses, *pointers
     _kernel("gradients", precision)((sizes.blocks(wants_dx),), (THREADS,), arguments, shared_mem=SHARED)
     return dx
 

@@ -137,9 +137,9 @@ inline void store(const Problem& p, void* to, int tile, int channel, const float
     }
 }
 
-#if FOLLOWED
 constexpr int LINE = WIDTH + (40 - WIDTH % 32) % 32;  // of a channel's sums: four lines are in different banks
 
+#if FOLLOWED
 // What follows the sums, and where what is kept of it goes; see between.cuh.
 struct Following {
     const float* bias;
@@ -233,41 +233,44 @@ inline void store_at_once(const Problem& p, const Following& f, void* to, int ti
 #if FIRST
 static_assert(!STACKED && HEIGHTS == 1, "a warp has the same channels of all tiles");
 
-// Add what a tile's sums mean for the first convolution to the warp's totals. See first_sums.cuh.
+// Add what a tile's sums mean for the first convolution to the warp's totals. See first_sums.cuh. lines: of the warp.
 inline void add_to_first(const Problem& p, const First& f, int tile, int channel, const float (&sums)[WIDTH / 2],
-                         float unscale, float* room)
+                         float unscale, float* room, float* lines)
 {
-    int first_row = tile % p.bands * p.rows, rows = min(p.rows, p.windows_y - first_row), row_of_8 = threadIdx.x % 32 / 4;
-    int down = divided_by_pitch(p, 8), right = 8 - down * p.pitch;
+    int first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32;
+    int windows = (min(p.rows, p.windows_y - first_row) - 1) * p.pitch + p.windows_x;
     const Word* kept = reinterpret_cast<const Word*>(room + FIRST_TALL * FIRST_WIDE);
     #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int group = channel / 8 + half;
         if (group >= f.groups) return;
-        float totals[FIRST_EACH] = {};
+        __syncwarp();  // what is there is read
         #pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
-            Place place(p, threadIdx.x % 4 * 2 + pair, first_row);
+        for (int i = 0; i < WIDTH / 8; ++i)
+            *reinterpret_cast<float2*>(lines + lane / 4 * LINE + 8 * i + lane % 4 * 2) =
+                {sums[4 * i + 2 * half], sums[4 * i + 2 * half + 1]};
+        __syncwarp();
+        float totals[FIRST_EACH] = {};
+        #pragma unroll 4
+        for (int i = lane % 4; i < windows; i += 4) {
+            int y = divided_by_pitch(p, i), x = i - y * p.pitch;
+            bool inside = x < p.windows_x;
+            y = inside ? y + first_row : 0, x = inside ? x : 0;
+            Word at = FIRST_KEEPS ? kept[group * FIRST_WINDOWS + y * FIRST_ACROSS + x] >> lane / 4 * 4 & 15 : 0;
+            float d = inside && at != 15 ? lines[lane / 4 * LINE + i] : 0;
+            const float* corner = room + y * FIRST_POOL * FIRST_WIDE + x * FIRST_POOL;
+            if (FIRST_POOL == 2) corner += at / 2 % 2 * FIRST_WIDE + at % 2;
             #pragma unroll
-            for (int i = 0; i < WIDTH / 8; ++i, place.next(p, down, right)) {
-                bool inside = place.y < rows && place.x < p.windows_x;
-                int window = inside ? place.at : 0, y = inside ? first_row + place.y : 0, x = inside ? place.x : 0;
-                Word at = FIRST_KEEPS ? kept[group * FIRST_WINDOWS + window] >> 4 * row_of_8 & 15 : 0;
-                float d = inside && at != 15 ? sums[4 * i + 2 * half + pair] * unscale : 0;
-                if (FIRST_POOL == 2) y = 2 * y + at / 2 % 2, x = 2 * x + at % 2;
-                const float* corner = room + y * FIRST_WIDE + x;
-                #pragma unroll
-                for (int tap = 0; tap < FIRST_TAPS; ++tap)
-                    totals[tap] += d * corner[tap / FIRST_KERNEL * FIRST_WIDE + tap % FIRST_KERNEL];
-                totals[FIRST_TAPS] += d;
-            }
+            for (int tap = 0; tap < FIRST_TAPS; ++tap)
+                totals[tap] += d * corner[tap / FIRST_KERNEL * FIRST_WIDE + tap % FIRST_KERNEL];
+            totals[FIRST_TAPS] += d;
         }
-        float* to = first_totals(room, channel % 64 + 8 * half + row_of_8);
+        float* to = first_totals(room, channel % 64 + 8 * half + lane / 4);
         #pragma unroll
         for (int k = 0; k < FIRST_EACH; ++k) {
             totals[k] += __shfl_xor_sync(~0u, totals[k], 1);
             totals[k] += __shfl_xor_sync(~0u, totals[k], 2);
-            if (threadIdx.x % 4 == 0) to[k] += totals[k];
+            if (lane % 4 == 0) to[k] += totals[k] * unscale;
         }
     }
 }
@@ -348,7 +351,8 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
         int group = warp / 4, tile = group % TILES, height = group / TILES;
         int slot = 0, round = 0, last = 0, buffer = 0, image_round = 0;
 #if FIRST
-        float* of_first = reinterpret_cast<float*>(filter_ring + SLOTS * FILTER_PARTS * FILTER_PIECES) + group * FIRST_ROOM;
+        float* lines = reinterpret_cast<float*>(filter_ring + SLOTS * FILTER_PARTS * FILTER_PIECES) + warp * 8 * LINE;
+        float* of_first = lines + (4 * MULTIPLIERS - warp) * 8 * LINE + group * FIRST_ROOM;
         float* totals = first_totals(of_first, warp % 4 * 16);
         for (int i = lane; i < 16 * FIRST_EACH; i += 32) totals[i] = 0;
         __syncwarp();
@@ -427,7 +431,8 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
 #if FIRST
             cp_async_wait_all();
             bar_sync<128>(1 + group);  // all of the image is there
-            if (image_of_first < p.images) add_to_first(p, before, item * TILES + tile, channel, sums, unscale, of_first);
+            if (image_of_first < p.images)
+                add_to_first(p, before, item * TILES + tile, channel, sums, unscale, of_first, lines);
             bar_sync<128>(1 + group);  // and is read
 #elif FORGETS
             store_at_once(p, following, to, item / heights * TILES + tile, channel, sums);

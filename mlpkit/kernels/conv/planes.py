@@ -200,7 +200,8 @@ class Tiling:
         image = conv.stride**2 * conv.pieces(self.rows(conv)[0]) * groups
         items, blocks = self.items(conv)
         buffers = 2 if padded(conv.channels) > self.chunk or items > blocks else 1
-        line = self.width + (40 - self.width % 32) % 32 if conv.pool else 0  # of sums, eight for each warp
+        taken = conv.pool or conv.behind  # eight lines of sums for each warp
+        line = self.width + (40 - self.width % 32) % 32 if taken else 0
         multipliers = self.tiles * self.heights
         filters = self.slots * self.heights * self.tile * groups
         room = multipliers * 4 * 8 * 4 * line + self.stacked * self.tiles * 2 * 32 * self.width // 2 * 4
