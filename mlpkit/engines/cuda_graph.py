@@ -16,6 +16,7 @@ from mlpkit.kernels import gpu
 from .cuda.graph import GradientTrainer
 from .cuda.kernel import kernel, linear_layers, overlapping
 from .cupy_fused import *
+from .cupy_fused import sgd_update as sgd_with_a_number
 from .stepping import mlps_only
 
 gpu.require_capability(8.0)  # products.cu copies asynchronously
@@ -40,6 +41,14 @@ def too_many_classes(engine, model):
     if classes > CLASSES:
         return f"{engine} takes at most {CLASSES} classes, and this network has {classes}: take another engine."
     return None
+
+
+def sgd_update(theta, grad, lr):
+    """Update theta in place. lr: a number, or where a step is recorded an array of one, on the GPU."""
+    if not isinstance(lr, cp.ndarray):
+        return sgd_with_a_number(theta, grad, lr)
+    blocks = -(-theta.size // (2 * THREADS))
+    _sgd(theta.dtype)((blocks,), (THREADS,), (theta, grad, lr, np.int32(theta.size)))
 
 
 class Gradient:
@@ -115,6 +124,11 @@ def _chunk(tile, depth, itemsize):
     chunk = min(-(-depth // 32) * 32, most // 32 * 32)
     parts = THREADS // 32 * (rows + 1) * (columns + 1)
     return chunk, itemsize * max(rows * (chunk + 4) + chunk * (columns + 2), parts)
+
+
+@cache
+def _sgd(dtype):
+    return overlapping(kernel("sgd", "sgd", dtype))
 
 
 @cache

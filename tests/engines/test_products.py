@@ -58,6 +58,15 @@ def test_a_step_gives_the_baselines_loss_and_gradients(n, sizes, dtype, engine):
     assert_allclose(network.grad, exact.grad, rtol=0, atol=ERRORS[dtype])
 
 
+@needs_compiler
+def test_an_update_at_a_rate_on_the_gpu_changes_every_parameter(engine):
+    rng = np.random.default_rng(0)
+    theta, grad = (rng.normal(size=1025).astype(np.float32).view(emulator.Array) for _ in range(2))
+    wanted = theta.astype(np.float64) - 0.5 * grad
+    engine.sgd_update(theta, grad, np.full(1, 0.5, np.float32).view(emulator.Array))
+    assert_allclose(theta, wanted, rtol=0, atol=1e-6)
+
+
 def test_more_classes_than_a_block_holds_are_refused_in_one_sentence(engine):
     assert engine.why_not(mlp(784, 128, engine.CLASSES), None, 128) is None
     one_sentence(engine.why_not(mlp(784, 128, 1537), None, 128), "cuda_graph", "1536 classes", "1537")

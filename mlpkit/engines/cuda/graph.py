@@ -7,7 +7,7 @@ memory: the number of the step, the order of the examples, and the rates of all 
 import cupy as cp
 import numpy as np
 
-from .kernel import C_TYPES, kernel
+from .kernel import C_TYPES, kernel, overlapping
 from .transfers import Feed
 
 
@@ -100,7 +100,7 @@ class GradientTrainer(GraphTrainer):
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, y, batch_size)
         dtype = network.dtype
-        self.next_batch = kernel("layers", "next_batch", dtype, PIXEL=C_TYPES[X.dtype])
+        self.next_batch = overlapping(kernel("layers", "next_batch", dtype, PIXEL=C_TYPES[X.dtype]))
         self.feed = Feed(first_t=(1, np.int64), rates=(self.steps, np.float64), order=(len(y), np.int64))
         self.rate, self.t, self.losses = cp.empty(1, dtype), cp.empty(1, dtype), cp.empty(self.steps, dtype)
         self.gradients = {}  # by the size of a batch

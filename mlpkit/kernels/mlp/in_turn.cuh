@@ -10,10 +10,3 @@ __device__ void wait_for_the_kernel_ahead() {
     griddepcontrol_launch_dependents();
 #endif
 }
-
-// The next kernel may begin. For a kernel that itself has begun after the one ahead of it had ended.
-__device__ void let_the_next_kernel_begin() {
-#if __CUDA_ARCH__ >= 900
-    griddepcontrol_launch_dependents();
-#endif
-}

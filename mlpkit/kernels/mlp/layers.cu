@@ -13,8 +13,8 @@
 extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const long long* order, const int* step,
                                       int batch_size, int inputs, REAL* x, long long* labels, const double* rates,
                                       const long long* first_t, REAL* rate, REAL* t) {
-    let_the_next_kernel_begin();
     const int row = blockIdx.x;
+    wait_for_the_kernel_ahead();
     const long long example = order[(long long)*step * batch_size + row];
     for (int i = threadIdx.x; i < inputs; i += blockDim.x) {
         x[(long long)row * inputs + i] = number(X[example * inputs + i]);
