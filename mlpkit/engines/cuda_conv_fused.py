@@ -79,34 +79,58 @@ def _no(what):
 
 
 def _too_large(model, convs, dense):
-    """Return the sentence for layers that a block's memory can't hold, or None; limit_shapes.cuh counts exactly."""
-    channels, height, width = model.input
-    fixed, late, parts, routed, turned = 1024, 16 * THREADS * 5, THREADS * 16, 0, 0
-    for i, (out, size, padding) in enumerate(convs):
-        rows, across, taps = height + 2 * padding, width + 2 * padding, channels * size**2
-        ph, pw = (rows - size + 1) // 2, (across - size + 1) // 2
-        if min(ph, pw) < 1:
-            return _no("has an image of at least 2 x 2 before each MaxPool(2)")
-        pieces = -(-pw // 5)
-        stride = max(across, 2 * -(-pw // pieces) * pieces + size - 1) + 8
-        fixed += 4 * (channels * (rows * stride + 64) + (out + 4) * (taps + 1)) + out * ph * pw
-        routed, turned = routed + 8 * out * ph * pw, turned + (4 * out * taps if i else 0)
-        splits = min(channels, THREADS // (out * ph * pieces))
-        parts = max(parts, 16 * splits * out * ph * pw if splits > 1 else 0)
-        late = max(late, _late(channels, height, out, size, ph, pw) if i else 8 * out * ph * taps)
-        channels, height, width = out, ph, pw
-    widths = [channels * height * width, *dense]
-    weights = [4 * rows * -(-units // 4) * 4 for rows, units in pairwise(widths)]
-    kept = min(max(weights), 16 * THREADS * 11)
-    fixed += 12 * (sum(widths) + 4 * len(widths))
-    need = fixed + max(parts, max(routed, THREADS // 8 * (max(dense) + 4)) + turned) + max(late, sum(weights) - kept)
-    there = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    """Return the sentence for layers that a block's memory can't hold, or None."""
+    need, there = _bytes_needed(model, convs, dense), cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    if need is None:
+        return _no("has an image of at least 2 x 2 before each MaxPool(2)")
     if need > there:
         return (
             f"{NAME} needs {-(-need >> 10)} KiB of shared memory for this model, and a block has {there >> 10}: "
             f"take another engine."
         )
     return None
+
+
+def _bytes_needed(model, convs, dense, halves=1):
+    """Return the shared memory of a block, at most, or None for too small an image; limit_shapes.cuh counts exactly.
+
+    halves: how many blocks share an image.
+    """
+    channels, height, width = model.input
+    fixed, late, parts, routed, turned = 1024, 16 * THREADS * 5, THREADS * 16, 0, 0
+    for i, (out, size, padding) in enumerate(convs):
+        rows, across, taps = height + 2 * padding, width + 2 * padding, channels * size**2
+        ph, pw = (rows - size + 1) // 2, (across - size + 1) // 2
+        if min(ph, pw) < 1:
+            return None
+        pieces = -(-pw // (5 if halves == 1 else 3))
+        stride = max(across, 2 * -(-pw // pieces) * pieces + size - 1) + 8
+        fixed += 4 * (channels * (rows * stride + 64) + (out + 4) * (taps + 1)) + out * ph * pw
+        routed, turned = routed + 8 * out * ph * pw, turned + (4 * out * taps if i else 0)
+        splits = min(channels, halves * THREADS // (out * ph * pieces))
+        parts = max(parts, 16 * splits * out * ph * pw if splits > 1 else 0)
+        late = max(late, _late(channels, height, out, size, ph, pw) if i else 8 * out * ph * taps)
+        fixed += 4 * channels * height * width if halves > 1 and i else 0
+        channels, height, width = out, ph, pw
+    widths = [channels * height * width, *dense]
+    weights = [4 * rows * -(-units // 4) * 4 for rows, units in pairwise(widths)]
+    weights[0] //= halves
+    kept = min(max(weights), 16 * THREADS * 11)
+    fixed += 12 * (sum(widths) + 4 * len(widths))
+    return fixed + max(parts, max(routed, THREADS // 8 * (max(dense) + 4)) + turned) + max(late, sum(weights) - kept)
+
+
+def _halves(model, batch_size, blocks):
+    """Return how many blocks share an image: two, if there are so many and two convolutions that can be halved."""
+    convs, dense = shape_of(model)
+    if len(convs) != 2 or 2 * batch_size > blocks:
+        return 1
+    (first, size, padding), (second, next_size, next_padding) = convs
+    height, width = ((side + 2 * padding - size + 1) // 2 for side in model.input[1:])
+    ph, pw = ((side + 2 * next_padding - next_size + 1) // 2 for side in (height, width))
+    even = first % 2 == second % 2 == 0 == first * height * width % 8 == second * ph * pw % 8
+    there = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    return 2 if even and _bytes_needed(model, convs, dense, 2) <= there else 1
 
 
 def _late(channels, height, out, size, ph, pw):
@@ -170,6 +194,7 @@ def macros_for(model, optimizer, batch_size, dtype):
         "CHANNELS": channels, "HEIGHT": height, "WIDTH": width,
         "CONVS": ",".join(str(number) for conv in convs for number in conv), "DENSE": ",".join(map(str, dense)),
         "BATCH": batch_size, "GRID": blocks, "PAIRS": int(batch_size <= blocks), "BLOCK_THREADS": THREADS,
+        "HALVES": _halves(model, batch_size, blocks),
         "ADAM": int(bool(optimizer.state)), "SHARED_LIMIT": here["MaxSharedMemoryPerBlockOptin"],
     }  # fmt: skip
 
@@ -193,7 +218,8 @@ class GraphedTrainer(GraphTrainer):
 
     def __init__(self, network, optimizer, X, y, batch_size, **macros):
         super().__init__(network, optimizer, X, y, batch_size)
-        self.macros = macros_for(network.model, optimizer, batch_size, self.X.dtype) | {"PAIRS": 0} | macros
+        alone = {"PAIRS": 0, "HALVES": 1}
+        self.macros = macros_for(network.model, optimizer, batch_size, self.X.dtype) | alone | macros
         module = kernels.load("limit_graph", **self.macros)
         answer = cp.empty(5, np.int32)
         module.get_function("requirements")((1,), (1,), (answer,))

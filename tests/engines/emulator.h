@@ -561,3 +561,11 @@ static void barrier_cluster_arrive() {
 }
 
 static void barrier_cluster_wait() { wait_for_cluster(); }
+
+// An address in shared memory, as a number; and a block's of this cluster.
+static Word shared_address(const void* at) { return (const unsigned char*)at - shared_bytes; }
+static Word mapa(Word address, Word rank) { return address | rank << 24; }
+static float4 ld_shared_cluster(Word at) {
+    const int block = current->block / cluster_blocks * cluster_blocks + (at >> 24);
+    return *(const float4*)in_block(shared_bytes + (at & 0xffffff), block);
+}

@@ -84,6 +84,55 @@ def test_neighbours_share_what_they_read(fused):
     same_as_float64(fused(2, source), 7, make("sgd"))
 
 
+HALVED = {
+    "lenet5": LENET5,
+    "colours": Model(
+        (3, 13, 15),
+        (Conv(8, 2, padding=1), ReLU(), MaxPool(2), Conv(14, 3, padding=2), MaxPool(2), ReLU(), Flatten(), Linear(33),
+         ReLU(), Linear(5)),
+    ),
+    "one dense layer": Model(
+        (2, 14, 14),
+        (Conv(2, 3), MaxPool(2), ReLU(), Conv(8, 3), ReLU(), MaxPool(2), Flatten(), Linear(9)),
+    ),
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", HALVED)
+def test_two_blocks_share_an_image(name, fused):
+    for seed in range(2):
+        engine = fused(seed)
+        assert engine.macros_for(HALVED[name], SimpleNamespace(state={}), 3, np.uint8)["HALVES"] == 2
+        same_as_float64(engine, 3, make("adam"), HALVED[name])
+
+
+@needs_compiler
+def test_only_what_has_two_halves_is_halved(fused):
+    def halves(model, batch_size):
+        return fused().macros_for(model, SimpleNamespace(state={}), batch_size, np.uint8)["HALVES"]
+
+    assert [halves(LENET5, n) for n in (1, 4, 5, 8)] == [2, 2, 1, 1]  # of eight multiprocessors
+    assert {halves(model, 1) for model in ODD.values()} == {1}
+
+
+# What neighbours must wait for
+MEETINGS = {
+    "sums of the dense layer": "        meet_neighbour();\n",
+    "sums of gradients": "barrier_cluster_wait();\n        __syncthreads();\n",
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("meeting", MEETINGS)
+def test_neighbours_that_do_not_wait_are_seen(meeting, fused):
+    source = kernels.source("limit")
+    assert source.count(MEETINGS[meeting]) == 1
+    engine = fused(0, source.replace(MEETINGS[meeting], ""))
+    with pytest.raises((AssertionError, emulator.Failed)):
+        same_as_float64(engine, 3, make("sgd"), HALVED["colours"])
+
+
 @needs_compiler
 def test_every_schedule_gives_the_same_to_the_last_bit(fused):
     case = images(30, LENET5), np.arange(20), 8, make("adam")

@@ -1,8 +1,8 @@
 // A convolutional network trained for a whole epoch in one launch. The blocks stay, and take a step in two parts:
 //
-//   - A block takes an image through all layers, to the loss, and back to the first convolution. Between the layers all
-//     stays in shared memory; out go only the inputs and the slopes of the dense layers, and the gradients of the
-//     convolutions, which are small.
+//   - A block takes an image through all layers, to the loss, and back to the first convolution; where there are many
+//     blocks, two neighbours share an image. Between the layers all stays in shared memory; out go only the inputs and
+//     the slopes of the dense layers, and the gradients of the convolutions, which are small.
 //   - All blocks together compute the dense layers' gradients, products over the batch, and add up the convolutions'. A
 //     thread owns one weight or two for the whole epoch, with Adam's averages, in registers.
 // needs sm_90a
@@ -27,6 +27,7 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
           Exchange* exchange, float* theta, float* m, float* v, const Rates* rates, float beta1, float rest1,
           float beta2, float rest2, float eps, float l2, float shrink) {
     begin(failure);
+    meet_neighbour();  // before anything is read there
     if (somebody_gave_up()) return;  // in an epoch before
     const Settings settings = {beta1, rest1, beta2, rest2, eps, l2, shrink};
     const Vectors vectors = {theta, m, v};
@@ -36,10 +37,10 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
     owned.load(vectors);
     owned.publish(exchange->packed, exchange->convs, 1);
     Image image;
-    if (blockIdx.x < min(BATCH, examples)) image.ask(X, y, order[blockIdx.x]);
+    if (first_image() < min(BATCH, examples)) image.ask(X, y, order[first_image()]);
     const auto first_of = [&](int step) {  // the number of this block's first example
-        const int at = step * BATCH + blockIdx.x;
-        return blockIdx.x < BATCH && at < examples ? order[at] : 0;
+        const int at = step * BATCH + first_image();
+        return first_image() < BATCH && at < examples ? order[at] : 0;
     };
     long long next = first_of(1);  // asked for so early that nobody waits for it
     __syncthreads();
@@ -49,18 +50,18 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
         const int n = min(BATCH, examples - step * BATCH);
         const Word tag = step + 1;
         stamp(0, tag);
-        for (int at = blockIdx.x; at < n; at += GRID, phase ^= 1) {
-            if (at >= GRID) image.ask(X, y, order[step * BATCH + at]);
+        for (int at = first_image(); at < n; at += GRID / HALVES, phase ^= 1) {
+            if (at >= GRID / HALVES) image.ask(X, y, order[step * BATCH + at]);
             float* row_loss = row_losses + (long long)step * BATCH + at;
-            through_network<true>(*exchange, image, at, n, tag, phase, at + GRID >= n, row_loss);
+            through_network<true>(*exchange, image, at, n, tag, phase, at + GRID / HALVES >= n, row_loss);
         }
-        if (PAIRS && blockIdx.x >= n) {  // the neighbour may need its half of the weights
+        if (PAIRS && HALVES == 1 && blockIdx.x >= n) {  // the neighbour may need its half of the weights
             if (threadIdx.x == 0) ask_weights<true>(*exchange, tag);
             wait_for_copy(&head().dense, phase, NEW_DENSE, tag);  // all threads, as all use that memory in the update
             phase ^= 1;
         }
         if (threadIdx.x == 0) {
-            if (blockIdx.x >= n) red_release_gpu_add(&exchange->slopes_there, 1);
+            if (first_image() >= n) red_release_gpu_add(&exchange->slopes_there, 1);
             wait_for(&exchange->slopes_there, GRID * tag, SLOPES_THERE, tag);
         }
         const Rates rate = {rates[step].lr, rates[step].m, rates[step].v};
@@ -73,6 +74,7 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
         stamp(10);
     }
     owned.store(vectors);
+    meet_neighbour();  // who may still read from here
     __syncthreads();
     if (threadIdx.x == 0 && somebody_gave_up()) theta[0] = __uint_as_float(0x7fffffff);  // a NaN: this is no result
 }

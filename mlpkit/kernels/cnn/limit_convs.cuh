@@ -50,15 +50,18 @@ template <int block>
 __device__ void add_parts() {
     constexpr Shape s = shape(block);
     const float4* sums = (const float4*)shared_floats(SCRATCH_AT);
-    for (int e = thread(); e < s.outputs(); e += THREADS) {
-        const float b = (shared_floats(CONV_AT) + conv_bias_packed(block))[e / s.windows()];
+    constexpr int OUTPUTS = forward_channels(block) * s.windows();
+    const int first = block == BLOCKS - 1 ? half() * forward_channels(block) : 0;
+    for (int e = thread(); e < OUTPUTS; e += THREADS) {
+        const int channel = first + e / s.windows();
+        const float b = (shared_floats(CONV_AT) + conv_bias_packed(block))[channel];
         float z[4] = {b, b, b, b};
 #pragma unroll
         for (int part = 0; part < splits(block); part++) {
-            const float4 four = sums[part * s.outputs() + e];
+            const float4 four = sums[part * OUTPUTS + e];
             z[0] += four.x, z[1] += four.y, z[2] += four.z, z[3] += four.w;
         }
-        pool<block>(e / s.windows(), e % s.windows(), z);
+        pool<block>(channel, e % s.windows(), z);
     }
     __syncthreads();
 }
@@ -69,14 +72,15 @@ template <int block, typename Meanwhile>
 __device__ void conv_forward(Meanwhile meanwhile) {
     constexpr Shape s = shape(block);
     constexpr int SPLITS = splits(block), IN = channels_in(block), WINDOWS = s.piece();
-    constexpr int SPAN = 2 * WINDOWS + s.k - 1;
+    constexpr int SPAN = 2 * WINDOWS + s.k - 1, LANES = forward_channels(block), OUTPUTS = LANES * s.windows();
+    const int from = block == BLOCKS - 1 ? half() * forward_channels(block) : 0;
     const float* weights = shared_floats(CONV_AT) + conv_packed(block);
     const float* biases = shared_floats(CONV_AT) + conv_bias_packed(block);
     float4* sums = (float4*)shared_floats(SCRATCH_AT);
 #pragma unroll 1
     for (int item = thread(); item < items(block) * SPLITS; item += THREADS) {
-        const int channel = item % s.co, piece = item / s.co % s.pieces(), py = item / s.co / s.pieces() % s.ph;
-        const int part = item / items(block), first = piece * WINDOWS;
+        const int lane = item % LANES, channel = from + lane, piece = item / LANES % s.pieces();
+        const int py = item / LANES / s.pieces() % s.ph, part = item / items(block), first = piece * WINDOWS;
         const float* in = plane_of<block>(part * IN) + 2 * py * s.stride() + 2 * first;
         const float* w = weights + (channel / s.each() * s.taps() + part * IN * s.k * s.k) * 4 + channel % s.each();
         float z[2][2 * WINDOWS] = {};
@@ -111,7 +115,7 @@ __device__ void conv_forward(Meanwhile meanwhile) {
             if (WINDOWS * s.pieces() > s.pw && first + i >= s.pw) break;
             const float four[4] = {top[0] + b, top[1] + b, low[0] + b, low[1] + b};
             if constexpr (SPLITS == 1) pool<block>(channel, window, four);
-            else sums[part * s.outputs() + channel * s.windows() + window] = {four[0], four[1], four[2], four[3]};
+            else sums[part * OUTPUTS + lane * s.windows() + window] = {four[0], four[1], four[2], four[3]};
         }
     }
     if (block == BLOCKS - 1) meanwhile();
@@ -148,7 +152,8 @@ template <int block>
 __device__ void conv_biases_back(Partial partial) {
     constexpr Shape s = shape(block);
     const int lane = thread() % 32;
-    for (int channel = WARPS - 1 - thread() / 32; channel < s.co; channel += WARPS) {
+    const int end = (half() + 1) * back_channels(block);
+    for (int channel = end - back_channels(block) + WARPS - 1 - thread() / 32; channel < end; channel += WARPS) {
         float sum = 0;
         for (int i = lane; i < s.windows(); i += 32) sum += routes<block>()[channel * s.windows() + i].slope;
         for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
@@ -213,7 +218,8 @@ __device__ void conv_back_parts() {
     const float* turned = shared_floats(SCRATCH_AT + turned_before(block));
     float* dw_parts = shared_floats(DENSE_AT);
     float* dx_parts = shared_floats(DENSE_AT + dw_bytes(block));
-    const int lane = thread() % 32;
+    constexpr int OUT = back_channels(block);
+    const int lane = thread() % 32, before = half() * OUT;
 #pragma unroll 1
     for (int task = thread() / 32; task < rows_of_parts(block) * way.lanes * way.groups; task += WARPS) {
         const int chunk = task % way.chunks, py = task / way.chunks % s.ph, rest = task / rows_of_parts(block);
@@ -228,18 +234,18 @@ __device__ void conv_back_parts() {
             read_pair(x[0], i, in, inside), read_pair(x[1], i, in + s.stride(), inside);
         }
 #pragma unroll 1
-        for (int channel = group * way.each; channel < min(s.co, (group + 1) * way.each); channel++) {
+        for (int channel = group * way.each; channel < min(OUT, (group + 1) * way.each); channel++) {
             float w[s.k], dw[s.k] = {};
 #pragma unroll
-            for (int c = 0; c < s.k; c++) w[c] = turned[channel * s.taps() + used * s.k + c];
-            const Route* routes_of = routes<block>() + (channel * s.ph + py) * s.pw + first;
+            for (int c = 0; c < s.k; c++) w[c] = turned[(before + channel) * s.taps() + used * s.k + c];
+            const Route* routes_of = routes<block>() + ((before + channel) * s.ph + py) * s.pw + first;
             Route row[way.windows];
 #pragma unroll
             for (int px = 0; px < way.windows; px++) {
                 row[px] = way.chunks == 1 || px < there ? routes_of[px] : Route{0, 0};
             }
             routes_back<s.k, 0>(row, w, dw, x, dx);
-            float* to = dw_parts + ((py * way.chunks + chunk) * s.co + channel) * s.taps() + used * s.k;
+            float* to = dw_parts + ((py * way.chunks + chunk) * OUT + channel) * s.taps() + used * s.k;
             for (int c = 0; c < s.k; c++) {
                 if (exists) to[c] = dw[c];
             }
@@ -261,9 +267,9 @@ __device__ void conv_back_sums(Partial partial) {
     constexpr Way way = ::way(block);
     const float* dw_parts = shared_floats(DENSE_AT);
     const float* dx_parts = shared_floats(DENSE_AT + dw_bytes(block));
-#pragma unroll
-    for (int i = 0; i < parts(s.ci * s.h * s.w, THREADS); i++) {  // channels, columns, rows: the last change fastest
-        const int mine = thread() + i * THREADS, e = min(mine, s.ci * s.h * s.w - 1);
+    constexpr int OUT = back_channels(block), NUMBERS = s.ci * s.h * s.w, PART = NUMBERS / HALVES;
+    float* swap = shared_floats(SWAP_BACK_AT);
+    const auto sum_of = [&](int e) {  // columns, then rows of a channel: the last change fastest
         const int y = e % s.h, x = e / s.h % s.w, ci = e / s.h / s.w;
         float sum = 0;
 #pragma unroll
@@ -281,18 +287,49 @@ __device__ void conv_back_sums(Partial partial) {
                 }
             }
         }
+        return sum;
+    };
+    const auto put = [&](int e, float sum) {
+        const int y = e % s.h, x = e / s.h % s.w, ci = e / s.h / s.w;
         const float value = plane_of<block>(ci)[(y + s.pad) * s.stride() + x + s.pad];
-        if (mine == e) put_route<block - 1>((ci * below.ph + y) * below.pw + x, value > 0 ? sum : 0);
+        put_route<block - 1>((ci * below.ph + y) * below.pw + x, value > 0 ? sum : 0);
+    };
+    if constexpr (HALVES > 1) {
+#pragma unroll
+        for (int i = 0; i < parts(PART, THREADS); i++) {
+            const int mine = thread() + i * THREADS, e = (1 - half()) * PART + min(mine, PART - 1);
+            const float sum = sum_of(e);
+            if (mine < PART) swap[e] = sum;
+        }
+        barrier_cluster_arrive();
     }
 #pragma unroll
-    for (int i = 0; i < parts(s.co * s.taps(), THREADS); i++) {
-        const int mine = thread() + i * THREADS, e = min(mine, s.co * s.taps() - 1);
+    for (int i = 0; i < parts(PART, THREADS); i++) {
+        const int mine = thread() + i * THREADS, e = half() * PART + min(mine, PART - 1);
+        const float sum = sum_of(e);
+        if (mine < PART) {
+            if constexpr (HALVES > 1) swap[e] = sum;
+            else put(e, sum);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < parts(OUT * s.taps(), THREADS); i++) {
+        const int mine = thread() + i * THREADS, e = min(mine, OUT * s.taps() - 1);
         float sum = 0;
 #pragma unroll
-        for (int row = 0; row < rows_of_parts(block); row++) sum += dw_parts[row * s.co * s.taps() + e];
-        if (mine == e) partial.put(conv_weights(block) + e, sum);
+        for (int row = 0; row < rows_of_parts(block); row++) sum += dw_parts[row * OUT * s.taps() + e];
+        if (mine == e) partial.put(conv_weights(block) + half() * OUT * s.taps() + e, sum);
     }
     conv_biases_back<block>(partial);
+    if constexpr (HALVES > 1) {
+        barrier_cluster_wait();
+        __syncthreads();
+        for (int e = half() * PART + 4 * thread(); e < (half() + 1) * PART; e += 4 * THREADS) {
+            const float4 own = *(const float4*)(swap + e), other = neighbours(swap + e);
+            put(e, own.x + other.x), put(e + 1, own.y + other.y);
+            put(e + 2, own.z + other.z), put(e + 3, own.w + other.w);
+        }
+    }
     __syncthreads();
 }
 
@@ -301,7 +338,8 @@ __device__ void conv_back_sums(Partial partial) {
 __device__ void first_conv_back(Partial partial) {
     constexpr Shape s = shape(0);
     constexpr First way = first_way();
-    constexpr int ROWS = s.ci * s.k, ALL = s.ph * ROWS;
+    constexpr int ROWS = s.ci * s.k, ALL = s.ph * ROWS, OUT = back_channels(0);
+    const int before = half() * OUT;
     float* dw_parts = shared_floats(DENSE_AT);
     const int lane = thread() % 32;
 #pragma unroll 1
@@ -314,8 +352,8 @@ __device__ void first_conv_back(Partial partial) {
 #pragma unroll
         for (int i = 0; i < way.span; i += 2) read_pair(x[0], i, in, true), read_pair(x[1], i, in + s.stride(), true);
 #pragma unroll 1
-        for (int channel = group * way.each; channel < min(s.co, (group + 1) * way.each); channel++) {
-            const Route* row_of = routes<0>() + (channel * s.ph + py) * s.pw + first;
+        for (int channel = group * way.each; channel < min(OUT, (group + 1) * way.each); channel++) {
+            const Route* row_of = routes<0>() + ((before + channel) * s.ph + py) * s.pw + first;
             float dw[s.k] = {};
 #pragma unroll
             for (int px = 0; px < way.windows; px++) {
@@ -328,25 +366,25 @@ __device__ void first_conv_back(Partial partial) {
 #pragma unroll
                 for (int c = 0; c < s.k; c++) dw[c] += route.slope * (right ? picked[c + 1] : picked[c]);
             }
-            float* to = dw_parts + ((chunk * s.co + channel) * ALL + mine) * s.k;
+            float* to = dw_parts + ((chunk * OUT + channel) * ALL + mine) * s.k;
             for (int c = 0; c < s.k; c++) {
                 if (mine < ALL) to[c] = dw[c];
             }
         }
     }
     __syncthreads();
-    for (int e = thread(); e < s.co * s.taps(); e += THREADS) {
+    for (int e = thread(); e < OUT * s.taps(); e += THREADS) {
         const float* from = dw_parts + e / s.taps() * s.ph * s.taps() + e % s.taps();
         float sum = 0;
 #pragma unroll
         for (int chunk = 0; chunk < way.chunks; chunk++) {
 #pragma unroll
-            for (int row = 0; row < s.ph; row++) sum += from[(chunk * s.co * s.ph + row) * s.taps()];
+            for (int row = 0; row < s.ph; row++) sum += from[(chunk * OUT * s.ph + row) * s.taps()];
         }
-        partial.put(e, sum);
+        partial.put(before * s.taps() + e, sum);
     }
     conv_biases_back<0>(partial);
-    if ((CONV_WEIGHTS + CONV_BIASES) % 2 && thread() == 0) partial.put(CONV_WEIGHTS + CONV_BIASES, 0);
+    if ((CONV_WEIGHTS + CONV_BIASES) % 2 && thread() == 0 && half() == 0) partial.put(CONV_WEIGHTS + CONV_BIASES, 0);
     __syncthreads();
 }
 

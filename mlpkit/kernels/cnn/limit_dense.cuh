@@ -25,7 +25,8 @@ struct Kept {
     __device__ void ask(const float* packed) {
         constexpr Sharing s = sharing(LARGEST);
         const int slot = thread() / s.lanes(), lane = thread() % s.lanes();
-        const float4* weights = (const float4*)(packed + dense_packed(LARGEST));
+        const float* from = packed + dense_packed(LARGEST) + first_row<LARGEST>() * wide(LARGEST);
+        const float4* weights = (const float4*)from;
 #pragma unroll
         for (int i = 0; i < kept_rows(); i++) {
             const int k = min(slot * s.each() + held(LARGEST) + i, s.rows - 1);
@@ -57,7 +58,7 @@ __device__ void dense_forward(const Kept& kept) {
     constexpr Sharing s = sharing(layer);
     constexpr int FOURS = s.fours, LANES = s.lanes(), EACH = s.each(), COLUMNS = s.columns();
     const int slot = thread() / LANES, lane = thread() % LANES;
-    const float* x = activations_of<layer>();
+    const float* x = activations_of<layer>() + first_row<layer>();
     float4 sums[COLUMNS] = {};
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -80,11 +81,22 @@ __device__ void dense_forward(const Kept& kept) {
         if (thread() % 32 < LANES && lane + c * LANES < FOURS) left[lane + c * LANES] = sums[c];
     }
     __syncthreads();
+    constexpr bool SHARED = HALVES > 1 && layer == 0;
+    float* to = SHARED ? shared_floats(SWAP_AT) : activations_of<layer + 1>();
     for (int j = thread(); j < units(layer); j += THREADS) {
-        float z = shared_floats(BIASES_AT)[bias_packed(layer) - CONV_PACKED + j];
+        float z = SHARED && half() ? 0 : shared_floats(BIASES_AT)[bias_packed(layer) - CONV_PACKED + j];
 #pragma unroll
         for (int warp = 0; warp < WARPS; warp++) z += shared_floats(SCRATCH_AT)[warp * 4 * FOURS + j];
-        activations_of<layer + 1>()[j] = layer + 1 < LAYERS && z < 0 ? 0 : z;
+        to[j] = !SHARED && layer + 1 < LAYERS && z < 0 ? 0 : z;
+    }
+    if constexpr (SHARED) {
+        meet_neighbour();
+        const auto out = [](float x, float y) { return layer + 1 < LAYERS && x + y < 0 ? 0 : x + y; };
+        for (int j = 4 * thread(); j < units(layer); j += 4 * THREADS) {
+            const float4 own = *(const float4*)(to + j), other = neighbours(to + j);
+            *(float4*)(activations_of<layer + 1>() + j) = {out(own.x, other.x), out(own.y, other.y),
+                                                           out(own.z, other.z), out(own.w, other.w)};
+        }
     }
     __syncthreads();
 }
@@ -96,7 +108,7 @@ __device__ void dense_back(const Kept& kept, Put put) {
     constexpr int FOURS = s.fours, LANES = s.lanes(), EACH = s.each(), COLUMNS = s.columns();
     constexpr int COUNT = power_of_two(EACH), LEFT = most(1, COUNT / LANES), SHARE = most(1, LANES / COUNT);
     const int slot = thread() / LANES, lane = thread() % LANES;
-    const float* x = activations_of<layer>();
+    const float* x = activations_of<layer>() + first_row<layer>();
     float4 dz[COLUMNS];
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++) {
@@ -117,7 +129,7 @@ __device__ void dense_back(const Kept& kept, Put put) {
 #pragma unroll
     for (int i = 0; i < LEFT; i++) {
         const int mine = lane / SHARE * LEFT + i, k = slot * EACH + mine;
-        if (lane % SHARE == 0 && mine < EACH && k < s.rows) put(k, x[k] > 0 ? sums[i] : 0);
+        if (lane % SHARE == 0 && mine < EACH && k < s.rows) put(first_row<layer>() + k, x[k] > 0 ? sums[i] : 0);
     }
     __syncthreads();
 }

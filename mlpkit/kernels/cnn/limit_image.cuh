@@ -75,14 +75,19 @@ template <int layer = 0>
 __device__ void ask_dense(const float* packed) {
     if constexpr (layer < LAYERS) {
         constexpr Sharing s = sharing(layer);
-        const float* from = packed + dense_packed(layer);
+        constexpr bool both = layer || HALVES == 1;  // whether neighbours need the same
+        const float* from = packed + dense_packed(layer) + first_row<layer>() * wide(layer);
         if constexpr (held(layer) == s.each()) {
-            ask_whole<dense_bytes(layer) / 4>(shared_floats(dense_at(layer)), from, &head().dense);
+            float* to = shared_floats(dense_at(layer));
+            if (both) ask_whole<dense_bytes(layer) / 4>(to, from, &head().dense);
+            else cp_async_bulk(to, from, dense_bytes(layer), &head().dense);
         } else if constexpr (held(layer) > 0) {
             for (int slot = 0; slot < s.slots(); slot++) {
                 float* to = shared_floats(dense_at(layer)) + slot * held(layer) * wide(layer);
                 const int rows = max(0, min(held(layer), s.rows - slot * s.each()));
-                if (rows) ask(to, from + slot * s.each() * wide(layer), 4 * rows * wide(layer), &head().dense, slot);
+                const float* rows_from = from + slot * s.each() * wide(layer);
+                if (rows && both) ask(to, rows_from, 4 * rows * wide(layer), &head().dense, slot);
+                if (rows && !both) cp_async_bulk(to, rows_from, 4 * rows * wide(layer), &head().dense);
             }
         }
         ask_dense<layer + 1>(packed);
@@ -131,7 +136,11 @@ __device__ void put_rows(Exchange& exchange, int image) {
     const float4* activations = (const float4*)shared_floats(ACTIVATIONS_AT);
     const float4* slopes = (const float4*)shared_floats(SLOPES_AT);
     float4* to = (float4*)(exchange.activations + image * ACTIVATIONS);
-    for (int e = thread(); e < ACTIVATIONS / 4; e += THREADS) to[e] = activations[e];
+    constexpr int OWN = rows_here(0) / 4;
+    for (int e = thread(); e < ACTIVATIONS / 4; e += THREADS) {
+        if (HALVES == 1 || e / OWN == half() || (e >= HALVES * OWN && half() == 0)) to[e] = activations[e];
+    }
+    if (HALVES > 1 && half() == 0) return;
     to = (float4*)(exchange.slopes + image * SLOPES);
     for (int e = thread(); e < SLOPES / 4; e += THREADS) to[e] = slopes[e];
 }
@@ -158,7 +167,7 @@ __device__ void through_network(Exchange& exchange, const Image& mine, int image
     denses_forward<0>(kept);
     if (thread() < 32) {
         const float loss = softmax_back(mine.label, n);
-        if (thread() == 0) *row_loss = loss;
+        if (thread() == 0 && half() == 0) *row_loss = loss;
     } else {
         turn_weights<1>();
     }

@@ -31,8 +31,17 @@
 #ifndef PAIRS
 #define PAIRS 0  // whether two blocks share what they read
 #endif
+#ifndef HALVES
+#define HALVES 1  // blocks that share an image: one, or two neighbours
+#endif
 #ifndef FIRST_EACH
-#define FIRST_EACH 3  // channels that a warp takes one after another, back through the first convolution
+#define FIRST_EACH (HALVES > 1 ? 2 : 3)  // channels that a warp takes in turn, back through the first convolution
+#endif
+#ifndef FIRST_WINDOWS
+#define FIRST_WINDOWS 7  // windows of a row that it takes there, at most
+#endif
+#ifndef MOST_WINDOWS
+#define MOST_WINDOWS (HALVES > 1 ? 3 : 5)  // that a thread takes of a row, forward
 #endif
 #ifndef SHARED_LIMIT  // bytes that a block may have
 #define SHARED_LIMIT 232448
@@ -65,7 +74,7 @@ struct Shape {
     constexpr int each() const { return parts(co, groups()); }
 
     // A thread takes so many windows of a row, in one channel out; there are so many threads to a row.
-    constexpr int pieces() const { return parts(pw, 5); }
+    constexpr int pieces() const { return parts(pw, MOST_WINDOWS); }
     constexpr int piece() const { return parts(pw, pieces()); }
 
     // Numbers from a row to the next. Half a warp reads pairs at once, and its rows shall be in different banks.
@@ -96,11 +105,29 @@ constexpr Shape shape(int block) {
     return s;
 }
 
+// ---- An image's halves ----
+
+// Two blocks that share an image go through the first convolution both. Then each takes half of the channels that come
+// out of the second one, and the weights of the first dense layer that they meet; on the way back, too. At last each
+// takes half of the first convolution's channels. So they hand each other sums twice: of the first dense layer's
+// outputs, and of the gradients that come to the first convolution. All else both compute.
+__device__ int half() { return HALVES > 1 ? blockIdx.x % HALVES : 0; }
+__device__ int first_image() { return blockIdx.x / HALVES; }
+constexpr int forward_channels(int block) { return shape(block).co / (block == BLOCKS - 1 ? HALVES : 1); }
+constexpr int back_channels(int block) { return shape(block).co / HALVES; }
+
 // ---- Dense layers ----
 
 constexpr int units(int layer) { return layer < 0 ? shape(BLOCKS - 1).outputs() : DENSE_LIST[layer]; }
 constexpr int inputs(int layer) { return units(layer - 1); }
 constexpr int wide(int layer) { return up_to(4, units(layer)); }  // a row of weights, filled up
+
+// Of a layer's inputs, those whose weights this block has
+constexpr int rows_here(int layer) { return inputs(layer) / (layer ? 1 : HALVES); }
+template <int layer>
+__device__ int first_row() {
+    return layer ? 0 : half() * rows_here(0);
+}
 
 // A warp has some rows of weights, and a lane some of their fours; where a row has few, more rows lie side by side.
 struct Sharing {
@@ -112,11 +139,11 @@ struct Sharing {
     constexpr int each() const { return parts(rows, slots()); }  // rows of a slot
 };
 
-constexpr Sharing sharing(int layer) { return {inputs(layer), wide(layer) / 4}; }
+constexpr Sharing sharing(int layer) { return {rows_here(layer), wide(layer) / 4}; }
 
 constexpr int largest() {
     int best = 0;
-    for (int i = 1; i < LAYERS; i++) best = inputs(i) * wide(i) > inputs(best) * wide(best) ? i : best;
+    for (int i = 1; i < LAYERS; i++) best = rows_here(i) * wide(i) > rows_here(best) * wide(best) ? i : best;
     return best;
 }
 const int LARGEST = largest();
@@ -161,7 +188,7 @@ constexpr int codes_at(int block) {
 // Into how many parts a convolution's sums are cut, so that no thread is idle: each part has so many channels in.
 constexpr int items(int block) {  // of a part
     const Shape s = shape(block);
-    return s.co * s.ph * s.pieces();
+    return forward_channels(block) * s.ph * s.pieces();
 }
 constexpr int channels_in(int block) {
     const Shape s = shape(block);
@@ -175,9 +202,17 @@ constexpr int sums_of_parts(int block) {  // fours
 // On the way back: what comes to each pooled number, and from which place it came
 constexpr int routes_before(int block) { return block ? routes_before(block - 1) + 8 * shape(block - 1).outputs() : 0; }
 
+// What neighbours hand each other: they read it where the other one put it.
+constexpr int SWAP_AT = up_to(16, codes_at(BLOCKS));
+constexpr int SWAP_BACK_AT = SWAP_AT + (HALVES > 1 ? 4 * wide(0) : 0);
+constexpr int swap_back_numbers() {
+    const Shape s = shape(BLOCKS - 1);
+    return s.ci * s.h * s.w;
+}
+
 // What has no other place, for a while: parts of sums; the routes, and after them the weights of all convolutions but
 // the first, turned round.
-constexpr int SCRATCH_AT = codes_at(BLOCKS);
+constexpr int SCRATCH_AT = SWAP_BACK_AT + (HALVES > 1 ? up_to(16, 4 * swap_back_numbers()) : 0);
 constexpr int turned_bytes(int block) { return up_to(16, 4 * shape(block).co * shape(block).taps()); }
 constexpr int turned_before(int block) {
     if (block > 1) return turned_before(block - 1) + turned_bytes(block - 1);
@@ -196,19 +231,19 @@ constexpr int DENSE_AT = up_to(128, SCRATCH_AT + scratch_bytes());
 // in registers.
 constexpr int others() {
     int bytes = 0;
-    for (int i = 0; i < LAYERS; i++) bytes += i == LARGEST ? 0 : 4 * inputs(i) * wide(i);
+    for (int i = 0; i < LAYERS; i++) bytes += i == LARGEST ? 0 : 4 * rows_here(i) * wide(i);
     return bytes;
 }
 constexpr int held(int layer) {
     const Sharing s = sharing(layer);
     const int room = (SHARED_LIMIT - DENSE_AT - others()) / (4 * s.slots() * wide(layer));
-    return layer == LARGEST && 4 * inputs(layer) * wide(layer) > SHARED_LIMIT - DENSE_AT - others() ? most(0, room)
+    return layer == LARGEST && 4 * rows_here(layer) * wide(layer) > SHARED_LIMIT - DENSE_AT - others() ? most(0, room)
                                                                                                      : s.each();
 }
 constexpr int kept_rows() { return most(0, sharing(LARGEST).each() - held(LARGEST)); }
 constexpr int dense_bytes(int layer) {
     const Sharing s = sharing(layer);
-    return 4 * wide(layer) * (held(layer) < s.each() ? held(layer) * s.slots() : inputs(layer));
+    return 4 * wide(layer) * (held(layer) < s.each() ? held(layer) * s.slots() : rows_here(layer));
 }
 constexpr int dense_at(int layer) { return layer ? dense_at(layer - 1) + dense_bytes(layer - 1) : DENSE_AT; }
 
@@ -220,8 +255,9 @@ struct Way {  // back through a convolution but the first: see limit_convs.cuh
 constexpr Way way(int block) {
     const Shape s = shape(block);
     const int lanes = parts(s.ci * s.k, 32), chunks = parts(s.pw, 5), windows = parts(s.pw, chunks);
-    const int groups = least(s.co, most(1, WARPS / (s.ph * chunks * lanes))), each = parts(s.co, groups);
-    return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(s.co, each), each};
+    const int co = back_channels(block), groups = least(co, most(1, WARPS / (s.ph * chunks * lanes)));
+    const int each = parts(co, groups);
+    return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(co, each), each};
 }
 constexpr int rows_of_parts(int block) { return shape(block).ph * way(block).chunks; }
 constexpr int dw_bytes(int block) { return up_to(16, rows_of_parts(block) * turned_bytes(block)); }
@@ -236,9 +272,9 @@ struct First {  // back through the first convolution
 };
 constexpr First first_way() {
     const Shape s = shape(0);
-    const int lanes = parts(s.ph * s.ci * s.k, 32), chunks = parts(s.pw, 7), windows = parts(s.pw, chunks);
-    const int each = least(s.co, FIRST_EACH);
-    return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(s.co, each), each};
+    const int lanes = parts(s.ph * s.ci * s.k, 32), chunks = parts(s.pw, FIRST_WINDOWS), windows = parts(s.pw, chunks);
+    const int co = back_channels(0), each = least(co, FIRST_EACH);
+    return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(co, each), each};
 }
 constexpr int late_bytes() {
     const Shape s = shape(0);
@@ -267,6 +303,9 @@ constexpr int dense_biases(int layer) {
 constexpr int CONV_WEIGHTS = conv_weights(BLOCKS), CONV_BIASES = conv_biases(BLOCKS) - dense_weights(LAYERS);
 constexpr int PARTIAL = up_to(4, CONV_WEIGHTS + CONV_BIASES);
 
+static_assert(HALVES == 1 || (HALVES == 2 && PAIRS && BLOCKS == 2 && 2 * BATCH <= GRID), "two neighbours an image");
+static_assert(HALVES == 1 || (shape(0).co % 2 == 0 && shape(BLOCKS - 1).co % 2 == 0 && inputs(0) % 8 == 0), "halves");
+static_assert(HALVES == 1 || swap_back_numbers() % 8 == 0, "halves are read in fours");
 static_assert(!PAIRS || (GRID % 2 == 0 && BATCH <= GRID), "pairs take one image each");
 static_assert(THREADS % 128 == 0 && BLOCKS >= 1 && LAYERS >= 1, "");
 static_assert(SHARED_BYTES <= SHARED_LIMIT, "too large for shared memory");

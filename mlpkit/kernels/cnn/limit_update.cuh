@@ -46,7 +46,7 @@ __device__ void of_tile(int tile, Use use) {
 template <int layer>
 __device__ void dense_sums(int tile, const float* activations, const float* slopes, int n) {
     constexpr Tiling t = tiling(layer);
-    constexpr int AHEAD = 8, FOURS = wide(layer - 1) / 4, COLUMNS = wide(layer) / 4;
+    constexpr int AHEAD = least(8, parts(BATCH, WARPS)), FOURS = wide(layer - 1) / 4, COLUMNS = wide(layer) / 4;
     const int lane = thread() % 32, warp = thread() / 32;
     const int down = min(tile / t.columns * t.down + lane / t.across, FOURS - 1);
     const int across = min(tile % t.columns * t.across + lane % t.across, COLUMNS - 1);
@@ -105,7 +105,7 @@ __device__ Place conv_place() {
 
 // Its gradient: the sum over the examples' own.
 __device__ float conv_sum(const Packet* partials, int n, Word step) {
-    constexpr int AHEAD = 4, ALL = up_to(2, CONV_WEIGHTS + CONV_BIASES);
+    constexpr int AHEAD = least(4, parts(BATCH, WARPS * 2)), ALL = up_to(2, CONV_WEIGHTS + CONV_BIASES);
     const int lane = thread() % 32, warp = thread() / 32;
     float2* left = (float2*)shared_floats(SCRATCH_AT);
 #pragma unroll

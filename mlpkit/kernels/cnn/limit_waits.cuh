@@ -30,6 +30,14 @@ __device__ void wait_for_copy(Word64* barrier, Word phase, Awaited what, Word st
     }
 }
 
+// Where two blocks share an image: what each wrote in its shared memory before is there for the other one after.
+__device__ void meet_neighbour() {
+    if constexpr (HALVES > 1) barrier_cluster_arrive(), barrier_cluster_wait();
+}
+
+// Four numbers of the neighbour's, who has them where this block has its own.
+__device__ float4 neighbours(const float* own) { return ld_shared_cluster(mapa(shared_address(own), 1 - half())); }
+
 // N packets, or pairs of them, asked for at once; at(i) is where the i-th is, 0 where this thread has none. What is not
 // there yet is asked for again. A whole warp waits together.
 template <typename Item, int N>

@@ -136,9 +136,10 @@ def _stages(train, plan, progress):
         stamps = made.stamps()
         made.close()
         facts = {"kind": "stages", "batch_size": batch_size}
-        yield facts | {"block": "with an image"} | of_blocks(stamps[:batch_size], STAGES)
-        if batch_size < len(stamps):
-            yield facts | {"block": "without"} | of_blocks(stamps[batch_size:], IDLE)
+        working = batch_size * made.macros["HALVES"]
+        yield facts | {"block": "with an image"} | of_blocks(stamps[:working], STAGES)
+        if working < len(stamps):
+            yield facts | {"block": "without"} | of_blocks(stamps[working:], IDLE)
 
 
 def _agreement(train, plan, progress):
