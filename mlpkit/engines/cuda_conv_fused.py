@@ -9,6 +9,7 @@ waits in vain says so, for the host to raise.
 
 from functools import cache
 from itertools import pairwise
+from math import prod
 
 import cupy as cp
 import numpy as np
@@ -113,11 +114,23 @@ def _bytes_needed(model, convs, dense, halves=1):
         fixed += 4 * channels * height * width if halves > 1 and i else 0
         channels, height, width = out, ph, pw
     widths = [channels * height * width, *dense]
-    weights = [4 * rows * -(-units // 4) * 4 for rows, units in pairwise(widths)]
-    weights[0] //= halves
-    kept = min(max(weights), 16 * THREADS * 11)
+    layers = [(rows, -(-units // 4)) for rows, units in pairwise(widths)]
+    layers[0] = layers[0][0] // halves, layers[0][1]
+    weights = sum(_layer_bytes(rows, fours) for rows, fours in layers) - _kept(*max(layers, key=prod))
     fixed += 12 * (sum(widths) + 4 * len(widths))
-    return fixed + max(parts, max(routed, THREADS // 8 * (max(dense) + 4)) + turned) + max(late, sum(weights) - kept)
+    return fixed + max(parts, max(routed, THREADS // 8 * (max(dense) + 4)) + turned) + max(late, weights)
+
+
+def _layer_bytes(rows, fours):
+    return 16 * rows * fours
+
+
+def _kept(rows, fours):
+    """Return how many bytes of a layer's weights, so many fours a row, the threads can have in their registers."""
+    lanes = min(32, 1 << (fours - 1).bit_length())  # of a row; a lane has 12 fours at most
+    slots, most = THREADS // lanes, 12 // -(-fours // lanes)
+    others = max(0, -(-rows // slots) - most) * slots  # rows
+    return _layer_bytes(rows - min(rows, others), fours)
 
 
 def _halves(model, batch_size, blocks):

@@ -183,6 +183,20 @@ def test_it_says_what_it_is_not_made_for(part, fused):
 
 
 @needs_compiler
+def test_what_it_takes_fits_into_a_block(fused):
+    """Of narrow rows of weights, of which a warp's registers hold fewer, two dense layers just fit, or just don't."""
+    sgd, narrow = SimpleNamespace(kind="sgd", state={}), (Conv(8, 1, padding=1), *CONV[1:], Flatten())
+    taken = []
+    for units in (29, 31, 33, 40):
+        model = Model((1, 28, 28), (*narrow, Linear(units), ReLU(), Linear(1)))
+        engine = fused()
+        if engine.why_not(model, sgd, 64) is None:
+            assert "train" in kernels.resources("limit", **engine.macros_for(model, sgd, 64, np.uint8))
+            taken.append(units)
+    assert taken == [29, 31]
+
+
+@needs_compiler
 def test_it_knows_three_optimizers(fused):
     sentence = fused().why_not(LENET5, SimpleNamespace(kind="momentum"), 128)
     assert "SGD, Adam, AdamW" in sentence
