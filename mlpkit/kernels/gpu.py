@@ -17,6 +17,8 @@ USUAL = PACKAGES[0]  # what pyproject.toml asks for
 # The first driver for each CUDA version, from NVIDIA's compatibility guide
 DRIVERS = {12: 525, 13: 580}
 WINDOWS_DRIVERS = {12: 528, 13: 580}
+# Why a folder can't be made in somebody's home: it is read-only, is none, or is full
+NO_FOLDER = {getattr(errno, name, None) for name in "EACCES EPERM EROFS ENOENT ENOTDIR ENOSPC EDQUOT".split()}
 
 
 @cache
@@ -121,11 +123,15 @@ def _obstacle():
 
 
 def _broken(error):
-    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):  # a read-only home
+    if isinstance(error, OSError) and error.errno in NO_FOLDER and not _is_installed(error.filename):
         folder = f"CuPy can't make its folder {error.filename} ({error.strerror})"
         return f"{folder}: set the variable CUPY_CACHE_DIR to a folder that can be written"
     advice = f'pip install --force-reinstall "{package()[0] or USUAL}"'
     return f"CuPy can't be loaded: {_summary(error)}; install it again: {advice}"
+
+
+def _is_installed(path):
+    return not path or str(path).startswith(sys.prefix)
 
 
 def _no_device(runtime):

@@ -246,6 +246,7 @@ Original error:
         (ImportError(PAGE), "libstdc++.so.6: cannot open"),
         (ModuleNotFoundError("No module named 'cuda'", name="cuda"), "No module named 'cuda'"),
         (OSError("libcuda.so.1: cannot open shared object file"), "libcuda.so.1"),
+        (FileNotFoundError(errno.ENOENT, "No such file", f"{sys.prefix}/cupy/_version.py"), "_version.py"),
     ],
 )
 def test_a_cupy_that_cannot_be_loaded_says_why(error, words, monkeypatch):
@@ -253,7 +254,7 @@ def test_a_cupy_that_cannot_be_loaded_says_why(error, words, monkeypatch):
     check_refused("CuPy can't be loaded", words, "install it again: pip install --force-reinstall")
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENOSPC])
 def test_a_home_that_cannot_be_written_is_not_answered_with_a_new_installation(number, monkeypatch):
     cupy_that(monkeypatch, OSError(number, os.strerror(number), "/home/me/.cupy"))
     check_refused("/home/me/.cupy", os.strerror(number), "CUPY_CACHE_DIR")
