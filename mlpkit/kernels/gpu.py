@@ -18,7 +18,9 @@ USUAL = PACKAGES[0]  # what pyproject.toml asks for
 DRIVERS = {12: 525, 13: 580}
 WINDOWS_DRIVERS = {12: 528, 13: 580}
 # Why a folder can't be made in somebody's home: it is read-only, is none, or is full
-NO_FOLDER = {getattr(errno, name, None) for name in "EACCES EPERM EROFS ENOENT ENOTDIR ENOSPC EDQUOT".split()}
+NO_FOLDER = {
+    getattr(errno, f"E{name}", None) for name in ("ACCES", "PERM", "ROFS", "NOENT", "NOTDIR", "NOSPC", "DQUOT")
+}
 
 
 @cache

@@ -51,7 +51,7 @@ FOUND = {"NVRTC": "12.9", "cuBLAS": "found", "headers": "/usr/include"}
 def fresh(monkeypatch):
     """Let nothing that one test found out reach another, and pretend to be on Linux with CUDA's libraries."""
     forget()
-    monkeypatch.setattr(gpu, "sys", types.SimpleNamespace(platform="linux"))
+    monkeypatch.setattr(gpu, "sys", types.SimpleNamespace(platform="linux", prefix=sys.prefix))
     monkeypatch.setattr(gpu, "libraries", lambda: FOUND)
     monkeypatch.setattr(
         engines, "names", lambda: ("numpy_baseline",)
