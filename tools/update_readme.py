@@ -58,7 +58,7 @@ STORY = (BASELINE, "cupy_naive", "jax_epoch", "cuda_persistent")
 def headline():
     """Return what stands between the markers: the sentences, the tables and the picture, as Markdown."""
     network = "-".join(map(str, Recipe().model.sizes()))
-    what = f"Microseconds a training step ({network}, {Recipe().dtype} but where TF32 is named), medians. "
+    what = f"Microseconds a training step ({network}, {Recipe().dtype} but where TF32 or BF16 is named), medians. "
     parts = [*story(PARTS[-1]), what + "An empty cell was not measured.", ""]
     for part in recorded():
         parts += [f"**{part.title()}**", "", *rows(part), ""]
@@ -114,7 +114,9 @@ def _time(us):
 def _ratio(value):
     if value is None:
         return ""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+    if value >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.{2 if value >= 0.1 else 3 if value >= 0.01 else 4}f}"
 
 
 def picture():
