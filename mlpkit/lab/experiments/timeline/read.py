@@ -7,7 +7,7 @@ from mlpkit.lab.results import median, reads
 
 
 def busy_us(run):
-    """Return for how many microseconds of its step a run's kernels ran, by CUPTI."""
+    """Return for how many microseconds a run's kernels ran, added up, by CUPTI: where two overlap, both count."""
     return sum(us for _, _, us, *_ in run["kernels"])
 
 
