@@ -51,16 +51,11 @@ struct BulkCopies {
     template <int THREADS, int ROWS, int BYTES, typename Has, typename From>
     __device__ void ask(unsigned char (&to)[ROWS][BYTES], int count, Has has, From from) {
         const int AT_ONCE = THREADS / COPIERS, first = threadIdx.x / COPIERS;
-        const unsigned char* rows[ROWS / AT_ONCE];  // asked for all at once
-#pragma unroll
-        for (int i = 0; i < ROWS / AT_ONCE; i++) {
-            const int row = first + i * AT_ONCE;
-            rows[i] = has(row) ? from(row) : nullptr;
-        }
-#pragma unroll
-        for (int i = 0; i < ROWS / AT_ONCE; i++) {
-            for (int at = threadIdx.x % COPIERS * 16; rows[i] && at < BYTES; at += COPIERS * 16) {
-                cp_async<16>(&to[first + i * AT_ONCE][at], rows[i] + at);
+#pragma unroll 1
+        for (int row = first; row < ROWS; row += AT_ONCE) {
+            const unsigned char* bytes = has(row) ? from(row) : nullptr;
+            for (int at = threadIdx.x % COPIERS * 16; bytes && at < BYTES; at += COPIERS * 16) {
+                cp_async<16>(&to[row][at], bytes + at);
             }
         }
     }
