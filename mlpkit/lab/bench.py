@@ -107,6 +107,15 @@ def gate(engine, recipe, train):
     return losses
 
 
+def why_not_timed(engine, recipe, train):
+    """Return None for an engine that passes `gate`, else in a sentence why it gets no time."""
+    try:
+        gate(engine, recipe, train)
+    except (engines.EngineUnavailable, GateError, ValueError) as error:
+        return str(error)
+    return None
+
+
 def whole(history):
     """Return the history of a training that nobody stopped.
 

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from threadpoolctl import threadpool_info
 
 from mlpkit import engines
-from mlpkit.lab import machine, results
+from mlpkit.lab import bench, machine, results
 from mlpkit.lab.bench import GateError, Stepper
 from mlpkit.lab.experiments import sweep
 from mlpkit.lab.experiments.sweep import Plan, curve, flops, table, value
@@ -74,7 +74,7 @@ def test_an_engine_that_differs_gets_the_reason_and_no_time(monkeypatch):
         if name == "numba_serial":
             raise GateError("numba_serial differs")
 
-    monkeypatch.setattr(MEASURE, "gate", wrong)
+    monkeypatch.setattr(bench, "gate", wrong)
     record = run()
     assert [c["why_not"] for c in results.runs(record, engine="numba_serial")] == ["numba_serial differs"] * 2
     assert not any(c["samples_us"] for c in results.runs(record, engine="numba_serial"))
@@ -114,7 +114,7 @@ def test_what_takes_too_long_is_not_run():
 def test_a_slow_case_takes_one_sample_and_no_more(monkeypatch):
     taken = []
     monkeypatch.setattr(MEASURE, "Stepper", lambda *arguments: SimpleNamespace(take=take))
-    monkeypatch.setattr(MEASURE, "gate", lambda *arguments: None)
+    monkeypatch.setattr(bench, "gate", lambda *arguments: None)
 
     def take(steps):
         taken.append(steps)
@@ -128,7 +128,7 @@ def test_a_slow_case_takes_one_sample_and_no_more(monkeypatch):
 def test_a_loss_that_is_not_finite_gives_no_time(monkeypatch):
     stepper = SimpleNamespace(take=lambda steps: (1e-4, np.full(steps, np.nan)), take_one=lambda: None)
     monkeypatch.setattr(MEASURE, "Stepper", lambda *arguments: stepper)
-    monkeypatch.setattr(MEASURE, "gate", lambda *arguments: None)
+    monkeypatch.setattr(bench, "gate", lambda *arguments: None)
     record = run()
     assert not any(c["samples_us"] for c in record["runs"])
     assert {c["why_not"] for c in record["runs"]} == {"the loss is not finite"}
@@ -148,7 +148,7 @@ def test_each_turn_has_its_threads(monkeypatch):
             return 0.1, np.zeros(steps)
 
     monkeypatch.setattr(MEASURE, "Stepper", Watched)
-    monkeypatch.setattr(MEASURE, "gate", lambda *arguments: None)
+    monkeypatch.setattr(bench, "gate", lambda *arguments: None)
     many = min(2, machine.cores(), numba.config.NUMBA_NUM_THREADS)
     names = ("numpy_baseline", "numba_serial", "numba_parallel")
     run(Plan(engines=names, batch_sizes=(4,), widths=(8,), threads=(1, many), rounds=1))

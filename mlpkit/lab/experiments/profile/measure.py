@@ -7,7 +7,7 @@ from itertools import chain
 from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.lab import machine, results
-from mlpkit.lab.bench import GateError, Stepper, gate
+from mlpkit.lab.bench import Stepper, why_not_timed
 from mlpkit.lab.clock import in_turns, seconds_until_done, steps_in
 from mlpkit.nn.models import FASHION_CNN, LENET5, RESIDUAL
 from mlpkit.training.recipe import Recipe
@@ -60,7 +60,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
 def _network(network, recipe, train, plan, progress):
     """Yield for each engine a run for each operation of a watched step, one for all of it, one of its own step."""
     told = [asdict(part) for part in parts(recipe, train)]
-    reasons = {engine: _why_not(engine, recipe, train) for engine in plan.engines}
+    reasons = {engine: why_not_timed(engine, recipe, train) for engine in plan.engines}
     calls = {
         (engine, way): partial(_turn, kind, engine, recipe, train, plan, partial(progress, f"{network}, {engine}"))
         for way, kind in (("step", Whole), ("watched", Watched))
@@ -76,15 +76,6 @@ def _network(network, recipe, train, plan, progress):
                 yield {"kind": "operation", **names, "number": number, **part, "samples_us": samples}
             yield {"kind": "watched", **names, "samples_us": whole}
         yield {"kind": "step", **names, "samples_us": [us for (us,) in taken.get((engine, "step"), ())]}
-
-
-def _why_not(engine, recipe, train):
-    """Return why an engine gets no time, None where it computes what the baseline does."""
-    try:
-        gate(engine, recipe, train)
-    except (engines.EngineUnavailable, GateError, ValueError) as error:
-        return str(error)
-    return None
 
 
 def _turn(kind, engine, recipe, train, plan, progress):

@@ -10,7 +10,7 @@ from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.engines import BASELINE
 from mlpkit.lab import machine, results
-from mlpkit.lab.bench import GateError, Stepper, gate
+from mlpkit.lab.bench import Stepper, why_not_timed
 from mlpkit.lab.clock import in_turns, steps_in
 from mlpkit.lab.results import median_us
 from mlpkit.nn.models import MLP, mlp
@@ -54,7 +54,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
     for width in plan.widths:
         recipe = RECIPE.but(model=mlp(*sizes(width)))
         progress(f"width {width}: checking the engines")
-        why_not = {name: _why_not(name, recipe, train) for name in plan.engines}
+        why_not = {name: why_not_timed(name, recipe, train) for name in plan.engines}
         for batch_size in sorted(plan.batch_sizes):
             progress(f"width {width}, batch {batch_size}")
             cases = [_case(name, threads, width, batch_size) for threads, name in _who(plan)]
@@ -76,16 +76,6 @@ def _who(plan):
 
 def _case(name, threads, width, batch_size):
     return {"engine": name, "threads": threads, "width": width, "batch_size": batch_size, "samples_us": []}
-
-
-def _why_not(name, recipe, train):
-    """Return why an engine gets no time, or None; compile it on the way."""
-    try:
-        engines.load(name)
-        gate(name, recipe, train)
-    except (engines.EngineUnavailable, GateError, ValueError) as error:
-        return str(error)
-    return None
 
 
 def _too_long(case, record, plan):
