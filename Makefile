@@ -35,10 +35,12 @@ run: $(READY)  ## time every engine this machine can run, train with the fast on
 
 # One thread: several that share a small piece of work wait for each other, and on a busy machine for long.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1
+# A process a core, and not so many that they take a laptop's memory: a gigabyte each.
+PYTEST := $(ONE_THREAD) $(VENV_PYTHON) -m pytest -n logical --maxprocesses 4
 
 test: $(READY)  ## run all tests, the notebooks' stored outputs included
-	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest -n 2 --dist worksteal tests --ignore tests/labs
-	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --nbval $(NOTEBOOKS)
+	@$(PYTEST) --dist worksteal tests --ignore tests/labs
+	@$(PYTEST) --dist loadfile --nbval $(NOTEBOOKS)
 
 lab: $(READY)  ## open the workbook in JupyterLab
 	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null
@@ -57,7 +59,7 @@ grade: .venv/labs-complete labs  ## collect from INBOX, grade each submission in
 	@$(VENV_PYTHON) -m labs.grading $(INBOX)
 
 test-labs: .venv/labs-complete  ## test the labs: what solutions, mistakes and hostile submissions earn
-	@$(ONE_THREAD) $(VENV_PYTHON) -m pytest -n 2 --dist worksteal tests/labs
+	@$(PYTEST) --dist worksteal tests/labs
 
 wheelhouse: $(READY)  ## download all packages for machines with no internet: labs/INSTRUCTORS.md says how to use them
 	@$(VENV_PYTHON) -m pip download --quiet -c constraints.txt -d build/wheelhouse '.[test,labs]' pip setuptools

@@ -35,7 +35,7 @@ class Timing:
     warmup: int = 20
     steps_a_sample: int = 100
     rounds: int = 15
-    patience: float = 8.0
+    patience: float = 4.0
 
 
 class Stepper:

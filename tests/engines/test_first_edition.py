@@ -6,6 +6,7 @@ another order, and the losses agree within a tolerance.
 
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 
 import llvmlite.binding
@@ -24,8 +25,8 @@ from mlpkit.training.recipe import Recipe
 
 FIRST = json.loads((Path(__file__).parents[1] / "first_edition.json").read_text("utf-8"))
 STEPS = 100
-ALIKE = 60  # steps: later, at a rate of 0.2, a rounding's difference has grown a thousandfold
-SLOW = ("python_loops",)
+ALIKE = 60  # steps, elsewhere: later, at a rate of 0.2, a rounding's difference has grown a thousandfold
+SLOW = {"python_loops": 20}  # steps, elsewhere, of a quarter of a second each
 
 
 def digest(array):
@@ -46,6 +47,7 @@ def one_thread():
     numba.set_num_threads(threads)
 
 
+@cache
 def same_machine():
     """Say whether a product is summed here as it was there."""
     here = machine.describe()
@@ -83,11 +85,12 @@ def test_a_hundred_steps_are_those_of_the_first_edition(run, train):
     recipe = Recipe(**{name: run[name] for name in ("optimizer", "batch_size", "lr")})
     network = recipe.make_network(run["engine"])
     optimizer = recipe.make_optimizer(network, len(train.y))
-    index = data.epoch_order(len(train.y), 0, 0)[: STEPS * recipe.batch_size]
+    steps = STEPS if same_machine() else SLOW.get(run["engine"], ALIKE)
+    index = data.epoch_order(len(train.y), 0, 0)[: steps * recipe.batch_size]
     trainer = trainer_of(network, optimizer, train.X[index], train.y[index], recipe.batch_size)
     losses = trainer.epoch(np.arange(len(index)))
     trainer.close()
-    assert_allclose(losses[:ALIKE], run["losses"][:ALIKE], rtol=2e-4)
+    assert_allclose(losses[:ALIKE], run["losses"][: min(steps, ALIKE)], rtol=2e-4)
     if same_machine():
         assert_array_equal(losses, run["losses"])
         assert digest(network.theta) == run["theta"]
