@@ -13,7 +13,7 @@ import pytest
 from mlpkit.lab import results
 
 FOLDER = results.ROOT / "notebooks"
-CHAPTERS = {path.name[:2]: path for path in sorted(FOLDER.glob("*_*.ipynb"))}  # 00 to 12, and a1
+CHAPTERS = {path.name[:2]: path for path in sorted(FOLDER.glob("*_*.ipynb"))}
 GLOSSARY = FOLDER / "glossary.md"
 TIMED = re.compile(r"The main line: about (\d+) minutes")
 HELD = [number for number, path in CHAPTERS.items() if TIMED.search(path.read_text(encoding="utf-8"))]
@@ -91,7 +91,11 @@ def test_every_column_of_a_table_has_a_name(number):
 
 
 @pytest.mark.parametrize("number", HELD)
-def test_printed_lines_fit_a_page(number):
+def test_code_and_what_it_prints_fit_a_page(number):
+    for cell in cells(CHAPTERS[number], "code"):
+        lines = cell["text"].splitlines()
+        assert len(lines) <= 20, cell["id"]
+        assert max(map(len, lines)) <= 88, cell["id"]
     for name, output in outputs(CHAPTERS[number]):
         for line in "".join(output.get("text", "")).splitlines():
             assert len(line) <= 88, (name, line)

@@ -70,12 +70,12 @@ def accuracies(record, engine, data, epochs, of="validation"):
 @results.reads
 def table(record):
     """Return the record as a table for the terminal."""
-    lines = [f"{'data':15}{'epochs':>7}  {'engine':22}{'validation':>18}{'test':>18}{'seconds':>9}"]
+    lines = [f"{'data':15}{'epochs':>7}  {'engine':22}{'validation':>17}{'test':>17}{'seconds':>8}"]
     for data, epochs, engine in dict.fromkeys(map(_of, record["runs"])):
         parts = (results.mean_and_spread(accuracies(record, engine, data, epochs, of)) for of in ("validation", "test"))
         seconds = sorted(sum(run["seconds"]) for run in record["runs"] if _of(run) == (data, epochs, engine))
-        row = "".join(f"{part:>18}" for part in parts)
-        lines.append(f"{data:15}{epochs:7}  {engine:22}{row}{seconds[len(seconds) // 2]:9.2f}")
+        row = "".join(f"{part:>17}" for part in parts)
+        lines.append(f"{data:15}{epochs:7}  {engine:22}{row}{seconds[len(seconds) // 2]:8.2f}")
     return "\n".join(lines)
 
 
