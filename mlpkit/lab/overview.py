@@ -25,7 +25,6 @@ GROUPS = ("ours, CPU", "others, CPU", "ours, GPU", "others, GPU")
 TF32 = ("pytorch_cuda_graph_tf32", "pytorch_cuda_streams_tf32", "jax_epoch_default")  # what products are made of
 BF16 = ("pytorch_cuda_streams_bf16", "pytorch_cuda_graph_bf16", "jax_epoch_bf16")
 LESS_PRECISE = TF32 + BF16
-WIDTH = 6  # inches, of a figure on a page: a phone shows its letters, too
 TITLES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
@@ -229,7 +228,7 @@ def dots(panels, xlabel, note=brief, **options):
         raise ValueError("there are no times to show: no record has one that is finite and above 0.")
     named = {title: {label(name): value for name, value in values.items()} for title, values in panels.items()}
     names = [name for values in panels.values() for name in values]
-    return _as_wide_as_a_page(plots.dot_panels(named, groups(names), xlabel, note, order=GROUPS, **options))
+    return plots.dot_panels(named, groups(names), xlabel, note, order=GROUPS, **options)
 
 
 def _has_a_place(value):
@@ -246,11 +245,6 @@ def _some(rows, machine, folder, *experiments):
     )
 
 
-def _as_wide_as_a_page(figure):
-    figure.set_figwidth(WIDTH)
-    return figure
-
-
 def goal_figure(machine, folder=results.FOLDER):
     """Return a figure of the seconds to each of the two goals. Raises FileNotFoundError where there are none."""
     reached, absent = goals(machine, folder).items(), (np.nan, False)
@@ -258,7 +252,7 @@ def goal_figure(machine, folder=results.FOLDER):
     rows = {name: [seconds for seconds, _ in both] for name, both in found.items()}
     hollow = [(name, index) for name, both in found.items() for index, (_, guess) in enumerate(both) if guess]
     names = [f"to {percent} %" for percent in goal.GOALS]
-    return _as_wide_as_a_page(plots.spans(_some(rows, machine, folder, "goal"), "seconds of training", names, hollow))
+    return plots.spans(_some(rows, machine, folder, "goal"), "seconds of training", names, hollow)
 
 
 def wait_figure(machine, folder=results.FOLDER):
@@ -269,7 +263,7 @@ def wait_figure(machine, folder=results.FOLDER):
     rows = {label(name): pair for name, pair in sorted(waits(machine, folder).items(), key=lambda item: item[1])}
     names = [f"cache {cache}" for cache in compiling.CACHES]
     rows = _some(rows, machine, folder, "compile", "gpu_compile")
-    return _as_wide_as_a_page(plots.spans(rows, "seconds until the first step is done", names))
+    return plots.spans(rows, "seconds until the first step is done", names)
 
 
 def lines_figure(machine, folder=results.FOLDER):
@@ -277,18 +271,14 @@ def lines_figure(machine, folder=results.FOLDER):
     times = _some(step_us(machine, folder=folder), machine, folder, *STEPS)
     points = {label(name): (lines.of(name), us) for name, us in times.items() if lines.place(name)}
     xlabel = "lines of code beyond the baseline's"
-    figure = plots.named_points(points, groups(times), xlabel, "microseconds a step", order=GROUPS)
-    figure.legends[0].remove()  # from beside the points to below them
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8.5, handletextpad=0.2, columnspacing=1)
-    figure.set_size_inches(WIDTH, 3.6 + 0.1 * len(points))
-    return figure
+    return plots.named_points(points, groups(times), xlabel, "microseconds a step", order=GROUPS)
 
 
 def accuracy_figure(machine, folder=results.FOLDER):
     """Return a figure of the test accuracies of each engine's trainings. FileNotFoundError where there are none."""
     rows = {label(name): [100 * a for a in found] for name, found in accuracies(machine, folder).items()}
     rows = _some(rows, machine, folder, "agreement", "gpu_agreement")
-    return plots.seeds(rows, "test accuracy (%), a dot a seed, a line at the mean")
+    return plots.seeds(rows, "test accuracy (%), and its mean")
 
 
 @_reads

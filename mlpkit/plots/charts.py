@@ -119,9 +119,8 @@ def dot_panels(panels, groups, xlabel, note="{:,.0f}".format, xlim=None, order=(
     shape. note: writes a value beside its dot. order: of all groups, those that are in other figures too.
     """
     counts = [len(values) for values in panels.values()]
-    figure, places = axes(
-        8, 0.9 + 0.27 * sum(counts) + 0.45 * len(counts), len(counts), squeeze=False, sharex=True, height_ratios=counts
-    )
+    height = 0.9 + 0.27 * sum(counts) + 0.45 * len(counts)
+    figure, places = axes(6, height, len(counts), squeeze=False, sharex=True, height_ratios=counts)
     styles, legend = _group_styles(groups.values(), order), {}
     for place, (title, values) in zip(places[:, 0], panels.items(), strict=True):
         for row, (name, value) in enumerate(values.items()):
@@ -155,7 +154,7 @@ def spans(rows, xlabel, names=("", ""), hollow=()):
     rows[label]: (first, second, ...); NaN where there is none. names: of the values. hollow: pairs (label, index) of
     markers not to be filled.
     """
-    figure, place = axes(8, 1.1 + 0.3 * len(rows))
+    figure, place = axes(6, 1.1 + 0.3 * len(rows))
     for row, (name, pair) in enumerate(rows.items()):
         place.plot([np.nanmin(pair), np.nanmax(pair)], [row, row], "-", color="grey", linewidth=1.2, zorder=1)
         for index, value in enumerate(pair):
@@ -172,22 +171,38 @@ def spans(rows, xlabel, names=("", ""), hollow=()):
     return figure
 
 
-def named_points(points, groups, xlabel, ylabel, order=()):
-    """Show points[label] = (x, y), y logarithmic, with a number beside each and the labels by number on the right.
+def named_points(points, groups, xlabel, ylabel, order=(), **options):
+    """Show points[label] = (x, y), y logarithmic, with a number beside each and the labels by number below.
 
-    groups, order: as for `dot_panels`.
+    groups, order: as for `dot_panels`. options: for `Axes.set`.
     """
-    figure, place = axes(8.5, 1.2 + max(3.2, 0.2 * len(points)))
+    figure, place = axes(6, 3.6 + 0.1 * len(points))
     styles = _group_styles(groups.values(), order)
     for number, (name, (x, y)) in enumerate(points.items(), 1):
         colour, shape = styles[groups[name]]
         place.plot(x, y, shape, color=colour, markersize=7, label=f"{number} {name}", linestyle="none")
-        beside = (5, 3) if number % 2 else (-14, -9)
-        place.annotate(str(number), (x, y), beside, textcoords="offset points", fontsize=9)
     place.set(xlabel=xlabel, ylabel=ylabel, yscale="log")
+    place.set(**options)
     place.margins(0.08)
-    figure.legend(*place.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8.5)
+    place.xaxis.minorticks_off()
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8.5, handletextpad=0.2, columnspacing=1)
+    _number(figure, place, list(points.values()))
     return figure
+
+
+def _number(figure, place, points):
+    """Write a number beside each point: close to it, where there is room, else on the side that has most of it."""
+    figure.draw_without_rendering()  # from now on everything has its place
+    dots = place.transData.transform(points) * 72 / figure.dpi
+    taken, angles = list(dots), np.pi / 4 * np.array([1, -3, 3, -1, 0, 4, 2, -2])
+    sides = [radius * np.array([np.cos(a), np.sin(a)]) for radius in (10, 17) for a in angles]
+    for number, (dot, point) in enumerate(zip(dots, points, strict=True), 1):
+        room = [min(np.hypot(*np.subtract(taken, dot + side).T)) for side in sides]
+        side = next((side for side, free in zip(sides, room, strict=True) if free > 9), sides[np.argmax(room)])
+        taken.append(dot + side)
+        place.annotate(
+            str(number), point, side, textcoords="offset points", fontsize=9, ha="center", va="center_baseline"
+        )
 
 
 def roofline(groups, peak, bandwidths, title="", x=(0.03, 300), y=(0.001, 1000)):

@@ -3,6 +3,7 @@
 import json
 import random
 import runpy
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -242,6 +243,15 @@ def test_spans_join_two_values_and_mark_estimates():
 def test_points_are_named_in_the_legend():
     figure = plots.named_points({"a": (0, 10.0), "b": (5, 1.0)}, {"a": "x", "b": "y"}, "lines", "us")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 a", "2 b"]
+
+
+def test_the_numbers_of_points_that_lie_together_can_be_told_apart():
+    points = {name: (100 + i // 2, 10.0) for i, name in enumerate("abcdefgh")}
+    figure = plots.named_points(points, dict.fromkeys(points, "x"), "lines", "us")
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == 8
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def test_the_headline_has_a_table_for_each_machine_with_records(folder, monkeypatch):

@@ -1,7 +1,4 @@
-"""A chapter fits a lab and a phone: its main line 90 minutes, its lines and figures a page; and words have entries.
-
-A chapter that says how long its main line takes is held to all of it.
-"""
+"""A chapter fits a lab and a phone: its main line 90 minutes, its lines and figures a page; and words have entries."""
 
 import json
 import re
@@ -16,8 +13,8 @@ FOLDER = results.ROOT / "notebooks"
 CHAPTERS = {path.name[:2]: path for path in sorted(FOLDER.glob("*_*.ipynb"))}
 GLOSSARY = FOLDER / "glossary.md"
 TIMED = re.compile(r"The main line: about (\d+) minutes")
-HELD = [number for number, path in CHAPTERS.items() if TIMED.search(path.read_text(encoding="utf-8"))]
 HEADING = re.compile(r"(?m)^(#+) (.*)$")
+OURS = {line for path in results.ROOT.glob("mlpkit/**/*.py") for line in path.read_text(encoding="utf-8").splitlines()}
 ANSWER = re.compile(r"<details>.*?</details>", re.DOTALL)
 
 
@@ -61,7 +58,7 @@ def minutes(path):
     return total
 
 
-@pytest.mark.parametrize("number", HELD)
+@pytest.mark.parametrize("number", CHAPTERS)
 def test_the_main_line_fits_ninety_minutes_and_the_chapter_says_how_many(number):
     path = CHAPTERS[number]
     said = int(TIMED.search(cells(path, "markdown")[0]["text"])[1])
@@ -69,7 +66,7 @@ def test_the_main_line_fits_ninety_minutes_and_the_chapter_says_how_many(number)
     assert minutes(path) < said + 5
 
 
-@pytest.mark.parametrize("number", HELD)
+@pytest.mark.parametrize("number", CHAPTERS)
 def test_headings_leave_out_no_level_and_no_number(number):
     levels, sections = [], []
     for cell in cells(CHAPTERS[number], "markdown"):
@@ -82,7 +79,7 @@ def test_headings_leave_out_no_level_and_no_number(number):
     assert sections == list(range(1, len(sections) + 1))
 
 
-@pytest.mark.parametrize("number", HELD)
+@pytest.mark.parametrize("number", CHAPTERS)
 def test_every_column_of_a_table_has_a_name(number):
     for cell in cells(CHAPTERS[number], "markdown"):
         for header in re.findall(r"(?m)^(\|.*)\n\|[ :|-]+$", words(cell)):
@@ -90,7 +87,7 @@ def test_every_column_of_a_table_has_a_name(number):
             assert not re.match(r"\|\s*\|", header), (cell["id"], header)
 
 
-@pytest.mark.parametrize("number", HELD)
+@pytest.mark.parametrize("number", CHAPTERS)
 def test_code_and_what_it_prints_fit_a_page(number):
     for cell in cells(CHAPTERS[number], "code"):
         lines = cell["text"].splitlines()
@@ -98,10 +95,10 @@ def test_code_and_what_it_prints_fit_a_page(number):
         assert max(map(len, lines)) <= 88, cell["id"]
     for name, output in outputs(CHAPTERS[number]):
         for line in "".join(output.get("text", "")).splitlines():
-            assert len(line) <= 88, (name, line)
+            assert len(line) <= 88 or line in OURS, (name, line)  # the package's own code is shown as it stands
 
 
-@pytest.mark.parametrize("number", HELD)
+@pytest.mark.parametrize("number", CHAPTERS)
 def test_figures_fit_a_phone(number):
     """At 432 points a phone of 390 shows letters of 11 points at 10."""
     for name, output in outputs(CHAPTERS[number]):
@@ -110,7 +107,7 @@ def test_figures_fit_a_phone(number):
         assert max(widths) <= 432, (name, widths)
 
 
-@pytest.mark.parametrize("number", HELD)
+@pytest.mark.parametrize("number", CHAPTERS)
 def test_every_exercise_has_an_answer(number):
     for cell in cells(CHAPTERS[number], "markdown"):
         exercises = len(re.findall(r"(?m)^\*\*\d+\. ", cell["text"]))
