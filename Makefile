@@ -35,7 +35,7 @@ run: $(READY)  ## time every engine this machine can run, train with the fast on
 
 # One thread: several that share a small piece of work wait for each other, and on a busy machine for long.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1
-# A process a core, and not so many that they take a laptop's memory: a gigabyte each.
+# A process for each core, but no more than a laptop has memory for: one may take two gigabytes.
 PYTEST := $(ONE_THREAD) $(VENV_PYTHON) -m pytest -n logical --maxprocesses 4
 
 test: $(READY)  ## run all tests, the notebooks' stored outputs included
