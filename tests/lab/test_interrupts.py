@@ -159,7 +159,7 @@ def test_ctrl_c_ends_a_bench_at_any_time(name, copy):
     after = random.Random(name).uniform(3, 7)
     code, seconds, said = interrupt(copy, "bench", name, after=after)
     assert (code, "Traceback" in said, "Exception ignored" in said) == (130, False, False), said
-    assert seconds < 10  # two, where tests have not all cores at work
+    assert seconds < 20  # two, where tests have not all cores at work
     assert not list(copy.glob("results/*/*.json"))  # whole ones
     for path in copy.glob(f"results/mine/{name}*.partial"):
         for run in json.loads(path.read_text())["runs"]:
