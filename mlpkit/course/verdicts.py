@@ -101,10 +101,12 @@ def _copy(argument):
 
 
 def _changed(before, after):
+    if type(before) is not type(after):  # something else was put into a list
+        return True
     if type(before) in (list, tuple):
         return len(before) != len(after) or any(_changed(*pair) for pair in zip(before, after, strict=True))
     if type(before) is not np.ndarray:
-        return False
+        return before is not after and before != after
     # Of another shape or dtype, where a function sets them; the numbers bit by bit, so that NaN is equal to NaN.
     return before.shape != after.shape or before.dtype != after.dtype or before.tobytes() != after.tobytes()
 

@@ -285,6 +285,25 @@ def test_lists_of_arrays_are_watched_too():
     assert "changed" in judge("f", surprise, [case([M, M], gives=1.0)]).sentence
 
 
+@pytest.mark.parametrize("put", [None, 5, 1.0, [1], "a", np.ones(2), np.ones(2).view(np.recarray)], ids=repr)
+@pytest.mark.parametrize("there", [M, 1, [1, 2]], ids=["array", "number", "list"])
+def test_what_is_put_into_a_list_is_noticed(put, there):
+    def surprise(parts):
+        parts[0] = put
+        return 1.0
+
+    assert "changed its argument number 1" in judge("f", surprise, [case([there, M], gives=1.0)]).sentence
+
+
+def test_what_is_put_back_into_a_list_is_no_change():
+    def swaps_and_swaps_back(parts):
+        parts[0], parts[1] = parts[1], parts[0]
+        parts[0], parts[1] = float(parts[1]), parts[0]
+        return 1.0
+
+    assert judge("f", swaps_and_swaps_back, [case([1.5, np.nan], gives=1.0)])
+
+
 def test_several_results_are_counted_and_named():
     two = [case(M, gives=(M, 2.0))]
     assert judge("f", lambda x: (x, 2.0), two)
