@@ -29,9 +29,11 @@ def check_flag(name, value):
 
 
 def check_array(name, value):
-    """Raise TypeError unless `value` is an array, of any library: a list is none."""
+    """Raise TypeError unless `value` is an array, of any library: a list is none, nor is one with numbers masked."""
     if not hasattr(value, "dtype"):
         raise TypeError(f"{name} must be an array, not {type(value).__name__}: convert them with np.asarray.")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be an ordinary array, not a masked one: leave out what is masked.")
 
 
 def check_positive(name, value):
@@ -92,7 +94,7 @@ def check_dtype(dtype):
 
 
 def check_batch(x, shape, dtype):
-    """Check that `x` is (n, *shape), or rows of as many numbers, n at least 1, of the given dtype or uint8.
+    """Check that `x` is (n, *shape), or rows of as many numbers, n at least 1, of the given dtype or uint8; return n.
 
     Cheap, as it runs at every step: no number is looked at. Images are welcome where rows are wanted, but not in
     another order of axes. Raises ValueError for another shape, TypeError for another dtype, or for what is no array.
@@ -105,6 +107,7 @@ def check_batch(x, shape, dtype):
         raise ValueError(f"inputs must have shape {wanted} with n at least 1, not {x.shape}.")
     if x.dtype not in (dtype, np.uint8):
         raise TypeError(f"inputs are {x.dtype} but the network computes in {dtype}: convert them.")
+    return len(x)
 
 
 def check_finite(name, array):

@@ -121,12 +121,12 @@ class Network:
 
         targets: for classes, labels (n,), integers from 0 to classes - 1. Raises ValueError or TypeError for others.
         """
-        self.check_targets(targets, len(x))
+        self.check_targets(targets, check_batch(x, self.model.input, self.dtype))
         return self.forward_backward(x, targets, step)
 
     def loss(self, x, targets, training=False):
         """Return the mean loss of the batch, and leave `grad` as it is. Arguments and errors: as `loss_and_grad`."""
-        self.check_targets(targets, len(x))
+        self.check_targets(targets, check_batch(x, self.model.input, self.dtype))
         return getattr(self.engine, self.model.loss)(self.forward(x, training), targets)[0]
 
     def check_targets(self, targets, n, form_only=False):

@@ -368,6 +368,14 @@ def test_inputs_of_another_form_are_refused(call, x, error, words):
     one_sentence(caught.value, words)
 
 
+@pytest.mark.parametrize("call", ["forward", "predict", "evaluate", "loss", "loss_and_grad"])
+@pytest.mark.parametrize("x", [None, X[0, 0], X.tolist(), np.ma.array(X)], ids=["none", "number", "list", "masked"])
+def test_inputs_that_are_no_array_of_rows_are_refused(call, x):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        getattr(Network(model=SMALL), call)(x, *([Y] if call not in ("forward", "predict") else []))
+    one_sentence(caught.value, "inputs must ")
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ENGINES)
 def test_pixels_are_fractions_of_255(name, dtype):
@@ -385,6 +393,7 @@ LABELS = {
     "booleans": (Y > 0, TypeError, "bool"),
     "too large": (np.array([0, 1, 2, 3, 0]), ValueError, "from 0 to 2, but these go from 0 to 3"),
     "big-endian": (Y.astype(">i4"), TypeError, "byte order, not >i4"),
+    "masked": (np.ma.array(Y, mask=[0, 1, 0, 0, 0]), TypeError, "not a masked one"),
     "negative": (np.array([0, 1, 2, -1, 0]), ValueError, "from 0 to 2, but these go from -1 to 2"),
 }
 
