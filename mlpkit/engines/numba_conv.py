@@ -7,13 +7,12 @@ everybody who calls; a convolution turns bundles of images into another layout, 
 from types import SimpleNamespace
 
 import numpy as np
-from numba import config as _config
 
 from .loops import chain as _chain
 from .loops import convolve as _convolve
 from .loops import images as _images
 from .loops.bundles import NONE as _NONE
-from .loops.compiler import FASTMATH, compile_loops
+from .loops.compiler import FASTMATH, Threads, compile_loops
 from .loops.simd import BYTES as _BYTES
 from .numba_step import *
 from .numba_step import relu as _relu
@@ -100,7 +99,7 @@ def batch_norm_evaluate(x, gamma, beta, mean, variance, eps):
 def _shares(x):
     """Return in how many parts a batch is done: as many as there may be threads, each with a bundle or more."""
     lanes = _BYTES // x.itemsize
-    return min(_config.NUMBA_NUM_THREADS, (len(x) + lanes - 1) // lanes)
+    return min(Threads.most, (len(x) + lanes - 1) // lanes)
 
 
 def _rows(array):
@@ -171,7 +170,7 @@ class Trainer(StepByStep):
         lanes, self.most = _BYTES // dtype.itemsize, min(batch_size, len(y))
         self.blocks, self.dense, self.tables, self.room = _chain.lay_out(network.model.input, blocks, dense, lanes)
         bundles = -(-self.most // lanes)
-        self.shares = min(_config.NUMBA_NUM_THREADS, bundles)
+        self.shares = min(Threads.most, bundles)
         shapes = {
             "packed": (1, self.room.packed), "kept": (bundles, self.room.kept),
             "scratch": (self.shares, self.room.scratch), "own": (self.shares, self.room.own),

@@ -5,12 +5,11 @@ Python thread at a time may use it: see `numba_parallel`.
 """
 
 import numpy as np
-from numba import get_num_threads
 
 from .loops import fused as _fused
 from .loops import gemm as _gemm
 from .loops import step as _step
-from .loops.compiler import FASTMATH, compile_loops
+from .loops.compiler import FASTMATH, Threads, compile_loops
 from .numba_blocked import *
 from .numba_serial import check_labels
 from .stepping import StepByStep, mlps_only
@@ -48,7 +47,7 @@ class Trainer(StepByStep):
 
     def step(self, x, labels):
         network, n = self.network, len(x)
-        shares = max(self.crew.most, get_num_threads())  # a smaller crew takes as many: one order of the losses' sum
+        shares = max(self.crew.most, Threads.count())  # a smaller crew takes as many: one order of the losses' sum
         most = len(self.gradients[0]), self.sizes[0]
         if n > most[0] or x.shape[1:] != most[1:]:  # compiled loops would read beyond their arrays
             raise ValueError(f"a batch here has at most the shape {most}, not {x.shape}.")

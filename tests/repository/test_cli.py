@@ -278,8 +278,7 @@ def test_a_place_where_nothing_can_be_saved_is_refused_before_training(place, sm
 @pytest.mark.parametrize(
     ("variables", "why"),
     [
-        *(({"NUMBA_NUM_THREADS": text}, "unset that variable") for text in ("999999", "abc", "", "1.5")),
-        ({"NUMBA_NUM_THREADS": "0"}, "must be "),
+        *(({"NUMBA_NUM_THREADS": text}, "unset that variable") for text in ("999999", "abc", "", "1.5", "0")),
         ({"NUMBA_DISABLE_JIT": "1"}, "unset that variable"),
     ],
     ids=str,
