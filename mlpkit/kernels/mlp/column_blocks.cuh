@@ -10,7 +10,7 @@ static_assert(FIRST_THREADS + 2 * TILE_THREADS == THREADS, "three groups of warp
 const int IMAGES = BATCH / SHARE, COLUMNS = 2 * SHARE;  // of a block
 
 const int TILES_A_WARP = (PIXEL_TILES + FIRST_WARPS - 1) / FIRST_WARPS;
-const int MOST_AHEAD = 1;  // as the registers allow
+const int MOST_AHEAD = ADAM ? 2 : 1;  // the fastest: more take registers that others need
 const int AHEAD = PIXEL_TILES / FIRST_WARPS < MOST_AHEAD ? PIXEL_TILES / FIRST_WARPS : MOST_AHEAD;  // tiles, for dW1
 const int ROW_GROUPS = IMAGES / 32, SPLITS = FIRST_WARPS / ROW_GROUPS;  // warps that share 32 rows' sums
 const int STEPS_A_SPLIT = (INPUTS / 32 + SPLITS - 1) / SPLITS;
@@ -100,57 +100,85 @@ struct FirstWeights {
     }
 };
 
-// a1 = relu(x W1 + b1) for the block's columns and images.
-__device__ void first_layer(ColumnShared& shared, const unsigned char (*x)[INPUTS], float inverse, Packets& packets,
-                            Word tag) {
-    const int lane = threadIdx.x % 32, split = threadIdx.x / 32 / ROW_GROUPS;
-    const int row = threadIdx.x / 32 % ROW_GROUPS * 32;
-    const unsigned char* a_row = &x[row + lane % 16][lane / 16 * 16];
-    const auto pixel = [=](int i) { return min((i * SPLITS + split) * 32, INPUTS - 32); };
-    const auto has = [=](int i) { return (i + 1) * SPLITS <= INPUTS / 32 || i * SPLITS + split < INPUTS / 32; };
-    const float unit = inverse / 255;
-#pragma unroll
-    for (int pair = 0; pair < SHARE; pair++) {
-        const unsigned char* b_row = &shared.W[8 * pair + lane / 4][lane % 4 * 4];
-        int c[2][2][4] = {};  // two sums for each half of the rows, so that a product need not wait for the one before
+// A warp's share of x W1: 32 rows, and of the pixels 32 at a time, every SPLITS-th time.
+struct FirstSums {
+    static const int CHAINS = 2 / SHARE;  // sums for each half of the rows, so that a product need not wait for the last
+    int of[SHARE][2][CHAINS][4];
+
+    static __device__ int split() { return threadIdx.x / 32 / ROW_GROUPS; }
+    static __device__ int row() { return threadIdx.x / 32 % ROW_GROUPS * 32; }
+    static __device__ int pixel(int i) { return min((i * SPLITS + split()) * 32, INPUTS - 32); }
+    static __device__ bool has(int i) { return (i + 1) * SPLITS <= INPUTS / 32 || i * SPLITS + split() < INPUTS / 32; }
+    static __device__ const unsigned char* digits(const ColumnShared& shared, int pair) {
+        return &shared.W[8 * pair + threadIdx.x % 32 / 4][threadIdx.x % 4 * 4];
+    }
+
+    __device__ FirstSums(const ColumnShared& shared, const unsigned char (*x)[INPUTS]) : of{} {
+        const int lane = threadIdx.x % 32;
+        const unsigned char* a_row = &x[row() + lane % 16][lane / 16 * 16];
 #pragma unroll
         for (int start = 0; start < STEPS_A_SPLIT; start += STEPS_AT_ONCE) {
-            Word a[STEPS_AT_ONCE][2][4], b[STEPS_AT_ONCE][2];  // loaded ahead of the products
+            Word a[STEPS_AT_ONCE][2][4], b[STEPS_AT_ONCE][SHARE][2];  // loaded ahead of the products
 #pragma unroll
             for (int i = 0; i < STEPS_AT_ONCE; i++) {
                 for (int j = 0; j < 2; j++) {
-                    b[i][j] = *(const Word*)(b_row + pixel(start + i) + 16 * j);
-                    if (!has(start + i)) b[i][j] = 0;
+                    for (int pair = 0; pair < SHARE; pair++) {
+                        b[i][pair][j] = *(const Word*)(digits(shared, pair) + pixel(start + i) + 16 * j);
+                        if (!has(start + i)) b[i][pair][j] = 0;
+                    }
                     ldmatrix_x4(a[i][j], a_row + 16 * j * INPUTS + pixel(start + i));
                 }
             }
 #pragma unroll
             for (int i = 0; i < STEPS_AT_ONCE; i++) {
-                for (int half = 0; half < 2; half++) mma_m16n8k32_u8s8(c[half][i % 2], a[i][half], b[i][0], b[i][1]);
+                for (int half = 0; half < 2; half++) {
+                    for (int pair = 0; pair < SHARE; pair++) {
+                        mma_m16n8k32_u8s8(of[pair][half][i % CHAINS], a[i][half], b[i][pair][0], b[i][pair][1]);
+                    }
+                }
             }
         }
-        if (INPUTS % 32) {
-            const Word b = split == SPLITS - 1 ? *(const Word*)(b_row + INPUTS - 16) : 0;
+        if (INPUTS % 32 && split() == SPLITS - 1) {
             for (int half = 0; half < 2; half++) {
                 Word a[4];  // the last two matrices repeat the first two
-                ldmatrix_x4(a, &x[row + 16 * half + lane % 16][INPUTS - 16]);
-                mma_m16n8k16_u8s8(c[half][1], a[0], a[1], b);
+                ldmatrix_x4(a, &x[row() + 16 * half + lane % 16][INPUTS - 16]);
+                for (int pair = 0; pair < SHARE; pair++) {
+                    const Word b = *(const Word*)(digits(shared, pair) + INPUTS - 16);
+                    mma_m16n8k16_u8s8(of[pair][half][CHAINS - 1], a[0], a[1], b);
+                }
             }
         }
+    }
+
+    // Put those of two columns into shared memory.
+    __device__ void write(ColumnShared& shared, int pair) const {
+        const int lane = threadIdx.x % 32;
         for (int part = 0; part < 4; part++) {
-            const int(&even)[4] = c[part / 2][0], (&odd)[4] = c[part / 2][1], e = part % 2 * 2;
-            int* to = &shared.sums[split][row + part * 8 + lane / 4][lane % 4 * 2];
-            *(int2*)to = make_int2(even[e] + odd[e], even[e + 1] + odd[e + 1]);
+            const int(&chains)[CHAINS][4] = of[pair][part / 2], e = part % 2 * 2;
+            int2 two = make_int2(chains[0][e], chains[0][e + 1]);
+            for (int i = 1; i < CHAINS; i++) two.x += chains[i][e], two.y += chains[i][e + 1];
+            *(int2*)&shared.sums[split()][row() + part * 8 + lane / 4][lane % 4 * 2] = two;
         }
+    }
+};
+
+// a1 = relu(x W1 + b1) for the block's columns and images.
+__device__ void first_layer(ColumnShared& shared, const FirstSums& sums, float inverse, Packets& packets, Word tag) {
+    const float unit = inverse / 255;
+#pragma unroll
+    for (int pair = 0; pair < SHARE; pair++) {
+        sums.write(shared, pair);
         sync_first();
         for (int e = threadIdx.x; e < 2 * IMAGES; e += FIRST_THREADS) {
             const int image = e / 2, column = 2 * pair + e % 2;
-            long long sum = 0;
+            int4 sum = {0, 0, 0, 0};  // of each digit: it has some 25 bits
+#pragma unroll
             for (int part = 0; part < SPLITS; part++) {
                 const int4 s = *(const int4*)&shared.sums[part][image][e % 2 * 4];
-                sum += s.x + ((long long)s.y << 8) + ((long long)s.z << 16) + ((long long)s.w << 24);
+                sum.x += s.x, sum.y += s.y, sum.z += s.z, sum.w += s.w;
             }
-            const float z = (float)sum * unit + shared.b1[column].w;
+            const long long low = sum.x + 256ll * sum.y, high = sum.z + 256ll * sum.w;
+            const float z = (float)(low + (high << 16)) * unit + shared.b1[column].w;
             // In this order a NaN stays a NaN.
             send(packets.a1.at(first_image() + image, first_column() + column), z < 0 ? 0 : z, tag);
         }
@@ -212,9 +240,10 @@ __device__ void first_gradient(FirstGradient& g, const ColumnShared& shared, con
                 for (int step = 0; step < IMAGES / 32; step++) {
                     mma_m16n8k32_u8s8(c, pixels.of[step], b[pair][2 * step], b[pair][2 * step + 1]);
                 }
-                // An even lane has the two low digits' sums of two pixels, the odd one beside it the two high digits'.
+                // An even lane has the two low digits' sums of two pixels, the odd one beside it the two high digits'. In
+                // 31 bits there is room for both: the pixels are fewer than 2^8, the digits 2^7, the images 2^8.
                 const bool odd = lane % 2;
-                const float first = (float)c[0] + 256.0f * c[1], second = (float)c[2] + 256.0f * c[3];
+                const float first = c[0] + 256 * c[1], second = c[2] + 256 * c[3];
                 const float other = __shfl_xor_sync(~0u, odd ? first : second, 1);
                 const float sum = odd ? other + 65536.0f * second : first + 65536.0f * other;
                 // (Rounded before the other half of the batch is added, so that both blocks come to the same sum.)
@@ -275,7 +304,7 @@ __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, in
         first.write_digits(shared);
         stamp(step, 0);
         shared.images[step % BUFFERS].wait(step / BUFFERS % 2, tag, sync_first);
-        first_layer(shared, x, inverse_scale(first.biased), packets, tag);
+        first_layer(shared, FirstSums(shared, x), inverse_scale(first.biased), packets, tag);
 
         stamp(step, 1);
         if (BUFFERS == 2 && step + 1 < steps) fetch(arguments, shared, step + 1);
