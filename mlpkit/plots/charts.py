@@ -205,11 +205,12 @@ def _number(figure, place, points):
         )
 
 
-def roofline(groups, peak, bandwidths, title="", x=(0.03, 300), y=(0.001, 1000)):
+def roofline(groups, peak, bandwidths, title="", x=(0.03, 300), y=(0.0005, 1000)):
     """Show operations under their roofs: GFLOP/s by FLOP/byte, both logarithmic.
 
     groups[label]: rows (flops, bytes, microseconds), one an operation. peak: GFLOP/s. bandwidths[label]: GB/s.
-    x, y: the axes' limits. What does no arithmetic stands at the left edge, as high as its bytes reach there.
+    x, y: the axes' limits, where the peak is no higher. What does no arithmetic stands at the left edge, as high as its
+    bytes reach there.
     """
     figure, place = axes(5.6, 5.6)
     intensity = np.geomspace(x[0], x[1], 200)
@@ -220,7 +221,8 @@ def roofline(groups, peak, bandwidths, title="", x=(0.03, 300), y=(0.001, 1000))
         flops, moved, us = np.transpose(rows)
         at = np.maximum(flops / moved, x[0])
         place.plot(at, at * moved / us / 1e3, shape, color=colour, label=label, clip_on=False, alpha=0.85)
-    place.set(xscale="log", yscale="log", xlim=x, ylim=y, xlabel="arithmetic intensity (FLOP/byte)", ylabel="GFLOP/s")
+    place.set(xscale="log", xlim=x, xlabel="arithmetic intensity (FLOP/byte)")
+    place.set(yscale="log", ylim=(y[0], max(y[1], 2 * peak)), ylabel="GFLOP/s")
     place.text(x[1], 1.15 * peak, f"peak: {peak:,.0f} GFLOP/s", ha="right", color="grey", fontsize=9)
     place.set_title(title)
     figure.legend(*place.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=10)

@@ -94,6 +94,12 @@ def test_images_in_frames_show_where_they_end():
     assert len(place.get_xticks()) == len(place.get_yticks()) == 0
 
 
+@pytest.mark.parametrize(("peak", "top"), [(100, 1000), (7000, 14_000)])
+def test_a_roof_is_below_the_upper_edge(peak, top):
+    (place,) = plots.roofline({"a": [(2e6, 1e5, 9.0)]}, peak, {"memory": 20}).axes
+    assert place.get_ylim()[1] == top
+
+
 def test_cells_have_their_colour_their_text_and_their_number():
     kinds = np.array([[0, 1], [1, 2], [0, 0]])
     panels = {"x": (kinds, [["", "a"], ["b", ""], ["", ""]]), "W": ([[1]], [["c"]])}
