@@ -59,6 +59,20 @@ def check_writable(path):
             left.unlink()
 
 
+def check_readable(path, advice="choose another file"):
+    """Make sure that the file `path` can be read. Raises FileNotFoundError where there is none.
+
+    Raises OSError, with the reason and the advice, for what is in its place, or in the way to it.
+    """
+    try:
+        with open(_place(path), "rb"):
+            pass
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise type(error)(f"{path} can't be read ({error.strerror or error}): {advice}.") from error
+
+
 def set_aside(path):
     """Rename a file that is about to be replaced to `<name> <when><ending>.previous`, so that none is lost.
 

@@ -7,14 +7,13 @@ is described at the foot of http://yann.lecun.com/exdb/mnist/.
 """
 
 import gzip
-import stat
 import zlib
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from mlpkit.files import write_atomically
+from mlpkit.files import check_readable, write_atomically
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
@@ -32,14 +31,12 @@ def read_idx(path, most=None):
     most: bytes that the array may have, where it is known what the file should be.
 
     Raises IDXError where the file is truncated, too long, corrupted or no IDX file, FileNotFoundError where it is
-    missing, OSError where it is no regular file. Takes the memory of the array once, and none for a promise of the
+    missing, OSError where it can't be read. Takes the memory of the array once, and none for a promise of the
     header that the file is too small to keep.
     """
     path = Path(path)
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):  # a pipe would wait for its other end
-        raise OSError(f"{path} is no regular file.")
-    limit = found.st_size * DEFLATE_LIMIT
+    check_readable(path)
+    limit = path.stat().st_size * DEFLATE_LIMIT
     try:
         with _opened(path) as file:
             return _parse(file, limit if most is None else min(limit, most))

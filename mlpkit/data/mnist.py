@@ -10,6 +10,7 @@ Whatever the source, the unpacked files must have the checksums below.
 import hashlib
 import os
 import time
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,7 @@ import numpy as np
 
 from mlpkit.checks import check_choice
 from mlpkit.engines import numpy_baseline
-from mlpkit.files import check_writable, write_atomically
+from mlpkit.files import check_readable, check_writable, write_atomically
 
 from .idx import IDXError, parts, read_idx
 
@@ -165,7 +166,7 @@ def _locate(name):
 
 
 def _folders(name):
-    own = [Path(folder) for folder in (os.environ.get("MLPKIT_DATA"),) if folder]
+    own = [Path(os.path.expanduser(folder)) for folder in (os.environ.get("MLPKIT_DATA"),) if folder]
     yield from (folder / name for folder in own)
     yield Path(__file__).resolve().parents[2] / "data" / name
     yield DEBIAN / name
@@ -173,8 +174,11 @@ def _folders(name):
 
 
 def _in_folder(folder, name):
-    found = (path for path in (folder / f"{name}.gz", folder / name) if path.is_file())
-    return next(found, None)
+    """Return where a file is, packed or not; None where it is not. Raises OSError where it can't be read."""
+    for path in (folder / f"{name}.gz", folder / name):
+        with suppress(FileNotFoundError):
+            check_readable(path, "mend that, or set MLPKIT_DATA to another folder")
+            return path
 
 
 def download(progress=None):

@@ -2,9 +2,11 @@
 
 import gzip
 import hashlib
+import os
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -151,6 +153,56 @@ def test_the_readers_own_files_come_before_debians(files, tmp_path, monkeypatch)
     monkeypatch.setenv("MLPKIT_DATA", str(put(files, tmp_path / "mine" / "fashion-mnist").parent))
     put(dict.fromkeys(files, b"never read"), tmp_path / "debian" / "fashion-mnist")
     check_small(data.load("fashion-mnist"))
+
+
+def test_a_tilde_is_the_readers_home(files, tmp_path, monkeypatch):
+    """Where no shell has put it there, as from a notebook's `%env`."""
+    put(files, tmp_path / "mine")
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("MLPKIT_DATA", "~/mine")
+    check_small(data.load("fashion-mnist"))
+
+
+IN_THE_WAY = {
+    "a pipe": lambda path: os.mkfifo(path),
+    "a folder": lambda path: path.mkdir(),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a secret": lambda path: path.touch(0),
+}
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows has other kinds of files")
+not_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+
+
+@posix
+@pytest.mark.parametrize("name", ["t10k-labels-idx1-ubyte.gz", "train-images-idx3-ubyte"])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[not_root] * (kind == "a secret")) for kind in IN_THE_WAY])
+def test_what_stands_in_a_files_place_is_told(kind, name, files, tmp_path, monkeypatch):
+    """It is not passed over for the next folder, waited for, or written to."""
+    folder = put(
+        {each: files[each] for each in files if not each.startswith(name)}, tmp_path / "mine" / "fashion-mnist"
+    )
+    IN_THE_WAY[kind](folder / name)
+    check_unreadable(folder.parent, folder / name, monkeypatch)
+
+
+@posix
+@pytest.mark.parametrize(
+    "setting", ["long" * 64, "deep/" * 999, "file", "file/below", pytest.param("locked", marks=not_root)]
+)
+def test_a_setting_that_can_be_no_folder_is_told(setting, files, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "locked").mkdir(0)
+    check_unreadable(tmp_path / setting, tmp_path / setting / "fashion-mnist", monkeypatch)
+
+
+def check_unreadable(setting, path, monkeypatch):
+    monkeypatch.setenv("MLPKIT_DATA", str(setting))
+    for call in (partial(data.load, "fashion-mnist"), data.download):
+        with pytest.raises(OSError, match="can't be read") as caught:
+            call()
+        one_sentence(caught.value, path, "MLPKIT_DATA")
 
 
 @pytest.mark.parametrize("name", SHAPES)
