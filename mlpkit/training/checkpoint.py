@@ -131,7 +131,6 @@ def _check_vectors(path, arrays, state_names, network):
             check_vector(name, arrays[name], layout)
             if arrays[name].dtype != network.dtype:
                 raise ValueError(f"its {name} is {arrays[name].dtype}, and the network computes in {network.dtype}.")
-        for name in VECTORS:
             check_finite(name, arrays[name])
     except ValueError as error:
         raise ValueError(f"{path} can't be resumed: {error}") from error

@@ -147,6 +147,14 @@ def test_text_that_is_none_is_refused(name, text, written, tmp_path):
     check_refused(tmp_path, load_npz(written / "last.npz", (*NAMES, "m", "v")) | {name: np.array(text, "<U100000")})
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["theta", "best_theta", "m", "v"])
+def test_a_number_that_is_none_is_refused_in_any_vector(name, bad, written, tmp_path):
+    found = load_npz(written / "last.npz", (*NAMES, "m", "v"))
+    found[name][-1] = bad
+    check_refused(tmp_path, found)
+
+
 def check_refused(folder, arrays):
     save_npz(folder / "last.npz", **arrays)
     network, optimizer = new()
