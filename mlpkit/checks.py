@@ -30,10 +30,18 @@ def check_flag(name, value):
 
 def check_array(name, value):
     """Raise TypeError unless `value` is an array, of any library: a list is none, nor is one with numbers masked."""
+    check_unmasked(name, value)
     if not hasattr(value, "dtype"):
         raise TypeError(f"{name} must be an array, not {type(value).__name__}: convert them with np.asarray.")
+
+
+def check_unmasked(name, value):
+    """Return `value`. Raises TypeError for a masked array, or a list with one in it, which an engine's array drops."""
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} must be an ordinary array, not a masked one: leave out what is masked.")
+        raise TypeError(f"{name} must have no mask, which would be lost: leave out what is masked.")
+    for each in value if isinstance(value, list | tuple) else ():
+        check_unmasked(name, each)
+    return value
 
 
 def check_positive(name, value):

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mlpkit.checks import check_count, check_labels
+from mlpkit.checks import check_count, check_labels, check_unmasked
 
 
 def one_hot(labels, classes=10):
@@ -12,7 +12,7 @@ def one_hot(labels, classes=10):
 
     Raises ValueError or TypeError for what is no label.
     """
-    labels = np.asarray(labels)
+    labels = np.asarray(check_unmasked("labels", labels))
     check_labels(labels, len(labels), classes)
     return np.eye(classes, dtype=np.float32)[labels]
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mlpkit.checks import check_batch, check_count, check_finite
+from mlpkit.checks import check_batch, check_count, check_finite, check_unmasked
 from mlpkit.data import epoch_order
 from mlpkit.engines.stepping import StepByStep
 from mlpkit.files import check_writable, only_one, set_aside
@@ -115,7 +115,7 @@ class _Trainers:
         return self.now
 
     def _images(self, epoch):
-        X = self.asarray(self.images_of(epoch))
+        X = self.asarray(check_unmasked("augment's images", self.images_of(epoch)))
         if X.shape != self.X.shape or X.dtype != self.X.dtype:
             raise ValueError(
                 f"augment must return images like those it gets, {self.X.dtype} {self.X.shape}, "
@@ -382,7 +382,7 @@ def _arrays(network, pair, name):
         X, y = pair
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a pair (X, y), such as data.load().{name}.") from None
-    X, y = network.engine.asarray(X), network.engine.asarray(y)
+    X, y = map(network.engine.asarray, check_unmasked(name, (X, y)))
     check_batch(X, network.model.input, network.dtype)
     network.check_targets(y, len(X), form_only=True)
     return X, y

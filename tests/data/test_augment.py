@@ -8,6 +8,7 @@ from shared import one_sentence
 from mlpkit.data import Dataset, Split
 from mlpkit.data.augment import AT_ONCE, Augmentation, looked_up
 from mlpkit.nn.models import mlp
+from mlpkit.training.fit import fit
 from mlpkit.training.recipe import Recipe
 
 RNG = np.random.default_rng(0)
@@ -147,8 +148,6 @@ def test_a_recipe_takes_an_augmentation(augment):
 
 @pytest.mark.parametrize("give", [lambda X: X[:-1], lambda X: X / 255, lambda X: X.reshape(40, 36)])
 def test_images_of_another_kind_are_refused_in_one_sentence(give):
-    from mlpkit.training.fit import fit
-
     network = RECIPE.make_network()
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the words are checked below)
         fit(
@@ -159,3 +158,10 @@ def test_images_of_another_kind_are_refused_in_one_sentence(give):
             augment=lambda images, seed, epoch: give(images),
         )
     one_sentence(caught.value, "augment", "(40, 1, 6, 6)")
+
+
+def test_masked_images_are_refused_in_one_sentence():
+    network = RECIPE.make_network()
+    with pytest.raises(TypeError, match="augment's images must have no mask") as caught:
+        fit(network, RECIPE.make_optimizer(network, 40), DATA.train, augment=lambda X, *_: np.ma.array(X))
+    one_sentence(caught.value)

@@ -518,6 +518,12 @@ def test_one_hot_refuses_what_is_no_label(labels, error):
         data.one_hot(np.array(labels))
 
 
+@pytest.mark.parametrize("look", [lambda labels: labels, list, np.ma.MaskedArray.tolist])
+def test_one_hot_has_no_row_for_a_masked_label(look):
+    with pytest.raises(TypeError, match="labels must"):
+        data.one_hot(look(np.ma.array([2, 0, 1], mask=[0, 1, 0])))
+
+
 @given(n=st.integers(0, 50), batch_size=st.integers(1, 60))
 def test_batches_have_every_index_once_in_order(n, batch_size):
     order = np.random.default_rng(n).permutation(n)

@@ -393,7 +393,8 @@ LABELS = {
     "booleans": (Y > 0, TypeError, "bool"),
     "too large": (np.array([0, 1, 2, 3, 0]), ValueError, "from 0 to 2, but these go from 0 to 3"),
     "big-endian": (Y.astype(">i4"), TypeError, "byte order, not >i4"),
-    "masked": (np.ma.array(Y, mask=[0, 1, 0, 0, 0]), TypeError, "not a masked one"),
+    "masked": (np.ma.array(Y, mask=[0, 1, 0, 0, 0]), TypeError, "labels must have no mask"),
+    "rows of a masked array": ([*np.ma.array(Y[:, None])], TypeError, "labels must have no mask"),
     "negative": (np.array([0, 1, 2, -1, 0]), ValueError, "from 0 to 2, but these go from -1 to 2"),
 }
 
