@@ -14,7 +14,7 @@ DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 def check_count(name, value, least=1):
     """Return `value` as an int. Raises TypeError unless it is a whole number, ValueError below `least`."""
     try:
-        count = operator.index(value)
+        count = int(operator.index(value))  # the index of True is True
     except TypeError:
         raise TypeError(f"{name} must be a whole number, not {value!r}.") from None
     if count < least:
@@ -23,9 +23,10 @@ def check_count(name, value, least=1):
 
 
 def check_flag(name, value):
-    """Raise TypeError unless `value` is True or False: any other text, "no" too, would count as yes."""
+    """Return `value` as a bool. Raises TypeError unless it is True or False: a text, "no" too, would count as yes."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, not {value!r}.")
+    return bool(value)
 
 
 def check_array(name, value):

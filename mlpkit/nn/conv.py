@@ -34,9 +34,9 @@ class Conv(Layer):
 
     def __post_init__(self):
         for name in ("channels", "size", "stride"):
-            check_count(f"the {name} of a Conv layer", getattr(self, name))
-        check_count("the padding of a Conv layer", self.padding, least=0)
-        check_flag("the bias of a Conv layer", self.bias)
+            object.__setattr__(self, name, check_count(f"the {name} of a Conv layer", getattr(self, name)))
+        object.__setattr__(self, "padding", check_count("the padding of a Conv layer", self.padding, least=0))
+        object.__setattr__(self, "bias", check_flag("the bias of a Conv layer", self.bias))
 
     def output(self, shape):
         return (self.channels, *windows(shape, self.size, self.stride, self.padding))
@@ -67,9 +67,9 @@ class MaxPool(Layer):
     operations = ("max_pool", "max_pool_backward")
 
     def __post_init__(self):
-        check_count(f"the size of {type(self).__name__}'s windows", self.size)
-        if self.stride is not None:
-            check_count(f"the stride of {type(self).__name__}'s windows", self.stride)
+        for name in ("size",) if self.stride is None else ("size", "stride"):
+            what = f"the {name} of {type(self).__name__}'s windows"
+            object.__setattr__(self, name, check_count(what, getattr(self, name)))
 
     def output(self, shape):
         return (*shape[:1], *windows(shape, self.size, self.stride or self.size))

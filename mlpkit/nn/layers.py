@@ -87,7 +87,7 @@ class Linear(Layer):
     operations = ("linear", "linear_backward_weights", "linear_backward_input")
 
     def __post_init__(self):
-        check_count("the units of a Linear layer", self.units)
+        object.__setattr__(self, "units", check_count("the units of a Linear layer", self.units))
 
     def output(self, shape):
         if len(shape) != 1:
@@ -129,7 +129,7 @@ class LeakyReLU(Layer):
     operations = ("leaky_relu", "leaky_relu_backward")
 
     def __post_init__(self):
-        check_fraction("the slope of a LeakyReLU", self.slope)
+        object.__setattr__(self, "slope", check_fraction("the slope of a LeakyReLU", self.slope))
 
     def forward(self, at, z):
         at.a = at.engine.leaky_relu(z, self.slope)
@@ -195,7 +195,7 @@ class Dropout(Layer):
     operations = ("dropout",)
 
     def __post_init__(self):
-        check_fraction("the rate of a Dropout", self.rate)
+        object.__setattr__(self, "rate", check_fraction("the rate of a Dropout", self.rate))
 
     def forward(self, at, x):
         at.chance = (self.rate, key_of(at.mode.seed, at.path), at.mode.step) if at.mode.training else None

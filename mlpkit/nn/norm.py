@@ -26,8 +26,8 @@ class BatchNorm(Layer):
     ones = ("gamma", "variance")
 
     def __post_init__(self):
-        check_fraction("the momentum of a BatchNorm", self.momentum)
-        check_positive("the eps of a BatchNorm", self.eps)
+        object.__setattr__(self, "momentum", check_fraction("the momentum of a BatchNorm", self.momentum))
+        object.__setattr__(self, "eps", check_positive("the eps of a BatchNorm", self.eps))
 
     def output(self, shape):
         if len(shape) not in (1, 3):

@@ -53,11 +53,11 @@ class Recipe:
         checked = {name: check_count(name, getattr(self, name), least) for name, least in _LEAST.items()}
         checked |= {name: check_not_negative(name, getattr(self, name)) for name in ("warmup_epochs", "weight_decay")}
         checked["lr"] = check_positive("lr", self.lr)
-        changed = {name: value for name, value in checked.items() if isinstance(getattr(self, name), np.generic)}
+        changed = {name: value for name, value in checked.items() if type(getattr(self, name)) not in (int, float)}
         changed |= {"model": check_model(self.model), "dtype": str(check_dtype(self.dtype))}
         if not isinstance(self.augment, Augmentation | None):
             raise TypeError(f"augment must be an Augmentation, or None, not {self.augment!r}.")
-        for name, value in changed.items():  # JSON has lists, and knows no numbers of NumPy's
+        for name, value in changed.items():  # JSON knows no other numbers than Python's
             object.__setattr__(self, name, value)
 
     def steps_an_epoch(self, n):
@@ -123,5 +123,5 @@ class Recipe:
         try:
             augment = choices.get("augment") and Augmentation(**choices["augment"])
             return cls(**choices | {"model": Model.from_dict(choices["model"]), "augment": augment})
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"this is no recipe: {type(error).__name__}: {error}".rstrip(".") + ".") from error

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -252,6 +253,33 @@ REPR = {
 def test_a_layer_is_written_as_it_is_made(text, layer):
     assert repr(layer) == text
     assert eval(text) == layer
+
+
+KINDS = {
+    "whole": [np.int8, np.uint64, np.array, bool],
+    "real": [np.float16, np.longdouble, Fraction],
+    "flag": [np.bool_],
+}
+LAYERS = {
+    "whole": lambda kind: (
+        Linear(kind(1)),
+        Conv(*map(kind, (1, 1, 1, 1))),
+        MaxPool(kind(1), kind(1)),
+        AvgPool(kind(1)),
+    ),
+    "real": lambda kind: (LeakyReLU(kind(0.5)), Dropout(kind(0.5)), BatchNorm(kind(0.5), kind(0.5))),
+    "flag": lambda kind: (Conv(1, 1, bias=kind(False)), Conv(1, 1, bias=kind(True))),
+}
+
+
+@pytest.mark.parametrize(("what", "kind"), [(what, kind) for what, kinds in KINDS.items() for kind in kinds])
+def test_a_layer_keeps_pythons_own_numbers(what, kind):
+    """Else a network is saved whose file can't be read."""
+    plain = {"whole": int, "real": float, "flag": bool}
+    for layer, wanted in zip(LAYERS[what](kind), LAYERS[what](plain[what]), strict=True):
+        assert layer == wanted
+        assert {type(value) for value in vars(layer).values()} <= {int, float, bool, type(None)}
+        assert repr(layer) == repr(wanted)
 
 
 EVERY = Model(

@@ -1,6 +1,7 @@
 """A recipe holds every choice, refuses those there are not, and trains the same network twice."""
 
 import json
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -22,9 +23,18 @@ def test_a_recipe_comes_back_from_json():
     assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
 
 
-def test_numbers_may_be_numpys_own():
-    numpys = RECIPE.but(lr=np.float64(0.3), batch_size=np.int64(8), weight_decay=np.float32(0), dtype=np.float32)
-    assert Recipe.from_dict(json.loads(json.dumps(numpys.to_dict()))) == RECIPE
+OTHERS = {
+    "NumPy's": dict(lr=np.float64(0.3), batch_size=np.int64(8), weight_decay=np.float32(0), dtype=np.float32),
+    "of more bits": dict(lr=np.longdouble(0.3), seed=np.uint64(0)),
+    "an array": dict(batch_size=np.array(8), epochs=np.array(3)),
+    "a fraction": dict(warmup_epochs=Fraction(0), lr=Fraction(0.3)),
+    "a flag": dict(seed=False),
+}
+
+
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
+def test_numbers_may_be_others_than_pythons_own(others):
+    assert Recipe.from_dict(json.loads(json.dumps(RECIPE.but(**others).to_dict()))) == RECIPE
 
 
 @pytest.mark.parametrize(("n", "steps"), [(1, 1), (8, 1), (9, 2), (55_000, 6875)])
@@ -113,7 +123,9 @@ def test_a_choice_that_there_is_not_is_refused(change, error, words):
 
 
 @pytest.mark.parametrize(
-    "choices", [{}, {"model": {}}, Recipe().to_dict() | {"color": 1}], ids=["none", "model", "more"]
+    "choices",
+    [{}, {"model": {}}, Recipe().to_dict() | {"color": 1}, None, [], "sgd"],
+    ids=["nothing", "model", "more", "none", "list", "text"],
 )
 def test_what_is_no_recipe_is_refused(choices):
     with pytest.raises(ValueError, match="this is no") as caught:
