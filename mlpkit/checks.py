@@ -120,12 +120,13 @@ def check_batch(x, shape, dtype):
 
 
 def check_finite(name, array):
-    """Raise ValueError where numbers are NaN or infinite. Either shows in the extremes, which take no memory."""
+    """Return `array`. Raises ValueError where numbers are NaN or infinite: it shows in the extremes, at no memory."""
     if array.dtype == np.uint8 or not array.size:
-        return
+        return array
     lowest, highest = float(array.min()), float(array.max())
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         raise ValueError(f"{name} must be finite numbers, but these go from {lowest:g} to {highest:g}.")
+    return array
 
 
 def check_labels(labels, n, classes):

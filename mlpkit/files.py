@@ -170,7 +170,8 @@ def load_npz(path, names):
     Raises FileNotFoundError where there is no file, ValueError where it is damaged or holds other arrays. Takes no more
     memory than some copies of the file.
     """
-    with open(_place(path), "rb") as file:
+    check_readable(path)
+    with open(path, "rb") as file:
         try:
             return _arrays(file, names)
         except Exception as error:  # what zip's and NumPy's readers raise is not documented, and a list was never whole

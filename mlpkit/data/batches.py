@@ -13,7 +13,7 @@ def one_hot(labels, classes=10):
     Raises ValueError or TypeError for what is no label.
     """
     labels = np.asarray(check_unmasked("labels", labels))
-    check_labels(labels, len(labels), classes)
+    check_labels(labels, labels.size, check_count("classes", classes))
     return np.eye(classes, dtype=np.float32)[labels]
 
 

@@ -30,9 +30,8 @@ def read_idx(path, most=None):
 
     most: bytes that the array may have, where it is known what the file should be.
 
-    Raises IDXError where the file is truncated, too long, corrupted or no IDX file, FileNotFoundError where it is
-    missing, OSError where it can't be read. Takes the memory of the array once, and none for a promise of the
-    header that the file is too small to keep.
+    Raises IDXError where the file is truncated, too long, corrupted or no IDX file, OSError where it is missing or
+    can't be read. Takes the memory of the array once, and none for a promise that the file is too small to keep.
     """
     path = Path(path)
     check_readable(path)

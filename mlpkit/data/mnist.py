@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlpkit.checks import check_choice
+from mlpkit.checks import check_array, check_choice, check_flag
 from mlpkit.engines import numpy_baseline
 from mlpkit.files import check_readable, check_writable, write_atomically
 
@@ -111,6 +111,7 @@ def load(name="mnist", scaled=False):
     ValueError) naming the file that is damaged or is not the one it should be.
     """
     check_choice("data set", name, FILES | SAMPLES)
+    check_flag("scaled", scaled)
     *others, test_images, test_labels = (_read(path, file) for path, file in _locate(name))
     images, labels = others or (test_images[:0], test_labels[:0])
     look = scale if scaled else as_images
@@ -121,10 +122,8 @@ def load(name="mnist", scaled=False):
 
 
 def scale(images):
-    """Return uint8 images (n, ...) as float32 rows (n, pixels) in [0, 1]: divided by 255.
-
-    Raises TypeError for images of another dtype.
-    """
+    """Return uint8 images (n, ...) as float32 rows (n, pixels), divided by 255. Raises TypeError for other images."""
+    check_array("images", images)
     if images.dtype != np.uint8:
         raise TypeError(f"images must be uint8, from 0 to 255, not {images.dtype}.")
     return numpy_baseline.scale(flatten(images), np.dtype(np.float32))

@@ -147,7 +147,7 @@ class Network:
         batch_size: rows that are in memory at once; as many as fit into 64 MiB where None.
         """
         self._check_inputs(X)
-        parts = (self.forward(x) for x in self._batches(X, batch_size))
+        parts = (check_finite("the network's outputs", self.forward(x)) for x in self._batches(X, batch_size))
         return np.concatenate([self.engine.to_numpy(z if (a := self._answers(z)) is None else a) for z in parts])
 
     def compiled(self, n):

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mlpkit.checks import check_batch, check_count, check_finite, check_unmasked
+from mlpkit.checks import check_batch, check_count, check_finite, check_flag, check_unmasked
 from mlpkit.data import epoch_order
 from mlpkit.engines.stepping import StepByStep
 from mlpkit.files import check_writable, only_one, set_aside
@@ -436,6 +436,7 @@ def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, 
         raise TypeError(f"on_epoch must be a function of the history, not {on_epoch!r}.")
     if augment is not None and not callable(augment):
         raise TypeError(f"augment must be a function of images, seed and epoch, such as Augmentation, not {augment!r}.")
+    check_flag("resume", resume)
     if resume and checkpoints is None:
         raise ValueError("to resume, name the folder of the checkpoints.")
     if checkpoints == "":

@@ -502,6 +502,19 @@ def test_scale_refuses_what_is_no_image(dtype):
     one_sentence(caught.value, np.dtype(dtype))
 
 
+def test_scale_refuses_what_is_no_array():
+    with pytest.raises(TypeError, match="images must be an array, not list") as caught:
+        data.scale([[0, 255]])
+    one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("scaled", ["no", "False", 1, None])
+def test_whether_images_are_scaled_is_yes_or_no(scaled):
+    with pytest.raises(TypeError, match="scaled must be True or False") as caught:
+        data.load(scaled=scaled)
+    one_sentence(caught.value)
+
+
 def test_one_hot():
     rows = data.one_hot(np.array([2, 0], np.uint8), classes=3)
     assert rows.dtype == np.float32
@@ -511,11 +524,19 @@ def test_one_hot():
 
 
 @pytest.mark.parametrize(
-    ("labels", "error"), [([10], ValueError), ([-1], ValueError), ([1.0], TypeError), ([[1]], ValueError)]
+    ("labels", "error"),
+    [([10], ValueError), ([-1], ValueError), ([1.0], TypeError), ([[1]], ValueError), (3, ValueError)],
 )
 def test_one_hot_refuses_what_is_no_label(labels, error):
     with pytest.raises(error, match="labels must"):
         data.one_hot(np.array(labels))
+
+
+@pytest.mark.parametrize(("classes", "error"), [(0, ValueError), (-5, ValueError), (2.5, TypeError), ("3", TypeError)])
+def test_one_hot_refuses_a_count_of_classes_that_is_none(classes, error):
+    with pytest.raises(error, match="classes must be") as caught:
+        data.one_hot([0, 1], classes)
+    one_sentence(caught.value)
 
 
 @pytest.mark.parametrize("look", [lambda labels: labels, list, np.ma.MaskedArray.tolist])

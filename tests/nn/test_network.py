@@ -17,8 +17,10 @@ from shared import ENGINES, SMALL, blobs, one_sentence
 
 from mlpkit.files import save_npz
 from mlpkit.nn.initialize import RULES, start
+from mlpkit.nn.layers import Linear, ReLU
 from mlpkit.nn.models import Model, mlp
 from mlpkit.nn.network import Network
+from mlpkit.nn.norm import BatchNorm
 
 SIZES = SMALL.sizes()
 
@@ -441,6 +443,18 @@ def test_of_no_number_there_is_no_answer(call, bad):
     X = np.where(np.arange(6) == 2, np.float32(bad), X)
     with pytest.raises(ValueError, match="inputs must be finite") as caught:
         network.predict(X) if call == "predict" else network.evaluate(X, y)
+    one_sentence(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+@pytest.mark.parametrize("name", ["parameters", "statistics", "inputs"])
+def test_of_outputs_that_are_no_numbers_there_is_no_answer(name):
+    """As of a network that diverged in a loop of the reader's own: each row would be of class 0."""
+    network, X = Network(model=Model((6,), (BatchNorm(), Linear(5), ReLU(), Linear(3)))), blobs(4).X
+    spoiled = {"parameters": network.theta, "statistics": network.statistics[6:], "inputs": X}
+    spoiled[name][:] = {"parameters": np.nan, "statistics": -1, "inputs": 3e38}[name]
+    with pytest.raises(ValueError, match="the network's outputs must be finite numbers") as caught:
+        network.predict(X)
     one_sentence(caught.value)
 
 

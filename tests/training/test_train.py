@@ -666,6 +666,7 @@ BAD = {
     "patience for nothing": (dict(patience=2, validation=None), ValueError, "patience waits for the validation loss"),
     "a folder without a name": (dict(checkpoints=""), ValueError, "checkpoints names no folder"),
     "resume from nowhere": (dict(resume=True), ValueError, "folder of the checkpoints"),
+    "a text for a flag": (dict(resume="no"), TypeError, "resume must be True or False, not 'no'"),
     "no function": (dict(on_epoch=3), TypeError, "on_epoch must be a function of the history, not 3"),
     "no examples": (dict(train=(X[:0], Y[:0])), ValueError, "n at least 1"),
     "no validation examples": (dict(validation=(X[:0], Y[:0])), ValueError, "n at least 1"),
