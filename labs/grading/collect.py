@@ -17,12 +17,14 @@ def collect(inbox, root):
     labs, left = names(root), []
     found: dict = {}
     for path in sorted(inbox.rglob("*.ipynb")):
-        if ".ipynb_checkpoints" in path.parts or path.is_symlink():
+        if ".ipynb_checkpoints" in path.parts:
             continue
         parts = path.relative_to(inbox).parts
         student, _, lab = path.stem.rpartition("_") if len(parts) == 1 else (parts[0], "", path.stem)
         lab = re.sub(r"( ?\(\d+\)|-Copy\d+| \d+)$", "", lab)
-        if lab not in labs:
+        if path.is_symlink() or not path.is_file():
+            left.append((path, "it is a link, a folder or another thing that is no file."))
+        elif lab not in labs:
             left.append((path, f"its name should end with one of {', '.join(labs)}."))
         elif not STUDENT.fullmatch(student):
             left.append((path, "its name should begin with the student's: letters, digits and . @ + - only."))
@@ -31,6 +33,9 @@ def collect(inbox, root):
     for (student, lab), paths in found.items():
         newest = max(paths, key=lambda path: path.stat().st_mtime)
         goal = root / "submitted" / student / lab / f"{lab}.ipynb"
-        goal.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(newest, goal)
+        try:
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(newest, goal)
+        except OSError as error:
+            left.append((newest, f"it can't be copied to {goal} ({error.strerror or error})."))
     return left

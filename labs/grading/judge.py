@@ -44,11 +44,15 @@ def name_of(cell):
 def read(path):
     """Return a notebook. Raises NotALab unless the file is one."""
     try:
+        if not path.is_file():  # a pipe would wait for its other end
+            raise NotALab("it is no file.")
         if path.stat().st_size > LARGEST_NOTEBOOK:
             raise NotALab("the file is larger than 20 MB.")
-        notebook = nbformat.read(path, as_version=4)
+        whole = json.dumps(json.loads(path.read_bytes()), ensure_ascii=False).encode(errors="replace")
+        notebook = nbformat.reads(whole.decode(), as_version=4)  # with no half characters, which no file can hold
         for cell in notebook.cells:
-            if not isinstance(cell.source, str) or not isinstance(cell.metadata.get("nbgrader", {}), dict):
+            texts = isinstance(cell.source, str) and isinstance(cell.cell_type, str)
+            if not texts or not isinstance(cell.metadata.get("nbgrader", {}), dict):
                 raise NotALab("the file is no notebook.")
     except NotALab:
         raise
@@ -60,15 +64,16 @@ def read(path):
 def merge(source, submission):
     """Return the cells to run: the source's, with the student's text in solution cells, and the student's own between.
 
-    A cell of the student's stands behind the cell of the lab that it was put behind. A changed or deleted cell that was
-    given, or a test, is the source's again. Raises NotALab where a solution cell is missing, or there twice.
+    A cell of the student's stands behind the cell of the lab that it was put behind, and is nothing else, whatever it
+    is marked as: a test would run out of the box. A changed or deleted cell that was given, or a test, is the source's
+    again. Raises NotALab where a solution cell is missing, or there twice.
     """
     own: dict = {}
     behind: dict = {None: []}
     last = None
     known = {name_of(cell): role(cell) for cell in source.cells if role(cell)}
     for cell in submission.cells:
-        about = cell.metadata.get("nbgrader", {}).get("grade_id")
+        about = str(cell.metadata.pop("nbgrader", {}).get("grade_id"))
         if about not in known:
             behind.setdefault(last, []).append(cell)
             continue
@@ -245,6 +250,7 @@ def grade(source_path, submission_path):
     rows = []
     for cell in graded:
         points, says = found[name_of(cell)]
+        says = " ".join(says.encode(errors="replace").decode().split())
         rows.append(
             {"name": name_of(cell), "points": points, "most": cell.metadata["nbgrader"]["points"], "says": says}
         )

@@ -13,7 +13,7 @@ import pytest
 from submissions import ROOT, answer, cell, solved
 
 psutil = pytest.importorskip("psutil", reason="`make test-labs` adds what these tests need")
-from labs.grading import box, wire  # noqa: E402
+from labs.grading import box, judge, wire  # noqa: E402
 from labs.grading.judge import BY_HAND  # noqa: E402
 
 LAB = "lab01"
@@ -157,6 +157,7 @@ DAMAGED = {
     "no notebook": b"{",
     "no notebook ": b"\xff\xfe binary",
     "no notebook  ": b'{"cells": [1], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}',
+    "no notebook   ": b'{"cells": [{"metadata": {}, "source": ""}], "metadata": {}, "nbformat": 4}',
     "larger than 20 MB": b" " * (20 * 2**20 + 1),
 }
 
@@ -203,6 +204,36 @@ def test_cells_and_magics_of_their_own_are_run(earned):
     notebook.cells.insert(place, nbformat.v4.new_code_cell("this is no Python"))
     answer(notebook, "relu", "def relu(z):\n    return larger(z, 0)")
     assert earned(LAB, notebook)["test-relu"][0] == 1
+
+
+MARKS = {
+    "a test": dict(grade_id="mine", grade=True, solution=False, points=5),
+    "an answer": dict(grade_id="mine", grade=False, solution=True),
+    "words": dict(grade_id="mine", grade=True, solution=True),
+    "given": dict(grade_id="mine", locked=True),
+    "a list": dict(grade_id=["mine"], grade=True),
+    "a dict": dict(grade_id={"mine": 1}, grade=True),
+}
+
+
+@pytest.mark.parametrize("mark", MARKS.values(), ids=MARKS)
+def test_a_cell_of_their_own_that_is_marked_runs_in_the_box_too(earned, mark, tmp_path):
+    """The lab's tests run out of it, beside the reference."""
+    notebook = solved(LAB)
+    theirs = nbformat.v4.new_code_cell(f"open({str(tmp_path / 'out')!r}, 'w')", metadata={"nbgrader": mark})
+    notebook.cells.insert(notebook.cells.index(cell(notebook, "relu")), theirs)
+    notebook.cells.insert(0, nbformat.v4.new_markdown_cell("Words.", metadata={"nbgrader": mark}))
+    result = earned(LAB, notebook)
+    assert result["test-relu"] == (1, "right.")
+    assert set(result) == RIGHT
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.ipynb")
+    with pytest.raises(judge.NotALab, match="no file"):
+        judge.read(tmp_path / "pipe.ipynb")
 
 
 def test_a_cell_that_stops_earns_nothing_and_says_where(earned):

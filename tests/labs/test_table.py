@@ -1,6 +1,8 @@
 """What a person has graded stays, and counts."""
 
 import csv
+import json
+import os
 import shutil
 
 import nbformat
@@ -12,6 +14,7 @@ from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
 
 from labs.grading import judge, release, table
+from labs.grading.collect import collect
 
 
 @pytest.fixture
@@ -66,6 +69,59 @@ def test_a_table_is_written_without_a_gradebook_too(course):
     table.grade_all(course, show=said.append)
     assert row(course)["explain"] == judge.BY_HAND
     assert "not in nbgrader's gradebook" in said[-1]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "a link", "a link to nothing", "no place for it"])
+def test_what_can_not_be_collected_is_said_and_stops_nobody_else(kind, course, tmp_path):
+    inbox, path = tmp_path / "inbox", tmp_path / "inbox" / "cy_lab00.ipynb"
+    inbox.mkdir()
+    shutil.copy(course / "submitted" / "ada" / "lab00" / "lab00.ipynb", inbox / "dee_lab00.ipynb")
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    elif kind == "no place for it":
+        (course / "submitted" / "cy").touch()
+        shutil.copy(inbox / "dee_lab00.ipynb", path)
+    else:
+        path.symlink_to(inbox / ("dee_lab00.ipynb" if kind == "a link" else "nothing"))
+    ((found, why),) = collect(inbox, course)
+    assert found == path
+    assert "\n" not in why
+    assert (course / "submitted" / "dee" / "lab00" / "lab00.ipynb").is_file()
+
+
+ODD = {
+    "half a character in an answer": ("shape", "# \ud800\ndef shape(*_):\n    return None"),
+    "half a character in an error": ("shape", "raise ValueError(chr(0xD800) + '\\n| test-shape | 5 of 5 | right. |')"),
+    "half a character in words": ("explain", "\udfff"),
+}
+
+
+@pytest.mark.parametrize(("name", "text"), ODD.values(), ids=ODD)
+def test_an_odd_answer_keeps_nobodys_table_from_being_written(name, text, course):
+    path = course / "submitted" / "ada" / "lab00" / "lab00.ipynb"
+    notebook = answer(nbformat.read(path, as_version=4), name, text)
+    notebook.metadata["half"] = "\ud800"
+    path.write_text(json.dumps(notebook))
+    said = []
+    table.grade_all(course, said.append)
+    assert [line.split()[:2] for line in said] == [["lab00", "ada"]]
+    assert row(course)["student"] == "ada"
+    page = (course / "feedback" / "ada" / "lab00.md").read_text(encoding="utf-8").splitlines()
+    assert len([line for line in page if line.startswith("| test-shape |")]) == 1
+
+
+def test_an_error_of_one_submission_keeps_nobodys_table_from_being_written(course, monkeypatch):
+    def fails(*arguments):
+        raise RuntimeError("of a kind that nobody\nhas thought of")
+
+    monkeypatch.setattr(table, "_enter", fails)
+    said = []
+    table.grade_all(course, said.append)
+    assert "not in nbgrader's gradebook" in said[-1]
+    assert row(course)["student"] == "ada"
 
 
 def test_autograde_of_nbgrader_runs_nothing(course):
