@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mlpkit import __version__, engines
-from mlpkit.files import write_atomically
+from mlpkit.files import check_readable, write_atomically
 
 from . import machine
 
@@ -104,6 +104,7 @@ def _to_json(record):
 
 def load(path):
     """Return the record in the file `path`. Raises RecordError where it is not a whole record of this schema."""
+    check_readable(path)
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -239,6 +240,8 @@ def _commit():
     copy that lies inside somebody's own repository is not that repository's commit, unless this has the package too.
     """
     if told := os.environ.get("MLPKIT_COMMIT"):
+        if not re.fullmatch("[0-9a-f]{40}", told):
+            raise ValueError(f"MLPKIT_COMMIT must be the 40 digits of a commit, as of git rev-parse, not {told!r}.")
         return told, False
     try:
         commit, _ = _git("rev-parse", "HEAD", "HEAD:./mlpkit").split()

@@ -1,10 +1,12 @@
 """What a record of the choice among convolutions says, on any machine; how decisions are kept, and lost."""
 
 import json
+import os
 import warnings
 from dataclasses import asdict
 
 import pytest
+from shared import one_sentence
 
 from mlpkit import engines
 from mlpkit.kernels.conv import PASSES, Rung, Shape, choose, ladder
@@ -151,6 +153,17 @@ def test_a_damaged_file_is_told_of_and_replaced(timed, tmp_path, text):
     assert len(timed) == 1
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.filterwarnings("ignore:the decision is not kept")
+@pytest.mark.parametrize("make", [os.mkdir, getattr(os, "mkfifo", None)], ids=["folder", "pipe"])
+def test_what_is_no_file_is_told_of_and_not_waited_for(make, timed, tmp_path):
+    make(tmp_path / "kept.json")
+    with pytest.warns(UserWarning, match="can't be read") as told:
+        assert choose.fastest(SHAPE, "forward", "tf32", tmp_path / "kept.json", RUNGS) == "quick"
+    for warning in told:
+        one_sentence(warning.message, "kept.json")
+
+
 def test_a_name_that_no_rung_has_any_more_is_decided_again(timed, tmp_path):
     path = tmp_path / "kept.json"
     choose.fastest(SHAPE, "forward", "tf32", path, RUNGS)
@@ -175,6 +188,10 @@ def test_what_there_is_not_is_refused_in_a_sentence(timed, tmp_path):
 
 def test_the_place_can_be_told(monkeypatch, tmp_path):
     monkeypatch.setenv("MLPKIT_CONVOLUTIONS", str(tmp_path / "here.json"))
+    assert choose.default_path() == tmp_path / "here.json"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.setenv("MLPKIT_CONVOLUTIONS", "~/here.json")
     assert choose.default_path() == tmp_path / "here.json"
 
 

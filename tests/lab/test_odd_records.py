@@ -1,6 +1,7 @@
 """A record may be somebody else's: what is missing in it, or odd, is said in a sentence."""
 
 import json
+import os
 import random
 
 import pytest
@@ -67,6 +68,25 @@ def test_an_odd_file_is_read_or_refused_in_a_sentence(path, tmp_path):
             results.load(tmp_path / "odd.json")
         except results.RecordError as error:
             one_sentence(error, "odd.json")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("make", [os.mkdir, getattr(os, "mkfifo", None)], ids=["folder", "pipe"])
+def test_what_is_no_file_is_refused_and_not_waited_for(make, tmp_path):
+    make(tmp_path / "engines.json")
+    with pytest.raises(OSError, match="can't be read") as caught:
+        results.load(tmp_path / "engines.json")
+    one_sentence(caught.value, "engines.json")
+
+
+@pytest.mark.parametrize("told", ["v2", "abc1234", "HEAD", " " * 40, "\x1b[31m", "0" * 40 + "-dirty", "F" * 40])
+def test_a_commit_that_is_none_is_refused_before_anything_is_measured(told, monkeypatch):
+    monkeypatch.setenv("MLPKIT_COMMIT", told)
+    with pytest.raises(ValueError, match="MLPKIT_COMMIT must be") as caught:
+        results.new("engines")
+    one_sentence(caught.value)
+    monkeypatch.setenv("MLPKIT_COMMIT", "0123456789abcdef" * 2 + "01234567")
+    assert results.new("engines")["dirty"] is False
 
 
 @pytest.mark.parametrize("text", ["\x1b]0;title\x07", "\x9b31m", "\x00", "\b"])

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlpkit import __version__
 from mlpkit.checks import check_choice
-from mlpkit.files import write_atomically
+from mlpkit.files import check_readable, write_atomically
 from mlpkit.kernels.conv import ERRORS, PASSES, cudnn, ladder
 from mlpkit.kernels.conv.timing import quick_us
 
@@ -25,7 +25,7 @@ ENOUGH = {"float32": ("float32",), "tf32": ("float32", "tf32"), "bf16": ("bf16",
 def default_path():
     """Return where decisions are kept: MLPKIT_CONVOLUTIONS, or a file in the user's cache."""
     if told := os.environ.get("MLPKIT_CONVOLUTIONS"):
-        return Path(told)
+        return Path(os.path.expanduser(told))
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlpkit" / "convolutions.json"
 
 
@@ -90,6 +90,7 @@ def here():
 def read(path):
     """Return what was decided, {where: {shape: rung}}: nothing where there is no file, or one that can't be read."""
     try:
+        check_readable(path)
         kept = json.loads(Path(path).read_text(encoding="utf-8"))
         if all(isinstance(name, str) for rungs in kept.values() for name in rungs.values()):
             return kept
