@@ -41,7 +41,8 @@ def check_unmasked(name, value):
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must have no mask, which would be lost: leave out what is masked.")
     for each in value if isinstance(value, list | tuple) else ():
-        check_unmasked(name, each)
+        if isinstance(each, list | tuple | np.ma.MaskedArray):  # a call for each number would take long
+            check_unmasked(name, each)
     return value
 
 
