@@ -308,6 +308,7 @@ def test_the_residual_network_is_one_block(plain):
     assert (i, count, block.wants) == (0, 12, "nchw")
     assert [stage.adds for stage in block.stages] == [None, None, 0, None, None, 3]
     assert [stage.about.pool for stage in block.stages] == [1, 1, 2, 1, 1, 2]
+    assert block.last_uses == [2, 2, None, 5, 5, None]
 
 
 @pytest.mark.parametrize("name", MODELS)

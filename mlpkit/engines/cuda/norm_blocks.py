@@ -3,8 +3,9 @@
 A stage is a convolution, its normalization, and what follows before the next one: perhaps a sum with what went past a
 residual, a ReLU, a max pool. Between the products of two convolutions there is one kernel there and one back: see
 `kernels.cnn.norm`. So in a run of stages activations are never anything but what products read, and the sums of two
-gradients at a residual are nobody's trip through memory. A first convolution of images of one channel is part of the
-kernels of its normalization.
+gradients at a residual are nobody's trip through memory. What a convolution has read is not even kept, where the way
+back makes it again on its way: see `last_uses`. A first convolution of images of one channel is part of the kernels of
+its normalization.
 """
 
 from dataclasses import dataclass, replace
