@@ -1,12 +1,14 @@
 """Records of networks that see on a GPU: what they say is derived from small ones that are made up; and a small run."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mlpkit import engines
 from mlpkit.data import Dataset, Split
+from mlpkit.lab import processes
 from mlpkit.lab.bench import Timing
 from mlpkit.lab.experiments import (
     gpu_agreement,
@@ -101,7 +103,7 @@ def test_without_a_gpu_nothing_is_measured_and_nothing_kept(experiment, monkeypa
         experiment.measure(lambda record: pytest.fail("kept"), lambda text: None)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error:\nout"), AssertionError(), MemoryError("of the GPU")])
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error:\nout"), ValueError(), MemoryError("of the GPU")])
 def test_who_fails_has_no_memory_and_the_others_have_theirs(error, monkeypatch):
     def look(name, task):
         if name == "broken":
@@ -114,8 +116,14 @@ def test_who_fails_has_no_memory_and_the_others_have_theirs(error, monkeypatch):
     monkeypatch.setattr(engines, "load", lambda name: None)
     plan = gpu_image_memory.Plan((), ("broken", "whole"), (RECIPE,))
     broken, whole = gpu_image_memory.measure(lambda record: None, lambda text: None, plan)["runs"]
-    assert broken["why_not"] == (" ".join(str(error).split()) or "AssertionError")
+    assert broken["why_not"] == (" ".join(str(error).split()) or "ValueError")
     assert (whole["bytes"], whole["why_not"]) == (1, None)
+
+
+def test_a_peer_that_fails_in_its_process_says_why():
+    module = sys.modules[gpu_image_memory.measure.__module__]
+    with pytest.raises(processes.Failed, match="no_such_peer"):
+        module._peer("no_such_peer", SimpleNamespace(recipe=RECIPE))
 
 
 @pytest.mark.gpu

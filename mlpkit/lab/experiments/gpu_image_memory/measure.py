@@ -1,11 +1,10 @@
 """How the record "gpu_image_memory" is made: some steps of each training, and what is allocated then."""
 
-import gc
+import json
 from dataclasses import dataclass
-from importlib import import_module
 
 from mlpkit import engines
-from mlpkit.lab import machine, peers, results
+from mlpkit.lab import machine, peers, processes, results
 from mlpkit.nn.models import FASHION_CNN, LENET5, RESIDUAL
 from mlpkit.training.fit import trainer_of
 from mlpkit.training.recipe import Recipe
@@ -14,8 +13,8 @@ CASES = (FASHION_CNN, 128), (FASHION_CNN, 32), (LENET5, 32), (RESIDUAL, 32)
 RECIPES = tuple(Recipe(model=model, lr=0.01, batch_size=n) for model, n in CASES)
 
 
-# A PyTorch without CUDA fails an assertion, and what runs out of memory is an error of each library's own.
-REASONS = ImportError, engines.EngineUnavailable, ValueError, AssertionError, RuntimeError, MemoryError
+# What runs out of memory is an error of each library's own; a peer's process has failed, whatever its reason.
+REASONS = engines.EngineUnavailable, ValueError, RuntimeError, MemoryError
 
 
 @dataclass(frozen=True)
@@ -78,19 +77,5 @@ def _engine(name, task):
 
 
 def _peer(name, task):
-    """Return the most bytes that PyTorch had allocated in some steps, the examples and their order left out."""
-    import torch
-
-    torch._dynamo.reset()  # what it has compiled for the case before holds on to that case's arrays
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    steps = import_module(f"mlpkit.lab.peers.{name}").prepare(task)
-    examples = task.X.nbytes + task.y.nbytes + task.rows().nbytes
-    steps(4)
-    torch.cuda.reset_peak_memory_stats()
-    steps(4)
-    found = torch.cuda.max_memory_allocated() - before - examples
-    if found <= 0:
-        raise ValueError("what the case before had allocated went meanwhile: nothing can be said of this one.")
-    return {"bytes": found}
+    """Return the most bytes that a peer had allocated in some steps: see `peer`."""
+    return {"bytes": processes.ask(f"{__package__}.peer", name, json.dumps(task.recipe.to_dict()))}
