@@ -96,7 +96,8 @@ class PlannedTrainer(GraphTrainer):
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, y, batch_size)
         self.next_batch = _steps("next_batch", network.dtype, C_TYPES[X.dtype])
-        self.feed = Feed(first_t=(1, np.int64), rates=(self.steps, np.float64), order=(len(y), np.int32))
+        fields = {"first_t": (1, np.int64), "rates": (self.steps, np.float64), "order": (len(y), np.int32)}
+        self.feed = Feed(beside=False, **fields)  # the copy takes a thousandth of an epoch
         self.feed.memory.fill(0)  # before the first epoch a step is tried on the first example, at a rate of 0
         self.feed["first_t"].fill(1)
         self.losses, self.first_number = cp.empty(self.steps, network.dtype), cp.empty(1, np.int32)

@@ -50,10 +50,7 @@ def _runs(plan, progress):
 
 
 def _engine(name, task):
-    """Return the plan of a step, and the bytes of what lasts from step to step, the examples and their order left out.
-
-    What is there of the next epoch's order counts: only the order of this one is what everybody needs.
-    """
+    """Return the plan of a step, and the bytes of what lasts; both without the examples and their order."""
     import cupy as cp
 
     engine, recipe, pool = engines.load(name), task.recipe, cp.get_default_memory_pool()
