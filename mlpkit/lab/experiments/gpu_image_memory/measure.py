@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import partial
 
 from mlpkit import engines
 from mlpkit.lab import machine, peers, processes, results
@@ -12,8 +13,7 @@ from mlpkit.training.recipe import Recipe
 CASES = (FASHION_CNN, 128), (FASHION_CNN, 32), (LENET5, 32), (RESIDUAL, 32)
 RECIPES = tuple(Recipe(model=model, lr=0.01, batch_size=n) for model, n in CASES)
 
-
-# What runs out of memory is an error of each library's own; a peer's process has failed, whatever its reason.
+# What runs out of memory is an error of each library's own.
 REASONS = engines.EngineUnavailable, ValueError, RuntimeError, MemoryError
 
 
@@ -39,14 +39,19 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
 def _runs(plan, progress):
     for recipe in plan.recipes:
         task = peers.problem(recipe)
-        for name in (*plan.engines, *plan.others):
+        for name in plan.engines:
             progress(f"memory of {name}, batch {recipe.batch_size}")
-            look = _engine if name in engines.names() else _peer
-            run = {"engine": name, "recipe": recipe.to_dict(), "why_not": None}
             try:
-                yield run | look(name, task)
+                yield _run(name, recipe) | _engine(name, task)
             except REASONS as error:
-                yield run | {"why_not": " ".join(str(error).split()) or type(error).__name__}
+                yield _run(name, recipe) | {"why_not": " ".join(str(error).split()) or type(error).__name__}
+        for name, answer in peers.in_turns(partial(_peer, recipe=recipe), plan.others):
+            progress(f"memory of {name}, batch {recipe.batch_size}")
+            yield _run(name, recipe) | answer
+
+
+def _run(name, recipe):
+    return {"engine": name, "recipe": recipe.to_dict(), "why_not": None}
 
 
 def _engine(name, task):
@@ -73,6 +78,6 @@ def _engine(name, task):
     }  # fmt: skip
 
 
-def _peer(name, task):
-    """Return the most bytes that a peer had allocated in some steps: see `peer`."""
-    return {"bytes": processes.ask(f"{__package__}.peer", name, json.dumps(task.recipe.to_dict()))}
+def _peer(name, recipe):
+    """Return a process that prepares a peer, and says what it takes when asked: see `peer`."""
+    return processes.Waiting(f"{__package__}.peer", name, json.dumps(recipe.to_dict()))
