@@ -86,10 +86,19 @@ def step_of(plan, name, n, precision="float32"):
 @pytest.mark.parametrize("name", MODELS)
 def test_arrays_live_as_long_in_each_step_as_in_the_one_that_was_watched(name, precision, plan):
     step = step_of(plan, name, 32, precision)
-    memory = arena.Arena(plan.watched(step))
+    arrays = arena.Arena(plan.watched(step))
     for _ in range(20):  # Python replaces its own instructions by faster ones after some steps
-        with memory.step():
+        with arrays.step():
             step()
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize(("name", "n"), [("fashion_cnn", 128), ("fashion_cnn", 32), ("lenet5", 32), ("residual", 32)])
+def test_the_record_has_the_plan_of_this_code(name, n, precision, plan):
+    engine = "cuda_conv_graph" if precision == "float32" else f"cuda_conv_graph_{precision}"
+    found = plan.watched(step_of(plan, name, n, precision))
+    recorded = memory.intervals(results.published("gpu_image_memory"), engine, name, n)
+    assert [(each.size, each.start, each.end, each.offset) for each in found.intervals] == recorded
 
 
 @pytest.mark.parametrize("name", ["fashion_cnn", "residual"])
