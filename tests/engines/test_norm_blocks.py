@@ -234,8 +234,8 @@ def fake_forward(rounding, one, channels, y, scale, meeting, added=None, out="op
     assert (added is not None) == one.add
     z = rounding.round(z + added.array if one.add else z, 24)
     a, index = numpy_baseline.max_pool(np.maximum(z, 0) if one.relu else z, one.pool, one.pool)
-    kept = norm.Kept(x, filters, (normalized, inverse), (z.shape, index, z > 0))
-    return (planes.Stored(rounding.operand(a)) if out == "operand" else rounding.images(a, out)), kept
+    a = planes.Stored(rounding.operand(a)) if out == "operand" else rounding.images(a, out)
+    return a, norm.Kept(x, filters, (normalized, inverse, a), (z.shape, index, z > 0))
 
 
 def came_through(dy, marks, relu, pool):
@@ -244,18 +244,22 @@ def came_through(dy, marks, relu, pool):
     return np.where(on, dz, 0) if relu else dz
 
 
-def fake_backward(rounding, one, channels, kept, dy, scale, meeting, past=None, layout="planes", keep=False, dw=None):
+def fake_backward(
+    rounding, one, channels, kept, dy, scale, meeting, past=None, layout="planes", keep=False, again=False, dw=None
+):
+    *statistics, a = kept.statistics
+    assert not (again and (one.add or one.pool > 1))
     if past:
         dy = dy + (came_through(past.gradient, past.marks, past.relu, past.pool) if past.marks else past.gradient)
     dense, dgamma, dbeta = came_through(dy, kept.marks, one.relu, one.pool), *np.empty((2, one.channels))
-    dz = numpy_baseline.batch_norm_backward(dense, *kept.statistics, channels.gamma.astype(float), dgamma, dbeta)
+    dz = numpy_baseline.batch_norm_backward(dense, *statistics, channels.gamma.astype(float), dgamma, dbeta)
     channels.dgamma[:], channels.dbeta[:] = dgamma, dbeta
     if channels.dbias is not None:
         channels.dbias[:] = 0
     if one.kernel:
         dw[...] = rounding.product(gradient_of_filters, kept.y, dz, dw, 1, one.padding)
-    stored = planes.Stored(rounding.operand(dz))
-    return (stored, rounding.planes(dense)) if keep else stored
+    made = rounding.planes(dense) if keep else None, a if again else None
+    return norm.Gradients(planes.Stored(rounding.operand(dz)), *made)
 
 
 def put_in_place(patch, rounding):
@@ -304,6 +308,7 @@ def test_the_residual_network_is_one_block(plain):
     assert (i, count, block.wants) == (0, 12, "nchw")
     assert [stage.adds for stage in block.stages] == [None, None, 0, None, None, 3]
     assert [stage.about.pool for stage in block.stages] == [1, 1, 2, 1, 1, 2]
+    assert block.last_uses == [2, 2, None, 5, 5, None]
 
 
 @pytest.mark.parametrize("name", MODELS)

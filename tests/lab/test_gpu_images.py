@@ -101,7 +101,7 @@ def test_without_a_gpu_nothing_is_measured_and_nothing_kept(experiment, monkeypa
         experiment.measure(lambda record: pytest.fail("kept"), lambda text: None)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error:\nout"), AssertionError(), MemoryError("of the GPU")])
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error:\nout"), ValueError(), MemoryError("of the GPU")])
 def test_who_fails_has_no_memory_and_the_others_have_theirs(error, monkeypatch):
     def look(name, task):
         if name == "broken":
@@ -109,13 +109,14 @@ def test_who_fails_has_no_memory_and_the_others_have_theirs(error, monkeypatch):
         return {"bytes": 1}
 
     module = sys.modules[gpu_image_memory.measure.__module__]
-    monkeypatch.setattr(module, "_peer", look)
+    monkeypatch.setattr(module, "_engine", look)
     monkeypatch.setattr(module.peers, "problem", lambda recipe: None)
     monkeypatch.setattr(engines, "load", lambda name: None)
-    plan = gpu_image_memory.Plan((), ("broken", "whole"), (RECIPE,))
-    broken, whole = gpu_image_memory.measure(lambda record: None, lambda text: None, plan)["runs"]
-    assert broken["why_not"] == (" ".join(str(error).split()) or "AssertionError")
+    plan = gpu_image_memory.Plan(("broken", "whole"), ("no_such_peer",), (RECIPE,))
+    broken, whole, peer = gpu_image_memory.measure(lambda record: None, lambda text: None, plan)["runs"]
+    assert broken["why_not"] == (" ".join(str(error).split()) or "ValueError")
     assert (whole["bytes"], whole["why_not"]) == (1, None)
+    assert "no_such_peer" in peer["why_not"]
 
 
 @pytest.mark.gpu

@@ -120,12 +120,14 @@ class Chain:
         return as_layout(x, "nchw", self.mode)
 
     def backward(self, dy):
+        came = [dy]  # a list: the block that takes the gradient from it drops it, as soon as it is used
+        del dy
         for block in reversed(self.blocks):
             layout = self.layouts.pop()
-            dy = block.backward(as_layout(dy, "planes" if layout == "stored" else layout, self.mode))
-            if dy is None:
+            came.append(block.backward(as_layout(came.pop(), "planes" if layout == "stored" else layout, self.mode)))
+            if came[0] is None:
                 return None
-        return dy
+        return came.pop()
 
 
 def chain(places, shape, n, mode, matches):

@@ -3,8 +3,9 @@
 A stage is a convolution, its normalization, and what follows before the next one: perhaps a sum with what went past a
 residual, a ReLU, a max pool. Between the products of two convolutions there is one kernel there and one back: see
 `kernels.cnn.norm`. So in a run of stages activations are never anything but what products read, and the sums of two
-gradients at a residual are nobody's trip through memory. A first convolution of images of one channel is part of the
-kernels of its normalization.
+gradients at a residual are nobody's trip through memory. What a convolution has read is not even kept, where the way
+back makes it again on its way: see `last_uses`. A first convolution of images of one channel is part of the kernels of
+its normalization.
 """
 
 from dataclasses import dataclass, replace
@@ -116,6 +117,19 @@ def _residual(places, i, shape, n, mode, number):
     return 1 + count, stages
 
 
+def last_uses(stages):
+    """Return, for the result of each stage, the last stage that needs it on the way forward; None where it is kept.
+
+    The gradient of the next convolution's filters needs it, too. But what was made of y alone, with no pool, is soon
+    made again, by the kernel that has y at hand on the way back: so nobody keeps it.
+    """
+    found: list[int | None] = []
+    for number, stage in enumerate(stages):
+        users = [i for i, each in enumerate(stages) if number in (i - 1, each.adds)]
+        found.append(max(users) if users and stage.adds is None and stage.about.pool == 1 else None)
+    return found
+
+
 class NormBlock:
     """A run of stages. See `blocks`."""
 
@@ -129,6 +143,7 @@ class NormBlock:
         self.scale_x = planes.new_scale() if mode.halves else None
         self.scales = [(planes.new_scale(), planes.new_scale()) if mode.halves else (None, None) for _ in stages]
         self.meetings = [(norm.new_meeting(stage.about), norm.new_meeting(stage.about)) for stage in stages]
+        self.last_uses = last_uses(stages)
         wanted = [
             (stage.shape, stage.conv.W, planes.PASSES_OF_FILTERS[: 1 + (number > 0 or self.wants_dx)])
             for number, stage in enumerate(stages)
@@ -149,20 +164,21 @@ class NormBlock:
 
     def forward(self, x):
         self.layout, self.made = x.layout, [{}] * self.stem + self.filters()
-        results = {INPUT: x.array if self.stem else self.stored(x)}
-        self.x, self.kept = [], []
+        self.x, self.kept = [x.array if self.stem else self.stored(x)], []
         for number, stage in enumerate(self.stages):
-            read, out = results[number - 1], self.to if stage is self.stages[-1] else "stored"
-            y, kept = self.stage_forward(number, stage, read, results.get(stage.adds), out)
-            results[number] = y
-            self.x.append(read)
+            y, kept = self.stage_forward(number, stage, self.to if stage is self.stages[-1] else "stored")
+            self.x.append(y)
             self.kept.append(kept)
-        return Value(y, self.to, stage.about.channels)
+            for result, last in enumerate(self.last_uses):
+                if last == number:
+                    self.x[result + 1] = None
+        return Value(self.x.pop(), self.to, stage.about.channels)
 
-    def stage_forward(self, number, stage, x, added, out):
-        """Return the result of a stage that reads x, in a layout, and what its normalization keeps."""
+    def stage_forward(self, number, stage, out):
+        """Return the result of a stage, in a layout, and what its normalization keeps."""
         ours = self.scales[number][0], self.meetings[number][0]
-        out = "operand" if out == "stored" else out
+        added = None if stage.adds is None else self.x[stage.adds + 1]
+        out, x = "operand" if out == "stored" else out, self.x[number]
         if stage.about.kernel:
             return norm.forward(stage.about, self.channels(stage), x, *ours, added, out, stage.conv.W)
         y = planes.empty_planes(self.mode, *stage.shape.y)
@@ -179,6 +195,7 @@ class NormBlock:
 
     def backward(self, dy):
         self.came = [dy]  # a list: who takes the gradient from it drops it, too
+        self.waiting = []  # gradients of what a convolution gave, until there is again what it has read
         pasts: dict[int, norm.Past] = {}
         del dy
         for number in reversed(range(len(self.stages))):
@@ -199,23 +216,33 @@ class NormBlock:
 
     def stage_backward(self, number, stage, past, keep):
         """Put the gradient of what a stage reads in the place of its result's; return that which passes it, or None."""
-        about, x, kept = stage.about, self.x[number], self.kept[number]
+        about, kept, again = stage.about, self.kept[number], self.last_uses[number] is not None
         ours = self.scales[number][1], self.meetings[number][1]
-        self.x[number] = self.kept[number] = None
+        self.kept[number] = None
         dy, layout = self.came[0].array, "nchw" if self.came.pop().layout == "nchw" else "planes"
-        if about.kernel:
-            norm.backward(about, self.channels(stage), kept, dy, *ours, past, layout, dw=stage.conv.dW)
-            return None
-        dz = norm.backward(about, self.channels(stage), kept, dy, *ours, past, layout, keep)
-        dz, dense = dz if keep else (dz, None)
+        dw = stage.conv.dW if about.kernel else None
+        found = norm.backward(about, self.channels(stage), kept, dy, *ours, past, layout, keep, again, dw)
         del kept, dy, past
-        planes.weight_gradient(self.mode, stage.shape, x, dz, stage.conv.dW)
-        del x
+        if again:
+            self.weight_gradient(number + 1, found.again, self.waiting.pop())
+        dz, dense, _ = found
+        del found
+        if about.kernel:
+            return None
+        if self.x[number] is None:
+            self.waiting.append(dz)
+        else:
+            self.weight_gradient(number, self.x[number], dz)
+            self.x[number] = None
         if number > 0 or self.wants_dx:
             dx = planes.empty_planes(self.mode, *stage.shape.x)
             planes.convolve(self.mode, stage.shape, "input_gradient", dz, self.made[number].pop("input_gradient"), dx)
             self.came.append(Value(dx, "planes", stage.shape.channels))
         return dense
+
+    def weight_gradient(self, number, x, dz):
+        stage = self.stages[number]
+        planes.weight_gradient(self.mode, stage.shape, x, dz, stage.conv.dW)
 
     def given_back(self, past):
         """Return the gradient of the block's input as it came; past: what goes past a residual at its beginning."""

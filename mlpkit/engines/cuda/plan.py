@@ -37,10 +37,10 @@ class Gradient:
     def __call__(self, x, targets, losses, step=None):
         self.network.mode.training = True
         z = self.chain.forward(Value(x, "nchw", x.shape[1]))
-        dz = self.head(z, targets, losses, step) if self.head else self.loss(z.array, targets, losses, step)
+        came = [self.head(z, targets, losses, step) if self.head else self.loss(z.array, targets, losses, step)]
         del z
-        if dz is not None:
-            self.chain.backward(dz)
+        if came[0] is not None:
+            self.chain.backward(came.pop())
 
     def loss(self, z, targets, losses, step):
         """Keep the loss of the outputs z, and return their gradient."""
@@ -69,10 +69,14 @@ def watched(work, *vectors):
 
 
 class Batch:
-    """A batch of n, and what is new in its step: the rate, the step's number from 1, and the steps before it."""
+    """A batch of n, and what is new in its step: the rate, the step's number from 1, and the steps before it.
 
-    def __init__(self, network, n):
-        self.x, self.labels = cp.empty((n, *network.model.input), network.dtype), cp.empty(n, np.int64)
+    other: one at least as large, which is never needed at the same time, and where this one's x may lie.
+    """
+
+    def __init__(self, network, n, other=None):
+        self.x = cp.empty((n, *network.model.input), network.dtype) if other is None else other.x[:n]
+        self.labels = cp.empty(n, np.int64)
         self.rate, self.t = (cp.empty(1, network.dtype) for _ in range(2))
         self.taken = cp.empty(1, np.int64)
 
@@ -92,7 +96,8 @@ class PlannedTrainer(GraphTrainer):
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, y, batch_size)
         self.next_batch = _steps("next_batch", network.dtype, C_TYPES[X.dtype])
-        self.feed = Feed(first_t=(1, np.int64), rates=(self.steps, np.float64), order=(len(y), np.int32))
+        fields = {"first_t": (1, np.int64), "rates": (self.steps, np.float64), "order": (len(y), np.int32)}
+        self.feed = Feed(beside=False, **fields)  # the copy takes a thousandth of an epoch
         self.feed.memory.fill(0)  # before the first epoch a step is tried on the first example, at a rate of 0
         self.feed["first_t"].fill(1)
         self.losses, self.first_number = cp.empty(self.steps, network.dtype), cp.empty(1, np.int32)
@@ -110,7 +115,8 @@ class PlannedTrainer(GraphTrainer):
         if n in self.arenas:
             return
         self.gradients[n] = Gradient(self.network, n, self.precision, self.matches)
-        self.batches[n] = [Batch(self.network, n) for _ in range(2 if n == self.batch_size else 1)]
+        full = self.batches.get(self.batch_size, (None,))
+        self.batches[n] = [Batch(self.network, n, full[0]) for _ in range(2 if n == self.batch_size else 1)]
         vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.losses
         self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors), self.memory)
         self.memory = self.arenas[n].memory

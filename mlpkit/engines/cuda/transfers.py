@@ -19,15 +19,17 @@ ALIGNMENT = 256  # bytes, as CuPy's own arrays have it
 class Feed:
     """Vectors on the GPU that are filled before each epoch. `feed[name]` is one of them, always in the same place.
 
-    fields: (numbers, dtype) by name.
+    beside: whether they come to the GPU beside the epoch before, to wait there in memory that is as large again; else
+    they come behind it. fields: (numbers, dtype) by name.
     """
 
-    def __init__(self, **fields):
+    def __init__(self, beside=True, **fields):
         size = sum(_aligned(count * np.dtype(dtype).itemsize) for count, dtype in fields.values())
         self.memory = cp.empty(size, np.uint8)
         self.vectors = _cut(self.memory, fields)
         self.pieces = [_Piece(size, fields) for _ in range(2)]
-        self.there, self.used = cp.empty(size, np.uint8), cp.cuda.Event(disable_timing=True)
+        self.there = cp.empty(size, np.uint8) if beside else None
+        self.used = cp.cuda.Event(disable_timing=True)
         self.turns, self.copies = cycle(self.pieces), cp.cuda.Stream(non_blocking=True)
 
     def __getitem__(self, name):
@@ -46,8 +48,12 @@ class Feed:
             self.vectors[name][: value.size] = value.reshape(-1)
 
     def copy(self, piece, values):
-        """Copy values to `there` on the stream of copies, and on from there once the current stream comes to that."""
+        """Copy values to the vectors once the current stream comes to that, and until then, if beside, to `there`."""
         end, stream = piece.fill(values), cp.cuda.get_current_stream()
+        if self.there is None:
+            self.memory.data.copy_from_host_async(piece.address, end, stream)
+            piece.arrived.record(stream)
+            return
         self.copies.wait_event(self.used)  # until then the epoch before has not taken its own
         self.there.data.copy_from_host_async(piece.address, end, self.copies)
         piece.arrived.record(self.copies)

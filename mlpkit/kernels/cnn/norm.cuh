@@ -53,6 +53,7 @@ struct Sizes {
     __device__ int area() const { return height * width; }
     __device__ int across() const { return width / POOL; }
     __device__ int area_out() const { return (height / POOL) * (width / POOL); }
+    __device__ size_t units() const { return (size_t)images * groups; }
     __device__ int first_image(int sharer) const { return sharer * each + min(sharer, more); }
 };
 
@@ -140,6 +141,15 @@ inline void read_operand(const Piece* unit, size_t parts, int i, float unscale, 
             x[2 * j] = (one.x + two.x) * unscale, x[2 * j + 1] = (one.y + two.y) * unscale;
         }
     }
+}
+
+// The same, written: pixel i of unit number `place` of an operand of so many units.
+inline void write_operand(Piece* to, size_t units, size_t place, int area, int i, const float (&x)[8], float scale)
+{
+    Piece parts[PARTS];
+    pieces_of(x, scale, parts);
+    #pragma unroll
+    for (int part = 0; part < PARTS; ++part) put(to + (part * units + place) * area + i, parts[part]);
 }
 
 // ---- Shared memory: units that the copy engine brings, and who waits for which ----

@@ -8,7 +8,7 @@ kernels, `norm_forward.cu` and `norm_backward.cu`.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -95,10 +95,16 @@ class Norm:
         together = min(self.groups, blocks)
         return min(self.n, blocks // together), together
 
+    def held(self, pieces, blocks=None):
+        """Return how many units a block holds at a time, and whether those are all that it has. pieces: of a unit."""
+        sharers, together = self.shares(blocks)
+        wanted = -(-self.n // sharers)
+        held = min((planes.SHARED - ROOM) // (16 * pieces), wanted)
+        return held, held == wanted and together == self.groups
+
     def launch(self, pieces, blocks=None):
         """Return blocks, bytes of shared memory and the argument `Sizes`. pieces: of a unit that a block would hold."""
-        sharers, together = self.shares(blocks)
-        held = min((planes.SHARED - ROOM) // (16 * pieces), -(-self.n // sharers))
+        (sharers, together), (held, _) = self.shares(blocks), self.held(pieces, blocks)
         numbers = [self.n, self.groups, self.channels, self.height, self.width, held, sharers, together]
         divisors = self.width, self.out[1], self.area, self.out[0] * self.out[1], sharers
         numbers += [*divmod(self.n, sharers), *(-(-(1 << 32) // divisor) % (1 << 32) for divisor in divisors)]
@@ -129,13 +135,25 @@ class Channels:
 class Kept:
     """What the backward pass needs: what was normalized, (mean, 1 / deviation) of each channel, marks.
 
-    filters: where images of one channel were read.
+    filters: where images of one channel were read. scale: of the result.
     """
 
     y: Any
     filters: Any
     statistics: Any
     marks: Any
+    scale: Any = None
+
+
+class Gradients(NamedTuple):
+    """What `backward` returns, None where nobody asked. dense: the gradient before the normalization, planes.
+
+    dz: the gradient of what was normalized, and again: what `forward` had returned, both `Stored`.
+    """
+
+    dz: Any
+    dense: Any
+    again: Any
 
 
 @dataclass(frozen=True)
@@ -184,7 +202,7 @@ def forward(norm, channels, y, scale, meeting, added=None, out="operand", filter
     kernel = _kernel(FORWARD, "normalize", OUT=_out_number(norm, out), **norm.macros)
     arguments = (sizes, about, y, np.uintp(_address(filters)), *others, meeting, written)
     kernel((blocks,), (norm.threads,), arguments, shared_mem=shared, enable_cooperative_groups=True)
-    return to, Kept(y, filters, statistics, marks)
+    return to, Kept(y, filters, statistics, marks, scale)
 
 
 def _empty(norm, scale, out):
@@ -202,26 +220,33 @@ def _out_number(norm, out):
     return 0 if out == "planes" and not norm.mode.halves else OUT[out]
 
 
-def backward(norm, channels, kept, dy, scale, meeting, past=None, layout="planes", keep=False, dw=None, blocks=None):
-    """Return the gradient of what was normalized, `Stored`; write those of the channels. All as for `forward`.
+def backward(
+    norm, channels, kept, dy, scale, meeting, past=None, layout="planes", keep=False, again=False, dw=None, blocks=None
+):
+    """Return `Gradients`; write those of the channels. All as for `forward`. `kept.y` and dy are not to be used again.
 
     dy: the gradient of the result, planes, or images where layout is "nchw". past: `Past`, whose gradient belongs to
-    the result, too. keep: return planes, too: the gradient before the normalization, which goes past a residual. dw:
-    where images of one channel were read, their filters' gradient, written instead.
+    the result, too. keep: return planes, too: the gradient before the normalization, which goes past a residual. again:
+    make an operand again that `forward` has returned and nobody kept; nothing was added to it, and there was no pool.
+    dw: where images of one channel were read, their filters' gradient, written instead.
     """
     pieces = norm.pieces + (norm.stored * norm.out[0] * norm.out[1] if layout == "planes" else 0)
-    blocks, shared, sizes = norm.launch(pieces, blocks)
     whole = norm.mode, norm.n, norm.channels, norm.height, norm.width
-    to = None if norm.kernel else planes.empty_operand(*whole, scale)
+    # Where blocks have all in shared memory before the first of them writes, that goes to where it came from.
+    there = norm.held(pieces, blocks)[1] and not norm.kernel
+    to = None if norm.kernel else planes.empty_operand(*whole, scale, kept.y if there else None)
+    in_dy = dy if there and layout == "planes" else None
+    made = planes.empty_operand(*whole, kept.scale, in_dy) if again else None
     dense = planes.empty_planes(*whole) if keep else None
     vectors = [channels.gamma, channels.beta, kept.statistics, channels.dgamma, channels.dbeta, channels.dbias]
     given = _addresses(dy, kept.marks), _addresses(past and past.gradient, past and past.marks)
-    ends = [dw if to is None else to.array, scale, dense]
-    arguments = (sizes, _addresses(*vectors), kept.y, np.uintp(_address(kept.filters)), *given, meeting)
-    kernel = _kernel(BACKWARD, "normalize_backward", **_backward_macros(norm, past, layout, keep))
-    arguments = (*arguments, *(np.uintp(_address(each)) for each in ends))
+    ends = [np.uintp(_address(each)) for each in (dw if to is None else to.array, scale, dense)]
+    blocks, shared, sizes = norm.launch(pieces, blocks)
+    arguments = (sizes, _addresses(*vectors), kept.y, np.uintp(_address(kept.filters)), *given, meeting, *ends)
+    kernel = _kernel(BACKWARD, "normalize_backward", **_backward_macros(norm, past, layout, keep, again))
+    arguments = *arguments, _addresses(made and made.array, made and made.scale)
     kernel((blocks,), (norm.threads,), arguments, shared_mem=shared, enable_cooperative_groups=True)
-    return (to, dense) if keep else to
+    return Gradients(to, dense, made)
 
 
 def add(mode, to, other):
@@ -231,8 +256,8 @@ def add(mode, to, other):
     return to
 
 
-def _backward_macros(norm, past, layout, keep):
-    macros = norm.macros | {"FROM": OUT[layout] if layout == "nchw" else 0, "KEEP": int(keep)}
+def _backward_macros(norm, past, layout, keep, again):
+    macros = norm.macros | {"FROM": OUT[layout] if layout == "nchw" else 0, "KEEP": int(keep), "AGAIN": int(again)}
     if past:
         images = OUT["nchw"] if past.layout == "nchw" else 0
         macros |= {"PAST": past.pool, "PAST_RELU": int(past.relu), "PAST_FROM": images}

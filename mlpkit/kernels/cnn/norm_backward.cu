@@ -9,6 +9,9 @@
 // residual has a gradient of its own, that of the residual's sum: it is added here, where it is made of what came to
 // the sum and of its marks. So nobody makes a trip through memory to add two arrays.
 //
+// What the way forward made may be made again (AGAIN): y is here, and so nobody needs to keep the operand that was made
+// of it until the gradient of the next convolution's filters asks for it. It has the same bits.
+//
 // Behind a convolution of one channel (STEM) nobody asks for dx but the gradient of the filters: it is summed here.
 //
 // needs sm_90
@@ -29,6 +32,9 @@
 #endif
 #ifndef KEEP
 #define KEEP 0  // whether d is stored, too, as planes: the gradient that goes past a residual, where two were added
+#endif
+#ifndef AGAIN
+#define AGAIN 0  // whether the operand that the way forward made is stored again; only where it had no pool and no sum
 #endif
 
 struct Room {
@@ -51,6 +57,12 @@ struct Channels {
 struct Given {
     const Piece* gradient;
     const void* marks;
+};
+
+// An operand, and its scale.
+struct Operand {
+    Piece* to;
+    const Scale* scale;
 };
 
 // The 8 channels of pixel i of an image of float32.
@@ -203,8 +215,24 @@ struct Slope {
     }
 };
 
+// What the way forward made of 8 numbers x, as it made it.
+inline void make_again(const Sizes& s, const Norm& norm, const Share& share, int image, int i, const float (&x)[8],
+                       Piece* to, float scale)
+{
+    if constexpr (AGAIN) {
+        float v[8];
+        #pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            v[c] = fmaf(x[c] - norm.mean[c], norm.scale[c], norm.beta[c]);
+            if (RELU && v[c] <= 0) v[c] = 0;
+        }
+        write_operand(to, s.units(), share.place(image), s.area(), i, v, scale);
+    }
+}
+
 inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, const Numbers& y,
-                        const Gradient& gradient, const Share& share, Piece* to, Piece* kept, float scale)
+                        const Gradient& gradient, const Share& share, Piece* to, Piece* kept, float scale,
+                        Piece* again, float scale_again)
 {
     int area = s.area();
     #pragma unroll 1
@@ -213,12 +241,9 @@ inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, co
         y.at(s, share, at.image, at.i, x);
         gradient.at(s, norm, share, at.image, at.i, x, d);
         if constexpr (KEEP) write(kept + share.place(at.image) * area * STORED, area, at.i, d);
+        make_again(s, norm, share, at.image, at.i, x, again, scale_again);
         slope.dx(norm, x, d);
-        Piece parts[PARTS];
-        pieces_of(d, scale, parts);
-        Piece* piece = to + share.place(at.image) * area + at.i;
-        #pragma unroll
-        for (int part = 0; part < PARTS; ++part) put(piece + (size_t)part * s.images * s.groups * area, parts[part]);
+        write_operand(to, s.units(), share.place(at.image), area, at.i, d, scale);
     }
 }
 
@@ -227,7 +252,7 @@ inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, co
 // What the block's images add to the gradient of each weight of a group: as packets.
 inline void leave_weights(const Sizes& s, const Norm& norm, const Slope& slope, const Numbers& y,
                           const Gradient& gradient, const Share& share, Room& room, Told* told,
-                          Word launch)
+                          Word launch, Piece* again, float scale_again)
 {
     float sums[TAPS][8] = {};
     #pragma unroll 1
@@ -236,6 +261,7 @@ inline void leave_weights(const Sizes& s, const Norm& norm, const Slope& slope, 
         y.window(s, share, at.image, at.i, seen);
         y.multiply(seen, x);
         gradient.at(s, norm, share, at.image, at.i, x, d);
+        make_again(s, norm, share, at.image, at.i, x, again, scale_again);
         slope.dx(norm, x, d);
         #pragma unroll
         for (int tap = 0; tap < TAPS; ++tap)
@@ -299,11 +325,13 @@ inline float hear_largest(const Word64* packets, Word launch)
 }
 
 // images: what was normalized, or images of one channel, and then filters. to: an operand and its scale, or the
-// filters' gradient. kept: planes, where KEEP. Blocks: as on the way forward.
+// filters' gradient. kept: planes, where KEEP. again: where AGAIN. Blocks: as on the way forward. Where they have all in
+// shared memory, `to` may be where the images are, and `again` where the gradient is: who writes halves has heard of all
+// blocks, and bfloat16 is written where the same thread has read.
 extern "C" __global__ __launch_bounds__(BLOCK_THREADS, 1)
 void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__ Channels p, const Piece* images,
                         const float* filters, const __grid_constant__ Given own, const __grid_constant__ Given past,
-                        Told* told, void* to, Scale* scale_of_to, Piece* kept)
+                        Told* told, void* to, Scale* scale_of_to, Piece* kept, const __grid_constant__ Operand again)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     constexpr bool FINDS = SCALED && !STEM;  // a scale
@@ -318,7 +346,7 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
     if (STEM) y.fetch(s, share);
     __syncthreads();
     Arrivals arrivals = {room.there, -1};
-    float most = 0;
+    float most = 0, scale_again = AGAIN && SCALED ? again.scale->of : 1;
     #pragma unroll 1
     for (Share mine = share; mine.group < s.groups; mine.next(s)) {
         y.set(s, mine.group);
@@ -343,8 +371,10 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
         Norm norm(s, p, mine.group);
         Slope slope(room);
         y.set(s, mine.group);
-        if constexpr (STEM) leave_weights(s, norm, slope, y, gradient, mine, room, told, launch);
-        else write_share(s, norm, slope, y, gradient, mine, static_cast<Piece*>(to), kept, scale);
+        if constexpr (STEM)
+            leave_weights(s, norm, slope, y, gradient, mine, room, told, launch, again.to, scale_again);
+        else
+            write_share(s, norm, slope, y, gradient, mine, static_cast<Piece*>(to), kept, scale, again.to, scale_again);
         __syncthreads();
     }
     if constexpr (STEM) {

@@ -229,10 +229,7 @@ inline void write_out(const Sizes& s, const Written& w, const Share& share, int 
 {
     int area = s.area_out();
     if constexpr (OUT == 0) {
-        Piece parts[PARTS], *to = static_cast<Piece*>(w.to) + share.place(image) * area + i;
-        pieces_of(v, scale, parts);
-        #pragma unroll
-        for (int part = 0; part < PARTS; ++part) put(to + (size_t)part * s.images * s.groups * area, parts[part]);
+        write_operand(static_cast<Piece*>(w.to), s.units(), share.place(image), area, i, v, scale);
     } else if constexpr (OUT == 1) {
         write(static_cast<Piece*>(w.to) + share.place(image) * area * STORED, area, i, v);
     } else {
@@ -270,7 +267,7 @@ void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels
     Share share(s);
     Piece* near = reinterpret_cast<Piece*>(&room + 1);
     Numbers y = {{images, near, 0, Numbers::room(s), 1}, filters};
-    Units x = {added, ADD ? near + s.held * y.units.pieces : nullptr, (size_t)s.images * s.groups * s.area(), s.area(),
+    Units x = {added, ADD ? near + s.held * y.units.pieces : nullptr, s.units() * s.area(), s.area(),
                PARTS};
     if (threadIdx.x < 32) ask_for(share, y.units, x, room.there);
     Word launch = told->launches + 1;

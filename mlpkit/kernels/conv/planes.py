@@ -11,6 +11,7 @@ has, and where the results go. The widths of tiles are those that `wgmma.cuh` ha
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -434,13 +435,19 @@ def empty_planes(mode, n, channels, height, width):
     return cupy.empty((n, padded(channels) // mode.stored, height, width, mode.stored), dtype)
 
 
-def empty_operand(mode, n, channels, height, width, scale=None):
-    """Return `Stored` for somebody to write. scale: see `new_scale`; None where numbers are stored as they are."""
+def empty_operand(mode, n, channels, height, width, scale=None, memory=None):
+    """Return `Stored` for somebody to write. scale: see `new_scale`; None where numbers are stored as they are.
+
+    memory: planes of this size, in whose place it lies; None for a place of its own.
+    """
     import cupy
 
     if not mode.halves:
-        return Stored(empty_planes(mode, n, channels, height, width))
-    return Stored(cupy.empty((mode.parts, n, padded(channels) // 8, height, width, 8), np.uint16), scale)
+        return Stored(empty_planes(mode, n, channels, height, width) if memory is None else memory)
+    shape = mode.parts, n, padded(channels) // 8, height, width, 8
+    if memory is None:
+        return Stored(cupy.empty(shape, np.uint16), scale)
+    return Stored(memory.reshape(-1).view(np.uint16)[: prod(shape)].reshape(shape), scale)
 
 
 def as_operand(mode, planes, scale=None):

@@ -3,7 +3,7 @@
 For each model and batch the record "gpu_image_memory" holds the plan of the step's arrays, as `engines.cuda.arena` made
 it: bytes, the moments between which each is needed, and its place. Beside it stands what lasts from step to step
 (parameters, their gradient, the optimizer's state), and what PyTorch takes for the same training at its highest, by its
-own count. The images are in nobody's number.
+own count. The images, their labels and the epoch's order are in nobody's number.
 """
 
 from .measure import Plan as Plan

@@ -1,11 +1,11 @@
 """How the record "gpu_image_memory" is made: some steps of each training, and what is allocated then."""
 
-import gc
+import json
 from dataclasses import dataclass
-from importlib import import_module
+from functools import partial
 
 from mlpkit import engines
-from mlpkit.lab import machine, peers, results
+from mlpkit.lab import machine, peers, processes, results
 from mlpkit.nn.models import FASHION_CNN, LENET5, RESIDUAL
 from mlpkit.training.fit import trainer_of
 from mlpkit.training.recipe import Recipe
@@ -13,9 +13,8 @@ from mlpkit.training.recipe import Recipe
 CASES = (FASHION_CNN, 128), (FASHION_CNN, 32), (LENET5, 32), (RESIDUAL, 32)
 RECIPES = tuple(Recipe(model=model, lr=0.01, batch_size=n) for model, n in CASES)
 
-
-# A PyTorch without CUDA fails an assertion, and what runs out of memory is an error of each library's own.
-REASONS = ImportError, engines.EngineUnavailable, ValueError, AssertionError, RuntimeError, MemoryError
+# What runs out of memory is an error of each library's own.
+REASONS = engines.EngineUnavailable, ValueError, RuntimeError, MemoryError
 
 
 @dataclass(frozen=True)
@@ -40,18 +39,23 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
 def _runs(plan, progress):
     for recipe in plan.recipes:
         task = peers.problem(recipe)
-        for name in (*plan.engines, *plan.others):
+        for name in plan.engines:
             progress(f"memory of {name}, batch {recipe.batch_size}")
-            look = _engine if name in engines.names() else _peer
-            run = {"engine": name, "recipe": recipe.to_dict(), "why_not": None}
             try:
-                yield run | look(name, task)
+                yield _run(name, recipe) | _engine(name, task)
             except REASONS as error:
-                yield run | {"why_not": " ".join(str(error).split()) or type(error).__name__}
+                yield _run(name, recipe) | {"why_not": " ".join(str(error).split()) or type(error).__name__}
+        for name, answer in peers.in_turns(partial(_peer, recipe=recipe), plan.others):
+            progress(f"memory of {name}, batch {recipe.batch_size}")
+            yield _run(name, recipe) | answer
+
+
+def _run(name, recipe):
+    return {"engine": name, "recipe": recipe.to_dict(), "why_not": None}
 
 
 def _engine(name, task):
-    """Return the plan of a step, and the bytes of what lasts from step to step."""
+    """Return the plan of a step, and the bytes of what lasts; both without the examples and their order."""
     import cupy as cp
 
     engine, recipe, pool = engines.load(name), task.recipe, cp.get_default_memory_pool()
@@ -64,7 +68,7 @@ def _engine(name, task):
         engine.to_numpy(trainer.epoch(task.order[: 4 * recipe.batch_size]))
         step = trainer.arenas[recipe.batch_size].plan
         intervals = [[each.size, each.start, each.end, each.offset] for each in step.intervals]
-        lasting = pool.used_bytes() - before
+        lasting = pool.used_bytes() - before - trainer.feed["order"].nbytes
     finally:
         trainer.close()
     at_once, in_all = step.most_at_once, step.sum_of_sizes
@@ -74,20 +78,6 @@ def _engine(name, task):
     }  # fmt: skip
 
 
-def _peer(name, task):
-    """Return the most bytes that PyTorch had allocated in some steps, the examples left out."""
-    import torch
-
-    torch._dynamo.reset()  # what it has compiled for the case before holds on to that case's arrays
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    steps = import_module(f"mlpkit.lab.peers.{name}").prepare(task)
-    examples = task.X.nbytes + task.y.nbytes + task.rows().nbytes
-    steps(4)
-    torch.cuda.reset_peak_memory_stats()
-    steps(4)
-    found = torch.cuda.max_memory_allocated() - before - examples
-    if found <= 0:
-        raise ValueError("what the case before had allocated went meanwhile: nothing can be said of this one.")
-    return {"bytes": found}
+def _peer(name, recipe):
+    """Return a process that prepares a peer, and says what it takes when asked: see `peer`."""
+    return processes.Waiting(f"{__package__}.peer", name, json.dumps(recipe.to_dict()))

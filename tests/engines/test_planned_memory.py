@@ -1,0 +1,109 @@
+"""The memory of a training step as it is planned on a GPU: counted with no GPU, from what a step asks for."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+import cupy as cp
+
+from mlpkit.engines import numpy_baseline
+from mlpkit.engines.cuda import arena, conv_blocks, norm_blocks
+from mlpkit.kernels import gpu, tensor_map
+from mlpkit.kernels.cnn import between, dense, norm
+from mlpkit.kernels.conv import planes
+from mlpkit.lab import results
+from mlpkit.lab.experiments import gpu_image_memory as memory
+from mlpkit.lab.experiments.gpu_image_memory.read import run_of
+from mlpkit.nn.models import MODELS
+from mlpkit.nn.network import Network
+
+H200 = {"MultiProcessorCount": 132}
+
+
+class Silent:
+    """A kernel that is asked for, and does nothing."""
+
+    @property
+    def kernel(self):
+        return self
+
+    def __call__(self, *launch, **options):
+        pass
+
+
+class Pool:
+    """Hands out addresses that nobody reads."""
+
+    next = 1 << 30
+
+    def malloc(self, size):
+        address, self.next = self.next, self.next + -(-size // 512) * 512
+        return cp.cuda.MemoryPointer(cp.cuda.UnownedMemory(address, size, None, 0), 0)
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    """Return the module `engines.cuda.plan`, with an H200 that computes nothing."""
+    if gpu.why_not():
+        monkeypatch.setitem(sys.modules, "mlpkit.engines.cupy_fused", SimpleNamespace(cross_entropy=None))
+    from mlpkit.engines.cuda import plan
+
+    device = lambda *_: SimpleNamespace(id=0, attributes=H200, compute_capability="90")  # noqa: E731
+    monkeypatch.setattr(cp.cuda, "Device", device)
+    monkeypatch.setattr(cp.cuda, "MemoryPool", Pool)
+    monkeypatch.setattr(cp.cuda, "Memory", lambda size: cp.cuda.UnownedMemory(1 << 20, size, None, 0))
+    monkeypatch.setattr(cp, "zeros", cp.empty)
+    monkeypatch.setattr(planes, "new_scale", lambda: cp.empty(8, np.float32))
+    monkeypatch.setattr(tensor_map, "tiled", lambda *_: (0, None))
+    for module in (between, dense, norm, planes):
+        monkeypatch.setattr(module, "_kernel", lambda *_, **macros: Silent())
+    for name in ("multiprocessors", "_launches", "_weights"):  # what they remember is of another GPU
+        monkeypatch.setattr(planes, name, getattr(planes, name).__wrapped__)
+    with cp.cuda.using_allocator(Pool().malloc):
+        yield plan
+
+
+def step_of(plan, name, n, precision="float32"):
+    """Return a function that asks for a gradient as `PlannedTrainer` does."""
+    network = Network(numpy_baseline, MODELS[name])
+    places = [*network.places]
+    for at in places:
+        places += getattr(at, "inside", None) or []
+        for key, value in vars(at).items():
+            if isinstance(value, np.ndarray):
+                setattr(at, key, cp.empty(value.shape, value.dtype))
+    gradient = plan.Gradient(network, n, precision, (norm_blocks.match, conv_blocks.match))
+    x, labels = cp.empty((n, *MODELS[name].input), np.float32), cp.empty(n, np.int64)
+    losses, number = cp.empty(1, np.float32), cp.empty(1, np.int32)
+    return lambda: gradient(x, labels, losses, number)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_arrays_live_as_long_in_each_step_as_in_the_one_that_was_watched(name, precision, plan):
+    step = step_of(plan, name, 32, precision)
+    arrays = arena.Arena(plan.watched(step))
+    for _ in range(20):  # Python replaces its own instructions by faster ones after some steps
+        with arrays.step():
+            step()
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize(("name", "n"), [("fashion_cnn", 128), ("fashion_cnn", 32), ("lenet5", 32), ("residual", 32)])
+def test_the_record_has_the_plan_of_this_code(name, n, precision, plan):
+    engine = "cuda_conv_graph" if precision == "float32" else f"cuda_conv_graph_{precision}"
+    found = plan.watched(step_of(plan, name, n, precision))
+    recorded = memory.intervals(results.published("gpu_image_memory"), engine, name, n)
+    assert [(each.size, each.start, each.end, each.offset) for each in found.intervals] == recorded
+
+
+@pytest.mark.parametrize("name", ["fashion_cnn", "residual"])
+def test_a_step_takes_half_of_what_pytorch_takes(name, plan):
+    record = results.published("gpu_image_memory")
+    lasting = run_of(record, "cuda_conv_graph", name, 32)["lasting"]
+    planned = plan.watched(step_of(plan, name, 32)).bytes
+    assert (planned + lasting) / 2**20 < memory.mib(record, "pytorch_cuda", name, 32) / 2
