@@ -1,5 +1,6 @@
 """Tests marked `gpu` run where there is an NVIDIA GPU, and say so where there is none."""
 
+import os
 import signal
 
 import pytest
@@ -22,3 +23,12 @@ def pytest_collection_modifyitems(items):
     if marked and (reason := gpu.why_not()):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """The folder of the emulator's compiled kernels: one for all processes that share a run of the tests."""
+    base = tmp_path_factory.getbasetemp()
+    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
+    found.mkdir(exist_ok=True)
+    return found

@@ -138,8 +138,8 @@ def check_two(cupy, shape, n, layers, mode, together):
 
 
 @pytest.fixture
-def cupy(tmp_path_factory):
-    with emulator.with_planes(tmp_path_factory.mktemp("conv_blocks"), between) as found:
+def cupy(folder):
+    with emulator.with_planes(folder, between) as found:
         yield found
 
 

@@ -1,6 +1,5 @@
 """The kernels of whole epochs train right with no GPU: `emulator.py` runs their blocks, warps and waits on a CPU."""
 
-import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,15 +99,6 @@ def persistent_on(gpu, folder, seed=0, source=None):
     attributes = {"MultiProcessorCount": multiprocessors, "MaxSharedMemoryPerBlockOptin": kib << 10}
     engine.cp.cuda.Device = lambda: SimpleNamespace(attributes=attributes)
     return engine
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The folder of the compiled kernels: one for all processes that share a run of the tests."""
-    base = tmp_path_factory.getbasetemp()
-    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
-    found.mkdir(exist_ok=True)
-    return found
 
 
 def images(n, model=MLP):

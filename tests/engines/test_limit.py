@@ -7,7 +7,7 @@ import emulator
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from test_emulated import folder, images, needs_compiler  # noqa: F401
+from test_emulated import images, needs_compiler
 from test_persistent import distance, make, train
 
 from mlpkit import engines, kernels
@@ -45,7 +45,7 @@ FAULTS = {
 
 
 @pytest.fixture
-def fused(folder, monkeypatch):  # noqa: F811
+def fused(folder, monkeypatch):
     """Return a maker of emulated engines on a GPU of eight multiprocessors."""
     monkeypatch.setitem(emulator.H100, "MultiProcessorCount", 8)
 

@@ -17,11 +17,6 @@ needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emula
 ERRORS = {"float32": 2e-6, "float64": 1e-13}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("products")
-
-
 @pytest.fixture
 def engine(folder, monkeypatch):
     """The engine; its kernels run on the CPU, as soon as they are launched."""

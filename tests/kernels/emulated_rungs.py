@@ -56,12 +56,6 @@ def emulated_types():
     return [ctypes.c_void_p, ctypes.POINTER(size), size, ctypes.c_int, ctypes.c_int, size, ctypes.c_uint]
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """The folder of the compiled kernels."""
-    return tmp_path_factory.mktemp("emulated_rungs")
-
-
 @pytest.fixture
 def cupy(folder, monkeypatch):
     """Put NumPy in the place of CuPy, cuBLAS and cuFFT, and the emulator in that of the GPU."""

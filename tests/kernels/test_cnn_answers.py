@@ -4,7 +4,7 @@ import emulator
 import numpy as np
 import pytest
 from conv_cases import error
-from emulated_rungs import folder, needs_compiler
+from emulated_rungs import needs_compiler
 from shared import one_sentence
 
 from mlpkit import kernels
@@ -12,7 +12,6 @@ from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.cnn import answers, between, dense, first_bf16
 from mlpkit.kernels.conv import Shape, planes
 
-FIXTURES = (folder,)
 # The convolution, the pool behind it, a ReLU, and whether images are bytes
 FIRST = (
     (Shape(3, 1, 20, 9, 8, 3), 2, True, True),

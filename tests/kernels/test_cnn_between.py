@@ -6,7 +6,7 @@ import emulator
 import numpy as np
 import pytest
 from conv_cases import error
-from emulated_rungs import folder, needs_compiler
+from emulated_rungs import needs_compiler
 from shared import one_sentence
 
 from mlpkit import kernels
@@ -14,7 +14,6 @@ from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import Shape, planes
 
-FIXTURES = (folder,)
 MODES = {"float32": planes.MODES["fp16x3"], "tf32": planes.MODES["fp16"], "bf16": planes.MODES["bf16"]}
 SIZES = (
     between.Pooled(3, 20, 6, 8, 2, True),

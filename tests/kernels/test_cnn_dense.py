@@ -20,11 +20,6 @@ needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emula
 ERRORS = {"float32": 1e-6, "tf32": 4e-2}  # a unit near 0 may fall on the other side
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("kernels")
-
-
 def gradient(sizes, n, precision, x, labels, network, wants_dx):
     """Return the loss, the gradients as a vector, and dx."""
     found = np.full(network.theta.size, np.nan, np.float32)

@@ -4,7 +4,7 @@ import emulator
 import numpy as np
 import pytest
 from conv_cases import error
-from emulated_rungs import folder, needs_compiler
+from emulated_rungs import needs_compiler
 from test_kernels import needs_compiler as needs_cuda
 
 from mlpkit import kernels
@@ -14,7 +14,6 @@ from mlpkit.kernels.cnn.norm import Norm
 from mlpkit.kernels.conv import planes
 from mlpkit.kernels.conv.planes import MODES, Stored
 
-FIXTURES = (folder,)
 CLASSES = {"fp16x3": 2e-6, "fp16": 1e-3, "bf16": 1e-2}  # how far off a result may be
 
 

@@ -21,10 +21,10 @@ SHAPES = [(2, 3, 7, 5), (1, 1, 4, 4), (3, 2, 9, 9)]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def on_host(tmp_path_factory):
+def on_host(folder):
     operations._kernel.cache_clear()
     updates._kernel.cache_clear()
-    with emulator.with_cupy(tmp_path_factory.mktemp("kernels")):
+    with emulator.with_cupy(folder):
         yield
     operations._kernel.cache_clear()
     updates._kernel.cache_clear()

@@ -29,11 +29,6 @@ SMALL = (
 ONE = (Shape(2, 1, 5, 8, 6, 3), Shape(3, 1, 20, 7, 9, 5, stride=2, padding=1))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("emulated")
-
-
 @pytest.fixture
 def emulated(folder, monkeypatch):
     """Let the rungs launch emulated kernels, and take NumPy for CuPy."""

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 from conv_cases import SHAPES, error
-from emulated_rungs import cupy, folder, needs_compiler
+from emulated_rungs import cupy, needs_compiler
 from shared import one_sentence
 
 from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.conv import LAYERS, Shape, fused
 
-FIXTURES = cupy, folder
+FIXTURES = (cupy,)
 EMULATED = (
     Shape(2, 3, 5, 7, 9, 3),
     Shape(3, 1, 9, 8, 6, 3, padding=1),

@@ -27,11 +27,6 @@ def small(name):
     return Tile(64, 32, 32, 16, 32 if name == "bf16" else 16, 3)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("compiled")
-
-
 def emulated(name, shape, which, folder, seed=0):
     """Return the result of a pass on the emulated GPU, and the right one."""
     a, b = operands(shape, which)

@@ -6,7 +6,6 @@ import emulator
 import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
-from emulated_rungs import folder
 from emulated_rungs import needs_compiler as needs_emulator
 from test_kernels import needs_compiler
 from test_tensor_map import Driver
@@ -15,7 +14,6 @@ from mlpkit import kernels
 from mlpkit.kernels import tensor_map
 from mlpkit.kernels.conv import ERRORS, LAYERS, Shape, planes
 
-FIXTURES = (folder,)
 MODES = list(planes.MODES)
 MORE = [random_shape(np.random.default_rng(seed)) for seed in range(8)]
 

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
-from emulated_rungs import cupy, error_of, folder, needs_compiler
+from emulated_rungs import cupy, error_of, needs_compiler
 from shared import one_sentence
 
 from mlpkit import kernels
@@ -21,7 +21,7 @@ EMULATED = (
     Shape(1, 8, 12, 8, 11, 3, padding=1),
 )
 OTHERS = (Shape(2, 4, 3, 8, 11, 5, stride=2, padding=1), Shape(1, 3, 2, 6, 7, 1, stride=2, padding=2), SHAPES[0])
-FIXTURES = cupy, folder
+FIXTURES = (cupy,)
 
 
 # What a rung says of itself

@@ -80,7 +80,7 @@ def wanted(shape, about, x, kept, dx):
 @pytest.mark.parametrize(("n", "channels", "height", "width", "kernel", "padding", "pool", "next_padding"), [
     (3, 40, 12, 13, 3, 0, 2, 0), (2, 64, 10, 8, 5, 2, 2, 1), (2, 20, 9, 7, 2, 1, 1, 0),
 ])  # fmt: skip
-def test_sums_are_the_gradients_of_taps(tmp_path, n, channels, height, width, kernel, padding, pool, next_padding):
+def test_sums_are_the_gradients_of_taps(folder, n, channels, height, width, kernel, padding, pool, next_padding):
     shape, rng = Shape(n, 1, channels, height, width, kernel, padding=padding), np.random.default_rng(0)
     about = between.Pooled(n, channels, shape.out_height // pool * pool, shape.out_width // pool * pool, pool, True)
     down, across, groups = about.down, about.across, about.groups
@@ -104,7 +104,7 @@ def test_sums_are_the_gradients_of_taps(tmp_path, n, channels, height, width, ke
     macros = {"WIDTH": tiling.width, "FIRST_KEEPS": 1, "FIRST_KERNEL": kernel, "FIRST_PADDING": padding}
     macros |= {"FIRST_POOL": pool, "FIRST_HEIGHT": height, "FIRST_WIDTH": width}
     macros |= {"FIRST_DOWN": down, "FIRST_ACROSS": across}
-    made = emulator.File(tmp_path, 0, "first_sums", source(), **macros).get_function("made")
+    made = emulator.File(folder, 0, "first_sums", source(), **macros).get_function("made")
     problem = planes.problem(conv, rows, bands, conv.pieces(rows), planes.padded(channels))
     made.max_dynamic_shared_size_bytes = 200 << 10
     line = tiling.width + (40 - tiling.width % 32) % 32

@@ -53,12 +53,6 @@ def philox(bits, counter, key):
     return [c0, c1, c2, c3]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The folder of the compiled kernels."""
-    return tmp_path_factory.mktemp("philox")
-
-
 @pytest.fixture
 def cupy(folder):
     """NumPy in the place of CuPy, and the emulator in that of the GPU."""
