@@ -22,7 +22,11 @@ def us(record, engine, operation, case, threads, layer=None):
 
 def gflops(run):
     """Return the rate of a run's operation, counting the direct way's arithmetic, whatever it does in place of it."""
-    return Case(**{field.name: run[field.name] for field in fields(Case)}).flops / median_us(run) / 1e3
+    return _case(run).flops / median_us(run) / 1e3
+
+
+def _case(run):
+    return Case(**{field.name: run[field.name] for field in fields(Case)})
 
 
 def winner(record, operation, case, threads):
@@ -47,9 +51,9 @@ def table(record):
             error = max((run["error"] or 0 for run in own), default=0)
             lines += [f"{engine:<18}" + "".join(f"{cell:>24}" for cell in cells) + f"{error:>10.0e}"]
     wins: dict = {}
-    for run in results.runs(record, kind="grid", operation="conv", why_not=None):
-        case = Case(**{field.name: run[field.name] for field in fields(Case)})
-        best = winner(record, "conv", case, run["threads"])
+    grid = results.runs(record, kind="grid", operation="conv", why_not=None)
+    for case, threads in dict.fromkeys((_case(run), run["threads"]) for run in grid):  # each has a run an engine
+        best = winner(record, "conv", case, threads)
         wins.setdefault(best and best[0], set()).add(case)
     lines += [f"fastest forward in {len(cases)} cases of the grid: {name}" for name, cases in sorted(wins.items())]
     return "\n".join(lines)
