@@ -253,6 +253,14 @@ def test_a_changed_source_is_compiled_anew_where_it_is_called_too(installation):
     assert python(STEP, installation) == [first[0], "1", "0"]
 
 
+def test_a_source_that_is_not_compiled_may_change(installation):
+    first = python(RELU, installation)
+    for name in ("numpy_baseline", "cuda_graph", "cuda/graph"):
+        source = installation / "mlpkit" / "engines" / f"{name}.py"
+        source.write_text(source.read_text() + "\n# another version of what is none of Numba's business\n")
+    assert python(RELU, installation) == [first[0], "1", "0"]
+
+
 def test_an_installation_that_cannot_be_written_to_works(installation, tmp_path):
     """Compiled code goes to the user's own folder; where there is none, it is compiled in each process."""
     (installation / "mlpkit" / "engines" / "__pycache__").write_text(

@@ -3,7 +3,7 @@
 Numba keeps compiled code in files whose names are made from the function's own file, name and line, and throws it away
 when that file has changed. That is not enough here: the engines compile the same loops under different options, and a
 function has the code of those that it calls compiled into it. So the name that Numba sees also says for which engine,
-and from which version of all engines' sources, the code was made. (Files of older versions stay: `make clean`.)
+and from which version of all sources for Numba, the code was made. (Files of older versions stay: `make clean`.)
 """
 
 import hashlib
@@ -22,7 +22,9 @@ require_compiler()
 # diverges must be seen to diverge.
 FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
-_SOURCES = sorted(Path(__file__).parents[1].rglob("*.py"))
+# An engine for a GPU may change, and one of NumPy: nothing is compiled from them.
+_HERE = Path(__file__).parent
+_SOURCES = sorted([*_HERE.glob("*.py"), *_HERE.parent.glob("numba_*.py"), _HERE.parent / "python_loops.py"])
 VERSION = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:8]
 
 
