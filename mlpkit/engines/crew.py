@@ -7,7 +7,7 @@ among the ways of waiting mends that: a step can't end before its slowest share.
 So an engine's threads are a crew whose steps are timed. While steps take longer than half as many threads would need,
 the time lost adds up, and when it is more than PATIENCE the crew is halved. After REST times what was lost it grows
 again, on trial: so trials on a machine that is still busy cost three percent of the time. Nothing here depends on the
-system. (Numba's loops compute the same bits with any number of threads. OpenBLAS's sums round otherwise.)
+system. (Numba's loops compute the same bits with a crew of any size. OpenBLAS's sums round otherwise.)
 """
 
 import time

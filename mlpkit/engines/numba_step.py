@@ -1,7 +1,7 @@
 """Numba, a whole step: a few calls of compiled code, each shared out among all cores, with the products of `gemm`.
 
-Of the batch, each core has a share; of the gradient and its update, each has a part: see `loops.step`. Only one
-Python thread at a time may use it: see `numba_parallel`.
+Of the first layer's inputs, each core has a part; of the batch, a share; of the gradient and its update, a part: see
+`loops.step`. Only one Python thread at a time may use it: see `numba_parallel`.
 """
 
 import numpy as np
@@ -34,27 +34,33 @@ def why_not(model, optimizer, batch_size):
 
 
 class Trainer(StepByStep):
-    """Takes a step in three calls of compiled code; keeps arrays for activations, gradients `dz` and losses."""
+    """Takes a step in four calls of compiled code; keeps arrays for a batch, for what layers put out, and for `dz`."""
 
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, y, batch_size)
-        self.sizes = network.model.sizes()
-        *hidden, classes = self.sizes[1:]
-        rows = min(batch_size, len(y))
-        self.activations = [np.empty((rows, features), network.dtype) for features in hidden]
-        self.gradients = [np.empty((rows, features), network.dtype) for features in (*hidden, classes)]
-        self.nothing = np.empty((0, classes), network.dtype)  # Numba can't tell what an empty tuple would hold
+        self.sizes, rows = network.model.sizes(), min(batch_size, len(y))
+        check_labels(y, len(X), self.sizes[-1])
+        self.x, first, *others = (np.empty((rows, features), network.dtype) for features in self.sizes)
+        self.sums = np.empty((min(Threads.count(), self.sizes[0]), *first.shape), network.dtype)
+        self.outputs = self.sums[0], *others
+        self.gradients = *map(np.empty_like, self.outputs[:-1]), self.outputs[-1]
 
     def step(self, x, labels):
-        network, n = self.network, len(x)
-        shares = max(self.crew.most, Threads.count())  # a smaller crew takes as many: one order of the losses' sum
-        most = len(self.gradients[0]), self.sizes[0]
-        if n > most[0] or x.shape[1:] != most[1:]:  # compiled loops would read beyond their arrays
-            raise ValueError(f"a batch here has at most the shape {most}, not {x.shape}.")
-        check_labels(labels, n, self.sizes[-1])
-        activations = (*(a[:n] for a in self.activations), self.nothing)
-        gradients, losses = tuple(dz[:n] for dz in self.gradients), np.empty(min(shares, n))
-        step.backpropagate(x, labels, network.theta, self.sizes, activations, gradients, losses)
-        step.parameter_gradients(x, activations, gradients, self.sizes, network.grad, shares)
+        check_labels(labels, len(x), self.sizes[-1])
+        return self.take(x, np.arange(len(x)), labels)
+
+    def step_on(self, index):
+        return self.take(self.X, index, self.y[index])
+
+    def take(self, X, index, labels):
+        """Take one step on the rows `index` (n,) of X, with labels (n,), and return the mean loss."""
+        network, n, most = self.network, len(index), self.x.shape
+        if n > most[0] or X.shape[1:] != most[1:]:  # compiled loops would read beyond their arrays
+            raise ValueError(f"a batch here has at most the shape {most}, not {(n, *X.shape[1:])}.")
+        shares = max(self.crew.most, Threads.count())  # a smaller crew takes as many: one order of the sums
+        parts, losses = min(shares, len(self.sums)), np.empty(min(shares, n))
+        step.first_products(X, index, network.theta, self.sizes, self.x, self.sums, parts)
+        step.backpropagate(self.sums, parts, labels, network.theta, self.sizes, self.outputs, self.gradients, losses)
+        step.parameter_gradients(n, self.x, self.outputs, self.gradients, self.sizes, network.grad, shares)
         self.optimizer.step()
         return losses.sum()

@@ -20,14 +20,19 @@ class StepByStep:
 
     def epoch(self, order):
         """Return the losses of the epoch's steps, a list."""
-        gather, n = self.network.engine.gather, self.batch_size
+        n = self.batch_size
         order = self.network.engine.asarray(order)
         losses = []
         with self.crew:
             for index in (order[start : start + n] for start in range(0, len(order), n)):
-                losses.append(self.step(gather(self.X, index), gather(self.y, index)))
+                losses.append(self.step_on(index))
                 self.crew.stepped(len(index) == n)
         return losses
+
+    def step_on(self, index):
+        """Take one step on the examples `index`, and return what `step` returns."""
+        gather = self.network.engine.gather
+        return self.step(gather(self.X, index), gather(self.y, index))
 
     def step(self, x, labels):
         """Take one step on the batch x, labels (n,), and return its mean loss, a scalar of the engine's.

@@ -206,7 +206,8 @@ WHOLE_STEP = """
     network = Network(numba_step, mlp(6, 5, 3))
     x, y = np.ones((4, 6), np.float32), np.arange(4) % 3
     numba_step.Trainer(network, SGD(network, 0.1), x, y, 4).step(x, y)
-    for function in (numba_step.step.backpropagate, numba_step.step.parameter_gradients, numba_step.sgd_update):
+    step = numba_step.step
+    for function in (step.first_products, step.backpropagate, step.parameter_gradients, numba_step.sgd_update):
         print(sum(function.stats.cache_misses.values()))
 """
 
@@ -242,7 +243,7 @@ def test_a_second_process_compiles_nothing(installation):
 
 
 def test_a_whole_step_is_kept_with_all_that_it_calls(installation):
-    assert [python(WHOLE_STEP, installation) for _ in range(2)] == [["1"] * 3, ["0"] * 3]
+    assert [python(WHOLE_STEP, installation) for _ in range(2)] == [["1"] * 4, ["0"] * 4]
 
 
 def test_a_changed_source_is_compiled_anew_where_it_is_called_too(installation):
@@ -333,19 +334,21 @@ AGREE = """
     from mlpkit.nn.network import Network
     from mlpkit.training.fit import trainer_of
     from mlpkit.training.optim import Adam
-    def losses(name, threads):
-        network = Network(name, mlp(20, 16, 16, 10))
+    def losses(name, threads, inputs, *features):
+        network = Network(name, mlp(inputs, *features))
         optimizer, rng = Adam(network), np.random.default_rng(0)
-        trainer = trainer_of(network, optimizer, np.zeros((64, 20), np.float32), np.zeros(64, int), 64)
-        found = []
+        X, y = rng.normal(size=(64, inputs)).astype(np.float32), rng.integers(10, size=64)
+        trainer = trainer_of(network, optimizer, X, y, 64)
+        found = [float(loss) for loss in trainer.epoch(rng.permutation(64)[:50])]
         for n in (1, 2, 3, 7, 32, 33, 64):
             numba.set_num_threads(threads if n % 3 else 1)
-            x, y = rng.normal(size=(n, 20)).astype(np.float32), rng.integers(10, size=n)
+            x, y = rng.normal(size=(n, inputs)).astype(np.float32), rng.integers(10, size=n)
             found.append(float(trainer.step(x, y)))
         return found
     threads = numba.config.NUMBA_NUM_THREADS
-    for name in ("numba_parallel", "numba_step"):
-        np.testing.assert_allclose(losses(name, threads), losses("numpy_baseline", 1), rtol=1e-5)
+    for sizes in ((20, 16, 16, 10), (3, 10)):  # more threads than inputs
+        for name in ("numba_parallel", "numba_step"):
+            np.testing.assert_allclose(losses(name, threads, *sizes), losses("numpy_baseline", 1, *sizes), rtol=1e-5)
     print(threads, numba.threading_layer())
 """
 
@@ -455,16 +458,16 @@ def test_a_trainers_buffers_are_made_once_and_go_with_it():
     """Whatever the sizes of the batches: nothing is kept for each of them, and nothing in the module."""
     network = Network("numba_step", SMALL)
     trainer = trainer_of(network, SGD(network, 0.1), *blobs(20), 20)
-    buffers = [*trainer.activations, *trainer.gradients]
-    assert [len(array) for array in buffers] == [20] * 3
+    buffers = [trainer.x, *trainer.outputs, *trainer.gradients]
+    assert [len(array) for array in buffers] == [20] * 5
     for n in range(1, 20):
         trainer.epoch(np.arange(n))
-    assert [*map(id, [*trainer.activations, *trainer.gradients])] == [*map(id, buffers)]
+    assert [*map(id, [trainer.x, *trainer.outputs, *trainer.gradients])] == [*map(id, buffers)]
     gone = weakref.ref(trainer), *map(weakref.ref, buffers)
     trainer.close()
     del trainer, buffers
     gc.collect()
-    assert [reference() for reference in gone] == [None] * 4
+    assert [reference() for reference in gone] == [None] * 6
 
 
 # Whole steps: plain multilayer perceptrons only

@@ -1,7 +1,11 @@
-"""A training step as two loops, each with a turn for each core: data parallelism, and then model parallelism.
+"""A training step as three loops, each with a turn for each core: by inputs, by examples, and by parameters.
 
-In the first, a core takes its share of the batch forward through all layers, and the gradient back, and waits for no
-other core between the layers. In the second, a core computes a part of the parameters' gradient from the whole batch.
+In the first, a core gathers a part of the inputs of the whole batch, and multiplies them by their weights. In the
+second, it takes its share of the batch on through all layers, and the gradient back, and waits for no other core
+between the layers. In the third, it computes a part of the parameters' gradient from the whole batch.
+
+The first layer has most of the weights. Cut by its inputs, most of them are read, and changed by the update, by one
+core: what another core has changed must come from that core's cache.
 """
 
 import numpy as np
@@ -10,6 +14,8 @@ from .fused import add_bias_relu, cross_entropy, relu_backward_in_place, sum_row
 from .simd import ROWS
 
 prange = range  # see python_loops
+
+AHEAD = 2  # rows on their way from memory while one is copied: the next lies anywhere, and no processor foresees where
 
 
 def multiply(a, b, out):
@@ -21,36 +27,50 @@ def prefetch(array):
     """Ask for an array to be brought to this core's cache: NumPy can't."""
 
 
-def backpropagate(x, labels, theta, sizes, activations, gradients, losses):
-    """Write the activations and the gradients `dz` of all layers, and a share of the mean loss a turn.
+def first_products(X, index, theta, sizes, x, sums, parts):
+    """Gather the batch x, and write what a part of the inputs adds to the first layer's x W; a part a turn.
 
-    x (n, inputs), labels (n,); theta as in `Network`, for layers of `sizes`, a tuple; activations, gradients: an array
-    (n, features) for each layer; losses (shares,).
+    X (examples, inputs); index (n,); theta as in `Network`, for layers of `sizes`, a tuple; x (most, inputs); sums
+    (most parts, most, features), with room for `most` examples.
     """
-    n, shares, last = len(x), len(losses), len(gradients) - 1
+    n, inputs = len(index), sizes[0]
+    for part in prange(parts):
+        W = views(theta, sizes, 0)[0]
+        own = slice(inputs * part // parts, inputs * (part + 1) // parts)
+        for i in range(n):
+            prefetch(X[index[min(i + AHEAD, n - 1)]][own])
+            copy(X[index[i]][own], x[i][own])
+        multiply(x[:n, own], W[own], sums[part, :n])
+
+
+def backpropagate(sums, parts, labels, theta, sizes, outputs, gradients, losses):
+    """Write the outputs and the gradients `dz` of all layers, and a share of the mean loss a turn.
+
+    labels (n,); sums, parts, theta, sizes: as for `first_products`; outputs, gradients: an array (most, features) for
+    each layer, where outputs[0] is sums[0], and the last of both is the same; losses (shares,).
+    """
+    n, shares, last = len(labels), len(losses), len(gradients) - 1
     for share in prange(shares):
-        prefetch(theta)  # another core wrote a part of it
+        prefetch(theta[sizes[0] * sizes[1] :])  # another core wrote a part of it
         rows = slice(n * share // shares, n * (share + 1) // shares)
-        a = x[rows]
-        for layer in range(last):
+        for part in range(1, parts):
+            add(sums[part][rows], outputs[0][rows])
+        for layer in range(last + 1):
             W, b = views(theta, sizes, layer)
-            z = activations[layer][rows]
-            multiply(a, W, z)
-            add_bias_relu(z, b)
-            a = z
-        W, b = views(theta, sizes, last)
-        dz = gradients[last][rows]
-        multiply(a, W, dz)
-        losses[share] = cross_entropy(dz, b, labels[rows], n)
+            z = outputs[layer][rows]
+            if layer > 0:
+                multiply(outputs[layer - 1][rows], W, z)
+            if layer < last:
+                add_bias_relu(z, b)
+        losses[share] = cross_entropy(z, b, labels[rows], n)
         for layer in range(last, 0, -1):
-            W, b = views(theta, sizes, layer)
+            W = views(theta, sizes, layer)[0]
             da = gradients[layer - 1][rows]
-            multiply(dz, W.T, da)
-            relu_backward_in_place(activations[layer - 1][rows], da)
-            dz = da
+            multiply(gradients[layer][rows], W.T, da)
+            relu_backward_in_place(outputs[layer - 1][rows], da)
 
 
-def parameter_gradients(x, activations, gradients, sizes, grad, parts):
+def parameter_gradients(n, x, outputs, gradients, sizes, grad, parts):
     """Write the gradient of the loss, laid out as theta is, from what `backpropagate` wrote; a part of it a turn."""
     n_weights = len(grad)
     for features in sizes[1:]:
@@ -62,13 +82,26 @@ def parameter_gradients(x, activations, gradients, sizes, grad, parts):
             package = m * ROWS
             top = min(max((first - start + package - 1) // package * ROWS, 0), k)
             bottom = min(max((end - start + package - 1) // package * ROWS, 0), k)
-            a = activations[layer - 1] if layer > 0 else x
+            a, dz = (outputs[layer - 1] if layer > 0 else x)[:n], gradients[layer][:n]
             dW, db = views(grad, sizes, layer)
             if top < bottom:
-                multiply(a.T[top:bottom], gradients[layer], dW[top:bottom])
+                multiply(a.T[top:bottom], dz, dW[top:bottom])
             if part == parts - 1:
-                sum_rows(gradients[layer], db)
+                sum_rows(dz, db)
             start += k * m
+
+
+def copy(x, y):
+    """Copy the numbers of x to y."""
+    for j in range(len(x)):
+        y[j] = x[j]
+
+
+def add(x, y):
+    """Add the numbers of x to those of y."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] += x[i, j]
 
 
 def views(vector, sizes, layer):
