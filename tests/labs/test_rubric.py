@@ -151,9 +151,10 @@ def test_a_solved_lab_runs_from_top_to_bottom(lab):
     assert "still open" not in said
 
 
-def test_a_class_is_collected_graded_and_entered(released, tmp_path):
-    """Two labs' worth of names, a file that is nobody's, and one that a person must look at."""
-    inbox = tmp_path / "inbox"
+@pytest.fixture(scope="session")
+def shown(released, tmp_path_factory):
+    """Return what is shown as a class is graded: a solution, an empty lab, one for a person; and a file of nobody's."""
+    inbox = tmp_path_factory.mktemp("inbox")
     (inbox / "ben").mkdir(parents=True)
     nbformat.write(solved("lab01"), inbox / "ada_lab01.ipynb")
     nbformat.write(empty(released, "lab01"), inbox / "ben" / "lab01.ipynb")
@@ -161,8 +162,12 @@ def test_a_class_is_collected_graded_and_entered(released, tmp_path):
     (inbox / "holiday.ipynb").write_text("{}")
     left = collect(inbox, released)
     assert [path.name for path, _ in left] == ["holiday.ipynb"]
-    shown = []
-    table.grade_all(released, show=shown.append)
+    lines = []
+    table.grade_all(released, show=lines.append)
+    return lines
+
+
+def test_a_class_is_collected_graded_and_entered(released, shown):
     assert sorted(line.split(maxsplit=2)[1:] for line in shown) == [
         ["ada", "17 of 20, and 3 to look by hand"],
         ["ben", "0 of 20"],
@@ -186,7 +191,7 @@ def test_a_class_is_collected_graded_and_entered(released, tmp_path):
     assert "HIDDEN" not in json.dumps(laid_out)
 
 
-def test_grading_again_keeps_what_a_person_gave(released):
+def test_grading_again_keeps_what_a_person_gave(released, shown):
     with table.Gradebook(f"sqlite:///{released / 'gradebook.db'}", "mlpkit") as book:
         book.find_grade("explain", "lab01", "lab01", "ada").manual_score = 2
         book.db.commit()
