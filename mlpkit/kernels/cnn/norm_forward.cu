@@ -267,8 +267,7 @@ void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels
     Share share(s);
     Piece* near = reinterpret_cast<Piece*>(&room + 1);
     Numbers y = {{images, near, 0, Numbers::room(s), 1}, filters};
-    Units x = {added, ADD ? near + s.held * y.units.pieces : nullptr, s.units() * s.area(), s.area(),
-               PARTS};
+    Units x = {added, ADD ? near + s.held * y.units.pieces : nullptr, s.units() * s.area(), s.area(), PARTS};
     if (threadIdx.x < 32) ask_for(share, y.units, x, room.there);
     Word launch = told->launches + 1;
     if (threadIdx.x / 32 == WARPS - 1) {
