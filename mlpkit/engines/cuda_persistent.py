@@ -31,7 +31,7 @@ NAME = "cuda_persistent"
 BATCHES, COLUMN_BLOCKS, STAGES = (32, 64, 128, 256), 64, 12  # as in persistent.cu
 ROW_BLOCKS = (64, 32, 16, 8)  # at most; the best first
 HELD = ((1, 2), (1, 1), (2, 2), (2, 1))  # column blocks that share a batch's images, and how many such batches fit
-REST = 17_136  # bytes of a column block's shared memory beside images and digits: at most
+REST = 8_944  # bytes of a column block's shared memory beside images, digits and sums: at most
 AWAITED = ("images", "a1", "a2", "a3", "dz1", "dz2", "dz3", "dz4", "W2", "W3", "W4", "dW1")  # as in patience.cuh
 
 
@@ -59,9 +59,11 @@ class Way:
 
         inputs: bytes of an image. (No row block needs more than 99 KiB, which every GPU has that the engine is for.)
         """
-        images = self.buffers * self.rows // self.shared_by * inputs
+        images = self.rows // self.shared_by
         digits = 8 * self.shared_by * inputs + 8 * self.rows  # of W1's columns, and of dz1
-        return COLUMN_BLOCKS + self.row_blocks, -(-(images + digits + REST) // 128) * 128
+        sums = 1024 * self.shared_by * (8 - images // 32)  # from warp to warp: eight have 32 rows each, or share them
+        needed = self.buffers * images * inputs + digits + sums + REST
+        return COLUMN_BLOCKS + self.row_blocks, -(-needed // 128) * 128
 
 
 def ways(rows):

@@ -134,7 +134,8 @@ def _compile(name, arch, macros):
     program = nvrtc.createProgram(source(name), f"{name}.cu", (), ())
     try:
         nvrtc.compileProgram(program, (*OPTIONS, f"-arch={arch}", *_definitions(macros)))
-        return nvrtc.getPTX(program) if arch.startswith("compute") else nvrtc.getCUBIN(program)
+        # CuPy leaves out the last byte of either, a zero. Machine code needs it: its header says how long it is.
+        return nvrtc.getPTX(program) if arch.startswith("compute") else nvrtc.getCUBIN(program) + b"\0"
     except nvrtc.NVRTCError as error:
         raise RuntimeError(
             f"{name}.cu does not compile for {arch.replace('compute', 'sm')}:\n{nvrtc.getProgramLog(program)}"

@@ -206,7 +206,7 @@ def test_a_gpu_that_is_too_small_is_refused_in_one_sentence(gpu, folder):
             needs = f"at most {most}, not {size}" if most else "at least 72 multiprocessors"
             one_sentence(engine.why_not(MLP, optimizer, size), needs, multiprocessors, f"{kib} KiB", "cuda_graph")
     large = Network(engine, mlp(8000, 8, 8, 8, 10))
-    with pytest.raises(ValueError, match="72 multiprocessors with 330 KiB") as caught:
+    with pytest.raises(ValueError, match="72 multiprocessors with 329 KiB") as caught:
         engine.Trainer(large, SGD(large, 0.1), *images(40, large.model), 32)
     one_sentence(caught.value, "cuda_graph")
 

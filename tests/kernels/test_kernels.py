@@ -1,5 +1,6 @@
 """Every CUDA file compiles for two generations of GPUs and keeps its numbers in registers: seen without a GPU."""
 
+import struct
 import subprocess
 import sys
 import types
@@ -213,6 +214,16 @@ def test_hoppers_instructions_do_not_compile_for_others(folder):
     (folder / "fence.cu").write_text(HOPPERS.replace("// needs sm_90a\n", ""))
     with pytest.raises(RuntimeError, match=r"fence\.cu does not compile for sm_90:\n.*not supported"):
         kernels.cubin("fence")
+
+
+@needs_compiler
+def test_machine_code_is_whole(folder):
+    """An ELF file's header says how long it is: tables at an offset, entries, and an entry's size."""
+    code = kernels.cubin("scale")
+    programs, sections = struct.unpack_from("<QQ", code, 32)
+    sizes = struct.unpack_from("<4H", code, 54)
+    ends = programs + sizes[0] * sizes[1], sections + sizes[2] * sizes[3]
+    assert max(ends) == len(code)
 
 
 @pytest.mark.gpu

@@ -10,11 +10,12 @@ static_assert(FIRST_THREADS + 2 * TILE_THREADS == THREADS, "three groups of warp
 const int IMAGES = BATCH / SHARE, COLUMNS = 2 * SHARE;  // of a block
 
 const int TILES_A_WARP = (PIXEL_TILES + FIRST_WARPS - 1) / FIRST_WARPS;
-const int MOST_AHEAD = ADAM ? 2 : 1;  // the fastest: more take registers that others need
+const int MOST_AHEAD = ADAM && SHARE == 2 ? 3 : 4;  // the fastest: more take registers that others need
 const int AHEAD = PIXEL_TILES / FIRST_WARPS < MOST_AHEAD ? PIXEL_TILES / FIRST_WARPS : MOST_AHEAD;  // tiles, for dW1
 const int ROW_GROUPS = IMAGES / 32, SPLITS = FIRST_WARPS / ROW_GROUPS;  // warps that share 32 rows' sums
 const int STEPS_A_SPLIT = (INPUTS / 32 + SPLITS - 1) / SPLITS;
 const int STEPS_AT_ONCE = STEPS_A_SPLIT > 4 ? 4 : STEPS_A_SPLIT > 0 ? STEPS_A_SPLIT : 1;  // as the registers allow
+const int PAIRS = 4 * SHARE, OWN = PAIRS > SPLITS ? PAIRS / SPLITS : 1;  // of a lane's sums, and what it has in the end
 const int REGISTERS = IMAGES / 16, WIDE = REGISTERS < 4 ? REGISTERS : 4;                  // of a lane, for dz1's digits
 const int MAIL_ROWS = BATCH / TILE_WARPS < 32 ? BATCH / TILE_WARPS : 32;  // whose packets a warp asks for at a time
 
@@ -25,7 +26,7 @@ struct ColumnShared {
     unsigned char x[BUFFERS][IMAGES][INPUTS];    // while one batch is worked on, the next arrives
     unsigned char W[4 * COLUMNS][INPUTS];        // four digits of each column
     Word dz[SHARE][REGISTERS / WIDE][32][WIDE];  // dz1's digits, as the tensor cores want them
-    int sums[SPLITS][IMAGES][8];                 // of the first layer's products, of two columns
+    int2 sums[ROW_GROUPS][PAIRS][SPLITS - 1][32];  // of the first layer's products: from warp to warp
     float parts[2][TILE_WARPS][TILE * TILE];     // of the tiles' gradients
     float bias_parts[2][TILE_WARPS][TILE];
     BulkCopies images[BUFFERS];
@@ -107,8 +108,13 @@ struct FirstSums {
 
     static __device__ int split() { return threadIdx.x / 32 / ROW_GROUPS; }
     static __device__ int row() { return threadIdx.x / 32 % ROW_GROUPS * 32; }
-    static __device__ int pixel(int i) { return min((i * SPLITS + split()) * 32, INPUTS - 32); }
-    static __device__ bool has(int i) { return (i + 1) * SPLITS <= INPUTS / 32 || i * SPLITS + split() < INPUTS / 32; }
+    static __device__ bool all_have(int i) { return (i + 1) * SPLITS <= INPUTS / 32; }
+    static __device__ bool has(int i) { return all_have(i) || i * SPLITS + split() < INPUTS / 32; }
+    // (Without a limit that depends on the warp all of these are a constant apart, and take no registers.)
+    static __device__ int pixel(int i) {
+        const int first = split() * 32, more = i * SPLITS * 32;
+        return all_have(i) ? first + more : min(first + more, INPUTS - 32);
+    }
     static __device__ const unsigned char* digits(const ColumnShared& shared, int pair) {
         return &shared.W[8 * pair + threadIdx.x % 32 / 4][threadIdx.x % 4 * 4];
     }
@@ -150,46 +156,60 @@ struct FirstSums {
         }
     }
 
-    // Put those of two columns into shared memory.
-    __device__ void write(ColumnShared& shared, int pair) const {
-        const int lane = threadIdx.x % 32;
-        for (int part = 0; part < 4; part++) {
-            const int(&chains)[CHAINS][4] = of[pair][part / 2], e = part % 2 * 2;
-            int2 two = make_int2(chains[0][e], chains[0][e + 1]);
-            for (int i = 1; i < CHAINS; i++) two.x += chains[i][e], two.y += chains[i][e + 1];
-            *(int2*)&shared.sums[split()][row() + part * 8 + lane / 4][lane % 4 * 2] = two;
-        }
+    // Those of two digits: of one of each pair of columns, and of the lane's first row in 8, in the next 8, ...
+    __device__ int2 pair(int k) const {
+        const int(&chains)[CHAINS][4] = of[k / 4][k % 4 / 2], e = k % 2 * 2;
+        int2 two = make_int2(chains[0][e], chains[0][e + 1]);
+        for (int i = 1; i < CHAINS; i++) two.x += chains[i][e], two.y += chains[i][e + 1];
+        return two;
     }
 };
 
-// a1 = relu(x W1 + b1) for the block's columns and images.
+// a1 = relu(x W1 + b1) for the block's columns and images. The warps that have the same rows deal out their sums: each
+// ends up with OWN of the PAIRS, which the others have put into shared memory for it.
 __device__ void first_layer(ColumnShared& shared, const FirstSums& sums, float inverse, Packets& packets, Word tag) {
-    const float unit = inverse / 255;
+    const int thread = now(threadIdx.x), lane = thread % 32;
+    const int group = thread / 32 % ROW_GROUPS, me = thread / 32 / ROW_GROUPS;
+    int2 own[OWN] = {};  // sums of a digit have some 25 bits
 #pragma unroll
-    for (int pair = 0; pair < SHARE; pair++) {
-        sums.write(shared, pair);
-        sync_first();
-        for (int e = threadIdx.x; e < 2 * IMAGES; e += FIRST_THREADS) {
-            const int image = e / 2, column = 2 * pair + e % 2;
-            int4 sum = {0, 0, 0, 0};  // of each digit: it has some 25 bits
-#pragma unroll
-            for (int part = 0; part < SPLITS; part++) {
-                const int4 s = *(const int4*)&shared.sums[part][image][e % 2 * 4];
-                sum.x += s.x, sum.y += s.y, sum.z += s.z, sum.w += s.w;
-            }
-            const long long low = sum.x + 256ll * sum.y, high = sum.z + 256ll * sum.w;
-            const float z = (float)(low + (high << 16)) * unit + shared.b1[column].w;
-            // In this order a NaN stays a NaN.
-            send(packets.a1.at(first_image() + image, first_column() + column), z < 0 ? 0 : z, tag);
+    for (int k = 0; k < PAIRS; k++) {
+        const int owner = k / OWN;
+        if (owner == me) {
+            own[k % OWN] = sums.pair(k);
+        } else {
+            shared.sums[group][k][me < owner ? me : me - 1][lane] = sums.pair(k);
         }
-        if (pair + 1 < SHARE) sync_first();  // the sums' memory serves the other two columns, too
+    }
+    bar_sync<32 * SPLITS>(4 + group);
+    if (me * OWN >= PAIRS) return;
+    long long halves[OWN];  // an even lane has those of two low digits, the odd one beside it those of the high ones
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+#pragma unroll
+        for (int from = 0; from < SPLITS - 1; from++) {
+            const int2 two = shared.sums[group][me * OWN + i][from][lane];
+            own[i].x += two.x, own[i].y += two.y;
+        }
+        halves[i] = own[i].x + 256ll * own[i].y;
+    }
+    const float unit = inverse * (1 / 255.0f);  // as exact as a quotient: `inverse` is a power of two
+    const bool odd = lane % 2;
+#pragma unroll
+    for (int i = 0; i < OWN; i += 2) {  // the even lane takes one of them, and the odd one beside it the next, if any
+        const int last = i + 1 < OWN ? i + 1 : i, taken = odd ? last : i;
+        const long long other = __shfl_xor_sync(~0u, odd ? halves[i] : halves[last], 1);
+        const long long low = odd ? other : halves[i], high = odd ? halves[last] : other;
+        const int k = me * OWN + taken, image = group * 32 + k % 4 * 8 + lane / 4, column = k / 4 * 2 + lane % 4 / 2;
+        const float z = (float)(low + (high << 16)) * unit + shared.b1[column].w;
+        // In this order a NaN stays a NaN.
+        if (OWN > 1 || !odd) send(packets.a1.at(first_image() + image, first_column() + column), z < 0 ? 0 : z, tag);
     }
 }
 
 // Receive dz1 of one of the block's columns, write its digits into shared memory, and return the lane's share of the
 // sum over the rows. By one warp. A lane has four rows, those that a register of the tensor cores' input holds; or none.
 __device__ float receive_dz1(ColumnShared& shared, const Packets& packets, Word tag, int column) {
-    const int lane = threadIdx.x % 32, reg = lane / 4 % REGISTERS, t = lane % 4, all = first_column() + column;
+    const int lane = now(threadIdx.x) % 32, reg = lane / 4 % REGISTERS, t = lane % 4, all = first_column() + column;
     const bool mine = lane < 4 * REGISTERS;
     const auto at = [&](int i) {
         return &packets.dz1[all / 2][first_image() + reg * 16 + 2 * t + i % 2 + i / 2 * 8][all % 2];
@@ -208,7 +228,7 @@ __device__ float receive_dz1(ColumnShared& shared, const Packets& packets, Word 
     for (int d = 0; d < 4 && mine; d++) {
         shared.dz[column / 2][reg / WIDE][16 * (column % 2) + 4 * d + t][reg % WIDE] = digits.of[d];
     }
-    if (lane == 0) shared.unit[column] = inverse_scale(biased) / 255;
+    if (lane == 0) shared.unit[column] = inverse_scale(biased) * (1 / 255.0f);
     return dz[0] + dz[1] + dz[2] + dz[3];
 }
 
@@ -255,17 +275,16 @@ __device__ void first_gradient(FirstGradient& g, const ColumnShared& shared, con
 
 // Add what the block's neighbour has from the other half of the batch.
 __device__ void add_other_half(FirstGradient& g, Packets& packets, Word tag) {
-    const int lane = threadIdx.x % 32, other = blockIdx.x ^ 1;
+    const int thread = now(threadIdx.x), tile = FIRST_WARPS - 1 - thread / 32, lane = thread % 32;
+    const auto place = [=](Packet(*from)[32][2], int i) { return from[tile + i * FIRST_WARPS][lane]; };
 #pragma unroll
     for (int i = 0; i < TILES_A_WARP; i++) {
         for (int pair = 0; pair < SHARE && FirstWeights::has(i); pair++) {
-            send(&packets.dW1[blockIdx.x][FirstWeights::tile(i)][lane][pair], g[i][pair], tag);
+            send(place(packets.dW1[blockIdx.x], i) + pair, g[i][pair], tag);
         }
     }
     if (!FirstWeights::has(0)) return;
-    const auto at = [&](int i) {
-        return &packets.dW1[other][FirstWeights::tile(FirstWeights::has(i) ? i : 0)][lane][0];
-    };
+    const auto at = [&](int i) { return place(packets.dW1[blockIdx.x ^ 1], FirstWeights::has(i) ? i : 0); };
     Mail<TILES_A_WARP> mail;
     mail.ask(at);
     mail.wait(tag, at, OTHER_HALF);
@@ -391,8 +410,9 @@ struct HiddenTile {
     // before all are asked for. (To look at all of them all the time would keep everybody else's packets waiting.)
     struct Numbers : Mail<MAIL_ROWS / 4> {
         __device__ void receive_all(const Tiled& packets, int start, int column, Word tag, Awaited what) {
-            const int lane = threadIdx.x % 32, first = thread() / 32 * (BATCH / TILE_WARPS) + start;
-            const auto at = [&](int i) { return packets.at(first + i * 4 + lane % 4, column + lane / 4 * 2); };
+            const int lane = threadIdx.x % 32, row = thread() / 32 * (BATCH / TILE_WARPS) + start + lane % 4;
+            const Packet* begin = packets.at(row, column + lane / 4 * 2);
+            const auto at = [=](int i) { return begin + i * 4 * TILE; };  // four rows on
             receive(at(0), tag, what);
             this->ask(at);
             this->wait(tag, at, what);

@@ -65,10 +65,10 @@ const bool ALL_STAMPED = true;
 struct Tiled {
     Packet of[WIDTH / TILE][BATCH / 4][TILE / 2][4][2];
 
-    __device__ Packet* at(int row, int column) {
+    __device__ Packet* at(Word row, Word column) {
         return &of[column / TILE][row / 4][column % TILE / 2][row % 4][column % 2];
     }
-    __device__ const Packet* at(int row, int column) const { return ((Tiled*)this)->at(row, column); }
+    __device__ const Packet* at(Word row, Word column) const { return ((Tiled*)this)->at(row, column); }
 };
 
 // What the blocks hand each other, twice: while some still read one step's packets, others write the next step's.

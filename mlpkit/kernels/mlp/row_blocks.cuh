@@ -29,7 +29,8 @@ struct HeldWeights {
 
     static __device__ int four() { return threadIdx.x & UPPER_FOUR ? 4 : 0; }
     static __device__ const float4* place(const float4 (*W)[WIDTH / 4], int i) {
-        return &W[threadIdx.x / 32 * 8][threadIdx.x % 32] + (i < 4 ? i + four() : i - four()) * (WIDTH / 4);
+        const int first = threadIdx.x / 32 * 8 + (i < 4 ? four() : 4 - four());
+        return &W[first][threadIdx.x % 32] + i % 4 * (WIDTH / 4);
     }
 
     // Wait until the warp's first weights of a step are there; the others are hardly later.
