@@ -10,7 +10,7 @@ static_assert(FIRST_THREADS + 2 * TILE_THREADS == THREADS, "three groups of warp
 const int IMAGES = BATCH / SHARE, COLUMNS = 2 * SHARE;  // of a block
 
 const int TILES_A_WARP = (PIXEL_TILES + FIRST_WARPS - 1) / FIRST_WARPS;
-const int MOST_AHEAD = ADAM && SHARE == 2 ? 3 : 4;  // the fastest: more take registers that others need
+const int MOST_AHEAD = ADAM ? 3 : 2;  // the fastest: more take registers that others need
 const int AHEAD = PIXEL_TILES / FIRST_WARPS < MOST_AHEAD ? PIXEL_TILES / FIRST_WARPS : MOST_AHEAD;  // tiles, for dW1
 const int ROW_GROUPS = IMAGES / 32, SPLITS = FIRST_WARPS / ROW_GROUPS;  // warps that share 32 rows' sums
 const int STEPS_A_SPLIT = (INPUTS / 32 + SPLITS - 1) / SPLITS;
