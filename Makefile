@@ -39,7 +39,7 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 PYTEST := $(ONE_THREAD) $(VENV_PYTHON) -m pytest -n logical --maxprocesses 4
 
 test: $(READY)  ## run all tests, the notebooks' stored outputs included
-	@$(PYTEST) --dist worksteal tests --ignore tests/labs
+	@$(PYTEST) --dist loadfile tests --ignore tests/labs
 	@$(PYTEST) --dist loadfile --nbval $(NOTEBOOKS)
 
 lab: $(READY)  ## open the workbook in JupyterLab

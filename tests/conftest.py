@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import PurePosixPath
 
 import pytest
 from hypothesis import settings
@@ -17,8 +18,37 @@ settings.load_profile("repeatable")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Files whose tests call the same loops, compiled by Numba. One process runs them all: two at the same time would find
+# no code of each other's on the disk, and compile everything twice.
+COMPILED = {"test_engines", "test_convolutions", "test_numba_conv", "test_numba", "test_bench", "test_passes",
+            "test_gradients", "test_convolve", "test_products", "test_network"}  # fmt: skip
+# What takes a minute or two in one piece, and so comes first: at the end, the other processes would wait for it.
+LONG = "test_clean_checkout", "test_emulated", "test_site", "test_browser"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `--dist loadfile`, give each process a file at a time, but all of COMPILED to one."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "compiled" if PurePosixPath(file).stem in COMPILED else file
+
+    config.option.loadscopereorder = False  # in the order of `pytest_collection_modifyitems`
+    return Scheduling(config, log)
+
+
+def turn(item):
+    """Return what sorts tests by when they should begin."""
+    return item.path.stem not in LONG, item.path.stem not in COMPILED
+
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=turn)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (reason := gpu.why_not()):
         for item in marked:
