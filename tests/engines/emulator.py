@@ -117,7 +117,7 @@ def shared_parts(folder):
     shared = folder / "shared"
     shared.mkdir(exist_ok=True)
     run_compiler(shared / "emulator.h.gch", *OPTIONS, "-x", "c++-header", HERE / "emulator.h")
-    run_compiler(shared / "emulator.o", *OPTIONS, "-c", HERE / "emulator.cpp")
+    run_compiler(shared / "emulator.o", *OPTIONS, "-O3", "-c", HERE / "emulator.cpp")  # once, for all launches
     return shared
 
 
