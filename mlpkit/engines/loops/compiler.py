@@ -36,7 +36,7 @@ def compiled(engine, **options):
 
     def compile_one(function):
         function.__qualname__ = f"{engine.rpartition('.')[2]}.{function.__name__}.{VERSION}"
-        dispatcher = numba.njit(function, **options)
+        dispatcher = numba.njit(function, no_cfunc_wrapper=True, **options)  # nobody calls it from C
         return keep(dispatcher)
 
     return compile_one
