@@ -19,6 +19,7 @@ struct Cluster {
 
 static std::function<void()> kernel;
 static std::vector<Fiber> fibers;
+static std::vector<State> states;
 std::vector<Block> blocks;
 static std::vector<Cluster> clusters;
 static std::vector<std::function<void()>> pending;  // writes on their way
@@ -41,7 +42,7 @@ switch_stacks:
 
 void leave(State state) {
     if ((char*)__builtin_frame_address(0) < current->stack + STACK_LEFT) failure = "a thread's stack is too small";
-    current->state = state;
+    *current->state = state;
     switch_stacks(&current->stack_pointer, scheduler);
 }
 
@@ -53,7 +54,7 @@ void fail(const char* why) {
 void meet(Meeting& meeting, unsigned all) {
     meeting.here.push_back(current);
     if (meeting.here.size() < all) return leave(MEETING);
-    for (Fiber* fiber : meeting.here) fiber->state = READY;
+    for (Fiber* fiber : meeting.here) *fiber->state = READY;
     meeting.here.clear();
 }
 
@@ -64,7 +65,7 @@ static void look_who_arrived(Cluster& cluster) {
     if (cluster.arrived.size() < cluster.alive) return;
     for (Fiber* fiber : cluster.arrived) {
         fiber->arrival = OVER;
-        if (fiber->state == AT_CLUSTER) fiber->state = READY;
+        if (*fiber->state == AT_CLUSTER) *fiber->state = READY;
     }
     cluster.arrived.clear();
 }
@@ -119,11 +120,11 @@ static void deliver(std::mt19937& random, size_t n) {
 }
 
 static std::string stuck() {
-    int states[DONE + 1] = {};
-    for (const Fiber& fiber : fibers) states[fiber.state]++;
-    return "stuck: " + std::to_string(states[LOOKING]) + " threads look for what never comes, " +
-           std::to_string(states[MEETING] + states[AT_CLUSTER]) + " wait at a barrier, " +
-           std::to_string(states[DONE]) + " are done";
+    int found[DONE + 1] = {};
+    for (State state : states) found[int(state)]++;
+    return "stuck: " + std::to_string(found[LOOKING]) + " threads look for what never comes, " +
+           std::to_string(found[MEETING] + found[AT_CLUSTER]) + " wait at a barrier, " +
+           std::to_string(found[DONE]) + " are done";
 }
 
 const char* run(std::function<void()> what, int grid, int cluster, int threads, size_t memory, unsigned seed) {
@@ -133,7 +134,7 @@ const char* run(std::function<void()> what, int grid, int cluster, int threads, 
     if (stacks == MAP_FAILED) return "no memory for the stacks";
     madvise(stacks, n * STACK, MADV_NOHUGEPAGE);
     kernel = what, block_threads = threads, cluster_blocks = cluster, failure.clear(), pending.clear(), deliveries = 0;
-    fibers.resize(n), blocks.assign(grid, Block());
+    fibers.resize(n), states.assign(n, READY), blocks.assign(grid, Block());
     clusters.assign(grid / cluster, Cluster{{}, unsigned(cluster * threads)});
     for (Block& block : blocks) {
         block.memory.assign(memory + 128, 0xff);  // a float that nobody wrote is a NaN
@@ -142,7 +143,7 @@ const char* run(std::function<void()> what, int grid, int cluster, int threads, 
     for (int i = 0; i < n; i++) {
         void** top = (void**)(stacks + (i + 1) * STACK) - 3;  // aligned as a call leaves it
         *--top = (void*)run_fiber;
-        fibers[i] = {top - 6, stacks + i * STACK, READY, i % threads, i / threads};  // six registers, all 0
+        fibers[i] = {top - 6, stacks + i * STACK, &states[i], i % threads, i / threads};  // six registers, all 0
     }
     std::mt19937 random(seed);
     std::vector<int> turns(n / 32), lazy(grid);
@@ -157,22 +158,25 @@ const char* run(std::function<void()> what, int grid, int cluster, int threads, 
         std::shuffle(turns.begin(), turns.end(), random);
         for (int turn : turns) {
             Fiber* lanes = &fibers[turn * 32];
-            const bool looks = std::any_of(lanes, lanes + 32, [](Fiber& lane) { return lane.state == LOOKING; });
+            State* theirs = &states[turn * 32];
+            const bool looks = std::any_of(theirs, theirs + 32, [](State state) { return state == LOOKING; });
             const bool could_see = seen[turn] != deliveries && random() % 2;
             if (quiet == 0 && (int(random() % 100) < lazy[turn / warps] || (looks && !could_see))) continue;
             seen[turn] = deliveries;
             for (int i = 0; i < 32; i++) {
-                if (lanes[i].state == LOOKING) lanes[i].state = READY;
+                if (theirs[i] == LOOKING) theirs[i] = READY;
+                if (theirs[i] != READY) continue;
                 for (int line = 0; line < 4; line++) __builtin_prefetch((char*)lanes[i].stack_pointer + 64 * line);
             }
             const int first = random() % 32;
             for (bool again = true; again;) {
                 again = false;
                 for (int i = 0; i < 32 && failure.empty(); i++) {
-                    current = lanes + (first + i) % 32;
-                    if (current->state != READY) continue;
+                    const int lane = (first + i) % 32;
+                    if (theirs[lane] != READY) continue;
+                    current = lanes + lane;
                     switch_stacks(&scheduler, current->stack_pointer);
-                    alive -= current->state == DONE;
+                    alive -= theirs[lane] == DONE;
                     again = true;
                 }
             }
@@ -182,6 +186,6 @@ const char* run(std::function<void()> what, int grid, int cluster, int threads, 
         if (quiet == MOST_QUIET_ROUNDS) failure = stuck();
     }
     munmap(stacks, n * STACK);
-    fibers = {}, blocks = {}, clusters = {}, pending = {};  // each kernel has its own, of some 40 MB
+    fibers = {}, states = {}, blocks = {}, clusters = {}, pending = {};  // each kernel has its own, of some 40 MB
     return failure.c_str();
 }

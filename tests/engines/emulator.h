@@ -15,13 +15,13 @@
 
 // ---- Fibers ----
 
-enum State { READY, LOOKING, MEETING, AT_CLUSTER, DONE };
+enum State : char { READY, LOOKING, MEETING, AT_CLUSTER, DONE };
 enum Arrival { NOT_YET, ARRIVED, OVER };  // at the cluster's barrier; it is over when all have arrived
 
 struct Fiber {
     void* stack_pointer;
     char* stack;
-    State state;
+    State* state;  // beside those of its warp: the scheduler looks at them again and again
     int thread, block;
     unsigned exchanges;  // that it took part in, with its warp
     Arrival arrival;

@@ -53,7 +53,7 @@ fetch(image.src).then(r => r.blob()).then(blob => {
 """
 
 
-@pytest.mark.parametrize("name", ["02_train_it_well.ipynb"])
+@pytest.mark.parametrize("name", ["11_train_in_one_kernel.ipynb"])
 def test_a_slider_redraws_its_figure(name, tmp_path):
     flags = "disable-quic", "disable-sync", "window-size=1280,1000", f"user-data-dir={tmp_path / 'browser'}"
     with jupyterlab(tmp_path) as address, chromium(*flags) as browser:
