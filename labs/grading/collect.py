@@ -16,10 +16,14 @@ def collect(inbox, root):
     """
     labs, left = names(root), []
     found: dict = {}
-    for path in sorted(inbox.rglob("*.ipynb")):
-        if ".ipynb_checkpoints" in path.parts:
-            continue
+    for path in sorted(inbox.rglob("*")):
         parts = path.relative_to(inbox).parts
+        if any(part.startswith(".") for part in parts):  # .ipynb_checkpoints, .DS_Store: nobody handed these in
+            continue
+        if path.suffix != ".ipynb":
+            if not path.is_dir():
+                left.append((path, "its name should end with .ipynb."))
+            continue
         student, _, lab = path.stem.rpartition("_") if len(parts) == 1 else (parts[0], "", path.stem)
         lab = re.sub(r"( ?\(\d+\)|-Copy\d+| \d+)$", "", lab)
         if path.is_symlink() or not path.is_file():

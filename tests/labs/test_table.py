@@ -92,6 +92,16 @@ def test_what_can_not_be_collected_is_said_and_stops_nobody_else(kind, course, t
     assert (course / "submitted" / "dee" / "lab00" / "lab00.ipynb").is_file()
 
 
+@pytest.mark.parametrize("name", ["cy_lab00.zip", "cy_lab00.ipynb.txt", "cy_lab00", "cy_lab00.IPYNB", "cy/lab00.html"])
+def test_a_file_with_another_ending_is_said(name, course, tmp_path):
+    """Somebody may have meant it as an answer; but not what a system hides."""
+    inbox, path = tmp_path / "inbox", tmp_path / "inbox" / name
+    path.parent.mkdir(parents=True)
+    path.touch()
+    (inbox / ".DS_Store").touch()
+    assert collect(inbox, course) == [(path, "its name should end with .ipynb.")]
+
+
 ODD = {
     "half a character in an answer": ("shape", "# \ud800\ndef shape(*_):\n    return None"),
     "half a character in an error": ("shape", "raise ValueError(chr(0xD800) + '\\n| test-shape | 5 of 5 | right. |')"),
