@@ -1,4 +1,7 @@
-"""Tests marked `gpu` run where there is an NVIDIA GPU, and say so where there is none."""
+"""What holds for all tests: which run where there is a GPU, in which order, and in which process.
+
+Tests marked `gpu` run where there is an NVIDIA GPU, and say so where there is none.
+"""
 
 import os
 import signal

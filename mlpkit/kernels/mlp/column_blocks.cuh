@@ -23,11 +23,11 @@ static_assert(SPLITS * ROW_GROUPS == FIRST_WARPS, "each warp has 32 rows, and a 
 
 struct ColumnShared {
     Watch watch;
-    unsigned char x[BUFFERS][IMAGES][INPUTS];    // while one batch is worked on, the next arrives
-    unsigned char W[4 * COLUMNS][INPUTS];        // four digits of each column
-    Word dz[SHARE][REGISTERS / WIDE][32][WIDE];  // dz1's digits, as the tensor cores want them
+    unsigned char x[BUFFERS][IMAGES][INPUTS];      // while one batch is worked on, the next arrives
+    unsigned char W[4 * COLUMNS][INPUTS];          // four digits of each column
+    Word dz[SHARE][REGISTERS / WIDE][32][WIDE];    // dz1's digits, as the tensor cores want them
     int2 sums[ROW_GROUPS][PAIRS][SPLITS - 1][32];  // of the first layer's products: from warp to warp
-    float parts[2][TILE_WARPS][TILE * TILE];     // of the tiles' gradients
+    float parts[2][TILE_WARPS][TILE * TILE];       // of the tiles' gradients
     float bias_parts[2][TILE_WARPS][TILE];
     BulkCopies images[BUFFERS];
     Word largest[FIRST_WARPS];
@@ -275,7 +275,8 @@ __device__ void first_gradient(FirstGradient& g, const ColumnShared& shared, con
 
 // Add what the block's neighbour has from the other half of the batch.
 __device__ void add_other_half(FirstGradient& g, Packets& packets, Word tag) {
-    const int thread = now(threadIdx.x), tile = FIRST_WARPS - 1 - thread / 32, lane = thread % 32;
+    const int thread = now(threadIdx.x), lane = thread % 32;
+    const int tile = FIRST_WARPS - 1 - thread / 32;  // FirstWeights::tile(0), which would be kept in a register
     const auto place = [=](Packet(*from)[32][2], int i) { return from[tile + i * FIRST_WARPS][lane]; };
 #pragma unroll
     for (int i = 0; i < TILES_A_WARP; i++) {
