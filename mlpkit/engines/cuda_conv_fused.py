@@ -28,7 +28,9 @@ gpu.require_capability(9.0, alone=True)  # limit.cu is for sm_90a
 
 NAME = "cuda_conv_fused"
 THREADS, MOST_BLOCKS, MOST_LAYERS, MOST_SIZE, MOST_PADDING, STAGES = 512, 3, 4, 7, 2, 16  # as in limit.cu
-AWAITED = ("the dense weights", "the convolutions' weights", "all slopes", "all gradients")  # as in limit_waits.cuh
+AWAITED = (  # as in limit_waits.cuh
+    "the dense weights", "the convolutions' weights", "all slopes", "all gradients", "the neighbour's sums",
+)  # fmt: skip
 C_TYPES = {np.dtype(np.uint8): "unsigned char", np.dtype(np.float32): "float"}
 
 
@@ -111,7 +113,7 @@ def _bytes_needed(model, convs, dense, halves=1):
         splits = min(channels, halves * THREADS // (out * ph * pieces))
         parts = max(parts, 16 * splits * out * ph * pw if splits > 1 else 0)
         late = max(late, _late(channels, height, out, size, ph, pw) if i else 8 * out * ph * taps)
-        fixed += 4 * channels * height * width if halves > 1 and i else 0
+        fixed += 4 * channels * height * width // halves if halves > 1 and i else 0
         channels, height, width = out, ph, pw
     widths = [channels * height * width, *dense]
     layers = [(rows, -(-units // 4)) for rows, units in pairwise(widths)]

@@ -331,6 +331,14 @@ __device__ float4 ld_shared_cluster(Word at) {
     return four;
 }
 
+// Send a number to another block's shared memory, where a barrier counts its bytes: who has waited for that finds the
+// number, without a fence and without the cluster's barrier. Both addresses are of `mapa`.
+__device__ void st_async(Word to, float value, Word barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(value),
+                 "r"(barrier)
+                 : "memory");
+}
+
 // Nanoseconds; the same for all multiprocessors, whose clocks don't all run at one rate.
 __device__ long long globaltimer() {
     long long now;

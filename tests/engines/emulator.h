@@ -409,5 +409,11 @@ static float4 ld_shared_cluster(Word at) {
     const int block = current->block / cluster_blocks * cluster_blocks + (at >> 24);
     return *(const float4*)in_block(shared_bytes + (at & 0xffffff), block);
 }
+static void st_async(Word to, float value, Word barrier) {
+    const int block = current->block / cluster_blocks * cluster_blocks + (to >> 24);
+    void* place = in_block(shared_bytes + (to & 0xffffff), block);
+    void* counter = in_block(shared_bytes + (barrier & 0xffffff), block);
+    later([=] { memcpy(place, &value, sizeof value), count(counter, -(int)sizeof value, 0); });
+}
 
 #pragma GCC visibility pop

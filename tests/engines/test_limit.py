@@ -118,8 +118,8 @@ def test_only_what_has_two_halves_is_halved(fused):
 
 # What neighbours must wait for
 MEETINGS = {
-    "sums of the dense layer": "        meet_neighbour();\n",
-    "sums of gradients": "barrier_cluster_wait();\n        __syncthreads();\n",
+    "sums of the dense layer": "if (SHARED) wait_for_copy(&head().sums[0], phase, NEIGHBOURS_SUMS, step);\n",
+    "sums of gradients": "wait_for_copy(&head().sums[1], phase, NEIGHBOURS_SUMS, partial.step);\n",
 }
 
 

@@ -262,13 +262,13 @@ __device__ void conv_back_parts() {
 
 // Add up what the warps left: the gradients of the weights, and of the inputs, which are the routes of the block below.
 template <int block>
-__device__ void conv_back_sums(Partial partial) {
+__device__ void conv_back_sums(Partial partial, Word phase) {
     constexpr Shape s = shape(block), below = shape(block - 1);
     constexpr Way way = ::way(block);
     const float* dw_parts = shared_floats(DENSE_AT);
     const float* dx_parts = shared_floats(DENSE_AT + dw_bytes(block));
     constexpr int OUT = back_channels(block), NUMBERS = s.ci * s.h * s.w, PART = NUMBERS / HALVES;
-    float* swap = shared_floats(SWAP_BACK_AT);
+    const float* others = shared_floats(SWAP_BACK_AT);
     const auto sum_of = [&](int e) {  // columns, then rows of a channel: the last change fastest
         const int y = e % s.h, x = e / s.h % s.w, ci = e / s.h / s.w;
         float sum = 0;
@@ -299,18 +299,15 @@ __device__ void conv_back_sums(Partial partial) {
         for (int i = 0; i < parts(PART, THREADS); i++) {
             const int mine = thread() + i * THREADS, e = (1 - half()) * PART + min(mine, PART - 1);
             const float sum = sum_of(e);
-            if (mine < PART) swap[e] = sum;
+            if (mine < PART) send_neighbour(others + mine, sum, &head().sums[1]);
         }
-        barrier_cluster_arrive();
     }
+    float own[parts(PART, THREADS)];
 #pragma unroll
     for (int i = 0; i < parts(PART, THREADS); i++) {
         const int mine = thread() + i * THREADS, e = half() * PART + min(mine, PART - 1);
-        const float sum = sum_of(e);
-        if (mine < PART) {
-            if constexpr (HALVES > 1) swap[e] = sum;
-            else put(e, sum);
-        }
+        own[i] = sum_of(e);
+        if (HALVES == 1 && mine < PART) put(e, own[i]);
     }
 #pragma unroll
     for (int i = 0; i < parts(OUT * s.taps(), THREADS); i++) {
@@ -322,12 +319,11 @@ __device__ void conv_back_sums(Partial partial) {
     }
     conv_biases_back<block>(partial);
     if constexpr (HALVES > 1) {
-        barrier_cluster_wait();
-        __syncthreads();
-        for (int e = half() * PART + 4 * thread(); e < (half() + 1) * PART; e += 4 * THREADS) {
-            const float4 own = *(const float4*)(swap + e), other = neighbours(swap + e);
-            put(e, own.x + other.x), put(e + 1, own.y + other.y);
-            put(e + 2, own.z + other.z), put(e + 3, own.w + other.w);
+        wait_for_copy(&head().sums[1], phase, NEIGHBOURS_SUMS, partial.step);
+#pragma unroll
+        for (int i = 0; i < parts(PART, THREADS); i++) {
+            const int mine = thread() + i * THREADS;
+            if (mine < PART) put(half() * PART + mine, own[i] + others[mine]);
         }
     }
     __syncthreads();
@@ -400,14 +396,14 @@ __device__ void convs_forward(Meanwhile meanwhile) {
 
 // tell(): what somebody does as soon as nobody needs to wait for it.
 template <int block, typename Tell>
-__device__ void convs_back(Partial partial, Tell tell) {
+__device__ void convs_back(Partial partial, Word phase, Tell tell) {
     if constexpr (block > 0) {
         if (block == BLOCKS - 1) tell();
         conv_back_parts<block>();
         if (block == 1) stamp(13);
-        conv_back_sums<block>(partial);
+        conv_back_sums<block>(partial, phase);
         if (block == 1) stamp(14);
-        convs_back<block - 1>(partial, tell);
+        convs_back<block - 1>(partial, phase, tell);
     } else {
         if (block == BLOCKS - 1) tell();
         first_conv_back(partial);

@@ -54,7 +54,7 @@ __device__ float* slopes_of() {
 }
 
 template <int layer>
-__device__ void dense_forward(const Kept& kept) {
+__device__ void dense_forward(const Kept& kept, Word step, Word phase) {
     constexpr Sharing s = sharing(layer);
     constexpr int FOURS = s.fours, LANES = s.lanes(), EACH = s.each(), COLUMNS = s.columns();
     const int slot = thread() / LANES, lane = thread() % LANES;
@@ -82,21 +82,24 @@ __device__ void dense_forward(const Kept& kept) {
     }
     __syncthreads();
     constexpr bool SHARED = HALVES > 1 && layer == 0;
-    float* to = SHARED ? shared_floats(SWAP_AT) : activations_of<layer + 1>();
-    for (int j = thread(); j < units(layer); j += THREADS) {
-        float z = SHARED && half() ? 0 : shared_floats(BIASES_AT)[bias_packed(layer) - CONV_PACKED + j];
+    constexpr int ROUNDS = parts(units(layer), THREADS);
+    const float* others = shared_floats(SWAP_AT);
+    float z[ROUNDS];
 #pragma unroll
-        for (int warp = 0; warp < WARPS; warp++) z += shared_floats(SCRATCH_AT)[warp * 4 * FOURS + j];
-        to[j] = !SHARED && layer + 1 < LAYERS && z < 0 ? 0 : z;
+    for (int i = 0; i < ROUNDS; i++) {
+        const int j = min(thread() + i * THREADS, units(layer) - 1);
+        z[i] = SHARED && half() ? 0 : shared_floats(BIASES_AT)[bias_packed(layer) - CONV_PACKED + j];
+#pragma unroll
+        for (int warp = 0; warp < WARPS; warp++) z[i] += shared_floats(SCRATCH_AT)[warp * 4 * FOURS + j];
+        if (SHARED && thread() + i * THREADS == j) send_neighbour(others + j, z[i], &head().sums[0]);
     }
-    if constexpr (SHARED) {
-        meet_neighbour();
-        const auto out = [](float x, float y) { return layer + 1 < LAYERS && x + y < 0 ? 0 : x + y; };
-        for (int j = 4 * thread(); j < units(layer); j += 4 * THREADS) {
-            const float4 own = *(const float4*)(to + j), other = neighbours(to + j);
-            *(float4*)(activations_of<layer + 1>() + j) = {out(own.x, other.x), out(own.y, other.y),
-                                                           out(own.z, other.z), out(own.w, other.w)};
-        }
+    if (SHARED) wait_for_copy(&head().sums[0], phase, NEIGHBOURS_SUMS, step);
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) {
+        const int j = thread() + i * THREADS;
+        if (j >= units(layer)) break;
+        if (SHARED) z[i] += others[j];
+        activations_of<layer + 1>()[j] = layer + 1 < LAYERS && z[i] < 0 ? 0 : z[i];
     }
     __syncthreads();
 }
@@ -152,10 +155,10 @@ __device__ float softmax_back(int label, int n) {
 }
 
 template <int layer>
-__device__ void denses_forward(const Kept& kept) {
+__device__ void denses_forward(const Kept& kept, Word step, Word phase) {
     if constexpr (layer < LAYERS) {
-        dense_forward<layer>(kept);
-        denses_forward<layer + 1>(kept);
+        dense_forward<layer>(kept, step, phase);
+        denses_forward<layer + 1>(kept, step, phase);
     }
 }
 

@@ -145,12 +145,19 @@ __device__ void put_rows(Exchange& exchange, int image) {
     for (int e = thread(); e < SLOPES / 4; e += THREADS) to[e] = slopes[e];
 }
 
+// From now on the neighbour's sums of an image count.
+__device__ void expect_neighbour() {
+    mbarrier_arrive_expect_tx(&head().sums[0], 4 * units(0));
+    mbarrier_arrive_expect_tx(&head().sums[1], 4 * swap_back_numbers() / HALVES);
+}
+
 // An image there and back. waits: whether all blocks are of one launch. phase: of the copies' barrier. last: whether it
 // is this block's last one of the step.
 template <bool waits>
 __device__ void through_network(Exchange& exchange, const Image& mine, int image, int n, Word step, Word phase,
                                 bool last, float* row_loss) {
     mine.put();
+    if (HALVES > 1 && thread() == CLERK) expect_neighbour();
     stamp(15);
     take_convs(exchange, step);
     if (BLOCKS == 1 && thread() == CLERK) ask_weights<waits>(exchange, step);  // before the only barrier that there is
@@ -164,7 +171,7 @@ __device__ void through_network(Exchange& exchange, const Image& mine, int image
     stamp(2);
     wait_for_copy(&head().dense, phase, NEW_DENSE, step);
     stamp(3);
-    denses_forward<0>(kept);
+    denses_forward<0>(kept, step, phase);
     if (thread() < 32) {
         const float loss = softmax_back(mine.label, n);
         if (thread() == 0 && half() == 0) *row_loss = loss;
@@ -178,7 +185,7 @@ __device__ void through_network(Exchange& exchange, const Image& mine, int image
     put_rows(exchange, image);
     dense_back<0>(kept, [](int k, float slope) { put_route<BLOCKS - 1>(k, slope); });
     stamp(5);
-    convs_back<BLOCKS - 1>({exchange.partials + image * PARTIAL, step}, [&] {
+    convs_back<BLOCKS - 1>({exchange.partials + image * PARTIAL, step}, phase, [&] {
         if (waits && thread() == CLERK && last) red_release_gpu_add(&exchange.slopes_there, 1);
     });
     stamp(6);

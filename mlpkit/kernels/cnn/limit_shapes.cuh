@@ -202,7 +202,7 @@ constexpr int sums_of_parts(int block) {  // fours
 // On the way back: what comes to each pooled number, and from which place it came
 constexpr int routes_before(int block) { return block ? routes_before(block - 1) + 8 * shape(block - 1).outputs() : 0; }
 
-// What neighbours hand each other: they read it where the other one put it.
+// What the neighbour sends: its sums.
 constexpr int SWAP_AT = up_to(16, codes_at(BLOCKS));
 constexpr int SWAP_BACK_AT = SWAP_AT + (HALVES > 1 ? 4 * wide(0) : 0);
 constexpr int swap_back_numbers() {
@@ -212,7 +212,7 @@ constexpr int swap_back_numbers() {
 
 // What has no other place, for a while: parts of sums; the routes, and after them the weights of all convolutions but
 // the first, turned round.
-constexpr int SCRATCH_AT = SWAP_BACK_AT + (HALVES > 1 ? up_to(16, 4 * swap_back_numbers()) : 0);
+constexpr int SCRATCH_AT = SWAP_BACK_AT + (HALVES > 1 ? up_to(16, 4 * swap_back_numbers() / HALVES) : 0);
 constexpr int turned_bytes(int block) { return up_to(16, 4 * shape(block).co * shape(block).taps()); }
 constexpr int turned_before(int block) {
     if (block > 1) return turned_before(block - 1) + turned_bytes(block - 1);
@@ -305,7 +305,7 @@ constexpr int PARTIAL = up_to(4, CONV_WEIGHTS + CONV_BIASES);
 
 static_assert(HALVES == 1 || (HALVES == 2 && PAIRS && BLOCKS == 2 && 2 * BATCH <= GRID), "two neighbours an image");
 static_assert(HALVES == 1 || (shape(0).co % 2 == 0 && shape(BLOCKS - 1).co % 2 == 0 && inputs(0) % 8 == 0), "halves");
-static_assert(HALVES == 1 || swap_back_numbers() % 8 == 0, "halves are read in fours");
+static_assert(HALVES == 1 || swap_back_numbers() % 2 == 0, "halves");
 static_assert(!PAIRS || (GRID % 2 == 0 && BATCH <= GRID), "pairs take one image each");
 static_assert(THREADS % 128 == 0 && BLOCKS >= 1 && LAYERS >= 1, "");
 static_assert(SHARED_BYTES <= SHARED_LIMIT, "too large for shared memory");

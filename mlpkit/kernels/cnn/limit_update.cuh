@@ -190,7 +190,8 @@ struct Owned {
 
     // Update all parameters with the gradients of n examples of this step, and hand them over for the next one. First
     // come those of the convolutions, for which everybody waits; but their gradients take a while to get here, and
-    // meanwhile there are products to compute.
+    // meanwhile there are products to compute. The new dense weights are read by bulk copies: between the two must stand
+    // a fence of the proxies, and it is the reader's alone (`ask_weights`), as here every thread would wait for its own.
     __device__ void update(Given given, int n, const Settings& settings, const Rates& rates, Word step, Word next) {
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
@@ -211,7 +212,6 @@ struct Owned {
                 given.packed[place.packed] = own.w;
             });
         }
-        fence_proxy_async_all();
         __syncthreads();
     }
 

@@ -3,7 +3,7 @@
 #include "limit_shapes.cuh"
 
 // What is waited for. The host has the names: see cuda_conv_fused.py.
-enum Awaited { NEW_DENSE, NEW_CONVS, SLOPES_THERE, CONVS_THERE };
+enum Awaited { NEW_DENSE, NEW_CONVS, SLOPES_THERE, CONVS_THERE, NEIGHBOURS_SUMS };
 
 #include "watch.cuh"
 #include "packet.cuh"
@@ -12,6 +12,7 @@ enum Awaited { NEW_DENSE, NEW_CONVS, SLOPES_THERE, CONVS_THERE };
 struct Head {
     Word64* failure;  // as `Watch` has it
     Word64 dense;     // a barrier of copies
+    Word64 sums[2];   // barriers of what the neighbour sends: on the way forward, and back
 };
 static_assert(sizeof(Head) <= HEAD, "");
 
@@ -35,8 +36,11 @@ __device__ void meet_neighbour() {
     if constexpr (HALVES > 1) barrier_cluster_arrive(), barrier_cluster_wait();
 }
 
-// Four numbers of the neighbour's, who has them where this block has its own.
-__device__ float4 neighbours(const float* own) { return ld_shared_cluster(mapa(shared_address(own), 1 - half())); }
+// Send the neighbour a number of those that it waits for at a barrier, to where this block has `own`.
+__device__ void send_neighbour(const float* own, float value, Word64* barrier) {
+    const Word other = 1 - half();
+    st_async(mapa(shared_address(own), other), value, mapa(shared_address(barrier), other));
+}
 
 // N packets, or pairs of them, asked for at once; at(i) is where the i-th is, 0 where this thread has none. What is not
 // there yet is asked for again. A whole warp waits together.
@@ -71,7 +75,7 @@ __device__ void begin(Word64* failure) {
     __syncthreads();
     if (threadIdx.x == 0) {
         head().failure = failure;
-        mbarrier_init<1>(&head().dense);
+        mbarrier_init<1>(&head().dense), mbarrier_init<1>(&head().sums[0]), mbarrier_init<1>(&head().sums[1]);
         fence_proxy_async();
     }
     __syncthreads();
