@@ -39,8 +39,7 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 PYTEST := $(ONE_THREAD) $(VENV_PYTHON) -m pytest -n logical --maxprocesses 4
 
 test: $(READY)  ## run all tests, the notebooks' stored outputs included
-	@$(PYTEST) --dist loadfile tests --ignore tests/labs
-	@$(PYTEST) --dist loadfile --nbval $(NOTEBOOKS)
+	@$(PYTEST) --dist loadfile --nbval tests $(NOTEBOOKS) --ignore tests/labs
 
 lab: $(READY)  ## open the workbook in JupyterLab
 	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null

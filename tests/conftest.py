@@ -26,8 +26,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 COMPILED = {"test_engines", "test_convolutions", "test_numba_conv", "test_numba", "test_bench", "test_passes",
             "test_gradients", "test_convolve", "test_products", "test_network", "test_crew",
             "test_first_edition"}  # fmt: skip
-# What takes a minute or two in one piece, and so comes first: at the end, the other processes would wait for it.
-LONG = "test_clean_checkout", "test_emulated", "test_site", "test_browser"
+# What takes long in one piece, and so comes first: at the end, the other processes would wait for it.
+LONG = {"test_clean_checkout", "test_emulated", "test_site", "test_browser", "02_train_it_well", "03_find_the_floor",
+        "13_convolve", "14_make_it_fast_on_a_cpu", "17_choose_a_convolution"}  # fmt: skip
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -47,8 +48,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def turn(item):
-    """Return what sorts tests by when they should begin."""
-    return item.path.stem not in LONG, item.path.stem not in COMPILED
+    """Return what sorts tests by when they should begin: notebooks find what the tests had compiled."""
+    return item.path.suffix == ".ipynb", item.path.stem not in LONG, item.path.stem not in COMPILED
 
 
 def pytest_collection_modifyitems(items):
