@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from cycler import cycler
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -56,9 +58,11 @@ def png(figure):
 
     The colours are spread over those in the figure, not over its pixels, so that a single dot keeps its own.
     """
-    drawn, packed = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=DPI, facecolor="white")
-    few = Image.open(drawn).convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+    figure.set(dpi=DPI, facecolor="white")
+    canvas, packed = FigureCanvasAgg(figure), io.BytesIO()
+    canvas.draw()  # once, where `savefig` draws twice: first to see how much room the texts take
+    drawn = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    few = drawn.quantize(128, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
     few.save(packed, format="png", optimize=True)
     return packed.getvalue()
 
