@@ -55,7 +55,7 @@ def relu_backward(a, da):
 
 def conv(x, W, b, stride, padding):
     plan, tables = _convolve.plan(*x.shape[1:], len(W), W.shape[-1], stride, padding)
-    b = np.zeros(len(W), x.dtype) if b is None else b
+    b = np.zeros(len(W), x.dtype) if b is None else np.ascontiguousarray(b)
     z = np.empty((len(x), len(W), plan.rows, plan.columns), x.dtype)
     if plan.winograd:
         _convolve.forward_winograd(plan, tables, _rows(x), np.ascontiguousarray(W), b, _rows(z), _shares(x))
