@@ -19,7 +19,7 @@ INHERITED = ("MAKE", "MFLAGS", "PYTEST", "VIRTUAL_ENV", "PYTHON", "MLPKIT", "GPU
 
 MEASURES = "mlpkit/lab/experiments/engines/measure.py"
 USUAL = "USUAL = Plan()"
-SHORT = "USUAL = Plan(Timing(steps_a_sample=20, rounds=2, patience=1.0), Recipe(epochs=1))"
+SHORT = "USUAL = Plan(Timing(steps_a_sample=20, rounds=2, patience=1.0), Recipe(batch_size=32, epochs=1))"
 
 pytestmark = pytest.mark.slow
 
