@@ -59,6 +59,8 @@ def test_make_run_sets_up_and_prints_the_table(checkout):
     assert first.returncode == 0, first.stdout + first.stderr
     assert "Successfully installed" in first.stdout
     assert "numpy_baseline" in first.stdout
+    assert "cannot import name" not in first.stdout  # an engine without a file that it needs only says so
+    assert "No module named 'mlpkit" not in first.stdout
 
     # A second time there is only the command itself left to do.
     assert run("make", "--dry-run", "run", cwd=checkout).stdout.count("\n") == 1
