@@ -145,11 +145,15 @@ __device__ float softmax_back(int label, int n) {
     float* slope = slopes_of<LAYERS - 1>();
     float top = z[0], sum = 0;
     for (int j = 1; j < CLASSES; j++) top = z[j] > top ? z[j] : top;
-    for (int j = lane; j < CLASSES; j += 32) sum += expf(z[j] - top);
+    const auto e_of = [&](int j) { return j < CLASSES ? expf(z[min(j, CLASSES - 1)] - top) : 0; };
+#pragma unroll
+    for (int i = 0; i < parts(CLASSES, 32); i++) sum += e_of(lane + 32 * i);
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    for (int j = lane; j < wide(LAYERS - 1); j += 32) {
-        const float p = j < CLASSES ? expf(z[j] - top) / sum : 0;
-        slope[j] = (p - (j == label)) / n;
+#pragma unroll
+    for (int i = 0; i < parts(wide(LAYERS - 1), 32); i++) {
+        const int j = lane + 32 * i;
+        const float gradient = (e_of(j) - (j == label ? sum : 0)) / (sum * n);  // (p - one if it is the label) / n
+        if (j < wide(LAYERS - 1)) slope[j] = gradient;
     }
     return logf(sum) + top - z[label];
 }
