@@ -584,17 +584,24 @@ def _map(address, mode, conv, box):
     return found
 
 
-def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None):
+def empty_sums(mode, shape):
+    """Return room for what the slices of a weight gradient leave to be added up, from `cupy.empty`, float32."""
+    import cupy
+
+    d = _weights(mode, shape)[-1]
+    return cupy.empty((d.slices // d.cluster, d.numbers), np.float32)
+
+
+def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None, partial_sums=None):
     """Ask for the gradient of the filters: of images and dy, both `Stored`, into dw (o, c, k, k), float32.
 
     bias: (slices, o rounded up to a multiple of 16), sums whose sums over the slices are the gradient db (o,), or None.
     before: None, or (sums (slices, room, k k + 1), dw, db or None) of a convolution of one channel, added up here, too.
-    Return its workspace, from `cupy.empty`, which nobody else may have until the work is done. A graph can record it.
+    partial_sums: as `empty_sums` returns; needed where a graph records this without a pool of its own, or None.
+    Return these sums, which nobody else may have until the work is done. A graph can record it.
     """
-    import cupy
-
     multiply, add, blocks, shared, about, d = _weights(mode, shape)
-    partial_sums = cupy.empty((d.slices // d.cluster, d.numbers), np.float32)
+    partial_sums = empty_sums(mode, shape) if partial_sums is None else partial_sums
     multiply((blocks,), (512,), (*about[:2], images.array, dy.array, partial_sums), shared_mem=shared)
     sizes = np.int32(shape.channels_out), np.int32(shape.channels)
     pointers = [np.uintp(0 if each is None else each.data.ptr) for each in (bias, db)]
@@ -741,10 +748,9 @@ def prepare(name, shape, which, a, b, tiling=None):
         halves = [_pieces(images, operands[0].array), _pieces(others, operands[1].array, block)]
         workspace = sum(each.array.nbytes + each.scale.nbytes for each in operands)
     if which == "weight_gradient":
-        result = cupy.empty(shape.w, np.float32)
-        product = partial(weight_gradient, mode, shape, operands[0], operands[1], result)
-        d = _weights(mode, shape)[-1]
-        workspace += 4 * d.slices // d.cluster * d.numbers
+        result, sums = cupy.empty(shape.w, np.float32), empty_sums(mode, shape)
+        product = partial(weight_gradient, mode, shape, operands[0], operands[1], result, partial_sums=sums)
+        workspace += sums.nbytes
     else:
         channels = shape.channels_out if which == "forward" else shape.channels
         result = empty_planes(mode, shape.batch, channels, *shape.operands(which)[2][2:])
