@@ -1,6 +1,8 @@
 """Answers that are compiled: normalizations belong to filters, and whoever computes, outputs are the network's."""
 
+import gc
 import sys
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,6 +196,15 @@ def test_fewer_rows_than_there_is_room_for(prediction):
     assert answer.batches.keys() == {np.dtype(np.uint8), np.dtype(np.float64)}
 
 
+def test_a_batch_keeps_what_its_graph_reads(prediction, monkeypatch):
+    monkeypatch.setattr(prediction, "recorded", lambda work, pool: None)  # as CuPy's graphs, which keep no array
+    answer = prediction.Prediction(a_network(numpy_baseline, LENET5), 4)
+    kept, batch = weakref.ref(answer.chain), answer.batch(np.uint8)
+    del answer
+    gc.collect()
+    assert kept() is batch.reads[1]
+
+
 def test_who_knows_the_whole_network_is_asked_first(prediction):
     network, asked = a_network(numpy_baseline, LENET5), []
 
@@ -338,12 +349,15 @@ def test_rows_that_were_there_before_change_nothing(name):
 def test_a_server_fills_and_replays():
     network = a_network("cuda_conv_graph_bf16", LENET5)
     batch, x = network.compiled(7).batch(np.uint8), pixels(LENET5, 7)
+    gc.collect()
+    others = [network.engine.asarray(np.full(2**size, np.nan, "f4")) for size in range(20)]  # not where weights lie
     batch.x[...] = network.engine.asarray(x)
     batch.replay()
     first = network.engine.to_numpy(batch.z)
     assert error(first, wanted_of(network, x)) < 4e-2
     batch.replay()
     assert_array_equal(network.engine.to_numpy(batch.z), first)
+    assert all(np.isnan(network.engine.to_numpy(other)).all() for other in others)
 
 
 @pytest.mark.gpu

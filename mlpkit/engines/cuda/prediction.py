@@ -89,6 +89,7 @@ class Batch:
 
     def __init__(self, prediction, dtype):
         n = prediction.n
+        self.reads = prediction.whole, prediction.chain  # a graph keeps no array alive
         self.x = cp.zeros((n, *prediction.input), dtype)
         self.z = cp.empty((n, *prediction.output), prediction.dtype)
         self.filled = 0  # rows that are not zeros
