@@ -145,6 +145,15 @@ def test_numba_that_only_plays_a_gpu_is_left_out(monkeypatch):
     assert "NUMBA_ENABLE_CUDASIM" in others.why_no_numba()
 
 
+def test_numba_that_fits_nothing_else_here_is_left_out(monkeypatch):
+    def jit(signature):
+        raise AttributeError("module 'numpy' has no\nattribute 'row_stack'")
+
+    monkeypatch.setattr("numba.cuda.is_available", lambda: True)
+    monkeypatch.setattr("numba.cuda.jit", jit)
+    assert others.why_no_numba().endswith("compiles nothing here (module 'numpy' has no attribute 'row_stack').")
+
+
 def test_the_table_shows_a_record():
     taken = {"registers": 40, "shared_bytes": 8192, "spilled_bytes": 0, "threads": 256, "blocks": 2, "occupancy": 0.25}
     size = {"m": 4096, "n": 4096, "k": 4096, "error": 1e-6}

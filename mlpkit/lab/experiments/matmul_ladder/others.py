@@ -44,6 +44,10 @@ def why_no_numba():
         return "Numba's kernels are left out: NUMBA_ENABLE_CUDASIM is set, and so Numba only plays the GPU's part."
     if not cuda.is_available():
         return "Numba's kernels are left out: it finds no CUDA, which pip install numba-cuda may bring."
+    try:
+        cuda.jit("void()")(lambda: None)
+    except Exception as error:  # such as one about a NumPy that is too new for it
+        return f"Numba's kernels are left out: it compiles nothing here ({' '.join(str(error).split())[:200]})."
     return None
 
 
