@@ -69,15 +69,23 @@ class LayerBlock:
     def __init__(self, at, shape):
         trained, names = at.layer.parameters(shape), {"layer", "path", "engine", "mode", "inside", "wants_dx"}
         self.at, self.lasting = at, {*names, *trained, *(f"d{name}" for name in trained), *at.layer.statistics(shape)}
+        self.comes_back = at.wants_dx or bool(trained)  # else no parameters lie before its end
 
     def forward(self, x):
-        return _as_value(self.at.layer.forward(self.at, x.array))
+        y = self.at.layer.forward(self.at, x.array)
+        if not self.comes_back:
+            self.drop()
+        return _as_value(y)
 
     def backward(self, dy):
         dx = self.at.layer.backward(self.at, dy.array)
-        for name in vars(self.at).keys() - self.lasting:  # what the layer has kept
-            delattr(self.at, name)
+        self.drop()
         return _as_value(dx) if self.at.wants_dx else None
+
+    def drop(self):
+        """Drop what the layer has kept for the way back."""
+        for name in vars(self.at).keys() - self.lasting:
+            delattr(self.at, name)
 
 
 class ResidualBlock:
