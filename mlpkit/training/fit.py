@@ -67,15 +67,14 @@ def fit(network, optimizer, train, validation=None, *, epochs=5, batch_size=128,
     _check_network(network, optimizer)
     _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch, augment)
     check_engine(network, optimizer, batch_size)
-    images = train[0] if augment else None
+    images_of = augment and partial(augment, train[0], int(seed))
     train, validation = _data(network, train, validation, batch_size)
     X, y = train
     settings = {"batch_size": int(batch_size), "seed": int(seed), "examples": len(y), "augment": str(augment)}
     run = _Run(network, optimizer, checkpoints, settings)
     with run.in_its_folder(train, validation, resume) if checkpoints else nullcontext():
         if len(run.history.epochs) < epochs and not run.out_of_patience(patience):
-            images_of = augment and partial(augment, images, int(seed))
-            trainers = _Trainers(network, optimizer, X, y, batch_size, images_of, len(run.history.epochs))
+            trainers = _Trainers(network, optimizer, X, y, batch_size, images_of)
             with run.guarded(trainers):
                 run.train(trainers, len(y), epochs, patience, validation, on_epoch)
     return run.history
@@ -102,16 +101,16 @@ def trainer_of(network, optimizer, X, y, batch_size):
 class _Trainers:
     """The trainer of each epoch: one and the same, or where images change, a new one with its images. It is `now`."""
 
-    def __init__(self, network, optimizer, X, y, batch_size, images_of, first):
-        self.asarray, self.X, self.images_of, self.epoch = network.engine.asarray, X, images_of, first
+    def __init__(self, network, optimizer, X, y, batch_size, images_of):
+        self.asarray, self.X, self.images_of, self.now, self.epoch = network.engine.asarray, X, images_of, None, None
         self.make = partial(trainer_of, network, optimizer, y=y, batch_size=batch_size)
-        self.now = self.make(X=self._images(first) if images_of else X)
 
     def of_epoch(self, epoch):
         """Return it. Raises ValueError for images that are not as many as they were, or not alike."""
-        if self.images_of and epoch != self.epoch:
-            self.now.close()
-            self.now, self.epoch = self.make(X=self._images(epoch)), epoch
+        if not self.now or (self.images_of and epoch != self.epoch):
+            if self.now:
+                self.now.close()
+            self.now, self.epoch = self.make(X=self._images(epoch) if self.images_of else self.X), epoch
         return self.now
 
     def _images(self, epoch):
@@ -209,9 +208,9 @@ class _Run:
     def train(self, trainers, n, epochs, patience, validation, on_epoch):
         """Train until so many epochs are done, or patience runs out. n: of the examples."""
         nobody_looks = patience is None and self.folder is None and on_epoch is None and not trainers.images_of
-        ahead = int(nobody_looks and not isinstance(trainers.now, StepByStep))
-        asked, evaluate, seed = deque[_Asked](), None, self.settings["seed"]
         self.first_step, first = len(self.history.loss), len(self.history.epochs)
+        ahead = int(not isinstance(trainers.of_epoch(first), StepByStep) and nobody_looks)
+        asked, evaluate, seed = deque[_Asked](), None, self.settings["seed"]
         order = epoch_order(n, seed, first)
         with np.errstate(all="ignore"):  # what overflows is reported once, as Diverged
             for epoch in range(first, epochs):
@@ -285,7 +284,8 @@ class _Run:
                 self.go_back_to(self.good)
             raise
         finally:
-            trainers.now.close()
+            if trainers.now:
+                trainers.now.close()
 
     def diverged(self, what, back=1):
         """Return to the last good parameters and raise Diverged. back: of which step, counted from the last."""
@@ -312,8 +312,8 @@ class _Run:
             epoch.validation_loss, epoch.validation_accuracy = asked.evaluation()
             if not math.isfinite(epoch.validation_loss):
                 self.diverged(f"the validation loss became {epoch.validation_loss}")
-        history.epochs.append(epoch)
         self.good, self.first_step = asked.kept, len(history.loss)
+        history.epochs.append(epoch)
         self.keep()
 
     def keep(self):

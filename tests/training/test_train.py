@@ -586,6 +586,19 @@ def test_ctrl_c_amid_an_engines_epoch_leaves_the_last_one_in_the_history(options
     assert asked[-1] == "closed"
 
 
+def test_ctrl_c_while_a_trainer_is_made_leaves_a_history_without_epochs():
+    class Interrupted:
+        def __init__(self, network, *_):
+            network.statistics[:] = network.theta[:] = np.nan  # as when a step is tried
+            raise KeyboardInterrupt
+
+    network, optimizer = new(engine=engine_like(Trainer=Interrupted))
+    before = network.theta.copy()
+    history = run(network, optimizer)
+    assert (history.stopped, history.epochs, history.loss) == ("interrupted", [], [])
+    assert_array_equal(network.theta, before)
+
+
 @given(n=st.integers(1, 200), batch_size=st.integers(1, 60), paces=st.lists(st.floats(1e-5, 0.1), min_size=1))
 def test_steps_are_taken_in_parts_that_last_as_long_as_a_look_may_wait(n, batch_size, paces):
     """Whole batches, in order; one step first, then at most twice as many as before, and no longer than LOOK_EVERY."""

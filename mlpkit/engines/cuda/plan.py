@@ -54,17 +54,18 @@ class Gradient:
 
 
 def watched(work, *vectors):
-    """Return the `arena.Plan` of what `work()` asks for. What it does to vectors is undone.
+    """Return the `arena.Plan` of what `work()` asks for. What it does to vectors is undone, after an error, too.
 
     It is called twice: the first time, it makes what lasts.
     """
-    before = [vector.copy() for vector in vectors]
-    work()
-    recorder = Recorder()
-    with recorder.watching():
+    before, recorder = [vector.copy() for vector in vectors], Recorder()
+    try:
         work()
-    for vector, copy in zip(vectors, before, strict=True):
-        vector[...] = copy
+        with recorder.watching():
+            work()
+    finally:
+        for vector, copy in zip(vectors, before, strict=True):
+            vector[...] = copy
     return recorder.plan()
 
 
