@@ -211,7 +211,7 @@ class Prediction(Protocol):
 
         x (n, *input) of dtype, uint8 or the network's; z (n, *output). `fill(rows)` copies rows of x's type into x,
         zeros behind them, and refuses others as a call does; `replay()` asks for z of what lies in x. Raises TypeError
-        for another dtype.
+        for another dtype. Of all batches one at a time may be under way: they may share what lies between x and z.
         """
 
 

@@ -44,6 +44,39 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(arena, "cp", SimpleNamespace(cuda=fakes))
 
 
+def test_memory_that_only_the_pool_keeps_is_asked_back(monkeypatch):
+    class Full(Exception):
+        pass
+
+    freed, fakes = [], arena.cp.cuda
+    fakes.memory, fakes.runtime = SimpleNamespace(OutOfMemoryError=Full), SimpleNamespace(CUDARuntimeError=Full)
+
+    def full(ask):
+        def once(*arguments):
+            if not freed:
+                raise Full
+            return ask(*arguments)
+
+        return once
+
+    monkeypatch.setattr(fakes.MemoryPool, "malloc", full(fakes.MemoryPool.malloc))
+    fakes.Memory = full(fakes.Memory)
+    pool = SimpleNamespace(free_all_blocks=lambda: freed.append("all"))
+    arena.cp.get_default_memory_pool = lambda: pool
+    recorder = Recorder()
+    with recorder.watching():
+        step()
+    found = recorder.plan()
+    assert freed == ["all"]
+    freed.clear()
+    Arena(found)
+    assert freed == ["all"]
+    freed.clear()
+    pool.free_all_blocks = list  # nothing was kept
+    with pytest.raises(Full):
+        Arena(found)
+
+
 INTERVALS = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 40), st.integers(1, 20)), max_size=40)
 
 

@@ -3,6 +3,7 @@
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -34,6 +35,14 @@ ODD = {
         Conv(24, 3, stride=2), ReLU(), Conv(40, 3, padding=1), ReLU(), Conv(72, 3, bias=False), BatchNorm(), ReLU(),
         MaxPool(2), Flatten(), Linear(40), ReLU(), Linear(30), ReLU(), Linear(10),
     )),
+    "pools first": Model((1, 28, 28), (
+        MaxPool(2), ReLU(), Conv(6, 3), ReLU(), MaxPool(2), Conv(20, 3), ReLU(), MaxPool(2), Flatten(), Linear(10),
+    )),
+    "a residual first": Model((1, 28, 28), (
+        Residual((Tanh(), Residual((Sigmoid(),)), Conv(1, 3, padding=1), ReLU())), AvgPool(4), Flatten(),
+        Linear(20), ReLU(), Linear(10),
+    )),
+    "ReLU and dense layers": Model((1, 28, 28), (LeakyReLU(0.1), Flatten(), Linear(30), ReLU(), Linear(10))),
 }  # fmt: skip
 MODE = MODES["float32"]
 
@@ -67,15 +76,14 @@ def test_blocks_of_one_layer_each_are_the_network(model):
     assert_array_equal(network.statistics, statistics)
 
 
-def test_nothing_is_kept_after_the_way_back():
-    model = ODD["chance"]
+@pytest.mark.parametrize("model", ODD.values(), ids=ODD)
+def test_nothing_is_kept_after_the_way_back(model):
     network = Network(numpy_baseline, model)
     before = [set(vars(at)) for at in network.places]
     x, labels = a_batch(model)
     blocks = chain(network.places, model.input, 3, MODE, ())
     gradient_by_blocks(network, blocks, x.astype("f4"), labels)
     assert [set(vars(at)) for at in network.places] == before
-    assert blocks.layouts == ["nchw"]
 
 
 def test_a_run_that_somebody_knows_is_his_and_the_rest_a_layer_each():
@@ -114,12 +122,18 @@ def test_blocks_are_told_what_the_next_one_wants():
     assert [block.gives for block in blocks] == ["stored", None, "planes", "nchw"]
 
 
-def planned(monkeypatch, several, batch_size):
-    """Return a trainer that only writes down what it asks for, and where it does."""
+def planning(monkeypatch):
+    """Return the module `plan`, which asks for a GPU where there is none."""
     if gpu.why_not():
         monkeypatch.setitem(sys.modules, "mlpkit.engines.cupy_fused", SimpleNamespace(cross_entropy=None))
     from mlpkit.engines.cuda import plan
 
+    return plan
+
+
+def planned(monkeypatch, several, batch_size):
+    """Return a trainer that only writes down what it asks for, and where it does."""
+    plan = planning(monkeypatch)
     said, streams = [], ["main"]
 
     class Stream:
@@ -155,6 +169,53 @@ def planned(monkeypatch, several, batch_size):
     monkeypatch.setattr(plan, "cp", stream)
     monkeypatch.setattr(plan, "recorded", lambda work, arena: work)
     return Trainer(), said
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_step_that_is_tried_in_vain_changes_nothing(error, at, monkeypatch):
+    plan = planning(monkeypatch)
+    monkeypatch.setattr(plan, "Recorder", lambda: SimpleNamespace(watching=nullcontext))
+    vectors, tried = [np.arange(3.0), np.ones(2)], []
+
+    def work():
+        for vector in vectors:
+            vector += 1
+        tried.append(work)
+        if len(tried) == at:
+            raise error
+
+    with pytest.raises(error):
+        plan.watched(work, *vectors)
+    assert_array_equal(vectors[0], np.arange(3.0))
+    assert_array_equal(vectors[1], np.ones(2))
+
+
+def test_a_recording_that_fails_ends(monkeypatch):
+    planning(monkeypatch)
+    from mlpkit.engines.cuda import graph
+
+    said = []
+
+    class Stream:
+        def __init__(self, non_blocking):
+            self.begin_capture, self.end_capture = (lambda: said.append("begin")), self.end
+
+        def end(self):
+            said.append("end")
+            raise RuntimeError("CUDA has dropped it")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    cuda = SimpleNamespace(Stream=Stream, using_allocator=lambda malloc: nullcontext())
+    monkeypatch.setattr(graph, "cp", SimpleNamespace(cuda=cuda))
+    with pytest.raises(KeyboardInterrupt):
+        graph.recorded(Mock(side_effect=KeyboardInterrupt), SimpleNamespace(malloc=None))
+    assert said == ["begin", "end"]
 
 
 def test_each_step_fetches_the_batch_of_the_next_beside_its_work(monkeypatch):

@@ -33,6 +33,15 @@ def _pointer(address, size, lease):
     return cp.cuda.MemoryPointer(memory, 0)
 
 
+def _with_room(ask, size):
+    """Return ask(size); where there is no room, once more, without what CuPy's pool keeps and nobody has."""
+    try:
+        return ask(size)
+    except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError):
+        cp.get_default_memory_pool().free_all_blocks()
+        return ask(size)
+
+
 class Recorder:
     """Watches a step. Use it as `with recorder.watching(): step()`, and then `recorder.plan()`."""
 
@@ -49,7 +58,7 @@ class Recorder:
     def malloc(self, size):
         self.pieces.append([size, self.clock, None])
         self.clock += 1
-        memory = self.pool.malloc(size)
+        memory = _with_room(self.pool.malloc, size)
         return _pointer(memory.ptr, size, _Lease(self.release, len(self.pieces) - 1, memory))
 
     def release(self, number):
@@ -81,7 +90,7 @@ class Arena:
         self.plan = found
         enough = memory is not None and memory.mem.size >= found.bytes
         bytes_at_least = max(found.bytes, ALIGNMENT)
-        self.memory = memory if enough else cp.cuda.MemoryPointer(cp.cuda.Memory(bytes_at_least), 0)
+        self.memory = memory if enough else cp.cuda.MemoryPointer(_with_room(cp.cuda.Memory, bytes_at_least), 0)
         self.next, self.living = 0, {}
         self.conflicts = _conflicts(found.intervals)
 

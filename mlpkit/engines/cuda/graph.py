@@ -4,6 +4,8 @@ A graph repeats the same kernels with the same arguments. So whatever changes fr
 memory: the number of the step, the order of the examples, and the rates of all of the epoch's steps.
 """
 
+from contextlib import suppress
+
 import cupy as cp
 import numpy as np
 
@@ -16,7 +18,12 @@ def recorded(work, pool):
     stream = cp.cuda.Stream(non_blocking=True)
     with cp.cuda.using_allocator(pool.malloc), stream:
         stream.begin_capture()
-        work()
+        try:
+            work()
+        except BaseException:  # Ctrl-C, too: who waits for this stream would be taken for a part of the graph
+            with suppress(Exception):
+                stream.end_capture()
+            raise
         return stream.end_capture()
 
 

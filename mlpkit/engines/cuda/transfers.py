@@ -31,6 +31,7 @@ class Feed:
         self.there = cp.empty(size, np.uint8) if beside else None
         self.used = cp.cuda.Event(disable_timing=True)
         self.turns, self.copies = cycle(self.pieces), cp.cuda.Stream(non_blocking=True)
+        self.used.record()  # who had this memory before may still read it
 
     def __getitem__(self, name):
         return self.vectors[name]
@@ -62,9 +63,8 @@ class Feed:
         self.used.record(stream)
 
     def close(self):
-        """Wait until nothing is copied any more: then the host's memory can be given back."""
-        for piece in self.pieces:
-            piece.wait()
+        """Wait for all that was asked for, evaluations too: then what it reads and writes may be given to others."""
+        cp.cuda.Device().synchronize()
 
 
 class _Piece:

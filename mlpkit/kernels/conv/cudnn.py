@@ -160,7 +160,7 @@ class Problem:
         places = {uid: array.data.ptr for uid, array in enumerate(arrays, 1)}
         run, handle, room = self.graph.execute_plan_at_index, _handle(), workspace.ptr
 
-        def call():
+        def call(_kept=(arrays, workspace)):
             cudnn.set_stream(handle=handle, stream=get_current_stream().ptr)
             run(places, room, index, handle)
 

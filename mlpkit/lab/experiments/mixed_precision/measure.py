@@ -108,6 +108,7 @@ def captured(training):
 
     training.set_precision()
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # where PyTorch wants the steps before a capture
         for _ in range(3):
             training.step()
