@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .compiler import compiled
-from .simd import ADDRESS, BYTES, INDEX, REGISTERS, everywhere, transpose, writing
+from .simd import ADDRESS, BYTES, INDEX, REGISTERS, address, everywhere, transpose, writing
 
 # Results that are summed at once, by the rows of a block: how many columns. Together with what a step reads, they fill
 # the registers: 24 of 32, or 8 to 12 of 16.
@@ -238,8 +238,25 @@ def collect(own, at, rows, first, out):
 def aligned(n, like):
     """Return a new vector of n numbers of the dtype of `like` that begins where a register's worth of memory does."""
     room = np.empty(n + BYTES // like.itemsize, like.dtype)
-    first = -room.ctypes.data % BYTES // like.itemsize
+    first = -address(room) % BYTES // like.itemsize
     return room[first : first + n]
+
+
+@compiled(__name__, nogil=True)
+def zeros(n, like):
+    """Return n zeros of the dtype of `like`: in a function with `prange`, `np.zeros` would be compiled as one more."""
+    return np.zeros(n, like.dtype)
+
+
+@compiled(__name__, nogil=True)
+def copy(x, out):
+    """Copy an array to the first numbers of another, of a contiguous one each.
+
+    What is assigned to a slice is compiled with all that makes an error's message, which is several times as much.
+    """
+    x, out = x.reshape(-1), out.reshape(-1)
+    for i in range(len(x)):
+        out[i] = x[i]
 
 
 @compiled(__name__, nogil=True)
@@ -253,7 +270,7 @@ def bundle(x, out):
     done = 0
     if n == lanes:
         for i in range(0, m - lanes + 1, lanes):
-            transpose(x.dtype, x.ctypes.data + i * size, x.strides[0], out.ctypes.data + i * BYTES, BYTES)
+            transpose(x.dtype, address(x) + i * size, x.strides[0], address(out) + i * BYTES, BYTES)
             done = i + lanes
     for i in range(done, m):
         for lane in range(lanes):
@@ -268,7 +285,7 @@ def unbundle(x, out):
     done = 0
     if n == lanes:
         for i in range(0, m - lanes + 1, lanes):
-            transpose(x.dtype, x.ctypes.data + i * BYTES, BYTES, out.ctypes.data + i * size, out.strides[0])
+            transpose(x.dtype, address(x) + i * BYTES, BYTES, address(out) + i * size, out.strides[0])
             done = i + lanes
     for i in range(done, m):
         for lane in range(n):

@@ -24,6 +24,7 @@ from .bundles import (
     add_slopes,
     bundle,
     collect,
+    copy,
     multiply,
     piece_of,
     pool,
@@ -53,7 +54,7 @@ from .convolve import (
     winograd_weights,
 )
 from .gemm import multiply as product
-from .simd import ADDRESS, BYTES
+from .simd import ADDRESS, BYTES, address
 
 _one_core = compile_loops(__name__, _fused, fastmath=FASTMATH, error_model="numpy")
 add_bias_relu, cross_entropy = _one_core.add_bias_relu, _one_core.cross_entropy
@@ -272,7 +273,7 @@ def pack(blocks, tables, theta, packed):
         block, piece = block_of(blocks[task // SLICES]), task % SLICES
         plan, W = block.plan, weights_of(theta, block)
         if piece == 0 and block.b >= 0:
-            packed[block.bias : block.bias + plan.c_out] = theta[block.b : block.b + plan.c_out]
+            copy(theta[block.b : block.b + plan.c_out], packed[block.bias :])
         if plan.winograd:
             chunks = (plan.c_out + lanes - 1) // lanes
             first, end = chunks * piece // SLICES * lanes, min(chunks * (piece + 1) // SLICES * lanes, plan.c_out)
@@ -288,10 +289,10 @@ def pack(blocks, tables, theta, packed):
 @compiled(__name__, nogil=True)
 def block_forward(block, tables, packed, kept, marks, scratch, room):
     """Take a bundle through a block: from `kept`, with what comes out to there, and to `marks`."""
-    plan, size, at = block.plan, kept.itemsize, tables.ctypes.data
+    plan, size, at = block.plan, kept.itemsize, address(tables)
     depth, lanes, plane = plan.c * plan.k**2, BYTES // size, plan.z_tall * plan.z_wide * BYTES
-    x, z = kept[block.x :].ctypes.data, scratch[room.z :].ctypes.data
-    V, zero = scratch[room.V :].ctypes.data, packed[room.zeros :].ctypes.data
+    x, z = address(kept[block.x :]), address(scratch[room.z :])
+    V, zero = address(scratch[room.V :]), address(packed[room.zeros :])
     if plan.winograd:
         winograd_in(plan, kept.dtype, x, V)
         images = bundle_at(kept, block.x, plan.c * plan.tall * plan.wide).reshape(plan.c, plan.tall, plan.wide, lanes)
@@ -300,46 +301,46 @@ def block_forward(block, tables, packed, kept, marks, scratch, room):
     for o in range(0, plan.c_out, step):
         if plan.winograd:
             winograd_out(
-                plan, at, kept.dtype, size, o, packed[block.packed :].ctypes.data, V, scratch[room.M :].ctypes.data,
-                z, packed[block.bias + o :].ctypes.data, zero,
+                plan, at, kept.dtype, size, o, address(packed[block.packed :]), V, address(scratch[room.M :]),
+                z, address(packed[block.bias + o :]), zero,
             )  # fmt: skip
         else:
             multiply(
-                kept.dtype, plan.c_out - o, packed[block.packed + o * depth :].ctypes.data,
+                kept.dtype, plan.c_out - o, address(packed[block.packed + o * depth :]),
                 at + ADDRESS * plan.taps, depth, x, at + ADDRESS * plan.x_at, plan.rows * plan.columns,
-                z, at + ADDRESS * plan.z_at, plane, packed[block.bias + o :].ctypes.data,
+                z, at + ADDRESS * plan.z_at, plane, address(packed[block.bias + o :]),
             )  # fmt: skip
         y = ((o * block.y_tall + block.y_margin) * block.y_wide + block.y_margin) * BYTES
         pool(
             kept.dtype, lanes, z, plan.z_wide * BYTES, plane, block.pool_stride, at + ADDRESS * block.pool_taps,
             block.window, block.relu, min(step, plan.c_out - o), block.pool_rows, block.pool_columns,
-            kept[block.y :].ctypes.data + y, block.y_wide * BYTES, block.y_tall * block.y_wide * BYTES,
-            marks[block.marks + o * block.pool_rows * block.pool_columns * lanes :].ctypes.data,
+            address(kept[block.y :]) + y, block.y_wide * BYTES, block.y_tall * block.y_wide * BYTES,
+            address(marks[block.marks + o * block.pool_rows * block.pool_columns * lanes :]),
         )  # fmt: skip
 
 
 @compiled(__name__, nogil=True)
 def block_backward(block, tables, packed, kept, marks, scratch, room, own):
     """Add a bundle's gradients of a block to `own`; from the gradient of its output make that of its input."""
-    plan, size, at = block.plan, kept.itemsize, tables.ctypes.data
+    plan, size, at = block.plan, kept.itemsize, address(tables)
     depth, lanes, plane = plan.c * plan.k**2, BYTES // size, plan.dz_tall * plan.dz_wide
-    x, V, dM = kept[block.x :].ctypes.data, scratch[room.V :].ctypes.data, scratch[room.M :].ctypes.data
+    x, V, dM = address(kept[block.x :]), address(scratch[room.V :]), address(scratch[room.M :])
     for o in range(0, plan.c_out, ROWS):
         channels = min(ROWS, plan.c_out - o)
         dz = unpooled(block, tables, marks, scratch, room, o, channels)
         if plan.winograd:
-            winograd_slopes(plan, kept.dtype, o, channels, dz.ctypes.data, dM)
+            winograd_slopes(plan, kept.dtype, o, channels, address(dz), dM)
         else:
             add_slopes(
-                kept.dtype, channels, dz.ctypes.data, plane * BYTES, at + ADDRESS * block.dz_at,
+                kept.dtype, channels, address(dz), plane * BYTES, at + ADDRESS * block.dz_at,
                 x, at + ADDRESS * plan.x_at, plan.rows * plan.columns, at + ADDRESS * plan.taps, depth,
-                own[block.own + o // ROWS * room_of(depth, lanes) :].ctypes.data, piece_of(lanes) * size,
+                address(own[block.own + o // ROWS * room_of(depth, lanes) :]), piece_of(lanes) * size,
             )  # fmt: skip
         for i in range(channels):
             own[block.own_b + o + i] += total(dz[i * plane * lanes : (i + 1) * plane * lanes])
     if plan.winograd:
         winograd_in(plan, kept.dtype, x, V)
-        winograd_weights(plan, at, kept.dtype, size, dM, V, own[block.own :].ctypes.data)
+        winograd_weights(plan, at, kept.dtype, size, dM, V, address(own[block.own :]))
     if block.wants_dx:
         input_gradient(block, tables, packed, scratch, room)
 
@@ -347,17 +348,17 @@ def block_backward(block, tables, packed, kept, marks, scratch, room, own):
 @compiled(__name__, nogil=True)
 def unpooled(block, tables, marks, scratch, room, o, channels):
     """Return the gradients of some channels of a block's result, from `o` on, made from that of its output."""
-    plan, at, lanes = block.plan, tables.ctypes.data, BYTES // scratch.itemsize
+    plan, at, lanes = block.plan, address(tables), BYTES // scratch.itemsize
     plane, pooled = plan.dz_tall * plan.dz_wide, block.pool_rows * block.pool_columns
     start = block.dz + (o * plane * lanes if block.dz_whole else 0)
     dz = scratch[start : start + channels * plane * lanes]
     if block.overlap:
         dz[:] = 0
     pool_backward(
-        scratch.dtype, lanes, scratch[room.dy + o * pooled * lanes :].ctypes.data,
-        marks[block.marks + o * pooled * lanes :].ctypes.data, block.pool_stride, at + ADDRESS * block.back_taps,
+        scratch.dtype, lanes, address(scratch[room.dy + o * pooled * lanes :]),
+        address(marks[block.marks + o * pooled * lanes :]), block.pool_stride, at + ADDRESS * block.back_taps,
         block.window, channels, block.pool_rows, block.pool_columns, block.overlap,
-        dz.ctypes.data + plan.dz_margin * (plan.dz_wide + 1) * BYTES, plan.dz_wide * BYTES, plane * BYTES,
+        address(dz) + plan.dz_margin * (plan.dz_wide + 1) * BYTES, plan.dz_wide * BYTES, plane * BYTES,
     )  # fmt: skip
     return dz
 
@@ -365,17 +366,17 @@ def unpooled(block, tables, marks, scratch, room, o, channels):
 @compiled(__name__, nogil=True)
 def input_gradient(block, tables, packed, scratch, room):
     """Write the gradient of a block's input, from dz or dM, to where that of its output was."""
-    plan, zero = block.plan, packed[room.zeros :].ctypes.data
+    plan, zero = block.plan, address(packed[room.zeros :])
     if plan.winograd:
         lanes = BYTES // scratch.itemsize
         dx = bundle_at(scratch, room.dy, plan.c * plan.h * plan.w).reshape(plan.c, plan.h, plan.w, lanes)
         plane = bundle_at(scratch, room.plane, plan.tall * plan.wide).reshape(plan.tall, plan.wide, lanes)
         winograd_back(
-            plan, tables.ctypes.data, scratch.dtype, scratch.itemsize, packed[block.back :].ctypes.data,
-            scratch[room.M :].ctypes.data, scratch[room.dV :].ctypes.data, plane, dx, zero,
+            plan, address(tables), scratch.dtype, scratch.itemsize, address(packed[block.back :]),
+            address(scratch[room.M :]), address(scratch[room.dV :]), plane, dx, zero,
         )  # fmt: skip
     else:
-        dz, dx_at = scratch[block.dz :].ctypes.data, scratch[room.dy :].ctypes.data
+        dz, dx_at = address(scratch[block.dz :]), address(scratch[room.dy :])
         parts_back(plan, tables, packed[block.back :], dz, dx_at, zero)
 
 
@@ -486,7 +487,7 @@ def parameter_gradients(blocks, dense, n, own, rows, slopes, most, grad, parts):
 @compiled(__name__, nogil=True)
 def add_up(own, at, out):
     """Write the sum over the shares of own (shares, ...), from the number `at` on, into out, a vector."""
-    out[:] = own[0, at : at + len(out)]
+    copy(own[0, at : at + len(out)], out)
     for share in range(1, len(own)):
         for t in range(len(out)):
             out[t] += own[share, at + t]

@@ -24,15 +24,17 @@ from .bundles import (
     aligned,
     bundle,
     collect,
+    copy,
     multiply,
     piece_of,
     room_of,
     rows_of,
     unbundle,
     whole_blocks,
+    zeros,
 )
 from .compiler import compiled
-from .simd import ADDRESS, BYTES
+from .simd import ADDRESS, BYTES, address
 
 
 class Plan(NamedTuple):
@@ -220,12 +222,12 @@ def pack_parts(plan, tables, W, packed):
 @compiled(__name__, nogil=True)
 def parts_back(plan, tables, packed, dz, dx, zero):
     """Write the gradient of a bundle's input, from dz with its margin. packed: see `pack_parts`; others: addresses."""
-    parts, at, begin, plane = parts_of(plan, tables), tables.ctypes.data, 0, plan.h * plan.w * BYTES
+    parts, at, begin, plane = parts_of(plan, tables), address(tables), 0, plan.h * plan.w * BYTES
     for i in range(len(parts)):
         part = Part(*to_fixed_tuple(parts[i], PART))
         for c in range(0, plan.c, ROWS):
             multiply(
-                packed.dtype, plan.c - c, packed[begin + c * part.reads :].ctypes.data, at + ADDRESS * part.taps,
+                packed.dtype, plan.c - c, address(packed[begin + c * part.reads :]), at + ADDRESS * part.taps,
                 part.reads, dz, at + ADDRESS * part.dz_at, part.numbers,
                 dx + c * plane, at + ADDRESS * part.x_at, plane, zero,
             )  # fmt: skip
@@ -238,16 +240,15 @@ def frame(x, c, h, w, out, tall, wide, margin):
     for i in range(c):
         for y in range(h):
             start, end = (i * h + y) * w, (i * tall + y + margin) * wide + margin
-            out[end : end + w] = x[start : start + w]
+            copy(x[start : start + w], out[end:])
 
 
 @compiled(__name__, nogil=True)
 def read(images, flat, out, c, h, w, tall, wide, margin):
     """Write images (n, c * h * w) as a bundle with a margin into out. flat: room for the bundle without one."""
-    if margin == 0 and tall == h and wide == w:
-        bundle(images, out)
-    else:
-        bundle(images, flat)
+    framed = margin > 0 or tall > h or wide > w
+    bundle(images, flat if framed else out)
+    if framed:
         frame(flat, c, h, w, out, tall, wide, margin)
 
 
@@ -299,10 +300,10 @@ def forward(plan, tables, x, W, b, z, shares):
     depth, positions, lanes = W.shape[1], plan.rows * plan.columns, BYTES // x.itemsize
     packed = np.empty(whole_blocks(plan.c_out) * depth, x.dtype)
     pack_rows(W, packed)
-    start = np.zeros(whole_blocks(plan.c_out), x.dtype)
-    start[: plan.c_out] = b
+    start = zeros(whole_blocks(plan.c_out), x)
+    copy(b, start)
     bundles = (len(x) + lanes - 1) // lanes
-    at = tables.ctypes.data
+    at = address(tables)
     for share in prange(shares):
         flat, room_x = room_of_x(plan, x)
         room_z = room(plan.c_out * positions, x)
@@ -311,10 +312,10 @@ def forward(plan, tables, x, W, b, z, shares):
             read_x(plan, x[images], flat, room_x)
             for o in range(0, plan.c_out, ROWS):
                 multiply(
-                    x.dtype, plan.c_out - o, packed[o * depth :].ctypes.data, at + ADDRESS * plan.taps, depth,
-                    room_x.ctypes.data, at + ADDRESS * plan.x_at, positions,
-                    room_z[o * positions :].ctypes.data, at + ADDRESS * plan.z_at, positions * BYTES,
-                    start[o:].ctypes.data,
+                    x.dtype, plan.c_out - o, address(packed[o * depth :]), at + ADDRESS * plan.taps, depth,
+                    address(room_x), at + ADDRESS * plan.x_at, positions,
+                    address(room_z[o * positions :]), at + ADDRESS * plan.z_at, positions * BYTES,
+                    address(start[o:]),
                 )  # fmt: skip
             unbundle(room_z, z[images])
 
@@ -324,10 +325,11 @@ def backward_weights(plan, tables, x, dz, dW, shares):
     """Write the gradient of the weights, dW (c_out, c * k * k), from x (n, c * h * w) and dz (n, numbers)."""
     positions, lanes = plan.rows * plan.columns, BYTES // x.itemsize
     bundles = (len(x) + lanes - 1) // lanes
-    at = tables.ctypes.data
+    at = address(tables)
     depth = dW.shape[1]
     block = room_of(depth, lanes)
-    partial = np.zeros((shares, whole_blocks(plan.c_out) // ROWS * block), x.dtype)
+    own = whole_blocks(plan.c_out) // ROWS * block
+    partial = zeros(shares * own, x).reshape(shares, own)
     for share in prange(shares):
         flat, room_x = room_of_x(plan, x)
         room_z = room(plan.c_out * positions, x)
@@ -337,13 +339,13 @@ def backward_weights(plan, tables, x, dz, dW, shares):
             bundle(dz[images], room_z)
             for o in range(0, plan.c_out, ROWS):
                 add_slopes(
-                    x.dtype, plan.c_out - o, room_z[o * positions :].ctypes.data, positions * BYTES,
-                    at + ADDRESS * plan.z_at, room_x.ctypes.data, at + ADDRESS * plan.x_at, positions,
-                    at + ADDRESS * plan.taps, depth, partial[share, o // ROWS * block :].ctypes.data,
+                    x.dtype, plan.c_out - o, address(room_z[o * positions :]), positions * BYTES,
+                    at + ADDRESS * plan.z_at, address(room_x), at + ADDRESS * plan.x_at, positions,
+                    at + ADDRESS * plan.taps, depth, address(partial[share, o // ROWS * block :]),
                     piece_of(lanes) * x.itemsize,
                 )  # fmt: skip
     for o in prange(plan.c_out):
-        collect(partial, 0, plan.c_out, o, dW[o : o + 1])
+        collect(partial, np.intp(0), plan.c_out, np.intp(o), dW[o : o + 1])
 
 
 @compiled(__name__, parallel=True, nogil=True)
@@ -351,14 +353,14 @@ def backward_input(plan, tables, dz, W, dx, shares):
     """Write the gradient of the input, dx (n, c * h * w), from dz (n, numbers) and W (c_out, c, k, k)."""
     lanes = BYTES // dz.itemsize
     bundles = (len(dz) + lanes - 1) // lanes
-    packed, zeros = np.zeros(whole_blocks(plan.c) * W.size // plan.c, dz.dtype), np.zeros(ROWS, dz.dtype)
+    packed, none = zeros(whole_blocks(plan.c) * W.size // plan.c, dz), zeros(ROWS, dz)
     pack_parts(plan, tables, W, packed)
     for share in prange(shares):
         (flat, room_z), room_x = room_of_dz(plan, dz), room(plan.c * plan.h * plan.w, dz)
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
             read_dz(plan, dz[images], flat, room_z)
-            parts_back(plan, tables, packed, room_z.ctypes.data, room_x.ctypes.data, zeros.ctypes.data)
+            parts_back(plan, tables, packed, address(room_z), address(room_x), address(none))
             unbundle(room_x, dx[images])
 
 
@@ -382,13 +384,13 @@ def packed_winograd(W, U, back):
 @compiled(__name__, parallel=True, nogil=True)
 def forward_winograd(plan, tables, x, W, b, z, shares):
     """Do what `forward` does; W (c_out, c, k, k)."""
-    lanes, size, at = BYTES // x.itemsize, x.itemsize, tables.ctypes.data
+    lanes, size, at = BYTES // x.itemsize, x.itemsize, address(tables)
     bundles = (len(x) + lanes - 1) // lanes
-    U = np.zeros(PRODUCTS * whole_blocks(plan.c_out) * plan.c, x.dtype)
+    U = zeros(PRODUCTS * whole_blocks(plan.c_out) * plan.c, x)
     packed_winograd(W, U, U[:0])
-    start = np.zeros(whole_blocks(plan.c_out) + ROWS, x.dtype)
-    start[: plan.c_out] = b
-    zero = start[whole_blocks(plan.c_out) :].ctypes.data
+    start = zeros(whole_blocks(plan.c_out) + ROWS, x)
+    copy(b, start)
+    zero = address(start[whole_blocks(plan.c_out) :])
     for share in prange(shares):
         flat, room_x = room_of_x(plan, x)
         room_z, room_flat = room(TOGETHER * plan.z_tall * plan.z_wide, x), room(len(z[0]), x)
@@ -396,27 +398,27 @@ def forward_winograd(plan, tables, x, W, b, z, shares):
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
             read_x(plan, x[images], flat, room_x)
-            winograd_in(plan, x.dtype, room_x.ctypes.data, V.ctypes.data)
+            winograd_in(plan, x.dtype, address(room_x), address(V))
             winograd_seen(plan, room_x.reshape(plan.c, plan.tall, plan.wide, lanes), V)
             for o in range(0, plan.c_out, TOGETHER):
                 winograd_out(
-                    plan, at, x.dtype, size, o, U.ctypes.data, V.ctypes.data, M.ctypes.data, room_z.ctypes.data,
-                    start[o:].ctypes.data, zero,
+                    plan, at, x.dtype, size, o, address(U), address(V), address(M), address(room_z),
+                    address(start[o:]), zero,
                 )  # fmt: skip
                 for i in range(min(TOGETHER, plan.c_out - o)):
                     for y in range(plan.rows):
                         begin, end = (i * plan.z_tall + y) * plan.z_wide, ((o + i) * plan.rows + y) * plan.columns
-                        room_flat[end : end + plan.columns] = room_z[begin : begin + plan.columns]
+                        copy(room_z[begin : begin + plan.columns], room_flat[end:])
             unbundle(room_flat, z[images])
 
 
 @compiled(__name__, parallel=True, nogil=True)
 def backward_weights_winograd(plan, tables, x, dz, dW, shares):
     """Do what `backward_weights` does; dW (c_out, c, k, k)."""
-    lanes, size, at = BYTES // x.itemsize, x.itemsize, tables.ctypes.data
+    lanes, size, at = BYTES // x.itemsize, x.itemsize, address(tables)
     bundles = (len(x) + lanes - 1) // lanes
-    blocks = whole_blocks(plan.c_out) // ROWS
-    partial = np.zeros((shares, PRODUCTS * blocks * room_of(plan.c, lanes)), x.dtype)
+    own = PRODUCTS * (whole_blocks(plan.c_out) // ROWS) * room_of(plan.c, lanes)
+    partial = zeros(shares * own, x).reshape(shares, own)
     for share in prange(shares):
         flat, room_x = room_of_x(plan, x)
         flat_z, room_z = room_of_dz(plan, x)
@@ -425,31 +427,31 @@ def backward_weights_winograd(plan, tables, x, dz, dW, shares):
             images = slice(g * lanes, (g + 1) * lanes)
             read_x(plan, x[images], flat, room_x)
             read_dz(plan, dz[images], flat_z, room_z)
-            winograd_in(plan, x.dtype, room_x.ctypes.data, V.ctypes.data)
-            winograd_slopes(plan, x.dtype, 0, plan.c_out, room_z.ctypes.data, dM.ctypes.data)
-            winograd_weights(plan, at, x.dtype, size, dM.ctypes.data, V.ctypes.data, partial[share].ctypes.data)
+            winograd_in(plan, x.dtype, address(room_x), address(V))
+            winograd_slopes(plan, x.dtype, 0, plan.c_out, address(room_z), address(dM))
+            winograd_weights(plan, at, x.dtype, size, address(dM), address(V), address(partial[share]))
     for o in prange(plan.c_out):
-        winograd_unpack(partial, 0, o, o + 1, dW)
+        winograd_unpack(partial, np.intp(0), np.intp(o), np.intp(o + 1), dW)
 
 
 @compiled(__name__, parallel=True, nogil=True)
 def backward_input_winograd(plan, tables, dz, W, dx, shares):
     """Do what `backward_input` does."""
-    lanes, size, at = BYTES // dz.itemsize, dz.itemsize, tables.ctypes.data
-    bundles, zeros = (len(dz) + lanes - 1) // lanes, np.zeros(ROWS, dz.dtype)
-    back = np.zeros(PRODUCTS * whole_blocks(plan.c) * plan.c_out, dz.dtype)
+    lanes, size, at = BYTES // dz.itemsize, dz.itemsize, address(tables)
+    bundles, none = (len(dz) + lanes - 1) // lanes, zeros(ROWS, dz)
+    back = zeros(PRODUCTS * whole_blocks(plan.c) * plan.c_out, dz)
     packed_winograd(W, back[:0], back)
     for share in prange(shares):
         flat, room_z = room_of_dz(plan, dz)
         dM, dV = room_of_products(plan, plan.c_out, dz), room_of_products(plan, plan.c, dz)
         plane, room_x = room(plan.tall * plan.wide, dz), room(plan.c * plan.h * plan.w, dz)
-        zero = zeros.ctypes.data
+        zero = address(none)
         for g in range(bundles * share // shares, bundles * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
             read_dz(plan, dz[images], flat, room_z)
-            winograd_slopes(plan, dz.dtype, 0, plan.c_out, room_z.ctypes.data, dM.ctypes.data)
+            winograd_slopes(plan, dz.dtype, 0, plan.c_out, address(room_z), address(dM))
             winograd_back(
-                plan, at, dz.dtype, size, back.ctypes.data, dM.ctypes.data, dV.ctypes.data,
+                plan, at, dz.dtype, size, address(back), address(dM), address(dV),
                 plane.reshape(plan.tall, plan.wide, lanes), room_x.reshape(plan.c, plan.h, plan.w, lanes), zero,
             )  # fmt: skip
             unbundle(room_x, dx[images])

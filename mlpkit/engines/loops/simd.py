@@ -187,6 +187,19 @@ def fetch(typingctx, start, size):
 
 
 @intrinsic
+def address(typingctx, array):
+    """Return where an array's first number lies: of one type with distances in bytes, which `ctypes.data` is not.
+
+    A function that takes addresses is compiled once then, and not for each mixture with and without a sign.
+    """
+
+    def generate(context, builder, signature, arguments):
+        return builder.ptrtoint(context.make_array(array)(context, builder, arguments[0]).data, INDEX)
+
+    return types.intp(array), generate
+
+
+@intrinsic
 def _fma(typingctx, steps, factor):
     """Type and generate `fma`."""
 

@@ -16,9 +16,9 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from .bundles import ROWS, add_slopes, aligned, multiply, piece_of, places_of, room_of, rows_of, whole_blocks
+from .bundles import ROWS, add_slopes, aligned, copy, multiply, piece_of, places_of, room_of, rows_of, whole_blocks
 from .compiler import compiled
-from .simd import ADDRESS, BYTES, INDEX, writing
+from .simd import ADDRESS, BYTES, INDEX, address, writing
 
 TILE, SIDE = 4, 6  # results and numbers of a tile, each way
 PRODUCTS = SIDE * SIDE
@@ -134,8 +134,8 @@ def pack(W, first, end, U, back):
                 for lane in range(here):
                     for t in range(9):
                         w[t * lanes + lane] = W[o + lane, block_in + i, t // 3, t % 3]
-                to = u[i * PRODUCTS * lanes :].ctypes.data
-                _to_u(W.dtype, w.ctypes.data, 3 * BYTES, BYTES, to, SIDE * BYTES, BYTES)
+                to = address(u[i * PRODUCTS * lanes :])
+                _to_u(W.dtype, address(w), 3 * BYTES, BYTES, to, SIDE * BYTES, BYTES)
                 for lane in range(0, here if len(U) else 0, min(ROWS, lanes)):
                     block = (o + lane) // ROWS * ROWS
                     width = rows_of(c_out - block)
@@ -174,7 +174,7 @@ def unpack(own, at, first, end, dW):
                     for share in range(1, len(own)):
                         total += own[share, start + places[i + lane]]
                     u[t * lanes + lane] = total
-            _to_dw(dW.dtype, u.ctypes.data, SIDE * BYTES, BYTES, w.ctypes.data, 3 * BYTES, BYTES)
+            _to_dw(dW.dtype, address(u), SIDE * BYTES, BYTES, address(w), 3 * BYTES, BYTES)
             for lane in range(many):
                 for t in range(9):
                     dW[o, i + lane, t // 3, t % 3] = w[t * lanes + lane]
@@ -307,8 +307,8 @@ def slopes_out(plan, at, dtype, size, back, dM, dV, plane, dx, zero):
         plane[:] = 0
         for p in range(plan.down):
             for q in range(plan.across):
-                end = plane.ctypes.data + (TILE * p * plan.wide + TILE * q) * BYTES
+                end = address(plane) + (TILE * p * plan.wide + TILE * q) * BYTES
                 _to_dx(dtype, dV, SIDE * step, step, end, plan.wide * BYTES, BYTES)
                 dV += BYTES
         for y in range(plan.h):
-            dx[i, y] = plane[y + plan.margin, plan.margin : plan.margin + plan.w]
+            copy(plane[y + plan.margin, plan.margin : plan.margin + plan.w], dx[i, y])
