@@ -16,6 +16,7 @@ import pkgutil
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,9 +87,15 @@ def _read(name: str) -> ast.Module:
     """Return an engine's module, parsed; an empty one where there is none, or no Python in it."""
     spec = find_spec(f"{__name__}.{name}")
     try:
-        return ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8"))
+        return _parsed(Path((spec and spec.origin) or "").read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return ast.Module([], [])
+
+
+@cache
+def _parsed(source: str) -> ast.Module:
+    """Return a module's source, parsed; once, as `names` asks all engines each time."""
+    return ast.parse(source)
 
 
 def load(name: str) -> Engine:
