@@ -11,30 +11,19 @@ import numpy as np
 from numba import prange
 
 from .compiler import compiled
-from .simd import BYTES, ROWS, WIDE, address, fetch, tile, transpose, wide_tile
+from .simd import BYTES, ROWS, WIDE, fetch, tile, transpose, wide_tile
 
 DEPTH = 1024  # rows of b that are copied at a time
 HEIGHT = 1024  # rows of a panel; with fewer, b is read in place
 
 
-@compiled(__name__, nogil=True, inline="always")
+@compiled(__name__, parallel=True, nogil=True)
 def matmul(a, b, out):
     """Write the product of a (n, k) and b (k, m) into out (n, m), on all cores; k is at least 1.
 
     The arrays, all float32 or all float64, may have any strides; out must not overlap with a or b.
     """
-    _matmul(a[::1, ::1], b[::1, ::1], out[::1, ::1])  # arrays of any strides: compiled once for all of them
-
-
-@compiled(__name__, nogil=True, inline="always")
-def multiply(a, b, out):
-    """Do what `matmul` does, on one core."""
-    _multiply(a[::1, ::1], b[::1, ::1], out[::1, ::1])
-
-
-@compiled(__name__, parallel=True, nogil=True)
-def _matmul(a, b, out):
-    """Do what `matmul` does, for arrays of one type."""
+    a, b, out = a[::1, ::1], b[::1, ::1], out[::1, ::1]  # arrays of any strides: compiled once for all of them
     width, height = WIDE * BYTES // out.itemsize, HEIGHT
     if len(a) < HEIGHT:  # tiles share more columns, so fewer rows: as many turns as with narrow ones
         height = (len(a) + WIDE * ROWS - 1) // (WIDE * ROWS) * ROWS
@@ -42,17 +31,18 @@ def _matmul(a, b, out):
     for panel in prange(above * ((out.shape[1] + width - 1) // width)):
         left, top = panel // above * width, panel % above * height
         columns = slice(left, left + width)
-        _multiply(a[top : top + height], b[:, columns], out[top : top + height, columns])
+        multiply(a[top : top + height], b[:, columns], out[top : top + height, columns])
 
 
 @compiled(__name__, nogil=True)
-def _multiply(a, b, out):
-    """Do what `multiply` does, for arrays of one type."""
+def multiply(a, b, out):
+    """Do what `matmul` does, on one core."""
+    a, b, out = a[::1, ::1], b[::1, ::1], out[::1, ::1]
     lanes, depth = BYTES // out.itemsize, min(len(b), DEPTH)
     columns = np.empty(depth * WIDE * lanes, out.dtype)  # a panel's part of b
     rest = np.zeros((ROWS if len(a) % ROWS else 0, depth), out.dtype)  # rows of a that do not fill a tile
     corner = np.empty((ROWS, lanes), out.dtype)  # a tile for which out has no room, or not in one place
-    left = np.intp(0)  # for the literal 0, `multiply_panel` would be compiled once more
+    left = 0
     while left < out.shape[1]:
         wide = left + WIDE * lanes <= out.shape[1] and out.strides[1] == out.itemsize
         width = WIDE * lanes if wide else lanes
@@ -73,15 +63,15 @@ def multiply_panel(a, b, left, width, out, columns, rest, corner):
         for i in range(n % ROWS):
             for j in range(depth):
                 rest[i, j] = a[n - n % ROWS + i, k + j]
-        b_at, b_row = address(b) + k * b.strides[0] + left * size, b.strides[0]
+        b_at, b_row = b.ctypes.data + k * b.strides[0] + left * size, b.strides[0]
         if not in_place:
             copy_columns(b[k : k + depth, left : left + width], columns)
-            b_at, b_row = address(columns), columns.strides[0]
+            b_at, b_row = columns.ctypes.data, columns.strides[0]
         for i in range(0, n, ROWS):
-            a_at, a_row, a_column = address(a) + i * a.strides[0] + k * a.strides[1], a.strides[0], a.strides[1]
+            a_at, a_row, a_column = a.ctypes.data + i * a.strides[0] + k * a.strides[1], a.strides[0], a.strides[1]
             if i + ROWS > n:
-                a_at, a_row, a_column = address(rest), rest.strides[0], size
-            out_at, out_row = address(out) + i * out.strides[0] + left * size, out.strides[0]
+                a_at, a_row, a_column = rest.ctypes.data, rest.strides[0], size
+            out_at, out_row = out.ctypes.data + i * out.strides[0] + left * size, out.strides[0]
             if whole and i + ROWS <= n and width > lanes:
                 wide_tile(out.dtype, a_at, a_row, a_column, b_at, b_row, out_at, out_row, depth, k > 0)
             elif whole and i + ROWS <= n:
@@ -91,14 +81,14 @@ def multiply_panel(a, b, left, width, out, columns, rest, corner):
                     part, at = out[i : i + ROWS, j : j + lanes], b_at + (j - left) * size
                     if k > 0:
                         place(part, corner)
-                    tile(out.dtype, a_at, a_row, a_column, at, b_row, address(corner), lanes * size, depth, k > 0)
+                    tile(out.dtype, a_at, a_row, a_column, at, b_row, corner.ctypes.data, lanes * size, depth, k > 0)
                     place(corner, part)
 
 
 @compiled(__name__, nogil=True)
 def prefetch(array):
     """Ask for a contiguous array to be brought to this core's cache, and do not wait for it."""
-    fetch(address(array), array.size * array.itemsize)
+    fetch(array.ctypes.data, array.size * array.itemsize)
 
 
 @compiled(__name__, nogil=True)
@@ -108,7 +98,7 @@ def copy_columns(b, columns):
     if b.strides[0] == size and b.shape[1] == columns.shape[1]:  # each column lies in one place
         while k + lanes <= len(b):
             for j in range(0, b.shape[1], lanes):
-                a_at, out_at = address(b) + j * b.strides[1] + k * size, address(columns[k:]) + j * size
+                a_at, out_at = b.ctypes.data + j * b.strides[1] + k * size, columns[k:].ctypes.data + j * size
                 transpose(b.dtype, a_at, b.strides[1], out_at, columns.strides[0])
             k += lanes
     for i in range(k, len(b)):
