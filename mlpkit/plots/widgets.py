@@ -67,7 +67,8 @@ class Explorer:
 
     def redraw(self, change=None):
         """Draw the figure for the values that the controls have now."""
-        figure = self.draw(**{name: control.value for name, control in self.inputs.items()})
+        self.shown = {name: control.value for name, control in self.inputs.items()}
+        figure = self.draw(**self.shown)
         self.image.width = plots.picture_width(figure)
         self.image.value = plots.png(figure)
 
@@ -81,8 +82,9 @@ class Explorer:
         for place in itertools.product(*(range(len(values)) for values in choices)):
             if alone and sum(here != there for here, there in zip(place, start, strict=True)) > 1:
                 continue
-            figure = self.draw(**{name: choices[k][place[k]] for k, name in enumerate(names)})
-            source = f"data:image/png;base64,{base64.b64encode(plots.png(figure)).decode()}"
+            wanted = {name: choices[k][place[k]] for k, name in enumerate(names)}
+            drawn = self.image.value if wanted == self.shown else plots.png(self.draw(**wanted))
+            source = f"data:image/png;base64,{base64.b64encode(drawn).decode()}"
             at[",".join(map(str, place))] = sources.setdefault(source, len(sources))
         frames, first = list(sources), at[",".join(map(str, start))]
         labels = [name.replace("_", " ") for name in names]
@@ -95,7 +97,7 @@ class Explorer:
         return FRAMES.format(
             id="frames-" + hashlib.sha256("".join(frames).encode()).hexdigest()[:12],
             alt=html.escape(self.alt),
-            width=plots.picture_width(figure),
+            width=self.image.width,
             first=frames[first],
             controls="".join(controls) + (ALONE if alone else ""),
             frames=_for_script(frames),
