@@ -82,7 +82,7 @@ class Together:
         return cp.ndarray((BLOCKS, self.stamped_steps, STAGES), np.int64, memory).get()
 
     def close(self):
-        """Wait until the host's memory is no longer read."""
+        """Wait for all that was asked for."""
         self.feed.close()
 
 

@@ -91,7 +91,7 @@ class GraphTrainer:
         """Make what a step with a batch of n needs and keeps, before it is recorded."""
 
     def close(self):
-        """Wait until the host's memory is no longer read, and give the graphs back."""
+        """Wait for all that was asked for, and give the graphs back."""
         self.feed.close()
         self.graphs.clear()
 
