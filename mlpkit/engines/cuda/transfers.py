@@ -64,7 +64,7 @@ class Feed:
 
     def close(self):
         """Wait for all that was asked for, evaluations too: then what it reads and writes may be given to others."""
-        cp.cuda.Device().synchronize()
+        cp.cuda.runtime.deviceSynchronize()
 
 
 class _Piece:
