@@ -318,6 +318,24 @@ def test_a_disk_that_is_full_does_not_stop_an_engine(installation):
     assert python(textwrap.dedent(script) + textwrap.dedent(STEP), installation)[1:] == ["0", "1"]
 
 
+def test_ctrl_c_that_the_compiler_has_swallowed_is_ctrl_c(installation):
+    script = """
+        import numpy as np
+        from numba.core import caching
+        from mlpkit import engines
+        def swallowed(*arguments):
+            raise RuntimeError("no compiled object yet for <Library 'relu'>")
+        caching.IndexDataCacheFile.save = swallowed
+        relu = engines.load("numba_serial").relu
+        try:
+            relu(np.ones((1, 1)))
+        except KeyboardInterrupt:
+            print("interrupted")
+        print(relu(np.ones((1, 1)))[0, 0])
+    """
+    assert python(script, installation) == ["interrupted", "1.0"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are UTF-8 here")
 def test_a_folder_whose_name_is_not_utf8_does_not_stop_an_engine(installation, tmp_path):
     folder = Path(os.fsdecode(os.fsencode(installation) + b"/Gr\xfc\xdfe"))

@@ -38,5 +38,11 @@ class Cache(FunctionCache):  # type: ignore[misc]  # Numba has no types
         return found if found is None or found.signature.args == normalize_signature(sig)[0] else None
 
     def save_overload(self, *arguments):
-        with suppress(OSError):  # a full disk: the code is there, and the next process compiles again
+        try:
             super().save_overload(*arguments)
+        except OSError:  # a full disk: the code is there, and the next process compiles again
+            pass
+        except RuntimeError as error:  # Ctrl-C as LLVM handed its code to a callback, where Python only prints it
+            if "no compiled object" not in str(error):
+                raise
+            raise KeyboardInterrupt from error
