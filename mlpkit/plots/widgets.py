@@ -67,10 +67,10 @@ class Explorer:
 
     def redraw(self, change=None):
         """Draw the figure for the values that the controls have now."""
-        self.shown = {name: control.value for name, control in self.inputs.items()}
-        figure = self.draw(**self.shown)
+        wanted = {name: control.value for name, control in self.inputs.items()}
+        figure = self.draw(**wanted)
         self.image.width = plots.picture_width(figure)
-        self.image.value = plots.png(figure)
+        self.image.value, self.shown = plots.png(figure), wanted
 
     def static(self):
         """Return the frames as HTML that needs no kernel: an image, a slider a control, and a little script."""

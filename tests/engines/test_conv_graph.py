@@ -79,11 +79,20 @@ def test_blocks_of_one_layer_each_are_the_network(model):
 @pytest.mark.parametrize("model", ODD.values(), ids=ODD)
 def test_nothing_is_kept_after_the_way_back(model):
     network = Network(numpy_baseline, model)
-    before = [set(vars(at)) for at in network.places]
+    before = [set(vars(at)) for at in every(network.places)]
     x, labels = a_batch(model)
     blocks = chain(network.places, model.input, 3, MODE, ())
     gradient_by_blocks(network, blocks, x.astype("f4"), labels)
-    assert [set(vars(at)) for at in network.places] == before
+    assert [set(vars(at)) for at in every(network.places)] == before
+    passed = sum(not getattr(block, "comes_back", True) for block in blocks.blocks)  # on the way there alone
+    assert blocks.layouts == ["nchw"] * (1 + passed)
+
+
+def every(places):
+    """Yield places, and those inside them."""
+    for at in places:
+        yield at
+        yield from every(at.inside)
 
 
 def test_a_run_that_somebody_knows_is_his_and_the_rest_a_layer_each():

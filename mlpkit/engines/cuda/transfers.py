@@ -75,12 +75,9 @@ class _Piece:
         self.address, self.vectors = self.memory.ctypes.data, _cut(self.memory, fields)
         self.arrived = cp.cuda.Event(disable_timing=True)
 
-    def wait(self):
-        self.arrived.synchronize()
-
     def fill(self, values):
         """Write values of some names here, and return how many bytes there are up to the end of the last one."""
-        self.wait()  # for the last copy but one, which is over where somebody reads the losses
+        self.arrived.synchronize()  # the last copy but one, which is over where somebody reads the losses
         end = 0
         for name, value in values.items():
             vector = self.vectors[name][: value.size]

@@ -151,7 +151,7 @@ __device__ void expect_neighbour() {
     mbarrier_arrive_expect_tx(&head().sums[1], 4 * swap_back_numbers() / HALVES);
 }
 
-// An image there and back. waits: whether all blocks are of one launch. phase: of the copies' barrier. last: whether it
+// An image there and back. waits: whether all blocks are of one launch. phase: of the barriers. last: whether it
 // is this block's last one of the step.
 template <bool waits>
 __device__ void through_network(Exchange& exchange, const Image& mine, int image, int n, Word step, Word phase,
