@@ -13,6 +13,7 @@ CANDIDATES = (
     *(SGD.but(epochs=epochs) for epochs in (1, 2, 3, 4)),
     *(ADAM.but(epochs=epochs) for epochs in (1, 2, 3, 8, 10)),
     *(ADAMW.but(epochs=epochs) for epochs in (6, 8, 10, 12)),
+    *(ADAMW.but(weight_decay=0.1, epochs=epochs) for epochs in (6, 7, 8, 10)),
 )
 USUAL = Plan(CANDIDATES, seeds=5)
 
