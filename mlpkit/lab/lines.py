@@ -1,10 +1,11 @@
 """How much code is an engine? The lines that it adds to NumPy's version, counted from the files themselves.
 
-Counted are the engine's module, the engines and the modules of their rooms, `loops`, `images` and `cuda`, that it
-imports, directly or not, and the CUDA C files whose kernels any of them names, with their headers. Not counted is what
-all engines share: the baseline, from which each takes what it does not change, and how a step is taken. A line counts
-if it holds code: blank lines, comments and docstrings are free. A peer's lines are counted in the same way, and include
-what the workbook's engines share in `nn` and `training`.
+Counted are the engine's module, the engines, the modules of their rooms, `loops`, `images` and `cuda`, and those in
+`mlpkit.kernels` that it imports, directly or not, and the CUDA C files whose kernels any of them names, with their
+headers. Not counted is what all engines share: the baseline, from which each takes what it does not change, and how a
+step is taken; and what only finds a GPU and compiles for it: `gpu`, `driver`, and `mlpkit.kernels` itself. A line
+counts if it holds code: blank lines, comments and docstrings are free. A peer's lines are counted in the same way, and
+include what the workbook's engines share in `nn` and `training`.
 """
 
 import ast
@@ -17,6 +18,8 @@ from mlpkit import engines, kernels
 
 PACKAGE = Path(kernels.__file__).parents[1]
 FOLDERS = (PACKAGE / "engines", PACKAGE / "lab" / "peers")
+SHARED = [kernels.FOLDER / "gpu.py", kernels.FOLDER / "driver.py"]
+SHARED += [folder / "__init__.py" for folder in (*FOLDERS, kernels.FOLDER)]
 NOT_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 LONGEST = 100  # letters of a name: file systems refuse to look for much longer ones
 COMMENT_IN_C = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -40,7 +43,7 @@ def files(name):
         if path not in found and not _shared(path):
             found.add(path)
             waiting += _needs(path)
-    return sorted(found, key=lambda path: path.name)
+    return sorted(found, key=lambda path: (path.name, path))
 
 
 def count(path):
@@ -65,29 +68,38 @@ def place(name):
 
 
 def _shared(path):
-    """Say whether a file is the baseline, or one in the engines' folder that is no engine."""
-    return path.stem == engines.BASELINE or (path.parent in FOLDERS[:1] and path.stem not in engines.names())
+    """Say whether a file is the baseline, in the engines' folder and no engine, or what all share."""
+    no_engine = path.parent in FOLDERS[:1] and path.stem not in engines.names()
+    return path.stem == engines.BASELINE or no_engine or path in SHARED
 
 
 def _needs(path):
     """Return the files that one needs: modules of the rooms, CUDA C whose kernels it names, and headers."""
     if path.suffix != ".py":
         return kernels.headers(path)
-    needed = []
+    needed, files = [], {file.stem: file for file in kernels.FOLDER.glob("*/*.cu")}
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             needed += _modules(path, node)
-        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            needed += [kernels.place(name) for name in kernels.names() if name == node.args[0].value]
+        needed += [files[name] for name in _said(node) if name in files]
     return needed
 
 
 def _modules(path, node):
-    """Return the files below FOLDERS that an import statement of a file names, as modules or as what they hold."""
+    """Return the files of rooms that an import statement of a file names, as modules or as what they hold."""
     start = path.parents[node.level - 1] if node.level else PACKAGE.parent
     base = start.joinpath(*(node.module or "").split("."))
-    found = [base.with_suffix(".py"), *(base / f"{alias.name}.py" for alias in node.names)]
-    return [file for file in found if file.is_file() and any(folder in file.parents for folder in FOLDERS)]
+    named = [base / f"{alias.name}.py" for alias in node.names]
+    found = [base.with_suffix(".py"), *(file if file.is_file() else base / "__init__.py" for file in named)]
+    rooms = (*FOLDERS, kernels.FOLDER)
+    return [file for file in found if file.is_file() and any(room in file.parents for room in rooms)]
+
+
+def _said(node):
+    """Return the constants that a call is given first, or that an assignment gives names to."""
+    values = node.args[:1] if isinstance(node, ast.Call) else [node.value] if isinstance(node, ast.Assign) else []
+    values = [each for value in values for each in (value.elts if isinstance(value, ast.Tuple) else [value])]
+    return [value.value for value in values if isinstance(value, ast.Constant)]
 
 
 def _docstrings(text):

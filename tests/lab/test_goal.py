@@ -7,7 +7,7 @@ import pytest
 from shared import SMALL as MODEL
 from shared import dataset, engine_like
 
-from mlpkit import engines
+from mlpkit import engines, kernels
 from mlpkit.engines import numpy_baseline
 from mlpkit.lab import lines, results, trainings
 from mlpkit.lab.experiments import goal, goal_recipes
@@ -158,6 +158,25 @@ def test_an_engine_s_lines_are_those_of_all_its_files():
     assert {"layers.cu", "products.cu", "cupy_fused.py", "graph.py"} < set(names("cuda_graph"))
     assert 0 < lines.of("cupy_naive") < lines.of("cupy_fused") < lines.of("cuda_graph")
     assert lines.of("numba_serial") == sum(map(lines.count, lines.files("numba_serial")))
+
+
+def test_kernels_count_for_the_engine_that_launches_them():
+    def paths(engine):
+        return {path.relative_to(kernels.FOLDER.parent).as_posix() for path in lines.files(engine)}
+
+    graph = paths("cuda_conv_graph")
+    assert {"kernels/conv/planes.py", "kernels/cnn/dense.py", "kernels/cnn/pair.py"} <= graph  # imported
+    assert {"kernels/cnn/dense.cu", "kernels/conv/conv_pair.cu", "kernels/cnn/first_forward.cu"} <= graph  # a call says
+    assert {"kernels/cnn/norm_backward.cu", "kernels/conv/conv_12_planes_weights.cu"} <= graph  # a constant's name
+    assert {"kernels/cnn/norm.cuh", "kernels/conv/__init__.py"} <= graph  # a header, and what a room's modules share
+    assert "kernels/mlp/sgd.cu" in paths("cuda_graph") - graph  # theirs is in updates.cu
+    assert lines.of("cuda_conv_graph") > 2 * lines.of("cuda_conv_fused")
+
+
+def test_what_finds_a_gpu_counts_for_nobody():
+    assert "mlpkit.kernels import gpu" in lines.place("cuda_conv_graph").read_text(encoding="utf-8")
+    for name in engines.names():
+        assert not {kernels.FOLDER / f"{each}.py" for each in ("__init__", "gpu", "driver")} & set(lines.files(name))
 
 
 def test_every_engine_has_lines_to_count():

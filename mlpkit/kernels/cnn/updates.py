@@ -22,17 +22,17 @@ def fits(lr, *vectors):
 
 def sgd(theta, grad, lr):
     """Take one step of gradient descent. theta, grad (n,); lr: an array of one number."""
-    _launch("sgd", theta, grad, lr, np.int32(theta.size))
+    _launch(theta, "sgd", grad, lr, np.int32(theta.size))
 
 
 def adam(theta, grad, m, v, t, lr, beta1, beta2, eps):
     """Take step number `t`, an array of one number as lr is, of Adam. theta, grad, m, v (n,)."""
     numbers = [number for beta in (beta1, beta2) for number in (beta, 1 - beta, math.log(beta) if beta else -math.inf)]
     settings = np.array([*numbers, eps], np.float32).view("V28")
-    _launch("adam", theta, grad, m, v, t, lr, np.int32(theta.size), settings)
+    _launch(theta, "adam", grad, m, v, t, lr, np.int32(theta.size), settings)
 
 
-def _launch(name, theta, *arguments):
+def _launch(theta, name, *arguments):
     _kernel(name)((-(-theta.size // (4 * THREADS)),), (THREADS,), (theta, *arguments))
 
 
