@@ -133,13 +133,13 @@ def test_short_names(name, wanted):
 
 
 def test_an_engine_without_kernels_has_its_times_in_the_table():
-    times = {"host_us": [1.0], "device_us": [2.0], "step_us": [3.0]}
+    times = {"host_us": [-0.04], "device_us": [2.0], "step_us": [3.0]}
     kernels = [["a", 0.0, 1.5, 1, -2.0], ["a", 3.0, 1.0, 1, 1.0]]
     known = {"engine": "known", "kernels_a_step": 2.0, "kernels": kernels} | times
     unknown = {"engine": "unknown", "why_not": "no torch", "kernels": []} | times
     _, *rows = timeline.table({"runs": [known, unknown]}).splitlines()
-    assert rows[0].split() == ["known", "1.0", "2.0", "3.0", "2.00", "2.5"]
-    assert rows[1].split() == ["unknown", "1.0", "2.0", "3.0", "-", "-"]
+    assert rows[0].split() == ["known", "0.0", "2.0", "3.0", "2", "2.5"]
+    assert rows[1].split() == ["unknown", "0.0", "2.0", "3.0", "-", "-"]
     assert timeline.counts(known) == {"a": 2}
 
 

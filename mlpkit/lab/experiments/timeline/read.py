@@ -38,6 +38,6 @@ def table(record):
 
 
 def _row(run):
-    times = [f"{median(run, name):,.1f}" for name in ("host_us", "device_us", "step_us")]
-    found = [f"{run['kernels_a_step']:.2f}", f"{busy_us(run):,.1f}"] if run.get("kernels") else ["-", "-"]
+    times = [f"{median(run, name):z,.1f}" for name in ("host_us", "device_us", "step_us")]
+    found = [f"{run['kernels_a_step']:.4g}", f"{busy_us(run):,.1f}"] if run.get("kernels") else ["-", "-"]
     return f"{run['engine']:<20}" + "".join(f"{text:>12}" for text in times + found)
