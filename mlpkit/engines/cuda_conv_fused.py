@@ -55,7 +55,7 @@ def shape_of(model):
         convs.append((conv.channels, conv.size, conv.padding))
         layers = layers[3:]
     if not 1 <= len(convs) <= MOST_BLOCKS:
-        return _no(f"begins with one to {MOST_BLOCKS} blocks of Conv, ReLU and MaxPool(2)")
+        return _no(f"begins with 1 to {MOST_BLOCKS} blocks of Conv, ReLU and MaxPool(2)")
     dense = layers[1::2]
     ends = (
         [layer.kind for layer in layers[:1]] == ["Flatten"]
@@ -67,7 +67,7 @@ def shape_of(model):
         or not all(layer.kind == "Linear" for layer in dense)
         or any(relu.kind != "ReLU" for relu in layers[2::2])
     ):
-        return _no(f"ends with Flatten and one to {MOST_LAYERS} Linear layers with ReLU between them")
+        return _no(f"ends with Flatten and 1 to {MOST_LAYERS} Linear layers with ReLU between them")
     if model.loss != "softmax_cross_entropy":
         return _no("is trained with softmax cross-entropy")
     return tuple(convs), tuple(layer.units for layer in dense)

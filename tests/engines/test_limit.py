@@ -167,7 +167,7 @@ def test_the_kernels_fit_into_registers():
 
 CONV = (Conv(6, 3), ReLU(), MaxPool(2))
 REFUSED = {
-    "begins with one to 3 blocks": MLP,
+    "begins with 1 to 3 blocks": MLP,
     "has ReLU and MaxPool\\(2\\) after each Conv": Model((1, 9, 9), (Conv(6, 3), BatchNorm(), Flatten(), Linear(3))),
     "convolves with stride 1": Model((1, 12, 12), (Conv(6, 3, stride=2), *CONV[1:], Flatten(), Linear(3))),
     "ends with Flatten": Model((1, 12, 12), (*CONV, Flatten(), Linear(9), Linear(3))),
