@@ -14,6 +14,7 @@ from mlpkit.engines import BASELINE
 from mlpkit.files import write_atomically
 from mlpkit.lab import overview, results
 from mlpkit.lab.results import brief
+from mlpkit.lab.words import counted
 from mlpkit.training.recipe import Recipe
 
 README = results.ROOT / "README.md"
@@ -43,7 +44,7 @@ class Part:
         last = overview.of_steps(self.machine)[-1]
         facts, asked = last["machine"], last["settings"].get("libraries", {})
         versions = [f"{title} {asked[name]}" for name, title in LIBRARIES.items() if asked.get(name)]
-        numpy = f"NumPy {facts['libraries']['numpy']} with {facts['blas']['threads']} threads"
+        numpy = f"NumPy {facts['libraries']['numpy']} with {counted(facts['blas']['threads'], 'thread')}"
         return ", ".join([overview.caption(self.machine), numpy, *versions])
 
 

@@ -20,6 +20,8 @@ from threadpoolctl import ThreadpoolController, threadpool_info
 from mlpkit import engines, kernels
 from mlpkit.kernels import gpu
 
+from .words import counted
+
 LIBRARIES = ("numpy", "numba", "matplotlib", "ipywidgets", "jupyterlab")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -118,7 +120,7 @@ def busy():
     waiting = load() or 0
     if waiting < cores() / 2:
         return None
-    return f"this machine is busy (load {waiting} on {cores()} cores): times will come out too long"
+    return f"this machine is busy (load {waiting} on {counted(cores(), 'core')}): times will come out too long"
 
 
 def rest(longest=0.3, look_every=0.002):
@@ -190,13 +192,15 @@ def doctor():
         f"{'BLAS':<12}{_blas_line(facts['blas'])}",
         *_gpu_lines(facts["gpu"]),
     ]
+    found = engines.available()
+    width = max(map(len, (*facts["libraries"], *found))) + 2
     page = textwrap.TextWrapper(88, subsequent_indent=" " * 12, break_on_hyphens=False, break_long_words=False)
     lines = [
         *map(page.fill, head),
         "",
-        *(f"{library:<20}{found or 'not installed'}" for library, found in facts["libraries"].items()),
+        *(f"{library:<{width}}{version or 'not installed'}" for library, version in facts["libraries"].items()),
         "",
-        *(f"{engine:<20}{_engine_line(engine, why_not)}" for engine, why_not in engines.available().items()),
+        *(f"{engine:<{width}}{_engine_line(engine, why_not)}" for engine, why_not in found.items()),
     ]
     return "\n".join(lines)
 
@@ -208,7 +212,8 @@ def _blas_line(found):
 
 def _known(name, *facts):
     """Return a line of the facts that are known, pairs (value, unit); a system need not tell them all."""
-    return ", ".join([name, *(f"{value} {unit}" for value, unit in facts if value is not None)])
+    units = ((value, unit.removesuffix("s") if value == 1 else unit) for value, unit in facts)
+    return ", ".join([name, *(f"{value} {unit}" for value, unit in units if value is not None)])
 
 
 def _gpu_lines(found):

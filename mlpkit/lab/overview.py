@@ -19,6 +19,7 @@ from . import lines, results
 from .experiments import agreement, goal, gpu_image_peers, gpu_peers, peers
 from .experiments import compile as compiling
 from .results import brief, median_us
+from .words import counted
 
 STEPS = ("engines", "peers", "gpu_peers")  # the records with times of steps, the last word last
 GROUPS = ("ours, CPU", "others, CPU", "ours, GPU", "others, GPU")
@@ -85,14 +86,15 @@ def caption(machine, folder=results.FOLDER):
     found = of_steps(machine, folder)
     facts, dates = found[0]["machine"], sorted({entry["date"][:10] for entry in found})
     what = f"{facts['gpu']['name']} with " if facts["gpu"]["found"] else ""
-    return f"{what}{facts['cpu']}, {facts['cores']} cores, {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}"
+    when = " to ".join(dict.fromkeys([dates[0], dates[-1]]))
+    return f"{what}{facts['cpu']}, {counted(facts['cores'], 'core')}, {when}"
 
 
 @_reads
 def title(machine, folder=results.FOLDER):
     """Return the machine in a few words: its GPU, or its processor and cores."""
     facts = of_steps(machine, folder)[0]["machine"]
-    return facts["gpu"]["name"] if facts["gpu"]["found"] else f"{facts['cpu']}, {facts['cores']} cores"
+    return facts["gpu"]["name"] if facts["gpu"]["found"] else f"{facts['cpu']}, {counted(facts['cores'], 'core')}"
 
 
 def of_steps(machine, folder=results.FOLDER):

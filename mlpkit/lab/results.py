@@ -20,6 +20,7 @@ from mlpkit import __version__, engines
 from mlpkit.files import check_readable, write_atomically
 
 from . import machine
+from .words import counted
 
 SCHEMA = 1
 ROOT = machine.ROOT
@@ -218,9 +219,9 @@ def _who(names):
 
 
 def mean_and_spread(fractions):
-    """Return the mean and the standard deviation over seeds as percentages: "97.50% +- 0.71%"; nan% of a single one."""
-    spread = np.std(fractions, ddof=1) if len(fractions) > 1 else np.nan
-    return f"{np.mean(fractions):.2%} +- {spread:.2%}"
+    """Return the mean and the standard deviation over seeds as percentages: "97.50% +- 0.71%"; "97.50%" of one."""
+    mean = f"{np.mean(fractions):.2%}"
+    return f"{mean} +- {np.std(fractions, ddof=1):.2%}" if len(fractions) > 1 else mean
 
 
 @reads
@@ -229,7 +230,7 @@ def caption(record, cpu=True):
     facts = record["machine"]
     where = [facts["gpu"]["name"]] if facts["gpu"]["found"] else []
     if cpu or not where:
-        where += [facts["cpu"], f"{facts['cores']} cores"]
+        where += [facts["cpu"], counted(facts["cores"], "core")]
     return ", ".join([*where, record["date"][:10]])
 
 

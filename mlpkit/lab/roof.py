@@ -16,6 +16,7 @@ from numba import njit
 from mlpkit.engines.loops.simd import FMA_FLOPS, fma
 
 from . import machine
+from .words import counted
 
 
 def peak(threads=1, flops=10**10):
@@ -31,7 +32,7 @@ def peak(threads=1, flops=10**10):
 def peaks(samples, flops, progress):
     """Yield a run of a record for each number of threads: samples of the peak, in GFLOP/s."""
     for threads in machine.thread_counts():
-        progress(f"peak, {threads} threads")
+        progress(f"peak, {counted(threads, 'thread')}")
         peak(threads, flops=1)  # compiles
         yield {"kind": "peak", "threads": threads, "samples_gflops": [peak(threads, flops) for _ in range(samples)]}
 
@@ -79,7 +80,7 @@ def bandwidths(samples, sizes, traffic, progress):
     for threads in machine.thread_counts():
         for kernel in STREAMS:
             for nbytes in sizes:
-                progress(f"bandwidth of {kernel}, {threads} threads, {nbytes // 1024:,} KiB")
+                progress(f"bandwidth of {kernel}, {counted(threads, 'thread')}, {nbytes // 1024:,} KiB")
                 rates = [bandwidth(nbytes, kernel, threads, traffic) for _ in range(samples)]
                 names = {"kind": "bandwidth", "kernel": kernel, "threads": threads, "bytes": nbytes}
                 yield names | {"samples_gbps": rates}

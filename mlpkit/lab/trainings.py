@@ -20,6 +20,7 @@ from mlpkit.training.recipe import Recipe
 
 from . import results
 from .bench import whole
+from .words import counted
 
 LOSS_EVERY = 10  # steps: a record keeps the mean loss of so many at a time
 
@@ -128,16 +129,14 @@ def _by_recipe(found):
 @results.reads
 def table(record):
     """Return the record as a table for the terminal."""
-    lines = [f"{'recipe':<72}{'validation accuracy':>20}{'seeds':>7}"]
-    lines += [_row(describe(recipe), accuracies) for recipe, accuracies in summary(record)]
+    rows = [(describe(recipe), accuracies) for recipe, accuracies in summary(record)]
     chosen = tested(record)
     alone = len(chosen) == 1
-    lines += [_row("on the test set" + ("" if alone else f": {describe(each)}"), found) for each, found in chosen]
+    rows += [("on the test set" + ("" if alone else f": {describe(each)}"), found) for each, found in chosen]
+    width = max((len(label) for label, _ in rows), default=0)
+    lines = [f"{'recipe':<{width}}{'validation accuracy':>21}{'seeds':>7}"]
+    lines += [f"{label:<{width}}{results.mean_and_spread(found):>21}{len(found):>7}" for label, found in rows]
     return "\n".join(lines)
-
-
-def _row(label, accuracies):
-    return f"{label:<72}{results.mean_and_spread(accuracies):>20}{len(accuracies):>7}"
 
 
 def describe(recipe):
@@ -150,7 +149,7 @@ def describe(recipe):
     model, changes = recipe.get("model", {}), recipe.get("augment") or {}
     words += _of_the_model(model.get("layers", ()), model.get("loss", "softmax_cross_entropy"))
     words += [f"{name} {value:g}" for name, value in changes.items() if value and name != "smoothness"]
-    return ", ".join([*words, f"{recipe['epochs']} epochs"])
+    return ", ".join([*words, counted(recipe["epochs"], "epoch")])
 
 
 def _of_the_model(layers, loss):

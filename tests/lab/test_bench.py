@@ -431,7 +431,7 @@ def test_what_is_collected_before_an_interruption_is_saved(record):
     assert saved == [1, 2]
 
 
-@pytest.mark.parametrize(("fractions", "wanted"), [([0.97, 0.98], "97.50% +- 0.71%"), ([0.5], "50.00% +- nan%")])
+@pytest.mark.parametrize(("fractions", "wanted"), [([0.97, 0.98], "97.50% +- 0.71%"), ([0.5], "50.00%")])
 def test_a_mean_has_its_spread(fractions, wanted):
     assert results.mean_and_spread(fractions) == wanted
 

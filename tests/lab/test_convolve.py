@@ -87,6 +87,6 @@ def test_a_rate_is_direct_arithmetic_over_time(record):
 
 def test_the_table_has_a_row_for_each_engine(record):
     table = convolve.table(record)
-    assert "a layer, 1 threads" in table
+    assert "a layer, 1 thread," in table
     assert "numpy_im2col" in table
     assert "fastest forward in" in table

@@ -52,6 +52,19 @@ def test_the_doctor_names_every_engine_and_library(monkeypatch):
         assert word in text
 
 
+def test_the_doctor_keeps_names_of_any_length_apart_from_what_they_can(monkeypatch):
+    monkeypatch.setattr(engines, "available", lambda: {"numpy_baseline": None, "cuda_" + "x" * 30: "it needs a GPU"})
+    *_, library, _, short, long = machine.doctor().splitlines()
+    assert {line.index(line.split(maxsplit=1)[1]) for line in (library, short, long)} == {37}
+
+
+def test_one_core_is_no_plural(monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: 1)
+    monkeypatch.setattr(machine, "load", lambda: 9.0)
+    assert ", 1 core, " in machine.doctor().splitlines()[0] + ", "
+    assert "on 1 core)" in machine.busy()
+
+
 def test_the_doctor_is_brief():
     lines = machine.doctor().splitlines()
     assert len(lines) - len(engines.names()) < 20

@@ -42,7 +42,7 @@ def test_the_table_shows_a_record_that_has_only_begun():
     )
     lines = table(record).splitlines()
     assert lines[1].split() == ["packet", "2", "0.500"]
-    assert "cuda_graph              sgd           9.00" in lines
+    assert "cuda_graph                sgd           9.00" in lines
 
 
 def test_the_published_record_can_be_read():

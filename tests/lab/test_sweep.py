@@ -213,7 +213,7 @@ def test_a_curve_leaves_out_what_has_no_time():
 
 def test_the_table_has_a_row_an_engine_and_a_dash_for_what_is_missing():
     lines = table(made_up(numpy_baseline={4: [1.0], 16: [2.0]}, numba_serial={16: [], 4: [8.0]})).splitlines()
-    assert lines[0].startswith("speed against NumPy, width 8, 1 threads")
+    assert lines[0].startswith("speed against NumPy, width 8, 1 thread;")
     assert lines[1].split() == ["4", "16"]
     assert lines[2].split() == ["numpy_baseline", "1", "1"]
     assert lines[3].split() == ["numba_serial", "0.125", "-"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.lab import results, trainings
+from mlpkit.lab.words import counted
 from mlpkit.training.recipe import Recipe
 
 from .fashion import FIVE
@@ -55,7 +56,7 @@ def _runs(plan, data, progress):
     for recipe, name, names in plan.cases:
         for engine in names:
             for seed in range(plan.seeds):
-                progress(f"{name}, {recipe.epochs} epochs, {engine}, seed {seed}")
+                progress(f"{name}, {counted(recipe.epochs, 'epoch')}, {engine}, seed {seed}")
                 run = trainings.train(recipe.but(seed=seed), data[name], test=True, engine=engine)
                 yield {"engine": engine, "data": name} | run
 

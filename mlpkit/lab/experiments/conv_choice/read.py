@@ -5,6 +5,7 @@ from dataclasses import asdict
 from mlpkit.kernels.conv import ERRORS, PASSES, Shape
 from mlpkit.kernels.conv.choose import ENOUGH
 from mlpkit.lab import results
+from mlpkit.lab.words import counted
 
 from .measure import LINES, at
 
@@ -85,8 +86,8 @@ def table(record):
 
 
 def _words(shape):
-    channels = f"{shape.channels} to {shape.channels_out} channels"
-    return f"{shape.batch} images of {shape.height} x {shape.width}, {channels}, windows of {shape.kernel}"
+    channels = f"{shape.channels} to {counted(shape.channels_out, 'channel')}"
+    return f"{counted(shape.batch, 'image')} of {shape.height} x {shape.width}, {channels}, windows of {shape.kernel}"
 
 
 def _line(record, shape, which, precision):

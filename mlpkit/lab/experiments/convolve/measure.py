@@ -10,6 +10,7 @@ from mlpkit import engines
 from mlpkit.engines import BASELINE
 from mlpkit.lab import machine, results
 from mlpkit.lab.clock import in_turns, seconds_of, steps_in
+from mlpkit.lab.words import counted
 
 from .cases import GRID, LAYERS, OPERATIONS, Case
 
@@ -69,7 +70,7 @@ def convolving():
 
 def _case(names, layer, case, threads, rounds, plan, progress):
     """Return the runs of a case: one for each engine and operation."""
-    progress(f"{layer or 'grid'}: {_words(case)}, {threads} threads")
+    progress(f"{layer or 'grid'}: {_words(case)}, {counted(threads, 'thread')}")
     arrays, wanted = _arrays(case), _wanted(case)
     runs = []
     with machine.with_threads(threads):

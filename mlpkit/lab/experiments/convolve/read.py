@@ -4,6 +4,7 @@ from dataclasses import asdict, fields
 
 from mlpkit.lab import results
 from mlpkit.lab.results import brief, median_us
+from mlpkit.lab.words import counted
 
 from .cases import OPERATIONS, Case
 
@@ -43,7 +44,8 @@ def table(record):
     for layer, threads in dict.fromkeys((run["layer"], run["threads"]) for run in layers):
         runs = results.runs(record, kind="layer", layer=layer, threads=threads)
         top = peak(record, threads)
-        lines += [f"{layer}, {threads} threads, peak {top:,.0f} GFLOP/s; us, and part of the peak by direct arithmetic"]
+        what = "us, and part of the peak by direct arithmetic"
+        lines += [f"{layer}, {counted(threads, 'thread')}, peak {top:,.0f} GFLOP/s; {what}"]
         lines += [f"{'':<18}" + "".join(f"{name.removeprefix('conv_'):>24}" for name in OPERATIONS) + f"{'error':>10}"]
         for engine in dict.fromkeys(run["engine"] for run in runs):
             own = [run for run in runs if run["engine"] == engine]

@@ -19,6 +19,7 @@ from mlpkit.lab import machine, processes, results
 from mlpkit.lab.bench import Stepper
 from mlpkit.lab.clock import in_turns, seconds_of, steps_in
 from mlpkit.lab.operations import Recorder, operations
+from mlpkit.lab.words import counted
 from mlpkit.training.recipe import Recipe
 
 from .read import KIB
@@ -68,7 +69,7 @@ def _steps(train, plan, progress):
     for recipe in RECIPES:
         for batch_size in plan.batch_sizes:
             for threads in machine.thread_counts():
-                progress(f"steps with {recipe.optimizer}, batch {batch_size}, {threads} threads")
+                progress(f"steps with {recipe.optimizer}, batch {batch_size}, {counted(threads, 'thread')}")
                 with threadpool_limits(threads):
                     yield from _step(recipe.but(batch_size=batch_size), train, plan, threads)
 
@@ -148,7 +149,7 @@ def _busy(train, plan, progress):
 
     calls = {threads: partial(sample, threads) for threads in machine.thread_counts()}
     for others in sorted({0, 1, machine.cores()}) if plan.busy_steps else ():
-        progress(f"steps beside {others} busy programs")
+        progress(f"steps beside {counted(others, 'busy program')}")
         with processes.busy_programs(others):
             samples = in_turns(calls, plan.samples)
         yield from ({"kind": "busy", "others": others, "threads": t, "samples_us": us} for t, us in samples.items())

@@ -4,6 +4,7 @@ import numpy as np
 
 from mlpkit.lab import results
 from mlpkit.lab.results import median_us
+from mlpkit.lab.words import counted
 from mlpkit.training.recipe import Recipe
 
 KIB = 2**10
@@ -55,7 +56,7 @@ def table(record):
     for threads in sorted({run["threads"] for run in results.runs(record, kind="step")}):
         roofs = Roofs(record, threads)
         rates = ", ".join(f"{nbytes // KIB:,} KiB {roofs.bandwidth(nbytes):.0f}" for nbytes in roofs.sizes)
-        lines += [f"{threads} threads: peak {roofs.peak:.0f} GFLOP/s", f"GB/s: {rates}"]
+        lines += [f"{counted(threads, 'thread')}: peak {roofs.peak:.0f} GFLOP/s", f"GB/s: {rates}"]
         lines += [_step_line(record, roofs, run) for run in results.runs(record, kind="step", threads=threads)]
     usual = {"batch_size": Recipe().batch_size, "optimizer": "sgd", "threads": 1}
     lines += [_operation_line(run) for run in results.runs(record, kind="operation", **usual)]
@@ -83,10 +84,11 @@ def _kernels_line(run):
     if run["why_not"]:
         return asked + run["why_not"]
     rate = results.median(run, "samples_gflops")
-    return f"{asked}{run['found']}, {run['threads']} threads, {rate:.0f} GFLOP/s, {median_us(run):,.0f} us a step"
+    found = f"{asked}{run['found']}, {counted(run['threads'], 'thread')}"
+    return f"{found}, {rate:.0f} GFLOP/s, {median_us(run):,.0f} us a step"
 
 
 def _busy_line(run):
     low, high = min(run["samples_us"]), max(run["samples_us"])
-    beside = f"beside {run['others']} busy programs, {run['threads']} threads: "
-    return f"{beside}{median_us(run):>10,.0f} us a step, from {low:,.0f} to {high:,.0f}"
+    beside = f"beside {counted(run['others'], 'busy program')}, {counted(run['threads'], 'thread')}: "
+    return f"{beside:<39}{median_us(run):>10,.0f} us a step, from {low:,.0f} to {high:,.0f}"

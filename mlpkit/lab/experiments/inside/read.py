@@ -3,6 +3,8 @@
 from mlpkit.lab import results
 from mlpkit.lab.results import median_us
 
+SINGULAR = {"columns": "column", "ways": "way", "classes": "class"}
+
 
 def says(record, tool, first="", last=""):
     """Return what a tool printed, from the first line that contains `first` to the next that contains `last`.
@@ -30,5 +32,6 @@ def _line(run):
         return f"{run['name']:<14}{run['why_not'] or run['command']}"
     if run["kind"] == "orders":
         return f"{run['name']:<14}{len(run['sums'])} different sums in {run['runs']} runs"
-    what = next(name for name in ("columns", "ways", "classes") if name in run)
-    return f"{run['name']:<14}{run[what]:>6,} {what:<8}{median_us(run):>10,.2f} us"
+    what = next(name for name in SINGULAR if name in run)
+    noun = SINGULAR[what] if run[what] == 1 else what
+    return f"{run['name']:<14}{run[what]:>6,} {noun:<8}{median_us(run):>10,.2f} us"

@@ -13,6 +13,7 @@ from mlpkit.engines import BASELINE
 from mlpkit.lab import machine, results
 from mlpkit.lab.bench import Stepper
 from mlpkit.lab.clock import asked_us, device_us, events_us, in_turns, nothing, steps_in, waited_us
+from mlpkit.lab.words import counted
 from mlpkit.nn.models import MLP
 from mlpkit.training.recipe import Recipe
 
@@ -139,7 +140,7 @@ def _step_graphs(train, plan, progress):
         stepper.take(max(plan.steps))  # the order and the rates are on the GPU then
         trainer = stepper.trainer
         for steps in plan.steps:
-            progress(f"graph of {steps} steps of {engine}")
+            progress(f"graph of {counted(steps, 'step')} of {engine}")
             enqueue = partial(_many, partial(trainer.enqueue, RECIPE.batch_size), steps)
             launches = max(1, min(100, max(plan.steps)) // steps)  # the trainer has room for so many losses
             times = record_times(enqueue, launches, plan.samples, trainer.restart, trainer.pool)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from mlpkit.engines import BASELINE
 from mlpkit.lab import results
 from mlpkit.lab.results import median, median_us
+from mlpkit.lab.words import counted
 
 
 def curve(record, engine):
@@ -37,6 +38,6 @@ _LINES: dict[str, Callable[[dict], str]] = {
     "clocks": lambda run: f"{run['rows']:>8,} rows x W1: {_CLOCKS(run)}",
     "call": lambda run: f"{run['name']:<28}{_times('asked_us', 'device_us')(run)}",
     "nodes": lambda run: f"graph of {run['nodes']} empty kernels: {_ALL(run)}; {_times('one_by_one_us')(run)}",
-    "graph": lambda run: f"graph of {run['steps']} steps, {run['engine']}: {_ALL(run)}",
+    "graph": lambda run: f"graph of {counted(run['steps'], 'step')}, {run['engine']}: {_ALL(run)}",
     "batch": lambda run: f"{run['engine']:<20}batch {run['batch_size']:>6,}{median_us(run):>12,.1f} us a step",
 }

@@ -5,6 +5,7 @@ from dataclasses import asdict
 import numpy as np
 
 from mlpkit.lab import results
+from mlpkit.lab.words import counted
 
 from .shapes import FIRST
 
@@ -42,7 +43,7 @@ def table(record):
     lines = []
     for threads in threads_of(record):
         top = peak(record, threads)
-        lines.append(f"peak of {threads} cores: {top:.1f} GFLOP/s")
+        lines.append(f"peak of {counted(threads, 'core')}: {top:.1f} GFLOP/s")
         for run in results.runs(record, kind="stage", group="step", name=FIRST.name, threads=threads):
             rate = max(run["samples_gflops"])
             lines.append(f"  {LABELS[run['stage']]:<30}{rate:8.1f} GFLOP/s  {rate / top:5.1%}")
@@ -54,7 +55,7 @@ def table(record):
 
 
 def _region_line(run):
-    what = f"{run['layer']}, {run['threads']} threads, beside {run['others']} busy: "
+    what = f"{run['layer']}, {counted(run['threads'], 'thread')}, beside {run['others']} busy: "
     if run["why_not"]:
         return what + run["why_not"]
     return what + f"{np.median(run['samples_us']):,.1f} us a region, {np.mean(run['samples_us']):,.1f} on average"

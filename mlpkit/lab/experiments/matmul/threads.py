@@ -15,6 +15,7 @@ from numba import prange
 from mlpkit.engines.loops import gemm
 from mlpkit.lab import machine, processes
 from mlpkit.lab.clock import seconds_of
+from mlpkit.lab.words import counted
 
 from .shapes import FIRST
 from .stages import blas, both
@@ -37,7 +38,7 @@ def regions(plan, progress):
     settings = [(threads, others) for threads in sorted({1, cores, 2 * cores}) for others in (0, 1)]
     for layer in LAYERS:
         for threads, others in settings:
-            progress(f"a parallel region: {layer}, {threads} threads, beside {others} busy programs")
+            progress(f"a parallel region: {layer}, {counted(threads, 'thread')}, beside {others} busy")
             with processes.busy_programs(others):
                 found = in_process("region", plan.region_seconds, layer, threads)
             yield {"kind": "region", "layer": layer, "threads": threads, "others": others} | found
@@ -50,7 +51,9 @@ def turns(plan, progress):
     cores = machine.cores()
     for policy in (None, "passive"):
         for others in (0, 1):
-            progress(f"Numba and BLAS in turns, waiting {policy or 'as usual'}, beside {others} busy programs")
+            progress(
+                f"Numba and BLAS in turns, waiting {policy or 'as usual'}, beside {counted(others, 'busy program')}"
+            )
             with processes.busy_programs(others):
                 found = in_process("turns", plan.region_seconds, "omp", cores, policy)
             yield {"kind": "turns", "wait_policy": policy, "others": others, "threads": cores} | found

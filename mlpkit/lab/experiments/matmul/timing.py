@@ -12,6 +12,7 @@ from mlpkit.engines.loops.simd import BYTES, LANES, ROWS, tile
 from mlpkit.lab import machine
 from mlpkit.lab.clock import in_turns, seconds_of, steps_in
 from mlpkit.lab.products import Product
+from mlpkit.lab.words import counted
 
 from .shapes import GROUPS
 from .stages import STAGES, reordered
@@ -21,7 +22,7 @@ def stages(plan, progress):
     """Yield a run for each product, number of threads and stage."""
     for product in (product for group in plan.groups for product in GROUPS[group]):
         for threads in machine.thread_counts() if product.group in ("step", "batch", "cube") else [1]:
-            progress(f"{product.name} {product.n} x {product.k} x {product.m}, {threads} threads")
+            progress(f"{product.name} {product.n} x {product.k} x {product.m}, {counted(threads, 'thread')}")
             for name, samples in rates(product, threads, plan).items():
                 names = {"kind": "stage", "stage": name, "threads": threads}
                 yield names | asdict(product) | {"samples_gflops": samples}

@@ -1,6 +1,7 @@
 """What the record says: accuracies over seeds, and microseconds a step. No GPU is needed."""
 
 from mlpkit.lab import results
+from mlpkit.lab.words import counted
 
 
 def accuracies(record, way):
@@ -21,7 +22,7 @@ def table(record):
     lines = []
     for run in results.runs(record, kind="accuracy"):
         found = results.mean_and_spread(run["test_accuracy"])
-        lines.append(f"{run['way']:<24}{found} of the test images after {run['epochs']} epochs")
+        lines.append(f"{run['way']:<24}{found} of the test images after {counted(run['epochs'], 'epoch')}")
     for run in results.runs(record, kind="step"):
         us = results.brief(results.median(run))
         lines.append(f"{run['way']:<24}width {run['width']:>5}, batch {run['batch_size']:>5}: {us:>8} us a step")

@@ -10,6 +10,7 @@ from mlpkit.lab import machine, processes
 from mlpkit.lab.bench import Stepper
 from mlpkit.lab.clock import in_turns
 from mlpkit.lab.operations import Recorder, watched
+from mlpkit.lab.words import counted
 from mlpkit.training.recipe import Recipe
 
 from .read import ENGINES
@@ -73,7 +74,7 @@ def busy(train, plan, progress):
     steppers = {engine: Stepper(engine, Recipe(), train) for engine in ENGINES}
     calls = {engine: partial(_step_us, stepper) for engine, stepper in steppers.items()}
     for others in (0, 1):
-        progress(f"steps beside {others} busy programs")
+        progress(f"steps beside {counted(others, 'busy program')}")
         with processes.busy_programs(others):
             samples = in_turns(calls, plan.busy, lambda engine: repeat(steppers[engine].take_one, plan.settle))
         yield from ({"kind": "busy", "others": others, "engine": e, "samples_us": us} for e, us in samples.items())

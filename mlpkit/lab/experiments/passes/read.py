@@ -6,6 +6,7 @@ import numpy as np
 
 from mlpkit.engines import BASELINE
 from mlpkit.lab.results import median, median_us, reads
+from mlpkit.lab.words import counted
 
 ENGINES = (BASELINE, "numba_hybrid", "numba_step")
 
@@ -59,6 +60,8 @@ _LINES: dict[str, Any] = {
     "layer": _line("name", "batch_size", "way"),
     "products": _line("way", "batch_size"),
     "parts": _parts_line,
-    "busy": lambda run: f"beside {run['others']} busy programs, {run['engine']}: {median_us(run):,.0f} us a step",
+    "busy": lambda run: (
+        f"beside {counted(run['others'], 'busy program')}, {run['engine']}: {median_us(run):,.0f} us a step"
+    ),
     "pages": _pages_line,
 }

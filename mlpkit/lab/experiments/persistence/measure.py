@@ -11,6 +11,7 @@ from mlpkit import data, engines, kernels
 from mlpkit.data import epoch_order
 from mlpkit.lab import results
 from mlpkit.lab.clock import device_us
+from mlpkit.lab.words import counted
 from mlpkit.training.fit import trainer_of
 from mlpkit.training.recipe import Recipe
 
@@ -62,7 +63,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
 
 def _waits(train, plan, progress):
     for name, blocks, call in waits(plan):
-        progress(f"{name}, {blocks} blocks")
+        progress(f"{name}, {counted(blocks, 'block')}")
         samples = round_us(call, plan.rounds, plan.samples)
         yield {"kind": "wait", "name": name, "blocks": blocks, "samples_us": samples}
     for shape in plan.shapes:

@@ -11,11 +11,11 @@ def table(record):
         lines.append(f"{run['name']:<36}{run['blocks']:>8}{results.median(run):>10.3f}")
     plan = record["settings"]["plan"]
     sizes = "".join(f"{size:>8}" for size in plan["batch_sizes"])
-    lines += ["", f"{'us a step, by batch size':<24}{'optimizer':<10}{sizes}"]
+    lines += ["", f"{'us a step, by batch size':<26}{'optimizer':<10}{sizes}"]
     for name in dict.fromkeys(run["engine"] for run in results.runs(record, kind="step")):
         for optimizer in plan["optimizers"]:
             runs = results.runs(record, kind="step", engine=name, optimizer=optimizer)
-            lines.append(f"{name:<24}{optimizer:<10}" + "".join(f"{results.median(run):>8.2f}" for run in runs))
+            lines.append(f"{name:<26}{optimizer:<10}" + "".join(f"{results.median(run):>8.2f}" for run in runs))
     for run in results.runs(record, kind="stages"):
         lines += ["", f"{run['block']} blocks, batch {run['batch_size']}", *stage_lines(run)]
     return "\n".join(lines)

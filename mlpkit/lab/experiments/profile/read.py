@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mlpkit.lab import results
 from mlpkit.lab.experiments.floor import Roofs as Roofs
 from mlpkit.lab.results import brief, median_us
+from mlpkit.lab.words import counted
 
 MOST = 12  # lines of a table for an engine in a network
 
@@ -95,7 +96,7 @@ def _by_time(found, parts, roofs):
     lines = [_line(row, parts, roofs) for row in longest[:MOST]]
     if rest := longest[MOST:]:
         us = sum(row.us for row in rest)
-        lines += [f"  {f'{len(rest)} more operations':<38}{brief(us):>10} us{us / parts:>6.0%}"]
+        lines += [f"  {counted(len(rest), 'more operation'):<38}{brief(us):>10} us{us / parts:>6.0%}"]
     sums = total(found, lambda row: row.operation).items()
     return [*lines, "  in all: " + ", ".join(f"{name} {us / parts:.0%}" for name, us in sums if us >= parts / 100)]
 

@@ -5,6 +5,7 @@ from itertools import pairwise, product
 from mlpkit.engines import BASELINE
 from mlpkit.lab import results
 from mlpkit.lab.results import median_us
+from mlpkit.lab.words import counted
 from mlpkit.nn.models import MLP
 
 SERIAL = ("numba_serial",)  # use one thread, however many there are
@@ -59,7 +60,7 @@ def table(record):
     widths, threads, batch_sizes = (_values(record, name) for name in ("width", "threads", "batch_size"))
     lines = []
     for width, count in product(widths, threads):
-        lines += [f"speed against NumPy, width {width}, {count} threads; batch sizes:"]
+        lines += [f"speed against NumPy, width {width}, {counted(count, 'thread')}; batch sizes:"]
         lines += [f"{'':<16}" + "".join(f"{n:>9,}" for n in batch_sizes)]
         for engine in dict.fromkeys(run["engine"] for run in record["runs"]):
             speeds = [value(record, "speed against NumPy", engine, width, n, count) for n in batch_sizes]
