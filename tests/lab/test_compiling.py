@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 
 import pytest
@@ -101,6 +102,13 @@ def test_a_record_can_be_read_back(monkeypatch, tmp_path):
     fake(monkeypatch, {"numba_serial": 2.0})
     record = run([], "numba_serial")
     assert results.load(results.save(record, folder=tmp_path)) == json.loads(json.dumps(record))
+
+
+def test_a_reader_who_times_one_engine_sees_the_times_alone():
+    command = [sys.executable, "-m", compiling.__name__, "numpy_baseline"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=results.ROOT)
+    assert json.loads(found.stdout).keys() == {"import", "prepare", "first", "later"}
+    assert not found.stderr
 
 
 @pytest.mark.slow

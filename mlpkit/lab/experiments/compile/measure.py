@@ -1,8 +1,6 @@
-"""How the records "compile" and "gpu_compile" are made. As a program of its own it times one engine's first steps."""
+"""How the records "compile" and "gpu_compile" are made. The package, as a program, times one engine's first steps."""
 
-import json
 import os
-import sys
 import tempfile
 from dataclasses import dataclass
 
@@ -64,7 +62,7 @@ def in_new_process(name, cache):
 
     Raises `processes.Failed`.
     """
-    return processes.ask(__name__, name, env=os.environ | {variable: str(cache) for variable in CACHE_VARIABLES})
+    return processes.ask(__package__, name, env=os.environ | {variable: str(cache) for variable in CACHE_VARIABLES})
 
 
 def first_steps(name):
@@ -85,7 +83,3 @@ def first_steps(name):
     prepared = seconds_of(prepare)
     first, *later = (steppers[0].take(1)[0] for _ in range(4))
     return {"import": imported, "prepare": prepared, "first": first, "later": min(later)}
-
-
-if __name__ == "__main__":
-    print(json.dumps(first_steps(sys.argv[1])))
