@@ -70,12 +70,5 @@ class OfClasses(Loss):
         return engine.argmax(z)
 
 
-LOSSES = {
-    loss.operation: loss
-    for loss in (
-        OfClasses("softmax_cross_entropy"),
-        OfClasses("hinge"),
-        YesOrNo("binary_cross_entropy"),
-        Loss("mean_squared_error"),
-    )
-}
+_OF_CLASSES = map(OfClasses, ("softmax_cross_entropy", "hinge"))
+LOSSES = {loss.operation: loss for loss in (*_OF_CLASSES, YesOrNo("binary_cross_entropy"), Loss("mean_squared_error"))}

@@ -53,6 +53,9 @@ class Recipe:
         checked = {name: check_count(name, getattr(self, name), least) for name, least in _LEAST.items()}
         checked |= {name: check_not_negative(name, getattr(self, name)) for name in ("warmup_epochs", "weight_decay")}
         checked["lr"] = check_positive("lr", self.lr)
+        epochs, warmup = checked["epochs"], checked["warmup_epochs"]
+        if 0 < epochs < warmup:
+            raise ValueError(f"warmup_epochs must be at most epochs, {epochs}, to reach the rate lr, not {warmup:g}.")
         changed = {name: value for name, value in checked.items() if type(getattr(self, name)) not in (int, float)}
         changed |= {"model": check_model(self.model), "dtype": str(check_dtype(self.dtype))}
         if not isinstance(self.augment, Augmentation | None):
@@ -94,18 +97,8 @@ class Recipe:
         """
         network = self.make_network(engine)
         optimizer = self.make_optimizer(network, len(dataset.train.y))
-        history = fit(
-            network,
-            optimizer,
-            dataset.train,
-            dataset.validation,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            augment=self.augment,
-            **options,
-        )
-        return network, history
+        chosen = {name: getattr(self, name) for name in ("epochs", "batch_size", "seed", "augment")}
+        return network, fit(network, optimizer, dataset.train, dataset.validation, **chosen, **options)
 
     def but(self, **changes):
         """Return the recipe with some choices changed."""

@@ -62,6 +62,13 @@ def test_a_schedule_spans_the_run(schedule, rates, warmup_epochs):
     assert rate(0) == pytest.approx(0.3 / max(1, warmup))
 
 
+@pytest.mark.parametrize("epochs", [0.5, 2])
+def test_a_warm_up_may_last_as_long_as_the_training_and_ends_at_lr(epochs):
+    rate = RECIPE.but(warmup_epochs=epochs, epochs=2).make_schedule(240)
+    assert rate(30 * epochs - 1) == pytest.approx(0.3)
+    RECIPE.but(warmup_epochs=epochs, epochs=0)  # of the first weights
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("optimizer", BY_NAME)
 def test_the_same_recipe_is_the_same_network(optimizer, schedule):
@@ -108,6 +115,11 @@ def test_every_choice_makes_a_difference():
         (dict(lr=0), ValueError, "lr must be"),
         (dict(warmup_epochs=-1), ValueError, "warmup_epochs must be"),
         (dict(warmup_epochs=float("nan")), ValueError, "warmup_epochs must be"),
+        (
+            dict(warmup_epochs=10, epochs=5),
+            ValueError,
+            "must be at most epochs, 5, to reach the rate lr, not 10",
+        ),
         (dict(weight_decay="0.1"), ValueError, "weight_decay must be"),
         (dict(optimizer=["sgd"]), ValueError, "sgd, momentum"),
         (dict(init="hee"), ValueError, "he, xavier"),
