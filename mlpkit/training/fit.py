@@ -58,11 +58,11 @@ def fit(network, optimizer, train, validation=None, *, epochs=5, batch_size=128,
 
     Raises ValueError or TypeError for what can't be trained on, or not by this engine, and OSError for checkpoints that
     can't be written, or are another run's, before the first step. Raises Diverged at the first loss that is not finite,
-    or after an epoch that leaves parameters or a validation loss that are not; the network then has the parameters from
-    the end of the last good epoch, and the optimizer is spent. So it is after any other error, such as a schedule's,
-    which then has the history so far as its `history`. Ctrl-C ends the run and returns the history so far; a network
-    that was trained in whole epochs then has the parameters from the end of the last one in it, and the optimizer is
-    spent.
+    or after an epoch that leaves parameters or a validation loss that are not, or a state of the optimizer, which is
+    looked at before it is written, and at the end; the network then has the parameters from the end of the last good
+    epoch, and the optimizer is spent. So it is after any other error, such as a schedule's, which then has the history
+    so far as its `history`. Ctrl-C ends the run and returns the history so far; a network that was trained in whole
+    epochs then has the parameters from the end of the last one in it, and the optimizer is spent.
     """
     _check_network(network, optimizer)
     _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch, augment)
@@ -209,13 +209,15 @@ class _Run:
         """Train until so many epochs are done, or patience runs out. n: of the examples."""
         nobody_looks = patience is None and self.folder is None and on_epoch is None and not trainers.images_of
         self.first_step, first = len(self.history.loss), len(self.history.epochs)
+        self.optimizer.check_rates((epochs - first) * -(-n // self.settings["batch_size"]))
         ahead = int(not isinstance(trainers.of_epoch(first), StepByStep) and nobody_looks)
         asked, evaluate, seed = deque[_Asked](), None, self.settings["seed"]
         order = epoch_order(n, seed, first)
         with np.errstate(all="ignore"):  # what overflows is reported once, as Diverged
             for epoch in range(first, epochs):
                 try:
-                    asked.append(self.ask(trainers.of_epoch(epoch), order, [each.kept for each in asked]))
+                    in_use, is_last = [each.kept for each in asked], epoch + 1 == epochs
+                    asked.append(self.ask(trainers.of_epoch(epoch), order, in_use, is_last))
                 except Exception:  # the epoch before may not be in the history yet
                     while asked:
                         self.close_epoch(asked.popleft())
@@ -232,17 +234,18 @@ class _Run:
                 if self.out_of_patience(patience):
                     return
 
-    def ask(self, trainer, order, in_use):
+    def ask(self, trainer, order, in_use, is_last):
         """Ask for an epoch, for copies of what it leaves, and whether that is finite."""
-        batch_size = self.settings["batch_size"]
-        for part, is_last in parts_of(order, trainer, batch_size):
+        batch_size, state = self.settings["batch_size"], self.optimizer.state.values()
+        for part, is_end in parts_of(order, trainer, batch_size):
             begin = self.engine.now()
             losses, steps = trainer.epoch(part), self.optimizer.steps
             moments = begin, self.engine.now()
-            if not is_last:
+            if not is_end:
                 self.look(self.engine.to_numpy(losses), len(part), moments, steps)
         kept = self.keep_aside([self.good, self.best, *in_use])
-        found = self.engine.fetch(losses, *map(self.engine.all_finite, self.vectors()))
+        watched = [*self.vectors(), *(state if self.folder or is_last else ())]
+        found = self.engine.fetch(losses, *map(self.engine.all_finite, watched))
         return _Asked(found, len(part), moments, steps, kept)
 
     def keep_aside(self, in_use):
@@ -287,7 +290,7 @@ class _Run:
             if trainers.now:
                 trainers.now.close()
 
-    def diverged(self, what, back=1):
+    def diverged(self, what, back=1, advice="try a smaller one"):
         """Return to the last good parameters and raise Diverged. back: of which step, counted from the last."""
         self.go_back_to(self.good)
         self.history.stopped = "diverged"
@@ -295,7 +298,7 @@ class _Run:
             f"{what} in epoch {len(self.history.epochs) + 1}, step "
             f"{len(self.history.loss) - back - self.first_step + 1}, at a learning rate of "
             f"{self.optimizer.schedule(self.steps - back):g}: "
-            f"try a smaller one (the network has the parameters from before this epoch).",
+            f"{advice} (the network has the parameters from before this epoch).",
             self.history,
         )
 
@@ -303,8 +306,10 @@ class _Run:
         """Look at an epoch's last losses and at what it has left, record it, and write the checkpoints."""
         losses, *finite = asked.found()
         self.look(losses, asked.samples, asked.moments, asked.steps)
-        if not all(finite):  # the last step's loss is from before its update
+        if not all(finite[: len(self.good)]):  # the last step's loss is from before its update
             self.diverged("a parameter is no longer finite")
+        if not all(finite):
+            self.diverged("the optimizer's state is no longer finite", advice="try smaller inputs, or a smaller rate")
         history, first = self.history, self.first_step
         mean = np.average(history.loss[first:], weights=history.samples[first:])
         epoch = Epoch(float(self.optimizer.schedule(self.steps - 1)), float(mean), sum(history.seconds[first:]))

@@ -352,6 +352,49 @@ def test_a_validation_loss_that_is_not_finite_is_divergence():
     assert caught.value.history.epochs == []
 
 
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adam", "adamw"])
+@pytest.mark.parametrize("begins", [0, 1])
+def test_a_state_that_overflows_is_divergence_and_is_not_written(begins, optimizer, tmp_path):
+    """The square of a large gradient: no step moves the parameters any more, and they and the losses stay finite."""
+    for options, epoch in (({}, 3), ({"checkpoints": tmp_path}, begins + 1)):  # without them it is told at the end
+        network, taken = new(optimizer, 1e-3)
+        large = lambda X, seed, epoch: X * np.float32(1e20 if epoch >= begins else 1)  # noqa: E731
+        with pytest.raises(Diverged) as caught:
+            run(network, taken, augment=large, **options)
+        one_sentence(caught.value, "the optimizer's state is no longer finite", f"epoch {epoch}, step 7,", "inputs")
+        assert len(caught.value.history.epochs) == epoch - 1
+        assert np.isfinite(caught.value.history.loss).all()
+    assert (tmp_path / "last.npz").exists() == bool(begins)
+    if begins:
+        assert len(load_checkpoint(tmp_path / "last.npz", *new(optimizer, 1e-3), {})[0].epochs) == 1
+
+
+@pytest.mark.parametrize("rate", [lambda step: 0.0, lambda step: 0 * step, lambda step: float(step >= 3 * STEPS)])
+def test_a_rate_of_zero_for_the_whole_training_is_refused(rate, tmp_path):
+    network, optimizer = new("adam", rate)
+    with pytest.raises(ValueError, match="from step 0 on") as caught:
+        run(network, optimizer, checkpoints=tmp_path)
+    one_sentence(caught.value, "rate stays 0")
+    assert caught.value.history.loss == []
+    assert not (tmp_path / "last.npz").exists()
+
+
+@pytest.mark.parametrize("rate", [lambda step: 0.01 * step, lambda step: 0.01 * (step >= 2 * STEPS)])
+def test_a_warm_up_may_begin_at_zero(rate):
+    network, optimizer = new("sgd", rate)
+    before = network.theta.copy()
+    assert run(network, optimizer).stopped == "finished"
+    assert not np.array_equal(network.theta, before)
+
+
+def test_a_rate_that_has_fallen_to_zero_trains_no_second_time():
+    network, optimizer = new("sgd", Cosine(0.05, 3 * STEPS))
+    run(network, optimizer)
+    with pytest.raises(ValueError, match="rate stays 0 from step 21 on"):
+        run(network, optimizer)
+    assert run(network, optimizer, epochs=0).loss == []
+
+
 def test_the_rate_is_that_of_the_optimizers_step_and_not_of_the_runs():
     """The optimizer took steps before."""
     network, optimizer = new("sgd", Explosive(STEPS + 2))
