@@ -60,7 +60,9 @@ class Together:
         """
         (count, n), batch_size = orders.shape, self.batch_size
         if count != len(self.optimizers):
-            raise ValueError(f"{NAME} needs an order for each network: {len(self.optimizers)} here, not {count}.")
+            raise ValueError(
+                f"{NAME} needs an order for each of its networks: it trains {len(self.optimizers)} here, not {count}."
+            )
         steps = -(-n // batch_size)
         self.feed.send(rates=np.stack([rates(optimizer, steps) for optimizer in self.optimizers]), orders=orders)
         for vector in chain(*self.vectors):

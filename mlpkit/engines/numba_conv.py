@@ -104,12 +104,18 @@ def _shares(x):
 
 def _rows(array):
     """Return an array as a contiguous matrix: an image, or a channel's weights, in each row."""
-    return np.ascontiguousarray(array).reshape(len(array), -1)
+    return _flat(array, array.shape[:1])
 
 
 def _planes(x):
     """Return x (n, c) or (n, c, h, w) as contiguous (n, c, numbers of a plane)."""
-    return np.ascontiguousarray(x).reshape(*x.shape[:2], -1)
+    return _flat(x, x.shape[:2])
+
+
+def _flat(array, kept):
+    if not array.size:
+        raise ValueError(f"a batch must have shape (n, ...) with n at least 1, not {array.shape}.")
+    return np.ascontiguousarray(array).reshape(*kept, -1)
 
 
 # Whole steps

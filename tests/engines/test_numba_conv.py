@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from shared import one_sentence
 
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
@@ -248,6 +249,27 @@ def test_a_trainers_workspace_is_smaller_than_the_activations(model):
     trainer = engine.Trainer(network, SGD(network, 0.1), X, y, most)
     activations = 4 * most * sum(int(np.prod(shape)) for _, _, shape, _ in model.places)
     assert sum(array.nbytes for array in trainer.arrays.values()) < activations
+
+
+EMPTY, FILTERS = np.zeros((0, 4, 6, 6), np.float32), np.ones((4, 4, 3, 3), np.float32)
+NORM = [np.ones(4, np.float32)] * 4
+WITHOUT_IMAGES = {
+    "conv": (EMPTY, FILTERS, None, 1, 1),
+    "conv_backward_weights": (EMPTY, EMPTY, FILTERS.copy(), None, 1, 1),
+    "conv_backward_input": (EMPTY, FILTERS, EMPTY.shape, 1, 1),
+    "relu": (EMPTY,),
+    "relu_backward": (EMPTY, EMPTY),
+    "batch_norm": (EMPTY, *NORM, 0.1, 1e-5),
+    "batch_norm_backward": (EMPTY, EMPTY, *NORM),
+    "batch_norm_evaluate": (EMPTY, *NORM, 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_IMAGES)
+def test_a_batch_without_images_is_refused_in_a_sentence(name):
+    with pytest.raises(ValueError, match="n at least 1") as caught:
+        getattr(engine, name)(*WITHOUT_IMAGES[name])
+    one_sentence(caught.value, "(0, 4, 6, 6)")
 
 
 WORKSPACE = """
