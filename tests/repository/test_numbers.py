@@ -1,4 +1,4 @@
-"""Every number with a unit in the text of a chapter or of the README has an entry in `numbers.toml`, which says why.
+"""Every number with a unit in the text of a chapter, the README or the change log has an entry in `numbers.toml`.
 
 An entry is a phrase as it stands in the text, and one of three reasons:
 
@@ -28,7 +28,8 @@ from mlpkit.nn.models import MLP
 
 ROOT = results.ROOT
 TABLE = tomllib.loads(Path(__file__).with_name("numbers.toml").read_text(encoding="utf-8"))
-PAGES = ["README.md", *(f"notebooks/{path.name}" for path in sorted((ROOT / "notebooks").glob("*.ipynb")))]
+PAGES = ["README.md", "CHANGELOG.md"]
+PAGES += [f"notebooks/{path.name}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
 CPU, GPU = results.CHAPTERS
 
 WORDS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
