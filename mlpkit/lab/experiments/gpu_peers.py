@@ -1,7 +1,8 @@
 """How fast are other people's training loops on a GPU, beside the workbook's? PyTorch and JAX; see `peers`.
 
-JAX's programs choose their kernels by timing them, while other processes prepare. A cache of programs that were
-compiled alone, JAX_COMPILATION_CACHE_DIR, spares them that.
+There are two rounds of processes, for a round starts a hundred, which takes minutes. JAX's programs choose their
+kernels by timing them, while other processes prepare. A cache of programs that were compiled alone,
+JAX_COMPILATION_CACHE_DIR, spares them that.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""How fast are other people's training loops, beside the workbook's? On the processor: NumPy, PyTorch, scikit-learn.
+"""How fast are other people's training loops, beside ours? On the processor: NumPy, PyTorch, scikit-learn, JAX.
 
 The record "peers", and "gpu_peers" likewise, holds a run for each recipe and each of `lab.peers`, with times of its
 steps from several processes, which take turns, so that a busy moment of the machine meets all of them. A peer that
