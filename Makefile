@@ -54,7 +54,7 @@ colab: .venv/site-complete  ## write the chapters for Colab, in colab, once site
 labs: .venv/labs-complete  ## make the labs' student versions, in labs/release
 	@$(VENV_PYTHON) -m labs.grading.release
 
-grade: .venv/labs-complete labs  ## collect from INBOX, grade each submission in a box, write tables into labs/grades
+grade: .venv/labs-complete labs  ## collect from the folder INBOX=..., grade each submission in a box, write tables into labs/grades
 	@$(VENV_PYTHON) -m labs.grading $(INBOX)
 
 test-labs: .venv/labs-complete  ## test the labs: what solutions, mistakes and hostile submissions earn

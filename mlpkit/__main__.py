@@ -191,6 +191,12 @@ def _show_epoch(history, bar):
 
 # One rate for all would be wrong by a factor of a hundred for most: at SGD's, Adam learns nothing.
 GOOD_RATES = RATES | {"adamw": RATES["adam"], "sgd": Recipe().lr}
+NUMBERS = {
+    "weight_decay": "the factor of the penalty for large weights",
+    "batch_size": "examples a step",
+    "epochs": "how often each example is seen",
+    "seed": "of the first weights and of the order of the examples",
+}
 _RECIPE_OPTIONS = ("optimizer", "lr", "schedule", "weight_decay", "batch_size", "epochs", "seed")
 
 
@@ -201,14 +207,13 @@ def _path(text):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="python -m mlpkit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m mlpkit", epilog="Each command says more with --help.")
     commands = parser.add_subparsers(required=True, metavar="doctor | train | bench | download")
     _add_command(commands, doctor)
     trainer = _add_command(commands, train)
     _add_train_options(trainer)
     bencher = _add_command(commands, run_bench, "bench")
-    bencher.add_argument("experiment", nargs="?", default="engines", choices=experiments.names())
-    bencher.add_argument("--publish", action="store_true", help="keep the record in results/MACHINE")
+    _add_bench_options(bencher)
     _add_command(commands, download)
     return parser
 
@@ -220,22 +225,37 @@ def _add_command(commands, function, name=None):
     return parser
 
 
+def _add_bench_options(parser):
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    questions = (f"  {name:<21}{experiments.question(name)}" for name in experiments.names())
+    parser.epilog = "\n".join(["experiments:", *questions])
+    which = dict(default="engines", choices=experiments.names(), help="one of those below (default: engines)")
+    parser.add_argument("experiment", nargs="?", metavar="EXPERIMENT", **which)
+    parser.add_argument("--publish", action="store_true", help="keep the record in results/MACHINE")
+
+
 def _add_train_options(parser):
     usual = Recipe()
-    parser.add_argument("--engine", default=engines.BASELINE, help=", ".join(engines.names()))
-    parser.add_argument("--model", default="mlp", choices=tuple(MODELS))
-    parser.add_argument("--data", default="mnist", choices=tuple(FILES))
-    parser.add_argument("--optimizer", default=usual.optimizer, choices=tuple(BY_NAME))
-    parser.add_argument("--lr", type=float, help="the highest learning rate; else one that suits the optimizer")
-    parser.add_argument("--schedule", default=usual.schedule, choices=SCHEDULES)
-    for name in ("weight_decay", "batch_size", "epochs", "seed"):
+
+    def choose(name, default, choices, what):
+        parser.add_argument(f"--{name}", default=default, choices=choices, help=f"{what} (default: {default})")
+
+    whose = f"who computes: `python -m mlpkit doctor` lists them (default: {engines.BASELINE})"
+    parser.add_argument("--engine", default=engines.BASELINE, help=whose)
+    choose("model", "mlp", tuple(MODELS), "what is trained")
+    choose("data", "mnist", tuple(FILES), "the images; `download` gets the second ones")
+    choose("optimizer", usual.optimizer, tuple(BY_NAME), "how the gradients are used")
+    parser.add_argument("--lr", type=float, help="the highest learning rate (default: one that suits the optimizer)")
+    choose("schedule", usual.schedule, SCHEDULES, "how the learning rate falls")
+    for name, what in NUMBERS.items():
         default = getattr(usual, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    parser.add_argument("--patience", type=int, help="epochs without progress before stopping")
-    parser.add_argument("--checkpoints", type=_path, help="a folder for last.npz and best.npz")
+        flag, kind = f"--{name.replace('_', '-')}", type(default)
+        parser.add_argument(flag, type=kind, default=default, metavar="N", help=f"{what} (default: {default:g})")
+    parser.add_argument("--patience", type=int, metavar="N", help="stop after so many epochs without progress")
+    parser.add_argument("--checkpoints", type=_path, metavar="FOLDER", help="keep last.npz and best.npz there")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in that folder")
+    parser.add_argument("--save", type=_path, metavar="FILE", help="write the trained network to this .npz file")
     parser.add_argument("--test", action="store_true", help="read the test set too, at the end")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--save", type=_path, help="write the trained network to this .npz file")
 
 
 if __name__ == "__main__":

@@ -73,6 +73,24 @@ def test_train_shows_its_epochs_and_the_test_accuracy(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "best.npz", "last.npz", "network.npz"]
 
 
+def test_the_help_of_bench_says_what_each_experiment_asks(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--help"])
+    shown = capsys.readouterr().out.split("experiments:\n")[1].splitlines()
+    assert [line.split()[0] for line in shown] == list(experiments.names())
+    for name, line in zip(experiments.names(), shown, strict=True):
+        assert line.split(maxsplit=1)[1] in " ".join(experiments.load(name).__doc__.split())
+        assert line.endswith(("?", "."))
+
+
+def test_the_help_of_train_says_what_every_option_does(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    options = re.split(r"^  (?=-)", capsys.readouterr().out.partition("options:\n")[2], flags=re.MULTILINE)[1:]
+    assert len(options) > 9
+    assert all(len(option.split()) > 3 for option in options)  # more than its name, and what it takes
+
+
 MISTAKES = [
     (["--engine", "numpi"], 1, "numpy_baseline"),
     (["--lr", "0"], 1, "lr must be a finite number above 0"),

@@ -18,7 +18,10 @@ Neither importing an experiment nor reading its record takes Numba, CuPy or a GP
 """
 
 import pkgutil
+import re
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
 from mlpkit.checks import check_choice
 
@@ -26,6 +29,13 @@ from mlpkit.checks import check_choice
 def names():
     """Return the names of all experiments. None of them is imported."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+
+
+def question(name):
+    """Return what an experiment asks: the first sentence of its docstring. It is read and not imported."""
+    spec = find_spec(f"{__name__}.{name}")
+    text = Path((spec and spec.origin) or "").read_text(encoding="utf-8")
+    return re.sub(r'(?s).*?"""(.*?[.?])(\s.*|""".*)', r"\1", text, count=1)
 
 
 def load(name):
