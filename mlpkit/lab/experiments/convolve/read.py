@@ -57,5 +57,7 @@ def table(record):
     for case, threads in dict.fromkeys((_case(run), run["threads"]) for run in grid):  # each has a run an engine
         best = winner(record, "conv", case, threads)
         wins.setdefault(best and best[0], set()).add(case)
-    lines += [f"fastest forward in {len(cases)} cases of the grid: {name}" for name, cases in sorted(wins.items())]
+    lines += [
+        f"fastest forward in {counted(len(cases), 'case')} of the grid: {name}" for name, cases in sorted(wins.items())
+    ]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from mlpkit.lab import results
 from mlpkit.lab.results import median_us
+from mlpkit.lab.words import counted
 
 SINGULAR = {"columns": "column", "ways": "way", "classes": "class"}
 
@@ -31,7 +32,7 @@ def _line(run):
     if run["kind"] == "tool":
         return f"{run['name']:<14}{run['why_not'] or run['command']}"
     if run["kind"] == "orders":
-        return f"{run['name']:<14}{len(run['sums'])} different sums in {run['runs']} runs"
+        return f"{run['name']:<14}{counted(len(run['sums']), 'different sum')} in {counted(run['runs'], 'run')}"
     what = next(name for name in SINGULAR if name in run)
     noun = SINGULAR[what] if run[what] == 1 else what
     return f"{run['name']:<14}{run[what]:>6,} {noun:<8}{median_us(run):>10,.2f} us"

@@ -33,11 +33,12 @@ def _times(*names):
 
 
 _ALL = _times("record_us", "instantiate_us", "launch_us", "device_us")
+_ONE_BY_ONE = _times("one_by_one_us")
 _CLOCKS = _times("asked_us", "waited_us", "events_us", "device_us")
 _LINES: dict[str, Callable[[dict], str]] = {
     "clocks": lambda run: f"{run['rows']:>8,} rows x W1: {_CLOCKS(run)}",
     "call": lambda run: f"{run['name']:<28}{_times('asked_us', 'device_us')(run)}",
-    "nodes": lambda run: f"graph of {run['nodes']} empty kernels: {_ALL(run)}; {_times('one_by_one_us')(run)}",
+    "nodes": lambda run: f"graph of {counted(run['nodes'], 'empty kernel')}: {_ALL(run)}; {_ONE_BY_ONE(run)}",
     "graph": lambda run: f"graph of {counted(run['steps'], 'step')}, {run['engine']}: {_ALL(run)}",
     "batch": lambda run: f"{run['engine']:<20}batch {run['batch_size']:>6,}{median_us(run):>12,.1f} us a step",
 }
