@@ -243,6 +243,66 @@ def test_halves_of_one_array_by_itself(cupy):
         np.testing.assert_array_equal(found.array, wanted_halves.view(np.uint16))
 
 
+SPREAD = """
+extern "C" __global__ void spread(const __grid_constant__ Problem p, const __grid_constant__ Division d,
+                                 const float4* sums, float4* partial)
+{
+    int height = blockIdx.x % d.heights, width = blockIdx.x / d.heights % d.widths;
+    int tap_group = blockIdx.x / (d.heights * d.widths);
+    for (int i = threadIdx.x; i < NUMBERS / 4; i += blockDim.x) {
+        int place = place_of(p, d, height, width, tap_group, i);
+        if (place >= 0) partial[place] = sums[blockIdx.x * (NUMBERS / 4) + i];
+    }
+}
+"""
+
+
+def sums_that_leave():
+    """Return the text of what becomes of the weight gradient's sums. What makes them, `wgmma`, is not emulated."""
+    weights, planes_cuh = kernels.source(planes.WEIGHTS), (kernels.FOLDER / "conv/planes.cuh").read_text("utf-8")
+
+    def part(text, first, last):
+        return text[text.index(first) : text.index(last, text.index(first))]
+
+    parts = (
+        kernels.source(planes.OPERANDS).split("// ---- Arrays as they lie")[0],
+        part(planes_cuh, "struct Problem {", "// The pieces by which"),
+        part(weights, "#ifndef TAPS", "static_assert"),
+        part(weights, "// How a launch divides", 'extern "C"'),
+        SPREAD,
+        weights[weights.index("// Sums of a convolution before") :],
+    )
+    return "".join(parts)
+
+
+@needs_emulator
+@pytest.mark.parametrize("shape", [Shape(2, 6, 16, 9, 9, 5), Shape(2, 20, 70, 6, 6, 3), Shape(2, 64, 40, 5, 5, 1)])
+def test_sums_leave_for_taps_and_channels_that_there_are(shape, folder):
+    mode, (o, c, k) = planes.MODES["bf16"], (shape.channels_out, shape.channels, shape.kernel)
+    conv = planes.convolutions(shape, "forward")[0][0]
+    d = planes.division(conv, mode)
+    heights, widths, tap_groups = d.tiles
+    sums = np.full((tap_groups, widths, heights, 3, d.chunk // 2, 384), np.nan, "f4")
+    dw = np.random.default_rng(0).normal(size=(o, c, k * k)).astype("f4")
+    for at in np.ndindex(sums.shape):
+        group, width, height, tap, i, thread = at
+        tap += (group * 3 + thread // 128) * 3
+        row = height * 64 + thread // 32 % 4 * 16 + thread % 32 // 4 + i % 4 // 2 * 8
+        column = width * d.chunk + i // 4 * 8 + thread % 4 * 2 + i % 2
+        if tap < k * k and row < o and column < c:
+            sums[at] = dw[row, column, tap]
+    file = emulator.File(folder, 0, "sums", sums_that_leave(), MODE=mode.number, CHUNK=d.chunk, CLUSTER=d.cluster)
+    about = planes.problem(conv, d.rows, d.bands, d.windows + conv.reach, planes.padded(o))
+    divided = np.array([0] * 3 + [*d.tiles, d.cluster, o, planes.padded(c, 8) // 8], np.int32).view("V36")
+    partial = np.full(planes._sums_of(shape), np.nan, "f4").view(emulator.Array)
+    found = np.full(dw.shape, np.nan, "f4").view(emulator.Array)
+    file.get_function("spread")((np.prod(d.tiles),), (128,), (about, divided, sums.view(emulator.Array), partial))
+    none = np.uintp(0)
+    rest = np.int32(c), none, none, none, none, np.int32(0), np.int32(0), planes._before(None)
+    file.get_function("add")((-(-partial.size // 256),), (256,), (about, divided, partial, found, *rest))
+    np.testing.assert_array_equal(found, dw)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", MODES)
 @pytest.mark.parametrize("shape", [*SHAPES, *MORE], ids=str)

@@ -211,7 +211,7 @@ def behind(shape, about):
 
 
 def first_sums(mode, conv, dz, filters, first, x, kept):
-    """Return sums (slices, 64, k k + 1) for the gradients of a first convolution: `weight_gradient` adds them up.
+    """Return sums (slices, 8 groups, k k + 1) for the gradients of a first convolution: `weight_gradient` adds them up.
 
     conv: the next convolution's shape, with room `behind`; dz, filters: `Stored`, of its input gradient, which is never
     written. first: the first one's shape and `Pooled`. x, kept: as for `first_weights`. See `first_sums.cuh`.
@@ -220,7 +220,8 @@ def first_sums(mode, conv, dz, filters, first, x, kept):
 
     shape, about = first
     (one,) = planes.launches(mode, conv, "input_gradient")
-    sums = cupy.empty((one.tiling.items(one.conv)[1] * one.tiling.tiles, 64, shape.kernel**2 + 1), np.float32)
+    slices = one.tiling.items(one.conv)[1] * one.tiling.tiles
+    sums = cupy.empty((slices, 8 * about.groups, shape.kernel**2 + 1), np.float32)
     macros = {"KERNEL": shape.kernel, "PADDING": shape.padding, "POOL": about.pool, "KEEPS": int(about.keeps)}
     macros |= {"HEIGHT": shape.height, "WIDTH": shape.width, "DOWN": about.down, "ACROSS": about.across}
     macros = {"FIRST": 1} | {f"FIRST_{name}": value for name, value in macros.items()}

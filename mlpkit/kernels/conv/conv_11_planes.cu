@@ -444,8 +444,9 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
         }
 #if FIRST
         __syncwarp();
-        float* sums_of_first = before.sums + ((blockIdx.x * TILES + tile) * 64 + warp % 4 * 16) * FIRST_EACH;
-        for (int i = lane; i < 16 * FIRST_EACH; i += 32) sums_of_first[i] = totals[i];
+        int rows = 8 * before.groups, first_row = warp % 4 * 16;
+        float* sums_of_first = before.sums + ((blockIdx.x * TILES + tile) * rows + first_row) * FIRST_EACH;
+        for (int i = lane; i < min(16, rows - first_row) * FIRST_EACH; i += 32) sums_of_first[i] = totals[i];
 #endif
     }
 }

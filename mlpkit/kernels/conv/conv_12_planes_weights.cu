@@ -11,8 +11,9 @@
 //
 // Three warpgroups multiply, and each has TAPS taps: their sums stay in its registers, 96 of each thread with 3 taps
 // and 64 channels, while bands of rows come and go in a ring. A block has some of the bands. What the blocks of a
-// cluster have summed they add in their shared memories, each a part of it; that goes to memory, and a second kernel
-// adds what the clusters have. All of this in the order of their numbers: the sum is the same every time.
+// cluster have summed they add in their shared memories, each a part of it; that goes to memory, as far as there are
+// such taps and channels, and a second kernel adds what the clusters have. All of this in the order of their numbers:
+// the sum is the same every time.
 
 #include "planes.cuh"
 
@@ -62,7 +63,22 @@ struct Division {
     int windows;          // of a band, those between the rows included: a multiple of 16
     int channels, plane;  // of dy; pieces from one of its planes to the next
     int heights, widths, tap_groups, slices;
+    int filters, groups;  // dW's, and how many times eight channels: of these there are sums
+
+    __device__ int numbers(const Problem& p) const { return p.taps_y * p.taps_x * groups * 8 * filters; }  // of a slice
 };
+
+// Where four sums belong, number `four` of a tile's, which are of every other one of eight channels: sums that leave lie
+// by tap, eight channels, even or odd ones, filter. Less than 0: to no tap or filter.
+inline int place_of(const Problem& p, const Division& d, int height, int width, int tap_group, int four)
+{
+    int thread = 4 * four % (128 * MULTIPLIERS), sum = 4 * four / (128 * MULTIPLIERS), i = sum % (CHUNK / 2);
+    int tap = (tap_group * MULTIPLIERS + thread / 128) * TAPS + sum / (CHUNK / 2);
+    int filter = height * 64 + thread / 32 % 4 * 16 + thread % 32 / 4 + i % 4 / 2 * 8;
+    int group = width * (CHUNK / 8) + i / 4;
+    if (tap >= p.taps_y * p.taps_x || filter >= d.filters || group >= d.groups) return -1;
+    return ((tap * d.groups + group) * 2 + i % 2) * d.filters + filter;
+}
 
 extern "C" __global__ __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER)
 void multiply(const __grid_constant__ Problem p, const __grid_constant__ Division d, const Piece* images,
@@ -161,17 +177,18 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
     barrier_cluster_wait();
     constexpr int SHARE = NUMBERS / 4 / CLUSTER;  // float4s of a block
     int rank = blockIdx.x % CLUSTER;
-    size_t place = (size_t)(slice / CLUSTER) * gridDim.x / d.slices + tile;
-    float4* to = reinterpret_cast<float4*>(partial) + place * (NUMBERS / 4);
+    float4* to = reinterpret_cast<float4*>(partial) + (size_t)(slice / CLUSTER) * d.numbers(p) / 4;
     Word shared = shared_address(shared_bytes);
     for (int i = rank * SHARE + threadIdx.x; i < (rank + 1) * SHARE; i += THREADS) {
+        int place = place_of(p, d, height, width, tap_group, i);
+        if (place < 0) continue;
         float4 sum = {};
         #pragma unroll
         for (int other = 0; other < CLUSTER; ++other) {
             float4 found = ld_shared_cluster(mapa(shared + i * 16, other));
             sum.x += found.x, sum.y += found.y, sum.z += found.z, sum.w += found.w;
         }
-        to[i] = sum;
+        to[place] = sum;
     }
     barrier_cluster_arrive();  // nobody leaves while others read its memory
     barrier_cluster_wait();
@@ -201,13 +218,12 @@ inline void add_before(const Before& b, int n)
 // `before`.
 extern "C" __global__ __launch_bounds__(256)
 void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW,
-         int o_all, int c_all, const Scale* of_images, const Scale* of_dy, const float* bias, float* db,
+         int c_all, const Scale* of_images, const Scale* of_dy, const float* bias, float* db,
          int bias_slices, int o_room, const __grid_constant__ Before before)
 {
-    int tiles = d.heights * d.widths * d.tap_groups, taps = p.taps_y * p.taps_x, all = tiles * NUMBERS;
-    int number = blockIdx.x * blockDim.x + threadIdx.x;
+    int taps = p.taps_y * p.taps_x, all = d.numbers(p), number = blockIdx.x * blockDim.x + threadIdx.x;
     float unscale = SCALED ? unscale_of(of_images, of_dy) : 1;
-    for (int o = number; bias_slices > 0 && o < o_all; o += gridDim.x * blockDim.x) {
+    for (int o = number; bias_slices > 0 && o < d.filters; o += gridDim.x * blockDim.x) {
         float sum = 0;
         #pragma unroll 8
         for (int slice = 0; slice < bias_slices; ++slice) sum += bias[slice * o_room + o];
@@ -217,13 +233,9 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
         add_before(before, number - all);
         return;
     }
-    int tile = number / NUMBERS, thread = number % (128 * MULTIPLIERS);
-    int sum_of_thread = number % NUMBERS / (128 * MULTIPLIERS);
-    int tap = (tile / (d.heights * d.widths) * MULTIPLIERS + thread / 128) * TAPS + sum_of_thread / (CHUNK / 2);
-    int i = sum_of_thread % (CHUNK / 2);
-    int o = tile % d.heights * 64 + thread / 32 % 4 * 16 + thread % 32 / 4 + i % 4 / 2 * 8;
-    int c = tile / d.heights % d.widths * CHUNK + i / 4 * 8 + thread % 4 * 2 + i % 2;
-    if (tap >= taps || o >= o_all || c >= c_all) return;
+    int o = number / 4 % d.filters, odd = number / 4 / d.filters % 2, rest = number / 8 / d.filters;
+    int c = rest % d.groups * 8 + number % 4 * 2 + odd, tap = rest / d.groups;
+    if (c >= c_all) return;
     float sum = 0;
     #pragma unroll 8
     for (int cluster = 0; cluster < d.slices / CLUSTER; ++cluster) sum += partial[(size_t)cluster * all + number];

@@ -286,11 +286,6 @@ class Division:
     slices: int  # a multiple of the blocks of a cluster
     cluster: int
 
-    @property
-    def numbers(self):
-        """How many sums a slice has."""
-        return 3 * 3 * self.chunk // 2 * 128 * int(np.prod(self.tiles))
-
     def slot(self, conv, mode):
         """Return the bytes of shared memory that a band takes."""
         plane = conv.stride**2 * (self.windows + conv.reach) | 1  # an odd number
@@ -589,7 +584,12 @@ def empty_sums(mode, shape):
     import cupy
 
     d = _weights(mode, shape)[-1]
-    return cupy.empty((d.slices // d.cluster, d.numbers), np.float32)
+    return cupy.empty((d.slices // d.cluster, _sums_of(shape)), np.float32)
+
+
+def _sums_of(shape):
+    """Return how many sums a slice has: of all taps, filters, and channels up to a multiple of eight."""
+    return shape.kernel**2 * shape.channels_out * padded(shape.channels, 8)
 
 
 def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None, partial_sums=None):
@@ -600,14 +600,14 @@ def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None
     partial_sums: as `empty_sums` returns; needed where a graph records this without a pool of its own, or None.
     Return these sums, which nobody else may have until the work is done. A graph can record it.
     """
-    multiply, add, blocks, shared, about, d = _weights(mode, shape)
+    multiply, add, blocks, shared, about, _ = _weights(mode, shape)
     partial_sums = empty_sums(mode, shape) if partial_sums is None else partial_sums
     multiply((blocks,), (512,), (*about[:2], images.array, dy.array, partial_sums), shared_mem=shared)
-    sizes = np.int32(shape.channels_out), np.int32(shape.channels)
     pointers = [np.uintp(0 if each is None else each.data.ptr) for each in (bias, db)]
     last = *_addresses(images, dy), *pointers, np.int32(0 if bias is None else len(bias)), np.int32(about[2])
-    blocks = d.numbers // 256 + (0 if before is None else -(-(before[1].size + len(before[1])) // 256))
-    add((blocks,), (256,), (*about[:2], partial_sums, dw, *sizes, *last, _before(before)))
+    numbers = _sums_of(shape) + (0 if before is None else before[1].size + len(before[1]))
+    channels = np.int32(shape.channels)
+    add((-(-numbers // 256),), (256,), (*about[:2], partial_sums, dw, channels, *last, _before(before)))
     return partial_sums
 
 
@@ -627,7 +627,8 @@ def _weights(mode, shape):
     conv = convolutions(shape, "forward")[0][0]
     d, channels = division(conv, mode), padded(shape.channels_out)
     about = problem(conv, d.rows, d.bands, d.windows + conv.reach, channels)
-    divided = np.array([d.windows, channels, d.windows | 1, *d.tiles, d.slices], np.int32).view("V28")
+    sums = shape.channels_out, padded(shape.channels, 8) // 8
+    divided = np.array([d.windows, channels, d.windows | 1, *d.tiles, d.slices, *sums], np.int32).view("V36")
     macros = {"MODE": mode.number, "STRIDE": conv.stride, "CHUNK": d.chunk, "SLOTS": d.slots, "CLUSTER": d.cluster}
     multiply, add = (_kernel(WEIGHTS, name, **macros) for name in ("multiply", "add"))
     blocks, shared = d.slices * int(np.prod(d.tiles)), max(d.slots * d.slot(conv, mode), 9 * d.chunk // 2 * 512)
