@@ -46,7 +46,7 @@ struct KeptOf<8> {
 typedef KeptOf<BITS>::Bits Kept;
 constexpr Word CUT = (1 << BITS) - 1;  // no place: the ReLU was at work
 
-// groups: of eight channels, a multiple of two; `channels` are real.
+// groups: of eight channels; `channels` are real.
 struct Sizes {
     int images, channels, groups;
 };

@@ -91,8 +91,8 @@ struct Filters {
     }
 
     // The results of 16 patches, from the image to words of planes: `to` of the first group, `plane` words further on
-    // the second one.
-    __device__ void tile(const Word* image, int number, Word* to, size_t plane) const
+    // the second one, if there are two `groups` or more.
+    __device__ void tile(const Word* image, int number, Word* to, size_t plane, int groups = 2) const
     {
         const int one = number * 16 + threadIdx.x % 32 / 4, two = one + 8;
         const Word* at_one = image + corner(min(one, PATCHES - 1));
@@ -102,6 +102,7 @@ struct Filters {
         for (int i = 0; i < 4 * STEPS; ++i) a[i / 4][i % 4] = (i % 2 ? at_two : at_one)[offsets[i / 4][i % 4 / 2]];
         #pragma unroll
         for (int g = 0; g < 2; ++g) {
+            if (g >= groups) break;
             float sums[4][4] = {};
             #pragma unroll
             for (int step = 0; step < STEPS; ++step)

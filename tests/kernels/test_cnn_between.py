@@ -84,7 +84,7 @@ def taken(cupy, found, mode, layout, channels):
         array = array / scale
     n, groups, h, w, each = array.shape
     images = array.transpose(0, 1, 4, 2, 3).reshape(n, groups * each, h, w)
-    assert groups * each == planes.padded(channels)
+    assert groups * each == planes.padded(channels, 8)
     assert not images[:, channels:].any()
     return images[:, :channels]
 

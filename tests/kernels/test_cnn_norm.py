@@ -20,7 +20,7 @@ CLASSES = {"fp16x3": 2e-6, "fp16": 1e-3, "bf16": 1e-2}  # how far off a result m
 def as_planes(x, mode):
     """Return images as the planes of a mode, a NumPy array."""
     n, c, h, w = x.shape
-    x = np.pad(x.astype(np.float32), ((0, 0), (0, planes.padded(c) - c), (0, 0), (0, 0)))
+    x = np.pad(x.astype(np.float32), ((0, 0), (0, planes.padded(c, 8) - c), (0, 0), (0, 0)))
     x = np.ascontiguousarray(x.reshape(n, -1, mode.stored, h, w).transpose(0, 1, 3, 4, 2))
     return to_bf16(x) if mode.stored == 8 else x
 
@@ -53,7 +53,7 @@ def as_operand(x, mode):
     scale = np.zeros(8, np.float32)
     scale[0] = 2.0 ** (14 - int(np.ceil(np.log2(np.abs(x).max()))))
     n, c, h, w = x.shape
-    x = np.pad(x, ((0, 0), (0, planes.padded(c) - c), (0, 0), (0, 0))) * scale[0].astype(float)
+    x = np.pad(x, ((0, 0), (0, planes.padded(c, 8) - c), (0, 0), (0, 0))) * scale[0].astype(float)
     x = x.reshape(n, -1, 8, h, w).transpose(0, 1, 3, 4, 2)
     parts = [x.astype(np.float16)]
     if mode.halves == 2:
@@ -115,7 +115,7 @@ class Case:
     def past_marks(self):
         """Return the marks of what followed the sum, as the kernels keep them: (n, c / 8, h, w)."""
         n, c, h, w = self.dz.shape
-        padded, pool = planes.padded(c), self.past[1]
+        padded, pool = planes.padded(c, 8), self.past[1]
         numbers = np.where(self.on, self.choices, norm_none()) if pool > 1 else self.on.astype(int)
         numbers = np.pad(numbers, ((0, 0), (0, padded - c), (0, 0), (0, 0))).reshape(n, -1, 8, h, w)
         bits = 4 if pool > 1 else 1

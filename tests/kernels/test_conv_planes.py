@@ -292,8 +292,8 @@ def test_sums_leave_for_taps_and_channels_that_there_are(shape, folder):
         if tap < k * k and row < o and column < c:
             sums[at] = dw[row, column, tap]
     file = emulator.File(folder, 0, "sums", sums_that_leave(), MODE=mode.number, CHUNK=d.chunk, CLUSTER=d.cluster)
-    about = planes.problem(conv, d.rows, d.bands, d.windows + conv.reach, planes.padded(o))
-    divided = np.array([0] * 3 + [*d.tiles, d.cluster, o, planes.padded(c, 8) // 8], np.int32).view("V36")
+    about = planes.problem(conv, d.rows, d.bands, d.windows + conv.reach, planes.padded(o, 8))
+    divided = np.array([0] * 3 + [*d.tiles, d.cluster, o], np.int32).view("V32")
     partial = np.full(planes._sums_of(shape), np.nan, "f4").view(emulator.Array)
     found = np.full(dw.shape, np.nan, "f4").view(emulator.Array)
     file.get_function("spread")((np.prod(d.tiles),), (128,), (about, divided, sums.view(emulator.Array), partial))

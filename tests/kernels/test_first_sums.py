@@ -105,7 +105,7 @@ def test_sums_are_the_gradients_of_taps(folder, n, channels, height, width, kern
     macros |= {"FIRST_POOL": pool, "FIRST_HEIGHT": height, "FIRST_WIDTH": width}
     macros |= {"FIRST_DOWN": down, "FIRST_ACROSS": across}
     made = emulator.File(folder, 0, "first_sums", source(), **macros).get_function("made")
-    problem = planes.problem(conv, rows, bands, conv.pieces(rows), planes.padded(channels))
+    problem = planes.problem(conv, rows, bands, conv.pieces(rows), planes.padded(channels, 8))
     made.max_dynamic_shared_size_bytes = 200 << 10
     line = tiling.width + (40 - tiling.width % 32) % 32
     shared = between.behind(shape, about) + 4 * 4 * 8 * line

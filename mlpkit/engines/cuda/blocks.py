@@ -41,7 +41,7 @@ class Value(NamedTuple):
 
     layout: "nchw" is what layers know: float32 (n, channels, height, width), or rows (n, channels). "planes" is
     `planes.images_as_planes`: float32 (n, c / 4, height, width, 4), or for bf16 uint16 (n, c / 8, height, width, 8); c
-    is `channels` rounded up to a multiple of 16, and what was added is zero, in gradients too. "stored": the array is a
+    is `channels` rounded up to a multiple of 8, and what was added is zero, in gradients too. "stored": the array is a
     `planes.Stored`, planes as products read them, of float32 as halves; only who `gives` it may make it. largest: the
     bits of its largest magnitude, an array of one uint32, where somebody knows it.
     """

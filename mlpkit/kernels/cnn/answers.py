@@ -6,7 +6,7 @@ import numpy as np
 
 from mlpkit import kernels
 from mlpkit.kernels import overlap
-from mlpkit.kernels.conv.planes import as_bf16, padded
+from mlpkit.kernels.conv.planes import as_bf16, groups_of, padded
 
 from . import dense
 
@@ -89,7 +89,7 @@ def in_order(W, channels):
     import cupy
 
     W = W.reshape(channels, -1, W.shape[1])
-    zeros = padded(channels) - channels, padded(W.shape[2], TILE) - W.shape[2]
+    zeros = 8 * groups_of(channels) - channels, padded(W.shape[2], TILE) - W.shape[2]
     W = cupy.pad(W, ((0, zeros[0]), (0, 0), (0, zeros[1])))
     W = W.reshape(-1, 8, *W.shape[1:]).transpose(3, 0, 2, 1)
     return cupy.ascontiguousarray(as_bf16(W.reshape(len(W), -1)))

@@ -47,7 +47,7 @@ class Pooled:
     @property
     def groups(self):
         """Eight channels each, those that are added included."""
-        return planes.padded(self.channels) // 8
+        return planes.groups_of(self.channels)
 
     @property
     def down(self):

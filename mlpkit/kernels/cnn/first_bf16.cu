@@ -18,8 +18,8 @@ struct Sizes {
 };
 
 // x (images, CHANNELS_IN, IMAGE_HEIGHT, IMAGE_WIDTH). filters: for each group of eight filters, each of the four places
-// and each step a lane's two words of B. bias (8 groups,). to: planes (images, groups, pixels, 8). parts: of an image,
-// for a block each.
+// and each step a lane's two words of B, and bias (8 groups,): of an even number of groups. to: planes (images, groups,
+// pixels, 8). parts: of an image, for a block each.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
 void convolve(const PIXEL* x, const first::Pair* filters, const float* bias, Word* to, Sizes s, int parts)
 {
@@ -31,7 +31,7 @@ void convolve(const PIXEL* x, const first::Pair* filters, const float* bias, Wor
 #if OVERLAPS
     griddepcontrol_launch_dependents();
 #endif
-    for (int begin = 0; begin < s.groups / 2; begin += PAIRS) {
+    for (int begin = 0; 2 * begin < s.groups; begin += PAIRS) {
         const int pair = begin + warp % PAIRS;
         first::Held<THREADS> held;
         if (blockIdx.x < items) held.fetch(x, blockIdx.x / parts, threadIdx.x);
@@ -47,7 +47,7 @@ void convolve(const PIXEL* x, const first::Pair* filters, const float* bias, Wor
             const int end = (item % parts + 1) * first::TILES / parts;
             Word* planes = to + ((size_t)(item / parts) * s.groups + 2 * pair) * PLANE;
             for (int tile = item % parts * first::TILES / parts + warp / PAIRS; tile < end; tile += STREAMS)
-                mine.tile(images[buffer], tile, planes, PLANE);
+                mine.tile(images[buffer], tile, planes, PLANE, s.groups - 2 * pair);
         }
     }
 }

@@ -38,9 +38,10 @@ class First:
         self.macros = {"OVERLAPS": 1} if overlaps else {}
         self.shape, self.about, self.pixel = shape, about, "unsigned char" if bytes_ else "float"
         W = cupy.asnumpy(W).astype(np.float64) / (255 if bytes_ else 1)
-        filters = cupy.asarray(in_order(W, 8 * about.groups).astype(np.float32))
+        channels = planes.padded(about.channels)  # groups in pairs
+        filters = cupy.asarray(in_order(W, channels).astype(np.float32))
         self.filters = cupy.ascontiguousarray(planes.as_bf16(filters))
-        self.bias = cupy.zeros(8 * about.groups, np.float32)
+        self.bias = cupy.zeros(channels, np.float32)
         if b is not None:
             self.bias[: len(b)] = b
 
@@ -82,7 +83,7 @@ def in_order(W, channels_out):
 
 def _pairs(about):
     """Return how many pairs of groups of filters a block's warps have at a time."""
-    return max(pairs for pairs in (1, 2, 4, 8) if pairs <= max(1, about.groups // 2))
+    return max(pairs for pairs in (1, 2, 4, 8) if pairs <= max(1, -(-about.groups // 2)))
 
 
 def _steps(shape):

@@ -50,7 +50,7 @@ class Norm:
     @property
     def groups(self):
         """Of 8 channels."""
-        return planes.padded(self.channels) // 8
+        return planes.groups_of(self.channels)
 
     @property
     def stored(self):

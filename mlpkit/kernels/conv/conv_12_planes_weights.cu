@@ -63,10 +63,11 @@ struct Division {
     int windows;          // of a band, those between the rows included: a multiple of 16
     int channels, plane;  // of dy; pieces from one of its planes to the next
     int heights, widths, tap_groups, slices;
-    int filters, groups;  // dW's, and how many times eight channels: of these there are sums
-
-    __device__ int numbers(const Problem& p) const { return p.taps_y * p.taps_x * groups * 8 * filters; }  // of a slice
+    int filters;
 };
+
+// How many sums a slice has: of all taps and filters, and of the channels that are stored.
+inline int sums_of(const Problem& p, const Division& d) { return p.taps_y * p.taps_x * p.groups * 8 * d.filters; }
 
 // Where four sums belong, number `four` of a tile's, which are of every other one of eight channels: sums that leave lie
 // by tap, eight channels, even or odd ones, filter. Less than 0: to no tap or filter.
@@ -76,8 +77,8 @@ inline int place_of(const Problem& p, const Division& d, int height, int width, 
     int tap = (tap_group * MULTIPLIERS + thread / 128) * TAPS + sum / (CHUNK / 2);
     int filter = height * 64 + thread / 32 % 4 * 16 + thread % 32 / 4 + i % 4 / 2 * 8;
     int group = width * (CHUNK / 8) + i / 4;
-    if (tap >= p.taps_y * p.taps_x || filter >= d.filters || group >= d.groups) return -1;
-    return ((tap * d.groups + group) * 2 + i % 2) * d.filters + filter;
+    if (tap >= p.taps_y * p.taps_x || filter >= d.filters || group >= p.groups) return -1;
+    return ((tap * p.groups + group) * 2 + i % 2) * d.filters + filter;
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER)
@@ -107,9 +108,9 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
             int image = band / p.bands, first_row = band % p.bands * p.rows;
             Piece* to = ring + slot * slot_pieces;
             wait(&barriers.empty[slot], ~round & 1);
-            load_planes(images + (size_t)(image * p.channels + width * CHUNK) / 8 * area, area,
-                        (size_t)p.images * p.channels / 8 * area, GROUPS, PHASES * p.pieces, to, plane, GROUPS * plane,
-                        thread, [&](int n) {
+            load_planes(images + ((size_t)image * p.groups + width * GROUPS) * area, area,
+                        (size_t)p.images * p.groups * area, min(GROUPS, p.groups - width * GROUPS), PHASES * p.pieces,
+                        to, plane, GROUPS * plane, thread, [&](int n) {
                             int phase = n / p.pieces, row = divided_by_pitch(p, n - phase * p.pieces);
                             int column = n - phase * p.pieces - row * p.pitch;
                             int y = (first_row + row) * STRIDE + phase / STRIDE - p.pad_y;
@@ -177,7 +178,7 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
     barrier_cluster_wait();
     constexpr int SHARE = NUMBERS / 4 / CLUSTER;  // float4s of a block
     int rank = blockIdx.x % CLUSTER;
-    float4* to = reinterpret_cast<float4*>(partial) + (size_t)(slice / CLUSTER) * d.numbers(p) / 4;
+    float4* to = reinterpret_cast<float4*>(partial) + (size_t)(slice / CLUSTER) * sums_of(p, d) / 4;
     Word shared = shared_address(shared_bytes);
     for (int i = rank * SHARE + threadIdx.x; i < (rank + 1) * SHARE; i += THREADS) {
         int place = place_of(p, d, height, width, tap_group, i);
@@ -221,7 +222,7 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
          int c_all, const Scale* of_images, const Scale* of_dy, const float* bias, float* db,
          int bias_slices, int o_room, const __grid_constant__ Before before)
 {
-    int taps = p.taps_y * p.taps_x, all = d.numbers(p), number = blockIdx.x * blockDim.x + threadIdx.x;
+    int taps = p.taps_y * p.taps_x, all = sums_of(p, d), number = blockIdx.x * blockDim.x + threadIdx.x;
     float unscale = SCALED ? unscale_of(of_images, of_dy) : 1;
     for (int o = number; bias_slices > 0 && o < d.filters; o += gridDim.x * blockDim.x) {
         float sum = 0;
@@ -234,7 +235,7 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
         return;
     }
     int o = number / 4 % d.filters, odd = number / 4 / d.filters % 2, rest = number / 8 / d.filters;
-    int c = rest % d.groups * 8 + number % 4 * 2 + odd, tap = rest / d.groups;
+    int c = rest % p.groups * 8 + number % 4 * 2 + odd, tap = rest / p.groups;
     if (c >= c_all) return;
     float sum = 0;
     #pragma unroll 8

@@ -210,8 +210,13 @@ class Tiling:
 
 
 def padded(channels, multiple=16):
-    """Return a number of channels, rounded up to what is stored."""
+    """Return a number of channels, rounded up to what products take at a time."""
     return -(-channels // multiple) * multiple
+
+
+def groups_of(channels):
+    """Return how many times eight channels are stored of so many: the last ones may be zeros."""
+    return -(-channels // 8)
 
 
 # Tiles and heights of a block, blocks on a multiprocessor, how many sums a thread has registers for, and how much
@@ -330,7 +335,7 @@ def images_as_planes(x, mode):
     import cupy
 
     n, c, h, w = x.shape
-    x = cupy.pad(x, ((0, 0), (0, padded(c) - c), (0, 0), (0, 0)))
+    x = cupy.pad(x, ((0, 0), (0, 8 * groups_of(c) - c), (0, 0), (0, 0)))
     x = x.reshape(n, -1, mode.stored, h, w).transpose(0, 1, 3, 4, 2)
     return as_bf16(x) if mode.stored == 8 else cupy.ascontiguousarray(x)
 
@@ -373,7 +378,8 @@ def problem(conv, rows, bands, pieces, to_channels):
     numbers = [conv.images, padded(conv.channels), conv.height, conv.width, *conv.pad, *conv.taps, *conv.windows]
     numbers += [to_channels, *conv.to, conv.step, *conv.first, conv.pitch, rows, bands, pieces, box[0] * box[1]]
     by_pitch = -(-(1 << 32) // conv.pitch)
-    return np.array([*numbers, by_pitch % (1 << 32)], np.int64).astype(np.uint32).view("V88")
+    numbers += [by_pitch % (1 << 32), groups_of(conv.channels)]
+    return np.array(numbers, np.int64).astype(np.uint32).view("V92")
 
 
 @cache
@@ -400,7 +406,7 @@ class Stored:
     """Images, their gradient, or filters, as the products read them, so that several products may.
 
     array: of images halves, uint16 (parts, n, c / 8, h, w, 8), or planes (n, c / s, h, w, s) in bfloat16 (as uint16) or
-    float32; zeros are added to channels up to a multiple of 16. scale: that of halves, see `new_scale`.
+    float32; zeros are added to channels up to a multiple of 8. scale: that of halves, see `new_scale`.
     """
 
     array: Any
@@ -427,7 +433,7 @@ def empty_planes(mode, n, channels, height, width):
     import cupy
 
     dtype = np.uint16 if mode.stored == 8 else np.float32
-    return cupy.empty((n, padded(channels) // mode.stored, height, width, mode.stored), dtype)
+    return cupy.empty((n, 8 * groups_of(channels) // mode.stored, height, width, mode.stored), dtype)
 
 
 def empty_operand(mode, n, channels, height, width, scale=None, memory=None):
@@ -439,7 +445,7 @@ def empty_operand(mode, n, channels, height, width, scale=None, memory=None):
 
     if not mode.halves:
         return Stored(empty_planes(mode, n, channels, height, width) if memory is None else memory)
-    shape = mode.parts, n, padded(channels) // 8, height, width, 8
+    shape = mode.parts, n, groups_of(channels), height, width, 8
     if memory is None:
         return Stored(cupy.empty(shape, np.uint16), scale)
     return Stored(memory.reshape(-1).view(np.uint16)[: prod(shape)].reshape(shape), scale)
@@ -516,7 +522,7 @@ def convolve_followed(mode, shape, images, filters, to, macros, following):
     to: an array for what comes of it. macros, following: pairs that tell the kernel of it, and its argument
     `Following`; see `cnn.between`. The others: as for `convolve`.
     """
-    channels = padded(shape.channels_out)
+    channels = 8 * groups_of(shape.channels_out)
     of = mode, shape, "forward", None, images.array.data.ptr, channels, macros
     _convolve(of, images, filters, to, following)
 
@@ -526,7 +532,7 @@ def convolve_back(mode, shape, dy, filters, macros, first):
 
     macros, first: pairs that tell the kernel of it, and its argument `First`; see `cnn.between`.
     """
-    of = mode, shape, "input_gradient", None, dy.array.data.ptr, padded(shape.channels), macros
+    of = mode, shape, "input_gradient", None, dy.array.data.ptr, 8 * groups_of(shape.channels), macros
     _convolve(of, dy, filters, np.uintp(0), first)
 
 
@@ -564,7 +570,7 @@ def _map(address, mode, conv, box):
     The kernel's coordinates are 2 x, y, plane; for a stride of 2 they are 0, x, y, plane. Raises RuntimeError where the
     driver refuses.
     """
-    planes = conv.images * padded(conv.channels) // mode.channels * mode.parts
+    planes = conv.images * 8 * groups_of(conv.channels) // mode.channels * mode.parts
     (rows, columns), s = box, conv.stride
     sizes, strides = [conv.width, conv.height, planes], [16 * conv.width, 16 * conv.width * conv.height]
     boxes = [[2 * columns, rows, 1], [1, 1, 1]]  # and steps
@@ -589,13 +595,13 @@ def empty_sums(mode, shape):
 
 def _sums_of(shape):
     """Return how many sums a slice has: of all taps, filters, and channels up to a multiple of eight."""
-    return shape.kernel**2 * shape.channels_out * padded(shape.channels, 8)
+    return shape.kernel**2 * shape.channels_out * 8 * groups_of(shape.channels)
 
 
 def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None, partial_sums=None):
     """Ask for the gradient of the filters: of images and dy, both `Stored`, into dw (o, c, k, k), float32.
 
-    bias: (slices, o rounded up to a multiple of 16), sums whose sums over the slices are the gradient db (o,), or None.
+    bias: (slices, o rounded up to a multiple of 8), sums whose sums over the slices are the gradient db (o,), or None.
     before: None, or (sums (slices, room, k k + 1), dw, db or None) of a convolution of one channel, added up here, too.
     partial_sums: as `empty_sums` returns; needed where a graph records this without a pool of its own, or None.
     Return these sums, which nobody else may have until the work is done. A graph can record it.
@@ -625,10 +631,10 @@ def _before(before):
 def _weights(mode, shape):
     """Return both kernels, the first one's blocks and shared memory, what both are told, and the `Division`."""
     conv = convolutions(shape, "forward")[0][0]
-    d, channels = division(conv, mode), padded(shape.channels_out)
+    d, channels = division(conv, mode), 8 * groups_of(shape.channels_out)
     about = problem(conv, d.rows, d.bands, d.windows + conv.reach, channels)
-    sums = shape.channels_out, padded(shape.channels, 8) // 8
-    divided = np.array([d.windows, channels, d.windows | 1, *d.tiles, d.slices, *sums], np.int32).view("V36")
+    numbers = d.windows, channels, d.windows | 1, *d.tiles, d.slices, shape.channels_out
+    divided = np.array(numbers, np.int32).view("V32")
     macros = {"MODE": mode.number, "STRIDE": conv.stride, "CHUNK": d.chunk, "SLOTS": d.slots, "CLUSTER": d.cluster}
     multiply, add = (_kernel(WEIGHTS, name, **macros) for name in ("multiply", "add"))
     blocks, shared = d.slices * int(np.prod(d.tiles)), max(d.slots * d.slot(conv, mode), 9 * d.chunk // 2 * 512)
