@@ -201,8 +201,9 @@ class ConvBlock(Following):
         if self.plain and layout == "planes" and not self.mode.halves:
             dz, sums = planes.Stored(dy.array), None
         else:
-            settings = kept, self.at.layer.bias, self.scale_dz
-            dz, sums = between.backward(self.mode, self.about, dy.array, layout, *settings, dy.largest)
+            of = self.mode, self.about, dy.array, layout
+            dz, sums = between.backward(*of, kept, self.at.layer.bias, self.scale_dz, dy.largest)
+            del of
         del kept, dy
         before = self.of_first(self.first, dz) if self.first else None
         planes.weight_gradient(self.mode, self.conv, x, dz, self.at.dW, sums, self.db, before)
