@@ -29,9 +29,12 @@ class Sizes:
 
     @property
     def slice(self):
-        """How many inputs of the first layer a block adds up: a multiple of DEPTH."""
+        """How many inputs of the first layer a block adds up: a multiple of DEPTH, and twice that where there are more.
+
+        For one DEPTH a block waits for memory; the second one comes meanwhile, and half of the sums are left.
+        """
         tiles = _tiles(self.n) * _tiles(self.sizes[1])
-        return -(-self.sizes[0] // max(1, BLOCKS // tiles) // DEPTH) * DEPTH or DEPTH
+        return max(-(-self.sizes[0] // max(1, BLOCKS // tiles) // DEPTH), 2) * DEPTH
 
     @property
     def slices(self):
