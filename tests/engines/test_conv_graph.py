@@ -164,15 +164,16 @@ def planned(monkeypatch, several, batch_size):
 
     class Trainer(plan.PlannedTrainer):
         def __init__(self):
-            self.several, self.batch_size, self.graphs = several, batch_size, {}
-            self.beside, self.batches = Stream("beside"), {n: [f"{n}a", f"{n}b"] for n in range(1, batch_size + 1)}
+            self.several, self.batch_size, self.graphs, self.beside = several, batch_size, {}, Stream("beside")
+            self.batches = {n: SimpleNamespace(n=n, rates="ab") for n in range(1, batch_size + 1)}
             self.arenas = {n: SimpleNamespace(step=nullcontext) for n in self.batches}
+            self.optimizer = SimpleNamespace(apply=lambda rates: said.append(("update", rates, streams[-1])))
 
-        def fetch(self, batch, ahead):
-            said.append(("fetch", batch, ahead, streams[-1]))
+        def fetch(self, batch, number):
+            said.append(("fetch", batch.n, number, streams[-1]))
 
-        def enqueue_step(self, batch):
-            said.append(("step", batch, streams[-1]))
+        def enqueue_gradient(self, batch):
+            said.append(("gradient", batch.n, streams[-1]))
 
     stream = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: Stream("main")))
     monkeypatch.setattr(plan, "cp", stream)
@@ -227,18 +228,17 @@ def test_a_recording_that_fails_ends(monkeypatch):
     assert said == ["begin", "end"]
 
 
-def test_each_step_fetches_the_batch_of_the_next_beside_its_work(monkeypatch):
+def test_each_step_fetches_the_batch_of_the_next_beside_its_update(monkeypatch):
     trainer, said = planned(monkeypatch, 8, 4)
     trainer.enqueue_several(3, 4)
-    steps = [each for each in said if each[0] in ("fetch", "step")]
-    assert steps == [
-        ("fetch", "4a", 0, "main"),
-        *(("fetch", "4b", 1, "beside"), ("step", "4a", "main")),
-        *(("fetch", "4a", 2, "beside"), ("step", "4b", "main")),
-        ("step", "4a", "main"),
+    fork = ("record", "main"), ("wait", "beside", "main")  # the gradient is done with the batch
+    join = ("record", "beside"), ("wait", "main", "beside")
+    assert said == [
+        *(("fetch", 4, 0, "main"), ("gradient", 4, "main"), *fork),
+        *(("fetch", 4, 1, "beside"), ("update", "a", "main"), *join, ("gradient", 4, "main"), *fork),
+        *(("fetch", 4, 2, "beside"), ("update", "b", "main"), *join, ("gradient", 4, "main")),
+        ("update", "a", "main"),
     ]
-    waits = [each for each in said if each[0] == "wait"]
-    assert waits == [("wait", "beside", "main"), ("wait", "main", "beside")] * 2
 
 
 def test_an_epoch_is_cut_into_graphs_of_several_steps(monkeypatch):

@@ -126,20 +126,20 @@ def test_the_next_batch_is_the_one_that_order_names(pixels):
     X = rng.integers(0, 256, (12, inputs)).astype("u1" if pixels else "f4")
     y, order, rates = rng.integers(0, 9, 12), rng.permutation(12), rng.random(steps)
     arrays = [each.view(emulator.Array) for each in (X, y, order.astype("i4"))]
-    step, first, t = np.full(1, 1, "i4"), np.full(1, -1, "i4"), np.full(1, 7)
+    rates = rates.astype("f4")
+    step, t = np.zeros(1, "i4").view(emulator.Array), np.full(1, 7)
     found = [np.empty((n, inputs), "f4"), np.empty(n, "i8"), np.empty(1, "f4"), np.empty(1, "f4"), np.empty(1, "i8")]
-    counters = [each.view(emulator.Array) for each in (step, first)]
     x, labels, rate, number, taken = (each.view(emulator.Array) for each in found)
     kernel = operations._kernel("steps", "next_batch", "f4", PIXEL="unsigned char" if pixels else "float")
-    for ahead in (0, 1, 2):
-        step[:] = 1 if ahead == 0 else 99  # which others count on meanwhile
-        numbers = map(np.int32, (ahead, n, inputs, parts))
+    for here in (1, 2, 3):
+        step[:] = here
+        numbers = map(np.int32, (n, inputs, parts))
         looked_up = rates.view(emulator.Array), t.view(emulator.Array)
-        kernel((n * parts,), (32,), (*arrays, *counters, *numbers, x, labels, *looked_up, rate, number, taken))
-        rows = order[(1 + ahead) * n :][:n]
+        kernel((n * parts,), (32,), (*arrays, step, *numbers, x, labels, *looked_up, rate, number, taken))
+        rows = order[here * n :][:n]
         assert_array_equal(x, (X[rows] / np.float32(255)).astype("f4") if pixels else X[rows])
         assert_array_equal(labels, y[rows])
-        assert (first[0], rate[0], number[0], taken[0]) == (1, np.float32(rates[1 + ahead]), 8 + ahead, 7 + ahead)
+        assert (rate[0], number[0], taken[0]) == (rates[here], 7 + here, 6 + here)
 
 
 @pytest.mark.parametrize("n", [1, 4, 1030, 2047])

@@ -70,24 +70,24 @@ def watched(work, *vectors):
 
 
 class Batch:
-    """A batch of n, and what is new in its step: the rate, the step's number from 1, and the steps before it.
+    """A batch of n, and what is new in its step: the steps before it, the rate, and the step's number from 1.
 
-    other: one at least as large, which is never needed at the same time, and where this one's x may lie.
+    rates: the last two of these, twice: an update reads its own while the next step's come. other: a batch at least as
+    large, which is never needed at the same time, and where this one's x may lie.
     """
 
     def __init__(self, network, n, other=None):
         self.x = cp.empty((n, *network.model.input), network.dtype) if other is None else other.x[:n]
-        self.labels = cp.empty(n, np.int64)
-        self.rate, self.t = (cp.empty(1, network.dtype) for _ in range(2))
-        self.taken = cp.empty(1, np.int64)
+        self.labels, self.taken = cp.empty(n, np.int64), cp.empty(1, np.int64)
+        self.rates = [tuple(cp.empty(1, network.dtype) for _ in range(2)) for _ in range(2)]
 
 
 class PlannedTrainer(GraphTrainer):
     """Trains with steps of three parts: the next batch, its gradient, the optimizer's update; as a graph.
 
-    Within a graph of several steps each fetches the batch of the next one, beside its own work. A subclass names its
-    precision, one of `blocks.MODES`, and the `match` functions of the blocks that it has. arenas: by the size of a
-    batch.
+    Within a graph of several steps each fetches the batch of the next one, beside its own update: then nobody reads its
+    own batch any more, and the next one takes its place. A subclass names its precision, one of `blocks.MODES`, and the
+    `match` functions of the blocks that it has. arenas: by the size of a batch.
     """
 
     precision = "float32"
@@ -97,11 +97,11 @@ class PlannedTrainer(GraphTrainer):
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, y, batch_size)
         self.next_batch = _steps("next_batch", network.dtype, C_TYPES[X.dtype])
-        fields = {"first_t": (1, np.int64), "rates": (self.steps, np.float64), "order": (len(y), np.int32)}
+        fields = {"first_t": (1, np.int64), "rates": (self.steps, network.dtype), "order": (len(y), np.int32)}
         self.feed = Feed(beside=False, **fields)  # the copy takes a thousandth of an epoch
         self.feed.memory.fill(0)  # before the first epoch a step is tried on the first example, at a rate of 0
         self.feed["first_t"].fill(1)
-        self.losses, self.first_number = cp.empty(self.steps, network.dtype), cp.empty(1, np.int32)
+        self.losses = cp.empty(self.steps, network.dtype)
         self.beside = cp.cuda.Stream(non_blocking=True)
         self.gradients, self.batches, self.arenas, self.memory = {}, {}, {}, None
         self.graphs_for(len(y))
@@ -116,8 +116,7 @@ class PlannedTrainer(GraphTrainer):
         if n in self.arenas:
             return
         self.gradients[n] = Gradient(self.network, n, self.precision, self.matches)
-        full = self.batches.get(self.batch_size, (None,))
-        self.batches[n] = [Batch(self.network, n, full[0]) for _ in range(2 if n == self.batch_size else 1)]
+        self.batches[n] = Batch(self.network, n, self.batches.get(self.batch_size))
         vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.losses
         self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors), self.memory)
         self.memory = self.arenas[n].memory
@@ -132,38 +131,38 @@ class PlannedTrainer(GraphTrainer):
     def enqueue_first(self, n):
         """Ask for an epoch's first step."""
         self.restart()
-        self.fetch(self.batches[n][0], 0)
-        self.enqueue_step(self.batches[n][0])
+        self.fetch(self.batches[n], 0)
+        self.enqueue_gradient(self.batches[n])
+        self.optimizer.apply(*self.batches[n].rates[0])
 
     def enqueue_several(self, count, n):
         """Ask for so many steps."""
-        batches, stream = self.batches[n], cp.cuda.get_current_stream()
-        self.fetch(batches[0], 0)
+        batch, stream = self.batches[n], cp.cuda.get_current_stream()
+        self.fetch(batch, 0)
         for i in range(count):
-            if i + 1 < count:
-                self.beside.wait_event(stream.record())  # until then the step before this one reads that batch
-                with self.beside:
-                    self.fetch(batches[(i + 1) % 2], i + 1)
             with self.arenas[n].step():
-                self.enqueue_step(batches[i % 2])
+                self.enqueue_gradient(batch)
+                if i + 1 < count:
+                    self.beside.wait_event(stream.record())
+                    with self.beside:
+                        self.fetch(batch, i + 1)
+                self.optimizer.apply(*batch.rates[i % 2])
             if i + 1 < count:
                 stream.wait_event(self.beside.record())
 
-    def fetch(self, batch, ahead):
-        """Ask for the batch of the step that is so many after a graph's first one."""
+    def fetch(self, batch, number):
+        """Ask for the batch of the epoch's next step, which is of that number in its graph."""
         inputs = self.X.shape[1]
         parts = max(1, min(PARTS, inputs // 256))
-        sizes = map(np.int32, (ahead, self.batch_size, inputs, parts))
-        numbers = self.step_number, self.first_number
-        rates = self.feed["rates"], self.feed["first_t"], batch.rate, batch.t, batch.taken
-        arguments = self.X, self.y, self.feed["order"], *numbers, *sizes, batch.x, batch.labels, *rates
+        examples = self.X, self.y, self.feed["order"], self.step_number
+        rates = self.feed["rates"], self.feed["first_t"], *batch.rates[number % 2], batch.taken
+        arguments = *examples, *map(np.int32, (self.batch_size, inputs, parts)), batch.x, batch.labels, *rates
         self.next_batch((len(batch.labels) * parts,), (256,), arguments)
 
-    def enqueue_step(self, batch):
-        """Ask for the gradient and the update."""
+    def enqueue_gradient(self, batch):
+        """Ask for the gradient."""
         self.network.mode.step = batch.taken
         self.gradients[len(batch.labels)](batch.x, batch.labels, self.losses, self.step_number)
-        self.optimizer.apply(batch.rate, batch.t)
 
     def send(self, order, steps):
         first_t = np.array([self.optimizer.steps + 1])

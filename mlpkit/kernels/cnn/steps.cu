@@ -15,15 +15,14 @@ __device__ REAL number(unsigned char pixel) { return pixel / REAL(255); }
 __device__ REAL number(float x) { return x; }
 __device__ REAL number(double x) { return x; }
 
-// Copy the examples of the batch that is `ahead` of a graph's first one, and look up what is new in its step: its rate,
-// its number t as optimizers count, from 1, and the steps taken before it. `order` names the examples. `parts` blocks
-// an example. The first batch is number *step, which `first` then is for those that follow: *step goes on beside them.
+// Copy the examples of the batch of step number *step, and look up what is new in that step: its rate, its number t as
+// optimizers count, from 1, and the steps taken before it. `order` names the examples. `parts` blocks an example.
 extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const int* order, const int* step,
-                                      int* first, int ahead, int batch_size, int inputs, int parts, REAL* x,
-                                      long long* labels, const double* rates, const long long* first_t, REAL* rate,
-                                      REAL* t, long long* taken)
+                                      int batch_size, int inputs, int parts, REAL* x, long long* labels,
+                                      const REAL* rates, const long long* first_t, REAL* rate, REAL* t,
+                                      long long* taken)
 {
-    const int row = blockIdx.x / parts, part = blockIdx.x % parts, number_of_step = (ahead ? *first : *step) + ahead;
+    const int row = blockIdx.x / parts, part = blockIdx.x % parts, number_of_step = *step;
     const long long example = order[(long long)number_of_step * batch_size + row];
     for (int i = part * blockDim.x + threadIdx.x; i < inputs; i += parts * blockDim.x) {
         x[(long long)row * inputs + i] = number(X[example * inputs + i]);
@@ -31,7 +30,6 @@ extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const 
     if (threadIdx.x == 0 && part == 0) {
         labels[row] = y[example];
         if (row == 0) {
-            if (ahead == 0) *first = number_of_step;
             *rate = rates[number_of_step];
             *t = *first_t + number_of_step;
             *taken = *first_t + number_of_step - 1;
