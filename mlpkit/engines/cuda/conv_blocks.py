@@ -82,8 +82,7 @@ class Following:
     gives = None  # until the next block says what it wants
 
     def __init__(self, at, conv, about, mode):
-        self.at, self.conv, self.about, self.mode = at, conv, about, mode
-        self.scale_y = planes.new_scale() if mode.halves else None
+        self.at, self.conv, self.about, self.mode, self.scales = at, conv, about, mode, {}
 
     @property
     def bias(self):
@@ -101,7 +100,13 @@ class Following:
     @property
     def scale(self):
         """The scale of the result's halves, None where there are none."""
-        return self.scale_y if self.to == "stored" else None
+        return self.scale_of("y") if self.to == "stored" else None
+
+    def scale_of(self, name):
+        """Return the scale of an array's halves, which lasts from the first time that it is asked for; or None."""
+        if self.mode.halves and name not in self.scales:
+            self.scales[name] = planes.new_scale()
+        return self.scales.get(name)
 
 
 class FirstBlock(Following):
@@ -138,7 +143,6 @@ class ConvBlock(Following):
 
     def __init__(self, at, conv, about, mode):
         super().__init__(at, conv, about, mode)
-        self.scale_x, self.scale_dz = (planes.new_scale() if mode.halves else None for _ in range(2))
         self.plain = not (about.keeps or at.layer.bias)
         self.filters: planes.Filters | None = None  # until it is known where the result goes
         self.first: FirstBlock | None = None  # the block before, where the gradient of its filters is made here
@@ -193,7 +197,7 @@ class ConvBlock(Following):
             return x.array
         if x.layout == "planes" and not self.mode.halves:
             return planes.Stored(x.array)
-        return between.convert(self.mode, self.conv.x, x.array, x.layout, "stored", self.scale_x)
+        return between.convert(self.mode, self.conv.x, x.array, x.layout, "stored", self.scale_of("x"))
 
     def backward(self, dy):
         x, kept, self.x, self.kept = self.x, self.kept, None, None
@@ -202,7 +206,7 @@ class ConvBlock(Following):
             dz, sums = planes.Stored(dy.array), None
         else:
             of = self.mode, self.about, dy.array, layout
-            dz, sums = between.backward(*of, kept, self.at.layer.bias, self.scale_dz, dy.largest)
+            dz, sums = between.backward(*of, kept, self.at.layer.bias, self.scale_of("dz"), dy.largest)
             del of
         del kept, dy
         before = self.of_first(self.first, dz) if self.first else None
