@@ -14,6 +14,7 @@
 #define FIRST_WIDTH 28
 #define FIRST_DOWN 13  // windows of its pool
 #define FIRST_ACROSS 13
+#define FIRST_ROWS 64  // its filters, in groups of eight
 #endif
 
 constexpr int FIRST_TAPS = FIRST_KERNEL * FIRST_KERNEL, FIRST_EACH = FIRST_TAPS + 1;  // sums of a filter: and the bias
@@ -23,7 +24,7 @@ constexpr int FIRST_WIDE = FIRST_SEEN + (40 - FIRST_SEEN % 32) % 32;  // so that
 constexpr int FIRST_WINDOWS = FIRST_DOWN * FIRST_ACROSS;
 constexpr int FIRST_ROOM = FIRST_TALL * FIRST_WIDE + 8 * FIRST_WINDOWS + 64 * FIRST_EACH;  // words of a warpgroup
 
-// x (images, FIRST_HEIGHT, FIRST_WIDTH). kept: as in between.cuh, 4 bits a channel. sums (slices, 8 groups, FIRST_EACH).
+// x (images, FIRST_HEIGHT, FIRST_WIDTH). kept: as in between.cuh, 4 bits a channel. sums (slices, FIRST_ROWS, FIRST_EACH).
 struct First {
     const float* x;
     const Word* kept;

@@ -15,7 +15,12 @@ from mlpkit.kernels import tensor_map
 from mlpkit.kernels.conv import ERRORS, LAYERS, Shape, planes
 
 MODES = list(planes.MODES)
+PLANES = (kernels.FOLDER / "conv/planes.cuh").read_text("utf-8")
 MORE = [random_shape(np.random.default_rng(seed)) for seed in range(8)]
+
+
+def between(text, first, last):
+    return text[text.index(first) : text.index(last, text.index(first))]
 
 
 def tile_of(conv, image, first, rows, pieces, beyond=0.0):
@@ -250,8 +255,8 @@ extern "C" __global__ void spread(const __grid_constant__ Problem p, const __gri
     int height = blockIdx.x % d.heights, width = blockIdx.x / d.heights % d.widths;
     int tap_group = blockIdx.x / (d.heights * d.widths);
     for (int i = threadIdx.x; i < NUMBERS / 4; i += blockDim.x) {
-        int place = place_of(p, d, height, width, tap_group, i);
-        if (place >= 0) partial[place] = sums[blockIdx.x * (NUMBERS / 4) + i];
+        int at = packed_place(p, d, height, width, tap_group, i);
+        if (at >= 0) partial[at] = sums[blockIdx.x * (NUMBERS / 4) + i];
     }
 }
 """
@@ -259,16 +264,12 @@ extern "C" __global__ void spread(const __grid_constant__ Problem p, const __gri
 
 def sums_that_leave():
     """Return the text of what becomes of the weight gradient's sums. What makes them, `wgmma`, is not emulated."""
-    weights, planes_cuh = kernels.source(planes.WEIGHTS), (kernels.FOLDER / "conv/planes.cuh").read_text("utf-8")
-
-    def part(text, first, last):
-        return text[text.index(first) : text.index(last, text.index(first))]
-
+    weights = kernels.source(planes.WEIGHTS)
     parts = (
         kernels.source(planes.OPERANDS).split("// ---- Arrays as they lie")[0],
-        part(planes_cuh, "struct Problem {", "// The pieces by which"),
-        part(weights, "#ifndef TAPS", "static_assert"),
-        part(weights, "// How a launch divides", 'extern "C"'),
+        between(PLANES, "#ifndef LACKS", "// The pieces by which"),
+        between(weights, "#ifndef TAPS", "static_assert"),
+        between(weights, "// How a launch divides", 'extern "C"'),
         SPREAD,
         weights[weights.index("// Sums of a convolution before") :],
     )
@@ -276,8 +277,11 @@ def sums_that_leave():
 
 
 @needs_emulator
-@pytest.mark.parametrize("shape", [Shape(2, 6, 16, 9, 9, 5), Shape(2, 20, 70, 6, 6, 3), Shape(2, 64, 40, 5, 5, 1)])
-def test_sums_leave_for_taps_and_channels_that_there_are(shape, folder):
+@pytest.mark.parametrize(("shape", "packs"), [
+    (Shape(2, 6, 16, 9, 9, 5), True), (Shape(2, 20, 70, 6, 6, 3), True), (Shape(2, 64, 40, 5, 5, 1), True),
+    (Shape(2, 20, 64, 6, 6, 3), False),
+], ids=str)  # fmt: skip
+def test_the_sums_of_the_weight_gradient_are_added_where_they_belong(shape, packs, folder):
     mode, (o, c, k) = planes.MODES["bf16"], (shape.channels_out, shape.channels, shape.kernel)
     conv = planes.convolutions(shape, "forward")[0][0]
     d = planes.division(conv, mode)
@@ -291,16 +295,100 @@ def test_sums_leave_for_taps_and_channels_that_there_are(shape, folder):
         column = width * d.chunk + i // 4 * 8 + thread % 4 * 2 + i % 2
         if tap < k * k and row < o and column < c:
             sums[at] = dw[row, column, tap]
-    file = emulator.File(folder, 0, "sums", sums_that_leave(), MODE=mode.number, CHUNK=d.chunk, CLUSTER=d.cluster)
+    macros = {"MODE": mode.number, "CHUNK": d.chunk, "CLUSTER": d.cluster, "PACKED": int(packs)} | planes._lacks(conv)
+    file = emulator.File(folder, 0, "sums", sums_that_leave(), **macros)
     about = planes.problem(conv, d.rows, d.bands, d.windows + conv.reach, planes.padded(o, 8))
-    divided = np.array([0] * 3 + [*d.tiles, d.cluster, o], np.int32).view("V32")
-    partial = np.full(planes._sums_of(shape), np.nan, "f4").view(emulator.Array)
-    found = np.full(dw.shape, np.nan, "f4").view(emulator.Array)
-    file.get_function("spread")((np.prod(d.tiles),), (128,), (about, divided, sums.view(emulator.Array), partial))
+    divided = np.array([0, planes.padded(o, 8), 0, *d.tiles, d.cluster], np.int32).view("V28")
+    partial, found = (np.full(size, np.nan, "f4").view(emulator.Array) for size in (d.packed(conv) or 0, dw.shape))
+    assert (partial.size > 0) == packs
+    if packs:
+        file.get_function("spread")((np.prod(d.tiles),), (128,), (about, divided, sums.view(emulator.Array), partial))
+    else:
+        partial = sums.ravel().view(emulator.Array)
     none = np.uintp(0)
-    rest = np.int32(c), none, none, none, none, np.int32(0), np.int32(0), planes._before(None)
+    rest = np.int32(o), np.int32(c), none, none, none, none, np.int32(0), np.int32(0), planes._before(None)
     file.get_function("add")((-(-partial.size // 256),), (256,), (about, divided, partial, found, *rest))
     np.testing.assert_array_equal(found, dw)
+
+
+# The convolutions of the model of garments, and of the residual network
+WHOLE = Shape(32, 64, 128, 13, 13, 3), Shape(32, 32, 32, 28, 28, 3, 1, 1), Shape(128, 32, 64, 14, 14, 3, 1, 1)
+
+
+def test_only_what_has_odd_sizes_takes_other_code():
+    mode = planes.MODES["fp16x3"]
+    for shape in WHOLE:
+        for which in ("forward", "input_gradient"):
+            conv, _, _ = planes.convolutions(shape, which)[0]
+            assert planes._lacks(conv) == {}
+        conv, _, _ = planes.convolutions(shape, "forward")[0]
+        assert planes.division(conv, mode).packed(conv) is None
+    (conv, _, _), *_ = planes.convolutions(Shape(32, 6, 16, 14, 14, 5), "forward")  # LeNet-5's
+    d = planes.division(conv, mode)
+    assert planes._lacks(conv) == {"LACKS": 1}
+    assert (d.numbers, d.packed(conv)) == (27648, 25 * 16 * 8)
+
+
+ASKED = """
+struct TensorMap {
+    int* asked;  // of each plane in shared memory the row and the plane in memory
+};
+constexpr int PIECES = 64;
+static Piece tile_of_images[PARTS * GROUPS * PHASES * PIECES];
+
+static void write_down(const void* to, const TensorMap* images, int row, int plane)
+{
+    int number = (static_cast<const Piece*>(to) - tile_of_images) / PIECES;
+    images->asked[2 * number] = row, images->asked[2 * number + 1] = plane;
+}
+
+static void cp_async_bulk_tensor_3d(void* to, const TensorMap* images, int, int y, int plane, Word64*)
+{
+    write_down(to, images, y, plane);
+}
+
+static void cp_async_bulk_tensor_4d(void* to, const TensorMap* images, int, int, int y, int plane, Word64*)
+{
+    write_down(to, images, y, plane);
+}
+"""
+ASK = """
+extern "C" __global__ void ask(const __grid_constant__ Problem p, int* asked, int tile, int first_channel)
+{
+    TensorMap images = {asked};
+    load_images(p, &images, tile, first_channel, tile_of_images, nullptr);
+}
+"""
+
+
+def images_that_come():
+    """Return the text of what the copy engine is asked for, and a kernel that asks."""
+    halves = kernels.source(planes.OPERANDS).split("// ---- Arrays as they lie")[0]
+    sizes = between(PLANES, "#ifndef CHUNK", "// The pieces by which")
+    return "".join([halves, sizes, ASKED, between(PLANES, "// Ask for", "// ---- What"), ASK])
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize(("channels", "stride"), [(6, 1), (40, 1), (40, 2), (24, 1), (24, 2), (64, 1)])
+def test_planes_that_are_not_stored_come_as_zeros(channels, stride, name, folder):
+    mode, shape = planes.MODES[name], Shape(3, channels, 16, 9, 9, 3, stride)
+    (conv, _, _), *_ = planes.convolutions(shape, "forward")
+    tiling = planes.tilings(conv, mode)[0]
+    macros = {"MODE": mode.number, "STRIDE": stride, "CHUNK": tiling.chunk} | planes._lacks(conv)
+    ask = emulator.File(folder, 0, "images", images_that_come(), **macros).get_function("ask")
+    stored, there = tiling.chunk // mode.channels, planes.padded(channels, 8) // mode.channels  # planes
+    about = planes.problem(conv, 2, 4, 64, 16)
+    for image, band, chunk in np.ndindex(3, 4, planes.padded(channels) // tiling.chunk):
+        asked = np.full((mode.parts, stored, stride**2, 2), -99, np.int32).view(emulator.Array)
+        ask((1,), (32,), (about, asked, np.int32(4 * image + band), np.int32(chunk * tiling.chunk)))
+        for part, number, phase in np.ndindex(asked.shape[:3]):
+            row, plane = asked[part, number, phase]
+            if chunk * stored + number < there:
+                assert row == band * 2 * stride + phase // stride
+                assert plane == (part * 3 + image) * there + chunk * stored + number
+            else:
+                assert row >= shape.height
 
 
 @pytest.mark.gpu

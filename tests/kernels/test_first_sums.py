@@ -56,7 +56,7 @@ def source():
     first = (kernels.FOLDER / "first_sums.cuh").read_text("utf-8")
     return "".join([
         "extern __shared__ __align__(128) unsigned char shared_bytes[];\n",
-        between_lines(planes_cuh, "struct Problem {", "// The pieces by which"),
+        between_lines(planes_cuh, "#ifndef LACKS", "// The pieces by which"),
         first, "\n", between_lines(forward, "constexpr int LINE", "\n"), "\n",
         between_lines(forward, "// Add what a tile's sums mean", '#endif\n\nextern "C"'), KERNEL,
     ])  # fmt: skip

@@ -224,6 +224,7 @@ def first_sums(mode, conv, dz, filters, first, x, kept):
     sums = cupy.empty((slices, 8 * about.groups, shape.kernel**2 + 1), np.float32)
     macros = {"KERNEL": shape.kernel, "PADDING": shape.padding, "POOL": about.pool, "KEEPS": int(about.keeps)}
     macros |= {"HEIGHT": shape.height, "WIDTH": shape.width, "DOWN": about.down, "ACROSS": about.across}
+    macros |= {"ROWS": 8 * about.groups}
     macros = {"FIRST": 1} | {f"FIRST_{name}": value for name, value in macros.items()}
     pointers = np.array([_pointer(each) for each in (x, kept, sums)] + [about.groups], np.uint64).view("V32")
     planes.convolve_back(mode, conv, dz, filters, tuple(macros.items()), pointers)

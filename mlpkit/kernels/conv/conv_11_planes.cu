@@ -444,9 +444,9 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
         }
 #if FIRST
         __syncwarp();
-        int rows = 8 * before.groups, first_row = warp % 4 * 16;
-        float* sums_of_first = before.sums + ((blockIdx.x * TILES + tile) * rows + first_row) * FIRST_EACH;
-        for (int i = lane; i < min(16, rows - first_row) * FIRST_EACH; i += 32) sums_of_first[i] = totals[i];
+        float* sums_of_first = before.sums + ((blockIdx.x * TILES + tile) * FIRST_ROWS + warp % 4 * 16) * FIRST_EACH;
+        int rows = FIRST_ROWS == 64 ? 16 : min(16, FIRST_ROWS - warp % 4 * 16);
+        for (int i = lane; i < rows * FIRST_EACH; i += 32) sums_of_first[i] = totals[i];
 #endif
     }
 }

@@ -11,9 +11,9 @@
 //
 // Three warpgroups multiply, and each has TAPS taps: their sums stay in its registers, 96 of each thread with 3 taps
 // and 64 channels, while bands of rows come and go in a ring. A block has some of the bands. What the blocks of a
-// cluster have summed they add in their shared memories, each a part of it; that goes to memory, as far as there are
-// such taps and channels, and a second kernel adds what the clusters have. All of this in the order of their numbers:
-// the sum is the same every time.
+// cluster have summed they add in their shared memories, each a part of it; that goes to memory, and a second kernel
+// adds what the clusters have. All of this in the order of their numbers: the sum is the same every time. Where most of
+// these sums are of no tap, filter or channel, the others leave without them (PACKED).
 
 #include "planes.cuh"
 
@@ -25,6 +25,9 @@
 #endif
 #ifndef CLUSTER
 #define CLUSTER 4  // blocks
+#endif
+#ifndef PACKED
+#define PACKED 0  // whether sums of no tap, filter or channel stay
 #endif
 
 constexpr int MULTIPLIERS = 3, LOADERS = 128, THREADS = 128 * MULTIPLIERS + LOADERS;
@@ -63,22 +66,24 @@ struct Division {
     int windows;          // of a band, those between the rows included: a multiple of 16
     int channels, plane;  // of dy; pieces from one of its planes to the next
     int heights, widths, tap_groups, slices;
-    int filters;
 };
 
-// How many sums a slice has: of all taps and filters, and of the channels that are stored.
-inline int sums_of(const Problem& p, const Division& d) { return p.taps_y * p.taps_x * p.groups * 8 * d.filters; }
+// How many sums leave where they are PACKED, of channels as they are stored.
+inline int packed_sums(const Problem& p, const Division& d)
+{
+    return p.taps_y * p.taps_x * d.channels * stored_channels(p);
+}
 
-// Where four sums belong, number `four` of a tile's, which are of every other one of eight channels: sums that leave lie
-// by tap, eight channels, even or odd ones, filter. Less than 0: to no tap or filter.
-inline int place_of(const Problem& p, const Division& d, int height, int width, int tap_group, int four)
+// Where four sums go that are PACKED, number `four` of a tile's, which are of every other one of eight channels: by tap,
+// eight channels, even or odd ones, filter. Less than 0: nowhere.
+inline int packed_place(const Problem& p, const Division& d, int height, int width, int tap_group, int four)
 {
     int thread = 4 * four % (128 * MULTIPLIERS), sum = 4 * four / (128 * MULTIPLIERS), i = sum % (CHUNK / 2);
     int tap = (tap_group * MULTIPLIERS + thread / 128) * TAPS + sum / (CHUNK / 2);
     int filter = height * 64 + thread / 32 % 4 * 16 + thread % 32 / 4 + i % 4 / 2 * 8;
-    int group = width * (CHUNK / 8) + i / 4;
-    if (tap >= p.taps_y * p.taps_x || filter >= d.filters || group >= p.groups) return -1;
-    return ((tap * p.groups + group) * 2 + i % 2) * d.filters + filter;
+    int group = width * (CHUNK / 8) + i / 4, groups = stored_channels(p) / 8;
+    if (tap >= p.taps_y * p.taps_x || filter >= d.channels || group >= groups) return -1;
+    return ((tap * groups + group) * 2 + i % 2) * d.channels + filter;
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER)
@@ -108,9 +113,9 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
             int image = band / p.bands, first_row = band % p.bands * p.rows;
             Piece* to = ring + slot * slot_pieces;
             wait(&barriers.empty[slot], ~round & 1);
-            load_planes(images + ((size_t)image * p.groups + width * GROUPS) * area, area,
-                        (size_t)p.images * p.groups * area, min(GROUPS, p.groups - width * GROUPS), PHASES * p.pieces,
-                        to, plane, GROUPS * plane, thread, [&](int n) {
+            load_planes(images + (size_t)(image * stored_channels(p) + width * CHUNK) / 8 * area, area,
+                        (size_t)p.images * stored_channels(p) / 8 * area, GROUPS - (LACKS && width == d.widths - 1),
+                        PHASES * p.pieces, to, plane, GROUPS * plane, thread, [&](int n) {
                             int phase = n / p.pieces, row = divided_by_pitch(p, n - phase * p.pieces);
                             int column = n - phase * p.pieces - row * p.pitch;
                             int y = (first_row + row) * STRIDE + phase / STRIDE - p.pad_y;
@@ -178,18 +183,20 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
     barrier_cluster_wait();
     constexpr int SHARE = NUMBERS / 4 / CLUSTER;  // float4s of a block
     int rank = blockIdx.x % CLUSTER;
-    float4* to = reinterpret_cast<float4*>(partial) + (size_t)(slice / CLUSTER) * sums_of(p, d) / 4;
+    size_t place = (size_t)(slice / CLUSTER) * gridDim.x / d.slices + tile;
+    float4* to = reinterpret_cast<float4*>(partial) + place * (NUMBERS / 4);
+    if (PACKED) to = reinterpret_cast<float4*>(partial) + (size_t)(slice / CLUSTER) * packed_sums(p, d) / 4;
     Word shared = shared_address(shared_bytes);
     for (int i = rank * SHARE + threadIdx.x; i < (rank + 1) * SHARE; i += THREADS) {
-        int place = place_of(p, d, height, width, tap_group, i);
-        if (place < 0) continue;
+        int at = PACKED ? packed_place(p, d, height, width, tap_group, i) : i;
+        if (PACKED && at < 0) continue;
         float4 sum = {};
         #pragma unroll
         for (int other = 0; other < CLUSTER; ++other) {
             float4 found = ld_shared_cluster(mapa(shared + i * 16, other));
             sum.x += found.x, sum.y += found.y, sum.z += found.z, sum.w += found.w;
         }
-        to[place] = sum;
+        to[at] = sum;
     }
     barrier_cluster_arrive();  // nobody leaves while others read its memory
     barrier_cluster_wait();
@@ -219,12 +226,13 @@ inline void add_before(const Before& b, int n)
 // `before`.
 extern "C" __global__ __launch_bounds__(256)
 void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW,
-         int c_all, const Scale* of_images, const Scale* of_dy, const float* bias, float* db,
+         int o_all, int c_all, const Scale* of_images, const Scale* of_dy, const float* bias, float* db,
          int bias_slices, int o_room, const __grid_constant__ Before before)
 {
-    int taps = p.taps_y * p.taps_x, all = sums_of(p, d), number = blockIdx.x * blockDim.x + threadIdx.x;
+    int tiles = d.heights * d.widths * d.tap_groups, taps = p.taps_y * p.taps_x;
+    int all = PACKED ? packed_sums(p, d) : tiles * NUMBERS, number = blockIdx.x * blockDim.x + threadIdx.x;
     float unscale = SCALED ? unscale_of(of_images, of_dy) : 1;
-    for (int o = number; bias_slices > 0 && o < d.filters; o += gridDim.x * blockDim.x) {
+    for (int o = number; bias_slices > 0 && o < o_all; o += gridDim.x * blockDim.x) {
         float sum = 0;
         #pragma unroll 8
         for (int slice = 0; slice < bias_slices; ++slice) sum += bias[slice * o_room + o];
@@ -234,9 +242,18 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
         add_before(before, number - all);
         return;
     }
-    int o = number / 4 % d.filters, odd = number / 4 / d.filters % 2, rest = number / 8 / d.filters;
-    int c = rest % p.groups * 8 + number % 4 * 2 + odd, tap = rest / p.groups;
-    if (c >= c_all) return;
+    int tile = number / NUMBERS, thread = number % (128 * MULTIPLIERS);
+    int sum_of_thread = number % NUMBERS / (128 * MULTIPLIERS);
+    int tap = (tile / (d.heights * d.widths) * MULTIPLIERS + thread / 128) * TAPS + sum_of_thread / (CHUNK / 2);
+    int i = sum_of_thread % (CHUNK / 2);
+    int o = tile % d.heights * 64 + thread / 32 % 4 * 16 + thread % 32 / 4 + i % 4 / 2 * 8;
+    int c = tile / d.heights % d.widths * CHUNK + i / 4 * 8 + thread % 4 * 2 + i % 2;
+    if constexpr (PACKED) {
+        int groups = stored_channels(p) / 8, rest = number / 8 / d.channels;  // the tap and the eight channels
+        o = number / 4 % d.channels, tap = rest / groups;
+        c = rest % groups * 8 + number % 4 * 2 + number / 4 / d.channels % 2;
+    }
+    if (tap >= taps || o >= o_all || c >= c_all) return;
     float sum = 0;
     #pragma unroll 8
     for (int cluster = 0; cluster < d.slices / CLUSTER; ++cluster) sum += partial[(size_t)cluster * all + number];

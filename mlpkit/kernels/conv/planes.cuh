@@ -25,8 +25,11 @@ constexpr int GROUPS = CHUNK / CHANNELS;  // of channels that are in shared memo
 #endif
 constexpr int PHASES = STRIDE * STRIDE;
 
-// What a launch is about. The images that are read: channels are a multiple of CHUNK, those that are stored of `groups`
-// times eight, and the others zeros. Padding may be negative.
+#ifndef LACKS
+#define LACKS 0  // whether the last eight of the images' channels are zeros that are not stored
+#endif
+
+// What a launch is about. The images that are read: channels are a multiple of CHUNK. Padding may be negative.
 struct Problem {
     int images, channels, height, width;
     int pad_y, pad_x, taps_y, taps_x;
@@ -35,8 +38,9 @@ struct Problem {
     int pitch, rows, bands;                                     // of windows in a tile; of such tiles in an image
     int pieces, box;                                            // of a tile in a plane, in each phase, and those copied
     Word by_pitch;                                              // 2^32 / pitch, rounded up
-    int groups;
 };
+
+inline int stored_channels(const Problem& p) { return p.channels - 8 * LACKS; }
 
 inline int divided_by_pitch(const Problem& p, int n) { return p.pitch == 1 ? n : __umulhi(n, p.by_pitch); }
 
@@ -48,23 +52,37 @@ inline int shift(const Problem& p, int tap_y, int tap_x)
 
 // ---- From memory to shared memory: by the copy engine, which knows the images from a tensor map ----
 
-// Ask for the tile of the images, number `tile`, CHUNK channels of it from `first_channel` on, and for their second
-// halves, in memory behind all of the first ones. What lies outside of an image comes as zeros: the padding; and so do
-// planes that are not stored, as rows below the last one. The barrier counts the bytes. By the lanes of a warp, a plane
-// each.
+// Ask for planes of a tile, from `first_plane` on, `plane` pieces each; and of their second halves, `all_planes`
+// further on in memory. What lies outside of an image comes as zeros: the padding, and as rows below the last one all
+// of a plane that is not stored. By the lanes of a warp, a plane each.
+template <int PLANES>
+inline void load_planes(const TensorMap* images, int all_planes, int first_plane, int planes, int stored, int below,
+                        int x, int y, int plane, Piece* to, Word64* barrier)
+{
+    for (int i = threadIdx.x % 32; i < PARTS * planes; i += 32) {
+        int part = i / planes, number = i % planes;
+        cp_async_bulk_tensor_3d(to + (part * PLANES + number) * plane, images, 2 * x,
+                                LACKS && number >= stored ? below : y, part * all_planes + first_plane + number,
+                                barrier);
+    }
+}
+
+// The tile of the images, number `tile`, CHUNK channels of it from `first_channel` on. The barrier counts its bytes.
 inline void load_images(const Problem& p, const TensorMap* images, int tile, int first_channel, Piece* to,
                         Word64* barrier)
 {
-    int image = tile / p.bands, y = tile % p.bands * p.rows * STRIDE - p.pad_y;
-    int stored = p.groups * 8 / CHANNELS, first = first_channel / CHANNELS;  // planes of an image
-    for (int i = threadIdx.x % 32; i < PARTS * GROUPS * PHASES; i += 32) {
-        int phase = i % PHASES, group = i / PHASES % GROUPS, part = i / PHASES / GROUPS;
-        int plane = (part * p.images + image) * stored + first + group;
-        int row = first + group < stored ? y + phase / STRIDE : p.height;
-        if constexpr (STRIDE == 1)
-            cp_async_bulk_tensor_3d(to + i * p.pieces, images, -2 * p.pad_x, row, plane, barrier);
-        else
-            cp_async_bulk_tensor_4d(to + i * p.pieces, images, 0, phase % STRIDE - p.pad_x, row, plane, barrier);
+    int image = tile / p.bands, y = tile % p.bands * p.rows * STRIDE - p.pad_y, stored = stored_channels(p);
+    int first = (image * stored + first_channel) / CHANNELS, all = p.images * stored / CHANNELS;
+    int planes = (stored - first_channel) / CHANNELS;  // that are stored
+    if constexpr (STRIDE == 1) {
+        load_planes<GROUPS>(images, all, first, GROUPS, planes, p.height, -p.pad_x, y, p.pieces, to, barrier);
+    } else {
+        for (int i = threadIdx.x % 32; i < PARTS * GROUPS * PHASES; i += 32) {
+            int phase = i % PHASES, group = i / PHASES % GROUPS, part = i / PHASES / GROUPS;
+            int row = LACKS && group >= planes ? p.height : y + phase / STRIDE;
+            cp_async_bulk_tensor_4d(to + i / PHASES * PHASES * p.pieces + phase * p.pieces, images, 0,
+                                    phase % STRIDE - p.pad_x, row, part * all + first + group, barrier);
+        }
     }
 }
 

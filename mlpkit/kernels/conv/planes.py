@@ -291,6 +291,16 @@ class Division:
     slices: int  # a multiple of the blocks of a cluster
     cluster: int
 
+    @property
+    def numbers(self):
+        """How many sums a slice has."""
+        return 3 * 3 * self.chunk // 2 * 128 * int(np.prod(self.tiles))
+
+    def packed(self, conv):
+        """Return how many of them leave where most are of no tap, filter or channel; None where that is not so."""
+        found = conv.taps[0] * conv.taps[1] * padded(conv.channels_out, 8) * padded(conv.channels, 8)
+        return found if 2 * found < self.numbers else None
+
     def slot(self, conv, mode):
         """Return the bytes of shared memory that a band takes."""
         plane = conv.stride**2 * (self.windows + conv.reach) | 1  # an odd number
@@ -378,8 +388,12 @@ def problem(conv, rows, bands, pieces, to_channels):
     numbers = [conv.images, padded(conv.channels), conv.height, conv.width, *conv.pad, *conv.taps, *conv.windows]
     numbers += [to_channels, *conv.to, conv.step, *conv.first, conv.pitch, rows, bands, pieces, box[0] * box[1]]
     by_pitch = -(-(1 << 32) // conv.pitch)
-    numbers += [by_pitch % (1 << 32), groups_of(conv.channels)]
-    return np.array(numbers, np.int64).astype(np.uint32).view("V92")
+    return np.array([*numbers, by_pitch % (1 << 32)], np.int64).astype(np.uint32).view("V88")
+
+
+def _lacks(conv):
+    """Return the macro for a kernel that reads eight channels more than are stored, where that is so."""
+    return {"LACKS": 1} if padded(conv.channels) > 8 * groups_of(conv.channels) else {}
 
 
 @cache
@@ -555,7 +569,8 @@ def _launches(mode, shape, which, tiling, address, to_channels, macros=()):
         conv, chosen = one.conv, one.tiling
         rows, bands = chosen.rows(conv)
         about = problem(conv, rows, bands, conv.pieces(rows), to_channels)
-        kernel = _kernel(FORWARD, "convolve", MODE=mode.number, STRIDE=conv.stride, **chosen.macros, **dict(macros))
+        more = chosen.macros | _lacks(conv) | dict(macros)
+        kernel = _kernel(FORWARD, "convolve", MODE=mode.number, STRIDE=conv.stride, **more)
         kernel = overlap.Overlapping(kernel) if ("OVERLAPS", 1) in macros else kernel
         _, blocks = chosen.items(conv)
         arguments = _map(address, mode, conv, conv.box(rows)), about
@@ -589,13 +604,8 @@ def empty_sums(mode, shape):
     """Return room for what the slices of a weight gradient leave to be added up, from `cupy.empty`, float32."""
     import cupy
 
-    d = _weights(mode, shape)[-1]
-    return cupy.empty((d.slices // d.cluster, _sums_of(shape)), np.float32)
-
-
-def _sums_of(shape):
-    """Return how many sums a slice has: of all taps, filters, and channels up to a multiple of eight."""
-    return shape.kernel**2 * shape.channels_out * 8 * groups_of(shape.channels)
+    *_, clusters, numbers = _weights(mode, shape)
+    return cupy.empty((clusters, numbers), np.float32)
 
 
 def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None, partial_sums=None):
@@ -606,14 +616,14 @@ def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None
     partial_sums: as `empty_sums` returns; needed where a graph records this without a pool of its own, or None.
     Return these sums, which nobody else may have until the work is done. A graph can record it.
     """
-    multiply, add, blocks, shared, about, _ = _weights(mode, shape)
+    multiply, add, blocks, shared, about, _, numbers = _weights(mode, shape)
     partial_sums = empty_sums(mode, shape) if partial_sums is None else partial_sums
     multiply((blocks,), (512,), (*about[:2], images.array, dy.array, partial_sums), shared_mem=shared)
+    sizes = np.int32(shape.channels_out), np.int32(shape.channels)
     pointers = [np.uintp(0 if each is None else each.data.ptr) for each in (bias, db)]
     last = *_addresses(images, dy), *pointers, np.int32(0 if bias is None else len(bias)), np.int32(about[2])
-    numbers = _sums_of(shape) + (0 if before is None else before[1].size + len(before[1]))
-    channels = np.int32(shape.channels)
-    add((-(-numbers // 256),), (256,), (*about[:2], partial_sums, dw, channels, *last, _before(before)))
+    numbers += 0 if before is None else before[1].size + len(before[1])
+    add((-(-numbers // 256),), (256,), (*about[:2], partial_sums, dw, *sizes, *last, _before(before)))
     return partial_sums
 
 
@@ -629,16 +639,17 @@ def _before(before):
 
 @lru_cache(1024)
 def _weights(mode, shape):
-    """Return both kernels, the first one's blocks and shared memory, what both are told, and the `Division`."""
+    """Return both kernels, the first one's blocks and shared memory, what both are told; clusters, and sums of each."""
     conv = convolutions(shape, "forward")[0][0]
     d, channels = division(conv, mode), 8 * groups_of(shape.channels_out)
     about = problem(conv, d.rows, d.bands, d.windows + conv.reach, channels)
-    numbers = d.windows, channels, d.windows | 1, *d.tiles, d.slices, shape.channels_out
-    divided = np.array(numbers, np.int32).view("V32")
+    divided = np.array([d.windows, channels, d.windows | 1, *d.tiles, d.slices], np.int32).view("V28")
+    packed = d.packed(conv)
     macros = {"MODE": mode.number, "STRIDE": conv.stride, "CHUNK": d.chunk, "SLOTS": d.slots, "CLUSTER": d.cluster}
+    macros |= _lacks(conv) | ({"PACKED": 1} if packed else {})
     multiply, add = (_kernel(WEIGHTS, name, **macros) for name in ("multiply", "add"))
     blocks, shared = d.slices * int(np.prod(d.tiles)), max(d.slots * d.slot(conv, mode), 9 * d.chunk // 2 * 512)
-    return multiply, add, blocks, shared, (about, divided, channels), d
+    return multiply, add, blocks, shared, (about, divided, channels), d.slices // d.cluster, packed or d.numbers
 
 
 # ---- Filters ----
