@@ -10,6 +10,9 @@
 #ifndef PAIRS
 #define PAIRS 4  // of groups of eight filters: those that a block's warps have at a time; divides WARPS
 #endif
+#ifndef ODD
+#define ODD 0  // whether the last pair has one group only
+#endif
 
 constexpr int THREADS = 256, WARPS = THREADS / 32, STREAMS = WARPS / PAIRS;
 
@@ -31,7 +34,7 @@ void convolve(const PIXEL* x, const first::Pair* filters, const float* bias, Wor
 #if OVERLAPS
     griddepcontrol_launch_dependents();
 #endif
-    for (int begin = 0; 2 * begin < s.groups; begin += PAIRS) {
+    for (int begin = 0; begin < (s.groups + ODD) / 2; begin += PAIRS) {
         const int pair = begin + warp % PAIRS;
         first::Held<THREADS> held;
         if (blockIdx.x < items) held.fetch(x, blockIdx.x / parts, threadIdx.x);
@@ -47,7 +50,7 @@ void convolve(const PIXEL* x, const first::Pair* filters, const float* bias, Wor
             const int end = (item % parts + 1) * first::TILES / parts;
             Word* planes = to + ((size_t)(item / parts) * s.groups + 2 * pair) * PLANE;
             for (int tile = item % parts * first::TILES / parts + warp / PAIRS; tile < end; tile += STREAMS)
-                mine.tile(images[buffer], tile, planes, PLANE, s.groups - 2 * pair);
+                mine.tile(images[buffer], tile, planes, PLANE, ODD && 2 * pair + 1 == s.groups ? 1 : 2);
         }
     }
 }

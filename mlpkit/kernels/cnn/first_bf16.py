@@ -61,7 +61,7 @@ class First:
         parts = max(1, min(-(-tiles // (WARPS // pairs)), most // about.images))
         blocks = min(about.images * parts, most)
         arguments = x, self.filters, self.bias, y, about.sizes, np.int32(parts)
-        kernel = _kernel(PAIRS=pairs, **self.first_macros, **self.macros)
+        kernel = _kernel(PAIRS=pairs, ODD=about.groups % 2, **self.first_macros, **self.macros)
         kernel((blocks,), (THREADS,), arguments, shared_mem=shared(shape, about))
         return y
 
