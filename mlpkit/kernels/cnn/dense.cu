@@ -17,6 +17,9 @@
 #ifndef STAGES
 #define STAGES 3  // pairs of tiles in shared memory: one is multiplied, the others are on their way
 #endif
+#ifndef FEW
+#define FEW 0  // whether there are at most eight slices, whose sums then come all at once
+#endif
 constexpr int TILE = 64, DEPTH = 32, THREADS = 256;  // of a block: two groups of warps, each with half of the depths
 constexpr int TALL = DEPTH + 4, WIDE = TILE + 8;     // numbers from row to row, so that no two lanes collide
 constexpr int NUMBERS = TILE * TALL;                 // of a tile, of either form
@@ -249,20 +252,6 @@ __device__ void fetch(float* to, const float* from, int numbers)
     }
 }
 
-// A number's sums of all slices, `step` apart: eight are on their way at a time, the last ones, too.
-__device__ float sum_of_slices(const float* parts, int slices, size_t step)
-{
-    float sum = 0;
-    for (int first = 0; first < slices; first += 8) {
-        float found[8];
-        #pragma unroll
-        for (int i = 0; i < 8; ++i) found[i] = first + i < slices ? parts[(first + i) * step] : 0;
-        #pragma unroll
-        for (int i = 0; i < 8; ++i) sum += found[i];
-    }
-    return sum;
-}
-
 // Shared: the activations of each layer but the last, partial sums, the gradients of two layers, and if they have room
 // there, `held`, the weights of all layers but the first: they come while the slices are added up.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
@@ -288,8 +277,15 @@ void examples(const __grid_constant__ Network net, const float* parts, int slice
         for (int i = threadIdx.x; i < groups * units; i += THREADS) {
             const int group = i / units, j = i % units;
             float sum = 0;
-            if (l == 0) {
-                sum = sum_of_slices(parts + (size_t)row * units + j, slices, (size_t)net.n * units);
+            if (l == 0 && FEW) {
+                float found[8];
+                #pragma unroll
+                for (int s = 0; s < 8; ++s) found[s] = s < slices ? parts[((size_t)s * net.n + row) * units + j] : 0;
+                #pragma unroll
+                for (int s = 0; s < 8; ++s) sum += found[s];
+            } else if (l == 0) {
+                #pragma unroll 8
+                for (int s = 0; s < slices; ++s) sum += parts[((size_t)s * net.n + row) * units + j];
             } else {
                 #pragma unroll 8
                 for (int k = group; k < layer.inputs; k += groups) sum += before[k] * W[k * units + j];

@@ -10,6 +10,7 @@ from mlpkit import kernels
 
 TILE, DEPTH, THREADS, STAGES = 64, 32, 256, 3  # as in dense.cu
 MOST_LAYERS, WIDEST = 6, 1024  # units
+FEW = 8  # slices, at most, whose sums come all at once
 MOST_LATER = 1 << 16  # weights behind the first layer, which each block reads
 MOST_HELD = 16 << 10  # of them in shared memory
 SHARED = STAGES * 2 * TILE * (DEPTH + 4) * 4  # bytes, of pairs of tiles
@@ -29,16 +30,22 @@ class Sizes:
 
     @property
     def slice(self):
-        """How many inputs of the first layer a block adds up: a multiple of DEPTH, and twice that where there are more.
+        """How many inputs of the first layer a block adds up: a multiple of DEPTH.
 
-        For one DEPTH a block waits for memory; the second one comes meanwhile, and half of the sums are left.
+        Where one DEPTH each is work for a quarter of the blocks, they take two: the second one comes while the first is
+        multiplied, and half of the sums are left.
         """
-        tiles = _tiles(self.n) * _tiles(self.sizes[1])
-        return max(-(-self.sizes[0] // max(1, BLOCKS // tiles) // DEPTH), 2) * DEPTH
+        tiles, depths = _tiles(self.n) * _tiles(self.sizes[1]), -(-self.sizes[0] // DEPTH)
+        return max(-(-depths // max(1, BLOCKS // tiles)), 2 if depths * tiles <= BLOCKS // 4 else 1) * DEPTH
 
     @property
     def slices(self):
         return -(-self.sizes[0] // self.slice)
+
+    def kernel(self, name, precision):
+        """Return one of the three kernels: all come from one file, compiled once."""
+        few = {"FEW": 1} if self.slices <= FEW else {}
+        return _kernel(name, PRODUCTS=3 if precision == "float32" else 1, **few)
 
     def blocks(self, wants_dx):
         """Return how many blocks the gradients take, the loss's among them."""
@@ -95,7 +102,7 @@ def forward(sizes, layers, x, precision):
     parts = cp.empty((sizes.slices, sizes.n, sizes.sizes[1]), np.float32)
     blocks = sizes.slices * _tiles(sizes.n) * _tiles(sizes.sizes[1])
     arguments = network.view(f"V{NETWORK.itemsize}"), parts, np.int32(sizes.slice)
-    _kernel("forward_parts", precision)((blocks,), (THREADS,), arguments, shared_mem=SHARED)
+    sizes.kernel("forward_parts", precision)((blocks,), (THREADS,), arguments, shared_mem=SHARED)
     return parts, Step(network, sizes, [x, *ys, *dzs])
 
 
@@ -111,7 +118,7 @@ def examples(step, parts, labels, precision, largest=None):
     network = step.network.view(f"V{NETWORK.itemsize}")
     about = np.int32(sizes.slices), labels, row_losses, widest, np.int32(sizes.held)
     arguments = network, parts, *about, np.uintp(0) if largest is None else largest
-    _kernel("examples", precision)((sizes.n,), (THREADS,), arguments, shared_mem=sizes.shared)
+    sizes.kernel("examples", precision)((sizes.n,), (THREADS,), arguments, shared_mem=sizes.shared)
     return row_losses
 
 
@@ -129,7 +136,7 @@ def gradients(step, row_losses, losses, counter, wants_dx, precision, largest=No
     network = step.network.view(f"V{NETWORK.itemsize}")
     pointers = (np.uintp(0) if each is None else each for each in (counter, largest))
     arguments = network, row_losses, losses, *pointers
-    _kernel("gradients", precision)((sizes.blocks(wants_dx),), (THREADS,), arguments, shared_mem=SHARED)
+    sizes.kernel("gradients", precision)((sizes.blocks(wants_dx),), (THREADS,), arguments, shared_mem=SHARED)
     return dx
 
 
@@ -142,7 +149,7 @@ def _tiles(length):
 
 
 @cache
-def _kernel(name, precision):
-    found = kernels.load("dense", PRODUCTS=3 if precision == "float32" else 1).get_function(name)
+def _kernel(name, **macros):
+    found = kernels.load("dense", **macros).get_function(name)
     found.max_dynamic_shared_size_bytes = 100 << 10
     return found
