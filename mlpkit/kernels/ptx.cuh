@@ -168,6 +168,9 @@ __device__ void cp_async_wait_group() { asm volatile("cp.async.wait_group %0;" :
 // Until this thread's copies are there.
 __device__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Nobody waits for what will be read soon: it comes to the cache that all multiprocessors share.
+__device__ void prefetch_global_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 // ---- Copies that a unit of their own makes, and the barriers in shared memory that count their bytes ----
 
 template <int ARRIVALS>

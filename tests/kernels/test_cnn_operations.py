@@ -11,6 +11,7 @@ sys.path.append(str(Path(__file__).parents[1] / "engines"))
 
 import emulator
 
+from mlpkit import kernels
 from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.cnn import operations, updates
 
@@ -133,13 +134,35 @@ def test_the_next_batch_is_the_one_that_order_names(pixels):
     kernel = operations._kernel("steps", "next_batch", "f4", PIXEL="unsigned char" if pixels else "float")
     for here in (1, 2, 3):
         step[:] = here
-        numbers = map(np.int32, (n, inputs, parts))
+        numbers = map(np.int32, (len(order), n, inputs, parts))
         looked_up = rates.view(emulator.Array), t.view(emulator.Array)
         kernel((n * parts,), (32,), (*arrays, step, *numbers, x, labels, *looked_up, rate, number, taken))
         rows = order[here * n :][:n]
         assert_array_equal(x, (X[rows] / np.float32(255)).astype("f4") if pixels else X[rows])
         assert_array_equal(labels, y[rows])
         assert (rate[0], number[0], taken[0]) == (rates[here], 7 + here, 6 + here)
+
+
+def test_the_batch_after_the_next_is_asked_for_and_none_after_the_last(folder):
+    asks = "prefetch_global_l2(X + next * inputs + i);"
+    assert asks in kernels.source("steps")
+    marks = kernels.source("steps").replace(asks, "const_cast<PIXEL*>(X)[next * inputs + i] += 100;")
+    kernel = emulator.File(folder, 0, "steps", marks, REAL="float", PIXEL="float").get_function("next_batch")
+    n, inputs, parts, examples = 3, 20, 2, 11
+    order = np.random.default_rng(0).permutation(examples).astype("i4")
+    beyond = np.append(order, np.full(n, 1 << 30, "i4")).view(emulator.Array)  # what nobody may read
+    for step in range(3):
+        X, x = (np.zeros((rows, inputs), "f4").view(emulator.Array) for rows in (examples, n))
+        y, labels, first_t, taken = (np.ones(size, "i8").view(emulator.Array) for size in (examples, n, 1, 1))
+        number = np.full(1, step, "i4").view(emulator.Array)
+        rates, rate, t = (np.ones(size, "f4").view(emulator.Array) for size in (4, 1, 1))
+        sizes = map(np.int32, (examples, n, inputs, parts))
+        kernel((n * parts,), (32,), (X, y, beyond, number, *sizes, x, labels, rates, first_t, rate, t, taken))
+        asked = np.flatnonzero((X == 100).all(1))
+        after = order[(step + 1) * n :][:n]
+        own = order[step * n :][len(after) : n]  # where there is none after it
+        assert_array_equal(asked, np.sort(np.append(after, own)))
+        assert not np.delete(X, asked, 0).any()
 
 
 @pytest.mark.parametrize("n", [1, 4, 1030, 2047])

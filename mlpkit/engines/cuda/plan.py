@@ -156,7 +156,8 @@ class PlannedTrainer(GraphTrainer):
         parts = max(1, min(PARTS, inputs // 256))
         examples = self.X, self.y, self.feed["order"], self.step_number
         rates = self.feed["rates"], self.feed["first_t"], *batch.rates[number % 2], batch.taken
-        arguments = *examples, *map(np.int32, (self.batch_size, inputs, parts)), batch.x, batch.labels, *rates
+        sizes = map(np.int32, (len(self.y), self.batch_size, inputs, parts))
+        arguments = *examples, *sizes, batch.x, batch.labels, *rates
         self.next_batch((len(batch.labels) * parts,), (256,), arguments)
 
     def enqueue_gradient(self, batch):

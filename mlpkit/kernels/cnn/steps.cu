@@ -2,6 +2,8 @@
 //
 // X lies as it was given, row after row. REAL is the network's type; PIXEL that of the images.
 
+#include "ptx.cuh"
+
 #ifndef PIXEL
 #define PIXEL unsigned char
 #endif
@@ -16,16 +18,19 @@ __device__ REAL number(float x) { return x; }
 __device__ REAL number(double x) { return x; }
 
 // Copy the examples of the batch of step number *step, and look up what is new in that step: its rate, its number t as
-// optimizers count, from 1, and the steps taken before it. `order` names the examples. `parts` blocks an example.
+// optimizers count, from 1, and the steps taken before it. `order` names the `examples` of an epoch. `parts` blocks an
+// example: each asks for its part of an example of the batch after this one, too, which so is near when its turn comes.
 extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const int* order, const int* step,
-                                      int batch_size, int inputs, int parts, REAL* x, long long* labels,
-                                      const REAL* rates, const long long* first_t, REAL* rate, REAL* t,
-                                      long long* taken)
+                                      int examples, int batch_size, int inputs, int parts, REAL* x,
+                                      long long* labels, const REAL* rates, const long long* first_t, REAL* rate,
+                                      REAL* t, long long* taken)
 {
     const int row = blockIdx.x / parts, part = blockIdx.x % parts, number_of_step = *step;
-    const long long example = order[(long long)number_of_step * batch_size + row];
+    const long long here = (long long)number_of_step * batch_size + row, after = here + batch_size;
+    const long long example = order[here], next = order[after < examples ? after : here];
     for (int i = part * blockDim.x + threadIdx.x; i < inputs; i += parts * blockDim.x) {
         x[(long long)row * inputs + i] = number(X[example * inputs + i]);
+        prefetch_global_l2(X + next * inputs + i);
     }
     if (threadIdx.x == 0 && part == 0) {
         labels[row] = y[example];
