@@ -101,7 +101,7 @@ def test_the_record_has_the_plan_of_this_code(name, n, precision, plan):
     assert [(each.size, each.start, each.end, each.offset) for each in found.intervals] == recorded
 
 
-@pytest.mark.parametrize("name", ["fashion_cnn", "residual"])
+@pytest.mark.parametrize("name", ["lenet5", "fashion_cnn", "residual"])
 def test_a_step_takes_half_of_what_pytorch_takes(name, plan):
     record = results.published("gpu_image_memory")
     lasting = run_of(record, "cuda_conv_graph", name, 32)["lasting"]
