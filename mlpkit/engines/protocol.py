@@ -201,9 +201,10 @@ class Prediction(Protocol):
     """
 
     def __call__(self, x: Any) -> Array:
-        """Return the outputs (m, *output) of m <= n rows, a new array: x as for `Network.forward`, NumPy's or ours.
+        """Return the outputs (m, *output) of m <= n rows, a new array: x as for `Network.forward`.
 
-        Raises ValueError or TypeError for rows of another shape or type, for more than n, and for NaN or infinity.
+        Of NumPy's rows they are NumPy's, and there; of the engine's they are its own, and it may still be at work on
+        them. Raises ValueError or TypeError for rows of another shape or type, more than n, and NaN or infinity.
         """
 
     def batch(self, dtype: Any) -> Any:

@@ -168,8 +168,9 @@ def prediction(monkeypatch):
         monkeypatch.setitem(sys.modules, "mlpkit.engines.cupy_fused", SimpleNamespace(cross_entropy=None))
     from mlpkit.engines.cuda import prediction as module
 
-    event = SimpleNamespace(synchronize=lambda: None)
-    cupy = SimpleNamespace(zeros=np.zeros, empty=np.empty, cuda=SimpleNamespace(Event=lambda **_: event))
+    done = SimpleNamespace(synchronize=lambda: None)
+    cuda = SimpleNamespace(Event=lambda **_: done, get_current_stream=lambda: done)
+    cupy = SimpleNamespace(zeros=np.zeros, empty=np.empty, cuda=cuda)
     arena = SimpleNamespace(step=nullcontext)
     monkeypatch.setattr(module, "cp", cupy)
     monkeypatch.setattr(module, "watched", lambda work: work())
@@ -177,6 +178,8 @@ def prediction(monkeypatch):
     monkeypatch.setattr(module, "recorded", lambda work, pool: SimpleNamespace(launch=work))
     monkeypatch.setattr(module, "matches_for", lambda dtype: ())
     monkeypatch.setattr(module.Batch, "send", lambda batch, x, rows: rows.__setitem__(slice(None), x))
+    monkeypatch.setattr(module, "pinned", lambda shape, dtype: [np.zeros(shape, dtype)] * 2)
+    monkeypatch.setattr(module, "carry", lambda source, target: target.__setitem__(slice(None), source))
     return module
 
 
@@ -191,8 +194,13 @@ def test_fewer_rows_than_there_is_room_for(prediction):
         batch = answer.batch(dtype)
         assert_array_equal(batch.x[:m], x)
         assert not batch.x[m:].any()
-        batch.z[:] = 0
-        assert z.any()  # a copy
+        again = z.copy()
+        answer(np.zeros_like(x))
+        assert_array_equal(z, again)  # a copy
+        batch.fill(x[:1])
+        batch.replay()
+        assert_allclose(batch.z[0], z[0], rtol=1e-10, atol=1e-12)
+        assert not batch.x[1:].any()
     assert answer.batches.keys() == {np.dtype(np.uint8), np.dtype(np.float64)}
 
 
@@ -343,6 +351,42 @@ def test_rows_that_were_there_before_change_nothing(name):
     first = network.engine.to_numpy(answer(x))
     answer((1e3 * rng.normal(size=(9, 1, 28, 28))).astype("f4"))
     assert_array_equal(network.engine.to_numpy(answer(x)), first)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_comes_from_the_host_goes_back_there_however_calls_follow_each_other(name):
+    network = a_network(name, LENET5)
+    engine, answer, batch = network.engine, (compiled := network.compiled(6)), compiled.batch(np.uint8)
+    for seed, m in enumerate((6, 2, 5, 1, 6)):
+        x = pixels(LENET5, m, seed)
+        wanted = wanted_of(network, x)
+        z, there = answer(x), answer(engine.asarray(x))
+        batch.fill(pixels(LENET5, 3, seed + 10))
+        assert isinstance(z, np.ndarray)
+        assert not isinstance(there, np.ndarray)
+        for found in (z, answer(x), engine.to_numpy(there)):
+            assert error(found, wanted) < ENGINES[name]
+        assert_array_equal(engine.to_numpy(batch.x)[:m], x)
+        assert not engine.to_numpy(batch.x)[m:].any()
+        assert_array_equal(engine.to_numpy(batch.z)[:m], answer(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1, 2, 3, 12, 40, 784, 10_000_001])
+def test_what_is_carried_is_there(size):
+    from mlpkit.engines.cuda import prediction as module
+
+    host, there = module.pinned((size,), np.uint8)
+    host[:] = np.random.default_rng(size).integers(0, 256, size)
+    import cupy as cp
+
+    here, back = cp.zeros(size, np.uint8), module.pinned((size,), np.uint8)
+    module.carry(there, here)
+    module.carry(here, back[1])
+    cp.cuda.get_current_stream().synchronize()
+    assert_array_equal(back[0], host)
+    assert_array_equal(cp.asnumpy(here), host)
 
 
 @pytest.mark.gpu
