@@ -84,6 +84,8 @@ class Waiting:
         return self
 
     def __exit__(self, *error):
+        if self.said.closed:  # it was ended before, and others may have its number
+            return
         _kill_all(self.process)
         self.process.communicate()
         self.said.close()

@@ -55,6 +55,20 @@ def test_who_says_float32_and_multiplies_fewer_digits_does_not_count():
     assert found("bf16", float("nan")) is None
 
 
+def test_who_is_more_exact_may_take_part():
+    def found(precision, ours=False, **more):
+        return gpu_image_inference.fastest(record, ours, precision, "lenet5", 8, **more)
+
+    runs = [("float32", 20, 60, 1e-6), ("tf32", 30, 50, 1e-4), ("fp16", 28, 70, 1e-3)]
+    runs = [run("pytorch", "graph", [us], [waited], precision=p, difference=d) for p, us, waited, d in runs]
+    record = RECORD | {"runs": [*RECORD["runs"], *runs]}
+    assert found("float32") == found("tf32") == found("fp16") == found("bf16") == (20, "pytorch, float32")
+    assert found("bf16", clock="waited_us") == (42, "pytorch, bf16")
+    assert found("fp16", clock="waited_us") == (50, "pytorch, tf32")
+    assert found("bf16", ours=True) == (5, "cuda_conv_graph_bf16, bf16")
+    assert found("fp16", ours=True) == (None, None)
+
+
 def test_the_table_has_a_line_each_and_the_reason():
     title, ours, theirs, absent, *_, reason = gpu_image_inference.table(RECORD).splitlines()
     assert title.split() == ["lenet5,", "us", "on", "the", "GPU", "1", "8"]
@@ -100,17 +114,36 @@ def test_pytorchs_operations_are_the_layers(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lenet5", "residual"])
-def test_jaxs_answers_are_the_networks(name, tmp_path):
+def test_jaxs_answers_are_the_networks(name, tmp_path, monkeypatch):
     pytest.importorskip("jax")
     from mlpkit.lab.peers.answering import jax
 
+    monkeypatch.setattr(jax, "SIDE", 64)
     network = Network(model=MODELS[name])
     network.save(tmp_path / "network.npz")
     x = np.random.default_rng(0).integers(0, 256, (3, *network.model.input)).astype(np.uint8)
     task = answering.Task(str(tmp_path / "network.npz"), x, network.forward(x))
     (way,) = jax.ways(task, 3, "float32")
     assert_allclose(way.answer(x), task.wanted, rtol=1e-3, atol=1e-4)
-    assert way.device_us(20) > 0
+    assert way.device_us(answering.TIMES) > 0
+
+
+def test_a_clock_is_read_when_all_is_warm(tmp_path, monkeypatch):
+    network, asked = Network(model=MODELS["lenet5"]), []
+    network.save(tmp_path / "network.npz")
+    x = np.zeros((4, *network.model.input), np.uint8)
+    task = answering.Task(str(tmp_path / "network.npz"), x, network.forward(x))
+
+    def answer(x):
+        asked.append(len(x))
+        return network.forward(x)
+
+    peer = SimpleNamespace(ways=lambda task, n, precision: [answering.Way("way", lambda times: times, answer)])
+    monkeypatch.setattr(answering, "import_module", lambda name: peer)
+    (found,) = answering.prepared("peer", task, (3,), "float32")()
+    assert (found["n"], len(found["waited_us"]), found["equal"]) == (3, answering.WAITS, 1)
+    assert found["device_us"] == [answering.TIMES] * answering.SAMPLES
+    assert asked == [3] * (2 + answering.WARM + answering.WAITS)
 
 
 @pytest.mark.gpu

@@ -42,7 +42,7 @@ ON_GPU = tuple(name for name in (*gpu_peers.PLAN.others, "pytorch_cuda_graph_bf1
 @pytest.mark.parametrize("which", [0, 1], ids=["sgd", "adam"])
 def test_a_peer_trains_the_same_network_on_the_same_batches(name, which, wanted):
     try:
-        measured = peers.prepared(name, TWO[which])(QUICK)
+        measured = peers.prepared(name, TWO[which], QUICK)()
     except ImportError as error:
         pytest.skip(str(error))
     assert peers.are_wanted(measured["first_losses"], wanted[which], *measured["gate"])
@@ -129,14 +129,14 @@ def test_an_engine_that_is_not_there_has_a_reason(name):
     if name == "none":
         pytest.skip("they are all there")
     with pytest.raises(ValueError, match=f"no engine '{name}'"):
-        peers.prepared(name, TWO[0])
+        peers.prepared(name, TWO[0], QUICK)
 
 
 def measured(losses, **more):
     return {"first_losses": list(losses), "samples_us": [1.0, 2.0], "start_seconds": [3.0], **more}
 
 
-def compare(monkeypatch, answers):
+def compare(monkeypatch, answers, **settings):
     """Return the runs of a comparison whose processes give these answers, and the order in which they were asked."""
     asked, saved = [], []
 
@@ -147,7 +147,7 @@ def compare(monkeypatch, answers):
             yield name, dict(answers[name][TWO.index(recipe)])
 
     monkeypatch.setattr(peers, "in_turns", in_turns)
-    plan = Plan((), tuple(answers), ("numpy",), QUICK, TWO)
+    plan = Plan((), tuple(answers), ("numpy",), QUICK, TWO, **settings)
     record = experiment.measure(lambda record: saved.append(1), lambda text: None, plan, "some_peers")
     assert record["experiment"] == "some_peers"
     assert list(record["settings"]["libraries"]) == ["numpy"]
@@ -187,6 +187,58 @@ def test_peers_take_turns_and_one_that_differs_gets_no_time(wanted, monkeypatch)
     for name, reason in reasons.items():
         assert reason in runs[name]["why_not"]
         assert runs[name]["samples_us"] == []
+
+
+def test_float32_is_told_from_fewer_digits(wanted, monkeypatch):
+    """TF32's first losses are further off than rounding can be, and what rounding has grown to by step 20 is not."""
+    grown = np.where(np.arange(GATE_STEPS) < 10, 2e-5, 8e-3)
+    answers = {
+        "exact": [measured(losses * (1 + grown)) for losses in wanted],
+        "tf32": [measured(losses * (1 + np.maximum(grown, 1.2e-4))) for losses in wanted],
+        "late": [measured(losses * (1 + 4 * grown * (grown > 1e-3))) for losses in wanted],
+        "rough": [measured(losses * (1 + 9e-3), gate=[5, 2e-3]) for losses in wanted],
+        "rougher": [measured(losses * (1 + 2e-2), gate=[5, 3e-2]) for losses in wanted],
+    }
+    record, _ = compare(monkeypatch, answers, gates=gpu_image_peers.PLAN.gates)
+    refused = {run["engine"] for run in record["runs"] if run["why_not"]}
+    assert refused == {"tf32", "late"}
+    assert all("differ" in run["why_not"] for run in record["runs"] if run["engine"] in refused)
+
+
+def test_the_baseline_of_the_gate_is_exact():
+    module, train = import_module(experiment.measure.__module__), peers.load("mnist").train
+    for recipe in TWO:
+        exact = module._first_losses(recipe, train)
+        assert exact.dtype == np.float64
+        losses = bench.Stepper("numpy_baseline", recipe, train).take(GATE_STEPS)[1]
+        assert_allclose(losses, exact, rtol=2e-5)
+
+
+def test_a_sample_is_warmed_up_for_by_as_many_steps_as_it_has(monkeypatch):
+    asked = []
+
+    def steps(n):
+        asked.append(n)
+        return [0.0] * n
+
+    monkeypatch.setattr(peers, "_prepare", lambda name, problem: (steps, peers.GATE))
+    for warmup, calls in ((0, 0), (5, 1), (20, 1), (30, 2)):
+        asked.clear()
+        measure = peers.prepared("peer", TWO[0], Timing(warmup=warmup, steps_a_sample=20))
+        assert asked == [GATE_STEPS, 20]
+        measure()
+        assert asked == [GATE_STEPS] + [20] * (1 + calls + peers.SAMPLES)
+
+
+def test_in_float32_pytorchs_convolutions_are_too():
+    torch = pytest.importorskip("torch")
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = True  # as PyTorch has it
+        importable("pytorch")(peers.problem(gpu_image_peers.LENET))
+        assert not torch.backends.cudnn.allow_tf32
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def test_the_table_has_a_row_a_peer_and_a_column_a_recipe(wanted, monkeypatch):

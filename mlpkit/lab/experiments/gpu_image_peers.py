@@ -1,11 +1,14 @@
 """How fast do other people's libraries train networks that see on a GPU, beside the workbook? PyTorch and JAX.
 
-See `peers`. Losses are held as loosely as in `image_peers`, and for the same reason.
+See `peers`. All 20 losses are held as loosely as in `image_peers`, and for the same reason. Digits that a product
+leaves out show sooner. On an H200 the first five of whoever computed in float32 were within 1.6e-5 of float64's, and of
+who took TF32 for its convolutions beyond 1.1e-4. LeNet-5's alone, of eager PyTorch, were within 5e-6 then; at step 20
+they were off by 0.03 and more.
 """
 
 from functools import partial
 
-from mlpkit.lab.bench import Timing
+from mlpkit.lab.bench import GATE_STEPS, Timing
 from mlpkit.nn.models import FASHION_CNN, LENET5, RESIDUAL
 from mlpkit.training.recipe import Recipe
 
@@ -36,8 +39,8 @@ PLAN = Plan(
     ),
     libraries=("torch", "jax", "jaxlib", "cupy-cuda12x", "cupy-cuda13x"),
     needs="cupy_naive",
-    timing=Timing(warmup=100, steps_a_sample=200, rounds=1),  # a GPU's times hold; to compile takes longer
+    timing=Timing(warmup=200, steps_a_sample=200, rounds=1),  # a GPU's times hold; to compile takes longer
     recipes=(FASHION, FASHION.but(batch_size=64), DEEP, LENET, LENET.but(batch_size=64)),
-    rtol=1e-2,
+    gates=((5, 4e-5), (GATE_STEPS, 1e-2)),
 )
 measure = partial(peers.measure, plan=PLAN, experiment="gpu_image_peers")

@@ -8,7 +8,7 @@ steps. In float64 the gradients agree to 1e-15 all the same. So losses are held 
 from functools import partial
 
 from mlpkit.engines import BASELINE
-from mlpkit.lab.bench import Timing
+from mlpkit.lab.bench import GATE_STEPS, Timing
 from mlpkit.nn.models import FASHION_CNN, LENET5
 from mlpkit.training.recipe import Recipe
 
@@ -23,6 +23,6 @@ PLAN = Plan(
     libraries=("torch", "jax", "jaxlib"),
     timing=Timing(warmup=5, steps_a_sample=20, rounds=5),
     recipes=(LENET, LENET.but(optimizer="adam", lr=1e-3), Recipe(model=FASHION_CNN, lr=0.01, batch_size=64)),
-    rtol=1e-2,
+    gates=((GATE_STEPS, 1e-2),),
 )
 measure = partial(peers.measure, plan=PLAN, experiment="image_peers")

@@ -68,8 +68,8 @@ def problem(recipe):
     return Problem(X, y, epoch_order(len(y), recipe.seed, 0), network.views(network.theta), recipe)
 
 
-def prepared(name, recipe):
-    """Return a function of a `Timing` that measures the peer `name`: what takes long is done, the first steps, too.
+def prepared(name, recipe, timing):
+    """Return a function that measures the peer `name`: what takes long is done, the first steps, too.
 
     It returns, as JSON can hold it, first_losses; gate: how many of them to compare, and how closely; threads: of each
     library; start_seconds: what imports, compiling and the first steps took; samples_us: microseconds a step.
@@ -77,11 +77,12 @@ def prepared(name, recipe):
     task, start = problem(recipe), time.perf_counter()
     steps, gate = _prepare(name, task)
     losses = np.atleast_1d(steps(GATE_STEPS)).tolist()
-    started = time.perf_counter() - start
+    started, n = time.perf_counter() - start, timing.steps_a_sample
+    steps(n)  # as many as a sample has: of some peers each number of steps is a program, which is compiled
 
-    def measure(timing):
-        n = timing.steps_a_sample
-        steps(timing.warmup)
+    def measure():
+        for _ in range(-(-timing.warmup // n)):
+            steps(n)
         return {
             "first_losses": losses,
             "gate": gate,
@@ -128,10 +129,12 @@ def _side_by_side(start, names):
             except processes.Failed as error:
                 failed[name] = str(error)
         for name, process in there.items():
-            try:
-                yield name, {"why_not": failed[name]} if name in failed else process.answer()
-            except processes.Failed as error:
-                yield name, {"why_not": str(error)}
+            with process:  # and ends it: it would take cores, and the GPU, from the one that is asked next
+                try:
+                    answer = {"why_not": failed[name]} if name in failed else process.answer()
+                except processes.Failed as error:
+                    answer = {"why_not": str(error)}
+            yield name, answer
 
 
 def are_wanted(losses, wanted, steps, rtol):

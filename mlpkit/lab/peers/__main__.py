@@ -10,6 +10,6 @@ from mlpkit.training.recipe import Recipe
 from . import prepared
 
 settings = json.loads(sys.argv[2])
-measure = prepared(sys.argv[1], Recipe.from_dict(settings["recipe"]))
+measure = prepared(sys.argv[1], Recipe.from_dict(settings["recipe"]), Timing(**settings["timing"]))
 wait_to_be_asked()
-print(json.dumps(measure(Timing(**settings["timing"]))))
+print(json.dumps(measure()))

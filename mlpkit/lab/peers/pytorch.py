@@ -14,6 +14,7 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 def prepare(problem, compiled=False, device="cpu", memory_format=torch.contiguous_format):
     torch.set_float32_matmul_precision("highest")  # another peer of this process may want less
+    torch.backends.cudnn.allow_tf32 = False  # convolutions would take TF32, which PyTorch allows them by default
     X, y, rows = (torch.from_numpy(array).to(device) for array in (problem.X, problem.y, problem.rows()))
     model, X = build(problem).to(device, memory_format=memory_format), X.contiguous(memory_format=memory_format)
     loss_of = torch.nn.CrossEntropyLoss()

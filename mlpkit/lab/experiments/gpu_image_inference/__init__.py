@@ -7,5 +7,6 @@ far the outputs are from the baseline's in float64, and how many answers are the
 
 from .measure import Plan as Plan
 from .measure import measure as measure
+from .read import fastest as fastest
 from .read import table as table
 from .read import us as us

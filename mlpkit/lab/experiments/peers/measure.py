@@ -3,11 +3,13 @@
 from dataclasses import asdict, dataclass
 from functools import partial
 
+import numpy as np
+
 from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.engines import BASELINE
 from mlpkit.lab import machine, peers, results
-from mlpkit.lab.bench import GATE_STEPS, RTOL, Stepper, Timing
+from mlpkit.lab.bench import GATE_STEPS, Stepper, Timing
 from mlpkit.training.recipe import Recipe
 
 ADAM = Recipe(optimizer="adam", lr=1e-3)
@@ -18,8 +20,9 @@ RECIPES = (Recipe(), Recipe(batch_size=64, lr=0.05), ADAM, ADAM.but(batch_size=6
 class Plan:
     """Who is compared, engines of the workbook and others, and how.
 
-    libraries: whose versions the record names. rtol: how close everybody's first losses must be to the baseline's, but
-    for those who compute less precisely. needs: an engine without which nothing is worth measuring.
+    libraries: whose versions the record names. gates: how many of everybody's first losses are held to the baseline's,
+    and how closely, one after another; who computes less precisely is held to its own gate, and to the last one's
+    closeness if that is less. needs: an engine without which nothing is worth measuring.
     """
 
     engines: tuple[str, ...]
@@ -27,7 +30,7 @@ class Plan:
     libraries: tuple[str, ...]
     timing: Timing
     recipes: tuple[Recipe, ...] = RECIPES
-    rtol: float = RTOL
+    gates: tuple[tuple[int, float], ...] = (peers.GATE,)
     needs: str = BASELINE
 
     @property
@@ -51,14 +54,14 @@ def measure(save=results.save_part, progress=print, plan=USUAL, experiment="peer
     """
     engines.load(plan.needs)
     versions = {library: machine.version(library) for library in plan.libraries}
-    record = results.new(experiment, timing=asdict(plan.timing), libraries=versions, rtol=plan.rtol)
+    record = results.new(experiment, timing=asdict(plan.timing), libraries=versions, gates=plan.gates)
     record["runs"] = [
         {"engine": name, "recipe": recipe.to_dict(), "why_not": None, "samples_us": [], "start_seconds": []}
         for recipe in plan.recipes
         for name in plan.names
     ]
     train = load("mnist").train
-    wanted = [Stepper(BASELINE, recipe, train).take(GATE_STEPS)[1] for recipe in plan.recipes]
+    wanted = [_first_losses(recipe, train) for recipe in plan.recipes]
     for _ in range(plan.timing.rounds):
         for recipe, losses in zip(plan.recipes, wanted, strict=True):
             runs = {run["engine"]: run for run in record["runs"] if run["recipe"] == recipe.to_dict()}
@@ -66,15 +69,27 @@ def measure(save=results.save_part, progress=print, plan=USUAL, experiment="peer
             left = [name for name, run in runs.items() if not run["why_not"]]
             for name, answer in peers.in_turns(start, left):
                 progress(f"{name}, {recipe.optimizer}, batch {recipe.batch_size}")
-                _add(runs[name], answer, losses, plan.rtol)
+                _add(runs[name], answer, losses, plan.gates)
                 save(record)
     return record
 
 
-def _add(run, measured, wanted, rtol=RTOL):
+def _first_losses(recipe, train):
+    """Return the baseline's first losses in float64, from weights of float32: what others round differs from these.
+
+    In float32 NumPy rounds, too, and in a network that normalizes that may be most of what two of them differ by.
+    """
+    stepper = Stepper(BASELINE, recipe.but(dtype="float64"), train)
+    stepper.network.set_theta(recipe.make_network().theta.astype(np.float64))
+    return stepper.take(GATE_STEPS)[1]
+
+
+def _add(run, measured, wanted, gates):
     """Add a process's samples to the run, if its losses, or their mean where it has no more, are the wanted ones."""
-    losses, (steps, own_rtol) = measured.get("first_losses", []), measured.get("gate", peers.GATE)
-    if losses and not peers.are_wanted(losses, wanted, steps, max(rtol, own_rtol)):
+    losses, (steps, rtol) = measured.get("first_losses", []), measured.get("gate", peers.GATE)
+    if (steps, rtol) != peers.GATE:
+        gates = ((steps, max(rtol, gates[-1][1])),)
+    if losses and not all(peers.are_wanted(losses, wanted, *gate) for gate in gates):
         measured = {"why_not": f"its first losses differ from the baseline's: {losses}"}
     if run["why_not"]:  # of an earlier round
         return

@@ -17,34 +17,34 @@ from mlpkit.engines.cuda import prediction_blocks
 from mlpkit.nn.network import Network
 
 SAMPLES, TIMES = 5, 20  # of the device's clock, and batches in each
-WAITS = 20  # samples of the host's clock
+WARM, WAITS = 20, 20  # calls that are not timed, and samples of the host's clock
 
 
 class Way(NamedTuple):
     """A way to answer. device_us(times): microseconds a batch, on the GPU, of so many; answer(x): what a program calls.
 
-    answer: pixels (n, *input) on the host; it returns the outputs (n, classes) when they are there, a NumPy array.
-    keeps: what must live as long, such as arrays whose addresses a graph knows.
+    answer: pixels (n, *input) on the host; it returns the outputs (n, classes) when they are there, as NumPy has them.
+    keeps: what must live as long, such as arrays whose addresses a graph knows. kernels: their names,
+    where they are known.
     """
 
     name: str
     device_us: Callable[[int], float]
     answer: Callable[[np.ndarray], np.ndarray]
     keeps: Any = None
+    kernels: Any = None
 
 
 @dataclass(frozen=True)
 class Task:
     """A network of the file `path`, pixels (rows, *input) to answer, and `wanted`: the outputs of the first of them.
 
-    These are the baseline's, in float64: (few, classes). compiled: for which sizes of batches a peer that can also
-    compile shall, which takes it seconds each.
+    These are the baseline's, in float64: (few, classes).
     """
 
     path: str
     x: np.ndarray
     wanted: np.ndarray
-    compiled: tuple[int, ...] = ()
 
     @property
     def network(self):
@@ -90,7 +90,7 @@ def prepared(name, task, sizes, precision):
     """Return a function that measures the peer `name`; what takes long, compiling, is done.
 
     It returns for each size and way, as JSON can hold it: n, way, device_us and waited_us (samples), difference (the
-    largest, of an output, as a part of the largest output) and equal (the part of equal answers).
+    largest, of an output, as a part of the largest output), equal (the part of equal answers), and kernels.
     """
     peer = import_module(f"{__name__}.{name.partition(':')[0]}")
     given = (name.partition(":")[2],) if ":" in name else ()
@@ -103,16 +103,18 @@ def prepared(name, task, sizes, precision):
 def _measured(task, n, way) -> dict[str, Any]:
     x, few = task.x[:n], min(n, len(task.wanted))
     z, wanted = way.answer(x)[:few].astype(np.float64), task.wanted[:few]
+    device = [way.device_us(TIMES) for _ in range(SAMPLES)]
     waited = []
-    for _ in range(WAITS):
+    for _ in range(WARM + WAITS):
         start = time.perf_counter()
         way.answer(x)
         waited.append((time.perf_counter() - start) * 1e6)
     return {
         "n": n,
         "way": way.name,
-        "device_us": [way.device_us(TIMES) for _ in range(SAMPLES)],
-        "waited_us": waited,
+        "device_us": device,
+        "waited_us": waited[WARM:],
         "difference": float(abs(z - wanted).max() / abs(wanted).max()),
         "equal": float((z.argmax(1) == wanted.argmax(1)).mean()),
+        "kernels": way.kernels,
     }

@@ -11,7 +11,7 @@ from . import Task, prepared
 
 settings = json.loads(sys.argv[2])
 with np.load(settings["data"]) as data:
-    task = Task(settings["path"], data["x"], data["wanted"], tuple(settings["compiled"]))
+    task = Task(settings["path"], data["x"], data["wanted"])
 measure = prepared(sys.argv[1], task, settings["sizes"], settings["precision"])
 wait_to_be_asked()
 print(json.dumps(measure()))
