@@ -36,7 +36,8 @@ def test_the_table_shows_accuracies_with_their_spread():
 def test_the_published_record_can_be_read():
     record = results.published("seeds")
     assert "accuracy after 5 epochs, 15 seeds: 97." in table(record)
-    assert all(seeds.median_ms(run) > 0 for run in results.runs(record, kind="epoch"))
+    timed = [run for run in results.runs(record, kind="epoch") if not run.get("why_not")]
+    assert all(seeds.median_ms(run) > 0 for run in timed)
 
 
 @pytest.mark.gpu
