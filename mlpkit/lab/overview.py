@@ -23,7 +23,11 @@ from .words import counted
 
 STEPS = ("engines", "peers", "gpu_peers")  # the records with times of steps, the last word last
 GROUPS = ("ours, CPU", "others, CPU", "ours, GPU", "others, GPU")
-TF32 = ("pytorch_cuda_graph_tf32", "pytorch_cuda_streams_tf32", "jax_epoch_default")  # what products are made of
+# What products are made of, in a network without convolutions: there both of ours multiply TF32.
+TF32 = (
+    *("pytorch_cuda_graph_tf32", "pytorch_cuda_streams_tf32", "jax_epoch_default"),
+    *("cuda_conv_graph_tf32", "cuda_conv_graph_bf16"),
+)
 BF16 = ("pytorch_cuda_streams_bf16", "pytorch_cuda_graph_bf16", "jax_epoch_bf16")
 LESS_PRECISE = TF32 + BF16
 TITLES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}

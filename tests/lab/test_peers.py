@@ -84,7 +84,7 @@ def test_after_an_epoch_the_batches_come_again(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", LESS_PRECISE)
+@pytest.mark.parametrize("name", sorted(set(LESS_PRECISE) - set(engines.names())))
 def test_less_precise_products_are_what_they_say(name, wanted):
     """They differ from float32 by more than rounding in float32 explains, and no more than their gate lets through."""
     prepare = importable(name)
