@@ -38,6 +38,13 @@ class Plan:
         """Everybody's names, the workbook's engines first."""
         return self.engines + self.others
 
+    def missed(self, losses, wanted, gate):
+        """Return the gate, (steps, rtol), that first losses miss, or None. gate: of whoever has computed them."""
+        steps, rtol = gate
+        own = ((steps, max(rtol, self.gates[-1][1])),)
+        gates = self.gates if (steps, rtol) == peers.GATE else own
+        return next((gate for gate in gates if not peers.are_wanted(losses, wanted, *gate)), None)
+
 
 USUAL = Plan(
     engines=(BASELINE, "numba_hybrid", "numba_step"),
@@ -69,7 +76,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL, experiment="peer
             left = [name for name, run in runs.items() if not run["why_not"]]
             for name, answer in peers.in_turns(start, left):
                 progress(f"{name}, {recipe.optimizer}, batch {recipe.batch_size}")
-                _add(runs[name], answer, losses, plan.gates)
+                _add(runs[name], answer, losses, plan)
                 save(record)
     return record
 
@@ -84,12 +91,10 @@ def _first_losses(recipe, train):
     return stepper.take(GATE_STEPS)[1]
 
 
-def _add(run, measured, wanted, gates):
+def _add(run, measured, wanted, plan):
     """Add a process's samples to the run, if its losses, or their mean where it has no more, are the wanted ones."""
-    losses, (steps, rtol) = measured.get("first_losses", []), measured.get("gate", peers.GATE)
-    if (steps, rtol) != peers.GATE:
-        gates = ((steps, max(rtol, gates[-1][1])),)
-    if losses and not all(peers.are_wanted(losses, wanted, *gate) for gate in gates):
+    losses = measured.get("first_losses", [])
+    if losses and plan.missed(losses, wanted, measured.get("gate", peers.GATE)):
         measured = {"why_not": f"its first losses differ from the baseline's: {losses}"}
     if run["why_not"]:  # of an earlier round
         return
