@@ -119,6 +119,7 @@ def test_jaxs_answers_are_the_networks(name, tmp_path, monkeypatch):
     from mlpkit.lab.peers.answering import jax
 
     monkeypatch.setattr(jax, "SIDE", 64)
+    monkeypatch.setattr(jax, "FEW", 0)  # a long loop takes a CPU minutes
     network = Network(model=MODELS[name])
     network.save(tmp_path / "network.npz")
     x = np.random.default_rng(0).integers(0, 256, (3, *network.model.input)).astype(np.uint8)
@@ -131,7 +132,7 @@ def test_jaxs_answers_are_the_networks(name, tmp_path, monkeypatch):
 def test_a_clock_is_read_when_all_is_warm(tmp_path, monkeypatch):
     network, asked = Network(model=MODELS["lenet5"]), []
     network.save(tmp_path / "network.npz")
-    x = np.zeros((4, *network.model.input), np.uint8)
+    x = np.random.default_rng(0).integers(0, 256, (4, *network.model.input)).astype(np.uint8)
     task = answering.Task(str(tmp_path / "network.npz"), x, network.forward(x))
 
     def answer(x):
