@@ -3,6 +3,7 @@
 Tests marked `gpu` run where there is an NVIDIA GPU, and say so where there is none.
 """
 
+import gc
 import os
 import signal
 from pathlib import PurePosixPath
@@ -29,6 +30,17 @@ COMPILED = {"test_engines", "test_convolutions", "test_numba_conv", "test_numba"
 # What takes long in one piece, and so comes first: at the end, the other processes would wait for it.
 LONG = {"test_clean_checkout", "test_emulated", "test_site", "test_browser", "02_train_it_well", "03_find_the_floor",
         "13_convolve", "14_make_it_fast_on_a_cpu", "17_choose_a_convolution"}  # fmt: skip
+
+
+# Python looks through all objects again and again for some that nobody needs. What collecting the tests makes, close to
+# a million, stays: it is not looked through at all.
+def pytest_configure():
+    gc.disable()
+
+
+def pytest_collection_finish():
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
