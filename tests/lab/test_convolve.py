@@ -1,5 +1,7 @@
 """The record "convolve": who takes part, what is counted, who gets no time, and what it says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,11 @@ from mlpkit.lab.experiments.convolve.measure import convolving
 from mlpkit.lab.experiments.floor import Roofs
 
 SMALL = Case(2, 3, 4, 6, 3, 1), Case(1, 2, 2, 5, 5, 2, 2)
-PLAN = Plan(
-    engines=("numpy_baseline", "numpy_im2col"), grid=SMALL, layers=(("a layer", SMALL[0]),), rounds=2, sizes=(2**16,)
-)
+QUICK = Plan(grid=SMALL[:1], layers=(), rounds=1, flops=10**8, sizes=())
+PLAN = replace(
+    QUICK, engines=("numpy_baseline", "numpy_im2col"), grid=SMALL, layers=(("a layer", SMALL[0]),), rounds=2,
+    sizes=(2**16,),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,7 @@ def test_who_computes_something_else_gets_no_time(wrong, monkeypatch):
     engine = engines.load("numpy_im2col")
     conv = engine.conv
     monkeypatch.setattr(engine, "conv", lambda *given: conv(*given) * np.float32(wrong))
-    plan = Plan(engines=("numpy_im2col",), grid=SMALL[:1], layers=(), rounds=1, sizes=())
+    plan = replace(QUICK, engines=("numpy_im2col",))
     forward, *others = [r for r in measure(lambda r: None, lambda t: None, plan)["runs"] if r["kind"] == "grid"]
     assert "off by" in forward["why_not"]
     assert not forward["samples_us"]
@@ -64,7 +68,7 @@ def test_who_computes_something_else_gets_no_time(wrong, monkeypatch):
 
 
 def test_what_takes_too_long_is_not_timed():
-    plan = Plan(engines=("numpy_im2col",), grid=SMALL[:1], layers=(), longest=1e-9, sizes=())
+    plan = replace(QUICK, engines=("numpy_im2col",), longest=1e-9)
     runs = [run for run in measure(lambda r: None, lambda t: None, plan)["runs"] if run["kind"] == "grid"]
     assert all("lasts" in run["why_not"] and not run["samples_us"] for run in runs)
 

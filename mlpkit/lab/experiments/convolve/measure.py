@@ -24,7 +24,8 @@ class Plan:
 
     engines: their names, None for all of the processor's that convolve, but Python's. grid: cases on one core.
     layers: cases by name, on one core and on all. A sample is the mean of as many calls as fit into `sample_seconds`.
-    No operation is timed that would last more than `longest` seconds. sizes: bytes of arrays, for bandwidth.
+    No operation is timed that would last more than `longest` seconds. flops: operations of a sample of the peak. sizes:
+    bytes of arrays, for bandwidth.
     """
 
     engines: tuple[str, ...] | None = None
@@ -34,6 +35,7 @@ class Plan:
     layer_rounds: int = 5
     sample_seconds: float = 0.005
     longest: float = 0.5
+    flops: int = 10**10
     sizes: tuple[int, ...] = (2**18, 2**20, 2**22, 2**24, 2**26, 2**28)
 
 
@@ -50,7 +52,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
     layers = (
         (name, case, threads, plan.layer_rounds) for name, case in plan.layers for threads in machine.thread_counts()
     )
-    peaks = partial(roof.peaks, 5, 10**10)
+    peaks = partial(roof.peaks, 5, plan.flops)
     streams = roof.bandwidths(3, plan.sizes, 10**9, progress)
     cases = (_case(names, *each, plan, progress) for each in chain(layers, grid))
     return results.collect(record, chain(peaks(progress), streams, chain.from_iterable(cases), peaks(progress)), save)
