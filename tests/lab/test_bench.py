@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import ENGINES, dataset, engine_like, one_sentence
+from shared import ENGINES, REASONS, dataset, engine_like, one_sentence
 from shared import SMALL as MODEL
 
 from mlpkit import engines
@@ -123,6 +123,19 @@ def test_an_engine_that_refuses_this_gpu_does_not_stop_the_others(register):
 
 
 # Times
+
+
+def test_where_nobody_chooses_every_engine_is_gated_timed_and_trained(monkeypatch):
+    monkeypatch.setattr(machine, "settle", lambda call: call())
+    runs = measure(lambda record: None, lambda text: None, Plan(QUICK, RECIPE), DATA)["runs"]
+    assert [run["engine"] for run in runs] == list(engines.names(MODEL.operations))
+    for run in runs:
+        if not engines.on_gpu(run["engine"]):
+            assert run["why_not"] is None
+            assert len(run["samples_us"]) == QUICK.rounds
+            assert len(run["loss"]) == RECIPE.epochs * RECIPE.steps_an_epoch(50)
+        elif REASONS[run["engine"]]:
+            assert run["why_not"] == REASONS[run["engine"]]
 
 
 def test_rounds_take_a_sample_of_each_engine_in_turn():
