@@ -5,8 +5,10 @@ from importlib import import_module
 
 import pytest
 
+from mlpkit import engines
 from mlpkit.lab import processes
 from mlpkit.lab.experiments import busy
+from mlpkit.nn.models import LENET5
 
 measuring = import_module(f"{busy.__name__}.measure")  # its name is that of its function
 QUICK = busy.Plan(engines=("numpy_baseline",), others=(), rounds=1, seconds=0.02, disturbed=99.0, patience=0.0)
@@ -28,6 +30,16 @@ def test_each_way_is_measured_alone_and_beside_a_busy_program():
         assert busy.mean_us(record, "numpy_baseline", way, others) > 0
         assert busy.slower(record, "numpy_baseline", way) > 0
     assert "numpy_baseline" in busy.table(record)
+
+
+def test_every_engine_of_numbas_whose_threads_can_be_chosen_is_measured():
+    found = [name for name in engines.names() if engines.library(name) == "numba"]
+    assert {name for name in found if hasattr(engines.load(name), "threads")} <= set(busy.USUAL.engines)
+
+
+def test_an_engine_for_networks_that_see_trains_one():
+    assert {name for name in busy.USUAL.engines if measuring.recipe_of(name).model is LENET5} == {"numba_conv"}
+    assert all(measuring.recipe_of(name) == measuring.RECIPE for name in busy.USUAL.others)
 
 
 def test_a_window_in_which_others_computed_is_kept_and_does_not_count(monkeypatch):

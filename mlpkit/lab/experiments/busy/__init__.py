@@ -2,7 +2,8 @@
 
 The record "busy" holds, for each engine that shares its work among threads, times of its steps with all threads always
 ("all") and with a crew that is chosen while it trains ("crew", as everybody's steps are taken: `engines.crew`), and for
-a few peers as they are ("own"). Each is measured alone and beside one busy program, in turns, in a process of its own.
+a few peers as they are ("own"). They train the multilayer perceptron; an engine for networks that see, LeNet-5. Each is
+measured alone and beside one busy program, in turns, in a process of its own.
 """
 
 from .measure import USUAL as USUAL

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import import_module
 
 import numpy as np
@@ -19,9 +20,11 @@ from mlpkit.engines import BASELINE
 from mlpkit.engines.crew import Crew
 from mlpkit.lab import machine, peers, processes, results
 from mlpkit.lab.bench import GATE_STEPS, Stepper
+from mlpkit.nn.models import LENET5, MLP
 from mlpkit.training.recipe import Recipe
 
 RECIPE = Recipe()
+SEES = Recipe(model=LENET5, lr=0.05)  # for an engine that has nothing of its own for the other model
 SIDES = (0, 1)  # how many busy programs there are
 
 
@@ -33,7 +36,15 @@ class Plan:
     tries: how many windows there may be until there are enough that count. patience: seconds to wait for each to begin.
     """
 
-    engines: tuple[str, ...] = (BASELINE, "numba_parallel", "numba_blocked", "numba_hybrid", "numba_step")
+    engines: tuple[str, ...] = (
+        BASELINE,
+        "numba_parallel",
+        "numba_fastmath",
+        "numba_blocked",
+        "numba_hybrid",
+        "numba_step",
+        "numba_conv",
+    )
     others: tuple[str, ...] = ("pytorch", "jax_epoch")
     rounds: int = 5
     seconds: float = 1.0
@@ -54,11 +65,21 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
     """Measure everybody, and return the record."""
     versions = {library: machine.version(library) for library in ("numpy", "numba", "torch", "jax")}
     record = results.new("busy", plan=asdict(plan), recipe=RECIPE.to_dict(), libraries=versions)
-    wanted = Stepper(BASELINE, RECIPE, load("mnist", scaled=True).train).take(GATE_STEPS)[1]
-    return results.collect(record, _runs(plan, wanted, progress), save)
+    record["settings"]["sees"] = {name: SEES.to_dict() for name in plan.engines if recipe_of(name) is SEES}
+    return results.collect(record, _runs(plan, progress), save)
 
 
-def _runs(plan, wanted, progress):
+def recipe_of(name):
+    """Return by which recipe an engine or a peer trains here."""
+    return SEES if name in set(engines.names(LENET5.operations)) - set(engines.names(MLP.operations)) else RECIPE
+
+
+@cache
+def _wanted(recipe):
+    return Stepper(BASELINE, recipe, load("mnist", scaled=True).train).take(GATE_STEPS)[1]
+
+
+def _runs(plan, progress):
     for name in plan.engines + plan.others:
         progress(f"{name}, alone and beside a busy program")
         try:
@@ -69,7 +90,7 @@ def _runs(plan, wanted, progress):
                 "runs": [{"way": "own", "others": 0, "samples_us": [], "why_not": str(error)}],
             }
         losses = answer["first_losses"]
-        wrong = losses and not peers.are_wanted(losses, wanted, *peers.GATE)
+        wrong = losses and not peers.are_wanted(losses, _wanted(recipe_of(name)), *peers.GATE)
         for run in answer["runs"]:
             why_not = f"its first losses differ from the baseline's: {losses}" if wrong else None
             yield {"engine": name, "why_not": why_not} | run
@@ -106,7 +127,7 @@ def _run(way, others, plan, measured):
 def _prepared(name):
     """Return an engine's `Stepper`, None for a peer, and a function that takes so many steps and returns losses."""
     if name in engines.names():
-        stepper = Stepper(name, RECIPE, load("mnist", scaled=True).train)
+        stepper = Stepper(name, recipe_of(name), load("mnist", scaled=True).train)
         return stepper, lambda n: stepper.take(n)[1]
     return None, import_module(f"{peers.__name__}.{name}").prepare(peers.problem(RECIPE))
 
