@@ -32,19 +32,14 @@ SIDES = (0, 1)  # how many busy programs there are
 class Plan:
     """Who is measured, engines and `lab.peers`, in so many windows of so many seconds, each of samples.
 
+    The plain parallel loops are not among them. They gain a factor of two from a second core, so that beside a program
+    that needs it they take twice as long, and a little more for the crew's trials: any crew can do no better.
+
     A sample is the mean of `steps` steps. disturbed: how many cores others may have used in a window that counts.
     tries: how many windows there may be until there are enough that count. patience: seconds to wait for each to begin.
     """
 
-    engines: tuple[str, ...] = (
-        BASELINE,
-        "numba_parallel",
-        "numba_fastmath",
-        "numba_blocked",
-        "numba_hybrid",
-        "numba_step",
-        "numba_conv",
-    )
+    engines: tuple[str, ...] = (BASELINE, "numba_blocked", "numba_hybrid", "numba_step", "numba_conv")
     others: tuple[str, ...] = ("pytorch", "jax_epoch")
     rounds: int = 5
     seconds: float = 1.0
