@@ -1,14 +1,16 @@
 """JAX, compiled, channels last: a call at a time, and loops over batches, each of which is one program.
 
-The GPU's time for a batch is by how much longer a loop of many times as many takes: what it costs to ask for a program
-and to wait for it, some hundred microseconds, is in both. That scatters by as much, so of few images, which take the
-least, the longer loop has the most. A product goes ahead of each loop, so that the GPU has something to do until all of
-the loop has been asked for, as with the others: see `clock.device_us`.
+The GPU's time for a batch is by how much longer a loop over more of them takes: what it costs to ask for a program and
+to wait for it, some hundred microseconds, is in both. A product goes ahead of each loop, so that the GPU has something
+to do until all of the loop has been asked for, as with the others: see `clock.device_us`. Of few images it takes longer
+to ask for a batch (40 us) than to answer it, and a stream holds some thousand kernels that wait; so their loops are
+short, and medians of many stand against the clock's scatter.
 """
 
 import os
 import time
 from functools import cache, partial
+from statistics import median
 from types import SimpleNamespace
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes most of the GPU at its first array
@@ -21,6 +23,7 @@ from . import TIMES, Way, each_array, through
 
 SIDE = 4096  # of the matrices that keep the GPU busy, for some milliseconds
 FEW = 256  # images
+TAKES = 15  # loops of each length in a sample, of few images
 
 
 def ways(task, n, precision):
@@ -39,7 +42,7 @@ def ways(task, n, precision):
         x = x.reshape(-1, *(task.x.shape[2:] + task.x.shape[1:2])).astype(dtype) / 255
         return through(places, OPERATIONS, x).astype(jnp.float32)
 
-    answer, longer = compiled(forward, task.x[:n]), 30 if n < FEW else 3
+    answer = compiled(forward, task.x[:n])
     matrix = jnp.ones((SIDE, SIDE))
     product = jax.jit(lambda a: jnp.matmul(jnp.matmul(a, a, precision="highest"), a, precision="highest"))
 
@@ -55,7 +58,9 @@ def ways(task, n, precision):
         return time.perf_counter() - start
 
     def device_us(times):
-        return (seconds(longer * times) - seconds(times)) / ((longer - 1) * times) * 1e6
+        short, long, takes = (times // 2, 2 * times, TAKES) if n < FEW else (times, 3 * times, 1)
+        more = [median(seconds(batches) for _ in range(takes)) for batches in (long, short)]
+        return (more[0] - more[1]) / (long - short) * 1e6
 
     device_us(TIMES)
     yield Way("loop", device_us, lambda x: np.asarray(answer(x)))
