@@ -1,22 +1,18 @@
-"""How the record "gpu_image_limit" is made: steps, kernels, stages of a step, and the losses of an epoch."""
+"""How the record "gpu_image_limit" is made: steps, kernels, and stages of a step."""
 
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
 from typing import Any
 
-import numpy as np
-
 from mlpkit import data, engines
 from mlpkit.data import epoch_order
 from mlpkit.lab import results
 from mlpkit.lab.clock import device_us, waited_us
-from mlpkit.nn.models import MODELS
 from mlpkit.training.fit import trainer_of
-from mlpkit.training.recipe import Recipe
 
 from .. import timeline
-from ..gpu_image_peers import FASHION, LENET
+from ..gpu_image_peers import LENET
 from .stages import IDLE, STAGES, of_blocks
 
 # Who trains: an engine, and which of its trainers
@@ -30,16 +26,13 @@ WAYS = {
     "NumPy": ("numpy_baseline", None),
 }
 FLOAT32, FEWER = ("one kernel", "two kernels", "graph"), ("graph, TF32", "graph, bfloat16")
-MODEL_NAMES = {model: name for name, model in MODELS.items()}
-BASELINE = "GPU, the baseline's lines"  # in float64, too: a thousand times as close as any float32
 
 
 @dataclass(frozen=True)
 class Plan:
     """How much to measure. samples: of each time. batch_sizes: of the steps; stamped: of those whose stages are written
-    down, in so many steps. repeats: of a kernel in a graph of its own. changes: macros of the one kernel. epochs: whose
-    losses are held to float64's, by whom; numpy_steps: as many of the first ones NumPy takes, too. traced: whether the
-    graph's kernels are, which takes PyTorch.
+    down, in so many steps. repeats: of a kernel in a graph of its own. changes: macros of the one kernel. traced:
+    whether the graph's kernels are, which takes PyTorch.
     """
 
     samples: int = 7
@@ -48,11 +41,6 @@ class Plan:
     steps: int = 50
     repeats: int = 50
     changes: tuple[tuple[str, int], ...] = (("PAIRS", 0), ("BLOCK_THREADS", 384))
-    epochs: tuple[tuple[Recipe, tuple[str, ...]], ...] = (
-        (LENET, (BASELINE, *FLOAT32, *FEWER)),
-        (FASHION, (BASELINE, "graph", *FEWER)),
-    )
-    numpy_steps: int = 100
     traced: bool = True
 
 
@@ -66,9 +54,8 @@ def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
     """
     engines.load("cupy_naive")  # or why there is none
     train = train or data.load().train
-    settings = vars(plan) | {"epochs": [[recipe.to_dict(), ways] for recipe, ways in plan.epochs]}
-    record = results.new("gpu_image_limit", plan=settings)
-    parts = (_steps, _stages, _agreement, _changed, _apart, _kernels)
+    record = results.new("gpu_image_limit", plan=vars(plan))
+    parts = (_steps, _stages, _changed, _apart, _kernels)
     return results.collect(record, chain.from_iterable(part(train, plan, progress) for part in parts), save)
 
 
@@ -140,43 +127,6 @@ def _stages(train, plan, progress):
         yield facts | {"block": "with an image"} | of_blocks(stamps[:working], STAGES)
         if working < len(stamps):
             yield facts | {"block": "without"} | of_blocks(stamps[working:], IDLE)
-
-
-def _agreement(train, plan, progress):
-    for recipe, ways in plan.epochs:
-        progress("an epoch in float64")
-        wanted = _learned(BASELINE, recipe.but(dtype="float64"), train)
-        for way in ways:
-            progress(f"an epoch: {way}")
-            yield _held(way, recipe, _learned(way, recipe, train), wanted)
-        if recipe.model == LENET.model:
-            yield from _numpy(recipe, train, plan.numpy_steps, wanted[0], progress)
-
-
-def _numpy(recipe, train, steps, wanted, progress):
-    """Yield how near NumPy's first losses are: how near the float64 that others are held to is to the baseline's."""
-    for dtype in ("float32", "float64"):
-        progress(f"{steps} steps of NumPy in {dtype}")
-        losses, _ = _learned("NumPy", recipe.but(dtype=dtype), train, steps * recipe.batch_size)
-        yield _held("NumPy", recipe.but(dtype=dtype), (losses,), (wanted[: len(losses)],))
-
-
-def _learned(way, recipe, train, examples=None):
-    """Return the losses of an epoch, or of its first examples, and the parameters after it."""
-    made, order, network = trainer(way, recipe, train)
-    losses = network.engine.to_numpy(made.epoch(order[:examples]))
-    made.close()
-    return losses.astype(np.float64), network.engine.to_numpy(network.theta).astype(np.float64)
-
-
-def _held(way, recipe, found, wanted):
-    """Return how far each loss is from the wanted one, as a part of that; and all parameters, as a part of theirs."""
-    run = {"kind": "agreement", "way": way, "dtype": recipe.dtype, "model": MODEL_NAMES[recipe.model]}
-    run |= {"batch_size": recipe.batch_size, "steps": len(wanted[0])}
-    run["loss_errors"] = [float(f"{error:.3g}") for error in np.abs(found[0] / wanted[0] - 1)]
-    for one, other in zip(found[1:], wanted[1:], strict=True):
-        run["parameters_error"] = float(f"{np.linalg.norm(one - other) / np.linalg.norm(other):.3g}")
-    return run
 
 
 def _kernels(train, plan, progress):

@@ -1,7 +1,5 @@
 """What the record "gpu_image_limit" says. No GPU is needed."""
 
-import numpy as np
-
 from mlpkit.lab import results
 
 TITLE = f"{'us a step, by batch size':<32}"
@@ -18,11 +16,6 @@ def of(record, kind, **wanted):
 def step_us(record, way, batch_size=128, clock="samples_us"):
     """Return the median of the microseconds of a step. clock: samples_us, the GPU's, or host_us."""
     return results.median(of(record, "step", way=way, batch_size=batch_size), clock)
-
-
-def errors(record, model, way, dtype="float32"):
-    """Return how far each loss of an epoch is from float64's, as a part of it (steps,)."""
-    return np.array(of(record, "agreement", model=model, way=way, dtype=dtype)["loss_errors"])
 
 
 @results.reads
@@ -46,7 +39,7 @@ def table(record):
         )
     for run in results.runs(record, kind="stages"):
         lines += ["", f"blocks {run['block']}, batch {run['batch_size']}", *_stage_lines(run)]
-    return "\n".join([*lines, *_agreement_lines(results.runs(record, kind="agreement"))])
+    return "\n".join(lines)
 
 
 def _us(us):
@@ -56,14 +49,3 @@ def _us(us):
 def _stage_lines(run):
     facts = zip(run["names"], run["ns"], run["when"], run["last"], strict=True)
     return [f"    {name:<54}{ns:>7,.0f} ns, at {when:>7,.0f}, last {last:>7,.0f}" for name, ns, when, last in facts]
-
-
-def _agreement_lines(found):
-    if not found:
-        return []
-    lines = ["", f"{'how far from float64 losses are':<46}{'steps':>6}{'median':>10}{'largest':>10}"]
-    for run in found:
-        name = f"{run['model']}, {run['way']}, {run['dtype']}"
-        far = np.array(run["loss_errors"])
-        lines.append(f"{name:<46}{run['steps']:>6}{np.median(far):>10.1e}{far.max():>10.1e}")
-    return lines
