@@ -331,7 +331,8 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
         for (int item = blockIdx.x; item < (RESIDENT ? blockIdx.x + 1 : items); item += gridDim.x)
             for (int stage = 0; stage < stages; ++stage) {
                 wait(&barriers.empty[slot], ~round & 1);
-                if (stage == stages - 1) {  // there before the last tap is, and does not hold up the first ones
+                // There before the last tap is, so it holds up none of the first ones; once, as others read it then.
+                if (stage == stages - 1 && item == blockIdx.x) {
                     float factor = SCALED ? unscale_of(of_images, of_filters) : 1;
                     if (lane == 0) unscale = factor;
                 }
