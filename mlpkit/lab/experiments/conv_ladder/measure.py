@@ -18,9 +18,9 @@ from mlpkit.kernels.conv.timing import events_us, recorded
 from mlpkit.lab import clock, processes, results
 from mlpkit.lab.experiments import matmul_ladder
 from mlpkit.lab.experiments.matmul_ladder.measure import limits
+from mlpkit.lab.launched import kernels_of
 
 from . import asked, compiled
-from .launched import kernels_of
 
 PEERS = ("torch", "jax")
 SQUARE = 8192  # edge of the matrices whose product shows what tensor cores do

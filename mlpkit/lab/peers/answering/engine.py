@@ -3,7 +3,7 @@
 import numpy as np
 
 from mlpkit.lab.clock import device_us
-from mlpkit.lab.experiments.conv_ladder.launched import kernels_of
+from mlpkit.lab.launched import kernels_of
 from mlpkit.nn.network import Network
 
 from . import Way
