@@ -205,43 +205,6 @@ def test_float32_is_told_from_fewer_digits(wanted, monkeypatch):
     assert all("differ" in run["why_not"] for run in record["runs"] if run["engine"] in refused)
 
 
-def recorded(name, losses, gate=peers.GATE, **more):
-    return {
-        "engine": name,
-        "recipe": {"optimizer": "sgd", "batch_size": 4},
-        "why_not": None,
-        "gate": [*gate],
-        **measured(losses),
-        **more,
-    }
-
-
-def test_an_older_record_is_held_to_the_gates_of_now():
-    wanted, plan = np.linspace(2, 1, GATE_STEPS), gpu_image_peers.PLAN
-    absent = recorded("absent", [], why_not="no GPU", samples_us=[])
-    runs = [
-        absent,
-        recorded(plan.needs, wanted),
-        recorded("exact", wanted * (1 + np.where(np.arange(GATE_STEPS) < 5, 3e-5, 9e-3))),
-        recorded("tf32", wanted * (1 + 1.2e-4)),
-        recorded("late", wanted * (1 + 0.02 * (np.arange(GATE_STEPS) > 9))),
-        recorded("nan", wanted * np.where(np.arange(GATE_STEPS) > 9, np.nan, 1)),
-        recorded("says_tf32", wanted * (1 + 9e-4), gate=(5, 1e-3)),
-        recorded("alone", wanted, recipe={"optimizer": "sgd", "batch_size": 8}),
-    ]
-    old = {"settings": {"rtol": 1e-2}, "runs": runs}
-    found = {run["engine"]: run for run in gpu_image_peers.counted(old)["runs"]}
-    reasons = {"tf32": "cupy_naive's within 5 steps by more than 4e-05", "late": "20 steps", "nan": "differ"}
-    for name, reason in (reasons | {"alone": "no first losses of cupy_naive"}).items():
-        assert reason in found[name]["why_not"]
-        assert found.pop(name)["samples_us"] == []
-    assert list(found.values()) == [run for run in runs if run["engine"] in found]
-    assert "not run: tf32, nan: its first losses differ" in gpu_image_peers.table(old)
-    assert all(run["samples_us"] for run in runs[1:])  # the record itself is as it was
-    new = {"settings": {"gates": [list(gate) for gate in plan.gates]}, "runs": runs}
-    assert gpu_image_peers.counted(new) is new
-
-
 def test_the_baseline_of_the_gate_is_exact():
     module, train = import_module(experiment.measure.__module__), peers.load("mnist").train
     for recipe in TWO:

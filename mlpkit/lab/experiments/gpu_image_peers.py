@@ -3,7 +3,7 @@
 See `peers`. All 20 losses are held as loosely as in `image_peers`, and for the same reason. Digits that a product
 leaves out show sooner. On an H200 the first five of whoever computed in float32 were within 1.6e-5 of float64's, and of
 who took TF32 for its convolutions beyond 1.1e-4. LeNet-5's alone, of eager PyTorch, were within 5e-6 then; at step 20
-they were off by 0.03 and more. Whoever reads a record asks `counted` for it: an older one may have been held to less.
+they were off by 0.03 and more.
 """
 
 from functools import partial
@@ -14,6 +14,7 @@ from mlpkit.training.recipe import Recipe
 
 from . import peers
 from .peers import Plan
+from .peers import table as table
 
 LENET = Recipe(model=LENET5, lr=0.05)
 FASHION, DEEP = Recipe(model=FASHION_CNN, lr=0.01), Recipe(model=RESIDUAL, lr=0.001)
@@ -43,9 +44,3 @@ PLAN = Plan(
     gates=((5, 4e-5), (GATE_STEPS, 1e-2)),
 )
 measure = partial(peers.measure, plan=PLAN, experiment="gpu_image_peers")
-counted = partial(peers.counted, plan=PLAN)
-
-
-def table(record):
-    """Return the record, as it is counted, as a table for the terminal."""
-    return peers.table(counted(record))

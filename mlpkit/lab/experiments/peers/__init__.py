@@ -10,5 +10,4 @@ from .measure import RECIPES as RECIPES
 from .measure import USUAL as USUAL
 from .measure import Plan as Plan
 from .measure import measure as measure
-from .read import counted as counted
 from .read import table as table
