@@ -3,13 +3,14 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from shared import SMALL as MODEL
 from shared import dataset, engine_like
 
 from mlpkit import engines, kernels
 from mlpkit.engines import numpy_baseline
-from mlpkit.lab import lines, results, trainings
+from mlpkit.lab import lines, peers, results, trainings
 from mlpkit.lab.experiments import goal, goal_recipes
 from mlpkit.training.recipe import Recipe
 
@@ -55,6 +56,19 @@ def test_an_engine_without_the_time_is_estimated():
     assert case["seconds"] == case["test_accuracy"] == []
     assert goal.is_estimate(case)
     assert goal.seconds(case) == goal.estimate_s(case) > 0
+
+
+def test_peers_are_held_to_exact_losses_the_first_ones_closely(monkeypatch):
+    exact, late = peers.first_losses(SMALL, DATA.train), np.arange(peers.GATE_STEPS) > 4
+    losses = {"exact": exact, "flipped": exact * (1 + 2e-3 * late), "tf32": exact * (1 + 1e-4), "says": exact * 1.001}
+    gates = dict.fromkeys(losses, peers.GATE) | {"says": (5, 2e-3)}
+    answers = {name: {"first_losses": [*found], "gate": gates[name]} for name, found in losses.items()}
+    monkeypatch.setattr(peers, "in_turns", lambda start, cases: [(case, answers[case[0]]) for case in cases])
+    record = run([], engines=("numpy_baseline",), others=tuple(losses))
+    reasons = {case["engine"]: case["why_not"] for case in record["runs"]}
+    assert reasons.pop("tf32").startswith("its first losses differ")
+    assert set(reasons) == {"numpy_baseline", "exact", "flipped", "says"}
+    assert not any(reasons.values())
 
 
 def test_an_engine_that_can_t_run_or_computes_something_else_gets_no_seconds(monkeypatch):

@@ -8,7 +8,8 @@ they were off by 0.03 and more.
 
 from functools import partial
 
-from mlpkit.lab.bench import GATE_STEPS, Timing
+from mlpkit.lab.bench import Timing
+from mlpkit.lab.peers import GATES
 from mlpkit.nn.models import FASHION_CNN, LENET5, RESIDUAL
 from mlpkit.training.recipe import Recipe
 
@@ -41,6 +42,6 @@ PLAN = Plan(
     needs="cupy_naive",
     timing=Timing(warmup=200, steps_a_sample=200, rounds=1),  # a GPU's times hold; to compile takes longer
     recipes=(FASHION, FASHION.but(batch_size=64), DEEP, LENET, LENET.but(batch_size=64)),
-    gates=((5, 4e-5), (GATE_STEPS, 1e-2)),
+    gates=GATES,
 )
 measure = partial(peers.measure, plan=PLAN, experiment="gpu_image_peers")

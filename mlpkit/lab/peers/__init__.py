@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_info
 
 from mlpkit import engines
 from mlpkit.data import epoch_order, load
+from mlpkit.engines import BASELINE
 from mlpkit.lab import processes
 from mlpkit.lab.bench import GATE_STEPS, RTOL, Stepper
 from mlpkit.lab.clock import seconds_of
@@ -24,6 +25,8 @@ from mlpkit.training.recipe import Recipe
 
 SAMPLES = 3  # of a process
 GATE = GATE_STEPS, RTOL  # how many of the first losses are held to the baseline's, and how close
+# Where roundings grow within these steps, because of the network or of its rate: few closely, and all less so.
+GATES = (5, 4e-5), (GATE_STEPS, 1e-2)
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,30 @@ def _side_by_side(start, names):
                 except processes.Failed as error:
                     answer = {"why_not": str(error)}
             yield name, answer
+
+
+def first_losses(recipe, train):
+    """Return the baseline's first losses in float64, from weights of float32: what others round differs from these.
+
+    In float32 NumPy rounds, too, and where roundings grow that may be most of what two of them differ by.
+    """
+    X, y = train
+    X = X if X.dtype == np.uint8 else X.astype(np.float64)
+    stepper = Stepper(BASELINE, recipe.but(dtype="float64"), (X, y))
+    stepper.network.set_theta(recipe.make_network().theta.astype(np.float64))
+    return stepper.take(GATE_STEPS)[1]
+
+
+def missed(losses, wanted, gate, gates=(GATE,)):
+    """Return the gate, (steps, rtol), that first losses miss, or None.
+
+    gate: of whoever has computed them. Who computes less precisely than `GATE` asks for is held to that, and to the
+    last one's closeness of `gates` if that is less; everybody else to one of the gates after another.
+    """
+    steps, rtol = gate
+    if (steps, rtol) != GATE:
+        gates = ((steps, max(rtol, gates[-1][1])),)
+    return next((gate for gate in gates if not are_wanted(losses, wanted, *gate)), None)
 
 
 def are_wanted(losses, wanted, steps, rtol):

@@ -10,7 +10,7 @@ from mlpkit.data import load
 from mlpkit.engines import BASELINE
 from mlpkit.kernels import gpu
 from mlpkit.lab import machine, peers, results
-from mlpkit.lab.bench import GATE_ROWS, GATE_STEPS, RTOL, Stepper, whole
+from mlpkit.lab.bench import GATE_ROWS, RTOL, Stepper, whole
 from mlpkit.lab.clock import in_turns, seconds_until_done
 from mlpkit.lab.experiments.goal_recipes import ADAM, ADAMW
 from mlpkit.lab.peers import whole as trained
@@ -71,13 +71,13 @@ def _others(plan, train, progress):
     """Yield the runs of the peers, each with each goal in a process of its own, which trains when it has compiled."""
     names = OTHERS[gpu.why_not() is None] if plan.others is None else plan.others
     cases = [(name, goal) for goal in plan.goals for name in names]
-    wanted = {goal: Stepper(BASELINE, recipe, train).take(GATE_STEPS)[1] for goal, recipe in plan.goals.items()}
+    wanted = {goal: peers.first_losses(recipe, train) for goal, recipe in plan.goals.items()}
     found = peers.in_turns(lambda case: trained.waiting(case[0], plan.goals[case[1]], plan.seeds), cases)
     for (name, goal), answer in found:
         progress(f"training to {goal} % with {name}")
         case = _case(name, goal, plan.goals[goal], train)
         losses = answer.pop("first_losses", [])
-        if losses and not peers.are_wanted(losses, wanted[goal], *answer.pop("gate")):
+        if losses and peers.missed(losses, wanted[goal], answer.pop("gate"), peers.GATES):
             answer = {"why_not": f"its first losses differ from the baseline's: {losses}"}
         yield case | answer
 

@@ -3,13 +3,11 @@
 from dataclasses import asdict, dataclass
 from functools import partial
 
-import numpy as np
-
 from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.engines import BASELINE
 from mlpkit.lab import machine, peers, results
-from mlpkit.lab.bench import GATE_STEPS, Stepper, Timing
+from mlpkit.lab.bench import Timing
 from mlpkit.training.recipe import Recipe
 
 ADAM = Recipe(optimizer="adam", lr=1e-3)
@@ -21,8 +19,8 @@ class Plan:
     """Who is compared, engines of the workbook and others, and how.
 
     libraries: whose versions the record names. gates: how many of everybody's first losses are held to the baseline's,
-    and how closely, one after another; who computes less precisely is held to its own gate, and to the last one's
-    closeness if that is less. needs: an engine without which nothing is worth measuring.
+    and how closely, one after another: see `lab.peers.missed`. needs: an engine without which nothing is worth
+    measuring.
     """
 
     engines: tuple[str, ...]
@@ -37,13 +35,6 @@ class Plan:
     def names(self):
         """Everybody's names, the workbook's engines first."""
         return self.engines + self.others
-
-    def missed(self, losses, wanted, gate):
-        """Return the gate, (steps, rtol), that first losses miss, or None. gate: of whoever has computed them."""
-        steps, rtol = gate
-        own = ((steps, max(rtol, self.gates[-1][1])),)
-        gates = self.gates if (steps, rtol) == peers.GATE else own
-        return next((gate for gate in gates if not peers.are_wanted(losses, wanted, *gate)), None)
 
 
 USUAL = Plan(
@@ -68,7 +59,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL, experiment="peer
         for name in plan.names
     ]
     train = load("mnist").train
-    wanted = [_first_losses(recipe, train) for recipe in plan.recipes]
+    wanted = [peers.first_losses(recipe, train) for recipe in plan.recipes]
     for _ in range(plan.timing.rounds):
         for recipe, losses in zip(plan.recipes, wanted, strict=True):
             runs = {run["engine"]: run for run in record["runs"] if run["recipe"] == recipe.to_dict()}
@@ -81,20 +72,10 @@ def measure(save=results.save_part, progress=print, plan=USUAL, experiment="peer
     return record
 
 
-def _first_losses(recipe, train):
-    """Return the baseline's first losses in float64, from weights of float32: what others round differs from these.
-
-    In float32 NumPy rounds, too, and in a network that normalizes that may be most of what two of them differ by.
-    """
-    stepper = Stepper(BASELINE, recipe.but(dtype="float64"), train)
-    stepper.network.set_theta(recipe.make_network().theta.astype(np.float64))
-    return stepper.take(GATE_STEPS)[1]
-
-
 def _add(run, measured, wanted, plan):
     """Add a process's samples to the run, if its losses, or their mean where it has no more, are the wanted ones."""
     losses = measured.get("first_losses", [])
-    if losses and plan.missed(losses, wanted, measured.get("gate", peers.GATE)):
+    if losses and peers.missed(losses, wanted, measured.get("gate", peers.GATE), plan.gates):
         measured = {"why_not": f"its first losses differ from the baseline's: {losses}"}
     if run["why_not"]:  # of an earlier round
         return

@@ -10,9 +10,7 @@ import numpy as np
 
 from mlpkit import data, engines
 from mlpkit.data import epoch_order
-from mlpkit.engines import BASELINE
 from mlpkit.lab import peers, processes, results
-from mlpkit.lab.bench import GATE_STEPS, Stepper
 from mlpkit.lab.clock import device_us
 from mlpkit.training.fit import trainer_of
 from mlpkit.training.recipe import Recipe
@@ -124,8 +122,8 @@ def _others(dataset, plan, progress):
         optimizer, batch_size = case
         progress(f"{plan.seeds} at once with JAX, {optimizer}, batch {batch_size}")
         for seed, losses in enumerate(answer.pop("first_losses", [])):
-            wanted = Stepper(BASELINE, _recipe(*case).but(seed=seed), dataset.train).take(GATE_STEPS)[1]
-            if not peers.are_wanted(np.array(losses), wanted, *peers.GATE):
+            wanted = peers.first_losses(_recipe(*case).but(seed=seed), dataset.train)
+            if peers.missed(losses, wanted, peers.GATE, peers.GATES):
                 answer = {"why_not": f"the first losses of seed {seed} differ from the baseline's: {losses}"}
         run = {"kind": "epoch", "optimizer": optimizer, "batch_size": batch_size, "steps": 0, "samples_us": []}
         yield run | {"engine": OTHER, "networks": plan.seeds} | answer
