@@ -35,7 +35,7 @@ class Plan:
     engines: tuple[str, ...] | None = None
     others: tuple[str, ...] | None = None
     goals: dict[int, Recipe] = field(default_factory=lambda: GOALS)
-    seeds: int = 3
+    seeds: int = 5  # some of them meet a busy moment
     patience: float = 10.0
     needs: str = BASELINE
 
