@@ -290,7 +290,11 @@ def _parts(size, most, multiple=1):
 @cache
 def candidates(images, which, batch):
     """Return the `Tiles` that fit, those of the least estimated time first."""
-    found = []
+    return sorted(fitting(images, which, batch), key=lambda tiles: microseconds(tiles, images, batch))
+
+
+def fitting(images, which, batch):
+    """Yield the `Tiles` that fit."""
     for patch_h in _parts(images.out_height, 16, images.spread):
         for patch_w in _parts(images.out_width, 32, images.spread):
             if not min(16, images.out_height * images.out_width) <= patch_h * patch_w <= 172:
@@ -301,8 +305,7 @@ def candidates(images, which, batch):
                 tiles = Tiles(patch_h, patch_w, **way)
                 tiles = replace(tiles, vector=_vector(tiles, images, which))
                 if _fits(tiles, images):
-                    found.append((microseconds(tiles, images, batch), tiles))
-    return [tiles for _, tiles in sorted(found, key=lambda pair: pair[0])]
+                    yield tiles
 
 
 def _fits(tiles, images):
@@ -442,7 +445,7 @@ _TOO_LARGE = "no patch of {} fits into a block's registers and shared memory"
 
 
 def _why_not_registers(shape, which):
-    if tiles_of(shape, which) is None:
+    if next(fitting(images_of(shape, which), which, shape.batch), None) is None:
         return f"{_TOO_LARGE.format(shape)}: take smaller images."
     return None
 
