@@ -11,7 +11,7 @@ import numpy as np
 
 from . import driver
 
-SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+COOPERATIVE, SERIALIZATION = 2, 6  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, and _PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class Attribute(ctypes.Structure):
@@ -34,11 +34,15 @@ class Config(ctypes.Structure):
 
 
 class Overlapping:
-    """A kernel of CuPy's, to be called as that is; arguments are arrays, CuPy's, or numbers and structs of NumPy's."""
+    """A kernel of CuPy's, to be called as that is; arguments are arrays, CuPy's, or numbers and structs of NumPy's.
 
-    def __init__(self, kernel):
+    together: whether its blocks wait for each other: then all of them run at once, or the driver refuses.
+    """
+
+    def __init__(self, kernel, together=False):
         self.kernel, self.function = kernel, ctypes.c_void_p(kernel.kernel.ptr)
-        self.attribute = Attribute(SERIALIZATION, 0, (ctypes.c_int32 * 16)(1))
+        names = [SERIALIZATION, COOPERATIVE][: 1 + together]
+        self.attributes = (Attribute * len(names))(*(Attribute(name, 0, (ctypes.c_int32 * 16)(1)) for name in names))
 
     def __call__(self, grid, block, arguments, shared_mem=0):
         """Ask for the kernel on the current stream. Raises RuntimeError where the driver refuses."""
@@ -49,6 +53,6 @@ class Overlapping:
         three = ctypes.c_uint32 * 3
         sizes = three(*grid, *[1] * (3 - len(grid))), three(*block, *[1] * (3 - len(block)))
         stream = cupy.cuda.get_current_stream().ptr
-        config = Config(*sizes, shared_mem, stream, ctypes.pointer(self.attribute), 1)
+        config = Config(*sizes, shared_mem, stream, self.attributes, len(self.attributes))
         if status := driver.load().cuLaunchKernelEx(ctypes.byref(config), self.function, places, None):
             raise RuntimeError(f"the driver launches no such kernel: CUDA error {status}.")

@@ -303,6 +303,18 @@ __device__ void ld_relaxed_gpu(float4& four, const float4* at, bool asked = true
 __device__ void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+#ifndef OVERLAPS
+#define OVERLAPS 0  // whether this kernel begins so, and the one behind it may
+#endif
+
+// At the head of a kernel, or behind what needs nobody's results.
+__device__ void begin_in_turn() {
+#if OVERLAPS
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+#endif
+}
+
 // ---- Barriers and clocks ----
 
 // A barrier of some of a block's warps; number 0 is __syncthreads'.

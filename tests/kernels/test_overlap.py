@@ -19,9 +19,9 @@ def told(monkeypatch, status=0):
         config = ctypes.cast(config, ctypes.POINTER(overlap.Config)).contents
         first = ctypes.cast(places[0], ctypes.POINTER(ctypes.c_uint64))[0]
         second = ctypes.cast(places[1], ctypes.POINTER(ctypes.c_int32))[0]
-        attribute = config.attributes[0]
+        attributes = [(config.attributes[i].id, config.attributes[i].value[0]) for i in range(config.count)]
         sizes = list(config.grid), list(config.block), config.shared, config.stream
-        seen.append((function.value, sizes, (attribute.id, attribute.value[0], config.count), (first, second), extra))
+        seen.append((function.value, sizes, attributes, (first, second), extra))
         return status
 
     monkeypatch.setattr(driver, "load", lambda: SimpleNamespace(cuLaunchKernelEx=launch))
@@ -36,9 +36,16 @@ def test_what_the_driver_is_told(monkeypatch):
     seen = told(monkeypatch)
     kernel = overlap.Overlapping(SimpleNamespace(kernel=SimpleNamespace(ptr=99)))
     kernel((5,), (128,), (SimpleNamespace(data=SimpleNamespace(ptr=1 << 40)), np.int32(3)), shared_mem=64)
-    assert seen == [(99, ([5, 1, 1], [128, 1, 1], 64, 7), (overlap.SERIALIZATION, 1, 1), (1 << 40, 3), None)]
+    assert seen == [(99, ([5, 1, 1], [128, 1, 1], 64, 7), [(overlap.SERIALIZATION, 1)], (1 << 40, 3), None)]
     assert ctypes.sizeof(overlap.Attribute) == 72  # as cuda.h has them
     assert (ctypes.sizeof(overlap.Config), overlap.Config.stream.offset) == (56, 32)
+
+
+def test_blocks_that_wait_for_each_other_run_at_once(monkeypatch):
+    seen = told(monkeypatch)
+    kernel = overlap.Overlapping(SimpleNamespace(kernel=SimpleNamespace(ptr=99)), together=True)
+    kernel((5,), (128,), (np.uint64(1), np.int32(3)))
+    assert seen[0][2] == [(overlap.SERIALIZATION, 1), (overlap.COOPERATIVE, 1)]
 
 
 def test_a_refusal_is_an_error(monkeypatch):

@@ -7,9 +7,6 @@
 
 #include "ptx.cuh"
 
-#ifndef OVERLAPS
-#define OVERLAPS 0  // whether it begins before the kernel before it has ended: see overlap.py
-#endif
 #ifndef TALL
 #define TALL 64  // examples of a block of `parts`, or 128
 #endif
@@ -65,10 +62,7 @@ void parts(const unsigned short* x, const unsigned short* W, float* to, int n, i
     float sums[2][4][4] = {};
     #pragma unroll
     for (int stage = 0; stage < STAGES - 1; ++stage) fetch_W(stage);
-#if OVERLAPS
-    griddepcontrol_launch_dependents();
-    griddepcontrol_wait();
-#endif
+    begin_in_turn();
     #pragma unroll
     for (int stage = 0; stage < STAGES - 1; ++stage) {
         fetch_x(stage);
@@ -196,10 +190,7 @@ void answers(const __grid_constant__ Network net, const float* parts, float* out
     float *partial = here + ROWS * ROOM, *held = partial + ROWS * ROOM;
     const int row = blockIdx.x * ROWS;
     fetch_weights<1>(net, held);
-#if OVERLAPS
-    griddepcontrol_launch_dependents();
-    griddepcontrol_wait();
-#endif
+    begin_in_turn();
     #pragma unroll
     for (int i = threadIdx.x; i < ROWS * UNITS[0]; i += THREADS) {
         const int r = i / UNITS[0], j = i % UNITS[0];

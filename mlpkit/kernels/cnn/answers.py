@@ -54,7 +54,8 @@ class End:
 
         if self.weights is None:
             layers = [(W, b, None, None) for W, b in self.layers]
-            return dense.forward(self.sizes, layers, x.reshape(self.n, -1), self.precision)[0]
+            of = self.sizes, layers, x.reshape(self.n, -1), self.precision
+            return dense.forward(*of, overlaps="OVERLAPS" in self.macros)[0]
         inputs, units = self.weights.shape[1], self.sizes.sizes[1]
         slice_, slices = cut(self.n, inputs, units)
         parts = cupy.empty((slices, self.n, units), np.float32)

@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.kernels import overlap
 from mlpkit.kernels.conv import planes
 
 # Threads of a block, as in the files, and blocks on a multiprocessor where they wait for each other
@@ -85,18 +86,19 @@ class Pooled:
         return planes.empty_planes(mode, *size) if layout == "planes" else planes.empty_operand(mode, *size, scale)
 
 
-def forward(mode, about, x, layout, to, bias=None, scale=None, added=None):
+def forward(mode, about, x, layout, to, bias=None, scale=None, added=None, overlaps=False):
     """Return what bias, pool and ReLU make of the numbers `x`, in the layout `to`, and what `backward` needs of it.
 
     about: a `Pooled`. x: before the pool, in the layout "nchw" or "planes". bias: (channels,) or None. scale: of the
     halves, see `planes.new_scale`; None where there are none. added: a `Stored` of x's size, added before the pool.
+    overlaps: whether it begins before the kernel before it has ended, and the one behind it may: see `kernels.overlap`.
     """
     y, kept = about.empty(mode, to, scale), about.empty_kept()
     pieces = about.images * about.groups * about.down * about.across
     macros = {"MODE": mode.number, "FROM": _from(mode, layout), "TO": _to(mode, to)} | _adds(added) | about.macros
     arguments = x, _pointer(bias), _array(y), _pointer(kept), _pointer(scale), *_addresses(added), about.sizes
     blocks = min(-(-pieces // THREADS["between_forward"]), most_blocks("between_forward"))
-    _launch("between_forward", "forward", macros, blocks, arguments, 32, _guesses(mode, to))
+    _launch("between_forward", "forward", macros, blocks, arguments, 32, _guesses(mode, to), overlaps)
     return y, kept
 
 
@@ -108,8 +110,8 @@ def follows(mode, to):
 def convolve(mode, conv, about, images, filters, to, bias=None, added=None, overlaps=False):
     """Return what a convolution and `forward` make of images, in one kernel. images, filters: `Stored`.
 
-    conv: a shape that is `planes.cropped` and followed. overlaps: whether it begins before the kernel before it has
-    ended, which must not be one that writes filters or bias. The others: as for `forward`.
+    conv: a shape that is `planes.cropped` and followed. overlaps: as for `planes.convolve`. The others: as for
+    `forward`.
     """
     y, kept = about.empty(mode, to, None), about.empty_kept()
     addresses = np.array([_pointer(bias), _pointer(kept), *_addresses(added)], np.uint64).view(np.uint8)
@@ -164,11 +166,11 @@ def why_not_first(shape, about):
     return None
 
 
-def first_forward(mode, shape, about, x, w, to, bias=None, scale=None):
+def first_forward(mode, shape, about, x, w, to, bias=None, scale=None, overlaps=False):
     """Return what a convolution, bias, pool and ReLU make of images, in the layout `to`, and what is kept.
 
     x (n, c, h, w): float32, or uint8 pixels, which become numbers from 0 to 1. w (o, c, k, k), bias (o,) or None:
-    float32. The other arguments are those of `forward`.
+    float32. overlaps: whether the kernel behind it may begin early. The other arguments are those of `forward`.
     """
     y, kept = about.empty(mode, to, scale), about.empty_kept()
     most = most_blocks("first_forward")
@@ -176,6 +178,7 @@ def first_forward(mode, shape, about, x, w, to, bias=None, scale=None):
     pointers = (_pointer(each) for each in (bias, _array(y), kept, scale))
     macros = {"MODE": mode.number, "TO": _to(mode, to)} | _first_macros(shape, about)
     macros |= {"PIXEL": "unsigned char"} if x.dtype == np.uint8 else {}
+    macros |= {"OVERLAPS": 1} if overlaps else {}
     arguments = x, w, *pointers, about.sizes, np.int32(parts)
     blocks, shared = min(about.images * parts, most), _first_shared(shape, about)
     _launch("first_forward", "forward", macros, blocks, arguments, shared, _guesses(mode, to))
@@ -322,10 +325,12 @@ def _kernel(file, function, **macros):
     return kernel
 
 
-def _launch(file, function, macros, blocks, arguments, shared, together=False):
+def _launch(file, function, macros, blocks, arguments, shared, together=False, overlaps=False):
     """Launch a kernel. together: whether its blocks wait for each other, so that all must run at once."""
-    kernel = _kernel(file, function, **macros)
-    if together:
+    kernel = _kernel(file, function, **macros, **({"OVERLAPS": 1} if overlaps else {}))
+    if overlaps:
+        overlap.Overlapping(kernel, together)((blocks,), (THREADS[file],), arguments, shared_mem=shared)
+    elif together:
         kernel.kernel((blocks,), (THREADS[file],), arguments, shared_mem=shared, enable_cooperative_groups=True)
     else:
         kernel((blocks,), (THREADS[file],), arguments, shared_mem=shared)

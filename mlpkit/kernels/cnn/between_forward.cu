@@ -14,6 +14,7 @@ void forward(const void* from, const float* bias, void* to, Kept* kept, Scale* s
              const Scale* of_added, Sizes s)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
+    begin_in_turn();
     const float unscale = ADD && SCALED ? 1 / of_added->of : 1;
     with_scale(scale, reinterpret_cast<Word*>(shared_bytes), [&](float factor, bool first) {
         float most = 0;

@@ -223,6 +223,7 @@ __device__ int tiles_of(int length) { return (length + TILE - 1) / TILE; }
 extern "C" __global__ __launch_bounds__(THREADS, 1)
 void forward_parts(const __grid_constant__ Network net, float* parts, int slice)
 {
+    begin_in_turn();
     const Layer& first = net.layers[0];
     const int across = tiles_of(first.units), down = tiles_of(net.n), i = blockIdx.x / (across * down);
     const int row = blockIdx.x / across % down * TILE, column = blockIdx.x % across * TILE;

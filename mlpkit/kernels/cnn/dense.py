@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.kernels import overlap
 
 TILE, DEPTH, THREADS, STAGES = 64, 32, 256, 3  # as in dense.cu
 MOST_LAYERS, WIDEST = 6, 1024  # units
@@ -42,10 +43,10 @@ class Sizes:
     def slices(self):
         return -(-self.sizes[0] // self.slice)
 
-    def kernel(self, name, precision):
+    def kernel(self, name, precision, overlaps=False):
         """Return one of the three kernels: all come from one file, compiled once."""
-        few = {"FEW": 1} if self.slices <= FEW else {}
-        return _kernel(name, PRODUCTS=3 if precision == "float32" else 1, **few)
+        macros = ({"FEW": 1} if self.slices <= FEW else {}) | ({"OVERLAPS": 1} if overlaps else {})
+        return _kernel(name, PRODUCTS=3 if precision == "float32" else 1, **macros)
 
     def blocks(self, wants_dx):
         """Return how many blocks the gradients take, the loss's among them."""
@@ -84,10 +85,11 @@ class Step:
     arrays: list
 
 
-def forward(sizes, layers, x, precision):
+def forward(sizes, layers, x, precision, overlaps=False):
     """Return the first layer's sums, in slices, and the `Step`. x (n, inputs): float32, contiguous.
 
-    layers: of each a tuple (W, b, dW, db). precision: "float32", or "tf32".
+    layers: of each a tuple (W, b, dW, db). precision: "float32", or "tf32". overlaps: whether it begins before the
+    kernel before it has ended, and the one behind it may; see `kernels.overlap`.
     """
     import cupy as cp
 
@@ -102,7 +104,7 @@ def forward(sizes, layers, x, precision):
     parts = cp.empty((sizes.slices, sizes.n, sizes.sizes[1]), np.float32)
     blocks = sizes.slices * _tiles(sizes.n) * _tiles(sizes.sizes[1])
     arguments = network.view(f"V{NETWORK.itemsize}"), parts, np.int32(sizes.slice)
-    sizes.kernel("forward_parts", precision)((blocks,), (THREADS,), arguments, shared_mem=SHARED)
+    sizes.kernel("forward_parts", precision, overlaps)((blocks,), (THREADS,), arguments, shared_mem=SHARED)
     return parts, Step(network, sizes, [x, *ys, *dzs])
 
 
@@ -152,4 +154,4 @@ def _tiles(length):
 def _kernel(name, **macros):
     found = kernels.load("dense", **macros).get_function(name)
     found.max_dynamic_shared_size_bytes = 100 << 10
-    return found
+    return overlap.Overlapping(found) if "OVERLAPS" in macros else found

@@ -4,9 +4,6 @@
 
 #include "first_bf16.cuh"
 
-#ifndef OVERLAPS
-#define OVERLAPS 0  // whether the kernel behind it may begin before it has ended: see overlap.py
-#endif
 #ifndef PAIRS
 #define PAIRS 4  // of groups of eight filters: those that a block's warps have at a time; divides WARPS
 #endif

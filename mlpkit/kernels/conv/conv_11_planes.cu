@@ -61,10 +61,6 @@
 #define PROMOTE 0  // whether each tap's sums are added by the multiprocessor's own float32 adders
 #endif
 
-#ifndef OVERLAPS
-#define OVERLAPS 0  // whether it begins before the kernel before it has ended: see overlap.py
-#endif
-
 #ifndef STACKED
 #define STACKED 0  // whether 64 rows are both halves of 32 filters
 #endif
@@ -309,7 +305,7 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
 #if OVERLAPS
     griddepcontrol_launch_dependents();
-    if (SCALED || warp != 4 * MULTIPLIERS + 1) griddepcontrol_wait();  // filters are there, and need not wait
+    if (warp != 4 * MULTIPLIERS + 1) griddepcontrol_wait();  // filters are there, and need not wait
 #endif
 
     if (warp == 4 * MULTIPLIERS) {  // the images
@@ -333,6 +329,9 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
                 wait(&barriers.empty[slot], ~round & 1);
                 // There before the last tap is, so it holds up none of the first ones; once, as others read it then.
                 if (stage == stages - 1 && item == blockIdx.x) {
+#if OVERLAPS
+                    if (SCALED) griddepcontrol_wait();  // the images' scale is not
+#endif
                     float factor = SCALED ? unscale_of(of_images, of_filters) : 1;
                     if (lane == 0) unscale = factor;
                 }

@@ -26,9 +26,6 @@
 #ifndef STEMS
 #define STEMS 4  // warps that make images: a multiple of the pairs of groups, or a part of it
 #endif
-#ifndef OVERLAPS
-#define OVERLAPS 0  // whether the kernel behind it may begin before it has ended: see overlap.py
-#endif
 
 constexpr int MULTIPLIERS = HEIGHTS, THREADS = 128 * MULTIPLIERS + 32 * STEMS + 32, STEM_THREADS = 32 * STEMS;
 constexpr int TAPS = SIDE_TAPS * SIDE_TAPS;

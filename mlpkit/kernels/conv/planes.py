@@ -518,16 +518,19 @@ def launches(mode, shape, which, tiling=None):
     return [Launch(conv, tiling or tilings(conv, mode)[0], rows, columns) for conv, rows, columns in found]
 
 
-def convolve(mode, shape, which, images, filters, to, tiling=None):
+def convolve(mode, shape, which, images, filters, to, tiling=None, overlaps=False):
     """Ask for a forward pass, or an input gradient: of images, or dy, and filters, both `Stored`, into planes `to`.
 
-    mode: a `Mode`. filters: as `Filters` makes them for this pass. to: as `empty_planes` returns, written whole. A
-    graph can record it. Raises RuntimeError where the driver refuses.
+    mode: a `Mode`. filters: as `Filters` makes them for this pass. to: as `empty_planes` returns, written whole.
+    overlaps: whether it begins before the kernel before it has ended, which must not be one that writes the filters,
+    and the one behind it may; see `kernels.overlap`. A graph can record it. Raises RuntimeError where the driver
+    refuses.
     """
     found = launches(mode, shape, which, tiling)
     if sum(one.conv.windows[0] * one.conv.windows[1] for one in found) < to.shape[2] * to.shape[3]:
         to.fill(0)  # no window has seen some of the pixels
-    _convolve((mode, shape, which, tiling, images.array.data.ptr, to.shape[1] * to.shape[4]), images, filters, to)
+    of = mode, shape, which, tiling, images.array.data.ptr, to.shape[1] * to.shape[4]
+    _convolve((*of, (("OVERLAPS", 1),) if overlaps else ()), images, filters, to)
 
 
 def convolve_followed(mode, shape, images, filters, to, macros, following):
