@@ -1,5 +1,6 @@
 """Other people's loops are compared only where they train the same network on the same batches."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -9,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from mlpkit import engines
-from mlpkit.lab import bench, peers
+from mlpkit.lab import bench, peers, processes
 from mlpkit.lab.bench import GATE_STEPS, Timing
 from mlpkit.lab.experiments import gpu_image_peers, gpu_peers, image_peers
 from mlpkit.lab.experiments import peers as experiment
@@ -253,9 +254,34 @@ def test_the_table_has_a_row_a_peer_and_a_column_a_recipe(wanted, monkeypatch):
 def test_peers_prepare_side_by_side_and_answer_in_turns():
     names = ("plain_numpy", "no_such_peer", "numpy_baseline")
     found = dict(peers.in_turns(partial(peers.waiting, recipe=TWO[0], timing=QUICK), names))
-    assert tuple(found) == names
+    assert set(found) == set(names)
     assert found["no_such_peer"] == {"why_not": "ModuleNotFoundError: No module named 'mlpkit.lab.peers.no_such_peer'"}
     assert [len(found[name]["samples_us"]) for name in names[::2]] == [peers.SAMPLES] * 2
+
+
+def test_who_fails_beside_others_is_asked_once_more_alone(monkeypatch):
+    """A GPU may have no room for all of them."""
+    running = []
+
+    class Process(ExitStack):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+            running.append(name)
+            self.callback(lambda: name in running and running.remove(name))
+
+        def ready(self):
+            if self.name == "broken" or (self.name == "large" and len(running) > 1):
+                raise processes.Failed("no memory")
+
+        def answer(self):
+            return {"of": self.name}
+
+    monkeypatch.setattr(peers.os, "cpu_count", lambda: 9)
+    found = list(peers.in_turns(Process, ["large", "broken", "small"]))
+    assert found == [("small", {"of": "small"}), ("large", {"of": "large"}), ("broken", {"why_not": "no memory"})]
+    assert not running
+    assert list(peers.in_turns(Process, ["broken"])) == [("broken", {"why_not": "no memory"})]
 
 
 TRAINS = ("jax_epoch", "jax_epoch_cpu", "jax_epoch_default", "pytorch", "pytorch_cuda_streams")

@@ -19,7 +19,7 @@ HEIGHT = 1024  # rows of a panel; with fewer, b is read in place
 
 @compiled(__name__, parallel=True, nogil=True)
 def matmul(a, b, out):
-    """Write the product of a (n, k) and b (k, m) into out (n, m), on all cores; k is at least 1.
+    """Write the product of a (n, k) and b (k, m) into out (n, m), on all cores; n and k are at least 1.
 
     The arrays, all float32 or all float64, may have any strides; out must not overlap with a or b.
     """

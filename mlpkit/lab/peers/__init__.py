@@ -116,11 +116,19 @@ def waiting(name, recipe, timing):
 def in_turns(start, names):
     """Yield (name, answer) of processes that prepare side by side, on all cores but one, and are asked in turns.
 
-    start: returns the `Waiting` process of a name. The answer of one that failed has a `why_not` and nothing else.
+    start: returns the `Waiting` process of a name. Who fails beside others is asked once more, alone: together they may
+    have wanted more memory than there is. The answer of one that failed has a `why_not` and nothing else.
     """
     at_once = max(1, (os.cpu_count() or 1) - 1)
     for first in range(0, len(names), at_once):
-        yield from _side_by_side(start, names[first : first + at_once])
+        several, alone = names[first : first + at_once], []
+        for name, answer in _side_by_side(start, several):
+            if len(several) > 1 and isinstance(answer, dict) and answer.keys() == {"why_not"}:
+                alone.append(name)
+            else:
+                yield name, answer
+        for name in alone:
+            yield from _side_by_side(start, [name])
 
 
 def _side_by_side(start, names):
