@@ -171,7 +171,10 @@ def _taps(x, size, stride):
 
 
 def max_pool(x, size, stride):
-    """Return `y` and `index` (n, c, h', w'): `size * p + q` where the first largest of a window is at (p, q) in it."""
+    """Return `y` and `index` (n, c, h', w'): `size * p + q` where the first largest of a window is at (p, q) in it.
+
+    A NaN is larger than all numbers, and its place counts as 0.
+    """
     taps = np.stack(_taps(x, size, stride))
     y = taps.max(axis=0)
     return y, (taps == y).argmax(axis=0)

@@ -98,7 +98,7 @@ struct Parts {
     Word high, low;
 };
 
-// Tensor cores cut a float32 off after 10 bits: a little more than x, cut off, is x rounded. See implicit_tf32.cuh.
+// Tensor cores cut a float32 off after 10 bits: a little more than x, cut off, is nearly x rounded. See implicit_tf32.cuh.
 __device__ Parts split(float x)
 {
     const Word high = __float_as_uint(x * 1.00034526698f) & ~0x1fffu;

@@ -25,7 +25,8 @@ __device__ bool here(int planes, int height, int width, Place& place, long long&
     return place.plane < planes;
 }
 
-// y (n, c, h', w'), and where in its window the first of the largest is. A NaN is larger than all.
+// y (n, c, h', w'), and where in its window the first of the largest is. A NaN is larger than all, and its
+// place counts as 0.
 extern "C" __global__ void max_pool(const REAL* x, REAL* y, INDEX* index, Sizes s)
 {
     Place at;

@@ -7,8 +7,9 @@ constexpr int PIECE_K = 8;  // k of an instruction
 
 #include "implicit_cores.cuh"
 
-// Tensor cores cut a float32 off after 10 bits. A little more than x, cut off, is x rounded: the factor is 1 + 2^-11.5,
-// between half of the last bit's worth of the smallest mantissa and of the largest. What has 11 bits stays as it is.
+// Tensor cores cut a float32 off after 10 bits. A little more than x, cut off, is x rounded, nearly: the factor is
+// 1 + 2^-11.5, between half of the last bit's worth of the smallest mantissa and of the largest, and the error at most
+// 0.71 of that bit, not 0.5. What has 11 bits stays as it is.
 // cvt.rna.tf32 rounds exactly, and takes two instructions, as it looks for NaN first.
 inline Word rounded(float x) { return __float_as_uint(x * 1.00034526698f); }
 

@@ -12,7 +12,7 @@
 // the other: ldmatrix with .trans turns each 8 x 8 piece on the way. Rows in shared memory are 8 numbers longer than
 // the tiles are wide, so that eight rows begin in different banks.
 //
-// What bounds it is probably what bounded the last file: half the bytes, but they are needed in half the time.
+// What bounds it is what bounded the last file.
 
 #ifndef DEPTH
 #define DEPTH 64
