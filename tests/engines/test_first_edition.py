@@ -26,7 +26,7 @@ from mlpkit.training.recipe import Recipe
 FIRST = json.loads((Path(__file__).parents[1] / "first_edition.json").read_text("utf-8"))
 STEPS = 100
 ALIKE = 60  # steps, elsewhere: later, at a rate of 0.2, a rounding's difference has grown a thousandfold
-SLOW = {"python_loops": 20}  # steps, elsewhere, of a quarter of a second each
+SLOW = {"python_loops": 20}  # steps of a quarter of a second each
 
 
 def digest(array):
@@ -85,12 +85,12 @@ def test_a_hundred_steps_are_those_of_the_first_edition(run, train):
     recipe = Recipe(**{name: run[name] for name in ("optimizer", "batch_size", "lr")})
     network = recipe.make_network(run["engine"])
     optimizer = recipe.make_optimizer(network, len(train.y))
-    steps = STEPS if same_machine() else SLOW.get(run["engine"], ALIKE)
+    steps = SLOW.get(run["engine"], STEPS if same_machine() else ALIKE)
     index = data.epoch_order(len(train.y), 0, 0)[: steps * recipe.batch_size]
     trainer = trainer_of(network, optimizer, train.X[index], train.y[index], recipe.batch_size)
     losses = trainer.epoch(np.arange(len(index)))
     trainer.close()
     assert_allclose(losses[:ALIKE], run["losses"][: min(steps, ALIKE)], rtol=2e-4)
     if same_machine():
-        assert_array_equal(losses, run["losses"])
-        assert digest(network.theta) == run["theta"]
+        assert_array_equal(losses, run["losses"][:steps])
+        assert steps < STEPS or digest(network.theta) == run["theta"]
