@@ -6,8 +6,12 @@ among the ways of waiting mends that: a step can't end before its slowest share.
 
 So an engine's threads are a crew whose steps are timed. While steps take longer than half as many threads would need,
 the time lost adds up, and when it is more than PATIENCE the crew is halved. After REST times what was lost it grows
-again, on trial: so trials on a machine that is still busy cost three percent of the time. Nothing here depends on the
-system. (Numba's loops compute the same bits with a crew of any size. OpenBLAS's sums round otherwise.)
+again, on trial: so trials on a machine that is still busy cost three percent of the time. What half as many need is at
+first a guess: twice the fastest step. Where all steps are slow the guess is, too. So one that takes longer than
+PATIENCE by itself lets half of the crew try.
+
+Nothing here depends on the system. (Numba's loops compute the same bits with a crew of any size. OpenBLAS's sums round
+otherwise.)
 """
 
 import time
@@ -16,6 +20,8 @@ from threadpoolctl import ThreadpoolController
 
 PATIENCE = 0.02  # seconds lost: more than a hiccup of a quiet machine
 REST = 30  # how many times what was lost a smaller crew works before the next trial
+TRIAL = 4  # steps, of the larger crew, for which the smaller one tries: so half of it can try, too
+SLACK = 1.2  # as much longer than half the crew may a step take: where they are level, nothing is lost
 
 
 class Blas:
@@ -71,9 +77,12 @@ class Crew:
         fewer, known = self.size // 2, {self.size, self.size // 2} & self.best.keys()
         best = self.best[self.size] = min(seconds, self.best.get(self.size, seconds))
         if fewer and known:  # the first step of all may compile
-            half_as_many = self.best.get(fewer) or best * self.size / fewer
+            half_as_many = SLACK * self.best[fewer] if fewer in self.best else best * self.size / fewer
             self.lost = max(0.0, self.lost + seconds - half_as_many)
-        if self.lost > PATIENCE:
+        if fewer and known and fewer not in self.best and seconds > PATIENCE:
+            self.until = now + TRIAL * seconds
+            self._become(fewer)
+        elif self.lost > PATIENCE:
             self.until = now + REST * self.lost
             self._become(fewer)
         elif self.size < self.most and now > self.until:

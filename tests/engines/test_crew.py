@@ -87,6 +87,29 @@ def test_one_that_begins_beside_a_busy_program_finds_out():
     assert crew.size == 1
 
 
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_one_whose_steps_are_all_equally_slow_finds_out_too(threads):
+    machine = Machine(threads)
+    machine.free = 1
+    crew = crew_of(machine)
+    machine.train(crew, 3.0)
+    assert machine.train(crew, 20.0) / 20 > 0.9 / ALONE
+    machine.free = threads
+    machine.train(crew, threads.bit_length() * 10)
+    assert crew.size == threads
+
+
+@pytest.mark.parametrize("gain", [1, 1.1, 2])
+def test_long_steps_on_a_quiet_machine_are_tried_once_with_fewer(gain):
+    machine = Machine()
+    crew = crew_of(machine)
+    machine.step = lambda: setattr(machine, "time", machine.time + 5 * PATIENCE / (gain if machine.using == 2 else 1))
+    machine.train(crew, 10.0)
+    assert crew.size == 2
+    steps = machine.train(crew, 50.0)
+    assert steps == pytest.approx(50.0 / (5 * PATIENCE / gain), rel=0.05)
+
+
 @given(st.lists(st.floats(0, PATIENCE / 2), max_size=10))
 def test_a_hiccup_now_and_then_changes_nothing(hiccups):
     machine = Machine()
