@@ -32,6 +32,6 @@ PLAN = Plan(
     ),
     libraries=("torch", "jax", "jaxlib", "cupy-cuda12x", "cupy-cuda13x"),
     needs="cupy_naive",
-    timing=Timing(warmup=429, steps_a_sample=429, rounds=2),  # an epoch of full batches of 128
+    timing=Timing(warmup=429, steps_a_sample=429, rounds=3),  # an epoch of full batches of 128
 )
 measure = partial(peers.measure, plan=PLAN, experiment="gpu_peers")
