@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import shutil
 import subprocess
 import sys
 import warnings
@@ -11,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import nbformat
 from nbgrader.api import Gradebook
+
+from mlpkit.files import write_atomically
 
 from . import box, judge
 
@@ -105,8 +106,7 @@ def _enter(root, student, lab, source, path, result):
     """
     folder = root / "autograded" / student / lab
     before = _answers(folder / f"{lab}.ipynb")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         notebook = judge.read(path)
         released = nbformat.read(root / "release" / lab / f"{lab}.ipynb", as_version=4)
@@ -119,8 +119,7 @@ def _enter(root, student, lab, source, path, result):
         if cell.cell_type == "code":  # what a submission says it printed is not evidence, and may be a script
             text = says.get(judge.name_of(cell)) if judge.role(cell) else None
             cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=text)] if text else []
-    nbformat.write(notebook, folder / f"{lab}.ipynb")
-    now = _answers(folder / f"{lab}.ipynb")
+    now = _answers_of(notebook)
     # nbgrader makes SQLAlchemy warn of the order in which it adds its own rows.
     with warnings.catch_warnings(action="ignore"), Gradebook(f"sqlite:///{root / 'gradebook.db'}", "mlpkit") as book:
         book.update_or_create_student(student)
@@ -135,11 +134,17 @@ def _enter(root, student, lab, source, path, result):
             if grade.manual_score is not None:
                 cell |= {"points": grade.manual_score, "says": "graded by a person."}
         book.db.commit()
+    # Only now: what is laid out tells the next time which answer the points were given for.
+    write_atomically(folder / f"{lab}.ipynb", nbformat.writes(notebook).encode())
 
 
 def _answers(path):
     """Return {name: text} of the cells that a student fills in, of a notebook as it was laid out; {} for none."""
     if not path.is_file():
         return {}
-    cells = nbformat.read(path, as_version=4).cells
+    return _answers_of(nbformat.read(path, as_version=4))
+
+
+def _answers_of(notebook):
+    cells = notebook.cells
     return {judge.name_of(cell): cell.source for cell in cells if judge.role(cell) in ("solution", "written")}

@@ -113,7 +113,15 @@ def _walk(layers, shape, path=(), wants_dx=False):
         shape = _output(one, shape, here)
 
 
+TAKEN = frozenset({"layer", "path", "engine", "mode", "inside", "wants_dx"})  # what a place has besides its arrays
+
+
 def _declared(places, what):
+    for _, one, shape, _ in places:
+        names = getattr(one, what)(shape)
+        for name in names:
+            if not name.isidentifier() or name in TAKEN or (name[0] == "d" and name[1:] in names):
+                raise ValueError(f"{one!r} has an array called {name!r}, a name that is taken: choose another.")
     return {
         f"{_dotted(path)}.{name}": declared
         for path, one, shape, _ in places

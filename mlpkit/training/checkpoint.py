@@ -127,7 +127,7 @@ def _check_rates(path, history, steps, schedule):
 def _check_vectors(path, arrays, state_names, network):
     try:
         for name in (*VECTORS, *state_names):
-            layout = network.model.statistics if "statistics" in name else network.layout
+            layout = network.model.statistics if name in ("statistics", "best_statistics") else network.layout
             check_vector(name, arrays[name], layout)
             if arrays[name].dtype != network.dtype:
                 raise ValueError(f"its {name} is {arrays[name].dtype}, and the network computes in {network.dtype}.")

@@ -83,7 +83,7 @@ def test_more_images_than_are_changed_at_once():
 
 
 @pytest.mark.parametrize("name", ["shift", "rotation", "elastic", "smoothness"])
-@pytest.mark.parametrize("value", [-1, np.nan, np.inf, "2", None])
+@pytest.mark.parametrize("value", [-1, 1e39, 1e300, np.nan, np.inf, "2", None])
 def test_what_is_no_distance_is_refused_in_one_sentence(name, value):
     with pytest.raises((TypeError, ValueError)) as caught:
         Augmentation(**{name: value})

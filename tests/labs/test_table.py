@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import shutil
+import sqlite3
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -60,6 +62,40 @@ def test_points_that_a_person_gave_count_until_that_answer_changes(course):
     assert "graded by a person" in (course / "feedback" / "ada" / "lab00.md").read_text()
     write(course, "explain", "Another answer.")
     assert grade(course) == (judge.BY_HAND, "3")
+
+
+def test_points_outlive_a_run_that_could_not_enter_them_and_go_with_their_answer(course):
+    write(course, "explain", "One answer.")
+    grade(course)
+    graded_by_hand(course, 2)
+    released = course / "release" / "lab00"
+    released.rename(course / "away")
+    table.grade_all(course, show=lambda line: None)
+    (course / "away").rename(released)
+    assert grade(course) == ("2", "0")
+    write(course, "explain", "Another answer.")
+    with sqlite3.connect(course / "gradebook.db", isolation_level=None) as book:
+        book.execute("begin exclusive")
+        table.grade_all(course, show=lambda line: None)
+        book.execute("rollback")
+    assert grade(course) == (judge.BY_HAND, "3")
+
+
+def test_a_submission_that_somebody_has_mended_is_not_replaced(course, tmp_path):
+    inbox, goal = tmp_path / "inbox", course / "submitted" / "dee" / "lab00" / "lab00.ipynb"
+    inbox.mkdir()
+    came = Path(shutil.copy(course / "submitted" / "ada" / "lab00" / "lab00.ipynb", inbox / "dee_lab00.ipynb"))
+    os.utime(came, (1e9, 1e9))
+    assert collect(inbox, course) == collect(inbox, course) == []
+    goal.write_text(goal.read_text() + " ")
+    ((path, why),) = collect(inbox, course)
+    assert path == came
+    assert "mended" in why
+    assert goal.read_text().endswith(" ")
+    os.utime(came)  # handed in once more
+    os.utime(goal, (1e9 + 1, 1e9 + 1))
+    assert collect(inbox, course) == []
+    assert goal.read_bytes() == came.read_bytes()
 
 
 def test_a_table_is_written_without_a_gradebook_too(course):

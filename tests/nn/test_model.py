@@ -225,6 +225,17 @@ class Gain(Layer):
         return at.engine.multiply(dy, self.by * at.g)
 
 
+@pytest.mark.parametrize("name", ["layer", "wants_dx", "a.b", "dg"])
+def test_an_array_with_a_name_that_is_taken_is_refused(name):
+    class Odd(Gain):
+        def parameters(self, shape):
+            return {"g": shape, name: shape}
+
+    with pytest.raises(ValueError, match="a name that is taken: choose another") as caught:
+        Model((4,), (Odd(), Linear(3))).layout  # noqa: B018
+    assert repr(name) in str(caught.value)
+
+
 REPR = {
     "Linear(3)": Linear(3),
     "ReLU()": ReLU(),

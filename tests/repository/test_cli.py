@@ -377,6 +377,21 @@ def test_an_interrupted_training_can_be_resumed(small, tmp_path, monkeypatch, ca
     assert re.findall(r"(\w+); accuracy on validation", output) == ["interrupted", "finished"]
 
 
+def test_an_interrupted_training_sets_the_network_of_an_earlier_one_aside(small, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "net.npz"
+    assert cli.main(["train", "--epochs", "1", "--save", str(path)]) == 0
+    earlier = path.read_bytes()
+
+    def interrupt(history, bar):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_show_epoch", interrupt)
+    assert cli.main(["train", "--epochs", "2", "--seed", "1", "--save", str(path)]) == 130
+    (aside,) = tmp_path.glob("*.previous")
+    assert aside.read_bytes() == earlier != path.read_bytes()
+    assert str(aside) in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("save", ["", "last.npz", "best.npz", "LAST.npz", ".lock", "..", "../link/last.npz"])
 def test_a_network_is_not_saved_over_a_checkpoint(save, small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Recipe, "train", lambda *arguments, **options: pytest.fail("it was trained"))

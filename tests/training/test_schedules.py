@@ -101,3 +101,9 @@ def test_a_schedule_with_an_error_of_its_own_is_not_hidden():
         optimizer(fails).advance(3)
     with pytest.raises(ZeroDivisionError):
         optimizer(lambda step: 1 / 0).advance(3)
+
+
+@pytest.mark.parametrize("schedule", [StepDecay, Exponential, Cosine])
+def test_more_steps_than_numpy_counts_are_refused(schedule):
+    with pytest.raises(ValueError, match="must be at most 4611686018427387904"):
+        schedule(0.1, 2**70)

@@ -379,6 +379,12 @@ def test_a_rate_of_zero_for_the_whole_training_is_refused(rate, tmp_path):
     assert not (tmp_path / "last.npz").exists()
 
 
+def test_a_rate_that_the_networks_type_has_as_zero_is_refused():
+    network, optimizer = new("sgd", 1e-46)
+    with pytest.raises(ValueError, match="as float32 has it"):
+        run(network, optimizer)
+
+
 @pytest.mark.parametrize("rate", [lambda step: 0.01 * step, lambda step: 0.01 * (step >= 2 * STEPS)])
 def test_a_warm_up_may_begin_at_zero(rate):
     network, optimizer = new("sgd", rate)
