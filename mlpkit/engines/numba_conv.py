@@ -147,6 +147,8 @@ def chain_of(model):
         return None
     if model.loss != "softmax_cross_entropy" or max(block[4] for block in blocks) ** 2 >= _NONE:
         return None
+    if any(stride > max(model.input[1:]) + 2 * padding for _, _, stride, padding, *_ in blocks):
+        return None  # it would take memory for each place between two windows
     return blocks, [one.units for _, one in layers[1::2]]
 
 

@@ -47,14 +47,14 @@ class Conv(Layer):
 
     def forward(self, at, x):
         at.x = x
-        return at.engine.conv(x, at.W, at.b if self.bias else None, *self._steps(x.shape))
+        return at.engine.conv(x, at.W, at.b if self.bias else None, *self.steps(x.shape))
 
     def backward(self, at, dz):
-        steps = self._steps(at.x.shape)
+        steps = self.steps(at.x.shape)
         at.engine.conv_backward_weights(at.x, dz, at.dW, at.db if self.bias else None, *steps)
         return at.engine.conv_backward_input(dz, at.W, at.x.shape, *steps) if at.wants_dx else None
 
-    def _steps(self, shape):
+    def steps(self, shape):
         """Return stride and padding; beyond the image all strides are one, and some engines take time for each."""
         return min(self.stride, max(shape[2:]) + 2 * self.padding), self.padding
 

@@ -23,6 +23,8 @@ from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.model import Model
 from mlpkit.nn.models import FASHION_CNN
 from mlpkit.nn.network import Network
+from mlpkit.training.fit import trainer_of
+from mlpkit.training.optim import SGD
 from mlpkit.training.recipe import Recipe
 
 OURS = [name for name in engines.names() if set(Conv.operations) <= (engines.own_operations(name) or set())]
@@ -163,6 +165,20 @@ SEES = Model((1, 28, 28), (
 @pytest.mark.parametrize("name", HERE)
 def test_a_training_on_digits_with_empty_borders_is_the_baselines(name):
     gate(name, Recipe(model=SEES, batch_size=16), data.load().train)
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_stride_beyond_the_image_costs_nothing(name):
+    X, y = np.random.default_rng(0).random((8, 1, 12, 12)).astype(np.float32), np.arange(8) % 3
+    found = []
+    for engine, stride in ((name, 10**9), ("numpy_baseline", 14)):
+        layers = Conv(4, 3, stride=stride, padding=1), ReLU(), Flatten(), Linear(3)
+        network = Network(engine, Model((1, 12, 12), layers))
+        X_there, y_there = network.engine.asarray(X), network.engine.asarray(y)
+        trainer = trainer_of(network, SGD(network, 0.1), X_there, y_there, 8)
+        found.append([float(loss) for _ in range(2) for loss in trainer.epoch(np.arange(8))])
+        trainer.close()
+    assert_allclose(*found, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", [each for each in HERE if engines.on_gpu(each.values[0])])

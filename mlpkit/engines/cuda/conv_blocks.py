@@ -63,7 +63,7 @@ def as_cropped(conv):
 def shape_of(layer, shape, n):
     """Return the `Shape` of a Conv layer's convolution. Raises ValueError where there is none."""
     channels, height, width = shape
-    return Shape(n, channels, layer.channels, height, width, layer.size, layer.stride, layer.padding)
+    return Shape(n, channels, layer.channels, height, width, layer.size, *layer.steps((n, *shape)))
 
 
 def why_not(mode, conv, wants_dx):
