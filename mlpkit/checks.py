@@ -22,6 +22,33 @@ def check_count(name, value, least=1):
     return count
 
 
+def check_steps(name, value):
+    """Return `value` as an int, as `check_count` does. Raises ValueError beyond what NumPy counts in 64 bits, too."""
+    count = check_count(name, value)
+    if count > 2**62:
+        raise ValueError(f"a schedule's {name} must be at most {2**62}, not {count}: train for fewer epochs.")
+    return count
+
+
+def check_between(name, value, least, most):
+    """Return `value` as a float. Raises TypeError unless it is a number, ValueError outside of `least` to `most`."""
+    number = check_not_negative(name, value)
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, not {number}.")
+    return number
+
+
+def check_array_names(layer, names):
+    """Raise ValueError where a layer has an array whose name is none, or one that its place has already."""
+    for name in names:
+        taken = name in ("layer", "path", "engine", "mode", "inside", "wants_dx") or (
+            name[:1] == "d" and name[1:] in names
+        )
+        if taken or not name.isidentifier():
+            raise ValueError(f"{layer!r} has an array called {name!r}, a name that is taken: choose another.")
+    return names
+
+
 def check_flag(name, value):
     """Return `value` as a bool. Raises TypeError unless it is True or False: a text, "no" too, would count as yes."""
     if not isinstance(value, bool | np.bool_):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlpkit.checks import check_not_negative, check_positive
+from mlpkit.checks import check_between
 
 AT_ONCE = 1000  # images whose changes are drawn together
 MOST, LEAST = 1000, 0.1  # pixels or degrees; pixels over which arrows are blended
@@ -36,12 +36,8 @@ class Augmentation:
 
     def __post_init__(self):
         for name in ("shift", "rotation", "elastic"):
-            object.__setattr__(self, name, check_not_negative(name, getattr(self, name)))
-            if getattr(self, name) > MOST:
-                raise ValueError(f"{name} must be at most {MOST}, not {getattr(self, name)}: nothing would be seen.")
-        object.__setattr__(self, "smoothness", check_positive("smoothness", self.smoothness))
-        if not LEAST <= self.smoothness <= MOST:
-            raise ValueError(f"smoothness must be a number of pixels from {LEAST} to {MOST}, not {self.smoothness}.")
+            object.__setattr__(self, name, check_between(name, getattr(self, name), 0, MOST))
+        object.__setattr__(self, "smoothness", check_between("smoothness", self.smoothness, LEAST, MOST))
 
     def __call__(self, images, seed, epoch):
         """Return new images, like `images` (n, channels, height, width) of uint8, which stay as they are.

@@ -171,10 +171,7 @@ def _taps(x, size, stride):
 
 
 def max_pool(x, size, stride):
-    """Return `y` and `index` (n, c, h', w'): `size * p + q` where the first largest of a window is at (p, q) in it.
-
-    A NaN is larger than all numbers, and its place counts as 0.
-    """
+    """Return `y` and `index` (n, c, h', w'): `size * p + q` where the first largest is at (p, q); 0 where it is NaN."""
     taps = np.stack(_taps(x, size, stride))
     y = taps.max(axis=0)
     return y, (taps == y).argmax(axis=0)

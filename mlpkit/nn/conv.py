@@ -50,9 +50,8 @@ class Conv(Layer):
         return at.engine.conv(x, at.W, at.b if self.bias else None, *self.steps(x.shape))
 
     def backward(self, at, dz):
-        steps = self.steps(at.x.shape)
-        at.engine.conv_backward_weights(at.x, dz, at.dW, at.db if self.bias else None, *steps)
-        return at.engine.conv_backward_input(dz, at.W, at.x.shape, *steps) if at.wants_dx else None
+        at.engine.conv_backward_weights(at.x, dz, at.dW, at.db if self.bias else None, *self.steps(at.x.shape))
+        return at.engine.conv_backward_input(dz, at.W, at.x.shape, *self.steps(at.x.shape)) if at.wants_dx else None
 
     def steps(self, shape):
         """Return stride and padding; beyond the image all strides are one, and some engines take time for each."""

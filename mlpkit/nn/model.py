@@ -4,7 +4,7 @@ import ast
 from dataclasses import dataclass
 from functools import cached_property
 
-from mlpkit.checks import check_choice, check_sizes
+from mlpkit.checks import check_array_names, check_choice, check_sizes
 
 from . import conv, norm, residual  # noqa: F401 (whose layers a text may name)
 from .layers import Layer, Linear, ReLU, check_layers
@@ -113,19 +113,11 @@ def _walk(layers, shape, path=(), wants_dx=False):
         shape = _output(one, shape, here)
 
 
-TAKEN = frozenset({"layer", "path", "engine", "mode", "inside", "wants_dx"})  # what a place has besides its arrays
-
-
 def _declared(places, what):
-    for _, one, shape, _ in places:
-        names = getattr(one, what)(shape)
-        for name in names:
-            if not name.isidentifier() or name in TAKEN or (name[0] == "d" and name[1:] in names):
-                raise ValueError(f"{one!r} has an array called {name!r}, a name that is taken: choose another.")
     return {
         f"{_dotted(path)}.{name}": declared
         for path, one, shape, _ in places
-        for name, declared in getattr(one, what)(shape).items()
+        for name, declared in check_array_names(one, getattr(one, what)(shape)).items()
     }
 
 

@@ -73,10 +73,7 @@ class Optimizer:
         """Raise ValueError where so many steps would change nothing: a warm-up may begin at 0, and not all may be."""
         planned, dtype = range(self.steps, self.steps + steps), self.network.dtype.type
         if planned and all(dtype(_checked_rate(self.schedule(step), step)) == 0 for step in planned):
-            raise ValueError(
-                f"the schedule's rate stays 0 from step {self.steps} on, as {self.network.dtype} has it, so it trains "
-                "nothing: raise it."
-            )
+            raise ValueError(f"the rate stays 0 from step {self.steps} on in {self.network.dtype}: raise it.")
 
     def step(self):
         """Update `network.theta` from `network.grad`."""

@@ -11,19 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from mlpkit.checks import check_count, check_not_negative, check_positive
+from mlpkit.checks import check_not_negative, check_positive, check_steps
 
-MOST = 2**62  # steps: NumPy counts in 64 bits
-
-
-def _check_steps(name, value):
-    count = check_count(name, value)
-    if count > MOST:
-        raise ValueError(f"a schedule's {name} must be at most {MOST}, not {count}: train for fewer epochs.")
-    return count
-
-
-CHECKS = {"lr": check_positive, "every": _check_steps, "steps": _check_steps, "factor": check_positive}
+CHECKS = {"lr": check_positive, "every": check_steps, "steps": check_steps, "factor": check_positive}
 CHECKS |= {"final_fraction": check_positive, "final_lr": check_not_negative}
 
 

@@ -381,7 +381,7 @@ def test_a_rate_of_zero_for_the_whole_training_is_refused(rate, tmp_path):
 
 def test_a_rate_that_the_networks_type_has_as_zero_is_refused():
     network, optimizer = new("sgd", 1e-46)
-    with pytest.raises(ValueError, match="as float32 has it"):
+    with pytest.raises(ValueError, match="on in float32: raise it"):
         run(network, optimizer)
 
 
