@@ -111,10 +111,12 @@ def train(options):
             on_epoch=lambda history: _show_epoch(history, bar),
         )
     if options.save:  # before anything is printed, which may fail
-        earlier = set_aside(options.save) if history.stopped == "interrupted" else None
-        _save(network, options.save)
-        if earlier:
-            print(f"mlpkit: the network of an earlier training is now {earlier}.", file=sys.stderr)
+        earlier = set_aside(os.path.realpath(options.save)) if history.stopped == "interrupted" else None
+        try:
+            _save(network, options.save)
+        finally:
+            if earlier:
+                print(f"mlpkit: the network of an earlier training is now {earlier}.", file=sys.stderr)
     print(f"{history.stopped}; accuracy on validation {network.evaluate(*dataset.validation)[1]:.2%}")
     if options.test:
         print(f"accuracy on test {network.evaluate(*dataset.test)[1]:.2%}")

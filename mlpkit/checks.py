@@ -9,6 +9,7 @@ from numbers import Real
 import numpy as np
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+OF_A_PLACE = frozenset({"layer", "path", "engine", "mode", "inside", "wants_dx"})  # see nn.place: what is no array
 
 
 def check_count(name, value, least=1):
@@ -41,10 +42,8 @@ def check_between(name, value, least, most):
 def check_array_names(layer, names):
     """Raise ValueError where a layer has an array whose name is none, or one that its place has already."""
     for name in names:
-        taken = name in ("layer", "path", "engine", "mode", "inside", "wants_dx") or (
-            name[:1] == "d" and name[1:] in names
-        )
-        if taken or not name.isidentifier():
+        gradient = name[:1] == "d" and name[1:] in names
+        if gradient or name in OF_A_PLACE or not name.isidentifier():
             raise ValueError(f"{layer!r} has an array called {name!r}, a name that is taken: choose another.")
     return names
 

@@ -14,7 +14,6 @@ import numpy as np
 from mlpkit.checks import check_between
 
 AT_ONCE = 1000  # images whose changes are drawn together
-MOST, LEAST = 1000, 0.1  # pixels or degrees; pixels over which arrows are blended
 IN_CACHE = 50  # images whose numbers on the way fit a core's cache: twice as fast as 1,000
 
 
@@ -36,8 +35,8 @@ class Augmentation:
 
     def __post_init__(self):
         for name in ("shift", "rotation", "elastic"):
-            object.__setattr__(self, name, check_between(name, getattr(self, name), 0, MOST))
-        object.__setattr__(self, "smoothness", check_between("smoothness", self.smoothness, LEAST, MOST))
+            object.__setattr__(self, name, check_between(name, getattr(self, name), 0, 1000))
+        object.__setattr__(self, "smoothness", check_between("smoothness", self.smoothness, 0.1, 1000))
 
     def __call__(self, images, seed, epoch):
         """Return new images, like `images` (n, channels, height, width) of uint8, which stay as they are.

@@ -130,26 +130,24 @@ def chain_of(model):
 
     A block is a list: channels, size, stride, padding, size and stride of the pooling, whether there is ReLU.
     """
-    layers, blocks = [(one.kind, one) for one in model.layers], []
-    while layers and layers[0][0] == "Conv":
-        _, one = layers.pop(0)
-        block = [one.channels, one.size, one.stride, one.padding, 1, 1, False]
-        while layers and (layers[0][0] == "ReLU" or (layers[0][0] == "MaxPool" and block[4:6] == [1, 1])):
-            kind, after = layers.pop(0)
-            if kind == "MaxPool":
+    layers, blocks = [(one, shape) for path, one, shape, _ in model.places if len(path) == 1], []
+    while layers and layers[0][0].kind == "Conv":
+        one, shape = layers.pop(0)
+        block = [one.channels, one.size, *one.steps((1, *shape)), 1, 1, False]
+        while layers and (layers[0][0].kind == "ReLU" or (layers[0][0].kind == "MaxPool" and block[4:6] == [1, 1])):
+            after, _ = layers.pop(0)
+            if after.kind == "MaxPool":
                 block[4:6] = after.size, after.stride or after.size
             else:
                 block[6] = True
         blocks.append(block)
-    kinds = [kind for kind, _ in layers]
+    kinds = [one.kind for one, _ in layers]
     pairs = (len(layers) - 2) // 2
     if not blocks or kinds != ["Flatten", *["Linear", "ReLU"] * pairs, "Linear"]:
         return None
     if model.loss != "softmax_cross_entropy" or max(block[4] for block in blocks) ** 2 >= _NONE:
         return None
-    if any(stride > max(model.input[1:]) + 2 * padding for _, _, stride, padding, *_ in blocks):
-        return None  # it would take memory for each place between two windows
-    return blocks, [one.units for _, one in layers[1::2]]
+    return blocks, [one.units for one, _ in layers[1::2]]
 
 
 def _start(vector, view):

@@ -307,10 +307,16 @@ __device__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: 
 #define OVERLAPS 0  // whether this kernel begins so, and the one behind it may
 #endif
 
-// At the head of a kernel, or behind what needs nobody's results.
-__device__ void begin_in_turn() {
+__device__ void let_the_next_begin() {
 #if OVERLAPS
     griddepcontrol_launch_dependents();
+#endif
+}
+
+// At the head of a kernel, or behind what needs nobody's results.
+__device__ void begin_in_turn() {
+    let_the_next_begin();
+#if OVERLAPS
     griddepcontrol_wait();
 #endif
 }

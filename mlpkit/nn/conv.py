@@ -54,7 +54,7 @@ class Conv(Layer):
         return at.engine.conv_backward_input(dz, at.W, at.x.shape, *self.steps(at.x.shape)) if at.wants_dx else None
 
     def steps(self, shape):
-        """Return stride and padding; beyond the image all strides are one, and some engines take time for each."""
+        """Return stride and padding; beyond the image all strides do the same, and some engines take time for each."""
         return min(self.stride, max(shape[2:]) + 2 * self.padding), self.padding
 
 

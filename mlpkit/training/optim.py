@@ -71,8 +71,9 @@ class Optimizer:
 
     def check_rates(self, steps):
         """Raise ValueError where so many steps would change nothing: a warm-up may begin at 0, and not all may be."""
-        planned, dtype = range(self.steps, self.steps + steps), self.network.dtype.type
-        if planned and all(dtype(_checked_rate(self.schedule(step), step)) == 0 for step in planned):
+        planned = range(self.steps, self.steps + steps)
+        least = float(np.finfo(self.network.dtype).smallest_subnormal) / 2  # what is no more is 0 there
+        if planned and all(_checked_rate(self.schedule(step), step) <= least for step in planned):
             raise ValueError(f"the rate stays 0 from step {self.steps} on in {self.network.dtype}: raise it.")
 
     def step(self):

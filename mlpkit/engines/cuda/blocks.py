@@ -29,6 +29,7 @@ places: of the network or of a Residual, the block would begin with places[i]. s
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from mlpkit.checks import OF_A_PLACE
 from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import planes
 
@@ -67,8 +68,8 @@ class LayerBlock:
     wants = "nchw"
 
     def __init__(self, at, shape):
-        trained, names = at.layer.parameters(shape), {"layer", "path", "engine", "mode", "inside", "wants_dx"}
-        self.at, self.lasting = at, {*names, *trained, *(f"d{name}" for name in trained), *at.layer.statistics(shape)}
+        trained, kept = at.layer.parameters(shape), at.layer.statistics(shape)
+        self.at, self.lasting = at, {*OF_A_PLACE, *trained, *(f"d{name}" for name in trained), *kept}
         self.comes_back = at.wants_dx or bool(trained)  # else no parameters lie before its end
 
     def forward(self, x):

@@ -167,14 +167,14 @@ class Convolution(Early, conv_blocks.ConvBlock):
     def result(self, images, filters, added):
         about, to = self.about, self.to
         if self.at_once:
-            of = self.mode, self.conv, about, images, filters, to, self.bias, added, True
-            return between.convolve(*of)[0]
+            of = self.mode, self.conv, about, images, filters, to, self.bias, added
+            return between.convolve(*of, overlaps=True)[0]
         z = planes.empty_planes(self.mode, *self.conv.y)
         planes.convolve(self.mode, self.conv, "forward", images, filters, z, overlaps=self.overlaps)
         if self.plain and (to == "planes" or (to == "stored" and not self.mode.halves)):
             return planes.Stored(z) if to == "stored" else z
-        of = self.mode, about, z, "planes", to, self.bias, self.scale, added, self.overlaps
-        return between.forward(*of)[0]
+        of = self.mode, about, z, "planes", to, self.bias, self.scale, added
+        return between.forward(*of, overlaps=self.overlaps)[0]
 
 
 def _pair(places, i, shape, n, mode):

@@ -28,9 +28,7 @@ void convolve(const PIXEL* x, const first::Pair* filters, const float* bias, Wor
     const int warp = threadIdx.x / 32, items = s.images * parts;
     constexpr int PLANE = first::NUMBERS * 4;
     for (int i = threadIdx.x; i < 2 * first::IMAGE; i += THREADS) images[0][i] = 0;
-#if OVERLAPS
-    griddepcontrol_launch_dependents();
-#endif
+    let_the_next_begin();
     for (int begin = 0; begin < (s.groups + ODD) / 2; begin += PAIRS) {
         const int pair = begin + warp % PAIRS;
         first::Held<THREADS> held;

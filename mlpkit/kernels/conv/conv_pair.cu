@@ -99,9 +99,7 @@ void convolve(const __grid_constant__ Stem stem, const void* filters, const floa
     }
     for (int i = threadIdx.x; i < 2 * first::IMAGE; i += THREADS) pixels[i] = 0;
     __syncthreads();
-#if OVERLAPS
-    griddepcontrol_launch_dependents();
-#endif
+    let_the_next_begin();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
 
     if (warp == 4 * MULTIPLIERS + STEMS) {  // the filters: gridDim.x is a multiple of heights, so they stay
