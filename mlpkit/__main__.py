@@ -25,6 +25,7 @@ from .files import check_writable, set_aside
 from .kernels import gpu
 from .lab import experiments, interrupts, machine, processes, results
 from .lab.experiments.optimizers import RATES
+from .lab.words import printable
 from .nn.models import MODELS
 from .training.fit import Diverged
 from .training.optim import BY_NAME
@@ -47,22 +48,27 @@ def main(arguments=None):
         _close_streams()
         return 141
     except processes.Failed as error:
-        print(f"mlpkit: a process of this experiment failed: {error}", file=sys.stderr)
+        _say(f"a process of this experiment failed: {error}")
         return 1
     except (ValueError, TypeError, OSError, ImportError, Diverged, engines.EngineUnavailable) as error:
-        print(f"mlpkit: {error}", file=sys.stderr)
+        _say(error)
         return 1
     except (MemoryError, RuntimeError) as error:
         sentence = gpu.out_of_memory(error)
         if sentence is None:
             raise
-        print(f"mlpkit: {sentence}", file=sys.stderr)
+        _say(sentence)
         return 1
     except (KeyboardInterrupt, SystemError) as error:
         if isinstance(error, SystemError) and not isinstance(error.__cause__, KeyboardInterrupt):
             raise  # Numba makes one of a KeyboardInterrupt while it reads compiled code
         print("\nmlpkit: interrupted; what was finished is kept.", file=sys.stderr)
         return 130
+
+
+def _say(what):
+    """Say a sentence, or an error. A path in it may be somebody else's, and hold commands to a terminal."""
+    print(f"mlpkit: {printable(str(what))}", file=sys.stderr)
 
 
 def _flush():
@@ -116,7 +122,7 @@ def train(options):
             _save(network, options.save)
         finally:
             if earlier:
-                print(f"mlpkit: the network of an earlier training is now {earlier}.", file=sys.stderr)
+                _say(f"the network of an earlier training is now {earlier}.")
     print(f"{history.stopped}; accuracy on validation {network.evaluate(*dataset.validation)[1]:.2%}")
     if options.test:
         print(f"accuracy on test {network.evaluate(*dataset.test)[1]:.2%}")
@@ -154,7 +160,7 @@ def run_bench(options):
     if machine.busy() and options.publish:
         raise ValueError(f"{machine.busy()}; a record is published from a quiet machine.")
     if machine.busy():
-        print(f"mlpkit: {machine.busy()}.", file=sys.stderr)
+        _say(f"{machine.busy()}.")
     where = machine.name() if options.publish else results.MINE
     check_writable(results.place(options.experiment, where))
     experiment = experiments.load(options.experiment)
@@ -179,7 +185,7 @@ def run_bench(options):
 
 def _show_warning(message, *_):
     with suppress(OSError):  # the disk that is full may hold this stream, too
-        tqdm.write(f"mlpkit: {message}", sys.stderr)
+        tqdm.write(f"mlpkit: {printable(str(message))}", sys.stderr)
 
 
 def _show_epoch(history, bar):

@@ -48,6 +48,14 @@ def check_array_names(layer, names):
     return names
 
 
+def check_state_names(optimizer, names, taken):
+    """Raise ValueError where a vector of an optimizer's state has one of the names that are taken in its file."""
+    for name in set(names) & {*taken, "path", "file"}:  # these two are NumPy's and `save_npz`'s
+        raise ValueError(
+            f"{type(optimizer).__name__}'s state has a vector called {name!r}, a name that is taken: choose another."
+        )
+
+
 def check_flag(name, value):
     """Return `value` as a bool. Raises TypeError unless it is True or False: a text, "no" too, would count as yes."""
     if not isinstance(value, bool | np.bool_):
@@ -58,7 +66,7 @@ def check_flag(name, value):
 def check_array(name, value):
     """Raise TypeError unless `value` is an array, of any library: a list is none, nor is one with numbers masked."""
     check_unmasked(name, value)
-    if not hasattr(value, "dtype"):
+    if not hasattr(value, "dtype") or isinstance(value, np.matrix):  # whose `*` is no product by number
         raise TypeError(f"{name} must be an array, not {type(value).__name__}: convert them with np.asarray.")
 
 

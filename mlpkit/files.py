@@ -91,7 +91,11 @@ def only_one(folder):
 
     A lock ends with its process, so none outlives a kill; its file, `.lock`, is empty and stays.
     """
-    with open(_place(Path(folder) / ".lock"), "ab") as file:
+    try:
+        file = open(_place(Path(folder) / ".lock"), "ab")  # noqa: SIM115 (closed below)
+    except OSError as error:  # such as another user's
+        raise _unwritable(Path(folder) / ".lock", error) from error
+    with file:
         try:
             _lock(file)
         except (BlockingIOError, PermissionError):

@@ -94,4 +94,9 @@ def write(path: Path, notebook: NotebookNode) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of notebooks/")
-    main(parser.parse_args().notebooks or sorted(FOLDER.glob("*.ipynb")))
+    try:
+        main(parser.parse_args().notebooks or sorted(FOLDER.glob("*.ipynb")))
+    except OSError as error:
+        sys.exit(f"{error}: this notebook, and those after it, are left as they were.")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the notebook that was run, and those after it, are left as they were.")

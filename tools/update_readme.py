@@ -135,4 +135,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (OSError, ValueError) as error:  # a record is odd, or a file can't be written
+        sys.exit(f"{error}")

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a measurement, whoever swallows the exception that it raises, and nothing is kept from then on.
+"""Ctrl-C, or SIGTERM, ends a measurement, whoever swallows the exception that it raises; nothing is kept from then on.
 
 `fit` returns what there is, a callback from C ignores it, an import in C makes an ImportError of it, and Numba a
 SystemError: a part of a training would be recorded as a whole one, or the exception as the reason why an engine has no
@@ -10,14 +10,17 @@ import sys
 from contextlib import contextmanager
 
 AGAIN = 0.3  # seconds; what ends in time, such as another process, has them for it
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGALRM") if hasattr(signal, name)]  # Windows has no alarm
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name)
+]  # Windows has no alarm
 
 
 @contextmanager
 def heeded():
-    """Raise KeyboardInterrupt at Ctrl-C, and again every AGAIN seconds, until what is done in this context has ended.
+    """Raise KeyboardInterrupt at Ctrl-C or SIGTERM, again every AGAIN seconds, until what is done in it has ended.
 
-    Yields a function to call before anything is kept: it raises KeyboardInterrupt once Ctrl-C came.
+    Yields a function to call before anything is kept: it raises KeyboardInterrupt once one of them came.
+    A shell has its background jobs ignore Ctrl-C; then so do they.
     """
     came = False
 
@@ -31,16 +34,13 @@ def heeded():
         if came:
             raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has its background jobs ignore Ctrl-C
-        yield check
-        return
-
     def show(unraisable):
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):  # which comes again
             shown(unraisable)
 
     shown, sys.unraisablehook = sys.unraisablehook, show
-    before = [signal.signal(number, stop) for number in SIGNALS]
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = [signal.signal(number, stop) for number in heard]
     try:
         yield check
     except Exception:
@@ -48,7 +48,7 @@ def heeded():
         raise
     finally:
         _ring(0)
-        for number, handler in zip(SIGNALS, before, strict=True):
+        for number, handler in zip(heard, before, strict=True):
             signal.signal(number, handler)
         sys.unraisablehook = shown
 

@@ -38,7 +38,7 @@ FIELDS = {
     "settings": dict,
     "runs": list,
 }
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tabs and the ends of lines
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # not tabs and ends of lines
 
 
 class RecordError(ValueError):
@@ -108,6 +108,7 @@ def load(path):
     check_readable(path)
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
+        odd = any(map(CONTROL.search, _texts(record)))
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is not a JSON file: {error}.") from error
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
@@ -119,10 +120,12 @@ def load(path):
     gpu = record["machine"].get("gpu")
     if not {"cpu", "cores"} <= record["machine"].keys() or not isinstance(gpu, dict) or "found" not in gpu:
         raise RecordError(f"{path} does not say on which machine it was made: 'machine' lacks cpu, cores or gpu.")
-    if not all(isinstance(run, dict) for run in record["runs"]):
-        raise RecordError(f"{path} has a run that is no dict.")
-    if any(map(CONTROL.search, _texts(record))):
-        raise RecordError(f"{path} has a text with control characters, which could be commands to a terminal.")
+    if not all(isinstance(run, dict) and isinstance(run.get("engine", ""), str) for run in record["runs"]):
+        raise RecordError(f"{path} has a run that is no dict, or whose engine is no name.")
+    if odd:
+        raise RecordError(
+            f"{path} has a text with control characters, or parts of some, which could be commands to a terminal."
+        )
     return record
 
 

@@ -1,6 +1,11 @@
-"""How a number is said: one thread, but two threads."""
+"""How a number is said, one thread, but two threads; and what a terminal is given to read."""
 
 
 def counted(n, what):
     """Return a number with what it counts, a noun in the singular: "1 thread", "2 threads", "2 busy programs"."""
     return f"{n:,} {what}" + ("" if n == 1 else "s")
+
+
+def printable(text):
+    """Return a text as a terminal can show it: what it would heed, or has no sign for, becomes its number, "\\x1b"."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in text)

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from mlpkit.checks import check_batch, check_count, check_finite, check_flag, check_unmasked
+from mlpkit.checks import check_batch, check_count, check_finite, check_flag, check_state_names, check_unmasked
 from mlpkit.data import epoch_order
 from mlpkit.engines.stepping import StepByStep
 from mlpkit.files import check_writable, only_one, set_aside
 from mlpkit.nn.norm import BatchNorm
 
-from .checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from .checkpoint import NAMES, fingerprint, load_checkpoint, save_checkpoint
 from .history import Epoch, History
 
 LOOK_EVERY = 0.02  # seconds of steps between two looks at the losses: a look makes a GPU wait
@@ -182,6 +182,7 @@ class _Run:
             raise FileNotFoundError(f"there is no checkpoint {last} to resume from.")
         check_writable(last)
         check_writable(best)
+        check_state_names(self.optimizer, self.optimizer.state, NAMES)
         with only_one(self.folder):
             self.settings |= self.fingerprints(train, validation)
             if resume:
@@ -339,8 +340,7 @@ class _Run:
         self.earlier = ()
         best = [self.engine.to_numpy(vector) for vector in self.best]
         best += [best[0][:0]] * (2 - len(best))  # no statistics
-        path = self.folder / "last.npz"
-        save_checkpoint(path, self.network, self.optimizer, self.history, best, self.settings)
+        save_checkpoint(self.folder / "last.npz", self.network, self.optimizer, self.history, best, self.settings)
         if is_best:
             self.network.save(self.folder / "best.npz")
 
@@ -435,7 +435,7 @@ def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, 
     check_count("seed", seed, least=0)
     if patience is not None:
         check_count("patience", patience)
-        if not validation:
+        if validation is None:
             raise ValueError("patience waits for the validation loss: give fit a validation set too.")
     if on_epoch is not None and not callable(on_epoch):
         raise TypeError(f"on_epoch must be a function of the history, not {on_epoch!r}.")

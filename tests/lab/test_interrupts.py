@@ -134,8 +134,12 @@ def copy(tmp_path_factory):
     return folder
 
 
-def interrupt(folder, *command, after):
-    """Run a command, press Ctrl-C after so many seconds; return its exit code, seconds to its end, and what it said."""
+def interrupt(folder, *command, after, end=lambda pid: os.killpg(pid, signal.SIGINT)):
+    """Run a command, and `end` it after so many seconds, as Ctrl-C does.
+
+    Return its exit code, the seconds to its end, and what it said. What it has started is gone, too.
+    """
+    psutil = pytest.importorskip("psutil", reason="ipykernel brings it along")
     child = subprocess.Popen(
         [sys.executable, "-m", "mlpkit", *command],
         cwd=folder,
@@ -147,9 +151,10 @@ def interrupt(folder, *command, after):
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     time.sleep(after)
-    begin = time.monotonic()
-    os.killpg(child.pid, signal.SIGINT)
+    begin, started = time.monotonic(), psutil.Process(child.pid).children(recursive=True)
+    end(child.pid)
     _, said = child.communicate(timeout=60)
+    assert not psutil.wait_procs(started, timeout=20)[1]
     return child.returncode, time.monotonic() - begin, said
 
 
@@ -165,6 +170,13 @@ def test_ctrl_c_ends_a_bench_at_any_time(name, copy):
         for run in json.loads(path.read_text())["runs"]:
             if "validation_loss" in run:
                 assert len(run["validation_loss"]) == run["recipe"]["epochs"]
+
+
+@posix
+def test_a_bench_that_is_told_to_end_leaves_nobody_at_work(copy):
+    """By SIGTERM, which reaches the program alone, and not what it has started in sessions of their own."""
+    code, _, said = interrupt(copy, "bench", "busy", after=8, end=lambda pid: os.kill(pid, signal.SIGTERM))
+    assert (code, "Traceback" in said) == (130, False), said
 
 
 PRESS_AS = """

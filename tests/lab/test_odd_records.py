@@ -89,10 +89,26 @@ def test_a_commit_that_is_none_is_refused_before_anything_is_measured(told, monk
     assert results.new("engines")["dirty"] is False
 
 
-@pytest.mark.parametrize("text", ["\x1b]0;title\x07", "\x9b31m", "\x00", "\b"])
+@pytest.mark.parametrize("text", ["\x1b]0;title\x07", "\x9b31m", "\x00", "\b", "\ud800"])
 @pytest.mark.parametrize("where", ["key", "value"])
 def test_a_record_gives_no_commands_to_a_terminal(text, where, tmp_path):
     record = results.new("engines", **({text: 1} if where == "key" else {"name": [text]}))
     with pytest.raises(results.RecordError) as caught:
         results.load(results.save(record, folder=tmp_path))
     one_sentence(caught.value, "control characters")
+
+
+def test_a_text_in_thousands_of_lists_is_refused_in_a_sentence(tmp_path):
+    text = json.dumps(results.new("engines")).replace('"runs": []', f'"runs": {"[" * 900}"x"{"]" * 900}')
+    (tmp_path / "deep.json").write_text(text)
+    with pytest.raises(results.RecordError) as caught:
+        results.load(tmp_path / "deep.json")
+    one_sentence(caught.value, "deep.json")
+
+
+@pytest.mark.parametrize("engine", [None, 1, ["numpy_baseline"], {}])
+def test_an_engine_that_is_no_name_is_refused_in_a_sentence(engine, tmp_path):
+    record = results.new("engines") | {"runs": [{"engine": engine}]}
+    with pytest.raises(results.RecordError) as caught:
+        results.load(results.save(record, folder=tmp_path))
+    one_sentence(caught.value, "engine")

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from mlpkit.lab import experiments, results, trainings
-from mlpkit.lab.words import counted
+from mlpkit.lab.words import counted, printable
 
 PUBLISHED = sorted(path for path in results.FOLDER.glob("*/*.json") if path.parent.name != results.MINE)
 ODD = re.compile(r"(?<![\w.,])1 (?:[a-z]+ )?(?!us\b|class\b|times\b)[a-z]+s\b|\bnan\b|-0\.0+(?!\d)")
@@ -23,6 +23,10 @@ def test_one_is_no_plural(n, wanted):
 def test_no_table_says_one_threads_or_minus_nothing(path):
     found = [line for line in experiments.load(path.stem).table(results.load(path)).splitlines() if ODD.search(line)]
     assert not found
+
+
+def test_what_a_terminal_would_heed_is_shown_as_its_number():
+    assert printable("é \x1b[31m\r\x9b2J\udcff\u202e\n") == r"é \x1b[31m\r\x9b2J\udcff\u202e" + "\n"
 
 
 def test_the_columns_of_waits_are_apart():

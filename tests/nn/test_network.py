@@ -371,7 +371,9 @@ def test_inputs_of_another_form_are_refused(call, x, error, words):
 
 
 @pytest.mark.parametrize("call", ["forward", "predict", "evaluate", "loss", "loss_and_grad"])
-@pytest.mark.parametrize("x", [None, X[0, 0], X.tolist(), np.ma.array(X)], ids=["none", "number", "list", "masked"])
+@pytest.mark.parametrize(
+    "x", [None, X[0, 0], X.tolist(), np.ma.array(X), X.view(np.matrix)], ids=lambda x: type(x).__name__
+)
 def test_inputs_that_are_no_array_of_rows_are_refused(call, x):
     with pytest.raises((TypeError, ValueError)) as caught:
         getattr(Network(model=SMALL), call)(x, *([Y] if call not in ("forward", "predict") else []))

@@ -103,6 +103,7 @@ MISTAKES = [
     (["--patience", "0"], 1, "patience must be at least 1, not 0"),
     (["--resume"], 1, "folder of the checkpoints"),
     (["--resume", "--checkpoints", "nowhere"], 1, "nowhere"),
+    (["--resume", "--checkpoints", "no\x1b[8mwhere"], 1, r"no\x1b[8mwhere"),
     (["--optimizer", "sdg"], 2, "sgd"),
     (["--schedule", "cosin"], 2, "cosine"),
     (["--data", "cifar"], 2, "fashion-mnist"),

@@ -240,6 +240,14 @@ def test_a_folder_is_held_by_one_run_until_it_ends_or_is_killed(tmp_path):
     assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [(".lock", 0)]
 
 
+@pytest.mark.skipif(os.name != "nt" and os.geteuid() == 0, reason="root may write everywhere")
+def test_a_lock_that_another_user_has_made_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / ".lock").touch(0o444)
+    with pytest.raises(PermissionError, match="can't be written") as caught, only_one(tmp_path):
+        pass
+    one_sentence(caught.value, tmp_path / ".lock")
+
+
 @posix
 def test_what_is_set_aside_keeps_its_content_and_gets_a_name_of_its_own(tmp_path):
     path, names = tmp_path / "a.npz", set()

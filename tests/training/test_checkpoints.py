@@ -25,7 +25,7 @@ from mlpkit.nn.network import Network
 from mlpkit.training import fit as fitting
 from mlpkit.training.checkpoint import NAMES, load_checkpoint
 from mlpkit.training.fit import Diverged, fit
-from mlpkit.training.optim import BY_NAME
+from mlpkit.training.optim import BY_NAME, SGD
 from mlpkit.training.schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
 
 TRAIN, VALIDATION = blobs(50), blobs(20, seed=1)
@@ -332,6 +332,17 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
     history = run(*new(), checkpoints=tmp_path, on_epoch=another_run)
     assert (history.stopped, refused) == ("finished", [0, 0] * 2)
     assert len(run(*new(), epochs=3, checkpoints=tmp_path, resume=True).epochs) == 3
+
+
+@pytest.mark.parametrize("name", [*NAMES, "path", "file"])
+def test_a_state_whose_name_a_checkpoint_needs_is_refused_before_the_first_step(name, tmp_path):
+    network, _ = new()
+    optimizer = type("Mine", (SGD,), {"state_names": (name,)})(network, 0.1)
+    with pytest.raises(ValueError, match="a name that is taken") as caught:
+        run(network, optimizer, checkpoints=tmp_path)
+    one_sentence(caught.value, f"Mine's state has a vector called {name!r}")
+    assert (optimizer.steps, list(tmp_path.iterdir())) == (0, [])
+    assert run(network, optimizer).stopped == "finished"  # without a checkpoint nobody minds
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

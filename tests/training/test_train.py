@@ -760,6 +760,7 @@ BAD = {
     "images without labels": (dict(train=X), ValueError, "train must be a pair (X, y)"),
     "a whole data set": (dict(train=dataset()), ValueError, "data.load().train"),
     "validation without labels": (dict(validation=X), ValueError, "validation must be a pair (X, y)"),
+    "patience for an array": (dict(patience=2, validation=X), ValueError, "validation must be a pair (X, y)"),
 }
 
 

@@ -33,6 +33,6 @@ def _line(run):
         return f"{run['name']:<14}{run['why_not'] or run['command']}"
     if run["kind"] == "orders":
         return f"{run['name']:<14}{counted(len(run['sums']), 'different sum')} in {counted(run['runs'], 'run')}"
-    what = next(name for name in SINGULAR if name in run)
+    what, *_ = (name for name in SINGULAR if name in run)
     noun = SINGULAR[what] if run[what] == 1 else what
     return f"{run['name']:<14}{run[what]:>6,} {noun:<8}{median_us(run):>10,.2f} us"
