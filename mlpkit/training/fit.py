@@ -50,8 +50,8 @@ def fit(network, optimizer, train, validation=None, *, epochs=5, batch_size=128,
     checkpoints: a folder, into which every epoch writes `last.npz`, and the best so far `best.npz` (a saved network).
     It is one run's at a time. Those of an earlier run get other names, with a warning, before the first is written; and
     where one can't be written, on a full disk, there is a warning, and the training goes on.
-    resume: go on from `last.npz`, on the same path as a run that was never stopped; so the data must be the same, and
-    the optimizer, its schedule included, which for a falling rate means the same number of epochs.
+    resume: go on from `last.npz`, on the path of a run that was never stopped: to the bit, if as many threads share the
+    sums. So the data must be the same, the optimizer, and its schedule: for a falling rate, the number of epochs, too.
     on_epoch: is called with the history after every epoch, when the network has the parameters of its end.
     augment: is called with train's images, the seed and the epoch's number, and returns what the epoch sees in their
     place: as many, alike, and the same again for the same seed and epoch. See `data.augment`.

@@ -1,4 +1,4 @@
-"""A recipe is every choice that a training run depends on, in one place: run it twice, get the same network twice."""
+"""Every choice that a training run depends on, in one place: run it twice, get the same network, up to rounding."""
 
 from dataclasses import asdict, dataclass, fields, replace
 
