@@ -238,7 +238,7 @@ def lanes(rows, xlabel):
     labels = dict.fromkeys(label for spans in rows.values() for label, *_ in spans)
     for label, colour in zip(labels, COLOURS, strict=False):
         for row, spans in enumerate(rows.values()):
-            parts = [(begin, end - begin) for name, begin, end in spans if name == label]
+            parts = [(begin, end - begin) for name, begin, end in spans if name == label and end > begin]
             place.broken_barh(parts, (row - 0.38, 0.76), facecolors=colour, edgecolor=colour, linewidth=0.5)
         if any(end > begin for spans in rows.values() for name, begin, end in spans if name == label):
             place.plot([], [], "s", color=colour, label=label)

@@ -71,7 +71,7 @@ RUNGS = {
     "pipelined": _large("copies on their way", "matmul_6_pipelined", (5, 4, 8 * (128 + 4), 8 * 256)),
     "tf32": _large("tensor cores, TF32", "matmul_7_tf32", (5, 4, 128 * (16 + 4), 16 * (256 + 8)), "tf32"),
     "bf16": _large("tensor cores, bfloat16", "matmul_8_bf16", (3, 2, 128 * (64 + 8), 64 * (256 + 8)), "bf16"),
-    "slices": Rung("a small c: slices of k", "matmul_9_slices", (8, 16), (512,)),
+    "slices": Rung("a small C, slices of k", "matmul_9_slices", (8, 16), (512,)),
     "wgmma": Rung(
         *("Hopper's own instruction", "matmul_10_wgmma", (128, 256), (288,), "1"),
         *(4 * (2 * 64 * (128 + 256) + 2 * 8), "bf16"),  # four slots, and two barriers for each
