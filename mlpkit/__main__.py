@@ -68,7 +68,7 @@ def main(arguments=None):
 
 def _say(what):
     """Say a sentence, or an error. A path in it may be somebody else's, and hold commands to a terminal."""
-    print(f"mlpkit: {printable(str(what))}", file=sys.stderr)
+    print("mlpkit:", printable(what, kept="\n"), file=sys.stderr)
 
 
 def _flush():
@@ -185,7 +185,7 @@ def run_bench(options):
 
 def _show_warning(message, *_):
     with suppress(OSError):  # the disk that is full may hold this stream, too
-        tqdm.write(f"mlpkit: {printable(str(message))}", sys.stderr)
+        tqdm.write("mlpkit: " + printable(message, kept="\n"), sys.stderr)
 
 
 def _show_epoch(history, bar):

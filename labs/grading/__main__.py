@@ -1,35 +1,45 @@
 """Collect, grade every submission in a box of its own, and write a table: `python -m labs.grading [INBOX]`."""
 
 import argparse
+import logging
+import signal
 import sys
 from pathlib import Path
 
-from . import box, table
-from .collect import collect
-from .release import LABS
+from . import command
+
+KEPT = "each table and page is whole, new or as it was, and points that a person gave are kept; run it again for more."
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m labs.grading", description=__doc__)
     parser.add_argument("inbox", nargs="?", type=Path, help="a folder of files STUDENT_LAB.ipynb, or STUDENT/LAB.ipynb")
-    parser.add_argument("--labs", type=Path, default=LABS, help=argparse.SUPPRESS)
+    parser.add_argument("--labs", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    for name in ("SIGTERM", "SIGHUP"):  # a terminal that is closed ends the judges, too
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
+            signal.signal(getattr(signal, name), signal.default_int_handler)
+    return command.run(lambda say: grade(options.inbox, options.labs, say), KEPT)
+
+
+def grade(inbox, root, say):
+    """Collect from a folder, if there is one, and grade; return 1 where nothing was graded. say: takes each line."""
+    from . import box, table  # here, so that Ctrl-C while they load ends in a sentence, too
+    from .collect import collect
+    from .release import LABS
+
+    logging.disable()  # nbgrader logs a traceback for what a line of `table` says
+    root = root or LABS
     try:
         box.require()
     except box.NoBox as error:
-        print(f"Nothing was graded, because submissions run only in a box, and {error}", file=sys.stderr)
+        say.error(f"Nothing was graded, because submissions run only in a box, and {error}")
         return 1
-    if options.inbox:
-        if not options.inbox.is_dir():
-            print(f"Nothing was graded: there is no folder {options.inbox}.", file=sys.stderr)
-            return 1
-        for path, why in collect(options.inbox, options.labs):
-            print(f"{path}: look by hand, {why}", file=sys.stderr)
-    rows = table.grade_all(options.labs)
-    if not rows:
-        print(f"Nothing to grade in {options.labs / 'submitted'}: see labs/INSTRUCTORS.md.", file=sys.stderr)
+    for path, why in collect(inbox, root) if inbox else ():
+        say.error(f"{path}: look by hand, {why}")
+    if not table.grade_all(root, say):
+        say.error(f"Nothing to grade in {root / 'submitted'}: see labs/INSTRUCTORS.md.")
         return 1
-    return 0
 
 
 if __name__ == "__main__":

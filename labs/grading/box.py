@@ -8,10 +8,12 @@ long as the limits allow.
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -99,12 +101,28 @@ def require():
     if sys.platform != "linux" or not shutil.which("prlimit"):
         raise NoBox("boxes need Linux and `prlimit` (util-linux): grade on a Linux machine, or in its container.")
     try:
-        tried = subprocess.run(command(sys.executable, "-c", program), capture_output=True, text=True, timeout=60)
+        with started(command(sys.executable, "-c", program)) as tried:
+            printed, errors = tried.communicate(timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoBox(f"the box does not start: {error}.") from None
-    if tried.returncode or tried.stdout != "held\n":
-        said = (tried.stderr.strip() or tried.stdout.strip() or f"status {tried.returncode}").splitlines()[-1]
+    if tried.returncode or printed != "held\n":
+        said = (errors.strip() or printed.strip() or f"status {tried.returncode}").splitlines()[-1]
         raise NoBox(f"the box does not hold ({said}): does this system forbid user namespaces to ordinary users?")
+
+
+@contextmanager
+def started(line, **options):
+    """Yield a process, its streams pipes of text. It leads a group, which is ended where this ends before it.
+
+    The process alone would not do: a box that has only begun does not heed its parent's end, and waits for ever.
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, process_group=0, **options) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 class Box:

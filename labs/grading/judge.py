@@ -15,10 +15,13 @@ from pathlib import Path
 
 import nbformat
 
+from mlpkit.lab.words import printable
+
 from . import box, wire
 
 CELL_SECONDS = 20  # a cell, and a call of a function
 LARGEST_NOTEBOOK = 20 * 2**20  # bytes
+LONGEST = 1000  # characters of a sentence, in which a submission's own error may stand
 BY_HAND = "look by hand"
 EMPTY = "*Your answer, in words.*"  # what stands in the cell for one
 
@@ -250,7 +253,7 @@ def grade(source_path, submission_path):
     rows = []
     for cell in graded:
         points, says = found[name_of(cell)]
-        says = " ".join(says.encode(errors="replace").decode().split())
+        says = printable(" ".join(says.split()))[:LONGEST]
         rows.append(
             {"name": name_of(cell), "points": points, "most": cell.metadata["nbgrader"]["points"], "says": says}
         )

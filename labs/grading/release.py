@@ -4,14 +4,14 @@ The same step enters each lab, its cells and points into nbgrader's gradebook, `
 """
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
 
-from nbgrader.apps import NbGraderAPI
 from traitlets.config.loader import PyFileConfigLoader
 
-from .judge import EMPTY
+from . import command
 
 LABS = Path(__file__).resolve().parents[1]
 FORBIDDEN = ("BEGIN SOLUTION", "END SOLUTION", "HIDDEN TESTS")
@@ -19,6 +19,8 @@ FORBIDDEN = ("BEGIN SOLUTION", "END SOLUTION", "HIDDEN TESTS")
 
 def settings(root):
     """Return nbgrader's configuration for a folder of labs."""
+    from .judge import EMPTY  # here, as below: Ctrl-C while it loads is met by `command`
+
     config = PyFileConfigLoader("nbgrader_config.py", str(LABS)).load_config()
     config.CourseDirectory.root = str(root)
     if config.ClearSolutions.text_stub != EMPTY:
@@ -32,12 +34,17 @@ def find_alembic():
 
 
 def names(root=LABS):
-    """Return the names of the labs that there is a source of."""
-    return sorted(path.stem for path in (root / "source").glob("*/*.ipynb") if path.stem == path.parent.name)
+    """Return the names of the labs that there is a source of. Raises OSError where there is none."""
+    found = sorted(path.stem for path in (root / "source").glob("*/*.ipynb") if path.stem == path.parent.name)
+    if not found:
+        raise OSError(f"there is no lab in {root / 'source'}, or it can't be read: get the workbook's labs again.")
+    return found
 
 
 def release(root=LABS):
     """Write `release/` and the gradebook's entries, and return the labs' names. Raises RuntimeError if one fails."""
+    from nbgrader.apps import NbGraderAPI
+
     find_alembic()
     api = NbGraderAPI(config=settings(root))
     for name in names(root):
@@ -45,7 +52,7 @@ def release(root=LABS):
         result = api.generate_assignment(name, force=True)
         path = root / "release" / name / f"{name}.ipynb"
         if not result["success"] or not path.is_file():
-            raise RuntimeError(f"nbgrader could not make {name}: {result.get('error') or result.get('log')}")
+            raise RuntimeError(f"nbgrader could not make {name}: {_reason(result)}")
         text = path.read_text(encoding="utf-8")
         left = [mark for mark in FORBIDDEN if mark in text]
         if left:
@@ -54,6 +61,17 @@ def release(root=LABS):
     return names(root)
 
 
-if __name__ == "__main__":
+def _reason(result):
+    """Return the error that nbgrader's log tells of, with no lines of a traceback; its own has none."""
+    said = f"{result.get('log', '')}\n{result.get('error', '')}"
+    errors = re.findall(r"^ *[\w.]*?(\w+Error: .+)", said, re.MULTILINE)
+    return errors[-1] if errors else " ".join(said.split())[-300:]
+
+
+def main(say):
     made = release()
-    print(f"{len(made)} labs in {LABS.name}/release: {', '.join(made)}")
+    say(f"{len(made)} labs in {LABS.name}/release: {', '.join(made)}")
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main, "make them again, before you hand out a lab."))

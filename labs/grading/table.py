@@ -1,44 +1,82 @@
 """Grade all that was submitted, and say so: a table, a page for each student, and nbgrader's gradebook."""
 
 import csv
+import io
 import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import nbformat
 from nbgrader.api import Gradebook
 
-from mlpkit.files import write_atomically
+from mlpkit.files import check_writable, only_one, write_atomically
+from mlpkit.lab.words import printable
 
 from . import box, judge
+from .collect import everything
+from .release import names
 
 SECONDS = box.SECONDS + 60  # and then the judge itself is stuck
 
 
 def grade_all(root, show=print):
-    """Grade each submitted/STUDENT/LAB/LAB.ipynb, as many at once as there are cores, and return the table's rows."""
-    jobs = []
-    for path in sorted((root / "submitted").glob("*/*/*.ipynb")):
-        lab, student = path.parent.name, path.parent.parent.name
-        if path.stem == lab and (root / "source" / lab / f"{lab}.ipynb").is_file():
-            jobs.append((student, lab, root / "source" / lab / f"{lab}.ipynb", path))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        results = list(pool.map(lambda job: _one(job, show), jobs))
-    rows = [(student, lab, result) for (student, lab, *_), result in zip(jobs, results, strict=True)]
-    for job, result in zip(jobs, results, strict=True):
-        try:
-            _enter(root, *job, result)
-        except Exception as error:  # the gradebook's, or what an odd file leads to: the table counts without it
-            why = " ".join(str(error).split())[:200]
-            show(f"{job[1]}  {job[0]:<24} not in nbgrader's gradebook, so points given by hand are left out: {why}")
-    for lab in sorted({lab for _, lab, _ in rows}):
-        _write_table(root, lab, [(student, result) for student, which, result in rows if which == lab])
-    for student, lab, result in rows:
-        _write_page(root, student, lab, result)
+    """Grade each submitted/STUDENT/LAB/LAB.ipynb, as many at once as there are cores, and return the table's rows.
+
+    Raises OSError where a table or a page can't be written: before anything is graded, if it is known then, or when all
+    others are. Ctrl-C ends the judges. Whatever happens, each file is whole, the new one or the one before.
+    """
+    jobs = _jobs(root, show)
+    for student, lab, *_ in jobs:
+        check_writable(_table(root, lab))
+        check_writable(_page(root, student, lab))
+    if not jobs:
+        return []
+    with only_one(root / "grades"):
+        rows = _judged(jobs, show)
+        for (student, lab, result), (*_, path) in zip(rows, jobs, strict=True):
+            try:
+                _enter(root, student, lab, path, result)
+            except Exception as error:  # the gradebook's, or what an odd file leads to: the table counts without it
+                why = " ".join(str(error).split())[:200]
+                show(f"{lab}  {student:<24} not in nbgrader's gradebook, so points given by hand are left out: {why}")
+        _write_all(root, rows)
     return rows
+
+
+def _judged(jobs, show):
+    """Return the jobs' [(student, lab, result)]. No judge outlives this, however it ends."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        try:
+            results = list(pool.map(lambda job: _one(job, show, stop), jobs))
+        finally:
+            stop.set()
+    return [(student, lab, result) for (student, lab, *_), result in zip(jobs, results, strict=True)]
+
+
+def _jobs(root, show):
+    """Return [(student, lab, source, submission)], and name what lies among the submissions and is none."""
+    folder, labs, jobs = root / "submitted", names(root), []
+
+    def unread(error):
+        show(f"{error.filename}: look by hand, it can't be read ({error.strerror}).")
+
+    for path in everything(folder, unread) if folder.is_dir() else ():
+        if path.suffix != ".ipynb":
+            continue
+        parts, lab = path.relative_to(folder).parts, path.stem
+        if parts[1:] != (lab, path.name) or lab not in labs:
+            show(f"{path}: look by hand, it is graded as STUDENT/LAB/LAB.ipynb, and LAB is one of {', '.join(labs)}.")
+        elif not parts[0].isprintable() or parts[0].lstrip()[:1] in "=+-@":  # a terminal, a spreadsheet would obey it
+            show(f"{path}: look by hand, its student's name should begin with a letter or digit, and be plain text.")
+        else:
+            jobs.append((parts[0], lab, root / "source" / lab / path.name, path))
+    return jobs
 
 
 def total(result):
@@ -54,52 +92,91 @@ def score(result):
     return f"{points:g} of {most:g}" + (f", and {open_points:g} to {judge.BY_HAND}" if open_points else "")
 
 
-def _one(job, show):
+def _one(job, show, stop):
     student, lab, source, path = job
+    if stop.is_set():
+        return None
     line = [sys.executable, "-m", "labs.grading.judge", str(source), str(path)]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(box.ROOT)}
+    with box.started(line, env=environment, cwd=box.ROOT) as judging:
+        printed, said = _end_of(judging, stop)
+    if stop.is_set():
+        return None
     try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, env=environment, cwd=box.ROOT)
-        result = json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, ValueError) as error:
-        said = done.stderr.strip().splitlines()[-1:] if isinstance(error, ValueError) else ["it took too long"]
-        result = _none_graded(source, f"{judge.BY_HAND}: the judge ended ({' '.join(said)[:200]}).")
+        result = json.loads(printed)
+    except ValueError:
+        last = printable(" ".join(said.strip().splitlines()[-1:])[:200])
+        result = _none_graded(source, f"{judge.BY_HAND}: the judge ended ({last}).")
     show(f"{lab}  {student:<24} {score(result)}")
     return result
 
 
+def _end_of(process, stop):
+    """Return what a process printed, and its errors. It is no longer waited for at `stop`, or when it is late."""
+    for _ in range(5 * SECONDS):
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=0.2)
+        if stop.is_set():
+            break
+    return "", "it took too long"
+
+
 def _none_graded(source, why):
-    cells = [cell for cell in nbformat.read(source, as_version=4).cells if judge.role(cell) in ("test", "written")]
+    cells = [cell for cell in _read(source).cells if judge.role(cell) in ("test", "written")]
     rows = [(judge.name_of(cell), cell.metadata["nbgrader"]["points"]) for cell in cells]
     return {"lab": source.stem, "cells": [dict(name=n, points=None, most=m, says=why) for n, m in rows], "output": ""}
 
 
-def _write_table(root, lab, rows):
-    folder = root / "grades"
-    folder.mkdir(exist_ok=True)
-    with open(folder / f"{lab}.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        names = [cell["name"] for cell in rows[0][1]["cells"]]
-        writer.writerow(["student", *names, "certain", "most", judge.BY_HAND])
-        for student, result in rows:
-            cells = [judge.BY_HAND if c["points"] is None else f"{c['points']:g}" for c in result["cells"]]
-            writer.writerow([student, *cells, *(f"{number:g}" for number in total(result))])
+def _table(root, lab):
+    return root / "grades" / f"{lab}.csv"
 
 
-def _write_page(root, student, lab, result):
-    """Write a page for the student: points, and each test's sentence. Hidden tests are not on it."""
-    lines = [f"# {lab}, {student}", "", f"**{score(result)} points**", "", "| task | points | what was found |"]
-    lines += ["|---|---:|---|"]
+def _page(root, student, lab):
+    return root / "feedback" / student / f"{lab}.md"
+
+
+def _table_text(rows):
+    file = io.StringIO()
+    writer = csv.writer(file)
+    tasks = [cell["name"] for cell in rows[0][2]["cells"]]
+    writer.writerow(["student", *tasks, "certain", "most", judge.BY_HAND])
+    for student, _, result in rows:
+        cells = [judge.BY_HAND if c["points"] is None else f"{c['points']:g}" for c in result["cells"]]
+        writer.writerow([student, *cells, *(f"{number:g}" for number in total(result))])
+    return file.getvalue()
+
+
+def _page_text(student, lab, result):
+    """Return a page for the student: points, and each test's sentence. Hidden tests are not on it."""
+    lines = [f"# {lab}, {_escaped(student)}", "", f"**{score(result)} points**", ""]
+    lines += ["| task | points | what was found |", "|---|---:|---|"]
     for cell in result["cells"]:
         points = "–" if cell["points"] is None else f"{cell['points']:g}"
-        says = cell["says"].replace("|", "\\|").replace("<", "&lt;")
-        lines.append(f"| {cell['name']} | {points} of {cell['most']:g} | {says} |")
-    path = root / "feedback" / student / f"{lab}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lines.append(f"| {cell['name']} | {points} of {cell['most']:g} | {_escaped(cell['says'])} |")
+    return "\n".join(lines) + "\n"
 
 
-def _enter(root, student, lab, source, path, result):
+def _escaped(text):
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _write_all(root, rows):
+    """Write the tables and the pages. Raises OSError for the first that can't be written, when all have been tried."""
+    labs = sorted({lab for _, lab, _ in rows})
+    texts = {_table(root, lab): _table_text([row for row in rows if row[1] == lab]) for lab in labs}
+    texts |= {_page(root, student, lab): _page_text(student, lab, result) for student, lab, result in rows}
+    failed = []
+    for path, text in texts.items():
+        try:
+            write_atomically(path, text.encode())
+        except OSError as error:
+            failed.append(error)
+    if failed:
+        more = f" So it is with {len(failed) - 1} more files." if failed[1:] else ""
+        raise OSError(f"{failed[0]}{more}")
+
+
+def _enter(root, student, lab, path, result):
     """Enter the points into nbgrader's gradebook, and lay out the notebook for `nbgrader formgrader`.
 
     Points that a person has given there count, until the answer that they were given for changes.
@@ -109,10 +186,9 @@ def _enter(root, student, lab, source, path, result):
     folder.mkdir(parents=True, exist_ok=True)
     try:
         notebook = judge.read(path)
-        released = nbformat.read(root / "release" / lab / f"{lab}.ipynb", as_version=4)
-        notebook.cells = judge.merge(released, notebook)
+        notebook.cells = judge.merge(_read(root / "release" / lab / f"{lab}.ipynb"), notebook)
     except judge.NotALab:
-        notebook = nbformat.read(root / "release" / lab / f"{lab}.ipynb", as_version=4)
+        notebook = _read(root / "release" / lab / f"{lab}.ipynb")
     says = {cell["name"]: cell["says"] for cell in result["cells"]}
     tests = {judge.name_of(cell) for cell in notebook.cells if judge.role(cell) == "test"}
     for cell in notebook.cells:
@@ -140,9 +216,15 @@ def _enter(root, student, lab, source, path, result):
 
 def _answers(path):
     """Return {name: text} of the cells that a student fills in, of a notebook as it was laid out; {} for none."""
-    if not path.is_file():
-        return {}
-    return _answers_of(nbformat.read(path, as_version=4))
+    return _answers_of(_read(path)) if path.exists() else {}
+
+
+def _read(path):
+    """Return a notebook that is ours. Raises RuntimeError where it is damaged."""
+    try:
+        return judge.read(path)
+    except judge.NotALab as why:
+        raise RuntimeError(f"{path}: {why}") from None
 
 
 def _answers_of(notebook):

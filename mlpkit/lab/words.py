@@ -6,6 +6,9 @@ def counted(n, what):
     return f"{n:,} {what}" + ("" if n == 1 else "s")
 
 
-def printable(text):
-    """Return a text as a terminal can show it: what it would heed, or has no sign for, becomes its number, "\\x1b"."""
-    return "".join(sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in text)
+def printable(text, kept=""):
+    """Return a text as a terminal can show it: what it would heed, or has no sign for, is written out: ESC as "\\x1b".
+
+    kept: what stays as it is all the same, such as ends of lines.
+    """
+    return "".join(sign if sign.isprintable() or sign in kept else ascii(sign)[1:-1] for sign in str(text))

@@ -26,7 +26,8 @@ def test_no_table_says_one_threads_or_minus_nothing(path):
 
 
 def test_what_a_terminal_would_heed_is_shown_as_its_number():
-    assert printable("é \x1b[31m\r\x9b2J\udcff\u202e\n") == r"é \x1b[31m\r\x9b2J\udcff\u202e" + "\n"
+    assert printable("é \x1b[31m\r\x9b2J\udcff\u202e\n") == r"é \x1b[31m\r\x9b2J\udcff\u202e\n"
+    assert printable("a\x07\n", kept="\n") == "a\\x07\n"
 
 
 def test_the_columns_of_waits_are_apart():

@@ -1,12 +1,13 @@
 """Judging a notebook as `make grade` does, in processes of its own."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import nbformat
 import pytest
-from submissions import ROOT, source
+from submissions import LABS, ROOT, source
 
 sys.path.append(str(ROOT))  # for `import labs`
 
@@ -27,6 +28,25 @@ def earned(tmp_path):
         return {c["name"]: (c["points"], c["says"]) for c in json.loads(done.stdout)["cells"]}
 
     return judge
+
+
+@pytest.fixture(scope="session")
+def begun(tmp_path_factory):
+    """Return a folder with one lab, its student version, and an answer of one student. Tests take copies of it."""
+    from labs.grading import release
+
+    root = tmp_path_factory.mktemp("begun")
+    shutil.copytree(LABS / "source" / "lab00", root / "source" / "lab00")
+    shutil.copy(LABS / "nbgrader_config.py", root)
+    release.release(root)
+    shutil.copytree(root / "release" / "lab00", root / "submitted" / "ada" / "lab00")
+    return root
+
+
+@pytest.fixture
+def course(begun, tmp_path):
+    """Return a copy of that folder, of the test's own."""
+    return shutil.copytree(begun, tmp_path / "course")
 
 
 @pytest.fixture(scope="session", autouse=True)

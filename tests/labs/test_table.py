@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from submissions import LABS, answer
+from submissions import answer
 
 pytest.importorskip("nbgrader", reason="`make test-labs` adds what these tests need")
 from nbgrader.api import Gradebook
@@ -17,16 +17,6 @@ from nbgrader.apps import NbGraderAPI
 
 from labs.grading import judge, release, table
 from labs.grading.collect import collect
-
-
-@pytest.fixture
-def course(tmp_path):
-    """Return a folder with one lab, its student version, and an answer of one student."""
-    shutil.copytree(LABS / "source" / "lab00", tmp_path / "source" / "lab00")
-    shutil.copy(LABS / "nbgrader_config.py", tmp_path)
-    release.release(tmp_path)
-    shutil.copytree(tmp_path / "release" / "lab00", tmp_path / "submitted" / "ada" / "lab00")
-    return tmp_path
 
 
 def row(course):

@@ -1,0 +1,399 @@
+"""Where an instructor meets trouble: one sentence says what to do, and nothing is lost."""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import nbformat
+import pytest
+from submissions import ROOT, answer, cell, solved
+
+pytest.importorskip("nbgrader", reason="`make test-labs` adds what these tests need")
+pytest.importorskip("psutil", reason="`make test-labs` adds what these tests need")
+import psutil
+from nbgrader.api import Gradebook
+from nbgrader.converters import GenerateAssignment
+
+from labs.grading import box, command, judge, release, table
+from labs.grading.collect import collect
+from mlpkit.files import only_one
+
+COMMAND = [sys.executable, "-m", "labs.grading", "--labs"]
+EARLIER = "what was there before"
+ONE_SENTENCE = r"[^\n]+\.\n"
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def run(course, *arguments, redirection=""):
+    """Run `python -m labs.grading` in a shell, and return its status, what it printed and its errors, as bytes."""
+    line = ["bash", "-c", f'set -o pipefail; "$@" {redirection}', "bash", *COMMAND, course, *arguments]
+    done = subprocess.run(list(map(str, line)), capture_output=True, cwd=ROOT, timeout=200)
+    return done.returncode, done.stdout, done.stderr
+
+
+def submitted(course, student):
+    return course / "submitted" / student / "lab00" / "lab00.ipynb"
+
+
+def places(course):
+    """Return the paths of a table and of a page, with a file in each that an earlier run may have written."""
+    found = {"table": course / "grades" / "lab00.csv", "page": course / "feedback" / "ada" / "lab00.md"}
+    for path in found.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(EARLIER)
+    return found
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Return what is graded, without grading it: each cell is for a person."""
+    graded = []
+
+    def one(job, show, stop):
+        graded.append(job[0])
+        return table._none_graded(job[2], judge.BY_HAND)
+
+    monkeypatch.setattr(table, "_one", one)
+    return graded
+
+
+@pytest.fixture
+def inbox(course, tmp_path):
+    """Return a folder with the answers of two students, one of them in a folder of her own."""
+    for path in (tmp_path / "inbox" / "dee_lab00.ipynb", tmp_path / "inbox" / "eve" / "lab00.ipynb"):
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(submitted(course, "ada"), path)
+    return tmp_path / "inbox"
+
+
+# Tables and pages
+
+
+@pytest.mark.parametrize("which", ["table", "page"])
+@pytest.mark.parametrize("kind", ["a folder", "a device", "a file where its folder is to be"])
+def test_what_can_not_be_written_is_said_before_anything_is_graded(kind, which, course, at_once):
+    found = places(course)
+    path = found.pop(which)
+    (other,) = found.values()
+    path.unlink()
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "a device":
+        path.symlink_to("/dev/full")
+    else:
+        path.parent.rmdir()
+        path.parent.write_text(EARLIER)
+    with pytest.raises(OSError, match=rf"{path} can't be written \([^\n]+\.$"):
+        table.grade_all(course)
+    assert not at_once
+    assert other.read_text() == EARLIER
+
+
+def test_a_command_that_can_not_write_says_so_in_one_sentence(course):
+    (course / "grades" / "lab00.csv").mkdir(parents=True)
+    status, printed, errors = run(course)
+    assert (status, printed) == (1, b"")
+    assert re.fullmatch(ONE_SENTENCE, errors.decode())
+
+
+LATE = {
+    "disk full": FULL,
+    "open elsewhere": PermissionError(errno.EACCES, "Permission denied"),
+    "Ctrl-C": KeyboardInterrupt(),
+}
+
+
+@pytest.mark.parametrize("kept", [["table"], ["page"], ["table", "page"]], ids=" and ".join)
+@pytest.mark.parametrize("error", LATE.values(), ids=LATE)
+def test_a_file_that_can_no_longer_be_written_stays_whole(error, kept, course, at_once, monkeypatch):
+    """And the others are written: of what was graded, as much is there as can be."""
+    found = places(course)
+
+    def fails(old, new, *, replace=os.replace):
+        if new in [found[which] for which in kept]:
+            raise error
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else OSError) as caught:
+        table.grade_all(course, lambda line: None)
+    for which, path in found.items():
+        if which in kept:
+            assert path.read_text() == EARLIER
+        elif isinstance(error, OSError):
+            assert judge.BY_HAND in path.read_text()
+    assert not list(course.rglob("*.mlpkit"))
+    if isinstance(error, OSError):
+        said = rf"{found[kept[0]]} can't be written \({error.strerror}\): .+\."
+        assert re.fullmatch(said + " So it is with 1 more files." * (len(kept) - 1), str(caught.value))
+
+
+def test_of_two_runs_at_once_one_is_refused(course, at_once):
+    """Else the gradebook refuses both by turns, and a table lacks points that a person gave."""
+    (course / "grades").mkdir()
+    with only_one(course / "grades"), pytest.raises(OSError, match="another run is at work"):
+        table.grade_all(course)
+    assert not at_once
+
+
+# What is printed, and who reads it
+
+STREAMS = {">/dev/full": 1, "2>/dev/full": 1, "| head -1": 141, ">&-": 0, "2>&-": 0, ">&- 2>&-": 0}
+
+
+@pytest.mark.parametrize("redirection", STREAMS)
+def test_the_table_is_written_whoever_reads_what_is_printed(redirection, course, inbox):
+    for path in inbox.rglob("*.ipynb"):
+        path.rename(path.with_suffix(".txt"))  # each is a line of the errors, as ada is one of the output
+    if "head" in redirection:
+        for student in ("ben", "cy"):
+            shutil.copytree(submitted(course, "ada").parent, submitted(course, student).parent)
+    status, _, errors = run(course, inbox, redirection=redirection)
+    assert status == STREAMS[redirection], errors
+    assert b"Traceback" not in errors
+    assert (b"not every line" in errors) == (redirection == ">/dev/full")
+    assert "\nada," in (course / "grades" / "lab00.csv").read_text()
+
+
+# Ctrl-C
+
+
+def family_of(process, least):
+    """Return a process and those that it started, once there are so many."""
+    deadline = time.monotonic() + 60
+    while len(family := psutil.Process(process.pid).children(recursive=True)) < least:
+        assert time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+    return [psutil.Process(process.pid), *family]
+
+
+def gone(process):
+    """Return whether a process ends within 5 seconds; one that nobody has waited for yet has ended, too."""
+    deadline = time.monotonic() + 5
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+    return True
+
+
+def test_all_whom_a_process_has_started_end_with_it():
+    """A box that has only begun would wait for its parent for ever."""
+    with box.started(["sh", "-c", "sleep 1000 & echo $!; wait"]) as process:
+        child = psutil.Process(int(process.stdout.readline()))
+    assert gone(child)
+
+
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
+@pytest.mark.parametrize("sent", ["SIGINT to all, as a terminal does", "SIGINT", "SIGHUP", "SIGTERM"])
+def test_ctrl_c_leaves_nobody_at_work_and_keeps_what_there_is(sent, course):
+    with Gradebook(f"sqlite:///{course / 'gradebook.db'}", "mlpkit") as book:
+        book.add_student("ada")
+        book.add_submission("lab00", "ada")
+        book.find_grade("explain", "lab00", "lab00", "ada").manual_score = 2
+        book.db.commit()
+    nbformat.write(answer(solved("lab00"), "shape", "while True:\n    pass"), submitted(course, "ada"))
+    shutil.copytree(submitted(course, "ada").parent, submitted(course, "ben").parent)
+    found = places(course)
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    line = [*COMMAND, str(course)]
+    with subprocess.Popen(line, cwd=ROOT, **pipes, start_new_session=True, preexec_fn=heed) as running:
+        family = family_of(running, least=3)  # a judge, and two of a box
+        (os.killpg if "all" in sent else os.kill)(running.pid, getattr(signal, sent.split()[0]))
+        _, errors = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert re.fullmatch("Interrupted: .+ points that a person gave are kept.+" + ONE_SENTENCE, errors)
+    assert all(map(gone, family))
+    assert [path.read_text() for path in found.values()] == [EARLIER, EARLIER]
+    with Gradebook(f"sqlite:///{course / 'gradebook.db'}", "mlpkit") as book:
+        assert book.find_grade("explain", "lab00", "lab00", "ada").manual_score == 2
+
+
+@pytest.fixture
+def ctrl_c():
+    """Return a function that presses it; what it does is afterwards as it was."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda *_: signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_is_no_fault_of_a_lab(ctrl_c, course, monkeypatch, capsys):
+    """nbgrader makes an error of it, as of any exception."""
+    monkeypatch.setattr(GenerateAssignment, "start", ctrl_c)
+    assert command.run(lambda say: release.release(course), "make them again.") == 130
+    assert capsys.readouterr().err == "Interrupted: make them again.\n"
+
+
+@pytest.mark.parametrize("damaged", ["source/lab00/lab00.ipynb", "gradebook.db", "release"])
+def test_a_lab_that_can_not_be_made_is_said_in_one_sentence(damaged, course, capsys):
+    if (course / damaged).is_dir():
+        shutil.rmtree(course / damaged)
+    (course / damaged).write_text("{ what is neither a notebook, nor a gradebook, nor a folder" * 100)
+    assert command.run(lambda say: release.release(course), "") == 1
+    assert re.fullmatch(r"nbgrader could not make lab00: \w+Error: [^\n]+\n", capsys.readouterr().err)
+
+
+# Names
+
+ODD = ["\x1b[2J\x1b]0;gone\x07", "\r", "two\nlines", "\udcff\udcfe", "\u202egnp", "\x9b31m", "=1+1", "@A1", "-1", "+1"]
+
+
+def test_an_odd_name_is_written_out_and_reaches_no_table(course, tmp_path):
+    """Whatever a terminal or a spreadsheet would do with it."""
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    for odd in ODD:
+        shutil.copy(submitted(course, "ada"), inbox / f"{odd}_lab00.ipynb")
+        shutil.copytree(course / "submitted" / "ada", course / "submitted" / odd)
+    status, printed, errors = run(course, inbox)
+    assert status == 0
+    for said in (printed.decode().splitlines(), errors.decode().splitlines()):
+        assert all(line.isprintable() for line in said)
+        assert sum(": look by hand, " in line for line in said) == len(ODD)
+        assert len(said) == len(ODD) + (said[-1].startswith("lab00  ada "))
+    rows = (course / "grades" / "lab00.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["student", "ada"]
+    assert os.listdir(course / "feedback") == ["ada"]
+
+
+# The inbox
+
+
+NO_INBOX = {
+    "a file": lambda path: path.touch(),
+    "nothing": lambda path: None,
+    "a circle of links": lambda path: path.symlink_to(path),
+    "a folder without permission": lambda path: path.mkdir(),
+    "the folder of the labs": lambda path: path.symlink_to(path.parent / "course"),
+    "a folder around them": lambda path: path.symlink_to(path.parent),
+}
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Return a list of paths that can't be read, not by root either."""
+    paths = []
+
+    def guarded(function):
+        def call(path=".", *rest, **options):
+            if str(path) in map(str, paths):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return function(path, *rest, **options)
+
+        return call
+
+    for name in ("scandir", "listdir", "stat"):
+        monkeypatch.setattr(os, name, guarded(getattr(os, name)))
+    return paths
+
+
+@pytest.mark.parametrize("kind", NO_INBOX)
+def test_what_is_no_inbox_is_refused(kind, course, tmp_path, unreadable):
+    NO_INBOX[kind](tmp_path / "inbox")
+    if "permission" in kind:
+        unreadable.append(tmp_path / "inbox")
+    with pytest.raises(OSError, match=r"^Nothing was graded: [^\n]+ name the folder of the files that came in\.$"):
+        collect(tmp_path / "inbox", course)
+    assert os.listdir(course / "submitted") == ["ada"]
+
+
+@pytest.mark.parametrize("what", ["eve", "eve/lab00.ipynb", "dee_lab00.ipynb"])
+def test_what_can_not_be_read_is_said_and_not_left_out_in_silence(what, course, inbox, unreadable):
+    unreadable.append(inbox / what)
+    assert collect(inbox, course) == [(inbox / what, "it can't be read (Permission denied).")]
+    assert len(os.listdir(course / "submitted")) == 2
+
+
+def test_submissions_that_can_not_be_read_or_are_out_of_place_are_said(course, at_once, unreadable):
+    for student in ("ben", "cy", "dee"):
+        shutil.copytree(submitted(course, "ada").parent, submitted(course, student).parent)
+    unreadable.append(submitted(course, "ben").parent)
+    submitted(course, "cy").rename(submitted(course, "cy").with_name("mine.ipynb"))
+    submitted(course, "dee").parent.rename(course / "submitted" / "dee" / "lab99")
+    said = []
+    assert len(table.grade_all(course, said.append)) == 1
+    assert [line.split(judge.BY_HAND)[0] for line in said[:3]] == [
+        f"{course / 'submitted' / path}: " for path in ("ben/lab00", "cy/lab00/mine.ipynb", "dee/lab99/lab00.ipynb")
+    ]
+
+
+def test_a_link_to_a_folder_is_said_and_a_circle_is_not_walked(course, inbox):
+    (inbox / "all").symlink_to(inbox)
+    (inbox / "fay").symlink_to(inbox / "eve")
+    assert [path.name for path, _ in collect(inbox, course)] == ["all", "fay"]
+
+
+def test_a_huge_file_is_not_copied(course, inbox):
+    with open(inbox / "fay_lab00.ipynb", "wb") as file:
+        file.truncate(judge.LARGEST_NOTEBOOK + 1)
+    assert collect(inbox, course) == [(inbox / "fay_lab00.ipynb", "it is larger than 20 MB.")]
+
+
+@pytest.mark.parametrize("name", ["Dee_lab00.ipynb", "ADA_lab00.ipynb"])
+def test_students_whose_names_differ_in_capitals_only_are_not_mixed_up(name, course, inbox):
+    """On a disk that takes both for one, the second would replace the first; ada's came in before."""
+    shutil.copy(inbox / "dee_lab00.ipynb", inbox / name)
+    ((_, why),) = collect(inbox, course)
+    assert "capitals alone" in why
+    assert sorted(map(str.casefold, os.listdir(course / "submitted"))) == ["ada", "dee", "eve"]
+
+
+def test_a_disk_that_is_full_keeps_the_earlier_submission_and_takes_the_new_one_later(course, inbox, monkeypatch):
+    """Half a copy would be newer than what came in, as if somebody had mended it."""
+    assert not collect(inbox, course)
+    before = submitted(course, "dee").read_bytes()
+    came = inbox / "dee_lab00.ipynb"
+    came.write_bytes(before + b" " * 1000)
+
+    def fails(*arguments):
+        raise FULL
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fails)
+        left = collect(inbox, course)
+    assert len(left) == 2
+    assert all("No space left on device" in why for _, why in left)
+    assert submitted(course, "dee").read_bytes() == before
+    assert not collect(inbox, course)
+    assert submitted(course, "dee").read_bytes() == came.read_bytes()
+
+
+# Damaged files of ours, and what a submission says
+
+
+def test_a_damaged_file_of_ours_is_named(course, at_once):
+    said = []
+    table.grade_all(course, said.append)
+    laid_out = course / "autograded" / "ada" / "lab00" / "lab00.ipynb"
+    laid_out.write_text("{")
+    table.grade_all(course, said.append)
+    assert f"{laid_out}: the file is no notebook" in said[-1]
+    source = course / "source" / "lab00" / "lab00.ipynb"
+    source.write_text("{")
+    with pytest.raises(RuntimeError, match=f"^{source}: the file is no notebook"):
+        table.grade_all(course, said.append)
+
+
+def test_labs_that_are_gone_are_missed_at_once(course, inbox):
+    shutil.rmtree(course / "source")
+    with pytest.raises(OSError, match="there is no lab in"):
+        collect(inbox, course)
+
+
+def test_what_a_submission_says_is_short_and_plain(earned):
+    """It may change what words its box finds for an error."""
+    words = "import __main__\n__main__.text_of = lambda error: ('X', '\x1b[31m' + 'A' * 9000)\n1 / 0\n"
+    notebook = solved("lab00")
+    points, says = earned("lab00", answer(notebook, "shape", words + cell(notebook, "shape").source))["test-shape"]
+    assert points == 0
+    assert "Its cell stopped: X: \\x1b[31mAAA" in says
+    assert len(says) <= judge.LONGEST
