@@ -106,7 +106,11 @@ def train(options):
         _check_apart(options.save, options.checkpoints)
         check_writable(options.save)
     dataset = data.load(options.data)
-    with tqdm(total=recipe.epochs, unit="epoch", disable=None) as bar, warnings.catch_warnings():
+    with (
+        tqdm(total=recipe.epochs, unit="epoch", disable=None) as bar,
+        warnings.catch_warnings(),
+        interrupts.heeded(again=0) as check,  # where Numba compiles, Ctrl-C may be lost
+    ):
         warnings.showwarning = _show_warning
         network, history = recipe.train(
             dataset,
@@ -114,7 +118,7 @@ def train(options):
             patience=options.patience,
             checkpoints=options.checkpoints,
             resume=options.resume,
-            on_epoch=lambda history: _show_epoch(history, bar),
+            on_epoch=lambda history: (check(), _show_epoch(history, bar)),
         )
     if options.save:  # before anything is printed, which may fail
         earlier = set_aside(os.path.realpath(options.save)) if history.stopped == "interrupted" else None

@@ -80,9 +80,9 @@ def check_unmasked(name, value):
     return value
 
 
-def check_positive(name, value):
-    """Return `value` as a float. Raises ValueError unless it is finite and above zero."""
-    if not 0 < _number(value) < math.inf:
+def check_positive(name, value, dtype=np.float64):
+    """Return `value` as a float. Raises ValueError unless it is finite and above zero, in a network's dtype too."""
+    if not 0 < np.dtype(dtype).type(_number(value)) < math.inf:
         raise ValueError(f"{name} must be a finite number above 0, not {value!r}.")
     return float(value)
 

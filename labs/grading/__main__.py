@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import signal
 import sys
 from pathlib import Path
 
@@ -16,9 +15,6 @@ def main():
     parser.add_argument("inbox", nargs="?", type=Path, help="a folder of files STUDENT_LAB.ipynb, or STUDENT/LAB.ipynb")
     parser.add_argument("--labs", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    for name in ("SIGTERM", "SIGHUP"):  # a terminal that is closed ends the judges, too
-        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
-            signal.signal(getattr(signal, name), signal.default_int_handler)
     return command.run(lambda say: grade(options.inbox, options.labs, say), KEPT)
 
 

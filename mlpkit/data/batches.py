@@ -28,7 +28,8 @@ def epoch_order(n, seed, epoch):
 
 @lru_cache(maxsize=16)
 def _drawn(n, seed, epoch):
-    return np.random.default_rng((seed, 1 + epoch)).permutation(n)  # (seed, 0) has drawn the first weights
+    seeds = check_count("seed", seed, least=0), 1 + check_count("epoch", epoch, least=0)  # (seed, 0) drew the weights
+    return np.random.default_rng(seeds).permutation(check_count("n", n, least=0))
 
 
 def batches(order, batch_size):

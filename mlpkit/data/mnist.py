@@ -19,7 +19,7 @@ import numpy as np
 
 from mlpkit.checks import check_array, check_choice, check_flag
 from mlpkit.engines import numpy_baseline
-from mlpkit.files import check_readable, check_writable, write_atomically
+from mlpkit.files import check_readable, check_writable, set_aside, write_atomically
 
 from .idx import IDXError, parts, read_idx
 
@@ -183,17 +183,23 @@ def _in_folder(folder, name):
 def download(progress=None):
     """Get Fashion-MNIST from its authors, 31 MB, where it is not on this machine yet; return the paths of its files.
 
-    They are put into the first of the folders where `load` looks: each when it is whole, and has its checksum.
-    progress: is called with the number of bytes that have come, again and again. Raises OSError where no source gives a
-    file, or it can't be written.
+    They are put into the first of the folders where `load` looks: each when it is whole, and has its checksum. One that
+    is damaged, or another, is set aside. progress: is called with the number of bytes that have come, again and again.
+    Raises OSError where no source gives a file, or it can't be written.
     """
     name, folder = "fashion-mnist", next(_folders("fashion-mnist"))
-    paths = [_in_folder(folder, file.name) for file in FILES[name]]
+    with suppress(FileNotFoundError, IDXError):
+        return [path for path, file in _locate(name) if len(_read(path, file))]  # in any folder, and all whole
+    paths = [_in_folder(folder, file.name) or folder / f"{file.name}.gz" for file in FILES[name]]
     for index, file in enumerate(FILES[name]):
-        if paths[index] is None:
-            paths[index] = folder / f"{file.name}.gz"
-            check_writable(paths[index])
-            write_atomically(paths[index], _from_a_source(file, progress or (lambda count: None)))
+        with suppress(FileNotFoundError, IDXError):
+            _read(paths[index], file)
+            continue
+        paths[index] = folder / f"{file.name}.gz"
+        check_writable(paths[index])
+        packed = _from_a_source(file, progress or (lambda count: None))
+        set_aside(paths[index])
+        write_atomically(paths[index], packed)
     return paths
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, or SIGTERM, ends a measurement, whoever swallows the exception that it raises; nothing is kept from then on.
+"""Ctrl-C, SIGTERM or SIGHUP ends a measurement, whoever swallows the exception; from then on nothing is kept.
 
 `fit` returns what there is, a callback from C ignores it, an import in C makes an ImportError of it, and Numba a
 SystemError: a part of a training would be recorded as a whole one, or the exception as the reason why an engine has no
@@ -10,24 +10,23 @@ import sys
 from contextlib import contextmanager
 
 AGAIN = 0.3  # seconds; what ends in time, such as another process, has them for it
-SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name)
-]  # Windows has no alarm
+NAMES = "SIGINT", "SIGTERM", "SIGHUP", "SIGALRM"  # Windows has not all of them
+SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 
 
 @contextmanager
-def heeded():
-    """Raise KeyboardInterrupt at Ctrl-C or SIGTERM, again every AGAIN seconds, until what is done in it has ended.
+def heeded(again=AGAIN):
+    """Raise KeyboardInterrupt at one of these, and again until what is done in it has ended.
 
-    Yields a function to call before anything is kept: it raises KeyboardInterrupt once one of them came.
-    A shell has its background jobs ignore Ctrl-C; then so do they.
+    again: the seconds between two of them; 0 for once. Yields a function to call before anything is kept: it raises
+    KeyboardInterrupt once one of them came. A shell has its background jobs ignore Ctrl-C; then it is not heeded.
     """
     came = False
 
     def stop(*_):
         nonlocal came
         came = True
-        _ring(AGAIN)
+        _ring(again)
         check()
 
     def check():

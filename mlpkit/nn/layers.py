@@ -75,6 +75,8 @@ def check_layers(layers):
     for one in layers:
         if not isinstance(one, Layer):
             raise TypeError(f"a model is made of layers, such as Linear(10), not of {one!r}.")
+        if lost := vars(one).keys() - {field.name for field in fields(one)}:
+            raise TypeError(f"{one!r} would lose {', '.join(lost)} when it is saved: make its class a @dataclass.")
     return layers
 
 

@@ -1,6 +1,7 @@
 """A model is data: the shape of an example, a tuple of layers, and a loss."""
 
 import ast
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -75,8 +76,8 @@ class Model:
         return None
 
     def to_dict(self):
-        """Return the model as JSON can hold it, with each layer as it is written."""
-        return {"input": list(self.input), "layers": [repr(one) for one in self.layers], "loss": self.loss}
+        """Return the model as JSON can hold it, each layer as it is written. Raises ValueError where one can't be."""
+        return {"input": list(self.input), "layers": [_text(one) for one in self.layers], "loss": self.loss}
 
     @classmethod
     def from_dict(cls, found):
@@ -125,10 +126,26 @@ def _dotted(path):
     return ".".join(map(str, path))
 
 
+def _text(one):
+    """Return a layer as it is written. Raises ValueError for one that would not be read as what it is."""
+    text, found = repr(one), None
+    with suppress(TypeError, SyntaxError, ValueError):
+        found = _read(ast.parse(text, mode="eval").body)
+    if not isinstance(found, Layer) or (repr(found), _origins(found)) != (text, _origins(one)):
+        raise ValueError(f"{text} can't be written: it has another layer's name, or a setting that is no number.")
+    return text
+
+
+def _origins(one):
+    """Return the modules of a layer's class, and of those inside it."""
+    return [type(one).__module__, *map(_origins, one.inside())]
+
+
 def _read(node):
     """Return the layer, the tuple of layers or the number that a piece of parsed text writes down."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        kinds = {kind.__name__: kind for kind in _kinds(Layer)}
+        known = sorted(_kinds(Layer), key=lambda kind: kind.__module__.startswith(f"{__package__}."))
+        kinds = {kind.__name__: kind for kind in known}  # of two with a name, ours; else the one that was made last
         check_choice("layer", node.func.id, kinds)
         named = {str(word.arg): _read(word.value) for word in node.keywords}
         return kinds[node.func.id](*map(_read, node.args), **named)

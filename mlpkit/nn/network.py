@@ -199,14 +199,21 @@ class Network:
         return [array[i : i + rows] for i in range(0, len(array), rows)]
 
     def set_theta(self, theta):
-        """Copy a vector of parameters (parameters,), a NumPy array, into the network. ValueError for another shape."""
+        """Copy a vector of finite parameters (n,), a NumPy array, into the network. ValueError for any other."""
         check_vector("parameters", theta, self.layout)
-        self.theta[:] = self.engine.asarray(theta, self.dtype)
+        theta = check_finite("parameters", np.asarray(theta).astype(self.dtype, casting="same_kind"))
+        self.theta[:] = self.engine.asarray(theta)
 
     def set_statistics(self, statistics):
         """Copy a vector of running statistics, a NumPy array, into the network. ValueError for another shape."""
         check_vector("statistics", statistics, self.model.statistics)
         self.statistics[:] = self.engine.asarray(statistics, self.dtype)
+
+    def __reduce__(self):
+        """Let a copy, and another process, have the network with the numbers of now."""
+        vectors = map(self.engine.to_numpy, (self.theta, self.statistics))
+        name = vars(self.engine)["__name__"].rpartition(".")[2]
+        return _restored, (name, self.model, self.mode.seed, self.dtype, *vectors)
 
     def save(self, path):
         """Write model, parameters and statistics to the .npz file `path`, atomically."""
@@ -234,6 +241,12 @@ class Network:
         return network
 
 
+def _restored(engine, model, seed, dtype, theta, statistics):
+    network = Network(engine, model, seed=seed, dtype=dtype)
+    network.theta[:], network.statistics[:] = map(network.engine.asarray, (theta, statistics))
+    return network
+
+
 def check_model(model):
     """Return `model`. Raises TypeError unless it is a Model."""
     if not isinstance(model, Model):
@@ -246,9 +259,12 @@ def check_operations(engine, model):
     if not hasattr(engine, "__name__"):
         raise TypeError(f"engine must be a name, such as {engines.BASELINE!r}, or an engine's module, not {engine!r}.")
     missing = [name for name in model.operations if not hasattr(engine, name)]
+    name = engine.__name__.rpartition(".")[2]
     if missing:
-        name = engine.__name__.rpartition(".")[2]
         raise ValueError(f"engine {name} has no {', '.join(missing)}, which this model needs: take another engine.")
+    for _, layer, shape, _ in model.places if not hasattr(engine, "conv") else ():
+        if layer.operations and len(shape) > 1:
+            raise ValueError(f"engine {name} computes rows, and {layer!r} gets images: put Flatten() before it.")
 
 
 def check_vector(what, vector, layout):

@@ -27,7 +27,7 @@ class BatchNorm(Layer):
 
     def __post_init__(self):
         object.__setattr__(self, "momentum", check_fraction("the momentum of a BatchNorm", self.momentum))
-        object.__setattr__(self, "eps", check_positive("the eps of a BatchNorm", self.eps))
+        object.__setattr__(self, "eps", check_positive("the eps of a BatchNorm", self.eps, "f4"))
 
     def output(self, shape):
         if len(shape) not in (1, 3):

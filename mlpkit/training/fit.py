@@ -36,7 +36,7 @@ LOOK_EVERY = 0.02  # seconds of steps between two looks at the losses: a look ma
 class Diverged(ArithmeticError):
     """A loss or a parameter is no longer a finite number. `history` holds what was recorded until then."""
 
-    def __init__(self, message, history):
+    def __init__(self, message, history=None):  # None: pickle gives the message alone, and then what it had
         super().__init__(message)
         self.history = history
 
@@ -52,9 +52,10 @@ def fit(network, optimizer, train, validation=None, *, epochs=5, batch_size=128,
     where one can't be written, on a full disk, there is a warning, and the training goes on.
     resume: go on from `last.npz`, on the path of a run that was never stopped: to the bit, if as many threads share the
     sums. So the data must be the same, the optimizer, and its schedule: for a falling rate, the number of epochs, too.
-    on_epoch: is called with the history after every epoch, when the network has the parameters of its end.
-    augment: is called with train's images, the seed and the epoch's number, and returns what the epoch sees in their
-    place: as many, alike, and the same again for the same seed and epoch. See `data.augment`.
+    on_epoch: is called with the history after every epoch, when the network has the parameters of its end. What it
+    changes there is in no checkpoint of this epoch.
+    augment: is called with train's images, which it can't change, the seed and the epoch's number; what it returns the
+    epoch sees in their place: as many, alike, and the same again for the same seed and epoch. See `data.augment`.
 
     Raises ValueError or TypeError for what can't be trained on, or not by this engine, and OSError for checkpoints that
     can't be written, or are another run's, before the first step. Raises Diverged at the first loss that is not finite,
@@ -67,17 +68,22 @@ def fit(network, optimizer, train, validation=None, *, epochs=5, batch_size=128,
     _check_network(network, optimizer)
     _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch, augment)
     check_engine(network, optimizer, batch_size)
-    images_of = augment and partial(augment, train[0], int(seed))
+    images_of = augment and partial(augment, _unchangeable(train[0]), int(seed))
     train, validation = _data(network, train, validation, batch_size)
     X, y = train
     settings = {"batch_size": int(batch_size), "seed": int(seed), "examples": len(y), "augment": str(augment)}
     run = _Run(network, optimizer, checkpoints, settings)
-    with run.in_its_folder(train, validation, resume) if checkpoints else nullcontext():
+    with run.in_its_folder(train, validation, images_of, resume) if checkpoints else nullcontext():
         if len(run.history.epochs) < epochs and not run.out_of_patience(patience):
             trainers = _Trainers(network, optimizer, X, y, batch_size, images_of)
             with run.guarded(trainers):
                 run.train(trainers, len(y), epochs, patience, validation, on_epoch)
     return run.history
+
+
+def _unchangeable(images):
+    """Return NumPy's images as an array that raises ValueError where somebody writes into it; others as they are."""
+    return np.broadcast_to(images, images.shape) if isinstance(images, np.ndarray) else images
 
 
 def check_engine(network, optimizer, batch_size):
@@ -120,7 +126,7 @@ class _Trainers:
                 f"augment must return images like those it gets, {self.X.dtype} {self.X.shape}, "
                 f"not {X.dtype} {X.shape}."
             )
-        return X
+        return check_finite("augment's images", X)
 
 
 def evaluation_of(network, X, y):
@@ -175,7 +181,7 @@ class _Run:
             vector[:] = copy
 
     @contextmanager
-    def in_its_folder(self, train, validation, resume):
+    def in_its_folder(self, train, validation, images_of, resume):
         """Keep the folder of the checkpoints for this run, which goes on from the last one, or begins anew."""
         last, best = self.folder / "last.npz", self.folder / "best.npz"
         if resume and not last.exists():
@@ -183,17 +189,19 @@ class _Run:
         check_writable(last)
         check_writable(best)
         check_state_names(self.optimizer, self.optimizer.state, NAMES)
+        self.network.model.to_dict()  # raises ValueError where it can't be written
         with only_one(self.folder):
-            self.settings |= self.fingerprints(train, validation)
+            self.settings |= self.fingerprints(train, validation, images_of and [images_of(0)])
             if resume:
                 self.resume(last)
             self.earlier = () if resume else (last, best)
             yield
 
-    def fingerprints(self, train, validation):
-        """Return what tells other data, and another order of them, from these."""
+    def fingerprints(self, train, validation, images):
+        """Return what tells other data, another order of them, and other changes of the images, from these."""
         order = epoch_order(len(train[1]), self.settings["seed"], 0)
         data = {"training data": train, "validation data": validation, "order of the examples": [order]}
+        data["first epoch's images"] = images
         return {name: of and fingerprint(*map(self.engine.to_numpy, of)) for name, of in data.items()}
 
     def resume(self, path):
@@ -268,7 +276,9 @@ class _Run:
         wrong = ~np.isfinite(losses)
         if wrong.any():
             first = int(wrong.argmax())
-            self.diverged(f"the loss became {losses[first]}", count - first)
+            untrained = len(self.history.loss) - count + first == 0  # so the rate is not to blame
+            advice = "scale the inputs, or begin with smaller weights" if untrained else "try a smaller one"
+            self.diverged(f"the loss became {losses[first]}", count - first, advice)
 
     @contextmanager
     def guarded(self, trainers):

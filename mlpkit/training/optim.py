@@ -71,7 +71,7 @@ class Optimizer:
 
     def check_rates(self, steps):
         """Raise ValueError where so many steps would change nothing: a warm-up may begin at 0, and not all may be."""
-        planned = range(self.steps, self.steps + steps)
+        planned = range(self.steps, self.steps + min(steps, 10**6))  # more would take long, and be as sure
         least = float(np.finfo(self.network.dtype).smallest_subnormal) / 2  # what is no more is 0 there
         if planned and all(_checked_rate(self.schedule(step), step) <= least for step in planned):
             raise ValueError(f"the rate stays 0 from step {self.steps} on in {self.network.dtype}: raise it.")
@@ -162,7 +162,7 @@ class RMSprop(Optimizer):
     def __init__(self, network, lr=1e-3, rho=0.9, eps=1e-8, weight_decay=0.0):
         super().__init__(network, lr, weight_decay)
         self.rho = check_fraction("rho", rho)
-        self.eps = check_positive("eps", eps)
+        self.eps = check_positive("eps", eps, network.dtype)
 
     def update(self, theta, grad, lr, t):
         self.engine.rmsprop_update(theta, grad, **self.state, lr=lr, **self.settings)
@@ -178,7 +178,7 @@ class Adam(Optimizer):
         super().__init__(network, lr, weight_decay)
         self.beta1 = check_fraction("beta1", beta1)
         self.beta2 = check_fraction("beta2", beta2)
-        self.eps = check_positive("eps", eps)
+        self.eps = check_positive("eps", eps, network.dtype)
 
     def update(self, theta, grad, lr, t):
         self.engine.adam_update(theta, grad, **self.state, t=t, lr=lr, **self.settings)

@@ -95,6 +95,8 @@ class Recipe:
 
         options: further arguments of `fit.fit`. Raises what `Network` and `fit.fit` raise.
         """
+        for name in options.keys() & ("epochs", "batch_size", "seed", "augment"):
+            raise TypeError(f"{name} is a choice of the recipe's: train with recipe.but({name}=...).")
         network = self.make_network(engine)
         optimizer = self.make_optimizer(network, len(dataset.train.y))
         chosen = {name: getattr(self, name) for name in ("epochs", "batch_size", "seed", "augment")}

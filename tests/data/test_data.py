@@ -428,6 +428,31 @@ def test_what_has_come_is_not_asked_for_again(files, here, monkeypatch):
         assert sorted(server.asked) == sorted(name for name in files if "t10k" in name)
 
 
+def test_a_damaged_file_is_set_aside_and_asked_for_again(files, here, monkeypatch):
+    damaged = min(files)
+    here.mkdir(parents=True)
+    for name in files:
+        (here / name).write_bytes(files[name][: 100 if name == damaged else None])
+    with Server(files) as server:
+        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
+        data.download()
+        assert server.asked == [damaged]
+    check_small(data.load("fashion-mnist"))
+    assert [path.read_bytes() for path in here.glob("*.previous")] == [files[damaged][:100]]
+
+
+def test_what_is_whole_in_another_folder_is_not_asked_for(files, here, monkeypatch):
+    elsewhere = here.parents[1] / "elsewhere"
+    (elsewhere / "fashion-mnist").mkdir(parents=True)
+    for name in files:
+        (elsewhere / "fashion-mnist" / name).write_bytes(files[name])
+    monkeypatch.setattr(mnist, "DEBIAN", elsewhere)
+    with Server(files) as server:
+        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
+        assert {path.parent for path in data.download()} == {elsewhere / "fashion-mnist"}
+        assert server.asked == []
+
+
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 def test_of_a_server_that_lies_nothing_is_kept(lie, files, here, monkeypatch):
     begin = time.monotonic()

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shared import SMALL, one_sentence
 
+from mlpkit.nn import layers
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.layers import Dropout, Flatten, Layer, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
 from mlpkit.nn.losses import LOSSES
@@ -422,3 +423,60 @@ def test_a_new_process_reads_every_kind_of_layer():
     code = f"from mlpkit.nn.network import Model; print(Model.from_dict({found}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.startswith("1x8x8, Residual("), done.stderr
+
+
+# What can't be written
+
+
+def test_a_layer_that_has_another_ones_name_is_not_taken_for_it():
+    @dataclass(frozen=True, repr=False)
+    class ReLU(Layer):
+        pass
+
+    for layer in (ReLU(), Residual((ReLU(),))):
+        with pytest.raises(ValueError, match="can't be written") as caught:
+            Model((3,), (Linear(3), layer)).to_dict()
+        one_sentence(caught.value, "another layer's name")
+    ours = Model((3,), (Linear(3), layers.ReLU(), Linear(2)))
+    assert Model.from_dict(ours.to_dict()) == ours
+    kinds = {type(one) for one in Model.from_dict(ours.to_dict()).layers}
+    assert kinds == {Linear, layers.ReLU}
+
+
+def test_of_two_that_a_reader_has_made_the_later_one_is_read():
+    """As where a notebook's cell runs twice."""
+    made = []
+    for _ in range(2):
+
+        @dataclass(frozen=True, repr=False)
+        class Twice(Layer):
+            pass
+
+        made.append(Twice)
+    for kind in made:
+        assert type(Model.from_dict(Model((3,), (kind(),)).to_dict()).layers[0]) is made[1]
+
+
+def test_a_layer_whose_settings_would_be_lost_is_refused():
+    class Scale(Layer):
+        def __init__(self, k):
+            self.__dict__["k"] = k
+
+    with pytest.raises(TypeError, match="would lose k") as caught:
+        Model((3,), (Scale(2.0),))
+    one_sentence(caught.value, "@dataclass")
+
+
+@pytest.mark.parametrize("setting", [np.tanh, [1, 2], object()], ids=["function", "list", "object"])
+def test_a_layer_with_a_setting_that_is_no_number_is_not_written(setting, tmp_path):
+    @dataclass(frozen=True, repr=False)
+    class Odd(Layer):
+        setting: object
+
+    model = Model((3,), (Linear(3), Odd(setting)))
+    if isinstance(setting, list):
+        assert Model.from_dict(model.to_dict()) == model
+        return
+    with pytest.raises(ValueError, match="can't be written"):
+        Network(model=model).save(tmp_path / "net.npz")
+    assert not list(tmp_path.iterdir())

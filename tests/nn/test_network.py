@@ -1,5 +1,6 @@
 """A network is one vector and views of it; forward, predict and evaluate agree with a few lines of NumPy."""
 
+import copy
 import io
 import json
 import os
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from shared import ENGINES, SMALL, blobs, one_sentence
 
+from mlpkit import engines
 from mlpkit.files import save_npz
 from mlpkit.nn.initialize import RULES, start
-from mlpkit.nn.layers import Linear, ReLU
+from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.models import Model, mlp
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
@@ -473,3 +475,38 @@ def test_a_model_nested_beyond_measure_is_damage(tmp_path):
     with pytest.raises(ValueError, match="holds no network") as caught:
         Network.load(tmp_path / "deep.npz")
     one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda network: pickle.loads(pickle.dumps(network))])
+def test_a_copy_has_the_numbers_of_now_and_arrays_of_its_own(copied):
+    model = Model((6,), (Linear(5), BatchNorm(), ReLU(), Linear(3)))
+    network = Network(model=model, seed=3, dtype=np.float64)
+    network.forward(X.astype(np.float64), training=True)
+    found = copied(network)
+    assert (found.model, found.mode.seed, found.dtype) == (model, 3, np.float64)
+    for name in ("theta", "statistics"):
+        assert_array_equal(getattr(found, name), getattr(network, name))
+        assert not np.shares_memory(getattr(found, name), getattr(network, name))
+
+
+@pytest.mark.parametrize(("wrong", "error"), [(np.nan, ValueError), (1e300, ValueError), (1j, TypeError)])
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_parameters_that_are_no_finite_numbers_are_not_taken(wrong, error):
+    network = Network(model=SMALL)
+    before = network.theta.copy()
+    with pytest.raises(error):
+        network.set_theta(np.full(len(before), wrong))
+    assert_array_equal(network.theta, before)
+
+
+def test_images_where_an_engine_takes_rows_are_refused():
+    model, rows = Model((1, 4, 4), (ReLU(), Flatten(), Linear(3))), 0
+    for name in filter(lambda name: not engines.on_gpu(name), engines.names()):
+        if not hasattr(engines.load(name), "conv"):
+            rows += 1
+            with pytest.raises(ValueError, match="computes rows") as caught:
+                Network(name, model)
+            one_sentence(caught.value, "put Flatten() before it")
+        else:
+            assert Network(name, model).predict(np.zeros((2, 16), np.float32)).shape == (2,)
+    assert rows > 5

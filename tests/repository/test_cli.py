@@ -10,6 +10,7 @@ import tempfile
 import time
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -294,10 +295,18 @@ def test_a_place_where_nothing_can_be_saved_is_refused_before_training(place, sm
     check_refused(["train", "--save", str(tmp_path / place)], 1, "can't be written", capsys)
 
 
+try:
+    import_module("numba.np.ufunc.tbbpool")
+    NO_TBB = ()
+except ImportError:  # its library is not here
+    NO_TBB = ("tbb",)
+
+
 @pytest.mark.parametrize(
     ("variables", "why"),
     [
         *(({"NUMBA_NUM_THREADS": text}, "unset that variable") for text in ("999999", "abc", "", "1.5", "0")),
+        *(({"NUMBA_THREADING_LAYER": text}, "unset that variable") for text in ("nonsense", "", *NO_TBB)),
         ({"NUMBA_DISABLE_JIT": "1"}, "unset that variable"),
     ],
     ids=str,
@@ -376,6 +385,20 @@ def test_an_interrupted_training_can_be_resumed(small, tmp_path, monkeypatch, ca
     output = capsys.readouterr().out
     assert re.findall(r"epoch +(\d):", output) == ["1", "2", "3"]
     assert re.findall(r"(\w+); accuracy on validation", output) == ["interrupted", "finished"]
+
+
+def test_ctrl_c_that_is_swallowed_ends_a_training_after_its_epoch(small, monkeypatch, capsys):
+    show = cli._show_epoch
+
+    def swallow(history, bar):
+        show(history, bar)
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(cli, "_show_epoch", swallow)
+    assert cli.main(["train", "--epochs", "5"]) == 130
+    assert re.findall(r"epoch +(\d):", capsys.readouterr().out) == ["1"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_interrupted_training_sets_the_network_of_an_earlier_one_aside(small, tmp_path, monkeypatch, capsys):

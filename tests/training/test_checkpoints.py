@@ -334,6 +334,25 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
     assert len(run(*new(), epochs=3, checkpoints=tmp_path, resume=True).epochs) == 3
 
 
+class Noise:
+    """An augmentation whose text says nothing of how strong it is."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __call__(self, images, seed, epoch):
+        return images + self.size * np.random.default_rng((seed, epoch)).normal(size=images.shape).astype(np.float32)
+
+
+def test_a_run_is_not_resumed_with_other_changes_of_its_images(tmp_path):
+    whole = run(*new(), augment=Noise(0.1), epochs=3)
+    run(*new(), augment=Noise(0.1), checkpoints=tmp_path)
+    with pytest.raises(ValueError, match="can't be resumed") as caught:
+        run(*new(), augment=Noise(0.2), epochs=3, checkpoints=tmp_path, resume=True)
+    one_sentence(caught.value, "first epoch's images")
+    assert run(*new(), augment=Noise(0.1), epochs=3, checkpoints=tmp_path, resume=True).loss == whole.loss
+
+
 @pytest.mark.parametrize("name", [*NAMES, "path", "file"])
 def test_a_state_whose_name_a_checkpoint_needs_is_refused_before_the_first_step(name, tmp_path):
     network, _ = new()

@@ -2,9 +2,11 @@
 
 import itertools
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import time
 import types
 import warnings
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ from mlpkit.training.checkpoint import NAMES, load_checkpoint
 from mlpkit.training.fit import Diverged, fit
 from mlpkit.training.history import History
 from mlpkit.training.optim import BY_NAME
+from mlpkit.training.recipe import Recipe
 from mlpkit.training.schedules import Cosine, WarmUp
 
 TRAIN, VALIDATION = blobs(50), blobs(20, seed=1)
@@ -929,3 +932,59 @@ def test_unknown_and_unavailable_engines_are_refused(monkeypatch):
     monkeypatch.setattr(engines, "import_module", fails)
     with pytest.raises(engines.EngineUnavailable, match="no such machine"):
         new()
+
+
+def test_divergence_reaches_another_process_with_its_history():
+    with pytest.raises(Diverged) as caught:
+        run(*new("sgd", 1e30))
+    came = pickle.loads(pickle.dumps(caught.value))
+    assert str(came) == str(caught.value)
+    assert_array_equal(came.history.loss, caught.value.history.loss)
+
+
+def test_of_a_loss_that_overflows_before_the_first_update_the_rate_is_not_to_blame():
+    network, optimizer = new("sgd", 1e-30)
+    with pytest.raises(Diverged, match="epoch 1, step 1,") as caught:
+        fit(network, optimizer, (np.full_like(X, 3e38), Y))
+    one_sentence(caught.value, "scale the inputs")
+    with pytest.raises(Diverged, match="try a smaller one"):
+        run(*new("sgd", 1e30))
+
+
+def test_images_that_augment_would_change_in_place_stay_as_they_are():
+    def in_place(images, seed, epoch):
+        images += 1
+        return images
+
+    (network, optimizer), before = new(), X.copy()
+    with pytest.raises(ValueError, match="read-only"):
+        run(network, optimizer, augment=in_place)
+    assert_array_equal(X, before)
+    assert optimizer.steps == 0
+
+
+def test_images_of_augment_that_are_no_numbers_are_refused():
+    with pytest.raises(ValueError, match="augment's images must be finite"):
+        run(*new(), augment=lambda images, *_: images * np.float32(np.nan))
+
+
+@pytest.mark.parametrize("name", ["epochs", "batch_size", "seed", "augment"])
+def test_a_choice_of_the_recipe_is_no_option_of_its_training(name):
+    with pytest.raises(TypeError) as caught:
+        Recipe(model=SMALL).train(dataset(), **{name: 3})
+    one_sentence(caught.value, f"train with recipe.but({name}=...)")
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adam", "adamw"])
+def test_an_eps_that_is_0_in_the_networks_numbers_is_refused(optimizer):
+    for dtype, eps in ((np.float32, 1e-50), (np.float64, 1e-330)):
+        with pytest.raises(ValueError, match="eps must be a finite number above 0"):
+            BY_NAME[optimizer](Network(model=SMALL, dtype=dtype), 1e-3, eps=eps)
+    BY_NAME[optimizer](Network(model=SMALL, dtype=np.float64), 1e-3, eps=1e-50)
+
+
+def test_a_rate_that_stays_0_is_seen_soon_however_long_the_training():
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="the rate stays 0"):
+        run(*new("sgd", 1e-46), epochs=10**12)
+    assert time.monotonic() - begin < 60
