@@ -62,8 +62,8 @@ class Plan:
     shapes: tuple[Shape, ...] = field(default_factory=shapes)
     rungs: tuple[str, ...] = RUNGS
     decided: int = sum(map(len, LINES.values())) - len(LINES) + 1
-    tuning_seconds: float = 0.1
-    most_seconds: float = 210.0
+    tuning_seconds: float = 0.6
+    most_seconds: float = 540.0
 
 
 USUAL = Plan()
