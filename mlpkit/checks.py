@@ -82,8 +82,11 @@ def check_unmasked(name, value):
 
 def check_positive(name, value, dtype=np.float64):
     """Return `value` as a float. Raises ValueError unless it is finite and above zero, in a network's dtype too."""
-    if not 0 < np.dtype(dtype).type(_number(value)) < math.inf:
-        raise ValueError(f"{name} must be a finite number above 0, not {value!r}.")
+    number = _number(value)
+    with np.errstate(over="ignore"):
+        if not 0 < np.dtype(dtype).type(number) < math.inf:
+            there = f" in {np.dtype(dtype)}" if 0 < number < math.inf else ""
+            raise ValueError(f"{name} must be a finite number above 0{there}, not {value!r}.")
     return float(value)
 
 
