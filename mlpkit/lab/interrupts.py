@@ -16,10 +16,10 @@ SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 
 @contextmanager
 def heeded(again=AGAIN):
-    """Raise KeyboardInterrupt at one of these, and again until what is done in it has ended.
+    """Raise KeyboardInterrupt at Ctrl-C, SIGTERM or SIGHUP, and again until what is done in this context has ended.
 
     again: the seconds between two of them; 0 for once. Yields a function to call before anything is kept: it raises
-    KeyboardInterrupt once one of them came. A shell has its background jobs ignore Ctrl-C; then it is not heeded.
+    KeyboardInterrupt once one of them came. A shell has its background jobs ignore Ctrl-C; then so does this.
     """
     came = False
 

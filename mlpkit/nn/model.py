@@ -83,7 +83,7 @@ class Model:
     def from_dict(cls, found):
         """Return the model that `to_dict` wrote. Raises ValueError for what is none; nothing in it can run code."""
         try:
-            layers = tuple(_read(ast.parse(text, mode="eval").body) for text in found["layers"])
+            layers = tuple(map(_written, found["layers"]))
             return cls(tuple(found["input"]), layers, found["loss"])
         except (KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
             reason = f"{type(error).__name__}: {error}".rstrip(".: ")
@@ -130,7 +130,7 @@ def _text(one):
     """Return a layer as it is written. Raises ValueError for one that would not be read as what it is."""
     text, found = repr(one), None
     with suppress(TypeError, SyntaxError, ValueError):
-        found = _read(ast.parse(text, mode="eval").body)
+        found = _written(text)
     if not isinstance(found, Layer) or (repr(found), _origins(found)) != (text, _origins(one)):
         raise ValueError(f"{text} can't be written: it has another layer's name, or a setting that is no number.")
     return text
@@ -139,6 +139,11 @@ def _text(one):
 def _origins(one):
     """Return the modules of a layer's class, and of those inside it."""
     return [type(one).__module__, *map(_origins, one.inside())]
+
+
+def _written(text):
+    """Return the layer that a text writes down."""
+    return _read(ast.parse(text, mode="eval").body)
 
 
 def _read(node):

@@ -213,7 +213,13 @@ class Network:
         """Let a copy, and another process, have the network with the numbers of now."""
         vectors = map(self.engine.to_numpy, (self.theta, self.statistics))
         name = vars(self.engine)["__name__"].rpartition(".")[2]
-        return _restored, (name, self.model, self.mode.seed, self.dtype, *vectors)
+        return type(self)._restored, (name, self.model, self.mode.seed, self.dtype, *vectors)
+
+    @classmethod
+    def _restored(cls, engine, model, seed, dtype, theta, statistics):
+        network = cls(engine, model, seed=seed, dtype=dtype)
+        network.theta[:], network.statistics[:] = map(network.engine.asarray, (theta, statistics))
+        return network
 
     def save(self, path):
         """Write model, parameters and statistics to the .npz file `path`, atomically."""
@@ -235,16 +241,7 @@ class Network:
                 raise ValueError(f"its parameters are {dtype}, and its statistics {statistics.dtype}.")
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} holds no network: {error}") from error
-        network = cls(engine, model, dtype=dtype)
-        network.set_theta(theta)
-        network.set_statistics(statistics)
-        return network
-
-
-def _restored(engine, model, seed, dtype, theta, statistics):
-    network = Network(engine, model, seed=seed, dtype=dtype)
-    network.theta[:], network.statistics[:] = map(network.engine.asarray, (theta, statistics))
-    return network
+        return cls._restored(engine, model, 0, dtype, theta, statistics)
 
 
 def check_model(model):

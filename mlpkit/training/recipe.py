@@ -95,11 +95,11 @@ class Recipe:
 
         options: further arguments of `fit.fit`. Raises what `Network` and `fit.fit` raise.
         """
-        for name in options.keys() & ("epochs", "batch_size", "seed", "augment"):
+        chosen = {name: getattr(self, name) for name in ("epochs", "batch_size", "seed", "augment")}
+        for name in options.keys() & chosen.keys():
             raise TypeError(f"{name} is a choice of the recipe's: train with recipe.but({name}=...).")
         network = self.make_network(engine)
         optimizer = self.make_optimizer(network, len(dataset.train.y))
-        chosen = {name: getattr(self, name) for name in ("epochs", "batch_size", "seed", "augment")}
         return network, fit(network, optimizer, dataset.train, dataset.validation, **chosen, **options)
 
     def but(self, **changes):

@@ -4,6 +4,7 @@ import os
 from importlib import import_module
 
 MOST_A_CORE = 64  # threads: where OpenMP can't start as many as it is asked for, it ends the process
+LAYERS = "default", "forksafe", "omp", "safe", "tbb", "threadsafe", "workqueue"
 
 
 def _check_threads(text):
@@ -11,9 +12,6 @@ def _check_threads(text):
     most = MOST_A_CORE * (os.cpu_count() or 1)
     if not text.isdecimal() or not 1 <= int(text) <= most:
         raise ImportError(f"NUMBA_NUM_THREADS must be a number from 1 to {most}, not {text!r}: unset that variable")
-
-
-LAYERS = "default", "forksafe", "omp", "safe", "tbb", "threadsafe", "workqueue"
 
 
 def _check_layer(text):
