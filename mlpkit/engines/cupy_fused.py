@@ -116,15 +116,14 @@ class Batch:
     """
 
     def __init__(self, network, X, y, n):
-        self.rows = (X, cp.empty((n, *X.shape[1:]), X.dtype)), (y, cp.empty(n, np.int64))
+        self.X, self.y, self.x, self.labels = X, y, cp.empty((n, *X.shape[1:]), X.dtype), cp.empty(n, np.int64)
         self.index, self.loss, self.gradient = ctypes.c_void_p(), ctypes.c_void_p(), Gradient(network, n)
         self.calls = cache(self.make_ready)
 
     def make_ready(self, stream):
         """Return the calls, for the stream of now, at this address."""
-        gathers = [ready(*_gather(X, self.index, rows)) for X, rows in self.rows]
-        (_, x), (_, labels) = self.rows
-        return [*gathers, *self.gradient.calls(x, labels, self.loss)]
+        gather = ready(*_gather(self.X, self.index, self.x, self.y, self.labels))
+        return [gather, *self.gradient.calls(self.x, self.labels, self.loss)]
 
 
 class Gradient:
@@ -272,9 +271,9 @@ def _cross_entropy(z, b, labels, losses, step):
     return _layers("cross_entropy", z), 1, threads, (*arrays, np.int32(n), np.int32(classes))
 
 
-def _gather(X, index, rows):
-    n, width = len(rows), math.prod(X.shape[1:])
-    return _gather_of(X.dtype), -(-rows.size // THREADS), THREADS, (X, index, rows, np.int32(n), np.int32(width))
+def _gather(X, index, rows, y=0, labels=0):
+    arguments = X, index, rows, np.int32(len(rows)), np.int32(math.prod(X.shape[1:])), y, labels
+    return _gather_of(X.dtype), -(-rows.size // THREADS), THREADS, arguments
 
 
 def _launch(kernel, blocks, threads, arguments):

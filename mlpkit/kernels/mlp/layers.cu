@@ -28,10 +28,12 @@ extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const 
     }
 }
 
-// The rows of X that `index` names, `width` numbers each.
-extern "C" __global__ void gather(const PIXEL* X, const long long* index, PIXEL* rows, int n, int width) {
+// The n rows of X that `index` names, `width` numbers each; and the labels of these rows, where y is given.
+extern "C" __global__ void gather(const PIXEL* X, const long long* index, PIXEL* rows, int n, int width,
+                                  const long long* y, long long* labels) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n * width) rows[i] = X[index[i / width] * width + i % width];
+    if (y && i < n) labels[i] = y[index[i]];
 }
 
 // z <- relu(z + b).
