@@ -81,6 +81,24 @@ def test_cublas_takes_the_derivative_at_zero_for_one():
     assert (out == 0).all()
 
 
+@pytest.mark.parametrize("n", [16, 128])
+@pytest.mark.parametrize("k", [10, 128])
+def test_cublas_splits_no_short_sum(k, n):
+    """The second kernel, which would add up the parts, takes longer than the first saves: see `cuda/cublas`."""
+    import cupy as cp
+
+    from mlpkit.engines.cuda import cublas
+    from mlpkit.lab.launched import kernels_of
+
+    a, b, out = cp.ones((n, k), "f"), cp.ones((k, 128), "f"), cp.empty((n, 128), "f")
+    multiply = cublas.Product(a, b, out)
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        multiply(a, b, out)
+        graph = stream.end_capture()
+    assert len(kernels_of(graph)) == 1
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_pixels_train_as_their_fractions_do(name):
     split = blobs(50)

@@ -25,6 +25,10 @@ RELU_AUX_BIAS = 134  # add the vector, take the ReLU, and write into the mask wh
 DRELU = 136  # where the mask has 0, the result is 0
 BGRADA = 256  # write the sums of b's columns into the vector
 
+# With a workspace cuBLAS splits sums, and a second kernel adds the parts up: for the short ones that takes up to twice as
+# long, at batch 16 even twelve times (found on an H100). Without one it splits none.
+SHORT = 256
+
 _EPILOGUE, _BIAS_POINTER, _AUX_POINTER, _AUX_LD = 7, 8, 11, 12  # of a description
 
 
@@ -35,12 +39,14 @@ class Product(cublaslt.Product):
     epilogues that need them. Raises Unsupported where cuBLAS has no kernel, as not every type has every epilogue, and
     ValueError for matrices that lie otherwise. Call it with arrays of the same shapes.
 
-    workspace: bytes that cuBLAS may use of the one workspace; 0 for a product that may overlap with another. precision:
-    "tf32" for float32 of which 11 bits count.
+    workspace: bytes that cuBLAS may use of the one workspace; 0 for a product that may overlap with another. None: as
+    much as there is, for sums that are worth splitting. precision: "tf32" for float32 of which 11 bits count.
     """
 
-    def __init__(self, a, b, out, epilogue=PLAIN, vector=None, mask=None, workspace=WORKSPACE, precision=None):
+    def __init__(self, a, b, out, epilogue=PLAIN, vector=None, mask=None, workspace=None, precision=None):
         self.kept = vector, mask
+        if workspace is None:
+            workspace = WORKSPACE if a.shape[1] > SHORT else 0
         attributes: dict[int, Any] = {_EPILOGUE: ctypes.c_uint32(epilogue)}
         if vector is not None:
             attributes[_BIAS_POINTER] = ctypes.c_void_p(vector.data.ptr)
