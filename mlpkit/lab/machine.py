@@ -23,6 +23,7 @@ from mlpkit.kernels import gpu
 from .words import counted
 
 LIBRARIES = ("numpy", "numba", "matplotlib", "ipywidgets", "jupyterlab")
+_NUMBERS = {"family": "cpu family", "model": "model"}  # the words, and those of Linux
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -50,16 +51,23 @@ def name():
 
 
 def cpu_model():
-    """Return the processor's name as its maker gives it, as far as the system tells."""
+    """Return the processor's name as its maker gives it, as far as the system tells.
+
+    A name without a number, as virtual machines have, is that of many: its family and model follow.
+    """
     try:
         if sys.platform == "linux":
             with open("/proc/cpuinfo") as file:
-                names = [line.partition(":")[2] for line in file if line.startswith("model name")]
-            return names[0].strip()
+                lines = [line.partition(":") for line in file]
+            told = {key.strip(): value.strip() for key, _, value in reversed(lines)}  # of the first of all cores
+            name = told["model name"]
+            if re.search(r"\d", name.partition("@")[0]):
+                return name
+            return ", ".join([name, *(f"{word} {told[key]}" for word, key in _NUMBERS.items() if key in told)])
         if sys.platform == "darwin":
             command = ["sysctl", "-n", "machdep.cpu.brand_string"]
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, IndexError, subprocess.SubprocessError):
+    except (OSError, KeyError, subprocess.SubprocessError):
         pass
     return platform.processor() or platform.machine()
 

@@ -1,5 +1,6 @@
 """The doctor knows this machine."""
 
+import io
 import json
 import os
 import sys
@@ -35,6 +36,20 @@ def test_the_name_is_fit_for_a_folder(monkeypatch):
     assert not set(machine.name()) - set("abcdefghijklmnopqrstuvwxyz0123456789-")
     monkeypatch.setattr(machine.gpu, "describe", lambda: {"found": True, "name": "NVIDIA H200 (SXM)"})
     assert machine.name() == "nvidia-h200-sxm"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells in a file")
+@pytest.mark.parametrize(
+    ("told", "name"),
+    {
+        "model name : AMD Ryzen 7 5800X\nmodel : 33\n": "AMD Ryzen 7 5800X",
+        "cpu family : 25\nmodel : 1\nmodel name : AMD EPYC\n\ncpu family : 9\n": "AMD EPYC, family 25, model 1",
+        "model name\t: Intel(R) Xeon(R) CPU @ 2.20GHz\nmodel\t\t: 79\n": "Intel(R) Xeon(R) CPU @ 2.20GHz, model 79",
+    }.items(),
+)
+def test_a_processor_whose_name_is_that_of_many_has_its_numbers_too(told, name, monkeypatch):
+    monkeypatch.setattr(machine, "open", lambda path: io.StringIO(told), raising=False)
+    assert machine.cpu_model() == name
 
 
 def test_a_library_that_is_not_installed_has_no_version():

@@ -25,7 +25,7 @@ RELU_AUX_BIAS = 134  # add the vector, take the ReLU, and write into the mask wh
 DRELU = 136  # where the mask has 0, the result is 0
 BGRADA = 256  # write the sums of b's columns into the vector
 
-# With a workspace cuBLAS splits sums, and a second kernel adds the parts up: for the short ones that takes up to twice as
+# With a workspace cuBLAS splits sums, and a second kernel adds the parts up: for short ones that takes up to twice as
 # long, at batch 16 even twelve times (found on an H100). Without one it splits none.
 SHORT = 256
 
