@@ -16,6 +16,7 @@ SMALL = launches.Plan(
     samples=3,
     calls=5,
     rows=(16,),
+    split=(16,),
     nodes=(2,),
     steps=(1, 2),
     graphs=("cuda_graph",),
@@ -54,6 +55,7 @@ def test_every_kind_of_run_has_a_line_in_the_table():
     runs = [
         {"kind": "clocks", "rows": 128} | clocks,
         {"kind": "call", "name": "z + b"} | clocks,
+        {"kind": "split", "name": "x W1", "n": 16, "workspace": 0, "kernels": 1, "device_us": [4.0]},
         {"kind": "nodes", "nodes": 10, "one_by_one_us": [40]} | graph,
         {"kind": "graph", "engine": "cuda_graph", "steps": 1} | graph,
         *batch_runs("cupy_naive", {128: 900}),
@@ -61,7 +63,9 @@ def test_every_kind_of_run_has_a_line_in_the_table():
     lines = launches.table({"runs": runs}).splitlines()
     assert len(lines) == len(runs)
     assert "asked 2.0, waited 2.0, events 3.0, device 4.0 us" in lines[0]
-    assert "one_by_one 40.0" in lines[2]
+    assert "x W1, batch 16, without a workspace" in lines[2]
+    assert "1 kernel, 4.0 us" in lines[2]
+    assert "one_by_one 40.0" in lines[3]
 
 
 @pytest.mark.parametrize("experiment", [launches, timeline])
@@ -168,7 +172,7 @@ def test_one_more_step_leaves_out_what_is_done_once():
 @pytest.mark.gpu
 def test_a_small_record_of_launches():
     record = launches.measure(train=TRAIN, plan=SMALL, **NO_CALLS)
-    assert {run["kind"] for run in record["runs"]} == {"clocks", "call", "nodes", "graph", "batch"}
+    assert {run["kind"] for run in record["runs"]} == {"clocks", "call", "split", "nodes", "graph", "batch"}
     for run in record["runs"]:
         for name, samples in run.items():
             assert not name.endswith("_us") or (len(samples) >= 2 and np.isfinite(samples).all())

@@ -10,9 +10,11 @@ import numpy as np
 
 from mlpkit import data, engines
 from mlpkit.engines import BASELINE
+from mlpkit.kernels.conv.timing import recorded
 from mlpkit.lab import machine, results
 from mlpkit.lab.bench import Stepper
 from mlpkit.lab.clock import asked_us, device_us, events_us, in_turns, nothing, steps_in, waited_us
+from mlpkit.lab.launched import kernels_of
 from mlpkit.lab.words import counted
 from mlpkit.nn.models import MLP
 from mlpkit.training.recipe import Recipe
@@ -27,14 +29,16 @@ LIBRARIES = ("cupy-cuda12x", "cupy-cuda13x", "torch")  # whose versions the reco
 class Plan:
     """How much to measure. samples: of each time. calls: in a sample, asked for without a pause.
 
-    rows: of the first layer's input, in the clocks' products. nodes: of graphs of empty kernels. graphs, steps: the
-    engines whose steps are recorded, and how many in a graph. engines: to take steps at all batch sizes; a sample is
-    the mean of as many steps as fit into `sample_seconds`, after `settle` seconds of steps; there are `rounds` of them.
+    rows: of the first layer's input, in the clocks' products. split: rows of the products that may be split. nodes: of
+    graphs of empty kernels. graphs, steps: the engines whose steps are recorded, and how many in a graph. engines: to
+    take steps at all batch sizes; a sample is the mean of as many steps as fit into `sample_seconds`, after `settle`
+    seconds of steps; there are `rounds` of them.
     """
 
     samples: int = 15
     calls: int = 50
     rows: tuple[int, ...] = (128, 1024, 8192, 65536, 262144)
+    split: tuple[int, ...] = (16, 64, 128, 256, 1024)
     nodes: tuple[int, ...] = (1, 10, 100, 1000)
     graphs: tuple[str, ...] = ("cuda_graph_cublas", "cuda_graph")
     steps: tuple[int, ...] = (1, 10, 100, 429)
@@ -57,7 +61,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
     train = train or data.load(scaled=True).train
     versions = {library: machine.version(library) for library in LIBRARIES}
     record = results.new("launches", plan=asdict(plan), recipe=RECIPE.to_dict(), libraries=versions)
-    parts = (_clocks, _calls, _empty_graphs, _step_graphs, _batches)
+    parts = (_clocks, _calls, _split_sums, _empty_graphs, _step_graphs, _batches)
     return results.collect(record, chain.from_iterable(part(train, plan, progress) for part in parts), save)
 
 
@@ -119,6 +123,36 @@ def usual_calls(n=128):
 
 def _sgd(theta, grad, lr):
     theta -= lr * grad
+
+
+def _split_sums(train, plan, progress):
+    """Yield a step's plain products by cuBLAS with a workspace, so that it may split their sums, and without."""
+    from mlpkit.engines.cuda.cublas import WORKSPACE, Product
+
+    inputs, hidden, *_, classes = MLP.sizes()
+    shapes = {
+        "x W1": (inputs, hidden),
+        "a W2": (hidden, hidden),
+        "a W4": (hidden, classes),
+        "dz W4^T": (classes, hidden),
+    }
+    for n, (name, (k, m)) in product(plan.split, shapes.items()):
+        progress(f"split sums, {name} at batch {n:,}")
+        for workspace in (WORKSPACE, 0):
+            a, b, out = _matrices(n, k, m, turned=name.endswith("^T"))
+            multiply = partial(Product(a, b, out, workspace=workspace), a, b, out)
+            kernels = len(kernels_of(recorded(multiply)))
+            times = record_times(partial(_many, multiply, plan.calls), 1, plan.samples)["device_us"]
+            case = {"kind": "split", "name": name, "n": n, "k": k, "m": m, "workspace": workspace, "kernels": kernels}
+            yield case | {"device_us": [round(us / plan.calls, 3) for us in times]}
+
+
+def _matrices(n, k, m, turned):
+    """Return arrays of ones, a (n, k), b (k, m), and out (n, m); turned: b is the transpose of one that is stored."""
+    import cupy as cp
+
+    b = cp.ones((m, k), np.float32).T if turned else cp.ones((k, m), np.float32)
+    return cp.ones((n, k), np.float32), b, cp.empty((n, m), np.float32)
 
 
 def _empty_graphs(train, plan, progress):

@@ -32,12 +32,17 @@ def _times(*names):
     return lambda run: ", ".join(f"{name.removesuffix('_us')} {median(run, name):,.1f}" for name in names) + " us"
 
 
+def _product(run):
+    return f"{run['name']}, batch {run['n']:,}, {'with' if run['workspace'] else 'without'} a workspace"
+
+
 _ALL = _times("record_us", "instantiate_us", "launch_us", "device_us")
 _ONE_BY_ONE = _times("one_by_one_us")
 _CLOCKS = _times("asked_us", "waited_us", "events_us", "device_us")
 _LINES: dict[str, Callable[[dict], str]] = {
     "clocks": lambda run: f"{run['rows']:>8,} rows x W1: {_CLOCKS(run)}",
     "call": lambda run: f"{run['name']:<28}{_times('asked_us', 'device_us')(run)}",
+    "split": lambda run: f"{_product(run):<45}{counted(run['kernels'], 'kernel')}, {median(run, 'device_us'):,.1f} us",
     "nodes": lambda run: f"graph of {counted(run['nodes'], 'empty kernel')}: {_ALL(run)}; {_ONE_BY_ONE(run)}",
     "graph": lambda run: f"graph of {counted(run['steps'], 'step')}, {run['engine']}: {_ALL(run)}",
     "batch": lambda run: f"{run['engine']:<20}batch {run['batch_size']:>6,}{median_us(run):>12,.1f} us a step",
