@@ -200,14 +200,15 @@ class Network:
 
     def set_theta(self, theta):
         """Copy a vector of finite parameters (n,), a NumPy array, into the network. ValueError for any other."""
-        check_vector("parameters", theta, self.layout)
-        theta = check_finite("parameters", np.asarray(theta).astype(self.dtype, casting="same_kind"))
-        self.theta[:] = self.engine.asarray(theta)
+        self.theta[:] = self._checked("parameters", theta, self.layout)
 
     def set_statistics(self, statistics):
-        """Copy a vector of running statistics, a NumPy array, into the network. ValueError for another shape."""
-        check_vector("statistics", statistics, self.model.statistics)
-        self.statistics[:] = self.engine.asarray(statistics, self.dtype)
+        """Copy a vector of finite running statistics, a NumPy array, into the network. ValueError for any other."""
+        self.statistics[:] = self._checked("statistics", statistics, self.model.statistics)
+
+    def _checked(self, what, vector, layout):
+        check_vector(what, vector, layout)
+        return self.engine.asarray(check_finite(what, np.asarray(vector).astype(self.dtype, casting="same_kind")))
 
     def __reduce__(self):
         """Let a copy, and another process, have the network with the numbers of now."""

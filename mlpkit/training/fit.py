@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -454,5 +455,7 @@ def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, 
     check_flag("resume", resume)
     if resume and checkpoints is None:
         raise ValueError("to resume, name the folder of the checkpoints.")
+    if checkpoints is not None and not isinstance(checkpoints, str | PathLike):
+        raise TypeError(f"checkpoints must name a folder, not be {checkpoints!r}.")
     if checkpoints == "":
         raise ValueError("checkpoints names no folder; for this one, give '.'.")

@@ -52,6 +52,19 @@ class Optimizer:
         """The learning rate of the next step."""
         return _checked_rate(self.schedule(self.steps), self.steps)
 
+    @lr.setter
+    def lr(self, rate):
+        raise AttributeError("the rate is the schedule's: give the optimizer one, such as lr=Exponential(0.1, 1000).")
+
+    def __getstate__(self):
+        """Let a copy, and another process, have the optimizer with the numbers of now, and its network."""
+        state = {name: self.engine.to_numpy(vector).copy() for name, vector in self.state.items()}
+        return vars(self) | {"engine": None, "state": state}
+
+    def __setstate__(self, kept):
+        vars(self).update(kept, engine=kept["network"].engine)
+        self.state = {name: self.engine.asarray(vector) for name, vector in self.state.items()}
+
     def advance(self, steps):
         """Return the learning rates of the next steps (steps,), float64, and count these steps as taken.
 

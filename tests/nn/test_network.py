@@ -492,11 +492,12 @@ def test_a_copy_has_the_numbers_of_now_and_arrays_of_its_own(copied):
 @pytest.mark.parametrize(("wrong", "error"), [(np.nan, ValueError), (1e300, ValueError), (1j, TypeError)])
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_parameters_that_are_no_finite_numbers_are_not_taken(wrong, error):
-    network = Network(model=SMALL)
-    before = network.theta.copy()
-    with pytest.raises(error):
-        network.set_theta(np.full(len(before), wrong))
-    assert_array_equal(network.theta, before)
+    network = Network(model=Model((6,), (Linear(5), BatchNorm(), ReLU(), Linear(3))))
+    for name in ("theta", "statistics"):
+        before = getattr(network, name).copy()
+        with pytest.raises(error):
+            getattr(network, f"set_{name}")(np.full(len(before), wrong))
+        assert_array_equal(getattr(network, name), before)
 
 
 def test_images_where_an_engine_takes_rows_are_refused():

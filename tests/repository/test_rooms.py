@@ -4,7 +4,7 @@ import ast
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-LONGEST, AN_EVENING = 40, 2_550  # lines: of a function, and that are not blank, of the rooms to begin with
+LONGEST, AN_EVENING = 40, 2_560  # lines: of a function, and that are not blank, of the rooms to begin with
 PYTHON = ("python_lists", "python_loops")
 PACKAGE = Path(__file__).parents[2] / "mlpkit"
 FLOORS = ("checks files", "kernels", "engines", "data nn", "course plots training", "lab", "__main__")  # lowest first

@@ -1,5 +1,7 @@
 """Every optimizer takes the steps that its formula says, and lands where the mathematics says it must."""
 
+import copy
+import pickle
 import types
 
 import numpy as np
@@ -396,3 +398,25 @@ def test_an_optimizer_trains_a_network():
     with pytest.raises(TypeError) as caught:
         SGD(SMALL, 0.1)
     one_sentence(caught.value, "an optimizer trains a Network")
+
+
+def test_the_rate_is_the_schedules():
+    optimizer = SGD(Network(model=SMALL), 0.1)
+    with pytest.raises(AttributeError, match="the rate is the schedule's") as caught:
+        optimizer.lr = 0.2
+    one_sentence(caught.value)
+    assert optimizer.lr == 0.1
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_copy_goes_on_as_the_first_would_have_and_disturbs_nobody(name, copied):
+    """With its network, which is given along: else the two would be copied apart."""
+    network = Network(model=SMALL)
+    optimizer = BY_NAME[name](network, Exponential(0.1, 5), weight_decay=0.01)
+    descend(network, optimizer, np.cos, 3)
+    other, other_optimizer = copied((network, optimizer))
+    assert other_optimizer.network is other
+    wanted = descend(network, optimizer, np.cos, 4)
+    assert_array_equal(descend(other, other_optimizer, np.cos, 4), wanted)
+    assert other_optimizer.describe() == optimizer.describe()
