@@ -6,9 +6,9 @@ among the ways of waiting mends that: a step can't end before its slowest share.
 
 So an engine's threads are a crew whose steps are timed. While steps take longer than half as many threads would need,
 the time lost adds up, and when it is more than PATIENCE the crew is halved. After REST times what was lost it grows
-again, on trial: so trials on a machine that is still busy cost three percent of the time. What half as many need is at
-first a guess: twice the fastest step. Where all steps are slow the guess is, too. So one that takes longer than
-PATIENCE by itself lets half of the crew try.
+again, on trial. A trial soon has lost enough, and is followed by a longer rest: so on a machine that is still busy
+trials cost less than two percent of the time. What half as many need is at first a guess: twice the fastest step. Where
+all steps are slow the guess is, too. So one that takes longer than PATIENCE by itself lets half of the crew try.
 
 Nothing here depends on the system. (Numba's loops compute the same bits with a crew of any size. OpenBLAS's sums round
 otherwise.)
@@ -19,7 +19,8 @@ import time
 from threadpoolctl import ThreadpoolController
 
 PATIENCE = 0.02  # seconds lost: more than a hiccup of a quiet machine
-REST = 30  # how many times what was lost a smaller crew works before the next trial
+REST = 30  # how many times what was lost a smaller crew works before the next trial; after one that failed, twice that
+DOUBT = 10 * PATIENCE  # seconds for which a crew that has grown is on trial, with half of the patience
 TRIAL = 4  # steps, of the larger crew, for which the smaller one tries: so half of it can try, too
 SLACK = 1.2  # as much longer than half the crew may a step take: where they are level, nothing is lost
 
@@ -52,7 +53,7 @@ class Crew:
         self.threads, self.clock = threads, clock
         self.most = self.size = 1
         self.best = {}  # seconds of the fastest step of late, by the size of the crew
-        self.lost = self.until = 0.0
+        self.lost = self.until = self.doubted = 0.0
 
     def __enter__(self):
         most = self.threads.count() if self.threads else 1
@@ -76,16 +77,18 @@ class Crew:
             return
         fewer, known = self.size // 2, {self.size, self.size // 2} & self.best.keys()
         best = self.best[self.size] = min(seconds, self.best.get(self.size, seconds))
+        patience = PATIENCE / 2 if now < self.doubted else PATIENCE
         if fewer and known:  # the first step of all may compile
             half_as_many = SLACK * self.best[fewer] if fewer in self.best else best * self.size / fewer
             self.lost = max(0.0, self.lost + seconds - half_as_many)
         if fewer and known and fewer not in self.best and seconds > PATIENCE:
             self.until = now + TRIAL * seconds
             self._become(fewer)
-        elif self.lost > PATIENCE:
-            self.until = now + REST * self.lost
+        elif self.lost > patience:
+            self.until = now + REST * self.lost * PATIENCE / patience
             self._become(fewer)
         elif self.size < self.most and now > self.until:
+            self.doubted = now + DOUBT
             self._become(min(2 * self.size, self.most))
 
     def _become(self, size):

@@ -72,6 +72,13 @@ def test_beside_busy_programs_a_crew_that_fits_works_and_later_all_again(threads
     assert machine.train(crew, 1.0) == pytest.approx(quiet, rel=0.01)
 
 
+def test_trials_on_a_machine_that_stays_busy_cost_two_percent_at_most():
+    machine = Machine()
+    machine.free, crew = 1, crew_of(machine)
+    machine.train(crew, 10.0)
+    assert machine.train(crew, 100.0) / 100 > 0.98 / ALONE
+
+
 def test_one_that_begins_beside_a_busy_program_finds_out():
     """The first steps are all slow, but not equally."""
     machine = Machine()
