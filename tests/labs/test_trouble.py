@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 
 import nbformat
 import pytest
@@ -185,6 +184,12 @@ def gone(process):
     return True
 
 
+def heed_all():
+    """Let a process heed its signals: a job in the background ignores one, and what `nohup` starts another."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def test_all_whom_a_process_has_started_end_with_it():
     """A box that has only begun would wait for its parent for ever."""
     with box.started(["sh", "-c", "sleep 1000 & echo $!; wait"]) as process:
@@ -203,10 +208,9 @@ def test_ctrl_c_leaves_nobody_at_work_and_keeps_what_there_is(sent, course):
     nbformat.write(answer(solved("lab00"), "shape", "while True:\n    pass"), submitted(course, "ada"))
     shutil.copytree(submitted(course, "ada").parent, submitted(course, "ben").parent)
     found = places(course)
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     line = [*COMMAND, str(course)]
-    with subprocess.Popen(line, cwd=ROOT, **pipes, start_new_session=True, preexec_fn=heed) as running:
+    with subprocess.Popen(line, cwd=ROOT, **pipes, start_new_session=True, preexec_fn=heed_all) as running:
         family = family_of(running, least=3)  # a judge, and two of a box
         (os.killpg if "all" in sent else os.kill)(running.pid, getattr(signal, sent.split()[0]))
         _, errors = running.communicate(timeout=30)
