@@ -84,7 +84,7 @@ def test_cublas_takes_the_derivative_at_zero_for_one():
 @pytest.mark.parametrize("n", [16, 128])
 @pytest.mark.parametrize("k", [10, 128])
 def test_cublas_splits_no_short_sum(k, n):
-    """The second kernel, which would add up the parts, takes longer than the first saves: see `cuda/cublas`."""
+    """One kernel does it sooner than two, of which the second adds up the parts: see `cuda/cublas`."""
     import cupy as cp
 
     from mlpkit.engines.cuda import cublas

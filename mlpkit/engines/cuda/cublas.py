@@ -25,8 +25,8 @@ RELU_AUX_BIAS = 134  # add the vector, take the ReLU, and write into the mask wh
 DRELU = 136  # where the mask has 0, the result is 0
 BGRADA = 256  # write the sums of b's columns into the vector
 
-# With a workspace cuBLAS splits sums, and a second kernel adds the parts up: for short ones that takes up to twice as
-# long, at batch 16 even twelve times (found on an H100). Without one it splits none.
+# Lent a workspace, cuBLAS takes other kernels, for short sums mostly such as split them: up to four times as long, and
+# at batch 16 one that takes 18 times as long (an H100, the record launches). Without a workspace it splits none.
 SHORT = 256
 
 _EPILOGUE, _BIAS_POINTER, _AUX_POINTER, _AUX_LD = 7, 8, 11, 12  # of a description
