@@ -16,6 +16,9 @@ PYTHON ?=
 GPU ?= auto
 NOTEBOOKS ?= notebooks
 PDF ?= yes
+ifeq "$(filter yes no auto,$(GPU))" ""
+$(error GPU must be yes, no or auto, not '$(GPU)')
+endif
 VENV_PYTHON := .venv/bin/python
 READY := .venv/set-up-complete
 
@@ -30,7 +33,7 @@ endif
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
-run: $(READY)  ## time every engine this machine can run, train with the fast ones, print the table
+run: $(READY)  ## time each way to compute one network, train with the fast ones, print the table
 	@$(VENV_PYTHON) -m mlpkit bench
 
 # One thread: several that share a small piece of work wait for each other, and on a busy machine for long.

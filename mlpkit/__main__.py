@@ -16,6 +16,8 @@ from pathlib import Path
 
 try:
     from tqdm import tqdm
+except ModuleNotFoundError as error:
+    sys.exit(f"mlpkit: {error.name} is not there for {sys.executable}: use the Python of .venv, which make sets up.")
 except ValueError as error:
     sys.exit(f"mlpkit: a variable TQDM_... in the environment is not as tqdm needs it: {error}")
 
@@ -112,14 +114,19 @@ def train(options):
         interrupts.heeded(again=0) as check,  # where Numba compiles, Ctrl-C may be lost
     ):
         warnings.showwarning = _show_warning
-        network, history = recipe.train(
-            dataset,
-            options.engine,
-            patience=options.patience,
-            checkpoints=options.checkpoints,
-            resume=options.resume,
-            on_epoch=lambda history: (check(), _show_epoch(history, bar)),
-        )
+        try:
+            network, history = recipe.train(
+                dataset,
+                options.engine,
+                patience=options.patience,
+                checkpoints=options.checkpoints,
+                resume=options.resume,
+                on_epoch=lambda history: (check(), _show_epoch(history, bar)),
+            )
+        except Diverged as error:
+            if options.save:
+                raise Diverged(f"{error} Nothing was saved as {options.save}.", error.history) from error
+            raise
     if options.save:  # before anything is printed, which may fail
         earlier = set_aside(os.path.realpath(options.save)) if history.stopped == "interrupted" else None
         try:

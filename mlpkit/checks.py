@@ -151,7 +151,8 @@ def check_batch(x, shape, dtype):
     found = x.shape[1:] if len(shape) > 1 else (prod(x.shape[1:]),)
     if not x.ndim or found not in (tuple(shape), row) or x.ndim < 2 or not len(x):
         wanted = " or ".join(str(("n", *each)).replace("'", "") for each in dict.fromkeys([tuple(shape), row]))
-        raise ValueError(f"inputs must have shape {wanted} with n at least 1, not {x.shape}.")
+        none = "" if x.ndim and len(x) else ": there are no examples"
+        raise ValueError(f"inputs must have shape {wanted} with n at least 1, not {x.shape}{none}.")
     if x.dtype not in (dtype, np.uint8):
         raise TypeError(f"inputs are {x.dtype} but the network computes in {dtype}: convert them.")
     return len(x)

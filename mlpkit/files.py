@@ -151,6 +151,8 @@ def _place(path):
 
 
 def _unwritable(path, error):
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return type(error)(f"{path} can't be written: a file stands where its folder should be. Choose another place.")
     advice = "choose another place, or make room and permission there"
     return type(error)(f"{path} can't be written ({error.strerror or error}): {advice}.")
 
@@ -180,7 +182,8 @@ def load_npz(path, names):
             return _arrays(file, names)
         except Exception as error:  # what zip's and NumPy's readers raise is not documented, and a list was never whole
             reason = textwrap.shorten(str(error) or type(error).__name__, 200).rstrip(".")
-            raise ValueError(f"{path} is not whole, or not a file of this kind: {reason}.") from error
+            message = f"{path} is damaged, or no .npz file that mlpkit has saved: choose another one ({reason})."
+            raise ValueError(message) from error
 
 
 def _arrays(file, names):

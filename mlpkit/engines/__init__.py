@@ -101,10 +101,12 @@ def _parsed(source: str) -> ast.Module:
 def load(name: str) -> Engine:
     """Import and return the engine called `name`.
 
-    Raises ValueError for a name that no engine has, and EngineUnavailable where this machine can't run it: an engine
-    says so by raising ImportError as it is imported, as `gpu.require()` does where CuPy finds no GPU. What else is
-    raised there is its reason too.
+    Raises TypeError for what is no text, ValueError for a name that no engine has, and EngineUnavailable where this
+    machine can't run it: an engine says so by raising ImportError as it is imported, as `gpu.require()` does where CuPy
+    finds no GPU. What else is raised there is its reason too.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"an engine is loaded by its name, a text, not by {name!r}.")
     is_loaded = "_" in name and f"{__name__}.{name}" in sys.modules  # known without a look into the folder
     if not is_loaded and name not in names():
         raise ValueError(f"there is no engine {name!r}; the engines are {', '.join(names())}.")

@@ -199,6 +199,7 @@ def doctor():
         f"{'system':<12}{facts['system']}, Python {facts['python']}",
         f"{'BLAS':<12}{_blas_line(facts['blas'])}",
         *_gpu_lines(facts["gpu"]),
+        *(f"{'load':<12}{warning}" for warning in [busy()] if warning),
     ]
     found = engines.available()
     width = max(map(len, (*facts["libraries"], *found))) + 2

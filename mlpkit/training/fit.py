@@ -455,7 +455,5 @@ def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, 
     check_flag("resume", resume)
     if resume and checkpoints is None:
         raise ValueError("to resume, name the folder of the checkpoints.")
-    if checkpoints is not None and not isinstance(checkpoints, str | PathLike):
-        raise TypeError(f"checkpoints must name a folder, not be {checkpoints!r}.")
-    if checkpoints == "":
-        raise ValueError("checkpoints names no folder; for this one, give '.'.")
+    if checkpoints is not None and not (isinstance(checkpoints, str | PathLike) and checkpoints != ""):
+        raise ValueError(f"checkpoints names no folder, but is {checkpoints!r}; for this one, give '.'.")

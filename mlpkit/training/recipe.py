@@ -98,6 +98,8 @@ class Recipe:
         chosen = {name: getattr(self, name) for name in ("epochs", "batch_size", "seed", "augment")}
         for name in options.keys() & chosen.keys():
             raise TypeError(f"{name} is a choice of the recipe's: train with recipe.but({name}=...).")
+        if not hasattr(dataset, "train"):
+            raise TypeError(f"a recipe trains on what data.load() returns, not on a {type(dataset).__name__}.")
         network = self.make_network(engine)
         optimizer = self.make_optimizer(network, len(dataset.train.y))
         return network, fit(network, optimizer, dataset.train, dataset.validation, **chosen, **options)

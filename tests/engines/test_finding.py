@@ -136,3 +136,5 @@ def test_a_name_that_no_file_has_is_refused():
         with pytest.raises(ValueError, match="there is no engine") as caught:
             engines.load(name)
         one_sentence(caught.value, *engines.names())
+    with pytest.raises(TypeError, match="by its name, a text, not by 3"):
+        engines.load(3)

@@ -107,6 +107,7 @@ def test_the_doctor_lists_the_engines_there_are():
 def test_a_busy_machine_is_said_to_be_busy(load, warned, monkeypatch):
     monkeypatch.setattr(machine.os, "getloadavg", lambda: (load, load, load), raising=False)
     assert bool(machine.busy()) == warned
+    assert ("this machine is busy" in machine.doctor()) == warned
 
 
 def test_what_a_system_does_not_tell_is_left_out(monkeypatch):

@@ -414,7 +414,7 @@ def test_images_of_another_form_are_refused(call, shape):
     labels = [np.zeros(len(x), int)] if call in ("evaluate", "loss_and_grad") else []
     with pytest.raises(ValueError, match=r"\(n, 1, 28, 28\) or \(n, 784\) with n at least 1") as caught:
         getattr(Network(model=LENET5), call)(x, *labels)
-    assert str(caught.value).endswith(f"not {shape}.")
+    assert f"not {shape}" in str(caught.value)
 
 
 # What else a loss says

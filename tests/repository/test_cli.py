@@ -475,11 +475,25 @@ def test_a_variable_that_a_library_can_not_read_is_one_sentence():
     assert "TQDM" in done.stderr
 
 
+def test_a_python_without_the_packages_is_told_in_a_sentence():
+    bare = [sys.executable, "-S", *COMMAND[1:], "doctor"]
+    done = subprocess.run(bare, capture_output=True, text=True, cwd=results.ROOT)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "tqdm is not there" in done.stderr
+    assert "use the Python of .venv" in done.stderr
+
+
 def test_divergence_is_one_sentence(small, capsys):
     assert cli.main(["train", "--lr", "1e30"]) == 1
     errors = capsys.readouterr().err
     assert re.search(r"mlpkit: the .*loss became \w+ in epoch 1, step \d, at a learning rate of 1e\+30", errors)
     assert "Warning" not in errors
+
+
+def test_after_a_divergence_nothing_is_saved_and_it_is_said(small, capsys, tmp_path):
+    assert cli.main(["train", "--lr", "1e30", "--save", str(tmp_path / "a.npz")]) == 1
+    assert capsys.readouterr().err.endswith(f"Nothing was saved as {tmp_path / 'a.npz'}.\n")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture

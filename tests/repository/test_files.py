@@ -104,6 +104,14 @@ def test_a_write_that_fails_keeps_the_old_file(function, error, tmp_path, monkey
     assert load_npz(tmp_path / "a.npz", ["a"])["a"] == 1
 
 
+@pytest.mark.parametrize("write", [check_writable, lambda path: save_npz(path, a=1)])
+def test_a_file_in_the_place_of_a_folder_is_named_so(write, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="a file stands where its folder should be") as caught:
+        write(tmp_path / "file" / "a.npz")
+    one_sentence(caught.value, tmp_path / "file" / "a.npz")
+
+
 def test_the_data_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
     """Else a power cut leaves a new name with nothing behind it."""
     calls = []

@@ -143,3 +143,10 @@ def test_what_is_no_recipe_is_refused(choices):
     with pytest.raises(ValueError, match="this is no") as caught:
         Recipe.from_dict(choices)
     one_sentence(caught.value)
+
+
+def test_a_part_of_a_data_set_and_one_without_images_to_train_on_are_refused():
+    with pytest.raises(TypeError, match=r"trains on what .* returns, not on a Split"):
+        RECIPE.train(DATA.train)
+    with pytest.raises(ValueError, match="there are no examples"):
+        RECIPE.train(DATA._replace(train=DATA.train._replace(X=DATA.train.X[:0], y=DATA.train.y[:0])))

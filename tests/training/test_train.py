@@ -730,7 +730,7 @@ BAD = {
     "patience 0": (dict(patience=0), ValueError, "patience must be at least 1"),
     "patience for nothing": (dict(patience=2, validation=None), ValueError, "patience waits for the validation loss"),
     "a folder without a name": (dict(checkpoints=""), ValueError, "checkpoints names no folder"),
-    "no folder's name": (dict(checkpoints=3), TypeError, "checkpoints must name a folder, not be 3"),
+    "no folder's name": (dict(checkpoints=3), ValueError, "checkpoints names no folder, but is 3"),
     "resume from nowhere": (dict(resume=True), ValueError, "folder of the checkpoints"),
     "a text for a flag": (dict(resume="no"), TypeError, "resume must be True or False, not 'no'"),
     "no function": (dict(on_epoch=3), TypeError, "on_epoch must be a function of the history, not 3"),
