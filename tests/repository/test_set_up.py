@@ -92,6 +92,15 @@ def test_a_gpu_that_can_be_used_gets_cudas_libraries(answer, asked, extras, chec
     assert (checkout / ".venv" / "cuda-complete").exists() == (extras == "[test,gpu]")
 
 
+@pytest.mark.parametrize("asked", ["maybe", "No", ""])
+def test_an_answer_that_is_none_is_refused_before_anything_is_set_up(checkout, asked):
+    done = subprocess.run(
+        ["make", "-n", "run", f"GPU={asked}"], cwd=checkout, env=environment(checkout), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"GPU must be yes, no or auto, not '{asked}'" in done.stderr
+
+
 @pytest.mark.skipif(not shutil.which("make"), reason="no make here")
 def test_cudas_libraries_are_added_later_and_once(checkout):
     assert "set_up.sh" not in run(checkout, "make", "-n", "run")
