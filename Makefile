@@ -16,7 +16,7 @@ PYTHON ?=
 GPU ?= auto
 NOTEBOOKS ?= notebooks
 PDF ?= yes
-ifeq "$(filter yes no auto,$(GPU))" ""
+ifeq "$(origin GPU)$(filter yes no auto,$(GPU))" "command line"
 $(error GPU must be yes, no or auto, not '$(GPU)')
 endif
 VENV_PYTHON := .venv/bin/python
