@@ -6,8 +6,9 @@ convolution again: of `dz`, with its stride - 1 zeros between numbers and k - 1 
 kernel turned by half a turn. These are the formulas as one would write them on paper.
 
 But a view is a promise that somebody else keeps. BLAS knows matrices with one stride between rows, not windows, so
-`tensordot` copies them all the same, in runs of k numbers where `numpy_im2col` copies runs of w'. And the zeros between
-the numbers of `dz` are multiplied: stride * stride times the arithmetic of the gradient of the input.
+`tensordot` copies them all the same: forward as `numpy_im2col` does, in runs of w', but for the gradient of the weights
+in runs of k numbers. And the zeros between the numbers of `dz` are multiplied: stride * stride times the arithmetic of
+the gradient of the input.
 
 Workspace: 6 MiB, or k * k + 3 images where that is more, and 2 copies of the kernels.
 """
