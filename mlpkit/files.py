@@ -151,10 +151,10 @@ def _place(path):
 
 
 def _unwritable(path, error):
+    reason, advice = error.strerror or error, "choose another place, or make room and permission there"
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return type(error)(f"{path} can't be written: a file stands where its folder should be. Choose another place.")
-    advice = "choose another place, or make room and permission there"
-    return type(error)(f"{path} can't be written ({error.strerror or error}): {advice}.")
+        reason, advice = "a file stands where its folder should be", "choose another place"
+    return type(error)(f"{path} can't be written ({reason}): {advice}.")
 
 
 def _umask():
