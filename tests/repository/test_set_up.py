@@ -92,6 +92,7 @@ def test_a_gpu_that_can_be_used_gets_cudas_libraries(answer, asked, extras, chec
     assert (checkout / ".venv" / "cuda-complete").exists() == (extras == "[test,gpu]")
 
 
+@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
 @pytest.mark.parametrize("asked", ["maybe", "No", ""])
 def test_an_answer_that_is_none_is_refused_before_anything_is_set_up(checkout, asked):
     done = subprocess.run(
