@@ -91,7 +91,7 @@ constraints:  ## renew the pins in constraints.txt (needs uv)
 
 clean:  ## remove .venv and every cache
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
-	@find mlpkit notebooks tests tools labs site \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
+	@find mlpkit experiments notebooks tests tools labs site \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
 	    -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt

@@ -1,4 +1,8 @@
-"""The command line: `python -m mlpkit doctor | train | bench | download`."""
+"""The command line: `python -m mlpkit doctor | train | download`, and what packages beside this one add, as `bench`.
+
+They add a command by an entry point of the group "mlpkit.commands", a function of the parser's commands: so nothing in
+here knows of them.
+"""
 
 import os
 import signal
@@ -12,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 
 try:
@@ -21,17 +26,15 @@ except ModuleNotFoundError as error:
 except ValueError as error:
     sys.exit(f"mlpkit: a variable TQDM_... in the environment is not as tqdm needs it: {error}")
 
-from . import data, engines
+from . import data, engines, interrupts, machine
 from .data.mnist import FILES
 from .files import check_writable, set_aside
 from .kernels import gpu
-from .lab import experiments, interrupts, machine, processes, results
-from .lab.experiments.optimizers import RATES
-from .lab.words import printable
 from .nn.models import MODELS
 from .training.fit import Diverged
-from .training.optim import BY_NAME
+from .training.optim import BY_NAME, GOOD_RATES
 from .training.recipe import SCHEDULES, Recipe
+from .words import printable
 
 
 def main(arguments=None):
@@ -49,17 +52,14 @@ def main(arguments=None):
     except BrokenPipeError:  # whoever read the output has seen enough, as `head` has
         _close_streams()
         return 141
-    except processes.Failed as error:
-        _say(f"a process of this experiment failed: {error}")
-        return 1
     except (ValueError, TypeError, OSError, ImportError, Diverged, engines.EngineUnavailable) as error:
-        _say(error)
+        say(error)
         return 1
     except (MemoryError, RuntimeError) as error:
         sentence = gpu.out_of_memory(error)
         if sentence is None:
             raise
-        _say(sentence)
+        say(sentence)
         return 1
     except (KeyboardInterrupt, SystemError) as error:
         if isinstance(error, SystemError) and not isinstance(error.__cause__, KeyboardInterrupt):
@@ -68,7 +68,7 @@ def main(arguments=None):
         return 130
 
 
-def _say(what):
+def say(what):
     """Say a sentence, or an error. A path in it may be somebody else's, and hold commands to a terminal."""
     print("mlpkit:", printable(what, kept="\n"), file=sys.stderr)
 
@@ -133,7 +133,7 @@ def train(options):
             _save(network, options.save)
         finally:
             if earlier:
-                _say(f"the network of an earlier training is now {earlier}.")
+                say(f"the network of an earlier training is now {earlier}.")
     print(f"{history.stopped}; accuracy on validation {network.evaluate(*dataset.validation)[1]:.2%}")
     if options.test:
         print(f"accuracy on test {network.evaluate(*dataset.test)[1]:.2%}")
@@ -166,34 +166,6 @@ def download(options):
     print(f"Fashion-MNIST is in {paths[0].parent}.")
 
 
-def run_bench(options):
-    """Run an experiment, show its table, and keep its record in results/mine, or in results/MACHINE to publish it."""
-    if machine.busy() and options.publish:
-        raise ValueError(f"{machine.busy()}; a record is published from a quiet machine.")
-    if machine.busy():
-        _say(f"{machine.busy()}.")
-    where = machine.name() if options.publish else results.MINE
-    check_writable(results.place(options.experiment, where))
-    experiment = experiments.load(options.experiment)
-    plan = {"plan": experiment.THOROUGH} if options.publish and hasattr(experiment, "THOROUGH") else {}
-    saved: list[Path] = []
-
-    def save(record):
-        check()
-        saved.append(results.save_part(record, where))
-
-    try:
-        with tqdm(unit="part", bar_format="{desc} [{elapsed}]", disable=None) as bar, interrupts.heeded() as check:
-            record = experiment.measure(save=save, progress=bar.set_description_str, **plan)
-            check()
-        set_aside(results.place(options.experiment, where))
-        saved.append(results.save(record, where))
-    finally:  # an interrupted run shows what it has, too
-        if saved:
-            print(experiment.table(results.load(saved[-1])))
-            print(f"\nThe record, with all samples: {saved[-1].relative_to(results.ROOT)}")
-
-
 def _show_warning(message, *_):
     with suppress(OSError):  # the disk that is full may hold this stream, too
         tqdm.write("mlpkit: " + printable(message, kept="\n"), sys.stderr)
@@ -211,8 +183,6 @@ def _show_epoch(history, bar):
     bar.update(len(history.epochs) - bar.n)
 
 
-# One rate for all would be wrong by a factor of a hundred for most: at SGD's, Adam learns nothing.
-GOOD_RATES = RATES | {"adamw": RATES["adam"], "sgd": Recipe().lr}
 NUMBERS = {
     "weight_decay": "the factor of the penalty for large weights",
     "batch_size": "examples a step",
@@ -230,30 +200,22 @@ def _path(text):
 
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m mlpkit", epilog="Each command says more with --help.")
-    commands = parser.add_subparsers(required=True, metavar="doctor | train | bench | download")
-    _add_command(commands, doctor)
-    trainer = _add_command(commands, train)
-    _add_train_options(trainer)
-    bencher = _add_command(commands, run_bench, "bench")
-    _add_bench_options(bencher)
-    _add_command(commands, download)
+    commands = parser.add_subparsers(required=True)
+    add_command(commands, doctor)
+    _add_train_options(add_command(commands, train))
+    for found in entry_points(group="mlpkit.commands"):
+        found.load()(commands)
+    add_command(commands, download)
+    commands.metavar = " | ".join(commands.choices)
     return parser
 
 
-def _add_command(commands, function, name=None):
+def add_command(commands, function, name=None):
+    """Add a command, a function of the options, and return its parser."""
     name = name or function.__name__
     parser = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
     parser.set_defaults(command=function)
     return parser
-
-
-def _add_bench_options(parser):
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    questions = (f"  {name:<21}{experiments.question(name)}" for name in experiments.names())
-    parser.epilog = "\n".join(["experiments:", *questions])
-    which = dict(default="engines", choices=experiments.names(), help="one of those below (default: engines)")
-    parser.add_argument("experiment", nargs="?", metavar="EXPERIMENT", **which)
-    parser.add_argument("--publish", action="store_true", help="keep the record in results/MACHINE")
 
 
 def _add_train_options(parser):

@@ -80,7 +80,7 @@ def collect():
     Raises SystemExit where a link leads to what there is not.
     """
     chapters, appendices = find_chapters()
-    waiting = ["README.md", *chapters, *appendices, "notebooks/glossary.md", "mlpkit"]
+    waiting = ["README.md", *chapters, *appendices, "notebooks/glossary.md", "mlpkit", "experiments"]
     seen, pages, missing = set(), {}, []
     while waiting:
         if (name := waiting.pop(0)) in seen:

@@ -9,13 +9,13 @@ import sys
 from dataclasses import dataclass
 from math import isclose
 
+from experiments.lab import overview, results
+from experiments.lab.results import brief
 from mlpkit import plots
 from mlpkit.engines import BASELINE
 from mlpkit.files import write_atomically
-from mlpkit.lab import overview, results
-from mlpkit.lab.results import brief
-from mlpkit.lab.words import counted
 from mlpkit.training.recipe import Recipe
+from mlpkit.words import counted
 
 README = results.ROOT / "README.md"
 PICTURE = results.FOLDER / "headline.png"

@@ -62,7 +62,7 @@ def command(*program):
     python = {Path(prefix) for prefix in (sys.base_prefix, sys.prefix)}
     for path in sorted(path for path in python if not path.is_relative_to("/usr")):
         line += ["--ro-bind", str(path), str(path)]
-    for path in (ROOT / "mlpkit", ROOT / "data", ROOT / "results"):
+    for path in (ROOT / "mlpkit", ROOT / "experiments", ROOT / "data", ROOT / "results"):
         line += ["--ro-bind", str(path), str(path)]
     for name in ("inside.py", "wire.py"):
         line += ["--ro-bind", str(here / name), f"/box/{name}"]

@@ -4,8 +4,8 @@ import os
 import signal
 import sys
 
-from mlpkit.lab import interrupts
-from mlpkit.lab.words import printable
+from mlpkit import interrupts
+from mlpkit.words import printable
 
 
 class Say:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import nbformat
 
-from mlpkit.lab.words import printable
+from mlpkit.words import printable
 
 from . import box, wire
 

@@ -15,7 +15,7 @@ import nbformat
 from nbgrader.api import Gradebook
 
 from mlpkit.files import check_writable, only_one, write_atomically
-from mlpkit.lab.words import printable
+from mlpkit.words import printable
 
 from . import box, judge
 from .collect import everything

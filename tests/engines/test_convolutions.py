@@ -14,10 +14,10 @@ from shared import LAYOUTS, REASONS
 from test_numpy_convolution import CONVOLUTIONS
 from test_numpy_gradients import assert_gradient
 
+from experiments.lab.bench import gate
 from mlpkit import data, engines
 from mlpkit.engines import numpy_baseline, numpy_im2col
 from mlpkit.engines.images.winograd import cook_toom
-from mlpkit.lab.bench import gate
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.model import Model

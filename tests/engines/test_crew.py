@@ -187,7 +187,7 @@ def test_the_engines_that_share_out_say_so():
 TOLD = """
 import sys
 from mlpkit import engines
-from mlpkit.lab.machine import cores
+from mlpkit.machine import cores
 
 for name in sys.argv[1:]:
     threads = engines.load(name).threads()

@@ -16,8 +16,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from threadpoolctl import threadpool_limits
 
-from mlpkit import data, engines
-from mlpkit.lab import machine
+from mlpkit import data, engines, machine
 from mlpkit.nn.models import MLP
 from mlpkit.nn.network import Network
 from mlpkit.training.fit import trainer_of

@@ -13,10 +13,10 @@ import types
 import pytest
 from shared import one_sentence
 
+from experiments.lab import results
 from mlpkit import __main__ as cli
-from mlpkit import engines
+from mlpkit import engines, machine
 from mlpkit.kernels import gpu
-from mlpkit.lab import machine, results
 from mlpkit.training.recipe import Recipe
 
 

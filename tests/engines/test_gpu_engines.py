@@ -9,9 +9,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from shared import blobs, one_sentence
 
+from experiments.lab.bench import Stepper
 from mlpkit import engines
 from mlpkit.data import batches, epoch_order, load
-from mlpkit.lab.bench import Stepper
 from mlpkit.nn.models import LENET5, mlp
 from mlpkit.nn.network import Network
 from mlpkit.training.fit import Diverged, fit, trainer_of
@@ -88,9 +88,9 @@ def test_cublas_splits_no_short_sum(k, n):
     """One kernel does it sooner than two, of which the second adds up the parts: see `cuda/cublas`."""
     import cupy as cp
 
+    from experiments.lab.launched import kernels_of
     from mlpkit.engines.cuda import cublas
     from mlpkit.kernels.conv.timing import recorded
-    from mlpkit.lab.launched import kernels_of
 
     a, b, out = cp.ones((n, k), "f"), cp.ones((k, 128), "f"), cp.empty((n, 128), "f")
     assert len(kernels_of(recorded(partial(cublas.Product(a, b, out), a, b, out)))) == 1

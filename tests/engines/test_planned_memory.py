@@ -10,14 +10,14 @@ pytest.importorskip("cupy")
 
 import cupy as cp
 
+from experiments import gpu_image_memory as memory
+from experiments.gpu_image_memory.read import run_of
+from experiments.lab import results
 from mlpkit.engines import numpy_baseline
 from mlpkit.engines.cuda import arena, conv_blocks, norm_blocks
 from mlpkit.kernels import gpu, tensor_map
 from mlpkit.kernels.cnn import between, dense, norm
 from mlpkit.kernels.conv import planes
-from mlpkit.lab import results
-from mlpkit.lab.experiments import gpu_image_memory as memory
-from mlpkit.lab.experiments.gpu_image_memory.read import run_of
 from mlpkit.nn.models import MODELS
 from mlpkit.nn.network import Network
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mlpkit.lab import results
+from experiments.lab import results
 
 CHECK = """
 import sys

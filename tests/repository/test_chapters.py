@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from mlpkit.lab import results
+from experiments.lab import results
 
 FOLDER = results.ROOT / "notebooks"
 CHAPTERS = {path.name[:2]: path for path in sorted(FOLDER.glob("*_*.ipynb"))}
 GLOSSARY = FOLDER / "glossary.md"
 TIMED = re.compile(r"The main line: about (\d+) minutes")
 HEADING = re.compile(r"(?m)^(#+) (.*)$")
-OURS = {line for path in results.ROOT.glob("mlpkit/**/*.py") for line in path.read_text(encoding="utf-8").splitlines()}
+OURS = {
+    line
+    for package in ("mlpkit", "experiments")
+    for path in results.ROOT.glob(f"{package}/**/*.py")
+    for line in path.read_text(encoding="utf-8").splitlines()
+}
 ANSWER = re.compile(r"<details>.*?</details>", re.DOTALL)
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 # What a `make test` around this one, or a shell, would pass on to the newcomer's `make`.
 INHERITED = ("MAKE", "MFLAGS", "PYTEST", "VIRTUAL_ENV", "PYTHON", "MLPKIT", "GPU")
 
-MEASURES = "mlpkit/lab/experiments/engines/measure.py"
+MEASURES = "experiments/engines/measure.py"
 USUAL = "USUAL = Plan()"
 SHORT = (
     "USUAL = Plan(Timing(steps_a_sample=20, rounds=2, patience=1.0), Recipe(batch_size=32, epochs=1),"

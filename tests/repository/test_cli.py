@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 from shared import blobs, dataset
 
+import experiments
+from experiments import engines as engines_experiment
+from experiments.lab import bench, processes, results
 from mlpkit import __main__ as cli
-from mlpkit import data, engines
-from mlpkit.lab import bench, experiments, machine, processes, results
-from mlpkit.lab.experiments import engines as engines_experiment
+from mlpkit import data, engines, machine
 from mlpkit.nn.models import LENET5, MLP
 from mlpkit.nn.network import Network
 from mlpkit.training import checkpoint

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"# (mlpkit/\S+)/(\w+)\.py\n")
+FILE = re.compile(r"# (mlpkit/\S+|experiments)/(\w+)\.py\n")
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_what_the_page_names_is_there():
     named = re.findall(r"`(?:mlpkit/)?((?:\w+/)+\w+\.py|\w+\.py)`", TEXT) + re.findall(
         r"^\| `(\w+)/`", TEXT, re.MULTILINE
     )
-    rooms = ["mlpkit", "mlpkit/lab/experiments/engines"]
+    rooms = ["", "mlpkit", "experiments/engines"]
     assert [name for name in named if not any((ROOT / room / name).exists() for room in rooms)] == []
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"`make (\w+)`", TEXT)) <= set(targets)
@@ -70,6 +70,6 @@ def test_what_the_page_names_is_there():
 
 def test_the_changelog_names_modules_that_are_there():
     rows = re.findall(r"^\| `.*` \| (.*) \|$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    modules = [module for row in rows for module in re.findall(r"`(mlpkit[\w.]+)`", row)]
+    modules = [module for row in rows for module in re.findall(r"`((?:mlpkit|experiments)[\w.]+)`", row)]
     assert len(modules) > 15
     assert [module for module in modules if not find_spec(module)] == []

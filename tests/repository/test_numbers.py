@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import experiments
+from experiments.lab import overview, results, trainings
 from mlpkit import data
-from mlpkit.lab import experiments, overview, results, trainings
 from mlpkit.nn.models import MLP
 
 ROOT = results.ROOT

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from experiments.lab import results
 from mlpkit import data
 from mlpkit.data import Split
-from mlpkit.lab import results
 
 TEXT = (results.ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -16,8 +16,8 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from test_workflows import TARGETS
 
+from experiments.lab import lines
 from mlpkit import engines, kernels
-from mlpkit.lab import lines
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "binder" / "README.md").read_text(encoding="utf-8")

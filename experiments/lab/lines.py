@@ -1,0 +1,115 @@
+"""How much code is an engine? The lines that it adds to NumPy's version, counted from the files themselves.
+
+Counted are the engine's module, the engines, the modules of their rooms, `loops`, `images` and `cuda`, and those in
+`mlpkit.kernels` that it imports, directly or not, and the CUDA C files whose kernels any of them names, with their
+headers. Not counted is what all engines share: the baseline, from which each takes what it does not change, and how a
+step is taken; and what only finds a GPU and compiles for it: `gpu`, `driver`, and `mlpkit.kernels` itself. A line
+counts if it holds code: blank lines, comments and docstrings are free. A peer's lines are counted in the same way, and
+include what the workbook's engines share in `nn` and `training`.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from pathlib import Path
+
+from mlpkit import engines, kernels
+
+PACKAGE = Path(kernels.__file__).parents[1]
+FOLDERS = (PACKAGE / "engines", Path(__file__).parent / "peers")
+SHARED = [kernels.FOLDER / "gpu.py", kernels.FOLDER / "driver.py"]
+SHARED += [folder / "__init__.py" for folder in (*FOLDERS, kernels.FOLDER)]
+NOT_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+LONGEST = 100  # letters of a name: file systems refuse to look for much longer ones
+COMMENT_IN_C = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+def of(name):
+    """Return how many lines of code the engine or peer called `name` adds to the baseline; 0 for the baseline."""
+    return sum(count(path) for path in files(name))
+
+
+def files(name):
+    """Return the paths of the files that are counted for an engine or a peer, sorted by name.
+
+    Nothing is imported: an engine need not be able to run here. Raises ValueError where there is no such module.
+    """
+    found, waiting = set(), [place(name)]
+    if not waiting[0]:
+        raise ValueError(f"there is no engine and no peer {name!r} in {' or '.join(map(str, FOLDERS))}.")
+    while waiting:
+        path = waiting.pop()
+        if path not in found and not _shared(path):
+            found.add(path)
+            waiting += _needs(path)
+    return sorted(found, key=lambda path: (path.name, path))
+
+
+def count(path):
+    """Return how many lines of a Python or CUDA C file hold code."""
+    return count_text(path.read_text(encoding="utf-8"), path.suffix == ".py")
+
+
+def count_text(text, python=True):
+    """Return how many lines of a text in Python, or else in CUDA C, hold code."""
+    if not python:
+        return sum(bool(line.strip()) for line in COMMENT_IN_C.sub(_newlines, text).splitlines())
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    lines = {line for token in tokens if token.type not in NOT_CODE for line in range(token.start[0], token.end[0] + 1)}
+    return len(lines - _docstrings(text))
+
+
+def place(name):
+    """Return the file of an engine or a peer, None where there is none. name: any object, such as a record's."""
+    if not isinstance(name, str) or not name.isidentifier() or len(name) > LONGEST:
+        return None
+    return next((file for folder in FOLDERS if (file := folder / f"{name}.py").is_file()), None)
+
+
+def _shared(path):
+    """Say whether a file is the baseline, in the engines' folder and no engine, or what all share."""
+    no_engine = path.parent in FOLDERS[:1] and path.stem not in engines.names()
+    return path.stem == engines.BASELINE or no_engine or path in SHARED
+
+
+def _needs(path):
+    """Return the files that one needs: modules of the rooms, CUDA C whose kernels it names, and headers."""
+    if path.suffix != ".py":
+        return kernels.headers(path)
+    needed, files = [], {file.stem: file for file in kernels.FOLDER.glob("*/*.cu")}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            needed += _modules(path, node)
+        needed += [files[name] for name in _said(node) if name in files]
+    return needed
+
+
+def _modules(path, node):
+    """Return the files of rooms that an import statement of a file names, as modules or as what they hold."""
+    start = path.parents[node.level - 1] if node.level else PACKAGE.parent
+    base = start.joinpath(*(node.module or "").split("."))
+    named = [base / f"{alias.name}.py" for alias in node.names]
+    found = [base.with_suffix(".py"), *(file if file.is_file() else base / "__init__.py" for file in named)]
+    rooms = (*FOLDERS, kernels.FOLDER)
+    return [file for file in found if file.is_file() and any(room in file.parents for room in rooms)]
+
+
+def _said(node):
+    """Return the constants that a call is given first, or that an assignment gives names to."""
+    values = node.args[:1] if isinstance(node, ast.Call) else [node.value] if isinstance(node, ast.Assign) else []
+    values = [each for value in values for each in (value.elts if isinstance(value, ast.Tuple) else [value])]
+    return [value.value for value in values if isinstance(value, ast.Constant)]
+
+
+def _docstrings(text):
+    """Return the numbers of the lines of a Python text that are docstrings."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    bodies = [node.body for node in ast.walk(ast.parse(text)) if isinstance(node, kinds) and node.body]
+    firsts = [body[0] for body in bodies if isinstance(body[0], ast.Expr)]
+    strings = [first for first in firsts if isinstance(getattr(first.value, "value", None), str)]
+    return {line for first in strings for line in range(first.lineno, (first.end_lineno or 0) + 1)}
+
+
+def _newlines(match):
+    return "\n" * match[0].count("\n")

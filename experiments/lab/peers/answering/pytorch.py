@@ -1,0 +1,93 @@
+"""PyTorch, channels last, in a CUDA graph: its own kernels one by one, and what `torch.compile` makes of all of them.
+
+In fp16 and bf16 parameters and activations are of 16 bits. What a program calls is one more graph, with both copies in
+it: of pixels, as bytes, from memory that the GPU reads itself, and of the outputs. NumPy copies the pixels there: of
+many, PyTorch would do it in threads, and each call waits for the one that got a core last. Here that took up to 8 ms.
+"""
+
+from types import SimpleNamespace
+
+import torch
+import torch._inductor.config as compiler
+from torch.nn import functional as F
+
+from experiments.lab.clock import device_us
+
+from . import Way, each_array, through
+
+
+def ways(task, n, precision):
+    """Yield the ways; the compiled one where the compiler does not fail."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.benchmark = True
+    compiler.compile_threads = 1  # processes of its own would take the cores of others that compile beside this one
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
+    places = task.places()
+    each_array(places, lambda array: on_gpu(array, dtype))
+
+    def forward(x):
+        return through(places, OPERATIONS, x.to(dtype) / 255).float()
+
+    yield way("graph", forward, task.x[:n])
+    torch._dynamo.reset()
+    try:
+        compiled = way("compiled, graph", torch.compile(forward, dynamic=False, fullgraph=True), task.x[:n])
+    except torch._dynamo.exc.TorchDynamoException:
+        return
+    yield compiled
+
+
+def on_gpu(array, dtype):
+    found = torch.from_numpy(array).to("cuda", dtype)
+    return found.contiguous(memory_format=torch.channels_last) if found.ndim == 4 else found
+
+
+def way(name, forward, pixels):
+    """Return a `Way` of a graph of `forward`."""
+    x = torch.from_numpy(pixels).to("cuda", memory_format=torch.channels_last)
+    with torch.inference_mode():
+        sent, back = torch.from_numpy(pixels.copy()).pin_memory(), forward(x).cpu().pin_memory()
+    there, here = sent.numpy(), back.numpy()
+
+    def with_copies():
+        x.copy_(sent, non_blocking=True)
+        back.copy_(forward(x), non_blocking=True)
+
+    graph, whole = graph_of(lambda: forward(x)), graph_of(with_copies)
+
+    def answer(pixels):
+        there[...] = pixels
+        whole.replay()
+        torch.cuda.current_stream().synchronize()
+        return here.copy()
+
+    return Way(name, lambda times: device_us(graph.replay, times), answer, (x, forward))
+
+
+def graph_of(work):
+    """Return a CUDA graph of `work`."""
+    side = torch.cuda.Stream()
+    with torch.inference_mode():
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # where PyTorch wants the runs before a capture; the first one compiles
+            for _ in range(3):
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+    return graph
+
+
+def flatten(at, x):
+    return x.permute(0, 2, 3, 1).reshape(len(x), -1) if x.ndim == 4 else x
+
+
+OPERATIONS = SimpleNamespace(
+    Conv=lambda at, x: F.conv2d(x, at.W, getattr(at, "b", None), at.layer.stride, at.layer.padding),
+    Linear=lambda at, x: torch.addmm(at.b, x, at.W),
+    ReLU=lambda at, x: torch.relu(x),
+    MaxPool=lambda at, x: F.max_pool2d(x, at.layer.size, at.layer.stride),
+    Flatten=flatten,
+)

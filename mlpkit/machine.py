@@ -1,0 +1,278 @@
+"""What machine is this? No number in the workbook means anything without the answer.
+
+`describe` returns the answer as a dict that goes into every record; `doctor` says it in words, with what is missing.
+"""
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np  # before threadpoolctl looks: it sees only the libraries that are loaded
+from threadpoolctl import ThreadpoolController, threadpool_info
+
+from mlpkit import engines, kernels
+from mlpkit.kernels import gpu
+
+from .words import counted
+
+LIBRARIES = ("numpy", "numba", "matplotlib", "ipywidgets", "jupyterlab")
+_NUMBERS = {"family": "cpu family", "model": "model"}  # the words, and those of Linux
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def describe():
+    """Return this machine's processor, cores, memory, BLAS, GPU and library versions, as JSON can hold them."""
+    return {
+        "name": name(),
+        "cpu": cpu_model(),
+        "cores": cores(),
+        "memory_gib": memory_gib(),
+        "load": load(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "libraries": libraries(),
+        "blas": blas(),
+        "gpu": gpu.describe(),
+    }
+
+
+def name():
+    """Return a short name for this kind of machine, fit for a folder."""
+    found = gpu.describe()
+    model = found["name"] if found["found"] else f"{cpu_model()} {cores()} cores"
+    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+
+
+def cpu_model():
+    """Return the processor's name as its maker gives it, as far as the system tells.
+
+    A name without a number, as virtual machines have, is that of many: its family and model follow.
+    """
+    try:
+        if sys.platform == "linux":
+            with open("/proc/cpuinfo") as file:
+                lines = [line.partition(":") for line in file]
+            told = {key.strip(): value.strip() for key, _, value in reversed(lines)}  # of the first of all cores
+            name = told["model name"]
+            if re.search(r"\d", name.partition("@")[0]):
+                return name
+            return ", ".join([name, *(f"{word} {told[key]}" for word, key in _NUMBERS.items() if key in told)])
+        if sys.platform == "darwin":
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, KeyError, subprocess.SubprocessError):
+        pass
+    return platform.processor() or platform.machine()
+
+
+def cores():
+    """Return how many cores this process may use, which in a container can be fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def thread_counts():
+    """Return the numbers of threads to measure: one, and one a core."""
+    return sorted({1, cores()})
+
+
+@contextmanager
+def with_threads(threads):
+    """Let BLAS, and Numba's parallel loops, use so many threads, or as many as there are."""
+    import numba
+
+    before = numba.get_num_threads()
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    try:
+        with ThreadpoolController().limit(limits=threads, user_api="blas"):
+            yield
+    finally:
+        numba.set_num_threads(before)
+
+
+def at_a_line(array):
+    """Return a contiguous copy of an array that begins at a cache line, so that no vector straddles two."""
+    room = np.empty(array.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    copied = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copied[...] = array
+    return copied
+
+
+def memory_gib():
+    """Return the machine's memory in GiB, None where the system does not tell."""
+    try:
+        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def load():
+    """Return how many processes wanted a core in the last minute, on average; None where the system does not tell."""
+    try:
+        return round(os.getloadavg()[0], 1)
+    except (AttributeError, OSError):
+        return None
+
+
+def busy():
+    """Return a warning where other programs keep this machine so busy that times come out too long, else None."""
+    waiting = load() or 0
+    if waiting < cores() / 2:
+        return None
+    return f"this machine is busy (load {waiting} on {counted(cores(), 'core')}): times will come out too long"
+
+
+def rest(longest=0.3, look_every=0.002):
+    """Wait until no thread of this process computes or spins, at most `longest` seconds.
+
+    The threads of OpenBLAS and of OpenMP spin while they wait for more work: for some time after their last they take a
+    core from whoever is measured next.
+    """
+    end = time.perf_counter() + longest
+    while time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(look_every)
+        if time.process_time() - before < look_every / 4:
+            return
+
+
+def settle(call, seconds=0.1):
+    """Wait until other threads are at rest, then call again and again for so long: before several cores are timed.
+
+    Threads that wake together may wake on one core, and it takes the system some time to part them.
+    """
+    rest()
+    end = time.perf_counter() + seconds
+    call()
+    while time.perf_counter() < end:
+        call()
+
+
+def libraries():
+    """Return {library: version, None where it is not installed}. CuPy stands under its package's name."""
+    cupy, its_version = gpu.package()
+    return {library: version(library) for library in LIBRARIES} | {cupy or gpu.USUAL: its_version}
+
+
+def version(library):
+    """Return the installed version of a library, None where it is not installed."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def blas():
+    """Return the library behind NumPy's matrix products, with the kernels it chose and the threads it uses."""
+    np.dot(np.ones(2), np.ones(2))
+    for library in threadpool_info():
+        if library["user_api"] == "blas":
+            return {
+                "name": library["internal_api"],
+                "version": library["version"],
+                "kernels": library.get("architecture"),
+                "threads": library["num_threads"],
+            }
+    return {"name": _built_with(), "version": None, "kernels": None, "threads": None}
+
+
+def _built_with():
+    """Return the name of the BLAS that NumPy was built with: threadpoolctl does not know them all, as on a Mac."""
+    built = np.show_config(mode="dicts").get("Build Dependencies", {})
+    return built.get("blas", {}).get("name", "unknown")
+
+
+def doctor():
+    """Return what this machine is and which engines it can run, as text for a person."""
+    facts = describe()
+    head = [
+        f"{'processor':<12}{_known(facts['cpu'], (facts['cores'], 'cores'), (facts['memory_gib'], 'GiB'))}",
+        f"{'system':<12}{facts['system']}, Python {facts['python']}",
+        f"{'BLAS':<12}{_blas_line(facts['blas'])}",
+        *_gpu_lines(facts["gpu"]),
+        *(f"{'load':<12}{warning}" for warning in [busy()] if warning),
+    ]
+    found = engines.available()
+    width = max(map(len, (*facts["libraries"], *found))) + 2
+    page = textwrap.TextWrapper(88, subsequent_indent=" " * 12, break_on_hyphens=False, break_long_words=False)
+    lines = [
+        *map(page.fill, head),
+        "",
+        *(f"{library:<{width}}{version or 'not installed'}" for library, version in facts["libraries"].items()),
+        "",
+        *(f"{engine:<{width}}{_engine_line(engine, why_not)}" for engine, why_not in found.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _blas_line(found):
+    name = f"{found['name']} {found['version'] or ''}".strip()
+    return _known(name, (found["kernels"], "kernels"), (found["threads"], "threads"))
+
+
+def _known(name, *facts):
+    """Return a line of the facts that are known, pairs (value, unit); a system need not tell them all."""
+    units = ((value, unit.removesuffix("s") if value == 1 else unit) for value, unit in facts)
+    return ", ".join([name, *(f"{value} {unit}" for value, unit in units if value is not None)])
+
+
+def _gpu_lines(found):
+    yield f"{'GPU':<12}{_gpu_line(found)}"
+    if found["found"]:
+        driver = found["driver_version"] or "of unknown version"
+        yield f"{'driver':<12}{driver}, for CUDA up to {found['driver']}; CuPy is built for CUDA {found['runtime']}"
+    libraries = gpu.libraries()
+    yield f"{'CUDA':<12}" + ", ".join(f"{name} {_found(place)}" for name, place in libraries.items())
+    yield f"{'kernels':<12}{_kernels_line(libraries['NVRTC'])}"
+    if None in libraries.values() and sys.platform != "darwin":
+        yield f"{'':<12}Beside a GPU, this adds what is missing (2 GB): {_how_to_add_cuda()}"
+
+
+def _gpu_line(found):
+    if not found["found"]:
+        return f"none: {found['why_not']}"
+    return (
+        f"{found['name']}, {found['memory_gib']} GiB ({found['free_gib']} free), {found['multiprocessors']} "
+        f"multiprocessors, compute capability {found['compute_capability']}"
+    )
+
+
+def _found(place):
+    if place is None:
+        return "missing"
+    return place if place[0].isdigit() else "found"
+
+
+def _kernels_line(nvrtc):
+    if nvrtc is None:
+        return "CUDA kernels can't be compiled here, not even to check them: that takes NVRTC"
+    try:
+        kernels.ptxas()
+    except FileNotFoundError as error:
+        return f"CUDA kernels can be compiled, with or without a GPU, but not assembled: {error}"
+    return "CUDA kernels can be compiled and checked, with or without a GPU"
+
+
+def _how_to_add_cuda():
+    """Return the command that adds CUDA's libraries to the environment that Python runs in."""
+    if gpu.package()[0] not in (None, gpu.USUAL):
+        return gpu.how_to_install()
+    if os.name != "nt" and Path(sys.prefix) == ROOT / ".venv":
+        return "make run GPU=yes"
+    return 'python -m pip install -c constraints.txt -e ".[gpu]"'
+
+
+def _engine_line(engine, why_not):
+    """Return an engine's state; several may lack the same GPU, which is said once."""
+    if why_not and gpu.why_not() and why_not.endswith(gpu.why_not()):
+        return "needs a GPU: see above"
+    return why_not or "ready"
