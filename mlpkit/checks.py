@@ -9,7 +9,7 @@ from numbers import Real
 import numpy as np
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
-OF_A_PLACE = frozenset({"layer", "path", "engine", "mode", "inside", "wants_dx"})  # see nn.place: what is no array
+OF_A_PLACE = frozenset({"layer", "path", "engine", "mode", "branches", "wants_dx"})  # see nn.place: what is no array
 
 
 def check_count(name, value, least=1):

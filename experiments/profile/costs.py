@@ -40,7 +40,7 @@ def parts(recipe, train):
 
     stepper = stepper_of(count, numpy_baseline, recipe, train)
     stepper.take_one()
-    layers = {path: type(one).__name__ if one.inside() else repr(one) for path, one, *_ in recipe.model.places}
+    layers = {path: type(one).__name__ if one.branches() else repr(one) for path, one, *_ in recipe.model.places}
     phases = _phases(calls, recipe.model.loss)
     return [
         Part(".".join(map(str, path)), layers.get(path, ""), name, phase, *cost)
@@ -69,7 +69,8 @@ def stepper_of(watch, engine, recipe, train):
 def _all(places):
     for at in places:
         yield at
-        yield from _all(at.inside)
+        for branch in at.branches:
+            yield from _all(branch)
 
 
 def _phases(calls, loss):

@@ -210,6 +210,11 @@ def batch_norm_evaluate(x, gamma, beta, mean, variance, eps):
     return operations.batch_norm_evaluate(x, gamma, beta, mean, variance, eps)
 
 
+def channel_sums(x, sums):
+    with _written(sums) as (found,):
+        operations.channel_sums(cp.ascontiguousarray(x), found)
+
+
 # Losses
 
 

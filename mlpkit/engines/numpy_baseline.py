@@ -196,6 +196,138 @@ def avg_pool_backward(dy, shape, size, stride):
     return dx
 
 
+def global_avg_pool(x):
+    """Return the means (n, c) over all pixels."""
+    return x.mean(axis=(2, 3))
+
+
+def global_avg_pool_backward(dy, shape):
+    dx = np.empty(shape, dy.dtype)
+    dx[...] = (dy / (shape[2] * shape[3]))[:, :, None, None]
+    return dx
+
+
+# Images side by side, larger, and with borders
+
+
+def concat(arrays):
+    """Return arrays (n, c_i, ...) side by side along axis 1."""
+    first, widths = arrays[0], [array.shape[1] for array in arrays]
+    y = np.empty((len(first), sum(widths), *first.shape[2:]), first.dtype)
+    for at, array in zip(_side_by_side(widths), arrays, strict=True):
+        y[:, at] = array
+    return y
+
+
+def concat_backward(dy, widths):
+    """Return the parts of dy, as wide along axis 1 as `widths` say: a list."""
+    return [np.ascontiguousarray(dy[:, at]) for at in _side_by_side(widths)]
+
+
+def _side_by_side(widths):
+    """Return a slice for each width, one after another."""
+    return [slice(sum(widths[:i]), sum(widths[: i + 1])) for i in range(len(widths))]
+
+
+def upsample_nearest(x, scale):
+    """`y[n, c, i, j] = x[n, c, i // scale, j // scale]`."""
+    n, c, h, w = x.shape
+    y = np.empty((n, c, h, scale, w, scale), x.dtype)
+    y[...] = x[:, :, :, None, :, None]
+    return y.reshape(n, c, h * scale, w * scale)
+
+
+def upsample_nearest_backward(dy, scale):
+    n, c, h, w = dy.shape
+    return dy.reshape(n, c, h // scale, scale, w // scale, scale).sum(axis=(3, 5))
+
+
+def upsample_bilinear(x, scale):
+    """Linear between the centres of pixels, down and across: row i of y reads x at `(i + 1/2) / scale - 1/2`.
+
+    Beyond the outermost centres is what is at them.
+    """
+    wide = _stretch(pad(x, 1, "replicate"), scale)
+    return np.ascontiguousarray(_stretch(wide.swapaxes(2, 3), scale).swapaxes(2, 3))
+
+
+def upsample_bilinear_backward(dy, scale):
+    narrow = _stretch_backward(dy, scale).swapaxes(2, 3)
+    return pad_backward(_stretch_backward(narrow, scale).swapaxes(2, 3), 1, "replicate")
+
+
+def _stretch(x, scale):
+    """Return x (..., w + 2) as (..., w * scale): of the numbers at both ends only a part is reached."""
+    here, y = x[..., 1:-1], np.empty((*x.shape[:-1], (x.shape[-1] - 2) * scale), x.dtype)
+    for phase, (share, neighbours) in enumerate(_phases(scale)):
+        y[..., phase::scale] = (1 - share) * here + share * x[..., neighbours]
+    return y
+
+
+def _stretch_backward(dy, scale):
+    dx = np.zeros((*dy.shape[:-1], dy.shape[-1] // scale + 2), dy.dtype)
+    here = dx[..., 1:-1]
+    for phase, (share, neighbours) in enumerate(_phases(scale)):
+        part, there = dy[..., phase::scale], dx[..., neighbours]
+        here += (1 - share) * part
+        there += share * part
+    return dx
+
+
+def _phases(scale):
+    """Return for each of `scale` numbers in a pixel the share of the pixel next to it, and which that is."""
+    offsets = [(phase + 0.5) / scale - 0.5 for phase in range(scale)]
+    return [(abs(offset), slice(None, -2) if offset < 0 else slice(2, None)) for offset in offsets]
+
+
+def pixel_shuffle(x, scale):
+    """`y[n, c, scale * i + p, scale * j + q] = x[n, scale^2 * c + scale * p + q, i, j]`: Shi et al. (2016)."""
+    n, c, h, w = x.shape
+    parts = x.reshape(n, c // scale**2, scale, scale, h, w).transpose(0, 1, 4, 2, 5, 3)
+    return np.ascontiguousarray(parts).reshape(n, c // scale**2, h * scale, w * scale)
+
+
+def pixel_unshuffle(y, scale):
+    """Return what `pixel_shuffle` makes y of."""
+    n, c, h, w = y.shape
+    parts = y.reshape(n, c, h // scale, scale, w // scale, scale).transpose(0, 1, 3, 5, 2, 4)
+    return np.ascontiguousarray(parts).reshape(n, c * scale**2, h // scale, w // scale)
+
+
+def pad(x, size, mode):
+    """Return x (n, c, h, w) with `size` rows and columns more at each edge. mode: "zero", "replicate" or "reflect"."""
+    n, c, h, w = x.shape
+    y = np.zeros((n, c, h + 2 * size, w + 2 * size), x.dtype)
+    y[:, :, size : size + h, size : size + w] = x
+    for border, source in _borders(size, h, mode):
+        y[:, :, border] = y[:, :, source]
+    for border, source in _borders(size, w, mode):
+        y[..., border] = y[..., source]
+    return y
+
+
+def pad_backward(dy, size, mode):
+    """Return dx: what the border has goes to where it came from."""
+    dy, (h, w) = dy.copy(), (length - 2 * size for length in dy.shape[2:])
+    for border, source in _borders(size, w, mode):
+        into = dy[..., source]
+        into += dy[..., border] if mode == "reflect" else dy[..., border].sum(axis=3, keepdims=True)
+    for border, source in _borders(size, h, mode):
+        into = dy[:, :, source]
+        into += dy[:, :, border] if mode == "reflect" else dy[:, :, border].sum(axis=2, keepdims=True)
+    return np.ascontiguousarray(dy[:, :, size : size + h, size : size + w])
+
+
+def _borders(size, length, mode):
+    """Return pairs of slices of an axis of so many numbers with a border: a part of the border, and what is there."""
+    before, after, last = slice(0, size), slice(size + length, None), size + length - 1
+    return {
+        "zero": [],
+        "replicate": [(before, slice(size, size + 1)), (after, slice(last, last + 1))],
+        "reflect": [(before, slice(2 * size, size, -1)), (after, slice(last - 1, last - 1 - size, -1))],
+    }[mode]
+
+
 # Normalization of x (n, c) or (n, c, h, w); `gamma`, `beta` and the statistics are (c,)
 
 
@@ -236,6 +368,27 @@ def _all_but_channels(x):
 def _along(vector, x):
     """Return a vector (c,) as a view that broadcasts along axis 1 of x."""
     return vector.reshape(-1, *(1,) * (x.ndim - 2))
+
+
+def instance_norm(x, eps):
+    """`normalized = (x - E[x]) / sqrt(Var[x] + eps)` over each image's pixels: Ulyanov et al. (2016).
+
+    Return normalized and inverse_deviation (n, c, 1, 1).
+    """
+    centred = x - x.mean(axis=(2, 3), keepdims=True)
+    inverse_deviation = 1 / np.sqrt((centred * centred).mean(axis=(2, 3), keepdims=True) + eps)
+    return centred * inverse_deviation, inverse_deviation
+
+
+def instance_norm_backward(dy, normalized, inverse_deviation):
+    """Return dx: without the parts of dy that would move the mean, and the deviation."""
+    along = (dy * normalized).mean(axis=(2, 3), keepdims=True)
+    return inverse_deviation * (dy - dy.mean(axis=(2, 3), keepdims=True) - normalized * along)
+
+
+def channel_sums(x, sums):
+    """Write the sums of x (n, c, ...) over all but the channels into `sums` (c,)."""
+    np.sum(x, axis=_all_but_channels(x)[0], out=sums)
 
 
 # Chance: numbers that a counter and a key decide, so that each can be drawn anywhere, and again

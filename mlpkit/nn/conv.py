@@ -7,10 +7,15 @@ from mlpkit.checks import check_count, check_flag
 from .layers import Layer
 
 
-def windows(shape, size, stride, padding=0):
-    """Return how many windows an image (channels, height, width) has, down and across. ValueError where it has none."""
+def check_image(shape):
+    """Raise ValueError unless `shape` is that of an image."""
     if len(shape) != 3:
         raise ValueError(f"it takes images (channels, height, width), and gets arrays of shape {shape}")
+
+
+def windows(shape, size, stride, padding=0):
+    """Return how many windows an image (channels, height, width) has, down and across. ValueError where it has none."""
+    check_image(shape)
     if min(shape[1:]) + 2 * padding < size:
         raise ValueError(f"a window of {size} x {size} does not fit into an image of {shape[1]} x {shape[2]}")
     return tuple((length + 2 * padding - size) // stride + 1 for length in shape[1:])

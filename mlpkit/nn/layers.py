@@ -42,8 +42,8 @@ class Layer:
         """Return the shapes of the arrays that a training keeps and does not optimize, by name."""
         return {}
 
-    def inside(self):
-        """Return the layers that this one is made of."""
+    def branches(self):
+        """Return the chains of layers that this one is made of, each of which gets its input: a tuple of tuples."""
         return ()
 
     @property

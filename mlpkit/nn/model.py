@@ -1,9 +1,12 @@
 """A model is data: the shape of an example, a tuple of layers, and a loss."""
 
 import ast
+import pkgutil
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
+from pathlib import Path
 
 from mlpkit.checks import check_array_names, check_choice, check_sizes
 
@@ -103,14 +106,16 @@ def _output(one, shape, path):
         raise ValueError(f"layer {_dotted(path)}, {one!r}, does not fit: {error}.") from None
 
 
-def _walk(layers, shape, path=(), wants_dx=False):
-    for number, one in enumerate(layers):
-        here = (*path, number)
+def _walk(layers, shape, path=(), wants_dx=False, first=0):
+    for number, one in enumerate(layers, first):
+        here, learns, inner = (*path, number), bool(one.parameters(shape)), 0
         yield here, one, shape, wants_dx
-        for found in _walk(one.inside(), shape, here, wants_dx):
-            wants_dx = wants_dx or bool(found[1].parameters(found[2]))
-            yield found
-        wants_dx = wants_dx or bool(one.parameters(shape))
+        for branch in one.branches():
+            for found in _walk(branch, shape, here, wants_dx, inner):
+                learns = learns or bool(found[1].parameters(found[2]))
+                yield found
+            inner += len(branch)  # the next one's layers are numbered on: no two have the same path
+        wants_dx = wants_dx or learns
         shape = _output(one, shape, here)
 
 
@@ -138,7 +143,7 @@ def _text(one):
 
 def _origins(one):
     """Return the modules of a layer's class, and of those inside it."""
-    return [type(one).__module__, *map(_origins, one.inside())]
+    return [type(one).__module__, *([*map(_origins, branch)] for branch in one.branches())]
 
 
 def _written(text):
@@ -149,8 +154,11 @@ def _written(text):
 def _read(node):
     """Return the layer, the tuple of layers or the number that a piece of parsed text writes down."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        known = sorted(_kinds(Layer), key=lambda kind: kind.__module__.startswith(f"{__package__}."))
-        kinds = {kind.__name__: kind for kind in known}  # of two with a name, ours; else the one that was made last
+        kinds = _by_name()
+        if node.func.id not in kinds:  # one of those that few models need, perhaps
+            for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+                import_module(f"{__package__}.{module.name}")
+            kinds = _by_name()
         check_choice("layer", node.func.id, kinds)
         named = {str(word.arg): _read(word.value) for word in node.keywords}
         return kinds[node.func.id](*map(_read, node.args), **named)
@@ -160,6 +168,12 @@ def _read(node):
         return ast.literal_eval(node)
     except ValueError:
         raise ValueError(f"{ast.unparse(node)!r} is no layer, and no number of one, as in Linear(10).") from None
+
+
+def _by_name():
+    """Return the kinds of layers by name: of two with a name ours, else the one that was made last."""
+    known = sorted(_kinds(Layer), key=lambda kind: kind.__module__.startswith(f"{__package__}."))
+    return {kind.__name__: kind for kind in known}
 
 
 def _kinds(kind):

@@ -6,6 +6,7 @@ one array, and comparing two engines is one comparison. `statistics` holds what 
 """
 
 import json
+from itertools import count
 from math import prod
 
 import numpy as np
@@ -81,16 +82,17 @@ class Network:
 
     def _build(self, declared):
         """Return the places of the layers, each of which has the places of the layers that it is made of."""
-        places: dict[tuple[int, ...], Place] = {(): Place(None, (), self.engine, self.mode, [], False)}
-        for path, layer, _, wants_dx in declared:
-            places[path] = Place(layer, path, self.engine, self.mode, [], wants_dx)
-            places[path[:-1]].inside.append(places[path])
+        places: dict[tuple[int, ...], Place] = {}
+        for path, layer, _, wants_dx in reversed(declared):  # those inside others come first
+            number = count()
+            branches = tuple([places[*path, next(number)] for _ in branch] for branch in layer.branches())
+            places[path] = Place(layer, path, self.engine, self.mode, branches, wants_dx)
         arrays = {**self.views(self.theta), **self.model.statistics.views(self.statistics)}
         for prefix, views in (("", arrays), ("d", self.views(self.grad))):
             for name, view in views.items():
                 *path, array = name.split(".")
                 setattr(places[tuple(map(int, path))], prefix + array, view)
-        return places[()].inside
+        return [places[number,] for number in range(len(self.model.layers))]
 
     def forward(self, x, training=False, step=0):
         """Return the outputs (n, *model.output) of the batch `x`, in the network's dtype or uint8 pixels.

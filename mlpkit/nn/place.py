@@ -18,13 +18,14 @@ class Mode:
 class Place:
     """A layer in a network. Its arrays are attributes: `W`, its gradient `dW`, and so on; see `layers`.
 
-    path: the layer's number, and those of the layers around it, outermost first. inside: the places of the layers that
-    it is made of. wants_dx: whether there are parameters before it, which need the gradient of its input.
+    path: the layer's number, and those of the layers around it, outermost first. branches: a tuple of lists, the places
+    of the chains that it is made of. wants_dx: whether there are parameters before it, which need the gradient of its
+    input.
     """
 
-    def __init__(self, layer, path, engine, mode, inside, wants_dx):
+    def __init__(self, layer, path, engine, mode, branches, wants_dx):
         self.layer, self.path, self.engine, self.mode = layer, path, engine, mode
-        self.inside, self.wants_dx = inside, wants_dx
+        self.branches, self.wants_dx = branches, wants_dx
 
 
 def forward(places, x):

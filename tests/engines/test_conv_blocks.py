@@ -50,7 +50,7 @@ def places_of(layers, shape, wants_dx, engine, array, dtype):
     """Return the places of layers, with small integers for parameters: sums are exact, and often equal."""
     rng, places = np.random.default_rng(0), []
     for i, layer in enumerate(layers):
-        at = Place(layer, (i,), engine, Mode(0, np.dtype(dtype), True), [], wants_dx or i > 0)
+        at = Place(layer, (i,), engine, Mode(0, np.dtype(dtype), True), (), wants_dx or i > 0)
         for name, size in layer.parameters(shape).items():
             weights = rng.integers(-1, 2, size) * (rng.random(size) < 0.2)
             setattr(at, name, array(weights.astype(dtype)))

@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 pytest.importorskip("cupy")
 
 from mlpkit.engines import numpy_baseline
-from mlpkit.engines.cuda.blocks import MODES, Chain, LayerBlock, ResidualBlock, Value, chain
+from mlpkit.engines.cuda.blocks import MODES, BranchesBlock, Chain, LayerBlock, Value, chain
 from mlpkit.kernels import gpu
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
@@ -92,7 +92,8 @@ def every(places):
     """Yield places, and those inside them."""
     for at in places:
         yield at
-        yield from every(at.inside)
+        for branch in at.branches:
+            yield from every(branch)
 
 
 def test_a_run_that_somebody_knows_is_his_and_the_rest_a_layer_each():
@@ -111,9 +112,9 @@ def test_a_run_that_somebody_knows_is_his_and_the_rest_a_layer_each():
         return (2, Pair()) if pair else None
 
     found = chain(network.places, ODD["chance"].input, 5, MODE, (lambda *_: None, match))
-    assert [type(block) for block in found.blocks[:6]] == [LayerBlock] * 3 + [ResidualBlock, Pair, LayerBlock]
-    assert [type(block) for block in found.blocks[3].inside.blocks] == [Pair]
-    assert found.blocks[3].inside.blocks[0].gives == "nchw"
+    assert [type(block) for block in found.blocks[:6]] == [LayerBlock] * 3 + [BranchesBlock, Pair, LayerBlock]
+    assert [type(block) for block in found.blocks[3].chains[0].blocks] == [Pair]
+    assert found.blocks[3].chains[0].blocks[0].gives == "nchw"
     assert found.blocks[4].gives == "nchw"
     assert asked[:2] == [((0,), (1, 28, 28), 5, MODE), ((1,), (12, 24, 24), 5, MODE)]
     assert ((3, 0), (12, 12, 12), 5, MODE) in asked

@@ -1,6 +1,7 @@
 """The memory of a training step as it is planned on a GPU: counted with no GPU, from what a step asks for."""
 
 import sys
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -72,7 +73,7 @@ def step_of(plan, name, n, precision="float32"):
     network = Network(numpy_baseline, MODELS[name])
     places = [*network.places]
     for at in places:
-        places += getattr(at, "inside", None) or []
+        places += chain.from_iterable(at.branches)
         for key, value in vars(at).items():
             if isinstance(value, np.ndarray):
                 setattr(at, key, cp.empty(value.shape, value.dtype))

@@ -75,8 +75,8 @@ def test_nothing_is_kept():
     network = a_network(numpy_baseline, DEEPER, np.float64)
     network.forward(network.as_input(pixels(DEEPER, 2)), training=True)  # which keeps what its way back would need
     places = prediction_blocks.frozen(network)
-    names = {"layer", "path", "engine", "mode", "inside", "wants_dx"}
-    for at in (*places, *places[4].inside):
+    names = {"layer", "path", "engine", "mode", "branches", "wants_dx"}
+    for at in (*places, *places[4].branches[0]):
         assert vars(at).keys() - names <= {"W", "b", "gamma", "beta", "mean", "variance"}
         assert not at.wants_dx
         assert not at.mode.training
@@ -121,9 +121,9 @@ BLOCKS = {
     "residual": ["FirstConvolution", "Sum", "Convolution", "Sum", "End"],
     "mlp": ["End"],
     "strides": ["Convolution", *["Evaluated"] * 2, "Convolution", *["Evaluated"] * 6, "End"],
-    "chance": ["FirstConvolution", "Evaluated", "ResidualBlock", "Convolution", "End"],
+    "chance": ["FirstConvolution", "Evaluated", "BranchesBlock", "Convolution", "End"],
     "wide": ["Convolution"] * 3 + ["End"],
-    "deeper": ["FirstConvolution", "Convolution", *["Sum", "Evaluated"] * 2, "ResidualBlock", "Convolution"],
+    "deeper": ["FirstConvolution", "Convolution", *["Sum", "Evaluated"] * 2, "BranchesBlock", "Convolution"],
 }
 
 

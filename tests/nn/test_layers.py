@@ -160,7 +160,7 @@ class Forgetful(Residual):
     """Its gradient goes through the layers only, and not past them."""
 
     def backward(self, at, dy):
-        return backward(at.inside, dy)
+        return backward(at.branches[0], dy)
 
 
 def test_a_residual_that_forgets_the_way_past_is_caught():
@@ -214,7 +214,7 @@ def test_a_place_knows_whether_something_before_it_learns():
     wants = {path: wants_dx for path, _, _, wants_dx in model.places}
     assert wants == {(0,): False, (1,): False, (1, 0): False, (1, 1): False, (1, 2): True, (2,): True, (3,): True}
     network = Network(model=model)
-    places = [*network.places, *network.places[1].inside]
+    places = [*network.places, *network.places[1].branches[0]]
     assert {at.path: at.wants_dx for at in places} == wants
     assert [at.layer for at in places] == [*model.layers, *model.layers[1].layers]
 
@@ -222,7 +222,7 @@ def test_a_place_knows_whether_something_before_it_learns():
 def test_a_place_has_its_arrays_and_no_others():
     network = Network(model=NETWORKS["norm of images"])
     conv, norm = network.places[:2]
-    usual = {"layer", "path", "engine", "mode", "inside", "wants_dx"}
+    usual = {"layer", "path", "engine", "mode", "branches", "wants_dx"}
     assert vars(conv).keys() - usual == {"W", "dW"}
     assert vars(norm).keys() - usual == {"gamma", "dgamma", "beta", "dbeta", "mean", "variance"}
     for name in ("gamma", "beta"):
@@ -295,7 +295,7 @@ def masks(seed=0, step=0, model=None, n=50):
     network = Network(model=model, seed=seed)
     ones = np.ones((n, 40), np.float32)
     network.forward(ones, training=True, step=step)
-    places = network.places[0], network.places[2], network.places[3].inside[0]
+    places = network.places[0], network.places[2], network.places[3].branches[0][0]
     return [at.layer.backward(at, ones) for at in places]
 
 

@@ -157,13 +157,17 @@ def flatten(layer, arrays, precision, x):
     return (jnp.moveaxis(x, -1, 1) if x.ndim == 4 else x).reshape(len(x), -1)
 
 
+def residual(layer, arrays, precision, x):
+    return through(layer.layers, arrays, precision, x) + through(layer.shortcut, arrays, precision, x)
+
+
 BF16 = "BF16_BF16_F32"
 APPLY = {
     Linear: linear,
     Conv: conv,
     MaxPool: max_pool,
     BatchNorm: batch_norm,
-    Residual: lambda layer, arrays, precision, x: x + through(layer.layers, arrays, precision, x),
+    Residual: residual,
     ReLU: lambda layer, arrays, precision, x: jax.nn.relu(x),
     Flatten: flatten,
 }

@@ -70,21 +70,21 @@ def with_parameters(module, W, b):
 
 
 class Sum(torch.nn.Module):  # type: ignore[misc]
-    """What comes in, and what modules make of it."""
+    """What two modules make of what comes in."""
 
-    def __init__(self, inside):
+    def __init__(self, one, other):
         super().__init__()
-        self.inside = inside
+        self.one, self.other = one, other
 
     def forward(self, x):
-        return x + self.inside(x)
+        return self.one(x) + self.other(x)
 
 
 MODULES = {
     Linear: linear,
     Conv: conv,
     BatchNorm: batch_norm,
-    Residual: lambda layer, arrays: Sum(sequential(layer.layers, arrays)),
+    Residual: lambda layer, arrays: Sum(*(sequential(each, arrays) for each in layer.branches())),
     ReLU: lambda layer, arrays: torch.nn.ReLU(),
     MaxPool: lambda layer, arrays: torch.nn.MaxPool2d(layer.size, layer.stride),
     Flatten: lambda layer, arrays: torch.nn.Flatten(),

@@ -122,7 +122,7 @@ APPLY = {
     Conv: conv,
     BatchNorm: batch_norm,
     MaxPool: lambda layer, arrays, x: F.max_pool2d(x, layer.size, layer.stride),
-    Residual: lambda layer, arrays, x: x + through(layer.layers, arrays, x),
+    Residual: lambda layer, arrays, x: through(layer.layers, arrays, x) + through(layer.shortcut, arrays, x),
     ReLU: lambda layer, arrays, x: torch.relu(x),
     Flatten: lambda layer, arrays, x: x.flatten(1),
 }

@@ -22,10 +22,11 @@ A module of blocks has a function
 
     match(places, i, shape, n, mode) -> None, or (number of layers that it takes over, block)
 
-places: of the network or of a Residual, the block would begin with places[i]. shape: of an example there, such as
-(64, 26, 26). n: the batch size; there are other blocks for another one. mode: one of `MODES`, the precision class.
+places: of the network or of a layer's branch, the block would begin with places[i]. shape: of an example there, such
+as (64, 26, 26). n: the batch size; there are other blocks for another one. mode: one of `MODES`, the precision class.
 """
 
+from functools import reduce
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -89,22 +90,26 @@ class LayerBlock:
             delattr(self.at, name)
 
 
-class ResidualBlock:
-    """The sum of what comes in and of what other blocks make of it."""
+class BranchesBlock:
+    """A layer made of chains of layers: each is a `Chain` of blocks, and what they make is put together."""
 
     wants = "nchw"
 
-    def __init__(self, at, inside):
-        self.at, self.inside = at, inside
+    def __init__(self, at, chains):
+        self.at, self.chains, self.shapes = at, chains, []
 
     def forward(self, x):
-        return _as_value(self.at.engine.add(x.array, self.inside.forward(x).array))
+        outputs = [each.forward(x).array for each in self.chains]
+        self.shapes = [output.shape for output in outputs]
+        return _as_value(self.at.layer.join(self.at.engine, outputs))
 
     def backward(self, dy):
-        dx = self.inside.backward(dy)
+        parts = self.at.layer.split(self.at.engine, dy.array, self.shapes)
+        dx = [each.backward(_as_value(part)) for each, part in zip(self.chains, parts, strict=True)]
         if not self.at.wants_dx:
             return None
-        return _as_value(self.at.engine.add(dy.array, as_layout(dx, "nchw", self.inside.mode).array))
+        arrays = (as_layout(one, "nchw", each.mode).array for each, one in zip(self.chains, dx, strict=True))
+        return _as_value(reduce(self.at.engine.add, arrays))
 
 
 class Chain:
@@ -157,9 +162,14 @@ def chain(places, shape, n, mode, matches):
 
 
 def _generic(at, shape, n, mode, matches):
-    if at.layer.kind == "Residual":
-        return ResidualBlock(at, chain(at.inside, shape, n, mode, matches))
+    if has_branches(at):
+        return BranchesBlock(at, [chain(branch, shape, n, mode, matches) for branch in at.branches])
     return LayerBlock(at, shape)
+
+
+def has_branches(at):
+    """Return whether a layer is made of chains, and of this package: whose `forward` is known."""
+    return bool(at.branches and at.layer.kind)
 
 
 def _as_value(array):

@@ -100,10 +100,10 @@ def _fits(layer, about):
 
 def _residual(places, i, shape, n, mode, number):
     """Return how many layers are a residual from places[i] on, and its stages, or None. number: of its first stage."""
-    if places[i].layer.kind != "Residual":
+    if places[i].layer.kind != "Residual" or places[i].layer.shortcut:
         return None
     stages: list[Stage] = []
-    inside, j = places[i].inside, 0
+    inside, j = places[i].branches[0], 0
     while j < len(inside):
         found = _plain(inside, j, stages[-1].output if stages else shape, n, mode)
         if found is None or found[1][0].about.pool > 1:

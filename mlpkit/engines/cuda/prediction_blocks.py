@@ -18,7 +18,7 @@ from mlpkit.kernels.cnn import answers, between, first_bf16, pair
 from mlpkit.kernels.conv import planes
 
 from . import conv_blocks
-from .blocks import LayerBlock, Value
+from .blocks import LayerBlock, Value, has_branches
 
 FEW = 16  # images, at most, whose kernels leave room for the next one's
 
@@ -42,7 +42,8 @@ def _copies(places, mode, numbers):
         one = copy(at)
         names = ("layer", "path", "engine")
         one.__dict__ = {name: getattr(at, name) for name in names}
-        one.mode, one.wants_dx, one.inside = mode, False, _copies(at.inside, mode, numbers)
+        one.mode, one.wants_dx = mode, False
+        one.branches = tuple(_copies(branch, mode, numbers) for branch in at.branches)
         prefix = ".".join(map(str, at.path)) + "."
         for name, array in numbers.items():
             if name.startswith(prefix) and "." not in name[len(prefix) :]:
@@ -62,7 +63,7 @@ def folded(places):
             found[-1].W, found[-1].b = fold(found[-1], at)
             found[-1].layer = replace(found[-1].layer, bias=True)
         elif at.layer.kind != "Dropout":
-            at.inside = folded(at.inside)
+            at.branches = tuple(map(folded, at.branches))
             found.append(at)
     return found
 
@@ -85,8 +86,8 @@ def match(places, i, shape, n, mode):
 
 
 def layer(places, i, shape, n, mode):
-    """Return 1 and the block of one layer, by the engine's operations; None for a residual."""
-    return None if places[i].layer.kind == "Residual" else (1, Evaluated(places[i], shape))
+    """Return 1 and the block of one layer, by the engine's operations; None for one made of chains of layers."""
+    return None if has_branches(places[i]) else (1, Evaluated(places[i], shape))
 
 
 class Evaluated(LayerBlock):
@@ -214,9 +215,9 @@ class PairOfConvolutions:
 
 
 def _residual(places, i, shape, n, mode):
-    if places[i].layer.kind != "Residual":
+    if places[i].layer.kind != "Residual" or places[i].layer.shortcut:
         return None
-    inside, j, blocks = places[i].inside, 0, []
+    inside, j, blocks = places[i].branches[0], 0, []
     inner = shape
     while j < len(inside):
         found = _conv(inside, j, inner, n, mode)

@@ -73,14 +73,16 @@ def each_array(places, function):
         for name in ("W", "b"):
             if hasattr(at, name):
                 setattr(at, name, function(getattr(at, name)))
-        each_array(at.inside, function)
+        for branch in at.branches:
+            each_array(branch, function)
 
 
 def through(places, operations, x):
     """Return what the layers make of x: operations has a function (place, x) for each kind, by its name."""
     for at in places:
         if at.layer.kind == "Residual":
-            x = x + through(at.inside, operations, x)
+            layers, shortcut = at.branches
+            x = through(layers, operations, x) + through(shortcut, operations, x)
         else:
             x = getattr(operations, at.layer.kind)(at, x)
     return x
