@@ -1,8 +1,8 @@
 """Images as they might have come, too: shifted, turned, bent a little, anew in each epoch.
 
-Each pixel of a new image looks at a place of the old one, a little way off, and takes what is there: between pixels
-the mean of the four around it, weighted by how near they are; outside of the image 0. So one set of arrows, two numbers
-a pixel, says all of a change, and changes add up.
+Each pixel of a new image looks at a place of the old one, a little way off, and takes what is there: see `look`. So one
+set of arrows, two numbers a pixel, says all of a change, and changes add up. A target that is an image itself goes
+along by the same arrows.
 
 The arrows come from the seed and the epoch alone: every engine sees the same images.
 """
@@ -14,12 +14,11 @@ import numpy as np
 from mlpkit.checks import check_between
 
 AT_ONCE = 1000  # images whose changes are drawn together
-IN_CACHE = 50  # images whose numbers on the way fit a core's cache: twice as fast as 1,000
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How far images change: a callable (images, seed, epoch) -> images.
+    """How far images change: a callable (images, targets, seed, epoch) -> (images, targets).
 
     shift: pixels, across and down, each drawn evenly from -shift to shift. rotation: degrees, from -rotation to
     rotation, about the middle. elastic: pixels, the standard deviation of arrows that are drawn at random, and blended
@@ -38,19 +37,29 @@ class Augmentation:
             object.__setattr__(self, name, check_between(name, getattr(self, name), 0, 1000))
         object.__setattr__(self, "smoothness", check_between("smoothness", self.smoothness, 0.1, 1000))
 
-    def __call__(self, images, seed, epoch):
-        """Return new images, like `images` (n, channels, height, width) of uint8, which stay as they are.
+    def __call__(self, images, targets, seed, epoch):
+        """Return new images and their targets; those that are given stay as they are.
 
-        Raises TypeError for other images.
+        images (n, channels, height, width): uint8 or floats. targets: images like them, with channels of their own;
+        maps (n, height, width) of integers, such as a class for each pixel, of which the nearest is taken, not a mean;
+        others, such as labels (n,) or rows (n, k), are returned as they are. Raises TypeError for other images,
+        ValueError for targets that are images of another size, or not as many.
         """
-        if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4:
-            raise TypeError("images are changed as bytes, an array (n, channels, height, width) of uint8.")
+        if not _is_image(images) or images.ndim != 4:
+            raise TypeError("images are changed as an array (n, channels, height, width) of uint8 or floats.")
+        from .look import looked_up  # here, because only who trains so needs it
+
+        moved = _go_along(targets, images)
+        targets = np.asarray(targets) if moved else targets
         rng = np.random.default_rng((seed, 1 + epoch, 1))  # (seed, 1 + epoch) draws the order
-        changed = np.empty_like(images)
+        changed, went = np.empty_like(images), np.empty_like(targets) if moved else targets
         for start in range(0, len(images), AT_ONCE):
-            part = images[start : start + AT_ONCE]
-            changed[start : start + AT_ONCE] = looked_up(part, self.arrows(rng, len(part), *images.shape[2:]))
-        return changed
+            part = slice(start, start + AT_ONCE)
+            arrows = self.arrows(rng, len(images[part]), *images.shape[2:])
+            changed[part] = looked_up(images[part], arrows)
+            if moved:
+                went[part] = looked_up(targets[part], arrows, not _is_image(targets))
+        return changed, went
 
     def arrows(self, rng, n, height, width):
         """Return (n, 2, height, width) float32: how far down and across each pixel of each image looks."""
@@ -69,33 +78,20 @@ class Augmentation:
         return down @ rng.standard_normal((n, 2, down.shape[1], across.shape[1]), np.float32) @ across.T
 
 
-def looked_up(images, arrows):
-    """Return what lies at the ends of arrows (n, 2, height, width), in images (n, channels, height, width) of uint8."""
-    found = np.empty_like(images)
-    for start in range(0, len(images), IN_CACHE):
-        part = slice(start, start + IN_CACHE)
-        found[part] = _looked_up(images[part], arrows[part])
-    return found
+def _is_image(array):
+    """Say whether values between those of the array make sense: bytes with channels, or floats."""
+    dtype = array.dtype if isinstance(array, np.ndarray) else None
+    return dtype is not None and (dtype.kind == "f" or (dtype == np.uint8 and array.ndim == 4))
 
 
-def _looked_up(images, arrows):
-    n, channels, height, width = images.shape
-    framed = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))  # outside is 0
-    down = np.clip(arrows[:, 0] + np.arange(1, height + 1, dtype=np.float32)[:, None], 0, height + 1)
-    across = np.clip(arrows[:, 1] + np.arange(1, width + 1, dtype=np.float32), 0, width + 1)
-    row, column = (np.minimum(place.astype(np.int32), most) for place, most in ((down, height), (across, width)))
-    down, across = down - row, across - column  # what is left, from 0 to 1
-    planes = np.arange(n * channels).reshape(n, channels, 1, 1) * framed[0, 0].size
-    first = planes + (row * (width + 2) + column)[:, None]
-    found = 0
-    for step, weight in (
-        (0, (1 - down) * (1 - across)),
-        (1, (1 - down) * across),
-        (width + 2, down * (1 - across)),
-        (width + 3, down * across),
-    ):
-        found = found + np.take(framed.ravel()[step:], first) * weight[:, None]
-    return np.rint(found).astype(np.uint8)
+def _go_along(targets, images):
+    """Say whether targets are images, or maps, as large as the images. Raises ValueError for those of another size."""
+    shape, size = np.shape(targets), images.shape[2:]
+    if len(shape) != 4 and (len(shape) != 3 or shape[1:] != size):
+        return False
+    if shape[0] != len(images) or shape[-2:] != size:
+        raise ValueError(f"targets must be as many as the images, and as large, {images.shape}, not {shape}.")
+    return True
 
 
 def _from_middle(length):

@@ -55,8 +55,9 @@ def fit(network, optimizer, train, validation=None, *, epochs=5, batch_size=128,
     sums. So the data must be the same, the optimizer, and its schedule: for a falling rate, the number of epochs, too.
     on_epoch: is called with the history after every epoch, when the network has the parameters of its end. What it
     changes there is in no checkpoint of this epoch.
-    augment: is called with train's images, which it can't change, the seed and the epoch's number; what it returns the
-    epoch sees in their place: as many, alike, and the same again for the same seed and epoch. See `data.augment`.
+    augment: is called with train's images and targets, which it can't change, the seed and the epoch's number; the
+    images and targets that it returns the epoch sees in their place: as many, alike, and the same again for the same
+    seed and epoch. See `data.augment`.
 
     Raises ValueError or TypeError for what can't be trained on, or not by this engine, and OSError for checkpoints that
     can't be written, or are another run's, before the first step. Raises Diverged at the first loss that is not finite,
@@ -69,14 +70,14 @@ def fit(network, optimizer, train, validation=None, *, epochs=5, batch_size=128,
     _check_network(network, optimizer)
     _check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch, augment)
     check_engine(network, optimizer, batch_size)
-    images_of = augment and partial(augment, _unchangeable(train[0]), int(seed))
-    train, validation = _data(network, train, validation, batch_size)
+    given, (train, validation) = train, _data(network, train, validation, batch_size)
+    data_of = augment and partial(augment, *map(_unchangeable, given), int(seed))
     X, y = train
     settings = {"batch_size": int(batch_size), "seed": int(seed), "examples": len(y), "augment": str(augment)}
     run = _Run(network, optimizer, checkpoints, settings)
-    with run.in_its_folder(train, validation, images_of, resume) if checkpoints else nullcontext():
+    with run.in_its_folder(train, validation, data_of, resume) if checkpoints else nullcontext():
         if len(run.history.epochs) < epochs and not run.out_of_patience(patience):
-            trainers = _Trainers(network, optimizer, X, y, batch_size, images_of)
+            trainers = _Trainers(network, optimizer, X, y, batch_size, data_of)
             with run.guarded(trainers):
                 run.train(trainers, len(y), epochs, patience, validation, on_epoch)
     return run.history
@@ -106,28 +107,40 @@ def trainer_of(network, optimizer, X, y, batch_size):
 
 
 class _Trainers:
-    """The trainer of each epoch: one and the same, or where images change, a new one with its images. It is `now`."""
+    """The trainer of each epoch: one and the same, or where data change, a new one with its data. It is `now`."""
 
-    def __init__(self, network, optimizer, X, y, batch_size, images_of):
-        self.asarray, self.X, self.images_of, self.now, self.epoch = network.engine.asarray, X, images_of, None, None
-        self.make = partial(trainer_of, network, optimizer, y=y, batch_size=batch_size)
+    def __init__(self, network, optimizer, X, y, batch_size, data_of):
+        self.network, self.data, self.data_of, self.now, self.epoch = network, (X, y), data_of, None, None
+        self.make = partial(trainer_of, network, optimizer, batch_size=batch_size)
 
     def of_epoch(self, epoch):
-        """Return it. Raises ValueError for images that are not as many as they were, or not alike."""
-        if not self.now or (self.images_of and epoch != self.epoch):
+        """Return it. Raises ValueError or TypeError for data that are not as many as they were, or not alike."""
+        if not self.now or (self.data_of and epoch != self.epoch):
             if self.now:
                 self.now.close()
-            self.now, self.epoch = self.make(X=self._images(epoch) if self.images_of else self.X), epoch
+            X, y = self._changed(epoch) if self.data_of else self.data
+            self.now, self.epoch = self.make(X=X, y=y), epoch
         return self.now
 
-    def _images(self, epoch):
-        X = self.asarray(check_unmasked("augment's images", self.images_of(epoch)))
-        if X.shape != self.X.shape or X.dtype != self.X.dtype:
+    def _changed(self, epoch):
+        changed = self.data_of(epoch)
+        if not isinstance(changed, tuple) or len(changed) != 2:
+            raise TypeError(f"augment must return a pair, images and targets, not a {type(changed).__name__}.")
+        names, given = ("images", "targets"), self.data_of.args[:2]
+        X, y = (self._like(*each) for each in zip(names, changed, given, self.data, strict=True))
+        self.network.check_targets(y, len(y))
+        return check_finite("augment's images", X), y
+
+    def _like(self, what, array, given, data):
+        if array is given:  # as labels are: the engine has them
+            return data
+        array = self.network.engine.asarray(check_unmasked(f"augment's {what}", array))
+        if array.shape != data.shape or array.dtype != data.dtype:
             raise ValueError(
-                f"augment must return images like those it gets, {self.X.dtype} {self.X.shape}, "
-                f"not {X.dtype} {X.shape}."
+                f"augment must return {what} like those it gets, {data.dtype} {data.shape}, "
+                f"not {array.dtype} {array.shape}."
             )
-        return check_finite("augment's images", X)
+        return array
 
 
 def evaluation_of(network, X, y):
@@ -182,7 +195,7 @@ class _Run:
             vector[:] = copy
 
     @contextmanager
-    def in_its_folder(self, train, validation, images_of, resume):
+    def in_its_folder(self, train, validation, data_of, resume):
         """Keep the folder of the checkpoints for this run, which goes on from the last one, or begins anew."""
         last, best = self.folder / "last.npz", self.folder / "best.npz"
         if resume and not last.exists():
@@ -192,17 +205,17 @@ class _Run:
         check_state_names(self.optimizer, self.optimizer.state, NAMES)
         self.network.model.to_dict()  # raises ValueError where it can't be written
         with only_one(self.folder):
-            self.settings |= self.fingerprints(train, validation, images_of and [images_of(0)])
+            self.settings |= self.fingerprints(train, validation, data_of and data_of(0))
             if resume:
                 self.resume(last)
             self.earlier = () if resume else (last, best)
             yield
 
-    def fingerprints(self, train, validation, images):
-        """Return what tells other data, another order of them, and other changes of the images, from these."""
+    def fingerprints(self, train, validation, changed):
+        """Return what tells other data, another order of them, and other changes of them, from these."""
         order = epoch_order(len(train[1]), self.settings["seed"], 0)
         data = {"training data": train, "validation data": validation, "order of the examples": [order]}
-        data["first epoch's images"] = images
+        data["first epoch's images"] = changed
         return {name: of and fingerprint(*map(self.engine.to_numpy, of)) for name, of in data.items()}
 
     def resume(self, path):
@@ -217,7 +230,7 @@ class _Run:
 
     def train(self, trainers, n, epochs, patience, validation, on_epoch):
         """Train until so many epochs are done, or patience runs out. n: of the examples."""
-        nobody_looks = patience is None and self.folder is None and on_epoch is None and not trainers.images_of
+        nobody_looks = patience is None and self.folder is None and on_epoch is None and not trainers.data_of
         self.first_step, first = len(self.history.loss), len(self.history.epochs)
         self.optimizer.check_rates((epochs - first) * -(-n // self.settings["batch_size"]))
         ahead = int(not isinstance(trainers.of_epoch(first), StepByStep) and nobody_looks)
@@ -451,7 +464,7 @@ def _check_options(epochs, batch_size, seed, patience, validation, checkpoints, 
     if on_epoch is not None and not callable(on_epoch):
         raise TypeError(f"on_epoch must be a function of the history, not {on_epoch!r}.")
     if augment is not None and not callable(augment):
-        raise TypeError(f"augment must be a function of images, seed and epoch, such as Augmentation, not {augment!r}.")
+        raise TypeError(f"augment must be such as Augmentation, (images, targets, seed, epoch), not {augment!r}.")
     check_flag("resume", resume)
     if resume and checkpoints is None:
         raise ValueError("to resume, name the folder of the checkpoints.")

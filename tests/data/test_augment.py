@@ -2,17 +2,20 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from shared import one_sentence
 
 from mlpkit.data import Dataset, Split
-from mlpkit.data.augment import AT_ONCE, Augmentation, looked_up
+from mlpkit.data.augment import AT_ONCE, Augmentation
+from mlpkit.data.look import looked_up
 from mlpkit.nn.models import mlp
 from mlpkit.training.fit import fit
 from mlpkit.training.recipe import Recipe
 
 RNG = np.random.default_rng(0)
-IMAGES = RNG.integers(256, size=(7, 2, 9, 12), dtype=np.uint8)
+IMAGES, LABELS = RNG.integers(256, size=(7, 2, 9, 12), dtype=np.uint8), np.arange(7)
 
 
 def arrow(n, down, across, height=9, width=12):
@@ -44,16 +47,22 @@ def test_a_turn_is_about_the_middle(degrees):
 
 
 def test_nothing_asked_for_is_nothing_changed():
-    assert_array_equal(Augmentation()(IMAGES, 0, 0), IMAGES)
+    assert_array_equal(Augmentation()(IMAGES, LABELS, 0, 0)[0], IMAGES)
+
+
+def test_images_change_the_same_way_next_year():
+    """Every machine and version must change them alike, or recorded runs mean nothing."""
+    changed, _ = Augmentation(shift=2)(IMAGES, LABELS, 3, 1)
+    assert_array_equal(changed.sum(axis=(1, 2, 3)), [21602, 22706, 21425, 22163, 22891, 19711, 21888])
 
 
 def test_the_same_seed_and_epoch_are_the_same_images_and_others_are_not():
     change, before = Augmentation(shift=2, rotation=10, elastic=1), IMAGES.copy()
-    once = change(IMAGES, 3, 1)
-    assert_array_equal(change(IMAGES, 3, 1), once)
+    once, _ = change(IMAGES, LABELS, 3, 1)
+    assert_array_equal(change(IMAGES, LABELS, 3, 1)[0], once)
     assert_array_equal(IMAGES, before)
     for seed, epoch in ((3, 2), (4, 1), (1, 3)):
-        assert not np.array_equal(change(IMAGES, seed, epoch), once)
+        assert not np.array_equal(change(IMAGES, LABELS, seed, epoch)[0], once)
 
 
 @pytest.mark.parametrize("size", [(28, 28), (7, 40), (1, 1)])
@@ -77,7 +86,7 @@ def test_neighbours_bend_alike():
 
 def test_more_images_than_are_changed_at_once():
     images = np.repeat(IMAGES[:1], AT_ONCE + 3, axis=0)
-    changed = Augmentation(shift=3)(images, 0, 0)
+    changed, _ = Augmentation(shift=3)(images, None, 0, 0)
     assert changed.shape == images.shape
     assert not np.array_equal(changed[0], changed[AT_ONCE])
 
@@ -90,11 +99,61 @@ def test_what_is_no_distance_is_refused_in_one_sentence(name, value):
     one_sentence(caught.value, name)
 
 
-@pytest.mark.parametrize("images", [IMAGES / 255, IMAGES[0], IMAGES.tolist(), None])
+@pytest.mark.parametrize("images", [IMAGES.astype(int), IMAGES[0], IMAGES[0] / 255, IMAGES.tolist(), None])
 def test_what_is_no_image_is_refused_in_one_sentence(images):
     with pytest.raises(TypeError) as caught:
-        Augmentation()(images, 0, 0)
+        Augmentation()(images, LABELS, 0, 0)
     one_sentence(caught.value, "uint8")
+
+
+# Targets
+
+CHANGE = Augmentation(shift=2, rotation=10, elastic=1)
+
+
+@pytest.mark.parametrize("targets", [LABELS, LABELS.tolist(), RNG.random((7, 3)), RNG.random((7, 5, 12)), None])
+def test_targets_that_are_no_images_are_given_back(targets):
+    assert CHANGE(IMAGES, targets, 0, 0)[1] is targets
+
+
+def test_an_image_as_its_own_target_moves_as_it_does():
+    images, targets = CHANGE(IMAGES, IMAGES[:, ::-1], 3, 1)
+    assert_array_equal(targets, images[:, ::-1])
+    assert_array_equal(images, CHANGE(IMAGES, LABELS, 3, 1)[0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_floats_are_not_rounded(dtype):
+    images, targets = CHANGE(IMAGES.astype(dtype), (IMAGES[:, 0] / 255).astype(dtype), 3, 1)
+    assert images.dtype == targets.dtype == dtype
+    assert_array_equal(np.rint(images), CHANGE(IMAGES, LABELS, 3, 1)[0])
+    assert_allclose(targets, images[:, 0] / 255, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, bool])
+def test_of_a_map_no_classes_are_mixed(dtype):
+    """Where an image of one grey a class says clearly which it is, the map says the same."""
+    classes = RNG.integers(2, size=(7, 1, 9, 12)).repeat(5, axis=2).repeat(5, axis=3)
+    images, maps = CHANGE((200 * classes).astype(np.uint8), classes[:, 0].astype(dtype), 3, 1)
+    assert maps.dtype == dtype
+    assert set(np.unique(maps)) == {0, 1}
+    clear = (images == 0) | (images == 200)
+    assert clear.mean() > 0.5
+    assert_array_equal(maps[clear[:, 0]], images[clear] == 200)
+    assert_array_equal(CHANGE(images, classes.astype(np.int64), 3, 1)[1][:, 0], maps)
+
+
+@given(down=st.integers(-10, 10), across=st.integers(-13, 13))
+def test_a_whole_shift_moves_a_map_as_it_does_an_image(down, across):
+    there = arrow(7, down, across)
+    assert_array_equal(looked_up(IMAGES[:, 0], there, nearest=True), looked_up(IMAGES, there)[:, 0])
+
+
+@pytest.mark.parametrize("shape", [(7, 1, 18, 24), (7, 1, 9, 11), (6, 2, 9, 12), (6, 9, 12)])
+def test_targets_of_another_size_are_refused_in_one_sentence(shape):
+    with pytest.raises(ValueError, match="targets must be as many") as caught:
+        CHANGE(IMAGES, np.zeros(shape, np.uint8), 0, 0)
+    one_sentence(caught.value, shape)
 
 
 # In a training
@@ -115,7 +174,7 @@ def test_each_epoch_trains_on_its_own_images():
     other = RECIPE.make_network()
     optimizer, losses = RECIPE.make_optimizer(other, 40), []
     for epoch in range(3):
-        X = RECIPE.augment(DATA.train.X, RECIPE.seed, epoch)
+        X, _ = RECIPE.augment(*DATA.train, RECIPE.seed, epoch)
         for rows in np.split(np.random.default_rng((RECIPE.seed, 1 + epoch)).permutation(40), 5):
             losses.append(other.forward_backward(other.as_input(X)[rows], DATA.train.y[rows], optimizer.steps))
             optimizer.step()
@@ -139,7 +198,7 @@ def test_a_recipe_with_changes_comes_back_from_json():
     assert "augment" not in RECIPE.but(augment=None).to_dict()  # as records from before have it
 
 
-@pytest.mark.parametrize("augment", [0.5, "shift", lambda images, seed, epoch: images])
+@pytest.mark.parametrize("augment", [0.5, "shift", lambda images, targets, seed, epoch: (images, targets)])
 def test_a_recipe_takes_an_augmentation(augment):
     with pytest.raises(TypeError) as caught:
         RECIPE.but(augment=augment)
@@ -155,13 +214,38 @@ def test_images_of_another_kind_are_refused_in_one_sentence(give):
             RECIPE.make_optimizer(network, 40),
             DATA.train,
             epochs=1,
-            augment=lambda images, seed, epoch: give(images),
+            augment=lambda images, targets, seed, epoch: (give(images), targets),
         )
     one_sentence(caught.value, "augment", "(40, 1, 6, 6)")
+
+
+def fit_with(augment):
+    network = RECIPE.make_network()
+    return fit(network, RECIPE.make_optimizer(network, 40), DATA.train, epochs=1, batch_size=8, augment=augment)
+
+
+@pytest.mark.parametrize("give", [lambda y: y[:-1], lambda y: y.astype(np.int32), lambda y: y / 1, lambda y: y + 3])
+def test_targets_of_another_kind_are_refused_in_one_sentence(give):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the words are checked below)
+        fit_with(lambda images, targets, *_: (images, give(targets)))
+    one_sentence(caught.value, "must")
+
+
+@pytest.mark.parametrize("given_back", [lambda X, y: X, lambda X, y: [X, y], lambda X, y: (X, y, y), lambda X, y: None])
+def test_what_is_no_pair_is_refused_in_one_sentence(given_back):
+    with pytest.raises(TypeError, match="a pair, images and targets") as caught:
+        fit_with(lambda images, targets, *_: given_back(images, targets))
+    one_sentence(caught.value)
+
+
+def test_targets_change_with_their_images():
+    same = fit_with(lambda images, targets, *_: (images, targets)).loss
+    assert same == fit_with(None).loss
+    assert same != fit_with(lambda images, targets, *_: (images, (targets + 1) % 3)).loss
 
 
 def test_masked_images_are_refused_in_one_sentence():
     network = RECIPE.make_network()
     with pytest.raises(TypeError, match="augment's images must have no mask") as caught:
-        fit(network, RECIPE.make_optimizer(network, 40), DATA.train, augment=lambda X, *_: np.ma.array(X))
+        fit(network, RECIPE.make_optimizer(network, 40), DATA.train, augment=lambda X, y, *_: (np.ma.array(X), y))
     one_sentence(caught.value)

@@ -340,8 +340,9 @@ class Noise:
     def __init__(self, size):
         self.size = size
 
-    def __call__(self, images, seed, epoch):
-        return images + self.size * np.random.default_rng((seed, epoch)).normal(size=images.shape).astype(np.float32)
+    def __call__(self, images, targets, seed, epoch):
+        noise = np.random.default_rng((seed, epoch)).normal(size=images.shape).astype(np.float32)
+        return images + self.size * noise, targets
 
 
 def test_a_run_is_not_resumed_with_other_changes_of_its_images(tmp_path):

@@ -361,7 +361,7 @@ def test_a_state_that_overflows_is_divergence_and_is_not_written(begins, optimiz
     """The square of a large gradient: no step moves the parameters any more, and they and the losses stay finite."""
     for options, epoch in (({}, 3), ({"checkpoints": tmp_path}, begins + 1)):  # without them it is told at the end
         network, taken = new(optimizer, 1e-3)
-        large = lambda X, seed, epoch: X * np.float32(1e20 if epoch >= begins else 1)  # noqa: E731
+        large = lambda X, y, seed, epoch: (X * np.float32(1e20 if epoch >= begins else 1), y)  # noqa: E731
         with pytest.raises(Diverged) as caught:
             run(network, taken, augment=large, **options)
         one_sentence(caught.value, "the optimizer's state is no longer finite", f"epoch {epoch}, step 7,", "inputs")
@@ -953,9 +953,9 @@ def test_of_a_loss_that_overflows_before_the_first_update_the_rate_is_not_to_bla
 
 
 def test_images_that_augment_would_change_in_place_stay_as_they_are():
-    def in_place(images, seed, epoch):
+    def in_place(images, targets, seed, epoch):
         images += 1
-        return images
+        return images, targets
 
     (network, optimizer), before = new(), X.copy()
     with pytest.raises(ValueError, match="read-only"):
@@ -966,7 +966,7 @@ def test_images_that_augment_would_change_in_place_stay_as_they_are():
 
 def test_images_of_augment_that_are_no_numbers_are_refused():
     with pytest.raises(ValueError, match="augment's images must be finite"):
-        run(*new(), augment=lambda images, *_: images * np.float32(np.nan))
+        run(*new(), augment=lambda images, targets, *_: (images * np.float32(np.nan), targets))
 
 
 @pytest.mark.parametrize("name", ["epochs", "batch_size", "seed", "augment"])
