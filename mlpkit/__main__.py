@@ -27,8 +27,7 @@ except ValueError as error:
     sys.exit(f"mlpkit: a variable TQDM_... in the environment is not as tqdm needs it: {error}")
 
 from . import data, engines, interrupts, machine
-from .data.mnist import FILES
-from .files import check_writable, set_aside
+from .files import check_writable, expanded, set_aside
 from .kernels import gpu
 from .nn.models import MODELS
 from .training.fit import Diverged
@@ -161,9 +160,10 @@ def _save(network, path):
 
 def download(options):
     """Get Fashion-MNIST from its authors, 31 MB. MNIST is here already."""
-    with tqdm(unit="B", unit_scale=True, total=sum(file.bytes_gz for file in FILES["fashion-mnist"])) as bar:
-        paths = data.download(bar.update)
-    print(f"Fashion-MNIST is in {paths[0].parent}.")
+    source = data.source(options.name)
+    with tqdm(unit="B", unit_scale=True, total=getattr(source, "BYTES", None)) as bar:
+        paths = data.download(bar.update, options.name)
+    print(f"{source.__doc__.partition(':')[0]} is in {paths[0].parent}.")
 
 
 def _show_warning(message, *_):
@@ -195,7 +195,7 @@ _RECIPE_OPTIONS = ("optimizer", "lr", "schedule", "weight_decay", "batch_size", 
 def _path(text):
     if not text:  # as of a shell's variable that is not set: it would be the folder that one stands in
         raise argparse.ArgumentTypeError("name a place, and not nothing")
-    return Path(text)
+    return expanded(text)
 
 
 def _parser():
@@ -205,7 +205,8 @@ def _parser():
     _add_train_options(add_command(commands, train))
     for found in entry_points(group="mlpkit.commands"):
         found.load()(commands)
-    add_command(commands, download)
+    downloader = add_command(commands, download)
+    downloader.add_argument("name", nargs="?", default="fashion-mnist", metavar="NAME", help="of another data set")
     commands.metavar = " | ".join(commands.choices)
     return parser
 
@@ -227,7 +228,8 @@ def _add_train_options(parser):
     whose = f"who computes: `python -m mlpkit doctor` lists them (default: {engines.BASELINE})"
     parser.add_argument("--engine", default=engines.BASELINE, help=whose)
     choose("model", "mlp", tuple(MODELS), "what is trained")
-    choose("data", "mnist", tuple(FILES), "the images; `download` gets the second ones")
+    to_train_on = [name for name in data.names() if not getattr(data.source(name), "TEST_ONLY", False)]
+    choose("data", "mnist", to_train_on, "the images; `download` gets the second ones")
     choose("optimizer", usual.optimizer, tuple(BY_NAME), "how the gradients are used")
     parser.add_argument("--lr", type=float, help="the highest learning rate (default: one that suits the optimizer)")
     choose("schedule", usual.schedule, SCHEDULES, "how the learning rate falls")

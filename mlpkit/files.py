@@ -22,6 +22,11 @@ else:
     import fcntl
 
 
+def expanded(path):
+    """Return `path`, in which `~` is the home folder, as a shell would have it, and a notebook has not."""
+    return Path(os.path.expanduser(path))
+
+
 def write_atomically(path, data):
     """Write the bytes `data` to `path`, by way of a temporary file beside it that is then renamed.
 
@@ -79,7 +84,7 @@ def set_aside(path):
     Return its new path, None where there is no file. Each has its own name, by when it was written: after two runs that
     were stopped at once, the file of the one before them is still there.
     """
-    path = Path(path)
+    path = expanded(path)
     with suppress(FileNotFoundError):  # there is none, or another run has just moved it
         when = datetime.fromtimestamp(path.stat().st_mtime)
         return path.replace(path.with_name(f"{path.stem} {when:%Y-%m-%d %H.%M.%S.%f}{path.suffix}.previous"))
@@ -140,7 +145,7 @@ def _place(path):
 
     A device would be replaced by a file, and a named pipe would wait for its other end.
     """
-    place = Path(os.path.realpath(path))
+    place = Path(os.path.realpath(expanded(path)))
     with suppress(FileNotFoundError, NotADirectoryError):
         mode = place.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -177,7 +182,7 @@ def load_npz(path, names):
     memory than some copies of the file.
     """
     check_readable(path)
-    with open(path, "rb") as file:
+    with open(expanded(path), "rb") as file:
         try:
             return _arrays(file, names)
         except Exception as error:  # what zip's and NumPy's readers raise is not documented, and a list was never whole

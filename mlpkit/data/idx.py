@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlpkit.files import check_readable, write_atomically
+from mlpkit.files import check_readable, expanded, write_atomically
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
@@ -33,7 +33,7 @@ def read_idx(path, most=None):
     Raises IDXError where the file is truncated, too long, corrupted or no IDX file, OSError where it is missing or
     can't be read. Takes the memory of the array once, and none for a promise that the file is too small to keep.
     """
-    path = Path(path)
+    path = expanded(path)
     check_readable(path)
     limit = path.stat().st_size * DEFLATE_LIMIT
     try:

@@ -18,15 +18,16 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import one_sentence
 
 from mlpkit import data
-from mlpkit.data import mnist
+from mlpkit.data import downloads, originals, sets
 from mlpkit.data.idx import IDXError, idx_bytes
+from mlpkit.data.sets import fashion_mnist, fashion_mnist_sample, mnist
 from mlpkit.nn.models import MLP
 from mlpkit.nn.network import Network
 from mlpkit.training.fit import fit
 from mlpkit.training.optim import SGD
 
 MNIST_FOLDER = Path(data.__file__).parents[2] / "data" / "mnist"
-FASHION_HERE = (mnist.DEBIAN / "fashion-mnist").exists()
+FASHION_HERE = (originals.DEBIAN / "fashion-mnist").exists()
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +95,16 @@ def files(monkeypatch, tmp_path):
     }
     packed = {f"{name}.gz": gzip.compress(content) for name, content in unpacked.items()}
     registry = tuple(
-        mnist.File(name, *(hashlib.sha256(each).hexdigest() for each in (unpacked[name], gz)), len(gz))
+        originals.File(name, *(hashlib.sha256(each).hexdigest() for each in (unpacked[name], gz)), len(gz))
         for name, gz in ((name, packed[f"{name}.gz"]) for name in SHAPES)
     )
-    monkeypatch.setattr(mnist, "MNIST", registry)
-    monkeypatch.setattr(mnist, "FASHION_MNIST", registry)
-    monkeypatch.setattr(mnist, "FILES", {"mnist": registry, "fashion-mnist": registry})
-    monkeypatch.setattr(mnist, "N_TRAIN", 15)
-    monkeypatch.setattr(mnist, "DEBIAN", tmp_path / "debian")
-    monkeypatch.setattr(mnist, "SOURCES", ("http://127.0.0.1:9/",))  # nobody answers there
+    for module in (mnist, fashion_mnist):
+        ours = module.ORIGINALS._replace(files=registry)
+        monkeypatch.setattr(module, "ORIGINALS", ours)
+        monkeypatch.setattr(module, "read", ours.read)
+    monkeypatch.setattr(originals, "N_TRAIN", 15)
+    monkeypatch.setattr(originals, "DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr(fashion_mnist, "SOURCES", ("http://127.0.0.1:9/",))  # nobody answers there
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("MLPKIT_DATA", raising=False)
     return packed
@@ -275,17 +277,43 @@ def test_nobody_trains_on_a_sample_of_test_images():
     with pytest.raises(ValueError, match="inputs must have shape") as caught:
         fit(network, SGD(network, 0.1), data.load("fashion-mnist-sample").train)
     one_sentence(caught.value, "(0, 1, 28, 28)")
-    assert "fashion-mnist-sample" not in mnist.FILES  # which the command line offers
+    assert fashion_mnist_sample.TEST_ONLY  # so the command line does not offer it
 
 
-def test_an_unknown_data_set_is_refused_with_the_names_there_are():
-    with pytest.raises(ValueError, match="cifar") as caught:
-        data.load("cifar")
-    one_sentence(caught.value, "mnist", "fashion-mnist")
+def test_the_folder_is_the_list_of_the_data_sets(tmp_path, monkeypatch):
+    assert data.names() == ("mnist", "fashion-mnist", "fashion-mnist-sample")
+    (tmp_path / "of_mine.py").write_text("CLASSES = ('a', 'b')\nread = lambda: [([[1.0]], [0])] * 3\n")
+    monkeypatch.setattr(sets, "__path__", [*sets.__path__, str(tmp_path)])
+    assert data.names() == ("mnist", "fashion-mnist", "fashion-mnist-sample", "of-mine")
+    found = data.load("of-mine")
+    assert (found.name, found.test.y, found.classes) == ("of-mine", [0], ("a", "b"))
+
+
+def test_each_data_set_says_what_it_is():
+    for name in data.names():
+        source = data.source(name)
+        assert source.__doc__.partition(":")[0].lower().replace(" ", "-") in (name, f"a-sample-of-{name[:-7]}")
+        assert len(source.CLASSES) == 10
+        assert hasattr(source, "download") == hasattr(source, "BYTES")
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist-sample"])
+def test_what_comes_along_is_not_downloaded(name):
+    with pytest.raises(ValueError, match="is not downloaded") as caught:
+        data.download(name=name)
+    one_sentence(caught.value, name)
+
+
+@pytest.mark.parametrize("name", ["cifar", None, 3, ["mnist"], "", "fashion_mnist", "../idx", "Mnist"])
+def test_an_unknown_data_set_is_refused_with_the_names_there_are(name):
+    for ask in (data.load, data.source, lambda name: data.download(name=name)):
+        with pytest.raises(ValueError, match="there is no data set") as caught:
+            ask(name)
+        one_sentence(caught.value, repr(name), "mnist, fashion-mnist")
 
 
 def test_without_the_files_mnist_says_what_to_do(files, monkeypatch, tmp_path):
-    monkeypatch.setattr(mnist, "__file__", str(tmp_path / "site-packages" / "mlpkit" / "data" / "mnist.py"))
+    monkeypatch.setattr(originals, "__file__", str(tmp_path / "site-packages" / "mlpkit" / "data" / "originals.py"))
     with pytest.raises(FileNotFoundError) as caught:
         data.load("mnist")
     one_sentence(caught.value, "MLPKIT_DATA", tmp_path / "debian")
@@ -390,14 +418,14 @@ LIES = (missing, log_in, cut, cut_in_flight, flipped, endless, silent, dripping,
 def here(files, monkeypatch, tmp_path):
     """Return the folder that downloads go to."""
     monkeypatch.setenv("MLPKIT_DATA", str(tmp_path / "here"))
-    monkeypatch.setattr(mnist, "SILENCE", 1.0)
-    monkeypatch.setattr(mnist, "LONGEST", 2.0)
+    monkeypatch.setattr(downloads, "SILENCE", 1.0)
+    monkeypatch.setattr(downloads, "LONGEST", 2.0)
     return tmp_path / "here" / "fashion-mnist"
 
 
 def test_nothing_is_downloaded_by_surprise(files, here, monkeypatch):
     with Server(files) as server:
-        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
+        monkeypatch.setattr(fashion_mnist, "SOURCES", (server.url,))
         with pytest.raises(FileNotFoundError) as caught:
             data.load("fashion-mnist")
         assert server.asked == []
@@ -407,7 +435,7 @@ def test_nothing_is_downloaded_by_surprise(files, here, monkeypatch):
 def test_fashion_mnist_is_downloaded_once(files, here, monkeypatch):
     came = []
     with Server(files) as server:
-        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
+        monkeypatch.setattr(fashion_mnist, "SOURCES", (server.url,))
         data.download(came.append)
         assert sorted(server.asked) == sorted(files)
         assert sum(came) == sum(map(len, files.values()))
@@ -419,7 +447,7 @@ def test_fashion_mnist_is_downloaded_once(files, here, monkeypatch):
 
 def test_what_has_come_is_not_asked_for_again(files, here, monkeypatch):
     with Server(files, t10k=missing) as server:
-        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
+        monkeypatch.setattr(fashion_mnist, "SOURCES", (server.url,))
         with pytest.raises(OSError, match="t10k"):
             data.download()
         assert sorted(path.name for path in here.iterdir()) == sorted(name for name in files if "train" in name)
@@ -434,7 +462,7 @@ def test_a_damaged_file_is_set_aside_and_asked_for_again(files, here, monkeypatc
     for name in files:
         (here / name).write_bytes(files[name][: 100 if name == damaged else None])
     with Server(files) as server:
-        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
+        monkeypatch.setattr(fashion_mnist, "SOURCES", (server.url,))
         data.download()
         assert server.asked == [damaged]
     check_small(data.load("fashion-mnist"))
@@ -446,9 +474,9 @@ def test_what_is_whole_in_another_folder_is_not_asked_for(files, here, monkeypat
     (elsewhere / "fashion-mnist").mkdir(parents=True)
     for name in files:
         (elsewhere / "fashion-mnist" / name).write_bytes(files[name])
-    monkeypatch.setattr(mnist, "DEBIAN", elsewhere)
+    monkeypatch.setattr(originals, "DEBIAN", elsewhere)
     with Server(files) as server:
-        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
+        monkeypatch.setattr(fashion_mnist, "SOURCES", (server.url,))
         assert {path.parent for path in data.download()} == {elsewhere / "fashion-mnist"}
         assert server.asked == []
 
@@ -457,7 +485,7 @@ def test_what_is_whole_in_another_folder_is_not_asked_for(files, here, monkeypat
 def test_of_a_server_that_lies_nothing_is_kept(lie, files, here, monkeypatch):
     begin = time.monotonic()
     with Server(files, train=lie) as server:
-        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
+        monkeypatch.setattr(fashion_mnist, "SOURCES", (server.url,))
         with pytest.raises(OSError, match="could not be downloaded") as caught:
             data.download()
         assert len(set(server.asked)) == 1
@@ -469,9 +497,9 @@ def test_of_a_server_that_lies_nothing_is_kept(lie, files, here, monkeypatch):
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 def test_where_one_source_fails_the_other_is_asked(lie, files, here, monkeypatch):
     with Server(files, train=lie, t10k=lie) as first, Server(files) as second:
-        monkeypatch.setattr(mnist, "SOURCES", (first.url, second.url))
-        monkeypatch.setattr(mnist, "SILENCE", 0.2)
-        monkeypatch.setattr(mnist, "LONGEST", 0.5)
+        monkeypatch.setattr(fashion_mnist, "SOURCES", (first.url, second.url))
+        monkeypatch.setattr(downloads, "SILENCE", 0.2)
+        monkeypatch.setattr(downloads, "LONGEST", 0.5)
         data.download()
     check_small(data.load("fashion-mnist"))
 
@@ -481,7 +509,7 @@ def test_ctrl_c_leaves_nothing_of_a_file(files, here, monkeypatch):
         raise KeyboardInterrupt
 
     with Server(files) as server:
-        monkeypatch.setattr(mnist, "SOURCES", (server.url,))
+        monkeypatch.setattr(fashion_mnist, "SOURCES", (server.url,))
         with pytest.raises(KeyboardInterrupt):
             data.download(interrupt)
     assert list(here.iterdir()) == []
@@ -494,7 +522,7 @@ def test_without_a_network_the_reader_learns_what_to_do(files, here):
 
 
 def test_the_first_source_is_asked_in_secret():
-    assert mnist.SOURCES[0].startswith("https://")
+    assert fashion_mnist.SOURCES[0].startswith("https://")
 
 
 def test_a_file_that_promises_more_than_its_data_set_has_is_not_unpacked(files, tmp_path, monkeypatch):
@@ -502,7 +530,7 @@ def test_a_file_that_promises_more_than_its_data_set_has_is_not_unpacked(files, 
     zeros = np.zeros((2000, 28, 28 * 2), np.uint8)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(zeros)))
     monkeypatch.setenv("MLPKIT_DATA", str(tmp_path / "given"))
-    monkeypatch.setattr(mnist, "MOST", 2000 * 28 * 28)
+    monkeypatch.setattr(originals, "MOST", 2000 * 28 * 28)
     monkeypatch.setattr(np, "empty", lambda *arguments: pytest.fail("it was given memory"))
     with pytest.raises(IDXError) as caught:
         data.load("mnist")

@@ -496,3 +496,16 @@ def open_files():
     for link in os.scandir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             yield os.readlink(link.path)
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    """Where no shell has put it there: else there would soon be a folder called ~."""
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    check_writable("~/deep/a.npz")
+    save_npz("~/deep/a.npz", a=np.arange(3))
+    assert_array_equal(load_npz("~/deep/a.npz", ("a",))["a"], np.arange(3))
+    with only_one("~/deep"):
+        assert files.set_aside(Path("~/deep/a.npz")).parent == tmp_path / "home" / "deep"
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]

@@ -1,0 +1,1 @@
+"""One file a data set: see `mlpkit.data.dataset`."""
