@@ -5,7 +5,7 @@ from functools import partial
 from experiments.lab import trainings
 from experiments.lab.trainings import Plan
 from experiments.lab.trainings import table as table
-from mlpkit.training.optim import GOOD_RATES
+from mlpkit.optim import GOOD_RATES
 from mlpkit.training.recipe import Recipe
 
 RATES = GOOD_RATES | {"sgd": 0.3}

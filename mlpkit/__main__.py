@@ -133,9 +133,9 @@ def train(options):
         finally:
             if earlier:
                 say(f"the network of an earlier training is now {earlier}.")
-    print(f"{history.stopped}; accuracy on validation {network.evaluate(*dataset.validation)[1]:.2%}")
+    print(f"{history.stopped}; accuracy on validation {network.evaluate(*dataset.validation)['accuracy']:.2%}")
     if options.test:
-        print(f"accuracy on test {network.evaluate(*dataset.test)[1]:.2%}")
+        print(f"accuracy on test {network.evaluate(*dataset.test)['accuracy']:.2%}")
     return 130 if history.stopped == "interrupted" else 0
 
 
@@ -176,7 +176,7 @@ def _show_epoch(history, bar):
     try:
         bar.write(
             f"epoch {len(history.epochs):>3}: loss {epoch.train_loss:.4f}, validation loss "
-            f"{epoch.validation_loss:.4f}, accuracy {epoch.validation_accuracy:.2%}, {epoch.seconds:.1f} s"
+            f"{epoch.validation['loss']:.4f}, accuracy {epoch.validation['accuracy']:.2%}, {epoch.seconds:.1f} s"
         )
     except OSError:  # nobody reads on, or the disk is full: stop as after Ctrl-C, with what there is
         raise KeyboardInterrupt from None

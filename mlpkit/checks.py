@@ -9,7 +9,6 @@ from numbers import Real
 import numpy as np
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
-OF_A_PLACE = frozenset({"layer", "path", "engine", "mode", "branches", "wants_dx"})  # see nn.place: what is no array
 
 
 def check_count(name, value, least=1):
@@ -37,15 +36,6 @@ def check_between(name, value, least, most):
     if not least <= number <= most:
         raise ValueError(f"{name} must be from {least} to {most}, not {number}.")
     return number
-
-
-def check_array_names(layer, names):
-    """Raise ValueError where a layer has an array whose name is none, or one that its place has already."""
-    for name in names:
-        gradient = name[:1] == "d" and name[1:] in names
-        if gradient or name in OF_A_PLACE or not name.isidentifier():
-            raise ValueError(f"{layer!r} has an array called {name!r}, a name that is taken: choose another.")
-    return names
 
 
 def check_state_names(optimizer, names, taken):
@@ -173,17 +163,31 @@ def check_labels(labels, n, classes):
 
     Raises ValueError for another shape or a label out of range, TypeError for labels that are no integers.
     """
-    check_labels_form(labels, n)
-    if n and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+    check_labels_form(labels, (n,))
+    check_label_values(labels, classes)
+
+
+def check_label_values(labels, classes):
+    """Raise ValueError unless all labels are in [0, classes)."""
+    if labels.size and (int(labels.min()) < 0 or int(labels.max()) >= classes):
         raise ValueError(f"labels must be from 0 to {classes - 1}, but these go from {labels.min()} to {labels.max()}.")
 
 
-def check_labels_form(labels, n):
-    """Check that `labels` are `n` integers; no number is looked at. Raises what `check_labels` raises."""
+def check_labels_form(labels, shape):
+    """Check that `labels` are integers of a shape; no number is looked at. Raises what `check_labels` raises."""
     check_array("labels", labels)
-    if labels.shape != (n,):
-        raise ValueError(f"labels must have shape ({n},), not {labels.shape}; of one-hot rows take argmax(axis=1).")
+    if labels.shape != shape:
+        raise ValueError(f"labels must have shape {shape}, not {labels.shape}{_way_to(labels.shape, shape)}.")
     if labels.dtype.kind not in "iu":
         raise TypeError(f"labels must be integers, not {labels.dtype}.")
     if not labels.dtype.isnative:  # as read from an IDX file: compiled loops can't use them
         raise TypeError(f"labels must have this machine's byte order, not {labels.dtype}: convert them to int64.")
+
+
+def _way_to(found, wanted):
+    """Return what to do about labels of another shape, where one can guess what they are."""
+    if found == (*wanted, 1):
+        return ": take [..., 0] of them"
+    if len(found) == 2 and found[:1] == wanted:
+        return "; of one-hot rows take argmax(axis=1)"
+    return ""

@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from mlpkit import engines
+from mlpkit import engines, executors
 from mlpkit.data import Dataset, Split
 from mlpkit.engines import numpy_baseline
 from mlpkit.nn.models import MLP, mlp
@@ -34,10 +34,16 @@ def dataset():
     return Dataset("blobs", blobs(50, 0), blobs(20, 1), blobs(20, 2), ("left", "right", "top"))
 
 
+OF_AN_EXECUTOR = ("why_not", "Trainer", "Evaluation", "Prediction")
+
+
 def engine_like(base=numpy_baseline, **functions):
-    """Return a new engine that is `base` but for the given functions."""
+    """Return a new engine that is `base` but for the given functions; those of an executor are its executor's."""
     engine = types.ModuleType("mlpkit.engines.fake")
-    vars(engine).update({name: value for name, value in vars(base).items() if not name.startswith("__")} | functions)
+    vars(engine).update({name: value for name, value in vars(base).items() if not name.startswith("__")})
+    vars(engine).update({name: value for name, value in functions.items() if name not in OF_AN_EXECUTOR})
+    own = {name: value for name, value in functions.items() if name in OF_AN_EXECUTOR}
+    engine.executor = types.SimpleNamespace(**vars(executors.of(base)) | own)
     return engine
 
 

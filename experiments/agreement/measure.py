@@ -63,5 +63,5 @@ def answer(name, recipe, dataset):
     """Return the `Answer` of the engine called `name`."""
     losses, wanted = (Stepper(engine, recipe, dataset.train).take(GATE_STEPS)[1] for engine in (name, BASELINE))
     network, history = recipe.train(dataset, name)
-    error, test_accuracy = relative_error(losses, wanted), network.evaluate(*dataset.test)[1]
-    return Answer(name, recipe.seed, losses.tolist(), error, whole(history).accuracy[-1], test_accuracy)
+    error, test_accuracy = relative_error(losses, wanted), network.evaluate(*dataset.test)["accuracy"]
+    return Answer(name, recipe.seed, losses.tolist(), error, whole(history).validation["accuracy"][-1], test_accuracy)

@@ -1,7 +1,7 @@
 """How much longer does a training step take beside a program that does nothing but compute?
 
 The record "busy" holds, for each engine that shares its work among threads, times of its steps with all threads always
-("all") and with a crew that is chosen while it trains ("crew", as everybody's steps are taken: `engines.crew`), and for
+("all") and with a thread team whose size is chosen while it trains ("crew", see `executors.team`), and for
 a few peers as they are ("own"). They train the multilayer perceptron; an engine for networks that see, LeNet-5. Each is
 measured alone and beside one busy program, in turns, in a process of its own.
 """

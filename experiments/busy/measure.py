@@ -19,7 +19,7 @@ from experiments.lab.bench import GATE_STEPS, Stepper
 from mlpkit import engines, machine
 from mlpkit.data import load
 from mlpkit.engines import BASELINE
-from mlpkit.engines.crew import Crew
+from mlpkit.executors.team import ThreadTeam
 from mlpkit.nn.models import LENET5, MLP
 from mlpkit.training.recipe import Recipe
 
@@ -102,7 +102,7 @@ def windows(name, plan):
     steps(plan.steps)
     crews: dict = {"own": None}
     if stepper and stepper.trainer.crew.threads:
-        crews = {"all": Crew(), "crew": stepper.trainer.crew}
+        crews = {"all": ThreadTeam(), "crew": stepper.trainer.crew}
     found: dict = {(way, others): [] for way in crews for others in SIDES}
     for _ in range(plan.tries):
         for (way, others), measured in found.items():

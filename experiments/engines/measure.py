@@ -86,4 +86,4 @@ def _train(run, dataset, recipe, patience):
         return
     network, history = recipe.train(dataset, run["engine"])
     run["loss"], run["training_seconds"] = whole(history).loss, sum(history.seconds)
-    run["test_accuracy"] = network.evaluate(*dataset.test)[1]
+    run["test_accuracy"] = network.evaluate(*dataset.test)["accuracy"]

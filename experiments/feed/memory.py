@@ -11,7 +11,7 @@ import numpy as np
 from experiments.lab.bench import Stepper
 from experiments.lab.clock import in_turns
 from mlpkit.data import epoch_order
-from mlpkit.training.fit import trainer_of
+from mlpkit.executors import trainer_of
 
 from .step import ENGINE
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mlpkit import executors
 from mlpkit.data import epoch_order
 from mlpkit.engines import numpy_baseline
 from mlpkit.nn.models import MLP
@@ -41,7 +42,7 @@ def synchronize():
 
 def graph_of(work, pool):
     """Return the kernels that `work` asks for as a graph; the first time they run, and are compiled."""
-    from mlpkit.engines.cuda.graph import recorded
+    from mlpkit.executors.cuda.graph import recorded
 
     work()
     return recorded(work, pool)
@@ -64,7 +65,8 @@ class Step:
 
     def gradient(self, x, labels):
         """Return a function that asks for the gradient of the batch x (n, 784), labels (n,), both on the GPU."""
-        gradient = self.engine.Gradient(self.network, len(x))
+        executor: Any = executors.of(self.engine)
+        gradient = executor.Gradient(self.network, len(x))
         self.kept += [x, labels, gradient]
         return lambda: gradient(x, labels, self.losses, self.number)
 

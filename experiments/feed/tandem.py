@@ -11,7 +11,7 @@ import numpy as np
 
 from mlpkit.data import batches
 from mlpkit.engines import BASELINE, numpy_baseline
-from mlpkit.training.fit import trainer_of
+from mlpkit.executors import trainer_of
 
 from .step import CLASS, ENGINE, PIXELS, Step, graph_of, synchronize
 from .ways import ResidentPixels

@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from mlpkit.data import batches
-from mlpkit.training.fit import trainer_of
+from mlpkit.executors import trainer_of
 
 from .step import CLASS, PIXELS, Batch, Step, synchronize
 

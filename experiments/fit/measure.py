@@ -9,7 +9,8 @@ from experiments.lab.bench import whole
 from experiments.lab.clock import in_turns, seconds_until_done
 from mlpkit import engines, machine
 from mlpkit.data import epoch_order, load
-from mlpkit.training.fit import fit, trainer_of
+from mlpkit.executors import trainer_of
+from mlpkit.training.fit import fit
 from mlpkit.training.recipe import Recipe
 
 ADAM = Recipe(optimizer="adam", lr=1e-3, schedule="cosine", epochs=10)

@@ -133,7 +133,7 @@ def _train(case, recipe, dataset):
     network, seconds = _fit(case["engine"], recipe.but(seed=len(case["seconds"])), dataset.train)
     case["seconds"].append(seconds)
     for name in ("validation", "test"):
-        case[f"{name}_accuracy"].append(network.evaluate(*getattr(dataset, name))[1])
+        case[f"{name}_accuracy"].append(network.evaluate(*getattr(dataset, name))["accuracy"])
 
 
 def _fit(engine, recipe, train):

@@ -10,9 +10,9 @@ import numpy as np
 from experiments.lab import peers, processes, results
 from mlpkit import engines, machine
 from mlpkit.data import epoch_order, load
+from mlpkit.executors import trainer_of
 from mlpkit.nn.models import MODELS
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import trainer_of
 from mlpkit.training.recipe import Recipe
 
 from .read import too_far

@@ -7,9 +7,9 @@ from typing import Any
 
 from experiments.lab import results
 from experiments.lab.clock import device_us, waited_us
-from mlpkit import data, engines
+from mlpkit import data, engines, executors
 from mlpkit.data import epoch_order
-from mlpkit.training.fit import trainer_of
+from mlpkit.executors import trainer_of
 
 from .. import timeline
 from ..gpu_image_peers import LENET
@@ -64,8 +64,8 @@ def trainer(way, recipe, train, **more):
     name, kind = WAYS[way]
     network = recipe.make_network(name)
     X, y, order = map(network.engine.asarray, (*train, epoch_order(len(train[1]), recipe.seed, 0)))
-    engine: Any = network.engine
-    make = getattr(engine, kind) if kind else trainer_of
+    executor: Any = executors.of(network.engine)
+    make = getattr(executor, kind) if kind else trainer_of
     return make(network, recipe.make_optimizer(network, len(y)), X, y, recipe.batch_size, **more), order, network
 
 
@@ -96,7 +96,7 @@ def _changed(train, plan, progress):
 
 def _apart(train, plan, progress):
     """Yield the microseconds of each of the two kernels, from many of it one after another in a graph."""
-    from mlpkit.engines.cuda.graph import recorded
+    from mlpkit.executors.cuda.graph import recorded
 
     for batch_size, (kernel, other) in product(plan.stamped, (("images", "update"), ("update", "images"))):
         progress(f"kernel {kernel}, batch {batch_size}")

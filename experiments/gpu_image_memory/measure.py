@@ -6,8 +6,8 @@ from functools import partial
 
 from experiments.lab import peers, processes, results
 from mlpkit import engines, machine
+from mlpkit.executors import trainer_of
 from mlpkit.nn.models import FASHION_CNN, LENET5, RESIDUAL
-from mlpkit.training.fit import trainer_of
 from mlpkit.training.recipe import Recipe
 
 CASES = (FASHION_CNN, 128), (FASHION_CNN, 32), (LENET5, 32), (RESIDUAL, 32)

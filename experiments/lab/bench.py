@@ -13,7 +13,7 @@ from experiments.lab.clock import seconds_until_done
 from mlpkit import engines
 from mlpkit.data import epoch_order
 from mlpkit.engines import BASELINE
-from mlpkit.training.fit import check_engine, trainer_of
+from mlpkit.executors import check_trains, trainer_of
 
 GATE_STEPS = 20
 GATE_ROWS = 4  # the batch of the gate: small, so that an engine of plain Python passes it in seconds
@@ -84,7 +84,7 @@ def why_not(name, recipe):
     """Return None, or in a sentence why an engine can't train by a recipe: this machine's reason, or the engine's."""
     try:
         network = recipe.make_network(name)
-        check_engine(network, recipe.make_optimizer(network, recipe.batch_size), recipe.batch_size)
+        check_trains(network, recipe.make_optimizer(network, recipe.batch_size), recipe.batch_size)
     except (engines.EngineUnavailable, ValueError) as error:
         return " ".join(str(error).split())
     return None

@@ -12,7 +12,7 @@ import numpy as np
 
 from mlpkit.data import Split, load, one_hot
 from mlpkit.engines import BASELINE
-from mlpkit.nn.losses import LOSSES, OfClasses
+from mlpkit.nn.losses import OfClasses
 from mlpkit.nn.model import Model
 from mlpkit.training.fit import Diverged
 from mlpkit.training.history import History
@@ -62,15 +62,15 @@ def train(recipe, dataset, test=False, engine=BASELINE):
     network's answer: of that there is the accuracy at the end alone.
     """
     run = {"recipe": recipe.to_dict(), "diverged": None, "test_accuracy": None}
-    classes = isinstance(LOSSES[recipe.model.loss], OfClasses)
+    classes = isinstance(recipe.model.loss, OfClasses)
     try:
         network, history = recipe.train(dataset if classes else _with_numbers(dataset), engine)
         whole(history)
         if not classes:
             network = _of_classes(recipe, network)
-        final = network.evaluate(*dataset.validation)[1]
+        final = network.evaluate(*dataset.validation)["accuracy"]
         if test:
-            run["test_accuracy"] = network.evaluate(*dataset.test)[1]
+            run["test_accuracy"] = network.evaluate(*dataset.test)["accuracy"]
     except Diverged as error:
         history, run["diverged"] = error.history, str(error)
         final = None
@@ -96,9 +96,10 @@ def _of_classes(recipe, network):
 def _curves(history: History):
     groups = range(0, len(history.loss), LOSS_EVERY)
     curves: dict[str, list] = {"loss": [round(float(np.mean(history.loss[i : i + LOSS_EVERY])), 5) for i in groups]}
-    for name in ("train_loss", "seconds", "validation_loss", "validation_accuracy"):
-        found = [getattr(epoch, name) for epoch in history.epochs]
-        curves[name] = [None if number is None else round(number, 6) for number in found]
+    for name in ("train_loss", "seconds"):
+        curves[name] = [round(getattr(epoch, name), 6) for epoch in history.epochs]
+    for name, found in history.validation.items():
+        curves[f"validation_{name}"] = [round(number, 6) for number in found]
     return curves
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from experiments.lab import results
 from experiments.lab.clock import device_us
-from mlpkit import data, engines, kernels
+from mlpkit import data, engines, executors, kernels
 from mlpkit.data import epoch_order
-from mlpkit.training.fit import trainer_of
+from mlpkit.executors import trainer_of
 from mlpkit.training.recipe import Recipe
 from mlpkit.words import counted
 
@@ -124,13 +124,13 @@ def stages(batch_size, train, steps):
 
     clocks: of each block's multiprocessor, by its own clock, a step.
     """
-    engine: Any = engines.load("cuda_persistent")
-    make = partial(engine.Trainer, stamped_steps=steps)
+    executor: Any = executors.of(engines.load("cuda_persistent"))
+    make = partial(executor.Trainer, stamped_steps=steps)
     trainer, order = _trainer(make, "cuda_persistent", "sgd", batch_size, train)
     trainer.epoch(order)
     stamps = trainer.stamps()
     places, clocks = np.moveaxis(_clocks_of(trainer, stamps.shape[:2]), 2, 0)
-    for kind, rows in zip(STAGES, np.split(np.arange(len(stamps)), [engine.COLUMN_BLOCKS]), strict=True):
+    for kind, rows in zip(STAGES, np.split(np.arange(len(stamps)), [executor.COLUMN_BLOCKS]), strict=True):
         yield {
             "kind": "stages",
             "block": kind,

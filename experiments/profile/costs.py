@@ -9,6 +9,7 @@ from experiments.lab import operations
 from experiments.lab.bench import Stepper
 from experiments.lab.operations import watched
 from mlpkit.engines import numpy_baseline
+from mlpkit.executors import plain
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def parts(recipe, train):
     stepper = stepper_of(count, numpy_baseline, recipe, train)
     stepper.take_one()
     layers = {path: type(one).__name__ if one.branches() else repr(one) for path, one, *_ in recipe.model.places}
-    phases = _phases(calls, recipe.model.loss)
+    phases = _phases(calls, recipe.model.loss.operations[0])
     return [
         Part(".".join(map(str, path)), layers.get(path, ""), name, phase, *cost)
         for (path, name, *cost), phase in zip(calls, phases, strict=True)
@@ -57,12 +58,13 @@ def stepper_of(watch, engine, recipe, train):
 
     def seen_from(path):
         proxy = watched(partial(watch, path), engine, names)
-        vars(proxy).pop("Trainer", None)  # the engine's own way to take a step, without these calls
+        vars(proxy)["executor"] = plain  # the engine's own way to take a step is without these calls
         return proxy
 
     stepper = Stepper(seen_from(()), recipe, train)
     for at in _all(stepper.network.places):
         at.engine = seen_from(at.path)
+    stepper.network.at_loss.engine = seen_from(())
     return stepper
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from experiments.lab import peers, processes, results
 from experiments.lab.clock import device_us
-from mlpkit import data, engines
+from mlpkit import data, engines, executors
 from mlpkit.data import epoch_order
-from mlpkit.training.fit import trainer_of
+from mlpkit.executors import trainer_of
 from mlpkit.training.recipe import Recipe
 
 from ..persistence.stages import stage_ns
@@ -82,7 +82,7 @@ class Seeds:
         self.networks = [recipe.but(seed=seed).make_network(TOGETHER) for seed in range(count)]
         optimizers = [recipe.make_optimizer(network, self.n) for network in self.networks]
         arrays = map(engine.asarray, train)
-        self.trainer = engine.Together(self.networks, optimizers, *arrays, recipe.batch_size, **options)
+        self.trainer = executors.of(engine).Together(self.networks, optimizers, *arrays, recipe.batch_size, **options)
 
     def orders(self):
         """Return each network's own order of the examples in the next epoch."""
@@ -171,6 +171,6 @@ def _accuracies(dataset, plan, progress):
     progress(f"{plan.seeds} seeds, {plan.epochs} epochs")
     seeds = Seeds(plan.seeds, RECIPE.but(epochs=plan.epochs), dataset.train)
     losses = [seeds.epoch() for _ in range(plan.epochs)]
-    tested = [network.evaluate(*map(seeds.engine.asarray, dataset.test))[1] for network in seeds.networks]
+    tested = [network.evaluate(*map(seeds.engine.asarray, dataset.test))["accuracy"] for network in seeds.networks]
     last = seeds.engine.to_numpy(losses[-1]).mean(axis=1)
     yield {"kind": "accuracy", "epochs": plan.epochs, "test_accuracy": tested, "train_loss": last.tolist()}

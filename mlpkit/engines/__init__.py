@@ -2,7 +2,7 @@
 
 Its name says library and approach: `numba_hybrid`. Engines export the same functions, so that two of them can be read
 side by side and swapped without a change anywhere else; `protocol` lists those functions, in groups of which the first
-three are everybody's, and the names with which an engine may do whole epochs in a way of its own. `numpy_baseline`
+three are everybody's. An engine knows arrays, and no network: whole epochs are `mlpkit.executors`'. `numpy_baseline`
 defines what each function must compute: the tests hold the others to it, operation by operation and over a run of
 steps.
 
@@ -20,11 +20,10 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from mlpkit.kernels import gpu
-
-from .protocol import Engine as Engine
+if TYPE_CHECKING:
+    from .protocol import Engine as Engine
 
 BASELINE = "numpy_baseline"
 LIBRARIES = ("numpy", "python", "numba", "cupy", "cuda")  # in the order of the chapters
@@ -98,7 +97,7 @@ def _parsed(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def load(name: str) -> Engine:
+def load(name: str) -> "Engine":
     """Import and return the engine called `name`.
 
     Raises TypeError for what is no text, ValueError for a name that no engine has, and EngineUnavailable where this
@@ -111,13 +110,19 @@ def load(name: str) -> Engine:
     if not is_loaded and name not in names():
         raise ValueError(f"there is no engine {name!r}; the engines are {', '.join(names())}.")
     try:
-        return cast(Engine, import_module(f"{__name__}.{name}"))
+        return cast("Engine", import_module(f"{__name__}.{name}"))
     except ImportError as error:
-        reason = gpu.why_not() if error.name == "cupy" else error
+        reason = _no_gpu() if error.name == "cupy" else error
         raise EngineUnavailable(f"engine {name} can't run on this machine: {reason}") from error
     except (Exception, SystemExit) as error:  # a broken library, or a variable that it can't make sense of
-        reason = (on_gpu(name) and gpu.why_not()) or f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reason = (on_gpu(name) and _no_gpu()) or f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise EngineUnavailable(f"engine {name} can't run on this machine: {reason}") from error
+
+
+def _no_gpu() -> str | None:
+    from mlpkit.kernels import gpu  # who needs no GPU need not read what finds one
+
+    return gpu.why_not()
 
 
 def available() -> dict[str, str | None]:

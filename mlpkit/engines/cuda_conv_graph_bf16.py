@@ -1,28 +1,15 @@
-"""CUDA graph of blocks in BF16: as `cuda_conv_graph`, with products of numbers with fewer digits.
+"""CUDA graph of blocks in BF16: as `cuda_conv_graph`, with products of fewer bits.
 
-Between convolutions images are bfloat16, and so are the numbers that are multiplied. Linear layers, which take little
-time, multiply TF32. Sums, parameters and their updates are float32.
+An operation at a time it computes as `cupy_conv`; what runs whole epochs is the executor of the same name.
 """
 
-from . import cuda_conv_graph
+from mlpkit.kernels import gpu
+
 from .cupy_conv import *
 
-NAME = "cuda_conv_graph_bf16"
-GATE = (5, 3e-2)  # of the first losses, how many are held to the baseline's, and how closely: see `lab.peers`
+gpu.require_capability(9.0)  # its blocks are written for Hopper
 
-
-def why_not(model, optimizer, batch_size):
-    """Return None, or in a sentence what it can't. See `protocol`."""
-    return cuda_conv_graph.why_not_with_fewer_digits(NAME, model, optimizer)
-
-
-class Trainer(cuda_conv_graph.Trainer):
-    """Replays one step at a time. See `protocol.Trainer`."""
-
-    precision = "bf16"
-
-
-class Prediction(cuda_conv_graph.Prediction):
-    """Answers, compiled. See `protocol.Prediction`."""
-
-    precision = "bf16"
+GATE = (
+    5,
+    3e-2,
+)  # so many first losses are held to the baseline's, so closely

@@ -1,18 +1,6 @@
-"""CUDA graph of cuBLAS's kernels: those of `cupy_fused`, recorded once as a graph and replayed step by step."""
+"""CUDA graph of cuBLAS's kernels: those of `cupy_fused`, recorded once as a graph and replayed step by step.
 
-from .cuda.graph import GradientTrainer
+An operation at a time it computes as `cupy_fused`; what runs whole epochs is the executor of the same name.
+"""
+
 from .cupy_fused import *
-from .stepping import mlps_only
-
-NAME = "cuda_graph_cublas"
-
-
-def why_not(model, optimizer, batch_size):
-    """Return None for a multilayer perceptron, else a sentence. See `protocol`."""
-    return mlps_only(NAME, model)
-
-
-class Trainer(GradientTrainer):
-    """Replays one step at a time. See `protocol.Trainer`."""
-
-    Gradient = Gradient

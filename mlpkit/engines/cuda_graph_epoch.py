@@ -1,18 +1,6 @@
-"""CUDA graph of an epoch: all its full batches are one graph, and so one launch."""
+"""CUDA graph of an epoch: all its full batches are one graph, and so one launch.
 
-from . import cuda_graph
+An operation at a time it computes as `cuda_graph`; what runs whole epochs is the executor of the same name.
+"""
+
 from .cuda_graph import *
-from .stepping import mlps_only
-
-NAME = "cuda_graph_epoch"
-
-
-def why_not(model, optimizer, batch_size):
-    """Return None for a multilayer perceptron that has not too many classes, else a sentence. See `protocol`."""
-    return mlps_only(NAME, model) or too_many_classes(NAME, model)
-
-
-class Trainer(cuda_graph.Trainer):
-    """Replays all steps with a full batch at once. See `protocol.Trainer`."""
-
-    steps_a_graph = None

@@ -3,13 +3,9 @@
 The compiled loops run on one core: OpenBLAS keeps threads of its own waiting on the others.
 """
 
-import numpy as np
-
 from .loops import fused as _fused
 from .loops.compiler import FASTMATH, compile_loops
-from .numba_serial import check_labels
 from .numpy_baseline import *
-from .stepping import StepByStep, mlps_only
 
 fused = compile_loops(__name__, _fused, fastmath=FASTMATH, error_model="numpy")
 axpy = fused.axpy
@@ -18,35 +14,3 @@ momentum_update = fused.momentum_update
 nesterov_update = fused.nesterov_update
 rmsprop_update = fused.rmsprop_update
 adam_update = fused.adam_update
-
-
-def why_not(model, optimizer, batch_size):
-    """Return None for a multilayer perceptron, else a sentence. See `protocol`."""
-    return mlps_only("numba_hybrid", model)
-
-
-class Trainer(StepByStep):
-    """Takes a step with as few passes over memory between products as can be."""
-
-    def __init__(self, network, optimizer, X, y, batch_size):
-        super().__init__(network, optimizer, X, y, batch_size)
-        self.linear = network.places[::2]
-
-    def step(self, x, labels):
-        check_labels(labels, len(x), self.network.model.output[0])
-        *hidden, last = self.linear
-        inputs = [x]
-        for at in hidden:
-            z = inputs[-1] @ at.W
-            fused.add_bias_relu(z, at.b)
-            inputs.append(z)
-        dz = inputs[-1] @ last.W
-        loss = fused.cross_entropy(dz, last.b, labels, len(x))
-        for at, a in zip([last, *reversed(hidden)], reversed(inputs), strict=True):
-            np.matmul(a.T, dz, out=at.dW)
-            fused.sum_rows(dz, at.db)
-            if at.wants_dx:
-                dz = dz @ at.W.T
-                fused.relu_backward_in_place(a, dz)
-        self.optimizer.step()
-        return loss

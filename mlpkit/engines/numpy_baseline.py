@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from .crew import Blas
+from .threads import Blas
 
 # Tensors
 

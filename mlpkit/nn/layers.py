@@ -9,7 +9,7 @@ of the loss with respect to the rest of the name.
 """
 
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import ClassVar
@@ -18,9 +18,11 @@ import numpy as np
 
 from mlpkit.checks import check_count, check_fraction
 
+from .written import Written, check_settings
 
-@dataclass(frozen=True)
-class Layer:
+
+@dataclass(frozen=True, repr=False)
+class Layer(Written):
     """What a layer declares, for an input of `shape` (the batch left out); a layer overrides what differs for it.
 
     operations: the engine's functions that it calls. ones: those of its arrays that begin at 1; other vectors begin at
@@ -46,11 +48,6 @@ class Layer:
         """Return the chains of layers that this one is made of, each of which gets its input: a tuple of tuples."""
         return ()
 
-    @property
-    def kind(self):
-        """The name by which engines, which import no layers, know one of this package: "Conv"; "" for others."""
-        return type(self).__name__ if type(self).__module__.startswith(f"{__package__}.") else ""
-
     def forward(self, at, x):
         """Return the output of the batch x, and keep in `at` what `backward` will need."""
         raise NotImplementedError
@@ -58,13 +55,6 @@ class Layer:
     def backward(self, at, dy):
         """Write the gradients of the layer's parameters and return that of its input, None where `at` asks for none."""
         raise NotImplementedError
-
-    def __repr__(self):
-        """Return the layer as it is written: what has its default value is left out."""
-        values = ((f, getattr(self, f.name)) for f in fields(self))
-        given = [(f, v.item() if isinstance(v, np.generic) else v) for f, v in values if v != f.default]
-        words = [repr(value) if f.default is MISSING else f"{f.name}={value!r}" for f, value in given]
-        return f"{type(self).__name__}({', '.join(words)})"
 
 
 def check_layers(layers):
@@ -75,8 +65,7 @@ def check_layers(layers):
     for one in layers:
         if not isinstance(one, Layer):
             raise TypeError(f"a model is made of layers, such as Linear(10), not of {one!r}.")
-        if lost := vars(one).keys() - {field.name for field in fields(one)}:
-            raise TypeError(f"{one!r} would lose {', '.join(lost)} when it is saved: make its class a @dataclass.")
+        check_settings(one)
     return layers
 
 

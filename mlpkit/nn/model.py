@@ -1,37 +1,32 @@
 """A model is data: the shape of an example, a tuple of layers, and a loss."""
 
-import ast
-import pkgutil
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
-from pathlib import Path
 
-from mlpkit.checks import check_array_names, check_choice, check_sizes
+from mlpkit.checks import check_sizes
 
-from . import conv, norm, residual  # noqa: F401 (whose layers a text may name)
 from .layers import Layer, Linear, ReLU, check_layers
 from .layout import Layout
-from .losses import LOSSES
+from .losses import Loss, SoftmaxCrossEntropy, check_loss
+from .place import check_array_names
 
 
 @dataclass(frozen=True)
 class Model:
     """What a network computes, and which arrays it needs for that.
 
-    input: the shape of an example, such as (784,) or (1, 28, 28). layers: see `layers`. loss: a name from
-    `losses.LOSSES`. Raises ValueError where a layer can't take what the one before it puts out.
+    input: the shape of an example, such as (784,) or (1, 28, 28). layers: see `layers`. loss: see `losses`.
+    Raises ValueError where a layer can't take what the one before it puts out, TypeError for what is no layer or loss.
     """
 
     input: tuple[int, ...]
     layers: tuple[Layer, ...]
-    loss: str = "softmax_cross_entropy"
+    loss: Loss = SoftmaxCrossEntropy()  # noqa: RUF009 (frozen)
 
     def __post_init__(self):
         object.__setattr__(self, "input", check_sizes(self.input, least=1))
         object.__setattr__(self, "layers", check_layers(self.layers))
-        check_choice("loss", self.loss, LOSSES)
+        check_loss(self.loss)
         self.output  # noqa: B018 (raises, where a layer does not fit)
 
     @cached_property
@@ -65,7 +60,8 @@ class Model:
     @property
     def operations(self):
         """The engine's functions that the layers and the loss call, each once."""
-        return tuple(dict.fromkeys([*(name for _, one, *_ in self.places for name in one.operations), self.loss]))
+        asking = (*(one for _, one, *_ in self.places), self.loss)
+        return tuple(dict.fromkeys(name for one in asking for name in one.operations))
 
     def sizes(self):
         """Return (inputs, units of each hidden layer, classes) of a plain multilayer perceptron; None for other models.
@@ -73,21 +69,25 @@ class Model:
         That is: Linear layers with ReLU between them, and softmax cross-entropy.
         """
         linear = [one for one in self.layers[::2] if type(one) is Linear]
-        plain = len(self.input) == 1 and self.loss == "softmax_cross_entropy"
+        plain = len(self.input) == 1 and isinstance(self.loss, SoftmaxCrossEntropy)
         if plain and len(self.layers) == 2 * len(linear) - 1 and set(self.layers[1::2]) <= {ReLU()}:
             return (*self.input, *(one.units for one in linear))
         return None
 
     def to_dict(self):
         """Return the model as JSON can hold it, each layer as it is written. Raises ValueError where one can't be."""
-        return {"input": list(self.input), "layers": [_text(one) for one in self.layers], "loss": self.loss}
+        from .reading import text_of  # only files need it
+
+        return {"input": list(self.input), "layers": [*map(text_of, self.layers)], "loss": text_of(self.loss)}
 
     @classmethod
     def from_dict(cls, found):
         """Return the model that `to_dict` wrote. Raises ValueError for what is none; nothing in it can run code."""
+        from .reading import read
+
         try:
-            layers = tuple(map(_written, found["layers"]))
-            return cls(tuple(found["input"]), layers, found["loss"])
+            name = found["loss"] if "(" in found["loss"] else found["loss"].title().replace("_", "") + "()"  # up to 0.2
+            return cls(tuple(found["input"]), tuple(map(read, found["layers"])), read(name))
         except (KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
             reason = f"{type(error).__name__}: {error}".rstrip(".: ")
             raise ValueError(f"this is no model: {reason}.") from error
@@ -129,55 +129,3 @@ def _declared(places, what):
 
 def _dotted(path):
     return ".".join(map(str, path))
-
-
-def _text(one):
-    """Return a layer as it is written. Raises ValueError for one that would not be read as what it is."""
-    text, found = repr(one), None
-    with suppress(TypeError, SyntaxError, ValueError):
-        found = _written(text)
-    if not isinstance(found, Layer) or (repr(found), _origins(found)) != (text, _origins(one)):
-        raise ValueError(f"{text} can't be written: it has another layer's name, or a setting that is no number.")
-    return text
-
-
-def _origins(one):
-    """Return the modules of a layer's class, and of those inside it."""
-    return [type(one).__module__, *([*map(_origins, branch)] for branch in one.branches())]
-
-
-def _written(text):
-    """Return the layer that a text writes down."""
-    return _read(ast.parse(text, mode="eval").body)
-
-
-def _read(node):
-    """Return the layer, the tuple of layers or the number that a piece of parsed text writes down."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        kinds = _by_name()
-        if node.func.id not in kinds:  # one of those that few models need, perhaps
-            for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-                import_module(f"{__package__}.{module.name}")
-            kinds = _by_name()
-        check_choice("layer", node.func.id, kinds)
-        named = {str(word.arg): _read(word.value) for word in node.keywords}
-        return kinds[node.func.id](*map(_read, node.args), **named)
-    if isinstance(node, ast.Tuple):
-        return tuple(map(_read, node.elts))
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        raise ValueError(f"{ast.unparse(node)!r} is no layer, and no number of one, as in Linear(10).") from None
-
-
-def _by_name():
-    """Return the kinds of layers by name: of two with a name ours, else the one that was made last."""
-    known = sorted(_kinds(Layer), key=lambda kind: kind.__module__.startswith(f"{__package__}."))
-    return {kind.__name__: kind for kind in known}
-
-
-def _kinds(kind):
-    """Yield all kinds of layers that are known here, a reader's own too."""
-    for each in kind.__subclasses__():
-        yield each
-        yield from _kinds(each)

@@ -6,6 +6,8 @@ one array, and comparing two engines is one comparison. `statistics` holds what 
 """
 
 import json
+from dataclasses import replace
+from importlib import import_module
 from itertools import count
 from math import prod
 
@@ -16,7 +18,6 @@ from mlpkit.checks import check_array, check_batch, check_choice, check_count, c
 from mlpkit.files import load_npz, save_npz
 
 from .initialize import RULES, start
-from .losses import LOSSES
 from .model import Model
 from .models import MLP
 from .place import Mode, Place, backward, forward
@@ -53,7 +54,7 @@ class Network:
         self.model, self.dtype = check_model(model), check_dtype(dtype)
         check_choice("initialization", init, RULES)
         check_operations(self.engine, model)
-        self.mode = Mode(check_count("seed", seed, least=0), self.dtype)
+        self.mode = Mode(check_count("seed", seed, least=0), self.dtype, training=True)
         layouts, n = (model.layout, model.statistics), model.layout.size
         first = [start(layout, model.ones, int(seed), init) for layout in layouts]
         both = self.engine.asarray(np.concatenate(first, dtype=self.dtype, casting="same_kind"))
@@ -61,6 +62,7 @@ class Network:
         self._grad = self._theta.copy()  # where theta is
         self._grad[:] = 0
         self.places = self._build(model.places)
+        self.at_loss = Place(model.loss, ("loss",), self.engine, self.mode, (), True)
 
     theta = _fixed("theta", "Every weight, then every bias: (n,), in the network's dtype.")
     grad = _fixed("grad", "The gradient of the loss with respect to each number of `theta`: (n,).")
@@ -83,24 +85,49 @@ class Network:
     def _build(self, declared):
         """Return the places of the layers, each of which has the places of the layers that it is made of."""
         places: dict[tuple[int, ...], Place] = {}
-        for path, layer, _, wants_dx in reversed(declared):  # those inside others come first
+        for path, layer, _, learns_before in reversed(declared):  # those inside others come first
             number = count()
             branches = tuple([places[*path, next(number)] for _ in branch] for branch in layer.branches())
-            places[path] = Place(layer, path, self.engine, self.mode, branches, wants_dx)
+            places[path] = Place(layer, path, self.engine, self.mode, branches, learns_before)
         arrays = {**self.views(self.theta), **self.model.statistics.views(self.statistics)}
         for prefix, views in (("", arrays), ("d", self.views(self.grad))):
             for name, view in views.items():
                 *path, array = name.split(".")
-                setattr(places[tuple(map(int, path))], prefix + array, view)
+                places[tuple(map(int, path))].set(prefix + array, view)
         return [places[number,] for number in range(len(self.model.layers))]
 
-    def forward(self, x, training=False, step=0):
+    def forward(self, x, training=False, step=0, keep=()):
         """Return the outputs (n, *model.output) of the batch `x`, in the network's dtype or uint8 pixels.
 
-        x: (n, *model.input), or rows. training: dropout drops, norms use the batch's statistics. step: which dropout's.
+        x: (n, *model.input), or rows. training: dropout drops, norms use the batch's statistics, and layers keep what
+        `backward` needs; else nothing of the pass stays, so several threads may ask at once. step: which dropout's.
+        keep: paths of layers, as "3", or "5.1" for layer 1 in layer 5: then a dict of their outputs is returned, too.
         """
-        self.mode.training, self.mode.step = training, step
-        return forward(self.places, self.as_input(x))
+        if keep:
+            run = self.run(x, keep, training, step)
+            return run.outputs, run.activations
+        if training:
+            self.mode.step = step
+            return forward(self.places, self.as_input(x))
+        mode = replace(self.mode, training=False)
+        return forward([at.copied(mode) for at in self.places], self.as_input(x))
+
+    def run(self, x, keep=(), training=False, step=0):
+        """Return a `Pass` of the batch x: outputs, the activations that are to be kept, and a way back to them."""
+        from .passes import Pass  # only few want it
+
+        return Pass(self, self.as_input(x), keep, training, step)
+
+    def gradients(self, x, targets, of=("input",), training=False):
+        """Return the mean loss of a batch, and a dict of its gradients with respect to activations, or the input.
+
+        of: "input" or paths of layers, see `forward`. Arguments and errors beside: as `loss_and_grad`, whose gradient
+        of the parameters stays as it is.
+        """
+        self.check_targets(targets, check_batch(x, self.model.input, self.dtype))
+        run = self.run(x, training=training)
+        loss, d_outputs = self.model.loss(self.at_loss, run.outputs, targets)
+        return loss, run.backward(d_outputs, of)
 
     def as_input(self, x):
         """Return the batch `x` in the network's dtype, (n, *model.input): uint8 pixels become numbers from 0 to 1."""
@@ -114,8 +141,8 @@ class Network:
         x: as for `forward`. targets: what the model's loss compares with. They are not looked at, which would make a
         GPU wait: see `loss_and_grad`.
         """
-        loss, dz = getattr(self.engine, self.model.loss)(self.forward(x, True, step), targets)
-        backward(self.places, dz)
+        loss, d_outputs = self.model.loss(self.at_loss, self.forward(x, True, step), targets)
+        backward(self.places, d_outputs)
         return loss
 
     def loss_and_grad(self, x, targets, step=0):
@@ -129,39 +156,36 @@ class Network:
     def loss(self, x, targets, training=False):
         """Return the mean loss of the batch, and leave `grad` as it is. Arguments and errors: as `loss_and_grad`."""
         self.check_targets(targets, check_batch(x, self.model.input, self.dtype))
-        return getattr(self.engine, self.model.loss)(self.forward(x, training), targets)[0]
+        return self.model.loss(self.at_loss, self.forward(x, training), targets)[0]
 
-    def check_targets(self, targets, n, form_only=False):
-        """Raise ValueError or TypeError unless `targets` are what the model's loss compares n outputs with.
-
-        form_only: look at shape and dtype alone; see `passes`.
-        """
-        loss = LOSSES[self.model.loss]
-        (loss.check_form if form_only else loss.check)(targets, n, self.model.output, self.dtype)
-
-    def passes(self, targets):
-        """Return whether targets of the right form have numbers that are right, which need not be known yet."""
-        return LOSSES[self.model.loss].passes(self.engine, targets, self.model.output)
+    def check_targets(self, targets, n):
+        """Raise ValueError or TypeError unless `targets` are what the model's loss compares n outputs with."""
+        loss, output = self.model.loss, self.model.output
+        loss.check(targets, n, output, self.dtype)
+        loss.check_values(targets, output)
 
     def predict(self, X, batch_size=None):
-        """Return the answer to each row of `X`, a NumPy array: for classes the most likely one, (n,) integers.
+        """Return the prediction for each row of `X`, a NumPy array: for classes the most likely one, (n,) integers.
 
         batch_size: rows that are in memory at once; as many as fit into 64 MiB where None.
         """
         self._check_inputs(X)
         parts = (check_finite("the network's outputs", self.forward(x)) for x in self._batches(X, batch_size))
-        return np.concatenate([self.engine.to_numpy(z if (a := self._answers(z)) is None else a) for z in parts])
+        found = (self.model.loss.predictions(self.at_loss, outputs) for outputs in parts)
+        return np.concatenate([self.engine.to_numpy(part) for part in found])
 
-    def compiled(self, n):
-        """Return a function of at most n rows that returns their outputs, with the numbers of now: see `Prediction`."""
-        if not hasattr(self.engine, "Prediction"):
-            raise ValueError("this engine compiles no answers: take one that does, such as cuda_conv_graph.")
-        return self.engine.Prediction(self, n)
+    def compiled(self, n, **options):
+        """Return a function of at most n rows that returns their outputs, with the parameters of now.
+
+        options: of the engine's executor, such as a precision; see `executors.protocol.Prediction`.
+        """
+        executors = import_module("mlpkit.executors")  # above this room: what follows is theirs, by this short name
+        return executors.of(self.engine).Prediction(self, n, **options)
 
     def evaluate(self, X, targets, batch_size=None):
-        """Return the mean loss and the accuracy over a whole data set, batch by batch.
+        """Return a dict of the mean "loss" over a whole data set, batch by batch, and of what else the loss measures.
 
-        X (n, ...), targets: NumPy's or the engine's. Accuracy: None where a loss has none. batch_size: as above.
+        That is, for classes, the "accuracy". X (n, ...), targets: NumPy's or the engine's. batch_size: as above.
         """
         self._check_inputs(X)
         self.check_targets(targets, len(X))
@@ -169,29 +193,25 @@ class Network:
 
     def ask_evaluation(self, X, targets, batch_size=None):
         """Ask for what `evaluate` returns, of data that were checked: return a function that waits for it."""
-        counts, losses, right, answered = [], [], [], 0
+        names, counts, asked = ["loss"], [], []
         for x, y in zip(self._batches(X, batch_size), self._batches(targets, batch_size), strict=True):
-            z = self.forward(x)
-            counts.append(len(x))
-            losses.append(getattr(self.engine, self.model.loss)(z, y)[0])
-            if (answers := self._answers(z)) is not None:
-                right.append((answers == y).sum())
-                answered += answers.size
-        found = self.engine.fetch(*losses, *right)
+            outputs = self.forward(x)
+            metrics = self.model.loss.metrics(self.at_loss, outputs, y)
+            names = ["loss", *metrics]
+            counts.append([len(x), *(count for _, count in metrics.values())])
+            asked += [self.model.loss(self.at_loss, outputs, y)[0], *(total for total, _ in metrics.values())]
+        found = self.engine.fetch(*asked)
 
         def wait():
-            numbers = [float(number) for number in found()]
-            loss = float(np.average(numbers[: len(counts)], weights=counts))
-            return loss, sum(numbers[len(counts) :]) / answered if answered else None
+            of = np.array([float(value) for value in found()]).reshape(-1, len(names))
+            of[:, 0] *= np.array(counts)[:, 0]  # a mean, and the others are sums
+            return dict(zip(names, (of.sum(axis=0) / np.sum(counts, axis=0)).tolist(), strict=True))
 
         return wait
 
     def _check_inputs(self, X):
         check_batch(X, self.model.input, self.dtype)
-        check_finite("inputs", X)  # of NaN the largest output is the first one: it would pass for an answer
-
-    def _answers(self, z):
-        return LOSSES[self.model.loss].answers(self.engine, z)
+        check_finite("inputs", X)  # of NaN the largest output is the first one: it would pass for a prediction
 
     def _batches(self, array, batch_size):
         widest = max(map(prod, (self.model.input, *(shape for _, _, shape, _ in self.model.places))))

@@ -13,6 +13,10 @@ from .place import backward, forward
 class Branched:
     """What layers made of chains have in common: each chain gets the layer's input, and the outputs become one."""
 
+    def with_branches(self, *branches):
+        """Return the layer with other chains."""
+        return type(self)(*branches)
+
     def join(self, engine, outputs):
         """Return the layer's output, made of those of the chains. Nothing is kept."""
         raise NotImplementedError

@@ -35,7 +35,7 @@ def training(history, title=""):
     upper.plot(*smooth(history.loss), "-", color=COLOURS[0], label="mean of 100")
     upper.set(xlabel="step", ylabel="training loss", yscale="log", title=title)
     upper.legend(frameon=False)
-    accuracy = [100 * a for a in history.accuracy if a is not None]
+    accuracy = [100 * a for a in history.validation["accuracy"] if a is not None]
     lower.plot(range(1, len(accuracy) + 1), accuracy, "o-", color=COLOURS[1])
     lower.set(xlabel="epoch", ylabel="validation accuracy (%)")
     lower.xaxis.get_major_locator().set_params(integer=True)

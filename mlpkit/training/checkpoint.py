@@ -99,8 +99,7 @@ def _check_history(history, examples):
     """Raise ValueError or TypeError for what is not the history of some whole epochs with finite losses."""
     numbers = [*history.loss, *history.seconds]
     for epoch in history.epochs:
-        numbers += [epoch.lr, epoch.train_loss, epoch.seconds]
-        numbers += [value for value in (epoch.validation_loss, epoch.validation_accuracy) if value is not None]
+        numbers += [epoch.lr, epoch.train_loss, epoch.seconds, *dict(epoch.validation).values()]
     for number in numbers:
         if type(number) not in (int, float) or not abs(number) < 1e308:
             raise ValueError(f"{number!r} is in its history")

@@ -6,13 +6,15 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass
 class Epoch:
-    """One epoch: the rate of its last step, its mean training loss, its seconds, and the validation after it."""
+    """One epoch: the rate of its last step, its mean training loss, its seconds, and the validation after it.
+
+    validation: by name the "loss" and the loss's metrics, such as "accuracy"; nothing where nothing was validated.
+    """
 
     lr: float
     train_loss: float
     seconds: float
-    validation_loss: float | None = None
-    validation_accuracy: float | None = None
+    validation: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -31,15 +33,16 @@ class History:
     stopped: str = "finished"
 
     @property
-    def accuracy(self):
-        """The validation accuracy after each epoch, as fractions; None where nothing was validated."""
-        return [epoch.validation_accuracy for epoch in self.epochs]
+    def validation(self):
+        """By name lists with an entry an epoch: the validation's "loss", and its metrics, such as "accuracy"."""
+        names = self.epochs[0].validation if self.epochs else ()
+        return {name: [epoch.validation[name] for epoch in self.epochs] for name in names}
 
     @property
     def best_epoch(self):
         """The index of the epoch with the lowest validation loss; of the last epoch where nothing was validated."""
-        losses = {i: e.validation_loss for i, e in enumerate(self.epochs) if e.validation_loss is not None}
-        return min(losses, key=losses.__getitem__, default=len(self.epochs) - 1)
+        losses = self.validation.get("loss", ())
+        return min(range(len(losses)), key=losses.__getitem__, default=len(self.epochs) - 1)
 
     def to_json(self):
         """Return the history as text, from which `from_json` makes an equal one."""

@@ -23,8 +23,8 @@ from mlpkit.data.idx import IDXError, idx_bytes
 from mlpkit.data.sets import fashion_mnist, fashion_mnist_sample, mnist
 from mlpkit.nn.models import MLP
 from mlpkit.nn.network import Network
+from mlpkit.optim import SGD
 from mlpkit.training.fit import fit
-from mlpkit.training.optim import SGD
 
 MNIST_FOLDER = Path(data.__file__).parents[2] / "data" / "mnist"
 FASHION_HERE = (originals.DEBIAN / "fashion-mnist").exists()

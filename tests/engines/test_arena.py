@@ -13,9 +13,9 @@ pytest.importorskip("cupy")
 
 import cupy as cp
 
-from mlpkit.engines.cuda import arena, lifetimes
-from mlpkit.engines.cuda.arena import Arena, Recorder
-from mlpkit.engines.cuda.lifetimes import Interval, check, plan
+from mlpkit.executors.cuda import arena, lifetimes
+from mlpkit.executors.cuda.arena import Arena, Recorder
+from mlpkit.executors.cuda.lifetimes import Interval, check, plan
 
 
 @pytest.fixture(autouse=True)

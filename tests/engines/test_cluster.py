@@ -8,10 +8,11 @@ from test_kernels import needs_compiler
 
 from mlpkit import data, kernels
 from mlpkit.data import epoch_order
+from mlpkit.executors import trainer_of
 from mlpkit.nn.models import MLP, mlp
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import fit, trainer_of
-from mlpkit.training.optim import SGD, Adam, AdamW, Momentum
+from mlpkit.optim import SGD, Adam, AdamW, Momentum
+from mlpkit.training.fit import fit
 
 NAME = "cuda_cluster"
 
@@ -48,7 +49,7 @@ def test_pixels_meet_the_tensor_cores_as_bytes_and_other_numbers_as_tf32():
 @pytest.mark.parametrize("networks", [(), (3,)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_mean_of_a_short_last_batch_is_that_of_its_examples(networks, dtype):
-    from mlpkit.engines.cuda.transfers import RowLosses
+    from mlpkit.executors.cuda.transfers import RowLosses
 
     rows = np.random.default_rng(0).normal(size=(*networks, 4, 70)).astype(dtype)
     wanted = rows.mean(axis=-1, dtype=np.float64)

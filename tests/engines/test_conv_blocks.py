@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mlpkit.engines import numpy_baseline
-from mlpkit.engines.cuda import conv_blocks
-from mlpkit.engines.cuda.blocks import MODES, Chain, Value
+from mlpkit.executors.cuda import conv_blocks
+from mlpkit.executors.cuda.blocks import MODES, Chain, Value
 from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import Shape, planes
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool

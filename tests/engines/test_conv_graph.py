@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 pytest.importorskip("cupy")
 
 from mlpkit.engines import numpy_baseline
-from mlpkit.engines.cuda.blocks import MODES, BranchesBlock, Chain, LayerBlock, Value, chain
+from mlpkit.executors.cuda.blocks import MODES, BranchesBlock, Chain, LayerBlock, Value, chain
 from mlpkit.kernels import gpu
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
@@ -136,7 +136,7 @@ def planning(monkeypatch):
     """Return the module `plan`, which asks for a GPU where there is none."""
     if gpu.why_not():
         monkeypatch.setitem(sys.modules, "mlpkit.engines.cupy_fused", SimpleNamespace(cross_entropy=None))
-    from mlpkit.engines.cuda import plan
+    from mlpkit.executors.cuda import plan
 
     return plan
 
@@ -204,7 +204,7 @@ def test_a_step_that_is_tried_in_vain_changes_nothing(error, at, monkeypatch):
 
 def test_a_recording_that_fails_ends(monkeypatch):
     planning(monkeypatch)
-    from mlpkit.engines.cuda import graph
+    from mlpkit.executors.cuda import graph
 
     said = []
 

@@ -18,13 +18,13 @@ from experiments.lab.bench import gate
 from mlpkit import data, engines
 from mlpkit.engines import numpy_baseline, numpy_im2col
 from mlpkit.engines.images.winograd import cook_toom
+from mlpkit.executors import trainer_of
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.model import Model
 from mlpkit.nn.models import FASHION_CNN
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import trainer_of
-from mlpkit.training.optim import SGD
+from mlpkit.optim import SGD
 from mlpkit.training.recipe import Recipe
 
 OURS = [name for name in engines.names() if set(Conv.operations) <= (engines.own_operations(name) or set())]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from mlpkit import engines
-from mlpkit.engines.crew import PATIENCE, Blas, Crew
+from mlpkit.engines.threads import Blas
+from mlpkit.executors.team import PATIENCE, ThreadTeam
 from mlpkit.nn.models import MLP
 
 ALONE = 1e-2  # seconds that a step takes one thread
@@ -51,7 +52,7 @@ class Machine:
 
 
 def crew_of(machine):
-    return Crew(machine, machine.clock)
+    return ThreadTeam(machine, machine.clock)
 
 
 @pytest.mark.parametrize("busy", [1, 3])
@@ -167,7 +168,7 @@ def test_a_number_that_somebody_chooses_is_the_most():
 
 
 def test_nothing_to_choose_from():
-    crew = Crew()
+    crew = ThreadTeam()
     with crew:
         crew.stepped()
     assert crew.size == 1
@@ -222,8 +223,8 @@ from numpy.testing import assert_array_equal
 from shared import blobs
 from mlpkit.nn.models import mlp
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import trainer_of
-from mlpkit.training.optim import SGD
+from mlpkit.executors import trainer_of
+from mlpkit.optim import SGD
 
 def trained(name, size):
     network = Network(name, mlp(6, 40, 3))

@@ -13,10 +13,10 @@ from test_persistent import distance, make, train
 
 from mlpkit import kernels
 from mlpkit.data import Split
+from mlpkit.executors import trainer_of
 from mlpkit.nn.models import MLP, mlp
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import trainer_of
-from mlpkit.training.optim import SGD, AdamW
+from mlpkit.optim import SGD, AdamW
 
 needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
 both = pytest.mark.parametrize("name", ["persistent", "cluster"])

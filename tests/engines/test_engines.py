@@ -13,11 +13,11 @@ from shared import ENGINES, LAYOUTS, blobs, one_sentence
 
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
-from mlpkit.engines.stepping import StepByStep
+from mlpkit.executors import trainer_of
+from mlpkit.executors.plain import StepByStep
 from mlpkit.nn.models import mlp
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import trainer_of
-from mlpkit.training.optim import BY_NAME
+from mlpkit.optim import BY_NAME
 
 FLOATS = (np.float32, np.float64)
 INTEGERS = (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64)

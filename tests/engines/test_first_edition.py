@@ -17,9 +17,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from threadpoolctl import threadpool_limits
 
 from mlpkit import data, engines, machine
+from mlpkit.executors import trainer_of
 from mlpkit.nn.models import MLP
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import trainer_of
 from mlpkit.training.recipe import Recipe
 
 FIRST = json.loads((Path(__file__).parents[1] / "first_edition.json").read_text("utf-8"))

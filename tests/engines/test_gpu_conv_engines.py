@@ -13,13 +13,14 @@ from test_conv_graph import ODD
 from mlpkit import engines
 from mlpkit.data import epoch_order
 from mlpkit.engines import numpy_baseline
+from mlpkit.executors import trainer_of
 from mlpkit.nn.layers import Linear
 from mlpkit.nn.model import Model
 from mlpkit.nn.models import MODELS
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import Diverged, fit, trainer_of
-from mlpkit.training.optim import BY_NAME, SGD
-from mlpkit.training.schedules import Exponential
+from mlpkit.optim import BY_NAME, SGD
+from mlpkit.optim.schedules import Exponential
+from mlpkit.training.fit import Diverged, fit
 
 pytestmark = pytest.mark.gpu
 FULL, FEWER = ("cuda_conv", "cuda_conv_graph"), ("cuda_conv_graph_tf32", "cuda_conv_graph_bf16")

@@ -12,12 +12,13 @@ from shared import blobs, one_sentence
 from experiments.lab.bench import Stepper
 from mlpkit import engines
 from mlpkit.data import batches, epoch_order, load
+from mlpkit.executors import trainer_of
 from mlpkit.nn.models import LENET5, mlp
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import Diverged, fit, trainer_of
-from mlpkit.training.optim import BY_NAME, SGD, Adam
+from mlpkit.optim import BY_NAME, SGD, Adam
+from mlpkit.optim.schedules import Exponential
+from mlpkit.training.fit import Diverged, fit
 from mlpkit.training.recipe import Recipe
-from mlpkit.training.schedules import Exponential
 
 pytestmark = pytest.mark.gpu
 ONLY_MLPS = ("cupy_fused", "cuda_graph_cublas", "cuda_graph", "cuda_graph_epoch")
@@ -233,5 +234,5 @@ def test_a_validation_beside_the_next_epoch_is_that_of_its_own_epoch(name):
     for on_epoch in (None, lambda history: None):
         data = load()
         _, history = Recipe(epochs=3).train(data, engine=name, on_epoch=on_epoch)
-        found.append([(epoch.validation_loss, epoch.validation_accuracy) for epoch in history.epochs])
+        found.append([(epoch.validation["loss"], epoch.validation["accuracy"]) for epoch in history.epochs])
     assert found[0] == found[1]

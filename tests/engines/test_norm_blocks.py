@@ -9,8 +9,8 @@ from conv_cases import error
 from test_cnn_norm import as_planes, from_operand, from_planes
 
 from mlpkit.engines import numpy_baseline
-from mlpkit.engines.cuda import norm_blocks
-from mlpkit.engines.cuda.blocks import Value
+from mlpkit.executors.cuda import norm_blocks
+from mlpkit.executors.cuda.blocks import Value
 from mlpkit.kernels.cnn import between, norm
 from mlpkit.kernels.conv import planes
 from mlpkit.nn.conv import Conv, MaxPool

@@ -24,13 +24,15 @@ from mlpkit import engines
 from mlpkit.engines import python_loops
 from mlpkit.engines.loops import gemm as _gemm
 from mlpkit.engines.loops import simd as _simd
-from mlpkit.engines.stepping import StepByStep
+from mlpkit.executors import trainer_of
+from mlpkit.executors.plain import StepByStep
 from mlpkit.nn.layers import Linear, Tanh
+from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
 from mlpkit.nn.models import LENET5, MLP, mlp
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import fit, trainer_of
-from mlpkit.training.optim import SGD
+from mlpkit.optim import SGD
+from mlpkit.training.fit import fit
 
 LOOPS = ("python_loops", "numba_serial", "numba_parallel", "numba_fastmath", "numba_blocked")
 PACKAGE = Path(mlpkit.__file__).parent
@@ -184,10 +186,11 @@ def test_the_state_holds_no_number_that_computes_slowly(name, update, dtype):
 
 STEP = """
     import sys, numpy as np
-    from mlpkit.nn.models import mlp
+    from mlpkit.nn.losses import MeanSquaredError
+from mlpkit.nn.models import mlp
     from mlpkit.nn.network import Network
-    from mlpkit.training.fit import trainer_of
-    from mlpkit.training.optim import SGD
+    from mlpkit.executors import trainer_of
+    from mlpkit.optim import SGD
     from mlpkit import engines
     engine = engines.load("numba_serial")
     network = Network(engine, mlp(6, 5, 3))
@@ -203,9 +206,10 @@ RELU = """
 """
 WHOLE_STEP = """
     import numpy as np
-    from mlpkit.nn.models import mlp
+    from mlpkit.nn.losses import MeanSquaredError
+from mlpkit.nn.models import mlp
     from mlpkit.nn.network import Network
-    from mlpkit.training.optim import SGD
+    from mlpkit.optim import SGD
     from mlpkit.engines import numba_step
     network = Network(numba_step, mlp(6, 5, 3))
     x, y = np.ones((4, 6), np.float32), np.arange(4) % 3
@@ -365,10 +369,11 @@ def test_a_folder_whose_name_is_not_utf8_does_not_stop_an_engine(installation, t
 
 AGREE = """
     import numba, numpy as np
-    from mlpkit.nn.models import mlp
+    from mlpkit.nn.losses import MeanSquaredError
+from mlpkit.nn.models import mlp
     from mlpkit.nn.network import Network
-    from mlpkit.training.fit import trainer_of
-    from mlpkit.training.optim import Adam
+    from mlpkit.executors import trainer_of
+    from mlpkit.optim import Adam
     def losses(name, threads, inputs, *features):
         network = Network(name, mlp(inputs, *features))
         optimizer, rng = Adam(network), np.random.default_rng(0)
@@ -435,10 +440,11 @@ def test_an_interrupted_parallel_loop_leaves_the_threads_fit_for_work(layer):
 def test_an_interrupted_training_keeps_what_it_has():
     script = """
         import os, signal, threading, numpy as np
-        from mlpkit.nn.models import mlp
+        from mlpkit.nn.losses import MeanSquaredError
+from mlpkit.nn.models import mlp
         from mlpkit.nn.network import Network
         from mlpkit.training.fit import fit
-        from mlpkit.training.optim import SGD
+        from mlpkit.optim import SGD
         signal.signal(signal.SIGINT, signal.default_int_handler)
         rng = np.random.default_rng(0)
         train = rng.normal(size=(3000, 20)).astype(np.float32), rng.integers(10, size=3000)
@@ -525,7 +531,7 @@ def test_images_as_bytes_train_as_their_rows_do(name):
 
 @pytest.mark.parametrize(
     "model",
-    [LENET5, Model((6,), (Linear(5), Tanh(), Linear(3))), Model((6,), (Linear(3),), loss="mean_squared_error")],
+    [LENET5, Model((6,), (Linear(5), Tanh(), Linear(3))), Model((6,), (Linear(3),), loss=MeanSquaredError())],
     ids=["LeNet-5", "tanh", "another loss"],
 )
 @pytest.mark.parametrize("name", ["numba_hybrid", "numba_step"])

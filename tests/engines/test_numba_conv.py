@@ -13,7 +13,7 @@ from shared import one_sentence
 
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
-from mlpkit.engines.stepping import StepByStep
+from mlpkit.executors.plain import StepByStep
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.gradcheck import gradient_error
 from mlpkit.nn.layers import Flatten, Linear, ReLU
@@ -22,7 +22,7 @@ from mlpkit.nn.models import FASHION_CNN, LENET5
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.residual import Residual
-from mlpkit.training.optim import SGD
+from mlpkit.optim import SGD
 
 engine = engines.load("numba_conv")
 FLOATS = (np.float32, np.float64)

@@ -17,13 +17,14 @@ from test_kernels import needs_compiler
 
 from mlpkit import data, kernels
 from mlpkit.data import epoch_order
-from mlpkit.engines.cuda.rates import rates, settings
-from mlpkit.engines.cuda.uninterrupted import uninterrupted
+from mlpkit.executors import trainer_of
+from mlpkit.executors.cuda.rates import rates, settings
+from mlpkit.executors.cuda.uninterrupted import uninterrupted
 from mlpkit.nn.models import LENET5, MLP, mlp
 from mlpkit.nn.network import Network
-from mlpkit.training.fit import Diverged, fit, trainer_of
-from mlpkit.training.optim import BY_NAME, SGD, Adam, AdamW, Momentum
-from mlpkit.training.schedules import Cosine
+from mlpkit.optim import BY_NAME, SGD, Adam, AdamW, Momentum
+from mlpkit.optim.schedules import Cosine
+from mlpkit.training.fit import Diverged, fit
 
 NAMES = ("cuda_three_kernels", "cuda_persistent", "cuda_cluster")
 MOST = {"cuda_cluster": 128}  # rows of a batch, where it is less than what is tried

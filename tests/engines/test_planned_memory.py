@@ -15,7 +15,7 @@ from experiments import gpu_image_memory as memory
 from experiments.gpu_image_memory.read import run_of
 from experiments.lab import results
 from mlpkit.engines import numpy_baseline
-from mlpkit.engines.cuda import arena, conv_blocks, norm_blocks
+from mlpkit.executors.cuda import arena, conv_blocks, norm_blocks
 from mlpkit.kernels import gpu, tensor_map
 from mlpkit.kernels.cnn import between, dense, norm
 from mlpkit.kernels.conv import planes
@@ -51,7 +51,7 @@ def plan(monkeypatch):
     """Return the module `engines.cuda.plan`, with an H200 that computes nothing."""
     if gpu.why_not():
         monkeypatch.setitem(sys.modules, "mlpkit.engines.cupy_fused", SimpleNamespace(cross_entropy=None))
-    from mlpkit.engines.cuda import plan
+    from mlpkit.executors.cuda import plan
 
     device = lambda *_: SimpleNamespace(id=0, attributes=H200, compute_capability="90")  # noqa: E731
     monkeypatch.setattr(cp.cuda, "Device", device)

@@ -19,8 +19,8 @@ from shared import one_sentence
 from test_conv_graph import ODD
 
 from mlpkit.engines import numpy_baseline
-from mlpkit.engines.cuda import prediction_blocks
-from mlpkit.engines.cuda.blocks import MODES, Value, chain
+from mlpkit.executors.cuda import prediction_blocks
+from mlpkit.executors.cuda.blocks import MODES, Value, chain
 from mlpkit.kernels import gpu
 from mlpkit.kernels.cnn import between
 from mlpkit.nn.conv import Conv, MaxPool
@@ -166,7 +166,7 @@ def prediction(monkeypatch):
     """The module; where there is no GPU, with NumPy's arrays, and graphs that compute when they are launched."""
     if gpu.why_not():
         monkeypatch.setitem(sys.modules, "mlpkit.engines.cupy_fused", SimpleNamespace(cross_entropy=None))
-    from mlpkit.engines.cuda import prediction as module
+    from mlpkit.executors.cuda import prediction as module
 
     done = SimpleNamespace(synchronize=lambda: None)
     cuda = SimpleNamespace(Event=lambda **_: done, get_current_stream=lambda: done)
@@ -375,7 +375,7 @@ def test_what_comes_from_the_host_goes_back_there_however_calls_follow_each_othe
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [1, 2, 3, 12, 40, 784, 10_000_001])
 def test_what_is_carried_is_there(size):
-    from mlpkit.engines.cuda import prediction as module
+    from mlpkit.executors.cuda import prediction as module
 
     host, there = module.pinned((size,), np.uint8)
     host[:] = np.random.default_rng(size).integers(0, 256, size)

@@ -30,8 +30,8 @@ def test_engines_that_agree_learn_the_same():
     assert [run["seed"] for run in record["runs"]] == [0, 1, 0, 1]
     assert all(run["max_loss_error"] < 1e-5 for run in record["runs"])
     network, history = RECIPE.but(seed=1).train(DATA)
-    assert record["runs"][1]["validation_accuracy"] == history.accuracy[-1]
-    assert found["numpy_baseline"][1] == network.evaluate(*DATA.test)[1]
+    assert record["runs"][1]["validation_accuracy"] == history.validation["accuracy"][-1]
+    assert found["numpy_baseline"][1] == network.evaluate(*DATA.test)["accuracy"]
 
 
 def test_an_engine_that_differs_shows_it(monkeypatch):

@@ -20,7 +20,7 @@ from experiments.lab.bench import GATE_STEPS, GateError, Timing, gate
 from mlpkit import engines, machine
 from mlpkit.data import batches, epoch_order
 from mlpkit.engines import numpy_baseline
-from mlpkit.engines.stepping import StepByStep
+from mlpkit.executors.plain import StepByStep
 from mlpkit.training.recipe import Recipe
 
 DATA = dataset()

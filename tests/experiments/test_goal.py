@@ -43,8 +43,8 @@ def test_each_engine_is_trained_whole_from_each_seed():
     assert [(case["goal"], case["steps"]) for case in record["runs"]] == [(97, 21)] * 2 + [(98, 28)] * 2
     for case in record["runs"]:
         network, history = SMALL.but(seed=1, epochs=case["steps"] // 7).train(DATA, case["engine"])
-        assert case["test_accuracy"][1] == network.evaluate(*DATA.test)[1]
-        assert case["validation_accuracy"][1] == history.accuracy[-1]
+        assert case["test_accuracy"][1] == network.evaluate(*DATA.test)["accuracy"]
+        assert case["validation_accuracy"][1] == history.validation["accuracy"][-1]
         assert len(case["seconds"]) == 2
         assert not goal.is_estimate(case)
     assert len(saved) == 4 + 8

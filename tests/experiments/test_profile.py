@@ -17,7 +17,7 @@ from experiments.profile.costs import COSTS, parts
 from experiments.profile.measure import RECIPES, Watched
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
-from mlpkit.engines.stepping import StepByStep
+from mlpkit.executors.plain import StepByStep
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU, Sigmoid
 from mlpkit.nn.model import Model

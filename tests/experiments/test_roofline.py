@@ -23,7 +23,7 @@ from experiments.lab.results import median_us
 from experiments.lab.roof import bandwidth, peak
 from mlpkit import machine
 from mlpkit.engines import numpy_baseline
-from mlpkit.training.optim import BY_NAME
+from mlpkit.optim import BY_NAME
 from mlpkit.training.recipe import Recipe
 
 RNG = np.random.default_rng(0)

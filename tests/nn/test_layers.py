@@ -14,7 +14,7 @@ from mlpkit.engines import numpy_baseline
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.gradcheck import gradient_error
 from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
-from mlpkit.nn.losses import LOSSES
+from mlpkit.nn.losses import BinaryCrossEntropy, Hinge, MeanSquaredError, OfClasses, SoftmaxCrossEntropy
 from mlpkit.nn.model import Model
 from mlpkit.nn.models import LENET5, mlp
 from mlpkit.nn.network import Network
@@ -61,9 +61,13 @@ NETWORKS = {
 }
 
 
+LOSSES = SoftmaxCrossEntropy(), Hinge(), BinaryCrossEntropy(), MeanSquaredError()
+OPERATIONS_OF_LOSSES = [name for loss in LOSSES for name in loss.operations]
+
+
 def capable():
     """Return the names of the engines of this machine that have every operation."""
-    wanted = {name for model in NETWORKS.values() for name in (*model.operations, *LOSSES)}
+    wanted = {name for model in NETWORKS.values() for name in (*model.operations, *OPERATIONS_OF_LOSSES)}
     here = [name for name, why_not in engines.available().items() if not why_not]
     return [name for name in here if all(hasattr(engines.load(name), operation) for operation in wanted)]
 
@@ -77,10 +81,10 @@ def noisy(engine, model, seed=0):
 
 
 def targets_of(model, n, rng):
-    if model.loss in ("softmax_cross_entropy", "hinge"):
-        return rng.integers(model.output[0], size=n)
+    if isinstance(model.loss, OfClasses):
+        return rng.integers(model.output[0], size=(n, *model.output[1:]))
     targets = rng.normal(size=(n, *model.output))
-    return (targets > 0).astype(np.float64) if model.loss == "binary_cross_entropy" else targets
+    return (targets > 0).astype(np.float64) if isinstance(model.loss, BinaryCrossEntropy) else targets
 
 
 def error_of(network, n, seed=0):
@@ -103,15 +107,15 @@ def test_every_derivative_is_right(name, n, engine):
     assert error_of(noisy(engine, NETWORKS[name]), n) < 1e-6
 
 
-@pytest.mark.parametrize("engine", sorted(CAPABLE & {*engines.names(LOSSES)}))
+@pytest.mark.parametrize("engine", sorted(CAPABLE & {*engines.names(OPERATIONS_OF_LOSSES)}))
 @pytest.mark.parametrize("n", [1, 4])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", LOSSES, ids=repr)
 def test_every_derivative_of_every_loss_is_right(engine, loss, n):
     for layers in ((Linear(3),), (Linear(4), Tanh(), Linear(1)), (Residual((Linear(5), Sigmoid())), Linear(3))):
         assert error_of(noisy(engine, Model((5,), layers, loss)), n) < 1e-6
 
 
-@pytest.mark.parametrize("loss", ["mean_squared_error", "binary_cross_entropy"])
+@pytest.mark.parametrize("loss", [*LOSSES[2:], SoftmaxCrossEntropy(), Hinge()], ids=repr)
 def test_a_loss_may_compare_images(loss):
     model = Model((1, 4, 3), (Conv(2, 3, padding=1), Tanh(), Conv(1, 2)), loss)
     assert error_of(noisy("numpy_baseline", model), 3) < 1e-6

@@ -111,7 +111,7 @@ def test_predict_and_evaluate_agree_with_a_few_lines_of_numpy(engine, batch_size
 def test_the_loss_of_a_batch_is_its_mean_and_changes_no_parameter(call, changes_grad):
     network, (X, y) = Network(model=SMALL), blobs(20)
     before = network.theta.copy()
-    assert getattr(network, call)(X, y) == pytest.approx(network.evaluate(X, y)[0], rel=1e-5)
+    assert getattr(network, call)(X, y) == pytest.approx(network.evaluate(X, y)["loss"], rel=1e-5)
     assert np.any(network.grad != 0) == changes_grad
     assert_array_equal(network.theta, before)
 

@@ -15,10 +15,10 @@ from shared import SMALL, blobs
 
 from mlpkit import plots
 from mlpkit.nn.network import Network
+from mlpkit.optim import SGD
 from mlpkit.plots import widgets
 from mlpkit.training.fit import fit
 from mlpkit.training.history import Epoch, History
-from mlpkit.training.optim import SGD
 
 X = np.linspace(0, 1, 5)
 

@@ -25,8 +25,8 @@ from mlpkit import __main__ as cli
 from mlpkit import data, engines, machine
 from mlpkit.nn.models import LENET5, MLP
 from mlpkit.nn.network import Network
+from mlpkit.optim import BY_NAME
 from mlpkit.training import checkpoint
-from mlpkit.training.optim import BY_NAME
 from mlpkit.training.recipe import Recipe
 
 COMMAND = [sys.executable, "-m", "mlpkit"]

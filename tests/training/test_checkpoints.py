@@ -17,16 +17,16 @@ from numpy.testing import assert_array_equal
 from shared import SMALL, blobs, engine_like, one_sentence
 
 from mlpkit.engines import numpy_baseline
-from mlpkit.engines.stepping import StepByStep
+from mlpkit.executors.plain import StepByStep
 from mlpkit.files import load_npz, save_npz
 from mlpkit.nn.layers import Dropout, Linear, ReLU
 from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
+from mlpkit.optim import BY_NAME, SGD
+from mlpkit.optim.schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
 from mlpkit.training import fit as fitting
 from mlpkit.training.checkpoint import NAMES, load_checkpoint
 from mlpkit.training.fit import Diverged, fit
-from mlpkit.training.optim import BY_NAME, SGD
-from mlpkit.training.schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
 
 TRAIN, VALIDATION = blobs(50), blobs(20, seed=1)
 STEPS = 7  # an epoch of 50 examples, 8 a batch

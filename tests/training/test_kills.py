@@ -19,10 +19,10 @@ from mlpkit.nn.layers import Dropout, Linear, ReLU
 from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
+from mlpkit.optim import BY_NAME
+from mlpkit.optim.schedules import Cosine
 from mlpkit.training.checkpoint import load_checkpoint
 from mlpkit.training.fit import fit
-from mlpkit.training.optim import BY_NAME
-from mlpkit.training.schedules import Cosine
 
 MODEL = Model((6,), (Linear(40), BatchNorm(), ReLU(), Dropout(0.2), Linear(3)))
 EPOCHS, STEPS = 30, 7
@@ -50,7 +50,7 @@ def run(network, optimizer, **options):
 
 def state(network, optimizer, history):
     vectors = (network.theta, network.statistics, *optimizer.state.values())
-    return [vector.tobytes() for vector in vectors], optimizer.steps, history.loss, history.accuracy
+    return [vector.tobytes() for vector in vectors], optimizer.steps, history.loss, history.validation["accuracy"]
 
 
 def found(folder):
@@ -77,7 +77,7 @@ def kill(times, longest=0.1):
     """Kill trainings so often, each after at most `longest` seconds, and resume them; return what happened."""
     network, optimizer = new()
     history = run(network, optimizer)
-    wanted, lowest = state(network, optimizer, history), min(epoch.validation_loss for epoch in history.epochs)
+    wanted, lowest = state(network, optimizer, history), min(epoch.validation["loss"] for epoch in history.epochs)
     moments, killed, arrived, left = random.Random(0), 0, 0, 0
     while killed < times:
         with tempfile.TemporaryDirectory() as name:
@@ -98,7 +98,7 @@ def kill(times, longest=0.1):
             child = started(folder)  # which has nothing to do, and cleans up
             assert os.waitpid(child, 0)[1] == 0
             assert {path.name for path in folder.iterdir()} == {".lock", "best.npz", "last.npz"}
-            assert Network.load(folder / "best.npz").evaluate(*VALIDATION)[0] == lowest
+            assert Network.load(folder / "best.npz").evaluate(*VALIDATION)["loss"] == lowest
             arrived += 1
     return f"{killed} kills, {arrived} trainings of {EPOCHS} epochs arrived where they would have; {left} half files"
 

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import SMALL, dataset, one_sentence
 
 from mlpkit import data
-from mlpkit.engines.stepping import StepByStep
+from mlpkit.executors.plain import StepByStep
 from mlpkit.files import load_npz, save_npz
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.layers import Dropout, Flatten, Linear, ReLU
@@ -17,11 +17,11 @@ from mlpkit.nn.models import LENET5
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.residual import Residual
+from mlpkit.optim import BY_NAME
+from mlpkit.optim.schedules import Cosine
 from mlpkit.training.checkpoint import NAMES
 from mlpkit.training.fit import Diverged, fit
-from mlpkit.training.optim import BY_NAME
 from mlpkit.training.recipe import Recipe
-from mlpkit.training.schedules import Cosine
 
 MODEL = Model(
     (1, 5, 4),
@@ -191,11 +191,11 @@ def test_lenet5_learns_its_first_digits(digits):
     network, history = recipe.train(digits)
     assert len(history.loss) == 30
     assert history.loss[0] == pytest.approx(np.log(10), abs=0.7)
-    first, *_, last = (epoch.validation_loss for epoch in history.epochs)
+    first, *_, last = (epoch.validation["loss"] for epoch in history.epochs)
     assert np.mean(history.loss[-5:]) < 0.6 * np.mean(history.loss[:5])
     assert last < first
-    assert history.accuracy[-1] > 0.6
-    assert_allclose(network.evaluate(*digits.validation), (last, history.accuracy[-1]), rtol=1e-5)
+    assert history.validation["accuracy"][-1] > 0.6
+    assert_allclose(network.evaluate(*digits.validation), (last, history.validation["accuracy"][-1]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["numba_step", "python_lists"])

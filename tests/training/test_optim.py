@@ -11,8 +11,8 @@ from shared import SMALL, blobs, one_sentence
 
 from mlpkit.engines import numpy_baseline
 from mlpkit.nn.network import Network
-from mlpkit.training.optim import BY_NAME, SGD, Adam, AdamW, Momentum, Nesterov, RMSprop
-from mlpkit.training.schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
+from mlpkit.optim import BY_NAME, SGD, Adam, AdamW, Momentum, Nesterov, RMSprop
+from mlpkit.optim.schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
 
 
 def vector(theta, n_weights=None):

@@ -10,8 +10,8 @@ from shared import SMALL, dataset, one_sentence
 
 from mlpkit.nn.models import mlp
 from mlpkit.nn.network import Network
+from mlpkit.optim import BY_NAME, SGD
 from mlpkit.training.fit import fit
-from mlpkit.training.optim import BY_NAME, SGD
 from mlpkit.training.recipe import SCHEDULES, Recipe
 
 DATA = dataset()

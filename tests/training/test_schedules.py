@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import SMALL
 
 from mlpkit.nn.network import Network
-from mlpkit.training.optim import BY_NAME, SGD
-from mlpkit.training.schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
+from mlpkit.optim import BY_NAME, SGD
+from mlpkit.optim.schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
 
 rates = st.floats(1e-6, 10)
 fractions = st.floats(1e-3, 1)

@@ -24,19 +24,19 @@ from shared import ENGINES, SMALL, blobs, dataset, engine_like, one_sentence
 from mlpkit import engines
 from mlpkit.data import epoch_order
 from mlpkit.engines import numpy_baseline
-from mlpkit.engines.stepping import StepByStep
+from mlpkit.executors.plain import StepByStep
 from mlpkit.files import load_npz, save_npz
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.models import Model, mlp
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
+from mlpkit.optim import BY_NAME
+from mlpkit.optim.schedules import Cosine, WarmUp
 from mlpkit.training import fit as fitting
 from mlpkit.training.checkpoint import NAMES, load_checkpoint
 from mlpkit.training.fit import Diverged, fit
 from mlpkit.training.history import History
-from mlpkit.training.optim import BY_NAME
 from mlpkit.training.recipe import Recipe
-from mlpkit.training.schedules import Cosine, WarmUp
 
 TRAIN, VALIDATION = blobs(50), blobs(20, seed=1)
 STEPS = 7  # an epoch of 50 examples, 8 a batch
@@ -110,14 +110,14 @@ def test_the_history_has_every_step_and_every_epoch(look_every, monkeypatch):
         assert epoch.train_loss == pytest.approx(np.dot(history.loss[steps], history.samples[steps]) / 50)
         assert epoch.seconds == pytest.approx(sum(history.seconds[steps]))
         assert epoch.lr == WarmUp(Cosine(0.05, 30), 3)((i + 1) * STEPS - 1)
-        assert (epoch.validation_loss, epoch.validation_accuracy) == seen[i][2]
-    assert history.accuracy == [accuracy for *_, (_, accuracy) in seen]
+        assert (epoch.validation["loss"], epoch.validation["accuracy"]) == seen[i][2]
+    assert history.validation["accuracy"] == [accuracy for *_, (_, accuracy) in seen]
 
 
 def test_the_recorded_loss_is_that_of_the_batch_before_its_step():
     network, optimizer = new()
     first = epoch_order(50, 0, 0)[:8]
-    wanted = network.evaluate(TRAIN.X[first], TRAIN.y[first])[0]
+    wanted = network.evaluate(TRAIN.X[first], TRAIN.y[first])["loss"]
     assert run(network, optimizer, epochs=1).loss[0] == pytest.approx(wanted, rel=1e-6)
 
 
@@ -132,7 +132,7 @@ def test_every_epoch_visits_all_examples_in_its_own_order():
 
 def test_without_a_validation_set_there_are_no_validation_numbers():
     history = run(*new(), validation=None)
-    assert history.accuracy == [None] * 3
+    assert history.validation["accuracy"] == [None] * 3
     assert history.best_epoch == 2
 
 
@@ -212,7 +212,7 @@ def test_so_it_is_after_ctrl_c_amid_a_checkpoint(when, tmp_path, monkeypatch):
 
 KILLED = """
 import os, signal, sys
-from mlpkit.engines.stepping import StepByStep
+from mlpkit.executors.plain import StepByStep
 from shared import engine_like
 from test_train import CHOICES, new, run
 class Trainer(StepByStep):
@@ -820,10 +820,10 @@ def test_the_best_epoch_is_found_where_only_the_later_ones_were_validated(tmp_pa
     run(network, optimizer, None, checkpoints=tmp_path)
     network, optimizer = new()
     history = run(network, optimizer, epochs=6, patience=3, checkpoints=tmp_path, resume=True)
-    losses = [epoch.validation_loss for epoch in history.epochs]
+    losses = [epoch.validation["loss"] for epoch in history.epochs]
     assert losses[:3] == [None] * 3
     assert history.best_epoch == 3 + int(np.argmin(losses[3:]))
-    assert Network.load(tmp_path / "best.npz").evaluate(*VALIDATION)[0] == losses[history.best_epoch]
+    assert Network.load(tmp_path / "best.npz").evaluate(*VALIDATION)["loss"] == losses[history.best_epoch]
 
 
 def test_a_run_is_not_resumed_on_fewer_examples(tmp_path):

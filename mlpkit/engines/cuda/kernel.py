@@ -1,4 +1,4 @@
-"""What the GPU engines share: the kernels of `mlpkit.kernels`, for a network's type, and where its layers are."""
+"""What the GPU engines share: the kernels of `mlpkit.kernels`, for arrays of a type."""
 
 import numpy as np
 
@@ -21,8 +21,3 @@ def overlapping(kernel):
     import cupy
 
     return Overlapping(kernel) if int(cupy.cuda.Device().compute_capability) >= 90 else kernel
-
-
-def linear_layers(network):
-    """Return the place of each linear layer, the first one first: it has W, b, and their gradients dW and db."""
-    return [place for place in network.places if hasattr(place, "W")]

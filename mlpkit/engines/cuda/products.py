@@ -15,7 +15,7 @@ from mlpkit.kernels import cublaslt
 
 
 @dataclass(frozen=True)
-class Lie:
+class MatrixLayout:
     """How a matrix lies: all that cuBLAS wants to know of it before the product. alignment: bytes, of its address."""
 
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Lie:
 
     @property
     def T(self):
-        return Lie(self.shape[::-1], self.strides[::-1], self.dtype, self.alignment)
+        return MatrixLayout(self.shape[::-1], self.strides[::-1], self.dtype, self.alignment)
 
     @property
     def ndim(self):
@@ -61,7 +61,7 @@ def product(a, b, out=None, precision=None):
     if not b.size or not a.size:
         out.fill(0)
     else:
-        _plan(Lie.of(a), Lie.of(b), Lie.of(out), precision)(a, b, out)
+        _plan(MatrixLayout.of(a), MatrixLayout.of(b), MatrixLayout.of(out), precision)(a, b, out)
     return out
 
 

@@ -43,7 +43,10 @@ def compiled(engine, **options):
 
 
 class Threads:
-    """Those that Numba's parallel loops use, for the Python thread that asks. See `crew`. most: that there can be."""
+    """Those that Numba's parallel loops use, for the Python thread that asks. most: that there can be.
+
+    See `executors.team`.
+    """
 
     most = numba.config.NUMBA_NUM_THREADS
     count, use = staticmethod(numba.get_num_threads), staticmethod(numba.set_num_threads)

@@ -1,6 +1,7 @@
 // What a recorded step of any network needs around it: its batch, its rate and its number, and a place for its loss.
 //
-// X lies as it was given, row after row. REAL is the network's type; PIXEL that of the images.
+// X lies as it was given, row after row. REAL is the network's type; PIXEL that of the images; TARGET the largest integer
+// of which a target is a whole number, whatever its own type: targets are copied, and nobody here looks at them.
 
 #include "ptx.cuh"
 
@@ -9,6 +10,9 @@
 #endif
 #ifndef REAL
 #define REAL float
+#endif
+#ifndef TARGET
+#define TARGET unsigned long long
 #endif
 
 extern __shared__ __align__(128) unsigned char shared_bytes[];  // of `hinge`: a sum a warp
@@ -20,9 +24,9 @@ __device__ REAL number(double x) { return x; }
 // Copy the examples of the batch of step number *step, and look up what is new in that step: its rate, its number t as
 // optimizers count, from 1, and the steps taken before it. `order` names the `examples` of an epoch. `parts` blocks an
 // example: each asks for its part of an example of the batch after this one, too, which so is near when its turn comes.
-extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const int* order, const int* step,
-                                      int examples, int batch_size, int inputs, int parts, REAL* x,
-                                      long long* labels, const REAL* rates, const long long* first_t, REAL* rate,
+extern "C" __global__ void next_batch(const PIXEL* X, const TARGET* y, const int* order, const int* step,
+                                      int examples, int batch_size, int inputs, int target_size, int parts, REAL* x,
+                                      TARGET* targets, const REAL* rates, const long long* first_t, REAL* rate,
                                       REAL* t, long long* taken)
 {
     const int row = blockIdx.x / parts, part = blockIdx.x % parts, number_of_step = *step;
@@ -32,13 +36,12 @@ extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const 
         x[(long long)row * inputs + i] = number(X[example * inputs + i]);
         prefetch_global_l2(X + next * inputs + i);
     }
-    if (threadIdx.x == 0 && part == 0) {
-        labels[row] = y[example];
-        if (row == 0) {
-            *rate = rates[number_of_step];
-            *t = *first_t + number_of_step;
-            *taken = *first_t + number_of_step - 1;
-        }
+    for (int i = part * blockDim.x + threadIdx.x; i < target_size; i += parts * blockDim.x)
+        targets[(long long)row * target_size + i] = y[example * target_size + i];
+    if (threadIdx.x == 0 && part == 0 && row == 0) {
+        *rate = rates[number_of_step];
+        *t = *first_t + number_of_step;
+        *taken = *first_t + number_of_step - 1;
     }
 }
 

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlpkit.engines import BASELINE
-from mlpkit.engines.cuda import prediction_blocks
+from mlpkit.nn.fold import fold
+from mlpkit.nn.layers import Flatten
 from mlpkit.nn.network import Network
+from mlpkit.nn.residual import Residual
 
 SAMPLES, TIMES = 5, 20  # of the device's clock, and batches in each
 WARM, WAITS = 20, 20  # calls that are not timed, and samples of the host's clock
@@ -56,10 +58,10 @@ class Task:
         exact = Network(BASELINE, network.model, dtype=np.float64)
         exact.set_theta(network.theta.astype(np.float64))
         exact.set_statistics(network.statistics.astype(np.float64))
-        places = prediction_blocks.folded(prediction_blocks.frozen(exact))
+        places = fold(exact).places
         shape = network.model.input
         for at, following in zip(places, [*places[1:], None], strict=True):
-            if at.layer.kind == "Flatten" and len(shape) == 3:
+            if isinstance(at.layer, Flatten) and len(shape) == 3:
                 following.W = following.W.reshape(shape[0], -1, following.W.shape[1]).swapaxes(0, 1)
                 following.W = following.W.reshape(-1, following.W.shape[2])
             shape = at.layer.output(shape)
@@ -80,11 +82,11 @@ def each_array(places, function):
 def through(places, operations, x):
     """Return what the layers make of x: operations has a function (place, x) for each kind, by its name."""
     for at in places:
-        if at.layer.kind == "Residual":
+        if isinstance(at.layer, Residual):
             layers, shortcut = at.branches
             x = through(layers, operations, x) + through(shortcut, operations, x)
         else:
-            x = getattr(operations, at.layer.kind)(at, x)
+            x = getattr(operations, type(at.layer).__name__)(at, x)
     return x
 
 

@@ -43,7 +43,7 @@ def prepared(name, recipe):
             for view, array in zip(network.views(network.theta).values(), trainer.parameters(), strict=True):
                 view[:] = array
             for name in ("validation", "test"):
-                found[f"{name}_accuracy"].append(network.evaluate(*getattr(dataset, name))[1])
+                found[f"{name}_accuracy"].append(network.evaluate(*getattr(dataset, name))["accuracy"])
         return {"first_losses": first_losses, "gate": getattr(peer, "GATE", GATE)} | found
 
     return train

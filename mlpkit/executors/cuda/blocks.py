@@ -30,9 +30,9 @@ from functools import reduce
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from mlpkit.checks import OF_A_PLACE
 from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import planes
+from mlpkit.nn.residual import Branched
 
 # The modes of `planes` by precision class: float32 as three products of halves, TF32's digits as one product of halves
 MODES = {"float32": planes.MODES["fp16x3"], "tf32": planes.MODES["fp16"], "bf16": planes.MODES["bf16"]}
@@ -69,25 +69,19 @@ class LayerBlock:
     wants = "nchw"
 
     def __init__(self, at, shape):
-        trained, kept = at.layer.parameters(shape), at.layer.statistics(shape)
-        self.at, self.lasting = at, {*OF_A_PLACE, *trained, *(f"d{name}" for name in trained), *kept}
-        self.comes_back = at.wants_dx or bool(trained)  # else no parameters lie before its end
+        self.at = at
+        self.comes_back = at.wants_dx or bool(at.layer.parameters(shape))  # else no parameters lie before its end
 
     def forward(self, x):
         y = self.at.layer.forward(self.at, x.array)
         if not self.comes_back:
-            self.drop()
+            self.at.drop()
         return _as_value(y)
 
     def backward(self, dy):
         dx = self.at.layer.backward(self.at, dy.array)
-        self.drop()
+        self.at.drop()
         return _as_value(dx) if self.at.wants_dx else None
-
-    def drop(self):
-        """Drop what the layer has kept for the way back."""
-        for name in vars(self.at).keys() - self.lasting:
-            delattr(self.at, name)
 
 
 class BranchesBlock:
@@ -168,8 +162,8 @@ def _generic(at, shape, n, mode, matches):
 
 
 def has_branches(at):
-    """Return whether a layer is made of chains, and of this package: whose `forward` is known."""
-    return bool(at.branches and at.layer.kind)
+    """Return whether a layer is made of chains in the way that is known here: by `join` and `split`."""
+    return isinstance(at.layer, Branched)
 
 
 def _as_value(array):

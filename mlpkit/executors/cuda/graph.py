@@ -9,8 +9,9 @@ from contextlib import suppress
 import cupy as cp
 import numpy as np
 
-from .kernel import C_TYPES, kernel, overlapping
-from .transfers import Feed
+from mlpkit.engines.cuda.kernel import C_TYPES, kernel, overlapping
+
+from .transfers import Feed, as_labels
 
 
 def recorded(work, pool):
@@ -28,7 +29,7 @@ def recorded(work, pool):
 
 
 class GraphTrainer:
-    """Trains a network with steps that are recorded and replayed. See `protocol.Trainer`.
+    """Trains a network with steps that are recorded and replayed. See `executors.protocol.Trainer`.
 
     A subclass says what a step is with `enqueue`, what it reads with `send`, and where its losses are with `losses_of`.
     It makes the `feed`, and calls `graphs_for(len(y))` at the end of its constructor, so that all is recorded then.
@@ -43,7 +44,7 @@ class GraphTrainer:
 
     def __init__(self, network, optimizer, X, y, batch_size):
         self.network, self.optimizer, self.batch_size = network, optimizer, batch_size
-        self.X, self.y = map(cp.ascontiguousarray, (X.reshape(len(X), -1), y.astype(np.int64, copy=False)))
+        self.X, self.y = map(cp.ascontiguousarray, (X.reshape(len(X), -1), y))
         self.steps = -(-len(y) // batch_size)  # of an epoch of all examples
         self.step_number = cp.zeros(1, np.int32)
         self.pool, self.graphs = cp.cuda.MemoryPool(), {}
@@ -105,7 +106,7 @@ class GradientTrainer(GraphTrainer):
     Gradient: type
 
     def __init__(self, network, optimizer, X, y, batch_size):
-        super().__init__(network, optimizer, X, y, batch_size)
+        super().__init__(network, optimizer, X, as_labels(y), batch_size)
         dtype = network.dtype
         self.next_batch = overlapping(kernel("layers", "next_batch", dtype, PIXEL=C_TYPES[X.dtype]))
         self.feed = Feed(first_t=(1, np.int64), rates=(self.steps, np.float64), order=(len(y), np.int64))

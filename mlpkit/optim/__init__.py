@@ -18,6 +18,8 @@ class Optimizer:
 
     network: whose `theta` is trained. lr: a number, or a schedule (see `schedules`).
     weight_decay: the L2 penalty's factor: `weight_decay * w` is added to the gradient of each weight, not of biases.
+    reduce: a function that is called with `network.grad` before each update, and changes it in place: several GPUs sum
+    theirs there. A graph records what it asks of the GPU; a kernel that does the update itself refuses it.
     Raises ValueError for a rate or a factor out of range, TypeError for what is no network. A schedule is asked step by
     step: ValueError at the first rate that is not a finite number, 0 or above.
     """
@@ -26,13 +28,16 @@ class Optimizer:
     setting_names: tuple[str, ...] = ()
     decoupled = False  # weight decay shrinks the weights themselves, and does not pass through the gradient
 
-    def __init__(self, network, lr, weight_decay=0.0):
+    def __init__(self, network, lr, weight_decay=0.0, reduce=None):
         if not hasattr(network, "theta"):
             raise TypeError(f"an optimizer trains a Network, not {network!r}.")
         self.network = network
         self.engine = network.engine
         self.schedule = lr if callable(lr) else Constant(lr)
         self.weight_decay = check_not_negative("weight_decay", weight_decay)
+        if reduce is not None and not callable(reduce):
+            raise TypeError(f"reduce must be a function of the gradient, not {reduce!r}.")
+        self.reduce = reduce
         self.steps = 0
         zeros = np.zeros(network.theta.shape, network.dtype)
         self.state = {name: self.engine.asarray(zeros.copy()) for name in self.state_names}
@@ -100,6 +105,8 @@ class Optimizer:
 
         An engine that records its steps gives both as arrays of one number, whose value is read when the step runs.
         """
+        if self.reduce:
+            self.reduce(self.network.grad)
         if self.weight_decay:
             self.decay(lr)
         self.update(self.network.theta, self.network.grad, lr, t)
@@ -151,8 +158,8 @@ class Momentum(Optimizer):
     state_names = ("velocity",)
     setting_names = ("momentum",)
 
-    def __init__(self, network, lr, momentum=0.9, weight_decay=0.0):
-        super().__init__(network, lr, weight_decay)
+    def __init__(self, network, lr, momentum=0.9, weight_decay=0.0, reduce=None):
+        super().__init__(network, lr, weight_decay, reduce)
         self.momentum = check_fraction("momentum", momentum)
 
     def update(self, theta, grad, lr, t):
@@ -172,8 +179,8 @@ class RMSprop(Optimizer):
     state_names = ("s",)
     setting_names = ("rho", "eps")
 
-    def __init__(self, network, lr=1e-3, rho=0.9, eps=1e-8, weight_decay=0.0):
-        super().__init__(network, lr, weight_decay)
+    def __init__(self, network, lr=1e-3, rho=0.9, eps=1e-8, weight_decay=0.0, reduce=None):
+        super().__init__(network, lr, weight_decay, reduce)
         self.rho = check_fraction("rho", rho)
         self.eps = check_positive("eps", eps, network.dtype)
 
@@ -187,8 +194,8 @@ class Adam(Optimizer):
     state_names = ("m", "v")
     setting_names = ("beta1", "beta2", "eps")
 
-    def __init__(self, network, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0):
-        super().__init__(network, lr, weight_decay)
+    def __init__(self, network, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, reduce=None):
+        super().__init__(network, lr, weight_decay, reduce)
         self.beta1 = check_fraction("beta1", beta1)
         self.beta2 = check_fraction("beta2", beta2)
         self.eps = check_positive("eps", eps, network.dtype)

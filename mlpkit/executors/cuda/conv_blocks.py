@@ -9,6 +9,8 @@ from dataclasses import replace
 
 from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import PASSES, Shape, planes
+from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.layers import ReLU
 
 from .blocks import Value
 
@@ -17,7 +19,7 @@ MOST = 2**31 - 2**20  # numbers of an array: the kernels count in 32 bits
 
 def match(places, i, shape, n, mode):
     """Return how many layers from places[i] on are one block, and the block; None where there is none. See `blocks`."""
-    if places[i].layer.kind != "Conv":
+    if type(places[i].layer) is not Conv:
         return None
     pool, relu, count = followers(places, i, shape)
     try:
@@ -38,9 +40,9 @@ def followers(places, i, shape):
     pool, relu, count = 1, False, 1
     sizes = places[i].layer.output(shape)[1:]
     for at in places[i + 1 : i + 3]:
-        if at.layer.kind == "ReLU" and not relu:
+        if type(at.layer) is ReLU and not relu:
             relu = True
-        elif at.layer.kind == "MaxPool" and pool == 1 and fits(at.layer, sizes):
+        elif type(at.layer) is MaxPool and pool == 1 and fits(at.layer, sizes):
             pool = at.layer.size
         else:
             break

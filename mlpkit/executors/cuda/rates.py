@@ -2,14 +2,18 @@
 
 import numpy as np
 
-KINDS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}  # that the kernels know
+from mlpkit.optim import SGD, Adam, AdamW
+
+KINDS = (SGD, Adam, AdamW)  # that the kernels know
 
 
 def why_unknown(optimizer, engine):
-    """Return None, or the sentence that says that the kernels don't know such an optimizer."""
-    if optimizer.kind not in KINDS:
-        known = ", ".join(KINDS.values())
+    """Return None, or the sentence that says that the kernels can't do such an optimizer's update."""
+    if type(optimizer) not in KINDS:
+        known = ", ".join(kind.__name__ for kind in KINDS)
         return f"{engine} knows the optimizers {known}, not {type(optimizer).__name__}: take another engine."
+    if optimizer.reduce:
+        return f"{engine} updates within its kernel, where reduce can't be called: take another engine."
     return None
 
 

@@ -1,19 +1,23 @@
 """A network's gradient by blocks, and a step of any network as a graph, with memory that is planned."""
 
 from functools import cache
+from math import gcd
 
 import cupy as cp
 import numpy as np
 
-from ..cupy_fused import cross_entropy
+from mlpkit.engines.cuda.kernel import C_TYPES, kernel
+from mlpkit.engines.cupy_fused import cross_entropy
+from mlpkit.nn.losses import SoftmaxCrossEntropy
+
 from . import dense
 from .arena import Arena, Recorder
 from .blocks import MODES, Value, chain
 from .graph import GraphTrainer, recorded
-from .kernel import C_TYPES, kernel
-from .transfers import Feed
+from .transfers import Feed, as_labels
 
 PARTS = 8  # blocks that copy an example, at most
+PIECES = {8: "unsigned long long", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}  # of so many bytes
 
 
 class Gradient:
@@ -25,8 +29,9 @@ class Gradient:
     """
 
     def __init__(self, network, n, precision, matches):
-        self.network, self.engine = network, network.engine
-        places, self.softmax = network.places, network.model.loss == "softmax_cross_entropy"
+        self.network, self.places = network, network.places
+        places, model = network.places, network.model
+        self.softmax = isinstance(model.loss, SoftmaxCrossEntropy) and len(model.output) == 1
         self.head: dense.Head | None = None
         inner = places
         if self.softmax:
@@ -35,7 +40,6 @@ class Gradient:
         self.chain = chain(inner, network.model.input, n, MODES[precision], (*matches, dense.match))
 
     def __call__(self, x, targets, losses, step=None):
-        self.network.mode.training = True
         z = self.chain.forward(Value(x, "nchw", x.shape[1]))
         came = [self.head(z, targets, losses, step) if self.head else self.loss(z.array, targets, losses, step)]
         del z
@@ -46,9 +50,9 @@ class Gradient:
         """Keep the loss of the outputs z, and return their gradient."""
         if self.softmax:
             dz = z if getattr(self.chain.blocks[-1], "lends", False) else z.copy()
-            cross_entropy(dz, None, targets, losses, step)
+            cross_entropy(dz, None, as_labels(targets), losses, step)
         else:
-            loss, dz = getattr(self.engine, self.network.model.loss)(z, targets)
+            loss, dz = self.network.model.loss(self.network.at_loss, z, targets)
             _steps("keep_loss", z.dtype)((1,), (1,), (loss, losses, step if step is not None else np.uintp(0)))
         return Value(dz, "nchw", dz.shape[1])
 
@@ -70,15 +74,15 @@ def watched(work, *vectors):
 
 
 class Batch:
-    """A batch of n, and what is new in its step: the steps before it, the rate, and the step's number from 1.
+    """A batch of n, x and targets, and what is new in its step: the steps before it, the rate, its number from 1.
 
     rates: the last two of these, twice: an update reads its own while the next step's come. other: a batch at least as
     large, which is never needed at the same time, and where this one's x may lie.
     """
 
-    def __init__(self, network, n, other=None):
+    def __init__(self, network, y, n, other=None):
         self.x = cp.empty((n, *network.model.input), network.dtype) if other is None else other.x[:n]
-        self.labels, self.taken = cp.empty(n, np.int64), cp.empty(1, np.int64)
+        self.targets, self.taken = cp.empty((n, *y.shape[1:]), y.dtype), cp.empty(1, np.int64)
         self.rates = [tuple(cp.empty(1, network.dtype) for _ in range(2)) for _ in range(2)]
 
 
@@ -96,7 +100,10 @@ class PlannedTrainer(GraphTrainer):
 
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, y, batch_size)
-        self.next_batch = _steps("next_batch", network.dtype, C_TYPES[X.dtype])
+        row = self.y[0].nbytes  # bytes of a target, which are copied in the largest pieces that it is made of
+        piece = gcd(row, 8)
+        self.target_size = row // piece
+        self.next_batch = _steps("next_batch", network.dtype, C_TYPES[X.dtype], PIECES[piece])
         fields = {"first_t": (1, np.int64), "rates": (self.steps, network.dtype), "order": (len(y), np.int32)}
         self.feed = Feed(beside=False, **fields)  # the copy takes a thousandth of an epoch
         self.feed.memory.fill(0)  # before the first epoch a step is tried on the first example, at a rate of 0
@@ -116,7 +123,7 @@ class PlannedTrainer(GraphTrainer):
         if n in self.arenas:
             return
         self.gradients[n] = Gradient(self.network, n, self.precision, self.matches)
-        self.batches[n] = Batch(self.network, n, self.batches.get(self.batch_size))
+        self.batches[n] = Batch(self.network, self.y, n, self.batches.get(self.batch_size))
         vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.losses
         self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors), self.memory)
         self.memory = self.arenas[n].memory
@@ -156,14 +163,14 @@ class PlannedTrainer(GraphTrainer):
         parts = max(1, min(PARTS, inputs // 256))
         examples = self.X, self.y, self.feed["order"], self.step_number
         rates = self.feed["rates"], self.feed["first_t"], *batch.rates[number % 2], batch.taken
-        sizes = map(np.int32, (len(self.y), self.batch_size, inputs, parts))
-        arguments = *examples, *sizes, batch.x, batch.labels, *rates
-        self.next_batch((len(batch.labels) * parts,), (256,), arguments)
+        sizes = map(np.int32, (len(self.y), self.batch_size, inputs, self.target_size, parts))
+        arguments = *examples, *sizes, batch.x, batch.targets, *rates
+        self.next_batch((len(batch.x) * parts,), (256,), arguments)
 
     def enqueue_gradient(self, batch):
         """Ask for the gradient."""
         self.network.mode.step = batch.taken
-        self.gradients[len(batch.labels)](batch.x, batch.labels, self.losses, self.step_number)
+        self.gradients[len(batch.x)](batch.x, batch.targets, self.losses, self.step_number)
 
     def send(self, order, steps):
         first_t = np.array([self.optimizer.steps + 1])
@@ -174,5 +181,5 @@ class PlannedTrainer(GraphTrainer):
 
 
 @cache
-def _steps(name, dtype, pixel="unsigned char"):
-    return kernel("steps", name, dtype, PIXEL=pixel)
+def _steps(name, dtype, pixel="unsigned char", target="unsigned long long"):
+    return kernel("steps", name, dtype, PIXEL=pixel, TARGET=target)

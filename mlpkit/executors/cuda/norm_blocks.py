@@ -13,6 +13,10 @@ from typing import Any
 
 from mlpkit.kernels.cnn import between, norm
 from mlpkit.kernels.conv import Shape, planes
+from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.layers import ReLU
+from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.residual import Residual
 
 from .blocks import Value
 from .conv_blocks import shape_of, why_not
@@ -64,7 +68,7 @@ def _is_stem(shape):
 
 def _plain(places, i, shape, n, mode):
     """Return how many layers are a stage from places[i] on, and the stage in a list, or None."""
-    if len(places) < i + 2 or places[i].layer.kind != "Conv" or places[i + 1].layer.kind != "BatchNorm":
+    if len(places) < i + 2 or type(places[i].layer) is not Conv or type(places[i + 1].layer) is not BatchNorm:
         return None
     try:
         conv = shape_of(places[i].layer, shape, n)
@@ -83,9 +87,9 @@ def _followers(places, i, about):
     """Return how many layers from places[i] on belong to a normalization, and what it is with them."""
     count = 0
     for at in places[i : i + 2]:
-        if at.layer.kind == "ReLU" and not about.relu:
+        if type(at.layer) is ReLU and not about.relu:
             about = replace(about, relu=True)
-        elif at.layer.kind == "MaxPool" and about.pool == 1 and _fits(at.layer, about):
+        elif type(at.layer) is MaxPool and about.pool == 1 and _fits(at.layer, about):
             about = replace(about, pool=at.layer.size)
         else:
             break
@@ -100,7 +104,7 @@ def _fits(layer, about):
 
 def _residual(places, i, shape, n, mode, number):
     """Return how many layers are a residual from places[i] on, and its stages, or None. number: of its first stage."""
-    if places[i].layer.kind != "Residual" or places[i].layer.shortcut:
+    if type(places[i].layer) is not Residual or places[i].layer.shortcut:
         return None
     stages: list[Stage] = []
     inside, j = places[i].branches[0], 0

@@ -11,7 +11,7 @@ import cupy as cp
 import cupyx
 import numpy as np
 
-from .kernel import C_TYPES
+from mlpkit.engines.cuda.kernel import C_TYPES
 
 ALIGNMENT = 256  # bytes, as CuPy's own arrays have it
 
@@ -134,6 +134,11 @@ def _cut(memory, fields):
         vectors[name] = memory[start : start + size].view(dtype)
         start += _aligned(size)
     return vectors
+
+
+def as_labels(y):
+    """Return labels (n,) of any integer type, however they lie, as a kernel reads them: int64, one after another."""
+    return cp.ascontiguousarray(y.astype(np.int64, copy=False))
 
 
 def _aligned(size):

@@ -1,6 +1,6 @@
-"""Networks laid out for kernels that are built for three hidden layers of one width, and images as bytes.
+"""Networks padded for kernels that are built for three hidden layers of one width, and images as bytes.
 
-Smaller layers are filled up with units that stay exactly zero: their weights are zero, so nothing flows through them.
+Smaller layers are padded with units that stay exactly zero: their weights are zero, so nothing flows through them.
 """
 
 from itertools import pairwise
@@ -8,20 +8,20 @@ from itertools import pairwise
 import cupy as cp
 import numpy as np
 
-from ..stepping import mlps_only
+from ..plain import mlps_only
 from .rates import why_unknown
 
 WIDTH, MOST_CLASSES = 128, 16  # as in persistent.cu and cluster.cu
 
 
-def why_not_held(model, optimizer, batch_size, most, engine):
+def why_not_padded(model, optimizer, batch_size, most, engine):
     """Return None, or what the kernel is not made for, in one sentence. most: rows of a batch."""
     if reason := mlps_only(engine, model) or why_unknown(optimizer, engine):
         return reason
     sizes = model.sizes()
     if len(sizes) != 5 or max(sizes[1:-1]) > WIDTH or sizes[-1] > MOST_CLASSES:
         return (
-            f"{engine} holds three hidden layers of at most {WIDTH} units and at most {MOST_CLASSES} classes, "
+            f"{engine} takes three hidden layers of at most {WIDTH} units and at most {MOST_CLASSES} classes, "
             f"not a network of sizes {sizes}: take another engine."
         )
     if batch_size > most:
@@ -36,7 +36,7 @@ def check_dtype(network, engine):
 
 
 def as_bytes(X, inputs, engine):
-    """Return images (n, ...) as uint8, in rows that are filled up with zeros to `inputs` pixels.
+    """Return images (n, ...) as uint8, in rows that are padded with zeros to `inputs` pixels.
 
     X: uint8, or floating-point numbers that are bytes / 255. Raises ValueError for others.
     """
@@ -49,18 +49,13 @@ def as_bytes(X, inputs, engine):
     return cp.ascontiguousarray(pixels)
 
 
-def as_labels(y):
-    """Return labels (n,) of any integer type, however they lie, as a kernel reads them: int64, one after another."""
-    return cp.ascontiguousarray(y.astype(np.int64, copy=False))
-
-
-def held_sizes(sizes):
-    """Return the sizes that the kernel holds for a network of these sizes."""
+def padded_sizes(sizes):
+    """Return the padded sizes, which the kernel computes with, for a network of these sizes."""
     return (-(-sizes[0] // 16) * 16, WIDTH, WIDTH, WIDTH, sizes[-1])
 
 
-class Held:
-    """A vector laid out as a network's theta, and `array`, in which a kernel finds it with the sizes that it holds.
+class Padded:
+    """A vector laid out as a network's theta, and `array`, in which a kernel finds it with the padded sizes.
 
     That is the vector itself, where they are the network's.
     """
@@ -68,12 +63,12 @@ class Held:
     def __init__(self, vector, network):
         sizes, layout = network.model.sizes(), network.layout
         self.array, self.parts = vector, []
-        if held_sizes(sizes) != sizes:
-            weights, biases = iter(pairwise(held_sizes(sizes))), ((units,) for units in held_sizes(sizes)[1:])
+        if padded_sizes(sizes) != sizes:
+            weights, biases = iter(pairwise(padded_sizes(sizes))), ((units,) for units in padded_sizes(sizes)[1:])
             shapes = {name: next(weights if len(shape) == 2 else biases) for name, shape in layout.shapes.items()}
-            held = type(layout)(shapes)
-            self.array = cp.zeros(held.size, vector.dtype)
-            whole = held.views(self.array)
+            padded = type(layout)(shapes)
+            self.array = cp.zeros(padded.size, vector.dtype)
+            whole = padded.views(self.array)
             for name, part in layout.views(vector).items():
                 self.parts.append((part, whole[name][tuple(map(slice, part.shape))]))
 
@@ -92,7 +87,7 @@ class Held:
 
 def macros_for(batches, network, optimizer, batch_size, stamped_steps):
     """Return the macros that a kernel is compiled with; `batches`: the numbers of rows that it can be made for."""
-    sizes = held_sizes(network.model.sizes())
+    sizes = padded_sizes(network.model.sizes())
     rows = next(rows for rows in batches if rows >= batch_size)
     macros = {"INPUTS": sizes[0], "CLASSES": sizes[-1], "BATCH": rows, "ADAM": int(bool(optimizer.state))}
     return macros | ({"STAMPED_STEPS": stamped_steps} if stamped_steps else {})

@@ -4,55 +4,35 @@ Threads that share a step wait for each other, and a library's spin while they d
 aside for another program, the rest wait for its next turn, which is milliseconds away, several times a step. No choice
 among the ways of waiting mends that: a step can't end before its slowest share. One thread has nobody to wait for.
 
-So an engine's threads are a crew whose steps are timed. While steps take longer than half as many threads would need,
-the time lost adds up, and when it is more than PATIENCE the crew is halved. After REST times what was lost it grows
+So an engine's threads are a team whose steps are timed. While steps take longer than half as many threads would need,
+the time lost adds up, and when it is more than PATIENCE the team is halved. After REST times what was lost it grows
 again, on trial. A trial soon has lost enough, and is followed by a longer rest: so on a machine that is still busy
 trials cost less than two percent of the time. What half as many need is at first a guess: twice the fastest step. Where
-all steps are slow the guess is, too. So one that takes longer than PATIENCE by itself lets half of the crew try.
+all steps are slow the guess is, too. So one that takes longer than PATIENCE by itself lets half of the team try.
 
-Nothing here depends on the system. (Numba's loops compute the same bits with a crew of any size. OpenBLAS's sums round
+Nothing here depends on the system. (Numba's loops compute the same bits with a team of any size. OpenBLAS's sums round
 otherwise.)
 """
 
 import time
 
-from threadpoolctl import ThreadpoolController
-
 PATIENCE = 0.02  # seconds lost: more than a hiccup of a quiet machine
-REST = 30  # how many times what was lost a smaller crew works before the next trial; after one that failed, twice that
-DOUBT = 10 * PATIENCE  # seconds for which a crew that has grown is on trial, with half of the patience
-TRIAL = 4  # steps, of the larger crew, for which the smaller one tries: so half of it can try, too
-SLACK = 1.2  # as much longer than half the crew may a step take: where they are level, nothing is lost
+REST = 30  # how many times what was lost a smaller team works before the next trial; after one that failed, twice that
+DOUBT = 10 * PATIENCE  # seconds for which a team that has grown is on trial, with half of the patience
+TRIAL = 4  # steps, of the larger team, for which the smaller one tries: so half of it can try, too
+SLACK = 1.2  # as much longer than half the team may a step take: where they are level, nothing is lost
 
 
-class Blas:
-    """The threads of the libraries behind NumPy's products; one where threadpoolctl knows none."""
-
-    def __init__(self):
-        self.libraries = ThreadpoolController().select(user_api="blas").lib_controllers
-        self.each = [1]
-
-    def count(self):
-        """Return how many threads there may be."""
-        self.each = [library.get_num_threads() or 1 for library in self.libraries]
-        return max(self.each, default=1)
-
-    def use(self, n):
-        """Use `n` threads at most, of those that `count` found."""
-        for library, most in zip(self.libraries, self.each, strict=True):
-            library.set_num_threads(min(n, most))
-
-
-class Crew:
+class ThreadTeam:
     """Chooses how many threads take the steps of a training, within `with`; outside it there are as many as before.
 
-    threads: an object such as `Blas`, or None for an engine that has none to choose. clock: returns seconds.
+    threads: an object such as `engines.threads.Blas`, None where an engine has none to choose. clock: returns seconds.
     """
 
     def __init__(self, threads=None, clock=time.perf_counter):
         self.threads, self.clock = threads, clock
         self.most = self.size = 1
-        self.best = {}  # seconds of the fastest step of late, by the size of the crew
+        self.best = {}  # seconds of the fastest step of late, by the size of the team
         self.lost = self.until = self.doubted = 0.0
 
     def __enter__(self):
@@ -70,7 +50,7 @@ class Crew:
             self.threads.use(self.most)
 
     def stepped(self, whole=True):
-        """Say that a step is over, of a batch that was whole or not; choose the size of the crew for the next."""
+        """Say that a step is over, of a batch that was whole or not; choose the size of the team for the next."""
         now = self.clock()
         seconds, self.last = now - self.last, now
         if self.most == 1 or not whole:

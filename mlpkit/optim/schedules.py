@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from mlpkit.checks import check_not_negative, check_positive, check_steps
+from mlpkit.nn.written import Written
 
 CHECKS = {"lr": check_positive, "every": check_steps, "steps": check_steps, "factor": check_positive}
 CHECKS |= {"final_fraction": check_positive, "final_lr": check_not_negative}
 
 
-class Schedule:
+@dataclass(frozen=True, repr=False)
+class Schedule(Written):
     """What checks a schedule's numbers, by their names, and makes them Python's own.
 
     So 1, 1.0 and np.float64(1) are one rate, in a checkpoint too. Raises ValueError or TypeError for what is out of
@@ -30,7 +32,7 @@ class Schedule:
                 object.__setattr__(self, name, CHECKS[name](name, value))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Constant(Schedule):
     """The same rate at every step."""
 
@@ -40,7 +42,7 @@ class Constant(Schedule):
         return self.lr + 0 * step
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepDecay(Schedule):
     """`lr * factor ** (step // every)`: the rate falls by a factor each `every` steps."""
 
@@ -52,7 +54,7 @@ class StepDecay(Schedule):
         return self.lr * self.factor ** (np.asarray(step) // self.every)  # powers of NumPy's ints wrap around
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exponential(Schedule):
     """`lr * final_fraction ** (step / steps)`: a smooth fall to `final_fraction * lr` after `steps` steps."""
 
@@ -64,7 +66,7 @@ class Exponential(Schedule):
         return self.lr * self.final_fraction ** (np.asarray(step) / self.steps)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cosine(Schedule):
     """Half a cosine, from `lr` at step 0 down to `final_lr` at `steps`, and there it stays.
 
@@ -80,7 +82,7 @@ class Cosine(Schedule):
         return self.final_lr + (self.lr - self.final_lr) * (1 + np.cos(np.pi * done)) / 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WarmUp(Schedule):
     """The first `steps` steps rise in a straight line to the rate of `then`, which follows with its own step 0."""
 

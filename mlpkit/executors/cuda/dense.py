@@ -9,21 +9,23 @@ from functools import partial
 import cupy as cp
 import numpy as np
 
+from mlpkit.engines.cuda import cublas
+from mlpkit.engines.cuda.cublas import Product
+from mlpkit.engines.cuda.products import MatrixLayout
 from mlpkit.kernels.cnn import dense
+from mlpkit.nn.layers import Flatten, Linear, ReLU
 
-from . import cublas
 from .blocks import Value
-from .cublas import Product
-from .products import Lie
+from .transfers import as_labels
 
 
 def match(places, i, shape, n, mode):
     """Return how many layers from places[i] on are one block, and the block; None where there is none. See `blocks`."""
-    count = int(places[i].layer.kind == "Flatten")
+    count = int(type(places[i].layer) is Flatten)
     layers = []  # (place, whether a ReLU follows)
-    while i + count < len(places) and places[i + count].layer.kind == "Linear":
+    while i + count < len(places) and type(places[i + count].layer) is Linear:
         following = places[i + count + 1].layer if i + count + 1 < len(places) else None
-        layers.append((places[i + count], getattr(following, "kind", None) == "ReLU"))
+        layers.append((places[i + count], type(following) is ReLU))
         count += 1 + layers[-1][1]
     return (count, DenseBlock(layers, n, mode)) if layers else None
 
@@ -47,7 +49,7 @@ class DenseBlock:
         self.back = [self.plan_back(i) for i in range(len(layers))]
 
     def rows(self, features):
-        return Lie.of_rows(self.n, features, self.dtype)
+        return MatrixLayout.of_rows(self.n, features, self.dtype)
 
     def product(self, a, b, out, epilogue=cublas.PLAIN, vector=None, mask=None):
         return Product(a, b, out, epilogue, vector, mask, precision=self.precision)
@@ -128,8 +130,8 @@ def _then_sum(product, db, x, dz, dW):
 class Head:
     """Linear layers with ReLU between them, and the loss; see `kernels.cnn.dense`. Made by `head`.
 
-    Call it with what comes in, labels (n,) int64, and where the mean loss goes: see `plan.Gradient`. It returns the
-    gradient of what came in, None where nobody asks for it.
+    Call it with what comes in, labels (n,) of any integer type, and where the mean loss goes: see `plan.Gradient`. It
+    returns the gradient of what came in, None where nobody asks for it.
     """
 
     def __init__(self, linear, n, mode):
@@ -140,7 +142,7 @@ class Head:
     def __call__(self, x, labels, losses, step):
         shape, layers = x.array.shape, [(at.W, at.b, at.dW, at.db) for at in self.linear]
         parts, kept = dense.forward(self.sizes, layers, x.array.reshape(len(x.array), -1), self.precision)
-        row_losses = dense.examples(kept, parts, labels, self.precision, self.largest)
+        row_losses = dense.examples(kept, parts, as_labels(labels), self.precision, self.largest)
         del parts
         wants_dx = self.linear[0].wants_dx
         dx = dense.gradients(kept, row_losses, losses, step, wants_dx, self.precision, self.largest)
@@ -154,16 +156,16 @@ def head(places, n, mode):
     """
     first = len(places)
     linear: list = []
-    while first and places[first - 1].layer.kind == "Linear":
+    while first and type(places[first - 1].layer) is Linear:
         linear.insert(0, places[first - 1])
         first -= 1
-        if first < 2 or places[first - 1].layer.kind != "ReLU" or places[first - 2].layer.kind != "Linear":
+        if first < 2 or type(places[first - 1].layer) is not ReLU or type(places[first - 2].layer) is not Linear:
             break
         first -= 1
     sizes = [linear[0].W.shape[0], *(at.W.shape[1] for at in linear)] if linear else []
     if not linear or linear[0].W.dtype != "float32" or _old() or dense.why_not(sizes):
         return 0, None
-    first -= first > 0 and places[first - 1].layer.kind == "Flatten"
+    first -= first > 0 and type(places[first - 1].layer) is Flatten
     return len(places) - first, Head(linear, n, mode)
 
 

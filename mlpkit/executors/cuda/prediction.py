@@ -1,12 +1,14 @@
-"""A network's answers, compiled for batches of n: the forward pass as a graph of few kernels.
+"""A network's predictions, compiled for batches of n: the forward pass as a graph of few kernels.
 
-Parameters and running statistics are taken as they are when it is made: normalizations become part of filters, filters
-are put into the order in which products read them, once. After more training it has to be made again.
+Parameters and running statistics are taken as they are when it is made: normalizations become part of filters, see
+`nn.fold`, and filters are put into the order in which products read them, once. After more training it has to be made
+again.
 
 For rows on the host there is one more graph, which brings them to the GPU and the outputs back: to ask for two copies
 and a graph, one by one, takes the host longer than a single image takes the GPU.
 """
 
+from dataclasses import replace
 from functools import cache
 from math import gcd
 
@@ -14,8 +16,10 @@ import cupy as cp
 import cupyx
 import numpy as np
 
-from mlpkit.checks import check_array, check_batch, check_count, check_finite
+from mlpkit.checks import check_batch, check_count, check_finite
+from mlpkit.nn.fold import fold
 
+from ..plain import check_room, check_rows
 from . import prediction_blocks
 from .arena import Arena
 from .blocks import MODES, Value, chain
@@ -25,10 +29,10 @@ from .plan import watched
 
 
 class Prediction:
-    """See `protocol.Prediction`. A subclass names its precision, one of `blocks.MODES`.
+    """See `executors.protocol.Prediction`. A subclass names its precision, one of `blocks.MODES`.
 
     wholes: functions (places, shape, n, mode), asked first: each returns None, or a function (x, z) that asks for the
-    kernels of the whole network: from x (n, *shape), uint8 or the network's type, to its outputs z. places: `folded`.
+    kernels of the whole network: from x (n, *shape), uint8 or the network's type, to its outputs z.
     """
 
     precision = "float32"
@@ -37,7 +41,8 @@ class Prediction:
     def __init__(self, network, n):
         self.n, self.engine, self.dtype = check_count("n", n), network.engine, np.dtype(network.dtype)
         self.input, self.output = network.model.input, network.model.output
-        places, mode = prediction_blocks.folded(prediction_blocks.frozen(network)), MODES[self.precision]
+        folded, mode = fold(network), MODES[self.precision]
+        places = [at.copied(replace(folded.mode, training=False)) for at in folded.places]
         ours = matches_for(self.dtype) != ()
         found = (whole(places, self.input, n, mode) for whole in self.wholes if ours)
         self.whole = next((each for each in found if each), None)
@@ -48,7 +53,7 @@ class Prediction:
     def __call__(self, x):
         check_batch(x, self.input, self.dtype)
         check_room(x, self.n)
-        check_finite("inputs", x)  # of NaN the largest output is the first one: it would pass for an answer
+        check_finite("inputs", x)  # of NaN the largest output is the first one: it would pass for a prediction
         batch = self.batch(x.dtype)
         if isinstance(x, np.ndarray):
             return batch.there_and_back(x, self)
@@ -78,15 +83,6 @@ class Prediction:
         found = self.chain.forward(Value(x, "nchw", x.shape[1])).array
         if found is not z:
             z[...] = found
-
-
-def check_room(x, n):
-    """Raise ValueError for more than n rows."""
-    if len(x) > n:
-        raise ValueError(
-            f"these answers were compiled for at most {n} rows at a time, not {len(x)}: "
-            "give fewer, or compile them for more."
-        )
 
 
 class Batch:
@@ -126,11 +122,7 @@ class Batch:
 
         Raises ValueError or TypeError for rows of another shape or type, and for more than n.
         """
-        check_array("inputs", x)
-        if x.dtype != self.x.dtype:  # numbers from 0 to 1 would become bytes 0, and bytes numbers up to 255
-            raise TypeError(f"this batch is of {self.x.dtype}, not {x.dtype}: convert them, or take another batch.")
-        check_batch(x, self.x.shape[1:], self.x.dtype)
-        check_room(x, len(self.x))
+        check_rows(x, self.x)
         self.put(x)
 
     def put(self, x):

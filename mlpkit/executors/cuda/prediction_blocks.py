@@ -1,86 +1,29 @@
-"""A network's layers as blocks that only answer: nothing is kept for a way back, and numbers are those of one moment.
+"""A folded network's layers as blocks that only answer: nothing is kept for a way back.
 
-Before there are blocks, the places are copied with their numbers, and each convolution takes over what the batch
-normalization behind it does: in evaluation that is a factor and a shift for each channel, which belong into its filters
-and its bias (`folded`). Then `match` finds, as in `blocks`: a first convolution, convolutions on planes, residuals made
-of them, and the linear layers at the end. Every other layer is a block of its own, by the engine's operations.
+`match` finds, as in `blocks`: a first convolution, convolutions on planes, residuals made of them, and the linear
+layers at the end. Every other layer is a block of its own, by the engine's operations.
 
 A block has no `backward`. takes_pixels: whether it reads uint8 pixels as they are. into: where a block that has this
 name writes its result, if somebody has put an array there.
 """
 
-from copy import copy
 from dataclasses import replace
 
 import numpy as np
 
 from mlpkit.kernels.cnn import answers, between, first_bf16, pair
 from mlpkit.kernels.conv import planes
+from mlpkit.nn.layers import Flatten, Linear, ReLU
+from mlpkit.nn.residual import Residual
 
 from . import conv_blocks
 from .blocks import LayerBlock, Value, has_branches
 
 FEW = 16  # images, at most, whose kernels leave room for the next one's
 
-# ---- Places that are nobody else's ----
-
-
-def frozen(network):
-    """Return copies of a network's places with copies of their numbers, in evaluation mode."""
-    mode = copy(network.mode)
-    mode.training = False
-    numbers = {
-        **network.views(network.theta.copy()),
-        **network.model.statistics.views(network.statistics.copy()),
-    }
-    return _copies(network.places, mode, numbers)
-
-
-def _copies(places, mode, numbers):
-    found = []
-    for at in places:
-        one = copy(at)
-        names = ("layer", "path", "engine")
-        one.__dict__ = {name: getattr(at, name) for name in names}
-        one.mode, one.wants_dx = mode, False
-        one.branches = tuple(_copies(branch, mode, numbers) for branch in at.branches)
-        prefix = ".".join(map(str, at.path)) + "."
-        for name, array in numbers.items():
-            if name.startswith(prefix) and "." not in name[len(prefix) :]:
-                setattr(one, name[len(prefix) :], array)
-        found.append(one)
-    return found
-
-
-def folded(places):
-    """Return `frozen` places in which each convolution does what a batch normalization right behind it did.
-
-    Dropout, which in evaluation does nothing, is left out.
-    """
-    found: list = []
-    for at in places:
-        if at.layer.kind == "BatchNorm" and found and found[-1].layer.kind == "Conv":
-            found[-1].W, found[-1].b = fold(found[-1], at)
-            found[-1].layer = replace(found[-1].layer, bias=True)
-        elif at.layer.kind != "Dropout":
-            at.branches = tuple(map(folded, at.branches))
-            found.append(at)
-    return found
-
-
-def fold(conv, norm):
-    """Return the filters and the bias of a convolution that normalizes, too, in its type: sums are float64's."""
-    scale = norm.gamma.astype(np.float64) / (norm.variance.astype(np.float64) + norm.layer.eps) ** 0.5
-    b = (conv.b if conv.layer.bias else 0 * norm.mean) - norm.mean.astype(np.float64)
-    W = conv.W * scale[:, None, None, None]
-    return W.astype(conv.W.dtype), (norm.beta + b * scale).astype(conv.W.dtype)
-
-
-# ---- Blocks ----
-
 
 def match(places, i, shape, n, mode):
-    """Return how many layers from places[i] on are one block, and the block. See `blocks`. Places are `folded`."""
+    """Return how many layers from places[i] on are one block, and the block. See `blocks`."""
     of = places, i, shape, n, mode
     return _pair(*of) or _conv(*of) or _residual(*of) or _end(*of) or layer(*of)
 
@@ -95,8 +38,7 @@ class Evaluated(LayerBlock):
 
     def forward(self, x):
         y = super().forward(x)
-        for name in vars(self.at).keys() - self.lasting:
-            delattr(self.at, name)
+        self.at.drop()
         return y
 
 
@@ -215,7 +157,7 @@ class PairOfConvolutions:
 
 
 def _residual(places, i, shape, n, mode):
-    if places[i].layer.kind != "Residual" or places[i].layer.shortcut:
+    if type(places[i].layer) is not Residual or places[i].layer.shortcut:
         return None
     inside, j, blocks = places[i].branches[0], 0, []
     inner = shape
@@ -232,7 +174,7 @@ def _residual(places, i, shape, n, mode):
         return None
     pool, relu, count = conv_blocks.followers(places, i, shape)
     if shape[1] % pool or shape[2] % pool:  # what is added is no image without its last rows
-        pool, relu = 1, places[i + 1].layer.kind == "ReLU"
+        pool, relu = 1, type(places[i + 1].layer) is ReLU
         count = 1 + relu
     blocks[-1].about = replace(last, pool=pool, relu=relu)
     return count, Sum(blocks)
@@ -265,10 +207,9 @@ class Sum:
 
 
 def _end(places, i, shape, n, mode):
-    first = i + (places[i].layer.kind == "Flatten")
-    kinds = [at.layer.kind for at in places[first:]]
+    first = i + (type(places[i].layer) is Flatten)
     linear = places[first::2]
-    if kinds != ["Linear", "ReLU"] * (len(linear) - 1) + ["Linear"]:
+    if [type(at.layer) for at in places[first:]] != [Linear, ReLU] * (len(linear) - 1) + [Linear]:
         return None
     sizes = [len(linear[0].W), *(at.W.shape[1] for at in linear)]
     if linear[0].W.dtype != np.float32 or answers.why_not(sizes):

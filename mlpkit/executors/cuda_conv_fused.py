@@ -1,0 +1,259 @@
+"""one CUDA kernel, an image a block: a network that sees, from its pixels to all its gradients.
+
+See `kernels/cnn/limit.cu` for how. The kernel is built for networks like LeNet-5: float32, one to three times Conv (of
+at most 7 x 7, stride 1), ReLU and MaxPool(2), then one to four Linear layers with ReLU between them. It knows SGD, Adam
+and AdamW. Its sizes are known when it is compiled. All blocks are on the GPU at once, and nothing else may hold its
+multiprocessors meanwhile: the launch is a cooperative one, which CUDA refuses where they don't fit; and a block that
+waits in vain says so, for the host to raise.
+"""
+
+from functools import cache
+from itertools import pairwise
+from math import prod
+
+import cupy as cp
+import numpy as np
+
+from mlpkit import kernels
+from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.layers import Flatten, Linear, ReLU
+from mlpkit.nn.losses import SoftmaxCrossEntropy
+
+from .cuda.graph import GraphTrainer
+from .cuda.rates import rates, settings, why_unknown
+from .cuda.transfers import Feed, RowLosses, as_labels
+from .cuda.uninterrupted import uninterrupted
+from .cuda.waiting import WaitingTrainer
+from .plain import *
+
+NAME = "cuda_conv_fused"
+THREADS, MOST_BLOCKS, MOST_LAYERS, MOST_SIZE, MOST_PADDING, STAGES = 512, 3, 4, 7, 2, 16  # as in limit.cu
+AWAITED = (  # as in limit_waits.cuh
+    "the dense weights", "the convolutions' weights", "all slopes", "all gradients", "the neighbour's sums",
+)  # fmt: skip
+C_TYPES = {np.dtype(np.uint8): "unsigned char", np.dtype(np.float32): "float"}
+
+
+def why_not(model, optimizer, batch_size):
+    """Return None, or what the kernel is not made for, in one sentence."""
+    found = shape_of(model)
+    if isinstance(found, str):
+        return found
+    return why_unknown(optimizer, NAME) or _too_large(model, *found)
+
+
+def shape_of(model):
+    """Return (channels, size, padding) of each convolution and the units of each dense layer, or why there are none."""
+    layers, convs = list(model.layers), []
+    while layers and type(layers[0]) is Conv:
+        conv, rest = layers[0], layers[1:3]
+        if len(rest) < 2 or {*map(type, rest)} != {MaxPool, ReLU} or not any(map(_pools_by_two, rest)):
+            return _no("has ReLU and MaxPool(2) after each Conv")
+        if conv.stride != 1 or conv.size > MOST_SIZE or conv.padding > MOST_PADDING or not conv.bias:
+            return _no(f"convolves with stride 1, at most {MOST_SIZE} x {MOST_SIZE}, padding of at most {MOST_PADDING}")
+        convs.append((conv.channels, conv.size, conv.padding))
+        layers = layers[3:]
+    if not 1 <= len(convs) <= MOST_BLOCKS:
+        return _no(f"begins with 1 to {MOST_BLOCKS} blocks of Conv, ReLU and MaxPool(2)")
+    dense = layers[1::2]
+    ends = [Flatten, *[Linear, ReLU] * (len(dense) - 1), Linear]
+    if not 1 <= len(dense) <= MOST_LAYERS or [*map(type, layers)] != ends:
+        return _no(f"ends with Flatten and 1 to {MOST_LAYERS} Linear layers with ReLU between them")
+    if not isinstance(model.loss, SoftmaxCrossEntropy):
+        return _no("is trained with softmax cross-entropy")
+    return tuple(convs), tuple(layer.units for layer in dense)
+
+
+def _pools_by_two(layer):
+    return type(layer) is MaxPool and layer.size == 2 and layer.stride in (None, 2)
+
+
+def _no(what):
+    return f"{NAME} trains a network that {what}: take another engine."
+
+
+def _too_large(model, convs, dense):
+    """Return the sentence for layers that a block's memory can't hold, or None."""
+    need, there = _bytes_needed(model, convs, dense), cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    if need is None:
+        return _no("has an image of at least 2 x 2 before each MaxPool(2)")
+    if need > there:
+        return (
+            f"{NAME} needs {-(-need >> 10)} KiB of shared memory for this model, and a block has {there >> 10}: "
+            f"take another engine."
+        )
+    return None
+
+
+def _bytes_needed(model, convs, dense, halves=1):
+    """Return the shared memory of a block, at most, or None for too small an image; limit_shapes.cuh counts exactly.
+
+    halves: how many blocks share an image.
+    """
+    channels, height, width = model.input
+    fixed, late, parts, routed, turned = 1024, 16 * THREADS * 5, THREADS * 16, 0, 0
+    for i, (out, size, padding) in enumerate(convs):
+        rows, across, taps = height + 2 * padding, width + 2 * padding, channels * size**2
+        ph, pw = (rows - size + 1) // 2, (across - size + 1) // 2
+        if min(ph, pw) < 1:
+            return None
+        pieces = -(-pw // (5 if halves == 1 else 3))
+        stride = max(across, 2 * -(-pw // pieces) * pieces + size - 1) + 8
+        fixed += 4 * (channels * (rows * stride + 64) + (out + 4) * (taps + 1)) + out * ph * pw
+        routed, turned = routed + 8 * out * ph * pw, turned + (4 * out * taps if i else 0)
+        splits = min(channels, halves * THREADS // (out * ph * pieces))
+        parts = max(parts, 16 * splits * out * ph * pw if splits > 1 else 0)
+        late = max(late, _late(channels, height, out, size, ph, pw) if i else 8 * out * ph * taps)
+        fixed += 4 * channels * height * width // halves if halves > 1 and i else 0
+        channels, height, width = out, ph, pw
+    widths = [channels * height * width, *dense]
+    layers = [(rows, -(-units // 4)) for rows, units in pairwise(widths)]
+    layers[0] = layers[0][0] // halves, layers[0][1]
+    weights = sum(_layer_bytes(rows, fours) for rows, fours in layers) - _kept(*max(layers, key=prod))
+    fixed += 12 * (sum(widths) + 4 * len(widths))
+    return fixed + max(parts, max(routed, THREADS // 8 * (max(dense) + 4)) + turned) + max(late, weights)
+
+
+def _layer_bytes(rows, fours):
+    return 16 * rows * fours
+
+
+def _kept(rows, fours):
+    """Return how many bytes of a layer's weights, so many fours a row, the threads can have in their registers."""
+    lanes = min(32, 1 << (fours - 1).bit_length())  # of a row; a lane has 12 fours at most
+    slots, most = THREADS // lanes, 12 // -(-fours // lanes)
+    others = max(0, -(-rows // slots) - most) * slots  # rows
+    return _layer_bytes(rows - min(rows, others), fours)
+
+
+def _halves(model, batch_size, blocks):
+    """Return how many blocks share an image: two, if there are so many and two convolutions that can be halved."""
+    convs, dense = shape_of(model)
+    if len(convs) != 2 or 2 * batch_size > blocks:
+        return 1
+    (first, size, padding), (second, next_size, next_padding) = convs
+    height, width = ((side + 2 * padding - size + 1) // 2 for side in model.input[1:])
+    ph, pw = ((side + 2 * next_padding - next_size + 1) // 2 for side in (height, width))
+    even = first % 2 == second % 2 == 0 == first * height * width % 8 == second * ph * pw % 8
+    there = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    return 2 if even and _bytes_needed(model, convs, dense, 2) <= there else 1
+
+
+def _late(channels, height, out, size, ph, pw):
+    """Return how many bytes the way back through a convolution takes, but the first one."""
+    chunks, lanes = -(-pw // 5), -(-channels * size // 32)
+    span, groups = 2 * -(-pw // chunks) + size - 1, min(out, max(1, THREADS // 32 // (ph * chunks * lanes)))
+    inputs = 8 * groups * ph * chunks * (span * (32 * lanes + height % 32) + 33)
+    return inputs + 4 * out * channels * size**2 * ph * chunks
+
+
+class Trainer(WaitingTrainer):
+    """Trains a network with one launch an epoch. See `executors.protocol.Trainer`.
+
+    X: uint8 pixels, or float32. stamped_steps: steps of each epoch, after the first 100, in which the blocks write down
+    the time at each stage: see `stamps`. Raises ValueError for a model, a dtype or a GPU that the kernel is not made
+    for. `epoch` and `close` raise RuntimeError where a block of an epoch before waited in vain: then theta has a NaN.
+    """
+
+    engine, file, awaited, stages = NAME, "limit", AWAITED, STAGES
+
+    def __init__(self, network, optimizer, X, y, batch_size, stamped_steps=0, **macros):
+        if network.dtype != np.float32:
+            raise ValueError(f"{NAME} computes in float32, not {network.dtype}: take another engine.")
+        if reason := why_not(network.model, optimizer, batch_size):
+            raise ValueError(reason)
+        self.optimizer, self.batch_size, self.stamped_steps = optimizer, batch_size, stamped_steps
+        self.X = cp.ascontiguousarray(X.reshape(len(X), -1))
+        self.y = as_labels(y)
+        self.macros = macros_for(network.model, optimizer, batch_size, self.X.dtype) | macros
+        if stamped_steps:
+            self.macros["STAMPED_STEPS"] = stamped_steps
+        self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads = compiled(**self.macros)
+        steps = -(-len(y) // batch_size)
+        self.losses = RowLosses(steps, batch_size, np.float32)
+        self.exchange = cp.empty(exchange_bytes, np.uint8)
+        self.feed = Feed(rates=(3 * steps, np.float32), order=(len(y), np.int64))
+        super().__init__()
+        m, v = optimizer.state.values() or (0, 0)
+        self.arguments = self.losses.rows, self.failed, self.exchange, network.theta, m, v, self.feed["rates"]
+
+    def epoch(self, order):
+        """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
+        self.check()
+        n, steps = len(order), -(-len(order) // self.batch_size)
+        arguments = self.X, self.y, self.feed["order"], np.int32(n), *self.arguments, *settings(self.optimizer)
+        with uninterrupted():  # so that theta and the optimizer's count of steps are of one epoch
+            self.exchange.fill(0)
+            self.feed.send(rates=rates(self.optimizer, steps), order=order)
+            self.launch(arguments)
+        return self.losses.means((steps,), n)
+
+
+def macros_for(model, optimizer, batch_size, dtype):
+    """Return the kernel's macros for a model, on this GPU."""
+    here = cp.cuda.Device().attributes
+    blocks = here["MultiProcessorCount"] // 2 * 2
+    convs, dense = shape_of(model)
+    channels, height, width = model.input
+    return {
+        "PIXEL": C_TYPES[np.dtype(dtype)],
+        "CHANNELS": channels, "HEIGHT": height, "WIDTH": width,
+        "CONVS": ",".join(str(number) for conv in convs for number in conv), "DENSE": ",".join(map(str, dense)),
+        "BATCH": batch_size, "GRID": blocks, "PAIRS": int(batch_size <= blocks), "BLOCK_THREADS": THREADS,
+        "HALVES": _halves(model, batch_size, blocks),
+        "ADAM": int(bool(optimizer.state)), "SHARED_LIMIT": here["MaxSharedMemoryPerBlockOptin"],
+    }  # fmt: skip
+
+
+@cache
+def compiled(**macros):
+    """Return the kernel, the bytes of its exchange and of a block's shared memory, and how many blocks and threads."""
+    module = kernels.load("limit", **macros)
+    answer = cp.empty(4, np.int32)
+    module.get_function("requirements")((1,), (1,), (answer,))
+    exchange_bytes, shared_bytes, blocks, threads = answer.tolist()
+    train = module.get_function("train")
+    train.max_dynamic_shared_size_bytes = shared_bytes
+    return train.kernel, exchange_bytes, shared_bytes, blocks, threads
+
+
+class GraphedTrainer(GraphTrainer):
+    """Trains with two kernels a step: see `kernels/cnn/limit_graph.cu`. Arguments and errors: as `Trainer`."""
+
+    steps_a_graph = None
+
+    def __init__(self, network, optimizer, X, y, batch_size, **macros):
+        super().__init__(network, optimizer, X, as_labels(y), batch_size)
+        alone = {"PAIRS": 0, "HALVES": 1}
+        self.macros = macros_for(network.model, optimizer, batch_size, self.X.dtype) | alone | macros
+        module = kernels.load("limit_graph", **self.macros)
+        answer = cp.empty(5, np.int32)
+        module.get_function("requirements")((1,), (1,), (answer,))
+        exchange_bytes, *self.shared_bytes, self.blocks, self.threads = answer.tolist()
+        self.images, self.update, self.pack = map(module.get_function, ("images", "update", "pack"))
+        for function, size in zip((self.images, self.update), self.shared_bytes, strict=True):
+            function.max_dynamic_shared_size_bytes = size
+        self.step_number, self.failed = cp.zeros(2, np.int32), cp.zeros(1, np.uint64)
+        self.exchange = cp.zeros(exchange_bytes, np.uint8)
+        self.feed = Feed(rates=(3 * self.steps, np.float32), order=(len(y), np.int64))
+        self.losses = RowLosses(self.steps, batch_size, np.float32)
+        m, v = optimizer.state.values() or (0, 0)
+        self.vectors = network.theta, m, v
+        self.graphs_for(len(y))
+
+    def restart(self):
+        super().restart()
+        self.pack((self.blocks,), (self.threads,), (self.exchange, *self.vectors))
+
+    def send(self, order, steps):
+        self.feed.send(rates=rates(self.optimizer, steps), order=order)
+
+    def enqueue(self, n):
+        n = np.int32(n)
+        images = self.X, self.y, self.feed["order"], self.step_number, n, self.losses.rows, self.failed, self.exchange
+        self.images((int(n),), (self.threads,), images, shared_mem=self.shared_bytes[0])
+        update = self.step_number, n, self.exchange, *self.vectors, self.feed["rates"], *settings(self.optimizer)
+        self.update((self.blocks,), (self.threads,), update, shared_mem=self.shared_bytes[1])
+
+    def losses_of(self, steps, examples):
+        return self.losses.means((steps,), examples)

@@ -1,0 +1,178 @@
+"""one persistent CUDA kernel: its blocks stay for an epoch, keep what they own, and hand each other numbers.
+
+See `kernels/mlp/persistent.cu` for how. The kernel is built for networks like the workbook's: float32, three hidden
+layers of at most 128 units, at most 16 classes, batches of at most 256. Smaller layers are filled up: see `cuda/held`.
+All blocks are on the GPU at once, each on a multiprocessor of its own, and nothing else may hold these meanwhile. It is
+made for 128 of them (96 for batches of at most 32). Where there are fewer, or with less shared memory, a block takes
+more examples, or holds fewer images at a time: see `Way`. The launch is a cooperative one, which CUDA refuses where the
+blocks don't fit; and a block that waits in vain says so, for the host to raise.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+import cupy as cp
+import numpy as np
+
+from mlpkit import kernels
+
+from .cuda.padded import Padded, as_bytes, check_dtype, macros_for, padded_sizes, why_not_padded
+from .cuda.rates import rates, settings
+from .cuda.transfers import Feed, RowLosses, as_labels
+from .cuda.uninterrupted import uninterrupted
+from .cuda.waiting import WaitingTrainer
+from .cupy_fused import *
+
+NAME = "cuda_persistent"
+BATCHES, COLUMN_BLOCKS, STAGES = (32, 64, 128, 256), 64, 12  # as in persistent.cu
+ROW_BLOCKS = (64, 32, 16, 8)  # at most; the best first
+HELD = ((1, 2), (1, 1), (2, 2), (2, 1))  # column blocks that share a batch's images, and how many such batches fit
+REST = 8_944  # bytes of a column block's shared memory beside images, digits and sums: at most
+AWAITED = ("images", "a1", "a2", "a3", "dz1", "dz2", "dz3", "dz4", "W2", "W3", "W4", "dW1")  # as in patience.cuh
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to hold batches of at most `rows` examples: see the macros of `persistent.cu`.
+
+    row_blocks: each takes rows / row_blocks examples from a1 to the loss. shared_by: column blocks that share the
+    images of a batch. buffers: batches that these have room for, one, or another that comes early.
+    """
+
+    rows: int
+    row_blocks: int
+    shared_by: int
+    buffers: int
+
+    def macros(self):
+        """Return the kernel's macros for it, beside the number of rows: none for what it does of its own accord."""
+        usual = {"MOST_ROW_BLOCKS": min(64, self.rows), "SHARED_BY": 1 if self.rows <= 128 else 2, "BUFFERS": 2}
+        own = {"MOST_ROW_BLOCKS": self.row_blocks, "SHARED_BY": self.shared_by, "BUFFERS": self.buffers}
+        return {name: value for name, value in own.items() if value != usual[name]}
+
+    def needs(self, inputs):
+        """Return the multiprocessors that it takes, and the bytes of shared memory that a column block needs on each.
+
+        inputs: bytes of an image. (No row block needs more than 99 KiB, which every GPU has that the engine is for.)
+        """
+        images = self.rows // self.shared_by
+        digits = 8 * self.shared_by * inputs + 8 * self.rows  # of W1's columns, and of dz1
+        sums = 1024 * self.shared_by * (8 - images // 32)  # from warp to warp: eight have 32 rows each, or share them
+        needed = self.buffers * images * inputs + digits + sums + REST
+        return COLUMN_BLOCKS + self.row_blocks, -(-needed // 128) * 128
+
+
+def ways(rows):
+    """Return the ways to hold batches of so many rows, the best one first."""
+    row_blocks = [blocks for blocks in ROW_BLOCKS if rows // 4 <= blocks <= rows]
+    held = [(shared_by, buffers) for shared_by, buffers in HELD if 32 <= rows // shared_by <= 128]
+    return [Way(rows, blocks, *images) for images, blocks in product(held, row_blocks)]
+
+
+def way(rows, inputs):
+    """Return the best `Way` that this GPU has room for, or None. inputs: bytes of an image, as the kernel holds it."""
+    found, shared_bytes = _there()
+    for each in ways(rows):
+        blocks, least = each.needs(inputs)
+        if blocks <= found and least <= shared_bytes:
+            return each
+    return None
+
+
+def why_not(model, optimizer, batch_size):
+    """Return None, or what the kernel is not made for, or what it needs of a GPU, in one sentence."""
+    return why_not_padded(model, optimizer, batch_size, BATCHES[-1], NAME) or _too_small(model, batch_size)
+
+
+def _there():
+    """Return this GPU's multiprocessors, and the bytes of shared memory that a block may have."""
+    here = cp.cuda.Device().attributes
+    return here["MultiProcessorCount"], here["MaxSharedMemoryPerBlockOptin"]
+
+
+def _too_small(model, batch_size):
+    inputs, (found, shared_bytes) = padded_sizes(model.sizes())[0], _there()
+    most = max((rows for rows in BATCHES if way(rows, inputs)), default=0)
+    if batch_size <= most:
+        return None
+    if most:
+        return (
+            f"{NAME} takes batches of at most {most}, not {batch_size}, on this GPU's {found} multiprocessors with "
+            f"{shared_bytes >> 10} KiB of shared memory each: take smaller ones, or the engine cuda_graph."
+        )
+    blocks, least = map(min, zip(*(each.needs(inputs) for each in ways(BATCHES[0])), strict=True))
+    return (
+        f"{NAME} needs at least {blocks} multiprocessors with {-(-least >> 10)} KiB of shared memory each, "
+        f"and this GPU has {found} with {shared_bytes >> 10} KiB: take the engine cuda_graph."
+    )
+
+
+class Trainer(WaitingTrainer):
+    """Trains a network with one launch an epoch. See `executors.protocol.Trainer`.
+
+    X: uint8 pixels, or float32 that are pixels / 255. stamped_steps: steps of each epoch, after the first 100, in which
+    the blocks write down the time at each stage: see `stamps`.
+    Raises ValueError for images, a dtype or a GPU that the kernel is not made for. `epoch` and `close` raise
+    RuntimeError where a block of an epoch before waited in vain: that epoch has left a NaN in theta.
+    """
+
+    engine, file, awaited, stages = NAME, "persistent", AWAITED, STAGES
+
+    def __init__(self, network, optimizer, X, y, batch_size, stamped_steps=0):
+        check_dtype(network, NAME)
+        self.optimizer, self.batch_size, self.stamped_steps = optimizer, batch_size, stamped_steps
+        if reason := _too_small(network.model, batch_size):
+            raise ValueError(reason)
+        self.macros = macros_for(BATCHES, network, optimizer, batch_size, stamped_steps)
+        self.macros |= way(self.macros["BATCH"], self.macros["INPUTS"]).macros()
+        self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads = compiled(**self.macros)
+        self.pixels, self.labels = as_bytes(X, self.macros["INPUTS"], NAME), as_labels(y)
+        steps = -(-len(y) // batch_size)
+        self.losses = RowLosses(steps, batch_size, np.float32)
+        self.exchange = cp.empty(exchange_bytes, np.uint8)
+        self.feed = Feed(rates=(3 * steps, np.float32), order=(len(y), np.int64))
+        self.vectors = [Padded(vector, network) for vector in (network.theta, *optimizer.state.values())]
+        m, v = [vector.array for vector in self.vectors[1:]] or (0, 0)
+        super().__init__()
+        place = self.losses.rows, self.failed, self.exchange, self.vectors[0].array, m, v, self.feed["rates"]
+        self.arguments = *place, *settings(optimizer)
+
+    def epoch(self, order):
+        """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
+        self.check()
+        n, batch_size = len(order), self.batch_size
+        steps = -(-n // batch_size)
+        arguments = self.pixels, self.labels, self.feed["order"], np.int32(n), np.int32(batch_size), *self.arguments
+        with uninterrupted():  # so that theta and the optimizer's count of steps are of one epoch
+            self.exchange.fill(0)
+            self.feed.send(rates=rates(self.optimizer, steps), order=order)
+            for vector in self.vectors:
+                vector.put()
+            self.launch(arguments)
+            for vector in self.vectors:
+                vector.take()
+        return self.losses.means((steps,), n)
+
+
+@cache
+def compiled(**macros):
+    """Return the kernel, the bytes of its exchange and of a block's shared memory, and how many blocks and threads."""
+    module = kernels.load("persistent", **macros)
+    answer = cp.empty(4, np.int32)
+    module.get_function("requirements")((1,), (1,), (answer,))
+    exchange_bytes, shared_bytes, blocks, threads = answer.tolist()
+    here = cp.cuda.Device().attributes
+    train = module.get_function("train")
+    fits = shared_bytes <= here["MaxSharedMemoryPerBlockOptin"]
+    if fits:
+        train.max_dynamic_shared_size_bytes = shared_bytes
+        each = cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(train.kernel.ptr, threads, shared_bytes)
+        fits = blocks <= each * here["MultiProcessorCount"]
+    if not fits:
+        raise ValueError(
+            f"{NAME} needs at least {blocks} multiprocessors with {-(-shared_bytes >> 10)} KiB of shared memory each "
+            f"here, but this GPU has {here['MultiProcessorCount']} with "
+            f"{here['MaxSharedMemoryPerBlockOptin'] >> 10} KiB: take the engine cuda_graph."
+        )
+    return train.kernel, exchange_bytes, shared_bytes, blocks, threads

@@ -1,0 +1,107 @@
+"""The whole step of `numba_conv` for a chain of convolutions and linear layers: three calls of compiled code.
+
+Another model is trained an operation at a time.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from mlpkit.engines.loops import chain as _chain
+from mlpkit.engines.loops import convolve as _convolve
+from mlpkit.engines.loops.bundles import NONE
+from mlpkit.engines.loops.compiler import Threads
+from mlpkit.engines.loops.simd import BYTES
+from mlpkit.engines.numba_conv import rows_of
+from mlpkit.engines.numba_serial import check_labels
+from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.layers import Flatten, Linear, ReLU
+from mlpkit.nn.losses import SoftmaxCrossEntropy
+
+from .plain import *
+from .plain import StepByStep
+
+
+def chain_of(model):
+    """Return the blocks of a chain of convolutions and the units of its dense layers; None for another model.
+
+    A block is a list: channels, size, stride, padding, size and stride of the pooling, whether there is ReLU.
+    """
+    layers, blocks = [(one, shape) for path, one, shape, _ in model.places if len(path) == 1], []
+    while layers and type(layers[0][0]) is Conv:
+        one, shape = layers.pop(0)
+        block = [one.channels, one.size, *one.steps((1, *shape)), 1, 1, False]
+        while layers and (kind := type(layers[0][0])) in (ReLU, MaxPool) and (kind is ReLU or block[4:6] == [1, 1]):
+            after, _ = layers.pop(0)
+            if kind is MaxPool:
+                block[4:6] = after.size, after.stride or after.size
+            else:
+                block[6] = True
+        blocks.append(block)
+    kinds = [type(one) for one, _ in layers]
+    if not blocks or kinds != [Flatten, *[Linear, ReLU] * ((len(layers) - 2) // 2), Linear]:
+        return None
+    if not isinstance(model.loss, SoftmaxCrossEntropy) or max(block[4] for block in blocks) ** 2 >= NONE:
+        return None
+    return blocks, [one.units for one, _ in layers[1::2]]
+
+
+def _start(vector, view):
+    """Return where in a vector a view of it begins."""
+    return (view.ctypes.data - vector.ctypes.data) // vector.itemsize
+
+
+class Trainer(StepByStep):
+    """Takes a step of a chain in three calls of compiled code, and of another model an operation at a time.
+
+    Its workspace is made once, for the largest batch, and is less than the activations of such a batch: of a
+    convolution is kept what its pooling leaves.
+    """
+
+    def __init__(self, network, optimizer, X, y, batch_size):
+        super().__init__(network, optimizer, X, y, batch_size)
+        self.chain = chain_of(network.model)
+        if self.chain is None:
+            return
+        (blocks, units), dtype = self.chain, network.dtype
+        places = [at for at in network.places if hasattr(at, "W")]
+        begin = [(_start(network.theta, at.W), _start(network.theta, at.b) if hasattr(at, "b") else -1)
+                 for at in places]  # fmt: skip
+        blocks = [(*block, *at) for block, at in zip(blocks, begin, strict=False)]
+        dense = [(out, *at) for out, at in zip(units, begin[len(blocks) :], strict=True)]
+        lanes, self.most = BYTES // dtype.itemsize, min(batch_size, len(y))
+        self.blocks, self.dense, self.tables, self.room = _chain.lay_out(network.model.input, blocks, dense, lanes)
+        bundles = -(-self.most // lanes)
+        self.shares = min(Threads.most, bundles)
+        shapes = {
+            "packed": (1, self.room.packed), "kept": (bundles, self.room.kept),
+            "scratch": (self.shares, self.room.scratch), "own": (self.shares, self.room.own),
+            "rows": (1, self.room.rows * self.most), "slopes": (1, self.room.rows * self.most),
+        }  # fmt: skip
+        self.arrays = {name: _convolve.room(-(-n * m // lanes), network.theta).ravel()[: n * m].reshape(n, m)
+                       for name, (n, m) in shapes.items()}  # fmt: skip
+        self.arrays["marks"] = np.zeros((bundles, self.room.marks), np.uint8)
+
+    def step(self, x, labels):
+        if self.chain is None:
+            return super().step(x, labels)
+        network, n = self.network, len(x)
+        wanted = self.most, *network.model.input
+        if n > self.most or x.shape[1:] != wanted[1:]:  # compiled loops would read beyond their arrays
+            raise ValueError(f"a batch here has at most the shape {wanted}, not {x.shape}.")
+        labels = labels.astype(np.int64, copy=False)  # compiled once, whatever the labels' dtype
+        check_labels(labels, n, network.model.output[0])
+        arrays = SimpleNamespace(**self.arrays)
+        packed, rows, slopes = arrays.packed[0], arrays.rows[0], arrays.slopes[0]
+        losses = np.empty(min(self.shares, -(-n // (BYTES // network.dtype.itemsize))))
+        _chain.pack(self.blocks, self.tables, network.theta, packed)
+        _chain.backpropagate(
+            self.blocks, self.dense, self.tables, self.room, rows_of(x), labels, network.theta, packed, arrays.kept,
+            arrays.marks, arrays.scratch, arrays.own, rows, slopes, self.most, losses,
+        )  # fmt: skip
+        own = arrays.own[: len(losses)]
+        _chain.parameter_gradients(
+            self.blocks, self.dense, n, own, rows, slopes, self.most, network.grad, self.shares
+        )  # fmt: skip
+        self.optimizer.step()
+        return losses.sum()

@@ -1,0 +1,80 @@
+"""The folder of a run's checkpoints: one run's at a time, and what an earlier run left there is set aside, not lost."""
+
+import warnings
+
+from mlpkit.checks import check_state_names
+from mlpkit.data import epoch_order
+from mlpkit.files import check_writable, expanded, only_one, set_aside
+
+from .checkpoint import NAMES, fingerprint, load_checkpoint, save_checkpoint
+
+
+class Folder:
+    """Keeps a folder for a run, which goes on from the last checkpoint, or begins anew. Use it as a context.
+
+    train, validation: the data, as the engine has them; changed: the function that changes them for each epoch, or
+    None. Raises OSError for what can't be written, or is another run's, ValueError for a checkpoint of another run.
+    """
+
+    def __init__(self, folder, run, resume, train, validation, changed):
+        self.run, self.folder = run, expanded(folder)
+        self.last, self.best = self.folder / "last.npz", self.folder / "best.npz"
+        if resume and not self.last.exists():
+            raise FileNotFoundError(f"there is no checkpoint {self.last} to resume from.")
+        check_writable(self.last)
+        check_writable(self.best)
+        check_state_names(run.optimizer, run.optimizer.state, NAMES)
+        run.network.model.to_dict()  # raises ValueError where it can't be written
+        self.data, self.earlier = (train, validation, changed), () if resume else (self.last, self.best)
+
+    def __enter__(self):
+        self.lock = only_one(self.folder)
+        self.lock.__enter__()
+        try:
+            self.run.settings |= self.fingerprints(*self.data)
+            if not self.earlier:
+                self.resume()
+        except BaseException:
+            self.lock.__exit__(None, None, None)
+            raise
+        self.run.folder = self
+
+    def __exit__(self, *trouble):
+        return self.lock.__exit__(*trouble)
+
+    def fingerprints(self, train, validation, changed):
+        """Return what tells other data, another order of them, and other changes of them, from these."""
+        order = epoch_order(len(train[1]), self.run.settings["seed"], 0)
+        data = {"training data": train, "validation data": validation, "order of the examples": [order]}
+        data["first epoch's images"] = changed and changed(0)
+        return {name: of and fingerprint(*map(self.run.engine.to_numpy, of)) for name, of in data.items()}
+
+    def resume(self):
+        """Bring the run to where the last checkpoint was written."""
+        run = self.run
+        run.history, best = load_checkpoint(self.last, run.network, run.optimizer, run.settings)
+        run.history.stopped = "finished"
+        run.good, run.best = run.buffers = [run.copy(), run.copy()]
+        for buffer, vector in zip(run.best, (vector for vector in best if len(vector)), strict=True):
+            buffer[:] = run.engine.asarray(vector)
+        run.go_back_to(run.best)
+        run.network.save(self.best)  # it is written after the other, and a kill may have come between
+        run.go_back_to(run.good)
+
+    def keep(self, is_best):
+        """Write the checkpoints of an epoch; warn where that can't be done."""
+        try:
+            self.write(is_best)
+        except OSError as error:  # what has been learned is worth more than its copy
+            warnings.warn(f"{str(error).rstrip('.')}; the training goes on.", RuntimeWarning, stacklevel=5)
+
+    def write(self, is_best):
+        """Write the checkpoints: first the one that has all, and that tells a run from none."""
+        for aside in filter(None, map(set_aside, self.earlier)):
+            warnings.warn(f"an earlier run's checkpoint is now {aside}.", RuntimeWarning, stacklevel=6)
+        self.earlier, run = (), self.run
+        best = [run.engine.to_numpy(vector) for vector in run.best]
+        best += [best[0][:0]] * (2 - len(best))  # no statistics
+        save_checkpoint(self.last, run.network, run.optimizer, run.history, best, run.settings)
+        if is_best:
+            run.network.save(self.best)
