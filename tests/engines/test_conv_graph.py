@@ -14,13 +14,16 @@ pytest.importorskip("cupy")
 from mlpkit.engines import numpy_baseline
 from mlpkit.executors.cuda.blocks import MODES, BranchesBlock, Chain, LayerBlock, Value, chain
 from mlpkit.kernels import gpu
+from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
 from mlpkit.nn.model import Model
 from mlpkit.nn.models import MODELS
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.residual import Residual
+from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
 
 ODD = {
     "strides": Model((1, 28, 28), (
@@ -41,6 +44,22 @@ ODD = {
     "a residual first": Model((1, 28, 28), (
         Residual((Tanh(), Residual((Sigmoid(),)), Conv(1, 3, padding=1), ReLU())), AvgPool(4), Flatten(),
         Linear(20), ReLU(), Linear(10),
+    )),
+    "branches": Model((1, 28, 28), (
+        Conv(8, 3, padding=1), ReLU(), Residual(
+            (Conv(16, 3, 2, 1, bias=False), BatchNorm(), ReLU(), Conv(16, 3, padding=1)), (Conv(16, 1, 2), BatchNorm())
+        ), ReLU(),
+        Concat((Conv(8, 3, padding=1), ReLU()), (), (MaxPool(2), Conv(24, 3, padding=1), ReLU(), Upsample(2))),
+        MaxPool(2), Residual((), (Tanh(),)), Conv(16, 3), ReLU(), GlobalAvgPool(), Linear(10),
+    )),
+    "branches first": Model((1, 28, 28), (
+        Concat((Conv(4, 3, 2, 1),), (MaxPool(2), Tanh()), (AvgPool(2),), (Residual((), (MaxPool(1),)), AvgPool(2))),
+        Flatten(), Concat((Linear(9), ReLU()), (Linear(5),)), Residual((Linear(6),), (Linear(6),)), Linear(10),
+    )),
+    "sizes": Model((1, 28, 28), (
+        Padding(2), Conv(8, 3, 2), InstanceNorm(affine=True), ReLU(), Upsample(2, "bilinear"), Padding(1, "replicate"),
+        Conv(12, 3, 3), PixelShuffle(2), ConvTranspose(6, 3, 2, 1, 1), Padding(1, "zero"), InstanceNorm(), ReLU(),
+        ConvTranspose(3, 2, bias=False), GlobalAvgPool(), Linear(10),
     )),
     "ReLU and dense layers": Model((1, 28, 28), (LeakyReLU(0.1), Flatten(), Linear(30), ReLU(), Linear(10))),
 }  # fmt: skip

@@ -43,7 +43,7 @@ def operations(dtype):
     rows, matrix, bias, outputs = draw(7, 5), draw(5, 10), draw(10), draw(7, 10)
     labels, targets = rng.integers(0, 10, 7), (draw(7, 10) > 0).astype(dtype)
     gamma, beta, mean, variance, dy = draw(3), draw(3), draw(3), abs(draw(3)), draw(4, 3, 11, 9)
-    pooled = draw(4, 3, 5, 4)
+    pooled, alone, shuffled = draw(4, 3, 5, 4), draw(4, 1, 11, 9), draw(2, 8, 9, 12)
 
     def conv(engine, on):
         dW, db = on(W), on(b)
@@ -62,6 +62,29 @@ def operations(dtype):
         dx = engine.batch_norm_backward(on(dy), *found[1:], on(gamma), *gradients)
         y = engine.batch_norm_evaluate(on(x), on(gamma), on(beta), on(mean), on(variance), 1e-5)
         return [*found, *running, dx, *gradients, y]
+
+    def side_by_side(engine, on):
+        found = [engine.concat([on(x), on(dy), on(alone)]), *engine.concat_backward(on(x), [1, 2])]
+        return [*found, engine.concat([on(rows), on(rows)]), engine.concat([on(x[:, :1]) for _ in range(9)])]
+
+    def sizes(engine, on):
+        found = [engine.pixel_shuffle(on(shuffled), 2), engine.pixel_unshuffle(on(shuffled), 3)]
+        for kind in ("nearest", "bilinear"):
+            found += [getattr(engine, f"upsample_{kind}")(on(x), scale) for scale in (1, 2, 3)]
+            found.append(getattr(engine, f"upsample_{kind}_backward")(on(shuffled), 3))
+        for mode in ("reflect", "replicate", "zero"):
+            found += [engine.pad(on(x), size, mode) for size in (1, 4)]
+            found.append(engine.pad_backward(on(shuffled), 2, mode))
+        return found
+
+    def per_image(engine, on):
+        sums, (normalized, inverse_deviation) = on(gamma), engine.instance_norm(on(x), 1e-3)
+        engine.channel_sums(on(x), sums)
+        dx = engine.instance_norm_backward(on(dy), normalized, inverse_deviation)
+        back = engine.global_avg_pool_backward(on(rows), (*rows.shape, 3, 2))
+        per_channel = on(gamma).reshape(-1, 1, 1)
+        affine = [engine.add(on(x), per_channel), engine.multiply(on(x), per_channel)]
+        return [normalized, inverse_deviation, dx, sums, engine.global_avg_pool(on(x)), back, *affine]
 
     def dense(engine, on):
         dW, db, z = on(matrix), on(bias), on(outputs)
@@ -82,10 +105,12 @@ def operations(dtype):
         pairs = [getattr(engine, name)(on(outputs), on(others)) for name, others in compared.items()]
         return [each for pair in pairs for each in pair]
 
-    yield from (conv, pools, norm, dense, activations, losses)
+    yield from (conv, pools, norm, side_by_side, sizes, per_image, dense, activations, losses)
 
 
-NAMES_OF_OPERATIONS = ("conv", "pools", "norm", "dense", "activations", "losses")
+NAMES_OF_OPERATIONS = (
+    "conv", "pools", "norm", "side_by_side", "sizes", "per_image", "dense", "activations", "losses",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from shared import engine_like
 
 pytest.importorskip("cupy")
 
 import cupy as cp
+from test_conv_graph import ODD
 
 from experiments import gpu_image_memory as memory
 from experiments.gpu_image_memory.read import run_of
@@ -68,9 +70,32 @@ def plan(monkeypatch):
         yield plan
 
 
-def step_of(plan, name, n, precision="float32"):
+def shapes_only():
+    """Return an engine that makes arrays of the baseline's shapes on the GPU that computes nothing."""
+
+    def there(function):
+        def operation(*arguments):
+            return on_device(function(*on_host(arguments)))
+
+        return operation
+
+    def on_host(value):
+        if isinstance(value, tuple | list):
+            return type(value)(map(on_host, value))
+        return np.ones(value.shape, value.dtype) if isinstance(value, cp.ndarray) else value
+
+    def on_device(value):
+        if isinstance(value, tuple | list):
+            return type(value)(map(on_device, value))
+        return cp.empty(value.shape, value.dtype) if isinstance(value, np.ndarray | np.generic) else value
+
+    names = {name for model in ODD.values() for name in model.operations}
+    return engine_like(**{name: there(getattr(numpy_baseline, name)) for name in names})
+
+
+def step_of(plan, model, n, precision="float32", engine=numpy_baseline):
     """Return a function that asks for a gradient as `PlannedTrainer` does."""
-    network = Network(numpy_baseline, MODELS[name])
+    network = Network(engine, model)
     places = [*network.places]
     for at in places:
         places += chain.from_iterable(at.branches)
@@ -78,7 +103,7 @@ def step_of(plan, name, n, precision="float32"):
             if isinstance(value, np.ndarray):
                 setattr(at, key, cp.empty(value.shape, value.dtype))
     gradient = plan.Gradient(network, n, precision, (norm_blocks.match, conv_blocks.match))
-    x, labels = cp.empty((n, *MODELS[name].input), np.float32), cp.empty(n, np.int64)
+    x, labels = cp.empty((n, *model.input), np.float32), cp.empty(n, np.int64)
     losses, number = cp.empty(1, np.float32), cp.empty(1, np.int32)
     return lambda: gradient(x, labels, losses, number)
 
@@ -86,9 +111,21 @@ def step_of(plan, name, n, precision="float32"):
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_arrays_live_as_long_in_each_step_as_in_the_one_that_was_watched(name, precision, plan):
-    step = step_of(plan, name, 32, precision)
+    step = step_of(plan, MODELS[name], 32, precision)
     arrays = arena.Arena(plan.watched(step))
     for _ in range(20):  # Python replaces its own instructions by faster ones after some steps
+        with arrays.step():
+            step()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("name", ["branches", "branches first", "sizes"])
+def test_layers_of_branches_and_of_other_sizes_leave_nothing_behind(name, precision, plan, monkeypatch):
+    monkeypatch.setattr(plan.dense, "match", lambda *_: None)  # it asks cuBLAS, which is only where a GPU is
+    monkeypatch.setattr(planes, "convolve", lambda *_, **options: None)  # it would fill what it writes with zeros
+    step = step_of(plan, ODD[name], 8, precision, shapes_only())
+    arrays = arena.Arena(plan.watched(step))
+    for _ in range(20):
         with arrays.step():
             step()
 
@@ -97,7 +134,7 @@ def test_arrays_live_as_long_in_each_step_as_in_the_one_that_was_watched(name, p
 @pytest.mark.parametrize(("name", "n"), [("fashion_cnn", 128), ("fashion_cnn", 32), ("lenet5", 32), ("residual", 32)])
 def test_the_record_has_the_plan_of_this_code(name, n, precision, plan):
     engine = "cuda_conv_graph" if precision == "float32" else f"cuda_conv_graph_{precision}"
-    found = plan.watched(step_of(plan, name, n, precision))
+    found = plan.watched(step_of(plan, MODELS[name], n, precision))
     recorded = memory.intervals(results.published("gpu_image_memory"), engine, name, n)
     assert [(each.size, each.start, each.end, each.offset) for each in found.intervals] == recorded
 
@@ -106,5 +143,5 @@ def test_the_record_has_the_plan_of_this_code(name, n, precision, plan):
 def test_a_step_takes_half_of_what_pytorch_takes(name, plan):
     record = results.published("gpu_image_memory")
     lasting = run_of(record, "cuda_conv_graph", name, 32)["lasting"]
-    planned = plan.watched(step_of(plan, name, 32)).bytes
+    planned = plan.watched(step_of(plan, MODELS[name], 32)).bytes
     assert (planned + lasting) / 2**20 < memory.mib(record, "pytorch_cuda", name, 32) / 2

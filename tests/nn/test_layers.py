@@ -11,6 +11,7 @@ from test_model import Gain
 
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
+from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.gradcheck import gradient_error
 from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
@@ -19,8 +20,10 @@ from mlpkit.nn.model import Model
 from mlpkit.nn.models import LENET5, mlp
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.place import backward
 from mlpkit.nn.residual import Residual
+from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
 
 # Gradient checks, on odd sizes
 
@@ -57,6 +60,40 @@ NETWORKS = {
             *(AvgPool(2), *END),
         ),
     ),
+    "a shortcut": Model(
+        (2, 6, 5), (Conv(3, 2), Residual((Conv(2, 3, 2, 1), ReLU()), (Conv(2, 1, 2), BatchNorm())), Tanh(), *END)
+    ),
+    "a shortcut first": Model(
+        (4,), (Residual((Tanh(),), (Linear(4), Sigmoid())), Residual((), (Linear(4),)), Linear(3))
+    ),
+    "side by side": Model((2, 5, 4), (Conv(2, 2), Concat((Conv(3, 3, padding=1), Tanh()), (), (MaxPool(1),)), *END)),
+    "side by side first": Model((4,), (Concat((Linear(3), Tanh()), ()), Concat((Linear(2),), (Sigmoid(),)), Linear(3))),
+    "side by side in a sum": Model(
+        (3, 4, 3), (Residual((Concat((Conv(1, 3, padding=1),), (Concat((Conv(1, 1),), (Conv(1, 1),)),)), Tanh())), *END)
+    ),
+    "upsample": Model(
+        (2, 3, 2), (Conv(2, 2), Upsample(2), Tanh(), Conv(2, 1), Upsample(3, "bilinear"), Conv(1, 3, 2), *END)
+    ),
+    "upsample first": Model(
+        (1, 3, 2), (Upsample(2, "bilinear"), Upsample(1, "bilinear"), Upsample(2), Conv(2, 3), *END)
+    ),
+    "pixel shuffle": Model((1, 3, 3), (Conv(8, 2), PixelShuffle(2), Tanh(), Conv(9, 3), PixelShuffle(3), *END)),
+    "transposed": Model((2, 3, 2), (ConvTranspose(3, 3), ReLU(), ConvTranspose(2, 3, 2, 1, 1, bias=False), *END)),
+    "transposed with gaps": Model(
+        (2, 3, 4), (Conv(3, 2), ConvTranspose(2, 2, stride=3), Tanh(), ConvTranspose(1, 1), *END)
+    ),
+    "one pixel transposed": Model(
+        (3, 1, 1), (Conv(4, 1), ConvTranspose(2, 4, stride=9), Tanh(), ConvTranspose(2, 4, 2, 3), *END)
+    ),
+    "borders": Model(
+        (2, 4, 5),
+        (Conv(2, 2), Padding(2), Conv(2, 3), Padding(3, "replicate"), Tanh(), Padding(1, "zero"), Conv(1, 4, 2), *END),
+    ),
+    "instance norm": Model(
+        (2, 4, 4), (Conv(3, 2), InstanceNorm(), Tanh(), Conv(2, 2), InstanceNorm(0.1, affine=True), *END)
+    ),
+    "instance norm first": Model((2, 3, 4), (InstanceNorm(affine=True), Tanh(), *END)),
+    "mean of all": Model((2, 4, 3), (Conv(3, 2), Tanh(), GlobalAvgPool(), Linear(3))),
     "a reader's own": Model((5,), (Gain(), Linear(4), Gain(0.5), Tanh(), Linear(3))),
 }
 
@@ -146,8 +183,28 @@ def drops_others():
     return lambda x, rate, key, step: numpy_baseline.dropout(x, rate, key, next(calls))
 
 
+def of_nearest(dy, scale):
+    return numpy_baseline.upsample_nearest_backward(dy, scale)
+
+
+def forgets_borders(dy, size, mode):
+    return numpy_baseline.pad_backward(dy, size, "zero")
+
+
+def in_another_order(y, scale):
+    return numpy_baseline.pixel_unshuffle(y.swapaxes(2, 3), scale).swapaxes(2, 3)
+
+
+def no_mean_of_pixels(dy, normalized, inverse_deviation):
+    return dy * inverse_deviation
+
+
 # What trains nearly as well
 WRONG = {
+    "a border's gradient lost": (dict(pad_backward=forgets_borders), "borders"),
+    "the gradient of nearest pixels": (dict(upsample_bilinear_backward=of_nearest), "upsample"),
+    "channels of a pixel in another order": (dict(pixel_unshuffle=in_another_order), "pixel shuffle"),
+    "an image's statistics taken as given": (dict(instance_norm_backward=no_mean_of_pixels), "instance norm"),
     "images moved by a pixel": (dict(conv_backward_weights=forgets_padding), "padding"),
     "a norm that takes the statistics as given": (dict(batch_norm_backward=no_means), "norm of images"),
     "a maximum's gradient shared": (dict(max_pool_backward=to_all_equal), "max pool"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shared import SMALL, one_sentence
 
 from mlpkit.nn import layers
+from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.layers import Dropout, Flatten, Layer, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
 from mlpkit.nn.losses import BinaryCrossEntropy, Hinge, MeanSquaredError, SoftmaxCrossEntropy
@@ -21,7 +22,9 @@ from mlpkit.nn.model import Model
 from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, MODELS, RESIDUAL, mlp
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.residual import Residual
+from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
 
 # Shapes
 
@@ -64,6 +67,17 @@ def test_every_layer_makes_its_shape():
         (BatchNorm(), (3, 5, 4), (3, 5, 4), {"gamma": (3,), "beta": (3,)}),
         (Residual((Conv(3, 3, padding=1), ReLU())), (3, 5, 4), (3, 5, 4), {}),
         (Residual(()), (3,), (3,), {}),
+        (Residual((Conv(4, 3, padding=1),), (Conv(4, 1),)), (3, 5, 4), (4, 5, 4), {}),
+        (Concat((Conv(4, 3, padding=1),), (), (Conv(2, 1),)), (3, 5, 4), (9, 5, 4), {}),
+        (Concat((Linear(3),), ()), (5,), (8,), {}),
+        (Upsample(3), (2, 5, 4), (2, 15, 12), {}),
+        (PixelShuffle(2), (8, 5, 4), (2, 10, 8), {}),
+        (Padding(2), (3, 5, 4), (3, 9, 8), {}),
+        (ConvTranspose(4, 3), (2, 7, 5), (4, 9, 7), {"W": (2, 4, 3, 3), "b": (4,)}),
+        (ConvTranspose(1, 4, 3, 1, 2, bias=False), (3, 5, 1), (1, 16, 4), {"W": (3, 1, 4, 4)}),
+        (InstanceNorm(), (3, 5, 4), (3, 5, 4), {}),
+        (InstanceNorm(affine=True), (3, 5, 4), (3, 5, 4), {"gamma": (3,), "beta": (3,)}),
+        (GlobalAvgPool(), (3, 5, 4), (3,), {}),
         (Dropout(0.3), (3, 5, 4), (3, 5, 4), {}),
         *[(layer, (3, 2), (3, 2), {}) for layer in (ReLU(), LeakyReLU(), Sigmoid(), Tanh())],
     ],
@@ -138,6 +152,30 @@ MISFITS = {
     "a norm of something else": ((3, 4), (BatchNorm(),), "layer 0, BatchNorm(), ", "rows or images", "(3, 4)."),
     "a sum": (IMAGE, (Residual((Conv(3, 3),)),), "layer 0, Residual((Conv(3, 3),)), ", "(3, 6, 4) of (3, 8, 6)"),
     "inside": ((6,), (Linear(5), Residual((Conv(5, 3),))), "layer 1, Residual((Conv(5, 3),)), ", "it takes images"),
+    "a sum with a shortcut": (
+        IMAGE,
+        (Residual((Conv(4, 3),), (Conv(4, 1, stride=2),)),),
+        "(4, 6, 4) of (3, 8, 6), and its shortcut (4, 4, 3): a sum needs equal shapes",
+    ),
+    "in a shortcut": (
+        IMAGE,
+        (Residual((ReLU(),), (ReLU(), Linear(3))),),
+        "its layer 2, Linear(3), does not fit: it takes",
+    ),
+    "side by side": (IMAGE, (Concat((Conv(2, 3),), ()),), "(2, 6, 4), (3, 8, 6) of (3, 8, 6): only the first size may"),
+    "rows and images": (IMAGE, (Concat((Flatten(),), ()),), "its chains make (144,), (3, 8, 6) of (3, 8, 6)"),
+    "rows to enlarge": ((6,), (Upsample(2),), "layer 0, Upsample(2), ", "it takes images"),
+    "rows to pad": ((6,), (Padding(2),), "it takes images (channels, height, width), and gets arrays of shape (6,)."),
+    "nothing behind the edge": (IMAGE, (Padding(6),), "an image of 8 x 6 has no 6 pixels to reflect behind an edge."),
+    "channels to shuffle": (IMAGE, (PixelShuffle(2),), "PixelShuffle(2), ", "a multiple of 4 channels, and gets 3."),
+    "nothing left": (IMAGE, (ConvTranspose(2, 3, padding=4),), "a padding of 4 leaves nothing of an image of 8 x 6."),
+    "a pixel's deviation": (
+        (3, 1, 1),
+        (InstanceNorm(),),
+        "InstanceNorm(), ",
+        "an image of one pixel has no deviation.",
+    ),
+    "the mean of rows": ((6,), (GlobalAvgPool(),), "GlobalAvgPool(), ", "it takes images"),
 }
 
 
@@ -169,6 +207,21 @@ def test_a_layer_that_does_not_fit_is_named(case):
         (lambda: Dropout("half"), ValueError, "not 'half'"),
         (lambda: BatchNorm(momentum=1), ValueError, "the momentum of a BatchNorm must be"),
         (lambda: BatchNorm(eps=0), ValueError, "the eps of a BatchNorm must be a finite number above 0"),
+        (lambda: Residual((), ReLU()), TypeError, "a tuple of layers, such as (Linear(10),), not ReLU()"),
+        (lambda: Concat(), ValueError, "a Concat needs at least one chain of layers"),
+        (lambda: Concat(ReLU()), TypeError, "a tuple of layers, such as (Linear(10),), not ReLU()"),
+        (lambda: Upsample(0), ValueError, "the scale of an Upsample must be at least 1"),
+        (lambda: Upsample(1.5), TypeError, "the scale of an Upsample must be a whole number"),
+        (lambda: Upsample(2, "cubic"), ValueError, "no mode of an Upsample 'cubic'; choose from nearest, bilinear"),
+        (lambda: PixelShuffle(0), ValueError, "the scale of a PixelShuffle must be at least 1"),
+        (lambda: Padding(0), ValueError, "the size of a Padding must be at least 1"),
+        (lambda: Padding(2, "same"), ValueError, "no mode of a Padding 'same'; choose from reflect, replicate, zero"),
+        (lambda: ConvTranspose(0, 3), ValueError, "the channels of a ConvTranspose layer must be at least 1"),
+        (lambda: ConvTranspose(2, 3, 2, -1), ValueError, "the padding of a ConvTranspose layer must be at least 0"),
+        (lambda: ConvTranspose(2, 3, 2, 1, 2), ValueError, "must be below its stride, 2, not 2"),
+        (lambda: ConvTranspose(2, 3, bias=0), TypeError, "the bias of a ConvTranspose layer must be True or False"),
+        (lambda: InstanceNorm(eps=0), ValueError, "the eps of an InstanceNorm must be a finite number above 0"),
+        (lambda: InstanceNorm(affine="no"), TypeError, "the affine of an InstanceNorm must be True or False"),
         (lambda: Residual((ReLU,)), TypeError, "made of layers, such as Linear(10), not of <class"),
         (lambda: Residual(Linear(3)), TypeError, "a tuple of layers, such as (Linear(10),), not Linear(3)"),
         (lambda: Model((), (Linear(3),)), ValueError, "at least 1 size"),
@@ -255,6 +308,17 @@ REPR = {
     "BatchNorm(momentum=0.3, eps=0.001)": BatchNorm(0.3, 1e-3),
     "Residual((Linear(3), Residual((ReLU(),))))": Residual([Linear(3), Residual([ReLU()])]),
     "Residual(())": Residual(()),
+    "Residual((Linear(3),), shortcut=(Linear(3), ReLU()))": Residual([Linear(3)], [Linear(3), ReLU()]),
+    "Concat((Linear(3), ReLU()), (), (Concat(()),))": Concat([Linear(3), ReLU()], (), [Concat(())]),
+    "Upsample(2)": Upsample(np.int64(2), "nearest"),
+    "Upsample(2, mode='bilinear')": Upsample(2, "bilinear"),
+    "PixelShuffle(3)": PixelShuffle(3),
+    "ConvTranspose(4, 3, stride=2, padding=1, output_padding=1)": ConvTranspose(4, 3, 2, 1, 1),
+    "ConvTranspose(4, 3, bias=False)": ConvTranspose(4, 3, bias=False),
+    "Padding(2)": Padding(2),
+    "Padding(1, mode='zero')": Padding(1, "zero"),
+    "InstanceNorm(affine=True)": InstanceNorm(affine=True),
+    "GlobalAvgPool()": GlobalAvgPool(),
     "Gain(by=2.5)": Gain(2.5),
     "Linear(7)": Linear(np.int64(7)),
     "Dropout(rate=0.25)": Dropout(np.float32(0.25)),
@@ -421,6 +485,7 @@ def test_no_word_of_a_layer_is_passed_over():
 def test_a_new_process_reads_every_kind_of_layer():
     """Whoever loads a network has imported the network's module, and perhaps nothing else."""
     layers = ["Residual((Conv(1, 3, padding=1), BatchNorm()))", "AvgPool(2)", "Flatten()", "Dropout()", "Linear(3)"]
+    layers[1:1] = ["Concat((Padding(1), ConvTranspose(2, 3, padding=2), InstanceNorm()), (Upsample(1),))"]
     found = {"input": [1, 8, 8], "layers": layers, "loss": "hinge"}
     code = f"from mlpkit.nn.network import Model; print(Model.from_dict({found}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -7,7 +7,14 @@ from shared import REASONS
 
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
+from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import Conv
+from mlpkit.nn.layers import Tanh
+from mlpkit.nn.model import Model
+from mlpkit.nn.network import Network
+from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
+from mlpkit.nn.residual import Residual
+from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 F = torch.nn.functional
@@ -91,6 +98,83 @@ def test_batch_normalization_is_pytorchs():
             close(found, tensor, f"{x.shape}")
         for found, tensor in zip((dx, dgamma, dbeta), theirs, strict=True):
             close(found, tensor.grad, f"{x.shape}")
+
+
+def passes(layer, x, dy):
+    """Return what a layer makes of x, and the gradients of x and of its parameters, given that of its output."""
+    model = Model(x.shape[1:], (Conv(x.shape[1], 1), layer), "mean_squared_error")  # the first has use for dx
+    network = Network(model=model, dtype=np.float64)
+    network.theta[:] = np.random.default_rng(0).normal(size=len(network.theta))
+    at, network.mode.training = network.places[1], True
+    y = layer.forward(at, x)
+    dx = layer.backward(at, dy(y.shape))
+    arrays = network.views(network.theta), network.views(network.grad)
+    return y, dx, *([array for name, array in each.items() if name.startswith("1.")] for each in arrays)
+
+
+def check_layer(layer, theirs, x, case):
+    """Hold a layer to a function of PyTorch's of x and the layer's parameters."""
+    dy = []
+    y, dx, parameters, gradients = passes(
+        layer, x, lambda shape: dy.append(np.random.default_rng(1).normal(size=shape)) or dy[0]
+    )
+    given = tensors(x, *parameters)
+    wanted = theirs(*given)
+    wanted.backward(torch.tensor(dy[0]))
+    close(y, wanted, case)
+    for found, tensor in zip((dx, *gradients), given, strict=True):
+        close(found, tensor.grad, case)
+
+
+def test_transposed_convolutions_are_pytorchs():
+    for rng in configurations():
+        n, c, c_out, k, stride = map(int, rng.integers(1, 5, size=5))
+        padding, output_padding, bias = int(rng.integers(0, k)), int(rng.integers(0, stride)), bool(rng.integers(2))
+        x = rng.normal(size=(n, c, *rng.integers(4, 7, size=2)))
+        layer = ConvTranspose(c_out, k, stride, padding, output_padding, bias)
+        check_layer(
+            layer,
+            lambda x, W, b=None, layer=layer: F.conv_transpose2d(
+                x, W, b, layer.stride, layer.padding, layer.output_padding
+            ),
+            x,
+            f"{layer} {x.shape}",
+        )
+
+
+MODES = {"reflect": "reflect", "replicate": "replicate", "zero": "constant"}
+
+
+def test_layers_that_change_sizes_are_pytorchs():
+    for rng in configurations():
+        scale, size = map(int, rng.integers(1, 5, size=2))
+        x = rng.normal(size=(2, 2 * scale**2, *rng.integers(size + 1, 8, size=2)))
+        one, affine = x[:, :2], bool(rng.integers(2))
+        check_layer(Upsample(scale), lambda x, s=scale: F.interpolate(x, scale_factor=s), one, "nearest")
+        check_layer(
+            Upsample(scale, "bilinear"),
+            lambda x, s=scale: F.interpolate(x, scale_factor=s, mode="bilinear"),
+            one,
+            "bilinear",
+        )
+        check_layer(PixelShuffle(scale), lambda x, s=scale: F.pixel_shuffle(x, s), x, "shuffle")
+        for mode, theirs in MODES.items():
+            check_layer(Padding(size, mode), lambda x, s=size, m=theirs: F.pad(x, (s, s, s, s), m), one, mode)
+        norm = InstanceNorm(10 ** rng.uniform(-6, -2), affine)
+        check_layer(norm, lambda x, *affine, e=norm.eps: F.instance_norm(x, None, None, *affine, eps=e), one, "norm")
+        check_layer(GlobalAvgPool(), lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1), x, "mean")
+
+
+def test_layers_of_branches_are_pytorchs():
+    for rng in configurations(10):
+        x = rng.normal(size=(3, 4, *rng.integers(3, 8, size=2)))
+        layers, shortcut = (Conv(5, 3, 2, 1), Tanh(), Conv(6, 1)), (Conv(6, 1, 2, bias=False),)
+
+        def both(x, W, b, V, c, S):
+            return F.conv2d(torch.tanh(F.conv2d(x, W, b, 2, 1)), V, c), F.conv2d(x, S, None, 2)
+
+        check_layer(Residual(layers, shortcut), lambda *a, both=both: sum(both(*a)), x, "sum")
+        check_layer(Concat(layers, shortcut), lambda *a, both=both: torch.cat(both(*a), 1), x, "side by side")
 
 
 ACTIVATIONS = {"relu": F.relu, "leaky_relu": F.leaky_relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}

@@ -6,6 +6,7 @@ A block takes over some layers that follow each other, and has
     backward(dy: Value) -> Value | None  writes the layers' gradients; drops what was kept, as soon as it is used
     wants: "nchw", "planes" or None      the layout in which x must come; None takes any. "stored": it takes any, but
                                          best what its products read, see `Value`
+    comes_back                           optional: False where its backward is not called, as nothing up to it learns
     follow(before)                       optional: it is told once, before the first forward, which block is before it;
                                          where it then does that block's backward, too, its own returns None
     gives                                optional: the layout that the next block wants; it is set once, before the
@@ -91,6 +92,7 @@ class BranchesBlock:
 
     def __init__(self, at, chains):
         self.at, self.chains, self.shapes = at, chains, []
+        self.comes_back = at.wants_dx or any(each.comes_back for each in chains)
 
     def forward(self, x):
         outputs = [each.forward(x).array for each in self.chains]
@@ -98,8 +100,8 @@ class BranchesBlock:
         return _as_value(self.at.layer.join(self.at.engine, outputs))
 
     def backward(self, dy):
-        parts = self.at.layer.split(self.at.engine, dy.array, self.shapes)
-        dx = [each.backward(_as_value(part)) for each, part in zip(self.chains, parts, strict=True)]
+        parts = zip(self.chains, self.at.layer.split(self.at.engine, dy.array, self.shapes), strict=True)
+        dx = [each.backward(_as_value(part)) for each, part in parts if self.at.wants_dx or each.comes_back]
         if not self.at.wants_dx:
             return None
         arrays = (as_layout(one, "nchw", each.mode).array for each, one in zip(self.chains, dx, strict=True))
@@ -113,6 +115,7 @@ class Chain:
 
     def __init__(self, blocks, mode):
         self.blocks, self.mode = blocks, mode
+        self.comes_back = any(getattr(block, "comes_back", True) for block in blocks)
         for block, wants in zip(blocks, [*(following.wants for following in blocks[1:]), "nchw"], strict=False):
             if hasattr(block, "gives"):
                 block.gives = wants
