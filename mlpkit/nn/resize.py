@@ -20,14 +20,14 @@ class Upsample(Layer):
     scale: int
     mode: str = "nearest"
 
-    def __post_init__(self):
-        object.__setattr__(self, "scale", check_count("the scale of an Upsample", self.scale))
-        check_choice("mode of an Upsample", self.mode, ("nearest", "bilinear"))
-
     operations = (
         *("upsample_nearest", "upsample_nearest_backward"),
         *("upsample_bilinear", "upsample_bilinear_backward"),
     )
+
+    def __post_init__(self):
+        object.__setattr__(self, "scale", check_count("the scale of an Upsample", self.scale))
+        check_choice("mode of an Upsample", self.mode, ("nearest", "bilinear"))
 
     def output(self, shape):
         check_image(shape)
