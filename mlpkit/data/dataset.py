@@ -37,8 +37,8 @@ class Dataset(NamedTuple):
 
     name: str
     train: Split
-    validation: Split
-    test: Split
+    validation: Split | None
+    test: Split | None
     classes: tuple[str, ...]
 
 

@@ -1,0 +1,226 @@
+"""A folder of pictures, which says by its folders what they show.
+
+folder/cat/1.png              each folder is a class
+folder/train/cat/1.png        as above, already parted: train, validation (or val, valid), test
+folder/inputs/1.png           a picture, and below `targets`, under the same name, what is to come of it
+"""
+
+import os
+import unicodedata
+import warnings
+from itertools import chain
+from math import prod
+from numbers import Integral
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mlpkit.checks import check_flag, check_sizes
+from mlpkit.data.dataset import Dataset, Split
+from mlpkit.files import expanded
+
+from .reading.picture import look_at, read_picture
+from .reading.targets import check_shares, drawn
+
+PICTURES = (".png", ".jpg", ".jpeg")
+PARTS = {"train": "train", "validation": "validation", "val": "validation", "valid": "validation", "test": "test"}
+PAIR = {"inputs", "targets"}
+NAMED = 3  # files at most that a sentence names
+OF_SYSTEMS = {"thumbs.db", "desktop.ini", "__macosx"}  # as names that begin with a dot
+
+
+class _Listed(NamedTuple):
+    """The files of one part: its pictures, and either their classes or their target pictures."""
+
+    pictures: list[Path]
+    classes: list[str]
+    targets: list[Path]
+
+
+def from_folder(folder, *, size=None, grey=None, validation=0.1, test=0.0, seed=0, name=None):
+    """Return the `Dataset` of the PNG and JPEG pictures in a folder, X (n, channels, height, width) uint8.
+
+    folder: see above. y are labels (n,), and the classes the folders' names, sorted; of pairs y are the targets, uint8
+    as X. size: (height, width), or one number for both: each picture is scaled until it just covers that, by Pillow's
+    bilinear filter, and the middle is cut out; without it all must have one size. grey: True for one channel, False for
+    red, green and blue; without it grey where all are. validation, test: shares that are drawn from the seed, of each
+    class as large a one, where there is no folder of that name; of 0 the part is None.
+
+    A picture lies as its camera says (Exif), and on white where it is transparent; 16 bits become 8. Hidden files are
+    passed over, and with a warning all others that are no PNG or JPEG by their name. Raises OSError for a folder that
+    can't be read, ValueError, with names, for what is no picture, damaged, above Pillow's limit of pixels, of another
+    size, without partner, deeper in folders, or of one class alone.
+    """
+    folder = expanded(folder)
+    size = size if size is None else _height_and_width(size)
+    grey = grey if grey is None else check_flag("grey", grey)
+    check_shares({"validation": validation, "test": test})
+    strays: list[Path] = []
+    parts = _listed(folder, strays)
+    classes = tuple(sorted(set(parts["train"].classes)))
+    _check_classes(folder, parts, classes)
+    parts |= _cut(parts["train"], {"validation": validation, "test": test}, parts, seed)
+    X = _read({part: listed.pictures for part, listed in parts.items()}, size, grey)
+    if parts["train"].targets:
+        y = _read({part: listed.targets for part, listed in parts.items()}, size, grey)
+    else:
+        number = {each: label for label, each in enumerate(classes)}
+        y = {part: np.array([number[each] for each in listed.classes], np.int64) for part, listed in parts.items()}
+    if strays:
+        warnings.warn(f"{_names(strays)} passed over: no PNG or JPEG by name.", UserWarning, stacklevel=2)
+    splits = {part: Split(X[part], y[part]) for part in parts}
+    return Dataset(name or folder.name, splits["train"], splits.get("validation"), splits.get("test"), classes)
+
+
+def _height_and_width(size):
+    sizes = check_sizes([size, size] if isinstance(size, Integral) else size, least=1)
+    if len(sizes) != 2:
+        raise ValueError(f"size must be (height, width), or one number for both, not {size!r}.")
+    return sizes
+
+
+def _listed(folder, strays):
+    """Return what is listed of each part."""
+    folders, files = _inside(folder, strays)
+    if "train" not in folders:
+        return {"train": _part(folder, folders, files, strays)}
+    found: dict[str, _Listed] = {}
+    for each, path in folders.items():
+        if each not in PARTS or PARTS[each] in found:
+            raise ValueError(f"{path} stands beside {folder / 'train'}, where validation and test may stand, once.")
+        inside, pictures = _inside(path, strays)
+        found[PARTS[each]] = _part(path, inside, pictures, strays)
+    if files:
+        raise ValueError(f"{_names(files)} in {folder} are in no part: put them into folders of train, or of test.")
+    if len({bool(listed.targets) for listed in found.values()}) > 1:
+        raise ValueError(f"some parts of {folder} have inputs and targets, and others classes: choose one.")
+    return found
+
+
+def _part(folder, folders, files, strays):
+    if files:
+        raise ValueError(
+            f"{_names(files)} in {folder} are in no class: put each into a folder, named by what it shows."
+        )
+    if not folders:
+        raise ValueError(f"{folder} has no folders in it: each class is one, with its pictures.")
+    inside = {name: _pictures(path, strays) for name, path in folders.items()}
+    if set(folders) == PAIR:
+        return _paired(folder, inside)
+    classes = [name for name, pictures in inside.items() for _ in pictures]
+    return _Listed(list(chain(*inside.values())), classes, [])
+
+
+def _inside(folder, strays):
+    """Return the folders in a folder by name, and its pictures, sorted, without hidden ones. Others become strays."""
+    try:
+        found = sorted(folder.iterdir())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no folder {folder}.") from None
+    except OSError as error:
+        raise type(error)(f"{folder} can't be read as a folder ({error.strerror}): choose another one.") from error
+    seen = [path for path in found if not path.name.startswith(".") and path.name.lower() not in OF_SYSTEMS]
+    folders = {unicodedata.normalize("NFC", path.name): path for path in seen if path.is_dir()}
+    files = [path for path in seen if not path.is_dir()]
+    strays += [path for path in files if path.suffix.lower() not in PICTURES]
+    return folders, [path for path in files if path.suffix.lower() in PICTURES]
+
+
+def _pictures(folder, strays):
+    folders, files = _inside(folder, strays)
+    if folders:
+        raise ValueError(
+            f"{folder} has folders in it ({_names(folders.values())}): put the pictures of a class straight into its "
+            "folder, or give the folder above the classes."
+        )
+    if not files:
+        raise ValueError(f"{folder} has no pictures in it (PNG or JPEG): put some there, or remove it.")
+    return files
+
+
+def _paired(folder, inside):
+    """Return the pictures of `inputs`, each with the one of `targets` that has its name, whatever the ending."""
+    by_name: dict[str, dict[str, Path]] = {"inputs": {}, "targets": {}}
+    for kind, found in by_name.items():
+        for path in inside[kind]:
+            stem = unicodedata.normalize("NFC", path.stem)
+            if stem in found:
+                raise ValueError(f"{found[stem]} and {path.name} have one name: leave one of them.")
+            found[stem] = path
+    inputs, targets = by_name.values()
+    alone = [(inputs | targets)[stem] for stem in sorted(inputs.keys() ^ targets.keys())]
+    if alone:
+        raise ValueError(f"in {folder} there is no partner, in inputs and targets, of {_names(alone)}.")
+    return _Listed(list(inputs.values()), [], [targets[stem] for stem in inputs])
+
+
+def _check_classes(folder, parts, classes):
+    for part, listed in parts.items():
+        if strange := set(listed.classes) - set(classes):
+            raise ValueError(f"{part} in {folder} has {min(strange)!r}, which is not among the classes to train on.")
+    if len(classes) == 1:
+        raise ValueError(f"{folder} has one class alone, {classes[0]!r}: there is nothing to tell apart.")
+
+
+def _cut(train, shares, parts, seed):
+    """Return `train` without what was drawn from it, and what was drawn, by part."""
+    shares = {part: share for part, share in shares.items() if share and part not in parts}
+    if not shares:
+        return {}
+    numbers = np.unique(train.classes, return_inverse=True)[1] if train.classes else np.zeros((len(train.pictures), 1))
+    cut = zip(["train", *shares], drawn(numbers, list(shares.values()), seed), strict=True)
+    return {part: _Listed(*([of[row] for row in rows] if of else [] for of in train)) for part, rows in cut}
+
+
+def _read(parts, size, grey):
+    """Return the pictures of all parts. All are looked at before one is read, and before there is memory for any."""
+    looks = dict(_each(look_at, chain(*parts.values())))
+    sizes = {found: path for path, (found, _) in looks.items()}
+    if len(sizes) > 1 and not size:
+        told = " and ".join(f"{height} x {width} ({path})" for (height, width), path in list(sizes.items())[:2])
+        raise ValueError(f"the pictures have {len(sizes)} sizes, height x width, such as {told}: say size=.")
+    grey = all(is_grey for _, is_grey in looks.values()) if grey is None else grey
+    shape = 1 if grey else 3, *(size or next(iter(sizes)))
+    _check_memory(len(looks), shape)
+    found = {part: np.empty((len(paths), *shape), np.uint8) for part, paths in parts.items()}
+    for part, paths in parts.items():
+        for row, (_, pixels) in enumerate(_each(lambda path: _read_one(path, shape, size), paths)):
+            found[part][row] = pixels
+    return found
+
+
+def _read_one(path, shape, size):
+    pixels = read_picture(path, shape[0] == 1, size)
+    if pixels.shape != shape:
+        raise ValueError(f"its Exif data turn it, and then it is no longer {shape[1]} x {shape[2]}")
+    return pixels
+
+
+def _each(do, paths):
+    """Yield each path with what `do` returns of it. Raises ValueError at the end, with the names of those that fail."""
+    wrong = []
+    for path in paths:
+        try:
+            yield path, do(path)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error).removeprefix(f"{path} ").rstrip(".")
+            wrong.append(f"{path} ({reason})")
+    if wrong:
+        raise ValueError(f"{_names(wrong)} can't be used: mend or remove {'it' if len(wrong) == 1 else 'them'}.")
+
+
+def _check_memory(n, shape):
+    """Raise ValueError for more than this machine has: the system would give it, and then end somebody's process."""
+    size = n * prod(shape)
+    if hasattr(os, "sysconf") and size > (most := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+        raise ValueError(
+            f"{n:,} pictures of {shape[1]} x {shape[2]} take {size / 2**30:.0f} GiB, and this machine has "
+            f"{most / 2**30:.0f}: say a smaller size=."
+        )
+
+
+def _names(paths):
+    paths = [str(path) for path in paths]
+    more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+    return ", ".join(paths[:NAMED]) + more

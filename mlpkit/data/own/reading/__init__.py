@@ -1,0 +1,1 @@
+"""What the readers share: inputs, targets and their shares, a picture."""

@@ -1,0 +1,75 @@
+"""One picture, PNG or JPEG, as bytes: turned as its camera says, on white where it is transparent, cut to size."""
+
+import warnings
+from contextlib import contextmanager
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from mlpkit.files import check_readable
+
+FORMATS = ("PNG", "JPEG")  # of which phones' MPO is one
+TURNED = 0x0112  # Exif's name for which way is up: from 5 on, height is width
+GREY = ("1", "L", "LA", "La", "I;16", "I;16B", "I")
+
+
+def look_at(path):
+    """Return (height, width) of a picture, and whether it is grey; its pixels stay in the file.
+
+    Raises OSError where there is no file that can be read, ValueError, with the reason, where it is no picture, or has
+    more pixels than Pillow's limit.
+    """
+    with _opened(path) as picture:
+        turned = "exif" in picture.info and picture.getexif().get(TURNED, 1) >= 5
+        return picture.size if turned else picture.size[::-1], picture.mode in GREY
+
+
+def read_picture(path, grey, size=None):
+    """Return a picture as (channels, height, width) uint8. grey: one channel, else red, green and blue.
+
+    size: (height, width), to which it is made to fit: scaled until it just covers that, as Pillow's bilinear filter
+    does, and its middle cut out, as torchvision's Resize and CenterCrop do. Raises what `look_at` raises, and
+    ValueError for a picture that is cut short or damaged.
+    """
+    with _opened(path) as picture:
+        picture.load()
+        plain = ImageOps.exif_transpose(_plain(picture, grey))
+        if size:
+            plain = ImageOps.fit(plain, size[::-1], Image.Resampling.BILINEAR)
+        pixels = np.asarray(plain)
+    return pixels[None] if grey else pixels.transpose(2, 0, 1)
+
+
+@contextmanager
+def _opened(path):
+    """Yield a picture. Raises ValueError with the reason for whatever its decoder raises, which is not documented."""
+    check_readable(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd Exif data, and of sizes, which are refused below
+            with Image.open(path, formats=FORMATS) as picture:
+                if Image.MAX_IMAGE_PIXELS and picture.width * picture.height > Image.MAX_IMAGE_PIXELS:
+                    raise Image.DecompressionBombError
+                yield picture
+    except UnidentifiedImageError:
+        raise ValueError("no PNG or JPEG, or damaged") from None
+    except Image.DecompressionBombError:
+        raise ValueError(
+            f"above Pillow's limit of {Image.MAX_IMAGE_PIXELS:,} pixels, PIL.Image.MAX_IMAGE_PIXELS"
+        ) from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ValueError(" ".join(str(error).split()).rstrip(".") or type(error).__name__) from error
+
+
+def _plain(picture, grey):
+    """Return a picture of bytes, grey or of three colours, with its Exif data."""
+    plain, kind = picture, "L" if grey else "RGB"
+    if picture.mode.startswith("I"):  # 16 bits; Pillow's own conversion makes all that is above 255 white
+        plain = Image.fromarray((np.asarray(picture) // 257).clip(0, 255).astype(np.uint8))
+    elif picture.has_transparency_data:
+        plain = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
+    plain = plain.convert(kind)
+    plain.info = {name: value for name, value in picture.info.items() if name == "exif"}
+    return plain

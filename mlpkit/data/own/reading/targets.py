@@ -1,0 +1,111 @@
+"""What is to be learned: labels of any kind become numbers from 0 on, and of each class a share is drawn."""
+
+from numbers import Integral
+
+import numpy as np
+
+from mlpkit.checks import check_count, check_finite, check_fraction, check_labels, check_unmasked
+
+
+def as_targets(parts, classes, said):
+    """Return the targets by part, and the names of the classes; none where they are no labels.
+
+    parts: (y, n) by part, for as many examples; y is None where nobody has told it. classes: names, or None for what
+    is found. said: a list, which gets sentences on what was done. Raises ValueError or TypeError for what is no target.
+    """
+    found = {part: y if y is None else _as_array(y, n) for part, (y, n) in parts.items()}
+    known = {part: y for part, y in found.items() if y is not None}
+    if "train" not in known:
+        raise TypeError("y must be an array of labels or targets, not None.")
+    if len({(y.dtype.kind.replace("u", "i"), y.shape[1:]) for y in known.values()}) > 1:
+        kinds = ", ".join(f"{y.dtype} {y.shape}" for y in known.values())
+        raise ValueError(f"y of all parts must be alike, not {kinds}.")
+    if known["train"].ndim > 1:
+        return found, tuple(map(str, classes or ()))
+    numbered, classes = _numbered(known, classes, said)
+    return found | numbered, classes
+
+
+def _as_array(y, n):
+    """Return labels (n,), whole numbers or texts, or targets (n, ...)."""
+    y = np.asarray(check_unmasked("y", y))
+    if y.dtype.kind in "OT":
+        y = _of_objects(y.astype(object))
+    if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind != "f":
+        y = y[:, 0]  # as Keras has them
+    if not y.ndim or len(y) != n:
+        raise ValueError(f"y must be as many as X, {n}, but has shape {y.shape}.")
+    if y.dtype.kind == "f":
+        if y.ndim == 1:
+            raise TypeError(
+                f"labels must be whole numbers, not {y.dtype}: y.astype(int); of measurements give y[:, None]."
+            )
+        return check_finite("y", y.astype(np.float32, copy=False))
+    if y.dtype.kind not in "iubU":
+        raise TypeError(f"labels must be whole numbers or texts, not {y.dtype}.")
+    if y.ndim == 2:
+        raise ValueError(f"labels must have shape ({n},), not {y.shape}; of one-hot rows take argmax(axis=1).")
+    return y
+
+
+def _of_objects(y):
+    """Return an array of Python's objects as one of texts or whole numbers, such as of a column of pandas."""
+    for kind, dtype in ((str, str), (Integral, np.int64)):
+        odd = [value for value in y.flat if not isinstance(value, kind)]
+        if not odd:
+            return y.astype(dtype)
+        if len(odd) < y.size:
+            break
+    raise TypeError(f"labels must be texts, or whole numbers, and none missing, but one is {odd[0]!r}.")
+
+
+def _numbered(known, classes, said):
+    """Return labels as numbers from 0 on, int64, by part, and the names of the classes."""
+    values = np.unique(np.concatenate(list(known.values())))
+    if len(values) < 2:
+        raise ValueError(f"all labels are {values[0]}: with one class there is nothing to tell apart.")
+    if missing := set(values.tolist()) - set(known["train"].tolist()):
+        raise ValueError(f"there are no examples of {min(missing)} to train on, only others.")
+    if classes is None:
+        classes, place = tuple(map(str, values.tolist())), np.arange(len(values))
+        if values.dtype.kind in "iu" and not np.array_equal(values, place):
+            said.append(
+                f"the {len(values)} labels from {values[0]} to {values[-1]} are now from 0 to {len(values) - 1}: "
+                "`classes` of the data set says which was which."
+            )
+    elif values.dtype.kind in "iu":
+        check_labels(values, len(values), len(classes))
+        place = values.astype(np.int64)
+    else:
+        if strange := [str(value) for value in values if str(value) not in classes]:
+            raise ValueError(f"y has {strange[0]!r}, which is none of the classes {', '.join(classes)}.")
+        place = np.array([classes.index(str(value)) for value in values])
+    return {part: place[np.searchsorted(values, y)] for part, y in known.items()}, tuple(map(str, classes))
+
+
+def check_shares(shares):
+    """Raise ValueError unless the shares, by part, are from 0 on and leave something."""
+    for part, share in shares.items():
+        check_fraction(f"the share for {part}", share)
+    if sum(shares.values()) >= 1:
+        raise ValueError(f"the shares {' and '.join(map(str, shares.values()))} leave nothing to train on.")
+
+
+def drawn(y, shares, seed):
+    """Return the rows of what is left, and those of each share, ascending, as drawn from the seed.
+
+    Of labels (n,) each class has its share, to the nearest whole number, and keeps one at least. Raises ValueError for
+    a share that has nothing.
+    """
+    rng = np.random.default_rng((check_count("seed", seed, least=0), 0, 2))  # others draw weights, order and changes
+    order = np.arange(len(y)) if y.ndim > 1 else np.argsort(y, kind="stable")
+    groups = [order] if y.ndim > 1 else np.split(order, np.flatnonzero(np.diff(y[order])) + 1)
+    pieces = []
+    for group in groups:
+        ends = np.minimum(np.rint(np.cumsum(shares) * len(group)).astype(int), len(group) - 1)
+        pieces.append(np.split(rng.permutation(group), ends))
+    *parts, left = (np.sort(np.concatenate(piece)) for piece in zip(*pieces, strict=True))
+    for share, part in zip(shares, parts, strict=True):
+        if not len(part):
+            raise ValueError(f"a share of {share} of each class is nothing here: choose a larger one, or 0.")
+    return left, *parts
