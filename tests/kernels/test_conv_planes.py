@@ -13,6 +13,7 @@ from test_tensor_map import Driver
 from mlpkit import kernels
 from mlpkit.kernels import tensor_map
 from mlpkit.kernels.conv import ERRORS, LAYERS, Shape, planes
+from mlpkit.kernels.driver import cuda
 
 MODES = list(planes.MODES)
 PLANES = (kernels.FOLDER / "conv/planes.cuh").read_text("utf-8")
@@ -151,20 +152,19 @@ def test_what_does_not_fit_is_said():
 
 
 def test_the_copy_engine_is_told_what_a_row_and_a_plane_are(monkeypatch):
-    driver = Driver()
-    monkeypatch.setattr(tensor_map.driver, "load", lambda: driver)
+    driver = Driver(monkeypatch)
 
     def told(stride, mode="fp16x3"):
         (conv, _, _), *_ = planes.convolutions(Shape(2, 16, 16, 9, 11, 3, stride, 1), "forward")
         planes._map(4096, planes.MODES[mode], conv, (5, conv.pitch))
-        _, kind, dimensions, pointer, *sides, _, _, _, _ = driver.told
+        kind, dimensions, pointer, *sides, _, _, _, _ = driver.told
         assert (kind, dimensions, pointer) == (tensor_map.UINT64, len(sides[0]), 4096)
         return sides
 
     assert told(1) == [[22, 9, 8], [176, 1584], [24, 5, 1], [1, 1, 1]]  # 2 images, 2 planes, 2 parts; a pitch of 12
     assert told(2) == [[2, 11, 9, 8], [16, 176, 1584], [2, 14, 10, 1], [1, 2, 2, 1]]
     assert told(1, "tf32")[0] == [22, 9, 8]  # 4 planes an image, no parts
-    driver.status = 1
+    driver.status = cuda.CUresult.CUDA_ERROR_INVALID_VALUE
     with pytest.raises(RuntimeError, match="no tensor map of 4 planes"):
         told(1, "bf16")
 

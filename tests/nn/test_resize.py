@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from mlpkit.training.optim import SGD
 from numpy.testing import assert_allclose, assert_array_equal
 
 from mlpkit import engines
@@ -19,7 +20,6 @@ from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.residual import Residual
 from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
-from mlpkit.training.optim import SGD
 
 SMALL = st.integers(1, 4)
 LAYERS = st.one_of(

@@ -597,10 +597,7 @@ def _map(address, mode, conv, box):
     else:
         sizes, strides, boxes = [2, *sizes], [16, *strides], [[2, s * columns, s * rows, 1], [1, s, s, 1]]
     kind, swizzle = tensor_map.UINT64, tensor_map.NO_SWIZZLE
-    status, found = tensor_map.tiled(kind, address, sizes, strides, boxes, swizzle)
-    if status:
-        raise RuntimeError(f"the driver makes no tensor map of {planes} planes, boxes of {box}: CUDA error {status}.")
-    return found
+    return tensor_map.tiled(kind, address, sizes, strides, boxes, swizzle, f"{planes} planes, boxes of {box}")
 
 
 def empty_sums(mode, shape):
