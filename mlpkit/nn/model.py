@@ -69,7 +69,7 @@ class Model:
         That is: Linear layers with ReLU between them, and softmax cross-entropy.
         """
         linear = [one for one in self.layers[::2] if type(one) is Linear]
-        plain = len(self.input) == 1 and isinstance(self.loss, SoftmaxCrossEntropy)
+        plain = len(self.input) == 1 and type(self.loss) is SoftmaxCrossEntropy
         if plain and len(self.layers) == 2 * len(linear) - 1 and set(self.layers[1::2]) <= {ReLU()}:
             return (*self.input, *(one.units for one in linear))
         return None
