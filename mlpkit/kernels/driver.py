@@ -5,11 +5,14 @@ launch with attributes, 2.7 instead of 13 for a tensor map.
 """
 
 import ctypes
+from typing import Any
 
 import numpy as np
-from cuda.bindings import driver as cuda
+from cuda.bindings import driver
 
-_IN_C = {np.int32: ctypes.c_int32, np.float32: ctypes.c_float, np.float64: ctypes.c_double}
+cuda = driver  # by this name in the modules that ask it
+
+_IN_C: dict[type, Any] = {np.int32: ctypes.c_int32, np.float32: ctypes.c_float, np.float64: ctypes.c_double}
 
 
 def call(function, *arguments):
@@ -41,7 +44,7 @@ def in_c(value):
         return ctypes.c_void_p(value)
     if isinstance(value, np.generic):
         known = _IN_C.get(type(value))
-        return known(value) if known else (ctypes.c_char * value.nbytes).from_buffer_copy(value)
+        return known(value) if known else (ctypes.c_char * value.nbytes).from_buffer_copy(value.tobytes())
     if hasattr(value.data, "ptr"):
         return ctypes.c_void_p(value.data.ptr)
     return (ctypes.c_char * value.nbytes).from_buffer_copy(value)  # a struct

@@ -47,7 +47,7 @@ def fit(network, optimizer, train, validation=None, *, epochs=5, batch_size=128,
     settings = {"batch_size": int(batch_size), "seed": int(seed), "examples": len(train[1]), "augment": str(augment)}
     run = Run(network, optimizer, validation, settings)
     with folder_of(checkpoints, run, resume, train, validation, changed) if checkpoints else nullcontext():
-        trainers = Trainers(network, optimizer, *train, batch_size, changed)
+        trainers = Trainers(network, optimizer, train, batch_size, changed)
         with run.guarded(trainers, epochs, hurried=not (patience or checkpoints or on_epoch or augment)):
             for epoch in run.left(patience):
                 trainer = trainers.of_epoch(epoch)
