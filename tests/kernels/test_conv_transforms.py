@@ -27,12 +27,6 @@ FIXTURES = (cupy,)
 # What a rung says of itself
 
 
-def test_the_windows_are_counted():
-    layer = LAYERS["64 to 128, 13 x 13"]
-    assert product.windows_bytes(layer) == 4 * 128 * 121 * 576
-    assert product.windows_bytes(LAYERS["1 to 64, 28 x 28"]) == 4 * 128 * 26 * 26 * 12  # nine, and three zeros
-
-
 def test_winograd_refuses_what_its_matrices_are_not_for():
     for shape in (Shape(1, 1, 1, 9, 9, 5), Shape(1, 1, 1, 9, 9, 3, stride=2)):
         reason = winograd.why_not(shape, "forward")

@@ -198,46 +198,6 @@ extern "C" __global__ void transform_output(const Numbers* M, Numbers* y, Sizes 
         });
 }
 
-// The same with a bias, ReLU and a 2 x 2 max pool, whose windows lie within tiles: y (batch, channels, height / 2,
-// width / 2), and which of four was the largest, two bits each, (groups of 8 channels, windows): see conv_fused.cu.
-// Channels are a multiple of 8, and those of a group are neighbouring threads'.
-extern "C" __global__ void transform_output_pool(const Numbers* M, const float* bias, float* y, unsigned short* choices,
-                                                 Sizes s)
-{
-    const Tile tile(s);
-    const bool exists = tile.exists(s);
-    const Numbers* from = M + (exists ? tile.place(s) : 0);
-    Numbers found[TILE][TILE];
-    transform<OutputTransform, VECTOR>([&](int i, int j) { return from[(i * T + j) * s.places]; },
-                                       [&](int i, int j, Numbers number) { found[i][j] = number; });
-    const int down = s.height / 2, across = s.width / 2, channel = tile.channel * VECTOR;
-    #pragma unroll
-    for (int i = 0; i < TILE; i += 2)
-        #pragma unroll
-        for (int j = 0; j < TILE; j += 2) {
-            const int row = (tile.row + i) / 2, column = (tile.column + j) / 2;
-            const bool inside = exists && row < down && column < across;
-            unsigned chosen = 0;
-            #pragma unroll
-            for (int v = 0; v < VECTOR; ++v) {
-                float best = -1;
-                unsigned number = 0;
-                #pragma unroll
-                for (unsigned k = 0; k < 4; ++k) {
-                    const float sum = found[i + k / 2][j + k % 2].each[v] + bias[channel + v], x = sum > 0 ? sum : 0;
-                    if (x > best) best = x, number = k;
-                }
-                chosen |= number << (channel + v) % 8 * 2;
-                if (inside)
-                    y[(((size_t)tile.image * s.channels * VECTOR + channel + v) * down + row) * across + column] = best;
-            }
-            #pragma unroll
-            for (int lanes = 1; lanes < 8 / VECTOR; lanes *= 2) chosen |= __shfl_xor_sync(~0u, chosen, lanes);
-            const size_t image = (size_t)(channel / 8) * s.batch + tile.image;
-            if (inside && channel % 8 == 0) choices[(image * down + row) * across + column] = chosen;
-        }
-}
-
 // dM = A dy A^T.
 extern "C" __global__ void transform_output_gradient(const Numbers* dy, Numbers* dM, Sizes s)
 {

@@ -25,11 +25,6 @@ def row(shape):
     return -(-shape.channels * shape.kernel**2 // 4) * 4
 
 
-def windows_bytes(shape):
-    """Return the bytes of the windows."""
-    return 4 * row(shape) * shape.batch * shape.out_height * shape.out_width
-
-
 def why_not(shape, which):
     """Return None, or why the kernels' 32-bit numbers can't count this shape's pixels."""
     if shape.batch * max(shape.height * shape.width, shape.out_height * shape.out_width) <= MOST - 2**16:
