@@ -269,7 +269,7 @@ def sums_that_leave():
         kernels.source(planes.OPERANDS).split("// ---- Arrays as they lie")[0],
         between(PLANES, "#ifndef LACKS", "// The pieces by which"),
         between(weights, "#ifndef TAPS", "static_assert"),
-        between(weights, "// How a launch divides", 'extern "C"'),
+        between(weights, "// How a launch divides", "// ---- The kernel"),
         SPREAD,
         weights[weights.index("// Sums of a convolution before") :],
     )
