@@ -5,14 +5,16 @@ import sys
 import emulator
 import numpy as np
 import pytest
-from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
-from emulated_rungs import needs_compiler as needs_emulator
+from conv_cases import PASSES, SHAPES, error, operands, random_shape, wanted
+from emulator import needs_compiler as needs_emulator
 from test_kernels import needs_compiler
 from test_tensor_map import Driver
 
+from experiments.conv_ladder.rungs import ERRORS, LAYERS
+from experiments.conv_ladder.rungs.planes import as_operand, planes_as_images
 from mlpkit import kernels
 from mlpkit.kernels import tensor_map
-from mlpkit.kernels.conv import ERRORS, LAYERS, Shape, planes
+from mlpkit.kernels.conv import Shape, planes
 from mlpkit.kernels.driver import cuda
 
 MODES = list(planes.MODES)
@@ -240,7 +242,7 @@ def test_halves_of_one_array_by_itself(cupy):
     mode, scale = planes.MODES["fp16x3"], planes.new_scale()
     for size in (1.0, 1.0, 1e6):
         x = (size * np.random.default_rng(0).standard_normal((2, 4, 3, 5, 4), np.float32)).view(emulator.Array)
-        found = planes.as_operand(mode, x, scale)
+        found = as_operand(mode, x, scale)
         pieces = x.reshape(2, 2, 2, 3, 5, 4).transpose(0, 1, 3, 4, 2, 5).reshape(2, 2, 3, 5, 8) * found.scale[0]
         assert 2**11 <= np.abs(pieces).max() < 2**15
         high = pieces.astype(np.float16)
@@ -405,7 +407,7 @@ def test_operands_made_once_serve_all_passes(name, shape):
     scales = [planes.new_scale() if mode.halves else None for _ in range(2)]
     for _ in range(2):
         images, gradient = (
-            planes.as_operand(mode, planes.images_as_planes(cupy.asarray(each), mode), scale)
+            as_operand(mode, planes.images_as_planes(cupy.asarray(each), mode), scale)
             for each, scale in zip((x, dy), scales, strict=True)
         )
         (made,) = filters()
@@ -413,7 +415,7 @@ def test_operands_made_once_serve_all_passes(name, shape):
         planes.convolve(mode, shape, "forward", images, made["forward"], y)
         dx = planes.empty_planes(mode, *shape.x)
         planes.convolve(mode, shape, "input_gradient", gradient, made["input_gradient"], dx)
-        found = [planes.planes_as_images(y, shape.channels_out), planes.planes_as_images(dx, shape.channels)]
+        found = [planes_as_images(y, shape.channels_out), planes_as_images(dx, shape.channels)]
         if planes.why_not(name, shape, "weight_gradient") is None:
             dw = cupy.empty(shape.w, np.float32)
             planes.weight_gradient(mode, shape, images, gradient, dw)
@@ -421,28 +423,3 @@ def test_operands_made_once_serve_all_passes(name, shape):
         given = (x, w), (dy, w), (x, dy)
         for which, pair, result in zip(PASSES, given, found, strict=False):
             assert error(cupy.asnumpy(result), wanted(shape, which, *pair)) < ERRORS[mode.precision], which
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("which", PASSES)
-@pytest.mark.parametrize("name", MODES)
-@pytest.mark.parametrize("shape", [*SHAPES, *MORE], ids=str)
-def test_a_rung_is_right(name, which, shape):
-    rung = planes.RUNGS[f"planes_{name}"]
-    if reason := rung.why_not(shape, which):
-        pytest.skip(reason)
-    check_on_gpu(rung, shape, which)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("which", PASSES)
-@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
-def test_halves_take_numbers_of_any_size(scale, which):
-    import cupy
-
-    shape = Shape(2, 20, 24, 9, 9, 3, padding=1)
-    a, b = operands(shape, which)
-    a *= np.float32(scale)
-    prepared = planes.RUNGS["planes_fp16x3"].prepare(shape, which, cupy.asarray(a), cupy.asarray(b))
-    prepared.call()
-    assert error(cupy.asnumpy(prepared.result()), wanted(shape, which, a, b)) < 1e-5

@@ -10,7 +10,8 @@ from functools import partial
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import Prepared, Rung
+
+from . import Prepared, Rung
 
 FILE, THREADS = "conv_4_im2col", 256
 EACH = 4  # numbers or fours of them, that a thread moves

@@ -11,8 +11,9 @@ from functools import partial
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import Prepared, Rung
-from mlpkit.kernels.conv.product import InOrder, by_value, pixels, product
+
+from . import Prepared, Rung
+from .product import InOrder, by_value, pixels, product
 
 FILE, FUSED, THREADS, FUSED_THREADS, TAPS = "conv_9_winograd", "conv_9_winograd_fused", 256, 256, 3
 VECTORS = {2: 4, 4: 2}  # numbers of a thread, so that a tile of them fits into its registers

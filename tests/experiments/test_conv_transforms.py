@@ -5,13 +5,15 @@ import re
 import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
-from emulated_rungs import cupy, error_of, needs_compiler
+from emulated_rungs import cupy, error_of
+from emulator import needs_compiler
 from shared import one_sentence
 
+from experiments.conv_ladder.rungs import LAYERS, fourier, product, winograd
 from mlpkit import kernels
 from mlpkit.engines import numpy_fft, numpy_winograd2, numpy_winograd4
 from mlpkit.engines.images.winograd import cook_toom
-from mlpkit.kernels.conv import LAYERS, Shape, fourier, product, winograd
+from mlpkit.kernels.conv import Shape
 
 RUNGS = {**product.RUNGS, **winograd.RUNGS, **fourier.RUNGS}
 EMULATED = (
