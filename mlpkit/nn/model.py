@@ -83,11 +83,10 @@ class Model:
     @classmethod
     def from_dict(cls, found):
         """Return the model that `to_dict` wrote. Raises ValueError for what is none; nothing in it can run code."""
-        from .reading import read
+        from .reading import loss_text, read
 
         try:
-            name = found["loss"] if "(" in found["loss"] else found["loss"].title().replace("_", "") + "()"  # up to 0.2
-            return cls(tuple(found["input"]), tuple(map(read, found["layers"])), read(name))
+            return cls(tuple(found["input"]), tuple(map(read, found["layers"])), read(loss_text(found["loss"])))
         except (KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
             reason = f"{type(error).__name__}: {error}".rstrip(".: ")
             raise ValueError(f"this is no model: {reason}.") from error

@@ -29,6 +29,11 @@ def read(text):
     return _read(ast.parse(text, mode="eval").body)
 
 
+def loss_text(text):
+    """Return a loss as it is written now, of a text that may be version 0.2's, such as "softmax_cross_entropy"."""
+    return text if "(" in text else text.title().replace("_", "") + "()"
+
+
 def _origins(one):
     """Return the modules of the classes of what is written, and of what is written in it."""
     if isinstance(one, tuple):
