@@ -30,8 +30,8 @@ from . import data, engines, interrupts, machine
 from .files import check_writable, expanded, set_aside
 from .kernels import gpu
 from .nn.models import MODELS
+from .optim import BY_NAME, GOOD_RATES
 from .training.fit import Diverged
-from .training.optim import BY_NAME, GOOD_RATES
 from .training.recipe import SCHEDULES, Recipe
 from .words import printable
 

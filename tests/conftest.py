@@ -1,11 +1,14 @@
-"""What holds for all tests: which run where there is a GPU, in which order, and in which process.
+"""What holds for all tests: which run on this machine, in which order, and in which process.
 
-Tests marked `gpu` run where there is an NVIDIA GPU, and say so where there is none.
+What this machine can't run is left out before anything runs: tests marked `gpu` where there is no NVIDIA GPU, and those
+whose own mark says so, such as an engine's that is missing, or the browser's. The last lines say how many, and why.
 """
 
 import gc
 import os
+import re
 import signal
+from collections import Counter
 from pathlib import PurePosixPath
 
 import pytest
@@ -27,9 +30,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 COMPILED = {"test_engines", "test_convolutions", "test_numba_conv", "test_numba", "test_bench", "test_passes",
             "test_gradients", "test_convolve", "test_products", "test_network", "test_crew",
             "test_first_edition"}  # fmt: skip
-# What takes long in one piece, and so comes first: at the end, the other processes would wait for it.
-LONG = {"test_clean_checkout", "test_emulated", "test_site", "test_browser", "02_train_it_well", "03_find_the_floor",
-        "13_convolve", "14_make_it_fast_on_a_cpu", "17_choose_a_convolution"}  # fmt: skip
+# What takes long in one piece, the longest first: at the end, the other processes would wait for it.
+LONG = ("test_clean_checkout", "test_site", "test_browser", "test_conv_implicit", "test_emulated", "test_persistent",
+        "test_kernels", "test_limit", "test_conv_planes", "02_train_it_well", "03_find_the_floor", "13_convolve",
+        "14_make_it_fast_on_a_cpu", "17_choose_a_convolution")  # fmt: skip
+
+
+def turn(item):
+    """Return what sorts tests by when they should begin: notebooks find what the tests had compiled."""
+    name = item.path.stem
+    long = LONG.index(name) if name in LONG else len(LONG)
+    return item.path.suffix == ".ipynb", name not in COMPILED, long
 
 
 # Python looks through all objects again and again for some that nobody needs. What collecting the tests makes, close to
@@ -59,17 +70,52 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log)
 
 
-def turn(item):
-    """Return what sorts tests by when they should begin: notebooks find what the tests had compiled."""
-    return item.path.suffix == ".ipynb", item.path.stem not in LONG, item.path.stem not in COMPILED
+# ---- What this machine can't run ----
+
+# Words before a reason that are not it: of an engine, of a module.
+WHO = re.compile(r"engine \w+ can't run on this machine: |could not import '[^']*': ")
+LEFT_OUT = pytest.StashKey[Counter]()  # reason: tests
 
 
-def pytest_collection_modifyitems(items):
-    items.sort(key=turn)
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and (reason := gpu.why_not()):
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason=reason))
+def why_left_out(item, no_gpu):
+    """Return why a test can't run here, as far as its marks tell, or None."""
+    if no_gpu and item.get_closest_marker("gpu"):
+        return no_gpu
+    marks = [*item.iter_markers("skip"), *(mark for mark in item.iter_markers("skipif") if True in mark.args)]
+    return marks[0].kwargs["reason"] if marks else None
+
+
+@pytest.hookimpl(trylast=True)  # of the tests that were asked for: `-m` and `-k` have chosen
+def pytest_collection_modifyitems(config, items):
+    no_gpu, reasons = gpu.why_not(), {}
+    for item in items:
+        if reason := why_left_out(item, no_gpu):
+            reasons[item] = WHO.sub("", reason)
+    config.stash[LEFT_OUT] = Counter(reasons.values())
+    if reasons:
+        config.hook.pytest_deselected(items=[*reasons])
+    items[:] = sorted((item for item in items if item not in reasons), key=turn)
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(session.config.stash.get(LEFT_OUT, {}))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Take what a process has left out: each of them has collected the same tests."""
+    if found := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.stash[LEFT_OUT] = Counter(found)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say how many tests did not run here, a line for each reason: those left out, and those that found out later."""
+    found = Counter(config.stash.get(LEFT_OUT, {}))
+    for report in terminalreporter.getreports("skipped"):
+        found[WHO.sub("", report.longrepr[2].removeprefix("Skipped: "))] += 1
+    for reason, tests in found.most_common():
+        terminalreporter.line(f"{tests:,} {'test' if tests == 1 else 'tests'} did not run here: {reason}")
 
 
 @pytest.fixture(scope="session")

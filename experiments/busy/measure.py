@@ -33,7 +33,7 @@ class Plan:
     """Who is measured, engines and `lab.peers`, in so many windows of so many seconds, each of samples.
 
     The plain parallel loops are not among them. They gain a factor of two from a second core, so that beside a program
-    that needs it they take twice as long, and a little more for the crew's trials: any crew can do no better.
+    that needs it they take twice as long, and a little more for the team's trials: any team can do no better.
 
     A sample is the mean of `steps` steps. disturbed: how many cores others may have used in a window that counts.
     tries: how many windows there may be until there are enough that count. patience: seconds to wait for each to begin.
@@ -100,15 +100,15 @@ def windows(name, plan):
     stepper, steps = _prepared(name)
     losses = np.atleast_1d(steps(GATE_STEPS)).tolist()
     steps(plan.steps)
-    crews: dict = {"own": None}
-    if stepper and stepper.trainer.crew.threads:
-        crews = {"all": ThreadTeam(), "crew": stepper.trainer.crew}
-    found: dict = {(way, others): [] for way in crews for others in SIDES}
+    teams: dict = {"own": None}
+    if stepper and stepper.trainer.team.threads:
+        teams = {"all": ThreadTeam(), "crew": stepper.trainer.team}
+    found: dict = {(way, others): [] for way in teams for others in SIDES}
     for _ in range(plan.tries):
         for (way, others), measured in found.items():
             if sum(map(plan.counts, measured)) < plan.rounds:
                 if stepper:
-                    stepper.trainer.crew = crews[way] or stepper.trainer.crew
+                    stepper.trainer.team = teams[way] or stepper.trainer.team
                 measured.append(_window(steps, others, plan))
     return {"first_losses": losses, "runs": [_run(way, others, plan, found[way, others]) for way, others in found]}
 

@@ -2,7 +2,7 @@
 
 The record "conv_choice" goes from a layer in the middle of a network along four lines, and over a grid of channels and
 pixels. It holds what each rung takes at each pass, how far off its results are from float64, its workspace, and which
-rung `kernels.conv.choose` decided for, which times them once and remembers.
+rung `conv_ladder.choose` decided for, which times them once and remembers.
 """
 
 from .measure import CENTRE as CENTRE

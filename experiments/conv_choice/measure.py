@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from experiments import conv_ladder
-from experiments.conv_ladder import compiled
+from experiments.conv_ladder import ERRORS, choose, compiled, ladder
 from experiments.conv_ladder.measure import versions
+from experiments.conv_ladder.rungs import cudnn
 from experiments.lab import results
 from mlpkit import engines
-from mlpkit.kernels.conv import ERRORS, PASSES, Shape, choose, cudnn, ladder
+from mlpkit.kernels.conv import PASSES, Shape
 
 LINES: dict[str, tuple[int, ...]] = {
     "channels": (1, 4, 16, 64, 256),

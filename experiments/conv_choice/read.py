@@ -2,9 +2,10 @@
 
 from dataclasses import asdict
 
+from experiments.conv_ladder import ERRORS
+from experiments.conv_ladder.choose import ENOUGH
 from experiments.lab import results
-from mlpkit.kernels.conv import ERRORS, PASSES, Shape
-from mlpkit.kernels.conv.choose import ENOUGH
+from mlpkit.kernels.conv import PASSES, Shape
 from mlpkit.words import counted
 
 from .measure import LINES, at

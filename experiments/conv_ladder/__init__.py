@@ -5,6 +5,8 @@ its results are from float64, its workspace, and the kernels that it launches wi
 called again and again with the same arrays, so what fits into the second cache is there: that holds for all alike.
 """
 
+from . import choose as choose
+from . import ladder as ladder
 from .measure import Plan as Plan
 from .measure import measure as measure
 from .measure import problem as problem
@@ -22,3 +24,5 @@ from .read import run_of as run_of
 from .read import share as share
 from .read import table as table
 from .read import ways as ways
+from .rungs import ERRORS as ERRORS
+from .rungs import LAYERS as LAYERS

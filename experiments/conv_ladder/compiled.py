@@ -10,7 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 
 from experiments.lab import processes
-from mlpkit.kernels.conv import PASSES, Shape, cudnn, ladder
+from mlpkit.kernels.conv import PASSES, Shape
+
+from . import ladder
+from .rungs import cudnn
 
 PROCESSES = 14
 

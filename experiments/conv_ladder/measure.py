@@ -14,13 +14,14 @@ import numpy as np
 
 from experiments import matmul_ladder
 from experiments.lab import clock, processes, results
+from experiments.lab.clock import events_us, recorded
 from experiments.lab.launched import kernels_of
 from experiments.matmul_ladder.measure import limits
 from mlpkit import engines
-from mlpkit.kernels.conv import ERRORS, LAYERS, PASSES, Shape, cudnn, ladder
-from mlpkit.kernels.conv.timing import events_us, recorded
+from mlpkit.kernels.conv import PASSES, Shape
 
-from . import asked, compiled
+from . import asked, compiled, ladder
+from .rungs import ERRORS, LAYERS, cudnn
 
 PEERS = ("torch", "jax")
 SQUARE = 8192  # edge of the matrices whose product shows what tensor cores do

@@ -1,11 +1,11 @@
 """How much code is an engine? The lines that it adds to NumPy's version, counted from the files themselves.
 
-Counted are the engine's module, the engines, the modules of their rooms, `loops`, `images` and `cuda`, and those in
-`mlpkit.kernels` that it imports, directly or not, and the CUDA C files whose kernels any of them names, with their
-headers. Not counted is what all engines share: the baseline, from which each takes what it does not change, and how a
-step is taken; and what only finds a GPU and compiles for it: `gpu`, `driver`, and `mlpkit.kernels` itself. A line
-counts if it holds code: blank lines, comments and docstrings are free. A peer's lines are counted in the same way, and
-include what the workbook's engines share in `nn` and `training`.
+Counted are the engine's module, its executor's, where there is one of its name, what these import from `engines`,
+`executors` and `kernels`, directly or not, and the CUDA C files whose kernels any of them names, with their headers.
+Not counted is what all engines share: the baseline, from which each takes what it does not change, and the executor
+`plain`; and what only finds a GPU and compiles for it: `gpu`, `driver`, and `mlpkit.kernels` itself. A line counts if
+it holds code: blank lines, comments and docstrings are free. A peer's lines are counted in the same way, and include
+what the workbook's engines share in `nn`, `optim` and `training`.
 """
 
 import ast
@@ -18,8 +18,9 @@ from mlpkit import engines, kernels
 
 PACKAGE = Path(kernels.__file__).parents[1]
 FOLDERS = (PACKAGE / "engines", Path(__file__).parent / "peers")
-SHARED = [kernels.FOLDER / "gpu.py", kernels.FOLDER / "driver.py"]
-SHARED += [folder / "__init__.py" for folder in (*FOLDERS, kernels.FOLDER)]
+OURS = (PACKAGE / "engines", PACKAGE / "executors")
+COUNTED = (*OURS, *FOLDERS[1:], kernels.FOLDER)
+SHARED = [kernels.FOLDER / "gpu.py", kernels.FOLDER / "driver.py", *(folder / "__init__.py" for folder in COUNTED)]
 NOT_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 LONGEST = 100  # letters of a name: file systems refuse to look for much longer ones
 COMMENT_IN_C = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -35,9 +36,10 @@ def files(name):
 
     Nothing is imported: an engine need not be able to run here. Raises ValueError where there is no such module.
     """
-    found, waiting = set(), [place(name)]
-    if not waiting[0]:
+    found: set[Path] = set()
+    if not place(name):
         raise ValueError(f"there is no engine and no peer {name!r} in {' or '.join(map(str, FOLDERS))}.")
+    waiting = [file for folder in (*FOLDERS, *OURS[1:]) if (file := folder / f"{name}.py").is_file()]
     while waiting:
         path = waiting.pop()
         if path not in found and not _shared(path):
@@ -68,13 +70,13 @@ def place(name):
 
 
 def _shared(path):
-    """Say whether a file is the baseline, in the engines' folder and no engine, or what all share."""
-    no_engine = path.parent in FOLDERS[:1] and path.stem not in engines.names()
+    """Say whether a file is the baseline, in the engines' or executors' folder and no engine's, or what all share."""
+    no_engine = path.parent in OURS and path.stem not in engines.names()
     return path.stem == engines.BASELINE or no_engine or path in SHARED
 
 
 def _needs(path):
-    """Return the files that one needs: modules of the rooms, CUDA C whose kernels it names, and headers."""
+    """Return the files that one needs: modules that it imports, CUDA C whose kernels it names, and headers."""
     if path.suffix != ".py":
         return kernels.headers(path)
     needed, files = [], {file.stem: file for file in kernels.FOLDER.glob("*/*.cu")}
@@ -86,13 +88,12 @@ def _needs(path):
 
 
 def _modules(path, node):
-    """Return the files of rooms that an import statement of a file names, as modules or as what they hold."""
+    """Return the counted files that an import statement of a file names, as modules or as what they hold."""
     start = path.parents[node.level - 1] if node.level else PACKAGE.parent
     base = start.joinpath(*(node.module or "").split("."))
     named = [base / f"{alias.name}.py" for alias in node.names]
     found = [base.with_suffix(".py"), *(file if file.is_file() else base / "__init__.py" for file in named)]
-    rooms = (*FOLDERS, kernels.FOLDER)
-    return [file for file in found if file.is_file() and any(room in file.parents for room in rooms)]
+    return [file for file in found if file.is_file() and any(folder in file.parents for folder in COUNTED)]
 
 
 def _said(node):

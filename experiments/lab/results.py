@@ -18,6 +18,7 @@ import numpy as np
 
 from mlpkit import __version__, engines, machine
 from mlpkit.files import check_readable, write_atomically
+from mlpkit.nn.reading import loss_text
 from mlpkit.words import counted
 
 SCHEMA = 1
@@ -102,10 +103,13 @@ def _to_json(record):
 
 
 def load(path):
-    """Return the record in the file `path`. Raises RecordError where it is not a whole record of this schema."""
+    """Return the record in the file `path`, with the losses of its models as they are written now.
+
+    Raises RecordError where it is not a whole record of this schema.
+    """
     check_readable(path)
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        record = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=_renewed)
         odd = any(map(CONTROL.search, _texts(record)))
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is not a JSON file: {error}.") from error
@@ -125,6 +129,15 @@ def load(path):
             f"{path} has a text with control characters, or parts of some, which could be commands to a terminal."
         )
     return record
+
+
+def _renewed(found):
+    """Return what JSON calls an object: where it is a model of version 0.2, as this version writes it.
+
+    So two models are the same where their dictionaries are, whichever version wrote them.
+    """
+    is_model = found.keys() == {"input", "layers", "loss"} and isinstance(found["loss"], str)
+    return found | {"loss": loss_text(found["loss"])} if is_model else found
 
 
 def _texts(value):

@@ -22,6 +22,7 @@ from mlpkit.words import counted
 from . import results
 from .bench import whole
 
+USUAL_LOSS = repr(Model.loss)
 LOSS_EVERY = 10  # steps: a record keeps the mean loss of so many at a time
 
 ADAM = Recipe(optimizer="adam", lr=2e-3, schedule="cosine", epochs=10)
@@ -148,7 +149,7 @@ def describe(recipe):
     if recipe["weight_decay"]:
         words.append(f"decay {recipe['weight_decay']:g}")
     model, changes = recipe.get("model", {}), recipe.get("augment") or {}
-    words += _of_the_model(model.get("layers", ()), model.get("loss", "softmax_cross_entropy"))
+    words += _of_the_model(model.get("layers", ()), model.get("loss", USUAL_LOSS))
     words += [f"{name} {value:g}" for name, value in changes.items() if value and name != "smoothness"]
     return ", ".join([*words, counted(recipe["epochs"], "epoch")])
 
@@ -158,4 +159,4 @@ def _of_the_model(layers, loss):
     text = " ".join(layers)
     words = list(dict.fromkeys(re.findall(r"Dropout\([^)]*\)", text)))
     words += [kind for kind in ("Sigmoid", "Tanh", "LeakyReLU", "BatchNorm", "Residual") if kind in text]
-    return [*words, *([loss] if loss != "softmax_cross_entropy" else ())]
+    return [*words, *([loss.removesuffix("()")] if loss != USUAL_LOSS else ())]

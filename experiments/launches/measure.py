@@ -10,11 +10,10 @@ import numpy as np
 
 from experiments.lab import results
 from experiments.lab.bench import Stepper
-from experiments.lab.clock import asked_us, device_us, events_us, in_turns, nothing, steps_in, waited_us
+from experiments.lab.clock import asked_us, device_us, events_us, in_turns, nothing, recorded, steps_in, waited_us
 from experiments.lab.launched import kernels_of
 from mlpkit import data, engines, machine
 from mlpkit.engines import BASELINE
-from mlpkit.kernels.conv.timing import recorded
 from mlpkit.nn.models import MLP
 from mlpkit.training.recipe import Recipe
 from mlpkit.words import counted

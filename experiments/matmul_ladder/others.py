@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def numba(name, a, b):
     import cupy
     from numba import cuda
 
-    from mlpkit.kernels.matmul import numba_matmuls
+    from . import numba_matmuls
 
     a, b = by_rows("float32", a, b)
     c = cupy.empty((len(a), b.shape[1]), np.float32)
@@ -68,7 +69,7 @@ def numba_ptx(name):
     """Return the assembly (PTX) that Numba makes of one of its kernels for this GPU."""
     import cupy
 
-    from mlpkit.kernels.matmul import numba_matmuls
+    from . import numba_matmuls
 
     numba(name, *cupy.ones((2, 4, 4), np.float32))
     return next(iter(getattr(numba_matmuls, name).inspect_asm().values()))
@@ -85,7 +86,7 @@ def triton(a, b, bias=None):
     import cupy
     import torch
 
-    from mlpkit.kernels.matmul import triton_matmul
+    from . import triton_matmul
 
     c = cupy.empty((len(a), b.shape[1]), np.float32)
     a_width, b_width = a.shape[1], b.shape[1]
@@ -126,7 +127,7 @@ def available(others=OTHERS, progress=print):
 def source(way):
     """Return the Python of one of the `OTHERS`: its function, or its whole file."""
     other = OTHERS[way]
-    text = (kernels.FOLDER / "matmul" / other.file).read_text(encoding="utf-8")
+    text = Path(__file__).with_name(other.file).read_text(encoding="utf-8")
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef) and node.name == other.function:
             return "\n".join(text.splitlines()[node.decorator_list[0].lineno - 1 : node.end_lineno]) + "\n"

@@ -9,7 +9,4 @@ from .cupy_conv import *
 
 gpu.require_capability(9.0)  # its blocks are written for Hopper
 
-GATE = (
-    5,
-    2e-3,
-)  # so many first losses are held to the baseline's, so closely
+GATE = (5, 2e-3)  # so many first losses are held to the baseline's, so closely

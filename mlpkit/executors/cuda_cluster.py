@@ -16,7 +16,8 @@ from mlpkit import kernels
 from .cuda.padded import Padded, as_bytes, check_dtype, macros_for, why_not_padded
 from .cuda.rates import rates, settings
 from .cuda.transfers import Feed, RowLosses, as_labels
-from .cupy_fused import *
+from .cupy_fused import Evaluation as Evaluation
+from .cupy_fused import Prediction as Prediction
 
 NAME = "cuda_cluster"
 BLOCKS, THREADS, BATCHES, STAGES = 8, 512, (64, 128), 16  # as in cluster.cu

@@ -11,8 +11,10 @@ import cupy as cp
 from .cuda.arena import Arena
 from .cuda.matches import matches_for
 from .cuda.plan import Gradient, watched
-from .plain import *
+from .plain import Evaluation as Evaluation
+from .plain import Prediction as Prediction
 from .plain import StepByStep
+from .plain import why_not as why_not
 
 
 class Trainer(StepByStep):

@@ -24,7 +24,8 @@ from .cuda.rates import rates, settings, why_unknown
 from .cuda.transfers import Feed, RowLosses, as_labels
 from .cuda.uninterrupted import uninterrupted
 from .cuda.waiting import WaitingTrainer
-from .plain import *
+from .plain import Evaluation as Evaluation
+from .plain import Prediction as Prediction
 
 NAME = "cuda_conv_fused"
 THREADS, MOST_BLOCKS, MOST_LAYERS, MOST_SIZE, MOST_PADDING, STAGES = 512, 3, 4, 7, 2, 16  # as in limit.cu
@@ -59,7 +60,7 @@ def shape_of(model):
     ends = [Flatten, *[Linear, ReLU] * (len(dense) - 1), Linear]
     if not 1 <= len(dense) <= MOST_LAYERS or [*map(type, layers)] != ends:
         return _no(f"ends with Flatten and 1 to {MOST_LAYERS} Linear layers with ReLU between them")
-    if not isinstance(model.loss, SoftmaxCrossEntropy):
+    if type(model.loss) is not SoftmaxCrossEntropy:
         return _no("is trained with softmax cross-entropy")
     return tuple(convs), tuple(layer.units for layer in dense)
 

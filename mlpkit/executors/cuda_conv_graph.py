@@ -6,7 +6,7 @@ See `cuda/plan`. Predictions are graphs, too: see `cuda/prediction`.
 from .cuda.matches import matches_for
 from .cuda.plan import PlannedTrainer
 from .cuda.prediction import Prediction as Prediction
-from .plain import *
+from .plain import Evaluation as Evaluation
 from .plain import why_not as why_not
 
 

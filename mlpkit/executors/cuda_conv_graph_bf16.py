@@ -5,13 +5,13 @@ time, multiply TF32. Sums, parameters and their updates are float32.
 """
 
 from . import cuda_conv_graph
-from .plain import *
+from .plain import Evaluation as Evaluation
 
 NAME = "cuda_conv_graph_bf16"
 
 
 def why_not(model, optimizer, batch_size):
-    """Return None, or in a sentence what it can't. See `executors.protocol`."""
+    """Return None, or in a sentence what it can't. See `executors`."""
     return cuda_conv_graph.why_not_with_less_precision(NAME, optimizer)
 
 

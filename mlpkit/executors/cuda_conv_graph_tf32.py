@@ -5,13 +5,13 @@ The other products are TF32's own. Sums, updates and all that is kept are float3
 """
 
 from . import cuda_conv_graph
-from .plain import *
+from .plain import Evaluation as Evaluation
 
 NAME = "cuda_conv_graph_tf32"
 
 
 def why_not(model, optimizer, batch_size):
-    """Return None, or in a sentence what it can't. See `executors.protocol`."""
+    """Return None, or in a sentence what it can't. See `executors`."""
     return cuda_conv_graph.why_not_with_less_precision(NAME, optimizer)
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from mlpkit.engines.cuda.kernel import kernel, overlapping
 
 from .cuda.graph import GradientTrainer
-from .cupy_fused import *
+from .cupy_fused import Evaluation as Evaluation
+from .cupy_fused import Prediction as Prediction
 from .cupy_fused import linear_layers
 from .plain import mlps_only
 

@@ -1,15 +1,16 @@
 """CUDA graph of cuBLAS's kernels: those of `cupy_fused`, recorded once as a graph and replayed step by step."""
 
 from .cuda.graph import GradientTrainer
-from .cupy_fused import *
+from .cupy_fused import Evaluation as Evaluation
 from .cupy_fused import Gradient
+from .cupy_fused import Prediction as Prediction
 from .plain import mlps_only
 
 NAME = "cuda_graph_cublas"
 
 
 def why_not(model, optimizer, batch_size):
-    """Return None for a multilayer perceptron, else a sentence. See `executors.protocol`."""
+    """Return None for a multilayer perceptron, else a sentence. See `executors`."""
     return mlps_only(NAME, model)
 
 

@@ -1,7 +1,8 @@
 """CUDA graph of an epoch: all its full batches are one graph, and so one launch."""
 
 from . import cuda_graph
-from .cuda_graph import *
+from .cuda_graph import Evaluation as Evaluation
+from .cuda_graph import Prediction as Prediction
 from .cuda_graph import too_many_classes
 from .plain import mlps_only
 

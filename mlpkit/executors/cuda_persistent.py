@@ -1,7 +1,7 @@
 """one persistent CUDA kernel: its blocks stay for an epoch, keep what they own, and hand each other numbers.
 
 See `kernels/mlp/persistent.cu` for how. The kernel is built for networks like the workbook's: float32, three hidden
-layers of at most 128 units, at most 16 classes, batches of at most 256. Smaller layers are filled up: see `cuda/held`.
+layers of at most 128 units, at most 16 classes, batches of at most 256. Smaller layers are padded: see `cuda/padded`.
 All blocks are on the GPU at once, each on a multiprocessor of its own, and nothing else may hold these meanwhile. It is
 made for 128 of them (96 for batches of at most 32). Where there are fewer, or with less shared memory, a block takes
 more examples, or holds fewer images at a time: see `Way`. The launch is a cooperative one, which CUDA refuses where the
@@ -22,7 +22,8 @@ from .cuda.rates import rates, settings
 from .cuda.transfers import Feed, RowLosses, as_labels
 from .cuda.uninterrupted import uninterrupted
 from .cuda.waiting import WaitingTrainer
-from .cupy_fused import *
+from .cupy_fused import Evaluation as Evaluation
+from .cupy_fused import Prediction as Prediction
 
 NAME = "cuda_persistent"
 BATCHES, COLUMN_BLOCKS, STAGES = (32, 64, 128, 256), 64, 12  # as in persistent.cu

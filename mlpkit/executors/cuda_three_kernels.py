@@ -13,7 +13,8 @@ from mlpkit.engines.cuda.kernel import C_TYPES, kernel, overlapping
 from .cuda.graph import GraphTrainer
 from .cuda.rates import rates, settings, why_unknown
 from .cuda.transfers import Feed, RowLosses, as_labels
-from .cupy_fused import *
+from .cupy_fused import Evaluation as Evaluation
+from .cupy_fused import Prediction as Prediction
 from .plain import mlps_only
 
 NAME = "cuda_three_kernels"

@@ -12,9 +12,11 @@ from mlpkit.engines.cuda import cublas
 from mlpkit.engines.cuda.cublas import Product
 from mlpkit.engines.cuda.launch import ready
 from mlpkit.engines.cupy_fused import add_bias_relu, asarray, cross_entropy_call, gather_call, relu_backward_into
+from mlpkit.nn.losses import SoftmaxCrossEntropy
 
+from . import plain
 from .cuda.transfers import as_labels
-from .plain import *
+from .plain import Prediction as Prediction
 from .plain import StepByStep, mlps_only
 
 NAME = "cupy_fused"
@@ -22,12 +24,12 @@ STEP_BACK = 25_000  # nanoseconds that an evaluation leaves to the next epoch's 
 
 
 def why_not(model, optimizer, batch_size):
-    """Return None for a multilayer perceptron, else a sentence. See `protocol`."""
+    """Return None for a multilayer perceptron, else a sentence. See `executors`."""
     return mlps_only(NAME, model)
 
 
 class Trainer(StepByStep):
-    """Trains step by step, with all calls but the update's made ready ahead. See `protocol.Trainer`."""
+    """Trains step by step, with all calls but the update's made ready ahead. See `executors.protocol.Trainer`."""
 
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, as_labels(y), batch_size)
@@ -128,8 +130,17 @@ class Gradient:
         return [*calls, self.weights[0](x.T, dz[0], self.layers[0].dW)]
 
 
-class Evaluation:
-    """The mean loss and the accuracy on X, y, with all products planned ahead. See `protocol.Evaluation`.
+def Evaluation(network, X, y):
+    """Return what tells the loss and the metrics on X, y, see `executors.protocol.Evaluation`.
+
+    It is planned ahead, unless the loss has metrics beside the accuracy.
+    """
+    usual = network.model.loss == SoftmaxCrossEntropy()
+    return PlannedEvaluation(network, X, y) if usual else plain.Evaluation(network, X, y)
+
+
+class PlannedEvaluation:
+    """The mean loss and the accuracy on X, y, with all products planned ahead. See `executors.protocol.Evaluation`.
 
     It looks at a copy of the parameters, on a stream of its own: so the next epoch need not wait for it.
     """

@@ -18,8 +18,10 @@ from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.losses import SoftmaxCrossEntropy
 
-from .plain import *
+from .plain import Evaluation as Evaluation
+from .plain import Prediction as Prediction
 from .plain import StepByStep
+from .plain import why_not as why_not
 
 
 def chain_of(model):
@@ -28,12 +30,16 @@ def chain_of(model):
     A block is a list: channels, size, stride, padding, size and stride of the pooling, whether there is ReLU.
     """
     layers, blocks = [(one, shape) for path, one, shape, _ in model.places if len(path) == 1], []
-    while layers and type(layers[0][0]) is Conv:
+
+    def next_is(kind):
+        return bool(layers) and type(layers[0][0]) is kind
+
+    while next_is(Conv):
         one, shape = layers.pop(0)
         block = [one.channels, one.size, *one.steps((1, *shape)), 1, 1, False]
-        while layers and (kind := type(layers[0][0])) in (ReLU, MaxPool) and (kind is ReLU or block[4:6] == [1, 1]):
+        while next_is(ReLU) or (next_is(MaxPool) and block[4:6] == [1, 1]):
             after, _ = layers.pop(0)
-            if kind is MaxPool:
+            if type(after) is MaxPool:
                 block[4:6] = after.size, after.stride or after.size
             else:
                 block[6] = True
@@ -41,9 +47,14 @@ def chain_of(model):
     kinds = [type(one) for one, _ in layers]
     if not blocks or kinds != [Flatten, *[Linear, ReLU] * ((len(layers) - 2) // 2), Linear]:
         return None
-    if not isinstance(model.loss, SoftmaxCrossEntropy) or max(block[4] for block in blocks) ** 2 >= NONE:
+    if type(model.loss) is not SoftmaxCrossEntropy or max(block[4] for block in blocks) ** 2 >= NONE:
         return None
     return blocks, [one.units for one, _ in layers[1::2]]
+
+
+def _follows(layer, block):
+    """Return whether a layer belongs to the convolution before it: a ReLU, or the only pool."""
+    return type(layer) is ReLU or (type(layer) is MaxPool and block[4:6] == [1, 1])
 
 
 def _start(vector, view):

@@ -6,12 +6,13 @@ from mlpkit.engines.loops.compiler import Threads
 from mlpkit.engines.numba_serial import check_labels
 from mlpkit.engines.numba_step import step
 
-from .plain import *
+from .plain import Evaluation as Evaluation
+from .plain import Prediction as Prediction
 from .plain import StepByStep, mlps_only
 
 
 def why_not(model, optimizer, batch_size):
-    """Return None for a multilayer perceptron, else a sentence. See `protocol`."""
+    """Return None for a multilayer perceptron, else a sentence. See `executors`."""
     return mlps_only("numba_step", model)
 
 

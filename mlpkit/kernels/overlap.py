@@ -5,32 +5,11 @@ Then they wait until what was asked for before is done: such a kernel has to say
 or writes what others do; see `ptx.cuh`. A graph records it. CuPy has no word for it.
 """
 
-import ctypes
+from .driver import Arguments, call, cuda
 
-import numpy as np
-
-from . import driver
-
-COOPERATIVE, SERIALIZATION = 2, 6  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, and _PROGRAMMATIC_STREAM_SERIALIZATION
-
-
-class Attribute(ctypes.Structure):
-    """CUlaunchAttribute."""
-
-    _fields_ = (("id", ctypes.c_uint32), ("padding", ctypes.c_uint32), ("value", ctypes.c_int32 * 16))
-
-
-class Config(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("shared", ctypes.c_uint32),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(Attribute)),
-        ("count", ctypes.c_uint32),
-    )
+_ID = cuda.CUlaunchAttributeID
+SERIALIZATION = _ID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, "programmaticStreamSerializationAllowed"
+COOPERATIVE = _ID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, "cooperative"
 
 
 class Overlapping:
@@ -40,19 +19,24 @@ class Overlapping:
     """
 
     def __init__(self, kernel, together=False):
-        self.kernel, self.function = kernel, ctypes.c_void_p(kernel.kernel.ptr)
-        names = [SERIALIZATION, COOPERATIVE][: 1 + together]
-        self.attributes = (Attribute * len(names))(*(Attribute(name, 0, (ctypes.c_int32 * 16)(1)) for name in names))
+        self.kernel, self.function = kernel, cuda.CUfunction(kernel.kernel.ptr)
+        self.attributes = [_attribute(*what) for what in (SERIALIZATION, COOPERATIVE)[: 1 + together]]
 
     def __call__(self, grid, block, arguments, shared_mem=0):
         """Ask for the kernel on the current stream. Raises RuntimeError where the driver refuses."""
         import cupy
 
-        values = [np.array(each.data.ptr if isinstance(each, cupy.ndarray) else each) for each in arguments]
-        places = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
-        three = ctypes.c_uint32 * 3
-        sizes = three(*grid, *[1] * (3 - len(grid))), three(*block, *[1] * (3 - len(block)))
-        stream = cupy.cuda.get_current_stream().ptr
-        config = Config(*sizes, shared_mem, stream, self.attributes, len(self.attributes))
-        if status := driver.load().cuLaunchKernelEx(ctypes.byref(config), self.function, places, None):
-            raise RuntimeError(f"the driver launches no such kernel: CUDA error {status}.")
+        config = cuda.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
+        config.blockDimX, config.blockDimY, config.blockDimZ = (*block, 1, 1)[:3]
+        config.sharedMemBytes, config.hStream = shared_mem, cuda.CUstream(cupy.cuda.get_current_stream().ptr)
+        config.attrs, config.numAttrs = self.attributes, len(self.attributes)
+        given = Arguments(arguments)
+        call(cuda.cuLaunchKernelEx, config, self.function, given.address, 0)
+
+
+def _attribute(which, name):
+    found = cuda.CUlaunchAttribute()
+    found.id = which
+    setattr(found.value, name, 1)
+    return found

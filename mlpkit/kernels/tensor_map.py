@@ -8,11 +8,17 @@ import ctypes
 
 import numpy as np
 
-from . import driver
+from .driver import call, cuda
 
 BYTES = 128
-BF16, UINT64 = 9, 4  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, _UINT64
-NO_INTERLEAVE, NO_SWIZZLE, SWIZZLE_128B, L2_PROMOTION_128B, ZEROS_OUTSIDE = 0, 0, 3, 2, 0
+BF16 = cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+UINT64 = cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT64
+NO_SWIZZLE = cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE
+SWIZZLE_128B = cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B
+_REST = (
+    cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+    cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+)
 
 
 def encode(matrix, columns, box):
@@ -20,28 +26,20 @@ def encode(matrix, columns, box):
 
     matrix: (rows, at least `columns`) as uint16, stored by rows, each of them a multiple of 16 bytes long; what is
     beyond `columns` counts as outside. box: rows and columns that are copied at a time, 64 columns at most: its rows of
-    128 bytes are swizzled. Raises RuntimeError where the driver refuses, OSError where there is none.
+    128 bytes are swizzled. Raises RuntimeError where the driver refuses.
     """
-    sizes, box = (columns, len(matrix)), tuple(reversed(box))
-    status, found = tiled(BF16, matrix.data.ptr, sizes, [matrix.strides[0]], (box, (1, 1)), SWIZZLE_128B)
-    if status:
-        raise RuntimeError(
-            f"the driver makes no tensor map of {matrix.shape}, boxes of {box[::-1]}: CUDA error {status}."
-        )
-    return found
+    sizes, (rows, across) = (columns, len(matrix)), box
+    what = f"{matrix.shape}, boxes of {box}"
+    return tiled(BF16, matrix.data.ptr, sizes, [matrix.strides[0]], ((across, rows), (1, 1)), SWIZZLE_128B, what)
 
 
-def tiled(kind, address, sizes, strides, box_and_steps, swizzle):
-    """Return the driver's answer, 0 if all is well, and the map. Dimensions: that of neighbouring numbers first."""
-    room = np.zeros(BYTES + 64, np.uint8)
-    found = room[-room.ctypes.data % 64 :][:BYTES]  # it has to begin at a multiple of 64 bytes
-    several = ctypes.c_uint32 * len(sizes)
-    status = driver.load().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(found.ctypes.data),
-        *(kind, len(sizes), ctypes.c_void_p(address)),
-        (ctypes.c_uint64 * len(sizes))(*sizes),
-        (ctypes.c_uint64 * len(strides))(*strides),
-        *(several(*numbers) for numbers in box_and_steps),
-        *(NO_INTERLEAVE, swizzle, L2_PROMOTION_128B, ZEROS_OUTSIDE),
-    )
-    return status, found.view(f"V{BYTES}")
+def tiled(kind, address, sizes, strides, box_and_steps, swizzle, what):
+    """Return a tensor map. Dimensions: that of neighbouring elements first. what: it is of, for a refusal."""
+    of = kind, len(sizes), address, [*map(cuda.cuuint64_t, sizes)], [*map(cuda.cuuint64_t, strides)]
+    boxes = ([*map(cuda.cuuint32_t, each)] for each in box_and_steps)
+    none = cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE
+    try:
+        (found,) = call(cuda.cuTensorMapEncodeTiled, *of, *boxes, none, swizzle, *_REST)
+    except RuntimeError as error:
+        raise RuntimeError(f"the driver makes no tensor map of {what}: {error}") from error
+    return np.frombuffer(ctypes.string_at(found.getPtr(), BYTES), "V128")

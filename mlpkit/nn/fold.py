@@ -6,6 +6,7 @@ the filters, or the weights, and the bias of the convolution or linear layer rig
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,8 @@ def fold(network):
 
 def _folded(places, first=0):
     """Return the layers, a tuple, and a dict of their arrays, whose names begin with their numbers, from `first` on."""
-    layers, own = [], []
+    layers: list[Any] = []
+    own: list[dict] = []
     for at in places:
         if isinstance(at.layer, BatchNorm) and layers and isinstance(layers[-1], Conv | Linear):
             if isinstance(layers[-1], Conv):
@@ -46,7 +48,8 @@ def _folded(places, first=0):
 
 def _inside(at):
     """Return a layer whose branches are folded, and the arrays in them by name; another layer as it is."""
-    branches, arrays = [], {}
+    branches: list[tuple] = []
+    arrays: dict[str, Any] = {}
     for branch in at.branches:
         layers, found = _folded(branch, sum(map(len, branches)))
         branches.append(layers)

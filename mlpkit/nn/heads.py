@@ -30,7 +30,7 @@ class Heads(Loss):
         object.__setattr__(self, "parts", tuple(found))
 
     @property
-    def operations(self):
+    def operations(self):  # type: ignore[override]
         return tuple(dict.fromkeys(["concat", *(name for _, loss, _ in self.parts for name in loss.operations)]))
 
     def cut(self, outputs, targets):
@@ -74,7 +74,7 @@ class Heads(Loss):
         return total, at.engine.concat(parts)
 
     def metrics(self, at, outputs, targets):
-        found = {}
+        found: dict[str, tuple] = {}
         for number, (loss, _, z, of, _) in enumerate(self.cut(outputs, targets)):
             own = loss.metrics(at, at.engine.asarray(z), at.engine.asarray(of))
             found |= {f"{number} {name}": value for name, value in own.items()}

@@ -69,7 +69,7 @@ class Model:
         That is: Linear layers with ReLU between them, and softmax cross-entropy.
         """
         linear = [one for one in self.layers[::2] if type(one) is Linear]
-        plain = len(self.input) == 1 and isinstance(self.loss, SoftmaxCrossEntropy)
+        plain = len(self.input) == 1 and type(self.loss) is SoftmaxCrossEntropy
         if plain and len(self.layers) == 2 * len(linear) - 1 and set(self.layers[1::2]) <= {ReLU()}:
             return (*self.input, *(one.units for one in linear))
         return None
@@ -83,11 +83,10 @@ class Model:
     @classmethod
     def from_dict(cls, found):
         """Return the model that `to_dict` wrote. Raises ValueError for what is none; nothing in it can run code."""
-        from .reading import read
+        from .reading import loss_text, read
 
         try:
-            name = found["loss"] if "(" in found["loss"] else found["loss"].title().replace("_", "") + "()"  # up to 0.2
-            return cls(tuple(found["input"]), tuple(map(read, found["layers"])), read(name))
+            return cls(tuple(found["input"]), tuple(map(read, found["layers"])), read(loss_text(found["loss"])))
         except (KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
             reason = f"{type(error).__name__}: {error}".rstrip(".: ")
             raise ValueError(f"this is no model: {reason}.") from error

@@ -1,4 +1,4 @@
-"""Layers and losses from text, and to text.
+"""Layers, losses and schedules from text, and to text.
 
 Reading runs no code: a name is looked for among the kinds that are known, and its settings are numbers and texts.
 """
@@ -29,6 +29,11 @@ def read(text):
     return _read(ast.parse(text, mode="eval").body)
 
 
+def loss_text(text):
+    """Return a loss as it is written now, of a text that may be version 0.2's, such as "softmax_cross_entropy"."""
+    return text if "(" in text else text.title().replace("_", "") + "()"
+
+
 def _origins(one):
     """Return the modules of the classes of what is written, and of what is written in it."""
     if isinstance(one, tuple):
@@ -57,12 +62,13 @@ def _kind(name):
         for module in pkgutil.iter_modules(import_module(__package__).__path__):
             import_module(f"{__package__}.{module.name}")
         kinds = _known()
-    check_choice("layer or loss", name, kinds)
+    check_choice("layer, loss or schedule", name, kinds)
     return kinds[name]
 
 
 def _known():
-    known = sorted(_kinds(Written), key=lambda kind: kind.__module__.startswith(f"{__package__}."))
+    known = [kind for base in Written.__subclasses__() for kind in _kinds(base)]  # a Layer by itself is none
+    known.sort(key=lambda kind: kind.__module__.startswith(f"{__package__}."))
     return {kind.__name__: kind for kind in known}
 
 

@@ -11,8 +11,8 @@ from mlpkit.checks import check_finite, check_unmasked
 class Trainers:
     """The trainer of each epoch: one and the same, or where data change, a new one with its data. It is `now`."""
 
-    def __init__(self, network, optimizer, X, y, batch_size, data_of):
-        self.network, self.data, self.data_of, self.now, self.epoch = network, (X, y), data_of, None, None
+    def __init__(self, network, optimizer, data, batch_size, data_of):
+        self.network, self.data, self.data_of, self.now, self.epoch = network, data, data_of, None, None
         self.make = partial(executors.trainer_of, network, optimizer, batch_size=batch_size)
 
     def of_epoch(self, epoch):

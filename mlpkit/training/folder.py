@@ -1,4 +1,10 @@
-"""The folder of a run's checkpoints: one run's at a time, and what an earlier run left there is set aside, not lost."""
+"""The folder of a run's checkpoints: one run's at a time, and what an earlier run left there is set aside, not lost.
+
+A run that goes on from `last.npz` is on the path of one that was never stopped: to the bit, if as many threads share
+the sums. So the data must be the same, the optimizer, and its schedule: for a falling rate, the number of epochs, too.
+Checkpoints of an earlier run get other names, with a warning, before the first is written; and where one can't be
+written, on a full disk, there is a warning, and the training goes on.
+"""
 
 import warnings
 

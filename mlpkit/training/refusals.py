@@ -13,7 +13,7 @@ from mlpkit.nn.norm import BatchNorm
 def data_of(network, train, validation, batch_size):
     """Return both pairs on the network's engine, once they are checked; validation: None where there is none."""
     train = _arrays(network, train, "train")
-    _check_norms(network.model, min(batch_size, len(train[1])))
+    _check_norms(network.model, len(train[1]), batch_size)
     validation = None if validation is None else _arrays(network, validation, "validation")
     _check_numbers(network, [train, validation] if validation else [train])
     return train, validation
@@ -61,11 +61,17 @@ def check_network(network, optimizer):
         raise ValueError("this model has no parameters, so there is nothing to train: give it a layer such as Linear.")
 
 
-def _check_norms(model, n):
-    """Raise ValueError where a channel has one number in a batch of n: it is its own mean, and nothing is left."""
+def _check_norms(model, examples, batch_size):
+    """Raise ValueError where a channel has one value in some batch: it is its own mean, and nothing is left."""
+    smallest = min(examples, batch_size, examples % batch_size or batch_size)
     for _, layer, shape, _ in model.places:
-        if isinstance(layer, BatchNorm) and n * prod(shape[1:]) == 1:
-            raise ValueError("a BatchNorm learns nothing from a batch of one row: train on batches of at least 2.")
+        if isinstance(layer, BatchNorm) and smallest * prod(shape[1:]) == 1:
+            if min(examples, batch_size) == 1:
+                raise ValueError("a BatchNorm learns nothing from a batch of one row: train on batches of at least 2.")
+            raise ValueError(
+                "a BatchNorm learns nothing from a batch of one row, which is the last one of "
+                f"{examples:,} examples in batches of {batch_size}: take another batch_size."
+            )
 
 
 def check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch, augment):

@@ -93,10 +93,11 @@ class Run:
 
     def begin(self, first):
         """Make what trains the first epoch of this run. Raises ValueError where no rate would change anything."""
-        n, seed = self.settings["examples"], self.settings["seed"]
+        n = self.settings["examples"]
         self.optimizer.check_rates((self.epochs - first) * -(-n // self.settings["batch_size"]))
-        self.ahead = int(self.hurried and not isinstance(self.trainers.of_epoch(first), StepByStep))
-        self.order = epoch_order(n, seed, first)
+        trainer = self.trainers.of_epoch(first)
+        self.ahead = int(self.hurried and not isinstance(trainer, StepByStep))
+        self.order = epoch_order(n, self.settings["seed"], first)
 
     def parts_of(self, epoch, trainer):
         """Yield an epoch's order in parts of whole batches, of which `took` records the losses.

@@ -86,6 +86,7 @@ static const char* launch(void (*what)(Arguments...), void** values, const size_
 #define __global__
 #define __grid_constant__
 #define __noinline__
+#define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define threadIdx (Index{(unsigned)current->thread})

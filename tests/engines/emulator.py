@@ -72,6 +72,9 @@ def why_not():
     return None if shutil.which("g++") else "no g++ here"
 
 
+needs_compiler = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+
+
 # ---- The kernels ----
 
 

@@ -6,6 +6,7 @@ import emulator
 import numpy as np
 import pytest
 
+from experiments.conv_ladder.rungs.planes import as_operand
 from mlpkit.engines import numpy_baseline
 from mlpkit.executors.cuda import conv_blocks
 from mlpkit.executors.cuda.blocks import MODES, Chain, Value
@@ -72,7 +73,7 @@ def laid(cupy, x, layout, mode):
         return Value(array, layout, channels)
     array = cupy.ascontiguousarray(planes.images_as_planes(array, mode))
     if layout == "stored":
-        array = planes.as_operand(mode, array, planes.new_scale() if mode.halves else None)
+        array = as_operand(mode, array, planes.new_scale() if mode.halves else None)
     return Value(array, layout, channels)
 
 

@@ -89,9 +89,9 @@ def test_cublas_splits_no_short_sum(k, n):
     """One kernel does it sooner than two, of which the second adds up the parts: see `cuda/cublas`."""
     import cupy as cp
 
+    from experiments.lab.clock import recorded
     from experiments.lab.launched import kernels_of
     from mlpkit.engines.cuda import cublas
-    from mlpkit.kernels.conv.timing import recorded
 
     a, b, out = cp.ones((n, k), "f"), cp.ones((k, 128), "f"), cp.empty((n, 128), "f")
     assert len(kernels_of(recorded(partial(cublas.Product(a, b, out), a, b, out)))) == 1

@@ -8,21 +8,24 @@ import numpy as np
 import pytest
 from shared import one_sentence
 
+from mlpkit.kernels.driver import cuda
+
 
 @pytest.fixture
 def launch(tmp_path, monkeypatch):
     """The module, with a driver that notes an array's first number and the value of the second argument."""
     emulator._replace_cupy(monkeypatch, tmp_path, 0).cuda.get_current_stream.return_value.ptr = 7
     found = emulator.own("cuda.launch")
-    found.seen, found.status = [], 0
+    found.seen, found.status = [], cuda.CUresult.CUDA_SUCCESS
 
-    def driver(function, *given):
-        *sizes, stream, places, _ = given
+    def cuLaunchKernel(function, *given):
+        *sizes, stream, address, _ = given
+        places = (ctypes.c_void_p * 2).from_address(address)
         array, number = (ctypes.c_void_p.from_address(place).value for place in places)
-        found.seen.append(([size.value for size in sizes], stream.value, array, number))
-        return found.status
+        found.seen.append((sizes, int(stream), array, number))
+        return (found.status,)
 
-    found.driver = SimpleNamespace(load=lambda: SimpleNamespace(cuLaunchKernel=driver))
+    found.cuda = SimpleNamespace(**vars(cuda) | {"cuLaunchKernel": cuLaunchKernel})
     return found
 
 
@@ -44,7 +47,7 @@ def test_numbers_are_read_at_each_launch(launch):
 
 
 def test_a_launch_that_the_driver_refuses_is_said(launch):
-    launch.status = 1
+    launch.status = cuda.CUresult.CUDA_ERROR_INVALID_VALUE
     with pytest.raises(RuntimeError) as caught:
         launch.ready(Kernel(), 1, 32, (np.int32(1), np.float64(2)))()
-    one_sentence(caught.value, "error 1")
+    one_sentence(caught.value, "CUDA_ERROR_INVALID_VALUE")

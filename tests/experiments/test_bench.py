@@ -21,6 +21,7 @@ from mlpkit import engines, machine
 from mlpkit.data import batches, epoch_order
 from mlpkit.engines import numpy_baseline
 from mlpkit.executors.plain import StepByStep
+from mlpkit.nn.models import MLP
 from mlpkit.training.recipe import Recipe
 
 DATA = dataset()
@@ -477,6 +478,16 @@ def test_a_caption_says_where_and_when(record):
     caption = results.caption(record)
     assert record["machine"]["cpu"] in caption
     assert record["date"][:10] in caption
+
+
+def test_models_of_version_0_2_are_read_as_they_are_written_now(record, tmp_path):
+    model = MLP.to_dict()
+    old, other = model | {"loss": "softmax_cross_entropy"}, {"loss": "softmax_cross_entropy", "layers": 3}
+    record["settings"] = {"recipes": [{"model": old}], "peak": other}
+    record["runs"] = [{"engine": "one", "recipe": {"model": old}}, {"engine": "two", "recipe": {"model": model}}]
+    found = results.load(results.save(record, folder=tmp_path))
+    assert [run["recipe"]["model"] for run in found["runs"]] == [model, model]
+    assert found["settings"] == {"recipes": [{"model": model}], "peak": other}
 
 
 def test_every_record_in_the_repository_can_be_read():

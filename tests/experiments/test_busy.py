@@ -33,7 +33,7 @@ def test_each_way_is_measured_alone_and_beside_a_busy_program():
 
 
 def test_every_engine_of_numbas_whose_threads_can_be_chosen_is_measured():
-    """But for plain loops, of which a crew can save nothing: see `Plan`."""
+    """But for plain loops, of which a thread team can save nothing: see `Plan`."""
     found = [name for name in engines.names() if engines.library(name) == "numba"]
     chosen = {name for name in found if hasattr(engines.load(name), "threads")}
     assert chosen - set(busy.USUAL.engines) == {"numba_parallel", "numba_fastmath"}

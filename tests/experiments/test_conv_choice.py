@@ -10,9 +10,11 @@ from shared import one_sentence
 
 from experiments import conv_choice
 from experiments.conv_choice import Plan
+from experiments.conv_ladder import choose, ladder
+from experiments.conv_ladder.rungs import Rung
 from experiments.lab import results
 from mlpkit import engines
-from mlpkit.kernels.conv import PASSES, Rung, Shape, choose, ladder
+from mlpkit.kernels.conv import PASSES, Shape
 
 SHAPE = conv_choice.at()
 

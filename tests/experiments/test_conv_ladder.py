@@ -7,11 +7,11 @@ import pytest
 from conv_cases import operands, wanted
 
 from experiments import conv_ladder
-from experiments.conv_ladder import Plan, asked
+from experiments.conv_ladder import ERRORS, LAYERS, Plan, asked, ladder
 from experiments.lab import processes, results
 from mlpkit import engines
 from mlpkit.kernels import gpu
-from mlpkit.kernels.conv import ERRORS, LAYERS, PASSES, Shape, ladder
+from mlpkit.kernels.conv import PASSES, Shape
 
 LAYER, SHAPE = "small", Shape(2, 3, 8, 9, 7, 3, padding=1)
 QUICK = Plan(samples=2, sample_ms=0.1, layers={LAYER: SHAPE}, peer_seconds=30)

@@ -167,6 +167,7 @@ def test_an_engine_s_lines_are_those_of_all_its_files():
         return [path.name for path in lines.files(engine)]
 
     assert lines.of("numpy_baseline") == 0
+    assert names("numba_hybrid").count("numba_hybrid.py") == 2  # its arithmetic, and what runs a model on it
     assert names("numba_serial") == ["cache.py", "compiler.py", "numba_serial.py", "python_loops.py"]
     assert names("pytorch_compiled") == ["pytorch.py", "pytorch_compiled.py"]
     assert {"layers.cu", "products.cu", "cupy_fused.py", "graph.py"} < set(names("cuda_graph"))
@@ -182,15 +183,19 @@ def test_kernels_count_for_the_engine_that_launches_them():
     assert {"kernels/conv/planes.py", "kernels/cnn/dense.py", "kernels/cnn/pair.py"} <= graph  # imported
     assert {"kernels/cnn/dense.cu", "kernels/conv/conv_pair.cu", "kernels/cnn/first_forward.cu"} <= graph  # a call says
     assert {"kernels/cnn/norm_backward.cu", "kernels/conv/conv_12_planes_weights.cu"} <= graph  # a constant's name
-    assert {"kernels/cnn/norm.cuh", "kernels/conv/__init__.py"} <= graph  # a header, and what a room's modules share
+    assert {"kernels/cnn/norm.cuh", "kernels/conv/__init__.py"} <= graph  # a header, and what a folder's modules share
+    assert {"executors/cuda_conv_graph.py", "executors/cuda/plan.py"} <= graph
     assert "kernels/mlp/sgd.cu" in paths("cuda_graph") - graph  # theirs is in updates.cu
     assert lines.of("cuda_conv_graph") > 2 * lines.of("cuda_conv_fused")
 
 
-def test_what_finds_a_gpu_counts_for_nobody():
+def test_what_all_share_and_what_finds_a_gpu_counts_for_nobody():
     assert "mlpkit.kernels import gpu" in lines.place("cuda_conv_graph").read_text(encoding="utf-8")
+    free = {kernels.FOLDER / f"{each}.py" for each in ("__init__", "gpu", "driver")}
+    free |= {lines.PACKAGE / "executors" / f"{each}.py" for each in ("__init__", "plain", "protocol", "team")}
+    assert all(path.is_file() for path in free)
     for name in engines.names():
-        assert not {kernels.FOLDER / f"{each}.py" for each in ("__init__", "gpu", "driver")} & set(lines.files(name))
+        assert not free & set(lines.files(name))
 
 
 def test_every_engine_has_lines_to_count():

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from experiments.conv_ladder.rungs import ERRORS
 from mlpkit.engines import numpy_baseline
-from mlpkit.kernels.conv import ERRORS, PASSES, Shape
+from mlpkit.kernels.conv import PASSES, Shape
 
 SHAPES = (
     Shape(1, 1, 1, 1, 1, 1),

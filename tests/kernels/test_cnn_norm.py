@@ -4,7 +4,7 @@ import emulator
 import numpy as np
 import pytest
 from conv_cases import error
-from emulated_rungs import needs_compiler
+from emulator import needs_compiler
 from test_kernels import needs_compiler as needs_cuda
 
 from mlpkit import kernels

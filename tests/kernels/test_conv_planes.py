@@ -5,14 +5,17 @@ import sys
 import emulator
 import numpy as np
 import pytest
-from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
-from emulated_rungs import needs_compiler as needs_emulator
+from conv_cases import PASSES, SHAPES, error, operands, random_shape, wanted
+from emulator import needs_compiler as needs_emulator
 from test_kernels import needs_compiler
 from test_tensor_map import Driver
 
+from experiments.conv_ladder.rungs import ERRORS, LAYERS
+from experiments.conv_ladder.rungs.planes import as_operand, planes_as_images
 from mlpkit import kernels
 from mlpkit.kernels import tensor_map
-from mlpkit.kernels.conv import ERRORS, LAYERS, Shape, planes
+from mlpkit.kernels.conv import Shape, planes
+from mlpkit.kernels.driver import cuda
 
 MODES = list(planes.MODES)
 PLANES = (kernels.FOLDER / "conv/planes.cuh").read_text("utf-8")
@@ -151,20 +154,19 @@ def test_what_does_not_fit_is_said():
 
 
 def test_the_copy_engine_is_told_what_a_row_and_a_plane_are(monkeypatch):
-    driver = Driver()
-    monkeypatch.setattr(tensor_map.driver, "load", lambda: driver)
+    driver = Driver(monkeypatch)
 
     def told(stride, mode="fp16x3"):
         (conv, _, _), *_ = planes.convolutions(Shape(2, 16, 16, 9, 11, 3, stride, 1), "forward")
         planes._map(4096, planes.MODES[mode], conv, (5, conv.pitch))
-        _, kind, dimensions, pointer, *sides, _, _, _, _ = driver.told
+        kind, dimensions, pointer, *sides, _, _, _, _ = driver.told
         assert (kind, dimensions, pointer) == (tensor_map.UINT64, len(sides[0]), 4096)
         return sides
 
     assert told(1) == [[22, 9, 8], [176, 1584], [24, 5, 1], [1, 1, 1]]  # 2 images, 2 planes, 2 parts; a pitch of 12
     assert told(2) == [[2, 11, 9, 8], [16, 176, 1584], [2, 14, 10, 1], [1, 2, 2, 1]]
     assert told(1, "tf32")[0] == [22, 9, 8]  # 4 planes an image, no parts
-    driver.status = 1
+    driver.status = cuda.CUresult.CUDA_ERROR_INVALID_VALUE
     with pytest.raises(RuntimeError, match="no tensor map of 4 planes"):
         told(1, "bf16")
 
@@ -240,7 +242,7 @@ def test_halves_of_one_array_by_itself(cupy):
     mode, scale = planes.MODES["fp16x3"], planes.new_scale()
     for size in (1.0, 1.0, 1e6):
         x = (size * np.random.default_rng(0).standard_normal((2, 4, 3, 5, 4), np.float32)).view(emulator.Array)
-        found = planes.as_operand(mode, x, scale)
+        found = as_operand(mode, x, scale)
         pieces = x.reshape(2, 2, 2, 3, 5, 4).transpose(0, 1, 3, 4, 2, 5).reshape(2, 2, 3, 5, 8) * found.scale[0]
         assert 2**11 <= np.abs(pieces).max() < 2**15
         high = pieces.astype(np.float16)
@@ -269,7 +271,7 @@ def sums_that_leave():
         kernels.source(planes.OPERANDS).split("// ---- Arrays as they lie")[0],
         between(PLANES, "#ifndef LACKS", "// The pieces by which"),
         between(weights, "#ifndef TAPS", "static_assert"),
-        between(weights, "// How a launch divides", 'extern "C"'),
+        between(weights, "// How a launch divides", "// ---- The kernel"),
         SPREAD,
         weights[weights.index("// Sums of a convolution before") :],
     )
@@ -405,7 +407,7 @@ def test_operands_made_once_serve_all_passes(name, shape):
     scales = [planes.new_scale() if mode.halves else None for _ in range(2)]
     for _ in range(2):
         images, gradient = (
-            planes.as_operand(mode, planes.images_as_planes(cupy.asarray(each), mode), scale)
+            as_operand(mode, planes.images_as_planes(cupy.asarray(each), mode), scale)
             for each, scale in zip((x, dy), scales, strict=True)
         )
         (made,) = filters()
@@ -413,7 +415,7 @@ def test_operands_made_once_serve_all_passes(name, shape):
         planes.convolve(mode, shape, "forward", images, made["forward"], y)
         dx = planes.empty_planes(mode, *shape.x)
         planes.convolve(mode, shape, "input_gradient", gradient, made["input_gradient"], dx)
-        found = [planes.planes_as_images(y, shape.channels_out), planes.planes_as_images(dx, shape.channels)]
+        found = [planes_as_images(y, shape.channels_out), planes_as_images(dx, shape.channels)]
         if planes.why_not(name, shape, "weight_gradient") is None:
             dw = cupy.empty(shape.w, np.float32)
             planes.weight_gradient(mode, shape, images, gradient, dw)
@@ -421,28 +423,3 @@ def test_operands_made_once_serve_all_passes(name, shape):
         given = (x, w), (dy, w), (x, dy)
         for which, pair, result in zip(PASSES, given, found, strict=False):
             assert error(cupy.asnumpy(result), wanted(shape, which, *pair)) < ERRORS[mode.precision], which
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("which", PASSES)
-@pytest.mark.parametrize("name", MODES)
-@pytest.mark.parametrize("shape", [*SHAPES, *MORE], ids=str)
-def test_a_rung_is_right(name, which, shape):
-    rung = planes.RUNGS[f"planes_{name}"]
-    if reason := rung.why_not(shape, which):
-        pytest.skip(reason)
-    check_on_gpu(rung, shape, which)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("which", PASSES)
-@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
-def test_halves_take_numbers_of_any_size(scale, which):
-    import cupy
-
-    shape = Shape(2, 20, 24, 9, 9, 3, padding=1)
-    a, b = operands(shape, which)
-    a *= np.float32(scale)
-    prepared = planes.RUNGS["planes_fp16x3"].prepare(shape, which, cupy.asarray(a), cupy.asarray(b))
-    prepared.call()
-    assert error(cupy.asnumpy(prepared.result()), wanted(shape, which, a, b)) < 1e-5

@@ -58,7 +58,7 @@ def source():
         "extern __shared__ __align__(128) unsigned char shared_bytes[];\n",
         between_lines(planes_cuh, "#ifndef LACKS", "// The pieces by which"),
         first, "\n", between_lines(forward, "constexpr int LINE", "\n"), "\n",
-        between_lines(forward, "// Add what a tile's sums mean", '#endif\n\nextern "C"'), KERNEL,
+        between_lines(forward, "// Add what a tile's sums mean", '#endif\n\n#if FIRST\nusing After'), KERNEL,
     ])  # fmt: skip
 
 

@@ -8,50 +8,52 @@ import numpy as np
 import pytest
 
 from mlpkit import kernels
-from mlpkit.kernels import driver, overlap
+from mlpkit.kernels import overlap
+from mlpkit.kernels.driver import cuda
 
 
-def told(monkeypatch, status=0):
+def told(monkeypatch, status=cuda.CUresult.CUDA_SUCCESS):
     """Let a function take down what the driver would be told; return the list that it fills."""
     seen = []
 
-    def launch(config, function, places, extra):
-        config = ctypes.cast(config, ctypes.POINTER(overlap.Config)).contents
-        first = ctypes.cast(places[0], ctypes.POINTER(ctypes.c_uint64))[0]
-        second = ctypes.cast(places[1], ctypes.POINTER(ctypes.c_int32))[0]
-        attributes = [(config.attributes[i].id, config.attributes[i].value[0]) for i in range(config.count)]
-        sizes = list(config.grid), list(config.block), config.shared, config.stream
-        seen.append((function.value, sizes, attributes, (first, second), extra))
-        return status
+    def cuLaunchKernelEx(config, function, address, extra):
+        places = (ctypes.c_void_p * 2).from_address(address)
+        numbers = ctypes.c_uint64.from_address(places[0]).value, ctypes.c_int32.from_address(places[1]).value
+        grid = config.gridDimX, config.gridDimY, config.gridDimZ
+        block = config.blockDimX, config.blockDimY, config.blockDimZ
+        sizes = grid, block, config.sharedMemBytes, int(config.hStream)
+        seen.append((int(function), sizes, [each.id for each in config.attrs], numbers, extra))
+        return (status,)
 
-    monkeypatch.setattr(driver, "load", lambda: SimpleNamespace(cuLaunchKernelEx=launch))
-    cupy = SimpleNamespace(
-        ndarray=SimpleNamespace, cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=7))
-    )
+    monkeypatch.setattr(overlap, "cuda", SimpleNamespace(**vars(cuda) | {"cuLaunchKernelEx": cuLaunchKernelEx}))
+    cupy = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=7)))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     return seen
+
+
+SERIALIZATION, COOPERATIVE = overlap.SERIALIZATION[0], overlap.COOPERATIVE[0]
 
 
 def test_what_the_driver_is_told(monkeypatch):
     seen = told(monkeypatch)
     kernel = overlap.Overlapping(SimpleNamespace(kernel=SimpleNamespace(ptr=99)))
     kernel((5,), (128,), (SimpleNamespace(data=SimpleNamespace(ptr=1 << 40)), np.int32(3)), shared_mem=64)
-    assert seen == [(99, ([5, 1, 1], [128, 1, 1], 64, 7), [(overlap.SERIALIZATION, 1)], (1 << 40, 3), None)]
-    assert ctypes.sizeof(overlap.Attribute) == 72  # as cuda.h has them
-    assert (ctypes.sizeof(overlap.Config), overlap.Config.stream.offset) == (56, 32)
+    assert seen == [(99, ((5, 1, 1), (128, 1, 1), 64, 7), [SERIALIZATION], (1 << 40, 3), 0)]
+    assert kernel.attributes[0].value.programmaticStreamSerializationAllowed == 1
 
 
 def test_blocks_that_wait_for_each_other_run_at_once(monkeypatch):
     seen = told(monkeypatch)
     kernel = overlap.Overlapping(SimpleNamespace(kernel=SimpleNamespace(ptr=99)), together=True)
     kernel((5,), (128,), (np.uint64(1), np.int32(3)))
-    assert seen[0][2] == [(overlap.SERIALIZATION, 1), (overlap.COOPERATIVE, 1)]
+    assert seen[0][2] == [SERIALIZATION, COOPERATIVE]
+    assert kernel.attributes[1].value.cooperative == 1
 
 
 def test_a_refusal_is_an_error(monkeypatch):
-    told(monkeypatch, status=1)
+    told(monkeypatch, status=cuda.CUresult.CUDA_ERROR_INVALID_VALUE)
     kernel = overlap.Overlapping(SimpleNamespace(kernel=SimpleNamespace(ptr=99)))
-    with pytest.raises(RuntimeError, match="CUDA error 1"):
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
         kernel((1,), (1,), (np.uint64(1), np.int32(3)))
 
 

@@ -102,7 +102,7 @@ def test_batch_normalization_is_pytorchs():
 
 def passes(layer, x, dy):
     """Return what a layer makes of x, and the gradients of x and of its parameters, given that of its output."""
-    model = Model(x.shape[1:], (Conv(x.shape[1], 1), layer), "mean_squared_error")  # the first has use for dx
+    model = Model(x.shape[1:], (Conv(x.shape[1], 1), layer), MeanSquaredError())  # the first has use for dx
     network = Network(model=model, dtype=np.float64)
     network.theta[:] = np.random.default_rng(0).normal(size=len(network.theta))
     at, network.mode.training = network.places[1], True

@@ -26,7 +26,8 @@ X = np.linspace(0, 1, 5)
 def history(steps=150, epochs=3, accuracy=0.9):
     """Return a history as `fit` does."""
     loss = list(np.linspace(2, 0.1, steps))
-    return History(loss, [0.001] * steps, [8] * steps, [Epoch(0.1, 0.5, 1.0, 0.6, accuracy) for _ in range(epochs)])
+    validation = {} if accuracy is None else {"loss": 0.6, "accuracy": accuracy}
+    return History(loss, [0.001] * steps, [8] * steps, [Epoch(0.1, 0.5, 1.0, validation) for _ in range(epochs)])
 
 
 def decoded(png):

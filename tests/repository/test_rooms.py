@@ -2,12 +2,16 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-LONGEST, AN_EVENING = 40, 3_400  # lines: of a function, and that are not blank, of what one training imports
+LONGEST, LONGEST_CUDA = 40, 80  # lines of a function
+AN_EVENING = 3_400  # lines that are not blank, of what one training imports
+NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|^[ \t]*#(?:\\\n|[^\n])*', re.DOTALL | re.MULTILINE)
+HAS_MEMBERS = re.compile(r"\b(namespace|struct|class|union|enum|extern)\b")
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mlpkit"
 FLOORS = (  # the lowest first
@@ -15,6 +19,8 @@ FLOORS = (  # the lowest first
     "kernels",
     "engines",
     "data nn machine",
+    "optim",
+    "executors",
     "course plots training",
     "__main__",
     "experiments",
@@ -80,6 +86,73 @@ def test_a_function_fits_a_screen():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= LONGEST
     ]
+    assert not long
+
+
+def functions(cuda):
+    """Yield (first line, last line) of each function in CUDA C, from its return type or template on.
+
+    A brace that follows a parameter list begins one, wherever it stands: in the file, a namespace, a struct or a block
+    of `extern "C"`. What lies inside of a function (lambdas, loops) is a part of it.
+    """
+    code = NOT_CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), cuda)
+    begin, parentheses, around = 0, 0, []  # begin: of what is being read; around: the braces that it stands in
+    for at, character in enumerate(code):
+        parentheses += {"(": 1, ")": -1}.get(character, 0)
+        if character == "{":
+            head = code[begin:at]
+            first = begin + len(head) - len(head.lstrip())
+            kind = "function" if re.search(r"\)\s*(const)?\s*$", head) else HAS_MEMBERS.search(head) and "members"
+            around.append((kind, first))
+        elif character == "}":
+            kind, first = around.pop()
+            if kind == "function" and all(outer == "members" for outer, _ in around):
+                yield code.count("\n", 0, first) + 1, code.count("\n", 0, at) + 1
+        if character in "{}" or (character == ";" and not parentheses):
+            begin = at + 1
+    assert not around
+
+
+CUDA = """// void comment() {
+#define LOOP(i) for (;;) { \\
+    i
+template <int N>
+inline void first(int (&x)[N])
+{
+    auto lambda = [&](int i) { return "}"; };
+    for (int i = 0; i < N; ++i) { lambda(i); }
+}
+namespace inside {
+constexpr int SIZES[] = {1, 2};
+struct Tile {
+    float at[2] = {};
+    __device__ Tile(int x, int y)
+        : x(x), y(y)
+    {
+    }
+    int rows() const {
+        return 1;
+    }
+};
+}  // namespace inside
+extern "C" {
+__global__ __launch_bounds__(256, 1)
+void kernel(const int* x) {
+    /* } */
+}
+}
+"""
+
+
+def test_functions_in_namespaces_and_structs_are_found():
+    assert list(functions(CUDA)) == [(4, 9), (14, 17), (18, 20), (24, 27)]
+
+
+def test_a_function_of_cuda_c_fits_two_screens():
+    files = [path for suffix in ("cu", "cuh") for path in PACKAGE.rglob(f"*.{suffix}")]
+    found = [(path, *lines) for path in files for lines in functions(path.read_text(encoding="utf-8"))]
+    assert len(found) > 700
+    long = [f"{path.name}:{first} {last - first + 1}" for path, first, last in found if last - first >= LONGEST_CUDA]
     assert not long
 
 

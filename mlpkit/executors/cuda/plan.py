@@ -31,7 +31,7 @@ class Gradient:
     def __init__(self, network, n, precision, matches):
         self.network, self.places = network, network.places
         places, model = network.places, network.model
-        self.softmax = isinstance(model.loss, SoftmaxCrossEntropy) and len(model.output) == 1
+        self.softmax = type(model.loss) is SoftmaxCrossEntropy and len(model.output) == 1
         self.head: dense.Head | None = None
         inner = places
         if self.softmax:

@@ -1,13 +1,14 @@
-// The end of a network: linear layers with ReLU between them, softmax cross-entropy, and the way back: three kernels.
+// The end of a network: linear layers with ReLU between them, softmax cross-entropy, and the backward pass: three
+// kernels.
 //
-// The first layer is wide: its sums are cut into slices, so that all multiprocessors have a part (`forward_parts`). All
-// that follows is little, and of one example alone: a block has an example, adds up its slices, and goes on to the loss
-// and back to the first layer's gradient (`examples`). What is left are products that nobody waits for: the weights'
-// gradients, and that of the input, all at once (`gradients`).
+// The first layer is wide: its sums are split-K, in slices, so that all multiprocessors have a part (`forward_parts`).
+// All that follows is little, and of one example alone: a block has an example, adds up its slices, and goes on to the
+// loss and back to the first layer's gradient (`examples`). What is left are products that nobody waits for: the
+// weights' gradients, and that of the input, all at once (`gradients`).
 //
-// Tiles of 64 x 64 by mma.sync. With three PRODUCTS a number is the sum of two TF32 numbers, and products of the small
+// Tiles of 64 x 64 by mma.sync. With three PRODUCTS a float32 is the sum of two TF32 values, and products of the small
 // parts come first; each step's sums are added to the totals by ordinary additions, which round: see conv_7_tf32x3.cu.
-// No two threads add to one number.
+// No two threads add to one element.
 
 #include "ptx.cuh"
 
@@ -21,7 +22,7 @@
 #define FEW 0  // whether there are at most eight slices, whose sums then come all at once
 #endif
 constexpr int TILE = 64, DEPTH = 32, THREADS = 256;  // of a block: two groups of warps, each with half of the depths
-constexpr int TALL = DEPTH + 4, WIDE = TILE + 8;     // numbers from row to row, so that no two lanes collide
+constexpr int TALL = DEPTH + 4, WIDE = TILE + 8;     // elements from row to row, so that no two lanes' banks do
 constexpr int NUMBERS = TILE * TALL;                 // of a tile, of either form
 static_assert(DEPTH * WIDE == NUMBERS, "both forms take as much");
 
@@ -57,7 +58,7 @@ struct Operand {
     static constexpr int ACROSS = TURNED ? TILE : DEPTH, PITCH = TURNED ? WIDE : TALL, PIECES = ACROSS / 4;
     static constexpr int EACH = TILE * DEPTH / 4 / THREADS, DOWN = THREADS / PIECES;  // pieces of a thread, apart
     const Matrix& m;
-    const float* from;  // this thread's first number
+    const float* from;  // this thread's first element
     int row, end_row, first, end, x, y;
     bool by_fours;
 
@@ -69,7 +70,7 @@ struct Operand {
         from = m.at + (TURNED ? (size_t)(first + y) * m.columns + row + x : (size_t)(row + y) * m.columns + first + x);
     }
 
-    // Copy tile `number`. Four numbers at a time, where all rows begin at a multiple of 16 bytes.
+    // Copy tile `number`. Four elements at a time, where all rows begin at a multiple of 16 bytes.
     __device__ void load(float* to, int number) const
     {
         const int depth = number * DEPTH, left = end - first - depth;
@@ -98,19 +99,20 @@ struct Parts {
     Word high, low;
 };
 
-// Tensor cores cut a float32 off after 10 bits: a little more than x, cut off, is nearly x rounded. See implicit_tf32.cuh.
+// Tensor cores truncate a float32 to 10 bits: a little more than x, truncated, is nearly x rounded. See
+// implicit_tf32.cuh.
 __device__ Parts split(float x)
 {
     const Word high = __float_as_uint(x * 1.00034526698f) & ~0x1fffu;
     return {high, __float_as_uint(x - __uint_as_float(high))};
 }
 
-// What a lane holds of 32 rows of A and 32 columns of B, 8 depths each: high and low parts.
+// A lane's fragments of 32 rows of A and 32 columns of B, 8 depths each: high and low parts.
 struct Pieces {
     Word a[2][2][4], b[2][4][2];
 };
 
-// a, b: where this lane's numbers of the tiles begin. step: a multiple of 8 depths.
+// a, b: where this lane's elements of the tiles begin. step: a multiple of 8 depths.
 template <bool A_TURNED, bool B_TURNED>
 __device__ void fetch(Pieces& to, const float* a, const float* b, int step)
 {
@@ -157,7 +159,7 @@ __device__ int2 place(int i, int j, int l)
 }
 
 // Write a tile: the sums of both groups of warps. largest: null, or the bits of a magnitude, which become those of the
-// tile's largest number, if that is larger.
+// tile's largest element, if that is larger.
 __device__ void store(float (&totals)[2][4][4], float* to, int rows, int columns, int row, int column, Word* largest)
 {
     float* others = reinterpret_cast<float*>(shared_bytes);
@@ -181,7 +183,7 @@ __device__ void store(float (&totals)[2][4][4], float* to, int rows, int columns
 }
 
 // The tile (64, 64) of a product, from (row, column) on, of the depths from `first` to `end`. A (rows, depth), or
-// turned (depth, rows); B (depth, columns), or turned (columns, depth). Result: to (rows, columns).
+// TURNED, transposed, (depth, rows); B (depth, columns), or TURNED (columns, depth). Result: to (rows, columns).
 template <bool A_TURNED, bool B_TURNED>
 __device__ void tile(const Matrix& A, const Matrix& B, float* to, int rows, int columns, int row, int column, int first,
                      int end, Word* largest = nullptr)
@@ -243,7 +245,7 @@ __device__ float group_sum(float x)
     return x;
 }
 
-// Copy numbers to shared memory, 16 bytes at a time where that is possible. A commit of the copies is left to do.
+// Copy elements to shared memory, 16 bytes at a time where that is possible. A commit of the copies is left to do.
 __device__ void fetch(float* to, const float* from, int numbers)
 {
     if (numbers % 4 == 0 && (size_t)from % 16 == 0 && (size_t)to % 16 == 0) {
@@ -253,25 +255,66 @@ __device__ void fetch(float* to, const float* from, int numbers)
     }
 }
 
-// Shared: the activations of each layer but the last, partial sums, the gradients of two layers, and if they have room
-// there, `held`, the weights of all layers but the first: they come while the slices are added up.
+// Softmax cross-entropy of an example, and its gradient in the logits' place. By a warp.
+static __device__ __forceinline__ void softmax(const Network& net, const Layer& top, int row, const long long* labels,
+                                               float* dz, float* row_losses)
+{
+    const int label = labels[row];
+    const float right = dz[label];
+    float largest = dz[0], total = 0;
+    for (int j = 1; j < top.units; ++j) largest = fmaxf(largest, dz[j]);
+    for (int j = threadIdx.x; j < top.units; j += 32) total += expf(dz[j] - largest);
+    for (int distance = 16; distance > 0; distance /= 2) total += __shfl_xor_sync(~0u, total, distance);
+    const float scale = 1 / (total * net.n);
+    __syncwarp();
+    for (int j = threadIdx.x; j < top.units; j += 32) {
+        dz[j] = expf(dz[j] - largest) * scale - (j == label ? 1.0f / net.n : 0.0f);
+        top.dz[(size_t)row * top.units + j] = dz[j];
+    }
+    if (threadIdx.x == 0) row_losses[row] = logf(total) - (right - largest);
+}
+
+// dz_before, the gradient before the ReLU in front of a layer, from dz, that after the layer. before: what the ReLU
+// returned.
+static __device__ __forceinline__ void backward(const Network& net, int l, int row, const float* W, const float* before,
+                                                const float* dz, float* dz_before)
+{
+    const Layer& layer = net.layers[l];
+    const int lanes = layer.units <= 16 ? 1 : 16, lane = threadIdx.x % lanes;  // of an input
+    #pragma unroll 2
+    for (int first = 0; first < layer.inputs; first += THREADS / lanes) {
+        const int k = first + threadIdx.x / lanes;
+        float sum = 0;
+        #pragma unroll 8
+        for (int j = lane; j < layer.units && k < layer.inputs; j += lanes) sum += dz[j] * W[k * layer.units + j];
+        if (lanes > 1) sum = group_sum(sum);
+        if (lane == 0 && k < layer.inputs) {
+            dz_before[k] = before[k] > 0 ? sum : 0;
+            net.layers[l - 1].dz[(size_t)row * layer.inputs + k] = dz_before[k];
+        }
+    }
+    __syncthreads();
+}
+
+// In shared memory: the activations of each layer but the last, partial sums, the gradients of two layers, and if they
+// fit, the weights of all layers but the first, which are `resident`: they come while the slices are added up.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
 void examples(const __grid_constant__ Network net, const float* parts, int slices, const long long* labels,
-              float* row_losses, int widest, int held, Word* largest_of_dx)
+              float* row_losses, int widest, int resident, Word* largest_of_dx)
 {
     if (largest_of_dx && blockIdx.x == 0 && threadIdx.x == 0) *largest_of_dx = 0;  // before `gradients` looks for it
     float* activations = reinterpret_cast<float*>(shared_bytes);
     float *partial = activations + (MOST - 1) * widest, *dz = partial + max(THREADS, widest), *dz_before = dz + widest;
     const int row = blockIdx.x, last = net.count - 1;
     float *weights = dz_before + widest, *end = weights;
-    for (int l = 1; l <= last && held; ++l) {
+    for (int l = 1; l <= last && resident; ++l) {
         const int numbers = net.layers[l].inputs * net.layers[l].units;
         fetch(end, net.layers[l].W, numbers);
         end += numbers;
     }
     for (int l = 0; l <= last; ++l) {
         const Layer& layer = net.layers[l];
-        const float* W = held ? weights : layer.W;
+        const float* W = resident ? weights : layer.W;
         const int units = layer.units, groups = l ? max(1, THREADS / units) : 1;
         float* here = l == last ? dz : activations + l * widest;
         const float* before = activations + (l - 1) * widest;
@@ -304,42 +347,13 @@ void examples(const __grid_constant__ Network net, const float* parts, int slice
         }
         __syncthreads();
     }
-    const Layer& top = net.layers[last];
-    if (threadIdx.x < 32) {  // the softmax
-        const int label = labels[row];
-        const float right = dz[label];
-        float largest = dz[0], total = 0;
-        for (int j = 1; j < top.units; ++j) largest = fmaxf(largest, dz[j]);
-        for (int j = threadIdx.x; j < top.units; j += 32) total += expf(dz[j] - largest);
-        for (int distance = 16; distance > 0; distance /= 2) total += __shfl_xor_sync(~0u, total, distance);
-        const float scale = 1 / (total * net.n);
-        __syncwarp();
-        for (int j = threadIdx.x; j < top.units; j += 32) {
-            dz[j] = expf(dz[j] - largest) * scale - (j == label ? 1.0f / net.n : 0.0f);
-            top.dz[(size_t)row * top.units + j] = dz[j];
-        }
-        if (threadIdx.x == 0) row_losses[row] = logf(total) - (right - largest);
-    }
+    if (threadIdx.x < 32) softmax(net, net.layers[last], row, labels, dz, row_losses);
     __syncthreads();
     for (int l = last; l > 0; --l) {
         const Layer& layer = net.layers[l];
         const float* before = activations + (l - 1) * widest;
-        const float* W = held ? weights -= layer.inputs * layer.units : layer.W;
-        const int lanes = layer.units <= 16 ? 1 : 16, lane = threadIdx.x % lanes;  // of a number
-        #pragma unroll 2
-        for (int first = 0; first < layer.inputs; first += THREADS / lanes) {
-            const int k = first + threadIdx.x / lanes;
-            float sum = 0;
-            #pragma unroll 8
-            for (int j = lane; j < layer.units && k < layer.inputs; j += lanes)
-                sum += dz[j] * W[k * layer.units + j];
-            if (lanes > 1) sum = group_sum(sum);
-            if (lane == 0 && k < layer.inputs) {
-                dz_before[k] = before[k] > 0 ? sum : 0;
-                net.layers[l - 1].dz[(size_t)row * layer.inputs + k] = dz_before[k];
-            }
-        }
-        __syncthreads();
+        const float* W = resident ? weights -= layer.inputs * layer.units : layer.W;
+        backward(net, l, row, W, before, dz, dz_before);
         float* other = dz;
         dz = dz_before, dz_before = other;
     }

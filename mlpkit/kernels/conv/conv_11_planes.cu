@@ -3,25 +3,26 @@
 // needs sm_90a
 //
 // y = W x as a product: 64 output channels times all windows of some rows. For each tap, and 16 channels, wgmma takes
-// the filters' 64 x 16 numbers and the pixels of WIDTH windows: those lie side by side (see planes.cuh), 16 bytes after
-// those of the tap before. No number of the image is copied twice, and no index is computed but where the tile is
-// loaded.
+// the filters' 64 x 16 elements and the pixels of WIDTH windows: those lie side by side (see planes.cuh), 16 bytes
+// after those of the tap before. No element of the image is copied twice, and no index is computed but where the tile
+// is loaded.
 //
 // What it costs: between two rows lie the padding's pieces, and windows that begin there are computed and thrown away:
 // 2 of 13 with 11 windows in a row of 13 pixels, 1 of 29 with a padding of 1 on 28 pixels.
 //
-// Blocks stay on their multiprocessor and take one tile after the other. They have three roles: a warp asks for images,
-// one asks for filters, a tap at a time, and warpgroups multiply, each a tile of its own or 64 output channels of its
-// own. So the next tile is on its way while this one is multiplied. Where all filters of a block fit, they come once
-// and stay (RESIDENT).
+// Blocks stay on their multiprocessor and take one tile after the other. Their warps are specialized: a producer warp
+// asks for images, another for filters, a tap at a time, both by TMA, and consumer warpgroups multiply, each a tile of
+// its own or 64 output channels of its own. So the next tile is on its way while this one is multiplied: images are
+// double-buffered, and the filters' ring has SLOTS stages. Where all filters of a block fit, they come once and stay
+// (RESIDENT).
 //
-// The input gradient is the same product: dy and filters turned by 180 degrees; for a stride of 2, four times, each
+// The input gradient is the same product: dy and filters rotated by 180 degrees; for a stride of 2, four times, each
 // with the taps that hit the pixels of one phase.
 //
-// What follows the convolution may be done here (FOLLOWED): bias, pool and ReLU. The four sums of a pool's window lie
-// in registers of different lanes, so they go through shared memory, eight channels at a time.
+// What follows the convolution may be done in the epilogue (FOLLOWED): bias, pool and ReLU. The four sums of a pool's
+// window lie in registers of different lanes, so they go through shared memory, eight channels at a time.
 //
-// A product has 64 rows. Where there are at most 32 filters, of which float32 has two halves, both may be in it
+// A product has 64 rows. Where there are at most 32 filters, of which float32 has two fp16 parts, both may be in it
 // (STACKED): two products take the place of three, and rows are added up in the end.
 
 #include "planes.cuh"
@@ -62,7 +63,7 @@
 #endif
 
 #ifndef STACKED
-#define STACKED 0  // whether 64 rows are both halves of 32 filters
+#define STACKED 0  // whether 64 rows are both fp16 parts of 32 filters
 #endif
 
 constexpr int MULTIPLIERS = TILES * HEIGHTS, THREADS = 128 * MULTIPLIERS + 64;  // warpgroups, threads
@@ -70,7 +71,7 @@ constexpr int FILTER_PIECES = GROUPS * 64;  // of 64 output channels, a tap, CHU
 constexpr int FILTER_PARTS = STACKED ? 1 : PARTS;
 constexpr int FIRST_PRODUCT = STACKED ? 1 : PARTS == 2 ? 0 : 2;  // low times high, high times low, high times high
 
-static_assert(!STACKED || (PARTS == 2 && HEIGHTS == 1), "halves of the same filters");
+static_assert(!STACKED || (PARTS == 2 && HEIGHTS == 1), "both parts of the same filters");
 
 struct Barriers {
     Word64 full_image[2], empty_image[2], full[SLOTS], empty[SLOTS];
@@ -94,7 +95,7 @@ struct Place {
     }
 };
 
-// Sums leave as they are stored: 8 lanes have the same window and 8 output channels, in two planes or one.
+// Sums leave as they are stored: 8 lanes have the same window and 8 output channels, in two blocks of channels or one.
 inline void store(const Problem& p, void* to, int tile, int channel, const float (&sums)[WIDTH / 2], float unscale)
 {
     int image = tile / p.bands, first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32, row_of_8 = lane / 4;
@@ -140,12 +141,12 @@ constexpr int LINE = WIDTH + (40 - WIDTH % 32) % 32;  // of a channel's sums: fo
 struct Following {
     const float* bias;
     Kept* kept;
-    const void* added;  // with ADD, an operand; and the scale of its halves
+    const void* added;  // with ADD, an operand; and the scale of its fp16 parts
     const Scale* of_added;
     Sizes sizes;
 };
 
-// room: of the warp, eight lines.
+// room: a buffer of the warp, eight lines.
 inline void store(const Problem& p, const Following& f, void* to, int tile, int channel, const float (&sums)[WIDTH / 2],
                   float unscale, float* room)
 {
@@ -272,28 +273,38 @@ inline void add_to_first(const Problem& p, const First& f, int tile, int channel
 }
 #endif
 
-extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
-void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ Problem p, const void* filters,
-              void* to, const Scale* of_images, const Scale* of_filters
-#if FOLLOWED
-              , const __grid_constant__ Following following
-#endif
 #if FIRST
-              , const __grid_constant__ First before
+using After = First;
+#elif FOLLOWED
+using After = Following;
+#else
+struct After {};
 #endif
-)
-{
-    extern __shared__ __align__(128) unsigned char shared_bytes[];
-    __shared__ Barriers barriers;
-    __shared__ float unscale;
-    int taps = p.taps_y * p.taps_x, chunks = p.channels / CHUNK, stages = chunks * taps;
-    int heights = (p.to_channels + 64 * HEIGHTS - 1) / (64 * HEIGHTS);
-    int items = (p.images * p.bands + TILES - 1) / TILES * heights;  // of which a block takes each gridDim.x-th
-    int buffers = chunks > 1 || items > gridDim.x ? 2 : 1;
-    int plane = PHASES * p.pieces, tile_pieces = PARTS * GROUPS * plane;
-    Piece* image_ring = reinterpret_cast<Piece*>(shared_bytes);
-    Piece* filter_ring = image_ring + buffers * TILES * tile_pieces;
 
+// What all warps know: how the launch's work is divided, and where the two rings lie in shared memory. It is given by
+// value, so that its members are registers.
+struct Work {
+    int taps, chunks, stages;  // a stage of the filters' ring is a tap of CHUNK channels
+    int heights, items;        // of which a block takes each gridDim.x-th: tiles times groups of output channels
+    int buffers, plane, tile_pieces;
+    Piece *image_ring, *filter_ring;
+
+    __device__ Work(const Problem& p, unsigned char* shared_bytes)
+    {
+        taps = p.taps_y * p.taps_x, chunks = p.channels / CHUNK, stages = chunks * taps;
+        heights = (p.to_channels + 64 * HEIGHTS - 1) / (64 * HEIGHTS);
+        items = (p.images * p.bands + TILES - 1) / TILES * heights;
+        buffers = chunks > 1 || items > gridDim.x ? 2 : 1;  // double buffering
+        plane = PHASES * p.pieces, tile_pieces = PARTS * GROUPS * plane;
+        image_ring = reinterpret_cast<Piece*>(shared_bytes);
+        filter_ring = image_ring + buffers * TILES * tile_pieces;
+    }
+};
+
+// The prologue: the barriers, before anybody uses one. A full slot waits for one arrival and its bytes, an empty one for
+// an arrival of each consumer warp. By the block.
+static __device__ __forceinline__ void set_up(Barriers& barriers)
+{
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; ++i)
             mbarrier_init<1>(&barriers.full_image[i]), mbarrier_init<4 * MULTIPLIERS>(&barriers.empty_image[i]);
@@ -302,151 +313,233 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
         fence_proxy_async();
     }
     __syncthreads();
+}
+
+// The producer warp of the images: CHUNK channels of a block's tiles at a time, by TMA.
+static __device__ __forceinline__ void produce_images(const Problem& p, const TensorMap* images, const Work work,
+                                                      Barriers& barriers, int lane)
+{
+    int buffer = 0, round = 0;
+    for (int item = blockIdx.x; item < work.items; item += gridDim.x)
+        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+            wait(&barriers.empty_image[buffer], ~round & 1);
+            if (lane == 0)
+                mbarrier_arrive_expect_tx(&barriers.full_image[buffer],
+                                          TILES * PARTS * GROUPS * PHASES * p.box * sizeof(Piece));
+            __syncwarp();
+            for (int tile = 0; tile < TILES; ++tile)
+                load_images(p, images, item / work.heights * TILES + tile, chunk * CHUNK,
+                            work.image_ring + (buffer * TILES + tile) * work.tile_pieces, &barriers.full_image[buffer]);
+            if (++buffer == work.buffers) buffer = 0, ++round;
+        }
+}
+
+// The producer warp of the filters: a stage at a time; where they are RESIDENT, each stage once. It also says what
+// scaled sums are to be multiplied by.
+static __device__ __forceinline__ void produce_filters(const Work work, const void* filters, const Scale* of_images,
+                                                       const Scale* of_filters, Barriers& barriers, int lane,
+                                                       float& unscale)
+{
+    int slot = 0, round = 0;
+    for (int item = blockIdx.x; item < (RESIDENT ? blockIdx.x + 1 : work.items); item += gridDim.x)
+        for (int stage = 0; stage < work.stages; ++stage) {
+            wait(&barriers.empty[slot], ~round & 1);
+            // There before the last tap is, so it holds up none of the first ones; once, as others read it then.
+            if (stage == work.stages - 1 && item == blockIdx.x) {
+#if OVERLAPS
+                if (SCALED) griddepcontrol_wait();  // the images' scale is not
+#endif
+                float factor = SCALED ? unscale_of(of_images, of_filters) : 1;
+                if (lane == 0) unscale = factor;
+            }
+            if (lane == 0)
+                mbarrier_arrive_expect_tx(&barriers.full[slot],
+                                          HEIGHTS * FILTER_PARTS * FILTER_PIECES * sizeof(Piece));
+            __syncwarp();
+            if (lane < HEIGHTS) {
+                size_t from = (size_t)(item % work.heights * HEIGHTS + lane) * work.stages + stage;
+                cp_async_bulk(work.filter_ring + (slot * HEIGHTS + lane) * FILTER_PARTS * FILTER_PIECES,
+                              static_cast<const Piece*>(filters) + from * FILTER_PARTS * FILTER_PIECES,
+                              FILTER_PARTS * FILTER_PIECES * sizeof(Piece), &barriers.full[slot]);
+            }
+            if (++slot == SLOTS) slot = 0, ++round;
+        }
+}
+
+// Issue one stage's products: they are in the accumulators only after a `wgmma_wait_group`. pixels, filter: addresses
+// in shared memory. plane: pieces from one block of channels to the next.
+static __device__ __forceinline__ void multiply(float (&sums)[WIDTH / 2], Word pixels, Word filter, int plane)
+{
+    wgmma_fence();
+    #pragma unroll
+    for (int product = FIRST_PRODUCT; product < 3; ++product)
+        #pragma unroll
+        for (int k = 0; k < GROUPS; k += 2) {
+            Word a = filter + ((product == 0) * GROUPS + k) * 64 * 16;
+            Word b = pixels + ((product == 1) * GROUPS + k) * plane * 16;
+            Word64 filters_at = descriptor(a, 64 * 16, 128), pixels_at = descriptor(b, plane * 16, 128);
+            if (PROMOTE && k == 0 && product == FIRST_PRODUCT)
+                wgmma<KIND, false, WIDTH, true>(sums, filters_at, pixels_at);
+            else wgmma<KIND, false, WIDTH>(sums, filters_at, pixels_at);
+        }
+    wgmma_commit_group();
+}
+
+// With STACKED, rows of low parts join those of high ones: the upper two warps of a warpgroup hand their accumulators
+// to the lower two, through shared memory. Whether this warp has any left.
+static __device__ __forceinline__ bool join_parts(float (&sums)[WIDTH / 2], float* buffer, int warp, int lane)
+{
+    float* theirs = buffer + (warp / 4 * 2 + warp % 2) * (WIDTH / 2 * 32) + lane;
+    #pragma unroll
+    for (int i = 0; i < WIDTH / 2; ++i)
+        if (warp % 4 >= 2) theirs[i * 32] = sums[i];
+    bar_sync<128>(1 + warp / 4);
+    #pragma unroll
+    for (int i = 0; i < WIDTH / 2; ++i)
+        if (warp % 4 < 2) sums[i] += theirs[i * 32];
+    bar_sync<128>(1 + warp / 4);  // they are read
+    return warp % 4 < 2;
+}
+
+#if FIRST
+// What a warp of consumers has in shared memory for the first convolution's gradient: see first_sums.cuh.
+struct FirstBuffers {
+    float *lines, *of_group, *totals;
+
+    __device__ FirstBuffers(const Work work, int warp, int lane)
+    {
+        lines = reinterpret_cast<float*>(work.filter_ring + SLOTS * FILTER_PARTS * FILTER_PIECES) + warp * 8 * LINE;
+        of_group = lines + (4 * MULTIPLIERS - warp) * 8 * LINE + warp / 4 * FIRST_ROOM;
+        totals = first_totals(of_group, warp % 4 * 16);
+        for (int i = lane; i < 16 * FIRST_EACH; i += 32) totals[i] = 0;
+        __syncwarp();
+    }
+
+    // What all tiles have added up leaves once, in the end.
+    __device__ void leave(const First& before, int warp, int lane) const
+    {
+        __syncwarp();
+        int tile = warp / 4 % TILES, rows = FIRST_ROWS == 64 ? 16 : min(16, FIRST_ROWS - warp % 4 * 16);
+        float* to = before.sums + ((blockIdx.x * TILES + tile) * FIRST_ROWS + warp % 4 * 16) * FIRST_EACH;
+        for (int i = lane; i < rows * FIRST_EACH; i += 32) to[i] = totals[i];
+    }
+};
+#else
+struct FirstBuffers {
+    __device__ FirstBuffers(const Work, int, int) {}
+};
+#endif
+
+// The epilogue of an item: its accumulators leave, as this file's macros say.
+static __device__ __forceinline__ void epilogue(const Problem& p, const Work work, int warp, int lane, int item,
+                                                float (&sums)[WIDTH / 2], const float& unscale, void* to,
+                                                const After& after, const FirstBuffers& first)
+{
+    int group = warp / 4, tile = group % TILES, height = group / TILES;
+    int channel = (item % work.heights * HEIGHTS + height) * 64 + threadIdx.x / 32 % 4 * 16;
+    float* buffer = reinterpret_cast<float*>(work.filter_ring + SLOTS * HEIGHTS * FILTER_PARTS * FILTER_PIECES);
+    if constexpr (STACKED) {
+        if (!join_parts(sums, buffer, warp, lane)) return;
+        buffer += TILES * 2 * (WIDTH / 2 * 32);
+    }
+#if FIRST
+    cp_async_wait_all();
+    bar_sync<128>(1 + group);  // all of the image is there
+    if ((item * TILES + tile) / p.bands < p.images)
+        add_to_first(p, after, item * TILES + tile, channel, sums, unscale, first.of_group, first.lines);
+    bar_sync<128>(1 + group);  // and is read
+#elif FORGETS
+    store_at_once(p, after, to, item / work.heights * TILES + tile, channel, sums);
+#elif FOLLOWED
+    store(p, after, to, item / work.heights * TILES + tile, channel, sums, unscale, buffer + warp * 8 * LINE);
+#else
+    store(p, to, item / work.heights * TILES + tile, channel, sums, unscale);
+#endif
+}
+
+// A consumer warpgroup: for each item the main loop over the stages, and the epilogue.
+static __device__ __forceinline__ void consume(const Problem& p, const Work work, Barriers& barriers, int warp,
+                                               int lane, const float& unscale, void* to, const After& after)
+{
+    int group = warp / 4, tile = group % TILES, height = group / TILES;
+    int slot = 0, round = 0, last = 0, buffer = 0, image_round = 0;
+    FirstBuffers first(work, warp, lane);
+    for (int item = blockIdx.x; item < work.items; item += gridDim.x) {
+#if FIRST
+        int image_of_first = (item * TILES + tile) / p.bands;
+        if (image_of_first < p.images) ask_for_first(after, image_of_first, first.of_group);
+#endif
+        float sums[WIDTH / 2] = {};  // the accumulators
+        in_registers(sums);
+        float total[PROMOTE ? WIDTH / 2 : 1] = {};
+        int tap_y = 0, tap_x = 0;
+        Word image = 0;
+        for (int stage = 0; stage < work.stages; ++stage) {
+            bool new_chunk = tap_y == 0 && tap_x == 0;
+            if (new_chunk) {
+                if (stage > 0 && ++buffer == work.buffers) buffer = 0, ++image_round;
+                image = shared_address(work.image_ring + (buffer * TILES + tile) * work.tile_pieces);
+                wait(&barriers.full_image[buffer], image_round & 1);
+            }
+            Word pixels = image + shift(p, tap_y, tap_x) * 16;
+            Word filter = shared_address(work.filter_ring + (slot * HEIGHTS + height) * FILTER_PARTS * FILTER_PIECES);
+            wait(&barriers.full[slot], round & 1);
+            multiply(sums, pixels, filter, work.plane);
+            if constexpr (PROMOTE) {
+                wgmma_wait_group<0>();
+                #pragma unroll
+                for (int i = 0; i < WIDTH / 2; ++i) total[i] += sums[i];
+                last = slot;
+            } else {
+                wgmma_wait_group<1>();  // the tap before is done: its slot may be filled again
+            }
+            if (!RESIDENT && lane == 0 && (PROMOTE || stage > 0)) mbarrier_arrive(&barriers.empty[last]);
+            if (lane == 0 && new_chunk && stage > 0)
+                mbarrier_arrive(&barriers.empty_image[(buffer + 1) % work.buffers]);
+            last = slot;
+            if (++slot == SLOTS) slot = 0, round += !RESIDENT;
+            if (++tap_x == p.taps_x) tap_x = 0, ++tap_y;
+            if (tap_y == p.taps_y) tap_y = 0;
+        }
+        wgmma_wait_group<0>();
+        if (!RESIDENT && !PROMOTE && lane == 0) mbarrier_arrive(&barriers.empty[last]);
+        if (lane == 0) mbarrier_arrive(&barriers.empty_image[buffer]);
+        if (++buffer == work.buffers) buffer = 0, ++image_round;
+        if constexpr (PROMOTE) {
+            #pragma unroll
+            for (int i = 0; i < WIDTH / 2; ++i) sums[i] = total[i];
+        }
+        epilogue(p, work, warp, lane, item, sums, unscale, to, after, first);
+    }
+#if FIRST
+    first.leave(after, warp, lane);
+#endif
+}
+
+// Warp specialization: MULTIPLIERS consumer warpgroups, then the two producer warps.
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
+void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ Problem p, const void* filters,
+              void* to, const Scale* of_images, const Scale* of_filters
+#if FIRST || FOLLOWED
+              , const __grid_constant__ After after
+#endif
+)
+{
+    extern __shared__ __align__(128) unsigned char shared_bytes[];
+    __shared__ Barriers barriers;
+    __shared__ float unscale;
+#if !FIRST && !FOLLOWED
+    After after;
+#endif
+    Work work(p, shared_bytes);
+    set_up(barriers);
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
 #if OVERLAPS
     griddepcontrol_launch_dependents();
     if (warp != 4 * MULTIPLIERS + 1) griddepcontrol_wait();  // filters are there, and need not wait
 #endif
-
-    if (warp == 4 * MULTIPLIERS) {  // the images
-        int buffer = 0, round = 0;
-        for (int item = blockIdx.x; item < items; item += gridDim.x)
-            for (int chunk = 0; chunk < chunks; ++chunk) {
-                wait(&barriers.empty_image[buffer], ~round & 1);
-                if (lane == 0)
-                    mbarrier_arrive_expect_tx(&barriers.full_image[buffer],
-                                              TILES * PARTS * GROUPS * PHASES * p.box * sizeof(Piece));
-                __syncwarp();
-                for (int tile = 0; tile < TILES; ++tile)
-                    load_images(p, &images, item / heights * TILES + tile, chunk * CHUNK,
-                                image_ring + (buffer * TILES + tile) * tile_pieces, &barriers.full_image[buffer]);
-                if (++buffer == buffers) buffer = 0, ++round;
-            }
-    } else if (warp == 4 * MULTIPLIERS + 1) {  // the filters
-        int slot = 0, round = 0;
-        for (int item = blockIdx.x; item < (RESIDENT ? blockIdx.x + 1 : items); item += gridDim.x)
-            for (int stage = 0; stage < stages; ++stage) {
-                wait(&barriers.empty[slot], ~round & 1);
-                // There before the last tap is, so it holds up none of the first ones; once, as others read it then.
-                if (stage == stages - 1 && item == blockIdx.x) {
-#if OVERLAPS
-                    if (SCALED) griddepcontrol_wait();  // the images' scale is not
-#endif
-                    float factor = SCALED ? unscale_of(of_images, of_filters) : 1;
-                    if (lane == 0) unscale = factor;
-                }
-                if (lane == 0)
-                    mbarrier_arrive_expect_tx(&barriers.full[slot],
-                                              HEIGHTS * FILTER_PARTS * FILTER_PIECES * sizeof(Piece));
-                __syncwarp();
-                if (lane < HEIGHTS) {
-                    size_t from = (size_t)(item % heights * HEIGHTS + lane) * stages + stage;
-                    cp_async_bulk(filter_ring + (slot * HEIGHTS + lane) * FILTER_PARTS * FILTER_PIECES,
-                                  static_cast<const Piece*>(filters) + from * FILTER_PARTS * FILTER_PIECES,
-                                  FILTER_PARTS * FILTER_PIECES * sizeof(Piece), &barriers.full[slot]);
-                }
-                if (++slot == SLOTS) slot = 0, ++round;
-            }
-    } else {  // the products
-        int group = warp / 4, tile = group % TILES, height = group / TILES;
-        int slot = 0, round = 0, last = 0, buffer = 0, image_round = 0;
-#if FIRST
-        float* lines = reinterpret_cast<float*>(filter_ring + SLOTS * FILTER_PARTS * FILTER_PIECES) + warp * 8 * LINE;
-        float* of_first = lines + (4 * MULTIPLIERS - warp) * 8 * LINE + group * FIRST_ROOM;
-        float* totals = first_totals(of_first, warp % 4 * 16);
-        for (int i = lane; i < 16 * FIRST_EACH; i += 32) totals[i] = 0;
-        __syncwarp();
-#endif
-        for (int item = blockIdx.x; item < items; item += gridDim.x) {
-#if FIRST
-            int image_of_first = (item * TILES + tile) / p.bands;
-            if (image_of_first < p.images) ask_for_first(before, image_of_first, of_first);
-#endif
-            float sums[WIDTH / 2] = {};
-            in_registers(sums);
-            float total[PROMOTE ? WIDTH / 2 : 1] = {};
-            int tap_y = 0, tap_x = 0;
-            Word image = 0;
-            for (int stage = 0; stage < stages; ++stage) {
-                bool new_chunk = tap_y == 0 && tap_x == 0;
-                if (new_chunk) {
-                    if (stage > 0 && ++buffer == buffers) buffer = 0, ++image_round;
-                    image = shared_address(image_ring + (buffer * TILES + tile) * tile_pieces);
-                    wait(&barriers.full_image[buffer], image_round & 1);
-                }
-                Word pixels = image + shift(p, tap_y, tap_x) * 16;
-                Word filter = shared_address(filter_ring + (slot * HEIGHTS + height) * FILTER_PARTS * FILTER_PIECES);
-                wait(&barriers.full[slot], round & 1);
-                wgmma_fence();
-                #pragma unroll
-                for (int product = FIRST_PRODUCT; product < 3; ++product)
-                    #pragma unroll
-                    for (int k = 0; k < GROUPS; k += 2) {
-                        Word a = filter + ((product == 0) * GROUPS + k) * 64 * 16;
-                        Word b = pixels + ((product == 1) * GROUPS + k) * plane * 16;
-                        Word64 filters_at = descriptor(a, 64 * 16, 128), pixels_at = descriptor(b, plane * 16, 128);
-                        if (PROMOTE && k == 0 && product == FIRST_PRODUCT)
-                            wgmma<KIND, false, WIDTH, true>(sums, filters_at, pixels_at);
-                        else wgmma<KIND, false, WIDTH>(sums, filters_at, pixels_at);
-                    }
-                wgmma_commit_group();
-                if constexpr (PROMOTE) {
-                    wgmma_wait_group<0>();
-                    #pragma unroll
-                    for (int i = 0; i < WIDTH / 2; ++i) total[i] += sums[i];
-                    last = slot;
-                } else {
-                    wgmma_wait_group<1>();  // the tap before is done: its slot may be filled again
-                }
-                if (!RESIDENT && lane == 0 && (PROMOTE || stage > 0)) mbarrier_arrive(&barriers.empty[last]);
-                if (lane == 0 && new_chunk && stage > 0) mbarrier_arrive(&barriers.empty_image[(buffer + 1) % buffers]);
-                last = slot;
-                if (++slot == SLOTS) slot = 0, round += !RESIDENT;
-                if (++tap_x == p.taps_x) tap_x = 0, ++tap_y;
-                if (tap_y == p.taps_y) tap_y = 0;
-            }
-            wgmma_wait_group<0>();
-            if (!RESIDENT && !PROMOTE && lane == 0) mbarrier_arrive(&barriers.empty[last]);
-            if (lane == 0) mbarrier_arrive(&barriers.empty_image[buffer]);
-            if (++buffer == buffers) buffer = 0, ++image_round;
-            if constexpr (PROMOTE) {
-                #pragma unroll
-                for (int i = 0; i < WIDTH / 2; ++i) sums[i] = total[i];
-            }
-            int channel = (item % heights * HEIGHTS + height) * 64 + threadIdx.x / 32 % 4 * 16;
-            float* room = reinterpret_cast<float*>(filter_ring + SLOTS * HEIGHTS * FILTER_PARTS * FILTER_PIECES);
-            if constexpr (STACKED) {  // rows of second halves join those of first ones
-                float* theirs = room + (group * 2 + warp % 2) * (WIDTH / 2 * 32) + lane;
-                room += TILES * 2 * (WIDTH / 2 * 32);
-                #pragma unroll
-                for (int i = 0; i < WIDTH / 2; ++i)
-                    if (warp % 4 >= 2) theirs[i * 32] = sums[i];
-                bar_sync<128>(1 + group);
-                #pragma unroll
-                for (int i = 0; i < WIDTH / 2; ++i)
-                    if (warp % 4 < 2) sums[i] += theirs[i * 32];
-                bar_sync<128>(1 + group);  // they are read
-                if (warp % 4 >= 2) continue;
-            }
-#if FIRST
-            cp_async_wait_all();
-            bar_sync<128>(1 + group);  // all of the image is there
-            if (image_of_first < p.images)
-                add_to_first(p, before, item * TILES + tile, channel, sums, unscale, of_first, lines);
-            bar_sync<128>(1 + group);  // and is read
-#elif FORGETS
-            store_at_once(p, following, to, item / heights * TILES + tile, channel, sums);
-#elif FOLLOWED
-            store(p, following, to, item / heights * TILES + tile, channel, sums, unscale, room + warp * 8 * LINE);
-#else
-            store(p, to, item / heights * TILES + tile, channel, sums, unscale);
-#endif
-        }
-#if FIRST
-        __syncwarp();
-        float* sums_of_first = before.sums + ((blockIdx.x * TILES + tile) * FIRST_ROWS + warp % 4 * 16) * FIRST_EACH;
-        int rows = FIRST_ROWS == 64 ? 16 : min(16, FIRST_ROWS - warp % 4 * 16);
-        for (int i = lane; i < rows * FIRST_EACH; i += 32) sums_of_first[i] = totals[i];
-#endif
-    }
+    if (warp == 4 * MULTIPLIERS) produce_images(p, &images, work, barriers, lane);
+    else if (warp == 4 * MULTIPLIERS + 1)
+        produce_filters(work, filters, of_images, of_filters, barriers, lane, unscale);
+    else consume(p, work, barriers, warp, lane, unscale, to, after);
 }

@@ -1,19 +1,21 @@
-// The weight gradient on planes: the sum runs over windows, and a tap is an address again.
+// The weight gradient in the channel-blocked layout: the sum runs over windows, and a tap is an address again.
 //
 // needs sm_90a
 //
 // dW = dy x as a product for each tap: 64 output channels times CHUNK channels, summed over windows. Both lie with
-// neighbours in the channels, not in the windows that the sum runs over. Numbers of 16 bits are turned on the way: x by
-// wgmma, and dy, which all taps want, once, into registers. For TF32 there is no such way. Windows that begin between the rows have a dy of zero.
+// neighbours in the channels, not in the windows that the sum runs over. Elements of 16 bits are transposed on the way:
+// x by wgmma, and dy, which all taps want, once, into registers. For TF32 there is no such way. Windows that begin
+// between the rows have a dy of zero.
 //
-// Planes lie an odd number of pieces apart: wgmma turns eight of them at a time, and reads from eight banks of 16 bytes
-// only then. The copy engine wants to write at multiples of 128 bytes, so threads copy here.
+// Blocks of channels lie an odd number of pieces apart: wgmma transposes eight of them at a time, and reads from eight
+// banks of 16 bytes only then. TMA wants to write at multiples of 128 bytes, so threads copy here, by cp.async: a
+// warpgroup of producers.
 //
-// Three warpgroups multiply, and each has TAPS taps: their sums stay in its registers, 96 of each thread with 3 taps
-// and 64 channels, while bands of rows come and go in a ring. A block has some of the bands. What the blocks of a
-// cluster have summed they add in their shared memories, each a part of it; that goes to memory, and a second kernel
-// adds what the clusters have. All of this in the order of their numbers: the sum is the same every time. Where most of
-// these sums are of no tap, filter or channel, the others leave without them (PACKED).
+// Three consumer warpgroups multiply, and each has TAPS taps: their accumulators stay in registers, 96 of each thread
+// with 3 taps and 64 channels, while bands of rows come and go in a ring. A block has some of the bands. What the
+// blocks of a cluster have summed they add in their shared memories, each CTA a part of it; that goes to memory, and a
+// second kernel adds what the clusters have. All of this in the order of their numbers: the sum is the same every time.
+// Where most of these sums are of no tap, filter or channel, the others leave without them (PACKED).
 
 #include "planes.cuh"
 
@@ -34,15 +36,15 @@ constexpr int MULTIPLIERS = 3, LOADERS = 128, THREADS = 128 * MULTIPLIERS + LOAD
 constexpr int SUMS = TAPS * CHUNK / 2;             // of a thread
 constexpr int NUMBERS = SUMS * 128 * MULTIPLIERS;  // of a block
 
-static_assert(MODE != 1, "wgmma turns numbers of 16 bits only");
+static_assert(MODE != 1, "wgmma transposes elements of 16 bits only");
 
 struct Barriers {
     Word64 full[SLOTS], empty[SLOTS];
 };
 
-// Copy `pieces` pieces of some planes that lie `area` apart, and of their second halves, `part` pieces further on; in
-// shared memory planes are `plane` apart, the second halves behind the first. where(n): which pixel piece n is; less
-// than 0, a zero.
+// Copy `pieces` pieces of some planes, blocks of channels, that lie `area` apart, and of their low fp16 parts, `part`
+// pieces further on; in shared memory planes are `plane` apart, the low parts behind the high ones. where(n): which
+// pixel piece n is; less than 0, a zero.
 template <typename Where>
 inline void load_planes(const Piece* from, size_t area, size_t part, int planes, int pieces, Piece* to, int plane,
                         int part_pieces, int thread, Where where)
@@ -74,8 +76,8 @@ inline int packed_sums(const Problem& p, const Division& d)
     return p.taps_y * p.taps_x * d.channels * stored_channels(p);
 }
 
-// Where four sums go that are PACKED, number `four` of a tile's, which are of every other one of eight channels: by tap,
-// eight channels, even or odd ones, filter. Less than 0: nowhere.
+// Where four sums go that are PACKED, number `four` of a tile's, which are of every other one of eight channels: by
+// tap, eight channels, even or odd ones, filter. Less than 0: nowhere.
 inline int packed_place(const Problem& p, const Division& d, int height, int width, int tap_group, int four)
 {
     int thread = 4 * four % (128 * MULTIPLIERS), sum = 4 * four / (128 * MULTIPLIERS), i = sum % (CHUNK / 2);
@@ -86,109 +88,118 @@ inline int packed_place(const Problem& p, const Division& d, int height, int wid
     return ((tap * groups + group) * 2 + i % 2) * d.channels + filter;
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER)
-void multiply(const __grid_constant__ Problem p, const __grid_constant__ Division d, const Piece* images,
-              const Piece* dy, float* partial)
+// ---- The kernel: three consumer warpgroups, and then a warpgroup of producers ----
+
+// What all warps know: which part of the work their block has, and how large the ring's stages are. It is given by
+// value, so that its members are registers.
+struct Work {
+    int tile, slice, height, width, tap_group;
+    int plane, bands, image_pieces, slot_pieces;
+
+    __device__ Work(const Problem& p, const Division& d)
+    {
+        tile = blockIdx.x / d.slices, slice = blockIdx.x % d.slices;
+        height = tile % d.heights, width = tile / d.heights % d.widths, tap_group = tile / (d.heights * d.widths);
+        plane = PHASES * p.pieces | 1, bands = p.images * p.bands;
+        image_pieces = PARTS * GROUPS * plane, slot_pieces = image_pieces + PARTS * 8 * d.plane;
+    }
+};
+
+// The producers: a band of rows of x and of dy into each slot of the ring.
+static __device__ __forceinline__ void produce(const Problem& p, const Division& d, const Piece* images,
+                                               const Piece* dy, const Work work, Piece* ring, Barriers& barriers)
 {
-    extern __shared__ __align__(128) unsigned char shared_bytes[];
-    __shared__ Barriers barriers;
-    int tile = blockIdx.x / d.slices, slice = blockIdx.x % d.slices;
-    int height = tile % d.heights, width = tile / d.heights % d.widths, tap_group = tile / (d.heights * d.widths);
-    int plane = PHASES * p.pieces | 1, bands = p.images * p.bands;
-    int image_pieces = PARTS * GROUPS * plane, slot_pieces = image_pieces + PARTS * 8 * d.plane;
-    Piece* ring = reinterpret_cast<Piece*>(shared_bytes);
-
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < SLOTS; ++i)
-            mbarrier_init<LOADERS>(&barriers.full[i]), mbarrier_init<4 * MULTIPLIERS>(&barriers.empty[i]);
-        fence_proxy_async();
+    int slot = 0, round = 0, thread = threadIdx.x - 128 * MULTIPLIERS;
+    size_t area = (size_t)p.height * p.width, windows = (size_t)p.windows_y * p.windows_x;
+    for (int band = work.slice; band < work.bands; band += d.slices) {
+        int image = band / p.bands, first_row = band % p.bands * p.rows;
+        Piece* to = ring + slot * work.slot_pieces;
+        wait(&barriers.empty[slot], ~round & 1);
+        load_planes(images + (size_t)(image * stored_channels(p) + work.width * CHUNK) / 8 * area, area,
+                    (size_t)p.images * stored_channels(p) / 8 * area, GROUPS - (LACKS && work.width == d.widths - 1),
+                    PHASES * p.pieces, to, work.plane, GROUPS * work.plane, thread, [&](int n) {
+                        int phase = n / p.pieces, row = divided_by_pitch(p, n - phase * p.pieces);
+                        int column = n - phase * p.pieces - row * p.pitch;
+                        int y = (first_row + row) * STRIDE + phase / STRIDE - p.pad_y;
+                        int x = column * STRIDE + phase % STRIDE - p.pad_x;
+                        return y >= 0 && y < p.height && x >= 0 && x < p.width ? y * p.width + x : -1;
+                    });
+        load_planes(dy + ((size_t)image * d.channels / 8 + work.height * 8) * windows, windows,
+                    (size_t)p.images * d.channels / 8 * windows, min(8, d.channels / 8 - 8 * work.height), d.windows,
+                    to + work.image_pieces, d.plane, 8 * d.plane, thread, [&](int n) {
+                        int row = divided_by_pitch(p, n), x = n - row * p.pitch, y = first_row + row;
+                        return row < p.rows && y < p.windows_y && x < p.windows_x ? y * p.windows_x + x : -1;
+                    });
+        cp_async_wait_all();
+        fence_proxy_async();  // wgmma reads shared memory by another way than threads write it
+        mbarrier_arrive(&barriers.full[slot]);
+        if (++slot == SLOTS) slot = 0, ++round;
     }
-    __syncthreads();
-    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
+}
 
-    if (group == MULTIPLIERS) {
-        int slot = 0, round = 0, thread = threadIdx.x - 128 * MULTIPLIERS;
-        size_t area = (size_t)p.height * p.width, windows = (size_t)p.windows_y * p.windows_x;
-        for (int band = slice; band < bands; band += d.slices) {
-            int image = band / p.bands, first_row = band % p.bands * p.rows;
-            Piece* to = ring + slot * slot_pieces;
-            wait(&barriers.empty[slot], ~round & 1);
-            load_planes(images + (size_t)(image * stored_channels(p) + width * CHUNK) / 8 * area, area,
-                        (size_t)p.images * stored_channels(p) / 8 * area, GROUPS - (LACKS && width == d.widths - 1),
-                        PHASES * p.pieces, to, plane, GROUPS * plane, thread, [&](int n) {
-                            int phase = n / p.pieces, row = divided_by_pitch(p, n - phase * p.pieces);
-                            int column = n - phase * p.pieces - row * p.pitch;
-                            int y = (first_row + row) * STRIDE + phase / STRIDE - p.pad_y;
-                            int x = column * STRIDE + phase % STRIDE - p.pad_x;
-                            return y >= 0 && y < p.height && x >= 0 && x < p.width ? y * p.width + x : -1;
-                        });
-            load_planes(dy + ((size_t)image * d.channels / 8 + height * 8) * windows, windows,
-                        (size_t)p.images * d.channels / 8 * windows, min(8, d.channels / 8 - 8 * height), d.windows,
-                        to + image_pieces, d.plane, 8 * d.plane, thread, [&](int n) {
-                            int row = divided_by_pitch(p, n), x = n - row * p.pitch, y = first_row + row;
-                            return row < p.rows && y < p.windows_y && x < p.windows_x ? y * p.windows_x + x : -1;
-                        });
-            cp_async_wait_all();
-            fence_proxy_async();  // wgmma reads shared memory by another way than threads write it
-            mbarrier_arrive(&barriers.full[slot]);
-            if (++slot == SLOTS) slot = 0, ++round;
-        }
-    } else {
-        float sums[TAPS][CHUNK / 2] = {};
-        #pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap) in_registers(sums[tap]);
-        Word shifts[TAPS];
-        int first_tap = (tap_group * MULTIPLIERS + group) * TAPS;
-        #pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap) {
-            int number = min(first_tap + tap, p.taps_y * p.taps_x - 1);
-            shifts[tap] = shift(p, number / p.taps_x, number % p.taps_x) * 16;
-        }
-        int slot = 0, round = 0;
-        for (int band = slice; band < bands; band += d.slices) {
-            const Piece* from = ring + slot * slot_pieces;
-            Word image = shared_address(from);
-            const Piece* gradient = from + image_pieces + (warp % 4 * 2 + lane / 8 % 2) * d.plane;
-            gradient += lane / 16 * 8 + lane % 8;  // this lane's row of four matrices
-            wait(&barriers.full[slot], round & 1);
-            for (int k = 0; k < d.windows; k += 16, image += 16 * 16, gradient += 16) {
-                #pragma unroll
-                for (int part = PARTS - 1; part >= 0; --part) {  // low times high, high times low, high times high
-                    Word a[4];
-                    ldmatrix_x4_trans(a, gradient + part * 8 * d.plane);
-                    wgmma_fence();
-                    #pragma unroll
-                    for (int tap = 0; tap < TAPS; ++tap)
-                        #pragma unroll
-                        for (int other = PARTS - 1 - part; other >= 0; --other) {
-                            Word b = image + other * GROUPS * plane * 16 + shifts[tap];
-                            wgmma_registers<KIND, CHUNK>(sums[tap], a, descriptor(b, 128, plane * 16));
-                        }
-                    wgmma_commit_group();
-                    wgmma_wait_group<0>();  // two other warpgroups are at work meanwhile
-                }
-            }
-            if (lane == 0) mbarrier_arrive(&barriers.empty[slot]);
-            if (++slot == SLOTS) slot = 0, ++round;
-        }
-        bar_sync<128 * MULTIPLIERS>(1);  // nobody multiplies from the ring any more
-        float* mine = reinterpret_cast<float*>(shared_bytes) + threadIdx.x;
-        #pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap)
+// A consumer warpgroup: TAPS taps, whose accumulators stay in registers over all bands; then they take the ring's
+// memory.
+static __device__ __forceinline__ void consume(const Problem& p, const Division& d, const Work work, Piece* ring,
+                                               Barriers& barriers, int group, int warp, int lane)
+{
+    float sums[TAPS][CHUNK / 2] = {};
+    #pragma unroll
+    for (int tap = 0; tap < TAPS; ++tap) in_registers(sums[tap]);
+    Word shifts[TAPS];
+    int first_tap = (work.tap_group * MULTIPLIERS + group) * TAPS;
+    #pragma unroll
+    for (int tap = 0; tap < TAPS; ++tap) {
+        int number = min(first_tap + tap, p.taps_y * p.taps_x - 1);
+        shifts[tap] = shift(p, number / p.taps_x, number % p.taps_x) * 16;
+    }
+    int round = 0, slot = 0;
+    for (int band = work.slice; band < work.bands; band += d.slices) {
+        const Piece* from = ring + slot * work.slot_pieces;
+        Word image = shared_address(from);
+        const Piece* gradient = from + work.image_pieces + (warp % 4 * 2 + lane / 8 % 2) * d.plane;
+        gradient += lane / 16 * 8 + lane % 8;  // this lane's row of four matrices
+        wait(&barriers.full[slot], round & 1);
+        for (int k = 0; k < d.windows; k += 16, image += 16 * 16, gradient += 16) {
             #pragma unroll
-            for (int i = 0; i < CHUNK / 2; ++i) mine[(tap * CHUNK / 2 + i) * 128 * MULTIPLIERS] = sums[tap][i];
+            for (int part = PARTS - 1; part >= 0; --part) {  // low times high, high times low, high times high
+                Word a[4];
+                ldmatrix_x4_trans(a, gradient + part * 8 * d.plane);
+                wgmma_fence();
+                #pragma unroll
+                for (int tap = 0; tap < TAPS; ++tap)
+                    #pragma unroll
+                    for (int other = PARTS - 1 - part; other >= 0; --other) {
+                        Word b = image + other * GROUPS * work.plane * 16 + shifts[tap];
+                        wgmma_registers<KIND, CHUNK>(sums[tap], a, descriptor(b, 128, work.plane * 16));
+                    }
+                wgmma_commit_group();
+                wgmma_wait_group<0>();  // two other warpgroups are at work meanwhile
+            }
+        }
+        if (lane == 0) mbarrier_arrive(&barriers.empty[slot]);
+        if (++slot == SLOTS) slot = 0, ++round;
     }
+    bar_sync<128 * MULTIPLIERS>(1);  // nobody multiplies from the ring any more
+    float* mine = reinterpret_cast<float*>(ring) + threadIdx.x;
+    #pragma unroll
+    for (int tap = 0; tap < TAPS; ++tap)
+        #pragma unroll
+        for (int i = 0; i < CHUNK / 2; ++i) mine[(tap * CHUNK / 2 + i) * 128 * MULTIPLIERS] = sums[tap][i];
+}
 
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
+// The epilogue: the CTAs of a cluster add up what they have in their shared memories, each a part of it. The order is
+// that of their ranks.
+static __device__ __forceinline__ void reduce_in_cluster(const Problem& p, const Division& d, const Work work,
+                                                         const void* shared_bytes, float* partial)
+{
     constexpr int SHARE = NUMBERS / 4 / CLUSTER;  // float4s of a block
     int rank = blockIdx.x % CLUSTER;
-    size_t place = (size_t)(slice / CLUSTER) * gridDim.x / d.slices + tile;
+    size_t place = (size_t)(work.slice / CLUSTER) * gridDim.x / d.slices + work.tile;
     float4* to = reinterpret_cast<float4*>(partial) + place * (NUMBERS / 4);
-    if (PACKED) to = reinterpret_cast<float4*>(partial) + (size_t)(slice / CLUSTER) * packed_sums(p, d) / 4;
+    if (PACKED) to = reinterpret_cast<float4*>(partial) + (size_t)(work.slice / CLUSTER) * packed_sums(p, d) / 4;
     Word shared = shared_address(shared_bytes);
     for (int i = rank * SHARE + threadIdx.x; i < (rank + 1) * SHARE; i += THREADS) {
-        int at = PACKED ? packed_place(p, d, height, width, tap_group, i) : i;
+        int at = PACKED ? packed_place(p, d, work.height, work.width, work.tap_group, i) : i;
         if (PACKED && at < 0) continue;
         float4 sum = {};
         #pragma unroll
@@ -198,12 +209,36 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
         }
         to[at] = sum;
     }
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER)
+void multiply(const __grid_constant__ Problem p, const __grid_constant__ Division d, const Piece* images,
+              const Piece* dy, float* partial)
+{
+    extern __shared__ __align__(128) unsigned char shared_bytes[];
+    __shared__ Barriers barriers;
+    Work work(p, d);
+    Piece* ring = reinterpret_cast<Piece*>(shared_bytes);
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < SLOTS; ++i)
+            mbarrier_init<LOADERS>(&barriers.full[i]), mbarrier_init<4 * MULTIPLIERS>(&barriers.empty[i]);
+        fence_proxy_async();
+    }
+    __syncthreads();
+    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
+    if (group == MULTIPLIERS) produce(p, d, images, dy, work, ring, barriers);
+    else consume(p, d, work, ring, barriers, group, warp, lane);
+
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+    reduce_in_cluster(p, d, work, shared_bytes, partial);
     barrier_cluster_arrive();  // nobody leaves while others read its memory
     barrier_cluster_wait();
 }
 
-// Sums of a convolution before, (slices, room, each): of a filter those of its taps, dW (channels, each - 1), and of its
-// bias, db or null.
+// Sums of a convolution before, (slices, room, each): of a filter those of its taps, dW (channels, each - 1), and of
+// its bias, db or null. room: channels, padded.
 struct Before {
     const float* sums;
     float *dW, *db;
@@ -221,7 +256,7 @@ inline void add_before(const Before& b, int n)
     else if (b.db) b.db[channel] = sum;
 }
 
-// Add what the clusters have, in their order, and write it where it belongs: dW (o, c, k, l). A thread has a number.
+// Add what the clusters have, in their order, and write it where it belongs: dW (o, c, k, l). A thread has an element.
 // The first threads also add up db (o,) of `bias_slices` slices (o_room,), if there are any, and the last ones what is
 // `before`.
 extern "C" __global__ __launch_bounds__(256)

@@ -2,20 +2,20 @@
 //
 // A polynomial of degree T - 1 is known from its values at T points, and a product of two polynomials has, at each
 // point, the product of their values. A convolution is such a product, read the other way round. So a tile d of the
-// image, T = TILE + 2 numbers long, and the filter g are transformed, multiplied number by number, and transformed
+// image, T = TILE + 2 pixels long, and the filter g are transformed, multiplied element by element, and transformed
 // back:
 //     y = A^T ((G g) * (B^T d))        in two dimensions: A^T (G g G^T * B^T d B) A
 // The points are 0, 1, -1 and infinity for F(2, 3). For F(4, 3) everybody adds 2 and -2, and has integers. With 0,
-// 5/8, -5/8, 3/2, -3/2 and infinity the matrices have as many numbers, and results are twice as near: sums of what is
-// much larger than they cost digits. Sums over channels can be made before the way back. So each of the T^2 places of
+// 5/8, -5/8, 3/2, -3/2 and infinity the matrices have as many elements, and results are twice as near: sums of what is
+// much larger than they cost bits. Sums over channels can be made before the way back. So each of the T^2 places of
 // a tile is a matrix product of its own,
 //     M[place] (tiles, o) = V[place] (tiles, c) U[place] (c, o)
 // and a thread of the kernels here transforms a tile of one channel, or of VECTOR channels, in registers. Products
 // are a library's.
 //
-// The input gradient is a convolution, of dy with the filters turned by half a turn. The weight gradient has the same
-// matrices, turned: y is linear in g, so dg = G^T (sum over tiles of (A dy A^T) * (B^T d B)) G: a convolution with a
-// "kernel" of TILE x TILE and an "output" of 3 x 3. Its sum over tiles is a product as well, over `slices` of the
+// The input gradient is a convolution, of dy with the filters rotated by 180 degrees. The weight gradient has the same
+// matrices, transposed: y is linear in g, so dg = G^T (sum over tiles of (A dy A^T) * (B^T d B)) G: a convolution with
+// a "kernel" of TILE x TILE and an "output" of 3 x 3. Its sum over tiles is a product as well, over `slices` of the
 // tiles, added up in order at the end.
 //
 // Multiplications for an output: 9 -> 4 with tiles of 2, 9 -> 2.25 with tiles of 4. What is paid: V and M are 4
@@ -23,11 +23,11 @@
 // takes most of the time, for few it is memory. And precision: what the rows of F(4, 3) add up is larger than the
 // result, and in TF32 an error of 0.0005 becomes 0.0016.
 //
-// On tensor cores, V and U can be split: a number of float32 is one of TF32 and a rest, which is one, too, nearly.
+// On tensor cores, V and U can be split: a float32 is a TF32 value and a rest, which is one, too, nearly.
 // Then V and U have three copies, low, high, high and high, low, high, one behind the other along the sum, and the
 // product is as right as float32's.
 //
-// Images lie pixel by pixel (NHWC). Rows of V and M are `pitch` numbers long, a multiple of 4; who makes them fills
+// Images lie pixel by pixel (NHWC). Rows of V and M are `pitch` elements long, a multiple of 4; who makes them fills
 // them with 0.
 
 #include "ptx.cuh"
@@ -101,7 +101,7 @@ inline void times(Pack<N> (&to)[Matrix::ROWS], const Pack<N> (&from)[Matrix::COL
         }
 }
 
-// Store matrix d matrix^T, d given by column: load(i, j) returns d's number in row i, column j.
+// Store matrix d matrix^T, d given by column: load(i, j) returns d's element in row i, column j.
 template <typename Matrix, int N, typename Load, typename Store>
 inline void transform(Load load, Store store)
 {
@@ -127,7 +127,7 @@ inline void transform(Load load, Store store)
 
 // Images (batch, height, width, channels) and the tiles that cover their windows' outputs. channels, pitch: in
 // Numbers; places: Numbers from one place's matrix to the next; copies: from one of three copies to the next, or 0,
-// where there is one; low: which of them, the first or the second, is what is left of a number when it is rounded to
+// where there is one; low: which of them, the first or the second, is what is left of an element when it is rounded to
 // TF32.
 struct Sizes {
     int batch, height, width, channels, down, across, padding, pitch;
@@ -198,46 +198,6 @@ extern "C" __global__ void transform_output(const Numbers* M, Numbers* y, Sizes 
         });
 }
 
-// The same with a bias, ReLU and a 2 x 2 max pool, whose windows lie within tiles: y (batch, channels, height / 2,
-// width / 2), and which of four was the largest, two bits each, (groups of 8 channels, windows): see conv_fused.cu.
-// Channels are a multiple of 8, and those of a group are neighbouring threads'.
-extern "C" __global__ void transform_output_pool(const Numbers* M, const float* bias, float* y, unsigned short* choices,
-                                                 Sizes s)
-{
-    const Tile tile(s);
-    const bool exists = tile.exists(s);
-    const Numbers* from = M + (exists ? tile.place(s) : 0);
-    Numbers found[TILE][TILE];
-    transform<OutputTransform, VECTOR>([&](int i, int j) { return from[(i * T + j) * s.places]; },
-                                       [&](int i, int j, Numbers number) { found[i][j] = number; });
-    const int down = s.height / 2, across = s.width / 2, channel = tile.channel * VECTOR;
-    #pragma unroll
-    for (int i = 0; i < TILE; i += 2)
-        #pragma unroll
-        for (int j = 0; j < TILE; j += 2) {
-            const int row = (tile.row + i) / 2, column = (tile.column + j) / 2;
-            const bool inside = exists && row < down && column < across;
-            unsigned chosen = 0;
-            #pragma unroll
-            for (int v = 0; v < VECTOR; ++v) {
-                float best = -1;
-                unsigned number = 0;
-                #pragma unroll
-                for (unsigned k = 0; k < 4; ++k) {
-                    const float sum = found[i + k / 2][j + k % 2].each[v] + bias[channel + v], x = sum > 0 ? sum : 0;
-                    if (x > best) best = x, number = k;
-                }
-                chosen |= number << (channel + v) % 8 * 2;
-                if (inside)
-                    y[(((size_t)tile.image * s.channels * VECTOR + channel + v) * down + row) * across + column] = best;
-            }
-            #pragma unroll
-            for (int lanes = 1; lanes < 8 / VECTOR; lanes *= 2) chosen |= __shfl_xor_sync(~0u, chosen, lanes);
-            const size_t image = (size_t)(channel / 8) * s.batch + tile.image;
-            if (inside && channel % 8 == 0) choices[(image * down + row) * across + column] = chosen;
-        }
-}
-
 // dM = A dy A^T.
 extern "C" __global__ void transform_output_gradient(const Numbers* dy, Numbers* dM, Sizes s)
 {
@@ -252,8 +212,8 @@ extern "C" __global__ void transform_output_gradient(const Numbers* dy, Numbers*
         [&](int i, int j, Numbers found) { put(to + (i * T + j) * s.places, found, s.copies, s.low); });
 }
 
-// U[place] (channels_in, channels_out) = G g G^T of filters g: w[in * in_step + out * out_step], turned by half a
-// turn or not.
+// U[place] (channels_in, channels_out) = G g G^T of filters g: w[in * in_step + out * out_step], rotated by 180
+// degrees or not.
 extern "C" __global__ void transform_filters(const Number* w, Number* U, int in, int out, int in_step, int out_step,
                                              int pitch, long long places, long long copies, int low, int turned)
 {
@@ -268,8 +228,8 @@ extern "C" __global__ void transform_filters(const Number* w, Number* U, int in,
 
 constexpr int PAIRS = 32;  // of a filter and a channel, of a block
 
-// dW (o, c, 3, 3) = G^T dU G, where dU[place] is the sum of `slices` matrices (o, c) with rows of `pitch` numbers. First
-// all of a block's threads add up slices, as many sums at a time as there are threads; then a warp transforms.
+// dW (o, c, 3, 3) = G^T dU G, where dU[place] is the sum of `slices` matrices (o, c) with rows of `pitch` elements.
+// First all of a block's threads add up slices, as many sums at a time as there are threads; then a warp transforms.
 extern "C" __global__ void transform_filter_gradient(const float* dU, Number* dW, int o, int c, int pitch,
                                                      long long matrix, int slices)
 {

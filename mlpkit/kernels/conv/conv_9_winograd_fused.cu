@@ -1,9 +1,9 @@
 // Winograd's F(2 x 2, 3 x 3) in one kernel: the transformed images live in shared memory and registers only.
 //
 // In three kernels V and M, together eight times the image, go through memory. Here a block has FILTERS filters and
-// COLUMNS tiles. For DEPTH channels at a time, a thread transforms a tile of one channel, and puts its 16 numbers
-// into shared memory. Each of eight warps multiplies the matrices of two of the 16 places, and keeps their sums in
-// registers, as a matrix product does. At the end all 16 places of a tile meet in shared memory, and are transformed
+// COLUMNS tiles. For DEPTH channels at a time, a thread transforms a tile of one channel, and puts its 16 values
+// into shared memory. Each of eight warps multiplies the matrices of two of the 16 places, and keeps their accumulators
+// in registers, as a matrix product does. At the end all 16 places of a tile meet in shared memory, and are transformed
 // back. Filters come transformed, from a small kernel before: U (channels, places, filters).
 //
 // With the weight gradient it is the same: there the sum is over tiles, and what a block has is FILTERS filters and
@@ -35,8 +35,8 @@ constexpr int BLOCKS = EACH_F * EACH_C > 32 ? 1 : 2;  // on a multiprocessor: sa
 
 static_assert(EACH_C == 4 || EACH_C == 8, "one or two loads of four numbers");
 
-// x (batch, height, width, channels) and y (batch, out_height, out_width, filters); `filters_room`: of U, filled up
-// with zeros to whole blocks; its channels are filled up, too. slices: of all tiles, for the weight gradient.
+// x (batch, height, width, channels) and y (batch, out_height, out_width, filters); `filters_room`: of U, padded
+// with zeros to whole blocks; its channels are padded, too. slices: of all tiles, for the weight gradient.
 struct Sizes {
     int batch, height, width, channels, out_height, out_width, filters, filters_room, down, across, padding, slices;
 };
@@ -87,7 +87,7 @@ inline void transform_input(float (&d)[4][4])
     }
 }
 
-// The 4 x 4 numbers of one channel that a tile sees: where the first is, and a bit for each that is inside.
+// The 4 x 4 pixels of one channel that a tile sees: where the first is, and a bit for each that is inside.
 struct Patch {
     const float* first;
     unsigned inside;
@@ -119,7 +119,8 @@ struct Patch {
     }
 };
 
-// The sums of a thread, for two places: filters and columns, four neighbours and four others half a block further.
+// The accumulators of a thread, for two places: filters and columns, four neighbours and four others half a block
+// further.
 struct Sums {
     float at[2][EACH_F][EACH_C];
 
@@ -147,7 +148,7 @@ struct Sums {
             }
     }
 
-    // Put the sums into shared memory, (PLACES, COLUMNS, FILTERS), pitched.
+    // Put the accumulators into shared memory, (PLACES, COLUMNS, FILTERS), pitched.
     void put(float* M) const
     {
         const int warp = threadIdx.x / 32, lane_f = threadIdx.x % 32 / LANES_C, lane_c = threadIdx.x % LANES_C;
@@ -163,6 +164,33 @@ struct Sums {
                 }
     }
 };
+
+// The epilogue of `forward`: y of a block's filters and tiles, A^T M A.
+static __device__ __forceinline__ void store_outputs(const float* M, float* y, const Sizes& s, int first_filter,
+                                                     int first_tile)
+{
+    for (int i = threadIdx.x; i < FILTERS * COLUMNS; i += THREADS) {
+        const int filter = first_filter + i % FILTERS;
+        const Tile tile(s, first_tile + i / FILTERS);
+        if (!tile.exists || filter >= s.filters) continue;
+        const float* from = M + i / FILTERS * PITCH_M + i % FILTERS;
+        float half[2][4];
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float a = from[j * COLUMNS * PITCH_M], b = from[(4 + j) * COLUMNS * PITCH_M];
+            const float c = from[(8 + j) * COLUMNS * PITCH_M], e = from[(12 + j) * COLUMNS * PITCH_M];
+            half[0][j] = a + b + c, half[1][j] = b - c - e;
+        }
+        #pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            if (tile.row + r >= s.out_height) break;
+            const size_t row = (size_t)tile.image * s.out_height + tile.row + r;
+            float* to = y + (row * s.out_width + tile.column) * s.filters + filter;
+            to[0] = half[r][0] + half[r][1] + half[r][2];
+            if (tile.column + 1 < s.out_width) to[s.filters] = half[r][1] - half[r][2] - half[r][3];
+        }
+    }
+}
 
 // y, or dx: of images x, and U (channels, PLACES, filters_room). Blocks: filters by FILTERS, then tiles by COLUMNS.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
@@ -214,25 +242,50 @@ void forward(const float* x, const float* U, float* y, Sizes s)
     float* M = (float*)shared_bytes;
     sums.put(M);
     __syncthreads();
+    store_outputs(M, y, s, first_filter, first_tile);
+}
+
+// Put A g A^T of 2 x 2 elements of dy into a stage, where `forward` has transformed filters. i: of (DEPTH, FILTERS).
+static __device__ __forceinline__ void transform_gradient(const float (&g)[2][2], Stage& stage, int i)
+{
+    float half[4][2];  // A g, with A = (1 0, 1 1, 1 -1, 0 -1)
+    #pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        half[0][j] = g[0][j], half[1][j] = g[0][j] + g[1][j];
+        half[2][j] = g[0][j] - g[1][j], half[3][j] = -g[1][j];
+    }
+    #pragma unroll
+    for (int r = 0; r < 4; ++r) {
+        stage.U[4 * r][i / FILTERS][i % FILTERS] = half[r][0];
+        stage.U[4 * r + 1][i / FILTERS][i % FILTERS] = half[r][0] + half[r][1];
+        stage.U[4 * r + 2][i / FILTERS][i % FILTERS] = half[r][0] - half[r][1];
+        stage.U[4 * r + 3][i / FILTERS][i % FILTERS] = -half[r][1];
+    }
+}
+
+// The epilogue of `weight_gradient`: a slice's part of dW for a block's filters and channels, G^T M G.
+static __device__ __forceinline__ void store_gradient(const float* M, float* parts, const Sizes& s, int first_filter,
+                                                      int first_channel, int slice)
+{
     for (int i = threadIdx.x; i < FILTERS * COLUMNS; i += THREADS) {
-        const int filter = first_filter + i % FILTERS;
-        const Tile tile(s, first_tile + i / FILTERS);
-        if (!tile.exists || filter >= s.filters) continue;
+        const int filter = first_filter + i % FILTERS, channel = first_channel + i / FILTERS;
+        if (filter >= s.filters || channel >= s.channels) continue;
         const float* from = M + i / FILTERS * PITCH_M + i % FILTERS;
-        float half[2][4];
+        float half[3][4];  // G^T M, with G^T = (1 1/2 1/2 0, 0 1/2 -1/2 0, 0 1/2 1/2 1)
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const float a = from[j * COLUMNS * PITCH_M], b = from[(4 + j) * COLUMNS * PITCH_M];
-            const float c = from[(8 + j) * COLUMNS * PITCH_M], e = from[(12 + j) * COLUMNS * PITCH_M];
-            half[0][j] = a + b + c, half[1][j] = b - c - e;
+            const float a = from[j * COLUMNS * PITCH_M], e = from[(12 + j) * COLUMNS * PITCH_M];
+            const float b = 0.5f * from[(4 + j) * COLUMNS * PITCH_M], c = 0.5f * from[(8 + j) * COLUMNS * PITCH_M];
+            half[0][j] = a + b + c, half[1][j] = b - c, half[2][j] = b + c + e;
         }
+        const size_t step = (size_t)s.channels * s.filters;
+        float* to = parts + (size_t)slice * TAPS * step + (size_t)channel * s.filters + filter;
         #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            if (tile.row + r >= s.out_height) break;
-            const size_t row = (size_t)tile.image * s.out_height + tile.row + r;
-            float* to = y + (row * s.out_width + tile.column) * s.filters + filter;
-            to[0] = half[r][0] + half[r][1] + half[r][2];
-            if (tile.column + 1 < s.out_width) to[s.filters] = half[r][1] - half[r][2] - half[r][3];
+        for (int p = 0; p < 3; ++p) {
+            const float b = 0.5f * half[p][1], c = 0.5f * half[p][2];
+            to[(3 * p) * step] = half[p][0] + b + c;
+            to[(3 * p + 1) * step] = b - c;
+            to[(3 * p + 2) * step] = b + c + half[p][3];
         }
     }
 }
@@ -280,19 +333,7 @@ void weight_gradient(const float* x, const float* dy, float* parts, Sizes s)
         for (int e = 0; e < EACH; ++e) {
             const int i = threadIdx.x + e * THREADS;
             if (i >= DEPTH * FILTERS) break;
-            float half[4][2];  // A g, with A = (1 0, 1 1, 1 -1, 0 -1)
-            #pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                half[0][j] = g[e][0][j], half[1][j] = g[e][0][j] + g[e][1][j];
-                half[2][j] = g[e][0][j] - g[e][1][j], half[3][j] = -g[e][1][j];
-            }
-            #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                stage.U[4 * r][i / FILTERS][i % FILTERS] = half[r][0];
-                stage.U[4 * r + 1][i / FILTERS][i % FILTERS] = half[r][0] + half[r][1];
-                stage.U[4 * r + 2][i / FILTERS][i % FILTERS] = half[r][0] - half[r][1];
-                stage.U[4 * r + 3][i / FILTERS][i % FILTERS] = -half[r][1];
-            }
+            transform_gradient(g[e], stage, i);
         }
         __syncthreads();
     };
@@ -313,30 +354,10 @@ void weight_gradient(const float* x, const float* dy, float* parts, Sizes s)
     float* M = (float*)shared_bytes;
     sums.put(M);
     __syncthreads();
-    for (int i = threadIdx.x; i < FILTERS * COLUMNS; i += THREADS) {
-        const int filter = first_filter + i % FILTERS, channel = first_channel + i / FILTERS;
-        if (filter >= s.filters || channel >= s.channels) continue;
-        const float* from = M + i / FILTERS * PITCH_M + i % FILTERS;
-        float half[3][4];  // G^T M, with G^T = (1 1/2 1/2 0, 0 1/2 -1/2 0, 0 1/2 1/2 1)
-        #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float a = from[j * COLUMNS * PITCH_M], e = from[(12 + j) * COLUMNS * PITCH_M];
-            const float b = 0.5f * from[(4 + j) * COLUMNS * PITCH_M], c = 0.5f * from[(8 + j) * COLUMNS * PITCH_M];
-            half[0][j] = a + b + c, half[1][j] = b - c, half[2][j] = b + c + e;
-        }
-        const size_t step = (size_t)s.channels * s.filters;
-        float* to = parts + (size_t)slice * TAPS * step + (size_t)channel * s.filters + filter;
-        #pragma unroll
-        for (int p = 0; p < 3; ++p) {
-            const float b = 0.5f * half[p][1], c = 0.5f * half[p][2];
-            to[(3 * p) * step] = half[p][0] + b + c;
-            to[(3 * p + 1) * step] = b - c;
-            to[(3 * p + 2) * step] = b + c + half[p][3];
-        }
-    }
+    store_gradient(M, parts, s, first_filter, first_channel, slice);
 }
 
-// U (channels, PLACES, pitch) = G g G^T of filters g: w[in * in_step + out * out_step], turned by half a turn or not.
+// U (channels, PLACES, pitch) = G g G^T of filters g: w[in * in_step + out * out_step], rotated by 180 degrees or not.
 extern "C" __global__ void transform_filters(const float* w, float* U, int in, int out, int in_step, int out_step,
                                              int pitch, int turned)
 {

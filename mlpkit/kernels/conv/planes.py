@@ -4,12 +4,12 @@
 `planes.cuh` how images lie. Here is what a launch is told: how wide a row is in shared memory, how many rows a tile
 has, and where the results go. The widths of tiles are those that `wgmma.cuh` has.
 
-`prepare` makes a pass of the ladder of two arrays as they come. Where one convolution follows another, operands are
-`Stored` as products read them, once for all products that do: see `convolve`, `weight_gradient` and `Filters`.
+Operands are `Stored` as products read them, once for all products that do: see `convolve`, `weight_gradient` and
+`Filters`.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 from mlpkit import kernels
 from mlpkit.kernels import overlap, tensor_map
 
-from . import Prepared, Rung, Shape
+from . import Shape
 
 FORWARD, WEIGHTS, OPERANDS = "conv_11_planes", "conv_12_planes_weights", "planes_operands"
 MOST_PIECES = 128  # of a row: the copy engine takes boxes of at most 256 numbers of 8 bytes a side
@@ -350,15 +350,6 @@ def images_as_planes(x, mode):
     return as_bf16(x) if mode.stored == 8 else cupy.ascontiguousarray(x)
 
 
-def planes_as_images(planes, channels):
-    """Return planes as float32 images (n, channels, h, w)."""
-    import cupy
-
-    n, _, h, w, _ = planes.shape
-    planes = (planes.astype(cupy.uint32) << 16).view(cupy.float32) if planes.dtype == cupy.uint16 else planes
-    return cupy.ascontiguousarray(planes.transpose(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :channels])
-
-
 def as_bf16(x):
     """Return float32 numbers as the 16 bits of bfloat16, rounded to the nearest, and to even in the middle."""
     import cupy
@@ -463,31 +454,6 @@ def empty_operand(mode, n, channels, height, width, scale=None, memory=None):
     if memory is None:
         return Stored(cupy.empty(shape, np.uint16), scale)
     return Stored(memory.reshape(-1).view(np.uint16)[: prod(shape)].reshape(shape), scale)
-
-
-def as_operand(mode, planes, scale=None):
-    """Return planes (n, c / s, h, w, s), float32 or bfloat16 as `mode` has them, as `Stored`: halves are made here."""
-    if not mode.halves:
-        return Stored(planes)
-    n, groups, height, width, each = planes.shape
-    found = empty_operand(mode, n, groups * each, height, width, scale)
-    _split(mode, [_pieces(planes, found.array)], [scale])
-    return found
-
-
-def _pieces(array, made, block=None):
-    """Return the argument `Pieces` of the kernel `split`. block: of an array's pieces, see there; all where None."""
-    area = array.shape[2] * array.shape[3] if array.ndim == 5 else 1
-    numbers = [array.data.ptr, made.data.ptr, array.size // 8 | area << 32, block or array.size // 8]
-    return np.array(numbers, np.uint64).view("V32")
-
-
-def _split(mode, pieces, scales):
-    """Ask for the halves of one or two arrays."""
-    if len(pieces) == 1:
-        pieces, scales = [*pieces, np.zeros(4, np.uint64).view("V32")], [*scales, np.uintp(0)]
-    split = _kernel(OPERANDS, "split", MODE=mode.number).kernel
-    split((multiprocessors(),), (1024,), (*pieces, *scales), shared_mem=32, enable_cooperative_groups=True)
 
 
 # ---- Products ----
@@ -597,10 +563,7 @@ def _map(address, mode, conv, box):
     else:
         sizes, strides, boxes = [2, *sizes], [16, *strides], [[2, s * columns, s * rows, 1], [1, s, s, 1]]
     kind, swizzle = tensor_map.UINT64, tensor_map.NO_SWIZZLE
-    status, found = tensor_map.tiled(kind, address, sizes, strides, boxes, swizzle)
-    if status:
-        raise RuntimeError(f"the driver makes no tensor map of {planes} planes, boxes of {box}: CUDA error {status}.")
-    return found
+    return tensor_map.tiled(kind, address, sizes, strides, boxes, swizzle, f"{planes} planes, boxes of {box}")
 
 
 def empty_sums(mode, shape):
@@ -742,48 +705,7 @@ def _order(mode, shape, which, one):
     return numbers | {"tap_y": tap_y, "tap_x": tap_x, "step_y": step_y, "step_x": step_x}
 
 
-# ---- Passes of the ladder ----
-
-
-def prepare(name, shape, which, a, b, tiling=None):
-    """Return a pass that is ready; see `Rung`. name: of a mode. tiling: instead of the most promising one.
-
-    Raises ValueError where the mode can't.
-    """
-    import cupy
-
-    mode = MODES[name]
-    if reason := why_not(name, shape, which):
-        raise ValueError(reason)
-    images, halves = images_as_planes(a, mode), None
-    if which == "weight_gradient":
-        others, block = images_as_planes(b, mode), None
-    else:
-        b = b if which == "forward" else b.swapaxes(0, 1)
-        found = launches(mode, shape, which, tiling)
-        orders = [filters_in_order(b[:, :, one.rows, one.columns], mode, one.tiling).ravel() for one in found]
-        others, block = cupy.concatenate(orders), found[0].tiling.block(mode)
-    operands, workspace = [Stored(images), Stored(others)], 0
-    if mode.halves:
-        operands = [Stored(cupy.empty(mode.parts * each.size, np.uint16), new_scale()) for each in (images, others)]
-        halves = [_pieces(images, operands[0].array), _pieces(others, operands[1].array, block)]
-        workspace = sum(each.array.nbytes + each.scale.nbytes for each in operands)
-    if which == "weight_gradient":
-        result, sums = cupy.empty(shape.w, np.float32), empty_sums(mode, shape)
-        product = partial(weight_gradient, mode, shape, operands[0], operands[1], result, partial_sums=sums)
-        workspace += sums.nbytes
-    else:
-        channels = shape.channels_out if which == "forward" else shape.channels
-        result = empty_planes(mode, shape.batch, channels, *shape.operands(which)[2][2:])
-        product = partial(convolve, mode, shape, which, operands[0], operands[1], result, tiling)
-
-    def call():
-        if halves:
-            _split(mode, halves, [each.scale for each in operands])
-        product()
-
-    finish = (lambda: result) if which == "weight_gradient" else (lambda: planes_as_images(result, channels))
-    return Prepared(call, finish, workspace, (images, others, *operands))
+# ---- What can't be ----
 
 
 def why_not(name, shape, which):
@@ -795,17 +717,3 @@ def why_not(name, shape, which):
     if any(conv.pitch > MOST_PIECES for conv, _, _ in convolutions(shape, which)):
         return f"the copy engine takes rows of at most {MOST_PIECES} pieces, padding included, and these are wider."
     return None
-
-
-def _rung(name, label):
-    return Rung(
-        label, (FORWARD, WEIGHTS), MODES[name].precision, "planes", partial(prepare, name), partial(why_not, name)
-    )
-
-
-RUNGS = {
-    "planes_bf16": _rung("bf16", "planes, bfloat16"),
-    "planes_tf32": _rung("tf32", "planes, TF32"),
-    "planes_fp16": _rung("fp16", "planes, halves"),
-    "planes_fp16x3": _rung("fp16x3", "planes, three products of halves"),
-}

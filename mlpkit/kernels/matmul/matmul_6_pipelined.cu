@@ -5,19 +5,20 @@
 // of the next k is loaded before this k is multiplied, also where that is in the next pair of tiles. So each step of
 // DEPTH needs one barrier: it says that the next pair has arrived, and that nobody reads the one before any more.
 //
-// A block's tile is 128 x 256, a thread's 8 x 16: for each k it loads 24 numbers, with 6 instructions, and does 128
-// multiply-adds. The totals and what they need take so many registers that 8 warps fill a multiprocessor. That is
-// enough: a thread has 128 sums that don't wait for each other.
+// A block's tile is 128 x 256, a thread's 8 x 16: for each k it loads 24 elements, with 6 instructions, and does 128
+// multiply-adds. The accumulators and what they need take so many registers that 8 warps fill a multiprocessor. That is
+// enough: a thread has 128 accumulators that don't wait for each other.
 //
-// A's tile is turned by copies of 4 bytes; rows that are 4 numbers longer than the tile spread them over the banks.
+// A's tile is transposed by copies of 4 bytes; rows that are 4 elements longer than the tile spread them over the
+// banks.
 //
 // Registers have banks too: on the chips where others have measured it, Volta and Ampere, the even ones and the odd
-// ones. A multiply-add reads three registers, and may be delayed where too many of them are in one bank; NVIDIA does not
-// say when. One of the three may be kept from the instruction before, so the products go to and fro: down one column of
-// the thread's tile, up the next. For the rest the compiler has to choose registers well, and must be free to. Numbers
-// that one instruction loads or stores lie in registers that follow each other: b in an even, an odd, an even, an odd
-// one. Were four totals stored in this way, each would be tied to the bank of its b, or to the other, in each of the K
-// steps. So totals are stored one by one, to shared memory, and whole lines go from there to C.
+// ones. A multiply-add reads three registers, and may be delayed where too many of them are in one bank; NVIDIA does
+// not say when. One of the three may be kept from the instruction before, so the products go to and fro: down one
+// column of the thread's tile, up the next. For the rest the compiler has to choose registers well, and must be free
+// to. Values that one instruction loads or stores lie in registers that follow each other: b in an even, an odd, an
+// even, an odd one. Were four totals stored in this way, each would be tied to the bank of its b, or to the other, in
+// each of the K steps. So totals are stored one by one, to shared memory, and whole lines go from there to C.
 //
 // Blocks start in the order of their numbers. GROUP rows of tiles are taken together, column by column, so that the
 // blocks that run at a time make up a patch of C that is about as high as it is wide, and find each other's A and B in
@@ -55,7 +56,34 @@ inline void load4(float* to, const float* from)
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
 }
 
-// NUMBERS: of B, to copy at a time.
+// The epilogue: a warp's accumulators go to C, eight rows at a time by way of shared memory, which the tiles no longer
+// need. rows: of this warp there. block, in_block: where the block's tile of C begins, and the warp's in it.
+static __device__ __forceinline__ void store(const float (&total)[ROWS][COLUMNS], float (*rows)[WARP_N + 4], float* C,
+                                             Corner block, Corner in_block, int M, int N, int lane, int lane_m,
+                                             int lane_n)
+{
+    #pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        #pragma unroll
+        for (int j = 0; j < COLUMNS; j += 4) {
+            volatile float* at = &rows[lane_m][j * LANES_N + 4 * lane_n];  // volatile: not four at once
+            #pragma unroll
+            for (int l = 0; l < 4; ++l) at[l] = total[i][j + l];
+        }
+        __syncwarp();
+        #pragma unroll
+        for (int y = 0; y < LANES_M; ++y)
+            #pragma unroll
+            for (int x = lane; x < WARP_N; x += 32) {
+                int row = block.row + in_block.row + i / 4 * 4 * LANES_M + 4 * y + i % 4;
+                int column = block.column + in_block.column + x;
+                if (row < M && column < N) C[(size_t)row * N + column] = rows[y][x];
+            }
+        __syncwarp();
+    }
+}
+
+// NUMBERS: elements of B, to copy at a time.
 template <int NUMBERS>
 inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int M, int N, int K)
 {
@@ -120,27 +148,9 @@ inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int 
     }
 
     cp_async_wait_all();
-    __syncthreads();  // nobody needs the tiles any more: their memory serves to store, eight rows of a warp at a time
+    __syncthreads();  // nobody needs the tiles any more
     float (*rows)[WARP_N + 4] = reinterpret_cast<float (*)[WARP_N + 4]>(ring) + warp * LANES_M;
-    #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        #pragma unroll
-        for (int j = 0; j < COLUMNS; j += 4) {
-            volatile float* at = &rows[lane_m][j * LANES_N + 4 * lane_n];  // volatile: not four at once
-            #pragma unroll
-            for (int l = 0; l < 4; ++l) at[l] = total[i][j + l];
-        }
-        __syncwarp();
-        #pragma unroll
-        for (int y = 0; y < LANES_M; ++y)
-            #pragma unroll
-            for (int x = lane; x < WARP_N; x += 32) {
-                int row = first_row + warp_row + i / 4 * 4 * LANES_M + 4 * y + i % 4;
-                int column = first_column + warp_column + x;
-                if (row < M && column < N) C[(size_t)row * N + column] = rows[y][x];
-            }
-        __syncwarp();
-    }
+    store(total, rows, C, {first_row, first_column}, {warp_row, warp_column}, M, N, lane, lane_m, lane_n);
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)

@@ -3,7 +3,7 @@
 //   first_layer   a1 = relu(x W1 + b1): a block a tile of it; the examples are looked up on the way
 //   rows          the other layers, the loss, and back to dz1: a block takes a few examples all the way there and back,
 //                 and never needs to know what another block does
-//   update        every weight's gradient is a sum over the batch: a block a tile of one, used up as soon as it is there
+//   update        every weight's gradient is a sum over the batch: a block a tile of one, used as soon as it is there
 //
 // Arrays are (n, features), row after row; those of several layers follow each other. SIZES are the network's widths.
 //
@@ -25,7 +25,7 @@ const int CHUNK = 512 / sizeof(REAL);       // examples that `update` has in sha
 constexpr int WIDTHS[] = {SIZES};
 constexpr int LAYERS = sizeof(WIDTHS) / sizeof(int) - 1;
 
-// Where the arrays of a layer (0 is the first) begin: its weights and its biases in theta, its outputs among the others.
+// Where the arrays of a layer (0 is the first) begin: its weights and biases in theta, its outputs among the others.
 constexpr int weights_of(int layer) { return layer ? weights_of(layer - 1) + WIDTHS[layer - 1] * WIDTHS[layer] : 0; }
 constexpr int outputs_before(int layer) { return layer ? outputs_before(layer - 1) + WIDTHS[layer] : 0; }
 constexpr int biases_of(int layer) { return weights_of(LAYERS) + outputs_before(layer); }
@@ -35,7 +35,7 @@ constexpr int widest(int from) {
     for (int i = from; i <= LAYERS; i++) width = WIDTHS[i] > width ? WIDTHS[i] : width;
     return width;
 }
-constexpr int WIDEST = up_to(WIDE, widest(1));  // of the layers' outputs, filled up with zeros
+constexpr int WIDEST = up_to(WIDE, widest(1));  // of the layers' outputs, padded with zeros
 
 static_assert(LAYERS > 0, "SIZES are the inputs and the width of each layer");
 static_assert(WARPS % TILE_ROWS == 0 && TILE_ROWS == 8 && TILE_COLUMNS == 16, "a lane 8 examples and 4 columns");
@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // The last layer, if it has few columns, is multiplied from shared memory. The weights of the first two others wait in
-// registers for the way there and back, if a warp's rows fill a round.
+// registers for the forward and the backward pass, if a warp's rows fill a round.
 constexpr bool is_narrow(int layer) { return layer > 0 && layer == LAYERS - 1 && WIDTHS[layer + 1] <= 32; }
 constexpr bool is_held(int layer) {
     return (layer == 1 || layer == 2) && !is_narrow(layer) && WIDTHS[layer] <= WIDE && WIDTHS[layer + 1] <= WIDE;
@@ -162,7 +162,8 @@ constexpr bool is_held(int layer) {
 // What a block of `rows` has in shared memory.
 struct Held {
     REAL a[LAYERS][ROWS][WIDEST], dz[LAYERS][ROWS][WIDEST], parts[WARPS][ROWS][WIDEST];
-    REAL biases[up_to(4, outputs_before(LAYERS))], last[is_narrow(LAYERS - 1) ? WIDTHS[LAYERS - 1] * WIDTHS[LAYERS] : 1];
+    REAL biases[up_to(4, outputs_before(LAYERS))];
+    REAL last[is_narrow(LAYERS - 1) ? WIDTHS[LAYERS - 1] * WIDTHS[LAYERS] : 1];
 };
 
 struct Kept {
@@ -298,7 +299,7 @@ __device__ void backward_from(const REAL* theta, const Kept& kept, Held& held, c
     }
 }
 
-// A block ROWS examples. outputs: what each layer returned, that of the first is there already; gradients: each one's dz.
+// A block ROWS examples. outputs: what each layer returned, the first one's is there already; gradients: each one's dz.
 // steps[0] is this step's number; it is copied for the next kernel, which counts on while nobody reads.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rows(const long long* y, const long long* order, int* steps, int batch_size, int n, const REAL* theta,
@@ -314,7 +315,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     kept.ask<2>(theta);
     const bool has_example = warp < ROWS && mine.first + warp < n;  // of the loss, in each of its warps
     const long long place = step * batch_size + mine.first + warp, index = has_example ? order[place] : 0;
-    for (int e = ROWS * WIDEST + threadIdx.x; e < 2 * LAYERS * ROWS * WIDEST; e += THREADS) held.a[0][0][e] = 0;  // and dz
+    // All activations but the first, and behind them dz
+    for (int e = ROWS * WIDEST + threadIdx.x; e < 2 * LAYERS * ROWS * WIDEST; e += THREADS) held.a[0][0][e] = 0;
     for (int e = threadIdx.x; e < outputs_before(LAYERS); e += THREADS) held.biases[e] = theta[biases_of(0) + e];
     if constexpr (is_narrow(LAYERS - 1)) {
         const REAL* from = theta + weights_of(LAYERS - 1);
@@ -371,22 +373,50 @@ union Chunk {
     REAL parts[SLICES][EDGE + 1][EDGE];  // the last row: of the biases
 };
 
-// A tile of EDGE inputs and EDGE columns of one layer's weights: 64 threads a slice of the examples, each 4 x 4 sums.
+// The main loop: add a slice of the examples in shared memory to a thread's accumulators, of 4 x 4 weights from (i, j)
+// of the tile on, and where it has them, of four biases.
+static __device__ __forceinline__ void accumulate(const Chunk& chunk, int slice, int i, int j, bool has_bias,
+                                                  REAL (&sums)[4][4], REAL (&bias)[4]) {
+#pragma unroll 8
+    for (int e = slice; e < CHUNK; e += SLICES) {
+        const Four x = *(const Four*)&chunk.a[e][i], slope = *(const Four*)&chunk.dz[e][j];
+        for (int p = 0; p < 4; p++) {
+            for (int q = 0; q < 4; q++) sums[p][q] += x.at[p] * slope.at[q];
+        }
+        if (has_bias) {
+            for (int q = 0; q < 4; q++) bias[q] += slope.at[q];
+        }
+    }
+}
+
+// The epilogue of one bias, element `at` of theta: one of the first threads adds up the slices, and takes a step.
+static __device__ __forceinline__ void update_bias(const Chunk& chunk, const Optimizer& optimizer, int at) {
+    REAL sum = 0, b = optimizer.theta[at], none = 0;
+    for (int part = 0; part < SLICES; part++) sum += chunk.parts[part][EDGE][threadIdx.x];
+    REAL &of_b = optimizer.m ? optimizer.m[at] : none, &of_b2 = optimizer.m ? optimizer.v[at] : none;
+    optimizer.step(sum, b, of_b, of_b2, false);
+    optimizer.theta[at] = b;
+}
+
+// A tile of EDGE inputs and EDGE columns of one layer's weights: 64 threads a slice of the examples, each 4 x 4
+// accumulators.
 template <int layer>
 __device__ void tile(int number_of_tile, const PIXEL* X, const long long* order, const int* step, int batch_size, int n,
-                     const REAL* outputs, const REAL* gradients, Optimizer optimizer, const double* rates, Chunk& held) {
+                     const REAL* outputs, const REAL* gradients, Optimizer optimizer, const double* rates,
+                     Chunk& chunk) {
     constexpr int INPUTS = WIDTHS[layer], COLUMNS = WIDTHS[layer + 1], ACROSS = up_to(EDGE, COLUMNS) / EDGE;
     constexpr int TILES = up_to(EDGE, INPUTS) / EDGE * ACROSS, FOURS = EDGE / 4, PASS = 8 * EDGE / FOURS;
     if (number_of_tile >= TILES) {
         if constexpr (layer + 1 < LAYERS) {
             tile<layer + 1>(number_of_tile - TILES, X, order, step, batch_size, n, outputs, gradients, optimizer, rates,
-                            held);
+                            chunk);
         }
         return;
     }
     const int row = number_of_tile / ACROSS * EDGE, column = number_of_tile % ACROSS * EDGE;
     const int my_row = threadIdx.x / FOURS, my_four = threadIdx.x % FOURS * 4;  // of a tile, or of examples
-    const REAL *below = outputs + outputs_before(layer - (layer > 0)) * n, *slopes = gradients + outputs_before(layer) * n;
+    const REAL* below = outputs + outputs_before(layer - (layer > 0)) * n;
+    const REAL* slopes = gradients + outputs_before(layer) * n;
 
     // The parameters that this thread will change, with their averages
     const long long place = weights_of(layer) + (long long)(row + my_row) * COLUMNS + column + my_four;
@@ -423,30 +453,21 @@ __device__ void tile(int number_of_tile, const PIXEL* X, const long long* order,
             if constexpr (layer == 0) {
                 for (int k = 0; k < 4; k++) a[e].at[k] = number(pixels[e].at[k]);
             }
-            *(Four*)&held.a[e * PASS + my_row][my_four] = a[e];
-            *(Four*)&held.dz[e * PASS + my_row][my_four] = dz[e];
+            *(Four*)&chunk.a[e * PASS + my_row][my_four] = a[e];
+            *(Four*)&chunk.dz[e * PASS + my_row][my_four] = dz[e];
         }
         __syncthreads();
-#pragma unroll 8
-        for (int e = slice; e < CHUNK; e += SLICES) {
-            const Four x = *(Four*)&held.a[e][i], slope = *(Four*)&held.dz[e][j];
-            for (int p = 0; p < 4; p++) {
-                for (int q = 0; q < 4; q++) sums[p][q] += x.at[p] * slope.at[q];
-            }
-            if (row == 0 && i == 0) {
-                for (int q = 0; q < 4; q++) bias[q] += slope.at[q];
-            }
-        }
+        accumulate(chunk, slice, i, j, row == 0 && i == 0, sums, bias);
     }
     __syncthreads();
-    for (int p = 0; p < 4; p++) *(Four*)&held.parts[slice][i + p][j] = *(Four*)sums[p];
-    if (row == 0 && i == 0) *(Four*)&held.parts[slice][EDGE][j] = *(Four*)bias;
+    for (int p = 0; p < 4; p++) *(Four*)&chunk.parts[slice][i + p][j] = *(Four*)sums[p];
+    if (row == 0 && i == 0) *(Four*)&chunk.parts[slice][EDGE][j] = *(Four*)bias;
     rates += 3 * *step;
     optimizer.rate = rates[0], optimizer.rate1 = rates[1], optimizer.unit2 = rates[2];
     __syncthreads();
     Four g = {};
     for (int part = 0; part < SLICES; part++) {
-        for (int q = 0; q < 4; q++) g.at[q] += held.parts[part][my_row][my_four + q];
+        for (int q = 0; q < 4; q++) g.at[q] += chunk.parts[part][my_row][my_four + q];
     }
     for (int q = 0; q < 4; q++) optimizer.step(g.at[q], w.at[q], of_g.at[q], of_g2.at[q], true);
     put_several<WHOLE>(optimizer.theta + place, w, there);
@@ -455,12 +476,7 @@ __device__ void tile(int number_of_tile, const PIXEL* X, const long long* order,
         put_several<WHOLE>(optimizer.v + place, of_g2, there);
     }
     if (row == 0 && threadIdx.x < EDGE && column + threadIdx.x < COLUMNS) {
-        const int at = biases_of(layer) + column + threadIdx.x;
-        REAL sum = 0, b = optimizer.theta[at], none = 0;
-        for (int part = 0; part < SLICES; part++) sum += held.parts[part][EDGE][threadIdx.x];
-        REAL &of_b = optimizer.m ? optimizer.m[at] : none, &of_b2 = optimizer.m ? optimizer.v[at] : none;
-        optimizer.step(sum, b, of_b, of_b2, false);
-        optimizer.theta[at] = b;
+        update_bias(chunk, optimizer, biases_of(layer) + column + threadIdx.x);
     }
 }
 

@@ -287,9 +287,9 @@ def test_parts_that_can_not_be_are_refused_in_one_sentence(options, error, match
 def test_a_recipe_trains_on_it_in_one_go():
     rows = np.repeat(np.eye(3), 20, axis=0)
     _, history = Recipe(model=mlp(3, 5, 3), batch_size=6).train(data.from_arrays(rows, np.repeat(["a", "b", "c"], 20)))
-    assert history.accuracy[-1] == 1
+    assert history.validation["accuracy"][-1] == 1
     _, history = Recipe(model=mlp(30, 5, 3), epochs=1).train(data.from_arrays(X, Y, validation=0))
-    assert history.accuracy == [None]
+    assert history.validation == {}
 
 
 def test_readers_are_there_by_name_and_imported_only_when_they_are_asked_for():

@@ -11,7 +11,9 @@ from itertools import product
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import LAYERS, PASSES, Prepared, Rung
+from mlpkit.kernels.conv import PASSES
+
+from . import LAYERS, Prepared, Rung
 
 MOST_SHARED = 227 << 10  # bytes that a block may have on an H100 or H200
 PROCESSORS = 132

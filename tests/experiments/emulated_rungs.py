@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from conv_cases import error, operands, wanted
 
+from experiments.conv_ladder.rungs import fourier, product, winograd
 from mlpkit import kernels
-from mlpkit.kernels.conv import fourier, product, winograd
 
-needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
 KERNEL = re.compile(r'extern "C" __global__[^{;]*?\b(\w+)\([^()]*\)\n\{')
 
 

@@ -10,7 +10,8 @@ from functools import partial
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import Prepared, Rung
+
+from . import Prepared, Rung
 
 FILE, THREADS = "conv_4_im2col", 256
 EACH = 4  # numbers or fours of them, that a thread moves
@@ -23,11 +24,6 @@ MOST = 2**31 - 1
 def row(shape):
     """Return the numbers of a row of the windows: k k c, and zeros up to a multiple of four."""
     return -(-shape.channels * shape.kernel**2 // 4) * 4
-
-
-def windows_bytes(shape):
-    """Return the bytes of the windows."""
-    return 4 * row(shape) * shape.batch * shape.out_height * shape.out_width
 
 
 def why_not(shape, which):

@@ -10,8 +10,9 @@ from functools import partial
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import Prepared, Rung
-from mlpkit.kernels.conv.product import InOrder, by_value, product
+
+from . import Prepared, Rung
+from .product import InOrder, by_value, product
 
 FILE, THREADS, TILE = "conv_10_fourier", 256, 32
 MOST = 2**31 - 2**16

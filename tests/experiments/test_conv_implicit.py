@@ -9,9 +9,10 @@ import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
 from shared import one_sentence
 
+from experiments.conv_ladder.rungs import ERRORS, LAYERS, implicit
+from experiments.conv_ladder.rungs.implicit import KINDS, RUNGS, Tile
 from mlpkit import kernels
-from mlpkit.kernels.conv import ERRORS, LAYERS, Shape, implicit
-from mlpkit.kernels.conv.implicit import KINDS, RUNGS, Tile
+from mlpkit.kernels.conv import Shape
 
 needs_emulator = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
 rungs = pytest.mark.parametrize("name", RUNGS)

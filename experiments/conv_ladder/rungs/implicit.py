@@ -12,7 +12,8 @@ from functools import partial
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import Prepared, Rung
+
+from . import Prepared, Rung
 
 MULTIPROCESSORS = 132  # of an H200: tiles and slices are chosen for it, and right anywhere
 ENOUGH_BLOCKS = 96  # for 132 multiprocessors

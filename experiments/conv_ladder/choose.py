@@ -12,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.lab.clock import quick_us
 from mlpkit import __version__
 from mlpkit.checks import check_choice
 from mlpkit.files import check_readable, write_atomically
-from mlpkit.kernels.conv import ERRORS, PASSES, cudnn, ladder
-from mlpkit.kernels.conv.timing import quick_us
+from mlpkit.kernels.conv import PASSES
+
+from . import ladder
+from .rungs import ERRORS, cudnn
 
 # What may stand in for what: who asks for TF32 is content with float32.
 ENOUGH = {"float32": ("float32",), "tf32": ("float32", "tf32"), "bf16": ("bf16",)}

@@ -10,8 +10,9 @@ import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
 from test_kernels import needs_compiler
 
+from experiments.conv_ladder.rungs import ERRORS, LAYERS, cores
 from mlpkit import kernels
-from mlpkit.kernels.conv import ERRORS, LAYERS, Shape, cores
+from mlpkit.kernels.conv import Shape
 
 sys.path.append(str(Path(__file__).parents[1] / "engines"))  # where the emulator is
 import emulator

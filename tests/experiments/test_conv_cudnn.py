@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, error, operands, random_shape, wanted
 
-from mlpkit.kernels.conv import ERRORS, LAYERS, Shape, cudnn
+from experiments.conv_ladder.rungs import ERRORS, LAYERS, cudnn
+from mlpkit.kernels.conv import Shape
+from mlpkit.kernels.conv import cudnn as plans
 
 SHAPE = Shape(2, 3, 5, 7, 9, 3, padding=1)
 QUICK = cudnn.rungs(seconds=0.02)
 
 
 def test_a_missing_package_is_said_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(cudnn, "find_spec", lambda name: None)
+    monkeypatch.setattr(plans, "find_spec", lambda name: None)
     reason = cudnn.RUNGS["cudnn_tf32"].why_not(SHAPE, "forward")
     assert reason.startswith("cuDNN is left out")
     assert "pip install nvidia-cudnn-frontend" in reason
@@ -29,8 +31,8 @@ def test_a_missing_library_is_said_in_a_sentence(monkeypatch):
     package = ModuleType("cudnn")
     package.backend_version = refuse
     monkeypatch.setitem(sys.modules, "cudnn", package)
-    monkeypatch.setattr(cudnn, "find_spec", lambda name: object())
-    reason = cudnn.why_not(SHAPE, "forward")
+    monkeypatch.setattr(plans, "find_spec", lambda name: object())
+    reason = plans.why_not()
     assert "cudnnGetVersion" in reason
     assert "\n" not in reason
     assert "pip install" in reason
@@ -38,16 +40,16 @@ def test_a_missing_library_is_said_in_a_sentence(monkeypatch):
 
 def test_strides_are_those_of_the_arrays_as_they_are_stored():
     array = np.empty(SHAPE.x, np.float32)
-    assert cudnn._strides(SHAPE.x, "nchw") == [stride // 4 for stride in array.strides]
+    assert plans._strides(SHAPE.x, "nchw") == [stride // 4 for stride in array.strides]
     stored = np.empty(cudnn._stored(SHAPE.x, "nhwc"), np.float32).transpose(0, 3, 1, 2)
     assert stored.shape == SHAPE.x
-    assert cudnn._strides(SHAPE.x, "nhwc") == [stride // 4 for stride in stored.strides]
+    assert plans._strides(SHAPE.x, "nhwc") == [stride // 4 for stride in stored.strides]
 
 
 def test_plans_are_taken_once_and_in_order():
     names = ["eng5", "eng3", "eng5", "eng0", "eng3"]
     problem = SimpleNamespace(plans=len(names), name=names.__getitem__)
-    assert cudnn.Problem.different(problem) == [0, 1, 3]
+    assert plans.Problem.different(problem) == [0, 1, 3]
 
 
 def test_both_layouts_are_tried():

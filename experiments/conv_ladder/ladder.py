@@ -2,7 +2,9 @@
 
 from mlpkit import kernels
 from mlpkit.checks import check_choice
-from mlpkit.kernels.conv import ERRORS, PASSES, cores, cudnn, fourier, implicit, planes, product, winograd
+from mlpkit.kernels.conv import PASSES
+
+from .rungs import ERRORS, cores, cudnn, fourier, implicit, planes, product, winograd
 
 MODULES = (cores, product, implicit, winograd, fourier, planes, cudnn)
 RUNGS = {name: rung for module in MODULES for name, rung in module.RUNGS.items()}

@@ -12,7 +12,7 @@ CHECK = """
 import sys
 import numpy as np
 from numba import config
-from mlpkit.kernels.matmul import numba_matmuls
+from experiments.matmul_ladder import numba_matmuls
 
 assert config.ENABLE_CUDASIM
 kernel = getattr(numba_matmuls, sys.argv[1])

@@ -11,8 +11,9 @@ from functools import partial
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import Prepared, Rung
-from mlpkit.kernels.conv.product import InOrder, by_value, pixels, product
+
+from . import Prepared, Rung
+from .product import InOrder, by_value, pixels, product
 
 FILE, FUSED, THREADS, FUSED_THREADS, TAPS = "conv_9_winograd", "conv_9_winograd_fused", 256, 256, 3
 VECTORS = {2: 4, 4: 2}  # numbers of a thread, so that a tile of them fits into its registers
@@ -71,22 +72,16 @@ class Plan:
 
         copies: numbers from one of three copies of the tiles to the next, or 0; low: which is the rest of the rounding.
         """
-        sizes, blocks = self.sizes(images.shape, tiles, 0 if outputs else self.padding, copies, low)
-        arrays = (tiles, images) if name == "transform_output" else (images, tiles)
-        return self.launch(name, blocks, (*arrays, sizes), images.shape[3])
-
-    def sizes(self, shape, tiles, padding=0, copies=0, low=0):
-        """Return the struct of the kernels for images of a shape, as a launch passes it by value, and the blocks."""
-        (n, h, w, c), vector = shape, math.gcd(shape[3], VECTORS[self.m])
+        (n, h, w, c), padding = images.shape, 0 if outputs else self.padding
+        vector = math.gcd(c, VECTORS[self.m])
         pitch, place = (size // vector for size in (tiles.shape[2], tiles.strides[0] // 4))
-        numbers = n, h, w, c // vector, self.down, self.across, padding, pitch, place, copies // vector, low, 0
+        sizes = np.array(
+            [(n, h, w, c // vector, self.down, self.across, padding, pitch, place, copies // vector, low, 0)], SIZES
+        )
+        arrays = (tiles, images) if name == "transform_output" else (images, tiles)
         blocks = -(-n * self.down * self.across * c // vector // THREADS)
-        return np.array([numbers], SIZES).view(f"V{SIZES.itemsize}"), blocks
-
-    def launch(self, name, blocks, arguments, channels):
-        """Return a launch of a kernel for images of so many channels."""
-        kernel = kernels.load(FILE, TILE=self.m, VECTOR=math.gcd(channels, VECTORS[self.m])).get_function(name)
-        return partial(kernel, (blocks,), (THREADS,), arguments)
+        kernel = kernels.load(FILE, TILE=self.m, VECTOR=vector).get_function(name)
+        return partial(kernel, (blocks,), (THREADS,), (*arrays, sizes.view(f"V{sizes.nbytes}")))
 
 
 def why_not(shape, which):
@@ -123,25 +118,17 @@ def _correlate(plan, precision, x, filters, back):
 
     x, o = pixels(x), filters.shape[1 if back else 0]
     y = cupy.empty((len(x), plan.out_h, plan.out_w, o), np.float32)
-    M, calls, workspace = products(plan, precision, x, filters, back)
-    calls = (*calls, plan.kernel("transform_output", y, M, outputs=True))
-    return Prepared(InOrder(*calls), partial(_images, y), workspace, (x, filters))
-
-
-def products(plan, precision, x, filters, back=False):
-    """Return M, the calls that make it of images x (n, h, w, c) and of filters, and the bytes of all in between."""
-    import cupy
-
     split, c = 3 if precision == SPLIT else 1, _whole(x.shape[3], 4)
-    V, M = plan.empty(split * c), plan.empty(filters.shape[1 if back else 0])
+    V, M = plan.empty(split * c), plan.empty(o)
     U = cupy.zeros((plan.places, split * c, M.shape[2]), np.float32)
     copies = c if split > 1 else 0
     calls = (
         _filters(plan, filters, U, back, copies),
         plan.kernel("transform_input", x, V, copies=copies),
         product(V, U, M, "tf32" if copies else precision),
+        plan.kernel("transform_output", y, M, outputs=True),
     )
-    return M, calls, V.nbytes + M.nbytes + U.nbytes
+    return Prepared(InOrder(*calls), partial(_images, y), V.nbytes + M.nbytes + U.nbytes, (x, filters))
 
 
 def _weight_gradient(m, precision, shape, x, dy):

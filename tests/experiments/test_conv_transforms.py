@@ -5,13 +5,15 @@ import re
 import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
-from emulated_rungs import cupy, error_of, needs_compiler
+from emulated_rungs import cupy, error_of
+from emulator import needs_compiler
 from shared import one_sentence
 
+from experiments.conv_ladder.rungs import LAYERS, fourier, product, winograd
 from mlpkit import kernels
 from mlpkit.engines import numpy_fft, numpy_winograd2, numpy_winograd4
 from mlpkit.engines.images.winograd import cook_toom
-from mlpkit.kernels.conv import LAYERS, Shape, fourier, product, winograd
+from mlpkit.kernels.conv import Shape
 
 RUNGS = {**product.RUNGS, **winograd.RUNGS, **fourier.RUNGS}
 EMULATED = (
@@ -25,12 +27,6 @@ FIXTURES = (cupy,)
 
 
 # What a rung says of itself
-
-
-def test_the_windows_are_counted():
-    layer = LAYERS["64 to 128, 13 x 13"]
-    assert product.windows_bytes(layer) == 4 * 128 * 121 * 576
-    assert product.windows_bytes(LAYERS["1 to 64, 28 x 28"]) == 4 * 128 * 26 * 26 * 12  # nine, and three zeros
 
 
 def test_winograd_refuses_what_its_matrices_are_not_for():

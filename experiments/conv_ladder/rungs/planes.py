@@ -1,0 +1,103 @@
+"""Planes: a pass of two arrays as they come, by the kernels that engines are made of.
+
+See `mlpkit.kernels.conv.planes`. Images become planes, and filters get their order, before the call. To make halves of
+either is part of it.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from mlpkit import kernels
+from mlpkit.kernels.conv import planes
+
+from . import Prepared, Rung
+
+
+def prepare(name, shape, which, a, b, tiling=None):
+    """Return a pass that is ready; see `Rung`. name: of a mode. tiling: instead of the most promising one.
+
+    Raises ValueError where the mode can't.
+    """
+    import cupy
+
+    mode = planes.MODES[name]
+    if reason := planes.why_not(name, shape, which):
+        raise ValueError(reason)
+    images, halves = planes.images_as_planes(a, mode), None
+    if which == "weight_gradient":
+        others, block = planes.images_as_planes(b, mode), None
+    else:
+        b = b if which == "forward" else b.swapaxes(0, 1)
+        found = planes.launches(mode, shape, which, tiling)
+        orders = [planes.filters_in_order(b[:, :, one.rows, one.columns], mode, one.tiling).ravel() for one in found]
+        others, block = cupy.concatenate(orders), found[0].tiling.block(mode)
+    operands, workspace = [planes.Stored(images), planes.Stored(others)], 0
+    if mode.halves:
+        empty = (cupy.empty(mode.parts * each.size, np.uint16) for each in (images, others))
+        operands = [planes.Stored(each, planes.new_scale()) for each in empty]
+        halves = [_pieces(images, operands[0].array), _pieces(others, operands[1].array, block)]
+        workspace = sum(each.array.nbytes + each.scale.nbytes for each in operands)
+    if which == "weight_gradient":
+        result, sums = cupy.empty(shape.w, np.float32), planes.empty_sums(mode, shape)
+        product = partial(planes.weight_gradient, mode, shape, operands[0], operands[1], result, partial_sums=sums)
+        workspace += sums.nbytes
+    else:
+        channels = shape.channels_out if which == "forward" else shape.channels
+        result = planes.empty_planes(mode, shape.batch, channels, *shape.operands(which)[2][2:])
+        product = partial(planes.convolve, mode, shape, which, operands[0], operands[1], result, tiling)
+
+    def call():
+        if halves:
+            _split(mode, halves, [each.scale for each in operands])
+        product()
+
+    finish = (lambda: result) if which == "weight_gradient" else (lambda: planes_as_images(result, channels))
+    return Prepared(call, finish, workspace, (images, others, *operands))
+
+
+def planes_as_images(array, channels):
+    """Return planes as float32 images (n, channels, h, w)."""
+    import cupy
+
+    n, _, h, w, _ = array.shape
+    array = (array.astype(cupy.uint32) << 16).view(cupy.float32) if array.dtype == cupy.uint16 else array
+    return cupy.ascontiguousarray(array.transpose(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :channels])
+
+
+def as_operand(mode, array, scale=None):
+    """Return planes (n, c / s, h, w, s), float32 or bfloat16 as `mode` has them, as `Stored`: halves are made here."""
+    if not mode.halves:
+        return planes.Stored(array)
+    n, groups, height, width, each = array.shape
+    found = planes.empty_operand(mode, n, groups * each, height, width, scale)
+    _split(mode, [_pieces(array, found.array)], [scale])
+    return found
+
+
+def _pieces(array, made, block=None):
+    """Return the argument `Pieces` of the kernel `split`. block: of an array's pieces, see there; all where None."""
+    area = array.shape[2] * array.shape[3] if array.ndim == 5 else 1
+    numbers = [array.data.ptr, made.data.ptr, array.size // 8 | area << 32, block or array.size // 8]
+    return np.array(numbers, np.uint64).view("V32")
+
+
+def _split(mode, pieces, scales):
+    """Ask for the halves of one or two arrays."""
+    if len(pieces) == 1:
+        pieces, scales = [*pieces, np.zeros(4, np.uint64).view("V32")], [*scales, np.uintp(0)]
+    split = kernels.load(planes.OPERANDS, MODE=mode.number).get_function("split").kernel
+    split((planes.multiprocessors(),), (1024,), (*pieces, *scales), shared_mem=32, enable_cooperative_groups=True)
+
+
+def _rung(name, label):
+    files, precision = (planes.FORWARD, planes.WEIGHTS), planes.MODES[name].precision
+    return Rung(label, files, precision, "planes", partial(prepare, name), partial(planes.why_not, name))
+
+
+RUNGS = {
+    "planes_bf16": _rung("bf16", "planes, bfloat16"),
+    "planes_tf32": _rung("tf32", "planes, TF32"),
+    "planes_fp16": _rung("fp16", "planes, halves"),
+    "planes_fp16x3": _rung("fp16x3", "planes, three products of halves"),
+}

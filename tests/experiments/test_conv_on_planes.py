@@ -1,0 +1,35 @@
+"""The rungs on planes, on a GPU: a pass of two arrays as they come is right, whatever their size."""
+
+import numpy as np
+import pytest
+from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
+
+from experiments.conv_ladder.rungs.planes import RUNGS
+from mlpkit.kernels.conv import Shape, planes
+
+MORE = [random_shape(np.random.default_rng(seed)) for seed in range(8)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("name", planes.MODES)
+@pytest.mark.parametrize("shape", [*SHAPES, *MORE], ids=str)
+def test_a_rung_is_right(name, which, shape):
+    rung = RUNGS[f"planes_{name}"]
+    if reason := rung.why_not(shape, which):
+        pytest.skip(reason)
+    check_on_gpu(rung, shape, which)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
+def test_halves_take_numbers_of_any_size(scale, which):
+    import cupy
+
+    shape = Shape(2, 20, 24, 9, 9, 3, padding=1)
+    a, b = operands(shape, which)
+    a *= np.float32(scale)
+    prepared = RUNGS["planes_fp16x3"].prepare(shape, which, cupy.asarray(a), cupy.asarray(b))
+    prepared.call()
+    assert error(cupy.asnumpy(prepared.result()), wanted(shape, which, a, b)) < 1e-5
