@@ -56,12 +56,23 @@ class Heads(Loss):
         for (channels, _, _), (loss, _, _, of, _) in zip(self.parts, self.cut(None, targets), strict=True):
             loss.check(of, n, (channels, *output[1:]), dtype)
 
+    def whole(self, targets):
+        """Return whether all labels are whole numbers, a scalar: others would be cut off."""
+        column, found = 0, []
+        for channels, loss, _ in self.parts:
+            if isinstance(loss, OfClasses):
+                found.append(targets[:, column] == targets[:, column].round())
+            column += 1 if isinstance(loss, OfClasses) else channels
+        return reduce(and_, (each.all() for each in found), True)
+
     def valid(self, engine, targets, output):
         parts = self.cut(None, targets)
         found = (loss.valid(engine, of, (here.stop - here.start, *output[1:])) for loss, _, _, of, here in parts)
-        return reduce(and_, found)
+        return reduce(and_, found) & self.whole(targets)
 
     def check_values(self, targets, output):
+        if not bool(self.whole(targets)):
+            raise ValueError("labels must be whole numbers, in the column of a head, too.")
         for loss, _, _, of, here in self.cut(None, targets):
             loss.check_values(of, (here.stop - here.start, *output[1:]))
 
