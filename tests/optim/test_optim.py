@@ -13,6 +13,7 @@ from mlpkit.engines import numpy_baseline
 from mlpkit.nn.network import Network
 from mlpkit.optim import BY_NAME, SGD, Adam, AdamW, Momentum, Nesterov, RMSprop
 from mlpkit.optim.schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
+from mlpkit.training.fit import fit
 
 
 def vector(theta, n_weights=None):
@@ -420,3 +421,70 @@ def test_a_copy_goes_on_as_the_first_would_have_and_disturbs_nobody(name, copied
     wanted = descend(network, optimizer, np.cos, 4)
     assert_array_equal(descend(other, other_optimizer, np.cos, 4), wanted)
     assert other_optimizer.describe() == optimizer.describe()
+
+
+# Between the gradient and the update
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("weight_decay", [0, 0.01])
+def test_two_halves_that_are_averaged_are_one_whole_batch(name, weight_decay):
+    """As on two GPUs: each has half of the batch, and all add up the gradients before the update."""
+    network, alone = Network(model=SMALL), Network(model=SMALL)
+    halves = blobs(32, 0), blobs(32, 1)
+
+    def average(grad):
+        of_this = grad.copy()
+        network.forward_backward(*halves[1])
+        grad[:] = (of_this + network.grad) / 2
+
+    one = BY_NAME[name](network, 0.01, weight_decay=weight_decay, reduce=average)
+    other = BY_NAME[name](alone, 0.01, weight_decay=weight_decay)
+    whole = [np.concatenate(parts) for parts in zip(*halves, strict=True)]
+    for _ in range(5):
+        network.forward_backward(*halves[0])
+        one.step()
+        alone.forward_backward(*whole)
+        other.step()
+    assert_allclose(network.theta, alone.theta, rtol=1e-4, atol=2e-6)
+    assert not np.array_equal(alone.theta, Network(model=SMALL).theta)
+
+
+@pytest.mark.parametrize("engine", ["numpy_baseline", "numba_step", "numba_hybrid", "numba_conv"])
+def test_it_is_called_once_a_step_with_the_whole_gradient_before_the_update(engine):
+    network, seen = Network(engine, SMALL), []
+
+    def look(grad):
+        seen.append((grad is network.grad, grad.copy(), network.theta.copy()))
+
+    optimizer, plain = SGD(network, 0.1, reduce=look), Network(engine, SMALL)
+    fit(network, optimizer, blobs(20), epochs=2, batch_size=8)
+    assert len(seen) == optimizer.steps == 6
+    assert all(same for same, _, _ in seen)
+    for (_, grad, before), after in zip(seen, [*(theta for *_, theta in seen[1:]), network.theta], strict=True):
+        assert grad.all() or np.count_nonzero(grad) > 30
+        assert_allclose(after, before - np.float32(0.1) * grad, rtol=1e-6, atol=1e-7)
+    fit(plain, SGD(plain, 0.1), blobs(20), epochs=2, batch_size=8)
+    assert_array_equal(network.theta, plain.theta)
+
+
+def halve(grad):
+    grad *= 0.5
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_has_it_too(copied):
+    network = Network(model=SMALL)
+    optimizer = Momentum(network, 0.1, reduce=halve)
+    other, other_optimizer = copied((network, optimizer))
+    assert other_optimizer.reduce is halve
+    assert_array_equal(descend(other, other_optimizer, np.cos, 3), descend(network, optimizer, np.cos, 3))
+    assert not np.array_equal(network.theta, descend(Network(model=SMALL), Momentum(other, 0.1), np.cos, 3)[-1])
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("reduce", ["sum", 3, [halve]])
+def test_what_is_no_function_of_the_gradient_is_refused(reduce, name):
+    with pytest.raises(TypeError) as caught:
+        BY_NAME[name](Network(model=SMALL), 0.1, reduce=reduce)
+    one_sentence(caught.value, f"reduce must be a function of the gradient, not {reduce!r}")

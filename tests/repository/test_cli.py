@@ -296,6 +296,17 @@ def test_a_place_where_nothing_can_be_saved_is_refused_before_training(place, sm
     check_refused(["train", "--save", str(tmp_path / place)], 1, "can't be written", capsys)
 
 
+def test_a_tilde_is_the_home_folder_where_no_shell_has_put_it_there(small, tmp_path, monkeypatch):
+    """As in `--save=~/network.npz`, which some shells leave as it is."""
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--epochs", "1", "--save=~/network.npz", "--checkpoints=~/ck"]) == 0
+    Network.load(tmp_path / "home" / "network.npz")
+    assert (tmp_path / "home" / "ck" / "last.npz").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
 try:
     import_module("numba.np.ufunc.tbbpool")
     NO_TBB = ()

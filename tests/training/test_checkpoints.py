@@ -487,3 +487,17 @@ def test_a_best_network_that_a_kill_prevented_is_written_by_the_resumed_run(writ
     run(network, optimizer, checkpoints=tmp_path, resume=True)
     assert content(tmp_path) == content(written)
     assert_array_equal(network.theta, load_npz(written / "last.npz", ["theta"])["theta"])
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    """Of checkpoints, of a run that goes on, and of a network that is saved and loaded."""
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    run(*new(), checkpoints="~/ck")
+    assert {path.name for path in (tmp_path / "home" / "ck").iterdir()} == {".lock", "best.npz", "last.npz"}
+    network, optimizer = new()
+    assert len(run(network, optimizer, epochs=3, checkpoints="~/ck", resume=True).epochs) == 3
+    network.save("~/nets/n.npz")
+    assert_array_equal(Network.load("~/nets/n.npz").theta, network.theta)
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]

@@ -11,6 +11,7 @@ from shared import SMALL, dataset, one_sentence
 from mlpkit.nn.models import mlp
 from mlpkit.nn.network import Network
 from mlpkit.optim import BY_NAME, SGD
+from mlpkit.optim.schedules import Constant, Cosine, StepDecay, WarmUp
 from mlpkit.training.fit import fit
 from mlpkit.training.recipe import SCHEDULES, Recipe
 
@@ -150,3 +151,78 @@ def test_a_part_of_a_data_set_and_one_without_images_to_train_on_are_refused():
         RECIPE.train(DATA.train)
     with pytest.raises(ValueError, match="there are no examples"):
         RECIPE.train(DATA._replace(train=DATA.train._replace(X=DATA.train.X[:0], y=DATA.train.y[:0])))
+
+
+# Settings of the optimizer, and schedules of one's own
+
+
+def test_the_optimizer_gets_its_settings():
+    recipe = RECIPE.but(optimizer="adam", settings={"beta2": 0.99, "eps": 1e-6}, lr=0.01)
+    network = recipe.make_network()
+    optimizer = recipe.make_optimizer(network, 50)
+    assert optimizer.settings == {"beta1": 0.9, "beta2": 0.99, "eps": 1e-6}
+    assert optimizer.describe() == "Adam(lr=Constant(0.01), weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-06)"
+    found = recipe.train(DATA)[1].loss
+    assert found == recipe.but(settings={"eps": 1e-6, "beta2": 0.99}).train(DATA)[1].loss  # in whatever order
+    assert found != recipe.but(settings={}).train(DATA)[1].loss
+
+
+@pytest.mark.parametrize("schedule", [Cosine(0.1, 1000), WarmUp(StepDecay(0.3, 5, factor=0.5), 3), Constant(0.02)])
+def test_a_schedule_of_ones_own_gives_the_rates(schedule):
+    recipe = RECIPE.but(optimizer="momentum", schedule=schedule, settings={"momentum": 0.95})
+    history = recipe.train(DATA)[1]
+    assert [epoch.lr for epoch in history.epochs] == pytest.approx([float(schedule(7 * i - 1)) for i in (1, 2, 3)])
+    assert recipe.make_optimizer(recipe.make_network(), 50).describe() == (
+        f"Momentum(lr={schedule!r}, weight_decay=0.0, momentum=0.95)"
+    )
+    found = json.loads(json.dumps(recipe.to_dict()))
+    assert found["settings"] == {"momentum": 0.95}
+    assert found["schedule"] == repr(schedule)
+    again = Recipe.from_dict(found)
+    assert again == recipe
+    assert again.train(DATA)[1].loss == history.loss
+
+
+def test_a_schedule_of_ones_own_may_be_warmed_up_to():
+    rates = RECIPE.but(schedule=Constant(0.5), warmup_epochs=1).make_schedule(50)
+    assert_allclose([rates(0), rates(3), rates(6), rates(20)], [0.5 / 7, 2 / 7, 0.5, 0.5])
+
+
+def test_what_is_left_out_is_not_written():
+    assert "settings" not in RECIPE.to_dict()
+    assert RECIPE.to_dict()["schedule"] == "constant"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name", "words"),
+    [
+        ("sgd", "momentum", "sgd has no setting 'momentum'; it has none"),
+        ("momentum", "beta1", "momentum has no setting 'beta1'; it has momentum"),
+        ("adam", "lr", "adam has no setting 'lr'; it has beta1, beta2, eps"),
+        ("adam", "reduce", "no setting 'reduce'"),
+    ],
+)
+def test_a_setting_that_the_optimizer_has_not_is_refused(optimizer, name, words):
+    with pytest.raises(ValueError, match="no setting") as caught:
+        RECIPE.but(optimizer=optimizer, settings={name: 0.5})
+    one_sentence(caught.value, words)
+
+
+def test_a_function_trains_and_can_not_be_written():
+    recipe = RECIPE.but(schedule=lambda step: 0.1 / (1 + step))
+    assert recipe.train(DATA)[1].stopped == "finished"
+    with pytest.raises(ValueError, match="can't be written") as caught:
+        recipe.to_dict()
+    one_sentence(caught.value)
+
+
+def test_a_schedule_that_there_is_not_is_no_recipe():
+    with pytest.raises(ValueError, match="Ramp") as caught:
+        Recipe.from_dict(RECIPE.to_dict() | {"schedule": "Ramp(3)"})
+    one_sentence(caught.value, "there is no layer, loss or schedule 'Ramp'")
+
+
+def test_settings_are_checked_when_they_are_used():
+    with pytest.raises(ValueError, match="momentum must be") as caught:
+        RECIPE.but(optimizer="momentum", settings={"momentum": 1.5}).train(DATA)
+    one_sentence(caught.value)

@@ -1,0 +1,107 @@
+"""A network compiled for n rows puts out what the network does, on every engine, whoever asks."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from shared import ENGINES, REASONS, one_sentence
+
+from mlpkit import engines
+from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.layers import Dropout, Flatten, Linear, ReLU
+from mlpkit.nn.model import Model
+from mlpkit.nn.models import mlp
+from mlpkit.nn.network import Network
+from mlpkit.nn.norm import BatchNorm
+
+ROWS = mlp(20, 7, 5, 3)
+IMAGES = Model((1, 5, 4), (
+    Conv(3, 2, bias=False), BatchNorm(), ReLU(), MaxPool(2), Dropout(0.5), Flatten(), Linear(3),
+))  # fmt: skip
+HERE = [name for name in engines.names(IMAGES.operations) if not REASONS[name]]
+CONVOLVING = [name for name in HERE if hasattr(engines.load(name), "conv")]
+CASES = [
+    *(pytest.param(ROWS, *each.values, marks=each.marks, id=f"rows-{each.values[0]}") if not isinstance(each, str)
+      else pytest.param(ROWS, each, id=f"rows-{each}") for each in ENGINES),
+    *(pytest.param(IMAGES, name, id=f"images-{name}") for name in CONVOLVING),
+]  # fmt: skip
+
+
+def new(engine, model):
+    network = Network(engine, model, seed=1)
+    rng = np.random.default_rng(0)
+    network.set_statistics(rng.uniform(0.5, 2, len(network.statistics)))
+    network.set_theta(network.engine.to_numpy(network.theta) + rng.normal(0, 0.1, len(network.theta)))
+    return network
+
+
+def rows(model, n, dtype=np.float32):
+    pixels = np.random.default_rng(1).integers(256, size=(n, *model.input), dtype=np.uint8)
+    return pixels if dtype == np.uint8 else pixels / np.float32(255)
+
+
+@pytest.mark.parametrize(("model", "engine"), CASES)
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_it_puts_out_what_the_network_does(model, engine, dtype):
+    network = new(engine, model)
+    predict = network.compiled(8)
+    for n in (8, 3, 1):
+        x = rows(model, n, dtype)
+        wanted = network.engine.to_numpy(network.forward(network.engine.asarray(x)))
+        found = predict(x)
+        assert isinstance(found, np.ndarray)
+        assert (found.shape, found.dtype) == ((n, 3), np.float32)
+        assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        theirs = predict(network.engine.asarray(x))
+        assert_allclose(network.engine.to_numpy(theirs), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "engine"), CASES)
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_a_batch_stays_where_it_is(model, engine, dtype):
+    network = new(engine, model)
+    predict = network.compiled(8)
+    batch, to_numpy = predict.batch(dtype), network.engine.to_numpy
+    x, z = batch.x, batch.z
+    assert (tuple(x.shape), x.dtype) == ((8, *model.input), dtype)
+    assert (tuple(z.shape), z.dtype) == ((8, 3), np.float32)
+    for n in (8, 3):
+        given = rows(model, n, dtype)
+        batch.fill(given)
+        batch.replay()
+        assert batch.x is x
+        assert batch.z is z
+        assert_allclose(to_numpy(z)[:n], predict(given), rtol=1e-4, atol=1e-5)
+        assert_array_equal(to_numpy(x)[n:], 0)
+
+
+@pytest.mark.parametrize(("model", "engine"), CASES)
+def test_what_does_not_fit_is_refused(model, engine):
+    network = new(engine, model)
+    predict = network.compiled(8)
+    batch, x = predict.batch(np.float32), rows(model, 9)
+    for call in (predict, batch.fill):
+        with pytest.raises(ValueError, match="at most 8 rows") as caught:
+            call(x)
+        one_sentence(caught.value, "not 9", "compile it for more")
+        with pytest.raises(ValueError, match="must have shape"):
+            call(x[:4, ..., :-1])
+    with pytest.raises(ValueError, match="inputs must be finite"):
+        predict(x[:3] * np.float32(np.nan))
+    with pytest.raises(TypeError, match="float64"):
+        predict(x[:3].astype(float))
+    with pytest.raises(TypeError, match="convert"):
+        batch.fill(rows(model, 3, np.uint8))
+    with pytest.raises(TypeError, match="float64"):
+        predict.batch(np.float64)
+    for wrong, error in ((0, ValueError), (-1, ValueError), (2.5, TypeError)):
+        with pytest.raises(error, match="must be"):
+            network.compiled(wrong)
+
+
+def test_it_has_the_parameters_of_its_moment_and_leaves_the_network_alone():
+    network = new("numpy_baseline", IMAGES)
+    predict, x = network.compiled(4), rows(IMAGES, 4)
+    wanted = predict(x)
+    network.theta[:] = 0
+    assert_array_equal(predict(x), wanted)
+    assert not np.array_equal(network.forward(x), wanted)
