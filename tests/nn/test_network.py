@@ -17,11 +17,15 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import ENGINES, SMALL, blobs, one_sentence
 
 from mlpkit import engines
+from mlpkit.nn.concat import Concat
+from mlpkit.nn.conv import Conv
+from mlpkit.nn.fold import fold
 from mlpkit.nn.initialize import RULES, start
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.models import Model, mlp
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.residual import Residual
 from mlpkit.npz import save_npz
 
 SIZES = SMALL.sizes()
@@ -513,3 +517,26 @@ def test_images_where_an_engine_takes_rows_are_refused():
         else:
             assert Network(name, model).predict(np.zeros((2, 16), np.float32)).shape == (2,)
     assert rows > 5
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_folded_network_is_saved_and_loaded_and_the_first_one_stays(bias, tmp_path):
+    """A norm behind a convolution and a linear layer, in both branches of a Residual, and in a Concat."""
+    norm = Conv(3, 1, bias=bias), BatchNorm()
+    layers = (*norm, ReLU(), Residual((*norm, ReLU()), norm), Concat(norm, ()), Flatten(), Linear(4), BatchNorm())
+    network, rng = Network(model=Model((2, 3, 3), layers), dtype=np.float64), np.random.default_rng(0)
+    network.theta[:] += rng.normal(0, 0.3, len(network.theta))
+    network.statistics[:] = rng.uniform(0.5, 2, len(network.statistics))
+    kept = [vector.copy() for vector in (network.theta, network.statistics, network.grad)]
+    x, model = rng.normal(size=(5, 2, 3, 3)), network.model
+    folded = fold(network)
+    assert not len(folded.statistics)
+    assert_allclose(folded.forward(x), network.forward(x), rtol=1e-12, atol=1e-12)
+    folded.save(tmp_path / "n.npz")
+    found = Network.load(tmp_path / "n.npz")
+    assert found.model == folded.model != model
+    assert_array_equal(found.forward(x), folded.forward(x))
+    folded.theta[:] = 0
+    for vector, copied in zip((network.theta, network.statistics, network.grad), kept, strict=True):
+        assert_array_equal(vector, copied)
+    assert network.model is model

@@ -39,6 +39,7 @@ FIGURES = {
     "training": lambda: plots.training(history(), title="a run"),
     "training, short": lambda: plots.training(history(steps=3)),
     "training, not validated": lambda: plots.training(history(accuracy=None)),
+    "training, of images": lambda: plots.training(History([1.0], [0.1], [8], [Epoch(0.1, 1.0, 0.1, {"loss": 1.0})])),
     "training, nothing yet": lambda: plots.training(History()),
     "curves": lambda: plots.curves({"a": (X, X**2), "b": (X, X)}, "step", "loss (nats)"),
     "curves with a spread": lambda: plots.curves({"a": (X, X, X / 9)}, "step", "loss", yscale="log", ylim=(0.1, 1)),

@@ -301,7 +301,7 @@ def test_a_tilde_is_the_home_folder_where_no_shell_has_put_it_there(small, tmp_p
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "--epochs", "1", "--save=~/network.npz", "--checkpoints=~/ck"]) == 0
+    assert cli.main(["train", "--epochs", "1", "--save=~/network.npz", "--checkpoints=~/ck"]) == 0
     Network.load(tmp_path / "home" / "network.npz")
     assert (tmp_path / "home" / "ck" / "last.npz").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
