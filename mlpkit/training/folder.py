@@ -72,12 +72,12 @@ class Folder:
         try:
             self.write(is_best)
         except OSError as error:  # what has been learned is worth more than its copy
-            warnings.warn(f"{str(error).rstrip('.')}; the training goes on.", RuntimeWarning, stacklevel=5)
+            warnings.warn(f"{str(error).rstrip('.')}; the training goes on.", RuntimeWarning, stacklevel=6)
 
     def write(self, is_best):
         """Write the checkpoints: first the one that has all, and that tells a run from none."""
         for aside in filter(None, map(set_aside, self.earlier)):
-            warnings.warn(f"an earlier run's checkpoint is now {aside}.", RuntimeWarning, stacklevel=6)
+            warnings.warn(f"an earlier run's checkpoint is now {aside}.", RuntimeWarning, stacklevel=7)
         self.earlier, run = (), self.run
         best = [run.engine.to_numpy(vector) for vector in run.best]
         best += [best[0][:0]] * (2 - len(best))  # no statistics

@@ -34,15 +34,18 @@ class History:
 
     @property
     def validation(self):
-        """By name lists with an entry an epoch: the validation's "loss", and its metrics, such as "accuracy"."""
-        names = self.epochs[0].validation if self.epochs else ()
-        return {name: [epoch.validation[name] for epoch in self.epochs] for name in names}
+        """By name lists with an entry an epoch: the validation's "loss", and its metrics, such as "accuracy".
+
+        Where a run was resumed with a validation set, or without, an entry is None for an epoch without.
+        """
+        names = dict.fromkeys(name for epoch in self.epochs for name in epoch.validation)
+        return {name: [epoch.validation.get(name) for epoch in self.epochs] for name in names}
 
     @property
     def best_epoch(self):
         """The index of the epoch with the lowest validation loss; of the last epoch where nothing was validated."""
-        losses = self.validation.get("loss", ())
-        return min(range(len(losses)), key=losses.__getitem__, default=len(self.epochs) - 1)
+        losses = {i: epoch.validation["loss"] for i, epoch in enumerate(self.epochs) if epoch.validation}
+        return min(losses, key=losses.__getitem__, default=len(self.epochs) - 1)
 
     def to_json(self):
         """Return the history as text, from which `from_json` makes an equal one."""

@@ -59,14 +59,9 @@ class Run:
 
         hurried: whether nobody wants a word between two epochs.
         """
-        self.first_step, first = len(self.history.loss), len(self.history.epochs)
-        self.epochs, self.trainers = epochs, trainers
+        self.first_step, self.epochs, self.trainers = len(self.history.loss), epochs, trainers
+        self.hurried = hurried
         try:
-            if first < epochs:
-                n = self.settings["examples"]
-                self.optimizer.check_rates((epochs - first) * -(-n // self.settings["batch_size"]))
-                self.ahead = int(hurried and not isinstance(trainers.of_epoch(first), StepByStep))
-                self.order = epoch_order(n, self.settings["seed"], first)
             with np.errstate(all="ignore"):  # what overflows is reported once, as Diverged
                 yield
         except KeyboardInterrupt:  # what was asked for ahead, and is not in the history, did not happen
@@ -88,11 +83,20 @@ class Run:
 
     def left(self, patience):
         """Yield the numbers of the epochs that are to be done, as long as there is patience."""
-        for epoch in range(len(self.history.epochs), self.epochs):
+        for epoch in range(first := len(self.history.epochs), self.epochs):
             if self.out_of_patience(patience):
                 return
+            if epoch == first:
+                self.begin(epoch)
             yield epoch
         self.out_of_patience(patience)
+
+    def begin(self, first):
+        """Make what trains the first epoch of this run. Raises ValueError where no rate would change anything."""
+        n, seed = self.settings["examples"], self.settings["seed"]
+        self.optimizer.check_rates((self.epochs - first) * -(-n // self.settings["batch_size"]))
+        self.ahead = int(self.hurried and not isinstance(self.trainers.of_epoch(first), StepByStep))
+        self.order = epoch_order(n, seed, first)
 
     def parts_of(self, epoch, trainer):
         """Yield an epoch's order in parts of whole batches, of which `took` records the losses.

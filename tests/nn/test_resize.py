@@ -14,6 +14,7 @@ from mlpkit.engines import numpy_baseline as baseline
 from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Linear, ReLU, Tanh
+from mlpkit.nn.losses import BinaryCrossEntropy, MeanSquaredError, SoftmaxCrossEntropy
 from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
@@ -37,7 +38,7 @@ LAYERS = st.one_of(
 @given(one=LAYERS, shape=st.tuples(st.sampled_from([1, 2, 4, 9, 16]), *[st.integers(1, 6)] * 2), n=st.integers(1, 3))
 def test_what_comes_out_has_the_shape_that_was_said_or_is_refused(one, shape, n):
     try:
-        model = Model(shape, (Conv(shape[0], 1), one), "mean_squared_error")
+        model = Model(shape, (Conv(shape[0], 1), one), MeanSquaredError())
     except ValueError as error:
         assert "does not fit" in str(error)  # noqa: PT017 (either is right)
         assume(False)
@@ -96,7 +97,7 @@ def test_a_transposed_convolution_is_a_convolution_transposed(settings, shape):
     assume(output_padding < stride)
     assume(min(shape) * stride + size > 2 * padding + stride)
     layer = ConvTranspose(channels, size, stride, padding, output_padding, bias=False)
-    network = Network(model=Model((2, *shape), (layer,), "mean_squared_error"), dtype=np.float64)
+    network = Network(model=Model((2, *shape), (layer,), MeanSquaredError()), dtype=np.float64)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 2, *shape))
     z = network.forward(x)
@@ -134,16 +135,16 @@ NETWORKS = {
         Conv(8, 3, padding=1), BatchNorm(), ReLU(), *_block(8, 1), *_block(16, 2), GlobalAvgPool(), Linear(3),
     )),
     "a small U-Net": Model(
-        (3, 8, 8), (*_level(4, _level(6, (Conv(8, 3, padding=1), ReLU()))), Conv(1, 1)), "binary_cross_entropy"
+        (3, 8, 8), (*_level(4, _level(6, (Conv(8, 3, padding=1), ReLU()))), Conv(1, 1)), BinaryCrossEntropy()
     ),
     "ESPCN": Model((3, 8, 8), (
         Conv(8, 5, padding=2), Tanh(), Conv(4, 3, padding=1), Tanh(), Conv(12, 3, padding=1), PixelShuffle(2),
-    ), "mean_squared_error"),
+    ), MeanSquaredError()),
     "a network for styles": Model((3, 8, 8), (
         Padding(2), Conv(6, 5, bias=False), InstanceNorm(affine=True), ReLU(),
         Conv(8, 3, 2, 1), InstanceNorm(affine=True), ReLU(),
         ConvTranspose(6, 3, 2, 1, 1), InstanceNorm(affine=True), ReLU(), Padding(1), Conv(3, 3),
-    ), "mean_squared_error"),
+    ), MeanSquaredError()),
 }  # fmt: skip
 
 
@@ -152,9 +153,9 @@ def problem(model, n=12):
     rng = np.random.default_rng(0)
     large = rng.normal(size=(n, 3, 4, 4)).repeat(4, axis=2).repeat(4, axis=3) + 0.1 * rng.normal(size=(n, 3, 16, 16))
     x = large.reshape(n, 3, 8, 2, 8, 2).mean(axis=(3, 5)).astype(np.float32)
-    if model.loss == "softmax_cross_entropy":
+    if model.loss == SoftmaxCrossEntropy():
         return x, x.mean(axis=(2, 3)).argmax(axis=1)
-    if model.loss == "binary_cross_entropy":
+    if model.loss == BinaryCrossEntropy():
         return x, (x.sum(axis=1, keepdims=True) > 0).astype(np.float32)
     return x, (large if model.output[1] == 16 else -x).astype(np.float32)
 

@@ -24,7 +24,7 @@ from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
 from mlpkit.optim import BY_NAME, SGD
 from mlpkit.optim.schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
-from mlpkit.training import fit as fitting
+from mlpkit.training import folder as folders
 from mlpkit.training.checkpoint import NAMES, load_checkpoint
 from mlpkit.training.fit import Diverged, fit
 
@@ -122,8 +122,8 @@ HISTORIES = {
     "null for a rate": changed(None, "epochs", 0, "lr"),
     "another rate": changed(0.02, "epochs", 0, "lr"),
     "null for an epoch": changed(None, "epochs", 0),
-    "infinity for a validation": changed(float("inf"), "epochs", 1, "validation_loss"),
-    "text for a validation": changed("high", "epochs", 1, "validation_accuracy"),
+    "infinity for a validation": changed(float("inf"), "epochs", 1, "validation", "loss"),
+    "text for a validation": changed("high", "epochs", 1, "validation", "accuracy"),
     "no dict": lambda history: [history],
     "a deep list": lambda history: json.loads("[" * 400 + "]" * 400),
 }
@@ -173,7 +173,7 @@ def check_refused(folder, arrays):
 def test_another_optimizer_is_named(optimizer, written):
     with pytest.raises(ValueError, match="written with optimizer Adam") as caught:
         run(*new(optimizer=optimizer), checkpoints=written, resume=True)
-    one_sentence(caught.value, f"this run has {BY_NAME[optimizer].__name__}(lr=Constant(lr=0.01)")
+    one_sentence(caught.value, f"this run has {BY_NAME[optimizer].__name__}(lr=Constant(0.01)")
 
 
 @pytest.mark.parametrize("drops", [True, False])
@@ -266,7 +266,7 @@ def test_a_run_is_not_resumed_on_other_data(data, words, written):
 
 def test_another_order_of_the_examples_is_another_run(written, monkeypatch):
     """As a later NumPy may draw it from the same seed."""
-    monkeypatch.setattr(fitting, "epoch_order", lambda n, seed, epoch: np.arange(n))
+    monkeypatch.setattr(folders, "epoch_order", lambda n, seed, epoch: np.arange(n))
     with pytest.raises(ValueError, match="order of the examples") as caught:
         run(*new(), epochs=4, checkpoints=written, resume=True)
     one_sentence(caught.value)
@@ -280,7 +280,7 @@ def test_the_same_data_are_the_same_however_they_lie_in_memory(tmp_path):
 
 def test_data_are_looked_at_once_more_only_for_checkpoints(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(fitting, "fingerprint", lambda *arrays: asked.append(len(arrays)) or "a fingerprint")
+    monkeypatch.setattr(folders, "fingerprint", lambda *arrays: asked.append(len(arrays)) or "a fingerprint")
     run(*new())
     assert asked == []
     run(*new(), checkpoints=tmp_path)

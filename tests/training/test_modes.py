@@ -78,7 +78,7 @@ def test_the_best_epochs_statistics_are_kept_with_its_parameters(tmp_path):
     """After early stopping, in best.npz, and where the stopped run is resumed."""
     network, optimizer = new()
     script, kept = iter([3, 1, 2, 2]), []
-    network.ask_evaluation = lambda *arguments: lambda: (next(script), 0.5)
+    network.ask_evaluation = lambda *arguments: lambda: {"loss": next(script), "accuracy": 0.5}
 
     def on_epoch(history):
         kept.append((network.theta.copy(), network.statistics.copy()))
@@ -195,7 +195,8 @@ def test_lenet5_learns_its_first_digits(digits):
     assert np.mean(history.loss[-5:]) < 0.6 * np.mean(history.loss[:5])
     assert last < first
     assert history.validation["accuracy"][-1] > 0.6
-    assert_allclose(network.evaluate(*digits.validation), (last, history.validation["accuracy"][-1]), rtol=1e-5)
+    found = network.evaluate(*digits.validation)
+    assert found == pytest.approx({"loss": last, "accuracy": history.validation["accuracy"][-1]}, rel=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["numba_step", "python_lists"])

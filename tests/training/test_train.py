@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from shared import ENGINES, SMALL, blobs, dataset, engine_like, one_sentence
 
-from mlpkit import engines
+from mlpkit import engines, executors
 from mlpkit.data import epoch_order
 from mlpkit.engines import numpy_baseline
 from mlpkit.executors.plain import StepByStep
@@ -32,7 +32,7 @@ from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.optim import BY_NAME
 from mlpkit.optim.schedules import Cosine, WarmUp
-from mlpkit.training import fit as fitting
+from mlpkit.training import run as running
 from mlpkit.training.checkpoint import NAMES, load_checkpoint
 from mlpkit.training.fit import Diverged, fit
 from mlpkit.training.history import History
@@ -88,14 +88,14 @@ def test_fifty_examples_are_learned_by_heart(optimizer):
     labels = np.random.default_rng(0).permutation(TRAIN.y)  # there is nothing in them but to learn them by heart
     rate = {"sgd": 0.3, "momentum": 0.05, "nesterov": 0.05}.get(optimizer, 0.01)
     fit(network, BY_NAME[optimizer](network, Cosine(rate, 2000)), (TRAIN.X, labels), epochs=200, batch_size=5)
-    loss, accuracy = network.evaluate(TRAIN.X, labels)
-    assert accuracy == 1
-    assert loss < 0.05
+    found = network.evaluate(TRAIN.X, labels)
+    assert found["accuracy"] == 1
+    assert found["loss"] < 0.05
 
 
 @pytest.mark.parametrize("look_every", [0, 1000], ids=["each step looked at", "each epoch looked at"])
 def test_the_history_has_every_step_and_every_epoch(look_every, monkeypatch):
-    monkeypatch.setattr(fitting, "LOOK_EVERY", look_every)
+    monkeypatch.setattr(running, "LOOK_EVERY", look_every)
     network, optimizer = new(lr=WarmUp(Cosine(0.05, 30), 3))
     seen = []
     history = run(network, optimizer, on_epoch=lambda h: seen.append((h, len(h.epochs), network.evaluate(*VALIDATION))))
@@ -110,8 +110,9 @@ def test_the_history_has_every_step_and_every_epoch(look_every, monkeypatch):
         assert epoch.train_loss == pytest.approx(np.dot(history.loss[steps], history.samples[steps]) / 50)
         assert epoch.seconds == pytest.approx(sum(history.seconds[steps]))
         assert epoch.lr == WarmUp(Cosine(0.05, 30), 3)((i + 1) * STEPS - 1)
-        assert (epoch.validation["loss"], epoch.validation["accuracy"]) == seen[i][2]
-    assert history.validation["accuracy"] == [accuracy for *_, (_, accuracy) in seen]
+        assert epoch.validation == seen[i][2]
+    for name in ("loss", "accuracy"):
+        assert history.validation[name] == [found[name] for *_, found in seen]
 
 
 def test_the_recorded_loss_is_that_of_the_batch_before_its_step():
@@ -132,7 +133,8 @@ def test_every_epoch_visits_all_examples_in_its_own_order():
 
 def test_without_a_validation_set_there_are_no_validation_numbers():
     history = run(*new(), validation=None)
-    assert history.validation["accuracy"] == [None] * 3
+    assert history.validation == {}
+    assert [epoch.validation for epoch in history.epochs] == [{}] * 3
     assert history.best_epoch == 2
 
 
@@ -260,7 +262,7 @@ def test_numbers_may_be_numpys_own(tmp_path):
 
 @pytest.mark.parametrize("step", [1, 2, 10])
 def test_ctrl_c_returns_the_history_so_far(step, monkeypatch):
-    monkeypatch.setattr(fitting, "LOOK_EVERY", 0)
+    monkeypatch.setattr(running, "LOOK_EVERY", 0)
     engine = engine_like(sgd_update=interrupted(numpy_baseline.sgd_update, step))
     history = run(*new("sgd", engine=engine))
     assert history.stopped == "interrupted"
@@ -313,7 +315,7 @@ def theta_after(epochs):
     ("explosion", "epoch", "step", "rate"), [(0, 1, 2, "0.011"), (3, 1, 5, "0.014"), (9, 2, 4, "0.02")]
 )
 def test_divergence_is_named_and_undone(explosion, epoch, step, rate, look_every, tmp_path, monkeypatch):
-    monkeypatch.setattr(fitting, "LOOK_EVERY", look_every)
+    monkeypatch.setattr(running, "LOOK_EVERY", look_every)
     network, _, error = diverge(explosion, checkpoints=tmp_path)
     one_sentence(error, "the loss became", f"epoch {epoch}, step {step},", f"rate of {rate}:")
     assert_array_equal(network.theta, theta_after(epoch - 1))
@@ -349,7 +351,7 @@ def test_a_validation_that_overflows_is_divergence_too():
 
 def test_a_validation_loss_that_is_not_finite_is_divergence():
     network, optimizer = new("sgd", 0.05)
-    network.ask_evaluation = lambda *arguments: lambda: (float("nan"), 0.1)
+    network.ask_evaluation = lambda *arguments: lambda: {"loss": float("nan"), "accuracy": 0.1}
     with pytest.raises(Diverged, match="validation loss became nan in epoch 1") as caught:
         run(network, optimizer)
     assert caught.value.history.epochs == []
@@ -430,7 +432,7 @@ def scripted(losses, **options):
     """Run with the given validation losses, whatever the network learns; return network, history, thetas."""
     network, optimizer = new()
     script, thetas = iter(losses), []
-    network.ask_evaluation = lambda *arguments: lambda: (next(script), 0.5)
+    network.ask_evaluation = lambda *arguments: lambda: {"loss": next(script), "accuracy": 0.5}
     on_epoch = lambda history: thetas.append(network.theta.copy())  # noqa: E731
     return network, run(network, optimizer, epochs=len(losses), on_epoch=on_epoch, **options), thetas
 
@@ -582,7 +584,7 @@ def test_a_trainer_is_at_work_while_the_host_is(options, wanted, asked, monkeypa
 
     def ask_evaluation(*data):
         asked.append("validation asked for")
-        return lambda: asked.append("validation") or (0.5, 0.5)
+        return lambda: asked.append("validation") or {"loss": 0.5, "accuracy": 0.5}
 
     def order(*arguments):
         asked.append("order")
@@ -590,7 +592,7 @@ def test_a_trainer_is_at_work_while_the_host_is(options, wanted, asked, monkeypa
 
     network, optimizer = new(engine=engine_like(Trainer=Epochs, fetch=fetch))
     network.ask_evaluation = ask_evaluation
-    monkeypatch.setattr(fitting, "epoch_order", order)
+    monkeypatch.setattr(running, "epoch_order", order)
     history = run(network, optimizer, **options)
     events = [event if isinstance(event, str) else "epoch" for event in asked]
     assert events == ["fetched", "made", "order", *wanted, "closed"]  # first, whether all numbers can be trained on
@@ -612,13 +614,20 @@ def test_an_engines_own_evaluation_is_made_once_and_asked_after_every_epoch():
     network, optimizer = new(engine=engine_like(Evaluation=Evaluation))
     pixels = (10 * VALIDATION.X).clip(0, 255).astype(np.uint8), VALIDATION.y
     history = run(network, optimizer, pixels)
-    assert asked == [(network, np.float32, (20, 6), (20,)), "asked", "asked", "asked"]
+    assert asked == [(network, np.uint8, (20, 6), (20,)), "asked", "asked", "asked"]
     assert [vars(e) | {"seconds": 0} for e in history.epochs] == [
         vars(e) | {"seconds": 0} for e in run(*new(), pixels).epochs
     ]
     asked.clear()
     run(*new(engine=engine_like(Evaluation=Evaluation)), validation=None)
     assert asked == []
+
+
+def test_pixels_to_validate_on_become_numbers_once():
+    scaled = []
+    engine = engine_like(scale=lambda x, dtype: scaled.append(len(x)) or numpy_baseline.scale(x, dtype))
+    run(*new(engine=engine), (VALIDATION.X.clip(0, 255).astype(np.uint8), VALIDATION.y))
+    assert scaled == [20]
 
 
 @pytest.mark.parametrize(("options", "epochs"), [(dict(on_epoch=lambda history: None), 3), ({}, 2)])
@@ -651,15 +660,23 @@ def test_ctrl_c_while_a_trainer_is_made_leaves_a_history_without_epochs():
     assert_array_equal(network.theta, before)
 
 
+def run_of(order, batch_size):
+    """Return a run whose epoch has this order."""
+    one = running.Run(*new(), None, dict(batch_size=batch_size))
+    one.order = order
+    return one
+
+
 @given(n=st.integers(1, 200), batch_size=st.integers(1, 60), paces=st.lists(st.floats(1e-5, 0.1), min_size=1))
 def test_steps_are_taken_in_parts_that_last_as_long_as_a_look_may_wait(n, batch_size, paces):
     """Whole batches, in order; one step first, then at most twice as many as before, and no longer than LOOK_EVERY."""
     clock, paces = [0.0], itertools.cycle(paces)
     trainer = StepByStep.__new__(StepByStep)
     order, found, before = np.arange(n), [], (1, 0)
+    one = run_of(order, batch_size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
-        for part, is_last in fitting.parts_of(order, trainer, batch_size):
+        patch.setattr(running, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+        for part in one.parts_of(0, trainer):
             steps, pace = -(-len(part) // batch_size), next(paces)
             allowed, longest = before
             assert steps <= allowed
@@ -667,16 +684,17 @@ def test_steps_are_taken_in_parts_that_last_as_long_as_a_look_may_wait(n, batch_
             clock[0] += steps * pace
             before = 2 * steps, pace
             found.append(part)
-            assert is_last == (sum(map(len, found)) == n)
-            assert is_last or len(part) % batch_size == 0
+            assert one.is_last == (sum(map(len, found)) == n)
+            assert one.is_last or len(part) % batch_size == 0
     assert_array_equal(np.concatenate(found), order)
 
 
 def test_a_trainer_of_whole_epochs_gets_all_at_once():
     order = np.arange(50)
-    ((part, is_last),) = fitting.parts_of(order, object(), 8)
-    assert part is order
-    assert is_last
+    one = run_of(order, 8)
+    (part,) = one.parts_of(0, object())
+    assert_array_equal(part, order)
+    assert one.is_last
 
 
 def test_why_not_is_asked_before_anything_is_uploaded_or_compiled():
@@ -702,7 +720,7 @@ def test_why_not_is_asked_before_anything_is_uploaded_or_compiled():
         one_sentence(caught.value, "batches of 7 only")
     assert seen == [(SMALL, "momentum", 8)] * 2
     with pytest.raises(ValueError, match="abacus"):
-        fitting.trainer_of(network, optimizer, *TRAIN, 8)
+        executors.trainer_of(network, optimizer, *TRAIN, 8)
     assert optimizer.steps == 0
 
 
@@ -820,8 +838,9 @@ def test_the_best_epoch_is_found_where_only_the_later_ones_were_validated(tmp_pa
     run(network, optimizer, None, checkpoints=tmp_path)
     network, optimizer = new()
     history = run(network, optimizer, epochs=6, patience=3, checkpoints=tmp_path, resume=True)
-    losses = [epoch.validation["loss"] for epoch in history.epochs]
-    assert losses[:3] == [None] * 3
+    losses = history.validation["loss"]
+    assert losses[:3] == history.validation["accuracy"][:3] == [None] * 3
+    assert [epoch.validation for epoch in history.epochs[:3]] == [{}] * 3
     assert history.best_epoch == 3 + int(np.argmin(losses[3:]))
     assert Network.load(tmp_path / "best.npz").evaluate(*VALIDATION)["loss"] == losses[history.best_epoch]
 
