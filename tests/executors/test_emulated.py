@@ -97,7 +97,7 @@ def persistent_on(gpu, folder, seed=0, source=None):
     source = source or kernels.source("persistent")
     engine = emulator.engine("persistent", folder, seed, source if bulk else source.replace(*BY_THREADS))
     attributes = {"MultiProcessorCount": multiprocessors, "MaxSharedMemoryPerBlockOptin": kib << 10}
-    engine.cp.cuda.Device = lambda: SimpleNamespace(attributes=attributes)
+    engine.executor.cp.cuda.Device = lambda: SimpleNamespace(attributes=attributes)
     return engine
 
 
@@ -162,10 +162,10 @@ def test_on_smaller_gpus_it_trains_as_well(gpu, batch_size, optimizer, folder):
     """With fewer row blocks, one batch of images at a time or halves of one, and what threads copy."""
     engine = persistent_on(gpu, folder)
     same_as_float64(engine, batch_size, make(optimizer), steps=2)
-    rows = next(rows for rows in engine.BATCHES if rows >= batch_size)
-    way = engine.way(rows, 784)
+    rows = next(rows for rows in engine.executor.BATCHES if rows >= batch_size)
+    way = engine.executor.way(rows, 784)
     macros = {"INPUTS": 784, "CLASSES": 10, "BATCH": rows, "ADAM": int(optimizer == "adam")} | way.macros()
-    _, _, shared_bytes, blocks, _ = engine.compiled(**macros)
+    _, _, shared_bytes, blocks, _ = engine.executor.compiled(**macros)
     assert (blocks, shared_bytes) == way.needs(784)
 
 
@@ -173,8 +173,8 @@ def test_on_smaller_gpus_it_trains_as_well(gpu, batch_size, optimizer, folder):
 def test_it_knows_to_the_byte_what_the_largest_batch_needs(folder):
     """On an H200 that is all that there is."""
     engine = persistent_on("H200", folder)
-    way = engine.way(256, 784)
-    _, _, shared_bytes, blocks, _ = engine.compiled(INPUTS=784, CLASSES=10, BATCH=256, ADAM=1)
+    way = engine.executor.way(256, 784)
+    _, _, shared_bytes, blocks, _ = engine.executor.compiled(INPUTS=784, CLASSES=10, BATCH=256, ADAM=1)
     assert (blocks, shared_bytes) == way.needs(784) == (128, 227 << 10)
     assert way.macros() == {}
 
@@ -199,15 +199,15 @@ def test_a_gpu_that_is_too_small_is_refused_in_one_sentence(gpu, folder):
     multiprocessors, kib, most, _ = GPUS[gpu]
     engine = persistent_on(gpu, folder)
     optimizer = SGD(Network(), 0.1)
-    fits = [size for size in (1, 32, 33, 64, 65, 128, 129, 256) if engine.why_not(MLP, optimizer, size) is None]
+    fits = [size for size in (1, 32, 33, 64, 65, 128, 129, 256) if engine.executor.why_not(MLP, optimizer, size) is None]
     assert max(fits, default=0) == most
     for size in (most + 1, 256):
         if most < size <= 256:
             needs = f"at most {most}, not {size}" if most else "at least 72 multiprocessors"
-            one_sentence(engine.why_not(MLP, optimizer, size), needs, multiprocessors, f"{kib} KiB", "cuda_graph")
+            one_sentence(engine.executor.why_not(MLP, optimizer, size), needs, multiprocessors, f"{kib} KiB", "cuda_graph")
     large = Network(engine, mlp(8000, 8, 8, 8, 10))
     with pytest.raises(ValueError, match="72 multiprocessors with 329 KiB") as caught:
-        engine.Trainer(large, SGD(large, 0.1), *images(40, large.model), 32)
+        engine.executor.Trainer(large, SGD(large, 0.1), *images(40, large.model), 32)
     one_sentence(caught.value, "cuda_graph")
 
 
@@ -237,11 +237,11 @@ def test_networks_together_do_what_each_does_alone_to_the_last_bit(kind, folder)
     X, y = map(engine.asarray, images(80))
     orders = engine.asarray(np.stack([np.random.default_rng(seed).permutation(80) for seed in range(3)]))
     optimizers = [kind(network, rate, weight_decay=rate) for network, rate in zip(together, rates, strict=True)]
-    losses = engine.Together(together, optimizers, X, y, batch_size).epoch(orders)
+    losses = engine.executor.Together(together, optimizers, X, y, batch_size).epoch(orders)
     assert losses.shape == (3, 3)
     for i, network in enumerate(alone):
         takes = kind(network, rates[i], weight_decay=rates[i])
-        assert_array_equal(engine.Trainer(network, takes, X, y, batch_size).epoch(orders[i]), losses[i])
+        assert_array_equal(engine.executor.Trainer(network, takes, X, y, batch_size).epoch(orders[i]), losses[i])
         assert_array_equal(network.theta, together[i].theta)
 
 
