@@ -129,9 +129,10 @@ def test_nobody_waits_at_the_barrier_for_a_program_that_ctrl_c_has_ended(monkeyp
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """A copy of the package, so that no record of this checkout is touched."""
+    """A copy of the packages, so that no record of this checkout is touched."""
     folder = tmp_path_factory.mktemp("workbook")
-    shutil.copytree(ROOT / "mlpkit", folder / "mlpkit", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("mlpkit", "experiments"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
