@@ -4,11 +4,11 @@ from contextlib import nullcontext
 from functools import partial
 from unittest.mock import patch
 
-from experiments.lab import processes
+from experiments.lab import processes, quiet
 from experiments.lab.bench import Stepper
 from experiments.lab.clock import in_turns
 from experiments.lab.operations import Recorder, watched
-from mlpkit import engines, executors, machine
+from mlpkit import engines, executors
 from mlpkit.engines import numpy_baseline
 from mlpkit.training.recipe import Recipe
 from mlpkit.words import counted
@@ -52,9 +52,9 @@ class StepRecorder(Recorder):
 
 
 def repeat(call, seconds):
-    """Call once, or, before several cores are timed, again and again for so many seconds: see `machine.settle`."""
+    """Call once, or, before several cores are timed, again and again for so many seconds: see `quiet.settle`."""
     if seconds:
-        machine.settle(call, seconds)
+        quiet.settle(call, seconds)
     else:
         call()
 
