@@ -121,11 +121,3 @@ def noted(tape, name, dy, engine):
     if name in tape.of:
         tape.found[name] = dy
     return dy
-
-
-def set_mode(places, mode):
-    """Have a pass of this mode come through these places, and those inside them."""
-    for at in places:
-        at.mode = mode
-        for branch in at.branches:
-            set_mode(branch, mode)

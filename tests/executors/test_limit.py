@@ -239,8 +239,10 @@ def test_two_runs_give_the_same_bits():
 
 @GPU
 def test_two_kernels_a_step_give_the_bits_of_one_an_epoch():
+    from experiments.gpu_image_limit.two_kernels import Trainer
+
     engine, split, found = on_gpu(), images(1000, LENET5), []
-    for kind in (executors.of(engine).Trainer, executors.of(engine).GraphedTrainer):
+    for kind in (executors.of(engine).Trainer, Trainer):
         network = Network(engine, LENET5)
         trainer = kind(network, make("adam")(network), *map(engine.asarray, split), 128)
         found.append((engine.to_numpy(trainer.epoch(np.arange(1000))), engine.to_numpy(network.theta)))
