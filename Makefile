@@ -9,7 +9,7 @@
 # Works with GNU make 3.81 (macOS) and later.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu test-labs lab labs grade site colab wheelhouse data
+.PHONY: help run test test-all test-gpu test-labs lab labs grade site colab wheelhouse data
 .PHONY: check notebooks readme constraints clean
 .NOTPARALLEL:
 
@@ -42,8 +42,13 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 # A process for each core, but no more than a laptop has memory for: one may take two gigabytes.
 PYTEST := $(ONE_THREAD) $(VENV_PYTHON) -m pytest -n logical --maxprocesses 4
 
-test: $(READY)  ## run all tests, the notebooks' stored outputs included
-	@$(PYTEST) --dist loadfile --nbval tests $(NOTEBOOKS) --ignore tests/labs
+TESTS = $(PYTEST) --dist loadfile --nbval tests $(NOTEBOOKS) --ignore tests/labs
+
+test: $(READY)  ## run the tests but for slow ones, the notebooks' stored outputs included
+	@$(TESTS) -m 'not slow'
+
+test-all: $(READY)  ## run the slow tests, too: sweeps over seeds, sizes and chips, a fresh clone, the site
+	@$(TESTS)
 
 test-gpu: $(READY)  ## run the tests that need an NVIDIA GPU, and fail where there is none
 	@$(VENV_PYTHON) -c 'import sys; from mlpkit.kernels import gpu; sys.exit(gpu.why_not())'

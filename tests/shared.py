@@ -23,6 +23,15 @@ REASONS = engines.available()
 ENGINES = [_parameter(name, REASONS[name]) for name in engines.names(MLP.operations)]
 
 
+def sweep(values, *stay):
+    """Return a test's parameters: those that `stay` for `make test` stand for the others, which are slow."""
+    return [pytest.param(*_tuple(value), marks=() if value in stay else pytest.mark.slow) for value in values]
+
+
+def _tuple(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
 def blobs(n=50, seed=0, dtype=np.float32):
     """Return n points (n, 6) around three centres, and the number of the centre of each."""
     rng = np.random.default_rng(seed)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import ENGINES, LAYOUTS, blobs, one_sentence
+from shared import ENGINES, LAYOUTS, blobs, one_sentence, sweep
 
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
 from mlpkit.executors import trainer_of
 from mlpkit.executors.plain import StepByStep
-from mlpkit.nn.models import mlp
+from mlpkit.nn.models import MLP, mlp
 from mlpkit.nn.network import Network
 from mlpkit.optim import BY_NAME
 
@@ -160,19 +160,23 @@ class Case:
 
 
 # What is compiled anew for each combination is tested with three: each value comes, but not together with all others.
-COMPILED = [
-    (np.float32, "contiguous", np.int64),
-    (np.float64, "contiguous", np.int64),
-    (np.float32, "strided", np.uint8),
-]
+COMPILED = [(np.float32, "contiguous", np.int64), (np.float64, "contiguous", np.int64)]
+STRIDED = (np.float32, "strided", np.uint8)
+NUMBA = [name for name in engines.names(MLP.operations) if engines.library(name) == "numba"]
 
 
 def kinds(engine):
     """Draw a dtype, a layout for each argument, and the dtype of labels."""
-    if engine.startswith("numba"):
-        return st.sampled_from(COMPILED).map(lambda kind: (kind[0], dict.fromkeys(ARGUMENTS, kind[1]), kind[2]))
+    if engine in NUMBA:
+        return st.sampled_from(COMPILED).map(alike)
     layouts = st.fixed_dictionaries({name: st.sampled_from(sorted(LAYOUTS)) for name in ARGUMENTS})
     return st.tuples(st.sampled_from(FLOATS), layouts, st.sampled_from(INTEGERS))
+
+
+def alike(kind):
+    """Return a kind of which each argument has the same layout."""
+    dtype, layout, label_dtype = kind
+    return dtype, dict.fromkeys(ARGUMENTS, layout), label_dtype
 
 
 ARGUMENTS = sorted({name for arguments in OPERATIONS.values() for name in arguments})
@@ -183,8 +187,18 @@ SHAPES = st.fixed_dictionaries({letter: st.integers(1, 9) for letter in "nkmp"})
 @pytest.mark.parametrize("name", ENGINES)
 @given(sizes=SHAPES, seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_an_operation_is_the_formula_and_changes_nothing_else(name, operation, sizes, seed, data):
+    is_the_formula(name, operation, sizes, seed, *data.draw(kinds(name)))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("name", sweep(NUMBA, "numba_serial"))  # under other options, the loops are the same
+@given(sizes=SHAPES, seed=st.integers(0, 2**32 - 1))
+def test_compiled_loops_take_arrays_that_lie_apart(name, operation, sizes, seed):
+    is_the_formula(name, operation, sizes, seed, *alike(STRIDED))
+
+
+def is_the_formula(name, operation, sizes, seed, dtype, layouts, label_dtype):
     engine = engines.load(name)
-    dtype, layouts, label_dtype = data.draw(kinds(name))
     case = Case(operation, engine, dtype, layouts, sizes, np.random.default_rng(seed), label_dtype)
     returned = case.run()
     for wanted in (case.baseline(), case.formula()):
@@ -354,7 +368,7 @@ class TestArrays:
         assert 0 <= engine.elapsed(begin, end) < 60
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", sweep(FLOATS, np.float32))
 @pytest.mark.parametrize("optimizer", BY_NAME)
 @pytest.mark.parametrize("name", ENGINES)
 def test_twenty_steps_follow_the_baseline(name, optimizer, dtype):

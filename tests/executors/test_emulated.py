@@ -8,7 +8,7 @@ import emulator
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import one_sentence
+from shared import one_sentence, sweep
 from test_persistent import distance, make, train
 
 from mlpkit import kernels
@@ -20,6 +20,7 @@ from mlpkit.optim import SGD, AdamW
 
 needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
 both = pytest.mark.parametrize("name", ["persistent", "cluster"])
+ODD = mlp(50, 7, 128, 1, 3)
 BATCHES = {"persistent": (32, 64, 100), "cluster": (32, 64, 100, 128)}  # and some larger ones, below
 
 # Changes of the kernels that the emulator must see: (what to look for, what to write).
@@ -134,14 +135,17 @@ def changed(name, *changes):
 
 @needs_compiler
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])  # Adam is AdamW that decays nothing, in the same kernel
-@pytest.mark.parametrize(("name", "batch_size"), [(name, size) for name, sizes in BATCHES.items() for size in sizes])
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    sweep([(name, size) for name, sizes in BATCHES.items() for size in sizes], *[(name, 32) for name in BATCHES]),
+)
 def test_a_few_steps_are_as_close_to_float64_as_float32_is(name, batch_size, optimizer, folder):
     settings = {"weight_decay": 0.01} if optimizer == "adamw" else {}
     same_as_float64(emulator.engine(name, folder), batch_size, make(optimizer, **settings))
 
 
 @needs_compiler
-@pytest.mark.parametrize(("batch_size", "model"), [(256, MLP), (150, mlp(50, 7, 128, 1, 3))])
+@pytest.mark.parametrize(("batch_size", "model"), sweep([(256, MLP), (150, ODD)], (150, ODD)))
 def test_two_blocks_share_the_images_of_the_largest_batches(batch_size, model, folder):
     same_as_float64(emulator.engine("persistent", folder, 1), batch_size, make("adam"), steps=2, model=model)
 
@@ -149,14 +153,17 @@ def test_two_blocks_share_the_images_of_the_largest_batches(batch_size, model, f
 @needs_compiler
 @pytest.mark.parametrize(
     ("gpu", "batch_size", "optimizer"),
-    [
+    sweep(
+        [
+            ("A100", 64, "sgd"),
+            ("A100", 100, "adam"),
+            ("RTX 4090", 128, "adam"),
+            ("RTX 3090", 64, "sgd"),
+            ("A10", 32, "sgd"),
+            ("RTX 5090", 64, "sgd"),
+        ],
         ("A100", 64, "sgd"),
-        ("A100", 100, "adam"),
-        ("RTX 4090", 128, "adam"),
-        ("RTX 3090", 64, "sgd"),
-        ("A10", 32, "sgd"),
-        ("RTX 5090", 64, "sgd"),
-    ],
+    ),
 )
 def test_on_smaller_gpus_it_trains_as_well(gpu, batch_size, optimizer, folder):
     """With fewer row blocks, one batch of images at a time or halves of one, and what threads copy."""
@@ -179,6 +186,7 @@ def test_it_knows_to_the_byte_what_the_largest_batch_needs(folder):
     assert way.macros() == {}
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("fault", FAULTS_OF_COPIES)
 def test_a_fault_of_what_threads_copy_is_seen(fault, folder):
@@ -215,7 +223,7 @@ def test_a_gpu_that_is_too_small_is_refused_in_one_sentence(gpu, folder):
 @both
 @pytest.mark.parametrize("optimizer", [make("sgd"), make("adam", weight_decay=0.01)], ids=["sgd", "adam"])
 def test_smaller_layers_are_filled_up(name, optimizer, folder):
-    same_as_float64(emulator.engine(name, folder, 1), 32, optimizer, steps=2, model=mlp(50, 7, 128, 1, 3), epochs=2)
+    same_as_float64(emulator.engine(name, folder, 1), 32, optimizer, steps=2, model=ODD, epochs=2)
 
 
 @needs_compiler
@@ -258,6 +266,7 @@ def test_a_nan_stays_visible(name, place, folder):
     assert np.isnan(trainer.epoch(np.arange(50))).all()
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(("name", "fault"), [(name, fault) for name, faults in FAULTS.items() for fault in faults])
 def test_a_fault_is_seen_in_one_of_a_few_schedules(name, fault, folder):

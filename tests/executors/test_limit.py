@@ -124,6 +124,7 @@ MEETINGS = {
 }
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("meeting", MEETINGS)
 def test_neighbours_that_do_not_wait_are_seen(meeting, fused):
@@ -143,6 +144,7 @@ def test_every_schedule_gives_the_same_to_the_last_bit(fused):
         assert_array_equal(theta, found[0][1])
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wait_that_is_left_out_is_seen(fault, fused):
@@ -182,6 +184,7 @@ def test_it_says_what_it_is_not_made_for(part, fused):
     assert re.search(part, fused().executor.why_not(REFUSED[part], SGD(Network(), 0.1), 128))
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_what_it_takes_fits_into_a_block(fused):
     """Of narrow rows of weights, of which a warp's registers hold fewer, two dense layers just fit, or just don't."""

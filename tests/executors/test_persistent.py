@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import blobs, one_sentence
+from shared import blobs, one_sentence, sweep
 from test_kernels import needs_compiler
 
 from mlpkit import data, engines, executors, kernels
@@ -52,7 +52,7 @@ SMALLER = {
 
 @needs_compiler
 @pytest.mark.parametrize("adam", [0, 1])
-@pytest.mark.parametrize("batch", [32, 64, 128, 256])
+@pytest.mark.parametrize("batch", sweep([32, 64, 128, 256], 128))
 def test_the_persistent_kernel_compiles_for_every_batch_size(batch, adam):
     found = kernels.resources("persistent", BATCH=batch, ADAM=adam)["train"]
     assert found.registers <= 128  # of which a multiprocessor has enough for 512 threads
@@ -61,7 +61,7 @@ def test_the_persistent_kernel_compiles_for_every_batch_size(batch, adam):
 
 @needs_compiler
 @pytest.mark.parametrize("adam", [0, 1])
-@pytest.mark.parametrize("case", SMALLER)
+@pytest.mark.parametrize("case", sweep(SMALLER, "A100, 64"))
 def test_the_persistent_kernel_compiles_for_smaller_gpus(case, adam):
     chip, macros, spilled = SMALLER[case]
     found = kernels.resources("persistent", chip, ADAM=adam, **macros)["train"]

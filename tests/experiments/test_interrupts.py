@@ -13,7 +13,7 @@ import time
 from functools import partial
 
 import pytest
-from shared import SMALL, dataset
+from shared import SMALL, dataset, sweep
 
 from experiments import agreement, engines, fit, goal, goal_recipes
 from experiments.lab import bench, roof, trainings
@@ -161,7 +161,7 @@ def interrupt(folder, *command, after, end=lambda pid: os.killpg(pid, signal.SIG
 
 
 @posix
-@pytest.mark.parametrize("name", ["best", "goal", "floor", "compile", "engines"])
+@pytest.mark.parametrize("name", sweep(["best", "goal", "floor", "compile", "engines"], "compile", "engines"))
 def test_ctrl_c_ends_a_bench_at_any_time(name, copy):
     after = random.Random(name).uniform(3, 7)
     code, seconds, said = interrupt(copy, "bench", name, after=after)
