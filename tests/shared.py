@@ -21,6 +21,14 @@ def _parameter(name, why_not):
 # multilayer perceptron needs from another is tested where it differs.
 REASONS = engines.available()
 ENGINES = [_parameter(name, REASONS[name]) for name in engines.names(MLP.operations)]
+# Numba compiles the same loops for each of its engines, anew for each dtype and layout. Where it is not float32 that
+# lies as usual, one engine stands for the others, which are slow.
+NUMBA = [name for name in engines.names(MLP.operations) if engines.library(name) == "numba"]
+STANDS = "numba_serial"
+IN_FLOAT64 = [
+    pytest.param(engine, marks=pytest.mark.slow) if engine in NUMBA and engine != STANDS else engine
+    for engine in ENGINES
+]
 
 
 def sweep(values, *stay):
