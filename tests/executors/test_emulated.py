@@ -207,12 +207,16 @@ def test_a_gpu_that_is_too_small_is_refused_in_one_sentence(gpu, folder):
     multiprocessors, kib, most, _ = GPUS[gpu]
     engine = persistent_on(gpu, folder)
     optimizer = SGD(Network(), 0.1)
-    fits = [size for size in (1, 32, 33, 64, 65, 128, 129, 256) if engine.executor.why_not(MLP, optimizer, size) is None]
+    fits = [
+        size for size in (1, 32, 33, 64, 65, 128, 129, 256) if engine.executor.why_not(MLP, optimizer, size) is None
+    ]
     assert max(fits, default=0) == most
     for size in (most + 1, 256):
         if most < size <= 256:
             needs = f"at most {most}, not {size}" if most else "at least 72 multiprocessors"
-            one_sentence(engine.executor.why_not(MLP, optimizer, size), needs, multiprocessors, f"{kib} KiB", "cuda_graph")
+            one_sentence(
+                engine.executor.why_not(MLP, optimizer, size), needs, multiprocessors, f"{kib} KiB", "cuda_graph"
+            )
     large = Network(engine, mlp(8000, 8, 8, 8, 10))
     with pytest.raises(ValueError, match="72 multiprocessors with 329 KiB") as caught:
         engine.executor.Trainer(large, SGD(large, 0.1), *images(40, large.model), 32)

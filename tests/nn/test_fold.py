@@ -1,4 +1,4 @@
-"""A folded network computes in evaluation what the network does, and has neither normalizations nor Dropout to spare."""
+"""A folded network computes what the network does, in evaluation, and has no batch norm behind a Conv or Linear."""
 
 import numpy as np
 import pytest
