@@ -15,7 +15,6 @@ import numpy as np
 
 from mlpkit import engines
 from mlpkit.checks import check_array, check_batch, check_choice, check_count, check_dtype, check_finite
-from mlpkit.files import load_npz, save_npz
 
 from .initialize import RULES, start
 from .model import Model
@@ -252,12 +251,16 @@ class Network:
 
     def save(self, path):
         """Write model, parameters and statistics to the .npz file `path`, atomically."""
+        from mlpkit.npz import save_npz  # a training reads and writes no network
+
         vectors = {name: self.engine.to_numpy(getattr(self, name)) for name in ("theta", "statistics")}
         save_npz(path, model=json.dumps(self.model.to_dict()), **vectors)
 
     @classmethod
     def load(cls, path, engine=engines.BASELINE):
         """Read a network that `save` wrote. Raises ValueError where the file is not one."""
+        from mlpkit.npz import load_npz
+
         arrays = load_npz(path, ("model", "theta", "statistics"))
         theta, statistics = arrays["theta"], arrays["statistics"]
         try:  # before a network is made: a model that is wrong can ask for any amount of memory

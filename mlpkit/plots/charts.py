@@ -29,13 +29,13 @@ def _titles(titles, n):
 
 
 def training(history, title=""):
-    """Show a run: the loss of each step, and the validation accuracy after each epoch."""
+    """Show a run: the loss of each step, and the validation accuracy after each epoch, where there is one."""
     figure, (upper, lower) = axes(5.6, 5.4, rows=2)
     upper.plot(history.loss, color=COLOURS[5], linewidth=0.5, label="each step")
     upper.plot(*smooth(history.loss), "-", color=COLOURS[0], label="mean of 100")
     upper.set(xlabel="step", ylabel="training loss", yscale="log", title=title)
     upper.legend(frameon=False)
-    accuracy = [100 * a for a in history.validation["accuracy"] if a is not None]
+    accuracy = [100 * a for a in history.validation.get("accuracy", ()) if a is not None]
     lower.plot(range(1, len(accuracy) + 1), accuracy, "o-", color=COLOURS[1])
     lower.set(xlabel="epoch", ylabel="validation accuracy (%)")
     lower.xaxis.get_major_locator().set_params(integer=True)

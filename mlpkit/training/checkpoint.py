@@ -13,9 +13,9 @@ import re
 import numpy as np
 
 from mlpkit.checks import check_count, check_finite
-from mlpkit.files import load_npz, save_npz
 from mlpkit.nn.layers import Dropout
 from mlpkit.nn.network import check_vector
+from mlpkit.npz import load_npz, save_npz
 
 from .history import History
 

@@ -17,12 +17,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import ENGINES, SMALL, blobs, one_sentence, sweep
 
 from mlpkit import engines
-from mlpkit.files import save_npz
 from mlpkit.nn.initialize import RULES, start
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.models import Model, mlp
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
+from mlpkit.npz import save_npz
 
 SIZES = SMALL.sizes()
 
@@ -240,7 +240,10 @@ OTHERS = {
     "sizes as floats": (dict(model=model(input=[6.0])), "whole number, not 6.0"),
     "no input": (dict(model=model(input=[])), "at least 1 size"),
     "sizes beyond all memory": (dict(model=model(input=[10**6], layers=["Linear(1000000)"])), "(1000001000000,)"),
-    "a layer that there is not": (dict(model=model(layers=["Magic(3)"])), "there is no layer 'Magic'"),
+    "a layer that there is not": (
+        dict(model=model(layers=["Magic(3)"])),
+        "there is no layer, loss or schedule 'Magic'",
+    ),
     "no JSON": (dict(model="hello"), "Expecting value"),
     "JSON of another kind": (dict(model="3"), "this is no model"),
     "nothing but a name": (dict(model='{"loss": "hinge"}'), "this is no model"),

@@ -10,6 +10,7 @@ from mlpkit.engines import numpy_baseline
 from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.layers import Tanh
+from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
 from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm

@@ -23,14 +23,15 @@ from numpy.testing import assert_array_equal
 from shared import one_sentence
 
 from mlpkit import files
-from mlpkit.files import check_writable, load_npz, only_one, save_npz, write_atomically
+from mlpkit.files import check_writable, only_one, write_atomically
+from mlpkit.npz import load_npz, save_npz
 
 # Two megabytes of one number, which counts up: half a file, or a mixture of two, can't look like a whole one.
 SAVE_IN_A_LOOP = """
 import sys
 from itertools import count
 import numpy as np
-from mlpkit.files import save_npz
+from mlpkit.npz import save_npz
 for n in count():
     save_npz(sys.argv[1], a=np.full(2**18, n), n=n)
     if n == 0:

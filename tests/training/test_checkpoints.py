@@ -18,10 +18,10 @@ from shared import SMALL, blobs, engine_like, one_sentence
 
 from mlpkit.engines import numpy_baseline
 from mlpkit.executors.plain import StepByStep
-from mlpkit.files import load_npz, save_npz
 from mlpkit.nn.layers import Dropout, Linear, ReLU
 from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
+from mlpkit.npz import load_npz, save_npz
 from mlpkit.optim import BY_NAME, SGD
 from mlpkit.optim.schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
 from mlpkit.training import folder as folders

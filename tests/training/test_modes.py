@@ -9,7 +9,6 @@ from shared import SMALL, dataset, one_sentence
 
 from mlpkit import data
 from mlpkit.executors.plain import StepByStep
-from mlpkit.files import load_npz, save_npz
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.layers import Dropout, Flatten, Linear, ReLU
 from mlpkit.nn.model import Model
@@ -17,6 +16,7 @@ from mlpkit.nn.models import LENET5
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.residual import Residual
+from mlpkit.npz import load_npz, save_npz
 from mlpkit.optim import BY_NAME
 from mlpkit.optim.schedules import Cosine
 from mlpkit.training.checkpoint import NAMES

@@ -25,11 +25,11 @@ from mlpkit import engines, executors
 from mlpkit.data import epoch_order
 from mlpkit.engines import numpy_baseline
 from mlpkit.executors.plain import StepByStep
-from mlpkit.files import load_npz, save_npz
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.models import Model, mlp
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
+from mlpkit.npz import load_npz, save_npz
 from mlpkit.optim import BY_NAME
 from mlpkit.optim.schedules import Cosine, WarmUp
 from mlpkit.training import run as running
