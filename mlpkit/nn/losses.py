@@ -61,7 +61,7 @@ class OfClasses(Loss):
     """The targets are labels, integers from 0 to classes - 1: (n,) for rows, (n, height, width) for maps of classes."""
 
     def check(self, targets, n, output, dtype):
-        if len(output) not in (1, 3):
+        if len(output) not in (1, 3) or (len(output) == 3 and np.ndim(targets) == 1):
             raise ValueError(f"outputs of shape {output} are no row of classes: put Flatten() or Linear(...) last.")
         check_labels_form(targets, (n, *output[1:]))
 

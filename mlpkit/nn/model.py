@@ -87,7 +87,7 @@ class Model:
 
         try:
             return cls(tuple(found["input"]), tuple(map(read, found["layers"])), read(loss_text(found["loss"])))
-        except (KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        except (AttributeError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
             reason = f"{type(error).__name__}: {error}".rstrip(".: ")
             raise ValueError(f"this is no model: {reason}.") from error
 

@@ -12,6 +12,7 @@ from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.gradcheck import gradient_error
 from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
+from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
 from mlpkit.nn.models import RESIDUAL
 from mlpkit.nn.network import Network
@@ -75,7 +76,7 @@ def test_a_sum_and_a_row_are_what_their_branches_make():
     x = np.random.default_rng(0).normal(size=(3, 4))
     chains = (Linear(5), Tanh()), (Linear(5),)
     for layer, join in ((Residual(*chains), np.add), (Concat(*chains), lambda *parts: np.concatenate(parts, axis=1))):
-        network = noisy("numpy_baseline", Model((4,), (layer,), "mean_squared_error"))
+        network = noisy("numpy_baseline", Model((4,), (layer,), MeanSquaredError()))
         arrays = network.views(network.theta)
         one = np.tanh(x @ arrays["0.0.W"] + arrays["0.0.b"])
         other = x @ arrays["0.2.W"] + arrays["0.2.b"]

@@ -283,9 +283,10 @@ def test_a_place_knows_whether_something_before_it_learns():
 def test_a_place_has_its_arrays_and_no_others():
     network = Network(model=NETWORKS["norm of images"])
     conv, norm = network.places[:2]
-    usual = {"layer", "path", "engine", "mode", "branches", "wants_dx"}
+    usual = {"layer", "path", "engine", "mode", "branches", "learns_before", "lasting"}
     assert vars(conv).keys() - usual == {"W", "dW"}
     assert vars(norm).keys() - usual == {"gamma", "dgamma", "beta", "dbeta", "mean", "variance"}
+    assert [at.lasting for at in (conv, norm)] == [vars(at).keys() - usual for at in (conv, norm)]
     for name in ("gamma", "beta"):
         assert np.shares_memory(getattr(norm, name), network.theta)
         assert np.shares_memory(getattr(norm, f"d{name}"), network.grad)
@@ -341,7 +342,7 @@ def test_what_only_looks_keeps_no_statistics_and_no_neighbours(name):
     assert_array_equal(network.predict(X, 2), whole.argmax(axis=1))
     one, other = (network.evaluate(X, y, batch_size) for batch_size in (2, 9))
     assert one == pytest.approx(other, rel=1e-10)
-    assert network.loss(X, y) == pytest.approx(other[0], rel=1e-10)
+    assert network.loss(X, y) == pytest.approx(other["loss"], rel=1e-10)
     assert_array_equal(network.statistics, before)
     network.loss(X, y, training=True)
     assert not np.array_equal(network.statistics, before)
@@ -482,35 +483,34 @@ def test_images_of_another_form_are_refused(call, shape):
 
 
 def test_the_accuracy_of_yes_or_no_is_that_of_each_answer():
-    network = Network(model=Model((5,), (Linear(3),), "binary_cross_entropy"), seed=1)
+    network = Network(model=Model((5,), (Linear(3),), BinaryCrossEntropy()), seed=1)
     rng = np.random.default_rng(0)
     X, targets = rng.normal(size=(9, 5)).astype(np.float32), rng.integers(2, size=(9, 3)).astype(np.float32)
     z = X @ network.places[0].W
-    loss, accuracy = network.evaluate(X, targets, batch_size=4)
-    assert accuracy == pytest.approx(np.mean((z > 0) == targets))
-    assert loss == pytest.approx(np.mean(np.log1p(np.exp(z)) - z * targets), rel=1e-5)
+    found = network.evaluate(X, targets, batch_size=4)
+    assert found["accuracy"] == pytest.approx(np.mean((z > 0) == targets))
+    assert found["loss"] == pytest.approx(np.mean(np.log1p(np.exp(z)) - z * targets), rel=1e-5)
     assert_array_equal(network.predict(X, 4), z > 0)
 
 
 def test_a_measured_error_has_no_accuracy():
-    network = Network(model=Model((5,), (Linear(3),), "mean_squared_error"), seed=1)
+    network = Network(model=Model((5,), (Linear(3),), MeanSquaredError()), seed=1)
     rng = np.random.default_rng(0)
     X, targets = (rng.normal(size=(9, m)).astype(np.float32) for m in (5, 3))
     z = X @ network.places[0].W
-    loss, accuracy = network.evaluate(X, targets, batch_size=4)
-    assert loss == pytest.approx(np.mean((z - targets) ** 2), rel=1e-5)
-    assert accuracy is None
+    found = network.evaluate(X, targets, batch_size=4)
+    assert found == {"loss": pytest.approx(np.mean((z - targets) ** 2), rel=1e-5)}
     assert_allclose(network.predict(X, 4), z, rtol=1e-5, atol=1e-6)
 
 
 NUMBERS = np.zeros((4, 3), np.float32)
 BAD_TARGETS = {
-    "labels": ("mean_squared_error", np.zeros(4, int), ValueError, "targets must have shape (4, 3), not (4,)"),
-    "too narrow": ("binary_cross_entropy", NUMBERS[:, :1], ValueError, "not (4, 1)"),
-    "float64": ("mean_squared_error", NUMBERS.astype(float), TypeError, "float64 but the network computes in float32"),
-    "NaN": ("mean_squared_error", NUMBERS * np.nan, ValueError, "targets must be finite"),
-    "halves": ("binary_cross_entropy", NUMBERS + 0.5, ValueError, "must be 0 or 1"),
-    "numbers": ("hinge", NUMBERS, ValueError, "argmax"),
+    "labels": (MeanSquaredError(), np.zeros(4, int), ValueError, "targets must have shape (4, 3), not (4,)"),
+    "too narrow": (BinaryCrossEntropy(), NUMBERS[:, :1], ValueError, "not (4, 1)"),
+    "float64": (MeanSquaredError(), NUMBERS.astype(float), TypeError, "float64 but the network computes in float32"),
+    "NaN": (MeanSquaredError(), NUMBERS * np.nan, ValueError, "targets must be finite"),
+    "halves": (BinaryCrossEntropy(), NUMBERS + 0.5, ValueError, "must be 0 or 1"),
+    "numbers": (Hinge(), NUMBERS, ValueError, "argmax"),
 }
 
 

@@ -120,10 +120,10 @@ def test_a_model_in_short():
 
 
 def test_a_model_needs_each_operation_once():
-    model = Model((1, 6, 6), (Conv(2, 3), ReLU(), Residual((ReLU(), Conv(2, 1))), Flatten(), Linear(3)), "hinge")
+    model = Model((1, 6, 6), (Conv(2, 3), ReLU(), Residual((ReLU(), Conv(2, 1))), Flatten(), Linear(3)), Hinge())
     assert model.operations == (
         *("conv", "conv_backward_weights", "conv_backward_input", "relu", "relu_backward", "add"),
-        *("linear", "linear_backward_weights", "linear_backward_input", "hinge"),
+        *("linear", "linear_backward_weights", "linear_backward_input", "hinge", "argmax"),
     )
 
 
@@ -228,7 +228,11 @@ def test_a_layer_that_does_not_fit_is_named(case):
         (lambda: Model(784, (Linear(3),)), TypeError, "list of whole numbers, inputs first, not 784"),
         (lambda: Model((6, 0), (Flatten(),)), ValueError, "each size must be at least 1"),
         (lambda: Model((6.0,), (Linear(3),)), TypeError, "each size must be a whole number, not 6.0"),
-        (lambda: Model((6,), (Linear(3),), loss="l1"), ValueError, "there is no loss 'l1'; choose from softmax"),
+        (
+            lambda: Model((6,), (Linear(3),), loss="l1"),
+            TypeError,
+            "an object, such as SoftmaxCrossEntropy() of mlpkit.nn.losses, not 'l1'",
+        ),
         (lambda: Model((6,), (Linear,)), TypeError, "a model is made of layers, such as Linear(10), not of <class"),
         (lambda: Model((6,), (5, 3)), TypeError, "not of 5"),
         (lambda: Model((6,), Linear(3)), TypeError, "a tuple of layers, such as (Linear(10),), not Linear(3)"),
@@ -398,6 +402,7 @@ HOSTILE = {
     "a statement": "import os",
     "two": "Linear(3); Linear(4)",
     "no layer": "Layer()",
+    "no loss": "Loss()",
     "a builtin": "print(3)",
     "a number": "3",
     "a word": "'Linear(3)'",
@@ -440,6 +445,8 @@ NONE = {
     "an input of text": {"input": ["6"], "layers": [], "loss": "hinge"},
     "an infinite input": {"input": [float("inf")], "layers": [], "loss": "hinge"},
     "another loss": {"input": [6], "layers": [], "loss": "__import__"},
+    "a loss for a layer": {"input": [6], "layers": ["Hinge()"], "loss": "Hinge()"},
+    "a layer for a loss": {"input": [6], "layers": [], "loss": "Linear(3)"},
     "a loss that is none": {"input": [6], "layers": [], "loss": ["hinge"]},
     "what does not fit": {"input": [6], "layers": ["Conv(2, 3)"], "loss": "hinge"},
 }
