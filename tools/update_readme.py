@@ -47,13 +47,14 @@ class Part:
         times = self.times()
         return {name: times[name] for name in self.story if name in times}
 
-    def title(self):
-        """Return the machine, the date, the libraries, and how many threads NumPy's products have."""
+    def heading(self):
+        """Return as lines the machine, and the dates, the libraries, and how many threads NumPy's products have."""
         last = overview.of_steps(self.machine)[-1]
         facts, asked = last["machine"], last["settings"].get("libraries", {})
         versions = [f"{title} {asked[name]}" for name, title in LIBRARIES.items() if asked.get(name)]
         numpy = f"NumPy {facts['libraries']['numpy']} with {counted(facts['blas']['threads'], 'thread')}"
-        return ", ".join([overview.caption(self.machine), numpy, *versions])
+        said = ", ".join([overview.caption(self.machine), numpy, *versions])
+        return [f"## {overview.title(self.machine)}", "", *_wrapped(f"{said}.")]
 
 
 LIBRARIES = {"torch": "PyTorch", "jax": "JAX", "scikit-learn": "scikit-learn"}
@@ -77,7 +78,7 @@ PATHS = {
         "00 01 02 03 04 05 06 07 08 10 13 15",
     ),
     "I program GPUs": (
-        "launches, graphs, and kernels up to the limit; gradients, rooflines and convolutions (01, 03, 13) are known",
+        "launches, graphs, and kernels up to the limit; what 01, 03 and 13 to 15 teach is taken as known",
         "07 08 09 10 11 a1 16 17 18 19",
     ),
 }
@@ -92,9 +93,9 @@ def recorded():
 
 
 def story():
-    """Return the README's picture and its table: a row of the story each, a column a machine."""
+    """Return the README's picture, its table, a row of the story each, and what its machines are."""
     parts = recorded()
-    head = _row("microseconds a step", *(overview.caption(part.machine) for part in parts))
+    head = _row("microseconds a step", *(overview.title(part.machine) for part in parts))
     lines = [_image(HEADLINE, README, "table below"), "", head]
     lines.append("|---" + "|---:" * len(parts) + "|")
     times = [part.told() for part in parts]
@@ -102,7 +103,8 @@ def story():
         cells = [found.get(name) for found, name in zip(times, names, strict=True)]
         if any(cells):
             lines.append(_row(overview.label(next(filter(None, reversed(names)))), *map(_time, cells)))
-    return "\n".join([*lines, ""])
+    machines = "; ".join(overview.caption(part.machine) for part in parts)
+    return "\n".join([*lines, "", *_wrapped(f"The machines: {machines}."), ""])
 
 
 def paths():
@@ -110,9 +112,9 @@ def paths():
     lines = []
     for name, (idea, numbers) in PATHS.items():
         minutes = {number: _minutes(_chapter(number)) for number in numbers.split()}
-        linked = [f"[{n.upper()}](notebooks/{_chapter(n).name}) {time}" for n, time in minutes.items()]
+        linked = [f"[{n.upper()}](notebooks/{_chapter(n).name}) ({time})" for n, time in minutes.items()]
         text = f"- **{name}**, {sum(minutes.values())} minutes: {idea}. {', '.join(linked)}."
-        lines += textwrap.wrap(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        lines += _wrapped(text, "  ")
     return "\n".join([*lines, ""])
 
 
@@ -131,7 +133,7 @@ def _minutes(chapter):
 
 def tables():
     """Return the long tables, one a machine, and their picture."""
-    lines = [line for part in recorded() for line in (f"## {part.title()}", "", *rows(part), "")]
+    lines = [line for part in recorded() for line in (*part.heading(), "", *rows(part), "")]
     return "\n".join([*lines, _image(STEPS, TABLES, "tables above"), ""])
 
 
@@ -169,6 +171,10 @@ def _ratio(value):
     if value >= 10:
         return f"{value:,.0f}"
     return f"{value:.{2 if value >= 0.1 else 3 if value >= 0.01 else 4}f}"
+
+
+def _wrapped(text, indent=""):
+    return textwrap.wrap(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _image(picture, page, listed):

@@ -73,18 +73,20 @@ FIRST = re.sub(r"<!-- .* -->\n", "", TEXT.partition("\n## ")[0]).strip().split("
 
 
 def test_it_is_a_sentence_two_commands_a_picture_five_rows_and_three_paths():
-    title, sentence, commands, picture, table, _, ways, paths = FIRST
+    title, sentence, commands, picture, table, machines, _, ways, paths = FIRST
     assert title.startswith("# ")
     assert len(re.findall(r"\.(?=\s|$)", sentence)) == 1
     assert [line.split()[:2] for line in commands.splitlines()] == [["make", "run"], ["make", "test"]]
     assert re.fullmatch(r"!\[.+\]\(results/headline\.png\)", picture)
     assert len(table.splitlines()) == 2 + 5
+    for column in table.splitlines()[0].strip("| ").split(" | ")[1:]:
+        assert re.search(rf"{re.escape(column)}.*?, \d{{4}}-\d\d-\d\d", " ".join(machines.split()))
     assert "make lab" in ways
     assert len(re.findall(r"(?m)^- \*\*", paths)) == 3
 
 
 def test_its_network_is_the_usual_one():
-    recipe, text = Recipe(), FIRST[5]
+    recipe, text = Recipe(), FIRST[6]
     assert f"{'-'.join(map(str, recipe.model.sizes()))}," in text
     assert f"{recipe.dtype}, {recipe.optimizer.upper()}, batches of {recipe.batch_size}." in text
 
@@ -94,7 +96,7 @@ def ways():
     found = {}
     for item in FIRST[-1].split("\n- "):
         name, total = re.search(r"\*\*(.+)\*\*, (\d+) minutes", item).groups()
-        found[name] = re.findall(r"\[\w\w\]\(notebooks/(\w\w)_\w+\.ipynb\)\s+(\d+)", item), int(total)
+        found[name] = re.findall(r"\[\w\w\]\(notebooks/(\w\w)_\w+\.ipynb\)\s+\((\d+)\)", item), int(total)
     return found
 
 
