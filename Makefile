@@ -9,7 +9,8 @@
 # Works with GNU make 3.81 (macOS) and later.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-labs lab labs grade site colab wheelhouse data check notebooks readme constraints clean
+.PHONY: help run test test-all test-gpu test-labs lab labs grade site colab wheelhouse data
+.PHONY: check notebooks readme constraints clean
 .NOTPARALLEL:
 
 PYTHON ?=
@@ -41,8 +42,17 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 # A process for each core, but no more than a laptop has memory for: one may take two gigabytes.
 PYTEST := $(ONE_THREAD) $(VENV_PYTHON) -m pytest -n logical --maxprocesses 4
 
-test: $(READY)  ## run all tests, the notebooks' stored outputs included
-	@$(PYTEST) --dist loadfile --nbval tests $(NOTEBOOKS) --ignore tests/labs
+TESTS = $(PYTEST) --dist loadfile --nbval tests $(NOTEBOOKS) --ignore tests/labs
+
+test: $(READY)  ## run the tests but for slow ones, the notebooks' stored outputs included
+	@$(TESTS) -m 'not slow'
+
+test-all: $(READY)  ## run the slow tests, too: sweeps over seeds, sizes and chips, a fresh clone, the site
+	@$(TESTS)
+
+test-gpu: $(READY)  ## run the tests that need an NVIDIA GPU, and fail where there is none
+	@$(VENV_PYTHON) -c 'import sys; from mlpkit.kernels import gpu; sys.exit(gpu.why_not())'
+	@$(VENV_PYTHON) -m pytest -m gpu tests --ignore tests/labs
 
 lab: $(READY)  ## open the workbook in JupyterLab
 	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null
@@ -79,7 +89,7 @@ check: $(READY)  ## lint, format check, types
 notebooks: $(READY)  ## run every notebook from top to bottom and store its outputs
 	@$(VENV_PYTHON) tools/execute_notebooks.py
 
-readme: $(READY)  ## write the README's table and picture from the records
+readme: $(READY)  ## write what README.md and results/README.md have from records and chapters
 	@$(VENV_PYTHON) tools/update_readme.py
 
 # One file for Python 3.11-3.13 on Linux, macOS and Windows. `fewest` keeps one version of a package

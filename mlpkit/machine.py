@@ -10,12 +10,10 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np  # before threadpoolctl looks: it sees only the libraries that are loaded
-from threadpoolctl import ThreadpoolController, threadpool_info
+from threadpoolctl import threadpool_info
 
 from mlpkit import engines, kernels
 from mlpkit.kernels import gpu
@@ -79,34 +77,6 @@ def cores():
     return os.cpu_count() or 1
 
 
-def thread_counts():
-    """Return the numbers of threads to measure: one, and one a core."""
-    return sorted({1, cores()})
-
-
-@contextmanager
-def with_threads(threads):
-    """Let BLAS, and Numba's parallel loops, use so many threads, or as many as there are."""
-    import numba
-
-    before = numba.get_num_threads()
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-    try:
-        with ThreadpoolController().limit(limits=threads, user_api="blas"):
-            yield
-    finally:
-        numba.set_num_threads(before)
-
-
-def at_a_line(array):
-    """Return a contiguous copy of an array that begins at a cache line, so that no vector straddles two."""
-    room = np.empty(array.nbytes + 64, np.uint8)
-    start = -room.ctypes.data % 64
-    copied = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    copied[...] = array
-    return copied
-
-
 def memory_gib():
     """Return the machine's memory in GiB, None where the system does not tell."""
     try:
@@ -129,32 +99,6 @@ def busy():
     if waiting < cores() / 2:
         return None
     return f"this machine is busy (load {waiting} on {counted(cores(), 'core')}): times will come out too long"
-
-
-def rest(longest=0.3, look_every=0.002):
-    """Wait until no thread of this process computes or spins, at most `longest` seconds.
-
-    The threads of OpenBLAS and of OpenMP spin while they wait for more work: for some time after their last they take a
-    core from whoever is measured next.
-    """
-    end = time.perf_counter() + longest
-    while time.perf_counter() < end:
-        before = time.process_time()
-        time.sleep(look_every)
-        if time.process_time() - before < look_every / 4:
-            return
-
-
-def settle(call, seconds=0.1):
-    """Wait until other threads are at rest, then call again and again for so long: before several cores are timed.
-
-    Threads that wake together may wake on one core, and it takes the system some time to part them.
-    """
-    rest()
-    end = time.perf_counter() + seconds
-    call()
-    while time.perf_counter() < end:
-        call()
 
 
 def libraries():

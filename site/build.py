@@ -107,7 +107,7 @@ def collect():
         sys.exit(f"Links lead to what there is not: {', '.join(missing)}.")
 
     others = [name for name in pages if name.endswith(".md") and not pages[name].startswith(GENERATED.encode())]
-    others = [name for name in [*others, "mlpkit.md"] if name != "README.md"]
+    others = [name for name in [*others, "mlpkit.md", "experiments.md"] if name != "README.md"]
     contents = {"Chapters": chapters, "Appendices": appendices, "Beside the chapters": others}
     trees = [TOCTREE.format(title, "\n".join(names)) for title, names in contents.items() if names]
     pages["index.md"] = pages.pop("README.md") + "".join(trees).encode()

@@ -28,7 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Files whose tests call the same loops, compiled by Numba. One process runs them all: two at the same time would find
 # no code of each other's on the disk, and compile everything twice.
 COMPILED = {"test_engines", "test_convolutions", "test_numba_conv", "test_numba", "test_bench", "test_passes",
-            "test_gradients", "test_convolve", "test_products", "test_network", "test_crew",
+            "test_gradients", "test_convolve", "test_products", "test_network", "test_team",
             "test_first_edition"}  # fmt: skip
 # What takes long in one piece, the longest first: at the end, the other processes would wait for it.
 LONG = ("test_clean_checkout", "test_site", "test_browser", "test_conv_implicit", "test_emulated", "test_persistent",

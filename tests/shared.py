@@ -21,6 +21,23 @@ def _parameter(name, why_not):
 # multilayer perceptron needs from another is tested where it differs.
 REASONS = engines.available()
 ENGINES = [_parameter(name, REASONS[name]) for name in engines.names(MLP.operations)]
+# Numba compiles the same loops for each of its engines, anew for each dtype and layout. Where it is not float32 that
+# lies as usual, one engine stands for the others, which are slow.
+NUMBA = [name for name in engines.names(MLP.operations) if engines.library(name) == "numba"]
+STANDS = "numba_serial"
+IN_FLOAT64 = [
+    pytest.param(engine, marks=pytest.mark.slow) if engine in NUMBA and engine != STANDS else engine
+    for engine in ENGINES
+]
+
+
+def sweep(values, *stay):
+    """Return a test's parameters: those that `stay` for `make test` stand for the others, which are slow."""
+    return [pytest.param(*_tuple(value), marks=() if value in stay else pytest.mark.slow) for value in values]
+
+
+def _tuple(value):
+    return value if isinstance(value, tuple) else (value,)
 
 
 def blobs(n=50, seed=0, dtype=np.float32):

@@ -15,7 +15,8 @@ import requests
 
 ROOT = Path(__file__).resolve().parents[1]
 ADDRESS = re.compile(r"""https?://[^\s"'`<>\\()\[\]{},|]+""")
-TEXT = {".cff", ".cu", ".cuh", ".css", ".ipynb", ".js", ".json", ".md", ".py", ".sh", ".toml", ".txt", ".yml", ""}
+TEXT = {".cff", ".cu", ".cuh", ".css", ".ipynb", ".js", ".json", ".md", ".py", ".sh", ".toml", ".txt", ""}
+TEXT |= {".yaml", ".yml"}
 # Not on the web: this machine, addresses that are made up as examples, and names that only look like addresses
 NOWHERE = re.compile(r"https?://(127\.0\.0\.1|localhost|www\.w3\.org/2000/svg|github\.com/somebody/)")
 LISTS = ("tests/", "results/")  # tests name what they make up, records what a machine said

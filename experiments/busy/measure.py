@@ -14,7 +14,7 @@ from importlib import import_module
 
 import numpy as np
 
-from experiments.lab import peers, processes, results
+from experiments.lab import peers, processes, quiet, results
 from experiments.lab.bench import GATE_STEPS, Stepper
 from mlpkit import engines, machine
 from mlpkit.data import load
@@ -129,7 +129,7 @@ def _prepared(name):
 
 def _window(steps, others, plan):
     """Return samples beside so many busy programs, for `plan.seconds`, and who computed meanwhile."""
-    machine.rest()
+    quiet.rest()
     _wait_for_others(plan.patience)
     used, mine, begin = _used(), _mine(), time.perf_counter()
     samples: list[float] = []

@@ -6,9 +6,9 @@ from itertools import chain
 
 import numpy as np
 
-from experiments.lab import results
+from experiments.lab import quiet, results
 from experiments.lab.clock import in_turns, seconds_of, steps_in
-from mlpkit import engines, machine
+from mlpkit import engines
 from mlpkit.engines import BASELINE
 from mlpkit.words import counted
 
@@ -50,7 +50,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
     names = plan.engines or convolving()
     grid = ((None, case, 1, plan.rounds) for case in plan.grid)
     layers = (
-        (name, case, threads, plan.layer_rounds) for name, case in plan.layers for threads in machine.thread_counts()
+        (name, case, threads, plan.layer_rounds) for name, case in plan.layers for threads in quiet.thread_counts()
     )
     peaks = partial(roof.peaks, 5, plan.flops)
     streams = roof.bandwidths(3, plan.sizes, 10**9, progress)
@@ -75,7 +75,7 @@ def _case(names, layer, case, threads, rounds, plan, progress):
     progress(f"{layer or 'grid'}: {_words(case)}, {counted(threads, 'thread')}")
     arrays, wanted = _arrays(case), _wanted(case)
     runs = []
-    with machine.with_threads(threads):
+    with quiet.with_threads(threads):
         for name in names:
             for operation in OPERATIONS:
                 run = {"kind": "layer" if layer else "grid", "layer": layer, "engine": name, "operation": operation}
@@ -83,7 +83,7 @@ def _case(names, layer, case, threads, rounds, plan, progress):
                 runs.append((run, partial(_call, engines.load(name), operation, case, *arrays)))
                 _start(*runs[-1], wanted[operation], plan)
         calls = {number: partial(_sample, *both) for number, both in enumerate(runs) if not both[0]["why_not"]}
-        settle = (lambda number: machine.settle(runs[number][1], SETTLE)) if threads > 1 else None
+        settle = (lambda number: quiet.settle(runs[number][1], SETTLE)) if threads > 1 else None
         in_turns(calls, rounds, settle)
     return [run for run, _ in runs]
 

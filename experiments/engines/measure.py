@@ -2,11 +2,11 @@
 
 from dataclasses import asdict, dataclass, field
 
-from experiments.lab import results
+from experiments.lab import quiet, results
 from experiments.lab.bench import GateError, Stepper, Timing, gate, whole
 from experiments.lab.clock import in_turns
 from experiments.lab.results import median_us
-from mlpkit import engines, machine
+from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.training.recipe import Recipe
 
@@ -58,7 +58,7 @@ def _time(runs, steppers, timing, progress, save):
     def settle(name):
         progress(f"timing {name}")
         if plans[name][0] > 1:
-            machine.settle(steppers[name].take_one)
+            quiet.settle(steppers[name].take_one)
 
     def keep(name, us):
         runs[name]["samples_us"].append(us)

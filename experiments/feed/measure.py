@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lab import results
+from experiments.lab import quiet, results
 from experiments.lab.bench import RTOL, GateError, Stepper, relative_error
 from experiments.lab.clock import called_and_done_us, in_turns, seconds_of
-from mlpkit import data, engines, machine
+from mlpkit import data, engines
 from mlpkit.engines import BASELINE
 from mlpkit.training.recipe import Recipe
 
@@ -136,7 +136,7 @@ def _cpu_rows(images, recipe, plan):
     def gradient():
         network.loss_and_grad(X[index], y[index])
 
-    machine.settle(gradient, 0.02)
+    quiet.settle(gradient, 0.02)
     return [round(seconds_of(gradient) * 1e6, 2) for _ in range(plan.samples)]
 
 
@@ -165,7 +165,7 @@ def tandem(images, plan):
 
 
 def _rested(epoch, steps):
-    machine.rest()
+    quiet.rest()
     epoch()
     return _a_step(epoch, steps)
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from experiments.lab import results
+from experiments.lab import quiet, results
 from experiments.lab.bench import whole
 from experiments.lab.clock import in_turns, seconds_until_done
-from mlpkit import engines, machine
+from mlpkit import engines
 from mlpkit.data import epoch_order, load
 from mlpkit.executors import trainer_of
 from mlpkit.training.fit import fit
@@ -47,7 +47,7 @@ def _runs(dataset, plan, progress):
             ways, steps = _ways(engine, recipe, dataset)
             for way in ways.values():
                 way()  # compiles
-            found = in_turns(ways, plan.samples, settle=lambda name: machine.rest())
+            found = in_turns(ways, plan.samples, settle=lambda name: quiet.rest())
             us = {
                 f"{name}_us": [round(1e6 * sample / steps, 4) for sample in samples] for name, samples in found.items()
             }

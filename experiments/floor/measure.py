@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from experiments.lab import processes, results
+from experiments.lab import processes, quiet, results
 from experiments.lab.bench import Stepper
 from experiments.lab.clock import in_turns, seconds_of, steps_in
 from experiments.lab.operations import Recorder, operations
@@ -69,7 +69,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
 def _steps(train, plan, progress):
     for recipe in RECIPES:
         for batch_size in plan.batch_sizes:
-            for threads in machine.thread_counts():
+            for threads in quiet.thread_counts():
                 progress(f"steps with {recipe.optimizer}, batch {batch_size}, {counted(threads, 'thread')}")
                 with threadpool_limits(threads):
                     yield from _step(recipe.but(batch_size=batch_size), train, plan, threads)
@@ -128,7 +128,7 @@ def kernels(samples=7, n=1024):
     A = rng.random((n, n), dtype=np.float32)
     train = rng.random((5000, 784), dtype=np.float32), rng.integers(10, size=5000)
     stepper, runs = Stepper(BASELINE, Recipe(), train), []
-    for threads in machine.thread_counts():
+    for threads in quiet.thread_counts():
         with threadpool_limits(threads):
             A @ A, stepper.take(3)  # warm up
             rates = [2 * n**3 / seconds_of(np.matmul, A, A) / 1e9 for _ in range(samples)]
@@ -148,7 +148,7 @@ def _busy(train, plan, progress):
         with threadpool_limits(threads):
             return stepper.take(plan.busy_steps)[0] * 1e6
 
-    calls = {threads: partial(sample, threads) for threads in machine.thread_counts()}
+    calls = {threads: partial(sample, threads) for threads in quiet.thread_counts()}
     for others in sorted({0, 1, machine.cores()}) if plan.busy_steps else ():
         progress(f"steps beside {counted(others, 'busy program')}")
         with processes.busy_programs(others):

@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 
 from experiments.goal_recipes import ADAM, ADAMW
-from experiments.lab import peers, results
+from experiments.lab import peers, quiet, results
 from experiments.lab.bench import GATE_ROWS, RTOL, Stepper, whole
 from experiments.lab.clock import in_turns, seconds_until_done
 from experiments.lab.peers import whole as trained
-from mlpkit import engines, machine
+from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.engines import BASELINE
 from mlpkit.kernels import gpu
@@ -124,7 +124,7 @@ def _samples(stepper, once):
     """Return some samples, in seconds a step. once: what the first step took; if that is long, it is the sample."""
     if once > SLOW:
         return [once]
-    machine.settle(stepper.take_one)
+    quiet.settle(stepper.take_one)
     return [stepper.take(10)[0] for _ in range(3)]
 
 
@@ -145,7 +145,7 @@ def _fit(engine, recipe, train):
     optimizer = recipe.make_optimizer(network, len(train[1]))
     train = tuple(map(network.engine.asarray, train))
     settings = {name: getattr(recipe, name) for name in ("epochs", "batch_size", "seed")}
-    machine.rest()
+    quiet.rest()
     seconds, history = seconds_until_done(network.engine, partial(fit, network, optimizer, train, **settings))
     whole(history)
     return network, seconds

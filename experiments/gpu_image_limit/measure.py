@@ -15,15 +15,27 @@ from .. import timeline
 from ..gpu_image_peers import LENET
 from .stages import IDLE, STAGES, of_blocks
 
-# Who trains: an engine, and which of its trainers
+
+def _executor_s(network, *rest, **more):
+    executor: Any = executors.of(network.engine)
+    return executor.Trainer(network, *rest, **more)
+
+
+def _two_kernels(*arguments, **more):
+    from .two_kernels import Trainer  # takes CuPy
+
+    return Trainer(*arguments, **more)
+
+
+# Who trains: an engine, and what makes its trainer
 WAYS = {
-    "one kernel": ("cuda_conv_fused", "Trainer"),
-    "two kernels": ("cuda_conv_fused", "GraphedTrainer"),
-    "graph": ("cuda_conv_graph", "Trainer"),
-    "graph, TF32": ("cuda_conv_graph_tf32", "Trainer"),
-    "graph, bfloat16": ("cuda_conv_graph_bf16", "Trainer"),
-    "GPU, the baseline's lines": ("cupy_naive", None),
-    "NumPy": ("numpy_baseline", None),
+    "one kernel": ("cuda_conv_fused", _executor_s),
+    "two kernels": ("cuda_conv_fused", _two_kernels),
+    "graph": ("cuda_conv_graph", _executor_s),
+    "graph, TF32": ("cuda_conv_graph_tf32", _executor_s),
+    "graph, bfloat16": ("cuda_conv_graph_bf16", _executor_s),
+    "GPU, the baseline's lines": ("cupy_naive", trainer_of),
+    "NumPy": ("numpy_baseline", trainer_of),
 }
 FLOAT32, FEWER = ("one kernel", "two kernels", "graph"), ("graph, TF32", "graph, bfloat16")
 
@@ -61,11 +73,9 @@ def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
 
 def trainer(way, recipe, train, **more):
     """Return a way's trainer on train, (X, y), an epoch's order, and the network. more: arguments of the trainer."""
-    name, kind = WAYS[way]
+    name, make = WAYS[way]
     network = recipe.make_network(name)
     X, y, order = map(network.engine.asarray, (*train, epoch_order(len(train[1]), recipe.seed, 0)))
-    executor: Any = executors.of(network.engine)
-    make = getattr(executor, kind) if kind else trainer_of
     return make(network, recipe.make_optimizer(network, len(y)), X, y, recipe.batch_size, **more), order, network
 
 

@@ -61,7 +61,7 @@ class Stepper:
         return seconds / steps, np.concatenate([self.engine.to_numpy(part) for part in losses])
 
     def take_one(self):
-        """Take one step: the call that `machine.settle` repeats."""
+        """Take one step: the call that `quiet.settle` repeats."""
         return self.take(1)
 
     def ask(self, steps):

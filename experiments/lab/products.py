@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mlpkit import machine
+from experiments.lab import quiet
 from mlpkit.nn.models import MLP
 
 
@@ -29,9 +29,9 @@ class Product:
         """Return a, b and room for their product, each at a cache line: elsewhere some loops take twice as long."""
         rng = np.random.default_rng(0)
         a, b = (rng.random(shape, dtype) for shape in ((self.n, self.k), (self.k, self.m)))
-        a = machine.at_a_line(a.T).T if self.turned == "a" else machine.at_a_line(a)
-        b = machine.at_a_line(b.T).T if self.turned == "b" else machine.at_a_line(b)
-        return a, b, machine.at_a_line(np.zeros((self.n, self.m), dtype))
+        a = quiet.at_a_line(a.T).T if self.turned == "a" else quiet.at_a_line(a)
+        b = quiet.at_a_line(b.T).T if self.turned == "b" else quiet.at_a_line(b)
+        return a, b, quiet.at_a_line(np.zeros((self.n, self.m), dtype))
 
 
 def of_step(n, model=MLP):

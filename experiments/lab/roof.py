@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from mlpkit import machine
+from experiments.lab import quiet
 from mlpkit.engines.loops.simd import FMA_FLOPS, fma
 from mlpkit.words import counted
 
@@ -30,7 +30,7 @@ def peak(threads=1, flops=10**10):
 
 def peaks(samples, flops, progress):
     """Yield a run of a record for each number of threads: samples of the peak, in GFLOP/s."""
-    for threads in machine.thread_counts():
+    for threads in quiet.thread_counts():
         progress(f"peak, {counted(threads, 'thread')}")
         peak(threads, flops=1)  # compiles
         yield {"kind": "peak", "threads": threads, "samples_gflops": [peak(threads, flops) for _ in range(samples)]}
@@ -66,7 +66,7 @@ def bandwidth(nbytes, kernel="triad", threads=1, traffic=4 * 10**9):
     times = max(1, traffic // (4 * streams * threads * n))
 
     def prepare():
-        arrays = [machine.at_a_line(np.ones(n, np.float32)) for _ in range(streams)]
+        arrays = [quiet.at_a_line(np.ones(n, np.float32)) for _ in range(streams)]
         arrays += arrays[-1:] * (3 - streams)
         function(*arrays, 1)
         return partial(function, *arrays, times)
@@ -76,7 +76,7 @@ def bandwidth(nbytes, kernel="triad", threads=1, traffic=4 * 10**9):
 
 def bandwidths(samples, sizes, traffic, progress):
     """Yield a run of a record for each number of threads, kernel and size in bytes: samples of bandwidth, in GB/s."""
-    for threads in machine.thread_counts():
+    for threads in quiet.thread_counts():
         for kernel in STREAMS:
             for nbytes in sizes:
                 progress(f"bandwidth of {kernel}, {counted(threads, 'thread')}, {nbytes // 1024:,} KiB")

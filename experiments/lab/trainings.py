@@ -99,7 +99,7 @@ def _curves(history: History):
     curves: dict[str, list] = {"loss": [round(float(np.mean(history.loss[i : i + LOSS_EVERY])), 5) for i in groups]}
     for name in ("train_loss", "seconds"):
         curves[name] = [round(getattr(epoch, name), 6) for epoch in history.epochs]
-    for name, found in history.validation.items():
+    for name, found in ({"loss": [], "accuracy": []} | history.validation).items():  # of no epoch, too
         curves[f"validation_{name}"] = [round(number, 6) for number in found]
     return curves
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lab import results
+from experiments.lab import quiet, results
 from experiments.lab.bench import Stepper
 from experiments.lab.clock import asked_us, device_us, events_us, in_turns, nothing, recorded, steps_in, waited_us
 from experiments.lab.launched import kernels_of
@@ -191,7 +191,7 @@ def _batches(train, plan, progress):
         steps[batch_size, name] = steps_in(plan.sample_seconds, stepper.take(2)[0], most=429)
     progress(f"steps at all batch sizes, in {plan.rounds} rounds")
     calls = {case: partial(_step_us, stepper, steps[case]) for case, stepper in steppers.items()}
-    samples = in_turns(calls, plan.rounds, lambda case: machine.settle(steppers[case].take_one, plan.settle))
+    samples = in_turns(calls, plan.rounds, lambda case: quiet.settle(steppers[case].take_one, plan.settle))
     for (batch_size, name), times in samples.items():
         case = {"kind": "batch", "engine": name, "batch_size": batch_size, "samples_us": times}
         yield case | {"steps_a_sample": steps[batch_size, name]}

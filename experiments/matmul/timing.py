@@ -6,9 +6,9 @@ from math import ceil
 
 import numpy as np
 
+from experiments.lab import quiet
 from experiments.lab.clock import in_turns, seconds_of, steps_in
 from experiments.lab.products import Product
-from mlpkit import machine
 from mlpkit.engines import numba_serial, python_lists, python_loops
 from mlpkit.engines.loops.compiler import compiled
 from mlpkit.engines.loops.simd import BYTES, LANES, ROWS, tile
@@ -21,7 +21,7 @@ from .stages import STAGES, reordered
 def stages(plan, progress):
     """Yield a run for each product, number of threads and stage."""
     for product in (product for group in plan.groups for product in GROUPS[group]):
-        for threads in machine.thread_counts() if product.group in ("step", "batch", "cube") else [1]:
+        for threads in quiet.thread_counts() if product.group in ("step", "batch", "cube") else [1]:
             progress(f"{product.name} {product.n} x {product.k} x {product.m}, {counted(threads, 'thread')}")
             for name, samples in rates(product, threads, plan).items():
                 names = {"kind": "stage", "stage": name, "threads": threads}
@@ -35,7 +35,7 @@ def rates(product, threads, plan, names=tuple(STAGES)):
     """
     a, b, out = product.arrays()
     wanted, samplers, rounds = a @ b, {}, {}
-    with machine.with_threads(threads):
+    with quiet.with_threads(threads):
         for name in names:
             if not (STAGES[name].slow and product.flops > plan.slow):
                 call = partial(STAGES[name].one if threads == 1 else STAGES[name].all, a, b, out)
@@ -51,7 +51,7 @@ def rates(product, threads, plan, names=tuple(STAGES)):
 
 def _gflops(product, call, times=1, settle=False):
     if settle:
-        machine.settle(call)
+        quiet.settle(call)
     return product.flops / seconds_of(call, times=times) / 1e9
 
 

@@ -4,11 +4,11 @@ from contextlib import nullcontext
 from functools import partial
 from unittest.mock import patch
 
-from experiments.lab import processes
+from experiments.lab import processes, quiet
 from experiments.lab.bench import Stepper
 from experiments.lab.clock import in_turns
 from experiments.lab.operations import Recorder, watched
-from mlpkit import engines, machine
+from mlpkit import engines, executors
 from mlpkit.engines import numpy_baseline
 from mlpkit.training.recipe import Recipe
 from mlpkit.words import counted
@@ -20,7 +20,7 @@ RECIPES = tuple(
     for optimizer, lr in (("sgd", 0.05), ("adam", 1e-3))
     for batch_size in (64, 128)
 )
-INSIDE = {"numba_hybrid": "fused", "numba_step": "step"}  # engine: its namespace of compiled functions
+INSIDE = {"numba_hybrid": "fused", "numba_step": "step"}  # engine: its executor's namespace of compiled functions
 UPDATES = ("axpy", *(name for name in vars(numpy_baseline) if name.endswith("_update")))
 
 
@@ -31,16 +31,17 @@ class StepRecorder(Recorder):
     """
 
     def __init__(self, name, recipe, train):
-        self.module, self.inside = engines.load(name), INSIDE.get(name)
-        super().__init__(self.module, recipe, train, ("gather", *UPDATES) if self.inside else None)
+        engine, self.inside = engines.load(name), INSIDE.get(name)
+        self.executor = executors.of(engine)
+        super().__init__(engine, recipe, train, ("gather", *UPDATES) if self.inside else None)
 
     def watching(self):
-        """Return a context in which the engine's own step calls functions that read the clock."""
+        """Return a context in which the executor's step calls functions that read the clock."""
         if self.inside is None:
             return nullcontext()
-        functions = getattr(self.module, self.inside)
+        functions = getattr(self.executor, self.inside)
         names = [name for name in vars(functions) if name not in UPDATES]
-        return patch.object(self.module, self.inside, watched(self.watch, functions, names))
+        return patch.object(self.executor, self.inside, watched(self.watch, functions, names))
 
     def settled(self, settle, steps):
         """Return what `take` returns, in microseconds, after steps for `settle` seconds."""
@@ -51,9 +52,9 @@ class StepRecorder(Recorder):
 
 
 def repeat(call, seconds):
-    """Call once, or, before several cores are timed, again and again for so many seconds: see `machine.settle`."""
+    """Call once, or, before several cores are timed, again and again for so many seconds: see `quiet.settle`."""
     if seconds:
-        machine.settle(call, seconds)
+        quiet.settle(call, seconds)
     else:
         call()
 

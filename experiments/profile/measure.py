@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 
-from experiments.lab import results
+from experiments.lab import quiet, results
 from experiments.lab.bench import Stepper, why_not_timed
 from experiments.lab.clock import in_turns, seconds_until_done, steps_in
 from mlpkit import engines, machine
@@ -85,7 +85,7 @@ def _turn(kind, engine, recipe, train, plan, progress):
     """
     progress()
     steps = kind(engines.load(engine), recipe, train)
-    machine.settle(steps.take, plan.settle)
+    quiet.settle(steps.take, plan.settle)
     once = steps.take()[0] / 1e6
     return [steps.take() for _ in range(steps_in(plan.seconds, once, plan.steps))]
 

@@ -6,11 +6,11 @@ from itertools import product
 
 import numpy as np
 
-from experiments.lab import results
+from experiments.lab import quiet, results
 from experiments.lab.bench import Stepper, why_not_timed
 from experiments.lab.clock import in_turns, steps_in
 from experiments.lab.results import median_us
-from mlpkit import engines, machine
+from mlpkit import engines
 from mlpkit.data import load
 from mlpkit.engines import BASELINE
 from mlpkit.nn.models import MLP, mlp
@@ -68,7 +68,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
 
 def _who(plan):
     """Yield (threads, engine) of the cases that take turns; those that leave threads awake come last."""
-    counts = plan.threads or machine.thread_counts()
+    counts = plan.threads or quiet.thread_counts()
     for threads, name in product(counts, sorted(plan.engines, key=lambda name: name in WITH_BLAS)):
         if threads == 1 or name not in SERIAL:
             yield threads, name
@@ -102,8 +102,8 @@ def _time(cases, recipe, train, plan):
 
 def _start(case, stepper, plan):
     """Take a first step, and decide on the number and length of the samples; for a slow case it is the first sample."""
-    machine.rest()
-    with machine.with_threads(case["threads"]):
+    quiet.rest()
+    with quiet.with_threads(case["threads"]):
         seconds = stepper.take(1)[0]
         if seconds > plan.patience:
             case["samples_us"].append(seconds * 1e6)
@@ -115,12 +115,12 @@ def _start(case, stepper, plan):
 
 def _sample(case, stepper):
     """Add a sample to the case. Raises StopIteration at a loss that is not finite."""
-    with machine.with_threads(case["threads"]):
+    with quiet.with_threads(case["threads"]):
         if case["steps_a_sample"] > 1:
             # Wakes the threads, and brings this engine's network back into the cache.
-            machine.settle(stepper.take_one, SETTLE if case["threads"] > 1 else 0.0)
+            quiet.settle(stepper.take_one, SETTLE if case["threads"] > 1 else 0.0)
         else:
-            machine.rest()
+            quiet.rest()
         seconds, losses = stepper.take(case["steps_a_sample"])
     if not np.isfinite(losses).all():
         case["why_not"] = "the loss is not finite"

@@ -16,6 +16,8 @@ from .cupy_fused import sgd_update as _sgd_with_a_number
 
 gpu.require_capability(8.0)  # products.cu copies asynchronously
 
+THREADS = 256  # a block of sgd.cu
+
 
 def sgd_update(theta, grad, lr):
     """Update theta in place. lr: a number, or where a step is recorded an array of one, on the GPU."""

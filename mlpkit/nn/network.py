@@ -24,6 +24,9 @@ from .place import Mode, Place, backward, forward
 ROOM = 2**26  # bytes that the largest array between two layers may take, where nobody says how many rows to do at once
 
 
+quiet = np.errstate(all="ignore")  # whatever a reader has set: an exponential that underflows is no news
+
+
 def _fixed(name, what):
     """Return a property for a vector whose numbers may change, but which stays the array that the layers look at."""
 
@@ -144,6 +147,7 @@ class Network:
         backward(self.places, d_outputs)
         return loss
 
+    @quiet
     def loss_and_grad(self, x, targets, step=0):
         """Do what `forward_backward` does, once the targets are checked.
 
@@ -163,6 +167,7 @@ class Network:
         loss.check(targets, n, output, self.dtype)
         loss.check_values(targets, output)
 
+    @quiet
     def predict(self, X, batch_size=None):
         """Return the prediction for each row of `X`, a NumPy array: for classes the most likely one, (n,) integers.
 
@@ -178,9 +183,10 @@ class Network:
 
         options: of the engine's executor, such as a precision; see `executors.protocol.Prediction`.
         """
-        executors = import_module("mlpkit.executors")  # above this room: what follows is theirs, by this short name
+        executors = import_module("mlpkit.executors")  # they stand above this room, and are asked for by name alone
         return executors.of(self.engine).Prediction(self, n, **options)
 
+    @quiet
     def evaluate(self, X, targets, batch_size=None):
         """Return a dict of the mean "loss" over a whole data set, batch by batch, and of what else the loss measures.
 

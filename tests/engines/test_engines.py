@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import ENGINES, LAYOUTS, blobs, one_sentence
+from shared import ENGINES, LAYOUTS, NUMBA, STANDS, blobs, one_sentence, sweep
 
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
@@ -160,7 +160,7 @@ class Case:
 
 
 # What is compiled anew for each combination is tested with three: each value comes, but not together with all others.
-COMPILED = [
+COMPILED, *OTHERS = [
     (np.float32, "contiguous", np.int64),
     (np.float64, "contiguous", np.int64),
     (np.float32, "strided", np.uint8),
@@ -169,10 +169,16 @@ COMPILED = [
 
 def kinds(engine):
     """Draw a dtype, a layout for each argument, and the dtype of labels."""
-    if engine.startswith("numba"):
-        return st.sampled_from(COMPILED).map(lambda kind: (kind[0], dict.fromkeys(ARGUMENTS, kind[1]), kind[2]))
+    if engine in NUMBA:
+        return st.just(alike(COMPILED))
     layouts = st.fixed_dictionaries({name: st.sampled_from(sorted(LAYOUTS)) for name in ARGUMENTS})
     return st.tuples(st.sampled_from(FLOATS), layouts, st.sampled_from(INTEGERS))
+
+
+def alike(kind):
+    """Return a kind of which each argument has the same layout."""
+    dtype, layout, label_dtype = kind
+    return dtype, dict.fromkeys(ARGUMENTS, layout), label_dtype
 
 
 ARGUMENTS = sorted({name for arguments in OPERATIONS.values() for name in arguments})
@@ -183,8 +189,18 @@ SHAPES = st.fixed_dictionaries({letter: st.integers(1, 9) for letter in "nkmp"})
 @pytest.mark.parametrize("name", ENGINES)
 @given(sizes=SHAPES, seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_an_operation_is_the_formula_and_changes_nothing_else(name, operation, sizes, seed, data):
+    is_the_formula(name, operation, sizes, seed, *data.draw(kinds(name)))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("name", sweep(NUMBA, STANDS))
+@given(sizes=SHAPES, seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(OTHERS))
+def test_compiled_loops_take_float64_and_arrays_that_lie_apart(name, operation, sizes, seed, kind):
+    is_the_formula(name, operation, sizes, seed, *alike(kind))
+
+
+def is_the_formula(name, operation, sizes, seed, dtype, layouts, label_dtype):
     engine = engines.load(name)
-    dtype, layouts, label_dtype = data.draw(kinds(name))
     case = Case(operation, engine, dtype, layouts, sizes, np.random.default_rng(seed), label_dtype)
     returned = case.run()
     for wanted in (case.baseline(), case.formula()):
@@ -230,7 +246,7 @@ EXTREME = {
 }
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", sweep(FLOATS, np.float32))
 @pytest.mark.parametrize(("logits", "label", "loss", "gradient"), EXTREME.values(), ids=EXTREME)
 @pytest.mark.parametrize("name", ENGINES)
 def test_no_logits_are_too_extreme(name, logits, label, loss, gradient, dtype):
@@ -354,7 +370,7 @@ class TestArrays:
         assert 0 <= engine.elapsed(begin, end) < 60
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", sweep(FLOATS, np.float32))
 @pytest.mark.parametrize("optimizer", BY_NAME)
 @pytest.mark.parametrize("name", ENGINES)
 def test_twenty_steps_follow_the_baseline(name, optimizer, dtype):

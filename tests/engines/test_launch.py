@@ -15,7 +15,7 @@ from mlpkit.kernels.driver import cuda
 def launch(tmp_path, monkeypatch):
     """The module, with a driver that notes an array's first number and the value of the second argument."""
     emulator._replace_cupy(monkeypatch, tmp_path, 0).cuda.get_current_stream.return_value.ptr = 7
-    found = emulator.own("cuda.launch")
+    found = emulator.own("engines.cuda.launch")
     found.seen, found.status = [], cuda.CUresult.CUDA_SUCCESS
 
     def cuLaunchKernel(function, *given):

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import SMALL, blobs, one_sentence
+from shared import SMALL, blobs, one_sentence, sweep
 
 import mlpkit
 from mlpkit import engines
@@ -105,7 +105,7 @@ STORES = {
 KINDS = [*((np.float32, store) for store in STORES), (np.float64, "reversed")]
 
 
-@pytest.mark.parametrize(("dtype", "store"), KINDS)
+@pytest.mark.parametrize(("dtype", "store"), sweep(KINDS, KINDS[0], KINDS[-1]))
 @given(shape=SHAPES, apart=st.sampled_from([1, 2]), parallel=st.booleans())
 def test_a_blocked_product_is_the_product(dtype, store, shape, apart, parallel):
     n, k, m = shape
@@ -299,7 +299,7 @@ def test_an_installation_that_cannot_be_written_to_works(installation, tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
-@pytest.mark.parametrize("kept", [0, 0.5], ids=["empty", "half"])
+@pytest.mark.parametrize("kept", sweep([0, 0.5], 0.5), ids=["empty", "half"])
 def test_compiled_code_that_was_cut_short_is_made_anew(suffix, kept, run_once, used):
     """As when the power fails: the name of a file can be on the disk before what stands in it."""
     for path in used.rglob(f"*.{suffix}"):
@@ -309,6 +309,7 @@ def test_compiled_code_that_was_cut_short_is_made_anew(suffix, kept, run_once, u
     assert python(RELU, used) == [first[0], "1", "0"]
 
 
+@pytest.mark.slow
 def test_code_of_another_signature_is_not_taken(installation):
     """Two processes that save at once may choose the same name for a file; only one of them finds its code there."""
     script = """
@@ -357,6 +358,7 @@ def test_ctrl_c_that_the_compiler_has_swallowed_is_ctrl_c(installation):
     assert python(script, installation) == ["interrupted", "1.0"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are UTF-8 here")
 def test_a_folder_whose_name_is_not_utf8_does_not_stop_an_engine(installation, tmp_path):
     folder = Path(os.fsdecode(os.fsencode(installation) + b"/Gr\xfc\xdfe"))
@@ -393,7 +395,7 @@ from mlpkit.nn.models import mlp
 """
 
 
-@pytest.mark.parametrize("threads", ["1", "2", "5"])
+@pytest.mark.parametrize("threads", sweep(["1", "2", "5"], "2"))
 def test_any_number_of_threads_on_any_number_of_cores(threads):
     assert python(AGREE, NUMBA_NUM_THREADS=threads)[0] == threads
 

@@ -14,7 +14,7 @@ from shared import ENGINES, REASONS, dataset, engine_like, one_sentence
 from shared import SMALL as MODEL
 
 from experiments.engines import Plan, measure, table
-from experiments.lab import bench, results
+from experiments.lab import bench, quiet, results
 from experiments.lab import clock as clock_module
 from experiments.lab.bench import GATE_STEPS, GateError, Timing, gate
 from mlpkit import engines, machine
@@ -127,7 +127,7 @@ def test_an_engine_that_refuses_this_gpu_does_not_stop_the_others(register):
 
 
 def test_where_nobody_chooses_every_engine_is_gated_timed_and_trained(monkeypatch):
-    monkeypatch.setattr(machine, "settle", lambda call: call())
+    monkeypatch.setattr(quiet, "settle", lambda call: call())
     runs = measure(lambda record: None, lambda text: None, Plan(QUICK, RECIPE), DATA)["runs"]
     assert [run["engine"] for run in runs] == list(engines.names(MODEL.operations))
     for run in runs:
@@ -250,7 +250,7 @@ def test_before_each_sample_the_threads_of_the_engine_before_come_to_rest(monkey
     def step(name):
         return stepping(lambda labels: log.append(name))
 
-    monkeypatch.setattr(machine, "settle", lambda call: log.append("settled"))
+    monkeypatch.setattr(quiet, "settle", lambda call: log.append("settled"))
     register(a=step("a"), b=step("b"))
     compare(["a", "b"], Timing(warmup=1, steps_a_sample=2, rounds=2))
     assert "settled a a settled b b settled a a settled b b a" in " ".join(log)
@@ -258,7 +258,7 @@ def test_before_each_sample_the_threads_of_the_engine_before_come_to_rest(monkey
 
 def test_an_engines_own_step_is_what_is_timed(register, monkeypatch):
     calls = []
-    monkeypatch.setattr(machine, "settle", lambda call: call())
+    monkeypatch.setattr(quiet, "settle", lambda call: call())
 
     register(fused=stepping(lambda labels: calls.append(len(labels))))
     compare(["fused"])

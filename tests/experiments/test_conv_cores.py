@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
+from shared import sweep
 from test_kernels import needs_compiler
 
 from experiments.conv_ladder.rungs import ERRORS, LAYERS, cores
@@ -131,7 +132,7 @@ def test_copies_are_smaller_where_arrays_begin_elsewhere(offset, vector):
 
 
 @needs_compiler
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", sweep(["sm_80", "sm_90"], "sm_90"))
 def test_the_largest_patches_stay_in_registers(arch):
     most = (163 if arch == "sm_80" else 227) << 10
     for which, name in zip(PASSES, ("64 to 64, 14 x 14", "64 to 128, 13 x 13", "32 to 32, 28 x 28"), strict=True):

@@ -7,7 +7,7 @@ import emulator
 import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
-from shared import one_sentence
+from shared import one_sentence, sweep
 
 from experiments.conv_ladder.rungs import ERRORS, LAYERS, implicit
 from experiments.conv_ladder.rungs.implicit import KINDS, RUNGS, Tile
@@ -46,7 +46,7 @@ def emulated(name, shape, which, folder, seed=0):
 
 @needs_emulator
 @rungs
-@pytest.mark.parametrize("shape", [ODD, EVEN, SHAPES[8]], ids=str)
+@pytest.mark.parametrize("shape", sweep([ODD, EVEN, SHAPES[8]], ODD, EVEN), ids=str)
 def test_an_emulated_gpu_computes_the_passes(name, shape, folder):
     for which in PASSES:
         found, right = emulated(name, shape, which, folder)
@@ -87,6 +87,7 @@ def fails(seed, folder):
         return True
 
 
+@pytest.mark.slow
 @needs_emulator
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen_in_one_of_a_few_schedules(fault, folder, monkeypatch):

@@ -13,6 +13,7 @@ from shared import dataset, one_sentence
 import experiments
 from experiments.lab import results, trainings
 from mlpkit.data import Dataset, Split, one_hot
+from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
 from mlpkit.training.recipe import Recipe
 
@@ -62,7 +63,7 @@ def test_a_training_that_diverged_is_recorded_with_the_reason(saved):
 
 
 def test_a_loss_of_numbers_is_judged_by_how_many_images_are_right():
-    recipe = SMALL.but(model=Model(MODEL.input, MODEL.layers, "mean_squared_error"))
+    recipe = SMALL.but(model=Model(MODEL.input, MODEL.layers, MeanSquaredError()))
     run = trainings.train(recipe, DATA, test=True)
     numbers = Dataset(DATA.name, *(Split(s.X, one_hot(s.y, len(DATA.classes))) for s in DATA[1:4]), DATA.classes)
     network, _ = recipe.train(numbers)

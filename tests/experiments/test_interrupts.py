@@ -13,7 +13,7 @@ import time
 from functools import partial
 
 import pytest
-from shared import SMALL, dataset
+from shared import SMALL, dataset, sweep
 
 from experiments import agreement, engines, fit, goal, goal_recipes
 from experiments.lab import bench, roof, trainings
@@ -129,9 +129,10 @@ def test_nobody_waits_at_the_barrier_for_a_program_that_ctrl_c_has_ended(monkeyp
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """A copy of the package, so that no record of this checkout is touched."""
+    """A copy of the packages, so that no record of this checkout is touched."""
     folder = tmp_path_factory.mktemp("workbook")
-    shutil.copytree(ROOT / "mlpkit", folder / "mlpkit", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("mlpkit", "experiments"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
@@ -160,7 +161,7 @@ def interrupt(folder, *command, after, end=lambda pid: os.killpg(pid, signal.SIG
 
 
 @posix
-@pytest.mark.parametrize("name", ["best", "goal", "floor", "compile", "engines"])
+@pytest.mark.parametrize("name", sweep(["best", "goal", "floor", "compile", "engines"], "compile", "engines"))
 def test_ctrl_c_ends_a_bench_at_any_time(name, copy):
     after = random.Random(name).uniform(3, 7)
     code, seconds, said = interrupt(copy, "bench", name, after=after)

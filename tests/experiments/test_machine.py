@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.lab import quiet
 from mlpkit import engines, machine
 
 
@@ -145,14 +146,14 @@ class Spinning:
 @pytest.mark.parametrize(("until", "returned"), [(0.0, 0.25), (0.6, 1.0), (100.0, 4.0)], ids=["idle", "spins", "never"])
 def test_rest_waits_for_a_thread_that_spins_and_not_for_ever(until, returned, monkeypatch):
     clock = Spinning(until)
-    monkeypatch.setattr(machine, "time", clock)
-    machine.rest(longest=4.0, look_every=0.25)
+    monkeypatch.setattr(quiet, "time", clock)
+    quiet.rest(longest=4.0, look_every=0.25)
     assert clock.now == returned
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(2.0, 4), (0.0, 1)])
 def test_settling_calls_for_as_long_as_it_is_told(seconds, count, monkeypatch):
     clock, calls = Spinning(until=0.0), []
-    monkeypatch.setattr(machine, "time", clock)
-    machine.settle(lambda: calls.append(clock.sleep(0.5)), seconds)
+    monkeypatch.setattr(quiet, "time", clock)
+    quiet.settle(lambda: calls.append(clock.sleep(0.5)), seconds)
     assert len(calls) == count

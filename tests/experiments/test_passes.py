@@ -14,7 +14,7 @@ from experiments.passes import Plan, pages, profile, quiet_step
 from experiments.passes.calls import samples_us
 from experiments.passes.parts import StepRecorder
 from experiments.passes.updates import LADDER, STATE, UPDATES, roots, vectors
-from mlpkit import engines
+from mlpkit import engines, executors
 from mlpkit.training.recipe import Recipe
 
 RNG = np.random.default_rng(0)
@@ -114,12 +114,12 @@ def test_a_watched_step_computes_what_an_unwatched_one_does(engine, optimizer):
 
 
 def test_watching_ends():
-    before = {engine: vars(engines.load(engine)).copy() for engine in passes.ENGINES}
+    before = {engine: vars(executors.of(engines.load(engine))).copy() for engine in passes.ENGINES}
     line = StepRecorder("numba_step", Recipe(batch_size=32), TRAIN)
     with pytest.raises(ZeroDivisionError), line.watching():
         raise ZeroDivisionError
     for engine, names in before.items():
-        assert all(vars(engines.load(engine))[name] is value for name, value in names.items())
+        assert all(vars(executors.of(engines.load(engine)))[name] is value for name, value in names.items())
 
 
 def test_profile_takes_quick_steps_and_adds_up():

@@ -16,7 +16,7 @@ from shared import one_sentence
 from experiments import floor
 from experiments.floor import KIB, Plan, Roofs, table
 from experiments.floor.measure import RECIPES, _step, with_kernels
-from experiments.lab import clock, operations, results, roof
+from experiments.lab import clock, operations, quiet, results, roof
 from experiments.lab.bench import Stepper
 from experiments.lab.operations import COSTS, profile, watched
 from experiments.lab.results import median_us
@@ -213,7 +213,7 @@ def record():
 
 
 def test_the_record_has_everything(record):
-    threads, counts = machine.thread_counts(), {}
+    threads, counts = quiet.thread_counts(), {}
     for run in record["runs"]:
         counts[run["kind"]] = counts.get(run["kind"], 0) + 1
         assert all(np.isfinite(run[key]).all() and len(run[key]) for key in run if key.startswith("samples"))
@@ -266,7 +266,7 @@ openblas = pytest.mark.skipif(machine.blas()["name"] != "openblas", reason="the 
 @openblas
 def test_kernels_are_measured_in_a_process_of_their_own():
     runs = with_kernels()
-    assert [run["threads"] for run in runs] == machine.thread_counts()
+    assert [run["threads"] for run in runs] == quiet.thread_counts()
     for run in runs:
         assert (run["asked"], run["why_not"]) == (None, None)
         # Where somebody has chosen kernels for this process, the new one, which detects its own, may have others.

@@ -15,10 +15,10 @@ from experiments import sweep
 from experiments.lab import bench, results
 from experiments.lab.bench import GateError, Stepper
 from experiments.lab.operations import watched
+from experiments.lab.quiet import with_threads
 from experiments.sweep import Plan, curve, flops, table, value
 from experiments.sweep.measure import _too_long
 from mlpkit import engines, machine
-from mlpkit.machine import with_threads
 from mlpkit.nn.models import mlp
 from mlpkit.training.recipe import Recipe
 

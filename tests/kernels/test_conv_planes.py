@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, error, operands, random_shape, wanted
 from emulator import needs_compiler as needs_emulator
+from shared import sweep
 from test_kernels import needs_compiler
 from test_tensor_map import Driver
 
@@ -173,7 +174,7 @@ def test_the_copy_engine_is_told_what_a_row_and_a_plane_are(monkeypatch):
 
 @needs_compiler
 @pytest.mark.parametrize("name", MODES)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", sweep(LAYERS, "64 to 64, 14 x 14"))
 def test_no_number_leaves_the_registers(name, layer):
     mode = planes.MODES[name]
     (conv, _, _), *_ = planes.convolutions(LAYERS[layer], "forward")

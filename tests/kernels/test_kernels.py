@@ -7,7 +7,7 @@ import types
 from pathlib import Path
 
 import pytest
-from shared import one_sentence
+from shared import one_sentence, sweep
 
 from mlpkit import kernels
 from mlpkit.kernels import Resources, gpu
@@ -74,7 +74,7 @@ def folder(monkeypatch, tmp_path):
 
 
 @needs_compiler
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", sweep(["sm_80", "sm_90"], "sm_90"))
 @pytest.mark.parametrize("name", kernels.names())
 def test_a_kernel_file_compiles_and_spills_nothing(name, arch):
     if arch < kernels.chip(name).rstrip("a"):

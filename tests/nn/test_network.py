@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import ENGINES, SMALL, blobs, one_sentence
+from shared import ENGINES, SMALL, blobs, one_sentence, sweep
 
 from mlpkit import engines
 from mlpkit.nn.concat import Concat
@@ -388,7 +388,7 @@ def test_inputs_that_are_no_array_of_rows_are_refused(call, x):
     one_sentence(caught.value, "inputs must ")
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", sweep([np.float32, np.float64], np.float32))
 @pytest.mark.parametrize("name", ENGINES)
 def test_pixels_are_fractions_of_255(name, dtype):
     network = Network(name, SMALL, dtype=dtype)

@@ -399,6 +399,7 @@ def test_another_file_is_refused_and_nothing_in_it_is_run(data, tmp_path, monkey
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_a_changed_byte_is_never_read_as_something_else(tmp_path):
     """Also where the header then ends earlier: NumPy reads no further, and so far zip's checksum was not compared."""
     array = np.arange(1200, dtype=np.float32)  # more than zip reads at a time

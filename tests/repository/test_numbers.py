@@ -1,4 +1,4 @@
-"""Every number with a unit in the text of a chapter, the README or the change log has an entry in `numbers.toml`.
+"""Every number with a unit in the text of a chapter, a README or the change log has an entry in `numbers.toml`.
 
 An entry is a phrase as it stands in the text, and one of three reasons:
 
@@ -29,7 +29,7 @@ from mlpkit.nn.models import MLP
 
 ROOT = results.ROOT
 TABLE = tomllib.loads(Path(__file__).with_name("numbers.toml").read_text(encoding="utf-8"))
-PAGES = ["README.md", "CHANGELOG.md"]
+PAGES = ["README.md", "results/README.md", "binder/README.md", "CHANGELOG.md"]
 PAGES += [f"notebooks/{path.name}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
 CPU, GPU = results.CHAPTERS
 
@@ -65,7 +65,7 @@ def runs(name, machine=None, /, **wanted):
 
 
 def step_us(engine, optimizer="sgd", batch_size=128, machine=CPU):
-    """Return the microseconds of a step, as the README's table has them."""
+    """Return the microseconds of a step, as the table in results/README.md has them."""
     return overview.step_us(machine, optimizer, batch_size)[engine]
 
 
@@ -102,7 +102,7 @@ def paragraphs(page):
     """Return a page's texts as pairs (where, text): its Markdown, and the texts that stand for pictures."""
     if page.endswith(".md"):
         text = (ROOT / page).read_text(encoding="utf-8")
-        return [("", _plain(re.sub(r"<!-- headline -->.*<!-- /headline -->", "", text, flags=re.DOTALL)))]
+        return [("", _plain(re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", text, flags=re.DOTALL)))]
     found = []
     for index, cell in enumerate(_cells(page)):
         source = "".join(cell["source"])
@@ -187,8 +187,14 @@ def unexplained(page):
     return found
 
 
+def _section(page):
+    """Return the name of a page's section: its own, and that of its folder where all folders may have such a page."""
+    path = Path(page)
+    return path.parent.name if path.name == "README.md" and path.parent.name else path.stem
+
+
 def _entries(page):
-    return TABLE.get(Path(page).stem, {})
+    return TABLE.get(_section(page), {})
 
 
 def test_what_is_a_number_with_a_unit():
@@ -198,7 +204,8 @@ def test_what_is_a_number_with_a_unit():
 
 
 def test_the_table_names_pages_only():
-    assert set(TABLE) <= {Path(page).stem for page in PAGES}
+    assert len({*map(_section, PAGES)}) == len(PAGES)
+    assert set(TABLE) <= {*map(_section, PAGES)}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -215,9 +222,9 @@ def test_every_number_is_what_its_entry_says(page):
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_ratio_in_the_readme_is_that_of_its_times_or_is_marked():
+def test_a_ratio_in_a_table_is_that_of_its_times_or_is_marked():
     """Both times of a ratio are from one record, and a table may have another record's for NumPy."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("<!-- /headline -->")[0]
+    text = (ROOT / "results" / "README.md").read_text(encoding="utf-8").partition("<!-- /tables -->")[0]
     checked = 0
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if "`" in line]

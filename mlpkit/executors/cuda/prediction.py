@@ -8,7 +8,6 @@ For rows on the host there is one more graph, which brings them to the GPU and t
 and a graph, one by one, takes the host longer than a single image takes the GPU.
 """
 
-from dataclasses import replace
 from functools import cache
 from math import gcd
 
@@ -17,7 +16,6 @@ import cupyx
 import numpy as np
 
 from mlpkit.checks import check_batch, check_count, check_finite
-from mlpkit.nn.fold import fold
 
 from ..plain import check_room, check_rows
 from . import prediction_blocks
@@ -41,8 +39,7 @@ class Prediction:
     def __init__(self, network, n):
         self.n, self.engine, self.dtype = check_count("n", n), network.engine, np.dtype(network.dtype)
         self.input, self.output = network.model.input, network.model.output
-        folded, mode = fold(network), MODES[self.precision]
-        places = [at.copied(replace(folded.mode, training=False)) for at in folded.places]
+        places, mode = prediction_blocks.places_of(network), MODES[self.precision]
         ours = matches_for(self.dtype) != ()
         found = (whole(places, self.input, n, mode) for whole in self.wholes if ours)
         self.whole = next((each for each in found if each), None)

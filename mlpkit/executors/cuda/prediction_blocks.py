@@ -13,6 +13,7 @@ import numpy as np
 
 from mlpkit.kernels.cnn import answers, between, first_bf16, pair
 from mlpkit.kernels.conv import planes
+from mlpkit.nn.fold import fold
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.residual import Residual
 
@@ -20,6 +21,24 @@ from . import conv_blocks
 from .blocks import LayerBlock, Value, has_branches
 
 FEW = 16  # images, at most, whose kernels leave room for the next one's
+
+
+def places_of(network):
+    """Return the places of a folded copy of a network, which only predict."""
+    folded = fold(network)
+    return _without_gradients([at.copied(replace(folded.mode, training=False)) for at in folded.places])
+
+
+def _without_gradients(places):
+    """Return places once nobody asks them for a gradient, and they have no memory for any."""
+    for at in places:
+        gradients = {name for name in at.lasting if name[:1] == "d" and name[1:] in at.lasting}
+        for name in gradients:
+            delattr(at, name)
+        at.learns_before, at.lasting = False, at.lasting - gradients
+        for branch in at.branches:
+            _without_gradients(branch)
+    return places
 
 
 def match(places, i, shape, n, mode):

@@ -3,7 +3,7 @@
 CUDA C is almost C++. What is not, is small here: CUDA's own words, and the instructions of the kernels' `ptx.cuh`, a
 function each. `emulator.h` defines both; the rest of a kernel is compiled as it stands. Where it uses an instruction
 that is missing there, or holds assembly itself, that is an error: then the kernel has changed, and the emulator must
-follow. The engine's Python runs as it stands, too: its CuPy is NumPy. What all kernels share is compiled once, the
+follow. The executor's Python runs as it stands, too: its CuPy is NumPy. What all kernels share is compiled once, the
 header too: for itself each takes a fifth of a second then, and two with the lot.
 
 Each of the GPU's threads becomes a fiber, up to 65,536 of them in one thread of the CPU. A fiber runs until it waits:
@@ -37,11 +37,11 @@ import pytest
 from shared import engine_like
 
 from mlpkit import kernels
+from mlpkit.executors import plain
 from mlpkit.kernels.conv import planes
 
 # -O1 compiles in two thirds of the time that -O2 takes, and the fibers run as fast: they wait for memory.
 OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-fwrapv", "-w", "-fsanitize=alignment")
-ENGINES = "mlpkit.engines"
 HERE = Path(__file__).parent
 H100 = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232_448}
 
@@ -189,7 +189,7 @@ class File:
         return _Kernel(self.library, self.seed, f"emulate_{name}")
 
 
-# ---- The engines: what they ask of CuPy, from NumPy ----
+# ---- The executors: what they ask of CuPy, from NumPy ----
 
 
 class Array(np.ndarray):
@@ -269,23 +269,32 @@ def _replace_cupy(patch, folder, seed):
 
 
 def own(name):
-    """Return a module of `engines` that nobody else has, made with the `cupy` of now."""
-    spec = importlib.util.find_spec(f"{ENGINES}.{name}")
+    """Return a module of `mlpkit` that nobody else has, made with the `cupy` of now."""
+    spec = importlib.util.find_spec(f"mlpkit.{name}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
+def own_parts(patch, *names):
+    """Return modules of `executors.cuda` that nobody else has, a dictionary, while whoever imports them gets these."""
+    parts = {}
+    for name in names:
+        parts[name] = own(f"executors.cuda.{name}")
+        patch.setitem(sys.modules, parts[name].__name__, parts[name])
+    return parts
+
+
 def engine(name, folder, seed=0, source=None):
-    """Return the engine `cuda_<name>` with an emulated kernel. source: of the kernel, if it is not the file's own."""
+    """Return an engine whose `executor` is that of `cuda_<name>`, with an emulated kernel.
+
+    source: of the kernel, if it is not the file's own.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        cupy = _replace_cupy(patch, folder, seed)
-        for base in ("cupy_fused", "cupy_conv"):
-            patch.setitem(sys.modules, f"{ENGINES}.{base}", engine_like(asarray=cupy.ascontiguousarray))
-        parts = {part: own(f"cuda.{part}") for part in ("held", "transfers", "waiting")}
-        for part, module in parts.items():
-            patch.setitem(sys.modules, f"{ENGINES}.cuda.{part}", module)
-        module = own(f"cuda_{name}")
+        found = engine_like(asarray=_replace_cupy(patch, folder, seed).ascontiguousarray)
+        patch.setitem(sys.modules, "mlpkit.executors.cupy_fused", plain)  # what they take from it, plain has
+        parts = own_parts(patch, "padded", "transfers", "waiting", "graph")
+        found.executor = own(f"executors.cuda_{name}")
     loaded = SimpleNamespace(load=partial(_Module, folder, seed, source or kernels.source(name)))
-    module.kernels = parts["waiting"].kernels = loaded
-    return module
+    found.executor.kernels = parts["waiting"].kernels = loaded
+    return found

@@ -10,9 +10,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from test_emulated import images, needs_compiler
 from test_persistent import distance, make, train
 
-from mlpkit import engines, kernels
+from mlpkit import engines, executors, kernels
 from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, BatchNorm, Conv, Flatten, Linear, MaxPool, Model, ReLU
 from mlpkit.nn.network import Network
+from mlpkit.optim import SGD, Momentum
 
 GPU = pytest.mark.gpu
 ODD = {
@@ -103,14 +104,14 @@ HALVED = {
 def test_two_blocks_share_an_image(name, fused):
     for seed in range(2):
         engine = fused(seed)
-        assert engine.macros_for(HALVED[name], SimpleNamespace(state={}), 3, np.uint8)["HALVES"] == 2
+        assert engine.executor.macros_for(HALVED[name], SimpleNamespace(state={}), 3, np.uint8)["HALVES"] == 2
         same_as_float64(engine, 3, make("adam"), HALVED[name])
 
 
 @needs_compiler
 def test_only_what_has_two_halves_is_halved(fused):
     def halves(model, batch_size):
-        return fused().macros_for(model, SimpleNamespace(state={}), batch_size, np.uint8)["HALVES"]
+        return fused().executor.macros_for(model, SimpleNamespace(state={}), batch_size, np.uint8)["HALVES"]
 
     assert [halves(LENET5, n) for n in (1, 4, 5, 8)] == [2, 2, 1, 1]  # of eight multiprocessors
     assert {halves(model, 1) for model in ODD.values()} == {1}
@@ -123,6 +124,7 @@ MEETINGS = {
 }
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("meeting", MEETINGS)
 def test_neighbours_that_do_not_wait_are_seen(meeting, fused):
@@ -142,6 +144,7 @@ def test_every_schedule_gives_the_same_to_the_last_bit(fused):
         assert_array_equal(theta, found[0][1])
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wait_that_is_left_out_is_seen(fault, fused):
@@ -178,28 +181,27 @@ REFUSED = {
 @needs_compiler
 @pytest.mark.parametrize("part", REFUSED)
 def test_it_says_what_it_is_not_made_for(part, fused):
-    sgd = SimpleNamespace(kind="sgd")
-    assert re.search(part, fused().why_not(REFUSED[part], sgd, 128))
+    assert re.search(part, fused().executor.why_not(REFUSED[part], SGD(Network(), 0.1), 128))
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_what_it_takes_fits_into_a_block(fused):
     """Of narrow rows of weights, of which a warp's registers hold fewer, two dense layers just fit, or just don't."""
-    sgd, narrow = SimpleNamespace(kind="sgd", state={}), (Conv(8, 1, padding=1), *CONV[1:], Flatten())
+    sgd, narrow = SGD(Network(), 0.1), (Conv(8, 1, padding=1), *CONV[1:], Flatten())
     taken = []
     for units in (29, 31, 33, 40):
         model = Model((1, 28, 28), (*narrow, Linear(units), ReLU(), Linear(1)))
         engine = fused()
-        if engine.why_not(model, sgd, 64) is None:
-            assert "train" in kernels.resources("limit", **engine.macros_for(model, sgd, 64, np.uint8))
+        if engine.executor.why_not(model, sgd, 64) is None:
+            assert "train" in kernels.resources("limit", **engine.executor.macros_for(model, sgd, 64, np.uint8))
             taken.append(units)
     assert taken == [29, 31]
 
 
 @needs_compiler
 def test_it_knows_three_optimizers(fused):
-    sentence = fused().why_not(LENET5, SimpleNamespace(kind="momentum"), 128)
-    assert "SGD, Adam, AdamW" in sentence
+    assert "SGD, Adam, AdamW" in fused().executor.why_not(LENET5, Momentum(Network(), 0.1), 128)
 
 
 @needs_compiler
@@ -240,8 +242,10 @@ def test_two_runs_give_the_same_bits():
 
 @GPU
 def test_two_kernels_a_step_give_the_bits_of_one_an_epoch():
+    from experiments.gpu_image_limit.two_kernels import Trainer
+
     engine, split, found = on_gpu(), images(1000, LENET5), []
-    for kind in (engine.Trainer, engine.GraphedTrainer):
+    for kind in (executors.of(engine).Trainer, Trainer):
         network = Network(engine, LENET5)
         trainer = kind(network, make("adam")(network), *map(engine.asarray, split), 128)
         found.append((engine.to_numpy(trainer.epoch(np.arange(1000))), engine.to_numpy(network.theta)))

@@ -196,7 +196,7 @@ SMALL = (
 def two_blocks(shape, n, layers, mode, array=np.asarray):
     """Return the places of layers, and the blocks of the two convolutions among them as a chain."""
     places, blocks, at = places_of(layers, shape, False, None, array, np.float32), [], shape
-    for i in (0, next(i for i, layer in enumerate(layers) if i and layer.kind == "Conv")):
+    for i in (0, next(i for i, layer in enumerate(layers) if i and type(layer) is Conv)):
         count, block = conv_blocks.match(places, i, at, n, mode)
         blocks.append(block)
         for place in places[i : i + count]:

@@ -10,7 +10,7 @@ import pytest
 def left(tmp_path):
     """Return what makes a trainer after an epoch that has left a word."""
     with emulator.with_cupy(tmp_path):
-        module = emulator.own("cuda.waiting")
+        module = emulator.own("executors.cuda.waiting")
 
     class Example(module.WaitingTrainer):
         engine, awaited = "cuda_example", ("images", "slopes")

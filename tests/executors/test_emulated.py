@@ -8,7 +8,7 @@ import emulator
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import one_sentence
+from shared import one_sentence, sweep
 from test_persistent import distance, make, train
 
 from mlpkit import kernels
@@ -20,6 +20,7 @@ from mlpkit.optim import SGD, AdamW
 
 needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
 both = pytest.mark.parametrize("name", ["persistent", "cluster"])
+ODD = mlp(50, 7, 128, 1, 3)
 BATCHES = {"persistent": (32, 64, 100), "cluster": (32, 64, 100, 128)}  # and some larger ones, below
 
 # Changes of the kernels that the emulator must see: (what to look for, what to write).
@@ -97,7 +98,7 @@ def persistent_on(gpu, folder, seed=0, source=None):
     source = source or kernels.source("persistent")
     engine = emulator.engine("persistent", folder, seed, source if bulk else source.replace(*BY_THREADS))
     attributes = {"MultiProcessorCount": multiprocessors, "MaxSharedMemoryPerBlockOptin": kib << 10}
-    engine.cp.cuda.Device = lambda: SimpleNamespace(attributes=attributes)
+    engine.executor.cp.cuda.Device = lambda: SimpleNamespace(attributes=attributes)
     return engine
 
 
@@ -134,14 +135,17 @@ def changed(name, *changes):
 
 @needs_compiler
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])  # Adam is AdamW that decays nothing, in the same kernel
-@pytest.mark.parametrize(("name", "batch_size"), [(name, size) for name, sizes in BATCHES.items() for size in sizes])
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    sweep([(name, size) for name, sizes in BATCHES.items() for size in sizes], *[(name, 32) for name in BATCHES]),
+)
 def test_a_few_steps_are_as_close_to_float64_as_float32_is(name, batch_size, optimizer, folder):
     settings = {"weight_decay": 0.01} if optimizer == "adamw" else {}
     same_as_float64(emulator.engine(name, folder), batch_size, make(optimizer, **settings))
 
 
 @needs_compiler
-@pytest.mark.parametrize(("batch_size", "model"), [(256, MLP), (150, mlp(50, 7, 128, 1, 3))])
+@pytest.mark.parametrize(("batch_size", "model"), sweep([(256, MLP), (150, ODD)], (150, ODD)))
 def test_two_blocks_share_the_images_of_the_largest_batches(batch_size, model, folder):
     same_as_float64(emulator.engine("persistent", folder, 1), batch_size, make("adam"), steps=2, model=model)
 
@@ -149,23 +153,26 @@ def test_two_blocks_share_the_images_of_the_largest_batches(batch_size, model, f
 @needs_compiler
 @pytest.mark.parametrize(
     ("gpu", "batch_size", "optimizer"),
-    [
+    sweep(
+        [
+            ("A100", 64, "sgd"),
+            ("A100", 100, "adam"),
+            ("RTX 4090", 128, "adam"),
+            ("RTX 3090", 64, "sgd"),
+            ("A10", 32, "sgd"),
+            ("RTX 5090", 64, "sgd"),
+        ],
         ("A100", 64, "sgd"),
-        ("A100", 100, "adam"),
-        ("RTX 4090", 128, "adam"),
-        ("RTX 3090", 64, "sgd"),
-        ("A10", 32, "sgd"),
-        ("RTX 5090", 64, "sgd"),
-    ],
+    ),
 )
 def test_on_smaller_gpus_it_trains_as_well(gpu, batch_size, optimizer, folder):
     """With fewer row blocks, one batch of images at a time or halves of one, and what threads copy."""
     engine = persistent_on(gpu, folder)
     same_as_float64(engine, batch_size, make(optimizer), steps=2)
-    rows = next(rows for rows in engine.BATCHES if rows >= batch_size)
-    way = engine.way(rows, 784)
+    rows = next(rows for rows in engine.executor.BATCHES if rows >= batch_size)
+    way = engine.executor.way(rows, 784)
     macros = {"INPUTS": 784, "CLASSES": 10, "BATCH": rows, "ADAM": int(optimizer == "adam")} | way.macros()
-    _, _, shared_bytes, blocks, _ = engine.compiled(**macros)
+    _, _, shared_bytes, blocks, _ = engine.executor.compiled(**macros)
     assert (blocks, shared_bytes) == way.needs(784)
 
 
@@ -173,12 +180,13 @@ def test_on_smaller_gpus_it_trains_as_well(gpu, batch_size, optimizer, folder):
 def test_it_knows_to_the_byte_what_the_largest_batch_needs(folder):
     """On an H200 that is all that there is."""
     engine = persistent_on("H200", folder)
-    way = engine.way(256, 784)
-    _, _, shared_bytes, blocks, _ = engine.compiled(INPUTS=784, CLASSES=10, BATCH=256, ADAM=1)
+    way = engine.executor.way(256, 784)
+    _, _, shared_bytes, blocks, _ = engine.executor.compiled(INPUTS=784, CLASSES=10, BATCH=256, ADAM=1)
     assert (blocks, shared_bytes) == way.needs(784) == (128, 227 << 10)
     assert way.macros() == {}
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("fault", FAULTS_OF_COPIES)
 def test_a_fault_of_what_threads_copy_is_seen(fault, folder):
@@ -199,15 +207,19 @@ def test_a_gpu_that_is_too_small_is_refused_in_one_sentence(gpu, folder):
     multiprocessors, kib, most, _ = GPUS[gpu]
     engine = persistent_on(gpu, folder)
     optimizer = SGD(Network(), 0.1)
-    fits = [size for size in (1, 32, 33, 64, 65, 128, 129, 256) if engine.why_not(MLP, optimizer, size) is None]
+    fits = [
+        size for size in (1, 32, 33, 64, 65, 128, 129, 256) if engine.executor.why_not(MLP, optimizer, size) is None
+    ]
     assert max(fits, default=0) == most
     for size in (most + 1, 256):
         if most < size <= 256:
             needs = f"at most {most}, not {size}" if most else "at least 72 multiprocessors"
-            one_sentence(engine.why_not(MLP, optimizer, size), needs, multiprocessors, f"{kib} KiB", "cuda_graph")
+            one_sentence(
+                engine.executor.why_not(MLP, optimizer, size), needs, multiprocessors, f"{kib} KiB", "cuda_graph"
+            )
     large = Network(engine, mlp(8000, 8, 8, 8, 10))
     with pytest.raises(ValueError, match="72 multiprocessors with 329 KiB") as caught:
-        engine.Trainer(large, SGD(large, 0.1), *images(40, large.model), 32)
+        engine.executor.Trainer(large, SGD(large, 0.1), *images(40, large.model), 32)
     one_sentence(caught.value, "cuda_graph")
 
 
@@ -215,7 +227,7 @@ def test_a_gpu_that_is_too_small_is_refused_in_one_sentence(gpu, folder):
 @both
 @pytest.mark.parametrize("optimizer", [make("sgd"), make("adam", weight_decay=0.01)], ids=["sgd", "adam"])
 def test_smaller_layers_are_filled_up(name, optimizer, folder):
-    same_as_float64(emulator.engine(name, folder, 1), 32, optimizer, steps=2, model=mlp(50, 7, 128, 1, 3), epochs=2)
+    same_as_float64(emulator.engine(name, folder, 1), 32, optimizer, steps=2, model=ODD, epochs=2)
 
 
 @needs_compiler
@@ -237,11 +249,11 @@ def test_networks_together_do_what_each_does_alone_to_the_last_bit(kind, folder)
     X, y = map(engine.asarray, images(80))
     orders = engine.asarray(np.stack([np.random.default_rng(seed).permutation(80) for seed in range(3)]))
     optimizers = [kind(network, rate, weight_decay=rate) for network, rate in zip(together, rates, strict=True)]
-    losses = engine.Together(together, optimizers, X, y, batch_size).epoch(orders)
+    losses = engine.executor.Together(together, optimizers, X, y, batch_size).epoch(orders)
     assert losses.shape == (3, 3)
     for i, network in enumerate(alone):
         takes = kind(network, rates[i], weight_decay=rates[i])
-        assert_array_equal(engine.Trainer(network, takes, X, y, batch_size).epoch(orders[i]), losses[i])
+        assert_array_equal(engine.executor.Trainer(network, takes, X, y, batch_size).epoch(orders[i]), losses[i])
         assert_array_equal(network.theta, together[i].theta)
 
 
@@ -258,6 +270,7 @@ def test_a_nan_stays_visible(name, place, folder):
     assert np.isnan(trainer.epoch(np.arange(50))).all()
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(("name", "fault"), [(name, fault) for name, faults in FAULTS.items() for fault in faults])
 def test_a_fault_is_seen_in_one_of_a_few_schedules(name, fault, folder):

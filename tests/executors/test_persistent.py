@@ -1,4 +1,4 @@
-"""The engines that update the parameters inside their kernels: three kernels a step, and one launch an epoch."""
+"""Executors that update the parameters inside their kernels: three kernels a step, and one launch an epoch."""
 
 import gc
 import signal
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import blobs, one_sentence
+from shared import blobs, one_sentence, sweep
 from test_kernels import needs_compiler
 
-from mlpkit import data, kernels
+from mlpkit import data, engines, executors, kernels
 from mlpkit.data import epoch_order
 from mlpkit.executors import trainer_of
 from mlpkit.executors.cuda.rates import rates, settings
@@ -52,7 +52,7 @@ SMALLER = {
 
 @needs_compiler
 @pytest.mark.parametrize("adam", [0, 1])
-@pytest.mark.parametrize("batch", [32, 64, 128, 256])
+@pytest.mark.parametrize("batch", sweep([32, 64, 128, 256], 128))
 def test_the_persistent_kernel_compiles_for_every_batch_size(batch, adam):
     found = kernels.resources("persistent", BATCH=batch, ADAM=adam)["train"]
     assert found.registers <= 128  # of which a multiprocessor has enough for 512 threads
@@ -61,7 +61,7 @@ def test_the_persistent_kernel_compiles_for_every_batch_size(batch, adam):
 
 @needs_compiler
 @pytest.mark.parametrize("adam", [0, 1])
-@pytest.mark.parametrize("case", SMALLER)
+@pytest.mark.parametrize("case", sweep(SMALLER, "A100, 64"))
 def test_the_persistent_kernel_compiles_for_smaller_gpus(case, adam):
     chip, macros, spilled = SMALLER[case]
     found = kernels.resources("persistent", chip, ADAM=adam, **macros)["train"]
@@ -293,10 +293,11 @@ def test_epochs_of_any_length_follow_each_other(name, mnist):
 def test_stamps_tell_the_time_of_each_stage(name, blocks, mnist):
     network = Network(name)
     X, y = map(network.engine.asarray, mnist)
-    trainer = network.engine.Trainer(network, SGD(network, 0.01), X, y, 128, stamped_steps=5)
+    executor = executors.of(network.engine)
+    trainer = executor.Trainer(network, SGD(network, 0.01), X, y, 128, stamped_steps=5)
     trainer.epoch(epoch_order(len(mnist.y), 0, 0))
     stamps = trainer.stamps()
-    assert stamps.shape == (blocks, 5, network.engine.STAGES)
+    assert stamps.shape == (blocks, 5, executor.STAGES)
     assert (np.diff(stamps[..., 0], axis=1) > 0).all()
 
 
@@ -357,12 +358,10 @@ SILENT = "if (blockIdx.x != 5 || tag != 7) " + SENDS_A1  # a column block sends 
 
 @pytest.fixture
 def broken(monkeypatch):
-    """The persistent engine, with a kernel in which a block does not send what others wait for."""
+    """The persistent executor, with a kernel in which a block does not send what others wait for."""
     import cupy
 
-    from mlpkit import engines
-
-    engine = engines.load("cuda_persistent")
+    executor = executors.of(engines.load("cuda_persistent"))
     code = kernels.source("persistent")
     assert code.count(SENDS_A1) == 1
 
@@ -370,10 +369,10 @@ def broken(monkeypatch):
         options = [f"-D{macro}={value}" for macro, value in {**macros, "PATIENCE": 100_000}.items()]
         return cupy.RawModule(code=code.replace(SENDS_A1, SILENT), options=(*kernels.OPTIONS, *options))
 
-    monkeypatch.setattr(engine, "kernels", SimpleNamespace(load=load))
-    engine.compiled.cache_clear()
-    yield engine
-    engine.compiled.cache_clear()
+    monkeypatch.setattr(executor, "kernels", SimpleNamespace(load=load))
+    executor.compiled.cache_clear()
+    yield executor
+    executor.compiled.cache_clear()
 
 
 @pytest.mark.gpu
@@ -450,12 +449,10 @@ def test_ctrl_c_is_held_back_and_not_lost(ctrl_c):
 @pytest.mark.parametrize("case", SMALLER)
 def test_what_smaller_gpus_do_is_as_close_to_float64(case, optimizer, mnist, monkeypatch):
     """Here they are this GPU with other macros, and threads copy the images."""
-    from mlpkit import engines
-
-    engine, (_, macros, _) = engines.load("cuda_persistent"), SMALLER[case]
+    executor, (_, macros, _) = executors.of(engines.load("cuda_persistent")), SMALLER[case]
     batch_size = macros["BATCH"]
     own = {name: value for name, value in macros.items() if name != "BATCH"} | {"BULK": 0}
-    monkeypatch.setattr(engine, "way", lambda rows, inputs: SimpleNamespace(macros=lambda: own))
+    monkeypatch.setattr(executor, "way", lambda rows, inputs: SimpleNamespace(macros=lambda: own))
     order = epoch_order(len(mnist.y), 0, 0)[: 20 * batch_size - batch_size // 3]
     losses, theta = train("cuda_persistent", mnist, order, batch_size, make(optimizer))
     wanted, wanted_theta = train("numpy_baseline", mnist, order, batch_size, make(optimizer), np.float64)

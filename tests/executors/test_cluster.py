@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import one_sentence
 from test_kernels import needs_compiler
 
-from mlpkit import data, kernels
+from mlpkit import data, executors, kernels
 from mlpkit.data import epoch_order
 from mlpkit.executors import trainer_of
 from mlpkit.nn.models import MLP, mlp
@@ -72,11 +72,11 @@ def mnist():
 def test_together_they_do_what_each_does_alone_to_the_last_bit(kind, mnist):
     rates, n = (0.1, 0.01, 0.001), 1000  # settings may differ, too
     together, alone = ([Network(NAME, seed=seed) for seed in range(3)] for _ in range(2))
-    engine = together[0].engine
+    engine, Together = together[0].engine, executors.of(together[0].engine).Together
     X, y = map(engine.asarray, mnist)
     orders = engine.asarray(np.stack([epoch_order(len(mnist.y), seed, 0)[:n] for seed in range(3)]))
     optimizers = [kind(network, rate, weight_decay=rate) for network, rate in zip(together, rates, strict=True)]
-    losses = engine.Together(together, optimizers, X, y, 128).epoch(orders)
+    losses = Together(together, optimizers, X, y, 128).epoch(orders)
     assert losses.shape == (3, 8)
     for i, network in enumerate(alone):
         takes = kind(network, rates[i], weight_decay=rates[i])
@@ -88,18 +88,18 @@ def test_together_they_do_what_each_does_alone_to_the_last_bit(kind, mnist):
 
 @pytest.mark.gpu
 def test_more_networks_than_the_gpu_holds_wait_for_their_turn(mnist):
-    engine = Network(NAME).engine
+    engine, Together = (found := Network(NAME).engine), executors.of(found).Together
     X, y = map(engine.asarray, mnist)
     networks = [Network(NAME, seed=1) for _ in range(40)]
     optimizers = [SGD(network, 0.1) for network in networks]
-    losses = engine.Together(networks, optimizers, X, y, 64).epoch(np.stack([np.arange(500)] * 40))
+    losses = Together(networks, optimizers, X, y, 64).epoch(np.stack([np.arange(500)] * 40))
     assert_array_equal(*np.broadcast_arrays(engine.to_numpy(losses), engine.to_numpy(losses[:1])))
 
 
 @pytest.mark.gpu
 def test_what_can_not_be_trained_together_is_refused_in_one_sentence(mnist):
     one, other, small = Network(NAME), Network(NAME, seed=1), Network(NAME, mlp(784, 8, 8, 8, 10))
-    engine = one.engine
+    engine, Together = one.engine, executors.of(one.engine).Together
     X, y = map(engine.asarray, mnist)
     for networks, kinds, words in (
         ((one, small), (SGD, SGD), "one size"),
@@ -109,9 +109,9 @@ def test_what_can_not_be_trained_together_is_refused_in_one_sentence(mnist):
     ):
         optimizers = [kind(network, 0.1) for network, kind in zip(networks, kinds, strict=True)]
         with pytest.raises(ValueError, match=words) as caught:
-            engine.Together(networks, optimizers, X, y, 64)
+            Together(networks, optimizers, X, y, 64)
         one_sentence(caught.value, NAME)
-    together = engine.Together((one, other), [SGD(one, 0.1), SGD(other, 0.1)], X, y, 64)
+    together = Together((one, other), [SGD(one, 0.1), SGD(other, 0.1)], X, y, 64)
     with pytest.raises(ValueError, match="an order for each") as caught:
         together.epoch(np.zeros((3, 100), np.int64))
     one_sentence(caught.value, NAME)

@@ -223,7 +223,7 @@ def test_the_same_run_has_the_same_bits(name, model):
 def test_blocks_of_several_layers_are_those_of_one(name, model, monkeypatch):
     found = steps(name, ALL_MODELS[model])
     for module in FULL:
-        monkeypatch.setattr(f"mlpkit.engines.{module}.matches_for", lambda dtype: ())
+        monkeypatch.setattr(f"mlpkit.executors.{module}.matches_for", lambda dtype: ())
     close(found, steps(name, ALL_MODELS[model]), ERRORS[name])
 
 

@@ -1,4 +1,4 @@
-"""As many threads as pay: crews on machines that a clock of our own makes quiet or busy."""
+"""As many threads as pay: teams on machines that a clock of our own makes quiet or busy."""
 
 import os
 import subprocess
@@ -38,115 +38,115 @@ class Machine:
     def step(self):
         self.time += ALONE / self.using if self.using <= self.free else STALLED
 
-    def train(self, crew, seconds):
+    def train(self, team, seconds):
         """Take steps for so long, twenty an epoch, and return how many there were."""
         end, steps = self.time + seconds, 0
         while self.time < end:
-            with crew:
+            with team:
                 for _ in range(20):
                     self.step()
-                    crew.stepped()
+                    team.stepped()
             steps += 20
             assert self.using == self.most  # nobody else finds fewer threads than there were
         return steps
 
 
-def crew_of(machine):
+def team_of(machine):
     return ThreadTeam(machine, machine.clock)
 
 
 @pytest.mark.parametrize("busy", [1, 3])
 @pytest.mark.parametrize("threads", [2, 3, 8])
-def test_beside_busy_programs_a_crew_that_fits_works_and_later_all_again(threads, busy):
+def test_beside_busy_programs_a_team_that_fits_works_and_later_all_again(threads, busy):
     machine = Machine(threads)
-    crew = crew_of(machine)
-    quiet = machine.train(crew, 1.0)
-    assert crew.size == threads
+    team = team_of(machine)
+    quiet = machine.train(team, 1.0)
+    assert team.size == threads
     machine.free = max(1, threads - busy)
-    machine.train(crew, 3.0)
+    machine.train(team, 3.0)
     fits = threads
     while fits > machine.free:
         fits //= 2
-    assert machine.train(crew, 20.0) / 20 > 0.9 * fits / ALONE
+    assert machine.train(team, 20.0) / 20 > 0.9 * fits / ALONE
     machine.free = threads
-    machine.train(crew, threads.bit_length() * 10)
-    assert machine.train(crew, 1.0) == pytest.approx(quiet, rel=0.01)
+    machine.train(team, threads.bit_length() * 10)
+    assert machine.train(team, 1.0) == pytest.approx(quiet, rel=0.01)
 
 
 def test_trials_on_a_machine_that_stays_busy_cost_two_percent_at_most():
     machine = Machine()
-    machine.free, crew = 1, crew_of(machine)
-    machine.train(crew, 10.0)
-    assert machine.train(crew, 100.0) / 100 > 0.98 / ALONE
+    machine.free, team = 1, team_of(machine)
+    machine.train(team, 10.0)
+    assert machine.train(team, 100.0) / 100 > 0.98 / ALONE
 
 
 def test_one_that_begins_beside_a_busy_program_finds_out():
     """The first steps are all slow, but not equally."""
     machine = Machine()
     machine.free = 1
-    crew, seconds = crew_of(machine), iter([0.5, 0.004, 0.04, 0.04])
+    team, seconds = team_of(machine), iter([0.5, 0.004, 0.04, 0.04])
     machine.step = lambda: setattr(machine, "time", machine.time + (ALONE if machine.using == 1 else next(seconds)))
-    with crew:
+    with team:
         for _ in range(10):
             machine.step()
-            crew.stepped()
-    assert crew.size == 1
+            team.stepped()
+    assert team.size == 1
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_one_whose_steps_are_all_equally_slow_finds_out_too(threads):
     machine = Machine(threads)
     machine.free = 1
-    crew = crew_of(machine)
-    machine.train(crew, 3.0)
-    assert machine.train(crew, 20.0) / 20 > 0.9 / ALONE
+    team = team_of(machine)
+    machine.train(team, 3.0)
+    assert machine.train(team, 20.0) / 20 > 0.9 / ALONE
     machine.free = threads
-    machine.train(crew, threads.bit_length() * 10)
-    assert crew.size == threads
+    machine.train(team, threads.bit_length() * 10)
+    assert team.size == threads
 
 
 @pytest.mark.parametrize("gain", [1, 1.1, 2])
 def test_long_steps_on_a_quiet_machine_are_tried_once_with_fewer(gain):
     machine = Machine()
-    crew = crew_of(machine)
+    team = team_of(machine)
     machine.step = lambda: setattr(machine, "time", machine.time + 5 * PATIENCE / (gain if machine.using == 2 else 1))
-    machine.train(crew, 10.0)
-    assert crew.size == 2
-    steps = machine.train(crew, 50.0)
+    machine.train(team, 10.0)
+    assert team.size == 2
+    steps = machine.train(team, 50.0)
     assert steps == pytest.approx(50.0 / (5 * PATIENCE / gain), rel=0.05)
 
 
 @given(st.lists(st.floats(0, PATIENCE / 2), max_size=10))
 def test_a_hiccup_now_and_then_changes_nothing(hiccups):
     machine = Machine()
-    crew = crew_of(machine)
+    team = team_of(machine)
     for hiccup in hiccups:
-        machine.train(crew, 0.5)
+        machine.train(team, 0.5)
         machine.time += hiccup
-        machine.train(crew, 0.5)
-        assert crew.size == 2
+        machine.train(team, 0.5)
+        assert team.size == 2
 
 
 def test_a_first_step_that_compiles_and_a_last_batch_that_is_small_do_not_count():
     machine = Machine()
-    crew = crew_of(machine)
-    with crew:
+    team = team_of(machine)
+    with team:
         machine.time += 9.0
-        crew.stepped()
+        team.stepped()
         for _ in range(200):
             machine.step()
-            crew.stepped()
+            team.stepped()
             machine.time += ALONE / 100
-            crew.stepped(whole=False)
-    assert crew.size == 2
+            team.stepped(whole=False)
+    assert team.size == 2
 
 
 def test_an_interrupted_epoch_gives_all_threads_back():
     machine = Machine()
-    crew = crew_of(machine)
-    machine.train(crew, 1.0)
+    team = team_of(machine)
+    machine.train(team, 1.0)
     machine.free, used = 1, []
-    machine.train(crew, 1.0)
+    machine.train(team, 1.0)
 
     def interrupted():
         used.append(machine.using)
@@ -154,24 +154,24 @@ def test_an_interrupted_epoch_gives_all_threads_back():
 
     machine.step = interrupted
     with pytest.raises(KeyboardInterrupt):
-        machine.train(crew, 1.0)
+        machine.train(team, 1.0)
     assert (used, machine.using) == ([1], 2)
 
 
 def test_a_number_that_somebody_chooses_is_the_most():
     machine = Machine(8)
-    crew = crew_of(machine)
-    machine.train(crew, 1.0)
+    team = team_of(machine)
+    machine.train(team, 1.0)
     machine.most = machine.using = machine.free = 1
-    machine.train(crew, 1.0)
-    assert crew.most == crew.size == 1
+    machine.train(team, 1.0)
+    assert team.most == team.size == 1
 
 
 def test_nothing_to_choose_from():
-    crew = ThreadTeam()
-    with crew:
-        crew.stepped()
-    assert crew.size == 1
+    team = ThreadTeam()
+    with team:
+        team.stepped()
+    assert team.size == 1
 
 
 # Engines
@@ -231,8 +231,8 @@ def trained(name, size):
     X, y = blobs(90)
     trainer = trainer_of(network, SGD(network, 0.1), X, y, 30)
     losses = [trainer.epoch(np.arange(90))]
-    assert trainer.crew.most == 3
-    trainer.crew.size = size
+    assert trainer.team.most == 3
+    trainer.team.size = size
     losses += [trainer.epoch(np.arange(90))]
     return *losses, network.theta
 
@@ -243,7 +243,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_a_smaller_crew_computes_the_same_bits():
+def test_a_smaller_team_computes_the_same_bits():
     with_threads(TRAINED, LOOPS)
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import emulator
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import engine_like, one_sentence
 
 from mlpkit import kernels
+from mlpkit.executors import plain
+from mlpkit.kernels import gpu
 from mlpkit.nn.models import mlp
 from mlpkit.nn.network import Network
 
@@ -19,15 +22,18 @@ ERRORS = {"float32": 2e-6, "float64": 1e-13}
 
 @pytest.fixture
 def engine(folder, monkeypatch):
-    """The engine; its kernels run on the CPU, as soon as they are launched."""
+    """The engine and its executor; their kernels run on the CPU, as soon as they are launched."""
     cupy = emulator._replace_cupy(monkeypatch, folder, 0)
-    usual = engine_like(asarray=cupy.ascontiguousarray)
-    monkeypatch.setitem(sys.modules, f"{emulator.ENGINES}.cupy_fused", usual)
-    for part in ("transfers", "graph"):
-        monkeypatch.setitem(sys.modules, f"{emulator.ENGINES}.cuda.{part}", emulator.own(f"cuda.{part}"))
-    found = emulator.own("cuda_graph")
     monkeypatch.setattr(kernels, "load", partial(emulator.File, folder, 0))
-    found.overlapping = lambda kernel: kernel
+    usual = engine_like(asarray=cupy.ascontiguousarray)
+    monkeypatch.setitem(sys.modules, "mlpkit.engines.cupy_fused", usual)
+    monkeypatch.setattr(gpu, "require_capability", lambda least: None)
+    found = emulator.own("engines.cuda_graph")
+    emulator.own_parts(monkeypatch, "transfers", "graph")
+    theirs = SimpleNamespace(**vars(plain), linear_layers=lambda network: network.places[::2])
+    monkeypatch.setitem(sys.modules, "mlpkit.executors.cupy_fused", theirs)
+    found.executor = emulator.own("executors.cuda_graph")
+    found.overlapping = found.executor.overlapping = lambda kernel: kernel
     return found
 
 
@@ -38,7 +44,7 @@ def engine(folder, monkeypatch):
 ])  # fmt: skip
 def test_a_step_gives_the_baselines_loss_and_gradients(n, sizes, dtype, engine):
     rng = np.random.default_rng(0)
-    network = Network(sys.modules[f"{emulator.ENGINES}.cupy_fused"], mlp(*sizes), dtype=np.dtype(dtype))
+    network = Network(engine, mlp(*sizes), dtype=np.dtype(dtype))
     network.theta[:] += rng.normal(0, 0.01, network.theta.shape).astype(dtype)
     x, labels = rng.normal(size=(n, sizes[0])).astype(dtype), rng.integers(0, sizes[-1], n)
     exact = Network("numpy_baseline", mlp(*sizes), dtype=np.float64)
@@ -46,7 +52,7 @@ def test_a_step_gives_the_baselines_loss_and_gradients(n, sizes, dtype, engine):
     wanted = exact.loss_and_grad(x.astype(np.float64), labels)
     losses, step = np.full(3, np.nan, dtype).view(emulator.Array), np.ones(1, np.int32).view(emulator.Array)
     network.grad[:] = np.nan
-    engine.Gradient(network, n)(x.view(emulator.Array), labels.view(emulator.Array), losses, step)
+    engine.executor.Gradient(network, n)(x.view(emulator.Array), labels.view(emulator.Array), losses, step)
     assert_array_equal(step, 2)
     assert_array_equal(np.isnan(losses), [True, False, True])
     assert_allclose(losses[1], wanted, rtol=ERRORS[dtype])
@@ -63,5 +69,6 @@ def test_an_update_at_a_rate_on_the_gpu_changes_every_parameter(engine):
 
 
 def test_more_classes_than_a_block_holds_are_refused_in_one_sentence(engine):
-    assert engine.why_not(mlp(784, 128, engine.CLASSES), None, 128) is None
-    one_sentence(engine.why_not(mlp(784, 128, 1537), None, 128), "cuda_graph", "1536 classes", "1537")
+    why_not = engine.executor.why_not
+    assert why_not(mlp(784, 128, engine.executor.CLASSES), None, 128) is None
+    one_sentence(why_not(mlp(784, 128, 1537), None, 128), "cuda_graph", "1536 classes", "1537")

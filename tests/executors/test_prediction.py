@@ -1,10 +1,9 @@
-"""Answers that are compiled: normalizations belong to filters, and whoever computes, outputs are the network's."""
+"""Predictions that are compiled: whoever computes them, by which blocks, they are the network's outputs."""
 
 import gc
 import sys
 import weakref
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 pytest.importorskip("cupy")
-sys.path.append(str(Path(__file__).parents[1] / "kernels"))
 
 import emulator
 from shared import one_sentence
@@ -26,9 +24,10 @@ from mlpkit.kernels.cnn import between
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import ReLU
 from mlpkit.nn.model import Model
-from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, MODELS, RESIDUAL
+from mlpkit.nn.models import FASHION_CNN, LENET5, MODELS, RESIDUAL
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.place import OWN
 from mlpkit.nn.residual import Residual
 
 DEEPER = Model((3, 12, 11), (
@@ -55,8 +54,7 @@ def pixels(model, n, seed=0):
 
 def answers_of(network, n, match, mode=MODES["float32"]):
     """Return a function of x that computes by blocks, and the blocks."""
-    places = prediction_blocks.folded(prediction_blocks.frozen(network))
-    blocks = chain(places, network.model.input, n, mode, (match,))
+    blocks = chain(prediction_blocks.places_of(network), network.model.input, n, mode, (match,))
     return (lambda x: blocks.forward(Value(x, "nchw", x.shape[1])).array), blocks
 
 
@@ -74,41 +72,14 @@ def test_layers_one_by_one_answer_what_the_network_does(model):
 def test_nothing_is_kept():
     network = a_network(numpy_baseline, DEEPER, np.float64)
     network.forward(network.as_input(pixels(DEEPER, 2)), training=True)  # which keeps what its way back would need
-    places = prediction_blocks.frozen(network)
-    names = {"layer", "path", "engine", "mode", "branches", "wants_dx"}
-    for at in (*places, *places[4].branches[0]):
-        assert vars(at).keys() - names <= {"W", "b", "gamma", "beta", "mean", "variance"}
+    places = prediction_blocks.places_of(network)
+    for at in (*places, *places[3].branches[0]):
+        assert vars(at).keys() - OWN == at.lasting <= {"W", "b", "gamma", "beta", "mean", "variance"}
         assert not at.wants_dx
         assert not at.mode.training
     answer, _ = answers_of(network, 2, prediction_blocks.layer)
     answer(network.as_input(pixels(DEEPER, 2)))
     assert network.mode.training
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_convolution_takes_over_its_normalization(bias):
-    model = Model((2, 5, 6), (Conv(3, 3, bias=bias), BatchNorm(eps=0.1), BatchNorm(), ReLU(), BatchNorm()))
-    network = a_network(numpy_baseline, model, np.float64)
-    x = np.random.default_rng(1).normal(size=(4, 2, 5, 6))
-    places = prediction_blocks.folded(prediction_blocks.frozen(network))
-    assert [at.layer.kind for at in places] == ["Conv", "ReLU", "BatchNorm"]
-    conv = places[0]
-    found = numpy_baseline.conv(x, conv.W, conv.b, 1, 0)
-    y = x
-    for at in network.places[:3]:
-        y = at.layer.forward(at, y)
-    assert_allclose(found, y, rtol=1e-12, atol=1e-14)
-    assert not model.layers[0].bias or bias
-
-
-def test_sums_of_folding_are_float64s():
-    network = a_network(numpy_baseline, RESIDUAL)
-    exact = a_network(numpy_baseline, RESIDUAL, np.float64)
-    exact.theta[:], exact.statistics[:] = network.theta, network.statistics
-    one, other = (prediction_blocks.folded(prediction_blocks.frozen(each)) for each in (network, exact))
-    assert one[0].W.dtype == one[0].b.dtype == np.float32
-    assert_array_equal(one[0].W, other[0].W.astype("f4"))
-    assert_array_equal(one[0].b, other[0].b.astype("f4"))
 
 
 def kinds(blocks):
@@ -144,18 +115,12 @@ def test_which_blocks_there_are(name, tmp_path):
 def test_in_bfloat16_two_convolutions_are_a_block(name, first, tmp_path):
     with emulator.with_planes(tmp_path, between) as cupy:
         network = a_network(numpy_baseline, SEEN[name])
-        places = prediction_blocks.folded(prediction_blocks.frozen(network))
+        places = prediction_blocks.places_of(network)
         for at in places:
             vars(at).update({key: cupy.asarray(at.W) for key in ("W",) if hasattr(at, "W")})
         blocks = chain(places, network.model.input, 5, MODES["bf16"], (prediction_blocks.match,))
     assert (kinds(blocks) == ["PairOfConvolutions", "End"]) == first
     assert ("PairOfConvolutions" in kinds(blocks)) == first
-
-
-def test_an_engine_without_answers_says_so():
-    with pytest.raises(ValueError, match="compile") as caught:
-        Network(numpy_baseline, MLP).compiled(8)
-    one_sentence(caught.value)
 
 
 # ---- Without one: what is asked for, and what is refused ----

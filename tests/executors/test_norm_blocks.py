@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from conv_cases import error
+from shared import sweep
 from test_cnn_norm import as_planes, from_operand, from_planes
 
 from mlpkit.engines import numpy_baseline
@@ -320,7 +321,7 @@ def test_a_block_does_what_its_layers_do(name):
             assert far["result"] < 1e-9
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sweep(MODELS, "stem, residual, pool", "past a pool"))
 def test_limits_tell_classes_apart(name):
     layouts = "nchw", "planes", "planes"
     for n in (2, 5):
