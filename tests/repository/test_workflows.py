@@ -164,7 +164,7 @@ def test_what_forms_and_the_template_tell_somebody_to_run_exists():
     pages = [*FORMS, ROOT / ".github" / "pull_request_template.md"]
     text = " ".join(path.read_text(encoding="utf-8") for path in pages)
     named = re.findall(r"`((?:make|python) [^`]+)`", text)
-    assert {"python -m mlpkit doctor", "make check", "make test", "make notebooks"} <= {*named}
+    assert {"python -m mlpkit doctor", "make check", "make test-all", "make notebooks"} <= {*named}
     assert [wrong for wrong in map(why_wrong, map(shlex.split, named)) if wrong] == []
     assert [path for path in re.findall(r"`(\S+/\S+)`", text) if not (ROOT / path).exists()] == []
 
