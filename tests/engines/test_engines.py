@@ -9,15 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import ENGINES, LAYOUTS, NUMBA, STANDS, blobs, one_sentence, sweep
+from shared import ENGINES, LAYOUTS, NUMBA, STANDS, one_sentence, sweep
 
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
-from mlpkit.executors import trainer_of
-from mlpkit.executors.plain import StepByStep
-from mlpkit.nn.models import mlp
-from mlpkit.nn.network import Network
-from mlpkit.optim import BY_NAME
 
 FLOATS = (np.float32, np.float64)
 INTEGERS = (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64)
@@ -368,44 +363,6 @@ class TestArrays:
         begin, end = engine.now(), engine.now()
         engine.synchronize()
         assert 0 <= engine.elapsed(begin, end) < 60
-
-
-@pytest.mark.parametrize("dtype", sweep(FLOATS, np.float32))
-@pytest.mark.parametrize("optimizer", BY_NAME)
-@pytest.mark.parametrize("name", ENGINES)
-def test_twenty_steps_follow_the_baseline(name, optimizer, dtype):
-    """An operation at a time; then with the engine's own trainer, where it has one, in epochs of any length."""
-
-    def operations(network, takes):
-        batches = [map(network.engine.asarray, blobs(1 + i % 7, seed=i, dtype=dtype)) for i in range(20)]
-        trainer = StepByStep(network, takes, *map(network.engine.asarray, blobs(7, dtype=dtype)), 7)
-        return network.engine.to_numpy([trainer.step(*batch) for batch in batches])
-
-    def epochs(network, takes):
-        order, to_numpy = np.random.default_rng(0).permutation(23), network.engine.to_numpy
-        trainer = trainer_of(network, takes, *map(network.engine.asarray, blobs(23, dtype=dtype)), 4)
-        losses = [to_numpy(trainer.epoch(order[:n])).copy() for n in (23, 23, 4, 1, 9, 12)]
-        trainer.close()
-        assert takes.steps == 20
-        return np.concatenate(losses)
-
-    for way in (operations, epochs):
-        follows_the_baseline(name, optimizer, dtype, way)
-
-
-def follows_the_baseline(name, optimizer, dtype, way):
-    runs = []
-    for engine in (engines.load(name), numpy_baseline):
-        network = Network(engine, mlp(6, 4, 5, 4, 3), dtype=dtype)  # as many layers as `MLP`: both are compiled once
-        takes = BY_NAME[optimizer](network, lr=0.01, weight_decay=0.01)
-        runs.append((way(network, takes), engine.to_numpy(network.theta)))
-    (losses, theta), (wanted_losses, wanted_theta) = runs
-    assert losses.shape == (20,)
-    assert np.isfinite(losses).all()
-    # Adam and RMSprop divide by the size of a gradient, and so make much of a rounding in a small one.
-    tolerance = {np.float32: 2e-4, np.float64: 1e-9}[dtype]
-    assert_allclose(losses, wanted_losses, rtol=tolerance)
-    assert_allclose(theta, wanted_theta, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", ENGINES)

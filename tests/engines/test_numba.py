@@ -1,6 +1,5 @@
 """What is particular about the compiled engines: their functions one by one, their caches, their threads."""
 
-import gc
 import os
 import re
 import shutil
@@ -8,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import weakref
 from pathlib import Path
 
 import numba
@@ -17,22 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import SMALL, blobs, one_sentence, sweep
+from shared import sweep
 
 import mlpkit
 from mlpkit import engines
 from mlpkit.engines import python_loops
 from mlpkit.engines.loops import gemm as _gemm
 from mlpkit.engines.loops import simd as _simd
-from mlpkit.executors import trainer_of
-from mlpkit.executors.plain import StepByStep
-from mlpkit.nn.layers import Linear, Tanh
-from mlpkit.nn.losses import MeanSquaredError
-from mlpkit.nn.model import Model
-from mlpkit.nn.models import LENET5, MLP, mlp
-from mlpkit.nn.network import Network
-from mlpkit.optim import SGD
-from mlpkit.training.fit import fit
 
 LOOPS = ("python_loops", "numba_serial", "numba_parallel", "numba_fastmath", "numba_blocked")
 PACKAGE = Path(mlpkit.__file__).parent
@@ -457,91 +446,6 @@ from mlpkit.nn.models import mlp
         print(history.stopped, np.isfinite(history.loss).all())
     """
     assert python(script, NUMBA_NUM_THREADS="2") == ["interrupted", "True"]
-
-
-# Bad input
-
-
-NUMBA = [name for name in engines.names(MLP.operations) if engines.library(name) == "numba"]
-
-
-def made(name, X, labels):
-    """Return a trainer on such examples, and a copy of what it is to train."""
-    network = Network(name, SMALL)
-    kind = getattr(network.engine, "Trainer", StepByStep)
-    return kind(network, SGD(network, 0.1), X, labels, 5), network.theta.copy()
-
-
-# A compiled loop does not look where it reads and writes: what is wrong must be found before.
-
-
-@pytest.mark.parametrize("shape", [(5, 8), (5, 3), (0, 6), (5,)], ids=str)
-@pytest.mark.parametrize("name", NUMBA)
-def test_examples_that_do_not_fit_are_refused(name, shape):
-    with pytest.raises(ValueError, match="inputs must have shape") as caught:
-        made(name, np.ones(shape, np.float32), np.zeros(shape[0], int))
-    one_sentence(caught.value, shape)
-
-
-@pytest.mark.parametrize(
-    ("labels", "error"),
-    [([0, 1], ValueError), ([0, 1, 2, 3, 0], IndexError), ([0, 1, 2, -1, 0], IndexError)],
-    ids=["too few", "too large", "negative"],
-)
-@pytest.mark.parametrize("name", NUMBA)
-def test_labels_that_do_not_fit_are_refused(name, labels, error):
-    trainer, before = made(name, *blobs(5))
-    with pytest.raises(error) as caught:
-        trainer.step(np.ones((5, 6), np.float32), np.array(labels))
-    one_sentence(caught.value)
-    assert_array_equal(trainer.network.theta, before)
-
-
-def test_a_trainers_buffers_are_made_once_and_go_with_it():
-    """Whatever the sizes of the batches: nothing is kept for each of them, and nothing in the module."""
-    network = Network("numba_step", SMALL)
-    trainer = trainer_of(network, SGD(network, 0.1), *blobs(20), 20)
-    buffers = [trainer.x, *trainer.outputs, *trainer.gradients]
-    assert [len(array) for array in buffers] == [20] * 5
-    for n in range(1, 20):
-        trainer.epoch(np.arange(n))
-    assert [*map(id, [trainer.x, *trainer.outputs, *trainer.gradients])] == [*map(id, buffers)]
-    gone = weakref.ref(trainer), *map(weakref.ref, buffers)
-    trainer.close()
-    del trainer, buffers
-    gc.collect()
-    assert [reference() for reference in gone] == [None] * 6
-
-
-# Whole steps: plain multilayer perceptrons only
-
-
-@pytest.mark.parametrize("name", ["numba_hybrid", "numba_step"])
-def test_images_as_bytes_train_as_their_rows_do(name):
-    rng = np.random.default_rng(0)
-    pixels, labels = rng.integers(256, size=(20, 1, 28, 28), dtype=np.uint8), rng.integers(10, size=20)
-    rows = pixels.reshape(20, 784)
-    thetas = []
-    for X in (pixels, rows, rows / np.float32(255)):
-        network = Network(name, mlp(784, 16, 10))
-        history = fit(network, SGD(network, 0.1), (X, labels), (X, labels), epochs=2, batch_size=8)
-        assert history.loss[-1] < history.loss[0]
-        thetas.append(network.theta)
-    assert_array_equal(thetas[0], thetas[1])
-    assert_array_equal(thetas[0], thetas[2])
-
-
-@pytest.mark.parametrize(
-    "model",
-    [LENET5, Model((6,), (Linear(5), Tanh(), Linear(3))), Model((6,), (Linear(3),), loss=MeanSquaredError())],
-    ids=["LeNet-5", "tanh", "another loss"],
-)
-@pytest.mark.parametrize("name", ["numba_hybrid", "numba_step"])
-def test_another_model_is_refused_before_a_trainer_is_made(name, model):
-    engine = engines.load(name)
-    one_sentence(engine.why_not(model, None, 8), name, "multilayer perceptrons only")
-    assert engine.why_not(SMALL, None, 8) is None
-    assert engine.why_not(mlp(6, 3), None, 8) is None
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=str)

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import one_sentence, sweep
+from shared import one_sentence
 
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
-from mlpkit.executors.plain import StepByStep
-from mlpkit.nn.conv import AvgPool, Conv, MaxPool
+from mlpkit.nn.conv import AvgPool, Conv
 from mlpkit.nn.gradcheck import gradient_error
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.model import Model
@@ -22,7 +21,6 @@ from mlpkit.nn.models import FASHION_CNN, LENET5
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.residual import Residual
-from mlpkit.optim import SGD
 
 engine = engines.load("numba_conv")
 FLOATS = (np.float32, np.float64)
@@ -180,75 +178,6 @@ def test_a_network_has_the_baselines_loss_and_gradient(model):
     assert_allclose(*losses, rtol=1e-12)
     found, wanted = (network.grad for network in networks)
     assert np.linalg.norm(found - wanted) < 1e-11 * np.linalg.norm(wanted)
-
-
-# Whole steps
-
-ODD = Model((2, 9, 11), (
-    Conv(5, 3, padding=1), ReLU(), Conv(11, 2, stride=2, bias=False), MaxPool(3, 1), ReLU(), Conv(3, 1), Flatten(),
-    Linear(7),
-))  # fmt: skip
-CHAINS = {"LeNet-5": LENET5, "Fashion": FASHION_CNN, "odd": ODD}
-
-
-def steps(name, model, dtype, batches=(21, 10, 1, 16, 17, 21), base=None):
-    """Return the losses of a few steps on batches of such sizes, and the parameters after them."""
-    rng = np.random.default_rng(0)
-    X, y = rng.random((21, *model.input)).astype(dtype), rng.integers(model.output[0], size=21)
-    network = Network(name, model, dtype=dtype)
-    trainer = (base or engine.Trainer)(network, SGD(network, 0.002), X, y, 21)
-    losses = [float(trainer.step(X[:n], y[:n])) for n in batches]
-    return losses, network.theta
-
-
-@pytest.mark.parametrize("dtype", sweep(FLOATS, np.float32), ids=["float32", "float64"])
-@pytest.mark.parametrize("model", CHAINS.values(), ids=CHAINS)
-def test_a_whole_step_is_the_baselines(model, dtype):
-    assert engine.chain_of(model)
-    (losses, theta), (wanted, wanted_theta) = (
-        steps("numba_conv", model, dtype), steps("numpy_baseline", model, dtype, base=StepByStep)
-    )  # fmt: skip
-    tolerance = {np.float32: 3e-4, np.float64: 1e-10}[dtype]
-    assert_allclose(losses, wanted, rtol=tolerance)
-    assert_allclose(theta, wanted_theta, rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize(
-    "layers",
-    [(Conv(3, 3), BatchNorm(), ReLU(), Flatten(), Linear(4)), (Conv(3, 3), AvgPool(2), Flatten(), Linear(4)),
-     (Conv(3, 3), ReLU(), MaxPool(1, 2), MaxPool(2), Flatten(), Linear(4)), (Flatten(), Linear(4)),
-     (Conv(3, 3), Flatten(), Linear(4), ReLU(), Linear(4), ReLU()), (Conv(3, 3), Flatten(), Linear(4), Linear(4))],
-    ids=["norm", "mean", "two pools", "no convolution", "ReLU at the end", "no ReLU"],
-)  # fmt: skip
-def test_what_is_no_chain_is_trained_an_operation_at_a_time(layers):
-    model = Model((1, 12, 12), layers)
-    assert engine.chain_of(model) is None
-    found, wanted = steps("numba_conv", model, np.float64), steps("numpy_baseline", model, np.float64, base=StepByStep)
-    for one, other in zip(found, wanted, strict=True):
-        assert_allclose(one, other, rtol=1e-9, atol=1e-10)
-
-
-def test_a_batch_that_does_not_fit_is_refused_before_anything_is_read():
-    x, y = np.zeros((5, 1, 28, 28), np.float32), np.zeros(5, int)
-    network = Network(engine, LENET5)
-    trainer, before = engine.Trainer(network, SGD(network, 0.1), x, y, 5), network.theta.copy()
-    for images, labels, error in ((np.zeros((6, 1, 28, 28), np.float32), np.zeros(6, int), ValueError),
-                                  (x[:, :, 1:], y, ValueError), (x, y[1:], ValueError), (x, y + 10, IndexError),
-                                  (x, y - 1, IndexError)):  # fmt: skip
-        with pytest.raises(error):
-            trainer.step(images, labels)
-    assert_array_equal(network.theta, before)
-
-
-@pytest.mark.parametrize("model", [LENET5, FASHION_CNN], ids=["LeNet-5", "Fashion"])
-def test_a_trainers_workspace_is_smaller_than_the_activations(model):
-    """Those are what an operation at a time keeps: an array for each layer's output."""
-    most = 4096
-    network = Network(engine, model)
-    X, y = np.zeros((most, *model.input), np.float32), np.zeros(most, int)
-    trainer = engine.Trainer(network, SGD(network, 0.1), X, y, most)
-    activations = 4 * most * sum(int(np.prod(shape)) for _, _, shape, _ in model.places)
-    assert sum(array.nbytes for array in trainer.arrays.values()) < activations
 
 
 EMPTY, FILTERS = np.zeros((0, 4, 6, 6), np.float32), np.ones((4, 4, 3, 3), np.float32)
