@@ -29,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # no code of each other's on the disk, and compile everything twice.
 COMPILED = {"test_engines", "test_convolutions", "test_numba_conv", "test_numba", "test_bench", "test_passes",
             "test_gradients", "test_convolve", "test_products", "test_network", "test_team",
-            "test_first_edition"}  # fmt: skip
+            "test_first_edition", "test_executors", "test_numba_steps"}  # fmt: skip
 # What takes long in one piece, the longest first: at the end, the other processes would wait for it.
 LONG = ("test_clean_checkout", "test_site", "test_browser", "test_conv_implicit", "test_emulated", "test_persistent",
         "test_kernels", "test_limit", "test_conv_planes", "02_train_it_well", "03_find_the_floor", "13_convolve",

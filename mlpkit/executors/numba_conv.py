@@ -52,11 +52,6 @@ def chain_of(model):
     return blocks, [one.units for one, _ in layers[1::2]]
 
 
-def _follows(layer, block):
-    """Return whether a layer belongs to the convolution before it: a ReLU, or the only pool."""
-    return type(layer) is ReLU or (type(layer) is MaxPool and block[4:6] == [1, 1])
-
-
 def _start(vector, view):
     """Return where in a vector a view of it begins."""
     return (view.ctypes.data - vector.ctypes.data) // vector.itemsize

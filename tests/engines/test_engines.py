@@ -13,6 +13,8 @@ from shared import ENGINES, LAYOUTS, NUMBA, STANDS, one_sentence, sweep
 
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
+from mlpkit.engines.protocol import Engine
+from mlpkit.kernels import gpu
 
 FLOATS = (np.float32, np.float64)
 INTEGERS = (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64)
@@ -368,7 +370,7 @@ class TestArrays:
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_has_the_functions_of_the_protocol(name):
     """With the same names, since optimizers pass rates by name. mypy sees more, but not names: see test_protocol.py."""
-    for function, wanted in inspect.getmembers(engines.Engine, inspect.isfunction):
+    for function, wanted in inspect.getmembers(Engine, inspect.isfunction):
         if not function.startswith("_"):
             parameters = list(inspect.signature(getattr(engines.load(name), function)).parameters)
             assert parameters == list(inspect.signature(wanted).parameters)[1:], function
@@ -413,7 +415,7 @@ def test_a_cupy_that_cannot_be_imported_is_said_once_for_all_of_its_engines(monk
         raise PermissionError(13, "Permission denied", "/home/me/.cupy")
 
     monkeypatch.setattr(engines, "import_module", fails)
-    monkeypatch.setattr(engines.gpu, "why_not", lambda: "CuPy can't make its folder")
+    monkeypatch.setattr(gpu, "why_not", lambda: "CuPy can't make its folder")
     with pytest.raises(engines.EngineUnavailable, match=r"machine: CuPy can't make its folder$"):
         engines.load("cupy_fused")
 

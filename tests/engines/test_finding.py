@@ -22,7 +22,7 @@ def test_engines_come_by_library_in_the_order_of_the_chapters():
         same = [name for name in names if engines.library(name) == library]
         assert same == sorted(same)
     assert names[0] == engines.BASELINE
-    assert not {"protocol", "stepping", "loops", "cuda"} & set(names)
+    assert not {"protocol", "threads", "loops", "cuda"} & set(names)
 
 
 def test_what_an_engine_stands_on_is_in_its_name():
@@ -132,7 +132,7 @@ def computes_the_same(one, other, operation):
 
 
 def test_a_name_that_no_file_has_is_refused():
-    for name in ("numpi", "protocol", "stepping", "loops", "numpy_baseline.relu", "..checks", ""):
+    for name in ("numpi", "protocol", "threads", "loops", "numpy_baseline.relu", "..checks", ""):
         with pytest.raises(ValueError, match="there is no engine") as caught:
             engines.load(name)
         one_sentence(caught.value, *engines.names())
