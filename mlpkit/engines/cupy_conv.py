@@ -25,6 +25,7 @@ axpy = cupy_fused.axpy
 momentum_update = cupy_fused.momentum_update
 nesterov_update = cupy_fused.nesterov_update
 rmsprop_update = cupy_fused.rmsprop_update
+mean_in_float64 = cupy_fused.mean_in_float64
 
 ROOM = 64 << 20  # bytes that the windows of a convolution may take at a time
 
@@ -220,12 +221,12 @@ def channel_sums(x, sums):
 
 def mean_squared_error(z, targets):
     terms, dz = _squared_error(z, targets.astype(z.dtype, copy=False), 2 / z.size)
-    return _mean(terms, terms.size), dz
+    return mean_in_float64(terms, terms.size), dz
 
 
 def binary_cross_entropy(z, targets):
     terms, dz = _cross_entropy_of_two(z, targets.astype(z.dtype, copy=False), 1 / z.size)
-    return _mean(terms, terms.size), dz
+    return mean_in_float64(terms, terms.size), dz
 
 
 def hinge(z, labels):
@@ -233,7 +234,6 @@ def hinge(z, labels):
     return loss[0], dz
 
 
-_mean = cp.ReductionKernel("T x, int64 n", "T mean", "double(x) / n", "a + b", "mean = a", "0", "mean", "double")
 _add = cp.ElementwiseKernel("T x, T y", "T sum", "sum = x + y", "add_arrays")
 _multiply = cp.ElementwiseKernel("T x, T y", "T product", "product = x * y", "multiply_arrays")
 _relu = cp.ElementwiseKernel("T z", "T a", "a = z < 0 ? T(0) : z", "relu")  # in this order a NaN stays a NaN

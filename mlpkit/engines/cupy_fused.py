@@ -42,7 +42,7 @@ def softmax_cross_entropy(z, labels):
     if len(z) > MANY:
         losses, dz = cp.empty(len(z), z.dtype), cp.empty(z.shape, z.dtype)
         _cross_entropy_of_many(labels, cp.ascontiguousarray(z), *z.shape, losses, dz)
-        return losses.mean(), dz
+        return mean_in_float64(losses, losses.size), dz
     dz, loss = z.copy(order="C"), cp.empty((), z.dtype)
     cross_entropy(dz, None, cp.ascontiguousarray(labels, np.int64), loss)
     return loss, dz
@@ -119,6 +119,9 @@ def _log(beta):
     return math.log(beta) if beta else -math.inf
 
 
+mean_in_float64 = cp.ReductionKernel(
+    "T x, int64 n", "T mean", "double(x) / n", "a + b", "mean = a", "0", "mean", "double"
+)
 _all_finite = cp.ReductionKernel("T x", "bool all", "isfinite(x)", "a && b", "all = a", "true", "all_finite")
 _all_labels = cp.ReductionKernel(
     "T label, int64 classes", "bool all", "label >= T(0) && label < classes", "a && b", "all = a", "true", "all_labels"

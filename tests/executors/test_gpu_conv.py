@@ -14,8 +14,6 @@ from mlpkit import engines
 from mlpkit.data import epoch_order
 from mlpkit.engines import numpy_baseline
 from mlpkit.executors import trainer_of
-from mlpkit.nn.layers import Linear
-from mlpkit.nn.model import Model
 from mlpkit.nn.models import MODELS
 from mlpkit.nn.network import Network
 from mlpkit.optim import BY_NAME, SGD
@@ -227,22 +225,6 @@ def test_blocks_of_several_layers_are_those_of_one(name, model, monkeypatch):
     close(found, steps(name, ALL_MODELS[model]), ERRORS[name])
 
 
-@pytest.mark.parametrize("loss", ["mean_squared_error", "binary_cross_entropy"])
-def test_other_losses(loss):
-    model = Model((6,), (Linear(5), Linear(3)), loss)
-    rng, found = np.random.default_rng(0), []
-    X, y = rng.normal(size=(50, 6)).astype("f4"), rng.integers(0, 2, (50, 3)).astype("f4")
-    for engine in ("cuda_conv", "numpy_baseline"):
-        network = Network(engine, model)
-        fit(network, SGD(network, 0.1), (X, y), epochs=3, batch_size=8)
-        found.append(network.engine.to_numpy(network.theta))
-    assert_allclose(*found, rtol=0, atol=1e-5)
-    network = Network("cuda_conv_graph", model)
-    with pytest.raises(ValueError, match="labels of classes") as caught:
-        fit(network, SGD(network, 0.1), (X, y))
-    one_sentence(caught.value, "cuda_conv_graph")
-
-
 @pytest.mark.parametrize("name", FEWER)
 def test_fewer_digits_are_refused_where_more_are_meant(name):
     network = Network(name, MODELS["lenet5"], dtype=np.float64)
@@ -268,7 +250,7 @@ def test_an_epoch_may_be_shorter_and_its_order_on_the_gpu(name):
 
 @pytest.mark.parametrize("name", FULL)
 def test_a_nan_is_seen_and_the_last_good_parameters_come_back(name, monkeypatch):
-    monkeypatch.setattr("mlpkit.training.fit.check_finite", lambda name, array: None)
+    monkeypatch.setattr("mlpkit.training.refusals.check_finite", lambda name, array: None)
     X, y = some_images(50)
     X = X.astype("f4") / 255
     X[17] = np.nan
