@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import one_sentence
+from shared import one_sentence, sweep
 from test_kernels import needs_compiler
 
 from mlpkit import data, executors, kernels
@@ -22,7 +22,7 @@ NAME = "cuda_cluster"
 
 @needs_compiler
 @pytest.mark.parametrize("adam", [0, 1])
-@pytest.mark.parametrize("batch", [64, 128])
+@pytest.mark.parametrize("batch", sweep([64, 128], 128))
 def test_the_kernel_keeps_its_numbers_in_registers(batch, adam):
     found = kernels.resources("cluster", BATCH=batch, ADAM=adam)["train"]
     assert found.registers <= 128  # of which a multiprocessor has enough for 512 threads
