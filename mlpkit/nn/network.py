@@ -24,6 +24,8 @@ from .place import Mode, Place, backward, forward
 ROOM = 2**26  # bytes that the largest array between two layers may take, where nobody says how many rows to do at once
 
 
+# What runs a whole network stands above it. A reader asks the network all the same: so its package is known by name.
+EXECUTORS = f"{__name__.partition('.')[0]}.executors"
 quiet = np.errstate(all="ignore")  # whatever a reader has set: an exponential that underflows is no news
 
 
@@ -183,8 +185,7 @@ class Network:
 
         options: of the engine's executor, such as a precision; see `executors.protocol.Prediction`.
         """
-        executors = import_module("mlpkit.executors")  # they stand above this room, and are asked for by name alone
-        return executors.of(self.engine).Prediction(self, n, **options)
+        return import_module(EXECUTORS).of(self.engine).Prediction(self, n, **options)
 
     @quiet
     def evaluate(self, X, targets, batch_size=None):
