@@ -120,26 +120,39 @@ def test_hinge_is_the_baselines(n, dtype):
     assert_allclose(dz, wanted_dz, **CLOSE[dtype])
 
 
+# what a target is, for each of so many examples: its values, and the integer that it is copied in
+TARGETS = {
+    "labels": (lambda rng, n: rng.integers(0, 9, n), "unsigned long long"),
+    "an odd number of bytes": (lambda rng, n: rng.integers(0, 256, (n, 3, 5)).astype("u1"), "unsigned char"),
+    "more than a block has threads": (lambda rng, n: rng.random((n, 2, 70)).astype("f4"), "unsigned long long"),
+    "numbers of four bytes": (lambda rng, n: rng.random((n, 3)).astype("f4"), "unsigned int"),
+    "numbers of two bytes": (lambda rng, n: rng.integers(0, 999, (n, 3)).astype("i2"), "unsigned short"),
+}
+
+
+@pytest.mark.parametrize("targets", TARGETS)
 @pytest.mark.parametrize("pixels", [False, True])
-def test_the_next_batch_is_the_one_that_order_names(pixels):
-    n, inputs, parts, steps = 3, 20, 2, 4
+def test_the_next_batch_is_the_one_that_order_names(pixels, targets):
+    n, inputs, parts, steps, (drawn, piece) = 3, 20, 2, 4, TARGETS[targets]
     rng = np.random.default_rng(0)
-    X = rng.integers(0, 256, (12, inputs)).astype("u1" if pixels else "f4")
-    y, order, rates = rng.integers(0, 9, 12), rng.permutation(12), rng.random(steps)
+    X, y = rng.integers(0, 256, (12, inputs)).astype("u1" if pixels else "f4"), drawn(rng, 12)
+    order, rates = rng.permutation(12), rng.random(steps)
     arrays = [each.view(emulator.Array) for each in (X, y, order.astype("i4"))]
-    rates = rates.astype("f4")
+    rates, size = rates.astype("f4"), y[0].nbytes // {"l": 8, "i": 4, "s": 2, "c": 1}[piece.split()[1][0]]
     step, t = np.zeros(1, "i4").view(emulator.Array), np.full(1, 7)
-    found = [np.empty((n, inputs), "f4"), np.empty(n, "i8"), np.empty(1, "f4"), np.empty(1, "f4"), np.empty(1, "i8")]
-    x, labels, rate, number, taken = (each.view(emulator.Array) for each in found)
-    kernel = operations._kernel("steps", "next_batch", "f4", PIXEL="unsigned char" if pixels else "float")
+    found = [np.empty((n, inputs), "f4"), np.empty((n, *y.shape[1:]), y.dtype)]
+    found += [np.empty(1, "f4"), np.empty(1, "f4"), np.empty(1, "i8")]
+    x, copied, rate, number, taken = (each.view(emulator.Array) for each in found)
+    macros = {"PIXEL": "unsigned char" if pixels else "float", "TARGET": piece}
+    kernel = operations._kernel("steps", "next_batch", "f4", **macros)
     for here in (1, 2, 3):
         step[:] = here
-        numbers = map(np.int32, (len(order), n, inputs, parts))
+        numbers = map(np.int32, (len(order), n, inputs, size, parts))
         looked_up = rates.view(emulator.Array), t.view(emulator.Array)
-        kernel((n * parts,), (32,), (*arrays, step, *numbers, x, labels, *looked_up, rate, number, taken))
+        kernel((n * parts,), (32,), (*arrays, step, *numbers, x, copied, *looked_up, rate, number, taken))
         rows = order[here * n :][:n]
         assert_array_equal(x, (X[rows] / np.float32(255)).astype("f4") if pixels else X[rows])
-        assert_array_equal(labels, y[rows])
+        assert_array_equal(copied, y[rows])
         assert (rate[0], number[0], taken[0]) == (rates[here], 7 + here, 6 + here)
 
 
@@ -156,7 +169,7 @@ def test_the_batch_after_the_next_is_asked_for_and_none_after_the_last(folder):
         y, labels, first_t, taken = (np.ones(size, "i8").view(emulator.Array) for size in (examples, n, 1, 1))
         number = np.full(1, step, "i4").view(emulator.Array)
         rates, rate, t = (np.ones(size, "f4").view(emulator.Array) for size in (4, 1, 1))
-        sizes = map(np.int32, (examples, n, inputs, parts))
+        sizes = map(np.int32, (examples, n, inputs, 1, parts))
         kernel((n * parts,), (32,), (X, y, beyond, number, *sizes, x, labels, rates, first_t, rate, t, taken))
         asked = np.flatnonzero((X == 100).all(1))
         after = order[(step + 1) * n :][:n]
