@@ -304,7 +304,7 @@ def test_half_a_barrier_is_an_error(half, folder):
 
 @needs_compiler
 def test_what_is_no_launch_of_the_kernel_is_an_error(folder):
-    train = emulator.engine("cluster", folder).compiled(INPUTS=784, CLASSES=10, BATCH=64, ADAM=0)[0]
+    train = emulator.engine("cluster", folder).executor.compiled(INPUTS=784, CLASSES=10, BATCH=64, ADAM=0)[0]
     with pytest.raises(emulator.Failed, match="not the kernel's arguments"):
         train((8,), (512,), (np.int32(0),))
     with pytest.raises(emulator.Failed, match="shared memory"):
