@@ -55,13 +55,13 @@ def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
 
 
 def _runs(train, plan, progress) -> Iterator[dict[str, Any]]:
-    for recipe, ways in plan.epochs:
+    for recipe, variants in plan.epochs:
         for seed in range(plan.seeds):
             of_seed = recipe.but(seed=seed)
-            progress(f"{MODEL_NAMES[recipe.model]}, seed {seed}: an epoch in float64, and {len(ways)} more")
+            progress(f"{MODEL_NAMES[recipe.model]}, seed {seed}: an epoch in float64, and {len(variants)} more")
             wanted = _learned(BASELINE, of_seed.but(dtype="float64"), train)
-            for way in ways:
-                yield _held(way, of_seed, _learned(way, of_seed, train), wanted)
+            for way in variants:
+                yield _compared(way, of_seed, _learned(way, of_seed, train), wanted)
             if recipe == plan.epochs[0][0] and seed == 0:
                 yield from _numpy(of_seed, train, plan.numpy_steps, wanted[0], progress)
 
@@ -71,7 +71,7 @@ def _numpy(recipe, train, steps, wanted, progress):
     for dtype in ("float32", "float64"):
         progress(f"{steps} steps of NumPy in {dtype}")
         losses, _ = _learned(NUMPY, recipe.but(dtype=dtype), train, steps * recipe.batch_size)
-        yield _held(NUMPY, recipe.but(dtype=dtype), (losses,), (wanted[: len(losses)],))
+        yield _compared(NUMPY, recipe.but(dtype=dtype), (losses,), (wanted[: len(losses)],))
 
 
 def _learned(way, recipe, train, examples=None):
@@ -82,7 +82,7 @@ def _learned(way, recipe, train, examples=None):
     return losses.astype(np.float64), network.engine.to_numpy(network.theta).astype(np.float64)
 
 
-def _held(way, recipe, found, wanted):
+def _compared(way, recipe, found, wanted):
     """Return how far each loss is from the wanted one, as a part of that; and all parameters, as a part of theirs."""
     run = {"model": MODEL_NAMES[recipe.model], "way": way, "dtype": recipe.dtype, "seed": recipe.seed}
     run |= {"batch_size": recipe.batch_size, "steps": len(wanted[0])}

@@ -23,6 +23,6 @@ from .read import precision_of as precision_of
 from .read import run_of as run_of
 from .read import share as share
 from .read import table as table
-from .read import ways as ways
+from .read import variants as variants
 from .rungs import ERRORS as ERRORS
 from .rungs import LAYERS as LAYERS

@@ -4,9 +4,9 @@ from mlpkit import kernels
 from mlpkit.checks import check_choice
 from mlpkit.kernels.conv import PASSES
 
-from .rungs import ERRORS, cores, cudnn, fourier, implicit, planes, product, winograd
+from .rungs import ERRORS, blocked, cores, cudnn, fourier, implicit, product, winograd
 
-MODULES = (cores, product, implicit, winograd, fourier, planes, cudnn)
+MODULES = (cores, product, implicit, winograd, fourier, blocked, cudnn)
 RUNGS = {name: rung for module in MODULES for name, rung in module.RUNGS.items()}
 OURS = tuple(name for name in RUNGS if name not in cudnn.RUNGS)
 

@@ -38,7 +38,7 @@ def precision_of(record, way):
     return next((run["precision"] for run in results.runs(record, kind="pass", way=way) if "precision" in run), None)
 
 
-def ways(record, ours=True):
+def variants(record, ours=True):
     """Return the names of the ways that were measured: the ladder's rungs, or cuDNN, PyTorch and JAX."""
     names = dict.fromkeys(run["way"] for run in results.runs(record, kind="pass") if _counts(run))
     return [name for name in names if name.startswith(OTHERS) != ours]
@@ -78,7 +78,7 @@ def best(record, layer, which, precision, ours=True):
     ours: True for the rungs, False for the others. Better than asked will do: float32 counts as TF32, too.
     """
     allowed = {"float32": ("float32",), "tf32": ("float32", "tf32"), "bf16": ("bf16",)}[precision]
-    names = [name for name in ways(record, ours) if precision_of(record, name) in allowed]
+    names = [name for name in variants(record, ours) if precision_of(record, name) in allowed]
     times = {name: us for name in names if (us := median_us(record, name, layer, which))}
     return min(times, key=times.__getitem__, default=None)
 

@@ -1,7 +1,7 @@
 """How do the examples get to the GPU? The fastest step waits for its batch, whoever carries it.
 
 The record "feed" holds copies between the host and the device, from pageable memory and from pinned memory (`copies`);
-a training step that is fed in eight ways, from a copy a step to a data set that is there already (`ways`); what memory
+a training step that is fed in eight ways, from a copy a step to a data set that is there (`variants`); what memory
 costs to get, how much of it a training takes and what happens when there is none left (`memory`); and a CPU that works
 beside the GPU, on a share of each batch or on the next epoch (`tandem`). The arithmetic is the engines'.
 
@@ -27,5 +27,5 @@ from .step import Batch as Batch
 from .step import Images as Images
 from .tandem import in_tandem as in_tandem
 from .tandem import shifted as shifted
-from .ways import WAYS as WAYS
-from .ways import Overlapped as Overlapped
+from .variants import VARIANTS as VARIANTS
+from .variants import Overlapped as Overlapped

@@ -18,7 +18,7 @@ from .copies import copies, gathers
 from .memory import allocations, out_of_memory, training_memory, without_pool
 from .step import ENGINE, Images
 from .tandem import Ahead, in_tandem
-from .ways import WAYS, NotFed, Overlapped
+from .variants import VARIANTS, NotFed, Overlapped
 
 AHEAD = 4  # epochs, each prepared while the one before it is trained
 RECIPE = Recipe(lr=0.1)  # at 0.2 and batch 1024, float32's rounding alone moves the first losses by 0.3 %
@@ -78,10 +78,10 @@ def feeds(images, plan):
     """Yield times a step of each way to feed, and of the parts that are the host's; the ways take turns."""
     for batch_size in plan.batch_sizes:
         recipe = plan.recipe.but(batch_size=batch_size)
-        ways = {kind.title: kind(images, recipe) for kind in WAYS}
-        found = {title: _checked(way, images, recipe, plan) for title, way in ways.items()}
-        orders = {title: map(partial(images.full_batches, recipe), count()) for title in ways}
-        calls = {title: partial(_fed, way, orders[title]) for title, way in ways.items()}
+        variants = {kind.title: kind(images, recipe) for kind in VARIANTS}
+        found = {title: _checked(way, images, recipe, plan) for title, way in variants.items()}
+        orders = {title: map(partial(images.full_batches, recipe), count()) for title in variants}
+        calls = {title: partial(_fed, way, orders[title]) for title, way in variants.items()}
         for title, samples in in_turns(calls, 1 + plan.epochs).items():
             call_us, samples_us, parts = zip(*samples[1:], strict=True)  # the first warms up
             yield found[title] | {"call_us": [*call_us], "samples_us": [*samples_us], "parts": [*parts]}
@@ -174,13 +174,13 @@ def prepare(images, plan):
     """Yield times an epoch: of preparing it, of training, of one after the other, and of both at once."""
     for what, augment in (("order", False), ("shifted images", True)):
         ahead = Ahead(images, plan.recipe, augment)
-        ways: dict[str, Any] = {
+        variants: dict[str, Any] = {
             "prepare": (1, partial(ahead.prepare, 0)),
             "train": (1, ahead.train),
             "in sequence": (AHEAD, partial(ahead.epochs, AHEAD, at_once=False)),
             "at once": (AHEAD, partial(ahead.epochs, AHEAD, at_once=True)),
         }
-        calls = {how: partial(_an_epoch, call, epochs) for how, (epochs, call) in ways.items()}
+        calls = {how: partial(_an_epoch, call, epochs) for how, (epochs, call) in variants.items()}
         for how, samples in in_turns(calls, 1 + plan.epochs).items():
             yield {"kind": "ahead", "what": what, "how": how, "samples_us": samples[1:]}  # the first warms up
 

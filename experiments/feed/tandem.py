@@ -14,7 +14,7 @@ from mlpkit.engines import BASELINE, numpy_baseline
 from mlpkit.executors import trainer_of
 
 from .step import CLASS, ENGINE, PIXELS, Step, graph_of, synchronize
-from .ways import ResidentPixels
+from .variants import ResidentPixels
 
 SHIFT = 2  # pixels that an image is moved, at most
 
@@ -144,10 +144,10 @@ def in_tandem(images, recipe, share):
 
 def shifted(pixels, moves, out):
     """Write images (n, 784), each moved by its own (down, right) pixels, into `out`; what leaves comes in opposite."""
-    images, room = pixels.reshape(-1, 28, 28), out.reshape(-1, 28, 28)
+    images, target = pixels.reshape(-1, 28, 28), out.reshape(-1, 28, 28)
     for move in product(range(-SHIFT, SHIFT + 1), repeat=2):
         rows = np.flatnonzero((moves == move).all(axis=1))
-        room[rows] = np.roll(images[rows], move, axis=(1, 2))
+        target[rows] = np.roll(images[rows], move, axis=(1, 2))
 
 
 class Ahead:

@@ -44,17 +44,17 @@ def _runs(dataset, plan, progress):
     for engine in plan.engines:
         for recipe in plan.recipes:
             progress(f"trainings with {engine}, {recipe.optimizer}, batch {recipe.batch_size}")
-            ways, steps = _ways(engine, recipe, dataset)
-            for way in ways.values():
+            variants, steps = _variants(engine, recipe, dataset)
+            for way in variants.values():
                 way()  # compiles
-            found = in_turns(ways, plan.samples, settle=lambda name: quiet.rest())
+            found = in_turns(variants, plan.samples, settle=lambda name: quiet.rest())
             us = {
                 f"{name}_us": [round(1e6 * sample / steps, 4) for sample in samples] for name, samples in found.items()
             }
             yield {"engine": engine, "recipe": recipe.to_dict(), "steps": steps} | us
 
 
-def _ways(engine, recipe, dataset):
+def _variants(engine, recipe, dataset):
     """Return {name: function that trains once and returns its seconds}, and the number of a training's steps."""
     network = recipe.make_network(engine)
     asarray, n = network.engine.asarray, len(dataset.train.y)
@@ -63,14 +63,14 @@ def _ways(engine, recipe, dataset):
     X, y = there.train
     trainer = trainer_of(network, recipe.make_optimizer(network, n), X, y, recipe.batch_size)
     orders = [epoch_order(n, recipe.seed, epoch) for epoch in range(recipe.epochs)]
-    ways = {
+    variants = {
         "trainer": partial(_epochs, network.engine, trainer, orders),
         "fit": partial(_fit, engine, recipe, there, validation=None),
         "validated": partial(_fit, engine, recipe, there, validation=there.validation),
         "train": partial(_train, engine, recipe, there),
         "new_seed": partial(_train, engine, recipe, there, seeds=count(1)),
     }
-    return ways, recipe.epochs * recipe.steps_an_epoch(n)
+    return variants, recipe.epochs * recipe.steps_an_epoch(n)
 
 
 def _epochs(engine, trainer, orders):

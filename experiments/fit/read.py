@@ -2,7 +2,7 @@
 
 from experiments.lab import results
 
-WAYS = ("trainer", "fit", "validated", "train", "new_seed")
+VARIANTS = ("trainer", "fit", "validated", "train", "new_seed")
 
 
 def added(run, way):
@@ -13,9 +13,9 @@ def added(run, way):
 @results.reads
 def table(record):
     """Return the record as a table for the terminal: microseconds a step, and what each way adds."""
-    lines = [f"{'us a step':<20}{'recipe':<12}" + "".join(f"{way:>18}" for way in WAYS)]
+    lines = [f"{'us a step':<20}{'recipe':<12}" + "".join(f"{way:>18}" for way in VARIANTS)]
     for run in record["runs"]:
         recipe = f"{run['recipe']['optimizer']} {run['recipe']['batch_size']}"
-        cells = (f"{results.median(run, f'{way}_us'):.2f} ({added(run, way):+.1%})" for way in WAYS)
+        cells = (f"{results.median(run, f'{way}_us'):.2f} ({added(run, way):+.1%})" for way in VARIANTS)
         lines.append(f"{run['engine']:<20}{recipe:<12}" + "".join(f"{cell:>18}" for cell in cells))
     return "\n".join(lines)

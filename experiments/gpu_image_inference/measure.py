@@ -82,7 +82,7 @@ def _runs(plan, tasks, progress):
     def start(case):
         model, who, precision = cases[case]
         settings = json.dumps(tasks[model] | {"precision": precision})
-        return processes.Waiting("experiments.lab.peers.answering", who, settings)
+        return processes.Waiting("experiments.lab.peers.predicting", who, settings)
 
     for case, answer in peers.in_turns(start, list(cases)):
         progress(case)

@@ -43,9 +43,11 @@ def fastest(record, ours, precision, model, n, clock="device_us"):
     precision: of whoever may take part: so, or more exact. clock: as for `us`. (None, None) where nobody is.
     """
     allowed, found = list(MOST)[: list(MOST).index(precision) + 1], []
-    for who, digits in dict.fromkeys((run["engine"], run["precision"]) for run in record["runs"]):
-        if who.startswith("engine:") == ours and digits in allowed:
-            found.append((us(record, who, digits, model, n, clock), f"{who.removeprefix('engine:')}, {digits}"))
+    for who, own_precision in dict.fromkeys((run["engine"], run["precision"]) for run in record["runs"]):
+        if who.startswith("engine:") == ours and own_precision in allowed:
+            found.append(
+                (us(record, who, own_precision, model, n, clock), f"{who.removeprefix('engine:')}, {own_precision}")
+            )
     return min(((us, who) for us, who in found if us is not None), default=(None, None))
 
 

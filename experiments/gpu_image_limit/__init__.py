@@ -6,7 +6,7 @@ one kernel do in a step, by the GPU's timer.
 """
 
 from ..gpu_image_peers import LENET as LENET
-from .measure import WAYS as WAYS
+from .measure import VARIANTS as VARIANTS
 from .measure import Plan as Plan
 from .measure import measure as measure
 from .measure import trainer as trainer

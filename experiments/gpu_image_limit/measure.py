@@ -28,7 +28,7 @@ def _two_kernels(*arguments, **more):
 
 
 # Who trains: an engine, and what makes its trainer
-WAYS = {
+VARIANTS = {
     "one kernel": ("cuda_conv_fused", _executor_s),
     "two kernels": ("cuda_conv_fused", _two_kernels),
     "graph": ("cuda_conv_graph", _executor_s),
@@ -73,7 +73,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
 
 def trainer(way, recipe, train, **more):
     """Return a way's trainer on train, (X, y), an epoch's order, and the network. more: arguments of the trainer."""
-    name, make = WAYS[way]
+    name, make = VARIANTS[way]
     network = recipe.make_network(name)
     X, y, order = map(network.engine.asarray, (*train, epoch_order(len(train[1]), recipe.seed, 0)))
     return make(network, recipe.make_optimizer(network, len(y)), X, y, recipe.batch_size, **more), order, network

@@ -40,5 +40,5 @@ def of_blocks(stamps, names):
         "names": list(names.values()),
         "ns": stage_ns(ordered),
         "by_block": [stage_ns(block[None]) for block in ordered],
-        **{name: (moments - zero).mean(axis=0).round(1).tolist() for name, moments in since.items()},
+        **{name: (timestamps - zero).mean(axis=0).round(1).tolist() for name, timestamps in since.items()},
     }

@@ -90,19 +90,19 @@ class Recorder:
 
         A row has the begin and the end of each part, and last the step's own end.
         """
-        moments = []
+        timestamps = []
         for _ in range(steps):
             self.marks.clear()
             begin = time.perf_counter()
             self.stepper.take_one()
             end = time.perf_counter()
-            moments.append([moment - begin for _, *span in self.marks for moment in span] + [end - begin])
-        return [name for name, *_ in self.marks], np.array(moments)
+            timestamps.append([timestamp - begin for _, *span in self.marks for timestamp in span] + [end - begin])
+        return [name for name, *_ in self.marks], np.array(timestamps)
 
     def durations(self, steps):
         """Return seconds (steps, parts): how long each part took in each step."""
-        moments = self.take(steps)[1]
-        return moments[:, 1::2] - moments[:, :-1:2]
+        timestamps = self.take(steps)[1]
+        return timestamps[:, 1::2] - timestamps[:, :-1:2]
 
 
 def _labels(names):

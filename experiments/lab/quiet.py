@@ -30,9 +30,9 @@ def with_threads(threads):
 
 def at_a_line(array):
     """Return a contiguous copy of an array that begins at a cache line, so that no vector straddles two."""
-    room = np.empty(array.nbytes + 64, np.uint8)
-    start = -room.ctypes.data % 64
-    copied = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    buffer = np.empty(array.nbytes + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    copied = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copied[...] = array
     return copied
 

@@ -138,7 +138,7 @@ def _split_sums(train, plan, progress):
     for n, (name, (k, m)) in product(plan.split, shapes.items()):
         progress(f"split sums, {name} at batch {n:,}")
         for workspace in (WORKSPACE, 0):
-            a, b, out = _matrices(n, k, m, turned=name.endswith("^T"))
+            a, b, out = _matrices(n, k, m, transposed=name.endswith("^T"))
             multiply = partial(Product(a, b, out, workspace=workspace), a, b, out)
             kernels = len(kernels_of(recorded(multiply)))
             times = record_times(partial(_many, multiply, plan.calls), 1, plan.samples)["device_us"]
@@ -146,11 +146,11 @@ def _split_sums(train, plan, progress):
             yield case | {"device_us": [round(us / plan.calls, 3) for us in times]}
 
 
-def _matrices(n, k, m, turned):
-    """Return arrays of ones, a (n, k), b (k, m), and out (n, m); turned: b is the transpose of one that is stored."""
+def _matrices(n, k, m, transposed):
+    """Return arrays of ones, a (n, k), b (k, m), and out (n, m); transposed: b is one that is stored, transposed."""
     import cupy as cp
 
-    b = cp.ones((m, k), np.float32).T if turned else cp.ones((k, m), np.float32)
+    b = cp.ones((m, k), np.float32).T if transposed else cp.ones((k, m), np.float32)
     return cp.ones((n, k), np.float32), b, cp.empty((n, m), np.float32)
 
 

@@ -40,6 +40,9 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
 
     record = results.new("matmul", plan=asdict(plan), lanes=LANES, rows=ROWS)
     peaks = partial(roof.peaks, 5 * plan.samples, 10**9)
-    parts = [peaks, *(partial(part, plan) for part in (timing.stages, timing.interpreted, timing.chains, timing.tiles))]
+    parts = [
+        peaks,
+        *(partial(part, plan) for part in (timing.stages, timing.interpreted, timing.dependency_chains, timing.tiles)),
+    ]
     parts += [peaks, *(partial(part, plan) for part in (threads.regions, threads.turns) if plan.threads)]
     return results.collect(record, chain.from_iterable(part(progress) for part in parts), save)

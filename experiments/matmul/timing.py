@@ -70,7 +70,7 @@ def interpreted(plan, progress):
         yield {"kind": "interpreted", "stage": name, "threads": 1} | asdict(product) | {"samples_gflops": samples}
 
 
-def chains(plan, progress):
+def dependency_chains(plan, progress):
     """Yield nanoseconds a term of a sum of 4,096 numbers, in order and with permission to reorder."""
     values = np.ones(4096, np.float32)
     for name, call in {"in order": numba_serial.sum, "reordered": reordered.sum}.items():

@@ -109,10 +109,10 @@ def rates(shape, plan=USUAL, rungs=None, others=None):
     a, b = _matrices(*shape)
     rungs = fitting(RUNGS, lambda reason: None) if rungs is None else rungs
     others = available(OTHERS, lambda reason: None) if others is None else others
-    ways = {f"cublas_{precision}": (precision, partial(cublas, precision)) for precision in ERRORS}
-    ways |= {name: (rung.precision, partial(prepare, rung)) for name, rung in rungs.items()}
-    ways |= {name: (other.precision, other.prepare) for name, other in others.items()}
-    ready = {name: (precision, *prepared(a, b)) for name, (precision, prepared) in ways.items()}
+    variants = {f"cublas_{precision}": (precision, partial(cublas, precision)) for precision in ERRORS}
+    variants |= {name: (rung.precision, partial(prepare, rung)) for name, rung in rungs.items()}
+    variants |= {name: (other.precision, other.prepare) for name, other in others.items()}
+    ready = {name: (precision, *prepared(a, b)) for name, (precision, prepared) in variants.items()}
     return _gated(ready, a.astype(np.float64) @ b.astype(np.float64), plan)
 
 

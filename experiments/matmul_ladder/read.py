@@ -45,7 +45,7 @@ def table(record):
     shapes = dict.fromkeys((run["m"], run["n"], run["k"]) for run in results.runs(record, kind="product"))
     for m, n, k in shapes:
         lines.append(f"{m} x {k} times {k} x {n}")
-        lines += [_way_line(record, run) for run in results.runs(record, kind="product", m=m, n=n, k=k)]
+        lines += [_variant_line(record, run) for run in results.runs(record, kind="product", m=m, n=n, k=k)]
     for run in results.runs(record, kind="loop"):
         lines.append(f"loop of {run['way']:<16}{run['cost']:>6.1f} instructions a multiply-add")
     for run in results.runs(record, kind="fused"):
@@ -63,7 +63,7 @@ def _resources_line(run):
     )
 
 
-def _way_line(record, run):
+def _variant_line(record, run):
     shape = run["m"], run["n"], run["k"]
     line = f"  {run['way']:<16}{median_us(record, run['way'], *shape):>12,.1f} us"
     line += f"{gflops(record, run['way'], *shape) / 1e3:>9.2f} TFLOP/s"

@@ -134,12 +134,12 @@ def touched(name, thread=5):
     A (rows of the block's tile, k), B (k, columns of the tile), C the tile. A step: what a thread multiplies together
     before it reads again. Where it reads from memory, `UNASKED` numbers come along in the sectors of those of its warp.
     """
-    (rows, columns), (shown, held) = RUNGS[name].tile, DEPTHS[name]
+    (rows, columns), (shown, resident) = RUNGS[name].tile, DEPTHS[name]
     A, B, C = (np.full(shape, NOBODY) for shape in ((rows, shown), (shown, columns), (rows, columns)))
-    A[:, :held] = B[:held] = C[:] = BLOCKS
+    A[:, :resident] = B[:resident] = C[:] = BLOCKS
     first = thread // WARP * WARP
     warp = [HANDS[name](other) for other in range(first, first + WARP)]
-    if held == 1:
+    if resident == 1:
         for hand in warp:
             A[hand.rows, :8] = B[0, hand.b_columns // 8 * 8 + np.arange(8)] = UNASKED
     for whose, hands in ((WARPS, warp), (THREADS, [HANDS[name](thread)])):

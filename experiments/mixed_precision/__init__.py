@@ -9,4 +9,4 @@ from .measure import measure as measure
 from .read import accuracies as accuracies
 from .read import step_us as step_us
 from .read import table as table
-from .ways import WAYS as WAYS
+from .variants import VARIANTS as VARIANTS

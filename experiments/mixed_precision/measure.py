@@ -12,7 +12,7 @@ from mlpkit.data import epoch_order
 from mlpkit.nn.models import mlp
 from mlpkit.training.recipe import Recipe
 
-from .ways import WAYS
+from .variants import VARIANTS
 
 RECIPE = Recipe()
 
@@ -124,7 +124,7 @@ def _accuracies(dataset, plan, progress):
 
     X, y, X_test, y_test = (torch.from_numpy(a).to("cuda") for a in (*dataset.train, *dataset.test))
     n = RECIPE.batch_size
-    for name, way in WAYS.items():
+    for name, way in VARIANTS.items():
         progress(f"{plan.seeds} networks, {name}")
         found: dict = {"test_accuracy": [], "train_loss": []}
         for seed in range(plan.seeds):
@@ -156,7 +156,8 @@ def _times(plan, progress):
         rng = np.random.default_rng(0)
         X = torch.from_numpy(rng.random((batch, 784), np.float32)).to("cuda")
         y = torch.from_numpy(rng.integers(0, 10, batch)).to("cuda")
-        trainings = {name: Training(way, recipe, X, y) for name, way in WAYS.items()}  # a graph keeps no tensor alive
+        # They are kept: a graph keeps no tensor alive.
+        trainings = {name: Training(way, recipe, X, y) for name, way in VARIANTS.items()}
         graphs = {name: captured(training)[0] for name, training in trainings.items()}
         calls = {name: partial(clock.device_us, graph.replay, plan.steps) for name, graph in graphs.items()}
         for name, samples in clock.in_turns(calls, plan.samples).items():

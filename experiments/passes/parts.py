@@ -47,8 +47,8 @@ class StepRecorder(Recorder):
         """Return what `take` returns, in microseconds, after steps for `settle` seconds."""
         with self.watching():
             repeat(self.stepper.take_one, settle)
-            names, moments = self.take(steps)
-        return names, (moments * 1e6).round(2).tolist()
+            names, timestamps = self.take(steps)
+        return names, (timestamps * 1e6).round(2).tolist()
 
 
 def repeat(call, seconds):

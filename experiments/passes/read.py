@@ -23,8 +23,8 @@ def profile(run):
 def quiet_step(run):
     """Return ([(part, begin, end) ...], whole) in microseconds: the mean of the quickest fifth of a run's steps."""
     spans = np.array(run["spans_us"])
-    *moments, whole = spans[np.argsort(spans[:, -1])[: -(-len(spans) // 5)]].mean(axis=0).tolist()
-    return list(zip(run["parts"], moments[::2], moments[1::2], strict=True)), whole
+    *timestamps, whole = spans[np.argsort(spans[:, -1])[: -(-len(spans) // 5)]].mean(axis=0).tolist()
+    return list(zip(run["parts"], timestamps[::2], timestamps[1::2], strict=True)), whole
 
 
 def best_us(run):

@@ -16,12 +16,12 @@ def waits(plan):
     """Yield (name, blocks, a function that does so many rounds of it)."""
     import cupy as cp
 
-    held = cp.cuda.Device().attributes["MultiProcessorCount"]
+    at_once = cp.cuda.Device().attributes["MultiProcessorCount"]
     for blocks in plan.blocks:
-        if blocks <= held:  # else some would wait for blocks that can't begin
+        if blocks <= at_once:  # else some would wait for blocks that can't begin
             yield "grid barrier", blocks, partial(_handover, "grid_barrier", blocks, 512, 1)
     yield "number and flag", 2, partial(_handover, "with_flag", 2, 1, 2)
-    yield "packet", 2, partial(_packets, cp.empty(32, np.uint64), cp.empty(2, np.uint32), (0, 1), 2, 0)
+    yield "packet", 2, partial(_messages, cp.empty(32, np.uint64), cp.empty(2, np.uint32), (0, 1), 2, 0)
     for blocks in plan.clusters:
         if blocks <= _largest_cluster(int(cp.cuda.Device().compute_capability)):
             yield "cluster barrier", blocks, _cluster(blocks)
@@ -35,12 +35,12 @@ def _handover(name, blocks, threads, words, rounds):
     kernels.load("handover").get_function(name)((blocks,), (threads,), (*memory, np.int32(rounds)))
 
 
-def _packets(packets, where, pair, blocks, shared_bytes, rounds):
-    """Let two of so many blocks hand each other packets. packets (32,): in which memory; where (2,): the blocks are."""
-    kernel = kernels.load("handover").get_function("with_packet")
+def _messages(messages, where, pair, blocks, shared_bytes, rounds):
+    """Let two of so many blocks send each other messages (32,): in which memory; where (2,): the blocks are."""
+    kernel = kernels.load("handover").get_function("with_message")
     kernel.max_dynamic_shared_size_bytes = shared_bytes
-    packets.fill(0)
-    arguments = packets, *map(np.int32, pair), where, np.int32(rounds)
+    messages.fill(0)
+    arguments = messages, *map(np.int32, pair), where, np.int32(rounds)
     kernel((blocks,), (1,), arguments, shared_mem=shared_bytes)
 
 
@@ -57,7 +57,7 @@ def handovers(pairs, places, rounds):
     lines = rng.integers(LINES - 1, size=places)
     for _ in range(pairs):
         pair = rng.choice(blocks, 2, replace=False)
-        calls = [partial(_packets, memory[line : line + 2].ravel(), where, pair, blocks, WHOLE) for line in lines]
+        calls = [partial(_messages, memory[line : line + 2].ravel(), where, pair, blocks, WHOLE) for line in lines]
         calls[0](10)  # compiles
         yield where.get().tolist(), [round(events_us(partial(call, rounds)) / rounds, 4) for call in calls]
 

@@ -41,7 +41,7 @@ def parts(recipe, train):
 
     stepper = stepper_of(count, numpy_baseline, recipe, train)
     stepper.take_one()
-    layers = {path: type(one).__name__ if one.branches() else repr(one) for path, one, *_ in recipe.model.places}
+    layers = {path: type(one).__name__ if one.branches() else repr(one) for path, one, *_ in recipe.model.walk}
     phases = _phases(calls, recipe.model.loss.operations[0])
     return [
         Part(".".join(map(str, path)), layers.get(path, ""), name, phase, *cost)
@@ -62,14 +62,14 @@ def stepper_of(watch, engine, recipe, train):
         return proxy
 
     stepper = Stepper(seen_from(()), recipe, train)
-    for at in _all(stepper.network.places):
+    for at in _all(stepper.network.layers):
         at.engine = seen_from(at.path)
     stepper.network.at_loss.engine = seen_from(())
     return stepper
 
 
-def _all(places):
-    for at in places:
+def _all(layers):
+    for at in layers:
         yield at
         for branch in at.branches:
             yield from _all(branch)

@@ -77,5 +77,5 @@ def one_step(trace, a_step, steps):
     )
 
 
-def _since(moment, zero):
-    return None if moment is None else round(moment - zero, 3)
+def _since(timestamp, zero):
+    return None if timestamp is None else round(timestamp - zero, 3)

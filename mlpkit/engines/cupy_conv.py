@@ -27,7 +27,7 @@ nesterov_update = cupy_fused.nesterov_update
 rmsprop_update = cupy_fused.rmsprop_update
 mean_in_float64 = cupy_fused.mean_in_float64
 
-ROOM = 64 << 20  # bytes that the windows of a convolution may take at a time
+WINDOW_BYTES = 64 << 20  # bytes that the windows of a convolution may take at a time
 
 
 def add(x, y):
@@ -113,7 +113,7 @@ def conv(x, W, b, stride, padding):
     z = cp.empty((len(x), len(W), *operations.windows(x.shape, k, stride, padding)), x.dtype)
     for images in _pieces(z, filters):
         found = product(filters, operations.columns(x[images], k, stride, padding))
-        operations.turn(found.reshape(len(W), -1, *z.shape[2:]), z[images], b)
+        operations.transpose(found.reshape(len(W), -1, *z.shape[2:]), z[images], b)
     return z
 
 
@@ -124,9 +124,9 @@ def conv_backward_weights(x, dz, dW, db, stride, padding):
         for images in _pieces(dz, found):
             columns = operations.columns(x[images], dW.shape[-1], stride, padding)
             if images.start:
-                _add(found, product(_turned(dz[images]), columns.T), found)
+                _add(found, product(_transposed(dz[images]), columns.T), found)
             else:
-                product(_turned(dz[images]), columns.T, found)
+                product(_transposed(dz[images]), columns.T, found)
             del columns  # before the next ones are made
     if db is not None:
         with _written(db) as (found,):
@@ -136,7 +136,7 @@ def conv_backward_weights(x, dz, dW, db, stride, padding):
 def conv_backward_input(dz, W, shape, stride, padding):
     dz, dx, filters = cp.ascontiguousarray(dz), cp.empty(shape, dz.dtype), cp.ascontiguousarray(W).reshape(len(W), -1)
     for images in _pieces(dz, filters):
-        columns = product(filters.T, _turned(dz[images]))
+        columns = product(filters.T, _transposed(dz[images]))
         operations.add_windows(columns, dx[images], dz.shape[2:], W.shape[-1], stride, padding)
         del columns
     return dx
@@ -145,15 +145,15 @@ def conv_backward_input(dz, W, shape, stride, padding):
 def _pieces(z, filters):
     """Return slices of a batch, of so many images each that their windows have room."""
     n, (rows, columns) = len(z), z.shape[2:]
-    most = max(1, ROOM // (filters.shape[1] * rows * columns * z.itemsize))
+    most = max(1, WINDOW_BYTES // (filters.shape[1] * rows * columns * z.itemsize))
     return [slice(start, min(start + most, n)) for start in range(0, n, most)]
 
 
-def _turned(dz):
+def _transposed(dz):
     """Return dz (n, o, h, w) as (o, n h w)."""
-    turned = cp.empty((dz.shape[1], len(dz), *dz.shape[2:]), dz.dtype)
-    operations.turn(dz, turned)
-    return turned.reshape(len(turned), -1)
+    transposed = cp.empty((dz.shape[1], len(dz), *dz.shape[2:]), dz.dtype)
+    operations.transpose(dz, transposed)
+    return transposed.reshape(len(transposed), -1)
 
 
 class _written:

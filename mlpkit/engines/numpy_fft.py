@@ -24,7 +24,7 @@ Workspace: 20 MiB, or 16 images where that is more, and 2 copies of the kernels.
 
 import numpy as np
 
-from .images.pieces import ROOM, clear, join, pieces, places, product, put_bias_gradient, split, with_bias
+from .images.pieces import PIECE_BYTES, clear, join, pieces, places, product, put_bias_gradient, split, with_bias
 from .numpy_baseline import *
 
 OWN = ("conv", "conv_backward_weights", "conv_backward_input")
@@ -80,7 +80,7 @@ class _Plan:
 
     def pieces(self, channels, n, across, phases=1):
         """Yield slices of channels, each with slices of the n images."""
-        for some in pieces(channels, across * phases * self.bytes, 4 * ROOM):
+        for some in pieces(channels, across * phases * self.bytes, 4 * PIECE_BYTES):
             both = across + phases * (some.stop - some.start)
             yield some, list(pieces(n, both * self.bytes))
 

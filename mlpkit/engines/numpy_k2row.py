@@ -31,9 +31,9 @@ def conv(x, W, b, stride, padding):
     for at in pieces(n, (stride * stride * c + 3 * c_out) * rows * columns * x.itemsize):
         phases = split(x[at], rows, columns, stride, padding)
         total, share = np.empty((2, c_out, phases[0, 0, 0].size), x.dtype)
-        for p, q, numbers in _slices(phases, k):
-            here = slice(numbers.shape[1])
-            product(taps[p, q], numbers, out=share[:, here] if p or q else total[:, here])
+        for p, q, values in _slices(phases, k):
+            here = slice(values.shape[1])
+            product(taps[p, q], values, out=share[:, here] if p or q else total[:, here])
             if p or q:
                 total[:, here] += share[:, here]
         z[at] = total.reshape(c_out, -1, rows, columns)[:, :, :h, :w].swapaxes(0, 1)
@@ -47,8 +47,8 @@ def conv_backward_weights(x, dz, dW, db, stride, padding):
     for at in pieces(len(x), (stride * stride * c + c_out) * rows * columns * x.itemsize):
         phases = split(x[at], rows, columns, stride, padding)
         wide = split(dz[at], rows, columns).reshape(c_out, -1)
-        for p, q, numbers in _slices(phases, k):
-            dW[:, :, p, q] += wide[:, : numbers.shape[1]] @ numbers.T
+        for p, q, values in _slices(phases, k):
+            dW[:, :, p, q] += wide[:, : values.shape[1]] @ values.T
     put_bias_gradient(dz, db)
 
 
@@ -60,8 +60,8 @@ def conv_backward_input(dz, W, shape, stride, padding):
         wide = split(dz[at], rows, columns).reshape(c_out, -1)
         n = len(dz[at])
         phases = np.zeros((stride, stride, c, n, rows, columns), dz.dtype)
-        for p, q, numbers in _slices(phases, k):
-            numbers += taps[p, q].T @ wide[:, : numbers.shape[1]]
+        for p, q, values in _slices(phases, k):
+            values += taps[p, q].T @ wide[:, : values.shape[1]]
         dx[at] = join(phases, (n, *shape[1:]), padding)
     return dx
 

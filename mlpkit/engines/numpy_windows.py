@@ -41,7 +41,7 @@ def conv_backward_weights(x, dz, dW, db, stride, padding):
 
 def conv_backward_input(dz, W, shape, stride, padding):
     (c_out, _, k, _), (n, _, h, w) = W.shape, shape
-    turned = W[:, :, ::-1, ::-1]
+    flipped = W[:, :, ::-1, ::-1]
     dx = np.empty(shape, dz.dtype)
     for at in pieces_of_windows(n, W.swapaxes(0, 1), h, w):
         spread = np.zeros((len(dz[at]), c_out, h + k - 1, w + k - 1), dz.dtype)
@@ -49,7 +49,7 @@ def conv_backward_input(dz, W, shape, stride, padding):
         columns, to_columns = overlap(dz.shape[3], k - 1 - padding, stride, w + k - 1)
         spread[:, :, to_rows, to_columns] = dz[at, :, rows, columns]
         windows = sliding_window_view(spread, (k, k), (2, 3))
-        dx[at] = np.tensordot(turned, windows, ((0, 2, 3), (1, 4, 5))).swapaxes(0, 1)
+        dx[at] = np.tensordot(flipped, windows, ((0, 2, 3), (1, 4, 5))).swapaxes(0, 1)
     return dx
 
 

@@ -15,5 +15,5 @@ from .numpy_baseline import *
 
 OWN = ("conv", "conv_backward_weights", "conv_backward_input")
 
-_way = Winograd(2, numpy_im2col)
-conv, conv_backward_weights, conv_backward_input = _way.conv, _way.conv_backward_weights, _way.conv_backward_input
+_form = Winograd(2, numpy_im2col)
+conv, conv_backward_weights, conv_backward_input = _form.conv, _form.conv_backward_weights, _form.conv_backward_input

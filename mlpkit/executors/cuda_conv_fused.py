@@ -91,7 +91,7 @@ def _bytes_needed(model, convs, dense, halves=1):
     halves: how many blocks share an image.
     """
     channels, height, width = model.input
-    fixed, late, parts, routed, turned = 1024, 16 * THREADS * 5, THREADS * 16, 0, 0
+    fixed, late, parts, routed, transposed = 1024, 16 * THREADS * 5, THREADS * 16, 0, 0
     for i, (out, size, padding) in enumerate(convs):
         rows, across, taps = height + 2 * padding, width + 2 * padding, channels * size**2
         ph, pw = (rows - size + 1) // 2, (across - size + 1) // 2
@@ -100,7 +100,7 @@ def _bytes_needed(model, convs, dense, halves=1):
         pieces = -(-pw // (5 if halves == 1 else 3))
         stride = max(across, 2 * -(-pw // pieces) * pieces + size - 1) + 8
         fixed += 4 * (channels * (rows * stride + 64) + (out + 4) * (taps + 1)) + out * ph * pw
-        routed, turned = routed + 8 * out * ph * pw, turned + (4 * out * taps if i else 0)
+        routed, transposed = routed + 8 * out * ph * pw, transposed + (4 * out * taps if i else 0)
         splits = min(channels, halves * THREADS // (out * ph * pieces))
         parts = max(parts, 16 * splits * out * ph * pw if splits > 1 else 0)
         late = max(late, _late(channels, height, out, size, ph, pw) if i else 8 * out * ph * taps)
@@ -111,7 +111,7 @@ def _bytes_needed(model, convs, dense, halves=1):
     layers[0] = layers[0][0] // halves, layers[0][1]
     weights = sum(_layer_bytes(rows, fours) for rows, fours in layers) - _kept(*max(layers, key=prod))
     fixed += 12 * (sum(widths) + 4 * len(widths))
-    return fixed + max(parts, max(routed, THREADS // 8 * (max(dense) + 4)) + turned) + max(late, weights)
+    return fixed + max(parts, max(routed, THREADS // 8 * (max(dense) + 4)) + transposed) + max(late, weights)
 
 
 def _layer_bytes(rows, fours):

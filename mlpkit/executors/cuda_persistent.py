@@ -4,7 +4,7 @@ See `kernels/mlp/persistent.cu` for how. The kernel is built for networks like t
 layers of at most 128 units, at most 16 classes, batches of at most 256. Smaller layers are padded: see `cuda/padded`.
 All blocks are on the GPU at once, each on a multiprocessor of its own, and nothing else may hold these meanwhile. It is
 made for 128 of them (96 for batches of at most 32). Where there are fewer, or with less shared memory, a block takes
-more examples, or holds fewer images at a time: see `Way`. The launch is a cooperative one, which CUDA refuses where the
+more examples, or holds fewer images at a time: see `Configuration`. The launch is cooperative: CUDA refuses one where
 blocks don't fit; and a block that waits in vain says so, for the host to raise.
 """
 
@@ -28,14 +28,14 @@ from .cupy_fused import Prediction as Prediction
 NAME = "cuda_persistent"
 BATCHES, COLUMN_BLOCKS, STAGES = (32, 64, 128, 256), 64, 12  # as in persistent.cu
 ROW_BLOCKS = (64, 32, 16, 8)  # at most; the best first
-HELD = ((1, 2), (1, 1), (2, 2), (2, 1))  # column blocks that share a batch's images, and how many such batches fit
+RESIDENT = ((1, 2), (1, 1), (2, 2), (2, 1))  # column blocks that share a batch's images, and how many such batches fit
 REST = 8_944  # bytes of a column block's shared memory beside images, digits and sums: at most
 AWAITED = ("images", "a1", "a2", "a3", "dz1", "dz2", "dz3", "dz4", "W2", "W3", "W4", "dW1")  # as in patience.cuh
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to hold batches of at most `rows` examples: see the macros of `persistent.cu`.
+class Configuration:
+    """How batches are held of at most `rows` examples: see the macros of `persistent.cu`.
 
     row_blocks: each takes rows / row_blocks examples from a1 to the loss. shared_by: column blocks that share the
     images of a batch. buffers: batches that these have room for, one, or another that comes early.
@@ -58,23 +58,23 @@ class Way:
         inputs: bytes of an image. (No row block needs more than 99 KiB, which every GPU has that the engine is for.)
         """
         images = self.rows // self.shared_by
-        digits = 8 * self.shared_by * inputs + 8 * self.rows  # of W1's columns, and of dz1
+        splits = 8 * self.shared_by * inputs + 8 * self.rows  # of W1's columns, and of dz1
         sums = 1024 * self.shared_by * (8 - images // 32)  # from warp to warp: eight have 32 rows each, or share them
-        needed = self.buffers * images * inputs + digits + sums + REST
+        needed = self.buffers * images * inputs + splits + sums + REST
         return COLUMN_BLOCKS + self.row_blocks, -(-needed // 128) * 128
 
 
-def ways(rows):
-    """Return the ways to hold batches of so many rows, the best one first."""
+def configurations(rows):
+    """Return the configurations for batches of so many rows, the best one first."""
     row_blocks = [blocks for blocks in ROW_BLOCKS if rows // 4 <= blocks <= rows]
-    held = [(shared_by, buffers) for shared_by, buffers in HELD if 32 <= rows // shared_by <= 128]
-    return [Way(rows, blocks, *images) for images, blocks in product(held, row_blocks)]
+    resident = [(shared_by, buffers) for shared_by, buffers in RESIDENT if 32 <= rows // shared_by <= 128]
+    return [Configuration(rows, blocks, *images) for images, blocks in product(resident, row_blocks)]
 
 
-def way(rows, inputs):
-    """Return the best `Way` that this GPU has room for, or None. inputs: bytes of an image, as the kernel holds it."""
+def configuration(rows, inputs):
+    """Return the best `Configuration` that this GPU has room for, or None. inputs: bytes of an image on the GPU."""
     found, shared_bytes = _there()
-    for each in ways(rows):
+    for each in configurations(rows):
         blocks, least = each.needs(inputs)
         if blocks <= found and least <= shared_bytes:
             return each
@@ -94,7 +94,7 @@ def _there():
 
 def _too_small(model, batch_size):
     inputs, (found, shared_bytes) = padded_sizes(model.sizes())[0], _there()
-    most = max((rows for rows in BATCHES if way(rows, inputs)), default=0)
+    most = max((rows for rows in BATCHES if configuration(rows, inputs)), default=0)
     if batch_size <= most:
         return None
     if most:
@@ -102,7 +102,7 @@ def _too_small(model, batch_size):
             f"{NAME} takes batches of at most {most}, not {batch_size}, on this GPU's {found} multiprocessors with "
             f"{shared_bytes >> 10} KiB of shared memory each: take smaller ones, or the engine cuda_graph."
         )
-    blocks, least = map(min, zip(*(each.needs(inputs) for each in ways(BATCHES[0])), strict=True))
+    blocks, least = map(min, zip(*(each.needs(inputs) for each in configurations(BATCHES[0])), strict=True))
     return (
         f"{NAME} needs at least {blocks} multiprocessors with {-(-least >> 10)} KiB of shared memory each, "
         f"and this GPU has {found} with {shared_bytes >> 10} KiB: take the engine cuda_graph."
@@ -126,7 +126,7 @@ class Trainer(WaitingTrainer):
         if reason := _too_small(network.model, batch_size):
             raise ValueError(reason)
         self.macros = macros_for(BATCHES, network, optimizer, batch_size, stamped_steps)
-        self.macros |= way(self.macros["BATCH"], self.macros["INPUTS"]).macros()
+        self.macros |= configuration(self.macros["BATCH"], self.macros["INPUTS"]).macros()
         self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads = compiled(**self.macros)
         self.pixels, self.labels = as_bytes(X, self.macros["INPUTS"], NAME), as_labels(y)
         steps = -(-len(y) // batch_size)

@@ -205,8 +205,8 @@ def _then(product, finish):
 
 
 def linear_layers(network):
-    """Return the place of each linear layer, the first one first: it has W, b, and their gradients dW and db."""
-    return [at for at in network.places if hasattr(at, "W")]
+    """Return each linear layer, bound, the first one first: it has W, b, and their gradients dW and db."""
+    return [at for at in network.layers if hasattr(at, "W")]
 
 
 step_back = cp.RawKernel(

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from mlpkit.engines.loops import chain as _chain
 from mlpkit.engines.loops import convolve as _convolve
-from mlpkit.engines.loops.bundles import NONE
+from mlpkit.engines.loops import pipeline as _pipeline
 from mlpkit.engines.loops.compiler import Threads
 from mlpkit.engines.loops.simd import BYTES
+from mlpkit.engines.loops.simd_batch import NONE
 from mlpkit.engines.numba_conv import rows_of
 from mlpkit.engines.numba_serial import check_labels
 from mlpkit.nn.conv import Conv, MaxPool
@@ -24,12 +24,12 @@ from .plain import StepByStep
 from .plain import why_not as why_not
 
 
-def chain_of(model):
+def pipeline_of(model):
     """Return the blocks of a chain of convolutions and the units of its dense layers; None for another model.
 
     A block is a list: channels, size, stride, padding, size and stride of the pooling, whether there is ReLU.
     """
-    layers, blocks = [(one, shape) for path, one, shape, _ in model.places if len(path) == 1], []
+    layers, blocks = [(one, shape) for path, one, shape, _ in model.walk if len(path) == 1], []
 
     def next_is(kind):
         return bool(layers) and type(layers[0][0]) is kind
@@ -66,30 +66,32 @@ class Trainer(StepByStep):
 
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, y, batch_size)
-        self.chain = chain_of(network.model)
-        if self.chain is None:
+        self.pipeline = pipeline_of(network.model)
+        if self.pipeline is None:
             return
-        (blocks, units), dtype = self.chain, network.dtype
-        places = [at for at in network.places if hasattr(at, "W")]
+        (blocks, units), dtype = self.pipeline, network.dtype
+        bound = [at for at in network.layers if hasattr(at, "W")]
         begin = [(_start(network.theta, at.W), _start(network.theta, at.b) if hasattr(at, "b") else -1)
-                 for at in places]  # fmt: skip
+                 for at in bound]  # fmt: skip
         blocks = [(*block, *at) for block, at in zip(blocks, begin, strict=False)]
         dense = [(out, *at) for out, at in zip(units, begin[len(blocks) :], strict=True)]
         lanes, self.most = BYTES // dtype.itemsize, min(batch_size, len(y))
-        self.blocks, self.dense, self.tables, self.room = _chain.lay_out(network.model.input, blocks, dense, lanes)
-        bundles = -(-self.most // lanes)
-        self.shares = min(Threads.most, bundles)
+        self.blocks, self.dense, self.tables, self.workspace = _pipeline.lay_out(
+            network.model.input, blocks, dense, lanes
+        )
+        simd_batches = -(-self.most // lanes)
+        self.shares = min(Threads.most, simd_batches)
         shapes = {
-            "packed": (1, self.room.packed), "kept": (bundles, self.room.kept),
-            "scratch": (self.shares, self.room.scratch), "own": (self.shares, self.room.own),
-            "rows": (1, self.room.rows * self.most), "slopes": (1, self.room.rows * self.most),
+            "packed": (1, self.workspace.packed), "kept": (simd_batches, self.workspace.kept),
+            "scratch": (self.shares, self.workspace.scratch), "own": (self.shares, self.workspace.own),
+            "rows": (1, self.workspace.rows * self.most), "slopes": (1, self.workspace.rows * self.most),
         }  # fmt: skip
-        self.arrays = {name: _convolve.room(-(-n * m // lanes), network.theta).ravel()[: n * m].reshape(n, m)
+        self.arrays = {name: _convolve.buffer(-(-n * m // lanes), network.theta).ravel()[: n * m].reshape(n, m)
                        for name, (n, m) in shapes.items()}  # fmt: skip
-        self.arrays["marks"] = np.zeros((bundles, self.room.marks), np.uint8)
+        self.arrays["marks"] = np.zeros((simd_batches, self.workspace.marks), np.uint8)
 
     def step(self, x, labels):
-        if self.chain is None:
+        if self.pipeline is None:
             return super().step(x, labels)
         network, n = self.network, len(x)
         wanted = self.most, *network.model.input
@@ -100,13 +102,13 @@ class Trainer(StepByStep):
         arrays = SimpleNamespace(**self.arrays)
         packed, rows, slopes = arrays.packed[0], arrays.rows[0], arrays.slopes[0]
         losses = np.empty(min(self.shares, -(-n // (BYTES // network.dtype.itemsize))))
-        _chain.pack(self.blocks, self.tables, network.theta, packed)
-        _chain.backpropagate(
-            self.blocks, self.dense, self.tables, self.room, rows_of(x), labels, network.theta, packed, arrays.kept,
-            arrays.marks, arrays.scratch, arrays.own, rows, slopes, self.most, losses,
+        _pipeline.pack(self.blocks, self.tables, network.theta, packed)
+        _pipeline.backpropagate(
+            self.blocks, self.dense, self.tables, self.workspace, rows_of(x), labels, network.theta, packed,
+            arrays.kept, arrays.marks, arrays.scratch, arrays.own, rows, slopes, self.most, losses,
         )  # fmt: skip
         own = arrays.own[: len(losses)]
-        _chain.parameter_gradients(
+        _pipeline.parameter_gradients(
             self.blocks, self.dense, n, own, rows, slopes, self.most, network.grad, self.shares
         )  # fmt: skip
         self.optimizer.step()

@@ -20,7 +20,7 @@ class Trainer(StepByStep):
 
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, y, batch_size)
-        self.linear = network.places[::2]
+        self.linear = network.layers[::2]
 
     def step(self, x, labels):
         check_labels(labels, len(x), self.network.model.output[0])

@@ -77,7 +77,7 @@ class Prediction:
     def __call__(self, x):
         network = self.network
         check_batch(x, network.model.input, network.dtype)
-        check_room(x, self.n)
+        check_fits(x, self.n)
         check_finite("inputs", x)  # of NaN the largest output is the first one: it would pass for a prediction
         outputs = network.forward(network.engine.asarray(x))
         return network.engine.to_numpy(outputs) if isinstance(x, np.ndarray) else outputs
@@ -116,10 +116,10 @@ def check_rows(x, batch):
     if x.dtype != batch.dtype:  # numbers from 0 to 1 would become bytes 0, and bytes numbers up to 255
         raise TypeError(f"this batch is of {batch.dtype}, not {x.dtype}: convert them, or take another batch.")
     check_batch(x, batch.shape[1:], batch.dtype)
-    check_room(x, len(batch))
+    check_fits(x, len(batch))
 
 
-def check_room(x, n):
+def check_fits(x, n):
     """Raise ValueError for more than n rows."""
     if len(x) > n:
         raise ValueError(

@@ -4,7 +4,7 @@
 // float32. A pool's window is POOL x POOL pixels, side by side. Of each channel is kept which of them was the largest,
 // or that the ReLU cut it off: 4 bits, or 8 where windows are large. So the way back needs neither y nor z.
 
-#include "halves.cuh"
+#include "fp16.cuh"
 
 #ifndef POOL
 #define POOL 2
@@ -85,7 +85,7 @@ inline void add_operand(const void* added, float unscale, const Sizes& s, int im
             Piece piece;
             *reinterpret_cast<int4*>(&piece) =
                 static_cast<const int4*>(added)[((size_t)part * s.images * s.groups + plane) * area + at];
-            if constexpr (SCALED) floats_of_halves(piece, here);
+            if constexpr (SCALED) floats_of_fp16(piece, here);
             else floats_of(piece, here);
         }
         #pragma unroll

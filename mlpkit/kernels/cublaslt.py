@@ -50,8 +50,8 @@ class Product:
         _call("cublasLtMatmulDescCreate", ctypes.byref(self.description), _int(compute), _int(self.type))
         # cuBLAS takes matrices column after column, and so sees the transpose of each: out.T = b.T a.T.
         for attribute, value in {
-            _TRANSA: _int(is_turned(b)),
-            _TRANSB: _int(is_turned(a)),
+            _TRANSA: _int(is_transposed(b)),
+            _TRANSB: _int(is_transposed(a)),
             **(attributes or {}),
         }.items():
             self.set(attribute, value)
@@ -72,7 +72,7 @@ class Product:
     def layout(self, matrix, batch):
         """Return how a matrix lies in memory, or a batch of them; rows and columns as cuBLAS counts them."""
         (columns, rows), strides = matrix.shape[-2:], matrix.strides[-2:]
-        if is_turned(matrix):
+        if is_transposed(matrix):
             columns, rows, strides = rows, columns, strides[::-1]
         pitch = max(strides[0] // matrix.itemsize, rows)
         layout, sizes = _pointer(), (ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(pitch))
@@ -89,8 +89,8 @@ class Product:
         preference, found = _pointer(), _int()
         _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
         alignments = [ctypes.c_uint32(_alignment(matrix)) for matrix in matrices]
-        room = (_MAX_WORKSPACE, ctypes.c_uint64(self.workspace))
-        wishes = dict([room, *zip(_MIN_ALIGNMENTS, alignments, strict=True)])
+        limit = (_MAX_WORKSPACE, ctypes.c_uint64(self.workspace))
+        wishes = dict([limit, *zip(_MIN_ALIGNMENTS, alignments, strict=True)])
         for attribute, value in wishes.items():
             size = _size(ctypes.sizeof(value))
             _call("cublasLtMatmulPreferenceSetAttribute", preference, _int(attribute), ctypes.byref(value), size)
@@ -162,7 +162,7 @@ class _Choice(ctypes.Structure):
     )
 
 
-def is_turned(matrix):
+def is_transposed(matrix):
     """Return whether a matrix, or each of a batch, lies in memory by columns. Raises ValueError if by neither."""
     rows, columns = matrix.strides[-2:]
     if columns == matrix.itemsize or matrix.shape[-1] == 1:

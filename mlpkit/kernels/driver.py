@@ -31,8 +31,8 @@ class Arguments:
     """
 
     def __init__(self, values):
-        self.kept, self.numbers = values, [in_c(value) for value in values]
-        self.places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, self.numbers))
+        self.kept, self.c_values = values, [in_c(value) for value in values]
+        self.places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, self.c_values))
         self.address = ctypes.addressof(self.places)
 
 

@@ -34,7 +34,7 @@ constexpr int DOWN = (FIRST_TALL + 1) / 2, ACROSS = (FIRST_WIDE + 1) / 2, PATCHE
 constexpr int TILES = (PATCHES + 15) / 16;
 constexpr int TALL = 2 * DOWN + KERNEL - 1, WIDE = ACROSS + ACROSS_SIDE - 1;  // of a channel in shared memory: in words
 constexpr int IMAGE = CHANNELS_IN * TALL * WIDE, AREA = IMAGE_HEIGHT * IMAGE_WIDTH;
-constexpr int NUMBERS = FIRST_TALL / FIRST_POOL * FIRST_PITCH;  // of a channel of the result
+constexpr int ELEMENTS = FIRST_TALL / FIRST_POOL * FIRST_PITCH;  // of a channel of the result
 
 // What a lane has of B: inputs 2 (lane % 4) and the next one, and those 8 further on.
 struct alignas(8) Pair {
@@ -43,7 +43,7 @@ struct alignas(8) Pair {
 
 // What `THREADS` threads hold of the next image, until there is room for it. thread: of these.
 template <int THREADS>
-struct Held {
+struct Resident {
     static constexpr int EACH = (CHANNELS_IN * AREA + THREADS - 1) / THREADS;  // pixels of a thread
     PIXEL pixels[EACH];
 

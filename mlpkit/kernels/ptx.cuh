@@ -307,7 +307,7 @@ __device__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: 
 #define OVERLAPS 0  // whether this kernel begins so, and the one behind it may
 #endif
 
-__device__ void let_the_next_begin() {
+__device__ void launch_dependents() {
 #if OVERLAPS
     griddepcontrol_launch_dependents();
 #endif
@@ -315,7 +315,7 @@ __device__ void let_the_next_begin() {
 
 // At the head of a kernel, or behind what needs nobody's results.
 __device__ void begin_in_turn() {
-    let_the_next_begin();
+    launch_dependents();
 #if OVERLAPS
     griddepcontrol_wait();
 #endif

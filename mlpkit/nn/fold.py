@@ -22,7 +22,7 @@ def fold(network):
 
     It has no Dropout, and no BatchNorm right behind a Conv or a Linear layer. The network stays as it is.
     """
-    layers, arrays = _folded(network.places)
+    layers, arrays = _folded(network.layers)
     found = Network(network.engine, Model(network.model.input, layers, network.model.loss), dtype=network.dtype)
     views = {**found.views(found.theta), **found.model.statistics.views(found.statistics)}
     for name, array in arrays.items():
@@ -30,11 +30,11 @@ def fold(network):
     return found
 
 
-def _folded(places, first=0):
+def _folded(bound, first=0):
     """Return the layers, a tuple, and a dict of their arrays, whose names begin with their numbers, from `first` on."""
     layers: list[Any] = []
     own: list[dict] = []
-    for at in places:
+    for at in bound:
         if isinstance(at.layer, BatchNorm) and layers and isinstance(layers[-1], Conv | Linear):
             if isinstance(layers[-1], Conv):
                 layers[-1] = replace(layers[-1], bias=True)
@@ -58,7 +58,7 @@ def _inside(at):
 
 
 def _arrays(at):
-    """Return the names of a place's parameters and statistics."""
+    """Return the names of a bound layer's parameters and statistics."""
     return [name for name in at.lasting if f"d{name}" in at.lasting or not name.startswith("d")]
 
 

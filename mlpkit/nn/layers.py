@@ -1,6 +1,6 @@
 """A layer is data: it says what becomes of a shape, which arrays it has, and which operations it needs.
 
-Its `forward` and `backward` do no arithmetic: they ask the engine for it. Both get `at`, the layer's `Place` in a
+Its `forward` and `backward` do no arithmetic: they ask the engine for it. Both get `at`, the layer's `BoundLayer` in a
 network, which holds what belongs to the run and not to the description: the layer's arrays, by the names that
 `parameters` and `statistics` give them (`at.W`, and `at.dW` for the gradient), and what the backward pass will need.
 

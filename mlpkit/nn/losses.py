@@ -1,6 +1,6 @@
 """How wrong is an output? A loss is data, as a layer is: what it is compared with, and what it asks an engine for.
 
-It is called with `at`, its place in a network, of which it uses the engine; with outputs (n, ...), in the network's
+It is called with `at`, bound to a network, of which it uses the engine; with outputs (n, ...), in the network's
 dtype; and with targets, an array of whatever shape and dtype the loss takes. Engines and executors copy targets as they
 are, and only the loss knows what they mean.
 """
@@ -158,17 +158,17 @@ class MeanSquaredError(Loss):
     operations = ("mean_squared_error",)
 
     def __call__(self, at, outputs, targets):
-        return at.engine.mean_squared_error(outputs, as_numbers(at, targets, outputs.dtype))
+        return at.engine.mean_squared_error(outputs, as_values(at, targets, outputs.dtype))
 
     def metrics(self, at, outputs, targets):
         if self.peak is None:
             return {}
-        difference = (outputs - as_numbers(at, targets, outputs.dtype)).reshape(len(outputs), -1)
+        difference = (outputs - as_values(at, targets, outputs.dtype)).reshape(len(outputs), -1)
         errors = (difference * difference).mean(axis=1)
         return {"psnr": (10 * np.log10(self.peak**2 / errors).sum(), len(errors))}
 
 
-def as_numbers(at, targets, dtype):
+def as_values(at, targets, dtype):
     """Return targets as they are, and pixels, uint8, as values from 0 to 1."""
     return at.engine.scale(targets, dtype) if targets.dtype == np.uint8 else targets
 

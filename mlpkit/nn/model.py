@@ -5,10 +5,10 @@ from functools import cached_property
 
 from mlpkit.checks import check_sizes
 
+from .bound import check_array_names
 from .layers import Layer, Linear, ReLU, check_layers
 from .layout import Layout
 from .losses import Loss, SoftmaxCrossEntropy, check_loss
-from .place import check_array_names
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Model:
         self.output  # noqa: B018 (raises, where a layer does not fit)
 
     @cached_property
-    def places(self):
-        """All layers, those inside others too, as tuples (path, layer, shape of the input, wants_dx); see `place`."""
+    def walk(self):
+        """All layers, those inside others too, as tuples (path, layer, shape of the input, wants_dx); see `bound`."""
         return tuple(_walk(self.layers, self.input))
 
     @cached_property
@@ -45,22 +45,22 @@ class Model:
     @cached_property
     def layout(self):
         """Where each parameter lies in a network's `theta`; names are a layer's path and its array, such as "0.W"."""
-        return Layout(_declared(self.places, "parameters"))
+        return Layout(_declared(self.walk, "parameters"))
 
     @cached_property
     def statistics(self):
         """Where each array lies that a training keeps and does not optimize."""
-        return Layout(_declared(self.places, "statistics"))
+        return Layout(_declared(self.walk, "statistics"))
 
     @cached_property
     def ones(self):
         """The names of the arrays that begin at 1."""
-        return frozenset(f"{_dotted(path)}.{name}" for path, one, *_ in self.places for name in one.ones)
+        return frozenset(f"{_dotted(path)}.{name}" for path, one, *_ in self.walk for name in one.ones)
 
     @property
     def operations(self):
         """The engine's functions that the layers and the loss call, each once."""
-        asking = (*(one for _, one, *_ in self.places), self.loss)
+        asking = (*(one for _, one, *_ in self.walk), self.loss)
         return tuple(dict.fromkeys(name for one in asking for name in one.operations))
 
     def sizes(self):
@@ -118,10 +118,10 @@ def _walk(layers, shape, path=(), wants_dx=False, first=0):
         shape = _output(one, shape, here)
 
 
-def _declared(places, what):
+def _declared(walk, what):
     return {
         f"{_dotted(path)}.{name}": declared
-        for path, one, shape, _ in places
+        for path, one, shape, _ in walk
         for name, declared in check_array_names(one, getattr(one, what)(shape)).items()
     }
 

@@ -16,12 +16,14 @@ import numpy as np
 from mlpkit import engines
 from mlpkit.checks import check_array, check_batch, check_choice, check_count, check_dtype, check_finite
 
+from .bound import BoundLayer, Mode, backward, forward
 from .initialize import RULES, start
 from .model import Model
 from .models import MLP
-from .place import Mode, Place, backward, forward
 
-ROOM = 2**26  # bytes that the largest array between two layers may take, where nobody says how many rows to do at once
+MOST_BYTES = (
+    2**26
+)  # bytes that the largest array between two layers may take, where nobody says how many rows to do at once
 
 
 # What runs a whole network stands above it. A reader asks the network all the same: so its package is known by name.
@@ -65,8 +67,8 @@ class Network:
         self._theta, self._statistics = both[:n], both[n:]
         self._grad = self._theta.copy()  # where theta is
         self._grad[:] = 0
-        self.places = self._build(model.places)
-        self.at_loss = Place(model.loss, ("loss",), self.engine, self.mode, (), True)
+        self.layers = self._build(model.walk)
+        self.at_loss = BoundLayer(model.loss, ("loss",), self.engine, self.mode, (), True)
 
     theta = _fixed("theta", "Every weight, then every bias: (n,), in the network's dtype.")
     grad = _fixed("grad", "The gradient of the loss with respect to each number of `theta`: (n,).")
@@ -87,18 +89,18 @@ class Network:
         return self.layout.views(vector)
 
     def _build(self, declared):
-        """Return the places of the layers, each of which has the places of the layers that it is made of."""
-        places: dict[tuple[int, ...], Place] = {}
+        """Return the bound layers, each of which has those that it is made of."""
+        layers: dict[tuple[int, ...], BoundLayer] = {}
         for path, layer, _, learns_before in reversed(declared):  # those inside others come first
             number = count()
-            branches = tuple([places[*path, next(number)] for _ in branch] for branch in layer.branches())
-            places[path] = Place(layer, path, self.engine, self.mode, branches, learns_before)
+            branches = tuple([layers[*path, next(number)] for _ in branch] for branch in layer.branches())
+            layers[path] = BoundLayer(layer, path, self.engine, self.mode, branches, learns_before)
         arrays = {**self.views(self.theta), **self.model.statistics.views(self.statistics)}
         for prefix, views in (("", arrays), ("d", self.views(self.grad))):
             for name, view in views.items():
                 *path, array = name.split(".")
-                places[tuple(map(int, path))].set(prefix + array, view)
-        return [places[number,] for number in range(len(self.model.layers))]
+                layers[tuple(map(int, path))].set(prefix + array, view)
+        return [layers[number,] for number in range(len(self.model.layers))]
 
     def forward(self, x, training=False, step=0, keep=()):
         """Return the outputs (n, *model.output) of the batch `x`, in the network's dtype or uint8 pixels.
@@ -112,9 +114,9 @@ class Network:
             return run.outputs, run.activations
         if training:
             self.mode.step = step
-            return forward(self.places, self.as_input(x))
+            return forward(self.layers, self.as_input(x))
         mode = replace(self.mode, training=False)
-        return forward([at.copied(mode) for at in self.places], self.as_input(x))
+        return forward([at.copied(mode) for at in self.layers], self.as_input(x))
 
     def run(self, x, keep=(), training=False, step=0):
         """Return a `Pass` of the batch x: outputs, the activations that are to be kept, and a way back to them."""
@@ -146,7 +148,7 @@ class Network:
         GPU wait: see `loss_and_grad`.
         """
         loss, d_outputs = self.model.loss(self.at_loss, self.forward(x, True, step), targets)
-        backward(self.places, d_outputs)
+        backward(self.layers, d_outputs)
         return loss
 
     @quiet
@@ -220,8 +222,8 @@ class Network:
         check_finite("inputs", X)  # of NaN the largest output is the first one: it would pass for a prediction
 
     def _batches(self, array, batch_size):
-        widest = max(map(prod, (self.model.input, *(shape for _, _, shape, _ in self.model.places))))
-        rows = max(1, ROOM // (widest * self.dtype.itemsize)) if batch_size is None else batch_size
+        widest = max(map(prod, (self.model.input, *(shape for _, _, shape, _ in self.model.walk))))
+        rows = max(1, MOST_BYTES // (widest * self.dtype.itemsize)) if batch_size is None else batch_size
         check_count("batch_size", rows)
         array = self.engine.asarray(array)
         return [array[i : i + rows] for i in range(0, len(array), rows)]
@@ -292,7 +294,7 @@ def check_operations(engine, model):
     name = engine.__name__.rpartition(".")[2]
     if missing:
         raise ValueError(f"engine {name} has no {', '.join(missing)}, which this model needs: take another engine.")
-    for _, layer, shape, _ in model.places if not hasattr(engine, "conv") else ():
+    for _, layer, shape, _ in model.walk if not hasattr(engine, "conv") else ():
         if layer.operations and len(shape) > 1:
             raise ValueError(f"engine {name} computes rows, and {layer!r} gets images: put Flatten() before it.")
 

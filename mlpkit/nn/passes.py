@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from .place import Tape, backward, forward
+from .bound import Tape, backward, forward
 
 
 class Pass:
-    """A batch on its way through a network. It has places of its own, and a gradient that is nobody else's.
+    """A batch on its way through a network. It has bound layers of its own, and a gradient that is nobody else's.
 
     outputs (n, *model.output). activations: a dict of the outputs of the layers whose paths are in keep, and "input".
     """
@@ -14,14 +14,14 @@ class Pass:
     def __init__(self, network, x, keep=(), training=False, step=0):
         self.tape = Tape(tuple(keep))
         mode = replace(network.mode, training=training, step=step, tape=self.tape)
-        self.places = [at.copied(mode) for at in network.places]
+        self.layers = [at.copied(mode) for at in network.layers]
         self.grad = network.grad.copy()  # of this pass: the network's stays
         for path, gradient in network.views(self.grad).items():
             *numbers, name = path.split(".")
-            setattr(_at(self.places, numbers), f"d{name}", gradient)
+            setattr(_at(self.layers, numbers), f"d{name}", gradient)
         for path in self.tape.keep:
-            _check_path(self.places, path)
-        self.outputs = forward(self.places, x)
+            _check_path(self.layers, path)
+        self.outputs = forward(self.layers, x)
         self.activations = {"input": x} | self.tape.kept
 
     def backward(self, d_outputs, of=("input",), add=()):
@@ -34,22 +34,22 @@ class Pass:
         self.tape.of, self.tape.add, self.tape.found = tuple(of), dict(add), {}
         for path in (*self.tape.of, *self.tape.add):
             if path != "input":
-                _check_path(self.places, path)
+                _check_path(self.layers, path)
         self.grad[:] = 0
-        found = {"input": backward(self.places, d_outputs)} | self.tape.found
+        found = {"input": backward(self.layers, d_outputs)} | self.tape.found
         return {name: found[name] for name in of}
 
 
-def _at(places, numbers):
-    """Return the place at the end of a path, a list of texts. Raises LookupError where there is none."""
-    (at,) = (at for at in places if at.path[-1] == int(numbers[0]))
+def _at(layers, numbers):
+    """Return the bound layer at the end of a path, a list of texts. Raises LookupError where there is none."""
+    (at,) = (at for at in layers if at.path[-1] == int(numbers[0]))
     return _at([each for branch in at.branches for each in branch], numbers[1:]) if numbers[1:] else at
 
 
-def _check_path(places, path):
+def _check_path(layers, path):
     """Raise ValueError unless a layer has such a path."""
     try:
-        _at(places, path.split("."))
+        _at(layers, path.split("."))
     except (AttributeError, LookupError, TypeError, ValueError):
-        known = ", ".join(at.name for at in places)
+        known = ", ".join(at.name for at in layers)
         raise ValueError(f"there is no layer {path!r}; there are {known}, and '5.1' is layer 1 in 5.") from None

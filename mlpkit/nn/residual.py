@@ -6,8 +6,8 @@ He, Zhang, Ren and Sun (2016), "Deep residual learning for image recognition".
 from dataclasses import dataclass
 from functools import reduce
 
+from .bound import backward, forward
 from .layers import Layer, check_layers
-from .place import backward, forward
 
 
 class Branched:

@@ -75,7 +75,7 @@ def load_checkpoint(path, network, optimizer, settings):
 
 
 def _all_settings(network, optimizer, settings):
-    drops = any(isinstance(layer, Dropout) for _, layer, *_ in network.model.places)
+    drops = any(isinstance(layer, Dropout) for _, layer, *_ in network.model.walk)
     found = {
         "model": network.model.to_dict(),
         "dtype": str(network.dtype),
@@ -97,10 +97,10 @@ def _check_same(path, saved, wanted):
 
 def _check_history(history, examples):
     """Raise ValueError or TypeError for what is not the history of some whole epochs with finite losses."""
-    numbers = [*history.loss, *history.seconds]
+    values = [*history.loss, *history.seconds]
     for epoch in history.epochs:
-        numbers += [epoch.lr, epoch.train_loss, epoch.seconds, *dict(epoch.validation).values()]
-    for number in numbers:
+        values += [epoch.lr, epoch.train_loss, epoch.seconds, *dict(epoch.validation).values()]
+    for number in values:
         if type(number) not in (int, float) or not abs(number) < 1e308:
             raise ValueError(f"{number!r} is in its history")
     for count in history.samples:

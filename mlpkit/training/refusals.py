@@ -15,7 +15,7 @@ def data_of(network, train, validation, batch_size):
     train = _arrays(network, train, "train")
     _check_norms(network.model, len(train[1]), batch_size)
     validation = None if validation is None else _arrays(network, validation, "validation")
-    _check_numbers(network, [train, validation] if validation else [train])
+    _check_values(network, [train, validation] if validation else [train])
     return train, validation
 
 
@@ -31,7 +31,7 @@ def _arrays(network, pair, name):
     return X, y
 
 
-def _check_numbers(network, pairs):
+def _check_values(network, pairs):
     """Raise ValueError for parameters, inputs or targets that are not as they should be.
 
     A GPU is asked about all of them, and waited for once; what is wrong is looked at again, for the sentence.
@@ -64,7 +64,7 @@ def check_network(network, optimizer):
 def _check_norms(model, examples, batch_size):
     """Raise ValueError where a channel has one value in some batch: it is its own mean, and nothing is left."""
     smallest = min(examples, batch_size, examples % batch_size or batch_size)
-    for _, layer, shape, _ in model.places:
+    for _, layer, shape, _ in model.walk:
         if isinstance(layer, BatchNorm) and smallest * prod(shape[1:]) == 1:
             if min(examples, batch_size) == 1:
                 raise ValueError("a BatchNorm learns nothing from a batch of one row: train on batches of at least 2.")

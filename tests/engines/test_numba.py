@@ -132,14 +132,14 @@ def test_a_nan_reaches_its_row_and_no_other():
 
 def test_the_peak_is_measured_with_all_of_its_operations():
     """Each of the chains goes half of the way to 1 a step: no step is left out, none comes twice."""
-    starts = 2 + np.arange(_simd.CHAINS)
+    starts = 2 + np.arange(_simd.DEPENDENCY_CHAINS)
     for steps in (0, 1, 5):
         assert _simd.fma(steps) == np.sum(1 + (starts - 1) * 0.5**steps)
     fresh = numba.jit(_simd.fma.py_func, **_simd.fma.targetoptions)  # code from the disk can't be looked into
     fresh(1)
     (code,) = fresh.inspect_asm().values()
     found = len(re.findall(r"\n\s*vfmadd\d+ps\s", code))
-    assert found % _simd.CHAINS == 0  # a chain that the compiler can foresee would be left out of the loop
+    assert found % _simd.DEPENDENCY_CHAINS == 0  # a chain that the compiler can foresee would be left out of the loop
     assert found > 0 or _simd.BYTES == 16  # not x86 with FMA
 
 

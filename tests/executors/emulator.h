@@ -359,7 +359,7 @@ static void cp_async_ca(void* to, const void* from, bool inside = true) { cp_asy
 static void prefetch_global_l2(const void* at) { (void)*(volatile const char*)at; }
 
 static void cp_async_wait_all() { wait_for_copies_of_mine(); }
-static void let_the_next_begin() {}  // kernels run one after another
+static void launch_dependents() {}  // kernels run one after another
 static void begin_in_turn() {}
 static void cp_async_commit_group() {
     if (current->in_group[++current->group % 8]) fail("more than 8 groups of copies are on their way");

@@ -38,7 +38,7 @@ from shared import engine_like
 
 from mlpkit import kernels
 from mlpkit.executors import plain
-from mlpkit.kernels.conv import planes
+from mlpkit.kernels.conv import blocked
 
 # -O1 compiles in two thirds of the time that -O2 takes, and the fibers run as fast: they wait for memory.
 OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-fwrapv", "-w", "-fsanitize=alignment")
@@ -248,13 +248,13 @@ def with_cupy(folder, seed=0):
 
 
 @contextlib.contextmanager
-def with_planes(folder, *modules):
+def with_blocked(folder, *modules):
     """Let `with_cupy` be a GPU of four multiprocessors, on which these modules of `kernels` run; give that `cupy`."""
     with with_cupy(folder), pytest.MonkeyPatch.context() as patch:
         load, cupy = kernels.load, sys.modules["cupy"]
         for module in modules:
             patch.setattr(module, "_kernel", lambda file, name, **macros: load(file, **macros).get_function(name))
-        patch.setattr(planes, "multiprocessors", lambda: 4)
+        patch.setattr(blocked, "multiprocessors", lambda: 4)
         vars(cupy).update(uint16=np.uint16, uint32=np.uint32, float32=np.float32, where=np.where, isnan=np.isnan)
         cupy.asnumpy = np.asarray
         yield cupy

@@ -6,15 +6,15 @@ import emulator
 import numpy as np
 import pytest
 
-from experiments.conv_ladder.rungs.planes import as_operand
+from experiments.conv_ladder.rungs.blocked import as_operand
 from mlpkit.engines import numpy_baseline
 from mlpkit.executors.cuda import conv_blocks
-from mlpkit.executors.cuda.blocks import MODES, Chain, Value
+from mlpkit.executors.cuda.blocks import MODES, Pipeline, Value
 from mlpkit.kernels.cnn import between
-from mlpkit.kernels.conv import Shape, planes
+from mlpkit.kernels.conv import Shape, blocked
+from mlpkit.nn.bound import BoundLayer, Mode, backward, forward
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.layers import Flatten, ReLU
-from mlpkit.nn.place import Mode, Place, backward, forward
 
 needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
 TAKEN = (
@@ -47,18 +47,18 @@ FIRST = (
 )
 
 
-def places_of(layers, shape, wants_dx, engine, array, dtype):
+def bound_to(layers, shape, wants_dx, engine, array, dtype):
     """Return the places of layers, with small integers for parameters: sums are exact, and often equal."""
-    rng, places = np.random.default_rng(0), []
+    rng, bound = np.random.default_rng(0), []
     for i, layer in enumerate(layers):
-        at = Place(layer, (i,), engine, Mode(0, np.dtype(dtype), True), (), wants_dx or i > 0)
+        at = BoundLayer(layer, (i,), engine, Mode(0, np.dtype(dtype), True), (), wants_dx or i > 0)
         for name, size in layer.parameters(shape).items():
             weights = rng.integers(-1, 2, size) * (rng.random(size) < 0.2)
             setattr(at, name, array(weights.astype(dtype)))
             setattr(at, f"d{name}", array(np.full(size, np.nan, dtype)))
-        places.append(at)
+        bound.append(at)
         shape = layer.output(shape)
-    return places
+    return bound
 
 
 def integers(shape, seed):
@@ -71,9 +71,9 @@ def laid(cupy, x, layout, mode):
     array, channels = cupy.asarray(x), x.shape[1]
     if layout == "nchw":
         return Value(array, layout, channels)
-    array = cupy.ascontiguousarray(planes.images_as_planes(array, mode))
+    array = cupy.ascontiguousarray(blocked.images_as_blocked(array, mode))
     if layout == "stored":
-        array = as_operand(mode, array, planes.new_scale() if mode.halves else None)
+        array = as_operand(mode, array, blocked.new_scale() if mode.fp16_parts else None)
     return Value(array, layout, channels)
 
 
@@ -84,7 +84,7 @@ def images(cupy, value, mode):
     array = value.array
     if value.layout == "stored":
         scale, array = array.scale, cupy.asnumpy(array.array)
-        if mode.halves:
+        if mode.fp16_parts:
             array = array.view(np.float16).astype(np.float32).sum(axis=0) / cupy.asnumpy(scale)[0]
     array = cupy.asnumpy(array)
     array = (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else array
@@ -95,9 +95,9 @@ def images(cupy, value, mode):
 def check(cupy, block_of, mode, wants_dx, layout, gives):
     """Hold a block to its layers, one by one, in float64: all of it twice, for scales of halves are guesses."""
     shape, n, layers = block_of
-    right = places_of(layers, shape, wants_dx, numpy_baseline, np.asarray, np.float64)
-    places = places_of(layers, shape, wants_dx, None, cupy.asarray, np.float32)
-    count, block = conv_blocks.match(places, 0, shape, n, mode)
+    right = bound_to(layers, shape, wants_dx, numpy_baseline, np.asarray, np.float64)
+    bound = bound_to(layers, shape, wants_dx, None, cupy.asarray, np.float32)
+    count, block = conv_blocks.match(bound, 0, shape, n, mode)
     assert count == len(layers)
     block.gives = gives
     for seed in range(2):
@@ -107,32 +107,32 @@ def check(cupy, block_of, mode, wants_dx, layout, gives):
         np.testing.assert_array_equal(images(cupy, y, mode), wanted)
         dy = integers(wanted.shape, seed + 9)
         dx_wanted = backward(right, dy.astype(float))
-        back = "planes" if y.layout == "stored" else y.layout
+        back = "nc8hw8" if y.layout == "stored" else y.layout
         dx = block.backward(laid(cupy, dy, back, mode))
         for name in layers[0].parameters(shape):
-            found = cupy.asnumpy(getattr(places[0], f"d{name}"))
+            found = cupy.asnumpy(getattr(bound[0], f"d{name}"))
             np.testing.assert_array_equal(found, getattr(right[0], f"d{name}"), name)
         assert (dx is None) == (dx_wanted is None)
         if dx:
-            assert dx.layout == ("planes" if layout == "stored" else layout)
+            assert dx.layout == ("nc8hw8" if layout == "stored" else layout)
             np.testing.assert_array_equal(images(cupy, dx, mode), dx_wanted)
 
 
 def check_two(cupy, shape, n, layers, mode, together):
     """Hold the blocks of two convolutions to their layers. together: whether one kernel ends both ways back."""
-    right = places_of(layers, shape, False, numpy_baseline, np.asarray, np.float64)
-    places, chain = two_blocks(shape, n, layers, mode, cupy.asarray)
-    assert (chain.blocks[1].first is chain.blocks[0]) == together
+    right = bound_to(layers, shape, False, numpy_baseline, np.asarray, np.float64)
+    bound, pipeline = two_blocks(shape, n, layers, mode, cupy.asarray)
+    assert (pipeline.blocks[1].first is pipeline.blocks[0]) == together
     for seed in range(2):
         x = integers((n, *shape), seed)
         wanted = forward(right, x.astype(float))
         np.testing.assert_array_equal(
-            cupy.asnumpy(chain.forward(Value(cupy.asarray(x), "nchw", shape[0])).array), wanted
+            cupy.asnumpy(pipeline.forward(Value(cupy.asarray(x), "nchw", shape[0])).array), wanted
         )
         dy = integers(wanted.shape, seed + 9)
         backward(right, dy.astype(float))
-        assert chain.backward(Value(cupy.asarray(dy), "nchw", dy.shape[1])) is None
-        for place, other in zip(places, right, strict=True):
+        assert pipeline.backward(Value(cupy.asarray(dy), "nchw", dy.shape[1])) is None
+        for place, other in zip(bound, right, strict=True):
             for name in place.layer.parameters(shape):
                 found = cupy.asnumpy(getattr(place, f"d{name}"))
                 np.testing.assert_array_equal(found, getattr(other, f"d{name}"), name)
@@ -140,14 +140,14 @@ def check_two(cupy, shape, n, layers, mode, together):
 
 @pytest.fixture
 def cupy(folder):
-    with emulator.with_planes(folder, between) as found:
+    with emulator.with_blocked(folder, between) as found:
         yield found
 
 
 @pytest.mark.parametrize(("layers", "count", "pool", "relu"), TAKEN, ids=str)
 def test_what_a_block_takes_over(layers, count, pool, relu, cupy):
-    places = places_of(layers, (5, 12, 13), True, None, np.asarray, np.float32)
-    found, block = conv_blocks.match(places, 0, (5, 12, 13), 4, MODES["float32"])
+    bound = bound_to(layers, (5, 12, 13), True, None, np.asarray, np.float32)
+    found, block = conv_blocks.match(bound, 0, (5, 12, 13), 4, MODES["float32"])
     assert found == count
     assert isinstance(block, conv_blocks.ConvBlock)
     assert (block.about.pool, block.about.relu) == (pool, relu)
@@ -158,7 +158,7 @@ def test_what_a_block_takes_over(layers, count, pool, relu, cupy):
 def test_who_is_left_to_others(cupy):
     def matched(layer, shape, n=2, mode="float32"):
         return conv_blocks.match(
-            places_of((layer,), shape, True, None, np.asarray, np.float32), 0, shape, n, MODES[mode]
+            bound_to((layer,), shape, True, None, np.asarray, np.float32), 0, shape, n, MODES[mode]
         )
 
     assert matched(ReLU(), (5, 12, 13)) is None
@@ -173,8 +173,8 @@ def test_who_is_left_to_others(cupy):
 def test_images_of_few_channels_have_kernels_of_their_own(cupy):
     for (shape, n, layers), first in zip(FIRST, (True, True, True, True, False), strict=True):
         for wants_dx in (False, True):
-            places = places_of(layers, shape, wants_dx, None, np.asarray, np.float32)
-            _, block = conv_blocks.match(places, 0, shape, n, MODES["bf16"])
+            bound = bound_to(layers, shape, wants_dx, None, np.asarray, np.float32)
+            _, block = conv_blocks.match(bound, 0, shape, n, MODES["bf16"])
             assert isinstance(block, conv_blocks.FirstBlock) == (first and not wants_dx)
 
 
@@ -195,13 +195,13 @@ SMALL = (
 
 def two_blocks(shape, n, layers, mode, array=np.asarray):
     """Return the places of layers, and the blocks of the two convolutions among them as a chain."""
-    places, blocks, at = places_of(layers, shape, False, None, array, np.float32), [], shape
+    bound, blocks, at = bound_to(layers, shape, False, None, array, np.float32), [], shape
     for i in (0, next(i for i, layer in enumerate(layers) if i and type(layer) is Conv)):
-        count, block = conv_blocks.match(places, i, at, n, mode)
+        count, block = conv_blocks.match(bound, i, at, n, mode)
         blocks.append(block)
-        for place in places[i : i + count]:
+        for place in bound[i : i + count]:
             at = place.layer.output(at)
-    return places, Chain(blocks, mode)
+    return bound, Pipeline(blocks, mode)
 
 
 @pytest.mark.parametrize(("shape", "n", "layers", "together"), SMALL, ids=str)
@@ -229,12 +229,12 @@ def test_a_second_block_makes_the_gradient_of_the_first_on_a_gpu(mode, shape, n,
 
 
 def test_only_pixels_that_a_pool_reads_are_asked_for():
-    conv = planes.cropped(Shape(4, 64, 128, 13, 13, 3), 2)
+    conv = blocked.cropped(Shape(4, 64, 128, 13, 13, 3), 2)
     assert (conv.y, conv.x) == ((4, 128, 10, 10), (4, 64, 13, 13))
-    (one, _, _), *_ = planes.convolutions(conv, "forward")
-    (back, _, _), *_ = planes.convolutions(conv, "input_gradient")
+    (one, _, _), *_ = blocked.convolutions(conv, "forward")
+    (back, _, _), *_ = blocked.convolutions(conv, "input_gradient")
     assert (one.windows, back.windows, back.height) == ((10, 10), (13, 13), 10)
-    assert planes.cropped(Shape(4, 64, 128, 12, 12, 3), 2) == Shape(4, 64, 128, 12, 12, 3)
+    assert blocked.cropped(Shape(4, 64, 128, 12, 12, 3), 2) == Shape(4, 64, 128, 12, 12, 3)
 
 
 @pytest.mark.gpu
@@ -243,7 +243,7 @@ def test_only_pixels_that_a_pool_reads_are_asked_for():
 def test_a_block_does_what_its_layers_do(mode, block_of):
     import cupy
 
-    for layout, gives in product(("nchw", "planes", "stored"), (None, "stored", "nchw")):
+    for layout, gives in product(("nchw", "nc8hw8", "stored"), (None, "stored", "nchw")):
         check(cupy, block_of, mode, True, layout, gives)
     check(cupy, block_of, mode, False, "stored", "nchw")
 

@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 pytest.importorskip("cupy")
 
 from mlpkit.engines import numpy_baseline
-from mlpkit.executors.cuda.blocks import MODES, BranchesBlock, Chain, LayerBlock, Value, chain
+from mlpkit.executors.cuda.blocks import MODES, BranchesBlock, LayerBlock, Pipeline, Value, pipeline
 from mlpkit.kernels import gpu
 from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
@@ -88,7 +88,7 @@ def test_blocks_of_one_layer_each_are_the_network(model):
     wanted, statistics = network.grad.copy(), network.statistics.copy()
     network.grad[:] = np.nan
     network = Network(numpy_baseline, model, dtype=np.float64)
-    blocks = chain(network.places, model.input, 3, MODE, ())
+    blocks = pipeline(network.layers, model.input, 3, MODE, ())
     for _ in range(2):  # what the first left behind does not matter, but for the statistics
         assert_array_equal(gradient_by_blocks(network, blocks, x, labels), wanted)
         if model.statistics.size:
@@ -99,18 +99,18 @@ def test_blocks_of_one_layer_each_are_the_network(model):
 @pytest.mark.parametrize("model", ODD.values(), ids=ODD)
 def test_nothing_is_kept_after_the_way_back(model):
     network = Network(numpy_baseline, model)
-    before = [set(vars(at)) for at in every(network.places)]
+    before = [set(vars(at)) for at in every(network.layers)]
     x, labels = a_batch(model)
-    blocks = chain(network.places, model.input, 3, MODE, ())
+    blocks = pipeline(network.layers, model.input, 3, MODE, ())
     gradient_by_blocks(network, blocks, x.astype("f4"), labels)
-    assert [set(vars(at)) for at in every(network.places)] == before
+    assert [set(vars(at)) for at in every(network.layers)] == before
     passed = sum(not getattr(block, "comes_back", True) for block in blocks.blocks)  # on the way there alone
     assert blocks.layouts == ["nchw"] * (1 + passed)
 
 
-def every(places):
+def every(bound):
     """Yield places, and those inside them."""
-    for at in places:
+    for at in bound:
         yield at
         for branch in at.branches:
             yield from every(branch)
@@ -121,20 +121,20 @@ def test_a_run_that_somebody_knows_is_his_and_the_rest_a_layer_each():
     asked = []
 
     class Pair(LayerBlock):
-        gives, wants = None, "planes"
+        gives, wants = None, "nc8hw8"
 
         def __init__(self):
             pass
 
-    def match(places, i, shape, n, mode):
-        asked.append((places[i].path, shape, n, mode))
-        pair = [type(at.layer) for at in places[i : i + 2]] == [Conv, ReLU]
+    def match(bound, i, shape, n, mode):
+        asked.append((bound[i].path, shape, n, mode))
+        pair = [type(at.layer) for at in bound[i : i + 2]] == [Conv, ReLU]
         return (2, Pair()) if pair else None
 
-    found = chain(network.places, ODD["chance"].input, 5, MODE, (lambda *_: None, match))
+    found = pipeline(network.layers, ODD["chance"].input, 5, MODE, (lambda *_: None, match))
     assert [type(block) for block in found.blocks[:6]] == [LayerBlock] * 3 + [BranchesBlock, Pair, LayerBlock]
-    assert [type(block) for block in found.blocks[3].chains[0].blocks] == [Pair]
-    assert found.blocks[3].chains[0].blocks[0].gives == "nchw"
+    assert [type(block) for block in found.blocks[3].pipelines[0].blocks] == [Pair]
+    assert found.blocks[3].pipelines[0].blocks[0].gives == "nchw"
     assert found.blocks[4].gives == "nchw"
     assert asked[:2] == [((0,), (1, 28, 28), 5, MODE), ((1,), (12, 24, 24), 5, MODE)]
     assert ((3, 0), (12, 12, 12), 5, MODE) in asked
@@ -147,9 +147,9 @@ def test_blocks_are_told_what_the_next_one_wants():
         def __init__(self, wants):
             self.wants = wants
 
-    blocks = [Block(wants) for wants in ("nchw", "stored", None, "planes")]
-    Chain(blocks, MODE)
-    assert [block.gives for block in blocks] == ["stored", None, "planes", "nchw"]
+    blocks = [Block(wants) for wants in ("nchw", "stored", None, "nc8hw8")]
+    Pipeline(blocks, MODE)
+    assert [block.gives for block in blocks] == ["stored", None, "nc8hw8", "nchw"]
 
 
 def planning(monkeypatch):

@@ -37,8 +37,8 @@ FAULTS = {
         "a tile does not wait for its numbers": [("this->wait(tag, at, what);", "")],
         "a tile does not wait for its parts": [("sync();\n        float2 g", "float2 g")],
         "nobody waits for W3": [
-            ("third.look_for(packets.W[0], tag, NEW_W3);", ""),
-            ("third.wait(packets.W[0], tag, NEW_W3);", ""),
+            ("third.look_for(messages.W[0], tag, NEW_W3);", ""),
+            ("third.wait(messages.W[0], tag, NEW_W3);", ""),
         ],
     },
     "cluster": {
@@ -170,20 +170,20 @@ def test_on_smaller_gpus_it_trains_as_well(gpu, batch_size, optimizer, folder):
     engine = persistent_on(gpu, folder)
     same_as_float64(engine, batch_size, make(optimizer), steps=2)
     rows = next(rows for rows in engine.executor.BATCHES if rows >= batch_size)
-    way = engine.executor.way(rows, 784)
-    macros = {"INPUTS": 784, "CLASSES": 10, "BATCH": rows, "ADAM": int(optimizer == "adam")} | way.macros()
+    configuration = engine.executor.configuration(rows, 784)
+    macros = {"INPUTS": 784, "CLASSES": 10, "BATCH": rows, "ADAM": int(optimizer == "adam")} | configuration.macros()
     _, _, shared_bytes, blocks, _ = engine.executor.compiled(**macros)
-    assert (blocks, shared_bytes) == way.needs(784)
+    assert (blocks, shared_bytes) == configuration.needs(784)
 
 
 @needs_compiler
 def test_it_knows_to_the_byte_what_the_largest_batch_needs(folder):
     """On an H200 that is all that there is."""
     engine = persistent_on("H200", folder)
-    way = engine.executor.way(256, 784)
+    configuration = engine.executor.configuration(256, 784)
     _, _, shared_bytes, blocks, _ = engine.executor.compiled(INPUTS=784, CLASSES=10, BATCH=256, ADAM=1)
-    assert (blocks, shared_bytes) == way.needs(784) == (128, 227 << 10)
-    assert way.macros() == {}
+    assert (blocks, shared_bytes) == configuration.needs(784) == (128, 227 << 10)
+    assert configuration.macros() == {}
 
 
 @pytest.mark.slow

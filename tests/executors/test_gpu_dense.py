@@ -220,8 +220,8 @@ def test_products_do_not_lose_digits_to_tensor_cores(name):
     engine, rng = engines.load(name), np.random.default_rng(0)
     x, W = rng.normal(size=(256, 512)).astype(np.float32), rng.normal(size=(512, 64)).astype(np.float32)
     network = Network(name, mlp(512, 64, 3))
-    network.places[0].W[:] = engine.asarray(W)
-    z = engine.to_numpy(engine.linear(engine.asarray(x), network.places[0].W, network.places[0].b))
+    network.layers[0].W[:] = engine.asarray(W)
+    z = engine.to_numpy(engine.linear(engine.asarray(x), network.layers[0].W, network.layers[0].b))
     assert_allclose(z, x.astype(np.float64) @ W, rtol=0, atol=2e-4)
 
 

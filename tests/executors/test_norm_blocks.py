@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from conv_cases import error
 from shared import sweep
-from test_cnn_norm import as_planes, from_operand, from_planes
+from test_cnn_norm import as_blocked, from_blocked, from_operand
 
 from mlpkit.engines import numpy_baseline
 from mlpkit.executors.cuda import norm_blocks
 from mlpkit.executors.cuda.blocks import Value
 from mlpkit.kernels.cnn import between, norm
-from mlpkit.kernels.conv import planes
+from mlpkit.kernels.conv import blocked
+from mlpkit.nn.bound import backward, forward
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.models import RESIDUAL, Model
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
-from mlpkit.nn.place import backward, forward
 from mlpkit.nn.residual import Residual
 
 
@@ -78,12 +78,12 @@ class Rounding:
         """Return numbers as products read them. fp16x3: two halves of 11 digits."""
         return self.round(x, {None: 0, "fp16x3": 22, "fp16": 11, "bf16": 8}[self.mode])
 
-    def planes(self, x):
+    def blocked(self, x):
         """Return what a product gives."""
         return self.round(x, 8 if self.mode == "bf16" else 24)
 
     def images(self, x, layout):
-        return {"nchw": lambda x: x, "planes": self.planes, "stored": self.operand}[layout](x)
+        return {"nchw": lambda x: x, "nc8hw8": self.blocked, "stored": self.operand}[layout](x)
 
     def product(self, how, *arguments):
         """Return how(*arguments), with the error of its sums."""
@@ -104,8 +104,8 @@ def right_and_found(model, n, mode, engine):
     for network in networks:
         network.set_theta(theta.astype(np.float32))
     shape = model.input
-    for i, at in enumerate(networks[1].places):
-        if found := norm_blocks.match(networks[1].places, i, shape, n, planes.MODES[mode]):
+    for i, at in enumerate(networks[1].layers):
+        if found := norm_blocks.match(networks[1].layers, i, shape, n, blocked.MODES[mode]):
             return networks, i, *found, shape
         shape = at.layer.output(shape)
     return networks, None, 0, None, None
@@ -119,13 +119,13 @@ def runs(model, n, mode, engine, layouts, put, see):
     """
     comes, goes, back = layouts
     (right, found), i, count, block, shape = right_and_found(model, n, mode, engine)
-    block.gives, places, right.mode.training = goes, right.places[i : i + count], True
+    block.gives, bound, right.mode.training = goes, right.layers[i : i + count], True
     for seed in range(2):
         rng = np.random.default_rng(seed)
         x = rng.standard_normal((n, *shape)).astype(np.float32)
-        wanted = forward(places, x.astype(float))
+        wanted = forward(bound, x.astype(float))
         dy = rng.standard_normal(wanted.shape).astype(np.float32)
-        dx_wanted = backward(places, dy.astype(float))
+        dx_wanted = backward(bound, dy.astype(float))
         far = {"result": error(see(block.forward(put(x, comes))), wanted)}
         dx = block.backward(put(dy, back))
         far |= distances(right, found, range(i, i + count), engine.to_numpy)
@@ -188,7 +188,7 @@ def distances(right, found, layers, numpy):
 
 def laid(cp, mode, x, layout):
     """Return images as a `Value`."""
-    array = cp.ascontiguousarray(cp.asarray(x if layout == "nchw" else as_planes(x, mode)))
+    array = cp.ascontiguousarray(cp.asarray(x if layout == "nchw" else as_blocked(x, mode)))
     return Value(array, layout, x.shape[1])
 
 
@@ -196,8 +196,8 @@ def images_of(numpy, mode, value):
     """Return a `Value` as images in float64."""
     if value.layout == "nchw":
         return numpy(value.array).astype(float)
-    if value.layout == "planes":
-        return from_planes(numpy(value.array), value.channels)
+    if value.layout == "nc8hw8":
+        return from_blocked(numpy(value.array), value.channels)
     scale = value.array.scale
     return from_operand(numpy(value.array.array), None if scale is None else numpy(scale), mode, value.channels)
 
@@ -211,7 +211,7 @@ def fake_convolve(rounding, mode, shape, which, images, filters, to):
         found = rounding.product(numpy_baseline.conv, x, w, None, shape.stride, shape.padding)
     else:
         found = rounding.product(numpy_baseline.conv_backward_input, x, w, shape.x, shape.stride, shape.padding)
-    to[...] = rounding.planes(found)
+    to[...] = rounding.blocked(found)
 
 
 def gradient_of_filters(x, dy, like, stride, padding):
@@ -235,7 +235,7 @@ def fake_forward(rounding, one, channels, y, scale, meeting, added=None, out="op
     assert (added is not None) == one.add
     z = rounding.round(z + added.array if one.add else z, 24)
     a, index = numpy_baseline.max_pool(np.maximum(z, 0) if one.relu else z, one.pool, one.pool)
-    a = planes.Stored(rounding.operand(a)) if out == "operand" else rounding.images(a, out)
+    a = blocked.Stored(rounding.operand(a)) if out == "operand" else rounding.images(a, out)
     return a, norm.Kept(x, filters, (normalized, inverse, a), (z.shape, index, z > 0))
 
 
@@ -246,7 +246,7 @@ def came_through(dy, marks, relu, pool):
 
 
 def fake_backward(
-    rounding, one, channels, kept, dy, scale, meeting, past=None, layout="planes", keep=False, again=False, dw=None
+    rounding, one, channels, kept, dy, scale, meeting, past=None, layout="nc8hw8", keep=False, again=False, dw=None
 ):
     *statistics, a = kept.statistics
     assert not (again and (one.add or one.pool > 1))
@@ -259,26 +259,26 @@ def fake_backward(
         channels.dbias[:] = 0
     if one.kernel:
         dw[...] = rounding.product(gradient_of_filters, kept.y, dz, dw, 1, one.padding)
-    made = rounding.planes(dense) if keep else None, a if again else None
-    return norm.Gradients(planes.Stored(rounding.operand(dz)), *made)
+    made = rounding.blocked(dense) if keep else None, a if again else None
+    return norm.Gradients(blocked.Stored(rounding.operand(dz)), *made)
 
 
 def put_in_place(patch, rounding):
     """Put NumPy in the place of all kernels."""
-    patch.setattr(planes, "Filters", lambda mode, wanted: lambda: [dict.fromkeys(p, w) for _, w, p in wanted])
-    patch.setattr(planes, "convolve", partial(fake_convolve, rounding))
-    patch.setattr(planes, "weight_gradient", partial(fake_weight_gradient, rounding))
-    patch.setattr(planes, "empty_planes", lambda mode, *shape: np.empty(shape))
-    patch.setattr(planes, "new_scale", lambda: None)
+    patch.setattr(blocked, "Filters", lambda mode, wanted: lambda: [dict.fromkeys(p, w) for _, w, p in wanted])
+    patch.setattr(blocked, "convolve", partial(fake_convolve, rounding))
+    patch.setattr(blocked, "weight_gradient", partial(fake_weight_gradient, rounding))
+    patch.setattr(blocked, "empty_blocked", lambda mode, *shape: np.empty(shape))
+    patch.setattr(blocked, "new_scale", lambda: None)
     patch.setattr(
         between,
         "convert",
-        lambda mode, size, x, layout, to, *_: planes.Stored(rounding.operand(x)) if to == "stored" else x,
+        lambda mode, size, x, layout, to, *_: blocked.Stored(rounding.operand(x)) if to == "stored" else x,
     )
     patch.setattr(norm, "new_meeting", lambda one: None)
     patch.setattr(norm, "forward", partial(fake_forward, rounding))
     patch.setattr(norm, "backward", partial(fake_backward, rounding))
-    patch.setattr(norm, "add", lambda mode, to, other: rounding.planes(to + other))
+    patch.setattr(norm, "add", lambda mode, to, other: rounding.blocked(to + other))
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def test_the_residual_network_is_one_block(plain):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_block_does_what_its_layers_do(name):
     stem = name == "stem, residual, pool"
-    for layouts in (("nchw",) * 3, ("nchw" if stem else "planes", "planes", "planes")):
+    for layouts in (("nchw",) * 3, ("nchw" if stem else "nc8hw8", "nc8hw8", "nc8hw8")):
         for far in modeled(MODELS[name], 3, "fp16x3", layouts, Rounding()):
             assert max(far.values()) < 1e-5, far  # gradients are kept in float32
             assert far["result"] < 1e-9
@@ -323,7 +323,7 @@ def test_a_block_does_what_its_layers_do(name):
 
 @pytest.mark.parametrize("name", sweep(MODELS, "stem, residual, pool", "past a pool"))
 def test_limits_tell_classes_apart(name):
-    layouts = "nchw", "planes", "planes"
+    layouts = "nchw", "nc8hw8", "nc8hw8"
     for n in (2, 5):
         most = {mode: limits(MODELS[name], n, mode, layouts) for mode in MODES}
         for fewer, mode in (("bf16", "fp16"), ("fp16", "fp16x3")):
@@ -347,13 +347,13 @@ def test_a_block_is_right_on_a_gpu(name, mode):
 
     from mlpkit.engines import cupy_conv
 
-    one = planes.MODES[mode]
+    one = blocked.MODES[mode]
     # Of a million numbers one is so near 0 that rounding to float32 decides on its side, and no model knows how.
     few = 3 if GPU_MODELS[name] is RESIDUAL else None
     for n, layouts in (
-        (2, ("nchw", "planes", "planes")),
+        (2, ("nchw", "nc8hw8", "nc8hw8")),
         (5, ("nchw", "nchw", "nchw")),
-        (few or 16, ("nchw", "stored", "planes")),
+        (few or 16, ("nchw", "stored", "nc8hw8")),
     ):
         put, see = partial(laid, cupy, one), partial(images_of, cupy.asnumpy, one)
         found = list(runs(GPU_MODELS[name], n, mode, cupy_conv, layouts, put, see))

@@ -129,7 +129,7 @@ ODD = Model((2, 9, 11), (
     Conv(5, 3, padding=1), ReLU(), Conv(11, 2, stride=2, bias=False), MaxPool(3, 1), ReLU(), Conv(3, 1), Flatten(),
     Linear(7),
 ))  # fmt: skip
-CHAINS = {"LeNet-5": LENET5, "Fashion": FASHION_CNN, "odd": ODD}
+PIPELINES = {"LeNet-5": LENET5, "Fashion": FASHION_CNN, "odd": ODD}
 
 
 def steps(name, model, dtype, batches=(21, 10, 1, 16, 17, 21), base=None):
@@ -143,7 +143,7 @@ def steps(name, model, dtype, batches=(21, 10, 1, 16, 17, 21), base=None):
 
 
 @pytest.mark.parametrize("dtype", sweep([np.float32, np.float64], np.float32), ids=["float32", "float64"])
-@pytest.mark.parametrize("model", CHAINS.values(), ids=CHAINS)
+@pytest.mark.parametrize("model", PIPELINES.values(), ids=PIPELINES)
 def test_a_whole_step_is_the_baselines(model, dtype):
     assert numba_conv.chain_of(model)
     (losses, theta), (wanted, wanted_theta) = (
@@ -188,5 +188,5 @@ def test_a_trainers_workspace_is_smaller_than_the_activations(model):
     network = Network("numba_conv", model)
     X, y = np.zeros((most, *model.input), np.float32), np.zeros(most, int)
     trainer = numba_conv.Trainer(network, SGD(network, 0.1), X, y, most)
-    activations = 4 * most * sum(int(np.prod(shape)) for _, _, shape, _ in model.places)
+    activations = 4 * most * sum(int(np.prod(shape)) for _, _, shape, _ in model.walk)
     assert sum(array.nbytes for array in trainer.arrays.values()) < activations

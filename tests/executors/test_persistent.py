@@ -352,7 +352,7 @@ def test_arrays_may_lie_as_they_like(name, mnist):
 
 # A block that waits in vain
 
-SENDS_A1 = "send(packets.a1.at("
+SENDS_A1 = "send(messages.a1.at("
 SILENT = "if (blockIdx.x != 5 || tag != 7) " + SENDS_A1  # a column block sends nothing in step 7
 
 
@@ -452,7 +452,7 @@ def test_what_smaller_gpus_do_is_as_close_to_float64(case, optimizer, mnist, mon
     executor, (_, macros, _) = executors.of(engines.load("cuda_persistent")), SMALLER[case]
     batch_size = macros["BATCH"]
     own = {name: value for name, value in macros.items() if name != "BATCH"} | {"BULK": 0}
-    monkeypatch.setattr(executor, "way", lambda rows, inputs: SimpleNamespace(macros=lambda: own))
+    monkeypatch.setattr(executor, "configuration", lambda rows, inputs: SimpleNamespace(macros=lambda: own))
     order = epoch_order(len(mnist.y), 0, 0)[: 20 * batch_size - batch_size // 3]
     losses, theta = train("cuda_persistent", mnist, order, batch_size, make(optimizer))
     wanted, wanted_theta = train("numpy_baseline", mnist, order, batch_size, make(optimizer), np.float64)

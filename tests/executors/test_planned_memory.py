@@ -20,7 +20,7 @@ from mlpkit.engines import numpy_baseline
 from mlpkit.executors.cuda import arena, conv_blocks, norm_blocks
 from mlpkit.kernels import gpu, tensor_map
 from mlpkit.kernels.cnn import between, dense, norm
-from mlpkit.kernels.conv import planes
+from mlpkit.kernels.conv import blocked
 from mlpkit.nn.models import MODELS
 from mlpkit.nn.network import Network
 
@@ -60,12 +60,12 @@ def plan(monkeypatch):
     monkeypatch.setattr(cp.cuda, "MemoryPool", Pool)
     monkeypatch.setattr(cp.cuda, "Memory", lambda size: cp.cuda.UnownedMemory(1 << 20, size, None, 0))
     monkeypatch.setattr(cp, "zeros", cp.empty)
-    monkeypatch.setattr(planes, "new_scale", lambda: cp.empty(8, np.float32))
+    monkeypatch.setattr(blocked, "new_scale", lambda: cp.empty(8, np.float32))
     monkeypatch.setattr(tensor_map, "tiled", lambda *_: None)
-    for module in (between, dense, norm, planes):
+    for module in (between, dense, norm, blocked):
         monkeypatch.setattr(module, "_kernel", lambda *_, **macros: Silent())
     for name in ("multiprocessors", "_launches", "_weights"):  # what they remember is of another GPU
-        monkeypatch.setattr(planes, name, getattr(planes, name).__wrapped__)
+        monkeypatch.setattr(blocked, name, getattr(blocked, name).__wrapped__)
     with cp.cuda.using_allocator(Pool().malloc):
         yield plan
 
@@ -96,9 +96,9 @@ def shapes_only():
 def step_of(plan, model, n, precision="float32", engine=numpy_baseline):
     """Return a function that asks for a gradient as `PlannedTrainer` does."""
     network = Network(engine, model)
-    places = [*network.places]
-    for at in places:
-        places += chain.from_iterable(at.branches)
+    bound = [*network.layers]
+    for at in bound:
+        bound += chain.from_iterable(at.branches)
         for key, value in vars(at).items():
             if isinstance(value, np.ndarray):
                 setattr(at, key, cp.empty(value.shape, value.dtype))
@@ -122,7 +122,7 @@ def test_arrays_live_as_long_in_each_step_as_in_the_one_that_was_watched(name, p
 @pytest.mark.parametrize("name", ["branches", "branches first", "sizes"])
 def test_layers_of_branches_and_of_other_sizes_leave_nothing_behind(name, precision, plan, monkeypatch):
     monkeypatch.setattr(plan.dense, "match", lambda *_: None)  # it asks cuBLAS, which is only where a GPU is
-    monkeypatch.setattr(planes, "convolve", lambda *_, **options: None)  # it would fill what it writes with zeros
+    monkeypatch.setattr(blocked, "convolve", lambda *_, **options: None)  # it would fill what it writes with zeros
     step = step_of(plan, ODD[name], 8, precision, shapes_only())
     arrays = arena.Arena(plan.watched(step))
     for _ in range(20):

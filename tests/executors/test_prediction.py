@@ -18,16 +18,16 @@ from test_conv_graph import ODD
 
 from mlpkit.engines import numpy_baseline
 from mlpkit.executors.cuda import prediction_blocks
-from mlpkit.executors.cuda.blocks import MODES, Value, chain
+from mlpkit.executors.cuda.blocks import MODES, Value, pipeline
 from mlpkit.kernels import gpu
 from mlpkit.kernels.cnn import between
+from mlpkit.nn.bound import OWN
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import ReLU
 from mlpkit.nn.model import Model
 from mlpkit.nn.models import FASHION_CNN, LENET5, MODELS, RESIDUAL
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
-from mlpkit.nn.place import OWN
 from mlpkit.nn.residual import Residual
 
 DEEPER = Model((3, 12, 11), (
@@ -52,33 +52,33 @@ def pixels(model, n, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (n, *model.input)).astype(np.uint8)
 
 
-def answers_of(network, n, match, mode=MODES["float32"]):
+def predictions_of(network, n, match, mode=MODES["float32"]):
     """Return a function of x that computes by blocks, and the blocks."""
-    blocks = chain(prediction_blocks.places_of(network), network.model.input, n, mode, (match,))
+    blocks = pipeline(prediction_blocks.bound_to(network), network.model.input, n, mode, (match,))
     return (lambda x: blocks.forward(Value(x, "nchw", x.shape[1])).array), blocks
 
 
 @pytest.mark.parametrize("model", SEEN.values(), ids=SEEN)
-def test_layers_one_by_one_answer_what_the_network_does(model):
+def test_layers_one_by_one_predict_what_the_network_does(model):
     network = a_network(numpy_baseline, model, np.float64)
     x = network.as_input(pixels(model, 3))
     wanted = network.forward(x)
-    answer, _ = answers_of(network, 3, prediction_blocks.layer)
-    assert_allclose(answer(x), wanted, rtol=1e-10, atol=1e-12)
+    predict, _ = predictions_of(network, 3, prediction_blocks.layer)
+    assert_allclose(predict(x), wanted, rtol=1e-10, atol=1e-12)
     network.theta[:], network.statistics[:] = np.nan, np.nan  # what was compiled has numbers of its own
-    assert_allclose(answer(x), wanted, rtol=1e-10, atol=1e-12)
+    assert_allclose(predict(x), wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_nothing_is_kept():
     network = a_network(numpy_baseline, DEEPER, np.float64)
     network.forward(network.as_input(pixels(DEEPER, 2)), training=True)  # which keeps what its way back would need
-    places = prediction_blocks.places_of(network)
-    for at in (*places, *places[3].branches[0]):
+    bound = prediction_blocks.bound_to(network)
+    for at in (*bound, *bound[3].branches[0]):
         assert vars(at).keys() - OWN == at.lasting <= {"W", "b", "gamma", "beta", "mean", "variance"}
         assert not at.wants_dx
         assert not at.mode.training
-    answer, _ = answers_of(network, 2, prediction_blocks.layer)
-    answer(network.as_input(pixels(DEEPER, 2)))
+    predict, _ = predictions_of(network, 2, prediction_blocks.layer)
+    predict(network.as_input(pixels(DEEPER, 2)))
     assert network.mode.training
 
 
@@ -100,8 +100,8 @@ BLOCKS = {
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_which_blocks_there_are(name, tmp_path):
-    with emulator.with_planes(tmp_path, between):
-        _, blocks = answers_of(a_network(numpy_baseline, SEEN[name]), 5, prediction_blocks.match)
+    with emulator.with_blocked(tmp_path, between):
+        _, blocks = predictions_of(a_network(numpy_baseline, SEEN[name]), 5, prediction_blocks.match)
     assert kinds(blocks) == BLOCKS[name]
     if name == "residual":
         last = blocks.blocks[1].blocks[-1]
@@ -113,12 +113,12 @@ def test_which_blocks_there_are(name, tmp_path):
     ("name", "first"), [("fashion_cnn", True), ("lenet5", True), ("residual", False), ("wide", False)]
 )
 def test_in_bfloat16_two_convolutions_are_a_block(name, first, tmp_path):
-    with emulator.with_planes(tmp_path, between) as cupy:
+    with emulator.with_blocked(tmp_path, between) as cupy:
         network = a_network(numpy_baseline, SEEN[name])
-        places = prediction_blocks.places_of(network)
-        for at in places:
+        bound = prediction_blocks.bound_to(network)
+        for at in bound:
             vars(at).update({key: cupy.asarray(at.W) for key in ("W",) if hasattr(at, "W")})
-        blocks = chain(places, network.model.input, 5, MODES["bf16"], (prediction_blocks.match,))
+        blocks = pipeline(bound, network.model.input, 5, MODES["bf16"], (prediction_blocks.match,))
     assert (kinds(blocks) == ["PairOfConvolutions", "End"]) == first
     assert ("PairOfConvolutions" in kinds(blocks)) == first
 
@@ -150,30 +150,30 @@ def prediction(monkeypatch):
 
 def test_fewer_rows_than_there_is_room_for(prediction):
     network = a_network(numpy_baseline, LENET5, np.float64)
-    answer = prediction.Prediction(network, 4)
+    predict = prediction.Prediction(network, 4)
     for m, dtype in ((4, np.uint8), (2, np.uint8), (3, np.float64), (1, np.uint8)):
         x = pixels(LENET5, m, seed=m)
         x = x if dtype == np.uint8 else x / 255
-        z = answer(x.reshape(m, -1))
+        z = predict(x.reshape(m, -1))
         assert_allclose(z, network.forward(x), rtol=1e-10, atol=1e-12)
-        batch = answer.batch(dtype)
+        batch = predict.batch(dtype)
         assert_array_equal(batch.x[:m], x)
         assert not batch.x[m:].any()
         again = z.copy()
-        answer(np.zeros_like(x))
+        predict(np.zeros_like(x))
         assert_array_equal(z, again)  # a copy
         batch.fill(x[:1])
         batch.replay()
         assert_allclose(batch.z[0], z[0], rtol=1e-10, atol=1e-12)
         assert not batch.x[1:].any()
-    assert answer.batches.keys() == {np.dtype(np.uint8), np.dtype(np.float64)}
+    assert predict.batches.keys() == {np.dtype(np.uint8), np.dtype(np.float64)}
 
 
 def test_a_batch_keeps_what_its_graph_reads(prediction, monkeypatch):
     monkeypatch.setattr(prediction, "recorded", lambda work, pool: None)  # as CuPy's graphs, which keep no array
-    answer = prediction.Prediction(a_network(numpy_baseline, LENET5), 4)
-    kept, batch = weakref.ref(answer.chain), answer.batch(np.uint8)
-    del answer
+    predict = prediction.Prediction(a_network(numpy_baseline, LENET5), 4)
+    kept, batch = weakref.ref(predict.pipeline), predict.batch(np.uint8)
+    del predict
     gc.collect()
     assert kept() is batch.reads[1]
 
@@ -181,8 +181,8 @@ def test_a_batch_keeps_what_its_graph_reads(prediction, monkeypatch):
 def test_who_knows_the_whole_network_is_asked_first(prediction):
     network, asked = a_network(numpy_baseline, LENET5), []
 
-    def whole(places, shape, n, mode):
-        asked.append((len(places), shape, n, mode))
+    def whole(bound, shape, n, mode):
+        asked.append((len(bound), shape, n, mode))
         return (lambda x, z: z.fill(x.sum())) if n == 1 else None
 
     class Mine(prediction.Prediction):
@@ -204,7 +204,7 @@ def test_what_is_refused(prediction):
             prediction.Prediction(network, n)
 
 
-def refused_by(answer, engine):
+def refused_by(predict, engine):
     x, nan = pixels(FASHION_CNN, 4), np.full((2, 1, 28, 28), np.nan, np.float32)
     refused = (
         (ValueError, "at most 4", np.concatenate([x, x])),
@@ -217,11 +217,11 @@ def refused_by(answer, engine):
     )
     for kind, said, given in refused:
         with pytest.raises(kind, match=said) as caught:
-            answer(given)
+            predict(given)
         one_sentence(caught.value)
     with pytest.raises(TypeError, match="uint8 or float32"):
-        answer.batch(np.int32)
-    room = answer.batch(np.float32)
+        predict.batch(np.int32)
+    room = predict.batch(np.float32)
     room.fill(x[:3].astype("f4"))
     before = np.copy(engine.to_numpy(room.x))
     filled = (
@@ -237,7 +237,7 @@ def refused_by(answer, engine):
             room.fill(given)
         one_sentence(caught.value)
     with pytest.raises(TypeError, match="convert"):
-        answer.batch(np.uint8).fill(x / np.float32(255))  # they would all be 0
+        predict.batch(np.uint8).fill(x / np.float32(255))  # they would all be 0
     assert_array_equal(engine.to_numpy(room.x), before)
 
 
@@ -260,15 +260,15 @@ def wanted_of(network, x):
 @pytest.mark.parametrize("n", [1, 3, 100])
 @pytest.mark.parametrize("model", SEEN.values(), ids=SEEN)
 @pytest.mark.parametrize("name", ENGINES)
-def test_answers_are_the_baselines(name, model, n):
+def test_predictions_are_the_baselines(name, model, n):
     network = a_network(name, model)
-    answer = network.compiled(n)
+    predict = network.compiled(n)
     for seed, m in ((0, n), (1, max(1, n - 2)), (2, n)):
         x = pixels(model, m, seed)
         wanted = wanted_of(network, x)
         floats = (x / np.float32(255)).astype("f4")
         for given in (x, floats, network.engine.asarray(x), network.engine.asarray(floats)):
-            z = network.engine.to_numpy(answer(given))
+            z = network.engine.to_numpy(predict(given))
             assert z.shape == wanted.shape
             assert error(z, wanted) < ENGINES[name]
 
@@ -288,7 +288,7 @@ def test_large_batches(name, model, n):
 
 
 @pytest.mark.gpu
-def test_float64_is_answered_in_float64():
+def test_of_float64_the_prediction_is_float64():
     network = a_network("cuda_conv_graph", RESIDUAL, np.float64)
     x = pixels(RESIDUAL, 3)
     assert error(network.engine.to_numpy(network.compiled(4)(x)), wanted_of(network, x)) < 1e-12
@@ -311,30 +311,30 @@ def test_numbers_are_those_of_the_moment(name):
 @pytest.mark.parametrize("name", ENGINES)
 def test_rows_that_were_there_before_change_nothing(name):
     network = a_network(name, FASHION_CNN)
-    answer, rng = network.compiled(9), np.random.default_rng(3)
+    predict, rng = network.compiled(9), np.random.default_rng(3)
     x = rng.normal(size=(2, 1, 28, 28)).astype("f4")
-    first = network.engine.to_numpy(answer(x))
-    answer((1e3 * rng.normal(size=(9, 1, 28, 28))).astype("f4"))
-    assert_array_equal(network.engine.to_numpy(answer(x)), first)
+    first = network.engine.to_numpy(predict(x))
+    predict((1e3 * rng.normal(size=(9, 1, 28, 28))).astype("f4"))
+    assert_array_equal(network.engine.to_numpy(predict(x)), first)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ENGINES)
 def test_what_comes_from_the_host_goes_back_there_however_calls_follow_each_other(name):
     network = a_network(name, LENET5)
-    engine, answer, batch = network.engine, (compiled := network.compiled(6)), compiled.batch(np.uint8)
+    engine, predict, batch = network.engine, (compiled := network.compiled(6)), compiled.batch(np.uint8)
     for seed, m in enumerate((6, 2, 5, 1, 6)):
         x = pixels(LENET5, m, seed)
         wanted = wanted_of(network, x)
-        z, there = answer(x), answer(engine.asarray(x))
+        z, there = predict(x), predict(engine.asarray(x))
         batch.fill(pixels(LENET5, 3, seed + 10))
         assert isinstance(z, np.ndarray)
         assert not isinstance(there, np.ndarray)
-        for found in (z, answer(x), engine.to_numpy(there)):
+        for found in (z, predict(x), engine.to_numpy(there)):
             assert error(found, wanted) < ENGINES[name]
         assert_array_equal(engine.to_numpy(batch.x)[:m], x)
         assert not engine.to_numpy(batch.x)[m:].any()
-        assert_array_equal(engine.to_numpy(batch.z)[:m], answer(x))
+        assert_array_equal(engine.to_numpy(batch.z)[:m], predict(x))
 
 
 @pytest.mark.gpu

@@ -30,7 +30,7 @@ def engine(folder, monkeypatch):
     monkeypatch.setattr(gpu, "require_capability", lambda least: None)
     found = emulator.own("engines.cuda_graph")
     emulator.own_parts(monkeypatch, "transfers", "graph")
-    theirs = SimpleNamespace(**vars(plain), linear_layers=lambda network: network.places[::2])
+    theirs = SimpleNamespace(**vars(plain), linear_layers=lambda network: network.layers[::2])
     monkeypatch.setitem(sys.modules, "mlpkit.executors.cupy_fused", theirs)
     found.executor = emulator.own("executors.cuda_graph")
     found.overlapping = found.executor.overlapping = lambda kernel: kernel

@@ -21,7 +21,7 @@ def record_of(plan):
     return record
 
 
-def test_each_way_is_measured_alone_and_beside_a_busy_program():
+def test_each_variant_is_measured_alone_and_beside_a_busy_program():
     record = record_of(QUICK)
     runs = {(run["way"], run["others"]): run for run in record["runs"]}
     assert set(runs) in ({("all", 0), ("all", 1), ("crew", 0), ("crew", 1)}, {("own", 0), ("own", 1)})

@@ -80,8 +80,8 @@ def test_rates_are_of_the_direct_sums():
 
 
 def test_ours_and_others_are_told_apart():
-    assert conv_ladder.ways(RECORD) == ["direct", "tf32", "winograd2"]
-    assert conv_ladder.ways(RECORD, ours=False) == ["cudnn_float32", "cudnn_tf32", "torch_tf32", "jax_tf32"]
+    assert conv_ladder.variants(RECORD) == ["direct", "tf32", "winograd2"]
+    assert conv_ladder.variants(RECORD, ours=False) == ["cudnn_float32", "cudnn_tf32", "torch_tf32", "jax_tf32"]
     assert conv_ladder.kernels(RECORD, "direct", LAYER, "forward") == [KERNEL]
 
 
@@ -144,7 +144,7 @@ def test_the_published_record_can_be_read_and_can_be_true():
     for layer in LAYERS:
         for which in PASSES:
             assert conv_ladder.best(record, layer, which, "float32")
-            for way in (*conv_ladder.ways(record), *conv_ladder.ways(record, ours=False)):
+            for way in (*conv_ladder.variants(record), *conv_ladder.variants(record, ours=False)):
                 part = conv_ladder.part_of_peak(record, way, layer, which)
                 if part and conv_ladder.precision_of(record, way) == "bf16":  # where nobody transforms
                     assert part < 1.05, (way, layer, which)

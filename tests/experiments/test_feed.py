@@ -99,8 +99,8 @@ def test_the_gradient_has_the_size_that_the_copies_are_timed_for():
     assert feed.GRADIENT == Network().grad.nbytes == 539_176
 
 
-def test_the_titles_of_the_ways_differ():
-    titles = [way.title for way in feed.WAYS]
+def test_the_titles_of_the_variants_differ():
+    titles = [way.title for way in feed.VARIANTS]
     assert len(set(titles)) == len(titles)
 
 
@@ -157,8 +157,8 @@ def test_without_a_gpu_there_is_one_sentence():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", feed.WAYS[1:])
-def test_every_way_trains_as_the_baseline_does(kind):
+@pytest.mark.parametrize("kind", feed.VARIANTS[1:])
+def test_every_variant_trains_as_the_baseline_does(kind):
     images, recipe = feed.Images(*TRAIN), feed.RECIPE.but(batch_size=32)
     way = kind(images, recipe)
     order = images.full_batches(recipe)

@@ -180,9 +180,9 @@ def test_kernels_count_for_the_engine_that_launches_them():
         return {path.relative_to(kernels.FOLDER.parent).as_posix() for path in lines.files(engine)}
 
     graph = paths("cuda_conv_graph")
-    assert {"kernels/conv/planes.py", "kernels/cnn/dense.py", "kernels/cnn/pair.py"} <= graph  # imported
+    assert {"kernels/conv/blocked.py", "kernels/cnn/dense.py", "kernels/cnn/pair.py"} <= graph  # imported
     assert {"kernels/cnn/dense.cu", "kernels/conv/conv_pair.cu", "kernels/cnn/first_forward.cu"} <= graph  # a call says
-    assert {"kernels/cnn/norm_backward.cu", "kernels/conv/conv_12_planes_weights.cu"} <= graph  # a constant's name
+    assert {"kernels/cnn/norm_backward.cu", "kernels/conv/conv_12_blocked_weights.cu"} <= graph  # a constant's name
     assert {"kernels/cnn/norm.cuh", "kernels/conv/__init__.py"} <= graph  # a header, and what a folder's modules share
     assert {"executors/cuda_conv_graph.py", "executors/cuda/plan.py"} <= graph
     assert "kernels/mlp/sgd.cu" in paths("cuda_graph") - graph  # theirs is in updates.cu

@@ -5,7 +5,7 @@ import pytest
 from shared import one_sentence
 
 from experiments import gpu_image_epochs as epochs
-from experiments.gpu_image_limit import WAYS
+from experiments.gpu_image_limit import VARIANTS
 from experiments.lab import results
 from mlpkit.engines import names
 
@@ -20,8 +20,8 @@ def record():
     return found
 
 
-def test_the_plan_names_ways_and_networks_that_there_are():
-    engines = {WAYS[way][0] for _, ways in epochs.USUAL.epochs for way in ways}
+def test_the_plan_names_variants_and_networks_that_there_are():
+    engines = {VARIANTS[way][0] for _, variants in epochs.USUAL.epochs for way in variants}
     assert engines <= {*names()}
     assert [epochs.MODEL_NAMES[recipe.model] for recipe, _ in epochs.USUAL.epochs] == [
         *("lenet5", "fashion_cnn", "residual")
@@ -57,14 +57,14 @@ def test_an_odd_record_is_refused_in_a_sentence(odd, record):
 
 @pytest.mark.gpu
 def test_a_small_record_is_whole_and_can_be_read_back(tmp_path):
-    ways = (epochs.BASELINE, "graph")
-    plan = epochs.Plan(((epochs.LENET, ("one kernel",)), (epochs.DEEP, ways)), seeds=2, numpy_steps=2)
+    variants = (epochs.BASELINE, "graph")
+    plan = epochs.Plan(((epochs.LENET, ("one kernel",)), (epochs.DEEP, variants)), seeds=2, numpy_steps=2)
     rng = np.random.default_rng(0)
     train = rng.integers(256, size=(2000, 1, 28, 28)).astype(np.uint8), rng.integers(10, size=2000)
     record = epochs.measure(lambda found: None, lambda text: None, plan, train)
     assert [(run["way"], run["seed"]) for run in record["runs"]] == [
         *(("one kernel", 0), (epochs.NUMPY, 0), (epochs.NUMPY, 0), ("one kernel", 1)),
-        *((way, seed) for seed in (0, 1) for way in ways),
+        *((way, seed) for seed in (0, 1) for way in variants),
     ]
     assert epochs.errors(record, "lenet5", "one kernel").max() < 1e-3
     assert epochs.errors(record, "lenet5", epochs.NUMPY, "float64").max() < 1e-9

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from experiments import gpu_image_inference
-from experiments.lab.peers import answering
+from experiments.lab.peers import predicting
 from mlpkit.engines import numpy_baseline
 from mlpkit.nn.models import MODELS
 from mlpkit.nn.network import Network
@@ -32,7 +32,7 @@ RECORD = {
 }
 
 
-def test_the_fastest_way_of_a_peer_counts():
+def test_the_fastest_variant_of_a_peer_counts():
     def found(engine, n=8, **more):
         return gpu_image_inference.us(RECORD, engine, "bf16", "lenet5", n, **more)
 
@@ -93,58 +93,60 @@ def test_peers_get_folded_layers_for_channels_last(name, tmp_path):
     network.statistics[:] += rng.uniform(0.1, 1, network.statistics.shape).astype("f4")
     network.save(tmp_path / "network.npz")
     x = rng.integers(0, 256, (3, *network.model.input)).astype(np.uint8)
-    task = answering.Task(str(tmp_path / "network.npz"), x, network.forward(x))
-    found = answering.through(task.places(), OPERATIONS, x / np.float32(255))
+    task = predicting.Task(str(tmp_path / "network.npz"), x, network.forward(x))
+    found = predicting.through(task.bound_layers(), OPERATIONS, x / np.float32(255))
     assert_allclose(found, task.wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["lenet5", "residual"])
 def test_pytorchs_operations_are_the_layers(name, tmp_path):
     torch = pytest.importorskip("torch")
-    from experiments.lab.peers.answering import pytorch
+    from experiments.lab.peers.predicting import pytorch
 
     network = Network(model=MODELS[name])
     network.save(tmp_path / "network.npz")
     x = np.random.default_rng(0).integers(0, 256, (3, *network.model.input)).astype(np.uint8)
-    task = answering.Task(str(tmp_path / "network.npz"), x, network.forward(x))
-    places = task.places()
-    answering.each_array(places, torch.from_numpy)
-    found = answering.through(places, pytorch.OPERATIONS, torch.from_numpy(x) / 255)
+    task = predicting.Task(str(tmp_path / "network.npz"), x, network.forward(x))
+    bound_layers = task.bound_layers()
+    predicting.each_array(bound_layers, torch.from_numpy)
+    found = predicting.through(bound_layers, pytorch.OPERATIONS, torch.from_numpy(x) / 255)
     assert_allclose(found.numpy(), task.wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["lenet5", "residual"])
-def test_jaxs_answers_are_the_networks(name, tmp_path, monkeypatch):
+def test_jaxs_predictions_are_the_networks(name, tmp_path, monkeypatch):
     pytest.importorskip("jax")
-    from experiments.lab.peers.answering import jax
+    from experiments.lab.peers.predicting import jax
 
     monkeypatch.setattr(jax, "SIDE", 64)
     monkeypatch.setattr(jax, "FEW", 0)  # a long loop takes a CPU minutes
     network = Network(model=MODELS[name])
     network.save(tmp_path / "network.npz")
     x = np.random.default_rng(0).integers(0, 256, (3, *network.model.input)).astype(np.uint8)
-    task = answering.Task(str(tmp_path / "network.npz"), x, network.forward(x))
-    (way,) = jax.ways(task, 3, "float32")
-    assert_allclose(way.answer(x), task.wanted, rtol=1e-3, atol=1e-4)
-    assert way.device_us(answering.TIMES) > 0
+    task = predicting.Task(str(tmp_path / "network.npz"), x, network.forward(x))
+    (way,) = jax.variants(task, 3, "float32")
+    assert_allclose(way.predict(x), task.wanted, rtol=1e-3, atol=1e-4)
+    assert way.device_us(predicting.TIMES) > 0
 
 
 def test_a_clock_is_read_when_all_is_warm(tmp_path, monkeypatch):
     network, asked = Network(model=MODELS["lenet5"]), []
     network.save(tmp_path / "network.npz")
     x = np.random.default_rng(0).integers(0, 256, (4, *network.model.input)).astype(np.uint8)
-    task = answering.Task(str(tmp_path / "network.npz"), x, network.forward(x))
+    task = predicting.Task(str(tmp_path / "network.npz"), x, network.forward(x))
 
-    def answer(x):
+    def predict(x):
         asked.append(len(x))
         return network.forward(x)
 
-    peer = SimpleNamespace(ways=lambda task, n, precision: [answering.Way("way", lambda times: times, answer)])
-    monkeypatch.setattr(answering, "import_module", lambda name: peer)
-    (found,) = answering.prepared("peer", task, (3,), "float32")()
-    assert (found["n"], len(found["waited_us"]), found["equal"]) == (3, answering.WAITS, 1)
-    assert found["device_us"] == [answering.TIMES] * answering.SAMPLES
-    assert asked == [3] * (2 + answering.WARM + answering.WAITS)
+    peer = SimpleNamespace(
+        variants=lambda task, n, precision: [predicting.Variant("way", lambda times: times, predict)]
+    )
+    monkeypatch.setattr(predicting, "import_module", lambda name: peer)
+    (found,) = predicting.prepared("peer", task, (3,), "float32")()
+    assert (found["n"], len(found["waited_us"]), found["equal"]) == (3, predicting.WAITS, 1)
+    assert found["device_us"] == [predicting.TIMES] * predicting.SAMPLES
+    assert asked == [3] * (2 + predicting.WARM + predicting.WAITS)
 
 
 @pytest.mark.gpu

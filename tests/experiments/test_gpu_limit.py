@@ -66,11 +66,11 @@ def test_stages_add_up_to_a_step_and_moments_count_from_the_block_in_the_middle(
     assert (found["first"], found["when"], found["last"]) == ([-2, 7], [0, 13], [0, 14])
 
 
-def test_ways_are_engines():
-    assert {engine for engine, _ in limit.WAYS.values()} <= {*names()}
+def test_variants_are_engines():
+    assert {engine for engine, _ in limit.VARIANTS.values()} <= {*names()}
 
 
-def test_a_record_is_read_by_way_and_batch(record):
+def test_a_record_is_read_by_variant_and_batch(record):
     assert limit.step_us(record, "graph") == 2
     assert limit.step_us(record, "graph", clock="host_us") == 4
 

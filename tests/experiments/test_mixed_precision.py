@@ -6,7 +6,7 @@ import pytest
 
 from experiments import mixed_precision
 from experiments.lab import results
-from experiments.mixed_precision import WAYS, Plan
+from experiments.mixed_precision import VARIANTS, Plan
 
 SMALL = Plan(seeds=2, epochs=1, sizes=((16, 32),), samples=2, steps=2)
 
@@ -24,7 +24,7 @@ def test_a_small_record_is_whole(tmp_path):
     if find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
     record = mixed_precision.measure(lambda found: None, lambda text: None, SMALL)
-    for way in WAYS:
+    for way in VARIANTS:
         accuracy, loss = mixed_precision.accuracies(record, way)
         assert min(accuracy) > 0.8
         assert max(loss) < 1

@@ -80,7 +80,7 @@ def test_a_broken_record_of_the_readers_own_hides_no_machine(folder):
 def test_odd_records_of_a_machine_are_shown_or_refused_in_a_sentence(experiment, folder):
     path, choice = folder / "small" / f"{experiment}.json", random.Random(experiment)
     text, refused = path.read_text(), 0
-    everywhere = [found for found in odd.places(json.loads(text)) if found[0] in ("runs", "settings", "machine")]
+    everywhere = [found for found in odd.layers(json.loads(text)) if found[0] in ("runs", "settings", "machine")]
     names = "caption title step_us times_numpy recipes goals waits starts accuracies loss_errors break_even table"
     for _ in range(12):
         record = json.loads(text)

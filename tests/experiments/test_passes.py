@@ -141,10 +141,10 @@ def test_the_record_has_everything_and_its_table_a_line_each(record):
             assert min(run["samples_us"]) > 0
 
 
-def test_ways_take_turns():
+def test_variants_take_turns():
     calls: list[str] = []
-    ways = {name: partial(calls.append, name) for name in "ab"}
-    samples_us(ways, Plan(samples=3, sample_seconds=0.0))
+    variants = {name: partial(calls.append, name) for name in "ab"}
+    samples_us(variants, Plan(samples=3, sample_seconds=0.0))
     assert "".join(calls[-12:]) == "aabb" * 3
 
 

@@ -12,9 +12,9 @@ from shared import one_sentence, sweep
 from mlpkit import kernels
 from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.cnn import between
-from mlpkit.kernels.conv import Shape, planes
+from mlpkit.kernels.conv import Shape, blocked
 
-MODES = {"float32": planes.MODES["fp16x3"], "tf32": planes.MODES["fp16"], "bf16": planes.MODES["bf16"]}
+MODES = {"float32": blocked.MODES["fp16x3"], "tf32": blocked.MODES["fp16"], "bf16": blocked.MODES["bf16"]}
 SIZES = (
     between.Pooled(3, 20, 6, 8, 2, True),
     between.Pooled(2, 5, 4, 4, 2, False),
@@ -34,7 +34,7 @@ FIRST = (
 
 @pytest.fixture
 def cupy(folder):
-    with emulator.with_planes(folder, planes, between) as found:
+    with emulator.with_blocked(folder, blocked, between) as found:
         yield found
 
 
@@ -65,9 +65,9 @@ def right_backward(about, dy, places):
 
 
 def put(cupy, x, mode, layout):
-    """Return images (n, c, h, w) in a layout, "nchw" or "planes"."""
+    """Return images (n, c, h, w) in a layout, "nchw" or "nc8hw8"."""
     x = cupy.asarray(np.ascontiguousarray(x, np.float32))
-    return x if layout == "nchw" else cupy.ascontiguousarray(planes.images_as_planes(x, mode))
+    return x if layout == "nchw" else cupy.ascontiguousarray(blocked.images_as_blocked(x, mode))
 
 
 def taken(cupy, found, mode, layout, channels):
@@ -75,7 +75,7 @@ def taken(cupy, found, mode, layout, channels):
     if layout == "nchw":
         return cupy.asnumpy(found)
     array = cupy.asnumpy(found.array if layout == "stored" else found)
-    if layout == "planes" or not mode.halves:
+    if layout == "nc8hw8" or not mode.fp16_parts:
         array = (array.astype(np.uint32) << 16).view(np.float32) if mode.stored == 8 else array
     else:
         scale = cupy.asnumpy(found.scale)[0]
@@ -84,7 +84,7 @@ def taken(cupy, found, mode, layout, channels):
         array = array / scale
     n, groups, h, w, each = array.shape
     images = array.transpose(0, 1, 4, 2, 3).reshape(n, groups * each, h, w)
-    assert groups * each == planes.padded(channels, 8)
+    assert groups * each == blocked.padded(channels, 8)
     assert not images[:, channels:].any()
     return images[:, :channels]
 
@@ -92,31 +92,31 @@ def taken(cupy, found, mode, layout, channels):
 def check_there_and_back(cupy, about, mode, layout, to):
     z, bias = numbers((about.images, about.channels, about.height, about.width)), numbers(about.channels, 1)
     dy = numbers((about.images, about.channels, about.down, about.across), 2)
-    scales = planes.new_scale(), planes.new_scale()
+    scales = blocked.new_scale(), blocked.new_scale()
     for size in (1, 1, 1024):
         y, kept = between.forward(
             mode, about, put(cupy, size * z, mode, layout), layout, to, cupy.asarray(size * bias), scales[0]
         )
         wanted, places = right_forward(about, size * z, size * bias)
         np.testing.assert_array_equal(taken(cupy, y, mode, to, about.channels), wanted)
-        back, scale = "nchw" if to == "nchw" else "planes", scales[1] if mode.halves else None
+        back, scale = "nchw" if to == "nchw" else "nc8hw8", scales[1] if mode.fp16_parts else None
         dz, sums = between.backward(mode, about, put(cupy, dy / size, mode, back), back, kept, True, scale)
         wanted = right_backward(about, dy / size, places)
         np.testing.assert_array_equal(taken(cupy, dz, mode, "stored", about.channels), wanted)
         db = cupy.asnumpy(sums).sum(axis=0)[: about.channels]
         np.testing.assert_allclose(db, wanted.sum((0, 2, 3)), rtol=1e-5, atol=1e-5 / size)
-    if mode.halves:  # somebody else has found the largest number, and no guess is right
-        largest, scale = cupy.asarray(np.abs(wanted).max(keepdims=True).ravel().view(np.uint32)), planes.new_scale()
+    if mode.fp16_parts:  # somebody else has found the largest number, and no guess is right
+        largest, scale = cupy.asarray(np.abs(wanted).max(keepdims=True).ravel().view(np.uint32)), blocked.new_scale()
         dz, _ = between.backward(mode, about, put(cupy, dy / size, mode, back), back, kept, True, scale, largest)
         np.testing.assert_array_equal(taken(cupy, dz, mode, "stored", about.channels), wanted)
 
 
 def check_first(cupy, shape, pool, relu, mode, to):
-    conv = planes.cropped(shape, pool)
+    conv = blocked.cropped(shape, pool)
     about = between.Pooled(conv.batch, conv.channels_out, conv.out_height, conv.out_width, pool, relu)
     assert between.why_not_first(conv, about) is None
     x, w, bias = numbers(shape.x), numbers(shape.w, 1) / 16, numbers(shape.channels_out, 2)
-    scale, counters = planes.new_scale(), between.first_counters(conv, about)
+    scale, counters = blocked.new_scale(), between.first_counters(conv, about)
     z = numpy_baseline.conv(*(each.astype(float) for each in (x, w)), None, 1, shape.padding)
     z = z[:, :, : about.height, : about.width]
     wanted, places = right_forward(about, z, bias)
@@ -131,7 +131,7 @@ def check_first(cupy, shape, pool, relu, mode, to):
         found = taken(cupy, y, mode, to, about.channels)
         assert error(found, wanted) < (1e-3 if mode.parts == 1 else 1e-6) * (8 if mode.stored == 8 else 1)
         dw, db = cupy.empty(shape.w, np.float32), cupy.empty(shape.channels_out, np.float32)
-        back = "nchw" if to == "nchw" else "planes"
+        back = "nchw" if to == "nchw" else "nc8hw8"
         between.first_weights(mode, conv, about, x, put(cupy, dy, mode, back), back, kept, dw, db, counters)
         assert error(cupy.asnumpy(dw), dw_right) < 1e-6
         np.testing.assert_allclose(cupy.asnumpy(db), dz.sum((0, 2, 3)), rtol=1e-5, atol=1e-5)
@@ -140,11 +140,11 @@ def check_first(cupy, shape, pool, relu, mode, to):
 @needs_compiler
 @pytest.mark.parametrize("about", [SIZES[0], SIZES[5]], ids=str)
 def test_there_and_back(about, cupy):
-    check_there_and_back(cupy, about, MODES["float32"], "planes", "stored")
+    check_there_and_back(cupy, about, MODES["float32"], "nc8hw8", "stored")
 
 
 LAYOUTS = (
-    ("bf16", "planes", "stored"),
+    ("bf16", "nc8hw8", "stored"),
     ("tf32", "nchw", "stored"),
 )
 
@@ -169,7 +169,7 @@ def test_the_first_convolution_in_bfloat16(cupy):
 def test_a_nan_comes_through(cupy):
     about = between.Pooled(1, 3, 2, 2, 2, True)
     z = np.float32([[[[1, np.nan], [3, 2]], [[-1, -2], [-3, np.nan]], [[-1, -2], [-3, -4]]]])
-    y, _ = between.forward(MODES["float32"], about, put(cupy, z, MODES["float32"], "planes"), "planes", "nchw")
+    y, _ = between.forward(MODES["float32"], about, put(cupy, z, MODES["float32"], "nc8hw8"), "nc8hw8", "nchw")
     np.testing.assert_array_equal(y.ravel(), [np.nan, np.nan, 0])
 
 
@@ -210,7 +210,7 @@ def test_no_number_leaves_the_registers(mode):
 def test_there_and_back_on_a_gpu(mode, about):
     import cupy
 
-    for layout, to in product(("planes", "nchw"), ("stored", "planes", "nchw")):
+    for layout, to in product(("nc8hw8", "nchw"), ("stored", "nc8hw8", "nchw")):
         check_there_and_back(cupy, about, mode, layout, to)
 
 
@@ -220,5 +220,5 @@ def test_there_and_back_on_a_gpu(mode, about):
 def test_the_first_convolution_on_a_gpu(mode, shape, pool, relu):
     import cupy
 
-    for to in ("stored", "planes", "nchw"):
+    for to in ("stored", "nc8hw8", "nchw"):
         check_first(cupy, shape, pool, relu, mode, to)

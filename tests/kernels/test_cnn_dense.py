@@ -83,7 +83,7 @@ def test_nothing_is_spilled_and_tiles_fit():
     assert dense.Sizes(128, (3200, 256, 10)).slices * 8 <= dense.BLOCKS
     assert dense.Sizes(128, (3200, 256, 10)).shared <= 64 << 10
     assert dense.Sizes(1, (5, 1024, 16)).shared <= 100 << 10
-    assert dense.Sizes(128, (400, 120, 84, 10)).held == 120 * 84 + 84 * 10
+    assert dense.Sizes(128, (400, 120, 84, 10)).resident == 120 * 84 + 84 * 10
     assert [dense.Sizes(n, (400, 120, 84, 10)).slices for n in (32, 64, 128)] == [7, 7, 13]
     assert dense.Sizes(128, (784, 128, 10)).slices == 25
     for n, sizes in ((128, (3200, 256, 10)), (1, (5, 10)), (64, (400, 120, 84, 10)), (1000, (784, 1024, 10))):

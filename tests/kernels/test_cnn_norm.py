@@ -11,16 +11,16 @@ from mlpkit import kernels
 from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.cnn import norm
 from mlpkit.kernels.cnn.norm import Norm
-from mlpkit.kernels.conv import planes
-from mlpkit.kernels.conv.planes import MODES, Stored
+from mlpkit.kernels.conv import blocked
+from mlpkit.kernels.conv.blocked import MODES, Stored
 
 CLASSES = {"fp16x3": 2e-6, "fp16": 1e-3, "bf16": 1e-2}  # how far off a result may be
 
 
-def as_planes(x, mode):
+def as_blocked(x, mode):
     """Return images as the planes of a mode, a NumPy array."""
     n, c, h, w = x.shape
-    x = np.pad(x.astype(np.float32), ((0, 0), (0, planes.padded(c, 8) - c), (0, 0), (0, 0)))
+    x = np.pad(x.astype(np.float32), ((0, 0), (0, blocked.padded(c, 8) - c), (0, 0), (0, 0)))
     x = np.ascontiguousarray(x.reshape(n, -1, mode.stored, h, w).transpose(0, 1, 3, 4, 2))
     return to_bf16(x) if mode.stored == 8 else x
 
@@ -30,7 +30,7 @@ def to_bf16(x):
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def from_planes(array, channels):
+def from_blocked(array, channels):
     """Return planes of float32 or bfloat16 as float64 images."""
     n, _, h, w, _ = array.shape
     array = (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else array
@@ -39,8 +39,8 @@ def from_planes(array, channels):
 
 def from_operand(array, scale, mode, channels):
     """Return an operand as float64 images."""
-    if not mode.halves:
-        return from_planes(array, channels)
+    if not mode.fp16_parts:
+        return from_blocked(array, channels)
     total = array.view(np.float16).astype(float).sum(0) / float(scale[0])
     n, _, h, w, _ = total.shape
     return total.transpose(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :channels]
@@ -48,15 +48,15 @@ def from_operand(array, scale, mode, channels):
 
 def as_operand(x, mode):
     """Return images as an operand, an array and its scale."""
-    if not mode.halves:
-        return as_planes(x, mode), None
+    if not mode.fp16_parts:
+        return as_blocked(x, mode), None
     scale = np.zeros(8, np.float32)
     scale[0] = 2.0 ** (14 - int(np.ceil(np.log2(np.abs(x).max()))))
     n, c, h, w = x.shape
-    x = np.pad(x, ((0, 0), (0, planes.padded(c, 8) - c), (0, 0), (0, 0))) * scale[0].astype(float)
+    x = np.pad(x, ((0, 0), (0, blocked.padded(c, 8) - c), (0, 0), (0, 0))) * scale[0].astype(float)
     x = x.reshape(n, -1, 8, h, w).transpose(0, 1, 3, 4, 2)
     parts = [x.astype(np.float16)]
-    if mode.halves == 2:
+    if mode.fp16_parts == 2:
         parts.append((x - parts[0]).astype(np.float16))
     return np.ascontiguousarray(np.stack(parts)).view(np.uint16), scale
 
@@ -68,7 +68,7 @@ class Case:
         self.norm, self.past, self.seed = one, past, seed
         rng = np.random.default_rng(seed)
         n, c, h, w = one.n, one.channels, one.height, one.width
-        self.y = from_planes(as_planes(rng.standard_normal((n, c, h, w)) * 3 + away, one.mode), c)
+        self.y = from_blocked(as_blocked(rng.standard_normal((n, c, h, w)) * 3 + away, one.mode), c)
         if one.kernel:
             sizes = [size + one.kernel - 1 - 2 * one.padding for size in (h, w)]
             self.images = rng.standard_normal((n, 1, *sizes)).astype(np.float32)
@@ -78,10 +78,10 @@ class Case:
         self.added = from_operand(*as_operand(rng.standard_normal((n, c, h, w)), one.mode), one.mode, c)
         self.gamma, self.beta, self.mean, self.bias = (rng.standard_normal(c).astype(np.float32) for _ in range(4))
         self.variance = rng.random(c).astype(np.float32) + 1
-        self.dy = from_planes(as_planes(rng.standard_normal((n, c, *one.out)), one.mode), c)
+        self.dy = from_blocked(as_blocked(rng.standard_normal((n, c, *one.out)), one.mode), c)
         if past:
             down, across = one.out[0] // past[1], one.out[1] // past[1]
-            self.dz = from_planes(as_planes(rng.standard_normal((n, c, down, across)), one.mode), c)
+            self.dz = from_blocked(as_blocked(rng.standard_normal((n, c, down, across)), one.mode), c)
             self.choices = rng.integers(0, past[1] ** 2, self.dz.shape)
             self.on = rng.random(self.dz.shape) < 0.6 if past[0] else np.ones(self.dz.shape, bool)
         self.compute()
@@ -115,7 +115,7 @@ class Case:
     def past_marks(self):
         """Return the marks of what followed the sum, as the kernels keep them: (n, c / 8, h, w)."""
         n, c, h, w = self.dz.shape
-        padded, pool = planes.padded(c, 8), self.past[1]
+        padded, pool = blocked.padded(c, 8), self.past[1]
         numbers = np.where(self.on, self.choices, norm_none()) if pool > 1 else self.on.astype(int)
         numbers = np.pad(numbers, ((0, 0), (0, padded - c), (0, 0), (0, 0))).reshape(n, -1, 8, h, w)
         bits = 4 if pool > 1 else 1
@@ -127,7 +127,7 @@ def norm_none():
     return 15
 
 
-def run(case, cp, out="operand", layout="planes", keep=False, again=False, blocks=None):
+def run(case, cp, out="operand", layout="nc8hw8", keep=False, again=False, blocks=None):
     """Return what the kernels make of a case: result, averages, dx, gradients of the channels, dense, statistics.
 
     again: the operand that the backward pass makes again must be the result, bit by bit.
@@ -139,7 +139,7 @@ def run(case, cp, out="operand", layout="planes", keep=False, again=False, block
     channels = norm.Channels(*vectors, *gradients[:2], put(case.bias), gradients[2])
     scales = [put(np.array([1, *[0] * 15], np.float32)) for _ in range(2)]
     added = Stored(*map(put, as_operand(case.added, mode))) if one.add else None
-    y, filters = (case.images, case.filters) if one.kernel else (as_planes(case.y, mode), None)
+    y, filters = (case.images, case.filters) if one.kernel else (as_blocked(case.y, mode), None)
     filters, dw = put(filters), put(np.full_like(filters, np.nan)) if one.kernel else None
     meetings = [norm.new_meeting(one, blocks) for _ in range(2)]
     result, kept = norm.forward(one, channels, put(y), scales[0], meetings[0], added, out, filters, blocks)
@@ -148,16 +148,16 @@ def run(case, cp, out="operand", layout="planes", keep=False, again=False, block
     if out == "operand":
         result = from_operand(numpy(result.array), numpy(scales[0]), mode, c)
     else:
-        result = numpy(result) if out == "nchw" else from_planes(numpy(result), c)
-    dy = put(case.dy.astype(np.float32) if layout == "nchw" else as_planes(case.dy, mode))
-    past = case.past and norm.Past(put(as_planes(case.dz, mode)), put(case.past_marks()), *case.past)
+        result = numpy(result) if out == "nchw" else from_blocked(numpy(result), c)
+    dy = put(case.dy.astype(np.float32) if layout == "nchw" else as_blocked(case.dy, mode))
+    past = case.past and norm.Past(put(as_blocked(case.dz, mode)), put(case.past_marks()), *case.past)
     found = norm.backward(one, channels, kept, dy, scales[1], meetings[1], past, layout, keep, again, dw, blocks)
     dx, dense, made = found
     if again:
         np.testing.assert_array_equal(numpy(made.array), bits)
     dx = numpy(dw) if one.kernel else from_operand(numpy(dx.array), numpy(scales[1]), mode, c)
     averages = [numpy(each).astype(float) for each in vectors[2:]]
-    dense = None if dense is None else from_planes(numpy(dense), c)
+    dense = None if dense is None else from_blocked(numpy(dense), c)
     return result, averages, dx, [numpy(each) for each in gradients], dense, numpy(kept.statistics)
 
 
@@ -179,7 +179,7 @@ def check(case, cp, worst=None, **options):
 
 def emulated(case, folder, seed=0, **options):
     norm._kernel.cache_clear()
-    planes.multiprocessors.cache_clear()
+    blocked.multiprocessors.cache_clear()
     with emulator.with_cupy(folder, seed):
         import cupy
 
@@ -218,7 +218,7 @@ def sizes_for(mode):
     yield Norm(mode, 5, 20, 9, 7), 0.0, None, {}
     yield Norm(mode, 64, 33, 13, 13), 100.0, None, {}
     yield Norm(mode, 3, 41, 7, 9, add=True, pool=2), 0.0, None, {"layout": "nchw", "out": "nchw"}
-    yield Norm(mode, 4, 9, 10, 9, relu=False, pool=3), 0.0, None, {"out": "planes"}
+    yield Norm(mode, 4, 9, 10, 9, relu=False, pool=3), 0.0, None, {"out": "nc8hw8"}
     yield Norm(mode, 128, 32, 28, 28, add=True, pool=2), 0.0, None, {}
     yield Norm(mode, 128, 32, 28, 28), 0.0, (True, 2), {"again": True}
     yield Norm(mode, 2, 20, 6, 6, add=True), 0.0, (True, 1), {"keep": True}
@@ -254,6 +254,6 @@ def test_no_number_leaves_the_registers():
         macros = {"OUT": norm._out_number(one, options.get("out", "operand")), **one.macros}
         assert kernels.resources(norm.FORWARD, **macros)["normalize"].spilled_bytes == 0
         past = past and norm.Past(None, None, *past)
-        options = {"layout": "planes", "keep": False, "again": False} | options
+        options = {"layout": "nc8hw8", "keep": False, "again": False} | options
         macros = norm._backward_macros(one, past, *map(options.get, ("layout", "keep", "again")))
         assert kernels.resources(norm.BACKWARD, **macros)["normalize_backward"].spilled_bytes == 0

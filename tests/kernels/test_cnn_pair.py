@@ -8,7 +8,7 @@ from shared import one_sentence
 from mlpkit import kernels
 from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.cnn import between, pair
-from mlpkit.kernels.conv import Shape, planes
+from mlpkit.kernels.conv import Shape, blocked
 
 # Images, filters of the first and of the second convolution, their edges, the padding of the first, its pool, the ReLUs
 CASES = {
@@ -23,9 +23,9 @@ CASES = {
 def layers_of(case):
     """Return two pairs (shape, what follows)."""
     n, image, filters, more, edge, second_edge, padding, pool, relu = case
-    one = planes.cropped(Shape(n, image[0], filters, *image[1:], edge, padding=padding), pool)
+    one = blocked.cropped(Shape(n, image[0], filters, *image[1:], edge, padding=padding), pool)
     pooled = between.Pooled(n, filters, one.out_height, one.out_width, pool, relu)
-    two = planes.cropped(Shape(n, filters, more, pooled.down, pooled.across, second_edge), 2)
+    two = blocked.cropped(Shape(n, filters, more, pooled.down, pooled.across, second_edge), 2)
     return (one, pooled), (two, between.Pooled(n, more, two.out_height, two.out_width, 2, relu))
 
 

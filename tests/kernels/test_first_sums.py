@@ -16,7 +16,7 @@ from test_kernels import needs_compiler as needs_nvrtc
 
 from mlpkit import kernels
 from mlpkit.kernels.cnn import between
-from mlpkit.kernels.conv import Shape, planes
+from mlpkit.kernels.conv import Shape, blocked
 
 needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
 KERNEL = """
@@ -52,11 +52,11 @@ def between_lines(text, first, last):
 
 def source():
     """Return the text of what is tested, and a kernel that calls it."""
-    forward, planes_cuh = kernels.source("conv_11_planes"), (kernels.FOLDER / "conv/planes.cuh").read_text("utf-8")
+    forward, blocked_cuh = kernels.source("conv_11_blocked"), (kernels.FOLDER / "conv/blocked.cuh").read_text("utf-8")
     first = (kernels.FOLDER / "first_sums.cuh").read_text("utf-8")
     return "".join([
         "extern __shared__ __align__(128) unsigned char shared_bytes[];\n",
-        between_lines(planes_cuh, "#ifndef LACKS", "// The pieces by which"),
+        between_lines(blocked_cuh, "#ifndef LACKS", "// The pieces by which"),
         first, "\n", between_lines(forward, "constexpr int LINE", "\n"), "\n",
         between_lines(forward, "// Add what a tile's sums mean", '#endif\n\n#if FIRST\nusing After'), KERNEL,
     ])  # fmt: skip
@@ -85,8 +85,8 @@ def test_sums_are_the_gradients_of_taps(folder, n, channels, height, width, kern
     about = between.Pooled(n, channels, shape.out_height // pool * pool, shape.out_width // pool * pool, pool, True)
     down, across, groups = about.down, about.across, about.groups
     second = Shape(n, channels, 16, down, across, 3, padding=next_padding)
-    ((conv, _, _),) = planes.convolutions(second, "input_gradient")
-    tiling = next(one for one in planes.tilings(conv, planes.MODES["bf16"]) if one.tiles == one.heights == 1)
+    ((conv, _, _),) = blocked.convolutions(second, "input_gradient")
+    tiling = next(one for one in blocked.tilings(conv, blocked.MODES["bf16"]) if one.tiles == one.heights == 1)
     rows, bands = tiling.rows(conv)
     x, dx = rng.integers(-3, 4, (n, height, width)), rng.integers(-3, 4, (n, channels, down, across))
     kept = rng.choice([*range(pool * pool), 15], (n, 8 * groups, down, across))
@@ -105,7 +105,7 @@ def test_sums_are_the_gradients_of_taps(folder, n, channels, height, width, kern
     macros |= {"FIRST_POOL": pool, "FIRST_HEIGHT": height, "FIRST_WIDTH": width}
     macros |= {"FIRST_DOWN": down, "FIRST_ACROSS": across}
     made = emulator.File(folder, 0, "first_sums", source(), **macros).get_function("made")
-    problem = planes.problem(conv, rows, bands, conv.pieces(rows), planes.padded(channels, 8))
+    problem = blocked.problem(conv, rows, bands, conv.pieces(rows), blocked.padded(channels, 8))
     made.max_dynamic_shared_size_bytes = 200 << 10
     line = tiling.width + (40 - tiling.width % 32) % 32
     shared = between.behind(shape, about) + 4 * 4 * 8 * line
@@ -118,11 +118,11 @@ def test_sums_are_the_gradients_of_taps(folder, n, channels, height, width, kern
 @needs_nvrtc
 @pytest.mark.parametrize("mode", ["fp16x3", "bf16"])
 def test_no_number_leaves_the_registers(mode):
-    mode, about = planes.MODES[mode], between.Pooled(128, 64, 26, 26, 2, True)
+    mode, about = blocked.MODES[mode], between.Pooled(128, 64, 26, 26, 2, True)
     room = between.behind(Shape(128, 1, 64, 28, 28, 3), about)
-    second = planes.Cropped(128, 64, 128, 13, 13, 3, rows=10, columns=10, pool=2, behind=room)
-    (one,) = planes.launches(mode, second, "input_gradient")
+    second = blocked.Cropped(128, 64, 128, 13, 13, 3, rows=10, columns=10, pool=2, behind=room)
+    (one,) = blocked.launches(mode, second, "input_gradient")
     assert between.why_not_first_sums(mode, second, Shape(128, 1, 64, 28, 28, 3), about) is None
-    found = kernels.resources(planes.FORWARD, MODE=mode.number, FIRST=1, **one.tiling.macros)["convolve"]
+    found = kernels.resources(blocked.FORWARD, MODE=mode.number, FIRST=1, **one.tiling.macros)["convolve"]
     assert found.spilled_bytes == 0
     assert found.registers <= 255

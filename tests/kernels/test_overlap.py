@@ -58,7 +58,7 @@ def test_a_refusal_is_an_error(monkeypatch):
 
 
 CHAIN = (
-    kernels.source("answers").split("extern __shared__")[0]
+    kernels.source("predictions").split("extern __shared__")[0]
     + r"""
 extern "C" __global__ void step(const float* x, float* y, int n) {
     griddepcontrol_launch_dependents();

@@ -28,7 +28,7 @@ NESTED = Model((4, 6, 6), (
 
 
 def test_each_layer_inside_has_a_path_of_two_numbers():
-    paths = [".".join(map(str, path)) for path, *_ in NESTED.places]
+    paths = [".".join(map(str, path)) for path, *_ in NESTED.walk]
     assert paths == ["0", "1", "1.0", "1.1", "1.2", "1.3", "1.4", "2", "2.0", "2.1", "2.2", "2.2.0", "2.3", "3", "4"]
     assert {"1.0.W", "1.2.W", "1.3.gamma", "2.0.b", "2.2.0.W"} < set(NESTED.layout.shapes)
     assert set(NESTED.statistics.shapes) == {"1.1.mean", "1.1.variance", "1.3.mean", "1.3.variance"}
@@ -39,36 +39,36 @@ def test_arrays_of_a_residual_are_called_what_they_were():
     assert names == ["3.0.W", "3.1.gamma", "3.1.beta", "3.3.W", "3.4.gamma", "3.4.beta"]
 
 
-def test_places_stand_in_branches_as_layers_do():
+def test_bound_layers_stand_in_branches_as_layers_do():
     network = Network(model=NESTED)
 
-    def check(places, layers):
-        assert [at.layer for at in places] == list(layers)
-        for at in places:
+    def check(bound, layers):
+        assert [at.layer for at in bound] == list(layers)
+        for at in bound:
             assert len(at.branches) == len(at.layer.branches())
             for branch, inner in zip(at.branches, at.layer.branches(), strict=True):
                 check(branch, inner)
 
-    check(network.places, NESTED.layers)
-    for path, layer, shape, wants_dx in NESTED.places:
-        at = place_of(network, path)
+    check(network.layers, NESTED.layers)
+    for path, layer, shape, wants_dx in NESTED.walk:
+        at = bound_at(network, path)
         assert (at.layer, at.path, at.wants_dx) == (layer, path, wants_dx)
         for name, wanted in layer.parameters(shape).items():
             assert getattr(at, name).shape == wanted
             assert np.shares_memory(getattr(at, name), network.theta)
 
 
-def place_of(network, path):
-    places = network.places
+def bound_at(network, path):
+    bound = network.layers
     for number in path:
-        at = places[number]
-        places = [inner for branch in at.branches for inner in branch]
+        at = bound[number]
+        bound = [inner for branch in at.branches for inner in branch]
     return at
 
 
 def test_one_branch_does_not_make_another_ask_for_its_inputs_gradient():
     model = Model((6,), (Concat((Linear(4), Tanh()), (Sigmoid(), Linear(2))), Linear(3)))
-    wants = {path: wants_dx for path, *_, wants_dx in model.places}
+    wants = {path: wants_dx for path, *_, wants_dx in model.walk}
     assert wants == {(0,): False, (0, 0): False, (0, 1): True, (0, 2): False, (0, 3): False, (1,): True}
 
 
@@ -125,7 +125,7 @@ def test_a_layer_comes_back_from_json_and_from_a_copy(model):
     for found in (Model.from_dict(json.loads(json.dumps(model.to_dict()))), copy.deepcopy(model)):
         assert found == model
         assert hash(found) == hash(model)
-        assert found.places == model.places
+        assert found.layers == model.walk
 
 
 def test_a_network_comes_back_from_a_file_and_from_a_copy(tmp_path):

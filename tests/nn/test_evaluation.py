@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from mlpkit.nn.bound import backward
 from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.layers import Dropout, Flatten, Linear, ReLU, Tanh
 from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
-from mlpkit.nn.place import backward
 from mlpkit.nn.residual import Residual
 from mlpkit.optim import SGD
 from mlpkit.training.fit import fit
@@ -63,11 +63,11 @@ def test_two_threads_predict_with_one_network_while_a_third_trains_another():
     assert trained == [fit(alone, SGD(alone, 0.05), data(), epochs=20, batch_size=8).loss]
 
 
-def places_of(places):
-    for at in places:
+def bound_to(bound):
+    for at in bound:
         yield at
         for branch in at.branches:
-            yield from places_of(branch)
+            yield from bound_to(branch)
 
 
 @pytest.mark.parametrize("trained", [False, True], ids=["new", "amid a training"])
@@ -75,10 +75,10 @@ def test_nothing_of_an_evaluation_stays(trained):
     network, (X, y) = Network(model=MODEL), data()
     if trained:
         network.loss_and_grad(X, y)
-    before = [dict(vars(at)) for at in places_of(network.places)]
+    before = [dict(vars(at)) for at in bound_to(network.layers)]
     network.forward(X), network.forward(X, keep=("3.0", "7")), network.predict(X), network.evaluate(X, y)
     network.loss(X, y), network.gradients(X, y, of=("input", "3"))
-    for at, then in zip(places_of(network.places), before, strict=True):
+    for at, then in zip(bound_to(network.layers), before, strict=True):
         assert vars(at).keys() == then.keys()
         assert all(getattr(at, name) is then[name] for name in then)
 
@@ -90,7 +90,7 @@ def test_a_prediction_amid_a_step_does_not_change_the_step():
     outputs = network.forward(X, training=True, step=3)
     network.predict(X[:7])
     network.gradients(X[:5], y[:5])
-    backward(network.places, network.model.loss(network.at_loss, outputs, y)[1])
+    backward(network.layers, network.model.loss(network.at_loss, outputs, y)[1])
     assert_array_equal(network.grad, wanted.grad)
 
 

@@ -11,6 +11,7 @@ from test_model import Gain
 
 from mlpkit import engines
 from mlpkit.engines import numpy_baseline
+from mlpkit.nn.bound import backward
 from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.gradcheck import gradient_error
@@ -21,7 +22,6 @@ from mlpkit.nn.models import LENET5, mlp
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
-from mlpkit.nn.place import backward
 from mlpkit.nn.residual import Residual
 from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
 
@@ -270,19 +270,19 @@ def test_the_first_layers_input_gradient_is_not_computed(model, linear, conv):
     assert calls == {"linear_backward_input": linear, "conv_backward_input": conv}
 
 
-def test_a_place_knows_whether_something_before_it_learns():
+def test_a_bound_layer_knows_whether_something_before_it_learns():
     model = Model((6,), (Tanh(), Residual((ReLU(), Linear(6), Tanh())), Dropout(), Linear(3)))
-    wants = {path: wants_dx for path, _, _, wants_dx in model.places}
+    wants = {path: wants_dx for path, _, _, wants_dx in model.walk}
     assert wants == {(0,): False, (1,): False, (1, 0): False, (1, 1): False, (1, 2): True, (2,): True, (3,): True}
     network = Network(model=model)
-    places = [*network.places, *network.places[1].branches[0]]
-    assert {at.path: at.wants_dx for at in places} == wants
-    assert [at.layer for at in places] == [*model.layers, *model.layers[1].layers]
+    bound = [*network.layers, *network.layers[1].branches[0]]
+    assert {at.path: at.wants_dx for at in bound} == wants
+    assert [at.layer for at in bound] == [*model.layers, *model.layers[1].layers]
 
 
-def test_a_place_has_its_arrays_and_no_others():
+def test_a_bound_layer_has_its_arrays_and_no_others():
     network = Network(model=NETWORKS["norm of images"])
-    conv, norm = network.places[:2]
+    conv, norm = network.layers[:2]
     usual = {"layer", "path", "engine", "mode", "branches", "learns_before", "lasting"}
     assert vars(conv).keys() - usual == {"W", "dW"}
     assert vars(norm).keys() - usual == {"gamma", "dgamma", "beta", "dbeta", "mean", "variance"}
@@ -318,7 +318,7 @@ def normalized(x, mean, variance, eps=1e-5):
 
 def test_training_uses_the_batchs_statistics_and_evaluation_the_running_ones():
     network = Network(model=Model((4,), (BatchNorm(momentum=0.2), Linear(3))), dtype=np.float64)
-    W = network.places[1].W
+    W = network.layers[1].W
     rng = np.random.default_rng(0)
     mean, variance = np.zeros(4), np.ones(4)
     for step in range(3):
@@ -357,8 +357,8 @@ def masks(seed=0, step=0, model=None, n=50):
     network = Network(model=model, seed=seed)
     ones = np.ones((n, 40), np.float32)
     network.forward(ones, training=True, step=step)
-    places = network.places[0], network.places[2], network.places[3].branches[0][0]
-    return [at.layer.backward(at, ones) for at in places]
+    bound = network.layers[0], network.layers[2], network.layers[3].branches[0][0]
+    return [at.layer.backward(at, ones) for at in bound]
 
 
 def test_masks_depend_on_seed_step_and_place_and_on_nothing_else():
@@ -414,9 +414,9 @@ def test_a_number_that_is_none_is_not_hidden_where_it_is_dropped():
 def test_evaluation_drops_nothing_and_a_rate_of_zero_neither():
     network = Network(model=Model((40,), (Dropout(0.5), Linear(3))))
     x = np.random.default_rng(0).normal(size=(8, 40)).astype(np.float32)
-    assert_array_equal(network.forward(x), x @ network.places[1].W)
+    assert_array_equal(network.forward(x), x @ network.layers[1].W)
     assert not np.array_equal(network.forward(x, training=True), network.forward(x))
-    assert_array_equal(network.forward(x), x @ network.places[1].W)  # nothing is left behind
+    assert_array_equal(network.forward(x), x @ network.layers[1].W)  # nothing is left behind
     kept = Network(model=Model((40,), (Dropout(0.0), Linear(3))))
     assert_array_equal(kept.forward(x, training=True), kept.forward(x))
 
@@ -486,7 +486,7 @@ def test_the_accuracy_of_yes_or_no_is_that_of_each_answer():
     network = Network(model=Model((5,), (Linear(3),), BinaryCrossEntropy()), seed=1)
     rng = np.random.default_rng(0)
     X, targets = rng.normal(size=(9, 5)).astype(np.float32), rng.integers(2, size=(9, 3)).astype(np.float32)
-    z = X @ network.places[0].W
+    z = X @ network.layers[0].W
     found = network.evaluate(X, targets, batch_size=4)
     assert found["accuracy"] == pytest.approx(np.mean((z > 0) == targets))
     assert found["loss"] == pytest.approx(np.mean(np.log1p(np.exp(z)) - z * targets), rel=1e-5)
@@ -497,7 +497,7 @@ def test_a_measured_error_has_no_accuracy():
     network = Network(model=Model((5,), (Linear(3),), MeanSquaredError()), seed=1)
     rng = np.random.default_rng(0)
     X, targets = (rng.normal(size=(9, m)).astype(np.float32) for m in (5, 3))
-    z = X @ network.places[0].W
+    z = X @ network.layers[0].W
     found = network.evaluate(X, targets, batch_size=4)
     assert found == {"loss": pytest.approx(np.mean((z - targets) ** 2), rel=1e-5)}
     assert_allclose(network.predict(X, 4), z, rtol=1e-5, atol=1e-6)
@@ -529,19 +529,19 @@ def test_images_are_no_classes():
         network.loss_and_grad(np.zeros((4, 1, 5, 5), np.float32), np.zeros(4, int))
 
 
-@pytest.mark.parametrize("room", [1, 5000, 2**26])
-def test_as_many_rows_at_once_as_there_is_room_for(room, monkeypatch):
+@pytest.mark.parametrize("most", [1, 5000, 2**26])
+def test_as_many_rows_at_once_as_there_is_room_for(most, monkeypatch):
     """How many does not show in what comes out."""
     network = Network(model=NETWORKS["max pool"])
-    rng, widest = np.random.default_rng(0), max(prod(shape) for *_, shape, _ in network.model.places)
+    rng, widest = np.random.default_rng(0), max(prod(shape) for *_, shape, _ in network.model.walk)
     X, y = rng.normal(size=(20, 1, 11, 10)).astype(np.float32), rng.integers(3, size=20)
     wanted = network.evaluate(X, y, 20), network.predict(X, 20)
     seen, forward = [], network.forward
-    monkeypatch.setattr("mlpkit.nn.network.ROOM", room)
+    monkeypatch.setattr("mlpkit.nn.network.MOST_BYTES", most)
     network.forward = lambda x: seen.append(len(x)) or forward(x)
     assert network.evaluate(X, y) == pytest.approx(wanted[0], rel=1e-6)
     assert_array_equal(network.predict(X), wanted[1])
-    assert max(seen) == min(20, max(1, room // (4 * widest)))
+    assert max(seen) == min(20, max(1, most // (4 * widest)))
 
 
 # Files

@@ -42,7 +42,7 @@ def test_the_workbooks_models_have_their_sizes(model, parameters, statistics):
 
 
 def test_every_layer_makes_its_shape():
-    shapes = [shape for *_, shape, _ in LENET5.places]
+    shapes = [shape for *_, shape, _ in LENET5.walk]
     assert shapes == [
         *[(1, 28, 28), (6, 28, 28), (6, 28, 28), (6, 14, 14), (16, 10, 10), (16, 10, 10)],
         *[(16, 5, 5), (400,), (120,), (120,), (84,), (84,)],

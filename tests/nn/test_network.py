@@ -56,20 +56,20 @@ def test_the_vectors_that_the_layers_look_at_stay_where_they_are(name):
     one_sentence(caught.value, f"network.{name}[:]")
     network.theta -= 0.5  # in place
     network.theta[:] = 2
-    assert (network.places[0].W == 2).all()
+    assert (network.layers[0].W == 2).all()
     assert getattr(network, name) is before
 
 
 def test_layers_are_views_of_the_vectors():
     network = Network(model=SMALL)
-    for layer in network.places[::2]:
+    for layer in network.layers[::2]:
         assert all(np.shares_memory(view, network.theta) for view in (layer.W, layer.b))
         assert all(np.shares_memory(view, network.grad) for view in (layer.dW, layer.db))
         assert layer.W.flags.c_contiguous  # or a matrix product would copy it
     network.theta[:] = 7
     network.grad[:] = 8
-    assert all((layer.W == 7).all() and (layer.b == 7).all() for layer in network.places[::2])
-    assert all((layer.dW == 8).all() and (layer.db == 8).all() for layer in network.places[::2])
+    assert all((layer.W == 7).all() and (layer.b == 7).all() for layer in network.layers[::2])
+    assert all((layer.dW == 8).all() and (layer.db == 8).all() for layer in network.layers[::2])
 
 
 @pytest.mark.parametrize("sizes", [(4, 3), (6, 5, 3), (7, 1, 2, 5), (784, 128, 128, 128, 10)], ids=str)
@@ -78,7 +78,7 @@ def test_weights_come_first_and_biases_last_layer_by_layer(sizes):
     assert network.n_weights == sum(a * b for a, b in pairwise(sizes))
     assert network.theta.shape == network.grad.shape == (network.n_weights + sum(sizes[1:]),)
     network.theta[:] = np.arange(len(network.theta))
-    weights, biases = ([getattr(layer, name) for layer in network.places[::2]] for name in "Wb")
+    weights, biases = ([getattr(layer, name) for layer in network.layers[::2]] for name in "Wb")
     assert [W.shape for W in weights] == list(pairwise(sizes))
     assert [b.shape for b in biases] == [(n,) for n in sizes[1:]]
     assert_array_equal(np.concatenate([a.ravel() for a in weights + biases]), network.theta)
@@ -169,7 +169,7 @@ def test_a_saved_network_comes_back_on_any_engine(engine, dtype, tmp_path):
     assert (found.model, found.dtype) == (SMALL, dtype)
     assert_array_equal(found.engine.to_numpy(found.theta), network.theta)
     found.theta[:] = 0
-    assert found.places[0].W.sum() == 0  # still views
+    assert found.layers[0].W.sum() == 0  # still views
 
 
 class Trace:

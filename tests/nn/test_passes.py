@@ -99,10 +99,10 @@ class Nudged:
     def forward(self, x):
         network = Network(self.network.engine, MODEL, dtype=np.float64)
         network.theta[:], network.statistics[:] = self.network.theta, self.network.statistics
-        places = network.places
+        bound = network.layers
         for number in map(int, self.path.split(".")):
-            (at,) = (at for at in places if at.path[-1] == number)
-            places = [each for branch in at.branches for each in branch]
+            (at,) = (at for at in bound if at.path[-1] == number)
+            bound = [each for branch in at.branches for each in branch]
         at.layer, layer, nudge = type("Moved", (), {})(), at.layer, self.nudge
         at.layer.forward = lambda at, x: layer.forward(at, x) + nudge
         return network.forward(x)

@@ -106,7 +106,7 @@ def passes(layer, x, dy):
     model = Model(x.shape[1:], (Conv(x.shape[1], 1), layer), MeanSquaredError())  # the first has use for dx
     network = Network(model=model, dtype=np.float64)
     network.theta[:] = np.random.default_rng(0).normal(size=len(network.theta))
-    at, network.mode.training = network.places[1], True
+    at, network.mode.training = network.layers[1], True
     y = layer.forward(at, x)
     dx = layer.backward(at, dy(y.shape))
     arrays = network.views(network.theta), network.views(network.grad)

@@ -47,7 +47,7 @@ def test_what_comes_out_has_the_shape_that_was_said_or_is_refused(one, shape, n)
     assert y.shape == (n, *model.output)
     assert y.dtype == np.float32
     assert y.flags.c_contiguous
-    at = network.places[1]
+    at = network.layers[1]
     dx = one.backward(at, np.ones_like(y))
     assert dx.shape == x.shape
     assert dx.dtype == np.float32
@@ -102,7 +102,7 @@ def test_a_transposed_convolution_is_a_convolution_transposed(settings, shape):
     x = rng.normal(size=(3, 2, *shape))
     z = network.forward(x)
     y = rng.normal(size=z.shape)
-    back = baseline.conv(y, network.places[0].W, None, stride, padding)
+    back = baseline.conv(y, network.layers[0].W, None, stride, padding)
     assert back.shape == x.shape
     assert (z * y).sum() == pytest.approx((x * back).sum(), rel=1e-9, abs=1e-9)
 

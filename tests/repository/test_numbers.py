@@ -179,9 +179,9 @@ def unexplained(page):
     """Return each number with a unit that no entry holds, with its sentence."""
     found = []
     for where, text in paragraphs(page):
-        held = [m.span() for phrase in _entries(page) for m in re.finditer(re.escape(phrase), text)]
+        entered = [m.span() for phrase in _entries(page) for m in re.finditer(re.escape(phrase), text)]
         for match in MEASURED.finditer(text):
-            if not any(begin <= match.start() and match.end() <= end for begin, end in held):
+            if not any(begin <= match.start() and match.end() <= end for begin, end in entered):
                 around = text[max(0, match.start() - 60) : match.end() + 40]
                 found.append(f"{page} {where}: {match[0]!r} in {around!r}")
     return found

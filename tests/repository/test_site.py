@@ -61,10 +61,10 @@ def site(tmp_path_factory):
 
 @contextlib.contextmanager
 def one_at_a_time(folder):
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
         while True:
             try:
-                held.enter_context(only_one(folder))
+                locks.enter_context(only_one(folder))
                 break
             except OSError:
                 time.sleep(0.2)

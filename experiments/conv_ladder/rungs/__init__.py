@@ -35,7 +35,7 @@ class Rung:
     """A way to compute the passes.
 
     files: its kernels. precision: its class, a key of `ERRORS`. layout: how it stores images: "nchw", "nhwc" or
-    "planes". prepare(shape, which, a, b): returns `Prepared` for the two operands, float32 CuPy arrays stored by rows.
+    "nc8hw8". prepare(shape, which, a, b): returns `Prepared` for the two operands, float32 CuPy arrays stored by rows.
     why_not(shape, which): why it can't, a sentence, or None.
     """
 

@@ -19,15 +19,15 @@ MOST_SHARED = 227 << 10  # bytes that a block may have on an H100 or H200
 PROCESSORS = 132
 
 
-def _numbers(shape):
+def _values(shape):
     return (
         *(shape.batch, shape.channels, shape.channels_out, shape.height, shape.width),
         *(shape.out_height, shape.out_width, shape.kernel, shape.stride, shape.padding),
     )
 
 
-def _int32(*numbers):
-    return tuple(map(np.int32, numbers))
+def _int32(*values):
+    return tuple(map(np.int32, values))
 
 
 def _ceil(a, b):
@@ -71,7 +71,7 @@ def _prepare_plain(name, shape, which, a, b):
     out = cupy.empty(shape.operands(which)[2], a.dtype)
     kernel = _function(name, which, **({"NUMBER": "double"} if double else {}))
     threads = out.size * (32 if name == "conv_1_direct" and which == "weight_gradient" else 1)
-    launch = (kernel, _ceil(threads, 256), 256, (a, b, out, *_int32(*_numbers(shape))), 0)
+    launch = (kernel, _ceil(threads, 256), 256, (a, b, out, *_int32(*_values(shape))), 0)
     return _prepared([launch], out, (a, b))
 
 
@@ -103,7 +103,7 @@ def _prepare_shared(shape, which, a, b):
     blocks, shared, slices = shared_launch(shape, which)
     out = cupy.empty(shape.operands(which)[2], np.float32)
     kernel = _function("conv_2_shared", which, shared, **macros)
-    sizes = _int32(*_numbers(shape)[1:7])
+    sizes = _int32(*_values(shape)[1:7])
     if which != "weight_gradient":
         return _prepared([(kernel, blocks, 256, (a, b, out, *sizes), shared)], out, (a, b))
     sums = cupy.empty((slices, *out.shape), np.float32)
@@ -278,9 +278,9 @@ def microseconds(tiles, images, batch):
     slow = {1: 1.35, 2: 1.08, 3: 1.03}.get(a_scheduler, 1.0) * (1.2 if multiplied > 4000 else 1.0)
     issued = turns * (1.35 * multiplied + loaded / 3 + 60) + copies / tiles.threads
     cycles = (a_scheduler * issued * slow) ** 4 + (turns * loaded * warps * together) ** 4
-    numbers = tiles.each * (tiles.outs * images.taps if tiles.slices_of_batch else tiles.patch_h * tiles.patch_w)
+    values = tiles.each * (tiles.outs * images.taps if tiles.slices_of_batch else tiles.patch_h * tiles.patch_w)
     after = 1.5 + tiles.slices_of_batch * images.channels * images.channels_out * images.taps * 8 / 3e6
-    return waves * (cycles**0.25 + waits * 300 + 2000 + numbers * 20) / 1900 + (after if tiles.slices_of_batch else 0)
+    return waves * (cycles**0.25 + waits * 300 + 2000 + values * 20) / 1900 + (after if tiles.slices_of_batch else 0)
 
 
 def _parts(size, most, multiple=1):
@@ -302,8 +302,8 @@ def fitting(images, which, batch):
             if not min(16, images.out_height * images.out_width) <= patch_h * patch_w <= 172:
                 continue
             down, across = _ceil(images.out_height, patch_h), _ceil(images.out_width, patch_w)
-            ways = _weight_ways if which == "weight_gradient" else _patch_ways
-            for way in ways(images, batch, down, across):
+            variants = _weight_variants if which == "weight_gradient" else _patch_variants
+            for way in variants(images, batch, down, across):
                 tiles = Tiles(patch_h, patch_w, **way)
                 tiles = replace(tiles, vector=_vector(tiles, images, which))
                 if _fits(tiles, images):
@@ -323,7 +323,7 @@ def _lanes(images):
     return [n for n in (1, 4, 8, 16, 32, 64, 128) if n < 2 * images.channels_out or n == 32]
 
 
-def _patch_ways(images, batch, down, across):
+def _patch_variants(images, batch, down, across):
     chunks = [n for n in (4, 8, 16) if n == 4 or n // 2 < images.channels]
     rows, columns = sorted({1, 2, down} & set(range(down + 1))), sorted({across, min(across, 2), min(across, 4)})
     for lanes, each, slices, chunk in product(_lanes(images), (1, 2), (1, 2, 4, 8, 16), chunks):
@@ -341,7 +341,7 @@ def _patch_ways(images, batch, down, across):
                 }
 
 
-def _weight_ways(images, batch, down, across):
+def _weight_variants(images, batch, down, across):
     channels = ((1, 1), (1, 2), (1, 4), (2, 2), (4, 2))  # of a thread: of dy, and of x
     for lanes, (outs, each), groups in product(_lanes(images), channels, (1, 4, 8, 16)):
         if groups * each >= 2 * images.channels or (outs > 1 and lanes * outs > images.channels_out):
@@ -428,9 +428,9 @@ def _prepare_registers(shape, which, a, b, tiles=None):
     if which != "weight_gradient":
         return _prepared([(kernel, blocks, tiles.threads, (a, b, out), shared)], out, (a, b))
     sums = cupy.empty((tiles.slices_of_batch, *out.shape), np.float32)
-    numbers = _int32(shape.batch, tiles.slices_of_batch)
+    values = _int32(shape.batch, tiles.slices_of_batch)
     launches = [
-        (kernel, blocks, tiles.threads, (a, b, sums, *numbers), shared),
+        (kernel, blocks, tiles.threads, (a, b, sums, *values), shared),
         _adding("conv_3_registers", sums, out, macros, 32, 1024),
     ]
     return _prepared(launches, out, (a, b, sums), sums.nbytes)

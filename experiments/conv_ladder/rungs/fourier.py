@@ -76,7 +76,7 @@ class Images:
         return (
             self.launch("spread", self.transforms.size, array, self.transforms),
             transform(self.transforms, self.spectra, self.lengths),
-            turn(self.spectra, self.matrices, rows, columns, sign),
+            transpose(self.spectra, self.matrices, rows, columns, sign),
         )
 
     def back(self, array):
@@ -84,7 +84,7 @@ class Images:
         rows, columns = self.spectra[0].size, len(self.spectra)
         scale = np.float32(1 / (self.lengths[0] * self.lengths[1]))
         return (
-            turn(self.matrices, self.spectra, rows, columns, 1),
+            transpose(self.matrices, self.spectra, rows, columns, 1),
             transform(self.spectra, self.transforms, self.lengths),
             self.launch("pick", array.size, self.transforms, array, scale),
         )
@@ -129,12 +129,12 @@ def transform(a, out, lengths):
     return partial(cufft.PlanNd(lengths, *lie, kind, len(a), "C", 1, lengths[-1]).fft, a, out, direction)
 
 
-def turn(a, out, rows, columns, sign):
+def transpose(a, out, rows, columns, sign):
     """Return a launch that turns a matrix of complex numbers over; sign -1: and takes their conjugates."""
     blocks = -(-rows // TILE) * -(-columns // TILE)
     arguments = (a, out, np.int32(rows), np.int32(columns), np.float32(sign))
     return partial(
-        kernels.load(FILE).get_function("turn"), (blocks,), (THREADS,), arguments, shared_mem=8 * TILE * (TILE + 1)
+        kernels.load(FILE).get_function("transpose"), (blocks,), (THREADS,), arguments, shared_mem=8 * TILE * (TILE + 1)
     )
 
 

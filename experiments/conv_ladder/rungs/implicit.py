@@ -57,8 +57,8 @@ class Tile:
         four, rows = 16 // size, -(-16 * self.m // 128) * 128
         if not on_cores:
             by_rows = rows + self.stages * 4 * (self.m * (self.depth + 4) + self.depth * (self.n + 4))
-            turned = max(self.stages * self.depth * (self.m + 4 + self.n + 4), self.n * (self.m + 4))
-            return max(by_rows, rows + 4 * turned)
+            transposed = max(self.stages * self.depth * (self.m + 4 + self.n + 4), self.n * (self.m + 4))
+            return max(by_rows, rows + 4 * transposed)
         if which == "weight_gradient":
             begins, results = -(-16 * self.depth // 128) * 128, 4 * self.m * (self.n + 8)
             return begins + max(results, self.stages * size * self.depth * (self.m + 8 + self.n + 8))
@@ -131,9 +131,9 @@ def images_of(kind, images, xp):
 
 def filled(array, axis, multiple, xp):
     """Return an array with zeros at the end of an axis up to a multiple."""
-    room = [(0, 0)] * array.ndim
-    room[axis] = (0, -array.shape[axis] % multiple)
-    return xp.pad(array, room) if room[axis][1] else array
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (0, -array.shape[axis] % multiple)
+    return xp.pad(array, widths) if widths[axis][1] else array
 
 
 def to_bf16(array, xp):
@@ -297,11 +297,13 @@ def macros_of(name, shape, which, tile):
     if which == "input_gradient":
         a, b = b, a
     four = 16 // kind.size
-    numbers = {letter: four if channels % four == 0 else 1 for letter, channels in (("A_NUMBERS", a), ("B_NUMBERS", b))}
+    values = {
+        letter: four if channels % four == 0 else 1 for letter, channels in (("A_ELEMENTS", a), ("B_ELEMENTS", b))
+    }
     if kind.on_cores:
-        numbers["CACHED"] = 2 if kind.size == 2 and tile.n <= 128 else 1
+        values["CACHED"] = 2 if kind.size == 2 and tile.n <= 128 else 1
     one_tap = {"ONE_TAP": int(a % tile.depth == 0)} if kind.layout == "nchw" else {}
-    return tile.macros | numbers | one_tap | dict(kind.macros)
+    return tile.macros | values | one_tap | dict(kind.macros)
 
 
 def prepare(name, shape, which, a, b, tile=None, **macros):
@@ -328,8 +330,8 @@ def prepare(name, shape, which, a, b, tile=None, **macros):
 
     def result():
         channels = (shape.y if which == "forward" else shape.x)[1]
-        numbers = from_bf16(out) if kind.size == 2 else out
-        return xp.ascontiguousarray(numbers if kind.layout == "nchw" else numbers.transpose(0, 3, 1, 2)[:, :channels])
+        values = from_bf16(out) if kind.size == 2 else out
+        return xp.ascontiguousarray(values if kind.layout == "nchw" else values.transpose(0, 3, 1, 2)[:, :channels])
 
     return Prepared(call, result)
 
@@ -337,15 +339,15 @@ def prepare(name, shape, which, a, b, tile=None, **macros):
 def _sliced(module, kernel, shape, stored, tile, arguments, grid, shared, xp):
     """Return `Prepared` for a weight gradient: the slices' sums, and a second kernel that adds them."""
     each, count = slices(stored, tile)
-    numbers = stored.kernel**2 * stored.channels * stored.channels_out
+    values = stored.kernel**2 * stored.channels * stored.channels_out
     out = xp.empty((stored.kernel, stored.kernel, stored.channels, stored.channels_out), np.float32)
-    sums = out if count == 1 else xp.empty((count, numbers), np.float32)
+    sums = out if count == 1 else xp.empty((count, values), np.float32)
     add = module.get_function("add_slices")
 
     def call():
         kernel((grid * count,), (tile.threads,), (*arguments, sums, np.int32(each)), shared_mem=shared)
         if count > 1:
-            add((-(-numbers // 32),), (256,), (sums, out, np.int32(numbers), np.int32(count)), shared_mem=1024)
+            add((-(-values // 32),), (256,), (sums, out, np.int32(values), np.int32(count)), shared_mem=1024)
 
     def result():
         return xp.ascontiguousarray(out.transpose(3, 2, 0, 1)[: shape.channels_out, : shape.channels])

@@ -97,9 +97,9 @@ def product(a, b, out, precision=None):
     return partial(Product(a, b, out, precision, candidates=CANDIDATES), a, b, out)
 
 
-def by_value(*numbers):
+def by_value(*values):
     """Return a struct of 32-bit integers, as an array of one item that a launch passes by value."""
-    found = np.array(numbers, np.int32)
+    found = np.array(values, np.int32)
     return found.view(f"V{found.nbytes}")
 
 
@@ -146,8 +146,8 @@ def _empty_windows(shape):
 
 def sizes_of(shape, vector):
     """Return the struct `Sizes` of the kernels, as an array of one item that a launch passes by value."""
-    numbers = {"channels": shape.channels // vector, "pitch": row(shape) // vector}
-    return by_value(*(numbers[name] if name in numbers else getattr(shape, name) for name in SIZES))
+    values = {"channels": shape.channels // vector, "pitch": row(shape) // vector}
+    return by_value(*(values[name] if name in values else getattr(shape, name) for name in SIZES))
 
 
 def plan(shape, rows, width):

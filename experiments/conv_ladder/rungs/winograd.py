@@ -199,16 +199,16 @@ def prepare_fused(shape, which, a, b, **macros):
     back, x = which == "input_gradient", pixels(a)
     o, c = shape.w[:2]
     (come, go), size = ((o, c), shape.x[2:]) if back else ((c, o), shape.y[2:])
-    depth, room = FUSED_THREADS // macros["COLUMNS"], _whole(go, macros["FILTERS"])
-    U = cupy.zeros((_whole(come, depth), 16, room), np.float32)
+    depth, padded = FUSED_THREADS // macros["COLUMNS"], _whole(go, macros["FILTERS"])
+    U = cupy.zeros((_whole(come, depth), 16, padded), np.float32)
     y = cupy.empty((shape.batch, *size, go), np.float32)
     tiles = shape.batch * -(-size[0] // 2) * -(-size[1] // 2)
-    blocks = -(-tiles // macros["COLUMNS"]) * (room // macros["FILTERS"])
-    sizes = _fused_sizes(x, y, room, TAPS - 1 - shape.padding if back else shape.padding)
+    blocks = -(-tiles // macros["COLUMNS"]) * (padded // macros["FILTERS"])
+    sizes = _fused_sizes(x, y, padded, TAPS - 1 - shape.padding if back else shape.padding)
     steps = (c * TAPS**2, TAPS**2) if back else (TAPS**2, c * TAPS**2)
-    numbers = map(np.int32, (come, go, *steps, room, back))
+    values = map(np.int32, (come, go, *steps, padded, back))
     calls = (
-        _fused("transform_filters", -(-come * go // THREADS), (b, U, *numbers), macros),
+        _fused("transform_filters", -(-come * go // THREADS), (b, U, *values), macros),
         _fused("forward", blocks, (x, U, y, sizes), macros),
     )
     return Prepared(InOrder(*calls), partial(_images, y), U.nbytes, (x, b))
@@ -230,9 +230,9 @@ def _fused_weight_gradient(shape, x, dy, macros, slices):
     return Prepared(InOrder(*calls), lambda: dw, parts.nbytes, (x, dy))
 
 
-def _fused_sizes(x, y, room, padding, slices=1):
+def _fused_sizes(x, y, padded, padding, slices=1):
     h, w, o = y.shape[1:]
-    return by_value(*x.shape, h, w, o, room, -(-h // 2), -(-w // 2), padding, slices)
+    return by_value(*x.shape, h, w, o, padded, -(-h // 2), -(-w // 2), padding, slices)
 
 
 def _fused(name, blocks, arguments, macros):
@@ -256,7 +256,7 @@ def _filters(plan, w, U, back, copies):
     o, c = w.shape[:2]
     taps = TAPS**2
     (come, go), steps = ((o, c), (c * taps, taps)) if back else ((c, o), (taps, c * taps))
-    numbers = (
+    values = (
         *map(np.int32, (come, go, *steps, U.shape[2])),
         np.int64(U[0].size),
         np.int64(copies * U.shape[2]),
@@ -264,14 +264,14 @@ def _filters(plan, w, U, back, copies):
         np.int32(back),
     )
     kernel = kernels.load(FILE, TILE=plan.m, VECTOR=1).get_function("transform_filters")
-    return partial(kernel, (-(-come * go // THREADS),), (THREADS,), (w, U, *numbers))
+    return partial(kernel, (-(-come * go // THREADS),), (THREADS,), (w, U, *values))
 
 
 def _filter_gradient(plan, dU, dw):
     o, c = dw.shape[:2]
-    numbers = *map(np.int32, (o, c, dU.shape[2])), np.int64(dU[0].size), np.int32(plan.slices)
+    values = *map(np.int32, (o, c, dU.shape[2])), np.int64(dU[0].size), np.int32(plan.slices)
     kernel = kernels.load(FILE, TILE=plan.m, VECTOR=1).get_function("transform_filter_gradient")
-    return partial(kernel, (-(-o * c // PAIRS),), (THREADS,), (dU, dw, *numbers), shared_mem=4 * plan.places * PAIRS)
+    return partial(kernel, (-(-o * c // PAIRS),), (THREADS,), (dU, dw, *values), shared_mem=4 * plan.places * PAIRS)
 
 
 # What lies how

@@ -11,18 +11,18 @@ are more.
 
 import numpy as np
 
-ROOM = 2**21  # bytes: a piece, with all that is made of it, should stay in a core's second level of cache
+PIECE_BYTES = 2**21  # bytes: a piece, with all that is made of it, should stay in a core's second level of cache
 
 
-def pieces(n, each, room=ROOM):
-    """Yield slices of a batch of n images: as many as fit into `room` at `each` bytes an image, and at least one."""
-    step = int(max(1, room // max(1, each)))
+def pieces(n, each, most=PIECE_BYTES):
+    """Yield slices of a batch of n images: as many as fit into `most` at `each` bytes an image, and at least one."""
+    step = int(max(1, most // max(1, each)))
     for start in range(0, n, step):
         yield slice(start, min(start + step, n))
 
 
 def pieces_of_windows(n, W, h, w):
-    """Yield slices of n images: as many as fit into ROOM with a copy of their h * w windows, and what W makes of it."""
+    """Yield slices of n images: PIECE_BYTES with a copy of their h * w windows, and what W makes of it, at most."""
     c_out, c, k, _ = W.shape
     return pieces(n, (c * k * k + c_out) * h * w * W.itemsize)
 

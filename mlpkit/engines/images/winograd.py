@@ -84,8 +84,8 @@ class Winograd:
     def conv_backward_input(self, dz, W, shape, stride, padding):
         if not fits(W, stride):
             return self.others.conv_backward_input(dz, W, shape, stride, padding)
-        turned = W.swapaxes(0, 1)[:, :, ::-1, ::-1]
-        return self.correlate(dz, turned, TAPS - 1 - padding, shape[2:])
+        flipped = W.swapaxes(0, 1)[:, :, ::-1, ::-1]
+        return self.correlate(dz, flipped, TAPS - 1 - padding, shape[2:])
 
     def correlate(self, x, W, padding, size):
         """Return z (n, c_out, *size), without a bias. A negative padding leaves out the image's border."""

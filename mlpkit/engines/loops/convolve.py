@@ -1,4 +1,4 @@
-"""Convolution of bundles: forward, and both gradients, for any kernel, stride and padding. See `bundles`.
+"""Convolution of bundles: forward, and both gradients, for any kernel, stride and padding. See `simd_batch`.
 
 What a window reads is a matter of distances in memory, which depend on nothing but shapes. They are worked out once for
 each shape, as tables; the arithmetic then knows nothing of padding, strides or borders. Around the numbers of an image
@@ -17,24 +17,24 @@ from numba import prange
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from . import winograd
-from .bundles import (
+from .compiler import compiled
+from .simd import ADDRESS, BYTES, address
+from .simd_batch import (
     ROWS,
     SPARE,
     add_slopes,
     aligned,
-    bundle,
+    block_elements,
     collect,
     copy,
     multiply,
+    pack_simd,
     piece_of,
-    room_of,
     rows_of,
-    unbundle,
+    unpack_simd,
     whole_blocks,
     zeros,
 )
-from .compiler import compiled
-from .simd import ADDRESS, BYTES, address
 
 
 class Plan(NamedTuple):
@@ -76,7 +76,7 @@ PRODUCTS, TOGETHER = winograd.PRODUCTS, winograd.TOGETHER
 winograd_pack, winograd_unpack = winograd.pack, winograd.unpack
 winograd_in, winograd_out, winograd_back = winograd.images_in, winograd.results_out, winograd.slopes_out
 winograd_slopes, winograd_weights, winograd_apart = winograd.slopes_in, winograd.add_weights, winograd.apart
-winograd_seen, winograd_numbers = winograd.seen_in, winograd.numbers_of
+winograd_seen, winograd_elements = winograd.seen_in, winograd.elements_of
 
 
 class Part(NamedTuple):
@@ -87,7 +87,7 @@ class Part(NamedTuple):
 
     r: int
     s: int
-    numbers: int  # how many of a plane these are
+    elements: int  # how many of a plane these are
     reads: int  # how many products each is the sum of
     taps: int  # table (reads,): from a corner in dz with its margin to each number that is read
     dz_at: int  # table (numbers,): from the first number of dz to each corner
@@ -110,7 +110,7 @@ class Tables:
         self.size += len(self.found[-1])
         return start
 
-    def joined(self):
+    def concatenated(self):
         """Return all tables."""
         return np.concatenate(self.found)
 
@@ -119,7 +119,7 @@ class Tables:
 def plan(c, h, w, c_out, k, stride, padding):
     """Return the `Plan` of a convolution, and its tables."""
     tables = Tables()
-    return planned(tables, c, h, w, c_out, k, stride, padding), tables.joined()
+    return planned(tables, c, h, w, c_out, k, stride, padding), tables.concatenated()
 
 
 def planned(tables, c, h, w, c_out, k, stride, padding):
@@ -228,7 +228,7 @@ def parts_back(plan, tables, packed, dz, dx, zero):
         for c in range(0, plan.c, ROWS):
             multiply(
                 packed.dtype, plan.c - c, address(packed[begin + c * part.reads :]), at + ADDRESS * part.taps,
-                part.reads, dz, at + ADDRESS * part.dz_at, part.numbers,
+                part.reads, dz, at + ADDRESS * part.dz_at, part.elements,
                 dx + c * plane, at + ADDRESS * part.x_at, plane, zero,
             )  # fmt: skip
         begin += whole_blocks(plan.c) * part.reads
@@ -247,48 +247,48 @@ def frame(x, c, h, w, out, tall, wide, margin):
 def read(images, flat, out, c, h, w, tall, wide, margin):
     """Write images (n, c * h * w) as a bundle with a margin into out. flat: room for the bundle without one."""
     framed = margin > 0 or tall > h or wide > w
-    bundle(images, flat if framed else out)
+    pack_simd(images, flat if framed else out)
     if framed:
         frame(flat, c, h, w, out, tall, wide, margin)
 
 
 @compiled(__name__, nogil=True)
 def read_x(plan, images, flat, out):
-    """Write images (n, c * h * w) as a bundle with its margin. flat, out: see `room_of_x`."""
+    """Write images (n, c * h * w) as a bundle with its margin. flat, out: see `buffers_of_x`."""
     read(images, flat, out, plan.c, plan.h, plan.w, plan.tall, plan.wide, plan.margin)
 
 
 @compiled(__name__, nogil=True)
 def read_dz(plan, dz, flat, out):
-    """Write gradients of outputs (n, numbers) as a bundle with its margin. flat, out: see `room_of_dz`."""
+    """Write gradients of outputs (n, numbers) as a bundle with its margin. flat, out: see `buffers_of_dz`."""
     read(dz, flat, out, plan.c_out, plan.rows, plan.columns, plan.dz_tall, plan.dz_wide, plan.dz_margin)
 
 
 @compiled(__name__, nogil=True)
-def bare(numbers, like):
+def bare(elements, like):
     """Return an array (numbers, lanes), of the dtype of `like`, with any numbers in it."""
     lanes = BYTES // like.itemsize
-    return aligned(numbers * lanes, like).reshape(numbers, lanes)
+    return aligned(elements * lanes, like).reshape(elements, lanes)
 
 
 @compiled(__name__, nogil=True)
-def room(numbers, like):
+def buffer(elements, like):
     """Return zeros (numbers, lanes), of the dtype of `like`."""
-    found = bare(numbers, like)
+    found = bare(elements, like)
     found[:] = 0
     return found
 
 
 @compiled(__name__, nogil=True)
-def room_of_x(plan, like):
+def buffers_of_x(plan, like):
     """Return room for a bundle of inputs without its margin, and with it."""
-    return room(plan.c * plan.h * plan.w, like), room(plan.c * plan.tall * plan.wide, like)
+    return buffer(plan.c * plan.h * plan.w, like), buffer(plan.c * plan.tall * plan.wide, like)
 
 
 @compiled(__name__, nogil=True)
-def room_of_dz(plan, like):
+def buffers_of_dz(plan, like):
     """Return room for a bundle of gradients of outputs without its margin, and with it."""
-    return room(plan.c_out * plan.rows * plan.columns, like), room(plan.c_out * plan.dz_tall * plan.dz_wide, like)
+    return buffer(plan.c_out * plan.rows * plan.columns, like), buffer(plan.c_out * plan.dz_tall * plan.dz_wide, like)
 
 
 @compiled(__name__, parallel=True, nogil=True)
@@ -302,45 +302,45 @@ def forward(plan, tables, x, W, b, z, shares):
     pack_rows(W, packed)
     start = zeros(whole_blocks(plan.c_out), x)
     copy(b, start)
-    bundles = (len(x) + lanes - 1) // lanes
+    simd_batches = (len(x) + lanes - 1) // lanes
     at = address(tables)
     for share in prange(shares):
-        flat, room_x = room_of_x(plan, x)
-        room_z = room(plan.c_out * positions, x)
-        for g in range(bundles * share // shares, bundles * (share + 1) // shares):
+        flat, buffer_x = buffers_of_x(plan, x)
+        buffer_z = buffer(plan.c_out * positions, x)
+        for g in range(simd_batches * share // shares, simd_batches * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
-            read_x(plan, x[images], flat, room_x)
+            read_x(plan, x[images], flat, buffer_x)
             for o in range(0, plan.c_out, ROWS):
                 multiply(
                     x.dtype, plan.c_out - o, address(packed[o * depth :]), at + ADDRESS * plan.taps, depth,
-                    address(room_x), at + ADDRESS * plan.x_at, positions,
-                    address(room_z[o * positions :]), at + ADDRESS * plan.z_at, positions * BYTES,
+                    address(buffer_x), at + ADDRESS * plan.x_at, positions,
+                    address(buffer_z[o * positions :]), at + ADDRESS * plan.z_at, positions * BYTES,
                     address(start[o:]),
                 )  # fmt: skip
-            unbundle(room_z, z[images])
+            unpack_simd(buffer_z, z[images])
 
 
 @compiled(__name__, parallel=True, nogil=True)
 def backward_weights(plan, tables, x, dz, dW, shares):
     """Write the gradient of the weights, dW (c_out, c * k * k), from x (n, c * h * w) and dz (n, numbers)."""
     positions, lanes = plan.rows * plan.columns, BYTES // x.itemsize
-    bundles = (len(x) + lanes - 1) // lanes
+    simd_batches = (len(x) + lanes - 1) // lanes
     at = address(tables)
     depth = dW.shape[1]
-    block = room_of(depth, lanes)
+    block = block_elements(depth, lanes)
     own = whole_blocks(plan.c_out) // ROWS * block
     partial = zeros(shares * own, x).reshape(shares, own)
     for share in prange(shares):
-        flat, room_x = room_of_x(plan, x)
-        room_z = room(plan.c_out * positions, x)
-        for g in range(bundles * share // shares, bundles * (share + 1) // shares):
+        flat, buffer_x = buffers_of_x(plan, x)
+        buffer_z = buffer(plan.c_out * positions, x)
+        for g in range(simd_batches * share // shares, simd_batches * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
-            read_x(plan, x[images], flat, room_x)
-            bundle(dz[images], room_z)
+            read_x(plan, x[images], flat, buffer_x)
+            pack_simd(dz[images], buffer_z)
             for o in range(0, plan.c_out, ROWS):
                 add_slopes(
-                    x.dtype, plan.c_out - o, address(room_z[o * positions :]), positions * BYTES,
-                    at + ADDRESS * plan.z_at, address(room_x), at + ADDRESS * plan.x_at, positions,
+                    x.dtype, plan.c_out - o, address(buffer_z[o * positions :]), positions * BYTES,
+                    at + ADDRESS * plan.z_at, address(buffer_x), at + ADDRESS * plan.x_at, positions,
                     at + ADDRESS * plan.taps, depth, address(partial[share, o // ROWS * block :]),
                     piece_of(lanes) * x.itemsize,
                 )  # fmt: skip
@@ -352,23 +352,23 @@ def backward_weights(plan, tables, x, dz, dW, shares):
 def backward_input(plan, tables, dz, W, dx, shares):
     """Write the gradient of the input, dx (n, c * h * w), from dz (n, numbers) and W (c_out, c, k, k)."""
     lanes = BYTES // dz.itemsize
-    bundles = (len(dz) + lanes - 1) // lanes
+    simd_batches = (len(dz) + lanes - 1) // lanes
     packed, none = zeros(whole_blocks(plan.c) * W.size // plan.c, dz), zeros(ROWS, dz)
     pack_parts(plan, tables, W, packed)
     for share in prange(shares):
-        (flat, room_z), room_x = room_of_dz(plan, dz), room(plan.c * plan.h * plan.w, dz)
-        for g in range(bundles * share // shares, bundles * (share + 1) // shares):
+        (flat, buffer_z), buffer_x = buffers_of_dz(plan, dz), buffer(plan.c * plan.h * plan.w, dz)
+        for g in range(simd_batches * share // shares, simd_batches * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
-            read_dz(plan, dz[images], flat, room_z)
-            parts_back(plan, tables, packed, address(room_z), address(room_x), address(none))
-            unbundle(room_x, dx[images])
+            read_dz(plan, dz[images], flat, buffer_z)
+            parts_back(plan, tables, packed, address(buffer_z), address(buffer_x), address(none))
+            unpack_simd(buffer_x, dx[images])
 
 
 # The same three with Winograd's convolution, for plans that it suits
 
 
 @compiled(__name__, nogil=True)
-def room_of_products(plan, channels, like):
+def buffer_of_products(plan, channels, like):
     """Return room for the 36 matrices of so many channels."""
     return bare(PRODUCTS * winograd_apart(channels, plan.down * plan.across), like)
 
@@ -385,50 +385,50 @@ def packed_winograd(W, U, back):
 def forward_winograd(plan, tables, x, W, b, z, shares):
     """Do what `forward` does; W (c_out, c, k, k)."""
     lanes, size, at = BYTES // x.itemsize, x.itemsize, address(tables)
-    bundles = (len(x) + lanes - 1) // lanes
+    simd_batches = (len(x) + lanes - 1) // lanes
     U = zeros(PRODUCTS * whole_blocks(plan.c_out) * plan.c, x)
     packed_winograd(W, U, U[:0])
     start = zeros(whole_blocks(plan.c_out) + ROWS, x)
     copy(b, start)
     zero = address(start[whole_blocks(plan.c_out) :])
     for share in prange(shares):
-        flat, room_x = room_of_x(plan, x)
-        room_z, room_flat = room(TOGETHER * plan.z_tall * plan.z_wide, x), room(len(z[0]), x)
-        V, M = bare(winograd_numbers(plan.c, plan.down * plan.across), x), room_of_products(plan, TOGETHER, x)
-        for g in range(bundles * share // shares, bundles * (share + 1) // shares):
+        flat, buffer_x = buffers_of_x(plan, x)
+        buffer_z, buffer_flat = buffer(TOGETHER * plan.z_tall * plan.z_wide, x), buffer(len(z[0]), x)
+        V, M = bare(winograd_elements(plan.c, plan.down * plan.across), x), buffer_of_products(plan, TOGETHER, x)
+        for g in range(simd_batches * share // shares, simd_batches * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
-            read_x(plan, x[images], flat, room_x)
-            winograd_in(plan, x.dtype, address(room_x), address(V))
-            winograd_seen(plan, room_x.reshape(plan.c, plan.tall, plan.wide, lanes), V)
+            read_x(plan, x[images], flat, buffer_x)
+            winograd_in(plan, x.dtype, address(buffer_x), address(V))
+            winograd_seen(plan, buffer_x.reshape(plan.c, plan.tall, plan.wide, lanes), V)
             for o in range(0, plan.c_out, TOGETHER):
                 winograd_out(
-                    plan, at, x.dtype, size, o, address(U), address(V), address(M), address(room_z),
+                    plan, at, x.dtype, size, o, address(U), address(V), address(M), address(buffer_z),
                     address(start[o:]), zero,
                 )  # fmt: skip
                 for i in range(min(TOGETHER, plan.c_out - o)):
                     for y in range(plan.rows):
                         begin, end = (i * plan.z_tall + y) * plan.z_wide, ((o + i) * plan.rows + y) * plan.columns
-                        copy(room_z[begin : begin + plan.columns], room_flat[end:])
-            unbundle(room_flat, z[images])
+                        copy(buffer_z[begin : begin + plan.columns], buffer_flat[end:])
+            unpack_simd(buffer_flat, z[images])
 
 
 @compiled(__name__, parallel=True, nogil=True)
 def backward_weights_winograd(plan, tables, x, dz, dW, shares):
     """Do what `backward_weights` does; dW (c_out, c, k, k)."""
     lanes, size, at = BYTES // x.itemsize, x.itemsize, address(tables)
-    bundles = (len(x) + lanes - 1) // lanes
-    own = PRODUCTS * (whole_blocks(plan.c_out) // ROWS) * room_of(plan.c, lanes)
+    simd_batches = (len(x) + lanes - 1) // lanes
+    own = PRODUCTS * (whole_blocks(plan.c_out) // ROWS) * block_elements(plan.c, lanes)
     partial = zeros(shares * own, x).reshape(shares, own)
     for share in prange(shares):
-        flat, room_x = room_of_x(plan, x)
-        flat_z, room_z = room_of_dz(plan, x)
-        V, dM = room_of_products(plan, plan.c, x), room_of_products(plan, plan.c_out, x)
-        for g in range(bundles * share // shares, bundles * (share + 1) // shares):
+        flat, buffer_x = buffers_of_x(plan, x)
+        flat_z, buffer_z = buffers_of_dz(plan, x)
+        V, dM = buffer_of_products(plan, plan.c, x), buffer_of_products(plan, plan.c_out, x)
+        for g in range(simd_batches * share // shares, simd_batches * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
-            read_x(plan, x[images], flat, room_x)
-            read_dz(plan, dz[images], flat_z, room_z)
-            winograd_in(plan, x.dtype, address(room_x), address(V))
-            winograd_slopes(plan, x.dtype, 0, plan.c_out, address(room_z), address(dM))
+            read_x(plan, x[images], flat, buffer_x)
+            read_dz(plan, dz[images], flat_z, buffer_z)
+            winograd_in(plan, x.dtype, address(buffer_x), address(V))
+            winograd_slopes(plan, x.dtype, 0, plan.c_out, address(buffer_z), address(dM))
             winograd_weights(plan, at, x.dtype, size, address(dM), address(V), address(partial[share]))
     for o in prange(plan.c_out):
         winograd_unpack(partial, np.intp(0), np.intp(o), np.intp(o + 1), dW)
@@ -438,20 +438,20 @@ def backward_weights_winograd(plan, tables, x, dz, dW, shares):
 def backward_input_winograd(plan, tables, dz, W, dx, shares):
     """Do what `backward_input` does."""
     lanes, size, at = BYTES // dz.itemsize, dz.itemsize, address(tables)
-    bundles, none = (len(dz) + lanes - 1) // lanes, zeros(ROWS, dz)
+    simd_batches, none = (len(dz) + lanes - 1) // lanes, zeros(ROWS, dz)
     back = zeros(PRODUCTS * whole_blocks(plan.c) * plan.c_out, dz)
     packed_winograd(W, back[:0], back)
     for share in prange(shares):
-        flat, room_z = room_of_dz(plan, dz)
-        dM, dV = room_of_products(plan, plan.c_out, dz), room_of_products(plan, plan.c, dz)
-        plane, room_x = room(plan.tall * plan.wide, dz), room(plan.c * plan.h * plan.w, dz)
+        flat, buffer_z = buffers_of_dz(plan, dz)
+        dM, dV = buffer_of_products(plan, plan.c_out, dz), buffer_of_products(plan, plan.c, dz)
+        plane, buffer_x = buffer(plan.tall * plan.wide, dz), buffer(plan.c * plan.h * plan.w, dz)
         zero = address(none)
-        for g in range(bundles * share // shares, bundles * (share + 1) // shares):
+        for g in range(simd_batches * share // shares, simd_batches * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
-            read_dz(plan, dz[images], flat, room_z)
-            winograd_slopes(plan, dz.dtype, 0, plan.c_out, address(room_z), address(dM))
+            read_dz(plan, dz[images], flat, buffer_z)
+            winograd_slopes(plan, dz.dtype, 0, plan.c_out, address(buffer_z), address(dM))
             winograd_back(
                 plan, at, dz.dtype, size, address(back), address(dM), address(dV),
-                plane.reshape(plan.tall, plan.wide, lanes), room_x.reshape(plan.c, plan.h, plan.w, lanes), zero,
+                plane.reshape(plan.tall, plan.wide, lanes), buffer_x.reshape(plan.c, plan.h, plan.w, lanes), zero,
             )  # fmt: skip
-            unbundle(room_x, dx[images])
+            unpack_simd(buffer_x, dx[images])

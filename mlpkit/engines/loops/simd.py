@@ -28,8 +28,8 @@ ROWS = 8  # of a tile: totals for a multiply-add of 4 cycles' latency in two uni
 WIDE = 2 if REGISTERS == 32 else 1  # registers side by side in a wide tile: a number of a is loaded once for all
 LINE = 64  # bytes of a cache line on most machines
 
-CHAINS = REGISTERS * 3 // 4  # of multiply-adds that wait for each other in `fma`: enough for any latency
-FMA_FLOPS = 2 * CHAINS * LANES  # floating point operations of one step of `fma`
+DEPENDENCY_CHAINS = REGISTERS * 3 // 4  # of multiply-adds that wait for each other in `fma`: enough for any latency
+FMA_FLOPS = 2 * DEPENDENCY_CHAINS * LANES  # floating point operations of one step of `fma`
 
 INDEX = ir.IntType(64)
 ADDRESS = np.dtype(np.int64).itemsize
@@ -87,7 +87,7 @@ class Writer:
         return [ir.Constant(self.vector, None)] * n
 
 
-def writing(dtype, numbers, write, *others):
+def writing(dtype, elements, write, *others):
     """Return what an intrinsic returns that takes `dtype`, so many integers, and `others`, which are types of Numba's.
 
     write: makes its instructions, and gets a `Writer` and the arguments behind `dtype`, as values of LLVM's.
@@ -97,7 +97,7 @@ def writing(dtype, numbers, write, *others):
         write(Writer(context, builder, dtype.dtype), *arguments[1:])
         return context.get_dummy_value()
 
-    return types.void(dtype, *[types.intp] * numbers, *others), generate
+    return types.void(dtype, *[types.intp] * elements, *others), generate
 
 
 def _tile(registers):
@@ -208,7 +208,8 @@ def _fma(typingctx, steps, factor):
         vector = ir.VectorType(ir.FloatType(), LANES)
         fma = declare_fma(builder, vector, types.float32)
         factors = everywhere(builder, vector, factor)
-        starts = [ir.Constant(vector, [float(2 + c)] * LANES) for c in range(CHAINS)]  # 1 would stay 1: LLVM sees that
+        # From 2 on: 1 would stay 1, and LLVM sees that.
+        starts = [ir.Constant(vector, [float(2 + c)] * LANES) for c in range(DEPENDENCY_CHAINS)]
         totals = [cgutils.alloca_once_value(builder, start) for start in starts]
         with cgutils.for_range(builder, steps):
             for total in totals:

@@ -16,9 +16,20 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from .bundles import ROWS, add_slopes, aligned, copy, multiply, piece_of, places_of, room_of, rows_of, whole_blocks
 from .compiler import compiled
 from .simd import ADDRESS, BYTES, INDEX, address, writing
+from .simd_batch import (
+    ROWS,
+    add_slopes,
+    aligned,
+    block_elements,
+    copy,
+    multiply,
+    piece_of,
+    places_of,
+    rows_of,
+    whole_blocks,
+)
 
 TILE, SIDE = 4, 6  # results and numbers of a tile, each way
 PRODUCTS = SIDE * SIDE
@@ -160,15 +171,15 @@ def unpack(own, at, first, end, dW):
     lanes = BYTES // dW.itemsize
     w, u = aligned(9 * lanes, dW), aligned(PRODUCTS * lanes, dW)
     u[:] = 0
-    block_room = room_of(c, lanes)
+    block_size = block_elements(c, lanes)
     for o in range(first, end):
         block = o // ROWS * ROWS
         places, columns = places_of(c_out - block, c, lanes)
-        begin = at + block // ROWS * block_room + (o - block) * columns
+        begin = at + block // ROWS * block_size + (o - block) * columns
         for i in range(0, c, lanes):
             many = min(lanes, c - i)
             for t in range(PRODUCTS):
-                start = begin + t * whole_blocks(c_out) // ROWS * block_room
+                start = begin + t * whole_blocks(c_out) // ROWS * block_size
                 for lane in range(many):
                     total = own[0, start + places[i + lane]]
                     for share in range(1, len(own)):
@@ -193,25 +204,25 @@ def apart(channels, tiles):
 
 
 @compiled(__name__, nogil=True)
-def numbers_of(channels, tiles):
+def elements_of(channels, tiles):
     """Return how many vectors the V of so many channels and tiles takes, and behind it `seen_in`'s."""
     return PRODUCTS * apart(channels, tiles) + TILE * TILE * tiles
 
 
 @compiled(__name__, nogil=True)
 def seen_in(plan, x, V):
-    """Write behind V, see `numbers_of`, for each result (tiles, 16) whether its window holds anything: 1, else 0.
+    """Write behind V, see `elements_of`, for each result (tiles, 16) whether its window holds anything: 1, else 0.
 
     x (c, tall, wide, lanes): a bundle with its margin. Of a window of zeros a transform leaves a rounding error, whose
     sign would decide ReLU's slope while a bias is 0: in the empty border of a digit, for every window at once.
     """
     tiles, lanes = plan.down * plan.across, x.shape[3]
-    numbers = np.zeros(x.shape[1:], x.dtype)
+    values = np.zeros(x.shape[1:], x.dtype)
     for i in range(plan.c):
         for y in range(plan.tall):
             for column in range(plan.wide):
                 for lane in range(lanes):
-                    numbers[y, column, lane] = 1 if x[i, y, column, lane] != 0 else numbers[y, column, lane]
+                    values[y, column, lane] = 1 if x[i, y, column, lane] != 0 else values[y, column, lane]
     at = PRODUCTS * apart(plan.c, tiles)
     for tile in range(tiles):
         for t in range(TILE * TILE):
@@ -220,7 +231,7 @@ def seen_in(plan, x, V):
             for y in range(top, top + 3):
                 for column in range(left, left + 3):
                     for lane in range(lanes):
-                        V[at, lane] = max(V[at, lane], numbers[y, column, lane])
+                        V[at, lane] = max(V[at, lane], values[y, column, lane])
             at += 1
 
 
@@ -278,9 +289,9 @@ def slopes_in(plan, dtype, o, channels, dz, dM):
 
 @compiled(__name__, nogil=True)
 def add_weights(plan, at, dtype, size, dM, V, dU):
-    """Add a bundle's dU (36, blocks of c_out): see `bundles.add_slopes`."""
+    """Add a bundle's dU (36, blocks of c_out): see `simd_batch.add_slopes`."""
     tiles, lanes = plan.down * plan.across, BYTES // size
-    block, piece = room_of(plan.c, lanes) * size, piece_of(lanes) * size
+    block, piece = block_elements(plan.c, lanes) * size, piece_of(lanes) * size
     for t in range(PRODUCTS):
         for o in range(0, plan.c_out, ROWS):
             add_slopes(

@@ -33,7 +33,7 @@ def _pointer(address, size, lease):
     return cp.cuda.MemoryPointer(memory, 0)
 
 
-def _with_room(ask, size):
+def _pool_freed(ask, size):
     """Return ask(size); where there is no room, once more, without what CuPy's pool keeps and nobody has."""
     try:
         return ask(size)
@@ -58,7 +58,7 @@ class Recorder:
     def malloc(self, size):
         self.pieces.append([size, self.clock, None])
         self.clock += 1
-        memory = _with_room(self.pool.malloc, size)
+        memory = _pool_freed(self.pool.malloc, size)
         return _pointer(memory.ptr, size, _Lease(self.release, len(self.pieces) - 1, memory))
 
     def release(self, number):
@@ -90,7 +90,7 @@ class Arena:
         self.plan = found
         enough = memory is not None and memory.mem.size >= found.bytes
         bytes_at_least = max(found.bytes, ALIGNMENT)
-        self.memory = memory if enough else cp.cuda.MemoryPointer(_with_room(cp.cuda.Memory, bytes_at_least), 0)
+        self.memory = memory if enough else cp.cuda.MemoryPointer(_pool_freed(cp.cuda.Memory, bytes_at_least), 0)
         self.next, self.living = 0, {}
         self.conflicts = _conflicts(found.intervals)
 

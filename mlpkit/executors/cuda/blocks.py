@@ -4,7 +4,7 @@ A block takes over some layers that follow each other, and has
 
     forward(x: Value) -> Value           keeps what its backward needs, and no more
     backward(dy: Value) -> Value | None  writes the layers' gradients; drops what was kept, as soon as it is used
-    wants: "nchw", "planes" or None      the layout in which x must come; None takes any. "stored": it takes any, but
+    wants: "nchw", "nc8hw8" or None      the layout in which x must come; None takes any. "stored": it takes any, but
                                          best what its products read, see `Value`
     comes_back                           optional: False where its backward is not called, as nothing up to it learns
     follow(before)                       optional: it is told once, before the first forward, which block is before it;
@@ -13,9 +13,9 @@ A block takes over some layers that follow each other, and has
                                          first forward, and a block that can, writes its result so
 
 `dy` comes in the layout in which `forward` gave its result, and what is returned lies as `x` did; the gradient of what
-is "stored" lies as "planes". It is None where the first of the places has no `wants_dx`. A block makes what it writes
+is "stored" lies as "nc8hw8". It is None where the first of the layers has no `wants_dx`. A block makes what it writes
 with `cupy.empty` whenever it is called: where that lies is planned, see `arena`. What lasts from step to step (scales,
-tensor maps by address) is made in its constructor, or kept by address. Parameters are read from the places as they are
+tensor maps by address) is made in its constructor, or kept by address. Parameters are read from the layers as they are
 now (`at.W`), gradients are written (`at.dW`). All goes to the current stream, nothing waits, and the same calls follow
 each other in every step: a step is recorded as a graph.
 
@@ -23,7 +23,7 @@ A module of blocks has a function
 
     match(places, i, shape, n, mode) -> None, or (number of layers that it takes over, block)
 
-places: of the network or of a layer's branch, the block would begin with places[i]. shape: of an example there, such
+layers: of the network or of a layer's branch, the block would begin with layers[i]. shape: of an example there, such
 as (64, 26, 26). n: the batch size; there are other blocks for another one. mode: one of `MODES`, the precision class.
 """
 
@@ -32,20 +32,20 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from mlpkit.kernels.cnn import between
-from mlpkit.kernels.conv import planes
+from mlpkit.kernels.conv import blocked
 from mlpkit.nn.residual import Branched
 
-# The modes of `planes` by precision class: float32 as three products of halves, TF32's digits as one product of halves
-MODES = {"float32": planes.MODES["fp16x3"], "tf32": planes.MODES["fp16"], "bf16": planes.MODES["bf16"]}
+# The modes of `blocked` by precision class: float32 as three products of halves, TF32's digits as one product of halves
+MODES = {"float32": blocked.MODES["fp16x3"], "tf32": blocked.MODES["fp16"], "bf16": blocked.MODES["bf16"]}
 
 
 class Value(NamedTuple):
     """What goes from block to block: activations, or their gradients, of a batch.
 
-    layout: "nchw" is what layers know: float32 (n, channels, height, width), or rows (n, channels). "planes" is
-    `planes.images_as_planes`: float32 (n, c / 4, height, width, 4), or for bf16 uint16 (n, c / 8, height, width, 8); c
+    layout: "nchw" is what layers know: float32 (n, channels, height, width), or rows (n, channels). "nc8hw8" is
+    `blocked.images_as_blocked`: float32 (n, c / 4, height, width, 4), for bf16 uint16 (n, c / 8, height, width, 8); c
     is `channels` rounded up to a multiple of 8, and what was added is zero, in gradients too. "stored": the array is a
-    `planes.Stored`, planes as products read them, of float32 as halves; only who `gives` it may make it. largest: the
+    `blocked.Stored`, planes as products read them, of float32 as halves; only who `gives` it may make it. largest: the
     bits of its largest magnitude, an array of one uint32, where somebody knows it.
     """
 
@@ -86,29 +86,29 @@ class LayerBlock:
 
 
 class BranchesBlock:
-    """A layer made of chains of layers: each is a `Chain` of blocks, and what they make is put together."""
+    """A layer made of chains of layers: each is a `Pipeline` of blocks, and what they make is put together."""
 
     wants = "nchw"
 
-    def __init__(self, at, chains):
-        self.at, self.chains, self.shapes = at, chains, []
-        self.comes_back = at.wants_dx or any(each.comes_back for each in chains)
+    def __init__(self, at, pipelines):
+        self.at, self.pipelines, self.shapes = at, pipelines, []
+        self.comes_back = at.wants_dx or any(each.comes_back for each in pipelines)
 
     def forward(self, x):
-        outputs = [each.forward(x).array for each in self.chains]
+        outputs = [each.forward(x).array for each in self.pipelines]
         self.shapes = [output.shape for output in outputs]
         return _as_value(self.at.layer.join(self.at.engine, outputs))
 
     def backward(self, dy):
-        parts = zip(self.chains, self.at.layer.split(self.at.engine, dy.array, self.shapes), strict=True)
+        parts = zip(self.pipelines, self.at.layer.split(self.at.engine, dy.array, self.shapes), strict=True)
         dx = [each.backward(_as_value(part)) for each, part in parts if self.at.wants_dx or each.comes_back]
         if not self.at.wants_dx:
             return None
-        arrays = (as_layout(one, "nchw", each.mode).array for each, one in zip(self.chains, dx, strict=True))
+        arrays = (as_layout(one, "nchw", each.mode).array for each, one in zip(self.pipelines, dx, strict=True))
         return _as_value(reduce(self.at.engine.add, arrays))
 
 
-class Chain:
+class Pipeline:
     """Blocks one after another: a block itself. What they want of each other's results is settled here."""
 
     wants = None
@@ -135,32 +135,32 @@ class Chain:
         del dy
         for block in reversed(self.blocks):
             layout = self.layouts.pop()
-            came.append(block.backward(as_layout(came.pop(), "planes" if layout == "stored" else layout, self.mode)))
+            came.append(block.backward(as_layout(came.pop(), "nc8hw8" if layout == "stored" else layout, self.mode)))
             if came[0] is None:
                 return None
         return came.pop()
 
 
-def chain(places, shape, n, mode, matches):
-    """Return the blocks of places that follow each other, as a `Chain`.
+def pipeline(layers, shape, n, mode, matches):
+    """Return the blocks of layers that follow each other, as a `Pipeline`.
 
     shape: of the first one's input, an example's. matches: the functions `match` of modules, of which the first that
     knows a run of layers has it; what none of them knows is a block for each layer.
     """
     blocks, i = [], 0
-    while i < len(places):
-        found = (match(places, i, shape, n, mode) for match in matches)
-        count, block = next(filter(None, found), None) or (1, _generic(places[i], shape, n, mode, matches))
-        for at in places[i : i + count]:
+    while i < len(layers):
+        found = (match(layers, i, shape, n, mode) for match in matches)
+        count, block = next(filter(None, found), None) or (1, _generic(layers[i], shape, n, mode, matches))
+        for at in layers[i : i + count]:
             shape = at.layer.output(shape)
         blocks.append(block)
         i += count
-    return Chain(blocks, mode)
+    return Pipeline(blocks, mode)
 
 
 def _generic(at, shape, n, mode, matches):
     if has_branches(at):
-        return BranchesBlock(at, [chain(branch, shape, n, mode, matches) for branch in at.branches])
+        return BranchesBlock(at, [pipeline(branch, shape, n, mode, matches) for branch in at.branches])
     return LayerBlock(at, shape)
 
 

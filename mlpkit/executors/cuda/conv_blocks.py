@@ -1,6 +1,6 @@
 """Convolutions with what follows them: Conv, and in either order MaxPool and ReLU, where there are any.
 
-Images are planes, and products run on tensor cores: see `kernels.conv.planes`. Between them goes one kernel there and
+Images are planes, and products run on tensor cores: see `kernels.conv.blocked`. Between them goes one kernel there and
 one back, see `kernels.cnn.between`. The first convolution of images of few channels is a kernel by itself; and where
 the second one's input gradient is all that its filters' gradient needs, that is made in the same kernel.
 """
@@ -8,7 +8,7 @@ the second one's input gradient is all that its filters' gradient needs, that is
 from dataclasses import replace
 
 from mlpkit.kernels.cnn import between
-from mlpkit.kernels.conv import PASSES, Shape, planes
+from mlpkit.kernels.conv import PASSES, Shape, blocked
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import ReLU
 
@@ -17,29 +17,29 @@ from .blocks import Value
 MOST = 2**31 - 2**20  # numbers of an array: the kernels count in 32 bits
 
 
-def match(places, i, shape, n, mode):
-    """Return how many layers from places[i] on are one block, and the block; None where there is none. See `blocks`."""
-    if type(places[i].layer) is not Conv:
+def match(layers, i, shape, n, mode):
+    """Return how many layers from layers[i] on are one block, and the block; None where there is none. See `blocks`."""
+    if type(layers[i].layer) is not Conv:
         return None
-    pool, relu, count = followers(places, i, shape)
+    pool, relu, count = followers(layers, i, shape)
     try:
-        conv = shape_of(places[i].layer, shape, n)
+        conv = shape_of(layers[i].layer, shape, n)
     except ValueError:  # kernels, strides or paddings that the planes have no words for
         return None
-    conv = planes.cropped(conv, pool)
+    conv = blocked.cropped(conv, pool)
     about = between.Pooled(n, conv.channels_out, conv.out_height, conv.out_width, pool, relu)
-    if not places[i].wants_dx and between.why_not_first(conv, about) is None:
-        return count, FirstBlock(places[i], conv, about, mode)
-    if why_not(mode, conv, places[i].wants_dx):
+    if not layers[i].wants_dx and between.why_not_first(conv, about) is None:
+        return count, FirstBlock(layers[i], conv, about, mode)
+    if why_not(mode, conv, layers[i].wants_dx):
         return None
-    return count, ConvBlock(places[i], conv, about, mode)
+    return count, ConvBlock(layers[i], conv, about, mode)
 
 
-def followers(places, i, shape):
-    """Return the edge of the pool behind the convolution at places[i] (1: none), whether a ReLU is, and all layers."""
+def followers(layers, i, shape):
+    """Return the edge of the pool behind the convolution at layers[i] (1: none), whether a ReLU is, and all layers."""
     pool, relu, count = 1, False, 1
-    sizes = places[i].layer.output(shape)[1:]
-    for at in places[i + 1 : i + 3]:
+    sizes = layers[i].layer.output(shape)[1:]
+    for at in layers[i + 1 : i + 3]:
         if type(at.layer) is ReLU and not relu:
             relu = True
         elif type(at.layer) is MaxPool and pool == 1 and fits(at.layer, sizes):
@@ -57,9 +57,9 @@ def fits(layer, sizes):
 
 def as_cropped(conv):
     """Return a convolution's shape as one that may have more settings."""
-    if isinstance(conv, planes.Cropped):
+    if isinstance(conv, blocked.Cropped):
         return conv
-    return planes.Cropped(**vars(conv), rows=conv.out_height, columns=conv.out_width)
+    return blocked.Cropped(**vars(conv), rows=conv.out_height, columns=conv.out_width)
 
 
 def shape_of(layer, shape, n):
@@ -70,12 +70,12 @@ def shape_of(layer, shape, n):
 
 def why_not(mode, conv, wants_dx):
     """Return why the planes can't do a convolution, a sentence, or None."""
-    (name,) = (name for name, one in planes.MODES.items() if one == mode)
+    (name,) = (name for name, one in blocked.MODES.items() if one == mode)
     passes = PASSES if wants_dx else [which for which in PASSES if which != "input_gradient"]
     for channels, *sizes in ((conv.channels, conv.height, conv.width), (conv.channels_out, *conv.y[2:])):
-        if conv.batch * planes.padded(channels) * sizes[0] * sizes[1] > MOST:
+        if conv.batch * blocked.padded(channels) * sizes[0] * sizes[1] > MOST:
             return "these kernels count in 32 bits: take fewer images at a time."
-    return next((reason for which in passes if (reason := planes.why_not(name, conv, which))), None)
+    return next((reason for which in passes if (reason := blocked.why_not(name, conv, which))), None)
 
 
 class Following:
@@ -97,7 +97,7 @@ class Following:
     @property
     def to(self):
         """The layout of the result."""
-        return self.gives or "planes"
+        return self.gives or "nc8hw8"
 
     @property
     def scale(self):
@@ -106,8 +106,8 @@ class Following:
 
     def scale_of(self, name):
         """Return the scale of an array's halves, which lasts from the first time that it is asked for; or None."""
-        if self.mode.halves and name not in self.scales:
-            self.scales[name] = planes.new_scale()
+        if self.mode.fp16_parts and name not in self.scales:
+            self.scales[name] = blocked.new_scale()
         return self.scales.get(name)
 
 
@@ -146,7 +146,7 @@ class ConvBlock(Following):
     def __init__(self, at, conv, about, mode):
         super().__init__(at, conv, about, mode)
         self.plain = not (about.keeps or at.layer.bias)
-        self.filters: planes.Filters | None = None  # until it is known where the result goes
+        self.filters: blocked.Filters | None = None  # until it is known where the result goes
         self.first: FirstBlock | None = None  # the block before, where the gradient of its filters is made here
 
     def follow(self, before):
@@ -160,13 +160,13 @@ class ConvBlock(Following):
         """Choose the kernel that does what follows, the convolution's own, if it can; return what makes its filters."""
         followed = shape_of(self.at.layer, self.conv.x[1:], self.conv.batch)
         followed = replace(
-            planes.cropped(followed, self.about.pool, followed=True), behind=getattr(self.conv, "behind", 0)
+            blocked.cropped(followed, self.about.pool, followed=True), behind=getattr(self.conv, "behind", 0)
         )
-        (conv, _, _), *_ = planes.convolutions(followed, "forward")
-        self.at_once = not self.plain and between.follows(self.mode, self.to) and planes.tilings(conv, self.mode) != []
+        (conv, _, _), *_ = blocked.convolutions(followed, "forward")
+        self.at_once = not self.plain and between.follows(self.mode, self.to) and blocked.tilings(conv, self.mode) != []
         self.conv = followed if self.at_once else self.conv
-        passes = planes.PASSES_OF_FILTERS[: 1 + self.at.wants_dx]
-        self.filters = planes.Filters(self.mode, [(self.conv, self.at.W, passes)])
+        passes = blocked.PASSES_OF_FILTERS[: 1 + self.at.wants_dx]
+        self.filters = blocked.Filters(self.mode, [(self.conv, self.at.W, passes)])
         return self.filters
 
     def forward(self, x):
@@ -180,14 +180,14 @@ class ConvBlock(Following):
         """Return the result, and what is kept of it."""
         if self.at_once:
             return between.convolve(self.mode, self.conv, self.about, self.x, filters, self.to, self.bias)
-        z = planes.empty_planes(self.mode, *self.conv.y)
-        planes.convolve(self.mode, self.conv, "forward", self.x, filters, z)
-        if self.plain and self.to == "planes":
+        z = blocked.empty_blocked(self.mode, *self.conv.y)
+        blocked.convolve(self.mode, self.conv, "forward", self.x, filters, z)
+        if self.plain and self.to == "nc8hw8":
             return z, None
-        return between.forward(self.mode, self.about, z, "planes", self.to, self.bias, self.scale)
+        return between.forward(self.mode, self.about, z, "nc8hw8", self.to, self.bias, self.scale)
 
     def of_first(self, first, dz):
-        """Return what the gradients of the first convolution are made of; see `planes.weight_gradient`."""
+        """Return what the gradients of the first convolution are made of; see `blocked.weight_gradient`."""
         filters = self.made.pop("input_gradient")
         of = first.conv, first.about
         sums = between.first_sums(self.mode, self.conv, dz, filters, of, *first.taken())
@@ -197,28 +197,28 @@ class ConvBlock(Following):
         """Return activations as products read them."""
         if x.layout == "stored":
             return x.array
-        if x.layout == "planes" and not self.mode.halves:
-            return planes.Stored(x.array)
+        if x.layout == "nc8hw8" and not self.mode.fp16_parts:
+            return blocked.Stored(x.array)
         return between.convert(self.mode, self.conv.x, x.array, x.layout, "stored", self.scale_of("x"))
 
     def backward(self, dy):
         x, kept, self.x, self.kept = self.x, self.kept, None, None
-        layout = "planes" if dy.layout == "stored" else dy.layout
-        if self.plain and layout == "planes" and not self.mode.halves:
-            dz, sums = planes.Stored(dy.array), None
+        layout = "nc8hw8" if dy.layout == "stored" else dy.layout
+        if self.plain and layout == "nc8hw8" and not self.mode.fp16_parts:
+            dz, sums = blocked.Stored(dy.array), None
         else:
             of = self.mode, self.about, dy.array, layout
             dz, sums = between.backward(*of, kept, self.at.layer.bias, self.scale_of("dz"), dy.largest)
             del of
         del kept, dy
         before = self.of_first(self.first, dz) if self.first else None
-        planes.weight_gradient(self.mode, self.conv, x, dz, self.at.dW, sums, self.db, before)
+        blocked.weight_gradient(self.mode, self.conv, x, dz, self.at.dW, sums, self.db, before)
         del x, sums, before
         if self.first or not self.at.wants_dx:
             return None
-        dx = planes.empty_planes(self.mode, *self.conv.x)
-        planes.convolve(self.mode, self.conv, "input_gradient", dz, self.made.pop("input_gradient"), dx)
+        dx = blocked.empty_blocked(self.mode, *self.conv.x)
+        blocked.convolve(self.mode, self.conv, "input_gradient", dz, self.made.pop("input_gradient"), dx)
         del dz
         if self.layout != "nchw":
-            return Value(dx, "planes", self.conv.channels)
-        return Value(between.convert(self.mode, self.conv.x, dx, "planes", "nchw"), "nchw", self.conv.channels)
+            return Value(dx, "nc8hw8", self.conv.channels)
+        return Value(between.convert(self.mode, self.conv.x, dx, "nc8hw8", "nchw"), "nchw", self.conv.channels)

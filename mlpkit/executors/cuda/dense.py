@@ -19,13 +19,13 @@ from .blocks import Value
 from .transfers import as_labels
 
 
-def match(places, i, shape, n, mode):
-    """Return how many layers from places[i] on are one block, and the block; None where there is none. See `blocks`."""
-    count = int(type(places[i].layer) is Flatten)
-    layers = []  # (place, whether a ReLU follows)
-    while i + count < len(places) and type(places[i + count].layer) is Linear:
-        following = places[i + count + 1].layer if i + count + 1 < len(places) else None
-        layers.append((places[i + count], type(following) is ReLU))
+def match(bound, i, shape, n, mode):
+    """Return how many layers from bound[i] on are one block, and the block; None where there is none. See `blocks`."""
+    count = int(type(bound[i].layer) is Flatten)
+    layers = []  # (bound layer, whether a ReLU follows)
+    while i + count < len(bound) and type(bound[i + count].layer) is Linear:
+        following = bound[i + count + 1].layer if i + count + 1 < len(bound) else None
+        layers.append((bound[i + count], type(following) is ReLU))
         count += 1 + layers[-1][1]
     return (count, DenseBlock(layers, n, mode)) if layers else None
 
@@ -149,24 +149,24 @@ class Head:
         return None if dx is None else Value(dx.reshape(shape), "nchw", shape[1], self.largest)
 
 
-def head(places, n, mode):
+def head(bound, n, mode):
     """Return how many of the last layers are a head, and the `Head`; 0 and None where there is none.
 
     The loss has to be softmax cross-entropy of their outputs.
     """
-    first = len(places)
+    first = len(bound)
     linear: list = []
-    while first and type(places[first - 1].layer) is Linear:
-        linear.insert(0, places[first - 1])
+    while first and type(bound[first - 1].layer) is Linear:
+        linear.insert(0, bound[first - 1])
         first -= 1
-        if first < 2 or type(places[first - 1].layer) is not ReLU or type(places[first - 2].layer) is not Linear:
+        if first < 2 or type(bound[first - 1].layer) is not ReLU or type(bound[first - 2].layer) is not Linear:
             break
         first -= 1
     sizes = [linear[0].W.shape[0], *(at.W.shape[1] for at in linear)] if linear else []
     if not linear or linear[0].W.dtype != "float32" or _old() or dense.why_not(sizes):
         return 0, None
-    first -= first > 0 and type(places[first - 1].layer) is Flatten
-    return len(places) - first, Head(linear, n, mode)
+    first -= first > 0 and type(bound[first - 1].layer) is Flatten
+    return len(bound) - first, Head(linear, n, mode)
 
 
 def _old():

@@ -27,13 +27,13 @@ class Interval:
         return self.start < other.end and other.start < self.end
 
     @property
-    def room(self):
+    def aligned_size(self):
         """The bytes that it takes: up to where the next piece may begin."""
         return -(-self.size // ALIGNMENT) * ALIGNMENT
 
     def overlaps(self, other):
         """Return whether the places of both have bytes in common."""
-        return self.offset < other.offset + other.room and other.offset < self.offset + self.room
+        return self.offset < other.offset + other.aligned_size and other.offset < self.offset + self.aligned_size
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,22 @@ class Plan:
 
     @property
     def bytes(self):
-        return max((each.offset + each.room for each in self.intervals), default=0)
+        return max((each.offset + each.aligned_size for each in self.intervals), default=0)
 
     @property
     def sum_of_sizes(self):
-        return sum(each.room for each in self.intervals)
+        return sum(each.aligned_size for each in self.intervals)
 
     @property
     def most_at_once(self):
         starts = [each.start for each in self.intervals]
-        return max((sum(i.room for i in self.intervals if i.start <= now < i.end) for now in starts), default=0)
+        return max((sum(i.aligned_size for i in self.intervals if i.start <= now < i.end) for now in starts), default=0)
 
 
 def plan(intervals):
     """Return the `Plan` of intervals that have no places yet: the largest first, each as low as it fits."""
     placed: list[Interval] = []
-    order = sorted(range(len(intervals)), key=lambda i: (-intervals[i].room, intervals[i].start))
+    order = sorted(range(len(intervals)), key=lambda i: (-intervals[i].aligned_size, intervals[i].start))
     offsets = {}
     for i in order:
         found = _lowest(intervals[i], [other for other in placed if other.meets(intervals[i])])
@@ -78,9 +78,9 @@ def _lowest(wanted, others):
     """Return an interval with the lowest offset at which it overlaps none of the others."""
     offset = 0
     for other in sorted(others, key=lambda other: other.offset):
-        if offset + wanted.room <= other.offset:
+        if offset + wanted.aligned_size <= other.offset:
             break
-        offset = max(offset, other.offset + other.room)
+        offset = max(offset, other.offset + other.aligned_size)
     return Interval(wanted.size, wanted.start, wanted.end, offset)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlpkit.kernels.cnn import between, norm
-from mlpkit.kernels.conv import Shape, planes
+from mlpkit.kernels.conv import Shape, blocked
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import ReLU
 from mlpkit.nn.norm import BatchNorm
@@ -43,12 +43,12 @@ class Stage:
 INPUT = -1
 
 
-def match(places, i, shape, n, mode):
-    """Return how many layers from places[i] on are one block, and the block; None where there is none. See `blocks`."""
+def match(layers, i, shape, n, mode):
+    """Return how many layers from layers[i] on are one block, and the block; None where there is none. See `blocks`."""
     stages: list[Stage] = []
     j = i
-    while j < len(places):
-        found = _residual(places, j, shape, n, mode, len(stages)) or _plain(places, j, shape, n, mode)
+    while j < len(layers):
+        found = _residual(layers, j, shape, n, mode, len(stages)) or _plain(layers, j, shape, n, mode)
         if found is None:
             break
         count, more = found
@@ -57,7 +57,7 @@ def match(places, i, shape, n, mode):
     if not stages:
         return None
     first = stages[0]
-    if not places[i].wants_dx and first.conv is places[i] and _is_stem(first.shape):
+    if not layers[i].wants_dx and first.conv is layers[i] and _is_stem(first.shape):
         stages[0] = replace(first, about=replace(first.about, kernel=first.shape.kernel, padding=first.shape.padding))
     return j - i, NormBlock(stages, mode)
 
@@ -66,27 +66,27 @@ def _is_stem(shape):
     return shape.channels == 1 and shape.stride == 1 and shape.kernel <= norm.MOST_KERNEL
 
 
-def _plain(places, i, shape, n, mode):
-    """Return how many layers are a stage from places[i] on, and the stage in a list, or None."""
-    if len(places) < i + 2 or type(places[i].layer) is not Conv or type(places[i + 1].layer) is not BatchNorm:
+def _plain(layers, i, shape, n, mode):
+    """Return how many layers are a stage from layers[i] on, and the stage in a list, or None."""
+    if len(layers) < i + 2 or type(layers[i].layer) is not Conv or type(layers[i + 1].layer) is not BatchNorm:
         return None
     try:
-        conv = shape_of(places[i].layer, shape, n)
+        conv = shape_of(layers[i].layer, shape, n)
     except ValueError:  # kernels, strides or paddings that the planes have no words for
         return None
-    if why_not(mode, conv, places[i].wants_dx) and (places[i].wants_dx or not _is_stem(conv)):
+    if why_not(mode, conv, layers[i].wants_dx) and (layers[i].wants_dx or not _is_stem(conv)):
         return None
-    layer = places[i + 1].layer
+    layer = layers[i + 1].layer
     channels, height, width = conv.y[1:]
     about = norm.Norm(mode, n, channels, height, width, False, eps=layer.eps, momentum=layer.momentum)
-    count, about = _followers(places, i + 2, about)
-    return 2 + count, [Stage(places[i], places[i + 1], conv, about)]
+    count, about = _followers(layers, i + 2, about)
+    return 2 + count, [Stage(layers[i], layers[i + 1], conv, about)]
 
 
-def _followers(places, i, about):
-    """Return how many layers from places[i] on belong to a normalization, and what it is with them."""
+def _followers(layers, i, about):
+    """Return how many layers from layers[i] on belong to a normalization, and what it is with them."""
     count = 0
-    for at in places[i : i + 2]:
+    for at in layers[i : i + 2]:
         if type(at.layer) is ReLU and not about.relu:
             about = replace(about, relu=True)
         elif type(at.layer) is MaxPool and about.pool == 1 and _fits(at.layer, about):
@@ -102,12 +102,12 @@ def _fits(layer, about):
     return layer.stride in (None, layer.size) and 1 < layer.size <= min(norm.MOST_POOL, about.height, about.width)
 
 
-def _residual(places, i, shape, n, mode, number):
-    """Return how many layers are a residual from places[i] on, and its stages, or None. number: of its first stage."""
-    if type(places[i].layer) is not Residual or places[i].layer.shortcut:
+def _residual(layers, i, shape, n, mode, number):
+    """Return how many layers are a residual from layers[i] on, and its stages, or None. number: of its first stage."""
+    if type(layers[i].layer) is not Residual or layers[i].layer.shortcut:
         return None
     stages: list[Stage] = []
-    inside, j = places[i].branches[0], 0
+    inside, j = layers[i].branches[0], 0
     while j < len(inside):
         found = _plain(inside, j, stages[-1].output if stages else shape, n, mode)
         if found is None or found[1][0].about.pool > 1:
@@ -116,7 +116,7 @@ def _residual(places, i, shape, n, mode, number):
     if not stages or stages[-1].about.relu:  # a ReLU before the sum
         return None
     last = stages[-1]
-    count, about = _followers(places, i + 1, replace(last.about, add=True))
+    count, about = _followers(layers, i + 1, replace(last.about, add=True))
     stages[-1] = replace(last, about=about, adds=number - 1)
     return 1 + count, stages
 
@@ -144,21 +144,21 @@ class NormBlock:
         self.stem = stages[0].about.kernel > 0
         self.wants = "nchw" if self.stem else "stored"
         self.wants_dx = stages[0].conv.wants_dx
-        self.scale_x = planes.new_scale() if mode.halves else None
-        self.scales = [(planes.new_scale(), planes.new_scale()) if mode.halves else (None, None) for _ in stages]
+        self.scale_x = blocked.new_scale() if mode.fp16_parts else None
+        self.scales = [(blocked.new_scale(), blocked.new_scale()) if mode.fp16_parts else (None, None) for _ in stages]
         self.meetings = [(norm.new_meeting(stage.about), norm.new_meeting(stage.about)) for stage in stages]
         self.last_uses = last_uses(stages)
         wanted = [
-            (stage.shape, stage.conv.W, planes.PASSES_OF_FILTERS[: 1 + (number > 0 or self.wants_dx)])
+            (stage.shape, stage.conv.W, blocked.PASSES_OF_FILTERS[: 1 + (number > 0 or self.wants_dx)])
             for number, stage in enumerate(stages)
             if not stage.about.kernel
         ]
-        self.filters = planes.Filters(mode, wanted) if wanted else list
+        self.filters = blocked.Filters(mode, wanted) if wanted else list
 
     @property
     def to(self):
         """The layout of the result."""
-        return self.gives or "planes"
+        return self.gives or "nc8hw8"
 
     def channels(self, stage):
         """Return the vectors of a stage's normalization, as they are now."""
@@ -185,16 +185,16 @@ class NormBlock:
         out, x = "operand" if out == "stored" else out, self.x[number]
         if stage.about.kernel:
             return norm.forward(stage.about, self.channels(stage), x, *ours, added, out, stage.conv.W)
-        y = planes.empty_planes(self.mode, *stage.shape.y)
-        planes.convolve(self.mode, stage.shape, "forward", x, self.made[number].pop("forward"), y)
+        y = blocked.empty_blocked(self.mode, *stage.shape.y)
+        blocked.convolve(self.mode, stage.shape, "forward", x, self.made[number].pop("forward"), y)
         return norm.forward(stage.about, self.channels(stage), y, *ours, added, out)
 
     def stored(self, x):
         """Return activations as products read them."""
         if x.layout == "stored":
             return x.array
-        if x.layout == "planes" and not self.mode.halves:
-            return planes.Stored(x.array)
+        if x.layout == "nc8hw8" and not self.mode.fp16_parts:
+            return blocked.Stored(x.array)
         return between.convert(self.mode, self.stages[0].shape.x, x.array, x.layout, "stored", self.scale_x)
 
     def backward(self, dy):
@@ -215,7 +215,7 @@ class NormBlock:
 
     def past(self, stage, dy, marks):
         """Return what goes past a residual whose last stage's result has the gradient dy."""
-        layout = "nchw" if dy.layout == "nchw" else "planes"
+        layout = "nchw" if dy.layout == "nchw" else "nc8hw8"
         return norm.Past(dy.array, marks, stage.about.relu, stage.about.pool, layout)
 
     def stage_backward(self, number, stage, past, keep):
@@ -223,7 +223,7 @@ class NormBlock:
         about, kept, again = stage.about, self.kept[number], self.last_uses[number] is not None
         ours = self.scales[number][1], self.meetings[number][1]
         self.kept[number] = None
-        dy, layout = self.came[0].array, "nchw" if self.came.pop().layout == "nchw" else "planes"
+        dy, layout = self.came[0].array, "nchw" if self.came.pop().layout == "nchw" else "nc8hw8"
         dw = stage.conv.dW if about.kernel else None
         found = norm.backward(about, self.channels(stage), kept, dy, *ours, past, layout, keep, again, dw)
         del kept, dy, past
@@ -239,14 +239,14 @@ class NormBlock:
             self.weight_gradient(number, self.x[number], dz)
             self.x[number] = None
         if number > 0 or self.wants_dx:
-            dx = planes.empty_planes(self.mode, *stage.shape.x)
-            planes.convolve(self.mode, stage.shape, "input_gradient", dz, self.made[number].pop("input_gradient"), dx)
-            self.came.append(Value(dx, "planes", stage.shape.channels))
+            dx = blocked.empty_blocked(self.mode, *stage.shape.x)
+            blocked.convolve(self.mode, stage.shape, "input_gradient", dz, self.made[number].pop("input_gradient"), dx)
+            self.came.append(Value(dx, "nc8hw8", stage.shape.channels))
         return dense
 
     def weight_gradient(self, number, x, dz):
         stage = self.stages[number]
-        planes.weight_gradient(self.mode, stage.shape, x, dz, stage.conv.dW)
+        blocked.weight_gradient(self.mode, stage.shape, x, dz, stage.conv.dW)
 
     def given_back(self, past):
         """Return the gradient of the block's input as it came; past: what goes past a residual at its beginning."""
@@ -254,5 +254,5 @@ class NormBlock:
         if past is not None:
             dx = norm.add(self.mode, dx, past.gradient)
         if self.layout != "nchw":
-            return Value(dx, "planes", shape.channels)
-        return Value(between.convert(self.mode, shape.x, dx, "planes", "nchw"), "nchw", shape.channels)
+            return Value(dx, "nc8hw8", shape.channels)
+        return Value(between.convert(self.mode, shape.x, dx, "nc8hw8", "nchw"), "nchw", shape.channels)

@@ -12,7 +12,7 @@ from mlpkit.nn.losses import SoftmaxCrossEntropy
 
 from . import dense
 from .arena import Arena, Recorder
-from .blocks import MODES, Value, chain
+from .blocks import MODES, Value, pipeline
 from .graph import GraphTrainer, recorded
 from .transfers import Feed, as_labels
 
@@ -25,31 +25,31 @@ class Gradient:
 
     Call it with x (n, *model.input) in the network's type, contiguous, and targets: it writes the gradient of the
     batch's loss into `network.grad`, and the loss into losses[step]. step: an int32 on the GPU, which then goes on by
-    one; without it the loss is losses[0]. precision: one of `blocks.MODES`. matches: see `blocks.chain`.
+    one; without it the loss is losses[0]. precision: one of `blocks.MODES`. matches: see `blocks.pipeline`.
     """
 
     def __init__(self, network, n, precision, matches):
-        self.network, self.places = network, network.places
-        places, model = network.places, network.model
+        self.network, self.layers = network, network.layers
+        layers, model = network.layers, network.model
         self.softmax = type(model.loss) is SoftmaxCrossEntropy and len(model.output) == 1
         self.head: dense.Head | None = None
-        inner = places
+        inner = layers
         if self.softmax:
-            count, self.head = dense.head(places, n, MODES[precision])
-            inner = places[: len(places) - count]
-        self.chain = chain(inner, network.model.input, n, MODES[precision], (*matches, dense.match))
+            count, self.head = dense.head(layers, n, MODES[precision])
+            inner = layers[: len(layers) - count]
+        self.pipeline = pipeline(inner, network.model.input, n, MODES[precision], (*matches, dense.match))
 
     def __call__(self, x, targets, losses, step=None):
-        z = self.chain.forward(Value(x, "nchw", x.shape[1]))
+        z = self.pipeline.forward(Value(x, "nchw", x.shape[1]))
         came = [self.head(z, targets, losses, step) if self.head else self.loss(z.array, targets, losses, step)]
         del z
         if came[0] is not None:
-            self.chain.backward(came.pop())
+            self.pipeline.backward(came.pop())
 
     def loss(self, z, targets, losses, step):
         """Keep the loss of the outputs z, and return their gradient."""
         if self.softmax:
-            dz = z if getattr(self.chain.blocks[-1], "lends", False) else z.copy()
+            dz = z if getattr(self.pipeline.blocks[-1], "lends", False) else z.copy()
             cross_entropy(dz, None, as_labels(targets), losses, step)
         else:
             loss, dz = self.network.model.loss(self.network.at_loss, z, targets)

@@ -17,10 +17,10 @@ import numpy as np
 
 from mlpkit.checks import check_batch, check_count, check_finite
 
-from ..plain import check_room, check_rows
+from ..plain import check_fits, check_rows
 from . import prediction_blocks
 from .arena import Arena
-from .blocks import MODES, Value, chain
+from .blocks import MODES, Value, pipeline
 from .graph import recorded
 from .matches import matches_for
 from .plan import watched
@@ -29,7 +29,7 @@ from .plan import watched
 class Prediction:
     """See `executors.protocol.Prediction`. A subclass names its precision, one of `blocks.MODES`.
 
-    wholes: functions (places, shape, n, mode), asked first: each returns None, or a function (x, z) that asks for the
+    wholes: functions (layers, shape, n, mode), asked first: each returns None, or a function (x, z) that asks for the
     kernels of the whole network: from x (n, *shape), uint8 or the network's type, to its outputs z.
     """
 
@@ -39,17 +39,17 @@ class Prediction:
     def __init__(self, network, n):
         self.n, self.engine, self.dtype = check_count("n", n), network.engine, np.dtype(network.dtype)
         self.input, self.output = network.model.input, network.model.output
-        places, mode = prediction_blocks.places_of(network), MODES[self.precision]
+        layers, mode = prediction_blocks.layers_of(network), MODES[self.precision]
         ours = matches_for(self.dtype) != ()
-        found = (whole(places, self.input, n, mode) for whole in self.wholes if ours)
+        found = (whole(layers, self.input, n, mode) for whole in self.wholes if ours)
         self.whole = next((each for each in found if each), None)
         match = prediction_blocks.match if ours else prediction_blocks.layer
-        self.chain = chain([] if self.whole else places, self.input, n, mode, (match,))
+        self.pipeline = pipeline([] if self.whole else layers, self.input, n, mode, (match,))
         self.batches: dict = {}
 
     def __call__(self, x):
         check_batch(x, self.input, self.dtype)
-        check_room(x, self.n)
+        check_fits(x, self.n)
         check_finite("inputs", x)  # of NaN the largest output is the first one: it would pass for a prediction
         batch = self.batch(x.dtype)
         if isinstance(x, np.ndarray):
@@ -72,12 +72,12 @@ class Prediction:
         if self.whole:
             self.whole(x, z)
             return
-        first, last = self.chain.blocks[0], self.chain.blocks[-1]
+        first, last = self.pipeline.blocks[0], self.pipeline.blocks[-1]
         if x.dtype == np.uint8 and not getattr(first, "takes_pixels", False):
             x = self.engine.scale(x, self.dtype)
         if hasattr(last, "into"):
             last.into = z
-        found = self.chain.forward(Value(x, "nchw", x.shape[1])).array
+        found = self.pipeline.forward(Value(x, "nchw", x.shape[1])).array
         if found is not z:
             z[...] = found
 
@@ -90,7 +90,7 @@ class Batch:
 
     def __init__(self, prediction, dtype):
         n = prediction.n
-        self.reads = prediction.whole, prediction.chain  # a graph keeps no array alive
+        self.reads = prediction.whole, prediction.pipeline  # a graph keeps no array alive
         self.x = cp.zeros((n, *prediction.input), dtype)
         self.z = cp.empty((n, *prediction.output), prediction.dtype)
         self.filled = 0  # rows that are not zeros

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlpkit.kernels.cnn import answers, between, first_bf16, pair
-from mlpkit.kernels.conv import planes
+from mlpkit.kernels.cnn import between, first_bf16, pair, predictions
+from mlpkit.kernels.conv import blocked
 from mlpkit.nn.fold import fold
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.residual import Residual
@@ -23,33 +23,33 @@ from .blocks import LayerBlock, Value, has_branches
 FEW = 16  # images, at most, whose kernels leave room for the next one's
 
 
-def places_of(network):
+def layers_of(network):
     """Return the places of a folded copy of a network, which only predict."""
     folded = fold(network)
-    return _without_gradients([at.copied(replace(folded.mode, training=False)) for at in folded.places])
+    return _without_gradients([at.copied(replace(folded.mode, training=False)) for at in folded.layers])
 
 
-def _without_gradients(places):
+def _without_gradients(layers):
     """Return places once nobody asks them for a gradient, and they have no memory for any."""
-    for at in places:
+    for at in layers:
         gradients = {name for name in at.lasting if name[:1] == "d" and name[1:] in at.lasting}
         for name in gradients:
             delattr(at, name)
         at.learns_before, at.lasting = False, at.lasting - gradients
         for branch in at.branches:
             _without_gradients(branch)
-    return places
+    return layers
 
 
-def match(places, i, shape, n, mode):
-    """Return how many layers from places[i] on are one block, and the block. See `blocks`."""
-    of = places, i, shape, n, mode
+def match(layers, i, shape, n, mode):
+    """Return how many layers from layers[i] on are one block, and the block. See `blocks`."""
+    of = layers, i, shape, n, mode
     return _pair(*of) or _conv(*of) or _residual(*of) or _end(*of) or layer(*of)
 
 
-def layer(places, i, shape, n, mode):
+def layer(layers, i, shape, n, mode):
     """Return 1 and the block of one layer, by the engine's operations; None for one made of chains of layers."""
-    return None if has_branches(places[i]) else (1, Evaluated(places[i], shape))
+    return None if has_branches(layers[i]) else (1, Evaluated(layers[i], shape))
 
 
 class Evaluated(LayerBlock):
@@ -68,8 +68,8 @@ class Pooled(between.Pooled):
         return None
 
 
-def _conv(places, i, shape, n, mode):
-    found = conv_blocks.match(places, i, shape, n, mode)
+def _conv(layers, i, shape, n, mode):
+    found = conv_blocks.match(layers, i, shape, n, mode)
     if found is None:
         return None
     count, block = found
@@ -87,7 +87,7 @@ class Early(conv_blocks.Following):
 
     @property
     def overlaps(self):
-        return self.about.images <= FEW or not self.mode.halves
+        return self.about.images <= FEW or not self.mode.fp16_parts
 
 
 class FirstConvolution(Early, conv_blocks.FirstBlock):
@@ -99,7 +99,7 @@ class FirstConvolution(Early, conv_blocks.FirstBlock):
     def forward(self, x):
         if self.mode.stored == 8 and self.to != "nchw" and first_bf16.why_not(self.conv, self.about) is None:
             y = self.in_bf16(x.array)
-            return Value(planes.Stored(y) if self.to == "stored" else y, self.to, self.about.channels)
+            return Value(blocked.Stored(y) if self.to == "stored" else y, self.to, self.about.channels)
         of = self.mode, self.conv, self.about, x.array, self.at.W, self.to, self.bias, self.scale, self.overlaps
         return Value(between.first_forward(*of)[0], self.to, self.about.channels)
 
@@ -131,23 +131,23 @@ class Convolution(Early, conv_blocks.ConvBlock):
         if self.at_once:
             of = self.mode, self.conv, about, images, filters, to, self.bias, added
             return between.convolve(*of, overlaps=True)[0]
-        z = planes.empty_planes(self.mode, *self.conv.y)
-        planes.convolve(self.mode, self.conv, "forward", images, filters, z, overlaps=self.overlaps)
-        if self.plain and (to == "planes" or (to == "stored" and not self.mode.halves)):
-            return planes.Stored(z) if to == "stored" else z
-        of = self.mode, about, z, "planes", to, self.bias, self.scale, added
+        z = blocked.empty_blocked(self.mode, *self.conv.y)
+        blocked.convolve(self.mode, self.conv, "forward", images, filters, z, overlaps=self.overlaps)
+        if self.plain and (to == "nc8hw8" or (to == "stored" and not self.mode.fp16_parts)):
+            return blocked.Stored(z) if to == "stored" else z
+        of = self.mode, about, z, "nc8hw8", to, self.bias, self.scale, added
         return between.forward(*of, overlaps=self.overlaps)[0]
 
 
-def _pair(places, i, shape, n, mode):
+def _pair(layers, i, shape, n, mode):
     if mode.stored != 8:
         return None
-    first = _conv(places, i, shape, n, mode)
-    if not first or not isinstance(first[1], FirstConvolution) or first[0] == len(places) - i:
+    first = _conv(layers, i, shape, n, mode)
+    if not first or not isinstance(first[1], FirstConvolution) or first[0] == len(layers) - i:
         return None
-    for at in places[i : i + first[0]]:
+    for at in layers[i : i + first[0]]:
         shape = at.layer.output(shape)
-    second = _conv(places, i + first[0], shape, n, mode)
+    second = _conv(layers, i + first[0], shape, n, mode)
     if not second or not isinstance(second[1], Convolution):
         return None
     if pair.why_not(*((block.conv, block.about) for _, block in (first, second))):
@@ -172,13 +172,13 @@ class PairOfConvolutions:
             self.by_type[dtype] = pair.Pair(first, second, dtype == np.uint8, overlaps=True)
         y = self.by_type[dtype](x.array)
         as_stored = self.gives == "stored"
-        return Value(planes.Stored(y) if as_stored else y, "stored" if as_stored else "planes", self.channels)
+        return Value(blocked.Stored(y) if as_stored else y, "stored" if as_stored else "nc8hw8", self.channels)
 
 
-def _residual(places, i, shape, n, mode):
-    if type(places[i].layer) is not Residual or places[i].layer.shortcut:
+def _residual(layers, i, shape, n, mode):
+    if type(layers[i].layer) is not Residual or layers[i].layer.shortcut:
         return None
-    inside, j, blocks = places[i].branches[0], 0, []
+    inside, j, blocks = layers[i].branches[0], 0, []
     inner = shape
     while j < len(inside):
         found = _conv(inside, j, inner, n, mode)
@@ -191,9 +191,9 @@ def _residual(places, i, shape, n, mode):
     last = blocks[-1].about
     if last.relu or last.pool > 1:  # before the sum
         return None
-    pool, relu, count = conv_blocks.followers(places, i, shape)
+    pool, relu, count = conv_blocks.followers(layers, i, shape)
     if shape[1] % pool or shape[2] % pool:  # what is added is no image without its last rows
-        pool, relu = 1, type(places[i + 1].layer) is ReLU
+        pool, relu = 1, type(layers[i + 1].layer) is ReLU
         count = 1 + relu
     blocks[-1].about = replace(last, pool=pool, relu=relu)
     return count, Sum(blocks)
@@ -225,17 +225,17 @@ class Sum:
         return self.blocks[-1].forward(y, added)
 
 
-def _end(places, i, shape, n, mode):
-    first = i + (type(places[i].layer) is Flatten)
-    linear = places[first::2]
-    if [type(at.layer) for at in places[first:]] != [Linear, ReLU] * (len(linear) - 1) + [Linear]:
+def _end(layers, i, shape, n, mode):
+    first = i + (type(layers[i].layer) is Flatten)
+    linear = layers[first::2]
+    if [type(at.layer) for at in layers[first:]] != [Linear, ReLU] * (len(linear) - 1) + [Linear]:
         return None
     sizes = [len(linear[0].W), *(at.W.shape[1] for at in linear)]
-    if linear[0].W.dtype != np.float32 or answers.why_not(sizes):
+    if linear[0].W.dtype != np.float32 or predictions.why_not(sizes):
         return None
     precision = "float32" if mode.precision == "float32" else "tf32"
-    as_planes = mode.stored == 8 and first > i > 0 and len(shape) == 3
-    return len(places) - i, End(linear, n, "bf16" if as_planes else precision, shape[0] if as_planes else None)
+    as_blocked = mode.stored == 8 and first > i > 0 and len(shape) == 3
+    return len(layers) - i, End(linear, n, "bf16" if as_blocked else precision, shape[0] if as_blocked else None)
 
 
 class End:
@@ -244,8 +244,8 @@ class End:
     into = None
 
     def __init__(self, linear, n, precision, channels):
-        self.wants = "nchw" if channels is None else "planes"
-        self.end = answers.End(n, [(at.W, at.b) for at in linear], precision, channels, overlaps=True)
+        self.wants = "nchw" if channels is None else "nc8hw8"
+        self.end = predictions.End(n, [(at.W, at.b) for at in linear], precision, channels, overlaps=True)
         self.units = linear[-1].W.shape[1]
 
     def forward(self, x):

@@ -39,5 +39,5 @@ def settings(optimizer):
     decay = optimizer.weight_decay
     decays = (0.0, decay) if optimizer.decoupled else (decay, 0.0)
     beta1, beta2, eps = (optimizer.settings.get(name, 0.0) for name in ("beta1", "beta2", "eps"))
-    numbers = (beta1, 1 - beta1, beta2, 1 - beta2, eps, *decays)
-    return tuple(map(optimizer.network.dtype.type, numbers))
+    values = (beta1, 1 - beta1, beta2, 1 - beta2, eps, *decays)
+    return tuple(map(optimizer.network.dtype.type, values))

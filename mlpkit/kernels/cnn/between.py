@@ -1,11 +1,11 @@
 """What is between convolutions on planes: bias, pool, ReLU, layouts and halves, each in one trip through memory.
 
-`between_forward.cu` and `between_backward.cu` follow a convolution by `planes`; `first_forward.cu` and
+`between_forward.cu` and `between_backward.cu` follow a convolution by `blocked`; `first_forward.cu` and
 `first_weights.cu` are the whole of a first convolution, of images of few channels. What they write comes from
 `cupy.empty`, nothing waits, and a graph can record it.
 
-An array lies in one of three layouts. "nchw": float32 (n, c, h, w). "planes": what `planes.convolve` writes, see
-`planes.empty_planes`. "stored": a `planes.Stored`, as products read it.
+An array lies in one of three layouts. "nchw": float32 (n, c, h, w). "nc8hw8": what `blocked.convolve` writes, see
+`blocked.empty_blocked`. "stored": a `blocked.Stored`, as products read it.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import numpy as np
 
 from mlpkit import kernels
 from mlpkit.kernels import overlap
-from mlpkit.kernels.conv import planes
+from mlpkit.kernels.conv import blocked
 
 # Threads of a block, as in the files, and blocks on a multiprocessor where they wait for each other
 THREADS = {"between_forward": 256, "between_backward": 512, "first_forward": 512, "first_weights": 256}
@@ -48,7 +48,7 @@ class Pooled:
     @property
     def groups(self):
         """Eight channels each, those that are added included."""
-        return planes.groups_of(self.channels)
+        return blocked.groups_of(self.channels)
 
     @property
     def down(self):
@@ -83,14 +83,14 @@ class Pooled:
         size = self.images, self.channels, self.down, self.across
         if layout == "nchw":
             return cupy.empty(size, np.float32)
-        return planes.empty_planes(mode, *size) if layout == "planes" else planes.empty_operand(mode, *size, scale)
+        return blocked.empty_blocked(mode, *size) if layout == "nc8hw8" else blocked.empty_operand(mode, *size, scale)
 
 
 def forward(mode, about, x, layout, to, bias=None, scale=None, added=None, overlaps=False):
     """Return what bias, pool and ReLU make of the numbers `x`, in the layout `to`, and what `backward` needs of it.
 
-    about: a `Pooled`. x: before the pool, in the layout "nchw" or "planes". bias: (channels,) or None. scale: of the
-    halves, see `planes.new_scale`; None where there are none. added: a `Stored` of x's size, added before the pool.
+    about: a `Pooled`. x: before the pool, in the layout "nchw" or "nc8hw8". bias: (channels,) or None. scale: of the
+    halves, see `blocked.new_scale`; None where there are none. added: a `Stored` of x's size, added before the pool.
     overlaps: whether it begins before the kernel before it has ended, and the one behind it may: see `kernels.overlap`.
     """
     y, kept = about.empty(mode, to, scale), about.empty_kept()
@@ -110,7 +110,7 @@ def follows(mode, to):
 def convolve(mode, conv, about, images, filters, to, bias=None, added=None, overlaps=False):
     """Return what a convolution and `forward` make of images, in one kernel. images, filters: `Stored`.
 
-    conv: a shape that is `planes.cropped` and followed. overlaps: as for `planes.convolve`. The others: as for
+    conv: a shape that is `blocked.cropped` and followed. overlaps: as for `blocked.convolve`. The others: as for
     `forward`.
     """
     y, kept = about.empty(mode, to, None), about.empty_kept()
@@ -120,7 +120,7 @@ def convolve(mode, conv, about, images, filters, to, bias=None, added=None, over
     macros |= {"OVERLAPS": 1} if overlaps else {}
     macros |= {"FORGETS": 1} if kept is None and about.pool == 1 and mode.stored == 8 and to != "nchw" else {}
     following = np.concatenate([addresses, sizes]).view("V48")
-    planes.convolve_followed(mode, conv, images, filters, _array(y), tuple(macros.items()), following)
+    blocked.convolve_followed(mode, conv, images, filters, _array(y), tuple(macros.items()), following)
     return y, kept
 
 
@@ -132,23 +132,23 @@ def convert(mode, size, x, layout, to, scale=None):
 def backward(mode, about, dy, layout, kept, bias=False, scale=None, largest=None):
     """Return the gradient before the pool as a `Stored`, from that behind it, and sums for the gradient of the bias.
 
-    dy: of the pooled numbers, in the layout "nchw" or "planes". kept: what `forward` returned. bias: whether there is
-    one; the sums are what `planes.weight_gradient` takes, else None. scale: as for `forward`. largest: None, or an
+    dy: of the pooled numbers, in the layout "nchw" or "nc8hw8". kept: what `forward` returned. bias: whether there is
+    one; the sums are what `blocked.weight_gradient` takes, else None. scale: as for `forward`. largest: None, or an
     array of one uint32, the bits of the largest magnitude in dy or of a larger one: then the scale is no guess.
     """
     import cupy
 
     most = most_blocks("between_backward")
     slices = max(1, min(about.images, most // about.groups))
-    dz = planes.empty_operand(mode, about.images, about.channels, about.height, about.width, scale)
+    dz = blocked.empty_operand(mode, about.images, about.channels, about.height, about.width, scale)
     partial = cupy.empty((slices, 8 * about.groups), np.float32) if bias else None
     macros = {"MODE": mode.number, "FROM": _from(mode, layout)} | about.macros
     pointers = (_pointer(each) for each in (kept, dz.array, partial, scale))
-    known = bool(mode.halves) and largest is not None
+    known = bool(mode.fp16_parts) and largest is not None
     macros |= {"KNOWN": 1} if known else {}
     arguments = dy, *pointers, about.sizes, np.int32(slices), _pointer(largest)
     blocks, shared = min(about.groups * slices, most), 16 + 4 * 8 * THREADS["between_backward"] // 32
-    _launch("between_backward", "backward", macros, blocks, arguments, shared, bool(mode.halves) and not known)
+    _launch("between_backward", "backward", macros, blocks, arguments, shared, bool(mode.fp16_parts) and not known)
     return dz, partial
 
 
@@ -188,13 +188,13 @@ def first_forward(mode, shape, about, x, w, to, bias=None, scale=None, overlaps=
 def first_weights(mode, shape, about, x, dy, layout, kept, dw, db, counters):
     """Write the gradients of a first convolution's filters and, unless db is None, of its bias.
 
-    dy: of the pooled numbers, in the layout "nchw" or "planes". counters: what `first_counters` returned. The others:
+    dy: of the pooled numbers, in the layout "nchw" or "nc8hw8". counters: what `first_counters` returned. The others:
     as for `first_forward`.
     """
     import cupy
 
     each, many = _each(shape), _tiles(shape, about)
-    slices = max(1, min(about.images, 2 * planes.multiprocessors() // many))
+    slices = max(1, min(about.images, 2 * blocked.multiprocessors() // many))
     of_slice = -(-about.images // slices)
     chunk = next(n for n in range(of_slice, 0, -1) if n == 1 or _weights_shared(shape, about, n) <= SHARED // 2)
     partial = cupy.empty((slices, 8 * about.groups * shape.channels * (shape.kernel**2 + 1)), np.float32)
@@ -222,7 +222,7 @@ def first_sums(mode, conv, dz, filters, first, x, kept):
     import cupy
 
     shape, about = first
-    (one,) = planes.launches(mode, conv, "input_gradient")
+    (one,) = blocked.launches(mode, conv, "input_gradient")
     slices = one.tiling.items(one.conv)[1] * one.tiling.tiles
     sums = cupy.empty((slices, 8 * about.groups, shape.kernel**2 + 1), np.float32)
     macros = {"KERNEL": shape.kernel, "PADDING": shape.padding, "POOL": about.pool, "KEEPS": int(about.keeps)}
@@ -230,7 +230,7 @@ def first_sums(mode, conv, dz, filters, first, x, kept):
     macros |= {"ROWS": 8 * about.groups}
     macros = {"FIRST": 1} | {f"FIRST_{name}": value for name, value in macros.items()}
     pointers = np.array([_pointer(each) for each in (x, kept, sums)] + [about.groups], np.uint64).view("V32")
-    planes.convolve_back(mode, conv, dz, filters, tuple(macros.items()), pointers)
+    blocked.convolve_back(mode, conv, dz, filters, tuple(macros.items()), pointers)
     return sums
 
 
@@ -238,8 +238,8 @@ def why_not_first_sums(mode, conv, shape, about):
     """Return why the kernel of the input gradient of `conv`, with room `behind`, can't do `first_sums`, or None."""
     if shape.channels > 1 or about.groups > 8 or conv.stride > 1:
         return "it is for images of one channel, at most 64 filters and then a stride of 1."
-    ((back, _, _),) = planes.convolutions(conv, "input_gradient")
-    tilings = planes.tilings(back, mode)
+    ((back, _, _),) = blocked.convolutions(conv, "input_gradient")
+    tilings = blocked.tilings(back, mode)
     if not tilings or tilings[0].stacked or tilings[0].heights > 1:
         return "a warp of the next convolution has not the same filters of all its tiles."
     return None
@@ -277,7 +277,7 @@ def _first_shared(shape, about):
 
 
 def _weights_shared(shape, about, images):
-    sums = planes.padded(_each(shape) * (shape.kernel**2 + 1), 8)
+    sums = blocked.padded(_each(shape) * (shape.kernel**2 + 1), 8)
     return 16 + 4 * max(images * _pixels(shape, about), THREADS["first_weights"] // 32 * sums)
 
 
@@ -289,16 +289,16 @@ def _from(mode, layout):
 
 
 def _to(mode, layout):
-    return {"stored": 0, "planes": int(mode.stored == 4), "nchw": 2}[layout]
+    return {"stored": 0, "nc8hw8": int(mode.stored == 4), "nchw": 2}[layout]
 
 
 def _guesses(mode, to):
     """Return whether the scale of halves is guessed, and all blocks have to meet."""
-    return to == "stored" and bool(mode.halves)
+    return to == "stored" and bool(mode.fp16_parts)
 
 
 def _array(x):
-    return x.array if isinstance(x, planes.Stored) else x
+    return x.array if isinstance(x, blocked.Stored) else x
 
 
 def _adds(added):
@@ -315,7 +315,7 @@ def _pointer(array):
 
 def most_blocks(file):
     """Return how many blocks of a kernel are on the GPU at once."""
-    return min(planes.MOST_BLOCKS, TOGETHER[file] * planes.multiprocessors())
+    return min(blocked.MOST_BLOCKS, TOGETHER[file] * blocked.multiprocessors())
 
 
 @cache

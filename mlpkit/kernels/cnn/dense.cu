@@ -23,8 +23,8 @@
 #endif
 constexpr int TILE = 64, DEPTH = 32, THREADS = 256;  // of a block: two groups of warps, each with half of the depths
 constexpr int TALL = DEPTH + 4, WIDE = TILE + 8;     // elements from row to row, so that no two lanes' banks do
-constexpr int NUMBERS = TILE * TALL;                 // of a tile, of either form
-static_assert(DEPTH * WIDE == NUMBERS, "both forms take as much");
+constexpr int ELEMENTS = TILE * TALL;                // of a tile, of either form
+static_assert(DEPTH * WIDE == ELEMENTS, "both forms take as much");
 
 constexpr int MOST = 6;  // layers
 
@@ -52,10 +52,10 @@ struct Matrix {
 };
 
 // An operand's tiles: rows from `row` on, and depth after depth from `first` to `end`, zeros outside. In memory its
-// rows lie one after another, or TURNED its depths. In shared memory a tile is 64 x 32, or TURNED 32 x 64.
-template <bool TURNED>
+// rows lie one after another, or TRANSPOSED its depths. In shared memory a tile is 64 x 32, or TRANSPOSED 32 x 64.
+template <bool TRANSPOSED>
 struct Operand {
-    static constexpr int ACROSS = TURNED ? TILE : DEPTH, PITCH = TURNED ? WIDE : TALL, PIECES = ACROSS / 4;
+    static constexpr int ACROSS = TRANSPOSED ? TILE : DEPTH, PITCH = TRANSPOSED ? WIDE : TALL, PIECES = ACROSS / 4;
     static constexpr int EACH = TILE * DEPTH / 4 / THREADS, DOWN = THREADS / PIECES;  // pieces of a thread, apart
     const Matrix& m;
     const float* from;  // this thread's first element
@@ -66,8 +66,9 @@ struct Operand {
         : m(m), row(row), end_row(end_row), first(first), end(end)
     {
         x = threadIdx.x % PIECES * 4, y = threadIdx.x / PIECES;
-        by_fours = m.columns % 4 == 0 && (TURNED ? end_row : end) % 4 == 0 && (size_t)m.at % 16 == 0;
-        from = m.at + (TURNED ? (size_t)(first + y) * m.columns + row + x : (size_t)(row + y) * m.columns + first + x);
+        by_fours = m.columns % 4 == 0 && (TRANSPOSED ? end_row : end) % 4 == 0 && (size_t)m.at % 16 == 0;
+        const int down = TRANSPOSED ? first : row, right = TRANSPOSED ? row : first;
+        from = m.at + (size_t)(down + y) * m.columns + right + x;
     }
 
     // Copy tile `number`. Four elements at a time, where all rows begin at a multiple of 16 bytes.
@@ -75,19 +76,19 @@ struct Operand {
     {
         const int depth = number * DEPTH, left = end - first - depth;
         if (by_fours) {
-            const float* here = from + (TURNED ? (size_t)depth * m.columns : depth);
+            const float* here = from + (TRANSPOSED ? (size_t)depth * m.columns : depth);
             #pragma unroll
             for (int i = 0; i < EACH; ++i) {
-                const bool inside = TURNED ? y + i * DOWN < left && row + x < end_row
+                const bool inside = TRANSPOSED ? y + i * DOWN < left && row + x < end_row
                                            : x < left && row + y + i * DOWN < end_row;
                 const float* piece = inside ? here + (size_t)i * DOWN * m.columns : m.at;
                 cp_async<16>(to + (y + i * DOWN) * PITCH + x, piece, inside);
             }
         } else {
             for (int i = threadIdx.x; i < TILE * DEPTH; i += THREADS) {
-                const int b = i / ACROSS, a = i % ACROSS, k = TURNED ? b : a, r = row + (TURNED ? a : b);
+                const int b = i / ACROSS, a = i % ACROSS, k = TRANSPOSED ? b : a, r = row + (TRANSPOSED ? a : b);
                 const bool inside = k < left && r < end_row;
-                const size_t place = TURNED ? (size_t)(first + depth + k) * m.columns + r
+                const size_t place = TRANSPOSED ? (size_t)(first + depth + k) * m.columns + r
                                             : (size_t)r * m.columns + first + depth + k;
                 cp_async<4>(to + b * PITCH + a, m.at + (inside ? place : 0), inside);
             }
@@ -113,7 +114,7 @@ struct Pieces {
 };
 
 // a, b: where this lane's elements of the tiles begin. step: a multiple of 8 depths.
-template <bool A_TURNED, bool B_TURNED>
+template <bool A_TRANSPOSED, bool B_TRANSPOSED>
 __device__ void fetch(Pieces& to, const float* a, const float* b, int step)
 {
     #pragma unroll
@@ -121,13 +122,13 @@ __device__ void fetch(Pieces& to, const float* a, const float* b, int step)
         #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int m = 16 * i + l % 2 * 8, k = step + l / 2 * 4;
-            const Parts parts = split(a[A_TURNED ? k * WIDE + m : m * TALL + k]);
+            const Parts parts = split(a[A_TRANSPOSED ? k * WIDE + m : m * TALL + k]);
             to.a[0][i][l] = parts.high, to.a[1][i][l] = parts.low;
         }
         #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int n = 8 * l, k = step + 4 * half;
-            const Parts parts = split(b[B_TURNED ? n * TALL + k : k * WIDE + n]);
+            const Parts parts = split(b[B_TRANSPOSED ? n * TALL + k : k * WIDE + n]);
             to.b[0][l][half] = parts.high, to.b[1][l][half] = parts.low;
         }
     }
@@ -183,21 +184,22 @@ __device__ void store(float (&totals)[2][4][4], float* to, int rows, int columns
 }
 
 // The tile (64, 64) of a product, from (row, column) on, of the depths from `first` to `end`. A (rows, depth), or
-// TURNED, transposed, (depth, rows); B (depth, columns), or TURNED (columns, depth). Result: to (rows, columns).
-template <bool A_TURNED, bool B_TURNED>
+// TRANSPOSED, (depth, rows); B (depth, columns), or TRANSPOSED (columns, depth). Result: to (rows, columns).
+template <bool A_TRANSPOSED, bool B_TRANSPOSED>
 __device__ void tile(const Matrix& A, const Matrix& B, float* to, int rows, int columns, int row, int column, int first,
                      int end, Word* largest = nullptr)
 {
     float* shared = reinterpret_cast<float*>(shared_bytes);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, k = warp / 4 * (DEPTH / 2) + lane % 4;
     const int y = warp % 4 / 2 * 32 + lane / 4, x = warp % 2 * 32 + lane / 4;
-    const int mine_of_a = A_TURNED ? k * WIDE + y : y * TALL + k, mine_of_b = B_TURNED ? x * TALL + k : k * WIDE + x;
-    const Operand<A_TURNED> of_a(A, row, rows, first, end);
-    const Operand<!B_TURNED> of_b(B, column, columns, first, end);
+    const int mine_of_a = A_TRANSPOSED ? k * WIDE + y : y * TALL + k;
+    const int mine_of_b = B_TRANSPOSED ? x * TALL + k : k * WIDE + x;
+    const Operand<A_TRANSPOSED> of_a(A, row, rows, first, end);
+    const Operand<!B_TRANSPOSED> of_b(B, column, columns, first, end);
     const int count = (end - first + DEPTH - 1) / DEPTH;
     const auto ask = [&](int number) {
-        float* to = shared + number % STAGES * 2 * NUMBERS;
-        if (number < count) of_a.load(to, number), of_b.load(to + NUMBERS, number);
+        float* to = shared + number % STAGES * 2 * ELEMENTS;
+        if (number < count) of_a.load(to, number), of_b.load(to + ELEMENTS, number);
         cp_async_commit_group();
     };
     float totals[2][4][4] = {};
@@ -207,11 +209,11 @@ __device__ void tile(const Matrix& A, const Matrix& B, float* to, int rows, int 
         cp_async_wait_group<STAGES - 2>();
         __syncthreads();  // all of the tile is there, and the one before it has been read
         ask(number + STAGES - 1);
-        const float* tiles = shared + number % STAGES * 2 * NUMBERS;
+        const float* tiles = shared + number % STAGES * 2 * ELEMENTS;
         #pragma unroll(PRODUCTS == 1 ? 2 : 1)
         for (int step = 0; step < DEPTH / 2; step += 8) {
             Pieces pieces;
-            fetch<A_TURNED, B_TURNED>(pieces, tiles + mine_of_a, tiles + NUMBERS + mine_of_b, step);
+            fetch<A_TRANSPOSED, B_TRANSPOSED>(pieces, tiles + mine_of_a, tiles + ELEMENTS + mine_of_b, step);
             multiply(totals, pieces);
         }
     }
@@ -246,12 +248,12 @@ __device__ float group_sum(float x)
 }
 
 // Copy elements to shared memory, 16 bytes at a time where that is possible. A commit of the copies is left to do.
-__device__ void fetch(float* to, const float* from, int numbers)
+__device__ void fetch(float* to, const float* from, int elements)
 {
-    if (numbers % 4 == 0 && (size_t)from % 16 == 0 && (size_t)to % 16 == 0) {
-        for (int i = 4 * threadIdx.x; i < numbers; i += 4 * THREADS) cp_async<16>(to + i, from + i);
+    if (elements % 4 == 0 && (size_t)from % 16 == 0 && (size_t)to % 16 == 0) {
+        for (int i = 4 * threadIdx.x; i < elements; i += 4 * THREADS) cp_async<16>(to + i, from + i);
     } else {
-        for (int i = threadIdx.x; i < numbers; i += THREADS) cp_async<4>(to + i, from + i);
+        for (int i = threadIdx.x; i < elements; i += THREADS) cp_async<4>(to + i, from + i);
     }
 }
 
@@ -308,9 +310,9 @@ void examples(const __grid_constant__ Network net, const float* parts, int slice
     const int row = blockIdx.x, last = net.count - 1;
     float *weights = dz_before + widest, *end = weights;
     for (int l = 1; l <= last && resident; ++l) {
-        const int numbers = net.layers[l].inputs * net.layers[l].units;
-        fetch(end, net.layers[l].W, numbers);
-        end += numbers;
+        const int elements = net.layers[l].inputs * net.layers[l].units;
+        fetch(end, net.layers[l].W, elements);
+        end += elements;
     }
     for (int l = 0; l <= last; ++l) {
         const Layer& layer = net.layers[l];

@@ -13,7 +13,7 @@ TILE, DEPTH, THREADS, STAGES = 64, 32, 256, 3  # as in dense.cu
 MOST_LAYERS, WIDEST = 6, 1024  # units
 FEW = 8  # slices, at most, whose sums come all at once
 MOST_LATER = 1 << 16  # weights behind the first layer, which each block reads
-MOST_HELD = 16 << 10  # of them in shared memory
+MOST_RESIDENT = 16 << 10  # of them in shared memory
 SHARED = STAGES * 2 * TILE * (DEPTH + 4) * 4  # bytes, of pairs of tiles
 BLOCKS = 132  # of which the first layer's slices make about so many
 
@@ -58,13 +58,13 @@ class Sizes:
     def shared(self):
         """The bytes of shared memory of a block that has an example."""
         widest = max(self.sizes[1:])
-        return 4 * ((MOST_LAYERS - 1) * widest + max(THREADS, widest) + 2 * widest + self.held)
+        return 4 * ((MOST_LAYERS - 1) * widest + max(THREADS, widest) + 2 * widest + self.resident)
 
     @property
-    def held(self):
+    def resident(self):
         """How many weights such a block holds in shared memory: those behind the first layer, or none."""
         later = sum(inputs * units for inputs, units in pairwise(self.sizes[1:]))
-        return later if later <= MOST_HELD else 0
+        return later if later <= MOST_RESIDENT else 0
 
 
 def why_not(sizes):
@@ -118,7 +118,7 @@ def examples(step, parts, labels, precision, largest=None):
     sizes = step.sizes
     row_losses, widest = cp.empty(sizes.n, np.float32), np.int32(max(sizes.sizes[1:]))
     network = step.network.view(f"V{NETWORK.itemsize}")
-    about = np.int32(sizes.slices), labels, row_losses, widest, np.int32(sizes.held)
+    about = np.int32(sizes.slices), labels, row_losses, widest, np.int32(sizes.resident)
     arguments = network, parts, *about, np.uintp(0) if largest is None else largest
     sizes.kernel("examples", precision)((sizes.n,), (THREADS,), arguments, shared_mem=sizes.shared)
     return row_losses

@@ -11,7 +11,7 @@
 #endif
 
 struct alignas(16) Eight {
-    REAL numbers[8];
+    REAL elements[8];
 };
 
 // y = x * (number < rate ? 0 : scale), n numbers; x may be y. The step is where `step_there` points, else `step`.
@@ -25,15 +25,15 @@ extern "C" __global__ void dropout(const REAL* x, REAL* y, long long n, float ra
     if (whole) {
         eight = ((const Eight*)x)[group];
     } else {
-        for (int i = 0; i < 8; i++) eight.numbers[i] = first + i < n ? x[first + i] : (REAL)0;
+        for (int i = 0; i < 8; i++) eight.elements[i] = first + i < n ? x[first + i] : (REAL)0;
     }
     float drawn[8];
     draw_eight(drawn, group, step_there ? *step_there : step, key0, key1);
     #pragma unroll
-    for (int i = 0; i < 8; i++) eight.numbers[i] *= drawn[i] < rate ? (REAL)0 : scale;
+    for (int i = 0; i < 8; i++) eight.elements[i] *= drawn[i] < rate ? (REAL)0 : scale;
     if (whole) {
         ((Eight*)y)[group] = eight;
     } else {
-        for (int i = 0; i < 8 && first + i < n; i++) y[first + i] = eight.numbers[i];
+        for (int i = 0; i < 8 && first + i < n; i++) y[first + i] = eight.elements[i];
     }
 }

@@ -26,21 +26,21 @@ void convolve(const PIXEL* x, const first::Pair* filters, const float* bias, Wor
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Word* images[2] = {reinterpret_cast<Word*>(shared_bytes), reinterpret_cast<Word*>(shared_bytes) + first::IMAGE};
     const int warp = threadIdx.x / 32, items = s.images * parts;
-    constexpr int PLANE = first::NUMBERS * 4;
+    constexpr int PLANE = first::ELEMENTS * 4;
     for (int i = threadIdx.x; i < 2 * first::IMAGE; i += THREADS) images[0][i] = 0;
-    let_the_next_begin();
+    launch_dependents();
     for (int begin = 0; begin < (s.groups + ODD) / 2; begin += PAIRS) {
         const int pair = begin + warp % PAIRS;
-        first::Held<THREADS> held;
-        if (blockIdx.x < items) held.fetch(x, blockIdx.x / parts, threadIdx.x);
+        first::Resident<THREADS> resident;
+        if (blockIdx.x < items) resident.fetch(x, blockIdx.x / parts, threadIdx.x);
         first::Filters mine = {};
         if (2 * pair < s.groups) mine.load(filters, bias, pair);
         int buffer = 0;
         __syncthreads();  // zeros are there, and the last image has been read
         for (int item = blockIdx.x; item < items; item += gridDim.x, buffer ^= 1) {
-            held.put(reinterpret_cast<unsigned short*>(images[buffer]), threadIdx.x);
+            resident.put(reinterpret_cast<unsigned short*>(images[buffer]), threadIdx.x);
             __syncthreads();  // and the image before this one's has been read by all: its buffer is the next one
-            if (item + gridDim.x < items) held.fetch(x, (item + gridDim.x) / parts, threadIdx.x);
+            if (item + gridDim.x < items) resident.fetch(x, (item + gridDim.x) / parts, threadIdx.x);
             if (2 * pair >= s.groups) continue;
             const int end = (item % parts + 1) * first::TILES / parts;
             Word* planes = to + ((size_t)(item / parts) * s.groups + 2 * pair) * PLANE;

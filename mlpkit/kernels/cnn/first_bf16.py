@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import planes
+from mlpkit.kernels.conv import blocked
 
 THREADS, WARPS = 256, 8  # as in first_bf16.cu
 FEW, MOST_KERNEL, MOST_POOL = 4, 5, 2  # channels; edges of filters and of windows
@@ -38,9 +38,9 @@ class First:
         self.macros = {"OVERLAPS": 1} if overlaps else {}
         self.shape, self.about, self.pixel = shape, about, "unsigned char" if bytes_ else "float"
         W = cupy.asnumpy(W).astype(np.float64) / (255 if bytes_ else 1)
-        channels = planes.padded(about.channels)  # groups in pairs
+        channels = blocked.padded(about.channels)  # groups in pairs
         filters = cupy.asarray(in_order(W, channels).astype(np.float32))
-        self.filters = cupy.ascontiguousarray(planes.as_bf16(filters))
+        self.filters = cupy.ascontiguousarray(blocked.as_bf16(filters))
         self.bias = cupy.zeros(channels, np.float32)
         if b is not None:
             self.bias[: len(b)] = b
@@ -55,8 +55,8 @@ class First:
 
     def __call__(self, x):
         shape, about, pairs = self.shape, self.about, _pairs(self.about)
-        y = planes.empty_planes(planes.MODES["bf16"], about.images, about.channels, about.down, about.across)
-        most = 2 * planes.multiprocessors()
+        y = blocked.empty_blocked(blocked.MODES["bf16"], about.images, about.channels, about.down, about.across)
+        most = 2 * blocked.multiprocessors()
         tiles = -(-(-(-about.height // 2) * -(-about.width // 2)) // 16)
         parts = max(1, min(-(-tiles // (WARPS // pairs)), most // about.images))
         blocks = min(about.images * parts, most)

@@ -17,9 +17,9 @@ void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* 
     float4* weights = reinterpret_cast<float4*>(words + 4);  // [group][channel in][tap][8], then biases [8 groups]
     float* biases = reinterpret_cast<float*>(weights + 2 * s.groups * CHANNELS_IN * TAPS);
     float* image = biases + 8 * s.groups;
-    int held = blockIdx.x;  // whose image is there, or on its way
-    let_the_next_begin();
-    ask_for_images(x, held / parts, 1, image, THREADS);
+    int resident = blockIdx.x;  // whose image is there, or on its way
+    launch_dependents();
+    ask_for_images(x, resident / parts, 1, image, THREADS);
     for (int i = threadIdx.x; i < 8 * s.groups * CHANNELS_IN * TAPS; i += THREADS) {
         int channel = i / (8 * CHANNELS_IN * TAPS) * 8 + i % 8, tap = i / 8 % (CHANNELS_IN * TAPS);
         reinterpret_cast<float*>(weights)[i] = channel < s.channels ? W[channel * CHANNELS_IN * TAPS + tap] : 0;
@@ -31,10 +31,10 @@ void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* 
         for (int item = blockIdx.x; item < s.images * parts; item += gridDim.x) {
             int number = item / parts, first_group = item % parts * s.groups / parts;
             int groups = (item % parts + 1) * s.groups / parts - first_group;
-            if (item != held) {
+            if (item != resident) {
                 __syncthreads();
                 ask_for_images(x, number, 1, image, THREADS);
-                held = item;
+                resident = item;
             }
             cp_async_wait_all();
             __syncthreads();

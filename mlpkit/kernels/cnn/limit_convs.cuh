@@ -125,7 +125,7 @@ __device__ void conv_forward(Meanwhile meanwhile) {
 
 // Where the gradients of an example's convolutions go.
 struct Partial {
-    Packet* to;
+    Message* to;
     Word step;
 
     __device__ void put(int e, float value) const { send(to + e, value, step); }
@@ -195,16 +195,16 @@ __device__ void routes_back(const Route (&row)[WINDOWS], const float (&w)[K], fl
 
 // Weights as theta has them, so that lanes read them from different banks. By all warps but the first.
 template <int block>
-__device__ void turn_weights() {
+__device__ void transpose_weights() {
     if constexpr (block < BLOCKS) {
         constexpr Shape s = shape(block);
         const float* weights = shared_floats(CONV_AT) + conv_packed(block);
-        float* turned = shared_floats(SCRATCH_AT + turned_before(block));
+        float* transposed = shared_floats(SCRATCH_AT + transposed_before(block));
         for (int e = thread() - 32; e < s.co * s.taps(); e += THREADS - 32) {
             const int channel = e / s.taps(), tap = e % s.taps();
-            turned[e] = weights[(channel / s.each() * s.taps() + tap) * 4 + channel % s.each()];
+            transposed[e] = weights[(channel / s.each() * s.taps() + tap) * 4 + channel % s.each()];
         }
-        turn_weights<block + 1>();
+        transpose_weights<block + 1>();
     }
 }
 
@@ -214,47 +214,48 @@ __device__ void turn_weights() {
 template <int block>
 __device__ void conv_back_parts() {
     constexpr Shape s = shape(block);
-    constexpr Way way = ::way(block);
-    const float* turned = shared_floats(SCRATCH_AT + turned_before(block));
+    constexpr Division division = ::division(block);
+    const float* transposed = shared_floats(SCRATCH_AT + transposed_before(block));
     float* dw_parts = shared_floats(DENSE_AT);
     float* dx_parts = shared_floats(DENSE_AT + dw_bytes(block));
     constexpr int OUT = back_channels(block);
     const int lane = thread() % 32, before = half() * OUT;
 #pragma unroll 1
-    for (int task = thread() / 32; task < rows_of_parts(block) * way.lanes * way.groups; task += WARPS) {
-        const int chunk = task % way.chunks, py = task / way.chunks % s.ph, rest = task / rows_of_parts(block);
-        const int mine = rest % way.lanes * 32 + lane, group = rest / way.lanes, first = chunk * way.windows;
+    for (int task = thread() / 32; task < rows_of_parts(block) * division.lanes * division.groups; task += WARPS) {
+        const int chunk = task % division.chunks, py = task / division.chunks % s.ph, rest = task / rows_of_parts(block);
+        const int mine = rest % division.lanes * 32 + lane, group = rest / division.lanes;
+        const int first = chunk * division.windows;
         const bool exists = mine < s.ci * s.k;
         const int used = exists ? mine : 0, there = s.pw - first;
         const float* in = plane_of<block>(used / s.k) + (2 * py + used % s.k) * s.stride() + 2 * first;
-        float x[2][way.span], dx[2][way.span] = {};
+        float x[2][division.span], dx[2][division.span] = {};
 #pragma unroll
-        for (int i = 0; i < way.span; i += 2) {
-            const bool inside = way.chunks == 1 || 2 * first + i < s.w + 2 * s.pad;
+        for (int i = 0; i < division.span; i += 2) {
+            const bool inside = division.chunks == 1 || 2 * first + i < s.w + 2 * s.pad;
             read_pair(x[0], i, in, inside), read_pair(x[1], i, in + s.stride(), inside);
         }
 #pragma unroll 1
-        for (int channel = group * way.each; channel < min(OUT, (group + 1) * way.each); channel++) {
+        for (int channel = group * division.each; channel < min(OUT, (group + 1) * division.each); channel++) {
             float w[s.k], dw[s.k] = {};
 #pragma unroll
-            for (int c = 0; c < s.k; c++) w[c] = turned[(before + channel) * s.taps() + used * s.k + c];
+            for (int c = 0; c < s.k; c++) w[c] = transposed[(before + channel) * s.taps() + used * s.k + c];
             const Route* routes_of = routes<block>() + ((before + channel) * s.ph + py) * s.pw + first;
-            Route row[way.windows];
+            Route row[division.windows];
 #pragma unroll
-            for (int px = 0; px < way.windows; px++) {
-                row[px] = way.chunks == 1 || px < there ? routes_of[px] : Route{0, 0};
+            for (int px = 0; px < division.windows; px++) {
+                row[px] = division.chunks == 1 || px < there ? routes_of[px] : Route{0, 0};
             }
             routes_back<s.k, 0>(row, w, dw, x, dx);
-            float* to = dw_parts + ((py * way.chunks + chunk) * OUT + channel) * s.taps() + used * s.k;
+            float* to = dw_parts + ((py * division.chunks + chunk) * OUT + channel) * s.taps() + used * s.k;
             for (int c = 0; c < s.k; c++) {
                 if (exists) to[c] = dw[c];
             }
         }
 #pragma unroll
         for (int dy = 0; dy < 2; dy++) {
-            float* to = dx_parts + (((group * way.chunks + chunk) * s.ph + py) * 2 + dy) * piece(block) + mine;
+            float* to = dx_parts + (((group * division.chunks + chunk) * s.ph + py) * 2 + dy) * piece(block) + mine;
 #pragma unroll
-            for (int i = 0; i < way.span; i++) to[i * column(block)] = dx[dy][i];
+            for (int i = 0; i < division.span; i++) to[i * column(block)] = dx[dy][i];
         }
     }
     __syncthreads();
@@ -264,10 +265,10 @@ __device__ void conv_back_parts() {
 template <int block>
 __device__ void conv_back_sums(Partial partial, Word phase) {
     constexpr Shape s = shape(block), below = shape(block - 1);
-    constexpr Way way = ::way(block);
+    constexpr Division division = ::division(block);
     const float* dw_parts = shared_floats(DENSE_AT);
     const float* dx_parts = shared_floats(DENSE_AT + dw_bytes(block));
-    constexpr int OUT = back_channels(block), NUMBERS = s.ci * s.h * s.w, PART = NUMBERS / HALVES;
+    constexpr int OUT = back_channels(block), ELEMENTS = s.ci * s.h * s.w, PART = ELEMENTS / HALVES;
     const float* others = shared_floats(SWAP_BACK_AT);
     const auto sum_of = [&](int e) {  // columns, then rows of a channel: the last change fastest
         const int y = e % s.h, x = e / s.h % s.w, ci = e / s.h / s.w;
@@ -276,14 +277,14 @@ __device__ void conv_back_sums(Partial partial, Word phase) {
         for (int r = 0; r < s.k; r++) {
             const int from = y + s.pad - r;  // a row of outputs
 #pragma unroll
-            for (int chunk = 0; chunk < way.chunks; chunk++) {
-                const int at = x + s.pad - 2 * chunk * way.windows;
-                const bool there = from >= 0 && from < 2 * s.ph && at >= 0 && at < way.span;
+            for (int chunk = 0; chunk < division.chunks; chunk++) {
+                const int at = x + s.pad - 2 * chunk * division.windows;
+                const bool there = from >= 0 && from < 2 * s.ph && at >= 0 && at < division.span;
                 const int lane = at * column(block) + ci * s.k + r;
                 const float* part = dx_parts + (chunk * s.ph * 2 + from) * piece(block) + lane;
 #pragma unroll
-                for (int group = 0; group < way.groups; group++) {
-                    sum += there ? part[group * way.chunks * s.ph * 2 * piece(block)] : 0;
+                for (int group = 0; group < division.groups; group++) {
+                    sum += there ? part[group * division.chunks * s.ph * 2 * piece(block)] : 0;
                 }
             }
         }
@@ -333,28 +334,29 @@ __device__ void conv_back_sums(Partial partial, Word phase) {
 // the taps; so the places that maxima came from differ from lane to lane: it picks one of two rows, and of two columns.
 __device__ void first_conv_back(Partial partial) {
     constexpr Shape s = shape(0);
-    constexpr First way = first_way();
+    constexpr First division = first_division();
     constexpr int ROWS = s.ci * s.k, ALL = s.ph * ROWS, OUT = back_channels(0);
     const int before = half() * OUT;
     float* dw_parts = shared_floats(DENSE_AT);
     const int lane = thread() % 32;
 #pragma unroll 1
-    for (int task = thread() / 32; task < way.lanes * way.chunks * way.groups; task += WARPS) {
-        const int mine = task % way.lanes * 32 + lane, chunk = task / way.lanes % way.chunks;
-        const int group = task / way.lanes / way.chunks, used = min(mine, ALL - 1), py = used / ROWS, row = used % ROWS;
-        const int first = chunk * way.windows;
+    for (int task = thread() / 32; task < division.lanes * division.chunks * division.groups; task += WARPS) {
+        const int mine = task % division.lanes * 32 + lane, chunk = task / division.lanes % division.chunks;
+        const int group = task / division.lanes / division.chunks, used = min(mine, ALL - 1);
+        const int py = used / ROWS, row = used % ROWS;
+        const int first = chunk * division.windows;
         const float* in = plane_of<0>(row / s.k) + (2 * py + row % s.k) * s.stride() + 2 * first;
-        float x[2][way.span];
+        float x[2][division.span];
 #pragma unroll
-        for (int i = 0; i < way.span; i += 2) read_pair(x[0], i, in, true), read_pair(x[1], i, in + s.stride(), true);
+        for (int i = 0; i < division.span; i += 2) read_pair(x[0], i, in, true), read_pair(x[1], i, in + s.stride(), true);
 #pragma unroll 1
-        for (int channel = group * way.each; channel < min(OUT, (group + 1) * way.each); channel++) {
+        for (int channel = group * division.each; channel < min(OUT, (group + 1) * division.each); channel++) {
             const Route* row_of = routes<0>() + ((before + channel) * s.ph + py) * s.pw + first;
             float dw[s.k] = {};
 #pragma unroll
-            for (int px = 0; px < way.windows; px++) {
+            for (int px = 0; px < division.windows; px++) {
                 Route route = row_of[px];
-                if (way.windows * way.chunks > s.pw && first + px >= s.pw) route.slope = 0;
+                if (division.windows * division.chunks > s.pw && first + px >= s.pw) route.slope = 0;
                 const bool below = route.from >= 2, right = route.from % 2;
                 float picked[s.k + 1];
 #pragma unroll
@@ -373,7 +375,7 @@ __device__ void first_conv_back(Partial partial) {
         const float* from = dw_parts + e / s.taps() * s.ph * s.taps() + e % s.taps();
         float sum = 0;
 #pragma unroll
-        for (int chunk = 0; chunk < way.chunks; chunk++) {
+        for (int chunk = 0; chunk < division.chunks; chunk++) {
 #pragma unroll
             for (int row = 0; row < s.ph; row++) sum += from[(chunk * OUT * s.ph + row) * s.taps()];
         }

@@ -29,7 +29,7 @@ struct Kept {
         const float4* weights = (const float4*)from;
 #pragma unroll
         for (int i = 0; i < kept_rows(); i++) {
-            const int k = min(slot * s.each() + held(LARGEST) + i, s.rows - 1);
+            const int k = min(slot * s.each() + resident(LARGEST) + i, s.rows - 1);
 #pragma unroll
             for (int c = 0; c < s.columns(); c++) {
                 of[i][c] = __ldcg(weights + k * s.fours + min(lane + c * s.lanes(), s.fours - 1));
@@ -39,8 +39,8 @@ struct Kept {
 
     template <int layer>
     __device__ float4 get(int slot, int i, int four, int c) const {
-        if (i >= held(layer)) return of[layer == LARGEST ? i - held(layer) : 0][layer == LARGEST ? c : 0];
-        return ((const float4*)shared_floats(dense_at(layer)))[(slot * held(layer) + i) * sharing(layer).fours + four];
+        if (i >= resident(layer)) return of[layer == LARGEST ? i - resident(layer) : 0][layer == LARGEST ? c : 0];
+        return ((const float4*)shared_floats(dense_at(layer)))[(slot * resident(layer) + i) * sharing(layer).fours + four];
     }
 };
 

@@ -19,8 +19,8 @@ struct Exchange {
     alignas(16) float packed[up_to(4, PACKED)];
     alignas(16) float activations[BATCH * ACTIVATIONS];
     alignas(16) float slopes[BATCH * SLOPES];
-    alignas(16) Packet partials[BATCH * PARTIAL];  // gradients of convolutions
-    alignas(16) Packet convs[CONV_PACKED];         // their parameters
+    alignas(16) Message partials[BATCH * PARTIAL];  // gradients of convolutions
+    alignas(16) Message convs[CONV_PACKED];        // their parameters
 
     __device__ Given given() { return {activations, slopes, partials, packed, convs}; }
 };
@@ -77,14 +77,14 @@ __device__ void ask_dense(const float* packed) {
         constexpr Sharing s = sharing(layer);
         constexpr bool both = layer || HALVES == 1;  // whether neighbours need the same
         const float* from = packed + dense_packed(layer) + first_row<layer>() * wide(layer);
-        if constexpr (held(layer) == s.each()) {
+        if constexpr (resident(layer) == s.each()) {
             float* to = shared_floats(dense_at(layer));
             if (both) ask_whole<dense_bytes(layer) / 4>(to, from, &head().dense);
             else cp_async_bulk(to, from, dense_bytes(layer), &head().dense);
-        } else if constexpr (held(layer) > 0) {
+        } else if constexpr (resident(layer) > 0) {
             for (int slot = 0; slot < s.slots(); slot++) {
-                float* to = shared_floats(dense_at(layer)) + slot * held(layer) * wide(layer);
-                const int rows = max(0, min(held(layer), s.rows - slot * s.each()));
+                float* to = shared_floats(dense_at(layer)) + slot * resident(layer) * wide(layer);
+                const int rows = max(0, min(resident(layer), s.rows - slot * s.each()));
                 const float* rows_from = from + slot * s.each() * wide(layer);
                 if (rows && both) ask(to, rows_from, 4 * rows * wide(layer), &head().dense, slot);
                 if (rows && !both) cp_async_bulk(to, rows_from, 4 * rows * wide(layer), &head().dense);
@@ -99,7 +99,7 @@ constexpr int asked_bytes() {
     for (int i = 0; i < LAYERS; i++) {
         const Sharing s = sharing(i);
         for (int slot = 0; slot < s.slots(); slot++) {
-            bytes += 4 * wide(i) * most(0, least(held(i), s.rows - slot * s.each()));
+            bytes += 4 * wide(i) * most(0, least(resident(i), s.rows - slot * s.each()));
         }
     }
     return bytes;
@@ -121,8 +121,8 @@ __device__ void take_convs(const Exchange& exchange, Word step) {
     Word there = 0;  // a bit for each that this thread takes
 #pragma unroll
     for (int i = 0; i < parts(CONV_PACKED, THREADS); i++) there |= (Word)is_parameter(first + i * THREADS) << i;
-    const auto at = [&](int i) { return there >> i & 1 ? exchange.convs + first + i * THREADS : (const Packet*)0; };
-    Mail<Packet, parts(CONV_PACKED, THREADS)> mail;
+    const auto at = [&](int i) { return there >> i & 1 ? exchange.convs + first + i * THREADS : (const Message*)0; };
+    Mail<Message, parts(CONV_PACKED, THREADS)> mail;
     mail.ask(at);
     mail.wait(step, at, NEW_CONVS);
 #pragma unroll
@@ -148,7 +148,7 @@ __device__ void put_rows(Exchange& exchange, int image) {
 // From now on the neighbour's sums of an image count.
 __device__ void expect_neighbour() {
     mbarrier_arrive_expect_tx(&head().sums[0], 4 * units(0));
-    mbarrier_arrive_expect_tx(&head().sums[1], 4 * swap_back_numbers() / HALVES);
+    mbarrier_arrive_expect_tx(&head().sums[1], 4 * swap_back_elements() / HALVES);
 }
 
 // An image there and back. waits: whether all blocks are of one launch. phase: of the barriers. last: whether it
@@ -176,7 +176,7 @@ __device__ void through_network(Exchange& exchange, const Image& mine, int image
         const float loss = softmax_back(mine.label, n);
         if (thread() == 0 && half() == 0) *row_loss = loss;
     } else {
-        turn_weights<1>();
+        transpose_weights<1>();
     }
     __syncthreads();
     stamp(4);

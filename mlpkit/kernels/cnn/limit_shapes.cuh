@@ -205,23 +205,23 @@ constexpr int routes_before(int block) { return block ? routes_before(block - 1)
 // What the neighbour sends: its sums.
 constexpr int SWAP_AT = up_to(16, codes_at(BLOCKS));
 constexpr int SWAP_BACK_AT = SWAP_AT + (HALVES > 1 ? 4 * wide(0) : 0);
-constexpr int swap_back_numbers() {
+constexpr int swap_back_elements() {
     const Shape s = shape(BLOCKS - 1);
     return s.ci * s.h * s.w;
 }
 
 // What has no other place, for a while: parts of sums; the routes, and after them the weights of all convolutions but
 // the first, turned round.
-constexpr int SCRATCH_AT = SWAP_BACK_AT + (HALVES > 1 ? up_to(16, 4 * swap_back_numbers() / HALVES) : 0);
-constexpr int turned_bytes(int block) { return up_to(16, 4 * shape(block).co * shape(block).taps()); }
-constexpr int turned_before(int block) {
-    if (block > 1) return turned_before(block - 1) + turned_bytes(block - 1);
+constexpr int SCRATCH_AT = SWAP_BACK_AT + (HALVES > 1 ? up_to(16, 4 * swap_back_elements() / HALVES) : 0);
+constexpr int transposed_bytes(int block) { return up_to(16, 4 * shape(block).co * shape(block).taps()); }
+constexpr int transposed_before(int block) {
+    if (block > 1) return transposed_before(block - 1) + transposed_bytes(block - 1);
     int need = up_to(16, routes_before(BLOCKS));
     for (int i = 0; i < LAYERS; i++) need = most(need, 4 * WARPS * wide(i));
     return need;
 }
 constexpr int scratch_bytes() {
-    int need = most(turned_before(most(1, BLOCKS)), 4 * WARPS * 32 * 4);
+    int need = most(transposed_before(most(1, BLOCKS)), 4 * WARPS * 32 * 4);
     for (int i = 0; i < BLOCKS; i++) need = most(need, 16 * sums_of_parts(i));
     return up_to(128, need);
 }
@@ -234,43 +234,45 @@ constexpr int others() {
     for (int i = 0; i < LAYERS; i++) bytes += i == LARGEST ? 0 : 4 * rows_here(i) * wide(i);
     return bytes;
 }
-constexpr int held(int layer) {
+constexpr int resident(int layer) {
     const Sharing s = sharing(layer);
-    const int room = (SHARED_LIMIT - DENSE_AT - others()) / (4 * s.slots() * wide(layer));
-    return layer == LARGEST && 4 * rows_here(layer) * wide(layer) > SHARED_LIMIT - DENSE_AT - others() ? most(0, room)
+    const int fits = (SHARED_LIMIT - DENSE_AT - others()) / (4 * s.slots() * wide(layer));
+    return layer == LARGEST && 4 * rows_here(layer) * wide(layer) > SHARED_LIMIT - DENSE_AT - others() ? most(0, fits)
                                                                                                      : s.each();
 }
-constexpr int kept_rows() { return most(0, sharing(LARGEST).each() - held(LARGEST)); }
+constexpr int kept_rows() { return most(0, sharing(LARGEST).each() - resident(LARGEST)); }
 constexpr int dense_bytes(int layer) {
     const Sharing s = sharing(layer);
-    return 4 * wide(layer) * (held(layer) < s.each() ? held(layer) * s.slots() : rows_here(layer));
+    return 4 * wide(layer) * (resident(layer) < s.each() ? resident(layer) * s.slots() : rows_here(layer));
 }
 constexpr int dense_at(int layer) { return layer ? dense_at(layer - 1) + dense_bytes(layer - 1) : DENSE_AT; }
 
 // ---- On the way back, in the place of the dense weights ----
 
-struct Way {  // back through a convolution but the first: see limit_convs.cuh
+struct Division {  // back through a convolution but the first: see limit_convs.cuh
     int lanes, chunks, windows, span, groups, each;
 };
-constexpr Way way(int block) {
+constexpr Division division(int block) {
     const Shape s = shape(block);
     const int lanes = parts(s.ci * s.k, 32), chunks = parts(s.pw, 5), windows = parts(s.pw, chunks);
     const int co = back_channels(block), groups = least(co, most(1, WARPS / (s.ph * chunks * lanes)));
     const int each = parts(co, groups);
     return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(co, each), each};
 }
-constexpr int rows_of_parts(int block) { return shape(block).ph * way(block).chunks; }
-constexpr int dw_bytes(int block) { return up_to(16, rows_of_parts(block) * turned_bytes(block)); }
+constexpr int rows_of_parts(int block) { return shape(block).ph * division(block).chunks; }
+constexpr int dw_bytes(int block) { return up_to(16, rows_of_parts(block) * transposed_bytes(block)); }
 // Sums for the inputs' gradients: so many from a column to the next, and from a row of outputs to the next. Who adds
 // them up reads down one column after another: so their rows are in different banks, and those of the next one, too.
-constexpr int column(int block) { return 32 * way(block).lanes + shape(block).h % 32; }
-constexpr int piece(int block) { return up_to(32, way(block).span * column(block)) + 1; }
-constexpr int dx_bytes(int block) { return up_to(16, 4 * way(block).groups * rows_of_parts(block) * 2 * piece(block)); }
+constexpr int column(int block) { return 32 * division(block).lanes + shape(block).h % 32; }
+constexpr int piece(int block) { return up_to(32, division(block).span * column(block)) + 1; }
+constexpr int dx_bytes(int block) {
+    return up_to(16, 4 * division(block).groups * rows_of_parts(block) * 2 * piece(block));
+}
 
 struct First {  // back through the first convolution
     int lanes, chunks, windows, span, groups, each;
 };
-constexpr First first_way() {
+constexpr First first_division() {
     const Shape s = shape(0);
     const int lanes = parts(s.ph * s.ci * s.k, 32), chunks = parts(s.pw, FIRST_WINDOWS), windows = parts(s.pw, chunks);
     const int co = back_channels(0), each = least(co, FIRST_EACH);
@@ -278,7 +280,7 @@ constexpr First first_way() {
 }
 constexpr int late_bytes() {
     const Shape s = shape(0);
-    int need = most(4 * first_way().chunks * s.co * s.ph * s.taps(), 4 * WARPS * 32 * 20);
+    int need = most(4 * first_division().chunks * s.co * s.ph * s.taps(), 4 * WARPS * 32 * 20);
     for (int i = 1; i < BLOCKS; i++) need = most(need, dw_bytes(i) + dx_bytes(i));
     return need;
 }
@@ -305,14 +307,14 @@ constexpr int PARTIAL = up_to(4, CONV_WEIGHTS + CONV_BIASES);
 
 static_assert(HALVES == 1 || (HALVES == 2 && PAIRS && BLOCKS == 2 && 2 * BATCH <= GRID), "two neighbours an image");
 static_assert(HALVES == 1 || (shape(0).co % 2 == 0 && shape(BLOCKS - 1).co % 2 == 0 && inputs(0) % 8 == 0), "halves");
-static_assert(HALVES == 1 || swap_back_numbers() % 2 == 0, "halves");
+static_assert(HALVES == 1 || swap_back_elements() % 2 == 0, "halves");
 static_assert(!PAIRS || (GRID % 2 == 0 && BATCH <= GRID), "pairs take one image each");
 static_assert(THREADS % 128 == 0 && BLOCKS >= 1 && LAYERS >= 1, "");
 static_assert(SHARED_BYTES <= SHARED_LIMIT, "too large for shared memory");
 static_assert(kept_rows() * sharing(LARGEST).columns() <= 12, "too large for shared memory and registers");
 
 template <int n>
-struct Number {
+struct Constant {
     static constexpr int value = n;
 };
 

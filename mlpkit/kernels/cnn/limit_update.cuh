@@ -38,7 +38,7 @@ const int SUMS = 20;  // of a lane: its weights, and its biases
 template <int layer = 0, typename Use>
 __device__ void of_tile(int tile, Use use) {
     if constexpr (layer < LAYERS) {
-        if (tile < tiles_before(layer + 1)) use(Number<layer>(), tile - tiles_before(layer));
+        if (tile < tiles_before(layer + 1)) use(Constant<layer>(), tile - tiles_before(layer));
         else of_tile<layer + 1>(tile, use);
     }
 }
@@ -104,7 +104,7 @@ __device__ Place conv_place() {
 }
 
 // Its gradient: the sum over the examples' own.
-__device__ float conv_sum(const Packet* partials, int n, Word step) {
+__device__ float conv_sum(const Message* partials, int n, Word step) {
     constexpr int AHEAD = least(4, parts(BATCH, WARPS * 2)), ALL = up_to(2, CONV_WEIGHTS + CONV_BIASES);
     const int lane = thread() % 32, warp = thread() / 32;
     float2* left = (float2*)shared_floats(SCRATCH_AT);
@@ -116,7 +116,7 @@ __device__ float conv_sum(const Packet* partials, int n, Word step) {
         for (int start = warp * 2 + lane / 16; start - lane / 16 < n; start += WARPS * 2 * AHEAD) {
             const auto at = [&](int i) {
                 const int example = start + i * WARPS * 2;
-                return there && example < n ? partials + example * PARTIAL + e : (const Packet*)0;
+                return there && example < n ? partials + example * PARTIAL + e : (const Message*)0;
             };
             Mail<ulonglong2, AHEAD> mail;
             mail.ask(at);
@@ -140,9 +140,9 @@ __device__ float conv_sum(const Packet* partials, int n, Word step) {
 // Where the blocks find the gradients of all examples, and put new parameters.
 struct Given {
     const float *activations, *slopes;
-    const Packet* partials;
+    const Message* partials;
     float* packed;
-    Packet* convs;
+    Message* convs;
 };
 
 // What a thread owns of all parameters, for as long as the kernel runs.
@@ -179,7 +179,7 @@ struct Owned {
     __device__ void store(const Vectors& vectors) {
         of_all([&](Parameter& own, Place place, int, bool) { own.store(vectors, place.theta); });
     }
-    __device__ void publish(float* packed, Packet* convs, Word step) {
+    __device__ void publish(float* packed, Message* convs, Word step) {
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
             of_dense(round, [&](Parameter& own, Place place, int, bool) { packed[place.packed] = own.w; });

@@ -6,7 +6,7 @@
 enum Awaited { NEW_DENSE, NEW_CONVS, SLOPES_THERE, CONVS_THERE, NEIGHBOURS_SUMS };
 
 #include "watch.cuh"
-#include "packet.cuh"
+#include "message.cuh"
 
 // At the beginning of every block's shared memory.
 struct Head {

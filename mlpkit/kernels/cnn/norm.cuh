@@ -14,7 +14,7 @@
 // Sums go from threads to warps, blocks and groups in an order that is always the same. So they have the same bits each
 // time.
 
-#include "halves.cuh"
+#include "fp16.cuh"
 
 #ifndef BLOCK_THREADS
 #define BLOCK_THREADS 512
@@ -44,33 +44,33 @@ inline int divided(int n, int divisor, Word by_divisor) { return divisor == 1 ? 
 
 struct Sizes {
     int images, groups, channels, height, width;     // groups of 8 channels, and channels that are no padding
-    int held;                                        // units of a block for which there is room in shared memory
-    int sharers, together;                           // blocks that share a group, and groups that are had at a time
+    int resident;                                    // units of a block for which there is room in shared memory
+    int ctas, together;                              // blocks that share a group, and groups that are had at a time
     int each, more;                                  // images of a block; so many sharers have one more
-    Word by_width, by_across, by_area, by_area_out, by_sharers;  // see `divided`; across: width / POOL
+    Word by_width, by_across, by_area, by_area_out, by_ctas;  // see `divided`; across: width / POOL
     float count, part, root;                         // numbers of a channel, 1 / count, sqrt(count)
 
     __device__ int area() const { return height * width; }
     __device__ int across() const { return width / POOL; }
     __device__ int area_out() const { return (height / POOL) * (width / POOL); }
     __device__ size_t units() const { return (size_t)images * groups; }
-    __device__ int first_image(int sharer) const { return sharer * each + min(sharer, more); }
+    __device__ int first_image(int cta) const { return cta * each + min(cta, more); }
 };
 
-// What a block has of a group: images from begin to end, of which those before `held` are in shared memory.
+// What a block has of a group: images from begin to end, of which those before `resident` are in shared memory.
 struct Share {
-    int group, sharer, begin, end, held, groups;
+    int group, cta, begin, end, resident, groups;
 
     __device__ Share(const Sizes& s) : groups(s.groups)
     {
-        group = divided(blockIdx.x, s.sharers, s.by_sharers), sharer = blockIdx.x - group * s.sharers;
-        begin = s.first_image(sharer), end = s.first_image(sharer + 1), held = min(begin + s.held, end);
+        group = divided(blockIdx.x, s.ctas, s.by_ctas), cta = blockIdx.x - group * s.ctas;
+        begin = s.first_image(cta), end = s.first_image(cta + 1), resident = min(begin + s.resident, end);
     }
     // Go on to the block's next group.
-    __device__ void next(const Sizes& s) { group += s.together, held = begin; }
+    __device__ void next(const Sizes& s) { group += s.together, resident = begin; }
     // The number of a unit among those of memory, where an image's groups follow each other.
     __device__ size_t place(int image) const { return (size_t)image * groups + group; }
-    __device__ int packet(const Sizes& s) const { return (group * s.sharers + sharer) * 8; }
+    __device__ int message(const Sizes& s) const { return (group * s.ctas + cta) * 8; }
 };
 
 // This thread's pixels of a share, `size` of each image: it goes from one to the next without a division.
@@ -154,7 +154,7 @@ inline void write_operand(Piece* to, size_t units, size_t place, int area, int i
 
 // ---- Shared memory: units that the copy engine brings, and who waits for which ----
 
-inline int barrier_of(int held) { return min(held, BARRIERS - 1); }  // of the block's unit number `held`
+inline int barrier_of(int resident) { return min(resident, BARRIERS - 1); }  // of the block's unit number `resident`
 
 // Waits for the units of a block, one after the other.
 struct Arrivals {
@@ -164,7 +164,7 @@ struct Arrivals {
     __device__ void wait_for(const Share& share, int image)
     {
         int number = barrier_of(image - share.begin);
-        if (image >= share.held || number == seen) return;
+        if (image >= share.resident || number == seen) return;
         for (Word turns = 0; !mbarrier_try_wait(&barriers[number], 0);) give_up_after_a_while(turns);
         seen = number;
     }
@@ -179,10 +179,10 @@ struct Units {
 
     __device__ const Piece* at(const Share& share, int image) const
     {
-        return near && image < share.held ? near + (image - share.begin) * pieces * parts
+        return near && image < share.resident ? near + (image - share.begin) * pieces * parts
                                           : far + share.place(image) * pieces;
     }
-    __device__ size_t part(const Share& share, int image) const { return near && image < share.held ? pieces : step; }
+    __device__ size_t part(const Share& share, int image) const { return near && image < share.resident ? pieces : step; }
     __device__ Word bytes() const { return near ? pieces * parts * sizeof(Piece) : 0; }
     __device__ void ask(const Share& share, int number, Word64* barrier) const
     {
@@ -197,12 +197,12 @@ constexpr int TAPS = STEM ? KERNEL * KERNEL : 1, HALO = STEM ? KERNEL - 1 : 0;  
 
 // What is normalized. Planes, or images (n, h, w) and filters (o, KERNEL, KERNEL); then `near` are such images with
 // their padding, and `set` must be called for a group.
-struct Numbers {
+struct Elements {
     Units units;
     const float* filters;
     float w[TAPS][8];
 
-    __device__ static int room(const Sizes& s)  // pieces that a unit takes
+    __device__ static int piece_count(const Sizes& s)  // pieces that a unit takes
     {
         return STEM ? ((s.height + HALO) * (s.width + HALO) + 3) / 4 : s.area() * STORED;
     }
@@ -224,7 +224,7 @@ struct Numbers {
         int y = divided(i, s.width, s.by_width), x = i - y * s.width, wide = s.width + HALO;
         const float* near = reinterpret_cast<const float*>(units.near);
         const float* first = near + (image - share.begin) * units.pieces * 4 + y * wide + x;
-        if (image < share.held) {
+        if (image < share.resident) {
             #pragma unroll
             for (int tap = 0; tap < TAPS; ++tap) seen[tap] = first[tap / KERNEL * wide + tap % KERNEL];
         } else {
@@ -274,7 +274,7 @@ struct Numbers {
         for (int i = threadIdx.x; i < size; i += BLOCK_THREADS) {
             int y = i / wide, x = i - y * wide;
             #pragma unroll 4
-            for (int image = share.begin; image < share.held; ++image)
+            for (int image = share.begin; image < share.resident; ++image)
                 near[(image - share.begin) * units.pieces * 4 + i] = pixel(s, image, y, x);
         }
     }
@@ -283,16 +283,16 @@ struct Numbers {
 // Ask for the block's first units of what is normalized, if it is planes, and of another array. By one warp.
 inline void ask_for(const Share& share, const Units& a, const Units& b, Word64* barriers)
 {
-    int held = share.held - share.begin, lane = threadIdx.x % 32;
+    int resident = share.resident - share.begin, lane = threadIdx.x % 32;
     Word each = (STEM ? 0 : a.bytes()) + b.bytes();
     if (lane < BARRIERS) mbarrier_init<1>(&barriers[lane]);
     fence_proxy_async();
     __syncwarp();
-    if (lane < min(held, BARRIERS))
-        mbarrier_arrive_expect_tx(&barriers[lane], (lane == BARRIERS - 1 ? held - lane : 1) * each);
+    if (lane < min(resident, BARRIERS))
+        mbarrier_arrive_expect_tx(&barriers[lane], (lane == BARRIERS - 1 ? resident - lane : 1) * each);
     __syncwarp();
     #pragma unroll 1
-    for (int i = lane; i < held; i += 32) {
+    for (int i = lane; i < resident; i += 32) {
         if (!STEM) a.ask(share, i, &barriers[barrier_of(i)]);
         b.ask(share, i, &barriers[barrier_of(i)]);
     }
@@ -310,7 +310,7 @@ struct Told {
     __device__ float4* sums() { return reinterpret_cast<float4*>(this + 1); }
     __device__ Word64* weights(const Sizes& s, int tap)
     {
-        int all = s.groups * s.sharers * 8;
+        int all = s.groups * s.ctas * 8;
         return reinterpret_cast<Word64*>(sums() + all) + tap * all;
     }
     __device__ Word64* largest(const Sizes& s) { return weights(s, STEM ? TAPS : 0); }
@@ -367,45 +367,45 @@ inline void tell(Word64* to, float number, Word launch)
 {
     st_relaxed_gpu(to, __float_as_uint(number) | (Word64)launch << 32);
 }
-inline bool heard(const float4& packet, Word launch) { return __float_as_uint(packet.z) == launch; }
-inline bool heard(Word64 packet, Word launch) { return packet >> 32 == launch; }
-inline Pair content(const float4& packet) { return {packet.x, packet.y}; }
-inline float content(Word64 packet) { return __uint_as_float((Word)packet); }
+inline bool heard(const float4& message, Word launch) { return __float_as_uint(message.z) == launch; }
+inline bool heard(Word64 message, Word launch) { return message >> 32 == launch; }
+inline Pair content(const float4& message) { return {message.x, message.y}; }
+inline float content(Word64 message) { return __uint_as_float((Word)message); }
 
 // What a group's sharers tell of a channel, in packets [group][sharer][8 channels]: a lane hears each 32nd, at most
 // MOST_HEARD of them.
 constexpr int MOST_HEARD = 3;
 
-template <typename Packet, typename T>
-inline void hear(const Sizes& s, const Packet* packets, int group, int channel, Word launch, T (&found)[MOST_HEARD])
+template <typename Message, typename T>
+inline void hear(const Sizes& s, const Message* messages, int group, int channel, Word launch, T (&found)[MOST_HEARD])
 {
     int lane = threadIdx.x % 32;
-    packets += (group * s.sharers + lane) * 8 + channel;
-    Packet got[MOST_HEARD] = {};
+    messages += (group * s.ctas + lane) * 8 + channel;
+    Message got[MOST_HEARD] = {};
     bool all = false;
     #pragma unroll 1
     for (Word turns = 0; !all;) {
         #pragma unroll
         for (int i = 0; i < MOST_HEARD; ++i) {
-            bool asked = lane + 32 * i < s.sharers;
-            ld_relaxed_gpu(got[i], asked ? packets + 32 * 8 * i : packets, asked);
+            bool asked = lane + 32 * i < s.ctas;
+            ld_relaxed_gpu(got[i], asked ? messages + 32 * 8 * i : messages, asked);
         }
         all = true;
         #pragma unroll
-        for (int i = 0; i < MOST_HEARD; ++i) all = all && (lane + 32 * i >= s.sharers || heard(got[i], launch));
+        for (int i = 0; i < MOST_HEARD; ++i) all = all && (lane + 32 * i >= s.ctas || heard(got[i], launch));
         if (!all) give_up_after_a_while(turns);
     }
     __syncwarp();
     #pragma unroll
-    for (int i = 0; i < MOST_HEARD; ++i) found[i] = lane + 32 * i < s.sharers ? content(got[i]) : T{};
+    for (int i = 0; i < MOST_HEARD; ++i) found[i] = lane + 32 * i < s.ctas ? content(got[i]) : T{};
 }
 
 // Their sum: for all lanes. By a warp.
-template <typename T, typename Packet>
-inline T collected(const Sizes& s, const Packet* packets, int group, int channel, Word launch)
+template <typename T, typename Message>
+inline T collected(const Sizes& s, const Message* messages, int group, int channel, Word launch)
 {
     T found[MOST_HEARD], sum = {};
-    hear(s, packets, group, channel, launch, found);
+    hear(s, messages, group, channel, launch, found);
     #pragma unroll
     for (int i = 0; i < MOST_HEARD; ++i) sum = sum + found[i];
     return summed<32>(sum);

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import planes
-from mlpkit.kernels.conv.planes import Stored
+from mlpkit.kernels.conv import blocked
+from mlpkit.kernels.conv.blocked import Stored
 
 FORWARD, BACKWARD = "norm_forward", "norm_backward"
-ROOM = 4096  # bytes of a block's shared memory that are not for units
+RESERVED_BYTES = 4096  # bytes of a block's shared memory that are not for units
 MOST_HEARD = 96  # blocks that share a group of channels: see norm.cuh
 MOST_KERNEL = 3  # of a convolution of one channel: its weights and their sums stay in registers
 MOST_POOL = 3  # a mark has 4 bits, and one value says that nobody's number went on
-OUT = {"operand": 0, "planes": 1, "nchw": 2}
+OUT = {"operand": 0, "nc8hw8": 1, "nchw": 2}
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Norm:
     there is none, at most `MOST_KERNEL`. height, width: of what is normalized.
     """
 
-    mode: planes.Mode
+    mode: blocked.Mode
     n: int
     channels: int
     height: int
@@ -50,7 +50,7 @@ class Norm:
     @property
     def groups(self):
         """Of 8 channels."""
-        return planes.groups_of(self.channels)
+        return blocked.groups_of(self.channels)
 
     @property
     def stored(self):
@@ -68,9 +68,9 @@ class Norm:
 
     @property
     def macros(self):
-        numbers = {"MODE": self.mode.number, "RELU": int(self.relu), "ADD": int(self.add), "POOL": self.pool}
-        numbers["BLOCK_THREADS"] = self.threads
-        return numbers | ({"STEM": 1, "KERNEL": self.kernel, "PADDING": self.padding} if self.kernel else {})
+        values = {"MODE": self.mode.number, "RELU": int(self.relu), "ADD": int(self.add), "POOL": self.pool}
+        values["BLOCK_THREADS"] = self.threads
+        return values | ({"STEM": 1, "KERNEL": self.kernel, "PADDING": self.padding} if self.kernel else {})
 
     @property
     def threads(self):
@@ -91,27 +91,27 @@ class Norm:
 
     def shares(self, blocks=None):
         """Return how many blocks share a group of channels, and how many groups are had at a time."""
-        blocks = min(blocks or planes.multiprocessors(), MOST_HEARD * self.groups)
+        blocks = min(blocks or blocked.multiprocessors(), MOST_HEARD * self.groups)
         together = min(self.groups, blocks)
         return min(self.n, blocks // together), together
 
-    def held(self, pieces, blocks=None):
+    def resident(self, pieces, blocks=None):
         """Return how many units a block holds at a time, and whether those are all that it has. pieces: of a unit."""
-        sharers, together = self.shares(blocks)
-        wanted = -(-self.n // sharers)
-        held = min((planes.SHARED - ROOM) // (16 * pieces), wanted)
-        return held, held == wanted and together == self.groups
+        ctas, together = self.shares(blocks)
+        wanted = -(-self.n // ctas)
+        resident = min((blocked.SHARED - RESERVED_BYTES) // (16 * pieces), wanted)
+        return resident, resident == wanted and together == self.groups
 
     def launch(self, pieces, blocks=None):
         """Return blocks, bytes of shared memory and the argument `Sizes`. pieces: of a unit that a block would hold."""
-        (sharers, together), (held, _) = self.shares(blocks), self.held(pieces, blocks)
-        numbers = [self.n, self.groups, self.channels, self.height, self.width, held, sharers, together]
-        divisors = self.width, self.out[1], self.area, self.out[0] * self.out[1], sharers
-        numbers += [*divmod(self.n, sharers), *(-(-(1 << 32) // divisor) % (1 << 32) for divisor in divisors)]
+        (ctas, together), (resident, _) = self.shares(blocks), self.resident(pieces, blocks)
+        values = [self.n, self.groups, self.channels, self.height, self.width, resident, ctas, together]
+        divisors = self.width, self.out[1], self.area, self.out[0] * self.out[1], ctas
+        values += [*divmod(self.n, ctas), *(-(-(1 << 32) // divisor) % (1 << 32) for divisor in divisors)]
         count = self.n * self.area
         floats = np.array([count, 1 / count, count**0.5], np.float32).view(np.uint32)
-        sizes = np.array([*numbers, *floats], np.uint32).view("V72")
-        return sharers * together, ROOM + 16 * pieces * held, sizes
+        sizes = np.array([*values, *floats], np.uint32).view("V72")
+        return ctas * together, RESERVED_BYTES + 16 * pieces * resident, sizes
 
 
 @dataclass(frozen=True)
@@ -167,24 +167,24 @@ class Past:
     marks: Any
     relu: bool
     pool: int
-    layout: str = "planes"
+    layout: str = "nc8hw8"
 
 
 def new_meeting(norm, blocks=None):
     """Return where blocks tell each other what they have found, on the GPU. It lasts, and no two launches share it."""
     import cupy
 
-    sharers, together = norm.shares(blocks)
-    packets = 8 * norm.groups * sharers
-    return cupy.zeros(64 + 16 * packets + 8 * packets * norm.kernel**2 + 8 * sharers * together, np.uint8)
+    ctas, together = norm.shares(blocks)
+    messages = 8 * norm.groups * ctas
+    return cupy.zeros(64 + 16 * messages + 8 * messages * norm.kernel**2 + 8 * ctas * together, np.uint8)
 
 
 def forward(norm, channels, y, scale, meeting, added=None, out="operand", filters=None, blocks=None):
     """Normalize planes y and what follows; return the result and `Kept`. The running averages move.
 
     With filters (o, 1, k, k), float32, y are images (n, 1, height, width), and their convolution is normalized. scale:
-    see `planes.new_scale`; of the result. meeting: see `new_meeting`, of this way. added: an operand. out:
-    "operand" for `Stored`, "planes", or "nchw" for images (n, c, h, w) in float32. A graph can record it. blocks:
+    see `blocked.new_scale`; of the result. meeting: see `new_meeting`, of this way. added: an operand. out:
+    "operand" for `Stored`, "nc8hw8", or "nchw" for images (n, c, h, w) in float32. A graph can record it. blocks:
     instead of one for each multiprocessor.
     """
     import cupy
@@ -210,18 +210,18 @@ def _empty(norm, scale, out):
 
     if out == "operand":
         height, width = norm.out
-        return planes.empty_operand(norm.mode, norm.n, norm.channels, height, width, scale)
-    if out == "planes":
-        return planes.empty_planes(norm.mode, norm.n, norm.channels, *norm.out)
+        return blocked.empty_operand(norm.mode, norm.n, norm.channels, height, width, scale)
+    if out == "nc8hw8":
+        return blocked.empty_blocked(norm.mode, norm.n, norm.channels, *norm.out)
     return cupy.empty((norm.n, norm.channels, *norm.out), np.float32)
 
 
 def _out_number(norm, out):
-    return 0 if out == "planes" and not norm.mode.halves else OUT[out]
+    return 0 if out == "nc8hw8" and not norm.mode.fp16_parts else OUT[out]
 
 
 def backward(
-    norm, channels, kept, dy, scale, meeting, past=None, layout="planes", keep=False, again=False, dw=None, blocks=None
+    norm, channels, kept, dy, scale, meeting, past=None, layout="nc8hw8", keep=False, again=False, dw=None, blocks=None
 ):
     """Return `Gradients`; write those of the channels. All as for `forward`. `kept.y` and dy are not to be used again.
 
@@ -230,14 +230,14 @@ def backward(
     make an operand again that `forward` has returned and nobody kept; nothing was added to it, and there was no pool.
     dw: where images of one channel were read, their filters' gradient, written instead.
     """
-    pieces = norm.pieces + (norm.stored * norm.out[0] * norm.out[1] if layout == "planes" else 0)
+    pieces = norm.pieces + (norm.stored * norm.out[0] * norm.out[1] if layout == "nc8hw8" else 0)
     whole = norm.mode, norm.n, norm.channels, norm.height, norm.width
     # Where blocks have all in shared memory before the first of them writes, that goes to where it came from.
-    there = norm.held(pieces, blocks)[1] and not norm.kernel
-    to = None if norm.kernel else planes.empty_operand(*whole, scale, kept.y if there else None)
-    in_dy = dy if there and layout == "planes" else None
-    made = planes.empty_operand(*whole, kept.scale, in_dy) if again else None
-    dense = planes.empty_planes(*whole) if keep else None
+    there = norm.resident(pieces, blocks)[1] and not norm.kernel
+    to = None if norm.kernel else blocked.empty_operand(*whole, scale, kept.y if there else None)
+    in_dy = dy if there and layout == "nc8hw8" else None
+    made = blocked.empty_operand(*whole, kept.scale, in_dy) if again else None
+    dense = blocked.empty_blocked(*whole) if keep else None
     vectors = [channels.gamma, channels.beta, kept.statistics, channels.dgamma, channels.dbeta, channels.dbias]
     given = _addresses(dy, kept.marks), _addresses(past and past.gradient, past and past.marks)
     ends = [np.uintp(_address(each)) for each in (dw if to is None else to.array, scale, dense)]
@@ -276,6 +276,6 @@ def _addresses(*arrays):
 @cache
 def _kernel(name, function, **macros):
     kernel = kernels.load(name, **macros).get_function(function)
-    kernel.max_dynamic_shared_size_bytes = planes.SHARED
+    kernel.max_dynamic_shared_size_bytes = blocked.SHARED
     kernel.preferred_shared_memory_carveout = 100
     return kernel.kernel

@@ -37,7 +37,7 @@
 #define AGAIN 0  // whether the operand that the way forward made is stored again; only where it had no pool and no sum
 #endif
 
-struct Room {
+struct Shared {
     Word64 there[BARRIERS];
     Pair of_warps[WARPS][8];
     float of_weights[STEM ? WARPS : 1][TAPS][8];
@@ -156,8 +156,8 @@ struct Gradient {
 
 // What this block's threads have of a group, sums of d and of d (x - mean), goes to its place in memory. Return this
 // thread's largest |scale d|.
-inline float leave_sums(const Sizes& s, const Norm& norm, const Numbers& y, const Gradient& gradient,
-                        const Share& share, Arrivals& arrivals, Pair (*of_warps)[8], float4* packets,
+inline float leave_sums(const Sizes& s, const Norm& norm, const Elements& y, const Gradient& gradient,
+                        const Share& share, Arrivals& arrivals, Pair (*of_warps)[8], float4* messages,
                         Word launch)
 {
     float most = 0;
@@ -181,20 +181,20 @@ inline float leave_sums(const Sizes& s, const Norm& norm, const Numbers& y, cons
     if (threadIdx.x < 8 * WARPS) {
         Pair whole = summed<WARPS>(of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]);
         if (threadIdx.x % WARPS == 0)
-            tell(packets + share.packet(s) + threadIdx.x / WARPS, whole, launch);
+            tell(messages + share.message(s) + threadIdx.x / WARPS, whole, launch);
     }
     __syncthreads();
     return most;
 }
 
 // What is subtracted from a channel's d, and the gradients of its scale and shift: by lane 0 of a warp.
-inline void settle(const Sizes& s, const Channels& p, const Pair& all, const Share& share, Room& room)
+inline void settle(const Sizes& s, const Channels& p, const Pair& all, const Share& share, Shared& shared)
 {
     int channel = threadIdx.x / 32, c = share.group * 8 + channel;
     float inverse = p.kept[c].y, dgamma = all.two * inverse;
-    room.mean_d[channel] = all.one * s.part;
-    room.slope[channel] = dgamma * s.part * inverse;
-    if (share.sharer > 0 || c >= s.channels) return;
+    shared.mean_d[channel] = all.one * s.part;
+    shared.slope[channel] = dgamma * s.part * inverse;
+    if (share.cta > 0 || c >= s.channels) return;
     p.dgamma[c] = dgamma, p.dbeta[c] = all.one;
     if (p.dbias) p.dbias[c] = 0;
 }
@@ -203,10 +203,10 @@ inline void settle(const Sizes& s, const Channels& p, const Pair& all, const Sha
 struct Slope {
     float mean_d[8], slope[8];
 
-    __device__ Slope(const Room& room)
+    __device__ Slope(const Shared& shared)
     {
         #pragma unroll
-        for (int c = 0; c < 8; ++c) mean_d[c] = room.mean_d[c], slope[c] = room.slope[c];
+        for (int c = 0; c < 8; ++c) mean_d[c] = shared.mean_d[c], slope[c] = shared.slope[c];
     }
     __device__ void dx(const Norm& norm, const float (&x)[8], float (&d)[8]) const
     {
@@ -230,7 +230,7 @@ inline void make_again(const Sizes& s, const Norm& norm, const Share& share, int
     }
 }
 
-inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, const Numbers& y,
+inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, const Elements& y,
                         const Gradient& gradient, const Share& share, Piece* to, Piece* kept, float scale,
                         Piece* again, float scale_again)
 {
@@ -250,8 +250,8 @@ inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, co
 // ---- The filters of a convolution of one channel ----
 
 // What the block's images add to the gradient of each weight of a group: as packets.
-inline void leave_weights(const Sizes& s, const Norm& norm, const Slope& slope, const Numbers& y,
-                          const Gradient& gradient, const Share& share, Room& room, Told* told,
+inline void leave_weights(const Sizes& s, const Norm& norm, const Slope& slope, const Elements& y,
+                          const Gradient& gradient, const Share& share, Shared& shared, Told* told,
                           Word launch, Piece* again, float scale_again)
 {
     float sums[TAPS][8] = {};
@@ -272,15 +272,15 @@ inline void leave_weights(const Sizes& s, const Norm& norm, const Slope& slope, 
     #pragma unroll
     for (int tap = 0; tap < TAPS; ++tap) {
         float found = summed_by_channel(sums[tap]);
-        if (lane % 4 == 0) room.of_weights[threadIdx.x / 32][tap][lane / 4] = found;
+        if (lane % 4 == 0) shared.of_weights[threadIdx.x / 32][tap][lane / 4] = found;
     }
     __syncthreads();
     if (threadIdx.x < 8 * TAPS) {
         int tap = threadIdx.x / 8, channel = threadIdx.x % 8;
         float sum = 0;
         #pragma unroll
-        for (int warp = 0; warp < (STEM ? WARPS : 1); ++warp) sum += room.of_weights[warp][tap][channel];
-        tell(told->weights(s, tap) + share.packet(s) + channel, sum, launch);
+        for (int warp = 0; warp < (STEM ? WARPS : 1); ++warp) sum += shared.of_weights[warp][tap][channel];
+        tell(told->weights(s, tap) + share.message(s) + channel, sum, launch);
     }
     __syncthreads();
 }
@@ -297,25 +297,25 @@ inline void add_weights(const Sizes& s, int group, Told* told, float* dW, Word l
 }
 
 // Tell the largest number of this block's. By all threads.
-inline void tell_largest(float most, float (&of_warps)[WARPS], Word64* packet, Word launch)
+inline void tell_largest(float most, float (&of_warps)[WARPS], Word64* message, Word launch)
 {
     most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = most;
     __syncthreads();
     if (threadIdx.x > 0) return;
     for (int warp = 1; warp < WARPS; ++warp) most = fmaxf(most, of_warps[warp]);
-    tell(packet, most, launch);
+    tell(message, most, launch);
 }
 
 // The largest of all blocks': for all lanes. By a warp.
-inline float hear_largest(const Word64* packets, Word launch)
+inline float hear_largest(const Word64* messages, Word launch)
 {
     float most = 0;
     #pragma unroll 1
     for (int block = threadIdx.x % 32; block < gridDim.x; block += 32) {
         Word64 got = 0;
         for (Word turns = 0;; give_up_after_a_while(turns)) {
-            ld_relaxed_gpu(got, packets + block);
+            ld_relaxed_gpu(got, messages + block);
             if (heard(got, launch)) break;
         }
         most = fmaxf(most, content(got));
@@ -335,51 +335,51 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     constexpr bool FINDS = SCALED && !STEM;  // a scale
-    Room& room = *reinterpret_cast<Room*>(shared_bytes);
+    Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
     Share share(s);
-    Piece* near = reinterpret_cast<Piece*>(&room + 1);
-    Numbers y = {{images, near, 0, Numbers::room(s), 1}, filters};
-    Piece* behind = FROM == 0 ? near + s.held * y.units.pieces : nullptr;
+    Piece* near = reinterpret_cast<Piece*>(&shared + 1);
+    Elements y = {{images, near, 0, Elements::piece_count(s), 1}, filters};
+    Piece* behind = FROM == 0 ? near + s.resident * y.units.pieces : nullptr;
     Gradient gradient = {{own.gradient, behind, 0, s.area_out() * STORED, 1}, own, past};
-    if (threadIdx.x < 32) ask_for(share, y.units, gradient.dy, room.there);
+    if (threadIdx.x < 32) ask_for(share, y.units, gradient.dy, shared.there);
     Word launch = told->launches + 1;
     if (STEM) y.fetch(s, share);
     __syncthreads();
-    Arrivals arrivals = {room.there, -1};
+    Arrivals arrivals = {shared.there, -1};
     float most = 0, scale_again = AGAIN && SCALED ? again.scale->of : 1;
     #pragma unroll 1
     for (Share mine = share; mine.group < s.groups; mine.next(s)) {
         y.set(s, mine.group);
-        float found = leave_sums(s, Norm(s, p, mine.group), y, gradient, mine, arrivals, room.of_warps, told->sums(),
+        float found = leave_sums(s, Norm(s, p, mine.group), y, gradient, mine, arrivals, shared.of_warps, told->sums(),
                                  launch);
         most = fmaxf(most, found);
     }
-    if (FINDS) tell_largest(most, room.most, told->largest(s) + blockIdx.x, launch);
+    if (FINDS) tell_largest(most, shared.most, told->largest(s) + blockIdx.x, launch);
     #pragma unroll 1
     for (Share mine = share; mine.group < s.groups; mine.next(s)) {
         if (threadIdx.x < 256) {
             Pair all = collected<Pair>(s, told->sums(), mine.group, threadIdx.x / 32, launch);
-            if (threadIdx.x % 32 == 0) settle(s, p, all, mine, room);
+            if (threadIdx.x % 32 == 0) settle(s, p, all, mine, shared);
         }
         if (FINDS && mine.group == share.group && threadIdx.x / 32 == WARPS - 1) {
             float all = hear_largest(told->largest(s), launch) * (2 + s.root);
-            if (threadIdx.x % 32 == 0) room.scale = scale_for(__float_as_uint(all));
+            if (threadIdx.x % 32 == 0) shared.scale = scale_for(__float_as_uint(all));
         }
         __syncthreads();
-        float scale = FINDS ? room.scale : 1;
+        float scale = FINDS ? shared.scale : 1;
         if (FINDS && blockIdx.x == 0 && threadIdx.x == 0) scale_of_to->of = scale;
         Norm norm(s, p, mine.group);
-        Slope slope(room);
+        Slope slope(shared);
         y.set(s, mine.group);
         if constexpr (STEM)
-            leave_weights(s, norm, slope, y, gradient, mine, room, told, launch, again.to, scale_again);
+            leave_weights(s, norm, slope, y, gradient, mine, shared, told, launch, again.to, scale_again);
         else
             write_share(s, norm, slope, y, gradient, mine, static_cast<Piece*>(to), kept, scale, again.to, scale_again);
         __syncthreads();
     }
     if constexpr (STEM) {
         #pragma unroll 1
-        for (Share mine = share; mine.sharer == 0 && mine.group < s.groups; mine.next(s))
+        for (Share mine = share; mine.cta == 0 && mine.group < s.groups; mine.next(s))
             add_weights(s, mine.group, told, static_cast<float*>(to), launch);
     }
     if (blockIdx.x == 0) count_launch(told, launch);

@@ -20,7 +20,7 @@
 #define OUT 0  // 0: an operand of products. 1: planes of float32. 2: images of float32
 #endif
 
-struct Room {
+struct Shared {
     Word64 there[BARRIERS];
     Pair of_warps[WARPS][8];
     float mean[8], scale[8], beta[8];
@@ -51,7 +51,7 @@ struct Known {
     {
         if (threadIdx.x >= 256 || c >= s.channels) return;
         gamma = p.gamma[c], beta = p.beta[c];
-        if (share.sharer > 0) return;
+        if (share.cta > 0) return;
         mean = p.mean[c], variance = p.variance[c], bias = p.bias ? p.bias[c] : 0;
     }
 };
@@ -61,7 +61,7 @@ struct Known {
 // That of several groups of numbers, `count` each, and MANY of them a lane: nothing large is subtracted from anything
 // large. part: 1 / number of all. For all of LANES neighbours.
 template <int LANES, int MANY>
-inline Pair joined(const Pair (&each)[MANY], const float (&counts)[MANY], float part)
+inline Pair merged(const Pair (&each)[MANY], const float (&counts)[MANY], float part)
 {
     float pivot = __shfl_sync(~0u, each[0].one, threadIdx.x % 32 / LANES * LANES), away = 0, squares = 0;
     #pragma unroll
@@ -82,8 +82,8 @@ inline int count_of(int all, int warp)
 
 // What this block's threads have seen of a group's channels goes to its place in memory. A warp's numbers are taken
 // less one of its own: what is summed is as small as it can be.
-inline void leave_moments(const Sizes& s, const Numbers& y, const Share& share, Arrivals& arrivals,
-                          Pair (*of_warps)[8], float4* packets, Word launch)
+inline void leave_moments(const Sizes& s, const Elements& y, const Share& share, Arrivals& arrivals,
+                          Pair (*of_warps)[8], float4* messages, Word launch)
 {
     float pivot[8] = {};
     Pair sums[8] = {};
@@ -119,38 +119,38 @@ inline void leave_moments(const Sizes& s, const Numbers& y, const Share& share, 
     if (threadIdx.x < 8 * WARPS) {
         Pair each[1] = {of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]};
         float counts[1] = {(float)count_of(all, threadIdx.x % WARPS)};
-        Pair whole = joined<WARPS, 1>(each, counts, __fdividef(1, all));
+        Pair whole = merged<WARPS, 1>(each, counts, __fdividef(1, all));
         if (threadIdx.x % WARPS == 0)
-            tell(packets + share.packet(s) + threadIdx.x / WARPS, whole, launch);
+            tell(messages + share.message(s) + threadIdx.x / WARPS, whole, launch);
     }
     __syncthreads();
 }
 
 // Of all blocks: for all lanes. By a warp.
-inline Pair moments(const Sizes& s, const float4* packets, int group, int channel, Word launch)
+inline Pair moments(const Sizes& s, const float4* messages, int group, int channel, Word launch)
 {
     Pair each[MOST_HEARD];
     float counts[MOST_HEARD];
-    hear(s, packets, group, channel, launch, each);
+    hear(s, messages, group, channel, launch, each);
     #pragma unroll
     for (int i = 0; i < MOST_HEARD; ++i) {
-        int sharer = threadIdx.x % 32 + 32 * i;
-        counts[i] = sharer < s.sharers ? (s.each + (sharer < s.more)) * s.area() : 0;
+        int cta = threadIdx.x % 32 + 32 * i;
+        counts[i] = cta < s.ctas ? (s.each + (cta < s.more)) * s.area() : 0;
     }
-    return joined<32, MOST_HEARD>(each, counts, s.part);
+    return merged<32, MOST_HEARD>(each, counts, s.part);
 }
 
 // The scale and shift of a channel go to shared memory, and the first sharer of a group keeps statistics. By a warp.
 inline void settle(const Sizes& s, const Channels& p, const Known& known, const Share& share, const Pair& all,
-                   Room& room)
+                   Shared& shared)
 {
     if (threadIdx.x % 32) return;
     int channel = threadIdx.x / 32;
     float variance = all.two * s.part, inverse = __fdividef(1, sqrtf(variance + p.eps));
-    room.mean[channel] = all.one;
-    room.scale[channel] = known.gamma * inverse;
-    room.beta[channel] = known.beta;
-    if (share.sharer > 0) return;
+    shared.mean[channel] = all.one;
+    shared.scale[channel] = known.gamma * inverse;
+    shared.beta[channel] = known.beta;
+    if (share.cta > 0) return;
     p.kept[known.c] = {all.one, inverse};
     if (known.c >= s.channels) return;
     p.mean[known.c] = known.mean + p.momentum * (all.one + known.bias - known.mean);
@@ -173,15 +173,15 @@ inline Word bound(const Sizes& s, const Channels& p, const Scale* of_added)
 struct Norm {
     float mean[8], scale[8], beta[8], unscale;
 
-    __device__ Norm(const Room& room, float unscale) : unscale(unscale)
+    __device__ Norm(const Shared& shared, float unscale) : unscale(unscale)
     {
         #pragma unroll
         for (int c = 0; c < 8; ++c)
-            mean[c] = room.mean[c], scale[c] = room.scale[c], beta[c] = room.beta[c];
+            mean[c] = shared.mean[c], scale[c] = shared.scale[c], beta[c] = shared.beta[c];
     }
 
     // Pixel i of an image, normalized, and with what was added; before the ReLU.
-    __device__ void at(const Sizes& s, const Numbers& y, const Units& x, const Share& share, int image, int i,
+    __device__ void at(const Sizes& s, const Elements& y, const Units& x, const Share& share, int image, int i,
                        float (&v)[8]) const
     {
         y.at(s, share, image, i, v);
@@ -197,7 +197,7 @@ struct Norm {
 };
 
 // The largest of each channel's window, or the pixel itself, after the ReLU; NaN stays NaN. Return what is kept of it.
-inline Word largest_of_window(const Sizes& s, const Norm& norm, const Numbers& y, const Units& x, const Share& share,
+inline Word largest_of_window(const Sizes& s, const Norm& norm, const Elements& y, const Units& x, const Share& share,
                               int image, int i, float (&best)[8])
 {
     int row = POOL > 1 ? divided(i, s.across(), s.by_across) : 0;
@@ -241,7 +241,7 @@ inline void write_out(const Sizes& s, const Written& w, const Share& share, int 
     }
 }
 
-inline void normalize_share(const Sizes& s, const Norm& norm, const Numbers& y, const Units& x, const Share& share,
+inline void normalize_share(const Sizes& s, const Norm& norm, const Elements& y, const Units& x, const Share& share,
                             const Written& w, float scale)
 {
     #pragma unroll 1
@@ -256,38 +256,38 @@ inline void normalize_share(const Sizes& s, const Norm& norm, const Numbers& y, 
 }
 
 // images: planes, or images of one channel, and then filters. added: an operand, and its scale. By as many blocks as
-// there is room for at once: `sharers` for each group, of so many groups at a time.
+// there is room for at once: `ctas` for each group, of so many groups at a time.
 extern "C" __global__ __launch_bounds__(BLOCK_THREADS, 1)
 void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels p, const Piece* images,
                const float* filters, const Piece* added, const Scale* of_added, Told* told,
                const __grid_constant__ Written w)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
-    Room& room = *reinterpret_cast<Room*>(shared_bytes);
+    Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
     Share share(s);
-    Piece* near = reinterpret_cast<Piece*>(&room + 1);
-    Numbers y = {{images, near, 0, Numbers::room(s), 1}, filters};
-    Units x = {added, ADD ? near + s.held * y.units.pieces : nullptr, s.units() * s.area(), s.area(), PARTS};
-    if (threadIdx.x < 32) ask_for(share, y.units, x, room.there);
+    Piece* near = reinterpret_cast<Piece*>(&shared + 1);
+    Elements y = {{images, near, 0, Elements::piece_count(s), 1}, filters};
+    Units x = {added, ADD ? near + s.resident * y.units.pieces : nullptr, s.units() * s.area(), s.area(), PARTS};
+    if (threadIdx.x < 32) ask_for(share, y.units, x, shared.there);
     Word launch = told->launches + 1;
     if (threadIdx.x / 32 == WARPS - 1) {
         Word largest = bound(s, p, of_added);
-        if (threadIdx.x % 32 == 0) room.largest = largest;
+        if (threadIdx.x % 32 == 0) shared.largest = largest;
     }
     if (STEM) y.fetch(s, share);
     __syncthreads();
-    float scale = SCALED ? scale_for(room.largest) : 1, unscale = ADD && SCALED ? 1 / of_added->of : 1;
+    float scale = SCALED ? scale_for(shared.largest) : 1, unscale = ADD && SCALED ? 1 / of_added->of : 1;
     if (blockIdx.x == 0 && threadIdx.x == 0 && w.scale) w.scale->of = scale;
-    Arrivals arrivals = {room.there, -1};
+    Arrivals arrivals = {shared.there, -1};
     #pragma unroll 1
     for (; share.group < s.groups; share.next(s)) {
         Known known(s, p, share);
         y.set(s, share.group);
-        leave_moments(s, y, share, arrivals, room.of_warps, told->sums(), launch);
+        leave_moments(s, y, share, arrivals, shared.of_warps, told->sums(), launch);
         if (threadIdx.x < 256)
-            settle(s, p, known, share, moments(s, told->sums(), share.group, threadIdx.x / 32, launch), room);
+            settle(s, p, known, share, moments(s, told->sums(), share.group, threadIdx.x / 32, launch), shared);
         __syncthreads();
-        normalize_share(s, Norm(room, unscale), y, x, share, w, scale);
+        normalize_share(s, Norm(shared, unscale), y, x, share, w, scale);
         __syncthreads();
     }
     if (blockIdx.x == 0) count_launch(told, launch);

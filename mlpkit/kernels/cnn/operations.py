@@ -36,10 +36,10 @@ def add_windows(columns, dx, out, k, stride, padding):
     _each("windows", "images", dx, columns, dx, _struct(*dx.shape, *out, k, stride, padding))
 
 
-def turn(x, to, b=None):
+def transpose(x, to, b=None):
     """Write x (a, b, h, w) with a number of b (a,) added into `to` (b, a, h, w)."""
     sizes = (*x.shape[:2], math.prod(x.shape[2:]))
-    _each("windows", "turned", to, x, np.uintp(0) if b is None else b, to, *map(np.int32, sizes))
+    _each("windows", "transpose", to, x, np.uintp(0) if b is None else b, to, *map(np.int32, sizes))
 
 
 def channel_sums(dz, sums):
@@ -121,9 +121,9 @@ def _kernel(file, name, dtype, **macros):
     return kernels.load(file, REAL=REALS[np.dtype(dtype)], **macros).get_function(name)
 
 
-def _struct(*numbers):
+def _struct(*values):
     """Return integers as a struct, by value."""
-    return np.array(numbers, np.int32).view(f"V{4 * len(numbers)}")
+    return np.array(values, np.int32).view(f"V{4 * len(values)}")
 
 
 def _each(file, name, written, *arguments, **macros):

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import planes
+from mlpkit.kernels.conv import blocked
 
 from . import first_bf16
 from .between import Pooled
 
-MODE = planes.MODES["bf16"]
+MODE = blocked.MODES["bf16"]
 CHUNKS = (16, 32, 64)  # channels between the two, with those that are added
 MOST_TAPS = 25
 
@@ -36,9 +36,9 @@ def why_not(first, second):
         return "the second convolution must have a stride of 1, and no padding."
     if about.pool != 2:
         return "a pool of 2 x 2 must follow the second convolution."
-    if planes.padded(two.channels) not in CHUNKS or two.kernel**2 > MOST_TAPS or width(two, about) is None:
+    if blocked.padded(two.channels) not in CHUNKS or two.kernel**2 > MOST_TAPS or width(two, about) is None:
         return f"the second convolution must be of at most {CHUNKS[-1]} channels and small images."
-    if shared(one, pooled, two, about, 1) > planes.SHARED - planes.BARRIERS:
+    if shared(one, pooled, two, about, 1) > blocked.SHARED - blocked.BARRIERS:
         return "the second convolution's filters and images do not fit into shared memory."
     return None
 
@@ -46,18 +46,18 @@ def why_not(first, second):
 def width(shape, about):
     """Return how many windows a product has: all of an image's, with those between the rows; None for too many."""
     windows = (about.height - 1) * pitch(shape) + about.width
-    return next((each for each in planes.WIDTHS if each >= windows), None)
+    return next((each for each in blocked.WIDTHS if each >= windows), None)
 
 
 def pitch(shape):
     """Return how many pixels lie between those of two rows: an even number."""
-    return planes.padded(shape.width, 2)
+    return blocked.padded(shape.width, 2)
 
 
 def shared(one, pooled, two, about, heights):
     """Return the bytes of shared memory that a block takes."""
-    channels = planes.padded(two.channels)
-    images = 2 * channels // 8 * planes.padded(two.height * pitch(two), 8) * 16
+    channels = blocked.padded(two.channels)
+    images = 2 * channels // 8 * blocked.padded(two.height * pitch(two), 8) * 16
     filters = two.kernel**2 * heights * 64 * channels * 2
     return images + filters + first_bf16.shared(one, pooled)
 
@@ -76,13 +76,15 @@ class Pair:
         self.shape, self.about = second.shape, second.about
         both = (first.shape, first.about, second.shape, second.about)
         most = -(-second.about.groups // 8)
-        fits = [count for count in (1, 2) if count <= most and shared(*both, count) <= planes.SHARED - planes.BARRIERS]
-        few = second.about.images * most <= planes.multiprocessors()
+        fits = [
+            count for count in (1, 2) if count <= most and shared(*both, count) <= blocked.SHARED - blocked.BARRIERS
+        ]
+        few = second.about.images * most <= blocked.multiprocessors()
         self.heights = heights or (1 if few else fits[-1])
         self.shared, stems = shared(*both, self.heights), stems or (8 if self.heights == 1 else 4)
-        chunk = planes.padded(second.shape.channels)
-        tiling = planes.Tiling(width(second.shape, second.about), 1, self.heights, chunk)
-        self.filters = cupy.ascontiguousarray(planes.filters_in_order(second.W, MODE, tiling))
+        chunk = blocked.padded(second.shape.channels)
+        tiling = blocked.Tiling(width(second.shape, second.about), 1, self.heights, chunk)
+        self.filters = cupy.ascontiguousarray(blocked.filters_in_order(second.W, MODE, tiling))
         self.bias = second.b
         macros = {"MODE": MODE.number, "CHUNK": chunk, "WIDTH": tiling.width, "HEIGHTS": self.heights}
         macros |= {"SIDE_TAPS": second.shape.kernel, "STEMS": stems, "FIRST_PITCH": pitch(second.shape)}
@@ -92,9 +94,9 @@ class Pair:
 
     def __call__(self, x):
         about = self.about
-        y = planes.empty_planes(MODE, about.images, about.channels, about.down, about.across)
+        y = blocked.empty_blocked(MODE, about.images, about.channels, about.down, about.across)
         heights = -(-8 * about.groups // (64 * self.heights))
-        blocks = min(about.images, planes.multiprocessors() // heights) * heights
+        blocks = min(about.images, blocked.multiprocessors() // heights) * heights
         addresses = [each.data.ptr for each in (x, self.first.filters, self.first.bias)]
         stem = np.array(addresses, np.uint64).view("V24")
         bias = np.uintp(0 if self.bias is None else self.bias.data.ptr)
@@ -106,5 +108,5 @@ class Pair:
 @cache
 def _kernel(**macros):
     found = kernels.load("conv_pair", **macros).get_function("convolve")
-    found.max_dynamic_shared_size_bytes = planes.SHARED - planes.BARRIERS
+    found.max_dynamic_shared_size_bytes = blocked.SHARED - blocked.BARRIERS
     return found

@@ -26,10 +26,10 @@ __device__ float fraction(unsigned bits) { return (bits >> 8) * (1.0f / 16777216
 
 // The numbers 8 * group to 8 * group + 7 of those that NumPy draws with dtype=float32 from
 // Generator(Philox(key=(key0, key1), counter=(0, step, 0, 0))). It counts before it draws, and takes a word's low half first.
-__device__ void draw_eight(float (&numbers)[8], unsigned long long group, unsigned long long step,
+__device__ void draw_eight(float (&elements)[8], unsigned long long group, unsigned long long step,
                            unsigned long long key0, unsigned long long key1) {
     unsigned long long words[4] = {group + 1, step, 0, 0};
     philox(words, key0, key1);
     #pragma unroll
-    for (int i = 0; i < 8; i++) numbers[i] = fraction(words[i / 2] >> i % 2 * 32);
+    for (int i = 0; i < 8; i++) elements[i] = fraction(words[i / 2] >> i % 2 * 32);
 }

@@ -16,12 +16,12 @@ __device__ void load(float (&to)[4], const float* from, int first, int n)
     }
 }
 
-__device__ void store(const float (&numbers)[4], float* to, int first, int n)
+__device__ void store(const float (&elements)[4], float* to, int first, int n)
 {
     if (first + 4 <= n) {
-        *reinterpret_cast<Four*>(to + first) = *reinterpret_cast<const Four*>(numbers);
+        *reinterpret_cast<Four*>(to + first) = *reinterpret_cast<const Four*>(elements);
     } else {
-        for (int i = 0; i < 4 && first + i < n; ++i) to[first + i] = numbers[i];
+        for (int i = 0; i < 4 && first + i < n; ++i) to[first + i] = elements[i];
     }
 }
 

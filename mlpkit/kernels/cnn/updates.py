@@ -27,8 +27,8 @@ def sgd(theta, grad, lr):
 
 def adam(theta, grad, m, v, t, lr, beta1, beta2, eps):
     """Take step number `t`, an array of one number as lr is, of Adam. theta, grad, m, v (n,)."""
-    numbers = [number for beta in (beta1, beta2) for number in (beta, 1 - beta, math.log(beta) if beta else -math.inf)]
-    settings = np.array([*numbers, eps], np.float32).view("V28")
+    values = [number for beta in (beta1, beta2) for number in (beta, 1 - beta, math.log(beta) if beta else -math.inf)]
+    settings = np.array([*values, eps], np.float32).view("V28")
     _launch(theta, "adam", grad, m, v, t, lr, np.int32(theta.size), settings)
 
 

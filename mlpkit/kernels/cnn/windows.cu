@@ -2,7 +2,7 @@
 //
 // A window is a column of c k k numbers, channel by channel, and tap by tap. With P = n h' w' windows,
 //     z (o, P) = W (o, c k k) columns (c k k, P)      dcolumns = W^T dz (o, P)      dW = dz columns^T
-// The products want the channels out first, the layers want the images first: `turned` is between them.
+// The products want the channels out first, the layers want the images first: `transpose` is between them.
 //
 // No sum is made by two threads: who writes a number of dx looks for the windows that hold it, in the order of the
 // taps.
@@ -51,7 +51,7 @@ extern "C" __global__ void images(const REAL* columns, REAL* dx, Sizes s)
 }
 
 // to (second, first, area) <- from (first, second, area), with a number of b (first,) added, unless b is null.
-extern "C" __global__ void turned(const REAL* from, const REAL* b, REAL* to, int first, int second, int area)
+extern "C" __global__ void transpose(const REAL* from, const REAL* b, REAL* to, int first, int second, int area)
 {
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (long long)first * second * area) return;

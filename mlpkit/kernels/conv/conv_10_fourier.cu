@@ -47,7 +47,7 @@ extern "C" __global__ void pick(const float* transforms, float* images, Sizes s,
 constexpr int TILE = 32, ROWS = 8;  // a block's threads are TILE x ROWS
 
 // to (columns, rows) = from^T, of complex numbers; times -1: those of the second parts.
-extern "C" __global__ void turn(const float2* from, float2* to, int rows, int columns, float sign)
+extern "C" __global__ void transpose(const float2* from, float2* to, int rows, int columns, float sign)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     float2 (*tile)[TILE + 1] = (float2 (*)[TILE + 1]) shared_bytes;

@@ -149,10 +149,10 @@ struct Stage {
     float filters[(BLOCK_OUT * RUN_PITCH + 3) / 4 * 4];  // [o][c][tap]; for the input gradient [c][o][tap]
 };
 
-template <bool TURNED>
+template <bool FLIPPED>
 inline void copy_filters(float* to, const float* W, int first_out, int c)
 {
-    if (TURNED) {  // W is [c][o][tap]
+    if (FLIPPED) {  // W is [c][o][tap]
         constexpr int LINE = BLOCK_OUT * TAPS;
         const int run = min(BLOCK_OUT, CHANNELS_OUT - first_out) * TAPS, many = min(CHUNK, CHANNELS - c);
         W += ((size_t)c * CHANNELS_OUT + first_out) * TAPS;
@@ -239,7 +239,7 @@ inline void store_totals(float* lines, const float (&total)[EACH][PIXELS], float
     }
 }
 
-template <bool TURNED>
+template <bool FLIPPED>
 inline void convolve(Stage* stages, const float* x, const float* W, float* y)
 {
     constexpr int GROUPS_OUT = (CHANNELS_OUT + BLOCK_OUT - 1) / BLOCK_OUT;
@@ -259,7 +259,7 @@ inline void convolve(Stage* stages, const float* x, const float* W, float* y)
     places.clear(stages[1].images, CHUNK);
     auto start = [&](Stage& stage, int c) {
         places.copy(stage.images, x + (size_t)c * (HEIGHT * WIDTH), min(CHUNK, CHANNELS - c));
-        copy_filters<TURNED>(stage.filters, W, first_out, c);
+        copy_filters<FLIPPED>(stage.filters, W, first_out, c);
     };
 
     float total[EACH][PIXELS] = {};
@@ -277,7 +277,7 @@ inline void convolve(Stage* stages, const float* x, const float* W, float* y)
             for (int e = 0; e < EACH; ++e)
                 #pragma unroll
                 for (int tap = 0; tap < TAPS; ++tap)
-                    w[e][tap] = TURNED ? stage.filters[(c * BLOCK_OUT + lane + e * LANES) * TAPS + TAPS - 1 - tap]
+                    w[e][tap] = FLIPPED ? stage.filters[(c * BLOCK_OUT + lane + e * LANES) * TAPS + TAPS - 1 - tap]
                                        : stage.filters[(lane + e * LANES) * RUN_PITCH + c * TAPS + tap];
             add_channel(total, w, stage.images + c * PLANE + (patch_y * STEP_H * PATCHES_X + patch_x) * PITCH, top);
         }
@@ -334,11 +334,11 @@ inline void load_patch(float (&d)[PATCH_H][PATCH_W], const float* dy, int rows, 
     for (int i = 0; i < PATCH_H; ++i)
         #pragma unroll
         for (int j = 0; j < PATCH_W; j += AT_ONCE) {
-            float numbers[AT_ONCE] = {};
+            float elements[AT_ONCE] = {};
             if ((OUT_HEIGHT % PATCH_H == 0 || i < rows) && (OUT_WIDTH % PATCH_W == 0 || j < columns))
-                load(numbers, dy + i * OUT_WIDTH + j);
+                load(elements, dy + i * OUT_WIDTH + j);
             #pragma unroll
-            for (int k = 0; k < AT_ONCE; ++k) d[i][j + k] = numbers[k];
+            for (int k = 0; k < AT_ONCE; ++k) d[i][j + k] = elements[k];
         }
 }
 

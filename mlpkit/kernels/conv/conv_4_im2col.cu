@@ -18,7 +18,7 @@
 #define VECTOR 4
 #endif
 
-struct alignas(4 * VECTOR) Numbers {
+struct alignas(4 * VECTOR) Elements {
     float each[VECTOR];
 };
 
@@ -28,17 +28,17 @@ struct Sizes {
 };
 
 // Each block writes `rows` rows of the windows. What is beyond k k c in a row, to fill it up, is 0.
-extern "C" __global__ void windows(const Numbers* x, Numbers* windows, Sizes s, int rows)
+extern "C" __global__ void windows(const Elements* x, Elements* windows, Sizes s, int rows)
 {
     const int total = s.batch * s.out_height * s.out_width, first = blockIdx.x * rows;
     const int mine = min(rows, total - first) * s.pitch, across = s.kernel * s.channels;
-    Numbers* to = windows + (size_t)first * s.pitch;
+    Elements* to = windows + (size_t)first * s.pitch;
     for (int i = threadIdx.x; i < mine; i += blockDim.x) {
         const int row = first + i / s.pitch, column = i % s.pitch;
         const int p = column / across, rest = column - p * across, q = rest / s.channels;
         const int j = row % s.out_width, above = row / s.out_width, image = above / s.out_height;
         const int y = (above - image * s.out_height) * s.stride + p - s.padding, z = j * s.stride + q - s.padding;
-        Numbers found = {};
+        Elements found = {};
         if (p < s.kernel && y >= 0 && y < s.height && z >= 0 && z < s.width)
             found = x[((size_t)(image * s.height + y) * s.width + z) * s.channels + rest - q * s.channels];
         to[i] = found;
@@ -46,16 +46,16 @@ extern "C" __global__ void windows(const Numbers* x, Numbers* windows, Sizes s, 
 }
 
 // Each block writes the channels of `pixels` pixels of dx.
-extern "C" __global__ void gather(const Numbers* windows, Numbers* dx, Sizes s, int pixels)
+extern "C" __global__ void gather(const Elements* windows, Elements* dx, Sizes s, int pixels)
 {
     const int total = s.batch * s.height * s.width, first = blockIdx.x * pixels;
     const int mine = min(pixels, total - first) * s.channels;
-    Numbers* to = dx + (size_t)first * s.channels;
+    Elements* to = dx + (size_t)first * s.channels;
     for (int i = threadIdx.x; i < mine; i += blockDim.x) {
         const int pixel = first + i / s.channels, channel = i % s.channels;
         const int z = pixel % s.width, above = pixel / s.width, image = above / s.height;
         const int y = above - image * s.height;
-        Numbers sum = {};
+        Elements sum = {};
         for (int p = 0; p < s.kernel; ++p) {
             const int down = y + s.padding - p, window_y = down / s.stride;
             if (down < 0 || down % s.stride || window_y >= s.out_height) continue;
@@ -63,7 +63,7 @@ extern "C" __global__ void gather(const Numbers* windows, Numbers* dx, Sizes s, 
                 const int right = z + s.padding - q, window_x = right / s.stride;
                 if (right < 0 || right % s.stride || window_x >= s.out_width) continue;
                 const size_t row = (size_t)(image * s.out_height + window_y) * s.out_width + window_x;
-                const Numbers found = windows[row * s.pitch + (p * s.kernel + q) * s.channels + channel];
+                const Elements found = windows[row * s.pitch + (p * s.kernel + q) * s.channels + channel];
                 #pragma unroll
                 for (int v = 0; v < VECTOR; ++v) sum.each[v] += found.each[v];
             }

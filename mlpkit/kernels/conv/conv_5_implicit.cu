@@ -36,11 +36,11 @@
 #ifndef BLOCKS
 #define BLOCKS 1  // on a multiprocessor: tells the compiler how many registers there are
 #endif
-#ifndef A_NUMBERS
-#define A_NUMBERS 4  // that a copy brings of windows, where channels follow each other
+#ifndef A_ELEMENTS
+#define A_ELEMENTS 4  // that a copy brings of windows, where channels follow each other
 #endif
-#ifndef B_NUMBERS
-#define B_NUMBERS 4  // and of the other operand, where its rows follow each other
+#ifndef B_ELEMENTS
+#define B_ELEMENTS 4  // and of the other operand, where its rows follow each other
 #endif
 #ifndef ONE_TAP
 #define ONE_TAP 0  // 1: channels are a multiple of DEPTH, so that all k of a step have the same tap
@@ -73,13 +73,13 @@ static_assert(ROWS_BYTES + STAGES * sizeof(RowTiles) <= 227 << 10, "a block has 
 
 using Totals = float[ROWS][COLUMNS];
 
-// This thread's copies of a tile that lies in pieces of WIDTH numbers, HEIGHT of them: NUMBERS at a time, from x of
+// This thread's copies of a tile that lies in pieces of WIDTH numbers, HEIGHT of them: ELEMENTS at a time, from x of
 // pieces y, y + STEP, ...
-template <int HEIGHT, int WIDTH, int NUMBERS>
+template <int HEIGHT, int WIDTH, int ELEMENTS>
 struct Share {
-    static constexpr int ACROSS = WIDTH / NUMBERS, STEP = THREADS / ACROSS, COPIES = (HEIGHT + STEP - 1) / STEP;
+    static constexpr int ACROSS = WIDTH / ELEMENTS, STEP = THREADS / ACROSS, COPIES = (HEIGHT + STEP - 1) / STEP;
     static_assert(THREADS % ACROSS == 0, "all threads copy as many numbers");
-    int x = threadIdx.x % ACROSS * NUMBERS, y = threadIdx.x / ACROSS;
+    int x = threadIdx.x % ACROSS * ELEMENTS, y = threadIdx.x / ACROSS;
     bool has(int i) const { return HEIGHT % STEP == 0 || y + i * STEP < HEIGHT; }
 };
 
@@ -103,17 +103,17 @@ inline int column_in_tile(int j)
 inline void store4(float* at, float a, float b, float c, float d) { *reinterpret_cast<float4*>(at) = {a, b, c, d}; }
 
 // Write this thread's numbers of a row of N.
-inline void store_row(float* row, const float (&numbers)[COLUMNS], int first_column, int N)
+inline void store_row(float* row, const float (&elements)[COLUMNS], int first_column, int N)
 {
     #pragma unroll
     for (int j = 0; j < COLUMNS; j += 4) {
         int x = first_column + column_in_tile(j);
         if (N % 4 == 0) {
-            if (x < N) store4(row + x, numbers[j], numbers[j + 1], numbers[j + 2], numbers[j + 3]);
+            if (x < N) store4(row + x, elements[j], elements[j + 1], elements[j + 2], elements[j + 3]);
         } else {
             #pragma unroll
             for (int l = 0; l < 4; ++l)
-                if (x + l < N) row[x + l] = numbers[j + l];
+                if (x + l < N) row[x + l] = elements[j + l];
         }
     }
 }
@@ -219,8 +219,8 @@ inline void multiply_windows(const Product& product, int images, const float* im
     __syncthreads();
 
     // NHWC: the same k for several rows. NCHW: the same row for several k.
-    Share<CHANNELS_FIRST ? DEPTH : TILE_M, CHANNELS_FIRST ? TILE_M : DEPTH, CHANNELS_FIRST ? 1 : A_NUMBERS> a;
-    Share<DEPTH, TILE_N, B_NUMBERS> b;
+    Share<CHANNELS_FIRST ? DEPTH : TILE_M, CHANNELS_FIRST ? TILE_M : DEPTH, CHANNELS_FIRST ? 1 : A_ELEMENTS> a;
+    Share<DEPTH, TILE_N, B_ELEMENTS> b;
     Row mine[CHANNELS_FIRST ? 1 : a.COPIES];
     Tap taps[CHANNELS_FIRST && !ONE_TAP ? a.COPIES : 1] = {};
     #pragma unroll
@@ -243,13 +243,13 @@ inline void multiply_windows(const Product& product, int images, const float* im
             else pixel = pixel * product.channels + tap.channel;
             int y = a.y + i * a.STEP;
             const float* from = image + (inside ? pixel : 0);
-            if (a.has(i)) cp_async<CHANNELS_FIRST ? 4 : 4 * A_NUMBERS>(&tiles.A[y][a.x], from, inside);
+            if (a.has(i)) cp_async<CHANNELS_FIRST ? 4 : 4 * A_ELEMENTS>(&tiles.A[y][a.x], from, inside);
         }
         #pragma unroll
         for (int i = 0; i < b.COPIES; ++i) {
             bool inside = b_inside && i * b.STEP < left;
             const float* from = inside ? b_from + (size_t)(i * b.STEP) * product.N : filters;
-            if (b.has(i)) cp_async<4 * B_NUMBERS>(&tiles.B[b.y + i * b.STEP][b.x], from, inside);
+            if (b.has(i)) cp_async<4 * B_ELEMENTS>(&tiles.B[b.y + i * b.STEP][b.x], from, inside);
         }
         cp_async_commit_group();
         #pragma unroll
@@ -297,8 +297,8 @@ inline void multiply_pixels(const Geometry& g, const float* image, const float* 
     int begin = blockIdx.x / tiles * slice, end = min(pixels, begin + slice);
 
     // NHWC: the same tap and channels for several pixels. NCHW: the same pixel for several taps and channels.
-    Share<CHANNELS_FIRST ? TILE_M : DEPTH, CHANNELS_FIRST ? DEPTH : TILE_M, CHANNELS_FIRST ? 1 : A_NUMBERS> a;
-    Share<CHANNELS_FIRST ? TILE_N : DEPTH, CHANNELS_FIRST ? DEPTH : TILE_N, CHANNELS_FIRST ? 1 : B_NUMBERS> b;
+    Share<CHANNELS_FIRST ? TILE_M : DEPTH, CHANNELS_FIRST ? DEPTH : TILE_M, CHANNELS_FIRST ? 1 : A_ELEMENTS> a;
+    Share<CHANNELS_FIRST ? TILE_N : DEPTH, CHANNELS_FIRST ? DEPTH : TILE_N, CHANNELS_FIRST ? 1 : B_ELEMENTS> b;
     Tap taps[CHANNELS_FIRST ? a.COPIES : 1];
     #pragma unroll
     for (int i = 0; i < (CHANNELS_FIRST ? a.COPIES : 1); ++i) {
@@ -317,7 +317,7 @@ inline void multiply_pixels(const Geometry& g, const float* image, const float* 
                                       : ((corner.image * g.height + y) * g.width + x) * g.channels + tap.channel;
             int row = a.y + i * a.STEP;
             float* to = CHANNELS_FIRST ? &tiles.A[a.x][row] : &tiles.A[row][a.x];
-            if (a.has(i)) cp_async<CHANNELS_FIRST ? 4 : 4 * A_NUMBERS>(to, image + (inside ? from : 0), inside);
+            if (a.has(i)) cp_async<CHANNELS_FIRST ? 4 : 4 * A_ELEMENTS>(to, image + (inside ? from : 0), inside);
         }
         #pragma unroll
         for (int i = 0; i < b.COPIES; ++i) {
@@ -328,7 +328,7 @@ inline void multiply_pixels(const Geometry& g, const float* image, const float* 
             size_t from = CHANNELS_FIRST ? (size_t)pixel + (size_t)(in_image * (N - 1) + column) * plane
                                          : (size_t)pixel * N + column;
             float* to = CHANNELS_FIRST ? &tiles.B[b.x][row] : &tiles.B[row][b.x];
-            if (b.has(i)) cp_async<CHANNELS_FIRST ? 4 : 4 * B_NUMBERS>(to, dy + (inside ? from : 0), inside);
+            if (b.has(i)) cp_async<CHANNELS_FIRST ? 4 : 4 * B_ELEMENTS>(to, dy + (inside ? from : 0), inside);
         }
         cp_async_commit_group();
         begin += DEPTH;
@@ -344,6 +344,6 @@ inline void multiply_pixels(const Geometry& g, const float* image, const float* 
     }
 }
 
-using Number = float;
+using Element = float;
 
 #include "implicit_passes.cuh"

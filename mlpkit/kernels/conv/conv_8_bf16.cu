@@ -13,12 +13,12 @@
 
 #include "ptx.cuh"
 
-using Number = unsigned short;  // a bfloat16's 16 bits; only the tensor cores calculate with it
+using Element = unsigned short;  // a bfloat16's 16 bits; only the tensor cores calculate with it
 constexpr int PIECE_K = 16;     // k of an instruction
 
 #include "implicit_cores.cuh"
 
-inline void load_b(Pieces& pieces, const Number (*B)[TILE_N + 8], int column, int k)
+inline void load_b(Pieces& pieces, const Element (*B)[TILE_N + 8], int column, int k)
 {
     int lane = threadIdx.x % 32;
     #pragma unroll
@@ -39,7 +39,7 @@ inline void load_pieces(Pieces& pieces, const Tiles& tiles, int row, int column,
 }
 
 // A lies turned in memory: its four matrices are turned back on the way.
-inline void load_pieces(Pieces& pieces, const TurnedTiles& tiles, int row, int column, int k)
+inline void load_pieces(Pieces& pieces, const TransposedTiles& tiles, int row, int column, int k)
 {
     int lane = threadIdx.x % 32;
     #pragma unroll
@@ -57,10 +57,10 @@ inline void multiply_pieces(Totals& totals, const Pieces& pieces)
             mma_m16n8k16_bf16(totals[i][j], pieces.a[i], pieces.b[j][0], pieces.b[j][1]);
 }
 
-inline int turned_row(int i, int half) { return 16 * i + 8 * half + threadIdx.x % 32 / 4; }
+inline int transposed_row(int i, int half) { return 16 * i + 8 * half + threadIdx.x % 32 / 4; }
 
 // A lane has columns 2t and 2t + 1 of each piece.
-inline void store_pair(Number* at, float first, float second)
+inline void store_pair(Element* at, float first, float second)
 {
     *reinterpret_cast<Word*>(at) = cvt_rn_bf16x2(first, second);
 }

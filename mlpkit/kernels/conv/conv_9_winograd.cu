@@ -45,8 +45,8 @@ template <int N>
 struct alignas(4 * N) Pack {
     float each[N];
 };
-typedef Pack<VECTOR> Numbers;  // of neighbouring channels
-typedef Pack<1> Number;
+typedef Pack<VECTOR> Elements;  // of neighbouring channels
+typedef Pack<1> Element;
 
 #if TILE == 2
 constexpr float BT[4][4] = {{1, 0, -1, 0}, {0, 1, 1, 0}, {0, -1, 1, 0}, {0, 1, 0, -1}};
@@ -105,11 +105,11 @@ inline void times(Pack<N> (&to)[Matrix::ROWS], const Pack<N> (&from)[Matrix::COL
 template <typename Matrix, int N, typename Load, typename Store>
 inline void transform(Load load, Store store)
 {
-    typedef Pack<N> Numbers;
-    Numbers half[Matrix::ROWS][Matrix::COLUMNS];
+    typedef Pack<N> Elements;
+    Elements half[Matrix::ROWS][Matrix::COLUMNS];
     #pragma unroll
     for (int j = 0; j < Matrix::COLUMNS; ++j) {
-        Numbers column[Matrix::COLUMNS], made[Matrix::ROWS];
+        Elements column[Matrix::COLUMNS], made[Matrix::ROWS];
         #pragma unroll
         for (int i = 0; i < Matrix::COLUMNS; ++i) column[i] = load(i, j);
         times<Matrix>(made, column);
@@ -118,7 +118,7 @@ inline void transform(Load load, Store store)
     }
     #pragma unroll
     for (int i = 0; i < Matrix::ROWS; ++i) {
-        Numbers made[Matrix::ROWS];
+        Elements made[Matrix::ROWS];
         times<Matrix>(made, half[i]);
         #pragma unroll
         for (int j = 0; j < Matrix::ROWS; ++j) store(i, j, made[j]);
@@ -174,67 +174,67 @@ struct Tile {
 inline bool inside(const Sizes& s, int i, int j) { return i >= 0 && i < s.height && j >= 0 && j < s.width; }
 
 // V = B^T d B of the tiles d of an image that has `padding` zeros around it.
-extern "C" __global__ void transform_input(const Numbers* x, Numbers* V, Sizes s)
+extern "C" __global__ void transform_input(const Elements* x, Elements* V, Sizes s)
 {
     const Tile tile(s);
     if (!tile.exists(s)) return;
     const int top = tile.row - s.padding, left = tile.column - s.padding;
-    Numbers* to = V + tile.place(s);
+    Elements* to = V + tile.place(s);
     transform<InputTransform, VECTOR>(
-        [&](int i, int j) { return inside(s, top + i, left + j) ? x[tile.pixel(s, top + i, left + j)] : Numbers{}; },
-        [&](int i, int j, Numbers found) { put(to + (i * T + j) * s.places, found, s.copies, s.low); });
+        [&](int i, int j) { return inside(s, top + i, left + j) ? x[tile.pixel(s, top + i, left + j)] : Elements{}; },
+        [&](int i, int j, Elements found) { put(to + (i * T + j) * s.places, found, s.copies, s.low); });
 }
 
 // y = A^T M A, but for what lies outside.
-extern "C" __global__ void transform_output(const Numbers* M, Numbers* y, Sizes s)
+extern "C" __global__ void transform_output(const Elements* M, Elements* y, Sizes s)
 {
     const Tile tile(s);
     if (!tile.exists(s)) return;
-    const Numbers* from = M + tile.place(s);
+    const Elements* from = M + tile.place(s);
     transform<OutputTransform, VECTOR>(
         [&](int i, int j) { return from[(i * T + j) * s.places]; },
-        [&](int i, int j, Numbers found) {
+        [&](int i, int j, Elements found) {
             if (inside(s, tile.row + i, tile.column + j)) y[tile.pixel(s, tile.row + i, tile.column + j)] = found;
         });
 }
 
 // dM = A dy A^T.
-extern "C" __global__ void transform_output_gradient(const Numbers* dy, Numbers* dM, Sizes s)
+extern "C" __global__ void transform_output_gradient(const Elements* dy, Elements* dM, Sizes s)
 {
     const Tile tile(s);
     if (!tile.exists(s)) return;
-    Numbers* to = dM + tile.place(s);
+    Elements* to = dM + tile.place(s);
     transform<OutputGradient, VECTOR>(
         [&](int i, int j) {
             const int y = tile.row + i, z = tile.column + j;
-            return inside(s, y, z) ? dy[tile.pixel(s, y, z)] : Numbers{};
+            return inside(s, y, z) ? dy[tile.pixel(s, y, z)] : Elements{};
         },
-        [&](int i, int j, Numbers found) { put(to + (i * T + j) * s.places, found, s.copies, s.low); });
+        [&](int i, int j, Elements found) { put(to + (i * T + j) * s.places, found, s.copies, s.low); });
 }
 
 // U[place] (channels_in, channels_out) = G g G^T of filters g: w[in * in_step + out * out_step], rotated by 180
 // degrees or not.
-extern "C" __global__ void transform_filters(const Number* w, Number* U, int in, int out, int in_step, int out_step,
-                                             int pitch, long long places, long long copies, int low, int turned)
+extern "C" __global__ void transform_filters(const Element* w, Element* U, int in, int out, int in_step, int out_step,
+                                             int pitch, long long places, long long copies, int low, int flipped)
 {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, from_in = i / out, from_out = i % out;
     if (from_in >= in) return;
-    const Number* g = w + (size_t)from_in * in_step + (size_t)from_out * out_step;
-    Number* to = U + (size_t)from_in * pitch + from_out;
+    const Element* g = w + (size_t)from_in * in_step + (size_t)from_out * out_step;
+    Element* to = U + (size_t)from_in * pitch + from_out;
     transform<FilterTransform, 1>(
-        [&](int p, int q) { return g[turned ? 8 - (p * TAPS + q) : p * TAPS + q]; },
-        [&](int p, int q, Number found) { put(to + (p * T + q) * places, found, copies, low); });
+        [&](int p, int q) { return g[flipped ? 8 - (p * TAPS + q) : p * TAPS + q]; },
+        [&](int p, int q, Element found) { put(to + (p * T + q) * places, found, copies, low); });
 }
 
 constexpr int PAIRS = 32;  // of a filter and a channel, of a block
 
 // dW (o, c, 3, 3) = G^T dU G, where dU[place] is the sum of `slices` matrices (o, c) with rows of `pitch` elements.
 // First all of a block's threads add up slices, as many sums at a time as there are threads; then a warp transforms.
-extern "C" __global__ void transform_filter_gradient(const float* dU, Number* dW, int o, int c, int pitch,
+extern "C" __global__ void transform_filter_gradient(const float* dU, Element* dW, int o, int c, int pitch,
                                                      long long matrix, int slices)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
-    Number* sums = (Number*)shared_bytes;  // (PLACES, PAIRS)
+    Element* sums = (Element*)shared_bytes;  // (PLACES, PAIRS)
     for (int i = threadIdx.x; i < PLACES * PAIRS; i += blockDim.x) {
         const int pair = blockIdx.x * PAIRS + i % PAIRS, filter = pair / c;
         if (filter >= o) continue;
@@ -247,7 +247,7 @@ extern "C" __global__ void transform_filter_gradient(const float* dU, Number* dW
     __syncthreads();
     const int pair = blockIdx.x * PAIRS + threadIdx.x;
     if (threadIdx.x >= PAIRS || pair >= o * c) return;
-    Number* to = dW + (size_t)pair * TAPS * TAPS;
+    Element* to = dW + (size_t)pair * TAPS * TAPS;
     transform<FilterGradient, 1>([&](int p, int q) { return sums[(p * T + q) * PAIRS + threadIdx.x]; },
-                                 [&](int p, int q, Number found) { to[p * TAPS + q] = found; });
+                                 [&](int p, int q, Element found) { to[p * TAPS + q] = found; });
 }

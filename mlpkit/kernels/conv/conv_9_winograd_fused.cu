@@ -35,10 +35,10 @@ constexpr int BLOCKS = EACH_F * EACH_C > 32 ? 1 : 2;  // on a multiprocessor: sa
 
 static_assert(EACH_C == 4 || EACH_C == 8, "one or two loads of four numbers");
 
-// x (batch, height, width, channels) and y (batch, out_height, out_width, filters); `filters_room`: of U, padded
+// x (batch, height, width, channels) and y (batch, out_height, out_width, filters); `filters_padded`: of U, padded
 // with zeros to whole blocks; its channels are padded, too. slices: of all tiles, for the weight gradient.
 struct Sizes {
-    int batch, height, width, channels, out_height, out_width, filters, filters_room, down, across, padding, slices;
+    int batch, height, width, channels, out_height, out_width, filters, filters_padded, down, across, padding, slices;
 };
 
 struct Stage {
@@ -192,26 +192,26 @@ static __device__ __forceinline__ void store_outputs(const float* M, float* y, c
     }
 }
 
-// y, or dx: of images x, and U (channels, PLACES, filters_room). Blocks: filters by FILTERS, then tiles by COLUMNS.
+// y, or dx: of images x, and U (channels, PLACES, filters_padded). Blocks: filters by FILTERS, then tiles by COLUMNS.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
 void forward(const float* x, const float* U, float* y, Sizes s)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Stage* stages = (Stage*)shared_bytes;
-    const int filter_blocks = s.filters_room / FILTERS, first_filter = blockIdx.x % filter_blocks * FILTERS;
+    const int filter_blocks = s.filters_padded / FILTERS, first_filter = blockIdx.x % filter_blocks * FILTERS;
     const int first_tile = blockIdx.x / filter_blocks * COLUMNS;
     const int k = threadIdx.x % DEPTH, column = threadIdx.x / DEPTH;
     Patch patch(x, s, Tile(s, first_tile + column), k);
     // This thread copies four filters, of places and channels that follow each other.
     constexpr int FOURS = FILTERS / 4, ROWS = THREADS / FOURS;
     const int four = threadIdx.x % FOURS * 4, first_row = threadIdx.x / FOURS;
-    const float* U_from = U + (size_t)first_row * s.filters_room + first_filter + four;
+    const float* U_from = U + (size_t)first_row * s.filters_padded + first_filter + four;
     auto start = [&](Stage& stage) {
         #pragma unroll
         for (int i = 0; i < PLACES * DEPTH / ROWS; ++i) {
             const int row = first_row + i * ROWS;
             cp_async<16>(&stage.U[row % PLACES][row / PLACES][four], U_from);
-            U_from += (size_t)ROWS * s.filters_room;
+            U_from += (size_t)ROWS * s.filters_padded;
         }
     };
     float d[4][4];
@@ -359,7 +359,7 @@ void weight_gradient(const float* x, const float* dy, float* parts, Sizes s)
 
 // U (channels, PLACES, pitch) = G g G^T of filters g: w[in * in_step + out * out_step], rotated by 180 degrees or not.
 extern "C" __global__ void transform_filters(const float* w, float* U, int in, int out, int in_step, int out_step,
-                                             int pitch, int turned)
+                                             int pitch, int flipped)
 {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, from_in = i / out, from_out = i % out;
     if (from_in >= in) return;
@@ -368,7 +368,7 @@ extern "C" __global__ void transform_filters(const float* w, float* U, int in, i
     float half[4][3];
     #pragma unroll
     for (int q = 0; q < 3; ++q) {
-        const float a = g[turned ? 8 - q : q], b = g[turned ? 5 - q : 3 + q], c = g[turned ? 2 - q : 6 + q];
+        const float a = g[flipped ? 8 - q : q], b = g[flipped ? 5 - q : 3 + q], c = g[flipped ? 2 - q : 6 + q];
         half[0][q] = a, half[1][q] = 0.5f * (a + b + c), half[2][q] = 0.5f * (a - b + c), half[3][q] = c;
     }
     #pragma unroll

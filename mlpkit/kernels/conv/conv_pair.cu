@@ -2,7 +2,7 @@
 //
 // needs sm_90a
 //
-// The second convolution is that of conv_11_planes.cu, in bfloat16, with all of its filters resident in shared
+// The second convolution is that of conv_11_blocked.cu, in bfloat16, with all of its filters resident in shared
 // memory. But TMA does not bring its images: STEMS producer warps compute them there, by first_bf16.cuh, and while one
 // image is multiplied, they make the next one. So a block has an image, whole, and 64 or 128 of the filters. Rows are
 // of an even length, so that the two columns of a pool are in one lane's registers, and its rows a shuffle apart.
@@ -11,7 +11,7 @@
 #define FIRST_PITCH 14
 #endif
 #include "first_bf16.cuh"
-#include "planes.cuh"
+#include "blocked.cuh"
 #include "between.cuh"
 
 #ifndef WIDTH
@@ -30,7 +30,7 @@
 constexpr int MULTIPLIERS = HEIGHTS, THREADS = 128 * MULTIPLIERS + 32 * STEMS + 32, STEM_THREADS = 32 * STEMS;
 constexpr int TAPS = SIDE_TAPS * SIDE_TAPS;
 constexpr int FILTER_PIECES = GROUPS * 64;  // of 64 output channels and a tap
-constexpr int PLANE = (first::NUMBERS + 7) / 8 * 8, PAIRS_OF_GROUPS = GROUPS / 2;
+constexpr int PLANE = (first::ELEMENTS + 7) / 8 * 8, PAIRS_OF_GROUPS = GROUPS / 2;
 
 struct Stem {
     const PIXEL* x;
@@ -129,7 +129,7 @@ static __device__ __forceinline__ void produce_images(const Stem& stem, const Sh
     const int stem_warp = warp - 4 * MULTIPLIERS, thread = threadIdx.x - 128 * MULTIPLIERS;
     constexpr int TOGETHER = STEMS < PAIRS_OF_GROUPS ? STEMS : PAIRS_OF_GROUPS, STREAMS = STEMS / TOGETHER;
     constexpr int ROUNDS = (PAIRS_OF_GROUPS + TOGETHER - 1) / TOGETHER;
-    first::Held<STEM_THREADS> next;
+    first::Resident<STEM_THREADS> next;
     if (blockIdx.x < items) next.fetch(stem.x, blockIdx.x / heights, thread);
     first::Filters mine[ROUNDS] = {};
     #pragma unroll
@@ -208,7 +208,7 @@ void convolve(const __grid_constant__ Stem stem, const void* filters, const floa
     const int heights = (s.groups * 8 + 64 * HEIGHTS - 1) / (64 * HEIGHTS), items = s.images * heights;
     const Shared shared(shared_bytes);
     set_up(barriers, shared.pixels);
-    let_the_next_begin();
+    launch_dependents();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     if (warp == 4 * MULTIPLIERS + STEMS) produce_filters(filters, shared, barriers, heights, lane);
     else if (warp >= 4 * MULTIPLIERS) produce_images(stem, shared, barriers, heights, items, warp, lane);

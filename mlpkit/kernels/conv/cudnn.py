@@ -112,11 +112,11 @@ class Problem:
         from cupy.cuda import get_current_stream
 
         places = {uid: array.data.ptr for uid, array in enumerate(arrays, 1)}
-        run, handle, room = self.graph.execute_plan_at_index, _handle(), workspace.ptr
+        run, handle, buffer = self.graph.execute_plan_at_index, _handle(), workspace.ptr
 
         def call(_kept=(arrays, workspace)):
             cudnn.set_stream(handle=handle, stream=get_current_stream().ptr)
-            run(places, room, index, handle)
+            run(places, buffer, index, handle)
 
         return call
 

@@ -31,7 +31,7 @@ struct Geometry {
 struct Product {
     int lines, columns;                     // of windows in an image
     Divider by_image, by_line;              // by their product, and by the columns
-    int step, turn, line, column;           // where they lie
+    int step, direction, line, column;      // where they lie
     int taps_y, taps_x;                     // of each
     int channels, height, width;            // of the images that they lie in
     int out_step, out_line, out_column;     // where the results belong: window (u, v) to line u * out_step + out_line
@@ -76,9 +76,9 @@ struct Row {
 };
 
 // A bit for each tap that is inside, of a window that begins at `begin`: from the first one to the last one.
-inline unsigned inside_of(int begin, int turn, int taps, int size)
+inline unsigned inside_of(int begin, int direction, int taps, int size)
 {
-    int first = turn > 0 ? -begin : begin - size + 1, behind = turn > 0 ? size - begin : begin + 1;
+    int first = direction > 0 ? -begin : begin - size + 1, behind = direction > 0 ? size - begin : begin + 1;
     first = max(first, 0), behind = max(min(behind, taps), 0);
     return first < behind ? (1u << behind) - (1u << first) : 0;
 }
@@ -89,8 +89,8 @@ inline Row row_of(const Product& product, int images, int m)
     int u = divide(in_image, product.by_line), v = in_image - u * product.columns;
     if (image >= images) return {0, 0, -1, 0};
     int y = u * product.step + product.line, x = v * product.step + product.column;
-    unsigned inside = inside_of(y, product.turn, product.taps_y, product.height) |
-                      inside_of(x, product.turn, product.taps_x, product.width) << 8;
+    unsigned inside = inside_of(y, product.direction, product.taps_y, product.height) |
+                      inside_of(x, product.direction, product.taps_x, product.width) << 8;
     int line = u * product.out_step + product.out_line, column = v * product.out_step + product.out_column;
     return {(image * product.height + y) * product.width + x, inside,
             (image * product.out_height + line) * product.out_width + column, image};
@@ -120,7 +120,10 @@ inline unsigned needed(const Tap& tap, const Product& product)
 inline bool is_inside(const Row& row, unsigned needed) { return (row.inside & needed) == needed; }
 
 // How far tap p, q is from its window's beginning, in pixels.
-inline int distance(const Tap& tap, const Product& product) { return product.turn * (tap.p * product.width + tap.q); }
+inline int distance(const Tap& tap, const Product& product)
+{
+    return product.direction * (tap.p * product.width + tap.q);
+}
 
 // A pixel of y, and the corner of its window in x.
 struct Corner {
@@ -136,19 +139,19 @@ inline Corner corner_of(const Geometry& g, int pixel)
 
 // The second kernel of a weight gradient: add the slices' sums, always in the same order. A block has 32 numbers; eight
 // threads share one, each with every eighth slice.
-extern "C" __global__ __launch_bounds__(256) void add_slices(const float* from, float* to, int numbers, int slices)
+extern "C" __global__ __launch_bounds__(256) void add_slices(const float* from, float* to, int elements, int slices)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     float(*sums)[32] = reinterpret_cast<float(*)[32]>(shared_bytes);
     int x = threadIdx.x % 32, y = threadIdx.x / 32, number = blockIdx.x * 32 + x;
     float sum = 0;
-    if (number < numbers) {
+    if (number < elements) {
         #pragma unroll 4
-        for (int slice = y; slice < slices; slice += 8) sum += from[(size_t)slice * numbers + number];
+        for (int slice = y; slice < slices; slice += 8) sum += from[(size_t)slice * elements + number];
     }
     sums[y][x] = sum;
     __syncthreads();
-    if (y > 0 || number >= numbers) return;
+    if (y > 0 || number >= elements) return;
     #pragma unroll
     for (int other = 1; other < 8; ++other) sum += sums[other][x];
     to[number] = sum;

@@ -2,7 +2,7 @@
 
 #include "ptx.cuh"
 
-using Number = float;
+using Element = float;
 constexpr int PIECE_K = 8;  // k of an instruction
 
 #include "implicit_cores.cuh"
@@ -19,10 +19,10 @@ inline Word rounded(float x) { return __float_as_uint(x * 1.00034526698f); }
 // lies turned, two pieces of 16 rows share 32 rows in the same way.
 constexpr int B_PIECES = PIECES_N % 4 ? 2 : 4, A_PIECES = PIECES_M % 2 ? 1 : 2;  // that are loaded at once
 
-template <int NUMBERS>
-inline void load_words(Word (&to)[NUMBERS], const float* from)
+template <int ELEMENTS>
+inline void load_words(Word (&to)[ELEMENTS], const float* from)
 {
-    if constexpr (NUMBERS == 4) {
+    if constexpr (ELEMENTS == 4) {
         float4 four = *reinterpret_cast<const float4*>(from);
         to[0] = __float_as_uint(four.x), to[1] = __float_as_uint(four.y);
         to[2] = __float_as_uint(four.z), to[3] = __float_as_uint(four.w);
@@ -55,12 +55,12 @@ inline void load_pieces(Pieces& pieces, const Tiles& tiles, int row, int column,
     load_b(pieces, tiles.B, column, k);
 }
 
-inline int turned_row(int i, int half)
+inline int transposed_row(int i, int half)
 {
     return 16 * (i - i % A_PIECES) + 2 * A_PIECES * (threadIdx.x % 32 / 4) + i % A_PIECES * 2 + half;
 }
 
-inline void load_pieces(Pieces& pieces, const TurnedTiles& tiles, int row, int column, int k)
+inline void load_pieces(Pieces& pieces, const TransposedTiles& tiles, int row, int column, int k)
 {
     int t = threadIdx.x % 4;
     #pragma unroll
@@ -68,7 +68,7 @@ inline void load_pieces(Pieces& pieces, const TurnedTiles& tiles, int row, int c
         #pragma unroll
         for (int l = 0; l < 2; ++l) {
             Word words[2 * A_PIECES];
-            load_words(words, &tiles.A[k + t + 4 * l][row + turned_row(i, 0)]);
+            load_words(words, &tiles.A[k + t + 4 * l][row + transposed_row(i, 0)]);
             #pragma unroll
             for (int n = 0; n < 2 * A_PIECES; ++n) pieces.a[i + n / 2][2 * l + n % 2] = words[n];
         }

@@ -1,6 +1,6 @@
 // Hopper's product of a warpgroup, m64nNk16 or m64nNk8, for the widths N that the kernels here use; see `ptx.cuh`.
 //
-// d (64, N) += a b, with a and b in shared memory, where descriptors say. kind: the numbers' type. TURNED: both lie
+// d (64, N) += a b, with a and b in shared memory, where descriptors say. kind: the numbers' type. TRANSPOSED: both lie
 // with neighbours in m and in n, not in k, which only types of 16 bits may. The sums of a thread are N / 2 registers.
 // FRESH: what was in d does not count.
 
@@ -13,78 +13,78 @@ enum Kind { BF16, TF32, FP16 };
 #define EIGHT_OF(i) FOUR_OF(i), FOUR_OF(i + 4)
 #define SIXTEEN_OF(i) EIGHT_OF(i), EIGHT_OF(i + 8)
 
-#define WGMMA_N16(types, turned, add) \
+#define WGMMA_N16(types, transposed, add) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n16" types " {" \
                  "%0, %1, %2, %3, %4, %5, %6, %7 " \
-                 "}, %8, %9, " add ", 1, 1" turned ";" \
+                 "}, %8, %9, " add ", 1, 1" transposed ";" \
                  : EIGHT_OF(0) \
                  : "l"(a), "l"(b))
 
-#define WGMMA_N32(types, turned, add) \
+#define WGMMA_N32(types, transposed, add) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n32" types " {" \
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15 " \
-                 "}, %16, %17, " add ", 1, 1" turned ";" \
+                 "}, %16, %17, " add ", 1, 1" transposed ";" \
                  : SIXTEEN_OF(0) \
                  : "l"(a), "l"(b))
 
-#define WGMMA_N64(types, turned, add) \
+#define WGMMA_N64(types, transposed, add) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n64" types " {" \
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
                  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 " \
-                 "}, %32, %33, " add ", 1, 1" turned ";" \
+                 "}, %32, %33, " add ", 1, 1" transposed ";" \
                  : SIXTEEN_OF(0), SIXTEEN_OF(16) \
                  : "l"(a), "l"(b))
 
-#define WGMMA_N96(types, turned, add) \
+#define WGMMA_N96(types, transposed, add) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n96" types " {" \
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
                  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, " \
                  "%40, %41, %42, %43, %44, %45, %46, %47 " \
-                 "}, %48, %49, " add ", 1, 1" turned ";" \
+                 "}, %48, %49, " add ", 1, 1" transposed ";" \
                  : SIXTEEN_OF(0), SIXTEEN_OF(16), SIXTEEN_OF(32) \
                  : "l"(a), "l"(b))
 
-#define WGMMA_N104(types, turned, add) \
+#define WGMMA_N104(types, transposed, add) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n104" types " {" \
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
                  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, " \
                  "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51 " \
-                 "}, %52, %53, " add ", 1, 1" turned ";" \
+                 "}, %52, %53, " add ", 1, 1" transposed ";" \
                  : SIXTEEN_OF(0), SIXTEEN_OF(16), SIXTEEN_OF(32), FOUR_OF(48) \
                  : "l"(a), "l"(b))
 
-#define WGMMA_N128(types, turned, add) \
+#define WGMMA_N128(types, transposed, add) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n128" types " {" \
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
                  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, " \
                  "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, " \
                  "%60, %61, %62, %63 " \
-                 "}, %64, %65, " add ", 1, 1" turned ";" \
+                 "}, %64, %65, " add ", 1, 1" transposed ";" \
                  : SIXTEEN_OF(0), SIXTEEN_OF(16), SIXTEEN_OF(32), SIXTEEN_OF(48) \
                  : "l"(a), "l"(b))
 
-#define WGMMA_N144(types, turned, add) \
+#define WGMMA_N144(types, transposed, add) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n144" types " {" \
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
                  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, " \
                  "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
                  "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71 " \
-                 "}, %72, %73, " add ", 1, 1" turned ";" \
+                 "}, %72, %73, " add ", 1, 1" transposed ";" \
                  : SIXTEEN_OF(0), SIXTEEN_OF(16), SIXTEEN_OF(32), SIXTEEN_OF(48), EIGHT_OF(64) \
                  : "l"(a), "l"(b))
 
-#define WGMMA_N176(types, turned, add) \
+#define WGMMA_N176(types, transposed, add) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n176" types " {" \
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
                  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, " \
                  "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
                  "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, " \
                  "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87 " \
-                 "}, %88, %89, " add ", 1, 1" turned ";" \
+                 "}, %88, %89, " add ", 1, 1" transposed ";" \
                  : SIXTEEN_OF(0), SIXTEEN_OF(16), SIXTEEN_OF(32), SIXTEEN_OF(48), SIXTEEN_OF(64), EIGHT_OF(80) \
                  : "l"(a), "l"(b))
 
-#define WGMMA_N208(types, turned, add) \
+#define WGMMA_N208(types, transposed, add) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n208" types " {" \
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
                  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, " \
@@ -92,15 +92,15 @@ enum Kind { BF16, TF32, FP16 };
                  "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, " \
                  "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, " \
                  "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103 " \
-                 "}, %104, %105, " add ", 1, 1" turned ";" \
+                 "}, %104, %105, " add ", 1, 1" transposed ";" \
                  : SIXTEEN_OF(0), SIXTEEN_OF(16), SIXTEEN_OF(32), SIXTEEN_OF(48), SIXTEEN_OF(64), SIXTEEN_OF(80), \
                    EIGHT_OF(96) \
                  : "l"(a), "l"(b))
 
 #define WGMMA_OF(N_IS, add) \
-    if constexpr (kind == BF16 && TURNED) N_IS("k16.f32.bf16.bf16", ", 1, 1", add); \
+    if constexpr (kind == BF16 && TRANSPOSED) N_IS("k16.f32.bf16.bf16", ", 1, 1", add); \
     else if constexpr (kind == BF16) N_IS("k16.f32.bf16.bf16", ", 0, 0", add); \
-    else if constexpr (kind == FP16 && TURNED) N_IS("k16.f32.f16.f16", ", 1, 1", add); \
+    else if constexpr (kind == FP16 && TRANSPOSED) N_IS("k16.f32.f16.f16", ", 1, 1", add); \
     else if constexpr (kind == FP16) N_IS("k16.f32.f16.f16", ", 0, 0", add); \
     else N_IS("k8.f32.tf32.tf32", "", add)
 
@@ -108,7 +108,7 @@ enum Kind { BF16, TF32, FP16 };
     if constexpr (FRESH) { WGMMA_OF(N_IS, "0"); } \
     else { WGMMA_OF(N_IS, "1"); }
 
-template <Kind kind, bool TURNED, int N, bool FRESH = false>
+template <Kind kind, bool TRANSPOSED, int N, bool FRESH = false>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], Word64 a, Word64 b)
 {
     if constexpr (N == 16) { WGMMA_FOR(WGMMA_N16); }

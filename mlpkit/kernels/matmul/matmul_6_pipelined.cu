@@ -83,17 +83,17 @@ static __device__ __forceinline__ void store(const float (&total)[ROWS][COLUMNS]
     }
 }
 
-// NUMBERS: elements of B, to copy at a time.
-template <int NUMBERS>
+// ELEMENTS: elements of B, to copy at a time.
+template <int ELEMENTS>
 inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int M, int N, int K)
 {
     auto [first_row, first_column] = first_of_block(M, N);
 
     // This thread copies column A_x of A's tile in rows A_y, A_y + A_STEP, ..., and B likewise.
-    constexpr int A_STEP = THREADS / DEPTH, B_STEP = THREADS / (TILE_N / NUMBERS);
+    constexpr int A_STEP = THREADS / DEPTH, B_STEP = THREADS / (TILE_N / ELEMENTS);
     static_assert(TILE_M % A_STEP == 0 && DEPTH % B_STEP == 0, "all threads copy as many numbers");
     int A_x = threadIdx.x % DEPTH, A_y = threadIdx.x / DEPTH;
-    int B_x = threadIdx.x % (TILE_N / NUMBERS) * NUMBERS, B_y = threadIdx.x / (TILE_N / NUMBERS);
+    int B_x = threadIdx.x % (TILE_N / ELEMENTS) * ELEMENTS, B_y = threadIdx.x / (TILE_N / ELEMENTS);
     int A_rows = M - first_row - A_y, A_columns = K - A_x;  // so many are left, of A_columns fewer with each step,
     int B_rows = K - B_y, B_columns = N - first_column - B_x;  // and of B_rows
     const float* A_from = A + (size_t)(first_row + A_y) * K + A_x;
@@ -104,7 +104,7 @@ inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int 
             cp_async<4>(&tiles.A[A_x][A_y + i], A_from + (size_t)i * K, i < A_rows && A_columns > 0);
         #pragma unroll
         for (int i = 0; i < DEPTH; i += B_STEP)
-            cp_async<4 * NUMBERS>(&tiles.B[B_y + i][B_x], B_from + (size_t)i * N, i < B_rows && B_columns > 0);
+            cp_async<4 * ELEMENTS>(&tiles.B[B_y + i][B_x], B_from + (size_t)i * N, i < B_rows && B_columns > 0);
         cp_async_commit_group();
         A_from += DEPTH, A_columns -= DEPTH;
         B_from += (size_t)DEPTH * N, B_rows -= DEPTH;

@@ -39,17 +39,17 @@ struct Tiles {
 
 static_assert(STAGES >= 2 && STAGES * sizeof(Tiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
 
-template <int NUMBERS>
+template <int ELEMENTS>
 inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int M, int N, int K)
 {
     auto [first_row, first_column] = first_of_block(M, N);
 
     // This thread copies columns A_x, ... of A's tile in rows A_y, A_y + A_STEP, ..., and B likewise.
-    constexpr int A_WIDTH = DEPTH / NUMBERS, A_STEP = THREADS / A_WIDTH;
-    constexpr int B_WIDTH = TILE_N / NUMBERS, B_STEP = THREADS / B_WIDTH;
+    constexpr int A_WIDTH = DEPTH / ELEMENTS, A_STEP = THREADS / A_WIDTH;
+    constexpr int B_WIDTH = TILE_N / ELEMENTS, B_STEP = THREADS / B_WIDTH;
     static_assert(TILE_M % A_STEP == 0 && DEPTH % B_STEP == 0, "all threads copy as many numbers");
-    int A_x = threadIdx.x % A_WIDTH * NUMBERS, A_y = threadIdx.x / A_WIDTH;
-    int B_x = threadIdx.x % B_WIDTH * NUMBERS, B_y = threadIdx.x / B_WIDTH;
+    int A_x = threadIdx.x % A_WIDTH * ELEMENTS, A_y = threadIdx.x / A_WIDTH;
+    int B_x = threadIdx.x % B_WIDTH * ELEMENTS, B_y = threadIdx.x / B_WIDTH;
     int A_rows = M - first_row - A_y, A_columns = K - A_x;  // so many are left, of A_columns fewer with each step,
     int B_rows = K - B_y, B_columns = N - first_column - B_x;  // and of B_rows
     const float* A_from = A + (size_t)(first_row + A_y) * K + A_x;
@@ -57,10 +57,10 @@ inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int 
     auto start = [&](Tiles& tiles) {
         #pragma unroll
         for (int i = 0; i < TILE_M; i += A_STEP)
-            cp_async<4 * NUMBERS>(&tiles.A[A_y + i][A_x], A_from + (size_t)i * K, i < A_rows && A_columns > 0);
+            cp_async<4 * ELEMENTS>(&tiles.A[A_y + i][A_x], A_from + (size_t)i * K, i < A_rows && A_columns > 0);
         #pragma unroll
         for (int i = 0; i < DEPTH; i += B_STEP)
-            cp_async<4 * NUMBERS>(&tiles.B[B_y + i][B_x], B_from + (size_t)i * N, i < B_rows && B_columns > 0);
+            cp_async<4 * ELEMENTS>(&tiles.B[B_y + i][B_x], B_from + (size_t)i * N, i < B_rows && B_columns > 0);
         cp_async_commit_group();
         A_from += DEPTH, A_columns -= DEPTH;
         B_from += (size_t)DEPTH * N, B_rows -= DEPTH;

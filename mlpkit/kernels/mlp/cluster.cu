@@ -19,7 +19,7 @@
 
 #include "network.cuh"
 #include "optimizer.cuh"
-#include "digits.cuh"
+#include "splits.cuh"
 #include "pixels.cuh"
 #include "reductions.cuh"
 
@@ -137,8 +137,8 @@ __device__ __noinline__ void first_products(Shared& shared, float scale) {
 #pragma unroll 1
     for (int k = split; k < DEPTH; k += SPLITS) {
         const int pixel = 32 * k + lane % 4 * 4;
-        const Digits left(*(const float4*)&shared.W1[column][in_W1(column, pixel)], scale);
-        const Digits right(*(const float4*)&shared.W1[column][in_W1(column, pixel + 16)], scale);
+        const Splits left(*(const float4*)&shared.W1[column][in_W1(column, pixel)], scale);
+        const Splits right(*(const float4*)&shared.W1[column][in_W1(column, pixel + 16)], scale);
 #pragma unroll
         for (int tile = 0; tile < 4; tile++) {
             Word a[4];
@@ -189,9 +189,9 @@ __device__ void receive_dz1(const Network& network, Shared& shared) {
     }
     const Word largest = max(max(magnitude(dz.x), magnitude(dz.y)), max(magnitude(dz.z), magnitude(dz.w)));
     const int biased = biased_exponent(__reduce_max_sync(~0u, largest));
-    const Digits digits(dz, scale(biased));
+    const Splits splits(dz, scale(biased));
     for (int d = 0; d < 4; d++) {
-        if (lane < BATCH / 4) shared.dz1[d][column][lane] = digits.of[d];
+        if (lane < BATCH / 4) shared.dz1[d][column][lane] = splits.of[d];
     }
     const float sum = warp_sum<32>(dz.x + dz.y + dz.z + dz.w);
     if (lane > 0) return;
@@ -362,10 +362,10 @@ struct Right {
 __device__ int row_of(int e) { return threadIdx.x % 32 / 4 + e / 2 * 8; }
 __device__ int column_of(int e) { return 8 * (threadIdx.x / 32) + threadIdx.x % 4 * 2 + e % 2; }
 
-__device__ void put(Rows& rows, const float (&numbers)[4]) {
+__device__ void put(Rows& rows, const float (&elements)[4]) {
     for (int e = 0; e < 4; e += 2) {
         float* to = &rows[row_of(e)][in_row(row_of(e), column_of(e))];
-        *(float2*)to = make_float2(numbers[e], numbers[e + 1]);
+        *(float2*)to = make_float2(elements[e], elements[e + 1]);
     }
 }
 
@@ -376,8 +376,8 @@ __device__ void take(Rows& rows, const float (*units)[BATCH], int rank) {
     const int unit = threadIdx.x % WIDTH, row = threadIdx.x / WIDTH * 4;
     if (row >= ROWS) return;
     const float4 four = four_of(&units[unit][ROWS * rank + row]);
-    const float numbers[4] = {four.x, four.y, four.z, four.w};
-    for (int i = 0; i < 4; i++) rows[row + i][in_row(row + i, unit)] = numbers[i];
+    const float elements[4] = {four.x, four.y, four.z, four.w};
+    for (int i = 0; i < 4; i++) rows[row + i][in_row(row + i, unit)] = elements[i];
 }
 
 __device__ void give(const Rows& rows, float (*units)[BATCH], int rank) {

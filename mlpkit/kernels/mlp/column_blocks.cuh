@@ -75,13 +75,13 @@ struct FirstWeights {
     }
 
     // Write the digits into shared memory. The exponent is guessed from the last step's, and checked on the way.
-    __device__ void write_digits(ColumnShared& shared) {
+    __device__ void write_splits(ColumnShared& shared) {
         const int lane = threadIdx.x % 32;
         for (;;) {
             Word largest = 0;
             for_each([&](Parameter& parameter, int i, int pair) {
                 largest = max(largest, magnitude(parameter.w));
-                const Word mine = digits(parameter.w, scale(biased));
+                const Word mine = splits(parameter.w, scale(biased));
                 const Word other = __shfl_xor_sync(~0u, mine, 1);  // the pixel beside mine
                 const bool odd = lane % 2;
                 const Word two = odd ? __byte_perm(other, mine, 0x7362) : __byte_perm(mine, other, 0x5140);
@@ -103,8 +103,8 @@ struct FirstWeights {
 
 // A warp's share of x W1: 32 rows, and of the pixels 32 at a time, every SPLITS-th time.
 struct FirstSums {
-    static const int CHAINS = 2 / SHARE;  // sums for each half of the rows, so that a product need not wait for the last
-    int of[SHARE][2][CHAINS][4];
+    static const int ACCUMULATORS = 2 / SHARE;  // for each half of the rows, so that a product need not wait for the last
+    int of[SHARE][2][ACCUMULATORS][4];
 
     static __device__ int split() { return threadIdx.x / 32 / ROW_GROUPS; }
     static __device__ int row() { return threadIdx.x / 32 % ROW_GROUPS * 32; }
@@ -115,7 +115,7 @@ struct FirstSums {
         const int first = split() * 32, more = i * SPLITS * 32;
         return all_have(i) ? first + more : min(first + more, INPUTS - 32);
     }
-    static __device__ const unsigned char* digits(const ColumnShared& shared, int pair) {
+    static __device__ const unsigned char* splits(const ColumnShared& shared, int pair) {
         return &shared.W[8 * pair + threadIdx.x % 32 / 4][threadIdx.x % 4 * 4];
     }
 
@@ -129,7 +129,7 @@ struct FirstSums {
             for (int i = 0; i < STEPS_AT_ONCE; i++) {
                 for (int j = 0; j < 2; j++) {
                     for (int pair = 0; pair < SHARE; pair++) {
-                        b[i][pair][j] = *(const Word*)(digits(shared, pair) + pixel(start + i) + 16 * j);
+                        b[i][pair][j] = *(const Word*)(splits(shared, pair) + pixel(start + i) + 16 * j);
                         if (!has(start + i)) b[i][pair][j] = 0;
                     }
                     ldmatrix_x4(a[i][j], a_row + 16 * j * INPUTS + pixel(start + i));
@@ -139,7 +139,7 @@ struct FirstSums {
             for (int i = 0; i < STEPS_AT_ONCE; i++) {
                 for (int half = 0; half < 2; half++) {
                     for (int pair = 0; pair < SHARE; pair++) {
-                        mma_m16n8k32_u8s8(of[pair][half][i % CHAINS], a[i][half], b[i][pair][0], b[i][pair][1]);
+                        mma_m16n8k32_u8s8(of[pair][half][i % ACCUMULATORS], a[i][half], b[i][pair][0], b[i][pair][1]);
                     }
                 }
             }
@@ -149,8 +149,8 @@ struct FirstSums {
                 Word a[4];  // the last two matrices repeat the first two
                 ldmatrix_x4(a, &x[row() + 16 * half + lane % 16][INPUTS - 16]);
                 for (int pair = 0; pair < SHARE; pair++) {
-                    const Word b = *(const Word*)(digits(shared, pair) + INPUTS - 16);
-                    mma_m16n8k16_u8s8(of[pair][half][CHAINS - 1], a[0], a[1], b);
+                    const Word b = *(const Word*)(splits(shared, pair) + INPUTS - 16);
+                    mma_m16n8k16_u8s8(of[pair][half][ACCUMULATORS - 1], a[0], a[1], b);
                 }
             }
         }
@@ -158,16 +158,16 @@ struct FirstSums {
 
     // Those of two digits: of one of each pair of columns, and of the lane's first row in 8, in the next 8, ...
     __device__ int2 pair(int k) const {
-        const int(&chains)[CHAINS][4] = of[k / 4][k % 4 / 2], e = k % 2 * 2;
-        int2 two = make_int2(chains[0][e], chains[0][e + 1]);
-        for (int i = 1; i < CHAINS; i++) two.x += chains[i][e], two.y += chains[i][e + 1];
+        const int(&accumulators)[ACCUMULATORS][4] = of[k / 4][k % 4 / 2], e = k % 2 * 2;
+        int2 two = make_int2(accumulators[0][e], accumulators[0][e + 1]);
+        for (int i = 1; i < ACCUMULATORS; i++) two.x += accumulators[i][e], two.y += accumulators[i][e + 1];
         return two;
     }
 };
 
 // a1 = relu(x W1 + b1) for the block's columns and images. The warps that have the same rows deal out their sums: each
 // ends up with OWN of the PAIRS, which the others have put into shared memory for it.
-__device__ void first_layer(ColumnShared& shared, const FirstSums& sums, float inverse, Packets& packets, Word tag) {
+__device__ void first_layer(ColumnShared& shared, const FirstSums& sums, float inverse, Messages& messages, Word tag) {
     const int thread = now(threadIdx.x), lane = thread % 32;
     const int group = thread / 32 % ROW_GROUPS, me = thread / 32 / ROW_GROUPS;
     int2 own[OWN] = {};  // sums of a digit have some 25 bits
@@ -202,17 +202,17 @@ __device__ void first_layer(ColumnShared& shared, const FirstSums& sums, float i
         const int k = me * OWN + taken, image = group * 32 + k % 4 * 8 + lane / 4, column = k / 4 * 2 + lane % 4 / 2;
         const float z = (float)(low + (high << 16)) * unit + shared.b1[column].w;
         // In this order a NaN stays a NaN.
-        if (OWN > 1 || !odd) send(packets.a1.at(first_image() + image, first_column() + column), z < 0 ? 0 : z, tag);
+        if (OWN > 1 || !odd) send(messages.a1.at(first_image() + image, first_column() + column), z < 0 ? 0 : z, tag);
     }
 }
 
 // Receive dz1 of one of the block's columns, write its digits into shared memory, and return the lane's share of the
 // sum over the rows. By one warp. A lane has four rows, those that a register of the tensor cores' input holds; or none.
-__device__ float receive_dz1(ColumnShared& shared, const Packets& packets, Word tag, int column) {
+__device__ float receive_dz1(ColumnShared& shared, const Messages& messages, Word tag, int column) {
     const int lane = now(threadIdx.x) % 32, reg = lane / 4 % REGISTERS, t = lane % 4, all = first_column() + column;
     const bool mine = lane < 4 * REGISTERS;
     const auto at = [&](int i) {
-        return &packets.dz1[all / 2][first_image() + reg * 16 + 2 * t + i % 2 + i / 2 * 8][all % 2];
+        return &messages.dz1[all / 2][first_image() + reg * 16 + 2 * t + i % 2 + i / 2 * 8][all % 2];
     };
     SingleMail<4> mail;
     mail.ask(at);
@@ -224,9 +224,9 @@ __device__ float receive_dz1(ColumnShared& shared, const Packets& packets, Word 
         largest = max(largest, magnitude(dz[i]));
     }
     const int biased = biased_exponent(__reduce_max_sync(~0u, largest));
-    const Digits digits(make_float4(dz[0], dz[1], dz[2], dz[3]), scale(biased));
+    const Splits splits(make_float4(dz[0], dz[1], dz[2], dz[3]), scale(biased));
     for (int d = 0; d < 4 && mine; d++) {
-        shared.dz[column / 2][reg / WIDE][16 * (column % 2) + 4 * d + t][reg % WIDE] = digits.of[d];
+        shared.dz[column / 2][reg / WIDE][16 * (column % 2) + 4 * d + t][reg % WIDE] = splits.of[d];
     }
     if (lane == 0) shared.unit[column] = inverse_scale(biased) * (1 / 255.0f);
     return dz[0] + dz[1] + dz[2] + dz[3];
@@ -274,18 +274,18 @@ __device__ void first_gradient(FirstGradient& g, const ColumnShared& shared, con
 }
 
 // Add what the block's neighbour has from the other half of the batch.
-__device__ void add_other_half(FirstGradient& g, Packets& packets, Word tag) {
+__device__ void add_other_half(FirstGradient& g, Messages& messages, Word tag) {
     const int thread = now(threadIdx.x), lane = thread % 32;
     const int tile = FIRST_WARPS - 1 - thread / 32;  // FirstWeights::tile(0), which would be kept in a register
-    const auto place = [=](Packet(*from)[32][2], int i) { return from[tile + i * FIRST_WARPS][lane]; };
+    const auto place = [=](Message(*from)[32][2], int i) { return from[tile + i * FIRST_WARPS][lane]; };
 #pragma unroll
     for (int i = 0; i < TILES_A_WARP; i++) {
         for (int pair = 0; pair < SHARE && FirstWeights::has(i); pair++) {
-            send(place(packets.dW1[blockIdx.x], i) + pair, g[i][pair], tag);
+            send(place(messages.dW1[blockIdx.x], i) + pair, g[i][pair], tag);
         }
     }
     if (!FirstWeights::has(0)) return;
-    const auto at = [&](int i) { return place(packets.dW1[blockIdx.x ^ 1], FirstWeights::has(i) ? i : 0); };
+    const auto at = [&](int i) { return place(messages.dW1[blockIdx.x ^ 1], FirstWeights::has(i) ? i : 0); };
     Mail<TILES_A_WARP> mail;
     mail.ask(at);
     mail.wait(tag, at, OTHER_HALF);
@@ -297,11 +297,11 @@ __device__ void add_other_half(FirstGradient& g, Packets& packets, Word tag) {
 }
 
 // The sum of a number over the lanes, and over both halves of the batch where two blocks share it.
-__device__ float sum_over_rows(float x, Packets& packets, Word tag, int column) {
+__device__ float sum_over_rows(float x, Messages& messages, Word tag, int column) {
     x = warp_sum<32>(x);
     if (SHARE == 1) return x;
-    if (threadIdx.x % 32 == 0) send(&packets.db1[blockIdx.x][column], x, tag);
-    return x + receive(&packets.db1[blockIdx.x ^ 1][column], tag, OTHER_HALF);
+    if (threadIdx.x % 32 == 0) send(&messages.db1[blockIdx.x][column], x, tag);
+    return x + receive(&messages.db1[blockIdx.x ^ 1][column], tag, OTHER_HALF);
 }
 
 __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, int steps) {
@@ -317,14 +317,14 @@ __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, in
     first.next = 30;
     for (int step = 0; step < steps; step++) {
         const Word tag = step + 1;
-        Packets& packets = arguments.exchange[step % 2];
+        Messages& messages = arguments.exchange[step % 2];
         const Rates rates = rates_of(arguments, step);
         const unsigned char(*x)[INPUTS] = shared.x[step % BUFFERS];
         first.biased = first.next;
-        first.write_digits(shared);
+        first.write_splits(shared);
         stamp(step, 0);
         shared.images[step % BUFFERS].wait(step / BUFFERS % 2, tag, sync_first);
-        first_layer(shared, FirstSums(shared, x), inverse_scale(first.biased), packets, tag);
+        first_layer(shared, FirstSums(shared, x), inverse_scale(first.biased), messages, tag);
 
         stamp(step, 1);
         if (BUFFERS == 2 && step + 1 < steps) fetch(arguments, shared, step + 1);
@@ -333,7 +333,7 @@ __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, in
         for (int i = 0; i < AHEAD; i++) ahead[i].load_now(x, first.tile(i));
         stamp(step, 2);
         float db1;
-        if (warp < COLUMNS) db1 = receive_dz1(shared, packets, tag, warp);  // a warp a column
+        if (warp < COLUMNS) db1 = receive_dz1(shared, messages, tag, warp);  // a warp a column
         sync_first();
         stamp(step, 3);
         FirstGradient g;
@@ -342,10 +342,10 @@ __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, in
             sync_first();  // now the images' memory can be written again
             if (step + 1 < steps) fetch(arguments, shared, step + 1);
         }
-        if constexpr (SHARE == 2) add_other_half(g, packets, tag);
+        if constexpr (SHARE == 2) add_other_half(g, messages, tag);
         first.for_each([&](Parameter& w, int i, int pair) { w.update(g[i][pair], arguments.settings, rates, true); });
         if (warp < COLUMNS) {
-            db1 = sum_over_rows(db1, packets, tag, warp);
+            db1 = sum_over_rows(db1, messages, tag, warp);
             if (threadIdx.x % 32 == 0) shared.b1[warp].update(db1, arguments.settings, rates, false);
         }
         stamp(step, 4);
@@ -398,21 +398,21 @@ struct HiddenTile {
     }
 
     // Hand the tile, and the bias, to the row blocks. Two lanes put their weights together.
-    __device__ void send_to(Packets& packets, Word tag) const {
+    __device__ void send_to(Messages& messages, Word tag) const {
         const float third = __shfl_xor_sync(~0u, weights[0].w, 1), fourth = __shfl_xor_sync(~0u, weights[1].w, 1);
         if (threadIdx.x % 2 == 0) {
-            float4* to = &packets.W[layer()][weight_row()][weight_column() / 4];
+            float4* to = &messages.W[layer()][weight_row()][weight_column() / 4];
             send_four(to, make_float4(weights[0].w, weights[1].w, third, fourth), tag);
         }
-        if (has_bias()) send(&packets.b[layer()][column() + thread()], bias.w, tag);
+        if (has_bias()) send(&messages.b[layer()][column() + thread()], bias.w, tag);
     }
 
     // Two numbers in each of a warp's rows: just what a lane has to bring to the tensor cores. One packet is looked for
     // before all are asked for. (To look at all of them all the time would keep everybody else's packets waiting.)
-    struct Numbers : Mail<MAIL_ROWS / 4> {
-        __device__ void receive_all(const Tiled& packets, int start, int column, Word tag, Awaited what) {
+    struct Elements : Mail<MAIL_ROWS / 4> {
+        __device__ void receive_all(const Tiled& messages, int start, int column, Word tag, Awaited what) {
             const int lane = threadIdx.x % 32, row = thread() / 32 * (BATCH / TILE_WARPS) + start + lane % 4;
-            const Packet* begin = packets.at(row, column + lane / 4 * 2);
+            const Message* begin = messages.at(row, column + lane / 4 * 2);
             const auto at = [=](int i) { return begin + i * 4 * TILE; };  // four rows on
             receive(at(0), tag, what);
             this->ask(at);
@@ -421,12 +421,12 @@ struct HiddenTile {
     };
 
     // The sums over a warp's rows, of even and of odd columns.
-    static __device__ void gradient(float (&sums)[2][4], float (&bias_sums)[2], const Packets& packets, Word tag) {
+    static __device__ void gradient(float (&sums)[2][4], float (&bias_sums)[2], const Messages& messages, Word tag) {
         const int N = MAIL_ROWS / 8;
-        const Tiled &ins = layer() ? packets.a1 : packets.a2, &slopes = layer() ? packets.dz2 : packets.dz3;
+        const Tiled &ins = layer() ? messages.a1 : messages.a2, &slopes = layer() ? messages.dz2 : messages.dz3;
         for (int start = 0; start < BATCH / TILE_WARPS; start += MAIL_ROWS) {
             Word high[N][4], low[N][4];  // of what the layer got, which is there long before the slopes
-            Numbers a, dz;
+            Elements a, dz;
             a.receive_all(ins, start, row(), tag, layer() ? A1 : A2);
 #pragma unroll
             for (int i = 0; i < N; i++) {
@@ -445,11 +445,11 @@ struct HiddenTile {
         }
     }
 
-    __device__ void update(const Packets& packets, Word tag, ColumnShared& shared, const Arguments& arguments,
+    __device__ void update(const Messages& messages, Word tag, ColumnShared& shared, const Arguments& arguments,
                            Rates rates) {
         const int lane = threadIdx.x % 32, warp = thread() / 32;
         float sums[2][4] = {}, bias_sums[2] = {};
-        gradient(sums, bias_sums, packets, tag);
+        gradient(sums, bias_sums, messages, tag);
         auto& parts = shared.parts[layer()];
         auto& bias_parts = shared.bias_parts[layer()];
         for (int i = 0; i < 2; i++) {

@@ -6,7 +6,7 @@
 #define PIXEL REAL
 #endif
 #include "in_turn.cuh"
-#include "numbers.cuh"
+#include "values.cuh"
 #include "reductions.cuh"
 
 // Copy the examples of batch number *step, which `order` names, and look up the rate of that step. A block an example.

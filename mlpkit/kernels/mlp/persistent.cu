@@ -34,9 +34,9 @@
 
 #include "network.cuh"
 #include "optimizer.cuh"
-#include "digits.cuh"
+#include "splits.cuh"
 #include "pixels.cuh"
-#include "packets.cuh"
+#include "messages.cuh"
 #include "bulk_copy.cuh"
 #include "reductions.cuh"
 
@@ -63,25 +63,25 @@ const bool ALL_STAMPED = true;
 // Packets of (BATCH, WIDTH) numbers. They lie as a tile's warp reads them: the tensor cores give each of its lanes one
 // row in four, and two columns in sixteen.
 struct Tiled {
-    Packet of[WIDTH / TILE][BATCH / 4][TILE / 2][4][2];
+    Message of[WIDTH / TILE][BATCH / 4][TILE / 2][4][2];
 
-    __device__ Packet* at(Word row, Word column) {
+    __device__ Message* at(Word row, Word column) {
         return &of[column / TILE][row / 4][column % TILE / 2][row % 4][column % 2];
     }
-    __device__ const Packet* at(Word row, Word column) const { return ((Tiled*)this)->at(row, column); }
+    __device__ const Message* at(Word row, Word column) const { return ((Tiled*)this)->at(row, column); }
 };
 
 // What the blocks hand each other, twice: while some still read one step's packets, others write the next step's.
-struct Packets {
+struct Messages {
     Tiled a1, a2, dz2, dz3;
-    Packet dz4[BATCH][TILE];
-    Packet a3[ROW_BLOCKS][BATCH][UNITS], dz1[COLUMN_BLOCKS][BATCH][2];  // by columns: each block reads a few of them
+    Message dz4[BATCH][TILE];
+    Message a3[ROW_BLOCKS][BATCH][UNITS], dz1[COLUMN_BLOCKS][BATCH][2];  // by columns: each block reads a few of them
     float4 W[2][WIDTH][WIDTH / 4];  // W3; W2
-    Packet b[2][WIDTH], W4[CLASSES][WIDTH], b4[TILE];
-    Packet dW1[SHARE == 1 ? 1 : COLUMN_BLOCKS][PIXEL_TILES][32][2], db1[COLUMN_BLOCKS][4];  // of half a batch
+    Message b[2][WIDTH], W4[CLASSES][WIDTH], b4[TILE];
+    Message dW1[SHARE == 1 ? 1 : COLUMN_BLOCKS][PIXEL_TILES][32][2], db1[COLUMN_BLOCKS][4];  // of half a batch
 };
 
-typedef Packets Exchange[2];
+typedef Messages Exchange[2];
 
 struct Arguments {
     const unsigned char* X;
@@ -91,7 +91,7 @@ struct Arguments {
     const Rates* rates;  // of each step
     Settings settings;
     float* row_losses;  // (steps, batch_size)
-    Packets* exchange;  // two
+    Messages* exchange;  // two
 };
 
 __device__ Rates rates_of(const Arguments& arguments, int step) {
@@ -105,7 +105,7 @@ __device__ Rates rates_of(const Arguments& arguments, int step) {
 // Train on the examples in arguments.order. Grid: COLUMN_BLOCKS + ROW_BLOCKS. The exchange starts as zeros.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     train(const unsigned char* X, const long long* y, const long long* order, int examples, int batch_size,
-          float* row_losses, Word64* failure, Packets* exchange, float* theta, float* m, float* v, const Rates* rates,
+          float* row_losses, Word64* failure, Messages* exchange, float* theta, float* m, float* v, const Rates* rates,
           float beta1, float rest1, float beta2, float rest2, float eps, float l2, float shrink) {
     if (threadIdx.x == 0) watch().failure = failure;
     __syncthreads();

@@ -165,16 +165,17 @@ extern "C" __global__ __launch_bounds__(THREADS)
 }
 
 // The last layer, of x (n, inputs); row_losses, and dz, the gradient of its outputs; and below, that of its inputs before
-// their ReLU, where there is a layer below. A warp an example. held: whether there is shared memory for W.
+// their ReLU, where there is a layer below. A warp an example. resident: whether there is shared memory for W.
 extern "C" __global__ __launch_bounds__(32 * EXAMPLES)
     void last_layer(const REAL* x, const REAL* W, const REAL* b, const long long* labels, REAL* dz, REAL* below,
-                    REAL* row_losses, int n, int held) {
+                    REAL* row_losses, int n, int resident) {
     constexpr int INPUTS = sizes[LAYERS - 1], CLASSES = sizes[LAYERS], EACH = (INPUTS + 31) / 32;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.x * EXAMPLES + warp;
     REAL *z = (REAL*)shared_bytes + 2 * warp * CLASSES, *slope = z + CLASSES;
     REAL* copy = (REAL*)shared_bytes + 2 * EXAMPLES * CLASSES;
-    const REAL* w = held ? copy : W;
-    for (int e = threadIdx.x; held && e < INPUTS * CLASSES; e += 32 * EXAMPLES) cp_async<sizeof(REAL)>(copy + e, W + e);
+    const REAL* w = resident ? copy : W;
+    const int copies = resident ? INPUTS * CLASSES : 0;
+    for (int e = threadIdx.x; e < copies; e += 32 * EXAMPLES) cp_async<sizeof(REAL)>(copy + e, W + e);
     wait_for_the_kernel_ahead();
     const int label = row < n ? labels[row] : 0;
     REAL a[EACH];

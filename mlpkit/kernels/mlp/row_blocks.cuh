@@ -1,7 +1,7 @@
 // The blocks of persistent.cu that take examples from a1 to the loss and back to dz1, and own rows of W4.
 
-const int SHARERS = THREADS / (ROWS * WIDTH);  // threads that add up one sum's parts
-const int STRIDE = ROWS * WIDTH + 32 / SHARERS;  // so that they read from different banks
+const int SUM_THREADS = THREADS / (ROWS * WIDTH);  // threads that add up one sum's parts
+const int STRIDE = ROWS * WIDTH + 32 / SUM_THREADS;  // so that they read from different banks
 const int PARTS = WARPS / ROWS;  // warps that share a row
 
 struct RowShared {
@@ -14,7 +14,7 @@ struct RowShared {
     Parameter last[UNITS + 1][TILE];           // these rows; b4, in the last block
 };
 
-static_assert(SHARERS * ROWS * WIDTH == THREADS, "each thread has one sum, or shares it with a few others");
+static_assert(SUM_THREADS * ROWS * WIDTH == THREADS, "each thread has one sum, or shares it with a few others");
 static_assert(STRIDE % 4 == 0, "parts are written four at a time");
 static_assert(sizeof(RowShared) <= 227 << 10, "a block has at most 227 KiB of shared memory");
 
@@ -24,7 +24,7 @@ const int TRADES_OF_EXAMPLES = ROWS == 1 ? 0 : ROWS == 2 ? 1 : 2;
 const int UPPER_FOUR = 16 / ROWS;  // the bit of a lane that has its last four rows first
 
 // A thread's share of a layer's weights, 8 rows and 4 columns: warp w has rows 8 w and so on, a lane 4 columns.
-struct HeldWeights {
+struct ResidentWeights {
     MailOf<float4, 8> row;
 
     static __device__ int four() { return threadIdx.x & UPPER_FOUR ? 4 : 0; }
@@ -67,11 +67,11 @@ struct HeldWeights {
             *(float4*)&shared.parts[warp][r * WIDTH + 4 * lane] = sum;
         }
         __syncthreads();
-        const int e = threadIdx.x / SHARERS, sharer = threadIdx.x % SHARERS;
+        const int e = threadIdx.x / SUM_THREADS, sum_thread = threadIdx.x % SUM_THREADS;
         float z = 0;
 #pragma unroll
-        for (int part = 0; part < WARPS; part += SHARERS) z += shared.parts[part + sharer][e];
-        z = warp_sum_from_nearest<SHARERS>(z) + b;
+        for (int part = 0; part < WARPS; part += SUM_THREADS) z += shared.parts[part + sum_thread][e];
+        z = warp_sum_from_nearest<SUM_THREADS>(z) + b;
         return z < 0 ? 0 : z;
     }
 
@@ -101,35 +101,35 @@ struct HeldWeights {
     }
 };
 
-// What a thread needs of the last layer, and of the biases: W4 of its unit, for every SHARERS-th class; b2 and b3 of
+// What a thread needs of the last layer, and of the biases: W4 of its unit, for every SUM_THREADS-th class; b2 and b3 of
 // its unit; b4 of its lane's class.
 struct SmallWeights {
-    static const int EACH = (CLASSES + SHARERS - 1) / SHARERS;
+    static const int EACH = (CLASSES + SUM_THREADS - 1) / SUM_THREADS;
     SingleMail<EACH> W4;
     SingleMail<3> b;
 
-    static __device__ int class_of(int i) { return i * SHARERS + threadIdx.x % SHARERS; }
+    static __device__ int class_of(int i) { return i * SUM_THREADS + threadIdx.x % SUM_THREADS; }
     static __device__ bool has(int i) { return class_of(i) < CLASSES; }
 
-    static __device__ auto W4_at(const Packets& packets) {
+    static __device__ auto W4_at(const Messages& messages) {
         const int thread = now(threadIdx.x);
-        return [=, &packets](int i) {
-            return &packets.W4[min(i * SHARERS + thread % SHARERS, CLASSES - 1)][thread / SHARERS % WIDTH];
+        return [=, &messages](int i) {
+            return &messages.W4[min(i * SUM_THREADS + thread % SUM_THREADS, CLASSES - 1)][thread / SUM_THREADS % WIDTH];
         };
     }
-    static __device__ auto b_at(const Packets& packets) {
-        const int thread = now(threadIdx.x), unit = thread / SHARERS % WIDTH;
-        return [=, &packets](int i) {
-            return i < 2 ? &packets.b[i][unit] : &packets.b4[min(thread % TILE, CLASSES - 1)];
+    static __device__ auto b_at(const Messages& messages) {
+        const int thread = now(threadIdx.x), unit = thread / SUM_THREADS % WIDTH;
+        return [=, &messages](int i) {
+            return i < 2 ? &messages.b[i][unit] : &messages.b4[min(thread % TILE, CLASSES - 1)];
         };
     }
-    __device__ void ask(const Packets& packets) {
-        W4.ask(W4_at(packets));
-        b.ask(b_at(packets));
+    __device__ void ask(const Messages& messages) {
+        W4.ask(W4_at(messages));
+        b.ask(b_at(messages));
     }
-    __device__ void wait(const Packets& packets, Word tag) {
-        W4.wait(tag, W4_at(packets), NEW_W4);
-        b.wait(tag, b_at(packets), NEW_W4);
+    __device__ void wait(const Messages& messages, Word tag) {
+        W4.wait(tag, W4_at(messages), NEW_W4);
+        b.wait(tag, b_at(messages), NEW_W4);
     }
 };
 
@@ -142,19 +142,19 @@ __device__ float from_ordered(Word bits) { return __uint_as_float(bits ^ ((int)~
 
 // The last layer and dz3. A thread has one unit of one row, as it comes from the layer before. one: 1 / n. Each warp
 // finds the softmax of its row by itself, so that they need to meet only once.
-__device__ void last_layer(RowShared& shared, Packets& packets, float a3, int n, float one, int label,
+__device__ void last_layer(RowShared& shared, Messages& messages, float a3, int n, float one, int label,
                            const SmallWeights& weights, Word tag) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, EACH = SmallWeights::EACH;
-    const int r = threadIdx.x / SHARERS / WIDTH, j = threadIdx.x / SHARERS % WIDTH;
+    const int r = threadIdx.x / SUM_THREADS / WIDTH, j = threadIdx.x / SUM_THREADS % WIDTH;
     const int row = (blockIdx.x - COLUMN_BLOCKS) * ROWS + r;
-    const bool sends = threadIdx.x % SHARERS == 0;
-    float sums[TILE / SHARERS] = {};
+    const bool sends = threadIdx.x % SUM_THREADS == 0;
+    float sums[TILE / SUM_THREADS] = {};
 #pragma unroll
     for (int i = 0; i < EACH; i++) sums[i] = a3 * weights.W4[i];
-    warp_sums<TILE / SHARERS / 2, 16, SHARERS>(sums);  // over the warp's units; two neighbours have the same one
-    const int unit = lane / SHARERS;
-    if (unit % 2 == 0) shared.logits[r][unit / 2 * SHARERS + lane % SHARERS][warp % PARTS] = sums[0];
-    if (sends) send(&packets.a3[j / UNITS][row][j % UNITS], a3, tag);
+    warp_sums<TILE / SUM_THREADS / 2, 16, SUM_THREADS>(sums);  // over the warp's units; two neighbours have one
+    const int unit = lane / SUM_THREADS;
+    if (unit % 2 == 0) shared.logits[r][unit / 2 * SUM_THREADS + lane % SUM_THREADS][warp % PARTS] = sums[0];
+    if (sends) send(&messages.a3[j / UNITS][row][j % UNITS], a3, tag);
     __syncthreads();
     const int c = lane % TILE;
     float z = 0;
@@ -172,21 +172,21 @@ __device__ void last_layer(RowShared& shared, Packets& packets, float a3, int n,
         dz4[i] = __shfl_sync(~0u, power, SmallWeights::class_of(i) % TILE);
         if (SmallWeights::has(i)) total += dz4[i];
     }
-    total = warp_sum_from_nearest<SHARERS>(total);
+    total = warp_sum_from_nearest<SUM_THREADS>(total);
     const float share = __fdividef(1, total * n);
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         dz4[i] = dz4[i] * share - (SmallWeights::class_of(i) == label ? one : 0);
         if (SmallWeights::has(i)) da3 += dz4[i] * weights.W4[i];
     }
-    da3 = warp_sum_from_nearest<SHARERS>(da3);
+    da3 = warp_sum_from_nearest<SUM_THREADS>(da3);
     const float dz3 = a3 > 0 && row < n ? da3 : 0;  // a row that fills up: 0
     if (sends) {
         shared.dz[1][r][j] = dz3;
-        send(packets.dz3.at(row, j), dz3, tag);
+        send(messages.dz3.at(row, j), dz3, tag);
     }
     if (warp % PARTS == 0 && lane < CLASSES) {  // a warp for each row
-        send(&packets.dz4[row][lane], row < n ? power * share - (lane == label ? one : 0) : 0, tag);
+        send(&messages.dz4[row][lane], row < n ? power * share - (lane == label ? one : 0) : 0, tag);
         if (lane == label) shared.loss[r] = make_float2(total, above);
     }
     __syncthreads();
@@ -201,13 +201,13 @@ __device__ void write_losses(const RowShared& shared, int n, const Arguments& ar
 }
 
 // The block's rows of W4, and b4. A thread has a class, and some of the batch.
-__device__ void update_last(RowShared& shared, const Packets& packets, Word tag, const Arguments& arguments,
+__device__ void update_last(RowShared& shared, const Messages& messages, Word tag, const Arguments& arguments,
                             Rates rates) {
     const int GROUPS = THREADS / TILE, EACH = BATCH / GROUPS, block = blockIdx.x - COLUMN_BLOCKS;
     const int thread = now(threadIdx.x), column = thread % TILE, group = thread / TILE, warp = thread / 32;
     const int known = min(column, CLASSES - 1);  // the threads beyond the classes do what nobody looks at
-    const auto a_at = [&](int i) { return &packets.a3[block][i % EACH * GROUPS + group][i / EACH * 2]; };
-    const auto dz_at = [&](int i) { return &packets.dz4[i * GROUPS + group][known]; };
+    const auto a_at = [&](int i) { return &messages.a3[block][i % EACH * GROUPS + group][i / EACH * 2]; };
+    const auto dz_at = [&](int i) { return &messages.dz4[i * GROUPS + group][known]; };
     Mail<EACH * UNITS / 2> a;
     SingleMail<EACH> dz;
     a.ask(a_at);
@@ -249,27 +249,27 @@ __device__ void for_last(RowShared& shared, Act act) {
 }
 
 // Hand them to the row blocks.
-__device__ void send_last(RowShared& shared, Packets& packets, Word tag) {
+__device__ void send_last(RowShared& shared, Messages& messages, Word tag) {
     for_last(shared, [&](Parameter& parameter, int, int column, int row) {
-        send(row < WIDTH ? &packets.W4[column][row] : &packets.b4[column], parameter.w, tag);
+        send(row < WIDTH ? &messages.W4[column][row] : &messages.b4[column], parameter.w, tag);
     });
 }
 
 __device__ void row_block(const Arguments& arguments, int steps) {
     RowShared& shared = *(RowShared*)shared_bytes;
     const int first = (blockIdx.x - COLUMN_BLOCKS) * ROWS;
-    const int e = threadIdx.x / SHARERS, r = e / WIDTH, j = e % WIDTH;  // the row and unit that this thread ends up with
-    const bool sends = threadIdx.x % SHARERS == 0;
+    const int e = threadIdx.x / SUM_THREADS, r = e / WIDTH, j = e % WIDTH;  // the row and unit that this thread ends with
+    const bool sends = threadIdx.x % SUM_THREADS == 0;
     // The example's place in the data set is asked for two steps ahead, and its label one. (Half of such a number will do.)
     const auto half_of = [](const long long* number) { return __ldg((const int*)number); };
     const auto place = [&](int step) { return min(step * arguments.batch_size + first + r + 1, arguments.examples) - 1; };
     int label = half_of(arguments.y + half_of(arguments.order + place(0))), example = half_of(arguments.order + place(1));
-    HeldWeights second, third;
+    ResidentWeights second, third;
     for_last(shared, [&](Parameter& parameter, int place, int, int) { parameter.load(arguments.vectors, place); });
     send_last(shared, arguments.exchange[0], 1);
     for (int step = 0; step < steps; step++) {
         const Word tag = step + 1;
-        Packets &packets = arguments.exchange[step % 2], &next = arguments.exchange[(step + 1) % 2];
+        Messages &messages = arguments.exchange[step % 2], &next = arguments.exchange[(step + 1) % 2];
         const int n = min(arguments.batch_size, arguments.examples - step * arguments.batch_size);
         const int next_label = half_of(arguments.y + example);
         example = half_of(arguments.order + place(step + 2));
@@ -277,20 +277,20 @@ __device__ void row_block(const Arguments& arguments, int steps) {
 
         SmallWeights small;
         stamp(step - 1, 10);
-        third.look_for(packets.W[0], tag, NEW_W3);
+        third.look_for(messages.W[0], tag, NEW_W3);
         stamp(step - 1, 11);
-        third.ask(packets.W[0]);
-        third.wait(packets.W[0], tag, NEW_W3);
+        third.ask(messages.W[0]);
+        third.wait(messages.W[0], tag, NEW_W3);
         stamp(step, 0);
-        second.look_for(packets.W[1], tag, NEW_W2);
+        second.look_for(messages.W[1], tag, NEW_W2);
         stamp(step, 1);
-        small.ask(packets);
-        second.ask(packets.W[1]);
-        small.wait(packets, tag);
+        small.ask(messages);
+        second.ask(messages.W[1]);
+        small.wait(messages, tag);
         stamp(step, 2);
-        second.wait(packets.W[1], tag, NEW_W2);
+        second.wait(messages.W[1], tag, NEW_W2);
         stamp(step, 3);
-        const float a1 = receive(packets.a1.at(first + r, j), tag, A1);
+        const float a1 = receive(messages.a1.at(first + r, j), tag, A1);
         if (sends) shared.a[0][r][j] = a1;
         __syncthreads();
 
@@ -298,23 +298,23 @@ __device__ void row_block(const Arguments& arguments, int steps) {
         const float a2 = second.forward(shared, shared.a[0], small.b[1]);
         if (sends) {
             shared.a[1][r][j] = a2;
-            send(packets.a2.at(first + r, j), a2, tag);
+            send(messages.a2.at(first + r, j), a2, tag);
         }
         __syncthreads();
         stamp(step, 5);
         const float a3 = third.forward(shared, shared.a[1], small.b[0]);
         stamp(step, 6);
-        last_layer(shared, packets, a3, n, one, label, small, tag);
+        last_layer(shared, messages, a3, n, one, label, small, tag);
         stamp(step, 7);
         third.backward(shared.dz[1], shared.a[1], shared.dz[0], tag,
-                       [&](int r, int k) { return packets.dz2.at(first + r, k); });
+                       [&](int r, int k) { return messages.dz2.at(first + r, k); });
         __syncthreads();
         stamp(step, 8);
         second.backward(shared.dz[0], shared.a[0], nullptr, tag,
-                        [&](int r, int k) { return &packets.dz1[k / 2][first + r][k % 2]; });
+                        [&](int r, int k) { return &messages.dz1[k / 2][first + r][k % 2]; });
         write_losses(shared, n, arguments, step);
         stamp(step, 9);
-        update_last(shared, packets, tag, arguments, rates_of(arguments, step));
+        update_last(shared, messages, tag, arguments, rates_of(arguments, step));
         send_last(shared, next, tag + 1);
         label = next_label;
     }

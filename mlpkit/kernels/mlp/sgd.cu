@@ -2,7 +2,7 @@
 // gradient.
 
 #include "in_turn.cuh"
-#include "numbers.cuh"
+#include "values.cuh"
 
 // theta -= *rate grad, of which the kernel ahead writes grad alone. A thread two parameters.
 extern "C" __global__ void sgd(REAL* theta, const REAL* grad, const REAL* rate, int n) {

@@ -11,7 +11,7 @@
 // it waits for anything: 16 bytes a thread at a time, where rows begin at such places.
 
 #include "in_turn.cuh"
-#include "numbers.cuh"
+#include "values.cuh"
 #include "reductions.cuh"
 #include "softmax.cuh"
 
@@ -155,12 +155,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // The last layer, if it has few columns, is multiplied from shared memory. The weights of the first two others wait in
 // registers for the forward and the backward pass, if a warp's rows fill a round.
 constexpr bool is_narrow(int layer) { return layer > 0 && layer == LAYERS - 1 && WIDTHS[layer + 1] <= 32; }
-constexpr bool is_held(int layer) {
+constexpr bool is_resident(int layer) {
     return (layer == 1 || layer == 2) && !is_narrow(layer) && WIDTHS[layer] <= WIDE && WIDTHS[layer + 1] <= WIDE;
 }
 
 // What a block of `rows` has in shared memory.
-struct Held {
+struct Resident {
     REAL a[LAYERS][ROWS][WIDEST], dz[LAYERS][ROWS][WIDEST], parts[WARPS][ROWS][WIDEST];
     REAL biases[up_to(4, outputs_before(LAYERS))];
     REAL last[is_narrow(LAYERS - 1) ? WIDTHS[LAYERS - 1] * WIDTHS[LAYERS] : 1];
@@ -171,7 +171,7 @@ struct Kept {
 
     template <int layer>
     __device__ void ask(const REAL* theta) {
-        if constexpr (layer < LAYERS && is_held(layer)) {
+        if constexpr (layer < LAYERS && is_resident(layer)) {
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
                 of[layer - 1][i] = weights<layer>(theta, threadIdx.x / 32 * EACH + i, threadIdx.x % 32 * 4);
@@ -181,7 +181,7 @@ struct Kept {
 
     template <int layer>
     __device__ Four get(const REAL* theta, int i, int k, int j) const {
-        if constexpr (is_held(layer)) return of[layer - 1][i];
+        if constexpr (is_resident(layer)) return of[layer - 1][i];
         return weights<layer>(theta, k + i, j);
     }
 };
@@ -199,20 +199,20 @@ struct Rows {
 
 // next <- relu(in W + b), or without the relu for the last layer.
 template <int layer>
-__device__ void forward(const REAL* theta, const Kept& kept, Held& held, const Rows& rows) {
+__device__ void forward(const REAL* theta, const Kept& kept, Resident& resident, const Rows& rows) {
     constexpr int INPUTS = WIDTHS[layer], COLUMNS = WIDTHS[layer + 1];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const REAL(*in)[WIDEST] = held.a[layer - 1], *biases = held.biases + outputs_before(layer);
+    const REAL(*in)[WIDEST] = resident.a[layer - 1], *biases = resident.biases + outputs_before(layer);
     const auto keep = [&](int r, int j, REAL z) {
         z = layer + 1 < LAYERS && z < 0 ? 0 : z;
-        held.a[layer][r][j] = z;
+        resident.a[layer][r][j] = z;
         if (layer + 1 < LAYERS) rows.put(rows.outputs, layer, r, j, z);
     };
     if constexpr (is_narrow(layer)) {  // a warp a column
         for (int j = warp; j < COLUMNS; j += WARPS) {
             for (int r = 0; r < ROWS; r++) {
                 REAL sum = 0;
-                for (int k = lane; k < INPUTS; k += 32) sum += in[r][k] * held.last[k * COLUMNS + j];
+                for (int k = lane; k < INPUTS; k += 32) sum += in[r][k] * resident.last[k * COLUMNS + j];
                 sum = warp_sum<32>(sum);
                 if (lane == r) keep(r, j, sum + biases[j]);
             }
@@ -229,14 +229,14 @@ __device__ void forward(const REAL* theta, const Kept& kept, Held& held, const R
                     }
                 }
             }
-            for (int r = 0; r < ROWS; r++) *(Four*)&held.parts[warp][r][start + 4 * lane] = *(Four*)sums[r];
+            for (int r = 0; r < ROWS; r++) *(Four*)&resident.parts[warp][r][start + 4 * lane] = *(Four*)sums[r];
         }
         __syncthreads();
         for (int e = threadIdx.x; e < ROWS * COLUMNS; e += THREADS) {
             const int r = e / COLUMNS, j = e % COLUMNS;
             REAL z = biases[j];
 #pragma unroll
-            for (int part = 0; part < WARPS; part++) z += held.parts[part][r][j];
+            for (int part = 0; part < WARPS; part++) z += resident.parts[part][r][j];
             keep(r, j, z);
         }
     }
@@ -245,13 +245,13 @@ __device__ void forward(const REAL* theta, const Kept& kept, Held& held, const R
 
 // below <- the gradient before the ReLU that returned a, from that after the layer, dz.
 template <int layer>
-__device__ void backward(const REAL* theta, const Kept& kept, Held& held, const Rows& rows) {
+__device__ void backward(const REAL* theta, const Kept& kept, Resident& resident, const Rows& rows) {
     constexpr int INPUTS = WIDTHS[layer], COLUMNS = WIDTHS[layer + 1];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const REAL(*dz)[WIDEST] = held.dz[layer];
+    const REAL(*dz)[WIDEST] = resident.dz[layer];
     const auto keep = [&](int r, int k, REAL sum) {
-        const REAL below = held.a[layer - 1][r][k] > 0 ? sum : REAL(0);
-        held.dz[layer - 1][r][k] = below;
+        const REAL below = resident.a[layer - 1][r][k] > 0 ? sum : REAL(0);
+        resident.dz[layer - 1][r][k] = below;
         rows.put(rows.gradients, layer - 1, r, k, below);
     };
     if constexpr (is_narrow(layer)) {  // a thread an input
@@ -259,7 +259,7 @@ __device__ void backward(const REAL* theta, const Kept& kept, Held& held, const 
             const int r = e / INPUTS, k = e % INPUTS;
             REAL sum = 0;
 #pragma unroll
-            for (int j = 0; j < COLUMNS; j++) sum += dz[r][j] * held.last[k * COLUMNS + j];
+            for (int j = 0; j < COLUMNS; j++) sum += dz[r][j] * resident.last[k * COLUMNS + j];
             keep(r, k, sum);
         }
     } else {  // a warp some inputs, a lane four columns
@@ -284,18 +284,18 @@ __device__ void backward(const REAL* theta, const Kept& kept, Held& held, const 
 }
 
 template <int layer>
-__device__ void forward_from(const REAL* theta, const Kept& kept, Held& held, const Rows& rows) {
+__device__ void forward_from(const REAL* theta, const Kept& kept, Resident& resident, const Rows& rows) {
     if constexpr (layer < LAYERS) {
-        forward<layer>(theta, kept, held, rows);
-        forward_from<layer + 1>(theta, kept, held, rows);
+        forward<layer>(theta, kept, resident, rows);
+        forward_from<layer + 1>(theta, kept, resident, rows);
     }
 }
 
 template <int layer>
-__device__ void backward_from(const REAL* theta, const Kept& kept, Held& held, const Rows& rows) {
+__device__ void backward_from(const REAL* theta, const Kept& kept, Resident& resident, const Rows& rows) {
     if constexpr (layer > 0) {
-        backward<layer>(theta, kept, held, rows);
-        backward_from<layer - 1>(theta, kept, held, rows);
+        backward<layer>(theta, kept, resident, rows);
+        backward_from<layer - 1>(theta, kept, resident, rows);
     }
 }
 
@@ -305,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     rows(const long long* y, const long long* order, int* steps, int batch_size, int n, const REAL* theta,
          REAL* outputs, REAL* gradients, REAL* row_losses) {
     constexpr int COLUMNS = WIDTHS[1], CLASSES = WIDTHS[LAYERS];
-    Held& held = *(Held*)shared_bytes;
+    Resident& resident = *(Resident*)shared_bytes;
     const Rows mine = {(int)blockIdx.x * ROWS, n, outputs, gradients};
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // Whoever asks for what depends on an answer waits for it, so that comes last.
@@ -316,29 +316,29 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const bool has_example = warp < ROWS && mine.first + warp < n;  // of the loss, in each of its warps
     const long long place = step * batch_size + mine.first + warp, index = has_example ? order[place] : 0;
     // All activations but the first, and behind them dz
-    for (int e = ROWS * WIDEST + threadIdx.x; e < 2 * LAYERS * ROWS * WIDEST; e += THREADS) held.a[0][0][e] = 0;
-    for (int e = threadIdx.x; e < outputs_before(LAYERS); e += THREADS) held.biases[e] = theta[biases_of(0) + e];
+    for (int e = ROWS * WIDEST + threadIdx.x; e < 2 * LAYERS * ROWS * WIDEST; e += THREADS) resident.a[0][0][e] = 0;
+    for (int e = threadIdx.x; e < outputs_before(LAYERS); e += THREADS) resident.biases[e] = theta[biases_of(0) + e];
     if constexpr (is_narrow(LAYERS - 1)) {
         const REAL* from = theta + weights_of(LAYERS - 1);
-        for (int e = threadIdx.x; e < WIDTHS[LAYERS - 1] * CLASSES; e += THREADS) held.last[e] = from[e];
+        for (int e = threadIdx.x; e < WIDTHS[LAYERS - 1] * CLASSES; e += THREADS) resident.last[e] = from[e];
     }
     const int label = has_example ? y[index] : 0;
     wait_for_the_kernel_ahead();
     for (int e = threadIdx.x; e < ROWS * WIDEST; e += THREADS) {
         const int r = e / WIDEST, j = e % WIDEST;
-        held.a[0][0][e] = mine.first + r < n && j < COLUMNS ? outputs[(mine.first + r) * COLUMNS + j] : REAL(0);
+        resident.a[0][0][e] = mine.first + r < n && j < COLUMNS ? outputs[(mine.first + r) * COLUMNS + j] : REAL(0);
     }
     __syncthreads();
-    forward_from<1>(theta, kept, held, mine);
+    forward_from<1>(theta, kept, resident, mine);
     if (has_example) {
-        REAL* slope = held.dz[LAYERS - 1][warp];
-        const REAL loss = softmax<CLASSES>(held.a[LAYERS - 1][warp], slope, label, n);
+        REAL* slope = resident.dz[LAYERS - 1][warp];
+        const REAL loss = softmax<CLASSES>(resident.a[LAYERS - 1][warp], slope, label, n);
         __syncwarp();
         for (int j = lane; j < CLASSES; j += 32) mine.put(gradients, LAYERS - 1, warp, j, slope[j]);
         if (lane == 0) row_losses[place] = loss;
     }
     __syncthreads();
-    backward_from<LAYERS - 1>(theta, kept, held, mine);
+    backward_from<LAYERS - 1>(theta, kept, resident, mine);
     if (blockIdx.x == 0 && threadIdx.x == 0) steps[1] = steps[0];
 }
 
@@ -485,8 +485,8 @@ extern "C" __global__ void __launch_bounds__(8 * EDGE)
     update(const PIXEL* X, const long long* order, int* steps, int batch_size, int n, const REAL* outputs,
            const REAL* gradients, REAL* theta, REAL* m, REAL* v, const double* rates, REAL beta1, REAL rest1,
            REAL beta2, REAL rest2, REAL eps, REAL l2, REAL shrink) {
-    __shared__ __align__(16) Chunk held;
+    __shared__ __align__(16) Chunk resident;
     const Optimizer optimizer = {theta, m, v, 0, 0, 0, beta1, rest1, beta2, rest2, eps, l2, shrink};
-    tile<0>(blockIdx.x, X, order, steps + 1, batch_size, n, outputs, gradients, optimizer, rates, held);
+    tile<0>(blockIdx.x, X, order, steps + 1, batch_size, n, outputs, gradients, optimizer, rates, resident);
     if (blockIdx.x == 0 && threadIdx.x == 0) steps[0] = steps[1] + 1;
 }

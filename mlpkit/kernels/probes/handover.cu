@@ -1,12 +1,12 @@
 // What does it cost to wait for another block? Three ways, again and again, with nothing else to do.
 //
 // grid_barrier: everybody waits for everybody, at one counter. with_flag: one block writes a number, and then a flag
-// which says that the number is there; two trips. with_packet: the number and its sign of arrival are one word of eight
+// which says that the number is there; two trips. with_message: the number and its sign of arrival are one word of eight
 // bytes; one trip. A round of these two is there and back. The GPU must hold all blocks at once.
 
 #include "ptx.cuh"
 
-typedef Word64 Packet;
+typedef Word64 Message;
 
 // counter starts as 0.
 extern "C" __global__ void grid_barrier(Word* counter, int rounds) {
@@ -22,36 +22,36 @@ extern "C" __global__ void grid_barrier(Word* counter, int rounds) {
 }
 
 // Two blocks of one thread give each other a number, in turns. numbers and flags: two each, 32 words apart; zeros.
-extern "C" __global__ void with_flag(Word* numbers, Word* flags, int rounds) {
+extern "C" __global__ void with_flag(Word* values, Word* flags, int rounds) {
     const int me = blockIdx.x, other = 1 - me;
     for (Word round = 1; round <= rounds; round++) {
         if (me == 1 || round > 1) {
             const Word wanted = me == 1 ? round : round - 1;
             while (ld_acquire_gpu(&flags[32 * other]) < wanted) {
             }
-            if (*(volatile Word*)&numbers[32 * other] != wanted) __trap();
+            if (*(volatile Word*)&values[32 * other] != wanted) __trap();
         }
-        *(volatile Word*)&numbers[32 * me] = round;
+        *(volatile Word*)&values[32 * me] = round;
         st_release_gpu(&flags[32 * me], round);
     }
 }
 
 // The same, with packets: two of them, 16 apart; zeros. Of all blocks these are number `first` and number `second`, and
 // the others are done at once. multiprocessors: becomes where the two are.
-extern "C" __global__ void with_packet(Packet* packets, int first, int second, Word* multiprocessors, int rounds) {
+extern "C" __global__ void with_message(Message* messages, int first, int second, Word* multiprocessors, int rounds) {
     if (blockIdx.x != first && blockIdx.x != second) return;
     const int me = blockIdx.x == second, other = 1 - me;
     multiprocessors[me] = smid();
     for (Word round = 1; round <= rounds; round++) {
         if (me == 1 || round > 1) {
             const Word wanted = me == 1 ? round : round - 1;
-            Packet found;
+            Message found;
             do {
-                ld_relaxed_gpu(found, &packets[16 * other]);
+                ld_relaxed_gpu(found, &messages[16 * other]);
             } while ((Word)(found >> 32) < wanted);
             if ((Word)found != wanted) __trap();
         }
-        const Packet packet = (Packet)round << 32 | round;
-        st_relaxed_gpu(&packets[16 * me], packet);
+        const Message message = (Message)round << 32 | round;
+        st_relaxed_gpu(&messages[16 * me], message);
     }
 }

@@ -4,19 +4,19 @@
 // The multiply-adds' rate is a little below the hardware's: the loop has instructions of its own, 4 of 68 as CUDA 12.9
 // compiles it for sm_90, which leaves 94 %.
 
-constexpr int CHAINS = 32;  // independent sums of a thread: each multiply-add has to wait for the last one of its chain
+constexpr int DEPENDENCY_CHAINS = 32;  // of a thread: each multiply-add has to wait for the last one of its chain
 
 extern "C" __global__ void multiply_adds(float* out, int steps, float factor)
 {
-    float sums[CHAINS];
+    float sums[DEPENDENCY_CHAINS];
     #pragma unroll
-    for (int i = 0; i < CHAINS; ++i) sums[i] = threadIdx.x + i;
+    for (int i = 0; i < DEPENDENCY_CHAINS; ++i) sums[i] = threadIdx.x + i;
     for (int step = 0; step < steps; ++step)
         #pragma unroll
-        for (int i = 0; i < CHAINS; ++i) sums[i] = sums[i] * factor + 0.5f;
+        for (int i = 0; i < DEPENDENCY_CHAINS; ++i) sums[i] = sums[i] * factor + 0.5f;
     float total = 0;
     #pragma unroll
-    for (int i = 0; i < CHAINS; ++i) total += sums[i];
+    for (int i = 0; i < DEPENDENCY_CHAINS; ++i) total += sums[i];
     out[blockIdx.x * blockDim.x + threadIdx.x] = total;
 }
 

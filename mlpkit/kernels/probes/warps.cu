@@ -56,20 +56,20 @@ extern "C" __global__ void sum_atomic(const float* x, float* sums, int n) {
 // ---- Ways that part: in each round a thread goes one of so many ways, which differ in a factor ----
 
 template <bool BY_WARP>
-__device__ void go(float* x, int ways, int rounds) {
-    const int mine = (BY_WARP ? threadIdx.x / 32 : threadIdx.x) % ways;
+__device__ void go(float* x, int branches, int rounds) {
+    const int mine = (BY_WARP ? threadIdx.x / 32 : threadIdx.x) % branches;
     float y = x[blockIdx.x * THREADS + threadIdx.x];
-    for (int way = 0; way < ways; way++) {
-        if (mine == way) {
+    for (int branch = 0; branch < branches; branch++) {
+        if (mine == branch) {
 #pragma unroll 1
-            for (int round = 0; round < rounds; round++) y = y * 0.5f + way;
+            for (int round = 0; round < rounds; round++) y = y * 0.5f + branch;
         }
     }
     x[blockIdx.x * THREADS + threadIdx.x] = y;
 }
 
-extern "C" __global__ void part_lanes(float* x, int ways, int rounds) { go<false>(x, ways, rounds); }
-extern "C" __global__ void part_warps(float* x, int ways, int rounds) { go<true>(x, ways, rounds); }
+extern "C" __global__ void part_lanes(float* x, int branches, int rounds) { go<false>(x, branches, rounds); }
+extern "C" __global__ void part_warps(float* x, int branches, int rounds) { go<true>(x, branches, rounds); }
 
 // ---- One number that all want: how many labels there are of each class ----
 

@@ -15,7 +15,7 @@ def as_inputs(X, said):
     X = np.asarray(check_unmasked("X", X))
     if X.dtype.kind == "O" and X.ndim > 1:
         with np.errstate(all="ignore"):
-            X = _numbers(X)
+            X = _values(X)
     if X.ndim < 2 or not X.size:
         raise ValueError(f"X must be images (n, channels, height, width), or rows (n, k), not {X.shape}.")
     if X.dtype.kind == "b":
@@ -26,7 +26,7 @@ def as_inputs(X, said):
     return _of_integers(X, said) if X.dtype.kind in "iu" else _of_floats(X, said)
 
 
-def _numbers(X):
+def _values(X):
     """Return an array of Python's objects as one of numbers, as a table of pandas may need it."""
     try:
         whole = X.astype(np.int64)

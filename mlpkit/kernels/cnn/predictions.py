@@ -1,4 +1,4 @@
-"""The end of a network of which only the answers are wanted, in two kernels: see `answers.cu`."""
+"""The end of a network of which only the answers are wanted, in two kernels: see `predictions.cu`."""
 
 from functools import cache
 
@@ -6,15 +6,15 @@ import numpy as np
 
 from mlpkit import kernels
 from mlpkit.kernels import overlap
-from mlpkit.kernels.conv.planes import as_bf16, groups_of, padded
+from mlpkit.kernels.conv.blocked import as_bf16, groups_of, padded
 
 from . import dense
 
-TILE, DEPTH, THREADS, STAGES = 64, 64, 256, 4  # as in answers.cu
+TILE, DEPTH, THREADS, STAGES = 64, 64, 256, 4  # as in predictions.cu
 BLOCKS = 132  # of which the first layer's slices make about so many
 MANY = 512  # examples, from which on tiles are twice as tall
 ALONE = 116 << 10  # bytes of shared memory with which a block has a multiprocessor for itself
-ROOM, MOST_HELD = 96 << 10, 48 << 10  # bytes that a block with examples may have, and of weights
+BLOCK_BYTES, MOST_RESIDENT = 96 << 10, 48 << 10  # bytes that a block with examples may have, and of weights
 
 why_not = dense.why_not
 
@@ -40,12 +40,17 @@ class End:
         parts, units = self.parts(x), self.sizes.sizes[1:]
         pointers = np.zeros((2, dense.MOST_LAYERS), np.uint64)
         pointers[:, : len(units)] = np.transpose([(W.data.ptr, b.data.ptr) for W, b in self.layers])
-        held = sum(padded(W.size, 4) for W, _ in self.layers[1:])
-        held = held if 4 * held <= MOST_HELD else 0
-        macros = {"SIZES": ",".join(map(str, units)), "SLICES": len(parts), "HELD": int(held > 0), "ROWS": self.rows}
-        shared = 4 * (3 * self.rows * padded(max(THREADS, *units), 4) + held)
+        resident = sum(padded(W.size, 4) for W, _ in self.layers[1:])
+        resident = resident if 4 * resident <= MOST_RESIDENT else 0
+        macros = {
+            "SIZES": ",".join(map(str, units)),
+            "SLICES": len(parts),
+            "RESIDENT": int(resident > 0),
+            "ROWS": self.rows,
+        }
+        shared = 4 * (3 * self.rows * padded(max(THREADS, *units), 4) + resident)
         arguments = pointers.reshape(-1).view(f"V{pointers.nbytes}"), parts, out, np.int32(self.n)
-        kernel = _kernel("answers", **macros, **self.macros)
+        kernel = _kernel("predictions", **macros, **self.macros)
         kernel((-(-self.n // self.rows),), (THREADS,), arguments, shared_mem=shared)
 
     def parts(self, x):
@@ -69,7 +74,9 @@ class End:
 
 def rows_of(n, widest):
     """Return how many examples a block takes: more where there are many, so that weights are read less often."""
-    fit = [rows for rows in (1, 2, 4, 8) if 4 * rows * 3 * padded(max(THREADS, widest), 4) <= ROOM - MOST_HELD]
+    fit = [
+        rows for rows in (1, 2, 4, 8) if 4 * rows * 3 * padded(max(THREADS, widest), 4) <= BLOCK_BYTES - MOST_RESIDENT
+    ]
     return next((rows for rows in fit if n <= 4 * BLOCKS * rows), fit[-1])
 
 
@@ -98,6 +105,6 @@ def in_order(W, channels):
 
 @cache
 def _kernel(name, **macros):
-    found = kernels.load("answers", **macros).get_function(name)
-    found.max_dynamic_shared_size_bytes = max(ALONE, ROOM)
+    found = kernels.load("predictions", **macros).get_function(name)
+    found.max_dynamic_shared_size_bytes = max(ALONE, BLOCK_BYTES)
     return overlap.Overlapping(found) if "OVERLAPS" in macros else found

@@ -1,6 +1,6 @@
-"""Answers of one trained network, by the workbook's engines and by other people's libraries, each in its own process.
+"""Predictions of one trained network, by the workbook's engines and by other libraries, each in its own process.
 
-A peer is a module with one function, `ways(task, n, precision)`: it yields each `Way` that it has to answer batches of
+A peer is a module with one function, `variants(task, n, precision)`: it yields each `Variant` for batches of
 n. All get the same: uint8 pixels, and layers into whose filters the normalizations are folded already.
 """
 
@@ -22,17 +22,17 @@ SAMPLES, TIMES = 5, 20  # of the device's clock, and batches in each
 WARM, WAITS = 20, 20  # calls that are not timed, and samples of the host's clock
 
 
-class Way(NamedTuple):
-    """A way to answer. device_us(times): microseconds a batch, on the GPU, of so many; answer(x): what a program calls.
+class Variant(NamedTuple):
+    """One way to predict. device_us(times): microseconds a batch, on the GPU, of so many; predict(x): what is called.
 
-    answer: pixels (n, *input) on the host; it returns the outputs (n, classes) when they are there, as NumPy has them.
+    predict: pixels (n, *input) on the host; it returns the outputs (n, classes) when they are there, as NumPy has them.
     keeps: what must live as long, such as arrays whose addresses a graph knows. kernels: their names,
     where they are known.
     """
 
     name: str
     device_us: Callable[[int], float]
-    answer: Callable[[np.ndarray], np.ndarray]
+    predict: Callable[[np.ndarray], np.ndarray]
     keeps: Any = None
     kernels: Any = None
 
@@ -52,26 +52,26 @@ class Task:
     def network(self):
         return Network.load(self.path)
 
-    def places(self):
+    def bound_layers(self):
         """Return the layers, folded, with float32 arrays; linear layers behind images take channels last."""
         network = Network.load(self.path)
         exact = Network(BASELINE, network.model, dtype=np.float64)
         exact.set_theta(network.theta.astype(np.float64))
         exact.set_statistics(network.statistics.astype(np.float64))
-        places = fold(exact).places
+        bound_layers = fold(exact).layers
         shape = network.model.input
-        for at, following in zip(places, [*places[1:], None], strict=True):
+        for at, following in zip(bound_layers, [*bound_layers[1:], None], strict=True):
             if isinstance(at.layer, Flatten) and len(shape) == 3:
                 following.W = following.W.reshape(shape[0], -1, following.W.shape[1]).swapaxes(0, 1)
                 following.W = following.W.reshape(-1, following.W.shape[2])
             shape = at.layer.output(shape)
-        each_array(places, lambda array: np.ascontiguousarray(array, np.float32))
-        return places
+        each_array(bound_layers, lambda array: np.ascontiguousarray(array, np.float32))
+        return bound_layers
 
 
-def each_array(places, function):
-    """Let a function replace each array of the places, those inside others too."""
-    for at in places:
+def each_array(bound_layers, function):
+    """Let a function replace each array of the layers, those inside others too."""
+    for at in bound_layers:
         for name in ("W", "b"):
             if hasattr(at, name):
                 setattr(at, name, function(getattr(at, name)))
@@ -79,9 +79,9 @@ def each_array(places, function):
             each_array(branch, function)
 
 
-def through(places, operations, x):
-    """Return what the layers make of x: operations has a function (place, x) for each kind, by its name."""
-    for at in places:
+def through(bound_layers, operations, x):
+    """Return what the layers make of x: operations has a function (bound layer, x) for each kind, by its name."""
+    for at in bound_layers:
         if isinstance(at.layer, Residual):
             layers, shortcut = at.branches
             x = through(layers, operations, x) + through(shortcut, operations, x)
@@ -98,20 +98,20 @@ def prepared(name, task, sizes, precision):
     """
     peer = import_module(f"{__name__}.{name.partition(':')[0]}")
     given = (name.partition(":")[2],) if ":" in name else ()
-    found = [(n, way) for n in sizes for way in peer.ways(task, n, precision, *given)]
+    found = [(n, way) for n in sizes for way in peer.variants(task, n, precision, *given)]
     for n, way in found:
-        way.answer(task.x[:n])
+        way.predict(task.x[:n])
     return lambda: [_measured(task, n, way) for n, way in found]
 
 
 def _measured(task, n, way) -> dict[str, Any]:
     x, few = task.x[:n], min(n, len(task.wanted))
-    z, wanted = way.answer(x)[:few].astype(np.float64), task.wanted[:few]
+    z, wanted = way.predict(x)[:few].astype(np.float64), task.wanted[:few]
     device = [way.device_us(TIMES) for _ in range(SAMPLES)]
     waited = []
     for _ in range(WARM + WAITS):
         start = time.perf_counter()
-        way.answer(x)
+        way.predict(x)
         waited.append((time.perf_counter() - start) * 1e6)
     return {
         "n": n,

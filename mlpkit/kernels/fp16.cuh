@@ -28,13 +28,13 @@ inline float scale_for(Word largest)
     return largest > 0 ? __uint_as_float(min(max(127 + 14 - (exponent + 3 & ~3), 1), 254) << 23) : 1;
 }
 
-// Of an array: the scale, for its readers and as the next guess, and what blocks tell each other. packets: one for each
+// Of an array: the scale, for its readers and as the next guess, and what blocks tell each other. messages: one for each
 // block of a launch, with what it has found below, and above the number of the launch.
 struct Scale {
     float of;
     Word largest[2];  // magnitudes, as the bits of floats; of launches with even and odd numbers
     Word arrived, launches, unused;
-    Word64* packets;
+    Word64* messages;
 };
 
 // What a product of scaled numbers is to be multiplied by.
@@ -87,7 +87,7 @@ inline void floats_of(const Piece& piece, float (&x)[8])
 }
 
 // Eight halves, still scaled.
-inline void floats_of_halves(const Piece& piece, float (&x)[8])
+inline void floats_of_fp16(const Piece& piece, float (&x)[8])
 {
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -118,16 +118,16 @@ inline void find_scales(Scale* const* scales, int count, Word* most, const Word*
 {
     __syncthreads();
     for (int i = threadIdx.x; i < count; i += blockDim.x)
-        st_relaxed_gpu(scales[i]->packets + blockIdx.x, (Word64)(launches[i] + 1) << 32 | most[i]);
-    int room = (gridDim.x + 31) / 32 * 32;  // a warp looks for packets of one array
-    for (int n = threadIdx.x; n < count * room; n += blockDim.x) {
-        int i = n / room, block = n % room;
-        Word64 packet = 0;
+        st_relaxed_gpu(scales[i]->messages + blockIdx.x, (Word64)(launches[i] + 1) << 32 | most[i]);
+    int padded = (gridDim.x + 31) / 32 * 32;  // a warp looks for packets of one array
+    for (int n = threadIdx.x; n < count * padded; n += blockDim.x) {
+        int i = n / padded, block = n % padded;
+        Word64 message = 0;
         for (Word turns = 0; block < gridDim.x; give_up_after_a_while(turns)) {
-            ld_relaxed_gpu(packet, scales[i]->packets + block);
-            if (packet >> 32 == launches[i] + 1) break;
+            ld_relaxed_gpu(message, scales[i]->messages + block);
+            if (message >> 32 == launches[i] + 1) break;
         }
-        Word found = __reduce_max_sync(~0u, (Word)packet);
+        Word found = __reduce_max_sync(~0u, (Word)message);
         if (threadIdx.x % 32 == 0) atomicMax(&most[i], found);
     }
     __syncthreads();

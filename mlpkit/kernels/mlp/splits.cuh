@@ -9,18 +9,18 @@ __device__ float scale(int biased) { return __uint_as_float((Word)(283 - biased)
 __device__ float inverse_scale(int biased) { return __uint_as_float(biased == 255 ? 0x7fffffffu : (biased - 29) << 23); }
 
 // Four bytes from -128 to 127: integer = d[0] + 256 d[1] + 65536 d[2] + 16777216 d[3].
-__device__ Word digits(float w, float scale) { return (__float2int_rn(w * scale) + 0x00808080) ^ 0x00808080; }
+__device__ Word splits(float w, float scale) { return (__float2int_rn(w * scale) + 0x00808080) ^ 0x00808080; }
 
 __device__ Word magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }  // ordered as numbers are, NaN on top
 
 // Four numbers' digits: byte i of word d is digit d of number i.
-struct Digits {
+struct Splits {
     Word of[4];
 
-    __device__ Digits(const float4& x, float scale) {
-        const float numbers[4] = {x.x, x.y, x.z, x.w};
+    __device__ Splits(const float4& x, float scale) {
+        const float values[4] = {x.x, x.y, x.z, x.w};
         Word d[4];
-        for (int i = 0; i < 4; i++) d[i] = digits(numbers[i], scale);
+        for (int i = 0; i < 4; i++) d[i] = splits(values[i], scale);
         const Word low[2] = {__byte_perm(d[0], d[1], 0x5140), __byte_perm(d[2], d[3], 0x5140)};
         const Word high[2] = {__byte_perm(d[0], d[1], 0x7362), __byte_perm(d[2], d[3], 0x7362)};
         of[0] = __byte_perm(low[0], low[1], 0x5410);

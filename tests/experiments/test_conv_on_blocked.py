@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
 
-from experiments.conv_ladder.rungs.planes import RUNGS
-from mlpkit.kernels.conv import Shape, planes
+from experiments.conv_ladder.rungs.blocked import RUNGS
+from mlpkit.kernels.conv import Shape, blocked
 
 MORE = [random_shape(np.random.default_rng(seed)) for seed in range(8)]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("which", PASSES)
-@pytest.mark.parametrize("name", planes.MODES)
+@pytest.mark.parametrize("name", blocked.MODES)
 @pytest.mark.parametrize("shape", [*SHAPES, *MORE], ids=str)
 def test_a_rung_is_right(name, which, shape):
     rung = RUNGS[f"planes_{name}"]
@@ -24,7 +24,7 @@ def test_a_rung_is_right(name, which, shape):
 @pytest.mark.gpu
 @pytest.mark.parametrize("which", PASSES)
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
-def test_halves_take_numbers_of_any_size(scale, which):
+def test_fp16_takes_elements_of_any_size(scale, which):
     import cupy
 
     shape = Shape(2, 20, 24, 9, 9, 3, padding=1)

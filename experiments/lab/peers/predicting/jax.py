@@ -19,14 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import TIMES, Way, each_array, through
+from . import TIMES, Variant, each_array, through
 
 SIDE = 4096  # of the matrices that keep the GPU busy, for some milliseconds
 FEW = 256  # images
 TAKES = 15  # loops of each length in a sample, of few images
 
 
-def ways(task, n, precision):
+def variants(task, n, precision):
     """Yield the one way."""
     dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
     name = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}[precision]
@@ -35,14 +35,14 @@ def ways(task, n, precision):
         with jax.default_matmul_precision(name):  # what is compiled keeps it; `jit` looks again at each call
             return jax.jit(function).lower(*examples).compile()
 
-    places = task.places()
-    each_array(places, lambda array: jnp.asarray(array, dtype))
+    bound_layers = task.bound_layers()
+    each_array(bound_layers, lambda array: jnp.asarray(array, dtype))
 
     def forward(x):
         x = x.reshape(-1, *(task.x.shape[2:] + task.x.shape[1:2])).astype(dtype) / 255
-        return through(places, OPERATIONS, x).astype(jnp.float32)
+        return through(bound_layers, OPERATIONS, x).astype(jnp.float32)
 
-    answer = compiled(forward, task.x[:n])
+    predict = compiled(forward, task.x[:n])
     matrix = jnp.ones((SIDE, SIDE))
     product = jax.jit(lambda a: jnp.matmul(jnp.matmul(a, a, precision="highest"), a, precision="highest"))
 
@@ -63,7 +63,7 @@ def ways(task, n, precision):
         return (more[0] - more[1]) / (long - short) * 1e6
 
     device_us(TIMES)
-    yield Way("loop", device_us, lambda x: np.asarray(answer(x)))
+    yield Variant("loop", device_us, lambda x: np.asarray(predict(x)))
 
 
 def conv(at, x):

@@ -3,7 +3,7 @@
 // needs sm_90a
 //
 // y = W x as a product: 64 output channels times all windows of some rows. For each tap, and 16 channels, wgmma takes
-// the filters' 64 x 16 elements and the pixels of WIDTH windows: those lie side by side (see planes.cuh), 16 bytes
+// the filters' 64 x 16 elements and the pixels of WIDTH windows: those lie side by side (see blocked.cuh), 16 bytes
 // after those of the tap before. No element of the image is copied twice, and no index is computed but where the tile
 // is loaded.
 //
@@ -25,7 +25,7 @@
 // A product has 64 rows. Where there are at most 32 filters, of which float32 has two fp16 parts, both may be in it
 // (STACKED): two products take the place of three, and rows are added up in the end.
 
-#include "planes.cuh"
+#include "blocked.cuh"
 
 #ifndef FOLLOWED
 #define FOLLOWED 0
@@ -121,9 +121,9 @@ inline void store(const Problem& p, void* to, int tile, int channel, const float
         #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
             Place place(p, lane % 4 * 2 + pair, first_row);
-            float* numbers = static_cast<float*>(to) + (size_t)image * p.to_channels / 4 * area * 4 + row_of_8 % 4;
+            float* elements = static_cast<float*>(to) + (size_t)image * p.to_channels / 4 * area * 4 + row_of_8 % 4;
             int plane = channel / 4 + row_of_8 / 4;
-            float* planes[2] = {numbers + plane * area * 4, numbers + (plane + 2) * area * 4};
+            float* planes[2] = {elements + plane * area * 4, elements + (plane + 2) * area * 4};
             #pragma unroll
             for (int i = 0; i < WIDTH / 8; ++i, place.next(p, down, right))
                 #pragma unroll
@@ -146,9 +146,9 @@ struct Following {
     Sizes sizes;
 };
 
-// room: a buffer of the warp, eight lines.
+// buffer: a buffer of the warp, eight lines.
 inline void store(const Problem& p, const Following& f, void* to, int tile, int channel, const float (&sums)[WIDTH / 2],
-                  float unscale, float* room)
+                  float unscale, float* buffer)
 {
     int image = tile / p.bands, first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32;
     int windows = image < p.images ? min(p.rows, p.windows_y - first_row) / POOL * ACROSS : 0;
@@ -160,7 +160,7 @@ inline void store(const Problem& p, const Following& f, void* to, int tile, int 
         __syncwarp();  // what is there is read
         #pragma unroll
         for (int i = 0; i < WIDTH / 8; ++i)
-            *reinterpret_cast<float2*>(room + lane / 4 * LINE + 8 * i + lane % 4 * 2) =
+            *reinterpret_cast<float2*>(buffer + lane / 4 * LINE + 8 * i + lane % 4 * 2) =
                 {sums[4 * i + 2 * half] * unscale, sums[4 * i + 2 * half + 1] * unscale};
         __syncwarp();
         float add[8];
@@ -174,7 +174,7 @@ inline void store(const Problem& p, const Following& f, void* to, int tile, int 
                 float x[8];
                 #pragma unroll
                 for (int j = 0; j < 8; ++j)
-                    x[j] = room[j * LINE + corner + place / POOL * p.pitch + place % POOL] + add[j];
+                    x[j] = buffer[j * LINE + corner + place / POOL * p.pitch + place % POOL] + add[j];
                 if constexpr (ADD) {
                     int pixel = (at / ACROSS * POOL + place / POOL) * WIDE_Z + at % ACROSS * POOL + place % POOL;
                     add_operand(f.added, unscale_added, f.sizes, image, group, AREA, pixel, x);
@@ -232,11 +232,11 @@ static_assert(!STACKED && HEIGHTS == 1, "a warp has the same channels of all til
 
 // Add what a tile's sums mean for the first convolution to the warp's totals. See first_sums.cuh. lines: of the warp.
 inline void add_to_first(const Problem& p, const First& f, int tile, int channel, const float (&sums)[WIDTH / 2],
-                         float unscale, float* room, float* lines)
+                         float unscale, float* buffer, float* lines)
 {
     int first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32;
     int windows = (min(p.rows, p.windows_y - first_row) - 1) * p.pitch + p.windows_x;
-    const Word* kept = reinterpret_cast<const Word*>(room + FIRST_TALL * FIRST_WIDE);
+    const Word* kept = reinterpret_cast<const Word*>(buffer + FIRST_TALL * FIRST_WIDE);
     #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int group = channel / 8 + half;
@@ -255,14 +255,14 @@ inline void add_to_first(const Problem& p, const First& f, int tile, int channel
             y = inside ? y + first_row : 0, x = inside ? x : 0;
             Word at = FIRST_KEEPS ? kept[group * FIRST_WINDOWS + y * FIRST_ACROSS + x] >> lane / 4 * 4 & 15 : 0;
             float d = inside && at != 15 ? lines[lane / 4 * LINE + i] : 0;
-            const float* corner = room + y * FIRST_POOL * FIRST_WIDE + x * FIRST_POOL;
+            const float* corner = buffer + y * FIRST_POOL * FIRST_WIDE + x * FIRST_POOL;
             if (FIRST_POOL == 2) corner += at / 2 % 2 * FIRST_WIDE + at % 2;
             #pragma unroll
             for (int tap = 0; tap < FIRST_TAPS; ++tap)
                 totals[tap] += d * corner[tap / FIRST_KERNEL * FIRST_WIDE + tap % FIRST_KERNEL];
             totals[FIRST_TAPS] += d;
         }
-        float* to = first_totals(room, channel % 64 + 8 * half + lane / 4);
+        float* to = first_totals(buffer, channel % 64 + 8 * half + lane / 4);
         #pragma unroll
         for (int k = 0; k < FIRST_EACH; ++k) {
             totals[k] += __shfl_xor_sync(~0u, totals[k], 1);
@@ -409,7 +409,7 @@ struct FirstBuffers {
     __device__ FirstBuffers(const Work work, int warp, int lane)
     {
         lines = reinterpret_cast<float*>(work.filter_ring + SLOTS * FILTER_PARTS * FILTER_PIECES) + warp * 8 * LINE;
-        of_group = lines + (4 * MULTIPLIERS - warp) * 8 * LINE + warp / 4 * FIRST_ROOM;
+        of_group = lines + (4 * MULTIPLIERS - warp) * 8 * LINE + warp / 4 * FIRST_WORDS;
         totals = first_totals(of_group, warp % 4 * 16);
         for (int i = lane; i < 16 * FIRST_EACH; i += 32) totals[i] = 0;
         __syncwarp();

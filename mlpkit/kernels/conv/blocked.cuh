@@ -10,7 +10,7 @@
 // With a stride of 2 the pixels of even and odd rows and columns lie apart, in four phases; a tap belongs to one of
 // them.
 
-#include "halves.cuh"
+#include "fp16.cuh"
 #include "wgmma.cuh"
 
 constexpr Kind KIND = MODE == 0 ? BF16 : MODE == 1 ? TF32 : FP16;

@@ -1,4 +1,4 @@
-"""Measure a peer's answers in this process, when asked: `python -m experiments.lab.peers.answering NAME SETTINGS`."""
+"""Measure a peer's answers in this process, when asked: `python -m experiments.lab.peers.predicting NAME SETTINGS`."""
 
 import json
 import sys

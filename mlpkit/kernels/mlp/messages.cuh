@@ -3,7 +3,7 @@
 // the first one is the tag's parity, which says to which of two steps they belong.
 
 #include "patience.cuh"
-#include "packet.cuh"
+#include "message.cuh"
 
 // A piece of memory serves every second step; from one to the next, the parity changes. The first is 1: memory starts
 // as 0.
@@ -11,8 +11,8 @@ __device__ Word parity_of(Word tag) { return ~((tag - 1) / 2) & 1; }
 
 __device__ void send_four(float4* to, float4 values, Word tag) {
     const Word first = __float_as_uint(values.x) & ~1u | parity_of(tag);
-    const Packet low = (Packet)__float_as_uint(values.y) << 32 | first;
-    const Packet high = (Packet)__float_as_uint(values.w) << 32 | __float_as_uint(values.z);
+    const Message low = (Message)__float_as_uint(values.y) << 32 | first;
+    const Message high = (Message)__float_as_uint(values.w) << 32 | __float_as_uint(values.z);
     st_relaxed_gpu(to, low, high);
 }
 
@@ -53,12 +53,12 @@ struct Mail : MailOf<ulonglong2, N> {
 };
 
 template <int N>
-struct SingleMail : MailOf<Packet, N> {
+struct SingleMail : MailOf<Message, N> {
     __device__ float operator[](int i) const { return value_of(this->items[i]); }
 };
 
 // Wait for one packet. By a whole warp, each lane for its own, or all for the same.
-__device__ float receive(const Packet* from, Word tag, Awaited what) {
+__device__ float receive(const Message* from, Word tag, Awaited what) {
     const auto at = [=](int) { return from; };
     SingleMail<1> mail;
     mail.ask(at);

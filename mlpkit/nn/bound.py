@@ -1,4 +1,4 @@
-"""Where a layer stands in a network: its arrays, and what its forward pass keeps for the backward pass."""
+"""A layer bound to a network: its arrays, and what its forward pass keeps for the backward pass."""
 
 from copy import copy
 from dataclasses import dataclass, field
@@ -37,12 +37,12 @@ class Tape:
     found: dict[str, Any] = field(default_factory=dict)
 
 
-class Place:
+class BoundLayer:
     """A layer in a network. Its arrays are attributes: `W`, its gradient `dW`, and so on; see `layers`.
 
-    path: the layer's number, and those of the layers around it, outermost first. branches: a tuple of lists, the places
-    of the chains that it is made of. learns_before: whether there are parameters before it. arrays: the names of those
-    of its attributes that last.
+    path: the layer's number, and those of the layers around it, outermost first. branches: a tuple of lists, the bound
+    layers that it is made of. learns_before: whether there are parameters before it. lasting: the names of those of its
+    attributes that last.
     """
 
     def __init__(self, layer, path, engine, mode, branches, learns_before):
@@ -69,28 +69,28 @@ class Place:
             delattr(self, name)
 
     def copied(self, mode):
-        """Return a place with the same arrays for a pass of its own: what layers keep there is nobody else's."""
+        """Return a bound layer with the same arrays for a pass of its own: what layers keep there is nobody else's."""
         one = copy(self)
         one.drop()
         one.mode, one.branches = mode, tuple([each.copied(mode) for each in branch] for branch in self.branches)
         return one
 
 
-OWN = frozenset(vars(Place(None, (), None, None, (), False)))  # what is no array
+OWN = frozenset(vars(BoundLayer(None, (), None, None, (), False)))  # what is no array
 
 
 def check_array_names(layer, names):
-    """Raise ValueError where a layer has an array whose name is none, or one that its place has already."""
+    """Raise ValueError where a layer has an array whose name is none, or one that its bound layer has already."""
     for name in names:
         gradient = name[:1] == "d" and name[1:] in names
-        if gradient or name in OWN or hasattr(Place, name) or not name.isidentifier():
+        if gradient or name in OWN or hasattr(BoundLayer, name) or not name.isidentifier():
             raise ValueError(f"{layer!r} has an array called {name!r}, a name that is taken: choose another.")
     return names
 
 
-def forward(places, x):
-    """Return what the layers at `places` make of the batch x, one after another."""
-    for at in places:
+def forward(layers, x):
+    """Return what the layers make of the batch x, one after another."""
+    for at in layers:
         x = at.layer.forward(at, x)
         if (tape := at.mode.tape) is not None:
             if at.name in tape.keep:
@@ -100,12 +100,12 @@ def forward(places, x):
     return x
 
 
-def backward(places, dy):
+def backward(layers, dy):
     """Let the layers write their gradients, the last one first, given that of the output.
 
-    Return the gradient of the input, None where nobody before the first place asks for it.
+    Return the gradient of the input, None where nobody before the first layer asks for it.
     """
-    for at in reversed(places):
+    for at in reversed(layers):
         if (tape := at.mode.tape) is not None:
             dy = noted(tape, at.name, dy, at.engine)
         dy = at.layer.backward(at, dy)

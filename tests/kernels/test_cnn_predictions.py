@@ -9,8 +9,8 @@ from shared import one_sentence
 
 from mlpkit import kernels
 from mlpkit.engines import numpy_baseline
-from mlpkit.kernels.cnn import answers, between, dense, first_bf16
-from mlpkit.kernels.conv import Shape, planes
+from mlpkit.kernels.cnn import between, dense, first_bf16, predictions
+from mlpkit.kernels.conv import Shape, blocked
 
 # The convolution, the pool behind it, a ReLU, and whether images are bytes
 FIRST = (
@@ -31,11 +31,11 @@ ERRORS = {"float32": 1e-6, "tf32": 1e-3, "bf16": 1e-2}
 
 @pytest.fixture
 def cupy(folder):
-    for cached in (answers._kernel, dense._kernel, first_bf16._kernel):
+    for cached in (predictions._kernel, dense._kernel, first_bf16._kernel):
         cached.cache_clear()
-    with emulator.with_planes(folder) as found:
+    with emulator.with_blocked(folder) as found:
         yield found
-    for cached in (answers._kernel, dense._kernel, first_bf16._kernel):
+    for cached in (predictions._kernel, dense._kernel, first_bf16._kernel):
         cached.cache_clear()
 
 
@@ -56,7 +56,7 @@ def images_of(y, channels):
 
 def check_first(cupy, shape, pool, relu, as_bytes):
     rng = np.random.default_rng(0)
-    conv = planes.cropped(shape, pool)
+    conv = blocked.cropped(shape, pool)
     about = between.Pooled(conv.batch, conv.channels_out, conv.out_height, conv.out_width, pool, relu)
     assert first_bf16.why_not(conv, about) is None
     x = rng.integers(0, 256, shape.x).astype(np.uint8) if as_bytes else rounded(rng.normal(size=shape.x))
@@ -84,9 +84,9 @@ def check_end(cupy, n, image, units, precision):
         wanted = wanted @ W + b
         wanted = np.maximum(wanted, 0) if number + 1 < len(layers) else wanted
     on = [(cupy.asarray(W), cupy.asarray(b)) for W, b in layers]
-    end = answers.End(n, on, precision, channels)
+    end = predictions.End(n, on, precision, channels)
     out = cupy.empty((n, units[-1]), np.float32)
-    given = planes.images_as_planes(cupy.asarray(x), planes.MODES["bf16"]) if precision == "bf16" else x
+    given = blocked.images_as_blocked(cupy.asarray(x), blocked.MODES["bf16"]) if precision == "bf16" else x
     end(cupy.asarray(given), out)
     assert error(cupy.asnumpy(out), wanted) < ERRORS[precision]
 
@@ -97,12 +97,12 @@ def check_added(cupy, mode, layouts):
     z, more = (rng.integers(-8, 9, (2, 20, 6, 4)).astype("f4") / 4 for _ in range(2))
     bias = rng.integers(-8, 9, 20).astype("f4") / 4
     wanted = np.maximum(z + more + bias[:, None, None], 0).reshape(2, 20, 3, 2, 2, 2).max((3, 5))
-    scale = planes.new_scale() if mode.halves else None
+    scale = blocked.new_scale() if mode.fp16_parts else None
     added = between.convert(mode, more.shape, cupy.asarray(more), "nchw", "stored", scale)
     for layout in layouts:
-        x = cupy.asarray(z) if layout else planes.images_as_planes(cupy.asarray(z), mode)
+        x = cupy.asarray(z) if layout else blocked.images_as_blocked(cupy.asarray(z), mode)
         x = cupy.ascontiguousarray(x)
-        y, _ = between.forward(mode, about, x, layout or "planes", "nchw", cupy.asarray(bias), added=added)
+        y, _ = between.forward(mode, about, x, layout or "nc8hw8", "nchw", cupy.asarray(bias), added=added)
         np.testing.assert_array_equal(cupy.asnumpy(y), wanted)
 
 
@@ -131,19 +131,22 @@ def test_the_last_layers_are_what_the_layers_are(case, precision, cupy):
 def test_a_nan_is_answered_with_nan(cupy):
     rows, W, b = (cupy.asarray(np.ones(shape, "f4")) for shape in ((2, 40, 1, 1), (40, 8), 8))
     rows[1, 3] = np.nan
-    out, x = cupy.empty((2, 5), np.float32), cupy.ascontiguousarray(planes.images_as_planes(rows, planes.MODES["bf16"]))
-    answers.End(2, [(W, b), (cupy.asarray(np.ones((8, 5), "f4")), b[:5])], "bf16", 40)(x, out)
+    out, x = (
+        cupy.empty((2, 5), np.float32),
+        cupy.ascontiguousarray(blocked.images_as_blocked(rows, blocked.MODES["bf16"])),
+    )
+    predictions.End(2, [(W, b), (cupy.asarray(np.ones((8, 5), "f4")), b[:5])], "bf16", 40)(x, out)
     assert np.isfinite(out[0]).all()
     assert np.isnan(out[1]).all()
 
 
 def test_slices_are_whole_and_blocks_fit():
     for n, inputs, units in ((1, 3200, 256), (64, 3200, 256), (1024, 3200, 256), (4096, 400, 120), (9, 16, 10)):
-        of_slice, slices = answers.cut(n, inputs, units)
-        assert of_slice % answers.DEPTH == 0
+        of_slice, slices = predictions.cut(n, inputs, units)
+        assert of_slice % predictions.DEPTH == 0
         assert (slices - 1) * of_slice < inputs <= slices * of_slice
-    assert [answers.rows_of(n, 256) for n in (1, 64, 1024, 4096)] == [1, 1, 2, 8]
-    assert answers.rows_of(4096, 1024) < 8
+    assert [predictions.rows_of(n, 256) for n in (1, 64, 1024, 4096)] == [1, 1, 2, 8]
+    assert predictions.rows_of(4096, 1024) < 8
 
 
 def test_what_the_first_kernel_is_not_for_is_said():
@@ -158,12 +161,12 @@ def test_what_the_first_kernel_is_not_for_is_said():
 @needs_compiler
 @pytest.mark.parametrize("name", ["fp16x3", "bf16"])
 def test_an_operand_is_added_before_the_pool(name, cupy):
-    check_added(cupy, planes.MODES[name], (None,))
+    check_added(cupy, blocked.MODES[name], (None,))
 
 
 @needs_compiler
 def test_bytes_are_numbers_from_0_to_1(cupy):
-    check_bytes(cupy, planes.MODES["bf16"])
+    check_bytes(cupy, blocked.MODES["bf16"])
 
 
 @needs_compiler
@@ -173,7 +176,7 @@ def test_nothing_is_spilled():
         sizes = {"IMAGE_HEIGHT": 28, "IMAGE_WIDTH": 28, "FIRST_TALL": 26, "FIRST_WIDE": 26} | macros
         assert kernels.resources("first_bf16", **sizes)["convolve"].spilled_bytes == 0
     for rows in (1, 8):
-        assert not any(found.spilled_bytes for found in kernels.resources("answers", ROWS=rows).values())
+        assert not any(found.spilled_bytes for found in kernels.resources("predictions", ROWS=rows).values())
 
 
 @pytest.mark.gpu
@@ -194,7 +197,7 @@ def test_the_last_layers_on_a_gpu(case, precision):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mode", planes.MODES.values(), ids=planes.MODES)
+@pytest.mark.parametrize("mode", blocked.MODES.values(), ids=blocked.MODES)
 def test_what_is_added_and_bytes_on_a_gpu(mode):
     import cupy
 

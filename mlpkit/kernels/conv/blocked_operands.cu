@@ -6,7 +6,7 @@
 // the taps turned, for the input gradient. A thread makes a piece, and a warp's pieces are neighbours. With halves the
 // second ones follow the first ones: of a tap, of 32 filters, or of a whole array.
 
-#include "halves.cuh"
+#include "fp16.cuh"
 
 // ---- Arrays as they lie ----
 
@@ -19,7 +19,7 @@ struct Pieces {
 };
 
 // Make this thread's part of the halves; return the largest magnitude among its numbers.
-inline float halves(const Pieces& p, float scale)
+inline float fp16_of(const Pieces& p, float scale)
 {
     float most = 0;
     #pragma unroll 2
@@ -54,7 +54,7 @@ void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, S
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
         if (i >= count) break;
-        Word found = __reduce_max_sync(~0u, __float_as_uint(halves(i ? b : a, guesses[i])));
+        Word found = __reduce_max_sync(~0u, __float_as_uint(fp16_of(i ? b : a, guesses[i])));
         if (threadIdx.x % 32 == 0) atomicMax(&most[i], found);
     }
     find_scales(scales, count, most, launches);
@@ -62,7 +62,7 @@ void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, S
     for (int i = 0; i < 2; ++i) {
         if (i >= count) break;
         float scale = __uint_as_float(most[i]);
-        if (scale != guesses[i]) halves(i ? b : a, scale);
+        if (scale != guesses[i]) fp16_of(i ? b : a, scale);
     }
 }
 

@@ -1,6 +1,6 @@
 """Planes: a pass of two arrays as they come, by the kernels that engines are made of.
 
-See `mlpkit.kernels.conv.planes`. Images become planes, and filters get their order, before the call. To make halves of
+See `mlpkit.kernels.conv.blocked`. Images become planes, and filters get their order, before the call. To make halves of
 either is part of it.
 """
 
@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import planes
+from mlpkit.kernels.conv import blocked
 
 from . import Prepared, Rung
 
@@ -21,42 +21,42 @@ def prepare(name, shape, which, a, b, tiling=None):
     """
     import cupy
 
-    mode = planes.MODES[name]
-    if reason := planes.why_not(name, shape, which):
+    mode = blocked.MODES[name]
+    if reason := blocked.why_not(name, shape, which):
         raise ValueError(reason)
-    images, halves = planes.images_as_planes(a, mode), None
+    images, fp16_parts = blocked.images_as_blocked(a, mode), None
     if which == "weight_gradient":
-        others, block = planes.images_as_planes(b, mode), None
+        others, block = blocked.images_as_blocked(b, mode), None
     else:
         b = b if which == "forward" else b.swapaxes(0, 1)
-        found = planes.launches(mode, shape, which, tiling)
-        orders = [planes.filters_in_order(b[:, :, one.rows, one.columns], mode, one.tiling).ravel() for one in found]
+        found = blocked.launches(mode, shape, which, tiling)
+        orders = [blocked.filters_in_order(b[:, :, one.rows, one.columns], mode, one.tiling).ravel() for one in found]
         others, block = cupy.concatenate(orders), found[0].tiling.block(mode)
-    operands, workspace = [planes.Stored(images), planes.Stored(others)], 0
-    if mode.halves:
+    operands, workspace = [blocked.Stored(images), blocked.Stored(others)], 0
+    if mode.fp16_parts:
         empty = (cupy.empty(mode.parts * each.size, np.uint16) for each in (images, others))
-        operands = [planes.Stored(each, planes.new_scale()) for each in empty]
-        halves = [_pieces(images, operands[0].array), _pieces(others, operands[1].array, block)]
+        operands = [blocked.Stored(each, blocked.new_scale()) for each in empty]
+        fp16_parts = [_pieces(images, operands[0].array), _pieces(others, operands[1].array, block)]
         workspace = sum(each.array.nbytes + each.scale.nbytes for each in operands)
     if which == "weight_gradient":
-        result, sums = cupy.empty(shape.w, np.float32), planes.empty_sums(mode, shape)
-        product = partial(planes.weight_gradient, mode, shape, operands[0], operands[1], result, partial_sums=sums)
+        result, sums = cupy.empty(shape.w, np.float32), blocked.empty_sums(mode, shape)
+        product = partial(blocked.weight_gradient, mode, shape, operands[0], operands[1], result, partial_sums=sums)
         workspace += sums.nbytes
     else:
         channels = shape.channels_out if which == "forward" else shape.channels
-        result = planes.empty_planes(mode, shape.batch, channels, *shape.operands(which)[2][2:])
-        product = partial(planes.convolve, mode, shape, which, operands[0], operands[1], result, tiling)
+        result = blocked.empty_blocked(mode, shape.batch, channels, *shape.operands(which)[2][2:])
+        product = partial(blocked.convolve, mode, shape, which, operands[0], operands[1], result, tiling)
 
     def call():
-        if halves:
-            _split(mode, halves, [each.scale for each in operands])
+        if fp16_parts:
+            _split(mode, fp16_parts, [each.scale for each in operands])
         product()
 
-    finish = (lambda: result) if which == "weight_gradient" else (lambda: planes_as_images(result, channels))
+    finish = (lambda: result) if which == "weight_gradient" else (lambda: blocked_as_images(result, channels))
     return Prepared(call, finish, workspace, (images, others, *operands))
 
 
-def planes_as_images(array, channels):
+def blocked_as_images(array, channels):
     """Return planes as float32 images (n, channels, h, w)."""
     import cupy
 
@@ -67,10 +67,10 @@ def planes_as_images(array, channels):
 
 def as_operand(mode, array, scale=None):
     """Return planes (n, c / s, h, w, s), float32 or bfloat16 as `mode` has them, as `Stored`: halves are made here."""
-    if not mode.halves:
-        return planes.Stored(array)
+    if not mode.fp16_parts:
+        return blocked.Stored(array)
     n, groups, height, width, each = array.shape
-    found = planes.empty_operand(mode, n, groups * each, height, width, scale)
+    found = blocked.empty_operand(mode, n, groups * each, height, width, scale)
     _split(mode, [_pieces(array, found.array)], [scale])
     return found
 
@@ -78,21 +78,21 @@ def as_operand(mode, array, scale=None):
 def _pieces(array, made, block=None):
     """Return the argument `Pieces` of the kernel `split`. block: of an array's pieces, see there; all where None."""
     area = array.shape[2] * array.shape[3] if array.ndim == 5 else 1
-    numbers = [array.data.ptr, made.data.ptr, array.size // 8 | area << 32, block or array.size // 8]
-    return np.array(numbers, np.uint64).view("V32")
+    values = [array.data.ptr, made.data.ptr, array.size // 8 | area << 32, block or array.size // 8]
+    return np.array(values, np.uint64).view("V32")
 
 
 def _split(mode, pieces, scales):
     """Ask for the halves of one or two arrays."""
     if len(pieces) == 1:
         pieces, scales = [*pieces, np.zeros(4, np.uint64).view("V32")], [*scales, np.uintp(0)]
-    split = kernels.load(planes.OPERANDS, MODE=mode.number).get_function("split").kernel
-    split((planes.multiprocessors(),), (1024,), (*pieces, *scales), shared_mem=32, enable_cooperative_groups=True)
+    split = kernels.load(blocked.OPERANDS, MODE=mode.number).get_function("split").kernel
+    split((blocked.multiprocessors(),), (1024,), (*pieces, *scales), shared_mem=32, enable_cooperative_groups=True)
 
 
 def _rung(name, label):
-    files, precision = (planes.FORWARD, planes.WEIGHTS), planes.MODES[name].precision
-    return Rung(label, files, precision, "planes", partial(prepare, name), partial(planes.why_not, name))
+    files, precision = (blocked.FORWARD, blocked.WEIGHTS), blocked.MODES[name].precision
+    return Rung(label, files, precision, "nc8hw8", partial(prepare, name), partial(blocked.why_not, name))
 
 
 RUNGS = {

@@ -19,20 +19,6 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from . import fused as _fused
 from . import winograd
-from .bundles import (
-    ROWS,
-    add_slopes,
-    bundle,
-    collect,
-    copy,
-    multiply,
-    piece_of,
-    pool,
-    pool_backward,
-    room_of,
-    unbundle,
-    whole_blocks,
-)
 from .compiler import FASTMATH, compile_loops, compiled
 from .convolve import (
     Plan,
@@ -44,8 +30,8 @@ from .convolve import (
     planned,
     read_x,
     winograd_back,
+    winograd_elements,
     winograd_in,
-    winograd_numbers,
     winograd_out,
     winograd_pack,
     winograd_seen,
@@ -55,6 +41,20 @@ from .convolve import (
 )
 from .gemm import multiply as product
 from .simd import ADDRESS, BYTES, address
+from .simd_batch import (
+    ROWS,
+    add_slopes,
+    block_elements,
+    collect,
+    copy,
+    multiply,
+    pack_simd,
+    piece_of,
+    pool,
+    pool_backward,
+    unpack_simd,
+    whole_blocks,
+)
 
 _one_core = compile_loops(__name__, _fused, fastmath=FASTMATH, error_model="numpy")
 add_bias_relu, cross_entropy = _one_core.add_bias_relu, _one_core.cross_entropy
@@ -110,7 +110,7 @@ class Dense(NamedTuple):
 OF_PLAN, OF_BLOCK, OF_DENSE = len(Plan._fields), len(Block._fields) - 1, len(Dense._fields)
 
 
-class Room(NamedTuple):
+class Workspace(NamedTuple):
     """How much memory a chain takes, and where in it begins what all blocks use."""
 
     kept: int  # numbers a bundle
@@ -130,7 +130,7 @@ class Room(NamedTuple):
 
 
 def lay_out(shape, blocks, dense, lanes):
-    """Return the rows of integers of blocks and dense layers, their tables, and the `Room` they take.
+    """Return the rows of integers of blocks and dense layers, their tables, and the `Workspace` they take.
 
     shape: of an image. blocks: tuples (channels out, k, stride, padding, pool size, pool stride, relu, W, b); dense:
     tuples (outputs, W, b). W, b: where they begin in theta.
@@ -151,7 +151,7 @@ def lay_out(shape, blocks, dense, lanes):
         layers.append(Dense(wide, outputs, W, b, at, at + wide))
         at, wide = at + wide, outputs
     rows = np.array([(*one.plan, *one[1:]) for one in found])
-    return rows, np.array(layers), space.tables.joined(), Room(**space.taken, rows=at + wide, **shared)
+    return rows, np.array(layers), space.tables.concatenated(), Workspace(**space.taken, rows=at + wide, **shared)
 
 
 class _Space:
@@ -161,13 +161,13 @@ class _Space:
         self.lanes, self.tables = lanes, Tables()
         self.taken = dict.fromkeys(("kept", "marks", "scratch", "packed", "own"), 0)
 
-    def take(self, what, numbers):
+    def take(self, what, elements):
         """Return where so many numbers begin; in `kept`, `marks` and `scratch`, numbers of each image of a bundle.
 
         They begin where a register's worth of memory does.
         """
         start, each = self.taken[what], 1 if what in ("packed", "own") else self.lanes
-        self.taken[what] += -(-int(numbers) * each // self.lanes) * self.lanes
+        self.taken[what] += -(-int(elements) * each // self.lanes) * self.lanes
         return start
 
 
@@ -177,9 +177,9 @@ def _pooled(plan, size, stride):
 
 
 def _shared(space, plans, features):
-    """Return where begins what all blocks use, one after another: fields of `Room`."""
+    """Return where begins what all blocks use, one after another: fields of `Workspace`."""
     first, apart = plans[0], winograd.apart.py_func
-    V = [one.winograd * winograd.numbers_of.py_func(one.c, one.down * one.across) for one in plans]
+    V = [one.winograd * winograd.elements_of.py_func(one.c, one.down * one.across) for one in plans]
     M = [one.winograd * PRODUCTS * apart(max(one.c_out, TOGETHER), one.down * one.across) for one in plans]
     sizes = {
         "flat": [first.c * first.h * first.w],
@@ -190,7 +190,7 @@ def _shared(space, plans, features):
         "dV": V,
         "plane": [one.winograd * one.tall * one.wide for one in plans],
     }
-    places = {name: space.take("scratch", max(numbers)) for name, numbers in sizes.items()}
+    places = {name: space.take("scratch", max(elements)) for name, elements in sizes.items()}
     return {"zeros": space.take("packed", ROWS), **places}
 
 
@@ -200,10 +200,10 @@ def _block(space, plan, wanted, x, y, wants_dx):
     x, y: of its input and its output, where in `kept` they begin, the rows and columns of a plane, and the margin.
     """
     channels, k, _, _, size, hop, relu, W, b = wanted
-    take, table, filled, room = space.take, space.tables.put, whole_blocks.py_func, room_of.py_func
+    take, table, filled, size_of = space.take, space.tables.put, whole_blocks.py_func, block_elements.py_func
     (down, right), steps = _pooled(plan, size, hop), np.arange(size)
     taps = PRODUCTS if plan.winograd else k * k
-    own = PRODUCTS * room(plan.c, space.lanes) if plan.winograd else room(taps * plan.c, space.lanes)
+    own = PRODUCTS * size_of(plan.c, space.lanes) if plan.winograd else size_of(taps * plan.c, space.lanes)
     dz_whole = wants_dx and not plan.winograd
     return Block(
         plan,
@@ -253,10 +253,10 @@ def arrays_of(theta, layer):
 
 
 @compiled(__name__, nogil=True)
-def bundle_at(vector, at, numbers):
+def simd_at(vector, at, elements):
     """Return the bundle (numbers, lanes) that begins at a place in a vector."""
     lanes = BYTES // vector.itemsize
-    return vector[at : at + numbers * lanes].reshape(numbers, lanes)
+    return vector[at : at + elements * lanes].reshape(elements, lanes)
 
 
 @compiled(__name__, nogil=True)
@@ -287,21 +287,21 @@ def pack(blocks, tables, theta, packed):
 
 
 @compiled(__name__, nogil=True)
-def block_forward(block, tables, packed, kept, marks, scratch, room):
+def block_forward(block, tables, packed, kept, marks, scratch, workspace):
     """Take a bundle through a block: from `kept`, with what comes out to there, and to `marks`."""
     plan, size, at = block.plan, kept.itemsize, address(tables)
     depth, lanes, plane = plan.c * plan.k**2, BYTES // size, plan.z_tall * plan.z_wide * BYTES
-    x, z = address(kept[block.x :]), address(scratch[room.z :])
-    V, zero = address(scratch[room.V :]), address(packed[room.zeros :])
+    x, z = address(kept[block.x :]), address(scratch[workspace.z :])
+    V, zero = address(scratch[workspace.V :]), address(packed[workspace.zeros :])
     if plan.winograd:
         winograd_in(plan, kept.dtype, x, V)
-        images = bundle_at(kept, block.x, plan.c * plan.tall * plan.wide).reshape(plan.c, plan.tall, plan.wide, lanes)
-        winograd_seen(plan, images, bundle_at(scratch, room.V, winograd_numbers(plan.c, plan.down * plan.across)))
+        images = simd_at(kept, block.x, plan.c * plan.tall * plan.wide).reshape(plan.c, plan.tall, plan.wide, lanes)
+        winograd_seen(plan, images, simd_at(scratch, workspace.V, winograd_elements(plan.c, plan.down * plan.across)))
     step = step_of(plan)
     for o in range(0, plan.c_out, step):
         if plan.winograd:
             winograd_out(
-                plan, at, kept.dtype, size, o, address(packed[block.packed :]), V, address(scratch[room.M :]),
+                plan, at, kept.dtype, size, o, address(packed[block.packed :]), V, address(scratch[workspace.M :]),
                 z, address(packed[block.bias + o :]), zero,
             )  # fmt: skip
         else:
@@ -320,21 +320,21 @@ def block_forward(block, tables, packed, kept, marks, scratch, room):
 
 
 @compiled(__name__, nogil=True)
-def block_backward(block, tables, packed, kept, marks, scratch, room, own):
+def block_backward(block, tables, packed, kept, marks, scratch, workspace, own):
     """Add a bundle's gradients of a block to `own`; from the gradient of its output make that of its input."""
     plan, size, at = block.plan, kept.itemsize, address(tables)
     depth, lanes, plane = plan.c * plan.k**2, BYTES // size, plan.dz_tall * plan.dz_wide
-    x, V, dM = address(kept[block.x :]), address(scratch[room.V :]), address(scratch[room.M :])
+    x, V, dM = address(kept[block.x :]), address(scratch[workspace.V :]), address(scratch[workspace.M :])
     for o in range(0, plan.c_out, ROWS):
         channels = min(ROWS, plan.c_out - o)
-        dz = unpooled(block, tables, marks, scratch, room, o, channels)
+        dz = unpooled(block, tables, marks, scratch, workspace, o, channels)
         if plan.winograd:
             winograd_slopes(plan, kept.dtype, o, channels, address(dz), dM)
         else:
             add_slopes(
                 kept.dtype, channels, address(dz), plane * BYTES, at + ADDRESS * block.dz_at,
                 x, at + ADDRESS * plan.x_at, plan.rows * plan.columns, at + ADDRESS * plan.taps, depth,
-                address(own[block.own + o // ROWS * room_of(depth, lanes) :]), piece_of(lanes) * size,
+                address(own[block.own + o // ROWS * block_elements(depth, lanes) :]), piece_of(lanes) * size,
             )  # fmt: skip
         for i in range(channels):
             own[block.own_b + o + i] += total(dz[i * plane * lanes : (i + 1) * plane * lanes])
@@ -342,11 +342,11 @@ def block_backward(block, tables, packed, kept, marks, scratch, room, own):
         winograd_in(plan, kept.dtype, x, V)
         winograd_weights(plan, at, kept.dtype, size, dM, V, address(own[block.own :]))
     if block.wants_dx:
-        input_gradient(block, tables, packed, scratch, room)
+        input_gradient(block, tables, packed, scratch, workspace)
 
 
 @compiled(__name__, nogil=True)
-def unpooled(block, tables, marks, scratch, room, o, channels):
+def unpooled(block, tables, marks, scratch, workspace, o, channels):
     """Return the gradients of some channels of a block's result, from `o` on, made from that of its output."""
     plan, at, lanes = block.plan, address(tables), BYTES // scratch.itemsize
     plane, pooled = plan.dz_tall * plan.dz_wide, block.pool_rows * block.pool_columns
@@ -355,7 +355,7 @@ def unpooled(block, tables, marks, scratch, room, o, channels):
     if block.overlap:
         dz[:] = 0
     pool_backward(
-        scratch.dtype, lanes, address(scratch[room.dy + o * pooled * lanes :]),
+        scratch.dtype, lanes, address(scratch[workspace.dy + o * pooled * lanes :]),
         address(marks[block.marks + o * pooled * lanes :]), block.pool_stride, at + ADDRESS * block.back_taps,
         block.window, channels, block.pool_rows, block.pool_columns, block.overlap,
         address(dz) + plan.dz_margin * (plan.dz_wide + 1) * BYTES, plan.dz_wide * BYTES, plane * BYTES,
@@ -364,19 +364,19 @@ def unpooled(block, tables, marks, scratch, room, o, channels):
 
 
 @compiled(__name__, nogil=True)
-def input_gradient(block, tables, packed, scratch, room):
+def input_gradient(block, tables, packed, scratch, workspace):
     """Write the gradient of a block's input, from dz or dM, to where that of its output was."""
-    plan, zero = block.plan, address(packed[room.zeros :])
+    plan, zero = block.plan, address(packed[workspace.zeros :])
     if plan.winograd:
         lanes = BYTES // scratch.itemsize
-        dx = bundle_at(scratch, room.dy, plan.c * plan.h * plan.w).reshape(plan.c, plan.h, plan.w, lanes)
-        plane = bundle_at(scratch, room.plane, plan.tall * plan.wide).reshape(plan.tall, plan.wide, lanes)
+        dx = simd_at(scratch, workspace.dy, plan.c * plan.h * plan.w).reshape(plan.c, plan.h, plan.w, lanes)
+        plane = simd_at(scratch, workspace.plane, plan.tall * plan.wide).reshape(plan.tall, plan.wide, lanes)
         winograd_back(
             plan, address(tables), scratch.dtype, scratch.itemsize, address(packed[block.back :]),
-            address(scratch[room.M :]), address(scratch[room.dV :]), plane, dx, zero,
+            address(scratch[workspace.M :]), address(scratch[workspace.dV :]), plane, dx, zero,
         )  # fmt: skip
     else:
-        dz, dx_at = address(scratch[block.dz :]), address(scratch[room.dy :])
+        dz, dx_at = address(scratch[block.dz :]), address(scratch[workspace.dy :])
         parts_back(plan, tables, packed[block.back :], dz, dx_at, zero)
 
 
@@ -390,23 +390,23 @@ def total(values):
 
 
 @compiled(__name__, nogil=True)
-def blocks_forward(blocks, tables, room, images, packed, kept, marks, scratch, features):
+def blocks_forward(blocks, tables, workspace, images, packed, kept, marks, scratch, features):
     """Take images (n, numbers), a bundle or less, through all blocks; write what comes out into features (n, ...)."""
     first, last = block_of(blocks[0]), block_of(blocks[len(blocks) - 1])
     plan = first.plan
-    flat = bundle_at(scratch, room.flat, plan.c * plan.h * plan.w)
-    read_x(plan, images, flat, bundle_at(kept, first.x, plan.c * plan.tall * plan.wide))
+    flat = simd_at(scratch, workspace.flat, plan.c * plan.h * plan.w)
+    read_x(plan, images, flat, simd_at(kept, first.x, plan.c * plan.tall * plan.wide))
     for i in range(len(blocks)):
-        block_forward(block_of(blocks[i]), tables, packed, kept, marks, scratch, room)
-    unbundle(bundle_at(kept, last.y, features.shape[1]), features)
+        block_forward(block_of(blocks[i]), tables, packed, kept, marks, scratch, workspace)
+    unpack_simd(simd_at(kept, last.y, features.shape[1]), features)
 
 
 @compiled(__name__, nogil=True)
-def blocks_backward(blocks, tables, room, slopes, packed, kept, marks, scratch, own):
+def blocks_backward(blocks, tables, workspace, slopes, packed, kept, marks, scratch, own):
     """Add to `own` what a bundle gives, from slopes (n, ...), the gradients of what came out of the last block."""
-    bundle(slopes, bundle_at(scratch, room.dy, slopes.shape[1]))
+    pack_simd(slopes, simd_at(scratch, workspace.dy, slopes.shape[1]))
     for i in range(len(blocks) - 1, -1, -1):
-        block_backward(block_of(blocks[i]), tables, packed, kept, marks, scratch, room, own)
+        block_backward(block_of(blocks[i]), tables, packed, kept, marks, scratch, workspace, own)
 
 
 @compiled(__name__, nogil=True)
@@ -433,28 +433,28 @@ def through_dense(dense, theta, rows, slopes, most, labels, n, first, beyond):
 
 
 @compiled(__name__, parallel=True, nogil=True)
-def backpropagate(blocks, dense, tables, room, x, labels, theta, packed, kept, marks, scratch, own, rows, slopes, most,
-                  losses):  # fmt: skip
+def backpropagate(blocks, dense, tables, workspace, x, labels, theta, packed, kept, marks, scratch, own, rows, slopes,
+                  most, losses):  # fmt: skip
     """Take the images x (n, numbers) through all layers, and the gradient back; write a share of the mean loss a turn.
 
-    labels (n,). What `Room` says: packed; kept, marks (bundles, ...); scratch, own (shares, ...). rows, slopes: what
+    labels (n,). Of `Workspace`: packed; kept, marks (bundles, ...); scratch, own (shares, ...). rows, slopes: what
     goes into the dense layers and comes out of the last one, and the gradients of that, for `most` images.
     """
     n, shares, lanes, features = len(x), len(losses), BYTES // x.itemsize, dense[0, 0]
-    bundles = (n + lanes - 1) // lanes
+    simd_batches = (n + lanes - 1) // lanes
     for share in prange(shares):
         some, mine = scratch[share], own[share]
         mine[:] = 0
-        start, end = bundles * share // shares, bundles * (share + 1) // shares
+        start, end = simd_batches * share // shares, simd_batches * (share + 1) // shares
         y, dy = area(rows, 0, features, most, 0, n), area(slopes, 0, features, most, 0, n)
         for g in range(start, end):
             images = slice(g * lanes, (g + 1) * lanes)
-            blocks_forward(blocks, tables, room, x[images], packed, kept[g], marks[g], some, y[images])
+            blocks_forward(blocks, tables, workspace, x[images], packed, kept[g], marks[g], some, y[images])
         first, beyond = start * lanes, min(end * lanes, n)
         losses[share] = through_dense(dense, theta, rows, slopes, most, labels, n, first, beyond)
         for g in range(start, end):
             images = slice(g * lanes, (g + 1) * lanes)
-            blocks_backward(blocks, tables, room, dy[images], packed, kept[g], marks[g], some, mine)
+            blocks_backward(blocks, tables, workspace, dy[images], packed, kept[g], marks[g], some, mine)
 
 
 @compiled(__name__, parallel=True, nogil=True)

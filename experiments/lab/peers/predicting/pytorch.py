@@ -13,21 +13,21 @@ from torch.nn import functional as F
 
 from experiments.lab.clock import device_us
 
-from . import Way, each_array, through
+from . import Variant, each_array, through
 
 
-def ways(task, n, precision):
+def variants(task, n, precision):
     """Yield the ways; the compiled one where the compiler does not fail."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = True
     compiler.compile_threads = 1  # processes of its own would take the cores of others that compile beside this one
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
-    places = task.places()
-    each_array(places, lambda array: on_gpu(array, dtype))
+    bound_layers = task.bound_layers()
+    each_array(bound_layers, lambda array: on_gpu(array, dtype))
 
     def forward(x):
-        return through(places, OPERATIONS, x.to(dtype) / 255).float()
+        return through(bound_layers, OPERATIONS, x.to(dtype) / 255).float()
 
     yield way("graph", forward, task.x[:n])
     torch._dynamo.reset()
@@ -44,7 +44,7 @@ def on_gpu(array, dtype):
 
 
 def way(name, forward, pixels):
-    """Return a `Way` of a graph of `forward`."""
+    """Return a `Variant` of a graph of `forward`."""
     x = torch.from_numpy(pixels).to("cuda", memory_format=torch.channels_last)
     with torch.inference_mode():
         sent, back = torch.from_numpy(pixels.copy()).pin_memory(), forward(x).cpu().pin_memory()
@@ -56,13 +56,13 @@ def way(name, forward, pixels):
 
     graph, whole = graph_of(lambda: forward(x)), graph_of(with_copies)
 
-    def answer(pixels):
+    def predict(pixels):
         there[...] = pixels
         whole.replay()
         torch.cuda.current_stream().synchronize()
         return here.copy()
 
-    return Way(name, lambda times: device_us(graph.replay, times), answer, (x, forward))
+    return Variant(name, lambda times: device_us(graph.replay, times), predict, (x, forward))
 
 
 def graph_of(work):

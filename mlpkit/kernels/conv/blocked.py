@@ -1,7 +1,7 @@
 """Convolutions on planes: windows are never gathered, a tap is an address. For one chip alone, Hopper's (sm_90a).
 
-`conv_11_planes.cu` has the forward pass and the input gradient, `conv_12_planes_weights.cu` the weight gradient, and
-`planes.cuh` how images lie. Here is what a launch is told: how wide a row is in shared memory, how many rows a tile
+`conv_11_blocked.cu` has the forward pass and the input gradient, `conv_12_blocked_weights.cu` the weight gradient, and
+`blocked.cuh` how images lie. Here is what a launch is told: how wide a row is in shared memory, how many rows a tile
 has, and where the results go. The widths of tiles are those that `wgmma.cuh` has.
 
 Operands are `Stored` as products read them, once for all products that do: see `convolve`, `weight_gradient` and
@@ -21,7 +21,7 @@ from mlpkit.kernels import overlap, tensor_map
 
 from . import Shape
 
-FORWARD, WEIGHTS, OPERANDS = "conv_11_planes", "conv_12_planes_weights", "planes_operands"
+FORWARD, WEIGHTS, OPERANDS = "conv_11_blocked", "conv_12_blocked_weights", "blocked_operands"
 MOST_PIECES = 128  # of a row: the copy engine takes boxes of at most 256 numbers of 8 bytes a side
 WIDTHS = (32, 64, 104, 128, 144, 176, 208)
 SHARED, BARRIERS = 227 << 10, 256  # bytes of shared memory that a block may have, and those not of the rings
@@ -38,29 +38,29 @@ FEW_IMAGES = 32  # at most, for which the weight gradient leaves fewer sums than
 class Mode:
     """How numbers are stored and multiplied. number: of the macro MODE. stored: channels in 16 bytes of an operand.
 
-    halves: those that a number of float32 is made into before the product; 0 where it is multiplied as it is stored.
+    fp16_parts: what a number of float32 is split into before the product; 0 where it is multiplied as it is stored.
     """
 
     number: int
     precision: str
     stored: int
-    halves: int = 0
+    fp16_parts: int = 0
 
     @property
     def parts(self):
-        return max(1, self.halves)
+        return max(1, self.fp16_parts)
 
     @property
     def channels(self):
         """Channels in 16 bytes of shared memory."""
-        return 8 if self.halves else self.stored
+        return 8 if self.fp16_parts else self.stored
 
 
 MODES = {
     "bf16": Mode(0, "bf16", 8),
     "tf32": Mode(1, "tf32", 4),
-    "fp16": Mode(2, "tf32", 4, halves=1),
-    "fp16x3": Mode(3, "float32", 4, halves=2),
+    "fp16": Mode(2, "tf32", 4, fp16_parts=1),
+    "fp16x3": Mode(3, "float32", 4, fp16_parts=2),
 }
 
 
@@ -205,8 +205,8 @@ class Tiling:
         line = self.width + (40 - self.width % 32) % 32 if taken else 0
         multipliers = self.tiles * self.heights
         filters = self.slots * self.heights * self.tile * groups
-        room = multipliers * 4 * 8 * 4 * line + self.stacked * self.tiles * 2 * 32 * self.width // 2 * 4
-        return buffers * self.tiles * image + filters + room + self.tiles * conv.behind
+        buffer = multipliers * 4 * 8 * 4 * line + self.stacked * self.tiles * 2 * 32 * self.width // 2 * 4
+        return buffers * self.tiles * image + filters + buffer + self.tiles * conv.behind
 
 
 def padded(channels, multiple=16):
@@ -274,8 +274,8 @@ def _phase(first, size, k, s, p):
     """Return of each s-th pixel of a side, from `first` on: padding, taps that hit them, their number, and the taps."""
     start = (first + p) % s  # the first of them
     taps = len(range(start, k, s))
-    turned = slice(start + s * (taps - 1), start - 1 if start else None, -s)
-    return taps - 1 - (first + p - start) // s, taps, len(range(first, size, s)), turned
+    flipped = slice(start + s * (taps - 1), start - 1 if start else None, -s)
+    return taps - 1 - (first + p - start) // s, taps, len(range(first, size, s)), flipped
 
 
 @dataclass(frozen=True)
@@ -292,14 +292,14 @@ class Division:
     cluster: int
 
     @property
-    def numbers(self):
+    def elements(self):
         """How many sums a slice has."""
         return 3 * 3 * self.chunk // 2 * 128 * int(np.prod(self.tiles))
 
     def packed(self, conv):
         """Return how many of them leave where most are of no tap, filter or channel; None where that is not so."""
         found = conv.taps[0] * conv.taps[1] * padded(conv.channels_out, 8) * padded(conv.channels, 8)
-        return found if 2 * found < self.numbers else None
+        return found if 2 * found < self.elements else None
 
     def slot(self, conv, mode):
         """Return the bytes of shared memory that a band takes."""
@@ -340,7 +340,7 @@ def division(conv, mode):
 # On a GPU
 
 
-def images_as_planes(x, mode):
+def images_as_blocked(x, mode):
     """Return images (n, c, h, w) as planes (n, c / s, h, w, s) of a mode's `stored` s channels, with zeros added."""
     import cupy
 
@@ -376,10 +376,10 @@ def filters_in_order(w, mode, tiling):
 def problem(conv, rows, bands, pieces, to_channels):
     """Return the kernel's argument `Problem`, an array of 32-bit integers."""
     box = conv.box(rows)
-    numbers = [conv.images, padded(conv.channels), conv.height, conv.width, *conv.pad, *conv.taps, *conv.windows]
-    numbers += [to_channels, *conv.to, conv.step, *conv.first, conv.pitch, rows, bands, pieces, box[0] * box[1]]
+    elements = [conv.images, padded(conv.channels), conv.height, conv.width, *conv.pad, *conv.taps, *conv.windows]
+    elements += [to_channels, *conv.to, conv.step, *conv.first, conv.pitch, rows, bands, pieces, box[0] * box[1]]
     by_pitch = -(-(1 << 32) // conv.pitch)
-    return np.array([*numbers, by_pitch % (1 << 32)], np.int64).astype(np.uint32).view("V88")
+    return np.array([*elements, by_pitch % (1 << 32)], np.int64).astype(np.uint32).view("V88")
 
 
 def _lacks(conv):
@@ -433,7 +433,7 @@ def new_scale():
     return scale
 
 
-def empty_planes(mode, n, channels, height, width):
+def empty_blocked(mode, n, channels, height, width):
     """Return planes that `convolve` may write: float32, or bfloat16 as uint16, (n, c / s, h, w, s)."""
     import cupy
 
@@ -448,8 +448,8 @@ def empty_operand(mode, n, channels, height, width, scale=None, memory=None):
     """
     import cupy
 
-    if not mode.halves:
-        return Stored(empty_planes(mode, n, channels, height, width) if memory is None else memory)
+    if not mode.fp16_parts:
+        return Stored(empty_blocked(mode, n, channels, height, width) if memory is None else memory)
     shape = mode.parts, n, groups_of(channels), height, width, 8
     if memory is None:
         return Stored(cupy.empty(shape, np.uint16), scale)
@@ -487,7 +487,7 @@ def launches(mode, shape, which, tiling=None):
 def convolve(mode, shape, which, images, filters, to, tiling=None, overlaps=False):
     """Ask for a forward pass, or an input gradient: of images, or dy, and filters, both `Stored`, into planes `to`.
 
-    mode: a `Mode`. filters: as `Filters` makes them for this pass. to: as `empty_planes` returns, written whole.
+    mode: a `Mode`. filters: as `Filters` makes them for this pass. to: as `empty_blocked` returns, written whole.
     overlaps: whether it begins before the kernel before it has ended, which must not be one that writes the filters,
     and the one behind it may; see `kernels.overlap`. A graph can record it. Raises RuntimeError where the driver
     refuses.
@@ -570,8 +570,8 @@ def empty_sums(mode, shape):
     """Return room for what the slices of a weight gradient leave to be added up, from `cupy.empty`, float32."""
     import cupy
 
-    *_, clusters, numbers = _weights(mode, shape)
-    return cupy.empty((clusters, numbers), np.float32)
+    *_, clusters, elements = _weights(mode, shape)
+    return cupy.empty((clusters, elements), np.float32)
 
 
 def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None, partial_sums=None):
@@ -582,14 +582,14 @@ def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None
     partial_sums: as `empty_sums` returns; needed where a graph records this without a pool of its own, or None.
     Return these sums, which nobody else may have until the work is done. A graph can record it.
     """
-    multiply, add, blocks, shared, about, _, numbers = _weights(mode, shape)
+    multiply, add, blocks, shared, about, _, elements = _weights(mode, shape)
     partial_sums = empty_sums(mode, shape) if partial_sums is None else partial_sums
     multiply((blocks,), (512,), (*about[:2], images.array, dy.array, partial_sums), shared_mem=shared)
     sizes = np.int32(shape.channels_out), np.int32(shape.channels)
     pointers = [np.uintp(0 if each is None else each.data.ptr) for each in (bias, db)]
     last = *_addresses(images, dy), *pointers, np.int32(0 if bias is None else len(bias)), np.int32(about[2])
-    numbers += 0 if before is None else before[1].size + len(before[1])
-    add((-(-numbers // 256),), (256,), (*about[:2], partial_sums, dw, *sizes, *last, _before(before)))
+    elements += 0 if before is None else before[1].size + len(before[1])
+    add((-(-elements // 256),), (256,), (*about[:2], partial_sums, dw, *sizes, *last, _before(before)))
     return partial_sums
 
 
@@ -615,13 +615,13 @@ def _weights(mode, shape):
     macros |= _lacks(conv) | ({"PACKED": 1} if packed else {})
     multiply, add = (_kernel(WEIGHTS, name, **macros) for name in ("multiply", "add"))
     blocks, shared = d.slices * int(np.prod(d.tiles)), max(d.slots * d.slot(conv, mode), 9 * d.chunk // 2 * 512)
-    return multiply, add, blocks, shared, (about, divided, channels), d.slices // d.cluster, packed or d.numbers
+    return multiply, add, blocks, shared, (about, divided, channels), d.slices // d.cluster, packed or d.elements
 
 
 # ---- Filters ----
 
 PASSES_OF_FILTERS = "forward", "input_gradient"
-MOST_ORDERS = 16  # of a launch; as in planes_operands.cu
+MOST_ORDERS = 16  # of a launch; as in blocked_operands.cu
 ORDER = np.dtype(
     [("from", "u8"), ("to", "u8"), ("first", "i4"), ("which", "i4"), ("rows", "i4"), ("columns", "i4")]
     + [(name, "i4") for name in ("row_step", "column_step", "groups", "chunks", "taps", "taps_x")]
@@ -640,7 +640,7 @@ class Filters:
 
     def __init__(self, mode, wanted):
         self.mode, self.wanted = mode, list(wanted)
-        self.scales = [new_scale() if mode.halves else None for _ in self.wanted]
+        self.scales = [new_scale() if mode.fp16_parts else None for _ in self.wanted]
 
     def __call__(self):
         import cupy
@@ -673,7 +673,7 @@ class Filters:
             first += one.pieces(self.mode)
         about["scales"][0, : len(scales)] = scales
         about["counts"] = len(orders), len(scales), first, 0
-        blocks, cooperative = min(-(-first // 256), multiprocessors()), bool(self.mode.halves)
+        blocks, cooperative = min(-(-first // 256), multiprocessors()), bool(self.mode.fp16_parts)
         kernel = _kernel(OPERANDS, "in_order", MODE=self.mode.number)
         kernel = kernel.kernel if cooperative else kernel
         options = {"enable_cooperative_groups": True} if cooperative else {}
@@ -698,11 +698,11 @@ def _order(mode, shape, which, one):
     rows, columns = one.conv.channels_out, one.conv.channels
     (tap_y, _, step_y), (tap_x, _, step_x) = one.rows.indices(k), one.columns.indices(k)
     chunk = min(one.tiling.chunk, padded(columns))
-    numbers = {"rows": rows, "columns": columns, "row_step": steps[0], "column_step": steps[1]}
-    numbers |= {"groups": chunk // mode.channels, "chunks": padded(columns) // chunk}
-    numbers |= {"taps": one.conv.taps[0] * one.conv.taps[1], "taps_x": one.conv.taps[1], "side": k}
-    numbers |= {"tile": one.tiling.tile, "block": one.tiling.block(mode)}
-    return numbers | {"tap_y": tap_y, "tap_x": tap_x, "step_y": step_y, "step_x": step_x}
+    elements = {"rows": rows, "columns": columns, "row_step": steps[0], "column_step": steps[1]}
+    elements |= {"groups": chunk // mode.channels, "chunks": padded(columns) // chunk}
+    elements |= {"taps": one.conv.taps[0] * one.conv.taps[1], "taps_x": one.conv.taps[1], "side": k}
+    elements |= {"tile": one.tiling.tile, "block": one.tiling.block(mode)}
+    return elements | {"tap_y": tap_y, "tap_x": tap_x, "step_y": step_y, "step_x": step_x}
 
 
 # ---- What can't be ----
@@ -711,7 +711,7 @@ def _order(mode, shape, which, one):
 def why_not(name, shape, which):
     """Return why a mode can't, a sentence, or None."""
     if which == "weight_gradient" and name == "tf32":
-        return "wgmma does not turn numbers of TF32, as the weight gradient needs: halves have as many digits."
+        return "wgmma does not transpose numbers of TF32, as the weight gradient needs: halves have as many digits."
     if which == "weight_gradient" and division(convolutions(shape, "forward")[0][0], MODES[name]) is None:
         return "two bands of one row each do not fit into shared memory."
     if any(conv.pitch > MOST_PIECES for conv, _, _ in convolutions(shape, which)):

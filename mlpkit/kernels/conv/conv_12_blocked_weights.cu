@@ -17,7 +17,7 @@
 // second kernel adds what the clusters have. All of this in the order of their numbers: the sum is the same every time.
 // Where most of these sums are of no tap, filter or channel, the others leave without them (PACKED).
 
-#include "planes.cuh"
+#include "blocked.cuh"
 
 #ifndef TAPS
 #define TAPS 3
@@ -34,7 +34,7 @@
 
 constexpr int MULTIPLIERS = 3, LOADERS = 128, THREADS = 128 * MULTIPLIERS + LOADERS;
 constexpr int SUMS = TAPS * CHUNK / 2;             // of a thread
-constexpr int NUMBERS = SUMS * 128 * MULTIPLIERS;  // of a block
+constexpr int ELEMENTS = SUMS * 128 * MULTIPLIERS;  // of a block
 
 static_assert(MODE != 1, "wgmma transposes elements of 16 bits only");
 
@@ -192,10 +192,10 @@ static __device__ __forceinline__ void consume(const Problem& p, const Division&
 static __device__ __forceinline__ void reduce_in_cluster(const Problem& p, const Division& d, const Work work,
                                                          const void* shared_bytes, float* partial)
 {
-    constexpr int SHARE = NUMBERS / 4 / CLUSTER;  // float4s of a block
+    constexpr int SHARE = ELEMENTS / 4 / CLUSTER;  // float4s of a block
     int rank = blockIdx.x % CLUSTER;
     size_t place = (size_t)(work.slice / CLUSTER) * gridDim.x / d.slices + work.tile;
-    float4* to = reinterpret_cast<float4*>(partial) + place * (NUMBERS / 4);
+    float4* to = reinterpret_cast<float4*>(partial) + place * (ELEMENTS / 4);
     if (PACKED) to = reinterpret_cast<float4*>(partial) + (size_t)(work.slice / CLUSTER) * packed_sums(p, d) / 4;
     Word shared = shared_address(shared_bytes);
     for (int i = rank * SHARE + threadIdx.x; i < (rank + 1) * SHARE; i += THREADS) {
@@ -238,11 +238,11 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
 }
 
 // Sums of a convolution before, (slices, room, each): of a filter those of its taps, dW (channels, each - 1), and of
-// its bias, db or null. room: channels, padded.
+// its bias, db or null. padded: channels, padded.
 struct Before {
     const float* sums;
     float *dW, *db;
-    int slices, channels, room, each;
+    int slices, channels, padded, each;
 };
 
 inline void add_before(const Before& b, int n)
@@ -250,35 +250,35 @@ inline void add_before(const Before& b, int n)
     if (n >= b.channels * b.each) return;
     float sum = 0;
     #pragma unroll 32
-    for (int slice = 0; slice < b.slices; ++slice) sum += b.sums[slice * b.room * b.each + n];
+    for (int slice = 0; slice < b.slices; ++slice) sum += b.sums[slice * b.padded * b.each + n];
     int channel = n / b.each, tap = n % b.each;
     if (tap < b.each - 1) b.dW[channel * (b.each - 1) + tap] = sum;
     else if (b.db) b.db[channel] = sum;
 }
 
 // Add what the clusters have, in their order, and write it where it belongs: dW (o, c, k, l). A thread has an element.
-// The first threads also add up db (o,) of `bias_slices` slices (o_room,), if there are any, and the last ones what is
+// The first threads also add up db (o,) of `bias_slices` slices (o_padded,), if there are any, the last ones what is
 // `before`.
 extern "C" __global__ __launch_bounds__(256)
 void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW,
          int o_all, int c_all, const Scale* of_images, const Scale* of_dy, const float* bias, float* db,
-         int bias_slices, int o_room, const __grid_constant__ Before before)
+         int bias_slices, int o_padded, const __grid_constant__ Before before)
 {
     int tiles = d.heights * d.widths * d.tap_groups, taps = p.taps_y * p.taps_x;
-    int all = PACKED ? packed_sums(p, d) : tiles * NUMBERS, number = blockIdx.x * blockDim.x + threadIdx.x;
+    int all = PACKED ? packed_sums(p, d) : tiles * ELEMENTS, number = blockIdx.x * blockDim.x + threadIdx.x;
     float unscale = SCALED ? unscale_of(of_images, of_dy) : 1;
     for (int o = number; bias_slices > 0 && o < o_all; o += gridDim.x * blockDim.x) {
         float sum = 0;
         #pragma unroll 8
-        for (int slice = 0; slice < bias_slices; ++slice) sum += bias[slice * o_room + o];
+        for (int slice = 0; slice < bias_slices; ++slice) sum += bias[slice * o_padded + o];
         db[o] = sum;
     }
     if (number >= all) {
         add_before(before, number - all);
         return;
     }
-    int tile = number / NUMBERS, thread = number % (128 * MULTIPLIERS);
-    int sum_of_thread = number % NUMBERS / (128 * MULTIPLIERS);
+    int tile = number / ELEMENTS, thread = number % (128 * MULTIPLIERS);
+    int sum_of_thread = number % ELEMENTS / (128 * MULTIPLIERS);
     int tap = (tile / (d.heights * d.widths) * MULTIPLIERS + thread / 128) * TAPS + sum_of_thread / (CHUNK / 2);
     int i = sum_of_thread % (CHUNK / 2);
     int o = tile % d.heights * 64 + thread / 32 % 4 * 16 + thread % 32 / 4 + i % 4 / 2 * 8;

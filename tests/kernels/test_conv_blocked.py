@@ -12,14 +12,14 @@ from test_kernels import needs_compiler
 from test_tensor_map import Driver
 
 from experiments.conv_ladder.rungs import ERRORS, LAYERS
-from experiments.conv_ladder.rungs.planes import as_operand, planes_as_images
+from experiments.conv_ladder.rungs.blocked import as_operand, blocked_as_images
 from mlpkit import kernels
 from mlpkit.kernels import tensor_map
-from mlpkit.kernels.conv import Shape, planes
+from mlpkit.kernels.conv import Shape, blocked
 from mlpkit.kernels.driver import cuda
 
-MODES = list(planes.MODES)
-PLANES = (kernels.FOLDER / "conv/planes.cuh").read_text("utf-8")
+MODES = list(blocked.MODES)
+BLOCKED = (kernels.FOLDER / "conv/blocked.cuh").read_text("utf-8")
 MORE = [random_shape(np.random.default_rng(seed)) for seed in range(8)]
 
 
@@ -59,12 +59,12 @@ def shift(conv, pieces, tap_y, tap_x):
     return (tap_y % s * s + tap_x % s) * pieces + tap_y // s * conv.pitch + tap_x // s
 
 
-def model(shape, which, a, b, tilings=planes.tilings):
+def model(shape, which, a, b, tilings=blocked.tilings):
     """Return a forward pass or an input gradient, computed tile by tile from shifted tiles."""
     result = np.zeros(shape.operands(which)[2])
-    for conv, rows, columns in planes.convolutions(shape, which):
+    for conv, rows, columns in blocked.convolutions(shape, which):
         w = (b if which == "forward" else b.swapaxes(0, 1))[:, :, rows, columns]
-        tiling = tilings(conv, planes.MODES["fp16x3"])[0]
+        tiling = tilings(conv, blocked.MODES["fp16x3"])[0]
         height, bands = tiling.rows(conv)
         pieces = conv.pieces(height)
         for image in range(conv.images):
@@ -93,8 +93,8 @@ def test_a_tap_is_an_address(shape, which):
 @pytest.mark.parametrize("shape", [*SHAPES, *MORE], ids=str)
 def test_bands_of_windows_make_the_weight_gradient(shape):
     x, dy = operands(shape, "weight_gradient")
-    (conv, _, _), *_ = planes.convolutions(shape, "forward")
-    d = planes.division(conv, planes.MODES["fp16x3"])
+    (conv, _, _), *_ = blocked.convolutions(shape, "forward")
+    d = blocked.division(conv, blocked.MODES["fp16x3"])
     pieces, dw = d.windows + conv.reach, np.zeros(shape.w)
     assert d.windows % 16 == 0
     for image, band in np.ndindex(shape.batch, d.bands):
@@ -112,54 +112,54 @@ def test_bands_of_windows_make_the_weight_gradient(shape):
     assert error(dw, wanted(shape, "weight_gradient", x, dy)) < 1e-6
 
 
-@pytest.mark.parametrize("mode", planes.MODES.values(), ids=MODES)
+@pytest.mark.parametrize("mode", blocked.MODES.values(), ids=MODES)
 @pytest.mark.parametrize("shape", [*SHAPES, *MORE, *LAYERS.values()], ids=str)
 def test_what_is_chosen_fits(shape, mode):
     for which in PASSES[:2]:
-        for conv, _, _ in planes.convolutions(shape, which):
-            tilings = planes.tilings(conv, mode)
+        for conv, _, _ in blocked.convolutions(shape, which):
+            tilings = blocked.tilings(conv, mode)
             assert tilings
             for tiling in tilings:
                 rows, bands = tiling.rows(conv)
                 assert (rows - 1) * conv.pitch + conv.windows[1] <= tiling.width
                 assert rows * bands >= conv.windows[0]
-                assert tiling.shared(conv, mode) + planes.BARRIERS <= (227 << 10) // tiling.blocks
-    d = planes.division(planes.convolutions(shape, "forward")[0][0], mode)
+                assert tiling.shared(conv, mode) + blocked.BARRIERS <= (227 << 10) // tiling.blocks
+    d = blocked.division(blocked.convolutions(shape, "forward")[0][0], mode)
     assert d.rows * d.bands >= shape.out_height
     assert d.slices - d.cluster < shape.batch * d.bands
     assert d.slices % d.cluster == 0
 
 
 def test_the_padding_on_the_right_is_that_on_the_left_of_the_next_row():
-    (conv, _, _), *_ = planes.convolutions(Shape(1, 16, 16, 28, 28, 3, padding=1), "forward")
+    (conv, _, _), *_ = blocked.convolutions(Shape(1, 16, 16, 28, 28, 3, padding=1), "forward")
     assert conv.pitch == 29
-    (conv, _, _), *_ = planes.convolutions(Shape(1, 16, 16, 13, 13, 3), "forward")
+    (conv, _, _), *_ = blocked.convolutions(Shape(1, 16, 16, 13, 13, 3), "forward")
     assert conv.pitch == 13
 
 
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 def test_long_sums_are_cut_where_float32_is_meant(layer):
-    (conv, _, _), *_ = planes.convolutions(layer, "forward")
-    for mode in planes.MODES.values():
-        d = planes.division(conv, mode)
+    (conv, _, _), *_ = blocked.convolutions(layer, "forward")
+    for mode in blocked.MODES.values():
+        d = blocked.division(conv, mode)
         summed = -(-layer.batch * d.bands // d.slices) * d.windows
-        assert mode.parts == 1 or summed <= planes.MOST_SUMMED
+        assert mode.parts == 1 or summed <= blocked.MOST_SUMMED
         assert d.slices * np.prod(d.tiles) >= 126 or d.slices >= layer.batch * d.bands
 
 
 def test_what_does_not_fit_is_said():
     wide = Shape(1, 1, 1, 4, 129, 1)
-    assert "at most 128 pieces" in planes.why_not("bf16", wide, "forward")
-    assert "turn" in planes.why_not("tf32", LAYERS["64 to 128, 13 x 13"], "weight_gradient")
-    assert planes.why_not("fp16x3", LAYERS["64 to 128, 13 x 13"], "weight_gradient") is None
+    assert "at most 128 pieces" in blocked.why_not("bf16", wide, "forward")
+    assert "transpose" in blocked.why_not("tf32", LAYERS["64 to 128, 13 x 13"], "weight_gradient")
+    assert blocked.why_not("fp16x3", LAYERS["64 to 128, 13 x 13"], "weight_gradient") is None
 
 
 def test_the_copy_engine_is_told_what_a_row_and_a_plane_are(monkeypatch):
     driver = Driver(monkeypatch)
 
     def told(stride, mode="fp16x3"):
-        (conv, _, _), *_ = planes.convolutions(Shape(2, 16, 16, 9, 11, 3, stride, 1), "forward")
-        planes._map(4096, planes.MODES[mode], conv, (5, conv.pitch))
+        (conv, _, _), *_ = blocked.convolutions(Shape(2, 16, 16, 9, 11, 3, stride, 1), "forward")
+        blocked._map(4096, blocked.MODES[mode], conv, (5, conv.pitch))
         kind, dimensions, pointer, *sides, _, _, _, _ = driver.told
         assert (kind, dimensions, pointer) == (tensor_map.UINT64, len(sides[0]), 4096)
         return sides
@@ -176,13 +176,13 @@ def test_the_copy_engine_is_told_what_a_row_and_a_plane_are(monkeypatch):
 @pytest.mark.parametrize("name", MODES)
 @pytest.mark.parametrize("layer", sweep(LAYERS, "64 to 64, 14 x 14"))
 def test_no_number_leaves_the_registers(name, layer):
-    mode = planes.MODES[name]
-    (conv, _, _), *_ = planes.convolutions(LAYERS[layer], "forward")
-    macros = planes.tilings(conv, mode)[0].macros
-    assert kernels.resources(planes.FORWARD, MODE=mode.number, **macros)["convolve"].spilled_bytes == 0
-    if planes.why_not(name, LAYERS[layer], "weight_gradient") is None:
-        d = planes.division(conv, mode)
-        found = kernels.resources(planes.WEIGHTS, MODE=mode.number, CHUNK=d.chunk, SLOTS=d.slots)
+    mode = blocked.MODES[name]
+    (conv, _, _), *_ = blocked.convolutions(LAYERS[layer], "forward")
+    macros = blocked.tilings(conv, mode)[0].macros
+    assert kernels.resources(blocked.FORWARD, MODE=mode.number, **macros)["convolve"].spilled_bytes == 0
+    if blocked.why_not(name, LAYERS[layer], "weight_gradient") is None:
+        d = blocked.division(conv, mode)
+        found = kernels.resources(blocked.WEIGHTS, MODE=mode.number, CHUNK=d.chunk, SLOTS=d.slots)
         assert {one.spilled_bytes for one in found.values()} == {0}
 
 
@@ -191,16 +191,16 @@ def cupy(folder, monkeypatch):
     """Put the emulator in the place of a GPU of four multiprocessors, and NumPy in that of CuPy."""
     with emulator.with_cupy(folder):
         load = kernels.load
-        monkeypatch.setattr(planes, "_kernel", lambda file, name, **macros: load(file, **macros).get_function(name))
-        monkeypatch.setattr(planes, "multiprocessors", lambda: 4)
+        monkeypatch.setattr(blocked, "_kernel", lambda file, name, **macros: load(file, **macros).get_function(name))
+        monkeypatch.setattr(blocked, "multiprocessors", lambda: 4)
         found = sys.modules["cupy"]
         vars(found).update(uint16=np.uint16, uint32=np.uint32, where=np.where, isnan=np.isnan)
         yield found
 
 
-def in_halves(filters, mode, tiling, scale):
+def in_fp16(filters, mode, tiling, scale):
     """Return filters in order as the halves of a mode, those of a tap together; else as they are."""
-    if not mode.halves:
+    if not mode.fp16_parts:
         return filters.ravel()
     blocks = (filters.ravel() * scale).reshape(-1, 1, 8 * tiling.block(mode))
     high = blocks.astype(np.float16)
@@ -211,27 +211,29 @@ def in_halves(filters, mode, tiling, scale):
 @needs_emulator
 @pytest.mark.parametrize(("name", "stacked"), [*((name, 0) for name in MODES), ("fp16x3", 32)])
 def test_filters_come_in_the_orders_of_both_passes(name, stacked, cupy, monkeypatch, request):
-    monkeypatch.setattr(planes, "MOST_STACKED", stacked)
-    planes.launches.cache_clear()
-    request.addfinalizer(planes.launches.cache_clear)
-    mode, rng = planes.MODES[name], np.random.default_rng(0)
+    monkeypatch.setattr(blocked, "MOST_STACKED", stacked)
+    blocked.launches.cache_clear()
+    request.addfinalizer(blocked.launches.cache_clear)
+    mode, rng = blocked.MODES[name], np.random.default_rng(0)
     shapes = Shape(2, 6, 20, 9, 9, 3), Shape(1, 70, 40, 7, 8, 2, stride=2), Shape(1, 5, 3, 8, 8, 3, 2, 1)
     sizes = np.float32([1e-9, 1, 50])
     ws = [
         (size * rng.standard_normal(shape.w, np.float32)).view(emulator.Array)
         for shape, size in zip(shapes, sizes, strict=True)
     ]
-    filters = planes.Filters(mode, [(shape, w, planes.PASSES_OF_FILTERS) for shape, w in zip(shapes, ws, strict=True)])
+    filters = blocked.Filters(
+        mode, [(shape, w, blocked.PASSES_OF_FILTERS) for shape, w in zip(shapes, ws, strict=True)]
+    )
     for turn in range(3):
         ws[1][:] = rng.standard_normal(ws[1].shape, np.float32) * 10**turn  # the scale is guessed, and wrong
         for shape, w, made in zip(shapes, ws, filters(), strict=True):
             for which, stored in made.items():
-                scale = stored.scale[0] if mode.halves else 1
-                assert not mode.halves or 2**11 <= np.abs(w).max() * scale < 2**15
+                scale = stored.scale[0] if mode.fp16_parts else 1
+                assert not mode.fp16_parts or 2**11 <= np.abs(w).max() * scale < 2**15
                 at = 0
-                for one in planes.launches(mode, shape, which):
-                    turned = (w if which == "forward" else w.swapaxes(0, 1))[:, :, one.rows, one.columns]
-                    right = in_halves(planes.filters_in_order(turned, mode, one.tiling), mode, one.tiling, scale)
+                for one in blocked.launches(mode, shape, which):
+                    flipped = (w if which == "forward" else w.swapaxes(0, 1))[:, :, one.rows, one.columns]
+                    right = in_fp16(blocked.filters_in_order(flipped, mode, one.tiling), mode, one.tiling, scale)
                     np.testing.assert_array_equal(stored.array[at : at + right.size], right)
                     assert right.nbytes == 16 * mode.parts * one.pieces(mode)
                     at += right.size
@@ -239,16 +241,16 @@ def test_filters_come_in_the_orders_of_both_passes(name, stacked, cupy, monkeypa
 
 
 @needs_emulator
-def test_halves_of_one_array_by_itself(cupy):
-    mode, scale = planes.MODES["fp16x3"], planes.new_scale()
+def test_fp16_of_one_array_by_itself(cupy):
+    mode, scale = blocked.MODES["fp16x3"], blocked.new_scale()
     for size in (1.0, 1.0, 1e6):
         x = (size * np.random.default_rng(0).standard_normal((2, 4, 3, 5, 4), np.float32)).view(emulator.Array)
         found = as_operand(mode, x, scale)
         pieces = x.reshape(2, 2, 2, 3, 5, 4).transpose(0, 1, 3, 4, 2, 5).reshape(2, 2, 3, 5, 8) * found.scale[0]
         assert 2**11 <= np.abs(pieces).max() < 2**15
         high = pieces.astype(np.float16)
-        wanted_halves = np.stack([high, (pieces - high.astype(np.float32)).astype(np.float16)])
-        np.testing.assert_array_equal(found.array, wanted_halves.view(np.uint16))
+        wanted_fp16 = np.stack([high, (pieces - high.astype(np.float32)).astype(np.float16)])
+        np.testing.assert_array_equal(found.array, wanted_fp16.view(np.uint16))
 
 
 SPREAD = """
@@ -257,9 +259,9 @@ extern "C" __global__ void spread(const __grid_constant__ Problem p, const __gri
 {
     int height = blockIdx.x % d.heights, width = blockIdx.x / d.heights % d.widths;
     int tap_group = blockIdx.x / (d.heights * d.widths);
-    for (int i = threadIdx.x; i < NUMBERS / 4; i += blockDim.x) {
+    for (int i = threadIdx.x; i < ELEMENTS / 4; i += blockDim.x) {
         int at = packed_place(p, d, height, width, tap_group, i);
-        if (at >= 0) partial[at] = sums[blockIdx.x * (NUMBERS / 4) + i];
+        if (at >= 0) partial[at] = sums[blockIdx.x * (ELEMENTS / 4) + i];
     }
 }
 """
@@ -267,10 +269,10 @@ extern "C" __global__ void spread(const __grid_constant__ Problem p, const __gri
 
 def sums_that_leave():
     """Return the text of what becomes of the weight gradient's sums. What makes them, `wgmma`, is not emulated."""
-    weights = kernels.source(planes.WEIGHTS)
+    weights = kernels.source(blocked.WEIGHTS)
     parts = (
-        kernels.source(planes.OPERANDS).split("// ---- Arrays as they lie")[0],
-        between(PLANES, "#ifndef LACKS", "// The pieces by which"),
+        kernels.source(blocked.OPERANDS).split("// ---- Arrays as they lie")[0],
+        between(BLOCKED, "#ifndef LACKS", "// The pieces by which"),
         between(weights, "#ifndef TAPS", "static_assert"),
         between(weights, "// How a launch divides", "// ---- The kernel"),
         SPREAD,
@@ -285,9 +287,9 @@ def sums_that_leave():
     (Shape(2, 20, 64, 6, 6, 3), False),
 ], ids=str)  # fmt: skip
 def test_the_sums_of_the_weight_gradient_are_added_where_they_belong(shape, packs, folder):
-    mode, (o, c, k) = planes.MODES["bf16"], (shape.channels_out, shape.channels, shape.kernel)
-    conv = planes.convolutions(shape, "forward")[0][0]
-    d = planes.division(conv, mode)
+    mode, (o, c, k) = blocked.MODES["bf16"], (shape.channels_out, shape.channels, shape.kernel)
+    conv = blocked.convolutions(shape, "forward")[0][0]
+    d = blocked.division(conv, mode)
     heights, widths, tap_groups = d.tiles
     sums = np.full((tap_groups, widths, heights, 3, d.chunk // 2, 384), np.nan, "f4")
     dw = np.random.default_rng(0).normal(size=(o, c, k * k)).astype("f4")
@@ -298,10 +300,10 @@ def test_the_sums_of_the_weight_gradient_are_added_where_they_belong(shape, pack
         column = width * d.chunk + i // 4 * 8 + thread % 4 * 2 + i % 2
         if tap < k * k and row < o and column < c:
             sums[at] = dw[row, column, tap]
-    macros = {"MODE": mode.number, "CHUNK": d.chunk, "CLUSTER": d.cluster, "PACKED": int(packs)} | planes._lacks(conv)
+    macros = {"MODE": mode.number, "CHUNK": d.chunk, "CLUSTER": d.cluster, "PACKED": int(packs)} | blocked._lacks(conv)
     file = emulator.File(folder, 0, "sums", sums_that_leave(), **macros)
-    about = planes.problem(conv, d.rows, d.bands, d.windows + conv.reach, planes.padded(o, 8))
-    divided = np.array([0, planes.padded(o, 8), 0, *d.tiles, d.cluster], np.int32).view("V28")
+    about = blocked.problem(conv, d.rows, d.bands, d.windows + conv.reach, blocked.padded(o, 8))
+    divided = np.array([0, blocked.padded(o, 8), 0, *d.tiles, d.cluster], np.int32).view("V28")
     partial, found = (np.full(size, np.nan, "f4").view(emulator.Array) for size in (d.packed(conv) or 0, dw.shape))
     assert (partial.size > 0) == packs
     if packs:
@@ -309,7 +311,7 @@ def test_the_sums_of_the_weight_gradient_are_added_where_they_belong(shape, pack
     else:
         partial = sums.ravel().view(emulator.Array)
     none = np.uintp(0)
-    rest = np.int32(o), np.int32(c), none, none, none, none, np.int32(0), np.int32(0), planes._before(None)
+    rest = np.int32(o), np.int32(c), none, none, none, none, np.int32(0), np.int32(0), blocked._before(None)
     file.get_function("add")((-(-partial.size // 256),), (256,), (about, divided, partial, found, *rest))
     np.testing.assert_array_equal(found, dw)
 
@@ -319,17 +321,17 @@ WHOLE = Shape(32, 64, 128, 13, 13, 3), Shape(32, 32, 32, 28, 28, 3, 1, 1), Shape
 
 
 def test_only_what_has_odd_sizes_takes_other_code():
-    mode = planes.MODES["fp16x3"]
+    mode = blocked.MODES["fp16x3"]
     for shape in WHOLE:
         for which in ("forward", "input_gradient"):
-            conv, _, _ = planes.convolutions(shape, which)[0]
-            assert planes._lacks(conv) == {}
-        conv, _, _ = planes.convolutions(shape, "forward")[0]
-        assert planes.division(conv, mode).packed(conv) is None
-    (conv, _, _), *_ = planes.convolutions(Shape(32, 6, 16, 14, 14, 5), "forward")  # LeNet-5's
-    d = planes.division(conv, mode)
-    assert planes._lacks(conv) == {"LACKS": 1}
-    assert (d.numbers, d.packed(conv)) == (27648, 25 * 16 * 8)
+            conv, _, _ = blocked.convolutions(shape, which)[0]
+            assert blocked._lacks(conv) == {}
+        conv, _, _ = blocked.convolutions(shape, "forward")[0]
+        assert blocked.division(conv, mode).packed(conv) is None
+    (conv, _, _), *_ = blocked.convolutions(Shape(32, 6, 16, 14, 14, 5), "forward")  # LeNet-5's
+    d = blocked.division(conv, mode)
+    assert blocked._lacks(conv) == {"LACKS": 1}
+    assert (d.elements, d.packed(conv)) == (27648, 25 * 16 * 8)
 
 
 ASKED = """
@@ -366,23 +368,23 @@ extern "C" __global__ void ask(const __grid_constant__ Problem p, int* asked, in
 
 def images_that_come():
     """Return the text of what the copy engine is asked for, and a kernel that asks."""
-    halves = kernels.source(planes.OPERANDS).split("// ---- Arrays as they lie")[0]
-    sizes = between(PLANES, "#ifndef CHUNK", "// The pieces by which")
-    return "".join([halves, sizes, ASKED, between(PLANES, "// Ask for", "// ---- What"), ASK])
+    fp16_parts = kernels.source(blocked.OPERANDS).split("// ---- Arrays as they lie")[0]
+    sizes = between(BLOCKED, "#ifndef CHUNK", "// The pieces by which")
+    return "".join([fp16_parts, sizes, ASKED, between(BLOCKED, "// Ask for", "// ---- What"), ASK])
 
 
 @needs_emulator
 @pytest.mark.parametrize("name", MODES)
 @pytest.mark.parametrize(("channels", "stride"), [(6, 1), (40, 1), (40, 2), (24, 1), (24, 2), (64, 1)])
-def test_planes_that_are_not_stored_come_as_zeros(channels, stride, name, folder):
-    mode, shape = planes.MODES[name], Shape(3, channels, 16, 9, 9, 3, stride)
-    (conv, _, _), *_ = planes.convolutions(shape, "forward")
-    tiling = planes.tilings(conv, mode)[0]
-    macros = {"MODE": mode.number, "STRIDE": stride, "CHUNK": tiling.chunk} | planes._lacks(conv)
+def test_groups_that_are_not_stored_come_as_zeros(channels, stride, name, folder):
+    mode, shape = blocked.MODES[name], Shape(3, channels, 16, 9, 9, 3, stride)
+    (conv, _, _), *_ = blocked.convolutions(shape, "forward")
+    tiling = blocked.tilings(conv, mode)[0]
+    macros = {"MODE": mode.number, "STRIDE": stride, "CHUNK": tiling.chunk} | blocked._lacks(conv)
     ask = emulator.File(folder, 0, "images", images_that_come(), **macros).get_function("ask")
-    stored, there = tiling.chunk // mode.channels, planes.padded(channels, 8) // mode.channels  # planes
-    about = planes.problem(conv, 2, 4, 64, 16)
-    for image, band, chunk in np.ndindex(3, 4, planes.padded(channels) // tiling.chunk):
+    stored, there = tiling.chunk // mode.channels, blocked.padded(channels, 8) // mode.channels  # planes
+    about = blocked.problem(conv, 2, 4, 64, 16)
+    for image, band, chunk in np.ndindex(3, 4, blocked.padded(channels) // tiling.chunk):
         asked = np.full((mode.parts, stored, stride**2, 2), -99, np.int32).view(emulator.Array)
         ask((1,), (32,), (about, asked, np.int32(4 * image + band), np.int32(chunk * tiling.chunk)))
         for part, number, phase in np.ndindex(asked.shape[:3]):
@@ -400,26 +402,26 @@ def test_planes_that_are_not_stored_come_as_zeros(channels, stride, name, folder
 def test_operands_made_once_serve_all_passes(name, shape):
     import cupy
 
-    mode = planes.MODES[name]
-    if any(planes.why_not(name, shape, which) for which in PASSES[:2]):
+    mode = blocked.MODES[name]
+    if any(blocked.why_not(name, shape, which) for which in PASSES[:2]):
         pytest.skip("too wide")
     (x, w), (dy, _) = operands(shape, "forward"), operands(shape, "input_gradient", 1)
-    filters = planes.Filters(mode, [(shape, cupy.asarray(w), planes.PASSES_OF_FILTERS)])
-    scales = [planes.new_scale() if mode.halves else None for _ in range(2)]
+    filters = blocked.Filters(mode, [(shape, cupy.asarray(w), blocked.PASSES_OF_FILTERS)])
+    scales = [blocked.new_scale() if mode.fp16_parts else None for _ in range(2)]
     for _ in range(2):
         images, gradient = (
-            as_operand(mode, planes.images_as_planes(cupy.asarray(each), mode), scale)
+            as_operand(mode, blocked.images_as_blocked(cupy.asarray(each), mode), scale)
             for each, scale in zip((x, dy), scales, strict=True)
         )
         (made,) = filters()
-        y = planes.empty_planes(mode, *shape.y)
-        planes.convolve(mode, shape, "forward", images, made["forward"], y)
-        dx = planes.empty_planes(mode, *shape.x)
-        planes.convolve(mode, shape, "input_gradient", gradient, made["input_gradient"], dx)
-        found = [planes_as_images(y, shape.channels_out), planes_as_images(dx, shape.channels)]
-        if planes.why_not(name, shape, "weight_gradient") is None:
+        y = blocked.empty_blocked(mode, *shape.y)
+        blocked.convolve(mode, shape, "forward", images, made["forward"], y)
+        dx = blocked.empty_blocked(mode, *shape.x)
+        blocked.convolve(mode, shape, "input_gradient", gradient, made["input_gradient"], dx)
+        found = [blocked_as_images(y, shape.channels_out), blocked_as_images(dx, shape.channels)]
+        if blocked.why_not(name, shape, "weight_gradient") is None:
             dw = cupy.empty(shape.w, np.float32)
-            planes.weight_gradient(mode, shape, images, gradient, dw)
+            blocked.weight_gradient(mode, shape, images, gradient, dw)
             found.append(dw)
         given = (x, w), (dy, w), (x, dy)
         for which, pair, result in zip(PASSES, given, found, strict=False):

@@ -195,7 +195,7 @@ def piece_of(lanes):
 
 
 @compiled(__name__, nogil=True)
-def room_of(count, lanes):
+def block_elements(count, lanes):
     """Return how many numbers a block of the weights' gradient takes, for so many taps."""
     return (count + LEAST - 1) // LEAST * ((MOST + lanes - 1) // lanes * lanes)
 
@@ -226,7 +226,7 @@ def collect(own, at, rows, first, out):
     for i in range(len(out)):
         block = (first + i) // ROWS * ROWS
         places, columns = places_of(rows - block, count, lanes)
-        begin = at + block // ROWS * room_of(count, lanes) + (first + i - block) * columns
+        begin = at + block // ROWS * block_elements(count, lanes) + (first + i - block) * columns
         for t in range(count):
             total = own[0, begin + places[t]]
             for share in range(1, len(own)):
@@ -237,9 +237,9 @@ def collect(own, at, rows, first, out):
 @compiled(__name__, nogil=True)
 def aligned(n, like):
     """Return a new vector of n numbers of the dtype of `like` that begins where a register's worth of memory does."""
-    room = np.empty(n + BYTES // like.itemsize, like.dtype)
-    first = -address(room) % BYTES // like.itemsize
-    return room[first : first + n]
+    buffer = np.empty(n + BYTES // like.itemsize, like.dtype)
+    first = -address(buffer) % BYTES // like.itemsize
+    return buffer[first : first + n]
 
 
 @compiled(__name__, nogil=True)
@@ -260,7 +260,7 @@ def copy(x, out):
 
 
 @compiled(__name__, nogil=True)
-def bundle(x, out):
+def pack_simd(x, out):
     """Write x (images, numbers), at most as many images as there are lanes, into out (numbers, lanes).
 
     Lanes for which there is no image become zero.
@@ -278,7 +278,7 @@ def bundle(x, out):
 
 
 @compiled(__name__, nogil=True)
-def unbundle(x, out):
+def unpack_simd(x, out):
     """Write x (numbers, lanes) into out (images, numbers), at most as many images as there are lanes."""
     n, m = out.shape
     size, lanes = x.itemsize, x.shape[1]

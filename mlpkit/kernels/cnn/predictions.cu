@@ -3,7 +3,7 @@
 // The first layer is wide: its sums are cut into slices, so that all multiprocessors have a part. In bfloat16 this is
 // `parts` (for float32 see `forward_parts` in dense.cu): both operands lie by rows of inputs, in whatever order images
 // have theirs, for the weights were put into that order. All that follows is little: a block takes a few examples, adds
-// up their slices, and goes on to the outputs (`answers`).
+// up their slices, and goes on to the outputs (`predictions`).
 
 #include "ptx.cuh"
 
@@ -16,11 +16,11 @@
 #ifndef SLICES
 #define SLICES 25
 #endif
-#ifndef HELD
-#define HELD 1  // whether weights behind the first layer are held in shared memory
+#ifndef RESIDENT
+#define RESIDENT 1  // whether weights behind the first layer are held in shared memory
 #endif
 #ifndef ROWS
-#define ROWS 1  // examples of a block of `answers`
+#define ROWS 1  // examples of a block of `predictions`
 #endif
 
 extern __shared__ __align__(128) unsigned char shared_bytes[];
@@ -104,7 +104,7 @@ void parts(const unsigned short* x, const unsigned short* W, float* to, int n, i
 
 constexpr int UNITS[] = {SIZES}, COUNT = sizeof(UNITS) / sizeof(int), THREADS = 256;
 
-constexpr int padded(int numbers) { return (numbers + 3) / 4 * 4; }
+constexpr int padded(int elements) { return (elements + 3) / 4 * 4; }
 
 constexpr int widest()
 {
@@ -121,7 +121,7 @@ constexpr int begin_of(int layer)
     return begin;
 }
 
-constexpr int ROOM = widest(), HELD_NUMBERS = HELD ? begin_of(COUNT) : 0;
+constexpr int WIDEST = widest(), RESIDENT_ELEMENTS = RESIDENT ? begin_of(COUNT) : 0;
 
 // Of each layer: W (inputs, units), b (units,), float32. The first one's W is not looked at.
 struct Network {
@@ -129,27 +129,27 @@ struct Network {
 };
 
 // Copy numbers to shared memory, 16 bytes at a time where that is possible.
-__device__ void fetch(float* to, const float* from, int numbers)
+__device__ void fetch(float* to, const float* from, int elements)
 {
-    const int fours = (size_t)from % 16 == 0 ? numbers / 4 : 0;
+    const int fours = (size_t)from % 16 == 0 ? elements / 4 : 0;
     for (int i = threadIdx.x; i < fours; i += THREADS) cp_async<16>(to + 4 * i, from + 4 * i);
-    for (int i = 4 * fours + threadIdx.x; i < numbers; i += THREADS) cp_async<4>(to + i, from + i);
+    for (int i = 4 * fours + threadIdx.x; i < elements; i += THREADS) cp_async<4>(to + i, from + i);
 }
 
 template <int L>
-__device__ void fetch_weights(const Network& net, float* held)
+__device__ void fetch_weights(const Network& net, float* resident)
 {
-    if constexpr (L < COUNT && HELD) {
-        fetch(held + begin_of(L), net.W[L], UNITS[L - 1] * UNITS[L]);
-        fetch_weights<L + 1>(net, held);
+    if constexpr (L < COUNT && RESIDENT) {
+        fetch(resident + begin_of(L), net.W[L], UNITS[L - 1] * UNITS[L]);
+        fetch_weights<L + 1>(net, resident);
     }
 }
 
 __device__ float relu(float z) { return z < 0 ? 0 : z; }  // in this order a NaN stays a NaN
 
-// All layers from number L on. before: activations (ROWS, ROOM), and room for those of this layer; held: weights.
+// All layers from number L on. before: activations (ROWS, WIDEST), and room for those of this layer; resident: weights.
 template <int L>
-__device__ void later(const Network& net, float* before, float* here, float* partial, const float* held, float* out,
+__device__ void later(const Network& net, float* before, float* here, float* partial, const float* resident, float* out,
                       int row, int n)
 {
     if constexpr (L < COUNT) {
@@ -160,36 +160,36 @@ __device__ void later(const Network& net, float* before, float* here, float* par
             #pragma unroll 8
             for (int k = i / OUTPUTS; k < INPUTS; k += GROUPS) {
                 const int at = k * OUTPUTS + i % OUTPUTS;
-                const float w = HELD ? held[begin_of(L) + at] : net.W[L][at];
+                const float w = RESIDENT ? resident[begin_of(L) + at] : net.W[L][at];
                 #pragma unroll
-                for (int r = 0; r < ROWS; ++r) sums[r] += before[r * ROOM + k] * w;
+                for (int r = 0; r < ROWS; ++r) sums[r] += before[r * WIDEST + k] * w;
             }
             #pragma unroll
-            for (int r = 0; r < ROWS; ++r) partial[r * ROOM + i] = sums[r];
+            for (int r = 0; r < ROWS; ++r) partial[r * WIDEST + i] = sums[r];
         }
         __syncthreads();
         for (int i = threadIdx.x; i < ROWS * OUTPUTS; i += THREADS) {
             const int r = i / OUTPUTS, j = i % OUTPUTS;
             float sum = net.b[L][j];
             #pragma unroll
-            for (int group = 0; group < GROUPS; ++group) sum += partial[r * ROOM + group * OUTPUTS + j];
-            if (L + 1 < COUNT) here[r * ROOM + j] = relu(sum);
+            for (int group = 0; group < GROUPS; ++group) sum += partial[r * WIDEST + group * OUTPUTS + j];
+            if (L + 1 < COUNT) here[r * WIDEST + j] = relu(sum);
             else if (row + r < n) out[(size_t)(row + r) * OUTPUTS + j] = sum;
         }
         if (L + 1 < COUNT) __syncthreads();
-        later<L + 1>(net, here, before, partial, held, out, row, n);
+        later<L + 1>(net, here, before, partial, resident, out, row, n);
     }
 }
 
 // parts (SLICES, n, units of the first layer): its sums. Shared: the activations of two layers and partial sums, each
-// (ROWS, ROOM), and with HELD the weights behind the first layer.
+// (ROWS, WIDEST), and with RESIDENT the weights behind the first layer.
 extern "C" __global__ __launch_bounds__(THREADS)
-void answers(const __grid_constant__ Network net, const float* parts, float* out, int n)
+void predictions(const __grid_constant__ Network net, const float* parts, float* out, int n)
 {
-    float *before = reinterpret_cast<float*>(shared_bytes), *here = before + ROWS * ROOM;
-    float *partial = here + ROWS * ROOM, *held = partial + ROWS * ROOM;
+    float *before = reinterpret_cast<float*>(shared_bytes), *here = before + ROWS * WIDEST;
+    float *partial = here + ROWS * WIDEST, *resident = partial + ROWS * WIDEST;
     const int row = blockIdx.x * ROWS;
-    fetch_weights<1>(net, held);
+    fetch_weights<1>(net, resident);
     begin_in_turn();
     #pragma unroll
     for (int i = threadIdx.x; i < ROWS * UNITS[0]; i += THREADS) {
@@ -199,9 +199,9 @@ void answers(const __grid_constant__ Network net, const float* parts, float* out
         #pragma unroll 32
         for (int s = 0; s < SLICES; ++s) sum += parts[((size_t)s * n + row + r) * UNITS[0] + j];
         if (COUNT == 1) out[(size_t)(row + r) * UNITS[0] + j] = sum;
-        else before[r * ROOM + j] = relu(sum);
+        else before[r * WIDEST + j] = relu(sum);
     }
     cp_async_wait_all();
     __syncthreads();
-    later<1>(net, before, here, partial, held, out, row, n);
+    later<1>(net, before, here, partial, resident, out, row, n);
 }

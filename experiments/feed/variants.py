@@ -10,7 +10,7 @@ from mlpkit.executors import trainer_of
 from .step import CLASS, PIXELS, Batch, Step, synchronize
 
 
-class Way:
+class Variant:
     """A way to feed a step. `epoch` asks for the steps of an epoch, and returns losses on the GPU before they are."""
 
     title = ""
@@ -60,7 +60,7 @@ class Way:
         return {part: seconds * 1e6 * self.n / len(order) for part, seconds in spent.items()}
 
 
-class NotFed(Way):
+class NotFed(Variant):
     """The same batch again and again: what the steps take by themselves."""
 
     title = "not fed"
@@ -71,7 +71,7 @@ class NotFed(Way):
         self.labels.set(self.y[: self.n])
 
 
-class Pageable(Way):
+class Pageable(Variant):
     """NumPy gathers rows into a new array, and CuPy copies it."""
 
     title = "pageable"
@@ -85,7 +85,7 @@ class Pageable(Way):
         self.labels.set(self.classes)
 
 
-class Pinned(Way):
+class Pinned(Variant):
     """NumPy gathers rows into pinned memory, as soon as the last batch has left it; one copy carries them."""
 
     title = "pinned"
@@ -167,7 +167,7 @@ def _as_float32(x):
     return scaled, lambda: cp.divide(x, np.float32(255), out=scaled)
 
 
-class Indexed(Way):
+class Indexed(Variant):
     """The data set is on the GPU, and CuPy takes the rows, two more launches a step."""
 
     title = "resident, taken"
@@ -191,7 +191,7 @@ class Indexed(Way):
         cp.take(self.y, index, out=self.labels)
 
 
-class Resident(Way):
+class Resident(Variant):
     """The data set is on the GPU, and so is the order of an epoch; to gather is the first kernel of the graph."""
 
     title = "resident"
@@ -214,7 +214,7 @@ class ResidentPixels(Resident):
     dtype = "uint8"
 
 
-WAYS: tuple[type[Way], ...] = (
+VARIANTS: tuple[type[Variant], ...] = (
     NotFed,
     Pageable,
     Pinned,
