@@ -1,7 +1,7 @@
 """Images as they might have come, too: shifted, turned, bent a little, anew in each epoch.
 
 Each pixel of a new image looks at a place of the old one, a little way off, and takes what is there: see `look`. So one
-set of arrows, two numbers a pixel, says all of a change, and changes add up. A target that is an image itself goes
+set of arrows, two values a pixel, says all of a change, and changes add up. A target that is an image itself goes
 along by the same arrows.
 
 The arrows come from the seed and the epoch alone: every engine sees the same images.

@@ -1,4 +1,4 @@
-"""The IDX file format, in which MNIST is distributed: a short header, then the numbers.
+"""The IDX file format, in which MNIST is distributed: a short header, then the elements.
 
     two zero bytes | type code | number of dimensions | one 4-byte size a dimension | the elements, row by row
 

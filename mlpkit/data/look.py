@@ -1,11 +1,11 @@
 """What lies where arrows point: between pixels the mean of the four around, weighted by nearness; outside it is 0.
 
-Of a map, whose numbers are names, there is no mean: there it is the nearest pixel.
+Of a map, whose values are names, there is no mean: there it is the nearest pixel.
 """
 
 import numpy as np
 
-IN_CACHE = 50  # images whose numbers on the way fit a core's cache: twice as fast as 1,000
+IN_CACHE = 50  # images whose values on the way fit a core's cache: twice as fast as 1,000
 
 
 def looked_up(images, arrows, nearest=False):

@@ -22,7 +22,7 @@ from .idx import IDXError, parts, read_idx
 
 N_TRAIN = 55_000  # of the 60,000 training images; the other 5,000 are for validation
 DEBIAN = Path("/usr/share/datasets")  # where the package dataset-fashion-mnist puts it
-MOST = 60_000 * 28 * 28  # bytes of the largest file's numbers
+MOST = 60_000 * 28 * 28  # bytes of the largest file's elements
 NAMES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",

@@ -118,7 +118,7 @@ def rows_of(array):
 
 
 def _planes(x):
-    """Return x (n, c) or (n, c, h, w) as contiguous (n, c, numbers of a plane)."""
+    """Return x (n, c) or (n, c, h, w) as contiguous (n, c, elements of a plane)."""
     return _flat(x, x.shape[:2])
 
 

@@ -319,7 +319,7 @@ def pad_backward(dy, size, mode):
 
 
 def _borders(size, length, mode):
-    """Return pairs of slices of an axis of so many numbers with a border: a part of the border, and what is there."""
+    """Return pairs of slices of an axis of so many elements with a border: a part of the border, and what is there."""
     before, after, last = slice(0, size), slice(size + length, None), size + length - 1
     return {
         "zero": [],
@@ -335,7 +335,7 @@ def batch_norm(x, gamma, beta, mean, variance, momentum, eps):
     """`y = gamma * normalized + beta`, `normalized = (x - E[x]) / sqrt(Var[x] + eps)`: Ioffe and Szegedy (2015).
 
     Return y, normalized and inverse_deviation (c,); move the running `mean` and `variance` by `momentum` towards the
-    batch's, the variance times m / (m - 1) for m numbers a channel.
+    batch's, the variance times m / (m - 1) for m elements a channel.
     """
     axes, m = _all_but_channels(x)
     batch_mean, batch_variance = x.mean(axis=axes), x.var(axis=axes)
@@ -361,7 +361,7 @@ def batch_norm_evaluate(x, gamma, beta, mean, variance, eps):
 
 
 def _all_but_channels(x):
-    """Return the axes but axis 1, and how many numbers of each channel they hold."""
+    """Return the axes but axis 1, and how many elements of each channel they hold."""
     return (0, *range(2, x.ndim)), x.size // x.shape[1]
 
 
@@ -425,13 +425,13 @@ def softmax_cross_entropy(z, labels):
 
 
 def mean_squared_error(z, targets):
-    """Loss `mean((z - targets)^2)` over all numbers, gradient `2 (z - targets) / count`."""
+    """Loss `mean((z - targets)^2)` over all elements, gradient `2 (z - targets) / count`."""
     difference = z - targets.astype(z.dtype)
     return np.mean(difference * difference), 2 * difference / z.size
 
 
 def binary_cross_entropy(z, targets):
-    """Loss `mean(log(1 + exp z) - z * targets)` over all numbers, gradient `(sigmoid(z) - targets) / count`.
+    """Loss `mean(log(1 + exp z) - z * targets)` over all elements, gradient `(sigmoid(z) - targets) / count`.
 
     z: logits. No exponential can overflow: `log(1 + exp z) = max(z, 0) + log(1 + exp(-|z|))`.
     """

@@ -1,6 +1,6 @@
 """NumPy, kernel to row: one product for each tap of the kernel, and no copy of windows.
 
-Im2col takes the numbers to the kernel. Here the kernel goes to the numbers, a tap at a time: tap (p, q) is a matrix
+Im2col takes the pixels to the kernel. Here the kernel goes to the pixels, a tap at a time: tap (p, q) is a matrix
 (c_out, c), and the whole image times this matrix is the tap's share of every output, p rows and q columns away. In
 memory, where the rows follow each other, so far away is one offset, `p * width + q`. Let the images lie end to end,
 channels first, and every share is one product with a slice of them:
@@ -67,7 +67,7 @@ def conv_backward_input(dz, W, shape, stride, padding):
 
 
 def _matrices(W):
-    """Return a copy (k, k, c_out, c) of W: each tap a matrix whose numbers lie side by side, as BLAS wants them."""
+    """Return a copy (k, k, c_out, c) of W: each tap a matrix whose elements lie side by side, as BLAS wants them."""
     return np.ascontiguousarray(W.transpose(2, 3, 0, 1))
 
 
@@ -78,7 +78,7 @@ def _wide(h, w, k, stride):
 
 
 def _slices(phases, k):
-    """Yield p, q, and the view (c, length) of the numbers that tap (p, q) meets, the first window's first."""
+    """Yield p, q, and the view (c, length) of the values that tap (p, q) meets, the first window's first."""
     stride, columns = len(phases), phases.shape[-1]
     flat = phases.reshape(stride, stride, phases.shape[2], -1)
     reach = -(-k // stride) - 1

@@ -2,12 +2,12 @@
 
 `sliding_window_view` costs nothing: it gives the same memory six axes, (n, c, h', w', k, k), by repeating strides. A
 convolution is then the sum over three of them, and so is the gradient of the weights. The gradient of the input is a
-convolution again: of `dz`, with its stride - 1 zeros between numbers and k - 1 - padding around them, and with each
+convolution again: of `dz`, with its stride - 1 zeros between elements and k - 1 - padding around them, and with each
 kernel turned by half a turn. These are the formulas as one would write them on paper.
 
 But a view is a promise that somebody else keeps. BLAS knows matrices with one stride between rows, not windows, so
 `tensordot` copies them all the same: forward as `numpy_im2col` does, in runs of w', but for the gradient of the weights
-in runs of k numbers. And the zeros between the numbers of `dz` are multiplied: stride * stride times the arithmetic of
+in runs of k elements. And the zeros in between in `dz` are multiplied: stride * stride times the arithmetic of
 the gradient of the input.
 
 Workspace: 6 MiB, or k * k + 3 images where that is more, and 2 copies of the kernels.

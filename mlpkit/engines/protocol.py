@@ -13,7 +13,7 @@ Array: TypeAlias = Any  # an engine's own array type: numpy.ndarray, cupy.ndarra
 
 
 class Tensors(Protocol):
-    """Arrays, and when their numbers are there."""
+    """Arrays, and when their elements are there."""
 
     def asarray(self, array: Any, dtype: Any = None) -> Array:
         """Return `array` as this engine's array type, contiguous; not necessarily a copy."""
@@ -31,16 +31,16 @@ class Tensors(Protocol):
         """Wait until all the work asked for so far is done. Call it before reading a clock."""
 
     def now(self) -> Any:
-        """Return a moment on the engine's own clock: when it has come to this point of its work."""
+        """Return a timestamp of the engine's own clock: when it has come to this point of its work."""
 
     def elapsed(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two moments that are over."""
+        """Return the seconds between two timestamps that have passed."""
 
     def gather(self, X: Array, index: Array) -> Array:
         """Return the rows of `X` named by `index`."""
 
     def scale(self, pixels: Array, dtype: Any) -> Array:
-        """Return uint8 pixels, 0 to 255, as numbers of `dtype` from 0 to 1."""
+        """Return uint8 pixels, 0 to 255, as values of `dtype` from 0 to 1."""
 
     def all_finite(self, array: Array) -> Any:
         """Return whether no number is NaN or infinite, as a scalar of the engine's that need not be there yet."""
@@ -191,7 +191,7 @@ class Chance(Protocol):
     """What is random, and yet the same on each engine, to the bit: numbers that a counter and a key decide."""
 
     def dropout(self, x: Array, rate: float, key: tuple[int, int], step: int) -> Array:
-        """Return `x` with numbers dropped, the others scaled; of `dy` it is `dx`, with the same rate, key and step.
+        """Return `x` with elements dropped, the others scaled; of `dy` it is `dx`, with the same rate, key and step.
 
         step: an integer; from an engine that records its steps as a graph, an array of one number.
         """

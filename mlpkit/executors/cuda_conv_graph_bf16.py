@@ -1,6 +1,6 @@
 """CUDA graph of blocks in BF16: as `cuda_conv_graph`, with products of fewer bits.
 
-Between convolutions images are bfloat16, and so are the numbers that are multiplied. Linear layers, which take little
+Between convolutions images are bfloat16, and so are the elements that are multiplied. Linear layers, which take little
 time, multiply TF32. Sums, parameters and their updates are float32.
 """
 

@@ -1,6 +1,6 @@
 """CUDA graph of blocks in TF32: as `cuda_conv_graph`, with products of fewer bits.
 
-Convolutions multiply halves, whose 11 bits are TF32's; each array has a scale of its own, so that nothing overflows.
+Convolutions multiply fp16, whose 11 bits are TF32's; each array has a scale of its own, so that nothing overflows.
 The other products are TF32's own. Sums, updates and all that is kept are float32.
 """
 

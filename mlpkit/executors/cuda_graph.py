@@ -70,7 +70,7 @@ class Gradient:
         self.multiply("parameter_gradients", self.tiles + 1, GRADIENT_TILE, n, *all_layers, n)
 
     def multiply(self, name, blocks, tile, depth, *arguments):
-        """Launch a product of products.cu, for sums of `depth` numbers: as many at once as shared memory holds."""
+        """Launch a product of products.cu, for sums of `depth` elements: as many at once as shared memory holds."""
         chunk, shared_bytes = _chunk(tile, depth, self.dtype.itemsize)
         self.launch(name, blocks, THREADS, *arguments, chunk, shared_bytes=shared_bytes)
 

@@ -14,7 +14,7 @@ def why_not(model, optimizer, batch_size):
 class StepByStep:
     """Cuts an epoch into batches, gathers each, and takes a step on it. See `executors.protocol.Trainer`.
 
-    Pixels become numbers once, at the beginning, and not again in each epoch. An executor with a faster step overrides
+    Pixels become floats once, at the beginning, and not again in each epoch. An executor with a faster step overrides
     `step`. Where an engine has `threads`, a `ThreadTeam` of them takes the steps.
     """
 
@@ -60,7 +60,7 @@ class Evaluation:
     """What a network is worth on X, y, batch by batch. See `executors.protocol.Evaluation`."""
 
     def __init__(self, network, X, y):
-        self.network, self.X, self.y = network, network.as_input(X), y  # pixels become numbers once
+        self.network, self.X, self.y = network, network.as_input(X), y  # pixels become floats once
 
     def __call__(self):
         return self.network.ask_evaluation(self.X, self.y)
@@ -83,7 +83,7 @@ class Prediction:
         return network.engine.to_numpy(outputs) if isinstance(x, np.ndarray) else outputs
 
     def batch(self, dtype):
-        """Return a `Batch` for uint8 pixels, or for numbers of the network's dtype."""
+        """Return a `Batch` for uint8 pixels, or for values of the network's dtype."""
         dtype = np.dtype(dtype)
         if dtype not in (np.uint8, self.network.dtype):
             raise TypeError(f"inputs are uint8 or {self.network.dtype}, not {dtype}: convert them.")
@@ -113,7 +113,7 @@ class Batch:
 def check_rows(x, batch):
     """Raise ValueError or TypeError for rows that are not a batch's, in shape or dtype, or more than fit into it."""
     check_array("inputs", x)
-    if x.dtype != batch.dtype:  # numbers from 0 to 1 would become bytes 0, and bytes numbers up to 255
+    if x.dtype != batch.dtype:  # values from 0 to 1 would become bytes 0, and bytes values up to 255
         raise TypeError(f"this batch is of {batch.dtype}, not {x.dtype}: convert them, or take another batch.")
     check_batch(x, batch.shape[1:], batch.dtype)
     check_fits(x, len(batch))

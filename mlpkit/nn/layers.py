@@ -82,7 +82,7 @@ class Linear(Layer):
 
     def output(self, shape):
         if len(shape) != 1:
-            raise ValueError(f"it takes rows of numbers, and gets arrays of shape {shape}: put Flatten() before it")
+            raise ValueError(f"it takes rows of values, and gets arrays of shape {shape}: put Flatten() before it")
         return (self.units,)
 
     def parameters(self, shape):
@@ -160,7 +160,7 @@ class Tanh(Layer):
 
 @dataclass(frozen=True, repr=False)
 class Flatten(Layer):
-    """Each example becomes one row of numbers."""
+    """Each example becomes one row of values."""
 
     def output(self, shape):
         return (prod(shape),)

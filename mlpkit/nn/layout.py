@@ -10,7 +10,7 @@ from math import prod
 class Layout:
     """Gives each declared array its place. shapes: a dict of shapes by name.
 
-    `size`: of a vector that holds all; `n_decayed`: how many of its numbers, the first ones, belong to weights.
+    `size`: of a vector that holds all; `n_decayed`: how many of its elements, the first ones, belong to weights.
     """
 
     def __init__(self, shapes):

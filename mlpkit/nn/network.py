@@ -32,7 +32,7 @@ quiet = np.errstate(all="ignore")  # whatever a reader has set: an exponential t
 
 
 def _fixed(name, what):
-    """Return a property for a vector whose numbers may change, but which stays the array that the layers look at."""
+    """Return a property for a vector whose elements may change, but which stays the array that the layers look at."""
 
     def get(network):
         return getattr(network, f"_{name}")
@@ -71,7 +71,7 @@ class Network:
         self.at_loss = BoundLayer(model.loss, ("loss",), self.engine, self.mode, (), True)
 
     theta = _fixed("theta", "Every weight, then every bias: (n,), in the network's dtype.")
-    grad = _fixed("grad", "The gradient of the loss with respect to each number of `theta`: (n,).")
+    grad = _fixed("grad", "The gradient of the loss with respect to each element of `theta`: (n,).")
     statistics = _fixed("statistics", "What a training keeps and does not optimize, such as running means: (m,).")
 
     @property
@@ -136,7 +136,7 @@ class Network:
         return loss, run.backward(d_outputs, of)
 
     def as_input(self, x):
-        """Return the batch `x` in the network's dtype, (n, *model.input): uint8 pixels become numbers from 0 to 1."""
+        """Return the batch `x` in the network's dtype, (n, *model.input): uint8 pixels become values from 0 to 1."""
         check_batch(x, self.model.input, self.dtype)
         x = self.engine.scale(x, self.dtype) if x.dtype == np.uint8 else x
         return x if x.shape[1:] == self.model.input else x.reshape(len(x), *self.model.input)
@@ -241,7 +241,7 @@ class Network:
         return self.engine.asarray(check_finite(what, np.asarray(vector).astype(self.dtype, casting="same_kind")))
 
     def __reduce__(self):
-        """Let a copy, and another process, have the network with the numbers of now."""
+        """Let a copy, and another process, have the network with the values of now."""
         vectors = map(self.engine.to_numpy, (self.theta, self.statistics))
         name = vars(self.engine)["__name__"].rpartition(".")[2]
         return type(self)._restored, (name, self.model, self.mode.seed, self.dtype, *vectors)
@@ -300,7 +300,7 @@ def check_operations(engine, model):
 
 
 def check_vector(what, vector, layout):
-    """Raise ValueError unless `vector` has as many numbers as a `Layout` has places."""
+    """Raise ValueError unless `vector` has as many elements as a `Layout`."""
     check_array(f"these {what}", vector)
     if vector.shape != (layout.size,):
         raise ValueError(f"these {what} have shape {vector.shape}, but the network's have ({layout.size},).")

@@ -1,7 +1,7 @@
 """Batch normalization: every channel gets mean 0 and deviation 1 over the batch, then a scale and a shift of its own.
 
 Ioffe and Szegedy (2015), algorithms 1 and 2. While training, the statistics are the batch's, and running averages of
-them are kept; afterwards these are used, so that an example's answer does not depend on its neighbours.
+them are kept; afterwards these are used, so that an example's output does not depend on its neighbours.
 """
 
 from dataclasses import dataclass

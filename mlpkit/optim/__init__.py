@@ -62,7 +62,7 @@ class Optimizer:
         raise AttributeError("the rate is the schedule's: give the optimizer one, such as lr=Exponential(0.1, 1000).")
 
     def __getstate__(self):
-        """Let a copy, and another process, have the optimizer with the numbers of now, and its network."""
+        """Let a copy, and another process, have the optimizer with the values of now, and its network."""
         state = {name: self.engine.to_numpy(vector).copy() for name, vector in self.state.items()}
         return vars(self) | {"engine": None, "state": state}
 

@@ -41,7 +41,7 @@ def save_checkpoint(path, network, optimizer, history, best, settings):
 
 
 def fingerprint(*arrays):
-    """Return a short text that tells NumPy's arrays apart by their numbers."""
+    """Return a short text that tells NumPy's arrays apart by their elements."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data.cast("B"))

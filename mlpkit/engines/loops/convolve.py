@@ -1,12 +1,12 @@
-"""Convolution of bundles: forward, and both gradients, for any kernel, stride and padding. See `simd_batch`.
+"""Convolution of SIMD batches: forward, and both gradients, for any kernel, stride and padding. See `simd_batch`.
 
 What a window reads is a matter of distances in memory, which depend on nothing but shapes. They are worked out once for
-each shape, as tables; the arithmetic then knows nothing of padding, strides or borders. Around the numbers of an image
+each shape, as tables; the arithmetic then knows nothing of padding, strides or borders. Around the elements of an image
 lies a margin of zeros, and the gradient of the input, which with a stride s is s * s different convolutions, is that
 many tables.
 
-Each core takes bundles of its own, one after another: what it needs beside the arrays is room for one bundle that comes
-in and one that goes out, however large the batch.
+Each core takes SIMD batches of its own, one after another: what it needs beside the arrays is a buffer for one that
+comes in and one that goes out, however large the batch.
 """
 
 from functools import lru_cache
@@ -40,7 +40,7 @@ from .simd_batch import (
 class Plan(NamedTuple):
     """The shapes of a convolution, and where each table begins; all integers.
 
-    A bundle of inputs is kept as (c, tall, wide, lanes) with a margin of zeros above and to the left, and one of output
+    Inputs are kept as (c, tall, wide, lanes) with a margin of zeros above and to the left, and output
     gradients, from which the input's is made, as (c_out, dz_tall, dz_wide, lanes) with `dz_margin`.
     """
 
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
     across: int
     z_tall: int  # rows of a plane of results: of whole tiles where there are any, else `rows`
     z_wide: int
-    taps: int = 0  # (c, k, k): from a window's corner to each of its numbers
+    taps: int = 0  # (c, k, k): from a window's corner to each of its elements
     x_at: int = 0  # (rows, columns): from the first number to each window's corner
     z_at: int = 0  # (rows, columns): from the first result to each
     parts: int = 0  # (stride * stride, PART): rows of a `Part` each; none where there are tiles
@@ -82,7 +82,7 @@ winograd_seen, winograd_elements = winograd.seen_in, winograd.elements_of
 class Part(NamedTuple):
     """One of the convolutions that the gradient of the input is made of, as integers.
 
-    It makes the numbers of the input that the taps r, r + stride, ... and s, s + stride, ... reach.
+    It makes the elements of the input that the taps r, r + stride, ... and s, s + stride, ... reach.
     """
 
     r: int
@@ -90,8 +90,8 @@ class Part(NamedTuple):
     elements: int  # how many of a plane these are
     reads: int  # how many products each is the sum of
     taps: int  # table (reads,): from a corner in dz with its margin to each number that is read
-    dz_at: int  # table (numbers,): from the first number of dz to each corner
-    x_at: int  # table (numbers,): from the first number of the input to each of these
+    dz_at: int  # table (elements,): from the first number of dz to each corner
+    x_at: int  # table (elements,): from the first number of the input to each of these
 
 
 PART = len(Part._fields)
@@ -146,7 +146,7 @@ def _shapes(c, h, w, c_out, k, stride, padding):
     tall, wide = h + 2 * padding, w + 2 * padding
     if winograd.suits(c, c_out, k, stride, rows, columns):
         z = z_tall, z_wide = down * winograd.TILE, across * winograd.TILE
-        framed = max(tall, z_tall + 2), max(wide, z_wide + 2)  # a tile reads two numbers more than it makes
+        framed = max(tall, z_tall + 2), max(wide, z_wide + 2)  # a tile reads two elements more than it makes
         return Plan(*image, *framed, 0, *z, 1, down, across, *z)
     margin = (k - 1) // stride
     dz_tall, dz_wide = (margin + max(out, (n - 1 + padding) // stride + 1) for out, n in ((rows, h), (columns, w)))
@@ -165,7 +165,7 @@ def _part(tables, plan, r, s):
 
 
 def distances(wide, down, right=None):
-    """Return how many bytes of vectors on the places (down, right) lie, in planes of rows of `wide` numbers.
+    """Return how many bytes of vectors on the places (down, right) lie, in planes of rows of `wide` elements.
 
     right: as `down` where None.
     """
@@ -221,7 +221,7 @@ def pack_parts(plan, tables, W, packed):
 
 @compiled(__name__, nogil=True)
 def parts_back(plan, tables, packed, dz, dx, zero):
-    """Write the gradient of a bundle's input, from dz with its margin. packed: see `pack_parts`; others: addresses."""
+    """Write the gradient of the input, from dz with its margin. packed: see `pack_parts`; others: addresses."""
     parts, at, begin, plane = parts_of(plan, tables), address(tables), 0, plan.h * plan.w * BYTES
     for i in range(len(parts)):
         part = Part(*to_fixed_tuple(parts[i], PART))
@@ -245,7 +245,7 @@ def frame(x, c, h, w, out, tall, wide, margin):
 
 @compiled(__name__, nogil=True)
 def read(images, flat, out, c, h, w, tall, wide, margin):
-    """Write images (n, c * h * w) as a bundle with a margin into out. flat: room for the bundle without one."""
+    """Write images (n, c * h * w) as a SIMD batch with a margin into out. flat: room for the SIMD batch without one."""
     framed = margin > 0 or tall > h or wide > w
     pack_simd(images, flat if framed else out)
     if framed:
@@ -254,26 +254,26 @@ def read(images, flat, out, c, h, w, tall, wide, margin):
 
 @compiled(__name__, nogil=True)
 def read_x(plan, images, flat, out):
-    """Write images (n, c * h * w) as a bundle with its margin. flat, out: see `buffers_of_x`."""
+    """Write images (n, c * h * w) as a SIMD batch with its margin. flat, out: see `buffers_of_x`."""
     read(images, flat, out, plan.c, plan.h, plan.w, plan.tall, plan.wide, plan.margin)
 
 
 @compiled(__name__, nogil=True)
 def read_dz(plan, dz, flat, out):
-    """Write gradients of outputs (n, numbers) as a bundle with its margin. flat, out: see `buffers_of_dz`."""
+    """Write gradients of outputs (n, elements) as a SIMD batch with its margin. flat, out: see `buffers_of_dz`."""
     read(dz, flat, out, plan.c_out, plan.rows, plan.columns, plan.dz_tall, plan.dz_wide, plan.dz_margin)
 
 
 @compiled(__name__, nogil=True)
 def bare(elements, like):
-    """Return an array (numbers, lanes), of the dtype of `like`, with any numbers in it."""
+    """Return an array (elements, lanes), of the dtype of `like`, with any values in it."""
     lanes = BYTES // like.itemsize
     return aligned(elements * lanes, like).reshape(elements, lanes)
 
 
 @compiled(__name__, nogil=True)
 def buffer(elements, like):
-    """Return zeros (numbers, lanes), of the dtype of `like`."""
+    """Return zeros (elements, lanes), of the dtype of `like`."""
     found = bare(elements, like)
     found[:] = 0
     return found
@@ -281,19 +281,19 @@ def buffer(elements, like):
 
 @compiled(__name__, nogil=True)
 def buffers_of_x(plan, like):
-    """Return room for a bundle of inputs without its margin, and with it."""
+    """Return room for a SIMD batch of inputs without its margin, and with it."""
     return buffer(plan.c * plan.h * plan.w, like), buffer(plan.c * plan.tall * plan.wide, like)
 
 
 @compiled(__name__, nogil=True)
 def buffers_of_dz(plan, like):
-    """Return room for a bundle of gradients of outputs without its margin, and with it."""
+    """Return room for a SIMD batch of gradients of outputs without its margin, and with it."""
     return buffer(plan.c_out * plan.rows * plan.columns, like), buffer(plan.c_out * plan.dz_tall * plan.dz_wide, like)
 
 
 @compiled(__name__, parallel=True, nogil=True)
 def forward(plan, tables, x, W, b, z, shares):
-    """Write the convolution of x (n, c * h * w) with W (c_out, c * k * k), and b (c_out,), into z (n, numbers).
+    """Write the convolution of x (n, c * h * w) with W (c_out, c * k * k), and b (c_out,), into z (n, elements).
 
     shares: how many parts of the batch are done at the same time.
     """
@@ -322,7 +322,7 @@ def forward(plan, tables, x, W, b, z, shares):
 
 @compiled(__name__, parallel=True, nogil=True)
 def backward_weights(plan, tables, x, dz, dW, shares):
-    """Write the gradient of the weights, dW (c_out, c * k * k), from x (n, c * h * w) and dz (n, numbers)."""
+    """Write the gradient of the weights, dW (c_out, c * k * k), from x (n, c * h * w) and dz (n, elements)."""
     positions, lanes = plan.rows * plan.columns, BYTES // x.itemsize
     simd_batches = (len(x) + lanes - 1) // lanes
     at = address(tables)
@@ -350,7 +350,7 @@ def backward_weights(plan, tables, x, dz, dW, shares):
 
 @compiled(__name__, parallel=True, nogil=True)
 def backward_input(plan, tables, dz, W, dx, shares):
-    """Write the gradient of the input, dx (n, c * h * w), from dz (n, numbers) and W (c_out, c, k, k)."""
+    """Write the gradient of the input, dx (n, c * h * w), from dz (n, elements) and W (c_out, c, k, k)."""
     lanes = BYTES // dz.itemsize
     simd_batches = (len(dz) + lanes - 1) // lanes
     packed, none = zeros(whole_blocks(plan.c) * W.size // plan.c, dz), zeros(ROWS, dz)

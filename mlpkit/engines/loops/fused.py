@@ -1,7 +1,7 @@
 """Loops that do in one pass over memory what NumPy does in several: each number comes from memory and goes back once.
 
-Settings are converted to the arrays' dtype first: one float64 among float32 numbers would make all of the arithmetic
-float64, with half as many numbers in a vector register. What is written to one array and needed after another has been
+Settings are converted to the arrays' dtype first: one float64 among float32 values would make all of the arithmetic
+float64, with half as many elements in a vector register. What is written to one array and needed after another has been
 written is kept in a local name: for all that the compiler knows the arrays overlap, and it would read it again.
 
 A running mean of gradients that have become zero shrinks step by step, and soon is a subnormal number, smaller than

@@ -77,7 +77,7 @@ def avg_pool_backward(dy, shape, size, stride):
 
 
 def batch_norm(x, gamma, beta, mean, variance, momentum, eps):
-    """Do what the baseline's does, for x (n, c, numbers of a plane)."""
+    """Do what the baseline's does, for x (n, c, elements of a plane)."""
     n, c, m = x.shape
     y, normalized, inverse_deviation = np.empty_like(x), np.empty_like(x), np.empty(c, x.dtype)
     for channel in prange(c):
@@ -108,7 +108,7 @@ def batch_norm(x, gamma, beta, mean, variance, momentum, eps):
 
 
 def batch_norm_backward(dy, normalized, inverse_deviation, gamma, dgamma, dbeta):
-    """Do what the baseline's does, for dy (n, c, numbers of a plane)."""
+    """Do what the baseline's does, for dy (n, c, elements of a plane)."""
     n, c, m = dy.shape
     dx = np.empty_like(dy)
     for channel in prange(c):
@@ -131,7 +131,7 @@ def batch_norm_backward(dy, normalized, inverse_deviation, gamma, dgamma, dbeta)
 
 
 def batch_norm_evaluate(x, gamma, beta, mean, variance, eps):
-    """Do what the baseline's does, for x (n, c, numbers of a plane)."""
+    """Do what the baseline's does, for x (n, c, elements of a plane)."""
     n, c, m = x.shape
     y = np.empty_like(x)
     for row in prange(n * c):
@@ -144,7 +144,7 @@ def batch_norm_evaluate(x, gamma, beta, mean, variance, eps):
 
 
 def sum_planes(dz, db):
-    """Write the sum of each channel of dz (n, c, numbers of a plane) into db (c,)."""
+    """Write the sum of each channel of dz (n, c, elements of a plane) into db (c,)."""
     n, c, m = dz.shape
     for channel in prange(c):
         total = 0.0

@@ -1,10 +1,10 @@
-"""A training step of a chain of convolutions, then dense layers: each core takes its bundles through all of them.
+"""A training step of a chain of convolutions, then dense layers: each core takes its SIMD batches through all of them.
 
 A block is a convolution with what follows it, ReLU and the largest of each window in either order, which is the same:
 both are done as soon as ROWS channels of a result are made, while they are in a near cache, and the result itself is
-kept nowhere. From the first block to the last a bundle stays a bundle; the dense layers get rows, see `step`.
+kept nowhere. From the first block to the last a SIMD batch stays a SIMD batch; the dense layers get rows, see `step`.
 
-Each core leaves a gradient of its own, from its bundles, and of the dense layers' what the whole batch needs. Then the
+Each core leaves a gradient of its own, from its images, and of the dense layers' what the whole batch needs. Then the
 cores share out the parameters, and not the images: see `parameter_gradients`.
 
 A chain is described by integers, a row for each block or dense layer, so that all models share the compiled code.
@@ -66,13 +66,13 @@ class Block(NamedTuple):
 
     plan: Plan
     dz_at: int  # table (rows, columns): from the first number of dz with its margin to each result's
-    window: int  # how many numbers a window of the pooling has: 1 where there is none
+    window: int  # how many elements a window of the pooling has: 1 where there is none
     pool_stride: int
     pool_rows: int
     pool_columns: int
     overlap: int  # whether windows overlap
     relu: int
-    pool_taps: int  # table (window,): from a window's corner in a result to each of its numbers
+    pool_taps: int  # table (window,): from a window's corner in a result to each of its elements
     back_taps: int  # the same, in dz with its margin
     W: int  # where the weights begin in theta
     b: int  # where the bias begins, -1 where there is none
@@ -81,7 +81,7 @@ class Block(NamedTuple):
     packed: int  # where the weights begin as blocks of rows, for the forward pass
     bias: int  # where the bias begins, filled up to whole blocks
     back: int  # where the weights begin for the gradient of the input
-    x: int  # where the bundle's input begins in `kept`
+    x: int  # where the SIMD batch's input begins in `kept`
     y: int  # where its output begins, y_margin and all
     y_tall: int
     y_wide: int
@@ -113,12 +113,12 @@ OF_PLAN, OF_BLOCK, OF_DENSE = len(Plan._fields), len(Block._fields) - 1, len(Den
 class Workspace(NamedTuple):
     """How much memory a chain takes, and where in it begins what all blocks use."""
 
-    kept: int  # numbers a bundle
-    marks: int  # bytes a bundle
-    scratch: int  # numbers a share
+    kept: int  # elements a SIMD batch
+    marks: int  # bytes a SIMD batch
+    scratch: int  # elements a share
     packed: int
-    own: int  # numbers a share
-    rows: int  # numbers an image, of the dense layers
+    own: int  # elements a share
+    rows: int  # elements an image, of the dense layers
     zeros: int  # where in `packed` a block of zeros begins
     flat: int  # where room for the input without its margin begins in the scratch
     z: int  # where room for the channels of a result that are made together begins
@@ -162,7 +162,7 @@ class _Space:
         self.taken = dict.fromkeys(("kept", "marks", "scratch", "packed", "own"), 0)
 
     def take(self, what, elements):
-        """Return where so many numbers begin; in `kept`, `marks` and `scratch`, numbers of each image of a bundle.
+        """Return where so many elements begin; in `kept`, `marks` and `scratch`, of each image of a SIMD batch.
 
         They begin where a register's worth of memory does.
         """
@@ -254,14 +254,14 @@ def arrays_of(theta, layer):
 
 @compiled(__name__, nogil=True)
 def simd_at(vector, at, elements):
-    """Return the bundle (numbers, lanes) that begins at a place in a vector."""
+    """Return the SIMD batch (elements, lanes) that begins at a place in a vector."""
     lanes = BYTES // vector.itemsize
     return vector[at : at + elements * lanes].reshape(elements, lanes)
 
 
 @compiled(__name__, nogil=True)
 def area(rows, at, wide, most, first, beyond):
-    """Return what `rows` has, at `at` numbers for each of the `most` images, of the images from `first` to `beyond`."""
+    """Return what `rows` has, at `at` elements for each of `most` images, of the images from `first` to `beyond`."""
     return rows[at * most + first * wide : at * most + beyond * wide].reshape(beyond - first, wide)
 
 
@@ -288,7 +288,7 @@ def pack(blocks, tables, theta, packed):
 
 @compiled(__name__, nogil=True)
 def block_forward(block, tables, packed, kept, marks, scratch, workspace):
-    """Take a bundle through a block: from `kept`, with what comes out to there, and to `marks`."""
+    """Take a SIMD batch through a block: from `kept`, with what comes out to there, and to `marks`."""
     plan, size, at = block.plan, kept.itemsize, address(tables)
     depth, lanes, plane = plan.c * plan.k**2, BYTES // size, plan.z_tall * plan.z_wide * BYTES
     x, z = address(kept[block.x :]), address(scratch[workspace.z :])
@@ -321,7 +321,7 @@ def block_forward(block, tables, packed, kept, marks, scratch, workspace):
 
 @compiled(__name__, nogil=True)
 def block_backward(block, tables, packed, kept, marks, scratch, workspace, own):
-    """Add a bundle's gradients of a block to `own`; from the gradient of its output make that of its input."""
+    """Add a SIMD batch's gradients of a block to `own`; from the gradient of its output make that of its input."""
     plan, size, at = block.plan, kept.itemsize, address(tables)
     depth, lanes, plane = plan.c * plan.k**2, BYTES // size, plan.dz_tall * plan.dz_wide
     x, V, dM = address(kept[block.x :]), address(scratch[workspace.V :]), address(scratch[workspace.M :])
@@ -391,7 +391,7 @@ def total(values):
 
 @compiled(__name__, nogil=True)
 def blocks_forward(blocks, tables, workspace, images, packed, kept, marks, scratch, features):
-    """Take images (n, numbers), a bundle or less, through all blocks; write what comes out into features (n, ...)."""
+    """Take images (n, elements), at most a SIMD batch, through all blocks; write features (n, ...), what comes out."""
     first, last = block_of(blocks[0]), block_of(blocks[len(blocks) - 1])
     plan = first.plan
     flat = simd_at(scratch, workspace.flat, plan.c * plan.h * plan.w)
@@ -403,7 +403,7 @@ def blocks_forward(blocks, tables, workspace, images, packed, kept, marks, scrat
 
 @compiled(__name__, nogil=True)
 def blocks_backward(blocks, tables, workspace, slopes, packed, kept, marks, scratch, own):
-    """Add to `own` what a bundle gives, from slopes (n, ...), the gradients of what came out of the last block."""
+    """Add to `own` what a SIMD batch gives, from slopes (n, ...), the gradients of what came out of the last block."""
     pack_simd(slopes, simd_at(scratch, workspace.dy, slopes.shape[1]))
     for i in range(len(blocks) - 1, -1, -1):
         block_backward(block_of(blocks[i]), tables, packed, kept, marks, scratch, workspace, own)
@@ -435,9 +435,9 @@ def through_dense(dense, theta, rows, slopes, most, labels, n, first, beyond):
 @compiled(__name__, parallel=True, nogil=True)
 def backpropagate(blocks, dense, tables, workspace, x, labels, theta, packed, kept, marks, scratch, own, rows, slopes,
                   most, losses):  # fmt: skip
-    """Take the images x (n, numbers) through all layers, and the gradient back; write a share of the mean loss a turn.
+    """Take the images x (n, elements) through all layers, and the gradient back; write a share of the mean loss a turn.
 
-    labels (n,). Of `Workspace`: packed; kept, marks (bundles, ...); scratch, own (shares, ...). rows, slopes: what
+    labels (n,). Of `Workspace`: packed; kept, marks (SIMD batches, ...); scratch, own (shares, ...). rows, slopes: what
     goes into the dense layers and comes out of the last one, and the gradients of that, for `most` images.
     """
     n, shares, lanes, features = len(x), len(losses), BYTES // x.itemsize, dense[0, 0]

@@ -1,9 +1,9 @@
 """Vector instructions by hand: pieces of machine code that no loop in Python makes Numba write.
 
-A vector register holds several numbers (LANES of them), and one instruction multiplies all of them by those of a second
+A vector register holds some elements (LANES of them), and one instruction multiplies all of them by those of a second
 register and adds those of a third: a fused multiply-add. `fma` does nothing else, and so shows a core's peak. `tile`
 does as much of a matrix product as a few registers hold, `wide_tile` as much as most of 32 hold: they are the heart of
-`gemm`. `transpose` turns a square of numbers in registers, and `fetch` asks for memory before it is needed.
+`gemm`. `transpose` transposes a square of elements in registers, and `fetch` asks for memory before it is needed.
 
 All are Numba intrinsics: Python functions that write LLVM's intermediate language for vectors of a given length. LLVM
 turns it into the machine's own instructions, such as those of AVX-512, of AVX2 with FMA, or of NEON.
@@ -22,7 +22,7 @@ from .compiler import compiled
 
 _MACHINE, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()  # that Numba compiles for
 BYTES = 64 if "+avx512f" in _FEATURES else 32 if "+avx2" in _FEATURES else 16  # of a vector register
-LANES = BYTES // 4  # float32 numbers in a register; half as many are float64
+LANES = BYTES // 4  # float32 elements in a register; half as many are float64
 REGISTERS = 32 if BYTES == 64 or "aarch64" in _MACHINE or "arm64" in _MACHINE else 16
 ROWS = 8  # of a tile: totals for a multiply-add of 4 cycles' latency in two units, which leave registers for a and b
 WIDE = 2 if REGISTERS == 32 else 1  # registers side by side in a wide tile: a number of a is loaded once for all
@@ -107,7 +107,7 @@ def _tile(registers):
     def tile(typingctx, dtype, a, a_row, a_column, b, b_row, out, out_row, depth, add):
         """Write a tile of a matrix product, out = a b, or add the products one by one to out where `add` is true.
 
-        a (ROWS, depth), b (depth, registers), out (ROWS, registers) are addresses of the tile's first numbers, of the
+        a (ROWS, depth), b (depth, registers), out (ROWS, registers) are addresses of the tile's first elements, of the
         type `dtype`, float32 or float64. The next row of each is `row` bytes further on, the next column of a `column`
         bytes; columns of b and out are neighbours. The totals stay in registers from the first product to the last.
         Nothing is checked: the caller must know that the tiles lie within arrays, and keep these alive.
@@ -146,9 +146,9 @@ tile, wide_tile = _tile(1), _tile(WIDE)
 
 @intrinsic
 def transpose(typingctx, dtype, a, a_row, out, out_row):
-    """Write the transpose of a square of numbers of the type `dtype`, as many rows as a register has numbers.
+    """Write the transpose of a square of elements of the type `dtype`, as many rows as a register has.
 
-    a, out: addresses of the first numbers; the next row is `row` bytes further on. Nothing is checked.
+    a, out: addresses of the first elements; the next row is `row` bytes further on. Nothing is checked.
     """
     return writing(dtype, 4, _write_transpose)
 
@@ -160,7 +160,7 @@ def _write_transpose(code, a, a_row, out, out_row):
         return [code.at(start, code.builder.mul(INDEX(r), step)) for r in range(n)]
 
     rows = [code.load(place) for place in places(a, a_row)]
-    for step in (1 << bit for bit in range(n.bit_length() - 1)):  # squares of `step` numbers change places
+    for step in (1 << bit for bit in range(n.bit_length() - 1)):  # squares of `step` elements change places
         for r in (r for r in range(n) if not r & step):
             one, other = rows[r], rows[r + step]
             rows[r] = code.pick(one, other, [n + c - step if c & step else c for c in range(n)])

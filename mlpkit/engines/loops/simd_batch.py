@@ -1,9 +1,9 @@
-"""A bundle is as many images as a vector register holds numbers: their numbers of one place lie side by side.
+"""A SIMD batch is as many images as a vector register holds elements: their elements of one place lie side by side.
 
-So an array of images (n, c, h, w) becomes bundles (c, h, w, lanes), and one instruction does for all images of a bundle
+So an array of images (n, c, h, w) becomes SIMD batches (c, h, w, lanes), and one instruction does for all its images
 what the mathematics says for one. No channel count is too small for it, no stride too odd, and a sum over c, p and q
 never leaves its register: what costs a convolution its speed in other layouts isn't there. A batch that is no multiple
-of `lanes` ends in a bundle whose other images are zero: a batch of 1 takes as long as one of `lanes`.
+of `lanes` ends in a SIMD batch whose other images are zero: a batch of 1 takes as long as one of `lanes`.
 
 `products` and `slopes` are the two sums of a convolution, forward and for the weights, each for as many results as fit
 into the registers. They read through tables of distances in bytes, which know of padding, stride and kernel: `tables`.
@@ -37,7 +37,7 @@ def _products(rows, columns):
     def products(typingctx, dtype, w, taps, depth, x, x_at, out, out_at, out_row, start, valid):
         """Write `start[r] + sum(w[t, r] * x[x_at[s] + taps[t]])`, t below depth, to `out[r * out_row + out_at[s]]`.
 
-        w (depth, rows) and start (rows,) are numbers; x and out hold vectors. taps (depth,), x_at and out_at (columns,)
+        w (depth, rows) and start (rows,) are scalars; x and out hold vectors. taps (depth,), x_at and out_at (columns,)
         are distances in bytes, int64. Only the first `valid` rows are written.
         """
         return writing(dtype, 10, partial(_write_products, rows, columns))
@@ -70,9 +70,9 @@ def _slopes(rows, columns):
 
     @intrinsic
     def slopes(typingctx, dtype, dz, dz_row, dz_at, x, x_at, depth, taps, out, valid):
-        """Add `sum(dz[r * dz_row + dz_at[t]] * x[x_at[t] + taps[s]])`, t below depth, to the numbers out[r, s].
+        """Add `sum(dz[r * dz_row + dz_at[t]] * x[x_at[t] + taps[s]])`, t below depth, to the elements out[r, s].
 
-        The sum is over the lanes, too: dz and x hold vectors, and out (rows, columns) numbers, one after another, in as
+        The sum is over the lanes, too: dz and x hold vectors, and out (rows, columns) scalars, one after another, in as
         many vectors as they need. dz_at, x_at (depth,) and taps (columns,) are distances in bytes, int64. Only the
         first `valid` rows have a meaning.
         """
@@ -190,13 +190,13 @@ def add_slopes(dtype, left, dz, dz_row, dz_at, x, x_at, depth, taps, count, out,
 
 @compiled(__name__, nogil=True)
 def piece_of(lanes):
-    """Return how many numbers a piece of the weights' gradient has, as `slopes` writes it: whole vectors."""
+    """Return how many elements a piece of the weights' gradient has, as `slopes` writes it: whole vectors."""
     return (MOST + lanes - 1) // lanes * lanes
 
 
 @compiled(__name__, nogil=True)
 def block_elements(count, lanes):
-    """Return how many numbers a block of the weights' gradient takes, for so many taps."""
+    """Return how many elements a block of the weights' gradient takes, for so many taps."""
     return (count + LEAST - 1) // LEAST * ((MOST + lanes - 1) // lanes * lanes)
 
 
@@ -236,7 +236,7 @@ def collect(own, at, rows, first, out):
 
 @compiled(__name__, nogil=True)
 def aligned(n, like):
-    """Return a new vector of n numbers of the dtype of `like` that begins where a register's worth of memory does."""
+    """Return a new vector of n elements of the dtype of `like` that begins where a register's worth of memory does."""
     buffer = np.empty(n + BYTES // like.itemsize, like.dtype)
     first = -address(buffer) % BYTES // like.itemsize
     return buffer[first : first + n]
@@ -250,7 +250,7 @@ def zeros(n, like):
 
 @compiled(__name__, nogil=True)
 def copy(x, out):
-    """Copy an array to the first numbers of another, of a contiguous one each.
+    """Copy an array to the first elements of another, of a contiguous one each.
 
     What is assigned to a slice is compiled with all that makes an error's message, which is several times as much.
     """
@@ -261,7 +261,7 @@ def copy(x, out):
 
 @compiled(__name__, nogil=True)
 def pack_simd(x, out):
-    """Write x (images, numbers), at most as many images as there are lanes, into out (numbers, lanes).
+    """Write x (images, elements), at most as many images as there are lanes, into out (elements, lanes).
 
     Lanes for which there is no image become zero.
     """
@@ -279,7 +279,7 @@ def pack_simd(x, out):
 
 @compiled(__name__, nogil=True)
 def unpack_simd(x, out):
-    """Write x (numbers, lanes) into out (images, numbers), at most as many images as there are lanes."""
+    """Write x (elements, lanes) into out (images, elements), at most as many images as there are lanes."""
     n, m = out.shape
     size, lanes = x.itemsize, x.shape[1]
     done = 0
@@ -361,9 +361,9 @@ def pool(dtype, lanes, z, row, plane, stride, taps, count, relu, planes, down, r
 
 @compiled(__name__, nogil=True)
 def pool_backward(dtype, lanes, dy, index, stride, taps, count, planes, down, right, add, dz, row, plane):
-    """Write the gradients dy (planes, down, right, lanes) to where in dz the largest numbers were; see `pool`.
+    """Write the gradients dy (planes, down, right, lanes) to where in dz the largest elements were; see `pool`.
 
-    The other numbers of a window become 0, and those of no window stay as they are. add: whether windows overlap.
+    The other elements of a window become 0, and those of no window stay as they are. add: whether windows overlap.
     """
     for i in range(planes):
         for p in range(down):

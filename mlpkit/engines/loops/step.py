@@ -92,13 +92,13 @@ def parameter_gradients(n, x, outputs, gradients, sizes, grad, parts):
 
 
 def copy(x, y):
-    """Copy the numbers of x to y."""
+    """Copy the elements of x to y."""
     for j in range(len(x)):
         y[j] = x[j]
 
 
 def add(x, y):
-    """Add the numbers of x to those of y."""
+    """Add the elements of x to those of y."""
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
             y[i, j] += x[i, j]

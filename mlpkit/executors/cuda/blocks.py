@@ -21,7 +21,7 @@ each other in every step: a step is recorded as a graph.
 
 A module of blocks has a function
 
-    match(places, i, shape, n, mode) -> None, or (number of layers that it takes over, block)
+    match(layers, i, shape, n, mode) -> None, or (number of layers that it takes over, block)
 
 layers: of the network or of a layer's branch, the block would begin with layers[i]. shape: of an example there, such
 as (64, 26, 26). n: the batch size; there are other blocks for another one. mode: one of `MODES`, the precision class.
@@ -35,7 +35,7 @@ from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import blocked
 from mlpkit.nn.residual import Branched
 
-# The modes of `blocked` by precision class: float32 as three products of halves, TF32's digits as one product of halves
+# The modes of `blocked` by precision class: float32 as three products of fp16, TF32's bits as one product of fp16
 MODES = {"float32": blocked.MODES["fp16x3"], "tf32": blocked.MODES["fp16"], "bf16": blocked.MODES["bf16"]}
 
 
@@ -45,7 +45,7 @@ class Value(NamedTuple):
     layout: "nchw" is what layers know: float32 (n, channels, height, width), or rows (n, channels). "nc8hw8" is
     `blocked.images_as_blocked`: float32 (n, c / 4, height, width, 4), for bf16 uint16 (n, c / 8, height, width, 8); c
     is `channels` rounded up to a multiple of 8, and what was added is zero, in gradients too. "stored": the array is a
-    `blocked.Stored`, planes as products read them, of float32 as halves; only who `gives` it may make it. largest: the
+    `blocked.Stored`, as products read them, of float32 as fp16 parts; only who `gives` it may make it. largest: the
     bits of its largest magnitude, an array of one uint32, where somebody knows it.
     """
 

@@ -1,6 +1,6 @@
 """Convolutions with what follows them: Conv, and in either order MaxPool and ReLU, where there are any.
 
-Images are planes, and products run on tensor cores: see `kernels.conv.blocked`. Between them goes one kernel there and
+Images lie in NC/8HW8, products run on tensor cores: see `kernels.conv.blocked`. Between them goes one kernel there and
 one back, see `kernels.cnn.between`. The first convolution of images of few channels is a kernel by itself; and where
 the second one's input gradient is all that its filters' gradient needs, that is made in the same kernel.
 """
@@ -14,7 +14,7 @@ from mlpkit.nn.layers import ReLU
 
 from .blocks import Value
 
-MOST = 2**31 - 2**20  # numbers of an array: the kernels count in 32 bits
+MOST = 2**31 - 2**20  # elements of an array: the kernels count in 32 bits
 
 
 def match(layers, i, shape, n, mode):
@@ -24,7 +24,7 @@ def match(layers, i, shape, n, mode):
     pool, relu, count = followers(layers, i, shape)
     try:
         conv = shape_of(layers[i].layer, shape, n)
-    except ValueError:  # kernels, strides or paddings that the planes have no words for
+    except ValueError:  # kernels, strides or paddings that the layout has no words for
         return None
     conv = blocked.cropped(conv, pool)
     about = between.Pooled(n, conv.channels_out, conv.out_height, conv.out_width, pool, relu)
@@ -69,7 +69,7 @@ def shape_of(layer, shape, n):
 
 
 def why_not(mode, conv, wants_dx):
-    """Return why the planes can't do a convolution, a sentence, or None."""
+    """Return why the channel-blocked kernels can't do a convolution, a sentence, or None."""
     (name,) = (name for name, one in blocked.MODES.items() if one == mode)
     passes = PASSES if wants_dx else [which for which in PASSES if which != "input_gradient"]
     for channels, *sizes in ((conv.channels, conv.height, conv.width), (conv.channels_out, *conv.y[2:])):
@@ -101,11 +101,11 @@ class Following:
 
     @property
     def scale(self):
-        """The scale of the result's halves, None where there are none."""
+        """The scale of the result in fp16, None where there are none."""
         return self.scale_of("y") if self.to == "stored" else None
 
     def scale_of(self, name):
-        """Return the scale of an array's halves, which lasts from the first time that it is asked for; or None."""
+        """Return the scale of an array in fp16, which lasts from the first time that it is asked for; or None."""
         if self.mode.fp16_parts and name not in self.scales:
             self.scales[name] = blocked.new_scale()
         return self.scales.get(name)
@@ -139,7 +139,7 @@ class FirstBlock(Following):
 
 
 class ConvBlock(Following):
-    """A convolution on planes. See `blocks`."""
+    """A convolution in NC/8HW8. See `blocks`."""
 
     wants = "stored"
 

@@ -1,4 +1,4 @@
-"""Where the arrays of a step lie: of the moments when each is needed, places in one piece of memory are made.
+"""Where the arrays of a step lie: of when each is needed, places in one piece of memory are made.
 
 The arrays of a step are intervals in time, and rectangles in time and memory, which must not overlap. To find the least
 memory is as hard as to pack bins; the largest first, each as low as it fits, is simple, and seldom far from the least.
@@ -12,7 +12,7 @@ ALIGNMENT = 256  # bytes, as CuPy's own arrays have it
 
 @dataclass(frozen=True)
 class Interval:
-    """A piece of memory: its bytes, and the moments between which it was needed, counted in requests and releases.
+    """A piece of memory: its bytes, and the times between which it was needed, counted in requests and releases.
 
     end: that of its release, not included. offset: its place in the arena, where it has one.
     """

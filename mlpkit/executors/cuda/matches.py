@@ -7,7 +7,7 @@ from mlpkit import kernels
 
 from . import conv_blocks, norm_blocks
 
-CHIP = kernels.chip("conv_11_blocked")  # the only one, as for all kernels of planes
+CHIP = kernels.chip("conv_11_blocked")  # the only one, as for all channel-blocked kernels
 
 
 def matches_for(dtype):

@@ -24,7 +24,7 @@ from .conv_blocks import shape_of, why_not
 
 @dataclass(frozen=True)
 class Stage:
-    """A convolution and its normalization: their places, and what is computed. shape: of the convolution, a `Shape`.
+    """A convolution and its normalization, both bound, and what is computed. shape: of the convolution, a `Shape`.
 
     adds: the number of the stage whose result is added, None where nothing is; INPUT for that of the whole block.
     """
@@ -72,7 +72,7 @@ def _plain(layers, i, shape, n, mode):
         return None
     try:
         conv = shape_of(layers[i].layer, shape, n)
-    except ValueError:  # kernels, strides or paddings that the planes have no words for
+    except ValueError:  # kernels, strides or paddings that the layout has no words for
         return None
     if why_not(mode, conv, layers[i].wants_dx) and (layers[i].wants_dx or not _is_stem(conv)):
         return None

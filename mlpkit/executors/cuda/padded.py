@@ -38,7 +38,7 @@ def check_dtype(network, engine):
 def as_bytes(X, inputs, engine):
     """Return images (n, ...) as uint8, in rows that are padded with zeros to `inputs` pixels.
 
-    X: uint8, or floating-point numbers that are bytes / 255. Raises ValueError for others.
+    X: uint8, or floating-point values that are bytes / 255. Raises ValueError for others.
     """
     X = X.reshape(len(X), -1)
     pixels = X if X.dtype == np.uint8 else cp.rint(X * 255).astype(np.uint8)

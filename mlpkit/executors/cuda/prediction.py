@@ -59,7 +59,7 @@ class Prediction:
         return batch.z[: len(x)].copy()
 
     def batch(self, dtype):
-        """Return the `Batch` for uint8 pixels, or for numbers of the network's type."""
+        """Return the `Batch` for uint8 pixels, or for values of the network's type."""
         dtype = np.dtype(dtype)
         if dtype not in (np.uint8, self.dtype):
             raise TypeError(f"inputs are uint8 or {self.dtype}, not {dtype}: convert them.")
@@ -130,7 +130,7 @@ class Batch:
         else:
             rows[...] = x.reshape(rows.shape)
         if m < self.filled:
-            self.x[m : self.filled] = 0  # others' rows must not change anything, not even the scale of halves
+            self.x[m : self.filled] = 0  # others' rows must not change anything, not even a scale of fp16
         self.filled = m
 
     def send(self, x, rows):

@@ -1,6 +1,6 @@
-"""A folded network's layers as blocks that only answer: nothing is kept for a way back.
+"""A folded network's layers as blocks that only predict: nothing is kept for a way back.
 
-`match` finds, as in `blocks`: a first convolution, convolutions on planes, residuals made of them, and the linear
+`match` finds, as in `blocks`: a first convolution, convolutions in NC/8HW8, residuals made of them, and the linear
 layers at the end. Every other layer is a block of its own, by the engine's operations.
 
 A block has no `backward`. takes_pixels: whether it reads uint8 pixels as they are. into: where a block that has this
@@ -24,13 +24,13 @@ FEW = 16  # images, at most, whose kernels leave room for the next one's
 
 
 def layers_of(network):
-    """Return the places of a folded copy of a network, which only predict."""
+    """Return the bound layers of a folded copy of a network, which only predict."""
     folded = fold(network)
     return _without_gradients([at.copied(replace(folded.mode, training=False)) for at in folded.layers])
 
 
 def _without_gradients(layers):
-    """Return places once nobody asks them for a gradient, and they have no memory for any."""
+    """Return bound layers once nobody asks them for a gradient, and they have no memory for any."""
     for at in layers:
         gradients = {name for name in at.lasting if name[:1] == "d" and name[1:] in at.lasting}
         for name in gradients:
@@ -62,7 +62,7 @@ class Evaluated(LayerBlock):
 
 
 class Pooled(between.Pooled):
-    """What follows a convolution, where nobody will ask which numbers came through."""
+    """What follows a convolution, where nobody will ask which elements came through."""
 
     def empty_kept(self):
         return None
@@ -80,8 +80,8 @@ def _conv(layers, i, shape, n, mode):
 class Early(conv_blocks.Following):
     """Of convolutions: whether their kernels begin before the ones before them have ended; see `kernels.overlap`.
 
-    Those of many images with halves do not: blocks that wait hold places which the ones before them still want. On an
-    H100 the residual network's answer to one image takes 39.1 us in TF32 instead of 45.1, that to 1,024 would take 675
+    Those of many images in fp16 do not: blocks that wait hold places which the ones before them still want. On an
+    H100 the residual network's output of one image takes 39.1 us in TF32 instead of 45.1, that to 1,024 would take 675
     instead of 630.
     """
 
@@ -112,7 +112,7 @@ class FirstConvolution(Early, conv_blocks.FirstBlock):
 
 
 class Convolution(Early, conv_blocks.ConvBlock):
-    """A convolution on planes, and what follows it. See `blocks`."""
+    """A convolution in NC/8HW8, and what follows it. See `blocks`."""
 
     made: dict | None = None  # its filters, once it is known where the result goes
 

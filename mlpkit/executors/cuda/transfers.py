@@ -20,7 +20,7 @@ class Feed:
     """Vectors on the GPU that are filled before each epoch. `feed[name]` is one of them, always in the same place.
 
     beside: whether they come to the GPU beside the epoch before, to wait there in memory that is as large again; else
-    they come behind it. fields: (numbers, dtype) by name.
+    they come behind it. fields: (elements, dtype) by name.
     """
 
     def __init__(self, beside=True, **fields):
@@ -39,7 +39,7 @@ class Feed:
     def send(self, **values):
         """Fill the vectors of these names, each from its beginning.
 
-        values: arrays of any shape, of as many numbers as the vector has or fewer, on the host or on the GPU.
+        values: arrays of any shape, of as many elements as the vector has or fewer, on the host or on the GPU.
         """
         on_gpu = {name: value for name, value in values.items() if isinstance(value, cp.ndarray)}
         on_host = {name: value for name, value in values.items() if name not in on_gpu}
