@@ -33,9 +33,10 @@ class Trainer(StepByStep):
 
     def planned(self, n):
         """Return the gradient for batches of n; its arrays are planned then."""
-        network = self.network
+        network, first = self.network, cp.arange(n)
         gradient = Gradient(network, n, self.precision, self.matches)
-        x, targets, loss = self.X[:n], self.y[:n], cp.empty((), network.dtype)
+        x, targets = (network.engine.gather(array, first) for array in (self.X, self.y))  # as a step has them
+        loss = cp.empty((), network.dtype)
         self.arenas[n] = Arena(watched(lambda: gradient(x, targets, loss), network.statistics), self.memory)
         self.memory = self.arenas[n].memory
         return gradient

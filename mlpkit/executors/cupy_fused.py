@@ -146,7 +146,8 @@ class PlannedEvaluation:
     """
 
     def __init__(self, network, X, y):
-        self.network, self.theta, self.x, self.y = network, network.theta.copy(), X, y.astype(np.int64, copy=False)
+        X = network.as_input(X)  # pixels become values once
+        self.network, self.theta, self.x, self.y = network, network.theta.copy(), X, as_labels(y)
         views = tuple(network.views(self.theta).values())
         self.W, self.b = views[::2], views[1::2]
         self.a = [cp.empty((len(X), len(b)), network.dtype) for b in self.b]

@@ -26,8 +26,7 @@ MOST_BYTES = (
 )  # bytes that the largest array between two layers may take, where nobody says how many rows to do at once
 
 
-# What runs a whole network stands above it. A reader asks the network all the same: so its package is known by name.
-EXECUTORS = f"{__name__.partition('.')[0]}.executors"
+EXECUTORS = f"{__name__.partition('.')[0]}.executors"  # what runs networks stands above them: known by name alone
 quiet = np.errstate(all="ignore")  # whatever a reader has set: an exponential that underflows is no news
 
 

@@ -51,8 +51,6 @@ class Run:
         self.good = self.best = self.copy()
         self.buffers = [self.good]  # for what is good, what is best, and what may become good
 
-    # The loop's parts
-
     @contextmanager
     def guarded(self, trainers, epochs, hurried):
         """Let the loop end as `fit` says, whatever comes: Ctrl-C or an error.

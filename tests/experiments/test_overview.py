@@ -80,7 +80,7 @@ def test_a_broken_record_of_the_readers_own_hides_no_machine(folder):
 def test_odd_records_of_a_machine_are_shown_or_refused_in_a_sentence(experiment, folder):
     path, choice = folder / "small" / f"{experiment}.json", random.Random(experiment)
     text, refused = path.read_text(), 0
-    everywhere = [found for found in odd.layers(json.loads(text)) if found[0] in ("runs", "settings", "machine")]
+    everywhere = [found for found in odd.places(json.loads(text)) if found[0] in ("runs", "settings", "machine")]
     names = "caption title step_us times_numpy recipes goals waits starts accuracies loss_errors break_even table"
     for _ in range(12):
         record = json.loads(text)
@@ -254,29 +254,20 @@ def test_the_numbers_of_points_that_lie_together_can_be_told_apart():
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
-def test_the_headline_has_a_table_for_each_machine_with_records(folder, monkeypatch):
+def test_the_long_tables_have_one_for_each_machine_with_records(folder, monkeypatch):
     tool = runpy.run_path(str(results.ROOT / "tools" / "update_readme.py"))
     record, machines = overview.record, overview.machines(folder)
     monkeypatch.setattr(overview, "record", lambda experiment, machine, _=None: record(experiment, machine, folder))
     monkeypatch.setattr(overview, "machines", lambda: machines)
-    columns = ("sgd", 128), ("adam", 128)
-    parts = tuple(tool["Part"](machine, columns) for machine in ("small", "big", "absent"))
-    monkeypatch.setitem(tool["headline"].__globals__, "PARTS", parts)
-    text = tool["headline"]()
-    assert "**A CPU, 2 cores, 2026-11-21, NumPy 2.4 with 2 threads, PyTorch 2.13**" in text
+    columns, told = (("sgd", 128), ("adam", 128)), ("numpy_baseline", "numba_step", "", "pytorch", "")
+    parts = tuple(tool["Part"](machine, columns, told) for machine in ("small", "big", "absent"))
+    monkeypatch.setitem(tool["tables"].__globals__, "PARTS", parts)
+    text, short = tool["tables"](), tool["story"]()
+    assert "A CPU, 2 cores, 2026-11-21, NumPy 2.4 with 2 threads, PyTorch 2.13" in text
     assert "| Numba, a whole step | `numba_step` | 25 | 0.25 \\* |  |" in text
     assert r"\* From another record, in which NumPy took 100." in text
     assert "| PyTorch | `pytorch` | 300 | 1.50 | 1.0 |" in text
     assert "| cuda new | `cuda_new` | 5.0 | 0.10 |  |" in text
-    assert "One training step" not in text  # the last machine has none of its times
-    assert "absent" not in text
-    assert len(tool["picture"]().axes) == 2
-
-
-def test_the_story_is_told_by_the_four_engines_that_it_is_about(folder, monkeypatch):
-    tool = runpy.run_path(str(results.ROOT / "tools" / "update_readme.py"))
-    times = zip(tool["STORY"], (1000.0, 1100.0, 50.0, 8.0), strict=True)
-    monkeypatch.setattr(overview, "step_us", lambda *_: dict(times))
-    (sentence, _) = tool["story"](tool["Part"]("big", (("sgd", 128),)))
-    assert "NumPy takes 1,000 microseconds, the same lines on the GPU 1,100" in sentence
-    assert "epoch 50, and one CUDA kernel that trains the whole network 8.0." in sentence
+    assert "absent" not in text + short
+    assert "| Numba, a whole step | 25 |  |" in short
+    assert "cuda_new" not in short  # it is not what the story is about
