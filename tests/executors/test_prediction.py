@@ -54,7 +54,7 @@ def pixels(model, n, seed=0):
 
 def predictions_of(network, n, match, mode=MODES["float32"]):
     """Return a function of x that computes by blocks, and the blocks."""
-    blocks = pipeline(prediction_blocks.bound_to(network), network.model.input, n, mode, (match,))
+    blocks = pipeline(prediction_blocks.layers_of(network), network.model.input, n, mode, (match,))
     return (lambda x: blocks.forward(Value(x, "nchw", x.shape[1])).array), blocks
 
 
@@ -72,7 +72,7 @@ def test_layers_one_by_one_predict_what_the_network_does(model):
 def test_nothing_is_kept():
     network = a_network(numpy_baseline, DEEPER, np.float64)
     network.forward(network.as_input(pixels(DEEPER, 2)), training=True)  # which keeps what its way back would need
-    bound = prediction_blocks.bound_to(network)
+    bound = prediction_blocks.layers_of(network)
     for at in (*bound, *bound[3].branches[0]):
         assert vars(at).keys() - OWN == at.lasting <= {"W", "b", "gamma", "beta", "mean", "variance"}
         assert not at.wants_dx
@@ -115,7 +115,7 @@ def test_which_blocks_there_are(name, tmp_path):
 def test_in_bfloat16_two_convolutions_are_a_block(name, first, tmp_path):
     with emulator.with_blocked(tmp_path, between) as cupy:
         network = a_network(numpy_baseline, SEEN[name])
-        bound = prediction_blocks.bound_to(network)
+        bound = prediction_blocks.layers_of(network)
         for at in bound:
             vars(at).update({key: cupy.asarray(at.W) for key in ("W",) if hasattr(at, "W")})
         blocks = pipeline(bound, network.model.input, 5, MODES["bf16"], (prediction_blocks.match,))

@@ -125,7 +125,7 @@ def test_a_layer_comes_back_from_json_and_from_a_copy(model):
     for found in (Model.from_dict(json.loads(json.dumps(model.to_dict()))), copy.deepcopy(model)):
         assert found == model
         assert hash(found) == hash(model)
-        assert found.layers == model.walk
+        assert found.walk == model.walk
 
 
 def test_a_network_comes_back_from_a_file_and_from_a_copy(tmp_path):

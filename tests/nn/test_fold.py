@@ -62,7 +62,7 @@ def test_branches_are_folded_and_dropout_is_left_out():
 def test_sums_of_folding_are_float64s():
     network, exact = (a_network(MODELS["residual"], dtype) for dtype in (np.float32, np.float64))
     exact.theta[:], exact.statistics[:] = network.theta, network.statistics
-    one, other = (fold(each).bound[0] for each in (network, exact))
+    one, other = (fold(each).layers[0] for each in (network, exact))
     assert one.W.dtype == one.b.dtype == np.float32
     assert_array_equal(one.W, other.W.astype("f4"))
     assert_array_equal(one.b, other.b.astype("f4"))
