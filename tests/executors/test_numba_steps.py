@@ -119,8 +119,8 @@ def test_a_loss_that_is_made_of_the_usual_one_is_another(name):
     model = Model((6,), (Linear(5), ReLU(), Linear(3)), Halved())
     one_sentence(executors.of(engines.load(name)).why_not(model, None, 8), name)
     chain = Model((1, 12, 12), (Conv(3, 3), Flatten(), Linear(4)))
-    assert numba_conv.chain_of(chain)
-    assert numba_conv.chain_of(Model(chain.input, chain.layers, Halved())) is None
+    assert numba_conv.pipeline_of(chain)
+    assert numba_conv.pipeline_of(Model(chain.input, chain.layers, Halved())) is None
 
 
 # Chains of convolutions
@@ -145,7 +145,7 @@ def steps(name, model, dtype, batches=(21, 10, 1, 16, 17, 21), base=None):
 @pytest.mark.parametrize("dtype", sweep([np.float32, np.float64], np.float32), ids=["float32", "float64"])
 @pytest.mark.parametrize("model", PIPELINES.values(), ids=PIPELINES)
 def test_a_whole_step_is_the_baselines(model, dtype):
-    assert numba_conv.chain_of(model)
+    assert numba_conv.pipeline_of(model)
     (losses, theta), (wanted, wanted_theta) = (
         steps("numba_conv", model, dtype), steps("numpy_baseline", model, dtype, base=StepByStep)
     )  # fmt: skip
@@ -163,7 +163,7 @@ def test_a_whole_step_is_the_baselines(model, dtype):
 )  # fmt: skip
 def test_what_is_no_chain_is_trained_an_operation_at_a_time(layers):
     model = Model((1, 12, 12), layers)
-    assert numba_conv.chain_of(model) is None
+    assert numba_conv.pipeline_of(model) is None
     found, wanted = steps("numba_conv", model, np.float64), steps("numpy_baseline", model, np.float64, base=StepByStep)
     for one, other in zip(found, wanted, strict=True):
         assert_allclose(one, other, rtol=1e-9, atol=1e-10)
