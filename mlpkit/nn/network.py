@@ -21,9 +21,7 @@ from .initialize import RULES, start
 from .model import Model
 from .models import MLP
 
-MOST_BYTES = (
-    2**26
-)  # bytes that the largest array between two layers may take, where nobody says how many rows to do at once
+MOST_BYTES = 2**26  # of the largest array between two layers, where nobody says how many rows to do at once
 
 
 EXECUTORS = f"{__name__.partition('.')[0]}.executors"  # what runs networks stands above them: known by name alone
