@@ -4,7 +4,7 @@ A kernel's sizes that are known before it runs (tile edges, layer widths) are ma
 `tiles.cu` with `-DTILE=32`. NVRTC, the compiler that comes with CuPy's CUDA libraries, needs no GPU: `resources`
 compiles for a chip that need not be here, and asks `ptxas` what the code takes there.
 
-What several kernels need is a header, `.cuh`: beside the file that includes it, or here where several rooms need it.
+What several kernels need is a header, `.cuh`: beside the file that includes it, or here where several folders need it.
 
 A file defines each macro that it needs, inside `#ifndef`, so that it compiles as it stands: the tests compile every
 file for sm_80 and sm_90. A file for newer chips alone says so in a line of its first comment, `// needs sm_90`. One
@@ -53,7 +53,7 @@ def headers(path):
 
 
 def place(name):
-    """Return the path of `<name>.cu`, in whichever room it lies. Raises ValueError where there is none."""
+    """Return the path of `<name>.cu`, in whichever folder it lies. Raises ValueError where there is none."""
     for path in FOLDER.glob(f"*/{name}.cu"):
         return path
     raise ValueError(f"there is no kernel file {name!r}; the files are {', '.join(names())}.")
@@ -181,7 +181,7 @@ def _with_headers(path, seen):
 
 
 def _header(path, name):
-    """Return the path of a header that a file includes: beside it, or else in the folder of all rooms."""
+    """Return the path of a header that a file includes: beside it, or else in the folder above all."""
     beside = path.with_name(name)
     return beside if beside.is_file() else FOLDER / name
 

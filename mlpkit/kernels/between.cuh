@@ -1,6 +1,6 @@
 // What is between convolutions: how eight channels of a pixel are read and written, and what is kept for the way back.
 //
-// A thread has a group of eight channels of a pixel, which are a piece of 16 bytes in bfloat16 or halves and two in
+// A thread has a group of eight channels of a pixel, which are a piece of 16 bytes in bfloat16 or fp16 and two in
 // float32. A pool's window is POOL x POOL pixels, side by side. Of each channel is kept which of them was the largest,
 // or that the ReLU cut it off: 4 bits, or 8 where windows are large. So the way back needs neither y nor z.
 
@@ -13,13 +13,13 @@
 #define RELU 1
 #endif
 #ifndef FROM
-#define FROM 0  // what is read: 0 for planes of float32, 1 for planes of bfloat16, 2 for rows (n, c, h, w) of float32
+#define FROM 0  // what is read: 0 for blocked float32, 1 for blocked bfloat16, 2 for rows (n, c, h, w) of float32
 #endif
 #ifndef TO
-#define TO 0  // what is written: 0 for an operand as MODE has it, 1 for planes of float32, 2 for rows of float32
+#define TO 0  // what is written: 0 for an operand as MODE has it, 1 for blocked float32, 2 for rows of float32
 #endif
 #ifndef KNOWN
-#define KNOWN 0  // whether somebody has looked for the largest number before
+#define KNOWN 0  // whether somebody has looked for the largest value before
 #endif
 #ifndef ADD
 #define ADD 0  // whether an operand is added, as MODE has it, of as many pixels
@@ -69,7 +69,7 @@ inline void load(const void* from, const Sizes& s, int image, int group, int are
     }
 }
 
-// Add to channels of a group those of an operand, pixel number `at`. unscale: what its halves are to be multiplied by.
+// Add to channels of a group those of an operand, pixel number `at`. unscale: what its fp16 is to be multiplied by.
 inline void add_operand(const void* added, float unscale, const Sizes& s, int image, int group, int area, int at,
                         float (&x)[8])
 {
@@ -172,7 +172,7 @@ inline void with_scale(Scale* scale, Word* words, Make make, const Word* largest
     }
 }
 
-// The sums of eight numbers over a warp's lanes: lane i has that of number i / 4.
+// The sums of eight values over a warp's lanes: lane i has that of number i / 4.
 inline float sum_of_warp(const float (&x)[8])
 {
     float v[8];

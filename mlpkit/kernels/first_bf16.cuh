@@ -90,7 +90,7 @@ struct Filters {
         }
     }
 
-    // The results of 16 patches, from the image to words of planes: `to` of the first group, `plane` words further on
+    // The results of 16 patches, from the image to blocked words: `to` of the first group, `plane` words further on
     // the second one, if there are two `groups`.
     __device__ void tile(const Word* image, int number, Word* to, size_t plane, int groups = 2) const
     {

@@ -1,8 +1,8 @@
-// Numbers as the products on planes read them: bfloat16, float32, or halves, two of which make a float32.
+// Values as the blocked products read them: bfloat16, float32, or fp16, two of which make a float32.
 //
-// Halves have few exponents. So an array has a scale, a power of two that brings its largest number to 2^11 and up to
-// 2^15. To look for the largest number first would be a trip through memory. Instead the scale that was right in the
-// last launch is guessed to be right again, and the largest number is looked for meanwhile; when all blocks have met,
+// fp16 has few exponents. So an array has a scale, a power of two that brings its largest value to 2^11 and up to
+// 2^15. To look for the largest value first would be a trip through memory. Instead the scale that was right in the
+// last launch is guessed to be right again, and the largest value is looked for meanwhile; when all blocks have met,
 // they know, and if the guess was wrong, they do their work again.
 
 #include "ptx.cuh"
@@ -10,8 +10,8 @@
 #ifndef MODE
 #define MODE 3
 #endif
-// 0: bfloat16. 1: float32, whose lower bits tensor cores leave out (TF32). 2: float32, rounded to halves before. 3:
-// float32, made the sum of two halves before: three products of halves.
+// 0: bfloat16. 1: float32, whose lower bits tensor cores leave out (TF32). 2: float32, rounded to fp16 before. 3:
+// float32, made the sum of two fp16 parts before: three products of fp16.
 constexpr int PARTS = MODE == 3 ? 2 : 1;
 constexpr bool SCALED = MODE >= 2;
 constexpr int CHANNELS = MODE == 1 ? 4 : 8;  // of a piece
@@ -20,7 +20,7 @@ struct Piece {
     Word words[4];
 };
 
-// Halves reach from 2^-24 to 2^16: what is less than 2^-36 of the largest number is lost, and nothing overflows. Every
+// fp16 reaches from 2^-24 to 2^16: what is less than 2^-36 of the largest value is lost, and nothing overflows. Every
 // fourth power of two only, so that a guess is seldom wrong.
 inline float scale_for(Word largest)
 {
@@ -37,10 +37,10 @@ struct Scale {
     Word64* messages;
 };
 
-// What a product of scaled numbers is to be multiplied by.
+// What a product of scaled values is to be multiplied by.
 inline float unscale_of(const Scale* a, const Scale* b) { return 1 / a->of / b->of; }
 
-// Eight numbers as pieces of halves, or of bfloat16.
+// Eight values as pieces of fp16, or of bfloat16.
 inline void pieces_of(const float (&x)[8], float scale, Piece (&parts)[PARTS])
 {
     #pragma unroll
@@ -71,7 +71,7 @@ inline float largest_of(const float (&x)[8])
     return most;
 }
 
-// Eight numbers that somebody has stored as floats or as bfloat16.
+// Eight values that somebody has stored as floats or as bfloat16.
 inline void floats_of(const float4& one, const float4& two, float (&x)[8])
 {
     x[0] = one.x, x[1] = one.y, x[2] = one.z, x[3] = one.w, x[4] = two.x, x[5] = two.y, x[6] = two.z, x[7] = two.w;
@@ -86,7 +86,7 @@ inline void floats_of(const Piece& piece, float (&x)[8])
     }
 }
 
-// Eight halves, still scaled.
+// Eight values of fp16, still scaled.
 inline void floats_of_fp16(const Piece& piece, float (&x)[8])
 {
     #pragma unroll
@@ -119,7 +119,7 @@ inline void find_scales(Scale* const* scales, int count, Word* most, const Word*
     __syncthreads();
     for (int i = threadIdx.x; i < count; i += blockDim.x)
         st_relaxed_gpu(scales[i]->messages + blockIdx.x, (Word64)(launches[i] + 1) << 32 | most[i]);
-    int padded = (gridDim.x + 31) / 32 * 32;  // a warp looks for packets of one array
+    int padded = (gridDim.x + 31) / 32 * 32;  // a warp looks for messages of one array
     for (int n = threadIdx.x; n < count * padded; n += blockDim.x) {
         int i = n / padded, block = n % padded;
         Word64 message = 0;

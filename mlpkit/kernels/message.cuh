@@ -1,5 +1,6 @@
-// A number on its way from block to block: with the step that it belongs to, its tag, in 8 bytes that are written and
-// read as a whole. The reader looks until the tag is the right one, so nobody waits for a barrier between them.
+// A flagged message: a value on its way from block to block, with the step that it belongs to, its tag, in 8 bytes that
+// are written and read as a whole. The reader looks until the tag is the right one, so nobody waits for a barrier
+// between them.
 
 #include "ptx.cuh"
 

@@ -19,7 +19,7 @@ __device__ void mma_m16n8k16_u8s8(int (&c)[4], Word a0, Word a1, Word b0) {
         : "r"(a0), "r"(a1), "r"(b0));
 }
 
-// Numbers of TF32, which have 11 bits.
+// Values of TF32, which have 11 bits.
 __device__ void mma_m16n8k8_tf32(float (&c)[4], const Word (&a)[4], const Word (&b)[2])
 {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3},"
@@ -34,8 +34,8 @@ __device__ void mma_m16n8k16_bf16(float (&c)[4], const Word (&a)[4], Word b0, Wo
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// By four warps together, in the background: a 64 x 16 numbers, b 16 x 256, both in shared memory, where descriptors say.
-// A warp has 16 rows of c, in pieces of 8 columns as above. Only sm_90a has these.
+// By four warps together, in the background: a 64 x 16 values, b 16 x 256, both in shared memory, where descriptors
+// say. A warp has 16 rows of c, in pieces of 8 columns as above. Only sm_90a has these.
 #define FOUR(c) "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
 #define SIXTEEN(c, i) FOUR(c[i]), FOUR(c[i + 1]), FOUR(c[i + 2]), FOUR(c[i + 3])
 __device__ void wgmma_m64n256k16_bf16(float (&c)[32][4], Word64 a, Word64 b) {
@@ -48,7 +48,7 @@ __device__ void wgmma_m64n256k16_bf16(float (&c)[32][4], Word64 a, Word64 b) {
                  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
                  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
                  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-                 "%128, %129, 1, 1, 1, 0, 1;"  // add to c; neither minus a nor minus b; a lies by rows of k, b turned
+                 "%128, %129, 1, 1, 1, 0, 1;"  // add to c; neither minus a nor minus b; a by rows of k, b transposed
                  : SIXTEEN(c, 0), SIXTEEN(c, 4), SIXTEEN(c, 8), SIXTEEN(c, 12), SIXTEEN(c, 16), SIXTEEN(c, 20),
                    SIXTEEN(c, 24), SIXTEEN(c, 28)
                  : "l"(a), "l"(b));
@@ -92,14 +92,14 @@ __device__ unsigned short cvt_rn_bf16(float x) {
     return y;
 }
 
-// Two numbers as bfloat16, the first in the low half.
+// Two values as bfloat16, the first in the low half.
 __device__ Word cvt_rn_bf16x2(float first, float second) {
     Word y;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
     return y;
 }
 
-// Two numbers as halves of 16 bits, the first in the low ones; and back.
+// Two values as fp16, the first in the low half; and back.
 __device__ Word cvt_rn_f16x2(float first, float second) {
     Word y;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
@@ -127,7 +127,7 @@ __device__ float sqrt_approx(float x) {
     return y;
 }
 
-// The same number, but the compiler does not know. So what it is made of is ready by `now`, and not put off until it is
+// The same value, but the compiler does not know. So what it is made of is ready by `now`, and not put off until it is
 // needed; and what is made of it is made from here on, and not kept in a register since long before.
 template <typename T>
 __device__ T now(T x) {
@@ -180,7 +180,7 @@ __device__ void mbarrier_init(Word64* barrier) {
 
 __device__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The same for all memory: numbers that were written as usual will be read by copies, of this block or of others.
+// The same for all memory: values that were written as usual will be read by copies, of this block or of others.
 __device__ void fence_proxy_async_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 __device__ void mbarrier_arrive_expect_tx(Word64* barrier, Word bytes) {
@@ -336,7 +336,7 @@ __device__ void barrier_cluster_arrive() {
 }
 __device__ void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Where the block of a rank in this cluster has what this one has at `address`, and four numbers from there.
+// Where the block of a rank in this cluster has what this one has at `address`, and four values from there.
 __device__ Word mapa(Word address, Word rank) {
     Word there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
@@ -352,8 +352,8 @@ __device__ float4 ld_shared_cluster(Word at) {
     return four;
 }
 
-// Send a number to another block's shared memory, where a barrier counts its bytes: who has waited for that finds the
-// number, without a fence and without the cluster's barrier. Both addresses are of `mapa`.
+// Send a value to another block's shared memory, where a barrier counts its bytes: who has waited for that finds the
+// value, without a fence and without the cluster's barrier. Both addresses are of `mapa`.
 __device__ void st_async(Word to, float value, Word barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(value),
                  "r"(barrier)

@@ -1,5 +1,5 @@
 // Waits that come to an end. Who has waited for seconds writes down for what. From then on nobody waits any more: the
-// kernel runs through to its end, with numbers that mean nothing, and the host makes a sentence of what was written.
+// kernel runs through to its end, with values that mean nothing, and the host makes a sentence of what was written.
 //
 // Before it stand `shared_bytes`, and `Awaited`, which counts what is waited for.
 

@@ -68,7 +68,7 @@ class Feed:
 
 
 class _Piece:
-    """Room for the vectors on the host, pinned, and how far the copy of them is."""
+    """Buffers for the vectors on the host, pinned, and how far the copy of them is."""
 
     def __init__(self, size, fields):
         self.memory = cupyx.empty_pinned(size, np.uint8)

@@ -1,4 +1,4 @@
-"""What is between convolutions on planes: bias, pool, ReLU, layouts and halves, each in one trip through memory.
+"""What is between blocked convolutions: bias, pool, ReLU, layouts and fp16, each in one trip through memory.
 
 `between_forward.cu` and `between_backward.cu` follow a convolution by `blocked`; `first_forward.cu` and
 `first_weights.cu` are the whole of a first convolution, of images of few channels. What they write comes from
@@ -42,7 +42,7 @@ class Pooled:
 
     @property
     def keeps(self):
-        """Whether the way back needs to know which numbers came through."""
+        """Whether the way back needs to know which values came through."""
         return self.relu or self.pool > 1
 
     @property
@@ -68,7 +68,7 @@ class Pooled:
         return {"POOL": self.pool, "RELU": int(self.relu), "TALL_Z": self.height, "WIDE_Z": self.width}
 
     def empty_kept(self):
-        """Return an array for what the way back needs, 4 or 8 bits a number; None where that is nothing."""
+        """Return an array for what the way back needs, 4 or 8 bits a value; None where that is nothing."""
         import cupy
 
         if not self.keeps:
@@ -77,7 +77,7 @@ class Pooled:
         return cupy.empty((self.images, self.groups, self.down, self.across), dtype)
 
     def empty(self, mode, layout, scale):
-        """Return an array for the pooled numbers, in a layout; a `Stored` for "stored"."""
+        """Return an array for the pooled values, in a layout; a `Stored` for "stored"."""
         import cupy
 
         size = self.images, self.channels, self.down, self.across
@@ -87,11 +87,12 @@ class Pooled:
 
 
 def forward(mode, about, x, layout, to, bias=None, scale=None, added=None, overlaps=False):
-    """Return what bias, pool and ReLU make of the numbers `x`, in the layout `to`, and what `backward` needs of it.
+    """Return what bias, pool and ReLU make of the values `x`, in the layout `to`, and what `backward` needs of it.
 
     about: a `Pooled`. x: before the pool, in the layout "nchw" or "nc8hw8". bias: (channels,) or None. scale: of the
-    halves, see `blocked.new_scale`; None where there are none. added: a `Stored` of x's size, added before the pool.
-    overlaps: whether it begins before the kernel before it has ended, and the one behind it may: see `kernels.overlap`.
+    fp16 values, see `blocked.new_scale`; None where there are none. added: a `Stored` of x's size, added before the
+    pool. overlaps: whether it begins before the kernel before it has ended, and the one behind it may: see
+    `kernels.overlap`.
     """
     y, kept = about.empty(mode, to, scale), about.empty_kept()
     pieces = about.images * about.groups * about.down * about.across
@@ -103,7 +104,7 @@ def forward(mode, about, x, layout, to, bias=None, scale=None, added=None, overl
 
 
 def follows(mode, to):
-    """Return whether the convolution's own kernel can do what follows: it does not know the scale of halves."""
+    """Return whether the convolution's own kernel can do what follows: it does not know the scale of fp16."""
     return not _guesses(mode, to)
 
 
@@ -132,7 +133,7 @@ def convert(mode, size, x, layout, to, scale=None):
 def backward(mode, about, dy, layout, kept, bias=False, scale=None, largest=None):
     """Return the gradient before the pool as a `Stored`, from that behind it, and sums for the gradient of the bias.
 
-    dy: of the pooled numbers, in the layout "nchw" or "nc8hw8". kept: what `forward` returned. bias: whether there is
+    dy: of the pooled values, in the layout "nchw" or "nc8hw8". kept: what `forward` returned. bias: whether there is
     one; the sums are what `blocked.weight_gradient` takes, else None. scale: as for `forward`. largest: None, or an
     array of one uint32, the bits of the largest magnitude in dy or of a larger one: then the scale is no guess.
     """
@@ -169,7 +170,7 @@ def why_not_first(shape, about):
 def first_forward(mode, shape, about, x, w, to, bias=None, scale=None, overlaps=False):
     """Return what a convolution, bias, pool and ReLU make of images, in the layout `to`, and what is kept.
 
-    x (n, c, h, w): float32, or uint8 pixels, which become numbers from 0 to 1. w (o, c, k, k), bias (o,) or None:
+    x (n, c, h, w): float32, or uint8 pixels, which become values from 0 to 1. w (o, c, k, k), bias (o,) or None:
     float32. overlaps: whether the kernel behind it may begin early. The other arguments are those of `forward`.
     """
     y, kept = about.empty(mode, to, scale), about.empty_kept()
@@ -188,7 +189,7 @@ def first_forward(mode, shape, about, x, w, to, bias=None, scale=None, overlaps=
 def first_weights(mode, shape, about, x, dy, layout, kept, dw, db, counters):
     """Write the gradients of a first convolution's filters and, unless db is None, of its bias.
 
-    dy: of the pooled numbers, in the layout "nchw" or "nc8hw8". counters: what `first_counters` returned. The others:
+    dy: of the pooled values, in the layout "nchw" or "nc8hw8". counters: what `first_counters` returned. The others:
     as for `first_forward`.
     """
     import cupy
@@ -216,8 +217,8 @@ def behind(shape, about):
 def first_sums(mode, conv, dz, filters, first, x, kept):
     """Return sums (slices, 8 groups, k k + 1) for the gradients of a first convolution: `weight_gradient` adds them up.
 
-    conv: the next convolution's shape, with room `behind`; dz, filters: `Stored`, of its input gradient, which is never
-    written. first: the first one's shape and `Pooled`. x, kept: as for `first_weights`. See `first_sums.cuh`.
+    conv: the next convolution's shape, with bytes `behind`; dz, filters: `Stored`, of its input gradient, which is
+    never written. first: the first one's shape and `Pooled`. x, kept: as for `first_weights`. See `first_sums.cuh`.
     """
     import cupy
 
@@ -235,7 +236,7 @@ def first_sums(mode, conv, dz, filters, first, x, kept):
 
 
 def why_not_first_sums(mode, conv, shape, about):
-    """Return why the kernel of the input gradient of `conv`, with room `behind`, can't do `first_sums`, or None."""
+    """Return why the kernel of the input gradient of `conv`, with bytes `behind`, can't do `first_sums`, or None."""
     if shape.channels > 1 or about.groups > 8 or conv.stride > 1:
         return "it is for images of one channel, at most 64 filters and then a stride of 1."
     ((back, _, _),) = blocked.convolutions(conv, "input_gradient")
@@ -268,7 +269,7 @@ def _first_macros(shape, about):
 
 
 def _pixels(shape, about):
-    """Return how many numbers of an image are in shared memory."""
+    """Return how many values of an image are in shared memory."""
     return shape.channels * (about.height + shape.kernel - 1) * ((about.width + shape.kernel) // 2 * 2)
 
 
@@ -293,7 +294,7 @@ def _to(mode, layout):
 
 
 def _guesses(mode, to):
-    """Return whether the scale of halves is guessed, and all blocks have to meet."""
+    """Return whether the scale of fp16 is guessed, and all blocks have to meet."""
     return to == "stored" and bool(mode.fp16_parts)
 
 

@@ -9,7 +9,7 @@
 
 constexpr int THREADS = 512, WARPS = THREADS / 32;
 
-// dy of windows becomes dz of pixels. partial: (slices, 8 groups) for the sums, or null. scale: where halves are made.
+// dy of windows becomes dz of pixels. partial: (slices, 8 groups) for the sums, or null. scale: where fp16 is made.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
 void backward(const void* dy, const Kept* kept, void* dz, float* partial, Scale* scale, Sizes s,
               int slices, const Word* largest)

@@ -1,14 +1,14 @@
-// From a convolution's sums to what the next layer reads: bias, pool and ReLU, and halves, in one trip through memory.
+// From a convolution's sums to what the next layer reads: bias, pool and ReLU, and fp16, in one trip through memory.
 //
-// Pool and ReLU may come in either order: the largest of the numbers above 0 is the largest number, if that is above 0.
+// Pool and ReLU may come in either order: the largest of the values above 0 is the largest value, if that is above 0.
 // With POOL 1 and no ReLU it is a change of layout.
 
 #include "between.cuh"
 
 constexpr int THREADS = 256;
 
-// bias: (channels,) or null. kept: (images, groups, windows), null where nothing is. scale: where halves are made.
-// added, of_added: with ADD an operand, and the scale of its halves.
+// bias: (channels,) or null. kept: (images, groups, windows), null where nothing is. scale: where fp16 is made.
+// added, of_added: with ADD an operand, and the scale of its fp16.
 extern "C" __global__ __launch_bounds__(THREADS, 3)
 void forward(const void* from, const float* bias, void* to, Kept* kept, Scale* scale, const void* added,
              const Scale* of_added, Sizes s)

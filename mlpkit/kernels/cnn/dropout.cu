@@ -14,13 +14,13 @@ struct alignas(16) Eight {
     REAL elements[8];
 };
 
-// y = x * (number < rate ? 0 : scale), n numbers; x may be y. The step is where `step_there` points, else `step`.
+// y = x * (number < rate ? 0 : scale), n values; x may be y. The step is where `step_there` points, else `step`.
 extern "C" __global__ void dropout(const REAL* x, REAL* y, long long n, float rate, REAL scale,
                                    unsigned long long key0, unsigned long long key1, long long step,
                                    const STEP* step_there) {
     const long long group = (long long)blockIdx.x * blockDim.x + threadIdx.x, first = 8 * group;
     if (first >= n) return;
-    const bool whole = first + 8 <= n && (size_t)x % 16 == 0 && (size_t)y % 16 == 0;  // else number by number
+    const bool whole = first + 8 <= n && (size_t)x % 16 == 0 && (size_t)y % 16 == 0;  // else value by value
     Eight eight;
     if (whole) {
         eight = ((const Eight*)x)[group];

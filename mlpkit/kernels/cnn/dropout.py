@@ -9,7 +9,7 @@ import numpy as np
 
 from mlpkit import kernels
 
-THREADS = 128  # a block; each has eight numbers
+THREADS = 128  # a block; each has eight values
 REALS = {np.dtype("f4"): "float", np.dtype("f8"): "double"}
 STEPS = {np.dtype("i4"): "int", np.dtype("i8"): "long long"}
 
@@ -38,7 +38,7 @@ def dropout(x, rate, key, step):
 
 
 def blocks(size):
-    """Return how many blocks a launch for so many numbers has: one at least."""
+    """Return how many blocks a launch for so many values has: one at least."""
     return max(1, -(-size // (8 * THREADS)))
 
 

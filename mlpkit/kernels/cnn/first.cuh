@@ -5,7 +5,7 @@
 // rows of an even length.
 
 #ifndef PIXEL
-#define PIXEL float  // or unsigned char, 0 to 255: numbers from 0 to 1
+#define PIXEL float  // or unsigned char, 0 to 255: values from 0 to 1
 #endif
 #ifndef TALL_Z
 #define TALL_Z 26
@@ -40,7 +40,7 @@ inline void ask_for_images(const float* x, int first, int count, float* to, int 
     }
 }
 
-// The same of bytes, which become numbers from 0 to 1.
+// The same of bytes, which become values from 0 to 1.
 inline void ask_for_images(const unsigned char* x, int first, int count, float* to, int threads)
 {
     x += (size_t)first * CHANNELS_IN * (IMAGE_HEIGHT * IMAGE_WIDTH);

@@ -18,8 +18,8 @@ struct Sizes {
 };
 
 // x (images, CHANNELS_IN, IMAGE_HEIGHT, IMAGE_WIDTH). filters: for each group of eight filters, each of the four places
-// and each step a lane's two words of B, and bias (8 groups,): of an even number of groups. to: planes (images, groups,
-// pixels, 8). parts: of an image, for a block each.
+// and each step a lane's two words of B, and bias (8 groups,): of an even number of groups. to: blocked (images,
+// groups, pixels, 8). parts: of an image, for a block each.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
 void convolve(const PIXEL* x, const first::Pair* filters, const float* bias, Word* to, Sizes s, int parts)
 {

@@ -24,10 +24,10 @@ def why_not(shape, about):
 
 
 class First:
-    """A convolution of few channels, bias, pool and ReLU: call it with images; it returns planes of bfloat16.
+    """A convolution of few channels, bias, pool and ReLU: call it with images; it returns blocked bfloat16.
 
     shape, about: the convolution's and what follows, see `between.Pooled`. W (o, c, k, k), b (o,) or None: float32 on
-    the GPU, the numbers of now. bytes_: whether images (n, c, h, w) are bytes, 0 to 255, which stand for 0 to 1, and
+    the GPU, the values of now. bytes_: whether images (n, c, h, w) are bytes, 0 to 255, which stand for 0 to 1, and
     not float32. overlaps: whether the kernel behind it may begin early. What is returned comes from `cupy.empty`; a
     graph can record it.
     """
@@ -67,7 +67,7 @@ class First:
 
 
 def in_order(W, channels_out):
-    """Return filters (o, c, k, k) as the kernel's lanes hold them: (o / 8, 4 places, steps, 32 lanes, 2, 2) numbers."""
+    """Return filters (o, c, k, k) as the kernel's lanes hold them: (o / 8, 4 places, steps, 32 lanes, 2, 2) values."""
     o, c, k, _ = W.shape
     across = (k + 2) // 2 * 2
     patches = np.zeros((channels_out, 4, c, k + 1, across), W.dtype)

@@ -1,4 +1,4 @@
-// The first convolution with what follows it: bias, pool, ReLU, and halves for the next one.
+// The first convolution with what follows it: bias, pool, ReLU, and fp16 for the next one.
 //
 // Blocks take an image, or a part of its filters. Weights lie in shared memory, eight filters' side by side: a warp
 // reads one address. See `first.cuh`.

@@ -7,8 +7,8 @@
 //     thread owns one weight or two for the whole epoch, with Adam's averages, in registers.
 // needs sm_90a
 //
-// How they hand each other numbers: the convolutions' gradients and weights, for which everybody waits, as packets of a
-// number and its step. For the dense layers a counter says how many blocks are done: that has time. Their slopes get
+// How they hand each other values: the convolutions' gradients and weights, for which everybody waits, as messages of a
+// value and its step. For the dense layers a counter says how many blocks are done: that has time. Their slopes get
 // there while the convolutions go back, and their new weights come into shared memory while the next image goes through
 // the convolutions. What does not fit there waits in registers.
 

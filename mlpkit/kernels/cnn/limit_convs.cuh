@@ -1,5 +1,5 @@
-// An image through a convolution with ReLU and pooling, and back. Of each window of two by two numbers only the largest
-// is computed further, and gets a gradient: so on the way back three quarters of the numbers are zeros of which nobody
+// An image through a convolution with ReLU and pooling, and back. Of each window of two by two values only the largest
+// is computed further, and gets a gradient: so on the way back three quarters of the values are zeros of which nobody
 // knows, and what ReLU sets to zero is skipped, too.
 
 #include "limit_shapes.cuh"
@@ -16,7 +16,7 @@ __device__ float* plane_of(int channel) {
     return shared_floats(planes_at(block)) + channel * shape(block).plane();
 }
 
-// Two numbers of a row, of which the second may be one too many.
+// Two values of a row, of which the second may be one too many.
 template <int SPAN>
 __device__ void read_pair(float (&x)[SPAN], int i, const float* row, bool inside) {
     const float2 pair = inside ? *(const float2*)(row + i) : float2{0, 0};
@@ -24,7 +24,7 @@ __device__ void read_pair(float (&x)[SPAN], int i, const float* row, bool inside
     if (i + 1 < SPAN) x[i + 1] = pair.y;
 }
 
-// The largest of four numbers, the first of equal ones, and its place.
+// The largest of four values, the first of equal ones, and its place.
 template <int block>
 __device__ void pool(int channel, int window, const float (&z)[4]) {
     constexpr Shape s = shape(block);
@@ -131,7 +131,7 @@ struct Partial {
     __device__ void put(int e, float value) const { send(to + e, value, step); }
 };
 
-// What comes to a pooled number, and from which of its four places it came.
+// What comes to a pooled value, and from which of its four places it came.
 struct Route {
     float slope;
     int from;
@@ -208,7 +208,7 @@ __device__ void transpose_weights() {
     }
 }
 
-// Back through a convolution: a warp takes a row of pooled numbers (or a piece of it) in some of the channels out, one
+// Back through a convolution: a warp takes a row of pooled values (or a piece of it) in some of the channels out, one
 // after another; a lane takes a channel in and a row of the taps. So the two rows of inputs that it needs, and the sums
 // of their gradients, stay in registers; the warp branches to the place that a maximum came from.
 template <int block>
@@ -330,7 +330,7 @@ __device__ void conv_back_sums(Partial partial, Word phase) {
     __syncthreads();
 }
 
-// The gradient of the first convolution's weights. A lane takes a row of pooled numbers (or a piece of it) and a row of
+// The gradient of the first convolution's weights. A lane takes a row of pooled values (or a piece of it) and a row of
 // the taps; so the places that maxima came from differ from lane to lane: it picks one of two rows, and of two columns.
 __device__ void first_conv_back(Partial partial) {
     constexpr Shape s = shape(0);

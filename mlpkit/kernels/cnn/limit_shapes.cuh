@@ -1,4 +1,4 @@
-// What is known before the kernel runs: the shapes of the layers, and where all their numbers lie.
+// What is known before the kernel runs: the shapes of the layers, and where all their values lie.
 
 #include "ptx.cuh"
 
@@ -77,10 +77,10 @@ struct Shape {
     constexpr int pieces() const { return parts(pw, MOST_WINDOWS); }
     constexpr int piece() const { return parts(pw, pieces()); }
 
-    // Numbers from a row to the next. Half a warp reads pairs at once, and its rows shall be in different banks.
+    // Values from a row to the next. Half a warp reads pairs at once, and its rows shall be in different banks.
     constexpr int stride() const { return (most(w + 2 * pad, 2 * piece() * pieces() + k - 1) + 1) / 4 * 4 + 2; }
 
-    // Numbers from a channel to the next, where lanes take channels and rows of taps.
+    // Values from a channel to the next, where lanes take channels and rows of taps.
     constexpr int plane() const {
         int best = 0, fewest = 1000;
         for (int more = 0; more < 32; more += 2) {
@@ -199,7 +199,7 @@ constexpr int sums_of_parts(int block) {  // fours
     return splits(block) == 1 ? 0 : splits(block) * shape(block).outputs();
 }
 
-// On the way back: what comes to each pooled number, and from which place it came
+// On the way back: what comes to each pooled value, and from which place it came
 constexpr int routes_before(int block) { return block ? routes_before(block - 1) + 8 * shape(block - 1).outputs() : 0; }
 
 // What the neighbour sends: its sums.

@@ -36,14 +36,14 @@ __device__ void meet_neighbour() {
     if constexpr (HALVES > 1) barrier_cluster_arrive(), barrier_cluster_wait();
 }
 
-// Send the neighbour a number of those that it waits for at a barrier, to where this block has `own`.
+// Send the neighbour a value of those that it waits for at a barrier, to where this block has `own`.
 __device__ void send_neighbour(const float* own, float value, Word64* barrier) {
     const Word other = 1 - half();
     st_async(mapa(shared_address(own), other), value, mapa(shared_address(barrier), other));
 }
 
-// N packets, or pairs of them, asked for at once; at(i) is where the i-th is, 0 where this thread has none. What is not
-// there yet is asked for again. A whole warp waits together.
+// N messages, or pairs of them, asked for at once; at(i) is where the i-th is, 0 where this thread has none. What is
+// not there yet is asked for again. A whole warp waits together.
 template <typename Item, int N>
 struct Mail {
     Item items[N];

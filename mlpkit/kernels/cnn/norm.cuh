@@ -20,7 +20,7 @@
 #define BLOCK_THREADS 512
 #endif
 #ifndef POOL
-#define POOL 1  // the side of the windows of which the largest number goes on; they lie side by side
+#define POOL 1  // the side of the windows of which the largest value goes on; they lie side by side
 #endif
 #ifndef RELU
 #define RELU 1
@@ -37,7 +37,7 @@
 
 constexpr int WARPS = BLOCK_THREADS / 32, STORED = MODE == 0 ? 1 : 2;  // pieces that 8 channels of a pixel take
 constexpr int BARRIERS = 16;
-constexpr int NONE = 15;                                         // of a window: nobody's number went on
+constexpr int NONE = 15;                                         // of a window: nobody's value went on
 
 // n / divisor, from 2^32 / divisor, rounded up: for n times divisor below 2^32. A division takes as long as 30 sums.
 inline int divided(int n, int divisor, Word by_divisor) { return divisor == 1 ? n : __umulhi(n, by_divisor); }
@@ -46,9 +46,9 @@ struct Sizes {
     int images, groups, channels, height, width;     // groups of 8 channels, and channels that are no padding
     int resident;                                    // units of a block for which there is room in shared memory
     int ctas, together;                              // blocks that share a group, and groups that are had at a time
-    int each, more;                                  // images of a block; so many sharers have one more
+    int each, more;                                  // images of a block; so many CTAs have one more
     Word by_width, by_across, by_area, by_area_out, by_ctas;  // see `divided`; across: width / POOL
-    float count, part, root;                         // numbers of a channel, 1 / count, sqrt(count)
+    float count, part, root;                         // values of a channel, 1 / count, sqrt(count)
 
     __device__ int area() const { return height * width; }
     __device__ int across() const { return width / POOL; }
@@ -103,7 +103,7 @@ inline void unpack(const Piece& piece, float (&x)[8])  // bfloat16
         x[2 * j] = __uint_as_float(piece.words[j] << 16), x[2 * j + 1] = __uint_as_float(piece.words[j] & 0xFFFF0000);
 }
 
-// The 8 channels of pixel i of a unit: planes of `area` pixels.
+// The 8 channels of pixel i of a unit: blocked, of `area` pixels.
 inline void read(const Piece* unit, int area, int i, float (&x)[8])
 {
     if constexpr (MODE == 0) {
@@ -128,7 +128,7 @@ inline void write(Piece* unit, int area, int i, const float (&x)[8])
     }
 }
 
-// An operand of products: piece i of a unit, and its second half `parts` further on; times `unscale`.
+// An operand of products: piece i of a unit, and its low fp16 part `parts` further on; times `unscale`.
 inline void read_operand(const Piece* unit, size_t parts, int i, float unscale, float (&x)[8])
 {
     if constexpr (MODE == 0) {
@@ -195,7 +195,7 @@ struct Units {
 
 constexpr int TAPS = STEM ? KERNEL * KERNEL : 1, HALO = STEM ? KERNEL - 1 : 0;  // pixels that an image is larger by
 
-// What is normalized. Planes, or images (n, h, w) and filters (o, KERNEL, KERNEL); then `near` are such images with
+// What is normalized. Blocked, or images (n, h, w) and filters (o, KERNEL, KERNEL); then `near` are such images with
 // their padding, and `set` must be called for a group.
 struct Elements {
     Units units;
@@ -280,7 +280,7 @@ struct Elements {
     }
 };
 
-// Ask for the block's first units of what is normalized, if it is planes, and of another array. By one warp.
+// Ask for the block's first units of what is normalized, if it is blocked, and of another array. By one warp.
 inline void ask_for(const Share& share, const Units& a, const Units& b, Word64* barriers)
 {
     int resident = share.resident - share.begin, lane = threadIdx.x % 32;
@@ -300,13 +300,13 @@ inline void ask_for(const Share& share, const Units& a, const Units& b, Word64* 
 
 // ---- What blocks tell each other ----
 
-// A packet arrives whole: numbers, and the launch that they belong to. So who finds the launch's number has the
-// numbers, and nobody needs a barrier. All of it lasts from launch to launch.
+// A flagged message arrives whole: values, and the launch that they belong to. So who finds the launch's number has the
+// values, and nobody needs a barrier. All of it lasts from launch to launch.
 struct Told {
     Word launches, padding[15];
 
-    // Of two sums: 8 channels of each sharer of each group. Of a convolution's weights: the same for each tap. Of the
-    // largest numbers: one of each block.
+    // Of two sums: 8 channels of each CTA of each group. Of a convolution's weights: the same for each tap. Of the
+    // largest values: one of each block.
     __device__ float4* sums() { return reinterpret_cast<float4*>(this + 1); }
     __device__ Word64* weights(const Sizes& s, int tap)
     {
@@ -372,7 +372,7 @@ inline bool heard(Word64 message, Word launch) { return message >> 32 == launch;
 inline Pair content(const float4& message) { return {message.x, message.y}; }
 inline float content(Word64 message) { return __uint_as_float((Word)message); }
 
-// What a group's sharers tell of a channel, in packets [group][sharer][8 channels]: a lane hears each 32nd, at most
+// What a group's CTAs tell of a channel, in messages [group][CTA][8 channels]: a lane hears each 32nd, at most
 // MOST_HEARD of them.
 constexpr int MOST_HEARD = 3;
 

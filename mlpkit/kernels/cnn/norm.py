@@ -1,6 +1,6 @@
-"""Batch normalization between two convolutions on planes: all that happens there, in one launch each way.
+"""Batch normalization between two blocked convolutions: all that happens there, in one launch each way.
 
-A `Norm` says what there is: sizes, whether something is added, a ReLU, a pool. `forward` takes a convolution's planes
+A `Norm` says what there is: sizes, whether something is added, a ReLU, a pool. `forward` takes a convolution's output
 and makes the next one's operand, `backward` takes the gradient of that and makes the operand of the two gradients of
 the convolution before. What lies between, a trip through memory each, never leaves the multiprocessors: see the
 kernels, `norm_forward.cu` and `norm_backward.cu`.
@@ -20,13 +20,13 @@ FORWARD, BACKWARD = "norm_forward", "norm_backward"
 RESERVED_BYTES = 4096  # bytes of a block's shared memory that are not for units
 MOST_HEARD = 96  # blocks that share a group of channels: see norm.cuh
 MOST_KERNEL = 3  # of a convolution of one channel: its weights and their sums stay in registers
-MOST_POOL = 3  # a mark has 4 bits, and one value says that nobody's number went on
+MOST_POOL = 3  # a mark has 4 bits, and one mark says that no value went on
 OUT = {"operand": 0, "nc8hw8": 1, "nchw": 2}
 
 
 @dataclass(frozen=True)
 class Norm:
-    """Batch normalization of images (n, channels, height, width), as planes of a `Mode`, and what comes after it.
+    """Batch normalization of images (n, channels, height, width), blocked as a `Mode` has it, and what comes after it.
 
     relu: whether there is one. add: whether something is added before it. pool: side of the windows of a max pool,
     which lie side by side; 1 for none, at most `MOST_POOL`. eps, momentum: as `nn.norm.BatchNorm` has them. kernel,
@@ -54,7 +54,7 @@ class Norm:
 
     @property
     def stored(self):
-        """Pieces of 16 bytes that 8 channels of a pixel take in planes."""
+        """Pieces of 16 bytes that 8 channels of a pixel take where blocked."""
         return 8 // self.mode.stored
 
     @property
@@ -79,14 +79,14 @@ class Norm:
 
     @property
     def pieces(self):
-        """Of 16 bytes, those of what is normalized in a unit: planes, or an image with its padding."""
+        """Of 16 bytes, those of what is normalized in a unit: blocked, or an image with its padding."""
         if self.kernel:
             return -(-(self.height + self.kernel - 1) * (self.width + self.kernel - 1) // 4)
         return self.area * self.stored
 
     @property
     def marks(self):
-        """How many bytes are kept of a piece of the result: which numbers went on; 0 where y tells."""
+        """How many bytes are kept of a piece of the result: which values went on; 0 where y tells."""
         return 4 if self.pool > 1 else int(self.add and self.relu)
 
     def shares(self, blocks=None):
@@ -146,7 +146,7 @@ class Kept:
 
 
 class Gradients(NamedTuple):
-    """What `backward` returns, None where nobody asked. dense: the gradient before the normalization, planes.
+    """What `backward` returns, None where nobody asked. dense: the gradient before the normalization, blocked.
 
     dz: the gradient of what was normalized, and again: what `forward` had returned, both `Stored`.
     """
@@ -180,7 +180,7 @@ def new_meeting(norm, blocks=None):
 
 
 def forward(norm, channels, y, scale, meeting, added=None, out="operand", filters=None, blocks=None):
-    """Normalize planes y and what follows; return the result and `Kept`. The running averages move.
+    """Normalize blocked y and what follows; return the result and `Kept`. The running averages move.
 
     With filters (o, 1, k, k), float32, y are images (n, 1, height, width), and their convolution is normalized. scale:
     see `blocked.new_scale`; of the result. meeting: see `new_meeting`, of this way. added: an operand. out:
@@ -225,10 +225,10 @@ def backward(
 ):
     """Return `Gradients`; write those of the channels. All as for `forward`. `kept.y` and dy are not to be used again.
 
-    dy: the gradient of the result, planes, or images where layout is "nchw". past: `Past`, whose gradient belongs to
-    the result, too. keep: return planes, too: the gradient before the normalization, which goes past a residual. again:
-    make an operand again that `forward` has returned and nobody kept; nothing was added to it, and there was no pool.
-    dw: where images of one channel were read, their filters' gradient, written instead.
+    dy: the gradient of the result, blocked, or images where layout is "nchw". past: `Past`, whose gradient belongs to
+    the result, too. keep: return blocked, too, the gradient before the normalization, which goes past a residual.
+    again: make an operand again that `forward` has returned and nobody kept; nothing was added to it, and there was no
+    pool. dw: where images of one channel were read, their filters' gradient, written instead.
     """
     pieces = norm.pieces + (norm.stored * norm.out[0] * norm.out[1] if layout == "nc8hw8" else 0)
     whole = norm.mode, norm.n, norm.channels, norm.height, norm.width
@@ -250,7 +250,7 @@ def backward(
 
 
 def add(mode, to, other):
-    """Add planes to planes `to`, in place, and return them."""
+    """Add a blocked array to another, `to`, in place, and return this one."""
     pieces = to.nbytes // 16
     _kernel("norm_add", "add", MODE=mode.number)((-(-pieces // 256),), (256,), (to, other, np.int64(pieces)))
     return to

@@ -4,7 +4,7 @@
 
 #include "norm.cuh"
 
-// pieces: of 16 bytes, 4 numbers or 8. A thread has one.
+// pieces: of 16 bytes, 4 values or 8. A thread has one.
 extern "C" __global__ __launch_bounds__(256)
 void add(Piece* to, const Piece* other, long long pieces)
 {

@@ -16,12 +16,12 @@
 //
 // needs sm_90
 //
-// The halves' scale: |dx| is at most largest(|scale d|) (2 + sqrt(m - 1)), m numbers a channel.
+// The scale of fp16: |dx| is at most largest(|scale d|) (2 + sqrt(m - 1)), m values a channel.
 
 #include "norm.cuh"
 
 #ifndef FROM
-#define FROM 0  // how the gradient comes. 0: planes. 2: images of float32
+#define FROM 0  // how the gradient comes. 0: blocked. 2: images of float32
 #endif
 #ifndef PAST
 #define PAST 0  // the side of a pool behind the residual's sum, whose gradient is added; 1: no pool, 0: nothing is
@@ -31,7 +31,7 @@
 #define PAST_FROM 0  // as FROM
 #endif
 #ifndef KEEP
-#define KEEP 0  // whether d is stored, too, as planes: the gradient that goes past a residual, where two were added
+#define KEEP 0  // whether d is stored, too, blocked: the gradient that goes past a residual, where two were added
 #endif
 #ifndef AGAIN
 #define AGAIN 0  // whether the operand that the way forward made is stored again; only where it had no pool and no sum
@@ -128,7 +128,7 @@ struct Gradient {
         }
     }
 
-    // The gradient at pixel i of what was normalized, whose numbers there are x.
+    // The gradient at pixel i of what was normalized, whose values there are x.
     __device__ void at(const Sizes& s, const Norm& norm, const Share& share, int image, int i, const float (&x)[8],
                        float (&d)[8]) const
     {
@@ -199,7 +199,7 @@ inline void settle(const Sizes& s, const Channels& p, const Pair& all, const Sha
     if (p.dbias) p.dbias[c] = 0;
 }
 
-// dx of 8 numbers x, of which d are made.
+// dx of 8 values x, of which d are made.
 struct Slope {
     float mean_d[8], slope[8];
 
@@ -215,7 +215,7 @@ struct Slope {
     }
 };
 
-// What the way forward made of 8 numbers x, as it made it.
+// What the way forward made of 8 values x, as it made it.
 inline void make_again(const Sizes& s, const Norm& norm, const Share& share, int image, int i, const float (&x)[8],
                        Piece* to, float scale)
 {
@@ -249,7 +249,7 @@ inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, co
 
 // ---- The filters of a convolution of one channel ----
 
-// What the block's images add to the gradient of each weight of a group: as packets.
+// What the block's images add to the gradient of each weight of a group: as flagged messages.
 inline void leave_weights(const Sizes& s, const Norm& norm, const Slope& slope, const Elements& y,
                           const Gradient& gradient, const Share& share, Shared& shared, Told* told,
                           Word launch, Piece* again, float scale_again)
@@ -285,7 +285,7 @@ inline void leave_weights(const Sizes& s, const Norm& norm, const Slope& slope, 
     __syncthreads();
 }
 
-// Add what sharers have: dW (o, KERNEL, KERNEL). By the first one of the group.
+// Add what the CTAs have: dW (o, KERNEL, KERNEL). By the first one of the group.
 inline void add_weights(const Sizes& s, int group, Told* told, float* dW, Word launch)
 {
     #pragma unroll 1
@@ -296,7 +296,7 @@ inline void add_weights(const Sizes& s, int group, Told* told, float* dW, Word l
     }
 }
 
-// Tell the largest number of this block's. By all threads.
+// Tell the largest value of this block's. By all threads.
 inline void tell_largest(float most, float (&of_warps)[WARPS], Word64* message, Word launch)
 {
     most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
@@ -325,9 +325,9 @@ inline float hear_largest(const Word64* messages, Word launch)
 }
 
 // images: what was normalized, or images of one channel, and then filters. to: an operand and its scale, or the
-// filters' gradient. kept: planes, where KEEP. again: where AGAIN. Blocks: as on the way forward. Where they have all in
-// shared memory, `to` may be where the images are, and `again` where the gradient is: who writes halves has heard of all
-// blocks, and bfloat16 is written where the same thread has read.
+// filters' gradient. kept: blocked, where KEEP. again: where AGAIN. Blocks: as on the way forward. Where they have all
+// in shared memory, `to` may be where the images are, and `again` where the gradient is: who writes fp16 has heard of
+// all blocks, and bfloat16 is written where the same thread has read.
 extern "C" __global__ __launch_bounds__(BLOCK_THREADS, 1)
 void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__ Channels p, const Piece* images,
                         const float* filters, const __grid_constant__ Given own, const __grid_constant__ Given past,

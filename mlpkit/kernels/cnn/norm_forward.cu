@@ -3,13 +3,13 @@
 // Statistics of a batch need all of its images, and then all of these are needed again. Here blocks keep theirs in
 // shared memory while they tell each other what they have summed: the images are read from memory once. What leaves is
 // the next convolution's operand: scaled, shifted, added to what went past a residual, with its ReLU and its pool, and
-// as halves.
+// as fp16.
 //
-// Halves need a scale before their first number is known. None of m numbers of mean 0 and deviation 1 is larger than
+// fp16 needs a scale before its first value is known. None of m values of mean 0 and deviation 1 is larger than
 // sqrt(m - 1): so gamma and beta tell the largest that can come. That is some bits more than what comes, and there are
 // enough.
 //
-// The backward pass gets what it can't make again from y: which number of a window went on (4 bits), or, where
+// The backward pass gets what it can't make again from y: which value of a window went on (4 bits), or, where
 // something was added, whether it was above 0 (1 bit).
 //
 // needs sm_90
@@ -17,7 +17,7 @@
 #include "norm.cuh"
 
 #ifndef OUT
-#define OUT 0  // 0: an operand of products. 1: planes of float32. 2: images of float32
+#define OUT 0  // 0: an operand of products. 1: blocked float32. 2: images of float32
 #endif
 
 struct Shared {
@@ -56,9 +56,9 @@ struct Known {
     }
 };
 
-// ---- Mean, and the sum of squared differences from it, a Pair: of numbers, of warps, of blocks ----
+// ---- Mean, and the sum of squared differences from it, a Pair: of values, of warps, of blocks ----
 
-// That of several groups of numbers, `count` each, and MANY of them a lane: nothing large is subtracted from anything
+// That of several groups of values, `count` each, and MANY of them a lane: nothing large is subtracted from anything
 // large. part: 1 / number of all. For all of LANES neighbours.
 template <int LANES, int MANY>
 inline Pair merged(const Pair (&each)[MANY], const float (&counts)[MANY], float part)
@@ -74,13 +74,13 @@ inline Pair merged(const Pair (&each)[MANY], const float (&counts)[MANY], float 
     return {mean, summed<LANES>(squares)};
 }
 
-// How many of `all` numbers, dealt out to threads in turns, a warp has.
+// How many of `all` values, dealt out to threads in turns, a warp has.
 inline int count_of(int all, int warp)
 {
     return all / BLOCK_THREADS * 32 + min(max(all % BLOCK_THREADS - 32 * warp, 0), 32);
 }
 
-// What this block's threads have seen of a group's channels goes to its place in memory. A warp's numbers are taken
+// What this block's threads have seen of a group's channels goes to its place in memory. A warp's values are taken
 // less one of its own: what is summed is as small as it can be.
 inline void leave_moments(const Sizes& s, const Elements& y, const Share& share, Arrivals& arrivals,
                           Pair (*of_warps)[8], float4* messages, Word launch)
@@ -140,7 +140,7 @@ inline Pair moments(const Sizes& s, const float4* messages, int group, int chann
     return merged<32, MOST_HEARD>(each, counts, s.part);
 }
 
-// The scale and shift of a channel go to shared memory, and the first sharer of a group keeps statistics. By a warp.
+// The scale and shift of a channel go to shared memory, and the first CTA of a group keeps statistics. By a warp.
 inline void settle(const Sizes& s, const Channels& p, const Known& known, const Share& share, const Pair& all,
                    Shared& shared)
 {
@@ -169,7 +169,7 @@ inline Word bound(const Sizes& s, const Channels& p, const Scale* of_added)
     return __float_as_uint(ADD && SCALED ? most + 32768 / of_added->of : most);
 }
 
-// What is done to the numbers of a group.
+// What is done to the values of a group.
 struct Norm {
     float mean[8], scale[8], beta[8], unscale;
 
@@ -255,7 +255,7 @@ inline void normalize_share(const Sizes& s, const Norm& norm, const Elements& y,
     }
 }
 
-// images: planes, or images of one channel, and then filters. added: an operand, and its scale. By as many blocks as
+// images: blocked, or images of one channel, and then filters. added: an operand, and its scale. By as many blocks as
 // there is room for at once: `ctas` for each group, of so many groups at a time.
 extern "C" __global__ __launch_bounds__(BLOCK_THREADS, 1)
 void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels p, const Piece* images,

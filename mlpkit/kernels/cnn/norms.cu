@@ -31,7 +31,7 @@ __device__ void add_up(double& first, double& second)
     for (int warp = 0; warp < (int)blockDim.x / 32; ++warp) first += parts[0][warp], second += parts[1][warp];
 }
 
-// Where number i of this block's channel lies.
+// Where value i of this block's channel lies.
 __device__ long long place(const Sizes& s, int i)
 {
     return ((long long)(i / s.area) * s.channels + blockIdx.x) * s.area + i % s.area;
@@ -99,7 +99,7 @@ void batch_norm_backward(const REAL* dy, const REAL* normalized, const REAL* inv
     }
 }
 
-// y, with the running statistics. A thread a number.
+// y, with the running statistics. A thread a value.
 extern "C" __global__ void batch_norm_evaluate(const REAL* x, const REAL* gamma, const REAL* beta, const REAL* mean,
                                                const REAL* variance, REAL* y, Sizes s, REAL eps)
 {

@@ -1,7 +1,7 @@
 """What layers of images are made of, an operation a kernel: any shape, float32 and float64, images (n, c, h, w).
 
 Arguments are CuPy arrays that are contiguous, and all of one type. Each function asks for its kernel and returns; none
-looks at a number. See `windows.cu`, `pools.cu` and `norms.cu`, and `engines.numpy_baseline` for the formulas.
+looks at a value. See `windows.cu`, `pools.cu` and `norms.cu`, and `engines.numpy_baseline` for the formulas.
 """
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 
 from mlpkit import kernels
 
-THREADS = 256  # a block, for kernels in which each thread has one number
+THREADS = 256  # a block, for kernels in which each thread has one value
 MANY_THREADS = 1024  # a block, for those in which a block adds up
 SHARED = 512  # bytes, for two sums a warp in float64
 REALS = {np.dtype("f4"): "float", np.dtype("f8"): "double"}
@@ -37,7 +37,7 @@ def add_windows(columns, dx, out, k, stride, padding):
 
 
 def transpose(x, to, b=None):
-    """Write x (a, b, h, w) with a number of b (a,) added into `to` (b, a, h, w)."""
+    """Write x (a, b, h, w) with a value of b (a,) added into `to` (b, a, h, w)."""
     sizes = (*x.shape[:2], math.prod(x.shape[2:]))
     _each("windows", "transpose", to, x, np.uintp(0) if b is None else b, to, *map(np.int32, sizes))
 
@@ -127,7 +127,7 @@ def _struct(*values):
 
 
 def _each(file, name, written, *arguments, **macros):
-    """Launch a kernel that has a thread for each number of the array `written`."""
+    """Launch a kernel that has a thread for each value of the array `written`."""
     if written.size:
         _kernel(file, name, written.dtype, **macros)((-(-written.size // THREADS),), (THREADS,), arguments)
 

@@ -65,8 +65,8 @@ def shared(one, pooled, two, about, heights):
 class Pair:
     """Two `Layer`s, for batches of n: call it with images, (n, c, h, w), bytes or float32; it returns the result.
 
-    It returns planes, from `cupy.empty`. bytes_, overlaps: as for `first_bf16.First`. heights: how many times 64
-    filters a block has. stems: warps that compute the first convolution.
+    It returns blocked bfloat16, from `cupy.empty`. bytes_, overlaps: as for `first_bf16.First`. heights: how many times
+    64 filters a block has. stems: warps that compute the first convolution.
     """
 
     def __init__(self, first, second, bytes_, overlaps=False, heights=None, stems=None):

@@ -1,12 +1,12 @@
-// Pooling of images (n, c, h, w): a thread a number that is written, which looks for all that it needs.
+// Pooling of images (n, c, h, w): a thread a value that is written, which looks for all that it needs.
 //
-// On the way back, too: a pixel looks for the windows that hold it, so that no two threads add to one number.
+// On the way back, too: a pixel looks for the windows that hold it, so that no two threads add to one value.
 
 #ifndef REAL
 #define REAL float
 #endif
 #ifndef INDEX
-#define INDEX unsigned char  // of a number's place in its window
+#define INDEX unsigned char  // of a value's place in its window
 #endif
 
 struct Sizes {

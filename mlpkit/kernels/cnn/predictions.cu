@@ -1,4 +1,4 @@
-// The end of a network of which only the answers are wanted: linear layers with ReLU between them, in two kernels.
+// The end of a network of which only the outputs are wanted: linear layers with ReLU between them, in two kernels.
 //
 // The first layer is wide: its sums are cut into slices, so that all multiprocessors have a part. In bfloat16 this is
 // `parts` (for float32 see `forward_parts` in dense.cu): both operands lie by rows of inputs, in whatever order images
@@ -17,7 +17,7 @@
 #define SLICES 25
 #endif
 #ifndef RESIDENT
-#define RESIDENT 1  // whether weights behind the first layer are held in shared memory
+#define RESIDENT 1  // whether weights behind the first layer are resident in shared memory
 #endif
 #ifndef ROWS
 #define ROWS 1  // examples of a block of `predictions`
@@ -27,10 +27,10 @@ extern __shared__ __align__(128) unsigned char shared_bytes[];
 
 // ---- The first layer ----
 
-constexpr int TILE = 64, DEPTH = 64, PITCH = DEPTH + 8;  // numbers; a row's 144 bytes lead eight rows to all banks
+constexpr int TILE = 64, DEPTH = 64, PITCH = DEPTH + 8;  // values; a row's 144 bytes lead eight rows to all banks
 constexpr int STAGES = 4, STAGE = (TALL + TILE) * PITCH, MULTIPLIERS = 2 * TALL;
 
-// Ask for a tile (SIZE, 64) of a matrix with rows of `inputs` numbers, or zeros outside of it.
+// Ask for a tile (SIZE, 64) of a matrix with rows of `inputs` values, or zeros outside of it.
 template <int SIZE>
 __device__ void ask(unsigned short* to, const unsigned short* from, int rows, int inputs, int row, int first, int end)
 {
@@ -113,7 +113,7 @@ constexpr int widest()
     return padded(most);
 }
 
-// Where the weights of a layer behind the first one lie among those that are held.
+// Where the weights of a layer behind the first one lie among those that are resident.
 constexpr int begin_of(int layer)
 {
     int begin = 0;
@@ -128,7 +128,7 @@ struct Network {
     const float *W[6], *b[6];
 };
 
-// Copy numbers to shared memory, 16 bytes at a time where that is possible.
+// Copy values to shared memory, 16 bytes at a time where that is possible.
 __device__ void fetch(float* to, const float* from, int elements)
 {
     const int fours = (size_t)from % 16 == 0 ? elements / 4 : 0;
@@ -147,7 +147,8 @@ __device__ void fetch_weights(const Network& net, float* resident)
 
 __device__ float relu(float z) { return z < 0 ? 0 : z; }  // in this order a NaN stays a NaN
 
-// All layers from number L on. before: activations (ROWS, WIDEST), and room for those of this layer; resident: weights.
+// All layers from number L on. before: activations (ROWS, WIDEST), and a buffer for those of this layer; resident:
+// weights.
 template <int L>
 __device__ void later(const Network& net, float* before, float* here, float* partial, const float* resident, float* out,
                       int row, int n)

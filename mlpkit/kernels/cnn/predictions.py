@@ -1,4 +1,4 @@
-"""The end of a network of which only the answers are wanted, in two kernels: see `predictions.cu`."""
+"""The end of a network of which only the outputs are wanted, in two kernels: see `predictions.cu`."""
 
 from functools import cache
 
@@ -23,8 +23,8 @@ class End:
     """Linear layers with ReLU between them, for batches of n: call it with x, and where the outputs go.
 
     layers: (W, b) of each, float32 on the GPU, W (inputs, units); it reads them again in each call. precision:
-    "float32" or "tf32" for x (n, inputs), float32; or "bf16", for planes (n, channels / 8, ..., 8) of bfloat16, as
-    uint16. Then channels: of these planes, without those that were added; and the first layer's weights are those of
+    "float32" or "tf32" for x (n, inputs), float32; or "bf16", for blocked bfloat16 (n, channels / 8, ..., 8), as
+    uint16. Then channels: of these blocks, without those that were added; and the first layer's weights are those of
     now. overlaps: whether its kernels begin before those before them have ended. Its arrays come from `cupy.empty`,
     nothing waits, and a graph can record it.
     """
@@ -93,7 +93,7 @@ def cut(n, inputs, units):
 
 
 def in_order(W, channels):
-    """Return weights (inputs, units) as bfloat16 (units rounded up to TILE, inputs) in the order of planes' numbers."""
+    """Return weights (inputs, units) as bfloat16 (units rounded up to TILE, inputs) in the order of blocked x."""
     import cupy
 
     W = W.reshape(channels, -1, W.shape[1])

@@ -1,4 +1,4 @@
-// An optimizer's update of one long vector of float32, four numbers a thread, with the rate read from memory.
+// An optimizer's update of one long vector of float32, four values a thread, with the rate read from memory.
 //
 // That is all that a step of a recorded graph needs. The formulas are those of `numpy_baseline`.
 
@@ -6,7 +6,7 @@ struct alignas(16) Four {
     float each[4];
 };
 
-// Four numbers from `first` on, of n.
+// Four values from `first` on, of n.
 __device__ void load(float (&to)[4], const float* from, int first, int n)
 {
     if (first + 4 <= n) {

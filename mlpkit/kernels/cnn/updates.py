@@ -1,4 +1,4 @@
-"""An optimizer's update in a recorded graph, four numbers a thread: see `updates.cu`."""
+"""An optimizer's update in a recorded graph, four values a thread: see `updates.cu`."""
 
 import math
 from functools import cache
@@ -21,7 +21,7 @@ def fits(lr, *vectors):
 
 
 def sgd(theta, grad, lr):
-    """Take one step of gradient descent. theta, grad (n,); lr: an array of one number."""
+    """Take one step of gradient descent. theta, grad (n,); lr: an array of one value."""
     _launch(theta, "sgd", grad, lr, np.int32(theta.size))
 
 

@@ -1,10 +1,10 @@
 // Convolution as a matrix product, for images as layers know them, (n, c, h, w): what is left to do beside the product.
 //
-// A window is a column of c k k numbers, channel by channel, and tap by tap. With P = n h' w' windows,
+// A window is a column of c k k values, channel by channel, and tap by tap. With P = n h' w' windows,
 //     z (o, P) = W (o, c k k) columns (c k k, P)      dcolumns = W^T dz (o, P)      dW = dz columns^T
 // The products want the channels out first, the layers want the images first: `transpose` is between them.
 //
-// No sum is made by two threads: who writes a number of dx looks for the windows that hold it, in the order of the
+// No sum is made by two threads: who writes a value of dx looks for the windows that hold it, in the order of the
 // taps.
 
 #ifndef REAL
@@ -15,7 +15,7 @@ struct Sizes {
     int batch, channels, height, width, out_height, out_width, kernel, stride, padding;
 };
 
-// columns (c k k, P): a thread a number, neighbours of one row.
+// columns (c k k, P): a thread a value, neighbours of one row.
 extern "C" __global__ void columns(const REAL* x, REAL* columns, Sizes s)
 {
     const int windows = s.batch * s.out_height * s.out_width, taps = s.kernel * s.kernel;
@@ -50,7 +50,7 @@ extern "C" __global__ void images(const REAL* columns, REAL* dx, Sizes s)
     dx[i] = sum;
 }
 
-// to (second, first, area) <- from (first, second, area), with a number of b (first,) added, unless b is null.
+// to (second, first, area) <- from (first, second, area), with a value of b (first,) added, unless b is null.
 extern "C" __global__ void transpose(const REAL* from, const REAL* b, REAL* to, int first, int second, int area)
 {
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;

@@ -6,7 +6,7 @@ With x (n, c, h, w), W (o, c, k, k) and y (n, o, h', w') as in `engines.numpy_ba
     input_gradient      dy, W -> dx
     weight_gradient     x, dy -> dW
 
-All three are sums of n o h' w' c k k products. The CUDA C files are a ladder of ways to compute them. `blocked` has
+All three are sums of n o h' w' c k k products. The CUDA C files are a ladder of variants of them. `blocked` has
 those that engines are made of, the experiment "conv_ladder" all of them.
 """
 

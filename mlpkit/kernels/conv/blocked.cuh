@@ -1,5 +1,5 @@
-// What the kernels on planes share: how images lie, in memory and in shared memory, and how they get from one to the
-// other.
+// What the kernels in the channel-blocked layout (NC/8HW8) share: how images lie, in memory and in shared memory, and
+// how they get from one to the other.
 //
 // An image is planes of pieces, and a piece is the 16 bytes of one pixel: 8 channels of 16 bits, or 4 of float32. In
 // shared memory the pieces of a row follow each other, and rows do, PITCH pieces apart, with zeros where the padding
@@ -52,7 +52,7 @@ inline int shift(const Problem& p, int tap_y, int tap_x)
 
 // ---- From memory to shared memory: by the copy engine, which knows the images from a tensor map ----
 
-// Ask for planes of a tile, from `first_plane` on, `plane` pieces each; and of their second halves, `all_planes`
+// Ask for planes of a tile, from `first_plane` on, `plane` pieces each; and of their low fp16 parts, `all_planes`
 // further on in memory. What lies outside of an image comes as zeros: the padding, and as rows below the last one all
 // of a plane that is not stored. By the lanes of a warp, a plane each.
 template <int PLANES>

@@ -1,4 +1,6 @@
-"""Convolutions on planes: windows are never gathered, a tap is an address. For one chip alone, Hopper's (sm_90a).
+"""Convolutions in the channel-blocked layout (NC/8HW8): windows are never gathered, a tap is an address.
+
+For one chip alone, Hopper's (sm_90a).
 
 `conv_11_blocked.cu` has the forward pass and the input gradient, `conv_12_blocked_weights.cu` the weight gradient, and
 `blocked.cuh` how images lie. Here is what a launch is told: how wide a row is in shared memory, how many rows a tile
@@ -22,13 +24,13 @@ from mlpkit.kernels import overlap, tensor_map
 from . import Shape
 
 FORWARD, WEIGHTS, OPERANDS = "conv_11_blocked", "conv_12_blocked_weights", "blocked_operands"
-MOST_PIECES = 128  # of a row: the copy engine takes boxes of at most 256 numbers of 8 bytes a side
+MOST_PIECES = 128  # of a row: the copy engine takes boxes of at most 256 elements of 8 bytes a side
 WIDTHS = (32, 64, 104, 128, 144, 176, 208)
 SHARED, BARRIERS = 227 << 10, 256  # bytes of shared memory that a block may have, and those not of the rings
-MOST_STACKED = 32  # filters, of which both halves are one operand: two products take the place of three
+MOST_STACKED = 32  # filters, of which both fp16 parts are one operand: two products take the place of three
 MOST_BLOCKS = 512  # that look for a scale together
 MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
-# Windows that a block sums for the weight gradient where float32 is meant. Tensor cores cut what they add, and so the
+# Windows that a block sums for the weight gradient where float32 is meant. Tensor cores truncate what they add: the
 # error grows with the sum: by 3e-9 of the result's norm a window, as measured; the slices are added by float32 adders.
 MOST_SUMMED = 1_500
 FEW_IMAGES = 32  # at most, for which the weight gradient leaves fewer sums than multiprocessors could
@@ -36,9 +38,9 @@ FEW_IMAGES = 32  # at most, for which the weight gradient leaves fewer sums than
 
 @dataclass(frozen=True)
 class Mode:
-    """How numbers are stored and multiplied. number: of the macro MODE. stored: channels in 16 bytes of an operand.
+    """How values are stored and multiplied. number: of the macro MODE. stored: channels in 16 bytes of an operand.
 
-    fp16_parts: what a number of float32 is split into before the product; 0 where it is multiplied as it is stored.
+    fp16_parts: what a value of float32 is split into before the product; 0 where it is multiplied as it is stored.
     """
 
     number: int
@@ -133,7 +135,7 @@ class Convolution:
         return rows + (self.taps[0] - 1) // self.stride + wraps, self.pitch
 
     def pieces(self, rows):
-        """Return the room of such a box: a multiple of 128 bytes."""
+        """Return the space of such a box: a multiple of 128 bytes."""
         height, width = self.box(rows)
         return padded(height * width, 8)
 
@@ -148,7 +150,7 @@ class Tiling:
     """Of the forward kernel: its macros. width: windows of a tile; tiles, heights: of a block; chunk: channels.
 
     blocks: on a multiprocessor. slots: of the ring of filters. resident: whether there is one for each tap. promote:
-    whether each tap's sums are added by float32 adders. stacked: whether 64 rows are both halves of 32 filters.
+    whether each tap's sums are added by float32 adders. stacked: whether 64 rows are both fp16 parts of 32 filters.
     """
 
     width: int
@@ -175,7 +177,7 @@ class Tiling:
         return 128 * self.tiles * self.heights + 64
 
     def block(self, mode):
-        """Return how many pieces of filters are followed by their second halves."""
+        """Return how many pieces of filters are followed by their low fp16 parts."""
         return 32 if self.stacked else self.chunk // mode.channels * 64
 
     def rows(self, conv):
@@ -220,7 +222,7 @@ def groups_of(channels):
 
 
 # Tiles and heights of a block, blocks on a multiprocessor, how many sums a thread has registers for, and how much
-# longer the same work took: of numbers of 16 bits, and of float32. Where nobody else multiplies, waiting is seen.
+# longer the same work took: of values of 16 bits, and of float32. Where nobody else multiplies, waiting is seen.
 BLOCKS = ((1, 1, 1, 208, 1.15, 1), (1, 1, 2, 144, 1, 1.06), (2, 1, 1, 144, 1, 1.06), (1, 2, 1, 144, 0.98, 1.06))
 
 
@@ -341,7 +343,7 @@ def division(conv, mode):
 
 
 def images_as_blocked(x, mode):
-    """Return images (n, c, h, w) as planes (n, c / s, h, w, s) of a mode's `stored` s channels, with zeros added."""
+    """Return images (n, c, h, w) as blocked (n, c / s, h, w, s) by a mode's `stored` s channels, with zeros added."""
     import cupy
 
     n, c, h, w = x.shape
@@ -351,7 +353,7 @@ def images_as_blocked(x, mode):
 
 
 def as_bf16(x):
-    """Return float32 numbers as the 16 bits of bfloat16, rounded to the nearest, and to even in the middle."""
+    """Return float32 values as the 16 bits of bfloat16, rounded to the nearest, and to even in the middle."""
     import cupy
 
     bits = cupy.ascontiguousarray(x).view(cupy.uint32)
@@ -410,8 +412,8 @@ def _kernel(name, function, **macros):
 class Stored:
     """Images, their gradient, or filters, as the products read them, so that several products may.
 
-    array: of images halves, uint16 (parts, n, c / 8, h, w, 8), or planes (n, c / s, h, w, s) in bfloat16 (as uint16) or
-    float32; zeros are added to channels up to a multiple of 8. scale: that of halves, see `new_scale`.
+    array: of images fp16, uint16 (parts, n, c / 8, h, w, 8), or (n, c / s, h, w, s) in bfloat16 (as uint16) or float32;
+    zeros are added to channels up to a multiple of 8. scale: that of fp16, see `new_scale`.
     """
 
     array: Any
@@ -419,7 +421,7 @@ class Stored:
 
 
 def new_scale():
-    """Return a scale of halves on the GPU, float32: the first number is the power of two, the rest is for blocks.
+    """Return a scale of fp16 on the GPU, float32: the first value is the power of two, the rest is for blocks.
 
     It lasts as long as the array is made again and again: the last launch's scale is the next one's guess.
     """
@@ -428,13 +430,13 @@ def new_scale():
     scale = cupy.zeros(8 + 2 * MOST_BLOCKS, np.float32)
     first = np.zeros(8, np.float32)
     first[0] = 1
-    first[6:].view(np.uint64)[:] = scale.data.ptr + first.nbytes  # where its blocks' packets are
+    first[6:].view(np.uint64)[:] = scale.data.ptr + first.nbytes  # where its blocks' messages are
     scale[:8] = cupy.asarray(first)
     return scale
 
 
 def empty_blocked(mode, n, channels, height, width):
-    """Return planes that `convolve` may write: float32, or bfloat16 as uint16, (n, c / s, h, w, s)."""
+    """Return a blocked array that `convolve` may write: float32, or bfloat16 as uint16, (n, c / s, h, w, s)."""
     import cupy
 
     dtype = np.uint16 if mode.stored == 8 else np.float32
@@ -442,9 +444,9 @@ def empty_blocked(mode, n, channels, height, width):
 
 
 def empty_operand(mode, n, channels, height, width, scale=None, memory=None):
-    """Return `Stored` for somebody to write. scale: see `new_scale`; None where numbers are stored as they are.
+    """Return `Stored` for somebody to write. scale: see `new_scale`; None where values are stored as they are.
 
-    memory: planes of this size, in whose place it lies; None for a place of its own.
+    memory: a blocked array of this size, in whose place it lies; None for a place of its own.
     """
     import cupy
 
@@ -469,7 +471,7 @@ class Launch:
     columns: slice
 
     def pieces(self, mode):
-        """Return how many pieces of 16 bytes its filters are, second halves not counted."""
+        """Return how many pieces of 16 bytes its filters are, low fp16 parts not counted."""
         rows, columns = (
             padded(self.conv.channels_out, self.tiling.tile * self.tiling.heights),
             padded(self.conv.channels),
@@ -485,7 +487,7 @@ def launches(mode, shape, which, tiling=None):
 
 
 def convolve(mode, shape, which, images, filters, to, tiling=None, overlaps=False):
-    """Ask for a forward pass, or an input gradient: of images, or dy, and filters, both `Stored`, into planes `to`.
+    """Ask for a forward pass, or an input gradient: of images, or dy, and filters, both `Stored`, into `to`.
 
     mode: a `Mode`. filters: as `Filters` makes them for this pass. to: as `empty_blocked` returns, written whole.
     overlaps: whether it begins before the kernel before it has ended, which must not be one that writes the filters,
@@ -511,7 +513,7 @@ def convolve_followed(mode, shape, images, filters, to, macros, following):
 
 
 def convolve_back(mode, shape, dy, filters, macros, first):
-    """Ask for an input gradient whose kernel does all that is done with it: a shape of stride 1, with room `behind`.
+    """Ask for an input gradient whose kernel does all that is done with it: a shape of stride 1, with bytes `behind`.
 
     macros, first: pairs that tell the kernel of it, and its argument `First`; see `cnn.between`.
     """
@@ -549,7 +551,7 @@ def _launches(mode, shape, which, tiling, address, to_channels, macros=()):
 
 
 def _map(address, mode, conv, box):
-    """Return the tensor map of images or their halves; a box is rows and columns of a plane, each `stride`-th of both.
+    """Return the tensor map of images or their fp16 parts; a box is each `stride`-th row and column of a plane.
 
     The kernel's coordinates are 2 x, y, plane; for a stride of 2 they are 0, x, y, plane. Raises RuntimeError where the
     driver refuses.
@@ -558,7 +560,7 @@ def _map(address, mode, conv, box):
     (rows, columns), s = box, conv.stride
     sizes, strides = [conv.width, conv.height, planes], [16 * conv.width, 16 * conv.width * conv.height]
     boxes = [[2 * columns, rows, 1], [1, 1, 1]]  # and steps
-    if s == 1:  # a row's pieces follow each other: one dimension of numbers of 8 bytes
+    if s == 1:  # a row's pieces follow each other: one dimension of elements of 8 bytes
         sizes[0] *= 2
     else:
         sizes, strides, boxes = [2, *sizes], [16, *strides], [[2, s * columns, s * rows, 1], [1, s, s, 1]]
@@ -567,7 +569,7 @@ def _map(address, mode, conv, box):
 
 
 def empty_sums(mode, shape):
-    """Return room for what the slices of a weight gradient leave to be added up, from `cupy.empty`, float32."""
+    """Return a buffer for what the slices of a weight gradient leave to be added up, from `cupy.empty`, float32."""
     import cupy
 
     *_, clusters, elements = _weights(mode, shape)

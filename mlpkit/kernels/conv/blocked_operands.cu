@@ -1,24 +1,24 @@
-// Operands as the products on planes read them: halves of images and filters, and filters in order.
+// Operands as the blocked products read them: images and filters split into fp16, and filters in order.
 //
-// `split` makes halves of arrays that lie in their order already. `in_order` makes filters of parameters, which change
+// `split` makes fp16 of arrays that lie in their order already. `in_order` makes filters of parameters, which change
 // each step: those of all convolutions of a model in one launch. W (o, c, k, k) becomes, for each pass, [64 rows][chunk
 // of columns][tap][piece of columns][row]: rows are o and columns c for the forward pass, and the other way round, with
-// the taps turned, for the input gradient. A thread makes a piece, and a warp's pieces are neighbours. With halves the
-// second ones follow the first ones: of a tap, of 32 filters, or of a whole array.
+// the taps rotated by 180 degrees, for the input gradient. A thread makes a piece, and a warp's pieces are neighbours.
+// In fp16 the low parts follow the high ones: of a tap, of 32 filters, or of a whole array.
 
 #include "fp16.cuh"
 
 // ---- Arrays as they lie ----
 
-// The pieces of an array of float32, 8 numbers each, and where their halves go. Piece number i is two pieces of 4
-// channels, `area` pieces apart. Of every `block` pieces the second halves follow the first ones.
+// The pieces of an array of float32, 8 values each, and where their fp16 goes. Piece number i is two pieces of 4
+// channels, `area` pieces apart. Of every `block` pieces the low parts follow the high ones.
 struct Pieces {
     const float4* from;
     Piece* to;
     int all, area, block;
 };
 
-// Make this thread's part of the halves; return the largest magnitude among its numbers.
+// Make this thread's part of the fp16; return the largest magnitude among its values.
 inline float fp16_of(const Pieces& p, float scale)
 {
     float most = 0;
@@ -37,7 +37,7 @@ inline float fp16_of(const Pieces& p, float scale)
     return most;
 }
 
-// Make the halves of two arrays, or of one, if the other has no pieces. By as many blocks as there is room for at once.
+// Make the fp16 of two arrays, or of one, if the other has no pieces. By as many blocks as there is room for at once.
 extern "C" __global__ __launch_bounds__(1024, 1)
 void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, Scale* of_a, Scale* of_b)
 {
@@ -77,10 +77,10 @@ struct Order {
     const float* from;
     Piece* to;
     int first, which;
-    int rows, columns, row_step, column_step;  // of W as a matrix for each tap: how many, and numbers between neighbours
+    int rows, columns, row_step, column_step;  // of W as a matrix for each tap: how many, and values between neighbours
     int groups, chunks, taps, taps_x;          // pieces of columns in a chunk
     int tap_y, tap_x, step_y, step_x, side;    // tap (i, j) is W's (tap_y + step_y i, tap_x + step_x j)
-    int tile, block, padding;  // rows side by side; pieces that are followed by their second halves
+    int tile, block, padding;  // rows side by side; pieces that are followed by their low fp16 parts
 };
 
 struct Orders {

@@ -1,10 +1,10 @@
-// A thread for each number of the result, and its sum in double precision: what all others are held to.
+// A thread for each value of the result, and its sum in double precision: what all others are compared with.
 //
 // Each kernel is the definition, written down: y[n][o][i][j] is the sum of W[o][c][p][q] x[n][c][s i + p - pad]
 // [s j + q - pad] over c, p and q; pixels outside of an image are 0. The two gradients are the same products, summed up
 // for another of the three arrays: x[n][c][h][w] has met W[p][q] where s i + p - pad = h, if such an i exists.
 //
-// Every product asks for two numbers, and nobody shares anything. Sums of a million products lose no digit that float32
+// Every product asks for two values, and nobody shares anything. Sums of a million products lose no bit that float32
 // has. NUMBER may be double as well: then the result is as good as NumPy's in float64.
 
 #ifndef NUMBER
@@ -15,7 +15,7 @@ struct Place {
     int n, c, y, x;
 };
 
-// Where number i lies in an array (any, channels, height, width).
+// Where element i lies in an array (any, channels, height, width).
 inline Place place(size_t i, int channels, int height, int width)
 {
     size_t row = i / width, plane = row / height;

@@ -3,7 +3,7 @@
 // So all k k taps of a kernel become one factor, whatever k is, and a convolution becomes a product of matrices for
 // each frequency,
 //     Z = X conj(K)^T    dK = conj(dZ)^T X    dX = dZ K        (n, c), (o, c), (n, o), complex
-// cuFFT makes the spectra and cuBLAS the products. The kernels here carry numbers from one to the other: they put
+// cuFFT makes the spectra and cuBLAS the products. The kernels here carry values from one to the other: they put
 // images where cuFFT wants them, with zeros around; they turn what lies image by image into what lies frequency by
 // frequency; and they pick the result. Half of the frequencies are enough for real numbers.
 //
@@ -16,7 +16,7 @@
 // What bounds it is memory: each of these kernels, and each transform, reads and writes as much as the images'
 // spectra, and does little with it. Products are few: for 7 x 7 kernels a tenth of the direct way's.
 
-// Images (count, height, width) and transforms (count, length, wide). Of an image, every number is `step` numbers
+// Images (count, height, width) and transforms (count, length, wide). Of an image, every value is `step` values
 // from the next, in rows and columns, and the first one is at `offset`, counted around the transform.
 struct Sizes {
     int count, height, width, length, wide, step, offset;

@@ -1,10 +1,10 @@
-// A thread for each number of the result, in float32, and neighbouring threads side by side in an image.
+// A thread for each value of the result, in float32, and neighbouring threads side by side in an image.
 //
 // The lanes of a warp have neighbours in a row: at each step they ask for one weight, the same for all, and for
 // neighbours in a row of the image, in one piece. Which taps meet the image is known before the loops: no question
 // is asked within. Still, each multiply-add needs two loads, as in the second product of matrices.
 //
-// The gradient of the weights has few numbers, and each is a sum over all images: 15,488 products for 64 to 128
+// The gradient of the weights has few values, and each is a sum over all images: 15,488 products for 64 to 128
 // channels at 11 x 11, where 73,728 sums are wanted. A thread for each would walk through all images alone, and lanes
 // side by side would read the same x and dy. So a warp has a weight: its lanes take neighbouring pixels, and add up
 // what they have at the end. That reads every x and dy once for each weight that it has a part in, and as a

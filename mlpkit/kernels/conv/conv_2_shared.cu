@@ -1,8 +1,8 @@
 // A block for each tile of the result, with the piece of the images that it needs, and its filters, in shared memory.
 //
-// A block has SIDE x SIDE pixels of FILTERS channels, a thread a number. Windows of neighbouring pixels overlap: for 8
+// A block has SIDE x SIDE pixels of FILTERS channels, a thread a value. Windows of neighbouring pixels overlap: for 8
 // x 8 of them, 3 x 3 wide, an image's tile is 10 x 10, the 8 x 8 pixels and a border around, the halo. The threads
-// fetch it together, CHUNK channels at a time, and each of its numbers is used FILTERS k k times, less at the border.
+// fetch it together, CHUNK channels at a time, and each of its values is used FILTERS k k times, less at the border.
 // Zeros for what lies outside of the image are made here, once, and nobody asks for borders again.
 //
 // In the input gradient the tile is dx's, and dy's is fetched: where windows lie two pixels apart it is half as wide.
@@ -12,8 +12,8 @@
 // place for each tap. The pixels of all images make up a long k, so it is cut into slices: each block adds up its
 // slice of the batch, and another kernel adds up slices, always in the same order.
 //
-// Shared memory brings two numbers for each multiply-add. That is what bounds this. The next file lets a thread do
-// many multiply-adds with each number.
+// Shared memory brings two values for each multiply-add. That is what bounds this. The next file lets a thread do
+// many multiply-adds with each value.
 
 #ifndef KERNEL
 #define KERNEL 3

@@ -2,25 +2,25 @@
 //
 // A thread has one channel of the result (or EACH of them) and a patch of PATCH_H x PATCH_W pixels: so many totals
 // stay in registers from first to last. For each channel of the images it takes that channel's k x k weights into
-// registers, once for the whole patch, and then row after row of the image, one ahead of the multiply-adds: a number
+// registers, once for the whole patch, and then row after row of the image, one ahead of the multiply-adds: a value
 // that is loaded serves k x k products, a weight PATCH_H x PATCH_W. With 11 x 11 pixels that is 1,089 multiply-adds
-// for 178 numbers.
+// for 178 values.
 //
-// The lanes of a warp have the same patch and 32 channels. So all of them need the same numbers of the image: one
-// address, one answer for all lanes, four numbers at a time. And each needs its own weights, from other banks than its
+// The lanes of a warp have the same patch and 32 channels. So all of them need the same values of the image: one
+// address, one answer for all lanes, four values at a time. And each needs its own weights, from other banks than its
 // neighbours'.
 //
 // What is known when this is compiled costs nothing when it runs: all sizes are macros. Loops over taps and pixels are
 // unrolled, and products with the zeros around an image are left out: of rows always, of columns where a patch is as
 // wide as the image.
 //
-// The input gradient is a convolution too: of dy, with filters turned round. Where windows lie SPREAD pixels apart, it
-// is as if dy had zeros between its pixels; these are not stored, and not multiplied. So one function does both
-// passes.
+// The input gradient is a convolution too: of dy, with filters rotated by 180 degrees. Where windows lie SPREAD pixels
+// apart, it is as if dy had zeros between its pixels; these are not stored, and not multiplied. So one function does
+// both passes.
 //
 // The gradient of the weights has k x k totals for a channel of x and one of dy, and sums over all pixels. Here a
 // thread keeps the patch of dy in registers, in OUTS channels, and goes through EACH channels of x: again k x k
-// products for each number that is loaded. There are few totals and much to add, so blocks take slices of the batch,
+// products for each value that is loaded. There are few totals and much to add, so blocks take slices of the batch,
 // and a second kernel adds these up, always in the same order.
 //
 // What bounds it: the multiply-adds. Nine of ten instructions are one, and about two thirds of those that an H200 could
@@ -53,14 +53,14 @@
 #define GROUPS 1  // of EACH channels of x, for the weights
 #define SLICES 1  // threads that share the sum for the same totals
 #define CHUNK 4   // channels that are in shared memory at a time
-#define VECTOR 4  // numbers of a copy: of filters, or of dy
+#define VECTOR 4  // values of a copy: of filters, or of dy
 #define OUTS 1    // channels of dy of a thread, for the weights
 #endif
 
 constexpr int TAPS = KERNEL * KERNEL;
 constexpr int PATCHES = PATCHES_Y * PATCHES_X;
 constexpr int SPAN_H = (PATCH_H - 1) * STRIDE + KERNEL, SPAN_W = (PATCH_W - 1) * STRIDE + KERNEL;  // that a patch needs
-constexpr int FIRST = (PADDING % SPREAD + SPREAD) % SPREAD;  // the first row of these that has numbers
+constexpr int FIRST = (PADDING % SPREAD + SPREAD) % SPREAD;  // the first row of these that has values
 constexpr bool WHOLE_W = PATCH_W >= OUT_WIDTH;  // then columns are known when this is compiled, and zeros left out
 constexpr int BEFORE = (FIRST - PADDING) / SPREAD, LEFT = WHOLE_W && BEFORE < 0 ? -BEFORE : 0;
 constexpr int READ_H = (SPAN_H - FIRST + SPREAD - 1) / SPREAD, ALL_W = (SPAN_W - FIRST + SPREAD - 1) / SPREAD - LEFT;
@@ -326,7 +326,7 @@ inline void copy_dy(float* to, const float* dy, int many, int rows)
             cp_async<4 * VECTOR>(to + o * LINE + i, dy + (size_t)o * (OUT_HEIGHT * OUT_WIDTH) + i);
 }
 
-// Load a patch of dy, as many numbers at a time as were copied: then each lane of a warp has its own banks.
+// Load a patch of dy, as many values at a time as were copied: then each lane of a warp has its own banks.
 inline void load_patch(float (&d)[PATCH_H][PATCH_W], const float* dy, int rows, int columns)
 {
     constexpr int AT_ONCE = PATCH_W % VECTOR || OUT_WIDTH % VECTOR ? 1 : VECTOR;

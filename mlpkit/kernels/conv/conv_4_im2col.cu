@@ -1,6 +1,6 @@
 // im2col: the windows written to memory, a row for each, and then a product of two matrices that a library knows.
 //
-// Images lie pixel by pixel, with a pixel's channels side by side (NHWC). A window is a row of k k c numbers, tap by
+// Images lie pixel by pixel, with a pixel's channels side by side (NHWC). A window is a row of k k c values, tap by
 // tap, and a row of the filters has the same order. Then, with M = n h' w' windows,
 //     y (M, o) = windows (M, k k c) W^T      dwindows (M, k k c) = dy (M, o) W      dW (o, k k c) = dy^T windows
 // and each is a product that cuBLAS does as well as any other. What is left to write is here: to deal the images out,
@@ -9,10 +9,10 @@
 //
 // The price is memory. An image is written k k times (with a stride of 1), and read again by the product: nine times
 // the image each way for a 3 x 3 kernel. For 256 channels of 28 x 28, 128 images, that is 925 MB, which no cache
-// holds. A product of two large matrices has 2 o multiply-adds a number of `windows` to hide it behind: with float32
+// holds. A product of two large matrices has 2 o multiply-adds a value of `windows` to hide it behind: with float32
 // units that is enough, and with tensor cores, which are ten times as fast, it is not.
 //
-// VECTOR: numbers that a thread moves at a time, 4 where the channels are a multiple of 4.
+// VECTOR: values that a thread moves at a time, 4 where the channels are a multiple of 4.
 
 #ifndef VECTOR
 #define VECTOR 4
@@ -22,7 +22,7 @@ struct alignas(4 * VECTOR) Elements {
     float each[VECTOR];
 };
 
-// The shape: channels in Numbers; pitch: Numbers from one row of the windows to the next.
+// The shape: channels in Elements; pitch: Elements from one row of the windows to the next.
 struct Sizes {
     int batch, height, width, channels, out_height, out_width, kernel, stride, padding, pitch;
 };

@@ -1,16 +1,16 @@
 // The implicit product: a convolution as a product of matrices, one of which, the windows, is never in memory.
 //
 // It is the pipelined matrix product with other copies: a ring of tiles in shared memory that cp.async fills, a
-// thread's tile of sums in registers, one barrier a step. What is new is where the numbers of a tile come from:
-// `implicit.cuh` tells how to find the number of a row m and a k in the image. What lies beside the image is not read:
+// thread's tile of sums in registers, one barrier a step. What is new is where the values of a tile come from:
+// `implicit.cuh` tells how to find the value of a row m and a k in the image. What lies beside the image is not read:
 // the copy instruction writes zeros for it.
 //
 // How images lie in memory decides who copies what (CHANNELS_FIRST). Pixel by pixel (NHWC), the channels of a tap
 // follow each other: a copy brings four of them, and a thread keeps its k and goes from row to row. Channel by channel
-// (NCHW), it is neighbouring pixels that follow each other: threads copy neighbouring rows of one k, one number at a
+// (NCHW), it is neighbouring pixels that follow each other: threads copy neighbouring rows of one k, one value at a
 // time, for a window's line may begin anywhere. A thread keeps its row and goes from k to k; and where channels are no
-// multiple of DEPTH, each k has a tap of its own. Results are turned on their way out: a thread has several channels of
-// a pixel, and memory wants pixels of a channel.
+// multiple of DEPTH, each k has a tap of its own. Results are transposed on their way out: a thread has several
+// channels of a pixel, and memory wants pixels of a channel.
 //
 // A weight gradient is a sum over all pixels, and its matrix is small: too few tiles for all multiprocessors. So the
 // pixels are cut into slices, each block adds up a tile of one slice, and a second kernel adds the slices in order.
@@ -73,7 +73,7 @@ static_assert(ROWS_BYTES + STAGES * sizeof(RowTiles) <= 227 << 10, "a block has 
 
 using Totals = float[ROWS][COLUMNS];
 
-// This thread's copies of a tile that lies in pieces of WIDTH numbers, HEIGHT of them: ELEMENTS at a time, from x of
+// This thread's copies of a tile that lies in pieces of WIDTH values, HEIGHT of them: ELEMENTS at a time, from x of
 // pieces y, y + STEP, ...
 template <int HEIGHT, int WIDTH, int ELEMENTS>
 struct Share {
@@ -89,7 +89,7 @@ inline void load4(float* to, const float* from)
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
 }
 
-// Where this thread's numbers are in the block's tile: rows row(i) and columns column(j).
+// Where this thread's values are in the block's tile: rows row(i) and columns column(j).
 inline int row_in_tile(int i)
 {
     return threadIdx.x / 32 / WARPS_N * WARP_M + i / 4 * 4 * LANES_M + threadIdx.x % 32 / LANES_N * 4 + i % 4;
@@ -102,7 +102,7 @@ inline int column_in_tile(int j)
 
 inline void store4(float* at, float a, float b, float c, float d) { *reinterpret_cast<float4*>(at) = {a, b, c, d}; }
 
-// Write this thread's numbers of a row of N.
+// Write this thread's values of a row of N.
 inline void store_row(float* row, const float (&elements)[COLUMNS], int first_column, int N)
 {
     #pragma unroll
@@ -260,7 +260,7 @@ inline void multiply_windows(const Product& product, int images, const float* im
     multiply(ring, (K + DEPTH - 1) / DEPTH, totals, start);
 
     if (CHANNELS_FIRST) {
-        // Through the ring's memory, turned: then neighbouring threads have neighbouring pixels of a channel.
+        // Through the ring's memory, transposed: then neighbouring threads have neighbouring pixels of a channel.
         __syncthreads();
         float(*results)[TILE_M + 4] = reinterpret_cast<float(*)[TILE_M + 4]>(ring);
         #pragma unroll

@@ -1,10 +1,10 @@
-// The implicit product on tensor cores with float32's accuracy: each number is the sum of two TF32 numbers.
+// The implicit product on tensor cores with float32's accuracy: each value is the sum of two TF32 values.
 //
 // x = high + low: high is x rounded to 11 bits, low what is left of it, of which the tensor cores take 11 bits more. A
 // product is then high high + high low + low high; low low is too small to count. Three mma.sync for one, the small
 // terms first.
 //
-// That alone does not give float32's accuracy. Tensor cores cut off what does not fit into a sum, and do not round:
+// That alone does not give float32's accuracy. Tensor cores truncate what does not fit into a sum, and do not round:
 // each addition loses a little, always towards zero, and over thousands of them the sums become too small, by 1e-5 of
 // the result and more. So they add up one step's products only (FLUSH), and ordinary additions, which round, add these
 // to the totals. The error is then float32's own.

@@ -1,11 +1,11 @@
 // The implicit product on tensor cores, with images and filters stored as bfloat16.
 //
-// Half the bytes, and an mma.sync instruction multiplies 16 x 16 by 16 x 8 numbers. ldmatrix brings a lane its pairs of
-// neighbouring k. Filters lie with their columns side by side, and .trans turns them on the way; in a weight gradient k
-// are the pixels, and both operands lie turned.
+// Half the bytes, and an mma.sync instruction multiplies 16 x 16 by 16 x 8 values. ldmatrix brings a lane its pairs of
+// neighbouring k. Filters lie with their columns side by side, and .trans transposes them on the way; in a weight
+// gradient k are the pixels, and both operands lie transposed.
 //
 // Channels are stored up to the next multiple of 8, so that each copy of 16 bytes lies in one pixel: an image of one
-// channel takes eight times its room, and eight times the arithmetic. Results are rounded and leave by whole lines; a
+// channel takes eight times its memory, and eight times the arithmetic. Results are rounded and leave by whole lines; a
 // weight gradient stays float32.
 //
 // What bounds it: a block's beginning and end, for the steps in between take few microseconds; for many channels
@@ -38,7 +38,7 @@ inline void load_pieces(Pieces& pieces, const Tiles& tiles, int row, int column,
     load_b(pieces, tiles.B, column, k);
 }
 
-// A lies turned in memory: its four matrices are turned back on the way.
+// A lies transposed in memory: its four matrices are transposed back on the way.
 inline void load_pieces(Pieces& pieces, const TransposedTiles& tiles, int row, int column, int k)
 {
     int lane = threadIdx.x % 32;

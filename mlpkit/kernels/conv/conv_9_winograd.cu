@@ -85,7 +85,7 @@ struct FilterGradient {
     static constexpr float at(int i, int j) { return G[j][i]; }
 };
 
-// to = matrix from, for a column of Numbers; what is multiplied by 0 is not looked at.
+// to = matrix from, for a column of values; what is multiplied by 0 is not looked at.
 template <typename Matrix, int N>
 inline void times(Pack<N> (&to)[Matrix::ROWS], const Pack<N> (&from)[Matrix::COLUMNS])
 {
@@ -126,7 +126,7 @@ inline void transform(Load load, Store store)
 }
 
 // Images (batch, height, width, channels) and the tiles that cover their windows' outputs. channels, pitch: in
-// Numbers; places: Numbers from one place's matrix to the next; copies: from one of three copies to the next, or 0,
+// elements; places: elements from one place's matrix to the next; copies: from one of three copies to the next, or 0,
 // where there is one; low: which of them, the first or the second, is what is left of an element when it is rounded to
 // TF32.
 struct Sizes {

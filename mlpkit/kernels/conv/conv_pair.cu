@@ -199,7 +199,7 @@ static __device__ __forceinline__ void consume(const float* bias, unsigned short
 
 // Warp specialization: consumer warpgroups, then producer warps of the images, and the one of the filters.
 // stem: the images and the first convolution, of which GROUPS groups come out. filters: of the second one, as
-// `planes.Filters` makes them. bias: (channels,) or null. to: (images, groups, windows, 8). s: of the result.
+// `blocked.Filters` makes them. bias: (channels,) or null. to: (images, groups, windows, 8). s: of the result.
 extern "C" __global__ __launch_bounds__(THREADS, 1)
 void convolve(const __grid_constant__ Stem stem, const void* filters, const float* bias, unsigned short* to, Sizes s)
 {

@@ -1,6 +1,6 @@
 """NVIDIA's library, cuDNN: a pass is one of its graphs, and what it can do with it are its plans.
 
-cuDNN is told what to compute as a graph of operations, here of one, with where each number lies in memory: "nchw" or
+cuDNN is told what to compute as a graph of operations, here of one, with where each element lies in memory: "nchw" or
 "nhwc". It then has a list of plans, tens of them: a kernel (its "engine") and the sizes of its tiles (its "knobs"), in
 the order of what it expects of them. It does not try them.
 

@@ -1,10 +1,10 @@
-// What the implicit products share: which matrix a convolution is a product of, and where its numbers lie.
+// What the implicit products share: which matrix a convolution is a product of, and where its values lie.
 //
 //     forward           y (pixels of y, o)     = windows (pixels of y, k k c)    filters (k k c, o)
 //     input gradient    dx (pixels of dx, c)   = windows (pixels of dx, k k o)   filters (k k o, c)
 //     weight gradient   dW (k k c, o)          = windows (pixels of y, k k c)'   dy (pixels of y, o)
 //
-// The matrix of windows is k k times as large as the image, and is never in memory. Where its number (m, k) lies in
+// The matrix of windows is k k times as large as the image, and is never in memory. Where its element (m, k) lies in
 // the image is a sum: a part that m alone decides, the window's corner, and a part that k alone decides, the tap and
 // the channel. So a block works out each row's part once, and a thread its own k's part once a step. What lies beside
 // the image is not read: the copy instruction writes zeros in its place.
@@ -137,7 +137,7 @@ inline Corner corner_of(const Geometry& g, int pixel)
     return {image, line * g.stride - g.padding, column * g.stride - g.padding};
 }
 
-// The second kernel of a weight gradient: add the slices' sums, always in the same order. A block has 32 numbers; eight
+// The second kernel of a weight gradient: add the slices' sums, always in the same order. A block has 32 values; eight
 // threads share one, each with every eighth slice.
 extern "C" __global__ __launch_bounds__(256) void add_slices(const float* from, float* to, int elements, int slices)
 {

@@ -1,8 +1,8 @@
-// The ring of tiles of the implicit products on tensor cores. The file that includes it says what a number is, and how
-// a warp loads its pieces and multiplies them. Images are stored pixel by pixel (NHWC): the channels of a tap follow
-// each other, and one copy brings 16 bytes of them.
+// The ring of tiles of the implicit products on tensor cores. The file that includes it says what an Element is, and
+// how a warp loads its pieces and multiplies them. Images are stored pixel by pixel (NHWC): the channels of a tap
+// follow each other, and one copy brings 16 bytes of them.
 //
-// Images whose channels are no multiple of 16 bytes are copied number by number where a number has 4 bytes (A_ELEMENTS
+// Images whose channels are no multiple of 16 bytes are copied one by one where an Element has 4 bytes (A_ELEMENTS
 // and B_ELEMENTS are 1); bfloat16 images are stored with channels up to the next multiple of 8, zeros.
 
 #include "implicit.cuh"
@@ -43,7 +43,7 @@ static_assert(TILE_M % WARP_M == 0 && TILE_N % WARP_N == 0, "a block's tile is m
 static_assert(DEPTH % (2 * PIECE_K) == 0, "each step begins with the first of the two sets of a and b");
 static_assert(WARP_N % 16 == 0, "pieces of b are loaded in pairs");
 
-// Rows are some numbers longer than the tile, so that those that are read together begin in different banks.
+// Rows are some values longer than the tile, so that those that are read together begin in different banks.
 struct Tiles {
     Element A[TILE_M][DEPTH + FOUR_WORDS];
     Element B[DEPTH][TILE_N + 8];
@@ -83,7 +83,7 @@ int transposed_row(int i, int half);
 template <class Result>
 void store_row(Result* row, const float (&totals)[PIECES_N][4], int half);
 
-// This thread's copies of a tile of HEIGHT rows of WIDTH numbers, ELEMENTS at a time: from column x of rows y, y + STEP,
+// This thread's copies of a tile of HEIGHT rows of WIDTH values, ELEMENTS at a time: from column x of rows y, y + STEP,
 // ...
 template <int HEIGHT, int WIDTH, int ELEMENTS>
 struct Share {

@@ -1,4 +1,4 @@
-// What a warp's lanes hold of a product of TF32 numbers, and how they fetch it from the tiles.
+// What a warp's lanes hold of a product of TF32 values, and how they fetch it from the tiles.
 
 #include "ptx.cuh"
 
@@ -7,7 +7,7 @@ constexpr int PIECE_K = 8;  // k of an instruction
 
 #include "implicit_cores.cuh"
 
-// Tensor cores cut a float32 off after 10 bits. A little more than x, cut off, is x rounded, nearly: the factor is
+// Tensor cores truncate a float32 after 10 bits. A little more than x, truncated, is x rounded, nearly: the factor is
 // 1 + 2^-11.5, between half of the last bit's worth of the smallest mantissa and of the largest, and the error at most
 // 0.71 of that bit, not 0.5. What has 11 bits stays as it is.
 // cvt.rna.tf32 rounds exactly, and takes two instructions, as it looks for NaN first.
@@ -15,8 +15,8 @@ inline Word rounded(float x) { return __float_as_uint(x * 1.00034526698f); }
 
 // A lane holds (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4) of a piece of A, and (t, g), (t + 4, g) of one of B, with
 // g = lane / 4 and t = lane % 4. Which columns of the tile make up a piece is ours to say. So that a lane finds its
-// numbers of four pieces side by side and loads them at once, piece j has columns j, 4 + j, 8 + j, ...; and where A
-// lies turned, two pieces of 16 rows share 32 rows in the same way.
+// values of four pieces side by side and loads them at once, piece j has columns j, 4 + j, 8 + j, ...; and where A
+// lies transposed, two pieces of 16 rows share 32 rows in the same way.
 constexpr int B_PIECES = PIECES_N % 4 ? 2 : 4, A_PIECES = PIECES_M % 2 ? 1 : 2;  // that are loaded at once
 
 template <int ELEMENTS>

@@ -1,6 +1,6 @@
 // Hopper's product of a warpgroup, m64nNk16 or m64nNk8, for the widths N that the kernels here use; see `ptx.cuh`.
 //
-// d (64, N) += a b, with a and b in shared memory, where descriptors say. kind: the numbers' type. TRANSPOSED: both lie
+// d (64, N) += a b, with a and b in shared memory, where descriptors say. kind: the values' type. TRANSPOSED: both lie
 // with neighbours in m and in n, not in k, which only types of 16 bits may. The sums of a thread are N / 2 registers.
 // FRESH: what was in d does not count.
 

@@ -2,7 +2,7 @@
 //
 // needs sm_90a
 //
-// wgmma is for a warpgroup, four warps: together they multiply 64 x 16 by 16 x 256 numbers of bfloat16, 262,144
+// wgmma is for a warpgroup, four warps: together they multiply 64 x 16 by 16 x 256 values of bfloat16, 262,144
 // multiply-adds. It reads A and B from shared memory itself: no ldmatrix, no registers for them. And it goes on in the
 // background, while the warps wait or do something else. Only the sums are in registers, 128 of each thread.
 //
@@ -17,7 +17,7 @@
 // Banks: a row of a box is 128 bytes, so the rows' pieces of 16 bytes would all begin in the same banks. The tensor map
 // asks for a swizzle, and the descriptors say so: in row r of eight, piece p lies at place p ^ r. Nobody has to pad.
 //
-// B lies by rows, with neighbours in n, not in k. For numbers of 16 bits wgmma can turn it on the way; for TF32 it can't.
+// B lies by rows, with neighbours in n, not in k. Of 16 bits wgmma can transpose it on the way; of TF32 it can't.
 
 #ifndef STAGES
 #define STAGES 4
@@ -30,7 +30,7 @@
 
 using bf16 = unsigned short;  // its 16 bits; only the tensor cores calculate with it
 
-constexpr int ROW = 64;  // numbers in 128 bytes, a row of a box
+constexpr int ROW = 64;  // values in 128 bytes, a row of a box
 
 struct Tiles {
     bf16 A[TILE_M][ROW];             // one box: 64 k of each row

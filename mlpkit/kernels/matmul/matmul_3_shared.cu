@@ -2,14 +2,14 @@
 // memory.
 //
 // The threads of a block need the same TILE rows of A and TILE columns of B. They fetch a tile of each together, one
-// number a thread, wait for each other, and multiply what is now in shared memory, whose 32 banks answer at once.
-// Each number that is fetched is used TILE times: memory and caches have to bring 2 M N K / TILE numbers.
+// value a thread, wait for each other, and multiply what is now in shared memory, whose 32 banks answer at once.
+// Each value that is fetched is used TILE times: memory and caches have to bring 2 M N K / TILE values.
 //
 // At the edges a thread fetches 0 instead, in A and in B alike. A zero in only one of them would not do: 0 x inf is
 // NaN.
 //
-// Shared memory still brings two numbers for each multiply-add, and a load from it takes as much of the processor's
-// time to issue as the multiply-add itself, or more. The next file lets a thread do 64 multiply-adds with 16 numbers.
+// Shared memory still brings two values for each multiply-add, and a load from it takes as much of the processor's
+// time to issue as the multiply-add itself, or more. The next file lets a thread do 64 multiply-adds with 16 values.
 
 #ifndef TILE
 #define TILE 32

@@ -1,17 +1,17 @@
-// C = A B, with a tile of C in each thread's registers: 8 x 8 numbers, in a block's tile of 128 x 128.
+// C = A B, with a tile of C in each thread's registers: 8 x 8 values, in a block's tile of 128 x 128.
 //
-// For each k a thread loads 8 numbers of A and 8 of B from shared memory, and does all 64 products of the two: 4
+// For each k a thread loads 8 values of A and 8 of B from shared memory, and does all 64 products of the two: 4
 // multiply-adds a load, where the last file's text has half a one. The 64 totals stay in registers from first to last.
 // Nothing is faster than a register, but they have no addresses: every index into `total` has to be known when this is
 // compiled, so the loops over it are unrolled.
 //
 // The block's tile is larger as well, so memory and caches bring a quarter of what they brought for tiles of 32 x 32:
-// 2 M N K / 128 numbers.
+// 2 M N K / 128 values.
 //
 // Neighbouring threads take neighbouring rows and columns, and the next ones of a thread follow 16 further on: so the
 // threads of a warp read neighbours in shared memory, each from a bank of its own.
 //
-// All loads are of one number, though the hardware can bring four with one instruction. That is the next file.
+// All loads are of one value, though the hardware can bring four with one instruction. That is the next file.
 
 constexpr int TILE = 128, DEPTH = 8;  // edge of a block's tile, and steps of k at a time
 constexpr int EACH = 8;               // rows and columns of a thread's tile

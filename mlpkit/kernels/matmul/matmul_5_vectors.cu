@@ -1,21 +1,21 @@
-// C = A B, with four numbers in each load and store: from memory, to and from shared memory, and to memory.
+// C = A B, with four values in each load and store: from memory, to and from shared memory, and to memory.
 //
 // A processor issues one instruction at a time for a warp, and a load of 16 bytes is one, like a load of 4. For each k
 // a thread now issues 4 loads from shared memory, where it issued 16, beside its 64 multiply-adds. As many bytes as
 // before come from shared memory: what is saved is instructions.
 //
 // Four neighbours in a row of B belong to four columns of C: just what a thread needs at once. Four neighbours in a
-// row of A belong to four values of k, and it needs four rows. So A's tile is turned as it is stored: A_tile[k][row].
+// row of A belong to four values of k, and it needs four rows. So A's tile is transposed when stored: A_tile[k][row].
 // What is gained in each of the many loads is paid for in the few stores.
 //
 // Where rows don't begin at a multiple of 16 bytes, because K or N is no multiple of 4, four loads take one's place.
 //
 // What is left: while a tile is fetched nobody multiplies, and while the block multiplies nothing is fetched. And the
-// turned stores of A meet in the same banks. That is the next file.
+// transposed stores of A meet in the same banks. That is the next file.
 
 constexpr int TILE = 128, DEPTH = 8, EACH = 8;
 constexpr int SIDE = TILE / EACH;
-constexpr int THREADS = SIDE * SIDE;  // a thread fetches four numbers of A and four of B: 4 x 256 = 128 x 8
+constexpr int THREADS = SIDE * SIDE;  // a thread fetches four values of A and four of B: 4 x 256 = 128 x 8
 
 static_assert(4 * THREADS == TILE * DEPTH && EACH == 8, "one load each for A and B, and two for rows and for columns");
 

@@ -3,14 +3,14 @@
 //
 // One mma.sync instruction multiplies a 16 x 8 piece of A by an 8 x 8 piece of B, the 32 threads of a warp together:
 // 1,024 multiply-adds, for which 32 FFMA instructions would be needed. The sums are kept in float32. The price is
-// precision: a product is right to about 3 digits, not 7. Rounding, not cutting: that halves the error, and NaN stays
-// NaN.
+// precision: a product is right to about 3 decimal digits, not 7. Rounding, not truncation: that halves the error,
+// and NaN stays NaN.
 //
-// Each thread holds certain numbers of each piece: with g = lane / 4 and t = lane % 4,
+// Each thread holds certain values of each piece: with g = lane / 4 and t = lane % 4,
 //     A: (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)     B: (t, g), (t + 4, g)     C: (g, 2t), (g, 2t + 1), and + 8
-// ldmatrix brings all four of A at once: it hands 16 bytes of a row, four numbers, to four threads, one each.
+// ldmatrix brings all four of A at once: it hands 16 bytes of a row, four values, to four threads, one each.
 //
-// The ring of tiles is that of the last file. Rows of A are 4 numbers longer than its tile is wide, and those of B 8:
+// The ring of tiles is that of the last file. Rows of A are 4 values longer than its tile is wide, and those of B 8:
 // so eight rows of A, and four rows t and eight columns g of B, lie in all 32 banks.
 //
 // What bounds it: mma.sync, an instruction of 2020 that gets only a part of what Hopper's tensor cores can do, and the road

@@ -1,16 +1,16 @@
 // C = A B on the tensor cores, with A and B stored as bfloat16: float32's sign and exponent, and 7 bits after the
 // point.
 //
-// Half the bytes, and twice the arithmetic: a mma.sync instruction now multiplies 16 x 16 by 16 x 8 numbers, 2,048
-// multiply-adds. A product is right to about 2 digits; sums are still kept in float32, and so is C.
+// Half the bytes, and twice the arithmetic: a mma.sync instruction now multiplies 16 x 16 by 16 x 8 values, 2,048
+// multiply-adds. A product is right to about 2 decimal digits; sums are still kept in float32, and so is C.
 //
 // Someone has to round A and B first. `round_rows` does, in a pass of its own, and gives each row zeros at its end up
-// to a multiple of 8 numbers: then every row begins at a multiple of 16 bytes, whatever K and N are. In a training
+// to a multiple of 8 values: then every row begins at a multiple of 16 bytes, whatever K and N are. In a training
 // whose weights and activations are kept in bfloat16 that pass is not needed.
 //
-// Threads hold pairs of numbers that are neighbours in k. Those of A lie side by side in memory, those of B one below
-// the other: ldmatrix with .trans turns each 8 x 8 piece on the way. Rows in shared memory are 8 numbers longer than
-// the tiles are wide, so that eight rows begin in different banks.
+// Threads hold pairs of values that are neighbours in k. Those of A lie side by side in memory, those of B one below
+// the other: ldmatrix with .trans transposes each 8 x 8 piece on the way. Rows in shared memory are 8 values longer
+// than the tiles are wide, so that eight rows begin in different banks.
 //
 // What bounds it is what bounded the last file.
 
@@ -40,7 +40,7 @@ static_assert(STAGES >= 2 && STAGES * sizeof(Tiles) <= 227 << 10, "a block has a
 
 inline int padded(int columns) { return (columns + 7) / 8 * 8; }
 
-// Write a float32 matrix as bfloat16, rounded to the nearest; the rows of `to` have `padded(columns)` numbers.
+// Write a float32 matrix as bfloat16, rounded to the nearest; the rows of `to` have `padded(columns)` values.
 extern "C" __global__ void round_rows(const float* from, bf16* to, int rows, int columns)
 {
     size_t width = padded(columns), all = gridDim.x * blockDim.x;

@@ -2,13 +2,13 @@
 //
 // A tile of 128 x 128 would be all of C: one block, while an H200's other 131 multiprocessors have nothing to do. So tiles are small,
 // 8 x 16, which makes 128 blocks; and within a block the steps of k are shared out, to WARPS warps and in each to 4
-// groups of 8 threads. A thread adds up its own slice of K for 4 x 4 numbers of C. The 4 groups of a warp add their
+// groups of 8 threads. A thread adds up its own slice of K for 4 x 4 values of C. The 4 groups of a warp add their
 // sums by exchanging registers (shuffles), the warps theirs through shared memory; always in the same order, so that
 // the same product gives the same bits each time.
 //
-// Small tiles make poor use of what is fetched: 2 M N K / 10.7 numbers come from the L2 cache. For large matrices that
+// Small tiles make poor use of what is fetched: 2 M N K / 10.7 values come from the L2 cache. For large matrices that
 // is too much; here the whole of A and B fits there, and what counts is that all of it is asked for at once. No tile
-// of A or B is kept in shared memory: the few threads that need the same numbers ask in the same instruction, or
+// of A or B is kept in shared memory: the few threads that need the same values ask in the same instruction, or
 // shortly after one another, when they are in the L1 cache.
 
 #ifndef WARPS
@@ -18,7 +18,7 @@
 #define AHEAD 1
 #endif
 
-constexpr int TILE_M = 8, TILE_N = 16;  // 2 x 4 threads, 4 x 4 numbers each
+constexpr int TILE_M = 8, TILE_N = 16;  // 2 x 4 threads, 4 x 4 values each
 constexpr int SLICES = WARPS * 4;       // of K, in turns of 4 steps
 
 static_assert(WARPS >= 1 && WARPS <= 32 && AHEAD >= 1, "a block has at most 32 warps");
@@ -41,7 +41,7 @@ inline void load4(float (&to)[4], const float* matrix, int row, int column, int 
     }
 }
 
-// Add to `total` what this thread's slices of k contribute to the 4 x 4 numbers of C from (row, column) on.
+// Add to `total` what this thread's slices of k contribute to the 4 x 4 values of C from (row, column) on.
 template <bool ALIGNED>
 inline void add_slices(float (&total)[4][4], const float* A, const float* B, int row, int column, int slice,
                        int M, int N, int K)

@@ -1,15 +1,15 @@
 // out = in^T, out (columns, rows) and in (rows, columns) both stored by rows: no arithmetic, only memory.
 //
 // `direct` reads along rows and so has to write down columns: a warp's 32 stores go to 32 different sectors. `tiled`
-// takes a tile of TILE x TILE through shared memory: it reads rows of it, turns it there, and writes rows. Within
-// shared memory it has to walk down a column, which would lie in one single bank if rows were 32 numbers long: one
+// takes a tile of TILE x TILE through shared memory: it reads rows of it, and writes columns of it as rows. Within
+// shared memory it has to walk down a column, which would lie in one single bank if rows were 32 values long: one
 // read at a time. PAD makes them 33 long, and a column falls into 32 banks.
 
 #ifndef PAD
 #define PAD 1
 #endif
 
-constexpr int TILE = 32, ROWS = 8;  // a block has 32 x 8 threads, and each of them takes four numbers
+constexpr int TILE = 32, ROWS = 8;  // a block has 32 x 8 threads, and each of them takes four values
 
 static_assert(TILE % ROWS == 0, "all threads take as many numbers");
 

@@ -13,8 +13,8 @@
 // So the blocks wait for each other three times a step: for a1; for all that the examples' way back left; and for the
 // new weights, but with the next step's first layer in between. What they hand over goes through the L2 cache.
 //
-// The first layer's products are those of persistent.cu: images are bytes, W1 and dz1 become integers of four digits
-// of 8 bits, and the tensor cores add up without rounding. The other products are of float32 numbers: each is split into
+// The first layer's products are those of persistent.cu: images are bytes, W1 and dz1 become integers, split into four
+// bytes, and the tensor cores add up without rounding. The other products are of float32 values: each is split into
 // two that the tensor cores can hold (TF32), and of the four products of the parts the three that matter are added up.
 
 #include "network.cuh"
@@ -35,7 +35,7 @@ const int STAMPED_BLOCKS = BLOCKS, STAGES = 16;
 const bool ALL_STAMPED = false;  // only those of the first network
 #include "stamps.cuh"
 
-// What the blocks of a cluster hand each other. Rows of BATCH numbers: what a unit returned for every example.
+// What the blocks of a cluster hand each other. Rows of BATCH values: what a unit returned for every example.
 struct Exchange {
     float a[3][WIDTH][BATCH];    // of layers 1 to 3
     float dz[3][WIDTH][BATCH];   // gradients after layers 1 to 3
@@ -58,7 +58,7 @@ struct Network {
 // From the L2 cache: what other blocks write is there, not in a multiprocessor's own cache.
 __device__ float4 four_of(const float* from) { return __ldcg((const float4*)from); }
 
-// The number that sums over four digits stand for: element e of each.
+// The value that sums over four splits stand for: element e of each.
 __device__ float value_of(const int (&sums)[4][4], int e) {
     const float low = (float)sums[0][e] + 256.0f * sums[1][e], high = (float)sums[2][e] + 256.0f * sums[3][e];
     return low + 65536.0f * high;
@@ -76,7 +76,7 @@ struct Shared {
     union {
         float parts[2][TILE][BATCH + 4];   // of the first layer's sums
         float rows[3][TILE][WIDTH];        // of matrices on the left of a product
-        Word dz1[4][TILE][BATCH / 4 + 4];  // digits of dz1
+        Word dz1[4][TILE][BATCH / 4 + 4];  // splits of dz1
     };
     float W4[CLASSES][WIDTH];  // transposed
     Parameter b1[TILE], b[2][WIDTH], b4[TILE];
@@ -87,7 +87,7 @@ struct Shared {
     Rates rates;      // of the step
 };
 
-// Where numbers are in a row, so that the lanes which read or write at once meet different banks.
+// Where values are in a row, so that the lanes which read or write at once meet different banks.
 __device__ int in_row(int row, int column) { return column ^ ((row & 1) << 4 | (row & 2) << 2 | (row & 4)); }
 __device__ int in_W1(int column, int pixel) { return pixel ^ column / 2 % 4 * 8; }
 
@@ -133,7 +133,7 @@ __device__ __noinline__ void first_products(Shared& shared, float scale) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int half = warp % 2, first = warp / 2 % ROW_GROUPS * 64, split = warp / 2 / ROW_GROUPS;
     const int column = 8 * half + lane / 4;
-    int sums[4][4][4] = {};  // of each tile of 16 rows, of each digit
+    int sums[4][4][4] = {};  // of each tile of 16 rows, of each split
 #pragma unroll 1
     for (int k = split; k < DEPTH; k += SPLITS) {
         const int pixel = 32 * k + lane % 4 * 4;
@@ -177,7 +177,7 @@ __device__ void first_outputs(const Network& network, const Shared& shared, floa
     *(float4*)&network.exchange->a[0][TILE * network.rank + column][row] = make_float4(z[0], z[1], z[2], z[3]);
 }
 
-// Receive dz1 of the block's columns, write its digits into shared memory, and update b1. A warp a column; a lane has
+// Receive dz1 of the block's columns, write its splits into shared memory, and update b1. A warp a column; a lane has
 // four rows, those that one register of the tensor cores' input holds.
 __device__ void receive_dz1(const Network& network, Shared& shared) {
     const int column = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -287,7 +287,7 @@ __device__ __noinline__ void update_first(const Network& network, Shared& shared
     __syncthreads();
 }
 
-// ---- Products of float32 numbers: on the left 16 rows, in shared memory; on the right a matrix, 8 of its rows a warp ----
+// ---- Products in float32: on the left 16 rows, in shared memory; on the right a matrix, 8 of its rows a warp ----
 
 // x = big + small, nearly: big is x to 11 bits, and small the next 11, of which the tensor cores ignore what is beyond.
 struct Split {
@@ -323,7 +323,7 @@ struct Right {
         return warp_sum_from_nearest<4>(sum);
     }
 
-    // left times the matrix transposed; row_of and column_of tell which four numbers of it a lane gets.
+    // left times the matrix transposed; row_of and column_of tell which four values of it a lane gets.
     // What was used makes room for the next matrix, which is on its way while this one is worked on.
     template <int COLUMNS>
     __device__ void multiply_with(const Rows& left, float (&sums)[4], const float* next) {
@@ -337,7 +337,7 @@ struct Right {
             const float4 low = *(const float4*)&left[row][column], high = *(const float4*)&left[row + 8][column];
             const float a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
             const float b[2][2] = {{of[i].x, of[i].y}, {of[i].z, of[i].w}};
-            float part[4] = {};  // the tensor cores cut off what they can't hold: so not too many sums in there
+            float part[4] = {};  // the tensor cores truncate what they add: so not too many sums in there
 #pragma unroll
             for (int k = 0; k < 2; k++) {
                 Word big[4], small[4];
@@ -388,7 +388,7 @@ __device__ void give(const Rows& rows, float (*units)[BATCH], int rank) {
     *(float4*)&units[unit][ROWS * rank + row] = make_float4(four[0], four[1], four[2], four[3]);
 }
 
-// Which of a lane's numbers are above zero, a bit each.
+// Which of a lane's values are above zero, a bit each.
 __device__ Word positive(const float (&a)[4]) {
     return (a[0] > 0) | (a[1] > 0) << 1 | (a[2] > 0) << 2 | (a[3] > 0) << 3;
 }

@@ -16,16 +16,16 @@ const int ROW_GROUPS = IMAGES / 32, SPLITS = FIRST_WARPS / ROW_GROUPS;  // warps
 const int STEPS_A_SPLIT = (INPUTS / 32 + SPLITS - 1) / SPLITS;
 const int STEPS_AT_ONCE = STEPS_A_SPLIT > 4 ? 4 : STEPS_A_SPLIT > 0 ? STEPS_A_SPLIT : 1;  // as the registers allow
 const int PAIRS = 4 * SHARE, OWN = PAIRS > SPLITS ? PAIRS / SPLITS : 1;  // of a lane's sums, and what it has in the end
-const int REGISTERS = IMAGES / 16, WIDE = REGISTERS < 4 ? REGISTERS : 4;                  // of a lane, for dz1's digits
-const int MAIL_ROWS = BATCH / TILE_WARPS < 32 ? BATCH / TILE_WARPS : 32;  // whose packets a warp asks for at a time
+const int REGISTERS = IMAGES / 16, WIDE = REGISTERS < 4 ? REGISTERS : 4;                  // of a lane, for dz1's splits
+const int MAIL_ROWS = BATCH / TILE_WARPS < 32 ? BATCH / TILE_WARPS : 32;  // whose messages a warp asks for at a time
 
 static_assert(SPLITS * ROW_GROUPS == FIRST_WARPS, "each warp has 32 rows, and a share of the pixels");
 
 struct ColumnShared {
     Watch watch;
     unsigned char x[BUFFERS][IMAGES][INPUTS];      // while one batch is worked on, the next arrives
-    unsigned char W[4 * COLUMNS][INPUTS];          // four digits of each column
-    Word dz[SHARE][REGISTERS / WIDE][32][WIDE];    // dz1's digits, as the tensor cores want them
+    unsigned char W[4 * COLUMNS][INPUTS];          // four splits of each column
+    Word dz[SHARE][REGISTERS / WIDE][32][WIDE];    // dz1's splits, as the tensor cores want them
     int2 sums[ROW_GROUPS][PAIRS][SPLITS - 1][32];  // of the first layer's products: from warp to warp
     float parts[2][TILE_WARPS][TILE * TILE];       // of the tiles' gradients
     float bias_parts[2][TILE_WARPS][TILE];
@@ -55,7 +55,7 @@ __device__ void fetch(const Arguments& arguments, ColumnShared& shared, int step
 // A lane's share of W1: of every FIRST_WARPS-th tile of 16 pixels, one pixel of one column, or of one in each pair.
 struct FirstWeights {
     Parameter of[TILES_A_WARP][SHARE];
-    int biased, next;  // the exponent that the digits were made with, and a guess for the next step's
+    int biased, next;  // the exponent that the splits were made with, and a guess for the next step's
 
     static __device__ int tile(int i) { return FIRST_WARPS - 1 - threadIdx.x / 32 + i * FIRST_WARPS; }
     static __device__ bool has(int i) { return (i + 1) * FIRST_WARPS <= PIXEL_TILES || tile(i) < PIXEL_TILES; }
@@ -74,7 +74,7 @@ struct FirstWeights {
         }
     }
 
-    // Write the digits into shared memory. The exponent is guessed from the last step's, and checked on the way.
+    // Write the splits into shared memory. The exponent is guessed from the last step's, and checked on the way.
     __device__ void write_splits(ColumnShared& shared) {
         const int lane = threadIdx.x % 32;
         for (;;) {
@@ -156,7 +156,7 @@ struct FirstSums {
         }
     }
 
-    // Those of two digits: of one of each pair of columns, and of the lane's first row in 8, in the next 8, ...
+    // Those of two splits: of one of each pair of columns, and of the lane's first row in 8, in the next 8, ...
     __device__ int2 pair(int k) const {
         const int(&accumulators)[ACCUMULATORS][4] = of[k / 4][k % 4 / 2], e = k % 2 * 2;
         int2 two = make_int2(accumulators[0][e], accumulators[0][e + 1]);
@@ -170,7 +170,7 @@ struct FirstSums {
 __device__ void first_layer(ColumnShared& shared, const FirstSums& sums, float inverse, Messages& messages, Word tag) {
     const int thread = now(threadIdx.x), lane = thread % 32;
     const int group = thread / 32 % ROW_GROUPS, me = thread / 32 / ROW_GROUPS;
-    int2 own[OWN] = {};  // sums of a digit have some 25 bits
+    int2 own[OWN] = {};  // sums of a split have some 25 bits
 #pragma unroll
     for (int k = 0; k < PAIRS; k++) {
         const int owner = k / OWN;
@@ -182,7 +182,7 @@ __device__ void first_layer(ColumnShared& shared, const FirstSums& sums, float i
     }
     bar_sync<32 * SPLITS>(4 + group);
     if (me * OWN >= PAIRS) return;
-    long long halves[OWN];  // an even lane has those of two low digits, the odd one beside it those of the high ones
+    long long halves[OWN];  // an even lane has those of two low splits, the odd one beside it those of the high ones
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
 #pragma unroll
@@ -206,7 +206,7 @@ __device__ void first_layer(ColumnShared& shared, const FirstSums& sums, float i
     }
 }
 
-// Receive dz1 of one of the block's columns, write its digits into shared memory, and return the lane's share of the
+// Receive dz1 of one of the block's columns, write its splits into shared memory, and return the lane's share of the
 // sum over the rows. By one warp. A lane has four rows, those that a register of the tensor cores' input holds; or none.
 __device__ float receive_dz1(ColumnShared& shared, const Messages& messages, Word tag, int column) {
     const int lane = now(threadIdx.x) % 32, reg = lane / 4 % REGISTERS, t = lane % 4, all = first_column() + column;
@@ -260,8 +260,8 @@ __device__ void first_gradient(FirstGradient& g, const ColumnShared& shared, con
                 for (int step = 0; step < IMAGES / 32; step++) {
                     mma_m16n8k32_u8s8(c, pixels.of[step], b[pair][2 * step], b[pair][2 * step + 1]);
                 }
-                // An even lane has the two low digits' sums of two pixels, the odd one beside it the two high digits'. In
-                // 31 bits there is room for both: the pixels are fewer than 2^8, the digits 2^7, the images 2^8.
+                // An even lane has the two low splits' sums of two pixels, the odd one beside it the two high splits'.
+                // In 31 bits there is room for both: the pixels are fewer than 2^8, the splits 2^7, the images 2^8.
                 const bool odd = lane % 2;
                 const float first = c[0] + 256 * c[1], second = c[2] + 256 * c[3];
                 const float other = __shfl_xor_sync(~0u, odd ? first : second, 1);
@@ -296,7 +296,7 @@ __device__ void add_other_half(FirstGradient& g, Messages& messages, Word tag) {
     }
 }
 
-// The sum of a number over the lanes, and over both halves of the batch where two blocks share it.
+// The sum of a value over the lanes, and over both halves of the batch where two blocks share it.
 __device__ float sum_over_rows(float x, Messages& messages, Word tag, int column) {
     x = warp_sum<32>(x);
     if (SHARE == 1) return x;
@@ -357,7 +357,7 @@ __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, in
 
 // ---- The warps that have the tiles ----
 
-// A number of 24 bits is the sum of two of 11 bits and almost nothing.
+// A value of 24 bits is the sum of two of 11 bits and almost nothing.
 template <int N>
 __device__ void split(const float (&x)[N], Word (&high)[N], Word (&low)[N]) {
     for (int i = 0; i < N; i++) {
@@ -375,7 +375,7 @@ __device__ void multiply_split(float (&c)[4], const Word (&a_high)[4], const Wor
     mma_m16n8k8_tf32(c, a_high, high);
 }
 
-// A tile of a hidden layer's weights, of which a thread has two numbers side by side; in blocks 0 to 7 some threads have
+// A tile of a hidden layer's weights, of which a thread has two values side by side; in blocks 0 to 7 some threads have
 // a bias, too.
 struct HiddenTile {
     Parameter weights[2], bias;
@@ -407,8 +407,8 @@ struct HiddenTile {
         if (has_bias()) send(&messages.b[layer()][column() + thread()], bias.w, tag);
     }
 
-    // Two numbers in each of a warp's rows: just what a lane has to bring to the tensor cores. One packet is looked for
-    // before all are asked for. (To look at all of them all the time would keep everybody else's packets waiting.)
+    // Two values in each of a warp's rows: just what a lane has to bring to the tensor cores. One message is looked for
+    // before all are asked for. (To look at all of them all the time would keep everybody else's messages waiting.)
     struct Elements : Mail<MAIL_ROWS / 4> {
         __device__ void receive_all(const Tiled& messages, int start, int column, Word tag, Awaited what) {
             const int lane = threadIdx.x % 32, row = thread() / 32 * (BATCH / TILE_WARPS) + start + lane % 4;

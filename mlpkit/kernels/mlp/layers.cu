@@ -28,7 +28,7 @@ extern "C" __global__ void next_batch(const PIXEL* X, const long long* y, const 
     }
 }
 
-// The n rows of X that `index` names, `width` numbers each; and the labels of these rows, where y is given.
+// The n rows of X that `index` names, `width` values each; and the labels of these rows, where y is given.
 extern "C" __global__ void gather(const PIXEL* X, const long long* index, PIXEL* rows, int n, int width,
                                   const long long* y, long long* labels) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,6 +1,6 @@
-// How blocks hand each other numbers: a packet of 8 bytes is a number and the step that it belongs to, its tag. The
-// reader looks until the tag is the right one. Four numbers in 16 bytes have no room for a tag: there the last bit of
-// the first one is the tag's parity, which says to which of two steps they belong.
+// How blocks hand each other values: a flagged message of 8 bytes is a value and the step that it belongs to, its tag.
+// The reader looks until the tag is the right one. Four values in 16 bytes have no room for a tag: there the last bit
+// of the first one is the tag's parity, which says to which of two steps they belong.
 
 #include "patience.cuh"
 #include "message.cuh"
@@ -18,7 +18,7 @@ __device__ void send_four(float4* to, float4 values, Word tag) {
 
 __device__ bool is_of(float4 four, Word tag) { return (__float_as_uint(four.x) & 1) == parity_of(tag); }
 
-// N packets, or pairs of them, or fours, asked for at once; at(i) is where the i-th is. What is not there yet is asked
+// N messages, or pairs of them, or fours, asked for at once; at(i) is where the i-th is. What is not there yet is asked
 // for again. A whole warp waits together: lanes that leave a loop one by one are slow to come together again.
 template <typename Item, int N>
 struct MailOf {
@@ -57,7 +57,7 @@ struct SingleMail : MailOf<Message, N> {
     __device__ float operator[](int i) const { return value_of(this->items[i]); }
 };
 
-// Wait for one packet. By a whole warp, each lane for its own, or all for the same.
+// Wait for one message. By a whole warp, each lane for its own, or all for the same.
 __device__ float receive(const Message* from, Word tag, Awaited what) {
     const auto at = [=](int) { return from; };
     SingleMail<1> mail;

@@ -1,4 +1,4 @@
-// A whole epoch in one launch. The blocks stay, keep what they need close by, and hand each other numbers; so the GPU
+// A whole epoch in one launch. The blocks stay, keep what they need close by, and hand each other values; so the GPU
 // must hold all of them at once, one on each multiprocessor.
 //
 //   Column blocks (64): each owns 2 columns of W1, and has the whole batch of images in shared memory. Half of its
@@ -13,13 +13,13 @@
 //
 // A smaller GPU may have fewer row blocks, each with more examples, and less memory for images: see the macros.
 //
-// How numbers are handed over: a packet of 8 bytes is a number and the step that it belongs to. The reader looks until
-// the step is the right one; so the data are their own signal, and arrive in the time of one write and one read.
-// W2 and W3, of which there are many, travel in packets of four numbers in 16 bytes, with no room for a step: there the
-// last bit of the first number says which of two steps it belongs to. (The owner of a weight keeps it in full.)
+// How values are handed over: a flagged message of 8 bytes is a value and the step that it belongs to. The reader looks
+// until the step is the right one; so the data are their own signal, and arrive in the time of one write and one read.
+// W2 and W3, of which there are many, travel in messages of four values in 16 bytes, with no room for a step: there the
+// last bit of the first value says which of two steps it belongs to. (The owner of a weight keeps it in full.)
 //
 // The images are bytes, so products with them are integer products. W1 (and dz1, for W1's gradient) become integers of
-// 31 bits, cut into four digits of 8 bits; the tensor cores multiply bytes by digits and add up without any rounding.
+// 31 bits, split into four bytes with signs; the tensor cores multiply bytes by bytes and add up without any rounding.
 // The result is closer to the true one than a sum in float32.
 
 #ifndef MOST_ROW_BLOCKS
@@ -60,8 +60,8 @@ const int STAMPED_BLOCKS = COLUMN_BLOCKS + ROW_BLOCKS, STAGES = 12;
 const bool ALL_STAMPED = true;
 #include "stamps.cuh"
 
-// Packets of (BATCH, WIDTH) numbers. They lie as a tile's warp reads them: the tensor cores give each of its lanes one
-// row in four, and two columns in sixteen.
+// Flagged messages of (BATCH, WIDTH) values. They lie as a tile's warp reads them: the tensor cores give each of its
+// lanes one row in four, and two columns in sixteen.
 struct Tiled {
     Message of[WIDTH / TILE][BATCH / 4][TILE / 2][4][2];
 
@@ -71,7 +71,7 @@ struct Tiled {
     __device__ const Message* at(Word row, Word column) const { return ((Tiled*)this)->at(row, column); }
 };
 
-// What the blocks hand each other, twice: while some still read one step's packets, others write the next step's.
+// What the blocks hand each other, twice: while some still read one step's messages, others write the next step's.
 struct Messages {
     Tiled a1, a2, dz2, dz3;
     Message dz4[BATCH][TILE];

@@ -26,7 +26,7 @@ const int WARPS = 8, THREADS = 32 * WARPS;
 const int EXAMPLES = 4;           // of a block of `last_layer`
 const int EDGE = 32, SLICES = 4;  // of a tile of gradients; 64 threads a slice
 
-// Numbers side by side, loaded from shared memory at once.
+// Values side by side, loaded from shared memory at once.
 template <int count>
 struct alignas(count * sizeof(REAL)) Neighbours {
     REAL at[count];
@@ -39,8 +39,9 @@ const int VECTOR = 16 / sizeof(REAL);  // the most neighbours that one copy take
 // May rows of this length, from this address on, be copied in vectors?
 __device__ bool aligned(const REAL* rows, int length) { return length % VECTOR == 0 && (size_t)rows % 16 == 0; }
 
-// Copy a piece of a matrix (length, depth) into shared memory: LENGTH of its rows from `first` on, and `chunk` numbers of
-// each from `start` on. Zeros stand for what is outside of it. Neighbouring threads copy neighbours: a warp copies a row.
+// Copy a piece of a matrix (length, depth) into shared memory: LENGTH of its rows from `first` on, and `chunk` values
+// of each from `start` on. Zeros stand for what is outside of it. Neighbouring threads copy neighbours: a warp copies a
+// row.
 template <int LENGTH, int count>
 __device__ void load_along(REAL* to, int row_stride, int depth_stride, const REAL* from, int first, int length, int depth,
                            int start, int chunk) {
@@ -74,7 +75,7 @@ __device__ void load_across(REAL* to, const REAL* from, int first, int length, i
 }
 
 // A block's tile of the product of A (rows, depth), which the kernel ahead writes, and B (depth, columns), which may be
-// stored transposed. A lane has 2 x 2 numbers of it, a warp's lanes are 4 x 8. A warp has every 8th part of the depth.
+// stored transposed. A lane has 2 x 2 values of it, a warp's lanes are 4 x 8. A warp has every 8th part of the depth.
 template <bool B_TRANSPOSED>
 struct Tile {
     static const int ROWS = 8, COLUMNS = 16, PART = ROWS * (COLUMNS + 1);  // 1: then rows lie in different banks

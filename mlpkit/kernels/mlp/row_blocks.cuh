@@ -133,7 +133,7 @@ struct SmallWeights {
     }
 };
 
-// Numbers' bits so that they are ordered as the numbers are, NaN on top, and back.
+// Values' bits so that they are ordered as the values are, NaN on top, and back.
 __device__ Word ordered(float x) {
     const int bits = __float_as_uint(x);
     return bits ^ (bits >> 31 | 0x80000000);

@@ -1,8 +1,8 @@
-// Numbers as integers, and these as bytes, which the tensor cores multiply with pixels and add up without rounding.
+// Values as integers, and these as bytes, which the tensor cores multiply with pixels and add up without rounding.
 
 #include "ptx.cuh"
 
-// A number w becomes the integer w * 2^(29 - exponent), below 2^30 for numbers up to 2^(exponent + 1).
+// A value w becomes the integer w * 2^(29 - exponent), below 2^30 for values up to 2^(exponent + 1).
 // `biased` is the exponent as float32 stores it, + 127; 255 stands for infinity and NaN.
 __device__ int biased_exponent(Word largest) { return max((int)(largest >> 23), 30); }
 __device__ float scale(int biased) { return __uint_as_float((Word)(283 - biased) << 23); }
@@ -11,9 +11,9 @@ __device__ float inverse_scale(int biased) { return __uint_as_float(biased == 25
 // Four bytes from -128 to 127: integer = d[0] + 256 d[1] + 65536 d[2] + 16777216 d[3].
 __device__ Word splits(float w, float scale) { return (__float2int_rn(w * scale) + 0x00808080) ^ 0x00808080; }
 
-__device__ Word magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }  // ordered as numbers are, NaN on top
+__device__ Word magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }  // ordered as values are, NaN on top
 
-// Four numbers' digits: byte i of word d is digit d of number i.
+// Four values' splits: byte i of word d is split d of value i.
 struct Splits {
     Word of[4];
 

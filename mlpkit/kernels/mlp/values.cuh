@@ -1,4 +1,4 @@
-// REAL is the network's type, and PIXEL that of its images: bytes, or numbers from 0 to 1.
+// REAL is the network's type, and PIXEL that of its images: bytes, or values from 0 to 1.
 
 #ifndef REAL
 #define REAL float

@@ -1,7 +1,7 @@
 // What does it cost to wait for another block? Three ways, again and again, with nothing else to do.
 //
-// grid_barrier: everybody waits for everybody, at one counter. with_flag: one block writes a number, and then a flag
-// which says that the number is there; two trips. with_message: the number and its sign of arrival are one word of eight
+// grid_barrier: everybody waits for everybody, at one counter. with_flag: one block writes a value, and then a flag
+// which says that the value is there; two trips. with_message: the value and its sign of arrival are one word of eight
 // bytes; one trip. A round of these two is there and back. The GPU must hold all blocks at once.
 
 #include "ptx.cuh"
@@ -21,7 +21,7 @@ extern "C" __global__ void grid_barrier(Word* counter, int rounds) {
     }
 }
 
-// Two blocks of one thread give each other a number, in turns. numbers and flags: two each, 32 words apart; zeros.
+// Two blocks of one thread give each other a value, in turns. values and flags: two each, 32 words apart; zeros.
 extern "C" __global__ void with_flag(Word* values, Word* flags, int rounds) {
     const int me = blockIdx.x, other = 1 - me;
     for (Word round = 1; round <= rounds; round++) {
@@ -36,8 +36,8 @@ extern "C" __global__ void with_flag(Word* values, Word* flags, int rounds) {
     }
 }
 
-// The same, with packets: two of them, 16 apart; zeros. Of all blocks these are number `first` and number `second`, and
-// the others are done at once. multiprocessors: becomes where the two are.
+// The same, with messages: two of them, 16 apart; zeros. Of all blocks these are number `first` and number `second`,
+// and the others are done at once. multiprocessors: becomes where the two are.
 extern "C" __global__ void with_message(Message* messages, int first, int second, Word* multiprocessors, int rounds) {
     if (blockIdx.x != first && blockIdx.x != second) return;
     const int me = blockIdx.x == second, other = 1 - me;

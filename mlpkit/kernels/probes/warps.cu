@@ -1,5 +1,6 @@
-// A warp's 32 threads do one instruction at a time, together. What that gives: numbers go from register to register.
-// What it costs: where the threads part, each way is gone in turn. And what happens where all want the same number.
+// A warp's 32 threads do one instruction at a time, together. What that gives: values go from register to register.
+// What it costs: where the threads diverge, each branch is run in turn. And what happens where all want the same
+// number.
 
 #ifndef THREADS
 #define THREADS 256
@@ -53,7 +54,7 @@ extern "C" __global__ void sum_atomic(const float* x, float* sums, int n) {
     atomicAdd(&sums[blockIdx.x], own_sum(x + (size_t)blockIdx.x * n, n, threadIdx.x, THREADS));
 }
 
-// ---- Ways that part: in each round a thread goes one of so many ways, which differ in a factor ----
+// ---- Divergence: in each round a thread takes one of so many branches, which differ in a factor ----
 
 template <bool BY_WARP>
 __device__ void go(float* x, int branches, int rounds) {
