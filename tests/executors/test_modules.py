@@ -136,10 +136,24 @@ def beside_cupy(monkeypatch, tmp_path):
         monkeypatch.setattr(sys.modules[module], "__getattr__", lambda name: MagicMock(), raising=False)
     monkeypatch.setattr(gpu, "require", lambda: None)
     monkeypatch.setattr(gpu, "require_capability", lambda least, alone=False: None)
-    ours = [name for name in sys.modules if name.startswith(("mlpkit.engines.", "mlpkit.executors."))]
+    ours = {name: module for name, module in sys.modules.items() if name.startswith("mlpkit.")}
     for name in ours:
-        if not name.startswith(("mlpkit.engines.loops", "mlpkit.engines.num")):  # these know no CuPy
+        knows = name.startswith(("mlpkit.engines.", "mlpkit.executors."))
+        if knows and not name.startswith(("mlpkit.engines.loops", "mlpkit.engines.num")):  # these know no CuPy
             monkeypatch.delitem(sys.modules, name)
+    yield
+    for name in [name for name in sys.modules if name.startswith("mlpkit.") and name not in ours]:
+        forget(name)  # nobody else is to find what knows the stand-in
+    for name, module in ours.items():
+        package, _, last = name.rpartition(".")
+        setattr(ours.get(package) or sys.modules[package], last, module)
+
+
+def forget(name):
+    package, _, last = name.rpartition(".")
+    del sys.modules[name]
+    if hasattr(sys.modules.get(package), last):
+        delattr(sys.modules[package], last)
 
 
 GPUS = [name for name in engines.names() if engines.on_gpu(name) and name != "cuda_cudnn"]  # which needs cuDNN
