@@ -4,6 +4,7 @@ import types
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from mlpkit import engines, executors
 from mlpkit.data import Dataset, Split
@@ -79,3 +80,13 @@ def one_sentence(error, *words):
     assert "\n" not in message
     for word in words:
         assert str(word) in message, f"{word!r} is not in {message!r}"
+
+
+def damaged(content, draw):
+    """Return a file's bytes with one of them changed, or cut short: Hypothesis draws which, and where."""
+    content = bytearray(content)
+    place = draw(st.integers(0, len(content) - 1))
+    if draw(st.booleans()):
+        return content[:place]
+    content[place] ^= draw(st.integers(1, 255))
+    return content

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image, ImageCms
-from shared import one_sentence
+from shared import damaged, one_sentence
 
 from mlpkit import data
 from mlpkit.data.own import folder as module
@@ -427,13 +427,7 @@ def test_a_flipped_or_missing_byte_is_refused_or_a_picture(tmp_path_factory, dat
     exif = Image.Exif()
     exif[0x0112] = 6
     put(path, COLOURS[0, 0], exif=exif, icc_profile=ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
-    content = bytearray(path.read_bytes())
-    place = data.draw(st.integers(0, len(content) - 1))
-    if data.draw(st.booleans()):
-        content = content[:place]
-    else:
-        content[place] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(content)
+    path.write_bytes(damaged(path.read_bytes(), data.draw))
     try:
         found = read_picture(path, grey=False)
     except ValueError as error:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from shared import one_sentence
+from shared import damaged, one_sentence
 
 from mlpkit import data
 
@@ -107,13 +107,7 @@ def test_a_damaged_file_is_refused_or_as_it_was(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("damaged") / "a.npz"
     file = io.BytesIO()
     data.draw(st.sampled_from([np.savez, np.savez_compressed]))(file, **KERAS)
-    content = bytearray(file.getvalue())
-    place = data.draw(st.integers(0, len(content) - 1))
-    if data.draw(st.booleans()):
-        content = content[:place]
-    else:
-        content[place] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(content)
+    path.write_bytes(damaged(file.getvalue(), data.draw))
     check_damaged(path)
 
 
