@@ -38,7 +38,7 @@ class Heads(Loss):
         start = column = 0
         for channels, loss, weight in self.parts:
             here = slice(start, start + channels)
-            columns = 1 if isinstance(loss, OfClasses) else channels
+            columns = columns_of(channels, loss)
             of = None if targets is None else targets[:, column : column + columns]
             if of is not None and isinstance(loss, OfClasses):
                 of = of[:, 0].astype("int64", copy=False)
@@ -48,7 +48,7 @@ class Heads(Loss):
     def check(self, targets, n, output, dtype):
         check_array("targets", targets)
         channels = sum(channels for channels, _, _ in self.parts)
-        columns = sum(1 if isinstance(loss, OfClasses) else channels for channels, loss, _ in self.parts)
+        columns = sum(columns_of(channels, loss) for channels, loss, _ in self.parts)
         if output[:1] != (channels,):
             raise ValueError(f"the heads take {channels} channels, and the network puts out {output}.")
         if targets.shape != (n, columns, *output[1:]):
@@ -62,7 +62,7 @@ class Heads(Loss):
         for channels, loss, _ in self.parts:
             if isinstance(loss, OfClasses):
                 found.append(targets[:, column] == targets[:, column].round())
-            column += 1 if isinstance(loss, OfClasses) else channels
+            column += columns_of(channels, loss)
         return reduce(and_, (each.all() for each in found), True)
 
     def valid(self, engine, targets, output):
@@ -90,3 +90,8 @@ class Heads(Loss):
             own = loss.metrics(at, at.engine.asarray(z), at.engine.asarray(of))
             found |= {f"{number} {name}": value for name, value in own.items()}
         return found
+
+
+def columns_of(channels, loss):
+    """Return how many columns of the targets are a head's: labels are one, whatever the number of classes."""
+    return 1 if isinstance(loss, OfClasses) else channels
