@@ -53,6 +53,7 @@ def _refuse_parameters():
 
 
 def check_network(network, optimizer):
+    """Raise TypeError or ValueError unless `optimizer` was made for `network`, and has something to train."""
     if not hasattr(optimizer, "network"):
         raise TypeError(f"optimizer must be an optimizer, such as SGD(network, 0.1), not {optimizer!r}.")
     if optimizer.network is not network:
@@ -75,6 +76,7 @@ def _check_norms(model, examples, batch_size):
 
 
 def check_options(epochs, batch_size, seed, patience, validation, checkpoints, resume, on_epoch, augment):
+    """Raise TypeError or ValueError for what `fit` can't do with its options: see there for each."""
     check_count("epochs", epochs, least=0)
     check_count("batch_size", batch_size)
     check_count("seed", seed, least=0)
