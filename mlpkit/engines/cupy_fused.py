@@ -27,11 +27,15 @@ def gather(X, index):
 
 
 def all_finite(array):
-    return _all_finite(array)
+    return _all_finite(array, True)
 
 
 def all_labels(labels, classes):
     return _all_labels(labels, classes)
+
+
+def count(mask):
+    return _count(mask, 1)
 
 
 def relu_backward(a, da):
@@ -122,7 +126,11 @@ def _log(beta):
 mean_in_float64 = cp.ReductionKernel(
     "T x, int64 n", "T mean", "double(x) / n", "a + b", "mean = a", "0", "mean", "double"
 )
-_all_finite = cp.ReductionKernel("T x", "bool all", "isfinite(x)", "a && b", "all = a", "true", "all_finite")
+# With a scalar beside the array CuPy writes these sums itself. Without one it takes CUB's, which compile for 5 seconds.
+_all_finite = cp.ReductionKernel(
+    "T x, bool first", "bool all", "isfinite(x)", "a && b", "all = first && a", "true", "all_finite"
+)
+_count = cp.ReductionKernel("bool x, int64 each", "int64 total", "x ? each : 0", "a + b", "total = a", "0", "count")
 _all_labels = cp.ReductionKernel(
     "T label, int64 classes", "bool all", "label >= T(0) && label < classes", "a && b", "all = a", "true", "all_labels"
 )

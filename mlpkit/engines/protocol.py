@@ -48,6 +48,9 @@ class Tensors(Protocol):
     def all_labels(self, labels: Array, classes: int) -> Any:
         """Return whether all integers are in `[0, classes)`, as a scalar that need not be there yet."""
 
+    def count(self, mask: Array) -> Any:
+        """Return how many elements of a boolean array are true, as a scalar that need not be there yet."""
+
 
 class Sharing(Protocol):
     """How many threads of the host share out an engine's work, where it has any to choose: see `executors.team`."""

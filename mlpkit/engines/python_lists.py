@@ -10,7 +10,19 @@ from operator import mul
 
 import numpy as np
 
-from .numpy_baseline import all_finite, all_labels, asarray, elapsed, fetch, gather, now, scale, synchronize, to_numpy
+from .numpy_baseline import (
+    all_finite,
+    all_labels,
+    asarray,
+    count,
+    elapsed,
+    fetch,
+    gather,
+    now,
+    scale,
+    synchronize,
+    to_numpy,
+)
 
 
 def dot(u, v):

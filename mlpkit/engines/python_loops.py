@@ -9,7 +9,19 @@ import math
 
 import numpy as np
 
-from .numpy_baseline import all_finite, all_labels, asarray, elapsed, fetch, gather, now, scale, synchronize, to_numpy
+from .numpy_baseline import (
+    all_finite,
+    all_labels,
+    asarray,
+    count,
+    elapsed,
+    fetch,
+    gather,
+    now,
+    scale,
+    synchronize,
+    to_numpy,
+)
 
 prange = range  # marks a loop whose turns do not depend on each other: a compiler may share them out among threads
 

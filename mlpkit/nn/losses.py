@@ -81,7 +81,7 @@ class OfClasses(Loss):
 
     def metrics(self, at, outputs, targets):
         right = self.predictions(at, outputs) == targets
-        return {"accuracy": (right.sum(), right.size)}
+        return {"accuracy": (at.engine.count(right), right.size)}
 
     def predictions(self, at, outputs):
         found = at.engine.argmax(as_rows(at, outputs))
@@ -107,7 +107,7 @@ class SoftmaxCrossEntropy(OfClasses):
         if self.top:
             rows, labels = as_rows(at, outputs), targets.reshape(-1)
             larger = (rows > rows[at.engine.asarray(np.arange(len(rows))), labels][:, None]).sum(axis=1)
-            found |= {f"top {k} accuracy": ((larger < k).sum(), larger.size) for k in self.top}
+            found |= {f"top {k} accuracy": (at.engine.count(larger < k), larger.size) for k in self.top}
         return found
 
 
@@ -139,7 +139,7 @@ class BinaryCrossEntropy(Loss):
 
     def metrics(self, at, outputs, targets):
         right = self.predictions(at, outputs) == targets
-        return {"accuracy": (right.sum(), right.size)}
+        return {"accuracy": (at.engine.count(right), right.size)}
 
     def predictions(self, at, outputs):
         return (outputs > 0).astype(outputs.dtype)

@@ -352,6 +352,12 @@ class TestArrays:
                 labels = engine.asarray(np.array([0, label, 4], dtype))
                 assert bool(engine.all_labels(labels, 5)) == wanted, label
 
+    @pytest.mark.parametrize("shape", [(), (1,), (7, 5), (3, 40, 50), (70_000,)])
+    def test_count_says_how_many_are_true(self, name, shape):
+        engine = engines.load(name)
+        for mask in (np.zeros(shape, bool), np.ones(shape, bool), np.random.default_rng(0).random(shape) < 0.3):
+            assert int(engine.to_numpy(engine.count(engine.asarray(mask)))) == mask.sum()
+
     def test_pixels_become_numbers_from_zero_to_one(self, name):
         engine = engines.load(name)
         pixels = np.arange(256, dtype=np.uint8).reshape(16, 1, 4, 4)
