@@ -10,38 +10,12 @@ from .loops import convolve as _convolve
 from .loops import images as _images
 from .loops.compiler import FASTMATH, Threads, compile_loops
 from .loops.simd import BYTES as _BYTES
-from .numba_step import *
+from .numpy_baseline import *
+
+# isort: split
+from .numba_step import *  # of what both have, these are the ones
 from .numba_step import relu as _relu
 from .numba_step import relu_backward as _relu_backward
-from .numpy_baseline import (
-    add,
-    binary_cross_entropy,
-    channel_sums,
-    concat,
-    concat_backward,
-    dropout,
-    global_avg_pool,
-    global_avg_pool_backward,
-    hinge,
-    instance_norm,
-    instance_norm_backward,
-    leaky_relu,
-    leaky_relu_backward,
-    mean_squared_error,
-    multiply,
-    pad,
-    pad_backward,
-    pixel_shuffle,
-    pixel_unshuffle,
-    sigmoid,
-    sigmoid_backward,
-    tanh,
-    tanh_backward,
-    upsample_bilinear,
-    upsample_bilinear_backward,
-    upsample_nearest,
-    upsample_nearest_backward,
-)
 
 OWN = (
     "conv", "conv_backward_weights", "conv_backward_input",
