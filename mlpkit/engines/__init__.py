@@ -8,7 +8,8 @@ steps.
 
 This folder is the list of the engines: a file in it is one. The first words of its docstring, up to a colon, are its
 label. One that takes all but a few operations from another, as they are, names those few in `OWN`: for a model that
-needs none of them it is the other engine again, and nobody need measure it twice.
+needs none of them it is the other engine again, and nobody need measure it twice. One that is another's arithmetic to
+the last operation, such as `cuda_graph_epoch`, is the name of an executor, which runs whole epochs in its own way.
 """
 
 import ast

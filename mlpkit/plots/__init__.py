@@ -3,7 +3,6 @@
 from .charts import bars as bars
 from .charts import confusion as confusion
 from .charts import curves as curves
-from .charts import dot_panels as dot_panels
 from .charts import dots as dots
 from .charts import flow as flow
 from .charts import half_planes as half_planes

@@ -14,10 +14,9 @@ from functools import partial
 
 import numpy as np
 from llvmlite import ir
-from numba.extending import intrinsic
 
 from .compiler import compiled
-from .simd import ADDRESS, BYTES, INDEX, address, writing
+from .simd import ADDRESS, BYTES, INDEX, address, written
 from .simd_batch import (
     ROWS,
     add_slopes,
@@ -75,44 +74,30 @@ def _combine(code, factors, vectors):
     return total
 
 
-def _transform(matrix, add=False):
-    """Return the intrinsic that replaces a square x of vectors by `matrix x matrix'`, and adds it where `add` says."""
+def _transform(matrix, add, code, x, x_row, x_column, out, out_row, out_column):
+    """Replace a square x of vectors by `matrix x matrix'`, and add it where `add` says.
 
-    @intrinsic
-    def transform(typingctx, dtype, x, x_row, x_column, out, out_row, out_column):
-        """Write the square to out; x_row, x_column, out_row, out_column: bytes between the vectors of the squares.
-
-        Nothing is checked.
-        """
-        return writing(dtype, 6, partial(_write_transform, matrix, add))
-
-    return transform
-
-
-def _write_transform(matrix, add, code, x, x_row, x_column, out, out_row, out_column):
+    x_row, x_column, out_row, out_column: bytes between the vectors of the squares. Nothing is checked.
+    """
     for i, j, value in _square(code, matrix, lambda i, j: code.load(code.within(x, x_row, x_column, i, j))):
         at = code.within(out, out_row, out_column, i, j)
         code.store(code.builder.fadd(value, code.load(at)) if add else value, at)
 
 
-@intrinsic
-def _to_z(typingctx, dtype, m, step, z, z_row, seen, bias):
+@written
+def _to_z(code, m, step, z, z_row, seen, bias):
     """Write `A' m A` to z, a tile of results: each times its number in seen (16,), a vector, and the bias added.
 
     step: bytes between two vectors of m (36,); z_row: between two rows of z. bias: of a number. Nothing is checked.
     """
-    return writing(dtype, 6, _write_z)
-
-
-def _write_z(code, m, step, z, z_row, seen, bias):
     start = code.everywhere(bias)
     for i, j, value in _square(code, A.T, lambda i, j: code.load(code.within(m, step, step, SIDE * i, j))):
         factor = code.load(code.at(seen, (TILE * i + j) * BYTES))
         code.store(code.builder.call(code.fma, [value, factor, start]), code.within(z, z_row, INDEX(BYTES), i, j))
 
 
-_to_u, _to_v = _transform(G), _transform(B.T)
-_to_dw, _to_dx, _to_dm = _transform(G.T), _transform(B, add=True), _transform(A)
+_to_u, _to_v, _to_dw, _to_dm = (written(partial(_transform, matrix, False)) for matrix in (G, B.T, G.T, A))
+_to_dx = written(partial(_transform, B, True))
 
 
 def suits(c, c_out, k, stride, rows, columns):
