@@ -41,19 +41,13 @@ def conv(x, W, b, stride, padding):
     plan, tables = _convolve.plan(*x.shape[1:], len(W), W.shape[-1], stride, padding)
     b = np.zeros(len(W), x.dtype) if b is None else np.ascontiguousarray(b)
     z = np.empty((len(x), len(W), plan.rows, plan.columns), x.dtype)
-    if plan.winograd:
-        _convolve.forward_winograd(plan, tables, rows_of(x), np.ascontiguousarray(W), b, rows_of(z), _shares(x))
-    else:
-        _convolve.forward(plan, tables, rows_of(x), rows_of(W), b, rows_of(z), _shares(x))
+    _convolve.forward(plan, tables, rows_of(x), np.ascontiguousarray(W), b, rows_of(z), _shares(x))
     return z
 
 
 def conv_backward_weights(x, dz, dW, db, stride, padding):
     plan, tables = _convolve.plan(*x.shape[1:], len(dW), dW.shape[-1], stride, padding)
-    if plan.winograd:
-        _convolve.backward_weights_winograd(plan, tables, rows_of(x), rows_of(dz), dW, _shares(x))
-    else:
-        _convolve.backward_weights(plan, tables, rows_of(x), rows_of(dz), dW.reshape(len(dW), -1), _shares(x))
+    _convolve.backward_weights(plan, tables, rows_of(x), rows_of(dz), dW.reshape(len(dW), -1), _shares(x))
     if db is not None:
         images.sum_planes(_planes(dz), db)
 
@@ -61,8 +55,7 @@ def conv_backward_weights(x, dz, dW, db, stride, padding):
 def conv_backward_input(dz, W, shape, stride, padding):
     plan, tables = _convolve.plan(*shape[1:], len(W), W.shape[-1], stride, padding)
     dx = np.empty(shape, dz.dtype)
-    backward = _convolve.backward_input_winograd if plan.winograd else _convolve.backward_input
-    backward(plan, tables, rows_of(dz), np.ascontiguousarray(W), rows_of(dx), _shares(dz))
+    _convolve.backward_input(plan, tables, rows_of(dz), np.ascontiguousarray(W), rows_of(dx), _shares(dz))
     return dx
 
 
