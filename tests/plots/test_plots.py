@@ -69,7 +69,8 @@ def test_a_figure_can_be_drawn_and_its_axes_are_labelled(draw):
 
 
 def test_every_kind_of_figure_is_tested_here():
-    tools = {"picture", "picture_width", "png", "axes", "smooth", "images", "cells"}  # the last two have no axes
+    tools = {"picture", "picture_width", "png", "axes", "smooth", "group_styles", "whole_decade"}
+    tools |= {"images", "cells"}  # which have no axes
     functions = {
         n for n, f in vars(plots).items() if getattr(f, "__module__", "").startswith(plots.__name__) and n[0] != "_"
     }

@@ -98,7 +98,8 @@ def written(write, *others):
 
         return types.void(dtype, *integers, *others), generate
 
-    made.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    made.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what Numba takes the arguments from
     return intrinsic(made)
 
 
