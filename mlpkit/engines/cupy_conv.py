@@ -29,7 +29,8 @@ mean_in_float64 = cupy_fused.mean_in_float64
 
 WINDOW_BYTES = 64 << 20  # bytes that the windows of a convolution may take at a time
 
-add = cp.ElementwiseKernel("T x, T y", "T sum", "sum = x + y", "add_arrays")
+_add = cp.ElementwiseKernel("T x, T y", "T sum", "sum = x + y", "add_arrays")
+add = _add
 multiply = cp.ElementwiseKernel("T x, T y", "T product", "product = x * y", "multiply_arrays")
 
 
@@ -55,7 +56,7 @@ def adam_update(theta, grad, m, v, t, lr, beta1, beta2, eps):
 
 def linear(x, W, b):
     z = product(x, W)
-    return add(z, b, z)
+    return _add(z, b, z)
 
 
 def linear_backward_weights(x, dz, dW, db):
@@ -106,7 +107,7 @@ def conv_backward_weights(x, dz, dW, db, stride, padding):
         for images in _pieces(dz, found):
             columns = operations.columns(x[images], dW.shape[-1], stride, padding)
             if images.start:
-                add(found, product(_transposed(dz[images]), columns.T), found)
+                _add(found, product(_transposed(dz[images]), columns.T), found)
             else:
                 product(_transposed(dz[images]), columns.T, found)
             del columns  # before the next ones are made
