@@ -15,6 +15,7 @@ from experiments import agreement, goal, gpu_image_peers, gpu_peers, peers
 from experiments import compile as compiling
 from mlpkit import engines, plots
 from mlpkit.engines import BASELINE
+from mlpkit.plots.charts import group_styles, whole_decade
 from mlpkit.training.recipe import Recipe
 from mlpkit.words import counted
 
@@ -224,7 +225,7 @@ def groups(names):
 
 
 def dots(panels, xlabel, note=brief, **options):
-    """Return a figure of dots: panels[title] has values by the names of engines and peers. See `plots.dot_panels`.
+    """Return a figure of dots: panels[title] has values by the names of engines and peers.
 
     What is not finite and above 0 has no place on the scale, and no dot. Raises ValueError where no dot is left.
     """
@@ -234,7 +235,31 @@ def dots(panels, xlabel, note=brief, **options):
         raise ValueError("there are no times to show: no record has one that is finite and above 0.")
     named = {title: {label(name): value for name, value in values.items()} for title, values in panels.items()}
     names = [name for values in panels.values() for name in values]
-    return plots.dot_panels(named, groups(names), xlabel, note, order=GROUPS, **options)
+    return _dot_panels(named, groups(names), xlabel, note, **options)
+
+
+def _dot_panels(panels, groups, xlabel, note, xlim=None):
+    """Return panels of dots, one above the other, on one logarithmic axis; first label on top.
+
+    panels[title]: values by label. groups[label]: the one of GROUPS that a label is of; the dots of a group have the
+    same colour and shape. note: writes a value beside its dot.
+    """
+    counts = [len(values) for values in panels.values()]
+    height = 0.9 + 0.27 * sum(counts) + 0.45 * len(counts)
+    figure, places = plots.axes(6, height, len(counts), squeeze=False, sharex=True, height_ratios=counts)
+    styles, legend = group_styles(groups.values(), GROUPS), {}
+    for place, (title, values) in zip(places[:, 0], panels.items(), strict=True):
+        for row, (name, value) in enumerate(values.items()):
+            colour, shape = styles[groups[name]]
+            (legend[groups[name]],) = place.plot(value, row, shape, color=colour, markersize=7)
+            place.annotate(note(value), (value, row), (8, 0), textcoords="offset points", va="center", fontsize=9)
+        place.set(xscale="log", ylim=(len(values) - 0.4, -0.6), yticks=range(len(values)), yticklabels=list(values))
+        place.set_title(title, fontsize=10, loc="left")
+        place.tick_params(axis="y", labelsize=9)
+    places[-1, 0].set(xlabel=xlabel, xlim=xlim or whole_decade([v for p in panels.values() for v in p.values()]))
+    named = {group: legend[group] for group in styles}
+    figure.legend(named.values(), named, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    return figure
 
 
 def _has_a_place(value):

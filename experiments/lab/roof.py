@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from experiments.lab import quiet
-from mlpkit.engines.loops.simd import FMA_FLOPS, fma
+from experiments.lab.fma import FMA_FLOPS, fma
 from mlpkit.words import counted
 
 

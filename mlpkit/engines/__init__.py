@@ -3,12 +3,12 @@
 Its name says library and approach: `numba_hybrid`. Engines export the same functions, so that two of them can be read
 side by side and swapped without a change anywhere else; `protocol` lists those functions, in groups of which the first
 three are everybody's. An engine knows arrays, and no network: whole epochs are `mlpkit.executors`'. `numpy_baseline`
-defines what each function must compute: the tests hold the others to it, operation by operation and over a run of
-steps.
+defines what each function must compute: the tests hold the others to it, in operations and in runs of steps.
 
 This folder is the list of the engines: a file in it is one. The first words of its docstring, up to a colon, are its
 label. One that takes all but a few operations from another, as they are, names those few in `OWN`: for a model that
-needs none of them it is the other engine again, and nobody need measure it twice.
+needs none of them it is the other engine again, and nobody need measure it twice. One that takes all of them, such as
+`cuda_graph_epoch`, stands for the executor of its name, which runs whole epochs in its own way.
 """
 
 import ast

@@ -1,7 +1,4 @@
-"""a network on eight multiprocessors: an epoch of several networks in one launch, each in a cluster of eight blocks.
-
-An operation at a time it computes as `cupy_fused`; what runs whole epochs is the executor of the same name.
-"""
+"""a network on eight multiprocessors: an epoch of several networks in one launch, each in a cluster of eight blocks."""
 
 from mlpkit.kernels import gpu
 

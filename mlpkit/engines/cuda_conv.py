@@ -1,7 +1,4 @@
-"""CUDA, a plan of blocks: layers that follow each other are computed together, in memory that is planned ahead.
-
-An operation at a time it computes as `cupy_conv`; what runs whole epochs is the executor of the same name.
-"""
+"""CUDA, a plan of blocks: layers that follow each other are computed together, in memory that is planned ahead."""
 
 from mlpkit.kernels import gpu
 

@@ -1,7 +1,4 @@
-"""one CUDA kernel, an image a block: a network that sees, from its pixels to all its gradients.
-
-An operation at a time it computes as `cupy_conv`; what runs whole epochs is the executor of the same name.
-"""
+"""one CUDA kernel, an image a block: a network that sees, from its pixels to all its gradients."""
 
 from mlpkit.kernels import gpu
 

@@ -1,7 +1,4 @@
-"""CUDA graph of blocks: the whole step, from the batch to the update, is recorded once and replayed.
-
-An operation at a time it computes as `cupy_conv`; what runs whole epochs is the executor of the same name.
-"""
+"""CUDA graph of blocks: the whole step, from the batch to the update, is recorded once and replayed."""
 
 from mlpkit.kernels import gpu
 

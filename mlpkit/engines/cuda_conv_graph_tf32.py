@@ -1,7 +1,4 @@
-"""CUDA graph of blocks in TF32: as `cuda_conv_graph`, with products of fewer bits.
-
-An operation at a time it computes as `cupy_conv`; what runs whole epochs is the executor of the same name.
-"""
+"""CUDA graph of blocks in TF32: as `cuda_conv_graph`, with products of fewer bits."""
 
 from mlpkit.kernels import gpu
 

@@ -38,24 +38,20 @@ class _Sizes(NamedTuple):
         return tuple(getattr(self, name) for name in shapes)
 
 
-class _Pass:
-    """One of a convolution's three passes, by the first of cuDNN's plans that can be built. Owns the plan.
+@cache
+def _pass(sizes, which):
+    """Return a function of a, b and out that does one of a convolution's passes, by the first plan that can be built.
 
     Raises ValueError where cuDNN has none.
     """
+    problem = cudnn.Problem(sizes, which, "float32", "nchw", repeats=True, direct=True)
+    index, size = problem.first()
 
-    def __init__(self, sizes, which):
-        self.problem = cudnn.Problem(sizes, which, "float32", "nchw", repeats=True, direct=True)
-        self.index, self.workspace = self.problem.first()
+    def run(a, b, out):
+        workspace = cp.cuda.alloc(max(1, size))  # from CuPy's pool, which knows the stream
+        problem.call(index, (a, b, out), workspace)()
 
-    def __call__(self, a, b, out):
-        workspace = cp.cuda.alloc(max(1, self.workspace))  # from CuPy's pool, which knows the stream
-        self.problem.call(self.index, (a, b, out), workspace)()
-
-
-@cache
-def _pass(sizes, which):
-    return _Pass(sizes, which)
+    return run
 
 
 def _aligned(array):

@@ -1,7 +1,4 @@
-"""CUDA graph of our kernels: nine a step, in which a product's kernel also does what follows element by element.
-
-An operation at a time it computes as `cupy_fused`; what runs whole epochs is the executor of the same name.
-"""
+"""CUDA graph of our kernels: nine a step, in which a product's kernel also does what follows element by element."""
 
 from functools import cache
 

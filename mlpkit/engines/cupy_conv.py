@@ -30,13 +30,9 @@ mean_in_float64 = cupy_fused.mean_in_float64
 
 WINDOW_BYTES = 64 << 20  # bytes that the windows of a convolution may take at a time
 
-
-def add(x, y):
-    return _add(x, y)
-
-
-def multiply(x, y):
-    return _multiply(x, y)
+_add = cp.ElementwiseKernel("T x, T y", "T sum", "sum = x + y", "add_arrays")
+add = _add
+multiply = cp.ElementwiseKernel("T x, T y", "T product", "product = x * y", "multiply_arrays")
 
 
 # Updates, as a graph records them: the rate is an array
@@ -81,28 +77,15 @@ def relu(z):
     return _relu(z)
 
 
-def leaky_relu(z, slope):
-    return _leaky_relu(z, float(slope))
-
-
-def leaky_relu_backward(a, da, slope):
-    return _leaky_relu_backward(a, da, float(slope))
-
-
-def sigmoid(z):
-    return _sigmoid(z)
-
-
-def sigmoid_backward(a, da):
-    return _sigmoid_backward(a, da)
-
-
-def tanh(z):
-    return _tanh(z)
-
-
-def tanh_backward(a, da):
-    return _tanh_backward(a, da)
+_relu = cp.ElementwiseKernel("T z", "T a", "a = z < 0 ? T(0) : z", "relu")  # in this order a NaN stays a NaN
+leaky_relu = cp.ElementwiseKernel("T z, T slope", "T a", "a = z > 0 ? z : slope * z", "leaky_relu")
+leaky_relu_backward = cp.ElementwiseKernel(
+    "T a, T da, T slope", "T dz", "dz = a > 0 ? da : slope * da", "leaky_relu_backward"
+)
+sigmoid = cp.ElementwiseKernel("T z", "T a", "a = exp(min(z, T(0))) / (1 + exp(-abs(z)))", "sigmoid")
+sigmoid_backward = cp.ElementwiseKernel("T a, T da", "T dz", "dz = da * a * (1 - a)", "sigmoid_backward")
+tanh = cp.ElementwiseKernel("T z", "T a", "a = tanh(z)", "tanh_of")
+tanh_backward = cp.ElementwiseKernel("T a, T da", "T dz", "dz = da * (1 - a * a)", "tanh_backward")
 
 
 # Convolution, some images at a time
@@ -235,17 +218,6 @@ def hinge(z, labels):
     return loss[0], dz
 
 
-_add = cp.ElementwiseKernel("T x, T y", "T sum", "sum = x + y", "add_arrays")
-_multiply = cp.ElementwiseKernel("T x, T y", "T product", "product = x * y", "multiply_arrays")
-_relu = cp.ElementwiseKernel("T z", "T a", "a = z < 0 ? T(0) : z", "relu")  # in this order a NaN stays a NaN
-_leaky_relu = cp.ElementwiseKernel("T z, T slope", "T a", "a = z > 0 ? z : slope * z", "leaky_relu")
-_leaky_relu_backward = cp.ElementwiseKernel(
-    "T a, T da, T slope", "T dz", "dz = a > 0 ? da : slope * da", "leaky_relu_backward"
-)
-_sigmoid = cp.ElementwiseKernel("T z", "T a", "a = exp(min(z, T(0))) / (1 + exp(-abs(z)))", "sigmoid")
-_sigmoid_backward = cp.ElementwiseKernel("T a, T da", "T dz", "dz = da * a * (1 - a)", "sigmoid_backward")
-_tanh = cp.ElementwiseKernel("T z", "T a", "a = tanh(z)", "tanh_of")
-_tanh_backward = cp.ElementwiseKernel("T a, T da", "T dz", "dz = da * (1 - a * a)", "tanh_backward")
 _squared_error = cp.ElementwiseKernel(
     "T z, T target, T factor",
     "T term, T dz",

@@ -78,7 +78,8 @@ def adam_update(theta, grad, m, v, t, lr, beta1, beta2, eps):
 
 def add_bias_relu(z, b):
     """Replace z by relu(z + b)."""
-    _launch(_layers("add_bias_relu", z), -(-z.size // THREADS), THREADS, (z, b, np.int32(len(z)), np.int32(len(b))))
+    arguments = z, b, np.int32(len(z)), np.int32(len(b))
+    _launch(_layers("add_bias_relu", z.dtype), -(-z.size // THREADS), THREADS, arguments)
 
 
 def cross_entropy(z, b, labels, losses, step=None):
@@ -93,12 +94,12 @@ def cross_entropy_call(z, b, labels, losses, step):
     n, classes = z.shape
     arrays = (0 if array is None else array for array in (z, b, labels, losses, step))
     threads = 32 * min(-(-n // 2), 32)  # 16 a row
-    return _layers("cross_entropy", z), 1, threads, (*arrays, np.int32(n), np.int32(classes))
+    return _layers("cross_entropy", z.dtype), 1, threads, (*arrays, np.int32(n), np.int32(classes))
 
 
 def gather_call(X, index, rows, y=0, labels=0):
     arguments = X, index, rows, np.int32(len(rows)), np.int32(math.prod(X.shape[1:])), y, labels
-    return _gather_of(X.dtype), -(-rows.size // THREADS), THREADS, arguments
+    return _layers("gather", np.float32, PIXEL=C_TYPES[X.dtype]), -(-rows.size // THREADS), THREADS, arguments
 
 
 def _launch(kernel, blocks, threads, arguments):
@@ -106,17 +107,8 @@ def _launch(kernel, blocks, threads, arguments):
 
 
 @cache
-def _gather_of(dtype):
-    return kernel("layers", "gather", np.float32, PIXEL=C_TYPES[dtype])
-
-
-@cache
-def _of_type(name, dtype):
-    return kernel("layers", name, dtype)
-
-
-def _layers(name, array):
-    return _of_type(name, array.dtype)
+def _layers(name, dtype, **macros):
+    return kernel("layers", name, dtype, **macros)
 
 
 def _log(beta):

@@ -10,38 +10,12 @@ from .loops import convolve as _convolve
 from .loops import images as _images
 from .loops.compiler import FASTMATH, Threads, compile_loops
 from .loops.simd import BYTES as _BYTES
-from .numba_step import *
+from .numpy_baseline import *
+
+# isort: split
+from .numba_step import *  # of what both have, these are the ones
 from .numba_step import relu as _relu
 from .numba_step import relu_backward as _relu_backward
-from .numpy_baseline import (
-    add,
-    binary_cross_entropy,
-    channel_sums,
-    concat,
-    concat_backward,
-    dropout,
-    global_avg_pool,
-    global_avg_pool_backward,
-    hinge,
-    instance_norm,
-    instance_norm_backward,
-    leaky_relu,
-    leaky_relu_backward,
-    mean_squared_error,
-    multiply,
-    pad,
-    pad_backward,
-    pixel_shuffle,
-    pixel_unshuffle,
-    sigmoid,
-    sigmoid_backward,
-    tanh,
-    tanh_backward,
-    upsample_bilinear,
-    upsample_bilinear_backward,
-    upsample_nearest,
-    upsample_nearest_backward,
-)
 
 OWN = (
     "conv", "conv_backward_weights", "conv_backward_input",
@@ -67,19 +41,13 @@ def conv(x, W, b, stride, padding):
     plan, tables = _convolve.plan(*x.shape[1:], len(W), W.shape[-1], stride, padding)
     b = np.zeros(len(W), x.dtype) if b is None else np.ascontiguousarray(b)
     z = np.empty((len(x), len(W), plan.rows, plan.columns), x.dtype)
-    if plan.winograd:
-        _convolve.forward_winograd(plan, tables, rows_of(x), np.ascontiguousarray(W), b, rows_of(z), _shares(x))
-    else:
-        _convolve.forward(plan, tables, rows_of(x), rows_of(W), b, rows_of(z), _shares(x))
+    _convolve.forward(plan, tables, rows_of(x), np.ascontiguousarray(W), b, rows_of(z), _shares(x))
     return z
 
 
 def conv_backward_weights(x, dz, dW, db, stride, padding):
     plan, tables = _convolve.plan(*x.shape[1:], len(dW), dW.shape[-1], stride, padding)
-    if plan.winograd:
-        _convolve.backward_weights_winograd(plan, tables, rows_of(x), rows_of(dz), dW, _shares(x))
-    else:
-        _convolve.backward_weights(plan, tables, rows_of(x), rows_of(dz), dW.reshape(len(dW), -1), _shares(x))
+    _convolve.backward_weights(plan, tables, rows_of(x), rows_of(dz), dW.reshape(len(dW), -1), _shares(x))
     if db is not None:
         images.sum_planes(_planes(dz), db)
 
@@ -87,8 +55,7 @@ def conv_backward_weights(x, dz, dW, db, stride, padding):
 def conv_backward_input(dz, W, shape, stride, padding):
     plan, tables = _convolve.plan(*shape[1:], len(W), W.shape[-1], stride, padding)
     dx = np.empty(shape, dz.dtype)
-    backward = _convolve.backward_input_winograd if plan.winograd else _convolve.backward_input
-    backward(plan, tables, rows_of(dz), np.ascontiguousarray(W), rows_of(dx), _shares(dz))
+    _convolve.backward_input(plan, tables, rows_of(dz), np.ascontiguousarray(W), rows_of(dx), _shares(dz))
     return dx
 
 

@@ -106,16 +106,7 @@ class Updates(Protocol):
         """Take one step of RMSprop, in place."""
 
     def adam_update(
-        self,
-        theta: Array,
-        grad: Array,
-        m: Array,
-        v: Array,
-        t: int,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
+        self, theta: Array, grad: Array, m: Array, v: Array, t: int, lr: float, beta1: float, beta2: float, eps: float
     ) -> None:
         """Take step number `t` (the first is 1) of Adam, in place."""
 

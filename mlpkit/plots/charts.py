@@ -14,7 +14,8 @@ def images(X, titles=None, columns=5, shape=(28, 28), frame=False):
     figure, grid = axes(0.8 * columns, height, rows, columns, squeeze=False)
     for place in grid.flat:
         place.axis("off")
-    for place, pixels, title in zip(grid.flat, X, _titles(titles, len(X)), strict=False):
+    titles = [""] * len(X) if titles is None else titles
+    for place, pixels, title in zip(grid.flat, X, titles, strict=False):
         place.imshow(pixels.reshape(shape), cmap="gray_r", vmin=0, vmax=1)
         place.set_title(title, fontsize=10)
         if frame:
@@ -22,10 +23,6 @@ def images(X, titles=None, columns=5, shape=(28, 28), frame=False):
             place.set_axis_on()
             place.spines[:].set(visible=True, color="grey")
     return figure
-
-
-def _titles(titles, n):
-    return [""] * n if titles is None else [str(title) for title in titles]
 
 
 def training(history, title=""):
@@ -76,17 +73,13 @@ def seeds(groups, xlabel):
     figure, place = axes(height=0.7 + 0.32 * len(groups))
     for row, values in enumerate(groups.values()):
         values = np.sort(values)
-        place.plot(values, row - 0.22 * _earlier_equals(values), "o", color=COLOURS[0], alpha=0.6, markersize=5)
+        equals_before = np.arange(len(values)) - np.searchsorted(values, values)
+        place.plot(values, row - 0.22 * equals_before, "o", color=COLOURS[0], alpha=0.6, markersize=5)
         place.plot([np.mean(values)] * 2, [row - 0.3, row + 0.3], "-", color=COLOURS[1], linewidth=2.5)
     place.set(xlabel=xlabel, yticks=range(len(groups)), yticklabels=list(groups))
     place.invert_yaxis()
     place.grid(axis="y", visible=False)
     return figure
-
-
-def _earlier_equals(ordered):
-    """Return for each number of an ordered row how many equal ones stand before it."""
-    return np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
 
 
 def bars(values, xlabel, note="{:,.0f}"):
@@ -108,41 +101,17 @@ def dots(values, xlabel, note="{:,.0f}", xlim=None):
         place.plot(value, row, "o", color=COLOURS[0], markersize=9)
         place.annotate(note.format(value), (value, row), (9, 0), textcoords="offset points", va="center")
     place.set(xlabel=xlabel, xscale="log", yticks=range(len(values)), yticklabels=list(values))
-    place.set(ylim=(len(values) - 0.5, -0.5), xlim=xlim or _whole_decade(values.values()))
+    place.set(ylim=(len(values) - 0.5, -0.5), xlim=xlim or whole_decade(values.values()))
     return figure
 
 
-def dot_panels(panels, groups, xlabel, note="{:,.0f}".format, xlim=None, order=()):
-    """Show panels of dots, one above the other, on one logarithmic axis; first label on top.
-
-    panels[title]: values by label. groups[label]: the group of a label; the dots of a group have the same colour and
-    shape. note: writes a value beside its dot. order: of all groups, those that are in other figures too.
-    """
-    counts = [len(values) for values in panels.values()]
-    height = 0.9 + 0.27 * sum(counts) + 0.45 * len(counts)
-    figure, places = axes(6, height, len(counts), squeeze=False, sharex=True, height_ratios=counts)
-    styles, legend = _group_styles(groups.values(), order), {}
-    for place, (title, values) in zip(places[:, 0], panels.items(), strict=True):
-        for row, (name, value) in enumerate(values.items()):
-            colour, shape = styles[groups[name]]
-            (legend[groups[name]],) = place.plot(value, row, shape, color=colour, markersize=7)
-            place.annotate(note(value), (value, row), (8, 0), textcoords="offset points", va="center", fontsize=9)
-        place.set(xscale="log", ylim=(len(values) - 0.4, -0.6), yticks=range(len(values)), yticklabels=list(values))
-        place.set_title(title, fontsize=10, loc="left")
-        place.tick_params(axis="y", labelsize=9)
-    places[-1, 0].set(xlabel=xlabel, xlim=xlim or _whole_decade([v for p in panels.values() for v in p.values()]))
-    named = {group: legend[group] for group in styles}
-    figure.legend(named.values(), named, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
-    return figure
-
-
-def _whole_decade(values, room=6):
+def whole_decade(values, room=6):
     """Return limits of a logarithmic axis: a power of ten, and room beyond the largest for a number beside its dot."""
     known = [value for value in values if not np.isnan(value)]
     return 10.0 ** np.floor(np.log10(0.9 * min(known))), room * max(known)
 
 
-def _group_styles(groups, order=()):
+def group_styles(groups, order=()):
     """Return by group a colour and the shape of a marker: by its place in `order`, if it has one."""
     styles = dict(zip(dict.fromkeys((*order, *groups)), zip(COLOURS, "osD^vP", strict=False), strict=False))
     return {group: styles[group] for group in dict.fromkeys(groups)}
@@ -165,7 +134,7 @@ def spans(rows, xlabel, names=("", ""), hollow=()):
     if hollow:
         place.plot([], [], "o", color="grey", markerfacecolor="white", label="hollow: estimated", markersize=7)
     place.set(xlabel=xlabel, xscale="log", yticks=range(len(rows)), yticklabels=list(rows))
-    place.set(ylim=(len(rows) - 0.5, -0.5), xlim=_whole_decade([value for pair in rows.values() for value in pair], 2))
+    place.set(ylim=(len(rows) - 0.5, -0.5), xlim=whole_decade([value for pair in rows.values() for value in pair], 2))
     place.grid(axis="y", visible=False)
     figure.legend(*place.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     return figure
@@ -174,10 +143,11 @@ def spans(rows, xlabel, names=("", ""), hollow=()):
 def named_points(points, groups, xlabel, ylabel, order=(), **options):
     """Show points[label] = (x, y), y logarithmic, with a number beside each and the labels by number below.
 
-    groups, order: as for `dot_panels`. options: for `Axes.set`.
+    groups[label]: the group of a label; the points of a group have the same colour and shape. order: of all groups,
+    those that are in other figures too. options: for `Axes.set`.
     """
     figure, place = axes(6, 3.6 + 0.1 * len(points))
-    styles = _group_styles(groups.values(), order)
+    styles = group_styles(groups.values(), order)
     for number, (name, (x, y)) in enumerate(points.items(), 1):
         colour, shape = styles[groups[name]]
         place.plot(x, y, shape, color=colour, markersize=7, label=f"{number} {name}", linestyle="none")

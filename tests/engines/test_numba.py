@@ -1,7 +1,6 @@
 """What is particular about the compiled engines: their functions one by one, their caches, their threads."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +8,6 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,7 +19,6 @@ import mlpkit
 from mlpkit import engines
 from mlpkit.engines import python_loops
 from mlpkit.engines.loops import gemm as _gemm
-from mlpkit.engines.loops import simd as _simd
 
 LOOPS = ("python_loops", "numba_serial", "numba_parallel", "numba_fastmath", "numba_blocked")
 PACKAGE = Path(mlpkit.__file__).parent
@@ -128,19 +125,6 @@ def test_a_nan_reaches_its_row_and_no_other():
     _gemm.matmul(a, b, out)
     assert_array_equal(np.isnan(out).any(axis=1), np.arange(20) == 13)
     assert np.isnan(out[13]).all()
-
-
-def test_the_peak_is_measured_with_all_of_its_operations():
-    """Each of the chains goes half of the way to 1 a step: no step is left out, none comes twice."""
-    starts = 2 + np.arange(_simd.DEPENDENCY_CHAINS)
-    for steps in (0, 1, 5):
-        assert _simd.fma(steps) == np.sum(1 + (starts - 1) * 0.5**steps)
-    fresh = numba.jit(_simd.fma.py_func, **_simd.fma.targetoptions)  # code from the disk can't be looked into
-    fresh(1)
-    (code,) = fresh.inspect_asm().values()
-    found = len(re.findall(r"\n\s*vfmadd\d+ps\s", code))
-    assert found % _simd.DEPENDENCY_CHAINS == 0  # a chain that the compiler can foresee would be left out of the loop
-    assert found > 0 or _simd.BYTES == 16  # not x86 with FMA
 
 
 # Updates

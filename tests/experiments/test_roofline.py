@@ -8,6 +8,7 @@ import time
 from functools import partial
 from threading import Lock
 
+import numba
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -18,11 +19,13 @@ from experiments.floor import KIB, Plan, Roofs, table
 from experiments.floor.measure import RECIPES, _step, with_kernels
 from experiments.lab import clock, operations, quiet, results, roof
 from experiments.lab.bench import Stepper
+from experiments.lab.fma import DEPENDENCY_CHAINS, fma
 from experiments.lab.operations import COSTS, profile, watched
 from experiments.lab.results import median_us
 from experiments.lab.roof import bandwidth, peak
 from mlpkit import machine
 from mlpkit.engines import numpy_baseline
+from mlpkit.engines.loops.simd import BYTES
 from mlpkit.optim import BY_NAME
 from mlpkit.training.recipe import Recipe
 
@@ -52,6 +55,19 @@ def test_a_core_does_more_than_a_cycle_of_plain_python():
 def test_peak_counts_the_operations_of_all_threads(monkeypatch):
     monkeypatch.setattr(roof, "_together", lambda threads, prepare: 2.0)
     assert_allclose(peak(3, flops=10**9), 3 * 10**9 / 2 / 1e9, rtol=1e-5)
+
+
+def test_the_peak_is_measured_with_all_of_its_operations():
+    """Each of the chains goes half of the way to 1 a step: no step is left out, none comes twice."""
+    starts = 2 + np.arange(DEPENDENCY_CHAINS)
+    for steps in (0, 1, 5):
+        assert fma(steps) == np.sum(1 + (starts - 1) * 0.5**steps)
+    fresh = numba.jit(fma.py_func, **fma.targetoptions)  # code from the disk can't be looked into
+    fresh(1)
+    (code,) = fresh.inspect_asm().values()
+    found = len(re.findall(r"\n\s*vfmadd\d+ps\s", code))
+    assert found % DEPENDENCY_CHAINS == 0  # a chain that the compiler can foresee would be left out of the loop
+    assert found > 0 or BYTES == 16  # not x86 with FMA
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -46,7 +46,6 @@ FIGURES = {
     "bars": lambda: plots.bars({"a": 1, "b": 1000}, "time (µs a step)"),
     "dots": lambda: plots.dots({"a": 1.5, "b": 1000}, "time (µs a step)", "{:.1f}"),
     "seeds": lambda: plots.seeds({"a": [0.97, 0.98], "b": [0.96]}, "accuracy (%)"),
-    "dot panels": lambda: plots.dot_panels({"m": {"a": 1.0, "b": 9.0}}, {"a": "x", "b": "y"}, "t (µs)"),
     "spans": lambda: plots.spans({"a": (1.0, 9.0), "b": (3.0, 4.0)}, "t (s)", ("first", "second"), [("a", 1)]),
     "spans of three": lambda: plots.spans({"a": (1.0, 9.0, 2.0)}, "t (s)", ("first", "second", "both")),
     "named points": lambda: plots.named_points({"a": (0, 9.0), "b": (5, 1.0)}, {"a": "x", "b": "y"}, "lines", "t (µs)"),
@@ -70,7 +69,8 @@ def test_a_figure_can_be_drawn_and_its_axes_are_labelled(draw):
 
 
 def test_every_kind_of_figure_is_tested_here():
-    tools = {"picture", "picture_width", "png", "axes", "smooth", "images", "cells"}  # the last two have no axes
+    tools = {"picture", "picture_width", "png", "axes", "smooth", "group_styles", "whole_decade"}
+    tools |= {"images", "cells"}  # which have no axes
     functions = {
         n for n, f in vars(plots).items() if getattr(f, "__module__", "").startswith(plots.__name__) and n[0] != "_"
     }

@@ -63,7 +63,7 @@ MEANT = {  # a word: where it stands for something else, and for what
     },
     "joined": {"records": "*/test_overview.py"},
     "chains": {
-        "of multiply-adds that wait for each other": "*/simd.py */roofs.cu experiments/matmul/* */test_numba.py",
+        "of multiply-adds that wait for each other": "*/fma.py */roofs.cu experiments/matmul/* */test_roofline.py",
         "of layers, beside each other": "*/concat.py */test_branches.py */test_fold.py",
     },
     "room": {"between signs of a plot": "*/plots/*", "what a test wants": "tests/*"},

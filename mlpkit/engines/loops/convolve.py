@@ -35,6 +35,7 @@ from .simd_batch import (
     whole_blocks,
     zeros,
 )
+from .winograd import PRODUCTS, TOGETHER
 
 
 class Plan(NamedTuple):
@@ -70,13 +71,6 @@ class Plan(NamedTuple):
     taps_in: int = 0  # (c,): from the first channel of V to each
     taps_out: int = 0  # (c_out,): from the first channel of dM to each
     tiles_at: int = 0  # (tiles,): from the first tile to each
-
-
-PRODUCTS, TOGETHER = winograd.PRODUCTS, winograd.TOGETHER
-winograd_pack, winograd_unpack = winograd.pack, winograd.unpack
-winograd_in, winograd_out, winograd_back = winograd.images_in, winograd.results_out, winograd.slopes_out
-winograd_slopes, winograd_weights, winograd_apart = winograd.slopes_in, winograd.add_weights, winograd.apart
-winograd_seen, winograd_elements = winograd.seen_in, winograd.elements_of
 
 
 class Part(NamedTuple):
@@ -291,167 +285,142 @@ def buffers_of_dz(plan, like):
     return buffer(plan.c_out * plan.rows * plan.columns, like), buffer(plan.c_out * plan.dz_tall * plan.dz_wide, like)
 
 
+@compiled(__name__, nogil=True)
+def buffer_of_products(plan, channels, like):
+    """Return room for the 36 matrices of so many channels, where there are tiles."""
+    return bare(plan.winograd * PRODUCTS * winograd.apart(plan, channels), like)
+
+
+@compiled(__name__, parallel=True, nogil=True)
+def pack_winograd(W, U, back):
+    """Write the transformed weights, see `winograd.pack`, on all cores."""
+    chunk = 2 * ROWS  # a multiple of the lanes
+    for i in prange((len(W) + chunk - 1) // chunk):
+        winograd.pack(W, i * chunk, min((i + 1) * chunk, len(W)), U, back)
+
+
 @compiled(__name__, parallel=True, nogil=True)
 def forward(plan, tables, x, W, b, z, shares):
-    """Write the convolution of x (n, c * h * w) with W (c_out, c * k * k), and b (c_out,), into z (n, elements).
+    """Write the convolution of x (n, c * h * w) with W (c_out, c, k, k), and b (c_out,), into z (n, elements).
 
     shares: how many parts of the batch are done at the same time.
     """
-    depth, positions, lanes = W.shape[1], plan.rows * plan.columns, BYTES // x.itemsize
-    packed = np.empty(whole_blocks(plan.c_out) * depth, x.dtype)
-    pack_rows(W, packed)
-    start = zeros(whole_blocks(plan.c_out), x)
+    rows, lanes = whole_blocks(plan.c_out), BYTES // x.itemsize
+    packed = zeros((PRODUCTS if plan.winograd else plan.k**2) * rows * plan.c, x)
+    if plan.winograd:
+        pack_winograd(W, packed, packed[:0])
+    else:
+        pack_rows(W.reshape(plan.c_out, -1), packed)
+    start = zeros(rows + ROWS, x)  # the bias, and a block of zeros
     copy(b, start)
     simd_batches = (len(x) + lanes - 1) // lanes
-    at = address(tables)
     for share in prange(shares):
         flat, buffer_x = buffers_of_x(plan, x)
-        buffer_z = buffer(plan.c_out * positions, x)
+        buffer_z = buffer(plan.c_out * plan.rows * plan.columns, x)
+        tiles = buffer(plan.winograd * TOGETHER * plan.z_tall * plan.z_wide, x)
+        V, M = bare(plan.winograd * winograd.elements_of(plan), x), buffer_of_products(plan, TOGETHER, x)
         for g in range(simd_batches * share // shares, simd_batches * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
             read_x(plan, x[images], flat, buffer_x)
-            for o in range(0, plan.c_out, ROWS):
-                multiply(
-                    x.dtype, plan.c_out - o, address(packed[o * depth :]), at + ADDRESS * plan.taps, depth,
-                    address(buffer_x), at + ADDRESS * plan.x_at, positions,
-                    address(buffer_z[o * positions :]), at + ADDRESS * plan.z_at, positions * BYTES,
-                    address(start[o:]),
-                )  # fmt: skip
+            if plan.winograd:
+                results_of_tiles(plan, address(tables), packed, start, buffer_x, V, M, tiles, buffer_z)
+            else:
+                results(plan, address(tables), packed, start, buffer_x, buffer_z)
             unpack_simd(buffer_z, z[images])
+
+
+@compiled(__name__, nogil=True)
+def results(plan, at, packed, start, x, z):
+    """Write what a SIMD batch x, with its margin, gives into z (elements, lanes)."""
+    depth, positions = plan.c * plan.k**2, plan.rows * plan.columns
+    for o in range(0, plan.c_out, ROWS):
+        multiply(
+            x.dtype, plan.c_out - o, address(packed[o * depth :]), at + ADDRESS * plan.taps, depth,
+            address(x), at + ADDRESS * plan.x_at, positions,
+            address(z[o * positions :]), at + ADDRESS * plan.z_at, positions * BYTES, address(start[o:]),
+        )  # fmt: skip
+
+
+@compiled(__name__, nogil=True)
+def results_of_tiles(plan, at, U, start, x, V, M, tiles, z):
+    """Do what `results` does, with Winograd's convolution. V, M, tiles: room for these."""
+    zero = address(start[whole_blocks(plan.c_out) :])
+    winograd.images_in(plan, x.dtype, address(x), address(V))
+    winograd.seen_in(plan, x.reshape(plan.c, plan.tall, plan.wide, x.shape[1]), V)
+    for o in range(0, plan.c_out, TOGETHER):
+        winograd.results_out(
+            plan, at, x.dtype, x.itemsize, o, address(U), address(V), address(M), address(tiles),
+            address(start[o:]), zero,
+        )  # fmt: skip
+        for i in range(min(TOGETHER, plan.c_out - o)):
+            for y in range(plan.rows):
+                begin, end = (i * plan.z_tall + y) * plan.z_wide, ((o + i) * plan.rows + y) * plan.columns
+                copy(tiles[begin : begin + plan.columns], z[end:])
 
 
 @compiled(__name__, parallel=True, nogil=True)
 def backward_weights(plan, tables, x, dz, dW, shares):
     """Write the gradient of the weights, dW (c_out, c * k * k), from x (n, c * h * w) and dz (n, elements)."""
-    positions, lanes = plan.rows * plan.columns, BYTES // x.itemsize
+    at, size, lanes = address(tables), x.itemsize, BYTES // x.itemsize
+    depth, positions = plan.c * plan.k**2, plan.rows * plan.columns
+    block = PRODUCTS * block_elements(plan.c, lanes) if plan.winograd else block_elements(depth, lanes)
+    partial = zeros(shares * whole_blocks(plan.c_out) // ROWS * block, x).reshape(shares, -1)
     simd_batches = (len(x) + lanes - 1) // lanes
-    at = address(tables)
-    depth = dW.shape[1]
-    block = block_elements(depth, lanes)
-    own = whole_blocks(plan.c_out) // ROWS * block
-    partial = zeros(shares * own, x).reshape(shares, own)
     for share in prange(shares):
         flat, buffer_x = buffers_of_x(plan, x)
-        buffer_z = buffer(plan.c_out * positions, x)
+        flat_z, buffer_z = (
+            buffer(plan.c_out * positions, x),
+            buffer(plan.winograd * plan.c_out * plan.dz_tall * plan.dz_wide, x),
+        )
+        V, dM = buffer_of_products(plan, plan.c, x), buffer_of_products(plan, plan.c_out, x)
         for g in range(simd_batches * share // shares, simd_batches * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
             read_x(plan, x[images], flat, buffer_x)
-            pack_simd(dz[images], buffer_z)
+            if plan.winograd:
+                read_dz(plan, dz[images], flat_z, buffer_z)
+                winograd.images_in(plan, x.dtype, address(buffer_x), address(V))
+                winograd.slopes_in(plan, x.dtype, 0, plan.c_out, address(buffer_z), address(dM))
+                winograd.add_weights(plan, at, x.dtype, size, address(dM), address(V), address(partial[share]))
+                continue
+            pack_simd(dz[images], flat_z)
             for o in range(0, plan.c_out, ROWS):
                 add_slopes(
-                    x.dtype, plan.c_out - o, address(buffer_z[o * positions :]), positions * BYTES,
+                    x.dtype, plan.c_out - o, address(flat_z[o * positions :]), positions * BYTES,
                     at + ADDRESS * plan.z_at, address(buffer_x), at + ADDRESS * plan.x_at, positions,
                     at + ADDRESS * plan.taps, depth, address(partial[share, o // ROWS * block :]),
-                    piece_of(lanes) * x.itemsize,
+                    piece_of(lanes) * size,
                 )  # fmt: skip
     for o in prange(plan.c_out):
-        collect(partial, np.intp(0), plan.c_out, np.intp(o), dW[o : o + 1])
+        if plan.winograd:
+            winograd.unpack(partial, np.intp(0), np.intp(o), np.intp(o + 1), dW)
+        else:
+            collect(partial, np.intp(0), plan.c_out, np.intp(o), dW[o : o + 1])
 
 
 @compiled(__name__, parallel=True, nogil=True)
 def backward_input(plan, tables, dz, W, dx, shares):
     """Write the gradient of the input, dx (n, c * h * w), from dz (n, elements) and W (c_out, c, k, k)."""
-    lanes = BYTES // dz.itemsize
-    simd_batches = (len(dz) + lanes - 1) // lanes
-    packed, none = zeros(whole_blocks(plan.c) * W.size // plan.c, dz), zeros(ROWS, dz)
-    pack_parts(plan, tables, W, packed)
+    at, lanes = address(tables), BYTES // dz.itemsize
+    packed = zeros((PRODUCTS if plan.winograd else plan.k**2) * whole_blocks(plan.c) * plan.c_out, dz)
+    if plan.winograd:
+        pack_winograd(W, packed[:0], packed)
+    else:
+        pack_parts(plan, tables, W, packed)
+    none, simd_batches = zeros(ROWS, dz), (len(dz) + lanes - 1) // lanes
     for share in prange(shares):
         (flat, buffer_z), buffer_x = buffers_of_dz(plan, dz), buffer(plan.c * plan.h * plan.w, dz)
-        for g in range(simd_batches * share // shares, simd_batches * (share + 1) // shares):
-            images = slice(g * lanes, (g + 1) * lanes)
-            read_dz(plan, dz[images], flat, buffer_z)
-            parts_back(plan, tables, packed, address(buffer_z), address(buffer_x), address(none))
-            unpack_simd(buffer_x, dx[images])
-
-
-# The same three with Winograd's convolution, for plans that it suits
-
-
-@compiled(__name__, nogil=True)
-def buffer_of_products(plan, channels, like):
-    """Return room for the 36 matrices of so many channels."""
-    return bare(PRODUCTS * winograd_apart(channels, plan.down * plan.across), like)
-
-
-@compiled(__name__, parallel=True, nogil=True)
-def packed_winograd(W, U, back):
-    """Write the transformed weights, see `winograd.pack`, on all cores."""
-    chunk = 2 * ROWS  # a multiple of the lanes
-    for i in prange((len(W) + chunk - 1) // chunk):
-        winograd_pack(W, i * chunk, min((i + 1) * chunk, len(W)), U, back)
-
-
-@compiled(__name__, parallel=True, nogil=True)
-def forward_winograd(plan, tables, x, W, b, z, shares):
-    """Do what `forward` does; W (c_out, c, k, k)."""
-    lanes, size, at = BYTES // x.itemsize, x.itemsize, address(tables)
-    simd_batches = (len(x) + lanes - 1) // lanes
-    U = zeros(PRODUCTS * whole_blocks(plan.c_out) * plan.c, x)
-    packed_winograd(W, U, U[:0])
-    start = zeros(whole_blocks(plan.c_out) + ROWS, x)
-    copy(b, start)
-    zero = address(start[whole_blocks(plan.c_out) :])
-    for share in prange(shares):
-        flat, buffer_x = buffers_of_x(plan, x)
-        buffer_z, buffer_flat = buffer(TOGETHER * plan.z_tall * plan.z_wide, x), buffer(len(z[0]), x)
-        V, M = bare(winograd_elements(plan.c, plan.down * plan.across), x), buffer_of_products(plan, TOGETHER, x)
-        for g in range(simd_batches * share // shares, simd_batches * (share + 1) // shares):
-            images = slice(g * lanes, (g + 1) * lanes)
-            read_x(plan, x[images], flat, buffer_x)
-            winograd_in(plan, x.dtype, address(buffer_x), address(V))
-            winograd_seen(plan, buffer_x.reshape(plan.c, plan.tall, plan.wide, lanes), V)
-            for o in range(0, plan.c_out, TOGETHER):
-                winograd_out(
-                    plan, at, x.dtype, size, o, address(U), address(V), address(M), address(buffer_z),
-                    address(start[o:]), zero,
-                )  # fmt: skip
-                for i in range(min(TOGETHER, plan.c_out - o)):
-                    for y in range(plan.rows):
-                        begin, end = (i * plan.z_tall + y) * plan.z_wide, ((o + i) * plan.rows + y) * plan.columns
-                        copy(buffer_z[begin : begin + plan.columns], buffer_flat[end:])
-            unpack_simd(buffer_flat, z[images])
-
-
-@compiled(__name__, parallel=True, nogil=True)
-def backward_weights_winograd(plan, tables, x, dz, dW, shares):
-    """Do what `backward_weights` does; dW (c_out, c, k, k)."""
-    lanes, size, at = BYTES // x.itemsize, x.itemsize, address(tables)
-    simd_batches = (len(x) + lanes - 1) // lanes
-    own = PRODUCTS * (whole_blocks(plan.c_out) // ROWS) * block_elements(plan.c, lanes)
-    partial = zeros(shares * own, x).reshape(shares, own)
-    for share in prange(shares):
-        flat, buffer_x = buffers_of_x(plan, x)
-        flat_z, buffer_z = buffers_of_dz(plan, x)
-        V, dM = buffer_of_products(plan, plan.c, x), buffer_of_products(plan, plan.c_out, x)
-        for g in range(simd_batches * share // shares, simd_batches * (share + 1) // shares):
-            images = slice(g * lanes, (g + 1) * lanes)
-            read_x(plan, x[images], flat, buffer_x)
-            read_dz(plan, dz[images], flat_z, buffer_z)
-            winograd_in(plan, x.dtype, address(buffer_x), address(V))
-            winograd_slopes(plan, x.dtype, 0, plan.c_out, address(buffer_z), address(dM))
-            winograd_weights(plan, at, x.dtype, size, address(dM), address(V), address(partial[share]))
-    for o in prange(plan.c_out):
-        winograd_unpack(partial, np.intp(0), np.intp(o), np.intp(o + 1), dW)
-
-
-@compiled(__name__, parallel=True, nogil=True)
-def backward_input_winograd(plan, tables, dz, W, dx, shares):
-    """Do what `backward_input` does."""
-    lanes, size, at = BYTES // dz.itemsize, dz.itemsize, address(tables)
-    simd_batches, none = (len(dz) + lanes - 1) // lanes, zeros(ROWS, dz)
-    back = zeros(PRODUCTS * whole_blocks(plan.c) * plan.c_out, dz)
-    packed_winograd(W, back[:0], back)
-    for share in prange(shares):
-        flat, buffer_z = buffers_of_dz(plan, dz)
         dM, dV = buffer_of_products(plan, plan.c_out, dz), buffer_of_products(plan, plan.c, dz)
-        plane, buffer_x = buffer(plan.tall * plan.wide, dz), buffer(plan.c * plan.h * plan.w, dz)
-        zero = address(none)
+        plane = buffer(plan.winograd * plan.tall * plan.wide, dz)
         for g in range(simd_batches * share // shares, simd_batches * (share + 1) // shares):
             images = slice(g * lanes, (g + 1) * lanes)
             read_dz(plan, dz[images], flat, buffer_z)
-            winograd_slopes(plan, dz.dtype, 0, plan.c_out, address(buffer_z), address(dM))
-            winograd_back(
-                plan, at, dz.dtype, size, address(back), address(dM), address(dV),
-                plane.reshape(plan.tall, plan.wide, lanes), buffer_x.reshape(plan.c, plan.h, plan.w, lanes), zero,
-            )  # fmt: skip
+            if plan.winograd:
+                winograd.slopes_in(plan, dz.dtype, 0, plan.c_out, address(buffer_z), address(dM))
+                winograd.slopes_out(
+                    plan, at, dz.dtype, dz.itemsize, address(packed), address(dM), address(dV),
+                    plane.reshape(plan.tall, plan.wide, lanes), buffer_x.reshape(plan.c, plan.h, plan.w, lanes),
+                    address(none),
+                )  # fmt: skip
+            else:
+                parts_back(plan, tables, packed, address(buffer_z), address(buffer_x), address(none))
             unpack_simd(buffer_x, dx[images])

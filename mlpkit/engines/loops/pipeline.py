@@ -17,44 +17,14 @@ import numpy as np
 from numba import prange
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
+from . import convolve, simd_batch, winograd
 from . import fused as _fused
-from . import winograd
 from .compiler import FASTMATH, compile_loops, compiled
-from .convolve import (
-    Plan,
-    Tables,
-    distances,
-    pack_parts,
-    pack_rows,
-    parts_back,
-    planned,
-    read_x,
-    winograd_back,
-    winograd_elements,
-    winograd_in,
-    winograd_out,
-    winograd_pack,
-    winograd_seen,
-    winograd_slopes,
-    winograd_unpack,
-    winograd_weights,
-)
+from .convolve import Plan, Tables, distances
 from .gemm import multiply as product
 from .simd import ADDRESS, BYTES, address
-from .simd_batch import (
-    ROWS,
-    add_slopes,
-    block_elements,
-    collect,
-    copy,
-    multiply,
-    pack_simd,
-    piece_of,
-    pool,
-    pool_backward,
-    unpack_simd,
-    whole_blocks,
-)
+from .simd_batch import ROWS, block_elements, copy, whole_blocks
+from .winograd import PRODUCTS, TOGETHER
 
 _one_core = compile_loops(__name__, _fused, fastmath=FASTMATH, error_model="numpy")
 add_bias_relu, cross_entropy = _one_core.add_bias_relu, _one_core.cross_entropy
@@ -92,7 +62,6 @@ class Block(NamedTuple):
     wants_dx: int
 
 
-PRODUCTS, TOGETHER = winograd.PRODUCTS, winograd.TOGETHER
 SLICES = 8  # parts in which a block's weights are packed
 
 
@@ -138,7 +107,7 @@ def lay_out(shape, blocks, dense, lanes):
     space, plans = _Space(lanes), list[Plan]()
     for channels, k, stride, padding, size, hop, *_ in blocks:
         c, h, w = shape
-        plans.append(planned(space.tables, c, h, w, channels, k, stride, padding))
+        plans.append(convolve.planned(space.tables, c, h, w, channels, k, stride, padding))
         shape = channels, *_pooled(plans[-1], size, hop)
     features = prod(shape)
     inputs = [(space.take("kept", one.c * one.tall * one.wide), one.tall, one.wide, one.margin) for one in plans]
@@ -179,8 +148,8 @@ def _pooled(plan, size, stride):
 def _shared(space, plans, features):
     """Return where begins what all blocks use, one after another: fields of `Workspace`."""
     first, apart = plans[0], winograd.apart.py_func
-    V = [one.winograd * winograd.elements_of.py_func(one.c, one.down * one.across) for one in plans]
-    M = [one.winograd * PRODUCTS * apart(max(one.c_out, TOGETHER), one.down * one.across) for one in plans]
+    V = [one.winograd * winograd.elements_of.py_func(one) for one in plans]
+    M = [one.winograd * PRODUCTS * apart(one, max(one.c_out, TOGETHER)) for one in plans]
     sizes = {
         "flat": [first.c * first.h * first.w],
         "z": [step_of.py_func(one) * one.z_tall * one.z_wide for one in plans],
@@ -279,11 +248,11 @@ def pack(blocks, tables, theta, packed):
             first, end = chunks * piece // SLICES * lanes, min(chunks * (piece + 1) // SLICES * lanes, plan.c_out)
             U = packed[block.packed : block.packed + PRODUCTS * whole_blocks(plan.c_out) * plan.c]
             back = packed[block.back : block.back + PRODUCTS * whole_blocks(plan.c) * plan.c_out]
-            winograd_pack(W, first, end, U, back)
+            winograd.pack(W, first, end, U, back)
         elif piece == 0:
-            pack_rows(W.reshape(plan.c_out, -1), packed[block.packed :])
+            convolve.pack_rows(W.reshape(plan.c_out, -1), packed[block.packed :])
         elif piece == 1 and block.wants_dx:
-            pack_parts(plan, tables, W, packed[block.back :])
+            convolve.pack_parts(plan, tables, W, packed[block.back :])
 
 
 @compiled(__name__, nogil=True)
@@ -294,24 +263,24 @@ def block_forward(block, tables, packed, kept, marks, scratch, workspace):
     x, z = address(kept[block.x :]), address(scratch[workspace.z :])
     V, zero = address(scratch[workspace.V :]), address(packed[workspace.zeros :])
     if plan.winograd:
-        winograd_in(plan, kept.dtype, x, V)
+        winograd.images_in(plan, kept.dtype, x, V)
         images = simd_at(kept, block.x, plan.c * plan.tall * plan.wide).reshape(plan.c, plan.tall, plan.wide, lanes)
-        winograd_seen(plan, images, simd_at(scratch, workspace.V, winograd_elements(plan.c, plan.down * plan.across)))
+        winograd.seen_in(plan, images, simd_at(scratch, workspace.V, winograd.elements_of(plan)))
     step = step_of(plan)
     for o in range(0, plan.c_out, step):
         if plan.winograd:
-            winograd_out(
+            winograd.results_out(
                 plan, at, kept.dtype, size, o, address(packed[block.packed :]), V, address(scratch[workspace.M :]),
                 z, address(packed[block.bias + o :]), zero,
             )  # fmt: skip
         else:
-            multiply(
+            simd_batch.multiply(
                 kept.dtype, plan.c_out - o, address(packed[block.packed + o * depth :]),
                 at + ADDRESS * plan.taps, depth, x, at + ADDRESS * plan.x_at, plan.rows * plan.columns,
                 z, at + ADDRESS * plan.z_at, plane, address(packed[block.bias + o :]),
             )  # fmt: skip
         y = ((o * block.y_tall + block.y_margin) * block.y_wide + block.y_margin) * BYTES
-        pool(
+        simd_batch.pool(
             kept.dtype, lanes, z, plan.z_wide * BYTES, plane, block.pool_stride, at + ADDRESS * block.pool_taps,
             block.window, block.relu, min(step, plan.c_out - o), block.pool_rows, block.pool_columns,
             address(kept[block.y :]) + y, block.y_wide * BYTES, block.y_tall * block.y_wide * BYTES,
@@ -329,18 +298,18 @@ def block_backward(block, tables, packed, kept, marks, scratch, workspace, own):
         channels = min(ROWS, plan.c_out - o)
         dz = unpooled(block, tables, marks, scratch, workspace, o, channels)
         if plan.winograd:
-            winograd_slopes(plan, kept.dtype, o, channels, address(dz), dM)
+            winograd.slopes_in(plan, kept.dtype, o, channels, address(dz), dM)
         else:
-            add_slopes(
+            simd_batch.add_slopes(
                 kept.dtype, channels, address(dz), plane * BYTES, at + ADDRESS * block.dz_at,
                 x, at + ADDRESS * plan.x_at, plan.rows * plan.columns, at + ADDRESS * plan.taps, depth,
-                address(own[block.own + o // ROWS * block_elements(depth, lanes) :]), piece_of(lanes) * size,
+                address(own[block.own + o // ROWS * block_elements(depth, lanes) :]), simd_batch.piece_of(lanes) * size,
             )  # fmt: skip
         for i in range(channels):
             own[block.own_b + o + i] += total(dz[i * plane * lanes : (i + 1) * plane * lanes])
     if plan.winograd:
-        winograd_in(plan, kept.dtype, x, V)
-        winograd_weights(plan, at, kept.dtype, size, dM, V, address(own[block.own :]))
+        winograd.images_in(plan, kept.dtype, x, V)
+        winograd.add_weights(plan, at, kept.dtype, size, dM, V, address(own[block.own :]))
     if block.wants_dx:
         input_gradient(block, tables, packed, scratch, workspace)
 
@@ -354,7 +323,7 @@ def unpooled(block, tables, marks, scratch, workspace, o, channels):
     dz = scratch[start : start + channels * plane * lanes]
     if block.overlap:
         dz[:] = 0
-    pool_backward(
+    simd_batch.pool_backward(
         scratch.dtype, lanes, address(scratch[workspace.dy + o * pooled * lanes :]),
         address(marks[block.marks + o * pooled * lanes :]), block.pool_stride, at + ADDRESS * block.back_taps,
         block.window, channels, block.pool_rows, block.pool_columns, block.overlap,
@@ -371,13 +340,13 @@ def input_gradient(block, tables, packed, scratch, workspace):
         lanes = BYTES // scratch.itemsize
         dx = simd_at(scratch, workspace.dy, plan.c * plan.h * plan.w).reshape(plan.c, plan.h, plan.w, lanes)
         plane = simd_at(scratch, workspace.plane, plan.tall * plan.wide).reshape(plan.tall, plan.wide, lanes)
-        winograd_back(
+        winograd.slopes_out(
             plan, address(tables), scratch.dtype, scratch.itemsize, address(packed[block.back :]),
             address(scratch[workspace.M :]), address(scratch[workspace.dV :]), plane, dx, zero,
         )  # fmt: skip
     else:
         dz, dx_at = address(scratch[block.dz :]), address(scratch[workspace.dy :])
-        parts_back(plan, tables, packed[block.back :], dz, dx_at, zero)
+        convolve.parts_back(plan, tables, packed[block.back :], dz, dx_at, zero)
 
 
 @compiled(__name__, nogil=True, fastmath=FASTMATH)
@@ -395,16 +364,16 @@ def blocks_forward(blocks, tables, workspace, images, packed, kept, marks, scrat
     first, last = block_of(blocks[0]), block_of(blocks[len(blocks) - 1])
     plan = first.plan
     flat = simd_at(scratch, workspace.flat, plan.c * plan.h * plan.w)
-    read_x(plan, images, flat, simd_at(kept, first.x, plan.c * plan.tall * plan.wide))
+    convolve.read_x(plan, images, flat, simd_at(kept, first.x, plan.c * plan.tall * plan.wide))
     for i in range(len(blocks)):
         block_forward(block_of(blocks[i]), tables, packed, kept, marks, scratch, workspace)
-    unpack_simd(simd_at(kept, last.y, features.shape[1]), features)
+    simd_batch.unpack_simd(simd_at(kept, last.y, features.shape[1]), features)
 
 
 @compiled(__name__, nogil=True)
 def blocks_backward(blocks, tables, workspace, slopes, packed, kept, marks, scratch, own):
     """Add to `own` what a SIMD batch gives, from slopes (n, ...), the gradients of what came out of the last block."""
-    pack_simd(slopes, simd_at(scratch, workspace.dy, slopes.shape[1]))
+    simd_batch.pack_simd(slopes, simd_at(scratch, workspace.dy, slopes.shape[1]))
     for i in range(len(blocks) - 1, -1, -1):
         block_backward(block_of(blocks[i]), tables, packed, kept, marks, scratch, workspace, own)
 
@@ -474,12 +443,13 @@ def parameter_gradients(blocks, dense, n, own, rows, slopes, most, grad, parts):
                 sum_rows(dz, db)
         for i in range(len(blocks)):
             block = block_of(blocks[i])
-            c_out, dW_of = block.plan.c_out, weights_of(grad, block)
+            c_out = block.plan.c_out
+            dW_rows = weights_of(grad, block).reshape(c_out, -1)
             first, end = c_out * part // parts, c_out * (part + 1) // parts
             if block.plan.winograd:
-                winograd_unpack(own, block.own, first, end, dW_of)
+                winograd.unpack(own, block.own, first, end, dW_rows)
             else:
-                collect(own, block.own, c_out, first, dW_of.reshape(c_out, -1)[first:end])
+                simd_batch.collect(own, block.own, c_out, first, dW_rows[first:end])
             if block.b >= 0:
                 add_up(own, block.own_b + first, grad[block.b + first : block.b + end])
 

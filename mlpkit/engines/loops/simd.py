@@ -1,15 +1,16 @@
 """Vector instructions by hand: pieces of machine code that no loop in Python makes Numba write.
 
 A vector register holds some elements (LANES of them), and one instruction multiplies all of them by those of a second
-register and adds those of a third: a fused multiply-add. `fma` does nothing else, and so shows a core's peak. `tile`
-does as much of a matrix product as a few registers hold, `wide_tile` as much as most of 32 hold: they are the heart of
-`gemm`. `transpose` transposes a square of elements in registers, and `fetch` asks for memory before it is needed.
+register and adds those of a third: a fused multiply-add. `tile` does as much of a matrix product as a few registers
+hold, `wide_tile` as much as most of 32 hold: they are the heart of `gemm`. `transpose` transposes a square of elements
+in registers, and `fetch` asks for memory before it is needed.
 
 All are Numba intrinsics: Python functions that write LLVM's intermediate language for vectors of a given length. LLVM
 turns it into the machine's own instructions, such as those of AVX-512, of AVX2 with FMA, or of NEON.
 """
 
 from functools import partial
+from inspect import Parameter, Signature, signature
 
 import numpy as np
 from llvmlite import ir
@@ -18,8 +19,6 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from .compiler import compiled
-
 _MACHINE, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()  # that Numba compiles for
 BYTES = 64 if "+avx512f" in _FEATURES else 32 if "+avx2" in _FEATURES else 16  # of a vector register
 LANES = BYTES // 4  # float32 elements in a register; half as many are float64
@@ -27,9 +26,6 @@ REGISTERS = 32 if BYTES == 64 or "aarch64" in _MACHINE or "arm64" in _MACHINE el
 ROWS = 8  # of a tile: totals for a multiply-add of 4 cycles' latency in two units, which leave registers for a and b
 WIDE = 2 if REGISTERS == 32 else 1  # registers side by side in a wide tile: a number of a is loaded once for all
 LINE = 64  # bytes of a cache line on most machines
-
-DEPENDENCY_CHAINS = REGISTERS * 3 // 4  # of multiply-adds that wait for each other in `fma`: enough for any latency
-FMA_FLOPS = 2 * DEPENDENCY_CHAINS * LANES  # floating point operations of one step of `fma`
 
 INDEX = ir.IntType(64)
 ADDRESS = np.dtype(np.int64).itemsize
@@ -87,37 +83,34 @@ class Writer:
         return [ir.Constant(self.vector, None)] * n
 
 
-def writing(dtype, elements, write, *others):
-    """Return what an intrinsic returns that takes `dtype`, so many integers, and `others`, which are types of Numba's.
+def written(write, *others):
+    """Return the intrinsic whose instructions `write` writes. It takes a dtype, integers, and `others`, Numba's types.
 
-    write: makes its instructions, and gets a `Writer` and the arguments behind `dtype`, as values of LLVM's.
+    write: gets a `Writer`, and then the arguments behind the dtype, as values of LLVM's.
     """
+    names = ["typingctx", "dtype", *list(signature(write).parameters)[1:]]
+    integers = [types.intp] * (len(names) - 2 - len(others))
 
-    def generate(context, builder, signature, arguments):
-        write(Writer(context, builder, dtype.dtype), *arguments[1:])
-        return context.get_dummy_value()
+    def made(typingctx, dtype, *_):
+        def generate(context, builder, signature, arguments):
+            write(Writer(context, builder, dtype.dtype), *arguments[1:])
+            return context.get_dummy_value()
 
-    return types.void(dtype, *[types.intp] * elements, *others), generate
+        return types.void(dtype, *integers, *others), generate
 
-
-def _tile(registers):
-    """Return the intrinsic that makes a tile of so many registers side by side."""
-
-    @intrinsic
-    def tile(typingctx, dtype, a, a_row, a_column, b, b_row, out, out_row, depth, add):
-        """Write a tile of a matrix product, out = a b, or add the products one by one to out where `add` is true.
-
-        a (ROWS, depth), b (depth, registers), out (ROWS, registers) are addresses of the tile's first elements, of the
-        type `dtype`, float32 or float64. The next row of each is `row` bytes further on, the next column of a `column`
-        bytes; columns of b and out are neighbours. The totals stay in registers from the first product to the last.
-        Nothing is checked: the caller must know that the tiles lie within arrays, and keep these alive.
-        """
-        return writing(dtype, 8, partial(_write_tile, registers), types.boolean)
-
-    return tile
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    made.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what Numba takes the arguments from
+    return intrinsic(made)
 
 
-def _write_tile(registers, code, a, a_row, a_column, b, b_row, out, out_row, depth, add):
+def _tile(registers, code, a, a_row, a_column, b, b_row, out, out_row, depth, add):
+    """Write a tile of a matrix product, out = a b, or add the products one by one to out where `add` is true.
+
+    a (ROWS, depth), b (depth, registers), out (ROWS, registers) are addresses of the tile's first elements, of the type
+    `dtype`, float32 or float64. The next row of each is `row` bytes further on, the next column of a `column` bytes;
+    columns of b and out are neighbours. The totals stay in registers from the first product to the last. Nothing is
+    checked: the caller must know that the tiles lie within arrays, and keep these alive.
+    """
     builder = code.builder
 
     def row(start, index, step):
@@ -141,19 +134,15 @@ def _write_tile(registers, code, a, a_row, a_column, b, b_row, out, out_row, dep
         code.store(builder.load(total), place)
 
 
-tile, wide_tile = _tile(1), _tile(WIDE)
+tile, wide_tile = (written(partial(_tile, registers), types.boolean) for registers in (1, WIDE))
 
 
-@intrinsic
-def transpose(typingctx, dtype, a, a_row, out, out_row):
+@written
+def transpose(code, a, a_row, out, out_row):
     """Write the transpose of a square of elements of the type `dtype`, as many rows as a register has.
 
     a, out: addresses of the first elements; the next row is `row` bytes further on. Nothing is checked.
     """
-    return writing(dtype, 4, _write_transpose)
-
-
-def _write_transpose(code, a, a_row, out, out_row):
     n = code.vector.count
 
     def places(start, step):
@@ -199,29 +188,6 @@ def address(typingctx, array):
     return types.intp(array), generate
 
 
-@intrinsic
-def _fma(typingctx, steps, factor):
-    """Type and generate `fma`."""
-
-    def generate(context, builder, signature, arguments):
-        steps, factor = arguments
-        vector = ir.VectorType(ir.FloatType(), LANES)
-        fma = declare_fma(builder, vector, types.float32)
-        factors = everywhere(builder, vector, factor)
-        # From 2 on: 1 would stay 1, and LLVM sees that.
-        starts = [ir.Constant(vector, [float(2 + c)] * LANES) for c in range(DEPENDENCY_CHAINS)]
-        totals = [cgutils.alloca_once_value(builder, start) for start in starts]
-        with cgutils.for_range(builder, steps):
-            for total in totals:
-                builder.store(builder.call(fma, [builder.load(total), factors, factors]), total)
-        result = builder.load(totals[0])
-        for total in totals[1:]:
-            result = builder.fadd(result, builder.load(total))
-        return builder.extract_element(result, ir.IntType(32)(0))
-
-    return types.float32(types.intp, types.float32), generate
-
-
 def declare_fma(builder, vector, kind):
     name = f"llvm.fmuladd.v{vector.count}f{kind.bitwidth}"  # one instruction where the machine has it, else two
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
@@ -232,9 +198,3 @@ def everywhere(builder, vector, number):
     undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, number, ir.IntType(32)(0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), vector.count), None))
-
-
-@compiled(__name__, nogil=True)
-def fma(steps):
-    """Run `steps` times FMA_FLOPS float32 operations in registers alone; return a number that depends on all."""
-    return _fma(steps, np.float32(0.5))

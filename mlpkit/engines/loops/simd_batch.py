@@ -5,24 +5,22 @@ what the mathematics says for one. No channel count is too small for it, no stri
 never leaves its register: what costs a convolution its speed in other layouts isn't there. A batch that is no multiple
 of `lanes` ends in a SIMD batch whose other images are zero: a batch of 1 takes as long as one of `lanes`.
 
-`products` and `slopes` are the two sums of a convolution, forward and for the weights, each for as many results as fit
-into the registers. They read through tables of distances in bytes, which know of padding, stride and kernel: `tables`.
+`_products` and `_slopes` are the two sums of a convolution, forward and for the weights, each for as many results as
+fit into the registers. They read through tables of distances in bytes, which know of padding, stride and kernel.
 Like those of `simd`, the functions here take addresses, and check nothing.
 """
-
-from functools import partial
 
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from .compiler import compiled
-from .simd import ADDRESS, BYTES, INDEX, REGISTERS, address, everywhere, transpose, writing
+from .simd import ADDRESS, BYTES, INDEX, REGISTERS, address, everywhere, transpose, written
 
 # Results that are summed at once, by the rows of a block: how many columns. Together with what a step reads, they fill
 # the registers: 24 of 32, or 8 to 12 of 16.
 COLUMNS = {8: 3, 6: 4, 4: 6, 2: 8} if REGISTERS == 32 else {8: 1, 6: 2, 4: 2, 2: 4}
+_C8, _C6, _C4, _C2 = COLUMNS.values()
 ROWS = max(COLUMNS)
 LEAST = min(COLUMNS.values())
 MOST = max(rows * columns for rows, columns in COLUMNS.items())
@@ -30,22 +28,12 @@ NONE = 255  # stands for no number of a window
 SPARE = max(COLUMNS.values())  # entries that a table of positions repeats at its end, so that columns are never lacking
 
 
-def _products(rows, columns):
-    """Return the intrinsic that makes so many rows and columns of results."""
+def _products(rows, columns, code, w, taps, depth, x, x_at, out, out_at, out_row, start, valid):
+    """Write `start[r] + sum(w[t, r] * x[x_at[s] + taps[t]])`, t below depth, to `out[r * out_row + out_at[s]]`.
 
-    @intrinsic
-    def products(typingctx, dtype, w, taps, depth, x, x_at, out, out_at, out_row, start, valid):
-        """Write `start[r] + sum(w[t, r] * x[x_at[s] + taps[t]])`, t below depth, to `out[r * out_row + out_at[s]]`.
-
-        w (depth, rows) and start (rows,) are scalars; x and out hold vectors. taps (depth,), x_at and out_at (columns,)
-        are distances in bytes, int64. Only the first `valid` rows are written.
-        """
-        return writing(dtype, 10, partial(_write_products, rows, columns))
-
-    return products
-
-
-def _write_products(rows, columns, code, w, taps, depth, x, x_at, out, out_at, out_row, start, valid):
+    w (depth, rows) and start (rows,) are scalars; x and out hold vectors. taps (depth,), x_at and out_at (columns,) are
+    distances in bytes, int64. Only the first `valid` rows are written.
+    """
     builder, size = code.builder, code.kind.bitwidth // 8
     starts = [code.everywhere(code.at(start, r * size)) for r in range(rows)]
     totals = [code.totals([first] * columns) for first in starts]
@@ -65,23 +53,13 @@ def _write_products(rows, columns, code, w, taps, depth, x, x_at, out, out_at, o
                 code.store(builder.load(total), code.at(end, builder.mul(INDEX(r), out_row)))
 
 
-def _slopes(rows, columns):
-    """Return the intrinsic that makes so many rows and columns of the weights' gradient."""
+def _slopes(rows, columns, code, dz, dz_row, dz_at, x, x_at, depth, taps, out, valid):
+    """Add `sum(dz[r * dz_row + dz_at[t]] * x[x_at[t] + taps[s]])`, t below depth, to the elements out[r, s].
 
-    @intrinsic
-    def slopes(typingctx, dtype, dz, dz_row, dz_at, x, x_at, depth, taps, out, valid):
-        """Add `sum(dz[r * dz_row + dz_at[t]] * x[x_at[t] + taps[s]])`, t below depth, to the elements out[r, s].
-
-        The sum is over the lanes, too: dz and x hold vectors, and out (rows, columns) scalars, one after another, in as
-        many vectors as they need. dz_at, x_at (depth,) and taps (columns,) are distances in bytes, int64. Only the
-        first `valid` rows have a meaning.
-        """
-        return writing(dtype, 9, partial(_write_slopes, rows, columns))
-
-    return slopes
-
-
-def _write_slopes(rows, columns, code, dz, dz_row, dz_at, x, x_at, depth, taps, out, valid):
+    The sum is over the lanes, too: dz and x hold vectors, and out (rows, columns) scalars, one after another, in as
+    many vectors as they need. dz_at, x_at (depth,) and taps (columns,) are distances in bytes, int64. Only the first
+    `valid` rows have a meaning.
+    """
     builder = code.builder
     totals = [code.totals(code.zeros(columns)) for _ in range(rows)]
     places = [code.at(x, code.distance(taps, s)) for s in range(columns)]
@@ -124,11 +102,6 @@ def _sums(code, vectors):
     return found
 
 
-_products_8, _products_6, _products_4, _products_2 = (_products(rows, COLUMNS[rows]) for rows in (8, 6, 4, 2))
-_slopes_8, _slopes_6, _slopes_4, _slopes_2 = (_slopes(rows, COLUMNS[rows]) for rows in (8, 6, 4, 2))
-_C8, _C6, _C4, _C2 = (COLUMNS[rows] for rows in (8, 6, 4, 2))
-
-
 @compiled(__name__, nogil=True)
 def rows_of(left):
     """Return how many rows the next block has, of which `left` are still to be made."""
@@ -141,56 +114,56 @@ def whole_blocks(rows):
     return (rows + ROWS - 1) // ROWS * ROWS
 
 
+def _each_height(code, height, count):
+    """Write a loop over `count` columns for each height of a block, of which the one for `height` rows is run.
+
+    Yield, for its body to be written, rows, columns, and as values of LLVM's the bytes done of a table and the turn.
+    """
+    builder = code.builder
+    end = builder.mul(count, INDEX(ADDRESS))
+    for rows, columns in COLUMNS.items():
+        chosen = builder.if_then(builder.icmp_signed("==", height, INDEX(rows)))
+        loop = cgutils.for_range_slice(builder, INDEX(0), end, INDEX(ADDRESS * columns), INDEX)
+        with chosen, loop as (done, turn):
+            yield rows, columns, done, turn
+
+
+@written
+def _multiply(code, height, left, w, taps, depth, x, x_at, count, out, out_at, out_row, start):
+    for rows, columns, done, _ in _each_height(code, height, count):
+        here, there = code.at(x_at, done), code.at(out_at, done)
+        _products(rows, columns, code, w, taps, depth, x, here, out, there, out_row, start, left)
+
+
+@written
+def _add_slopes(code, height, left, dz, dz_row, dz_at, x, x_at, depth, taps, count, out, piece):
+    for rows, columns, done, turn in _each_height(code, height, count):
+        here, there = code.at(taps, done), code.at(out, code.builder.mul(turn, piece))
+        _slopes(rows, columns, code, dz, dz_row, dz_at, x, x_at, depth, here, there, left)
+
+
 @compiled(__name__, nogil=True)
 def multiply(dtype, left, w, taps, depth, x, x_at, count, out, out_at, out_row, start):
-    """Make a block of results, `products`, at `count` positions; `left` rows are still to be made, which may be more.
+    """Make a block of results, `_products`, at `count` positions; `left` rows are still to be made, which may be more.
 
-    x_at, out_at (count + SPARE,): as `products` wants them, their last entry repeated.
+    x_at, out_at (count + SPARE,): as `_products` wants them, their last entry repeated.
     """
-    rows = rows_of(left)
-    if rows == 8:
-        for i in range(0, ADDRESS * count, ADDRESS * _C8):
-            _products_8(dtype, w, taps, depth, x, x_at + i, out, out_at + i, out_row, start, left)
-    elif rows == 6:
-        for i in range(0, ADDRESS * count, ADDRESS * _C6):
-            _products_6(dtype, w, taps, depth, x, x_at + i, out, out_at + i, out_row, start, left)
-    elif rows == 4:
-        for i in range(0, ADDRESS * count, ADDRESS * _C4):
-            _products_4(dtype, w, taps, depth, x, x_at + i, out, out_at + i, out_row, start, left)
-    else:
-        for i in range(0, ADDRESS * count, ADDRESS * _C2):
-            _products_2(dtype, w, taps, depth, x, x_at + i, out, out_at + i, out_row, start, left)
+    _multiply(dtype, rows_of(left), left, w, taps, depth, x, x_at, count, out, out_at, out_row, start)
 
 
 @compiled(__name__, nogil=True)
 def add_slopes(dtype, left, dz, dz_row, dz_at, x, x_at, depth, taps, count, out, piece):
-    """Add a block of the weights' gradient, `slopes`, for `count` taps; `left` rows are still to be made.
+    """Add a block of the weights' gradient, `_slopes`, for `count` taps; `left` rows are still to be made.
 
-    taps (count + SPARE,): as `slopes` wants them, the last entry repeated. out: as many pieces as the block needs.
+    taps (count + SPARE,): as `_slopes` wants them, the last entry repeated. out: as many pieces as the block needs.
     piece: bytes of one. `collect` knows where in them a number is.
     """
-    rows = rows_of(left)
-    if rows == 8:
-        for i in range(0, ADDRESS * count, ADDRESS * _C8):
-            _slopes_8(dtype, dz, dz_row, dz_at, x, x_at, depth, taps + i, out, left)
-            out += piece
-    elif rows == 6:
-        for i in range(0, ADDRESS * count, ADDRESS * _C6):
-            _slopes_6(dtype, dz, dz_row, dz_at, x, x_at, depth, taps + i, out, left)
-            out += piece
-    elif rows == 4:
-        for i in range(0, ADDRESS * count, ADDRESS * _C4):
-            _slopes_4(dtype, dz, dz_row, dz_at, x, x_at, depth, taps + i, out, left)
-            out += piece
-    else:
-        for i in range(0, ADDRESS * count, ADDRESS * _C2):
-            _slopes_2(dtype, dz, dz_row, dz_at, x, x_at, depth, taps + i, out, left)
-            out += piece
+    _add_slopes(dtype, rows_of(left), left, dz, dz_row, dz_at, x, x_at, depth, taps, count, out, piece)
 
 
 @compiled(__name__, nogil=True)
 def piece_of(lanes):
-    """Return how many elements a piece of the weights' gradient has, as `slopes` writes it: whole vectors."""
+    """Return how many elements a piece of the weights' gradient has, as `_slopes` writes it: whole vectors."""
     return (MOST + lanes - 1) // lanes * lanes
 
 
@@ -201,6 +174,12 @@ def block_elements(count, lanes):
 
 
 @compiled(__name__, nogil=True)
+def columns_of(rows):
+    """Return how many columns of results are summed at once, for blocks of so many rows."""
+    return _C8 if rows == 8 else _C6 if rows == 6 else _C4 if rows == 4 else _C2
+
+
+@compiled(__name__, nogil=True)
 def places_of(left, count, lanes):
     """Return where in a block's pieces each tap of its first row is, and how far it is to the next row."""
     columns = columns_of(rows_of(left))
@@ -208,12 +187,6 @@ def places_of(left, count, lanes):
     for t in range(count):
         found[t] = t // columns * piece_of(lanes) + t % columns
     return found, columns
-
-
-@compiled(__name__, nogil=True)
-def columns_of(rows):
-    """Return how many columns of results are summed at once, for blocks of so many rows."""
-    return _C8 if rows == 8 else _C6 if rows == 6 else _C4 if rows == 4 else _C2
 
 
 @compiled(__name__, nogil=True)
@@ -292,17 +265,13 @@ def unpack_simd(x, out):
             out[lane, i] = x[i, lane]
 
 
-@intrinsic
-def _largest(typingctx, dtype, x, taps, count, relu, y, index):
+@written
+def _largest(code, x, taps, count, relu, y, index):
     """Write the largest of the vectors `x[taps[t]]`, t below count, to y, and which t it is, a byte a lane, to index.
 
     With `relu`, a number below 0 becomes 0, and its byte is NONE, as that of a 0. count: below NONE. A NaN is the
     largest of all. taps (count,): distances in bytes, int64; x, y, index: addresses.
     """
-    return writing(dtype, 6, _write_largest)
-
-
-def _write_largest(code, x, taps, count, relu, y, index):
     builder, lanes, bits = code.builder, code.vector.count, code.kind.bitwidth
     marks = ir.VectorType(ir.IntType(bits), lanes)
     zero, none = ir.Constant(code.vector, None), ir.Constant(marks, [NONE] * lanes)
@@ -323,16 +292,12 @@ def _write_largest(code, x, taps, count, relu, y, index):
     builder.store(bytes_, builder.inttoptr(index, bytes_.type.as_pointer()), align=1)
 
 
-@intrinsic
-def _share_out(typingctx, dtype, dy, index, taps, count, add, dx):
+@written
+def _share_out(code, dy, index, taps, count, add, dx):
     """Write dy, a vector, to each of `dx[taps[t]]`, t below count, in the lanes where the byte of index is t, else 0.
 
     add: whether to add it to what is there. taps (count,): distances in bytes, int64; dy, index, dx: addresses.
     """
-    return writing(dtype, 6, _write_share_out)
-
-
-def _write_share_out(code, dy, index, taps, count, add, dx):
     builder, byte = code.builder, ir.VectorType(ir.IntType(8), code.vector.count)
     add = builder.icmp_signed("!=", add, INDEX(0))
     value, zero = code.load(dy), ir.Constant(code.vector, None)

@@ -14,10 +14,9 @@ from functools import partial
 
 import numpy as np
 from llvmlite import ir
-from numba.extending import intrinsic
 
 from .compiler import compiled
-from .simd import ADDRESS, BYTES, INDEX, address, writing
+from .simd import ADDRESS, BYTES, INDEX, address, written
 from .simd_batch import (
     ROWS,
     add_slopes,
@@ -75,44 +74,30 @@ def _combine(code, factors, vectors):
     return total
 
 
-def _transform(matrix, add=False):
-    """Return the intrinsic that replaces a square x of vectors by `matrix x matrix'`, and adds it where `add` says."""
+def _transform(matrix, add, code, x, x_row, x_column, out, out_row, out_column):
+    """Replace a square x of vectors by `matrix x matrix'`, and add it where `add` says.
 
-    @intrinsic
-    def transform(typingctx, dtype, x, x_row, x_column, out, out_row, out_column):
-        """Write the square to out; x_row, x_column, out_row, out_column: bytes between the vectors of the squares.
-
-        Nothing is checked.
-        """
-        return writing(dtype, 6, partial(_write_transform, matrix, add))
-
-    return transform
-
-
-def _write_transform(matrix, add, code, x, x_row, x_column, out, out_row, out_column):
+    x_row, x_column, out_row, out_column: bytes between the vectors of the squares. Nothing is checked.
+    """
     for i, j, value in _square(code, matrix, lambda i, j: code.load(code.within(x, x_row, x_column, i, j))):
         at = code.within(out, out_row, out_column, i, j)
         code.store(code.builder.fadd(value, code.load(at)) if add else value, at)
 
 
-@intrinsic
-def _to_z(typingctx, dtype, m, step, z, z_row, seen, bias):
+@written
+def _to_z(code, m, step, z, z_row, seen, bias):
     """Write `A' m A` to z, a tile of results: each times its number in seen (16,), a vector, and the bias added.
 
     step: bytes between two vectors of m (36,); z_row: between two rows of z. bias: of a number. Nothing is checked.
     """
-    return writing(dtype, 6, _write_z)
-
-
-def _write_z(code, m, step, z, z_row, seen, bias):
     start = code.everywhere(bias)
     for i, j, value in _square(code, A.T, lambda i, j: code.load(code.within(m, step, step, SIDE * i, j))):
         factor = code.load(code.at(seen, (TILE * i + j) * BYTES))
         code.store(code.builder.call(code.fma, [value, factor, start]), code.within(z, z_row, INDEX(BYTES), i, j))
 
 
-_to_u, _to_v = _transform(G), _transform(B.T)
-_to_dw, _to_dx, _to_dm = _transform(G.T), _transform(B, add=True), _transform(A)
+_to_u, _to_v, _to_dw, _to_dm = (written(partial(_transform, matrix, False)) for matrix in (G, B.T, G.T, A))
+_to_dx = written(partial(_transform, B, True))
 
 
 def suits(c, c_out, k, stride, rows, columns):
@@ -163,11 +148,11 @@ def pack(W, first, end, U, back):
 
 @compiled(__name__, nogil=True)
 def unpack(own, at, first, end, dW):
-    """Write `G' dU G` of the channels out from `first` to `end` into dW (c_out, c, 3, 3).
+    """Write `G' dU G` of the channels out from `first` to `end` into dW (c_out, c * 9).
 
     own (shares, ...): from the number `at` on, each share's dU, as `add_weights` leaves it; they are added up.
     """
-    c_out, c, _, _ = dW.shape
+    c_out, c = len(dW), dW.shape[1] // 9
     lanes = BYTES // dW.itemsize
     w, u = aligned(9 * lanes, dW), aligned(PRODUCTS * lanes, dW)
     u[:] = 0
@@ -188,25 +173,26 @@ def unpack(own, at, first, end, dW):
             _to_dw(dW.dtype, address(u), SIDE * BYTES, BYTES, address(w), 3 * BYTES, BYTES)
             for lane in range(many):
                 for t in range(9):
-                    dW[o, i + lane, t // 3, t % 3] = w[t * lanes + lane]
+                    dW[o, (i + lane) * 9 + t] = w[t * lanes + lane]
 
 
 # What follows takes a plan, see `convolve.Plan`, and addresses.
 
 
 @compiled(__name__, nogil=True)
-def apart(channels, tiles):
-    """Return how many vectors lie between two of the 36 matrices of so many channels and tiles.
+def apart(plan, channels):
+    """Return how many vectors lie between two of the 36 matrices of so many channels.
 
     It is odd: at a power of two all would want the same place in a cache.
     """
-    return channels * tiles + 1 + channels * tiles % 2
+    elements = channels * plan.down * plan.across
+    return elements + 1 + elements % 2
 
 
 @compiled(__name__, nogil=True)
-def elements_of(channels, tiles):
-    """Return how many vectors the V of so many channels and tiles takes, and behind it `seen_in`'s."""
-    return PRODUCTS * apart(channels, tiles) + TILE * TILE * tiles
+def elements_of(plan):
+    """Return how many vectors V takes, and behind it what `seen_in` writes."""
+    return PRODUCTS * apart(plan, plan.c) + TILE * TILE * plan.down * plan.across
 
 
 @compiled(__name__, nogil=True)
@@ -223,7 +209,7 @@ def seen_in(plan, x, V):
             for column in range(plan.wide):
                 for lane in range(lanes):
                     values[y, column, lane] = 1 if x[i, y, column, lane] != 0 else values[y, column, lane]
-    at = PRODUCTS * apart(plan.c, tiles)
+    at = PRODUCTS * apart(plan, plan.c)
     for tile in range(tiles):
         for t in range(TILE * TILE):
             top, left = tile // plan.across * TILE + t // TILE, tile % plan.across * TILE + t % TILE
@@ -238,8 +224,7 @@ def seen_in(plan, x, V):
 @compiled(__name__, nogil=True)
 def images_in(plan, dtype, x, V):
     """Write V (36, c, tiles) of a bundle x with its margin."""
-    tiles = plan.down * plan.across
-    step = apart(plan.c, tiles) * BYTES
+    step = apart(plan, plan.c) * BYTES
     for i in range(plan.c):
         for p in range(plan.down):
             for q in range(plan.across):
@@ -255,13 +240,13 @@ def results_out(plan, at, dtype, size, o, U, V, M, z, bias, zero):
     V: with what `seen_in` writes. M: room for (36, TOGETHER, tiles). bias: of these channels.
     """
     tiles = plan.down * plan.across
-    seen = V + PRODUCTS * apart(plan.c, tiles) * BYTES
-    step, rows = apart(TOGETHER, tiles) * BYTES, whole_blocks(plan.c_out)
+    seen = V + PRODUCTS * apart(plan, plan.c) * BYTES
+    step, rows = apart(plan, TOGETHER) * BYTES, whole_blocks(plan.c_out)
     for t in range(PRODUCTS):
         for i in range(o, min(o + TOGETHER, plan.c_out), ROWS):
             multiply(
                 dtype, plan.c_out - i, U + (t * rows + i) * plan.c * size, at + ADDRESS * plan.taps_in, plan.c,
-                V + t * apart(plan.c, tiles) * BYTES, at + ADDRESS * plan.tiles_at, tiles,
+                V + t * apart(plan, plan.c) * BYTES, at + ADDRESS * plan.tiles_at, tiles,
                 M + t * step + (i - o) * tiles * BYTES, at + ADDRESS * plan.tiles_at, tiles * BYTES, zero,
             )  # fmt: skip
     for r in range(min(TOGETHER, plan.c_out - o)):
@@ -277,7 +262,7 @@ def results_out(plan, at, dtype, size, o, U, V, M, z, bias, zero):
 def slopes_in(plan, dtype, o, channels, dz, dM):
     """Write dM (36, c_out, tiles) of some channels from `o` on, whose dz is (channels, z_tall, z_wide)."""
     tiles = plan.down * plan.across
-    step = apart(plan.c_out, tiles) * BYTES
+    step = apart(plan, plan.c_out) * BYTES
     dM += o * tiles * BYTES
     for r in range(channels):
         for p in range(plan.down):
@@ -295,8 +280,8 @@ def add_weights(plan, at, dtype, size, dM, V, dU):
     for t in range(PRODUCTS):
         for o in range(0, plan.c_out, ROWS):
             add_slopes(
-                dtype, plan.c_out - o, dM + (t * apart(plan.c_out, tiles) + o * tiles) * BYTES, tiles * BYTES,
-                at + ADDRESS * plan.tiles_at, V + t * apart(plan.c, tiles) * BYTES, at + ADDRESS * plan.tiles_at, tiles,
+                dtype, plan.c_out - o, dM + (t * apart(plan, plan.c_out) + o * tiles) * BYTES, tiles * BYTES,
+                at + ADDRESS * plan.tiles_at, V + t * apart(plan, plan.c) * BYTES, at + ADDRESS * plan.tiles_at, tiles,
                 at + ADDRESS * plan.taps_in, plan.c, dU, piece,
             )  # fmt: skip
             dU += block
@@ -306,12 +291,12 @@ def add_weights(plan, at, dtype, size, dM, V, dU):
 def slopes_out(plan, at, dtype, size, back, dM, dV, plane, dx, zero):
     """Write dx (c, h, w, lanes), a view. dV: room for (36, c, tiles); plane (tall, wide, lanes): room."""
     tiles = plan.down * plan.across
-    step, rows = apart(plan.c, tiles) * BYTES, whole_blocks(plan.c)
+    step, rows = apart(plan, plan.c) * BYTES, whole_blocks(plan.c)
     for t in range(PRODUCTS):
         for i in range(0, plan.c, ROWS):
             multiply(
                 dtype, plan.c - i, back + (t * rows + i) * plan.c_out * size, at + ADDRESS * plan.taps_out, plan.c_out,
-                dM + t * apart(plan.c_out, tiles) * BYTES, at + ADDRESS * plan.tiles_at, tiles,
+                dM + t * apart(plan, plan.c_out) * BYTES, at + ADDRESS * plan.tiles_at, tiles,
                 dV + t * step + i * tiles * BYTES, at + ADDRESS * plan.tiles_at, tiles * BYTES, zero,
             )  # fmt: skip
     for i in range(plan.c):
