@@ -27,7 +27,7 @@ USUAL_LOSS = repr(Model.loss)
 LOSS_EVERY = 10  # steps: a record keeps the mean loss of so many at a time
 
 # Student's limits by seeds: where two recipes are equally good, the mean of their differences over so many seeds is
-# beyond so many of its standard errors one time in twenty (Student, 1908; two-sided, a degree of freedom less than seeds).
+# beyond so many of its standard errors one time in twenty (Student, 1908; two-sided, seeds - 1 degrees of freedom).
 _LIMITS = 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14
 STUDENT = dict(enumerate(_LIMITS, 2))
 
