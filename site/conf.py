@@ -34,6 +34,7 @@ html_favicon = "static/favicon.svg"
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's system has it
 html_css_files = ["book.css"]
 html_js_files = [("book.js", {"defer": "defer"})]
+html_search_scorer = "scorer.js"
 html_scaled_image_link = False
 html_show_sphinx = False
 html_copy_source = True

@@ -3,6 +3,7 @@
 CuPy's arrays are made here with no GPU: nobody looks into their memory.
 """
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -24,11 +25,14 @@ def no_gpu(monkeypatch):
 
     class Pool:
         def __init__(self):
-            self.next = 1 << 20
+            self.next, self.kept = 1 << 20, 0
 
         def malloc(self, size):
-            self.next += size
+            self.next, self.kept = self.next + size, self.kept + size
             return SimpleNamespace(ptr=self.next)
+
+        def free_all_blocks(self):
+            self.kept = 0
 
     def memory(size):
         return cp.cuda.UnownedMemory(1 << 30, size, None, 0)
@@ -42,6 +46,18 @@ def no_gpu(monkeypatch):
         using_allocator=cp.cuda.using_allocator,
     )
     monkeypatch.setattr(arena, "cp", SimpleNamespace(cuda=fakes))
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_step_that_was_watched_leaves_nothing_in_the_pool(error):
+    """CuPy's pool, when nobody has it any more, would keep it for ever."""
+    recorder = Recorder()
+    with pytest.raises(error) if error else nullcontext(), recorder.watching():
+        step()
+        assert recorder.pool.kept
+        if error:
+            raise error
+    assert not recorder.pool.kept
 
 
 def test_memory_that_only_the_pool_keeps_is_asked_back(monkeypatch):

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 from headless import BROWSER, chromium
+from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
@@ -240,6 +241,10 @@ MathJax.startup.promise.then(() => document.fonts.ready).then(() => done({
     fonts: [...document.fonts].filter(each => /MJX/.test(each.family) && each.status == "loaded").length,
 }));
 """
+CUT = """
+return [...document.querySelectorAll("div.cell_input pre")].filter(each => each.scrollWidth > each.clientWidth)
+    .map(each => each.textContent.split("\\n").reduce((a, b) => a.length < b.length ? b : a));
+"""
 RUN_AXE = """
 const done = arguments[0];
 axe.run(document, {resultTypes: ["violations"]}).then(result => done(result.violations
@@ -260,9 +265,33 @@ def test_search_finds_a_word_in_its_chapter_and_in_the_glossary(opened):
 
 
 @in_a_browser
+def test_search_names_the_section_and_a_chapter_comes_before_the_glossary(opened):
+    browser = opened("search.html?q=dropout")
+    wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, "#search-results ul.search li a[href*='#']"))
+    first = browser.find_element(By.CSS_SELECTOR, "#search-results ul.search li a")
+    wait(browser, lambda b: "#" in first.get_attribute("href"))
+    page, section = urlsplit(first.get_attribute("href"))[2], urlsplit(first.get_attribute("href")).fragment
+    assert page.startswith("/notebooks/") and "glossary" not in page
+    assert ": " in first.text
+    browser.get(first.get_attribute("href"))
+    assert "dropout" in browser.find_element(By.ID, section).text.lower()
+
+
+@in_a_browser
+def test_a_menu_goes_when_its_page_moves_on(opened):
+    browser = opened("notebooks/01_build_the_mlp.html")
+    browser.find_element(By.CSS_SELECTOR, ".dropdown-download-buttons > button").click()
+    menu = browser.find_element(By.CSS_SELECTOR, ".dropdown-download-buttons > .dropdown-menu")
+    wait(browser, lambda b: menu.is_displayed())
+    browser.execute_script("window.scrollBy(0, 400)")
+    ActionChains(browser).move_to_element(browser.find_element(By.CSS_SELECTOR, ".bd-article")).perform()
+    wait(browser, lambda b: not menu.is_displayed())
+
+
+@in_a_browser
 def test_every_slider_of_every_figure_changes_it_and_no_chapter_is_wider_than_a_phone(opened, pages):
-    """Two questions to each chapter, which is opened once: that takes longest."""
-    figures, wide = 0, []
+    """Three questions to each chapter, which is opened once: that takes longest."""
+    figures, wide, cut = 0, [], []
     for name in chapters(pages):
         browser = opened(name)
         for figure in browser.find_elements(By.CSS_SELECTOR, "figure[id^=frames-]"):
@@ -271,10 +300,12 @@ def test_every_slider_of_every_figure_changes_it_and_no_chapter_is_wider_than_a_
                 values = int(slider.get_attribute("max")) + 1
                 assert (min(pictures, 2), texts, back) == (2, values, True), (name, figure.get_attribute("id"), k)
             figures += 1
+        cut += [(name, each) for each in browser.execute_script(CUT)]
         with on_a_phone(browser):
             wide += [name] if width(browser) > PHONE["width"] else []
     assert figures >= len(chapters(pages))
     assert not wide
+    assert not cut
 
 
 @in_a_browser

@@ -52,8 +52,11 @@ class Recorder:
     @contextmanager
     def watching(self):
         """Return a context in which this thread's arrays come from here."""
-        with cp.cuda.using_allocator(self.malloc):
-            yield
+        try:
+            with cp.cuda.using_allocator(self.malloc):
+                yield
+        finally:
+            self.pool.free_all_blocks()  # CuPy never frees what a pool keeps when the pool itself is gone
 
     def malloc(self, size):
         self.pieces.append([size, self.clock, None])

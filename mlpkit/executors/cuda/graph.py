@@ -95,6 +95,7 @@ class GraphTrainer:
         """Wait for all that was asked for, and give the graphs back."""
         self.feed.close()
         self.graphs.clear()
+        self.pool.free_all_blocks()  # CuPy never frees what a pool keeps when the pool itself is gone
 
 
 class GradientTrainer(GraphTrainer):
