@@ -7,6 +7,7 @@ chosen in this way, such as `BEST`, is ever shown the test set.
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,11 @@ from .bench import whole
 
 USUAL_LOSS = repr(Model.loss)
 LOSS_EVERY = 10  # steps: a record keeps the mean loss of so many at a time
+
+# Student's limits by seeds: where two recipes are equally good, the mean of their differences over so many seeds is
+# beyond so many of its standard errors one time in twenty (Student, 1908; two-sided, seeds - 1 degrees of freedom).
+_LIMITS = 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14
+STUDENT = dict(enumerate(_LIMITS, 2))
 
 ADAM = Recipe(optimizer="adam", lr=2e-3, schedule="cosine", epochs=10)
 BEST = Recipe(optimizer="adamw", lr=4e-3, schedule="cosine", warmup_epochs=2, weight_decay=0.2, epochs=30)
@@ -118,6 +124,26 @@ def summary(record):
 def tested(record):
     """Return (recipe, test accuracies), as `summary` does, for each recipe that saw the test set."""
     return _by_recipe((run, run["test_accuracy"]) for run in record["runs"] if run["test_accuracy"] is not None)
+
+
+class Difference(NamedTuple):
+    """What lies between two recipes over seeds, in pairs: the mean, its standard error, and how far chance takes it."""
+
+    mean: float
+    error: float
+    limit: float
+
+    @property
+    def resolved(self):
+        """Is it a finding? The book's one rule: beyond the limit, which chance alone passes one time in twenty."""
+        return abs(self.mean) > self.limit
+
+
+def difference(these, those):
+    """Return the Difference of accuracies `these - those`, both (seeds,), from the same 2 to 15 seeds in one order."""
+    apart = np.asarray(these) - np.asarray(those)
+    error = apart.std(ddof=1) / np.sqrt(len(apart))
+    return Difference(apart.mean(), error, STUDENT[len(apart)] * error)
 
 
 def _by_recipe(found):

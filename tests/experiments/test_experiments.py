@@ -97,6 +97,26 @@ def test_every_recipe_of_an_experiment_can_be_told_from_the_others(name):
     assert set(plan.tested) == (set(plan.recipes) if name in ("best", "lenet_best", "residual") else set())
 
 
+def test_a_difference_over_seeds_is_resolved_where_chance_alone_seldom_goes():
+    mean, error, limit = trainings.difference([3.0, 5.0, 4.0], [2.0, 2.0, 2.0])
+    assert (mean, error) == (2.0, pytest.approx(1 / np.sqrt(3)))
+    assert limit == pytest.approx(4.30 / np.sqrt(3))  # above 2: not resolved
+    assert not trainings.difference([3.0, 5.0, 4.0], [2.0, 2.0, 2.0]).resolved
+    assert trainings.difference([2.0, 2.0, 2.0], [4.5, 5.5, 5.0]).resolved  # in either direction
+    equals = np.random.default_rng(0).normal(size=(2, 20_000, 5))
+    by_chance = np.mean([trainings.difference(*pair).resolved for pair in equals.swapaxes(0, 1)])
+    assert by_chance == pytest.approx(0.05, abs=0.005)
+
+
+@pytest.mark.parametrize("seeds", trainings.STUDENT)
+def test_students_limits_are_those_of_the_distribution(seeds):
+    """Integrated: x = sqrt(v) tan(angle) makes of Student's density a power of the cosine."""
+    angles = np.linspace(0, np.pi / 2, 20_001)
+    density = np.cos(angles) ** (seeds - 2)
+    within = np.where(np.sqrt(seeds - 1) * np.tan(angles) < trainings.STUDENT[seeds], density, 0)
+    assert within.sum() / density.sum() == pytest.approx(0.95, abs=0.002)
+
+
 @pytest.mark.parametrize("name", CHAPTER_2 + CHAPTER_15)
 def test_what_is_published_are_the_trainings_of_the_plan(name):
     plan = experiments.load(name).PLAN
