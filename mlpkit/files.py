@@ -8,6 +8,7 @@ import sys
 import tempfile
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 
 if sys.platform == "win32":
@@ -33,8 +34,9 @@ def write_atomically(path, data):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())  # on the disk before the rename is
-            file.close()  # Windows renames no open file
             os.chmod(name, 0o666 & ~_umask())  # mkstemp's own 0600 would hide the file from a class
+            if sys.platform == "win32":  # which renames no open file; elsewhere it is locked until it has its name
+                file.close()
             os.replace(name, place)
     except OSError as error:
         raise _unwritable(path, error) from error
@@ -55,7 +57,9 @@ def check_writable(path):
         with suppress(OSError):  # another process is writing it
             with open(left, "r+b") as file:
                 _lock(file)
-            left.unlink()
+                if sys.platform != "win32":  # which removes no open file
+                    left.unlink()
+            left.unlink(missing_ok=True)
 
 
 def check_readable(path, advice="choose another file"):
@@ -80,8 +84,18 @@ def set_aside(path):
     """
     path = expanded(path)
     with suppress(FileNotFoundError):  # there is none, or another run has just moved it
-        when = datetime.fromtimestamp(path.stat().st_mtime)
-        return path.replace(path.with_name(f"{path.stem} {when:%Y-%m-%d %H.%M.%S.%f}{path.suffix}.previous"))
+        when = _time_of(path.stat().st_mtime)
+        names = (
+            path.with_name(f"{path.stem} {when}{again}{path.suffix}.previous") for again in chain([""], count(-1, -1))
+        )
+        return path.replace(next(name for name in names if not name.exists()))
+
+
+def _time_of(seconds):
+    try:
+        return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H.%M.%S.%f}"
+    except (OSError, OverflowError, ValueError):  # as of a clock beyond the year 9999
+        return f"{seconds:.0f}"
 
 
 @contextmanager
@@ -116,14 +130,31 @@ def _temporary(place):
     if place.exists() and not os.access(place, os.W_OK):  # which a rename would not ask
         raise PermissionError(errno.EACCES, "it is write-protected")
     place.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(TEMPORARY, f".{place.name}.", place.parent)
+    file, name = _new(place)
     try:
-        with os.fdopen(handle, "wb") as file:
-            with suppress(OSError):
-                _lock(file)
+        with file:
             yield file, name
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _new(place):
+    """Return a new file beside `place`, and its name. One that is taken for a leftover before its lock is given up."""
+    for _ in range(100):
+        handle, name = tempfile.mkstemp(TEMPORARY, f".{place.name}.", place.parent)
+        file = os.fdopen(handle, "wb")
+        try:
+            _lock(file)
+            ours = os.path.exists(name)
+        except (BlockingIOError, PermissionError):
+            ours = False
+        except OSError:  # some file systems have no locks
+            ours = True
+        if ours:
+            return file, name
+        file.close()
+        Path(name).unlink(missing_ok=True)
+    raise OSError(errno.EBUSY, "others remove what is written there")
 
 
 def _lock(file):

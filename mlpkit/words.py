@@ -12,3 +12,9 @@ def printable(text, kept=""):
     kept: what stays as it is all the same, such as ends of lines.
     """
     return "".join(sign if sign.isprintable() or sign in kept else ascii(sign)[1:-1] for sign in str(text))
+
+
+def short(text, most=200):
+    """Return a text, as one out of a file, on one line of at most so many characters, as a terminal can show it."""
+    line = " ".join(printable(text, "\n\t").split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."

@@ -4,7 +4,7 @@ from numbers import Integral
 
 import numpy as np
 
-from mlpkit.checks import check_count, check_finite, check_fraction, check_labels, check_unmasked
+from mlpkit.checks import as_array, check_count, check_finite, check_fraction, check_labels
 
 
 def as_targets(parts, classes, said):
@@ -28,7 +28,7 @@ def as_targets(parts, classes, said):
 
 def _as_array(y, n):
     """Return labels (n,), whole numbers or texts, or targets (n, ...)."""
-    y = np.asarray(check_unmasked("y", y))
+    y = as_array("y", y)
     if y.dtype.kind in "OT":
         y = _of_objects(y.astype(object))
     if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind != "f":
@@ -37,14 +37,18 @@ def _as_array(y, n):
         raise ValueError(f"y must be as many as X, {n}, but has shape {y.shape}.")
     if y.dtype.kind == "f":
         if y.ndim == 1:
-            raise TypeError(
-                f"labels must be whole numbers, not {y.dtype}: y.astype(int); of measurements give y[:, None]."
-            )
+            whole = np.isfinite(y).all() and (y == np.rint(y)).all()
+            way = "y.astype(int)" if whole else "leave out what is missing"
+            raise TypeError(f"labels must be whole numbers, not {y.dtype}: {way}; of measurements give y[:, None].")
         return check_finite("y", y.astype(np.float32, copy=False))
     if y.dtype.kind not in "iubU":
         raise TypeError(f"labels must be whole numbers or texts, not {y.dtype}.")
     if y.ndim == 2:
-        raise ValueError(f"labels must have shape ({n},), not {y.shape}; of one-hot rows take argmax(axis=1).")
+        one_hot = ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all()
+        way = (
+            "take argmax(axis=1) of these one-hot rows" if one_hot else "give numbers to predict as astype(np.float32)"
+        )
+        raise ValueError(f"labels must have shape ({n},), not {y.shape}: {way}.")
     return y
 
 
