@@ -27,10 +27,11 @@ except ValueError as error:
     sys.exit(f"mlpkit: a variable TQDM_... in the environment is not as tqdm needs it: {error}")
 
 from . import data, engines, interrupts, machine
-from .files import check_writable, expanded, set_aside
+from .files import check_writable, set_aside
 from .kernels import gpu
 from .nn.models import MODELS
 from .optim import BY_NAME, GOOD_RATES
+from .paths import expanded
 from .training.fit import Diverged
 from .training.recipe import SCHEDULES, Recipe
 from .words import printable

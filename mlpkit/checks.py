@@ -30,22 +30,6 @@ def check_steps(name, value):
     return count
 
 
-def check_between(name, value, least, most):
-    """Return `value` as a float. Raises TypeError unless it is a number, ValueError outside of `least` to `most`."""
-    number = check_not_negative(name, value)
-    if not least <= number <= most:
-        raise ValueError(f"{name} must be from {least} to {most}, not {number}.")
-    return number
-
-
-def check_state_names(optimizer, names, taken):
-    """Raise ValueError where a vector of an optimizer's state has one of the names that are taken in its file."""
-    for name in set(names) & {*taken, "path", "file"}:  # these two are NumPy's and `save_npz`'s
-        raise ValueError(
-            f"{type(optimizer).__name__}'s state has a vector called {name!r}, a name that is taken: choose another."
-        )
-
-
 def check_flag(name, value):
     """Return `value` as a bool. Raises TypeError unless it is True or False: a text, "no" too, would count as yes."""
     if not isinstance(value, bool | np.bool_):

@@ -3,7 +3,6 @@
 import errno
 import glob
 import os
-import stat
 import sys
 import tempfile
 from contextlib import contextmanager, suppress
@@ -11,15 +10,12 @@ from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
 
+from .paths import expanded, place_of
+
 if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
-
-
-def expanded(path):
-    """Return `path`, in which `~` is the home folder, as a shell would have it, and a notebook has not."""
-    return Path(os.path.expanduser(path))
 
 
 def write_atomically(path, data):
@@ -29,7 +25,7 @@ def write_atomically(path, data):
     file that it leads to is written. Raises OSError, which names `path`, where that can't be.
     """
     try:
-        place = _place(path)
+        place = place_of(path)
         with _temporary(place) as (file, name):
             file.write(data)
             file.flush()
@@ -48,7 +44,7 @@ def check_writable(path):
     Its folder is made; a file that is there already stays as it is. What killed processes left of it is removed.
     """
     try:
-        place = _place(path)
+        place = place_of(path)
         with _temporary(place):
             pass
     except OSError as error:
@@ -60,20 +56,6 @@ def check_writable(path):
                 if sys.platform != "win32":  # which removes no open file
                     left.unlink()
             left.unlink(missing_ok=True)
-
-
-def check_readable(path, advice="choose another file"):
-    """Make sure that the file `path` can be read. Raises FileNotFoundError where there is none.
-
-    Raises OSError, with the reason and the advice, for what is in its place, or in the way to it.
-    """
-    try:
-        with open(_place(path), "rb"):
-            pass
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise type(error)(f"{path} can't be read ({error.strerror or error}): {advice}.") from error
 
 
 def set_aside(path):
@@ -105,7 +87,7 @@ def only_one(folder):
     A lock ends with its process, so none outlives a kill; its file, `.lock`, is empty and stays.
     """
     try:
-        file = open(_place(Path(folder) / ".lock"), "ab")  # noqa: SIM115 (closed below)
+        file = open(place_of(Path(folder) / ".lock"), "ab")  # noqa: SIM115 (closed below)
     except OSError as error:  # such as another user's
         raise _unwritable(Path(folder) / ".lock", error) from error
     with file:
@@ -163,21 +145,6 @@ def _lock(file):
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
     else:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _place(path):
-    """Return where `path` leads, through all links. Raises OSError for what is there and no regular file.
-
-    A device would be replaced by a file, and a named pipe would wait for its other end.
-    """
-    place = Path(os.path.realpath(expanded(path)))
-    with suppress(FileNotFoundError, NotADirectoryError):
-        mode = place.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return place
 
 
 def _unwritable(path, error):

@@ -88,10 +88,10 @@ class _Handler(request.AbstractHTTPHandler):
         return self.do_open(partial(self.connection, HTTPConnection), asked)
 
     def https_open(self, asked):
-        from requests.utils import DEFAULT_CA_BUNDLE_PATH
+        from requests import certs
 
         context = ssl.create_default_context()  # a school has certificates of its own, and some Pythons have none:
-        context.load_verify_locations(DEFAULT_CA_BUNDLE_PATH)
+        context.load_verify_locations(certs.where())  # type: ignore[attr-defined]
         return self.do_open(partial(self.connection, HTTPSConnection), asked, context=context)
 
     def connection(self, kind, *arguments, **options):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlpkit.files import check_readable, expanded
+from mlpkit.paths import check_readable, expanded
 
 from .idx import IDXError, parts, read_idx
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from mlpkit import engines
 from mlpkit.checks import check_array, check_batch, check_choice, check_count, check_dtype, check_finite
+from mlpkit.words import short_sentences
 
 from .bound import BoundLayer, Mode, backward, forward
 from .initialize import RULES, start
@@ -264,6 +265,7 @@ class Network:
         save_npz(path, model=json.dumps(self.model.to_dict()), **vectors)
 
     @classmethod
+    @short_sentences()
     def load(cls, path, engine=engines.BASELINE):
         """Read a network that `save` wrote. Raises ValueError where the file is not one."""
         from mlpkit.npz import load_npz

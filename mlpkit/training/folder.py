@@ -8,9 +8,9 @@ written, on a full disk, there is a warning, and the training goes on.
 
 import warnings
 
-from mlpkit.checks import check_state_names
 from mlpkit.data import epoch_order
-from mlpkit.files import check_writable, expanded, only_one, set_aside
+from mlpkit.files import check_writable, only_one, set_aside
+from mlpkit.paths import expanded
 
 from .checkpoint import NAMES, fingerprint, load_checkpoint, save_checkpoint
 
@@ -29,7 +29,7 @@ class Folder:
             raise FileNotFoundError(f"there is no checkpoint {self.last} to resume from.")
         check_writable(self.last)
         check_writable(self.best)
-        check_state_names(run.optimizer, run.optimizer.state, NAMES)
+        _check_state_names(run.optimizer)
         run.network.model.to_dict()  # raises ValueError where it can't be written
         self.data, self.earlier = (train, validation, changed), () if resume else (self.last, self.best)
 
@@ -84,3 +84,11 @@ class Folder:
         save_checkpoint(self.last, run.network, run.optimizer, run.history, best, run.settings)
         if is_best:
             run.network.save(self.best)
+
+
+def _check_state_names(optimizer):
+    """Raise ValueError where a vector of an optimizer's state has one of the names that are taken in its file."""
+    for name in set(optimizer.state) & {*NAMES, "path", "file"}:  # these two are NumPy's and `save_npz`'s
+        raise ValueError(
+            f"{type(optimizer).__name__}'s state has a vector called {name!r}, a name that is taken: choose another."
+        )

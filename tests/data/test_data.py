@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import one_sentence
+from shared import idx_bytes, one_sentence
 
 from mlpkit import data
 from mlpkit.data import downloads, originals, sets
-from mlpkit.data.idx import IDXError, idx_bytes
+from mlpkit.data.idx import IDXError
 from mlpkit.data.sets import fashion_mnist, fashion_mnist_sample, mnist
 from mlpkit.nn.models import MLP
 from mlpkit.nn.network import Network

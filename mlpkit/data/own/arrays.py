@@ -4,11 +4,13 @@ import warnings
 from numbers import Real
 
 from mlpkit.data.dataset import Dataset, Split
+from mlpkit.words import short_sentences
 
 from .reading.inputs import as_inputs
 from .reading.targets import as_targets, check_shares, drawn
 
 
+@short_sentences()
 def from_arrays(X, y, *, validation=0.1, test=0.0, seed=0, classes=None, name="arrays"):
     """Return the `Dataset` of arrays X and y.
 
@@ -40,7 +42,7 @@ def from_arrays(X, y, *, validation=0.1, test=0.0, seed=0, classes=None, name="a
     parts = {part: Split(inputs[part], targets[part]) for part in given}
     parts |= _cut(parts["train"], shares, seed)
     for sentence in dict.fromkeys(said):  # each once
-        warnings.warn(sentence, UserWarning, stacklevel=2)
+        warnings.warn(sentence, UserWarning, stacklevel=4)
     return Dataset(name, parts["train"], parts.get("validation"), parts.get("test"), classes)
 
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from mlpkit.checks import check_flag, check_sizes
 from mlpkit.data.dataset import Dataset, Split
-from mlpkit.files import expanded
+from mlpkit.paths import expanded
+from mlpkit.words import short, short_sentences
 
 from .reading.picture import look_at, read_picture
 from .reading.targets import check_shares, drawn
@@ -38,6 +39,7 @@ class _Listed(NamedTuple):
     targets: list[Path]
 
 
+@short_sentences()
 def from_folder(folder, *, size=None, grey=None, validation=0.1, test=0.0, seed=0, name=None):
     """Return the `Dataset` of the PNG and JPEG pictures in a folder, X (n, channels, height, width) uint8.
 
@@ -68,7 +70,7 @@ def from_folder(folder, *, size=None, grey=None, validation=0.1, test=0.0, seed=
         number = {each: label for label, each in enumerate(classes)}
         y = {part: np.array([number[each] for each in listed.classes], np.int64) for part, listed in parts.items()}
     if strays:
-        warnings.warn(f"{_names(strays)} passed over: no PNG or JPEG by name.", UserWarning, stacklevel=2)
+        warnings.warn(f"{_names(strays)} passed over: no PNG or JPEG by name.", UserWarning, stacklevel=4)
     splits = {part: Split(X[part], y[part]) for part in parts}
     return Dataset(name or folder.name, splits["train"], splits.get("validation"), splits.get("test"), classes)
 
@@ -221,6 +223,6 @@ def _check_memory(n, shape):
 
 
 def _names(paths):
-    paths = [str(path) for path in paths]
+    paths = list(paths)
     more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
-    return ", ".join(paths[:NAMED]) + more
+    return ", ".join(map(short, paths[:NAMED])) + more
