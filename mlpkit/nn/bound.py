@@ -86,7 +86,7 @@ def check_declared(layer, shapes):
     Raises ValueError for a size that is none, and for a name that is none, or that its bound layer has already.
     """
     for name, shape in shapes.items():
-        if not all(isinstance(size, Integral) and size > 0 for size in shape):
+        if not all(isinstance(size, Integral) and int(size) > 0 for size in shape):
             raise ValueError(f"{layer!r} has an array {name} of shape {shape}: sizes are whole numbers above 0.")
     for name in (names := shapes.keys()):
         gradient = name[:1] == "d" and name[1:] in names

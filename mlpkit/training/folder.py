@@ -7,6 +7,7 @@ written, on a full disk, there is a warning, and the training goes on.
 """
 
 import warnings
+from contextlib import contextmanager
 
 from mlpkit.data import epoch_order
 from mlpkit.files import check_writable, only_one, set_aside
@@ -16,7 +17,7 @@ from .checkpoint import NAMES, fingerprint, load_checkpoint, save_checkpoint
 
 
 class Folder:
-    """Keeps a folder for a run, which goes on from the last checkpoint, or begins anew. Use it as a context.
+    """Keeps a folder for a run, which goes on from the last checkpoint, or begins anew: within `kept`.
 
     train, validation: the data, as the engine has them; changed: the function that changes them for each epoch, or
     None. Raises OSError for what can't be written, or is another run's, ValueError for a checkpoint of another run.
@@ -33,20 +34,15 @@ class Folder:
         run.network.model.to_dict()  # raises ValueError where it can't be written
         self.data, self.earlier = (train, validation, changed), () if resume else (self.last, self.best)
 
-    def __enter__(self):
-        self.lock = only_one(self.folder)
-        self.lock.__enter__()
-        try:
+    @contextmanager
+    def kept(self):
+        """Keep the folder from other runs; bring this one to where the last checkpoint was written, if it resumes."""
+        with only_one(self.folder):
             self.run.settings |= self.fingerprints(*self.data)
             if not self.earlier:
                 self.resume()
-        except BaseException:
-            self.lock.__exit__(None, None, None)
-            raise
-        self.run.folder = self
-
-    def __exit__(self, *trouble):
-        return self.lock.__exit__(*trouble)
+            self.run.folder = self
+            yield
 
     def fingerprints(self, train, validation, changed):
         """Return what tells other data, another order of them, and other changes of them, from these."""

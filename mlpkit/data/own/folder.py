@@ -57,12 +57,12 @@ def from_folder(folder, *, size=None, grey=None, validation=0.1, test=0.0, seed=
     folder = expanded(folder)
     size = size if size is None else _height_and_width(size)
     grey = grey if grey is None else check_flag("grey", grey)
-    check_shares({"validation": validation, "test": test})
+    check_shares(shares := {"validation": validation, "test": test})
     strays: list[Path] = []
     parts = _listed(folder, strays)
     classes = tuple(sorted(set(parts["train"].classes)))
     _check_classes(folder, parts, classes)
-    parts |= _cut(parts["train"], {"validation": validation, "test": test}, parts, seed)
+    parts |= _cut(parts["train"], {part: share for part, share in shares.items() if part not in parts}, seed)
     X = _read({part: listed.pictures for part, listed in parts.items()}, size, grey)
     if parts["train"].targets:
         y = _read({part: listed.targets for part, listed in parts.items()}, size, grey)
@@ -165,13 +165,10 @@ def _check_classes(folder, parts, classes):
         raise ValueError(f"{folder} has one class alone, {classes[0]!r}: there is nothing to tell apart.")
 
 
-def _cut(train, shares, parts, seed):
+def _cut(train, shares, seed):
     """Return `train` without what was drawn from it, and what was drawn, by part."""
-    shares = {part: share for part, share in shares.items() if share and part not in parts}
-    if not shares:
-        return {}
     numbers = np.unique(train.classes, return_inverse=True)[1] if train.classes else np.zeros((len(train.pictures), 1))
-    cut = zip(["train", *shares], drawn(numbers, list(shares.values()), seed), strict=True)
+    cut = drawn(numbers, shares, seed).items()
     return {part: _Listed(*([of[row] for row in rows] if of else [] for of in train)) for part, rows in cut}
 
 

@@ -15,6 +15,7 @@ import numba
 from mlpkit.engines import python_loops
 
 from .cache import keep, require_compiler
+from .sharing import Shared
 
 require_compiler()
 
@@ -37,6 +38,8 @@ def compiled(engine, **options):
     def compile_one(function):
         function.__qualname__ = f"{engine.rpartition('.')[2]}.{function.__name__}.{VERSION}"
         dispatcher = numba.njit(function, no_cfunc_wrapper=True, **options)  # nobody calls it from C
+        if options.get("parallel"):
+            dispatcher.__class__ = Shared
         return keep(dispatcher)
 
     return compile_one

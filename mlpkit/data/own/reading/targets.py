@@ -96,20 +96,24 @@ def check_shares(shares):
 
 
 def drawn(y, shares, seed):
-    """Return the rows of what is left, and those of each share, ascending, as drawn from the seed.
+    """Return by part the rows of what is left, "train", and those of each share, ascending, as drawn from the seed.
 
+    shares: by part; those of 0 are left out, and where none is left, nothing is drawn, and nothing returned.
     Of labels (n,) each class has its share, to the nearest whole number, and keeps one at least. Raises ValueError for
     a share that has nothing.
     """
-    rng = np.random.default_rng((check_count("seed", seed, least=0), 0, 2))  # others draw weights, order and changes
+    shares, seed = {part: share for part, share in shares.items() if share}, check_count("seed", seed, least=0)
+    if not shares:
+        return {}
+    rng = np.random.default_rng((seed, 0, 2))  # others draw weights, order and changes
     order = np.arange(len(y)) if y.ndim > 1 else np.argsort(y, kind="stable")
     groups = [order] if y.ndim > 1 else np.split(order, np.flatnonzero(np.diff(y[order])) + 1)
     pieces = []
     for group in groups:
-        ends = np.minimum(np.rint(np.cumsum(shares) * len(group)).astype(int), len(group) - 1)
+        ends = np.minimum(np.rint(np.cumsum([*shares.values()]) * len(group)).astype(int), len(group) - 1)
         pieces.append(np.split(rng.permutation(group), ends))
     *parts, left = (np.sort(np.concatenate(piece)) for piece in zip(*pieces, strict=True))
-    for share, part in zip(shares, parts, strict=True):
+    for share, part in zip(shares.values(), parts, strict=True):
         if not len(part):
             raise ValueError(f"a share of {share} of each class is nothing here: choose a larger one, or 0.")
-    return left, *parts
+    return {"train": left, **dict(zip(shares, parts, strict=True))}
