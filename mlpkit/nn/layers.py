@@ -72,8 +72,8 @@ def check_layers(layers):
     while inside:
         if (depth := depth + 1) > DEEPEST:
             raise ValueError(f"layers may be in layers up to {DEEPEST} deep: put blocks one after another instead.")
-        chains = (chain for one in inside.values() for chain in one.branches())
-        inside = {id(one): one for chain in chains for one in chain}
+        branches = [branch for one in inside.values() for branch in one.branches()]
+        inside = {id(one): one for branch in branches for one in branch}
     return layers
 
 

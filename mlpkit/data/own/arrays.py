@@ -43,7 +43,7 @@ def from_arrays(X, y, *, validation=0.1, test=0.0, seed=0, classes=None, name="a
     X, y = parts["train"]
     parts |= {part: Split(X[rows], y[rows]) for part, rows in drawn(y, shares, seed).items()}
     for sentence in dict.fromkeys(said):  # each once
-        warnings.warn(sentence, UserWarning, stacklevel=4)
+        warnings.warn(sentence, UserWarning, stacklevel=3)
     return Dataset(name, parts["train"], parts.get("validation"), parts.get("test"), classes)
 
 

@@ -70,7 +70,7 @@ def from_folder(folder, *, size=None, grey=None, validation=0.1, test=0.0, seed=
         number = {each: label for label, each in enumerate(classes)}
         y = {part: np.array([number[each] for each in listed.classes], np.int64) for part, listed in parts.items()}
     if strays:
-        warnings.warn(f"{_names(strays)} passed over: no PNG or JPEG by name.", UserWarning, stacklevel=4)
+        warnings.warn(f"{_names(strays)} passed over: no PNG or JPEG by name.", UserWarning, stacklevel=3)
     splits = {part: Split(X[part], y[part]) for part in parts}
     return Dataset(name or folder.name, splits["train"], splits.get("validation"), splits.get("test"), classes)
 
@@ -167,6 +167,8 @@ def _check_classes(folder, parts, classes):
 
 def _cut(train, shares, seed):
     """Return `train` without what was drawn from it, and what was drawn, by part."""
+    if not any(shares.values()):
+        return {}
     numbers = np.unique(train.classes, return_inverse=True)[1] if train.classes else np.zeros((len(train.pictures), 1))
     cut = drawn(numbers, shares, seed).items()
     return {part: _Listed(*([of[row] for row in rows] if of else [] for of in train)) for part, rows in cut}

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from contextlib import nullcontext
+from types import ModuleType
 
 import numba
 from numba.core.registry import CPUDispatcher
@@ -17,7 +18,7 @@ from mlpkit.engines import EngineUnavailable
 
 
 class Shared(CPUDispatcher):  # type: ignore[misc]  # Numba has no types
-    """A function that Numba has compiled with `parallel=True`, and that Python calls."""
+    """A function whose turns Numba's threads share out, or one that calls such a one."""
 
     forked, turn = False, threading.RLock()  # of this process
 
@@ -29,6 +30,16 @@ class Shared(CPUDispatcher):  # type: ignore[misc]  # Numba has no types
             )
         with nullcontext() if layer() in ("omp", "tbb") else self.turn:
             return super().__call__(*arguments)
+
+
+def make_shared(dispatcher):
+    """Make a `Shared` of a compiled function that is parallel, or calls one that is, by its name or its module's."""
+    function = dispatcher.py_func
+    names = function.__code__.co_names
+    called = [function.__globals__.get(name) for name in names]
+    called += [getattr(module, name, None) for module in called if isinstance(module, ModuleType) for name in names]
+    if dispatcher.targetoptions.get("parallel") or any(isinstance(each, Shared) for each in called):
+        dispatcher.__class__ = Shared
 
 
 def layer():
