@@ -27,10 +27,11 @@ except ValueError as error:
     sys.exit(f"mlpkit: a variable TQDM_... in the environment is not as tqdm needs it: {error}")
 
 from . import data, engines, interrupts, machine
-from .files import check_writable, expanded, set_aside
+from .files import check_writable, set_aside
 from .kernels import gpu
 from .nn.models import MODELS
 from .optim import BY_NAME, GOOD_RATES
+from .paths import expanded
 from .training.fit import Diverged
 from .training.recipe import SCHEDULES, Recipe
 from .words import printable
@@ -133,10 +134,23 @@ def train(options):
         finally:
             if earlier:
                 say(f"the network of an earlier training is now {earlier}.")
+    return _report(history, network, dataset, options.test)
+
+
+def _report(history, network, dataset, test):
+    """Say how a training has ended, and how good the network is; return the exit code."""
+    if history.stopped == "interrupted":  # what would be measured now takes a slow engine long
+        last = (
+            f"{history.validation['accuracy'][-1]:.2%} after epoch {len(history.epochs)}"
+            if history.epochs
+            else "unknown"
+        )
+        print(f"interrupted; accuracy on validation {last}")
+        return 130
     print(f"{history.stopped}; accuracy on validation {network.evaluate(*dataset.validation)['accuracy']:.2%}")
-    if options.test:
+    if test:
         print(f"accuracy on test {network.evaluate(*dataset.test)['accuracy']:.2%}")
-    return 130 if history.stopped == "interrupted" else 0
+    return 0
 
 
 def _check_apart(save, folder):
@@ -153,9 +167,15 @@ def _save(network, path):
     try:
         network.save(path)
     except OSError as error:
-        refuge = Path(tempfile.mkdtemp(prefix="mlpkit-")) / path.name
-        network.save(refuge)
-        raise OSError(f"{str(error).rstrip('.')}; the network is in {refuge}.") from error
+        why = str(error).rstrip(".")
+        where = "nothing can be written elsewhere, so the network is lost"
+        for folder in (None, ".", expanded("~")):  # None: where temporary files are
+            with suppress(OSError):
+                refuge = Path(tempfile.mkdtemp(prefix="mlpkit-", dir=folder)) / path.name
+                network.save(refuge)
+                where = f"the network is in {refuge}"
+                break
+        raise OSError(f"{why}; {where}.") from error
 
 
 def download(options):

@@ -30,22 +30,6 @@ def check_steps(name, value):
     return count
 
 
-def check_between(name, value, least, most):
-    """Return `value` as a float. Raises TypeError unless it is a number, ValueError outside of `least` to `most`."""
-    number = check_not_negative(name, value)
-    if not least <= number <= most:
-        raise ValueError(f"{name} must be from {least} to {most}, not {number}.")
-    return number
-
-
-def check_state_names(optimizer, names, taken):
-    """Raise ValueError where a vector of an optimizer's state has one of the names that are taken in its file."""
-    for name in set(names) & {*taken, "path", "file"}:  # these two are NumPy's and `save_npz`'s
-        raise ValueError(
-            f"{type(optimizer).__name__}'s state has a vector called {name!r}, a name that is taken: choose another."
-        )
-
-
 def check_flag(name, value):
     """Return `value` as a bool. Raises TypeError unless it is True or False: a text, "no" too, would count as yes."""
     if not isinstance(value, bool | np.bool_):
@@ -54,10 +38,22 @@ def check_flag(name, value):
 
 
 def check_array(name, value):
-    """Raise TypeError unless `value` is an array, of any library: a list is none, nor is one with numbers masked."""
+    """Raise TypeError unless `value` is an array as NumPy's and CuPy's are: a list is none, nor a column of pandas."""
     check_unmasked(name, value)
-    if not hasattr(value, "dtype") or isinstance(value, np.matrix):  # whose `*` is no product by number
+    is_array = hasattr(type(value), "__array_interface__") or hasattr(type(value), "__cuda_array_interface__")
+    if not is_array or not isinstance(value.dtype, np.dtype) or isinstance(value, np.matrix):  # which multiplies anew
         raise TypeError(f"{name} must be an array, not {type(value).__name__}: convert them with np.asarray.")
+
+
+def as_array(name, value):
+    """Return `value` as an array: as it is, where it is one. Raises TypeError for what NumPy makes no array of."""
+    if hasattr(type(check_unmasked(name, value)), "__cuda_array_interface__") and hasattr(value, "ndim"):
+        return value
+    try:
+        return np.asarray(value)
+    except Exception as error:  # whatever another library raises where it is asked for an array
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise TypeError(f"{name} must be an array, and NumPy can't make one of it: {reason}.") from error
 
 
 def check_unmasked(name, value):
@@ -144,8 +140,20 @@ def check_batch(x, shape, dtype):
         none = "" if x.ndim and len(x) else ": there are no examples"
         raise ValueError(f"inputs must have shape {wanted} with n at least 1, not {x.shape}{none}.")
     if x.dtype not in (dtype, np.uint8):
-        raise TypeError(f"inputs are {x.dtype} but the network computes in {dtype}: convert them.")
+        raise TypeError(f"inputs are {x.dtype} but the network computes in {dtype}: {way_to_dtype(x.dtype, dtype)}.")
     return len(x)
+
+
+def way_to_dtype(found, wanted):
+    """Return what to do about inputs or targets of a dtype, where the network's is wanted."""
+    if found.kind == "b":
+        return "give them times np.uint8(255), if True is white"
+    as_floats = f"astype(np.{wanted})"
+    return (
+        f"give pixels, from 0 to 255, as astype(np.uint8), others as {as_floats}"
+        if found.kind in "iu"
+        else (f"give {as_floats}" if found.kind == "f" else f"give numbers, with none missing, as {as_floats}")
+    )
 
 
 def check_finite(name, array):
@@ -163,7 +171,7 @@ def check_labels(labels, n, classes):
 
     Raises ValueError for another shape or a label out of range, TypeError for labels that are no integers.
     """
-    check_labels_form(labels, (n,))
+    check_labels_form(labels, (n,), classes)
     check_label_values(labels, classes)
 
 
@@ -173,21 +181,25 @@ def check_label_values(labels, classes):
         raise ValueError(f"labels must be from 0 to {classes - 1}, but these go from {labels.min()} to {labels.max()}.")
 
 
-def check_labels_form(labels, shape):
+def check_labels_form(labels, shape, classes):
     """Check that `labels` are integers of a shape; no number is looked at. Raises what `check_labels` raises."""
     check_array("labels", labels)
     if labels.shape != shape:
-        raise ValueError(f"labels must have shape {shape}, not {labels.shape}{_way_to(labels.shape, shape)}.")
+        raise ValueError(
+            f"labels must have shape {shape}, not {labels.shape}{way_to_shape(labels.shape, shape, classes)}."
+        )
     if labels.dtype.kind not in "iu":
         raise TypeError(f"labels must be integers, not {labels.dtype}.")
     if not labels.dtype.isnative:  # as read from an IDX file: compiled loops can't use them
         raise TypeError(f"labels must have this machine's byte order, not {labels.dtype}: convert them to int64.")
 
 
-def _way_to(found, wanted):
-    """Return what to do about labels of another shape, where one can guess what they are."""
-    if found == (*wanted, 1):
-        return ": take [..., 0] of them"
-    if len(found) == 2 and found[:1] == wanted:
+def way_to_shape(found, wanted, classes=None):
+    """Return what to do about labels or targets of another shape, where it is clear what they are, else nothing."""
+    if [size for size in found if size != 1] == [size for size in wanted if size != 1]:
+        return f": give np.reshape of them, to {wanted}"
+    if found[:1] != wanted[:1]:
+        return ": there must be as many as inputs"
+    if len(found) == len(wanted) + 1 and found == (*wanted[:1], classes, *wanted[1:]):
         return "; of one-hot rows take argmax(axis=1)"
     return ""

@@ -3,22 +3,19 @@
 import errno
 import glob
 import os
-import stat
 import sys
 import tempfile
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
+
+from .paths import expanded, place_of
 
 if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
-
-
-def expanded(path):
-    """Return `path`, in which `~` is the home folder, as a shell would have it, and a notebook has not."""
-    return Path(os.path.expanduser(path))
 
 
 def write_atomically(path, data):
@@ -28,13 +25,14 @@ def write_atomically(path, data):
     file that it leads to is written. Raises OSError, which names `path`, where that can't be.
     """
     try:
-        place = _place(path)
+        place = place_of(path)
         with _temporary(place) as (file, name):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())  # on the disk before the rename is
-            file.close()  # Windows renames no open file
             os.chmod(name, 0o666 & ~_umask())  # mkstemp's own 0600 would hide the file from a class
+            if sys.platform == "win32":  # which renames no open file; elsewhere it is locked until it has its name
+                file.close()
             os.replace(name, place)
     except OSError as error:
         raise _unwritable(path, error) from error
@@ -46,7 +44,7 @@ def check_writable(path):
     Its folder is made; a file that is there already stays as it is. What killed processes left of it is removed.
     """
     try:
-        place = _place(path)
+        place = place_of(path)
         with _temporary(place):
             pass
     except OSError as error:
@@ -55,21 +53,9 @@ def check_writable(path):
         with suppress(OSError):  # another process is writing it
             with open(left, "r+b") as file:
                 _lock(file)
-            left.unlink()
-
-
-def check_readable(path, advice="choose another file"):
-    """Make sure that the file `path` can be read. Raises FileNotFoundError where there is none.
-
-    Raises OSError, with the reason and the advice, for what is in its place, or in the way to it.
-    """
-    try:
-        with open(_place(path), "rb"):
-            pass
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise type(error)(f"{path} can't be read ({error.strerror or error}): {advice}.") from error
+                if sys.platform != "win32":  # which removes no open file
+                    left.unlink()
+            left.unlink(missing_ok=True)
 
 
 def set_aside(path):
@@ -80,8 +66,18 @@ def set_aside(path):
     """
     path = expanded(path)
     with suppress(FileNotFoundError):  # there is none, or another run has just moved it
-        when = datetime.fromtimestamp(path.stat().st_mtime)
-        return path.replace(path.with_name(f"{path.stem} {when:%Y-%m-%d %H.%M.%S.%f}{path.suffix}.previous"))
+        when = _time_of(path.stat().st_mtime)
+        names = (
+            path.with_name(f"{path.stem} {when}{again}{path.suffix}.previous") for again in chain([""], count(-1, -1))
+        )
+        return path.replace(next(name for name in names if not name.exists()))
+
+
+def _time_of(seconds):
+    try:
+        return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H.%M.%S.%f}"
+    except (OSError, OverflowError, ValueError):  # as of a clock beyond the year 9999
+        return f"{seconds:.0f}"
 
 
 @contextmanager
@@ -91,7 +87,7 @@ def only_one(folder):
     A lock ends with its process, so none outlives a kill; its file, `.lock`, is empty and stays.
     """
     try:
-        file = open(_place(Path(folder) / ".lock"), "ab")  # noqa: SIM115 (closed below)
+        file = open(place_of(Path(folder) / ".lock"), "ab")  # noqa: SIM115 (closed below)
     except OSError as error:  # such as another user's
         raise _unwritable(Path(folder) / ".lock", error) from error
     with file:
@@ -116,14 +112,31 @@ def _temporary(place):
     if place.exists() and not os.access(place, os.W_OK):  # which a rename would not ask
         raise PermissionError(errno.EACCES, "it is write-protected")
     place.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(TEMPORARY, f".{place.name}.", place.parent)
+    file, name = _new(place)
     try:
-        with os.fdopen(handle, "wb") as file:
-            with suppress(OSError):
-                _lock(file)
+        with file:
             yield file, name
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _new(place):
+    """Return a new file beside `place`, and its name. One that is taken for a leftover before its lock is given up."""
+    for _ in range(100):
+        handle, name = tempfile.mkstemp(TEMPORARY, f".{place.name}.", place.parent)
+        file = os.fdopen(handle, "wb")
+        try:
+            _lock(file)
+            ours = os.path.exists(name)
+        except (BlockingIOError, PermissionError):
+            ours = False
+        except OSError:  # some file systems have no locks
+            ours = True
+        if ours:
+            return file, name
+        file.close()
+        Path(name).unlink(missing_ok=True)
+    raise OSError(errno.EBUSY, "others remove what is written there")
 
 
 def _lock(file):
@@ -132,21 +145,6 @@ def _lock(file):
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
     else:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _place(path):
-    """Return where `path` leads, through all links. Raises OSError for what is there and no regular file.
-
-    A device would be replaced by a file, and a named pipe would wait for its other end.
-    """
-    place = Path(os.path.realpath(expanded(path)))
-    with suppress(FileNotFoundError, NotADirectoryError):
-        mode = place.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return place
 
 
 def _unwritable(path, error):

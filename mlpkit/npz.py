@@ -7,7 +7,8 @@ from math import prod
 
 import numpy as np
 
-from .files import check_readable, expanded, write_atomically
+from .files import write_atomically
+from .paths import check_readable, expanded
 
 
 def save_npz(path, **arrays):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mlpkit import engines, executors
 from mlpkit.data import Dataset, Split
+from mlpkit.data.idx import parts
 from mlpkit.engines import numpy_baseline
 from mlpkit.nn.models import MLP, mlp
 
@@ -90,3 +91,8 @@ def damaged(content, draw):
         return content[:place]
     content[place] ^= draw(st.integers(1, 255))
     return content
+
+
+def idx_bytes(array):
+    """Return an array as the bytes of an IDX file."""
+    return b"".join(parts(array))

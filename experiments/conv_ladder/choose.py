@@ -15,8 +15,9 @@ import numpy as np
 from experiments.lab.clock import quick_us
 from mlpkit import __version__
 from mlpkit.checks import check_choice
-from mlpkit.files import check_readable, write_atomically
+from mlpkit.files import write_atomically
 from mlpkit.kernels.conv import PASSES
+from mlpkit.paths import check_readable
 
 from . import ladder
 from .rungs import ERRORS, cudnn

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from mlpkit import __version__, engines, machine
-from mlpkit.files import check_readable, write_atomically
+from mlpkit.files import write_atomically
 from mlpkit.nn.reading import loss_text
+from mlpkit.paths import check_readable
 from mlpkit.words import counted
 
 SCHEMA = 1

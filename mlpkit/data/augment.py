@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlpkit.checks import check_between
+from mlpkit.checks import check_not_negative
 
 AT_ONCE = 1000  # images whose changes are drawn together
 
@@ -33,9 +33,8 @@ class Augmentation:
     smoothness: float = 4.0
 
     def __post_init__(self):
-        for name in ("shift", "rotation", "elastic"):
-            object.__setattr__(self, name, check_between(name, getattr(self, name), 0, 1000))
-        object.__setattr__(self, "smoothness", check_between("smoothness", self.smoothness, 0.1, 1000))
+        for name, value in vars(self).copy().items():
+            object.__setattr__(self, name, _checked(name, value, 0.1 if name == "smoothness" else 0))
 
     def __call__(self, images, targets, seed, epoch):
         """Return new images and their targets; those that are given stay as they are.
@@ -103,3 +102,10 @@ def _blend(length, smoothness):
     knots = np.arange(-smoothness, length - 1 + 2 * smoothness, smoothness)
     weights = np.exp(-0.5 * ((np.arange(length)[:, None] - knots) / smoothness) ** 2)
     return (weights / np.sqrt((weights**2).sum(axis=1, keepdims=True))).astype(np.float32)
+
+
+def _checked(name, value, least, most=1000):
+    number = check_not_negative(name, value)
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, not {number}.")
+    return number

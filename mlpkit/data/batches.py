@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mlpkit.checks import check_count, check_labels, check_unmasked
+from mlpkit.checks import as_array, check_count, check_labels
 
 
 def one_hot(labels, classes=10):
@@ -12,8 +12,8 @@ def one_hot(labels, classes=10):
 
     Raises ValueError or TypeError for what is no label.
     """
-    labels = np.asarray(check_unmasked("labels", labels))
-    check_labels(labels, labels.size, check_count("classes", classes))
+    labels = as_array("labels", labels)
+    check_labels(labels, len(labels) if labels.ndim else 0, check_count("classes", classes))
     return np.eye(classes, dtype=np.float32)[labels]
 
 

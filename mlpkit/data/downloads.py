@@ -1,15 +1,26 @@
-"""Get a data set's files from its authors: the right ones, whole and in time, or none."""
+"""Get a data set's files from its authors: the right ones, whole and in time, or none.
+
+Whatever comes over the wire is counted and timed where it is read: headers and redirects too, and what is no end.
+"""
 
 import hashlib
+import io
+import ssl
 import time
 from contextlib import suppress
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from urllib import request
 
 from mlpkit.files import check_writable, set_aside, write_atomically
+from mlpkit.words import short
 
 from .idx import IDXError
 from .originals import in_folder, read_original
 
 SILENCE, LONGEST = 20.0, 900.0  # seconds that a server may say nothing, and that a file may take
+AROUND = 2**20  # bytes that may come with a file: headers, redirects
+HANDLERS = "ProxyHandler", "HTTPRedirectHandler", "HTTPErrorProcessor", "HTTPDefaultErrorHandler", "UnknownHandler"
 
 
 def download(originals, sources, progress):
@@ -39,8 +50,8 @@ def _from_a_source(originals, file, sources, progress):
     for source in sources:
         try:
             return _bytes_of(f"{source}{file.name}.gz", file, progress)
-        except OSError as error:
-            reasons.append(f"{source}: {error}".rstrip("."))
+        except (OSError, ValueError, HTTPException) as error:  # ValueError: it sends us to an address that is none
+            reasons.append(f"{source}: {short(error) or type(error).__name__}".rstrip("."))
     raise OSError(
         f"{file.name}.gz could not be downloaded ({'; '.join(reasons)}): put the {len(originals.files)} .gz files of "
         f"{originals.title} in a folder, and set MLPKIT_DATA to that folder."
@@ -49,28 +60,69 @@ def _from_a_source(originals, file, sources, progress):
 
 def _bytes_of(url, file, progress):
     """Return what is at an address. Raises OSError unless it is the file, in time, and as soon as it is too long."""
-    import requests
-
-    found, end = bytearray(), time.monotonic() + LONGEST
-    with requests.get(url, stream=True, timeout=SILENCE, headers={"Accept-Encoding": "identity"}) as answer:
-        answer.raise_for_status()
-        while piece := _next_piece(answer.raw):
+    found, wire = bytearray(), partial(_Wire, time.monotonic() + LONGEST, [file.bytes_gz + AROUND])
+    opener = request.OpenerDirector()  # through a proxy, where the environment names one; no ftp, and no local files
+    for handler in (_Handler(wire), *(getattr(request, name)() for name in HANDLERS)):
+        opener.add_handler(handler)
+    with opener.open(url, timeout=SILENCE) as answer:
+        while piece := answer.read1(2**16):
             found += piece
             progress(len(piece))
             if len(found) > file.bytes_gz:
                 raise OSError(f"it sends more than the {file.bytes_gz:,} bytes of this file")
-            if time.monotonic() > end:
-                raise OSError(f"it takes more than {LONGEST / 60:.0f} minutes")
     if hashlib.sha256(found).hexdigest() != file.sha256_gz:
         raise OSError(f"it sends another file: {len(found):,} bytes, whose SHA-256 is not the original's")
     return bytes(found)
 
 
-def _next_piece(answer):
-    """Return what has come of an answer, without waiting for more."""
-    from urllib3.exceptions import HTTPError
+class _Handler(request.AbstractHTTPHandler):
+    """Opens addresses, and reads what comes by way of a `_Wire`."""
 
-    try:
-        return answer.read1(2**16)
-    except HTTPError as error:
-        raise OSError(str(error)) from error
+    http_request = https_request = request.AbstractHTTPHandler.do_request_
+
+    def __init__(self, wire):
+        super().__init__()
+        self.wire = wire
+
+    def http_open(self, asked):
+        return self.do_open(partial(self.connection, HTTPConnection), asked)
+
+    def https_open(self, asked):
+        from requests import certs
+
+        context = ssl.create_default_context()  # a school has certificates of its own, and some Pythons have none:
+        context.load_verify_locations(certs.where())  # type: ignore[attr-defined]
+        return self.do_open(partial(self.connection, HTTPSConnection), asked, context=context)
+
+    def connection(self, kind, *arguments, **options):
+        found = kind(*arguments, **options)
+        found.response_class = self.response
+        return found
+
+    def response(self, *arguments, **options):
+        found = HTTPResponse(*arguments, **options)
+        found.fp = io.BufferedReader(self.wire(found.fp))
+        return found
+
+
+class _Wire(io.RawIOBase):
+    """Reads from a file until a time, at most so many bytes: a list of one number, which all wires of a file share."""
+
+    def __init__(self, end, left, file):
+        self.end, self.left, self.file = end, left, file
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        if time.monotonic() > self.end:
+            raise OSError(f"it takes more than {LONGEST / 60:.0f} minutes")
+        count = self.file.readinto1(buffer)
+        self.left[0] -= count
+        if self.left[0] < 0:
+            raise OSError("it sends more than this file")
+        return count
+
+    def close(self):
+        self.file.close()
+        super().close()

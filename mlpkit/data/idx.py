@@ -9,11 +9,10 @@ is described at the foot of http://yann.lecun.com/exdb/mnist/.
 import gzip
 import zlib
 from math import prod
-from pathlib import Path
 
 import numpy as np
 
-from mlpkit.files import check_readable, expanded, write_atomically
+from mlpkit.paths import check_readable, expanded
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
@@ -45,22 +44,10 @@ def read_idx(path, most=None):
         raise IDXError(f"{path}: the gzip data are damaged or cut short ({error}).") from error
 
 
-def write_idx(path, array):
-    """Write `array` (1 to 4 dimensions, a type that IDX knows) to `path`; gzipped where the name ends in .gz."""
-    data = idx_bytes(array)
-    packed = Path(path).suffix == ".gz"
-    write_atomically(path, gzip.compress(data, mtime=0) if packed else data)
-
-
-def idx_bytes(array):
-    """Return `array` as the bytes of an IDX file. Raises IDXError for a type or a shape that IDX has no code for."""
-    return b"".join(parts(array))
-
-
 def parts(array):
-    """Return the header of an IDX file, and the array as the file has it; not a copy where it is so already.
+    """Return the header of an IDX file, and the array (1 to 4 dimensions) as the file has it, not copied if it is so.
 
-    Raises what `idx_bytes` raises.
+    Raises IDXError for a type or a shape that IDX has no code for.
     """
     array = np.asarray(array)
     big_endian = array.dtype.newbyteorder(">")

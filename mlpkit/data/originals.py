@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlpkit.files import check_readable, expanded
+from mlpkit.paths import check_readable, expanded
 
 from .idx import IDXError, parts, read_idx
 
@@ -56,7 +56,10 @@ class Originals(NamedTuple):
 
         Raises FileNotFoundError where the files are not on this machine, IDXError for one that is not the original.
         """
-        *others, test_images, test_labels = (read_original(path, file) for path, file in self.locate())
+        try:
+            *others, test_images, test_labels = (read_original(path, file) for path, file in self.locate())
+        except IDXError as error:
+            raise IDXError(f"{str(error).rstrip('.')}; to have {self.title}'s own, {self.get_them}.") from error
         images, labels = others or (test_images[:0], test_labels[:0])
         X, y = images[:, None], labels.astype(np.int64)
         test = test_images[:, None], test_labels.astype(np.int64)

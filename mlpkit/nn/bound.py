@@ -2,6 +2,7 @@
 
 from copy import copy
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -79,13 +80,19 @@ class BoundLayer:
 OWN = frozenset(vars(BoundLayer(None, (), None, None, (), False)))  # what is no array
 
 
-def check_array_names(layer, names):
-    """Raise ValueError where a layer has an array whose name is none, or one that its bound layer has already."""
-    for name in names:
+def check_declared(layer, shapes):
+    """Return a layer's arrays, a dict of shapes by name.
+
+    Raises ValueError for a size that is none, and for a name that is none, or that its bound layer has already.
+    """
+    for name, shape in shapes.items():
+        if not all(isinstance(size, Integral) and int(size) > 0 for size in shape):
+            raise ValueError(f"{layer!r} has an array {name} of shape {shape}: sizes are whole numbers above 0.")
+    for name in (names := shapes.keys()):
         gradient = name[:1] == "d" and name[1:] in names
         if gradient or name in OWN or hasattr(BoundLayer, name) or not name.isidentifier():
             raise ValueError(f"{layer!r} has an array called {name!r}, a name that is taken: choose another.")
-    return names
+    return shapes
 
 
 def forward(layers, x):

@@ -1,10 +1,17 @@
 """Layers of images, (n, channels, height, width): convolution, and the two kinds of pooling."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from mlpkit.checks import check_count, check_flag
 
 from .layers import Layer
+
+from_0 = partial(check_count, least=0)
+
+
+def if_given(name, value):
+    return None if value is None else check_count(name, value)
 
 
 def check_image(shape):
@@ -36,12 +43,10 @@ class Conv(Layer):
     bias: bool = True
 
     operations = ("conv", "conv_backward_weights", "conv_backward_input")
-
-    def __post_init__(self):
-        for name in ("channels", "size", "stride"):
-            object.__setattr__(self, name, check_count(f"the {name} of a Conv layer", getattr(self, name)))
-        object.__setattr__(self, "padding", check_count("the padding of a Conv layer", self.padding, least=0))
-        object.__setattr__(self, "bias", check_flag("the bias of a Conv layer", self.bias))
+    checks = (
+        *(("channels", check_count), ("size", check_count), ("stride", check_count)),
+        *(("padding", from_0), ("bias", check_flag)),
+    )
 
     def output(self, shape):
         return (self.channels, *windows(shape, self.size, self.stride, self.padding))
@@ -74,11 +79,10 @@ class MaxPool(Layer):
     stride: int | None = None
 
     operations = ("max_pool", "max_pool_backward")
-
-    def __post_init__(self):
-        for name in ("size",) if self.stride is None else ("size", "stride"):
-            what = f"the {name} of {type(self).__name__}'s windows"
-            object.__setattr__(self, name, check_count(what, getattr(self, name)))
+    checks = (
+        ("size", check_count),
+        ("stride", if_given),
+    )
 
     def output(self, shape):
         return (*shape[:1], *windows(shape, self.size, self.stride or self.size))

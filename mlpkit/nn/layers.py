@@ -20,6 +20,8 @@ from mlpkit.checks import check_count, check_fraction
 
 from .written import Written, check_settings
 
+DEEPEST = 50  # layers in layers: each takes several of Python's calls in calls, of which there may be 1,000
+
 
 @dataclass(frozen=True, repr=False)
 class Layer(Written):
@@ -66,6 +68,12 @@ def check_layers(layers):
         if not isinstance(one, Layer):
             raise TypeError(f"a model is made of layers, such as Linear(10), not of {one!r}.")
         check_settings(one)
+    depth, inside = 0, {id(one): one for one in layers}
+    while inside:
+        if (depth := depth + 1) > DEEPEST:
+            raise ValueError(f"layers may be in layers up to {DEEPEST} deep: put blocks one after another instead.")
+        branches = [branch for one in inside.values() for branch in one.branches()]
+        inside = {id(one): one for branch in branches for one in branch}
     return layers
 
 
@@ -76,9 +84,7 @@ class Linear(Layer):
     units: int
 
     operations = ("linear", "linear_backward_weights", "linear_backward_input")
-
-    def __post_init__(self):
-        object.__setattr__(self, "units", check_count("the units of a Linear layer", self.units))
+    checks = (("units", check_count),)
 
     def output(self, shape):
         if len(shape) != 1:
@@ -118,9 +124,7 @@ class LeakyReLU(Layer):
     slope: float = 0.01
 
     operations = ("leaky_relu", "leaky_relu_backward")
-
-    def __post_init__(self):
-        object.__setattr__(self, "slope", check_fraction("the slope of a LeakyReLU", self.slope))
+    checks = (("slope", check_fraction),)
 
     def forward(self, at, z):
         at.a = at.engine.leaky_relu(z, self.slope)
@@ -184,9 +188,7 @@ class Dropout(Layer):
     rate: float = 0.5
 
     operations = ("dropout",)
-
-    def __post_init__(self):
-        object.__setattr__(self, "rate", check_fraction("the rate of a Dropout", self.rate))
+    checks = (("rate", check_fraction),)
 
     def forward(self, at, x):
         at.chance = (self.rate, key_of(at.mode.seed, at.path), at.mode.step) if at.mode.training else None

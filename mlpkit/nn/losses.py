@@ -10,7 +10,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from mlpkit.checks import check_array, check_finite, check_label_values, check_labels_form
+from mlpkit.checks import (
+    check_array,
+    check_finite,
+    check_label_values,
+    check_labels_form,
+    way_to_dtype,
+    way_to_shape,
+)
 
 from .written import Written, check_settings
 
@@ -31,9 +38,11 @@ class Loss(Written):
         """
         check_array("targets", targets)
         if targets.shape != (n, *output):
-            raise ValueError(f"targets must have shape {(n, *output)}, not {targets.shape}.")
+            way = way_to_shape(targets.shape, (n, *output))
+            raise ValueError(f"targets must have shape {(n, *output)}, not {targets.shape}{way}.")
         if targets.dtype not in (dtype, np.uint8):
-            raise TypeError(f"targets are {targets.dtype} but the network computes in {dtype}: convert them.")
+            way = way_to_dtype(targets.dtype, dtype)
+            raise TypeError(f"targets are {targets.dtype} but the network computes in {dtype}: {way}.")
 
     def valid(self, engine, targets, output):
         """Return whether all values are right, where the form is, as a scalar that need not be there yet."""
@@ -63,7 +72,7 @@ class OfClasses(Loss):
     def check(self, targets, n, output, dtype):
         if len(output) not in (1, 3) or (len(output) == 3 and np.ndim(targets) == 1):
             raise ValueError(f"outputs of shape {output} are no row of classes: put Flatten() or Linear(...) last.")
-        check_labels_form(targets, (n, *output[1:]))
+        check_labels_form(targets, (n, *output[1:]), output[0])
 
     def valid(self, engine, targets, output):
         return engine.all_labels(targets, output[0])

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mlpkit.checks import check_sizes
+from mlpkit.words import short_sentences
 
-from .bound import check_array_names
+from .bound import check_declared
 from .layers import Layer, Linear, ReLU, check_layers
 from .layout import Layout
 from .losses import Loss, SoftmaxCrossEntropy, check_loss
@@ -81,6 +82,7 @@ class Model:
         return {"input": list(self.input), "layers": [*map(text_of, self.layers)], "loss": text_of(self.loss)}
 
     @classmethod
+    @short_sentences()
     def from_dict(cls, found):
         """Return the model that `to_dict` wrote. Raises ValueError for what is none; nothing in it can run code."""
         from .reading import loss_text, read
@@ -122,7 +124,7 @@ def _declared(walk, what):
     return {
         f"{_dotted(path)}.{name}": declared
         for path, one, shape, _ in walk
-        for name, declared in check_array_names(one, getattr(one, what)(shape)).items()
+        for name, declared in check_declared(one, getattr(one, what)(shape)).items()
     }
 
 

@@ -6,6 +6,7 @@ one array, and comparing two engines is one comparison. `statistics` holds what 
 """
 
 import json
+import warnings
 from dataclasses import replace
 from importlib import import_module
 from itertools import count
@@ -15,11 +16,13 @@ import numpy as np
 
 from mlpkit import engines
 from mlpkit.checks import check_array, check_batch, check_choice, check_count, check_dtype, check_finite
+from mlpkit.words import short_sentences
 
 from .bound import BoundLayer, Mode, backward, forward
 from .initialize import RULES, start
 from .model import Model
 from .models import MLP
+from .norm import BatchNorm
 
 MOST_BYTES = 2**26  # of the largest array between two layers, where nobody says how many rows to do at once
 
@@ -99,6 +102,7 @@ class Network:
                 layers[tuple(map(int, path))].set(prefix + array, view)
         return [layers[number,] for number in range(len(self.model.layers))]
 
+    @quiet
     def forward(self, x, training=False, step=0, keep=()):
         """Return the outputs (n, *model.output) of the batch `x`, in the network's dtype or uint8 pixels.
 
@@ -121,6 +125,7 @@ class Network:
 
         return Pass(self, self.as_input(x), keep, training, step)
 
+    @quiet
     def gradients(self, x, targets, of=("input",), training=False):
         """Return the mean loss of a batch, and a dict of its gradients with respect to activations, or the input.
 
@@ -138,6 +143,7 @@ class Network:
         x = self.engine.scale(x, self.dtype) if x.dtype == np.uint8 else x
         return x if x.shape[1:] == self.model.input else x.reshape(len(x), *self.model.input)
 
+    @quiet
     def forward_backward(self, x, targets, step=0):
         """Return the mean loss of the batch, a scalar of the engine's, and leave its gradient in `grad`.
 
@@ -148,7 +154,6 @@ class Network:
         backward(self.layers, d_outputs)
         return loss
 
-    @quiet
     def loss_and_grad(self, x, targets, step=0):
         """Do what `forward_backward` does, once the targets are checked.
 
@@ -157,6 +162,7 @@ class Network:
         self.check_targets(targets, check_batch(x, self.model.input, self.dtype))
         return self.forward_backward(x, targets, step)
 
+    @quiet
     def loss(self, x, targets, training=False):
         """Return the mean loss of the batch, and leave `grad` as it is. Arguments and errors: as `loss_and_grad`."""
         self.check_targets(targets, check_batch(x, self.model.input, self.dtype))
@@ -217,6 +223,8 @@ class Network:
     def _check_inputs(self, X):
         check_batch(X, self.model.input, self.dtype)
         check_finite("inputs", X)  # of NaN the largest output is the first one: it would pass for a prediction
+        if not in_range(self.model, X):
+            warn_of_range(X)
 
     def _batches(self, array, batch_size):
         widest = max(map(prod, (self.model.input, *(shape for _, _, shape, _ in self.model.walk))))
@@ -257,6 +265,7 @@ class Network:
         save_npz(path, model=json.dumps(self.model.to_dict()), **vectors)
 
     @classmethod
+    @short_sentences()
     def load(cls, path, engine=engines.BASELINE):
         """Read a network that `save` wrote. Raises ValueError where the file is not one."""
         from mlpkit.npz import load_npz
@@ -281,6 +290,30 @@ def check_model(model):
     if not isinstance(model, Model):
         raise TypeError(f"model must be a Model, such as mlp(784, 128, 10), not {model!r}.")
     return model
+
+
+@quiet
+def in_range(model, X):
+    """Return whether inputs are around 1, as a model expects them: a scalar of the engine's.
+
+    Bytes are divided by 255. MNIST times 8 made SGD diverge at its usual rate, and divided by 16 it took Adam's.
+    """
+    some = X[:1000]
+    if X.dtype == np.uint8:
+        highest = some.max()
+        return (highest > 15) | (highest == 0)
+    square = (some * some).mean()
+    takes_any = bool(model.layers) and isinstance(model.layers[0], BatchNorm)
+    return (square < 16) & (square > 4e-4) | (square == 0) | takes_any
+
+
+def warn_of_range(X):
+    """Warn of inputs that are not around 1, and say what to do."""
+    lowest, highest = float(X.min()), float(X.max())
+    way = f"a network learns from values around 1: divide all that it gets by {max(highest, -lowest):g}"
+    if X.dtype == np.uint8:
+        way = f"a network divides bytes by 255: multiply all that it gets by {255 // int(highest)}"
+    warnings.warn(f"inputs go from {lowest:g} to {highest:g}, and {way}.", UserWarning, 5)
 
 
 def check_operations(engine, model):

@@ -5,6 +5,7 @@ them are kept; afterwards these are used, so that an example's output does not d
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from mlpkit.checks import check_fraction, check_positive
 
@@ -24,10 +25,7 @@ class BatchNorm(Layer):
 
     operations = ("batch_norm", "batch_norm_backward", "batch_norm_evaluate")
     ones = ("gamma", "variance")
-
-    def __post_init__(self):
-        object.__setattr__(self, "momentum", check_fraction("the momentum of a BatchNorm", self.momentum))
-        object.__setattr__(self, "eps", check_positive("the eps of a BatchNorm", self.eps, "f4"))
+    checks = (("momentum", check_fraction), ("eps", partial(check_positive, dtype="f4")))
 
     def output(self, shape):
         if len(shape) not in (1, 3):

@@ -1,6 +1,7 @@
 """Layers that look at a whole channel of one image at a time: its mean, and how far its pixels are from it."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from mlpkit.checks import check_flag, check_positive
 
@@ -22,10 +23,7 @@ class InstanceNorm(Layer):
 
     operations = ("instance_norm", "instance_norm_backward", "multiply", "add", "channel_sums")
     ones = ("gamma",)
-
-    def __post_init__(self):
-        object.__setattr__(self, "eps", check_positive("the eps of an InstanceNorm", self.eps, "f4"))
-        object.__setattr__(self, "affine", check_flag("the affine of an InstanceNorm", self.affine))
+    checks = (("eps", partial(check_positive, dtype="f4")), ("affine", check_flag))
 
     def output(self, shape):
         check_image(shape)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from mlpkit.checks import check_choice, check_count, check_flag
+from mlpkit.checks import check_choice, check_count
 
-from .conv import check_image
+from .conv import Conv, check_image, from_0
 from .layers import Layer
 
 
@@ -24,9 +24,10 @@ class Upsample(Layer):
         *("upsample_nearest", "upsample_nearest_backward"),
         *("upsample_bilinear", "upsample_bilinear_backward"),
     )
+    checks = (("scale", check_count),)
 
     def __post_init__(self):
-        object.__setattr__(self, "scale", check_count("the scale of an Upsample", self.scale))
+        super().__post_init__()
         check_choice("mode of an Upsample", self.mode, ("nearest", "bilinear"))
 
     def output(self, shape):
@@ -51,9 +52,7 @@ class PixelShuffle(Layer):
     scale: int
 
     operations = ("pixel_shuffle", "pixel_unshuffle")
-
-    def __post_init__(self):
-        object.__setattr__(self, "scale", check_count("the scale of a PixelShuffle", self.scale))
+    checks = (("scale", check_count),)
 
     def output(self, shape):
         check_image(shape)
@@ -88,18 +87,15 @@ class ConvTranspose(Layer):
     bias: bool = True
 
     operations = ("conv", "conv_backward_weights", "conv_backward_input", "add", "channel_sums")
+    checks = (*Conv.checks, ("output_padding", from_0))
 
     def __post_init__(self):
-        least = {"channels": 1, "size": 1, "stride": 1, "padding": 0, "output_padding": 0}
-        for name in least:
-            what = f"the {name} of a ConvTranspose layer"
-            object.__setattr__(self, name, check_count(what, getattr(self, name), least[name]))
+        super().__post_init__()
         if self.output_padding >= self.stride:
             raise ValueError(
-                "the output_padding of a ConvTranspose layer must be below its stride, "
+                "the output_padding of ConvTranspose must be below its stride, "
                 f"{self.stride}, not {self.output_padding}."
             )
-        object.__setattr__(self, "bias", check_flag("the bias of a ConvTranspose layer", self.bias))
 
     def output(self, shape):
         check_image(shape)
@@ -143,9 +139,10 @@ class Padding(Layer):
     mode: str = "reflect"
 
     operations = ("pad", "pad_backward")
+    checks = (("size", check_count),)
 
     def __post_init__(self):
-        object.__setattr__(self, "size", check_count("the size of a Padding", self.size))
+        super().__post_init__()
         check_choice("mode of a Padding", self.mode, ("reflect", "replicate", "zero"))
 
     def output(self, shape):

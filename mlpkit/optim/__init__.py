@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from mlpkit.checks import check_fraction, check_not_negative, check_positive
+from mlpkit.nn.network import quiet
 
 from .schedules import Constant
 
@@ -94,6 +95,7 @@ class Optimizer:
         if planned and all(_checked_rate(self.schedule(step), step) <= least for step in planned):
             raise ValueError(f"the rate stays 0 from step {self.steps} on in {self.network.dtype}: raise it.")
 
+    @quiet
     def step(self):
         """Update `network.theta` from `network.grad`."""
         lr = self.lr

@@ -16,6 +16,7 @@ from mlpkit.checks import check_count, check_finite
 from mlpkit.nn.layers import Dropout
 from mlpkit.nn.network import check_vector
 from mlpkit.npz import load_npz, save_npz
+from mlpkit.words import short_sentences
 
 from .history import History
 
@@ -48,6 +49,7 @@ def fingerprint(*arrays):
     return digest.hexdigest()[:16]
 
 
+@short_sentences()
 def load_checkpoint(path, network, optimizer, settings):
     """Bring `network` and `optimizer` to the state in `path`.
 

@@ -55,7 +55,7 @@ def fit(network, optimizer, train, validation=None, *, epochs=5, batch_size=128,
 
 
 def folder_of(*arguments):
-    """Return the folder of the checkpoints, see `folder`: a training without any imports nothing for them."""
+    """Return the context of a folder of checkpoints, see `folder`: a training without any imports nothing for it."""
     from .folder import Folder
 
-    return Folder(*arguments)
+    return Folder(*arguments).kept()

@@ -7,16 +7,17 @@ written, on a full disk, there is a warning, and the training goes on.
 """
 
 import warnings
+from contextlib import contextmanager
 
-from mlpkit.checks import check_state_names
 from mlpkit.data import epoch_order
-from mlpkit.files import check_writable, expanded, only_one, set_aside
+from mlpkit.files import check_writable, only_one, set_aside
+from mlpkit.paths import expanded
 
 from .checkpoint import NAMES, fingerprint, load_checkpoint, save_checkpoint
 
 
 class Folder:
-    """Keeps a folder for a run, which goes on from the last checkpoint, or begins anew. Use it as a context.
+    """Keeps a folder for a run, which goes on from the last checkpoint, or begins anew: within `kept`.
 
     train, validation: the data, as the engine has them; changed: the function that changes them for each epoch, or
     None. Raises OSError for what can't be written, or is another run's, ValueError for a checkpoint of another run.
@@ -29,24 +30,19 @@ class Folder:
             raise FileNotFoundError(f"there is no checkpoint {self.last} to resume from.")
         check_writable(self.last)
         check_writable(self.best)
-        check_state_names(run.optimizer, run.optimizer.state, NAMES)
+        _check_state_names(run.optimizer)
         run.network.model.to_dict()  # raises ValueError where it can't be written
         self.data, self.earlier = (train, validation, changed), () if resume else (self.last, self.best)
 
-    def __enter__(self):
-        self.lock = only_one(self.folder)
-        self.lock.__enter__()
-        try:
+    @contextmanager
+    def kept(self):
+        """Keep the folder from other runs; bring this one to where the last checkpoint was written, if it resumes."""
+        with only_one(self.folder):
             self.run.settings |= self.fingerprints(*self.data)
             if not self.earlier:
                 self.resume()
-        except BaseException:
-            self.lock.__exit__(None, None, None)
-            raise
-        self.run.folder = self
-
-    def __exit__(self, *trouble):
-        return self.lock.__exit__(*trouble)
+            self.run.folder = self
+            yield
 
     def fingerprints(self, train, validation, changed):
         """Return what tells other data, another order of them, and other changes of them, from these."""
@@ -84,3 +80,11 @@ class Folder:
         save_checkpoint(self.last, run.network, run.optimizer, run.history, best, run.settings)
         if is_best:
             run.network.save(self.best)
+
+
+def _check_state_names(optimizer):
+    """Raise ValueError where a vector of an optimizer's state has one of the names that are taken in its file."""
+    for name in set(optimizer.state) & {*NAMES, "path", "file"}:  # these two are NumPy's and `save_npz`'s
+        raise ValueError(
+            f"{type(optimizer).__name__}'s state has a vector called {name!r}, a name that is taken: choose another."
+        )

@@ -14,6 +14,7 @@ from mlpkit.nn.models import MLP
 from mlpkit.nn.network import Network, check_model
 from mlpkit.optim import BY_NAME
 from mlpkit.optim.schedules import Constant, Cosine, Exponential, StepDecay, WarmUp
+from mlpkit.words import short_sentences
 
 from .fit import fit
 
@@ -131,6 +132,7 @@ class Recipe:
         return {name: value for name, value in choices.items() if value or name not in ("augment", "settings")}
 
     @classmethod
+    @short_sentences()
     def from_dict(cls, choices):
         """Return the recipe that `to_dict` wrote. Raises ValueError for what makes no recipe."""
         from mlpkit.data.augment import Augmentation

@@ -6,7 +6,8 @@ from os import PathLike
 
 import numpy as np
 
-from mlpkit.checks import check_batch, check_count, check_finite, check_flag, check_unmasked
+from mlpkit.checks import as_array, check_batch, check_count, check_finite, check_flag
+from mlpkit.nn.network import in_range, warn_of_range
 from mlpkit.nn.norm import BatchNorm
 
 
@@ -25,7 +26,7 @@ def _arrays(network, pair, name):
         X, y = pair
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a pair (X, y), such as data.load().{name}.") from None
-    X, y = map(network.engine.asarray, check_unmasked(name, (X, y)))
+    X, y = (network.engine.asarray(as_array(f"{part} of {name}", array)) for part, array in (("X", X), ("y", y)))
     check_batch(X, network.model.input, network.dtype)
     network.model.loss.check(y, len(X), network.model.output, network.dtype)
     return X, y
@@ -43,6 +44,7 @@ def _check_values(network, pairs):
             checks.append((engine.all_finite(X), partial(check_finite, "inputs", X)))
         loss, output = network.model.loss, network.model.output
         checks.append((loss.valid(engine, y, output), partial(loss.check_values, y, output)))
+    checks.append((in_range(network.model, pairs[0][0]), partial(warn_of_range, pairs[0][0])))
     for passed, (_, check) in zip(engine.fetch(*(passed for passed, _ in checks))(), checks, strict=True):
         if not passed:
             check()

@@ -5,6 +5,7 @@ import hashlib
 import os
 import threading
 import time
+import tracemalloc
 from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import one_sentence
+from shared import idx_bytes, one_sentence
 
 from mlpkit import data
 from mlpkit.data import downloads, originals, sets
-from mlpkit.data.idx import IDXError, idx_bytes
+from mlpkit.data.idx import IDXError
 from mlpkit.data.sets import fashion_mnist, fashion_mnist_sample, mnist
 from mlpkit.nn.models import MLP
 from mlpkit.nn.network import Network
@@ -319,6 +320,16 @@ def test_without_the_files_mnist_says_what_to_do(files, monkeypatch, tmp_path):
     one_sentence(caught.value, "MLPKIT_DATA", tmp_path / "debian")
 
 
+def test_mnist_in_the_place_of_fashion_mnist_is_told_with_how_to_get_the_other(monkeypatch, tmp_path):
+    put({path.name: path.read_bytes() for path in MNIST_FOLDER.glob("*-ubyte.gz")}, tmp_path / "mine")
+    monkeypatch.setattr(originals, "DEBIAN", tmp_path)
+    monkeypatch.setenv("MLPKIT_DATA", str(tmp_path / "mine"))
+    assert len(data.load("mnist").test.X) == 10_000
+    with pytest.raises(IDXError) as caught:
+        data.load("fashion-mnist")
+    one_sentence(caught.value, tmp_path / "mine", "python -m mlpkit download", "Fashion-MNIST")
+
+
 # Downloading
 
 
@@ -411,7 +422,50 @@ def in_circles(answer, content, ended):
     answer.end_headers()
 
 
-LIES = (missing, log_in, cut, cut_in_flight, flipped, endless, silent, dripping, somewhere_else, in_circles)
+def to_no_host(answer, content, ended):
+    answer.wfile.write(b"HTTP/1.1 302 Found\r\nLocation: http://[::1\r\nContent-Length: 0\r\n\r\n")
+
+
+def to_a_long_host(answer, content, ended):
+    answer.wfile.write(b"HTTP/1.1 302 Found\r\nLocation: http://%b.x/\r\nContent-Length: 0\r\n\r\n" % (70 * b"a"))
+
+
+def to_a_local_file(answer, content, ended):
+    answer.wfile.write(b"HTTP/1.1 302 Found\r\nLocation: file:///etc/hostname\r\nContent-Length: 0\r\n\r\n")
+
+
+def flood(before, again, pause=0.0):
+    """Return a lie that sends some bytes, then others until it is heard no more."""
+
+    def lie(answer, content, ended):
+        answer.wfile.write(before)
+        while not ended.wait(pause):
+            answer.wfile.write(again)
+
+    return lie
+
+
+BOMB = gzip.compress(bytes(2**24))
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+FLOODS = {
+    "a redirect's endless body": flood(
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\n" + CHUNKED, b"10000\r\n" + bytes(2**16) + b"\r\n"
+    ),
+    "a redirect that is unpacked": lambda answer, content, ended: answer.wfile.write(
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\nContent-Encoding: gzip\r\n\r\n" + BOMB
+    ),
+    "a header that drips": flood(b"HTTP/1.1 200 OK\r\n", b"a", 0.05),
+    "100 Continue, slowly": flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.05),
+    "100 Continue, fast": flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
+    "trailers, slowly": flood(b"HTTP/1.1 200 OK\r\n" + CHUNKED + b"0\r\n", b"a: b\r\n", 0.05),
+    "trailers, fast": flood(b"HTTP/1.1 200 OK\r\n" + CHUNKED + b"0\r\n", b"a: b\r\n" * 1000),
+}
+for name, each in FLOODS.items():
+    each.__name__ = name
+LIES = (
+    *(missing, log_in, cut, cut_in_flight, flipped, endless, silent, dripping, somewhere_else, in_circles),
+    *(to_no_host, to_a_long_host, to_a_local_file, *FLOODS.values()),
+)
 
 
 @pytest.fixture
@@ -502,6 +556,20 @@ def test_where_one_source_fails_the_other_is_asked(lie, files, here, monkeypatch
         monkeypatch.setattr(downloads, "LONGEST", 0.5)
         data.download()
     check_small(data.load("fashion-mnist"))
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_nothing_that_comes_along_fills_the_memory(name, files, here, monkeypatch):
+    monkeypatch.setattr(downloads, "AROUND", 2**16)
+    with Server(files, t10k=FLOODS[name], train=FLOODS[name]) as server:
+        monkeypatch.setattr(fashion_mnist, "SOURCES", (server.url,))
+        tracemalloc.start()
+        try:
+            with pytest.raises(OSError, match="could not be downloaded"):
+                data.download()
+            assert tracemalloc.get_traced_memory()[1] < 2**23  # the server's own bytes, too
+        finally:
+            tracemalloc.stop()
 
 
 def test_ctrl_c_leaves_nothing_of_a_file(files, here, monkeypatch):

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from numpy.testing import assert_array_equal
-from shared import LAYOUTS, one_sentence
+from shared import LAYOUTS, idx_bytes, one_sentence
 
-from mlpkit.data.idx import IDXError, idx_bytes, read_idx, write_idx
+from mlpkit.data.idx import IDXError, read_idx
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: "i2", 0x0C: "i4", 0x0D: "f4", 0x0E: "f8"}
 MiB = 2**20
@@ -31,15 +31,14 @@ def arrays(draw):
 
 @given(array=arrays(), suffix=st.sampled_from(["", ".gz"]))
 def test_what_is_written_is_read_back(array, suffix, tmp_path_factory):
-    path = tmp_path_factory.getbasetemp() / f"round-trip{suffix}"
-    write_idx(path, array)
+    path, data = tmp_path_factory.getbasetemp() / f"round-trip{suffix}", idx_bytes(array)
+    path.write_bytes(gzip.compress(data) if suffix else data)
     found = read_idx(path)
     assert found.dtype == array.dtype.newbyteorder("=")
     assert found.dtype.isnative
     assert_array_equal(found, array)
     assert found.tobytes() == array.astype(found.dtype).tobytes()  # a NaN keeps its bits, a zero its sign
     found[...] = 0  # its own memory, not a read-only view of the file
-    assert path.read_bytes().startswith(b"\x1f\x8b") == bool(suffix)
 
 
 @pytest.mark.parametrize(("code", "letters"), [*zip(TYPES, ["B", "b", "h", "i", "f", "d"], strict=True)])
@@ -62,14 +61,6 @@ def test_gzip_is_seen_from_the_bytes_and_not_from_the_name(tmp_path):
     assert_array_equal(read_idx(str(tmp_path / "packed")), array)
 
 
-def test_the_same_array_makes_the_same_file(tmp_path):
-    """No time stamp, so that a checksum of the packed file means something."""
-    for name in ("one.gz", "two.gz"):
-        write_idx(tmp_path / name, np.arange(100, dtype=np.int32))
-    assert (tmp_path / "one.gz").read_bytes() == (tmp_path / "two.gz").read_bytes()
-    assert (tmp_path / "one.gz").read_bytes()[4:8] == bytes(4)  # where gzip keeps the time
-
-
 @pytest.mark.parametrize(
     ("array", "words"),
     [
@@ -83,11 +74,10 @@ def test_the_same_array_makes_the_same_file(tmp_path):
         (np.zeros((1,) * 5, np.uint8), "not 5"),
     ],
 )
-def test_what_idx_cannot_hold_is_not_written(array, words, tmp_path):
+def test_what_idx_cannot_hold_is_refused(array, words):
     with pytest.raises(IDXError) as caught:
-        write_idx(tmp_path / "a", array)
+        idx_bytes(array)
     one_sentence(caught.value, words)
-    assert list(tmp_path.iterdir()) == []
 
 
 # Damage
@@ -247,10 +237,3 @@ def test_what_is_no_file_is_refused_by_name(tmp_path):
     with pytest.raises(OSError, match="folder") as caught:
         read_idx(tmp_path / "folder")
     assert not isinstance(caught.value, FileNotFoundError)
-
-
-def test_writing_over_a_file_replaces_it_whole(tmp_path):
-    write_idx(tmp_path / "a", np.arange(100, dtype="u1"))
-    write_idx(tmp_path / "a", np.arange(3, dtype="u1"))
-    assert_array_equal(read_idx(tmp_path / "a"), [0, 1, 2])
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -443,3 +443,58 @@ def test_permission_to_reorder_loses_no_small_loss_beside_large_numbers(name, dt
         loss = engines.load(name).fused.cross_entropy(z, b, labels, len(z))
         np.testing.assert_allclose(loss, wanted, rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(z, dz, atol=1e-6)
+
+
+FORKED = """
+    import multiprocessing, numpy as np
+    from mlpkit import engines
+    from mlpkit.nn.models import mlp
+    from mlpkit.nn.network import Network
+    network = Network("numba_parallel", mlp(20, 16, 10))
+    X = np.ones((300, 20), np.float32)
+    def ask(name):
+        return len(Network(name, mlp(20, 16, 10)).predict(X))
+    with multiprocessing.get_context("fork").Pool(1) as before:
+        print(before.apply(ask, ["numba_parallel"]))  # before there are threads, a fork may have its own
+    network.predict(X)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        print(pool.apply(ask, ["numpy_baseline"]))
+        for again in range(2):
+            try:
+                print(pool.apply_async(ask, ["numba_parallel"]).get(60))
+            except engines.EngineUnavailable as error:
+                print("spawn" in str(error))
+    print(len(network.predict(X)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP is Linux's")
+def test_a_process_forked_from_one_with_threads_says_that_it_can_have_none():
+    """Numba would end it, and a pool would wait for ever."""
+    answer = python(FORKED, NUMBA_NUM_THREADS="2")
+    assert answer in (["300", "300", "True", "True", "300"], ["300"] * 5)  # the latter without OpenMP
+
+
+TWO_AT_ONCE = """
+    import threading, numba, numpy as np
+    from mlpkit.nn.models import mlp
+    from mlpkit.nn.network import Network
+    from mlpkit.training.fit import fit
+    from mlpkit.optim import SGD
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(600, 20)).astype(np.float32), rng.integers(10, size=600)
+    losses = []
+    def train():
+        network = Network("numba_parallel", mlp(20, 16, 10))
+        losses.append(tuple(fit(network, SGD(network, 0.01), (X, y), (X, y), epochs=5).loss))
+    threads = [threading.Thread(target=train) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(numba.threading_layer(), len(losses), len(set(losses)))
+"""
+
+
+def test_threads_that_train_at_once_take_turns_where_numba_has_threads_for_one():
+    assert python(TWO_AT_ONCE, NUMBA_NUM_THREADS="2", NUMBA_THREADING_LAYER="workqueue") == ["workqueue", "3", "1"]

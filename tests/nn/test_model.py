@@ -1,9 +1,12 @@
 """A model is data: it knows its shapes, refuses what does not fit in a sentence, and comes back from its text."""
 
+import copy
 import json
+import pickle
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -25,6 +28,8 @@ from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.residual import Residual
 from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
+from mlpkit.npz import save_npz
+from mlpkit.training.recipe import Recipe
 
 # Shapes
 
@@ -192,36 +197,36 @@ def test_a_layer_that_does_not_fit_is_named(case):
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: Linear(0), ValueError, "the units of a Linear layer must be at least 1"),
-        (lambda: Linear(2.5), TypeError, "the units of a Linear layer must be a whole number"),
-        (lambda: Conv(0, 3), ValueError, "the channels of a Conv layer must be at least 1"),
-        (lambda: Conv(2, 0), ValueError, "the size of a Conv layer must be at least 1"),
-        (lambda: Conv(2, 3, stride=0), ValueError, "the stride of a Conv layer must be at least 1"),
-        (lambda: Conv(2, 3, padding=-1), ValueError, "the padding of a Conv layer must be at least 0"),
-        (lambda: Conv(2, (3, 3)), TypeError, "the size of a Conv layer must be a whole number"),
+        (lambda: Linear(0), ValueError, "the units of Linear must be at least 1"),
+        (lambda: Linear(2.5), TypeError, "the units of Linear must be a whole number"),
+        (lambda: Conv(0, 3), ValueError, "the channels of Conv must be at least 1"),
+        (lambda: Conv(2, 0), ValueError, "the size of Conv must be at least 1"),
+        (lambda: Conv(2, 3, stride=0), ValueError, "the stride of Conv must be at least 1"),
+        (lambda: Conv(2, 3, padding=-1), ValueError, "the padding of Conv must be at least 0"),
+        (lambda: Conv(2, (3, 3)), TypeError, "the size of Conv must be a whole number"),
         (lambda: Conv(2, 3, padding="same"), TypeError, "not 'same'"),
-        (lambda: MaxPool(0), ValueError, "the size of MaxPool's windows must be at least 1"),
-        (lambda: AvgPool(2, stride=0), ValueError, "the stride of AvgPool's windows must be at least 1"),
-        (lambda: LeakyReLU(-0.1), ValueError, "the slope of a LeakyReLU must be at least 0 and below 1"),
-        (lambda: Dropout(1), ValueError, "the rate of a Dropout must be at least 0 and below 1"),
+        (lambda: MaxPool(0), ValueError, "the size of MaxPool must be at least 1"),
+        (lambda: AvgPool(2, stride=0), ValueError, "the stride of AvgPool must be at least 1"),
+        (lambda: LeakyReLU(-0.1), ValueError, "the slope of LeakyReLU must be at least 0 and below 1"),
+        (lambda: Dropout(1), ValueError, "the rate of Dropout must be at least 0 and below 1"),
         (lambda: Dropout("half"), ValueError, "not 'half'"),
-        (lambda: BatchNorm(momentum=1), ValueError, "the momentum of a BatchNorm must be"),
-        (lambda: BatchNorm(eps=0), ValueError, "the eps of a BatchNorm must be a finite number above 0"),
+        (lambda: BatchNorm(momentum=1), ValueError, "the momentum of BatchNorm must be"),
+        (lambda: BatchNorm(eps=0), ValueError, "the eps of BatchNorm must be a finite number above 0"),
         (lambda: Residual((), ReLU()), TypeError, "a tuple of layers, such as (Linear(10),), not ReLU()"),
         (lambda: Concat(), ValueError, "a Concat needs at least one chain of layers"),
         (lambda: Concat(ReLU()), TypeError, "a tuple of layers, such as (Linear(10),), not ReLU()"),
-        (lambda: Upsample(0), ValueError, "the scale of an Upsample must be at least 1"),
-        (lambda: Upsample(1.5), TypeError, "the scale of an Upsample must be a whole number"),
+        (lambda: Upsample(0), ValueError, "the scale of Upsample must be at least 1"),
+        (lambda: Upsample(1.5), TypeError, "the scale of Upsample must be a whole number"),
         (lambda: Upsample(2, "cubic"), ValueError, "no mode of an Upsample 'cubic'; choose from nearest, bilinear"),
-        (lambda: PixelShuffle(0), ValueError, "the scale of a PixelShuffle must be at least 1"),
-        (lambda: Padding(0), ValueError, "the size of a Padding must be at least 1"),
+        (lambda: PixelShuffle(0), ValueError, "the scale of PixelShuffle must be at least 1"),
+        (lambda: Padding(0), ValueError, "the size of Padding must be at least 1"),
         (lambda: Padding(2, "same"), ValueError, "no mode of a Padding 'same'; choose from reflect, replicate, zero"),
-        (lambda: ConvTranspose(0, 3), ValueError, "the channels of a ConvTranspose layer must be at least 1"),
-        (lambda: ConvTranspose(2, 3, 2, -1), ValueError, "the padding of a ConvTranspose layer must be at least 0"),
+        (lambda: ConvTranspose(0, 3), ValueError, "the channels of ConvTranspose must be at least 1"),
+        (lambda: ConvTranspose(2, 3, 2, -1), ValueError, "the padding of ConvTranspose must be at least 0"),
         (lambda: ConvTranspose(2, 3, 2, 1, 2), ValueError, "must be below its stride, 2, not 2"),
-        (lambda: ConvTranspose(2, 3, bias=0), TypeError, "the bias of a ConvTranspose layer must be True or False"),
-        (lambda: InstanceNorm(eps=0), ValueError, "the eps of an InstanceNorm must be a finite number above 0"),
-        (lambda: InstanceNorm(affine="no"), TypeError, "the affine of an InstanceNorm must be True or False"),
+        (lambda: ConvTranspose(2, 3, bias=0), TypeError, "the bias of ConvTranspose must be True or False"),
+        (lambda: InstanceNorm(eps=0), ValueError, "the eps of InstanceNorm must be a finite number above 0"),
+        (lambda: InstanceNorm(affine="no"), TypeError, "the affine of InstanceNorm must be True or False"),
         (lambda: Residual((ReLU,)), TypeError, "made of layers, such as Linear(10), not of <class"),
         (lambda: Residual(Linear(3)), TypeError, "a tuple of layers, such as (Linear(10),), not Linear(3)"),
         (lambda: Model((), (Linear(3),)), ValueError, "at least 1 size"),
@@ -554,3 +559,72 @@ def test_a_layer_with_a_setting_that_is_no_number_is_not_written(setting, tmp_pa
     with pytest.raises(ValueError, match="can't be written"):
         Network(model=model).save(tmp_path / "net.npz")
     assert not list(tmp_path.iterdir())
+
+
+def test_layers_in_layers_have_a_limit_that_is_said_early():
+    def nested(depth):
+        layers = (Linear(6),)
+        for _ in range(depth):
+            layers = (Residual(layers),)
+        return Model((6,), (*layers, Linear(3)))
+
+    network = Network(model=nested(49))
+    x, labels = np.eye(6, dtype=np.float32), np.arange(6) % 3
+    assert np.isfinite(network.loss_and_grad(x, labels))
+    assert Model.from_dict(nested(49).to_dict()) == network.model
+    copy.deepcopy(pickle.loads(pickle.dumps(network))).compiled(6)(x)
+    for depth in (50, 400, 3000):
+        with pytest.raises(ValueError, match="up to 50 deep") as caught:
+            nested(depth)
+        one_sentence(caught.value)
+    twice = (Linear(6),)
+    for _ in range(49):  # each of them is there once, and in 2 ** 49 chains
+        twice = (Residual(twice, twice),)
+
+
+@dataclass(frozen=True, repr=False)
+class Sized(Layer):
+    """A layer with an array of some shape."""
+
+    shape: tuple
+
+    def parameters(self, shape):
+        return {"W": self.shape}
+
+    statistics = parameters
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0), (0,), (-1, 2), (2.0, 2), ("a",), (None, 2)])
+@pytest.mark.parametrize("make", [Network, lambda model: Network("numba_conv", model, init="xavier")])
+def test_an_array_without_elements_is_refused_by_its_name(shape, make):
+    with pytest.raises(ValueError, match="sizes are whole numbers above 0") as caught:
+        make(model=Model((6,), (Sized(shape), Linear(3))))
+    one_sentence(caught.value, "W", shape)
+
+
+LONG = "A\nB" * 2000
+WRITTEN = Model((6,), (Linear(3),)).to_dict()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"layers": [text]} for text in (LONG, f"{'L' * 5000}(3)", f"Linear({'u' * 5000}=3)", f"Linear({LONG!r})")),
+        *({"loss": text} for text in (LONG, "l" * 5000)),
+        *({"input": [size]} for size in (LONG, "a" * 5000)),
+        {"input": [1] * 5000},
+        {"layers": ["Linear(5)"] * 9 + [f"Upsample(2, {LONG!r})"]},
+    ],
+)
+def test_a_file_with_a_long_name_or_newlines_makes_one_short_sentence(wrong, tmp_path):
+    arrays = {"theta": np.zeros(3, np.float32), "statistics": np.zeros(0, np.float32)}
+    save_npz(tmp_path / "a.npz", model=json.dumps(WRITTEN | wrong), **arrays)
+    for read in (lambda: Model.from_dict(WRITTEN | wrong), lambda: Network.load(tmp_path / "a.npz")):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            read()
+        one_sentence(caught.value)
+        assert len(str(caught.value)) <= 600
+    for name in Recipe().to_dict():
+        with suppress(ValueError, TypeError) as _:
+            Recipe.from_dict(Recipe().to_dict() | {name: LONG})
+            pytest.fail("it was read")

@@ -455,6 +455,56 @@ def test_a_full_disk_of_the_checkpoints_is_told_and_the_network_is_saved(small, 
     Network.load(path)
 
 
+def test_a_network_that_can_be_saved_nowhere_is_said_to_be_lost_and_why(small, tmp_path, monkeypatch, capsys):
+    def full(network, path):
+        raise OSError(f"{path} can't be written (No space left on device).")
+
+    def nowhere(*arguments, **options):
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(Network, "save", full)
+    monkeypatch.setattr(tempfile, "mkdtemp", nowhere)
+    check_refused(["train", "--epochs", "1", "--save", str(tmp_path / "a.npz")], 1, "network is lost", capsys)
+
+
+def test_the_home_folder_is_a_refuge_where_the_temporary_one_is_none(small, tmp_path, monkeypatch, capsys):
+    home, save, path = tmp_path / "home", Network.save, tmp_path / "here" / "a.npz"
+    home.mkdir()
+    path.parent.mkdir()
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("USERPROFILE", str(home))
+    made = tempfile.mkdtemp
+
+    def only_at_home(prefix, dir):
+        if dir != home:
+            raise PermissionError(13, "Permission denied")
+        return made(prefix=prefix, dir=dir)
+
+    def elsewhere(network, path):
+        if home not in path.parents:
+            raise OSError(f"{path} can't be written (No space left on device).")
+        save(network, path)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", only_at_home)
+    monkeypatch.setattr(Network, "save", elsewhere)
+    check_refused(["train", "--epochs", "1", "--save", str(path)], 1, "the network is in", capsys)
+    (found,) = home.glob("mlpkit-*/a.npz")
+    Network.load(found)
+
+
+def test_after_ctrl_c_nothing_is_measured_again(small, monkeypatch, capsys):
+    def stopped(found):
+        found[1].stopped = "interrupted"
+        return found
+
+    train = Recipe.train
+    monkeypatch.setattr(Recipe, "train", lambda recipe, dataset, *others, **options: stopped(train(recipe, dataset)))
+    monkeypatch.setattr(Network, "evaluate", lambda *arguments: pytest.fail("it is measured again"))
+    assert cli.main(["train", "--epochs", "1", "--test"]) == 130
+    assert re.search(r"interrupted; accuracy on validation \d+\.\d+% after epoch 1\n", capsys.readouterr().out)
+
+
 def test_a_network_that_can_not_be_saved_in_its_place_is_saved_elsewhere(small, tmp_path, monkeypatch, capsys):
     path, save = tmp_path / "network.npz", Network.save
 

@@ -271,6 +271,35 @@ def test_what_is_set_aside_keeps_its_content_and_gets_a_name_of_its_own(tmp_path
     assert len(names) == 3
 
 
+def test_a_clock_that_is_wrong_keeps_nothing_from_being_set_aside(tmp_path):
+    path = tmp_path / "a.npz"
+    for content in (b"one", b"two", b"three"):
+        path.write_bytes(content)
+        try:
+            os.utime(path, (2**38, 2**38))  # the year 10,680
+        except OSError:
+            pytest.skip("this file system knows no such year")
+        assert files.set_aside(path).read_bytes() == content
+    assert len(list(tmp_path.glob("a *.npz.previous"))) == 3  # of one time, each has its own name
+
+
+CHECK_AND_WRITE = """
+import sys, time
+from mlpkit.files import check_writable, write_atomically
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    check_writable(sys.argv[1])
+    write_atomically(sys.argv[1], bytes(1000))
+"""
+
+
+def test_processes_that_write_one_file_leave_each_others_temporary_files_alone(tmp_path):
+    command = [sys.executable, "-c", CHECK_AND_WRITE, tmp_path / "a.npz"]
+    writing = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [each.communicate()[1] for each in writing] == [""] * 4
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+
+
 def test_where_there_is_nothing_to_set_aside_or_another_has_just_done_so_all_is_well(tmp_path, monkeypatch):
     path = tmp_path / "a.npz"
     assert files.set_aside(path) is None

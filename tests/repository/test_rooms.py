@@ -15,7 +15,7 @@ HAS_MEMBERS = re.compile(r"\b(namespace|struct|class|union|enum|extern)\b")
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mlpkit"
 FLOORS = (  # the lowest first
-    "checks files npz words interrupts",
+    "checks files npz paths words interrupts",
     "kernels",
     "engines",
     "data nn machine",

@@ -4,11 +4,13 @@ import warnings
 from numbers import Real
 
 from mlpkit.data.dataset import Dataset, Split
+from mlpkit.words import short_sentences
 
 from .reading.inputs import as_inputs
 from .reading.targets import as_targets, check_shares, drawn
 
 
+@short_sentences()
 def from_arrays(X, y, *, validation=0.1, test=0.0, seed=0, classes=None, name="arrays"):
     """Return the `Dataset` of arrays X and y.
 
@@ -38,9 +40,10 @@ def from_arrays(X, y, *, validation=0.1, test=0.0, seed=0, classes=None, name="a
             )
     targets, classes = as_targets({part: (pair[1], len(inputs[part])) for part, pair in given.items()}, classes, said)
     parts = {part: Split(inputs[part], targets[part]) for part in given}
-    parts |= _cut(parts["train"], shares, seed)
+    X, y = parts["train"]
+    parts |= {part: Split(X[rows], y[rows]) for part, rows in drawn(y, shares, seed).items()}
     for sentence in dict.fromkeys(said):  # each once
-        warnings.warn(sentence, UserWarning, stacklevel=2)
+        warnings.warn(sentence, UserWarning, stacklevel=3)
     return Dataset(name, parts["train"], parts.get("validation"), parts.get("test"), classes)
 
 
@@ -54,12 +57,3 @@ def _is_pair(part, value):
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise TypeError(f"{part} must be a share, such as 0.1, or a pair (X, y), not {type(value).__name__}.")
     return True
-
-
-def _cut(train, shares, seed):
-    """Return `train` without what was drawn from it, and what was drawn, by part."""
-    shares = {part: share for part, share in shares.items() if share}
-    if not shares:
-        return {}
-    indices = drawn(train.y, list(shares.values()), seed)
-    return {part: Split(train.X[rows], train.y[rows]) for part, rows in zip(["train", *shares], indices, strict=True)}

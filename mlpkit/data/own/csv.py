@@ -7,7 +7,8 @@ from math import isqrt, prod
 import numpy as np
 
 from mlpkit.checks import check_sizes
-from mlpkit.files import check_readable, expanded
+from mlpkit.paths import check_readable, expanded
+from mlpkit.words import short_sentences
 
 from .arrays import from_arrays
 
@@ -15,6 +16,7 @@ PIXEL = re.compile(r"[a-z]*_?(\d+)(?:x(\d+))?")
 LONGEST = 2**22  # bytes of a first line
 
 
+@short_sentences()
 def from_csv(path, test=None, *, shape=None, label="label", name=None, **options):
     """Return the `Dataset` in a table of comma-separated values: a label and the pixels of an image in each row.
 

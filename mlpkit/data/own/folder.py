@@ -18,7 +18,8 @@ import numpy as np
 
 from mlpkit.checks import check_flag, check_sizes
 from mlpkit.data.dataset import Dataset, Split
-from mlpkit.files import expanded
+from mlpkit.paths import expanded
+from mlpkit.words import short, short_sentences
 
 from .reading.picture import look_at, read_picture
 from .reading.targets import check_shares, drawn
@@ -38,6 +39,7 @@ class _Listed(NamedTuple):
     targets: list[Path]
 
 
+@short_sentences()
 def from_folder(folder, *, size=None, grey=None, validation=0.1, test=0.0, seed=0, name=None):
     """Return the `Dataset` of the PNG and JPEG pictures in a folder, X (n, channels, height, width) uint8.
 
@@ -55,12 +57,12 @@ def from_folder(folder, *, size=None, grey=None, validation=0.1, test=0.0, seed=
     folder = expanded(folder)
     size = size if size is None else _height_and_width(size)
     grey = grey if grey is None else check_flag("grey", grey)
-    check_shares({"validation": validation, "test": test})
+    check_shares(shares := {"validation": validation, "test": test})
     strays: list[Path] = []
     parts = _listed(folder, strays)
     classes = tuple(sorted(set(parts["train"].classes)))
     _check_classes(folder, parts, classes)
-    parts |= _cut(parts["train"], {"validation": validation, "test": test}, parts, seed)
+    parts |= _cut(parts["train"], {part: share for part, share in shares.items() if part not in parts}, seed)
     X = _read({part: listed.pictures for part, listed in parts.items()}, size, grey)
     if parts["train"].targets:
         y = _read({part: listed.targets for part, listed in parts.items()}, size, grey)
@@ -68,7 +70,7 @@ def from_folder(folder, *, size=None, grey=None, validation=0.1, test=0.0, seed=
         number = {each: label for label, each in enumerate(classes)}
         y = {part: np.array([number[each] for each in listed.classes], np.int64) for part, listed in parts.items()}
     if strays:
-        warnings.warn(f"{_names(strays)} passed over: no PNG or JPEG by name.", UserWarning, stacklevel=2)
+        warnings.warn(f"{_names(strays)} passed over: no PNG or JPEG by name.", UserWarning, stacklevel=3)
     splits = {part: Split(X[part], y[part]) for part in parts}
     return Dataset(name or folder.name, splits["train"], splits.get("validation"), splits.get("test"), classes)
 
@@ -163,13 +165,12 @@ def _check_classes(folder, parts, classes):
         raise ValueError(f"{folder} has one class alone, {classes[0]!r}: there is nothing to tell apart.")
 
 
-def _cut(train, shares, parts, seed):
+def _cut(train, shares, seed):
     """Return `train` without what was drawn from it, and what was drawn, by part."""
-    shares = {part: share for part, share in shares.items() if share and part not in parts}
-    if not shares:
+    if not any(shares.values()):
         return {}
     numbers = np.unique(train.classes, return_inverse=True)[1] if train.classes else np.zeros((len(train.pictures), 1))
-    cut = zip(["train", *shares], drawn(numbers, list(shares.values()), seed), strict=True)
+    cut = drawn(numbers, shares, seed).items()
     return {part: _Listed(*([of[row] for row in rows] if of else [] for of in train)) for part, rows in cut}
 
 
@@ -221,6 +222,6 @@ def _check_memory(n, shape):
 
 
 def _names(paths):
-    paths = [str(path) for path in paths]
+    paths = list(paths)
     more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
-    return ", ".join(paths[:NAMED]) + more
+    return ", ".join(map(short, paths[:NAMED])) + more

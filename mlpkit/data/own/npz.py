@@ -8,7 +8,8 @@ from math import prod
 import numpy as np
 
 from mlpkit.data.idx import DEFLATE_LIMIT
-from mlpkit.files import check_readable, expanded
+from mlpkit.paths import check_readable, expanded
+from mlpkit.words import short_sentences
 
 from .arrays import from_arrays
 
@@ -16,6 +17,7 @@ PARTS = {"train": "train", "val": "validation", "valid": "validation", "validati
 KINDS = {"x": "X", "images": "X", "y": "y", "labels": "y"}
 
 
+@short_sentences()
 def from_npz(path, *, name=None, **options):
     """Return the `Dataset` in an .npz file with arrays x_train, y_train, x_test, y_test, such as Keras' mnist.npz.
 

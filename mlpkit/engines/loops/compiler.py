@@ -15,6 +15,7 @@ import numba
 from mlpkit.engines import python_loops
 
 from .cache import keep, require_compiler
+from .sharing import make_shared
 
 require_compiler()
 
@@ -37,6 +38,7 @@ def compiled(engine, **options):
     def compile_one(function):
         function.__qualname__ = f"{engine.rpartition('.')[2]}.{function.__name__}.{VERSION}"
         dispatcher = numba.njit(function, no_cfunc_wrapper=True, **options)  # nobody calls it from C
+        make_shared(dispatcher)
         return keep(dispatcher)
 
     return compile_one
@@ -67,4 +69,6 @@ def compile_loops(engine, loops=python_loops, parallel=False, calls=None, **opti
             share = parallel and "prange" in function.__code__.co_names  # Numba warns where there is nothing to share
             done[function.__name__] = compiled(engine, parallel=share, nogil=True, **options)(copy)
     found = {function.__name__: done[function.__name__] for function in functions}
+    for dispatcher in [*found.values()] * len(found):  # one may call another that stands below it
+        make_shared(dispatcher)
     return SimpleNamespace(**found, **({"threads": Threads} if parallel else {}))

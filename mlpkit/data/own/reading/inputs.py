@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mlpkit.checks import check_finite, check_unmasked
+from mlpkit.checks import as_array, check_finite
 
 AT_ONCE = 1000  # examples that are looked at together
 
@@ -12,7 +12,7 @@ def as_inputs(X, said):
 
     Raises ValueError for numbers out of range, or another shape, TypeError for what are no numbers.
     """
-    X = np.asarray(check_unmasked("X", X))
+    X = as_array("X", X)
     if X.dtype.kind == "O" and X.ndim > 1:
         with np.errstate(all="ignore"):
             X = _values(X)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from mlpkit.files import check_readable
+from mlpkit.paths import check_readable
 
 FORMATS = ("PNG", "JPEG")  # of which phones' MPO is one
 TURNED = 0x0112  # Exif's name for which way is up: from 5 on, height is width

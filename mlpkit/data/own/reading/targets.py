@@ -4,7 +4,7 @@ from numbers import Integral
 
 import numpy as np
 
-from mlpkit.checks import check_count, check_finite, check_fraction, check_labels, check_unmasked
+from mlpkit.checks import as_array, check_count, check_finite, check_fraction, check_labels
 
 
 def as_targets(parts, classes, said):
@@ -28,7 +28,7 @@ def as_targets(parts, classes, said):
 
 def _as_array(y, n):
     """Return labels (n,), whole numbers or texts, or targets (n, ...)."""
-    y = np.asarray(check_unmasked("y", y))
+    y = as_array("y", y)
     if y.dtype.kind in "OT":
         y = _of_objects(y.astype(object))
     if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind != "f":
@@ -37,14 +37,18 @@ def _as_array(y, n):
         raise ValueError(f"y must be as many as X, {n}, but has shape {y.shape}.")
     if y.dtype.kind == "f":
         if y.ndim == 1:
-            raise TypeError(
-                f"labels must be whole numbers, not {y.dtype}: y.astype(int); of measurements give y[:, None]."
-            )
+            whole = np.isfinite(y).all() and (y == np.rint(y)).all()
+            way = "y.astype(int)" if whole else "leave out what is missing"
+            raise TypeError(f"labels must be whole numbers, not {y.dtype}: {way}; of measurements give y[:, None].")
         return check_finite("y", y.astype(np.float32, copy=False))
     if y.dtype.kind not in "iubU":
         raise TypeError(f"labels must be whole numbers or texts, not {y.dtype}.")
     if y.ndim == 2:
-        raise ValueError(f"labels must have shape ({n},), not {y.shape}; of one-hot rows take argmax(axis=1).")
+        one_hot = ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all()
+        way = (
+            "take argmax(axis=1) of these one-hot rows" if one_hot else "give numbers to predict as astype(np.float32)"
+        )
+        raise ValueError(f"labels must have shape ({n},), not {y.shape}: {way}.")
     return y
 
 
@@ -92,20 +96,24 @@ def check_shares(shares):
 
 
 def drawn(y, shares, seed):
-    """Return the rows of what is left, and those of each share, ascending, as drawn from the seed.
+    """Return by part the rows of what is left, "train", and those of each share, ascending, as drawn from the seed.
 
+    shares: by part; those of 0 are left out, and where none is left, nothing is drawn, and nothing returned.
     Of labels (n,) each class has its share, to the nearest whole number, and keeps one at least. Raises ValueError for
     a share that has nothing.
     """
-    rng = np.random.default_rng((check_count("seed", seed, least=0), 0, 2))  # others draw weights, order and changes
+    shares, seed = {part: share for part, share in shares.items() if share}, check_count("seed", seed, least=0)
+    if not shares:
+        return {}
+    rng = np.random.default_rng((seed, 0, 2))  # others draw weights, order and changes
     order = np.arange(len(y)) if y.ndim > 1 else np.argsort(y, kind="stable")
     groups = [order] if y.ndim > 1 else np.split(order, np.flatnonzero(np.diff(y[order])) + 1)
     pieces = []
     for group in groups:
-        ends = np.minimum(np.rint(np.cumsum(shares) * len(group)).astype(int), len(group) - 1)
+        ends = np.minimum(np.rint(np.cumsum([*shares.values()]) * len(group)).astype(int), len(group) - 1)
         pieces.append(np.split(rng.permutation(group), ends))
     *parts, left = (np.sort(np.concatenate(piece)) for piece in zip(*pieces, strict=True))
-    for share, part in zip(shares, parts, strict=True):
+    for share, part in zip(shares.values(), parts, strict=True):
         if not len(part):
             raise ValueError(f"a share of {share} of each class is nothing here: choose a larger one, or 0.")
-    return left, *parts
+    return {"train": left, **dict(zip(shares, parts, strict=True))}
