@@ -395,7 +395,8 @@ def test_labs_that_are_gone_are_missed_at_once(course, inbox):
 
 def test_what_a_submission_says_is_short_and_plain(earned):
     """It may change what words its box finds for an error."""
-    words = "import __main__\n__main__.text_of = lambda error: ('X', '\x1b[31m' + 'A' * 9000)\n1 / 0\n"
+    words = "import sys\nbox = sys._getframe()\nwhile 'text_of' not in box.f_globals: box = box.f_back\n"
+    words += "box.f_globals['text_of'] = lambda error: ('X', '\x1b[31m' + 'A' * 9000)\n1 / 0\n"
     notebook = solved("lab00")
     points, says = earned("lab00", answer(notebook, "shape", words + cell(notebook, "shape").source))["test-shape"]
     assert points == 0
