@@ -4,6 +4,7 @@
 #   make run GPU=no                        leaves the CUDA libraries out where there is a GPU
 #   make run GPU=yes                       adds them, to a .venv that lacks them, too
 #   make test NOTEBOOKS=notebooks/00*      compares fewer notebooks with what they show
+#   make grade INBOX=folder PATTERN=...    takes files whose names say student and lab in a way of their own
 #   make site PDF=no                       leaves out the printed chapters, which take half of the time
 #
 # Works with GNU make 3.81 (macOS) and later.
@@ -68,7 +69,7 @@ labs: .venv/labs-complete  ## make the labs' student versions, in labs/release
 	@$(VENV_PYTHON) -m labs.grading.release
 
 grade: .venv/labs-complete labs  ## collect from the folder INBOX=..., grade each submission in a box, write tables into labs/grades
-	@$(VENV_PYTHON) -m labs.grading $(INBOX)
+	@$(VENV_PYTHON) -m labs.grading $(if $(PATTERN),--pattern '$(PATTERN)') $(if $(INBOX),'$(INBOX)')
 
 test-labs: .venv/labs-complete  ## test the labs: what solutions, mistakes and hostile submissions earn
 	@$(PYTEST) --dist worksteal tests/labs

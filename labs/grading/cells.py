@@ -1,4 +1,4 @@
-"""A submission's cells, in the lab's order: nothing that a student wrote is left out, and no mark of theirs is trusted."""
+"""A submission's cells, in the lab's order: nothing that a student wrote is left out, no mark of theirs is trusted."""
 
 import re
 from urllib.parse import unquote
@@ -84,7 +84,7 @@ def _fill(cell, answers):
 
 
 def _gather(cell, answers, name, behind, texts):
-    """Put into the cell for words what is in it, and in text cells behind it; or else, wherever the student's words are.
+    """Put into the cell for words what is in it, and in text cells behind it; or else, the student's words anywhere.
 
     texts: what is not the student's.
     """
@@ -100,7 +100,8 @@ def _gather(cell, answers, name, behind, texts):
         behind[place] = [each for each in cells if id(each) not in moved]
     if not answers and not found:
         cell.metadata.missing = True
-    said, pictures = [], {}
+    said: list[str] = []
+    pictures: dict = {}
     for number, each in enumerate(found or answers):
         text = each.source
         for old, picture in _pictures(each).items():

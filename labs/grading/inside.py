@@ -76,7 +76,8 @@ def names_in(source, shell):
     except (SyntaxError, ValueError, RecursionError):
         words = set(re.findall(r"[^\W\d]\w*", source))
         return words, words
-    bound, used = set(), set()
+    bound: set = set()
+    used: set = set()
     for node in nodes:
         if isinstance(node, ast.Name):
             (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
@@ -151,7 +152,7 @@ def no_measurements():
     """A measurement is for the student to see: it is not made again."""
     from mlpkit.course import Lab
 
-    Lab.ready = lambda self, *tasks: False
+    setattr(Lab, "ready", lambda self, *tasks: False)  # noqa: B010
 
 
 async def main(requests, answers):

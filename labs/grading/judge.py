@@ -18,7 +18,10 @@ import nbformat
 from mlpkit.words import printable
 
 from . import box, wire
-from .cells import EMPTY, merge, name_of, role
+from .cells import EMPTY as EMPTY
+from .cells import merge as merge
+from .cells import name_of as name_of
+from .cells import role as role
 
 CELL_SECONDS = 20  # a cell, and a call of a function
 LARGEST_NOTEBOOK = 20 * 2**20  # bytes
@@ -95,7 +98,7 @@ class Judge:
     def __init__(self, source, running):
         self.space: dict = {"__name__": "__main__"}
         self.names: dict = {}  # names that solution cells define, and which
-        self.missing = set()  # solution cells that are
+        self.missing: set = set()  # solution cells that are
         self.cells: dict = {}  # number -> the student's cells that ran
         self.early: list[int] = []  # numbers of those that stopped for want of a name
         self.wrong: list = []  # (test, the space it ran in)
@@ -195,10 +198,9 @@ class Judge:
         return self._wrong(cell, wrong[0]) if wrong else (cell.metadata["nbgrader"]["points"], "right.")
 
     def _wrong(self, cell, sentence):
-        """A wrong answer earns nothing. It is looked at where it may be right elsewhere, or where it is unclear which
-        one it is: the box ended or lacks what it needs, or its cell is missing.
-        """
-        lacked, words = self.lacked, {node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)}
+        """A wrong answer earns nothing; one that may be right elsewhere, or in another cell, is looked at."""
+        lacked = self.lacked
+        words = {node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)}
         names = [name for name in self.names if name in words]
         stops = self._stops(names)
         if self.ended:

@@ -229,4 +229,5 @@ def _read(path):
 
 def _answers_of(notebook):
     cells = notebook.cells
-    return {judge.name_of(cell): cell.source for cell in cells if judge.role(cell) in ("solution", "written")}
+    answers = {judge.name_of(cell): cell.source for cell in cells if judge.role(cell) in ("solution", "written")}
+    return answers | {None: [cell.source for cell in cells if not judge.role(cell)]}  # a helper is part of an answer

@@ -1,4 +1,4 @@
-"""Honest students, each in their own style: what earns its points in JupyterLab earns them here, and nothing is lost."""
+"""Honest students, each in their own style: what earns its points in JupyterLab earns them here."""
 
 import nbformat
 import pytest

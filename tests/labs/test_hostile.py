@@ -76,7 +76,7 @@ def test_what_could_not_be_graded_is_looked_at(earned, why):
 
 
 SLOW = {
-    "took more than 20 s": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+    "took more than 20 s": "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\nwhile True: pass",
     "of memory": "held = []\nwhile True:\n    held.append(bytearray(b'x') * 10**8)",
 }
 
