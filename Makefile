@@ -55,9 +55,13 @@ test-gpu: $(READY)  ## run the tests that need an NVIDIA GPU, and fail where the
 	@$(VENV_PYTHON) -c 'import sys; from mlpkit.kernels import gpu; sys.exit(gpu.why_not())'
 	@$(VENV_PYTHON) -m pytest -m gpu tests --ignore tests/labs
 
+# JupyterLab refuses root, whom a container or a rented machine may have and nobody else. The kernel `python3` is the
+# workbook's, whatever a home folder has under that name, where .venv belongs to somebody else, too.
+AS_ROOT = $(if $(filter 0,$(shell id -u 2>/dev/null)),--allow-root)
+
 lab: $(READY)  ## open the workbook in JupyterLab
 	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null
-	@$(VENV_PYTHON) -m jupyterlab notebooks/00_start_here.ipynb
+	@JUPYTER_PREFER_ENV_PATH=1 $(VENV_PYTHON) -m jupyterlab $(AS_ROOT) notebooks/00_start_here.ipynb
 
 site: .venv/site-complete  ## build the book as a web site, in build/site
 	@$(VENV_PYTHON) site/build.py $(if $(filter no,$(PDF)),--no-pdf)
