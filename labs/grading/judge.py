@@ -230,7 +230,8 @@ class Judge:
 
 def _stop(error):
     """Return what stopped a cell or a call, as the box says it."""
-    return ": ".join(str(part) for part in error if part)[:LONGEST]
+    parts = error if isinstance(error, list | tuple) else [error]
+    return ": ".join(str(part) for part in parts if part)[:LONGEST]
 
 
 def written(cell):
