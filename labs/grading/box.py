@@ -1,12 +1,13 @@
 """A box for a program that is not trusted: bubblewrap for what it sees, prlimit and a watchdog for what it takes.
 
 It sees Python, the workbook's package, data and records, all read-only, and 256 MB of its own that are gone afterwards;
-no other file, process or network. What a box does not stop: a fault in the kernel, and slowing the machine down for as
-long as the limits allow.
+no other file, process or network. What holds memory that belongs to no process, such as a memfd, `sealed` forbids. What
+a box does not stop: a fault in the kernel, and slowing the machine down for as long as the limits allow.
 """
 
 import io
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -19,16 +20,19 @@ from typing import cast
 
 import psutil
 
-from . import wire
+from . import sealed, wire
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 2**20
 SCRATCH = 256 * MEGABYTE  # bytes of /tmp
-MEMORY = 3000 * MEGABYTE  # bytes in RAM, all processes together
+SHARED = 16 * MEGABYTE  # bytes of /dev/shm
+MEMORY = 3000 * MEGABYTE  # bytes in RAM, all processes and files together
+LEFT = 500 * MEGABYTE  # bytes of RAM that all others must find free
+PER_FILE = 1024  # bytes of RAM that the kernel itself needs for a file, however small
 PROCESSES = 48  # and threads, of the box
 SECONDS = 120  # wall clock, the whole submission
 OUTPUT = 20_000  # bytes of it that are kept
-LIMITS = {"as": 6000 * MEGABYTE, "nproc": PROCESSES, "fsize": SCRATCH, "cpu": SECONDS, "core": 0, "nofile": 256}
+LIMITS = {"as": 6000 * MEGABYTE, "nproc": PROCESSES, "fsize": SCRATCH, "cpu": SECONDS, "core": 0, "nofile": 128}
 
 
 class NoBox(Exception):
@@ -47,11 +51,12 @@ def bubblewrap():
     raise NoBox('there is no bubblewrap: `pip install -c constraints.txt -e ".[labs]"` adds it on Linux.')
 
 
-def command(*program):
-    """Return the command line that runs a program in a box."""
-    line = [bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--uid", "1000"]
-    line += ["--gid", "1000", "--hostname", "box", "--proc", "/proc", "--dev", "/dev"]
-    line += ["--size", str(16 * MEGABYTE), "--tmpfs", "/dev/shm", "--size", str(SCRATCH), "--tmpfs", "/tmp"]
+def command(seal, *program):
+    """Return the command line that runs a program in a box. seal: the descriptor of a `sealed.filter_file`."""
+    line = [bubblewrap(), "--unshare-all", "--unshare-user", "--disable-userns", "--seccomp", str(seal)]
+    line += ["--die-with-parent", "--new-session", "--clearenv", "--uid", "1000", "--gid", "1000"]
+    line += ["--hostname", "box", "--proc", "/proc", "--dev", "/dev"]
+    line += ["--size", str(SHARED), "--tmpfs", "/dev/shm", "--size", str(SCRATCH), "--tmpfs", "/tmp"]
     for folder in ("/bin", "/sbin", "/lib", "/lib64"):
         if os.path.islink(folder):
             line += ["--symlink", os.readlink(folder), folder]
@@ -88,26 +93,33 @@ def require():
     """Raise NoBox, with a sentence, unless a box holds here: it is tried with a program that would break out."""
     marker = ROOT / "pyproject.toml"
     program = (
-        "import os, socket\n"
+        "import ctypes, os, socket\n"
         f"assert not os.path.exists({str(marker)!r})\n"
-        "try: open('/usr/x', 'w')\n"
-        "except OSError: pass\n"
-        "else: raise SystemExit('writes')\n"
-        "try: socket.create_connection(('192.0.2.1', 80), 1)\n"
-        "except OSError as error: assert error.errno == 101, error\n"
-        "else: raise SystemExit('network')\n"
+        "def tried(what, work):\n"
+        "    try: work()\n"
+        "    except OSError: return\n"
+        "    raise SystemExit('it ' + what)\n"
+        "tried('writes', lambda: open('/usr/x', 'w'))\n"
+        "tried('has a network', lambda: socket.create_connection(('192.0.2.1', 80), 1))\n"
+        "tried('hides memory', lambda: os.memfd_create('x'))\n"
+        "assert ctypes.CDLL(None).unshare(0x10000000), 'it nests namespaces'\n"
         "print('held')\n"
     )
     if sys.platform != "linux" or not shutil.which("prlimit"):
         raise NoBox("boxes need Linux and `prlimit` (util-linux): grade on a Linux machine, or in its container.")
     try:
-        with started(command(sys.executable, "-c", program)) as tried:
-            printed, errors = tried.communicate(timeout=60)
+        with sealed.filter_file() as seal:
+            line = command(seal.fileno(), sys.executable, "-c", program)
+            with started(line, pass_fds=(seal.fileno(),)) as tried:
+                printed, errors = tried.communicate(timeout=60)
+    except sealed.Unknown as error:
+        raise NoBox(str(error)) from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoBox(f"the box does not start: {error}.") from None
     if tried.returncode or printed != "held\n":
         said = (errors.strip() or printed.strip() or f"status {tried.returncode}").splitlines()[-1]
-        raise NoBox(f"the box does not hold ({said}): does this system forbid user namespaces to ordinary users?")
+        why = "does this system forbid user namespaces to ordinary users, or is its bubblewrap older than 0.8?"
+        raise NoBox(f"the box does not hold ({said}): {why}")
 
 
 @contextmanager
@@ -125,6 +137,24 @@ def started(line, **options):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+def in_files(pid):
+    """Return how many bytes of RAM the files hold that a box may write, seen from a process in it."""
+    used = 0
+    for folder, size in (("tmp", SCRATCH), ("dev/shm", SHARED)):
+        try:
+            disk = os.statvfs(f"/proc/{pid}/root/{folder}")
+        except OSError:  # it has ended
+            continue
+        if disk.f_blocks * disk.f_frsize == size:  # while a box begins, it is still the system's own
+            used += (disk.f_blocks - disk.f_bfree) * disk.f_frsize + (disk.f_files - disk.f_ffree) * PER_FILE
+    return used
+
+
+def limit_this_process(memory):
+    """Let this process, which is none of a box, have so many bytes of addresses: then it raises MemoryError."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
 class Box:
     """A submission's process: `ask` it something; `why` says what ended it. Use it in a `with` statement."""
 
@@ -132,13 +162,14 @@ class Box:
         ours, theirs = os.pipe(), os.pipe()  # what we ask, what it answers
         self.ask_end, self.answer_end = ours[1], theirs[0]
         program = (sys.executable, "/box/inside.py", str(ours[0]), str(theirs[1]))
-        self.process = subprocess.Popen(
-            command(*program),
-            pass_fds=(ours[0], theirs[1]),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        with sealed.filter_file() as seal:
+            self.process = subprocess.Popen(
+                command(seal.fileno(), *program),
+                pass_fds=(ours[0], theirs[1], seal.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
         os.close(ours[0])
         os.close(theirs[1])
         self.why, self.output = None, b""
@@ -182,8 +213,10 @@ class Box:
                     continue
             if len(family) > PROCESSES or threads > 4 * PROCESSES:
                 self._end(f"it started more than {PROCESSES} processes")
-            if memory > MEMORY:
+            if memory + (in_files(family[0].pid) if family else 0) > MEMORY:
                 self._end(f"it took more than {MEMORY // MEGABYTE:,} MB of memory")
+            if psutil.virtual_memory().available < LEFT:
+                self._end(f"this machine had less than {LEFT // MEGABYTE:,} MB of memory left")
             time.sleep(0.1)
 
     def _end(self, why):
