@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
@@ -137,6 +137,14 @@ def started(line, **options):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+def _family(pid):
+    """Return those whom a process has started, and whom these have, the first of them first."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
 def in_files(pid):
     """Return how many bytes of RAM the files hold that a box may write, seen from a process in it."""
     used = 0
@@ -180,7 +188,7 @@ class Box:
         return self
 
     def __exit__(self, *_):
-        self.process.kill()  # and with it, as its parent, all that is in the box
+        self._kill()
         self.process.wait()
         for descriptor in (self.ask_end, self.answer_end):
             os.close(descriptor)
@@ -193,35 +201,46 @@ class Box:
         except wire.Ended as end:
             late = f"it took more than {seconds} s" if "too long" in str(end) else str(end)
             time.sleep(0.3)  # so that the watchdog can say why
-            self.process.kill()
+            self._kill()
             raise wire.Ended(self.why or late) from None
 
     def _watch(self):
-        while self.process.poll() is None:
-            if time.monotonic() - self.began > SECONDS:
-                self._end(f"it took more than {SECONDS} s in all")
-            try:
-                family = psutil.Process(self.process.pid).children(recursive=True)
-            except psutil.Error:
-                return
-            threads = memory = 0
-            for member in family:
-                try:
-                    memory += member.memory_info().rss
-                    threads += member.num_threads()
-                except psutil.Error:
-                    continue
-            if len(family) > PROCESSES or threads > 4 * PROCESSES:
-                self._end(f"it started more than {PROCESSES} processes")
-            if memory + (in_files(family[0].pid) if family else 0) > MEMORY:
-                self._end(f"it took more than {MEMORY // MEGABYTE:,} MB of memory")
-            if psutil.virtual_memory().available < LEFT:
-                self._end(f"this machine had less than {LEFT // MEGABYTE:,} MB of memory left")
-            time.sleep(0.1)
+        try:
+            while self.process.poll() is None:
+                time.sleep(0.1)
+                if why := self._too_much():
+                    self._end(why)
+        except Exception as error:  # unwatched, it may take what it likes
+            self._end(f"it could not be watched ({type(error).__name__})")
+
+    def _too_much(self):
+        """Return what the box has taken too much of, or None."""
+        if time.monotonic() - self.began > SECONDS:
+            return f"it took more than {SECONDS} s in all"
+        family, threads, memory = _family(self.process.pid), 0, 0
+        for member in family:
+            with suppress(psutil.Error):
+                memory += member.memory_info().rss
+                threads += member.num_threads()
+        if len(family) > PROCESSES or threads > 4 * PROCESSES:
+            return f"it started more than {PROCESSES} processes"
+        if memory + (in_files(family[0].pid) if family else 0) > MEMORY:
+            return f"it took more than {MEMORY // MEGABYTE:,} MB of memory"
+        if psutil.virtual_memory().available < LEFT:
+            return f"this machine had less than {LEFT // MEGABYTE:,} MB of memory left"
+        return None
 
     def _end(self, why):
         self.why = self.why or why
+        self._kill()
+
+    def _kill(self):
+        """End all that is in the box; its own part of bubblewrap, too, which does not yet heed its parent's end."""
+        family = _family(self.process.pid)
         self.process.kill()
+        for member in family[:1]:
+            with suppress(psutil.Error):
+                member.kill()
 
     def _drain(self):
         stream = cast(io.BufferedReader, self.process.stdout)

@@ -13,10 +13,10 @@ import tempfile
 # Numbers of system calls: Linux, arch/x86/entry/syscalls/syscall_64.tbl and scripts/syscall.tbl.
 FORBIDDEN = {  # name: (x86_64, aarch64)
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "semget": (64, 190),
-    "msgget": (68, 186), "mq_open": (240, 180), "vmsplice": (278, 75), "io_setup": (206, 0), "io_uring_setup": (425, 425),
-    "userfaultfd": (323, 282), "perf_event_open": (298, 241), "bpf": (321, 280), "add_key": (248, 217),
-    "request_key": (249, 218), "keyctl": (250, 219), "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40),
-    "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsmount": (432, 432),
+    "msgget": (68, 186), "mq_open": (240, 180), "vmsplice": (278, 75), "io_setup": (206, 0),
+    "io_uring_setup": (425, 425), "userfaultfd": (323, 282), "perf_event_open": (298, 241), "bpf": (321, 280),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "unshare": (272, 97), "setns": (308, 268),
+    "mount": (165, 40), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsmount": (432, 432),
 }  # fmt: skip
 CLONE, CLONE3, SOCKETS = (56, 220), 435, ((41, 198), (53, 199))  # socket, socketpair
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
@@ -35,8 +35,9 @@ class Unknown(Exception):
 
 def filter_file(machine=None):
     """Return an open file with the filter for this machine, to be read from its start. Raises Unknown."""
-    file = tempfile.TemporaryFile()
-    file.write(program(machine or platform.machine()))
+    code = program(machine or platform.machine())
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
+    file.write(code)
     file.seek(0)
     return file
 
