@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mlpkit.files import write_atomically
 
-from .judge import LARGEST_NOTEBOOK
 from .release import names
+from .submission import LARGEST_NOTEBOOK
 
 STUDENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.@+-]{0,63}")
 

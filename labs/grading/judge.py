@@ -15,19 +15,18 @@ from pathlib import Path
 
 import nbformat
 
+from mlpkit.course.values import message
 from mlpkit.words import printable
 
 from . import box, wire
+from .submission import NotALab, read
 
 CELL_SECONDS = 20  # a cell, and a call of a function
-LARGEST_NOTEBOOK = 20 * 2**20  # bytes
+MEMORY = 6 * 2**30  # bytes of addresses of this process, which reads a student's file and answers
+LONGEST_ERROR = 100  # characters that an exception brings out of the box: it may hold a hidden test's numbers
 LONGEST = 1000  # characters of a sentence, in which a submission's own error may stand
 BY_HAND = "look by hand"
 EMPTY = "*Your answer, in words.*"  # what stands in the cell for one
-
-
-class NotALab(Exception):
-    """The file is not a submission of this lab; the message says why."""
 
 
 def role(cell):
@@ -42,26 +41,6 @@ def role(cell):
 
 def name_of(cell):
     return cell.metadata["nbgrader"]["grade_id"]
-
-
-def read(path):
-    """Return a notebook. Raises NotALab unless the file is one."""
-    try:
-        if not path.is_file():  # a pipe would wait for its other end
-            raise NotALab("it is no file.")
-        if path.stat().st_size > LARGEST_NOTEBOOK:
-            raise NotALab("the file is larger than 20 MB.")
-        whole = json.dumps(json.loads(path.read_bytes()), ensure_ascii=False).encode(errors="replace")
-        notebook = nbformat.reads(whole.decode(), as_version=4)  # with no half characters, which no file can hold
-        for cell in notebook.cells:
-            texts = isinstance(cell.source, str) and isinstance(cell.cell_type, str)
-            if not texts or not isinstance(cell.metadata.get("nbgrader", {}), dict):
-                raise NotALab("the file is no notebook.")
-    except NotALab:
-        raise
-    except Exception as error:  # whatever a damaged file leads to
-        raise NotALab(f"the file is no notebook ({type(error).__name__}).") from None
-    return notebook
 
 
 def merge(source, submission):
@@ -112,6 +91,14 @@ def defined(code):
     return names
 
 
+def said(reply):
+    """Return the type and the text of an exception in the box, as much of them as comes out."""
+    parts = [str(part) for part in reply["error"]] if isinstance(reply["error"], list | tuple) else []
+    kind, text = (*parts, "", "")[:2]
+    text = message(Exception(text)).removeprefix("Exception").removeprefix(": ")
+    return kind[:40], text if len(text) <= LONGEST_ERROR else text[:LONGEST_ERROR].rpartition(" ")[0] + " ..."
+
+
 class Theirs:
     """A student's function: called here, run in the box. Arguments that it changes are changed here, too."""
 
@@ -122,7 +109,7 @@ class Theirs:
         request = {"do": "call", "source": f"{self.name}(*_args, **_kwargs)", "back": ["_args"]}
         reply = self.ask(request | {"bound": {"_args": args, "_kwargs": kwargs}})
         if "error" in reply:
-            kind, text = reply["error"]
+            kind, text = said(reply)
             raise type("".join(filter(str.isidentifier, kind)) or "Exception", (Exception,), {})(text)
         for before, after in zip(args, reply["bound"]["_args"], strict=True):
             _write_back(before, after)
@@ -169,7 +156,7 @@ class Judge:
             with contextlib.suppress(wire.Ended):
                 reply = self._ask({"do": "run", "source": cell.source, "cell": name})
                 if "error" in reply:
-                    self.stopped[name] = ": ".join(str(part) for part in reply["error"] if part)
+                    self.stopped[name] = ": ".join(filter(None, said(reply)))
         if role(cell):
             ours = self.released[name]
             exec(compile(ours.source, f"<{name}>", "exec"), self.space)
@@ -261,6 +248,7 @@ def grade(source_path, submission_path):
 
 
 if __name__ == "__main__":
+    box.limit_this_process(MEMORY)
     result = json.dumps(grade(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()))
     sys.stdout.write(result)
     sys.stdout.flush()

@@ -6,6 +6,8 @@ Numba needs them. A filter is a program of eight bytes an instruction (Linux, Do
 """
 
 import errno
+import fcntl
+import os
 import platform
 import struct
 import tempfile
@@ -36,10 +38,11 @@ class Unknown(Exception):
 def filter_file(machine=None):
     """Return an open file with the filter for this machine, to be read from its start. Raises Unknown."""
     code = program(machine or platform.machine())
-    file = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
-    file.write(code)
-    file.seek(0)
-    return file
+    with tempfile.TemporaryFile() as file:
+        file.write(code)
+        file.seek(0)
+        # Where a standard stream is closed the file may have got its number, which the box's own stream takes.
+        return os.fdopen(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3), "rb")
 
 
 def program(machine):

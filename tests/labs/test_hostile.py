@@ -13,7 +13,7 @@ import pytest
 from submissions import ROOT, answer, cell, solved
 
 psutil = pytest.importorskip("psutil", reason="`make test-labs` adds what these tests need")
-from labs.grading import box, judge, sealed, wire  # noqa: E402
+from labs.grading import box, sealed, submission, wire  # noqa: E402
 from labs.grading.judge import BY_HAND  # noqa: E402
 
 LAB = "lab01"
@@ -301,8 +301,8 @@ def test_a_cell_of_their_own_that_is_marked_runs_in_the_box_too(earned, mark, tm
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.ipynb")
-    with pytest.raises(judge.NotALab, match="no file"):
-        judge.read(tmp_path / "pipe.ipynb")
+    with pytest.raises(submission.NotALab, match="no file"):
+        submission.read(tmp_path / "pipe.ipynb")
 
 
 def test_a_cell_that_stops_earns_nothing_and_says_where(earned):

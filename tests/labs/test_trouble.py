@@ -20,7 +20,7 @@ import psutil
 from nbgrader.api import Gradebook
 from nbgrader.converters import GenerateAssignment
 
-from labs.grading import box, command, judge, release, table
+from labs.grading import box, command, judge, release, submission, table
 from labs.grading.collect import collect
 from mlpkit.files import only_one
 
@@ -338,7 +338,7 @@ def test_a_link_to_a_folder_is_said_and_a_circle_is_not_walked(course, inbox):
 
 def test_a_huge_file_is_not_copied(course, inbox):
     with open(inbox / "fay_lab00.ipynb", "wb") as file:
-        file.truncate(judge.LARGEST_NOTEBOOK + 1)
+        file.truncate(submission.LARGEST_NOTEBOOK + 1)
     assert collect(inbox, course) == [(inbox / "fay_lab00.ipynb", "it is larger than 20 MB.")]
 
 
