@@ -75,6 +75,7 @@ def merge(source, submission):
         mine = nbformat.from_dict(cell)
         if name in own:
             mine.source = own[name].source
+            mine.update({key: own[name][key] for key in own[name] if key == "attachments"})
         merged += [mine, *(cell for cell in behind.get(name, []))]
     return merged
 
