@@ -12,8 +12,8 @@ from pathlib import Path
 from mlpkit.files import write_atomically
 
 from . import filenames
-from .judge import LARGEST_NOTEBOOK
 from .release import names
+from .submission import LARGEST_NOTEBOOK
 
 LARGEST_ZIP = 4 * 2**30  # bytes of what is taken out of one
 ADVICE = "name the folder, or the zip file, of what came in"

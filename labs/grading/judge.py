@@ -15,6 +15,7 @@ from pathlib import Path
 
 import nbformat
 
+from mlpkit.course.values import message
 from mlpkit.words import printable
 
 from . import box, wire
@@ -22,35 +23,13 @@ from .cells import EMPTY as EMPTY
 from .cells import merge as merge
 from .cells import name_of as name_of
 from .cells import role as role
+from .submission import NotALab, read
 
 CELL_SECONDS = 20  # a cell, and a call of a function
-LARGEST_NOTEBOOK = 20 * 2**20  # bytes
+MEMORY = 6 * 2**30  # bytes of addresses of this process, which reads a student's file and answers
+LONGEST_ERROR = 100  # characters that an exception brings out of the box: it may hold a hidden test's numbers
 LONGEST = 1000  # characters of a sentence, in which a submission's own error may stand
 BY_HAND = "look by hand"
-
-
-class NotALab(Exception):
-    """The file is not a submission of this lab; the message says why."""
-
-
-def read(path):
-    """Return a notebook. Raises NotALab unless the file is one."""
-    try:
-        if not path.is_file():  # a pipe would wait for its other end
-            raise NotALab("it is no file.")
-        if path.stat().st_size > LARGEST_NOTEBOOK:
-            raise NotALab("the file is larger than 20 MB.")
-        whole = json.dumps(json.loads(path.read_bytes()), ensure_ascii=False).encode(errors="replace")
-        notebook = nbformat.reads(whole.decode(), as_version=4)  # with no half characters, which no file can hold
-        for cell in notebook.cells:
-            texts = isinstance(cell.source, str) and isinstance(cell.cell_type, str)
-            if not texts or not isinstance(cell.metadata.get("nbgrader", {}), dict):
-                raise NotALab("the file is no notebook.")
-    except NotALab:
-        raise
-    except Exception as error:  # whatever a damaged file leads to
-        raise NotALab(f"the file is no notebook ({type(error).__name__}).") from None
-    return notebook
 
 
 def defined(code):
@@ -65,6 +44,14 @@ def defined(code):
     return names
 
 
+def said(reply):
+    """Return the type and the text of an exception in the box, as much of them as comes out."""
+    parts = [str(part) for part in reply["error"]] if isinstance(reply["error"], list | tuple) else []
+    kind, text = (*parts, "", "")[:2]
+    text = message(Exception(text)).removeprefix("Exception").removeprefix(": ")
+    return kind[:40], text if len(text) <= LONGEST_ERROR else text[:LONGEST_ERROR].rpartition(" ")[0] + " ..."
+
+
 class Theirs:
     """A student's function: called here, run in the box. Arguments that it changes are changed here, too."""
 
@@ -74,7 +61,7 @@ class Theirs:
     def __call__(self, *args, **kwargs):
         reply = self.call(self.name, args, kwargs)
         if "error" in reply:
-            kind, text = reply["error"]
+            kind, text = said(reply)
             raise type("".join(filter(str.isidentifier, kind)) or "Exception", (Exception,), {})(text)
         for before, after in zip(args, reply["bound"]["_args"], strict=True):
             _write_back(before, after)
@@ -123,7 +110,7 @@ class Judge:
         request = {"do": "call", "source": f"{name}(*_args, **_kwargs)", "back": ["_args"]}
         reply = self.late.get(name) or self._ask(request | {"bound": {"_args": args, "_kwargs": kwargs}})
         if reply.get("lacking") is True:
-            self.lacked = _stop(reply["error"])
+            self.lacked = _stop(reply)
         if reply.get("late") is True:
             self.late[name] = reply
         return reply
@@ -158,7 +145,7 @@ class Judge:
         self.cells[number] = cell
         with contextlib.suppress(wire.Ended):
             reply = self._ask({"do": "run", "source": cell.source, "cell": number})
-            if "error" in reply and _stop(reply["error"]).startswith("NameError"):
+            if "error" in reply and _stop(reply).startswith("NameError"):
                 self.early.append(number)
 
     def test(self, cell):
@@ -218,7 +205,7 @@ class Judge:
         """Return [(number, what stopped it, may it be the box's fault)] of the cells that some names depend on."""
         with contextlib.suppress(wire.Ended, TypeError, ValueError, LookupError):
             found = self._ask({"do": "why", "names": names})["value"]
-            return [(int(number), _stop(stopped["error"]), stopped["lacking"] is True) for number, stopped in found]
+            return [(int(number), _stop(stopped), stopped["lacking"] is True) for number, stopped in found]
         return []
 
     def _theirs(self, name):
@@ -228,10 +215,9 @@ class Judge:
         return self._ask({"do": "call", "source": name, "bound": {}, "back": []}).get("value")
 
 
-def _stop(error):
+def _stop(reply):
     """Return what stopped a cell or a call, as the box says it."""
-    parts = error if isinstance(error, list | tuple) else [error]
-    return ": ".join(str(part) for part in parts if part)[:LONGEST]
+    return ": ".join(filter(None, said(reply)))
 
 
 def written(cell):
@@ -282,6 +268,7 @@ def grade(source_path, submission_path):
 
 
 if __name__ == "__main__":
+    box.limit_this_process(MEMORY)
     result = json.dumps(grade(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()))
     sys.stdout.write(result)
     sys.stdout.flush()

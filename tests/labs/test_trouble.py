@@ -22,7 +22,7 @@ import psutil
 from nbgrader.api import Gradebook
 from nbgrader.converters import GenerateAssignment
 
-from labs.grading import box, command, judge, release, table
+from labs.grading import box, command, judge, release, submission, table
 from labs.grading.collect import collect
 from mlpkit.files import only_one
 
@@ -436,7 +436,7 @@ def test_a_zip_file_is_taken_as_it_is(course, tmp_path):
 
 def test_a_huge_file_is_not_copied(course, inbox):
     with open(inbox / "fay_lab00.ipynb", "wb") as file:
-        file.truncate(judge.LARGEST_NOTEBOOK + 1)
+        file.truncate(submission.LARGEST_NOTEBOOK + 1)
     assert collect(inbox, course) == [(inbox / "fay_lab00.ipynb", "it is larger than 20 MB.")]
 
 
