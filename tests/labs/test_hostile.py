@@ -174,7 +174,7 @@ def test_memory_that_no_process_has_is_not_to_be_had():
     """Nor a namespace in a namespace, which has file systems of its own; but what honest answers need is."""
     honest = (
         "import asyncio, multiprocessing, socket, threading\n"
-        "asyncio.run(asyncio.sleep(0))\n"
+        "await asyncio.sleep(0)\n"
         "with multiprocessing.get_context('fork').Pool(2) as pool: pool.map(abs, [1, 2])\n"
         "multiprocessing.shared_memory.SharedMemory(create=True, size=10).unlink()\n"
         "socket.socketpair(), threading.Thread(target=print).start()"
