@@ -4,6 +4,7 @@
 #   make run GPU=no                        leaves the CUDA libraries out where there is a GPU
 #   make run GPU=yes                       adds them, to a .venv that lacks them, too
 #   make test NOTEBOOKS=notebooks/00*      compares fewer notebooks with what they show
+#   make grade INBOX=folder PATTERN=...    takes files whose names say student and lab in a way of their own
 #   make site PDF=no                       leaves out the printed chapters, which take half of the time
 #
 # Works with GNU make 3.81 (macOS) and later.
@@ -54,9 +55,13 @@ test-gpu: $(READY)  ## run the tests that need an NVIDIA GPU, and fail where the
 	@$(VENV_PYTHON) -c 'import sys; from mlpkit.kernels import gpu; sys.exit(gpu.why_not())'
 	@$(VENV_PYTHON) -m pytest -m gpu tests --ignore tests/labs
 
+# JupyterLab refuses root, whom a container or a rented machine may have and nobody else. The kernel `python3` is the
+# workbook's, whatever a home folder has under that name, where .venv belongs to somebody else, too.
+AS_ROOT = $(if $(filter 0,$(shell id -u 2>/dev/null)),--allow-root)
+
 lab: $(READY)  ## open the workbook in JupyterLab
 	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null
-	@$(VENV_PYTHON) -m jupyterlab notebooks/00_start_here.ipynb
+	@JUPYTER_PREFER_ENV_PATH=1 $(VENV_PYTHON) -m jupyterlab $(AS_ROOT) notebooks/00_start_here.ipynb
 
 site: .venv/site-complete  ## build the book as a web site, in build/site
 	@$(VENV_PYTHON) site/build.py $(if $(filter no,$(PDF)),--no-pdf)
@@ -68,7 +73,7 @@ labs: .venv/labs-complete  ## make the labs' student versions, in labs/release
 	@$(VENV_PYTHON) -m labs.grading.release
 
 grade: .venv/labs-complete labs  ## collect from the folder INBOX=..., grade each submission in a box, write tables into labs/grades
-	@$(VENV_PYTHON) -m labs.grading $(INBOX)
+	@$(VENV_PYTHON) -m labs.grading $(if $(PATTERN),--pattern '$(PATTERN)') $(if $(INBOX),'$(INBOX)')
 
 test-labs: .venv/labs-complete  ## test the labs: what solutions, mistakes and hostile submissions earn
 	@$(PYTEST) --dist worksteal tests/labs

@@ -51,7 +51,7 @@ def bench(options):
     finally:  # an interrupted run shows what it has, too
         if saved:
             print(experiment.table(results.load(saved[-1])))
-            print(f"\nThe record, with all samples: {saved[-1].relative_to(results.ROOT)}")
+            print(f"\nThe record, with all samples: {results.shown(saved[-1])}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """For nbgrader, here and in JupyterLab started in this folder: the course, and what stands in an empty cell."""
 
+import sys
+from pathlib import Path
+
 from nbconvert.exporters import NotebookExporter
 
 
@@ -15,3 +18,9 @@ c.CourseDirectory.course_id = "mlpkit"
 c.ClearSolutions.code_stub = {"python": "# Your code here.\npass"}
 c.ClearSolutions.text_stub = "*Your answer, in words.*"
 c.Autograde.exporter_class = OnlyInABox
+
+if "nbgrader.server_extensions.formgrader.handlers" in sys.modules:  # in a server that shows what students wrote
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from labs.grading import formgrader
+
+    formgrader.guard()

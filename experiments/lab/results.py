@@ -1,8 +1,9 @@
 """A record is a measurement that somebody else can check: the raw samples, and everything they depend on.
 
 Records are JSON files, `results/<machine>/<experiment>.json`. Those in the repository are the runs that the chapters
-show; `results/mine/` is for the reader's own, and git ignores it. While it is made, a record is written after each
-measurement, so an interrupted run loses nothing that it has measured; but under another name, which ends in `.partial`.
+show; `results/mine/` is for the reader's own, and git ignores it (in a workbook that is not the reader's to write in,
+their own data folder is). While it is made, a record is written after each measurement, so an interrupted run loses
+nothing that it has measured; but under another name, which ends in `.partial`.
 """
 
 import json
@@ -15,6 +16,7 @@ from functools import wraps
 from pathlib import Path
 
 import numpy as np
+import platformdirs
 
 from mlpkit import __version__, engines, machine
 from mlpkit.files import write_atomically
@@ -74,7 +76,7 @@ def collect(record, found, save):
 
 def save(record, machine_name=MINE, folder=FOLDER):
     """Write a whole record, atomically, and return its path. What `save_part` wrote of it goes."""
-    path = Path(folder) / machine_name / f"{record['experiment']}.json"
+    path = folder_of(machine_name, folder) / f"{record['experiment']}.json"
     write_atomically(path, _to_json(record).encode())
     _part(path, record).unlink(missing_ok=True)
     return path
@@ -82,7 +84,7 @@ def save(record, machine_name=MINE, folder=FOLDER):
 
 def save_part(record, machine_name=MINE, folder=FOLDER):
     """Write what there is so far of a record, to `<experiment> <when>.json.partial`, and return this path."""
-    path = _part(Path(folder) / machine_name / f"{record['experiment']}.json", record)
+    path = _part(folder_of(machine_name, folder) / f"{record['experiment']}.json", record)
     write_atomically(path, _to_json(record).encode())
     return path
 
@@ -91,9 +93,28 @@ def _part(path, record):
     return path.with_name(f"{path.stem} {record['date'][:19].replace('T', ' ').replace(':', '.')}.json.partial")
 
 
+def folder_of(machine_name, folder=FOLDER):
+    """Return the folder of a machine's records, in `folder`.
+
+    The reader's own are in the user's data folder (~/.local/share on Linux) where a workbook that others share, such as
+    one in /opt, can't be written.
+    """
+    path = Path(folder) / machine_name
+    there = next(each for each in (path, *path.parents) if each.exists())
+    if machine_name != MINE or os.access(there, os.W_OK):
+        return path
+    return platformdirs.user_data_path("mlpkit", appauthor=False) / "results"
+
+
 def place(experiment, machine_name=MINE):
-    """Return the path of a record in this checkout."""
-    return ROOT / "results" / machine_name / f"{experiment}.json"
+    """Return the path of a record in this checkout, or of the reader's own."""
+    return folder_of(machine_name, ROOT / "results") / f"{experiment}.json"
+
+
+def shown(path):
+    """Return a record's path as text: from the workbook on, where it is in it."""
+    path = Path(path)
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
 
 
 def _to_json(record):

@@ -1,36 +1,59 @@
 """Files that came in, by mail or from a learning platform, go where nbgrader looks: submitted/STUDENT/LAB/LAB.ipynb."""
 
+import errno
 import os
-import re
 import stat
+import tempfile
+import time
+import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 from mlpkit.files import write_atomically
 
-from .judge import LARGEST_NOTEBOOK
+from . import filenames
 from .release import names
+from .submission import LARGEST_NOTEBOOK
 
-STUDENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.@+-]{0,63}")
+LARGEST_ZIP = 4 * 2**30  # bytes of what is taken out of one
+ADVICE = "name the folder, or the zip file, of what came in"
 
 
 def everything(folder, unread):
     """Yield what is in a folder and its folders, but nothing hidden, and nothing that only a link leads to.
 
-    A folder that can't be read is no empty one: `unread` is called with the OSError.
+    A folder that can't be read is no empty one, nor is a link to one: `unread` is called with an OSError.
     """
     for top, folders, files in os.walk(folder, onerror=unread):
-        folders[:] = sorted(name for name in folders if name[0] != ".")  # .ipynb_checkpoints: nobody handed these in
+        for name in sorted(folders):
+            if name[0] == "." or name == "__MACOSX":  # .ipynb_checkpoints: nobody handed these in
+                folders.remove(name)
+            elif os.path.islink(path := os.path.join(top, name)):
+                folders.remove(name)
+                unread(OSError(errno.ELOOP, "it is a link to a folder", path))
+        folders.sort()
         yield from (Path(top, name) for name in sorted(folders + files) if name[0] != ".")
 
 
-def collect(inbox, root):
+def collect(inbox, root, pattern=None):
     """Copy what can be told apart, and return [(path, why not)] for the rest.
 
-    inbox: a folder with files such as ada_lab01.ipynb, ada/lab01.ipynb or ada/lab01/lab01.ipynb. Of two files of one
-    student for one lab the newer is taken. Raises OSError where the inbox can't be read, or is no inbox.
+    inbox: a folder, or a zip file, with files such as ada_lab01.ipynb, ada/lab01.ipynb or as a learning platform names
+    them (`filenames`), or as `pattern` says. Of two files of one student for one lab the newer is taken. Raises OSError
+    where the inbox can't be read, or is no inbox, and ValueError for a pattern that is none.
     """
+    wanted = filenames.pattern(pattern) if pattern else None
     _check(inbox, root)
-    labs, left = names(root), []
+    labs = names(root)
+    with _opened(Path(inbox)) as (folder, left):
+        found = _found(folder, root, labs, wanted, left)
+        for (student, lab), files in found.items():
+            _take(root / "submitted" / student / lab / f"{lab}.ipynb", max(files), left)
+    return [(Path(inbox) / path.relative_to(folder), why) for path, why in dict.fromkeys(left)]  # each once
+
+
+def _found(inbox, root, labs, wanted, left):
+    """Return {(student, lab): [(when, path)]}, and append to `left` what can't be taken, with the reason."""
     found: dict = {}
     students = {path.name.casefold(): path.name for path in (root / "submitted").glob("*")}
 
@@ -45,44 +68,82 @@ def collect(inbox, root):
             continue
         if stat.S_ISDIR(about.st_mode) and path.suffix != ".ipynb":
             continue
-        parts = path.relative_to(inbox).parts
-        student, _, lab = path.stem.rpartition("_") if len(parts) == 1 else (parts[0], "", path.stem)
-        lab = re.sub(r"( ?\(\d+\)|-Copy\d+| \d+)$", "", lab)
-        if not stat.S_ISREG(about.st_mode):
-            left.append((path, "it is a link, a folder or another thing that is no file."))
-        elif path.suffix != ".ipynb":
-            left.append((path, "its name should end with .ipynb."))
-        elif about.st_size > LARGEST_NOTEBOOK:
-            left.append((path, f"it is larger than {LARGEST_NOTEBOOK >> 20} MB."))
-        elif lab not in labs:
-            left.append((path, f"its name should end with one of {', '.join(labs)}."))
-        elif not STUDENT.fullmatch(student):
-            left.append((path, "its name should begin with the student's: letters, digits and . @ + - only."))
-        elif (other := students.setdefault(student.casefold(), student)) != student:  # one folder, on some disks
-            left.append((path, f"there is a student {other}, too: rename it, capitals alone tell nobody apart."))
+        try:
+            _must_be_notebook(path, about)
+            student, lab = filenames.told(path.relative_to(inbox).as_posix(), labs, wanted)
+            if (other := students.setdefault(student.casefold(), student)) != student:  # one folder, on some disks
+                raise ValueError(f"there is a student {other}, too: rename it, capitals alone tell nobody apart.")
+        except ValueError as why:
+            left.append((path, str(why)))
         else:
             found.setdefault((student, lab), []).append((about.st_mtime_ns, path))
-    for (student, lab), files in found.items():
-        when, newest = max(files)
-        goal = root / "submitted" / student / lab / f"{lab}.ipynb"
-        try:
-            data = newest.read_bytes()
-            if goal.is_file() and goal.stat().st_mtime_ns > when and goal.read_bytes() != data:
-                left.append((newest, f"{goal} is newer, as if somebody has mended it: delete that to take this one."))
+    return found
+
+
+def _must_be_notebook(path, about):
+    """Raise ValueError unless a path is a file that may be a notebook. about: what `lstat` says of it."""
+    if not stat.S_ISREG(about.st_mode):
+        raise ValueError("it is a link, a folder or another thing that is no file.")
+    if path.suffix != ".ipynb":
+        unzip = ", or unzip it" if path.suffix == ".zip" else ""
+        raise ValueError(f"its name should end with .ipynb{unzip}.")
+    if about.st_size > LARGEST_NOTEBOOK:
+        raise ValueError(f"it is larger than {LARGEST_NOTEBOOK >> 20} MB.")
+
+
+def _take(goal, file, left):
+    when, newest = file
+    try:
+        data = newest.read_bytes()
+        if goal.is_file() and goal.stat().st_mtime_ns > when and goal.read_bytes() != data:
+            left.append((newest, f"{goal} is newer, as if somebody has mended it: delete that to take this one."))
+            return
+        write_atomically(goal, data)
+        os.utime(goal, ns=(when, when))  # with its time: a file that is newer has been changed there
+    except OSError as error:
+        left.append((newest, f"it can't be copied ({error.strerror})." if error.strerror else str(error)))
+
+
+@contextmanager
+def _opened(inbox):
+    """Yield the inbox as a folder, and [(path, why not)]: of a zip file, a folder with the notebooks that it holds."""
+    left: list[tuple[Path, str]] = []
+    if inbox.is_dir():
+        yield inbox, left
+        return
+    with tempfile.TemporaryDirectory() as name, zipfile.ZipFile(inbox) as file:
+        folder = Path(name)
+        for member in file.infolist():
+            if member.is_dir() or Path(member.filename).suffix != ".ipynb":
                 continue
-            write_atomically(goal, data)
-            os.utime(goal, ns=(when, when))  # with its time: a file that is newer has been changed there
-        except OSError as error:
-            left.append((newest, f"it can't be copied ({error.strerror})." if error.strerror else str(error)))
-    return list(dict.fromkeys(left))  # each once
+            if member.file_size > LARGEST_NOTEBOOK:
+                left.append((folder / member.filename, f"it is larger than {LARGEST_NOTEBOOK >> 20} MB."))
+                continue
+            try:
+                path = file.extract(member, folder)  # never out of that folder
+                when = time.mktime((*member.date_time, 0, 0, -1))
+                os.utime(path, (when, when))
+            except (OSError, ValueError, OverflowError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+                left.append((folder / member.filename, f"it can't be unpacked ({error})."))
+        yield folder, left
 
 
 def _check(inbox, root):
-    """Raise OSError unless `inbox` is a folder that can be read, and other than the one with all the labs."""
-    advice = "name the folder of the files that came in"
+    """Raise OSError unless `inbox` is a folder or zip file that can be read, and other than the one with all labs."""
     try:
-        os.listdir(inbox)
-    except OSError as error:
-        raise OSError(f"Nothing was graded: {inbox} can't be read ({error.strerror}), {advice}.") from None
-    if root.resolve().is_relative_to(inbox.resolve()):
-        raise OSError(f"Nothing was graded: {inbox} holds the labs themselves, {advice}.")
+        if not os.path.isfile(inbox):
+            os.listdir(inbox)
+        elif not zipfile.is_zipfile(inbox):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        elif (size := _unpacked(inbox)) > LARGEST_ZIP:
+            raise OSError(errno.EFBIG, f"it would unpack to {size >> 20:,} MB")
+    except (OSError, zipfile.BadZipFile) as error:
+        why = getattr(error, "strerror", None) or error
+        raise OSError(f"Nothing was graded: {inbox} can't be read ({why}), {ADVICE}.") from None
+    if root.resolve().is_relative_to(Path(inbox).resolve()):
+        raise OSError(f"Nothing was graded: {inbox} holds the labs themselves, {ADVICE}.")
+
+
+def _unpacked(path):
+    with zipfile.ZipFile(path) as file:
+        return sum(member.file_size for member in file.infolist() if member.file_size <= LARGEST_NOTEBOOK)

@@ -15,89 +15,21 @@ from pathlib import Path
 
 import nbformat
 
+from mlpkit.course.values import message
 from mlpkit.words import printable
 
 from . import box, wire
+from .cells import EMPTY as EMPTY
+from .cells import merge as merge
+from .cells import name_of as name_of
+from .cells import role as role
+from .submission import NotALab, read
 
 CELL_SECONDS = 20  # a cell, and a call of a function
-LARGEST_NOTEBOOK = 20 * 2**20  # bytes
+MEMORY = 6 * 2**30  # bytes of addresses of this process, which reads a student's file and answers
+LONGEST_ERROR = 100  # characters that an exception brings out of the box: it may hold a hidden test's numbers
 LONGEST = 1000  # characters of a sentence, in which a submission's own error may stand
 BY_HAND = "look by hand"
-EMPTY = "*Your answer, in words.*"  # what stands in the cell for one
-
-
-class NotALab(Exception):
-    """The file is not a submission of this lab; the message says why."""
-
-
-def role(cell):
-    """Return what a cell is for: "solution", "test", "written" (in words), "given", or None: it is the student's."""
-    about = cell.metadata.get("nbgrader", {})
-    if not about.get("grade_id"):
-        return None
-    if about.get("solution"):
-        return "written" if about.get("grade") else "solution"
-    return "test" if about.get("grade") else "given"
-
-
-def name_of(cell):
-    return cell.metadata["nbgrader"]["grade_id"]
-
-
-def read(path):
-    """Return a notebook. Raises NotALab unless the file is one."""
-    try:
-        if not path.is_file():  # a pipe would wait for its other end
-            raise NotALab("it is no file.")
-        if path.stat().st_size > LARGEST_NOTEBOOK:
-            raise NotALab("the file is larger than 20 MB.")
-        whole = json.dumps(json.loads(path.read_bytes()), ensure_ascii=False).encode(errors="replace")
-        notebook = nbformat.reads(whole.decode(), as_version=4)  # with no half characters, which no file can hold
-        for cell in notebook.cells:
-            texts = isinstance(cell.source, str) and isinstance(cell.cell_type, str)
-            if not texts or not isinstance(cell.metadata.get("nbgrader", {}), dict):
-                raise NotALab("the file is no notebook.")
-    except NotALab:
-        raise
-    except Exception as error:  # whatever a damaged file leads to
-        raise NotALab(f"the file is no notebook ({type(error).__name__}).") from None
-    return notebook
-
-
-def merge(source, submission):
-    """Return the cells to run: the source's, with the student's text in solution cells, and the student's own between.
-
-    A cell of the student's stands behind the cell of the lab that it was put behind, and is nothing else, whatever it
-    is marked as: a test would run out of the box. A changed or deleted cell that was given, or a test, is the source's
-    again. Raises NotALab where a solution cell is missing, or there twice.
-    """
-    own: dict = {}
-    behind: dict = {None: []}
-    last = None
-    known = {name_of(cell): role(cell) for cell in source.cells if role(cell)}
-    for cell in submission.cells:
-        about = str(cell.metadata.pop("nbgrader", {}).get("grade_id"))
-        if about not in known:
-            behind.setdefault(last, []).append(cell)
-            continue
-        last = about
-        if known[about] in ("solution", "written"):
-            if about in own and own[about].source != cell.source:
-                raise NotALab(f"the cell {about!r} is there twice, with different answers.")
-            own[about] = cell
-    missing = [name for name, what in known.items() if what in ("solution", "written") and name not in own]
-    if missing:
-        raise NotALab(f"the cell {missing[0]!r} is missing, or lost its mark; in all {len(missing)} of them.")
-    merged = list(behind[None])
-    for cell in source.cells:
-        if not role(cell):
-            continue
-        name = name_of(cell)
-        mine = nbformat.from_dict(cell)
-        if name in own:
-            mine.source = own[name].source
-        merged += [mine, *(cell for cell in behind.get(name, []))]
-    return merged
 
 
 def defined(code):
@@ -112,17 +44,24 @@ def defined(code):
     return names
 
 
+def said(reply):
+    """Return the type and the text of an exception in the box, as much of them as comes out."""
+    parts = [str(part) for part in reply["error"]] if isinstance(reply["error"], list | tuple) else []
+    kind, text = (*parts, "", "")[:2]
+    text = message(Exception(text)).removeprefix("Exception").removeprefix(": ")
+    return kind[:40], text if len(text) <= LONGEST_ERROR else text[:LONGEST_ERROR].rpartition(" ")[0] + " ..."
+
+
 class Theirs:
     """A student's function: called here, run in the box. Arguments that it changes are changed here, too."""
 
-    def __init__(self, name, ask):
-        self.name, self.ask = name, ask
+    def __init__(self, name, call):
+        self.name, self.call = name, call
 
     def __call__(self, *args, **kwargs):
-        request = {"do": "call", "source": f"{self.name}(*_args, **_kwargs)", "back": ["_args"]}
-        reply = self.ask(request | {"bound": {"_args": args, "_kwargs": kwargs}})
+        reply = self.call(self.name, args, kwargs)
         if "error" in reply:
-            kind, text = reply["error"]
+            kind, text = said(reply)
             raise type("".join(filter(str.isidentifier, kind)) or "Exception", (Exception,), {})(text)
         for before, after in zip(args, reply["bound"]["_args"], strict=True):
             _write_back(before, after)
@@ -146,7 +85,12 @@ class Judge:
     def __init__(self, source, running):
         self.space: dict = {"__name__": "__main__"}
         self.names: dict = {}  # names that solution cells define, and which
-        self.stopped = {}  # cells that ended with an exception, and what it said
+        self.missing: set = set()  # solution cells that are
+        self.cells: dict = {}  # number -> the student's cells that ran
+        self.early: list[int] = []  # numbers of those that stopped for want of a name
+        self.wrong: list = []  # (test, the space it ran in)
+        self.late: dict = {}  # function -> the answer of a call that took too long: it is not called again
+        self.lacked = None  # what a call in the present test stopped at, and perhaps would not at home
         self.running, self.ended = running, None
         self.released = {name_of(cell): cell for cell in source.cells if role(cell)}
 
@@ -154,38 +98,78 @@ class Judge:
         if self.ended:
             raise wire.Ended(self.ended)
         try:
-            reply = self.running.ask(request, CELL_SECONDS)
+            reply = self.running.ask(request | {"seconds": CELL_SECONDS - 2}, CELL_SECONDS)  # then it ends by itself
             if not isinstance(reply, dict) or not ({"value", "error"} & reply.keys()):
                 raise wire.Ended("it sent what is no answer")
-            return reply
         except wire.Ended as end:
-            self.ended = f"{request.get('cell') or 'a call'}: {end}"
+            self.ended = f"{self._called(request.get('cell'))}: {end}"
             raise wire.Ended(self.ended) from None
+        return reply
+
+    def _call(self, name, args, kwargs):
+        request = {"do": "call", "source": f"{name}(*_args, **_kwargs)", "back": ["_args"]}
+        reply = self.late.get(name) or self._ask(request | {"bound": {"_args": args, "_kwargs": kwargs}})
+        if reply.get("lacking") is True:
+            self.lacked = _stop(reply)
+        if reply.get("late") is True:
+            self.late[name] = reply
+        return reply
+
+    def _called(self, number):
+        """Return what to call a cell; a number of none is that of a call."""
+        cell = self.cells.get(number)
+        if cell is None:
+            return "a call"
+        return name_of(cell) if role(cell) else "a cell of their own"
 
     def run(self, cell):
         """Run a cell that is no test: the submission's in the box, the source's here."""
-        name = name_of(cell) if role(cell) else "a cell of their own"
-        if not self.ended:
-            with contextlib.suppress(wire.Ended):
-                reply = self._ask({"do": "run", "source": cell.source, "cell": name})
-                if "error" in reply:
-                    self.stopped[name] = ": ".join(str(part) for part in reply["error"] if part)
-        if role(cell):
-            ours = self.released[name]
-            exec(compile(ours.source, f"<{name}>", "exec"), self.space)
-            if "lab" in self.space:  # a measurement is for the student to see: it is not made again
-                self.space["lab"].ready = lambda *tasks: False
-            for found in defined(ours.source):
-                if role(cell) == "solution":
-                    self.names[found] = name
-                elif callable(self.space.get(found)):
-                    with contextlib.suppress(AttributeError):  # the box has it under the same name
-                        self.space[found].named = True
+        self._run_theirs(len(self.cells), cell)
+        if not role(cell):
+            return
+        name = name_of(cell)
+        if "missing" in cell.metadata:
+            self.missing.add(name)
+        ours = self.released[name]
+        exec(compile(ours.source, f"<{name}>", "exec"), self.space)
+        if "lab" in self.space:  # a measurement is for the student to see: it is not made again
+            self.space["lab"].ready = lambda *tasks: False
+        for found in defined(ours.source):
+            if role(cell) == "solution":
+                self.names[found] = name
+            elif callable(self.space.get(found)):
+                with contextlib.suppress(AttributeError):  # the box has it under the same name
+                    self.space[found].named = True
+
+    def _run_theirs(self, number, cell):
+        self.cells[number] = cell
+        with contextlib.suppress(wire.Ended):
+            reply = self._ask({"do": "run", "source": cell.source, "cell": number})
+            if "error" in reply and _stop(reply).startswith("NameError"):
+                self.early.append(number)
 
     def test(self, cell):
         """Return (points or None, sentence): None where a person must look."""
+        points, says = self._test(cell, self.space)
+        if points == 0:
+            self.wrong.append((cell, dict(self.space)))
+        return points, says
+
+    def again(self):
+        """Return {test: (points or None, sentence)} for those that are right once all of the submission has run.
+
+        A cell may need what a later one defines, as where cells were run in another order, and an answer may stand
+        below its test.
+        """
+        for number in self.early if self.wrong else ():
+            self._run_theirs(number, self.cells[number])
+        found = {name_of(cell): self._test(cell, space) for cell, space in self.wrong if not self.ended}
+        return {name: verdict for name, verdict in found.items() if verdict[0]}
+
+    def _test(self, cell, space):
+        self.lacked = None
         try:
-            mixed = dict(self.space)
+            mixed = dict(space)
             for name in self.names:
                 mixed[name] = self._theirs(name)
             lab = self.space["lab"]
@@ -201,24 +185,45 @@ class Judge:
         return self._wrong(cell, wrong[0]) if wrong else (cell.metadata["nbgrader"]["points"], "right.")
 
     def _wrong(self, cell, sentence):
-        """A wrong answer earns nothing; one that ended its box before it could answer is looked at."""
+        """A wrong answer earns nothing; one that may be right elsewhere, or in another cell, is looked at."""
+        lacked = self.lacked
+        words = {node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)}
+        names = [name for name in self.names if name in words]
+        stops = self._stops(names)
         if self.ended:
             return None, f"{BY_HAND}: {self.ended}."
-        words = {node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)}
-        for name in dict.fromkeys(self.names[word] for word in self.names if word in words):
-            if name in self.stopped:
-                sentence += f" (Its cell stopped: {self.stopped[name]}.)"
-        return 0, sentence
+        for name in dict.fromkeys(self.names[name] for name in names):
+            if name in self.missing:
+                return None, f"{BY_HAND}: the cell {name!r} is missing, or lost its mark. {sentence}"
+        for number, stopped, lacking in stops:
+            which = "Its cell" if role(self.cells.get(number, cell)) else "A cell of their own"
+            sentence += f" ({which} stopped: {stopped}.)"
+            lacked = lacked or (lacking and stopped)
+        return (None, f"{BY_HAND}, perhaps it runs elsewhere ({lacked}): {sentence}") if lacked else (0, sentence)
+
+    def _stops(self, names):
+        """Return [(number, what stopped it, may it be the box's fault)] of the cells that some names depend on."""
+        with contextlib.suppress(wire.Ended, TypeError, ValueError, LookupError):
+            found = self._ask({"do": "why", "names": names})["value"]
+            return [(int(number), _stop(stopped), stopped["lacking"] is True) for number, stopped in found]
+        return []
 
     def _theirs(self, name):
         if callable(self.space[name]):
             reply = self._ask({"do": "call", "source": f"callable({name})", "bound": {}, "back": []})
-            return Theirs(name, self._ask) if reply.get("value") is True else None
+            return Theirs(name, self._call) if reply.get("value") is True else None
         return self._ask({"do": "call", "source": name, "bound": {}, "back": []}).get("value")
+
+
+def _stop(reply):
+    """Return what stopped a cell or a call, as the box says it."""
+    return ": ".join(filter(None, said(reply)))
 
 
 def written(cell):
     """Return (points or None, sentence) for an answer in words: nothing where nothing was written."""
+    if "missing" in cell.metadata:
+        return None, f"{BY_HAND}: the cell {name_of(cell)!r} is missing, or lost its mark."
     text = cell.source.strip()
     return (0, "left empty.") if text in ("", EMPTY) else (None, f"{BY_HAND}: an answer in words.")
 
@@ -249,6 +254,8 @@ def grade(source_path, submission_path):
                             found[name_of(cell)] = judge.test(cell)
                         else:
                             judge.run(cell)
+            with contextlib.redirect_stdout(io.StringIO()):
+                found |= judge.again()
         output = running.output.decode(errors="replace")
     rows = []
     for cell in graded:
@@ -261,6 +268,7 @@ def grade(source_path, submission_path):
 
 
 if __name__ == "__main__":
+    box.limit_this_process(MEMORY)
     result = json.dumps(grade(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()))
     sys.stdout.write(result)
     sys.stdout.flush()

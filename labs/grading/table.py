@@ -11,17 +11,20 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-import nbformat
 from nbgrader.api import Gradebook
 
 from mlpkit.files import check_writable, only_one, write_atomically
 from mlpkit.words import printable
 
-from . import box, judge
+from . import box, judge, layout
 from .collect import everything
 from .release import names
 
 SECONDS = box.SECONDS + 60  # and then the judge itself is stuck
+ENVIRONMENT = os.environ | {
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(box.ROOT), os.environ.get("PYTHONPATH")])),
+}
 
 
 def grade_all(root, show=print):
@@ -97,18 +100,20 @@ def _one(job, show, stop):
     if stop.is_set():
         return None
     line = [sys.executable, "-m", "labs.grading.judge", str(source), str(path)]
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(box.ROOT)}
-    with box.started(line, env=environment, cwd=box.ROOT) as judging:
+    with box.started(line, env=ENVIRONMENT, cwd=box.ROOT) as judging:
         printed, said = _end_of(judging, stop)
     if stop.is_set():
         return None
     try:
         result = json.loads(printed)
     except ValueError:
-        last = printable(" ".join(said.strip().splitlines()[-1:])[:200])
-        result = _none_graded(source, f"{judge.BY_HAND}: the judge ended ({last}).")
+        result = _none_graded(source, f"{judge.BY_HAND}: the judge ended ({_last_line(said)}).")
     show(f"{lab}  {student:<24} {score(result)}")
     return result
+
+
+def _last_line(text):
+    return printable(" ".join(text.strip().splitlines()[-1:])[:200])
 
 
 def _end_of(process, stop):
@@ -122,7 +127,7 @@ def _end_of(process, stop):
 
 
 def _none_graded(source, why):
-    cells = [cell for cell in _read(source).cells if judge.role(cell) in ("test", "written")]
+    cells = [cell for cell in layout.ours(source).cells if judge.role(cell) in ("test", "written")]
     rows = [(judge.name_of(cell), cell.metadata["nbgrader"]["points"]) for cell in cells]
     return {"lab": source.stem, "cells": [dict(name=n, points=None, most=m, says=why) for n, m in rows], "output": ""}
 
@@ -181,21 +186,9 @@ def _enter(root, student, lab, path, result):
 
     Points that a person has given there count, until the answer that they were given for changes.
     """
-    folder = root / "autograded" / student / lab
-    before = _answers(folder / f"{lab}.ipynb")
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        notebook = judge.read(path)
-        notebook.cells = judge.merge(_read(root / "release" / lab / f"{lab}.ipynb"), notebook)
-    except judge.NotALab:
-        notebook = _read(root / "release" / lab / f"{lab}.ipynb")
-    says = {cell["name"]: cell["says"] for cell in result["cells"]}
-    tests = {judge.name_of(cell) for cell in notebook.cells if judge.role(cell) == "test"}
-    for cell in notebook.cells:
-        if cell.cell_type == "code":  # what a submission says it printed is not evidence, and may be a script
-            text = says.get(judge.name_of(cell)) if judge.role(cell) else None
-            cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=text)] if text else []
-    now = _answers_of(notebook)
+    laid_out = root / "autograded" / student / lab / f"{lab}.ipynb"
+    says = json.dumps({cell["name"]: cell["says"] for cell in result["cells"]})
+    made = _laid_out(root / "release" / lab / f"{lab}.ipynb", path, laid_out, says)
     # nbgrader makes SQLAlchemy warn of the order in which it adds its own rows.
     with warnings.catch_warnings(action="ignore"), Gradebook(f"sqlite:///{root / 'gradebook.db'}", "mlpkit") as book:
         book.update_or_create_student(student)
@@ -203,30 +196,28 @@ def _enter(root, student, lab, path, result):
         for cell in result["cells"]:
             grade = book.find_grade(cell["name"], lab, lab, student)
             grade.auto_score = cell["points"]
-            same = now == before if cell["name"] in tests else now.get(cell["name"]) == before.get(cell["name"])
-            if not same:
+            if cell["name"] in made["lapsed"]:
                 grade.manual_score = None
             grade.needs_manual_grade = cell["points"] is None and grade.manual_score is None
             if grade.manual_score is not None:
                 cell |= {"points": grade.manual_score, "says": "graded by a person."}
         book.db.commit()
     # Only now: what is laid out tells the next time which answer the points were given for.
-    write_atomically(folder / f"{lab}.ipynb", nbformat.writes(notebook).encode())
+    laid_out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(laid_out, made["notebook"].encode())
 
 
-def _answers(path):
-    """Return {name: text} of the cells that a student fills in, of a notebook as it was laid out; {} for none."""
-    return _answers_of(_read(path)) if path.exists() else {}
-
-
-def _read(path):
-    """Return a notebook that is ours. Raises RuntimeError where it is damaged."""
-    try:
-        return judge.read(path)
-    except judge.NotALab as why:
-        raise RuntimeError(f"{path}: {why}") from None
-
-
-def _answers_of(notebook):
-    cells = notebook.cells
-    return {judge.name_of(cell): cell.source for cell in cells if judge.role(cell) in ("solution", "written")}
+def _laid_out(*paths_and_says):
+    """Return what `layout` makes, in a process of its own. Raises RuntimeError where it makes nothing."""
+    *paths, says = paths_and_says
+    line = [sys.executable, "-m", "labs.grading.layout", *map(str, paths)]
+    with box.started(line, env=ENVIRONMENT, cwd=box.ROOT, stdin=subprocess.PIPE) as laying:
+        errors = "it took too long"
+        try:
+            printed, errors = laying.communicate(says, timeout=SECONDS)
+            made = json.loads(printed)
+        except (ValueError, subprocess.TimeoutExpired):
+            raise RuntimeError(f"it could not be laid out ({_last_line(errors)}).") from None
+    if "error" in made:
+        raise RuntimeError(made["error"])
+    return made

@@ -12,7 +12,8 @@ import time
 import numpy as np
 
 HEADER = struct.Struct(">II")  # bytes of JSON, bytes of arrays
-LARGEST = 64 * 2**20  # bytes a message
+LARGEST = 64 * 2**20  # bytes of arrays a message
+LARGEST_TEXT = 8 * 2**20  # bytes of JSON: as objects of Python they are 40 times as many
 MOST_ITEMS = 100_000
 DEEPEST = 8
 
@@ -26,8 +27,8 @@ def send(descriptor, message):
     arrays: list[bytes] = []
     text = json.dumps(_pack(message, arrays)).encode()
     blob = b"".join(arrays)
-    if len(text) > LARGEST or len(blob) > LARGEST:
-        raise ValueError("more than 64 MB")
+    if len(text) > LARGEST_TEXT or len(blob) > LARGEST:
+        raise ValueError("more than 64 MB of arrays, or 8 MB of lists")
     data = memoryview(HEADER.pack(len(text), len(blob)) + text + blob)
     while data:
         try:
@@ -40,11 +41,11 @@ def receive(descriptor, seconds=None):
     """Return the next message. Raises Ended after `seconds` without one, and for whatever is none."""
     deadline = None if seconds is None else time.monotonic() + seconds
     n_text, n_blob = HEADER.unpack(_read(descriptor, HEADER.size, deadline))
-    if n_text > LARGEST or n_blob > LARGEST:
-        raise Ended("it sent more than 64 MB")
+    if n_text > LARGEST_TEXT or n_blob > LARGEST:
+        raise Ended("it sent more than 64 MB of arrays, or 8 MB of lists")
     text, blob = _read(descriptor, n_text, deadline), _read(descriptor, n_blob, deadline)
     try:
-        return _unpack(json.loads(text), blob)
+        return _unpack(json.loads(text), _Blob(blob))
     except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError) as error:
         raise Ended("it sent what is no answer") from error
 
@@ -92,6 +93,19 @@ def _pack(value, arrays, depth=0):
     return {"odd": kind.__name__}
 
 
+class _Blob:
+    """The arrays' bytes, of which each is taken once: many arrays at one place would be more than what came."""
+
+    def __init__(self, data):
+        self.data, self.left = data, len(data)
+
+    def take(self, start, size):
+        self.left -= size
+        if self.left < 0 or start + size > len(self.data):
+            raise ValueError
+        return self.data[start : start + size]
+
+
 def _unpack(value, blob, depth=0):
     if value is None or type(value) in (bool, int, str):
         return value
@@ -112,9 +126,7 @@ def _unpack(value, blob, depth=0):
         if dtype.kind not in "biufc" or any(type(n) is not int or n < 0 for n in (*shape, start)) or len(shape) > 32:
             raise ValueError
         size = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize
-        if start + size > len(blob):
-            raise ValueError
-        array = np.frombuffer(blob[start : start + size], dtype).reshape(shape).copy()
+        array = np.frombuffer(bytearray(blob.take(start, size)), dtype).reshape(shape)
         return array[()] if scalar and not shape else array
     if what == "name":
         return Name(str(content))

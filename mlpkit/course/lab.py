@@ -53,7 +53,7 @@ class Lab:
 
         predicted: any object; a finite number counts. measured: a number. Return whether there was a prediction.
         """
-        guess = _number(predicted)
+        guess, measured = _number(predicted), float(measured)
         if guess is None:
             print(f"{task}: write your prediction first, as a number; then this cell shows the measurement.")
             return False
@@ -136,7 +136,7 @@ def _points(guess, measured):
 def _distance(guess, measured):
     if guess == measured:
         return "exactly"
-    if guess * measured <= 0:
+    if not guess * measured > 0:  # NaN, too
         return f"{abs(guess - measured):.4g} apart"
     factor = max(guess / measured, measured / guess)
     if factor < 1.02:

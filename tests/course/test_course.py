@@ -120,6 +120,22 @@ def test_no_check_fails_for_what_it_is_given(drawn):
     lab.progress()
 
 
+TINY = np.finfo(np.float64).smallest_subnormal
+EXTREME = [TINY, -TINY, 0.0, 1.0, 1e308, -1e308, np.inf, np.nan, np.float16(6e-8), 2**62, -(2**63), np.uint64(2**63)]
+
+
+@pytest.mark.parametrize("expected", EXTREME, ids=repr)
+@pytest.mark.parametrize("value", EXTREME, ids=repr)
+def test_numbers_at_the_ends_of_their_range_are_compared_too(value, expected):
+    """A quotient of two may be 0, infinite or NaN."""
+    right = float(value) == float(expected) or (value != value and expected != expected)
+    lab = Lab("task", hints="/nowhere")
+    for each in (lambda x: x, lambda x: np.array([x, x])):
+        assert not lab.check_value("task", each(value), each(expected), rtol=0, atol=0) or right
+    lab.compare("task", value, expected)
+    lab.compare("task", value, expected, "%")
+
+
 @settings(max_examples=50, deadline=None)
 @given(hostile())
 def test_nothing_hostile_is_right(drawn):

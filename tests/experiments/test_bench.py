@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -418,6 +419,22 @@ def test_a_record_of_another_schema_is_refused(schema, record, tmp_path):
     with pytest.raises(results.RecordError, match=f"schema {schema}; this version reads schema 1") as caught:
         results.load(path)
     one_sentence(caught.value, path)
+
+
+@pytest.mark.parametrize("there", ["results", "mine"])
+def test_in_a_workbook_of_somebody_else_a_readers_records_go_to_their_own_folder(there, record, tmp_path, monkeypatch):
+    """Such as one in /opt, which belongs to root."""
+    shared = tmp_path / "workbook" / "results"
+    (shared / "mine" if there == "mine" else shared).mkdir(parents=True)
+    monkeypatch.setattr(results.platformdirs, "user_data_path", lambda name, **options: tmp_path / "home" / name)
+    monkeypatch.setattr(os, "access", lambda path, mode: not Path(path).is_relative_to(shared))
+    path = results.save(record, folder=shared)
+    assert path == tmp_path / "home" / "mlpkit" / "results" / f"{record['experiment']}.json"
+    assert results.load(path) == json.loads(json.dumps(record))
+    assert results.shown(path) == str(path)
+    assert results.save_part(record, folder=shared).parent == path.parent
+    assert results.folder_of("nvidia-h200", shared) == shared / "nvidia-h200"  # to publish is another matter
+    assert results.shown(results.FOLDER / "mine" / "a.json") == "results/mine/a.json"
 
 
 def test_a_record_that_cannot_be_written_leaves_the_old_one(record, tmp_path, monkeypatch):

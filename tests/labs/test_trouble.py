@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
+import zipfile
 
 import nbformat
 import pytest
@@ -20,7 +22,7 @@ import psutil
 from nbgrader.api import Gradebook
 from nbgrader.converters import GenerateAssignment
 
-from labs.grading import box, command, judge, release, table
+from labs.grading import box, command, judge, release, submission, table
 from labs.grading.collect import collect
 from mlpkit.files import only_one
 
@@ -274,6 +276,7 @@ def test_an_odd_name_is_written_out_and_reaches_no_table(course, tmp_path):
 
 NO_INBOX = {
     "a file": lambda path: path.touch(),
+    "a damaged zip file": lambda path: path.write_bytes(b"PK\x05\x06" + b"\xff" * 18),
     "nothing": lambda path: None,
     "a circle of links": lambda path: path.symlink_to(path),
     "a folder without permission": lambda path: path.mkdir(),
@@ -305,7 +308,7 @@ def test_what_is_no_inbox_is_refused(kind, course, tmp_path, unreadable):
     NO_INBOX[kind](tmp_path / "inbox")
     if "permission" in kind:
         unreadable.append(tmp_path / "inbox")
-    with pytest.raises(OSError, match=r"^Nothing was graded: [^\n]+ name the folder of the files that came in\.$"):
+    with pytest.raises(OSError, match=r"^Nothing was graded: [^\n]+ the folder, or the zip file, of what came in\.$"):
         collect(tmp_path / "inbox", course)
     assert os.listdir(course / "submitted") == ["ada"]
 
@@ -333,12 +336,107 @@ def test_submissions_that_can_not_be_read_or_are_out_of_place_are_said(course, a
 def test_a_link_to_a_folder_is_said_and_a_circle_is_not_walked(course, inbox):
     (inbox / "all").symlink_to(inbox)
     (inbox / "fay").symlink_to(inbox / "eve")
-    assert [path.name for path, _ in collect(inbox, course)] == ["all", "fay"]
+    assert collect(inbox, course) == [
+        (inbox / name, "it can't be read (it is a link to a folder).") for name in ("all", "fay")
+    ]
+
+
+def test_a_folder_of_submissions_that_is_a_link_is_said(course, at_once):
+    (course / "submitted" / "ben").symlink_to(course / "submitted" / "ada")
+    said = []
+    table.grade_all(course, said.append)
+    assert said == [f"{course / 'submitted' / 'ben'}: look by hand, it can't be read (it is a link to a folder)."]
+
+
+# As learning platforms name files
+
+DOWNLOADS = {
+    # Canvas
+    "lovelaceada_1234_567890_lab00.ipynb": "lovelaceada_1234",
+    "lovelaceada_LATE_1234_567890_lab00-1.ipynb": "lovelaceada_1234",
+    "müllervonderheide_1234_567890_Copy_of_lab00.ipynb": "müllervonderheide_1234",
+    "anon_LATE_ab12C_567890_lab00.ipynb": "anon_ab12C",
+    # Moodle
+    "Ada Lovelace_1234_assignsubmission_file/lab00.ipynb": "Ada Lovelace_1234",
+    "Jürgen Groß-Weiß_1234_assignsubmission_file_/lab00 (1).ipynb": "Jürgen Groß-Weiß_1234",
+    "Seán O'Brien_1234_assignsubmission_file_my lab00.ipynb": "Seán O'Brien_1234",
+    "CS1-Lab00-77/Ada Lovelace_1234_assignsubmission_file/work/lab00.ipynb": "Ada Lovelace_1234",
+    "王小明_1234_assignsubmission_file/lab00.ipynb": "王小明_1234",
+    # Blackboard
+    "Lab 00_al123_attempt_2026-11-28-10-15-59_lab00.ipynb": "al123",
+    "Week 1_al123_attempt_2026-11-28-10-15-59_LAB00_final.ipynb": "al123",
+    # Gradescope
+    "assignment_4321_export/submission_98765432/lab00.ipynb": "submission_98765432",
+    # Colab, Classroom, and browsers
+    "Ada Lovelace - Copy of lab00.ipynb": "Ada Lovelace",
+    "ada_lab00 (2).ipynb": "ada",
+    "ada_love_lace_lab00-Copy1.ipynb": "ada_love_lace",
+    "ada/Copy of lab00.ipynb": "ada",
+    "ada/Kopie von lab00.ipynb": "ada",
+    # People
+    "lab00/ada/notebook.ipynb": "ada",
+    "ada/lab00/ada lovelace.ipynb": "ada",
+}
+
+
+def came(inbox, path, course):
+    """Put an answer into an inbox, under a name."""
+    (inbox / path).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(course / "release" / "lab00" / "lab00.ipynb", inbox / path)
+
+
+@pytest.mark.parametrize("path", DOWNLOADS)
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_downloads_of_learning_platforms_are_recognised(path, form, course, tmp_path):
+    shutil.rmtree(course / "submitted")
+    came(tmp_path / "inbox", unicodedata.normalize(form, path), course)
+    assert collect(tmp_path / "inbox", course) == []
+    assert os.listdir(course / "submitted") == [DOWNLOADS[path]]
+    assert submitted(course, DOWNLOADS[path]).is_file()
+
+
+@pytest.mark.parametrize("path", ["lab00.ipynb", "Copy of lab00.ipynb", "ada_lab99.ipynb", "ada_lab00_lab000.ipynb"])
+def test_what_does_not_say_who_and_which_lab_is_left_for_a_person(path, course, tmp_path):
+    came(tmp_path / "inbox", path, course)
+    left = collect(tmp_path / "inbox", course)
+    assert ([each.name for each, _ in left] == [path]) == ("000" not in path)
+
+
+def test_a_pattern_says_how_files_are_called(course, tmp_path):
+    wanted = "{lab}/* - {student} - */*.ipynb"
+    came(tmp_path / "inbox", "Lab00 week 1/1-2 - Ada Lovelace - 28 Nov, 2026 2:30/Untitled.ipynb", course)
+    came(tmp_path / "inbox", "ben_lab00.ipynb", course)
+    assert collect(tmp_path / "inbox", course, wanted) == [
+        (tmp_path / "inbox" / "ben_lab00.ipynb", "it does not fit the pattern.")
+    ]
+    assert submitted(course, "Ada Lovelace").is_file()
+
+
+@pytest.mark.parametrize("wrong", ["*.ipynb", "{student}/{student}", "{lab}{lab}{student}"])
+def test_a_pattern_that_is_none_is_refused_in_a_sentence(wrong, course, tmp_path):
+    status, _, errors = run(course, tmp_path, "--pattern", wrong)
+    assert status == 1
+    assert re.fullmatch("Nothing was graded: A pattern has " + ONE_SENTENCE, errors.decode())
+
+
+def test_a_zip_file_is_taken_as_it_is(course, tmp_path):
+    """And nothing of it lands elsewhere."""
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
+        text = submitted(course, "ada").read_bytes()
+        for name in ("ben_1_2_lab00.ipynb", "Cy Ö_1_assignsubmission_file/lab00.ipynb", "../../dee_lab00.ipynb"):
+            file.writestr(zipfile.ZipInfo(name, (2026, 11, 28, 10, 0, 0)), text)
+        file.writestr("huge_lab00.ipynb", bytes(judge.LARGEST_NOTEBOOK + 1))
+        file.writestr("__MACOSX/._ben_1_2_lab00.ipynb", b"")
+        file.writestr("who.ipynb", text)
+    left = collect(tmp_path / "all.zip", course)
+    assert [path.relative_to(tmp_path / "all.zip").as_posix() for path, _ in left] == ["huge_lab00.ipynb", "who.ipynb"]
+    assert sorted(os.listdir(course / "submitted")) == ["Cy Ö_1", "ada", "ben_1", "dee"]
+    assert time.localtime(submitted(course, "ben_1").stat().st_mtime)[:4] == (2026, 11, 28, 10)
 
 
 def test_a_huge_file_is_not_copied(course, inbox):
     with open(inbox / "fay_lab00.ipynb", "wb") as file:
-        file.truncate(judge.LARGEST_NOTEBOOK + 1)
+        file.truncate(submission.LARGEST_NOTEBOOK + 1)
     assert collect(inbox, course) == [(inbox / "fay_lab00.ipynb", "it is larger than 20 MB.")]
 
 
@@ -395,7 +493,8 @@ def test_labs_that_are_gone_are_missed_at_once(course, inbox):
 
 def test_what_a_submission_says_is_short_and_plain(earned):
     """It may change what words its box finds for an error."""
-    words = "import __main__\n__main__.text_of = lambda error: ('X', '\x1b[31m' + 'A' * 9000)\n1 / 0\n"
+    words = "import gc\n(text_of,) = [o for o in gc.get_objects() if getattr(o, '__qualname__', 0) == 'text_of']\n"
+    words += "text_of.__globals__['text_of'] = lambda error: ('X', '\x1b[31m' + 'A' * 9000)\n1 / 0\n"
     notebook = solved("lab00")
     points, says = earned("lab00", answer(notebook, "shape", words + cell(notebook, "shape").source))["test-shape"]
     assert points == 0

@@ -4,18 +4,15 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
-import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from headless import BROWSER, chromium
+from headless import BROWSER, answers, chromium, free_port, wait
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,10 +73,6 @@ def test_a_slider_redraws_its_figure(name, tmp_path):
             browser.save_screenshot(tmp_path / "after.png")  # pytest keeps the last three folders
 
 
-def wait(browser, seconds):
-    return WebDriverWait(browser, seconds, poll_frequency=0.5)
-
-
 def move(handle):
     at_the_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
     handle.send_keys(Keys.ARROW_LEFT if at_the_end else Keys.ARROW_RIGHT)
@@ -125,17 +118,3 @@ def jupyterlab(folder):
         finally:
             server.terminate()  # its kernels go with it
             server.wait(30)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def answers(port, token):
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/status?token={token}", timeout=5):
-            return True
-    except OSError:
-        return False

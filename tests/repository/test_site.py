@@ -21,7 +21,6 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 from headless import BROWSER, chromium
-from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
@@ -285,7 +284,7 @@ def test_a_menu_goes_when_its_page_moves_on(opened):
     menu = browser.find_element(By.CSS_SELECTOR, ".dropdown-download-buttons > .dropdown-menu")
     wait(browser, lambda b: menu.is_displayed())
     browser.execute_script("window.scrollBy(0, 400)")
-    ActionChains(browser).move_to_element(browser.find_element(By.CSS_SELECTOR, ".bd-article")).perform()
+    browser.execute_cdp_cmd("Input.dispatchMouseEvent", dict(type="mouseMoved", x=600, y=600))
     wait(browser, lambda b: not menu.is_displayed())
 
 

@@ -1,10 +1,13 @@
 """A browser without a window, for the tests that look at pages as a reader sees them."""
 
 import shutil
+import socket
+import urllib.request
 from contextlib import contextmanager
 
 import pytest
 from selenium import webdriver
+from selenium.webdriver.support.ui import WebDriverWait
 
 CHROMIUM = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")
@@ -37,3 +40,21 @@ def chromium(*flags, **capabilities):
         yield browser
     finally:
         browser.quit()
+
+
+def wait(browser, seconds):
+    return WebDriverWait(browser, seconds, poll_frequency=0.5)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def answers(port, token):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/status?token={token}", timeout=5):
+            return True
+    except OSError:
+        return False
