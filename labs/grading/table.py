@@ -1,9 +1,11 @@
 """Grade all that was submitted, and say so: a table, a page for each student, and nbgrader's gradebook."""
 
 import csv
+import html
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -20,6 +22,7 @@ from . import box, judge, layout
 from .collect import everything
 from .release import names
 
+STUDENT = re.compile(r"[^\W_][\w .@+-]{0,63}")
 SECONDS = box.SECONDS + 60  # and then the judge itself is stuck
 ENVIRONMENT = os.environ | {
     "OPENBLAS_NUM_THREADS": "1",
@@ -75,8 +78,8 @@ def _jobs(root, show):
         parts, lab = path.relative_to(folder).parts, path.stem
         if parts[1:] != (lab, path.name) or lab not in labs:
             show(f"{path}: look by hand, it is graded as STUDENT/LAB/LAB.ipynb, and LAB is one of {', '.join(labs)}.")
-        elif not parts[0].isprintable() or parts[0].lstrip()[:1] in "=+-@":  # a terminal, a spreadsheet would obey it
-            show(f"{path}: look by hand, its student's name should begin with a letter or digit, and be plain text.")
+        elif not STUDENT.fullmatch(parts[0]):  # a terminal, a spreadsheet, a browser would obey it
+            show(f"{path}: look by hand, its student's name should be letters, digits and . @ + - only.")
         else:
             jobs.append((parts[0], lab, root / "source" / lab / path.name, path))
     return jobs
@@ -162,7 +165,8 @@ def _page_text(student, lab, result):
 
 
 def _escaped(text):
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    """Return text as Markdown that shows it as it is: a student's own error may stand in it."""
+    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", html.escape(text, quote=False))
 
 
 def _write_all(root, rows):

@@ -1,5 +1,6 @@
 """Submissions that do harm: they hurt nobody, earn what their answers are worth, and never a silent 0."""
 
+import json
 import os
 import re
 import socket
@@ -231,10 +232,47 @@ DAMAGED = {
 }
 
 
+FORMAT = b'"metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
+DAMAGED |= {
+    "(RecursionError)": b"[" * 10**6,
+    "more than 500 cells": b'{"cells": [' + b"{}," * 10**6 + b"{}], " + FORMAT,
+    "cell 1 has more than 100,000 characters": b'{"cells": [{"cell_type": "code", "source": "'
+    + b"." * 10**6
+    + b'"}], '
+    + FORMAT,
+    "another format than 4": b'{"worksheets": [], "nbformat": 3}',
+    "(ValueError)": b'{"cells": [], "nbformat": ' + b"9" * 10**5 + b"}",
+}
+
+
 @pytest.mark.parametrize("why", DAMAGED)
 def test_a_damaged_file_is_looked_at(earned, why):
     result = earned(LAB, DAMAGED[why])
     assert all(points is None and why.strip() in says for points, says in result.values())
+
+
+def test_what_an_answer_does_not_need_is_left_behind(earned):
+    """A hundred thousand outputs that are none took nbformat's report of errors gigabytes, and minutes."""
+    notebook = solved(LAB)
+    cell(notebook, "relu").outputs = [{}] * 100_000
+    cell(notebook, "relu").id = "no id" * 100
+    cell(notebook, "softmax").metadata["tags"] = ["x" * 40_000] * 30
+    notebook.metadata["kernelspec"] = [{}] * 100_000
+    began = time.monotonic()
+    result = earned(LAB, json.dumps(notebook).encode())
+    assert time.monotonic() - began < 100
+    assert result["test-relu"] == (1, "right.")
+    assert result["test-softmax"] == (2, "right.")
+
+
+def test_an_exception_brings_little_out_of_the_box(earned):
+    """A hidden test's arguments would stand on the student's page."""
+    loud = "def softmax(z):\n    raise type('T' * 500, (Exception,), {})(' '.join(map(str, range(9000))))"
+    notebook = answer(solved(LAB), "softmax", loud)
+    answer(notebook, "relu", "raise ValueError('Failed in nopython mode pipeline (step: x) ' + '7 ' * 5000)")
+    for name, (points, says) in earned(LAB, notebook).items():
+        assert points in (0, 1, 2, 3, None), name
+        assert len(says) < 300, says
 
 
 def test_tests_that_are_deleted_or_changed_are_ours_again(earned):
