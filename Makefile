@@ -93,11 +93,13 @@ readme: $(READY)  ## write what README.md and results/README.md have from record
 	@$(VENV_PYTHON) tools/update_readme.py
 
 # One file for Python 3.11-3.13 on Linux, macOS and Windows. `fewest` keeps one version of a package
-# for all of them where there is one.
+# for all of them where there is one. An Intel Mac is named where it has no wheel of the newest.
+INTEL_MAC := sys_platform == "darwin" and platform_machine == "x86_64"
 constraints:  ## renew the pins in constraints.txt (needs uv)
-	@printf 'pip\nsetuptools\n' | uv pip compile pyproject.toml - --extra test --extra gpu --extra site --extra labs \
-	    --universal --python-version 3.11 --fork-strategy fewest --upgrade --quiet \
-	    --custom-compile-command 'make constraints' --output-file constraints.txt
+	@printf '%s\n' pip setuptools 'argon2-cffi-bindings<26; $(INTEL_MAC)' | uv pip compile pyproject.toml - \
+	    --extra test --extra gpu --extra site --extra labs --universal --python-version 3.11 \
+	    --fork-strategy fewest --upgrade --quiet --custom-compile-command 'make constraints' \
+	    --output-file constraints.txt
 
 clean:  ## remove .venv and every cache
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
