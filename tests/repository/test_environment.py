@@ -32,7 +32,9 @@ PLATFORMS = {
     ("Windows", "32 bits"): ("i686-pc-windows-msvc", "win32", "x86"),
 }
 ROWS = re.findall(
-    r"^\| ([^|]+?) \| ([^|]+?) \| (3[\d., ]+) \| (tried|resolves|can't)\b", (ROOT / "README.md").read_text("utf-8"), re.M
+    r"^\| ([^|]+?) \| ([^|]+?) \| (3[\d., ]+) \| (tried|resolves|can't)\b",
+    (ROOT / "README.md").read_text("utf-8"),
+    re.M,
 )
 CASES = [(*row[:2], python, row[3]) for row in ROWS for python in re.findall(r"3\.\d+", row[2])]
 
