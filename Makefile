@@ -31,6 +31,9 @@ else ifeq "$(GPU)$(wildcard .venv/cuda-complete)" "yes"
 .PHONY: $(READY)
 endif
 
+# Python's own settings could lead .venv's to packages, or to a library, of another Python.
+unexport PYTHONHOME PYTHONPATH PYTHONSTARTUP
+
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 

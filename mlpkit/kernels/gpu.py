@@ -190,7 +190,8 @@ def _driver_advice(runtime):
     advice = f"install driver {oldest} or newer" if oldest else f"install a driver for CUDA {needed}"
     if found == 0:
         return f"there is no NVIDIA driver: {advice} if this machine has an NVIDIA GPU"
-    return f"the NVIDIA driver is too old, for CUDA {_cuda_version(found)}, and CuPy needs CUDA {needed}: {advice} {NO_KEPLER}"
+    problem = f"the NVIDIA driver is too old, for CUDA {_cuda_version(found)}, and CuPy needs CUDA {needed}"
+    return f"{problem}: {advice} {NO_KEPLER}"
 
 
 def _no_libraries():
