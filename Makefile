@@ -24,8 +24,8 @@ VENV_PYTHON := .venv/bin/python
 READY := .venv/set-up-complete
 
 # The stamp is written last and holds this folder's path, so a set-up that was interrupted, a
-# checkout that was moved and a Python that is gone all lead to a new set-up.
-ifneq "$(shell test -x $(VENV_PYTHON) && cat $(READY) 2>/dev/null)" "$(CURDIR)"
+# checkout that was moved and a Python that is gone, or another, all lead to a new set-up.
+ifneq "$(shell $(VENV_PYTHON) -c 'import pip' >/dev/null 2>&1 && cat $(READY) 2>/dev/null)" "$(CURDIR)"
 .PHONY: $(READY)
 else ifeq "$(GPU)$(wildcard .venv/cuda-complete)" "yes"
 .PHONY: $(READY)
@@ -58,8 +58,12 @@ test-gpu: $(READY)  ## run the tests that need an NVIDIA GPU, and fail where the
 	@$(VENV_PYTHON) -m pytest -m gpu tests --ignore tests/labs
 
 lab: $(READY)  ## open the workbook in JupyterLab
-	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null
-	@$(VENV_PYTHON) -m jupyterlab notebooks/00_start_here.ipynb
+	@if ! test -w "$${HOME:-}"; then \
+	    HOME=$$(mktemp -d) && export HOME; \
+	    echo "The home folder can't be written: what Jupyter, CuPy and Numba keep is in $$HOME this time."; \
+	fi; \
+	$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null; \
+	$(VENV_PYTHON) -m jupyterlab notebooks/00_start_here.ipynb
 
 site: .venv/site-complete  ## build the book as a web site, in build/site
 	@$(VENV_PYTHON) site/build.py $(if $(filter no,$(PDF)),--no-pdf)

@@ -31,7 +31,7 @@ def reach(listed: str) -> dict[str, str]:
 def main() -> None:
     pip = [sys.executable, "-m", "pip"]
     asked = {name: value for name, value in os.environ.items() if name not in ("PIP_QUIET", "PIP_PYTHON")}
-    done = subprocess.run([*pip, "config", "list", "--verbose"], capture_output=True, text=True, env=asked)
+    done = subprocess.run([*pip, "config", "list", "-vvv"], capture_output=True, text=True, env=asked)
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
     others = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}

@@ -13,6 +13,11 @@ began=$(date +%s)
 
 show() { if [ -t 1 ]; then printf '\r%-78.78s\r' "${1:+  $1}"; fi; }
 
+unreachable() {
+    echo "pip can't reach the package index: check the internet connection (and HTTPS_PROXY, where a network" \
+        "needs a proxy), then give the same command again; what was downloaded is kept."
+}
+
 # Say what a student can do about trouble, which $1 tells in pip's words or Python's.
 advise() {
     show
@@ -39,14 +44,15 @@ advise() {
             "does, with a certificate that pip does not trust: ask who runs the network for that certificate's file," \
             "set the variable PIP_CERT to its path, then give the same command again."
         ;;
-    *'from versions: '*'Looking in links:'* | *'Looking in links:'*'from versions: '*)
-        echo "The folder of PIP_FIND_LINKS lacks a package: 'make wheelhouse' has to be run on the same system, with" \
-            "the same minor version of Python, and for this version of the workbook."
+    *'from versions: none'* | *'Cannot install pip'*)
+        if [ "${PIP_NO_INDEX:-0}" != 0 ]; then
+            echo "The folder ${PIP_FIND_LINKS:-of PIP_FIND_LINKS, a variable that is not set,} lacks a package: 'make" \
+                "wheelhouse' fills one, on the same system, with the same minor version of Python and this workbook."
+        else
+            unreachable
+        fi
         ;;
-    *onnect* | *'from versions: none'* | *'Cannot install pip'* | *'timed out'* | *SSLError* | *ProxyError*)
-        echo "pip can't reach the package index: check the internet connection (and HTTPS_PROXY, where a network" \
-            "needs a proxy), then give the same command again; what was downloaded is kept."
-        ;;
+    *onnect* | *'timed out'* | *SSLError* | *ProxyError*) unreachable ;;
     *) echo "The set-up failed, and the lines above say why; the same command begins it anew." ;;
     esac >&2
 }
@@ -95,7 +101,7 @@ find_python() {
 
 if [ $# = 1 ]; then
     echo "Adding to .venv what 'make $1' needs: once"
-elif [ -x .venv/bin/python ] && [ "$(cat .venv/set-up-complete 2>/dev/null)" = "$(pwd -P)" ]; then
+elif [ "$(cat .venv/set-up-complete 2>/dev/null)" = "$(pwd -P)" ] && .venv/bin/python -c 'import pip' 2>/dev/null; then
     echo "pyproject.toml or constraints.txt changed: updating .venv"
 else
     # A half-made environment can look whole to pip, so start over; downloads are kept in its cache.
@@ -103,6 +109,7 @@ else
     "$python" tools/why_not_here.py
     echo "Setting up .venv with $("$python" --version): once, about a minute, 0.5 GB to download, 1.4 GB on the disk"
     show 'making .venv'
+    [ -d .venv ] || quietly rm -f .venv # a file, or a link to nowhere
     quietly "$python" -m venv --clear .venv
 fi
 if [ $# = 0 ]; then
@@ -183,7 +190,7 @@ follow() {
         esac
         printf '%s\n' "$line" >>"$log"
         case $line in
-        'Looking in links:'* | *ERROR* | *WARNING* | *rror:* | *KeyboardInterrupt*) trouble="$trouble $line" ;;
+        *ERROR* | *WARNING* | *rror:* | *certificate* | *KeyboardInterrupt*) trouble="$trouble $line" ;;
         esac
     done 2>/dev/null # a full disk, which pip tells of itself
     [ -z "$counting" ] || kill "$counting" 2>/dev/null || :
