@@ -271,7 +271,7 @@ def test_variables_for_another_python_do_not_reach_this_one(checkout):
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="no make here")
-@pytest.mark.parametrize("home", ["/no/such/place", ""])
+@pytest.mark.parametrize("home", ["pyproject.toml/home", ""])
 def test_jupyter_starts_where_the_home_folder_cannot_be_written(home, checkout):
     executable(checkout / ".venv" / "bin" / "python", 'case $1 in -m) test -w "$HOME" && echo "$2 in $HOME";; esac')
     said = run(checkout, "make", "lab", HOME=home)
