@@ -482,6 +482,17 @@ def test_ctrl_c_that_became_another_error_is_ctrl_c(small, monkeypatch, capsys):
     assert capsys.readouterr().err.endswith("mlpkit: interrupted; what was finished is kept.\n")
 
 
+@pytest.mark.parametrize("module", ["tqdm", "threadpoolctl"])
+def test_a_python_that_lacks_a_package_is_named(module, tmp_path):
+    (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('No module', name={module!r})")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([*COMMAND, "doctor"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"mlpkit: {module} is not there for {sys.executable}: use the Python of .venv, which make sets up.\n"
+    )
+
+
 def test_a_variable_that_a_library_can_not_read_is_one_sentence():
     done = subprocess.run([*COMMAND, "train"], capture_output=True, text=True, env=os.environ | {"TQDM_NCOLS": "wide"})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
