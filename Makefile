@@ -25,12 +25,15 @@ VENV_PYTHON := .venv/bin/python
 READY := .venv/set-up-complete
 
 # The stamp is written last and holds this folder's path, so a set-up that was interrupted, a
-# checkout that was moved and a Python that is gone all lead to a new set-up.
-ifneq "$(shell test -x $(VENV_PYTHON) && cat $(READY) 2>/dev/null)" "$(CURDIR)"
+# checkout that was moved and a Python that is gone, or another, all lead to a new set-up.
+ifneq "$(shell $(VENV_PYTHON) -c 'import pip' >/dev/null 2>&1 && cat $(READY) 2>/dev/null)" "$(CURDIR)"
 .PHONY: $(READY)
 else ifeq "$(GPU)$(wildcard .venv/cuda-complete)" "yes"
 .PHONY: $(READY)
 endif
+
+# Python's own settings could lead .venv's to packages, or to a library, of another Python.
+unexport PYTHONHOME PYTHONPATH PYTHONSTARTUP
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -60,8 +63,12 @@ test-gpu: $(READY)  ## run the tests that need an NVIDIA GPU, and fail where the
 AS_ROOT = $(if $(filter 0,$(shell id -u 2>/dev/null)),--allow-root)
 
 lab: $(READY)  ## open the workbook in JupyterLab
-	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null
-	@JUPYTER_PREFER_ENV_PATH=1 $(VENV_PYTHON) -m jupyterlab $(AS_ROOT) notebooks/00_start_here.ipynb
+	@if ! test -w "$${HOME:-}"; then \
+	    HOME=$$(mktemp -d) && export HOME; \
+	    echo "The home folder can't be written: what Jupyter, CuPy and Numba keep is in $$HOME this time."; \
+	fi; \
+	$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null; \
+	JUPYTER_PREFER_ENV_PATH=1 $(VENV_PYTHON) -m jupyterlab $(AS_ROOT) notebooks/00_start_here.ipynb
 
 site: .venv/site-complete  ## build the book as a web site, in build/site
 	@$(VENV_PYTHON) site/build.py $(if $(filter no,$(PDF)),--no-pdf)
@@ -98,11 +105,13 @@ readme: $(READY)  ## write what README.md and results/README.md have from record
 	@$(VENV_PYTHON) tools/update_readme.py
 
 # One file for Python 3.11-3.13 on Linux, macOS and Windows. `fewest` keeps one version of a package
-# for all of them where there is one.
+# for all of them where there is one. An Intel Mac is named where it has no wheel of the newest.
+INTEL_MAC := sys_platform == "darwin" and platform_machine == "x86_64"
 constraints:  ## renew the pins in constraints.txt (needs uv)
-	@printf 'pip\nsetuptools\n' | uv pip compile pyproject.toml - --extra test --extra gpu --extra site --extra labs \
-	    --universal --python-version 3.11 --fork-strategy fewest --upgrade --quiet \
-	    --custom-compile-command 'make constraints' --output-file constraints.txt
+	@printf '%s\n' pip setuptools 'argon2-cffi-bindings<26; $(INTEL_MAC)' | uv pip compile pyproject.toml - \
+	    --extra test --extra gpu --extra site --extra labs --universal --python-version 3.11 \
+	    --fork-strategy fewest --upgrade --quiet --custom-compile-command 'make constraints' \
+	    --output-file constraints.txt
 
 clean:  ## remove .venv and every cache
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -20,21 +20,22 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 try:
-    from tqdm import tqdm
+    try:
+        from tqdm import tqdm
+    except ValueError as error:
+        sys.exit(f"mlpkit: a variable TQDM_... in the environment is not as tqdm needs it: {error}")
+
+    from . import data, engines, interrupts, machine
+    from .files import check_writable, set_aside
+    from .kernels import gpu
+    from .nn.models import MODELS
+    from .optim import BY_NAME, GOOD_RATES
+    from .paths import expanded
+    from .training.fit import Diverged
+    from .training.recipe import SCHEDULES, Recipe
+    from .words import printable
 except ModuleNotFoundError as error:
     sys.exit(f"mlpkit: {error.name} is not there for {sys.executable}: use the Python of .venv, which make sets up.")
-except ValueError as error:
-    sys.exit(f"mlpkit: a variable TQDM_... in the environment is not as tqdm needs it: {error}")
-
-from . import data, engines, interrupts, machine
-from .files import check_writable, set_aside
-from .kernels import gpu
-from .nn.models import MODELS
-from .optim import BY_NAME, GOOD_RATES
-from .paths import expanded
-from .training.fit import Diverged
-from .training.recipe import SCHEDULES, Recipe
-from .words import printable
 
 
 def main(arguments=None):

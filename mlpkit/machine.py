@@ -4,6 +4,7 @@
 """
 
 import importlib.metadata
+import math
 import os
 import platform
 import re
@@ -23,6 +24,7 @@ from .words import counted
 LIBRARIES = ("numpy", "numba", "matplotlib", "ipywidgets", "jupyterlab")
 _NUMBERS = {"family": "cpu family", "model": "model"}  # the words, and those of Linux
 ROOT = Path(__file__).resolve().parents[1]
+GROUPS = "/sys/fs/cgroup"
 
 
 def describe():
@@ -71,10 +73,43 @@ def cpu_model():
 
 
 def cores():
-    """Return how many cores this process may use, which in a container can be fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return how many cores this process may use, which in a container can be fewer than there are.
+
+    A quota of time on all cores, as `docker run --cpus=1.5` gives, counts as cores, rounded up.
+    """
+    if hasattr(os, "process_cpu_count"):  # since Python 3.13; it heeds PYTHON_CPU_COUNT, too
+        count = os.process_cpu_count()
+    else:
+        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min([count or 1, *(max(1, math.ceil(quota)) for quota in _quotas())])
+
+
+def _quotas():
+    """Return what Linux's control groups allow this process of a second, in seconds: one for each group that limits.
+
+    A group is in others, and each may have a limit: a file `cpu.max` (version 2), or two (version 1). A container sees
+    its own group as the outermost.
+    """
+    found = []
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = Path(GROUPS, controllers)
+        for folder in {root / name for name in (".", group[1:], *map(str, Path(group[1:]).parents))}:
+            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+            match " ".join(_read(folder / file) for file in files).split():
+                case [quota, period] if quota.isdecimal():  # no limit is "max", or -1
+                    found.append(int(quota) / int(period))
+    return found
+
+
+def _read(path):
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def memory_gib():
@@ -143,6 +178,7 @@ def doctor():
         f"{'system':<12}{facts['system']}, Python {facts['python']}",
         f"{'BLAS':<12}{_blas_line(facts['blas'])}",
         *_gpu_lines(facts["gpu"]),
+        *(f"{'packages':<12}{warning}" for warning in _strays()),
         *(f"{'load':<12}{warning}" for warning in [busy()] if warning),
     ]
     found = engines.available()
@@ -153,14 +189,25 @@ def doctor():
         "",
         *(f"{library:<{width}}{version or 'not installed'}" for library, version in facts["libraries"].items()),
         "",
-        *(f"{engine:<{width}}{_engine_line(engine, why_not)}" for engine, why_not in found.items()),
+        *(f"{engine:<{width}}{line}" for engine, line in _engine_lines(found).items()),
     ]
     return "\n".join(lines)
 
 
+def _strays():
+    """Yield a sentence for each folder that has others of this environment's packages, which Python finds first."""
+    modules = [*LIBRARIES, "cupy"]
+    for folder in dict.fromkeys(filter(None, map(gpu.elsewhere, modules))):
+        names = ", ".join(module for module in modules if gpu.elsewhere(module) == folder)
+        yield f"{names} of {folder} stands before that of {sys.prefix}: {gpu.use_own(folder)}"
+
+
 def _blas_line(found):
     name = f"{found['name']} {found['version'] or ''}".strip()
-    return _known(name, (found["kernels"], "kernels"), (found["threads"], "threads"))
+    line = _known(name, (found["kernels"], "kernels"), (found["threads"], "threads"))
+    if (found["threads"] or 1) > cores():  # BLAS and Numba know of no quota
+        line += f", which wait for each other: set OPENBLAS_NUM_THREADS={cores()} and NUMBA_NUM_THREADS={cores()}"
+    return line
 
 
 def _known(name, *facts):
@@ -174,10 +221,13 @@ def _gpu_lines(found):
     if found["found"]:
         driver = found["driver_version"] or "of unknown version"
         yield f"{'driver':<12}{driver}, for CUDA up to {found['driver']}; CuPy is built for CUDA {found['runtime']}"
+    if gpu.why_no_cupy():
+        yield f"{'CUDA':<12}its libraries are not looked for, and kernels can't be compiled: both take CuPy"
+        return
     libraries = gpu.libraries()
     yield f"{'CUDA':<12}" + ", ".join(f"{name} {_found(place)}" for name, place in libraries.items())
     yield f"{'kernels':<12}{_kernels_line(libraries['NVRTC'])}"
-    if None in libraries.values() and sys.platform != "darwin":
+    if None in libraries.values():
         yield f"{'':<12}Beside a GPU, this adds what is missing (2 GB): {_how_to_add_cuda()}"
 
 
@@ -215,8 +265,11 @@ def _how_to_add_cuda():
     return 'python -m pip install -c constraints.txt -e ".[gpu]"'
 
 
-def _engine_line(engine, why_not):
-    """Return an engine's state; several may lack the same GPU, which is said once."""
-    if why_not and gpu.why_not() and why_not.endswith(gpu.why_not()):
-        return "needs a GPU: see above"
-    return why_not or "ready"
+def _engine_lines(found):
+    """Return {engine: its state}; several may lack the same thing, which is said once."""
+    lines, said = {}, {gpu.why_not(): "needs a GPU: see above"}
+    for engine, why_not in found.items():
+        reason = why_not and why_not.removeprefix(f"engine {engine} can't run on this machine: ")
+        lines[engine] = said.get(reason, why_not) if reason else "ready"
+        said.setdefault(reason, f"can't run, as {engine}")
+    return lines

@@ -5,11 +5,18 @@
 # With an argument it adds that extra of pyproject.toml, which one target alone needs, to a .venv that is set up.
 set -eu
 cd "$(dirname "$0")/.."
+# Python's own settings could lead it to packages, or to a library, of another Python.
+unset PYTHONHOME PYTHONPATH PYTHONSTARTUP
 log=.venv/set-up.log
 stamp=.venv/${1:-set-up}-complete
 began=$(date +%s)
 
 show() { if [ -t 1 ]; then printf '\r%-78.78s\r' "${1:+  $1}"; fi; }
+
+unreachable() {
+    echo "pip can't reach the package index: check the internet connection (and HTTPS_PROXY, where a network" \
+        "needs a proxy), then give the same command again; what was downloaded is kept."
+}
 
 # Say what a student can do about trouble, which $1 tells in pip's words or Python's.
 advise() {
@@ -17,16 +24,35 @@ advise() {
     case $1 in
     *'No space left on device'* | *'Disk quota exceeded'*)
         echo "There is no room left: set-up needs 2 GB in $(pwd -P) (4 GB with CUDA's libraries) and 1 GB in" \
-            "${TMPDIR:-/tmp}; make room, then give the same command again."
+            "${TMPDIR:-/tmp} and in pip's cache; make room, then give the same command again."
         ;;
     *'Permission denied'* | *'Read-only file system'* | *'Operation not permitted'*)
-        echo "$(id -un) may not write in $(pwd -P): move the workbook to a folder of your own, such as $HOME," \
-            "and give the same command there."
+        if [ -w . ]; then
+            echo "$(id -un) may not write in a folder that the lines above name: make it yours, or remove .venv," \
+                "then give the same command again."
+        else
+            echo "$(id -un) may not write in $(pwd -P): move the workbook to a folder of your own, such as" \
+                "${HOME:-your home}, and give the same command there."
+        fi
         ;;
-    *onnect* | *'from versions: none'* | *'Cannot install pip'* | *'timed out'* | *SSLError* | *ProxyError*)
-        echo "pip can't reach the package index: check the internet connection (and HTTPS_PROXY, where a network" \
-            "needs a proxy), then give the same command again; what was downloaded is kept."
+    *'No usable temporary directory'*)
+        echo "There is no folder for temporary files: set the variable TMPDIR to one that can be written," \
+            "then give the same command again."
         ;;
+    *CERTIFICATE_VERIFY_FAILED* | *'certificate verify failed'*)
+        echo "Something between here and the package index answers in its place, as the filter of a school or firm" \
+            "does, with a certificate that pip does not trust: ask who runs the network for that certificate's file," \
+            "set the variable PIP_CERT to its path, then give the same command again."
+        ;;
+    *'from versions: none'* | *'Cannot install pip'*)
+        if [ "${PIP_NO_INDEX:-0}" != 0 ]; then
+            echo "The folder ${PIP_FIND_LINKS:-of PIP_FIND_LINKS, a variable that is not set,} lacks a package: 'make" \
+                "wheelhouse' fills one, on the same system, with the same minor version of Python and this workbook."
+        else
+            unreachable
+        fi
+        ;;
+    *onnect* | *'timed out'* | *SSLError* | *ProxyError*) unreachable ;;
     *) echo "The set-up failed, and the lines above say why; the same command begins it anew." ;;
     esac >&2
 }
@@ -75,13 +101,15 @@ find_python() {
 
 if [ $# = 1 ]; then
     echo "Adding to .venv what 'make $1' needs: once"
-elif [ -x .venv/bin/python ] && [ "$(cat .venv/set-up-complete 2>/dev/null)" = "$(pwd -P)" ]; then
+elif [ "$(cat .venv/set-up-complete 2>/dev/null)" = "$(pwd -P)" ] && .venv/bin/python -c 'import pip' 2>/dev/null; then
     echo "pyproject.toml or constraints.txt changed: updating .venv"
 else
     # A half-made environment can look whole to pip, so start over; downloads are kept in its cache.
     python=$(find_python)
+    "$python" tools/why_not_here.py
     echo "Setting up .venv with $("$python" --version): once, about a minute, 0.5 GB to download, 1.4 GB on the disk"
     show 'making .venv'
+    [ -d .venv ] || quietly rm -f .venv # a file, or a link to nowhere
     quietly "$python" -m venv --clear .venv
 fi
 if [ $# = 0 ]; then
@@ -106,7 +134,7 @@ case "$#:${GPU:-auto}" in
             extras=test,gpu
         else
             echo "Found an NVIDIA GPU, but its driver $driver is too old for CUDA 12: install 525 or newer," \
-                "then 'make run GPU=yes'"
+                "then 'make run GPU=yes' (a Kepler GPU has none after 470, so it can't be used here)"
         fi
         ;;
     esac
@@ -116,14 +144,12 @@ if [ "$extras" = test,gpu ]; then
     echo "Adding the CUDA libraries (2 GB more)"
 fi
 
-# A pip that is set to install with --user would fail in .venv, and one that asks for a password would wait unseen.
 # PYTHONWARNINGS: the build backend warns, at length, of what an editable install is.
-export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 pip() {
     {
         trap : INT # pip ends by itself, and what it says then is read
         status=0
-        PYTHONWARNINGS=ignore .venv/bin/python -m pip "$@" 2>&1 </dev/null || status=$?
+        PYTHONWARNINGS=ignore .venv/bin/python tools/pip.py "$@" 2>&1 </dev/null || status=$?
         echo "pip ended with $status"
     } | follow
 }
@@ -164,7 +190,7 @@ follow() {
         esac
         printf '%s\n' "$line" >>"$log"
         case $line in
-        *ERROR* | *WARNING* | *rror:* | *KeyboardInterrupt*) trouble="$trouble $line" ;;
+        *ERROR* | *WARNING* | *rror:* | *certificate* | *KeyboardInterrupt*) trouble="$trouble $line" ;;
         esac
     done 2>/dev/null # a full disk, which pip tells of itself
     [ -z "$counting" ] || kill "$counting" 2>/dev/null || :

@@ -111,11 +111,10 @@ def load(name: str) -> "Engine":
         raise ValueError(f"there is no engine {name!r}; the engines are {', '.join(names())}.")
     try:
         return cast("Engine", import_module(f"{__name__}.{name}"))
-    except ImportError as error:
-        reason = _no_gpu() if error.name == "cupy" else error
-        raise EngineUnavailable(f"engine {name} can't run on this machine: {reason}") from error
-    except (Exception, SystemExit) as error:  # a broken library, or a variable that it can't make sense of
-        reason = (on_gpu(name) and _no_gpu()) or f"{type(error).__name__}: {' '.join(str(error).split())}"
+    except (Exception, SystemExit) as error:  # also a broken library, or a variable that it can't make sense of
+        needs_gpu = on_gpu(name) or getattr(error, "name", None) == "cupy"
+        said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        reason = (needs_gpu and _no_gpu()) or " ".join(said.split())
         raise EngineUnavailable(f"engine {name} can't run on this machine: {reason}") from error
 
 

@@ -7,16 +7,22 @@ its driver, its GPU, its libraries, some memory.
 
 import errno
 import importlib.metadata
+import os
+import platform
 import re
 import subprocess
 import sys
+import sysconfig
 from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "cupy")  # one import name; the last is built from source, or conda's
 USUAL = PACKAGES[0]  # what pyproject.toml asks for
 # The first driver for each CUDA version, from NVIDIA's compatibility guide
 DRIVERS = {12: 525, 13: 580}
 WINDOWS_DRIVERS = {12: 528, 13: 580}
+NO_KEPLER = "(a Kepler GPU has none after 470, so it can't be used here)"
 # Why a folder can't be made in somebody's home: it is read-only, is none, or is full
 NO_FOLDER = {
     getattr(errno, f"E{name}", None) for name in ("ACCES", "PERM", "ROFS", "NOENT", "NOTDIR", "NOSPC", "DQUOT")
@@ -92,6 +98,22 @@ def describe():
 
 
 @cache
+def why_no_cupy():
+    """Return None where CuPy can be imported, else the reason as one sentence. Needs no GPU."""
+    if sys.platform == "darwin":
+        return "there is no CUDA for macOS"
+    try:
+        import cupy  # noqa: F401
+    except Exception as error:
+        if not isinstance(error, ImportError) or error.name != "cupy":
+            return _broken(error)
+        if sys.platform == "win32" and platform.machine() == "ARM64":
+            return "there is no CuPy for Windows on ARM"
+        return f"CuPy is not installed: {how_to_install()}"
+    return None
+
+
+@cache
 def libraries():
     """Return what CuPy finds of CUDA's libraries, which needs no GPU: a version or a place by name, None if missing."""
     return {name: _attempt(look) for name, look in LOOKS.items()}
@@ -111,16 +133,10 @@ def out_of_memory(error):
 
 
 def _obstacle():
-    if sys.platform == "darwin":
-        return "there is no CUDA for macOS"
-    try:
-        import cupy
-    except ImportError as error:
-        if error.name == "cupy":
-            return f"CuPy is not installed: {how_to_install()}"
-        return _broken(error)
-    except Exception as error:
-        return _broken(error)
+    if reason := why_no_cupy():
+        return reason
+    import cupy
+
     return _no_device(cupy.cuda.runtime) or _no_libraries() or _no_memory(cupy.cuda.runtime)
 
 
@@ -128,8 +144,26 @@ def _broken(error):
     if isinstance(error, OSError) and error.errno in NO_FOLDER and not _is_installed(error.filename):
         folder = f"CuPy can't make its folder {error.filename} ({error.strerror})"
         return f"{folder}: set the variable CUPY_CACHE_DIR to a folder that can be written"
+    if folder := elsewhere("numpy"):
+        return f"CuPy can't be loaded beside a NumPy from {folder}: {use_own(folder)}"
     advice = f'pip install --force-reinstall "{package()[0] or USUAL}"'
     return f"CuPy can't be loaded: {_summary(error)}; install it again: {advice}"
+
+
+def elsewhere(module):
+    """Return the folder that `import` takes a module from where this environment has another; else None."""
+    spec = PathFinder.find_spec(module)
+    folder = Path(spec.origin).parents[1 if spec.submodule_search_locations else 0] if spec and spec.origin else None
+    own = Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("platlib"))
+    if folder in (None, *own) or not any((path / module).exists() for path in own):
+        return None
+    return folder
+
+
+def use_own(folder):
+    """Return what to do so that what is installed in this environment comes before what a folder has."""
+    listed = [os.path.realpath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return "unset PYTHONPATH" if os.path.realpath(folder) in listed else f"take it out of {folder}"
 
 
 def _is_installed(path):
@@ -156,7 +190,8 @@ def _driver_advice(runtime):
     advice = f"install driver {oldest} or newer" if oldest else f"install a driver for CUDA {needed}"
     if found == 0:
         return f"there is no NVIDIA driver: {advice} if this machine has an NVIDIA GPU"
-    return f"the NVIDIA driver is too old, for CUDA {_cuda_version(found)}, and CuPy needs CUDA {needed}: {advice}"
+    problem = f"the NVIDIA driver is too old, for CUDA {_cuda_version(found)}, and CuPy needs CUDA {needed}"
+    return f"{problem}: {advice} {NO_KEPLER}"
 
 
 def _no_libraries():

@@ -27,6 +27,7 @@ STYLE: Any = {
     "font.size": 11,
     "axes.axisbelow": True,
 }
+mpl.rcdefaults()  # a reader's matplotlibrc is for other figures: one that asks for LaTeX would break these
 DPI = 144  # twice what a page has: sharp on a fine screen
 
 

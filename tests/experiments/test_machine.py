@@ -52,6 +52,63 @@ def test_a_processor_whose_name_is_that_of_many_has_its_numbers_too(told, name, 
     assert machine.cpu_model() == name
 
 
+V1 = {"cpu.cfs_quota_us": "{}", "cpu.cfs_period_us": "100000"}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores"),
+    [
+        ("0::/", {"cpu.max": "150000 100000"}, 2),
+        ("0::/", {"cpu.max": "20000 100000"}, 1),
+        ("0::/", {"cpu.max": "max 100000"}, 64),
+        ("0::/user/mine", {"cpu.max": "max 100000", "user/cpu.max": "300000 100000", "user/mine/cpu.max": "max 1"}, 3),
+        ("0::/../other", {"cpu.max": "400000 100000"}, 4),
+        (
+            "4:cpu,cpuacct:/docker/12ab\n0::/",
+            {"cpu,cpuacct/" + name: text.format(250000) for name, text in V1.items()},
+            3,
+        ),
+        ("4:cpu:/a", {"cpu/a/" + name: text.format(100000) for name, text in V1.items()}, 1),
+        ("4:cpu:/", {"cpu/" + name: text.format(-1) for name, text in V1.items()}, 64),
+        ("", {}, 64),
+    ],
+)
+def test_a_quota_of_time_is_a_smaller_number_of_cores(groups, files, cores, monkeypatch, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    real = machine._read
+    monkeypatch.setattr(machine, "GROUPS", str(tmp_path))
+    monkeypatch.setattr(machine, "_read", lambda path: groups if path == "/proc/self/cgroup" else real(path))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: range(64), raising=False)
+    monkeypatch.setattr(machine.os, "process_cpu_count", lambda: 64, raising=False)
+    assert machine.cores() == cores
+
+
+def test_python_says_how_many_cores_it_may_use(monkeypatch):
+    """`PYTHON_CPU_COUNT` and `-X cpu_count`, since Python 3.13"""
+    monkeypatch.setattr(machine, "_quotas", list)
+    monkeypatch.setattr(machine.os, "process_cpu_count", lambda: 5, raising=False)
+    assert machine.cores() == 5
+
+
+def test_more_threads_than_cores_are_said(monkeypatch):
+    monkeypatch.setattr(machine, "blas", lambda: {"name": "openblas", "version": "1", "kernels": None, "threads": 64})
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    assert "set OPENBLAS_NUM_THREADS=2 and NUMBA_NUM_THREADS=2" in " ".join(machine.doctor().split())
+    monkeypatch.setattr(machine, "cores", lambda: 64)
+    assert "set OPENBLAS_NUM_THREADS" not in machine.doctor()
+
+
+def test_what_several_engines_lack_is_said_once(monkeypatch):
+    found = {f"numba_{name}": f"engine numba_{name} can't run on this machine: Numba needs NumPy 2.3" for name in "abc"}
+    monkeypatch.setattr(engines, "available", lambda: found | {"numpy_baseline": None})
+    text = machine.doctor()
+    assert text.count("Numba needs NumPy 2.3") == 1
+    assert text.count("can't run, as numba_a") == 2
+    assert text.endswith("ready")
+
+
 def test_a_library_that_is_not_installed_has_no_version():
     assert machine.version("no-such-library") is None
 

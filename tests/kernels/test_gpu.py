@@ -3,6 +3,7 @@
 import builtins
 import errno
 import importlib.metadata
+import importlib.util
 import io
 import json
 import os
@@ -63,7 +64,7 @@ def fresh(monkeypatch):
 
 
 def forget():
-    for function in (gpu.why_not, gpu.libraries, gpu._query):
+    for function in (gpu.why_not, gpu.why_no_cupy, gpu.libraries, gpu._query):
         function.cache_clear()
 
 
@@ -183,6 +184,7 @@ def test_a_driver_that_is_too_old(runtime, platform, oldest, monkeypatch):
     cupy_with(monkeypatch, getDeviceCount=error, **versions)
     monkeypatch.setattr(gpu, "sys", types.SimpleNamespace(platform=platform))
     check_refused("too old, for CUDA 11.4", f"CuPy needs CUDA {runtime // 1000}", f"install driver {oldest} or newer")
+    assert "Kepler GPU has none after 470" in gpu.why_not()
 
 
 def test_a_driver_for_a_cuda_of_the_future(monkeypatch):
@@ -276,6 +278,43 @@ def test_whatever_cupy_raises_becomes_a_sentence(monkeypatch):
     cupy_with(monkeypatch, getDeviceCount=fails(SystemError()))
     gpu.why_not.cache_clear()
     check_refused("SystemError")
+
+
+def test_what_cupy_would_find_is_not_called_missing_where_cupy_is_what_fails(monkeypatch):
+    monkeypatch.undo()
+    forget()
+    cupy_that(monkeypatch, OSError(errno.EROFS, os.strerror(errno.EROFS), "/home/me/.cupy"))
+    text = unwrapped(machine.doctor())
+    assert "kernels can't be compiled: both take CuPy" in text
+    assert "missing" not in text
+
+
+@pytest.mark.parametrize("error", [ImportError(PAGE), ImportError("numpy.core.multiarray failed to import")])
+def test_a_numpy_from_elsewhere_is_blamed_and_not_cupy(error, monkeypatch, tmp_path):
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").touch()
+    spec = importlib.util.spec_from_file_location("numpy", tmp_path / "numpy" / "__init__.py")
+    found = types.SimpleNamespace(find_spec=lambda name: spec if name == "numpy" else None)
+    monkeypatch.setattr(gpu, "PathFinder", found)
+    cupy_that(monkeypatch, error)
+    one_sentence(gpu.why_no_cupy(), f"a NumPy from {tmp_path}", f"take it out of {tmp_path}")
+    gpu.why_no_cupy.cache_clear()
+    monkeypatch.setenv("PYTHONPATH", f"/nowhere{os.pathsep}{tmp_path}")
+    check_refused(f"a NumPy from {tmp_path}", "unset PYTHONPATH")
+    assert f"numpy of {tmp_path} stands before that of {sys.prefix}: unset PYTHONPATH" in unwrapped(machine.doctor())
+
+
+def test_what_this_environment_has_is_not_from_elsewhere():
+    assert {name: gpu.elsewhere(name) for name in ("numpy", "numba", "six", "no_such_module", "sys")} == dict.fromkeys(
+        ("numpy", "numba", "six", "no_such_module", "sys")
+    )
+
+
+def test_on_windows_on_arm_there_is_no_cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(gpu, "sys", types.SimpleNamespace(platform="win32", prefix=sys.prefix))
+    monkeypatch.setattr(gpu.platform, "machine", lambda: "ARM64")
+    check_refused("there is no CuPy for Windows on ARM")
 
 
 def test_on_a_mac_there_is_no_cuda(monkeypatch):

@@ -4,7 +4,10 @@ import base64
 import html
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import matplotlib as mpl
@@ -381,3 +384,24 @@ def test_live_training_updates_one_display_an_epoch(monkeypatch):
     assert [how for how, _ in shown] == ["display", "update", "update"]
     assert {picture.alt for _, picture in shown} == {"the loss falls"}
     assert len({picture.png for _, picture in shown}) == 3
+
+
+DRAWS = """import hashlib
+from mlpkit import plots
+
+figure = plots.curves({"a_1 %": ([1, 2, 3], [1, 4, 9])}, "x_1", "-y", yscale="log")
+figure.axes[0].text(1, 2, "100 %")
+print(hashlib.sha256(plots.picture(figure, "three points").png).hexdigest())
+"""
+OWN = "text.usetex: True\nlines.linewidth: 9\nfont.family: serif\nxtick.labelsize: 20\nfigure.autolayout: True\n"
+
+
+def test_a_readers_own_settings_of_matplotlib_change_no_figure(tmp_path):
+    (tmp_path / "matplotlibrc").write_text(OWN)
+    command = [sys.executable, "-c", DRAWS]
+    usual, own = (
+        subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
+        for variables in ({"MATPLOTLIBRC": ""}, {"MATPLOTLIBRC": str(tmp_path)})
+    )
+    assert (own.returncode, own.stderr) == (0, "")
+    assert own.stdout == usual.stdout != ""

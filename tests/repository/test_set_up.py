@@ -4,9 +4,13 @@ What it says meanwhile: a few lines, and a sentence that helps where something g
 
 import contextlib
 import os
+import re
+import runpy
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,7 +24,14 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="on Windows there is no 
 def checkout(tmp_path):
     """A checkout with a .venv that is set up, whose Python writes down what it is asked and does nothing."""
     folder = tmp_path.resolve() / "check out"
-    for name in ("tools/set_up.sh", "Makefile", "pyproject.toml", "constraints.txt"):
+    for name in (
+        "tools/set_up.sh",
+        "tools/pip.py",
+        "tools/why_not_here.py",
+        "Makefile",
+        "pyproject.toml",
+        "constraints.txt",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     (folder / ".venv" / "bin").mkdir(parents=True)
@@ -179,6 +190,13 @@ TROUBLES = {
     ),
     "index": ("ERROR: Could not find a version that satisfies numpy (from versions: none)\n", "internet connection"),
     "time": ("pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.\n", "internet connection"),
+    "certificate": (
+        "Could not fetch URL https://a/numpy/: There was a problem confirming the ssl certificate: "
+        "(Caused by SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] self-signed')))\n"
+        "ERROR: Could not find a version that satisfies numpy (from versions: none)\n",
+        "set the variable PIP_CERT",
+    ),
+    "temporary": ("FileNotFoundError: [Errno 2] No usable temporary directory found in ['/tmp']\n", "variable TMPDIR"),
     "disk": ("ERROR: Could not install: [Errno 28] No space left on device\n", "make room"),
     "folder": ("ERROR: Could not install: [Errno 13] Permission denied: '/usr/lib'\n", "may not write in"),
     "other": ("ERROR: Failed building wheel for numpy\n", "lines above say why"),
@@ -204,10 +222,133 @@ def test_a_folder_that_is_somebody_elses_is_said(checkout):
     executable(
         python, "case \"$*\" in '-m venv '*) echo \"Error: [Errno 13] Permission denied: '.venv'\" >&2; exit 1;; esac"
     )
+    checkout.chmod(0o555)
     done = set_up(checkout, PYTHON=str(python))
     assert done.returncode == 1
     assert done.stderr.startswith("Error: [Errno 13]")
-    assert f"may not write in {checkout}: move" in done.stderr
+    everywhere = os.access(checkout, os.W_OK)  # as root may write: then it is another folder
+    said = "a folder that the lines above name: make it yours" if everywhere else f"{checkout}: move"
+    assert f"may not write in {said}" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_wheelhouse_that_lacks_a_package_is_said_and_no_internet_asked_for(checkout):
+    pip_says(checkout, TROUBLES["index"][0], "exit 2")
+    done = set_up(checkout, GPU="no", PIP_NO_INDEX="1", PIP_FIND_LINKS="/a/wheelhouse")
+    assert "The folder /a/wheelhouse lacks a package: 'make wheelhouse'" in done.stderr
+    assert "internet" not in done.stderr
+
+
+@pytest.mark.parametrize("what", ["a file", "a link to nowhere", "no pip in it", "no Python in it"])
+def test_what_is_no_environment_is_made_anew(what, checkout):
+    venv, python = checkout / ".venv", checkout.parent / "python"
+    makes = f"mkdir -p .venv/bin; rm -f .venv/bin/python; cp \"$0\" .venv/bin/python; echo made >'{python}.made'"
+    line = f"""case "$*" in '-m venv '*) {makes};; esac"""
+    executable(python, line)
+    match what:
+        case "no pip in it":
+            executable(venv / "bin" / "python", "case $2 in 'import pip') exit 1;; esac")
+        case "no Python in it":
+            (venv / "bin" / "python").unlink()
+            (venv / "bin" / "python").symlink_to("/nowhere")
+        case _:
+            shutil.rmtree(venv)
+            venv.touch() if what == "a file" else venv.symlink_to("/nowhere")
+    done = set_up(checkout, GPU="no", PYTHON=str(python))
+    assert done.returncode == 0, done.stderr
+    assert python.with_suffix(".made").exists()
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
+def test_variables_for_another_python_do_not_reach_this_one(checkout):
+    executable(checkout / ".venv" / "bin" / "python", f'env >"{checkout.parent}/seen"')
+    others = {"PYTHONHOME": "/other", "PYTHONPATH": "/other/packages", "PYTHONSTARTUP": "/other/start.py"}
+    for command in (["make", "check"], SET_UP):
+        run(checkout, *command, **others)
+        seen = (checkout.parent / "seen").read_text()
+        assert "/other" not in seen
+        assert "PATH=" in seen
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
+@pytest.mark.parametrize("home", ["pyproject.toml/home", ""])
+def test_jupyter_starts_where_the_home_folder_cannot_be_written(home, checkout):
+    executable(checkout / ".venv" / "bin" / "python", 'case $1 in -m) test -w "$HOME" && echo "$2 in $HOME";; esac')
+    said = run(checkout, "make", "lab", HOME=home)
+    assert "The home folder can't be written" in said
+    assert f"jupyterlab in {tempfile.gettempdir()}" in said
+    mine = run(checkout, "make", "lab", HOME=str(checkout))
+    assert mine.splitlines()[-1] == f"jupyterlab in {checkout}"
+    assert "can't be written" not in mine
+
+
+LISTED = r"""Config variable 'PIP_CONFIG_FILE' is not set
+:env:.cert='/a/certificate.pem'
+:env:.target='/elsewhere'
+global.cert='/another.pem'
+global.extra-index-url='https://a/simple\nhttps://b/simple'
+global.no-deps='true'
+global.quiet='1'
+install.find-links="/it's/here"
+install.prefix='/elsewhere'
+install.root='/elsewhere'
+"""
+
+
+def test_of_pips_settings_those_count_that_say_how_to_reach_packages():
+    reach = runpy.run_path(str(ROOT / "tools" / "pip.py"))["reach"]
+    assert reach(LISTED) == {
+        "PIP_CERT": "/a/certificate.pem",
+        "PIP_EXTRA_INDEX_URL": "https://a/simple\nhttps://b/simple",
+        "PIP_FIND_LINKS": "/it's/here",
+    }
+
+
+def test_a_pip_that_is_set_to_go_elsewhere_stays_here(tmp_path):
+    """The real pip, and no package: what it says of itself is what it was told."""
+    (tmp_path / "pip.conf").write_text("[global]\ntarget = /elsewhere\nquiet = 2\ntimeout = 7\n[install]\nroot = /b\n")
+    variables = {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "PIP_PREFIX": "/elsewhere", "PIP_PYTHON": "/no/python"}
+    command = [sys.executable, ROOT / "tools" / "pip.py", "config", "list"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    done = subprocess.run(command, env=kept | variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names = re.findall(r"^[\w:]+\.([\w-]+)=", done.stdout, re.MULTILINE)
+    assert "timeout" in names
+    assert not {"target", "quiet", "root", "prefix", "python"} & {*names}
+
+
+HERE = ("Linux", "x86_64", "glibc 2.36", "")
+MACHINES = [
+    (HERE, None),
+    (("Linux", "aarch64", "glibc 2.28", ""), None),
+    (("Darwin", "arm64", "", "15.1"), None),
+    (("Darwin", "x86_64", "", "12.0"), None),
+    (("Darwin", "x86_64", "", "10.16"), None),
+    (("Darwin", "arm64", "", "11.7"), "macOS 12"),
+    (("Linux", "x86_64", "", ""), "without glibc"),
+    (("Linux", "x86_64", "glibc 2.17", ""), "glibc 2.17"),
+    (("Linux", "riscv64", "glibc 2.39", ""), "a processor riscv64"),
+    (("Linux", "armv7l", "glibc 2.36", ""), "a processor armv7l"),
+    (("FreeBSD", "amd64", "", ""), "FreeBSD"),
+]
+
+
+@pytest.mark.parametrize(("told", "why"), MACHINES, ids=str)
+def test_a_machine_that_no_packages_are_for_is_told_so_before_anything_is_made(told, why, monkeypatch):
+    system, processor, libc, macos = told
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("platform.machine", lambda: processor)
+    monkeypatch.setattr("platform.mac_ver", lambda: (macos, ("", "", ""), processor))
+    monkeypatch.setattr(os, "confstr", lambda name: libc, raising=False)
+    reason = runpy.run_path(str(ROOT / "tools" / "why_not_here.py"))["why_not"]()
+    assert (reason is None) if why is None else (why in reason)
+
+
+def test_a_refusal_is_one_sentence_and_nothing_is_made(checkout):
+    shutil.rmtree(checkout / ".venv")
+    executable(checkout.parent / "python", "case $1 in tools/*) echo 'This workbook can not be.' >&2; exit 1;; esac")
+    done = set_up(checkout, PYTHON=str(checkout.parent / "python"))
+    assert (done.returncode, done.stderr) == (1, "This workbook can not be.\n")
     assert not (checkout / ".venv").exists()
 
 

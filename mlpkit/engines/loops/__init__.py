@@ -5,6 +5,7 @@ from importlib import import_module
 
 MOST_A_CORE = 64  # threads: where OpenMP can't start as many as it is asked for, it ends the process
 LAYERS = "default", "forksafe", "omp", "safe", "tbb", "threadsafe", "workqueue"
+POOLS = {"omp": ("omp",), "safe": ("tbb",), "tbb": ("tbb",), "threadsafe": ("tbb", "omp")}  # one of these must be there
 
 
 def _check_threads(text):
@@ -20,11 +21,16 @@ def _check_layer(text):
         raise ImportError(
             f"NUMBA_THREADING_LAYER must be one of {', '.join(LAYERS)}, not {text!r}: unset that variable"
         )
-    if text == "tbb":
-        try:
-            import_module("numba.np.ufunc.tbbpool")
-        except ImportError:
-            raise ImportError("NUMBA_THREADING_LAYER asks for tbb, which is not here: unset that variable") from None
+    if text in POOLS and not any(map(_is_there, POOLS[text])):
+        needed = " or ".join(POOLS[text])
+        raise ImportError(f"NUMBA_THREADING_LAYER={text} takes {needed}, which is not here: unset that variable")
+
+
+def _is_there(pool):
+    try:
+        return import_module(f"numba.np.ufunc.{pool}pool")
+    except ImportError:
+        return None
 
 
 _check_threads(os.environ.get("NUMBA_NUM_THREADS", "1"))
