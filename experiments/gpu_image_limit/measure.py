@@ -13,6 +13,7 @@ from mlpkit.executors import trainer_of
 
 from .. import timeline
 from ..gpu_image_peers import LENET
+from ..persistence.stages import written
 from .stages import IDLE, STAGES, of_blocks
 
 
@@ -128,9 +129,9 @@ def _repeat(call, argument, times):
 def _stages(train, plan, progress):
     for batch_size in plan.stamped:
         progress(f"stages of a step, batch {batch_size}")
-        made, order, _ = trainer("one kernel", LENET.but(batch_size=batch_size), train, stamped_steps=plan.steps)
+        made, order, _ = trainer("one kernel", LENET.but(batch_size=batch_size), train, STAMPED_STEPS=plan.steps)
         made.epoch(order)
-        stamps = made.stamps()
+        stamps = written("limit", made, made.blocks)
         made.close()
         facts = {"kind": "stages", "batch_size": batch_size}
         working = batch_size * made.macros["HALVES"]

@@ -15,6 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import blobs, one_sentence, sweep
 from test_kernels import needs_compiler
 
+from experiments.persistence import stages
 from mlpkit import data, engines, executors, kernels
 from mlpkit.data import epoch_order
 from mlpkit.executors import trainer_of
@@ -289,15 +290,14 @@ def test_epochs_of_any_length_follow_each_other(name, mnist):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "blocks"), [("cuda_persistent", 128), ("cuda_cluster", 8)])
+@pytest.mark.parametrize(("name", "blocks"), [("persistent", 128), ("cluster", 8)])
 def test_stamps_tell_the_time_of_each_stage(name, blocks, mnist):
-    network = Network(name)
+    network = Network(f"cuda_{name}")
     X, y = map(network.engine.asarray, mnist)
-    executor = executors.of(network.engine)
-    trainer = executor.Trainer(network, SGD(network, 0.01), X, y, 128, stamped_steps=5)
+    trainer = executors.of(network.engine).Trainer(network, SGD(network, 0.01), X, y, 128, STAMPED_STEPS=5)
     trainer.epoch(epoch_order(len(mnist.y), 0, 0))
-    stamps = trainer.stamps()
-    assert stamps.shape == (blocks, 5, executor.STAGES)
+    stamps = stages.written(name, trainer, blocks)
+    assert stamps.shape == (blocks, 5, stages.ROOM[name])
     assert (np.diff(stamps[..., 0], axis=1) > 0).all()
 
 
@@ -358,10 +358,11 @@ SILENT = "if (blockIdx.x != 5 || tag != 7) " + SENDS_A1  # a column block sends 
 
 @pytest.fixture
 def broken(monkeypatch):
-    """The persistent executor, with a kernel in which a block does not send what others wait for."""
+    """What executors wait with, and a persistent kernel in which a block does not send what others wait for."""
     import cupy
 
-    executor = executors.of(engines.load("cuda_persistent"))
+    from mlpkit.executors.cuda import waiting
+
     code = kernels.source("persistent")
     assert code.count(SENDS_A1) == 1
 
@@ -369,10 +370,10 @@ def broken(monkeypatch):
         options = [f"-D{macro}={value}" for macro, value in {**macros, "PATIENCE": 100_000}.items()]
         return cupy.RawModule(code=code.replace(SENDS_A1, SILENT), options=(*kernels.OPTIONS, *options))
 
-    monkeypatch.setattr(executor, "kernels", SimpleNamespace(load=load))
-    executor.compiled.cache_clear()
-    yield executor
-    executor.compiled.cache_clear()
+    monkeypatch.setattr(waiting, "kernels", SimpleNamespace(load=load))
+    waiting.compiled.cache_clear()
+    yield waiting
+    waiting.compiled.cache_clear()
 
 
 @pytest.mark.gpu
