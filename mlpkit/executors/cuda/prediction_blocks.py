@@ -18,7 +18,7 @@ from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.residual import Residual
 
 from . import conv_blocks
-from .blocks import LayerBlock, Value, has_branches
+from .blocks import LayerBlock, Value, has_branches, stored
 
 FEW = 16  # images, at most, whose kernels leave room for the next one's
 
@@ -49,16 +49,11 @@ def match(layers, i, shape, n, mode):
 
 def layer(layers, i, shape, n, mode):
     """Return 1 and the block of one layer, by the engine's operations; None for one made of chains of layers."""
-    return None if has_branches(layers[i]) else (1, Evaluated(layers[i], shape))
-
-
-class Evaluated(LayerBlock):
-    """One layer, by the engine's operations, which keeps nothing."""
-
-    def forward(self, x):
-        y = super().forward(x)
-        self.at.drop()
-        return y
+    if has_branches(layers[i]):
+        return None
+    block = LayerBlock(layers[i], shape)
+    block.comes_back = False  # it keeps nothing
+    return 1, block
 
 
 class Pooled(between.Pooled):
@@ -120,7 +115,7 @@ class Convolution(Early, conv_blocks.ConvBlock):
         """Do nothing: it has no gradient to make for the block before."""
 
     def forward(self, x, added=None):
-        images = self.stored(x)
+        images = stored(x, self.mode, self.conv.x, self.scale_of("x"))
         if self.made is None:
             self.plain = self.plain and added is None
             (self.made,) = self.settle()()
@@ -191,12 +186,12 @@ def _residual(layers, i, shape, n, mode):
     last = blocks[-1].about
     if last.relu or last.pool > 1:  # before the sum
         return None
-    pool, relu, count = conv_blocks.followers(layers, i, shape)
+    pool, relu, count = conv_blocks.followers(layers, i + 1, shape[1:], between.MOST_POOL)
     if shape[1] % pool or shape[2] % pool:  # what is added is no image without its last rows
         pool, relu = 1, type(layers[i + 1].layer) is ReLU
-        count = 1 + relu
+        count = int(relu)
     blocks[-1].about = replace(last, pool=pool, relu=relu)
-    return count, Sum(blocks)
+    return 1 + count, Sum(blocks)
 
 
 class Sum:
@@ -218,7 +213,8 @@ class Sum:
         self.blocks[-1].gives = layout
 
     def forward(self, x):
-        added = self.blocks[0].stored(x)
+        first = self.blocks[0]
+        added = stored(x, first.mode, first.conv.x, first.scale_of("x"))
         y = Value(added, "stored", x.channels)
         for block in self.blocks[:-1]:
             y = block.forward(y)

@@ -88,15 +88,16 @@ class Cropped(Shape):
         return self.columns
 
 
-def cropped(shape, multiple, followed=False):
+def cropped(shape, multiple=1, followed=False, behind=0):
     """Return the convolution of `shape` with a number of rows and of columns of windows that is a multiple of one.
 
-    followed: whether its kernel does what follows, too.
+    followed: whether its kernel does what follows, too. behind: as `Cropped` has it.
     """
     rows, columns = shape.out_height // multiple * multiple, shape.out_width // multiple * multiple
-    if (rows, columns) == (shape.out_height, shape.out_width) and not followed:
+    if (rows, columns) == (shape.out_height, shape.out_width) and not followed and not behind:
         return shape
-    return Cropped(**vars(shape), rows=rows, columns=columns, pool=multiple if followed else 0)
+    own = {"rows": rows, "columns": columns, "pool": multiple if followed else 0, "behind": behind}
+    return Cropped(**vars(shape) | own)
 
 
 @dataclass(frozen=True)
