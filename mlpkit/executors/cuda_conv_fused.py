@@ -171,6 +171,6 @@ def macros_for(model, optimizer, batch_size, dtype):
         "CHANNELS": channels, "HEIGHT": height, "WIDTH": width,
         "CONVS": ",".join(str(number) for conv in convs for number in conv), "DENSE": ",".join(map(str, dense)),
         "BATCH": batch_size, "GRID": blocks, "PAIRS": int(batch_size <= blocks), "BLOCK_THREADS": THREADS,
-        "HALVES": _halves(model, batch_size, blocks),
+        "IMAGE_BLOCKS": _halves(model, batch_size, blocks),
         "ADAM": int(bool(optimizer.state)), "SHARED_LIMIT": here["MaxSharedMemoryPerBlockOptin"],
     }  # fmt: skip

@@ -104,14 +104,14 @@ HALVED = {
 def test_two_blocks_share_an_image(name, fused):
     for seed in range(2):
         engine = fused(seed)
-        assert engine.executor.macros_for(HALVED[name], SimpleNamespace(state={}), 3, np.uint8)["HALVES"] == 2
+        assert engine.executor.macros_for(HALVED[name], SimpleNamespace(state={}), 3, np.uint8)["IMAGE_BLOCKS"] == 2
         same_as_float64(engine, 3, make("adam"), HALVED[name])
 
 
 @needs_compiler
 def test_only_what_has_two_halves_is_halved(fused):
     def halves(model, batch_size):
-        return fused().executor.macros_for(model, SimpleNamespace(state={}), batch_size, np.uint8)["HALVES"]
+        return fused().executor.macros_for(model, SimpleNamespace(state={}), batch_size, np.uint8)["IMAGE_BLOCKS"]
 
     assert [halves(LENET5, n) for n in (1, 4, 5, 8)] == [2, 2, 1, 1]  # of eight multiprocessors
     assert {halves(model, 1) for model in ODD.values()} == {1}

@@ -281,7 +281,7 @@ WRONG = [
     ("persistent", {"BATCH": 96}, "rows are dealt out"),
     ("persistent", {"INPUTS": 50}, "pieces of 16 pixels"),
     ("persistent", {"CLASSES": 17}, "one tile of classes"),
-    ("cluster", {"BATCH": 32}, "a row of BATCH numbers"),
+    ("cluster", {"BATCH": 32}, "a row of BATCH elements"),
     ("cluster", {"ADAM": 2}, "Adam's averages"),
     ("matmul_3_shared", {"TILE": 64}, "1024 threads"),
     ("matmul_6_pipelined", {"STAGES": 40}, "227 KiB"),
