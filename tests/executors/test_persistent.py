@@ -15,6 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import blobs, one_sentence, sweep
 from test_kernels import needs_compiler
 
+from experiments.lab import ptxas
 from experiments.persistence import stages
 from mlpkit import data, engines, executors, kernels
 from mlpkit.data import epoch_order
@@ -55,7 +56,7 @@ SMALLER = {
 @pytest.mark.parametrize("adam", [0, 1])
 @pytest.mark.parametrize("batch", sweep([32, 64, 128, 256], 128))
 def test_the_persistent_kernel_compiles_for_every_batch_size(batch, adam):
-    found = kernels.resources("persistent", BATCH=batch, ADAM=adam)["train"]
+    found = ptxas.resources("persistent", BATCH=batch, ADAM=adam)["train"]
     assert found.registers <= 128  # of which a multiprocessor has enough for 512 threads
     assert found.spilled_bytes <= SPILLED.get((batch, adam), 8)  # a word or two that hardly anything waits for
 
@@ -65,7 +66,7 @@ def test_the_persistent_kernel_compiles_for_every_batch_size(batch, adam):
 @pytest.mark.parametrize("case", sweep(SMALLER, "A100, 64"))
 def test_the_persistent_kernel_compiles_for_smaller_gpus(case, adam):
     chip, macros, spilled = SMALLER[case]
-    found = kernels.resources("persistent", chip, ADAM=adam, **macros)["train"]
+    found = ptxas.resources("persistent", chip, ADAM=adam, **macros)["train"]
     assert found.registers <= 128
     assert found.spilled_bytes <= spilled
 
@@ -82,7 +83,7 @@ def test_a_unit_of_its_own_copies_images_where_there_is_one(chip):
 @pytest.mark.parametrize("sizes", ["6,3", "6,5,3", "784,300,100,10", "12,4,5,4,5,3"])
 @pytest.mark.parametrize("real", ["float", "double"])
 def test_the_three_kernels_compile_for_any_sizes(real, sizes):
-    found = kernels.resources("three_kernels", "sm_80", REAL=real, PIXEL=real, SIZES=sizes)
+    found = ptxas.resources("three_kernels", "sm_80", REAL=real, PIXEL=real, SIZES=sizes)
     assert found.keys() == {"first_layer", "rows", "update"}
 
 
