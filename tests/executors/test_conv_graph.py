@@ -149,7 +149,7 @@ def test_blocks_are_told_what_the_next_one_wants():
 
     blocks = [Block(wants) for wants in ("nchw", "stored", None, "nc8hw8")]
     Pipeline(blocks, MODE)
-    assert [block.gives for block in blocks] == ["stored", None, "nc8hw8", "nchw"]
+    assert [block.gives for block in blocks] == ["stored", "nc8hw8", "nc8hw8", "nchw"]
 
 
 def planning(monkeypatch):

@@ -126,7 +126,7 @@ class Pipeline:
         self.comes_back = any(getattr(block, "comes_back", True) for block in blocks)
         for block, wants in zip(blocks, [*(following.wants for following in blocks[1:]), "nchw"], strict=False):
             if hasattr(block, "gives"):
-                block.gives = wants
+                block.gives = wants or "nc8hw8"
         for before, block in pairwise(blocks):
             if hasattr(block, "follow"):
                 block.follow(before)

@@ -76,7 +76,7 @@ def why_not(mode, conv, wants_dx):
 class Following:
     """What both kinds of blocks have: what follows the convolution, and in which layout its result goes on."""
 
-    gives = None  # until the next block says what it wants
+    gives = "nc8hw8"  # until the next block says what it wants
 
     def __init__(self, at, conv, about, mode):
         self.at, self.conv, self.about, self.mode, self.scales = at, conv, about, mode, {}
@@ -90,14 +90,9 @@ class Following:
         return self.at.db if self.at.layer.bias else None
 
     @property
-    def to(self):
-        """The layout of the result."""
-        return self.gives or "nc8hw8"
-
-    @property
     def scale(self):
         """The scale of the result in fp16, None where there are none."""
-        return self.scale_of("y") if self.to == "stored" else None
+        return self.scale_of("y") if self.gives == "stored" else None
 
     def scale_of(self, name):
         """Return the scale of an array in fp16, which lasts from the first time that it is asked for; or None."""
@@ -118,9 +113,9 @@ class FirstBlock(Following):
     def forward(self, x):
         self.x, about = x.array, self.about
         y, self.kept = between.first_forward(
-            self.mode, self.conv, about, x.array, self.at.W, self.to, self.bias, self.scale
+            self.mode, self.conv, about, x.array, self.at.W, self.gives, self.bias, self.scale
         )
-        return Value(y, self.to, about.channels)
+        return Value(y, self.gives, about.channels)
 
     def taken(self):
         """Return x and what was kept: the next block does what `backward` would do."""
@@ -156,7 +151,9 @@ class ConvBlock(Following):
         behind = getattr(self.conv, "behind", 0)
         followed = blocked.cropped(self.conv, self.about.pool, followed=True, behind=behind)
         (conv, _, _), *_ = blocked.convolutions(followed, "forward")
-        self.at_once = not self.plain and between.follows(self.mode, self.to) and blocked.tilings(conv, self.mode) != []
+        self.at_once = (
+            not self.plain and between.follows(self.mode, self.gives) and blocked.tilings(conv, self.mode) != []
+        )
         self.conv = followed if self.at_once else self.conv
         passes = blocked.PASSES_OF_FILTERS[: 1 + self.at.wants_dx]
         self.filters = blocked.Filters(self.mode, [(self.conv, self.at.W, passes)])
@@ -167,17 +164,17 @@ class ConvBlock(Following):
         self.x = stored(x, self.mode, self.conv.x, self.scale_of("x"))
         (self.made,) = filters()
         y, self.kept = self.convolved(self.made.pop("forward"))
-        return Value(y, self.to, self.about.channels)
+        return Value(y, self.gives, self.about.channels)
 
     def convolved(self, filters):
         """Return the result, and what is kept of it."""
         if self.at_once:
-            return between.convolve(self.mode, self.conv, self.about, self.x, filters, self.to, self.bias)
+            return between.convolve(self.mode, self.conv, self.about, self.x, filters, self.gives, self.bias)
         z = blocked.empty_blocked(self.mode, *self.conv.y)
         blocked.convolve(self.mode, self.conv, "forward", self.x, filters, z)
-        if self.plain and self.to == "nc8hw8":
+        if self.plain and self.gives == "nc8hw8":
             return z, None
-        return between.forward(self.mode, self.about, z, "nc8hw8", self.to, self.bias, self.scale)
+        return between.forward(self.mode, self.about, z, "nc8hw8", self.gives, self.bias, self.scale)
 
     def of_first(self, first, dz):
         """Return what the gradients of the first convolution are made of; see `blocked.weight_gradient`."""

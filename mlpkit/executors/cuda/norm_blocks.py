@@ -116,7 +116,7 @@ def last_uses(stages):
 class NormBlock:
     """A run of stages. See `blocks`."""
 
-    gives = None  # until the next block says what it wants
+    gives = "nc8hw8"  # until the next block says what it wants
 
     def __init__(self, stages, mode):
         self.stages, self.mode = stages, mode
@@ -134,11 +134,6 @@ class NormBlock:
         ]
         self.filters = blocked.Filters(mode, wanted) if wanted else list
 
-    @property
-    def to(self):
-        """The layout of the result."""
-        return self.gives or "nc8hw8"
-
     def channels(self, stage):
         """Return the vectors of a stage's normalization, as they are now."""
         at, conv = stage.norm, stage.conv
@@ -149,13 +144,13 @@ class NormBlock:
         self.made, size = [{}] * self.stem + self.filters(), self.stages[0].shape.x
         self.x, self.kept = [x.array if self.stem else stored(x, self.mode, size, self.scale_x)], []
         for number, stage in enumerate(self.stages):
-            y, kept = self.stage_forward(number, stage, self.to if stage is self.stages[-1] else "stored")
+            y, kept = self.stage_forward(number, stage, self.gives if stage is self.stages[-1] else "stored")
             self.x.append(y)
             self.kept.append(kept)
             for result, last in enumerate(self.last_uses):
                 if last == number:
                     self.x[result + 1] = None
-        return Value(self.x.pop(), self.to, stage.about.channels)
+        return Value(self.x.pop(), self.gives, stage.about.channels)
 
     def stage_forward(self, number, stage, out):
         """Return the result of a stage, in a layout, and what its normalization keeps."""

@@ -92,11 +92,11 @@ class FirstConvolution(Early, conv_blocks.FirstBlock):
     by_type: dict | None = None  # of pixels: the kernel in bfloat16
 
     def forward(self, x):
-        if self.mode.stored == 8 and self.to != "nchw" and first_bf16.why_not(self.conv, self.about) is None:
+        if self.mode.stored == 8 and self.gives != "nchw" and first_bf16.why_not(self.conv, self.about) is None:
             y = self.in_bf16(x.array)
-            return Value(blocked.Stored(y) if self.to == "stored" else y, self.to, self.about.channels)
-        of = self.mode, self.conv, self.about, x.array, self.at.W, self.to, self.bias, self.scale, self.overlaps
-        return Value(between.first_forward(*of)[0], self.to, self.about.channels)
+            return Value(blocked.Stored(y) if self.gives == "stored" else y, self.gives, self.about.channels)
+        of = self.mode, self.conv, self.about, x.array, self.at.W, self.gives, self.bias, self.scale, self.overlaps
+        return Value(between.first_forward(*of)[0], self.gives, self.about.channels)
 
     def in_bf16(self, x):
         self.by_type = self.by_type or {}
@@ -119,10 +119,10 @@ class Convolution(Early, conv_blocks.ConvBlock):
         if self.made is None:
             self.plain = self.plain and added is None
             (self.made,) = self.settle()()
-        return Value(self.result(images, self.made["forward"], added), self.to, self.about.channels)
+        return Value(self.result(images, self.made["forward"], added), self.gives, self.about.channels)
 
     def result(self, images, filters, added):
-        about, to = self.about, self.to
+        about, to = self.about, self.gives
         if self.at_once:
             of = self.mode, self.conv, about, images, filters, to, self.bias, added
             return between.convolve(*of, overlaps=True)[0]
@@ -154,7 +154,7 @@ class PairOfConvolutions:
     """The first two convolutions, in bfloat16. See `blocks`."""
 
     wants = "nchw"
-    gives = None  # until the next block says what it wants
+    gives = "nc8hw8"  # until the next block says what it wants
     takes_pixels = True
 
     def __init__(self, first, second):

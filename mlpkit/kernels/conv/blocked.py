@@ -473,11 +473,8 @@ class Launch:
 
     def pieces(self, mode):
         """Return how many pieces of 16 bytes its filters are, low fp16 parts not counted."""
-        rows, columns = (
-            padded(self.conv.channels_out, self.tiling.tile * self.tiling.heights),
-            padded(self.conv.channels),
-        )
-        return rows * columns // mode.channels * self.conv.taps[0] * self.conv.taps[1]
+        conv, rows = self.conv, padded(self.conv.channels_out, self.tiling.tile * self.tiling.heights)
+        return rows * padded(conv.channels) // mode.channels * conv.taps[0] * conv.taps[1]
 
 
 @lru_cache(4096)
