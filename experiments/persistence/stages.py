@@ -4,7 +4,7 @@ import numpy as np
 
 from mlpkit import kernels
 
-ROOM = {"persistent": 12, "cluster": 16, "limit": 16}  # for the stamps of a step, as in each kernel's file
+STAMPS = {"persistent": 12, "cluster": 16, "limit": 16}  # for the stamps of a step, as in each kernel's file
 
 # What a block's first thread is about to do where `persistent.cu` calls stamp(step, 0), stamp(step, 1), ... (The column
 # blocks' other warps, which update W2 and W3, have no stamps.)
@@ -52,4 +52,4 @@ def written(file, trainer, blocks, name="stamps", last=None):
     import cupy as cp
 
     memory = kernels.load(file, **trainer.macros).get_global(name)
-    return cp.ndarray((blocks, trainer.macros["STAMPED_STEPS"], last or ROOM[file]), np.int64, memory).get()
+    return cp.ndarray((blocks, trainer.macros["STAMPED_STEPS"], last or STAMPS[file]), np.int64, memory).get()

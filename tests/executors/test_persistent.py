@@ -298,7 +298,7 @@ def test_stamps_tell_the_time_of_each_stage(name, blocks, mnist):
     trainer = executors.of(network.engine).Trainer(network, SGD(network, 0.01), X, y, 128, STAMPED_STEPS=5)
     trainer.epoch(epoch_order(len(mnist.y), 0, 0))
     stamps = stages.written(name, trainer, blocks)
-    assert stamps.shape == (blocks, 5, stages.ROOM[name])
+    assert stamps.shape == (blocks, 5, stages.STAMPS[name])
     assert (np.diff(stamps[..., 0], axis=1) > 0).all()
 
 

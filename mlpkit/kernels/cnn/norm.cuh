@@ -319,18 +319,18 @@ struct Told {
 // ---- Sums ----
 
 // Of a channel: forward, the mean and m2, the sum of squared differences from it; back, the sums of d and d (x - mean).
-struct Moments {
+struct Sums {
     float first, second;
 };
 
-inline Moments operator+(const Moments& a, const Moments& b) { return {a.first + b.first, a.second + b.second}; }
-inline Moments of_lane(const Moments& mine, int distance)
+inline Sums operator+(const Sums& a, const Sums& b) { return {a.first + b.first, a.second + b.second}; }
+inline Sums of_lane(const Sums& mine, int distance)
 {
     return {__shfl_xor_sync(~0u, mine.first, distance), __shfl_xor_sync(~0u, mine.second, distance)};
 }
 // By value: of two arrays' places the compiler would choose an address, and keep the arrays in memory.
 inline float chosen(bool first, float a, float b) { return first ? a : b; }
-inline Moments chosen(bool first, Moments a, Moments b)
+inline Sums chosen(bool first, Sums a, Sums b)
 {
     return {chosen(first, a.first, b.first), chosen(first, a.second, b.second)};
 }
@@ -360,7 +360,7 @@ inline T summed_by_channel(const T (&all)[8])
     return summed<4>(chosen(last, two[1], two[0]) + of_lane(chosen(last, two[0], two[1]), 4));
 }
 
-inline void tell(float4* to, const Moments& found, Word launch)
+inline void tell(float4* to, const Sums& found, Word launch)
 {
     st_relaxed_gpu(to, __float_as_uint(found.first) | (Word64)__float_as_uint(found.second) << 32, launch);
 }
@@ -370,7 +370,7 @@ inline void tell(Word64* to, float number, Word launch)
 }
 inline bool heard(const float4& message, Word launch) { return __float_as_uint(message.z) == launch; }
 inline bool heard(Word64 message, Word launch) { return message >> 32 == launch; }
-inline Moments content(const float4& message) { return {message.x, message.y}; }
+inline Sums content(const float4& message) { return {message.x, message.y}; }
 inline float content(Word64 message) { return __uint_as_float((Word)message); }
 
 // What a group's CTAs tell of a channel, in messages [group][CTA][8 channels]: a lane hears each 32nd, at most

@@ -39,7 +39,7 @@
 
 struct Shared {
     Word64 there[BARRIERS];
-    Moments of_warps[WARPS][8];
+    Sums of_warps[WARPS][8];
     float of_weights[STEM ? WARPS : 1][TAPS][8];
     float mean_d[8], slope[8];
     float most[WARPS], scale, padding[3];
@@ -157,11 +157,11 @@ struct Gradient {
 // What this block's threads have of a group, sums of d and of d (x - mean), goes to its place in memory. Return this
 // thread's largest |scale d|.
 inline float leave_sums(const Sizes& s, const Norm& norm, const Elements& y, const Gradient& gradient,
-                        const Share& share, Arrivals& arrivals, Moments (*of_warps)[8], float4* messages,
+                        const Share& share, Arrivals& arrivals, Sums (*of_warps)[8], float4* messages,
                         Word launch)
 {
     float most = 0;
-    Moments sums[8] = {};
+    Sums sums[8] = {};
     #pragma unroll 1
     for (Walk at(share, s.area(), s.by_area); at.image < share.end; at.next()) {
         arrivals.wait_for(share, at.image);
@@ -175,11 +175,11 @@ inline float leave_sums(const Sizes& s, const Norm& norm, const Elements& y, con
         }
     }
     int lane = threadIdx.x % 32;
-    Moments found = summed_by_channel(sums);
+    Sums found = summed_by_channel(sums);
     if (lane % 4 == 0) of_warps[threadIdx.x / 32][lane / 4] = found;
     __syncthreads();
     if (threadIdx.x < 8 * WARPS) {
-        Moments whole = summed<WARPS>(of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]);
+        Sums whole = summed<WARPS>(of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]);
         if (threadIdx.x % WARPS == 0)
             tell(messages + share.message(s) + threadIdx.x / WARPS, whole, launch);
     }
@@ -188,7 +188,7 @@ inline float leave_sums(const Sizes& s, const Norm& norm, const Elements& y, con
 }
 
 // What is subtracted from a channel's d, and the gradients of its scale and shift: by lane 0 of a warp.
-inline void settle(const Sizes& s, const Channels& p, const Moments& all, const Share& share, Shared& shared)
+inline void settle(const Sizes& s, const Channels& p, const Sums& all, const Share& share, Shared& shared)
 {
     int channel = threadIdx.x / 32, c = share.group * 8 + channel;
     float inverse = p.kept[c].y, dgamma = all.second * inverse;
@@ -358,7 +358,7 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
     #pragma unroll 1
     for (Share mine = share; mine.group < s.groups; mine.next(s)) {
         if (threadIdx.x < 256) {
-            Moments all = collected<Moments>(s, told->sums(), mine.group, threadIdx.x / 32, launch);
+            Sums all = collected<Sums>(s, told->sums(), mine.group, threadIdx.x / 32, launch);
             if (threadIdx.x % 32 == 0) settle(s, p, all, mine, shared);
         }
         if (FINDS && mine.group == share.group && threadIdx.x / 32 == WARPS - 1) {

@@ -22,7 +22,7 @@
 
 struct Shared {
     Word64 there[BARRIERS];
-    Moments of_warps[WARPS][8];
+    Sums of_warps[WARPS][8];
     float mean[8], scale[8], beta[8];
     Word largest;
     float padding[3];
@@ -61,7 +61,7 @@ struct Known {
 // That of several groups of values, `count` each, and MANY of them a lane: nothing large is subtracted from anything
 // large. part: 1 / number of all. For all of LANES neighbours.
 template <int LANES, int MANY>
-inline Moments merged(const Moments (&each)[MANY], const float (&counts)[MANY], float part)
+inline Sums merged(const Sums (&each)[MANY], const float (&counts)[MANY], float part)
 {
     float pivot = __shfl_sync(~0u, each[0].first, threadIdx.x % 32 / LANES * LANES), away = 0, squares = 0;
     #pragma unroll
@@ -83,10 +83,10 @@ inline int count_of(int all, int warp)
 // What this block's threads have seen of a group's channels goes to its place in memory. A warp's values are taken
 // less one of its own: what is summed is as small as it can be.
 inline void leave_moments(const Sizes& s, const Elements& y, const Share& share, Arrivals& arrivals,
-                          Moments (*of_warps)[8], float4* messages, Word launch)
+                          Sums (*of_warps)[8], float4* messages, Word launch)
 {
     float pivot[8] = {};
-    Moments sums[8] = {};
+    Sums sums[8] = {};
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, all = (share.end - share.begin) * s.area();
     Walk at(share, s.area(), s.by_area);
     if (at.image < share.end) {
@@ -108,7 +108,7 @@ inline void leave_moments(const Sizes& s, const Elements& y, const Share& share,
         }
     }
     __syncwarp();
-    Moments found = summed_by_channel(sums);
+    Sums found = summed_by_channel(sums);
     float count = count_of(all, warp), part = count > 0 ? __fdividef(1, count) : 0, mine = 0;
     #pragma unroll
     for (int c = 0; c < 8; ++c)
@@ -117,9 +117,9 @@ inline void leave_moments(const Sizes& s, const Elements& y, const Share& share,
     if (lane % 4 == 0) of_warps[warp][lane / 4] = {fmaf(found.first, part, mine), squares};
     __syncthreads();
     if (threadIdx.x < 8 * WARPS) {
-        Moments each[1] = {of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]};
+        Sums each[1] = {of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]};
         float counts[1] = {(float)count_of(all, threadIdx.x % WARPS)};
-        Moments whole = merged<WARPS, 1>(each, counts, __fdividef(1, all));
+        Sums whole = merged<WARPS, 1>(each, counts, __fdividef(1, all));
         if (threadIdx.x % WARPS == 0)
             tell(messages + share.message(s) + threadIdx.x / WARPS, whole, launch);
     }
@@ -127,9 +127,9 @@ inline void leave_moments(const Sizes& s, const Elements& y, const Share& share,
 }
 
 // Of all blocks: for all lanes. By a warp.
-inline Moments moments(const Sizes& s, const float4* messages, int group, int channel, Word launch)
+inline Sums moments(const Sizes& s, const float4* messages, int group, int channel, Word launch)
 {
-    Moments each[MOST_HEARD];
+    Sums each[MOST_HEARD];
     float counts[MOST_HEARD];
     hear(s, messages, group, channel, launch, each);
     #pragma unroll
@@ -141,7 +141,7 @@ inline Moments moments(const Sizes& s, const float4* messages, int group, int ch
 }
 
 // The scale and shift of a channel go to shared memory, and the first CTA of a group keeps statistics. By a warp.
-inline void settle(const Sizes& s, const Channels& p, const Known& known, const Share& share, const Moments& all,
+inline void settle(const Sizes& s, const Channels& p, const Known& known, const Share& share, const Sums& all,
                    Shared& shared)
 {
     if (threadIdx.x % 32) return;
