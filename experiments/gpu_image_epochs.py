@@ -60,8 +60,8 @@ def _runs(train, plan, progress) -> Iterator[dict[str, Any]]:
             of_seed = recipe.but(seed=seed)
             progress(f"{MODEL_NAMES[recipe.model]}, seed {seed}: an epoch in float64, and {len(variants)} more")
             wanted = _learned(BASELINE, of_seed.but(dtype="float64"), train)
-            for way in variants:
-                yield _compared(way, of_seed, _learned(way, of_seed, train), wanted)
+            for variant in variants:
+                yield _compared(variant, of_seed, _learned(variant, of_seed, train), wanted)
             if recipe == plan.epochs[0][0] and seed == 0:
                 yield from _numpy(of_seed, train, plan.numpy_steps, wanted[0], progress)
 
@@ -74,17 +74,17 @@ def _numpy(recipe, train, steps, wanted, progress):
         yield _compared(NUMPY, recipe.but(dtype=dtype), (losses,), (wanted[: len(losses)],))
 
 
-def _learned(way, recipe, train, examples=None):
+def _learned(variant, recipe, train, examples=None):
     """Return the losses of an epoch, or of its first examples, and the parameters after it."""
-    made, order, network = trainer(way, recipe, train)
+    made, order, network = trainer(variant, recipe, train)
     losses = network.engine.to_numpy(made.epoch(order[:examples]))
     made.close()
     return losses.astype(np.float64), network.engine.to_numpy(network.theta).astype(np.float64)
 
 
-def _compared(way, recipe, found, wanted):
+def _compared(variant, recipe, found, wanted):
     """Return how far each loss is from the wanted one, as a part of that; and all parameters, as a part of theirs."""
-    run = {"model": MODEL_NAMES[recipe.model], "way": way, "dtype": recipe.dtype, "seed": recipe.seed}
+    run = {"model": MODEL_NAMES[recipe.model], "way": variant, "dtype": recipe.dtype, "seed": recipe.seed}
     run |= {"batch_size": recipe.batch_size, "steps": len(wanted[0])}
     run["loss_errors"] = [float(f"{error:.3g}") for error in np.abs(found[0] / wanted[0] - 1)]
     for one, other in zip(found[1:], wanted[1:], strict=True):
@@ -92,11 +92,11 @@ def _compared(way, recipe, found, wanted):
     return run
 
 
-def errors(record, model, way, dtype="float32"):
+def errors(record, model, variant, dtype="float32"):
     """Return how far each loss of an epoch is from float64's, as a part of it (seeds, steps)."""
-    found = [run["loss_errors"] for run in results.runs(record, model=model, way=way, dtype=dtype)]
+    found = [run["loss_errors"] for run in results.runs(record, model=model, way=variant, dtype=dtype)]
     if not found:
-        raise LookupError(f"this record has no epoch of {model!r} by {way!r} in {dtype!r}.")
+        raise LookupError(f"this record has no epoch of {model!r} by {variant!r} in {dtype!r}.")
     return np.array(found)
 
 
@@ -109,9 +109,9 @@ def beyond(far, limit=FAR):
 def table(record):
     """Return the record as a table for the terminal: medians over the seeds."""
     lines = [f"{'how far losses are from float64':46}{'steps':>6}{'seeds':>6}{'first 20':>9}{'all':>9}{'largest':>9}"]
-    for model, way, dtype in dict.fromkeys((run["model"], run["way"], run["dtype"]) for run in record["runs"]):
-        far = errors(record, model, way, dtype)
+    for model, variant, dtype in dict.fromkeys((run["model"], run["way"], run["dtype"]) for run in record["runs"]):
+        far = errors(record, model, variant, dtype)
         parts = (np.median(far[:, :20]), np.median(far), far.max())
         row = "".join(f"{part:9.1e}" for part in parts)
-        lines.append(f"{f'{model}, {way}, {dtype}':46}{far.shape[1]:>6}{len(far):>6}{row}")
+        lines.append(f"{f'{model}, {variant}, {dtype}':46}{far.shape[1]:>6}{len(far):>6}{row}")
     return "\n".join(lines)

@@ -18,7 +18,7 @@ ADAM = Recipe(optimizer="adam", lr=1e-3, schedule="cosine", epochs=10)
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure: so many trainings of each recipe in each way, with each engine."""
+    """How much to measure: so many trainings of each recipe in each variant, with each engine."""
 
     engines: tuple[str, ...] = ("cuda_persistent",)
     recipes: tuple[Recipe, ...] = (
@@ -45,8 +45,8 @@ def _runs(dataset, plan, progress):
         for recipe in plan.recipes:
             progress(f"trainings with {engine}, {recipe.optimizer}, batch {recipe.batch_size}")
             variants, steps = _variants(engine, recipe, dataset)
-            for way in variants.values():
-                way()  # compiles
+            for variant in variants.values():
+                variant()  # compiles
             found = in_turns(variants, plan.samples, settle=lambda name: quiet.rest())
             us = {
                 f"{name}_us": [round(1e6 * sample / steps, 4) for sample in samples] for name, samples in found.items()

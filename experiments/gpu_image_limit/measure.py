@@ -13,6 +13,7 @@ from mlpkit.executors import trainer_of
 
 from .. import timeline
 from ..gpu_image_peers import LENET
+from ..persistence.stages import written
 from .stages import IDLE, STAGES, of_blocks
 
 
@@ -71,23 +72,23 @@ def measure(save=results.save_part, progress=print, plan=USUAL, train=None):
     return results.collect(record, chain.from_iterable(part(train, plan, progress) for part in parts), save)
 
 
-def trainer(way, recipe, train, **more):
-    """Return a way's trainer on train, (X, y), an epoch's order, and the network. more: arguments of the trainer."""
-    name, make = VARIANTS[way]
+def trainer(variant, recipe, train, **more):
+    """Return a variant's trainer on train, (X, y), an epoch's order, and the network. more: for the trainer."""
+    name, make = VARIANTS[variant]
     network = recipe.make_network(name)
     X, y, order = map(network.engine.asarray, (*train, epoch_order(len(train[1]), recipe.seed, 0)))
     return make(network, recipe.make_optimizer(network, len(y)), X, y, recipe.batch_size, **more), order, network
 
 
 def _steps(train, plan, progress):
-    for batch_size, way in product(plan.batch_sizes, FLOAT32):
-        progress(f"steps: {way}, batch {batch_size}")
-        yield {"kind": "step", "way": way, "batch_size": batch_size} | _step_us(way, batch_size, train, plan)
+    for batch_size, variant in product(plan.batch_sizes, FLOAT32):
+        progress(f"steps: {variant}, batch {batch_size}")
+        yield {"kind": "step", "way": variant, "batch_size": batch_size} | _step_us(variant, batch_size, train, plan)
 
 
-def _step_us(way, batch_size, train, plan, **more):
+def _step_us(variant, batch_size, train, plan, **more):
     """Return samples of the GPU's microseconds of a step, the mean over a whole epoch; and of the host's."""
-    made, order, _ = trainer(way, LENET.but(batch_size=batch_size), train, **more)
+    made, order, _ = trainer(variant, LENET.but(batch_size=batch_size), train, **more)
     epoch, steps = partial(made.epoch, order), -(-len(order) // batch_size)
     for _ in range(2):
         epoch()  # records, warms up
@@ -128,12 +129,12 @@ def _repeat(call, argument, times):
 def _stages(train, plan, progress):
     for batch_size in plan.stamped:
         progress(f"stages of a step, batch {batch_size}")
-        made, order, _ = trainer("one kernel", LENET.but(batch_size=batch_size), train, stamped_steps=plan.steps)
+        made, order, _ = trainer("one kernel", LENET.but(batch_size=batch_size), train, STAMPED_STEPS=plan.steps)
         made.epoch(order)
-        stamps = made.stamps()
+        stamps = written("limit", made, made.blocks)
         made.close()
         facts = {"kind": "stages", "batch_size": batch_size}
-        working = batch_size * made.macros["HALVES"]
+        working = batch_size * made.macros["IMAGE_BLOCKS"]
         yield facts | {"block": "with an image"} | of_blocks(stamps[:working], STAGES)
         if working < len(stamps):
             yield facts | {"block": "without"} | of_blocks(stamps[working:], IDLE)

@@ -13,9 +13,9 @@ def of(record, kind, **wanted):
     raise LookupError(f"this record has no run of the kind {kind!r}" + (f" with {which}." if which else "."))
 
 
-def step_us(record, way, batch_size=128, clock="samples_us"):
+def step_us(record, variant, batch_size=128, clock="samples_us"):
     """Return the median of the microseconds of a step. clock: samples_us, the GPU's, or host_us."""
-    return results.median(of(record, "step", way=way, batch_size=batch_size), clock)
+    return results.median(of(record, "step", way=variant, batch_size=batch_size), clock)
 
 
 @results.reads
@@ -24,9 +24,9 @@ def table(record):
     sizes = record["settings"]["plan"]["batch_sizes"]
     lines = [TITLE + "".join(f"{size:>8}" for size in sizes)]
     steps = results.runs(record, kind="step")
-    for way in dict.fromkeys(run["way"] for run in steps):
-        found = {run["batch_size"]: results.median(run) for run in steps if run["way"] == way}
-        lines.append(f"{way:<32}" + "".join(_us(found.get(size)) for size in sizes))
+    for variant in dict.fromkeys(run["way"] for run in steps):
+        found = {run["batch_size"]: results.median(run) for run in steps if run["way"] == variant}
+        lines.append(f"{variant:<32}" + "".join(_us(found.get(size)) for size in sizes))
     for run in results.runs(record, kind="changed"):
         name = f"one kernel, {run['macro']}={run['value']}"
         lines.append(

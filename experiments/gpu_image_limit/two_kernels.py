@@ -17,7 +17,7 @@ class Trainer(GraphTrainer):
 
     def __init__(self, network, optimizer, X, y, batch_size, **macros):
         super().__init__(network, optimizer, X, as_labels(y), batch_size)
-        alone = {"PAIRS": 0, "HALVES": 1}
+        alone = {"PAIRS": 0, "IMAGE_BLOCKS": 1}
         self.macros = macros_for(network.model, optimizer, batch_size, self.X.dtype) | alone | macros
         module = kernels.load("limit_graph", **self.macros)
         answer = cp.empty(5, np.int32)

@@ -71,11 +71,22 @@ def _engine(name, task):
         lasting = pool.used_bytes() - before - trainer.feed["order"].nbytes
     finally:
         trainer.close()
-    at_once, in_all = step.most_at_once, step.sum_of_sizes
+    at_once, in_all = most_at_once(step), sum_of_sizes(step)
     return {
         "bytes": step.bytes + lasting, "lasting": lasting, "arena": step.bytes, "at_once": at_once, "in_all": in_all,
         "intervals": intervals,
     }  # fmt: skip
+
+
+def sum_of_sizes(plan):
+    """Return the bytes of memory without a piece that lies where another one was. plan: a `lifetimes.Plan`."""
+    return sum(each.aligned_size for each in plan.intervals)
+
+
+def most_at_once(plan):
+    """Return the bytes that are needed at one moment, at least: no plan takes fewer."""
+    every = plan.intervals
+    return max((sum(i.aligned_size for i in every if i.start <= now.start < i.end) for now in every), default=0)
 
 
 def _peer(name, recipe):

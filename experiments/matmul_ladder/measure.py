@@ -171,8 +171,8 @@ def _layers(plan, progress):
             ready["triton and a pass"] = "bf16", partial(in_two, product, bias, c), c
             ready["triton, one kernel"] = "bf16", *triton(a, b, bias)
         wanted = cupy.maximum(a.astype(np.float64) @ b.astype(np.float64) + bias, 0)
-        for way, found in _gated(ready, wanted, plan).items():
-            yield {"kind": "fused", "m": m, "n": n, "k": k, "way": way} | found
+        for variant, found in _gated(ready, wanted, plan).items():
+            yield {"kind": "fused", "m": m, "n": n, "k": k, "way": variant} | found
 
 
 def _in_turns(calls, plan):

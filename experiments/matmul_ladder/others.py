@@ -124,9 +124,9 @@ def available(others=OTHERS, progress=print):
 # How much is written, and what becomes of it
 
 
-def source(way):
+def source(variant):
     """Return the Python of one of the `OTHERS`: its function, or its whole file."""
-    other = OTHERS[way]
+    other = OTHERS[variant]
     text = Path(__file__).with_name(other.file).read_text(encoding="utf-8")
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef) and node.name == other.function:
@@ -134,13 +134,13 @@ def source(way):
     return text
 
 
-def code_lines(way):
-    """Return how many lines of code a rung or another way is: comments and the list of instructions are not counted."""
-    if way in OTHERS:
-        return lines.count_text(source(way))
-    path = kernels.place(RUNGS[way].file)
+def code_lines(variant):
+    """Return how many lines of code a variant is: comments and the list of instructions are not counted."""
+    if variant in OTHERS:
+        return lines.count_text(source(variant))
+    path = kernels.place(RUNGS[variant].file)
     files = [path, *(header for header in kernels.headers(path) if header.parent == path.parent)]
-    return sum(map(lines.count, [*files, kernels.FOLDER / "tensor_map.py"] if RUNGS[way].boxes else files))
+    return sum(map(lines.count, [*files, kernels.FOLDER / "tensor_map.py"] if RUNGS[variant].boxes else files))
 
 
 def loop_cost(ptx):

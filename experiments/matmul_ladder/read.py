@@ -1,4 +1,4 @@
-"""What the record says: each way's rate at a size, its part of cuBLAS's, and the two limits. No GPU is needed."""
+"""What the record says: each variant's rate at a size, its part of cuBLAS's, and the two limits. No GPU is needed."""
 
 import numpy as np
 
@@ -7,24 +7,24 @@ from experiments.lab import results
 from .others import OTHERS
 from .rungs import RUNGS, flops
 
-PRECISIONS = {name: way.precision for name, way in (RUNGS | OTHERS).items()}
+PRECISIONS = {name: variant.precision for name, variant in (RUNGS | OTHERS).items()}
 
 
-def median_us(record, way, m, n, k):
-    """Return a way's microseconds at a size, the median of the samples; None where it was not measured."""
-    found = results.runs(record, kind="product", way=way, m=m, n=n, k=k)
+def median_us(record, variant, m, n, k):
+    """Return a variant's microseconds at a size, the median of the samples; None where it was not measured."""
+    found = results.runs(record, kind="product", way=variant, m=m, n=n, k=k)
     return results.median(found[0]) if found else None
 
 
-def gflops(record, way, m, n, k):
-    """Return a way's GFLOP/s at a size, None where it was not measured."""
-    us = median_us(record, way, m, n, k)
+def gflops(record, variant, m, n, k):
+    """Return a variant's GFLOP/s at a size, None where it was not measured."""
+    us = median_us(record, variant, m, n, k)
     return flops(m, n, k) / us / 1e3 if us else None
 
 
-def share(record, way, m, n, k):
-    """Return a way's rate as a part of cuBLAS's in the same precision at the same size, None without either."""
-    ours, theirs = (gflops(record, name, m, n, k) for name in (way, f"cublas_{PRECISIONS[way]}"))
+def share(record, variant, m, n, k):
+    """Return a variant's rate as a part of cuBLAS's in the same precision at the same size, None without either."""
+    ours, theirs = (gflops(record, name, m, n, k) for name in (variant, f"cublas_{PRECISIONS[variant]}"))
     return ours / theirs if ours and theirs else None
 
 

@@ -10,6 +10,7 @@ from functools import cache
 
 import numpy as np
 
+from experiments.lab import ptxas
 from mlpkit import kernels
 from mlpkit.kernels import tensor_map
 
@@ -95,7 +96,7 @@ def resources(rung, arch="sm_90"):
 
     shared_bytes: those of the launch, too. Raises FileNotFoundError where the assembler is not installed.
     """
-    found = kernels.resources(rung.file, arch)["matmul"]
+    found = ptxas.resources(rung.file, arch)["matmul"]
     return asdict(found) | {"shared_bytes": found.shared_bytes + rung.shared, "threads": rung.threads_a_block}
 
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from experiments.lab import results
 from experiments.lab.clock import device_us
-from mlpkit import data, engines, executors, kernels
+from mlpkit import data, engines, executors
 from mlpkit.data import epoch_order
 from mlpkit.executors import trainer_of
 from mlpkit.training.recipe import Recipe
 from mlpkit.words import counted
 
-from .stages import STAGES, stage_ns
+from .stages import STAGES, stage_ns, written
 from .waits import clock_rates, handovers, node_us, round_us, waits
 
 ENGINES = ("cuda_graph", "cuda_graph_epoch", "cuda_three_kernels", "cuda_persistent")
@@ -125,11 +125,11 @@ def stages(batch_size, train, steps):
     clocks: of each block's multiprocessor, by its own clock, a step.
     """
     executor: Any = executors.of(engines.load("cuda_persistent"))
-    make = partial(executor.Trainer, stamped_steps=steps)
+    make = partial(executor.Trainer, STAMPED_STEPS=steps)
     trainer, order = _trainer(make, "cuda_persistent", "sgd", batch_size, train)
     trainer.epoch(order)
-    stamps = trainer.stamps()
-    places, clocks = np.moveaxis(_clocks_of(trainer, stamps.shape[:2]), 2, 0)
+    stamps = written("persistent", trainer, trainer.blocks)
+    places, clocks = np.moveaxis(written("persistent", trainer, trainer.blocks, "clocks", 2), 2, 0)
     for kind, rows in zip(STAGES, np.split(np.arange(len(stamps)), [executor.COLUMN_BLOCKS]), strict=True):
         yield {
             "kind": "stages",
@@ -140,11 +140,3 @@ def stages(batch_size, train, steps):
             "multiprocessors": places[rows, 0].tolist(),
             "clocks": ((clocks[rows, -1] - clocks[rows, 0]) / (steps - 1)).round(1).tolist(),
         }
-
-
-def _clocks_of(trainer, shape):
-    """Return what a trainer's blocks wrote down at each step's first stamp: (blocks, steps, 2), see `stamps.cuh`."""
-    import cupy as cp
-
-    memory = kernels.load("persistent", **trainer.macros).get_global("clocks")
-    return cp.ndarray((*shape, 2), np.int64, memory).get()

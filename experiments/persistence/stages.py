@@ -2,6 +2,10 @@
 
 import numpy as np
 
+from mlpkit import kernels
+
+STAMPS = {"persistent": 12, "cluster": 16, "limit": 16}  # for the stamps of a step, as in each kernel's file
+
 # What a block's first thread is about to do where `persistent.cu` calls stamp(step, 0), stamp(step, 1), ... (The column
 # blocks' other warps, which update W2 and W3, have no stamps.)
 STAGES = {
@@ -37,3 +41,15 @@ def stage_ns(stamps):
     """
     took = np.concatenate([stamps[:, :-1, 1:], stamps[:, 1:, :1]], axis=2) - stamps[:, :-1]
     return took.mean(axis=(0, 1)).round(1).tolist()
+
+
+def written(file, trainer, blocks, name="stamps", last=None):
+    """Return what blocks wrote down in the steps after the first 100 of a trainer's last epoch: see `stamps.cuh`.
+
+    file: of the trainer's kernel, which was made with the macro STAMPED_STEPS. It is a NumPy array of int64 (blocks,
+    steps, last); "stamps": the GPU's time in nanoseconds at each stage.
+    """
+    import cupy as cp
+
+    memory = kernels.load(file, **trainer.macros).get_global(name)
+    return cp.ndarray((blocks, trainer.macros["STAMPED_STEPS"], last or STAMPS[file]), np.int64, memory).get()

@@ -62,12 +62,12 @@ def _network(network, recipe, train, plan, progress):
     told = [asdict(part) for part in parts(recipe, train)]
     reasons = {engine: why_not_timed(engine, recipe, train) for engine in plan.engines}
     calls = {
-        (engine, way): partial(_turn, kind, engine, recipe, train, plan, partial(progress, f"{network}, {engine}"))
-        for way, kind in (("step", Whole), ("watched", Watched))
+        (engine, variant): partial(_turn, kind, engine, recipe, train, plan, partial(progress, f"{network}, {engine}"))
+        for variant, kind in (("step", Whole), ("watched", Watched))
         for engine in plan.engines
         if not reasons[engine]
     }
-    taken = {way: [step for turn in turns for step in turn] for way, turns in in_turns(calls, plan.rounds).items()}
+    taken = {key: [step for turn in turns for step in turn] for key, turns in in_turns(calls, plan.rounds).items()}
     for engine in plan.engines:
         names = {"network": network, "engine": engine, "why_not": reasons[engine]}
         if not reasons[engine]:

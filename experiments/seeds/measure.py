@@ -15,7 +15,7 @@ from mlpkit.data import epoch_order
 from mlpkit.executors import trainer_of
 from mlpkit.training.recipe import Recipe
 
-from ..persistence.stages import stage_ns
+from ..persistence.stages import stage_ns, written
 from .read import ALONE, OTHER, TOGETHER
 
 RECIPE = Recipe(optimizer="adam", lr=2e-3, schedule="cosine")  # of the accuracies
@@ -162,9 +162,9 @@ def _stages(dataset, plan, progress):
 
 def stages(count, recipe, train, steps):
     """Return the `persistence.stage_ns` of a step in the first network's blocks."""
-    seeds = Seeds(count, recipe, train, stamped_steps=steps)
+    seeds = Seeds(count, recipe, train, STAMPED_STEPS=steps)
     seeds.epoch()
-    return stage_ns(seeds.trainer.stamps()[..., : len(STAGES)])
+    return stage_ns(written("cluster", seeds.trainer, blocks=8)[..., : len(STAGES)])
 
 
 def _accuracies(dataset, plan, progress):

@@ -5,22 +5,20 @@ weights and other orders of the examples, take little more time than one: `Toget
 like the workbook's: float32, three hidden layers of at most 128 units, at most 16 classes, batches of at most 128.
 """
 
-from functools import cache
 from itertools import chain
 
 import cupy as cp
 import numpy as np
 
-from mlpkit import kernels
-
 from .cuda.padded import Padded, as_bytes, check_dtype, macros_for, why_not_padded
 from .cuda.rates import rates, settings
 from .cuda.transfers import Feed, RowLosses, as_labels
+from .cuda.waiting import compiled
 from .cupy_fused import Evaluation as Evaluation
 from .cupy_fused import Prediction as Prediction
 
 NAME = "cuda_cluster"
-BLOCKS, THREADS, BATCHES, STAGES = 8, 512, (64, 128), 16  # as in cluster.cu
+BLOCKS, THREADS, BATCHES = 8, 512, (64, 128)  # as in cluster.cu
 
 
 def why_not(model, optimizer, batch_size):
@@ -32,16 +30,15 @@ class Together:
     """Trains several networks of the same sizes, all of them with one launch an epoch.
 
     Each has an optimizer; these are of one kind, and may differ in their settings. X: uint8 pixels, or float32 that are
-    pixels / 255. y: integers from 0 to classes - 1, which is not looked at. stamped_steps: steps of each epoch, after
-    the first 100, in which the blocks write down the time at each stage: see `stamps`.
+    pixels / 255. y: integers from 0 to classes - 1, which is not looked at. macros: of the kernel, beside its own.
     Raises ValueError for networks, optimizers, a batch size, images or a GPU that the kernel is not made for.
     """
 
-    def __init__(self, networks, optimizers, X, y, batch_size, stamped_steps=0):
+    def __init__(self, networks, optimizers, X, y, batch_size, **macros):
         _check(networks, optimizers, batch_size)
-        self.optimizers, self.batch_size, self.stamped_steps = optimizers, batch_size, stamped_steps
-        self.macros = macros_for(BATCHES, networks[0], optimizers[0], batch_size, stamped_steps)
-        self.kernel, exchange_bytes, self.shared_bytes = compiled(**self.macros)
+        self.optimizers, self.batch_size = optimizers, batch_size
+        self.macros = macros_for(BATCHES, networks[0], optimizers[0], batch_size) | macros
+        self.kernel, exchange_bytes, self.shared_bytes = _compiled(self.macros)
         self.pixels, self.labels = as_bytes(X, self.macros["INPUTS"], NAME), as_labels(y)
         count, steps = len(networks), -(-len(y) // batch_size)
         self.losses = RowLosses(count * steps, batch_size, np.float32)
@@ -71,14 +68,6 @@ class Together:
             vector.take()
         return self.losses.means((count, steps), n)
 
-    def stamps(self):
-        """Return when each of the first network's blocks came to each stage of the steps that were stamped last.
-
-        A NumPy array (blocks, steps, stages) of int64, the GPU's time in nanoseconds.
-        """
-        memory = kernels.load("cluster", **self.macros).get_global("stamps")
-        return cp.ndarray((BLOCKS, self.stamped_steps, STAGES), np.int64, memory).get()
-
     def close(self):
         """Wait for all that was asked for."""
         self.feed.close()
@@ -87,8 +76,8 @@ class Together:
 class Trainer(Together):
     """Trains one network. See `executors.protocol.Trainer`, and `Together` for what it raises."""
 
-    def __init__(self, network, optimizer, X, y, batch_size, stamped_steps=0):
-        super().__init__([network], [optimizer], X, y, batch_size, stamped_steps)
+    def __init__(self, network, optimizer, X, y, batch_size, **macros):
+        super().__init__([network], [optimizer], X, y, batch_size, **macros)
 
     def epoch(self, order):
         """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
@@ -118,19 +107,14 @@ def _addresses(vectors):
     return cp.asarray(addresses)
 
 
-@cache
-def compiled(**macros):
+def _compiled(macros):
     """Return the kernel, the bytes of an exchange, and those of a block's shared memory."""
-    module = kernels.load("cluster", **macros)
-    answer = cp.empty(2, np.int32)
-    module.get_function("requirements")((1,), (1,), (answer,))
-    exchange_bytes, shared_bytes = answer.tolist()
+    train, exchange_bytes, shared_bytes, *_ = compiled("cluster", **macros)
     there = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
     if shared_bytes > there:
         raise ValueError(
             f"{NAME} needs {-(-shared_bytes >> 10)} KiB of shared memory on each multiprocessor here, "
             f"but this GPU has {there >> 10} KiB: take the engine cuda_graph."
         )
-    train = module.get_function("train")
     train.max_dynamic_shared_size_bytes = shared_bytes
     return train, exchange_bytes, shared_bytes

@@ -7,27 +7,24 @@ multiprocessors meanwhile: the launch is a cooperative one, which CUDA refuses w
 waits in vain says so, for the host to raise.
 """
 
-from functools import cache
 from itertools import pairwise
 from math import prod
 
 import cupy as cp
 import numpy as np
 
-from mlpkit import kernels
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.losses import SoftmaxCrossEntropy
 
-from .cuda.rates import rates, settings, why_unknown
-from .cuda.transfers import Feed, RowLosses, as_labels
-from .cuda.uninterrupted import uninterrupted
+from .cuda.padded import check_dtype
+from .cuda.rates import why_unknown
 from .cuda.waiting import WaitingTrainer
 from .plain import Evaluation as Evaluation
 from .plain import Prediction as Prediction
 
 NAME = "cuda_conv_fused"
-THREADS, MOST_BLOCKS, MOST_LAYERS, MOST_SIZE, MOST_PADDING, STAGES = 512, 3, 4, 7, 2, 16  # as in limit.cu
+THREADS, MOST_BLOCKS, MOST_LAYERS, MOST_SIZE, MOST_PADDING = 512, 3, 4, 7, 2  # as in limit.cu
 AWAITED = (  # as in limit_waits.cuh
     "the dense weights", "the convolutions' weights", "all slopes", "all gradients", "the neighbour's sums",
 )  # fmt: skip
@@ -148,45 +145,19 @@ def _late(channels, height, out, size, ph, pw):
 
 
 class Trainer(WaitingTrainer):
-    """Trains a network with one launch an epoch. See `executors.protocol.Trainer`.
+    """Trains a network with one launch an epoch.
 
-    X: uint8 pixels, or float32. stamped_steps: steps of each epoch, after the first 100, in which the blocks write down
-    the time at each stage: see `stamps`. Raises ValueError for a model, a dtype or a GPU that the kernel is not made
-    for. `epoch` and `close` raise RuntimeError where a block of an epoch before waited in vain: then theta has a NaN.
+    X: uint8 pixels, or float32. macros: of the kernel, beside its own. Raises ValueError for a network that does not
+    compute in float32.
     """
 
-    engine, file, awaited, stages = NAME, "limit", AWAITED, STAGES
+    engine, file, awaited = NAME, "limit", AWAITED
 
-    def __init__(self, network, optimizer, X, y, batch_size, stamped_steps=0, **macros):
-        if network.dtype != np.float32:
-            raise ValueError(f"{NAME} computes in float32, not {network.dtype}: take another engine.")
-        if reason := why_not(network.model, optimizer, batch_size):
-            raise ValueError(reason)
-        self.optimizer, self.batch_size, self.stamped_steps = optimizer, batch_size, stamped_steps
-        self.X = cp.ascontiguousarray(X.reshape(len(X), -1))
-        self.y = as_labels(y)
-        self.macros = macros_for(network.model, optimizer, batch_size, self.X.dtype) | macros
-        if stamped_steps:
-            self.macros["STAMPED_STEPS"] = stamped_steps
-        self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads = compiled(**self.macros)
-        steps = -(-len(y) // batch_size)
-        self.losses = RowLosses(steps, batch_size, np.float32)
-        self.exchange = cp.empty(exchange_bytes, np.uint8)
-        self.feed = Feed(rates=(3 * steps, np.float32), order=(len(y), np.int64))
-        super().__init__()
-        m, v = optimizer.state.values() or (0, 0)
-        self.arguments = self.losses.rows, self.failed, self.exchange, network.theta, m, v, self.feed["rates"]
-
-    def epoch(self, order):
-        """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
-        self.check()
-        n, steps = len(order), -(-len(order) // self.batch_size)
-        arguments = self.X, self.y, self.feed["order"], np.int32(n), *self.arguments, *settings(self.optimizer)
-        with uninterrupted():  # so that theta and the optimizer's count of steps are of one epoch
-            self.exchange.fill(0)
-            self.feed.send(rates=rates(self.optimizer, steps), order=order)
-            self.launch(arguments)
-        return self.losses.means((steps,), n)
+    def __init__(self, network, optimizer, X, y, batch_size, **macros):
+        check_dtype(network, NAME)
+        X = cp.ascontiguousarray(X.reshape(len(X), -1))
+        macros = macros_for(network.model, optimizer, batch_size, X.dtype) | macros
+        super().__init__(macros, optimizer, X, y, batch_size, (network.theta, *optimizer.state.values()))
 
 
 def macros_for(model, optimizer, batch_size, dtype):
@@ -200,18 +171,6 @@ def macros_for(model, optimizer, batch_size, dtype):
         "CHANNELS": channels, "HEIGHT": height, "WIDTH": width,
         "CONVS": ",".join(str(number) for conv in convs for number in conv), "DENSE": ",".join(map(str, dense)),
         "BATCH": batch_size, "GRID": blocks, "PAIRS": int(batch_size <= blocks), "BLOCK_THREADS": THREADS,
-        "HALVES": _halves(model, batch_size, blocks),
+        "IMAGE_BLOCKS": _halves(model, batch_size, blocks),
         "ADAM": int(bool(optimizer.state)), "SHARED_LIMIT": here["MaxSharedMemoryPerBlockOptin"],
     }  # fmt: skip
-
-
-@cache
-def compiled(**macros):
-    """Return the kernel, the bytes of its exchange and of a block's shared memory, and how many blocks and threads."""
-    module = kernels.load("limit", **macros)
-    answer = cp.empty(4, np.int32)
-    module.get_function("requirements")((1,), (1,), (answer,))
-    exchange_bytes, shared_bytes, blocks, threads = answer.tolist()
-    train = module.get_function("train")
-    train.max_dynamic_shared_size_bytes = shared_bytes
-    return train.kernel, exchange_bytes, shared_bytes, blocks, threads

@@ -10,7 +10,7 @@ from .plain import Evaluation as Evaluation
 from .plain import why_not as why_not
 
 
-def why_not_with_less_precision(engine, optimizer):
+def why_not_with_less_precision(engine, model, optimizer, batch_size):
     """Return None, or why `engine`, a name, refuses a network whose products are to have fewer bits."""
     if optimizer.network.dtype == "float32":
         return None

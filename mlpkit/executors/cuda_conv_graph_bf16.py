@@ -4,15 +4,13 @@ Between convolutions images are bfloat16, and so are the elements that are multi
 time, multiply TF32. Sums, parameters and their updates are float32.
 """
 
+from functools import partial
+
 from . import cuda_conv_graph
 from .plain import Evaluation as Evaluation
 
 NAME = "cuda_conv_graph_bf16"
-
-
-def why_not(model, optimizer, batch_size):
-    """Return None, or in a sentence what it can't. See `executors`."""
-    return cuda_conv_graph.why_not_with_less_precision(NAME, optimizer)
+why_not = partial(cuda_conv_graph.why_not_with_less_precision, NAME)
 
 
 class Trainer(cuda_conv_graph.Trainer):

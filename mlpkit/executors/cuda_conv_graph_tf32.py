@@ -4,15 +4,13 @@ Convolutions multiply fp16, whose 11 bits are TF32's; each array has a scale of 
 The other products are TF32's own. Sums, updates and all that is kept are float32.
 """
 
+from functools import partial
+
 from . import cuda_conv_graph
 from .plain import Evaluation as Evaluation
 
 NAME = "cuda_conv_graph_tf32"
-
-
-def why_not(model, optimizer, batch_size):
-    """Return None, or in a sentence what it can't. See `executors`."""
-    return cuda_conv_graph.why_not_with_less_precision(NAME, optimizer)
+why_not = partial(cuda_conv_graph.why_not_with_less_precision, NAME)
 
 
 class Trainer(cuda_conv_graph.Trainer):

@@ -5,7 +5,7 @@ begin before the ones ahead of them have ended: see `kernels/overlap`.
 """
 
 import math
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import cupy as cp
@@ -28,17 +28,17 @@ SHARED_BYTES = 96 << 10  # that a block may ask for on any GPU since 2020
 CLASSES = SHARED_BYTES // (2 * EXAMPLES * 8)  # at most: float64 outputs, and their gradients
 
 
-def why_not(model, optimizer, batch_size):
-    """Return None for a multilayer perceptron that has not too many classes, else a sentence."""
-    return mlps_only(NAME, model) or too_many_classes(NAME, model)
-
-
-def too_many_classes(engine, model):
-    """Return None, or the sentence with which `engine`, a name, refuses more outputs than a block holds."""
+def why_not_as(engine, model, optimizer, batch_size):
+    """Return None for a multilayer perceptron with no more classes than a block holds, else a sentence."""
+    if reason := mlps_only(engine, model):
+        return reason
     classes = model.sizes()[-1]
     if classes > CLASSES:
         return f"{engine} takes at most {CLASSES} classes, and this network has {classes}: take another engine."
     return None
+
+
+why_not = partial(why_not_as, NAME)
 
 
 class Gradient:

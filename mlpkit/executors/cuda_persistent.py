@@ -9,24 +9,18 @@ blocks don't fit; and a block that waits in vain says so, for the host to raise.
 """
 
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 
 import cupy as cp
 import numpy as np
 
-from mlpkit import kernels
-
 from .cuda.padded import Padded, as_bytes, check_dtype, macros_for, padded_sizes, why_not_padded
-from .cuda.rates import rates, settings
-from .cuda.transfers import Feed, RowLosses, as_labels
-from .cuda.uninterrupted import uninterrupted
 from .cuda.waiting import WaitingTrainer
 from .cupy_fused import Evaluation as Evaluation
 from .cupy_fused import Prediction as Prediction
 
 NAME = "cuda_persistent"
-BATCHES, COLUMN_BLOCKS, STAGES = (32, 64, 128, 256), 64, 12  # as in persistent.cu
+BATCHES, COLUMN_BLOCKS = (32, 64, 128, 256), 64  # as in persistent.cu
 ROW_BLOCKS = (64, 32, 16, 8)  # at most; the best first
 RESIDENT = ((1, 2), (1, 1), (2, 2), (2, 1))  # column blocks that share a batch's images, and how many such batches fit
 REST = 8_944  # bytes of a column block's shared memory beside images, digits and sums: at most
@@ -110,70 +104,25 @@ def _too_small(model, batch_size):
 
 
 class Trainer(WaitingTrainer):
-    """Trains a network with one launch an epoch. See `executors.protocol.Trainer`.
+    """Trains a network with one launch an epoch.
 
-    X: uint8 pixels, or float32 that are pixels / 255. stamped_steps: steps of each epoch, after the first 100, in which
-    the blocks write down the time at each stage: see `stamps`.
-    Raises ValueError for images, a dtype or a GPU that the kernel is not made for. `epoch` and `close` raise
-    RuntimeError where a block of an epoch before waited in vain: that epoch has left a NaN in theta.
+    X: uint8 pixels, or float32 that are pixels / 255. macros: of the kernel, beside its own. Raises ValueError for
+    images or a dtype that the kernel is not made for.
     """
 
-    engine, file, awaited, stages = NAME, "persistent", AWAITED, STAGES
+    engine, file, awaited = NAME, "persistent", AWAITED
 
-    def __init__(self, network, optimizer, X, y, batch_size, stamped_steps=0):
+    def __init__(self, network, optimizer, X, y, batch_size, **macros):
         check_dtype(network, NAME)
-        self.optimizer, self.batch_size, self.stamped_steps = optimizer, batch_size, stamped_steps
-        if reason := _too_small(network.model, batch_size):
-            raise ValueError(reason)
-        self.macros = macros_for(BATCHES, network, optimizer, batch_size, stamped_steps)
-        self.macros |= configuration(self.macros["BATCH"], self.macros["INPUTS"]).macros()
-        self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads = compiled(**self.macros)
-        self.pixels, self.labels = as_bytes(X, self.macros["INPUTS"], NAME), as_labels(y)
-        steps = -(-len(y) // batch_size)
-        self.losses = RowLosses(steps, batch_size, np.float32)
-        self.exchange = cp.empty(exchange_bytes, np.uint8)
-        self.feed = Feed(rates=(3 * steps, np.float32), order=(len(y), np.int64))
+        usual = macros_for(BATCHES, network, optimizer, batch_size)
+        usual |= configuration(usual["BATCH"], usual["INPUTS"]).macros()
         self.vectors = [Padded(vector, network) for vector in (network.theta, *optimizer.state.values())]
-        m, v = [vector.array for vector in self.vectors[1:]] or (0, 0)
-        super().__init__()
-        place = self.losses.rows, self.failed, self.exchange, self.vectors[0].array, m, v, self.feed["rates"]
-        self.arguments = *place, *settings(optimizer)
+        pixels, arrays = as_bytes(X, usual["INPUTS"], NAME), [vector.array for vector in self.vectors]
+        super().__init__(usual | macros, optimizer, pixels, y, batch_size, arrays)
 
-    def epoch(self, order):
-        """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
-        self.check()
-        n, batch_size = len(order), self.batch_size
-        steps = -(-n // batch_size)
-        arguments = self.pixels, self.labels, self.feed["order"], np.int32(n), np.int32(batch_size), *self.arguments
-        with uninterrupted():  # so that theta and the optimizer's count of steps are of one epoch
-            self.exchange.fill(0)
-            self.feed.send(rates=rates(self.optimizer, steps), order=order)
-            for vector in self.vectors:
-                vector.put()
-            self.launch(arguments)
-            for vector in self.vectors:
-                vector.take()
-        return self.losses.means((steps,), n)
-
-
-@cache
-def compiled(**macros):
-    """Return the kernel, the bytes of its exchange and of a block's shared memory, and how many blocks and threads."""
-    module = kernels.load("persistent", **macros)
-    answer = cp.empty(4, np.int32)
-    module.get_function("requirements")((1,), (1,), (answer,))
-    exchange_bytes, shared_bytes, blocks, threads = answer.tolist()
-    here = cp.cuda.Device().attributes
-    train = module.get_function("train")
-    fits = shared_bytes <= here["MaxSharedMemoryPerBlockOptin"]
-    if fits:
-        train.max_dynamic_shared_size_bytes = shared_bytes
-        each = cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(train.kernel.ptr, threads, shared_bytes)
-        fits = blocks <= each * here["MultiProcessorCount"]
-    if not fits:
-        raise ValueError(
-            f"{NAME} needs at least {blocks} multiprocessors with {-(-shared_bytes >> 10)} KiB of shared memory each "
-            f"here, but this GPU has {here['MultiProcessorCount']} with "
-            f"{here['MaxSharedMemoryPerBlockOptin'] >> 10} KiB: take the engine cuda_graph."
-        )
-    return train.kernel, exchange_bytes, shared_bytes, blocks, threads
+    def launch(self, *sizes):
+        for vector in self.vectors:
+            vector.put()
+        super().launch(*sizes, np.int32(self.batch_size))
+        for vector in self.vectors:
+            vector.take()

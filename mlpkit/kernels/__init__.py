@@ -1,8 +1,8 @@
 """CUDA C, one idea a file, and what turns a file into something that Python can launch.
 
 A kernel's sizes that are known before it runs (tile edges, layer widths) are macros: `load("tiles", TILE=32)` compiles
-`tiles.cu` with `-DTILE=32`. NVRTC, the compiler that comes with CuPy's CUDA libraries, needs no GPU: `resources`
-compiles for a chip that need not be here, and asks `ptxas` what the code takes there.
+`tiles.cu` with `-DTILE=32`. NVRTC, the compiler that comes with CuPy's CUDA libraries, needs no GPU: `ptx` and `cubin`
+compile for a chip that need not be here.
 
 What several kernels need is a header, `.cuh`: beside the file that includes it, or here where several folders need it.
 
@@ -15,10 +15,7 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
-import tempfile
 import textwrap
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,15 +25,6 @@ from mlpkit.files import write_atomically
 FOLDER = Path(__file__).parent
 OPTIONS = ("-std=c++17", "-default-device")
 INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What a kernel takes: registers a thread, bytes of shared memory a block, and bytes a thread spilled to memory."""
-
-    registers: int
-    shared_bytes: int
-    spilled_bytes: int
 
 
 def source(name):
@@ -99,7 +87,7 @@ def ptx(name, arch="sm_90", **macros):
 
     Raises RuntimeError with the compiler's messages where the file is wrong.
     """
-    return _compile(name, _exactly(name, arch).replace("sm", "compute"), macros).decode()
+    return _compile(name, exactly(name, arch).replace("sm", "compute"), macros).decode()
 
 
 def cubin(name, arch="sm_90", **macros):
@@ -107,10 +95,10 @@ def cubin(name, arch="sm_90", **macros):
 
     Raises RuntimeError with the compiler's messages where the file is wrong.
     """
-    return _compile(name, _exactly(name, arch), macros)
+    return _compile(name, exactly(name, arch), macros)
 
 
-def _exactly(name, arch):
+def exactly(name, arch):
     """Return `arch` with the "a" of a file that is for this very chip."""
     return chip(name) if chip(name) == f"{arch}a" else arch
 
@@ -142,19 +130,6 @@ def _compile(name, arch, macros):
         ) from error
     finally:
         nvrtc.destroyProgram(program)
-
-
-def resources(name, arch="sm_90", **macros):
-    """Return the `Resources` of each kernel in `<name>.cu` on a chip, a dict by the kernel's name in the PTX.
-
-    Raises FileNotFoundError where `ptxas` is not installed.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "code.ptx"
-        path.write_text(ptx(name, arch, **macros))
-        command = [ptxas(), "-v", f"-arch={_exactly(name, arch)}", str(path), "-o", f"{folder}/code.cubin"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return dict(_read_report(said))
 
 
 def ptxas():
@@ -196,13 +171,3 @@ def _places(package):
 
 def _definitions(macros):
     return [f"-D{name}={value}" for name, value in macros.items()]
-
-
-def _read_report(said):
-    """Yield (kernel, Resources) from what `ptxas -v` printed."""
-    for part in said.split("Compiling entry function '")[1:]:
-        numbers = [
-            int(found[1]) if (found := re.search(pattern, part)) else 0
-            for pattern in (r"Used (\d+) registers", r"(\d+) bytes smem", r"(\d+) bytes spill stores")
-        ]
-        yield part.partition("'")[0], Resources(*numbers)

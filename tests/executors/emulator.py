@@ -295,6 +295,5 @@ def engine(name, folder, seed=0, source=None):
         patch.setitem(sys.modules, "mlpkit.executors.cupy_fused", plain)  # what they take from it, plain has
         parts = own_parts(patch, "padded", "transfers", "waiting", "graph")
         found.executor = own(f"executors.cuda_{name}")
-    loaded = SimpleNamespace(load=partial(_Module, folder, seed, source or kernels.source(name)))
-    found.executor.kernels = parts["waiting"].kernels = loaded
+    parts["waiting"].kernels = SimpleNamespace(load=partial(_Module, folder, seed, source or kernels.source(name)))
     return found

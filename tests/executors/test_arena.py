@@ -14,6 +14,7 @@ pytest.importorskip("cupy")
 
 import cupy as cp
 
+from experiments.gpu_image_memory.measure import most_at_once, sum_of_sizes
 from mlpkit.executors.cuda import arena, lifetimes
 from mlpkit.executors.cuda.arena import Arena, Recorder
 from mlpkit.executors.cuda.lifetimes import Interval, check, plan
@@ -104,7 +105,7 @@ def test_no_two_pieces_that_are_there_at_once_have_bytes_in_common(pieces):
         assert (each.size, each.start, each.end) == (size, start, start + length)
         assert each.offset % lifetimes.ALIGNMENT == 0
         assert each.offset + each.size <= found.bytes
-    assert found.most_at_once <= found.bytes <= found.sum_of_sizes
+    assert most_at_once(found) <= found.bytes <= sum_of_sizes(found)
 
 
 def test_what_is_wrong_is_seen():
@@ -136,8 +137,8 @@ def recorded(work):
 def test_a_step_finds_its_arrays_where_they_were():
     found = recorded(step)
     assert len(found.intervals) == 7
-    assert found.sum_of_sizes == 7 * 4096
-    assert found.bytes == found.most_at_once == 5 * 4096
+    assert sum_of_sizes(found) == 7 * 4096
+    assert found.bytes == most_at_once(found) == 5 * 4096
     memory = Arena(found)
     addresses = []
     for _ in range(2):

@@ -6,6 +6,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import one_sentence, sweep
 from test_kernels import needs_compiler
 
+from experiments.lab import ptxas
 from mlpkit import data, executors, kernels
 from mlpkit.data import epoch_order
 from mlpkit.executors import trainer_of
@@ -24,7 +25,7 @@ NAME = "cuda_cluster"
 @pytest.mark.parametrize("adam", [0, 1])
 @pytest.mark.parametrize("batch", sweep([64, 128], 128))
 def test_the_kernel_keeps_its_numbers_in_registers(batch, adam):
-    found = kernels.resources("cluster", BATCH=batch, ADAM=adam)["train"]
+    found = ptxas.resources("cluster", BATCH=batch, ADAM=adam)["train"]
     assert found.registers <= 128  # of which a multiprocessor has enough for 512 threads
     assert found.spilled_bytes == 0
 

@@ -149,7 +149,7 @@ def test_blocks_are_told_what_the_next_one_wants():
 
     blocks = [Block(wants) for wants in ("nchw", "stored", None, "nc8hw8")]
     Pipeline(blocks, MODE)
-    assert [block.gives for block in blocks] == ["stored", None, "nc8hw8", "nchw"]
+    assert [block.gives for block in blocks] == ["stored", "nc8hw8", "nc8hw8", "nchw"]
 
 
 def planning(monkeypatch):
@@ -164,6 +164,8 @@ def planning(monkeypatch):
 def planned(monkeypatch, several, batch_size):
     """Return a trainer that only writes down what it asks for, and where it does."""
     plan = planning(monkeypatch)
+    from mlpkit.executors.cuda import graph
+
     said, streams = [], ["main"]
 
     class Stream:
@@ -185,7 +187,7 @@ def planned(monkeypatch, several, batch_size):
 
     class Trainer(plan.PlannedTrainer):
         def __init__(self):
-            self.several, self.batch_size, self.graphs, self.beside = several, batch_size, {}, Stream("beside")
+            self.steps_a_graph, self.batch_size, self.graphs, self.beside = several, batch_size, {}, Stream("beside")
             self.batches = {n: SimpleNamespace(n=n, rates="ab") for n in range(1, batch_size + 1)}
             self.arenas = {n: SimpleNamespace(step=nullcontext) for n in self.batches}
             self.optimizer = SimpleNamespace(apply=lambda rates: said.append(("update", rates, streams[-1])))
@@ -198,7 +200,7 @@ def planned(monkeypatch, several, batch_size):
 
     stream = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: Stream("main")))
     monkeypatch.setattr(plan, "cp", stream)
-    monkeypatch.setattr(plan, "recorded", lambda work, arena: work)
+    monkeypatch.setattr(graph, "recorded", lambda work, arena: work)
     return Trainer(), said
 
 

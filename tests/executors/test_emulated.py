@@ -170,10 +170,14 @@ def test_on_smaller_gpus_it_trains_as_well(gpu, batch_size, optimizer, folder):
     engine = persistent_on(gpu, folder)
     same_as_float64(engine, batch_size, make(optimizer), steps=2)
     rows = next(rows for rows in engine.executor.BATCHES if rows >= batch_size)
-    configuration = engine.executor.configuration(rows, 784)
-    macros = {"INPUTS": 784, "CLASSES": 10, "BATCH": rows, "ADAM": int(optimizer == "adam")} | configuration.macros()
-    _, _, shared_bytes, blocks, _ = engine.executor.compiled(**macros)
-    assert (blocks, shared_bytes) == configuration.needs(784)
+    assert needs(engine, batch_size, optimizer) == engine.executor.configuration(rows, 784).needs(784)
+
+
+def needs(engine, batch_size, optimizer):
+    """Return the multiprocessors that a trainer's kernel takes, and the bytes of shared memory on each."""
+    network = Network(engine)
+    trainer = engine.executor.Trainer(network, make(optimizer)(network), *images(batch_size), batch_size)
+    return trainer.blocks, trainer.shared_bytes
 
 
 @needs_compiler
@@ -181,8 +185,7 @@ def test_it_knows_to_the_byte_what_the_largest_batch_needs(folder):
     """On an H200 that is all that there is."""
     engine = persistent_on("H200", folder)
     configuration = engine.executor.configuration(256, 784)
-    _, _, shared_bytes, blocks, _ = engine.executor.compiled(INPUTS=784, CLASSES=10, BATCH=256, ADAM=1)
-    assert (blocks, shared_bytes) == configuration.needs(784) == (128, 227 << 10)
+    assert needs(engine, 256, "adam") == configuration.needs(784) == (128, 227 << 10)
     assert configuration.macros() == {}
 
 
@@ -217,10 +220,8 @@ def test_a_gpu_that_is_too_small_is_refused_in_one_sentence(gpu, folder):
             one_sentence(
                 engine.executor.why_not(MLP, optimizer, size), needs, multiprocessors, f"{kib} KiB", "cuda_graph"
             )
-    large = Network(engine, mlp(8000, 8, 8, 8, 10))
-    with pytest.raises(ValueError, match="72 multiprocessors with 329 KiB") as caught:
-        engine.executor.Trainer(large, SGD(large, 0.1), *images(40, large.model), 32)
-    one_sentence(caught.value, "cuda_graph")
+    large = engine.executor.why_not(mlp(8000, 8, 8, 8, 10), optimizer, 32)
+    one_sentence(large, "72 multiprocessors with 329 KiB", "cuda_graph")
 
 
 @needs_compiler
@@ -304,7 +305,9 @@ def test_half_a_barrier_is_an_error(half, folder):
 
 @needs_compiler
 def test_what_is_no_launch_of_the_kernel_is_an_error(folder):
-    train = emulator.engine("cluster", folder).executor.compiled(INPUTS=784, CLASSES=10, BATCH=64, ADAM=0)[0]
+    engine = emulator.engine("cluster", folder)
+    network = Network(engine)
+    train = engine.executor.Trainer(network, SGD(network, 0.1), *images(40), 32).kernel
     with pytest.raises(emulator.Failed, match="not the kernel's arguments"):
         train((8,), (512,), (np.int32(0),))
     with pytest.raises(emulator.Failed, match="shared memory"):

@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import one_sentence
 from test_conv_graph import ODD
 
+from experiments.gpu_image_memory.measure import most_at_once, sum_of_sizes
 from mlpkit import engines
 from mlpkit.data import epoch_order
 from mlpkit.engines import numpy_baseline
@@ -278,4 +279,4 @@ def test_a_step_takes_less_memory_than_its_arrays():
     assert plans.keys() == {32, 22}
     assert len({arena.memory.ptr for arena in trainer.arenas.values()}) == 1
     for plan in plans.values():
-        assert plan.most_at_once <= plan.bytes <= 0.9 * plan.sum_of_sizes
+        assert most_at_once(plan) <= plan.bytes <= 0.9 * sum_of_sizes(plan)

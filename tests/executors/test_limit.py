@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from test_emulated import images, needs_compiler
 from test_persistent import distance, make, train
 
+from experiments.lab import ptxas
 from mlpkit import engines, executors, kernels
 from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, BatchNorm, Conv, Flatten, Linear, MaxPool, Model, ReLU
 from mlpkit.nn.network import Network
@@ -104,14 +105,14 @@ HALVED = {
 def test_two_blocks_share_an_image(name, fused):
     for seed in range(2):
         engine = fused(seed)
-        assert engine.executor.macros_for(HALVED[name], SimpleNamespace(state={}), 3, np.uint8)["HALVES"] == 2
+        assert engine.executor.macros_for(HALVED[name], SimpleNamespace(state={}), 3, np.uint8)["IMAGE_BLOCKS"] == 2
         same_as_float64(engine, 3, make("adam"), HALVED[name])
 
 
 @needs_compiler
 def test_only_what_has_two_halves_is_halved(fused):
     def halves(model, batch_size):
-        return fused().executor.macros_for(model, SimpleNamespace(state={}), batch_size, np.uint8)["HALVES"]
+        return fused().executor.macros_for(model, SimpleNamespace(state={}), batch_size, np.uint8)["IMAGE_BLOCKS"]
 
     assert [halves(LENET5, n) for n in (1, 4, 5, 8)] == [2, 2, 1, 1]  # of eight multiprocessors
     assert {halves(model, 1) for model in ODD.values()} == {1}
@@ -162,8 +163,8 @@ def test_a_wait_that_is_left_out_is_seen(fault, fused):
 
 def test_the_kernels_fit_into_registers():
     try:
-        assert kernels.resources("limit", ADAM=1, PAIRS=1)["train"].spilled_bytes <= 8
-        assert all(each.spilled_bytes == 0 for each in kernels.resources("limit_graph", ADAM=1).values())
+        assert ptxas.resources("limit", ADAM=1, PAIRS=1)["train"].spilled_bytes <= 8
+        assert all(each.spilled_bytes == 0 for each in ptxas.resources("limit_graph", ADAM=1).values())
     except FileNotFoundError as error:
         pytest.skip(str(error))
 
@@ -194,7 +195,7 @@ def test_what_it_takes_fits_into_a_block(fused):
         model = Model((1, 28, 28), (*narrow, Linear(units), ReLU(), Linear(1)))
         engine = fused()
         if engine.executor.why_not(model, sgd, 64) is None:
-            assert "train" in kernels.resources("limit", **engine.executor.macros_for(model, sgd, 64, np.uint8))
+            assert "train" in ptxas.resources("limit", **engine.executor.macros_for(model, sgd, 64, np.uint8))
             taken.append(units)
     assert taken == [29, 31]
 

@@ -15,6 +15,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import blobs, one_sentence, sweep
 from test_kernels import needs_compiler
 
+from experiments.lab import ptxas
+from experiments.persistence import stages
 from mlpkit import data, engines, executors, kernels
 from mlpkit.data import epoch_order
 from mlpkit.executors import trainer_of
@@ -54,7 +56,7 @@ SMALLER = {
 @pytest.mark.parametrize("adam", [0, 1])
 @pytest.mark.parametrize("batch", sweep([32, 64, 128, 256], 128))
 def test_the_persistent_kernel_compiles_for_every_batch_size(batch, adam):
-    found = kernels.resources("persistent", BATCH=batch, ADAM=adam)["train"]
+    found = ptxas.resources("persistent", BATCH=batch, ADAM=adam)["train"]
     assert found.registers <= 128  # of which a multiprocessor has enough for 512 threads
     assert found.spilled_bytes <= SPILLED.get((batch, adam), 8)  # a word or two that hardly anything waits for
 
@@ -64,7 +66,7 @@ def test_the_persistent_kernel_compiles_for_every_batch_size(batch, adam):
 @pytest.mark.parametrize("case", sweep(SMALLER, "A100, 64"))
 def test_the_persistent_kernel_compiles_for_smaller_gpus(case, adam):
     chip, macros, spilled = SMALLER[case]
-    found = kernels.resources("persistent", chip, ADAM=adam, **macros)["train"]
+    found = ptxas.resources("persistent", chip, ADAM=adam, **macros)["train"]
     assert found.registers <= 128
     assert found.spilled_bytes <= spilled
 
@@ -81,7 +83,7 @@ def test_a_unit_of_its_own_copies_images_where_there_is_one(chip):
 @pytest.mark.parametrize("sizes", ["6,3", "6,5,3", "784,300,100,10", "12,4,5,4,5,3"])
 @pytest.mark.parametrize("real", ["float", "double"])
 def test_the_three_kernels_compile_for_any_sizes(real, sizes):
-    found = kernels.resources("three_kernels", "sm_80", REAL=real, PIXEL=real, SIZES=sizes)
+    found = ptxas.resources("three_kernels", "sm_80", REAL=real, PIXEL=real, SIZES=sizes)
     assert found.keys() == {"first_layer", "rows", "update"}
 
 
@@ -289,15 +291,14 @@ def test_epochs_of_any_length_follow_each_other(name, mnist):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "blocks"), [("cuda_persistent", 128), ("cuda_cluster", 8)])
+@pytest.mark.parametrize(("name", "blocks"), [("persistent", 128), ("cluster", 8)])
 def test_stamps_tell_the_time_of_each_stage(name, blocks, mnist):
-    network = Network(name)
+    network = Network(f"cuda_{name}")
     X, y = map(network.engine.asarray, mnist)
-    executor = executors.of(network.engine)
-    trainer = executor.Trainer(network, SGD(network, 0.01), X, y, 128, stamped_steps=5)
+    trainer = executors.of(network.engine).Trainer(network, SGD(network, 0.01), X, y, 128, STAMPED_STEPS=5)
     trainer.epoch(epoch_order(len(mnist.y), 0, 0))
-    stamps = trainer.stamps()
-    assert stamps.shape == (blocks, 5, executor.STAGES)
+    stamps = stages.written(name, trainer, blocks)
+    assert stamps.shape == (blocks, 5, stages.STAMPS[name])
     assert (np.diff(stamps[..., 0], axis=1) > 0).all()
 
 
@@ -358,10 +359,11 @@ SILENT = "if (blockIdx.x != 5 || tag != 7) " + SENDS_A1  # a column block sends 
 
 @pytest.fixture
 def broken(monkeypatch):
-    """The persistent executor, with a kernel in which a block does not send what others wait for."""
+    """What executors wait with, and a persistent kernel in which a block does not send what others wait for."""
     import cupy
 
-    executor = executors.of(engines.load("cuda_persistent"))
+    from mlpkit.executors.cuda import waiting
+
     code = kernels.source("persistent")
     assert code.count(SENDS_A1) == 1
 
@@ -369,10 +371,10 @@ def broken(monkeypatch):
         options = [f"-D{macro}={value}" for macro, value in {**macros, "PATIENCE": 100_000}.items()]
         return cupy.RawModule(code=code.replace(SENDS_A1, SILENT), options=(*kernels.OPTIONS, *options))
 
-    monkeypatch.setattr(executor, "kernels", SimpleNamespace(load=load))
-    executor.compiled.cache_clear()
-    yield executor
-    executor.compiled.cache_clear()
+    monkeypatch.setattr(waiting, "kernels", SimpleNamespace(load=load))
+    waiting.compiled.cache_clear()
+    yield waiting
+    waiting.compiled.cache_clear()
 
 
 @pytest.mark.gpu

@@ -91,10 +91,10 @@ BLOCKS = {
     "lenet5": ["FirstConvolution", "Convolution", "End"],
     "residual": ["FirstConvolution", "Sum", "Convolution", "Sum", "End"],
     "mlp": ["End"],
-    "strides": ["Convolution", *["Evaluated"] * 2, "Convolution", *["Evaluated"] * 6, "End"],
-    "chance": ["FirstConvolution", "Evaluated", "BranchesBlock", "Convolution", "End"],
+    "strides": ["Convolution", *["LayerBlock"] * 2, "Convolution", *["LayerBlock"] * 6, "End"],
+    "chance": ["FirstConvolution", "LayerBlock", "BranchesBlock", "Convolution", "End"],
     "wide": ["Convolution"] * 3 + ["End"],
-    "deeper": ["FirstConvolution", "Convolution", *["Sum", "Evaluated"] * 2, "BranchesBlock", "Convolution"],
+    "deeper": ["FirstConvolution", "Convolution", *["Sum", "LayerBlock"] * 2, "BranchesBlock", "Convolution"],
 }
 
 

@@ -12,6 +12,7 @@ from shared import sweep
 from test_kernels import needs_compiler
 
 from experiments.conv_ladder.rungs import ERRORS, LAYERS, cores
+from experiments.lab import ptxas
 from mlpkit import kernels
 from mlpkit.kernels.conv import Shape
 
@@ -137,7 +138,7 @@ def test_the_largest_patches_stay_in_registers(arch):
     most = (163 if arch == "sm_80" else 227) << 10
     for which, name in zip(PASSES, ("64 to 64, 14 x 14", "64 to 128, 13 x 13", "32 to 32, 28 x 28"), strict=True):
         images, tiles = cores.images_of(LAYERS[name], which), cores.tiles_of(LAYERS[name], which, most)
-        found = kernels.resources("conv_3_registers", arch, **tiles.macros(images, which))[which]
+        found = ptxas.resources("conv_3_registers", arch, **tiles.macros(images, which))[which]
         assert found.spilled_bytes == 0
         assert tiles.shared_bytes(images) <= most
         assert found.registers * tiles.threads <= 65536
@@ -147,12 +148,12 @@ def test_the_largest_patches_stay_in_registers(arch):
 @pytest.mark.parametrize("name", ["conv_0_reference", "conv_1_direct", "conv_2_shared", "conv_one_channel"])
 @pytest.mark.parametrize("arch", ["sm_75", "sm_100"])
 def test_older_and_newer_chips_take_the_files(name, arch):
-    assert all(found.spilled_bytes == 0 for found in kernels.resources(name, arch).values())
+    assert all(found.spilled_bytes == 0 for found in ptxas.resources(name, arch).values())
 
 
 @needs_compiler
 def test_newer_chips_take_patches_in_registers():
-    assert all(found.spilled_bytes == 0 for found in kernels.resources("conv_3_registers", "sm_100").values())
+    assert all(found.spilled_bytes == 0 for found in ptxas.resources("conv_3_registers", "sm_100").values())
 
 
 @pytest.mark.gpu

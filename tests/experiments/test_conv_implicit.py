@@ -11,6 +11,7 @@ from shared import one_sentence, sweep
 
 from experiments.conv_ladder.rungs import ERRORS, LAYERS, implicit
 from experiments.conv_ladder.rungs.implicit import KINDS, RUNGS, Tile
+from experiments.lab import ptxas
 from mlpkit import kernels
 from mlpkit.kernels.conv import Shape
 
@@ -156,7 +157,7 @@ def test_each_shape_has_a_tile_and_each_slice_has_pixels(name, which):
         assert (count - 1) * each < pixels <= count * each
 
 
-resources = cache(kernels.resources)  # both tables have some tiles
+resources = cache(ptxas.resources)  # both tables have some tiles
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from experiments import matmul_ladder
-from experiments.lab import lines, results
+from experiments.lab import lines, ptxas, results
 from experiments.matmul_ladder import ERRORS, OTHERS, RUNGS, Plan, others, rungs
 from mlpkit import engines, kernels
 
@@ -50,7 +50,7 @@ def test_every_rung_compiles_and_spills_nothing(name, arch):
 @pytest.mark.parametrize("arch", matmul_ladder.ARCHITECTURES)
 @pytest.mark.parametrize("name", ["transpose", "roofs"])
 def test_the_other_kernels_compile(name, arch):
-    assert all(found.spilled_bytes == 0 for found in kernels.resources(name, arch).values())
+    assert all(found.spilled_bytes == 0 for found in ptxas.resources(name, arch).values())
 
 
 def test_the_rungs_are_the_files_in_their_order():

@@ -9,7 +9,7 @@ from conv_cases import error
 from emulator import needs_compiler
 from shared import one_sentence, sweep
 
-from mlpkit import kernels
+from experiments.lab import ptxas
 from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import Shape, blocked
@@ -193,12 +193,12 @@ def test_no_number_leaves_the_registers(mode):
     found = []
     for about in (between.Pooled(128, 64, 26, 26, 2, True), between.Pooled(128, 128, 10, 10, 2, True), SIZES[2]):
         macros = {"MODE": mode.number, "FROM": int(mode.stored == 8)} | about.macros
-        found += [kernels.resources(f"between_{way}", **macros)[way] for way in ("forward", "backward")]
+        found += [ptxas.resources(f"between_{way}", **macros)[way] for way in ("forward", "backward")]
     for shape, pool in ((Shape(128, 1, 64, 28, 28, 3), 2), (Shape(128, 1, 6, 28, 28, 5, padding=2), 2)):
         about = between.Pooled(128, 64, shape.out_height, shape.out_width, pool, True)
         macros = {"MODE": mode.number, "EACH": between._each(shape)} | between._first_macros(shape, about)
         found += [
-            kernels.resources(name, **macros)[way]
+            ptxas.resources(name, **macros)[way]
             for name, way in (("first_forward", "forward"), ("first_weights", "weights"))
         ]
     assert {one.spilled_bytes for one in found} == {0}

@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parents[1] / "engines"))
 
 import emulator
 
-from mlpkit import kernels
+from experiments.lab import ptxas
 from mlpkit.kernels.cnn import dense
 from mlpkit.nn.models import mlp
 from mlpkit.nn.network import Network
@@ -77,7 +77,7 @@ def test_what_it_is_not_for_is_said():
 
 def test_nothing_is_spilled_and_tiles_fit():
     for macros in ({"PRODUCTS": 1}, {"PRODUCTS": 3}, {"PRODUCTS": 3, "FEW": 1}):
-        for found in kernels.resources("dense", **macros).values():
+        for found in ptxas.resources("dense", **macros).values():
             assert found.spilled_bytes == 0
             assert found.registers <= 168
     assert dense.Sizes(128, (3200, 256, 10)).slices * 8 <= dense.BLOCKS

@@ -7,7 +7,7 @@ from conv_cases import error
 from emulator import needs_compiler
 from test_kernels import needs_compiler as needs_cuda
 
-from mlpkit import kernels
+from experiments.lab import ptxas
 from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.cnn import norm
 from mlpkit.kernels.cnn.norm import Norm
@@ -252,8 +252,8 @@ def test_the_same_bits_each_time():
 def test_no_number_leaves_the_registers():
     for one, _, past, options in [each for i, each in enumerate(sizes_for(MODES["fp16x3"])) if i in (4, 5, 8)]:
         macros = {"OUT": norm._out_number(one, options.get("out", "operand")), **one.macros}
-        assert kernels.resources(norm.FORWARD, **macros)["normalize"].spilled_bytes == 0
+        assert ptxas.resources(norm.FORWARD, **macros)["normalize"].spilled_bytes == 0
         past = past and norm.Past(None, None, *past)
         options = {"layout": "nc8hw8", "keep": False, "again": False} | options
         macros = norm._backward_macros(one, past, *map(options.get, ("layout", "keep", "again")))
-        assert kernels.resources(norm.BACKWARD, **macros)["normalize_backward"].spilled_bytes == 0
+        assert ptxas.resources(norm.BACKWARD, **macros)["normalize_backward"].spilled_bytes == 0

@@ -5,7 +5,7 @@ import pytest
 from conv_cases import error
 from shared import one_sentence
 
-from mlpkit import kernels
+from experiments.lab import ptxas
 from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.cnn import between, pair
 from mlpkit.kernels.conv import Shape, blocked
@@ -91,5 +91,5 @@ def test_nothing_is_spilled():
     sizes = {"MODE": 0, "CHUNK": 64, "TALL_Z": 10, "WIDE_Z": 10, "IMAGE_HEIGHT": 28, "IMAGE_WIDTH": 28}
     sizes |= {"FIRST_TALL": 26, "FIRST_WIDE": 26, "FIRST_PITCH": 14, "WIDTH": 144}
     for heights, stems in ((1, 8), (2, 4)):
-        found = kernels.resources("conv_pair", **sizes, HEIGHTS=heights, STEMS=stems)["convolve"]
+        found = ptxas.resources("conv_pair", **sizes, HEIGHTS=heights, STEMS=stems)["convolve"]
         assert found.spilled_bytes == 0

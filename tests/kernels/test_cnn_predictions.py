@@ -7,7 +7,7 @@ from conv_cases import error
 from emulator import needs_compiler
 from shared import one_sentence
 
-from mlpkit import kernels
+from experiments.lab import ptxas
 from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.cnn import between, dense, first_bf16, predictions
 from mlpkit.kernels.conv import Shape, blocked
@@ -174,9 +174,9 @@ def test_nothing_is_spilled():
     five = {"KERNEL": 5, "PADDING": 2, "FIRST_TALL": 28, "FIRST_WIDE": 28, "PAIRS": 1}
     for macros in ({}, five, {"FIRST_POOL": 1, "PIXEL": "float"}):
         sizes = {"IMAGE_HEIGHT": 28, "IMAGE_WIDTH": 28, "FIRST_TALL": 26, "FIRST_WIDE": 26} | macros
-        assert kernels.resources("first_bf16", **sizes)["convolve"].spilled_bytes == 0
+        assert ptxas.resources("first_bf16", **sizes)["convolve"].spilled_bytes == 0
     for rows in (1, 8):
-        assert not any(found.spilled_bytes for found in kernels.resources("predictions", ROWS=rows).values())
+        assert not any(found.spilled_bytes for found in ptxas.resources("predictions", ROWS=rows).values())
 
 
 @pytest.mark.gpu

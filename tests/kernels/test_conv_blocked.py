@@ -13,6 +13,7 @@ from test_tensor_map import Driver
 
 from experiments.conv_ladder.rungs import ERRORS, LAYERS
 from experiments.conv_ladder.rungs.blocked import as_operand, blocked_as_images
+from experiments.lab import ptxas
 from mlpkit import kernels
 from mlpkit.kernels import tensor_map
 from mlpkit.kernels.conv import Shape, blocked
@@ -179,10 +180,10 @@ def test_no_number_leaves_the_registers(name, layer):
     mode = blocked.MODES[name]
     (conv, _, _), *_ = blocked.convolutions(LAYERS[layer], "forward")
     macros = blocked.tilings(conv, mode)[0].macros
-    assert kernels.resources(blocked.FORWARD, MODE=mode.number, **macros)["convolve"].spilled_bytes == 0
+    assert ptxas.resources(blocked.FORWARD, MODE=mode.number, **macros)["convolve"].spilled_bytes == 0
     if blocked.why_not(name, LAYERS[layer], "weight_gradient") is None:
         d = blocked.division(conv, mode)
-        found = kernels.resources(blocked.WEIGHTS, MODE=mode.number, CHUNK=d.chunk, SLOTS=d.slots)
+        found = ptxas.resources(blocked.WEIGHTS, MODE=mode.number, CHUNK=d.chunk, SLOTS=d.slots)
         assert {one.spilled_bytes for one in found.values()} == {0}
 
 

@@ -14,6 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "engines"))
 import emulator
 from test_kernels import needs_compiler as needs_nvrtc
 
+from experiments.lab import ptxas
 from mlpkit import kernels
 from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import Shape, blocked
@@ -123,6 +124,6 @@ def test_no_number_leaves_the_registers(mode):
     second = blocked.Cropped(128, 64, 128, 13, 13, 3, rows=10, columns=10, pool=2, behind=room)
     (one,) = blocked.launches(mode, second, "input_gradient")
     assert between.why_not_first_sums(mode, second, Shape(128, 1, 64, 28, 28, 3), about) is None
-    found = kernels.resources(blocked.FORWARD, MODE=mode.number, FIRST=1, **one.tiling.macros)["convolve"]
+    found = ptxas.resources(blocked.FORWARD, MODE=mode.number, FIRST=1, **one.tiling.macros)["convolve"]
     assert found.spilled_bytes == 0
     assert found.registers <= 255

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from shared import one_sentence, sweep
 
+from experiments.lab import ptxas
+from experiments.lab.ptxas import Resources
 from mlpkit import kernels
-from mlpkit.kernels import Resources, gpu
+from mlpkit.kernels import gpu
 
 SCALE = r"""// y = FACTOR x, and sums in shared memory
 #ifndef FACTOR
@@ -79,7 +81,7 @@ def folder(monkeypatch, tmp_path):
 def test_a_kernel_file_compiles_and_spills_nothing(name, arch):
     if arch < kernels.chip(name).rstrip("a"):
         pytest.skip(f"{name}.cu needs {kernels.chip(name)}")
-    found = kernels.resources(name, arch)
+    found = ptxas.resources(name, arch)
     assert found, f"{name}.cu has no kernel"
     assert {kernel: one.spilled_bytes for kernel, one in found.items()} == dict.fromkeys(found, 0)
 
@@ -121,7 +123,7 @@ def test_a_mistake_comes_with_the_compilers_words(folder):
 @needs_compiler
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_resources_are_read_for_each_kernel(arch, folder):
-    found = kernels.resources("scale", arch)
+    found = ptxas.resources("scale", arch)
     assert found.keys() == {"scale", "nothing"}
     assert found["scale"].shared_bytes == 1024
     assert 0 < found["nothing"].registers < found["scale"].registers < 32
@@ -131,7 +133,7 @@ def test_resources_are_read_for_each_kernel(arch, folder):
 
 @needs_compiler
 def test_a_spill_is_seen(folder):
-    (greedy,) = kernels.resources("greedy").values()
+    (greedy,) = ptxas.resources("greedy").values()
     assert greedy.registers == 255
     assert greedy.spilled_bytes > 0
 
@@ -151,7 +153,7 @@ ptxas info    : Used 4 registers, used 0 barriers
 
 
 def test_the_report_of_ptxas_is_read_kernel_by_kernel():
-    assert dict(kernels._read_report(REPORT)) == {"first": Resources(40, 1024, 12), "second": Resources(4, 0, 0)}
+    assert dict(ptxas._read_report(REPORT)) == {"first": Resources(40, 1024, 12), "second": Resources(4, 0, 0)}
 
 
 def test_without_ptxas_the_advice_is_to_install_it(monkeypatch):
@@ -199,7 +201,7 @@ def test_a_file_for_one_chip_alone_is_compiled_for_that_chip(folder, monkeypatch
     (folder / "fence.cu").write_text(HOPPERS)
     assert (kernels.chip("fence"), kernels.chip("scale")) == ("sm_90a", "sm_80")
     assert ".target sm_90a" in kernels.ptx("fence")
-    assert kernels.resources("fence").keys() == {"fence"}
+    assert ptxas.resources("fence").keys() == {"fence"}
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cupy, "RawModule", lambda path: Path(path))
     compiled = kernels.load("fence")
@@ -281,7 +283,7 @@ WRONG = [
     ("persistent", {"BATCH": 96}, "rows are dealt out"),
     ("persistent", {"INPUTS": 50}, "pieces of 16 pixels"),
     ("persistent", {"CLASSES": 17}, "one tile of classes"),
-    ("cluster", {"BATCH": 32}, "a row of BATCH numbers"),
+    ("cluster", {"BATCH": 32}, "a row of BATCH elements"),
     ("cluster", {"ADAM": 2}, "Adam's averages"),
     ("matmul_3_shared", {"TILE": 64}, "1024 threads"),
     ("matmul_6_pipelined", {"STAGES": 40}, "227 KiB"),

@@ -39,8 +39,7 @@ MEANT = {  # a word: where it stands for something else, and for what
         "halves of a plot": "*/plots/*",
     },
     "halves": {
-        "of an image, a batch or a sum": "*/cnn/limit* */column_blocks.cuh */cuda_conv_fused.py */test_limit.py "
-        "*/test_emulated.py",
+        "of an image, a batch or a sum": "*/column_blocks.cuh */cuda_conv_fused.py */test_limit.py */test_emulated.py",
         "of a rate, a batch": "*/test_schedules.py */test_optim.py",
     },
     "answers": {"of a process, a person, a service": "experiments/agreement/* tests/*"},

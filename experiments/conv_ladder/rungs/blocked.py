@@ -1,4 +1,4 @@
-"""Planes: a pass of two arrays as they come, by the kernels that engines are made of.
+"""The channel-blocked layout: a pass of two arrays as they come, by the kernels that engines are made of.
 
 See `mlpkit.kernels.conv.blocked`. Images become planes, and filters get their order, before the call. To make halves of
 either is part of it.
@@ -57,7 +57,7 @@ def prepare(name, shape, which, a, b, tiling=None):
 
 
 def blocked_as_images(array, channels):
-    """Return planes as float32 images (n, channels, h, w)."""
+    """Return blocked images as float32 images (n, channels, h, w)."""
     import cupy
 
     n, _, h, w, _ = array.shape
@@ -66,7 +66,7 @@ def blocked_as_images(array, channels):
 
 
 def as_operand(mode, array, scale=None):
-    """Return planes (n, c / s, h, w, s), float32 or bfloat16 as `mode` has them, as `Stored`: halves are made here."""
+    """Return blocked (n, c / s, h, w, s), float32 or bfloat16 as `mode` has them, as `Stored`: fp16 is made here."""
     if not mode.fp16_parts:
         return blocked.Stored(array)
     n, groups, height, width, each = array.shape
@@ -83,7 +83,7 @@ def _pieces(array, made, block=None):
 
 
 def _split(mode, pieces, scales):
-    """Ask for the halves of one or two arrays."""
+    """Ask for the fp16 parts of one or two arrays."""
     if len(pieces) == 1:
         pieces, scales = [*pieces, np.zeros(4, np.uint64).view("V32")], [*scales, np.uintp(0)]
     split = kernels.load(blocked.OPERANDS, MODE=mode.number).get_function("split").kernel
@@ -96,8 +96,8 @@ def _rung(name, label):
 
 
 RUNGS = {
-    "planes_bf16": _rung("bf16", "planes, bfloat16"),
-    "planes_tf32": _rung("tf32", "planes, TF32"),
-    "planes_fp16": _rung("fp16", "planes, halves"),
-    "planes_fp16x3": _rung("fp16x3", "planes, three products of halves"),
+    "planes_bf16": _rung("bf16", "channel-blocked, bfloat16"),
+    "planes_tf32": _rung("tf32", "channel-blocked, TF32"),
+    "planes_fp16": _rung("fp16", "channel-blocked, fp16"),
+    "planes_fp16x3": _rung("fp16x3", "channel-blocked, three products of fp16"),
 }

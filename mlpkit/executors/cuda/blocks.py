@@ -12,12 +12,12 @@ A block takes over some layers that follow each other, and has
     gives                                optional: the layout that the next block wants; it is set once, before the
                                          first forward, and a block that can, writes its result so
 
-`dy` comes in the layout in which `forward` gave its result, and what is returned lies as `x` did; the gradient of what
-is "stored" lies as "nc8hw8". It is None where the first of the layers has no `wants_dx`. A block makes what it writes
-with `cupy.empty` whenever it is called: where that lies is planned, see `arena`. What lasts from step to step (scales,
-tensor maps by address) is made in its constructor, or kept by address. Parameters are read from the layers as they are
-now (`at.W`), gradients are written (`at.dW`). All goes to the current stream, nothing waits, and the same calls follow
-each other in every step: a step is recorded as a graph.
+`dy` comes in the layout in which `forward` gave its result, but as "nc8hw8" where that is "stored"; what is returned is
+"nchw" or "nc8hw8". It is None where the first of the layers has no `wants_dx`. A block makes what it writes with
+`cupy.empty` whenever it is called: where that lies is planned, see `arena`. What lasts from step to step (scales, maps
+by address) is made in its constructor, or kept by address. Parameters are read from the layers as they are now
+(`at.W`), gradients are written (`at.dW`). All goes to the current stream, nothing waits, and the same calls follow each
+other in every step: a step is recorded as a graph.
 
 A module of blocks has a function
 
@@ -64,6 +64,15 @@ def as_layout(value, layout, mode):
     return Value(between.convert(mode, size, value.array, value.layout, layout), layout, value.channels)
 
 
+def stored(value, mode, size, scale):
+    """Return activations of a size (n, c, h, w) as products read them; see `between.convert`."""
+    if value.layout == "stored":
+        return value.array
+    if value.layout == "nc8hw8" and not mode.fp16_parts:
+        return blocked.Stored(value.array)
+    return between.convert(mode, size, value.array, value.layout, "stored", scale)
+
+
 class LayerBlock:
     """One layer, of whatever kind, by the engine's operations. `shape`: of its input."""
 
@@ -104,8 +113,7 @@ class BranchesBlock:
         dx = [each.backward(_as_value(part)) for each, part in parts if self.at.wants_dx or each.comes_back]
         if not self.at.wants_dx:
             return None
-        arrays = (as_layout(one, "nchw", each.mode).array for each, one in zip(self.pipelines, dx, strict=True))
-        return _as_value(reduce(self.at.engine.add, arrays))
+        return _as_value(reduce(self.at.engine.add, [one.array for one in dx]))
 
 
 class Pipeline:
@@ -118,7 +126,7 @@ class Pipeline:
         self.comes_back = any(getattr(block, "comes_back", True) for block in blocks)
         for block, wants in zip(blocks, [*(following.wants for following in blocks[1:]), "nchw"], strict=False):
             if hasattr(block, "gives"):
-                block.gives = wants
+                block.gives = wants or "nc8hw8"
         for before, block in pairwise(blocks):
             if hasattr(block, "follow"):
                 block.follow(before)
@@ -138,7 +146,7 @@ class Pipeline:
             came.append(block.backward(as_layout(came.pop(), "nc8hw8" if layout == "stored" else layout, self.mode)))
             if came[0] is None:
                 return None
-        return came.pop()
+        return as_layout(came.pop(), self.layouts.pop(), self.mode)
 
 
 def pipeline(layers, shape, n, mode, matches):

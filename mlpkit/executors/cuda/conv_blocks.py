@@ -5,14 +5,12 @@ one back, see `kernels.cnn.between`. The first convolution of images of few chan
 the second one's input gradient is all that its filters' gradient needs, that is made in the same kernel.
 """
 
-from dataclasses import replace
-
 from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import PASSES, Shape, blocked
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import ReLU
 
-from .blocks import Value
+from .blocks import Value, stored
 
 MOST = 2**31 - 2**20  # elements of an array: the kernels count in 32 bits
 
@@ -21,28 +19,29 @@ def match(layers, i, shape, n, mode):
     """Return how many layers from layers[i] on are one block, and the block; None where there is none. See `blocks`."""
     if type(layers[i].layer) is not Conv:
         return None
-    pool, relu, count = followers(layers, i, shape)
-    try:
-        conv = shape_of(layers[i].layer, shape, n)
-    except ValueError:  # kernels, strides or paddings that the layout has no words for
+    conv = shape_of(layers[i].layer, shape, n)
+    if conv is None:
         return None
+    pool, relu, count = followers(layers, i + 1, conv.y[2:], between.MOST_POOL)
     conv = blocked.cropped(conv, pool)
     about = between.Pooled(n, conv.channels_out, conv.out_height, conv.out_width, pool, relu)
     if not layers[i].wants_dx and between.why_not_first(conv, about) is None:
-        return count, FirstBlock(layers[i], conv, about, mode)
+        return 1 + count, FirstBlock(layers[i], conv, about, mode)
     if why_not(mode, conv, layers[i].wants_dx):
         return None
-    return count, ConvBlock(layers[i], conv, about, mode)
+    return 1 + count, ConvBlock(layers[i], conv, about, mode)
 
 
-def followers(layers, i, shape):
-    """Return the edge of the pool behind the convolution at layers[i] (1: none), whether a ReLU is, and all layers."""
-    pool, relu, count = 1, False, 1
-    sizes = layers[i].layer.output(shape)[1:]
-    for at in layers[i + 1 : i + 3]:
+def followers(layers, i, sizes, most):
+    """Return the edge of the pool from layers[i] on (1: none), whether there is a ReLU, and how many layers these are.
+
+    sizes: of the images before them. most: the largest edge.
+    """
+    pool, relu, count = 1, False, 0
+    for at in layers[i : i + 2]:
         if type(at.layer) is ReLU and not relu:
             relu = True
-        elif type(at.layer) is MaxPool and pool == 1 and fits(at.layer, sizes):
+        elif type(at.layer) is MaxPool and pool == 1 and _fits(at.layer, min(most, *sizes)):
             pool = at.layer.size
         else:
             break
@@ -50,22 +49,18 @@ def followers(layers, i, shape):
     return pool, relu, count
 
 
-def fits(layer, sizes):
+def _fits(layer, most):
     """Return whether a pool's windows lie side by side, and are neither trivial nor too large."""
-    return layer.stride in (None, layer.size) and 1 < layer.size <= min(between.MOST_POOL, *sizes)
-
-
-def as_cropped(conv):
-    """Return a convolution's shape as one that may have more settings."""
-    if isinstance(conv, blocked.Cropped):
-        return conv
-    return blocked.Cropped(**vars(conv), rows=conv.out_height, columns=conv.out_width)
+    return layer.stride in (None, layer.size) and 1 < layer.size <= most
 
 
 def shape_of(layer, shape, n):
-    """Return the `Shape` of a Conv layer's convolution. Raises ValueError where there is none."""
+    """Return the `Shape` of a Conv layer's convolution, or None."""
     channels, height, width = shape
-    return Shape(n, channels, layer.channels, height, width, layer.size, *layer.steps((n, *shape)))
+    try:
+        return Shape(n, channels, layer.channels, height, width, layer.size, *layer.steps((n, *shape)))
+    except ValueError:  # kernels, strides or paddings that the layout has no words for
+        return None
 
 
 def why_not(mode, conv, wants_dx):
@@ -81,7 +76,7 @@ def why_not(mode, conv, wants_dx):
 class Following:
     """What both kinds of blocks have: what follows the convolution, and in which layout its result goes on."""
 
-    gives = None  # until the next block says what it wants
+    gives = "nc8hw8"  # until the next block says what it wants
 
     def __init__(self, at, conv, about, mode):
         self.at, self.conv, self.about, self.mode, self.scales = at, conv, about, mode, {}
@@ -95,14 +90,9 @@ class Following:
         return self.at.db if self.at.layer.bias else None
 
     @property
-    def to(self):
-        """The layout of the result."""
-        return self.gives or "nc8hw8"
-
-    @property
     def scale(self):
         """The scale of the result in fp16, None where there are none."""
-        return self.scale_of("y") if self.to == "stored" else None
+        return self.scale_of("y") if self.gives == "stored" else None
 
     def scale_of(self, name):
         """Return the scale of an array in fp16, which lasts from the first time that it is asked for; or None."""
@@ -123,9 +113,9 @@ class FirstBlock(Following):
     def forward(self, x):
         self.x, about = x.array, self.about
         y, self.kept = between.first_forward(
-            self.mode, self.conv, about, x.array, self.at.W, self.to, self.bias, self.scale
+            self.mode, self.conv, about, x.array, self.at.W, self.gives, self.bias, self.scale
         )
-        return Value(y, self.to, about.channels)
+        return Value(y, self.gives, about.channels)
 
     def taken(self):
         """Return x and what was kept: the next block does what `backward` would do."""
@@ -152,18 +142,18 @@ class ConvBlock(Following):
     def follow(self, before):
         """Look whether the block `before` is a first convolution whose gradient this one's kernels can make."""
         if isinstance(before, FirstBlock):
-            found = replace(as_cropped(self.conv), behind=between.behind(before.conv, before.about))
+            found = blocked.cropped(self.conv, behind=between.behind(before.conv, before.about))
             if between.why_not_first_sums(self.mode, found, before.conv, before.about) is None:
                 self.first, self.conv = before, found
 
     def settle(self):
         """Choose the kernel that does what follows, the convolution's own, if it can; return what makes its filters."""
-        followed = shape_of(self.at.layer, self.conv.x[1:], self.conv.batch)
-        followed = replace(
-            blocked.cropped(followed, self.about.pool, followed=True), behind=getattr(self.conv, "behind", 0)
-        )
+        behind = getattr(self.conv, "behind", 0)
+        followed = blocked.cropped(self.conv, self.about.pool, followed=True, behind=behind)
         (conv, _, _), *_ = blocked.convolutions(followed, "forward")
-        self.at_once = not self.plain and between.follows(self.mode, self.to) and blocked.tilings(conv, self.mode) != []
+        self.at_once = (
+            not self.plain and between.follows(self.mode, self.gives) and blocked.tilings(conv, self.mode) != []
+        )
         self.conv = followed if self.at_once else self.conv
         passes = blocked.PASSES_OF_FILTERS[: 1 + self.at.wants_dx]
         self.filters = blocked.Filters(self.mode, [(self.conv, self.at.W, passes)])
@@ -171,20 +161,20 @@ class ConvBlock(Following):
 
     def forward(self, x):
         filters = self.filters or self.settle()
-        self.layout, self.x = x.layout, self.stored(x)
+        self.x = stored(x, self.mode, self.conv.x, self.scale_of("x"))
         (self.made,) = filters()
         y, self.kept = self.convolved(self.made.pop("forward"))
-        return Value(y, self.to, self.about.channels)
+        return Value(y, self.gives, self.about.channels)
 
     def convolved(self, filters):
         """Return the result, and what is kept of it."""
         if self.at_once:
-            return between.convolve(self.mode, self.conv, self.about, self.x, filters, self.to, self.bias)
+            return between.convolve(self.mode, self.conv, self.about, self.x, filters, self.gives, self.bias)
         z = blocked.empty_blocked(self.mode, *self.conv.y)
         blocked.convolve(self.mode, self.conv, "forward", self.x, filters, z)
-        if self.plain and self.to == "nc8hw8":
+        if self.plain and self.gives == "nc8hw8":
             return z, None
-        return between.forward(self.mode, self.about, z, "nc8hw8", self.to, self.bias, self.scale)
+        return between.forward(self.mode, self.about, z, "nc8hw8", self.gives, self.bias, self.scale)
 
     def of_first(self, first, dz):
         """Return what the gradients of the first convolution are made of; see `blocked.weight_gradient`."""
@@ -192,14 +182,6 @@ class ConvBlock(Following):
         of = first.conv, first.about
         sums = between.first_sums(self.mode, self.conv, dz, filters, of, *first.taken())
         return sums, first.at.dW, first.db
-
-    def stored(self, x):
-        """Return activations as products read them."""
-        if x.layout == "stored":
-            return x.array
-        if x.layout == "nc8hw8" and not self.mode.fp16_parts:
-            return blocked.Stored(x.array)
-        return between.convert(self.mode, self.conv.x, x.array, x.layout, "stored", self.scale_of("x"))
 
     def backward(self, dy):
         x, kept, self.x, self.kept = self.x, self.kept, None, None
@@ -218,7 +200,4 @@ class ConvBlock(Following):
             return None
         dx = blocked.empty_blocked(self.mode, *self.conv.x)
         blocked.convolve(self.mode, self.conv, "input_gradient", dz, self.made.pop("input_gradient"), dx)
-        del dz
-        if self.layout != "nchw":
-            return Value(dx, "nc8hw8", self.conv.channels)
-        return Value(between.convert(self.mode, self.conv.x, dx, "nc8hw8", "nchw"), "nchw", self.conv.channels)
+        return Value(dx, "nc8hw8", self.conv.channels)

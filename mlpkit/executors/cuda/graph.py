@@ -5,6 +5,8 @@ memory: the number of the step, the order of the examples, and the rates of all 
 """
 
 from contextlib import suppress
+from functools import cache, partial
+from typing import Any
 
 import cupy as cp
 import numpy as np
@@ -31,16 +33,18 @@ def recorded(work, pool):
 class GraphTrainer:
     """Trains a network with steps that are recorded and replayed. See `executors.protocol.Trainer`.
 
-    A subclass says what a step is with `enqueue`, what it reads with `send`, and where its losses are with `losses_of`.
-    It makes the `feed`, and calls `graphs_for(len(y))` at the end of its constructor, so that all is recorded then.
+    A subclass says what a step is with `enqueue`; its losses go to `losses`. Where it must, it says what it reads with
+    `send`, and where its losses are with `losses_of`. It makes the `feed`, and calls `graphs_for(len(y))` at the end of
+    its constructor, so that all is recorded then.
 
-    steps_a_graph: 1, or None for all of an epoch's steps with a full batch. `graphs`: those that are recorded, by the
-    number of their steps and the size of their batches. `pool`: of what a recorded step uses, which must be given to
-    nobody else. `step_number`: of the epoch's next step, on the GPU.
+    steps_a_graph: while there are so many left, or None for all of an epoch's steps with a full batch. `graphs`: those
+    that are recorded, by the number of their steps and the size of their batches. `pool`: of what a recorded step uses,
+    which must be given to nobody else. `step_number`: of the epoch's next step, on the GPU.
     """
 
     steps_a_graph: int | None = 1
     feed: Feed
+    losses: Any
 
     def __init__(self, network, optimizer, X, y, batch_size):
         self.network, self.optimizer, self.batch_size = network, optimizer, batch_size
@@ -53,22 +57,29 @@ class GraphTrainer:
         """Ask for one step on a batch of n: the kernels run when the GPU comes to them."""
         raise NotImplementedError
 
+    def enqueue_several(self, count, n):
+        """Ask for so many steps."""
+        for _ in range(count):
+            self.enqueue(n)
+
     def send(self, order, steps):
         """Send the order of the examples and the rates of so many steps to the GPU, and count the steps."""
-        raise NotImplementedError
+        first_t = np.array([self.optimizer.steps + 1])
+        self.feed.send(first_t=first_t, rates=self.optimizer.advance(steps), order=order)
 
     def losses_of(self, steps, examples):
         """Return a new array of the losses of so many steps, on so many examples."""
-        raise NotImplementedError
+        return self.losses[:steps].copy()
 
     def epoch(self, order):
         """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
+        steps = -(-len(order) // self.batch_size)
         self.restart()
-        self.send(order, -(-len(order) // self.batch_size))
+        self.send(order, steps)
         for graph, times in self.graphs_for(len(order)):
             for _ in range(times):
                 graph.launch()
-        return self.losses_of(-(-len(order) // self.batch_size), len(order))
+        return self.losses_of(steps, len(order))
 
     def restart(self):
         """Let the next step be the first one of an epoch."""
@@ -77,19 +88,20 @@ class GraphTrainer:
     def graphs_for(self, examples):
         """Return the graphs of an epoch of so many examples, each with the number of times that it is launched."""
         full, rest = divmod(examples, self.batch_size)
-        size = min(self.steps_a_graph or full, full)
-        found = [(self.graph(size, self.batch_size), full // size)] if full else []
-        return [*found, (self.graph(1, rest), 1)] if rest else found
+        size = self.steps_a_graph or max(1, full)
+        wanted = (size, self.batch_size, full // size), (1, self.batch_size, full % size), (1, rest, int(rest > 0))
+        return [(self.graph(count, n), times) for count, n, times in wanted if times]
 
     def graph(self, count, n):
         """Return the graph of `count` steps with batches of n, recorded the first time that it is asked for."""
         if (count, n) not in self.graphs:
-            self.prepare(n)
-            self.graphs[count, n] = recorded(lambda: [self.enqueue(n) for _ in range(count)], self.pool)
+            pool = self.prepare(n)
+            self.graphs[count, n] = recorded(partial(self.enqueue_several, count, n), pool)
         return self.graphs[count, n]
 
     def prepare(self, n):
-        """Make what a step with a batch of n needs and keeps, before it is recorded."""
+        """Make what a step with a batch of n needs and keeps, and return from where its arrays come."""
+        return self.pool
 
     def close(self):
         """Wait for all that was asked for, and give the graphs back."""
@@ -112,26 +124,18 @@ class GradientTrainer(GraphTrainer):
         self.next_batch = overlapping(kernel("layers", "next_batch", dtype, PIXEL=C_TYPES[X.dtype]))
         self.feed = Feed(first_t=(1, np.int64), rates=(self.steps, np.float64), order=(len(y), np.int64))
         self.rate, self.t, self.losses = cp.empty(1, dtype), cp.empty(1, dtype), cp.empty(self.steps, dtype)
-        self.gradients = {}  # by the size of a batch
+        self.gradient = cache(partial(self.Gradient, network))  # for each size of a batch
         self.graphs_for(len(y))
 
     def prepare(self, n):
-        if n not in self.gradients:
-            self.gradients[n] = self.Gradient(self.network, n)
-
-    def send(self, order, steps):
-        first_t = np.array([self.optimizer.steps + 1])
-        self.feed.send(first_t=first_t, rates=self.optimizer.advance(steps), order=order)
+        self.gradient(n)
+        return self.pool
 
     def enqueue(self, n):
-        self.prepare(n)
         inputs = self.X.shape[1]
         x, labels = cp.empty((n, inputs), self.network.dtype), cp.empty(n, np.int64)
         batches = self.X, self.y, self.feed["order"], self.step_number, np.int32(self.batch_size), np.int32(inputs)
         rates = self.feed["rates"], self.feed["first_t"], self.rate, self.t
         self.next_batch((n,), (256,), (*batches, x, labels, *rates))
-        self.gradients[n](x, labels, self.losses, self.step_number)
+        self.gradient(n)(x, labels, self.losses, self.step_number)
         self.optimizer.apply(self.rate, self.t)
-
-    def losses_of(self, steps, examples):
-        return self.losses[:steps].copy()

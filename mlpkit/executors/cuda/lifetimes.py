@@ -40,8 +40,7 @@ class Interval:
 class Plan:
     """The pieces of a step in the order in which they are asked for, each with its place.
 
-    `bytes`: of memory that holds all places. `sum_of_sizes`: of memory without a piece that lies where another one was.
-    `most_at_once`: bytes that are needed at one moment, at least; no plan takes fewer.
+    `bytes`: of memory that holds all places.
     """
 
     intervals: tuple[Interval, ...]
@@ -50,26 +49,13 @@ class Plan:
     def bytes(self):
         return max((each.offset + each.aligned_size for each in self.intervals), default=0)
 
-    @property
-    def sum_of_sizes(self):
-        return sum(each.aligned_size for each in self.intervals)
-
-    @property
-    def most_at_once(self):
-        starts = [each.start for each in self.intervals]
-        return max((sum(i.aligned_size for i in self.intervals if i.start <= now < i.end) for now in starts), default=0)
-
 
 def plan(intervals):
     """Return the `Plan` of intervals that have no places yet: the largest first, each as low as it fits."""
-    placed: list[Interval] = []
-    order = sorted(range(len(intervals)), key=lambda i: (-intervals[i].aligned_size, intervals[i].start))
-    offsets = {}
-    for i in order:
-        found = _lowest(intervals[i], [other for other in placed if other.meets(intervals[i])])
-        placed.append(found)
-        offsets[i] = found
-    result = Plan(tuple(offsets[i] for i in range(len(intervals))))
+    placed: dict[int, Interval] = {}
+    for i in sorted(range(len(intervals)), key=lambda i: (-intervals[i].aligned_size, intervals[i].start)):
+        placed[i] = _lowest(intervals[i], [other for other in placed.values() if other.meets(intervals[i])])
+    result = Plan(tuple(placed[i] for i in range(len(intervals))))
     check(result)
     return result
 

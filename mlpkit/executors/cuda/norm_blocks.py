@@ -11,15 +11,14 @@ its normalization.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlpkit.kernels.cnn import between, norm
+from mlpkit.kernels.cnn import norm
 from mlpkit.kernels.conv import Shape, blocked
-from mlpkit.nn.conv import Conv, MaxPool
-from mlpkit.nn.layers import ReLU
+from mlpkit.nn.conv import Conv
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.residual import Residual
 
-from .blocks import Value
-from .conv_blocks import shape_of, why_not
+from .blocks import Value, stored
+from .conv_blocks import followers, shape_of, why_not
 
 
 @dataclass(frozen=True)
@@ -70,36 +69,16 @@ def _plain(layers, i, shape, n, mode):
     """Return how many layers are a stage from layers[i] on, and the stage in a list, or None."""
     if len(layers) < i + 2 or type(layers[i].layer) is not Conv or type(layers[i + 1].layer) is not BatchNorm:
         return None
-    try:
-        conv = shape_of(layers[i].layer, shape, n)
-    except ValueError:  # kernels, strides or paddings that the layout has no words for
+    conv = shape_of(layers[i].layer, shape, n)
+    if conv is None:
         return None
     if why_not(mode, conv, layers[i].wants_dx) and (layers[i].wants_dx or not _is_stem(conv)):
         return None
     layer = layers[i + 1].layer
     channels, height, width = conv.y[1:]
-    about = norm.Norm(mode, n, channels, height, width, False, eps=layer.eps, momentum=layer.momentum)
-    count, about = _followers(layers, i + 2, about)
+    pool, relu, count = followers(layers, i + 2, (height, width), norm.MOST_POOL)
+    about = norm.Norm(mode, n, channels, height, width, relu, pool=pool, eps=layer.eps, momentum=layer.momentum)
     return 2 + count, [Stage(layers[i], layers[i + 1], conv, about)]
-
-
-def _followers(layers, i, about):
-    """Return how many layers from layers[i] on belong to a normalization, and what it is with them."""
-    count = 0
-    for at in layers[i : i + 2]:
-        if type(at.layer) is ReLU and not about.relu:
-            about = replace(about, relu=True)
-        elif type(at.layer) is MaxPool and about.pool == 1 and _fits(at.layer, about):
-            about = replace(about, pool=at.layer.size)
-        else:
-            break
-        count += 1
-    return count, about
-
-
-def _fits(layer, about):
-    """Return whether a pool's windows lie side by side, and are neither trivial nor too large."""
-    return layer.stride in (None, layer.size) and 1 < layer.size <= min(norm.MOST_POOL, about.height, about.width)
 
 
 def _residual(layers, i, shape, n, mode, number):
@@ -116,8 +95,8 @@ def _residual(layers, i, shape, n, mode, number):
     if not stages or stages[-1].about.relu:  # a ReLU before the sum
         return None
     last = stages[-1]
-    count, about = _followers(layers, i + 1, replace(last.about, add=True))
-    stages[-1] = replace(last, about=about, adds=number - 1)
+    pool, relu, count = followers(layers, i + 1, (last.about.height, last.about.width), norm.MOST_POOL)
+    stages[-1] = replace(last, about=replace(last.about, add=True, relu=relu, pool=pool), adds=number - 1)
     return 1 + count, stages
 
 
@@ -137,7 +116,7 @@ def last_uses(stages):
 class NormBlock:
     """A run of stages. See `blocks`."""
 
-    gives = None  # until the next block says what it wants
+    gives = "nc8hw8"  # until the next block says what it wants
 
     def __init__(self, stages, mode):
         self.stages, self.mode = stages, mode
@@ -155,11 +134,6 @@ class NormBlock:
         ]
         self.filters = blocked.Filters(mode, wanted) if wanted else list
 
-    @property
-    def to(self):
-        """The layout of the result."""
-        return self.gives or "nc8hw8"
-
     def channels(self, stage):
         """Return the vectors of a stage's normalization, as they are now."""
         at, conv = stage.norm, stage.conv
@@ -167,16 +141,16 @@ class NormBlock:
         return norm.Channels(at.gamma, at.beta, at.mean, at.variance, at.dgamma, at.dbeta, *bias)
 
     def forward(self, x):
-        self.layout, self.made = x.layout, [{}] * self.stem + self.filters()
-        self.x, self.kept = [x.array if self.stem else self.stored(x)], []
+        self.made, size = [{}] * self.stem + self.filters(), self.stages[0].shape.x
+        self.x, self.kept = [x.array if self.stem else stored(x, self.mode, size, self.scale_x)], []
         for number, stage in enumerate(self.stages):
-            y, kept = self.stage_forward(number, stage, self.to if stage is self.stages[-1] else "stored")
+            y, kept = self.stage_forward(number, stage, self.gives if stage is self.stages[-1] else "stored")
             self.x.append(y)
             self.kept.append(kept)
             for result, last in enumerate(self.last_uses):
                 if last == number:
                     self.x[result + 1] = None
-        return Value(self.x.pop(), self.to, stage.about.channels)
+        return Value(self.x.pop(), self.gives, stage.about.channels)
 
     def stage_forward(self, number, stage, out):
         """Return the result of a stage, in a layout, and what its normalization keeps."""
@@ -188,14 +162,6 @@ class NormBlock:
         y = blocked.empty_blocked(self.mode, *stage.shape.y)
         blocked.convolve(self.mode, stage.shape, "forward", x, self.made[number].pop("forward"), y)
         return norm.forward(stage.about, self.channels(stage), y, *ours, added, out)
-
-    def stored(self, x):
-        """Return activations as products read them."""
-        if x.layout == "stored":
-            return x.array
-        if x.layout == "nc8hw8" and not self.mode.fp16_parts:
-            return blocked.Stored(x.array)
-        return between.convert(self.mode, self.stages[0].shape.x, x.array, x.layout, "stored", self.scale_x)
 
     def backward(self, dy):
         self.came = [dy]  # a list: who takes the gradient from it drops it, too
@@ -211,7 +177,10 @@ class NormBlock:
             dense = self.stage_backward(number, stage, past, keep)
             if keep:
                 pasts[stage.adds] = norm.Past(dense, None, relu=False, pool=1)
-        return self.given_back(pasts.pop(INPUT, None)) if self.came else None
+        if not self.came:
+            return None
+        dx, past = self.came.pop(), pasts.pop(INPUT, None)  # what goes past a residual at the block's beginning
+        return dx._replace(array=norm.add(self.mode, dx.array, past.gradient)) if past else dx
 
     def past(self, stage, dy, marks):
         """Return what goes past a residual whose last stage's result has the gradient dy."""
@@ -247,12 +216,3 @@ class NormBlock:
     def weight_gradient(self, number, x, dz):
         stage = self.stages[number]
         blocked.weight_gradient(self.mode, stage.shape, x, dz, stage.conv.dW)
-
-    def given_back(self, past):
-        """Return the gradient of the block's input as it came; past: what goes past a residual at its beginning."""
-        shape, dx = self.stages[0].shape, self.came.pop().array
-        if past is not None:
-            dx = norm.add(self.mode, dx, past.gradient)
-        if self.layout != "nchw":
-            return Value(dx, "nc8hw8", shape.channels)
-        return Value(between.convert(self.mode, shape.x, dx, "nc8hw8", "nchw"), "nchw", shape.channels)

@@ -85,9 +85,8 @@ class Padded:
             part[...] = whole
 
 
-def macros_for(batches, network, optimizer, batch_size, stamped_steps):
+def macros_for(batches, network, optimizer, batch_size):
     """Return the macros that a kernel is compiled with; `batches`: the numbers of rows that it can be made for."""
     sizes = padded_sizes(network.model.sizes())
     rows = next(rows for rows in batches if rows >= batch_size)
-    macros = {"INPUTS": sizes[0], "CLASSES": sizes[-1], "BATCH": rows, "ADAM": int(bool(optimizer.state))}
-    return macros | ({"STAMPED_STEPS": stamped_steps} if stamped_steps else {})
+    return {"INPUTS": sizes[0], "CLASSES": sizes[-1], "BATCH": rows, "ADAM": int(bool(optimizer.state))}

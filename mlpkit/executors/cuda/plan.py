@@ -13,7 +13,7 @@ from mlpkit.nn.losses import SoftmaxCrossEntropy
 from . import dense
 from .arena import Arena, Recorder
 from .blocks import MODES, Value, pipeline
-from .graph import GraphTrainer, recorded
+from .graph import GraphTrainer
 from .transfers import Feed, as_labels
 
 PARTS = 8  # blocks that copy an example, at most
@@ -96,7 +96,7 @@ class PlannedTrainer(GraphTrainer):
 
     precision = "float32"
     matches: tuple = ()
-    several = 8  # steps a graph, while there are so many left
+    steps_a_graph = 8
 
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, y, batch_size)
@@ -113,27 +113,16 @@ class PlannedTrainer(GraphTrainer):
         self.gradients, self.batches, self.arenas, self.memory = {}, {}, {}, None
         self.graphs_for(len(y))
 
-    def graphs_for(self, examples):
-        full, rest = divmod(examples, self.batch_size)
-        many, few = divmod(full, self.several)
-        wanted = (self.several, self.batch_size, many), (1, self.batch_size, few), (1, rest, int(rest > 0))
-        return [(self.graph(count, n), times) for count, n, times in wanted if times]
-
     def prepare(self, n):
         if n in self.arenas:
-            return
+            return self.arenas[n]
         self.gradients[n] = Gradient(self.network, n, self.precision, self.matches)
         self.batches[n] = Batch(self.network, self.y, n, self.batches.get(self.batch_size))
         vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.losses
         self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors), self.memory)
         self.memory = self.arenas[n].memory
         self.restart()  # an epoch may be about to begin
-
-    def graph(self, count, n):
-        if (count, n) not in self.graphs:
-            self.prepare(n)
-            self.graphs[count, n] = recorded(lambda: self.enqueue_several(count, n), self.arenas[n])
-        return self.graphs[count, n]
+        return self.arenas[n]
 
     def enqueue_first(self, n):
         """Ask for an epoch's first step."""
@@ -143,7 +132,6 @@ class PlannedTrainer(GraphTrainer):
         self.optimizer.apply(*self.batches[n].rates[0])
 
     def enqueue_several(self, count, n):
-        """Ask for so many steps."""
         batch, stream = self.batches[n], cp.cuda.get_current_stream()
         self.fetch(batch, 0)
         for i in range(count):
@@ -171,13 +159,6 @@ class PlannedTrainer(GraphTrainer):
         """Ask for the gradient."""
         self.network.mode.step = batch.taken
         self.gradients[len(batch.x)](batch.x, batch.targets, self.losses, self.step_number)
-
-    def send(self, order, steps):
-        first_t = np.array([self.optimizer.steps + 1])
-        self.feed.send(first_t=first_t, rates=self.optimizer.advance(steps), order=order)
-
-    def losses_of(self, steps, examples):
-        return self.losses[:steps].copy()
 
 
 @cache

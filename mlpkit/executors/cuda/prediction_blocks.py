@@ -18,7 +18,7 @@ from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.residual import Residual
 
 from . import conv_blocks
-from .blocks import LayerBlock, Value, has_branches
+from .blocks import LayerBlock, Value, has_branches, stored
 
 FEW = 16  # images, at most, whose kernels leave room for the next one's
 
@@ -49,16 +49,11 @@ def match(layers, i, shape, n, mode):
 
 def layer(layers, i, shape, n, mode):
     """Return 1 and the block of one layer, by the engine's operations; None for one made of chains of layers."""
-    return None if has_branches(layers[i]) else (1, Evaluated(layers[i], shape))
-
-
-class Evaluated(LayerBlock):
-    """One layer, by the engine's operations, which keeps nothing."""
-
-    def forward(self, x):
-        y = super().forward(x)
-        self.at.drop()
-        return y
+    if has_branches(layers[i]):
+        return None
+    block = LayerBlock(layers[i], shape)
+    block.comes_back = False  # it keeps nothing
+    return 1, block
 
 
 class Pooled(between.Pooled):
@@ -97,11 +92,11 @@ class FirstConvolution(Early, conv_blocks.FirstBlock):
     by_type: dict | None = None  # of pixels: the kernel in bfloat16
 
     def forward(self, x):
-        if self.mode.stored == 8 and self.to != "nchw" and first_bf16.why_not(self.conv, self.about) is None:
+        if self.mode.stored == 8 and self.gives != "nchw" and first_bf16.why_not(self.conv, self.about) is None:
             y = self.in_bf16(x.array)
-            return Value(blocked.Stored(y) if self.to == "stored" else y, self.to, self.about.channels)
-        of = self.mode, self.conv, self.about, x.array, self.at.W, self.to, self.bias, self.scale, self.overlaps
-        return Value(between.first_forward(*of)[0], self.to, self.about.channels)
+            return Value(blocked.Stored(y) if self.gives == "stored" else y, self.gives, self.about.channels)
+        of = self.mode, self.conv, self.about, x.array, self.at.W, self.gives, self.bias, self.scale, self.overlaps
+        return Value(between.first_forward(*of)[0], self.gives, self.about.channels)
 
     def in_bf16(self, x):
         self.by_type = self.by_type or {}
@@ -120,14 +115,14 @@ class Convolution(Early, conv_blocks.ConvBlock):
         """Do nothing: it has no gradient to make for the block before."""
 
     def forward(self, x, added=None):
-        images = self.stored(x)
+        images = stored(x, self.mode, self.conv.x, self.scale_of("x"))
         if self.made is None:
             self.plain = self.plain and added is None
             (self.made,) = self.settle()()
-        return Value(self.result(images, self.made["forward"], added), self.to, self.about.channels)
+        return Value(self.result(images, self.made["forward"], added), self.gives, self.about.channels)
 
     def result(self, images, filters, added):
-        about, to = self.about, self.to
+        about, to = self.about, self.gives
         if self.at_once:
             of = self.mode, self.conv, about, images, filters, to, self.bias, added
             return between.convolve(*of, overlaps=True)[0]
@@ -159,7 +154,7 @@ class PairOfConvolutions:
     """The first two convolutions, in bfloat16. See `blocks`."""
 
     wants = "nchw"
-    gives = None  # until the next block says what it wants
+    gives = "nc8hw8"  # until the next block says what it wants
     takes_pixels = True
 
     def __init__(self, first, second):
@@ -191,12 +186,12 @@ def _residual(layers, i, shape, n, mode):
     last = blocks[-1].about
     if last.relu or last.pool > 1:  # before the sum
         return None
-    pool, relu, count = conv_blocks.followers(layers, i, shape)
+    pool, relu, count = conv_blocks.followers(layers, i + 1, shape[1:], between.MOST_POOL)
     if shape[1] % pool or shape[2] % pool:  # what is added is no image without its last rows
         pool, relu = 1, type(layers[i + 1].layer) is ReLU
-        count = 1 + relu
+        count = int(relu)
     blocks[-1].about = replace(last, pool=pool, relu=relu)
-    return count, Sum(blocks)
+    return 1 + count, Sum(blocks)
 
 
 class Sum:
@@ -218,7 +213,8 @@ class Sum:
         self.blocks[-1].gives = layout
 
     def forward(self, x):
-        added = self.blocks[0].stored(x)
+        first = self.blocks[0]
+        added = stored(x, first.mode, first.conv.x, first.scale_of("x"))
         y = Value(added, "stored", x.channels)
         for block in self.blocks[:-1]:
             y = block.forward(y)

@@ -4,7 +4,7 @@
 all give up. The word comes back with the epoch; the host reads it before the next one, so that nobody waits for it.
 """
 
-from typing import Any
+from functools import cache
 
 import cupy as cp
 import cupyx
@@ -12,34 +12,52 @@ import numpy as np
 
 from mlpkit import kernels
 
+from .rates import rates, settings
+from .transfers import Feed, RowLosses, as_labels
+from .uninterrupted import uninterrupted
+
 
 class WaitingTrainer:
-    """What trainers have in common whose kernel stays for an epoch. Those under it make the kernel's arguments.
+    """What trainers have in common whose kernel stays for an epoch. See `executors.protocol.Trainer`.
 
-    engine: the engine's name; file: its kernel's; awaited: what a block waits for, in the kernel's order; stages: how
-    many of them it stamps. `__init__` sets kernel, macros, blocks, threads, shared_bytes, stamped_steps and feed.
+    engine: the engine's name; file: its kernel's; awaited: what a block waits for, in the kernel's order. macros: of
+    the kernel. X: rows as it reads them. vectors: theta, and the optimizer's state. `epoch` and `close` raise
+    RuntimeError where a block of an epoch before waited in vain: that epoch has left a NaN in theta.
     """
 
     engine: str
     file: str
     awaited: tuple[str, ...]
-    stages: int
-    kernel: Any
-    macros: dict
-    blocks: int
-    threads: int
-    shared_bytes: int
-    stamped_steps: int
-    feed: Any
 
-    def __init__(self):
+    def __init__(self, macros, optimizer, X, y, batch_size, vectors):
+        self.macros, self.optimizer, self.batch_size = macros, optimizer, batch_size
+        self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads = compiled(self.file, **macros)
+        self.kernel.max_dynamic_shared_size_bytes = self.shared_bytes
+        steps = -(-len(y) // batch_size)
+        self.losses = RowLosses(steps, batch_size, np.float32)
+        self.exchange = cp.empty(exchange_bytes, np.uint8)
+        self.feed = Feed(rates=(3 * steps, np.float32), order=(len(y), np.int64))
         self.failed, self.found = cp.zeros(1, np.uint64), cupyx.empty_pinned(1, np.uint64)
         self.found[:] = 0
+        self.examples, (theta, *state) = (X, as_labels(y), self.feed["order"]), vectors
+        lasting = self.losses.rows, self.failed, self.exchange
+        self.arguments = *lasting, theta, *(state or (0, 0)), self.feed["rates"]
 
-    def launch(self, arguments):
+    def epoch(self, order):
+        """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
+        self.check()
+        n, steps = len(order), -(-len(order) // self.batch_size)
+        with uninterrupted():  # so that theta and the optimizer's count of steps are of one epoch
+            self.exchange.fill(0)
+            self.feed.send(rates=rates(self.optimizer, steps), order=order)
+            self.launch(np.int32(n))
+        return self.losses.means((steps,), n)
+
+    def launch(self, *sizes):
         """Start the kernel, with all its blocks on the GPU at once, and send for the word that it leaves."""
+        arguments = *self.examples, *sizes, *self.arguments, *settings(self.optimizer)
         size = {"shared_mem": self.shared_bytes, "enable_cooperative_groups": True}
-        self.kernel((self.blocks,), (self.threads,), arguments, **size)
+        self.kernel.kernel((self.blocks,), (self.threads,), arguments, **size)
         self.failed.data.copy_to_host_async(self.found.ctypes.data, self.found.nbytes)
 
     def check(self):
@@ -54,15 +72,19 @@ class WaitingTrainer:
                 f"lost: begin again from the parameters before it, and if that fails too, take another engine."
             )
 
-    def stamps(self):
-        """Return when each block came to each stage of the steps that were stamped last, (blocks, steps, stages).
-
-        A NumPy array of int64, the GPU's time in nanoseconds.
-        """
-        memory = kernels.load(self.file, **self.macros).get_global("stamps")
-        return cp.ndarray((self.blocks, self.stamped_steps, self.stages), np.int64, memory).get()
-
     def close(self):
         """Wait for all that was asked for."""
         self.feed.close()
         self.check()
+
+
+@cache
+def compiled(file, **macros):
+    """Return a file's kernel `train`, and what its `requirements` are.
+
+    They are the bytes of its exchange and of a block's shared memory; of a kernel that stays, also its blocks and
+    threads, else anything.
+    """
+    module, found = kernels.load(file, **macros), cp.empty(4, np.int32)
+    module.get_function("requirements")((1,), (1,), (found,))
+    return module.get_function("train"), *found.tolist()

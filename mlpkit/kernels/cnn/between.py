@@ -121,7 +121,7 @@ def convolve(mode, conv, about, images, filters, to, bias=None, added=None, over
     macros |= {"OVERLAPS": 1} if overlaps else {}
     macros |= {"FORGETS": 1} if kept is None and about.pool == 1 and mode.stored == 8 and to != "nchw" else {}
     following = np.concatenate([addresses, sizes]).view("V48")
-    blocked.convolve_followed(mode, conv, images, filters, _array(y), tuple(macros.items()), following)
+    blocked.convolve_with(tuple(macros.items()), mode, conv, "forward", images, filters, _array(y), following)
     return y, kept
 
 
@@ -231,7 +231,8 @@ def first_sums(mode, conv, dz, filters, first, x, kept):
     macros |= {"ROWS": 8 * about.groups}
     macros = {"FIRST": 1} | {f"FIRST_{name}": value for name, value in macros.items()}
     pointers = np.array([_pointer(each) for each in (x, kept, sums)] + [about.groups], np.uint64).view("V32")
-    blocked.convolve_back(mode, conv, dz, filters, tuple(macros.items()), pointers)
+    of = mode, conv, "input_gradient", dz, filters, np.uintp(0), pointers
+    blocked.convolve_with(tuple(macros.items()), *of)
     return sums
 
 

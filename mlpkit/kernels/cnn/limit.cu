@@ -50,12 +50,12 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
         const int n = min(BATCH, examples - step * BATCH);
         const Word tag = step + 1;
         stamp(0, tag);
-        for (int at = first_image(); at < n; at += GRID / HALVES, phase ^= 1) {
-            if (at >= GRID / HALVES) image.ask(X, y, order[step * BATCH + at]);
+        for (int at = first_image(); at < n; at += GRID / IMAGE_BLOCKS, phase ^= 1) {
+            if (at >= GRID / IMAGE_BLOCKS) image.ask(X, y, order[step * BATCH + at]);
             float* row_loss = row_losses + (long long)step * BATCH + at;
-            through_network<true>(*exchange, image, at, n, tag, phase, at + GRID / HALVES >= n, row_loss);
+            through_network<true>(*exchange, image, at, n, tag, phase, at + GRID / IMAGE_BLOCKS >= n, row_loss);
         }
-        if (PAIRS && HALVES == 1 && blockIdx.x >= n) {  // the neighbour may need its half of the weights
+        if (PAIRS && IMAGE_BLOCKS == 1 && blockIdx.x >= n) {  // the neighbour may need its half of the weights
             if (threadIdx.x == 0) ask_weights<true>(*exchange, tag);
             wait_for_copy(&head().dense, phase, NEW_DENSE, tag);  // all threads, as all use that memory in the update
             phase ^= 1;

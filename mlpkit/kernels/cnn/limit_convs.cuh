@@ -268,7 +268,7 @@ __device__ void conv_back_sums(Partial partial, Word phase) {
     constexpr Division division = ::division(block);
     const float* dw_parts = shared_floats(DENSE_AT);
     const float* dx_parts = shared_floats(DENSE_AT + dw_bytes(block));
-    constexpr int OUT = back_channels(block), ELEMENTS = s.ci * s.h * s.w, PART = ELEMENTS / HALVES;
+    constexpr int OUT = back_channels(block), ELEMENTS = s.ci * s.h * s.w, PART = ELEMENTS / IMAGE_BLOCKS;
     const float* others = shared_floats(SWAP_BACK_AT);
     const auto sum_of = [&](int e) {  // columns, then rows of a channel: the last change fastest
         const int y = e % s.h, x = e / s.h % s.w, ci = e / s.h / s.w;
@@ -295,7 +295,7 @@ __device__ void conv_back_sums(Partial partial, Word phase) {
         const float value = plane_of<block>(ci)[(y + s.pad) * s.stride() + x + s.pad];
         put_route<block - 1>((ci * below.ph + y) * below.pw + x, value > 0 ? sum : 0);
     };
-    if constexpr (HALVES > 1) {
+    if constexpr (IMAGE_BLOCKS > 1) {
 #pragma unroll
         for (int i = 0; i < parts(PART, THREADS); i++) {
             const int mine = thread() + i * THREADS, e = (1 - half()) * PART + min(mine, PART - 1);
@@ -308,7 +308,7 @@ __device__ void conv_back_sums(Partial partial, Word phase) {
     for (int i = 0; i < parts(PART, THREADS); i++) {
         const int mine = thread() + i * THREADS, e = half() * PART + min(mine, PART - 1);
         own[i] = sum_of(e);
-        if (HALVES == 1 && mine < PART) put(e, own[i]);
+        if (IMAGE_BLOCKS == 1 && mine < PART) put(e, own[i]);
     }
 #pragma unroll
     for (int i = 0; i < parts(OUT * s.taps(), THREADS); i++) {
@@ -319,7 +319,7 @@ __device__ void conv_back_sums(Partial partial, Word phase) {
         if (mine == e) partial.put(conv_weights(block) + half() * OUT * s.taps() + e, sum);
     }
     conv_biases_back<block>(partial);
-    if constexpr (HALVES > 1) {
+    if constexpr (IMAGE_BLOCKS > 1) {
         wait_for_copy(&head().sums[1], phase, NEIGHBOURS_SUMS, partial.step);
 #pragma unroll
         for (int i = 0; i < parts(PART, THREADS); i++) {

@@ -81,7 +81,7 @@ __device__ void dense_forward(const Kept& kept, Word step, Word phase) {
         if (thread() % 32 < LANES && lane + c * LANES < FOURS) left[lane + c * LANES] = sums[c];
     }
     __syncthreads();
-    constexpr bool SHARED = HALVES > 1 && layer == 0;
+    constexpr bool SHARED = IMAGE_BLOCKS > 1 && layer == 0;
     constexpr int ROUNDS = parts(units(layer), THREADS);
     const float* others = shared_floats(SWAP_AT);
     float z[ROUNDS];

@@ -75,7 +75,7 @@ template <int layer = 0>
 __device__ void ask_dense(const float* packed) {
     if constexpr (layer < LAYERS) {
         constexpr Sharing s = sharing(layer);
-        constexpr bool both = layer || HALVES == 1;  // whether neighbours need the same
+        constexpr bool both = layer || IMAGE_BLOCKS == 1;  // whether neighbours need the same
         const float* from = packed + dense_packed(layer) + first_row<layer>() * wide(layer);
         if constexpr (resident(layer) == s.each()) {
             float* to = shared_floats(dense_at(layer));
@@ -138,9 +138,9 @@ __device__ void put_rows(Exchange& exchange, int image) {
     float4* to = (float4*)(exchange.activations + image * ACTIVATIONS);
     constexpr int OWN = rows_here(0) / 4;
     for (int e = thread(); e < ACTIVATIONS / 4; e += THREADS) {
-        if (HALVES == 1 || e / OWN == half() || (e >= HALVES * OWN && half() == 0)) to[e] = activations[e];
+        if (IMAGE_BLOCKS == 1 || e / OWN == half() || (e >= IMAGE_BLOCKS * OWN && half() == 0)) to[e] = activations[e];
     }
-    if (HALVES > 1 && half() == 0) return;
+    if (IMAGE_BLOCKS > 1 && half() == 0) return;
     to = (float4*)(exchange.slopes + image * SLOPES);
     for (int e = thread(); e < SLOPES / 4; e += THREADS) to[e] = slopes[e];
 }
@@ -148,7 +148,7 @@ __device__ void put_rows(Exchange& exchange, int image) {
 // From now on the neighbour's sums of an image count.
 __device__ void expect_neighbour() {
     mbarrier_arrive_expect_tx(&head().sums[0], 4 * units(0));
-    mbarrier_arrive_expect_tx(&head().sums[1], 4 * swap_back_elements() / HALVES);
+    mbarrier_arrive_expect_tx(&head().sums[1], 4 * swap_back_elements() / IMAGE_BLOCKS);
 }
 
 // An image there and back. waits: whether all blocks are of one launch. phase: of the barriers. last: whether it
@@ -157,7 +157,7 @@ template <bool waits>
 __device__ void through_network(Exchange& exchange, const Image& mine, int image, int n, Word step, Word phase,
                                 bool last, float* row_loss) {
     mine.put();
-    if (HALVES > 1 && thread() == CLERK) expect_neighbour();
+    if (IMAGE_BLOCKS > 1 && thread() == CLERK) expect_neighbour();
     stamp(15);
     take_convs(exchange, step);
     if (BLOCKS == 1 && thread() == CLERK) ask_weights<waits>(exchange, step);  // before the only barrier that there is

@@ -31,17 +31,17 @@
 #ifndef PAIRS
 #define PAIRS 0  // whether two blocks share what they read
 #endif
-#ifndef HALVES
-#define HALVES 1  // blocks that share an image: one, or two neighbours
+#ifndef IMAGE_BLOCKS
+#define IMAGE_BLOCKS 1  // blocks that share an image: one, or two neighbours
 #endif
 #ifndef FIRST_EACH
-#define FIRST_EACH (HALVES > 1 ? 2 : 3)  // channels that a warp takes in turn, back through the first convolution
+#define FIRST_EACH (IMAGE_BLOCKS > 1 ? 2 : 3)  // channels that a warp takes in turn, back through the first convolution
 #endif
 #ifndef FIRST_WINDOWS
 #define FIRST_WINDOWS 7  // windows of a row that it takes there, at most
 #endif
 #ifndef MOST_WINDOWS
-#define MOST_WINDOWS (HALVES > 1 ? 3 : 5)  // that a thread takes of a row, forward
+#define MOST_WINDOWS (IMAGE_BLOCKS > 1 ? 3 : 5)  // that a thread takes of a row, forward
 #endif
 #ifndef SHARED_LIMIT  // bytes that a block may have
 #define SHARED_LIMIT 232448
@@ -111,10 +111,10 @@ constexpr Shape shape(int block) {
 // out of the second one, and the weights of the first dense layer that they meet; on the way back, too. At last each
 // takes half of the first convolution's channels. So they hand each other sums twice: of the first dense layer's
 // outputs, and of the gradients that come to the first convolution. All else both compute.
-__device__ int half() { return HALVES > 1 ? blockIdx.x % HALVES : 0; }
-__device__ int first_image() { return blockIdx.x / HALVES; }
-constexpr int forward_channels(int block) { return shape(block).co / (block == BLOCKS - 1 ? HALVES : 1); }
-constexpr int back_channels(int block) { return shape(block).co / HALVES; }
+__device__ int half() { return IMAGE_BLOCKS > 1 ? blockIdx.x % IMAGE_BLOCKS : 0; }
+__device__ int first_image() { return blockIdx.x / IMAGE_BLOCKS; }
+constexpr int forward_channels(int block) { return shape(block).co / (block == BLOCKS - 1 ? IMAGE_BLOCKS : 1); }
+constexpr int back_channels(int block) { return shape(block).co / IMAGE_BLOCKS; }
 
 // ---- Dense layers ----
 
@@ -123,7 +123,7 @@ constexpr int inputs(int layer) { return units(layer - 1); }
 constexpr int wide(int layer) { return up_to(4, units(layer)); }  // a row of weights, filled up
 
 // Of a layer's inputs, those whose weights this block has
-constexpr int rows_here(int layer) { return inputs(layer) / (layer ? 1 : HALVES); }
+constexpr int rows_here(int layer) { return inputs(layer) / (layer ? 1 : IMAGE_BLOCKS); }
 template <int layer>
 __device__ int first_row() {
     return layer ? 0 : half() * rows_here(0);
@@ -204,7 +204,7 @@ constexpr int routes_before(int block) { return block ? routes_before(block - 1)
 
 // What the neighbour sends: its sums.
 constexpr int SWAP_AT = up_to(16, codes_at(BLOCKS));
-constexpr int SWAP_BACK_AT = SWAP_AT + (HALVES > 1 ? 4 * wide(0) : 0);
+constexpr int SWAP_BACK_AT = SWAP_AT + (IMAGE_BLOCKS > 1 ? 4 * wide(0) : 0);
 constexpr int swap_back_elements() {
     const Shape s = shape(BLOCKS - 1);
     return s.ci * s.h * s.w;
@@ -212,7 +212,7 @@ constexpr int swap_back_elements() {
 
 // What has no other place, for a while: parts of sums; the routes, and after them the weights of all convolutions but
 // the first, turned round.
-constexpr int SCRATCH_AT = SWAP_BACK_AT + (HALVES > 1 ? up_to(16, 4 * swap_back_elements() / HALVES) : 0);
+constexpr int SCRATCH_AT = SWAP_BACK_AT + (IMAGE_BLOCKS > 1 ? up_to(16, 4 * swap_back_elements() / IMAGE_BLOCKS) : 0);
 constexpr int transposed_bytes(int block) { return up_to(16, 4 * shape(block).co * shape(block).taps()); }
 constexpr int transposed_before(int block) {
     if (block > 1) return transposed_before(block - 1) + transposed_bytes(block - 1);
@@ -305,9 +305,11 @@ constexpr int dense_biases(int layer) {
 constexpr int CONV_WEIGHTS = conv_weights(BLOCKS), CONV_BIASES = conv_biases(BLOCKS) - dense_weights(LAYERS);
 constexpr int PARTIAL = up_to(4, CONV_WEIGHTS + CONV_BIASES);
 
-static_assert(HALVES == 1 || (HALVES == 2 && PAIRS && BLOCKS == 2 && 2 * BATCH <= GRID), "two neighbours an image");
-static_assert(HALVES == 1 || (shape(0).co % 2 == 0 && shape(BLOCKS - 1).co % 2 == 0 && inputs(0) % 8 == 0), "halves");
-static_assert(HALVES == 1 || swap_back_elements() % 2 == 0, "halves");
+static_assert(IMAGE_BLOCKS == 1 || (IMAGE_BLOCKS == 2 && PAIRS && BLOCKS == 2 && 2 * BATCH <= GRID),
+              "two neighbours an image");
+static_assert(IMAGE_BLOCKS == 1 || (shape(0).co % 2 == 0 && shape(BLOCKS - 1).co % 2 == 0 && inputs(0) % 8 == 0),
+              "half an image a block");
+static_assert(IMAGE_BLOCKS == 1 || swap_back_elements() % 2 == 0, "half an image a block");
 static_assert(!PAIRS || (GRID % 2 == 0 && BATCH <= GRID), "pairs take one image each");
 static_assert(THREADS % 128 == 0 && BLOCKS >= 1 && LAYERS >= 1, "");
 static_assert(SHARED_BYTES <= SHARED_LIMIT, "too large for shared memory");

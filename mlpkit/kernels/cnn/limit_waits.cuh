@@ -33,7 +33,7 @@ __device__ void wait_for_copy(Word64* barrier, Word phase, Awaited what, Word st
 
 // Where two blocks share an image: what each wrote in its shared memory before is there for the other one after.
 __device__ void meet_neighbour() {
-    if constexpr (HALVES > 1) barrier_cluster_arrive(), barrier_cluster_wait();
+    if constexpr (IMAGE_BLOCKS > 1) barrier_cluster_arrive(), barrier_cluster_wait();
 }
 
 // Send the neighbour a value of those that it waits for at a barrier, to where this block has `own`.

@@ -318,20 +318,21 @@ struct Told {
 
 // ---- Sums ----
 
-struct Pair {
-    float one, two;
+// Of a channel: forward, the mean and m2, the sum of squared differences from it; back, the sums of d and d (x - mean).
+struct Sums {
+    float first, second;
 };
 
-inline Pair operator+(const Pair& a, const Pair& b) { return {a.one + b.one, a.two + b.two}; }
-inline Pair of_lane(const Pair& mine, int distance)
+inline Sums operator+(const Sums& a, const Sums& b) { return {a.first + b.first, a.second + b.second}; }
+inline Sums of_lane(const Sums& mine, int distance)
 {
-    return {__shfl_xor_sync(~0u, mine.one, distance), __shfl_xor_sync(~0u, mine.two, distance)};
+    return {__shfl_xor_sync(~0u, mine.first, distance), __shfl_xor_sync(~0u, mine.second, distance)};
 }
 // By value: of two arrays' places the compiler would choose an address, and keep the arrays in memory.
 inline float chosen(bool first, float a, float b) { return first ? a : b; }
-inline Pair chosen(bool first, Pair a, Pair b)
+inline Sums chosen(bool first, Sums a, Sums b)
 {
-    return {chosen(first, a.one, b.one), chosen(first, a.two, b.two)};
+    return {chosen(first, a.first, b.first), chosen(first, a.second, b.second)};
 }
 inline float of_lane(float mine, int distance) { return __shfl_xor_sync(~0u, mine, distance); }
 // What LANES neighbours have, for all of them.
@@ -359,9 +360,9 @@ inline T summed_by_channel(const T (&all)[8])
     return summed<4>(chosen(last, two[1], two[0]) + of_lane(chosen(last, two[0], two[1]), 4));
 }
 
-inline void tell(float4* to, const Pair& pair, Word launch)
+inline void tell(float4* to, const Sums& found, Word launch)
 {
-    st_relaxed_gpu(to, __float_as_uint(pair.one) | (Word64)__float_as_uint(pair.two) << 32, launch);
+    st_relaxed_gpu(to, __float_as_uint(found.first) | (Word64)__float_as_uint(found.second) << 32, launch);
 }
 inline void tell(Word64* to, float number, Word launch)
 {
@@ -369,7 +370,7 @@ inline void tell(Word64* to, float number, Word launch)
 }
 inline bool heard(const float4& message, Word launch) { return __float_as_uint(message.z) == launch; }
 inline bool heard(Word64 message, Word launch) { return message >> 32 == launch; }
-inline Pair content(const float4& message) { return {message.x, message.y}; }
+inline Sums content(const float4& message) { return {message.x, message.y}; }
 inline float content(Word64 message) { return __uint_as_float((Word)message); }
 
 // What a group's CTAs tell of a channel, in messages [group][CTA][8 channels]: a lane hears each 32nd, at most

@@ -39,7 +39,7 @@
 
 struct Shared {
     Word64 there[BARRIERS];
-    Pair of_warps[WARPS][8];
+    Sums of_warps[WARPS][8];
     float of_weights[STEM ? WARPS : 1][TAPS][8];
     float mean_d[8], slope[8];
     float most[WARPS], scale, padding[3];
@@ -157,11 +157,11 @@ struct Gradient {
 // What this block's threads have of a group, sums of d and of d (x - mean), goes to its place in memory. Return this
 // thread's largest |scale d|.
 inline float leave_sums(const Sizes& s, const Norm& norm, const Elements& y, const Gradient& gradient,
-                        const Share& share, Arrivals& arrivals, Pair (*of_warps)[8], float4* messages,
+                        const Share& share, Arrivals& arrivals, Sums (*of_warps)[8], float4* messages,
                         Word launch)
 {
     float most = 0;
-    Pair sums[8] = {};
+    Sums sums[8] = {};
     #pragma unroll 1
     for (Walk at(share, s.area(), s.by_area); at.image < share.end; at.next()) {
         arrivals.wait_for(share, at.image);
@@ -170,16 +170,16 @@ inline float leave_sums(const Sizes& s, const Norm& norm, const Elements& y, con
         gradient.at(s, norm, share, at.image, at.i, x, d);
         #pragma unroll
         for (int c = 0; c < 8; ++c) {
-            sums[c].one += d[c], sums[c].two = fmaf(d[c], x[c] - norm.mean[c], sums[c].two);
+            sums[c].first += d[c], sums[c].second = fmaf(d[c], x[c] - norm.mean[c], sums[c].second);
             most = fmaxf(most, fabsf(norm.scale[c] * d[c]));
         }
     }
     int lane = threadIdx.x % 32;
-    Pair found = summed_by_channel(sums);
+    Sums found = summed_by_channel(sums);
     if (lane % 4 == 0) of_warps[threadIdx.x / 32][lane / 4] = found;
     __syncthreads();
     if (threadIdx.x < 8 * WARPS) {
-        Pair whole = summed<WARPS>(of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]);
+        Sums whole = summed<WARPS>(of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]);
         if (threadIdx.x % WARPS == 0)
             tell(messages + share.message(s) + threadIdx.x / WARPS, whole, launch);
     }
@@ -188,14 +188,14 @@ inline float leave_sums(const Sizes& s, const Norm& norm, const Elements& y, con
 }
 
 // What is subtracted from a channel's d, and the gradients of its scale and shift: by lane 0 of a warp.
-inline void settle(const Sizes& s, const Channels& p, const Pair& all, const Share& share, Shared& shared)
+inline void settle(const Sizes& s, const Channels& p, const Sums& all, const Share& share, Shared& shared)
 {
     int channel = threadIdx.x / 32, c = share.group * 8 + channel;
-    float inverse = p.kept[c].y, dgamma = all.two * inverse;
-    shared.mean_d[channel] = all.one * s.part;
+    float inverse = p.kept[c].y, dgamma = all.second * inverse;
+    shared.mean_d[channel] = all.first * s.part;
     shared.slope[channel] = dgamma * s.part * inverse;
     if (share.cta > 0 || c >= s.channels) return;
-    p.dgamma[c] = dgamma, p.dbeta[c] = all.one;
+    p.dgamma[c] = dgamma, p.dbeta[c] = all.first;
     if (p.dbias) p.dbias[c] = 0;
 }
 
@@ -358,7 +358,7 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
     #pragma unroll 1
     for (Share mine = share; mine.group < s.groups; mine.next(s)) {
         if (threadIdx.x < 256) {
-            Pair all = collected<Pair>(s, told->sums(), mine.group, threadIdx.x / 32, launch);
+            Sums all = collected<Sums>(s, told->sums(), mine.group, threadIdx.x / 32, launch);
             if (threadIdx.x % 32 == 0) settle(s, p, all, mine, shared);
         }
         if (FINDS && mine.group == share.group && threadIdx.x / 32 == WARPS - 1) {

@@ -22,7 +22,7 @@
 
 struct Shared {
     Word64 there[BARRIERS];
-    Pair of_warps[WARPS][8];
+    Sums of_warps[WARPS][8];
     float mean[8], scale[8], beta[8];
     Word largest;
     float padding[3];
@@ -56,21 +56,21 @@ struct Known {
     }
 };
 
-// ---- Mean, and the sum of squared differences from it, a Pair: of values, of warps, of blocks ----
+// ---- Mean and m2, the sum of squared differences from it: of values, of warps, of blocks ----
 
 // That of several groups of values, `count` each, and MANY of them a lane: nothing large is subtracted from anything
 // large. part: 1 / number of all. For all of LANES neighbours.
 template <int LANES, int MANY>
-inline Pair merged(const Pair (&each)[MANY], const float (&counts)[MANY], float part)
+inline Sums merged(const Sums (&each)[MANY], const float (&counts)[MANY], float part)
 {
-    float pivot = __shfl_sync(~0u, each[0].one, threadIdx.x % 32 / LANES * LANES), away = 0, squares = 0;
+    float pivot = __shfl_sync(~0u, each[0].first, threadIdx.x % 32 / LANES * LANES), away = 0, squares = 0;
     #pragma unroll
     for (int i = 0; i < MANY; ++i)
-        if (counts[i] > 0) away += counts[i] * (each[i].one - pivot);
+        if (counts[i] > 0) away += counts[i] * (each[i].first - pivot);
     float mean = pivot + summed<LANES>(away) * part;
     #pragma unroll
     for (int i = 0; i < MANY; ++i)
-        if (counts[i] > 0) squares += each[i].two + counts[i] * (each[i].one - mean) * (each[i].one - mean);
+        if (counts[i] > 0) squares += each[i].second + counts[i] * (each[i].first - mean) * (each[i].first - mean);
     return {mean, summed<LANES>(squares)};
 }
 
@@ -83,10 +83,10 @@ inline int count_of(int all, int warp)
 // What this block's threads have seen of a group's channels goes to its place in memory. A warp's values are taken
 // less one of its own: what is summed is as small as it can be.
 inline void leave_moments(const Sizes& s, const Elements& y, const Share& share, Arrivals& arrivals,
-                          Pair (*of_warps)[8], float4* messages, Word launch)
+                          Sums (*of_warps)[8], float4* messages, Word launch)
 {
     float pivot[8] = {};
-    Pair sums[8] = {};
+    Sums sums[8] = {};
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, all = (share.end - share.begin) * s.area();
     Walk at(share, s.area(), s.by_area);
     if (at.image < share.end) {
@@ -104,22 +104,22 @@ inline void leave_moments(const Sizes& s, const Elements& y, const Share& share,
         #pragma unroll
         for (int c = 0; c < 8; ++c) {
             float away = x[c] - pivot[c];
-            sums[c].one += away, sums[c].two = fmaf(away, away, sums[c].two);
+            sums[c].first += away, sums[c].second = fmaf(away, away, sums[c].second);
         }
     }
     __syncwarp();
-    Pair found = summed_by_channel(sums);
+    Sums found = summed_by_channel(sums);
     float count = count_of(all, warp), part = count > 0 ? __fdividef(1, count) : 0, mine = 0;
     #pragma unroll
     for (int c = 0; c < 8; ++c)
         mine = chosen(lane / 4 == c, pivot[c], mine);
-    float squares = fmaxf(fmaf(-found.one * part, found.one, found.two), 0);
-    if (lane % 4 == 0) of_warps[warp][lane / 4] = {fmaf(found.one, part, mine), squares};
+    float squares = fmaxf(fmaf(-found.first * part, found.first, found.second), 0);
+    if (lane % 4 == 0) of_warps[warp][lane / 4] = {fmaf(found.first, part, mine), squares};
     __syncthreads();
     if (threadIdx.x < 8 * WARPS) {
-        Pair each[1] = {of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]};
+        Sums each[1] = {of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]};
         float counts[1] = {(float)count_of(all, threadIdx.x % WARPS)};
-        Pair whole = merged<WARPS, 1>(each, counts, __fdividef(1, all));
+        Sums whole = merged<WARPS, 1>(each, counts, __fdividef(1, all));
         if (threadIdx.x % WARPS == 0)
             tell(messages + share.message(s) + threadIdx.x / WARPS, whole, launch);
     }
@@ -127,9 +127,9 @@ inline void leave_moments(const Sizes& s, const Elements& y, const Share& share,
 }
 
 // Of all blocks: for all lanes. By a warp.
-inline Pair moments(const Sizes& s, const float4* messages, int group, int channel, Word launch)
+inline Sums moments(const Sizes& s, const float4* messages, int group, int channel, Word launch)
 {
-    Pair each[MOST_HEARD];
+    Sums each[MOST_HEARD];
     float counts[MOST_HEARD];
     hear(s, messages, group, channel, launch, each);
     #pragma unroll
@@ -141,19 +141,19 @@ inline Pair moments(const Sizes& s, const float4* messages, int group, int chann
 }
 
 // The scale and shift of a channel go to shared memory, and the first CTA of a group keeps statistics. By a warp.
-inline void settle(const Sizes& s, const Channels& p, const Known& known, const Share& share, const Pair& all,
+inline void settle(const Sizes& s, const Channels& p, const Known& known, const Share& share, const Sums& all,
                    Shared& shared)
 {
     if (threadIdx.x % 32) return;
     int channel = threadIdx.x / 32;
-    float variance = all.two * s.part, inverse = __fdividef(1, sqrtf(variance + p.eps));
-    shared.mean[channel] = all.one;
+    float variance = all.second * s.part, inverse = __fdividef(1, sqrtf(variance + p.eps));
+    shared.mean[channel] = all.first;
     shared.scale[channel] = known.gamma * inverse;
     shared.beta[channel] = known.beta;
     if (share.cta > 0) return;
-    p.kept[known.c] = {all.one, inverse};
+    p.kept[known.c] = {all.first, inverse};
     if (known.c >= s.channels) return;
-    p.mean[known.c] = known.mean + p.momentum * (all.one + known.bias - known.mean);
+    p.mean[known.c] = known.mean + p.momentum * (all.first + known.bias - known.mean);
     variance *= __fdividef(s.count, fmaxf(s.count - 1, 1));
     p.variance[known.c] = known.variance + p.momentum * (variance - known.variance);
 }

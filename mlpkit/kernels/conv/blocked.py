@@ -88,15 +88,16 @@ class Cropped(Shape):
         return self.columns
 
 
-def cropped(shape, multiple, followed=False):
+def cropped(shape, multiple=1, followed=False, behind=0):
     """Return the convolution of `shape` with a number of rows and of columns of windows that is a multiple of one.
 
-    followed: whether its kernel does what follows, too.
+    followed: whether its kernel does what follows, too. behind: as `Cropped` has it.
     """
     rows, columns = shape.out_height // multiple * multiple, shape.out_width // multiple * multiple
-    if (rows, columns) == (shape.out_height, shape.out_width) and not followed:
+    if (rows, columns) == (shape.out_height, shape.out_width) and not followed and not behind:
         return shape
-    return Cropped(**vars(shape), rows=rows, columns=columns, pool=multiple if followed else 0)
+    own = {"rows": rows, "columns": columns, "pool": multiple if followed else 0, "behind": behind}
+    return Cropped(**vars(shape) | own)
 
 
 @dataclass(frozen=True)
@@ -472,11 +473,8 @@ class Launch:
 
     def pieces(self, mode):
         """Return how many pieces of 16 bytes its filters are, low fp16 parts not counted."""
-        rows, columns = (
-            padded(self.conv.channels_out, self.tiling.tile * self.tiling.heights),
-            padded(self.conv.channels),
-        )
-        return rows * columns // mode.channels * self.conv.taps[0] * self.conv.taps[1]
+        conv, rows = self.conv, padded(self.conv.channels_out, self.tiling.tile * self.tiling.heights)
+        return rows * padded(conv.channels) // mode.channels * conv.taps[0] * conv.taps[1]
 
 
 @lru_cache(4096)
@@ -497,34 +495,19 @@ def convolve(mode, shape, which, images, filters, to, tiling=None, overlaps=Fals
     found = launches(mode, shape, which, tiling)
     if sum(one.conv.windows[0] * one.conv.windows[1] for one in found) < to.shape[2] * to.shape[3]:
         to.fill(0)  # no window has seen some of the pixels
-    of = mode, shape, which, tiling, images.array.data.ptr, to.shape[1] * to.shape[4]
-    _convolve((*of, (("OVERLAPS", 1),) if overlaps else ()), images, filters, to)
+    convolve_with((("OVERLAPS", 1),) if overlaps else (), mode, shape, which, images, filters, to, tiling=tiling)
 
 
-def convolve_followed(mode, shape, images, filters, to, macros, following):
-    """Ask for a forward pass whose kernel does what follows, too: it is `cropped` so.
+def convolve_with(macros, mode, shape, which, images, filters, to, *told, tiling=None):
+    """Ask for a pass as `convolve` does, whose kernels do more: what follows, or what is done with a gradient.
 
-    to: an array for what comes of it. macros, following: pairs that tell the kernel of it, and its argument
-    `Following`; see `cnn.between`. The others: as for `convolve`.
+    macros, told: pairs that tell the kernels of it, and their last arguments; see `cnn.between`. to: as they take it.
     """
-    channels = 8 * groups_of(shape.channels_out)
-    of = mode, shape, "forward", None, images.array.data.ptr, channels, macros
-    _convolve(of, images, filters, to, following)
-
-
-def convolve_back(mode, shape, dy, filters, macros, first):
-    """Ask for an input gradient whose kernel does all that is done with it: a shape of stride 1, with bytes `behind`.
-
-    macros, first: pairs that tell the kernel of it, and its argument `First`; see `cnn.between`.
-    """
-    of = mode, shape, "input_gradient", None, dy.array.data.ptr, 8 * groups_of(shape.channels), macros
-    _convolve(of, dy, filters, np.uintp(0), first)
-
-
-def _convolve(of, images, filters, to, *following):
+    channels = 8 * groups_of(shape.channels_out if which == "forward" else shape.channels)
     at, scales = filters.array.data.ptr, _addresses(images, filters)
+    of = mode, shape, which, tiling, images.array.data.ptr, channels, macros
     for kernel, grid, block, about, shared, nbytes in _launches(*of):
-        kernel(grid, block, (*about, np.uintp(at), to, *scales, *following), shared_mem=shared)
+        kernel(grid, block, (*about, np.uintp(at), to, *scales, *told), shared_mem=shared)
         at += nbytes
 
 

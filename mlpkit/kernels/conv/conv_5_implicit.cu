@@ -52,7 +52,7 @@ constexpr int LANES_M = 8, LANES_N = 4;                             // threads o
 constexpr int ROWS = WARP_M / LANES_M, COLUMNS = WARP_N / LANES_N;  // of a thread
 
 static_assert(TILE_M % WARP_M == 0 && TILE_N % WARP_N == 0, "a block's tile is made up of its warps' tiles");
-static_assert(ROWS % 4 == 0 && COLUMNS % 4 == 0, "a thread loads four numbers at a time");
+static_assert(ROWS % 4 == 0 && COLUMNS % 4 == 0, "a thread loads four elements at a time");
 static_assert(DEPTH % 8 == 0, "each step begins with the first of the two sets of a and b");
 
 struct Tiles {
@@ -78,7 +78,7 @@ using Totals = float[ROWS][COLUMNS];
 template <int HEIGHT, int WIDTH, int ELEMENTS>
 struct Share {
     static constexpr int ACROSS = WIDTH / ELEMENTS, STEP = THREADS / ACROSS, COPIES = (HEIGHT + STEP - 1) / STEP;
-    static_assert(THREADS % ACROSS == 0, "all threads copy as many numbers");
+    static_assert(THREADS % ACROSS == 0, "all threads copy as many elements");
     int x = threadIdx.x % ACROSS * ELEMENTS, y = threadIdx.x / ACROSS;
     bool has(int i) const { return HEIGHT % STEP == 0 || y + i * STEP < HEIGHT; }
 };

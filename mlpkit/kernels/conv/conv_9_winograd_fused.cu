@@ -33,7 +33,7 @@ constexpr int LANES_F = FILTERS / 8, LANES_C = 32 / LANES_F, EACH_F = 8, EACH_C 
 constexpr int PITCH_F = FILTERS, PITCH_C = COLUMNS + 32 / DEPTH, PITCH_M = FILTERS + 4;
 constexpr int BLOCKS = EACH_F * EACH_C > 32 ? 1 : 2;  // on a multiprocessor: says how many registers there are
 
-static_assert(EACH_C == 4 || EACH_C == 8, "one or two loads of four numbers");
+static_assert(EACH_C == 4 || EACH_C == 8, "one or two loads of four elements");
 
 // x (batch, height, width, channels) and y (batch, out_height, out_width, filters); `filters_padded`: of U, padded
 // with zeros to whole blocks; its channels are padded, too. slices: of all tiles, for the weight gradient.

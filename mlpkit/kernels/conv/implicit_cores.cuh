@@ -88,7 +88,7 @@ void store_row(Result* row, const float (&totals)[PIECES_N][4], int half);
 template <int HEIGHT, int WIDTH, int ELEMENTS>
 struct Share {
     static constexpr int ACROSS = WIDTH / ELEMENTS, STEP = THREADS / ACROSS, COPIES = (HEIGHT + STEP - 1) / STEP;
-    static_assert(THREADS % ACROSS == 0, "all threads copy as many numbers");
+    static_assert(THREADS % ACROSS == 0, "all threads copy as many elements");
     int x = threadIdx.x % ACROSS * ELEMENTS, y = threadIdx.x / ACROSS;
     bool has(int i) const { return HEIGHT % STEP == 0 || y + i * STEP < HEIGHT; }
 };

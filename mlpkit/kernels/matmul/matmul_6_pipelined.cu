@@ -46,7 +46,7 @@ struct Tiles {
     float B[DEPTH][TILE_N];
 };
 
-static_assert(ROWS % 4 == 0 && COLUMNS % 4 == 0, "a thread loads four numbers at a time");
+static_assert(ROWS % 4 == 0 && COLUMNS % 4 == 0, "a thread loads four elements at a time");
 static_assert(STAGES >= 2 && STAGES * sizeof(Tiles) <= 227 << 10, "a block has at most 227 KiB of shared memory");
 static_assert(WARPS * LANES_M * (WARP_N + 4) * sizeof(float) <= STAGES * sizeof(Tiles), "lines of C fit into the ring");
 
@@ -91,7 +91,7 @@ inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int 
 
     // This thread copies column A_x of A's tile in rows A_y, A_y + A_STEP, ..., and B likewise.
     constexpr int A_STEP = THREADS / DEPTH, B_STEP = THREADS / (TILE_N / ELEMENTS);
-    static_assert(TILE_M % A_STEP == 0 && DEPTH % B_STEP == 0, "all threads copy as many numbers");
+    static_assert(TILE_M % A_STEP == 0 && DEPTH % B_STEP == 0, "all threads copy as many elements");
     int A_x = threadIdx.x % DEPTH, A_y = threadIdx.x / DEPTH;
     int B_x = threadIdx.x % (TILE_N / ELEMENTS) * ELEMENTS, B_y = threadIdx.x / (TILE_N / ELEMENTS);
     int A_rows = M - first_row - A_y, A_columns = K - A_x;  // so many are left, of A_columns fewer with each step,

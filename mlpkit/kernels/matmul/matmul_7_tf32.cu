@@ -47,7 +47,7 @@ inline void multiply(Tiles* ring, const float* A, const float* B, float* C, int 
     // This thread copies columns A_x, ... of A's tile in rows A_y, A_y + A_STEP, ..., and B likewise.
     constexpr int A_WIDTH = DEPTH / ELEMENTS, A_STEP = THREADS / A_WIDTH;
     constexpr int B_WIDTH = TILE_N / ELEMENTS, B_STEP = THREADS / B_WIDTH;
-    static_assert(TILE_M % A_STEP == 0 && DEPTH % B_STEP == 0, "all threads copy as many numbers");
+    static_assert(TILE_M % A_STEP == 0 && DEPTH % B_STEP == 0, "all threads copy as many elements");
     int A_x = threadIdx.x % A_WIDTH * ELEMENTS, A_y = threadIdx.x / A_WIDTH;
     int B_x = threadIdx.x % B_WIDTH * ELEMENTS, B_y = threadIdx.x / B_WIDTH;
     int A_rows = M - first_row - A_y, A_columns = K - A_x;  // so many are left, of A_columns fewer with each step,

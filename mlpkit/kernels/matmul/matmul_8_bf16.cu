@@ -60,7 +60,7 @@ void matmul(const bf16* A, const bf16* B, float* C, int M, int N, int K)
     // This thread copies columns A_x, ... of A's tile in rows A_y, A_y + A_STEP, ..., and B likewise.
     constexpr int A_WIDTH = DEPTH / 8, A_STEP = THREADS / A_WIDTH;
     constexpr int B_WIDTH = TILE_N / 8, B_STEP = THREADS / B_WIDTH;
-    static_assert(TILE_M % A_STEP == 0 && DEPTH % B_STEP == 0, "all threads copy as many numbers");
+    static_assert(TILE_M % A_STEP == 0 && DEPTH % B_STEP == 0, "all threads copy as many elements");
     int A_x = threadIdx.x % A_WIDTH * 8, A_y = threadIdx.x / A_WIDTH;
     int B_x = threadIdx.x % B_WIDTH * 8, B_y = threadIdx.x / B_WIDTH;
     int A_rows = M - first_row - A_y, A_columns = K - A_x;  // so many are left, of A_columns fewer with each step,

@@ -11,7 +11,7 @@
 
 constexpr int TILE = 32, ROWS = 8;  // a block has 32 x 8 threads, and each of them takes four values
 
-static_assert(TILE % ROWS == 0, "all threads take as many numbers");
+static_assert(TILE % ROWS == 0, "all threads take as many elements");
 
 extern "C" __global__ void direct(const float* in, float* out, int rows, int columns)
 {

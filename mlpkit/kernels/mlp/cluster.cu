@@ -23,7 +23,7 @@
 #include "pixels.cuh"
 #include "reductions.cuh"
 
-static_assert(BATCH == 64 || BATCH == 128, "a row of BATCH numbers is at most as wide as a layer");
+static_assert(BATCH == 64 || BATCH == 128, "a row of BATCH elements is at most as wide as a layer");
 
 const int BLOCKS = 8;
 const int ROWS = BATCH / BLOCKS;  // examples that a block takes through the hidden layers

@@ -49,12 +49,12 @@ const int UNITS = WIDTH / ROW_BLOCKS;  // rows of W4 that a row block owns
 // Two neighbours share a batch whose images are too many for one of them: each has the images of half of the batch, and
 // four columns; both end up with the same weights.
 const int SHARE = SHARED_BY;
-static_assert(SHARE == 1 || SHARE == 2, "a batch's images are in one column block, or halves of them in two");
-static_assert(BUFFERS == 1 || BUFFERS == 2, "a column block has room for one batch of images, or for two");
+static_assert(SHARE == 1 || SHARE == 2, "a batch's images are in one column block, or half of them in each of two");
+static_assert(BUFFERS == 1 || BUFFERS == 2, "a column block has a buffer for one batch of images, or for two");
 static_assert(ROWS == 1 || ROWS == 2 || ROWS == 4, "a row block takes 1, 2 or 4 examples");
 static_assert(COLUMN_BLOCKS * 2 == WIDTH, "a column block owns two columns of W1");
 static_assert(COLUMN_BLOCKS * TILE * TILE == WIDTH * WIDTH, "a column block owns a tile of W2, and one of W3");
-static_assert(UNITS * ROW_BLOCKS == WIDTH && UNITS % 2 == 0, "pairs of packets bring the inputs of a row of W4");
+static_assert(UNITS * ROW_BLOCKS == WIDTH && UNITS % 2 == 0, "pairs of messages bring the inputs of a row of W4");
 
 const int STAMPED_BLOCKS = COLUMN_BLOCKS + ROW_BLOCKS, STAGES = 12;
 const bool ALL_STAMPED = true;
