@@ -210,7 +210,7 @@ def refused_by(predict, engine):
         (ValueError, "at most 4", np.concatenate([x, x])),
         (ValueError, "shape", x[:, :, 1:]),
         (ValueError, "shape", x[:0]),
-        (TypeError, "convert", x.astype(np.float64)),
+        (TypeError, "float64 but the network computes in float32", x.astype(np.float64)),
         (TypeError, "array", [[1]]),
         (ValueError, "finite", nan),
         (ValueError, "finite", engine.asarray(nan)),
