@@ -100,7 +100,13 @@ def _pattern(given, wanted):
         if given.ndim == 2 and same(given.T, wanted):
             return ". Rows and columns are exchanged"
         ratios = given[wanted != 0] / wanted[wanted != 0]
-        if ratios.size and isfinite(ratios[0]) and abs(ratios[0] - 1) > 1e-5 and same(given, ratios[0] * wanted):
+        if (
+            ratios.size
+            and isfinite(ratios[0])
+            and ratios[0]
+            and abs(ratios[0] - 1) > 1e-5
+            and same(given, ratios[0] * wanted)
+        ):
             ratio = float(ratios[0])
             if given.size > 1 or any(abs(r - round(r)) < 1e-6 and round(r) > 1 for r in (ratio, 1 / ratio)):
                 why = "is something counted twice, or left out?" if counts else "is a factor missing, or there twice?"

@@ -207,6 +207,7 @@ SYMPTOMS = {
     "1/32 of what it should be": (M / 32, M),
     "0.5 too large": (M + 0.5, M),
     "is 3, and should be 4": (3.0, 4.0),
+    "is 0, and should be 4": (0.0, 4.0),
     "is 1.0, and should be 1.000002.": (np.ones(3), np.full(3, 1.000002)),
 }
 
