@@ -73,10 +73,8 @@ def _numbers(given, wanted, rtol, atol):
         what = "NaN (0/0, or inf - inf, or a NaN that came in)" if np.isnan(given[first]) else "infinite"
         return f"has {_count(odd)} that should be finite and {_are(odd)} not: {_at(first)} {_is(given)} {what}."
     first = _first(wrong)
-    value = f"{_at(first)} {_is(given)} {_show(given[first])}, and should be {_show(wanted[first])}"
-    if given.ndim == 0:
-        return f"is {_show(given[()])}, and should be {_show(wanted[()])}" + _ended(_pattern(given, wanted))
-    return f"has {_count(wrong)} wrong: {value}" + _ended(_pattern(given, wanted))
+    said = "is {}, and should be {}".format(*_apart(given[first], wanted[first])) + _ended(_pattern(given, wanted))
+    return f"has {_count(wrong)} wrong: {_at(first)} it {said}" if given.ndim else said
 
 
 def _pattern(given, wanted):
@@ -102,10 +100,11 @@ def _pattern(given, wanted):
         if given.ndim == 2 and same(given.T, wanted):
             return ". Rows and columns are exchanged"
         ratios = given[wanted != 0] / wanted[wanted != 0]
-        if ratios.size and isfinite(ratios[0]) and isfinite(1 / ratios[0]) and same(given, ratios[0] * wanted):
+        off = ratios.size and isfinite(ratios[0]) and isfinite(1 / ratios[0]) and abs(ratios[0] - 1) > 1e-5
+        if off and same(given, ratios[0] * wanted):
             ratio = float(ratios[0])
             if given.size > 1 or any(abs(r - round(r)) < 1e-6 and round(r) > 1 for r in (ratio, 1 / ratio)):
-                why = "is something counted twice, or left out?" if counts else "sum or mean, and over how many?"
+                why = "is something counted twice, or left out?" if counts else "is a factor missing, or there twice?"
                 return f". {'Everything' if given.ndim else 'That'} is {_times(ratio)}: {why}"
         shift = given.ravel()[0] - wanted.ravel()[0]
         if given.size > 2 and same(given - shift, wanted):
@@ -139,6 +138,12 @@ def _first(which):
 
 def _at(index):
     return f"at [{', '.join(map(str, index))}]" if index else "it"
+
+
+def _apart(given, wanted):
+    """Return two numbers that differ as they are shown: in more than six digits where these are equal."""
+    both = _show(given), _show(wanted)
+    return both if both[0] != both[1] else (repr(float(given)), repr(float(wanted)))
 
 
 def _show(number):

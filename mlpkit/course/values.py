@@ -58,12 +58,16 @@ def message(error):
 
 
 def line_of(error):
-    """Return the innermost line of a notebook's cell in which an exception was raised, "" where there is none."""
+    """Return the innermost line of a notebook's cell in which an exception was raised, "" where there is none.
+
+    A line that only raises says what the message says: the line that led to it counts.
+    """
     found, trace = "", BaseException.__dict__["__traceback__"].__get__(error)
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if name.startswith("<") or "ipykernel" in name:
-            found = linecache.getline(name, trace.tb_lineno).strip() or found
+            line = linecache.getline(name, trace.tb_lineno).strip()
+            found = line if line and not line.startswith("raise ") else found
         trace = trace.tb_next
     return found if len(found) <= 80 else found[:80].rpartition(" ")[0] + " ..."
 

@@ -73,8 +73,9 @@ def _trouble(function, one):
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit, too: a lab goes on
-        line = line_of(error)
-        return f"it raised {message(error)}" + (f", in the line `{line}`" if line else "")
+        said = message(error)
+        line = "" if "Numba" in said else line_of(error)  # what called it is not what can't be compiled
+        return f"it raised {said}" + (f", in the line `{line}`" if line else "")
     for position, (before, after) in enumerate(zip(one.arguments, given, strict=True)):
         if position not in one.may_change and _changed(before, after):
             return f"it changed its argument number {position + 1}, {_how(before, after)}"

@@ -218,11 +218,13 @@ SYMPTOMS = {
     "other sign": (-M, M),
     "Everything is 0": (0 * M, M),
     "moved by one along axis 1": (np.array([[9.0, 1, 2]]), np.array([[1.0, 2, 5]])),
-    "Everything is 32 times what it should be: sum or mean": (32 * M, M),
+    "Everything is 32 times what it should be: is a factor missing, or there twice?": (32 * M, M),
     "That is 1/2 of what it should be: is something counted twice": (3, 6),
     "1/32 of what it should be": (M / 32, M),
     "0.5 too large": (M + 0.5, M),
     "is 3, and should be 4": (3.0, 4.0),
+    "is 0, and should be 4": (0.0, 4.0),
+    "is 1.0, and should be 1.000002.": (np.ones(3), np.full(3, 1.000002)),
 }
 
 
@@ -390,7 +392,7 @@ def test_a_prediction_is_any_finite_number(lab, capsys):
     assert lab.predicted("loss", 3, np.float32(2.5), np.array([1.0]))
     assert not lab.predicted("loss", 3, None, "2", float("nan"), [1, 2])
     said = capsys.readouterr().out
-    assert "number 2 is still missing; numbers 3, 4, 5 must be written like 60, not like" in said
+    assert "number 2 is still missing; numbers 3, 4, 5 must be a number alone, such as 60: no text, no unit." in said
     assert not lab.predicted("loss", None, ..., 3)
     assert "loss: numbers 1, 2 are still missing.\n" in capsys.readouterr().out
 
@@ -425,11 +427,19 @@ def test_a_hint_goes_by_the_cells_name_too(tmp_path, capsys):
     assert "first" in capsys.readouterr().out
 
 
-def test_the_line_that_raised_is_shown():
-    cell = """
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        ("return y + [1, 2, 3, 4, 5]", "(5,), in the line `return y + [1, 2, 3, 4, 5]`\n"),
+        ("raise MemoryError", "MemoryError, in the line `Lab("),
+    ],
+    ids=["a sum", "a line that only raises"],
+)
+def test_the_line_that_raised_is_shown(raised, shown):
+    cell = f"""
 def f(x):
     y = x + 1
-    return y + [1, 2, 3, 4, 5]
+    {raised}
 """
     notebook = nbformat.v4.new_notebook(
         cells=[
@@ -441,7 +451,7 @@ def f(x):
         ]
     )
     NotebookClient(notebook, kernel_name="python3").execute()
-    assert notebook.cells[1].outputs[0].text.endswith("(5,), in the line `return y + [1, 2, 3, 4, 5]`\n")
+    assert shown in notebook.cells[1].outputs[0].text
 
 
 def test_an_array_may_stand_for_several_things():
@@ -461,13 +471,15 @@ def test_a_check_says_its_sentence_once():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(lines)])
     NotebookClient(notebook, kernel_name="python3").execute()
     (output,) = notebook.cells[0].outputs
-    wanted = "it is 1, and should be 2. That is 1/2 of what it should be: sum or mean, and over how many?"
+    wanted = "it is 1, and should be 2. That is 1/2 of what it should be: is a factor missing, or there twice?"
     assert output.text == f"✗ loss: {wanted}\n"
 
 
 def test_a_single_number_has_a_pattern_only_where_it_says_something():
     assert difference(3.0, 4.0) == "is 3, and should be 4."
-    assert "should be 3. That is 32 times what it should be: sum or mean, and over how many?" in difference(96.0, 3.0)
+    assert "should be 3. That is 32 times what it should be: is a factor missing, or there twice?" in difference(
+        96.0, 3.0
+    )
 
 
 def test_the_room_gives_no_solution_away():

@@ -14,15 +14,21 @@ sys.path.append(str(ROOT))  # for `import labs`
 
 @pytest.fixture
 def earned(tmp_path):
-    """Return a function: a notebook of a lab, judged in a process of its own, as {cell: (points, sentence)}."""
+    """Return a function: a notebook of a lab, judged in a process of its own, as {cell: (points, sentence)}.
 
-    def judge(lab, notebook):
-        path = tmp_path / f"{lab}.ipynb"
+    tests: the notebook whose tests are run, the lab's source where there is none.
+    """
+
+    def judge(lab, notebook, tests=None):
+        path, with_tests = tmp_path / f"{lab}.ipynb", source(lab)
         if isinstance(notebook, bytes):
             path.write_bytes(notebook)
         else:
             nbformat.write(notebook, path)
-        line = [sys.executable, "-m", "labs.grading.judge", str(source(lab)), str(path)]
+        if tests is not None:
+            with_tests = tmp_path / "tests.ipynb"
+            nbformat.write(tests, with_tests)
+        line = [sys.executable, "-m", "labs.grading.judge", str(with_tests), str(path)]
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=200)
         assert not done.returncode, done.stderr
         return {c["name"]: (c["points"], c["says"]) for c in json.loads(done.stdout)["cells"]}

@@ -18,6 +18,14 @@ def solved(lab):
     return nbformat.read(source(lab), as_version=4)
 
 
+def visible(lab):
+    """Return the lab with its solutions, and of its tests only what a student sees."""
+    notebook = solved(lab)
+    for made in notebook.cells:
+        made.source = made.source.partition("### BEGIN HIDDEN TESTS")[0]
+    return notebook
+
+
 def cell(notebook, name):
     (found,) = [c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == name]
     return found

@@ -9,7 +9,7 @@ import tomllib
 
 import nbformat
 import pytest
-from submissions import LABS, MISTAKES, NAMES, ROOT, answer, cell, solved, source
+from submissions import LABS, MISTAKES, NAMES, ROOT, answer, cell, solved, source, visible
 
 pytest.importorskip("nbgrader", reason="`make test-labs` adds what these tests need")
 from labs.grading import release, table
@@ -49,7 +49,10 @@ def test_an_empty_lab_earns_nothing_and_says_why(earned, released, lab):
 
 
 def mistakes_of(lab):
-    """Return what somebody wrote: name -> {"cell", "wrote", "costs": {test: a piece of what is said}}."""
+    """Return what somebody wrote: name -> {"cell", "wrote", "costs": {test: a piece of what is said}, "hidden"}.
+
+    hidden: only the tests after handing in find it, which is for answers that know the visible ones.
+    """
     return tomllib.loads((MISTAKES / f"{lab}.toml").read_text(encoding="utf-8"))
 
 
@@ -58,7 +61,8 @@ def rounds(lab):
     result = []
     for name, mistake in mistakes_of(lab).items():
         for one in result:
-            if mistake["cell"] not in {other["cell"] for other in one.values()}:
+            alike = {other.get("hidden", False) for other in one.values()} == {mistake.get("hidden", False)}
+            if alike and mistake["cell"] not in {other["cell"] for other in one.values()}:
                 break
         else:
             one = {}
@@ -69,10 +73,12 @@ def rounds(lab):
 
 @pytest.mark.parametrize(("lab", "mistakes"), [(lab, mistakes) for lab in NAMES for mistakes in rounds(lab)])
 def test_a_typical_mistake_costs_what_the_rubric_says(earned, lab, mistakes, subtests):
+    """By the checks that a student sees: who sees green should not lose points."""
     notebook = solved(lab)
     for mistake in mistakes.values():
         answer(notebook, mistake["cell"], mistake["wrote"])
-    result = earned(lab, notebook)
+    hidden = all(mistake.get("hidden") for mistake in mistakes.values())
+    result = earned(lab, notebook, tests=solved(lab) if hidden else visible(lab))
     for name, mistake in mistakes.items():
         with subtests.test(name):
             for test, said in mistake["costs"].items():
