@@ -8,7 +8,7 @@ any. Where Numba has only its own, "workqueue", two Python threads can't use the
 import os
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import suppress
 from types import ModuleType
 
 import numba
@@ -20,16 +20,22 @@ from mlpkit.engines import EngineUnavailable
 class Shared(CPUDispatcher):  # type: ignore[misc]  # Numba has no types
     """A function whose turns Numba's threads share out, or one that calls such a one."""
 
-    forked, turn = False, threading.RLock()  # of this process
+    turn = threading.RLock()  # of this process
 
-    def __call__(self, *arguments):
-        if self.forked:
-            raise EngineUnavailable(
-                "this process was forked from one that has used Numba's threads, and so can have none: begin it by "
-                'multiprocessing.get_context("spawn"), or take another engine, such as numba_serial.'
-            )
-        with nullcontext() if layer() in ("omp", "tbb") else self.turn:
-            return super().__call__(*arguments)
+    def __call__(self, *arguments, **named):
+        with self.turn:
+            result = super().__call__(*arguments, **named)
+        if layer() in ("omp", "tbb"):
+            with suppress(AttributeError):  # of another thread's, which has been here
+                del Shared.__call__  # from now on a call takes no longer than Numba's own
+        return result
+
+
+def _refuse(shared, *arguments, **named):
+    raise EngineUnavailable(
+        "this process was forked from one that has used Numba's threads, and so can have none: begin it by "
+        'multiprocessing.get_context("spawn"), or take another engine, such as numba_serial.'
+    )
 
 
 def make_shared(dispatcher):
@@ -51,8 +57,9 @@ def layer():
 
 
 def _begin_in_child():
-    Shared.forked = Shared.forked or (layer() == "omp" and sys.platform == "linux")
     Shared.turn = threading.RLock()  # the other one's owner may be no more
+    if layer() == "omp" and sys.platform == "linux":
+        Shared.__call__ = _refuse  # type: ignore[method-assign, assignment]
 
 
 if hasattr(os, "register_at_fork"):
