@@ -22,14 +22,14 @@ class Shared(CPUDispatcher):  # type: ignore[misc]  # Numba has no types
 
     forked, turn = False, threading.RLock()  # of this process
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments, **named):
         if self.forked:
             raise EngineUnavailable(
                 "this process was forked from one that has used Numba's threads, and so can have none: begin it by "
                 'multiprocessing.get_context("spawn"), or take another engine, such as numba_serial.'
             )
         with nullcontext() if layer() in ("omp", "tbb") else self.turn:
-            return super().__call__(*arguments)
+            return super().__call__(*arguments, **named)
 
 
 def make_shared(dispatcher):
