@@ -64,6 +64,17 @@ class TestNamedFunctions:
         assert_allclose(softmax(z + np.float32(1e4)).sum(axis=1), np.ones(6), rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", LOOPS)
+def test_an_optimizer_names_the_arguments_of_its_update(name):
+    """As `Adam` calls it, whether threads share the loop out or not."""
+    theta, grad, state = numbers(7), numbers(7, seed=1), {"m": numbers(7, seed=2), "v": np.ones(7, np.float32)}
+    settings = {"t": 3, "lr": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    wanted, kept = theta.copy(), {key: value.copy() for key, value in state.items()}
+    engines.load("numpy_baseline").adam_update(wanted, grad, **kept, **settings)
+    engines.load(name).adam_update(theta, grad, **state, **settings)
+    assert_allclose(theta, wanted, rtol=1e-5)
+
+
 def test_the_variants_are_the_same_loops_compiled_differently():
     for name in LOOPS[1:-1]:
         engine = engines.load(name)
