@@ -112,9 +112,14 @@ def paragraphs(page):
 
 
 def _alts(source):
-    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assign)]
-    values = [node.value for node in found if [ast.unparse(target) for target in node.targets] == ["alt"]]
-    return [value.value for value in values if isinstance(value, ast.Constant)]
+    """Return the texts named `alt`, each with what `alt +=` adds to it."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assign | ast.AugAssign) and isinstance(node.value, ast.Constant):
+            adds, target = (False, node.targets[0]) if isinstance(node, ast.Assign) else (True, node.target)
+            if ast.unparse(target) == "alt":
+                found = [*found[:-1], found[-1] + node.value.value] if adds else [*found, node.value.value]
+    return found
 
 
 def printed(page, cell_id):
