@@ -19,6 +19,7 @@ FORBIDDEN = {  # name: (x86_64, aarch64)
     "io_uring_setup": (425, 425), "userfaultfd": (323, 282), "perf_event_open": (298, 241), "bpf": (321, 280),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "unshare": (272, 97), "setns": (308, 268),
     "setsockopt": (54, 208),  # a socket's buffers may be asked to hold megabytes
+    "sched_setaffinity": (203, 122),  # the core that it has is what keeps others' work free of it
     "mount": (165, 40), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsmount": (432, 432),
 }  # fmt: skip
 CLONE, CLONE3, SOCKETS = (56, 220), 435, ((41, 198), (53, 199))  # socket, socketpair

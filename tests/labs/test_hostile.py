@@ -164,6 +164,7 @@ NO_PROCESS_HAS_IT = {  # memory
     "pages that a mapping shares": "mmap.mmap(-1, 2**20)",  # all stay while one is mapped, and only that one counts
     "the same by a device": "open('/dev/zero', 'rb')",
     "a socket's buffers": "socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**24)",
+    "another core": "os.sched_setaffinity(0, {0})",
     "a mount": "call(libc.mount, b'none', b'/tmp', b'tmpfs', 0, b'size=100g')",
 }
 CALL = """

@@ -395,6 +395,17 @@ def test_downloads_of_learning_platforms_are_recognised(path, form, course, tmp_
     assert submitted(course, DOWNLOADS[path]).is_file()
 
 
+def test_each_judge_has_a_core_of_its_own(course, monkeypatch):
+    """So has its box: else forty processes in one, which all compute, leave nothing for the box beside it."""
+    before, cores = os.sched_getaffinity(0), []
+    monkeypatch.setattr(table, "_one", lambda job, show, stop: cores.append(os.sched_getaffinity(0)))
+    monkeypatch.setattr(table, "_laid_out", lambda *job: {})
+    job = ("ada", "lab00", None, None)
+    assert sorted(place for place, *_ in table._judged(course, [job] * 20, print)) == list(range(20))
+    assert all(len(core) == 1 and core <= before for core in cores)
+    assert os.sched_getaffinity(0) == before
+
+
 def test_whoever_is_collected_is_graded(course, tmp_path, at_once):
     names = ["Lovelace, Ada (2)", "O’Brien's", "Seán O'Brien_1234", "x" * 90, "हिन्दी नाम"]
     for name in names:
