@@ -291,6 +291,14 @@ def test_a_picture_or_a_mark_that_is_none_costs_no_other_cell(tmp_path):
     assert [(made.source, made.metadata) for made in cells[-2:]] == [("x", {}), ("y", {})]
 
 
+def test_a_cell_that_is_too_deep_for_python_says_why_it_stopped():
+    with box.Box() as running:
+        reply = running.ask({"do": "run", "source": "relu = " + "-" * 90_000 + "1", "cell": 0}, 30)
+        assert reply["error"][0] in ("MemoryError", "RecursionError")
+        ((number, stopped),) = running.ask({"do": "why", "names": ["relu"]}, 30)["value"]
+    assert (number, stopped["error"]) == (0, reply["error"])
+
+
 def test_an_exception_brings_little_out_of_the_box(earned):
     """A hidden test's arguments would stand on the student's page."""
     loud = "def softmax(z):\n    raise type('T' * 500, (Exception,), {})(' '.join(map(str, range(9000))))"
