@@ -34,6 +34,7 @@ PROCESSES = 48  # and threads, of the box
 SECONDS = 120  # wall clock, the whole submission
 OUTPUT = 20_000  # bytes of it that are kept
 LIMITS = {"as": 6000 * MEGABYTE, "nproc": PROCESSES, "fsize": SCRATCH, "cpu": SECONDS, "core": 0, "nofile": 128}
+NOTHING: dict[str, str] = {}  # bubblewrap's own environment, which all in the box can read: it may hold passwords
 
 
 class NoBox(Exception):
@@ -112,7 +113,7 @@ def require():
     try:
         with sealed.filter_file() as seal:
             line = command(seal.fileno(), sys.executable, "-c", program)
-            with started(line, pass_fds=(seal.fileno(),)) as tried:
+            with started(line, env=NOTHING, pass_fds=(seal.fileno(),)) as tried:
                 printed, errors = tried.communicate(timeout=60)
     except sealed.Unknown as error:
         raise NoBox(str(error)) from None
@@ -182,6 +183,7 @@ class Box:
         with sealed.filter_file() as seal:
             self.process = subprocess.Popen(
                 command(seal.fileno(), *program),
+                env=NOTHING,
                 pass_fds=(ours[0], theirs[1], seal.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

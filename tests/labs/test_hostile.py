@@ -136,6 +136,16 @@ def test_files_and_network_are_out_of_reach(earned):
     assert kept.read_bytes() == before
 
 
+def test_whoever_grades_keeps_the_environment_for_themselves(monkeypatch):
+    """Tokens and passwords often stand there."""
+    monkeypatch.setenv("TOKEN", "kept to myself")
+    read = "b''.join(path.read_bytes() for path in __import__('pathlib').Path('/proc').glob('[0-9]*/environ'))"
+    with box.Box() as running:
+        found = running.ask({"do": "call", "source": read, "bound": {}, "back": []}, 30)["value"]
+    assert b"HOME=/tmp" in found
+    assert b"kept to myself" not in found
+
+
 def test_scratch_space_is_limited():
     fill = "with open('/tmp/big', 'wb') as f:\n    for _ in range(600): f.write(bytes(2**20))"
     many = "for i in range(600):\n    with open(f'/tmp/{i}', 'wb') as f: f.write(bytes(2**20))"
