@@ -466,7 +466,7 @@ def test_a_zip_file_is_taken_as_it_is(course, tmp_path):
         text = submitted(course, "ada").read_bytes()
         for name in ("ben_1_2_lab00.ipynb", "Cy Ö_1_assignsubmission_file/lab00.ipynb", "../../dee_lab00.ipynb"):
             file.writestr(zipfile.ZipInfo(name, (2026, 11, 28, 10, 0, 0)), text)
-        file.writestr("huge_lab00.ipynb", bytes(judge.LARGEST_NOTEBOOK + 1))
+        file.writestr("huge_lab00.ipynb", bytes(submission.LARGEST_NOTEBOOK + 1))
         file.writestr("__MACOSX/._ben_1_2_lab00.ipynb", b"")
         file.writestr("who.ipynb", text)
     left = collect(tmp_path / "all.zip", course)
