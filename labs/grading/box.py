@@ -7,6 +7,7 @@ a box does not stop: a fault in the kernel, and slowing the machine down for as 
 
 import io
 import os
+import re
 import resource
 import shutil
 import signal
@@ -33,6 +34,7 @@ PROCESSES = 48  # and threads, of the box
 SECONDS = 120  # wall clock, the whole submission
 OUTPUT = 20_000  # bytes of it that are kept
 LIMITS = {"as": 6000 * MEGABYTE, "nproc": PROCESSES, "fsize": SCRATCH, "cpu": SECONDS, "core": 0, "nofile": 128}
+NOTHING: dict[str, str] = {}  # bubblewrap's own environment, which all in the box can read: it may hold passwords
 
 
 class NoBox(Exception):
@@ -56,6 +58,7 @@ def command(seal, *program):
     line = [bubblewrap(), "--unshare-all", "--unshare-user", "--disable-userns", "--seccomp", str(seal)]
     line += ["--die-with-parent", "--new-session", "--clearenv", "--uid", "1000", "--gid", "1000"]
     line += ["--hostname", "box", "--proc", "/proc", "--dev", "/dev"]
+    line += ["--ro-bind", "/dev/null", "/dev/zero"]  # it can't be opened: mapped, it would hold memory out of sight
     line += ["--size", str(SHARED), "--tmpfs", "/dev/shm", "--size", str(SCRATCH), "--tmpfs", "/tmp"]
     for folder in ("/bin", "/sbin", "/lib", "/lib64"):
         if os.path.islink(folder):
@@ -110,7 +113,7 @@ def require():
     try:
         with sealed.filter_file() as seal:
             line = command(seal.fileno(), sys.executable, "-c", program)
-            with started(line, pass_fds=(seal.fileno(),)) as tried:
+            with started(line, env=NOTHING, pass_fds=(seal.fileno(),)) as tried:
                 printed, errors = tried.communicate(timeout=60)
     except sealed.Unknown as error:
         raise NoBox(str(error)) from None
@@ -145,6 +148,13 @@ def _family(pid):
         return []
 
 
+def taken(status):
+    """Return a process's bytes, in RAM, swapped out and for its page tables, and threads, from its /proc/PID/status."""
+    found = {what: int(n) for what, n in re.findall(r"^(VmRSS|VmSwap|VmPTE|Threads):\s*(\d+)", status, re.MULTILINE)}
+    threads = found.pop("Threads", 0)
+    return 1024 * sum(found.values()), threads
+
+
 def in_files(pid):
     """Return how many bytes of RAM the files hold that a box may write, seen from a process in it."""
     used = 0
@@ -173,6 +183,7 @@ class Box:
         with sealed.filter_file() as seal:
             self.process = subprocess.Popen(
                 command(seal.fileno(), *program),
+                env=NOTHING,
                 pass_fds=(ours[0], theirs[1], seal.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -219,9 +230,9 @@ class Box:
             return f"it took more than {SECONDS} s in all"
         family, threads, memory = _family(self.process.pid), 0, 0
         for member in family:
-            with suppress(psutil.Error):
-                memory += member.memory_info().rss
-                threads += member.num_threads()
+            with suppress(OSError):
+                held = taken(Path(f"/proc/{member.pid}/status").read_text(errors="replace"))
+                memory, threads = memory + held[0], threads + held[1]
         if len(family) > PROCESSES or threads > 4 * PROCESSES:
             return f"it started more than {PROCESSES} processes"
         if memory + (in_files(family[0].pid) if family else 0) > MEMORY:

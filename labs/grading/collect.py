@@ -1,12 +1,13 @@
 """Files that came in, by mail or from a learning platform, go where nbgrader looks: submitted/STUDENT/LAB/LAB.ipynb."""
 
 import errno
+import filecmp
 import os
 import stat
 import tempfile
 import time
 import zipfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlpkit.files import write_atomically
@@ -49,6 +50,7 @@ def collect(inbox, root, pattern=None):
         found = _found(folder, root, labs, wanted, left)
         for (student, lab), files in found.items():
             _take(root / "submitted" / student / lab / f"{lab}.ipynb", max(files), left)
+            _say_which(files, left)
     return [(Path(inbox) / path.relative_to(folder), why) for path, why in dict.fromkeys(left)]  # each once
 
 
@@ -104,6 +106,17 @@ def _take(goal, file, left):
         left.append((newest, f"it can't be copied ({error.strerror})." if error.strerror else str(error)))
 
 
+def _say_which(files, left):
+    """Append to `left` what is as new as the file that was taken, but another: nothing tells which counts."""
+    when, newest = max(files)
+    for path in (path for same, path in files if same == when and path != newest):
+        with suppress(OSError):  # that has been said
+            if not filecmp.cmp(path, newest, shallow=False):
+                left.append(
+                    (path, f"{newest.name} is of the same time, and was taken: delete the one that doesn't count.")
+                )
+
+
 @contextmanager
 def _opened(inbox):
     """Yield the inbox as a folder, and [(path, why not)]: of a zip file, a folder with the notebooks that it holds."""
@@ -123,7 +136,7 @@ def _opened(inbox):
                 path = file.extract(member, folder)  # never out of that folder
                 when = time.mktime((*member.date_time, 0, 0, -1))
                 os.utime(path, (when, when))
-            except (OSError, ValueError, OverflowError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+            except Exception as error:  # whatever a damaged, an encrypted or an odd member leads to
                 left.append((folder / member.filename, f"it can't be unpacked ({error})."))
         yield folder, left
 

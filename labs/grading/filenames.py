@@ -39,7 +39,7 @@ def told(path, labs, wanted=None):
         match = wanted.fullmatch(path)
         if not match:
             raise ValueError("it does not fit the pattern.")
-        return _plain(match["student"]), _lab(match.groupdict().get("file", path), path, labs)
+        return plain(match["student"]), _lab(match.groupdict().get("file", path), path, labs)
     folders = path.split("/")
     while len(folders) > 2 and _labs_in(folders[0], labs):  # the folder of a lab's submissions, not of a student's
         del folders[0]
@@ -47,9 +47,9 @@ def told(path, labs, wanted=None):
         for known in PLATFORMS:
             if match := known.fullmatch("/".join(folders[first:])):
                 student = match["student"] + (match.groupdict().get("number") or "")
-                return _plain(student), _lab(match["file"], path, labs)
+                return plain(student), _lab(match["file"], path, labs)
     lab = _lab(folders[-1], path, labs)
-    return _plain(_before(folders[0], lab) if len(folders) == 1 else folders[0]), lab
+    return plain(_before(folders[0], lab) if len(folders) == 1 else folders[0]), lab
 
 
 def _before(name, lab):
@@ -70,8 +70,11 @@ def _lab(name, path, labs):
     raise ValueError(f"its name should have one of {', '.join(labs)} in it.")
 
 
-def _plain(student):
-    """Return a student's name that can be a folder's, and a cell's in a table; blanks at its ends go."""
+def plain(student):
+    """Return a student's name that can be a folder's, and a cell's in a table; blanks at its ends go.
+
+    Raises ValueError for any other: a terminal, a spreadsheet, a browser would obey it.
+    """
     student = student.strip()
     odd = [sign for sign in student if unicodedata.category(sign)[0] not in "LMN" and sign not in " _.@+-'’,()"]
     if not student[:1].isalnum() or odd or len(student.encode(errors="replace")) > LONGEST or student[-1] == ".":

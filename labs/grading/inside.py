@@ -73,7 +73,7 @@ def names_in(source, shell):
     """Return the names that a cell binds, and those that it uses; of a cell that is no Python, all words as both."""
     try:
         nodes = list(ast.walk(ast.parse(shell.transform_cell(source))))
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the latter two where it is too deep
         words = set(re.findall(r"[^\W\d]\w*", source))
         return words, words
     bound: set = set()

@@ -203,7 +203,7 @@ class Judge:
 
     def _stops(self, names):
         """Return [(number, what stopped it, may it be the box's fault)] of the cells that some names depend on."""
-        with contextlib.suppress(wire.Ended, TypeError, ValueError, LookupError):
+        with contextlib.suppress(wire.Ended, TypeError, ArithmeticError, ValueError, LookupError):
             found = self._ask({"do": "why", "names": names})["value"]
             return [(int(number), _stop(stopped), stopped["lacking"] is True) for number, stopped in found]
         return []

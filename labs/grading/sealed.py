@@ -18,16 +18,20 @@ FORBIDDEN = {  # name: (x86_64, aarch64)
     "msgget": (68, 186), "mq_open": (240, 180), "vmsplice": (278, 75), "io_setup": (206, 0),
     "io_uring_setup": (425, 425), "userfaultfd": (323, 282), "perf_event_open": (298, 241), "bpf": (321, 280),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "unshare": (272, 97), "setns": (308, 268),
+    "setsockopt": (54, 208),  # a socket's buffers may be asked to hold megabytes
+    "sched_setaffinity": (203, 122),  # the core that it has is what keeps others' work free of it
     "mount": (165, 40), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsmount": (432, 432),
 }  # fmt: skip
 CLONE, CLONE3, SOCKETS = (56, 220), 435, ((41, 198), (53, 199))  # socket, socketpair
+MMAP = (9, 222)
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
 X32 = 0x40000000  # another set of numbers for the same calls, on x86_64
 NAMESPACES = 0x7E020000  # CLONE_NEW...
 AF_UNIX = 1
+SHARED_WITHOUT_A_FILE = 0x21  # MAP_SHARED | MAP_ANONYMOUS: all of it stays while one page is mapped, and counts
 
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-NUMBER, MACHINE, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
+LOAD, EQUAL, AT_LEAST, ANY_BIT, AND, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+NUMBER, MACHINE, FIRST_ARGUMENT, FOURTH_ARGUMENT = 0, 4, 16, 40  # offsets in struct seccomp_data
 ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 
 
@@ -57,6 +61,8 @@ def program(machine):
         code += [(EQUAL, numbers[column], 0, 1), (RETURN, ERROR | errno.EPERM)]
     code += [(EQUAL, CLONE[column], 0, 4), (LOAD, FIRST_ARGUMENT), (ANY_BIT, NAMESPACES, 0, 1)]
     code += [(RETURN, ERROR | errno.EPERM), (RETURN, ALLOW)]
+    code += [(EQUAL, MMAP[column], 0, 5), (LOAD, FOURTH_ARGUMENT), (AND, SHARED_WITHOUT_A_FILE)]
+    code += [(EQUAL, SHARED_WITHOUT_A_FILE, 0, 1), (RETURN, ERROR | errno.EPERM), (RETURN, ALLOW)]
     for numbers in SOCKETS:
         code += [(EQUAL, numbers[column], 0, 4), (LOAD, FIRST_ARGUMENT), (EQUAL, AF_UNIX, 1, 0)]
         code += [(RETURN, ERROR | errno.EAFNOSUPPORT), (RETURN, ALLOW)]

@@ -5,6 +5,7 @@ may hold, outputs, tags and ids, is left behind. Whoever calls `read` does so in
 """
 
 import base64
+import contextlib
 import json
 
 import nbformat
@@ -59,23 +60,30 @@ def _cell(cell, number):
     if len(text) > LONGEST_CELL:
         raise NotALab(f"cell {number + 1} has more than {LONGEST_CELL:,} characters.")
     text = text.encode(errors="replace").decode()  # with no half characters, which no file can hold
-    name = cell.get("metadata", {}).get("nbgrader", {}).get("grade_id")
+    name = _within(_within(cell, "metadata"), "nbgrader").get("grade_id")
     made = {"id": f"cell-{number}", "cell_type": kind, "source": text, "metadata": {}}
     if isinstance(name, str):
         made["metadata"] = {"nbgrader": {"grade_id": name}}
     if kind == "code":
         made |= {"outputs": [], "execution_count": None}
     if kind == "markdown":
-        made["attachments"] = _pictures(cell.get("attachments", {}))
+        made["attachments"] = _pictures(_within(cell, "attachments"))
     return made
+
+
+def _within(about, name):
+    """Return the dict that a dict has under a name, an empty one where it has something else there, or nothing."""
+    found = about.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _pictures(attachments):
     """Return {name: {type: base64}} of what is a picture, and small."""
     found: dict = {}
-    for name, types in attachments.items():
+    for name in attachments:
         for kind in PICTURES:
-            data = types.get(kind)
+            data = _within(attachments, name).get(kind)
             if isinstance(data, str) and len(data) <= LARGEST_PICTURE and len(found) < 10:
-                found[name] = {kind: base64.b64encode(base64.b64decode(data)).decode()}
+                with contextlib.suppress(ValueError):  # it is no base64
+                    found[name] = {kind: base64.b64encode(base64.b64decode(data)).decode()}
     return found

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, suppress
 
 from nbgrader.api import Gradebook
 
@@ -20,9 +20,9 @@ from mlpkit.words import printable
 
 from . import box, judge, layout
 from .collect import everything
+from .filenames import plain
 from .release import names
 
-STUDENT = re.compile(r"[^\W_][\w .@+-]{0,63}")
 SECONDS = box.SECONDS + 60  # and then the judge itself is stuck
 ENVIRONMENT = os.environ | {
     "OPENBLAS_NUM_THREADS": "1",
@@ -42,27 +42,43 @@ def grade_all(root, show=print):
         check_writable(_page(root, student, lab))
     if not jobs:
         return []
-    with only_one(root / "grades"):
-        rows = _judged(jobs, show)
-        for (student, lab, result), (*_, path) in zip(rows, jobs, strict=True):
+    results: list = [None] * len(jobs)
+    with only_one(root / "grades"), closing(_judged(root, jobs, show)) as judged:
+        for place, result, made in judged:
+            student, lab, *_ = jobs[place]
+            results[place] = (student, lab, result)
             try:
-                _enter(root, student, lab, path, result)
+                _enter(root, student, lab, result, made)
             except Exception as error:  # the gradebook's, or what an odd file leads to: the table counts without it
                 why = " ".join(str(error).split())[:200]
                 show(f"{lab}  {student:<24} not in nbgrader's gradebook, so points given by hand are left out: {why}")
-        _write_all(root, rows)
-    return rows
+        _write_all(root, results)
+    return results
 
 
-def _judged(jobs, show):
-    """Return the jobs' [(student, lab, result)]. No judge outlives this, however it ends."""
-    stop = threading.Event()
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+def _judged(root, jobs, show):
+    """Yield (number of a job, its result, what `layout` makes of it) as they are done; none of them is kept here.
+
+    Each thread, and all that it starts, has a core of its own: forty processes in one box slow no other box. No judge
+    outlives this, however it ends.
+    """
+    stop, cores = threading.Event(), list(os.sched_getaffinity(0))
+
+    def take_a_core():
+        with suppress(OSError):  # a system may forbid it
+            os.sched_setaffinity(0, {cores.pop()})  # this thread's
+
+    def work(job):
+        result = _one(job, show, stop)
+        return result, None if stop.is_set() else _laid_out(root, job, result, stop)
+
+    with ThreadPoolExecutor(len(cores), initializer=take_a_core) as pool:
         try:
-            results = list(pool.map(lambda job: _one(job, show, stop), jobs))
+            places = {pool.submit(work, job): place for place, job in enumerate(jobs)}
+            for done in as_completed(list(places)):
+                yield places.pop(done), *done.result()
         finally:
             stop.set()
-    return [(student, lab, result) for (student, lab, *_), result in zip(jobs, results, strict=True)]
 
 
 def _jobs(root, show):
@@ -78,8 +94,11 @@ def _jobs(root, show):
         parts, lab = path.relative_to(folder).parts, path.stem
         if parts[1:] != (lab, path.name) or lab not in labs:
             show(f"{path}: look by hand, it is graded as STUDENT/LAB/LAB.ipynb, and LAB is one of {', '.join(labs)}.")
-        elif not STUDENT.fullmatch(parts[0]):  # a terminal, a spreadsheet, a browser would obey it
-            show(f"{path}: look by hand, its student's name should be letters, digits and . @ + - only.")
+            continue
+        try:
+            plain(parts[0])
+        except ValueError as why:
+            show(f"{path}: look by hand, {why}")
         else:
             jobs.append((parts[0], lab, root / "source" / lab / path.name, path))
     return jobs
@@ -119,11 +138,12 @@ def _last_line(text):
     return printable(" ".join(text.strip().splitlines()[-1:])[:200])
 
 
-def _end_of(process, stop):
-    """Return what a process printed, and its errors. It is no longer waited for at `stop`, or when it is late."""
+def _end_of(process, stop, told=None):
+    """Return what a process, which is told a text, printed, and its errors. At `stop`, or late, nobody waits for it."""
     for _ in range(5 * SECONDS):
         with suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=0.2)
+            return process.communicate(told, timeout=0.2)
+        told = None  # it is being written
         if stop.is_set():
             break
     return "", "it took too long"
@@ -185,14 +205,14 @@ def _write_all(root, rows):
         raise OSError(f"{failed[0]}{more}")
 
 
-def _enter(root, student, lab, path, result):
+def _enter(root, student, lab, result, made):
     """Enter the points into nbgrader's gradebook, and lay out the notebook for `nbgrader formgrader`.
 
-    Points that a person has given there count, until the answer that they were given for changes.
+    Points that a person has given there count, until the answer that they were given for changes. made: what
+    `_laid_out` returned.
     """
-    laid_out = root / "autograded" / student / lab / f"{lab}.ipynb"
-    says = json.dumps({cell["name"]: cell["says"] for cell in result["cells"]})
-    made = _laid_out(root / "release" / lab / f"{lab}.ipynb", path, laid_out, says)
+    if "error" in made:
+        raise RuntimeError(made["error"])
     # nbgrader makes SQLAlchemy warn of the order in which it adds its own rows.
     with warnings.catch_warnings(action="ignore"), Gradebook(f"sqlite:///{root / 'gradebook.db'}", "mlpkit") as book:
         book.update_or_create_student(student)
@@ -207,21 +227,26 @@ def _enter(root, student, lab, path, result):
                 cell |= {"points": grade.manual_score, "says": "graded by a person."}
         book.db.commit()
     # Only now: what is laid out tells the next time which answer the points were given for.
-    laid_out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(laid_out, made["notebook"].encode())
+    path = _place(root, student, lab)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, made["notebook"].encode())
 
 
-def _laid_out(*paths_and_says):
-    """Return what `layout` makes, in a process of its own. Raises RuntimeError where it makes nothing."""
-    *paths, says = paths_and_says
+def _place(root, student, lab):
+    return root / "autograded" / student / lab / f"{lab}.ipynb"
+
+
+def _laid_out(root, job, result, stop):
+    """Return what `layout` makes, in a process of its own, or {"error": sentence}."""
+    student, lab, _, path = job
+    paths = (root / "release" / lab / f"{lab}.ipynb", path, _place(root, student, lab))
     line = [sys.executable, "-m", "labs.grading.layout", *map(str, paths)]
-    with box.started(line, env=ENVIRONMENT, cwd=box.ROOT, stdin=subprocess.PIPE) as laying:
-        errors = "it took too long"
-        try:
-            printed, errors = laying.communicate(says, timeout=SECONDS)
-            made = json.loads(printed)
-        except (ValueError, subprocess.TimeoutExpired):
-            raise RuntimeError(f"it could not be laid out ({_last_line(errors)}).") from None
-    if "error" in made:
-        raise RuntimeError(made["error"])
-    return made
+    says = json.dumps({cell["name"]: cell["says"] for cell in result["cells"]})
+    try:
+        with box.started(line, env=ENVIRONMENT, cwd=box.ROOT, stdin=subprocess.PIPE) as laying:
+            printed, errors = _end_of(laying, stop, says)
+            return json.loads(printed)
+    except ValueError:
+        return {"error": f"it could not be laid out ({_last_line(errors)})."}
+    except OSError as error:
+        return {"error": f"it could not be laid out ({error.strerror})."}

@@ -16,6 +16,7 @@ LARGEST = 64 * 2**20  # bytes of arrays a message
 LARGEST_TEXT = 8 * 2**20  # bytes of JSON: as objects of Python they are 40 times as many
 MOST_ITEMS = 100_000
 DEEPEST = 8
+MOST_TYPES = 100
 
 
 class Ended(Exception):
@@ -94,10 +95,14 @@ def _pack(value, arrays, depth=0):
 
 
 class _Blob:
-    """The arrays' bytes, of which each is taken once: many arrays at one place would be more than what came."""
+    """The arrays' bytes, of which each is taken once: many arrays at one place would be more than what came.
+
+    types: for what is no number, by name. A type takes a kilobyte, so there are few of them.
+    """
 
     def __init__(self, data):
         self.data, self.left = data, len(data)
+        self.types: dict = {}
 
     def take(self, start, size):
         self.left -= size
@@ -122,7 +127,7 @@ def _unpack(value, blob, depth=0):
         return {str(key): _unpack(item, blob, depth + 1) for key, item in content}
     if what == "array":
         text, shape, start, scalar = content
-        dtype = np.dtype(str(text))
+        dtype = np.dtype(str(text)[:8])  # a longer one would be of many parts
         if dtype.kind not in "biufc" or any(type(n) is not int or n < 0 for n in (*shape, start)) or len(shape) > 32:
             raise ValueError
         size = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize
@@ -131,7 +136,11 @@ def _unpack(value, blob, depth=0):
     if what == "name":
         return Name(str(content))
     if what == "odd":
-        return type("".join(c for c in str(content) if c.isidentifier())[:40] or "object", (), {})()
+        name = "".join(c for c in str(content) if c.isidentifier())[:40] or "object"
+        name = name if len(blob.types) < MOST_TYPES else "object"
+        if name not in blob.types:
+            blob.types[name] = type(name, (), {})
+        return blob.types[name]()
     raise ValueError
 
 

@@ -45,7 +45,7 @@ class Lab:
         missing = [place for place, there in enumerate(given, 1) if not there]
         odd = [place for place, pair in enumerate(zip(given, good, strict=True), 1) if pair == (True, False)]
         say = [f"{_numbered(missing)} {'are' if len(missing) > 1 else 'is'} still missing"] if missing else []
-        say += [f"{_numbered(odd)} must be a number alone, such as 60: no text, no unit"] if odd else []
+        say += [f"{_numbered(odd)} must be a number alone, such as 2.3: no comma, no text, no unit"] if odd else []
         return self._keep(task, Verdict(all(good), f"{task}: {'; '.join(say) or 'made'}."))
 
     def compare(self, task, predicted, measured, unit=""):

@@ -392,7 +392,10 @@ def test_a_prediction_is_any_finite_number(lab, capsys):
     assert lab.predicted("loss", 3, np.float32(2.5), np.array([1.0]))
     assert not lab.predicted("loss", 3, None, "2", float("nan"), [1, 2])
     said = capsys.readouterr().out
-    assert "number 2 is still missing; numbers 3, 4, 5 must be a number alone, such as 60: no text, no unit." in said
+    assert (
+        "number 2 is still missing; numbers 3, 4, 5 must be a number alone, such as 2.3: no comma, no text, no unit."
+        in said
+    )
     assert not lab.predicted("loss", None, ..., 3)
     assert "loss: numbers 1, 2 are still missing.\n" in capsys.readouterr().out
 

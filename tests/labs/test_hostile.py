@@ -1,5 +1,6 @@
 """Submissions that do harm: they hurt nobody, earn what their answers are worth, and never a silent 0."""
 
+import itertools
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 from submissions import ROOT, answer, cell, solved
 
 psutil = pytest.importorskip("psutil", reason="`make test-labs` adds what these tests need")
-from labs.grading import box, sealed, submission, wire  # noqa: E402
+from labs.grading import box, judge, sealed, submission, wire  # noqa: E402
 from labs.grading.judge import BY_HAND  # noqa: E402
 
 LAB = "lab01"
@@ -135,6 +136,16 @@ def test_files_and_network_are_out_of_reach(earned):
     assert kept.read_bytes() == before
 
 
+def test_whoever_grades_keeps_the_environment_for_themselves(monkeypatch):
+    """Tokens and passwords often stand there."""
+    monkeypatch.setenv("TOKEN", "kept to myself")
+    read = "b''.join(path.read_bytes() for path in __import__('pathlib').Path('/proc').glob('[0-9]*/environ'))"
+    with box.Box() as running:
+        found = running.ask({"do": "call", "source": read, "bound": {}, "back": []}, 30)["value"]
+    assert b"HOME=/tmp" in found
+    assert b"kept to myself" not in found
+
+
 def test_scratch_space_is_limited():
     fill = "with open('/tmp/big', 'wb') as f:\n    for _ in range(600): f.write(bytes(2**20))"
     many = "for i in range(600):\n    with open(f'/tmp/{i}', 'wb') as f: f.write(bytes(2**20))"
@@ -160,10 +171,14 @@ NO_PROCESS_HAS_IT = {  # memory
     "a user namespace by clone": "call(libc.syscall, {'x86_64': 56, 'aarch64': 220}[os.uname().machine], 1 << 28, 0)",
     "a user namespace by clone3": "call(libc.syscall, 435, (0x10000000).to_bytes(8, 'little') + bytes(80), 88)",
     "another's namespace": "call(libc.setns, os.open('/proc/self/ns/user', os.O_RDONLY), 0)",
+    "pages that a mapping shares": "mmap.mmap(-1, 2**20)",  # all stay while one is mapped, and only that one counts
+    "the same by a device": "open('/dev/zero', 'rb')",
+    "a socket's buffers": "socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**24)",
+    "another core": "os.sched_setaffinity(0, {0})",
     "a mount": "call(libc.mount, b'none', b'/tmp', b'tmpfs', 0, b'size=100g')",
 }
 CALL = """
-import ctypes, os, socket
+import ctypes, mmap, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
 def call(function, *arguments):
     if function(*arguments) < 0:
@@ -174,8 +189,9 @@ def call(function, *arguments):
 def test_memory_that_no_process_has_is_not_to_be_had():
     """Nor a namespace in a namespace, which has file systems of its own; but what honest answers need is."""
     honest = (
-        "import asyncio, multiprocessing, socket, threading\n"
+        "import asyncio, mmap, multiprocessing, socket, threading\n"
         "await asyncio.sleep(0)\n"
+        "mmap.mmap(-1, 10, mmap.MAP_PRIVATE), np.memmap('/tmp/x', 'f4', 'w+', shape=9), multiprocessing.Array('d', 9)\n"
         "with multiprocessing.get_context('fork').Pool(2) as pool: pool.map(abs, [1, 2])\n"
         "multiprocessing.shared_memory.SharedMemory(create=True, size=10).unlink()\n"
         "socket.socketpair(), threading.Thread(target=print).start()"
@@ -184,7 +200,7 @@ def test_memory_that_no_process_has_is_not_to_be_had():
         for what, line in NO_PROCESS_HAS_IT.items():
             reply = running.ask({"do": "run", "source": CALL + line, "cell": "try"}, 20)
             assert "Error" in reply.get("error", [""])[0], (what, reply)
-        lines = "import multiprocessing.shared_memory\n" + honest
+        lines = "import multiprocessing.shared_memory, numpy as np\n" + honest
         assert running.ask({"do": "run", "source": lines, "cell": "try"}, 20) == {"value": None}
 
 
@@ -205,6 +221,12 @@ def test_files_are_memory_too(monkeypatch):
     many = "import os, time\nfor i in range(300_000): os.mknod(f'/tmp/{i}')\ntime.sleep(9)"
     with box.Box() as running, pytest.raises(wire.Ended, match="more than 200 MB of memory"):
         running.ask({"do": "run", "source": many, "cell": "try"}, 30)
+
+
+def test_what_is_swapped_out_and_what_leads_to_pages_is_memory_too():
+    status = "Name:\tVmRSS: 9 kB\nVmHWM:\t 700 kB\nVmRSS:\t 100 kB\nVmPTE:\t  20 kB\nVmSwap:\t   3 kB\nThreads:\t4\n"
+    assert box.taken(status) == (123 * 1024, 4)
+    assert box.taken("Name:\tpython\nState:\tZ (zombie)\nThreads:\t1\n") == (0, 1)
 
 
 def test_a_machine_without_memory_ends_the_box(monkeypatch):
@@ -263,6 +285,28 @@ def test_what_an_answer_does_not_need_is_left_behind(earned):
     assert time.monotonic() - began < 100
     assert result["test-relu"] == (1, "right.")
     assert result["test-softmax"] == (2, "right.")
+
+
+def test_a_picture_or_a_mark_that_is_none_costs_no_other_cell(tmp_path):
+    notebook = json.loads(json.dumps(solved(LAB)))
+    notebook["cells"][0] |= {
+        "attachments": {"a.png": {"image/png": "abc"}, "b.png": None, "c.png": {"image/png": "AAAA"}}
+    }
+    notebook["cells"] += [{"cell_type": "markdown", "source": "x", "metadata": None, "attachments": None}]
+    notebook["cells"] += [{"cell_type": "code", "source": "y", "metadata": {"nbgrader": None}}]
+    path = tmp_path / "x.ipynb"
+    path.write_text(json.dumps(notebook))
+    cells = submission.read(path).cells
+    assert cells[0].attachments == {"c.png": {"image/png": "AAAA"}}
+    assert [(made.source, made.metadata) for made in cells[-2:]] == [("x", {}), ("y", {})]
+
+
+def test_a_cell_that_is_too_deep_for_python_says_why_it_stopped():
+    with box.Box() as running:
+        reply = running.ask({"do": "run", "source": "relu = " + "-" * 90_000 + "1", "cell": 0}, 30)
+        assert reply["error"][0] in ("MemoryError", "RecursionError")
+        ((number, stopped),) = running.ask({"do": "why", "names": ["relu"]}, 30)["value"]
+    assert (number, stopped["error"]) == (0, reply["error"])
 
 
 def test_an_exception_brings_little_out_of_the_box(earned):
@@ -377,6 +421,43 @@ def test_what_is_no_plain_number_is_no_message(text):
     with pytest.raises(wire.Ended, match="no answer"):
         wire.receive(ours, 1)
     os.close(ours)
+
+
+def test_a_message_makes_few_types():
+    """A type takes a kilobyte: half a million of them took the judge's memory."""
+    names = ["".join(pair) for pair in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=2)]
+    text = json.dumps({"list": [{"odd": name} for name in names]}).encode()
+    ours, theirs = os.pipe()
+    os.write(theirs, wire.HEADER.pack(len(text), 0) + text)
+    os.close(theirs)
+    back = wire.receive(ours, 1)
+    os.close(ours)
+    assert [type(item).__name__ for item in back] == names[: wire.MOST_TYPES] + ["object"] * (
+        len(names) - wire.MOST_TYPES
+    )
+    assert len({type(item) for item in back}) == wire.MOST_TYPES + 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [[float("inf"), {"error": "x", "lacking": True}]],
+        [[1e400, 2]],
+        [["12", "34"]],
+        [[1]],
+        5,
+        "12",
+        {"12": 3},
+        [[None, {}]],
+    ],
+)
+def test_an_odd_reason_why_a_cell_stopped_is_none(value):
+    class Running:
+        def ask(self, request, seconds):
+            return {"value": value}
+
+    made = judge.Judge(nbformat.v4.new_notebook(), Running())
+    assert made._stops(["relu"]) == []
 
 
 def test_plain_numbers_come_over_as_they_are():

@@ -125,7 +125,8 @@ def test_a_file_with_another_ending_is_said(name, course, tmp_path):
     path.parent.mkdir(parents=True)
     path.touch()
     (inbox / ".DS_Store").touch()
-    assert collect(inbox, course) == [(path, "its name should end with .ipynb.")]
+    unzip = ", or unzip it" if name.endswith(".zip") else ""
+    assert collect(inbox, course) == [(path, f"its name should end with .ipynb{unzip}.")]
 
 
 ODD = {

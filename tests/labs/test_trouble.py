@@ -395,11 +395,52 @@ def test_downloads_of_learning_platforms_are_recognised(path, form, course, tmp_
     assert submitted(course, DOWNLOADS[path]).is_file()
 
 
+def test_each_judge_has_a_core_of_its_own(course, monkeypatch):
+    """So has its box: else forty processes in one, which all compute, leave nothing for the box beside it."""
+    before, cores = os.sched_getaffinity(0), []
+    monkeypatch.setattr(table, "_one", lambda job, show, stop: cores.append(os.sched_getaffinity(0)))
+    monkeypatch.setattr(table, "_laid_out", lambda *job: {})
+    job = ("ada", "lab00", None, None)
+    assert sorted(place for place, *_ in table._judged(course, [job] * 20, print)) == list(range(20))
+    assert all(len(core) == 1 and core <= before for core in cores)
+    assert os.sched_getaffinity(0) == before
+
+
+def test_whoever_is_collected_is_graded(course, tmp_path, at_once):
+    names = ["Lovelace, Ada (2)", "O’Brien's", "Seán O'Brien_1234", "x" * 90, "हिन्दी नाम"]
+    for name in names:
+        came(tmp_path / "inbox", f"{name}_lab00.ipynb", course)
+    assert collect(tmp_path / "inbox", course) == []
+    said = []
+    table.grade_all(course, said.append)
+    assert said == []
+    assert sorted(at_once) == sorted([*names, "ada"])
+    assert sorted(os.listdir(course / "feedback")) == sorted([*names, "ada"])
+
+
 @pytest.mark.parametrize("path", ["lab00.ipynb", "Copy of lab00.ipynb", "ada_lab99.ipynb", "ada_lab00_lab000.ipynb"])
 def test_what_does_not_say_who_and_which_lab_is_left_for_a_person(path, course, tmp_path):
     came(tmp_path / "inbox", path, course)
     left = collect(tmp_path / "inbox", course)
     assert ([each.name for each, _ in left] == [path]) == ("000" not in path)
+
+
+def test_two_files_of_one_time_are_said_unless_they_are_the_same(course, tmp_path):
+    inbox, times = tmp_path / "inbox", (1.7e9, 1.7e9)
+    for name, more in {
+        "lab00.ipynb": " ",
+        "lab00 (1).ipynb": "",
+        "lab00 (2).ipynb": " ",
+        "lab00-old.ipynb": "  ",
+    }.items():
+        came(inbox, f"ben/{name}", course)
+        with open(inbox / "ben" / name, "a") as file:
+            file.write(more)
+        os.utime(inbox / "ben" / name, (1.6e9, 1.6e9) if "old" in name else times)
+    ((path, why),) = collect(inbox, course)
+    assert path == inbox / "ben" / "lab00 (1).ipynb"
+    assert why == "lab00.ipynb is of the same time, and was taken: delete the one that doesn't count."
+    assert submitted(course, "ben").read_bytes() == (inbox / "ben" / "lab00.ipynb").read_bytes()
 
 
 def test_a_pattern_says_how_files_are_called(course, tmp_path):
@@ -425,13 +466,28 @@ def test_a_zip_file_is_taken_as_it_is(course, tmp_path):
         text = submitted(course, "ada").read_bytes()
         for name in ("ben_1_2_lab00.ipynb", "Cy Ö_1_assignsubmission_file/lab00.ipynb", "../../dee_lab00.ipynb"):
             file.writestr(zipfile.ZipInfo(name, (2026, 11, 28, 10, 0, 0)), text)
-        file.writestr("huge_lab00.ipynb", bytes(judge.LARGEST_NOTEBOOK + 1))
+        file.writestr("huge_lab00.ipynb", bytes(submission.LARGEST_NOTEBOOK + 1))
         file.writestr("__MACOSX/._ben_1_2_lab00.ipynb", b"")
         file.writestr("who.ipynb", text)
     left = collect(tmp_path / "all.zip", course)
     assert [path.relative_to(tmp_path / "all.zip").as_posix() for path, _ in left] == ["huge_lab00.ipynb", "who.ipynb"]
     assert sorted(os.listdir(course / "submitted")) == ["Cy Ö_1", "ada", "ben_1", "dee"]
     assert time.localtime(submitted(course, "ben_1").stat().st_mtime)[:4] == (2026, 11, 28, 10)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_file_in_a_zip_file_is_said_and_stops_nobody_else(method, course, tmp_path):
+    text = submitted(course, "ada").read_bytes()
+    with zipfile.ZipFile(tmp_path / "all.zip", "w", method) as file:
+        file.writestr("ben_lab00.ipynb", text)
+        file.writestr("cy_lab00.ipynb", text)
+    data = bytearray((tmp_path / "all.zip").read_bytes())
+    data[60:90] = b"\xff" * 30
+    (tmp_path / "all.zip").write_bytes(data)
+    ((path, why),) = collect(tmp_path / "all.zip", course)
+    assert path == tmp_path / "all.zip" / "ben_lab00.ipynb"
+    assert why.startswith("it can't be unpacked (")
+    assert submitted(course, "cy").is_file()
 
 
 def test_a_huge_file_is_not_copied(course, inbox):
