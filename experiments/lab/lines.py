@@ -12,6 +12,7 @@ import ast
 import io
 import re
 import tokenize
+from functools import cache
 from pathlib import Path
 
 from mlpkit import engines, kernels
@@ -53,6 +54,7 @@ def count(path):
     return count_text(path.read_text(encoding="utf-8"), path.suffix == ".py")
 
 
+@cache
 def count_text(text, python=True):
     """Return how many lines of a text in Python, or else in CUDA C, hold code."""
     if not python:
