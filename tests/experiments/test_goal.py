@@ -168,7 +168,7 @@ def test_an_engine_s_lines_are_those_of_all_its_files():
 
     assert lines.of("numpy_baseline") == 0
     assert names("numba_hybrid").count("numba_hybrid.py") == 2  # its arithmetic, and what runs a model on it
-    assert names("numba_serial") == ["cache.py", "compiler.py", "numba_serial.py", "python_loops.py"]
+    assert names("numba_serial") == ["cache.py", "compiler.py", "numba_serial.py", "python_loops.py", "sharing.py"]
     assert names("pytorch_compiled") == ["pytorch.py", "pytorch_compiled.py"]
     assert {"layers.cu", "products.cu", "cupy_fused.py", "graph.py"} < set(names("cuda_graph"))
     assert 0 < lines.of("cupy_naive") < lines.of("cupy_fused") < lines.of("cuda_graph")
