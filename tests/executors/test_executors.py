@@ -171,7 +171,7 @@ def test_what_a_plain_prediction_refuses():
         (ValueError, "at most 4", np.zeros((5, 6), np.float32)),
         (ValueError, "shape", np.zeros((4, 5), np.float32)),
         (ValueError, "finite", np.full((2, 6), np.nan, np.float32)),
-        (TypeError, "convert", np.zeros((4, 6))),
+        (TypeError, "float64 but the network computes in float32", np.zeros((4, 6))),
     ):
         with pytest.raises(kind, match=said) as caught:
             compiled(x)
