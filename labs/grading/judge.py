@@ -27,7 +27,7 @@ from .submission import NotALab, read
 
 CELL_SECONDS = 20  # a cell, and a call of a function
 MEMORY = 6 * 2**30  # bytes of addresses of this process, which reads a student's file and answers
-LONGEST_ERROR = 100  # characters that an exception brings out of the box: it may hold a hidden test's numbers
+LONGEST_ERROR = 120  # characters that an exception brings out of the box: it may hold a hidden test's numbers
 LONGEST = 1000  # characters of a sentence, in which a submission's own error may stand
 BY_HAND = "look by hand"
 
@@ -49,7 +49,8 @@ def said(reply):
     parts = [str(part) for part in reply["error"]] if isinstance(reply["error"], list | tuple) else []
     kind, text = (*parts, "", "")[:2]
     text = message(Exception(text)).removeprefix("Exception").removeprefix(": ")
-    return kind[:40], text if len(text) <= LONGEST_ERROR else text[:LONGEST_ERROR].rpartition(" ")[0] + " ..."
+    begin = text[:LONGEST_ERROR]
+    return kind[:40], text if text == begin else f"{begin.rpartition(' ')[0] or begin} ..."
 
 
 class Theirs:

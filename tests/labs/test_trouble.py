@@ -550,9 +550,9 @@ def test_labs_that_are_gone_are_missed_at_once(course, inbox):
 def test_what_a_submission_says_is_short_and_plain(earned):
     """It may change what words its box finds for an error."""
     words = "import gc\n(text_of,) = [o for o in gc.get_objects() if getattr(o, '__qualname__', 0) == 'text_of']\n"
-    words += "text_of.__globals__['text_of'] = lambda error: ('X', '\x1b[31m' + 'A' * 9000)\n1 / 0\n"
+    words += "text_of.__globals__['text_of'] = lambda error: ('X', '\x1b[31m' + 'A ' * 4500)\n1 / 0\n"
     notebook = solved("lab00")
     points, says = earned("lab00", answer(notebook, "shape", words + cell(notebook, "shape").source))["test-shape"]
     assert points == 0
-    assert "Its cell stopped: X: \\x1b[31mAAA" in says
+    assert "Its cell stopped: X: \\x1b[31mA A A" in says
     assert len(says) <= judge.LONGEST
