@@ -223,7 +223,7 @@ class Network:
     def _check_inputs(self, X):
         check_batch(X, self.model.input, self.dtype)
         check_finite("inputs", X)  # of NaN the largest output is the first one: it would pass for a prediction
-        if not in_range(self.model, X):
+        if not in_range(self, X):
             warn_of_range(X)
 
     def _batches(self, array, batch_size):
@@ -293,17 +293,18 @@ def check_model(model):
 
 
 @quiet
-def in_range(model, X):
-    """Return whether inputs are around 1, as a model expects them: a scalar of the engine's.
+def in_range(network, X):
+    """Return whether inputs, arrays of the host's or of the engine's, are around 1, as a network expects them.
 
     Bytes are divided by 255. MNIST times 8 made SGD diverge at its usual rate, and divided by 16 it took Adam's.
     """
-    some = X[:1000]
+    some = network.engine.to_numpy(X[:1000])  # on a GPU the first sum of a kind would wait for a compiler
     if X.dtype == np.uint8:
         highest = some.max()
         return (highest > 15) | (highest == 0)
     square = (some * some).mean()
-    takes_any = bool(model.layers) and isinstance(model.layers[0], BatchNorm)
+    layers = network.model.layers
+    takes_any = bool(layers) and isinstance(layers[0], BatchNorm)
     return (square < 16) & (square > 4e-4) | (square == 0) | takes_any
 
 

@@ -44,10 +44,11 @@ def _check_values(network, pairs):
             checks.append((engine.all_finite(X), partial(check_finite, "inputs", X)))
         loss, output = network.model.loss, network.model.output
         checks.append((loss.valid(engine, y, output), partial(loss.check_values, y, output)))
-    checks.append((in_range(network.model, pairs[0][0]), partial(warn_of_range, pairs[0][0])))
     for passed, (_, check) in zip(engine.fetch(*(passed for passed, _ in checks))(), checks, strict=True):
         if not passed:
             check()
+    if not in_range(network, pairs[0][0]):
+        warn_of_range(pairs[0][0])
 
 
 def _refuse_parameters():
