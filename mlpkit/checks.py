@@ -149,11 +149,9 @@ def way_to_dtype(found, wanted):
     if found.kind == "b":
         return "give them times np.uint8(255), if True is white"
     as_floats = f"astype(np.{wanted})"
-    return (
-        f"give pixels, from 0 to 255, as astype(np.uint8), others as {as_floats}"
-        if found.kind in "iu"
-        else (f"give {as_floats}" if found.kind == "f" else f"give numbers, with none missing, as {as_floats}")
-    )
+    if found.kind in "iu":
+        return f"give pixels, from 0 to 255, as astype(np.uint8), others as {as_floats}"
+    return f"give {as_floats}" if found.kind == "f" else f"give numbers, with none missing, as {as_floats}"
 
 
 def check_finite(name, array):
