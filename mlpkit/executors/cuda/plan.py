@@ -58,15 +58,17 @@ class Gradient:
         return Value(dz, "nchw", dz.shape[1])
 
 
-def watched(work, *vectors):
+def watched(work, *vectors, rehearsed=False):
     """Return the `arena.Plan` of what `work()` asks for. What it does to vectors is undone, after an error, too.
 
-    It is called three times: first its kernels are compiled, then it makes what lasts.
+    It is called twice: the first time, it makes what lasts. rehearsed: whether it is rehearsed before, so that all its
+    kernels are compiled at once; what is made then, with kernels, must not last.
     """
     before, recorder = [vector.copy() for vector in vectors], Recorder()
     try:
-        with rehearsal():
-            work()
+        if rehearsed:
+            with rehearsal():
+                work()
         work()
         with recorder.watching():
             work()
@@ -122,7 +124,7 @@ class PlannedTrainer(GraphTrainer):
         self.gradients[n] = Gradient(self.network, n, self.precision, self.matches)
         self.batches[n] = Batch(self.network, self.y, n, self.batches.get(self.batch_size))
         vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.losses
-        self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors), self.memory)
+        self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors, rehearsed=True), self.memory)
         self.memory = self.arenas[n].memory
         self.restart()  # an epoch may be about to begin
         return self.arenas[n]
