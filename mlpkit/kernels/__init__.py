@@ -22,6 +22,8 @@ from pathlib import Path
 
 from mlpkit.files import write_atomically
 
+from . import gpu
+
 FOLDER = Path(__file__).parent
 OPTIONS = ("-std=c++17", "-default-device")
 INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
@@ -78,7 +80,9 @@ def load(name, **macros):
     import cupy  # here, because a machine with no GPU can still read and check the sources
 
     if chip(name).endswith("a"):  # CuPy compiles for sm_90 where the GPU is one
-        return cupy.RawModule(path=str(_file_of_cubin(name, chip(name), macros)))
+        return cupy.RawModule(path=str(_file_of_code(name, chip(name), macros)))
+    if gpu.is_restricted():  # PTX, which the driver compiles for newer chips, too
+        return cupy.RawModule(path=str(_file_of_code(name, f"compute_{gpu.capability()}", macros)))
     return cupy.RawModule(code=source(name), options=(*OPTIONS, *_definitions(macros)))
 
 
@@ -103,15 +107,19 @@ def exactly(name, arch):
     return chip(name) if chip(name) == f"{arch}a" else arch
 
 
-def _file_of_cubin(name, arch, macros):
-    """Return the path of a file with the machine code, compiled if it is not in CuPy's cache already."""
+def _file_of_code(name, arch, macros):
+    """Return the path of a file with the code for a chip, compiled if it is not in CuPy's cache already.
+
+    It is machine code for "sm_90a", and PTX for "compute_80".
+    """
     from cupy.cuda import nvrtc
 
     folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
     depends_on = repr((source(name), arch, macros, nvrtc.getVersion()))
-    path = folder / f"{name}-{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.cubin"
+    ending = "ptx" if arch.startswith("compute") else "cubin"
+    path = folder / f"{name}-{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.{ending}"
     if not path.is_file():
-        write_atomically(path, cubin(name, arch, **macros))
+        write_atomically(path, _compile(name, arch, macros))
     return path
 
 

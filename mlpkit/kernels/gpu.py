@@ -22,6 +22,10 @@ USUAL = PACKAGES[0]  # what pyproject.toml asks for
 # The first driver for each CUDA version, from NVIDIA's compatibility guide
 DRIVERS = {12: 525, 13: 580}
 WINDOWS_DRIVERS = {12: 528, 13: 580}
+# The compute capability to compile for, where it is not to be the GPU's own; and the KiB of shared memory that a block
+# may have on chips of each, times ten, from the CUDA C++ Programming Guide
+SETTING = "MLPKIT_CAPABILITY"
+SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
 NO_KEPLER = "(a Kepler GPU has none after 470, so it can't be used here)"
 # Why a folder can't be made in somebody's home: it is read-only, is none, or is full
 NO_FOLDER = {
@@ -51,11 +55,45 @@ def require_capability(least, alone=False):
     """
     import cupy
 
-    found = int(cupy.cuda.Device().compute_capability) / 10
+    found, has = capability() / 10, f"{SETTING} says" if is_restricted() else "this one has"
     if found < least:
-        raise ImportError(f"it needs a GPU of compute capability {least} or newer, and this one has {found}")
+        raise ImportError(f"it needs a GPU of compute capability {least} or newer, and {has} {found}")
     if alone and found > least:
-        raise ImportError(f"its kernel is for GPUs of compute capability {least} alone, and this one has {found}")
+        raise ImportError(f"its kernel is for GPUs of compute capability {least} alone, and {has} {found}")
+
+
+def capability():
+    """Return the compute capability that kernels are compiled for, times ten: the GPU's, or a lower one that is set.
+
+    With the variable MLPKIT_CAPABILITY=8.0, a newer GPU runs what one of 8.0 would: with its instructions, and with its
+    shared memory. CuPy's own kernels and NVIDIA's libraries know nothing of it.
+    """
+    import cupy
+
+    found = int(cupy.cuda.Device().compute_capability)
+    return min(found, round(10 * float(os.environ.get(SETTING) or found)))
+
+
+def is_restricted():
+    """Return whether the GPU could do more than is compiled for."""
+    import cupy
+
+    return capability() < int(cupy.cuda.Device().compute_capability)
+
+
+def shared_memory():
+    """Return the bytes of shared memory that a block may have: the GPU's, or fewer where it stands for another one."""
+    import cupy
+
+    found = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    return min(found, SHARED[capability()] << 10) if is_restricted() else found
+
+
+def with_shared_memory(kernel, most=None):
+    """Return a kernel that may be asked for so many bytes of shared memory, or for all that there are, if those are less."""
+    there = shared_memory()
+    kernel.max_dynamic_shared_size_bytes = min(most or there, there)
+    return kernel
 
 
 def package():
@@ -137,7 +175,17 @@ def _obstacle():
         return reason
     import cupy
 
-    return _no_device(cupy.cuda.runtime) or _no_libraries() or _no_memory(cupy.cuda.runtime)
+    return (
+        _no_device(cupy.cuda.runtime) or _wrong_setting(cupy) or _no_libraries() or _no_memory(cupy.cuda.runtime)
+    )
+
+
+def _wrong_setting(cupy):
+    said, found = os.environ.get(SETTING), int(cupy.cuda.Device().compute_capability)
+    known = [f"{each / 10}" for each in SHARED if each <= found]
+    if not said or said in known:
+        return None
+    return f"{SETTING} is {said!r}: set it to {', '.join(known[:-1])} or {known[-1]}, as this GPU can be, or unset it"
 
 
 def _broken(error):

@@ -5,11 +5,17 @@ Then they wait until what was asked for before is done: such a kernel has to say
 or writes what others do; see `ptx.cuh`. A graph records it. CuPy has no word for it.
 """
 
+from . import gpu
 from .driver import Arguments, call, cuda
 
 _ID = cuda.CUlaunchAttributeID
 SERIALIZATION = _ID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, "programmaticStreamSerializationAllowed"
 COOPERATIVE = _ID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, "cooperative"
+
+
+def is_possible():
+    """Return whether the GPU can do that: it is Hopper, or newer."""
+    return gpu.capability() >= 90
 
 
 class Overlapping:

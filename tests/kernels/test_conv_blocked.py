@@ -150,7 +150,7 @@ def test_long_sums_are_cut_where_float32_is_meant(layer):
 
 def test_what_does_not_fit_is_said():
     wide = Shape(1, 1, 1, 4, 129, 1)
-    assert "at most 128 pieces" in blocked.why_not("bf16", wide, "forward")
+    assert "at most 128 pieces" in blocked.why_not(blocked.MODES["bf16"], wide, "forward")
     assert "transpose" in blocked.why_not("tf32", LAYERS["64 to 128, 13 x 13"], "weight_gradient")
     assert blocked.why_not("fp16x3", LAYERS["64 to 128, 13 x 13"], "weight_gradient") is None
 
