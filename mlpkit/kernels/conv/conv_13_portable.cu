@@ -129,7 +129,7 @@ struct Work {
     int tile, height, top, count, plane, chunks, taps, stages;  // image rows from `top` on, so many
     Piece *image_ring, *filter_ring;
 
-    __device__ Work(const Problem& p, unsigned char* shared_bytes)
+    __device__ Work(const Problem& p, unsigned char* memory)
     {
         int heights = (p.to_channels + TILE_N - 1) / TILE_N;
         tile = blockIdx.x / heights, height = blockIdx.x % heights;
@@ -138,7 +138,7 @@ struct Work {
         count = max(min(first + (p.rows - 1) * p.stride + p.taps_y, p.height) - top, 0);
         plane = p.together * p.seen * p.width + 1;
         chunks = p.channels / CHUNK, taps = p.taps_y * p.taps_x, stages = chunks * taps;
-        image_ring = reinterpret_cast<Piece*>(shared_bytes);
+        image_ring = reinterpret_cast<Piece*>(memory);
         filter_ring = image_ring + min(chunks, 2) * PARTS * GROUPS * plane;
     }
     __device__ Piece* image(int chunk) const { return image_ring + chunk % 2 * PARTS * GROUPS * plane; }
