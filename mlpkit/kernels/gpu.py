@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -87,6 +88,25 @@ def shared_memory():
 
     found = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
     return min(found, SHARED[capability()] << 10) if is_restricted() else found
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a kernel needs of a GPU.
+
+    capability: the least one, times ten; alone: whether a newer one won't do either, or an older one's stand-in. shared:
+    bytes of shared memory that a block must be able to have.
+    """
+
+    capability: int
+    alone: bool = False
+    shared: int = 0
+
+    def are_met(self):
+        """Return whether this GPU has them."""
+        here = capability()
+        fits = here == self.capability and not is_restricted() if self.alone else here >= self.capability
+        return fits and shared_memory() >= self.shared
 
 
 def with_shared_memory(kernel, most=None):

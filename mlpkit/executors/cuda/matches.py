@@ -21,38 +21,29 @@ MATCHES = norm_blocks.match, conv_blocks.match
 
 @dataclass(frozen=True)
 class Served:
-    """A row: by what products are made, and what that needs of a GPU.
+    """A row: by what products are made, what that needs, and the modes of `blocked` by precision class.
 
-    least: compute capability, times ten; alone: whether no other one will do. shared: bytes of shared memory that a
-    block must be able to have. modes: of `blocked`, by precision class. as_: what else is to be said of them.
+    but: what else is to be said of them.
     """
 
     by: str
-    least: int
-    alone: bool
-    shared: int
+    needs: gpu.Needs
     modes: Any
-    as_: str = ""
-
-    def fits(self, capability, restricted, shared):
-        """Return whether a GPU has what this needs. restricted: whether it only stands for one of that capability."""
-        exactly = capability == self.least and not restricted
-        return (exactly if self.alone else capability >= self.least) and shared >= self.shared
+    but: str = ""
 
 
 AMPERE = {name: portable.MODES[here] for name, here in (("float32", "fp16x3"), ("tf32", "fp16"), ("bf16", "bf16"))}
 TURING = AMPERE | {"bf16": AMPERE["tf32"]}
 TABLE = (
-    Served("wgmma", 90, True, blocked.SHARED, MODES),
-    Served("mma.sync", 80, False, 99 << 10, AMPERE),
-    Served("mma.sync", 75, False, 64 << 10, TURING, "fp16 in place of BF16"),
+    Served("wgmma", gpu.Needs(90, alone=True, shared=blocked.SHARED), MODES),
+    Served("mma.sync", gpu.Needs(80, shared=99 << 10), AMPERE),
+    Served("mma.sync", gpu.Needs(75, shared=64 << 10), TURING, "BF16 as fp16"),
 )
 
 
 def served():
     """Return the row of the table that serves on this GPU, or None."""
-    here = gpu.capability(), gpu.is_restricted(), gpu.shared_memory()
-    return next((row for row in TABLE if row.fits(*here)), None)
+    return next((row for row in TABLE if row.needs.are_met()), None)
 
 
 def mode_for(precision):

@@ -109,6 +109,7 @@ constexpr int asked_bytes() {
 template <bool waits>
 __device__ void ask_weights(const Exchange& exchange, Word step) {
     if (waits) wait_for(&exchange.dense_new, GRID * step, NEW_DENSE, step);
+    if (STREAMS) return;  // threads read them: after the next barrier
     fence_proxy_async_all();
     mbarrier_arrive_expect_tx(&head().dense, asked_bytes());
     ask_whole<BIASES_PACKED>(shared_floats(BIASES_AT), exchange.packed + CONV_PACKED, &head().dense);
@@ -167,9 +168,13 @@ __device__ void through_network(Exchange& exchange, const Image& mine, int image
     Kept kept;
     convs_forward<0>([&] {
         if constexpr (kept_rows() > 0) kept.ask(exchange.packed);
+        if constexpr (STREAMS) {
+            for (int e = thread(); e < BIASES_PACKED; e += THREADS)
+                shared_floats(BIASES_AT)[e] = __ldcg(exchange.packed + CONV_PACKED + e);
+        }
     });
     stamp(2);
-    wait_for_copy(&head().dense, phase, NEW_DENSE, step);
+    if constexpr (!STREAMS) wait_for_copy(&head().dense, phase, NEW_DENSE, step);
     stamp(3);
     denses_forward<0>(kept, step, phase);
     if (thread() < 32) {

@@ -75,8 +75,10 @@ __device__ void begin(Word64* failure) {
     __syncthreads();
     if (threadIdx.x == 0) {
         head().failure = failure;
-        mbarrier_init<1>(&head().dense), mbarrier_init<1>(&head().sums[0]), mbarrier_init<1>(&head().sums[1]);
-        fence_proxy_async();
+        if constexpr (!STREAMS) {
+            mbarrier_init<1>(&head().dense), mbarrier_init<1>(&head().sums[0]), mbarrier_init<1>(&head().sums[1]);
+            fence_proxy_async();
+        }
     }
     __syncthreads();
 }
