@@ -54,8 +54,6 @@ def require_capability(least, alone=False):
 
     alone: whether a newer one won't do either, as for kernels with instructions that one chip alone has.
     """
-    import cupy
-
     found, has = capability() / 10, f"{SETTING} says" if is_restricted() else "this one has"
     if found < least:
         raise ImportError(f"it needs a GPU of compute capability {least} or newer, and {has} {found}")
@@ -69,24 +67,24 @@ def capability():
     With the variable MLPKIT_CAPABILITY=8.0, a newer GPU runs what one of 8.0 would: with its instructions, and with its
     shared memory. CuPy's own kernels and NVIDIA's libraries know nothing of it.
     """
+    found = int(_device().compute_capability)
+    return min(found, round(10 * float(os.environ.get(SETTING) or found)))
+
+
+def _device():
     import cupy
 
-    found = int(cupy.cuda.Device().compute_capability)
-    return min(found, round(10 * float(os.environ.get(SETTING) or found)))
+    return cupy.cuda.Device()
 
 
 def is_restricted():
     """Return whether the GPU could do more than is compiled for."""
-    import cupy
-
-    return capability() < int(cupy.cuda.Device().compute_capability)
+    return capability() < int(_device().compute_capability)
 
 
 def shared_memory():
     """Return the bytes of shared memory that a block may have: the GPU's, or fewer where it stands for another one."""
-    import cupy
-
-    found = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    found = _device().attributes["MaxSharedMemoryPerBlockOptin"]
     return min(found, SHARED[capability()] << 10) if is_restricted() else found
 
 
@@ -147,6 +145,7 @@ def describe():
         "free_gib": _gib(runtime.memGetInfo()[0]),
         "multiprocessors": properties["multiProcessorCount"],
         "compute_capability": f"{properties['major']}.{properties['minor']}",
+        **({"compiled_for": f"{capability() / 10}"} if is_restricted() else {}),
         "l2_bytes": properties.get("l2CacheSize"),
         "ecc": bool(properties["ECCEnabled"]) if "ECCEnabled" in properties else None,
         "driver": _cuda_version(runtime.driverGetVersion()),

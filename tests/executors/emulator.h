@@ -105,6 +105,7 @@ struct alignas(16) ulonglong2 { unsigned long long x, y; };
 #ifndef HOPPER
 #define HOPPER 1  // whether it is as new a chip; 0 for what kernels do on older ones
 #endif
+#define AMPERE 1
 
 typedef unsigned int Word;
 typedef unsigned long long Word64;
