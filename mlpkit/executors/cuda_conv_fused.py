@@ -93,12 +93,17 @@ def kernel_here():
     return next(name for name, needs in KERNELS.items() if needs.are_met())
 
 
+def _blocks():
+    """Return how many blocks there are: pairs, one for each multiprocessor."""
+    return cp.cuda.Device().attributes["MultiProcessorCount"] // 2 * 2
+
+
 def _bytes_needed(model, convs, dense, halves=1):
     """Return the shared memory of a block, at most, or None for too small an image; limit_shapes.cuh counts exactly.
 
     halves: how many blocks share an image.
     """
-    streams = kernel_here() != "limit"
+    streams, inputs = kernel_here() != "limit", [model.input[0], *(out for out, _, _ in convs)][:-1]
     channels, height, width = model.input
     fixed, late, parts, routed, transposed = 1024, 16 * THREADS * 5, THREADS * 16, 0, 0
     for i, (out, size, padding) in enumerate(convs):
@@ -121,7 +126,9 @@ def _bytes_needed(model, convs, dense, halves=1):
     layers[0] = layers[0][0] // halves, layers[0][1]
     weights = sum(_layer_bytes(rows, fours) for rows, fours in layers) - _kept(*max(layers, key=prod))
     fixed += 12 * (sum(widths) + 4 * len(widths))
-    back = max(routed, THREADS // 8 * (max(dense) + 4)) + transposed
+    summed = sum(out * (before * size**2 + 1) for (out, size, _), before in zip(convs, inputs, strict=True))
+    passes = -(-summed // (32 * _blocks()))  # in which a block adds up its part of the convolutions' gradients
+    back = max(max(routed, THREADS // 8 * (max(dense) + 4)) + transposed, 4 * THREADS * (passes + 1))
     return fixed + (max(parts, back + 256 + late) if streams else max(parts, back) + max(late, weights))
 
 
@@ -184,7 +191,7 @@ class Trainer(WaitingTrainer):
 
 def macros_for(model, optimizer, batch_size, dtype):
     """Return the kernel's macros for a model, on this GPU."""
-    blocks = cp.cuda.Device().attributes["MultiProcessorCount"] // 2 * 2
+    blocks = _blocks()
     convs, dense = shape_of(model)
     channels, height, width = model.input
     return {

@@ -256,9 +256,31 @@ constexpr int dense_bytes(int layer) {
 }
 constexpr int dense_at(int layer) { return layer ? dense_at(layer - 1) + dense_bytes(layer - 1) : DENSE_AT; }
 
+// ---- Theta: all weights, layer after layer, and then all biases ----
+
+constexpr int conv_weights(int block) {
+    return block ? conv_weights(block - 1) + shape(block - 1).co * shape(block - 1).taps() : 0;
+}
+constexpr int dense_weights(int layer) {
+    return layer ? dense_weights(layer - 1) + inputs(layer - 1) * units(layer - 1) : conv_weights(BLOCKS);
+}
+constexpr int conv_biases(int block) {
+    return block ? conv_biases(block - 1) + shape(block - 1).co : dense_weights(LAYERS);
+}
+constexpr int dense_biases(int layer) {
+    return layer ? dense_biases(layer - 1) + units(layer - 1) : conv_biases(BLOCKS);
+}
+
+// The gradients of an example's convolutions: all weights, and then all biases
+constexpr int CONV_WEIGHTS = conv_weights(BLOCKS), CONV_BIASES = conv_biases(BLOCKS) - dense_weights(LAYERS);
+constexpr int PARTIAL = up_to(4, CONV_WEIGHTS + CONV_BIASES);
+
 // ---- On the way back, in the place of the dense weights, or behind what is still needed ----
 
-constexpr int LATE_AT = STREAMS ? up_to(128, SCRATCH_AT + transposed_before(most(1, BLOCKS))) : DENSE_AT;
+// A block adds up so many parameters of the convolutions, sixteen lanes two of each at a time: see limit_update.cuh.
+const int CONV_EACH = up_to(2, parts(PARTIAL, GRID)), PASSES = parts(CONV_EACH, 32);
+constexpr int still_needed() { return most(transposed_before(most(1, BLOCKS)), 4 * PASSES * WARPS * 32); }
+constexpr int LATE_AT = STREAMS ? up_to(128, SCRATCH_AT + still_needed()) : DENSE_AT;
 
 struct Division {  // back through a convolution but the first: see limit_convs.cuh
     int lanes, chunks, windows, span, groups, each;
@@ -315,25 +337,6 @@ constexpr int late_bytes() {
     return need;
 }
 constexpr int SHARED_BYTES = most(dense_at(LAYERS), LATE_AT + late_bytes());
-
-// ---- Theta: all weights, layer after layer, and then all biases ----
-
-constexpr int conv_weights(int block) {
-    return block ? conv_weights(block - 1) + shape(block - 1).co * shape(block - 1).taps() : 0;
-}
-constexpr int dense_weights(int layer) {
-    return layer ? dense_weights(layer - 1) + inputs(layer - 1) * units(layer - 1) : conv_weights(BLOCKS);
-}
-constexpr int conv_biases(int block) {
-    return block ? conv_biases(block - 1) + shape(block - 1).co : dense_weights(LAYERS);
-}
-constexpr int dense_biases(int layer) {
-    return layer ? dense_biases(layer - 1) + units(layer - 1) : conv_biases(BLOCKS);
-}
-
-// The gradients of an example's convolutions: all weights, and then all biases
-constexpr int CONV_WEIGHTS = conv_weights(BLOCKS), CONV_BIASES = conv_biases(BLOCKS) - dense_weights(LAYERS);
-constexpr int PARTIAL = up_to(4, CONV_WEIGHTS + CONV_BIASES);
 
 static_assert(IMAGE_BLOCKS == 1 || (IMAGE_BLOCKS == 2 && PAIRS && BLOCKS == 2 && 2 * BATCH <= GRID),
               "two neighbours an image");

@@ -95,7 +95,6 @@ __device__ Place bias_of(int tile) {
 
 // ---- Convolutions: a block has so many parameters, sixteen lanes two of each ----
 
-const int CONV_EACH = up_to(2, parts(PARTIAL, GRID)), PASSES = parts(CONV_EACH, 32);
 static_assert(PASSES * 32 <= THREADS, "too many weights of convolutions");
 
 // The parameter of the convolutions that this thread owns.
