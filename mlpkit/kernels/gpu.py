@@ -79,7 +79,7 @@ def _device():
 
 def is_restricted():
     """Return whether the GPU could do more than is compiled for."""
-    return capability() < int(_device().compute_capability)
+    return bool(os.environ.get(SETTING)) and capability() < int(_device().compute_capability)
 
 
 def shared_memory():

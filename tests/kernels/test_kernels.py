@@ -206,7 +206,7 @@ def test_a_file_for_one_chip_alone_is_compiled_for_that_chip(folder, monkeypatch
     monkeypatch.setattr(cupy, "RawModule", lambda path: Path(path))
     compiled = kernels.load("fence")
     assert compiled.read_bytes().startswith(b"\x7fELF")
-    monkeypatch.setattr(kernels, "cubin", None)  # so that a second one would fail
+    monkeypatch.setattr(kernels, "_compile", None)  # so that a second one would fail
     kernels.load.cache_clear()
     assert kernels.load("fence") == compiled
 
