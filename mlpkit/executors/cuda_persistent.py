@@ -121,9 +121,9 @@ class Trainer(WaitingTrainer):
         pixels, arrays = as_bytes(X, usual["INPUTS"], NAME), [vector.array for vector in self.vectors]
         super().__init__(usual | macros, optimizer, pixels, y, batch_size, arrays)
 
-    def launch(self, *sizes):
+    def launch(self, first, *sizes):
         for vector in self.vectors:
             vector.put()
-        super().launch(*sizes, np.int32(self.batch_size))
+        super().launch(first, *sizes, np.int32(self.batch_size))
         for vector in self.vectors:
             vector.take()

@@ -91,6 +91,15 @@ def test_older_chips_train_as_in_float64(capability, name, fused, monkeypatch):
 
 
 @needs_compiler
+def test_several_launches_are_one(fused):
+    engine, case = fused(), (images(40, LENET5), np.arange(40), 8, make("adam"))
+    whole = train(engine, *case, model=LENET5)
+    engine.executor.WaitingTrainer.epoch.__globals__["MOST_STEPS"] = 2
+    for one, other in zip(train(engine, *case, model=LENET5), whole, strict=True):
+        assert_array_equal(one, other)
+
+
+@needs_compiler
 def test_neighbours_share_what_they_read(fused):
     source = kernels.source("limit").replace("#define PAIRS 0", "#define PAIRS 1")
     same_as_float64(fused(2, source), 7, make("sgd"))
