@@ -22,6 +22,7 @@ from mlpkit.training.recipe import Recipe
 from .gpu_image_peers import DEEP, FASHION, LENET
 
 ALL = "all"  # of what the GPU can
+TIMING = Timing(warmup=100, steps_a_sample=200, rounds=1)
 CLASSES = ("cuda_conv_graph", "cuda_conv_graph_tf32", "cuda_conv_graph_bf16")
 
 
@@ -37,7 +38,7 @@ class Plan:
         (Recipe(), ("cuda_graph", "cuda_persistent")),
     )
     others: tuple[str, ...] = ("pytorch_cuda_graph", "pytorch_cuda_graph_tf32", "pytorch_cuda_graph_bf16")
-    timing: Timing = Timing(warmup=100, steps_a_sample=200, rounds=1)
+    timing: Timing = TIMING
 
 
 USUAL = Plan()

@@ -1,10 +1,10 @@
 """one CUDA kernel, an image a block: a network that sees, from its pixels to all its gradients.
 
-See `kernels/cnn/limit.cu` for how, and `limit_portable.cu` for what is else before Hopper, and after. The kernel is built for networks like LeNet-5: float32, one to three times Conv (of
-at most 7 x 7, stride 1), ReLU and MaxPool(2), then one to four Linear layers with ReLU between them. It knows SGD, Adam
-and AdamW. Its sizes are known when it is compiled. All blocks are on the GPU at once, and nothing else may hold its
-multiprocessors meanwhile: the launch is a cooperative one, which CUDA refuses where they don't fit; and a block that
-waits in vain says so, for the host to raise.
+See `kernels/cnn/limit.cu` for how, and `limit_portable.cu` for what is else before Hopper, and after. The kernel is
+built for networks like LeNet-5: float32, one to three times Conv (of at most 7 x 7, stride 1), ReLU and MaxPool(2),
+then one to four Linear layers with ReLU between them. It knows SGD, Adam and AdamW. Its sizes are known when it is
+compiled. All blocks are on the GPU at once, and nothing else may hold its multiprocessors meanwhile: the launch is a
+cooperative one, which CUDA refuses where they don't fit; and a block that waits in vain says so, for the host to raise.
 """
 
 from itertools import pairwise
@@ -13,11 +13,10 @@ from math import prod
 import cupy as cp
 import numpy as np
 
+from mlpkit.kernels import gpu
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.losses import SoftmaxCrossEntropy
-
-from mlpkit.kernels import gpu
 
 from .cuda.padded import check_dtype
 from .cuda.rates import why_unknown
@@ -194,11 +193,12 @@ def macros_for(model, optimizer, batch_size, dtype):
     blocks = _blocks()
     convs, dense = shape_of(model)
     channels, height, width = model.input
+    pairs = int(batch_size <= blocks and kernel_here() == "limit")
     return {
         "PIXEL": C_TYPES[np.dtype(dtype)],
         "CHANNELS": channels, "HEIGHT": height, "WIDTH": width,
         "CONVS": ",".join(str(number) for conv in convs for number in conv), "DENSE": ",".join(map(str, dense)),
-        "BATCH": batch_size, "GRID": blocks, "PAIRS": int(batch_size <= blocks and kernel_here() == "limit"), "BLOCK_THREADS": THREADS,
+        "BATCH": batch_size, "GRID": blocks, "PAIRS": pairs, "BLOCK_THREADS": THREADS,
         "IMAGE_BLOCKS": _halves(model, batch_size, blocks),
         "ADAM": int(bool(optimizer.state)), "SHARED_LIMIT": gpu.shared_memory(),
     }  # fmt: skip

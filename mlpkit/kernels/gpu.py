@@ -92,7 +92,7 @@ def shared_memory():
 class Needs:
     """What a kernel needs of a GPU.
 
-    capability: the least one, times ten; alone: whether a newer one won't do either, or an older one's stand-in. shared:
+    capability: the least one, times ten; alone: whether a newer one won't do either, nor one that stands for it. shared:
     bytes of shared memory that a block must be able to have.
     """
 
@@ -108,7 +108,7 @@ class Needs:
 
 
 def with_shared_memory(kernel, most=None):
-    """Return a kernel that may be asked for so many bytes of shared memory, or for all that there are, if those are less."""
+    """Return a kernel whose blocks may have so many bytes of shared memory, or all that there are, if those are less."""
     there = shared_memory()
     kernel.max_dynamic_shared_size_bytes = min(most or there, there)
     return kernel
@@ -194,9 +194,7 @@ def _obstacle():
         return reason
     import cupy
 
-    return (
-        _no_device(cupy.cuda.runtime) or _wrong_setting(cupy) or _no_libraries() or _no_memory(cupy.cuda.runtime)
-    )
+    return _no_device(cupy.cuda.runtime) or _wrong_setting(cupy) or _no_libraries() or _no_memory(cupy.cuda.runtime)
 
 
 def _wrong_setting(cupy):

@@ -1,4 +1,4 @@
-"""Convolutions by `mma.sync`, for any chip since Turing: on an emulator, and on a GPU, held to the layers one by one."""
+"""Convolutions by `mma.sync`, for any chip since Turing: on an emulator and on a GPU, held to layers one by one."""
 
 import emulator
 import numpy as np
@@ -40,7 +40,9 @@ def test_a_block_does_what_its_layers_do(cupy, shape, n, layers, mode, gives):
 
 @pytest.mark.parametrize("mode", portable.MODES.values(), ids=portable.MODES)
 @pytest.mark.parametrize("kib", [64, 99, 163])
-@pytest.mark.parametrize("shape", [*SHAPES, Shape(128, 64, 128, 13, 13, 3), Shape(16, 64, 64, 28, 28, 3, padding=1)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [*SHAPES, Shape(128, 64, 128, 13, 13, 3), Shape(16, 64, 64, 28, 28, 3, padding=1)], ids=str
+)
 def test_what_is_chosen_fits_and_covers_all(mode, kib, shape, monkeypatch):
     monkeypatch.setattr(gpu, "shared_memory", lambda: kib << 10)
     monkeypatch.setattr(blocked, "multiprocessors", lambda: 40)

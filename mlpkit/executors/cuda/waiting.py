@@ -19,7 +19,6 @@ from .rates import rates, settings
 from .transfers import Feed, RowLosses, as_labels
 from .uninterrupted import uninterrupted
 
-
 MOST_STEPS = 512  # of a launch: less than a quarter of a second, even where a step takes 0.4 ms
 
 

@@ -74,9 +74,7 @@ class End:
 
 def rows_of(n, widest):
     """Return how many examples a block takes: more where there are many, so that weights are read less often."""
-    fit = [
-        rows for rows in (1, 2, 4, 8) if 4 * rows * 3 * padded(max(THREADS, widest), 4) <= _room() // 2
-    ]
+    fit = [rows for rows in (1, 2, 4, 8) if 4 * rows * 3 * padded(max(THREADS, widest), 4) <= _room() // 2]
     return next((rows for rows in fit if n <= 4 * BLOCKS * rows), fit[-1])
 
 

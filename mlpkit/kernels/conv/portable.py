@@ -20,13 +20,9 @@ from .blocked import Convolution, groups_of, padded
 
 FORWARD, WEIGHTS = "conv_13_portable", "conv_14_portable_weights"
 MOST_POOL = 2  # edge of a pool's windows, whose largest a lane finds in its registers
-MOST_PIECES = 1 << 20  # pieces of 16 bytes that a tile takes: more than fit anywhere
-MOST_SLICES = 64  # whose sums are added up
 
 # Modes in which the products are these
-MODES = {
-    name: replace(mode, products=sys.modules[__name__]) for name, mode in blocked.MODES.items() if name != "tf32"
-}
+MODES = {name: replace(mode, products=sys.modules[__name__]) for name, mode in blocked.MODES.items() if name != "tf32"}
 
 
 @dataclass(frozen=True)
@@ -175,7 +171,9 @@ def _launches(mode, shape, which, tiling, to_channels, macros=()):
     for one in blocked.launches(mode, shape, which, tiling):
         conv, chosen = one.conv, one.tiling
         more = [to_channels, *conv.to, conv.step, *conv.first]
-        about = _struct([*_sizes(conv), *more, chosen.bands_rows, chosen.bands(conv), chosen.together, chosen.seen(conv)])
+        about = _struct(
+            [*_sizes(conv), *more, chosen.bands_rows, chosen.bands(conv), chosen.together, chosen.seen(conv)]
+        )
         kernel = _kernel(FORWARD, "convolve", MODE=mode.number, **chosen.macros, **dict(macros))
         kernel = overlap.Overlapping(kernel) if ("OVERLAPS", 1) in macros else kernel
         found.append((kernel, chosen.grid(conv), chosen.threads, about, chosen.shared(conv, mode),
