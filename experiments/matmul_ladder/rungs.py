@@ -218,9 +218,9 @@ def occupancy(rung):
     blocks = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.kernel.ptr, threads, rung.shared)
     most = cupy.cuda.runtime.getDeviceProperties(0)["maxThreadsPerMultiProcessor"]
     return {
-        "registers": kernel.num_regs,
-        "shared_bytes": kernel.shared_size_bytes + rung.shared,
-        "spilled_bytes": kernel.local_size_bytes,
+        "registers": kernel.compiled.num_regs,
+        "shared_bytes": kernel.compiled.shared_size_bytes + rung.shared,
+        "spilled_bytes": kernel.compiled.local_size_bytes,
         "threads": threads,
         "blocks": blocks,
         "occupancy": blocks * threads / most,

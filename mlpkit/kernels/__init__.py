@@ -16,13 +16,14 @@ import os
 import re
 import shutil
 import textwrap
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from mlpkit.files import write_atomically
 
 from . import gpu
+from .compiling import Module
 
 FOLDER = Path(__file__).parent
 OPTIONS = ("-std=c++17", "-default-device")
@@ -76,8 +77,12 @@ def chip(name):
 
 @cache
 def load(name, **macros):
-    """Return the file `<name>.cu` as a `cupy.RawModule`, compiled for this GPU on first use, with macros defined."""
-    import cupy  # here, because a machine with no GPU can still read and check the sources
+    """Return the file `<name>.cu` as a `compiling.Module`, for this GPU, with macros defined."""
+    return Module(partial(_raw_module, name, macros))
+
+
+def _raw_module(name, macros):
+    import cupy
 
     if chip(name).endswith("a"):  # CuPy compiles for sm_90 where the GPU is one
         return cupy.RawModule(path=str(_file_of_code(name, chip(name), macros)))

@@ -92,8 +92,8 @@ def shared_memory():
 class Needs:
     """What a kernel needs of a GPU.
 
-    capability: the least one, times ten; alone: whether a newer one won't do either, nor one that stands for it. shared:
-    bytes of shared memory that a block must be able to have.
+    capability: the least one, times ten. alone: whether a newer one won't do either, nor one that stands for it.
+    shared: bytes of shared memory that a block must be able to have.
     """
 
     capability: int
@@ -108,7 +108,7 @@ class Needs:
 
 
 def with_shared_memory(kernel, most=None):
-    """Return a kernel whose blocks may have so many bytes of shared memory, or all that there are, if those are less."""
+    """Return a kernel whose blocks may have so many bytes of shared memory, or all that there are."""
     there = shared_memory()
     kernel.max_dynamic_shared_size_bytes = min(most or there, there)
     return kernel

@@ -5,7 +5,10 @@ Then they wait until what was asked for before is done: such a kernel has to say
 or writes what others do; see `ptx.cuh`. A graph records it. CuPy has no word for it.
 """
 
+from functools import cached_property
+
 from . import gpu
+from .compiling import rehearsing
 from .driver import Arguments, call, cuda
 
 _ID = cuda.CUlaunchAttributeID
@@ -25,13 +28,19 @@ class Overlapping:
     """
 
     def __init__(self, kernel, together=False):
-        self.kernel, self.function = kernel, cuda.CUfunction(kernel.kernel.ptr)
+        self.kernel = kernel
         self.attributes = [_attribute(*what) for what in (SERIALIZATION, COOPERATIVE)[: 1 + together]]
+
+    @cached_property
+    def function(self):
+        return cuda.CUfunction(self.kernel.kernel.ptr)
 
     def __call__(self, grid, block, arguments, shared_mem=0):
         """Ask for the kernel on the current stream. Raises RuntimeError where the driver refuses."""
         import cupy
 
+        if rehearsing():
+            return
         config = cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
         config.blockDimX, config.blockDimY, config.blockDimZ = (*block, 1, 1)[:3]

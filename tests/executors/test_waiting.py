@@ -5,16 +5,17 @@ from types import SimpleNamespace
 import emulator
 import numpy as np
 import pytest
+from shared import one_sentence
 
 
 @pytest.fixture
 def left(tmp_path):
     """Return what makes a trainer after an epoch that has left a word: a class."""
-    with emulator.with_cupy(tmp_path):
-        module = emulator.own("executors.cuda.waiting")
+    with emulator.with_cupy(tmp_path), pytest.MonkeyPatch.context() as patch:
+        module = emulator.own_parts(patch, "transfers", "waiting")["waiting"]
 
     class Example(module.WaitingTrainer):
-        engine, awaited = "cuda_example", ("images", "slopes")
+        engine, awaited, cupy = "cuda_example", ("images", "slopes"), module.cp
         feed = SimpleNamespace(close=lambda: None)
 
         def __init__(self, word):
@@ -46,3 +47,22 @@ def test_it_is_said_once(left):
         trainer.check()
     trainer.close()
     assert not trainer.failed.any()
+
+
+@pytest.mark.parametrize(("blocks", "shared", "at_once"), [(133, 1000, 1), (132, 232_449, 1), (1, 1000, 0)])
+def test_blocks_that_are_not_on_the_gpu_at_once_are_refused(left, blocks, shared, at_once):
+    trainer = left(0)
+    trainer.blocks, trainer.threads, trainer.shared_bytes = blocks, 512, shared
+    trainer.kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=7))
+    trainer.cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor = lambda *of: at_once
+    with pytest.raises(ValueError, match="cuda_example") as refused:
+        trainer.check_room()
+    one_sentence(refused.value, f"cuda_example keeps {blocks} blocks with", "take cuda_graph")
+
+
+def test_blocks_that_fit_get_their_shared_memory(left):
+    trainer = left(0)
+    trainer.blocks, trainer.threads, trainer.shared_bytes = 132, 512, 232_448
+    trainer.kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=7))
+    trainer.check_room()
+    assert trainer.kernel.max_dynamic_shared_size_bytes == 232_448

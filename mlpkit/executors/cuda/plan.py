@@ -8,6 +8,7 @@ import numpy as np
 
 from mlpkit.engines.cuda.kernel import C_TYPES, kernel
 from mlpkit.engines.cupy_fused import cross_entropy
+from mlpkit.kernels.compiling import rehearsal
 from mlpkit.nn.losses import SoftmaxCrossEntropy
 
 from . import dense
@@ -61,10 +62,12 @@ class Gradient:
 def watched(work, *vectors):
     """Return the `arena.Plan` of what `work()` asks for. What it does to vectors is undone, after an error, too.
 
-    It is called twice: the first time, it makes what lasts.
+    It is called three times: first its kernels are compiled, then it makes what lasts.
     """
     before, recorder = [vector.copy() for vector in vectors], Recorder()
     try:
+        with rehearsal():
+            work()
         work()
         with recorder.watching():
             work()

@@ -37,7 +37,7 @@ class WaitingTrainer:
     def __init__(self, macros, optimizer, X, y, batch_size, vectors):
         self.macros, self.optimizer, self.batch_size = macros, optimizer, batch_size
         self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads = compiled(self.file, **macros)
-        self.kernel.max_dynamic_shared_size_bytes = self.shared_bytes
+        self.check_room()
         steps = -(-len(y) // batch_size)
         self.losses = RowLosses(steps, batch_size, np.float32)
         self.exchange = cp.empty(exchange_bytes, np.uint8)
@@ -47,6 +47,21 @@ class WaitingTrainer:
         self.examples, (theta, *state) = (X, as_labels(y), self.feed["order"]), vectors
         lasting = self.losses.rows, self.failed, self.exchange
         self.arguments = *lasting, theta, *(state or (0, 0)), self.feed["rates"]
+
+    def check_room(self):
+        """Raise ValueError where not all blocks are on this GPU at once: those that are would wait for the others."""
+        here = cp.cuda.Device().attributes
+        found, there = here["MultiProcessorCount"], here["MaxSharedMemoryPerBlockOptin"]
+        if fits := self.shared_bytes <= there:
+            self.kernel.max_dynamic_shared_size_bytes = self.shared_bytes
+            of = self.kernel.kernel.ptr, self.threads, self.shared_bytes
+            fits = self.blocks <= found * cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(*of)
+        if not fits:
+            raise ValueError(
+                f"{self.engine} keeps {self.blocks} blocks with {-(-self.shared_bytes >> 10)} KiB of shared memory "
+                f"each on the GPU, and this one has {found} multiprocessors with {there >> 10} KiB: take cuda_graph "
+                "or, for images, cuda_conv_graph."
+            )
 
     def epoch(self, order):
         """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""

@@ -1,0 +1,107 @@
+"""Kernels are compiled side by side, each file in a thread of its own: NVRTC works outside of Python.
+
+Who asks for a kernel has it at once, and only its first launch waits until it is compiled. So that a step does not wait
+for one kernel after another, it is rehearsed: all its kernels are asked for, and none is launched.
+"""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from functools import cache, cached_property
+
+_here = threading.local()  # `asked`: the modules that this thread's rehearsal has asked for
+
+
+class Module:
+    """What `cupy.RawModule` is, in the making: make() returns it, and is called in another thread."""
+
+    def __init__(self, make):
+        import cupy  # here, because a machine with no GPU can still read and check the sources
+
+        self.future = _threads().submit(_made, make, cupy.cuda.Device())
+        getattr(_here, "asked", []).append(self.future)
+
+    def get_function(self, name):
+        """Return a kernel, without waiting for it."""
+        return Kernel(self.future, name)
+
+    def get_global(self, name):
+        """Return a pointer to a variable on the GPU."""
+        return self.future.result().get_global(name)
+
+
+class Kernel:
+    """What `cupy.RawKernel` is, but for the time that it takes to compile. Raises RuntimeError where it is wrong.
+
+    max_dynamic_shared_size_bytes, preferred_shared_memory_carveout: as CuPy's, to be set before the first launch.
+    """
+
+    max_dynamic_shared_size_bytes: int | None = None
+    preferred_shared_memory_carveout: int | None = None
+
+    def __init__(self, future, name):
+        self.future, self.name = future, name
+
+    @cached_property
+    def compiled(self):
+        """CuPy's own, which this waits for."""
+        found = self.future.result().get_function(self.name)
+        for setting in ("max_dynamic_shared_size_bytes", "preferred_shared_memory_carveout"):
+            if (value := getattr(self, setting)) is not None:
+                setattr(found, setting, value)
+        return found
+
+    @cached_property
+    def function(self):
+        return self.compiled.kernel
+
+    @property
+    def kernel(self):
+        return self
+
+    @property
+    def ptr(self):
+        return self.function.ptr
+
+    def __call__(self, grid, block, arguments, **options):
+        if not rehearsing():
+            self.function(grid, block, arguments, **options)
+
+
+@contextmanager
+def rehearsal():
+    """Return a context in which this thread's kernels are asked for and not launched; at its end they are compiled.
+
+    Where that takes a while, it shows how far it is. Raises RuntimeError where a kernel does not compile.
+    """
+    _here.asked = []
+    try:
+        yield
+    finally:
+        asked = vars(_here).pop("asked")
+    for future in _shown(asked):
+        future.result()
+
+
+def rehearsing():
+    """Return whether this thread is in a `rehearsal`."""
+    return hasattr(_here, "asked")
+
+
+def _shown(futures):
+    from tqdm.auto import tqdm
+
+    done = as_completed(futures)
+    return tqdm(done, "compiling kernels", len(futures), leave=False, delay=0.5, unit="file")
+
+
+@cache
+def _threads():
+    return ThreadPoolExecutor(thread_name_prefix="NVRTC")
+
+
+def _made(make, device):
+    with device:
+        module = make()
+        module.compile()
+    return module

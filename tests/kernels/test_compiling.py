@@ -1,0 +1,81 @@
+"""Kernels in the making: who asks goes on, who launches waits, and a rehearsal launches nothing."""
+
+import contextlib
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from mlpkit.kernels.compiling import Module, rehearsal, rehearsing
+from mlpkit.kernels.overlap import Overlapping
+
+
+@pytest.fixture(autouse=True)
+def cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(Device=contextlib.nullcontext)))
+
+
+class Raw:
+    """A `cupy.RawModule` and its kernels, which take down what is launched."""
+
+    def __init__(self):
+        self.compiled, self.launched, self.kernel, self.ptr = [], [], self, 7
+
+    def compile(self):
+        self.compiled.append(threading.current_thread())
+
+    def get_function(self, name):
+        return self
+
+    def __call__(self, *given, **options):
+        self.launched.append((*given, options))
+
+
+def test_a_kernel_is_asked_for_at_once_and_waited_for_at_its_launch():
+    raw, may_go_on = Raw(), threading.Event()
+    kernel = Module(lambda: may_go_on.wait(20) and raw).get_function("any")
+    kernel.max_dynamic_shared_size_bytes = 99
+    assert not hasattr(raw, "max_dynamic_shared_size_bytes")
+    may_go_on.set()
+    kernel((1,), (32,), (), shared_mem=5)
+    assert raw.launched == [((1,), (32,), (), {"shared_mem": 5})]
+    assert raw.max_dynamic_shared_size_bytes == 99
+    assert not hasattr(raw, "preferred_shared_memory_carveout")
+    assert threading.main_thread() not in raw.compiled
+
+
+def test_two_files_are_compiled_side_by_side():
+    both = threading.Barrier(2, timeout=20)
+    modules = [Module(lambda: both.wait() is not None and Raw()) for _ in range(2)]  # one alone would wait in vain
+    assert [module.future.result().ptr for module in modules] == [7, 7]
+
+
+def test_a_rehearsal_compiles_and_launches_nothing():
+    raw = Raw()
+    with rehearsal():
+        assert rehearsing()
+        kernel = Module(lambda: raw).get_function("any")
+        kernel((1,), (32,), ())
+        kernel.kernel((1,), (32,), ())
+        Overlapping(kernel)((1,), (32,), ())
+    assert not rehearsing()
+    assert raw.compiled
+    assert not raw.launched
+
+
+def test_a_kernel_that_does_not_compile_is_an_error_where_it_is_needed_first():
+    def broken():
+        raise RuntimeError("scale.cu does not compile")
+
+    with pytest.raises(RuntimeError, match=r"scale\.cu does not compile"), rehearsal():
+        Module(broken)
+    kernel = Module(broken).get_function("any")
+    with pytest.raises(RuntimeError, match=r"scale\.cu does not compile"):
+        kernel((1,), (32,), ())
+
+
+def test_an_error_in_a_rehearsal_ends_it():
+    with pytest.raises(KeyError), rehearsal():
+        raise KeyError("theta")
+    assert not rehearsing()
