@@ -198,9 +198,12 @@ def _obstacle():
 
 
 def _wrong_setting(cupy):
-    said, found = os.environ.get(SETTING), int(cupy.cuda.Device().compute_capability)
+    said = os.environ.get(SETTING)
+    if not said:
+        return None
+    found = int(cupy.cuda.Device().compute_capability)
     known = [f"{each / 10}" for each in SHARED if each <= found]
-    if not said or said in known:
+    if said in known:
         return None
     return f"{SETTING} is {said!r}: set it to {', '.join(known[:-1])} or {known[-1]}, as this GPU can be, or unset it"
 
