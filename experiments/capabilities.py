@@ -1,8 +1,7 @@
 """What becomes of the engines on older GPUs? One GPU runs what chips of lower compute capability would.
 
 Kernels are compiled for the capability that `MLPKIT_CAPABILITY` names, and get no more shared memory than such a chip
-has. Clock, memory and multiprocessors stay the machine's own: so this says what a missing instruction costs, and no
-more. PyTorch stands beside it, unrestricted.
+has. Clock, memory and multiprocessors stay the machine's own: so this says what missing instructions cost, and no more.
 """
 
 import os
@@ -28,17 +27,21 @@ CLASSES = ("cuda_conv_graph", "cuda_conv_graph_tf32", "cuda_conv_graph_bf16")
 
 @dataclass(frozen=True)
 class Plan:
-    """Which capabilities, and which engines with which recipe; others: who is measured unrestricted alone."""
+    """Which capabilities, and which engines with which recipe."""
 
-    capabilities: tuple[str, ...] = (ALL, "8.9", "8.6", "8.0", "7.5")
+    capabilities: tuple[str, ...] = (ALL, "8.6", "8.0", "7.5")
     cases: tuple[tuple[Recipe, tuple[str, ...]], ...] = (
         (FASHION, CLASSES),
         (DEEP, CLASSES),
         (LENET, ("cuda_conv_graph", "cuda_conv_fused")),
         (Recipe(), ("cuda_graph", "cuda_persistent")),
     )
-    others: tuple[str, ...] = ("pytorch_cuda_graph", "pytorch_cuda_graph_tf32", "pytorch_cuda_graph_bf16")
     timing: Timing = TIMING
+
+    @property
+    def all(self):
+        """Everybody: (recipe, engine, capability)."""
+        return [(recipe, name, each) for recipe, names in self.cases for name in names for each in self.capabilities]
 
 
 USUAL = Plan()
@@ -50,24 +53,22 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
     Raises `engines.EngineUnavailable` without a GPU.
     """
     engines.load("cupy_naive")
-    versions = {name: machine.version(name) for name in ("torch", "cupy-cuda12x", "cupy-cuda13x")}
+    versions = {name: machine.version(name) for name in ("cupy-cuda12x", "cupy-cuda13x")}
     record = results.new("capabilities", timing=asdict(plan.timing), libraries=versions, gates=GATES)
     return results.collect(record, _runs(plan, progress), save)
 
 
 def _runs(plan, progress):
     train = load("mnist").train
-    for recipe, names in plan.cases:
-        wanted = peers.first_losses(recipe, train)
-        for capability in plan.capabilities:
-            several = names + (plan.others if capability == ALL and recipe.model.input[1:] else ())
-            start = partial(_waiting, recipe=recipe, timing=plan.timing, capability=capability)
-            for name, found in peers.in_turns(start, several):
-                progress(f"{name}, {_title(recipe.to_dict())}, {capability}")
-                yield _run(name, recipe, capability, found, wanted)
+    wanted = [peers.first_losses(recipe, train) for recipe, _ in plan.cases]
+    recipes = [recipe for recipe, _ in plan.cases]
+    for (recipe, name, capability), found in peers.in_turns(partial(_waiting, plan.timing), plan.all):
+        progress(f"{name}, {_title(recipe.to_dict())}, {capability}")
+        yield _run(name, recipe, capability, found, wanted[recipes.index(recipe)])
 
 
-def _waiting(name, recipe, timing, capability):
+def _waiting(timing, of):
+    recipe, name, capability = of
     env = {key: value for key, value in os.environ.items() if key != SETTING}
     return peers.waiting(name, recipe, timing, env if capability == ALL else env | {SETTING: capability})
 

@@ -26,6 +26,7 @@
 
 constexpr int GROUPS = CHUNK / 8, WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS, TALL = WARPS_M * ROWS * 16;
 constexpr int COLUMNS = TAPS * GROUPS / WARPS_N;  // times 8 channels of a warp
+constexpr int TOGETHER = 6;                       // of them, whose pieces are loaded at once
 
 static_assert(MODE != 1, "elements of 16 bits");
 static_assert(TAPS * GROUPS % (2 * WARPS_N) == 0 && GROUPS % 2 == 0, "pieces come in pairs of one tap");
@@ -42,6 +43,7 @@ struct Problem {
 
 struct Work {
     int slice, height, width, first_tap, plane, dy_plane, slot;
+    int row, x, rows, columns;  // of this lane's first piece of a plane; how far it is from one to its next, 32 on
 
     __device__ Work(const Problem& p)
     {
@@ -51,6 +53,8 @@ struct Work {
         first_tap = tile / (p.heights * p.widths) * TAPS;
         plane = p.seen * p.pitch, dy_plane = p.rows * p.windows_x + 1;  // the last piece is zeros
         slot = PARTS * (GROUPS * plane + TALL / 8 * dy_plane);
+        int lane = threadIdx.x % 32;
+        row = lane / p.pitch, x = lane - row * p.pitch, rows = 32 / p.pitch, columns = 32 - rows * p.pitch;
     }
 };
 
@@ -60,15 +64,15 @@ static __device__ __forceinline__ void ask_for(const Problem& p, const Work& wor
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, image = band / p.bands, first_row = band % p.bands * p.rows;
     int top = first_row * p.stride - p.pad_y;
-    for (int n = warp; n < PARTS * GROUPS * p.seen; n += WARPS) {
-        int row = n % p.seen, number = n / p.seen, group = work.width * GROUPS + number % GROUPS, y = top + row;
-        bool there = group < p.groups && y >= 0 && y < p.height;
-        size_t plane = (size_t)(number / GROUPS * p.images + image) * p.groups + group;
-        const Piece* from = there ? images + (plane * p.height + y) * p.width : images;
+    for (int n = warp; n < PARTS * GROUPS; n += WARPS) {
+        int group = work.width * GROUPS + n % GROUPS, y = top + work.row, x = work.x - p.pad_x;
+        const Piece* from = images + ((size_t)(n / GROUPS * p.images + image) * p.groups + group) * p.height * p.width;
         #pragma unroll 2
-        for (int x = lane; x < p.pitch; x += 32) {
-            bool inside = there && x - p.pad_x >= 0 && x - p.pad_x < p.width;
-            cp_async<16>(to + number * work.plane + row * p.pitch + x, inside ? from + x - p.pad_x : images, inside);
+        for (int k = lane; k < work.plane; k += 32) {
+            bool inside = group < p.groups && y >= 0 && y < p.height && x >= 0 && x < p.width;
+            cp_async<16>(to + n * work.plane + k, inside ? from + y * p.width + x : images, inside);
+            y += work.rows, x += work.columns;
+            if (x >= p.pitch - p.pad_x) x -= p.pitch, ++y;
         }
     }
     to += PARTS * GROUPS * work.plane;
@@ -128,6 +132,7 @@ void multiply(const __grid_constant__ Problem p, const Piece* images, const Piec
         const Piece* image = ring + number % SLOTS * work.slot;
         const Piece* gradient = image + PARTS * GROUPS * work.plane;
         gradient += (first_row / 8 + lane / 8 % 2) * work.dy_plane;
+        int corner = corners[lane % 16];
         for (int step = 0; step < p.steps; ++step) {
             int k = step * 16 + lane % 8 + lane / 16 * 8;  // this lane's row of dy
             const Piece* mine = gradient + min(k, work.dy_plane - 1);
@@ -137,22 +142,27 @@ void multiply(const __grid_constant__ Problem p, const Piece* images, const Piec
                 #pragma unroll
                 for (int i = 0; i < ROWS; ++i)
                     ldmatrix_x4_trans(a[part][i], mine + (part * (TALL / 8) + 2 * i) * work.dy_plane);
-            const Piece* window = image + corners[step * 16 + lane % 16];
+            const Piece* window = image + corner;
+            corner = corners[min(step + 1, p.steps - 1) * 16 + lane % 16];  // early: addresses wait for it
             #pragma unroll
-            for (int j = 0; j < COLUMNS; j += 2) {
-                Word b[PARTS][4];
+            for (int first = 0; first < COLUMNS; first += TOGETHER) {
+                Word b[TOGETHER / 2][PARTS][4];
                 #pragma unroll
-                for (int part = 0; part < PARTS; ++part)
-                    ldmatrix_x4_trans(b[part], window + part * GROUPS * work.plane + shifts[j / 2]);
+                for (int j = 0; j < TOGETHER && first + j < COLUMNS; j += 2)
+                    #pragma unroll
+                    for (int part = 0; part < PARTS; ++part)
+                        ldmatrix_x4_trans(b[j / 2][part],
+                                          window + part * GROUPS * work.plane + shifts[(first + j) / 2]);
                 #pragma unroll
                 for (int product = PARTS == 2 ? 0 : 2; product < 3; ++product)  // low high, high low, high high
                     #pragma unroll
-                    for (int i = 0; i < ROWS; ++i)
+                    for (int j = 0; j < TOGETHER && first + j < COLUMNS; ++j)
                         #pragma unroll
-                        for (int l = 0; l < 2; ++l)
-                            multiply_add(sums[i][j + l], a[product == 0 ? PARTS - 1 : 0][i],
-                                         b[product == 1 ? PARTS - 1 : 0][2 * l],
-                                         b[product == 1 ? PARTS - 1 : 0][2 * l + 1]);
+                        for (int i = 0; i < ROWS; ++i) {
+                            const Word(&here)[4] = b[j / 2][product == 1 ? PARTS - 1 : 0];
+                            multiply_add(sums[i][first + j], a[product == 0 ? PARTS - 1 : 0][i], here[j % 2 * 2],
+                                         here[j % 2 * 2 + 1]);
+                        }
             }
         }
     }

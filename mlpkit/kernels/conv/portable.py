@@ -80,15 +80,18 @@ class Tiling:
         return 16 * mode.parts * (buffers * image + self.slots * self.chunk // 8 * self.tile)
 
 
-# Warps down and across, times 16 windows and times 8 output channels of each, and blocks on a multiprocessor
+# Warps down and across, times 16 windows and times 8 output channels of each, and blocks that registers are left for
 SHAPES = ((2, 4, 4, 4, 1), (4, 2, 2, 4, 1), (4, 2, 2, 4, 2), (2, 2, 4, 4, 2), (2, 2, 2, 4, 2), (4, 1, 2, 4, 2),
           (2, 4, 2, 4, 1), (2, 2, 4, 2, 2), (4, 1, 2, 8, 1), (8, 1, 2, 4, 1), (4, 2, 2, 2, 2), (4, 2, 3, 4, 1),
-          (6, 2, 2, 4, 1), (3, 2, 4, 4, 1), (1, 1, 2, 2, 2), (2, 1, 2, 2, 2), (4, 1, 2, 2, 2))  # fmt: skip
+          (6, 2, 2, 4, 1), (4, 2, 2, 8, 1), (1, 1, 2, 2, 2), (2, 1, 2, 2, 2), (4, 1, 2, 2, 2))  # fmt: skip
+# Cycles of a multiprocessor of an H100, as measured: for a product of 16 x 8 x 16, for a load of four pieces, for a
+# byte from the L2 cache; what a stage and a block take besides. Where products and loads meet, both wait a little.
+PRODUCT, LOAD, BYTE, STAGE, STEP, BLOCK, MEET = 2.2, 3, 1 / 40, 100, 200, 1000, 0.4
 
 
 @lru_cache(4096)
 def tilings(conv, mode):
-    """Return the tilings that fit, the most promising first: by the multiplications of the busiest multiprocessor."""
+    """Return the tilings that fit, the most promising first: by the cycles of the busiest multiprocessor."""
     if conv.behind or conv.pool > MOST_POOL:
         return []
     found, limit, many = [], gpu.shared_memory(), blocked.multiprocessors()
@@ -98,15 +101,22 @@ def tilings(conv, mode):
         for together, band in _bands(conv, 16 * rows * warps_m):
             slots = min(3, conv.taps[0] * conv.taps[1] + 1)
             tiling = Tiling(chunk, warps_m, warps_n, rows, columns, slots, together, band, blocks)
-            if tiling.shared(conv, mode) > _share(limit, blocks):
-                continue
-            found.append((_cost(tiling, conv, mode, many), tiling))
+            if tiling.shared(conv, mode) <= limit:
+                found.append((_cost(tiling, conv, mode, many, limit), tiling))
     return [tiling for _, tiling in sorted(found, key=lambda pair: pair[0])]
 
 
-def _share(limit, blocks):
-    """Return the bytes of each of several blocks on a multiprocessor, which keeps 1 KiB of each for itself."""
-    return limit if blocks == 1 else (limit + 1024) // blocks - 1024
+def _resident(one, grid, shared, many, limit):
+    """Return how many blocks of a launch are on a multiprocessor at a time."""
+    fit = min((limit + 1024) // (shared + 1024), 65536 // (one.threads * (128 if one.blocks > 1 else 255)))
+    return max(1, min(fit, -(-grid // many)))
+
+
+def _cycles(warps, products, loads, copied, resident):
+    """Return about how long blocks take that are on a multiprocessor together, for a piece of work of each."""
+    multiplying, loading = PRODUCT * products * padded(warps * resident, 4) / warps, LOAD * loads * resident
+    both = max(multiplying, loading) + MEET * min(multiplying, loading)
+    return max(both, BYTE * copied * resident)
 
 
 def _bands(conv, most):
@@ -122,22 +132,16 @@ def _bands(conv, most):
             yield together, min(rows, padded(-(-conv.windows[0] // bands), edge))
 
 
-def _cost(tiling, conv, mode, many):
-    """Return about how long a launch takes: instructions of tensor cores, and what a stage and a block cost besides."""
-    chunks, taps = padded(conv.channels) // tiling.chunk, conv.taps[0] * conv.taps[1]
-    warps = tiling.warps_m * tiling.warps_n
-    products = tiling.chunk // 16 * (3 if mode.parts == 2 else 1)
-    multiplying = warps * tiling.rows * tiling.columns * products * 1.4
-    loading = warps * tiling.chunk // 16 * mode.parts * (tiling.rows + tiling.columns / 2) * 4
-    copying = 16 * mode.parts * tiling.chunk / 8 * tiling.tile / 32
-    at_once = many * tiling.blocks
-    rounds = -(-tiling.grid(conv) // at_once)
-    stage = max(multiplying, loading, copying) + 60
-    return rounds * tiling.blocks * (chunks * taps * stage + 1500 / tiling.blocks)
-
-
-PROBLEM = ("images", "channels", "groups", "height", "width", "pad_y", "pad_x", "taps_y", "taps_x", "windows_y",
-           "windows_x", "stride")  # fmt: skip
+def _cost(tiling, conv, mode, many, limit):
+    """Return about how many cycles a launch takes."""
+    stages = padded(conv.channels) // tiling.chunk * conv.taps[0] * conv.taps[1]
+    warps, deep = tiling.warps_m * tiling.warps_n, tiling.chunk // 16
+    products = warps * tiling.rows * tiling.columns * deep * (3 if mode.parts == 2 else 1)
+    loads = warps * deep * mode.parts * (tiling.rows + tiling.columns / 2)
+    copied, grid = 16 * mode.parts * tiling.chunk / 8 * tiling.tile, tiling.grid(conv)
+    resident = _resident(tiling, grid, tiling.shared(conv, mode), many, limit)
+    stage = _cycles(warps, products, loads, copied, resident) + STAGE / resident
+    return -(-grid // (many * resident)) * (stages * stage + BLOCK)
 
 
 def _sizes(conv):
@@ -204,6 +208,10 @@ class Division:
         return {name.upper(): getattr(self, name) for name in names}
 
     @property
+    def threads(self):
+        return 32 * self.warps_m * self.warps_n
+
+    @property
     def tall(self):
         return 16 * self.warps_m * self.rows
 
@@ -229,7 +237,8 @@ class Division:
 
 # Warps down and across, times 16 output channels of a warp, taps of a block, and blocks on a multiprocessor
 DIVISIONS = ((2, 4, 2, 3, 1), (2, 4, 4, 3, 1), (2, 4, 2, 3, 2), (2, 2, 2, 3, 2), (1, 4, 2, 3, 2), (1, 4, 2, 9, 1),
-             (2, 4, 1, 9, 1), (1, 4, 1, 9, 1), (2, 2, 2, 1, 2), (1, 4, 2, 5, 1), (1, 1, 1, 1, 2))  # fmt: skip
+             (2, 4, 1, 9, 1), (1, 4, 1, 9, 1), (2, 2, 2, 1, 2), (1, 4, 2, 5, 1), (1, 1, 1, 1, 2), (1, 6, 2, 9, 2),
+             (1, 6, 2, 9, 1), (1, 2, 2, 3, 2), (1, 1, 1, 5, 2), (1, 5, 1, 25, 1))  # fmt: skip
 
 
 @lru_cache(1024)
@@ -241,28 +250,29 @@ def divisions(conv, mode):
             continue
         for band in {-(-conv.windows[0] // bands) for bands in range(1, conv.windows[0] + 1)}:
             one = Division(chunk, taps, warps_m, warps_n, rows, 2, band, blocks=blocks)
-            if one.shared(conv, mode) > _share(limit, blocks):
+            if one.shared(conv, mode) > limit:
                 continue
             bands, tiles = conv.images * one.sizes(conv)[0], int(np.prod(one.tiles(conv)))
-            each = -(-bands // max(1, many * blocks // tiles))
-            if mode.parts > 1:
-                each = min(each, max(1, blocked.MOST_SUMMED // (band * conv.windows[1])))
-            one = replace(one, slices=-(-bands // each))
-            found.append((_work(one, conv, mode, each, tiles, many), one))
+            for resident in (1, 2, 3):
+                each = -(-bands // max(1, many * resident // tiles))
+                if mode.parts > 1:
+                    each = min(each, max(1, blocked.MOST_SUMMED // (band * conv.windows[1])))
+                cut = replace(one, slices=-(-bands // each))
+                found.append((_work(cut, conv, mode, each, tiles, many, limit), cut))
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 
-def _work(one, conv, mode, each, tiles, many):
-    """Return about how long a launch takes, as `_cost` does."""
-    steps, warps, products = one.sizes(conv)[3], one.warps_m * one.warps_n, 3 if mode.parts == 2 else 1
-    columns = one.taps * one.chunk // 8 / one.warps_n
-    step = max(
-        warps * one.rows * columns * products * 1.4, warps * mode.parts * (one.rows + columns / 2) * 4, 20 * one.blocks
-    )
-    copying = one.shared(conv, mode) / one.slots / 32
-    rounds = -(-one.slices * tiles // (many * one.blocks))
-    sums = one.slices * conv.taps[0] * conv.taps[1] * padded(conv.channels, 8) * padded(conv.channels_out, 8) * 8 / 2000
-    return rounds * one.blocks * (each * (max(steps * step, copying) + 200) + 1500) + sums
+def _work(one, conv, mode, each, tiles, many, limit):
+    """Return about how many cycles a launch takes, and the sums behind it."""
+    steps, warps, columns = one.sizes(conv)[3], one.warps_m * one.warps_n, one.taps * one.chunk // 8 / one.warps_n
+    products = steps * warps * one.rows * columns * (3 if mode.parts == 2 else 1)
+    loads = steps * warps * mode.parts * (one.rows + columns / 2)
+    shared, grid = one.shared(conv, mode), one.slices * tiles
+    resident = _resident(one, grid, shared, many, limit)
+    alone = 4 * steps * STEP / (warps * resident)  # what a warp waits while no other one multiplies
+    band = _cycles(warps, products, loads, shared / one.slots, resident) + alone + STAGE / resident
+    taps, sums = conv.taps[0] * conv.taps[1], 4 * padded(conv.channels, 8) * padded(conv.channels_out, 8)
+    return -(-grid // (many * resident)) * (each * band + BLOCK) + 2 * BYTE * one.slices * taps * sums / many
 
 
 @lru_cache(1024)
@@ -275,7 +285,7 @@ def _weights(mode, shape, division=None):
     about = [*_sizes(conv), conv.channels_out, groups, chosen.band, bands, pitch, seen, steps, *tiles, chosen.slices]
     about[1] = conv.channels
     multiply, add = (_kernel(WEIGHTS, name, MODE=mode.number, **chosen.macros) for name in ("multiply", "add"))
-    threads, blocks = 32 * chosen.warps_m * chosen.warps_n, chosen.slices * int(np.prod(tiles))
+    threads, blocks = chosen.threads, chosen.slices * int(np.prod(tiles))
     elements = 8 * groups * conv.taps[0] * conv.taps[1] * 8 * groups_of(conv.channels)
     return multiply, add, blocks, threads, chosen.shared(conv, mode), _struct(about), (chosen.slices, elements)
 
