@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, error, operands, random_shape, wanted
 from emulator import needs_compiler as needs_emulator
-from shared import sweep
+from shared import needs_hopper, sweep
 from test_kernels import needs_compiler
 from test_tensor_map import Driver
 
@@ -397,6 +397,7 @@ def test_groups_that_are_not_stored_come_as_zeros(channels, stride, name, folder
                 assert row >= shape.height
 
 
+@needs_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", MODES)
 @pytest.mark.parametrize("shape", [*SHAPES, *MORE], ids=str)
