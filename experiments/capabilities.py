@@ -45,6 +45,16 @@ class Plan:
 
 
 USUAL = Plan()
+# Of GPUs that nobody had here: the capability that they run as, TFLOP/s of their tensor cores (fp16, sums of float32,
+# no sparsity), GB/s of their memory; from NVIDIA's data sheets and architecture papers. The laptop's clock is its most.
+SHEETS = {
+    "T4": ("7.5", 65, 320),
+    "RTX 4060 laptop": ("8.6", 29, 256),
+    "RTX 4090": ("8.6", 165, 1_008),
+    "RTX 5090": ("8.6", 209, 1_792),
+}
+MEASURED_ON = {"NVIDIA H200": (989, 4_800), "NVIDIA H100 80GB HBM3": (989, 3_350)}
+OF_WGMMA = 0.6  # that mma.sync reaches, as chapter 16 found
 
 
 def measure(save=results.save_part, progress=print, plan=USUAL):
@@ -105,3 +115,16 @@ def table(record):
             cells = (by.get(each) for each in columns)
             lines.append(f"  {name:<24}" + "".join(f"{us:8.1f}" if us else f"{'-':>8}" for us in cells))
     return "\n".join([*lines, *results.not_run(record["runs"])])
+
+
+def predicted(record, network, engine):
+    """Return {GPU: (least, most) us a step} for GPUs of SHEETS: predictions, which nobody has measured.
+
+    A step lies between one that is all products and one that is all memory, both scaled from the record's GPU.
+    """
+    tflops, bandwidth = MEASURED_ON[record["machine"]["gpu"]["name"]]
+    us, found = microseconds(record)[network][engine], {}
+    for name, (capability, theirs, their_bandwidth) in SHEETS.items():
+        ratios = OF_WGMMA * tflops / theirs, bandwidth / their_bandwidth
+        found[name] = tuple(us[capability] * each for each in sorted(ratios))
+    return found
