@@ -7,8 +7,9 @@ compile for a chip that need not be here.
 What several kernels need is a header, `.cuh`: beside the file that includes it, or here where several folders need it.
 
 A file defines each macro that it needs, inside `#ifndef`, so that it compiles as it stands: the tests compile every
-file for sm_80 and sm_90. A file for newer chips alone says so in a line of its first comment, `// needs sm_90`. One
-that says `// needs sm_90a` uses instructions that only this very chip has, and neither older nor newer ones.
+file for sm_80 and sm_90, and slow ones for sm_100 and sm_120. A file for newer chips alone says so in a line of its
+first comment, `// needs sm_90`. One that says `// needs sm_90a` uses instructions that only this very chip has, and
+neither older nor newer ones. What `ptx.cuh` has is there from sm_75 on, in whichever way.
 """
 
 import hashlib
