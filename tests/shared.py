@@ -14,7 +14,7 @@ from mlpkit.kernels import gpu
 from mlpkit.nn.models import MLP, mlp
 
 SMALL = mlp(6, 5, 3)
-# Kernels of Hopper's own instructions; others take their places on other GPUs, see `kernels.conv.ways`
+# Kernels of Hopper's own instructions; others take their places on other GPUs, see `kernels.conv.variants`
 needs_hopper = pytest.mark.skipif(
     gpu.why_not() is None and not gpu.Needs(90, alone=True).are_met(), reason="needs Hopper's own instructions"
 )

@@ -14,7 +14,7 @@ from mlpkit.executors.cuda import norm_blocks
 from mlpkit.executors.cuda.blocks import Value
 from mlpkit.kernels import gpu
 from mlpkit.kernels.cnn import between, norm
-from mlpkit.kernels.conv import blocked, portable, ways
+from mlpkit.kernels.conv import blocked, portable, variants
 from mlpkit.nn.bound import backward, forward
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU
@@ -48,7 +48,7 @@ MODES = "fp16x3", "fp16", "bf16"
 
 def mode_here(name):
     """Return a mode by its name; on a GPU by which its products are made there."""
-    hopper = gpu.why_not() is not None or ways.TABLE[0].needs.are_met()
+    hopper = gpu.why_not() is not None or variants.TABLE[0].needs.are_met()
     return (blocked if hopper else portable).MODES[name]
 
 

@@ -554,15 +554,15 @@ def test_what_it_cannot_stand_for_is_refused(said, monkeypatch):
 
 
 def test_hoppers_instructions_are_hidden_from_who_stands_for_an_older_chip(monkeypatch):
-    from mlpkit.kernels.conv import ways
+    from mlpkit.kernels.conv import variants
 
     for said, by, but in ((None, "wgmma", ""), ("8.6", "mma.sync", ""), ("7.5", "mma.sync", "BF16 as fp16")):
         standing_for(monkeypatch, said)
-        assert (ways.served().by, ways.served().but) == (by, but)
-        assert ("as MLPKIT_CAPABILITY says" in ways.describe()) == bool(said)
+        assert (variants.served().by, variants.served().but) == (by, but)
+        assert ("as MLPKIT_CAPABILITY says" in variants.describe()) == bool(said)
     standing_for(monkeypatch, None, "120", 101_376)
-    assert ways.served().by == "mma.sync"
-    assert "slower than in the records" in ways.describe()
+    assert variants.served().by == "mma.sync"
+    assert "slower than in the records" in variants.describe()
     standing_for(monkeypatch, None, "61", 49_152)
-    assert ways.served() is None
-    assert "cuBLAS" in ways.describe()
+    assert variants.served() is None
+    assert "cuBLAS" in variants.describe()

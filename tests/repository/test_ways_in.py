@@ -103,7 +103,7 @@ def test_an_engine_runs_where_the_compiler_takes_its_kernels(name, capability):
     """And asks for a newer GPU where it does not, instead of showing what the compiler says.
 
     A file that says itself that it needs a newer chip is one of several that do the same: the table of
-    `kernels.conv.ways` chooses.
+    `kernels.conv.variants` chooses.
     """
     if name not in table():
         pytest.skip("the table lacks it, which another test says")

@@ -32,10 +32,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from mlpkit.kernels.cnn import between
-from mlpkit.kernels.conv import blocked, ways
+from mlpkit.kernels.conv import blocked, variants
 from mlpkit.nn.residual import Branched
 
-MODES = ways.HOPPER  # the modes of `blocked` by precision class; on other GPUs others: see `matches`
+MODES = variants.HOPPER  # the modes of `blocked` by precision class; on other GPUs others: see `matches`
 
 
 class Value(NamedTuple):

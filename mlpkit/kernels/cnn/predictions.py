@@ -41,7 +41,7 @@ class End:
         pointers = np.zeros((2, dense.MOST_LAYERS), np.uint64)
         pointers[:, : len(units)] = np.transpose([(W.data.ptr, b.data.ptr) for W, b in self.layers])
         resident = sum(padded(W.size, 4) for W, _ in self.layers[1:])
-        resident = resident if 4 * resident <= _room() // 2 else 0
+        resident = resident if 4 * resident <= _block_bytes() // 2 else 0
         macros = {
             "SIZES": ",".join(map(str, units)),
             "SLICES": len(parts),
@@ -74,7 +74,7 @@ class End:
 
 def rows_of(n, widest):
     """Return how many examples a block takes: more where there are many, so that weights are read less often."""
-    fit = [rows for rows in (1, 2, 4, 8) if 4 * rows * 3 * padded(max(THREADS, widest), 4) <= _room() // 2]
+    fit = [rows for rows in (1, 2, 4, 8) if 4 * rows * 3 * padded(max(THREADS, widest), 4) <= _block_bytes() // 2]
     return next((rows for rows in fit if n <= 4 * BLOCKS * rows), fit[-1])
 
 
@@ -83,7 +83,7 @@ def tall_of(n):
     return TILE if n < MANY or gpu.shared_memory() < ALONE else 2 * TILE
 
 
-def _room():
+def _block_bytes():
     return min(BLOCK_BYTES, gpu.shared_memory())
 
 

@@ -95,6 +95,50 @@ static __device__ __forceinline__ void multiply_add(float (&c)[4], const Word (&
     else mma_m16n8k16_f16(c, a, b0, b1);
 }
 
+using Sums = float[ROWS][COLUMNS][4];
+
+// Add the products of a band, `steps` times 16 windows of it. corners, shifts: see `multiply`.
+static __device__ __forceinline__ void multiply_band(Sums& sums, const Work& work, const Piece* image,
+                                                     const int* corners, const int (&shifts)[COLUMNS / 2],
+                                                     int first_row, int steps)
+{
+    int lane = threadIdx.x % 32;
+    const Piece* gradient = image + PARTS * GROUPS * work.plane + (first_row / 8 + lane / 8 % 2) * work.dy_plane;
+    int corner = corners[lane % 16];
+    for (int step = 0; step < steps; ++step) {
+        int k = step * 16 + lane % 8 + lane / 16 * 8;  // this lane's row of dy
+        const Piece* mine = gradient + min(k, work.dy_plane - 1);
+        Word a[PARTS][ROWS][4];
+        #pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+            #pragma unroll
+            for (int i = 0; i < ROWS; ++i)
+                ldmatrix_x4_trans(a[part][i], mine + (part * (TALL / 8) + 2 * i) * work.dy_plane);
+        const Piece* window = image + corner;
+        corner = corners[min(step + 1, steps - 1) * 16 + lane % 16];  // early: addresses wait for it
+        #pragma unroll
+        for (int first = 0; first < COLUMNS; first += TOGETHER) {
+            Word b[TOGETHER / 2][PARTS][4];
+            #pragma unroll
+            for (int j = 0; j < TOGETHER && first + j < COLUMNS; j += 2)
+                #pragma unroll
+                for (int part = 0; part < PARTS; ++part)
+                    ldmatrix_x4_trans(b[j / 2][part],
+                                      window + part * GROUPS * work.plane + shifts[(first + j) / 2]);
+            #pragma unroll
+            for (int product = PARTS == 2 ? 0 : 2; product < 3; ++product)  // low high, high low, high high
+                #pragma unroll
+                for (int j = 0; j < TOGETHER && first + j < COLUMNS; ++j)
+                    #pragma unroll
+                    for (int i = 0; i < ROWS; ++i) {
+                        const Word(&here)[4] = b[j / 2][product == 1 ? PARTS - 1 : 0];
+                        multiply_add(sums[i][first + j], a[product == 0 ? PARTS - 1 : 0][i], here[j % 2 * 2],
+                                     here[j % 2 * 2 + 1]);
+                    }
+        }
+    }
+}
+
 // partial: (slices, output channels as they are stored, taps, channels as they are stored).
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
 void multiply(const __grid_constant__ Problem p, const Piece* images, const Piece* dy, float* partial)
@@ -116,7 +160,7 @@ void multiply(const __grid_constant__ Problem p, const Piece* images, const Piec
         int column = first_column + 2 * j, tap = min(work.first_tap + column / GROUPS, taps - 1);
         shifts[j] = tap / p.taps_x * p.pitch + tap % p.taps_x + (column % GROUPS + lane / 16) * work.plane;
     }
-    float sums[ROWS][COLUMNS][4] = {};
+    Sums sums = {};
     auto ask = [&](int number) {
         int band = work.slice + number * p.slices;
         if (band < bands) ask_for(p, work, images, dy, band, ring + number % SLOTS * work.slot);
@@ -130,41 +174,7 @@ void multiply(const __grid_constant__ Problem p, const Piece* images, const Piec
         __syncthreads();  // all of the band is there, and the one before it has been read
         ask(number + SLOTS - 1);
         const Piece* image = ring + number % SLOTS * work.slot;
-        const Piece* gradient = image + PARTS * GROUPS * work.plane;
-        gradient += (first_row / 8 + lane / 8 % 2) * work.dy_plane;
-        int corner = corners[lane % 16];
-        for (int step = 0; step < p.steps; ++step) {
-            int k = step * 16 + lane % 8 + lane / 16 * 8;  // this lane's row of dy
-            const Piece* mine = gradient + min(k, work.dy_plane - 1);
-            Word a[PARTS][ROWS][4];
-            #pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-                #pragma unroll
-                for (int i = 0; i < ROWS; ++i)
-                    ldmatrix_x4_trans(a[part][i], mine + (part * (TALL / 8) + 2 * i) * work.dy_plane);
-            const Piece* window = image + corner;
-            corner = corners[min(step + 1, p.steps - 1) * 16 + lane % 16];  // early: addresses wait for it
-            #pragma unroll
-            for (int first = 0; first < COLUMNS; first += TOGETHER) {
-                Word b[TOGETHER / 2][PARTS][4];
-                #pragma unroll
-                for (int j = 0; j < TOGETHER && first + j < COLUMNS; j += 2)
-                    #pragma unroll
-                    for (int part = 0; part < PARTS; ++part)
-                        ldmatrix_x4_trans(b[j / 2][part],
-                                          window + part * GROUPS * work.plane + shifts[(first + j) / 2]);
-                #pragma unroll
-                for (int product = PARTS == 2 ? 0 : 2; product < 3; ++product)  // low high, high low, high high
-                    #pragma unroll
-                    for (int j = 0; j < TOGETHER && first + j < COLUMNS; ++j)
-                        #pragma unroll
-                        for (int i = 0; i < ROWS; ++i) {
-                            const Word(&here)[4] = b[j / 2][product == 1 ? PARTS - 1 : 0];
-                            multiply_add(sums[i][first + j], a[product == 0 ? PARTS - 1 : 0][i], here[j % 2 * 2],
-                                         here[j % 2 * 2 + 1]);
-                        }
-            }
-        }
+        multiply_band(sums, work, image, corners, shifts, first_row, p.steps);
     }
     cp_async_wait_all();
     partial += (size_t)work.slice * p.groups_out * 8 * taps * p.groups * 8;

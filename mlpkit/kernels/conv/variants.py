@@ -1,4 +1,4 @@
-"""How convolutions multiply on this GPU: the one table of what each way needs.
+"""How convolutions multiply on this GPU: the one table of what each variant needs.
 
 The first row whose needs are met serves: Hopper's own instructions need just that chip, `mma.sync` any since Turing, of
 which Turing has no bfloat16 and multiplies fp16 in its place, which has more bits.
@@ -19,7 +19,7 @@ TURING = AMPERE | {"bf16": AMPERE["tf32"]}
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """A row: by which instruction products are made, what that needs, and the modes by precision class.
 
     but: what else is to be said of them.
@@ -32,9 +32,9 @@ class Way:
 
 
 TABLE = (
-    Way("wgmma", gpu.Needs(90, alone=True, shared=blocked.SHARED), HOPPER),
-    Way("mma.sync", gpu.Needs(80, shared=99 << 10), AMPERE),
-    Way("mma.sync", gpu.Needs(75, shared=64 << 10), TURING, "BF16 as fp16"),
+    Variant("wgmma", gpu.Needs(90, alone=True, shared=blocked.SHARED), HOPPER),
+    Variant("mma.sync", gpu.Needs(80, shared=99 << 10), AMPERE),
+    Variant("mma.sync", gpu.Needs(75, shared=64 << 10), TURING, "BF16 as fp16"),
 )
 
 
