@@ -177,32 +177,53 @@ static __device__ __forceinline__ void multiply_add(float (&c)[4], const Word (&
 
 using Sums = float[ROWS][COLUMNS][4];
 
-// Add one stage's products. at: of each 16 windows the pixel of this lane's row, in a plane. filter: this lane's row.
+// What a lane holds of 16 channels: its parts of the pixels and of the filters.
+struct Pieces {
+    Word a[PARTS][ROWS][4], b[COLUMNS / 2][PARTS][4];
+};
+
+// Of channels from 8 k on. at: of each 16 windows the pixel of this lane's row, in a plane. filter: this lane's row.
+static __device__ __forceinline__ void load(Pieces& pieces, const Piece* image, const int (&at)[ROWS], int plane,
+                                            const Piece* filter, int k)
+{
+    #pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+        #pragma unroll
+        for (int i = 0; i < ROWS; ++i)
+            ldmatrix_x4(pieces.a[part][i], image + (part * GROUPS + k) * plane + at[i]);
+        #pragma unroll
+        for (int j = 0; j < COLUMNS; j += 2)
+            ldmatrix_x4(pieces.b[j / 2][part], filter + (part * GROUPS + k) * TILE_N + 8 * j);
+    }
+}
+
+static __device__ __forceinline__ void add_products(Sums& sums, const Pieces& pieces)
+{
+    #pragma unroll
+    for (int j = 0; j < COLUMNS; j += 2)
+        #pragma unroll
+        for (int product = PARTS == 2 ? 0 : 2; product < 3; ++product)  // low high, high low, high high
+            #pragma unroll
+            for (int i = 0; i < ROWS; ++i)
+                #pragma unroll
+                for (int l = 0; l < 2; ++l) {
+                    const Word(&b)[4] = pieces.b[j / 2][product == 1 ? PARTS - 1 : 0];
+                    multiply_add(sums[i][j + l], pieces.a[product == 0 ? PARTS - 1 : 0][i], b[2 * l], b[2 * l + 1]);
+                }
+}
+
+// Add one stage's products. Where registers allow it, the next pieces are on their way while these are multiplied.
 static __device__ __forceinline__ void multiply(Sums& sums, const Piece* image, const int (&at)[ROWS], int plane,
                                                 const Piece* filter)
 {
+    constexpr int AHEAD = PARTS == 1 ? 2 : 1;
+    Pieces pieces[AHEAD];
+    if (AHEAD == 2) load(pieces[0], image, at, plane, filter, 0);
     #pragma unroll
     for (int k = 0; k < GROUPS; k += 2) {
-        Word a[PARTS][ROWS][4];
-        #pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-            #pragma unroll
-            for (int i = 0; i < ROWS; ++i) ldmatrix_x4(a[part][i], image + (part * GROUPS + k) * plane + at[i]);
-        #pragma unroll
-        for (int j = 0; j < COLUMNS; j += 2) {
-            Word b[PARTS][4];
-            #pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-                ldmatrix_x4(b[part], filter + (part * GROUPS + k) * TILE_N + 8 * j);
-            #pragma unroll
-            for (int product = PARTS == 2 ? 0 : 2; product < 3; ++product)  // low high, high low, high high
-                #pragma unroll
-                for (int i = 0; i < ROWS; ++i)
-                    #pragma unroll
-                    for (int l = 0; l < 2; ++l)
-                        multiply_add(sums[i][j + l], a[product == 0 ? PARTS - 1 : 0][i],
-                                     b[product == 1 ? PARTS - 1 : 0][2 * l], b[product == 1 ? PARTS - 1 : 0][2 * l + 1]);
-        }
+        if (AHEAD == 1) load(pieces[0], image, at, plane, filter, k);
+        else if (k + 2 < GROUPS) load(pieces[(k / 2 + 1) % AHEAD], image, at, plane, filter, k + 2);
+        add_products(sums, pieces[k / 2 % AHEAD]);
     }
 }
 
