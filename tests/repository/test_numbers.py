@@ -55,9 +55,19 @@ RANGE = rf"(?:(?: to | or | and |, |-|–){NUMBER})*"
 MEASURED = re.compile(rf"(?<=factor of )(?:\w+ )?{NUMBER}|{NUMBER}(?={RANGE}[  -]?{UNIT})", re.IGNORECASE)
 
 
+READ: set[str] = set()  # what the machines are called whose records an expression has read
+
+
 def record(name, machine=None):
     """Return a published record: that of a machine, where two have one of this name."""
-    return overview.record(name, machine) if machine else results.published(name)
+    found = overview.record(name, machine) if machine else results.published(name)
+    READ.add(_short(found["machine"]["gpu"].get("name") or found["machine"]["cpu"]))
+    return found
+
+
+def _short(machine):
+    """Return how a text calls a machine: H200, Xeon, EPYC."""
+    return next((name for name in ("H100", "H200", "Xeon", "EPYC") if name.lower() in machine.lower()), machine)
 
 
 def runs(name, machine=None, /, **wanted):
@@ -66,6 +76,7 @@ def runs(name, machine=None, /, **wanted):
 
 def step_us(engine, optimizer="sgd", batch_size=128, machine=CPU):
     """Return the microseconds of a step, as the table in results/README.md has them."""
+    READ.add(_short(machine))
     return overview.step_us(machine, optimizer, batch_size)[engine]
 
 
@@ -177,7 +188,30 @@ def _given(page, numbers, source):
     return None if source.strip() else "has no source"
 
 
-CHECKS = {"derived": _derived, "printed": _printed, "given": _given}
+CHECKS = {"derived": _derived, "printed": _printed, "given": _given, "across": _given}
+
+
+def machines(expression):
+    """Return what the machines are called whose records an expression reads."""
+    READ.clear()
+    eval(expression, dict(NAMES))
+    return set(READ)
+
+
+def mixed(page):
+    """Return the sentences with numbers of several machines that stand in a text which does not name each of them."""
+    found: dict = {}
+    for phrase, entry in _entries(page).items():
+        of = machines(entry["derived"]) if "derived" in entry and "across" not in entry else set()
+        for where, text in paragraphs(page):
+            for sentence in re.split(r"(?<=[.!?])\)? ", text) if phrase in text and of else ():
+                if phrase in sentence:
+                    found.setdefault((where, sentence, text), set()).update(of)
+    return [
+        f"{page} {where}: {sentence!r} compares {', '.join(sorted(of))}"
+        for (where, sentence, text), of in found.items()
+        if len(of) > 1 and not all(name in text for name in of)
+    ]
 
 
 def unexplained(page):
@@ -225,6 +259,24 @@ def test_every_number_is_what_its_entry_says(page):
     found = [(phrase, mistake(page, phrase, *reason)) for phrase, *reason in reasons]
     wrong = [f"{page}: {phrase!r} {what}" for phrase, what in found if what]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_sentence_whose_numbers_are_of_several_machines_is_found(monkeypatch):
+    of = {"7 us": {"derived": "record('gpu_peers')"}, "9 us": {"derived": "record('peers')"}}
+    monkeypatch.setitem(TABLE, "page", of)
+    for text, count in (
+        ("It takes 7 us. That takes 9 us.", 0),
+        ("7 us, not 9 us.", 1),
+        ("An H200: 7 us, an EPYC: 9 us.", 0),
+    ):
+        monkeypatch.setattr(f"{__name__}.paragraphs", lambda page, text=text: [("", text)])
+        assert len(mixed("page.ipynb")) == count
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_one_comparison_has_one_machine(page):
+    found = mixed(page)
+    assert not found, "\n".join(["name each machine, or say in numbers.toml, by `across`, why not:", *found])
 
 
 def test_a_ratio_in_a_table_is_that_of_its_times_or_is_marked():
