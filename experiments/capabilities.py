@@ -6,7 +6,7 @@ has. Clock, memory and multiprocessors stay the machine's own: so this says what
 
 import os
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 
 from experiments.lab import peers, results
 from experiments.lab.bench import Timing
@@ -69,12 +69,10 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
 
 
 def _runs(plan, progress):
-    train = load("mnist").train
-    wanted = [peers.first_losses(recipe, train) for recipe, _ in plan.cases]
-    recipes = [recipe for recipe, _ in plan.cases]
+    wanted = cache(partial(peers.first_losses, train=load("mnist").train))
     for (recipe, name, capability), found in peers.in_turns(partial(_waiting, plan.timing), plan.all):
         progress(f"{name}, {_title(recipe.to_dict())}, {capability}")
-        yield _run(name, recipe, capability, found, wanted[recipes.index(recipe)])
+        yield _run(name, recipe, capability, found, wanted(recipe))
 
 
 def _waiting(timing, of):
