@@ -84,7 +84,8 @@ def _too_large(model, convs, dense):
 
 
 # The kernels, the most demanding one first: see limit.cu and limit_portable.cu
-KERNELS = {"limit": gpu.Needs(90, alone=True), "limit_portable": gpu.Needs(80)}
+HOPPERS, PORTABLE = "limit", "limit_portable"
+KERNELS = {HOPPERS: gpu.Needs(90, alone=True), PORTABLE: gpu.Needs(80)}
 
 
 def kernel_here():
@@ -102,7 +103,7 @@ def _bytes_needed(model, convs, dense, halves=1):
 
     halves: how many blocks share an image.
     """
-    streams, inputs = kernel_here() != "limit", [model.input[0], *(out for out, _, _ in convs)][:-1]
+    streams, inputs = kernel_here() != HOPPERS, [model.input[0], *(out for out, _, _ in convs)][:-1]
     channels, height, width = model.input
     fixed, late, parts, routed, transposed = 1024, 16 * THREADS * 5, THREADS * 16, 0, 0
     for i, (out, size, padding) in enumerate(convs):
@@ -146,7 +147,7 @@ def _kept(rows, fours):
 def _halves(model, batch_size, blocks):
     """Return how many blocks share an image: two, if there are so many and two convolutions that can be halved."""
     convs, dense = shape_of(model)
-    if len(convs) != 2 or 2 * batch_size > blocks or kernel_here() != "limit":
+    if len(convs) != 2 or 2 * batch_size > blocks or kernel_here() != HOPPERS:
         return 1
     (first, size, padding), (second, next_size, next_padding) = convs
     height, width = ((side + 2 * padding - size + 1) // 2 for side in model.input[1:])
@@ -193,7 +194,7 @@ def macros_for(model, optimizer, batch_size, dtype):
     blocks = _blocks()
     convs, dense = shape_of(model)
     channels, height, width = model.input
-    pairs = int(batch_size <= blocks and kernel_here() == "limit")
+    pairs = int(batch_size <= blocks and kernel_here() == HOPPERS)
     return {
         "PIXEL": C_TYPES[np.dtype(dtype)],
         "CHANNELS": channels, "HEIGHT": height, "WIDTH": width,
