@@ -27,6 +27,8 @@ struct Kept {
         constexpr Sharing s = sharing(LARGEST);
         const int slot = thread() / s.lanes(), lane = thread() % s.lanes();
         this->from = packed;
+        for (int e = thread(); STREAMS && e < BIASES_PACKED; e += THREADS)
+            shared_floats(BIASES_AT)[e] = __ldcg(packed + CONV_PACKED + e);
         const float* from = packed + dense_packed(LARGEST) + first_row<LARGEST>() * wide(LARGEST);
         const float4* weights = (const float4*)from;
 #pragma unroll

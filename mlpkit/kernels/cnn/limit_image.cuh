@@ -167,14 +167,10 @@ __device__ void through_network(Exchange& exchange, const Image& mine, int image
     if (BLOCKS > 1 && thread() == CLERK) ask_weights<waits>(exchange, step);
     Kept kept;
     convs_forward<0>([&] {
-        if constexpr (kept_rows() > 0) kept.ask(exchange.packed);
-        if constexpr (STREAMS) {
-            for (int e = thread(); e < BIASES_PACKED; e += THREADS)
-                shared_floats(BIASES_AT)[e] = __ldcg(exchange.packed + CONV_PACKED + e);
-        }
+        if constexpr (kept_rows() > 0 || STREAMS) kept.ask(exchange.packed);
     });
     stamp(2);
-    if constexpr (!STREAMS) wait_for_copy(&head().dense, phase, NEW_DENSE, step);
+    wait_for_copy(&head().dense, phase, NEW_DENSE, step);
     stamp(3);
     denses_forward<0>(kept, step, phase);
     if (thread() < 32) {

@@ -27,7 +27,9 @@ __device__ void wait_for(const Word* counter, Word number, Awaited what, Word st
 
 __device__ void wait_for_copy(Word64* barrier, Word phase, Awaited what, Word step) {
     Word turns = 0;
-    while (!mbarrier_try_wait(barrier, phase) && !give_up(turns, what, step)) {
+    if constexpr (!STREAMS) {
+        while (!mbarrier_try_wait(barrier, phase) && !give_up(turns, what, step)) {
+        }
     }
 }
 
