@@ -221,6 +221,9 @@ def _gpu_lines(found):
     if found["found"]:
         driver = found["driver_version"] or "of unknown version"
         yield f"{'driver':<12}{driver}, for CUDA up to {found['driver']}; CuPy is built for CUDA {found['runtime']}"
+        from mlpkit.kernels.conv import variants  # here: nobody needs it where there is no GPU
+
+        yield f"{'engines':<12}{variants.describe()}"
     if gpu.why_no_cupy():
         yield f"{'CUDA':<12}its libraries are not looked for, and kernels can't be compiled: both take CuPy"
         return

@@ -10,9 +10,14 @@ from mlpkit import engines, executors
 from mlpkit.data import Dataset, Split
 from mlpkit.data.idx import parts
 from mlpkit.engines import numpy_baseline
+from mlpkit.kernels import gpu
 from mlpkit.nn.models import MLP, mlp
 
 SMALL = mlp(6, 5, 3)
+# Kernels of Hopper's own instructions; others take their places on other GPUs, see `kernels.conv.variants`
+needs_hopper = pytest.mark.skipif(
+    gpu.why_not() is None and not gpu.Needs(90, alone=True).are_met(), reason="needs Hopper's own instructions"
+)
 
 
 def _parameter(name, why_not):

@@ -5,13 +5,9 @@ from functools import cache
 import cupy as cp
 import numpy as np
 
-from mlpkit.kernels import gpu
-
 from .cuda.kernel import kernel, overlapping
 from .cupy_fused import *
 from .cupy_fused import sgd_update as _sgd_with_a_number
-
-gpu.require_capability(8.0)  # products.cu copies asynchronously
 
 THREADS = 256  # a block of sgd.cu
 

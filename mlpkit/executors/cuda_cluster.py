@@ -10,6 +10,8 @@ from itertools import chain
 import cupy as cp
 import numpy as np
 
+from mlpkit.kernels import gpu
+
 from .cuda.padded import Padded, as_bytes, check_dtype, macros_for, why_not_padded
 from .cuda.rates import rates, settings
 from .cuda.transfers import Feed, RowLosses, as_labels
@@ -110,7 +112,7 @@ def _addresses(vectors):
 def _compiled(macros):
     """Return the kernel, the bytes of an exchange, and those of a block's shared memory."""
     train, exchange_bytes, shared_bytes, *_ = compiled("cluster", **macros)
-    there = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    there = gpu.shared_memory()
     if shared_bytes > there:
         raise ValueError(
             f"{NAME} needs {-(-shared_bytes >> 10)} KiB of shared memory on each multiprocessor here, "

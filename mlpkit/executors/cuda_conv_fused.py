@@ -1,10 +1,10 @@
 """one CUDA kernel, an image a block: a network that sees, from its pixels to all its gradients.
 
-See `kernels/cnn/limit.cu` for how. The kernel is built for networks like LeNet-5: float32, one to three times Conv (of
-at most 7 x 7, stride 1), ReLU and MaxPool(2), then one to four Linear layers with ReLU between them. It knows SGD, Adam
-and AdamW. Its sizes are known when it is compiled. All blocks are on the GPU at once, and nothing else may hold its
-multiprocessors meanwhile: the launch is a cooperative one, which CUDA refuses where they don't fit; and a block that
-waits in vain says so, for the host to raise.
+See `kernels/cnn/limit.cu` for how, and `limit_portable.cu` for what is else before Hopper, and after. The kernel is
+built for networks like LeNet-5: float32, one to three times Conv (of at most 7 x 7, stride 1), ReLU and MaxPool(2),
+then one to four Linear layers with ReLU between them. It knows SGD, Adam and AdamW. Its sizes are known when it is
+compiled. All blocks are on the GPU at once, and nothing else may hold its multiprocessors meanwhile: the launch is a
+cooperative one, which CUDA refuses where they don't fit; and a block that waits in vain says so, for the host to raise.
 """
 
 from itertools import pairwise
@@ -13,6 +13,7 @@ from math import prod
 import cupy as cp
 import numpy as np
 
+from mlpkit.kernels import gpu
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.losses import SoftmaxCrossEntropy
@@ -71,7 +72,7 @@ def _no(what):
 
 def _too_large(model, convs, dense):
     """Return the sentence for layers that a block's memory can't hold, or None."""
-    need, there = _bytes_needed(model, convs, dense), cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    need, there = _bytes_needed(model, convs, dense), gpu.shared_memory()
     if need is None:
         return _no("has an image of at least 2 x 2 before each MaxPool(2)")
     if need > there:
@@ -82,11 +83,27 @@ def _too_large(model, convs, dense):
     return None
 
 
+# The kernels, the most demanding one first: see limit.cu and limit_portable.cu
+HOPPERS, PORTABLE = "limit", "limit_portable"
+KERNELS = {HOPPERS: gpu.Needs(90, alone=True), PORTABLE: gpu.Needs(80)}
+
+
+def kernel_here():
+    """Return the name of the file whose kernel this GPU runs: which of them hold all dense weights, and which don't."""
+    return next(name for name, needs in KERNELS.items() if needs.are_met())
+
+
+def _blocks():
+    """Return how many blocks there are: pairs, one for each multiprocessor."""
+    return cp.cuda.Device().attributes["MultiProcessorCount"] // 2 * 2
+
+
 def _bytes_needed(model, convs, dense, halves=1):
     """Return the shared memory of a block, at most, or None for too small an image; limit_shapes.cuh counts exactly.
 
     halves: how many blocks share an image.
     """
+    streams, inputs = kernel_here() != HOPPERS, [model.input[0], *(out for out, _, _ in convs)][:-1]
     channels, height, width = model.input
     fixed, late, parts, routed, transposed = 1024, 16 * THREADS * 5, THREADS * 16, 0, 0
     for i, (out, size, padding) in enumerate(convs):
@@ -100,7 +117,8 @@ def _bytes_needed(model, convs, dense, halves=1):
         routed, transposed = routed + 8 * out * ph * pw, transposed + (4 * out * taps if i else 0)
         splits = min(channels, halves * THREADS // (out * ph * pieces))
         parts = max(parts, 16 * splits * out * ph * pw if splits > 1 else 0)
-        late = max(late, _late(channels, height, out, size, ph, pw) if i else 8 * out * ph * taps)
+        least = _least_late if streams else _late
+        late = max(late, least(channels, height, out, size, ph, pw) if i else 8 * out * ph * taps)
         fixed += 4 * channels * height * width // halves if halves > 1 and i else 0
         channels, height, width = out, ph, pw
     widths = [channels * height * width, *dense]
@@ -108,7 +126,10 @@ def _bytes_needed(model, convs, dense, halves=1):
     layers[0] = layers[0][0] // halves, layers[0][1]
     weights = sum(_layer_bytes(rows, fours) for rows, fours in layers) - _kept(*max(layers, key=prod))
     fixed += 12 * (sum(widths) + 4 * len(widths))
-    return fixed + max(parts, max(routed, THREADS // 8 * (max(dense) + 4)) + transposed) + max(late, weights)
+    summed = sum(out * (before * size**2 + 1) for (out, size, _), before in zip(convs, inputs, strict=True))
+    passes = -(-summed // (32 * _blocks()))  # in which a block adds up its part of the convolutions' gradients
+    back = max(max(routed, THREADS // 8 * (max(dense) + 4)) + transposed, 4 * THREADS * (passes + 1))
+    return fixed + (max(parts, back + 256 + late) if streams else max(parts, back) + max(late, weights))
 
 
 def _layer_bytes(rows, fours):
@@ -126,13 +147,13 @@ def _kept(rows, fours):
 def _halves(model, batch_size, blocks):
     """Return how many blocks share an image: two, if there are so many and two convolutions that can be halved."""
     convs, dense = shape_of(model)
-    if len(convs) != 2 or 2 * batch_size > blocks:
+    if len(convs) != 2 or 2 * batch_size > blocks or kernel_here() != HOPPERS:
         return 1
     (first, size, padding), (second, next_size, next_padding) = convs
     height, width = ((side + 2 * padding - size + 1) // 2 for side in model.input[1:])
     ph, pw = ((side + 2 * next_padding - next_size + 1) // 2 for side in (height, width))
     even = first % 2 == second % 2 == 0 == first * height * width % 8 == second * ph * pw % 8
-    there = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    there = gpu.shared_memory()
     return 2 if even and _bytes_needed(model, convs, dense, 2) <= there else 1
 
 
@@ -144,6 +165,13 @@ def _late(channels, height, out, size, ph, pw):
     return inputs + 4 * out * channels * size**2 * ph * chunks
 
 
+def _least_late(channels, height, out, size, ph, pw):
+    """Return the same where the sums of one row take the place of the last one's, and one warp has all channels."""
+    chunks, lanes = -(-pw // 5), -(-channels * size // 32)
+    span = 2 * -(-pw // chunks) + size - 1
+    return 8 * ph * chunks * (span * (32 * lanes + 1) + 33) + 4 * out * channels * size**2 + 32
+
+
 class Trainer(WaitingTrainer):
     """Trains a network with one launch an epoch.
 
@@ -151,10 +179,11 @@ class Trainer(WaitingTrainer):
     compute in float32.
     """
 
-    engine, file, awaited = NAME, "limit", AWAITED
+    engine, awaited = NAME, AWAITED
 
     def __init__(self, network, optimizer, X, y, batch_size, **macros):
         check_dtype(network, NAME)
+        self.file = kernel_here()
         X = cp.ascontiguousarray(X.reshape(len(X), -1))
         macros = macros_for(network.model, optimizer, batch_size, X.dtype) | macros
         super().__init__(macros, optimizer, X, y, batch_size, (network.theta, *optimizer.state.values()))
@@ -162,15 +191,15 @@ class Trainer(WaitingTrainer):
 
 def macros_for(model, optimizer, batch_size, dtype):
     """Return the kernel's macros for a model, on this GPU."""
-    here = cp.cuda.Device().attributes
-    blocks = here["MultiProcessorCount"] // 2 * 2
+    blocks = _blocks()
     convs, dense = shape_of(model)
     channels, height, width = model.input
+    pairs = int(batch_size <= blocks and kernel_here() == HOPPERS)
     return {
         "PIXEL": C_TYPES[np.dtype(dtype)],
         "CHANNELS": channels, "HEIGHT": height, "WIDTH": width,
         "CONVS": ",".join(str(number) for conv in convs for number in conv), "DENSE": ",".join(map(str, dense)),
-        "BATCH": batch_size, "GRID": blocks, "PAIRS": int(batch_size <= blocks), "BLOCK_THREADS": THREADS,
+        "BATCH": batch_size, "GRID": blocks, "PAIRS": pairs, "BLOCK_THREADS": THREADS,
         "IMAGE_BLOCKS": _halves(model, batch_size, blocks),
-        "ADAM": int(bool(optimizer.state)), "SHARED_LIMIT": here["MaxSharedMemoryPerBlockOptin"],
+        "ADAM": int(bool(optimizer.state)), "SHARED_LIMIT": gpu.shared_memory(),
     }  # fmt: skip

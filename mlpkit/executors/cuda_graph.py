@@ -12,6 +12,7 @@ import cupy as cp
 import numpy as np
 
 from mlpkit.engines.cuda.kernel import kernel, overlapping
+from mlpkit.kernels import gpu
 
 from .cuda.graph import GradientTrainer
 from .cupy_fused import Evaluation as Evaluation
@@ -24,17 +25,21 @@ TILE = (8, 16)  # of `forward` and `backward` in products.cu: rows, columns
 GRADIENT_TILE = (32, 32)
 THREADS = 256
 EXAMPLES = 4  # of a block of `last_layer`
-SHARED_BYTES = 96 << 10  # that a block may ask for on any GPU since 2020
-CLASSES = SHARED_BYTES // (2 * EXAMPLES * 8)  # at most: float64 outputs, and their gradients
+SHARED_BYTES = 96 << 10  # that a block may ask for on any GPU since 2020; on one of 2018, 64 << 10
+
+
+def shared_bytes():
+    """Return how many bytes of shared memory a block may ask for here."""
+    return min(SHARED_BYTES, gpu.shared_memory())
 
 
 def why_not_as(engine, model, optimizer, batch_size):
     """Return None for a multilayer perceptron with no more classes than a block holds, else a sentence."""
     if reason := mlps_only(engine, model):
         return reason
-    classes = model.sizes()[-1]
-    if classes > CLASSES:
-        return f"{engine} takes at most {CLASSES} classes, and this network has {classes}: take another engine."
+    classes, most = model.sizes()[-1], shared_bytes() // (2 * EXAMPLES * 8)  # float64 outputs, and their gradients
+    if classes > most:
+        return f"{engine} takes at most {most} classes, and this network has {classes}: take another engine."
     return None
 
 
@@ -71,22 +76,22 @@ class Gradient:
 
     def multiply(self, name, blocks, tile, depth, *arguments):
         """Launch a product of products.cu, for sums of `depth` elements: as many at once as shared memory holds."""
-        chunk, shared_bytes = _chunk(tile, depth, self.dtype.itemsize)
-        self.launch(name, blocks, THREADS, *arguments, chunk, shared_bytes=shared_bytes)
+        chunk, size = _chunk(tile, depth, self.dtype.itemsize)
+        self.launch(name, blocks, THREADS, *arguments, chunk, shared=size)
 
     def launch_last(self, x, W, b, *arguments):
         """Launch `last_layer`, with W resident in shared memory where there is room."""
         without, with_W = (self.dtype.itemsize * (2 * EXAMPLES * len(b) + size) for size in (0, W.size))
-        resident = with_W <= SHARED_BYTES
-        shared_bytes = with_W if resident else without
+        resident = with_W <= shared_bytes()
+        size = with_W if resident else without
         blocks = -(-self.n // EXAMPLES)
-        self.launch("last_layer", blocks, 32 * EXAMPLES, x, W, b, *arguments, resident, shared_bytes=shared_bytes)
+        self.launch("last_layer", blocks, 32 * EXAMPLES, x, W, b, *arguments, resident, shared=size)
 
-    def launch(self, name, blocks, threads, *arguments, shared_bytes):
+    def launch(self, name, blocks, threads, *arguments, shared):
         """Launch a kernel of products.cu. arguments: integers, arrays, and None for no array."""
         values = [np.int32(value) if isinstance(value, int) else value for value in arguments]
         values = [0 if value is None else value for value in values]
-        self.kernels[name]((blocks,), (threads,), tuple(values), shared_mem=shared_bytes)
+        self.kernels[name]((blocks,), (threads,), tuple(values), shared_mem=shared)
 
 
 class Trainer(GradientTrainer):
@@ -110,7 +115,7 @@ def _tiles(shape, tile):
 def _chunk(tile, depth, itemsize):
     """Return how much of the depth a block takes at once, a multiple of 32, and the bytes of shared memory for it."""
     rows, columns = tile
-    most = (SHARED_BYTES // itemsize - 4 * rows) // (rows + columns + 2)
+    most = (shared_bytes() // itemsize - 4 * rows) // (rows + columns + 2)
     chunk = min(-(-depth // 32) * 32, most // 32 * 32)
     parts = THREADS // 32 * (rows + 1) * (columns + 1)
     return chunk, itemsize * max(rows * (chunk + 4) + chunk * (columns + 2), parts)
@@ -118,6 +123,5 @@ def _chunk(tile, depth, itemsize):
 
 @cache
 def _kernel(name, dtype, sizes):
-    found = kernel("products", name, dtype, SIZES=",".join(map(str, sizes)))
-    found.max_dynamic_shared_size_bytes = SHARED_BYTES
+    found = gpu.with_shared_memory(kernel("products", name, dtype, SIZES=",".join(map(str, sizes))), shared_bytes())
     return overlapping(found)

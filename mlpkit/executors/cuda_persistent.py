@@ -14,6 +14,8 @@ from itertools import product
 import cupy as cp
 import numpy as np
 
+from mlpkit.kernels import gpu
+
 from .cuda.padded import Padded, as_bytes, check_dtype, macros_for, padded_sizes, why_not_padded
 from .cuda.waiting import WaitingTrainer
 from .cupy_fused import Evaluation as Evaluation
@@ -82,8 +84,7 @@ def why_not(model, optimizer, batch_size):
 
 def _there():
     """Return this GPU's multiprocessors, and the bytes of shared memory that a block may have."""
-    here = cp.cuda.Device().attributes
-    return here["MultiProcessorCount"], here["MaxSharedMemoryPerBlockOptin"]
+    return cp.cuda.Device().attributes["MultiProcessorCount"], gpu.shared_memory()
 
 
 def _too_small(model, batch_size):
@@ -120,9 +121,9 @@ class Trainer(WaitingTrainer):
         pixels, arrays = as_bytes(X, usual["INPUTS"], NAME), [vector.array for vector in self.vectors]
         super().__init__(usual | macros, optimizer, pixels, y, batch_size, arrays)
 
-    def launch(self, *sizes):
+    def launch(self, first, *sizes):
         for vector in self.vectors:
             vector.put()
-        super().launch(*sizes, np.int32(self.batch_size))
+        super().launch(first, *sizes, np.int32(self.batch_size))
         for vector in self.vectors:
             vector.take()

@@ -9,6 +9,7 @@ import cupy as cp
 import numpy as np
 
 from mlpkit.engines.cuda.kernel import C_TYPES, kernel, overlapping
+from mlpkit.kernels import gpu
 
 from .cuda.graph import GraphTrainer
 from .cuda.rates import rates, settings, why_unknown
@@ -81,7 +82,7 @@ def _shared_bytes(sizes, dtype):
 
 
 def _too_wide(sizes, dtype):
-    need, there = max(_shared_bytes(sizes, dtype)), cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    need, there = max(_shared_bytes(sizes, dtype)), gpu.shared_memory()
     if need > there:
         return (
             f"{NAME} needs {-(-need >> 10)} KiB of a multiprocessor's shared memory for sizes {sizes}, "

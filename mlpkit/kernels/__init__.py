@@ -7,8 +7,9 @@ compile for a chip that need not be here.
 What several kernels need is a header, `.cuh`: beside the file that includes it, or here where several folders need it.
 
 A file defines each macro that it needs, inside `#ifndef`, so that it compiles as it stands: the tests compile every
-file for sm_80 and sm_90. A file for newer chips alone says so in a line of its first comment, `// needs sm_90`. One
-that says `// needs sm_90a` uses instructions that only this very chip has, and neither older nor newer ones.
+file for sm_80 and sm_90, and slow ones for sm_100 and sm_120. A file for newer chips alone says so in a line of its
+first comment, `// needs sm_90`. One that says `// needs sm_90a` uses instructions that only this very chip has, and
+neither older nor newer ones. What `ptx.cuh` has is there from sm_75 on, in whichever way.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from mlpkit.files import write_atomically
 
+from . import gpu
 from .compiling import Module
 
 FOLDER = Path(__file__).parent
@@ -84,7 +86,9 @@ def _raw_module(name, macros):
     import cupy
 
     if chip(name).endswith("a"):  # CuPy compiles for sm_90 where the GPU is one
-        return cupy.RawModule(path=str(_file_of_cubin(name, chip(name), macros)))
+        return cupy.RawModule(path=str(_file_of_code(name, chip(name), macros)))
+    if gpu.is_restricted():  # PTX, which the driver compiles for newer chips, too
+        return cupy.RawModule(path=str(_file_of_code(name, f"compute_{gpu.capability()}", macros)))
     return cupy.RawModule(code=source(name), options=(*OPTIONS, *_definitions(macros)))
 
 
@@ -109,15 +113,19 @@ def exactly(name, arch):
     return chip(name) if chip(name) == f"{arch}a" else arch
 
 
-def _file_of_cubin(name, arch, macros):
-    """Return the path of a file with the machine code, compiled if it is not in CuPy's cache already."""
+def _file_of_code(name, arch, macros):
+    """Return the path of a file with the code for a chip, compiled if it is not in CuPy's cache already.
+
+    It is machine code for "sm_90a", and PTX for "compute_80".
+    """
     from cupy.cuda import nvrtc
 
     folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
     depends_on = repr((source(name), arch, macros, nvrtc.getVersion()))
-    path = folder / f"{name}-{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.cubin"
+    ending = "ptx" if arch.startswith("compute") else "cubin"
+    path = folder / f"{name}-{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.{ending}"
     if not path.is_file():
-        write_atomically(path, cubin(name, arch, **macros))
+        write_atomically(path, _compile(name, arch, macros))
     return path
 
 

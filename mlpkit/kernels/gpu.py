@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -22,6 +23,10 @@ USUAL = PACKAGES[0]  # what pyproject.toml asks for
 # The first driver for each CUDA version, from NVIDIA's compatibility guide
 DRIVERS = {12: 525, 13: 580}
 WINDOWS_DRIVERS = {12: 528, 13: 580}
+# The compute capability to compile for, where it is not to be the GPU's own; and the KiB of shared memory that a block
+# may have on chips of each, times ten, from the CUDA C++ Programming Guide
+SETTING = "MLPKIT_CAPABILITY"
+SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
 NO_KEPLER = "(a Kepler GPU has none after 470, so it can't be used here)"
 # Why a folder can't be made in somebody's home: it is read-only, is none, or is full
 NO_FOLDER = {
@@ -49,13 +54,64 @@ def require_capability(least, alone=False):
 
     alone: whether a newer one won't do either, as for kernels with instructions that one chip alone has.
     """
+    found, has = capability() / 10, f"{SETTING} says" if is_restricted() else "this one has"
+    if found < least:
+        raise ImportError(f"it needs a GPU of compute capability {least} or newer, and {has} {found}")
+    if alone and found > least:
+        raise ImportError(f"its kernel is for GPUs of compute capability {least} alone, and {has} {found}")
+
+
+def capability():
+    """Return the compute capability that kernels are compiled for, times ten: the GPU's, or a lower one that is set.
+
+    With the variable MLPKIT_CAPABILITY=8.0, a newer GPU runs what one of 8.0 would: with its instructions, and with its
+    shared memory. CuPy's own kernels and NVIDIA's libraries know nothing of it.
+    """
+    found = int(_device().compute_capability)
+    return min(found, round(10 * float(os.environ.get(SETTING) or found)))
+
+
+def _device():
     import cupy
 
-    found = int(cupy.cuda.Device().compute_capability) / 10
-    if found < least:
-        raise ImportError(f"it needs a GPU of compute capability {least} or newer, and this one has {found}")
-    if alone and found > least:
-        raise ImportError(f"its kernel is for GPUs of compute capability {least} alone, and this one has {found}")
+    return cupy.cuda.Device()
+
+
+def is_restricted():
+    """Return whether the GPU could do more than is compiled for."""
+    return bool(os.environ.get(SETTING)) and capability() < int(_device().compute_capability)
+
+
+def shared_memory():
+    """Return the bytes of shared memory that a block may have: the GPU's, or fewer where it stands for another one."""
+    found = _device().attributes["MaxSharedMemoryPerBlockOptin"]
+    return min(found, SHARED[capability()] << 10) if is_restricted() else found
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a kernel needs of a GPU.
+
+    capability: the least one, times ten. alone: whether a newer one won't do either, nor one that stands for it.
+    shared: bytes of shared memory that a block must be able to have.
+    """
+
+    capability: int
+    alone: bool = False
+    shared: int = 0
+
+    def are_met(self):
+        """Return whether this GPU has them."""
+        here = capability()
+        fits = here == self.capability and not is_restricted() if self.alone else here >= self.capability
+        return fits and shared_memory() >= self.shared
+
+
+def with_shared_memory(kernel, most=None):
+    """Return a kernel whose blocks may have so many bytes of shared memory, or all that there are."""
+    there = shared_memory()
+    kernel.max_dynamic_shared_size_bytes = min(most or there, there)
+    return kernel
 
 
 def package():
@@ -89,6 +145,7 @@ def describe():
         "free_gib": _gib(runtime.memGetInfo()[0]),
         "multiprocessors": properties["multiProcessorCount"],
         "compute_capability": f"{properties['major']}.{properties['minor']}",
+        **({"compiled_for": f"{capability() / 10}"} if is_restricted() else {}),
         "l2_bytes": properties.get("l2CacheSize"),
         "ecc": bool(properties["ECCEnabled"]) if "ECCEnabled" in properties else None,
         "driver": _cuda_version(runtime.driverGetVersion()),
@@ -137,7 +194,18 @@ def _obstacle():
         return reason
     import cupy
 
-    return _no_device(cupy.cuda.runtime) or _no_libraries() or _no_memory(cupy.cuda.runtime)
+    return _no_device(cupy.cuda.runtime) or _wrong_setting(cupy) or _no_libraries() or _no_memory(cupy.cuda.runtime)
+
+
+def _wrong_setting(cupy):
+    said = os.environ.get(SETTING)
+    if not said:
+        return None
+    found = int(cupy.cuda.Device().compute_capability)
+    known = [f"{each / 10}" for each in SHARED if each <= found]
+    if said in known:
+        return None
+    return f"{SETTING} is {said!r}: set it to {', '.join(known[:-1])} or {known[-1]}, as this GPU can be, or unset it"
 
 
 def _broken(error):

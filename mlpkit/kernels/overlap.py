@@ -7,12 +7,18 @@ or writes what others do; see `ptx.cuh`. A graph records it. CuPy has no word fo
 
 from functools import cached_property
 
+from . import gpu
 from .compiling import rehearsing
 from .driver import Arguments, call, cuda
 
 _ID = cuda.CUlaunchAttributeID
 SERIALIZATION = _ID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, "programmaticStreamSerializationAllowed"
 COOPERATIVE = _ID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, "cooperative"
+
+
+def is_possible():
+    """Return whether the GPU can do that: it is Hopper, or newer."""
+    return gpu.capability() >= 90
 
 
 class Overlapping:

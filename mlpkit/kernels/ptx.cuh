@@ -1,8 +1,13 @@
 // Instructions of the chip that C has no words for, each as a function of its name ("Parallel Thread Execution ISA").
 // All assembly of the kernels is here, but for the lines that a chapter shows where they stand.
+//
+// What only newer chips have, older ones do in another way (AMPERE): in the same order, with the same result, and later.
 
 typedef unsigned int Word;
 typedef unsigned long long Word64;
+
+#define AMPERE (__CUDA_ARCH__ >= 800)  // whether it is a chip since 2020
+#define HOPPER (__CUDA_ARCH__ >= 900)  // since 2022: it has a unit that copies by itself
 
 // ---- Tensor cores: c += a b, each lane of a warp with its fragments ----
 
@@ -19,19 +24,46 @@ __device__ void mma_m16n8k16_u8s8(int (&c)[4], Word a0, Word a1, Word b0) {
         : "r"(a0), "r"(a1), "r"(b0));
 }
 
-// Values of TF32, which have 11 bits.
+// Values of TF32, which have 11 bits. Turing has none: lanes hand each other their values, and all bits count.
 __device__ void mma_m16n8k8_tf32(float (&c)[4], const Word (&a)[4], const Word (&b)[2])
 {
+#if AMPERE
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3},"
         " {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    #pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        const int row = threadIdx.x % 32 / 4 * 4 + k % 4, column = threadIdx.x % 4 * 8 + k % 4;
+        const float upper = __uint_as_float(__shfl_sync(~0u, a[k / 4 * 2], row));
+        const float lower = __uint_as_float(__shfl_sync(~0u, a[k / 4 * 2 + 1], row));
+        const float left = __uint_as_float(__shfl_sync(~0u, b[k / 4], column));
+        const float right = __uint_as_float(__shfl_sync(~0u, b[k / 4], column + 4));
+        c[0] += upper * left, c[1] += upper * right, c[2] += lower * left, c[3] += lower * right;
+    }
+#endif
 }
 
 __device__ void mma_m16n8k16_bf16(float (&c)[4], const Word (&a)[4], Word b0, Word b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Values of fp16. Turing takes eight k at a time.
+__device__ void mma_m16n8k16_f16(float (&c)[4], const Word (&a)[4], Word b0, Word b1) {
+#if AMPERE
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    #pragma unroll
+    for (int half = 0; half < 2; ++half)
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[2 * half]), "r"(a[2 * half + 1]), "r"(half ? b1 : b0));
+#endif
 }
 
 // By four warps together, in the background: a 64 x 16 values, b 16 x 256, both in shared memory, where descriptors
@@ -87,22 +119,37 @@ __device__ Word cvt_rna_tf32(float x) {
 }
 
 __device__ unsigned short cvt_rn_bf16(float x) {
+#if AMPERE
     unsigned short y;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
     return y;
+#else
+    const Word bits = __float_as_uint(x);
+    return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+#endif
 }
 
 // Two values as bfloat16, the first in the low half.
 __device__ Word cvt_rn_bf16x2(float first, float second) {
+#if AMPERE
     Word y;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
     return y;
+#else
+    return cvt_rn_bf16(first) | (Word)cvt_rn_bf16(second) << 16;
+#endif
 }
 
 // Two values as fp16, the first in the low half; and back.
 __device__ Word cvt_rn_f16x2(float first, float second) {
     Word y;
+#if AMPERE
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
+#else
+    asm("{ .reg .b16 low, high; cvt.rn.f16.f32 low, %1; cvt.rn.f16.f32 high, %2; mov.b32 %0, {low, high}; }"
+        : "=r"(y)
+        : "f"(first), "f"(second));
+#endif
     return y;
 }
 
@@ -116,10 +163,22 @@ __device__ float2 cvt_f32_f16x2(Word x) {
 
 // The larger one, and NaN where there is a NaN.
 __device__ float max_nan(float x, float y) {
+#if AMPERE
     float z;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
     return z;
+#else
+    return x != x || x > y ? x : y;
+#endif
 }
+
+#if !AMPERE
+// The largest of what a warp's lanes have, for all of them: a word that C has, but not for Turing.
+__device__ Word __reduce_max_sync(Word mask, Word x) {
+    for (int distance = 16; distance > 0; distance /= 2) x = max(x, __shfl_xor_sync(mask, x, distance));
+    return x;
+}
+#endif
 
 __device__ float sqrt_approx(float x) {
     float y;
@@ -138,6 +197,7 @@ __device__ T now(T x) {
 
 // ---- Copies to shared memory that a thread asks for, and goes on: 4, 8 or 16 bytes, or so many zeros ----
 
+#if AMPERE
 template <int BYTES>
 __device__ void cp_async(void* to, const void* from, bool inside = true) {
     if constexpr (BYTES == 16) {
@@ -167,6 +227,33 @@ __device__ void cp_async_wait_group() { asm volatile("cp.async.wait_group %0;" :
 
 // Until this thread's copies are there.
 __device__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+#else
+template <int BYTES>
+struct Bytes {
+    typedef int Type;
+};
+template <>
+struct Bytes<8> {
+    typedef int2 Type;
+};
+template <>
+struct Bytes<16> {
+    typedef int4 Type;
+};
+
+// Turing's threads copy as usual: what they ask for is there.
+template <int BYTES>
+__device__ void cp_async(void* to, const void* from, bool inside = true) {
+    typedef typename Bytes<BYTES>::Type Type;
+    *static_cast<Type*>(to) = inside ? *static_cast<const Type*>(from) : Type{};
+}
+template <int BYTES>
+__device__ void cp_async_ca(void* to, const void* from, bool inside = true) { cp_async<BYTES>(to, from, inside); }
+__device__ void cp_async_commit_group() {}
+template <int PENDING>
+__device__ void cp_async_wait_group() {}
+__device__ void cp_async_wait_all() {}
+#endif
 
 // Nobody waits for what will be read soon: it comes to the cache that all multiprocessors share.
 __device__ void prefetch_global_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }

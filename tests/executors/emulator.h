@@ -102,6 +102,11 @@ struct alignas(8) int2 { int x, y; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(16) ulonglong2 { unsigned long long x, y; };
 
+#ifndef HOPPER
+#define HOPPER 1  // whether it is as new a chip; 0 for what kernels do on older ones
+#endif
+#define AMPERE 1
+
 typedef unsigned int Word;
 typedef unsigned long long Word64;
 
@@ -276,6 +281,20 @@ FAST static void mma_m16n8k16_bf16(float (&c)[4], const Word (&a)[4], Word b0, W
             const Word a = row[k / 2 % 4].a[i / 2 + k / 8 * 2], b = column[k / 2 % 4].b[k / 8];
             sum += (double)__uint_as_float(k % 2 ? a & 0xffff0000 : a << 16) *
                    __uint_as_float(k % 2 ? b & 0xffff0000 : b << 16);
+        }
+        c[i] = sum;
+    }
+}
+
+// The same of fp16.
+FAST static void mma_m16n8k16_f16(float (&c)[4], const Word (&a)[4], Word b0, Word b1) {
+    const Operands* all = exchange_in_warp(Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+    for (int i = 0; i < 4; i++) {
+        const Operands *row = all + lane_number() / 4 * 4, *column = all + (lane_number() % 4 * 2 + i % 2) * 4;
+        double sum = c[i];
+        for (int k = 0; k < 16; k++) {
+            const Word a = row[k / 2 % 4].a[i / 2 + k / 8 * 2], b = column[k / 2 % 4].b[k / 8];
+            sum += (double)same_bits<_Float16>((uint16_t)(a >> k % 2 * 16)) * same_bits<_Float16>((uint16_t)(b >> k % 2 * 16));
         }
         c[i] = sum;
     }

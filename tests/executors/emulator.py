@@ -294,7 +294,9 @@ def engine(name, folder, seed=0, source=None):
     source: of the kernel, if it is not the file's own.
     """
     with pytest.MonkeyPatch.context() as patch:
-        found = engine_like(asarray=_replace_cupy(patch, folder, seed).ascontiguousarray)
+        cupy, gpu = _replace_cupy(patch, folder, seed), own("kernels.gpu")
+        found, gpu._device = engine_like(asarray=cupy.ascontiguousarray), cupy.cuda.Device
+        patch.setattr(kernels, "gpu", gpu)
         patch.setitem(sys.modules, "mlpkit.executors.cupy_fused", plain)  # what they take from it, plain has
         parts = own_parts(patch, "padded", "transfers", "waiting", "graph")
         found.executor = own(f"executors.cuda_{name}")

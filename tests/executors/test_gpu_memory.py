@@ -7,8 +7,10 @@ import pytest
 
 from mlpkit import engines
 from mlpkit.data.dataset import Dataset, Split
-from mlpkit.nn.models import FASHION_CNN, LENET5, MLP
+from mlpkit.executors import trainer_of
+from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, RESIDUAL
 from mlpkit.nn.network import Network
+from mlpkit.optim import SGD
 from mlpkit.training.recipe import Recipe
 
 pytestmark = pytest.mark.gpu
@@ -55,3 +57,18 @@ def test_forty_compiled_predictions_lose_no_memory(name):
     network = Network(model=MLP if name == "cuda_graph" else FASHION_CNN, engine=name)
     X = np.zeros((64, 1, 28, 28), np.uint8)
     assert lost(lambda: network.compiled(64)(X)) <= PAGE
+
+
+@pytest.mark.parametrize("model", [LENET5, FASHION_CNN, RESIDUAL], ids=["lenet5", "garments", "residual"])
+@pytest.mark.parametrize("name", ["cuda_conv_graph", "cuda_conv_graph_tf32", "cuda_conv_graph_bf16", "cupy_conv"])
+def test_a_gpu_of_two_gib_is_large_enough(name, model):
+    """With all images, and what CUDA itself takes: that is up to half a GiB."""
+    import cupy as cp
+
+    before, n = free(), 60_000
+    network = Network(model=model, engine=name)
+    X, y = (network.engine.asarray(np.zeros(shape, dtype)) for shape, dtype in (((n, 1, 28, 28), "u1"), (n, "i8")))
+    trainer = trainer_of(network, SGD(network, 0.01), X, y, 128)
+    trainer.epoch(np.arange(300))
+    assert before - cp.cuda.runtime.memGetInfo()[0] < 3 << 29
+    trainer.close()

@@ -12,6 +12,7 @@ from test_persistent import distance, make, train
 
 from experiments.lab import ptxas
 from mlpkit import engines, executors, kernels
+from mlpkit.kernels import gpu
 from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, BatchNorm, Conv, Flatten, Linear, MaxPool, Model, ReLU
 from mlpkit.nn.network import Network
 from mlpkit.optim import SGD, Momentum
@@ -78,6 +79,24 @@ def test_lenet_trains_as_in_float64(batch_size, optimizer, fused):
 @pytest.mark.parametrize("name", ODD)
 def test_odd_networks_train_as_in_float64(name, fused):
     same_as_float64(fused(1), 7, make("sgd", weight_decay=0.01), ODD[name])
+
+
+@pytest.mark.parametrize(("capability", "name"), [("8.6", "lenet5"), ("8.0", "lenet5"), ("8.6", "colours")])
+@needs_compiler
+def test_older_chips_train_as_in_float64(capability, name, fused, monkeypatch):
+    monkeypatch.setenv(gpu.SETTING, capability)
+    monkeypatch.setitem(emulator.H100, "MultiProcessorCount", 14)  # the smallest laptop's
+    engine = fused(3, kernels.source("limit_portable"))
+    same_as_float64(engine, 11, make("sgd", weight_decay=0.01), {**ODD, "lenet5": LENET5}[name])
+
+
+@needs_compiler
+def test_several_launches_are_one(fused):
+    engine, case = fused(), (images(40, LENET5), np.arange(40), 8, make("adam"))
+    whole = train(engine, *case, model=LENET5)
+    engine.executor.WaitingTrainer.epoch.__globals__["MOST_STEPS"] = 2
+    for one, other in zip(train(engine, *case, model=LENET5), whole, strict=True):
+        assert_array_equal(one, other)
 
 
 @needs_compiler

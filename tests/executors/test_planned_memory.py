@@ -24,7 +24,7 @@ from mlpkit.kernels.conv import blocked
 from mlpkit.nn.models import MODELS
 from mlpkit.nn.network import Network
 
-H200 = {"MultiProcessorCount": 132}
+H200 = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232_448}
 
 
 class Silent:

@@ -142,6 +142,7 @@ def prediction(monkeypatch):
     monkeypatch.setattr(module, "Arena", lambda plan: arena)
     monkeypatch.setattr(module, "recorded", lambda work, pool: SimpleNamespace(launch=work))
     monkeypatch.setattr(module, "matches_for", lambda dtype: ())
+    monkeypatch.setattr(module, "mode_for", MODES.get)
     monkeypatch.setattr(module.Batch, "send", lambda batch, x, rows: rows.__setitem__(slice(None), x))
     monkeypatch.setattr(module, "pinned", lambda shape, dtype: [np.zeros(shape, dtype)] * 2)
     monkeypatch.setattr(module, "carry", lambda source, target: target.__setitem__(slice(None), source))

@@ -1,5 +1,7 @@
 """Batch normalization on planes, and what comes after it: on the emulator, and on a GPU, against float64."""
 
+from functools import partial
+
 import emulator
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from emulator import needs_compiler
 from test_kernels import needs_compiler as needs_cuda
 
 from experiments.lab import ptxas
+from mlpkit import kernels
 from mlpkit.engines import numpy_baseline
 from mlpkit.kernels.cnn import norm
 from mlpkit.kernels.cnn.norm import Norm
@@ -177,12 +180,13 @@ def check(case, cp, worst=None, **options):
         assert error(dense, case.dense) < worst
 
 
-def emulated(case, folder, seed=0, **options):
+def emulated(case, folder, seed=0, macros=(), **options):
     norm._kernel.cache_clear()
     blocked.multiprocessors.cache_clear()
-    with emulator.with_cupy(folder, seed):
+    with emulator.with_cupy(folder, seed), pytest.MonkeyPatch.context() as patch:
         import cupy
 
+        patch.setattr(kernels, "load", partial(kernels.load, **dict(macros)))
         check(case, cupy, **options)
     norm._kernel.cache_clear()
 
@@ -211,6 +215,16 @@ EMULATED = {
 def test_on_the_emulator(name, folder):
     one, options, *past = EMULATED[name]
     emulated(Case(one, past=past[0] if past else None), folder, **options)
+
+
+OLDER = ("plain", "made again in bfloat16", "past a ReLU, kept", "sum and pool", "images of one channel")
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", OLDER)
+def test_on_the_emulator_as_chips_before_hopper(name, folder):
+    one, options, *past = EMULATED[name]
+    emulated(Case(one, past=past[0] if past else None), folder, macros={"HOPPER": 0}, **options)
 
 
 def sizes_for(mode):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from conv_cases import error
-from shared import one_sentence
+from shared import needs_hopper, one_sentence
 
 from experiments.lab import ptxas
 from mlpkit.engines import numpy_baseline
@@ -45,6 +45,7 @@ def rounded(x):
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
 
 
+@needs_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_they_are_what_two_convolutions_are(name):

@@ -9,6 +9,7 @@ from shared import one_sentence
 
 from experiments.lab import ptxas
 from mlpkit.engines import numpy_baseline
+from mlpkit.kernels import gpu
 from mlpkit.kernels.cnn import between, dense, first_bf16, predictions
 from mlpkit.kernels.conv import Shape, blocked
 
@@ -140,7 +141,8 @@ def test_a_nan_is_answered_with_nan(cupy):
     assert np.isnan(out[1]).all()
 
 
-def test_slices_are_whole_and_blocks_fit():
+def test_slices_are_whole_and_blocks_fit(monkeypatch):
+    monkeypatch.setattr(gpu, "shared_memory", lambda: 227 << 10)
     for n, inputs, units in ((1, 3200, 256), (64, 3200, 256), (1024, 3200, 256), (4096, 400, 120), (9, 16, 10)):
         of_slice, slices = predictions.cut(n, inputs, units)
         assert of_slice % predictions.DEPTH == 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, error, operands, random_shape, wanted
 from emulator import needs_compiler as needs_emulator
-from shared import sweep
+from shared import needs_hopper, sweep
 from test_kernels import needs_compiler
 from test_tensor_map import Driver
 
@@ -150,9 +150,9 @@ def test_long_sums_are_cut_where_float32_is_meant(layer):
 
 def test_what_does_not_fit_is_said():
     wide = Shape(1, 1, 1, 4, 129, 1)
-    assert "at most 128 pieces" in blocked.why_not("bf16", wide, "forward")
-    assert "transpose" in blocked.why_not("tf32", LAYERS["64 to 128, 13 x 13"], "weight_gradient")
-    assert blocked.why_not("fp16x3", LAYERS["64 to 128, 13 x 13"], "weight_gradient") is None
+    assert "at most 128 pieces" in blocked.why_not(blocked.MODES["bf16"], wide, "forward")
+    assert "transpose" in blocked.why_not(blocked.MODES["tf32"], LAYERS["64 to 128, 13 x 13"], "weight_gradient")
+    assert blocked.why_not(blocked.MODES["fp16x3"], LAYERS["64 to 128, 13 x 13"], "weight_gradient") is None
 
 
 def test_the_copy_engine_is_told_what_a_row_and_a_plane_are(monkeypatch):
@@ -181,7 +181,7 @@ def test_no_number_leaves_the_registers(name, layer):
     (conv, _, _), *_ = blocked.convolutions(LAYERS[layer], "forward")
     macros = blocked.tilings(conv, mode)[0].macros
     assert ptxas.resources(blocked.FORWARD, MODE=mode.number, **macros)["convolve"].spilled_bytes == 0
-    if blocked.why_not(name, LAYERS[layer], "weight_gradient") is None:
+    if blocked.why_not(blocked.MODES[name], LAYERS[layer], "weight_gradient") is None:
         d = blocked.division(conv, mode)
         found = ptxas.resources(blocked.WEIGHTS, MODE=mode.number, CHUNK=d.chunk, SLOTS=d.slots)
         assert {one.spilled_bytes for one in found.values()} == {0}
@@ -397,6 +397,7 @@ def test_groups_that_are_not_stored_come_as_zeros(channels, stride, name, folder
                 assert row >= shape.height
 
 
+@needs_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", MODES)
 @pytest.mark.parametrize("shape", [*SHAPES, *MORE], ids=str)
@@ -404,7 +405,7 @@ def test_operands_made_once_serve_all_passes(name, shape):
     import cupy
 
     mode = blocked.MODES[name]
-    if any(blocked.why_not(name, shape, which) for which in PASSES[:2]):
+    if any(blocked.why_not(blocked.MODES[name], shape, which) for which in PASSES[:2]):
         pytest.skip("too wide")
     (x, w), (dy, _) = operands(shape, "forward"), operands(shape, "input_gradient", 1)
     filters = blocked.Filters(mode, [(shape, cupy.asarray(w), blocked.PASSES_OF_FILTERS)])
@@ -420,7 +421,7 @@ def test_operands_made_once_serve_all_passes(name, shape):
         dx = blocked.empty_blocked(mode, *shape.x)
         blocked.convolve(mode, shape, "input_gradient", gradient, made["input_gradient"], dx)
         found = [blocked_as_images(y, shape.channels_out), blocked_as_images(dx, shape.channels)]
-        if blocked.why_not(name, shape, "weight_gradient") is None:
+        if blocked.why_not(blocked.MODES[name], shape, "weight_gradient") is None:
             dw = cupy.empty(shape.w, np.float32)
             blocked.weight_gradient(mode, shape, images, gradient, dw)
             found.append(dw)

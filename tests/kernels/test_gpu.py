@@ -79,7 +79,8 @@ def cupy_with(monkeypatch, **functions):
         driverGetVersion=lambda: 13000,
         runtimeGetVersion=lambda: 12090,
     )
-    cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(**usual | functions))
+    device = types.SimpleNamespace(compute_capability="90", attributes={"MaxSharedMemoryPerBlockOptin": 232_448})
+    cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(**usual | functions), Device=lambda: device)
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
     return cuda
@@ -139,6 +140,7 @@ def test_a_gpu_is_described(monkeypatch):
     text = unwrapped(machine.doctor())
     assert "NVIDIA H200, 140.0 GiB (139.0 free), 132 multiprocessors, compute capability 9.0" in text
     assert "580.159.04, for CUDA up to 13.0; CuPy is built for CUDA 12.9" in text
+    assert "convolutions by wgmma" in text
 
 
 def test_a_gpu_is_described_without_nvidia_smi(monkeypatch):
@@ -515,3 +517,52 @@ def test_a_newer_gpu_is_told_what_was_made_for_an_older_one_alone(monkeypatch):
     gpu.require_capability(9.0)
     with pytest.raises(ImportError, match=r"compute capability 9\.0 alone, and this one has 12\.0"):
         gpu.require_capability(9.0, alone=True)
+
+
+# One GPU that stands for another
+
+
+def standing_for(monkeypatch, said, capability="90", shared=232_448):
+    device = types.SimpleNamespace(compute_capability=capability, attributes={"MaxSharedMemoryPerBlockOptin": shared})
+    cupy_with(monkeypatch).Device = lambda: device
+    if said is None:
+        monkeypatch.delenv(gpu.SETTING, raising=False)
+    else:
+        monkeypatch.setenv(gpu.SETTING, said)
+
+
+@pytest.mark.parametrize(
+    ("said", "capability", "kib"),
+    [(None, 90, 227), ("", 90, 227), ("9.0", 90, 227), ("8.9", 89, 99), ("8.0", 80, 163), ("7.5", 75, 64)],
+)
+def test_a_gpu_stands_for_an_older_one(said, capability, kib, monkeypatch):
+    standing_for(monkeypatch, said)
+    assert gpu.why_not() is None
+    assert (gpu.capability(), gpu.shared_memory()) == (capability, kib << 10)
+    assert gpu.is_restricted() == (capability < 90)
+    assert gpu.Needs(90, alone=True).are_met() == (capability == 90)
+    assert gpu.Needs(80, shared=100 << 10).are_met() == (kib > 100 and capability >= 80)
+    kernel = types.SimpleNamespace()
+    assert gpu.with_shared_memory(kernel, 200 << 10) is kernel
+    assert kernel.max_dynamic_shared_size_bytes == min(200, kib) << 10
+
+
+@pytest.mark.parametrize("said", ["10.0", "12.0", "8", "7.0", "80", "eight", "nan", "-8.0"])
+def test_what_it_cannot_stand_for_is_refused(said, monkeypatch):
+    standing_for(monkeypatch, said)
+    check_refused("MLPKIT_CAPABILITY", said, "7.5", "9.0", "unset")
+
+
+def test_hoppers_instructions_are_hidden_from_who_stands_for_an_older_chip(monkeypatch):
+    from mlpkit.kernels.conv import variants
+
+    for said, by, but in ((None, "wgmma", ""), ("8.6", "mma.sync", ""), ("7.5", "mma.sync", "BF16 as fp16")):
+        standing_for(monkeypatch, said)
+        assert (variants.served().by, variants.served().but) == (by, but)
+        assert ("as MLPKIT_CAPABILITY says" in variants.describe()) == bool(said)
+    standing_for(monkeypatch, None, "120", 101_376)
+    assert variants.served().by == "mma.sync"
+    assert "slower than in the records" in variants.describe()
+    standing_for(monkeypatch, None, "61", 49_152)
+    assert variants.served() is None
+    assert "cuBLAS" in variants.describe()

@@ -87,6 +87,16 @@ def test_a_kernel_file_compiles_and_spills_nothing(name, arch):
     assert {kernel: one.spilled_bytes for kernel, one in found.items()} == dict.fromkeys(found, 0)
 
 
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_100", "sm_120"])
+@pytest.mark.parametrize("name", kernels.names())
+def test_a_kernel_file_compiles_for_blackwell(name, arch):
+    if kernels.chip(name).endswith("a"):
+        pytest.skip(f"{name}.cu is for {kernels.chip(name)} alone")
+    assert kernels.cubin(name, arch)
+
+
 @pytest.mark.parametrize("name", kernels.names())
 def test_a_kernel_file_begins_with_its_idea(name):
     assert kernels.source(name).startswith("// ")
@@ -209,7 +219,7 @@ def test_a_file_for_one_chip_alone_is_compiled_for_that_chip(folder, monkeypatch
     monkeypatch.setattr(cupy.cuda, "Device", contextlib.nullcontext)
     compiled = kernels.load("fence").future.result().path
     assert Path(compiled).read_bytes().startswith(b"\x7fELF")
-    monkeypatch.setattr(kernels, "cubin", None)  # so that a second one would fail
+    monkeypatch.setattr(kernels, "_compile", None)  # so that a second one would fail
     kernels.load.cache_clear()
     assert kernels.load("fence").future.result().path == compiled
 

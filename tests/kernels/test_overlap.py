@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from shared import needs_hopper
 
 from mlpkit import kernels
 from mlpkit.kernels import overlap
@@ -69,6 +70,7 @@ extern "C" __global__ void step(const float* x, float* y, int n) {
 )
 
 
+@needs_hopper
 @pytest.mark.gpu
 def test_each_waits_for_the_one_before_it_in_a_graph_too():
     import cupy as cp

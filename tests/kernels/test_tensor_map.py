@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from shared import needs_hopper
 
 from mlpkit.kernels import tensor_map
 from mlpkit.kernels.driver import cuda
@@ -47,6 +48,7 @@ def test_what_the_driver_refuses_is_said_in_a_sentence(monkeypatch):
         tensor_map.encode(MATRIX, 13, (128, 64))
 
 
+@needs_hopper
 @pytest.mark.gpu
 def test_a_row_that_is_no_multiple_of_16_bytes_is_refused():
     import cupy

@@ -9,20 +9,19 @@ from functools import partial
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.conv import blocked
+from mlpkit.kernels.conv import blocked, portable
 
 from . import Prepared, Rung
 
 
-def prepare(name, shape, which, a, b, tiling=None):
-    """Return a pass that is ready; see `Rung`. name: of a mode. tiling: instead of the most promising one.
+def prepare(mode, shape, which, a, b, tiling=None):
+    """Return a pass that is ready; see `Rung`. tiling: instead of the most promising one.
 
     Raises ValueError where the mode can't.
     """
     import cupy
 
-    mode = blocked.MODES[name]
-    if reason := blocked.why_not(name, shape, which):
+    if reason := blocked.why_not(mode, shape, which):
         raise ValueError(reason)
     images, fp16_parts = blocked.images_as_blocked(a, mode), None
     if which == "weight_gradient":
@@ -90,14 +89,17 @@ def _split(mode, pieces, scales):
     split((blocked.multiprocessors(),), (1024,), (*pieces, *scales), shared_mem=32, enable_cooperative_groups=True)
 
 
-def _rung(name, label):
-    files, precision = (blocked.FORWARD, blocked.WEIGHTS), blocked.MODES[name].precision
-    return Rung(label, files, precision, "nc8hw8", partial(prepare, name), partial(blocked.why_not, name))
+def _rung(mode, label):
+    module = mode.products or blocked
+    files = module.FORWARD, module.WEIGHTS
+    return Rung(label, files, mode.precision, "nc8hw8", partial(prepare, mode), partial(blocked.why_not, mode))
 
 
 RUNGS = {
-    "planes_bf16": _rung("bf16", "channel-blocked, bfloat16"),
-    "planes_tf32": _rung("tf32", "channel-blocked, TF32"),
-    "planes_fp16": _rung("fp16", "channel-blocked, fp16"),
-    "planes_fp16x3": _rung("fp16x3", "channel-blocked, three products of fp16"),
+    "planes_bf16": _rung(blocked.MODES["bf16"], "channel-blocked, bfloat16"),
+    "planes_tf32": _rung(blocked.MODES["tf32"], "channel-blocked, TF32"),
+    "planes_fp16": _rung(blocked.MODES["fp16"], "channel-blocked, fp16"),
+    "planes_fp16x3": _rung(blocked.MODES["fp16x3"], "channel-blocked, three products of fp16"),
 }
+# The same by mma.sync, on any chip since Turing
+PORTABLE = {f"portable_{name}": _rung(mode, f"portable, {name}") for name, mode in portable.MODES.items()}

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels.overlap import Overlapping
+from mlpkit.kernels import overlap
 
 C_TYPES = {
     np.dtype(name): c_name
@@ -18,6 +18,4 @@ def kernel(file, name, dtype, **macros):
 
 def overlapping(kernel):
     """Return a kernel that begins before the one ahead of it has ended, where the GPU has that: since Hopper."""
-    import cupy
-
-    return Overlapping(kernel) if int(cupy.cuda.Device().compute_capability) >= 90 else kernel
+    return overlap.Overlapping(kernel) if overlap.is_possible() else kernel

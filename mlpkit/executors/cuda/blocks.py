@@ -32,11 +32,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from mlpkit.kernels.cnn import between
-from mlpkit.kernels.conv import blocked
+from mlpkit.kernels.conv import blocked, variants
 from mlpkit.nn.residual import Branched
 
-# The modes of `blocked` by precision class: float32 as three products of fp16, TF32's bits as one product of fp16
-MODES = {"float32": blocked.MODES["fp16x3"], "tf32": blocked.MODES["fp16"], "bf16": blocked.MODES["bf16"]}
+MODES = variants.HOPPER  # the modes of `blocked` by precision class; on other GPUs others: see `matches`
 
 
 class Value(NamedTuple):

@@ -65,12 +65,11 @@ def shape_of(layer, shape, n):
 
 def why_not(mode, conv, wants_dx):
     """Return why the channel-blocked kernels can't do a convolution, a sentence, or None."""
-    (name,) = (name for name, one in blocked.MODES.items() if one == mode)
     passes = PASSES if wants_dx else [which for which in PASSES if which != "input_gradient"]
     for channels, *sizes in ((conv.channels, conv.height, conv.width), (conv.channels_out, *conv.y[2:])):
         if conv.batch * blocked.padded(channels) * sizes[0] * sizes[1] > MOST:
             return "these kernels count in 32 bits: take fewer images at a time."
-    return next((reason for which in passes if (reason := blocked.why_not(name, conv, which))), None)
+    return next((reason for which in passes if (reason := blocked.why_not(mode, conv, which))), None)
 
 
 class Following:

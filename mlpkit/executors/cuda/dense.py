@@ -163,11 +163,7 @@ def head(bound, n, mode):
             break
         first -= 1
     sizes = [linear[0].W.shape[0], *(at.W.shape[1] for at in linear)] if linear else []
-    if not linear or linear[0].W.dtype != "float32" or _old() or dense.why_not(sizes):
+    if not linear or linear[0].W.dtype != "float32" or dense.why_not(sizes):
         return 0, None
     first -= first > 0 and type(bound[first - 1].layer) is Flatten
     return len(bound) - first, Head(linear, n, mode)
-
-
-def _old():
-    return int(cp.cuda.Device().compute_capability) < 80

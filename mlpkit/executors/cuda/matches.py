@@ -1,17 +1,23 @@
-"""The modules of blocks that this GPU can run."""
+"""Which blocks this GPU can run: see `kernels.conv.variants` for how their convolutions multiply.
 
-import cupy as cp
+Whatever no block takes over is a layer by itself, by the engine's operations, on any GPU.
+"""
+
 import numpy as np
 
-from mlpkit import kernels
+from mlpkit.kernels.conv import variants
 
 from . import conv_blocks, norm_blocks
 
-CHIP = kernels.chip("conv_11_blocked")  # the only one, as for all channel-blocked kernels
+MATCHES = norm_blocks.match, conv_blocks.match
+
+
+def mode_for(precision):
+    """Return the mode of a precision class, one of `blocks.MODES`, on this GPU."""
+    found = variants.served()
+    return (found.modes if found else variants.HOPPER)[precision]
 
 
 def matches_for(dtype):
     """Return the functions `match` for networks of a type, see `blocks`: none where the blocks' kernels can't run."""
-    if np.dtype(dtype) != np.float32 or f"sm_{cp.cuda.Device().compute_capability}a" != CHIP:
-        return ()
-    return norm_blocks.match, conv_blocks.match
+    return MATCHES if np.dtype(dtype) == np.float32 and variants.served() else ()

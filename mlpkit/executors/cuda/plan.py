@@ -13,8 +13,9 @@ from mlpkit.nn.losses import SoftmaxCrossEntropy
 
 from . import dense
 from .arena import Arena, Recorder
-from .blocks import MODES, Value, pipeline
+from .blocks import Value, pipeline
 from .graph import GraphTrainer
+from .matches import mode_for
 from .transfers import Feed, as_labels
 
 PARTS = 8  # blocks that copy an example, at most
@@ -31,14 +32,14 @@ class Gradient:
 
     def __init__(self, network, n, precision, matches):
         self.network, self.layers = network, network.layers
-        layers, model = network.layers, network.model
+        layers, model, mode = network.layers, network.model, mode_for(precision)
         self.softmax = type(model.loss) is SoftmaxCrossEntropy and len(model.output) == 1
         self.head: dense.Head | None = None
         inner = layers
         if self.softmax:
-            count, self.head = dense.head(layers, n, MODES[precision])
+            count, self.head = dense.head(layers, n, mode)
             inner = layers[: len(layers) - count]
-        self.pipeline = pipeline(inner, network.model.input, n, MODES[precision], (*matches, dense.match))
+        self.pipeline = pipeline(inner, network.model.input, n, mode, (*matches, dense.match))
 
     def __call__(self, x, targets, losses, step=None):
         z = self.pipeline.forward(Value(x, "nchw", x.shape[1]))

@@ -20,9 +20,9 @@ from mlpkit.checks import check_batch, check_count, check_finite
 from ..plain import check_fits, check_rows
 from . import prediction_blocks
 from .arena import Arena
-from .blocks import MODES, Value, pipeline
+from .blocks import Value, pipeline
 from .graph import recorded
-from .matches import matches_for
+from .matches import matches_for, mode_for
 from .plan import watched
 
 
@@ -39,7 +39,7 @@ class Prediction:
     def __init__(self, network, n):
         self.n, self.engine, self.dtype = check_count("n", n), network.engine, np.dtype(network.dtype)
         self.input, self.output = network.model.input, network.model.output
-        layers, mode = prediction_blocks.layers_of(network), MODES[self.precision]
+        layers, mode = prediction_blocks.layers_of(network), mode_for(self.precision)
         ours = matches_for(self.dtype) != ()
         found = (whole(layers, self.input, n, mode) for whole in self.wholes if ours)
         self.whole = next((each for each in found if each), None)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mlpkit.kernels import overlap
 from mlpkit.kernels.cnn import between, first_bf16, pair, predictions
 from mlpkit.kernels.conv import blocked
 from mlpkit.nn.fold import fold
@@ -82,7 +83,7 @@ class Early(conv_blocks.Following):
 
     @property
     def overlaps(self):
-        return self.about.images <= FEW or not self.mode.fp16_parts
+        return overlap.is_possible() and (self.about.images <= FEW or not self.mode.fp16_parts)
 
 
 class FirstConvolution(Early, conv_blocks.FirstBlock):
@@ -125,7 +126,7 @@ class Convolution(Early, conv_blocks.ConvBlock):
         about, to = self.about, self.gives
         if self.at_once:
             of = self.mode, self.conv, about, images, filters, to, self.bias, added
-            return between.convolve(*of, overlaps=True)[0]
+            return between.convolve(*of, overlaps=overlap.is_possible())[0]
         z = blocked.empty_blocked(self.mode, *self.conv.y)
         blocked.convolve(self.mode, self.conv, "forward", images, filters, z, overlaps=self.overlaps)
         if self.plain and (to == "nc8hw8" or (to == "stored" and not self.mode.fp16_parts)):
@@ -135,7 +136,7 @@ class Convolution(Early, conv_blocks.ConvBlock):
 
 
 def _pair(layers, i, shape, n, mode):
-    if mode.stored != 8:
+    if mode.stored != 8 or mode.products:  # its kernel multiplies as `blocked` does
         return None
     first = _conv(layers, i, shape, n, mode)
     if not first or not isinstance(first[1], FirstConvolution) or first[0] == len(layers) - i:
@@ -241,7 +242,7 @@ class End:
 
     def __init__(self, linear, n, precision, channels):
         self.wants = "nchw" if channels is None else "nc8hw8"
-        self.end = predictions.End(n, [(at.W, at.b) for at in linear], precision, channels, overlaps=True)
+        self.end = predictions.End(n, [(at.W, at.b) for at in linear], precision, channels, overlap.is_possible())
         self.units = linear[-1].W.shape[1]
 
     def forward(self, x):

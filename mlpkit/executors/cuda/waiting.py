@@ -2,6 +2,9 @@
 
 `kernels/watch.cuh` is the other side: a block that waits too long leaves a word, (what << 48 | block << 32 | step), and
 all give up. The word comes back with the epoch; the host reads it before the next one, so that nobody waits for it.
+
+A GPU that also draws a screen stands still meanwhile, and some systems end a kernel after two seconds. So a long epoch
+is several launches.
 """
 
 from functools import cache
@@ -15,6 +18,8 @@ from mlpkit import kernels
 from .rates import rates, settings
 from .transfers import Feed, RowLosses, as_labels
 from .uninterrupted import uninterrupted
+
+MOST_STEPS = 512  # of a launch: less than a quarter of a second, even where a step takes 0.4 ms
 
 
 class WaitingTrainer:
@@ -63,14 +68,21 @@ class WaitingTrainer:
         self.check()
         n, steps = len(order), -(-len(order) // self.batch_size)
         with uninterrupted():  # so that theta and the optimizer's count of steps are of one epoch
-            self.exchange.fill(0)
             self.feed.send(rates=rates(self.optimizer, steps), order=order)
-            self.launch(np.int32(n))
+            for first in range(0, steps, MOST_STEPS):
+                self.exchange.fill(0)
+                self.launch(first, np.int32(min(n - first * self.batch_size, MOST_STEPS * self.batch_size)))
         return self.losses.means((steps,), n)
 
-    def launch(self, *sizes):
-        """Start the kernel, with all its blocks on the GPU at once, and send for the word that it leaves."""
-        arguments = *self.examples, *sizes, *self.arguments, *settings(self.optimizer)
+    def launch(self, first, *sizes):
+        """Start the kernel, with all its blocks on the GPU at once, and send for the word that it leaves.
+
+        first: the epoch's step that it begins with.
+        """
+        (*examples, order), (rows, *others, every_rate) = self.examples, self.arguments
+        row = first * self.batch_size
+        part = *examples, order[row:], *sizes, rows[row:], *others, every_rate[3 * first :]
+        arguments = *part, *settings(self.optimizer)
         size = {"shared_mem": self.shared_bytes, "enable_cooperative_groups": True}
         self.kernel.kernel((self.blocks,), (self.threads,), arguments, **size)
         self.failed.data.copy_to_host_async(self.found.ctypes.data, self.found.nbytes)

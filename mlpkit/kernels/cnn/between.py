@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels import overlap
+from mlpkit.kernels import gpu, overlap
 from mlpkit.kernels.conv import blocked
 
 # Threads of a block, as in the files, and blocks on a multiprocessor where they wait for each other
@@ -162,7 +162,7 @@ def why_not_first(shape, about):
         return f"it is for images of at most {FEW} channels, and these have {shape.channels}."
     if shape.stride != 1 or about.pool > MOST_FIRST_POOL:
         return f"it is for a stride of 1 and pools of at most {MOST_FIRST_POOL} x {MOST_FIRST_POOL}."
-    if max(_first_shared(shape, about), _weights_shared(shape, about, 1)) > SHARED:
+    if max(_first_shared(shape, about), _weights_shared(shape, about, 1)) > min(SHARED, gpu.shared_memory()):
         return f"images of {shape.height} x {shape.width} or the filters don't fit into shared memory."
     return None
 
@@ -197,7 +197,8 @@ def first_weights(mode, shape, about, x, dy, layout, kept, dw, db, counters):
     each, many = _each(shape), _tiles(shape, about)
     slices = max(1, min(about.images, 2 * blocked.multiprocessors() // many))
     of_slice = -(-about.images // slices)
-    chunk = next(n for n in range(of_slice, 0, -1) if n == 1 or _weights_shared(shape, about, n) <= SHARED // 2)
+    most = min(SHARED, gpu.shared_memory()) // 2
+    chunk = next(n for n in range(of_slice, 0, -1) if n == 1 or _weights_shared(shape, about, n) <= most)
     partial = cupy.empty((slices, 8 * about.groups * shape.channels * (shape.kernel**2 + 1)), np.float32)
     macros = {"MODE": mode.number, "FROM": _from(mode, layout), "EACH": each} | _first_macros(shape, about)
     pointers = (_pointer(one) for one in (kept, partial, dw, db, counters))
@@ -322,9 +323,7 @@ def most_blocks(file):
 
 @cache
 def _kernel(file, function, **macros):
-    kernel = kernels.load(file, **macros).get_function(function)
-    kernel.max_dynamic_shared_size_bytes = SHARED
-    return kernel
+    return gpu.with_shared_memory(kernels.load(file, **macros).get_function(function), SHARED)
 
 
 def _launch(file, function, macros, blocks, arguments, shared, together=False, overlaps=False):

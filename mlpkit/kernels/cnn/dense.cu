@@ -101,9 +101,10 @@ struct Parts {
 };
 
 // Tensor cores truncate a float32 to 10 bits: a little more than x, truncated, is nearly x rounded. See
-// implicit_tf32.cuh.
+// implicit_tf32.cuh. Before Ampere no tensor core takes it, and all bits count: nothing is left for a low part.
 __device__ Parts split(float x)
 {
+    if (!AMPERE) return {__float_as_uint(x), 0};
     const Word high = __float_as_uint(x * 1.00034526698f) & ~0x1fffu;
     return {high, __float_as_uint(x - __uint_as_float(high))};
 }
@@ -141,7 +142,7 @@ __device__ void multiply(float (&totals)[2][4][4], const Pieces& pieces)
     for (int i = 0; i < 2; ++i) {
         float sums[4][4] = {};
         #pragma unroll
-        for (int product = 3 - PRODUCTS; product < 3; ++product)  // low high, high low, high high
+        for (int product = AMPERE ? 3 - PRODUCTS : 2; product < 3; ++product)  // low high, high low, high high
             #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 auto& to = PRODUCTS == 1 ? totals[i][j] : sums[j];

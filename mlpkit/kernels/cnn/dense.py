@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels import overlap
+from mlpkit.kernels import gpu, overlap
 
 TILE, DEPTH, THREADS, STAGES = 64, 32, 256, 3  # as in dense.cu
 MOST_LAYERS, WIDEST = 6, 1024  # units
@@ -152,6 +152,5 @@ def _tiles(length):
 
 @cache
 def _kernel(name, **macros):
-    found = kernels.load("dense", **macros).get_function(name)
-    found.max_dynamic_shared_size_bytes = 100 << 10
+    found = gpu.with_shared_memory(kernels.load("dense", **macros).get_function(name), 100 << 10)
     return overlap.Overlapping(found) if "OVERLAPS" in macros else found

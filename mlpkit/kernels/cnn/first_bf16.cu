@@ -1,6 +1,7 @@
 // The first convolution on tensor cores, as a kernel by itself: see first_bf16.cuh.
 //
 // A block has an image, or a part of its patches, and asks for the next one while it multiplies.
+// needs sm_80
 
 #include "first_bf16.cuh"
 

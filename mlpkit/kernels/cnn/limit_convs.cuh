@@ -216,46 +216,53 @@ __device__ void conv_back_parts() {
     constexpr Shape s = shape(block);
     constexpr Division division = ::division(block);
     const float* transposed = shared_floats(SCRATCH_AT + transposed_before(block));
-    float* dw_parts = shared_floats(DENSE_AT);
-    float* dx_parts = shared_floats(DENSE_AT + dw_bytes(block));
+    float* dw_parts = shared_floats(LATE_AT);
+    float* dx_parts = shared_floats(LATE_AT + dw_bytes(block));
     constexpr int OUT = back_channels(block);
     const int lane = thread() % 32, before = half() * OUT;
+    constexpr int SLOTS = division.slots, ROWS = rows_of_parts(block);
 #pragma unroll 1
-    for (int task = thread() / 32; task < rows_of_parts(block) * division.lanes * division.groups; task += WARPS) {
-        const int chunk = task % division.chunks, py = task / division.chunks % s.ph, rest = task / rows_of_parts(block);
-        const int mine = rest % division.lanes * 32 + lane, group = rest / division.lanes;
-        const int first = chunk * division.windows;
-        const bool exists = mine < s.ci * s.k;
-        const int used = exists ? mine : 0, there = s.pw - first;
-        const float* in = plane_of<block>(used / s.k) + (2 * py + used % s.k) * s.stride() + 2 * first;
-        float x[2][division.span], dx[2][division.span] = {};
-#pragma unroll
-        for (int i = 0; i < division.span; i += 2) {
-            const bool inside = division.chunks == 1 || 2 * first + i < s.w + 2 * s.pad;
-            read_pair(x[0], i, in, inside), read_pair(x[1], i, in + s.stride(), inside);
-        }
+    for (int before_rows = 0; before_rows < ROWS; before_rows += SLOTS) {
+        if (before_rows) __syncthreads();  // what is added to is there
 #pragma unroll 1
-        for (int channel = group * division.each; channel < min(OUT, (group + 1) * division.each); channel++) {
-            float w[s.k], dw[s.k] = {};
+        for (int task = thread() / 32; task < SLOTS * division.lanes * division.groups; task += WARPS) {
+            const int line = before_rows + task % SLOTS, rest = task / SLOTS;
+            if (SLOTS < ROWS && line >= ROWS) continue;
+            const int chunk = line % division.chunks, py = line / division.chunks;
+            const int mine = rest % division.lanes * 32 + lane, group = rest / division.lanes;
+            const int first = chunk * division.windows;
+            const bool exists = mine < s.ci * s.k;
+            const int used = exists ? mine : 0, there = s.pw - first;
+            const float* in = plane_of<block>(used / s.k) + (2 * py + used % s.k) * s.stride() + 2 * first;
+            float x[2][division.span], dx[2][division.span] = {};
 #pragma unroll
-            for (int c = 0; c < s.k; c++) w[c] = transposed[(before + channel) * s.taps() + used * s.k + c];
-            const Route* routes_of = routes<block>() + ((before + channel) * s.ph + py) * s.pw + first;
-            Route row[division.windows];
-#pragma unroll
-            for (int px = 0; px < division.windows; px++) {
-                row[px] = division.chunks == 1 || px < there ? routes_of[px] : Route{0, 0};
+            for (int i = 0; i < division.span; i += 2) {
+                const bool inside = division.chunks == 1 || 2 * first + i < s.w + 2 * s.pad;
+                read_pair(x[0], i, in, inside), read_pair(x[1], i, in + s.stride(), inside);
             }
-            routes_back<s.k, 0>(row, w, dw, x, dx);
-            float* to = dw_parts + ((py * division.chunks + chunk) * OUT + channel) * s.taps() + used * s.k;
-            for (int c = 0; c < s.k; c++) {
-                if (exists) to[c] = dw[c];
+#pragma unroll 1
+            for (int channel = group * division.each; channel < min(OUT, (group + 1) * division.each); channel++) {
+                float w[s.k], dw[s.k] = {};
+#pragma unroll
+                for (int c = 0; c < s.k; c++) w[c] = transposed[(before + channel) * s.taps() + used * s.k + c];
+                const Route* routes_of = routes<block>() + ((before + channel) * s.ph + py) * s.pw + first;
+                Route row[division.windows];
+#pragma unroll
+                for (int px = 0; px < division.windows; px++) {
+                    row[px] = division.chunks == 1 || px < there ? routes_of[px] : Route{0, 0};
+                }
+                routes_back<s.k, 0>(row, w, dw, x, dx);
+                float* to = dw_parts + (task % SLOTS * OUT + channel) * s.taps() + used * s.k;
+                for (int c = 0; c < s.k; c++) {
+                    if (exists) to[c] = SLOTS < ROWS && before_rows ? to[c] + dw[c] : dw[c];
+                }
             }
-        }
 #pragma unroll
-        for (int dy = 0; dy < 2; dy++) {
-            float* to = dx_parts + (((group * division.chunks + chunk) * s.ph + py) * 2 + dy) * piece(block) + mine;
+            for (int dy = 0; dy < 2; dy++) {
+                float* to = dx_parts + (((group * division.chunks + chunk) * s.ph + py) * 2 + dy) * piece(block) + mine;
 #pragma unroll
-            for (int i = 0; i < division.span; i++) to[i * column(block)] = dx[dy][i];
+                for (int i = 0; i < division.span; i++) to[i * column(block)] = dx[dy][i];
+            }
         }
     }
     __syncthreads();
@@ -266,8 +273,8 @@ template <int block>
 __device__ void conv_back_sums(Partial partial, Word phase) {
     constexpr Shape s = shape(block), below = shape(block - 1);
     constexpr Division division = ::division(block);
-    const float* dw_parts = shared_floats(DENSE_AT);
-    const float* dx_parts = shared_floats(DENSE_AT + dw_bytes(block));
+    const float* dw_parts = shared_floats(LATE_AT);
+    const float* dx_parts = shared_floats(LATE_AT + dw_bytes(block));
     constexpr int OUT = back_channels(block), ELEMENTS = s.ci * s.h * s.w, PART = ELEMENTS / IMAGE_BLOCKS;
     const float* others = shared_floats(SWAP_BACK_AT);
     const auto sum_of = [&](int e) {  // columns, then rows of a channel: the last change fastest
@@ -315,7 +322,7 @@ __device__ void conv_back_sums(Partial partial, Word phase) {
         const int mine = thread() + i * THREADS, e = min(mine, OUT * s.taps() - 1);
         float sum = 0;
 #pragma unroll
-        for (int row = 0; row < rows_of_parts(block); row++) sum += dw_parts[row * OUT * s.taps() + e];
+        for (int row = 0; row < division.slots; row++) sum += dw_parts[row * OUT * s.taps() + e];
         if (mine == e) partial.put(conv_weights(block) + half() * OUT * s.taps() + e, sum);
     }
     conv_biases_back<block>(partial);
@@ -337,7 +344,7 @@ __device__ void first_conv_back(Partial partial) {
     constexpr First division = first_division();
     constexpr int ROWS = s.ci * s.k, ALL = s.ph * ROWS, OUT = back_channels(0);
     const int before = half() * OUT;
-    float* dw_parts = shared_floats(DENSE_AT);
+    float* dw_parts = shared_floats(LATE_AT);
     const int lane = thread() % 32;
 #pragma unroll 1
     for (int task = thread() / 32; task < division.lanes * division.chunks * division.groups; task += WARPS) {

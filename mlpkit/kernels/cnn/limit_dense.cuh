@@ -18,13 +18,17 @@ __device__ void trade_sums(float* sums) {
     }
 }
 
-// Of the largest layer, the weights that don't fit into shared memory.
+// Of the largest layer, the weights that don't fit into shared memory, or some of them: the others are read from `from`.
 struct Kept {
+    const float* from;
     float4 of[most(1, kept_rows())][sharing(LARGEST).columns()];
 
     __device__ void ask(const float* packed) {
         constexpr Sharing s = sharing(LARGEST);
         const int slot = thread() / s.lanes(), lane = thread() % s.lanes();
+        this->from = packed;
+        for (int e = thread(); STREAMS && e < BIASES_PACKED; e += THREADS)
+            shared_floats(BIASES_AT)[e] = __ldcg(packed + CONV_PACKED + e);
         const float* from = packed + dense_packed(LARGEST) + first_row<LARGEST>() * wide(LARGEST);
         const float4* weights = (const float4*)from;
 #pragma unroll
@@ -39,6 +43,11 @@ struct Kept {
 
     template <int layer>
     __device__ float4 get(int slot, int i, int four, int c) const {
+        if constexpr (STREAMS) {
+            constexpr Sharing s = sharing(layer);
+            const float4* rows = (const float4*)(from + dense_packed(layer));
+            if (layer != LARGEST || i >= kept_rows()) return __ldcg(rows + (slot * s.each() + i) * s.fours + four);
+        }
         if (i >= resident(layer)) return of[layer == LARGEST ? i - resident(layer) : 0][layer == LARGEST ? c : 0];
         return ((const float4*)shared_floats(dense_at(layer)))[(slot * resident(layer) + i) * sharing(layer).fours + four];
     }

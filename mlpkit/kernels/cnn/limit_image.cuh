@@ -109,6 +109,7 @@ constexpr int asked_bytes() {
 template <bool waits>
 __device__ void ask_weights(const Exchange& exchange, Word step) {
     if (waits) wait_for(&exchange.dense_new, GRID * step, NEW_DENSE, step);
+    if (STREAMS) return;  // threads read them: after the next barrier
     fence_proxy_async_all();
     mbarrier_arrive_expect_tx(&head().dense, asked_bytes());
     ask_whole<BIASES_PACKED>(shared_floats(BIASES_AT), exchange.packed + CONV_PACKED, &head().dense);
@@ -166,7 +167,7 @@ __device__ void through_network(Exchange& exchange, const Image& mine, int image
     if (BLOCKS > 1 && thread() == CLERK) ask_weights<waits>(exchange, step);
     Kept kept;
     convs_forward<0>([&] {
-        if constexpr (kept_rows() > 0) kept.ask(exchange.packed);
+        if constexpr (kept_rows() > 0 || STREAMS) kept.ask(exchange.packed);
     });
     stamp(2);
     wait_for_copy(&head().dense, phase, NEW_DENSE, step);

@@ -43,6 +43,9 @@
 #ifndef MOST_WINDOWS
 #define MOST_WINDOWS (IMAGE_BLOCKS > 1 ? 3 : 5)  // that a thread takes of a row, forward
 #endif
+#ifndef STREAMS
+#define STREAMS 0  // whether dense weights come through the L2 cache, and there is no unit that copies
+#endif
 #ifndef SHARED_LIMIT  // bytes that a block may have
 #define SHARED_LIMIT 232448
 #endif
@@ -236,55 +239,22 @@ constexpr int others() {
 }
 constexpr int resident(int layer) {
     const Sharing s = sharing(layer);
+    if (STREAMS) return 0;
     const int fits = (SHARED_LIMIT - DENSE_AT - others()) / (4 * s.slots() * wide(layer));
     return layer == LARGEST && 4 * rows_here(layer) * wide(layer) > SHARED_LIMIT - DENSE_AT - others() ? most(0, fits)
                                                                                                      : s.each();
 }
-constexpr int kept_rows() { return most(0, sharing(LARGEST).each() - resident(LARGEST)); }
+const int MOST_KEPT = 12;  // fours of a thread
+constexpr int kept_rows() {
+    const Sharing s = sharing(LARGEST);
+    const int others = most(0, s.each() - resident(LARGEST));
+    return STREAMS ? least(others, MOST_KEPT / s.columns()) : others;
+}
 constexpr int dense_bytes(int layer) {
     const Sharing s = sharing(layer);
     return 4 * wide(layer) * (resident(layer) < s.each() ? resident(layer) * s.slots() : rows_here(layer));
 }
 constexpr int dense_at(int layer) { return layer ? dense_at(layer - 1) + dense_bytes(layer - 1) : DENSE_AT; }
-
-// ---- On the way back, in the place of the dense weights ----
-
-struct Division {  // back through a convolution but the first: see limit_convs.cuh
-    int lanes, chunks, windows, span, groups, each;
-};
-constexpr Division division(int block) {
-    const Shape s = shape(block);
-    const int lanes = parts(s.ci * s.k, 32), chunks = parts(s.pw, 5), windows = parts(s.pw, chunks);
-    const int co = back_channels(block), groups = least(co, most(1, WARPS / (s.ph * chunks * lanes)));
-    const int each = parts(co, groups);
-    return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(co, each), each};
-}
-constexpr int rows_of_parts(int block) { return shape(block).ph * division(block).chunks; }
-constexpr int dw_bytes(int block) { return up_to(16, rows_of_parts(block) * transposed_bytes(block)); }
-// Sums for the inputs' gradients: so many from a column to the next, and from a row of outputs to the next. Who adds
-// them up reads down one column after another: so their rows are in different banks, and those of the next one, too.
-constexpr int column(int block) { return 32 * division(block).lanes + shape(block).h % 32; }
-constexpr int piece(int block) { return up_to(32, division(block).span * column(block)) + 1; }
-constexpr int dx_bytes(int block) {
-    return up_to(16, 4 * division(block).groups * rows_of_parts(block) * 2 * piece(block));
-}
-
-struct First {  // back through the first convolution
-    int lanes, chunks, windows, span, groups, each;
-};
-constexpr First first_division() {
-    const Shape s = shape(0);
-    const int lanes = parts(s.ph * s.ci * s.k, 32), chunks = parts(s.pw, FIRST_WINDOWS), windows = parts(s.pw, chunks);
-    const int co = back_channels(0), each = least(co, FIRST_EACH);
-    return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(co, each), each};
-}
-constexpr int late_bytes() {
-    const Shape s = shape(0);
-    int need = most(4 * first_division().chunks * s.co * s.ph * s.taps(), 4 * WARPS * 32 * 20);
-    for (int i = 1; i < BLOCKS; i++) need = most(need, dw_bytes(i) + dx_bytes(i));
-    return need;
-}
-constexpr int SHARED_BYTES = most(dense_at(LAYERS), DENSE_AT + late_bytes());
 
 // ---- Theta: all weights, layer after layer, and then all biases ----
 
@@ -305,15 +275,79 @@ constexpr int dense_biases(int layer) {
 constexpr int CONV_WEIGHTS = conv_weights(BLOCKS), CONV_BIASES = conv_biases(BLOCKS) - dense_weights(LAYERS);
 constexpr int PARTIAL = up_to(4, CONV_WEIGHTS + CONV_BIASES);
 
+// ---- On the way back, in the place of the dense weights, or behind what is still needed ----
+
+// A block adds up so many parameters of the convolutions, sixteen lanes two of each at a time: see limit_update.cuh.
+const int CONV_EACH = up_to(2, parts(PARTIAL, GRID)), PASSES = parts(CONV_EACH, 32);
+constexpr int still_needed() { return most(transposed_before(most(1, BLOCKS)), 4 * PASSES * WARPS * 32); }
+constexpr int LATE_AT = STREAMS ? up_to(128, SCRATCH_AT + still_needed()) : DENSE_AT;
+
+struct Division {  // back through a convolution but the first: see limit_convs.cuh
+    int lanes, chunks, windows, span, groups, each;
+    int slots;  // rows whose weights' gradients have places of their own: all, if they fit
+};
+constexpr Division divided(int block, int most_groups) {
+    const Shape s = shape(block);
+    const int lanes = parts(s.ci * s.k, 32), chunks = parts(s.pw, 5), windows = parts(s.pw, chunks);
+    const int co = back_channels(block), groups = least(least(co, most_groups), most(1, WARPS / (s.ph * chunks * lanes)));
+    const int each = parts(co, groups);
+    return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(co, each), each, s.ph * chunks};
+}
+constexpr int rows_of_parts(int block) { return shape(block).ph * divided(block, 1).chunks; }
+constexpr int dw_bytes(int block, const Division& d) { return up_to(16, d.slots * transposed_bytes(block)); }
+// Sums for the inputs' gradients: so many from a column to the next, and from a row of outputs to the next. Who adds
+// them up reads down one column after another: so their rows are in different banks, and those of the next one, too.
+constexpr int column(int block) { return 32 * divided(block, 1).lanes + (STREAMS ? 1 : shape(block).h % 32); }
+constexpr int piece(int block) { return up_to(32, divided(block, 1).span * column(block)) + 1; }
+constexpr int dx_bytes(int block, const Division& d) {
+    return up_to(16, 4 * d.groups * rows_of_parts(block) * 2 * piece(block));
+}
+// The division that takes the fewest turns, of those that fit.
+constexpr Division division(int block) {
+    Division best = divided(block, WARPS);
+    if (!STREAMS) return best;
+    int fewest = 1 << 30;
+    for (int groups = best.groups; groups > 0; groups--) {
+        for (int slots = rows_of_parts(block); slots > 0; slots--) {
+            Division d = divided(block, groups);
+            d.slots = slots;
+            const int turns = parts(rows_of_parts(block), slots) * parts(slots * d.lanes * d.groups, WARPS) * d.each;
+            const bool fits = LATE_AT + dw_bytes(block, d) + dx_bytes(block, d) <= SHARED_LIMIT;
+            if (fits && turns < fewest) best = d, fewest = turns;
+        }
+    }
+    return best;
+}
+constexpr int dw_bytes(int block) { return dw_bytes(block, division(block)); }
+constexpr int dx_bytes(int block) { return dx_bytes(block, division(block)); }
+
+struct First {  // back through the first convolution
+    int lanes, chunks, windows, span, groups, each;
+};
+constexpr First first_division() {
+    const Shape s = shape(0);
+    const int lanes = parts(s.ph * s.ci * s.k, 32), chunks = parts(s.pw, FIRST_WINDOWS), windows = parts(s.pw, chunks);
+    const int co = back_channels(0), each = least(co, FIRST_EACH);
+    return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(co, each), each};
+}
+constexpr int late_bytes() {
+    const Shape s = shape(0);
+    int need = most(4 * first_division().chunks * s.co * s.ph * s.taps(), 4 * WARPS * 32 * 20);
+    for (int i = 1; i < BLOCKS; i++) need = most(need, dw_bytes(i) + dx_bytes(i));
+    return need;
+}
+constexpr int SHARED_BYTES = most(dense_at(LAYERS), LATE_AT + late_bytes());
+
 static_assert(IMAGE_BLOCKS == 1 || (IMAGE_BLOCKS == 2 && PAIRS && BLOCKS == 2 && 2 * BATCH <= GRID),
               "two neighbours an image");
 static_assert(IMAGE_BLOCKS == 1 || (shape(0).co % 2 == 0 && shape(BLOCKS - 1).co % 2 == 0 && inputs(0) % 8 == 0),
               "half an image a block");
 static_assert(IMAGE_BLOCKS == 1 || swap_back_elements() % 2 == 0, "half an image a block");
 static_assert(!PAIRS || (GRID % 2 == 0 && BATCH <= GRID), "pairs take one image each");
+static_assert(!STREAMS || (!PAIRS && IMAGE_BLOCKS == 1), "blocks have no neighbours");
 static_assert(THREADS % 128 == 0 && BLOCKS >= 1 && LAYERS >= 1, "");
 static_assert(SHARED_BYTES <= SHARED_LIMIT, "too large for shared memory");
-static_assert(kept_rows() * sharing(LARGEST).columns() <= 12, "too large for shared memory and registers");
+static_assert(kept_rows() * sharing(LARGEST).columns() <= MOST_KEPT, "too large for shared memory and registers");
 
 template <int n>
 struct Constant {

@@ -68,7 +68,7 @@ __device__ void dense_sums(int tile, const float* activations, const float* slop
             bias.x += dz[e].x, bias.y += dz[e].y, bias.z += dz[e].z, bias.w += dz[e].w;
         }
     }
-    float4* left = (float4*)shared_floats(DENSE_AT) + thread() * SUMS / 4;
+    float4* left = (float4*)shared_floats(LATE_AT) + thread() * SUMS / 4;
 #pragma unroll
     for (int i = 0; i < 4; i++) left[i] = sums[i];
     left[4] = bias;
@@ -95,7 +95,6 @@ __device__ Place bias_of(int tile) {
 
 // ---- Convolutions: a block has so many parameters, sixteen lanes two of each ----
 
-const int CONV_EACH = up_to(2, parts(PARTIAL, GRID)), PASSES = parts(CONV_EACH, 32);
 static_assert(PASSES * 32 <= THREADS, "too many weights of convolutions");
 
 // The parameter of the convolutions that this thread owns.
@@ -185,7 +184,7 @@ struct Owned {
             of_dense(round, [&](Parameter& own, Place place, int, bool) { packed[place.packed] = own.w; });
         }
         if (conv_place().theta >= 0) send(convs + conv_place().packed, conv.w, step);
-        fence_proxy_async_all();
+        if constexpr (!STREAMS) fence_proxy_async_all();
     }
 
     // Update all parameters with the gradients of n examples of this step, and hand them over for the next one. First
@@ -207,7 +206,7 @@ struct Owned {
                 const int at = is_weight ? e / 16 * SUMS + e % 16 : thread() / 4 * SUMS + 16 + thread() % 4;
                 float g = 0;
 #pragma unroll
-                for (int warp = 0; warp < WARPS; warp++) g += shared_floats(DENSE_AT)[warp * 32 * SUMS + at];
+                for (int warp = 0; warp < WARPS; warp++) g += shared_floats(LATE_AT)[warp * 32 * SUMS + at];
                 own.update(g, settings, rates, is_weight);
                 given.packed[place.packed] = own.w;
             });

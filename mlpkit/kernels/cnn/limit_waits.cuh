@@ -27,7 +27,9 @@ __device__ void wait_for(const Word* counter, Word number, Awaited what, Word st
 
 __device__ void wait_for_copy(Word64* barrier, Word phase, Awaited what, Word step) {
     Word turns = 0;
-    while (!mbarrier_try_wait(barrier, phase) && !give_up(turns, what, step)) {
+    if constexpr (!STREAMS) {
+        while (!mbarrier_try_wait(barrier, phase) && !give_up(turns, what, step)) {
+        }
     }
 }
 
@@ -75,8 +77,10 @@ __device__ void begin(Word64* failure) {
     __syncthreads();
     if (threadIdx.x == 0) {
         head().failure = failure;
-        mbarrier_init<1>(&head().dense), mbarrier_init<1>(&head().sums[0]), mbarrier_init<1>(&head().sums[1]);
-        fence_proxy_async();
+        if constexpr (!STREAMS) {
+            mbarrier_init<1>(&head().dense), mbarrier_init<1>(&head().sums[0]), mbarrier_init<1>(&head().sums[1]);
+            fence_proxy_async();
+        }
     }
     __syncthreads();
 }

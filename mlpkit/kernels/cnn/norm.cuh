@@ -164,7 +164,7 @@ struct Arrivals {
     __device__ void wait_for(const Share& share, int image)
     {
         int number = barrier_of(image - share.begin);
-        if (image >= share.resident || number == seen) return;
+        if (!HOPPER || image >= share.resident || number == seen) return;
         for (Word turns = 0; !mbarrier_try_wait(&barriers[number], 0);) give_up_after_a_while(turns);
         seen = number;
     }
@@ -184,6 +184,18 @@ struct Units {
     }
     __device__ size_t part(const Share& share, int image) const { return near && image < share.resident ? pieces : step; }
     __device__ Word bytes() const { return near ? pieces * parts * sizeof(Piece) : 0; }
+#if !HOPPER
+    // By all threads, for all of the block's first units.
+    __device__ void ask(const Share& share) const
+    {
+        int all = near ? (share.resident - share.begin) * parts * pieces : 0;
+        #pragma unroll 4
+        for (int n = threadIdx.x; n < all; n += BLOCK_THREADS) {
+            int unit = n / (parts * pieces), rest = n - unit * parts * pieces, part = rest / pieces;
+            cp_async<16>(near + n, far + part * step + share.place(share.begin + unit) * pieces + rest - part * pieces);
+        }
+    }
+#endif
     __device__ void ask(const Share& share, int number, Word64* barrier) const
     {
         size_t place = share.place(share.begin + number);
@@ -280,9 +292,12 @@ struct Elements {
     }
 };
 
-// Ask for the block's first units of what is normalized, if it is blocked, and of another array. By one warp.
+// Ask for the block's first units of what is normalized, if it is blocked, and of another array. By all threads, who
+// then meet: before Hopper all is there when they have.
 inline void ask_for(const Share& share, const Units& a, const Units& b, Word64* barriers)
 {
+#if HOPPER
+    if (threadIdx.x >= 32) return;
     int resident = share.resident - share.begin, lane = threadIdx.x % 32;
     Word each = (STEM ? 0 : a.bytes()) + b.bytes();
     if (lane < BARRIERS) mbarrier_init<1>(&barriers[lane]);
@@ -296,6 +311,11 @@ inline void ask_for(const Share& share, const Units& a, const Units& b, Word64* 
         if (!STEM) a.ask(share, i, &barriers[barrier_of(i)]);
         b.ask(share, i, &barriers[barrier_of(i)]);
     }
+#else
+    if (!STEM) a.ask(share);
+    b.ask(share);
+    cp_async_wait_all();
+#endif
 }
 
 // ---- What blocks tell each other ----

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.kernels import gpu
 from mlpkit.kernels.conv import blocked
 from mlpkit.kernels.conv.blocked import Stored
 
@@ -99,7 +100,7 @@ class Norm:
         """Return how many units a block holds at a time, and whether those are all that it has. pieces: of a unit."""
         ctas, together = self.shares(blocks)
         wanted = -(-self.n // ctas)
-        resident = min((blocked.SHARED - RESERVED_BYTES) // (16 * pieces), wanted)
+        resident = min((gpu.shared_memory() - RESERVED_BYTES) // (16 * pieces), wanted)
         return resident, resident == wanted and together == self.groups
 
     def launch(self, pieces, blocks=None):
@@ -275,7 +276,6 @@ def _addresses(*arrays):
 
 @cache
 def _kernel(name, function, **macros):
-    kernel = kernels.load(name, **macros).get_function(function)
-    kernel.max_dynamic_shared_size_bytes = blocked.SHARED
+    kernel = gpu.with_shared_memory(kernels.load(name, **macros).get_function(function))
     kernel.preferred_shared_memory_carveout = 100
     return kernel.kernel

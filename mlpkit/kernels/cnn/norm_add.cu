@@ -1,6 +1,4 @@
 // Two gradients that meet where a residual begins, and nothing else is done: their sum, in place.
-//
-// needs sm_90
 
 #include "norm.cuh"
 

@@ -14,8 +14,6 @@
 //
 // Behind a convolution of one channel (STEM) nobody asks for dx but the gradient of the filters: it is summed here.
 //
-// needs sm_90
-//
 // The scale of fp16: |dx| is at most largest(|scale d|) (2 + sqrt(m - 1)), m values a channel.
 
 #include "norm.cuh"
@@ -341,7 +339,7 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
     Elements y = {{images, near, 0, Elements::piece_count(s), 1}, filters};
     Piece* behind = FROM == 0 ? near + s.resident * y.units.pieces : nullptr;
     Gradient gradient = {{own.gradient, behind, 0, s.area_out() * STORED, 1}, own, past};
-    if (threadIdx.x < 32) ask_for(share, y.units, gradient.dy, shared.there);
+    ask_for(share, y.units, gradient.dy, shared.there);
     Word launch = told->launches + 1;
     if (STEM) y.fetch(s, share);
     __syncthreads();

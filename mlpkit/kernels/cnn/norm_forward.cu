@@ -11,8 +11,6 @@
 //
 // The backward pass gets what it can't make again from y: which value of a window went on (4 bits), or, where
 // something was added, whether it was above 0 (1 bit).
-//
-// needs sm_90
 
 #include "norm.cuh"
 
@@ -268,7 +266,7 @@ void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels
     Piece* near = reinterpret_cast<Piece*>(&shared + 1);
     Elements y = {{images, near, 0, Elements::piece_count(s), 1}, filters};
     Units x = {added, ADD ? near + s.resident * y.units.pieces : nullptr, s.units() * s.area(), s.area(), PARTS};
-    if (threadIdx.x < 32) ask_for(share, y.units, x, shared.there);
+    ask_for(share, y.units, x, shared.there);
     Word launch = told->launches + 1;
     if (threadIdx.x / 32 == WARPS - 1) {
         Word largest = bound(s, p, of_added);

@@ -42,6 +42,7 @@ __device__ void ask(unsigned short* to, const unsigned short* from, int rows, in
     }
 }
 
+#if AMPERE
 // parts (slices, n, units): sums over `slice` inputs each. x (n, inputs), W (units rounded up to 64, inputs): bfloat16,
 // inputs a multiple of 8. A warp has 32 x 32 of a tile.
 extern "C" __global__ __launch_bounds__(MULTIPLIERS, 2)
@@ -99,6 +100,7 @@ void parts(const unsigned short* x, const unsigned short* W, float* to, int n, i
             to[((size_t)number * n + at_row) * units + at_column] = sums[i / 16][i / 4 % 4][i % 4];
     }
 }
+#endif
 
 // ---- What follows: sizes are macros, so that nothing is divided, and all loads of a sum are under way at once ----
 

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels import overlap
+from mlpkit.kernels import gpu, overlap
 from mlpkit.kernels.conv.blocked import as_bf16, groups_of, padded
 
 from . import dense
@@ -14,7 +14,7 @@ TILE, DEPTH, THREADS, STAGES = 64, 64, 256, 4  # as in predictions.cu
 BLOCKS = 132  # of which the first layer's slices make about so many
 MANY = 512  # examples, from which on tiles are twice as tall
 ALONE = 116 << 10  # bytes of shared memory with which a block has a multiprocessor for itself
-BLOCK_BYTES, MOST_RESIDENT = 96 << 10, 48 << 10  # bytes that a block with examples may have, and of weights
+BLOCK_BYTES = 96 << 10  # that a block with examples may have, half of them of weights
 
 why_not = dense.why_not
 
@@ -41,7 +41,7 @@ class End:
         pointers = np.zeros((2, dense.MOST_LAYERS), np.uint64)
         pointers[:, : len(units)] = np.transpose([(W.data.ptr, b.data.ptr) for W, b in self.layers])
         resident = sum(padded(W.size, 4) for W, _ in self.layers[1:])
-        resident = resident if 4 * resident <= MOST_RESIDENT else 0
+        resident = resident if 4 * resident <= _block_bytes() // 2 else 0
         macros = {
             "SIZES": ",".join(map(str, units)),
             "SLICES": len(parts),
@@ -74,15 +74,17 @@ class End:
 
 def rows_of(n, widest):
     """Return how many examples a block takes: more where there are many, so that weights are read less often."""
-    fit = [
-        rows for rows in (1, 2, 4, 8) if 4 * rows * 3 * padded(max(THREADS, widest), 4) <= BLOCK_BYTES - MOST_RESIDENT
-    ]
+    fit = [rows for rows in (1, 2, 4, 8) if 4 * rows * 3 * padded(max(THREADS, widest), 4) <= _block_bytes() // 2]
     return next((rows for rows in fit if n <= 4 * BLOCKS * rows), fit[-1])
 
 
 def tall_of(n):
     """Return how many examples a block of the first layer's sums has."""
-    return TILE if n < MANY else 2 * TILE
+    return TILE if n < MANY or gpu.shared_memory() < ALONE else 2 * TILE
+
+
+def _block_bytes():
+    return min(BLOCK_BYTES, gpu.shared_memory())
 
 
 def cut(n, inputs, units):
@@ -105,6 +107,5 @@ def in_order(W, channels):
 
 @cache
 def _kernel(name, **macros):
-    found = kernels.load("predictions", **macros).get_function(name)
-    found.max_dynamic_shared_size_bytes = max(ALONE, BLOCK_BYTES)
+    found = gpu.with_shared_memory(kernels.load("predictions", **macros).get_function(name), max(ALONE, BLOCK_BYTES))
     return overlap.Overlapping(found) if "OVERLAPS" in macros else found

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels import overlap, tensor_map
+from mlpkit.kernels import gpu, overlap, tensor_map
 
 from . import Shape
 
@@ -41,12 +41,14 @@ class Mode:
     """How values are stored and multiplied. number: of the macro MODE. stored: channels in 16 bytes of an operand.
 
     fp16_parts: what a value of float32 is split into before the product; 0 where it is multiplied as it is stored.
+    products: the module that has the products, if it is not this one; see `portable`.
     """
 
     number: int
     precision: str
     stored: int
     fp16_parts: int = 0
+    products: Any = None
 
     @property
     def parts(self):
@@ -229,6 +231,8 @@ BLOCKS = ((1, 1, 1, 208, 1.15, 1), (1, 1, 2, 144, 1, 1.06), (2, 1, 1, 144, 1, 1.
 
 def tilings(conv, mode):
     """Return the tilings that fit, the most promising first: by the multiplications of the busiest multiprocessor."""
+    if mode.products:
+        return mode.products.tilings(conv, mode)
     found = []
     chunk = next(chunk for chunk in (64, 32, 16) if padded(conv.channels) % chunk == 0)
     stages = padded(conv.channels) // chunk * conv.taps[0] * conv.taps[1]
@@ -400,8 +404,7 @@ def multiprocessors():
 
 @cache
 def _kernel(name, function, **macros):
-    kernel = kernels.load(name, **macros).get_function(function)
-    kernel.max_dynamic_shared_size_bytes = SHARED - BARRIERS
+    kernel = gpu.with_shared_memory(kernels.load(name, **macros).get_function(function), SHARED - BARRIERS)
     kernel.preferred_shared_memory_carveout = 100
     return kernel
 
@@ -503,15 +506,19 @@ def convolve_with(macros, mode, shape, which, images, filters, to, *told, tiling
 
     macros, told: pairs that tell the kernels of it, and their last arguments; see `cnn.between`. to: as they take it.
     """
+    if mode.products:
+        mode.products.convolve_with(macros, mode, shape, which, images, filters, to, *told, tiling=tiling)
+        return
     channels = 8 * groups_of(shape.channels_out if which == "forward" else shape.channels)
-    at, scales = filters.array.data.ptr, _addresses(images, filters)
+    at, scales = filters.array.data.ptr, addresses(images, filters)
     of = mode, shape, which, tiling, images.array.data.ptr, channels, macros
     for kernel, grid, block, about, shared, nbytes in _launches(*of):
         kernel(grid, block, (*about, np.uintp(at), to, *scales, *told), shared_mem=shared)
         at += nbytes
 
 
-def _addresses(*operands):
+def addresses(*operands):
+    """Return where the scales of `Stored` are, a kernel's arguments."""
     return [np.uintp(0 if operand.scale is None else operand.scale.data.ptr) for operand in operands]
 
 
@@ -555,6 +562,8 @@ def empty_sums(mode, shape):
     """Return a buffer for what the slices of a weight gradient leave to be added up, from `cupy.empty`, float32."""
     import cupy
 
+    if mode.products:
+        return mode.products.empty_sums(mode, shape)
     *_, clusters, elements = _weights(mode, shape)
     return cupy.empty((clusters, elements), np.float32)
 
@@ -567,12 +576,14 @@ def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None
     partial_sums: as `empty_sums` returns; needed where a graph records this without a pool of its own, or None.
     Return these sums, which nobody else may have until the work is done. A graph can record it.
     """
+    if mode.products:
+        return mode.products.weight_gradient(mode, shape, images, dy, dw, bias, db, before, partial_sums)
     multiply, add, blocks, shared, about, _, elements = _weights(mode, shape)
     partial_sums = empty_sums(mode, shape) if partial_sums is None else partial_sums
     multiply((blocks,), (512,), (*about[:2], images.array, dy.array, partial_sums), shared_mem=shared)
     sizes = np.int32(shape.channels_out), np.int32(shape.channels)
     pointers = [np.uintp(0 if each is None else each.data.ptr) for each in (bias, db)]
-    last = *_addresses(images, dy), *pointers, np.int32(0 if bias is None else len(bias)), np.int32(about[2])
+    last = *addresses(images, dy), *pointers, np.int32(0 if bias is None else len(bias)), np.int32(about[2])
     elements += 0 if before is None else before[1].size + len(before[1])
     add((-(-elements // 256),), (256,), (*about[:2], partial_sums, dw, *sizes, *last, _before(before)))
     return partial_sums
@@ -693,11 +704,13 @@ def _order(mode, shape, which, one):
 # ---- What can't be ----
 
 
-def why_not(name, shape, which):
+def why_not(mode, shape, which):
     """Return why a mode can't, a sentence, or None."""
-    if which == "weight_gradient" and name == "tf32":
+    if mode.products:
+        return mode.products.why_not(shape, which, mode)
+    if which == "weight_gradient" and mode == MODES["tf32"]:
         return "wgmma does not transpose numbers of TF32, as the weight gradient needs: halves have as many digits."
-    if which == "weight_gradient" and division(convolutions(shape, "forward")[0][0], MODES[name]) is None:
+    if which == "weight_gradient" and division(convolutions(shape, "forward")[0][0], mode) is None:
         return "two bands of one row each do not fit into shared memory."
     if any(conv.pitch > MOST_PIECES for conv, _, _ in convolutions(shape, which)):
         return f"the copy engine takes rows of at most {MOST_PIECES} pieces, padding included, and these are wider."
