@@ -178,20 +178,27 @@ def test_layers_of_branches_are_pytorchs():
         check_layer(Concat(layers, shortcut), lambda *a, both=both: torch.cat(both(*a), 1), x, "side by side")
 
 
-ACTIVATIONS = {"relu": F.relu, "leaky_relu": F.leaky_relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
+ACTIVATIONS = {
+    "relu": (F.relu,),
+    "leaky_relu": (F.leaky_relu, 0.01),
+    "sigmoid": (torch.sigmoid,),
+    "tanh": (torch.tanh,),
+    "clip": (torch.clip, -0.4, 1.1),
+    "softmax": (lambda z: F.softmax(z, 1),),
+}
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_are_pytorchs(name):
-    slope = (0.01,) if name == "leaky_relu" else ()
+    function, *settings = ACTIVATIONS[name]
     for rng in configurations():
         z, da = rng.normal(size=(2, *rng.integers(1, 8, size=2)))
         (theirs,) = tensors(z)
-        wanted = ACTIVATIONS[name](theirs, *slope)
+        wanted = function(theirs, *settings)
         wanted.backward(torch.tensor(da))
-        a = getattr(numpy_baseline, name)(z, *slope)
+        a = getattr(numpy_baseline, name)(z, *settings)
         close(a, wanted, name)
-        close(getattr(numpy_baseline, f"{name}_backward")(a, da, *slope), theirs.grad, name)
+        close(getattr(numpy_baseline, f"{name}_backward")(a, da, *settings), theirs.grad, name)
 
 
 LOSSES = {
