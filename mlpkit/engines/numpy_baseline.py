@@ -132,13 +132,13 @@ def clip_backward(a, da, low, high):
     return da * ((a > low) & (a < high))
 
 
-def softmax(z):
+def channel_softmax(z):
     """`exp(z) / sum(exp(z))` along axis 1. The maximum is subtracted first, as in `softmax_cross_entropy`."""
     a = np.exp(z - z.max(axis=1, keepdims=True))
     return a / a.sum(axis=1, keepdims=True)
 
 
-def softmax_backward(a, da):
+def channel_softmax_backward(a, da):
     return a * (da - (da * a).sum(axis=1, keepdims=True))
 
 

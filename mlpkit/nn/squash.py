@@ -39,11 +39,11 @@ class Softmax(Layer):
     A network that is to be trained ends without it: its loss takes logits.
     """
 
-    operations = ("softmax", "softmax_backward")
+    operations = ("channel_softmax", "channel_softmax_backward")
 
     def forward(self, at, z):
-        at.a = at.engine.softmax(z)
+        at.a = at.engine.channel_softmax(z)
         return at.a
 
     def backward(self, at, da):
-        return at.engine.softmax_backward(at.a, da)
+        return at.engine.channel_softmax_backward(at.a, da)

@@ -184,7 +184,7 @@ ACTIVATIONS = {
     "sigmoid": (torch.sigmoid,),
     "tanh": (torch.tanh,),
     "clip": (torch.clip, -0.4, 1.1),
-    "softmax": (lambda z: F.softmax(z, 1),),
+    "channel_softmax": (lambda z: F.softmax(z, 1),),
 }
 
 
