@@ -68,24 +68,29 @@ def need_onnx():
 
 
 def load(path):
-    """Return the `Graph` in the file `path`. Raises ValueError for what is none, FileNotFoundError where it is missing."""
-    onnx = need_onnx()
+    """Return the `Graph` in the file `path`. Raises ValueError for what is none, FileNotFoundError where there is no file."""
+    need_onnx()
     check_readable(path)
     with open(expanded(path), "rb") as file:
-        data = file.read()
+        return of_bytes(file.read(), os.path.dirname(place_of(path)))
+
+
+def of_bytes(data, folder="."):
+    """Return the `Graph` that bytes describe, whose tensors may be in files in `folder`. Raises ValueError for others."""
+    onnx = need_onnx()
     try:
         model = onnx.ModelProto.FromString(data)
     except Exception as error:  # protobuf's own, of which there are several implementations
         raise ValueError(f"it is damaged, or no ONNX file ({type(error).__name__})") from error
-    versions = {one.domain or "ai.onnx": one.version for one in model.opset_import}
-    newest = onnx.defs.onnx_opset_version()
-    if not OLDEST <= versions.get("ai.onnx", 0) <= newest:
-        raise ValueError(f"it names version {versions.get('ai.onnx')} of ONNX's operators: {OLDEST} to {newest} are known")
+    versions, newest = {one.domain or "ai.onnx": one.version for one in model.opset_import}, onnx.defs.onnx_opset_version()
+    version = versions.get("ai.onnx", 0)
+    if not OLDEST <= version <= newest:
+        raise ValueError(f"it is of version {version} of ONNX's operators, and {OLDEST} to {newest} are read")
     if model.functions or len(model.graph.sparse_initializer):
         raise ValueError("it has functions or sparse tensors: export it with functions inlined, and dense")
     if len(model.graph.node) > MOST_NODES:
         raise ValueError(f"it has {len(model.graph.node):,} nodes, and at most {MOST_NODES:,} are read")
-    return _graph(onnx, model, os.path.dirname(place_of(path)), versions["ai.onnx"])
+    return _graph(onnx, model, folder, version)
 
 
 def _graph(onnx, model, folder, version):

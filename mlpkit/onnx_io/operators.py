@@ -1,257 +1,338 @@
-"""The table of ONNX's operators that are read, and of what of them: `reading` refuses by it, and the tests count by it.
+"""The table of ONNX's operators that are read: what each becomes, and of what else a layer has no word.
 
-An operator may be described by attributes in more ways than a layer is. What is in the table is read, and gives what
-ONNX says; all else is refused. https://onnx.ai/onnx/operators describes them.
+ONNX describes more than our layers do, see https://onnx.ai/onnx/operators: a node is read where they give what it says,
+and refused where not. How many of ONNX's own cases of a node are read stands beside each, and the tests count.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
-from .loading import Node
+from mlpkit.nn.concat import Concat
+from mlpkit.nn.conv import AvgPool, Conv, MaxPool
+from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
+from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
+from mlpkit.nn.residual import Residual
+from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
+from mlpkit.nn.squash import Clip, Softmax
+
+HELP = {
+    "Transpose": "export it with channels first",
+    "Mul": "fold factors into the weights before it",
+    "QuantizeLinear": "export it before it was quantized",
+}
 
 
-@dataclass(frozen=True)
 class Setting:
     """A node where it stands. shape: of an example that goes in. constants: its inputs, None for what is none.
 
-    batch: of the file, None where it is free. version: of the operators.
+    batch: of the file, None where it is free. version: of the operators. What is taken of the attributes is noted.
     """
 
-    node: Node
-    shape: tuple[int, ...]
-    constants: tuple[Any, ...]
-    batch: int | None
-    version: int
+    def __init__(self, node, shape, constants, batch, version):
+        self.node, self.shape, self.constants, self.batch, self.version = node, shape, constants, batch, version
+        self.taken: set[str] = set()
 
-    def get(self, name, default=None):
-        """Return an attribute: texts as such, lists as tuples, an axis counted from 0."""
+    def get(self, name, default=None, allowed=None):
+        """Return an attribute; an axis is counted from 0. Raises ValueError where some are allowed, and it is none."""
+        self.taken.add(name)
         value = self.node.attributes.get(name, default)
-        if isinstance(value, bytes):
-            value = value.decode("utf-8", "replace")
-        if name == "axis" and isinstance(value, int) and value < 0:
-            value += 1 + len(self.shape)
-        return tuple(value) if isinstance(value, list) else value
+        value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        value = value + 1 + len(self.shape) if name == "axis" and value is not None and value < 0 else value
+        value = tuple(value) if isinstance(value, list) else value
+        need(allowed is None or value in allowed, f"{name} {' or '.join(map(str, allowed or ()))}, not {value}")
+        return value
+
+    def same(self, name, default=(1, 1)):
+        """Return an attribute of height and width that must be the same for both."""
+        down, across = self.get(name, default)
+        need(down == across, f"one of {name} for height and width")
+        return down
 
     def constant(self, number, default=None):
         """Return an input that is a constant, or the default where it is left out."""
+        need(number >= len(self.node.inputs) or self.constants[number] is not None or not self.node.inputs[number],
+             f"a constant as input {number}")  # fmt: skip
         found = self.constants[number] if number < len(self.constants) else None
         return default if found is None else found
 
     def pads(self, extent):
-        """Return rows above and below, then columns before and after, which windows of an extent (2,) are moved over."""
-        kind, steps = self.get("auto_pad", "NOTSET"), self.get("strides", (1, 1))
-        top, left, bottom, right = self.get("pads", (0, 0, 0, 0)) if kind == "NOTSET" else (0, 0, 0, 0)
-        found = [(top, bottom), (left, right)]
+        """Return (above, below), (left, right): rows and columns around an image for windows of an extent (2,)."""
+        kind, steps, given = self.get("auto_pad", "NOTSET"), self.get("strides", (1, 1)), self.get("pads", (0,) * 4)
+        found = [(0, 0), (0, 0)] if kind == "VALID" else [given[::2], given[1::2]]
         if kind.startswith("SAME"):  # as many windows as there are steps in the image
             for axis, (size, length, step) in enumerate(zip(extent, self.shape[1:], steps, strict=True)):
                 total = max((-(-length // step) - 1) * step + size - length, 0)
-                less, more = total // 2, total - total // 2
-                found[axis] = (more, less) if kind == "SAME_LOWER" else (less, more)
-        return tuple(found)
+                found[axis] = (total // 2, total - total // 2)[:: -1 if kind == "SAME_LOWER" else 1]
+        need(len(extent) == len(self.shape) - 1 == 2 and min(map(min, found)) >= 0, "images, and pads of 0 or more")
+        return found
+
+    def around(self, extent):
+        """Return the pads, which must be the same all around, and fewer than a window of this extent has rows."""
+        pads = self.pads(extent)
+        need(len({*pads[0], *pads[1]}) == 1 and pads[0][0] < extent[0], "equal pads all around, smaller than the window")
+        return pads[0][0]
 
     def extent(self, sizes):
-        """Return how many pixels a window of these sizes spans, with what its dilations leave out."""
-        gaps = self.get("dilations", (1, 1))
-        return tuple((size - 1) * gap + 1 for size, gap in zip(sizes, gaps, strict=True))
-
-    def square(self):
-        """Return (size, padding, rows above, columns before) of a square window with zeros in it that does the same.
-
-        Padding by p where b pixels are asked for is made good by p - b zeros in the window. None where there is none.
-        """
-        extent = self.extent(self.constants[1].shape[2:])
-        pads = self.pads(extent)
-        most = max(max(pair) for pair in pads)
-        sizes = {2 * most - sum(pair) + size for pair, size in zip(pads, extent, strict=True)}
-        if min(min(pair) for pair in pads) < 0 or len(sizes) > 1:
-            return None
-        return sizes.pop(), most, most - pads[0][0], most - pads[1][0]
-
-
-class Limit(NamedTuple):
-    """What is read of an attribute, or of a node, in words and as a function."""
-
-    words: str
-    holds: Callable[[Any], bool]
-
-
-def only(*values):
-    return Limit(" or ".join(map(str, values)), lambda value: value in values)
-
-
-ANY = Limit("any", lambda value: True)
-SAME = Limit("equal ones", lambda value: len(set(value)) == 1)
-NO_GAPS = Limit("1", lambda value: set(value) == {1})
-NO_PADS = Limit("equal ones", lambda value: len(set(value)) == 1 and min(value) >= 0)
-WINDOW = {"auto_pad": ANY, "dilations": ANY, "group": only(1), "kernel_shape": ANY, "pads": ANY, "strides": SAME}
-POOL = {"auto_pad": ANY, "ceil_mode": only(0), "dilations": NO_GAPS, "kernel_shape": SAME, "pads": ANY, "strides": SAME}
-
-
-def _even(of):
-    """Whether all four pads are equal, and smaller than the window."""
-    size = of.get("kernel_shape", (1, 1))
-    return len(size) == 2 and len(pads := set(sum(of.pads(size), ()))) == 1 and 0 <= min(pads) < size[0]
-
-
-def _flattens(of):
-    """Whether a Reshape makes rows of examples, or nothing."""
-    target, count = of.constant(1), int(np.prod(of.shape))
-    batch, *sizes = (int(size) for size in target.reshape(-1)) if target is not None and target.size else (1,)
-    same = len(sizes) == len(of.shape) and all(a in (b, -1, 0) for a, b in zip(sizes, of.shape, strict=True))
-    free = batch in (-1, 0, of.batch) and (batch, *sizes).count(-1) < 2 and not (of.get("allowzero") and 0 in target)
-    return (same or sizes in ([count], [-1])) and free
-
-
-def _enlarges(of):
-    """Whether a Resize makes each pixel a square, or goes straight from a pixel's centre to the next one's."""
-    scales, sizes = of.constant(2), of.constant(3)
-    if scales is None or not scales.size:
-        scales = None if sizes is None or sizes.shape != (4,) else sizes / np.array([sizes[0], *of.shape])
-    if scales is None or scales.shape != (4,) or set(scales[:2]) != {1} or scales[2] != scales[3] or scales[2] % 1:
-        return False
-    if of.version < 11:  # which has its scales elsewhere
-        return False
-    how = of.get("coordinate_transformation_mode", "half_pixel"), of.get("nearest_mode", "round_prefer_floor")
-    if of.get("mode", "nearest") == "linear":
-        return how[0] in ("half_pixel", "pytorch_half_pixel") and scales[2] >= 1
-    near = ("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")
-    return how in near and scales[2] >= 1
-
-
-def _border(of):
-    """Whether a Pad puts as many pixels at each edge of images, and zeros where it is to be a constant."""
-    pads = of.constant(1, np.array(of.get("pads", ())))
-    edges = {int(pads[i]) for i in (2, 3, 6, 7)} if pads.shape == (8,) and not pads[[0, 1, 4, 5]].any() else set()
-    value = of.constant(2, np.float32(of.get("value", 0)))
-    return len(edges) == 1 and min(edges) >= 0 and of.constant(3) is None and (of.get("mode") != "constant" or not value)
-
-
-def _of_pixels(of):
-    """Whether a ReduceMean is over height and width."""
-    axes = of.constant(1, of.get("axes"))
-    return axes is not None and len(of.shape) == 3 and sorted(int(axis) % 4 for axis in np.ravel(axes)) == [2, 3]
+        """Return how many pixels windows of these sizes (2,) span, with those that dilations leave out."""
+        need(len(sizes) == 2 and self.get("kernel_shape", tuple(sizes)) == tuple(sizes), "the weights' own windows")
+        return tuple((size - 1) * gap + 1 for size, gap in zip(sizes, self.get("dilations", (1, 1)), strict=True))
 
 
 @dataclass(frozen=True)
 class Operator:
-    """layers: what it becomes. ranks: of what goes in, the batch counted. data: whether several inputs may be no constants."""
+    """becomes: layers. only: what of it is read. cases: of ONNX's own. read: (setting, made), which appends to `made`."""
 
-    layers: str
-    attributes: dict[str, Limit] = field(default_factory=dict)
-    limits: tuple[Limit, ...] = ()
-    ranks: tuple[int, ...] = ()
-    data: bool = False
-
-
-def _scalar(value):
-    return value is None or np.size(value) == 1
+    becomes: str
+    only: str
+    cases: int
+    read: Callable
 
 
-ROW = Limit("C is one row, or less", lambda of: of.constant(2) is None or of.constant(2).ndim < 2 or len(of.constant(2)) == 1)
-MATRIX = Limit("a matrix of weights", lambda of: of.constant(1) is not None and of.constant(1).ndim == 2)
-VECTORS = Limit("constants for the channels", lambda of: all(one is not None and one.ndim == 1 for one in of.constants[1:]))
-SCALARS = Limit("bounds that are constant numbers", lambda of: all(map(_scalar, of.constants[1:])))
-IDLE = Limit("not while it trains", lambda of: of.constant(2) is None or not of.constant(2).any())
-SQUARE = Limit("windows that are square, with zeros in them where need be", lambda of: of.constant(1) is not None and of.square())
-EVEN = Limit("as many pads at each edge, fewer than the window has pixels", _even)
-COUNTED = Limit("pads are counted, or none", lambda of: of.get("count_include_pad", 0) or not of.pads((1, 1))[0][0])
-UNCUT = Limit("a square window", lambda of: of.constant(1) is not None and len(set(of.extent(of.constant(1).shape[2:]))) == 1)
-CRD = Limit("channels that belong together lie side by side", lambda of: of.get("mode", "DCR") == "CRD")
-CHANNELS = Limit("along axis 1 alone", lambda of: len(of.shape) == 1 or (of.version > 12 and of.get("axis", -1) == 1))
-VALUE = Limit("to a row of weights, right behind them, or of two equal shapes", lambda of: True)
-
-IMAGES = (4,)
-OPERATORS = {
-    "Add": Operator("Residual; a bias", limits=(VALUE,), data=True),
-    "AveragePool": Operator("AvgPool, Padding", {**POOL, "count_include_pad": only(0, 1)}, (EVEN, COUNTED), IMAGES),
-    "BatchNormalization": Operator(
-        "BatchNorm", {"epsilon": ANY, "momentum": ANY, "spatial": only(1), "training_mode": only(0)}, (VECTORS,), (2, 4)
-    ),
-    "Clip": Operator("Clip", {"min": ANY, "max": ANY}, (SCALARS,)),
-    "Concat": Operator("Concat", {"axis": only(1)}, data=True),
-    "Conv": Operator("Conv", WINDOW, (SQUARE,), IMAGES),
-    "ConvTranspose": Operator(
-        "ConvTranspose",
-        {**WINDOW, "auto_pad": only("NOTSET", "VALID"), "pads": NO_PADS, "output_padding": SAME},
-        (UNCUT,),
-        IMAGES,
-    ),
-    "DepthToSpace": Operator("PixelShuffle", {"blocksize": ANY, "mode": only("CRD")}, (CRD,), IMAGES),
-    "Dropout": Operator("Dropout", {"ratio": ANY, "seed": ANY}, (IDLE,)),
-    "Flatten": Operator("Flatten", {"axis": only(1)}),
-    "Gemm": Operator(
-        "Linear", {"alpha": ANY, "beta": ANY, "transA": only(0), "transB": only(0, 1)}, (MATRIX, ROW), (2,)
-    ),
-    "GlobalAveragePool": Operator("GlobalAvgPool", ranks=IMAGES),
-    "Identity": Operator("nothing"),
-    "InstanceNormalization": Operator("InstanceNorm", {"epsilon": ANY}, (VECTORS,), IMAGES),
-    "LeakyRelu": Operator("LeakyReLU", {"alpha": ANY}),
-    "MatMul": Operator("Linear", {}, (MATRIX,), (2,)),
-    "MaxPool": Operator("MaxPool, Padding", {**POOL, "storage_order": only(0)}, (EVEN,), IMAGES),
-    "Pad": Operator(
-        "Padding",
-        {"mode": only("constant", "edge", "reflect"), "pads": ANY, "value": ANY},
-        (Limit("as many constant pads at each edge", _border),),
-        IMAGES,
-    ),
-    "ReduceMean": Operator(
-        "GlobalAvgPool",
-        {"axes": ANY, "keepdims": only(0, 1), "noop_with_empty_axes": only(0)},
-        (Limit("over height and width", _of_pixels),),
-        IMAGES,
-    ),
-    "Relu": Operator("ReLU"),
-    "Reshape": Operator("Flatten", {"allowzero": ANY}, (Limit("to rows of examples", _flattens),)),
-    "Resize": Operator(
-        "Upsample",
-        {
-            **{"antialias": only(0), "coordinate_transformation_mode": ANY, "cubic_coeff_a": ANY},
-            **{"exclude_outside": only(0), "extrapolation_value": ANY, "keep_aspect_ratio_policy": only("stretch")},
-            **{"mode": only("nearest", "linear"), "nearest_mode": ANY},
-        },
-        (Limit("by one whole number, as Upsample does", _enlarges),),
-        IMAGES,
-    ),
-    "Sigmoid": Operator("Sigmoid"),
-    "Softmax": Operator("Softmax", {"axis": only(1)}, (CHANNELS,)),
-    "Tanh": Operator("Tanh"),
-}  # fmt: skip
-HELP = {
-    "Transpose": "export it with channels first",
-    "GRU": "there are no layers for sequences",
-    "LSTM": "there are no layers for sequences",
-    "Erf": "take ReLU in place of GELU",
-    "Gelu": "take ReLU in place of GELU",
-    "Mul": "fold factors into the weights before it",
-    "QuantizeLinear": "export the network before it was quantized",
-}
+OPERATORS: dict[str, Operator] = {}
 
 
-def why_not(of):
-    """Return why a node can't be read, as a piece of a sentence, or None."""
+def need(held, words):
+    """Raise ValueError unless something held, which is described."""
+    if not held:
+        raise ValueError(f"what is read has {words}")
+
+
+def reads(name, becomes, cases, only=""):
+    """Return a decorator that puts a function into the table."""
+    return lambda function: OPERATORS.setdefault(name, Operator(becomes, only, cases, function)).read
+
+
+def read(of, made):
+    """Append what a node stands for to `made`, a list of pairs: a layer, and its arrays by name. ValueError for others."""
     operator = OPERATORS.get(of.node.operator)
     if operator is None:
-        help = HELP.get(of.node.operator, "make the network of others, or cut it off there")
-        return f"there is no layer for it; {help}"
-    if operator.ranks and 1 + len(of.shape) not in operator.ranks:
-        return f"it is read of arrays with {' or '.join(map(str, operator.ranks))} axes, and gets {1 + len(of.shape)}"
-    for name in of.node.attributes:
-        value, limit = of.get(name), operator.attributes.get(name)
-        if limit is None or not limit.holds(value):
-            return f"its {name} is {str(value)[:60]}, and {'none' if limit is None else limit.words} is read"
-    for limit in operator.limits:
-        if not limit.holds(of):
-            return f"it is read with {limit.words}"
-    return None
+        help = HELP.get(of.node.operator, "make it of others, or cut the network off before it")
+        raise ValueError(f"there is no layer for it; {help}")
+    operator.read(of, made)
+    need(of.node.attributes.keys() <= of.taken, f"no {', '.join(of.node.attributes.keys() - of.taken)}")
+
+
+def join(of, branches):
+    """Return the layer that joins branches, lists as `made` is, and its arrays by name."""
+    chains = [tuple(layer for layer, _ in branch) for branch in branches]
+    if of.node.operator == "Concat" and len(branches) == len(of.node.inputs):
+        of.get("axis", None, (1,))
+        layer = Concat(*chains)
+    elif of.node.operator == "Add":
+        order = -1 if not chains[0] else 1  # an empty one is the shortcut
+        layer, branches = Residual(*chains[::order]), branches[::order]
+    else:
+        raise ValueError("it gets several values that depend on the input: only sums and concatenations do")
+    inner = [arrays for branch in branches for _, arrays in branch]
+    return layer, {f"{i}.{name}": array for i, arrays in enumerate(inner) for name, array in arrays.items()}
+
+
+def decimal(value):
+    """Return a float32 as the decimal number that was meant: 0.1, and not 0.10000000149011612."""
+    return float(str(np.float32(value)))
+
+
+@reads("Gemm", "Linear", 8, "weights that are constant; transA 0; C of one row")
+def _gemm(of, made):
+    of.get("transA", 0, (0,))
+    W = of.constant(1).T if of.get("transB", 0, (0, 1)) else of.constant(1)
+    b = of.constant(2, np.zeros(1, W.dtype))
+    need(len(of.shape) == 1 and W.ndim == 2 and (b.ndim < 2 or len(b) == 1), "rows, a matrix, and one row to add")
+    b = np.broadcast_to(b.reshape(-1), W.shape[1:])
+    made.append((Linear(W.shape[1]), {"W": W * of.get("alpha", 1.0), "b": b * of.get("beta", 1.0)}))
+
+
+reads("MatMul", "Linear", 1, "rows times a constant matrix")(_gemm)
+
+
+@reads("Add", "Residual; a bias", 1, "two branches of one shape; or a bias right behind weights")
+def _bias(of, made):
+    layer, arrays = made[-1] if made else (None, {})
+    need(isinstance(layer, Linear | Conv | ConvTranspose), "weights right before a constant that is added")
+    added = next(one for one in of.constants if one is not None)
+    units = arrays["W"].shape[0 if type(layer) is Conv else 1]
+    wanted = (1, units) + (1,) * (len(of.shape) - 1)
+    need(added.size in (1, units) and np.broadcast_shapes(added.shape, wanted) == wanted, "one number to add a channel")
+    layer = layer if isinstance(layer, Linear) else replace(layer, bias=True)
+    made[-1] = layer, arrays | {"b": arrays.get("b", 0) + np.broadcast_to(added.reshape(-1), units)}
+
+
+@reads("Conv", "Conv", 5, "group 1; windows and pads that are a square's, with zeros in it where need be")
+def _conv(of, made):
+    of.get("group", 1, (1,))
+    W, b, extent = of.constant(1), of.constant(2), of.extent(of.constant(1).shape[2:])
+    pads = of.pads(extent)
+    most = max(map(max, pads))  # where b pixels are asked for and there are more, zeros in the window make up for them
+    sizes = {2 * most - sum(pair) + size for pair, size in zip(pads, extent, strict=True)}
+    need(len(sizes) == 1, "windows that become square with zeros around them")
+    W = _with_zeros(of, W, *sizes, most - pads[0][0], most - pads[1][0])
+    layer = Conv(len(W), *sizes, of.same("strides"), most, bias=b is not None)
+    made.append((layer, {"W": W} | ({} if b is None else {"b": b})))
+
+
+def _with_zeros(of, W, size, top=0, left=0):
+    """Return weights in windows of size x size, with zeros where dilations and pads leave pixels out."""
+    need(size * size <= 64 * prod(W.shape[2:]), f"smaller windows than {size} x {size}, of which most would be zeros")
+    square = np.zeros((*W.shape[:2], size, size), W.dtype)
+    down, across = (slice(at, None, gap) for at, gap in zip((top, left), of.get("dilations", (1, 1)), strict=True))
+    square[:, :, down, across][:, :, : W.shape[2], : W.shape[3]] = W
+    return square
+
+
+@reads("ConvTranspose", "ConvTranspose", 2, "group 1; square windows; equal pads all around")
+def _conv_transpose(of, made):
+    of.get("group", 1, (1,))
+    of.get("auto_pad", "NOTSET", ("NOTSET", "VALID"))
+    W, b, extent = of.constant(1), of.constant(2), of.extent(of.constant(1).shape[2:])
+    need(len(set(extent)) == 1, "square windows")
+    W, pads = _with_zeros(of, W, extent[0]), {pad for pair in of.pads(extent) for pad in pair}
+    need(len(pads) == 1, "equal pads all around")
+    steps = of.same("strides"), *pads, of.same("output_padding", (0, 0))
+    made.append((ConvTranspose(W.shape[1], extent[0], *steps, bias=b is not None), {"W": W} | ({} if b is None else {"b": b})))
+
+
+def _pool(of, made, layer, mode):
+    of.get("ceil_mode", 0, (0,))
+    of.get("dilations", (1, 1), ((1, 1),))
+    size, stride, pads = of.same("kernel_shape"), of.same("strides"), of.around(of.get("kernel_shape"))
+    if pads:
+        made.append((Padding(pads, mode), {}))
+    made.append((layer(size, None if stride == size else stride), {}))
+    return pads
+
+
+@reads("MaxPool", "MaxPool, Padding", 6, "square windows; equal pads all around; ceil_mode 0; no dilations")
+def _max_pool(of, made):
+    of.get("storage_order", 0, (0,))
+    _pool(of, made, MaxPool, "replicate")  # what stands at the edge, and not 0: a window has no larger one by it
+
+
+@reads("AveragePool", "AvgPool, Padding", 5, "as MaxPool; pads that count")
+def _avg_pool(of, made):
+    counted = of.get("count_include_pad", 0, (0, 1))
+    need(not _pool(of, made, AvgPool, "zero") or counted, "pads that count in the mean")
+
+
+@reads("GlobalAveragePool", "GlobalAvgPool", 2, "its output are rows")
+def _global(of, made):
+    made.append((GlobalAvgPool(), {}))
+
+
+@reads("ReduceMean", "GlobalAvgPool", 0, "over height and width; its output are rows")
+def _mean(of, made):
+    of.get("keepdims", 1), of.get("noop_with_empty_axes", 0, (0,))
+    axes = of.constant(1, np.array(of.get("axes", ())))
+    need(len(of.shape) == 3 and sorted(axes.reshape(-1) % 4) == [2, 3], "means over height and width")
+    made.append((GlobalAvgPool(), {}))
+
+
+@reads("BatchNormalization", "BatchNorm", 2, "not while it trains")
+def _batch_norm(of, made):
+    of.get("training_mode", 0, (0,)), of.get("spatial", 1, (1,))
+    momentum = decimal(1 - decimal(of.get("momentum", 0.9)))
+    layer = BatchNorm(momentum if 0 <= momentum < 1 else 0.1, decimal(of.get("epsilon", 1e-5)))
+    made.append((layer, {name: of.constant(i) for i, name in enumerate(("gamma", "beta", "mean", "variance"), 1)}))
+
+
+@reads("InstanceNormalization", "InstanceNorm", 2)
+def _instance_norm(of, made):
+    gamma, beta = of.constant(1), of.constant(2)
+    affine = bool((gamma != 1).any() or beta.any())
+    layer = InstanceNorm(decimal(of.get("epsilon", 1e-5)), affine)
+    made.append((layer, {"gamma": gamma, "beta": beta} if affine else {}))
+
+
+@reads("Clip", "Clip", 3, "bounds that are constant")
+def _clip(of, made):
+    most = float(np.finfo(np.float32).max)
+    bounds = [of.constant(i, np.array(of.get(name, bound))) for i, name, bound in ((1, "min", -most), (2, "max", most))]
+    made.append((Clip(*(decimal(min(max(bound.item(), -most), most)) for bound in bounds)), {}))
+
+
+@reads("Dropout", "Dropout", 3, "not while it trains")
+def _dropout(of, made):
+    of.get("seed"), need(not of.constant(2, np.array(False)).any(), "no training_mode")
+    made.append((Dropout(decimal(of.constant(1, np.array(of.get("ratio", 0.5))).item())), {}))
+
+
+@reads("Flatten", "Flatten", 3, "axis 1")
+def _flatten(of, made):
+    of.get("axis", 1, (1,))
+    if len(of.shape) > 1:
+        made.append((Flatten(), {}))
+
+
+@reads("Reshape", "Flatten", 1, "of examples to rows, or to what they are")
+def _reshape(of, made):
+    target = [int(size) for size in of.constant(1).reshape(-1)]
+    batch, *sizes = [0 if i == 0 and size == of.batch else size for i, size in enumerate(target)] or [1]
+    rows, same = sizes in ([prod(of.shape)], [-1]), tuple(sizes) == of.shape
+    zeros = of.get("allowzero", 0) and 0 in target  # which then stand for themselves
+    need((rows or same) and batch in (-1, 0) and target.count(-1) < 2 and not zeros, "rows of examples as a result")
+    if rows and len(of.shape) > 1:
+        made.append((Flatten(), {}))
+
+
+@reads("Resize", "Upsample", 1, "by one whole number; nearest, or linear between the centres of pixels")
+def _resize(of, made):
+    of.get("antialias", 0, (0,)), of.get("exclude_outside", 0, (0,))
+    of.get("keep_aspect_ratio_policy", "stretch", ("stretch",)), of.get("cubic_coeff_a"), of.get("extrapolation_value")
+    scales, sizes = of.constant(2, np.ones(0)), of.constant(3)
+    if sizes is not None and sizes.shape == (4,):
+        scales = sizes / np.array([sizes[0], *of.shape])
+    whole = scales.shape == (4,) and scales[0] == scales[1] == 1 and scales[2] == scales[3] >= 1 and not scales[2] % 1
+    need(whole and of.version > 10, "one whole number as the scale of images, as Upsample does")
+    mode, centre = of.get("mode", "nearest", ("nearest", "linear")), of.get("coordinate_transformation_mode", "half_pixel")
+    near = centre, of.get("nearest_mode", "round_prefer_floor")
+    known = ("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")
+    need(centre in ("half_pixel", "pytorch_half_pixel") if mode == "linear" else near in known, "Upsample's coordinates")
+    made.append((Upsample(int(scales[2]), "bilinear" if mode == "linear" else "nearest"), {}))
+
+
+@reads("Pad", "Padding", 0, "images; as many pixels at each edge; zeros, edge or reflect")
+def _pad(of, made):
+    pads, value = of.constant(1, np.array(of.get("pads", ()))), of.constant(2, np.array(of.get("value", 0.0)))
+    mode = of.get("mode", "constant", ("constant", "edge", "reflect"))
+    edges = pads.reshape(2, -1)
+    need(edges.shape == (2, 4) and not edges[:, :2].any() and len(set(edges[:, 2:].flat)) == 1, "as many pads at each edge")
+    need(of.constant(3) is None and (mode != "constant" or not value.any()), "zeros around images")
+    if size := int(edges[0, 2]):
+        made.append((Padding(size, {"constant": "zero", "edge": "replicate"}.get(mode, mode)), {}))
+
+
+@reads("DepthToSpace", "PixelShuffle", 1, "mode CRD")
+def _shuffle(of, made):
+    of.get("mode", "DCR", ("CRD",))
+    made.append((PixelShuffle(of.get("blocksize")), {}))
+
+
+@reads("LeakyRelu", "LeakyReLU", 2)
+def _leaky(of, made):
+    made.append((LeakyReLU(decimal(of.get("alpha", 0.01))), {}))
+
+
+@reads("Softmax", "Softmax", 3, "axis 1")
+def _softmax(of, made):
+    need(of.version > 12 or len(of.shape) == 1, "a newer version of Softmax")
+    of.get("axis", -1, (1,))
+    made.append((Softmax(), {}))
+
+
+@reads("Identity", "nothing", 1)
+def _identity(of, made):
+    """There is nothing to do."""
+
+
+for _name, _layer in (("Relu", ReLU), ("Sigmoid", Sigmoid), ("Tanh", Tanh)):
+    reads(_name, _layer.__name__, 1)(lambda of, made, layer=_layer: made.append((layer(), {})))
+OPERATORS["Concat"] = Operator("Concat", "axis 1", 4, join)
 
 
 def table():
-    """Return the table as Markdown: operator, layers, and what is read."""
-    rows = ["| operator | becomes | attributes, and what is read of them |", "|---|---|---|"]
-    for name, one in OPERATORS.items():
-        said = [f"{key}: {limit.words}" for key, limit in one.attributes.items() if limit is not ANY]
-        rows.append(f"| {name} | {one.layers} | {'; '.join([*said, *(limit.words for limit in one.limits)]) or 'all'} |")
-    return "\n".join(rows)
+    """Return the table as Markdown."""
+    rows = [f"| {name} | {one.becomes} | {one.only or 'all'} | {one.cases} |" for name, one in sorted(OPERATORS.items())]
+    return "\n".join(["| operator | becomes | what is read | ONNX's cases |", "|---|---|---|---|", *rows])
