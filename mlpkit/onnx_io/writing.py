@@ -96,7 +96,7 @@ class _Graph:
         arrays = {key: settings.pop(key) for key, value in [*settings.items()] if isinstance(value, np.ndarray)}
         for key, array in arrays.items():
             array = array.astype(self.dtype) if array.dtype == np.float64 else array
-            self.constants.append(self.onnx.numpy_helper.from_array(np.ascontiguousarray(array), f"{name}.{key}"))
+            self.constants.append(self.onnx.numpy_helper.from_array(np.asarray(array, order="C"), f"{name}.{key}"))
         values = *values, *(("",) if operator == "Resize" else ()), *(f"{name}.{key}" for key in arrays)
         self.nodes.append(self.onnx.helper.make_node(operator, values, [name], name, **settings))
         return name
