@@ -20,7 +20,7 @@ OLDEST = 7  # of the versions of ONNX's operators: before it, a sum had its broa
 
 @dataclass(frozen=True)
 class Node:
-    """An operator at work. inputs, outputs: names of values, "" for what is left out. number: as the file has it."""
+    """An operator at work. inputs, outputs: names of values, "" for what is left out. number, proto: as in the file."""
 
     number: int
     operator: str
@@ -28,6 +28,7 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
+    proto: Any = field(default=None, repr=False)
 
     def __str__(self):
         return short(f"node {self.number}, {self.operator} {self.name!r}", 120)
@@ -135,7 +136,7 @@ def _node(onnx, number, one):
         if each.type in (each.GRAPH, each.GRAPHS) or each.ref_attr_name:
             raise ValueError(f"node {number} is a {short(one.op_type, 40)} with a graph in it: a network has no branches in time")
         attributes[each.name] = onnx.helper.get_attribute_value(each)
-    return Node(number, domain + one.op_type, one.name, tuple(one.input), tuple(one.output), attributes)
+    return Node(number, domain + one.op_type, one.name, tuple(one.input), tuple(one.output), attributes, one)
 
 
 def array_of(tensor, folder):

@@ -15,6 +15,7 @@ from .chains import steps_of
 from .loading import array_of, load
 
 MOST_VALUES = 2**28  # between two layers, of an example
+MOST_SIZES = 64  # what sizes are computed from
 
 
 @short_sentences()
@@ -74,9 +75,9 @@ class _Reader:
     def __init__(self, graph):
         self.graph, self.constants = graph, {"": None}
         for node in graph.nodes:  # what is computed from constants alone
-            if node.operator in FOLDS and all(name in self.constants or name in graph.tensors for name in _read_by(node)):
+            if node.operator in FOLDED and all(name in self.constants or name in graph.tensors for name in _read_by(node)):
                 inputs = [self.constant(name) for name in _read_by(node)]
-                self.constants[node.outputs[0]] = _named(node, FOLDS[node.operator], node, *inputs)
+                self.constants[node.outputs[0]] = _named(node, _computed, node, *inputs)
 
     def constant(self, name):
         """Return a constant as an array; None for what is none."""
@@ -108,7 +109,7 @@ def _named(node, function, *arguments):
     """Return what a function returns; a ValueError names the node where its inputs are not what it takes."""
     try:
         return function(*arguments)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{node}: {error}") from error
 
 
@@ -116,34 +117,23 @@ def _read_by(node):
     return () if node.operator == "Shape" else node.inputs
 
 
-def _small(array):
-    if array.size > 64:  # what doubles again and again would fill the memory
-        raise ValueError("sizes are computed from more than 64 numbers")
-    return array.reshape(-1)
+def _computed(node, *inputs):
+    """Return what a node makes of constants, as ONNX's own reference does: sizes, and weights that are in integers."""
+    if node.operator == "Shape":  # as a Reshape has it, 0 is the batch; -2, which is nothing, what is not known here
+        return np.array([0] + [-2] * 7)
+    if node.operator == "Constant":
+        ((name, value),) = node.attributes.items()
+        return array_of(value, None) if name == "value" else np.array(value, np.float32 if "float" in name else np.int64)
+    size = prod(inputs[0].tolist()) if node.operator == "ConstantOfShape" else sum(np.size(each) for each in inputs)
+    if node.operator in GROWING and not 0 <= size <= MOST_SIZES:  # what doubles again and again would fill the memory
+        raise ValueError(f"sizes are computed from more than {MOST_SIZES} numbers")
+    from onnx.reference import ReferenceEvaluator  # only then
+
+    given = {name: array for name, array in zip(node.inputs, inputs, strict=True) if name}
+    return ReferenceEvaluator(node.proto).run(None, given)[0]
 
 
-def _constant(node):
-    ((name, value),) = node.attributes.items()
-    return array_of(value, None) if name == "value" else np.array(value, np.float32 if "float" in name else np.int64)
-
-
-def _dequantized(node, x, scale, zero=None):
-    """Return `(x - zero) scale`, by channels where there is a scale for each."""
-    if node.attributes.get("block_size") or scale.ndim > 1:
-        raise ValueError("blocks of weights with scales of their own are not read")
-    along = [-1 if axis == node.attributes.get("axis", 1) % max(x.ndim, 1) else 1 for axis in range(x.ndim)]
-    zero = np.zeros_like(scale, x.dtype) if zero is None else zero
-    scale, zero = (one.reshape(along) if one.size > 1 else one.reshape(()) for one in (scale, zero))
-    return (x.astype(np.int64) - zero).astype(scale.dtype) * scale
-
-
-FOLDS = {
-    "Cast": lambda node, x: _small(x),
-    "Concat": lambda node, *parts: _small(np.concatenate([*map(_small, parts)])),
-    "Constant": _constant,
-    "DequantizeLinear": _dequantized,
-    "Gather": lambda node, x, index: _small(_small(x)[_small(index)]),
-    "Identity": lambda node, x: x,
-    "Shape": lambda node: np.array([0] + [-2] * 7),  # as a Reshape has it, 0 is the batch; -2, what is not known
-    "Unsqueeze": lambda node, x, *axes: _small(x),
-}
+GROWING = frozenset(("Concat", "ConstantOfShape", "Gather"))
+FOLDED = GROWING | frozenset(
+    "Cast Constant DequantizeLinear Identity Reshape Shape Slice Squeeze Transpose Unsqueeze".split()
+)
