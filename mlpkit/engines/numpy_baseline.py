@@ -124,24 +124,6 @@ def tanh_backward(a, da):
     return da * (1 - a * a)
 
 
-def clip(z, low, high):
-    return np.minimum(np.maximum(z, low), high)
-
-
-def clip_backward(a, da, low, high):
-    return da * ((a > low) & (a < high))
-
-
-def channel_softmax(z):
-    """`exp(z) / sum(exp(z))` along axis 1. The maximum is subtracted first, as in `softmax_cross_entropy`."""
-    a = np.exp(z - z.max(axis=1, keepdims=True))
-    return a / a.sum(axis=1, keepdims=True)
-
-
-def channel_softmax_backward(a, da):
-    return a * (da - (da * a).sum(axis=1, keepdims=True))
-
-
 # Convolution
 
 

@@ -1,8 +1,13 @@
-"""Activations that other people's networks end or are bounded with: probabilities, and values between two bounds."""
+"""Activations that other people's networks end or are bounded with: probabilities, and values between two bounds.
+
+They are arithmetic on arrays, NumPy's or CuPy's, that no engine does in another way.
+"""
 
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
+
+import numpy as np
 
 from .layers import Layer
 
@@ -16,34 +21,37 @@ def check_bound(name, value):
 
 @dataclass(frozen=True, repr=False)
 class Clip(Layer):
-    """`a = min(max(z, low), high)`; Clip(0, 6) is "ReLU6". Its slope at the bounds, where it has none, is taken as 0."""
+    """`a = min(max(z, low), high)`; Clip(0, 6) is "ReLU6". Its slope at the bounds, where it has none, counts as 0."""
 
     low: float
     high: float
 
-    operations = ("clip", "clip_backward")
+    operations = ("multiply",)
     checks = (("low", check_bound), ("high", check_bound))
 
     def forward(self, at, z):
-        at.a = at.engine.clip(z, self.low, self.high)
+        at.a = z.clip(self.low, self.high)
         return at.a
 
     def backward(self, at, da):
-        return at.engine.clip_backward(at.a, da, self.low, self.high)
+        return at.engine.multiply(da, ((at.a > self.low) & (at.a < self.high)).astype(da.dtype))
 
 
 @dataclass(frozen=True, repr=False)
 class Softmax(Layer):
     """`a = exp(z) / sum(exp(z))` along axis 1, classes or channels: logits become probabilities.
 
-    A network that is to be trained ends without it: its loss takes logits.
+    The maximum is subtracted first: the quotient stays, and no exponential can overflow. A network that is to be
+    trained on classes ends without it: its loss takes logits.
     """
 
-    operations = ("channel_softmax", "channel_softmax_backward")
+    operations = ("multiply",)
 
     def forward(self, at, z):
-        at.a = at.engine.channel_softmax(z)
+        a = np.exp(z - z.max(axis=1, keepdims=True))
+        at.a = a / a.sum(axis=1, keepdims=True)
         return at.a
 
     def backward(self, at, da):
-        return at.engine.channel_softmax_backward(at.a, da)
+        weighted = at.engine.multiply(da, at.a)
+        return weighted - at.engine.multiply(at.a, weighted.sum(axis=1, keepdims=True))

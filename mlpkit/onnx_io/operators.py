@@ -5,8 +5,9 @@ and refused where not. How many of ONNX's own cases of a node are read stands be
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.residual import Residual
 from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
 from mlpkit.nn.squash import Clip, Softmax
+
+from .loading import need
 
 HELP = {
     "Transpose": "export it with channels first",
@@ -36,28 +39,27 @@ class Setting:
         self.node, self.shape, self.constants, self.batch, self.version = node, shape, constants, batch, version
         self.taken: set[str] = set()
 
-    def get(self, name, default=None, allowed=None):
+    def get(self, name: str, default: Any = None, allowed: tuple | None = None) -> Any:
         """Return an attribute; an axis is counted from 0. Raises ValueError where some are allowed, and it is none."""
         self.taken.add(name)
-        value = self.node.attributes.get(name, default)
+        value: Any = self.node.attributes.get(name, default)
         value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
         value = value + 1 + len(self.shape) if name == "axis" and value is not None and value < 0 else value
         value = tuple(value) if isinstance(value, list) else value
-        need(allowed is None or value in allowed, f"{name} {' or '.join(map(str, allowed or ()))}, not {value}")
+        only(allowed is None or value in allowed, f"{name} {' or '.join(map(str, allowed or ()))}, not {value}")
         return value
 
     def same(self, name, default=(1, 1)):
         """Return an attribute of height and width that must be the same for both."""
         down, across = self.get(name, default)
-        need(down == across, f"one of {name} for height and width")
+        only(down == across, f"one of {name} for height and width")
         return down
 
     def constant(self, number, default=None):
         """Return an input that is a constant, or the default where it is left out."""
-        need(number >= len(self.node.inputs) or self.constants[number] is not None or not self.node.inputs[number],
-             f"a constant as input {number}")  # fmt: skip
-        found = self.constants[number] if number < len(self.constants) else None
-        return default if found is None else found
+        there = number < len(self.node.inputs) and self.node.inputs[number]
+        only(not there or self.constants[number] is not None, f"a constant as input {number}")
+        return self.constants[number] if there else default
 
     def pads(self, extent):
         """Return (above, below), (left, right): rows and columns around an image for windows of an extent (2,)."""
@@ -67,27 +69,26 @@ class Setting:
             for axis, (size, length, step) in enumerate(zip(extent, self.shape[1:], steps, strict=True)):
                 total = max((-(-length // step) - 1) * step + size - length, 0)
                 found[axis] = (total // 2, total - total // 2)[:: -1 if kind == "SAME_LOWER" else 1]
-        need(len(extent) == len(self.shape) - 1 == 2 and min(map(min, found)) >= 0, "images, and pads of 0 or more")
+        only(len(extent) == len(self.shape) - 1 == 2 and min(map(min, found)) >= 0, "images, and pads of 0 or more")
         return found
 
     def around(self, extent):
-        """Return the pads, which must be the same all around, and fewer than a window of this extent has rows."""
-        pads = self.pads(extent)
-        need(len({*pads[0], *pads[1]}) == 1 and pads[0][0] < extent[0], "equal pads all around, smaller than the window")
-        return pads[0][0]
+        """Return the pads, which must be the same all around."""
+        above, left = self.pads(extent)
+        only(len({*above, *left}) == 1, "equal pads all around")
+        return above[0]
 
     def extent(self, sizes):
         """Return how many pixels windows of these sizes (2,) span, with those that dilations leave out."""
-        need(len(sizes) == 2 and self.get("kernel_shape", tuple(sizes)) == tuple(sizes), "the weights' own windows")
+        only(len(sizes) == 2 and self.get("kernel_shape", tuple(sizes)) == tuple(sizes), "the weights' own windows")
         return tuple((size - 1) * gap + 1 for size, gap in zip(sizes, self.get("dilations", (1, 1)), strict=True))
 
 
-@dataclass(frozen=True)
-class Operator:
-    """becomes: layers. only: what of it is read. cases: of ONNX's own. read: (setting, made), which appends to `made`."""
+class Operator(NamedTuple):
+    """becomes: layers. what: of it is read. cases: of ONNX's own. read: (setting, made), which appends to `made`."""
 
     becomes: str
-    only: str
+    what: str
     cases: int
     read: Callable
 
@@ -95,40 +96,35 @@ class Operator:
 OPERATORS: dict[str, Operator] = {}
 
 
-def need(held, words):
-    """Raise ValueError unless something held, which is described."""
-    if not held:
-        raise ValueError(f"what is read has {words}")
+def only(sound, what):
+    """Raise ValueError unless a node has what is read of its operator."""
+    need(sound, f"what is read has {what}")
 
 
-def reads(name, becomes, cases, only=""):
-    """Return a decorator that puts a function into the table."""
-    return lambda function: OPERATORS.setdefault(name, Operator(becomes, only, cases, function)).read
+def reads(name, becomes, cases, what="all"):
+    """Return a decorator that puts a function into the table; `made` is a list of pairs, a layer and its arrays."""
+    return lambda function: OPERATORS.setdefault(name, Operator(becomes, what, cases, function)).read
 
 
 def read(of, made):
-    """Append what a node stands for to `made`, a list of pairs: a layer, and its arrays by name. ValueError for others."""
-    operator = OPERATORS.get(of.node.operator)
-    if operator is None:
-        help = HELP.get(of.node.operator, "make it of others, or cut the network off before it")
-        raise ValueError(f"there is no layer for it; {help}")
-    operator.read(of, made)
-    need(of.node.attributes.keys() <= of.taken, f"no {', '.join(of.node.attributes.keys() - of.taken)}")
+    """Append what a node becomes to `made`. Raises ValueError, a piece of a sentence, for what is not in the table."""
+    name = of.node.operator
+    need(name in OPERATORS, f"there is no layer for it; {HELP.get(name, 'make it of others, or cut it off')}")
+    OPERATORS[name].read(of, made)
+    only(of.node.attributes.keys() <= of.taken, f"no {', '.join(sorted(of.node.attributes.keys() - of.taken))}")
 
 
 def join(of, branches):
     """Return the layer that joins branches, lists as `made` is, and its arrays by name."""
-    chains = [tuple(layer for layer, _ in branch) for branch in branches]
-    if of.node.operator == "Concat" and len(branches) == len(of.node.inputs):
-        of.get("axis", None, (1,))
-        layer = Concat(*chains)
-    elif of.node.operator == "Add":
-        order = -1 if not chains[0] else 1  # an empty one is the shortcut
-        layer, branches = Residual(*chains[::order]), branches[::order]
-    else:
-        raise ValueError("it gets several values that depend on the input: only sums and concatenations do")
-    inner = [arrays for branch in branches for _, arrays in branch]
-    return layer, {f"{i}.{name}": array for i, arrays in enumerate(inner) for name, array in arrays.items()}
+    need(of.node.operator in ("Add", "Concat") and len(branches) == len(of.node.inputs),
+         "it gets several values that depend on the input, as only Add and Concat do")  # fmt: skip
+    if of.node.operator == "Add":
+        branches = sorted(branches, key=lambda branch: not branch)  # an empty one is the shortcut
+    kind = {"Add": Residual, "Concat": Concat}[of.node.operator]
+    of.get("axis", 1, (1,))
+    arrays = enumerate(arrays for branch in branches for _, arrays in branch)
+    layer = kind(*(tuple(layer for layer, _ in branch) for branch in branches))
+    return layer, {f"{i}.{name}": array for i, own in arrays for name, array in own.items()}
 
 
 def decimal(value):
@@ -141,7 +137,7 @@ def _gemm(of, made):
     of.get("transA", 0, (0,))
     W = of.constant(1).T if of.get("transB", 0, (0, 1)) else of.constant(1)
     b = of.constant(2, np.zeros(1, W.dtype))
-    need(len(of.shape) == 1 and W.ndim == 2 and (b.ndim < 2 or len(b) == 1), "rows, a matrix, and one row to add")
+    only(len(of.shape) == 1 and W.ndim == 2 and (b.ndim < 2 or len(b) == 1), "rows, a matrix, and one row to add")
     b = np.broadcast_to(b.reshape(-1), W.shape[1:])
     made.append((Linear(W.shape[1]), {"W": W * of.get("alpha", 1.0), "b": b * of.get("beta", 1.0)}))
 
@@ -152,11 +148,11 @@ reads("MatMul", "Linear", 1, "rows times a constant matrix")(_gemm)
 @reads("Add", "Residual; a bias", 1, "two branches of one shape; or a bias right behind weights")
 def _bias(of, made):
     layer, arrays = made[-1] if made else (None, {})
-    need(isinstance(layer, Linear | Conv | ConvTranspose), "weights right before a constant that is added")
+    only(isinstance(layer, Linear | Conv | ConvTranspose), "weights right before a constant that is added")
     added = next(one for one in of.constants if one is not None)
     units = arrays["W"].shape[0 if type(layer) is Conv else 1]
     wanted = (1, units) + (1,) * (len(of.shape) - 1)
-    need(added.size in (1, units) and np.broadcast_shapes(added.shape, wanted) == wanted, "one number to add a channel")
+    only(added.size in (1, units) and np.broadcast_shapes(added.shape, wanted) == wanted, "one number to add a channel")
     layer = layer if isinstance(layer, Linear) else replace(layer, bias=True)
     made[-1] = layer, arrays | {"b": arrays.get("b", 0) + np.broadcast_to(added.reshape(-1), units)}
 
@@ -168,39 +164,37 @@ def _conv(of, made):
     pads = of.pads(extent)
     most = max(map(max, pads))  # where b pixels are asked for and there are more, zeros in the window make up for them
     sizes = {2 * most - sum(pair) + size for pair, size in zip(pads, extent, strict=True)}
-    need(len(sizes) == 1, "windows that become square with zeros around them")
-    W = _with_zeros(of, W, *sizes, most - pads[0][0], most - pads[1][0])
-    layer = Conv(len(W), *sizes, of.same("strides"), most, bias=b is not None)
-    made.append((layer, {"W": W} | ({} if b is None else {"b": b})))
-
-
-def _with_zeros(of, W, size, top=0, left=0):
-    """Return weights in windows of size x size, with zeros where dilations and pads leave pixels out."""
-    need(size * size <= 64 * prod(W.shape[2:]), f"smaller windows than {size} x {size}, of which most would be zeros")
-    square = np.zeros((*W.shape[:2], size, size), W.dtype)
-    down, across = (slice(at, None, gap) for at, gap in zip((top, left), of.get("dilations", (1, 1)), strict=True))
-    square[:, :, down, across][:, :, : W.shape[2], : W.shape[3]] = W
-    return square
+    only(len(sizes) == 1, "windows that become square with zeros around them")
+    (size,) = sizes
+    layer = Conv(len(W), size, of.same("strides"), most, b is not None)
+    made.append((layer, _with_zeros(of, size, most - pads[0][0], most - pads[1][0])))
 
 
 @reads("ConvTranspose", "ConvTranspose", 2, "group 1; square windows; equal pads all around")
 def _conv_transpose(of, made):
-    of.get("group", 1, (1,))
-    of.get("auto_pad", "NOTSET", ("NOTSET", "VALID"))
-    W, b, extent = of.constant(1), of.constant(2), of.extent(of.constant(1).shape[2:])
-    need(len(set(extent)) == 1, "square windows")
-    W, pads = _with_zeros(of, W, extent[0]), {pad for pair in of.pads(extent) for pad in pair}
-    need(len(pads) == 1, "equal pads all around")
-    steps = of.same("strides"), *pads, of.same("output_padding", (0, 0))
-    made.append((ConvTranspose(W.shape[1], extent[0], *steps, bias=b is not None), {"W": W} | ({} if b is None else {"b": b})))
+    of.get("group", 1, (1,)), of.get("auto_pad", "NOTSET", ("NOTSET", "VALID"))
+    W, extent = of.constant(1), of.extent(of.constant(1).shape[2:])
+    only(len(set(extent)) == 1, "square windows")
+    stride, pads, added = of.same("strides"), of.around(extent), of.same("output_padding", (0, 0))
+    layer = ConvTranspose(W.shape[1], extent[0], stride, pads, added, of.constant(2) is not None)
+    made.append((layer, _with_zeros(of, extent[0])))
+
+
+def _with_zeros(of, size, top=0, left=0):
+    """Return W and b, with windows of size x size, zeros where dilations and pads leave pixels out."""
+    W, b, gaps = of.constant(1), of.constant(2), of.get("dilations", (1, 1))
+    only(size * size <= 64 * prod(W.shape[2:]), f"smaller windows than {size} x {size}, of which most would be zeros")
+    square = np.zeros((*W.shape[:2], size, size), W.dtype)
+    down, across = (slice(at, None, gap) for at, gap in zip((top, left), gaps, strict=True))
+    square[:, :, down, across][:, :, : W.shape[2], : W.shape[3]] = W
+    return {"W": square} | ({} if b is None else {"b": b})
 
 
 def _pool(of, made, layer, mode):
-    of.get("ceil_mode", 0, (0,))
-    of.get("dilations", (1, 1), ((1, 1),))
-    size, stride, pads = of.same("kernel_shape"), of.same("strides"), of.around(of.get("kernel_shape"))
-    if pads:
-        made.append((Padding(pads, mode), {}))
+    of.get("ceil_mode", 0, (0,)), of.get("dilations", (1, 1), ((1, 1),))
+    size, stride, pads = of.same("kernel_shape", (0, 0)), of.same("strides"), of.around(of.get("kernel_shape"))
+    only(pads < size, "pads that are smaller than the window")
+    made += [(Padding(pads, mode), {})] if pads else []
     made.append((layer(size, None if stride == size else stride), {}))
     return pads
 
@@ -214,19 +208,14 @@ def _max_pool(of, made):
 @reads("AveragePool", "AvgPool, Padding", 5, "as MaxPool; pads that count")
 def _avg_pool(of, made):
     counted = of.get("count_include_pad", 0, (0, 1))
-    need(not _pool(of, made, AvgPool, "zero") or counted, "pads that count in the mean")
+    only(not _pool(of, made, AvgPool, "zero") or counted, "pads that count in the mean")
 
 
-@reads("GlobalAveragePool", "GlobalAvgPool", 2, "its output are rows")
-def _global(of, made):
-    made.append((GlobalAvgPool(), {}))
-
-
-@reads("ReduceMean", "GlobalAvgPool", 0, "over height and width; its output are rows")
+@reads("ReduceMean", "GlobalAvgPool", 0, "over height and width, which are gone then")
 def _mean(of, made):
     of.get("keepdims", 1), of.get("noop_with_empty_axes", 0, (0,))
     axes = of.constant(1, np.array(of.get("axes", ())))
-    need(len(of.shape) == 3 and sorted(axes.reshape(-1) % 4) == [2, 3], "means over height and width")
+    only(len(of.shape) == 3 and sorted(axes.reshape(-1) % 4) == [2, 3], "means over height and width")
     made.append((GlobalAvgPool(), {}))
 
 
@@ -253,12 +242,6 @@ def _clip(of, made):
     made.append((Clip(*(decimal(min(max(bound.item(), -most), most)) for bound in bounds)), {}))
 
 
-@reads("Dropout", "Dropout", 3, "not while it trains")
-def _dropout(of, made):
-    of.get("seed"), need(not of.constant(2, np.array(False)).any(), "no training_mode")
-    made.append((Dropout(decimal(of.constant(1, np.array(of.get("ratio", 0.5))).item())), {}))
-
-
 @reads("Flatten", "Flatten", 3, "axis 1")
 def _flatten(of, made):
     of.get("axis", 1, (1,))
@@ -272,7 +255,7 @@ def _reshape(of, made):
     batch, *sizes = [0 if i == 0 and size == of.batch else size for i, size in enumerate(target)] or [1]
     rows, same = sizes in ([prod(of.shape)], [-1]), tuple(sizes) == of.shape
     zeros = of.get("allowzero", 0) and 0 in target  # which then stand for themselves
-    need((rows or same) and batch in (-1, 0) and target.count(-1) < 2 and not zeros, "rows of examples as a result")
+    only((rows or same) and batch in (-1, 0) and target.count(-1) < 2 and not zeros, "rows of examples as a result")
     if rows and len(of.shape) > 1:
         made.append((Flatten(), {}))
 
@@ -285,11 +268,12 @@ def _resize(of, made):
     if sizes is not None and sizes.shape == (4,):
         scales = sizes / np.array([sizes[0], *of.shape])
     whole = scales.shape == (4,) and scales[0] == scales[1] == 1 and scales[2] == scales[3] >= 1 and not scales[2] % 1
-    need(whole and of.version > 10, "one whole number as the scale of images, as Upsample does")
-    mode, centre = of.get("mode", "nearest", ("nearest", "linear")), of.get("coordinate_transformation_mode", "half_pixel")
+    only(whole and of.version > 10, "one whole number as the scale of images, as Upsample does")
+    mode, centre = of.get("mode", "nearest"), of.get("coordinate_transformation_mode", "half_pixel")
     near = centre, of.get("nearest_mode", "round_prefer_floor")
     known = ("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")
-    need(centre in ("half_pixel", "pytorch_half_pixel") if mode == "linear" else near in known, "Upsample's coordinates")
+    linear = mode == "linear" and centre in ("half_pixel", "pytorch_half_pixel")
+    only(linear or (mode == "nearest" and near in known), "Upsample's modes and coordinates")
     made.append((Upsample(int(scales[2]), "bilinear" if mode == "linear" else "nearest"), {}))
 
 
@@ -298,41 +282,43 @@ def _pad(of, made):
     pads, value = of.constant(1, np.array(of.get("pads", ()))), of.constant(2, np.array(of.get("value", 0.0)))
     mode = of.get("mode", "constant", ("constant", "edge", "reflect"))
     edges = pads.reshape(2, -1)
-    need(edges.shape == (2, 4) and not edges[:, :2].any() and len(set(edges[:, 2:].flat)) == 1, "as many pads at each edge")
-    need(of.constant(3) is None and (mode != "constant" or not value.any()), "zeros around images")
+    even = edges.shape == (2, 4) and not edges[:, :2].any() and len(set(edges[:, 2:].flat)) == 1
+    zeros = mode != "constant" or not value.any()
+    only(even and zeros and of.constant(3) is None, "images with as many pads at each edge, zeros where constant")
     if size := int(edges[0, 2]):
         made.append((Padding(size, {"constant": "zero", "edge": "replicate"}.get(mode, mode)), {}))
 
 
-@reads("DepthToSpace", "PixelShuffle", 1, "mode CRD")
-def _shuffle(of, made):
-    of.get("mode", "DCR", ("CRD",))
-    made.append((PixelShuffle(of.get("blocksize")), {}))
+def plain(name, becomes, cases, make, what="all"):
+    """Put an operator into the table that becomes one layer without arrays."""
+    reads(name, becomes, cases, what)(lambda of, made: made.append((make(of), {})))
 
 
-@reads("LeakyRelu", "LeakyReLU", 2)
-def _leaky(of, made):
-    made.append((LeakyReLU(decimal(of.get("alpha", 0.01))), {}))
-
-
-@reads("Softmax", "Softmax", 3, "axis 1")
-def _softmax(of, made):
-    need(of.version > 12 or len(of.shape) == 1, "a newer version of Softmax")
+def _softmax(of):
+    only(of.version > 12 or len(of.shape) == 1, "a newer version of Softmax")
     of.get("axis", -1, (1,))
-    made.append((Softmax(), {}))
+    return Softmax()
 
 
-@reads("Identity", "nothing", 1)
-def _identity(of, made):
-    """There is nothing to do."""
+def _dropout(of):
+    of.get("seed"), only(not of.constant(2, np.array(False)).any(), "no training_mode")
+    return Dropout(decimal(of.constant(1, np.array(of.get("ratio", 0.5))).item()))
 
 
-for _name, _layer in (("Relu", ReLU), ("Sigmoid", Sigmoid), ("Tanh", Tanh)):
-    reads(_name, _layer.__name__, 1)(lambda of, made, layer=_layer: made.append((layer(), {})))
-OPERATORS["Concat"] = Operator("Concat", "axis 1", 4, join)
+plain("Relu", "ReLU", 1, lambda of: ReLU())
+plain("Sigmoid", "Sigmoid", 1, lambda of: Sigmoid())
+plain("Tanh", "Tanh", 1, lambda of: Tanh())
+plain("LeakyRelu", "LeakyReLU", 2, lambda of: LeakyReLU(decimal(of.get("alpha", 0.01))))
+plain("Softmax", "Softmax", 3, _softmax, "axis 1")
+plain("Dropout", "Dropout", 3, _dropout, "not while it trains")
+plain("GlobalAveragePool", "GlobalAvgPool", 2, lambda of: GlobalAvgPool(), "height and width are gone then")
+plain("DepthToSpace", "PixelShuffle", 1,
+      lambda of: PixelShuffle(of.get("blocksize") if of.get("mode", "DCR", ("CRD",)) else 0), "mode CRD")  # fmt: skip
+reads("Identity", "nothing", 1)(lambda of, made: None)
+reads("Concat", "Concat", 4, "axis 1; all of them branches")(join)
 
 
 def table():
     """Return the table as Markdown."""
-    rows = [f"| {name} | {one.becomes} | {one.only or 'all'} | {one.cases} |" for name, one in sorted(OPERATORS.items())]
+    rows = [f"| {name} | {one.becomes} | {one.what} | {one.cases} |" for name, one in sorted(OPERATORS.items())]
     return "\n".join(["| operator | becomes | what is read | ONNX's cases |", "|---|---|---|---|", *rows])

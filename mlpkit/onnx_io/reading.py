@@ -11,11 +11,17 @@ from mlpkit.nn.network import Network
 from mlpkit.words import short_sentences
 
 from . import operators
-from .chains import steps_of
-from .loading import array_of, load
+from .loading import array_of, load, need
+from .structure import steps_of
 
 MOST_VALUES = 2**28  # between two layers, of an example
 MOST_SIZES = 64  # what sizes are computed from
+GROWING = frozenset(("Concat", "ConstantOfShape", "Gather"))
+FOLDED = GROWING.union(
+    *(["Cast", "Constant", "DequantizeLinear", "Identity"], ["Reshape", "Shape", "Slice", "Squeeze"]),
+    ["Transpose", "Unsqueeze"],
+)
+WRONG = (ArithmeticError, AttributeError, LookupError, RecursionError, RuntimeError, TypeError, ValueError)
 
 
 @short_sentences()
@@ -29,21 +35,20 @@ def read(path, engine=engines.BASELINE, shape=None):
     """
     try:
         return network_of(load(path), engine, shape)
-    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except WRONG as error:
         raise ValueError(f"{path} can't be read: {str(error).rstrip('.')}.") from error
 
 
 def network_of(graph, engine=engines.BASELINE, shape=None):
     """Return the network that a `Graph` describes. Raises what `read` raises."""
     shape = _input(graph, shape)
-    made, _ = _Reader(graph).chain(steps_of(graph), shape)
+    made, _ = _Reader(graph).sequence(steps_of(graph), shape)
     model = Model(shape, tuple(layer for layer, _ in made), _loss(graph.metadata))
-    if max(prod(each) for each in (model.output, *(each for _, _, each, _ in model.walk))) > MOST_VALUES:
-        raise ValueError(f"between two layers it has more than {MOST_VALUES:,} values of one example")
+    most = max(prod(each) for each in (model.output, *(each for _, _, each, _ in model.walk)))
+    need(most <= MOST_VALUES, f"between two layers it has more than {MOST_VALUES:,} values of one example")
     arrays = {f"{number}.{name}": array for number, (_, own) in enumerate(made) for name, array in own.items()}
-    for name, declared in {**model.layout.shapes, **model.statistics.shapes}.items():  # before a network allocates them
-        if arrays[name].shape != tuple(declared):
-            raise ValueError(f"its weights {name} have the shape {arrays[name].shape}, not {tuple(declared)}")
+    for name, wanted in {**model.layout.shapes, **model.statistics.shapes}.items():  # before they are allocated
+        need(arrays[name].shape == wanted, f"its weights {name} have the shape {arrays[name].shape}, not {wanted}")
         check_finite(f"its weights {name}", arrays[name])
     network = Network(engine, model, dtype=graph.dtype)
     views = {**network.views(network.theta), **model.statistics.views(network.statistics)}
@@ -53,11 +58,11 @@ def network_of(graph, engine=engines.BASELINE, shape=None):
 
 
 def _input(graph, shape):
-    if shape is None and None in graph.shape:
-        raise ValueError(f"its input is {graph.shape}, with open sizes: say them, as in read(path, shape=(3, 64, 64))")
+    wanted = f"its input has the shape {graph.shape}"
+    need(shape or None not in graph.shape, f"{wanted}, with open sizes: say them, as in read(path, shape=(3, 64, 64))")
     shape = check_sizes(graph.shape if shape is None else shape, least=1)
-    if len(shape) != len(graph.shape) or any(b not in (None, a) for a, b in zip(shape, graph.shape, strict=True)):
-        raise ValueError(f"its input has the shape {graph.shape}, not {shape}")
+    fits = [size in (None, given) for size, given in zip(graph.shape, shape, strict=False)]
+    need(len(shape) == len(graph.shape) and all(fits), f"{wanted}, not {shape}")
     return shape
 
 
@@ -74,21 +79,21 @@ class _Reader:
 
     def __init__(self, graph):
         self.graph, self.constants = graph, {"": None}
-        for node in graph.nodes:  # what is computed from constants alone
-            if node.operator in FOLDED and all(name in self.constants or name in graph.tensors for name in _read_by(node)):
-                inputs = [self.constant(name) for name in _read_by(node)]
-                self.constants[node.outputs[0]] = _named(node, _computed, node, *inputs)
+        for node in graph.nodes:  # what is computed from constants alone, and what asks for shapes
+            names = () if node.operator == "Shape" else node.inputs
+            if node.operator in FOLDED and all(name in self.constants or name in graph.tensors for name in names):
+                self.constants[node.outputs[0]] = _named(node, _computed, node, *map(self.constant, names))
 
     def constant(self, name):
         """Return a constant as an array; None for what is none."""
         found = self.constants.get(name)
         return self.graph.constant(name) if found is None and name in self.graph.tensors else found
 
-    def chain(self, steps, shape):
+    def sequence(self, steps, shape):
         """Return what is made of a sequence of steps, a list, and the shape that comes out."""
         made: list = []
         for step in steps:
-            branches = [self.chain(branch, shape)[0] for branch in step.branches]
+            branches = [self.sequence(branch, shape)[0] for branch in step.branches]
             shape = _named(step.node, self.step, step.node, shape, branches, made)
         return made, shape
 
@@ -96,9 +101,8 @@ class _Reader:
         """Append what a node becomes to `made`, and return the shape that comes out."""
         before, constants = len(made), [*map(self.constant, node.inputs)]
         of = operators.Setting(node, shape, constants, self.graph.batch, self.graph.version)
-        if branches:
-            made.append(operators.join(of, branches))
-        else:
+        made += [operators.join(of, branches)] if branches else []
+        if not branches:
             operators.read(of, made)
         for layer, _ in made[before:]:
             shape = layer.output(shape)
@@ -106,15 +110,11 @@ class _Reader:
 
 
 def _named(node, function, *arguments):
-    """Return what a function returns; a ValueError names the node where its inputs are not what it takes."""
+    """Return what a function returns; an error names the node whose inputs are not what it takes."""
     try:
         return function(*arguments)
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except WRONG as error:
         raise ValueError(f"{node}: {error}") from error
-
-
-def _read_by(node):
-    return () if node.operator == "Shape" else node.inputs
 
 
 def _computed(node, *inputs):
@@ -123,17 +123,11 @@ def _computed(node, *inputs):
         return np.array([0] + [-2] * 7)
     if node.operator == "Constant":
         ((name, value),) = node.attributes.items()
-        return array_of(value, None) if name == "value" else np.array(value, np.float32 if "float" in name else np.int64)
+        return array_of(value, "") if name == "value" else np.array(value, np.float32 if "float" in name else np.int64)
     size = prod(inputs[0].tolist()) if node.operator == "ConstantOfShape" else sum(np.size(each) for each in inputs)
-    if node.operator in GROWING and not 0 <= size <= MOST_SIZES:  # what doubles again and again would fill the memory
-        raise ValueError(f"sizes are computed from more than {MOST_SIZES} numbers")
+    few = node.operator not in GROWING or 0 <= size <= MOST_SIZES  # what doubles again and again would fill the memory
+    need(few, f"sizes are computed from more than {MOST_SIZES} numbers")
     from onnx.reference import ReferenceEvaluator  # only then
 
     given = {name: array for name, array in zip(node.inputs, inputs, strict=True) if name}
     return ReferenceEvaluator(node.proto).run(None, given)[0]
-
-
-GROWING = frozenset(("Concat", "ConstantOfShape", "Gather"))
-FOLDED = GROWING | frozenset(
-    "Cast Constant DequantizeLinear Identity Reshape Shape Slice Squeeze Transpose Unsqueeze".split()
-)

@@ -81,7 +81,7 @@ class _Graph:
                     arrays["beta"] = 0 * arrays["gamma"]
                 value = self.add(operator, at.name, value, **arrays, **settings)
             else:
-                raise ValueError(f"layer {at.name}, {at.layer!r}, has no operator of ONNX here: write it of other layers.")
+                raise ValueError(f"layer {at.name}, {at.layer!r}, has no operator of ONNX here: make it of others.")
         return value
 
     def join(self, at, values):
@@ -89,7 +89,7 @@ class _Graph:
             return self.add("Add", at.name, *values)
         if type(at.layer) is Concat:
             return self.add("Concat", at.name, *values, axis=1)
-        raise ValueError(f"layer {at.name} is a {type(at.layer).__name__}: of branches, sums and Concat can be written.")
+        raise ValueError(f"layer {at.name}, a {type(at.layer).__name__}, has branches: Residual and Concat may.")
 
     def add(self, operator, name, *values, **settings):
         """Add a node, and return the name of its output. settings: attributes; arrays are constants that go in, too."""

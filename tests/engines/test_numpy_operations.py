@@ -23,8 +23,6 @@ OPERATIONS = {
     "sigmoid_backward": (dict(a=(3, 4), da=(3, 4)), {}),
     "tanh": (dict(z=(3, 4)), {}),
     "tanh_backward": (dict(a=(3, 4), da=(3, 4)), {}),
-    "channel_softmax": (dict(z=(3, 4)), {}),
-    "channel_softmax_backward": (dict(a=(3, 4), da=(3, 4)), {}),
     "conv": (dict(x=IMAGES, W=(4, 3, 3, 3), b=(4,)), CONV),
     "conv_backward_weights": (dict(x=IMAGES, dz=(2, 4, 3, 3), dW=(4, 3, 3, 3), db=(4,)), CONV),
     "conv_backward_input": (dict(dz=(2, 4, 3, 3), W=(4, 3, 3, 3)), CONV | dict(shape=IMAGES)),

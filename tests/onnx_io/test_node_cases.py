@@ -6,7 +6,6 @@ from collections import Counter
 from functools import cache
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from shared import one_sentence
@@ -16,7 +15,8 @@ onnx = pytest.importorskip("onnx", reason="the package onnx is not installed")
 from mlpkit.engines import numpy_baseline  # noqa: E402
 from mlpkit.onnx_io import loading, operators, reading  # noqa: E402
 
-SHORT = {"BatchNormalization": "batch_normalization", "InstanceNormalization": "instance_normalization"}  # what ONNX calls their modules
+# What ONNX calls modules that do not have an operator's name
+MODULES = {"BatchNormalization": "batch_normalization", "InstanceNormalization": "instance_normalization"}
 FLOATS = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 JOINS = "Add", "Concat"  # which take data alone
 
@@ -24,7 +24,7 @@ JOINS = "Add", "Concat"  # which take data alone
 def of_the_table(package):
     """Import the modules of the table's operators alone: the others generate cases for many seconds."""
     for name in operators.OPERATORS:
-        importlib.import_module(f"{package.__name__}.{SHORT.get(name, name.lower())}")
+        importlib.import_module(f"{package.__name__}.{MODULES.get(name, name.lower())}")
 
 
 def cases(which=of_the_table):
@@ -39,9 +39,9 @@ def cases(which=of_the_table):
 
 
 def result(case):
-    """Return what we make of a case and what ONNX says; ValueError where it is refused, None where it is no network's.
+    """Return what we make of a case and what ONNX says, None where it is no network's. ValueError: it is refused.
 
-    The first input is data, the others are constants: a network has one input, arrays of floats that begin with a batch.
+    The first input is data, the others are constants: a network has one input, floats that begin with a batch.
     """
     graph, (inputs, outputs), (node,) = case.model.graph, case.data_sets[0], case.model.graph.node
     if graph.input[0].type.tensor_type.elem_type not in FLOATS or inputs[0].ndim < 2 or not inputs[0].size:

@@ -61,7 +61,7 @@ def test_every_model_of_the_workbook_makes_the_round_trip(name, fold, tmp_path):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("seeds", [range(FEW), pytest.param(range(FEW, 500), marks=pytest.mark.slow)], ids=["few", "500"])
+@pytest.mark.parametrize("seeds", [range(FEW), pytest.param(range(FEW, 500), marks=pytest.mark.slow)], ids=str)
 def test_random_models_make_the_round_trip(seeds, tmp_path):
     met = set()
     for seed in seeds:

@@ -114,7 +114,8 @@ def export(network, shape, path, new):
     older = dict(dynamo=False, dynamic_axes={"x": {0: "n"}}, opset_version=17)
     torch.onnx.export(network, (x,), path, input_names=["x"], **(newer if new else older))
     model = onnx.load(path)  # which says where the code lay that each node is from
-    for each in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
+    graph = model.graph
+    for each in (model, graph, *graph.node, *graph.value_info, *graph.input, *graph.output):
         each.ClearField("metadata_props")
         each.ClearField("doc_string")
     onnx.save(model, path)
