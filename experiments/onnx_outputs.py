@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from experiments.lab import results
+from experiments.lenet_best import BEST
 from mlpkit import data, onnx_io
 from mlpkit.nn.models import LENET5, MODELS
 from mlpkit.nn.network import Network
-from mlpkit.training.recipe import Recipe
 
 EXPORTED = results.ROOT / "tests" / "onnx_io" / "exported"
 SHOWN = "lenet-torchscript"  # whose logits chapter 21 compares with
@@ -35,7 +35,7 @@ def _runs(networks, images, progress):
         progress(name)
         network = Network("numba_conv", MODELS[name])
         if MODELS[name] is LENET5:
-            network, _ = Recipe(model=LENET5, epochs=1, batch_size=64, lr=0.1).train(digits, "numba_conv")
+            network, _ = BEST[0].train(digits, "numba_conv")
         for fold in (True, False):
             yield _out(name, network, fold, digits.test.X[:images])
     for path in sorted(EXPORTED.glob("*.onnx")):
