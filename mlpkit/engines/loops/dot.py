@@ -4,12 +4,12 @@ A step of bytes multiplies four of an input by four weights, and adds the produc
 Which instructions do that depends on the processor, and never changes a bit:
 
     vnni     vpdpbusd, one instruction (AVX-512 VNNI, AVX-VNNI)
-    maddubs  vpmaddubsw, whose sums of two products have 16 bits, vpmaddwd, vpaddd. The first saturates beyond 32,767.
-             Here it can't: an input has 7 bits, from 0 to 127, a weight is from -127 to 127, and 2 * 127 * 127 = 32,258
+    maddubs  vpmaddubsw, whose sums of two products have 16 bits, vpmaddwd, vpaddd. The first saturates beyond 32,767,
+             which it can't reach: the weights of a pair are chosen so that their sum is within 128; see `nn.quantize`
     plain    bytes that are widened and multiplied, for any other processor
 
 A tile is the outputs of a few pixels for a block of channels. Its sums begin at the bias and stay in registers until
-they are done. Then comes the largest of each pooling window, ReLU, and for bytes the way back to 7 bits. Numba compiles
+they are done. Then comes the largest of each pooling window, ReLU, and for bytes the way back to 8 bits. Numba compiles
 for this processor, or for what NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say; these decide here, too.
 """
 
@@ -93,7 +93,7 @@ class Bytes:
 
 
 class Requantized(Bytes):
-    """Sums become 7 bits again: `min(max((sum * multiplier + half) >> shift, low), 127)`, the product in 64 bits."""
+    """Sums become bytes again: `min(max((sum * multiplier + half) >> shift, low), 255)`, the product in 64 bits."""
 
     def finish(self, totals, end, low, shift, zero):
         longs, out = ir.VectorType(LONG, LANES), ir.VectorType(BYTE, LANES)
@@ -101,7 +101,7 @@ class Requantized(Bytes):
         half = self.builder.add(half, self.builder.shl(zero, shift))
         half, shift = (everywhere(self.builder, longs, each) for each in (half, shift))
         low = everywhere(self.builder, self.vector, self.builder.trunc(low, INT))
-        most = ir.Constant(self.vector, [127] * LANES)
+        most = ir.Constant(self.vector, [255] * LANES)
         found = []
         for i, total in enumerate(totals):
             multiplier = self.code.load(self.code.at(end, i * BYTES))
@@ -174,6 +174,7 @@ def _store(code, vectors, place, lanes):
 
 
 SHAPES = [(1, WIDE, 1), (PIXELS[0], WIDE, 1), (PIXELS[0], WIDE, 4), (1, 1, 1), (PIXELS[1], 1, 1), (PIXELS[1], 1, 4)]
+KINDS = 0, 1, 2  # of VARIANTS: float32, bytes to bytes, bytes to float32
 VARIANTS = [(kind, *shape) for kind in (Floats, Requantized, Dequantized) for shape in SHAPES]
 
 
