@@ -42,10 +42,9 @@ class Buffer:
         return self.begin + (self.margin - padding) * (self.row + self.pixel)
 
     def view(self, work, n, dtype):
-        """Return the images without margin, (n, rows, columns, channels), a view."""
-        whole = work[self.begin : self.begin + n * self.image].view(dtype)
-        m, shape = self.margin, (n, self.rows + 2 * self.margin, self.columns + 2 * self.margin, self.channels)
-        return whole.reshape(shape)[:, m : m + self.rows, m : m + self.columns]
+        """Return the images, (n, rows, columns, channels), a view: there must be no margin."""
+        images = work[self.begin : self.begin + n * self.image].view(dtype)
+        return images.reshape(n, self.rows, self.columns, self.channels)
 
 
 class Plan:
@@ -109,30 +108,29 @@ class Plan:
         group = 4 if of.pool else 1
         if of.pool and ((of.pool.size, of.pool.stride or 2) != (2, 2) or dense):
             raise ValueError(f"{of.pool!r} is not fused: windows are of 2 x 2, side by side.")
-        windows, outputs = self._places(of, x, y) if convolves else ([i * x.image for i in range(self.n)],
-                                                                     [i * y.image for i in range(self.n)])  # fmt: skip
+        together, shift = _together(of, units, y) if convolves else (1, 0)
+        windows, outputs = self._places(of, x, y, together) if convolves else (
+            [i * x.image for i in range(self.n)], [i * y.image for i in range(self.n)])  # fmt: skip
         few = len(windows) == 1
         shape = SHAPES.index((1 if few else PIXELS[width == 1], width, group))
         kind = 0 if item == 4 else 1 if each.y else 2
-        W = each.W.T if dense and item == 4 else each.W
-        packed = self._packed(in_memory(W, of.flat), width)
-        begin, end = self._put(self._padded(each, units, width)), 0
+        rows = in_memory(each.W.T if dense and item == 4 else each.W, of.flat)
+        packed = self._packed(_beside(rows, together, shift), width)
+        b = each.bias if kind else np.zeros(units, np.float32) if each.b is None else each.b
+        begin, end = self._put(np.pad(np.tile(b, together), (0, width * LANES))), 0
         if kind:
-            end = self._put(np.pad(each.multiplier if each.y else each.scale.astype(np.float32), (0, WIDE * LANES)))
+            factors = each.multiplier if each.y else each.scale.astype(np.float32)
+            end = self._put(np.pad(np.tile(factors, together), (0, width * LANES)))
         size = of.layer.size if convolves else 1
         self._step(direct.Products(
             op=direct.PRODUCTS, variant=KINDS[kind] * len(SHAPES) + shape,
             x=x.first(of.layer.padding if convolves else 0), y=y.first(), x_image=x.image, y_image=y.image,
             dense=dense, pixels=len(windows), tile=SHAPES[shape][0], group=group,
-            x_at=self._table(windows, group), y_at=self._table(outputs, 1), channels=units, width=width * LANES,
+            x_at=self._table(windows, group), y_at=self._table(outputs, 1), channels=units * together, width=width * LANES,
             item=y.item, weights=self._put(packed), block=packed[0].nbytes, begin=begin, end=end, rows=size,
             run=packed.shape[2], step=x.row, low=each.low if kind else (0 if of.relu else -1),
             shift=each.shift if kind else 1, zero=each.y.zero_point if kind and each.y else 0,
         ))  # fmt: skip
-
-    def _padded(self, each, units, width):
-        b = each.bias if self.item == 1 else np.zeros(units, np.float32) if each.b is None else each.b
-        return np.pad(b, (0, -units % (width * LANES)))
 
     def _table(self, places, group):
         return self.tables.put(np.concatenate([places, np.tile(places[-group:], SPARE)]))
@@ -145,15 +143,19 @@ class Plan:
         blocks = rows.reshape(-1, across, rows.shape[1], rows.shape[2] // each, each)
         return np.ascontiguousarray(blocks.transpose(0, 2, 3, 1, 4))
 
-    def _places(self, of, x, y):
-        """Return the distances to an image's windows, those of a pooling window together, and to its outputs."""
+    def _places(self, of, x, y, together):
+        """Return the distances to an image's windows, those of a pooling window together, and to its outputs.
+
+        Of so many outputs side by side the first alone is there.
+        """
         _, rows, columns = of.layer.output(of.shape)
         r, c = np.mgrid[:rows, :columns] * min(of.layer.stride, max(of.shape[1:]) + 2 * of.layer.padding)
         places = r * x.row + c * x.pixel
         if of.pool:
             places = places[: rows // 2 * 2, : columns // 2 * 2]
             places = places.reshape(rows // 2, 2, columns // 2, 2).transpose(0, 2, 1, 3)
-        down, across = np.mgrid[: y.rows, : y.columns]
+        places = places[:, ::together]
+        down, across = np.mgrid[: y.rows, : y.columns : together]
         return places.ravel(), (down * y.row + across * y.pixel).ravel()
 
     def _between(self, each, of):
@@ -169,6 +171,23 @@ class Plan:
             mb=each.multiplier[1] if len(each.multiplier) > 1 else 0, za=x[0].zero_point, zb=x[1].zero_point,
             low=each.low, shift=each.shift, zero=each.y.zero_point,
         ))  # fmt: skip
+
+
+def _together(of, units, y):
+    """Return how many outputs side by side one register holds, and how many elements their windows lie apart.
+
+    Filters that are fewer than half a register's lanes are there several times, each for the next output. Pairs of
+    weights must stay pairs, since no other two may be added in 16 bits; see `nn.quantize`.
+    """
+    shift = of.layer.stride * of.shape[0] * (2 if of.pool else 1)
+    several = [m for m in range(2, LANES // units + 1) if y.columns % m == 0 and shift % 2 == 0]
+    return (several[0] if several else 1), shift
+
+
+def _beside(rows, together, shift):
+    """Return weights (channels, rows, run) so many times, each so many elements further to the right."""
+    parts = [np.pad(rows, ((0, 0), (0, 0), (m * shift, (together - 1 - m) * shift))) for m in range(together)]
+    return np.concatenate(parts)
 
 
 def prediction(network, n, precision=None, calibration=None):
@@ -193,33 +212,33 @@ class Prediction:
     """A network's predictions by a `Plan`. See `executors.protocol.Prediction`."""
 
     def __init__(self, network, plan, pixels, scale=1.0, zero=0):
-        self.n, self.network, self.plan = plan.n, network, plan
-        self.arguments = pixels, np.float32(scale), zero, plan.steps, plan.vectors[1], plan.vectors[0]
+        self.n, self.network, self.plan, self.pixels = plan.n, network, plan, pixels
+        x = plan.buffers["input"]
+        self.shape, apart = (x.channels, x.rows, x.columns), (x.image // x.item, x.row // x.item)
+        self.arguments = *apart, pixels, np.float32(scale), np.float32(zero), plan.steps, plan.vectors[1], plan.vectors[0]
         self.own = threading.local()  # two threads at once have buffers of their own
 
     def __call__(self, x):
         network = self.network
         check_batch(x, network.model.input, network.dtype)
         check_fits(x, self.n)
-        check_finite("inputs", x)
         return self.forward(x).copy()
 
     def forward(self, x):
         """Return the outputs of checked rows, until the same thread asks again."""
-        buffers = self.plan.buffers
-        if not hasattr(self.own, "work"):
-            work = self.plan.buffer()
-            first, last = buffers["input"], self.plan.fused[-1].name
-            z = buffers[last].view(work, self.n, np.float32).transpose(0, 3, 1, 2)
-            self.own.work, self.own.x = work, first.view(work, self.n, self.arguments[0].dtype)
-            self.own.z = z.reshape(self.n, *self.network.model.output)
         own, n = self.own, len(x)
-        x = x.reshape(n, *(buffers["input"].channels, buffers["input"].rows, buffers["input"].columns))
-        x = np.ascontiguousarray(x)
-        if (shares := Threads.count()) > 1 and n * self.plan.macs > ENOUGH:
-            direct.predict_shared(x, own.x, *self.arguments, own.work, shares)
+        if not hasattr(own, "work"):
+            own.work, first = self.plan.buffer(), self.plan.buffers["input"]
+            own.x = own.work[first.first() : first.end].view(self.pixels.dtype)
+            z = self.plan.buffers[self.plan.fused[-1].name].view(own.work, self.n, np.float32).transpose(0, 3, 1, 2)
+            own.z = z.reshape(self.n, *self.network.model.output)
+        x = np.ascontiguousarray(x.reshape(n, *self.shape))
+        if Threads.most > 1 and n * self.plan.macs > ENOUGH and (shares := Threads.count()) > 1:
+            finite = direct.predict_shared(x, own.x, *self.arguments, own.work, shares)
         else:
-            direct.predict(x, own.x, *self.arguments, own.work)
+            finite = direct.predict(x, own.x, *self.arguments, own.work)
+        if not finite:
+            check_finite("inputs", x)  # which says so
         return own.z[:n]
 
     def batch(self, dtype):

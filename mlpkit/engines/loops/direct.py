@@ -77,6 +77,7 @@ class Between(NamedTuple):
 FIELDS = len(Products._fields)  # of a step's row
 LESS = len(Between._fields)
 PRODUCTS, BETWEEN = range(2)
+ZERO, MOST = np.float32(0), np.float32(255)  # of a byte
 
 
 @compiled(__name__, nogil=True)
@@ -125,14 +126,26 @@ def between(step, work, image):
 
 
 @compiled(__name__, nogil=True)
-def fill(x, inputs, pixels, scale, zero):
-    """Write images x (n, channels, rows, columns) channels last into `inputs`, within its margin; see `predict`."""
+def fill(x, inputs, next_image, next_row, pixels, scale, zero):
+    """Write images x (n, channels, rows, columns) channels last into `inputs`; see `predict`.
+
+    Return whether all are finite.
+    """
     n, channels, rows, columns = x.shape
+    odd = 0
     for image in range(n):
         for r in range(rows):
-            for c in range(columns):
-                for k in range(channels):
-                    inputs[image, r, c, k] = entry(x[image, k, r, c], pixels, scale, zero)
+            row = inputs[image * next_image + r * next_row :]
+            for k in range(channels):
+                if channels == 1:  # then the compiler knows that columns are neighbours
+                    for c in range(columns):
+                        row[c] = entry(x[image, 0, r, c], pixels, scale, zero)
+                else:
+                    for c in range(columns):
+                        row[c * channels + k] = entry(x[image, k, r, c], pixels, scale, zero)
+                for c in range(columns):
+                    odd += not abs(np.float32(x[image, k, r, c])) < np.inf
+    return odd == 0
 
 
 def entry(value, pixels, scale, zero):
@@ -146,16 +159,17 @@ def _entry(value, pixels, scale, zero):
         return lambda value, pixels, scale, zero: pixels[value]
     if isinstance(pixels.dtype, types.Float):
         return lambda value, pixels, scale, zero: value
-    return lambda value, pixels, scale, zero: np.uint8(min(max(np.rint(value * scale) + zero, 0), 255))
+    return lambda value, pixels, scale, zero: np.uint8(min(max(np.rint(value * scale) + zero, ZERO), MOST))
 
 
 @compiled(__name__, nogil=True)
-def predict(x, inputs, pixels, scale, zero, steps, tables, weights, work):
+def predict(x, inputs, next_image, next_row, pixels, scale, zero, steps, tables, weights, work):
     """Write what steps make of the images x into `work`, an array of all buffers, on one core.
 
-    inputs: a view of `work`, (n, rows, columns, channels), of what `pixels` (256,) is: float32 or uint8.
+    inputs: a view of `work` from the first input's first element on, of what `pixels` (256,) is: float32 or uint8. Of
+    such elements are next_image and next_row, the distances to an image's and a row's. Return whether all are finite.
     """
-    fill(x, inputs, pixels, scale, zero)
+    finite = fill(x, inputs, next_image, next_row, pixels, scale, zero)
     for i in range(len(steps)):
         if steps[i, 0] == PRODUCTS:
             step = Products(*to_fixed_tuple(steps[i], FIELDS))
@@ -163,12 +177,15 @@ def predict(x, inputs, pixels, scale, zero, steps, tables, weights, work):
         else:
             for image in range(len(x)):
                 between(Between(*to_fixed_tuple(steps[i], LESS)), work, image)
+    return finite
 
 
 @compiled(__name__, nogil=True, parallel=True)
-def predict_shared(x, inputs, pixels, scale, zero, steps, tables, weights, work, shares):
+def predict_shared(
+    x, inputs, next_image, next_row, pixels, scale, zero, steps, tables, weights, work, shares
+):
     """Do what `predict` does, each step in shares, one for each core."""
-    fill(x, inputs, pixels, scale, zero)
+    finite = fill(x, inputs, next_image, next_row, pixels, scale, zero)
     for i in range(len(steps)):
         if steps[i, 0] == PRODUCTS:
             for share in prange(shares):
@@ -177,3 +194,4 @@ def predict_shared(x, inputs, pixels, scale, zero, steps, tables, weights, work,
         else:
             for image in prange(len(x)):
                 between(Between(*to_fixed_tuple(steps[i], LESS)), work, image)
+    return finite
