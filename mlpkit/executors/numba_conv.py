@@ -18,8 +18,8 @@ from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.losses import SoftmaxCrossEntropy
 
+from .direct import prediction as Prediction  # noqa: N812 (a function, that is called as the class is)
 from .plain import Evaluation as Evaluation
-from .plain import Prediction as Prediction
 from .plain import StepByStep
 from .plain import why_not as why_not
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mlpkit.checks import check_array, check_batch, check_count, check_finite
+from mlpkit.checks import check_array, check_batch, check_choice, check_count, check_finite
 
 from .team import ThreadTeam
 
@@ -67,19 +67,26 @@ class Evaluation:
 
 
 class Prediction:
-    """A folded copy of a network, that several threads may ask at once. See `executors.protocol.Prediction`."""
+    """A folded copy of a network, that several threads may ask at once. See `executors.protocol.Prediction`.
 
-    def __init__(self, network, n):
+    precision: None for the network's own, or "int8": integers, computed with NumPy. calibration: see `integers_of`.
+    """
+
+    def __init__(self, network, n, precision=None, calibration=None):
         from mlpkit.nn.fold import fold  # a training needs none
 
         self.n, self.network = check_count("n", n), fold(network)
+        engine, integers = network.engine, integers_of(network, precision, calibration)
+        self.forward = self.network.forward
+        if integers is not None:
+            self.forward = lambda x: engine.asarray(integers(engine.to_numpy(x)))
 
     def __call__(self, x):
         network = self.network
         check_batch(x, network.model.input, network.dtype)
         check_fits(x, self.n)
         check_finite("inputs", x)  # of NaN the largest output is the first one: it would pass for a prediction
-        outputs = network.forward(network.engine.asarray(x))
+        outputs = self.forward(network.engine.asarray(x))
         return network.engine.to_numpy(outputs) if isinstance(x, np.ndarray) else outputs
 
     def batch(self, dtype):
@@ -95,7 +102,7 @@ class Batch:
 
     def __init__(self, prediction, dtype):
         network, n = prediction.network, prediction.n
-        self.network = network
+        self.network, self.forward = network, prediction.forward
         self.x = network.engine.asarray(np.zeros((n, *network.model.input), dtype))
         self.z = network.engine.asarray(np.zeros((n, *network.model.output), network.dtype))
 
@@ -107,7 +114,25 @@ class Batch:
 
     def replay(self):
         """Compute z of what lies in x."""
-        self.z[...] = self.network.forward(self.x)
+        self.z[...] = self.forward(self.x)
+
+
+def integers_of(network, precision, calibration):
+    """Return a network's `nn.quantize.Quantized` for "int8", and None for None, or the network's dtype.
+
+    calibration: examples for `quantize`, an array, or a `Quantized`. Raises ValueError for another precision, what
+    `quantize` raises, and TypeError for int8 without a calibration, or for one without int8.
+    """
+    check_choice("precision", precision or str(network.dtype), (str(network.dtype), "int8"))
+    if precision != "int8":
+        if calibration is not None:
+            raise TypeError('a calibration is for integers: give precision="int8", too.')
+        return None
+    from mlpkit.nn.quantize import Quantized, quantize
+
+    if calibration is None:
+        raise TypeError('precision="int8" needs calibration=X, some hundreds of examples that show how large values are.')
+    return calibration if isinstance(calibration, Quantized) else quantize(network, calibration)
 
 
 def check_rows(x, batch):
