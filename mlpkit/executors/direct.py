@@ -215,7 +215,8 @@ class Prediction:
         self.n, self.network, self.plan, self.pixels = plan.n, network, plan, pixels
         x = plan.buffers["input"]
         self.shape, apart = (x.channels, x.rows, x.columns), (x.image // x.item, x.row // x.item)
-        self.arguments = *apart, pixels, np.float32(scale), np.float32(zero), plan.steps, plan.vectors[1], plan.vectors[0]
+        self.about_x = *apart, pixels, np.float32(scale), np.float32(zero)
+        self.arguments = plan.steps, plan.vectors[1], plan.vectors[0]
         self.own = threading.local()  # two threads at once have buffers of their own
 
     def __call__(self, x):
@@ -233,12 +234,12 @@ class Prediction:
             z = self.plan.buffers[self.plan.fused[-1].name].view(own.work, self.n, np.float32).transpose(0, 3, 1, 2)
             own.z = z.reshape(self.n, *self.network.model.output)
         x = np.ascontiguousarray(x.reshape(n, *self.shape))
-        if Threads.most > 1 and n * self.plan.macs > ENOUGH and (shares := Threads.count()) > 1:
-            finite = direct.predict_shared(x, own.x, *self.arguments, own.work, shares)
-        else:
-            finite = direct.predict(x, own.x, *self.arguments, own.work)
-        if not finite:
+        if not direct.fill(x, own.x, *self.about_x):
             check_finite("inputs", x)  # which says so
+        if Threads.most > 1 and n * self.plan.macs > ENOUGH and (shares := Threads.count()) > 1:
+            direct.predict_shared(n, *self.arguments, own.work, shares)
+        else:
+            direct.predict(n, *self.arguments, own.work)
         return own.z[:n]
 
     def batch(self, dtype):

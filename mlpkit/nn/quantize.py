@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from mlpkit.checks import check_batch, check_choice, check_finite
+from mlpkit.checks import check_batch, check_choice, check_count, check_finite
 
+from .conv import Conv
 from .fold import fold
 from .fused import Operation, operations
+from .layers import Flatten, Linear
 
 MOST = 255  # of a tensor
-MOST_WEIGHT = 127
 MOST_PAIR = 127.5  # the sum of two weights before they are rounded, each by half at most: 128 then
 LARGEST = 2**31 - 1  # sums have 32 bits
 MOST_SHIFT = 48  # a product of 62 bits and a zero point so far to the left have 63
@@ -64,12 +65,16 @@ def in_memory(W, flat=None):
     return W.transpose(0, 2, 3, 1).reshape(len(W), W.shape[2], -1)
 
 
-def symmetric(W, flat=None):
-    """Return weights as int8 from -127 to 127, and their scales, float64: one for each of axis 0. See `in_memory`."""
+def symmetric(W, flat=None, bits=8):
+    """Return weights as int8, and their scales, float64: one for each of axis 0. See `in_memory` for the arguments.
+
+    bits: of 8 come integers from -127 to 127, of 3 from -3 to 3.
+    """
+    most = 2 ** (bits - 1) - 1
     rows = in_memory(W.astype(np.float64), flat)
     pairs = np.pad(rows, ((0, 0), (0, 0), (0, rows.shape[2] % 2))).reshape(len(W), -1, 2)
     sums = np.maximum(pairs.clip(min=0).sum(axis=2), -pairs.clip(max=0).sum(axis=2)).max(axis=1)  # of one sign
-    scale = np.maximum(abs(pairs).max(axis=(1, 2)) / MOST_WEIGHT, sums / MOST_PAIR)
+    scale = np.maximum(abs(pairs).max(axis=(1, 2)) / most, sums / MOST_PAIR)
     scale[scale == 0] = 1.0
     return np.rint(W / scale.reshape(-1, *[1] * (W.ndim - 1))).astype(np.int8), scale
 
@@ -196,7 +201,7 @@ class Quantized:
         return self.tensors["input"].quantize(np.arange(256) / np.float32(255))
 
 
-def quantize(network, X, calibration="mean squared error"):
+def quantize(network, X, calibration="min-max", bits=8):
     """Return a `Quantized` of a network, with the ranges that its tensors have for the examples X.
 
     X: (n, *input), float32 or uint8 pixels; of more than ROWS some are taken, evenly. calibration: a name in
@@ -206,6 +211,7 @@ def quantize(network, X, calibration="mean squared error"):
     """
     if not callable(calibration):
         check_choice("calibration", calibration, CALIBRATIONS)
+    check_bits(bits)
     choose = calibration if callable(calibration) else CALIBRATIONS[calibration]
     check_batch(X, network.model.input, network.dtype)
     check_finite("examples of a calibration", X)
@@ -219,17 +225,17 @@ def quantize(network, X, calibration="mean squared error"):
     for name, values in run.activations.items():
         values = network.engine.to_numpy(values)
         tensors[name] = affine(*choose(check_finite(f"the values of {name}", values)))
-    return Quantized(network.model.input, tensors, tuple(_integers(network.engine, each, tensors) for each in found))
+    return Quantized(network.model.input, tensors, tuple(_integers(network.engine, each, tensors, bits) for each in found))
 
 
-def _integers(engine, operation, tensors):
+def _integers(engine, operation, tensors, bits):
     """Return an operation in integers. Raises ValueError where 32 bits can't hold its sums."""
     x, y = tuple(tensors[name] for name in operation.inputs), tensors.get(operation.name)
     if operation.W is None:
         multiplier, shift = fixed_point([each.scale / y.scale for each in x])
         return IntegerOperation(operation, x, y, multiplier=multiplier, shift=shift)
     W = engine.to_numpy(operation.W)
-    W, scale = symmetric(W.T if W.ndim == 2 else W, operation.flat)
+    W, scale = symmetric(W.T if W.ndim == 2 else W, operation.flat, bits)
     scale = scale * x[0].scale
     b = 0 if operation.b is None else engine.to_numpy(operation.b).astype(np.float64)
     weights = W.reshape(len(W), -1).astype(np.int64)
@@ -238,3 +244,30 @@ def _integers(engine, operation, tensors):
         raise ValueError(f"the sums of {operation.layer!r}, {operation.name}, can exceed 32 bits: keep it in float32.")
     multiplier, shift = fixed_point(scale / y.scale) if y else (None, 1)
     return IntegerOperation(operation, x, y, W, bias.astype(np.int32), scale, multiplier, shift)
+
+
+def check_bits(bits):
+    """Raise ValueError unless `bits` is a whole number from 2 to 8."""
+    if check_count("bits", bits, least=2) > 8:
+        raise ValueError(f"weights have 2 to 8 bits, not {bits}.")
+
+
+def rounded(network, theta, bits=8):
+    """Return parameters (n,) whose weights are those that integers of so many bits stand for; the others stay.
+
+    theta: laid out as `network.theta`, NumPy's. For training with a straight-through estimator (Bengio, Leonard and
+    Courville, 2013): the loss sees rounded weights, and its gradient is applied to those that are not.
+    """
+    check_bits(bits)
+    found, flat = theta.copy(), None
+    views = network.views(found)
+    for path, layer, shape, _ in network.model.walk:
+        if type(layer) is Flatten:
+            flat = shape if len(shape) > 1 else flat
+        elif type(layer) in (Conv, Linear):
+            W = views[".".join(map(str, path)) + ".W"]
+            W = W.T if W.ndim == 2 else W
+            q, scale = symmetric(W, flat if W.ndim == 2 else None, bits)
+            W[...] = q * scale.reshape(-1, *[1] * (W.ndim - 1))
+            flat = None
+    return found

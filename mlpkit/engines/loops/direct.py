@@ -127,9 +127,10 @@ def between(step, work, image):
 
 @compiled(__name__, nogil=True)
 def fill(x, inputs, next_image, next_row, pixels, scale, zero):
-    """Write images x (n, channels, rows, columns) channels last into `inputs`; see `predict`.
+    """Write images x (n, channels, rows, columns) channels last into `inputs`, from whose first element on they lie.
 
-    Return whether all are finite.
+    next_image, next_row: distances in elements to an image's and a row's. pixels (256,): what bytes become. Return
+    whether all are finite.
     """
     n, channels, rows, columns = x.shape
     odd = 0
@@ -163,35 +164,25 @@ def _entry(value, pixels, scale, zero):
 
 
 @compiled(__name__, nogil=True)
-def predict(x, inputs, next_image, next_row, pixels, scale, zero, steps, tables, weights, work):
-    """Write what steps make of the images x into `work`, an array of all buffers, on one core.
-
-    inputs: a view of `work` from the first input's first element on, of what `pixels` (256,) is: float32 or uint8. Of
-    such elements are next_image and next_row, the distances to an image's and a row's. Return whether all are finite.
-    """
-    finite = fill(x, inputs, next_image, next_row, pixels, scale, zero)
+def predict(images, steps, tables, weights, work):
+    """Do the steps for so many images, on one core: `work`, the array of all buffers, has the inputs, and then all."""
     for i in range(len(steps)):
         if steps[i, 0] == PRODUCTS:
             step = Products(*to_fixed_tuple(steps[i], FIELDS))
-            products(step, len(x), address(tables), address(weights), address(work), 0, 1)
+            products(step, images, address(tables), address(weights), address(work), 0, 1)
         else:
-            for image in range(len(x)):
+            for image in range(images):
                 between(Between(*to_fixed_tuple(steps[i], LESS)), work, image)
-    return finite
 
 
 @compiled(__name__, nogil=True, parallel=True)
-def predict_shared(
-    x, inputs, next_image, next_row, pixels, scale, zero, steps, tables, weights, work, shares
-):
+def predict_shared(images, steps, tables, weights, work, shares):
     """Do what `predict` does, each step in shares, one for each core."""
-    finite = fill(x, inputs, next_image, next_row, pixels, scale, zero)
     for i in range(len(steps)):
         if steps[i, 0] == PRODUCTS:
             for share in prange(shares):
                 step = Products(*to_fixed_tuple(steps[i], FIELDS))
-                products(step, len(x), address(tables), address(weights), address(work), share, shares)
+                products(step, images, address(tables), address(weights), address(work), share, shares)
         else:
-            for image in prange(len(x)):
+            for image in prange(images):
                 between(Between(*to_fixed_tuple(steps[i], LESS)), work, image)
-    return finite
