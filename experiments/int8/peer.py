@@ -18,7 +18,7 @@ SECONDS = 0.02  # of a sample, at least
 
 def ours(settings, precision):
     """Return the workbook's compiled predictions."""
-    from mlpkit.engines.loops import dot
+    from mlpkit.engines.loops import dot, simd
     from mlpkit.nn.network import Network
     from mlpkit.nn.quantize import quantize
 
@@ -27,7 +27,7 @@ def ours(settings, precision):
     if precision == "int8":
         with np.load(settings["data"]) as data:
             options = {"precision": "int8", "calibration": quantize(network, data["calibration"], settings["how"])}
-    return lambda n: network.compiled(n, **options), {"way": dot.way(), "register": dot.BYTES}
+    return lambda n: network.compiled(n, **options), {"way": dot.way(), "register": simd.BYTES}
 
 
 def onnxruntime(settings, model):
@@ -45,7 +45,11 @@ def openvino(settings, model):
     import openvino
 
     core = openvino.Core()
-    hints = {"INFERENCE_NUM_THREADS": settings["threads"], "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    hints = {
+        "INFERENCE_NUM_THREADS": settings["threads"],
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
 
     def predictor(n):
         read = core.read_model(settings["files"][model])

@@ -131,7 +131,7 @@ def integers_of(network, precision, calibration):
     from mlpkit.nn.quantize import Quantized, quantize
 
     if calibration is None:
-        raise TypeError('precision="int8" needs calibration=X, some hundreds of examples that show how large values are.')
+        raise TypeError('precision="int8" needs calibration=X, some hundreds of examples that show ranges.')
     return calibration if isinstance(calibration, Quantized) else quantize(network, calibration)
 
 

@@ -176,7 +176,7 @@ def test_what_makes_no_integers_is_refused(engine, options, error, said):
 def test_a_layer_without_integers_is_refused_and_stays_a_float(layers):
     network = Network("numba_conv", Model((1, 6, 6), layers))
     x = np.ones((2, 1, 6, 6), np.float32)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=r"layer|Linear") as caught:
         network.compiled(2, precision="int8", calibration=x)
     one_sentence(caught.value)
     assert_allclose(network.compiled(2)(x), network.forward(x), rtol=1e-5, atol=1e-5)
