@@ -73,7 +73,7 @@ def _task(plan, number, name, recipe, folder, progress):
         network, _ = recipe.train(data, engine="numba_conv")
     x, y = data.test
     predict, batches = network.compiled(500), range(0, len(x), 500)
-    answers = np.concatenate([predict(x[i : i + 500]).argmax(axis=1) for i in batches])
+    predictions = np.concatenate([predict(x[i : i + 500]).argmax(axis=1) for i in batches])
     calibration = data.train[0][: plan.examples]
     paths = {
         kind: str(folder / f"{name} {kind}.onnx")
@@ -87,7 +87,7 @@ def _task(plan, number, name, recipe, folder, progress):
         _static(paths["float32"], paths[kind], calibration, reduced)
     own, stored = str(folder / f"{name}.npz"), str(folder / f"{name} data.npz")
     network.save(own)
-    np.savez(stored, x=x, y=y, answers=answers, calibration=calibration)
+    np.savez(stored, x=x, y=y, predictions=predictions, calibration=calibration)
     return {"model": str(name), "network": own, "data": stored, "files": paths, "sizes": plan.sizes, "how": plan.how}
 
 

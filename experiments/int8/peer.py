@@ -101,13 +101,13 @@ def main(name, settings):
     library, _, model = name.partition(" ")
     predictor, about = PEERS[library](settings, model)
     with np.load(settings["data"]) as data:
-        x, labels, answers = data["x"], data["y"], data["answers"]
+        x, labels, predictions = data["x"], data["y"], data["predictions"]
     x = x.astype(np.float32).reshape(-1, 1, 28, 28) / 255
     n = max(settings["sizes"])
     predict = predictor(n)
     whole = len(x) // n * n
     found = np.concatenate([predict(x[i : i + n]).argmax(axis=1) for i in range(0, whole, n)])
-    about |= {"changed": int((found != answers[:whole]).sum()), "of": whole}
+    about |= {"changed": int((found != predictions[:whole]).sum()), "of": whole}
     about |= {"right": int((found == labels[:whole]).sum())}
     calls = {n: (predictor(n), np.ascontiguousarray(x[:n])) for n in settings["sizes"]}
     repeats = {n: max(1, int(SECONDS / min(_timed(*call, 3) for _ in range(3)))) for n, call in calls.items()}

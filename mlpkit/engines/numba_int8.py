@@ -6,4 +6,4 @@ Which instructions multiply them is in `loops.dot`.
 
 from .numba_conv import *
 
-OWN: tuple[str, ...] = ()
+OWN = ()  # type: ignore[assignment]

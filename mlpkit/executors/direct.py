@@ -14,14 +14,15 @@ from mlpkit.checks import check_batch, check_count, check_finite
 from mlpkit.engines.loops import direct
 from mlpkit.engines.loops.compiler import Threads
 from mlpkit.engines.loops.convolve import Tables
-from mlpkit.engines.loops.dot import KINDS, PIXELS, SHAPES, WIDE
+from mlpkit.engines.loops.dot import ALONE, KINDS, PIXELS, SHAPES, WIDE
 from mlpkit.engines.loops.simd import BYTES, LANES
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.fused import operations
 from mlpkit.nn.quantize import in_memory
 
 from . import plain
-from .plain import Batch, check_fits, integers_of
+from .integers import integers_of
+from .plain import Batch, check_fits
 
 SPARE = max(PIXELS)  # entries behind a table: a tile reads as many
 ENOUGH = 2_000_000  # products for which it pays to wake another core
@@ -104,18 +105,19 @@ class Plan:
         x, y, units, kind = self.buffers[of.inputs[0]], self.buffers[of.name], of.output[0], 0
         if self.item == 1:
             kind = 1 if each.y else 2
-        width = WIDE if units > (WIDE - 1) * LANES else 1
         group = 4 if of.pool else 1
         if of.pool and (of.pool.size, of.pool.stride or 2) != (2, 2):
             raise ValueError(f"{of.pool!r} is not fused: take windows of 2 x 2, side by side, or another engine.")
         if convolves := isinstance(of.layer, Conv):
             together, shift = _together(of, units, y)
-            windows, outputs = self._places(of, x, y, together)
+            windows, outputs = self._windows(of, x, y, together)
             padding, size = of.layer.padding, of.layer.size
         else:
             windows, outputs = ([i * each.image for i in range(self.n)] for each in (x, y))
             together, shift, padding, size = 1, 0, 0, 1
-        shape = SHAPES.index((1 if len(windows) == 1 else PIXELS[width == 1], width, group))
+        most = ALONE if len(windows) == 1 else WIDE
+        width = most if units > (most - 1) * LANES else 1
+        shape = SHAPES.index((1 if len(windows) == 1 else PIXELS[width > 1], width, group))
         packed, begin, end = self._weights(each, of, units, width, together, shift)
         low, step_of, zero = (0 if of.relu else -1), 1, 0
         if kind:
@@ -136,11 +138,11 @@ class Plan:
             vectors = [np.zeros(units, np.float32) if each.b is None else each.b]
         else:
             vectors = [each.bias, each.multiplier if each.y else each.scale.astype(np.float32)]
-        places = [self._put(np.pad(np.tile(vector, together), (0, width * LANES))) for vector in vectors]
-        return packed, places[0], places[-1]
+        starts = [self._put(np.pad(np.tile(vector, together), (0, width * LANES))) for vector in vectors]
+        return packed, starts[0], starts[-1]
 
-    def _table(self, places, group):
-        return self.tables.put(np.concatenate([places, np.tile(places[-group:], SPARE)]))
+    def _table(self, starts, group):
+        return self.tables.put(np.concatenate([starts, np.tile(starts[-group:], SPARE)]))
 
     def _packed(self, rows, width):
         """Return weights (channels, rows, run) as (blocks, rows, steps, lanes, elements of a step)."""
@@ -150,20 +152,20 @@ class Plan:
         blocks = rows.reshape(-1, across, rows.shape[1], rows.shape[2] // each, each)
         return np.ascontiguousarray(blocks.transpose(0, 2, 3, 1, 4))
 
-    def _places(self, of, x, y, together):
+    def _windows(self, of, x, y, together):
         """Return the distances to an image's windows, those of a pooling window together, and to its outputs.
 
         Of so many outputs side by side the first alone is there.
         """
         _, rows, columns = of.layer.output(of.shape)
         r, c = np.mgrid[:rows, :columns] * min(of.layer.stride, max(of.shape[1:]) + 2 * of.layer.padding)
-        places = r * x.row + c * x.pixel
+        starts = r * x.row + c * x.pixel
         if of.pool:
-            places = places[: rows // 2 * 2, : columns // 2 * 2]
-            places = places.reshape(rows // 2, 2, columns // 2, 2).transpose(0, 2, 1, 3)
-        places = places[:, ::together]
+            starts = starts[: rows // 2 * 2, : columns // 2 * 2]
+            starts = starts.reshape(rows // 2, 2, columns // 2, 2).transpose(0, 2, 1, 3)
+        starts = starts[:, ::together]
         down, across = np.mgrid[: y.rows, : y.columns : together]
-        return places.ravel(), (down * y.row + across * y.pixel).ravel()
+        return starts.ravel(), (down * y.row + across * y.pixel).ravel()
 
     def _between(self, each, of):
         if self.item == 4:
