@@ -45,7 +45,7 @@ class Plan:
     networks: tuple = ()  # files of networks that were trained already, in the recipes' order
 
 
-def measure(save=results.save_part, progress=print, plan=Plan()):  # noqa: B008 (frozen)
+def measure(save=results.save_part, progress=print, plan=Plan()):
     """Measure, and return the record. Raises ImportError where the package onnx is missing."""
     versions = {library: machine.version(library) for library in ("numba", "onnxruntime", "openvino", "torch", "onnx")}
     record = results.new("int8", libraries=versions, sizes=plan.sizes, how=plan.how, examples=plan.examples)
@@ -73,9 +73,12 @@ def _task(plan, number, name, recipe, folder, progress):
         network, _ = recipe.train(data, engine="numba_conv")
     x, y = data.test
     predict, batches = network.compiled(500), range(0, len(x), 500)
-    answers = np.concatenate([predict(x[i : i + 500]).argmax(axis=1) for i in batches])
+    predictions = np.concatenate([predict(x[i : i + 500]).argmax(axis=1) for i in batches])
     calibration = data.train[0][: plan.examples]
-    paths = {kind: str(folder / f"{name} {kind}.onnx") for kind in ("float32", "qdq", "qdq signed", "static", "static reduced")}
+    paths = {
+        kind: str(folder / f"{name} {kind}.onnx")
+        for kind in ("float32", "qdq", "qdq signed", "static", "static reduced")
+    }
     integers = quantize(network, calibration, plan.how)
     write(network, paths["float32"])
     write_integers(integers, paths["qdq"])
@@ -84,7 +87,7 @@ def _task(plan, number, name, recipe, folder, progress):
         _static(paths["float32"], paths[kind], calibration, reduced)
     own, stored = str(folder / f"{name}.npz"), str(folder / f"{name} data.npz")
     network.save(own)
-    np.savez(stored, x=x, y=y, answers=answers, calibration=calibration)
+    np.savez(stored, x=x, y=y, predictions=predictions, calibration=calibration)
     return {"model": str(name), "network": own, "data": stored, "files": paths, "sizes": plan.sizes, "how": plan.how}
 
 
@@ -92,7 +95,7 @@ def _static(path, to, calibration, reduced):
     """Let ONNX Runtime's own tool quantize a file, a scale for each channel: U8S8, or with weights of 7 bits."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
-    class Examples(CalibrationDataReader):
+    class Examples(CalibrationDataReader):  # type: ignore[misc]  # without types
         def __init__(self):
             self.left = iter(calibration.astype(np.float32).reshape(-1, 50, 1, 28, 28) / 255)
 
@@ -108,8 +111,8 @@ def _in_turns(plan, settings, isa, peers, progress):
     """Yield each peer's run: how its answers differ, and samples of all rounds."""
     threads = str(settings["threads"])
     env = {**os.environ, **(AVX2 if isa == "AVX2" else {})}
-    env |= {name: threads for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
-    waiting, runs = {}, {}
+    env |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), threads)
+    waiting, runs = {}, dict[str, dict]()
     try:
         for peer in peers:
             waiting[peer] = processes.Waiting("experiments.int8.peer", peer, json.dumps(settings), env=env)

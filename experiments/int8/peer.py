@@ -18,7 +18,7 @@ SECONDS = 0.02  # of a sample, at least
 
 def ours(settings, precision):
     """Return the workbook's compiled predictions."""
-    from mlpkit.engines.loops import dot
+    from mlpkit.engines.loops import dot, simd
     from mlpkit.nn.network import Network
     from mlpkit.nn.quantize import quantize
 
@@ -27,7 +27,7 @@ def ours(settings, precision):
     if precision == "int8":
         with np.load(settings["data"]) as data:
             options = {"precision": "int8", "calibration": quantize(network, data["calibration"], settings["how"])}
-    return lambda n: network.compiled(n, **options), {"way": dot.way(), "register": dot.BYTES}
+    return lambda n: network.compiled(n, **options), {"way": dot.way(), "register": simd.BYTES}
 
 
 def onnxruntime(settings, model):
@@ -45,7 +45,11 @@ def openvino(settings, model):
     import openvino
 
     core = openvino.Core()
-    hints = {"INFERENCE_NUM_THREADS": settings["threads"], "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    hints = {
+        "INFERENCE_NUM_THREADS": settings["threads"],
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
 
     def predictor(n):
         read = core.read_model(settings["files"][model])
@@ -97,13 +101,13 @@ def main(name, settings):
     library, _, model = name.partition(" ")
     predictor, about = PEERS[library](settings, model)
     with np.load(settings["data"]) as data:
-        x, labels, answers = data["x"], data["y"], data["answers"]
+        x, labels, predictions = data["x"], data["y"], data["predictions"]
     x = x.astype(np.float32).reshape(-1, 1, 28, 28) / 255
     n = max(settings["sizes"])
     predict = predictor(n)
     whole = len(x) // n * n
     found = np.concatenate([predict(x[i : i + n]).argmax(axis=1) for i in range(0, whole, n)])
-    about |= {"changed": int((found != answers[:whole]).sum()), "of": whole}
+    about |= {"changed": int((found != predictions[:whole]).sum()), "of": whole}
     about |= {"right": int((found == labels[:whole]).sum())}
     calls = {n: (predictor(n), np.ascontiguousarray(x[:n])) for n in settings["sizes"]}
     repeats = {n: max(1, int(SECONDS / min(_timed(*call, 3) for _ in range(3)))) for n, call in calls.items()}

@@ -1,4 +1,4 @@
-"""Lays out a network's operations for the loops of `engines.loops.direct`: buffers, tables, and weights as they are read.
+"""Lays out a network's operations for the loops of `engines.loops.direct`: buffers, tables, and packed weights.
 
 The same steps are float32's and bytes': an element has 4 bytes, or 1. Each tensor has a buffer of its own, images with
 a margin for the convolution with the largest padding that reads it.
@@ -6,6 +6,7 @@ a margin for the convolution with the largest padding that reads it.
 
 import threading
 from itertools import chain
+from math import prod
 
 import numpy as np
 
@@ -13,17 +14,19 @@ from mlpkit.checks import check_batch, check_count, check_finite
 from mlpkit.engines.loops import direct
 from mlpkit.engines.loops.compiler import Threads
 from mlpkit.engines.loops.convolve import Tables
-from mlpkit.engines.loops.dot import KINDS, PIXELS, SHAPES, WIDE
+from mlpkit.engines.loops.dot import ALONE, KINDS, PIXELS, SHAPES, WIDE
 from mlpkit.engines.loops.simd import BYTES, LANES
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.fused import operations
 from mlpkit.nn.quantize import in_memory
 
 from . import plain
-from .plain import Batch, check_fits, integers_of
+from .integers import integers_of
+from .plain import Batch, check_fits
 
 SPARE = max(PIXELS)  # entries behind a table: a tile reads as many
 ENOUGH = 2_000_000  # products for which it pays to wake another core
+MOST_ROWS = 256  # that are done at once
 
 
 class Buffer:
@@ -50,27 +53,26 @@ class Buffer:
 class Plan:
     """Steps, tables and weights for batches of at most n examples of operations in float32, or in integers.
 
-    operations: `nn.fused.Operation`s, or `IntegerOperation`s. input: of an example. tensors: `Quantization`s by name, or
-    none. Raises ValueError for an operation that has no step.
+    operations: `nn.fused.Operation`s, or `IntegerOperation`s. input: of an example. tensors: `Quantization`s by name,
+    or none. Raises ValueError for an operation that has no step.
     """
 
     def __init__(self, operations, input, n, tensors=()):
         self.n, self.tensors, self.item = n, tensors, 1 if tensors else 4
-        self.operations, self.fused = operations, [getattr(each, "of", each) for each in operations]
-        self.tables, self.weights, self.used = Tables(), [], 0
-        self.buffers, self.size = {"input": None}, 0
+        self.fused = [getattr(each, "of", each) for each in operations]
+        self.tables, self.weights, self.used = Tables(), list[np.ndarray](), 0
+        self.buffers, self.size = dict[str, Buffer](), 0
         for name, shape in chain([("input", input)], ((each.name, each.output) for each in self.fused)):
             self._buffer(name, shape)
         self.steps = np.zeros((0, direct.FIELDS), np.int64)
         for each, of in zip(operations, self.fused, strict=True):
             self._products(each, of) if of.layer else self._between(each, of)
         self.vectors = np.concatenate(self.weights), self.tables.concatenated()
-        self.macs = sum(of.W.size * (self._windows(of) if isinstance(of.layer, Conv) else 1)
-                        for of in self.fused if of.layer)  # fmt: skip
+        self.macs = sum(self._products_of(of) for of in self.fused if of.layer)
 
-    def _windows(self, of):
-        shape = of.layer.output(of.shape)
-        return shape[1] * shape[2]
+    def _products_of(self, of):
+        """Return how many products an example takes."""
+        return of.W.size * prod(of.layer.output(of.shape)[1:])
 
     def _buffer(self, name, shape):
         readers = [each.layer for each in self.fused if name in each.inputs]
@@ -100,40 +102,47 @@ class Plan:
         return start
 
     def _products(self, each, of):
-        x, y, item = self.buffers[of.inputs[0]], self.buffers[of.name], self.item
-        convolves = isinstance(of.layer, Conv)
-        dense = not convolves
-        units = each.W.shape[1] if dense and item == 4 else len(each.W)
-        width = WIDE if units > (WIDE - 1) * LANES else 1
+        x, y, units, kind = self.buffers[of.inputs[0]], self.buffers[of.name], of.output[0], 0
+        if self.item == 1:
+            kind = 1 if each.y else 2
         group = 4 if of.pool else 1
-        if of.pool and ((of.pool.size, of.pool.stride or 2) != (2, 2) or dense):
-            raise ValueError(f"{of.pool!r} is not fused: windows are of 2 x 2, side by side.")
-        together, shift = _together(of, units, y) if convolves else (1, 0)
-        windows, outputs = self._places(of, x, y, together) if convolves else (
-            [i * x.image for i in range(self.n)], [i * y.image for i in range(self.n)])  # fmt: skip
-        few = len(windows) == 1
-        shape = SHAPES.index((1 if few else PIXELS[width == 1], width, group))
-        kind = 0 if item == 4 else 1 if each.y else 2
-        rows = in_memory(each.W.T if dense and item == 4 else each.W, of.flat)
-        packed = self._packed(_beside(rows, together, shift), width)
-        b = each.bias if kind else np.zeros(units, np.float32) if each.b is None else each.b
-        begin, end = self._put(np.pad(np.tile(b, together), (0, width * LANES))), 0
+        if of.pool and (of.pool.size, of.pool.stride or 2) != (2, 2):
+            raise ValueError(f"{of.pool!r} is not fused: take windows of 2 x 2, side by side, or another engine.")
+        if convolves := isinstance(of.layer, Conv):
+            together, shift = _together(of, units, y)
+            windows, outputs = self._windows(of, x, y, together)
+            padding, size = of.layer.padding, of.layer.size
+        else:
+            windows, outputs = ([i * each.image for i in range(self.n)] for each in (x, y))
+            together, shift, padding, size = 1, 0, 0, 1
+        most = ALONE if len(windows) == 1 else WIDE
+        width = most if units > (most - 1) * LANES else 1
+        shape = SHAPES.index((1 if len(windows) == 1 else PIXELS[width > 1], width, group))
+        packed, begin, end = self._weights(each, of, units, width, together, shift)
+        low, step_of, zero = (0 if of.relu else -1), 1, 0
         if kind:
-            factors = each.multiplier if each.y else each.scale.astype(np.float32)
-            end = self._put(np.pad(np.tile(factors, together), (0, width * LANES)))
-        size = of.layer.size if convolves else 1
+            low, step_of, zero = each.low, each.shift, each.y.zero_point if each.y else 0
         self._step(direct.Products(
-            op=direct.PRODUCTS, variant=KINDS[kind] * len(SHAPES) + shape,
-            x=x.first(of.layer.padding if convolves else 0), y=y.first(), x_image=x.image, y_image=y.image,
-            dense=dense, pixels=len(windows), tile=SHAPES[shape][0], group=group,
-            x_at=self._table(windows, group), y_at=self._table(outputs, 1), channels=units * together, width=width * LANES,
-            item=y.item, weights=self._put(packed), block=packed[0].nbytes, begin=begin, end=end, rows=size,
-            run=packed.shape[2], step=x.row, low=each.low if kind else (0 if of.relu else -1),
-            shift=each.shift if kind else 1, zero=each.y.zero_point if kind and each.y else 0,
+            op=direct.PRODUCTS, variant=KINDS[kind] * len(SHAPES) + shape, x=x.first(padding), y=y.first(),
+            x_image=x.image, y_image=y.image, dense=not convolves, pixels=len(windows), tile=SHAPES[shape][0],
+            group=group, x_at=self._table(windows, group), y_at=self._table(outputs, 1), channels=units * together,
+            width=width * LANES, item=y.item, weights=self._put(packed), block=packed[0].nbytes, begin=begin, end=end,
+            rows=size, run=packed.shape[2], step=x.row, low=low, shift=step_of, zero=zero,
         ))  # fmt: skip
 
-    def _table(self, places, group):
-        return self.tables.put(np.concatenate([places, np.tile(places[-group:], SPARE)]))
+    def _weights(self, each, of, units, width, together, shift):
+        """Return packed weights, and where biases and factors of sums begin."""
+        W = each.W.T if each.W.ndim == 2 and self.item == 4 else each.W
+        packed = self._packed(_beside(in_memory(W, of.flat), together, shift), width)
+        if self.item == 4:
+            vectors = [np.zeros(units, np.float32) if each.b is None else each.b]
+        else:
+            vectors = [each.bias, each.multiplier if each.y else each.scale.astype(np.float32)]
+        starts = [self._put(np.pad(np.tile(vector, together), (0, width * LANES))) for vector in vectors]
+        return packed, starts[0], starts[-1]
+
+    def _table(self, starts, group):
+        return self.tables.put(np.concatenate([starts, np.tile(starts[-group:], SPARE)]))
 
     def _packed(self, rows, width):
         """Return weights (channels, rows, run) as (blocks, rows, steps, lanes, elements of a step)."""
@@ -143,20 +152,20 @@ class Plan:
         blocks = rows.reshape(-1, across, rows.shape[1], rows.shape[2] // each, each)
         return np.ascontiguousarray(blocks.transpose(0, 2, 3, 1, 4))
 
-    def _places(self, of, x, y, together):
+    def _windows(self, of, x, y, together):
         """Return the distances to an image's windows, those of a pooling window together, and to its outputs.
 
         Of so many outputs side by side the first alone is there.
         """
         _, rows, columns = of.layer.output(of.shape)
         r, c = np.mgrid[:rows, :columns] * min(of.layer.stride, max(of.shape[1:]) + 2 * of.layer.padding)
-        places = r * x.row + c * x.pixel
+        starts = r * x.row + c * x.pixel
         if of.pool:
-            places = places[: rows // 2 * 2, : columns // 2 * 2]
-            places = places.reshape(rows // 2, 2, columns // 2, 2).transpose(0, 2, 1, 3)
-        places = places[:, ::together]
+            starts = starts[: rows // 2 * 2, : columns // 2 * 2]
+            starts = starts.reshape(rows // 2, 2, columns // 2, 2).transpose(0, 2, 1, 3)
+        starts = starts[:, ::together]
         down, across = np.mgrid[: y.rows, : y.columns : together]
-        return places.ravel(), (down * y.row + across * y.pixel).ravel()
+        return starts.ravel(), (down * y.row + across * y.pixel).ravel()
 
     def _between(self, each, of):
         if self.item == 4:
@@ -196,23 +205,24 @@ def prediction(network, n, precision=None, calibration=None):
     Where the loops have no step for a layer, float32 is predicted an operation at a time, and integers are refused.
     """
     n, integers = check_count("n", n), integers_of(network, precision, calibration)
+    rows = min(n, MOST_ROWS)
     if integers is None:
         try:
-            plan = Plan(operations(network), network.model.input, n) if network.dtype == np.float32 else None
+            plan = Plan(operations(network), network.model.input, rows) if network.dtype == np.float32 else None
         except ValueError:  # not a layer for this
             plan = None
         pixels = network.engine.scale(np.arange(256, dtype=np.uint8), network.dtype)
-        return Prediction(network, plan, pixels) if plan else plain.Prediction(network, n)
-    plan = Plan(integers.operations, network.model.input, n, integers.tensors)
+        return Prediction(network, n, plan, pixels) if plan else plain.Prediction(network, n)
+    plan = Plan(integers.operations, network.model.input, rows, integers.tensors)
     x = integers.tensors["input"]
-    return Prediction(network, plan, integers.pixels(), 1 / x.scale, x.zero_point)
+    return Prediction(network, n, plan, integers.pixels(), 1 / x.scale, x.zero_point)
 
 
 class Prediction:
     """A network's predictions by a `Plan`. See `executors.protocol.Prediction`."""
 
-    def __init__(self, network, plan, pixels, scale=1.0, zero=0):
-        self.n, self.network, self.plan, self.pixels = plan.n, network, plan, pixels
+    def __init__(self, network, n, plan, pixels, scale=1.0, zero=0):
+        self.n, self.network, self.plan, self.pixels = n, network, plan, pixels
         x = plan.buffers["input"]
         self.shape, apart = (x.channels, x.rows, x.columns), (x.image // x.item, x.row // x.item)
         self.about_x = *apart, pixels, np.float32(scale), np.float32(zero)
@@ -223,20 +233,27 @@ class Prediction:
         network = self.network
         check_batch(x, network.model.input, network.dtype)
         check_fits(x, self.n)
-        return self.forward(x).copy()
+        return self.forward(x)
 
     def forward(self, x):
-        """Return the outputs of checked rows, until the same thread asks again."""
-        own, n = self.own, len(x)
+        """Return the outputs of checked rows, a new array."""
+        rows = self.plan.n
+        if len(x) <= rows:
+            return self._some(x).copy()
+        return np.concatenate([self._some(x[i : i + rows]).copy() for i in range(0, len(x), rows)])
+
+    def _some(self, x):
+        """Return the outputs of as many rows as the plan is for, until the same thread asks again."""
+        own, plan, n = self.own, self.plan, len(x)
         if not hasattr(own, "work"):
-            own.work, first = self.plan.buffer(), self.plan.buffers["input"]
+            own.work, first = plan.buffer(), plan.buffers["input"]
             own.x = own.work[first.first() : first.end].view(self.pixels.dtype)
-            z = self.plan.buffers[self.plan.fused[-1].name].view(own.work, self.n, np.float32).transpose(0, 3, 1, 2)
-            own.z = z.reshape(self.n, *self.network.model.output)
+            z = plan.buffers[plan.fused[-1].name].view(own.work, plan.n, np.float32).transpose(0, 3, 1, 2)
+            own.z = z.reshape(plan.n, *self.network.model.output)
         x = np.ascontiguousarray(x.reshape(n, *self.shape))
         if not direct.fill(x, own.x, *self.about_x):
             check_finite("inputs", x)  # which says so
-        if Threads.most > 1 and n * self.plan.macs > ENOUGH and (shares := Threads.count()) > 1:
+        if Threads.most > 1 and n * plan.macs > ENOUGH and (shares := Threads.count()) > 1:
             direct.predict_shared(n, *self.arguments, own.work, shares)
         else:
             direct.predict(n, *self.arguments, own.work)
@@ -248,4 +265,3 @@ class Prediction:
         if dtype not in (np.uint8, self.network.dtype):
             raise TypeError(f"inputs are uint8 or {self.network.dtype}, not {dtype}: convert them.")
         return Batch(self, dtype)
-

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mlpkit.checks import check_array, check_batch, check_choice, check_count, check_finite
+from mlpkit.checks import check_array, check_batch, check_count, check_finite
 
 from .team import ThreadTeam
 
@@ -67,19 +67,15 @@ class Evaluation:
 
 
 class Prediction:
-    """A folded copy of a network, that several threads may ask at once. See `executors.protocol.Prediction`.
-
-    precision: None for the network's own, or "int8": integers, computed with NumPy. calibration: see `integers_of`.
-    """
+    """A folded copy of a network, that several threads may ask at once. See `executors.protocol.Prediction`."""
 
     def __init__(self, network, n, precision=None, calibration=None):
         from mlpkit.nn.fold import fold  # a training needs none
 
+        from .integers import forward_of
+
         self.n, self.network = check_count("n", n), fold(network)
-        engine, integers = network.engine, integers_of(network, precision, calibration)
-        self.forward = self.network.forward
-        if integers is not None:
-            self.forward = lambda x: engine.asarray(integers(engine.to_numpy(x)))
+        self.forward = forward_of(self.network, precision, calibration)
 
     def __call__(self, x):
         network = self.network
@@ -115,24 +111,6 @@ class Batch:
     def replay(self):
         """Compute z of what lies in x."""
         self.z[...] = self.forward(self.x)
-
-
-def integers_of(network, precision, calibration):
-    """Return a network's `nn.quantize.Quantized` for "int8", and None for None, or the network's dtype.
-
-    calibration: examples for `quantize`, an array, or a `Quantized`. Raises ValueError for another precision, what
-    `quantize` raises, and TypeError for int8 without a calibration, or for one without int8.
-    """
-    check_choice("precision", precision or str(network.dtype), (str(network.dtype), "int8"))
-    if precision != "int8":
-        if calibration is not None:
-            raise TypeError('a calibration is for integers: give precision="int8", too.')
-        return None
-    from mlpkit.nn.quantize import Quantized, quantize
-
-    if calibration is None:
-        raise TypeError('precision="int8" needs calibration=X, some hundreds of examples that show how large values are.')
-    return calibration if isinstance(calibration, Quantized) else quantize(network, calibration)
 
 
 def check_rows(x, batch):

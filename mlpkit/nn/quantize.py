@@ -132,7 +132,7 @@ class IntegerOperation:
 
     of: Operation
     x: tuple[Quantization, ...]
-    y: Quantization | None
+    y: Any  # Quantization, or None
     W: Any = None
     bias: Any = None
     scale: Any = None
@@ -225,7 +225,8 @@ def quantize(network, X, calibration="min-max", bits=8):
     for name, values in run.activations.items():
         values = network.engine.to_numpy(values)
         tensors[name] = affine(*choose(check_finite(f"the values of {name}", values)))
-    return Quantized(network.model.input, tensors, tuple(_integers(network.engine, each, tensors, bits) for each in found))
+    made = tuple(_integers(network.engine, each, tensors, bits) for each in found)
+    return Quantized(network.model.input, tensors, made)
 
 
 def _integers(engine, operation, tensors, bits):

@@ -22,7 +22,7 @@ def write_integers(quantized, path, signed=False):
     signed: tensors are int8, each integer 128 less, and not uint8. Raises ImportError where the package onnx is
     missing, and OSError where the file can't be written.
     """
-    onnx, walk = need_onnx(), []
+    onnx, walk = need_onnx(), list[tuple]()
     network = SimpleNamespace(
         engine=SimpleNamespace(to_numpy=np.asarray), dtype=np.dtype(np.float32), model=SimpleNamespace(walk=walk)
     )
@@ -60,7 +60,7 @@ def _constant(graph, name, integers, scale):
 def _made(graph, each, values, signed):
     """Add the nodes of an operation; return the name of what they make."""
     of, value = each.of, values[0]
-    name, steps = f"{of.name} sum", []
+    name, steps = f"{of.name} sum", list[tuple]()
     if each.W is None and len(values) == 2:
         value = graph.add("Add", name, *values)
     elif each.W is not None:

@@ -39,7 +39,7 @@ MODELS = {
     )),
     "images out": Model((1, 6, 6), (Conv(20, 3), ReLU(), Conv(2, 3, padding=1))),
 }  # fmt: skip
-WAYS = {  # what Numba compiles for, by the instructions that are wanted
+VARIANTS = {  # what Numba compiles for, by the instructions that are wanted
     "vnni": {},
     "maddubs": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+sse4.2,+ssse3"},
     "plain": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
@@ -89,13 +89,13 @@ def test_integers_are_numpys_to_the_bit(name, n):
     assert_array_equal(found(x[:n]), wanted)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 def test_every_instruction_adds_the_same_integers(way, tmp_path):
     import llvmlite.binding
 
     if way in HAS and not llvmlite.binding.get_host_cpu_features().get(HAS[way]):
         pytest.skip(f"this processor has no {HAS[way]}")
-    env = {**os.environ, **WAYS[way], "NUMBA_NUM_THREADS": "1"}
+    env = {**os.environ, **VARIANTS[way], "NUMBA_NUM_THREADS": "1"}
     here = Path(__file__).parent
     command = [sys.executable, "-c", ASK, str(tmp_path / "found.npz"), str(here), str(here.parent)]
     subprocess.run(command, env=env, check=True)
@@ -176,7 +176,7 @@ def test_what_makes_no_integers_is_refused(engine, options, error, said):
 def test_a_layer_without_integers_is_refused_and_stays_a_float(layers):
     network = Network("numba_conv", Model((1, 6, 6), layers))
     x = np.ones((2, 1, 6, 6), np.float32)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=r"layer|Linear") as caught:
         network.compiled(2, precision="int8", calibration=x)
     one_sentence(caught.value)
     assert_allclose(network.compiled(2)(x), network.forward(x), rtol=1e-5, atol=1e-5)

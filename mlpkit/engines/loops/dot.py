@@ -22,8 +22,9 @@ from .simd import _FEATURES, BYTES, INDEX, LANES, REGISTERS, Writer, everywhere,
 
 _HAS = frozenset(_FEATURES.split(","))
 BYTE, INT, LONG = (ir.IntType(bits) for bits in (8, 32, 64))
-PIXELS = 4, 8  # of a tile of WIDE vectors of channels, and of one vector
-WIDE = 4 if REGISTERS == 32 else 2
+ALONE = 4  # vectors of channels of a tile of one pixel, whose weights come from afar
+WIDE = 2  # of one of several pixels: each of its weights is used for all of these
+PIXELS = 8, 8 if REGISTERS == 32 else 4  # of a tile of one vector, and of a wide one
 
 
 def way():
@@ -173,7 +174,10 @@ def _store(code, vectors, place, lanes):
                 builder.call(masked, [vector, to, INT(1), mask])
 
 
-SHAPES = [(1, WIDE, 1), (PIXELS[0], WIDE, 1), (PIXELS[0], WIDE, 4), (1, 1, 1), (PIXELS[1], 1, 1), (PIXELS[1], 1, 4)]
+SHAPES = [
+    *((1, width, 1) for width in (1, ALONE)),
+    *((pixels, width, group) for pixels, width in zip(PIXELS, (1, WIDE), strict=True) for group in (1, 4)),
+]
 KINDS = 0, 1, 2  # of VARIANTS: float32, bytes to bytes, bytes to float32
 VARIANTS = [(kind, *shape) for kind in (Floats, Requantized, Dequantized) for shape in SHAPES]
 
