@@ -30,14 +30,14 @@ def measure(save=results.save_part, progress=print, networks=tuple(MODELS), imag
 
 
 def _runs(networks, images, progress):
-    digits = data.load()
+    mnist = data.load()
     for name in networks:
         progress(name)
         network = Network("numba_conv", MODELS[name])
         if MODELS[name] is LENET5:
-            network, _ = BEST[0].train(digits, "numba_conv")
+            network, _ = BEST[0].train(mnist, "numba_conv")
         for fold in (True, False):
-            yield _out(name, network, fold, digits.test.X[:images])
+            yield _out(name, network, fold, mnist.test.X[:images])
     for path in sorted(EXPORTED.glob("*.onnx")):
         progress(path.stem)
         yield _in(path)
