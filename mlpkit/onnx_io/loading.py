@@ -130,7 +130,7 @@ def _declared(onnx, value):
 def _node(onnx, number, one):
     inside = any(each.type in (each.GRAPH, each.GRAPHS) or each.ref_attr_name for each in one.attribute)
     need(not inside, f"node {number} is a {short(one.op_type, 40)} with a graph in it, which a layer is not")
-    attributes = {each.name: onnx.helper.get_attribute_value(each) for each in one.attribute}
+    attributes = {str(each.name): onnx.helper.get_attribute_value(each) for each in one.attribute}
     operator = one.op_type if one.domain in ("", "ai.onnx") else f"{one.domain}.{one.op_type}"
     return Node(number, operator, one.name, tuple(one.input), tuple(one.output), attributes, one)
 

@@ -114,7 +114,9 @@ def _named(node, function, *arguments):
     try:
         return function(*arguments)
     except WRONG as error:
-        raise ValueError(f"{node}: {error}") from error
+        ours = isinstance(error, ValueError) or str(error).endswith(".")  # and not Python's own, of a wrong type
+        what = error if ours else "its attributes or inputs are not of the kind that ONNX asks for"
+        raise ValueError(f"{node}: {what}") from error
 
 
 def _computed(node, *inputs):

@@ -82,7 +82,8 @@ FILES = {
     "an operator of somebody's": (file([("Relu", "x", "y", {"domain": "com.some"})]), "com.some.Relu"),
     "an attribute that we lack": (file([("Conv", "x,W", "y", {"group": 3})], [weights(3, 1, 3, 3)]), "group 1, not 3"),
     "an attribute that nobody knows": (file([("Relu", "x", "y", {"shape": 3})]), "no shape"),
-    "pads as a text": (file([("Conv", "x,W", "y", {"pads": "all"})], [weights(3, 3, 3, 3)]), "node 0"),
+    "pads as a text": (file([("Conv", "x,W", "y", {"pads": "all"})], [weights(3, 3, 3, 3)]), "node 0, Conv"),
+    "a size as a text": (file([("MaxPool", "x", "y", {"kernel_shape": 3})]), "not of the kind that ONNX asks for"),
     "strides of zero": (
         file([("Conv", "x,W", "y", {"strides": [0, 0], "auto_pad": "SAME_UPPER"})], [weights(3, 3, 3, 3)]),
         "node 0",
