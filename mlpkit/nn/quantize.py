@@ -47,7 +47,12 @@ class Quantization:
 
 
 def affine(low, high):
-    """Return the `Quantization` of numbers from low to high. Zero is among them, and exact: padding is made of it."""
+    """Return the `Quantization` of numbers from low to high. Zero is among them, and exact: padding is made of it.
+
+    Raises ValueError for bounds that are not finite.
+    """
+    if not np.isfinite([low, high]).all():
+        raise ValueError(f"a range of values has finite bounds, not {low} and {high}.")
     low, high = min(float(low), 0.0), max(float(high), 0.0)
     scale = float(np.float32((high - low) / MOST)) or 1.0
     return Quantization(scale, round(-low / scale))

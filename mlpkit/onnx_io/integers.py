@@ -1,7 +1,7 @@
 """A network in integers as an ONNX file: between QuantizeLinear and DequantizeLinear stands what it computes.
 
 So the file reads as float32, with what integers lose; a library that knows the pattern, "QDQ", does it in integers
-(https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html). Sums are the same there, to the bit.
+("Quantize ONNX Models" in ONNX Runtime's documentation). Sums are the same there, to the bit.
 The way back to 8 bits is a float's, rounded half to even, where ours shifts: an integer may differ by one.
 """
 
