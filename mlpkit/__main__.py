@@ -1,4 +1,4 @@
-"""The command line: `python -m mlpkit doctor | train | download`, and what packages beside this one add, as `bench`.
+"""The command line, `python -m mlpkit doctor | train | export ...`, and what packages beside this one add, as `bench`.
 
 They add a command by an entry point of the group "mlpkit.commands", a function of the parser's commands: so nothing in
 here knows of them.
@@ -25,10 +25,11 @@ try:
     except ValueError as error:
         sys.exit(f"mlpkit: a variable TQDM_... in the environment is not as tqdm needs it: {error}")
 
-    from . import data, engines, interrupts, machine
+    from . import data, engines, interrupts, machine, onnx_io
     from .files import check_writable, set_aside
     from .kernels import gpu
     from .nn.models import MODELS
+    from .nn.network import Network
     from .optim import BY_NAME, GOOD_RATES
     from .paths import expanded
     from .training.fit import Diverged
@@ -187,6 +188,19 @@ def download(options):
     print(f"{source.__doc__.partition(':')[0]} is in {paths[0].parent}.")
 
 
+def export(options):
+    """Write a network that was saved as .npz to an ONNX file, which other libraries read."""
+    onnx_io.write(Network.load(options.network), options.file, fold=not options.unfolded)
+    print(f"{options.file}: {options.file.stat().st_size:,} bytes.")
+
+
+def import_(options):
+    """Read a network from an ONNX file, whoever made it, and save it as .npz."""
+    network = onnx_io.read(options.file, shape=options.shape)
+    network.save(options.network)
+    print(f"{options.network}: {network.model}, {network.layout.size:,} parameters.")
+
+
 def _show_warning(message, *_):
     with suppress(OSError):  # the disk that is full may hold this stream, too
         tqdm.write("mlpkit: " + printable(message, kept="\n"), sys.stderr)
@@ -228,8 +242,21 @@ def _parser():
         found.load()(commands)
     downloader = add_command(commands, download)
     downloader.add_argument("name", nargs="?", default="fashion-mnist", metavar="NAME", help="of another data set")
+    _add_onnx_commands(commands)
     commands.metavar = " | ".join(commands.choices)
     return parser
+
+
+def _add_onnx_commands(commands):
+    network = dict(type=_path, metavar="NETWORK", help="the .npz file")
+    file = dict(type=_path, metavar="FILE", help="the .onnx file")
+    exporter, importer = add_command(commands, export), add_command(commands, import_, "import")
+    exporter.add_argument("network", **network)
+    exporter.add_argument("file", **file)
+    exporter.add_argument("--unfolded", action="store_true", help="keep batch norms as they are, and Dropout")
+    importer.add_argument("file", **file)
+    importer.add_argument("network", **network)
+    importer.add_argument("--shape", type=int, nargs="+", metavar="N", help="of an example, if open in the file")
 
 
 def add_command(commands, function, name=None):

@@ -69,17 +69,20 @@ class Evaluation:
 class Prediction:
     """A folded copy of a network, that several threads may ask at once. See `executors.protocol.Prediction`."""
 
-    def __init__(self, network, n):
+    def __init__(self, network, n, precision=None, calibration=None):
         from mlpkit.nn.fold import fold  # a training needs none
 
+        from .integers import forward_of
+
         self.n, self.network = check_count("n", n), fold(network)
+        self.forward = forward_of(self.network, precision, calibration)
 
     def __call__(self, x):
         network = self.network
         check_batch(x, network.model.input, network.dtype)
         check_fits(x, self.n)
         check_finite("inputs", x)  # of NaN the largest output is the first one: it would pass for a prediction
-        outputs = network.forward(network.engine.asarray(x))
+        outputs = self.forward(network.engine.asarray(x))
         return network.engine.to_numpy(outputs) if isinstance(x, np.ndarray) else outputs
 
     def batch(self, dtype):
@@ -95,7 +98,7 @@ class Batch:
 
     def __init__(self, prediction, dtype):
         network, n = prediction.network, prediction.n
-        self.network = network
+        self.network, self.forward = network, prediction.forward
         self.x = network.engine.asarray(np.zeros((n, *network.model.input), dtype))
         self.z = network.engine.asarray(np.zeros((n, *network.model.output), network.dtype))
 
@@ -107,7 +110,7 @@ class Batch:
 
     def replay(self):
         """Compute z of what lies in x."""
-        self.z[...] = self.network.forward(self.x)
+        self.z[...] = self.forward(self.x)
 
 
 def check_rows(x, batch):

@@ -24,6 +24,7 @@ from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.residual import Residual
 from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
+from mlpkit.nn.squash import Clip, Softmax
 
 # Gradient checks, on odd sizes
 
@@ -32,6 +33,8 @@ NETWORKS = {
     "each activation": Model(
         (7,), (Linear(6), LeakyReLU(0.1), Linear(5), Sigmoid(), Linear(5), Tanh(), Linear(4), ReLU(), Linear(3))
     ),
+    "bounded": Model((7,), (Linear(6), Clip(-0.3, 0.7), Linear(5), Softmax(), Linear(3))),
+    "softmax of channels": Model((2, 4, 3), (Conv(3, 2), Softmax(), Conv(2, 2), Clip(-0.5, 1), *END)),
     "conv": Model((2, 7, 5), (Conv(3, 3), ReLU(), Conv(2, 3), Tanh(), *END)),
     "padding": Model((2, 5, 3), (Conv(3, 3, padding=1), LeakyReLU(), Conv(2, 5, padding=3), Sigmoid(), *END)),
     "stride": Model((1, 8, 9), (Conv(3, 3, stride=2), Tanh(), Conv(2, 2, stride=3), *END)),

@@ -16,6 +16,7 @@ from mlpkit.nn.network import Network
 from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.residual import Residual
 from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
+from mlpkit.nn.squash import Clip, Softmax
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 F = torch.nn.functional
@@ -192,6 +193,13 @@ def test_activations_are_pytorchs(name):
         a = getattr(numpy_baseline, name)(z, *slope)
         close(a, wanted, name)
         close(getattr(numpy_baseline, f"{name}_backward")(a, da, *slope), theirs.grad, name)
+
+
+def test_what_bounds_values_is_pytorchs():
+    for rng in configurations(10):
+        x = rng.normal(size=(3, 4, *rng.integers(1, 8, size=2)))
+        check_layer(Clip(-0.4, 1.1), lambda x: torch.clip(x, -0.4, 1.1), x, "clip")
+        check_layer(Softmax(), lambda x: torch.softmax(x, 1), x, "softmax")
 
 
 LOSSES = {

@@ -93,6 +93,20 @@ def test_the_help_of_train_says_what_every_option_does(capsys):
     assert all(len(option.split()) > 3 for option in options)  # more than its name, and what it takes
 
 
+def test_a_network_goes_to_an_onnx_file_and_comes_back(tmp_path, capsys):
+    pytest.importorskip("onnx", reason="the package onnx is not installed")
+    network = Network(model=LENET5, seed=4)
+    network.save(tmp_path / "a.npz")
+    assert cli.main(["export", str(tmp_path / "a.npz"), str(tmp_path / "a.onnx")]) == 0
+    assert cli.main(["import", str(tmp_path / "a.onnx"), str(tmp_path / "b.npz")]) == 0
+    assert "61,706 parameters" in capsys.readouterr().out
+    back = Network.load(tmp_path / "b.npz")
+    assert back.model == LENET5
+    assert (back.theta == network.theta).all()
+    assert cli.main(["import", str(tmp_path / "a.npz"), str(tmp_path / "c.npz")]) == 1
+    assert "no ONNX file" in capsys.readouterr().err
+
+
 MISTAKES = [
     (["--engine", "numpi"], 1, "numpy_baseline"),
     (["--lr", "0"], 1, "lr must be a finite number above 0"),

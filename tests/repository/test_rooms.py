@@ -21,7 +21,7 @@ FLOORS = (  # the lowest first
     "data nn machine",
     "optim",
     "executors",
-    "course plots training",
+    "course onnx_io plots training",
     "__main__",
     "experiments",
 )

@@ -35,10 +35,10 @@ class Writer:
     """What writes LLVM's instructions for numbers of one kind, and for vectors of them."""
 
     def __init__(self, context, builder, kind):
-        self.builder, self.kind = builder, kind
+        self.context, self.builder, self.kind = context, builder, kind
         self.number = context.get_data_type(kind)
         self.vector = ir.VectorType(self.number, BYTES * 8 // kind.bitwidth)
-        self.fma = declare_fma(builder, self.vector, kind)
+        self.fma = None if isinstance(kind, types.Integer) else declare_fma(builder, self.vector, kind)
 
     def at(self, start, *distances):
         """Return an address, so many bytes on; a distance is an instruction's result or a Python integer."""

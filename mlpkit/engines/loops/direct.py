@@ -1,0 +1,188 @@
+"""Predictions of a whole network in one call: convolutions that read images as they lie, channels last. See `dot`.
+
+An image (rows, columns, channels) has a margin for the convolution that reads it. So a row of a window is one piece of
+memory, and windows differ by where they begin: a table of distances. A linear layer is a window that is its whole row,
+and its batch is one image. Pooling of 2 x 2 comes for nothing: a tile has the four pixels in registers.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import prange, types
+from numba.extending import overload
+from numba.np.unsafe.ndarray import to_fixed_tuple
+
+from .compiler import compiled
+from .dot import tile
+from .simd import ADDRESS, address
+
+
+class Products(NamedTuple):
+    """A step of products: all integers. Distances are bytes."""
+
+    op: int  # PRODUCTS
+    variant: int  # of `dot.VARIANTS`
+    x: int  # from the beginning of all buffers to the first window of the first image, and to its first output
+    y: int
+    x_image: int  # from an image to the next
+    y_image: int
+    dense: int  # whether the batch is one image, whose pixels are the examples
+    pixels: int  # windows of an image; those that pool in one stand together
+    tile: int  # pixels of a tile
+    group: int  # pixels of a pooling window
+    x_at: int  # where the tables begin
+    y_at: int
+    channels: int
+    width: int  # channels of a block
+    item: int  # bytes of an output
+    weights: int  # where the weights begin
+    block: int  # from a block's weights to the next's
+    begin: int  # where biases begin, and multipliers
+    end: int
+    rows: int
+    run: int
+    step: int  # from a row of a window to the next
+    low: int
+    shift: int = 1
+    zero: int = 0
+
+
+class Between(NamedTuple):
+    """A step of bytes without weights: of each window the largest `(a - za) * ma + (b - zb) * mb`, requantized."""
+
+    op: int  # BETWEEN
+    a: int
+    b: int
+    y: int
+    a_image: int
+    b_image: int
+    y_image: int
+    a_row: int
+    b_row: int
+    y_row: int
+    rows: int  # of the output
+    columns: int
+    channels: int
+    size: int
+    stride: int
+    ma: int
+    mb: int
+    za: int
+    zb: int
+    low: int
+    shift: int = 1
+    zero: int = 0
+
+
+FIELDS = len(Products._fields)  # of a step's row
+LESS = len(Between._fields)
+PRODUCTS, BETWEEN = range(2)
+ZERO, MOST = np.float32(0), np.float32(255)  # of a byte
+
+
+@compiled(__name__, nogil=True)
+def products(step, images, tables, weights, work, share, shares):
+    """Write one share of a step's outputs, of so many images. tables, weights, work: addresses."""
+    pixels, images = (images, 1) if step.dense else (step.pixels, images)
+    tiles = (pixels + step.tile - 1) // step.tile
+    units = (step.channels + step.width - 1) // step.width * images * tiles
+    first, last = units * share // shares, units * (share + 1) // shares
+    block, rest = divmod(first, images * tiles)
+    image, t = divmod(rest, tiles)
+    for _ in range(first, last):
+        channel = block * step.width
+        tile(
+            np.float32, step.variant, work + step.x + image * step.x_image,
+            tables + (step.x_at + t * step.tile) * ADDRESS,
+            work + step.y + image * step.y_image + channel * step.item,
+            tables + (step.y_at + t * step.tile // step.group) * ADDRESS, weights + step.weights + block * step.block,
+            weights + step.begin + channel * 4, weights + step.end + channel * 4, step.rows, step.run, step.step,
+            step.channels - channel, step.low, step.shift, step.zero,
+        )  # fmt: skip
+        t += 1
+        if t == tiles:
+            t, image = 0, image + 1
+            if image == images:
+                image, block = 0, block + 1
+
+
+@compiled(__name__, nogil=True)
+def between(step, work, image):
+    """Write the outputs of an image; work: the array of all buffers, uint8."""
+    half = 1 << (step.shift - 1)
+    for r in range(step.rows):
+        for c in range(step.columns):
+            y = step.y + image * step.y_image + r * step.y_row + c * step.channels
+            for k in range(step.channels):
+                found = -(2**62)
+                for i in range(step.size):
+                    a = step.a + image * step.a_image + (r * step.stride + i) * step.a_row
+                    b = step.b + image * step.b_image + (r * step.stride + i) * step.b_row
+                    for j in range(step.size):
+                        at = (c * step.stride + j) * step.channels + k
+                        one, other = np.int64(work[a + at]) - step.za, np.int64(work[b + at]) - step.zb
+                        found = max(found, one * step.ma + other * step.mb)
+                work[y + k] = min(max(((found + half) >> step.shift) + step.zero, step.low), 255)
+
+
+@compiled(__name__, nogil=True)
+def fill(x, inputs, next_image, next_row, pixels, scale, zero):
+    """Write images x (n, channels, rows, columns) channels last into `inputs`, from whose first element on they lie.
+
+    next_image, next_row: distances in elements to an image's and a row's. pixels (256,): what bytes become. Return
+    whether all are finite.
+    """
+    n, channels, rows, columns = x.shape
+    odd = 0
+    for image in range(n):
+        for r in range(rows):
+            row = inputs[image * next_image + r * next_row :]
+            for k in range(channels):
+                if channels == 1:  # then the compiler knows that columns are neighbours
+                    for c in range(columns):
+                        row[c] = entry(x[image, 0, r, c], pixels, scale, zero)
+                else:
+                    for c in range(columns):
+                        row[c * channels + k] = entry(x[image, k, r, c], pixels, scale, zero)
+                for c in range(columns):
+                    odd += not abs(np.float32(x[image, k, r, c])) < np.inf
+    return odd == 0
+
+
+def entry(value, pixels, scale, zero):
+    """Return an input as the network keeps it: a pixel by a table, a float32 as it is, or quantized."""
+    raise NotImplementedError
+
+
+@overload(entry)
+def _entry(value, pixels, scale, zero):
+    if isinstance(value, types.Integer):
+        return lambda value, pixels, scale, zero: pixels[value]
+    if isinstance(pixels.dtype, types.Float):
+        return lambda value, pixels, scale, zero: value
+    return lambda value, pixels, scale, zero: np.uint8(min(max(np.rint(value * scale) + zero, ZERO), MOST))
+
+
+@compiled(__name__, nogil=True)
+def predict(images, steps, tables, weights, work):
+    """Do the steps for so many images, on one core: `work`, the array of all buffers, has the inputs, and then all."""
+    for i in range(len(steps)):
+        if steps[i, 0] == PRODUCTS:
+            step = Products(*to_fixed_tuple(steps[i], FIELDS))
+            products(step, images, address(tables), address(weights), address(work), 0, 1)
+        else:
+            for image in range(images):
+                between(Between(*to_fixed_tuple(steps[i], LESS)), work, image)
+
+
+@compiled(__name__, nogil=True, parallel=True)
+def predict_shared(images, steps, tables, weights, work, shares):
+    """Do what `predict` does, each step in shares, one for each core."""
+    for i in range(len(steps)):
+        if steps[i, 0] == PRODUCTS:
+            for share in prange(shares):
+                step = Products(*to_fixed_tuple(steps[i], FIELDS))
+                products(step, images, address(tables), address(weights), address(work), share, shares)
+        else:
+            for image in prange(images):
+                between(Between(*to_fixed_tuple(steps[i], LESS)), work, image)

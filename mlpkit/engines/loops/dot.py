@@ -1,0 +1,192 @@
+"""Dot products by hand: tiles of a matrix product in float32, and of bytes, whose sums are integers of 32 bits.
+
+A step of bytes multiplies four of an input by four weights, and adds the products to one sum of 32 bits in each lane.
+Which instructions do that depends on the processor, and never changes a bit:
+
+    vnni     vpdpbusd, one instruction (AVX-512 VNNI, AVX-VNNI)
+    maddubs  vpmaddubsw, whose sums of two products have 16 bits, vpmaddwd, vpaddd. The first saturates beyond 32,767,
+             which it can't reach: the weights of a pair are chosen so that their sum is within 128; see `nn.quantize`
+    plain    bytes that are widened and multiplied, for any other processor
+
+A tile is the outputs of a few pixels for a block of channels. Its sums begin at the bias and stay in registers until
+they are done. Then comes the largest of each pooling window, ReLU, and for bytes the way back to 8 bits. Numba compiles
+for this processor, or for what NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say; these decide here, too.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from .simd import _FEATURES, BYTES, INDEX, LANES, REGISTERS, Writer, everywhere, written
+
+_HAS = frozenset(_FEATURES.split(","))
+BYTE, INT, LONG = (ir.IntType(bits) for bits in (8, 32, 64))
+ALONE = 4  # vectors of channels of a tile of one pixel, whose weights come from afar
+WIDE = 2  # of one of several pixels: each of its weights is used for all of these
+PIXELS = 8, 8 if REGISTERS == 32 else 4  # of a tile of one vector, and of a wide one
+
+
+def way():
+    """Return which instructions add products of bytes here: "vnni", "maddubs" or "plain"."""
+    if {"+avx512vnni"} <= _HAS if BYTES == 64 else "+avxvnni" in _HAS or {"+avx512vnni", "+avx512vl"} <= _HAS:
+        return "vnni"
+    return "maddubs" if "+avx512bw" in _HAS or (BYTES == 32 and "+avx2" in _HAS) else "plain"
+
+
+class Floats:
+    """float32: a step is one value times one weight."""
+
+    def __init__(self, code):
+        self.code, self.builder, self.vector = code, code.builder, code.vector
+
+    def step(self, x, weights, total):
+        return self.builder.call(self.code.fma, [x, weights, total])
+
+    def largest(self, one, other):
+        return self.builder.select(self.builder.fcmp_ordered(">", one, other), one, other)  # NaN stays where it is
+
+    def finish(self, totals, end, low, *_):
+        """Return the totals, not below `low`: 0 for ReLU, and any other number for none."""
+        kind = self.vector.element
+        low = self.builder.select(self.builder.icmp_signed("==", low, INDEX(0)), kind(0.0), kind(-np.inf))
+        low = everywhere(self.builder, self.vector, low)
+        return [self.largest(low, total) for total in totals]
+
+
+class Bytes:
+    """Four bytes times four weights a step, added to 32 bits."""
+
+    def __init__(self, code):
+        self.code, self.builder, self.vector = code, code.builder, code.vector
+        self.bytes = ir.VectorType(BYTE, BYTES)
+
+    def step(self, x, weights, total):
+        return getattr(self, f"_{way()}")(x, weights, total)
+
+    def _call(self, name, out, *arguments):
+        kind = ir.FunctionType(out, [each.type for each in arguments])
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
+
+    def _vnni(self, x, weights, total):
+        return self._call(f"llvm.x86.avx512.vpdpbusd.{8 * BYTES}", self.vector, total, x, weights)
+
+    def _maddubs(self, x, weights, total):
+        two, four = ("avx512.pmaddubs.w.512", "avx512.pmaddw.d.512") if BYTES == 64 else ("avx2.pmadd.ub.sw",
+                                                                                          "avx2.pmadd.wd")  # fmt: skip
+        shorts = ir.VectorType(ir.IntType(16), BYTES // 2)
+        x, weights = (self.builder.bitcast(each, self.bytes) for each in (x, weights))
+        ones = ir.Constant(shorts, [1] * (BYTES // 2))
+        pairs = self._call(f"llvm.x86.{two}", shorts, x, weights)
+        return self.builder.add(total, self._call(f"llvm.x86.{four}", self.vector, pairs, ones))
+
+    def _plain(self, x, weights, total):
+        wide, builder = ir.VectorType(INT, BYTES), self.builder
+        x, weights = (builder.bitcast(each, self.bytes) for each in (x, weights))
+        products = builder.mul(builder.zext(x, wide), builder.sext(weights, wide))
+        for i in range(4):
+            lanes = ir.Constant(ir.VectorType(INT, LANES), list(range(i, BYTES, 4)))
+            total = builder.add(total, builder.shuffle_vector(products, products, lanes))
+        return total
+
+    def largest(self, one, other):
+        return self.builder.select(self.builder.icmp_signed(">", one, other), one, other)
+
+
+class Requantized(Bytes):
+    """Sums become bytes again: `min(max((sum * multiplier + half) >> shift, low), 255)`, the product in 64 bits."""
+
+    def finish(self, totals, end, low, shift, zero):
+        longs, out = ir.VectorType(LONG, LANES), ir.VectorType(BYTE, LANES)
+        half = self.builder.shl(LONG(1), self.builder.sub(shift, LONG(1)))
+        half = self.builder.add(half, self.builder.shl(zero, shift))
+        half, shift = (everywhere(self.builder, longs, each) for each in (half, shift))
+        low = everywhere(self.builder, self.vector, self.builder.trunc(low, INT))
+        most = ir.Constant(self.vector, [255] * LANES)
+        found = []
+        for i, total in enumerate(totals):
+            multiplier = self.code.load(self.code.at(end, i * BYTES))
+            product = self.builder.mul(self.builder.sext(total, longs), self.builder.sext(multiplier, longs))
+            product = self.builder.ashr(self.builder.add(product, half), shift)
+            value = self.largest(self.builder.trunc(product, self.vector), low)
+            value = self.builder.select(self.builder.icmp_signed("<", value, most), value, most)
+            found.append(self.builder.trunc(value, out))
+        return found
+
+
+class Dequantized(Bytes):
+    """Sums become float32: `float(sum) * scale`."""
+
+    def finish(self, totals, end, *_):
+        floats = ir.VectorType(ir.FloatType(), LANES)
+        scales = [self.code.load(self.code.at(end, i * BYTES), floats) for i in range(len(totals))]
+        return [self.builder.fmul(self.builder.sitofp(total, floats), scale)
+                for total, scale in zip(totals, scales, strict=True)]  # fmt: skip
+
+
+def _tile(kind, pixels, width, group, code, x, x_at, y, y_at, weights, begin, end, rows, run, step, lanes, low,
+          shift, zero):  # fmt: skip
+    """Write the outputs of a tile; of each `group` of pixels the largest.
+
+    x, y: addresses of an image's inputs and outputs; x_at, y_at: of tables of distances in bytes, to each window's
+    corner and to each output. weights (rows, run, width, a register), begin, end (width, a register): addresses; bias
+    in begin, what `finish` multiplies by in end. A window is `rows` times `run` steps of 4 bytes, `step` bytes apart.
+    lanes: how many channels there are, from the first one of the block on. Nothing is checked.
+    """
+    does, builder = kind(code), code.builder
+    corners = [code.at(x, code.distance(x_at, p)) for p in range(pixels)]
+    bias = [code.load(code.at(begin, q * BYTES)) for q in range(width)]
+    totals = code.totals(bias * pixels)
+    place, number = cgutils.alloca_once_value(builder, weights), does.vector.element
+    with cgutils.for_range(builder, rows) as down, cgutils.for_range(builder, run) as right:
+        at = builder.load(place)
+        distance = code.at(builder.mul(down.index, step), builder.shl(right.index, INDEX(2)))
+        vectors = [code.load(code.at(at, q * BYTES)) for q in range(width)]
+        for p, corner in enumerate(corners):
+            value = builder.load(builder.inttoptr(code.at(corner, distance), number.as_pointer()), align=1)
+            value = everywhere(builder, does.vector, value)
+            for vector, total in zip(vectors, totals[p * width :], strict=False):
+                builder.store(does.step(value, vector, builder.load(total)), total)
+        builder.store(code.at(at, width * BYTES), place)
+    for g in range(pixels // group):
+        found = [builder.load(total) for total in totals[g * group * width : (g * group + 1) * width]]
+        for p in range(g * group + 1, (g + 1) * group):
+            found = [does.largest(builder.load(totals[p * width + q]), each) for q, each in enumerate(found)]
+        found = does.finish(found, end, low, shift, zero)
+        _store(code, found, code.at(y, code.distance(y_at, g)), lanes)
+
+
+def _store(code, vectors, place, lanes):
+    """Store vectors side by side, so many of whose lanes are there."""
+    builder, numbers = code.builder, ir.VectorType(INDEX, LANES)
+    for q, vector in enumerate(vectors):
+        size = getattr(vector.type.element, "width", 32) // 8
+        to = builder.inttoptr(code.at(place, q * LANES * size), vector.type.as_pointer())
+        left = everywhere(builder, numbers, builder.sub(lanes, INDEX(q * LANES)))
+        mask = builder.icmp_signed("<", ir.Constant(numbers, list(range(LANES))), left)
+        kind = ir.FunctionType(ir.VoidType(), [vector.type, to.type, INT, mask.type])
+        name = f"llvm.masked.store.v{LANES}{'i8' if size == 1 else 'f32'}.p0"
+        with builder.if_else(builder.icmp_signed(">=", lanes, INDEX((q + 1) * LANES))) as (whole, part):
+            with whole:
+                builder.store(vector, to, align=1)
+            with part:
+                masked = cgutils.get_or_insert_function(builder.module, kind, name)
+                builder.call(masked, [vector, to, INT(1), mask])
+
+
+SHAPES = [
+    *((1, width, 1) for width in (1, ALONE)),
+    *((pixels, width, group) for pixels, width in zip(PIXELS, (1, WIDE), strict=True) for group in (1, 4)),
+]
+KINDS = 0, 1, 2  # of VARIANTS: float32, bytes to bytes, bytes to float32
+VARIANTS = [(kind, *shape) for kind in (Floats, Requantized, Dequantized) for shape in SHAPES]
+
+
+@written
+def tile(code, variant, x, x_at, y, y_at, weights, begin, end, rows, run, step, lanes, low, shift, zero):
+    """Write a tile of the kind, pixels, width and group that VARIANTS[variant] names. See `_tile`."""
+    arguments = x, x_at, y, y_at, weights, begin, end, rows, run, step, lanes, low, shift, zero
+    for i, (kind, pixels, width, group) in enumerate(VARIANTS):
+        with code.builder.if_then(code.builder.icmp_signed("==", variant, INDEX(i))):
+            inner = code if kind is Floats else Writer(code.context, code.builder, types.int32)
+            _tile(kind, pixels, width, group, inner, *arguments)

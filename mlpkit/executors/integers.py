@@ -1,0 +1,26 @@
+"""Predictions in integers, for every engine, by NumPy. See `nn.quantize`."""
+
+from mlpkit.checks import check_choice
+from mlpkit.nn.quantize import Quantized, quantize
+
+
+def integers_of(network, precision, calibration):
+    """Return a network's `nn.quantize.Quantized` for "int8", and None for None, or the network's dtype.
+
+    calibration: examples for `quantize`, an array, or a `Quantized`. Raises ValueError for another precision, what
+    `quantize` raises, and TypeError for int8 without a calibration, or for one without int8.
+    """
+    check_choice("precision", precision or str(network.dtype), (str(network.dtype), "int8"))
+    if precision != "int8":
+        if calibration is not None:
+            raise TypeError('a calibration is for integers: give precision="int8", too.')
+        return None
+    if calibration is None:
+        raise TypeError('precision="int8" needs calibration=X, some hundreds of examples that show ranges.')
+    return calibration if isinstance(calibration, Quantized) else quantize(network, calibration)
+
+
+def forward_of(network, precision, calibration):
+    """Return a function of a batch, the engine's array, that returns its outputs, the engine's too."""
+    engine, integers = network.engine, integers_of(network, precision, calibration)
+    return network.forward if integers is None else lambda x: engine.asarray(integers(engine.to_numpy(x)))

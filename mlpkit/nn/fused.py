@@ -1,0 +1,82 @@
+"""A network for predictions as a list of operations: products with the ReLU and the pooling that follow them, and sums.
+
+Between two operations lies one tensor: what is to be written down, and in which precision, is their matter alone.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .conv import Conv, MaxPool
+from .fold import fold
+from .layers import Flatten, Linear, ReLU
+from .residual import Residual
+
+KNOWN = Conv, Linear, ReLU, MaxPool, Flatten, Residual
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """What makes one tensor of another, or of two.
+
+    inputs: the names of the tensors it reads: "input", or paths of layers as `Network.forward` knows them. name: of
+    what it makes: the path of its last layer. shape, output: an example's, of the first input and of what is made. W
+    and b: arrays of a Conv or a Linear, `layer`; None where inputs are added, or one is passed on. relu: whether ReLU
+    follows; pool: a MaxPool that follows, or None. flat: the shape of an image that a Flatten has made `shape` of.
+    """
+
+    inputs: tuple[str, ...]
+    name: str
+    shape: tuple[int, ...]
+    output: tuple[int, ...]
+    layer: Any = None
+    W: Any = None
+    b: Any = None
+    relu: bool = False
+    pool: Any = None
+    flat: tuple[int, ...] | None = None
+
+
+def operations(network):
+    """Return a network's operations, a list in the order in which they can be done; its norms are folded.
+
+    Raises ValueError for a layer that is not in KNOWN.
+    """
+    folded, found = fold(network), list[Operation]()
+    _walk(folded.layers, "input", folded.model.input, found)
+    return found
+
+
+def _walk(bound, source, shape, found):
+    """Append the operations of a chain that reads the tensor `source`; return the name of what comes out."""
+    flat, own = None, False  # own: whether the last operation is of this chain, so that nobody else reads its tensor
+    for at in bound:
+        layer, output = at.layer, at.layer.output(shape)
+        if type(layer) not in KNOWN:
+            known = ", ".join(kind.__name__ for kind in KNOWN)
+            raise ValueError(f"layer {at.name}, {layer!r}, is none of {known}, after batch norms are folded.")
+        if type(layer) is Flatten:
+            flat = shape if len(shape) > 1 else flat
+        else:
+            if type(layer) is Residual:
+                ends = tuple(_walk(branch, source, shape, found) for branch in at.branches)
+                found.append(Operation(ends, at.name, output, output))
+            elif type(layer) in (Conv, Linear):
+                b = at.b if "b" in at.lasting else None
+                found.append(Operation((source,), at.name, shape, output, layer, at.W, b, flat=flat))
+                flat = None
+            elif own and (type(layer) is ReLU or not found[-1].pool):
+                found.append(_followed(found.pop(), at))
+            else:
+                found.append(_followed(Operation((source,), at.name, shape, shape), at))
+            source, own = at.name, True
+        shape = output
+    if flat:
+        raise ValueError("a Flatten stands right before a Linear layer, or a ReLU, in a network in integers.")
+    return source
+
+
+def _followed(operation, at):
+    """Return an operation with the ReLU or the MaxPool that comes after it."""
+    if type(at.layer) is ReLU:  # of a row, too, that is an image in memory
+        return replace(operation, name=at.name, relu=True)
+    return replace(operation, name=at.name, output=at.layer.output(operation.output), pool=at.layer)

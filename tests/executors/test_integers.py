@@ -1,0 +1,182 @@
+"""Predictions in integers have the same bits with every instruction, and those of NumPy."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from shared import one_sentence
+
+from mlpkit import engines
+from mlpkit.nn.conv import AvgPool, Conv, MaxPool
+from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU
+from mlpkit.nn.model import Model
+from mlpkit.nn.models import mlp
+from mlpkit.nn.network import Network
+from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.quantize import quantize
+from mlpkit.nn.residual import Residual
+
+DIRECT = pytest.importorskip("mlpkit.executors.direct", reason="Numba is missing")
+MODELS = {
+    "rows": mlp(37, 70, 19, 5),
+    "lenet": Model((1, 12, 12), (
+        Conv(6, 5, padding=2), ReLU(), MaxPool(2), Conv(16, 3), ReLU(), MaxPool(2), Flatten(), Linear(21), ReLU(),
+        Linear(3),
+    )),
+    "colours": Model((3, 9, 8), (
+        Conv(70, 3, stride=2, padding=1), BatchNorm(), ReLU(), Conv(5, 1, bias=False), Dropout(0.5), Flatten(), ReLU(),
+        Linear(4),
+    )),
+    "pooled": Model((2, 11, 11), (Conv(65, 4), MaxPool(2), ReLU(), Conv(7, 3, padding=2), Flatten(), Linear(3))),
+    "residual": Model((1, 8, 8), (
+        Conv(8, 3, padding=1), Residual((Conv(8, 3, padding=1), BatchNorm(), ReLU(), Conv(8, 3, padding=1))), ReLU(),
+        MaxPool(2), Residual((Conv(9, 3, 2, 1),), (Conv(9, 1, 2),)), Flatten(), Linear(3),
+    )),
+    "images out": Model((1, 6, 6), (Conv(20, 3), ReLU(), Conv(2, 3, padding=1))),
+}  # fmt: skip
+VARIANTS = {  # what Numba compiles for, by the instructions that are wanted
+    "vnni": {},
+    "maddubs": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+sse4.2,+ssse3"},
+    "plain": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
+}
+HAS = {"vnni": "avx512vnni", "maddubs": "avx2"}
+ASK = """
+import sys
+import numpy as np
+sys.path[:0] = sys.argv[2:]
+import test_integers as t
+from mlpkit.engines.loops import dot
+found = {name: t.predicted(name) for name in t.MODELS}
+np.savez(sys.argv[1], way=dot.way(), **found)
+"""
+
+
+def network_of(name, engine="numba_conv", dtype=np.float32):
+    network = Network(engine, MODELS[name], seed=1, dtype=dtype)
+    rng = np.random.default_rng(0)
+    network.set_theta(network.theta + rng.normal(0, 0.1, len(network.theta)).astype(dtype))
+    network.set_statistics(rng.uniform(0.5, 2, len(network.statistics)))
+    return network
+
+
+def rows(name, n=21):
+    return np.random.default_rng(1).normal(size=(n, *MODELS[name].input)).astype(np.float32)
+
+
+@cache
+def integers_of(name):
+    """Return a network in integers. The ranges are one engine's: others' floats differ in the last bit."""
+    return quantize(network_of(name, engines.BASELINE), rows(name))
+
+
+def predicted(name):
+    return network_of(name).compiled(21, precision="int8", calibration=integers_of(name))(rows(name))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("n", [1, 2, 21])
+def test_integers_are_numpys_to_the_bit(name, n):
+    x, options = rows(name), {"precision": "int8", "calibration": integers_of(name)}
+    wanted = network_of(name, engines.BASELINE).compiled(n, **options)(x[:n])
+    found = network_of(name).compiled(n, **options)
+    assert_array_equal(found(x[:n]), wanted)
+    assert_array_equal(found(x[:1]), wanted[:1])  # fewer rows than there is place for
+    assert_array_equal(found(x[:n]), wanted)
+
+
+@pytest.mark.parametrize("way", VARIANTS)
+def test_every_instruction_adds_the_same_integers(way, tmp_path):
+    import llvmlite.binding
+
+    if way in HAS and not llvmlite.binding.get_host_cpu_features().get(HAS[way]):
+        pytest.skip(f"this processor has no {HAS[way]}")
+    env = {**os.environ, **VARIANTS[way], "NUMBA_NUM_THREADS": "1"}
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", ASK, str(tmp_path / "found.npz"), str(here), str(here.parent)]
+    subprocess.run(command, env=env, check=True)
+    with np.load(tmp_path / "found.npz") as found:
+        assert found["way"] == way
+        for name in MODELS:
+            assert_array_equal(found[name], integers_of(name)(rows(name)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("n", [1, 21])
+def test_float32_in_one_call_is_the_network(name, n):
+    network, x = network_of(name), rows(name)
+    assert_allclose(network.compiled(n)(x[:n]), network.forward(x[:n]), rtol=1e-4, atol=1e-4)
+
+
+def test_several_threads_share_a_batch_without_a_change(monkeypatch):
+    if DIRECT.Threads.most < 2:
+        pytest.skip("Numba has one thread here")
+    monkeypatch.setattr(DIRECT, "ENOUGH", 0)
+    for name in MODELS:
+        assert_array_equal(predicted(name), integers_of(name)(rows(name)))
+
+
+def test_pixels_are_as_good_as_their_values():
+    network = network_of("lenet")
+    pixels = np.random.default_rng(2).integers(256, size=(5, 1, 12, 12), dtype=np.uint8)
+    found = network.compiled(5, precision="int8", calibration=pixels)
+    assert_array_equal(found(pixels), found(pixels / np.float32(255)))
+    batch = found.batch(np.uint8)
+    batch.fill(pixels[:3])
+    batch.replay()
+    assert_array_equal(batch.z[:3], found(pixels[:3]))
+
+
+def test_numba_int8_has_integers_without_being_asked():
+    network, x = network_of("lenet", "numba_int8"), rows("lenet")
+    assert_array_equal(network.compiled(21, calibration=integers_of("lenet"))(x), predicted("lenet"))
+    assert_allclose(network.compiled(21, precision="float32")(x), network.forward(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("options", [{}, {"precision": "int8", "calibration": rows("lenet")}])
+def test_nan_and_infinity_are_no_inputs(value, options):
+    predict, x = network_of("lenet").compiled(2, **options), rows("lenet", 2)
+    x[1, 0, -1, -1] = value
+    with pytest.raises(ValueError, match="finite") as caught:
+        predict(x)
+    one_sentence(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"precision": "int4"}, ValueError, "precision"),
+        ({"precision": "int8"}, TypeError, "calibration"),
+        ({"calibration": rows("lenet")}, TypeError, "int8"),
+        ({"precision": "int8", "calibration": rows("lenet")[:, :, 1:]}, ValueError, "shape"),
+        ({"precision": "int8", "calibration": rows("lenet") * np.nan}, ValueError, "finite"),
+    ],
+)
+@pytest.mark.parametrize("engine", [engines.BASELINE, "numba_conv"])
+def test_what_makes_no_integers_is_refused(engine, options, error, said):
+    with pytest.raises(error, match=said) as caught:
+        network_of("lenet", engine).compiled(2, **options)
+    one_sentence(caught.value)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (Conv(4, 3), LeakyReLU(), Flatten(), Linear(3)),
+        (Conv(4, 3), AvgPool(2), Flatten(), Linear(3)),
+        (Flatten(), Linear(3), ReLU()),
+        (Flatten(),),
+    ],
+)
+def test_a_layer_without_integers_is_refused_and_stays_a_float(layers):
+    network = Network("numba_conv", Model((1, 6, 6), layers))
+    x = np.ones((2, 1, 6, 6), np.float32)
+    with pytest.raises(ValueError, match=r"layer|Linear") as caught:
+        network.compiled(2, precision="int8", calibration=x)
+    one_sentence(caught.value)
+    assert_allclose(network.compiled(2)(x), network.forward(x), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,45 @@
+"""Networks that PyTorch's two exporters wrote are read, and give what onnxruntime gives of the same files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+onnx = pytest.importorskip("onnx", reason="the package onnx is not installed")
+
+from mlpkit import onnx_io  # noqa: E402
+
+FILES = sorted((Path(__file__).parent / "exported").glob("*.onnx"))
+LAYERS = {
+    "late-norm-dynamo": "Conv LeakyReLU BatchNorm AvgPool Flatten Linear",
+    "lenet-torchscript": "Conv ReLU MaxPool Conv ReLU MaxPool Flatten Linear ReLU Linear",
+    "rows-torchscript": "Conv Tanh Flatten Linear Softmax",
+    "sharpen-torchscript": "Conv Tanh Conv PixelShuffle",
+    "style-torchscript": "Padding Conv InstanceNorm ReLU Upsample Padding Conv Tanh",
+    "unet-dynamo": "Conv ReLU Concat Conv ReLU Conv",
+}
+
+
+def test_there_are_ten_small_files_of_both_exporters():
+    assert len(FILES) == 10
+    assert sum(path.stat().st_size for path in FILES) < 300_000
+    assert {path.stem.rpartition("-")[2] for path in FILES} == {"dynamo", "torchscript"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_layers_are_those_that_pytorch_had(path):
+    network = onnx_io.read(path)
+    found = " ".join(type(layer).__name__ for layer in network.model.layers)
+    assert found == LAYERS.get(path.stem, found)
+    assert network.model.layout.size > 100
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_outputs_are_onnxruntimes(path):
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    network = onnx_io.read(path)
+    x = np.random.default_rng(3).random((5, *network.model.input), np.float32)
+    (wanted,) = runtime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    assert_allclose(network.forward(x), wanted, rtol=0, atol=1e-5 * max(1, abs(wanted).max()))
