@@ -1,0 +1,67 @@
+"""What the service takes and returns, in the words of OpenAPI."""
+
+from pydantic import BaseModel
+
+from .inputs import ARRAYS, FORM, JSON, PICTURES
+
+BINARY = {"type": "string", "format": "binary"}
+REFUSALS = {
+    408: "The body came too slowly.",
+    413: "The body, or the picture in it, is too large.",
+    415: "A content type that is not taken.",
+    422: "What was sent is no image, or too many.",
+    429: "Too many requests wait: try again after so many seconds.",
+    503: "The service ends: ask another one.",
+    504: "There was no prediction before the deadline.",
+}
+
+
+class Likely(BaseModel):
+    """A class, and how sure the network is, from 0 to 1, after calibration."""
+
+    name: str
+    probability: float
+
+
+class Prediction(BaseModel):
+    """The likeliest classes of an image, best first; as PNGs what the network saw, and where it found its reasons."""
+
+    classes: list[Likely]
+    seen: str | None = None
+    because: str | None = None
+
+
+class Predictions(BaseModel):
+    """A prediction for each image, in their order."""
+
+    predictions: list[Prediction]
+
+
+class Problem(BaseModel):
+    """Why there is no prediction, and what to do."""
+
+    detail: str | list
+
+
+class Health(BaseModel):
+    """What is served."""
+
+    status: str
+    classes: list[str]
+    temperature: float
+
+
+def described(reader):
+    """Return what FastAPI can't know of POST /classify: bodies and refusals."""
+    image: dict = {"type": "integer", "minimum": 0, "maximum": 255}
+    for size in reversed(reader.shape[reader.shape[0] == 1 :]):
+        image = {"type": "array", "minItems": size, "maxItems": size, "items": image}
+    images = {"type": "array", "minItems": 1, "maxItems": reader.most, "items": image}
+    numbers = {"type": "object", "required": ["images"], "additionalProperties": False, "properties": {"images": images}}
+    form = {"type": "object", "properties": {"picture": {"type": "array", "items": BINARY, "minItems": 1}}}
+    kinds = {JSON: numbers, FORM: form | {"required": ["picture"]}} | dict.fromkeys((ARRAYS, *PICTURES), BINARY)
+    body = {"required": True, "content": {kind: {"schema": schema} for kind, schema in kinds.items()}}
+    responses: dict = {status: {"model": Problem, "description": what} for status, what in REFUSALS.items()}
+    for status in (429, 503):
+        responses[status]["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
+    return {"openapi_extra": {"requestBody": body}, "responses": responses}
