@@ -1,54 +1,65 @@
-"""The service: HTTP around the queue. The event loop reads and writes; what computes has threads of its own."""
+"""The service: HTTP around the queue. The event loop reads and writes; whatever computes has a thread of its own.
+
+FastAPI describes the routes and serves the small ones. Requests for predictions pass it by (`Service.__call__`): on the
+way through its layers one costs several times the event loop's time that its prediction in a batch does.
+"""
 
 import asyncio
 import json
-import math
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Annotated
+from urllib.parse import parse_qsl
 
-import numpy as np
-from fastapi import FastAPI, Query, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from mlpkit import __version__
+from mlpkit.words import short
 
 from .batching import Batcher, Closed, Full, Late
-from .calibration import probabilities
 from .explain import as_png, heat
-from .inputs import MOST_BYTES, Reader, Refused
-from .schema import Health, Predictions, described
+from .inputs import ARRAYS, MOST_BYTES, Refused
+from .schema import Health, described
 
 SLOW = 10.0  # seconds that a body may take to come
 SOON = 0.05  # seconds after which somebody looks whether the client is still there
-LAG = 0.02  # seconds that the event loop may be behind: if it is more, a request waits here, and not in the queue
-PREPARED = 64  # pictures that may wait to be decoded
+LAG = 0.01  # seconds that the event loop may be behind: with more, requests wait in sockets, where nobody counts them
+PREPARED = 64  # bodies that may wait to be decoded
+FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Service:
-    """What the routes share. predict: a function of rows uint8. Others: see `build`."""
+    """A network as an ASGI application.
 
-    def __init__(self, network, predictions, classes, temperature, reader, seconds, **queue):
+    predictions: functions of images uint8 that return each class's probability, one for each worker. classes: their
+    names. reader: makes images of bodies. seconds: a request's deadline. queue: a `Batcher`'s other arguments.
+    """
+
+    def __init__(self, network, predictions, classes, reader, seconds, **queue):
         self.network, self.predictions, self.classes = network, predictions, classes
-        self.temperature, self.reader, self.seconds, self.queue = temperature, reader, seconds, queue
+        self.reader, self.seconds, self.queue = reader, seconds, queue
         self.computing = ThreadPoolExecutor(1, "prepare")
-        self.preparing, self.lag = 0, 0.0
+        self.preparing, self.inside, self.lag = 0, 0, 0.0
         self.registry = CollectorRegistry()
         self.answered = Counter("mlpkit_requests", "Requests by HTTP status.", ["code"], registry=self.registry)
         self.took = Histogram("mlpkit_seconds", "From the head of a request to its response.", registry=self.registry)
         sizes = [2**power for power in range(11)]
-        self.batches = Histogram("mlpkit_batch_rows", "Rows of a batch.", buckets=sizes, registry=self.registry)
-        waiting = Gauge("mlpkit_waiting_rows", "Rows in the queue.", registry=self.registry)
+        self.batches = Histogram("mlpkit_batch_rows", "Images of a batch.", buckets=sizes, registry=self.registry)
+        waiting = Gauge("mlpkit_waiting_rows", "Images in the queue.", registry=self.registry)
         waiting.set_function(lambda: self.batcher.waiting)
+        self.others = _others(self)
 
     @asynccontextmanager
     async def running(self, _):
         """Have a queue while the server runs. At its end all that was accepted is computed."""
         self.loop = asyncio.get_running_loop()
-        watch = lambda batch, _: self.batches.observe(sum(len(one.rows) for one in batch))  # noqa: E731
+
+        def watch(batch, _):
+            self.batches.observe(sum(len(one.rows) for one in batch))
+
         self.batcher = Batcher(self.predictions, deliver=self.loop.call_soon_threadsafe, watch=watch, **self.queue)
         ticking = self.loop.create_task(self._tick())
         yield
@@ -62,47 +73,83 @@ class Service:
             await asyncio.sleep(every)
             self.lag = self.loop.time() - due
 
-    async def classify(self, request, k, explain):
-        """Return the response to a request."""
-        began, headers = time.perf_counter(), {}
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http" or scope["path"] != "/classify" or scope["method"] != "POST":
+            return await self.others(scope, receive, send)
+        began, more = time.perf_counter(), {}
+        self.inside += 1
         try:
-            if self.lag > LAG or self.preparing >= PREPARED:
-                raise Full(1)
-            body = await read(request)
-            rows = await self.rows(body, request.headers.get("content-type", ""))
-            outputs = await self.outputs(rows, request.receive)
-            found = await self.described(rows, outputs, k, explain)
-            status = 200
+            status, found = 200, await self.classify(scope, receive)
         except Refused as error:
-            status, found, headers = error.status, problem(error), error.headers
+            status, found, more = error.status, _problem(error), error.headers
         except Full as error:
-            status, found, headers = 429, problem(error), {"retry-after": str(error.seconds)}
+            status, found, more = 429, _problem(error), {"retry-after": str(error.seconds)}
         except Late as error:
-            status, found = 504, problem(error)
+            status, found = 504, _problem(error)
         except Closed as error:
-            status, found, headers = 503, problem(error), {"retry-after": "1", "connection": "close"}
+            status, found, more = 503, _problem(error), {"retry-after": "1", "connection": "close"}
+        finally:
+            self.inside -= 1
         self.answered.labels(status).inc()
         self.took.observe(time.perf_counter() - began)
-        return Response(found, status, headers, "application/json")
+        body = found.encode()
+        headers = {"content-type": "application/json", "content-length": str(len(body)), **more}
+        heads = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": heads})
+        await send({"type": "http.response.body", "body": body})
 
-    async def rows(self, body, kind):
-        """Return the images of a body. Bytes are looked at, and whatever has to be computed is so in a thread."""
-        if not kind.startswith("application/octet-stream"):
-            return await self.compute(self.reader.read, body, kind)
-        return self.reader.read(body, kind)
+    async def classify(self, scope, receive):
+        """Return the JSON of a request's predictions. Raises Refused, Full, Late or Closed."""
+        if self.preparing >= PREPARED or (self.lag > LAG and self.inside > self.queue["longest"]):
+            raise Full(1)
+        k, explain = self._asked(scope["query_string"])
+        headers = dict(scope["headers"])
+        body = await read(headers, receive)
+        kind = headers.get(b"content-type", b"").decode("latin-1")
+        is_bytes = kind == ARRAYS  # nothing has to be computed then
+        rows = self.reader.read(body, kind) if is_bytes else await self.compute(self.reader.read, body, kind)
+        answers = [self._answer(row, k) for row in (await self.outputs(rows, receive)).tolist()]
+        if explain:
+            pictures = await self.compute(self._explained, rows, [each["classes"][0]["name"] for each in answers])
+            for answer, (seen, because) in zip(answers, pictures, strict=True):
+                answer |= {"seen": seen, "because": because}
+        return json.dumps({"predictions": answers})
+
+    def _asked(self, query):
+        """Return k and explain of a query string. Raises Refused."""
+        given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)) if query else {}
+        k, explain = given.get("k", "1"), given.get("explain", "false")
+        if not (k.isascii() and k.isdecimal() and len(k) < 5 and 1 <= int(k) <= len(self.classes)):
+            raise Refused(422, f"k must be a whole number from 1 to {len(self.classes)}, not {short(k, 30)!r}.")
+        if explain not in FLAGS:
+            raise Refused(422, f"explain must be true or false, not {short(explain, 30)!r}.")
+        return int(k), FLAGS[explain]
+
+    def _answer(self, row, k):
+        best = sorted(range(len(row)), key=row.__getitem__, reverse=True)[:k]
+        return {"classes": [{"name": self.classes[label], "probability": row[label]} for label in best]}
 
     async def compute(self, function, *arguments):
+        """Return what a function returns, called in a thread. Raises what it raises."""
         self.preparing += 1
         try:
             return await self.loop.run_in_executor(self.computing, function, *arguments)
         finally:
             self.preparing -= 1
 
+    def _explained(self, rows, names):
+        found = []
+        for row, name in zip(rows, names, strict=True):
+            x = row.reshape(1, *self.network.model.input)
+            found.append((as_png(row), as_png(row, heat(self.network, x, self.classes.index(name)))))
+        return found
+
     async def outputs(self, rows, receive):
-        """Return the network's outputs of images; the request is dropped once it is late, or nobody waits for it."""
+        """Return each class's probability for images. What is late, or nobody waits for any more, is dropped."""
         future = self.loop.create_future()
         self.batcher.submit(rows, self.seconds, future)
-        timers = [self.loop.call_later(self.seconds, expire, future), self.loop.call_later(SOON, self._watch, receive, future)]
+        late = self.loop.call_later(self.seconds, _expire, future)
+        look = self.loop.call_later(SOON, self._look, receive, future)
         try:
             return await future
         except asyncio.CancelledError:
@@ -110,81 +157,59 @@ class Service:
                 raise
             raise Refused(499, "the client is gone.") from None
         finally:
-            for timer in timers:
-                timer.cancel()
+            late.cancel()
+            look.cancel()
 
-    def _watch(self, receive, future):
+    def _look(self, receive, future):
+        """Cancel a request once its client is gone."""
+
         async def gone():
             while (await receive())["type"] != "http.disconnect":
                 pass
             future.cancel()
 
-        watching = self.loop.create_task(gone())
-        future.add_done_callback(lambda _: watching.cancel())
-
-    async def described(self, rows, outputs, k, explain):
-        """Return the JSON of the k likeliest classes of each image."""
-        found = probabilities(outputs, self.temperature)
-        best = np.argsort(-found, axis=1, kind="stable")[:, :k].tolist()
-        sure = found.tolist()
-        answers = [
-            {"classes": [{"name": self.classes[label], "probability": row[label]} for label in order]}
-            for order, row in zip(best, sure, strict=True)
-        ]
-        if explain:
-            pictures = await self.compute(self._explained, rows, [order[0] for order in best])
-            for answer, (seen, because) in zip(answers, pictures, strict=True):
-                answer |= {"seen": seen, "because": because}
-        return json.dumps({"predictions": answers})
-
-    def _explained(self, rows, labels):
-        x = rows.reshape(-1, *self.network.model.input)
-        pairs = zip(rows, (heat(self.network, x[i : i + 1], label) for i, label in enumerate(labels)), strict=True)
-        return [(as_png(row), as_png(row, found)) for row, found in pairs]
+        looking = self.loop.create_task(gone())
+        future.add_done_callback(lambda _: looking.cancel())
 
 
-def expire(future):
+def _expire(future):
     if not future.done():
-        future.set_exception(Late("there was no answer before the deadline."))
+        future.set_exception(Late("there was no prediction before the deadline."))
 
 
-def problem(error):
+def _problem(error):
     return json.dumps({"detail": str(error)})
 
 
-async def read(request):
+async def read(headers, receive):
     """Return a request's body, which is looked at while it comes. Raises Refused where it is too large or too slow."""
-    found, n = [], 0
-    too_large = Refused(413, f"a body has at most {MOST_BYTES:,} bytes.", {"connection": "close"})
-    declared = request.headers.get("content-length", "0")
-    if int(declared) > MOST_BYTES if declared.isdecimal() and len(declared) < 19 else True:
-        raise too_large
+    declared = headers.get(b"content-length", b"0")
+    parts, n = [], int(declared) if declared.isdigit() and len(declared) < 19 else MOST_BYTES + 1
+    n, more = (0, True) if n <= MOST_BYTES else (n, False)
     try:
         async with asyncio.timeout(SLOW):
-            async for part in request.stream():
-                n += len(part)
-                if n > MOST_BYTES:
-                    raise too_large
-                found.append(part)
+            while more and n <= MOST_BYTES:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(499, "the client is gone.")
+                parts.append(message.get("body", b""))
+                n, more = n + len(parts[-1]), message.get("more_body", False)
     except TimeoutError:
         raise Refused(408, f"the body did not come within {SLOW:g} s.", {"connection": "close"}) from None
-    return b"".join(found)
+    if n > MOST_BYTES:
+        raise Refused(413, f"a body has at most {MOST_BYTES:,} bytes.", {"connection": "close"})
+    return b"".join(parts)
 
 
-def build(service):
-    """Return the service as an ASGI application."""
+def _others(service):
+    """Return what serves all other routes, and describes all of them."""
     app = FastAPI(title="mlpkit", version=__version__, lifespan=service.running, docs_url=None, redoc_url=None)
     page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-
-    @app.post("/classify", response_model=Predictions, **described(service.reader))
-    async def classify(
-        request: Request, k: Annotated[int, Query(ge=1, le=len(service.classes))] = 1, explain: bool = False
-    ):
-        return await service.classify(request, k, explain)
+    app.post("/classify", **described(service))(service.__call__)
 
     @app.get("/health")
     async def health() -> Health:
-        return Health(status="ok", classes=service.classes, temperature=service.temperature)
+        return Health(status="ok", classes=service.classes)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics():

@@ -10,8 +10,8 @@ from mlpkit import data
 from mlpkit.nn.losses import SoftmaxCrossEntropy
 from mlpkit.nn.network import Network
 
-from .app import Service, build
-from .calibration import temperature
+from .app import Service
+from .calibration import probabilities, temperature
 from .inputs import Reader
 
 HEAD_SECONDS, HEAD_BYTES = 5, 32_768  # in which a request's head must have come
@@ -47,16 +47,21 @@ def shape_of(network):
     side = round(shape[-1] ** 0.5)
     if len(shape) == 1 and side * side == shape[0]:
         shape = (1, side, side)
-    if len(shape) != 3 or shape[0] not in (1, 3) or len(output) != 1 or not isinstance(network.model.loss, SoftmaxCrossEntropy):
+    if (
+        len(shape) != 3
+        or shape[0] not in (1, 3)
+        or len(output) != 1
+        or not isinstance(network.model.loss, SoftmaxCrossEntropy)
+    ):
         raise ValueError(f"serve takes a network that tells classes of grey or coloured images, not {network.model}.")
     return shape
 
 
-def service(path, engine, of, longest, wait, room, seconds, workers=1):
+def service(path, engine, of, longest, wait, room, seconds):
     """Return a `Service` of the network in a file. of: the name of the data set that it was trained on, or None."""
     network = Network.load(path, engine)
     shape, classes = shape_of(network), [str(label) for label in range(network.model.output[0])]
-    degree = 1.0
+    degree = 1.0  # of an uncalibrated network
     if of:
         digits = data.load(of)
         if digits.train.X.shape[1:] != shape or len(digits.classes) != len(classes):
@@ -64,17 +69,19 @@ def service(path, engine, of, longest, wait, room, seconds, workers=1):
         classes, (X, y) = list(digits.classes), digits.validation
         degree = temperature(np.concatenate([network.forward(X[i : i + 500]) for i in range(0, len(X), 500)]), y)
     compiled = network.compiled(longest)
-    predictions = [compiled] * workers
     compiled(np.zeros((longest, *shape), np.uint8))  # what is compiled or allocated at first is so before a request
-    reader = Reader(shape, longest, of == "mnist")
+
+    def predict(rows):
+        return probabilities(compiled(rows), degree)
+
     queue = dict(longest=longest, wait=wait, room=room)
-    return Service(network, predictions, classes, degree, reader, seconds, **queue)
+    return Service(network, [predict], classes, Reader(shape, longest, of == "mnist"), seconds, **queue)
 
 
 def run(service, host, port):
     """Serve until SIGTERM or Ctrl-C; then answer what was accepted, and return."""
     config = uvicorn.Config(
-        build(service), http=Patient, ws="none", access_log=False, log_level="warning", timeout_keep_alive=HEAD_SECONDS,
+        service, http=Patient, ws="none", access_log=False, log_level="warning", timeout_keep_alive=HEAD_SECONDS,
         limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=int(service.seconds) + 1, server_header=False,
     )  # fmt: skip
     with socket.create_server((host, port), backlog=512) as sock:

@@ -77,7 +77,9 @@ def on_black(ink):
         mask = mask.filter(ImageFilter.MedianFilter(5))  # specks go
     found = np.asarray(mask) > 0
     if not found.any():
-        raise ValueError("nothing stands out from the background: take a picture of one digit, with some rim around it.")
+        raise ValueError(
+            "nothing stands out from the background: take a picture of one digit, with some rim around it."
+        )
     near = np.asarray(mask.filter(ImageFilter.MaxFilter(3))) > 0  # edges are grey, and belong to it
     return np.where(near, 255 * np.minimum(ink / np.median(ink[found]), 1), 0)
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +49,13 @@ class Reader:
             return self.numbers(body)
         if kind.lower() == FORM:
             return self.form(body, f"{kind}; {options}")
-        raise Refused(415, f"send {', '.join(PICTURES)}, {ARRAYS}, {JSON} or {FORM}, not {short(kind, 60) or 'nothing'}.")
+        raise Refused(
+            415, f"send {', '.join(PICTURES)}, {ARRAYS}, {JSON} or {FORM}, not {short(kind, 60) or 'nothing'}."
+        )
 
     def arrays(self, body):
         """Return images of bytes, row by row, one after another."""
-        size = int(np.prod(self.shape))
+        size = math.prod(self.shape)
         if not body or len(body) % size:
             raise Refused(422, f"an image has {size} bytes, shape {self.shape}, and {len(body)} are no images.")
         self.check_count(len(body) // size)
@@ -107,7 +110,9 @@ class Reader:
 
         headers: Any = {"Content-Type": kind.encode("latin-1", "replace")}
         try:
-            parser = create_form_parser(headers, lambda field: None, on_file, config={"MAX_MEMORY_FILE_SIZE": MOST_BYTES})
+            parser = create_form_parser(
+                headers, lambda field: None, on_file, config={"MAX_MEMORY_FILE_SIZE": MOST_BYTES}
+            )
             parser.write(body)
             parser.finalize()
         except Refused:

@@ -48,20 +48,39 @@ class Health(BaseModel):
 
     status: str
     classes: list[str]
-    temperature: float
 
 
-def described(reader):
-    """Return what FastAPI can't know of POST /classify: bodies and refusals."""
+def described(service):
+    """Return how FastAPI describes POST /classify, which it does not serve."""
+    reader = service.reader
     image: dict = {"type": "integer", "minimum": 0, "maximum": 255}
     for size in reversed(reader.shape[reader.shape[0] == 1 :]):
         image = {"type": "array", "minItems": size, "maxItems": size, "items": image}
     images = {"type": "array", "minItems": 1, "maxItems": reader.most, "items": image}
-    numbers = {"type": "object", "required": ["images"], "additionalProperties": False, "properties": {"images": images}}
-    form = {"type": "object", "properties": {"picture": {"type": "array", "items": BINARY, "minItems": 1}}}
-    kinds = {JSON: numbers, FORM: form | {"required": ["picture"]}} | dict.fromkeys((ARRAYS, *PICTURES), BINARY)
+    numbers = {
+        "type": "object",
+        "required": ["images"],
+        "additionalProperties": False,
+        "properties": {"images": images},
+    }
+    pictures = {"type": "array", "items": BINARY, "minItems": 1, "maxItems": reader.most}
+    form = {"type": "object", "required": ["picture"], "properties": {"picture": pictures}}
+    kinds = {JSON: numbers, FORM: form} | dict.fromkeys((ARRAYS, *PICTURES), BINARY)
     body = {"required": True, "content": {kind: {"schema": schema} for kind, schema in kinds.items()}}
+    most = {"type": "integer", "minimum": 1, "maximum": len(service.classes), "default": 1}
+    query = [
+        {"name": "k", "in": "query", "description": "How many classes of each image.", "schema": most},
+        {
+            "name": "explain",
+            "in": "query",
+            "description": "Pictures, too.",
+            "schema": {"type": "boolean", "default": False},
+        },
+    ]
     responses: dict = {status: {"model": Problem, "description": what} for status, what in REFUSALS.items()}
     for status in (429, 503):
         responses[status]["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
-    return {"openapi_extra": {"requestBody": body}, "responses": responses}
+    return dict(
+        response_model=Predictions, responses=responses, summary="Say what images show.", operation_id="classify",
+        openapi_extra={"requestBody": body, "parameters": query},
+    )  # fmt: skip
