@@ -1,4 +1,4 @@
-"""What does a queue that makes batches gain? Requests in process, without HTTP: latency by rate, longest batch, wait."""
+"""What does a queue that makes batches gain? Requests in process, no HTTP: latency by rate, longest batch and wait."""
 
 import gc
 import threading
@@ -16,7 +16,7 @@ from mlpkit.nn.models import MODELS
 from mlpkit.nn.network import Network
 from mlpkit.serving.batching import Batcher, Full
 
-SHARES = (*range(0, 100), 99.5, 99.9, 99.99, 100)  # percent, of which a run keeps the latencies
+SHARES = (*range(100), 99.5, 99.9, 99.99, 100)  # percent, of which a run keeps the latencies
 HOPELESS_US = 200_000
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
