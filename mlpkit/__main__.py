@@ -1,4 +1,4 @@
-"""The command line: `python -m mlpkit doctor | train | serve | download`, and what packages beside this one add, as `bench`.
+"""The command line: `python -m mlpkit doctor | train | serve | download`, and what others add, as `bench`.
 
 They add a command by an entry point of the group "mlpkit.commands", a function of the parser's commands: so nothing in
 here knows of them.
@@ -184,10 +184,10 @@ def serve(options):
     try:
         from .serving import command  # what it needs is an extra
     except ModuleNotFoundError as error:
-        raise ImportError(f"{error.name} is missing: python -m pip install -c constraints.txt -e '.[serve]'.") from error
+        raise ImportError(f"{error.name} is missing: `make serve` brings it, or pip install -e '.[serve]'.") from error
     queue = {name: getattr(options, name) for name in ("longest", "wait", "room", "seconds")}
     of = None if options.data == "none" else options.data
-    command.run(command.service(options.network, options.engine, of, **queue), options.host, options.port)
+    return command.run(command.service(options.network, options.engine, of, **queue), options.host, options.port)
 
 
 def download(options):

@@ -6,6 +6,7 @@ way through its layers one costs several times the event loop's time that its pr
 
 import asyncio
 import json
+import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -42,7 +43,7 @@ class Service:
         self.network, self.predictions, self.classes = network, predictions, classes
         self.reader, self.seconds, self.queue = reader, seconds, queue
         self.computing = ThreadPoolExecutor(1, "prepare")
-        self.preparing, self.inside, self.lag = 0, 0, 0.0
+        self.preparing, self.accepted, self.done, self.lag = 0, 0, 0, 0.0
         self.registry = CollectorRegistry()
         self.answered = Counter("mlpkit_requests", "Requests by HTTP status.", ["code"], registry=self.registry)
         self.took = Histogram("mlpkit_seconds", "From the head of a request to its response.", registry=self.registry)
@@ -77,7 +78,7 @@ class Service:
         if scope["type"] != "http" or scope["path"] != "/classify" or scope["method"] != "POST":
             return await self.others(scope, receive, send)
         began, more = time.perf_counter(), {}
-        self.inside += 1
+        self.accepted += 1
         try:
             status, found = 200, await self.classify(scope, receive)
         except Refused as error:
@@ -88,8 +89,9 @@ class Service:
             status, found = 504, _problem(error)
         except Closed as error:
             status, found, more = 503, _problem(error), {"retry-after": "1", "connection": "close"}
-        finally:
-            self.inside -= 1
+        except Exception:  # a mistake of ours: it is told to whoever reads the log, and the service goes on
+            logging.exception("a request to /classify failed")
+            status, found = 500, json.dumps({"detail": "the service made a mistake, which is in its log."})
         self.answered.labels(status).inc()
         self.took.observe(time.perf_counter() - began)
         body = found.encode()
@@ -97,10 +99,11 @@ class Service:
         heads = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": heads})
         await send({"type": "http.response.body", "body": body})
+        self.done += 1
 
     async def classify(self, scope, receive):
         """Return the JSON of a request's predictions. Raises Refused, Full, Late or Closed."""
-        if self.preparing >= PREPARED or (self.lag > LAG and self.inside > self.queue["longest"]):
+        if self.preparing >= PREPARED or (self.lag > LAG and self.accepted - self.done > self.queue["longest"]):
             raise Full(1)
         k, explain = self._asked(scope["query_string"])
         headers = dict(scope["headers"])
@@ -205,7 +208,11 @@ def _others(service):
     """Return what serves all other routes, and describes all of them."""
     app = FastAPI(title="mlpkit", version=__version__, lifespan=service.running, docs_url=None, redoc_url=None)
     page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    app.post("/classify", **described(service))(service.__call__)
+
+    @app.post("/classify", **described(service))
+    async def classify():
+        """Send images, and get the likeliest classes of each, with how sure the network is."""
+        raise LookupError("a request for predictions is served before it comes here: see Service.__call__")
 
     @app.get("/health")
     async def health() -> Health:

@@ -39,7 +39,7 @@ def one_channel(colours):
     That is the first eigenvector of their covariance: blue ink on red paper differs, though both are as bright.
     """
     values = colours.reshape(-1, 3).astype(float)
-    mix = np.linalg.eigh(np.cov(values, rowvar=False) + 1e-6)[1][:, -1]
+    mix = np.linalg.eigh(np.cov(values, rowvar=False, bias=True) + 1e-6)[1][:, -1]
     mix /= mix.sum() if abs(mix.sum()) > 0.5 else 1  # of greys it is their mean
     return (values @ mix).reshape(colours.shape[:2])
 
