@@ -76,7 +76,7 @@ class Reader:
                 return prepare(np.moveaxis(pixels, 0, 2)).reshape(1, *self.shape)
             return read_picture(io.BytesIO(body), self.shape[0] == 1, self.shape[1:])[None]
         except ValueError as error:
-            raise Refused(422, f"this picture can't be used: {short(str(error).rstrip('.'), 150)}.") from None
+            raise Refused(422, f"this picture can't be used: {_short(error)}.") from None
 
     def numbers(self, body):
         """Return the images in a JSON text {"images": [...]}, whole numbers from 0 to 255."""
@@ -85,7 +85,7 @@ class Reader:
         try:
             found = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise Refused(422, f"this is no JSON: {short(str(error).rstrip('.'), 150)}.") from None
+            raise Refused(422, f"this is no JSON: {_short(error)}.") from None
         if not isinstance(found, dict) or list(found) != ["images"] or not isinstance(found["images"], list):
             raise Refused(422, 'JSON must be {"images": [...]}, and nothing else.')
         self.check_count(len(found["images"]))
@@ -100,24 +100,30 @@ class Reader:
         return np.array(values, np.uint8).reshape(-1, *self.shape)
 
     def form(self, body, kind):
-        """Return the pictures in a form's files."""
-        files: list[bytes] = []
+        """Return the pictures in a form, whether or not its fields have the names of files."""
+        parts: list[bytes] = []
 
         def on_file(file):
-            self.check_count(len(files) + 1)
             file.file_object.seek(0)
-            files.append(file.file_object.read())
+            add(file.file_object.read())
+
+        def add(part):
+            self.check_count(len(parts) + 1)
+            parts.append(part or b"")
 
         headers: Any = {"Content-Type": kind.encode("latin-1", "replace")}
+        memory = {"MAX_MEMORY_FILE_SIZE": 2 * MOST_BYTES}  # nothing goes to the disk
         try:
-            parser = create_form_parser(
-                headers, lambda field: None, on_file, config={"MAX_MEMORY_FILE_SIZE": MOST_BYTES}
-            )
+            parser = create_form_parser(headers, lambda field: add(field.value), on_file, config=memory)
             parser.write(body)
             parser.finalize()
         except Refused:
             raise
         except Exception as error:  # which, its documentation does not say
-            raise Refused(422, f"this is no form: {short(str(error).rstrip('.'), 150)}.") from None
-        self.check_count(len(files))
-        return np.concatenate([self.picture(file) for file in files])
+            raise Refused(422, f"this is no form: {_short(error)}.") from None
+        self.check_count(len(parts))
+        return np.concatenate([self.picture(part) for part in parts])
+
+
+def _short(error):
+    return short(str(error).rstrip("."), 150)

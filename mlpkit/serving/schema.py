@@ -64,9 +64,11 @@ def described(service):
         "properties": {"images": images},
     }
     pictures = {"type": "array", "items": BINARY, "minItems": 1, "maxItems": reader.most}
-    form = {"type": "object", "required": ["picture"], "properties": {"picture": pictures}}
+    form = {"type": "object", "required": ["picture"], "additionalProperties": False, "properties": {"picture": pictures}}
     kinds = {JSON: numbers, FORM: form} | dict.fromkeys((ARRAYS, *PICTURES), BINARY)
-    body = {"required": True, "content": {kind: {"schema": schema} for kind, schema in kinds.items()}}
+    content: dict = {kind: {"schema": schema} for kind, schema in kinds.items()}
+    content[FORM]["encoding"] = {"picture": {"contentType": ", ".join(PICTURES)}}
+    body = {"required": True, "content": content}
     most = {"type": "integer", "minimum": 1, "maximum": len(service.classes), "default": 1}
     query = [
         {"name": "k", "in": "query", "description": "How many classes of each image.", "schema": most},
