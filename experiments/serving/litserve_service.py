@@ -1,10 +1,9 @@
-"""The same predictions behind LitServe: FastAPI, and batches in a worker process."""
+"""The same predictions behind LitServe: FastAPI, batches in a worker process, and bodies that are always JSON."""
 
 import sys
 
 import litserve
 import numpy as np
-from fastapi import Request
 
 from mlpkit.nn.network import Network
 from mlpkit.serving.calibration import probabilities
@@ -13,15 +12,15 @@ NETWORK, PORT = sys.argv[1], int(sys.argv[2])
 
 
 class Classify(litserve.LitAPI):
-    """Takes 28 x 28 bytes, returns what our service returns."""
+    """Takes an image as JSON, returns what our service returns."""
 
     def setup(self, device):
         network = Network.load(NETWORK, "numba_conv")
         self.compiled = network.compiled(64)
         self.shape = network.model.input
 
-    async def decode_request(self, request: Request):
-        return np.frombuffer(await request.body(), np.uint8).reshape(self.shape)
+    def decode_request(self, request):
+        return np.array(request["images"], np.uint8).reshape(self.shape)
 
     def batch(self, inputs):
         return np.stack(inputs)

@@ -16,7 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager, nullcontext, suppress
+import urllib.request
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,18 +29,26 @@ from mlpkit.training.recipe import Recipe
 
 OURS = {"one by one": ("--longest", 1), "batches": (), "batches, wait 5 ms": ("--wait", 0.005)}
 PEERS = {"mosec": "mosec_service", "litserve": "litserve_service"}
-STALL = 0.3  # seconds for which a service is stopped, once a second
-LUA = 'wrk.method = "POST"; wrk.headers["content-type"] = "application/octet-stream"; wrk.body = io.open("{}", "rb"):read("*a")'
+BODY = {"litserve": "json"}  # what a service is asked with, if not with bytes
+HOPELESS_US = 200_000
+MOST_OF_BODIES = 1000  # requests a second of other bodies
+STALL, EVERY = 0.3, 2.0  # seconds for which a service is stopped, and from one stop to the next
+LUA = """
+wrk.method = "POST"
+wrk.headers["content-type"] = "application/octet-stream"
+wrk.body = io.open("{}", "rb"):read("*a")
+"""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """At which rates, for how long, how often. overload: seconds of three times what is borne."""
+    """At which rates, for how long, how often. overload: seconds of three times `overload_of`, or of the last rate."""
 
     rates: tuple[int, ...] = (200, 400, 600, 800, 1000, 1500, 2000, 2500, 3000, 4000, 5000)
     seconds: float = 3.0
     rounds: int = 2
     overload: float = 20.0
+    overload_of: int = 0
     peers: tuple[str, ...] = ("mosec", "litserve")
 
 
@@ -72,35 +81,40 @@ def prepare(folder):
 
 
 def _runs(plan, network, bodies, progress):
-    services = [*OURS, *(name for name in plan.peers if machine.version(name))]
-    for _ in range(plan.rounds):
-        lost: set[str] = set()  # services that can't keep up any more
-        for rate in plan.rates:
-            for name in (each for each in services if each not in lost):
-                progress(f"{name}, {rate} a second")
-                run = one(name, network, bodies["raw"], rate, plan.seconds)
-                if run["got"] < 0.8 * rate or run["p50"] > 200_000:
-                    lost.add(name)
-                yield {"kind": "rate", "body": "raw", **run}
-    for body in ("many", "json", "png"):
-        for rate in (rate for rate in plan.rates if rate <= 1000):
-            progress(f"{body}, {rate} a second")
-            yield {"kind": "rate", "body": body, **one("batches", network, bodies[body], rate, plan.seconds)}
-    yield from _stalled(network, bodies["raw"], progress)
-    progress("overload")
-    yield {"kind": "overload", **one("batches", network, bodies["raw"], 3 * plan.rates[-3], plan.overload)}
+    names = [*OURS, *(name for name in plan.peers if machine.version(name))]
+    with ExitStack() as stack:
+        services = {name: stack.enter_context(running(name, network)) for name in names}
+        for _ in range(plan.rounds):
+            lost: set[str] = set()  # services that can't keep up any more
+            for rate in plan.rates:
+                for name in (each for each in names if each not in lost):
+                    progress(f"{name}, {rate} a second")
+                    body = BODY.get(name, "raw")
+                    run = ask(services[name], bodies[body], rate, plan.seconds)
+                    if run["got"] < 0.8 * rate or run["p50"] > HOPELESS_US:
+                        lost.add(name)
+                    yield {"kind": "rate", "service": name, "body": body, **run}
+            for body in ("many", "json", "png"):
+                for rate in (rate for rate in plan.rates if rate <= MOST_OF_BODIES):
+                    progress(f"{body}, {rate} a second")
+                    run = ask(services["batches"], bodies[body], rate, plan.seconds)
+                    yield {"kind": "rate", "service": "batches", "body": body, **run}
+        yield from _stalled(services["batches"], bodies["raw"], plan.seconds, progress)
+    with running("batches", network) as service:
+        progress("overload")
+        rate = 3 * (plan.overload_of or plan.rates[-1])
+        yield {"kind": "overload", "service": "batches", **ask(service, bodies["raw"], rate, plan.overload)}
 
 
-def one(name, network, body, rate, seconds, stalls=False):
-    """Return what a service does at a rate, its CPU time an answer, and its memory before and after."""
-    with running(name, network) as (port, process):
-        load(port, body, min(rate, 200), 1.0)  # all is warm
-        cpu, before = cpu_seconds(process), rss_mib(process)
-        with stalling(process) if stalls else nullcontext():
-            found = load(port, body, rate, seconds)
-        used = cpu_seconds(process) - cpu
-        answers = max(1, sum(found["codes"].values()))
-        return {"service": name, **found, "cpu_us": round(1e6 * used / answers, 1), "rss_mib": [before, rss_mib(process)]}
+def ask(service, body, rate, seconds, stalls=False):
+    """Return what a service, (port, process), does at a rate, its CPU time an answer, its memory before and after."""
+    port, process = service
+    load(port, body, min(rate, 100), 0.5)  # all is warm
+    cpu, before = cpu_seconds(process), rss_mib(process)
+    with stalling(process) if stalls else nullcontext():
+        found = load(port, body, rate, seconds)
+    used, answers = cpu_seconds(process) - cpu, max(1, sum(found["codes"].values()))
+    return {**found, "cpu_us": round(1e6 * used / answers, 1), "rss_mib": [before, rss_mib(process)]}
 
 
 def load(port, body, rate, seconds):
@@ -118,7 +132,7 @@ def running(name, network):
     """Yield the port of a service, and its process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = ["mlpkit", "serve", network, "--port", port, "--room", 512, *OURS.get(name, ())]
+    command = ["mlpkit", "serve", network, "--port", port, "--room", 512, "--data", "none", *OURS.get(name, ())]
     if name in PEERS:
         command = [f"{__package__}.{PEERS[name]}", network, port]
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "PYTHONPATH": str(results.ROOT)}
@@ -127,7 +141,7 @@ def running(name, network):
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        _wait(port, process)
+        _wait(port, process, name in BODY)
         yield port, process
     finally:
         with suppress(ProcessLookupError):
@@ -138,14 +152,15 @@ def running(name, network):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _wait(port, process, seconds=90):
-    request = b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/octet-stream\r\ncontent-length: 784\r\n\r\n"
+def _wait(port, process, as_json, seconds=90):
+    kind, body = (
+        ("json", json.dumps({"images": [[[0] * 28] * 28]}).encode()) if as_json else ("octet-stream", bytes(784))
+    )
+    address, headers = f"http://127.0.0.1:{port}/classify", {"content-type": f"application/{kind}"}
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2) as sock:
-            sock.sendall(request + bytes(784))
-            if b" 200 " in sock.recv(4096):
-                return
+        with suppress(OSError), urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=5):
+            return
         time.sleep(0.1)
     raise OSError(f"the service did not come up within {seconds} s.")
 
@@ -171,11 +186,11 @@ def rss_mib(process):
 
 @contextmanager
 def stalling(process):
-    """Stop a service for a moment, once a second."""
+    """Stop a service for a moment, now and then."""
     over = threading.Event()
 
     def stop():
-        while not over.wait(1 - STALL):
+        while not over.wait(EVERY - STALL):
             os.killpg(process.pid, signal.SIGSTOP)
             time.sleep(STALL)
             os.killpg(process.pid, signal.SIGCONT)
@@ -189,22 +204,21 @@ def stalling(process):
         thread.join()
 
 
-def _stalled(network, body, progress, seconds=5):
-    """Yield how a closed loop and an open one see a service that stalls, at the same rate."""
+def _stalled(service, body, seconds, progress):
+    """Yield how a closed loop and an open one, at half of its rate, see a service that stalls, and as it is."""
     if not shutil.which("wrk"):
         return
+    port, process = service
+    script = body[1].with_name("post.lua")
+    script.write_text(LUA.format(body[1]))
+    command = ["wrk", "-t1", "-c8", f"-d{seconds:.0f}s", "--latency", "-s", script, f"http://127.0.0.1:{port}/classify"]
+    scale = {"us": 1, "ms": 1e3, "s": 1e6}
     for stalls in (False, True):
-        progress(f"wrk, {'a service that stalls' if stalls else 'as it is'}")
-        with running("batches", network) as (port, process):
-            load(port, body, 200, 1.0)
-            script = body[1].with_name("post.lua")
-            script.write_text(LUA.format(body[1]))
-            command = ["wrk", "-t1", "-c8", f"-d{seconds}s", "--latency", "-s", script, f"http://127.0.0.1:{port}/classify"]
-            with stalling(process) if stalls else nullcontext():
-                said = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout
-        scale = {"us": 1, "ms": 1e3, "s": 1e6}
-        shares = {f"p{share}": float(n) * scale[unit] for share, n, unit in re.findall(r"(\d+)% +([\d.]+)(us|ms|s)", said)}
-        got = float(re.search(r"Requests/sec: +([\d.]+)", said)[1])  # type: ignore[index]
-        yield {"kind": "closed", "service": "batches", "stalls": stalls, "got": got, **shares}
-        progress("the same rate, open")
-        yield {"kind": "open", "stalls": stalls, **one("batches", network, body, round(0.5 * got), seconds, stalls)}
+        progress(f"wrk and an open loop, {'a service that stalls' if stalls else 'as it is'}")
+        with stalling(process) if stalls else nullcontext():
+            said = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
+        shares = {f"p{n}": float(t) * scale[unit] for n, t, unit in re.findall(r"(\d+)% +([\d.]+)(us|ms|s)", said)}
+        [got] = re.findall(r"Requests/sec: +([\d.]+)", said)
+        yield {"kind": "closed", "service": "batches", "stalls": stalls, "got": float(got), **shares}
+        run = ask(service, body, max(1, round(0.5 * float(got))), seconds, stalls)
+        yield {"kind": "open", "service": "batches", "stalls": stalls, **run}

@@ -1,5 +1,6 @@
 """The same predictions behind mosec: its HTTP is Rust's, its batches go to a worker process."""
 
+import os
 import sys
 
 import numpy as np
@@ -8,7 +9,7 @@ from mosec import Server, Worker
 from mlpkit.nn.network import Network
 from mlpkit.serving.calibration import probabilities
 
-NETWORK, PORT = sys.argv[1], sys.argv[2]
+NETWORK = os.environ.setdefault("SERVED_NETWORK", sys.argv[1])  # a worker has other arguments
 
 
 class Classify(Worker):
@@ -32,7 +33,7 @@ class Classify(Worker):
 
 
 if __name__ == "__main__":
-    sys.argv = [sys.argv[0], "--address", "127.0.0.1", "--port", PORT, "--log-level", "warning"]
+    sys.argv[1:] = ["--address", "127.0.0.1", "--port", sys.argv[2], "--log-level", "warning"]
     server = Server()
     server.append_worker(Classify, num=1, max_batch_size=64, max_wait_time=1, route="/classify")
     server.run()

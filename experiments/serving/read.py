@@ -33,12 +33,18 @@ def table(record):
     for name, body in keys:
         columns = [latency(record, share, service=name, body=body) for share in ("p50", "p99", "p99.9")]
         for rate in columns[0]:
-            cpu = np.median([r["cpu_us"] for r in results.runs(record, kind="rate", service=name, body=body, offered=rate)])
+            cpu = np.median(
+                [r["cpu_us"] for r in results.runs(record, kind="rate", service=name, body=body, offered=rate)]
+            )
             times = "".join(f"{column[rate]:9.1f}" for column in columns)
             lines.append(f"{name:<20}{body:<6}{rate:>7,}{times}{cpu:8.0f}")
     for run in (*results.runs(record, kind="closed"), *results.runs(record, kind="open")):
         stalls = "stalls" if run["stalls"] else "as it is"
-        lines.append(f"{run['kind']:<8}{stalls:<10}{run['got']:8.0f}/s  p50 {run['p50'] / 1e3:.1f}  p99 {run['p99'] / 1e3:.1f} ms")
+        lines.append(
+            f"{run['kind']:<8}{stalls:<10}{run['got']:8.0f}/s  p50 {run['p50'] / 1e3:.1f}  p99 {run['p99'] / 1e3:.1f} ms"
+        )
     for run in results.runs(record, kind="overload"):
-        lines.append(f"overload, {run['offered']:,}/s: {run['codes']}, p99 {run['p99'] / 1e3:.1f} ms, MiB {run['rss_mib']}")
+        lines.append(
+            f"overload, {run['offered']:,}/s: {run['codes']}, p99 {run['p99'] / 1e3:.1f} ms, MiB {run['rss_mib']}"
+        )
     return "\n".join(lines)

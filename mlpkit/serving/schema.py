@@ -64,7 +64,12 @@ def described(service):
         "properties": {"images": images},
     }
     pictures = {"type": "array", "items": BINARY, "minItems": 1, "maxItems": reader.most}
-    form = {"type": "object", "required": ["picture"], "additionalProperties": False, "properties": {"picture": pictures}}
+    form = {
+        "type": "object",
+        "required": ["picture"],
+        "additionalProperties": False,
+        "properties": {"picture": pictures},
+    }
     kinds = {JSON: numbers, FORM: form} | dict.fromkeys((ARRAYS, *PICTURES), BINARY)
     content: dict = {kind: {"schema": schema} for kind, schema in kinds.items()}
     content[FORM]["encoding"] = {"picture": {"contentType": ", ".join(PICTURES)}}

@@ -17,7 +17,9 @@ def serving(network_file, *options):
     """Yield a running service: `address`, `port`, `process`. Its end, by SIGTERM, must be a good one."""
     command = [sys.executable, "-m", "mlpkit", "serve", str(network_file), "--port", "0", *map(str, options)]
     env = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=ROOT
+    ) as process:
         try:
             line = process.stdout.readline()
             assert line.startswith("serving at http://"), line + process.stdout.read()

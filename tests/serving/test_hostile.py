@@ -51,7 +51,9 @@ def raw(port, *parts, pause=0.0, timeout=20.0, half_close=False):
 
 
 def head(length, kind="application/octet-stream", more=""):
-    return f"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n{more}\r\n".encode()
+    return (
+        f"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n{more}\r\n".encode()
+    )
 
 
 def memory_mib(process):

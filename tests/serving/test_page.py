@@ -92,7 +92,9 @@ def test_a_picture_is_taken_and_what_is_none_is_refused_with_a_sentence(page, tm
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_light_and_dark_wide_and_narrow_nothing_is_cut_off(page, tmp_path, scheme, width):
-    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    page.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     page.find_element(By.ID, "field").send_keys(*[Keys.ARROW_UP] * 8, Keys.SPACE, *[Keys.ARROW_DOWN] * 16)

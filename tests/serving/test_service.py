@@ -27,7 +27,9 @@ def service(network_file):
     return command.service(network_file, longest=8, room=16)
 
 
-async def ask(service, body=b"", kind=RAW, query="", headers=(), method="POST", path="/classify", parts=None, gone=None):
+async def ask(
+    service, body=b"", kind=RAW, query="", headers=(), method="POST", path="/classify", parts=None, gone=None
+):
     """Return (status, headers, JSON or bytes). parts: of the body, as they come. gone: an event, the client's end."""
     heads = [(b"content-type", kind.encode("latin-1")), *headers]
     heads += [] if parts is not None else [(b"content-length", str(len(body)).encode())]
@@ -113,7 +115,9 @@ def test_it_shows_what_it_saw_and_where_the_reasons_lie(service, digits):
     assert "seen" not in run(service, digits.validation.X[0].tobytes())[2]["predictions"][0]
 
 
-@pytest.mark.parametrize("query", ["k=0", "k=11", "k=-1", "k=x", "k=", "k=1e1", "k=9999999999", "explain=maybe", "k=%FF"])
+@pytest.mark.parametrize(
+    "query", ["k=0", "k=11", "k=-1", "k=x", "k=", "k=1e1", "k=9999999999", "explain=maybe", "k=%FF"]
+)
 def test_a_query_that_means_nothing_is_refused(service, digits, query):
     status, _, found = run(service, digits.validation.X[0].tobytes(), query=query)
     assert status == 422
@@ -365,6 +369,12 @@ def test_openapi_tells_all_bodies_queries_and_refusals(service):
     _, _, found = run(service, method="GET", path="/openapi.json")
     told = found["paths"]["/classify"]["post"]
     assert {"200", "408", "413", "415", "422", "429", "503", "504"} <= set(told["responses"])
-    assert set(told["requestBody"]["content"]) == {RAW, "image/png", "image/jpeg", "application/json", "multipart/form-data"}
+    assert set(told["requestBody"]["content"]) == {
+        RAW,
+        "image/png",
+        "image/jpeg",
+        "application/json",
+        "multipart/form-data",
+    }
     assert {each["name"] for each in told["parameters"]} == {"k", "explain"}
     assert set(found["paths"]) == {"/classify", "/health", "/metrics", "/"}
