@@ -27,7 +27,7 @@ from .schema import Health, described
 
 SLOW = 10.0  # seconds that a body may take to come
 SOON = 0.05  # seconds after which somebody looks whether the client is still there
-LAG = 0.01  # seconds that the event loop may be behind: with more, requests wait in sockets, where nobody counts them
+LAG = 0.02  # seconds that the event loop may be behind: with more, requests wait in sockets, where nobody counts them
 PREPARED = 64  # bodies that may wait to be decoded
 FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -103,7 +103,7 @@ class Service:
 
     async def classify(self, scope, receive):
         """Return the JSON of a request's predictions. Raises Refused, Full, Late or Closed."""
-        if self.preparing >= PREPARED or (self.lag > LAG and self.accepted - self.done > self.queue["longest"]):
+        if self.preparing >= PREPARED or (self.lag > LAG and self.accepted - self.done > self.queue["room"] // 2):
             raise Full(1)
         k, explain = self._asked(scope["query_string"])
         headers = dict(scope["headers"])
