@@ -41,7 +41,7 @@ class Connection(asyncio.Protocol):
             self.done(0)
 
 
-async def load(request, port, rate, seconds, connections=256, seed=0):
+async def load(request, port, rate, seconds, connections=512, seed=0):
     """Send `request`, bytes, `rate` times a second; return a dict: latencies in us by share of those with status 200."""
     loop = asyncio.get_running_loop()
     free = deque([(await loop.create_connection(Connection, "127.0.0.1", port))[1] for _ in range(connections)])

@@ -103,7 +103,7 @@ class Service:
 
     async def classify(self, scope, receive):
         """Return the JSON of a request's predictions. Raises Refused, Full, Late or Closed."""
-        if self.preparing >= PREPARED or (self.lag > LAG and self.accepted - self.done > self.queue["room"] // 2):
+        if self.preparing >= PREPARED or (self.lag > LAG and self.accepted - self.done > self.queue["longest"]):
             raise Full(1)
         k, explain = self._asked(scope["query_string"])
         headers = dict(scope["headers"])
