@@ -77,15 +77,16 @@ def _samples(predict, x, rounds=100):
     return samples[10:]
 
 
-def open_loop(predict, X, rate, seconds, longest, wait=0.0, room=4096):
+def open_loop(predict, X, rate, seconds, longest, wait=0.0, capacity=4096):
     """Return what becomes of requests of one image that come by chance, `rate` a second, whoever else still waits.
 
     A latency counts from the moment at which a request was to come. quantiles_us: those of SHARES. batch: mean rows.
     """
     due = arrivals(rate, int(rate * seconds))
     rows: list[int] = []
-    latencies, refused, finished = deque(), 0, threading.Semaphore(0)
-    batcher = Batcher([predict], longest, wait, room, watch=lambda batch, took: rows.append(len(batch)))
+    latencies: deque[float] = deque()
+    refused, finished = 0, threading.Semaphore(0)
+    batcher = Batcher([predict], longest, wait, capacity, watch=lambda batch, took: rows.append(len(batch)))
     gc.collect()
     gc.disable()  # as a service would that has loaded all that it needs
     begin = time.perf_counter()

@@ -185,7 +185,7 @@ def serve(options):
         from .serving import command  # what it needs is an extra
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is missing: `make serve` brings it, or pip install -e '.[serve]'.") from error
-    queue = {name: getattr(options, name) for name in ("longest", "wait", "room", "seconds")}
+    queue = {name: getattr(options, name) for name in ("longest", "wait", "capacity", "seconds")}
     of = None if options.data == "none" else options.data
     return command.run(command.service(options.network, options.engine, of, **queue), options.host, options.port)
 
@@ -293,7 +293,7 @@ def _add_serve_options(parser):
 SERVED = (
     ("longest", int, 64, "images in a batch at most"),
     ("wait", float, 0.0, "seconds for which a batch waits for company"),
-    ("room", int, 256, "images that may wait; for more there is 429"),
+    ("capacity", int, 256, "images that may wait; for more there is 429"),
     ("seconds", float, 2.0, "after which a request gets 504"),
 )
 

@@ -21,9 +21,10 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from PIL import Image
+
 from experiments.lab import results
 from mlpkit import data, machine
-from PIL import Image
 from mlpkit.nn.models import LENET5
 from mlpkit.training.recipe import Recipe
 
@@ -66,10 +67,10 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
 
 def prepare(folder):
     """Return the file of a trained network, and a dict of bodies (content type, file)."""
-    digits = data.load()
+    dataset = data.load()
     recipe = Recipe(model=LENET5, optimizer="adam", lr=3e-3, batch_size=32, epochs=1)
-    recipe.train(digits, engine="numba_conv")[0].save(folder / "network.npz")
-    X = digits.validation.X
+    recipe.train(dataset, engine="numba_conv")[0].save(folder / "network.npz")
+    X = dataset.validation.X
     for name, content in {"raw": X[0].tobytes(), "many": X[:16].tobytes()}.items():
         (folder / name).write_bytes(content)
     (folder / "json").write_text(json.dumps({"images": X[:1, 0].tolist()}))
@@ -113,8 +114,8 @@ def ask(service, body, rate, seconds, stalls=False):
     cpu, before = cpu_seconds(process), rss_mib(process)
     with stalling(process) if stalls else nullcontext():
         found = load(port, body, rate, seconds)
-    used, answers = cpu_seconds(process) - cpu, max(1, sum(found["codes"].values()))
-    return {**found, "cpu_us": round(1e6 * used / answers, 1), "rss_mib": [before, rss_mib(process)]}
+    used, responses = cpu_seconds(process) - cpu, max(1, sum(found["codes"].values()))
+    return {**found, "cpu_us": round(1e6 * used / responses, 1), "rss_mib": [before, rss_mib(process)]}
 
 
 def load(port, body, rate, seconds):
@@ -132,7 +133,7 @@ def running(name, network):
     """Yield the port of a service, and its process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = ["mlpkit", "serve", network, "--port", port, "--room", 512, "--data", "none", *OURS.get(name, ())]
+    command = ["mlpkit", "serve", network, "--port", port, "--capacity", 512, "--data", "none", *OURS.get(name, ())]
     if name in PEERS:
         command = [f"{__package__}.{PEERS[name]}", network, port]
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "PYTHONPATH": str(results.ROOT)}

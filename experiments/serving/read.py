@@ -39,9 +39,8 @@ def table(record):
             lines.append(f"{name:<20}{body:<6}{rate:>7,}{times}{cpu:8.0f}")
     for run in (*results.runs(record, kind="closed"), *results.runs(record, kind="open")):
         stalls = "stalls" if run["stalls"] else "as it is"
-        lines.append(
-            f"{run['kind']:<8}{stalls:<10}{run['got']:8.0f}/s  p50 {run['p50'] / 1e3:.1f}  p99 {run['p99'] / 1e3:.1f} ms"
-        )
+        p50, p99 = run["p50"] / 1e3, run["p99"] / 1e3
+        lines.append(f"{run['kind']:<8}{stalls:<10}{run['got']:8.0f}/s  p50 {p50:.1f}  p99 {p99:.1f} ms")
     for run in results.runs(record, kind="overload"):
         lines.append(
             f"overload, {run['offered']:,}/s: {run['codes']}, p99 {run['p99'] / 1e3:.1f} ms, MiB {run['rss_mib']}"

@@ -23,7 +23,6 @@ from mlpkit.words import short
 from .batching import Batcher, Closed, Full, Late
 from .explain import as_png, heat
 from .inputs import ARRAYS, MOST_BYTES, Refused
-from .schema import Health, described
 
 SLOW = 10.0  # seconds that a body may take to come
 SOON = 0.05  # seconds after which somebody looks whether the client is still there
@@ -75,9 +74,10 @@ class Service:
             self.lag = self.loop.time() - due
 
     async def __call__(self, scope, receive, send):
-        if scope["type"] != "http" or scope["path"] != "/classify" or scope["method"] != "POST":
+        if scope["type"] != "http" or scope["path"] != "/classify":
             return await self.others(scope, receive, send)
-        began, more = time.perf_counter(), {}
+        began = time.perf_counter()
+        more: dict[str, str] = {}
         self.accepted += 1
         try:
             status, found = 200, await self.classify(scope, receive)
@@ -103,6 +103,8 @@ class Service:
 
     async def classify(self, scope, receive):
         """Return the JSON of a request's predictions. Raises Refused, Full, Late or Closed."""
+        if scope["method"] != "POST":
+            raise Refused(405, "POST images to /classify.", {"allow": "POST"})
         if self.preparing >= PREPARED or (self.lag > LAG and self.accepted - self.done > self.queue["longest"]):
             raise Full(1)
         k, explain = self._asked(scope["query_string"])
@@ -111,12 +113,12 @@ class Service:
         kind = headers.get(b"content-type", b"").decode("latin-1")
         is_bytes = kind == ARRAYS  # nothing has to be computed then
         rows = self.reader.read(body, kind) if is_bytes else await self.compute(self.reader.read, body, kind)
-        answers = [self._answer(row, k) for row in (await self.outputs(rows, receive)).tolist()]
+        told = [self._answer(row, k) for row in (await self.outputs(rows, receive)).tolist()]
         if explain:
-            pictures = await self.compute(self._explained, rows, [each["classes"][0]["name"] for each in answers])
-            for answer, (seen, because) in zip(answers, pictures, strict=True):
+            pictures = await self.compute(self._explained, rows, [each["classes"][0]["name"] for each in told])
+            for answer, (seen, because) in zip(told, pictures, strict=True):
                 answer |= {"seen": seen, "because": because}
-        return json.dumps({"predictions": answers})
+        return json.dumps({"predictions": told})
 
     def _asked(self, query):
         """Return k and explain of a query string. Raises Refused."""
@@ -156,7 +158,7 @@ class Service:
         try:
             return await future
         except asyncio.CancelledError:
-            if asyncio.current_task().cancelling():
+            if (task := asyncio.current_task()) and task.cancelling():  # not the request is cancelled: the server ends
                 raise
             raise Refused(499, "the client is gone.") from None
         finally:
@@ -209,14 +211,9 @@ def _others(service):
     app = FastAPI(title="mlpkit", version=__version__, lifespan=service.running, docs_url=None, redoc_url=None)
     page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
-    @app.post("/classify", **described(service))
-    async def classify():
-        """Send images, and get the likeliest classes of each, with how sure the network is."""
-        raise LookupError("a request for predictions is served before it comes here: see Service.__call__")
-
     @app.get("/health")
-    async def health() -> Health:
-        return Health(status="ok", classes=service.classes)
+    async def health() -> dict[str, str | list[str]]:
+        return {"status": "ok", "classes": service.classes}
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics():
@@ -226,4 +223,15 @@ def _others(service):
     async def draw():
         return page
 
+    described = app.openapi()
+    told = json.loads(files(__package__).joinpath("classify.json").read_text(encoding="utf-8"))
+    told["paths"]["/classify"]["post"]["parameters"][0]["schema"]["maximum"] = len(service.classes)
+    schemas, shape = told["components"]["schemas"], service.reader.shape
+    pixels: dict = {"type": "integer", "minimum": 0, "maximum": 255}
+    for size in reversed(shape[shape[0] == 1 :]):
+        pixels = {"type": "array", "minItems": size, "maxItems": size, "items": pixels}
+    schemas["Images"]["properties"]["images"] |= {"items": pixels, "maxItems": service.reader.most}
+    schemas["Form"]["properties"]["picture"]["maxItems"] = service.reader.most
+    described["paths"] |= told["paths"]
+    described.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
     return app

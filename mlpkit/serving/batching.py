@@ -56,13 +56,13 @@ class Batcher:
 
     predictions: functions of rows (n, ...) that return outputs (n, ...), n <= longest; each is called in a thread of
     its own, one batch at a time. longest: rows of the largest batch. wait: seconds for which the first one of a batch
-    waits for others at most. room: rows that may wait at most. deliver: how a thread hands over results, a function
+    waits for others at most. capacity: rows that may wait at most. deliver: how a thread hands over results, a function
     that calls its first argument with the others: an event loop's `call_soon_threadsafe`. watch: is called with each
     batch's requests and the seconds of its prediction.
     """
 
-    def __init__(self, predictions, longest, wait=0.0, room=1024, deliver=None, watch=None):
-        self.longest, self.room = check_count("longest", longest), check_count("room", room, longest)
+    def __init__(self, predictions, longest, wait=0.0, capacity=1024, deliver=None, watch=None):
+        self.longest, self.capacity = check_count("longest", longest), check_count("capacity", capacity, longest)
         self.wait = check_not_negative("wait", wait)
         self.deliver = deliver or (lambda call, *arguments: call(*arguments))
         self.watch = watch or (lambda requests, seconds: None)
@@ -90,9 +90,9 @@ class Batcher:
         with self._changed:
             if not self._open:
                 raise Closed("the service is about to end: ask another one.")
-            if self.waiting + n > self.room:
+            if self.waiting + n > self.capacity:
                 self._forget(now)
-            if self.waiting + n > self.room:
+            if self.waiting + n > self.capacity:
                 raise Full(max(1, math.ceil(self.waiting * self.row_seconds / len(self._workers))))
             self._queue.append(Request(rows, future, now, now + seconds))
             self.waiting += n

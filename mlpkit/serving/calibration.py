@@ -8,9 +8,9 @@ from mlpkit.checks import check_labels, check_positive
 
 
 class Bin(NamedTuple):
-    """Examples of about one confidence: how many, their mean confidence, and which share of them is right."""
+    """Examples of about one confidence: how many images, their mean confidence, and which share of them is right."""
 
-    count: int
+    images: int
     confidence: float
     accuracy: float
 
@@ -50,4 +50,4 @@ def reliability(found, labels, bins=10):
 def calibration_error(found, labels, bins=10):
     """Return the mean distance of confidence and accuracy over bins, each weighed by its examples (ECE)."""
     rows = reliability(found, labels, bins)
-    return sum(row.count * abs(row.confidence - row.accuracy) for row in rows) / len(labels)
+    return sum(row.images * abs(row.confidence - row.accuracy) for row in rows) / len(labels)

@@ -53,7 +53,7 @@ def shape_of(network):
     return shape
 
 
-def service(path, engine="numba_conv", of="mnist", longest=64, wait=0.0, room=256, seconds=2.0):
+def service(path, engine="numba_conv", of="mnist", longest=64, wait=0.0, capacity=256, seconds=2.0):
     """Return a `Service` of the network in a file.
 
     of: the data set that it was trained on, whose validation images calibrate it, or None. Others: see `Batcher` and
@@ -74,7 +74,7 @@ def service(path, engine="numba_conv", of="mnist", longest=64, wait=0.0, room=25
         return probabilities(compiled(rows), degree)
 
     predict(np.zeros((longest, *shape), np.uint8))  # what is compiled or allocated at first is so before a request
-    queue = dict(longest=longest, wait=wait, room=room)
+    queue = dict(longest=longest, wait=wait, capacity=capacity)
     return Service(network, [predict], classes, Reader(shape, longest, of == "mnist"), seconds, **queue)
 
 

@@ -12,7 +12,7 @@ from python_multipart import create_form_parser
 from mlpkit.data.own.reading.picture import look_at, read_picture
 from mlpkit.words import short
 
-from .digits import prepare
+from .photographs import prepare
 
 MOST_BYTES, MOST_JSON = 8 * 2**20, 2**20  # of a body: numbers as Python has them take thirty times their text
 MOST_PIXELS, LONGEST = 25_000_000, 200  # of a picture as it comes, and of a side as it is worked on
@@ -31,12 +31,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads bodies. shape: (channels, height, width) of an image. most: images a body. as_digits: prepare photographs
+    """Reads bodies. shape: (channels, height, width) of an image. most: images a body. as_mnist: prepare photographs
     as MNIST's digits were; else they are scaled and cut to the shape."""
 
     shape: tuple[int, int, int]
     most: int
-    as_digits: bool
+    as_mnist: bool
 
     def read(self, body, kind):
         """Return images (n, channels, height, width) uint8. kind: the content type. Raises Refused."""
@@ -71,7 +71,7 @@ class Reader:
             height, width = look_at(io.BytesIO(body))[0]
             if height * width > MOST_PIXELS or body.count(b"\xff\xda") > MOST_SCANS:
                 raise Refused(413, f"a picture has at most {MOST_PIXELS:,} pixels: scale it down.")
-            if self.as_digits:
+            if self.as_mnist:
                 pixels = read_picture(io.BytesIO(body), False, longest=LONGEST)
                 return prepare(np.moveaxis(pixels, 0, 2)).reshape(1, *self.shape)
             return read_picture(io.BytesIO(body), self.shape[0] == 1, self.shape[1:])[None]

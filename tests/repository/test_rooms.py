@@ -21,7 +21,7 @@ FLOORS = (  # the lowest first
     "data nn machine",
     "optim",
     "executors",
-    "course plots training",
+    "course plots serving training",
     "__main__",
     "experiments",
 )

@@ -34,7 +34,7 @@ def rows(*values):
 def shut():
     """A gate that is shut, and a queue of which one request is already at it."""
     gate = Gate(is_open=False)
-    batcher = Batcher([gate], 4, room=6)
+    batcher = Batcher([gate], 4, capacity=6)
     first = batcher.submit(rows(1))
     assert gate.began.wait(20)
     yield gate, batcher, first
@@ -181,7 +181,7 @@ def test_a_worker_for_each_prediction_works_at_the_same_time():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_of_thousands_from_many_threads_each_is_answered_once_whatever_is_cancelled(seed):
-    batcher = Batcher([lambda x: x + 1, lambda x: x + 1], 16, room=100_000)
+    batcher = Batcher([lambda x: x + 1, lambda x: x + 1], 16, capacity=100_000)
     found, lock = {}, threading.Lock()
 
     def client(number):
@@ -229,7 +229,7 @@ def test_futures_of_an_event_loop_are_settled_in_its_own_thread():
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [(([], 4), "predictions"), (([len], 0), "longest"), (([len], 4, -1), "wait"), (([len], 4, 0, 3), "room")],
+    [(([], 4), "predictions"), (([len], 0), "longest"), (([len], 4, -1), "wait"), (([len], 4, 0, 3), "capacity")],
 )
 def test_a_queue_that_could_not_work_is_refused(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):

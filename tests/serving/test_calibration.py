@@ -44,8 +44,8 @@ def test_bins_hold_every_example_once(outputs):
     z, labels = outputs
     found = probabilities(z)
     bins = reliability(found, labels, 10)
-    assert sum(each.count for each in bins) == len(z)
-    assert sum(each.count * each.accuracy for each in bins) == pytest.approx((found.argmax(axis=1) == labels).sum())
+    assert sum(each.images for each in bins) == len(z)
+    assert sum(each.images * each.accuracy for each in bins) == pytest.approx((found.argmax(axis=1) == labels).sum())
     assert [each.confidence for each in bins] == sorted(each.confidence for each in bins)
 
 

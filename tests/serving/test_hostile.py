@@ -182,7 +182,7 @@ def hostile(rng, port):
     boundary = f"multipart/form-data; boundary={'b' * rng.randint(0, 90)}"
     part = b'--b\r\nContent-Disposition: form-data; name="a"; filename="a"\r\n\r\n' + body
     odd = "".join(chr(rng.randint(33, 126)) for _ in range(20))
-    ways = [
+    attacks = [
         lambda: raw(port, head(len(body), "image/png") + body, timeout=5),
         lambda: raw(port, head(len(body), "image/jpeg") + body, timeout=5),
         lambda: raw(port, head(len(part), boundary) + part, timeout=5),
@@ -194,7 +194,7 @@ def hostile(rng, port):
         lambda: raw(port, head(784).replace(b"/classify", b"/classify?k=" + odd.encode()) + ONE, timeout=5),
         lambda: raw(port, head(len(body), "application/json") + body, timeout=5),
     ]
-    return rng.choice(ways)()
+    return rng.choice(attacks)()
 
 
 def test_hostile_requests_kill_hang_and_fill_nothing(server):

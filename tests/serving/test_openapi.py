@@ -1,4 +1,4 @@
-"""What /openapi.json says is what the service does: Schemathesis invents requests, right and wrong ones, and compares."""
+"""What /openapi.json says is what the service does: Schemathesis invents requests, right and wrong, and compares."""
 
 import io
 
@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from running import serving
 
-pytest.importorskip("uvicorn", reason="no uvicorn here: the extra `serve` brings it")
-schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis here")
-
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.layers import Flatten, Linear
 from mlpkit.nn.models import Model
 from mlpkit.nn.network import Network
+
+pytest.importorskip("uvicorn", reason="no uvicorn here: the extra `serve` brings it")
+schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis here")
 
 pytestmark = pytest.mark.slow
 SMALL = Model((1, 4, 4), (Conv(2, 3, padding=1), Flatten(), Linear(3)))  # JSON of 28 x 28 takes long to invent

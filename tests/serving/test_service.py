@@ -24,7 +24,7 @@ RAW = "application/octet-stream"
 
 @pytest.fixture(scope="module")
 def service(network_file):
-    return command.service(network_file, longest=8, room=16)
+    return command.service(network_file, longest=8, capacity=16)
 
 
 async def ask(
@@ -128,7 +128,7 @@ def test_networks_of_rows_and_of_garments_are_served_too(tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
     for name, model in {"rows": mlp(784, 16, 10), "garments": FASHION_CNN}.items():
         Network("numba_conv", model).save(tmp_path / f"{name}.npz")
-        made = command.service(tmp_path / f"{name}.npz", of=None, longest=4, room=4)
+        made = command.service(tmp_path / f"{name}.npz", of=None, longest=4, capacity=4)
         for kind, body in ((RAW, image.tobytes()), ("image/png", picture(image))):
             status, _, found = run(made, body, kind, query="explain=1")
             assert (status, len(found["predictions"])) == (200, 1)
@@ -163,15 +163,24 @@ def bomb(side):
 SMALL = picture(np.zeros((30, 30), np.uint8))
 IMAGE = [[0] * 28] * 28
 REFUSED = {
-    "no kind": (b"x", "", 415), "another kind": (b"x", "text/html", 415), "nothing": (b"", RAW, 422),
-    "a byte too few": (bytes(783), RAW, 422), "too many images": (bytes(784 * 9), RAW, 422),
-    "no picture": (b"no picture", "image/png", 422), "an empty picture": (b"", "image/jpeg", 422),
+    "no kind": (b"x", "", 415),
+    "another kind": (b"x", "text/html", 415),
+    "nothing": (b"", RAW, 422),
+    "a byte too few": (bytes(783), RAW, 422),
+    "too many images": (bytes(784 * 9), RAW, 422),
+    "no picture": (b"no picture", "image/png", 422),
+    "an empty picture": (b"", "image/jpeg", 422),
     "half a picture": (picture(np.eye(90, dtype=np.uint8) * 255)[:-60], "image/png", 422),
-    "black": (SMALL, "image/png", 422), "a bomb": (bomb(9_000), "image/png", 413), "one beyond Pillow's limit": (bomb(60_000), "image/png", 422),
+    "black": (SMALL, "image/png", 422),
+    "a bomb": (bomb(9_000), "image/png", 413),
+    "one beyond Pillow's limit": (bomb(60_000), "image/png", 422),
     "many scans": (picture(np.eye(9, dtype=np.uint8), "JPEG") + b"\xff\xda" * 200, "image/jpeg", 413),
-    "no JSON": (b"{", "application/json", 422), "deep JSON": (b"[" * 100_000, "application/json", 422),
-    "no object": (b"[]", "application/json", 422), "another name": (b'{"image": []}', "application/json", 422),
-    "no images": (b'{"images": []}', "application/json", 422), "a long number": (b'{"images": [' + b"9" * 9999 + b"]}", "application/json", 422),
+    "no JSON": (b"{", "application/json", 422),
+    "deep JSON": (b"[" * 100_000, "application/json", 422),
+    "no object": (b"[]", "application/json", 422),
+    "another name": (b'{"image": []}', "application/json", 422),
+    "no images": (b'{"images": []}', "application/json", 422),
+    "a long number": (b'{"images": [' + b"9" * 9999 + b"]}", "application/json", 422),
     "another shape": (json.dumps({"images": [IMAGE[1:]]}).encode(), "application/json", 422),
     "a text": (json.dumps({"images": [[["0"] * 28] * 28]}).encode(), "application/json", 422),
     "a yes": (json.dumps({"images": [[[True] * 28] * 28]}).encode(), "application/json", 422),
@@ -180,13 +189,14 @@ REFUSED = {
     "256": (json.dumps({"images": [[[256] * 28] * 28]}).encode(), "application/json", 422),
     "a half": (json.dumps({"images": [[[0.5] * 28] * 28]}).encode(), "application/json", 422),
     "too much JSON": (b" " * 2**21, "application/json", 413),
-    "no boundary": (form(SMALL), "multipart/form-data", 422), "an odd boundary": (form(SMALL), 'multipart/form-data; boundary="', 422),
+    "no boundary": (form(SMALL), "multipart/form-data", 422),
+    "an odd boundary": (form(SMALL), 'multipart/form-data; boundary="', 422),
     "an empty form": (b"--b0--\r\n", "multipart/form-data; boundary=b0", 422),
     "no form": (b"no form", "multipart/form-data; boundary=b0", 422),
     "half a form": (form(SMALL)[:-20], "multipart/form-data; boundary=b0", 422),
     "a form of nine": (form(*[SMALL] * 9), "multipart/form-data; boundary=b0", 422),
     "a form with another file": (form(b"x"), "multipart/form-data; boundary=b0", 422),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -231,12 +241,12 @@ class Slow:
         self.go, self.rows = threading.Event(), []
         predict = service.predictions[0]
 
-        def held(rows):
+        def stuck(rows):
             self.rows.append(len(rows))
             assert self.go.wait(20)
             return predict(rows)
 
-        monkeypatch.setattr(service, "predictions", [held])
+        monkeypatch.setattr(service, "predictions", [stuck])
         for name, value in settings.items():
             monkeypatch.setattr(service, name, value)
 
@@ -356,6 +366,11 @@ def test_health_metrics_and_the_page(service, digits):
     assert kind["content-type"].startswith("text/html")
     assert b"<canvas" in page
     assert missing == 404
+
+
+def test_another_method_is_told_which_one_to_take(service):
+    status, headers, _ = run(service, method="GET")
+    assert (status, headers["allow"]) == (405, "POST")
 
 
 def test_the_page_asks_nobody_else(service):

@@ -17,8 +17,8 @@ GREY = ("1", "L", "LA", "La", "I;16", "I;16B", "I")
 def look_at(path):
     """Return (height, width) of a picture, and whether it is grey; its pixels stay in the file.
 
-    path: or a binary file, here and below. Raises OSError where there is no file that can be read, ValueError, with the reason, where it is no picture, or has
-    more pixels than Pillow's limit.
+    path: or a binary file, here and below. Raises OSError where there is no file that can be read, ValueError, with the
+    reason, where it is no picture, or has more pixels than Pillow's limit.
     """
     with _opened(path) as picture:
         turned = "exif" in picture.info and picture.getexif().get(TURNED, 1) >= 5

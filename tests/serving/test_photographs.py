@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlpkit.serving import digits as preparing
+from mlpkit.serving import photographs as preparing
 
 
 def on_paper(image, rng, paper=(230, 220, 200), ink=(20, 30, 90), side=120, size=(260, 340), light=0.25):
@@ -98,11 +98,11 @@ def test_a_camera_that_was_turned_makes_no_difference(network, digits):
 
     rng = np.random.default_rng(3)
     photo = Image.fromarray(on_paper(digits.validation.X[3, 0], rng))
-    plain, turned = io.BytesIO(), io.BytesIO()
+    plain, sideways = io.BytesIO(), io.BytesIO()
     photo.save(plain, "JPEG", quality=95)
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera lay on its side: turn me by 90 degrees, clockwise
-    photo.transpose(Image.Transpose.ROTATE_90).save(turned, "JPEG", quality=95, exif=exif)
+    photo.transpose(Image.Transpose.ROTATE_90).save(sideways, "JPEG", quality=95, exif=exif)
     reader = Reader((1, 28, 28), 4, True)
-    one, other = (reader.read(each.getvalue(), "image/jpeg")[0, 0].astype(int) for each in (plain, turned))
+    one, other = (reader.read(each.getvalue(), "image/jpeg")[0, 0].astype(int) for each in (plain, sideways))
     assert abs(one - other).mean() < 6

@@ -111,11 +111,11 @@ def boxed(strokes):
 def centred(box):
     """Return (28, 28), black but for the box, which lies so that its centre of mass is in the middle."""
     field = np.zeros((FIELD, FIELD), box.dtype)
-    places = []
+    corner = []
     for side, mass in zip(box.shape, (box.sum(axis=1), box.sum(axis=0)), strict=True):
         middle = (mass * np.arange(side)).sum() / mass.sum()
-        places.append(min(max(0, round(MIDDLE - middle)), FIELD - side))
-    field[places[0] : places[0] + box.shape[0], places[1] : places[1] + box.shape[1]] = box
+        corner.append(min(max(0, round(MIDDLE - middle)), FIELD - side))
+    field[corner[0] : corner[0] + box.shape[0], corner[1] : corner[1] + box.shape[1]] = box
     return field
 
 
