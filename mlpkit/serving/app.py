@@ -21,7 +21,7 @@ from mlpkit import __version__
 from mlpkit.words import short
 
 from .batching import Batcher, Closed, Full, Late
-from .explain import as_png, heat
+from .explain import pictures
 from .inputs import ARRAYS, MOST_BYTES, Refused
 
 SLOW = 10.0  # seconds that a body may take to come
@@ -115,9 +115,10 @@ class Service:
         rows = self.reader.read(body, kind) if is_bytes else await self.compute(self.reader.read, body, kind)
         told = [self._answer(row, k) for row in (await self.outputs(rows, receive)).tolist()]
         if explain:
-            pictures = await self.compute(self._explained, rows, [each["classes"][0]["name"] for each in told])
-            for answer, (seen, because) in zip(told, pictures, strict=True):
-                answer |= {"seen": seen, "because": because}
+            labels = [self.classes.index(each["classes"][0]["name"]) for each in told]
+            drawn = await self.compute(pictures, self.network, rows, labels)
+            for each, (seen, because) in zip(told, drawn, strict=True):
+                each |= {"seen": seen, "because": because}
         return json.dumps({"predictions": told})
 
     def _asked(self, query):
@@ -141,13 +142,6 @@ class Service:
             return await self.loop.run_in_executor(self.computing, function, *arguments)
         finally:
             self.preparing -= 1
-
-    def _explained(self, rows, names):
-        found = []
-        for row, name in zip(rows, names, strict=True):
-            x = row.reshape(1, *self.network.model.input)
-            found.append((as_png(row), as_png(row, heat(self.network, x, self.classes.index(name)))))
-        return found
 
     async def outputs(self, rows, receive):
         """Return each class's probability for images. What is late, or nobody waits for any more, is dropped."""
