@@ -23,7 +23,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from experiments.lab import results
+from experiments.lab import processes, results
 from mlpkit import data, machine
 from mlpkit.nn.models import LENET5
 from mlpkit.training.recipe import Recipe
@@ -31,6 +31,7 @@ from mlpkit.training.recipe import Recipe
 OURS = {"one by one": ("--longest", 1), "batches": (), "batches, wait 5 ms": ("--wait", 0.005)}
 PEERS = {"mosec": "mosec_service", "litserve": "litserve_service"}
 BODY = {"litserve": "json"}  # what a service is asked with, if not with bytes
+LIBRARIES = ("uvicorn", "uvloop", "httptools", "fastapi", "grpcio")
 HOPELESS_US = 200_000
 MOST_OF_BODIES = 1000  # requests a second of other bodies
 STALL, EVERY = 0.3, 2.0  # seconds for which a service is stopped, and from one stop to the next
@@ -58,7 +59,7 @@ USUAL = Plan()
 
 def measure(save=results.save_part, progress=print, plan=USUAL):
     """Measure every service, and return the record."""
-    versions = {each: machine.version(each) for each in ("uvicorn", "uvloop", "httptools", "fastapi", *plan.peers)}
+    versions = {each: machine.version(each) for each in (*LIBRARIES, *plan.peers)}
     record = results.new("serving", plan=asdict(plan), libraries=versions)
     with tempfile.TemporaryDirectory() as folder:
         network, bodies = prepare(Path(folder))
@@ -100,6 +101,7 @@ def _runs(plan, network, bodies, progress):
                     progress(f"{body}, {rate} a second")
                     run = ask(services["batches"], bodies[body], rate, plan.seconds)
                     yield {"kind": "rate", "service": "batches", "body": body, **run}
+        yield from _grpc(plan, network, progress)
         yield from _stalled(services["batches"], bodies["raw"], plan.seconds, progress)
     with running("batches", network) as service:
         progress("overload")
@@ -130,19 +132,25 @@ def load(port, body, rate, seconds):
 
 @contextmanager
 def running(name, network):
-    """Yield the port of a service, and its process."""
+    """Yield the port of a service that is up, and its process."""
+    command = ["mlpkit", "serve", network, "--capacity", 512, "--data", "none", *OURS.get(name, ()), "--port"]
+    with started([f"{__package__}.{PEERS[name]}", network] if name in PEERS else command) as (port, process):
+        _wait(port, process, name in BODY)
+        yield port, process
+
+
+@contextmanager
+def started(command):
+    """Yield a port, and the process of a module that serves there. command: the module, its arguments but the port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = ["mlpkit", "serve", network, "--port", port, "--capacity", 512, "--data", "none", *OURS.get(name, ())]
-    if name in PEERS:
-        command = [f"{__package__}.{PEERS[name]}", network, port]
-    env = os.environ | {"OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "PYTHONPATH": str(results.ROOT)}
+    path = os.pathsep.join([str(results.ROOT), os.environ.get("PYTHONPATH", "")])
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "PYTHONPATH": path}
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", *map(str, command)], env=env, cwd=results.ROOT, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [sys.executable, "-W", "ignore", "-m", *map(str, command), str(port)], env=env, cwd=results.ROOT,
+        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        _wait(port, process, name in BODY)
         yield port, process
     finally:
         with suppress(ProcessLookupError):
@@ -151,6 +159,21 @@ def running(name, network):
             process.wait(10)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def _grpc(plan, network, progress):
+    """Yield what gRPC costs, at the rates that other bodies have, too."""
+    if not machine.version("grpcio"):
+        return
+    module = f"{__package__}.grpc_service"
+    with started([module, network]) as (port, process):
+        for rate in (rate for rate in plan.rates if rate <= MOST_OF_BODIES):
+            progress(f"gRPC, {rate} a second")
+            processes.ask(module, "x", str(port), "50", "1")  # all is warm
+            cpu = cpu_seconds(process)
+            found = processes.ask(module, "x", str(port), str(rate), str(plan.seconds))
+            used = cpu_seconds(process) - cpu
+            yield {"kind": "grpc", "service": "grpc", **found, "cpu_us": round(1e6 * used / found["responses"], 1)}
 
 
 def _wait(port, process, as_json, seconds=90):

@@ -41,6 +41,9 @@ def table(record):
         stalls = "stalls" if run["stalls"] else "as it is"
         p50, p99 = run["p50"] / 1e3, run["p99"] / 1e3
         lines.append(f"{run['kind']:<8}{stalls:<10}{run['got']:8.0f}/s  p50 {p50:.1f}  p99 {p99:.1f} ms")
+    for run in results.runs(record, kind="grpc"):
+        times = f"p50 {run['p50'] / 1e3:.1f}  p99 {run['p99'] / 1e3:.1f} ms"
+        lines.append(f"gRPC, {run['offered']:,.0f}/s  {times}, CPU us {run['cpu_us']:.0f}")
     for run in results.runs(record, kind="overload"):
         lines.append(
             f"overload, {run['offered']:,}/s: {run['codes']}, p99 {run['p99'] / 1e3:.1f} ms, MiB {run['rss_mib']}"

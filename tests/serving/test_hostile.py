@@ -200,7 +200,7 @@ def hostile(rng, port):
 def test_hostile_requests_kill_hang_and_fill_nothing(server):
     ask(server.address, ONE)
     before = memory_mib(server.process)
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
         codes = {}
         for found in pool.map(lambda seed: hostile(random.Random(seed), server.port), range(HOSTILE)):
             code = found[9:12].decode("latin-1")
