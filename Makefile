@@ -10,7 +10,7 @@
 # Works with GNU make 3.81 (macOS) and later.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-gpu test-labs lab labs grade site colab wheelhouse data
+.PHONY: help run test test-all test-gpu test-labs lab labs grade serve site colab wheelhouse data
 .PHONY: check notebooks readme constraints clean
 .NOTPARALLEL:
 
@@ -69,6 +69,12 @@ lab: $(READY)  ## open the workbook in JupyterLab
 	fi; \
 	$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null; \
 	JUPYTER_PREFER_ENV_PATH=1 $(VENV_PYTHON) -m jupyterlab $(AS_ROOT) notebooks/00_start_here.ipynb
+
+# A network that is trained in a minute, the first time; another one: python -m mlpkit serve NETWORK.npz
+serve: .venv/serve-complete  ## train LeNet-5 for an epoch, once, and serve it: a page to draw digits on
+	@test -f build/lenet5.npz || { mkdir -p build && $(VENV_PYTHON) -m mlpkit train --model lenet5 --engine numba_conv \
+	    --optimizer adam --lr 0.003 --batch-size 32 --epochs 2 --save build/lenet5.npz; }
+	@$(ONE_THREAD) $(VENV_PYTHON) -m mlpkit serve build/lenet5.npz
 
 site: .venv/site-complete  ## build the book as a web site, in build/site
 	@$(VENV_PYTHON) site/build.py $(if $(filter no,$(PDF)),--no-pdf)

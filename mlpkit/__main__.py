@@ -1,4 +1,4 @@
-"""The command line, `python -m mlpkit doctor | train | export ...`, and what packages beside this one add, as `bench`.
+"""The command line, `python -m mlpkit doctor | train | serve ...`, and what packages beside this one add, as `bench`.
 
 They add a command by an entry point of the group "mlpkit.commands", a function of the parser's commands: so nothing in
 here knows of them.
@@ -180,6 +180,17 @@ def _save(network, path):
         raise OSError(f"{why}; {where}.") from error
 
 
+def serve(options):
+    """Serve a trained network: a page to draw on, POST /classify, /health and /metrics."""
+    try:
+        from .serving import command  # what it needs is an extra
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error.name} is missing: `make serve` brings it, or pip install -e '.[serve]'.") from error
+    queue = {name: getattr(options, name) for name in ("longest", "wait", "capacity", "seconds")}
+    of = None if options.data == "none" else options.data
+    return command.run(command.service(options.network, options.engine, of, **queue), options.host, options.port)
+
+
 def download(options):
     """Get Fashion-MNIST from its authors, 31 MB. MNIST is here already."""
     source = data.source(options.name)
@@ -238,6 +249,7 @@ def _parser():
     commands = parser.add_subparsers(required=True)
     add_command(commands, doctor)
     _add_train_options(add_command(commands, train))
+    _add_serve_options(add_command(commands, serve))
     for found in entry_points(group="mlpkit.commands"):
         found.load()(commands)
     downloader = add_command(commands, download)
@@ -290,6 +302,27 @@ def _add_train_options(parser):
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in that folder")
     parser.add_argument("--save", type=_path, metavar="FILE", help="write the trained network to this .npz file")
     parser.add_argument("--test", action="store_true", help="read the test set too, at the end")
+
+
+def _add_serve_options(parser):
+    parser.add_argument("network", type=_path, metavar="NETWORK.npz", help="as `train --save` writes it")
+    parser.add_argument("--engine", default="numba_conv", help="who computes (default: numba_conv)")
+    parser.add_argument(
+        "--data", default="mnist", choices=(*data.names(), "none"),
+        help="what it was trained on: names of classes, and images to calibrate with (default: mnist)",
+    )  # fmt: skip
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen; 0.0.0.0 lets others in")
+    parser.add_argument("--port", type=int, default=8000, help="0 for any that is free (default: 8000)")
+    for name, kind, default, what in SERVED:
+        parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{what} (default: {default:g})")
+
+
+SERVED = (
+    ("longest", int, 64, "images in a batch at most"),
+    ("wait", float, 0.0, "seconds for which a batch waits for company"),
+    ("capacity", int, 256, "images that may wait; for more there is 429"),
+    ("seconds", float, 2.0, "after which a request gets 504"),
+)
 
 
 if __name__ == "__main__":

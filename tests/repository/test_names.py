@@ -64,6 +64,7 @@ MEANT = {  # a word: where it stands for something else, and for what
     "chains": {
         "of multiply-adds that wait for each other": "*/fma.py */roofs.cu experiments/matmul/* */test_roofline.py",
         "of layers, beside each other": "*/concat.py */test_branches.py */test_fold.py",
+        "Selenium's, of a mouse": "tests/serving/test_page.py",
     },
     "room": {"between signs of a plot": "*/plots/*", "what a test wants": "tests/*"},
     "rooms": {"packages, and what each may import": "tests/repository/*"},

@@ -21,7 +21,7 @@ FLOORS = (  # the lowest first
     "data nn machine",
     "optim",
     "executors",
-    "course onnx_io plots training",
+    "course onnx_io plots serving training",
     "__main__",
     "experiments",
 )

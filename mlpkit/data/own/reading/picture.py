@@ -10,30 +10,37 @@ from mlpkit.paths import check_readable
 
 FORMATS = ("PNG", "JPEG")  # of which phones' MPO is one
 TURNED = 0x0112  # Exif's name for which way is up: from 5 on, height is width
+SCALED = ("L", "LA", "RGB", "RGBA", "CMYK")  # modes whose pixels Pillow can average
 GREY = ("1", "L", "LA", "La", "I;16", "I;16B", "I")
 
 
 def look_at(path):
     """Return (height, width) of a picture, and whether it is grey; its pixels stay in the file.
 
-    Raises OSError where there is no file that can be read, ValueError, with the reason, where it is no picture, or has
-    more pixels than Pillow's limit.
+    path: or a binary file, here and below. Raises OSError where there is no file that can be read, ValueError, with the
+    reason, where it is no picture, or has more pixels than Pillow's limit.
     """
     with _opened(path) as picture:
         turned = "exif" in picture.info and picture.getexif().get(TURNED, 1) >= 5
         return picture.size if turned else picture.size[::-1], picture.mode in GREY
 
 
-def read_picture(path, grey, size=None):
+def read_picture(path, grey, size=None, longest=None):
     """Return a picture as (channels, height, width) uint8. grey: one channel, else red, green and blue.
+
+    longest: if one side has more pixels, the picture is scaled until both have at most so many.
 
     size: (height, width), to which it is made to fit: scaled until it just covers that, as Pillow's bilinear filter
     does, and its middle cut out, as torchvision's Resize and CenterCrop do. Raises what `look_at` raises, and
     ValueError for a picture that is cut short or damaged.
     """
     with _opened(path) as picture:
+        if longest and picture.mode in SCALED:  # before it is copied: a JPEG is decoded at a fraction of its size
+            picture.thumbnail((longest, longest))
         picture.load()
         plain = ImageOps.exif_transpose(_plain(picture, grey))
+        if longest:
+            plain.thumbnail((longest, longest))
         if size:
             plain = ImageOps.fit(plain, size[::-1], Image.Resampling.BILINEAR)
         pixels = np.asarray(plain)
@@ -43,7 +50,8 @@ def read_picture(path, grey, size=None):
 @contextmanager
 def _opened(path):
     """Yield a picture. Raises ValueError with the reason for whatever its decoder raises, which is not documented."""
-    check_readable(path)
+    if not hasattr(path, "read"):
+        check_readable(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd Exif data, and of sizes, which are refused below
