@@ -49,7 +49,8 @@ class Tiles:
         size = [length + 2 * self.halo for length in self.tile]
         tiles = sliding_window_view(framed, size, (1, 2))[:, :: self.tile[0], :: self.tile[1]]
         tiles = np.ascontiguousarray(tiles.transpose(1, 2, 0, 3, 4)).reshape(-1, len(picture), *size)
-        found = np.concatenate([self.compiled(tiles[i : i + self.n]) for i in range(0, len(tiles), self.n)])
+        parts = [self.compiled(tiles[i : i + self.n]) for i in range(0, len(tiles), self.n)]
+        found = parts[0] if len(parts) == 1 else np.concatenate(parts)
         _, channels, tall, wide = found.shape
         joined = found.reshape(down, across, channels, tall, wide).transpose(2, 0, 3, 1, 4)
         return joined.reshape(channels, down * tall, across * wide)[:, : self.scale * height, : self.scale * width]
