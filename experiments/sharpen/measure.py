@@ -18,7 +18,7 @@ from mlpkit.nn.enlarging import geometry
 from mlpkit.nn.network import Network
 from mlpkit.paths import expanded
 
-from .train import Choice, train
+from .train import Choice, data_for, train
 
 SCALES = 2, 3, 4
 OWN = tuple(
@@ -62,13 +62,15 @@ def _runs(plan, folder, found, progress):
         path = Path(folder) / f"{choice.name}.npz"
         if not path.exists():
             progress(f"training {choice.name}")
-            start = multiprocessing.get_context("spawn").Process(
-                target=train, args=(choice, there("t91"), folder), kwargs={"seconds": plan.seconds}
-            )
-            start.start()
-            start.join()
+            process = multiprocessing.get_context("spawn").Process(target=_train, args=(choice, folder, plan.seconds))
+            process.start()
+            process.join()
         progress(f"looking at what {choice.name} makes")
         yield json.loads(path.with_suffix(".json").read_text()) | looked_at(path, choice, found)
+
+
+def _train(choice, folder, seconds):
+    train(choice, *data_for(choice, there("t91")), folder, seconds=lambda: seconds)
 
 
 def bicubic(found, scale):

@@ -19,6 +19,7 @@ from mlpkit.training.recipe import Recipe
 SHRUNK = 1, 0.9, 0.8, 0.7, 0.6  # each picture counts in these sizes, too: as FSRCNN was trained
 UNSEEN = "astronaut", "chelsea", "coffee"  # photographs that come along, and that no network is trained on
 SIZES = {2: 24, 3: 16, 4: 16}  # of a patch, by scale, in pixels of the small picture
+MOST = 9_000  # patches, of which each is shown in eight ways
 LOSSES = {"mse": MeanSquaredError(peak=1.0), "charbonnier": Charbonnier(peak=1.0)}
 
 
@@ -57,7 +58,7 @@ class Choice:
 
 
 def data_for(choice, t91):
-    """Return (X, y) to train on, float32, and the recipe, whose `epochs` are one."""
+    """Return (X, y) to train on: float32 and uint8; of each patch one of eight ways to lie."""
     named = pictures({"t91": t91, "photos": PHOTOS}[choice.data], grey=None)
     found = [picture for name, picture in named.items() if choice.data != "photos" or name not in UNSEEN]
     size = SIZES[choice.scale]
@@ -65,18 +66,21 @@ def data_for(choice, t91):
     if choice.sees_small:
         X, y = patches(found, choice.scale, size, halo, SHRUNK)
     else:
-        more = -(-halo // choice.scale)  # the halo of the enlarged picture, in pixels of the small one
-        X, y = patches(found, choice.scale, size, more + 2, SHRUNK)
-        cut = (more + 2) * choice.scale - halo
-        large = np.concatenate([enlarged(part, choice.scale) for part in np.array_split(X, 50)])
-        X = np.ascontiguousarray(large[..., cut:-cut, cut:-cut])
-    order = np.random.default_rng(choice.seed).permutation(8 * len(X))
-    X, y = (eightfold(each)[order] for each in (X, y))
-    recipe = Recipe(
+        more = -(-halo // choice.scale) + 2  # the halo of the enlarged picture, in pixels of the small one
+        X, y = patches(found, choice.scale, size, more, SHRUNK)
+        cut = more * choice.scale - halo
+        parts = (enlarged(part, choice.scale) for part in np.array_split(X, 50))
+        X = np.concatenate([part[..., cut:-cut, cut:-cut] for part in parts])
+    some = np.random.default_rng(0).permutation(len(X))[:MOST]
+    return X[some], y[some]
+
+
+def recipe_for(choice, X):
+    """Return the recipe of a training, of one epoch."""
+    return Recipe(
         optimizer="adam", lr=choice.lr, schedule="cosine", batch_size=choice.batch_size, epochs=1, seed=choice.seed,
         model=choice.model(X.shape[-1]), init="he" if choice.kind != "espcn" else "xavier",
     )  # fmt: skip
-    return X, y, recipe
 
 
 def enlarged(small, scale):
@@ -96,14 +100,14 @@ def bicubic_of(scale):
     return weights(9, 9 * scale)[4 * scale : 5 * scale, 2:7]
 
 
-def train(choice, t91, folder, seconds=None, epochs=None, wait=lambda: None, trial_steps=256, most=None):
+def train(choice, X, y, folder, seconds=None, epochs=None, wait=lambda: None, trial_steps=256):
     """Train so many epochs, or about `seconds()`; save the network and what was seen; return its path.
 
     wait: is called once all is compiled: where several are trained at once, their rates are taken at once.
-    trial_steps: by which the rate is taken. most: examples.
+    X, y: of `data_for`. trial_steps: by which the rate is taken.
     """
-    X, y, recipe = data_for(choice, t91)
-    X, y = X[:most], y[:most]
+    X, y = eightfold(X), eightfold(y)
+    recipe = recipe_for(choice, X)
     some, trial = trial_steps * choice.batch_size, begun(choice, recipe)
     fitted = partial(fit, batch_size=choice.batch_size, seed=choice.seed)
     fitted(trial, recipe.make_optimizer(trial, some), (X[:some], y[:some]), epochs=1)

@@ -6,7 +6,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from mlpkit.checks import check_count
 
 from .bicubic import resize
-from .quality import luminance
+from .quality import as_bytes, luminance
 
 
 def cropped(picture, scale):
@@ -33,7 +33,7 @@ def with_halo(small, halo):
 
 
 def patches(pictures, scale, size, halo, shrunk=(1.0,)):
-    """Return (X, y) to train on: X (n, 1, size + 2 halo, ...) and y (n, 1, scale size, ...), float32.
+    """Return (X, y) to train on: X (n, 1, size + 2 halo, ...) float32, y (n, 1, scale size, ...) uint8, which is exact.
 
     pictures: uint8 (3 or 1, h, w). Patches lie side by side, each with a halo of what is around it. shrunk: each
     picture counts once for each of these sizes, relative to its own.
@@ -47,7 +47,7 @@ def patches(pictures, scale, size, halo, shrunk=(1.0,)):
                 continue
             small, large = small_and_large(resized, scale)
             X.append(_windows(with_halo(small[0], halo), size + 2 * halo, size))
-            y.append(_windows(large[0], scale * size, scale * size))
+            y.append(_windows(as_bytes(large[0]), scale * size, scale * size))
     if not X:
         raise ValueError(f"no picture has {scale * size} x {scale * size} pixels: give larger ones, or a smaller size.")
     return np.concatenate(X)[:, None], np.concatenate(y)[:, None]

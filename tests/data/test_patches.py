@@ -26,7 +26,8 @@ def test_patches_are_pieces_with_what_is_around_them():
     assert X.shape == (3 * 4, 1, 10, 10)
     assert y.shape == (3 * 4, 1, 12, 12)
     assert_array_equal(X[5, 0], small[0, 4:14, 4:14])
-    assert_array_equal(y[5, 0], large[0, 12:24, 12:24])
+    assert_allclose(y[5, 0] / 255, large[0, 12:24, 12:24], atol=1e-7)
+    assert (X.dtype, y.dtype) == (np.float32, np.uint8)
     assert_array_equal(X[0, 0], with_halo(small, 2)[0, :10, :10])
 
 
