@@ -27,7 +27,11 @@ OWN = tuple(
     for seed in range(3)
     for scale in SCALES
 )
-OTHERS = tuple(Choice(kind, scale) for kind in ("srcnn915", "srcnn955", "espcn") for scale in SCALES)
+OTHERS = tuple(
+    Choice(kind, scale, lr=lr)
+    for kind, lr in (("srcnn915", 5e-4), ("srcnn955", 5e-4), ("espcn", 1e-3))
+    for scale in SCALES
+)
 
 
 def there(name):

@@ -34,7 +34,7 @@ class Choice:
     channels: int = 16
     depth: int = 4
     loss: str = "mse"
-    lr: float = 2e-3
+    lr: float = 1e-3
     batch_size: int = 32
     engine: str = "cuda_conv_graph"
 
