@@ -11,7 +11,9 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -140,10 +142,10 @@ def onnxruntime(settings, x):
     return lambda: session.run(None, {"x": x})[0][0]
 
 
-PEERS = {
+PEERS: dict[str, Any] = {
     "numba_conv": numba_conv, "onnxruntime": onnxruntime, "pytorch": pytorch,
-    "pytorch_last": lambda *of: pytorch(*of, last=True), "compiled": lambda *of: pytorch(*of, compiled=True),
-    "compiled_last": lambda *of: pytorch(*of, last=True, compiled=True),
+    "pytorch_last": partial(pytorch, last=True), "compiled": partial(pytorch, compiled=True),
+    "compiled_last": partial(pytorch, last=True, compiled=True),
 }  # fmt: skip
 
 
@@ -214,7 +216,7 @@ def write_onnx(path, target):
             return node("DepthToSpace", x, blocksize=at.layer.scale, mode="CRD")
         return node("Relu", x) if kind == "ReLU" else node("Add", *(chain(each, x) for each in at.branches))
 
-    task = Task(str(path), None, None)
+    task = Task(str(path), np.empty(0), np.empty(0))
     model = task.network.model
     out = chain(task.bound_layers(), "x")
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, *shape))

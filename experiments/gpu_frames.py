@@ -14,8 +14,8 @@ import numpy as np
 from experiments.gpu_image_inference.read import too_far, us
 from experiments.lab import peers, processes, results
 from experiments.sharpen.train import Choice, begun
-from mlpkit.nn.enlarging import geometry
 from mlpkit import engines, machine
+from mlpkit.nn.enlarging import geometry
 from mlpkit.training.recipe import Recipe
 
 FRAME = 1080, 1920

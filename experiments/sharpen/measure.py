@@ -7,14 +7,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-
 from experiments.lab import results
 from mlpkit.data.bicubic import resize
 from mlpkit.data.patches import small_and_large
 from mlpkit.data.pictures import pictures
 from mlpkit.data.quality import as_bytes, psnr, ssim
 from mlpkit.executors.tiles import Tiles
-from mlpkit.nn.enlarging import geometry
 from mlpkit.nn.network import Network
 from mlpkit.paths import expanded
 
@@ -74,7 +72,8 @@ def _runs(plan, folder, found, progress):
 
 
 def _train(choice, folder, seconds):
-    train(choice, *data_for(choice, there("t91")), folder, seconds=lambda: seconds)
+    X, y = data_for(choice, there("t91"))
+    train(choice, X, y, folder, seconds=lambda: seconds)
 
 
 def bicubic(found, scale):
@@ -87,7 +86,6 @@ def bicubic(found, scale):
 def looked_at(path, choice, found, engine="numba_conv"):
     """Return the PSNR and SSIM of each picture, of a network that is trained."""
     network = Network.load(path, engine)
-    halo, _ = geometry(network.model)
     if choice.sees_small:
         tiles = Tiles(network, 48, n=32)
         return compared(found, choice.scale, lambda small, large: tiles(small))
@@ -102,5 +100,3 @@ def compared(found, scale, enlarge):
         made, right = as_bytes(enlarge(small, large)), as_bytes(large)
         quality["psnr"][name], quality["ssim"][name] = psnr(made, right, scale), ssim(made, right, scale)
     return quality
-
-

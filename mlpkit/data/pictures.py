@@ -18,9 +18,9 @@ def pictures(folder=PHOTOS, *, grey=False, longest=None):
     """Return the PNG and JPEG pictures in a folder by name, sorted: uint8 (channels, height, width), three or one.
 
     folder: without one, the photographs that come along. What is in folders below counts as well, under its path.
-    grey: True for one channel, Pillow's luma; None for one where a picture is grey, and three where it is not. longest: pixels that the longer side may have; what has more is shrunk,
-    by Pillow's Lanczos filter. A picture lies as its camera says (Exif), and on white where it is transparent; 16 bits
-    become 8. Other files are passed over.
+    grey: True for one channel, Pillow's luma; None for one where a picture is grey, and three where it is not.
+    longest: pixels that the longer side may have; what has more is shrunk, by Pillow's Lanczos filter. A picture lies
+    as its camera says (Exif), and on white where it is transparent; 16 bits become 8. Other files are passed over.
 
     Raises OSError for a folder that can't be read, ValueError for one without pictures, and, with names, for what is
     no picture, damaged, or above Pillow's limit of pixels.

@@ -157,7 +157,7 @@ class Prediction(PlainPrediction):
     def __init__(self, network, n):
         super().__init__(network, n)
         found = steps_of(self.network.layers) if len(network.model.output) == 3 else None
-        self.chain = found and _rows.Chain(*found, shape=network.model.input, dtype=network.dtype)
+        self.chain = found and _rows.Chain(found[0], found[1], network.model.input, network.dtype)
 
     def outputs(self, x):
         return self.chain(self.network.as_input(x)) if self.chain else super().outputs(x)

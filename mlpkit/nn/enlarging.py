@@ -29,7 +29,7 @@ def espcn(size, scale, loss=None):
 
 
 def enlarger(size, scale, channels=16, depth=4, loss=None):
-    """Return our own: convolutions that see the small picture learn what bicubic lacks. size: of the small picture with its halo.
+    """Return our own: convolutions that see the small picture learn what bicubic lacks. size: with the halo.
 
     One of 5 x 5, `depth` of 3 x 3 and one of 3 x 3 with as many channels as a pixel becomes pixels; beside them one of
     5 x 5, which begins as bicubic, see `begin_as_bicubic`.

@@ -165,7 +165,7 @@ class MeanSquaredError(Loss):
 
     peak: float | None = None
 
-    operations = ("mean_squared_error",)
+    operations: ClassVar[tuple[str, ...]] = ("mean_squared_error",)
 
     def __call__(self, at, outputs, targets):
         return at.engine.mean_squared_error(outputs, as_values(at, targets, outputs.dtype))
@@ -187,7 +187,7 @@ class Charbonnier(MeanSquaredError):
 
     eps: float = 1e-3
 
-    operations = ()
+    operations: ClassVar[tuple[str, ...]] = ()
     checks = (("eps", check_positive),)
 
     def __call__(self, at, outputs, targets):
