@@ -182,46 +182,59 @@ def _cores(count):
     return (chosen + [cpu for cpu in sorted(os.sched_getaffinity(0)) if cpu not in chosen])[:count]
 
 
+class _Onnx:
+    """Nodes and constants of a network of this chapter's layers, as ONNX has them."""
+
+    def __init__(self):
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def constant(self, array):
+        from onnx import numpy_helper
+
+        self.constants.append(numpy_helper.from_array(np.asarray(array), f"c{len(self.constants)}"))
+        return self.constants[-1].name
+
+    def node(self, kind, *inputs, **settings):
+        from onnx import helper
+
+        self.nodes.append(helper.make_node(kind, inputs, [f"y{len(self.nodes)}"], **settings))
+        return self.nodes[-1].output[0]
+
+    def chain(self, layers, x):
+        for at in layers:
+            x = getattr(self, type(at.layer).__name__)(at, x)
+        return x
+
+    def Conv(self, at, x):
+        return self.node("Conv", x, self.constant(at.W), *([self.constant(at.b)] if hasattr(at, "b") else []))
+
+    def Crop(self, at, x):
+        size = at.layer.size
+        return self.node("Slice", x, *(self.constant(np.array(each)) for each in ([size] * 2, [-size] * 2, [2, 3])))
+
+    def PixelShuffle(self, at, x):
+        return self.node("DepthToSpace", x, blocksize=at.layer.scale, mode="CRD")
+
+    def ReLU(self, at, x):
+        return self.node("Relu", x)
+
+    def Residual(self, at, x):
+        return self.node("Add", *(self.chain(each, x) for each in at.branches))
+
+
 def write_onnx(path, target):
-    """Write a network of this chapter's layers, as `bound_layers` has them, as ONNX; return the path."""
+    """Write a network of this chapter's layers, saved in `path`, as an ONNX file; return its path."""
     import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto, helper
 
     from experiments.lab.peers.predicting import Task
 
-    nodes: list = []
-    constants: list = []
-
-    def constant(array):
-        constants.append(numpy_helper.from_array(np.asarray(array), f"c{len(constants)}"))
-        return constants[-1].name
-
-    def node(kind, *inputs, **settings):
-        nodes.append(helper.make_node(kind, inputs, [f"y{len(nodes)}"], **settings))
-        return nodes[-1].output[0]
-
-    def chain(layers, x):
-        for at in layers:
-            x = one(at, x)
-        return x
-
-    def one(at, x):
-        kind = type(at.layer).__name__
-        if kind == "Conv":
-            return node("Conv", x, constant(at.W), *([constant(at.b)] if hasattr(at, "b") else []))
-        if kind == "Crop":
-            size = at.layer.size
-            return node("Slice", x, *(constant(np.array([n, n])) for n in (size, -size)), constant(np.array([2, 3])))
-        if kind == "PixelShuffle":
-            return node("DepthToSpace", x, blocksize=at.layer.scale, mode="CRD")
-        return node("Relu", x) if kind == "ReLU" else node("Add", *(chain(each, x) for each in at.branches))
-
-    task = Task(str(path), np.empty(0), np.empty(0))
-    model = task.network.model
-    out = chain(task.bound_layers(), "x")
+    task, written = Task(str(path), np.empty(0), np.empty(0)), _Onnx()
+    model, out = task.network.model, written.chain(task.bound_layers(), "x")
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, *shape))
             for name, shape in (("x", model.input), (out, model.output))]  # fmt: skip
-    graph = helper.make_graph(nodes, "enlarger", ends[:1], ends[1:], constants)
+    graph = helper.make_graph(written.nodes, "enlarger", ends[:1], ends[1:], written.constants)
     found = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.checker.check_model(found)
     onnx.save(found, target)

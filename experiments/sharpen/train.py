@@ -12,7 +12,8 @@ from mlpkit.data.bicubic import resize, weights
 from mlpkit.data.patches import eightfold, patches
 from mlpkit.data.pictures import PHOTOS, pictures
 from mlpkit.nn import enlarging
-from mlpkit.nn.losses import Charbonnier, MeanSquaredError
+from mlpkit.nn.image_losses import Charbonnier
+from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.training.fit import fit
 from mlpkit.training.recipe import Recipe
 

@@ -60,5 +60,5 @@ def _windows(picture, size, step):
 
 def eightfold(images):
     """Return images (n, ..., h, h) as (8 n, ..., h, h): turned by 0, 90, 180 and 270 degrees, and mirrored."""
-    turned = [np.rot90(images, quarter, (-2, -1)) for quarter in range(4)]
-    return np.concatenate([*turned, *(each[..., ::-1] for each in turned)])
+    quarters = [np.rot90(images, quarter, (-2, -1)) for quarter in range(4)]
+    return np.concatenate([*quarters, *(each[..., ::-1] for each in quarters)])

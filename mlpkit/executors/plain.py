@@ -99,8 +99,7 @@ class Batch:
 
     def __init__(self, prediction, dtype):
         network, n = prediction.network, prediction.n
-        self.outputs = prediction.outputs
-        self.network = network
+        self.network, self.outputs = network, prediction.outputs
         self.x = network.engine.asarray(np.zeros((n, *network.model.input), dtype))
         self.z = network.engine.asarray(np.zeros((n, *network.model.output), network.dtype))
 

@@ -52,5 +52,5 @@ class Tiles:
         parts = [self.compiled(tiles[i : i + self.n]) for i in range(0, len(tiles), self.n)]
         found = parts[0] if len(parts) == 1 else np.concatenate(parts)
         _, channels, tall, wide = found.shape
-        joined = found.reshape(down, across, channels, tall, wide).transpose(2, 0, 3, 1, 4)
-        return joined.reshape(channels, down * tall, across * wide)[:, : self.scale * height, : self.scale * width]
+        merged = found.reshape(down, across, channels, tall, wide).transpose(2, 0, 3, 1, 4)
+        return merged.reshape(channels, down * tall, across * wide)[:, : self.scale * height, : self.scale * width]

@@ -15,7 +15,6 @@ from mlpkit.checks import (
     check_finite,
     check_label_values,
     check_labels_form,
-    check_positive,
     way_to_dtype,
     way_to_shape,
 )
@@ -165,7 +164,7 @@ class MeanSquaredError(Loss):
 
     peak: float | None = None
 
-    operations: ClassVar[tuple[str, ...]] = ("mean_squared_error",)
+    operations = ("mean_squared_error",)
 
     def __call__(self, at, outputs, targets):
         return at.engine.mean_squared_error(outputs, as_values(at, targets, outputs.dtype))
@@ -176,24 +175,6 @@ class MeanSquaredError(Loss):
         difference = (outputs - as_values(at, targets, outputs.dtype)).reshape(len(outputs), -1)
         errors = (difference * difference).mean(axis=1)
         return {"psnr": (10 * np.log10(self.peak**2 / errors).sum(), len(errors))}
-
-
-@dataclass(frozen=True, repr=False)
-class Charbonnier(MeanSquaredError):
-    """`mean(sqrt((z - targets)^2 + eps^2))` over all values: mean absolute error, but smooth within some eps of 0.
-
-    Charbonnier, Blanc-Feraud, Aubert and Barlaud (1994). uint8 targets, peak: as of `MeanSquaredError`.
-    """
-
-    eps: float = 1e-3
-
-    operations: ClassVar[tuple[str, ...]] = ()
-    checks = (("eps", check_positive),)
-
-    def __call__(self, at, outputs, targets):
-        difference = outputs - as_values(at, targets, outputs.dtype)
-        root = (difference * difference + self.eps**2) ** 0.5
-        return root.mean(), difference / root / outputs.size
 
 
 def as_values(at, targets, dtype):

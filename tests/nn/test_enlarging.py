@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 from mlpkit.data.bicubic import resize, weights
 from mlpkit.nn.enlarging import begin_as_bicubic, enlarger, espcn, geometry, srcnn
 from mlpkit.nn.gradcheck import gradient_error
-from mlpkit.nn.losses import Charbonnier
+from mlpkit.nn.image_losses import Charbonnier
 from mlpkit.nn.network import Network
 
 RNG = np.random.default_rng(0)

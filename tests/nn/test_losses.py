@@ -11,8 +11,9 @@ from test_layers import noisy, targets_of
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.gradcheck import gradient_error
 from mlpkit.nn.heads import Heads
+from mlpkit.nn.image_losses import Charbonnier
 from mlpkit.nn.layers import Flatten, Linear, ReLU, Tanh
-from mlpkit.nn.losses import BinaryCrossEntropy, Charbonnier, Hinge, MeanSquaredError, SoftmaxCrossEntropy
+from mlpkit.nn.losses import BinaryCrossEntropy, Hinge, MeanSquaredError, SoftmaxCrossEntropy
 from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
 from mlpkit.optim import SGD

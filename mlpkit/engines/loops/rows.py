@@ -66,15 +66,15 @@ class Chain:
 
     def _taps(self, step, source):
         """Return filters (channels out, products), and the distance in bytes of what each is multiplied with."""
-        ways = [(step.W, source, 0)]
+        parts = [(step.W, source, 0)]
         if step.beside:
-            ways.append((step.beside[0], 0, step.beside[1]))
+            parts.append((step.beside[0], 0, step.beside[1]))
         taps = []
-        for W, number, inside in ways:
+        for W, number, inside in parts:
             _, c, k, _ = W.shape
             within = np.add.outer(np.arange(k) * self.row, np.arange(k)) + inside * (self.row + 1)
             taps.append(number * self.buffer + np.add.outer(np.arange(c) * self.plane, within).ravel())
-        filters = np.concatenate([W.reshape(len(W), -1) for W, _, _ in ways], axis=1)
+        filters = np.concatenate([W.reshape(len(W), -1) for W, _, _ in parts], axis=1)
         return np.ascontiguousarray(filters, self.dtype), np.concatenate(taps) * self.dtype.itemsize
 
     def __call__(self, x):
@@ -86,15 +86,15 @@ class Chain:
 
 
 @compiled(__name__, parallel=True, nogil=True)
-def predict(layers, tables, packed, start, row, plane, room, x, z, rows, columns, scale, shares):
+def predict(layers, tables, packed, start, row, plane, size, x, z, rows, columns, scale, shares):
     """Write what the layers make of x (n, c, h, w) into z (n, channels, scale * rows, scale * columns).
 
-    layers (steps, FIELDS): see `Chain`. room: elements of a buffer, of which there are three: the image's, and two in
+    layers (steps, FIELDS): see `Chain`. size: elements of a buffer, of which there are three: the image's, and two in
     turns. shares: how many parts of the batch are done at the same time.
     """
-    at, size = address(tables), x.itemsize
+    at, step = address(tables), x.itemsize
     for share in prange(shares):
-        work = aligned(3 * room, x)
+        work = aligned(3 * size, x)
         work[:] = 0
         for i in range(len(x) * share // shares, len(x) * (share + 1) // shares):
             for c in range(x.shape[1]):
@@ -106,18 +106,18 @@ def predict(layers, tables, packed, start, row, plane, room, x, z, rows, columns
                     layers[n, 0], layers[n, 1], layers[n, 2], layers[n, 3],
                     layers[n, 4], layers[n, 5], layers[n, 6], layers[n, 7],
                 )  # fmt: skip
-                out = (1 + n % 2) * room
+                out = (1 + n % 2) * size
                 for o in range(0, channels, ROWS):
                     of = (
                         x.dtype, channels - o, address(packed[weights + o * depth :]), at + ADDRESS * taps, depth,
                         address(work), at + ADDRESS * corners, count, address(work[out + o * plane :]),
-                        at + ADDRESS * corners, plane * size, address(start[bias + o :]),
+                        at + ADDRESS * corners, plane * step, address(start[bias + o :]),
                     )  # fmt: skip
                     if relu:
                         multiply_relu(*of)
                     else:
                         multiply(*of)
-            out = (1 + (len(layers) - 1) % 2) * room
+            out = (1 + (len(layers) - 1) % 2) * size
             shuffle(work[out:], row, plane, rows, columns, scale, z[i])
 
 

@@ -27,12 +27,12 @@ def variants(task, n, precision):
     torch.backends.cudnn.benchmark = True
     compiler.compile_threads = 1  # processes of its own would take the cores of others that compile beside this one
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
-    yield from ways("graph", task, n, dtype, torch.channels_last)
+    yield from in_layout("graph", task, n, dtype, torch.channels_last)
     if task.x[0, 0].size > PICTURE:
-        yield from ways("channels first, graph", task, n, dtype, torch.contiguous_format)
+        yield from in_layout("channels first, graph", task, n, dtype, torch.contiguous_format)
 
 
-def ways(name, task, n, dtype, layout):
+def in_layout(name, task, n, dtype, layout):
     """Yield the ways with a layout of images; the compiled one where the compiler does not fail."""
     bound_layers = task.bound_layers()
     each_array(bound_layers, lambda array: on_gpu(array, dtype, layout))
