@@ -70,7 +70,7 @@ def data_for(choice, t91):
         more = -(-halo // choice.scale) + 2  # the halo of the enlarged picture, in pixels of the small one
         X, y = patches(found, choice.scale, size, more, SHRUNK)
         cut = more * choice.scale - halo
-        parts = (enlarged(part, choice.scale) for part in np.array_split(X, 50))
+        parts = (enlarged(part, choice.scale) for part in np.array_split(X, -(-len(X) // 128)))
         X = np.concatenate([part[..., cut:-cut, cut:-cut] for part in parts])
     some = np.random.default_rng(0).permutation(len(X))[:MOST]
     return X[some], y[some]
