@@ -28,9 +28,9 @@ class Plan:
 
     scales: tuple[int, ...] = (2, 4)
     peers: tuple[tuple[str, str], ...] = (
-        ("engine:cuda_conv_graph", "float32"),
-        ("engine:cuda_conv_graph_tf32", "tf32"),
-        ("engine:cuda_conv_graph_bf16", "bf16"),
+        ("tiles:cuda_conv_graph", "float32"),
+        ("tiles:cuda_conv_graph_tf32", "tf32"),
+        ("tiles:cuda_conv_graph_bf16", "bf16"),
         *(("pytorch", precision) for precision in ("float32", "tf32", "bf16", "fp16")),
     )
     frame: tuple[int, int] = FRAME
@@ -94,7 +94,7 @@ def table(record):
     """Return the record as a table for the terminal."""
     lines = [f"{'milliseconds a frame':<38}{'GPU':>9}{'to wait':>9}"]
     for run in {(run["model"], run["engine"], run["precision"]): run for run in record["runs"]}.values():
-        who = run["model"], run["engine"].removeprefix("engine:"), run["precision"]
+        who = run["model"], run["engine"].removeprefix("tiles:"), run["precision"]
         found = [us(record, run["engine"], run["precision"], run["model"], 1, clock) for clock in CLOCKS]
         lines.append(f"{' '.join(who):<38}" + "".join("        -" if t is None else f"{t / 1e3:>9.3f}" for t in found))
     return "\n".join([*lines, *results.not_run([run for run in record["runs"] if run["why_not"]])])

@@ -113,7 +113,7 @@ def test_whoever_is_slower_and_more_exact_has_a_line_on_the_gpu():
     runs = [
         {
             **about,
-            "engine": "engine:cuda_conv_graph",
+            "engine": "tiles:cuda_conv_graph",
             "precision": "float32",
             "device_us": [500.0],
             "waited_us": [900.0],
