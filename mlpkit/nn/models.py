@@ -69,7 +69,7 @@ def vgg(shape, last="relu3_3", width=64, pool=AvgPool):
     return Model(shape, tuple(layers[: int(paths[last]) + 1]), MeanSquaredError()), kept
 
 
-def painter(shape, loss=MeanSquaredError(), channels=(16, 32), blocks=4):  # noqa: B008 (frozen)
+def painter(shape, loss=MeanSquaredError(), channels=(16, 32), blocks=5):  # noqa: B008 (frozen)
     """Return a network that makes a picture of a picture (3, height, width), edges multiples of 4: a quarter as large inside.
 
     A small relative of the one of Johnson, Alahi and Fei-Fei (2016), with convolutions of 3 x 3 after nearest-neighbour
