@@ -7,57 +7,52 @@ SUMMER = np.array([[214, 68, 44], [242, 158, 50], [250, 214, 96], [40, 132, 132]
 SEA = np.array([[18, 52, 92], [36, 98, 150], [92, 158, 190], [226, 232, 220], [238, 206, 160]]) / 255
 
 
-def strokes(size=256, seed=0, palette=NIGHT, count=9000):
+def strokes(size=256, seed=0, palette=NIGHT, layers=30):
     """Return a picture (3, size, size) float32 from 0 to 1 of short brush strokes along a field of whirls."""
     rng = np.random.default_rng(seed)
-    centres, spins = rng.random((7, 2)) * size, rng.choice([-1, 1], 7) * rng.uniform(0.6, 1.4, 7)
+    whirls = rng.random((7, 2)) * size, rng.choice([-1, 1], 7) * rng.uniform(0.6, 1.4, 7), 0.16 * size
     picture = np.ones((size, size, 3)) * palette[1]
-    reach = 0.16 * size
-    for _ in range(count * size**2 // 256**2):
-        point = rng.random(2) * size
-        apart = np.linalg.norm(centres - point, axis=1)
-        height = np.exp(-((apart / reach) ** 2)).max()  # near the middle of a whirl it is light
-        shade = np.clip(height * 0.75 + 0.22 * rng.standard_normal() + 0.15, 0, 0.999) * (len(palette) - 1)
-        low = int(shade)
-        colour = palette[low] + (shade - low) * (palette[low + 1] - palette[low])
-        _stroke(picture, point, _field(centres, spins, reach), np.clip(colour + 0.05 * rng.standard_normal(3), 0, 1), rng)
+    for _ in range(layers):
+        _paint_layer(picture, whirls, palette, size**2 // 218, rng)
     return picture.transpose(2, 0, 1).astype(np.float32)
 
 
-def _field(centres, spins, reach):
-    def direction(point):
-        away = point - centres
-        weight = spins / ((away**2).sum(axis=1) / reach**2 + 0.15)
-        found = np.array([0.5, 0.15]) @ np.array([[0, 1], [1, 0]]) + (weight[:, None] * away[:, ::-1] * [1, -1]).sum(axis=0) / reach
-        return found / (np.linalg.norm(found) + 1e-9)
+def _along(points, centres, spins, reach):
+    """Return the direction of the field at points (n, 2), as vectors of length 1, and how near whirls they are."""
+    away = points[:, None] - centres
+    squares = (away**2).sum(axis=2) / reach**2
+    turning = (spins / (squares + 0.15))[..., None] * away[..., ::-1] * (1, -1)
+    found = (0.15, 0.5) + turning.sum(axis=1) / reach
+    return found / (np.linalg.norm(found, axis=1, keepdims=True) + 1e-9), np.exp(-squares).max(axis=1)
 
-    return direction
 
-
-def _stroke(picture, point, direction, colour, rng):
-    """Drag a round brush along the field; its bristles leave lines."""
-    width, size = rng.uniform(1.2, 2.4), len(picture)
-    bristles = rng.uniform(-0.07, 0.07, 3)
-    for _ in range(int(rng.uniform(5, 12))):
-        point = point + 1.6 * direction(point)
-        top, left = (int(max(0, value - 4)) for value in point)
-        rows, columns = np.ogrid[top : min(size, top + 9), left : min(size, left + 9)]
-        if not rows.size or not columns.size:
-            return
-        across = direction(point)[::-1] * [1, -1]
-        away = np.hypot(rows - point[0], columns - point[1])
-        cover = np.clip(width + 0.5 - away, 0, 1)[..., None] * 0.85
-        side = ((rows - point[0]) * across[0] + (columns - point[1]) * across[1])[..., None]
-        paint = np.clip(colour + bristles[0] * np.sin(4 * side), 0, 1)
-        patch = picture[top : top + 9, left : left + 9]
-        patch += cover * (paint - patch)
+def _paint_layer(picture, whirls, palette, count, rng):
+    """Drag so many round brushes along the field, all at once; bristles leave lines."""
+    size, points = len(picture), rng.random((count, 2)) * len(picture)
+    shades = np.clip(0.75 * _along(points, *whirls)[1] + 0.22 * rng.standard_normal(count) + 0.15, 0, 0.999)
+    low, part = np.divmod(shades * (len(palette) - 1), 1)
+    colours = palette[low.astype(int)] * (1 - part[:, None]) + palette[low.astype(int) + 1] * part[:, None]
+    colours = np.clip(colours + 0.05 * rng.standard_normal((count, 3)), 0, 1)[:, None]
+    widths, bristles = rng.uniform(1.2, 2.4, (count, 1)), rng.uniform(-0.07, 0.07, (count, 1, 1))
+    ends, square = rng.uniform(5, 12, count), np.indices((9, 9)).reshape(2, -1).T - 4
+    for step in range(12):
+        direction, _ = _along(points, *whirls)
+        points = points + 1.6 * direction
+        pixels = points.astype(int)[:, None] + square
+        apart = pixels - points[:, None]
+        cover = 0.85 * np.clip(widths + 0.5 - np.linalg.norm(apart, axis=2), 0, 1)
+        side = (apart * (direction[:, ::-1] * (1, -1))[:, None]).sum(axis=2, keepdims=True)
+        there = (cover > 0) & (pixels >= 0).all(axis=2) & (pixels < size).all(axis=2) & (step < ends)[:, None]
+        paint = np.clip(colours + bristles * np.sin(4 * side), 0, 1)[there]
+        at = tuple(pixels[there].T)
+        picture[at] += cover[there][:, None] * (paint - picture[at])
 
 
 def mosaic(size=256, seed=0, palette=SUMMER, tile=14):
     """Return a picture (3, size, size) float32 from 0 to 1 of many-cornered tiles with dark joints between them."""
     rng = np.random.default_rng(seed)
     count = size // tile + 3
-    grid = np.stack(np.meshgrid(*[np.arange(count) - 1] * 2, indexing="ij"), -1) * tile + rng.uniform(0, tile, (count, count, 2))
+    grid = tile * (np.indices((count, count)).transpose(1, 2, 0) - 1) + rng.uniform(0, tile, (count, count, 2))
     rows, columns = np.mgrid[:size, :size]
     near = np.full((2, size, size), np.inf)
     which = np.zeros((size, size), int)

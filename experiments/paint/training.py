@@ -13,7 +13,7 @@ WEIGHTS = {"content_weight": 1.0, "style_weight": 10.0, "smoothness": 0.1}
 
 
 def crops(pictures, count, size, seed=0, jitter=False):
-    """Return pieces (count, 3, size, size) uint8 of pictures, drawn by a seed, half of them mirrored, and whose each is.
+    """Return pieces (count, 3, size, size) uint8 of pictures, half of them mirrored, and whose each is.
 
     jitter: whether channels change places and contrasts vary, so that colour tells nothing.
     """
@@ -44,7 +44,7 @@ def canvas(loss, picture):
 
 
 def paint(loss, picture, steps=300, lr=0.03, start=None):
-    """Yield (step, canvas, loss) after each of Adam's steps on the pixels, which begin as those of `picture` or `start`."""
+    """Yield (step, canvas, loss) after each of Adam's steps on the pixels, which begin as `start` or the picture."""
     network = canvas(loss, picture if start is None else start)
     optimizer, x = Adam(network, Cosine(lr, steps)), network.engine.asarray(picture[None].astype(np.float32))
     for step in range(1, steps + 1):

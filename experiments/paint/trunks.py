@@ -65,7 +65,8 @@ def _read(path):
     import h5py
 
     with h5py.File(path) as file:
-        layers = [group for i in range(1, 6) for _, group in sorted(file[f"block{i}/layers"].items()) if "0" in group["vars"]]
+        groups = [group for i in range(1, 6) for _, group in sorted(file[f"block{i}/layers"].items())]
+        layers = [group for group in groups if "0" in group["vars"]]  # the others are pools
         return [(np.asarray(each["vars/0"]).transpose(3, 2, 0, 1), np.asarray(each["vars/1"])) for each in layers]
 
 

@@ -70,12 +70,14 @@ def vgg(shape, last="relu3_3", width=64, pool=AvgPool):
 
 
 def painter(shape, loss=MeanSquaredError(), channels=(16, 32), blocks=5):  # noqa: B008 (frozen)
-    """Return a network that makes a picture of a picture (3, height, width), edges multiples of 4: a quarter as large inside.
+    """Return a network that makes a picture of a picture (3, height, width), edges multiples of 4.
 
-    A small relative of the one of Johnson, Alahi and Fei-Fei (2016), with convolutions of 3 x 3 after nearest-neighbour
-    upsampling as by Odena, Dumoulin and Olah (2016). channels: at a half of the size, and at a quarter. blocks: of two
-    convolutions with a way past them.
+    A small relative of that of Johnson, Alahi and Fei-Fei (2016), that makes pictures larger by copies of pixels, as
+    Odena, Dumoulin and Olah (2016) do. channels: at a half of the size, and at a quarter. blocks: of two
+    convolutions with a way past them. Raises ValueError for other edges, as the result would have another shape.
     """
+    if len(shape) != 3 or shape[1] % 4 or shape[2] % 4:
+        raise ValueError(f"a painter's pictures have edges that are multiples of 4, not {shape}: cut them.")
     half, quarter = channels
     inside = *_restyled(quarter, 3, padding=1), ReLU(), *_restyled(quarter, 3, padding=1)
     return Model(shape, (

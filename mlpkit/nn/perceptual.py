@@ -58,7 +58,8 @@ def relative_error(found, wanted):
     It has no unit, and 1 is as far off as zeros are: layers and trunks of any scale count alike.
     """
     difference, axes = found - wanted, tuple(range(1, found.ndim))
-    sizes = (wanted * wanted).sum(axis=axes, keepdims=True) + 1e-12  # a black picture has no size
+    sizes = (wanted * wanted).sum(axis=axes, keepdims=True)
+    sizes = sizes + (sizes == 0)  # of what is 0 everywhere
     errors = (difference * difference).sum(axis=axes, keepdims=True) / sizes
     return errors.mean(), 2 * difference / (sizes * len(found))
 
@@ -76,10 +77,10 @@ def total_variation(y):
 class Perceptual(Loss):
     """`content_weight * content + style_weight * style + smoothness * total variation`, means over the batch.
 
-    Outputs and targets are pictures (n, *trunk.model.input); the targets are the contents. content: the `relative_error`
-    of the output of layer `content`. style: the mean over layers of that of their `gram`; grams: by the path of a layer
-    the style's (1, c, c), see `of_style`. trunk: a `Network`, which stays as it is, on the outputs' engine. A model with
-    this loss can't be saved, as the trunk is no setting: save one of the same layers, with another loss.
+    Outputs and targets are pictures (n, *trunk.model.input), and targets the contents. content: the `relative_error` of
+    the output of layer `content`. style: the mean over layers of that of their `gram`; grams: by a layer's path the
+    style's (1, c, c), see `of_style`. trunk: a `Network`, which stays as it is, on the outputs' engine. A model with
+    this loss can't be saved, as the trunk is no setting: save `cut(network, shape, loss=...)`.
     """
 
     trunk: Network
@@ -138,13 +139,13 @@ class Perceptual(Loss):
         return parts, run.backward(0 * run.outputs, add=add)["input"] + self.smoothness * d_rough
 
 
-def cut(network, input, layers=None, engine=None):
-    """Return a network of the first layers of one, all where None, for inputs of another shape, on another engine.
+def cut(network, input, layers=None, engine=None, loss=None):
+    """Return a network of the first layers of one, all where None, for inputs of another shape, and what else is given.
 
     Its parameters and statistics are copies. Raises ValueError where they don't fit that shape, as Linear's don't.
     """
     of = network.model
-    model = type(of)(input, of.layers[:layers], of.loss)
+    model = type(of)(input, of.layers[:layers], loss or of.loss)
     found = Network(engine or network.engine, model, seed=network.mode.seed, dtype=network.dtype)
     kinds = ((of.layout, network.theta, found.theta, model.layout),
              (of.statistics, network.statistics, found.statistics, model.statistics))  # fmt: skip
@@ -152,6 +153,8 @@ def cut(network, input, layers=None, engine=None):
         arrays = layout.views(network.engine.to_numpy(vector))
         for name, view in wanted.views(into).items():
             if view.shape != arrays[name].shape:
-                raise ValueError(f"array {name} has shape {arrays[name].shape}, and inputs {input} ask for {view.shape}.")
+                raise ValueError(
+                    f"array {name} has shape {arrays[name].shape}, and inputs {input} ask for {view.shape}."
+                )
             view[...] = found.engine.asarray(arrays[name])
     return found
