@@ -30,7 +30,7 @@ def dot(a, b):
 
 
 def lbfgs(network, x, targets, steps, memory=10, first=0.05):
-    """Yield the loss after each step on a network's parameters. first: how far the first step moves a parameter at most.
+    """Yield the loss after each step on a network's parameters. first: the most that the first moves one.
 
     A step asks for the loss once or more often: it ends where no part of a step lowers the loss any more.
     """

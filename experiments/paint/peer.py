@@ -13,7 +13,7 @@ KINDS = {
     "Upsample": lambda one, c: nn.Upsample(scale_factor=one.scale, mode=one.mode),
     "PixelShuffle": lambda one, c: nn.PixelShuffle(one.scale),
     "Conv": lambda one, c: nn.Conv2d(c, one.channels, one.size, one.stride, one.padding, bias=one.bias),
-    "InstanceNorm": lambda one, c: nn.InstanceNorm2d(c, one.eps, one.affine),
+    "InstanceNorm": lambda one, c: nn.InstanceNorm2d(c, one.eps, affine=one.affine),
 }
 
 
