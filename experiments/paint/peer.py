@@ -10,6 +10,7 @@ from mlpkit.nn.fold import fold
 
 KINDS = {
     "ReLU": lambda one, c: nn.ReLU(),
+    "Sigmoid": lambda one, c: nn.Sigmoid(),
     "Upsample": lambda one, c: nn.Upsample(scale_factor=one.scale, mode=one.mode),
     "PixelShuffle": lambda one, c: nn.PixelShuffle(one.scale),
     "Conv": lambda one, c: nn.Conv2d(c, one.channels, one.size, one.stride, one.padding, bias=one.bias),

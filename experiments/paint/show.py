@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from mlpkit.plots.style import Picture
-
 KEPT = Path(__file__).with_name("pictures")
 LABEL = 26  # pixels for the words above a picture
 
@@ -17,6 +15,8 @@ def gallery(pictures, alt, columns=3, width=432):
 
     width: of all, in a page's pixels, of which each has four of the file.
     """
+    from mlpkit.plots.style import Picture  # to measure, nobody needs a figure
+
     edge = 2 * width // columns - 4
     tiles = [_tile(label, as_bytes(picture), edge) for label, picture in pictures.items()]
     rows = [tiles[i : i + columns] for i in range(0, len(tiles), columns)]

@@ -11,7 +11,6 @@ from mlpkit.nn.model import Model
 from mlpkit.nn.models import vgg
 from mlpkit.nn.network import Network
 from mlpkit.nn.per_image import GlobalAvgPool
-from mlpkit.nn.perceptual import cut
 
 OWN = Path(__file__).with_name("own.npz")  # from `train_own`, as fp16
 BGR = np.array([103.939, 116.779, 123.68])  # ImageNet's means, as VGG's authors subtract them
@@ -22,8 +21,13 @@ def by_chance(shape, engine="numpy_k2row", last=LAST, width=64, seed=0):
     """Return VGG-16's form for pictures of a shape, with He's random weights, and the paths of its ReLUs."""
     model, paths = vgg(shape, last, width)
     network = Network(engine, model, seed=seed)
-    _put(network, {"0.W": 4 * np.eye(3)[..., None, None], "0.b": np.full(3, -2.0)})  # 0 to 1 becomes -2 to 2
+    centre(network)
     return network, paths
+
+
+def centre(network):
+    """Let a trunk's first layer make -2 to 2 of pixels from 0 to 1."""
+    _put(network, {"0.W": 4 * np.eye(3)[..., None, None], "0.b": np.full(3, -2.0)})
 
 
 def own(shape, engine="numpy_k2row", last=LAST, path=OWN):
@@ -91,8 +95,3 @@ def save_own(network, path=OWN):
     linear = max(int(name.split(".")[0]) for name in arrays)
     kept = {name: array.astype(np.float16) for name, array in arrays.items() if int(name.split(".")[0]) != linear}
     np.savez(path, **kept)
-
-
-def for_pictures(trunk, shape):
-    """Return a trunk for pictures of another shape."""
-    return cut(trunk, shape)

@@ -3,7 +3,7 @@
 from mlpkit.checks import check_choice, check_sizes
 
 from .conv import AvgPool, Conv, MaxPool
-from .layers import Flatten, Linear, ReLU
+from .layers import Flatten, Linear, ReLU, Sigmoid
 from .losses import MeanSquaredError
 from .model import Model as Model
 from .norm import BatchNorm
@@ -69,7 +69,7 @@ def vgg(shape, last="relu3_3", width=64, pool=AvgPool):
     return Model(shape, tuple(layers[: int(paths[last]) + 1]), MeanSquaredError()), kept
 
 
-def painter(shape, loss=MeanSquaredError(), channels=(16, 32), blocks=5):  # noqa: B008 (frozen)
+def painter(shape, loss=MeanSquaredError(), channels=(16, 48), blocks=4):  # noqa: B008 (frozen)
     """Return a network that makes a picture of a picture (3, height, width), edges multiples of 4.
 
     A small relative of that of Johnson, Alahi and Fei-Fei (2016), that makes pictures larger by copies of pixels, as
@@ -84,7 +84,7 @@ def painter(shape, loss=MeanSquaredError(), channels=(16, 32), blocks=5):  # noq
         *_restyled(half, 5, stride=2, padding=2), ReLU(), *_restyled(quarter, 3, stride=2, padding=1), ReLU(),
         *[Residual(inside)] * blocks,
         Upsample(2), *_restyled(half, 3, padding=1), ReLU(),
-        Upsample(2), Conv(3, 5, padding=2),
+        Upsample(2), Conv(3, 5, padding=2), Sigmoid(),
     ), loss)  # fmt: skip
 
 
