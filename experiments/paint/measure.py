@@ -118,8 +118,8 @@ def look_run(plan, photo, trunk, style, weight, progress, folder=show.KEPT):
 
 def trained(loss, photo, steps, by=training.paint):
     """Return a trained picture's losses at MARKS, its parts of the loss as it is shown, and the picture."""
-    curve = {}
-    for step, canvas, value in by(loss, photo, steps):
+    curve, canvas = {}, None
+    for step, canvas, value in by(loss, photo, steps):  # noqa: B007 (the last one is used)
         if step in MARKS or step == steps:
             curve[step] = float(value)
     engine = loss.trunk.engine
@@ -146,7 +146,7 @@ def loss_of(engine, trunk, style, shape, **weights):
 
 def painter_run(plan, photos, unseen, trunk, style, seconds, progress, folder=None):
     """Train a network to paint for so many seconds, keep it, and compare it on pictures that it never saw."""
-    name, (graph, eager), shape = f"{trunk}-{style}", plan.engines, (3, plan.crop, plan.crop)
+    name, graph, shape = f"{trunk}-{style}", plan.engines[0], (3, plan.crop, plan.crop)
     X, _ = training.crops(list(photos.values()), plan.pieces, plan.crop, larger=2)
     network = Network(graph, painter(shape, loss_of(graph, trunk, style, shape)))
     begun = time.perf_counter()

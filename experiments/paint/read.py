@@ -38,7 +38,9 @@ def table(record):
         if run["kind"] == "own":
             lines.append(f"own trunk: {run['accuracy']:.0%} of pieces told, of {run['photographs']} photographs")
         elif run["kind"] == "look":
-            lines.append(f"{run['trunk']:7} {run['style']:8} style x {run['style_weight']:<5g} {total(run['parts']):8.3f}")
+            lines.append(
+                f"{run['trunk']:7} {run['style']:8} style x {run['style_weight']:<5g} {total(run['parts']):8.3f}"
+            )
         elif run["kind"] == "painter":
             found = list(ratios(run).values())
             said = f"{np.mean(found):.2f} times the loss of a trained picture" if found else "no picture yet"

