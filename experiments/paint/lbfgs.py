@@ -34,7 +34,8 @@ def lbfgs(network, x, targets, steps, memory=10, first=0.05):
 
     A step asks for the loss once or more often: it ends where no part of a step lowers the loss any more.
     """
-    theta, pairs = network.theta, deque(maxlen=memory)
+    theta = network.theta
+    pairs: deque = deque(maxlen=memory)
     loss, grad = float(network.forward_backward(x, targets)), network.grad.copy()
     for _ in range(steps):
         d = direction(grad, list(pairs))

@@ -10,7 +10,7 @@ from experiments.lab import results
 from mlpkit import engines, machine
 from mlpkit.data.pictures import pictures
 from mlpkit.nn.losses import MeanSquaredError
-from mlpkit.nn.models import painter
+from mlpkit.nn.painting import painter
 from mlpkit.nn.network import Network
 from mlpkit.nn.perceptual import cut
 from mlpkit.optim import Adam
@@ -23,6 +23,7 @@ from .lbfgs import lbfgs
 GRAPH, EAGER = "cuda_conv_graph", "cupy_conv"  # a network is trained by steps of a graph, a picture step by step
 MARKS = (1, 3, 10, 30, 100, 300)  # steps whose losses are kept
 SHORT = 400  # pixels of a photograph's shorter side, for training
+UNSEEN = "astronaut", "chelsea", "coffee"  # photographs that come along, and that no network is trained on
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ def new():
 
 
 def runs(plan, progress):
-    photos = {name: shrunk(picture) for name, picture in pictures().items()}
+    photos = {name: shrunk(picture) for name, picture in pictures().items() if name not in UNSEEN}
     unseen = {name: show.fitted(picture, plan.size) for name, picture in pictures(plan.unseen).items()}
     yield own_run(plan, photos, progress)
     for trunk, style, weight in plan.looks:
-        yield look_run(plan, show.fitted(photos["chelsea"], plan.crop), trunk, style, weight, progress)
+        yield look_run(plan, show.fitted(pictures()["chelsea"], plan.crop), trunk, style, weight, progress)
     for trunk, style, seconds in plan.painters:
         yield painter_run(plan, photos, unseen, trunk, style, seconds, progress)
 
@@ -118,7 +119,7 @@ def look_run(plan, photo, trunk, style, weight, progress, folder=show.KEPT):
 
 def trained(loss, photo, steps, by=training.paint):
     """Return a trained picture's losses at MARKS, its parts of the loss as it is shown, and the picture."""
-    curve, canvas = {}, None
+    curve: dict[int, float] = {}
     for step, canvas, value in by(loss, photo, steps):  # noqa: B007 (the last one is used)
         if step in MARKS or step == steps:
             curve[step] = float(value)

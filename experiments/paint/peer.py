@@ -18,7 +18,7 @@ KINDS = {
 }
 
 
-class Sum(nn.Module):
+class Sum(nn.Module):  # type: ignore[misc]
     """`x + f(x)`."""
 
     def __init__(self, inside):

