@@ -10,8 +10,8 @@ from experiments.lab import results
 from mlpkit import engines, machine
 from mlpkit.data.pictures import pictures
 from mlpkit.nn.losses import MeanSquaredError
-from mlpkit.nn.painting import painter
 from mlpkit.nn.network import Network
+from mlpkit.nn.painting import painter
 from mlpkit.nn.perceptual import cut
 from mlpkit.optim import Adam
 from mlpkit.optim.schedules import Cosine, WarmUp

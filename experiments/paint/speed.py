@@ -5,8 +5,8 @@ import time
 import numpy as np
 
 from mlpkit import engines
-from mlpkit.nn.painting import painter
 from mlpkit.nn.network import Network
+from mlpkit.nn.painting import painter
 
 PRECISIONS = {"cuda_conv_graph": "float32", "cuda_conv_graph_tf32": "tf32", "cuda_conv_graph_bf16": "bf16"}
 

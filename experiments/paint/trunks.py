@@ -8,8 +8,8 @@ import numpy as np
 from mlpkit.nn.conv import AvgPool
 from mlpkit.nn.layers import Linear
 from mlpkit.nn.model import Model
-from mlpkit.nn.painting import vgg
 from mlpkit.nn.network import Network
+from mlpkit.nn.painting import vgg
 from mlpkit.nn.per_image import GlobalAvgPool
 
 OWN = Path(__file__).with_name("own.npz")  # from `train_own`, as fp16

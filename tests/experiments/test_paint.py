@@ -9,8 +9,8 @@ from experiments.paint import lbfgs, show, styles, training, trunks
 from experiments.paint.measure import save_painter
 from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
-from mlpkit.nn.painting import painter
 from mlpkit.nn.network import Network
+from mlpkit.nn.painting import painter
 from mlpkit.nn.perceptual import Canvas
 
 RNG = np.random.default_rng(0)

@@ -12,8 +12,8 @@ from mlpkit.nn.fold import fold
 from mlpkit.nn.gradcheck import gradient_error
 from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
-from mlpkit.nn.painting import painter, vgg
 from mlpkit.nn.network import Network
+from mlpkit.nn.painting import painter, vgg
 from mlpkit.nn.perceptual import Canvas, Perceptual, cut, gram, gram_backward, relative_error, total_variation
 from mlpkit.nn.resize import PixelShuffle, Upsample
 from mlpkit.optim import Adam
