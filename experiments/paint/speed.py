@@ -50,7 +50,7 @@ def on_gpu_by_pytorch(x, modes=("default", "max-autotune-no-cudagraphs"), progre
 def exact(x):
     """Return what the painter of seed 0 makes of the bytes of x, in float64."""
     network = Network("numpy_k2row", painter(x.shape[1:]), dtype=np.float64)
-    return network.forward(np.round(255 * x) / 255)
+    return network.forward(np.round(255 * x).astype(np.float64) / 255)
 
 
 def about(who, precision, x, us, found, wanted):
