@@ -23,6 +23,7 @@ from .lbfgs import lbfgs
 GRAPH, EAGER = "cuda_conv_graph", "cupy_conv"  # a network is trained by steps of a graph, a picture step by step
 MARKS = (1, 3, 10, 30, 100, 300)  # steps whose losses are kept
 SHORT = 400  # pixels of a photograph's shorter side, for training
+HERE = Path(__file__).parent  # where networks are kept
 UNSEEN = "astronaut", "chelsea", "coffee"  # photographs that come along, and that no network is trained on
 
 
@@ -91,28 +92,28 @@ def shrunk(picture, short=SHORT):
     return np.asarray(image.resize(size, Image.Resampling.LANCZOS)).transpose(2, 0, 1)
 
 
-def own_run(plan, photos, progress, path=trunks.OWN):
+def own_run(plan, photos, progress, path=None):
     """Train a network to tell of which photograph a piece is, and keep its convolutions."""
     count = plan.own_pieces
     train, other = (
-        training.crops(list(photos.values()), n, 64, seed, jitter=True) for seed, n in ((0, count), (1, 2048))
+        training.crops(list(photos.values()), n, 64, seed, jitter=True) for seed, n in ((0, count), (1, plan.own_pieces // 8))
     )
     network = Network(plan.engines[0], trunks.classifier(len(photos)))
     trunks.centre(network)
     begun, steps = time.perf_counter(), plan.own_epochs * -(-count // 128)
     history = fit(network, Adam(network, Cosine(1e-3, steps)), train, other, epochs=plan.own_epochs)
-    trunks.save_own(network, path)
+    trunks.save_own(network, path or trunks.OWN)
     progress(f"own: {history.validation}")
-    found = {"accuracy": history.validation["accuracy"], "seconds": time.perf_counter() - begun}
-    return {"kind": "own", "photographs": len(photos), "pieces": count} | found
+    found = {"accuracy": history.validation["accuracy"][-1], "seconds": time.perf_counter() - begun}
+    return {"kind": "own", "photographs": len(photos), "pieces": plan.own_pieces} | found
 
 
-def look_run(plan, photo, trunk, style, weight, progress, folder=show.KEPT):
+def look_run(plan, photo, trunk, style, weight, progress, folder=None):
     """Train one picture, and keep it."""
     name = f"{trunk}-{style}-{weight:g}"
     loss = loss_of(plan.engines[1], trunk, style, photo.shape, style_weight=weight)
     curve, parts, picture = trained(loss, photo, plan.steps)
-    show.keep(name, picture, folder)
+    show.keep(name, picture, folder or show.KEPT)
     progress(f"{name}: {curve}")
     return {"kind": "look", "trunk": trunk, "style": style, "style_weight": weight, "curve": curve, "parts": parts}
 
@@ -160,10 +161,11 @@ def painter_run(plan, photos, unseen, trunk, style, seconds, progress, folder=No
     schedule = WarmUp(Cosine(2e-3, epochs * len(X) // plan.batch), 100)
     history = fit(network, Adam(network, schedule), (X, X), epochs=epochs, batch_size=plan.batch)
     about = {"kind": "painter", "trunk": trunk, "style": style, "engine": graph, "steps": len(history.loss)}
+    about |= {"parameters": network.layout.size}
     groups = np.array(history.loss)[: len(history.loss) // 60 * 60].reshape(-1, 60)
     about |= {"seconds": time.perf_counter() - begun, "losses": groups.mean(axis=1).tolist()}
     plain = cut(network, shape, loss=MeanSquaredError())
-    save_painter(plain, folder or Path(__file__).parent, name)
+    save_painter(plain, folder or HERE, name)
     found = {}
     for number, (title, photo) in enumerate(list(unseen.items())[: plan.compared[0]]):
         found[title] = compared(
@@ -198,6 +200,6 @@ def save_painter(network, folder, name):
 def load_painter(name, shape, engine="numpy_k2row", folder=None):
     """Return the painter that `save_painter` kept, for pictures of a shape."""
     network = Network(engine, painter(shape))
-    with np.load(Path(folder or Path(__file__).parent) / f"{name}.npz") as arrays:
+    with np.load(Path(folder or HERE) / f"{name}.npz") as arrays:
         network.set_theta(arrays["theta"].astype(np.float32))
     return network

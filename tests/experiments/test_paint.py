@@ -1,18 +1,22 @@
 """Painting: styles are the same for a seed, a trained picture's loss falls, and L-BFGS finds a bowl's bottom."""
 
+import json
+from dataclasses import replace
+from importlib import import_module
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from experiments import paint
 from experiments.paint import lbfgs, show, styles, training, trunks
-from experiments.paint.measure import save_painter
 from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
 from mlpkit.nn.painting import painter
 from mlpkit.nn.perceptual import Canvas
 
+measure = import_module("experiments.paint.measure")  # whose name is also that of a function
 RNG = np.random.default_rng(0)
 PHOTO = RNG.random((3, 16, 16)).astype(np.float32)
 
@@ -71,7 +75,7 @@ def test_a_trunk_of_a_package_that_is_not_there_is_refused_in_a_sentence(monkeyp
 
 def test_a_painter_that_is_kept_paints_the_same(tmp_path):
     network = Network("numpy_k2row", painter((3, 16, 16)), seed=3)
-    save_painter(network, tmp_path, "one")
+    measure.save_painter(network, tmp_path, "one")
     again = paint.load_painter("one", (3, 16, 16), folder=tmp_path)
     assert_allclose(again.forward(PHOTO[None]), network.forward(PHOTO[None]), atol=5e-3)
 
@@ -96,3 +100,23 @@ def test_what_is_kept_comes_back_nearly_as_it_was(tmp_path, monkeypatch):
     smooth = np.linspace(0, 1, 32 * 32 * 3).reshape(3, 32, 32)
     show.keep("one", smooth, tmp_path)
     assert abs(show.kept("one") / 255 - smooth).mean() < 0.03
+
+
+@pytest.mark.slow
+def test_a_small_record_is_made_and_read(tmp_path, monkeypatch):
+    for where, name in ((trunks, "OWN"), (show, "KEPT"), (measure, "HERE")):
+        monkeypatch.setattr(where, name, tmp_path / "own.npz" if name == "OWN" else tmp_path)
+    unseen = tmp_path / "unseen"
+    show.keep("one", PHOTO, unseen)
+    plan = replace(
+        measure.USUAL, looks=(("chance", "mosaic", 30.0),), painters=(("chance", "mosaic", 0.1),), unseen=str(unseen),
+        size=16, crop=16, pieces=4, batch=2, steps=2, own_epochs=1, own_pieces=16, engines=("numpy_k2row",) * 2,
+    )  # fmt: skip
+    saved = []
+    record = paint.measure(lambda record: saved.append(json.dumps(record)), lambda text: None, plan)
+    assert [run["kind"] for run in record["runs"]] == ["own", "look", "painter"]
+    assert json.loads(saved[-1]) == json.loads(json.dumps(record))
+    assert paint.table(record).count("\n") == 2
+    assert list(paint.looks(record)) == ["chance-mosaic-30"]
+    assert paint.load_painter("chance-mosaic", (3, 16, 16)).theta.size == record["runs"][2]["parameters"]
+    assert list(paint.ratios(paint.painters(record)["chance", "mosaic"], "lbfgs")) == ["one"]
