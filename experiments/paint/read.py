@@ -43,7 +43,7 @@ def table(record):
             )
         elif run["kind"] == "painter":
             found = list(ratios(run).values())
-            said = f"{np.mean(found):.2f} times the loss of a trained picture" if found else "no picture yet"
+            said = f"{np.mean(found):.2f} times the loss of {len(found)} trained pictures" if found else "none compared"
             lines.append(f"{run['trunk']:7} {run['style']:8} {run['steps']:6,} steps: {said}")
         else:
             how = " ".join(str(run[key]) for key in ("mode", "form", "layout") if key in run)
