@@ -119,11 +119,11 @@ class Network:
         mode = replace(self.mode, training=False)
         return forward([at.copied(mode) for at in self.layers], self.as_input(x))
 
-    def run(self, x, keep=(), training=False, step=0):
+    def run(self, x, keep=(), training=False, step=0, frozen=False):
         """Return a `Pass` of the batch x: outputs, the activations that are to be kept, and a way back to them."""
         from .passes import Pass  # only few want it
 
-        return Pass(self, self.as_input(x), keep, training, step)
+        return Pass(self, self.as_input(x), keep, training, step, frozen)
 
     @quiet
     def gradients(self, x, targets, of=("input",), training=False):
