@@ -107,9 +107,11 @@ class Detection(Loss):
 
     def __call__(self, at, outputs, targets):
         share, parts, total = self._share(at, targets), [], 0
-        for z, boxes, labels, of in self._levels(outputs, targets):
+        for (*_, before), (z, boxes) in zip(self.grids, self.levels(outputs), strict=True):
+            of = targets[:, :, before : before + z.shape[2]].astype(z.dtype, copy=False)
+            labels = of[:, 0]
             loss, dz = at.engine.focal(z + z.dtype.type(self.offset), labels, share, self.gamma, self.alpha)
-            off, d_boxes = at.engine.giou(boxes, of, labels >= 0, share * self.box_weight)
+            off, d_boxes = at.engine.giou(boxes, of[:, 1:], labels >= 0, share * self.box_weight)
             total = total + loss + off
             parts += [each.reshape(len(outputs), -1) for each in (dz, d_boxes)]
         return total, at.engine.concat(parts)
@@ -124,11 +126,9 @@ class Detection(Loss):
         count = at.engine.count(targets[:, 0] >= 0)
         return 1.0 / (count + (count == 0))
 
-    def _levels(self, outputs, targets):
-        """Yield for each grid logits (n, classes, cells), boxes (n, 4, cells), and of the targets labels and boxes."""
-        n = len(outputs)
+    def levels(self, outputs):
+        """Yield for each grid logits (n, classes, cells), without `offset`, and boxes (n, 4, cells): views."""
         for _, rows, columns, before in self.grids:
-            cells, start = rows * columns, before * (self.classes + 4)
-            z = outputs[:, start : start + cells * (self.classes + 4)].reshape(n, self.classes + 4, cells)
-            of = targets[:, :, before : before + cells].astype(outputs.dtype, copy=False)
-            yield z[:, : self.classes], z[:, self.classes :], of[:, 0], of[:, 1:]
+            each, start = self.classes + 4, before * (self.classes + 4)
+            z = outputs[:, start : start + rows * columns * each].reshape(len(outputs), each, rows * columns)
+            yield z[:, : self.classes], z[:, self.classes :]
