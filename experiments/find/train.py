@@ -14,9 +14,9 @@ import numpy as np
 
 from experiments.find.cells import several_of
 from experiments.find.models import detector
+from experiments.find.scenes import scenes, test_scenes
 from mlpkit import data
 from mlpkit.boxes import average_precision, detections
-from mlpkit.data.scenes import scenes, test_scenes
 from mlpkit.nn.network import Network
 from mlpkit.optim import AdamW
 from mlpkit.optim.schedules import Cosine, WarmUp
@@ -70,7 +70,8 @@ def run(task, network_path=None, progress=print):
     trained = time.perf_counter()
     if network_path:
         network.save(network_path)
-    result = {"task": asdict(task), "parameters": int(model.layout.size), "epochs": [len(history.epochs), epochs], "classes": list(classes)}
+    result = {"task": asdict(task), "parameters": int(model.layout.size), "classes": list(classes)}
+    result |= {"epochs": [len(history.epochs), epochs]}
     result |= {"loss": [round(float(epoch.train_loss), 5) for epoch in history.epochs]}
     result |= {"seconds": {"data": round(made - begin, 2), "training": round(trained - made, 2)}}
     return result | {"test": judged(network, *test)}

@@ -4,12 +4,11 @@ A box is left, top, right, bottom, in pixels, edges between pixels: its width is
 structure of arrays, see `detections`.
 """
 
-from .detections import Detections, detections
-from .overlap import iou
-from .precision import average_precision, precision_and_recall
-from .suppress import batched_nms, nms, soft_nms
-
-__all__ = [
-    *("Detections", "average_precision", "batched_nms", "detections", "iou", "nms", "precision_and_recall"),
-    "soft_nms",
-]
+from .detections import Detections as Detections
+from .detections import detections as detections
+from .overlap import iou as iou
+from .precision import average_precision as average_precision
+from .precision import precision_and_recall as precision_and_recall
+from .suppress import batched_nms as batched_nms
+from .suppress import nms as nms
+from .suppress import soft_nms as soft_nms

@@ -86,39 +86,33 @@ def draw(rng):
 def judged(pycocotools, truth, crowds, found):
     """Return what COCO's own code says: AP (thresholds, classes), NaN where it says -1."""
     coco, cocoeval = pycocotools
-    objects = [(i, *row, crowds[i, j]) for i, rows in enumerate(truth) for j, row in enumerate(rows) if row[0] >= 0]
     with contextlib.redirect_stdout(io.StringIO()):
         one = coco.COCO()
-        one.dataset = {
-            "images": [{"id": i + 1} for i in range(len(truth))],
-            "categories": [{"id": label + 1} for label in range(3)],
-            "annotations": [
-                {
-                    **{"id": number + 1, "image_id": i + 1, "category_id": int(label) + 1, "iscrowd": int(crowd)},
-                    **{"bbox": [x, y, r - x, b - y], "area": (r - x) * (b - y)},
-                }
-                for number, (i, label, x, y, r, b, crowd) in enumerate(
-                    (i, *map(float, row), crowd) for i, *row, crowd in objects
-                )
-            ],
-        }
+        one.dataset = {"images": [{"id": i + 1} for i in range(len(truth))], "annotations": []}
+        one.dataset["categories"] = [{"id": label + 1} for label in range(3)]
+        for i, j in zip(*np.nonzero(truth[..., 0] >= 0), strict=True):
+            about = {"id": len(one.dataset["annotations"]) + 1, "iscrowd": int(crowds[i, j])}
+            one.dataset["annotations"].append(about | as_coco(i, *truth[i, j, :1], truth[i, j, 1:]))
         one.createIndex()
-        rows = zip(*found, strict=True)
-        results = [
-            {
-                **{"image_id": int(i) + 1, "category_id": int(label) + 1, "score": float(score)},
-                **{"bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]]},
-            }
-            for i, label, score, box in rows
-        ]
-        other = one.loadRes(results) if results else coco.COCO()
-        judge = cocoeval.COCOeval(one, other, "bbox")
+        results = [as_coco(i, label, box) | {"score": float(s)} for i, label, s, box in zip(*found, strict=True)]
+        judge = cocoeval.COCOeval(one, one.loadRes(results) if results else coco.COCO(), "bbox")
         judge.params.imgIds, judge.params.catIds = [i + 1 for i in range(len(truth))], [1, 2, 3]
         judge.evaluate()
         judge.accumulate()
     precision = judge.eval["precision"][:, :, :, 0, 2]  # thresholds, recalls, classes; of all sizes, at most 100
-    ap = precision.mean(axis=1)
-    return np.where(precision[:, 0] < 0, np.nan, ap)
+    return np.where(precision[:, 0] < 0, np.nan, precision.mean(axis=1))
+
+
+def as_coco(image, label, box):
+    """Return a box as COCO's files have it."""
+    left, top, right, bottom = map(float, box)
+    wide, high = right - left, bottom - top
+    return {
+        "image_id": int(image) + 1,
+        "category_id": int(label) + 1,
+        "bbox": [left, top, wide, high],
+        "area": wide * high,
+    }
 
 
 @pytest.mark.peers

@@ -43,9 +43,10 @@ def from_voc(folder, *, size, name=None):
     classes = sorted({label for objects in found.values() for each in objects for label, _ in each})
     empty = [label for objects in found.values() for each in objects for label, box in each if not _has_area(box)]
     if empty:
-        warnings.warn(f"{len(empty)} boxes without width or height were left out ({', '.join(empty[:5])}).", stacklevel=4)
+        text = f"{len(empty)} boxes without width or height were left out ({', '.join(empty[:5])})."
+        warnings.warn(text, stacklevel=4)  # above this function there is the decorator's
     splits = {part: _split(folder, names[part], found[part], size, classes) for part in names}
-    return Dataset(name or folder.name, *(splits.get(part) for part in PARTS), tuple(classes))
+    return Dataset(name or folder.name, splits["train"], splits.get("validation"), splits.get("test"), tuple(classes))
 
 
 class _Builder(ElementTree.TreeBuilder):
@@ -103,9 +104,10 @@ def _split(folder, names, found, size, classes):
         except ValueError as error:
             raise ValueError(f"{path}: {error}.") from error
         height, width = pixels.shape[:2]
+        stretched = Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR)
+        image[...] = np.asarray(stretched).transpose(2, 0, 1)
         scale = np.array([size[1] / width, size[0] / height] * 2)
-        image[...] = np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR)).transpose(2, 0, 1)
-        boxes = [(classes.index(label), *(np.clip(box, 0, [width, height] * 2) * scale)) for label, box in objects
-                 if _has_area(np.clip(box, 0, [width, height] * 2))]  # fmt: skip
+        inside = [(classes.index(label), np.clip(box, 0, [width, height] * 2)) for label, box in objects]
+        boxes = [(label, *(box * scale)) for label, box in inside if _has_area(box)]
         rows[: len(boxes)] = np.reshape(boxes, (-1, 5))
     return Split(images, truth)

@@ -13,7 +13,7 @@ def keep_best(boxes, ends, threshold, kept):
         for i in range(start, end):
             kept[i] = True
             for j in range(start, i):
-                if kept[j] and overlap(boxes[j], boxes[i]) > threshold:
+                if kept[j] and overlap(boxes[j], boxes[i], False) > threshold:
                     kept[i] = False
                     break
         start = end
@@ -32,17 +32,17 @@ def decay(boxes, ends, sigma, scores):
             left[best - start] = False
             for i in range(start, end):
                 if left[i - start]:
-                    scores[i] *= np.exp(-(overlap(boxes[best], boxes[i]) ** 2) / sigma)
+                    scores[i] *= np.exp(-(overlap(boxes[best], boxes[i], False) ** 2) / sigma)
         start = end
 
 
-def overlap(a, b):
-    """Return the IoU of two boxes, in their type."""
+def overlap(a, b, crowd):
+    """Return the IoU of two boxes, in their type; of a crowd b, what part of a lies in it."""
     zero = a[0] - a[0]
     across = max(zero, min(a[2], b[2]) - max(a[0], b[0]))
     down = max(zero, min(a[3], b[3]) - max(a[1], b[1]))
-    both = across * down
-    return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
+    both, area = across * down, (a[2] - a[0]) * (a[3] - a[1])
+    return both / area if crowd else both / (area + (b[2] - b[0]) * (b[3] - b[1]) - both)
 
 
 def claim(boxes, truth, crowds, starts, ends, thresholds, found):
@@ -58,21 +58,10 @@ def claim(boxes, truth, crowds, starts, ends, thresholds, found):
             best, at = min(thresholds[t], 1 - 1e-10), -1
             for crowd in (False, True):
                 for j in range(starts[i], ends[i]):
-                    if at < 0 or not crowd or crowds[at]:
-                        if crowds[j] == crowd and not (taken[j] and not crowd):
-                            iou = part(boxes[i], truth[j], crowd)
-                            if iou >= best:
-                                best, at = iou, j
+                    if crowds[j] == crowd and (crowd or not taken[j]) and not (crowd and at >= 0 and not crowds[at]):
+                        part = overlap(boxes[i], truth[j], crowd)
+                        if part >= best:
+                            best, at = part, j
             found[t, i] = at
             if at >= 0:
                 taken[at] = True
-
-
-def part(box, other, crowd):
-    """Return the IoU; of a crowd, what part of the box lies in it."""
-    across = min(box[2], other[2]) - max(box[0], other[0])
-    down = min(box[3], other[3]) - max(box[1], other[1])
-    if across <= 0 or down <= 0:
-        return 0.0
-    area, both = (box[2] - box[0]) * (box[3] - box[1]), across * down
-    return both / area if crowd else both / (area + (other[2] - other[0]) * (other[3] - other[1]) - both)

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlpkit.checks import check_choice, check_count
-
-from .dataset import load
+from mlpkit.data import load
 
 EDGE, MOST, SMALLEST, LARGEST = 128, 6, 14, 56  # pixels of a scene, digits in it, pixels of a digit's longer edge
 PARTS = {"train": slice(0, 12), "validation": slice(0, 12), "test": slice(12, 17)}  # of the backgrounds
