@@ -49,7 +49,7 @@ def scenes(n, seed=0, part="train", first=0):
 
 
 @cache
-def test_scenes():
+def frozen():
     """Return the 2,000 `Scenes` on which detectors are compared. Raises ValueError where they are not those bits."""
     found = scenes(TEST_SCENES, TEST_SEED, "test")
     digest = sha256(found.images.tobytes() + found.truth.astype("<f4").tobytes()).hexdigest()
@@ -61,12 +61,12 @@ def test_scenes():
 def _scene(draws, part, truth):
     """Return one scene, (128, 128) uint8, and write its boxes into `truth` (6, 5)."""
     scene = _background(draws, part)
-    digits, labels = getattr(_mnist(), part)
+    shapes, labels = getattr(_mnist(), part)
     inks: list[np.ndarray] = []  # of each digit, in the scene: which pixels it covers
     for _ in range(1 + next(draws) % MOST):
         for _ in range(TRIES):
             number, size, down, across = (next(draws) for _ in range(4))
-            ink = drawn(digits[number % len(digits), 0], SMALLEST + size % (LARGEST - SMALLEST + 1))
+            ink = drawn(shapes[number % len(shapes), 0], SMALLEST + size % (LARGEST - SMALLEST + 1))
             height, width = ink.shape
             top, left = down % (EDGE - height + 1), across % (EDGE - width + 1)
             box = np.array([left, top, left + width, top + height])

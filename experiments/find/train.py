@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.find.cells import several_of
 from experiments.find.models import detector
-from experiments.find.scenes import scenes, test_scenes
+from experiments.find.scenes import frozen, scenes
 from mlpkit import data
 from mlpkit.boxes import average_precision, detections
 from mlpkit.nn.network import Network
@@ -92,7 +92,7 @@ def _data(task):
     """Return images, truth, (images, truth) of the test, and the classes' names."""
     if task.data == "scenes":
         images, truth = made(task)
-        return images, truth, test_scenes(), [str(digit) for digit in range(10)]
+        return images, truth, frozen(), [str(digit) for digit in range(10)]
     own = data.from_voc(task.data, size=task.size)
     images, truth = several_of(own.train, own.validation, task.n, task.seed, task.processes)
     return images, truth, own.test, own.classes
