@@ -1,10 +1,12 @@
 """The detector of the chapter: a chain of convolutions, and two that end it, one for each grid."""
 
+from mlpkit.machine import ROOT
 from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.detection import Detection
 from mlpkit.nn.layers import Flatten, ReLU
 from mlpkit.nn.model import Model
+from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
 
 
@@ -23,3 +25,8 @@ def detector(classes=10, shape=(1, 128, 128), widths=(16, 32, 32, 32, 48, 48, 48
     shared = *normed(a, 2), *normed(b, 2), *normed(c), *normed(d), *normed(e, 2), *normed(f)
     end = Conv(classes + 4, 1), Flatten()
     return Model(shape, (*shared, Concat((*normed(fine), *end), (*normed(g, 2), *normed(h), *end))), loss)
+
+
+def come_along(engine="numba_conv"):
+    """Return the detector that comes along, trained on scenes as in the record "find", on an engine."""
+    return Network.load(ROOT / "data" / "scenes" / "detector.npz", engine)

@@ -18,7 +18,7 @@ from mlpkit.data import load
 EDGE, MOST, SMALLEST, LARGEST = 128, 6, 14, 56  # pixels of a scene, digits in it, pixels of a digit's longer edge
 PARTS = {"train": slice(0, 12), "validation": slice(0, 12), "test": slice(12, 17)}  # of the backgrounds
 TEST_SEED, TEST_SCENES = 2026, 2000
-TEST_SHA256 = "c85b82767f3c18346e07ef432bdec6d4187e22befb8e1a7d682877c31fae5f80"
+TEST_SHA256 = "7d368479de1fcaaf7f0f6bbf611d0dde723d680a767dd514d3c842a7d6df788c"
 BACKGROUNDS = Path(__file__).resolve().parents[2] / "data" / "scenes" / "backgrounds.png"
 TRIES = 20  # places that a digit is tried at, before it is left out
 
@@ -81,14 +81,20 @@ def _scene(draws, part, truth):
 
 
 def _background(draws, part):
-    """Return a piece of a photograph, (128, 128) int64, in one of eight positions, and of less contrast."""
-    tiles = backgrounds()[PARTS[part]]
-    number, down, across, turn, contrast = (next(draws) for _ in range(5))
-    down, across = (each % (tiles.shape[1] - EDGE + 1) for each in (down, across))
-    piece = tiles[number % len(tiles), down : down + EDGE, across : across + EDGE].astype(np.int64)
-    piece = np.rot90(piece.T if turn & 4 else piece, turn % 4)
+    """Return a piece of a photograph, (128, 128) int64, paler than it is; in training blended with another one.
+
+    Twelve pictures are few: blended, no two scenes have the same, and a network can't learn them by heart.
+    """
+    tiles, pieces = backgrounds()[PARTS[part]], []
+    for _ in range(2):
+        number, down, across, turn = (next(draws) for _ in range(4))
+        down, across = (each % (tiles.shape[1] - EDGE + 1) for each in (down, across))
+        piece = tiles[number % len(tiles), down : down + EDGE, across : across + EDGE].astype(np.int64)
+        pieces.append(np.rot90(piece.T if turn & 4 else piece, turn % 4))
+    contrast, share = 96 + next(draws) % 97, next(draws) % 257 if part == "train" else 256
+    piece = (share * pieces[0] + (256 - share) * pieces[1]) // 256
     middle = int(piece.sum()) // piece.size
-    return middle + ((piece - middle) * (128 + contrast % 129)) // 256
+    return middle + ((piece - middle) * contrast) // 256
 
 
 @cache
@@ -144,8 +150,8 @@ def _fits(box, covers, others, inks):
 
 
 def _paint(scene, ink, polarity, contrast):
-    """Blend a digit into its part of a scene: brighter or darker than what lies there, by 64 to 160 of 255."""
-    middle, step = int(scene.sum()) // scene.size, 64 + contrast % 97
+    """Blend a digit into its part of a scene: brighter or darker than what lies there, by 80 to 176 of 255."""
+    middle, step = int(scene.sum()) // scene.size, 80 + contrast % 97
     sign = 1 if polarity % 2 else -1
     if not 0 <= middle + sign * step <= 255:
         sign = -sign

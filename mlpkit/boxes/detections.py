@@ -29,7 +29,7 @@ def detections(loss, outputs, score=0.05, threshold=0.5):
     least = (log(score / (1 - score)) if score else -np.inf) - loss.offset
     parts = []
     for (stride, _, columns, _), (z, boxes) in zip(loss.grids, loss.levels(outputs), strict=True):
-        image, label, cell = np.nonzero(z > least)
+        image, label, cell = np.unravel_index(np.flatnonzero(z > least), z.shape)  # twice as fast as `nonzero`
         x, y, w, h = boxes[image, :, cell].T
         middle = x + cell % columns + np.float32(0.5), y + cell // columns + np.float32(0.5)
         sides = [(at + sign * np.exp(edge)) * np.float32(stride) for sign, at, edge in _sides(middle, (w, h))]
