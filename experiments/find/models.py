@@ -9,6 +9,8 @@ from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
 
+DETECTOR = ROOT / "data" / "scenes" / "detector.npz"
+
 
 def detector(classes=10, shape=(1, 128, 128), widths=(16, 32, 32, 32, 48, 48, 48, 48, 48), **settings):
     """Return a `Model` that looks for boxes of so many classes in images of a shape: some 120,000 parameters.
@@ -29,4 +31,4 @@ def detector(classes=10, shape=(1, 128, 128), widths=(16, 32, 32, 32, 48, 48, 48
 
 def come_along(engine="numba_conv"):
     """Return the detector that comes along, trained on scenes as in the record "find", on an engine."""
-    return Network.load(ROOT / "data" / "scenes" / "detector.npz", engine)
+    return Network.load(DETECTOR, engine)
