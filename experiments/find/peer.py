@@ -32,12 +32,12 @@ STEPS, ROUNDS, GATE = 32, 8, 8  # of a sample, samples, and first losses that ar
 class Side(torch.nn.Module):  # type: ignore[misc]
     """Chains side by side, as `Concat`."""
 
-    def __init__(self, chains):
+    def __init__(self, branches):
         super().__init__()
-        self.chains = torch.nn.ModuleList(chains)
+        self.branches = torch.nn.ModuleList(branches)
 
     def forward(self, x):
-        return torch.cat([chain(x) for chain in self.chains], 1)
+        return torch.cat([chain(x) for chain in self.branches], 1)
 
 
 pytorch.MODULES[Concat] = lambda layer, arrays: Side([pytorch.sequential(each, arrays) for each in layer.branches()])

@@ -20,8 +20,8 @@ CELLS = 4 * 5 + 2 * 3
 
 def model(loss=LOSS):
     end = Conv(7, 1), Flatten()
-    chains = (*end,), (Conv(6, 3, 2, 1), Tanh(), *end)
-    return Model((1, 32, 40), (Conv(4, 8, 8), Tanh(), Concat(*chains)), loss)
+    branches = (*end,), (Conv(6, 3, 2, 1), Tanh(), *end)
+    return Model((1, 32, 40), (Conv(4, 8, 8), Tanh(), Concat(*branches)), loss)
 
 
 def truth_of(*boxes, most=4):
