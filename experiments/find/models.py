@@ -15,7 +15,7 @@ DETECTOR = ROOT / "data" / "scenes" / "detector.npz"
 def detector(classes=10, shape=(1, 128, 128), widths=(16, 32, 32, 32, 48, 48, 40, 40, 40, 40), **settings):
     """Return a `Model` that looks for boxes of so many classes in images of a shape: some 120,000 parameters.
 
-    widths: channels of the seven convolutions that both grids share, of the fine one's own, and of the coarse one's two.
+    widths: channels of the seven convolutions that both grids share, of the fine one's own, of the coarse one's two.
     settings: of the loss, `Detection`.
     """
     loss = Detection(classes, shape[1:], **settings)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from experiments.find.scenes import EDGE, LARGEST, SMALLEST, drawn, frozen, scenes
+from experiments.find.scenes import EDGE, LARGEST, SMALLEST, _fits, drawn, frozen, scenes
 from mlpkit.boxes import iou
 
 
@@ -54,3 +54,11 @@ def test_there_is_no_fourth_part():
         scenes(1, part="tests")
     with pytest.raises(ValueError, match="n must be at least 0"):
         scenes(-1)
+
+
+@pytest.mark.parametrize(("rows", "fits"), [(30, True), (31, False)])
+def test_seventy_percent_of_the_ink_below_stays_visible(rows, fits):
+    below, above = np.zeros((2, EDGE, EDGE), bool)
+    below[:100, 0], above[:rows, 0] = True, True
+    far = np.array([[100, 100, 120, 120]])
+    assert _fits(np.array([0, 0, 20, 20]), above, far, [below]) == fits
