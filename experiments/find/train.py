@@ -15,7 +15,7 @@ import numpy as np
 from experiments.find.cells import several_of
 from experiments.find.models import detector
 from experiments.find.scenes import frozen, scenes
-from mlpkit import data
+from experiments.find.voc import from_voc
 from mlpkit.boxes import average_precision, detections
 from mlpkit.nn.network import Network
 from mlpkit.optim import AdamW
@@ -93,7 +93,7 @@ def _data(task):
     if task.data == "scenes":
         images, truth = made(task)
         return images, truth, frozen(), [str(digit) for digit in range(10)]
-    own = data.from_voc(task.data, size=task.size)
+    own = from_voc(task.data, size=task.size)
     images, truth = several_of(own.train, own.validation, task.n, task.seed, task.processes)
     return images, truth, own.test, own.classes
 

@@ -14,10 +14,9 @@ from PIL import Image
 
 from mlpkit.checks import check_sizes
 from mlpkit.data.dataset import Dataset, Split
+from mlpkit.data.own.reading.picture import read_picture
 from mlpkit.paths import check_readable, expanded
 from mlpkit.words import short_sentences
-
-from .reading.picture import read_picture
 
 PARTS = {"train": "train", "validation": "val", "test": "test"}
 MOST_BYTES, MOST_OBJECTS, MOST_NAMES = 1 << 20, 1000, 100_000  # of a file, in a picture, in a list

@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
-from mlpkit import data
+from experiments.find.voc import from_voc
 
 ONE = """<annotation><object><name>{name}</name><difficult>{difficult}</difficult><bndbox>
 <xmin>{box[0]}</xmin><ymin>{box[1]}</ymin><xmax>{box[2]}</xmax><ymax>{box[3]}</ymax></bndbox></object></annotation>"""
@@ -30,7 +30,7 @@ def write(folder, file, name="cell", difficult=0, box=(11, 1, 20, 40)):
 
 def test_pictures_and_boxes_are_stretched_together(folder):
     write(folder, "b", "nucleus", box=(1, 1, 80, 40))
-    found = data.from_voc(folder, size=(20, 20))
+    found = from_voc(folder, size=(20, 20))
     assert found.classes == ("cell", "nucleus")
     assert found.validation is None
     assert found.train.X.shape == (2, 3, 20, 20)
@@ -43,7 +43,7 @@ def test_a_box_of_no_width_is_left_out_with_a_warning_and_a_difficult_object_wit
     write(folder, "a", box=(30, 5, 30, 20))
     write(folder, "b", difficult=1)
     with pytest.warns(UserWarning, match="1 boxes without width or height"):
-        found = data.from_voc(folder, size=(20, 20))
+        found = from_voc(folder, size=(20, 20))
     assert (found.train.y[..., 0] == -1).all()
 
 
@@ -72,7 +72,7 @@ OUTSIDE = '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;
 def test_hostile_and_odd_annotations_are_refused_in_a_sentence(folder, text, reason):
     (folder / "Annotations/a.xml").write_bytes(text)
     with pytest.raises(ValueError, match=reason) as refused:
-        data.from_voc(folder, size=(20, 20))
+        from_voc(folder, size=(20, 20))
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 700
 
@@ -81,15 +81,15 @@ def test_hostile_and_odd_annotations_are_refused_in_a_sentence(folder, text, rea
 def test_lists_name_files_of_the_folder_alone(folder, name):
     (folder / "ImageSets/Main/train.txt").write_text(name)
     with pytest.raises(ValueError, match="no file's name"):
-        data.from_voc(folder, size=(20, 20))
+        from_voc(folder, size=(20, 20))
 
 
 def test_a_broken_picture_and_a_missing_one_are_named(folder):
     (folder / "JPEGImages/a.jpg").write_bytes(b"no picture")
     with pytest.raises(ValueError, match=r"a\.jpg: no PNG or JPEG"):
-        data.from_voc(folder, size=(20, 20))
+        from_voc(folder, size=(20, 20))
     (folder / "JPEGImages/a.jpg").unlink()
     with pytest.raises(FileNotFoundError, match=r"a\.jpg"):
-        data.from_voc(folder, size=(20, 20))
+        from_voc(folder, size=(20, 20))
     with pytest.raises(FileNotFoundError):
-        data.from_voc(folder / "nowhere", size=(20, 20))
+        from_voc(folder / "nowhere", size=(20, 20))
