@@ -107,7 +107,8 @@ def steps_of(network, data, order, precision="float32", device="cuda", last=Fals
 def ours(engine, data, order):
     """Return a function that takes some steps and waits, and one that tells the first losses."""
     network = Network(engine, detector())
-    trainer = trainer_of(network, AdamW(network, RATE, weight_decay=DECAY), *map(network.engine.asarray, data), BATCH)
+    X, y = map(network.engine.asarray, data)
+    trainer = trainer_of(network, AdamW(network, RATE, weight_decay=DECAY), X, y, BATCH)
     first = network.engine.to_numpy(trainer.epoch(order[: GATE * BATCH]))
 
     def sample():

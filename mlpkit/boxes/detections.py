@@ -39,7 +39,7 @@ def detections(loss, outputs, score=0.05, threshold=0.5):
     images, labels, z, boxes = images[order], labels[order], z[order], np.ascontiguousarray(boxes[order])
     kept = np.ones(len(z), np.bool_)
     if threshold is not None:
-        loops.keep_best(boxes, ends, float(threshold), kept)
+        loops().keep_best(boxes, ends, float(threshold), kept)
     scores = 1 / (1 + np.exp(-(z[kept] + z.dtype.type(loss.offset))))
     return Detections(images[kept], labels[kept], scores, boxes[kept])
 

@@ -50,7 +50,7 @@ def precision_and_recall(found, truth, label, thresholds=THRESHOLDS[:1], crowds=
     claims = np.empty((len(thresholds), len(mine)), np.int64)
     starts = ends[image] - here.sum(axis=1)[image]
     of = found.boxes[mine].astype(np.float64), boxes, crowd, starts, ends[image]
-    loops.claim(*of, np.asarray(thresholds, np.float64), claims)
+    loops().claim(*of, np.asarray(thresholds, np.float64), claims)
     curves = []
     for claimed in claims:
         counts = (claimed < 0) | ~crowd[claimed]

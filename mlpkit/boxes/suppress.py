@@ -1,14 +1,21 @@
 """Non-maximum suppression: several cells claim one object, and the best claim is to stay."""
 
+from functools import cache
+
 import numpy as np
 
 from mlpkit.checks import as_array, check_not_negative, check_positive
-from mlpkit.engines.loops import boxes as _boxes
-from mlpkit.engines.loops.compiler import compile_loops
 
 from .overlap import check_boxes
 
-loops = compile_loops(__name__, _boxes, error_model="numpy")
+
+@cache
+def loops():
+    """Return the compiled loops. Numba is imported only here: who reads a record needs none."""
+    from mlpkit.engines.loops import boxes
+    from mlpkit.engines.loops.compiler import compile_loops
+
+    return compile_loops(__name__, boxes, error_model="numpy")
 
 
 def nms(boxes, scores, threshold=0.5):
@@ -29,7 +36,7 @@ def batched_nms(boxes, scores, groups, threshold=0.5):
     check_not_negative("threshold", threshold)
     order, ends = by_group(scores, groups)
     kept = np.zeros(len(order), np.bool_)
-    loops.keep_best(boxes[order], ends, float(threshold), kept)
+    loops().keep_best(boxes[order], ends, float(threshold), kept)
     stay = np.sort(order[kept])
     return stay[np.argsort(-scores[stay], kind="stable")]
 
@@ -43,7 +50,7 @@ def soft_nms(boxes, scores, groups=None, sigma=0.5):
     check_positive("sigma", sigma)
     order, ends = by_group(scores, groups)
     found = scores[order]
-    loops.decay(boxes[order], ends, float(sigma), found)
+    loops().decay(boxes[order], ends, float(sigma), found)
     new = np.empty_like(found)
     new[order] = found
     return new
