@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from PIL import Image
 
 from experiments.find.scenes import EDGE, LARGEST, SMALLEST, _fits, drawn, frozen, scenes
 from mlpkit.boxes import iou
+from mlpkit.machine import ROOT
 
 
 def test_a_scene_depends_on_its_seed_and_number_alone():
@@ -62,3 +64,11 @@ def test_seventy_percent_of_the_ink_below_stays_visible(rows, fits):
     below[:100, 0], above[:rows, 0] = True, True
     far = np.array([[100, 100, 120, 120]])
     assert _fits(np.array([0, 0, 20, 20]), above, far, [below]) == fits
+
+
+def test_backgrounds_are_the_photographs_that_come_along(tmp_path):
+    """To a grey value or two: a JPEG's pixels depend on who decodes it."""
+    make(ROOT / "data" / "photos", tmp_path / "made.png")
+    with Image.open(tmp_path / "made.png") as picture:
+        made = np.asarray(picture).astype(int).reshape(backgrounds().shape)
+    assert abs(made - backgrounds()).max() <= 4
