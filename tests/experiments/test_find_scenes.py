@@ -5,7 +5,8 @@ import pytest
 from numpy.testing import assert_array_equal
 from PIL import Image
 
-from experiments.find.scenes import EDGE, LARGEST, SMALLEST, _fits, drawn, frozen, scenes
+from experiments.find.backgrounds import make
+from experiments.find.scenes import EDGE, LARGEST, SMALLEST, _fits, backgrounds, drawn, frozen, scenes
 from mlpkit.boxes import iou
 from mlpkit.machine import ROOT
 
