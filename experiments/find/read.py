@@ -69,8 +69,4 @@ def table(record):
         ms = {what: 1e3 * float(np.median(samples)) for what, samples in run["seconds"].items()}
         said = ", ".join(f"{what} {each:.2f} ms" for what, each in ms.items())
         lines.append(f"{run['engine']:22} {1e3 * run['batch'] / ms['both']:8,.0f} scenes a second ({said})")
-    for run in results.runs(record, kind="step"):
-        lines.append(
-            f"{run['who']:28} {1e6 * float(np.median(run['seconds'])):7,.0f} us a step of {run['batch']} scenes"
-        )
     return "\n".join(lines)

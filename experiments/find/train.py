@@ -42,7 +42,7 @@ class Task:
     processes: int = 8
     size: tuple[int, int] = (240, 320)
     box_weight: float = 1.0
-    widths: tuple[int, ...] = (16, 32, 32, 32, 48, 48, 40, 40, 40, 40)
+    widths: tuple[int, ...] = (16, 32, 32, 32, 48, 48, 48, 48, 48)
 
 
 def run(task, network_path=None, progress=print):
