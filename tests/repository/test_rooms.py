@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 LONGEST, LONGEST_CUDA = 40, 80  # lines of a function
-AN_EVENING = 3_010  # lines that are not blank, of what one training imports
+AN_EVENING = 3_000  # lines that are not blank, of what one training imports
 NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|^[ \t]*#(?:\\\n|[^\n])*', re.DOTALL | re.MULTILINE)
 HAS_MEMBERS = re.compile(r"\b(namespace|struct|class|union|enum|extern)\b")
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ FLOORS = (  # the lowest first
     "checks files npz paths words interrupts",
     "kernels",
     "engines",
-    "data nn machine",
+    "boxes data nn machine",
     "optim",
     "executors",
     "course onnx_io plots serving training",
