@@ -187,6 +187,27 @@ def download(options):
     print(f"{source.__doc__.partition(':')[0]} is in {paths[0].parent}.")
 
 
+def search(options):
+    """Search for a good recipe, as a study's file says; where one has stopped, go on."""
+    try:
+        from .search import run
+    except ModuleNotFoundError as error:
+        raise ImportError(f"a search needs {error.name}: {sys.executable} -m pip install -e '.[search]'.") from error
+
+    def show(trial, finished, study):
+        choices = ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+                            for name, value in trial.params.items())
+        ended = f"{trial.state.name.lower()} {trial.value:.4f}" if trial.values else trial.user_attrs.get("why", "")
+        bar.write(f"trial {trial.number:>4}: {choices}: {ended}")
+        bar.update(finished - bar.n)
+
+    study = run.read(options.study)
+    with tqdm(total=study.trials, unit="trial", disable=None) as bar, interrupts.heeded(again=0):
+        found = run.search(options.study, show)
+    best = found.best_trial
+    print(f"the best of {len(found.trials)} trials is number {best.number}, {study.goal} {best.value:.4f}: {best.params}")
+
+
 def _show_warning(message, *_):
     with suppress(OSError):  # the disk that is full may hold this stream, too
         tqdm.write("mlpkit: " + printable(message, kept="\n"), sys.stderr)
@@ -226,6 +247,8 @@ def _parser():
     _add_train_options(add_command(commands, train))
     for found in entry_points(group="mlpkit.commands"):
         found.load()(commands)
+    searcher = add_command(commands, search)
+    searcher.add_argument("study", type=_path, metavar="STUDY.toml", help="the study: see mlpkit/search/study.py")
     downloader = add_command(commands, download)
     downloader.add_argument("name", nargs="?", default="fashion-mnist", metavar="NAME", help="of another data set")
     commands.metavar = " | ".join(commands.choices)
