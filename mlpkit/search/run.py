@@ -36,8 +36,10 @@ def search(path, show=lambda trial, finished, study: None):
     scheduler that is not there, or no more: what was finished is kept, and the same call goes on.
     """
     study = read(path)
-    with warnings.catch_warnings(action="ignore"), opened(study) as found, client_of(study) as client:
-        Search(study, found, client, show).run()
+    with warnings.catch_warnings(action="ignore"), opened(study) as found:
+        if finished(found.trials) < Search(study, found, None, show).wanted:
+            with client_of(study) as client:
+                Search(study, found, client, show).run()
         return found
 
 
@@ -50,15 +52,17 @@ def opened(study):
         check_writable(file)
         url, busy = f"sqlite:///{file}", {"connect_args": {"timeout": 60}}  # seconds, while others write
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    beats = {"heartbeat_interval": study.heartbeat, "grace_period": 3 * study.heartbeat}
+    beats: dict = {"heartbeat_interval": study.heartbeat, "grace_period": 3 * study.heartbeat}
     try:
-        yield _loaded(study, RDBStorage(url, busy, heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(), **beats))
+        beats["heartbeat_stale_trial_callback"] = RetryHeartbeatStaleTrialCallback()
+        yield prepared(study, RDBStorage(url, busy, **beats))
     except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
         reason = short(getattr(error.__cause__ or error, "orig", error))
         raise OSError(f"{study.storage} can't be used ({reason}): mend that, and the same command goes on.") from error
 
 
-def _loaded(study, storage):
+def prepared(study, storage):
+    """Return the Optuna study of a `Study` in Optuna's storage, None for one in memory, with its sampler and pruner."""
     found = optuna.create_study(
         study_name=study.name, storage=storage, load_if_exists=True, direction=GOALS[study.goal]
     )
