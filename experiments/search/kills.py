@@ -121,7 +121,7 @@ def _children(pid):
     return sorted(found, reverse=True)
 
 
-def killed(path, kills, seed=0, port=18786, least=1.0, most=4.0, patience=240, progress=print):
+def killed(path, kills, seed=0, port=18786, least=0.5, most=2.5, patience=240, progress=print):
     """Run the study in `path` and kill so many processes at random; return what was killed, and what is left.
 
     least, most: seconds between two kills, once a worker has begun something since the last one. Raises TimeoutError

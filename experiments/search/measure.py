@@ -59,7 +59,7 @@ class Plan:
 
 
 USUAL = Plan()
-THOROUGH = Plan(studies=15, long=5, pairs=5, timed=24, files=(10, 100, 1000, 10_000), kills=20, killed_trials=80)
+THOROUGH = Plan(studies=15, long=5, pairs=5, files=(10, 100, 1000, 10_000), kills=20, killed_trials=80)
 
 
 def measure(save=results.save_part, progress=print, plan=USUAL):
@@ -168,41 +168,47 @@ def _timed(plan, count):
 
 
 def _files(plan, progress):
-    for trials in plan.files:
-        progress(f"asking with {trials} trials in the file")
-        for sampler in ("tpe", "random"):
-            yield {"kind": "file", "sampler": sampler, "trials": trials} | _asked(plan, sampler, trials)
+    import optuna
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "studies.db")
+        storage = optuna.storages.RDBStorage(f"sqlite:///{file}")
+        for trials in plan.files:
+            progress(f"asking with {trials:,} trials in the file")
+            for sampler in ("tpe", "random"):
+                yield {"kind": "file", "sampler": sampler, "trials": trials} | _asked(plan, sampler, trials, storage)
+                yield {"kind": "bytes", "trials": trials, "bytes": file.stat().st_size}
 
 
-def _asked(plan, sampler, count):
+def _asked(plan, sampler, count, storage):
+    """Return the seconds of some questions and of some results, once a study of a sampler has so many trials."""
     import optuna
 
     from mlpkit.search.run import prepared
 
-    study, rng = study_of(plan, sampler, 0), np.random.default_rng(0)
-    ranges = study.distributions()
-    with TemporaryDirectory() as folder:
-        storage = optuna.storages.RDBStorage(f"sqlite:///{folder}/studies.db")
-        found = prepared(study, storage)
-        for _ in range(count):
-            drawn = [10 ** rng.uniform(-3, 0), *(rng.choice(SEARCH[n]["choices"]).item() for n in list(SEARCH)[1:])]
-            params = dict(zip(SEARCH, drawn, strict=True))
-            found.add_trial(optuna.create_trial(params=params, distributions=ranges, value=rng.uniform(0.8, 0.97)))
-        samples: dict[str, list[float]] = {"ask": [], "tell": []}
-        for _ in range(8):
-            began = time.perf_counter()
-            trial = found.ask(ranges)
-            asked = time.perf_counter()
-            found.tell(trial, 0.9)
-            samples["ask"].append(round(asked - began, 5))
-            samples["tell"].append(round(time.perf_counter() - asked, 5))
-        return samples | {"bytes": Path(folder, "studies.db").stat().st_size}
+    study, rng = study_of(plan, sampler, 0), np.random.default_rng(count)
+    ranges, found = study.distributions(), prepared(study, storage)
+    for _ in range(count - len(found.trials)):
+        drawn = [10 ** rng.uniform(-3, 0), *(rng.choice(SEARCH[n]["choices"]).item() for n in list(SEARCH)[1:])]
+        params = dict(zip(SEARCH, drawn, strict=True))
+        found.add_trial(optuna.create_trial(params=params, distributions=ranges, value=rng.uniform(0.8, 0.97)))
+    samples: dict[str, list[float]] = {"ask": [], "tell": []}
+    for _ in range(8):
+        began = time.perf_counter()
+        trial = found.ask(ranges)
+        asked = time.perf_counter()
+        found.tell(trial, 0.9)
+        samples["ask"].append(round(asked - began, 5))
+        samples["tell"].append(round(time.perf_counter() - asked, 5))
+    return samples
 
 
 # Processes that are killed
 
 
 def _kills(plan, progress):
+    if not plan.kills:
+        return
     with TemporaryDirectory() as folder:
         path = Path(folder, "killed.toml")
         kills.write(path, plan.engine, plan.images, plan.killed_trials, epochs=4, heartbeat=1)
