@@ -11,6 +11,7 @@ from distributed import Client, LocalCluster, SSHCluster, WorkerPlugin
 
 from mlpkit import engines, machine
 
+PATIENCE = 20  # seconds to wait for a scheduler
 DEATHS = 3  # of its workers: then a trial is given up
 THREADS = ("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -26,16 +27,24 @@ class OwnGpu(WorkerPlugin):
 def client_of(study):
     """Yield a Dask client whose workers are the study's. Raises OSError for an address where no scheduler answers."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # that a worker has died is ours to tell
-    with _cluster_of(study) as cluster, Client(cluster or study.cluster, timeout=20) as client:
+    with _cluster_of(study) as cluster, _connected(cluster or study.cluster) as client:
         if study.cluster == "local" and engines.on_gpu(study.engine):
             client.register_plugin(OwnGpu())
         yield client
+
+
+def _connected(where):
+    try:
+        return Client(where, timeout=PATIENCE)
+    except (OSError, ValueError) as error:
+        raise OSError(f"no scheduler answers at {where}: start one there, `dask scheduler`.") from error
 
 
 def _cluster_of(study):
     """Return a new cluster, or an empty context for an address."""
     deaths = {"allowed_failures": DEATHS - 1}
     if study.cluster == "local":
+        engines.load(study.engine)  # or why it can't run here
         count = study.workers or (_gpus() if engines.on_gpu(study.engine) else machine.cores() // study.threads or 1)
         options = {"env": dict.fromkeys(THREADS, str(study.threads)), "silence_logs": logging.CRITICAL}
         return LocalCluster(None, count, 1, dashboard_address=None, scheduler_kwargs=deaths, **options)

@@ -9,6 +9,7 @@ what it did, and a trial that three workers died of is given up.
 import time
 import warnings
 from contextlib import contextmanager
+from operator import itemgetter
 
 import optuna
 from distributed import TimeoutError as NotYet
@@ -23,7 +24,7 @@ from mlpkit.words import short
 
 from .cluster import DEATHS, client_of
 from .study import FACTOR, GOALS, read
-from .task import train_to, value_of
+from .task import train_to
 
 WORST = 0.0, float("inf")  # what a training that diverged is worth
 
@@ -126,9 +127,9 @@ class Search:
 
     def start(self, trial, rung, before=None):
         """Have a trial trained up to a rung."""
-        key = f"{self.study.name}-{trial.number}-{rung}"
-        part = self.client.submit(train_to, self.study, trial.params, self.study.rungs()[rung], before, key=key)
-        self.running[self.client.submit(value_of, part, key=f"{key}-value")] = trial, rung, part
+        epochs = self.study.rungs()[rung]
+        part = self.client.submit(train_to, self.study, trial.params, epochs, before, pure=False)  # as its own task
+        self.running[self.client.submit(itemgetter(0), part)] = trial, rung, part
         self.met.add(trial._trial_id)
 
     def look(self):

@@ -86,7 +86,7 @@ class Study:
             return span["choices"]
         spaced = np.geomspace if span.get("log") else np.linspace
         values = spaced(span["low"], span["high"], check_count(f"{name}'s points", span.get("points"), 2))
-        return sorted({*values.round().astype(int).tolist()}) if whole else values.clip(values[0], span["high"]).tolist()
+        return sorted({*values.round().astype(int).tolist()} if whole else values.clip(span["low"], span["high"]).tolist())
 
     def points(self):
         """Return all points of the grid, a list of choices by name."""

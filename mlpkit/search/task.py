@@ -34,11 +34,6 @@ def train_to(study, choices, epochs, before=None):
     return float(np.mean(values)), checkpoints
 
 
-def value_of(part):
-    """Return the value alone of what `train_to` returned."""
-    return part[0]
-
-
 @lru_cache(1)
 def _parts(name, images):
     train, validation = load(name)[1:3]
