@@ -16,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -108,7 +109,12 @@ def train(options):
     if options.save:
         _check_apart(options.save, options.checkpoints)
         check_writable(options.save)
-    dataset = data.load(options.data)
+    dataset, train_by = data.load(options.data), recipe.train
+    if options.ranks or options.gpus:
+        from .parallel import ranks  # a training in one process needs none of it
+
+        several = {"ranks": options.ranks or options.gpus, "gpus": bool(options.gpus)}
+        train_by = partial(ranks.train, recipe, **several)
     with (
         tqdm(total=recipe.epochs, unit="epoch", disable=None) as bar,
         warnings.catch_warnings(),
@@ -116,9 +122,9 @@ def train(options):
     ):
         warnings.showwarning = _show_warning
         try:
-            network, history = recipe.train(
+            network, history = train_by(
                 dataset,
-                options.engine,
+                engine=options.engine,
                 patience=options.patience,
                 checkpoints=options.checkpoints,
                 resume=options.resume,
@@ -285,6 +291,9 @@ def _add_train_options(parser):
     parser.add_argument("--checkpoints", type=_path, metavar="FOLDER", help="keep last.npz and best.npz there")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in that folder")
     parser.add_argument("--save", type=_path, metavar="FILE", help="write the trained network to this .npz file")
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--ranks", type=int, metavar="N", help="train in so many processes, each its share of a batch")
+    several.add_argument("--gpus", type=int, metavar="N", help="train on so many GPUs, a process each")
     parser.add_argument("--test", action="store_true", help="read the test set too, at the end")
 
 
