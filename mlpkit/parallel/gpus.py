@@ -5,16 +5,15 @@ One process a GPU: a graph that is captured by one process for several devices i
 
 import numpy as np
 
+from mlpkit.kernels import gpu
+
 TYPES = {np.dtype(np.float32): "NCCL_FLOAT32", np.dtype(np.float64): "NCCL_FLOAT64"}
 
 
 def check(count):
     """Return what lets so many ranks find each other. Raises ValueError where there are fewer GPUs, or no NCCL."""
-    import cupy as cp
-
-    found = cp.cuda.runtime.getDeviceCount()
-    if found < count:
-        raise ValueError(f"{count} GPUs are asked for, and this machine has {found}: take --gpus {found}.")
+    if gpu.count() < count:
+        raise ValueError(f"{count} GPUs are asked for, and this machine has {gpu.count()}: take as many.")
     try:
         from cupy.cuda import nccl
     except ImportError as error:

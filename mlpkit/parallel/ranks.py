@@ -6,12 +6,12 @@ The first rank writes checkpoints, and says after each epoch what it has, so tha
 import os
 import shutil
 import signal
-from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
+from unittest.mock import patch
 
 from mlpkit import engines, machine
 from mlpkit.checks import check_count
@@ -41,7 +41,8 @@ def train(recipe, dataset, engine=engines.BASELINE, *, ranks=2, gpus=False, on_e
     barrier, parts = context.Barrier(ranks), (dataset.train, dataset.validation)
     started = []
     try:
-        with TemporaryDirectory() as folder, _threads(max(1, machine.cores() // ranks)):
+        threads = dict.fromkeys(THREADS, str(max(1, machine.cores() // ranks)))
+        with TemporaryDirectory() as folder, patch.dict(os.environ, threads):
             for rank in range(ranks):
                 ours, theirs = context.Pipe()
                 meeting = rank, ranks, memory and memory.name, barrier, identifier
@@ -84,18 +85,6 @@ def _options(options, rank, folder):
     return own
 
 
-@contextmanager
-def _threads(count):
-    """Let the processes that start within have so many threads each."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ |= dict.fromkeys(THREADS, str(count))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
-
-
 def _rank(pipe, rank, ranks, memory, barrier, identifier, recipe, parts, engine, options):
     """Be a rank: train, and tell what was found."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it decides
@@ -122,7 +111,7 @@ def _heard(network, pipes, on_epoch):
     """Return the network and the history that the ranks have found. Raises their error, RankLost where one is dead."""
     history, names = History(), {pipe: number for number, pipe in enumerate(pipes)}
     try:
-        while True:
+        while names:
             for pipe in connection.wait([*names]):
                 try:
                     kind, *what = pipe.recv()
@@ -143,6 +132,7 @@ def _heard(network, pipes, on_epoch):
                     on_epoch(history)
                 if kind == "done":
                     return network, history
+        raise RankLost("the ranks have lost each other: resume the training.")
     except KeyboardInterrupt:
         history.stopped = "interrupted"
         return network, history

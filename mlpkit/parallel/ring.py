@@ -56,17 +56,3 @@ class Ring:
         """Give the memory back."""
         self.boxes.clear()
         self.memory.close()
-
-
-def summed_like_a_ring(vectors):
-    """Return the sum of the ranks' vectors as the ring adds them up: chunk c begins with rank c's values."""
-    ranks = len(vectors)
-    cut = [np.array_split(vector, ranks) for vector in vectors]
-    sums = []
-    for chunk in range(ranks):
-        found = cut[chunk][chunk].copy()
-        for step in range(1, ranks):
-            rank = (chunk + step) % ranks
-            found = cut[rank][chunk] + found
-        sums.append(found)
-    return np.concatenate(sums)

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from distributed import Client, LocalCluster, SSHCluster, WorkerPlugin
 
 from mlpkit import engines, machine
+from mlpkit.kernels import gpu
 
 PATIENCE = 20  # seconds to wait for a scheduler
 DEATHS = 3  # of its workers: then a trial is given up
@@ -45,7 +46,7 @@ def _cluster_of(study):
     deaths = {"allowed_failures": DEATHS - 1}
     if study.cluster == "local":
         engines.load(study.engine)  # or why it can't run here
-        count = study.workers or (_gpus() if engines.on_gpu(study.engine) else machine.cores() // study.threads or 1)
+        count = study.workers or (gpu.count() if engines.on_gpu(study.engine) else machine.cores() // study.threads or 1)
         options = {"env": dict.fromkeys(THREADS, str(study.threads)), "silence_logs": logging.CRITICAL}
         return LocalCluster(None, count, 1, dashboard_address=None, scheduler_kwargs=deaths, **options)
     if study.cluster == "ssh":
@@ -59,9 +60,3 @@ def _cluster_of(study):
         cluster.scale(study.workers or 1)
         return cluster
     return nullcontext()
-
-
-def _gpus():
-    import cupy as cp
-
-    return cp.cuda.runtime.getDeviceCount()

@@ -22,6 +22,7 @@ FLOORS = (  # the lowest first
     "optim",
     "executors",
     "course plots training",
+    "parallel search",
     "__main__",
     "experiments",
 )
