@@ -53,9 +53,8 @@ def train(recipe, dataset, engine=engines.BASELINE, *, ranks=2, gpus=False, on_e
                 started.append((ours, process))
             return _heard(network, dict(started), on_epoch)
     finally:
-        barrier.abort()
         for _, process in started:
-            process.kill()
+            process.kill()  # one that was killed in the barrier has left it locked, so nobody can be told there
             process.join()
         if memory:
             memory.close()
