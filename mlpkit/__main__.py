@@ -201,8 +201,10 @@ def search(options):
         raise ImportError(f"a search needs {error.name}: {sys.executable} -m pip install -e '.[search]'.") from error
 
     def show(trial, finished, study):
-        choices = ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-                            for name, value in trial.params.items())
+        choices = ", ".join(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in trial.params.items()
+        )
         ended = f"{trial.state.name.lower()} {trial.value:.4f}" if trial.values else trial.user_attrs.get("why", "")
         bar.write(f"trial {trial.number:>4}: {choices}: {ended}")
         bar.update(finished - bar.n)
@@ -211,7 +213,9 @@ def search(options):
     with tqdm(total=study.trials, unit="trial", disable=None) as bar, interrupts.heeded(again=0):
         found = run.search(options.study, show)
     best = found.best_trial
-    print(f"the best of {len(found.trials)} trials is number {best.number}, {study.goal} {best.value:.4f}: {best.params}")
+    print(
+        f"the best of {len(found.trials)} trials is number {best.number}, {study.goal} {best.value:.4f}: {best.params}"
+    )
 
 
 def _show_warning(message, *_):

@@ -65,13 +65,22 @@ class Processes:
     def __init__(self, path, port, workers=2):
         self.path, self.port, self.workers = path, port, workers
         self.found = {}
-        self.environment = os.environ | {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "9"}  # chance may hit one often
+        self.environment = os.environ | {
+            "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "9"
+        }  # chance may hit one often
         address = f"tcp://127.0.0.1:{port}"
         text = path.read_text(encoding="utf-8")
         path.write_text(f'cluster = "{address}"\n{text}', encoding="utf-8")
         worker = ["distributed.cli.dask_worker", address, "--nthreads", "1", "--no-dashboard", "--death-timeout", "5"]
         self.commands = {
-            "scheduler": ["distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"],
+            "scheduler": [
+                "distributed.cli.dask_scheduler",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--no-dashboard",
+            ],
             **{f"worker {number}": worker for number in range(workers)},
             "client": ["experiments.search.kills", str(path)],
         }

@@ -55,7 +55,9 @@ def table(record):
         asked = 1e3 * np.median(run["ask"])
         lines.append(f"{run['sampler']:<10}{run['trials']:>8,} trials in the file: {asked:8.1f} ms to ask")
     for run in results.runs(record, kind="kills"):
-        lines.append(f"{len(run['killed'])} processes killed: {run['states']}, {run['begun']} begun, {run['twice']} twice")
+        lines.append(
+            f"{len(run['killed'])} processes killed: {run['states']}, {run['begun']} begun, {run['twice']} twice"
+        )
     for run in results.runs(record, kind="sweep"):
         best = int(np.argmax(run["accuracy"]))
         lines.append(f"fifteen rates in a launch: the best is {run['rates'][best]:.4g}, {run['accuracy'][best]:.2%}")

@@ -68,7 +68,9 @@ def check_ranks(recipe, engine, ranks, gpus):
         here, wanted = ("CPU", "ranks") if gpus else ("GPU", "gpus")
         raise ValueError(f"{engine} computes on the {here}: say how many {wanted} there shall be.")
     if recipe.batch_size % ranks:
-        raise ValueError(f"a batch of {recipe.batch_size} can't be shared by {ranks} ranks: take a multiple of {ranks}.")
+        raise ValueError(
+            f"a batch of {recipe.batch_size} can't be shared by {ranks} ranks: take a multiple of {ranks}."
+        )
 
 
 def _options(options, rank, folder):

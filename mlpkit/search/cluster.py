@@ -46,7 +46,9 @@ def _cluster_of(study):
     deaths = {"allowed_failures": DEATHS - 1}
     if study.cluster == "local":
         engines.load(study.engine)  # or why it can't run here
-        count = study.workers or (gpu.count() if engines.on_gpu(study.engine) else machine.cores() // study.threads or 1)
+        count = study.workers or (
+            gpu.count() if engines.on_gpu(study.engine) else machine.cores() // study.threads or 1
+        )
         options = {"env": dict.fromkeys(THREADS, str(study.threads)), "silence_logs": logging.CRITICAL}
         return LocalCluster(None, count, 1, dashboard_address=None, scheduler_kwargs=deaths, **options)
     if study.cluster == "ssh":

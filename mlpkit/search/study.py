@@ -86,7 +86,9 @@ class Study:
             return span["choices"]
         spaced = np.geomspace if span.get("log") else np.linspace
         values = spaced(span["low"], span["high"], check_count(f"{name}'s points", span.get("points"), 2))
-        return sorted({*values.round().astype(int).tolist()} if whole else values.clip(span["low"], span["high"]).tolist())
+        return sorted(
+            {*values.round().astype(int).tolist()} if whole else values.clip(span["low"], span["high"]).tolist()
+        )
 
     def points(self):
         """Return all points of the grid, a list of choices by name."""
@@ -128,7 +130,9 @@ def _check(study):
         raise ValueError(f"cluster must be {', '.join(CLUSTERS)} or an address with ://, not {study.cluster!r}.")
     for name in (*study.recipe, *study.search):
         if name not in KEYS or (name in study.search and name in ("epochs", "seed", "settings")):
-            raise ValueError(f"{short(name, 40)!r} can't be set there; of a recipe's choices there are {', '.join(KEYS)}.")
+            raise ValueError(
+                f"{short(name, 40)!r} can't be set there; of a recipe's choices there are {', '.join(KEYS)}."
+            )
     ends = {name: getattr(d, "choices", None) or (d.low, d.high) for name, d in study.distributions().items()}
     for name, value in [(name, value) for name, values in ends.items() for value in values]:
         recipe = study.recipe_of({other: values[0] for other, values in ends.items()} | {name: value})
@@ -141,7 +145,10 @@ def _distribution(name, span):
     match span:
         case {"choices": [_, *_] as choices, **more} if not more:
             return CategoricalDistribution(choices)
-        case {"low": int() | float() as low, "high": int() | float() as high, **more} if more.keys() <= {"log", "points"}:
+        case {"low": int() | float() as low, "high": int() | float() as high, **more} if more.keys() <= {
+            "log",
+            "points",
+        }:
             if -np.inf < low < high < np.inf and (low > 0 or not more.get("log")):
                 kind = IntDistribution if type(low) is type(high) is int else FloatDistribution
                 return kind(low, high, log=bool(more.get("log")))

@@ -87,7 +87,9 @@ def test_the_ring_adds_up_in_its_own_order_and_all_have_the_same_bits(count, n):
     for queue in queues:
         queue.send = queue.put
     try:
-        threads = [Thread(target=ring_of, args=(r, count, memory.name, barrier, vectors, queues[r])) for r in range(count)]
+        threads = [
+            Thread(target=ring_of, args=(r, count, memory.name, barrier, vectors, queues[r])) for r in range(count)
+        ]
         for thread in threads:
             thread.start()
         found = [queue.get(timeout=20) for queue in queues]
