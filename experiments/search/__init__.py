@@ -1,8 +1,8 @@
 """Is a clever search better than a lucky one, and is anything lost when processes die?
 
-The record "search" holds studies of 60 short trainings each, proposed by Optuna's TPE, at random and on a grid, and what
-their winners are worth from other seeds; the same with Hyperband; how long two workers take and one; how long Optuna
-takes to propose as its file grows; fifteen rates trained in one launch, where there is a GPU; and a search whose
+The record "search" holds studies of 60 short trainings each, proposed by Optuna's TPE, at random and on a grid, and
+what their winners are worth from other seeds; the same with Hyperband; how long two workers take and one; how long
+Optuna takes to propose as its file grows; fifteen rates trained in one launch, where there is a GPU; and a search whose
 processes are killed at random.
 """
 

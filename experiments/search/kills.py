@@ -55,7 +55,7 @@ def client(path):
     from mlpkit.__main__ import main
     from mlpkit.search import run
 
-    run.train_to = logged
+    vars(run)["train_to"] = logged
     return main(["search", path])
 
 
@@ -136,7 +136,8 @@ def killed(path, kills, seed=0, port=18786, least=0.5, most=2.5, patience=240, p
     least, most: seconds between two kills, once a worker has begun something since the last one. Raises TimeoutError
     where it has not ended in so many seconds after the last kill.
     """
-    rng, done, processes = random.Random(seed), [], Processes(path, port)
+    rng, processes = random.Random(seed), Processes(path, port)
+    done: list[str] = []
     log = path.with_suffix(".log")
     log.touch()
     try:
@@ -158,7 +159,7 @@ def killed(path, kills, seed=0, port=18786, least=0.5, most=2.5, patience=240, p
 
 
 def left(path):
-    """Return what is in a study's file: whether it is whole, and how many trials are in which state, begun, or double."""
+    """Return what is in a study's file: whether it is whole, how many trials are in which state, begun, or double."""
     with sqlite3.connect(path.with_name("studies.db")) as file:
         (whole,) = file.execute("pragma integrity_check").fetchone()
         states = dict(file.execute("select state, count(*) from trials group by state"))

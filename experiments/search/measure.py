@@ -22,7 +22,7 @@ from mlpkit.training.recipe import Recipe
 
 from . import kills
 
-SEARCH = {
+SEARCH: dict[str, Any] = {
     "lr": {"low": 1e-3, "high": 1.0, "log": True, "points": 5},
     "optimizer": {"choices": ["sgd", "momentum", "adam"]},
     "batch_size": {"choices": [32, 128]},
@@ -37,8 +37,8 @@ class Plan:
     """How much to measure: so many studies by each sampler, of so many trials, trained for so many epochs.
 
     fresh: seeds from which each winner is trained again. long: studies with and without Hyperband, of `long_epochs`.
-    timed: trials of one worker and of two, `pairs` times. files: trials in a file when Optuna is asked. kills: processes
-    that are killed in a search of `killed_trials`. sweeps: launches of fifteen rates on a GPU.
+    timed: trials of one worker and of two, `pairs` times. files: trials in a file when Optuna is asked. kills: so many
+    processes are killed in a search of `killed_trials`. sweeps: launches of fifteen rates on a GPU.
     """
 
     engine: str = "numba_step"
@@ -100,7 +100,8 @@ def one(plan, sampler, number, epochs, pruner):
     study = study_of(plan, sampler, number, epochs, pruner)
     found, trials = prepared(study, None), []
     for _ in range(plan.trials):
-        trial, part, began, end = found.ask(study.distributions()), None, time.perf_counter(), 0
+        trial, began, end = found.ask(study.distributions()), time.perf_counter(), 0
+        part: Any = None
         for end in study.rungs():
             part = train_to(study, trial.params, end, part)
             trial.report(part[0], end)

@@ -33,7 +33,8 @@ def fresh(record, sampler, part=0):
 def speedup(record):
     """Return how many times as fast two workers are as one, pair by pair, (pairs,)."""
     seconds = [[run["seconds"] for run in results.runs(record, kind="workers", workers=n)] for n in (1, 2)]
-    return np.divide(*seconds)
+    one, two = np.array(seconds)
+    return one / two
 
 
 @results.reads

@@ -11,6 +11,7 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
+from typing import Any
 from unittest.mock import patch
 
 from mlpkit import engines, machine
@@ -89,7 +90,7 @@ def _options(options, rank, folder):
 def _rank(pipe, rank, ranks, memory, barrier, identifier, recipe, parts, engine, options):
     """Be a rank: train, and tell what was found."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it decides
-    Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()
+    Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     try:
         if identifier:
             seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -102,18 +103,26 @@ def _rank(pipe, rank, ranks, memory, barrier, identifier, recipe, parts, engine,
                 pipe.send((kind, history, *map(network.engine.to_numpy, (network.theta, network.statistics))))
 
         chosen = {name: getattr(recipe, name) for name in ("epochs", "batch_size", "seed", "augment")}
-        optimizer = recipe.make_optimizer(network, len(parts[0].y))
-        tell(fit(network, optimizer, *parts, on_epoch=tell, **chosen, **options), "done")
+        optimizer, (train, validation) = recipe.make_optimizer(network, len(parts[0].y)), parts
+        tell(fit(network, optimizer, train, validation, on_epoch=tell, **chosen, **options), "done")
     except Exception as error:
         pipe.send(("error", error))
+
+
+def _end_with(process):
+    """End this process with the one that has started it."""
+    process.join()
+    os._exit(1)
 
 
 def _heard(network, pipes, on_epoch):
     """Return the network and the history that the ranks have found. Raises their error, RankLost where one is dead."""
     history, names = History(), {pipe: number for number, pipe in enumerate(pipes)}
+    ready: Any
     try:
         while names:
-            for pipe in connection.wait([*names]):
+            ready = connection.wait([*names])
+            for pipe in ready:
                 try:
                     kind, *what = pipe.recv()
                 except EOFError:

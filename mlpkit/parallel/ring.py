@@ -1,4 +1,4 @@
-"""A ring all-reduce: each rank talks to its neighbour alone, and sends no more than twice the vector, however many ranks.
+"""A ring all-reduce: each rank talks to its neighbour alone, and sends at most twice the vector, however many ranks.
 
 The vector is cut into as many chunks as there are ranks. In the first half each chunk travels once around the ring, and
 every rank adds its own values to it: then each rank has the whole sum of one chunk. In the second half these sums
@@ -7,6 +7,7 @@ travel around. See Patarasuk and Yuan (2009), "Bandwidth optimal all-reduce algo
 
 from multiprocessing.shared_memory import SharedMemory
 from threading import BrokenBarrierError
+from typing import cast
 
 import numpy as np
 
@@ -26,8 +27,8 @@ class Ring:
     def __init__(self, rank, ranks, memory, barrier):
         self.rank, self.ranks, self.barrier = rank, ranks, barrier
         self.memory = SharedMemory(memory) if isinstance(memory, str) else memory
-        size = self.memory.size // ranks
-        self.boxes = [self.memory.buf[size * one : size * (one + 1)] for one in range(ranks)]
+        size, buffer = self.memory.size // ranks, cast(memoryview, self.memory.buf)
+        self.boxes = [buffer[size * one : size * (one + 1)] for one in range(ranks)]
 
     def sum(self, vector):
         """Add the vectors of all ranks, in place: each has the same bits then. vector (n,): NumPy's, of one dtype."""

@@ -17,7 +17,7 @@ DEATHS = 3  # of its workers: then a trial is given up
 THREADS = ("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class OwnGpu(WorkerPlugin):
+class OwnGpu(WorkerPlugin):  # type: ignore[misc, unused-ignore]
     """Gives each of this machine's workers a GPU of its own, before it looks for one. Their names are 0, 1, ..."""
 
     def setup(self, worker):

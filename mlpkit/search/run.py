@@ -1,14 +1,14 @@
 """The loop of a search: ask Optuna what to try, have it trained, tell Optuna how good it was.
 
 The client alone reads and writes the storage, a transaction at a time. A trial that is under way has a heartbeat there.
-One whose heartbeat has stopped, as its client was killed, is marked as failed by whoever looks next, and its choices are
-tried again: so a second client may even help. A worker that dies is the scheduler's business: another one does again
-what it did, and a trial that three workers died of is given up.
+One whose heartbeat has stopped, as its client was killed, is marked as failed by whoever looks next, and its choices
+are tried again: so a second client may even help. A worker that dies is the scheduler's business: another one does
+again what it did, and a trial that three workers died of is given up.
 """
 
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import itemgetter
 
 import optuna
@@ -23,7 +23,8 @@ from mlpkit.files import check_writable
 from mlpkit.words import short
 
 from .cluster import DEATHS, client_of
-from .study import FACTOR, GOALS, read
+from .study import FACTOR, GOALS
+from .study import read as read
 from .task import train_to
 
 WORST = 0.0, float("inf")  # what a training that diverged is worth
@@ -84,7 +85,7 @@ def prepared(study, storage):
 
 
 class Search:
-    """Runs trials on the client's workers, one each; `running` are their values to come, each with (trial, rung, part)."""
+    """Runs trials on the client's workers, one each; `running` are their values to come, with (trial, rung, part)."""
 
     def __init__(self, study, found, client, show):
         self.study, self.found, self.client, self.show = study, found, client, show
@@ -134,10 +135,8 @@ class Search:
 
     def look(self):
         """Wait until a trial has come further, or it is time for heartbeats; tell Optuna what was found."""
-        try:
+        with suppress(NotYet):
             wait([*self.running], self.study.heartbeat / 2, "FIRST_COMPLETED") if self.running else time.sleep(0.2)
-        except NotYet:
-            pass
         for value in [value for value in self.running if value.done()]:
             self.came(value, *self.running.pop(value))
         for trial, *_ in self.running.values():

@@ -21,10 +21,10 @@ GOALS = {"accuracy": "maximize", "loss": "minimize"}
 CHOICES = {"sampler": ("tpe", "random", "grid"), "pruner": ("hyperband", "none"), "goal": tuple(GOALS)}
 CHOICES |= {"data": data.names(), "engine": engines.names()}
 COUNTS = {"trials": 1, "images": 1, "seed": 0, "seeds": 1, "heartbeat": 1, "workers": 1, "threads": 1}
-FREE = "path trials storage heartbeat cluster workers threads hosts slurm".split()  # may change from run to run
+FREE = "path trials storage heartbeat cluster workers threads hosts slurm"  # what may change from run to run
 CLUSTERS = ("local", "ssh", "slurm")
 KINDS: dict[type, str] = {str: "name storage cluster", dict: "search recipe slurm", list: "hosts"}
-WORDS = {str: "a text", dict: "a table that says something, such as lr = {low = 1e-3, high = 1.0}", list: "a list"}
+WORDS: dict[type, str] = {str: "a text", list: "a list", dict: "a table, such as lr = {low = 1e-3, high = 1.0}"}
 EMPTY = "recipe slurm hosts"  # may be left out
 KEYS = [each.name for each in fields(Recipe) if each.name not in ("augment", "dtype")]
 FACTOR = 3  # of Hyperband: one trial in so many goes on to the next rung, for so many times as many epochs
@@ -96,7 +96,7 @@ class Study:
 
     def settings(self):
         """Return what must stay the same as long as the study goes on, as JSON can hold it."""
-        return {name: value for name, value in asdict(self).items() if name not in FREE}
+        return {name: value for name, value in asdict(self).items() if name not in FREE.split()}
 
 
 @short_sentences()
@@ -145,11 +145,9 @@ def _distribution(name, span):
     match span:
         case {"choices": [_, *_] as choices, **more} if not more:
             return CategoricalDistribution(choices)
-        case {"low": int() | float() as low, "high": int() | float() as high, **more} if more.keys() <= {
-            "log",
-            "points",
-        }:
-            if -np.inf < low < high < np.inf and (low > 0 or not more.get("log")):
+        case {"low": int() | float() as low, "high": int() | float() as high, **more}:
+            rising = -np.inf < low < high < np.inf and (low > 0 or not more.get("log"))
+            if rising and more.keys() <= {"log", "points"}:
                 kind = IntDistribution if type(low) is type(high) is int else FloatDistribution
                 return kind(low, high, log=bool(more.get("log")))
     raise ValueError(f"{name} needs choices = [...], or numbers low < high, with log = true (above 0) and points = 5.")

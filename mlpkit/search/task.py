@@ -20,8 +20,8 @@ from mlpkit.training.fit import Diverged, fit
 def train_to(study, choices, epochs, before=None):
     """Train a trial's networks to the end of so many epochs; return (value, their checkpoints).
 
-    before: what this returned for fewer epochs. value: the mean of the validation's goal over the seeds; a training that
-    diverged counts as badly as can be. Raises what `Recipe` and `fit` raise.
+    before: what this returned for fewer epochs. value: the mean of the validation's goal over the seeds; a training
+    that diverged counts as badly as can be. Raises what `Recipe` and `fit` raise.
     """
     recipes = [study.recipe_of(choices, number) for number in range(study.seeds)]
     parts = _parts(study.data, study.images)

@@ -130,7 +130,7 @@ CPU = [name for name in engines.names() if not engines.on_gpu(name) and not engi
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", CPU)
 def test_every_cpu_engine_takes_part(few, engine):
-    network, history = ranks.train(RECIPE, few, engine, ranks=2)
+    network, _ = ranks.train(RECIPE, few, engine, ranks=2)
     alone = in_one_process(RECIPE, few, 2)
     np.testing.assert_allclose(network.engine.to_numpy(network.theta), alone.theta, rtol=1e-3, atol=1e-5)
     again, _ = ranks.train(RECIPE, few, engine, ranks=2)

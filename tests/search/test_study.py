@@ -51,7 +51,7 @@ WRONG = {
     "no storage": ('storage = ""', {}, "storage must be a text"),
     "another cluster": ('cluster = "cloud"', {}, "cluster must be local, ssh, slurm or an address"),
     "hosts in one text": ('hosts = "one, two"', {}, "hosts must be a list"),
-    "nothing to search": ("", {"search": ""}, "search must be a table that says something"),
+    "nothing to search": ("", {"search": ""}, "search must be a table, such as lr"),
     "no recipe's choice": ("", {"search": "rate = {low = 1, high = 2}"}, "'rate' can't be set there"),
     "epochs searched for": ("", {"search": "epochs = {low = 1, high = 2}"}, "'epochs' can't be set there"),
     "a number alone": ("", {"search": "lr = 0.1"}, "lr needs choices = [...], or numbers low < high"),
