@@ -109,12 +109,7 @@ def train(options):
     if options.save:
         _check_apart(options.save, options.checkpoints)
         check_writable(options.save)
-    dataset, train_by = data.load(options.data), recipe.train
-    if options.ranks or options.gpus:
-        from .parallel import ranks  # a training in one process needs none of it
-
-        several = {"ranks": options.ranks or options.gpus, "gpus": bool(options.gpus)}
-        train_by = partial(ranks.train, recipe, **several)
+    dataset, train_by = data.load(options.data), _train_by(recipe, options)
     with (
         tqdm(total=recipe.epochs, unit="epoch", disable=None) as bar,
         warnings.catch_warnings(),
@@ -142,6 +137,16 @@ def train(options):
             if earlier:
                 say(f"the network of an earlier training is now {earlier}.")
     return _report(history, network, dataset, options.test)
+
+
+def _train_by(recipe, options):
+    """Return what trains: the recipe in this process, or several ranks."""
+    if options.ranks is None and options.gpus is None:
+        return recipe.train
+    from .parallel import ranks  # a training in one process needs none of it
+
+    count = options.gpus if options.ranks is None else options.ranks
+    return partial(ranks.train, recipe, ranks=count, gpus=options.ranks is None)
 
 
 def _report(history, network, dataset, test):
