@@ -138,7 +138,8 @@ class Search:
         with suppress(NotYet):
             wait([*self.running], self.study.heartbeat / 2, "FIRST_COMPLETED") if self.running else time.sleep(0.2)
         for value in [value for value in self.running if value.done()]:
-            self.came(value, *self.running.pop(value))
+            with suppress(optuna.exceptions.UpdateFinishedTrialError):  # another client took this one for dead
+                self.came(value, *self.running.pop(value))
         for trial, *_ in self.running.values():
             self.storage.record_heartbeat(trial._trial_id)
 

@@ -105,6 +105,7 @@ def test_a_search_ends_with_its_trials_and_goes_on_when_there_are_more(tmp_path,
     assert more.best_value == max(trial.value for trial in more.trials)
 
 
+@pytest.mark.slow
 def test_hyperband_leaves_most_trials_early_and_the_best_one_goes_to_the_end(tmp_path, quick):
     found = run.search(written(tmp_path, trials=18, sampler="tpe", pruner="hyperband"))
     ends = [trial.last_step for trial in found.trials]
@@ -151,6 +152,19 @@ def test_two_studies_at_once_in_one_file(tmp_path, quick, client):
                 if search.running:
                     search.look()
         assert states(one) == states(two) == ["COMPLETE"] * 6
+
+
+def test_a_trial_that_another_client_took_for_dead_has_one_result(tmp_path, quick, client):
+    """As of a laptop that slept: what it then tells is too late, and nobody counts it twice."""
+    study = read(written(tmp_path, trials=2))
+    with warnings.catch_warnings(action="ignore"), run.opened(study) as found:
+        late = run.Search(study, found, client, lambda *_: None)
+        late.fill()
+        found.tell(0, state=run.TrialState.FAIL)
+        late.look()
+        while late.fill() or late.running:
+            late.look()
+        assert states(found) == ["FAIL", "COMPLETE", "COMPLETE"]
 
 
 def test_another_study_of_the_same_name_is_refused(tmp_path, quick):
