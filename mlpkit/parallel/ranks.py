@@ -105,6 +105,7 @@ def _rank(pipe, rank, ranks, memory, barrier, identifier, recipe, parts, engine,
         chosen = {name: getattr(recipe, name) for name in ("epochs", "batch_size", "seed", "augment")}
         optimizer, (train, validation) = recipe.make_optimizer(network, len(parts[0].y)), parts
         tell(fit(network, optimizer, train, validation, on_epoch=tell, **chosen, **options), "done")
+        communicator.close()
     except Exception as error:
         pipe.send(("error", error))
 
