@@ -11,6 +11,7 @@ from distributed import Client, LocalCluster, SSHCluster, WorkerPlugin
 
 from mlpkit import engines, machine
 from mlpkit.kernels import gpu
+from mlpkit.words import short
 
 PATIENCE = 20  # seconds to wait for a scheduler
 DEATHS = 3  # of its workers: then a trial is given up
@@ -28,7 +29,7 @@ class OwnGpu(WorkerPlugin):  # type: ignore[misc, unused-ignore]
 def client_of(study):
     """Yield a Dask client whose workers are the study's. Raises OSError for an address where no scheduler answers."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # that a worker has died is ours to tell
-    with _cluster_of(study) as cluster, _connected(cluster or study.cluster) as client:
+    with _started(study) as cluster, _connected(cluster or study.cluster) as client:
         if study.cluster == "local" and engines.on_gpu(study.engine):
             client.register_plugin(OwnGpu())
         yield client
@@ -39,6 +40,13 @@ def _connected(where):
         return Client(where, timeout=PATIENCE)
     except (OSError, ValueError) as error:
         raise OSError(f"no scheduler answers at {where}: start one there, `dask scheduler`.") from error
+
+
+def _started(study):
+    try:
+        return _cluster_of(study)
+    except RuntimeError as error:  # as without what SSH needs
+        raise OSError(f"the cluster did not start: {short(error).rstrip('.')}.") from error
 
 
 def _cluster_of(study):

@@ -218,6 +218,9 @@ def test_a_scheduler_that_is_not_there_and_a_package_that_is_missing(tmp_path, m
     monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
     with pytest.raises(ImportError, match="pip install dask-jobqueue"):
         run.search(written(tmp_path, head='cluster = "slurm"'))
+    monkeypatch.setitem(sys.modules, "asyncssh", None)
+    with pytest.raises(OSError, match=r"the cluster did not start: .*asyncssh"):
+        run.search(written(tmp_path, head='cluster = "ssh"\nhosts = ["one", "two"]'))
 
 
 def test_the_command_shows_trials_and_the_best(tmp_path, quick, capsys):
