@@ -34,7 +34,7 @@ try:
     from .paths import expanded
     from .training.fit import Diverged
     from .training.recipe import SCHEDULES, Recipe
-    from .words import printable
+    from .words import printable, short
 except ModuleNotFoundError as error:
     sys.exit(f"mlpkit: {error.name} is not there for {sys.executable}: use the Python of .venv, which make sets up.")
 
@@ -205,13 +205,12 @@ def search(options):
     except ModuleNotFoundError as error:
         raise ImportError(f"a search needs {error.name}: {sys.executable} -m pip install -e '.[search]'.") from error
 
-    def show(trial, finished, study):
-        choices = ", ".join(
-            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in trial.params.items()
-        )
+    def show(trial, finished, found):
+        choices = ", ".join(f"{name} {short(value, 12)}" for name, value in trial.params.items())
         ended = f"{trial.state.name.lower()} {trial.value:.4f}" if trial.values else trial.user_attrs.get("why", "")
         bar.write(f"trial {trial.number:>4}: {choices}: {ended}")
+        with suppress(ValueError):  # there is none yet
+            bar.set_postfix(best=f"{found.best_value:.4f}", refresh=False)
         bar.update(finished - bar.n)
 
     study = run.read(options.study)

@@ -238,3 +238,14 @@ def test_without_the_extra_the_command_says_how_to_get_it(tmp_path, monkeypatch,
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(["search", str(written(tmp_path))]) == 1
     assert "-m pip install -e '.[search]'" in capsys.readouterr().err
+
+
+def test_where_no_trial_came_to_its_end_the_command_says_so(tmp_path, quick, monkeypatch, capsys):
+    def fails(study, choices, epochs, before=None):
+        raise ValueError("there is no such thing.")
+
+    monkeypatch.setattr(run, "train_to", fails)
+    assert main(["search", str(written(tmp_path, trials=2))]) == 1
+    said = capsys.readouterr()
+    assert said.out.count("there is no such thing") == 2
+    assert "no trial came to its end, for the reasons above" in said.err
