@@ -34,7 +34,7 @@ try:
     from .paths import expanded
     from .training.fit import Diverged
     from .training.recipe import SCHEDULES, Recipe
-    from .words import printable, short
+    from .words import printable
 except ModuleNotFoundError as error:
     sys.exit(f"mlpkit: {error.name} is not there for {sys.executable}: use the Python of .venv, which make sets up.")
 
@@ -206,7 +206,8 @@ def search(options):
         raise ImportError(f"a search needs {error.name}: {sys.executable} -m pip install -e '.[search]'.") from error
 
     def show(trial, finished, found):
-        choices = ", ".join(f"{name} {short(value, 12)}" for name, value in trial.params.items())
+        given = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in trial.params.items()}
+        choices = ", ".join(f"{name} {value}" for name, value in given.items())
         ended = f"{trial.state.name.lower()} {trial.value:.4f}" if trial.values else trial.user_attrs.get("why", "")
         bar.write(f"trial {trial.number:>4}: {choices}: {ended}")
         with suppress(ValueError):  # there is none yet
@@ -216,6 +217,8 @@ def search(options):
     study = run.read(options.study)
     with tqdm(total=study.trials, unit="trial", disable=None) as bar, interrupts.heeded(again=0):
         found = run.search(options.study, show)
+    if all(trial.values is None for trial in found.trials):
+        raise ValueError("no trial came to its end, for the reasons above: mend them, and give the study another name.")
     best = found.best_trial
     print(
         f"the best of {len(found.trials)} trials is number {best.number}, {study.goal} {best.value:.4f}: {best.params}"
