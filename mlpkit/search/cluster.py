@@ -19,10 +19,14 @@ THREADS = ("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "MKL_
 
 
 class OwnGpu(WorkerPlugin):  # type: ignore[misc, unused-ignore]
-    """Gives each of this machine's workers a GPU of its own, before it looks for one. Their names are 0, 1, ..."""
+    """Gives each of this machine's workers, whose names are 0, 1, ..., a GPU of its own, as far as there are so many."""
+
+    def __init__(self, gpus):
+        self.gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
 
     def setup(self, worker):
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(worker.name)
+        """Let the worker's process see that GPU alone: it has not looked for any yet."""
+        os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus[int(worker.name) % len(self.gpus)]
 
 
 @contextmanager
@@ -31,7 +35,7 @@ def client_of(study):
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # that a worker has died is ours to tell
     with _started(study) as cluster, _connected(cluster or study.cluster) as client:
         if study.cluster == "local" and engines.on_gpu(study.engine):
-            client.register_plugin(OwnGpu())
+            client.register_plugin(OwnGpu(gpu.count()))
         yield client
 
 

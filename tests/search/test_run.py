@@ -249,3 +249,17 @@ def test_where_no_trial_came_to_its_end_the_command_says_so(tmp_path, quick, mon
     said = capsys.readouterr()
     assert said.out.count("there is no such thing") == 2
     assert "no trial came to its end, for the reasons above" in said.err
+
+
+def test_each_worker_of_this_machine_sees_a_gpu_of_its_own(monkeypatch):
+    from types import SimpleNamespace
+
+    for before, seen in ((None, ["0", "1", "0"]), ("3,7", ["3", "7", "3"])):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if before:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
+        plugin, found = cluster.OwnGpu(2), []
+        for name in (0, 1, 2):
+            plugin.setup(SimpleNamespace(name=name))
+            found.append(cluster.os.environ["CUDA_VISIBLE_DEVICES"])
+        assert found == seen
