@@ -5,7 +5,7 @@ Each worker does one task at a time: on a GPU of its own, or with few threads, a
 
 import logging
 import os
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 
 from distributed import Client, LocalCluster, SSHCluster, WorkerPlugin
 
@@ -19,7 +19,7 @@ THREADS = ("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "MKL_
 
 
 class OwnGpu(WorkerPlugin):  # type: ignore[misc, unused-ignore]
-    """Gives each of this machine's workers, whose names are 0, 1, ..., a GPU of its own, as far as there are so many."""
+    """Gives each of this machine's workers, whose names are 0, 1, ..., a GPU of its own, as far as there are enough."""
 
     def __init__(self, gpus):
         self.gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
@@ -31,33 +31,26 @@ class OwnGpu(WorkerPlugin):  # type: ignore[misc, unused-ignore]
 
 @contextmanager
 def client_of(study):
-    """Yield a Dask client whose workers are the study's. Raises OSError for an address where no scheduler answers."""
+    """Yield a Dask client whose workers are the study's. Raises OSError where they, or their scheduler, are not there."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # that a worker has died is ours to tell
-    with _started(study) as cluster, _connected(cluster or study.cluster) as client:
+    if study.cluster == "local":
+        engines.load(study.engine)  # or why it can't run here
+    with ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(_cluster_of(study))
+            client = stack.enter_context(Client(cluster or study.cluster, timeout=PATIENCE))
+        except (OSError, RuntimeError, ValueError, ImportError) as error:
+            why = short(error).rstrip(".")
+            raise OSError(f"cluster {study.cluster} does not answer ({why}): start it, or mend that.") from error
         if study.cluster == "local" and engines.on_gpu(study.engine):
             client.register_plugin(OwnGpu(gpu.count()))
         yield client
-
-
-def _connected(where):
-    try:
-        return Client(where, timeout=PATIENCE)
-    except (OSError, ValueError) as error:
-        raise OSError(f"no scheduler answers at {where}: start one there, `dask scheduler`.") from error
-
-
-def _started(study):
-    try:
-        return _cluster_of(study)
-    except RuntimeError as error:  # as without what SSH needs
-        raise OSError(f"the cluster did not start: {short(error).rstrip('.')}.") from error
 
 
 def _cluster_of(study):
     """Return a new cluster, or an empty context for an address."""
     deaths = {"allowed_failures": DEATHS - 1}
     if study.cluster == "local":
-        engines.load(study.engine)  # or why it can't run here
         count = study.workers or (
             gpu.count() if engines.on_gpu(study.engine) else machine.cores() // study.threads or 1
         )
@@ -66,10 +59,8 @@ def _cluster_of(study):
     if study.cluster == "ssh":
         return SSHCluster(study.hosts, worker_options={"nthreads": 1}, scheduler_options=deaths)
     if study.cluster == "slurm":
-        try:
-            from dask_jobqueue import SLURMCluster
-        except ImportError as error:
-            raise ImportError('a cluster "slurm" needs one more package: pip install dask-jobqueue.') from error
+        from dask_jobqueue import SLURMCluster  # whoever lacks it is told its name
+
         cluster = SLURMCluster(scheduler_options=deaths, **{"cores": 1, "processes": 1, "memory": "4GB"} | study.slurm)
         cluster.scale(study.workers or 1)
         return cluster
