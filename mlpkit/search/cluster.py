@@ -31,7 +31,7 @@ class OwnGpu(WorkerPlugin):  # type: ignore[misc, unused-ignore]
 
 @contextmanager
 def client_of(study):
-    """Yield a Dask client whose workers are the study's. Raises OSError where they, or their scheduler, are not there."""
+    """Yield a Dask client whose workers are the study's. Raises OSError where they, or a scheduler, are not there."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # that a worker has died is ours to tell
     if study.cluster == "local":
         engines.load(study.engine)  # or why it can't run here
