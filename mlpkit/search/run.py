@@ -17,7 +17,7 @@ from distributed import wait
 from distributed.scheduler import KilledWorker
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback, fail_stale_trials
 from optuna.trial import TrialState
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from mlpkit.files import check_writable
 from mlpkit.words import short
@@ -55,9 +55,14 @@ def opened(study):
         url, busy = f"sqlite:///{file}", {"connect_args": {"timeout": 60}}  # seconds, while others write
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     beats: dict = {"heartbeat_interval": study.heartbeat, "grace_period": 3 * study.heartbeat}
+    beats["heartbeat_stale_trial_callback"] = RetryHeartbeatStaleTrialCallback()
     try:
-        beats["heartbeat_stale_trial_callback"] = RetryHeartbeatStaleTrialCallback()
-        yield prepared(study, RDBStorage(url, busy, **beats))
+        try:
+            storage = RDBStorage(url, busy, **beats)
+        except OperationalError:  # another client makes the same tables just now
+            time.sleep(3)
+            storage = RDBStorage(url, busy, **beats)
+        yield prepared(study, storage)
     except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
         reason = short(getattr(error.__cause__ or error, "orig", error))
         raise OSError(f"{study.storage} can't be used ({reason}): mend that, and the same command goes on.") from error
@@ -76,12 +81,16 @@ def prepared(study, storage):
     found.set_user_attr("settings", wanted)
     for choices in study.points() if study.sampler == "grid" else ():
         found.enqueue_trial(choices, skip_if_exists=True)
-    seed = study.seed + 1_000_003 * len(found.trials)  # what goes on draws no point again
-    kind = optuna.samplers.TPESampler if study.sampler == "tpe" else optuna.samplers.RandomSampler
-    found.sampler = kind(seed=seed % 2**32)
+    found.sampler = sampler_of(study, len(found.trials))
     hyperband = optuna.pruners.HyperbandPruner(1, study.rungs()[-1], FACTOR)
     found.pruner = hyperband if study.pruner == "hyperband" else optuna.pruners.NopPruner()
     return found
+
+
+def sampler_of(study, number):
+    """Return what proposes a trial of that number: so what goes on draws no point again."""
+    kind = optuna.samplers.TPESampler if study.sampler == "tpe" else optuna.samplers.RandomSampler
+    return kind(seed=(study.seed + 1_000_003 * number) % 2**32)
 
 
 class Search:
@@ -113,7 +122,8 @@ class Search:
         fail_stale_trials(self.found)
         missing = self.wanted - finished(trials)
         idle = self.workers() - len(self.running)
-        for _ in range(min(idle, missing - len(under_way))):
+        for number in range(len(trials), len(trials) + min(idle, missing - len(under_way))):
+            self.found.sampler = sampler_of(self.study, number)
             trial = self.found.ask(self.study.distributions())
             self.storage.record_heartbeat(trial._trial_id)
             self.start(trial, 0)
