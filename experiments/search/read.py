@@ -30,11 +30,21 @@ def fresh(record, sampler, part=0):
     return np.array([run["fresh"] for run in studies(record, sampler)])[..., part]
 
 
-def speedup(record):
-    """Return how many times as fast two workers are as one, pair by pair, (pairs,)."""
+def speedup(record, warm=False):
+    """Return how many times as fast two workers are as one, pair by pair, (pairs,).
+
+    warm: a trial's seconds from when all workers have ended their first, in which each also starts and reads its data.
+    """
     seconds = [[run["seconds"] for run in results.runs(record, kind="workers", workers=n)] for n in (1, 2)]
+    if warm:
+        seconds = [[_steady(run) for run in results.runs(record, kind="workers", workers=n)] for n in (1, 2)]
     one, two = np.array(seconds)
     return one / two
+
+
+def _steady(run):
+    first = max(run["each"][: run["workers"]])
+    return (run["seconds"] - first) / (len(run["each"]) - run["workers"])
 
 
 @results.reads
@@ -51,7 +61,8 @@ def table(record):
         apart = trainings.difference(*(fresh(record, name).mean(axis=1) for name in ("tpe", "random")))
         lines.append(f"TPE less random, from fresh seeds: {apart.mean:.2%} (limit {apart.limit:.2%})")
     if len(results.runs(record, kind="workers")) > 1:
-        lines.append(f"two workers: {np.median(speedup(record)):.2f} times as fast as one")
+        both = (np.median(speedup(record, warm)) for warm in (False, True))
+        lines.append("two workers: {:.2f} times as fast as one, {:.2f} once they have begun".format(*both))
     for run in results.runs(record, kind="file"):
         asked = 1e3 * np.median(run["ask"])
         lines.append(f"{run['sampler']:<10}{run['trials']:>8,} trials in the file: {asked:8.1f} ms to ask")

@@ -18,7 +18,7 @@ def made_up():
             record["runs"].append(
                 run | {"trials": trials, "best": best + number / 100, "fresh": [[0.9, 0.8], [0.92, 0.8]]}
             )
-    record["runs"] += [{"kind": "workers", "workers": n, "seconds": 8.0 / n} for n in (1, 2, 1, 2)]
+    record["runs"] += [{"kind": "workers", "workers": n, "seconds": 8.0 / n, "each": [4.0 / n] * n + [1.0] * 4} for n in (1, 2, 1, 2)]
     return record
 
 
@@ -29,11 +29,12 @@ def test_studies_are_read_in_the_order_of_their_numbers():
     assert search.fresh(record, "tpe").shape == (2, 2)
     np.testing.assert_allclose(search.fresh(record, "tpe", 1), 0.8)
     assert search.speedup(record).tolist() == [2.0, 2.0]
+    assert search.speedup(record, warm=True).tolist() == [2.0, 2.0]
 
 
 def test_the_table_shows_whatever_there_is():
     record = made_up()
-    assert "two workers: 2.00 times as fast as one" in search.table(record)
+    assert "two workers: 2.00 times as fast as one, 2.00 once" in search.table(record)
     assert "TPE less random, from fresh seeds: 0.00%" in search.table(record)
     del record["runs"][3:]
     assert "tpe" in search.table(record)
