@@ -20,8 +20,7 @@ from mlpkit.words import short_sentences
 
 from .bound import BoundLayer, Mode, backward, forward
 from .initialize import RULES, start
-from .model import Model
-from .models import MLP
+from .model import MLP, Model
 from .norm import BatchNorm
 
 MOST_BYTES = 2**26  # of the largest array between two layers, where nobody says how many rows to do at once

@@ -22,6 +22,7 @@ FLOORS = (  # the lowest first
     "optim",
     "executors",
     "course onnx_io plots serving training",
+    "parallel search",
     "__main__",
     "experiments",
 )
