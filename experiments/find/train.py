@@ -32,8 +32,8 @@ class Task:
 
     data: str = "scenes"
     seed: int = 0
-    n: int = 64_000
-    epochs: int | None = None
+    n: int = 80_000
+    epochs: int | None = 60
     seconds: float = 215.0
     batch_size: int = 64
     lr: float = 4e-3

@@ -21,8 +21,15 @@ def check(count):
     return nccl.get_unique_id()
 
 
+def take(rank):
+    """Compute on the GPU of a rank's number from here on; all are visible, since NCCL copies from one to another."""
+    import cupy as cp
+
+    cp.cuda.Device(rank).use()
+
+
 class Nccl:
-    """The ranks, each with a GPU of its own, which is the only one that its process sees."""
+    """The ranks, each with a GPU of its own, the one that is current."""
 
     def __init__(self, rank, ranks, identifier):
         from cupy.cuda import nccl

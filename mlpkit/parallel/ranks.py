@@ -93,8 +93,7 @@ def _rank(pipe, rank, ranks, memory, barrier, identifier, recipe, parts, engine,
     Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     try:
         if identifier:
-            seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-            os.environ["CUDA_VISIBLE_DEVICES"] = seen[rank] if len(seen) > rank else str(rank)
+            gpu_ranks.take(rank)
         communicator = gpu_ranks.Nccl(rank, ranks, identifier) if identifier else Ring(rank, ranks, memory, barrier)
         network = recipe.make_network(engine_of(engines.load(engine), communicator))
 
