@@ -18,7 +18,9 @@ def made_up():
             record["runs"].append(
                 run | {"trials": trials, "best": best + number / 100, "fresh": [[0.9, 0.8], [0.92, 0.8]]}
             )
-    record["runs"] += [{"kind": "workers", "workers": n, "seconds": 8.0 / n, "each": [4.0 / n] * n + [1.0] * 4} for n in (1, 2, 1, 2)]
+    record["runs"] += [
+        {"kind": "workers", "workers": n, "seconds": 8.0 / n, "each": [4.0 / n] * n + [1.0] * 4} for n in (1, 2, 1, 2)
+    ]
     return record
 
 
