@@ -96,7 +96,8 @@ def own_run(plan, photos, progress, path=None):
     """Train a network to tell of which photograph a piece is, and keep its convolutions."""
     count = plan.own_pieces
     train, other = (
-        training.crops(list(photos.values()), n, 64, seed, jitter=True) for seed, n in ((0, count), (1, plan.own_pieces // 8))
+        training.crops(list(photos.values()), n, 64, seed, jitter=True)
+        for seed, n in ((0, count), (1, plan.own_pieces // 8))
     )
     network = Network(plan.engines[0], trunks.classifier(len(photos)))
     trunks.centre(network)
