@@ -2,13 +2,17 @@
 
 import numpy as np
 
+from experiments.lab import results
 
+
+@results.reads
 def looks(record):
     """Return the runs of pictures that were trained, by the name under which `show.kept` has them."""
     found = [run for run in record["runs"] if run["kind"] == "look"]
     return {f"{run['trunk']}-{run['style']}-{run['style_weight']:g}": run for run in found}
 
 
+@results.reads
 def painters(record):
     """Return the runs of networks that paint, by trunk and style."""
     return {(run["trunk"], run["style"]): run for run in record["runs"] if run["kind"] == "painter"}
@@ -18,12 +22,14 @@ def total(parts):
     return sum(parts.values())
 
 
+@results.reads
 def ratios(run, by="adam"):
     """Return by picture the network's total loss over that of a picture trained by `by`, where there is one."""
     pictures = {name: each for name, each in run["pictures"].items() if by in each}
     return {name: total(each["network"]) / total(each[by]) for name, each in pictures.items()}
 
 
+@results.reads
 def fastest(record, who, precision, size=512):
     """Return the fewest median microseconds a picture of whoever's runs, and the run; None where there is none."""
     wanted = {"kind": "time", "who": who, "precision": precision, "size": size}
@@ -31,6 +37,7 @@ def fastest(record, who, precision, size=512):
     return min(((float(np.median(run["samples_us"])), run) for run in found), key=lambda each: each[0], default=None)
 
 
+@results.reads
 def table(record):
     """Return the record as text."""
     lines = []

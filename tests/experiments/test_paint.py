@@ -120,3 +120,16 @@ def test_a_small_record_is_made_and_read(tmp_path, monkeypatch):
     assert list(paint.looks(record)) == ["chance-mosaic-30"]
     assert paint.load_painter("chance-mosaic", (3, 16, 16)).theta.size == record["runs"][2]["parameters"]
     assert list(paint.ratios(paint.painters(record)["chance", "mosaic"], "lbfgs")) == ["one"]
+
+
+@pytest.mark.peers
+def test_a_painter_in_pytorch_paints_the_same_in_both_forms():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from experiments.paint import peer
+
+    network = Network("numpy_k2row", painter((3, 16, 16)), seed=4)
+    with torch.inference_mode():
+        found = {name: one(torch.tensor(PHOTO[None])).numpy() for name, one in peer.forms(network).items()}
+    assert list(found) == ["as written", "folded"]
+    for each in found.values():
+        assert_allclose(each, network.forward(PHOTO[None]), atol=1e-5)
