@@ -5,6 +5,7 @@ has. Clock, memory and multiprocessors stay the machine's own: so this says what
 """
 
 import os
+import textwrap
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 
@@ -111,8 +112,10 @@ def table(record):
         for name, by in rows.items():
             cells = (by.get(each) for each in columns)
             lines.append(f"  {name:<24}" + "".join(f"{us:8.1f}" if us else f"{'-':>8}" for us in cells))
-    refused = [run | {"why_not": run["why_not"].split("this machine: ")[-1]} for run in record["runs"] if run["why_not"]]
-    return "\n".join([*lines, *results.not_run(refused)])
+    refused = [
+        run | {"why_not": run["why_not"].split("this machine: ")[-1]} for run in record["runs"] if run["why_not"]
+    ]
+    return "\n".join([*lines, *(textwrap.fill(line, 88, subsequent_indent="  ") for line in results.not_run(refused))])
 
 
 def predicted(record, network, engine):
