@@ -1,10 +1,11 @@
-"""What becomes of the engines on older GPUs? One GPU runs what chips of lower compute capability would.
+"""What becomes of networks that see on older GPUs? One GPU runs what chips of lower compute capability would.
 
 Kernels are compiled for the capability that `MLPKIT_CAPABILITY` names, and get no more shared memory than such a chip
 has. Clock, memory and multiprocessors stay the machine's own: so this says what missing instructions cost, and no more.
 """
 
 import os
+import textwrap
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 
@@ -34,7 +35,6 @@ class Plan:
         (FASHION, CLASSES),
         (DEEP, CLASSES),
         (LENET, ("cuda_conv_graph", "cuda_conv_fused")),
-        (Recipe(), ("cuda_graph", "cuda_persistent")),
     )
     timing: Timing = TIMING
 
@@ -112,7 +112,10 @@ def table(record):
         for name, by in rows.items():
             cells = (by.get(each) for each in columns)
             lines.append(f"  {name:<24}" + "".join(f"{us:8.1f}" if us else f"{'-':>8}" for us in cells))
-    return "\n".join([*lines, *results.not_run(record["runs"])])
+    refused = [
+        run | {"why_not": run["why_not"].split("this machine: ")[-1]} for run in record["runs"] if run["why_not"]
+    ]
+    return "\n".join([*lines, *(textwrap.fill(line, 88, subsequent_indent="  ") for line in results.not_run(refused))])
 
 
 def predicted(record, network, engine):

@@ -25,14 +25,17 @@ __device__ void mma_m16n8k16_u8s8(int (&c)[4], Word a0, Word a1, Word b0) {
 }
 
 // Values of TF32, which have 11 bits. Turing has none: lanes hand each other their values, and all bits count.
+#if AMPERE
 __device__ void mma_m16n8k8_tf32(float (&c)[4], const Word (&a)[4], const Word (&b)[2])
 {
-#if AMPERE
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3},"
         " {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
 #else
+__device__ void mma_m16n8k8_tf32(float (&c)[4], const Word (&a)[4], const Word (&b)[2])
+{
     #pragma unroll
     for (int k = 0; k < 8; ++k) {
         const int row = threadIdx.x % 32 / 4 * 4 + k % 4, column = threadIdx.x % 4 * 8 + k % 4;
@@ -42,8 +45,8 @@ __device__ void mma_m16n8k8_tf32(float (&c)[4], const Word (&a)[4], const Word (
         const float right = __uint_as_float(__shfl_sync(~0u, b[k / 4], column + 4));
         c[0] += upper * left, c[1] += upper * right, c[2] += lower * left, c[3] += lower * right;
     }
-#endif
 }
+#endif
 
 __device__ void mma_m16n8k16_bf16(float (&c)[4], const Word (&a)[4], Word b0, Word b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -195,9 +198,9 @@ __device__ T now(T x) {
     return x;
 }
 
+#if AMPERE
 // ---- Copies to shared memory that a thread asks for, and goes on: 4, 8 or 16 bytes, or so many zeros ----
 
-#if AMPERE
 template <int BYTES>
 __device__ void cp_async(void* to, const void* from, bool inside = true) {
     if constexpr (BYTES == 16) {

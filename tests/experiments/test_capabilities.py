@@ -23,7 +23,7 @@ def test_every_process_runs_what_its_capability_says(monkeypatch):
     monkeypatch.setenv(SETTING, "8.9")
     for each in capabilities.USUAL.all:
         capabilities._waiting(capabilities.TIMING, each)
-    assert len(asked) == len(capabilities.USUAL.all) == 40
+    assert len(asked) == len(capabilities.USUAL.all) == 32
     assert {env.get(SETTING) for _, env in asked} == {None, "8.6", "8.0", "7.5"}
 
 
