@@ -72,7 +72,7 @@ def test_links_lead_to_files(page):
 FIRST = re.sub(r"<!-- .* -->\n", "", TEXT.partition("\n## ")[0]).strip().split("\n\n")
 
 
-def test_it_is_a_sentence_two_commands_a_picture_five_rows_and_three_paths():
+def test_it_is_a_sentence_two_commands_a_picture_five_rows_and_four_paths():
     title, sentence, commands, picture, table, machines, _, ways, paths = FIRST
     assert title.startswith("# ")
     assert len(re.findall(r"\.(?=\s|$)", sentence)) == 1
@@ -82,7 +82,7 @@ def test_it_is_a_sentence_two_commands_a_picture_five_rows_and_three_paths():
     for column in table.splitlines()[0].strip("| ").split(" | ")[1:]:
         assert re.search(rf"{re.escape(column)}.*?, \d{{4}}-\d\d-\d\d", " ".join(machines.split()))
     assert "make lab" in ways
-    assert len(re.findall(r"(?m)^- \*\*", paths)) == 3
+    assert len(re.findall(r"(?m)^- \*\*", paths)) == 4
 
 
 def test_its_network_is_the_usual_one():
