@@ -16,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def train(options):
     if options.save:
         _check_apart(options.save, options.checkpoints)
         check_writable(options.save)
-    dataset = data.load(options.data)
+    dataset, train_by = data.load(options.data), _train_by(recipe, options)
     with (
         tqdm(total=recipe.epochs, unit="epoch", disable=None) as bar,
         warnings.catch_warnings(),
@@ -117,9 +118,9 @@ def train(options):
     ):
         warnings.showwarning = _show_warning
         try:
-            network, history = recipe.train(
+            network, history = train_by(
                 dataset,
-                options.engine,
+                engine=options.engine,
                 patience=options.patience,
                 checkpoints=options.checkpoints,
                 resume=options.resume,
@@ -137,6 +138,16 @@ def train(options):
             if earlier:
                 say(f"the network of an earlier training is now {earlier}.")
     return _report(history, network, dataset, options.test)
+
+
+def _train_by(recipe, options):
+    """Return what trains: the recipe in this process, or several ranks."""
+    if options.ranks is None and options.gpus is None:
+        return recipe.train
+    from .parallel import ranks  # a training in one process needs none of it
+
+    count = options.gpus if options.ranks is None else options.ranks
+    return partial(ranks.train, recipe, ranks=count, gpus=options.ranks is None)
 
 
 def _report(history, network, dataset, test):
@@ -212,6 +223,33 @@ def import_(options):
     print(f"{options.network}: {network.model}, {network.layout.size:,} parameters.")
 
 
+def search(options):
+    """Search for a good recipe, as a study's file says; where one has stopped, go on."""
+    try:
+        from .search import run
+    except ModuleNotFoundError as error:
+        raise ImportError(f"a search needs {error.name}: {sys.executable} -m pip install -e '.[search]'.") from error
+
+    def show(trial, finished, found):
+        given = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in trial.params.items()}
+        choices = ", ".join(f"{name} {value}" for name, value in given.items())
+        ended = f"{trial.state.name.lower()} {trial.value:.4f}" if trial.values else trial.user_attrs.get("why", "")
+        bar.write(f"trial {trial.number:>4}: {choices}: {ended}")
+        with suppress(ValueError):  # there is none yet
+            bar.set_postfix(best=f"{found.best_value:.4f}", refresh=False)
+        bar.update(finished - bar.n)
+
+    study = run.read(options.study)
+    with tqdm(total=study.trials, unit="trial", disable=None) as bar, interrupts.heeded(again=0):
+        found = run.search(options.study, show)
+    if all(trial.values is None for trial in found.trials):
+        raise ValueError("no trial came to its end, for the reasons above: mend them, and give the study another name.")
+    best = found.best_trial
+    print(
+        f"the best of {len(found.trials)} trials is number {best.number}, {study.goal} {best.value:.4f}: {best.params}"
+    )
+
+
 def _show_warning(message, *_):
     with suppress(OSError):  # the disk that is full may hold this stream, too
         tqdm.write("mlpkit: " + printable(message, kept="\n"), sys.stderr)
@@ -252,6 +290,8 @@ def _parser():
     _add_serve_options(add_command(commands, serve))
     for found in entry_points(group="mlpkit.commands"):
         found.load()(commands)
+    searcher = add_command(commands, search)
+    searcher.add_argument("study", type=_path, metavar="STUDY.toml", help="the study: see mlpkit/search/study.py")
     downloader = add_command(commands, download)
     downloader.add_argument("name", nargs="?", default="fashion-mnist", metavar="NAME", help="of another data set")
     _add_onnx_commands(commands)
@@ -301,6 +341,9 @@ def _add_train_options(parser):
     parser.add_argument("--checkpoints", type=_path, metavar="FOLDER", help="keep last.npz and best.npz there")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in that folder")
     parser.add_argument("--save", type=_path, metavar="FILE", help="write the trained network to this .npz file")
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--ranks", type=int, metavar="N", help="train in so many processes, each its share of a batch")
+    several.add_argument("--gpus", type=int, metavar="N", help="train on so many GPUs, a process each")
     parser.add_argument("--test", action="store_true", help="read the test set too, at the end")
 
 

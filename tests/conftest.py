@@ -79,8 +79,10 @@ LEFT_OUT = pytest.StashKey[Counter]()  # reason: tests
 
 def why_left_out(item, no_gpu):
     """Return why a test can't run here, as far as its marks tell, or None."""
-    if no_gpu and item.get_closest_marker("gpu"):
+    if no_gpu and (item.get_closest_marker("gpu") or item.get_closest_marker("gpus")):
         return no_gpu
+    if item.get_closest_marker("gpus") and gpu.count() < 2:
+        return "one GPU"
     marks = [*item.iter_markers("skip"), *(mark for mark in item.iter_markers("skipif") if True in mark.args)]
     return marks[0].kwargs["reason"] if marks else None
 

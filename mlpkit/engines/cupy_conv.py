@@ -218,6 +218,20 @@ def hinge(z, labels):
     return loss[0], dz
 
 
+def focal(z, labels, share, gamma, alpha):
+    classes = cp.arange(z.shape[1], dtype=labels.dtype)[:, None]
+    terms, dz = _focal(z, labels[:, None], classes, share, gamma, alpha)
+    return mean_in_float64(terms, 1), dz
+
+
+def giou(z, boxes, counts, share):
+    dz, terms = cp.empty(z.shape, z.dtype), cp.empty(counts.shape, z.dtype)
+    sides = (array[:, side] for array in (z, boxes, dz) for side in range(4))
+    *given, d0, d1, d2, d3 = sides
+    _giou(*given, counts, share, terms, d0, d1, d2, d3)
+    return mean_in_float64(terms, 1), dz
+
+
 _squared_error = cp.ElementwiseKernel(
     "T z, T target, T factor",
     "T term, T dz",
@@ -233,4 +247,41 @@ _cross_entropy_of_two = cp.ElementwiseKernel(
     dz = ((z < 0 ? rest : T(1)) / (1 + rest) - target) * factor;
     """,
     "cross_entropy_of_two",
+)
+_focal = cp.ElementwiseKernel(
+    "T z, L label, L class_of_z, float64 share, T gamma, T alpha",
+    "T term, T dz",
+    """
+    const bool right = label == class_of_z;
+    const T signed_z = right ? z : -z, rest = exp(-abs(z));
+    const T surprise = max(-signed_z, T(0)) + log1p(rest);
+    const T missing = (signed_z < 0 ? T(1) : rest) / (1 + rest), p = (signed_z < 0 ? rest : T(1)) / (1 + rest);
+    const T weight = label > L(-2) ? T(share) * (right ? alpha : 1 - alpha) : T(0);
+    const T scaled = weight * pow(missing, gamma);
+    term = scaled * surprise;
+    dz = (right ? -scaled : scaled) * (missing + gamma * p * surprise);
+    """,
+    "focal",
+)
+_giou = cp.ElementwiseKernel(
+    "T x, T y, T log_w, T log_h, T x1, T y1, T x2, T y2, bool counted, float64 share",
+    "T term, T dx, T dy, T dw, T dh",
+    """
+    const T factor = counted ? T(share) : T(0), w = exp(log_w), h = exp(log_h);
+    const T l = x - w / 2, r = x + w / 2, t = y - h / 2, b = y + h / 2;
+    const T across = max(min(r, x2) - max(l, x1), T(0)), down = max(min(b, y2) - max(t, y1), T(0));
+    const T wide = max(r, x2) - min(l, x1), high = max(b, y2) - min(t, y1);
+    const T I = across * down, C = wide * high, U = w * h + (x2 - x1) * (y2 - y1) - I;
+    const T d_both = I > 0 ? 1 / C - 1 / U - I / (U * U) : T(0), d_around = U / (C * C), d_area = I / (U * U) - 1 / C;
+    const T dl = -(l > x1) * d_both * down - (l < x1) * d_around * high;
+    const T dr = (r < x2) * d_both * down + (r > x2) * d_around * high;
+    const T dt = -(t > y1) * d_both * across - (t < y1) * d_around * wide;
+    const T db = (b < y2) * d_both * across + (b > y2) * d_around * wide;
+    term = counted ? factor * (2 - I / U - U / C) : T(0);
+    dx = factor * (dl + dr);
+    dy = factor * (dt + db);
+    dw = factor * (w / 2 * (dr - dl) + d_area * w * h);
+    dh = factor * (h / 2 * (db - dt) + d_area * w * h);
+    """,
+    "giou",
 )

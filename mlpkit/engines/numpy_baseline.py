@@ -390,6 +390,14 @@ def instance_norm_backward(dy, normalized, inverse_deviation):
     return inverse_deviation * (dy - dy.mean(axis=(2, 3), keepdims=True) - normalized * along)
 
 
+def instance_norm_evaluate(x, gamma, beta, eps):
+    """`gamma * normalized + beta`, with nothing kept, so that most of it is done in place."""
+    y = x - x.mean(axis=(2, 3), keepdims=True)
+    y *= gamma[:, None, None] / np.sqrt((y * y).mean(axis=(2, 3), keepdims=True) + eps)
+    y += beta[:, None, None]
+    return y
+
+
 def channel_sums(x, sums):
     """Write the sums of x (n, c, ...) over all but the channels into `sums` (c,)."""
     np.sum(x, axis=_all_but_channels(x)[0], out=sums)
@@ -456,6 +464,45 @@ def hinge(z, labels):
     dz = np.sign(margins)
     dz[rows, labels] -= dz.sum(axis=1)
     return np.mean(margins.sum(axis=1)), dz / len(z)
+
+
+def focal(z, labels, share, gamma, alpha):
+    """Focal loss `share * sum(-a (1 - p)^gamma log p)`, p being what each logit gives to what is right; and dz.
+
+    z (n, classes, cells), labels (n, cells): -1 where no class is right, -2 where nobody asks. `a` is alpha where a
+    class is right, else 1 - alpha. Lin, Goyal, Girshick, He and Dollar (2017), equation 5: what is easy weighs little.
+    """
+    is_right = labels[:, None] == np.arange(z.shape[1])[:, None]
+    sign = np.where(is_right, 1, -1).astype(z.dtype)
+    weight = np.where(is_right, alpha, 1 - alpha) * (labels[:, None] > -2) * share
+    surprise = np.maximum(-sign * z, 0) + np.log1p(np.exp(-np.abs(z)))  # -log p
+    p, missing = sigmoid(sign * z), sigmoid(-sign * z)
+    terms = weight * missing**gamma
+    slope = -sign * terms * (missing + gamma * p * surprise)
+    return np.sum(terms * surprise).astype(z.dtype), slope.astype(z.dtype)
+
+
+def giou(z, boxes, counts, share):
+    """Loss `share * sum(1 - GIoU)` over the cells that count, a mask (n, cells); and dz.
+
+    z, boxes (n, 4, cells): z is a box's middle (across, down) and the logarithms of its width and height; boxes are
+    left, top, right, bottom. With B the area of both, U of either, C of the smallest box around them, GIoU is
+    `B / U - (C - U) / C`: Rezatofighi et al. (2019), algorithm 1. It has a slope where boxes are apart, too.
+    """
+    size, other, factor = np.exp(z[:, 2:]), boxes[:, 2:] - boxes[:, :2], counts * share
+    low, high = z[:, :2] - size / 2, z[:, :2] + size / 2
+    both = np.maximum(np.minimum(high, boxes[:, 2:]) - np.maximum(low, boxes[:, :2]), 0)
+    around = np.maximum(high, boxes[:, 2:]) - np.minimum(low, boxes[:, :2])
+    B, C, area = both.prod(axis=1), around.prod(axis=1), size.prod(axis=1)
+    U = area + other.prod(axis=1) - B
+    dI, dC, d_area = (each[:, None] for each in (1 / C - 1 / U - B / U**2, U / C**2, B / U**2 - 1 / C))
+    met = dI * both[:, ::-1] * (both.min(axis=1, keepdims=True) > 0)  # of an edge that bounds what is in both
+    wide = dC * around[:, ::-1]
+    d_low = -met * (low > boxes[:, :2]) - wide * (low < boxes[:, :2])
+    d_high = met * (high < boxes[:, 2:]) + wide * (high > boxes[:, 2:])
+    d_size = size / 2 * (d_high - d_low) + d_area * area[:, None]
+    dz = np.concatenate([d_low + d_high, d_size], axis=1) * factor[:, None]
+    return np.sum((2 - B / U - U / C) * factor).astype(z.dtype), dz.astype(z.dtype)
 
 
 def argmax(z):

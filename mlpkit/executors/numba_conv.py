@@ -1,6 +1,7 @@
 """The whole step of `numba_conv` for a chain of convolutions and linear layers: three calls of compiled code.
 
-Another model is trained an operation at a time.
+Another model is trained an operation at a time. Predictions of networks that make pictures of pictures, by convolutions
+without padding, are one call of compiled code, which asks for no batch: see `loops.rows`.
 """
 
 from types import SimpleNamespace
@@ -9,21 +10,24 @@ import numpy as np
 
 from mlpkit.engines.loops import convolve as _convolve
 from mlpkit.engines.loops import pipeline as _pipeline
+from mlpkit.engines.loops import rows as _rows
 from mlpkit.engines.loops.compiler import Threads
 from mlpkit.engines.loops.simd import BYTES
 from mlpkit.engines.loops.simd_batch import NONE
 from mlpkit.engines.numba_conv import rows_of
 from mlpkit.engines.numba_serial import check_labels
 from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.fold import fold
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.losses import SoftmaxCrossEntropy
+from mlpkit.nn.residual import Residual
+from mlpkit.nn.resize import Crop, PixelShuffle
 
-from .direct import prediction
+from . import direct
 from .plain import Evaluation as Evaluation
+from .plain import Prediction as PlainPrediction
 from .plain import StepByStep
 from .plain import why_not as why_not
-
-Prediction = prediction  # in float32 one call, too
 
 
 def pipeline_of(model):
@@ -115,3 +119,50 @@ class Trainer(StepByStep):
         )  # fmt: skip
         self.optimizer.step()
         return losses.sum()
+
+
+def steps_of(layers):
+    """Return `loops.rows.Step`s, and the scale of the pixel shuffle behind them; None where there is another layer.
+
+    layers: bound ones, of a network that is folded.
+    """
+    layers, scale = list(layers), 1
+    if layers and type(layers[-1].layer) is PixelShuffle:
+        scale = layers.pop().layer.scale
+    beside = None
+    if len(layers) == 1 and type(layers[0].layer) is Residual:
+        layers, shortcut = layers[0].branches
+        kinds = [type(at.layer) for at in shortcut]
+        if kinds not in ([Conv], [Crop, Conv]) or not _plain(shortcut[-1]) or shortcut[-1].layer.bias:
+            return None
+        beside = shortcut[-1].W, shortcut[0].layer.size if kinds[0] is Crop else 0
+    steps: list[_rows.Step] = []
+    for at in layers:
+        if type(at.layer) is ReLU and steps and not steps[-1].relu:
+            steps[-1] = steps[-1]._replace(relu=True)
+        elif type(at.layer) is Conv and _plain(at):
+            steps.append(_rows.Step(at.W, at.b if at.layer.bias else np.zeros(len(at.W), at.W.dtype), False))
+        else:
+            return None
+    if not steps or (beside and steps[-1].relu):
+        return None
+    return [*steps[:-1], steps[-1]._replace(beside=beside)], scale
+
+
+def _plain(at):
+    return type(at.layer) is Conv and (at.layer.stride, at.layer.padding) == (1, 0)
+
+
+def Prediction(network, n, precision=None, calibration=None):
+    """Return predictions in one call of compiled code: see `loops.rows` for pictures of pictures, else `direct`."""
+    found = steps_of(fold(network).layers) if len(network.model.output) == 3 and precision != "int8" else None
+    return RowsPrediction(network, n, *found) if found else direct.prediction(network, n, precision, calibration)
+
+
+class RowsPrediction(PlainPrediction):
+    """Predictions of a chain without padding. steps, scale: of `steps_of`."""
+
+    def __init__(self, network, n, steps, scale):
+        super().__init__(network, n)
+        self.chain = _rows.Chain(steps, scale, network.model.input, network.dtype)
+        self.forward = lambda x: self.chain(self.network.as_input(x))

@@ -155,6 +155,13 @@ def describe():
 
 
 @cache
+def count():
+    """Return how many GPUs this process sees."""
+    import cupy as cp
+
+    return cp.cuda.runtime.getDeviceCount()
+
+
 def why_no_cupy():
     """Return None where CuPy can be imported, else the reason as one sentence. Needs no GPU."""
     if sys.platform == "darwin":

@@ -13,7 +13,8 @@ class Mode:
     """What all layers of a network have in common in one pass.
 
     training: dropout drops, norms use the batch's statistics; else nothing is kept for a way back, unless `tape` is
-    there. step: which dropout's. tape: of a reader who wants to see more than the outputs.
+    there. step: which dropout's. tape: of a reader who wants to see more than the outputs. frozen: whether nobody asks
+    for the gradients of weights, which then are left out.
     """
 
     seed: int
@@ -21,6 +22,7 @@ class Mode:
     training: bool = False
     step: Any = 0
     tape: "Tape | None" = None
+    frozen: bool = False
 
 
 @dataclass

@@ -60,7 +60,8 @@ class Conv(Layer):
         return at.engine.conv(x, at.W, at.b if self.bias else None, *self.steps(x.shape))
 
     def backward(self, at, dz):
-        at.engine.conv_backward_weights(at.x, dz, at.dW, at.db if self.bias else None, *self.steps(at.x.shape))
+        if not at.mode.frozen:
+            at.engine.conv_backward_weights(at.x, dz, at.dW, at.db if self.bias else None, *self.steps(at.x.shape))
         return at.engine.conv_backward_input(dz, at.W, at.x.shape, *self.steps(at.x.shape)) if at.wants_dx else None
 
     def steps(self, shape):

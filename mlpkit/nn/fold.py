@@ -3,6 +3,10 @@
 In evaluation a batch normalization is a factor and a shift for each channel, which are constants. So they belong into
 the filters, or the weights, and the bias of the convolution or linear layer right before it:
 `gamma (W x + b - mean) / sqrt(variance + eps) + beta = (s W) x + (b - mean) s + beta`, with `s = gamma / sqrt(...)`.
+
+And a convolution of an image that was made larger by copies of its pixels need not see the copies: those that a window
+sees of one pixel become one, with the sum of their weights. Which they are depends on where in a pixel's square the
+window lies, so there are filters for each of these places, and a PixelShuffle puts side by side what they give.
 """
 
 from dataclasses import replace
@@ -15,12 +19,14 @@ from .layers import Dropout, Linear
 from .model import Model
 from .network import Network
 from .norm import BatchNorm
+from .resize import PixelShuffle, Upsample
 
 
 def fold(network):
     """Return a new network that computes in evaluation what this one does now: sums are float64's, rounded once.
 
-    It has no Dropout, and no BatchNorm right behind a Conv or a Linear layer. The network stays as it is.
+    It has no Dropout, no BatchNorm right behind a Conv or a Linear layer, and where the engine has a `pixel_shuffle` no
+    nearest Upsample right before a Conv that keeps the size. The network stays as it is.
     """
     layers, arrays = _folded(network.layers)
     found = Network(network.engine, Model(network.model.input, layers, network.model.loss), dtype=network.dtype)
@@ -43,7 +49,34 @@ def _folded(bound, first=0):
             layer, arrays = _inside(at)
             layers.append(layer)
             own.append({name: getattr(at, name) for name in _arrays(at)} | arrays)
+    for i in range(len(layers) - 2, -1, -1) if bound and hasattr(bound[0].engine, "pixel_shuffle") else ():
+        if _sees_copies(*layers[i : i + 2]):
+            layers[i : i + 2], own[i : i + 2] = _on_smaller_images(layers[i].scale, layers[i + 1], own[i + 1])
     return tuple(layers), {f"{i}.{name}": array for i, found in enumerate(own, first) for name, array in found.items()}
+
+
+def _sees_copies(before, conv):
+    """Return whether a layer makes copies of pixels, and the next one is a convolution that keeps their number."""
+    if not isinstance(before, Upsample) or before.mode != "nearest" or not isinstance(conv, Conv):
+        return False
+    return conv.stride == 1 and conv.size == 2 * conv.padding + 1 >= 3
+
+
+def _on_smaller_images(scale, conv, arrays):
+    """Return the layers and their arrays that do on an image what `conv` does on one `scale` times as large.
+
+    Row `scale i + p` sees through tap a row `i + (p + a - padding) // scale` of the smaller one.
+    """
+    W, reach = arrays["W"].astype(np.float64), -(-conv.padding // scale)
+    meets = [[reach + (p + a - conv.padding) // scale for a in range(conv.size)] for p in range(scale)]
+    small = 0 * W[:, None, None, :, :1, :1].repeat(scale, 1).repeat(scale, 2)
+    small = small.repeat(2 * reach + 1, 4).repeat(2 * reach + 1, 5)
+    for p, q, a, b in np.ndindex(scale, scale, conv.size, conv.size):
+        small[:, p, q, :, meets[p][a], meets[q][b]] += W[..., a, b]
+    found = replace(conv, channels=scale**2 * conv.channels, size=2 * reach + 1, padding=reach)
+    own = {"W": small.reshape(-1, *small.shape[3:]).astype(arrays["W"].dtype)}
+    own |= {name: b.repeat(scale**2) for name, b in arrays.items() if name == "b"}
+    return (found, PixelShuffle(scale)), (own, {})
 
 
 def _inside(at):

@@ -99,7 +99,8 @@ class Linear(Layer):
         return at.engine.linear(x, at.W, at.b)
 
     def backward(self, at, dz):
-        at.engine.linear_backward_weights(at.x, dz, at.dW, at.db)
+        if not at.mode.frozen:
+            at.engine.linear_backward_weights(at.x, dz, at.dW, at.db)
         return at.engine.linear_backward_input(dz, at.W) if at.wants_dx else None
 
 

@@ -1,4 +1,4 @@
-"""A model is data: the shape of an example, a tuple of layers, and a loss."""
+"""A model is data: the shape of an example, a tuple of layers, and a loss. The first one is a perceptron."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -130,3 +130,15 @@ def _declared(walk, what):
 
 def _dotted(path):
     return ".".join(map(str, path))
+
+
+def mlp(*sizes):
+    """Return a multilayer perceptron: Linear layers with ReLU between them.
+
+    sizes: the number of inputs, of units in each hidden layer, of classes. Raises ValueError for fewer than two.
+    """
+    inputs, *hidden, classes = check_sizes(sizes)
+    return Model((inputs,), (*(one for units in hidden for one in (Linear(units), ReLU())), Linear(classes)))
+
+
+MLP = mlp(784, 128, 128, 128, 10)

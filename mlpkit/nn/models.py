@@ -1,24 +1,12 @@
-"""The models that the workbook trains, and the maker of multilayer perceptrons."""
-
-from mlpkit.checks import check_sizes
+"""The models that the workbook trains, beside the multilayer perceptron."""
 
 from .conv import Conv, MaxPool
 from .layers import Flatten, Linear, ReLU
+from .model import MLP as MLP
 from .model import Model as Model
+from .model import mlp as mlp
 from .norm import BatchNorm
 from .residual import Residual
-
-
-def mlp(*sizes):
-    """Return a multilayer perceptron: Linear layers with ReLU between them.
-
-    sizes: the number of inputs, of units in each hidden layer, of classes. Raises ValueError for fewer than two.
-    """
-    inputs, *hidden, classes = check_sizes(sizes)
-    return Model((inputs,), (*(one for units in hidden for one in (Linear(units), ReLU())), Linear(classes)))
-
-
-MLP = mlp(784, 128, 128, 128, 10)
 
 # LeCun, Bottou, Bengio and Haffner (1998), with ReLU and the largest of each window instead of sigmoids and means
 LENET5 = Model((1, 28, 28), (

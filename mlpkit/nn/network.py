@@ -20,8 +20,7 @@ from mlpkit.words import short_sentences
 
 from .bound import BoundLayer, Mode, backward, forward
 from .initialize import RULES, start
-from .model import Model
-from .models import MLP
+from .model import MLP, Model
 from .norm import BatchNorm
 
 MOST_BYTES = 2**26  # of the largest array between two layers, where nobody says how many rows to do at once
@@ -119,11 +118,11 @@ class Network:
         mode = replace(self.mode, training=False)
         return forward([at.copied(mode) for at in self.layers], self.as_input(x))
 
-    def run(self, x, keep=(), training=False, step=0):
+    def run(self, x, keep=(), training=False, step=0, frozen=False):
         """Return a `Pass` of the batch x: outputs, the activations that are to be kept, and a way back to them."""
         from .passes import Pass  # only few want it
 
-        return Pass(self, self.as_input(x), keep, training, step)
+        return Pass(self, self.as_input(x), keep, training, step, frozen)
 
     @quiet
     def gradients(self, x, targets, of=("input",), training=False):

@@ -9,11 +9,12 @@ class Pass:
     """A batch on its way through a network. It has bound layers of its own, and a gradient that is nobody else's.
 
     outputs (n, *model.output). activations: a dict of the outputs of the layers whose paths are in keep, and "input".
+    frozen: `grad` is not asked for, and most layers leave it as it is, which saves a third of the way there and back.
     """
 
-    def __init__(self, network, x, keep=(), training=False, step=0):
+    def __init__(self, network, x, keep=(), training=False, step=0, frozen=False):
         self.tape = Tape(tuple(keep))
-        mode = replace(network.mode, training=training, step=step, tape=self.tape)
+        mode = replace(network.mode, training=training, step=step, tape=self.tape, frozen=frozen)
         self.layers = [at.copied(mode) for at in network.layers]
         self.grad = network.grad.copy()  # of this pass: the network's stays
         for path, gradient in network.views(self.grad).items():

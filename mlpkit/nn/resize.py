@@ -156,3 +156,25 @@ class Padding(Layer):
 
     def backward(self, at, dy):
         return at.engine.pad_backward(dy, self.size, self.mode)
+
+
+@dataclass(frozen=True, repr=False)
+class Crop(Layer):
+    """An image without `size` rows and columns at each edge: what fits to convolutions of another way through it."""
+
+    size: int
+
+    operations = ("pad", "pad_backward")
+    checks = (("size", check_count),)
+
+    def output(self, shape):
+        check_image(shape)
+        if min(shape[1:]) <= 2 * self.size:
+            raise ValueError(f"of an image of {shape[1]} x {shape[2]} nothing is left without {self.size} at each edge")
+        return shape[0], shape[1] - 2 * self.size, shape[2] - 2 * self.size
+
+    def forward(self, at, x):
+        return at.engine.pad_backward(x, self.size, "zero")  # a padding by zeros, read backwards
+
+    def backward(self, at, dy):
+        return at.engine.pad(dy, self.size, "zero")

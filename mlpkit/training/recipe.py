@@ -9,8 +9,7 @@ import numpy as np
 from mlpkit.checks import check_choice, check_count, check_dtype, check_not_negative, check_positive
 from mlpkit.engines import BASELINE
 from mlpkit.nn.initialize import RULES
-from mlpkit.nn.model import Model
-from mlpkit.nn.models import MLP
+from mlpkit.nn.model import MLP, Model
 from mlpkit.nn.network import Network, check_model
 from mlpkit.optim import BY_NAME
 from mlpkit.optim.schedules import Constant, Cosine, Exponential, StepDecay, WarmUp

@@ -11,7 +11,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from mlpkit.executors import trainer_of
+from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.detection import Detection
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.losses import BinaryCrossEntropy, Hinge, MeanSquaredError, SoftmaxCrossEntropy
 from mlpkit.nn.model import Model
@@ -57,7 +59,20 @@ def seen(loss=None):
 ROWS = (Flatten(), Linear(7), ReLU(), Linear(3))
 IMAGES = (Conv(4, 3, padding=1), ReLU(), Conv(1, 3))  # (1, 3, 5) of (1, 5, 7)
 MAPS = (Conv(8, 3, padding=1), ReLU(), Conv(4, 1))
+BOXES = Detection(3, (32, 32), strides=(8, 16))
+FINDS = (
+    *(Conv(8, 3, stride=2, padding=1), ReLU(), Conv(8, 3, stride=2, padding=1), ReLU(), Conv(8, 3, 2, 1), ReLU()),
+    Concat((Conv(7, 1), Flatten()), (Conv(7, 3, 2, 1), Flatten())),
+)
+
+
+def boxes(rng, _):
+    corner, size = rng.integers(0, 20, (N, 2, 2)), rng.integers(4, 12, (N, 2, 2))
+    return BOXES.match(np.concatenate([rng.integers(-1, 3, (N, 2, 1)), corner, corner + size], axis=2))
+
+
 CASES = {
+    "boxes": Case(Model((1, 32, 32), FINDS, BOXES), boxes),
     "uint8 labels": Case(seen(), labels(np.uint8)),
     "int8 labels": Case(seen(), labels(np.int8)),
     "int32 labels": Case(seen(), labels(np.int32)),

@@ -56,7 +56,7 @@ def test_blocks_that_are_not_on_the_gpu_at_once_are_refused(left, blocks, shared
     trainer.kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=7))
     trainer.cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor = lambda *of: at_once
     with pytest.raises(ValueError, match="cuda_example") as refused:
-        trainer.check_room()
+        trainer.check_all_run()
     one_sentence(refused.value, f"cuda_example keeps {blocks} blocks with", "take cuda_graph")
 
 
@@ -64,5 +64,5 @@ def test_blocks_that_fit_get_their_shared_memory(left):
     trainer = left(0)
     trainer.blocks, trainer.threads, trainer.shared_bytes = 132, 512, 232_448
     trainer.kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=7))
-    trainer.check_room()
+    trainer.check_all_run()
     assert trainer.kernel.max_dynamic_shared_size_bytes == 232_448

@@ -11,6 +11,7 @@ from test_layers import noisy, targets_of
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.gradcheck import gradient_error
 from mlpkit.nn.heads import Heads
+from mlpkit.nn.image_losses import Charbonnier
 from mlpkit.nn.layers import Flatten, Linear, ReLU, Tanh
 from mlpkit.nn.losses import BinaryCrossEntropy, Hinge, MeanSquaredError, SoftmaxCrossEntropy
 from mlpkit.nn.model import Model
@@ -19,7 +20,10 @@ from mlpkit.optim import SGD
 from mlpkit.training.fit import fit
 
 ROWS, MAPS = ((5,), (Linear(4), Tanh(), Linear(3))), ((2, 4, 3), (Conv(3, 3, padding=1), Tanh(), Conv(3, 1)))
-EACH = SoftmaxCrossEntropy(top=(2,)), Hinge(), BinaryCrossEntropy(), MeanSquaredError(peak=1.0)
+EACH = (
+    *(SoftmaxCrossEntropy(top=(2,)), Hinge(), BinaryCrossEntropy()),
+    *(MeanSquaredError(peak=1.0), Charbonnier(peak=1.0), Charbonnier(eps=0.5)),
+)
 ENGINES = ("numpy_baseline", "numba_conv")
 
 
@@ -70,6 +74,16 @@ def test_of_a_map_every_pixel_counts_alike():
     assert found["loss"] == pytest.approx(np.mean(np.log(np.exp(z).sum(axis=1)) - right), rel=1e-12)
     assert found["accuracy"] == pytest.approx(np.mean(z.argmax(axis=1) == labels))
     assert_array_equal(network.predict(x), z.argmax(axis=1))
+
+
+def test_charbonnier_is_the_absolute_error_from_eps_on_and_the_square_within():
+    network = noisy("numpy_baseline", Model(*MAPS, Charbonnier(eps=1e-6)))
+    x = inputs(network.model)
+    z = network.forward(x)
+    np.testing.assert_allclose(network.loss(x, z + 0.3), 0.3, rtol=1e-6)
+    assert network.loss(x, z) == pytest.approx(1e-6)
+    with pytest.raises(ValueError, match="eps"):
+        Charbonnier(eps=0)
 
 
 def test_psnr_is_the_mean_over_images_in_decibels():

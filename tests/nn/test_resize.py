@@ -19,7 +19,7 @@ from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.residual import Residual
-from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
+from mlpkit.nn.resize import ConvTranspose, Crop, Padding, PixelShuffle, Upsample
 from mlpkit.optim import SGD
 
 SMALL = st.integers(1, 4)
@@ -27,6 +27,7 @@ LAYERS = st.one_of(
     st.builds(Upsample, SMALL, st.sampled_from(["nearest", "bilinear"])),
     st.builds(PixelShuffle, SMALL),
     st.builds(Padding, SMALL, st.sampled_from(["reflect", "replicate", "zero"])),
+    st.builds(Crop, SMALL),
     st.builds(InstanceNorm, affine=st.booleans()),
     st.just(GlobalAvgPool()),
     st.tuples(SMALL, SMALL, SMALL, st.integers(0, 4), st.integers(0, 3), st.booleans())
@@ -55,6 +56,16 @@ def test_what_comes_out_has_the_shape_that_was_said_or_is_refused(one, shape, n)
 
 
 IMAGE = np.array([[[[1.0, 2, 3], [4, 5, 6]]]])
+
+
+def test_a_crop_is_the_inside_and_its_gradient_has_zeros_around():
+    x = np.random.default_rng(0).normal(size=(2, 3, 7, 6))
+    network = Network(model=Model((3, 7, 6), (Conv(3, 1), Crop(2)), MeanSquaredError()), dtype=np.float64)
+    at = network.layers[1]
+    assert_array_equal(at.layer.forward(at, x), x[:, :, 2:-2, 2:-2])
+    dx = at.layer.backward(at, np.ones((2, 3, 3, 2)))
+    assert dx.sum() == 36
+    assert_array_equal(dx[:, :, 2:-2, 2:-2], 1)
 
 
 def test_the_nearest_pixel_is_repeated():

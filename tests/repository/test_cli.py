@@ -135,7 +135,12 @@ def test_a_mistake_is_answered_with_one_sentence(options, code, words, small, ca
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [([], "doctor | train | serve | bench"), (["trane"], "train"), (["bench", "everything"], "engines"), (["train", "x"], "x")],
+    [
+        ([], "doctor | train | serve | bench"),
+        (["trane"], "train"),
+        (["bench", "everything"], "engines"),
+        (["train", "x"], "x"),
+    ],
 )
 def test_a_mistaken_command_is_answered_with_the_choices(arguments, words, capsys):
     check_refused(arguments, 2, words, capsys)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -126,6 +127,19 @@ def test_constraints_name_no_place():
     text = (ROOT / "constraints.txt").read_text()
     assert "://" not in text  # an index, a mirror, a repository
     assert not re.search(r"^\s*-|\bfile:|@", text, re.MULTILINE)  # an option, a path
+
+
+def test_each_bundled_photograph_has_an_author_a_licence_and_a_source():
+    folder = ROOT / "data" / "photos"
+    rows = re.findall(r"^\| (\S+\.jpg) \|(.+)\|$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert [name for name, _ in rows] == sorted(path.name for path in folder.glob("*.jpg"))
+    for name, cells in rows:
+        author, licence, source, size = (cell.strip() for cell in cells.split("|"))
+        assert author, name
+        assert source.startswith("`"), name
+        assert licence == "public domain" or re.match(r"\[CC(0 1.0| BY 4.0)\]", licence), name
+        assert size == "{} x {}".format(*Image.open(folder / name).size)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 4_000_000
 
 
 @pytest.mark.parametrize(("name", "files"), [("mnist", 4), ("fashion-mnist-sample", 2)])

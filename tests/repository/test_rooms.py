@@ -18,10 +18,11 @@ FLOORS = (  # the lowest first
     "checks files npz paths words interrupts",
     "kernels",
     "engines",
-    "data nn machine",
+    "boxes data nn machine",
     "optim",
     "executors",
     "course onnx_io plots serving training",
+    "parallel search",
     "__main__",
     "experiments",
 )

@@ -5,7 +5,6 @@ folder/train/cat/1.png        as above, already parted: train, validation (or va
 folder/inputs/1.png           a picture, and below `targets`, under the same name, what is to come of it
 """
 
-import os
 import unicodedata
 import warnings
 from itertools import chain
@@ -19,16 +18,14 @@ import numpy as np
 from mlpkit.checks import check_flag, check_sizes
 from mlpkit.data.dataset import Dataset, Split
 from mlpkit.paths import expanded
-from mlpkit.words import short, short_sentences
+from mlpkit.words import short_sentences
 
+from .reading.listing import check_memory, look_inside, named, read_each
 from .reading.picture import look_at, read_picture
 from .reading.targets import check_shares, drawn
 
-PICTURES = (".png", ".jpg", ".jpeg")
 PARTS = {"train": "train", "validation": "validation", "val": "validation", "valid": "validation", "test": "test"}
 PAIR = {"inputs", "targets"}
-NAMED = 3  # files at most that a sentence names
-OF_SYSTEMS = {"thumbs.db", "desktop.ini", "__macosx"}  # as names that begin with a dot
 
 
 class _Listed(NamedTuple):
@@ -70,7 +67,7 @@ def from_folder(folder, *, size=None, grey=None, validation=0.1, test=0.0, seed=
         number = {each: label for label, each in enumerate(classes)}
         y = {part: np.array([number[each] for each in listed.classes], np.int64) for part, listed in parts.items()}
     if strays:
-        warnings.warn(f"{_names(strays)} passed over: no PNG or JPEG by name.", UserWarning, stacklevel=3)
+        warnings.warn(f"{named(strays)} passed over: no PNG or JPEG by name.", UserWarning, stacklevel=3)
     splits = {part: Split(X[part], y[part]) for part in parts}
     return Dataset(name or folder.name, splits["train"], splits.get("validation"), splits.get("test"), classes)
 
@@ -84,17 +81,17 @@ def _height_and_width(size):
 
 def _listed(folder, strays):
     """Return what is listed of each part."""
-    folders, files = _inside(folder, strays)
+    folders, files = look_inside(folder, strays)
     if "train" not in folders:
         return {"train": _part(folder, folders, files, strays)}
     found: dict[str, _Listed] = {}
     for each, path in folders.items():
         if each not in PARTS or PARTS[each] in found:
             raise ValueError(f"{path} stands beside {folder / 'train'}, where validation and test may stand, once.")
-        inside, pictures = _inside(path, strays)
+        inside, pictures = look_inside(path, strays)
         found[PARTS[each]] = _part(path, inside, pictures, strays)
     if files:
-        raise ValueError(f"{_names(files)} in {folder} are in no part: put them into folders of train, or of test.")
+        raise ValueError(f"{named(files)} in {folder} are in no part: put them into folders of train, or of test.")
     if len({bool(listed.targets) for listed in found.values()}) > 1:
         raise ValueError(f"some parts of {folder} have inputs and targets, and others classes: choose one.")
     return found
@@ -102,9 +99,7 @@ def _listed(folder, strays):
 
 def _part(folder, folders, files, strays):
     if files:
-        raise ValueError(
-            f"{_names(files)} in {folder} are in no class: put each into a folder, named by what it shows."
-        )
+        raise ValueError(f"{named(files)} in {folder} are in no class: put each into a folder, named by what it shows.")
     if not folders:
         raise ValueError(f"{folder} has no folders in it: each class is one, with its pictures.")
     inside = {name: _pictures(path, strays) for name, path in folders.items()}
@@ -114,26 +109,11 @@ def _part(folder, folders, files, strays):
     return _Listed(list(chain(*inside.values())), classes, [])
 
 
-def _inside(folder, strays):
-    """Return the folders in a folder by name, and its pictures, sorted, without hidden ones. Others become strays."""
-    try:
-        found = sorted(folder.iterdir())
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no folder {folder}.") from None
-    except OSError as error:
-        raise type(error)(f"{folder} can't be read as a folder ({error.strerror}): choose another one.") from error
-    seen = [path for path in found if not path.name.startswith(".") and path.name.lower() not in OF_SYSTEMS]
-    folders = {unicodedata.normalize("NFC", path.name): path for path in seen if path.is_dir()}
-    files = [path for path in seen if not path.is_dir()]
-    strays += [path for path in files if path.suffix.lower() not in PICTURES]
-    return folders, [path for path in files if path.suffix.lower() in PICTURES]
-
-
 def _pictures(folder, strays):
-    folders, files = _inside(folder, strays)
+    folders, files = look_inside(folder, strays)
     if folders:
         raise ValueError(
-            f"{folder} has folders in it ({_names(folders.values())}): put the pictures of a class straight into its "
+            f"{folder} has folders in it ({named(folders.values())}): put the pictures of a class straight into its "
             "folder, or give the folder above the classes."
         )
     if not files:
@@ -153,7 +133,7 @@ def _paired(folder, inside):
     inputs, targets = by_name.values()
     alone = [(inputs | targets)[stem] for stem in sorted(inputs.keys() ^ targets.keys())]
     if alone:
-        raise ValueError(f"in {folder} there is no partner, in inputs and targets, of {_names(alone)}.")
+        raise ValueError(f"in {folder} there is no partner, in inputs and targets, of {named(alone)}.")
     return _Listed(list(inputs.values()), [], [targets[stem] for stem in inputs])
 
 
@@ -176,17 +156,17 @@ def _cut(train, shares, seed):
 
 def _read(parts, size, grey):
     """Return the pictures of all parts. All are looked at before one is read, and before there is memory for any."""
-    looks = dict(_each(look_at, chain(*parts.values())))
+    looks = dict(read_each(look_at, chain(*parts.values())))
     sizes = {found: path for path, (found, _) in looks.items()}
     if len(sizes) > 1 and not size:
         told = " and ".join(f"{height} x {width} ({path})" for (height, width), path in list(sizes.items())[:2])
         raise ValueError(f"the pictures have {len(sizes)} sizes, height x width, such as {told}: say size=.")
     grey = all(is_grey for _, is_grey in looks.values()) if grey is None else grey
     shape = 1 if grey else 3, *(size or next(iter(sizes)))
-    _check_memory(len(looks), shape)
+    check_memory(len(looks) * prod(shape), f"{len(looks):,} pictures of {shape[1]} x {shape[2]}", "say a smaller size=")
     found = {part: np.empty((len(paths), *shape), np.uint8) for part, paths in parts.items()}
     for part, paths in parts.items():
-        for row, (_, pixels) in enumerate(_each(lambda path: _read_one(path, shape, size), paths)):
+        for row, (_, pixels) in enumerate(read_each(lambda path: _read_one(path, shape, size), paths)):
             found[part][row] = pixels
     return found
 
@@ -196,32 +176,3 @@ def _read_one(path, shape, size):
     if pixels.shape != shape:
         raise ValueError(f"its Exif data turn it, and then it is no longer {shape[1]} x {shape[2]}")
     return pixels
-
-
-def _each(do, paths):
-    """Yield each path with what `do` returns of it. Raises ValueError at the end, with the names of those that fail."""
-    wrong = []
-    for path in paths:
-        try:
-            yield path, do(path)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error).removeprefix(f"{path} ").rstrip(".")
-            wrong.append(f"{path} ({reason})")
-    if wrong:
-        raise ValueError(f"{_names(wrong)} can't be used: mend or remove {'it' if len(wrong) == 1 else 'them'}.")
-
-
-def _check_memory(n, shape):
-    """Raise ValueError for more than this machine has: the system would give it, and then end somebody's process."""
-    size = n * prod(shape)
-    if hasattr(os, "sysconf") and size > (most := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
-        raise ValueError(
-            f"{n:,} pictures of {shape[1]} x {shape[2]} take {size / 2**30:.0f} GiB, and this machine has "
-            f"{most / 2**30:.0f}: say a smaller size=."
-        )
-
-
-def _names(paths):
-    paths = list(paths)
-    more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
-    return ", ".join(map(short, paths[:NAMED])) + more

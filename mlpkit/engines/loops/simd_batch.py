@@ -10,6 +10,8 @@ fit into the registers. They read through tables of distances in bytes, which kn
 Like those of `simd`, the functions here take addresses, and check nothing.
 """
 
+from functools import partial
+
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
@@ -28,11 +30,11 @@ NONE = 255  # stands for no number of a window
 SPARE = max(COLUMNS.values())  # entries that a table of positions repeats at its end, so that columns are never lacking
 
 
-def _products(rows, columns, code, w, taps, depth, x, x_at, out, out_at, out_row, start, valid):
+def _products(rows, columns, code, w, taps, depth, x, x_at, out, out_at, out_row, start, valid, relu=False):
     """Write `start[r] + sum(w[t, r] * x[x_at[s] + taps[t]])`, t below depth, to `out[r * out_row + out_at[s]]`.
 
     w (depth, rows) and start (rows,) are scalars; x and out hold vectors. taps (depth,), x_at and out_at (columns,) are
-    distances in bytes, int64. Only the first `valid` rows are written.
+    distances in bytes, int64. Only the first `valid` rows are written; with relu, 0 where they would be below.
     """
     builder, size = code.builder, code.kind.bitwidth // 8
     starts = [code.everywhere(code.at(start, r * size)) for r in range(rows)]
@@ -50,7 +52,11 @@ def _products(rows, columns, code, w, taps, depth, x, x_at, out, out_at, out_row
     for r in range(rows):
         with builder.if_then(builder.icmp_signed(">", valid, INDEX(r))):
             for end, total in zip(ends, totals[r], strict=True):
-                code.store(builder.load(total), code.at(end, builder.mul(INDEX(r), out_row)))
+                value = builder.load(total)
+                if relu:
+                    (zero,) = code.zeros(1)
+                    value = builder.select(builder.fcmp_ordered("<", value, zero), zero, value)
+                code.store(value, code.at(end, builder.mul(INDEX(r), out_row)))
 
 
 def _slopes(rows, columns, code, dz, dz_row, dz_at, x, x_at, depth, taps, out, valid):
@@ -128,11 +134,13 @@ def _each_height(code, height, count):
             yield rows, columns, done, turn
 
 
-@written
-def _multiply(code, height, left, w, taps, depth, x, x_at, count, out, out_at, out_row, start):
+def _results(relu, code, height, left, w, taps, depth, x, x_at, count, out, out_at, out_row, start):
     for rows, columns, done, _ in _each_height(code, height, count):
         here, there = code.at(x_at, done), code.at(out_at, done)
-        _products(rows, columns, code, w, taps, depth, x, here, out, there, out_row, start, left)
+        _products(rows, columns, code, w, taps, depth, x, here, out, there, out_row, start, left, relu)
+
+
+_multiply, _multiply_relu = (written(partial(_results, relu)) for relu in (False, True))
 
 
 @written
@@ -149,6 +157,12 @@ def multiply(dtype, left, w, taps, depth, x, x_at, count, out, out_at, out_row, 
     x_at, out_at (count + SPARE,): as `_products` wants them, their last entry repeated.
     """
     _multiply(dtype, rows_of(left), left, w, taps, depth, x, x_at, count, out, out_at, out_row, start)
+
+
+@compiled(__name__, nogil=True)
+def multiply_relu(dtype, left, w, taps, depth, x, x_at, count, out, out_at, out_row, start):
+    """Do what `multiply` does, with ReLU behind it."""
+    _multiply_relu(dtype, rows_of(left), left, w, taps, depth, x, x_at, count, out, out_at, out_row, start)
 
 
 @compiled(__name__, nogil=True)

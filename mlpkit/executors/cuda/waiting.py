@@ -37,7 +37,7 @@ class WaitingTrainer:
     def __init__(self, macros, optimizer, X, y, batch_size, vectors):
         self.macros, self.optimizer, self.batch_size = macros, optimizer, batch_size
         self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads = compiled(self.file, **macros)
-        self.check_room()
+        self.check_all_run()
         steps = -(-len(y) // batch_size)
         self.losses = RowLosses(steps, batch_size, np.float32)
         self.exchange = cp.empty(exchange_bytes, np.uint8)
@@ -48,7 +48,7 @@ class WaitingTrainer:
         lasting = self.losses.rows, self.failed, self.exchange
         self.arguments = *lasting, theta, *(state or (0, 0)), self.feed["rates"]
 
-    def check_room(self):
+    def check_all_run(self):
         """Raise ValueError where not all blocks are on this GPU at once: those that are would wait for the others."""
         here = cp.cuda.Device().attributes
         found, there = here["MultiProcessorCount"], here["MaxSharedMemoryPerBlockOptin"]

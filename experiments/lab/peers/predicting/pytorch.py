@@ -1,5 +1,7 @@
 """PyTorch, channels last, in a CUDA graph: its own kernels one by one, and what `torch.compile` makes of all of them.
 
+Of pictures, in which are few channels and many pixels, both layouts are tried.
+
 In fp16 and bf16 parameters and activations are of 16 bits. What a program calls is one more graph, with both copies in
 it: of pixels, as bytes, from memory that the GPU reads itself, and of the outputs. NumPy copies the pixels there: of
 many, PyTorch would do it in threads, and each call waits for the one that got a core last. Here that took up to 8 ms.
@@ -15,6 +17,8 @@ from experiments.lab.clock import device_us
 
 from . import Variant, each_array, through
 
+PICTURE = 100_000  # pixels
+
 
 def variants(task, n, precision):
     """Yield the ways; the compiled one where the compiler does not fail."""
@@ -23,29 +27,37 @@ def variants(task, n, precision):
     torch.backends.cudnn.benchmark = True
     compiler.compile_threads = 1  # processes of its own would take the cores of others that compile beside this one
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
+    yield from in_layout("graph", task, n, dtype, torch.channels_last)
+    if task.x[0, 0].size > PICTURE:
+        yield from in_layout("channels first, graph", task, n, dtype, torch.contiguous_format)
+
+
+def in_layout(name, task, n, dtype, layout):
+    """Yield the ways with a layout of images; the compiled one where the compiler does not fail."""
     bound_layers = task.bound_layers()
-    each_array(bound_layers, lambda array: on_gpu(array, dtype))
+    each_array(bound_layers, lambda array: on_gpu(array, dtype, layout))
 
     def forward(x):
         return through(bound_layers, OPERATIONS, x.to(dtype) / 255).float()
 
-    yield way("graph", forward, task.x[:n])
+    yield way(name, forward, task.x[:n], layout)
     torch._dynamo.reset()
     try:
-        compiled = way("compiled, graph", torch.compile(forward, dynamic=False, fullgraph=True), task.x[:n])
+        compiled = torch.compile(forward, dynamic=False, fullgraph=True)
+        found = way(f"compiled, {name}", compiled, task.x[:n], layout)
     except torch._dynamo.exc.TorchDynamoException:
         return
-    yield compiled
+    yield found
 
 
-def on_gpu(array, dtype):
+def on_gpu(array, dtype, layout):
     found = torch.from_numpy(array).to("cuda", dtype)
-    return found.contiguous(memory_format=torch.channels_last) if found.ndim == 4 else found
+    return found.contiguous(memory_format=layout) if found.ndim == 4 else found
 
 
-def way(name, forward, pixels):
+def way(name, forward, pixels, layout):
     """Return a `Variant` of a graph of `forward`."""
-    x = torch.from_numpy(pixels).to("cuda", memory_format=torch.channels_last)
+    x = torch.from_numpy(pixels).to("cuda", memory_format=layout)
     with torch.inference_mode():
         sent, back = torch.from_numpy(pixels.copy()).pin_memory(), forward(x).cpu().pin_memory()
     there, here = sent.numpy(), back.numpy()
@@ -90,4 +102,6 @@ OPERATIONS = SimpleNamespace(
     ReLU=lambda at, x: torch.relu(x),
     MaxPool=lambda at, x: F.max_pool2d(x, at.layer.size, at.layer.stride),
     Flatten=flatten,
+    Crop=lambda at, x: x[..., at.layer.size : -at.layer.size, at.layer.size : -at.layer.size],
+    PixelShuffle=lambda at, x: F.pixel_shuffle(x, at.layer.scale),
 )

@@ -31,7 +31,8 @@ def read_picture(path, grey, size=None, longest=None):
     longest: if one side has more pixels, the picture is scaled until both have at most so many.
 
     size: (height, width), to which it is made to fit: scaled until it just covers that, as Pillow's bilinear filter
-    does, and its middle cut out, as torchvision's Resize and CenterCrop do. Raises what `look_at` raises, and
+    does, and its middle cut out, as torchvision's Resize and CenterCrop do. longest: pixels that the longer side may
+    have; a larger picture is shrunk, by Pillow's Lanczos filter. Raises what `look_at` raises, and
     ValueError for a picture that is cut short or damaged.
     """
     with _opened(path) as picture:
@@ -43,6 +44,8 @@ def read_picture(path, grey, size=None, longest=None):
             plain.thumbnail((longest, longest))
         if size:
             plain = ImageOps.fit(plain, size[::-1], Image.Resampling.BILINEAR)
+        if longest:
+            plain.thumbnail((longest, longest), Image.Resampling.LANCZOS)
         pixels = np.asarray(plain)
     return pixels[None] if grey else pixels.transpose(2, 0, 1)
 

@@ -1,0 +1,159 @@
+"""Scenes of digits: 128 x 128 pixels of a photograph or a texture, and one to six of MNIST's digits somewhere in it.
+
+A scene comes from its seed and its number alone: NumPy's Philox draws 64-bit integers for it, and all arithmetic is
+that of integers. So every machine makes the same bits, in any order, as many as are asked for. Digits and backgrounds
+of the test scenes are in no training scene.
+"""
+
+from functools import cache, lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mlpkit.checks import check_choice, check_count
+from mlpkit.data import load
+
+EDGE, MOST, SMALLEST, LARGEST = 128, 6, 14, 56  # pixels of a scene, digits in it, pixels of a digit's longer edge
+PARTS = {"train": slice(0, 12), "validation": slice(0, 12), "test": slice(12, 17)}  # of the backgrounds
+TEST_SEED, TEST_SCENES = 2026, 2000
+TEST_SHA256 = "7d368479de1fcaaf7f0f6bbf611d0dde723d680a767dd514d3c842a7d6df788c"
+BACKGROUNDS = Path(__file__).resolve().parents[2] / "data" / "scenes" / "backgrounds.png"
+TRIES = 20  # places that a digit is tried at, before it is left out
+
+
+class Scenes(NamedTuple):
+    """images (n, 1, 128, 128) uint8; truth (n, 6, 5) float32: label, left, top, right, bottom, in pixels.
+
+    Edges lie between pixels: a box as wide as the scene goes from 0 to 128. Where no digit is, the label is -1.
+    """
+
+    images: np.ndarray
+    truth: np.ndarray
+
+
+def scenes(n, seed=0, part="train", first=0):
+    """Return `Scenes` number first, first + 1, ..., n of them, of a seed. part: "train", "validation" or "test".
+
+    Raises ValueError or TypeError for another part, or what are no such numbers.
+    """
+    check_choice("part of the scenes", part, PARTS)
+    n, seed, first = (check_count(*each, 0) for each in (("n", n), ("seed", seed), ("first", first)))
+    images, truth = np.empty((n, 1, EDGE, EDGE), np.uint8), np.full((n, MOST, 5), -1, np.float32)
+    for i in range(n):
+        key = np.array([seed, [*PARTS].index(part)], np.uint64)
+        draws = iter(np.random.Philox(key=key, counter=(first + i) << 64).random_raw(16 + 6 * MOST * TRIES).tolist())
+        images[i, 0] = _scene(draws, part, truth[i])
+    return Scenes(images, truth)
+
+
+@cache
+def frozen():
+    """Return the 2,000 `Scenes` on which detectors are compared. Raises ValueError where they are not those bits."""
+    found = scenes(TEST_SCENES, TEST_SEED, "test")
+    digest = sha256(found.images.tobytes() + found.truth.astype("<f4").tobytes()).hexdigest()
+    if digest != TEST_SHA256:
+        raise ValueError(f"these test scenes are not those of the records, but {digest}: get data/ anew.")
+    return found
+
+
+def _scene(draws, part, truth):
+    """Return one scene, (128, 128) uint8, and write its boxes into `truth` (6, 5)."""
+    scene = _background(draws, part)
+    shapes, labels = getattr(_mnist(), part)
+    inks: list[np.ndarray] = []  # of each digit, in the scene: which pixels it covers
+    for _ in range(1 + next(draws) % MOST):
+        for _ in range(TRIES):
+            number, size, down, across = (next(draws) for _ in range(4))
+            ink = drawn(shapes[number % len(shapes), 0], SMALLEST + size % (LARGEST - SMALLEST + 1))
+            height, width = ink.shape
+            top, left = down % (EDGE - height + 1), across % (EDGE - width + 1)
+            box = np.array([left, top, left + width, top + height])
+            covers = np.zeros((EDGE, EDGE), bool)
+            covers[top : box[3], left : box[2]] = ink >= 128
+            if _fits(box, covers, truth[: len(inks), 1:], inks):
+                _paint(scene[top : box[3], left : box[2]], ink, next(draws), next(draws))
+                truth[len(inks)] = labels[number % len(labels)], *box
+                inks.append(covers)
+                break
+    return scene.astype(np.uint8)
+
+
+def _background(draws, part):
+    """Return a piece of a photograph, (128, 128) int64, paler than it is; in training blended with another one.
+
+    Twelve pictures are few: blended, no two scenes have the same, and a network can't learn them by heart.
+    """
+    tiles, pieces = backgrounds()[PARTS[part]], []
+    for _ in range(2):
+        number, down, across, turn = (next(draws) for _ in range(4))
+        down, across = (each % (tiles.shape[1] - EDGE + 1) for each in (down, across))
+        piece = tiles[number % len(tiles), down : down + EDGE, across : across + EDGE].astype(np.int64)
+        pieces.append(np.rot90(piece.T if turn & 4 else piece, turn % 4))
+    contrast, share = 96 + next(draws) % 97, next(draws) % 257 if part == "train" else 256
+    piece = (share * pieces[0] + (256 - share) * pieces[1]) // 256
+    middle = int(piece.sum()) // piece.size
+    return middle + ((piece - middle) * contrast) // 256
+
+
+@cache
+def _mnist():
+    return load()
+
+
+@cache
+def backgrounds():
+    """Return 17 grey pictures (17, 192, 192) uint8; the last five are for tests. data/scenes says whose they are."""
+    from PIL import Image
+
+    with Image.open(BACKGROUNDS) as picture:
+        return np.asarray(picture).reshape(-1, picture.width, picture.width)
+
+
+def drawn(digit, size):
+    """Return how much ink each pixel has, 0 to 255, of a digit (28, 28) whose longer edge becomes `size` pixels.
+
+    Its ink fills the array, but that is at least half as wide as high, and half as high as wide: a 1 has room.
+    """
+    rows, columns = (np.flatnonzero((digit >= 64).any(axis=axis)) for axis in (1, 0))
+    ink = digit[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].astype(np.int64)
+    height, width = ((2 * size * edge + max(ink.shape)) // (2 * max(ink.shape)) for edge in ink.shape)
+    ink = (_weights(ink.shape[0], height) @ ink @ _weights(ink.shape[1], width).T) >> 20
+    spare = [max(0, (size + 1) // 2 - edge) for edge in (height, width)]
+    return np.pad(ink, [(each // 2, each - each // 2) for each in spare])
+
+
+@lru_cache(256)
+def _weights(old, new):
+    """Return (new, old) integers, some 1,024 in each row: a tent, as wide as a pixel of the coarser of both grids."""
+    centres = (2 * np.arange(new) + 1)[:, None] * old - (2 * np.arange(old) + 1) * new
+    tent = np.maximum(2 * max(old, new) - np.abs(centres), 0)
+    return (tent << 10) // tent.sum(axis=1, keepdims=True)
+
+
+def _fits(box, covers, others, inks):
+    """Return whether a box overlaps others by at most 0.3, and 70 % of their ink stays visible, and of its own."""
+    if not len(others):
+        return True
+    across, down = (np.minimum(box[i + 2], others[:, i + 2]) - np.maximum(box[i], others[:, i]) for i in (0, 1))
+    both = np.maximum(across, 0) * np.maximum(down, 0)
+    areas = (others[:, 2] - others[:, 0]) * (others[:, 3] - others[:, 1]) + (box[2] - box[0]) * (box[3] - box[1])
+    if (10 * both > 3 * (areas - both)).any():
+        return False
+    covered = covers.copy()
+    for ink in reversed(inks):  # the newest lies on top
+        if 10 * np.count_nonzero(ink & covered) > 3 * np.count_nonzero(ink):
+            return False
+        covered |= ink
+    return True
+
+
+def _paint(scene, ink, polarity, contrast):
+    """Blend a digit into its part of a scene: brighter or darker than what lies there, by 80 to 176 of 255."""
+    middle, step = int(scene.sum()) // scene.size, 80 + contrast % 97
+    sign = 1 if polarity % 2 else -1
+    if not 0 <= middle + sign * step <= 255:
+        sign = -sign
+    level = min(max(middle + sign * step, 0), 255)
+    scene += (ink * (level - scene)) // 255

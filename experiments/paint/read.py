@@ -1,0 +1,59 @@
+"""What the record "paint" says."""
+
+import numpy as np
+
+from experiments.lab import results
+
+
+@results.reads
+def looks(record):
+    """Return the runs of pictures that were trained, by the name under which `show.kept` has them."""
+    found = [run for run in record["runs"] if run["kind"] == "look"]
+    return {f"{run['trunk']}-{run['style']}-{run['style_weight']:g}": run for run in found}
+
+
+@results.reads
+def painters(record):
+    """Return the runs of networks that paint, by trunk and style."""
+    return {(run["trunk"], run["style"]): run for run in record["runs"] if run["kind"] == "painter"}
+
+
+def total(parts):
+    return sum(parts.values())
+
+
+@results.reads
+def ratios(run, by="adam"):
+    """Return by picture the network's total loss over that of a picture trained by `by`, where there is one."""
+    pictures = {name: each for name, each in run["pictures"].items() if by in each}
+    return {name: total(each["network"]) / total(each[by]) for name, each in pictures.items()}
+
+
+@results.reads
+def fastest(record, who, precision, size=512):
+    """Return the fewest median microseconds a picture of whoever's runs, and the run; None where there is none."""
+    wanted = {"kind": "time", "who": who, "precision": precision, "size": size}
+    found = [run for run in record["runs"] if wanted.items() <= run.items() and run["samples_us"]]
+    return min(((float(np.median(run["samples_us"])), run) for run in found), key=lambda each: each[0], default=None)
+
+
+@results.reads
+def table(record):
+    """Return the record as text."""
+    lines = []
+    for run in record["runs"]:
+        if run["kind"] == "own":
+            lines.append(f"own trunk: {run['accuracy']:.0%} of pieces told, of {run['photographs']} photographs")
+        elif run["kind"] == "look":
+            lines.append(
+                f"{run['trunk']:7} {run['style']:8} style x {run['style_weight']:<5g} {total(run['parts']):8.3f}"
+            )
+        elif run["kind"] == "painter":
+            found = list(ratios(run).values())
+            said = f"{np.mean(found):.2f} times the loss of {len(found)} trained pictures" if found else "none compared"
+            lines.append(f"{run['trunk']:7} {run['style']:8} {run['steps']:6,} steps: {said}")
+        else:
+            how = " ".join(str(run[key]) for key in ("mode", "form", "layout") if key in run)
+            us = np.median(run["samples_us"])
+            lines.append(f"{run['who']:20} {run['precision']:8} {run['size']} pixels {us:10,.0f} us {how}")
+    return "\n".join(lines)

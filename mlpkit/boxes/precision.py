@@ -1,0 +1,67 @@
+"""Average precision: how many claims are right, at each share of the objects that is to be found.
+
+It is no accuracy: there is no number of places where nothing was to be found, so nothing to be right about there. The
+rules are COCO's (Lin et al., 2014, and its evaluation code): the best 100 detections of a picture count; each claims
+the object of its class that it overlaps most, if it does by the threshold, and that nobody better has claimed.
+"""
+
+import numpy as np
+
+from .suppress import loops
+
+THRESHOLDS = np.linspace(0.5, 0.95, 10)
+RECALLS = np.linspace(0, 1, 101)
+MOST = 100  # detections of a picture that count, of a class
+
+
+def average_precision(found, truth, classes, thresholds=THRESHOLDS, crowds=None):
+    """Return AP (thresholds, classes): the mean of 101 precisions, NaN for a class with no object.
+
+    found: `Detections`. truth (n, k, 5): of n pictures label, left, top, right, bottom; label -1 for none. crowds
+    (n, k): which of them stand for many, and are neither to be found nor a mistake. AP50 is `ap[0].mean()` over
+    classes, AP50:95 `ap.mean()`, with np.nanmean.
+    """
+    ap = np.full((len(thresholds), classes), np.nan)
+    for label in range(classes):
+        curves = precision_and_recall(found, truth, label, thresholds, crowds)
+        for t, curve in enumerate(curves):
+            if curve is not None:
+                precision, recall, _ = curve
+                best = np.append(np.maximum.accumulate(precision[::-1])[::-1], 0)  # at this recall, or at more
+                ap[t, label] = best[np.searchsorted(recall, RECALLS)].mean()
+    return ap
+
+
+def precision_and_recall(found, truth, label, thresholds=THRESHOLDS[:1], crowds=None):
+    """Return for each threshold arrays precision, recall, scores, after each detection of a class, the best first.
+
+    None where there is no object. Arguments as above.
+    """
+    here = truth[..., 0] == label
+    crowds = np.zeros(here.shape, bool) if crowds is None else np.asarray(crowds, bool)
+    boxes, crowd = truth[here][:, 1:].astype(np.float64), crowds[here]
+    if crowd.all():
+        return [None] * len(thresholds)
+    ends = here.sum(axis=1).cumsum()
+    mine = np.flatnonzero(np.asarray(found.labels) == label)
+    mine = _best_of_each(mine[np.lexsort((-found.scores[mine], found.images[mine]))], found.images)
+    mine = mine[np.argsort(-found.scores[mine], kind="stable")]
+    image = found.images[mine]
+    claims = np.empty((len(thresholds), len(mine)), np.int64)
+    starts = ends[image] - here.sum(axis=1)[image]
+    of = found.boxes[mine].astype(np.float64), boxes, crowd, starts, ends[image]
+    loops().claim(*of, np.asarray(thresholds, np.float64), claims)
+    curves = []
+    for claimed in claims:
+        counts = (claimed < 0) | ~crowd[claimed]
+        right = (claimed >= 0)[counts].cumsum()
+        precision = right / np.arange(1, len(right) + 1)
+        curves.append((precision, right / (~crowd).sum(), found.scores[mine][counts]))
+    return curves
+
+
+def _best_of_each(order, images):
+    """Return an order, pictures one after another, without what comes behind the first 100 of each."""
+    images = images[order]
+    first = np.searchsorted(images, images)
+    return order[np.arange(len(order)) - first < MOST]

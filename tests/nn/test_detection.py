@@ -1,0 +1,154 @@
+"""Boxes as targets: who is responsible for which, what the loss says of it, and its gradient."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from mlpkit.boxes import detections
+from mlpkit.engines import numpy_baseline
+from mlpkit.nn.concat import Concat
+from mlpkit.nn.conv import Conv
+from mlpkit.nn.detection import Detection
+from mlpkit.nn.gradcheck import gradient_error
+from mlpkit.nn.layers import Flatten, Tanh
+from mlpkit.nn.model import Model
+from mlpkit.nn.network import Network
+
+LOSS = Detection(3, (32, 40))
+CELLS = 4 * 5 + 2 * 3
+
+
+def model(loss=LOSS):
+    end = Conv(7, 1), Flatten()
+    branches = (*end,), (Conv(6, 3, 2, 1), Tanh(), *end)
+    return Model((1, 32, 40), (Conv(4, 8, 8), Tanh(), Concat(*branches)), loss)
+
+
+def truth_of(*boxes, most=4):
+    found = np.full((1, most, 5), -1, np.float32)
+    found[0, : len(boxes)] = np.reshape(boxes, (-1, 5))
+    return found
+
+
+def test_a_cell_speaks_of_the_object_whose_middle_is_near():
+    targets = LOSS.match(truth_of((2, 8, 4, 24, 20)))  # middle (16, 12): row 1, between columns 1 and 2
+    labels = targets[0, 0]
+    assert targets.shape == (1, 5, CELLS)
+    assert_array_equal(np.flatnonzero(labels >= 0), [5 + 1, 5 + 2])
+    assert_allclose(targets[0, 1:, 6], [-0.5, -1, 1.5, 1])  # from (12, 12), in strides of 8
+    assert_array_equal(labels[6:8], 2)
+
+
+def test_a_large_object_belongs_to_the_coarse_grid():
+    labels = LOSS.match(truth_of((0, 0, 0, 40, 32)))[0, 0]
+    assert (labels[:20] == -1).all()
+    assert (labels[20:] == 0).any()
+
+
+def test_of_two_objects_a_cell_has_the_nearer_one():
+    labels = LOSS.match(truth_of((0, 4, 4, 20, 20), (1, 8, 4, 24, 20)))[0, 0]
+    assert labels[5 + 1] == 0  # its middle is (12, 12)
+    assert labels[5 + 2] == 1
+
+
+def test_nothing_to_find_is_a_target_too():
+    targets = LOSS.match(truth_of())
+    assert (targets[:, 0] == -1).all()
+    network = Network("numpy_baseline", model(), dtype=np.float64)
+    assert np.isfinite(network.loss(np.zeros((1, 1, 32, 40)), targets))
+
+
+def test_what_is_matched_comes_back_from_outputs_that_say_so():
+    truth = truth_of((2, 8, 4, 24, 20), (1, 1, 2, 39, 31))
+    targets, rows = LOSS.match(truth), np.zeros((1, 7 * CELLS), np.float32)
+    for (*_, before), (z, boxes) in zip(LOSS.grids, LOSS.levels(rows), strict=True):
+        of = targets[:, :, before : before + z.shape[2]]
+        right = of[:, :1] == np.arange(3)[:, None]
+        z[...] = np.where(right, 8, -8)
+        edges = np.where(of[:, :1] >= 0, of[:, 3:] - of[:, 1:3], 1)
+        boxes[:, :2], boxes[:, 2:] = (of[:, 1:3] + of[:, 3:]) / 2, np.log(edges)
+    found = detections(LOSS, rows, score=0.5)
+    assert_array_equal(found.labels, [1, 2])
+    assert_allclose(found.boxes, truth[0, [1, 0], 1:], atol=1e-4)
+    assert len(detections(LOSS, rows, score=0.5, threshold=None).scores) > 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_its_gradient_is_the_slope(seed):
+    rng = np.random.default_rng(seed)
+    network = Network("numpy_baseline", model(), dtype=np.float64, seed=seed)
+    network.theta[:] += rng.normal(0, 0.2, len(network.theta))
+    corner, size = rng.uniform(0, 20, (2, 4, 2)), rng.uniform(3, 20, (2, 4, 2))
+    truth = np.concatenate([rng.integers(-1, 3, (2, 4, 1)), corner, corner + size], axis=2)
+    assert gradient_error(network, rng.normal(size=(2, 1, 32, 40)), LOSS.match(truth)) < 1e-6
+
+
+def test_giou_by_hand():
+    """Squares of 2 whose middles are 1 apart: 2 in both, 6 in either, 6 around: 1 - 1/3. Then 4 apart: 1 + 4 / 12."""
+    boxes = np.array([-1.0, -1, 1, 1]).reshape(1, 4, 1)
+    z = np.array([1, 0, np.log(2), np.log(2)]).reshape(1, 4, 1)
+    assert_allclose(numpy_baseline.giou(z, boxes, np.ones((1, 1), bool), 1.0)[0], 1 - 1 / 3)
+    z[0, 0] = 4
+    loss, dz = numpy_baseline.giou(z, boxes, np.ones((1, 1), bool), 1.0)
+    assert_allclose(loss, 1 + 4 / 12)
+    assert dz[0, 0, 0] > 0  # apart, too, it knows where to go
+
+
+def test_focal_is_cross_entropy_where_gamma_is_0_and_forgets_what_nobody_asks():
+    z, labels = np.array([[[1.0, -2.0, 3.0]]]), np.array([[0.0, -1, -2]])
+    wanted = (np.log1p(np.exp(-1.0)) + np.log1p(np.exp(-2.0))) / 2
+    loss, dz = numpy_baseline.focal(z, labels, 1.0, 0.0, 0.5)
+    assert_allclose(loss, wanted)
+    assert dz[0, 0, 2] == 0
+    easy, hard = (numpy_baseline.focal(np.array([[[v]]]), labels[:, :1], 1.0, 2.0, 0.5)[0] for v in (3.0, -3.0))
+    assert hard / easy > 1000  # cross-entropy says 60
+
+
+def test_the_model_is_read_as_it_was_written():
+    assert Model.from_dict(model().to_dict()) == model()
+
+
+@pytest.mark.parametrize("engine", ["numpy_im2col", "numba_conv"])
+def test_engines_agree(engine):
+    rng = np.random.default_rng(3)
+    x, targets = rng.normal(size=(3, 1, 32, 40)).astype("f4"), LOSS.match(np.repeat(truth_of((2, 8, 4, 24, 20)), 3, 0))
+    losses = [Network(each, model()).loss_and_grad(x, targets) for each in ("numpy_baseline", engine)]
+    assert_allclose(*losses, rtol=1e-5)
+
+
+def test_other_targets_are_refused_in_a_sentence():
+    network = Network("numpy_baseline", model())
+    x = np.zeros((1, 1, 32, 40), np.float32)
+    with pytest.raises(ValueError, match=r"what the loss's match\(\.\.\.\) makes of boxes"):
+        network.loss(x, truth_of())
+    with pytest.raises(ValueError, match="the outputs of"):
+        Network("numpy_baseline", model(Detection(4, (32, 40)))).loss(x, LOSS.match(truth_of()))
+
+
+@pytest.mark.peers
+def test_focal_and_giou_are_pytorchs():
+    torch = pytest.importorskip("torch", reason="PyTorch is not here, to judge")
+    rng = np.random.default_rng(0)
+    z, labels = rng.normal(0, 3, (2, 3, 50)), rng.integers(-1, 3, (2, 50)).astype(float)
+    given = torch.tensor(z, requires_grad=True)
+    right = torch.tensor(labels[:, None] == np.arange(3)[:, None]).double()
+    p = torch.sigmoid(given)
+    p_right = p * right + (1 - p) * (1 - right)
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(given, right, reduction="none")
+    wanted = ((0.25 * right + 0.75 * (1 - right)) * (1 - p_right) ** 2 * entropy).sum() / 7
+    wanted.backward()
+    loss, dz = numpy_baseline.focal(z, labels, 1 / 7, 2.0, 0.25)
+    assert_allclose(loss, wanted.item(), rtol=1e-12)
+    assert_allclose(dz, given.grad.numpy(), atol=1e-14)
+    z, boxes, counts = rng.normal(0, 0.7, (2, 4, 99)), rng.normal(size=(2, 4, 99)), rng.random((2, 99)) < 0.7
+    boxes[:, 2:] = boxes[:, :2] + rng.uniform(0.1, 3, (2, 2, 99))
+    given, of = torch.tensor(z, requires_grad=True), torch.tensor(boxes)
+    low, high = (given[:, :2] + sign * given[:, 2:].exp() / 2 for sign in (-1, 1))
+    both = (torch.minimum(high, of[:, 2:]) - torch.maximum(low, of[:, :2])).clamp(min=0).prod(1)
+    around = (torch.maximum(high, of[:, 2:]) - torch.minimum(low, of[:, :2])).prod(1)
+    union = (high - low).prod(1) + (of[:, 2:] - of[:, :2]).prod(1) - both
+    wanted = ((1 - both / union + (around - union) / around) * torch.tensor(counts)).sum() / 7
+    wanted.backward()
+    loss, dz = numpy_baseline.giou(z, boxes, counts, 1 / 7)
+    assert_allclose(loss, wanted.item(), rtol=1e-12)
+    assert_allclose(dz, given.grad.numpy(), atol=1e-13)

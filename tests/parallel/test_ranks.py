@@ -1,0 +1,225 @@
+"""Several ranks train what one process trains that adds up the gradients of shares, to the bit; a dead one is named."""
+
+import os
+import signal
+import time
+from multiprocessing import get_context
+from multiprocessing.shared_memory import SharedMemory
+from threading import Thread
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from mlpkit import data, engines, executors
+from mlpkit.__main__ import main
+from mlpkit.data import Dataset, Split, epoch_order
+from mlpkit.nn.layers import Linear, ReLU
+from mlpkit.nn.model import Model
+from mlpkit.nn.norm import BatchNorm
+from mlpkit.parallel import gpus, ranks
+from mlpkit.parallel.ring import RankLost, Ring
+from mlpkit.parallel.shares import share
+from mlpkit.training.fit import Diverged
+from mlpkit.training.recipe import Recipe
+
+SMALL = Model((784,), (Linear(12), ReLU(), Linear(10)))
+RECIPE = Recipe(model=SMALL, lr=0.1, batch_size=32, epochs=2, optimizer="momentum", schedule="cosine")
+
+
+@pytest.fixture(scope="module")
+def few():
+    train, validation, test = data.load()[1:4]
+    return Dataset("few", *(Split(X[:n], y[:n]) for (X, y), n in ((train, 201), (validation, 100), (test, 10))), ())
+
+
+def summed_like_a_ring(vectors):
+    """Return the sum of the ranks' vectors as the ring adds them up: chunk c begins with rank c's values."""
+    ranks = len(vectors)
+    cut = [np.array_split(vector, ranks) for vector in vectors]
+    sums = []
+    for chunk in range(ranks):
+        found = cut[chunk][chunk].copy()
+        for step in range(1, ranks):
+            rank = (chunk + step) % ranks
+            found = cut[rank][chunk] + found
+        sums.append(found)
+    return np.concatenate(sums)
+
+
+def in_one_process(recipe, dataset, count):
+    """Return what one process trains that adds up shares' gradients in the ring's order."""
+    network = recipe.make_network("numpy_baseline")
+    engine, n = network.engine, len(dataset.train.y)
+    optimizer = recipe.make_optimizer(network, n)
+    X, y = network.as_input(dataset.train.X), dataset.train.y
+    for epoch in range(recipe.epochs):
+        order = epoch_order(n, recipe.seed, epoch)
+        for start in range(0, n, recipe.batch_size):
+            batch, found = order[start : start + recipe.batch_size], []
+            for rows in np.array_split(batch, count):
+                network.grad[:] = 0
+                if len(rows):
+                    network.forward_backward(engine.gather(X, rows), y[rows], optimizer.steps)
+                found.append(network.grad * (len(rows) / len(batch)))
+            network.grad[:] = summed_like_a_ring(found)
+            optimizer.step()
+    return network
+
+
+def ring_of(rank, count, name, barrier, vectors, pipe):
+    ring = Ring(rank, count, name, barrier)
+    vector = vectors[rank].copy()
+    ring.sum(vector)
+    pipe.send(vector)
+    ring.close()
+
+
+@pytest.mark.parametrize(("count", "n"), [(1, 5), (2, 7), (3, 2), (3, 100)])
+def test_the_ring_adds_up_in_its_own_order_and_all_have_the_same_bits(count, n):
+    """In threads, which share memory, too. Two elements among three ranks leave one chunk empty."""
+    from queue import Queue
+    from threading import Barrier
+
+    vectors = np.random.default_rng(n).normal(size=(count, n)).astype(np.float32)
+    memory, barrier = SharedMemory(create=True, size=count * n * 8), Barrier(count)
+    queues = [Queue() for _ in range(count)]
+    for queue in queues:
+        queue.send = queue.put
+    try:
+        threads = [
+            Thread(target=ring_of, args=(r, count, memory.name, barrier, vectors, queues[r])) for r in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        found = [queue.get(timeout=20) for queue in queues]
+        for thread in threads:
+            thread.join()
+    finally:
+        memory.close()
+        memory.unlink()
+    for each in found:
+        assert_array_equal(each, summed_like_a_ring(list(vectors)))
+    np.testing.assert_allclose(found[0], vectors.sum(axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_shares_are_whole_batches_cut_in_the_same_places():
+    order = np.arange(21)
+    whole, last = zip(*(share(order, 8, rank, 2) for rank in (0, 1)), strict=True)
+    assert whole[0].tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert whole[1].tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
+    assert [each.tolist() for each in last] == [[16, 17, 18], [19, 20]]
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_have_the_bits_of_one_process(few, count):
+    """201 examples in batches of 32: the last batch has 9. Of 4 ranks each has another share of it."""
+    seen = []
+    network, history = ranks.train(RECIPE, few, ranks=count, on_epoch=lambda history: seen.append(len(history.epochs)))
+    alone = in_one_process(RECIPE, few, count)
+    assert_array_equal(network.theta, alone.theta)
+    assert seen == [1, 2]
+    assert history.validation["loss"][-1] == alone.evaluate(*few.validation)["loss"]
+    _, usual = RECIPE.train(few)
+    np.testing.assert_allclose(history.loss, usual.loss, rtol=1e-4)
+
+
+CPU = [name for name in engines.names() if not engines.on_gpu(name) and not engines.interpreted(name)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", CPU)
+def test_every_cpu_engine_takes_part(few, engine):
+    network, _ = ranks.train(RECIPE, few, engine, ranks=2)
+    alone = in_one_process(RECIPE, few, 2)
+    np.testing.assert_allclose(network.engine.to_numpy(network.theta), alone.theta, rtol=1e-3, atol=1e-5)
+    again, _ = ranks.train(RECIPE, few, engine, ranks=2)
+    assert_array_equal(network.engine.to_numpy(network.theta), again.engine.to_numpy(again.theta))
+
+
+@pytest.mark.slow
+def test_statistics_are_the_mean_of_the_ranks_and_one_row_for_two_ranks_is_no_trouble(few):
+    normed = RECIPE.but(model=Model((784,), (Linear(12), BatchNorm(), ReLU(), Linear(10))), lr=1e-9)
+    whole = few._replace(train=Split(few.train.X[:192], few.train.y[:192]))
+    found, usual = ranks.train(normed, whole, ranks=2)[0].statistics, normed.train(whole)[0].statistics
+    np.testing.assert_allclose(found[:12], usual[:12], rtol=1e-4)  # the mean of shares' means is that of the batch
+    assert 0.5 < np.median(found[12:] / usual[12:]) < 2  # and variances are those of smaller batches
+    odd = few._replace(train=Split(few.train.X[:193], few.train.y[:193]))  # the last batch has one row
+    assert_array_equal(ranks.train(RECIPE, odd, ranks=2)[0].theta, in_one_process(RECIPE, odd, 2).theta)
+
+
+@pytest.mark.slow
+def test_the_first_rank_writes_checkpoints_and_another_number_of_ranks_goes_on(few, tmp_path):
+    ranks.train(RECIPE.but(schedule="constant", epochs=1), few, ranks=2, checkpoints=str(tmp_path))
+    longer = RECIPE.but(schedule="constant")
+    network, history = ranks.train(longer, few, ranks=4, checkpoints=str(tmp_path), resume=True)
+    assert len(history.epochs) == 2
+    np.testing.assert_allclose(network.theta, in_one_process(longer, few, 2).theta, rtol=1e-4, atol=1e-6)
+    assert {"last.npz", "best.npz"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_dead_rank_ends_all_within_seconds_in_a_sentence(few):
+    context, began = get_context("spawn"), []
+
+    def kill(history):
+        if not began:
+            began.append(time.monotonic())
+            children = [int(pid) for pid in _children()]
+            os.kill(max(children), signal.SIGKILL)  # the last one that was started
+
+    with pytest.raises(RankLost, match=r"rank 1 was killed by SIGKILL, and the others were stopped: resume it\."):
+        ranks.train(RECIPE.but(epochs=10_000), few, ranks=2, on_epoch=kill)
+    assert time.monotonic() - began[0] < 5
+    assert not [pid for pid in _children() if _line(pid).count(b"spawn_main")]
+    assert context
+
+
+def _children():
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [pid for pid in file.read().split() if b"spawn_main" in _line(pid)]
+
+
+def _line(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def test_what_a_rank_raises_is_raised_here(few):
+    with pytest.raises(Diverged, match="the loss became"):
+        ranks.train(RECIPE.but(lr=1e20, schedule="constant"), few, ranks=2)
+
+
+def test_ranks_that_can_not_be_had_are_refused(few, capsys):
+    for options, said in (
+        (dict(ranks=3), "a batch of 32 can't be shared by 3 ranks: take a multiple of 3"),
+        (dict(ranks=0), "ranks must be at least 1"),
+        (dict(ranks=2, gpus=True), "numpy_baseline computes on the CPU: say how many ranks"),
+        (dict(ranks=2, engine="cuda_graph"), "cuda_graph computes on the GPU: say how many gpus"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            ranks.train(RECIPE, few, **options)
+    assert main(["train", "--ranks", "5", "--epochs", "1"]) == 1
+    assert "take a multiple of 5" in capsys.readouterr().err
+
+
+def test_kernels_that_update_by_themselves_refuse_ranks():
+    if engines.available()["cuda_persistent"]:
+        pytest.skip("no GPU")
+    network = Recipe().make_network("cuda_persistent")
+    optimizer = Recipe().make_optimizer(network, 100)
+    optimizer.reduce = print
+    with pytest.raises(ValueError, match="reduce"):
+        executors.check_trains(network, optimizer, 64)
+
+
+@pytest.mark.gpus
+def test_two_gpus_have_the_bits_of_each_other_and_nearly_those_of_one(few):
+    gpus.check(2)
+    recipe = Recipe(epochs=1, batch_size=128)
+    network, history = ranks.train(recipe, data.load(), "cuda_graph", ranks=2, gpus=True)
+    _, usual = recipe.train(data.load(), "cuda_graph")
+    np.testing.assert_allclose(history.loss, usual.loss, rtol=1e-3)
+    assert network.evaluate(*data.load().validation)["accuracy"] > 0.9
