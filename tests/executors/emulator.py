@@ -295,7 +295,7 @@ def engine(name, folder, seed=0, source=None):
     """
     with pytest.MonkeyPatch.context() as patch:
         cupy, gpu = _replace_cupy(patch, folder, seed), own("kernels.gpu")
-        found, gpu._device = engine_like(asarray=cupy.ascontiguousarray), cupy.cuda.Device
+        found, gpu._device = engine_like(asarray=cupy.ascontiguousarray), lambda: cupy.cuda.Device()
         patch.setattr(kernels, "gpu", gpu)
         patch.setitem(sys.modules, "mlpkit.executors.cupy_fused", plain)  # what they take from it, plain has
         parts = own_parts(patch, "padded", "transfers", "waiting", "graph")
