@@ -23,6 +23,7 @@ from mlpkit.nn.quantize import in_memory
 from . import plain
 from .integers import integers_of
 from .plain import Batch, check_fits
+from .team import ThreadTeam
 
 SPARE = max(PIXELS)  # entries behind a table: a tile reads as many
 ENOUGH = 2_000_000  # products for which it pays to wake another core
@@ -246,17 +247,22 @@ class Prediction:
         """Return the outputs of as many rows as the plan is for, until the same thread asks again."""
         own, plan, n = self.own, self.plan, len(x)
         if not hasattr(own, "work"):
-            own.work, first = plan.buffer(), plan.buffers["input"]
+            own.work, first, own.team = plan.buffer(), plan.buffers["input"], ThreadTeam(Threads)
             own.x = own.work[first.first() : first.end].view(self.pixels.dtype)
             z = plan.buffers[plan.fused[-1].name].view(own.work, plan.n, np.float32).transpose(0, 3, 1, 2)
             own.z = z.reshape(plan.n, *self.network.model.output)
         x = np.ascontiguousarray(x.reshape(n, *self.shape))
         if not direct.fill(x, own.x, *self.about_x):
             check_finite("inputs", x)  # which says so
-        if Threads.most > 1 and n * plan.macs > ENOUGH and (shares := Threads.count()) > 1:
-            direct.predict_shared(n, *self.arguments, own.work, shares)
-        else:
-            direct.predict(n, *self.arguments, own.work)
+        if Threads.most == 1 or n * plan.macs < ENOUGH:
+            direct.predict(0, n, *self.arguments, own.work)
+            return own.z[:n]
+        with own.team:  # where other programs need the cores, one does not wait for another
+            if (shares := own.team.size) > 1:
+                direct.predict_shared(n, *self.arguments, own.work, shares)
+            else:
+                direct.predict(0, n, *self.arguments, own.work)
+            own.team.stepped(n == plan.n)
         return own.z[:n]
 
     def batch(self, dtype):

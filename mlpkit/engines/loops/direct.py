@@ -13,7 +13,7 @@ from numba.extending import overload
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from .compiler import compiled
-from .dot import tile
+from .dot import PIXELS, tile
 from .simd import ADDRESS, address
 
 
@@ -77,12 +77,14 @@ class Between(NamedTuple):
 FIELDS = len(Products._fields)  # of a step's row
 LESS = len(Between._fields)
 PRODUCTS, BETWEEN = range(2)
+TOGETHER = max(PIXELS)
 ZERO, MOST = np.float32(0), np.float32(255)  # of a byte
 
 
 @compiled(__name__, nogil=True)
-def products(step, images, tables, weights, work, share, shares):
-    """Write one share of a step's outputs, of so many images. tables, weights, work: addresses."""
+def products(step, start, images, tables, weights, work, share, shares):
+    """Write one share of a step's outputs, of so many images from `start` on. tables, weights, work: addresses."""
+    x, y = work + step.x + start * step.x_image, work + step.y + start * step.y_image
     pixels, images = (images, 1) if step.dense else (step.pixels, images)
     tiles = (pixels + step.tile - 1) // step.tile
     units = (step.channels + step.width - 1) // step.width * images * tiles
@@ -92,9 +94,9 @@ def products(step, images, tables, weights, work, share, shares):
     for _ in range(first, last):
         channel = block * step.width
         tile(
-            np.float32, step.variant, work + step.x + image * step.x_image,
+            np.float32, step.variant, x + image * step.x_image,
             tables + (step.x_at + t * step.tile) * ADDRESS,
-            work + step.y + image * step.y_image + channel * step.item,
+            y + image * step.y_image + channel * step.item,
             tables + (step.y_at + t * step.tile // step.group) * ADDRESS, weights + step.weights + block * step.block,
             weights + step.begin + channel * 4, weights + step.end + channel * 4, step.rows, step.run, step.step,
             step.channels - channel, step.low, step.shift, step.zero,
@@ -164,25 +166,34 @@ def _entry(value, pixels, scale, zero):
 
 
 @compiled(__name__, nogil=True)
-def predict(images, steps, tables, weights, work):
-    """Do the steps for so many images, on one core: `work`, the array of all buffers, has the inputs, and then all."""
+def predict(start, images, steps, tables, weights, work):
+    """Do the steps for some images, on one core: `work`, the array of all buffers, has the inputs, and then all.
+
+    start: a multiple of TOGETHER, as a tile writes as many rows.
+    """
     for i in range(len(steps)):
         if steps[i, 0] == PRODUCTS:
             step = Products(*to_fixed_tuple(steps[i], FIELDS))
-            products(step, images, address(tables), address(weights), address(work), 0, 1)
+            products(step, start, images, address(tables), address(weights), address(work), 0, 1)
         else:
-            for image in range(images):
+            for image in range(start, start + images):
                 between(Between(*to_fixed_tuple(steps[i], LESS)), work, image)
 
 
 @compiled(__name__, nogil=True, parallel=True)
 def predict_shared(images, steps, tables, weights, work, shares):
-    """Do what `predict` does, each step in shares, one for each core."""
+    """Do what `predict` does: each core takes images of its own, or a share of each step where there are few."""
+    each = (images + shares - 1) // shares
+    each = (each + TOGETHER - 1) // TOGETHER * TOGETHER
+    if each < images:
+        for share in prange((images + each - 1) // each):
+            predict(share * each, min(each, images - share * each), steps, tables, weights, work)
+        return
     for i in range(len(steps)):
         if steps[i, 0] == PRODUCTS:
             for share in prange(shares):
                 step = Products(*to_fixed_tuple(steps[i], FIELDS))
-                products(step, images, address(tables), address(weights), address(work), share, shares)
+                products(step, 0, images, address(tables), address(weights), address(work), share, shares)
         else:
             for image in prange(images):
                 between(Between(*to_fixed_tuple(steps[i], LESS)), work, image)
