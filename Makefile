@@ -115,7 +115,7 @@ readme: $(READY)  ## write what README.md and results/README.md have from record
 INTEL_MAC := sys_platform == "darwin" and platform_machine == "x86_64"
 constraints:  ## renew the pins in constraints.txt (needs uv)
 	@printf '%s\n' pip setuptools 'argon2-cffi-bindings<26; $(INTEL_MAC)' | uv pip compile pyproject.toml - \
-	    --extra test --extra gpu --extra site --extra labs --universal --python-version 3.11 \
+	    --extra test --extra gpu --extra site --extra labs --extra onnx --extra serve --extra search --universal --python-version 3.11 \
 	    --fork-strategy fewest --upgrade --quiet --custom-compile-command 'make constraints' \
 	    --output-file constraints.txt
 
