@@ -1,5 +1,6 @@
 """`python -m mlpkit serve`: read a network, calibrate its confidence, and serve it until SIGTERM or Ctrl-C."""
 
+import logging
 import signal
 import socket
 
@@ -81,9 +82,10 @@ def service(path, engine="numba_conv", of="mnist", longest=64, wait=0.0, capacit
 def run(service, host, port):
     """Serve until SIGTERM or Ctrl-C; then answer what was accepted, and return the exit code."""
     config = uvicorn.Config(
-        service, http=Patient, ws="none", access_log=False, log_level="warning", timeout_keep_alive=HEAD_SECONDS,
+        service, http=Patient, ws="none", access_log=False, log_level="error", timeout_keep_alive=HEAD_SECONDS,
         limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=int(service.seconds) + 1, server_header=False,
     )  # fmt: skip
+    logging.getLogger("python_multipart").setLevel("ERROR")  # a line for each bad request would fill whatever reads it
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn, which hears it first, raises it again at its end
     with socket.create_server((host, port), backlog=512) as sock:
         print(f"serving at http://{host}:{sock.getsockname()[1]}/ until Ctrl-C", flush=True)
