@@ -1,6 +1,7 @@
 """What does a queue that makes batches gain? Requests in process, no HTTP: latency by rate, longest batch and wait."""
 
 import gc
+import math
 import threading
 import time
 from collections import deque
@@ -151,6 +152,7 @@ def table(record):
         wanted = dict(zip(keys, key, strict=True))
         columns = [latency(record, share, **wanted) for share in (50, 99, 99.9)]
         for rate in columns[0]:
-            times = "".join(f"{column[rate]:9.2f}" for column in columns)
+            found = [column[rate] for column in columns]  # NaN where nobody was answered
+            times = "".join(f"{'-':>9}" if math.isnan(ms) else f"{ms:9.2f}" for ms in found)
             lines.append(f"{key[0]:<18}{key[1]:<13}{key[2]:>8}{key[3]:>6g}{rate:>8,}{times}")
     return "\n".join(lines)

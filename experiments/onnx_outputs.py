@@ -81,6 +81,7 @@ def _compared(ours, wanted):
     return {"largest": largest, "apart": apart, "changed": changed, "rows": len(ours)}
 
 
+@results.reads
 def table(record):
     """Return a line for each network that went out, and each that came in."""
     lines = [f"{'':24}  largest  apart    another class"]

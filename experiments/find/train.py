@@ -16,6 +16,7 @@ from experiments.find.cells import several_of
 from experiments.find.models import detector
 from experiments.find.scenes import frozen, scenes
 from experiments.find.voc import from_voc
+from experiments.lab.bench import whole
 from mlpkit.boxes import average_precision, detections
 from mlpkit.nn.network import Network
 from mlpkit.optim import AdamW
@@ -67,6 +68,8 @@ def run(task, network_path=None, progress=print):
 
     history = fit(network, optimizer, (images, targets), epochs=epochs, batch_size=task.batch_size, seed=task.seed,
                   on_epoch=said)  # fmt: skip
+    if task.epochs:  # else seconds end it
+        whole(history)
     trained = time.perf_counter()
     if network_path:
         network.save(network_path)

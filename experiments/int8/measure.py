@@ -10,6 +10,7 @@ import numpy as np
 
 from experiments.fashion import FIVE
 from experiments.lab import processes, results
+from experiments.lab.bench import whole
 from experiments.lenet_best import BEST
 from mlpkit import machine
 from mlpkit.data import load
@@ -70,7 +71,8 @@ def _task(plan, number, name, recipe, folder, progress):
         network = Network.load(plan.networks[number], engine="numba_conv")
     else:
         progress(f"training on {name}")
-        network, _ = recipe.train(data, engine="numba_conv")
+        network, history = recipe.train(data, engine="numba_conv")
+        whole(history)
     x, y = data.test
     predict, batches = network.compiled(500), range(0, len(x), 500)
     predictions = np.concatenate([predict(x[i : i + 500]).argmax(axis=1) for i in batches])

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from experiments.lab import results
+
 
 def ratios(record, model, threads, isa, one, other, n):
     """Return how many times as long as `other` one peer took in each round, (rounds,); None where one has no times."""
@@ -17,6 +19,7 @@ def _run(record, *about):
     return next((run for run in record["runs"] if tuple(run[name] for name in names) == about), None)
 
 
+@results.reads
 def table(record):
     """Return the record as text: of each peer the median time of a call, in microseconds, and what its answers are."""
     sizes = record["settings"]["sizes"]

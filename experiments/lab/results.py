@@ -192,7 +192,7 @@ def reads(table):
                 return table(record, *arguments, **options)
         except RecordError:
             raise
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
             what = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
             raise RecordError(f"this record can't be read, a field is missing or odd ({what}).") from error
 

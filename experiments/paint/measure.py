@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.lab import results
+from experiments.lab.bench import whole
 from mlpkit import engines, machine
 from mlpkit.data.pictures import pictures
 from mlpkit.nn.losses import MeanSquaredError
@@ -103,6 +104,7 @@ def own_run(plan, photos, progress, path=None):
     trunks.centre(network)
     begun, steps = time.perf_counter(), plan.own_epochs * -(-count // 128)
     history = fit(network, Adam(network, Cosine(1e-3, steps)), train, other, epochs=plan.own_epochs)
+    whole(history)
     trunks.save_own(network, path or trunks.OWN)
     progress(f"own: {history.validation}")
     found = {"accuracy": history.validation["accuracy"][-1], "seconds": time.perf_counter() - begun}
@@ -161,6 +163,7 @@ def painter_run(plan, photos, unseen, trunk, style, seconds, progress, folder=No
     progress(f"{name}: {1e3 * a_step:.1f} ms a step, {epochs} epochs")
     schedule = WarmUp(Cosine(2e-3, epochs * len(X) // plan.batch), 100)
     history = fit(network, Adam(network, schedule), (X, X), epochs=epochs, batch_size=plan.batch)
+    whole(history)
     about = {"kind": "painter", "trunk": trunk, "style": style, "engine": graph, "steps": len(history.loss)}
     about |= {"parameters": network.layout.size}
     groups = np.array(history.loss)[: len(history.loss) // 60 * 60].reshape(-1, 60)

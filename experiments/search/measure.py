@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments.lab import results
+from experiments.lab.bench import whole
 from experiments.lab.clock import device_us
 from mlpkit import data, engines, executors, machine
 from mlpkit.data import epoch_order
@@ -126,7 +127,8 @@ def _judged(recipe, plan):
     """Return the accuracies on validation and test of one training."""
     found = data.load()
     few = found._replace(train=data.Split(*(array[: plan.images] for array in found.train)))
-    network, _ = recipe.train(few, plan.engine)
+    network, history = recipe.train(few, plan.engine)
+    whole(history)
     return [round(network.evaluate(*part)["accuracy"], 5) for part in (found.validation, found.test)]
 
 

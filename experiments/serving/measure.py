@@ -24,6 +24,7 @@ from pathlib import Path
 from PIL import Image
 
 from experiments.lab import processes, results
+from experiments.lab.bench import whole
 from mlpkit import data, machine
 from mlpkit.nn.models import LENET5
 from mlpkit.training.recipe import Recipe
@@ -70,7 +71,9 @@ def prepare(folder):
     """Return the file of a trained network, and a dict of bodies (content type, file)."""
     dataset = data.load()
     recipe = Recipe(model=LENET5, optimizer="adam", lr=3e-3, batch_size=32, epochs=1)
-    recipe.train(dataset, engine="numba_conv")[0].save(folder / "network.npz")
+    network, history = recipe.train(dataset, engine="numba_conv")
+    whole(history)
+    network.save(folder / "network.npz")
     X = dataset.validation.X
     for name, content in {"raw": X[0].tobytes(), "many": X[:16].tobytes()}.items():
         (folder / name).write_bytes(content)

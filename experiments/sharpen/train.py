@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.lab.bench import whole
 from mlpkit.data.bicubic import resize, weights
 from mlpkit.data.patches import eightfold, patches
 from mlpkit.data.pictures import PHOTOS, pictures
@@ -123,6 +124,7 @@ def train(choice, X, y, folder, seconds=None, epochs=None, wait=lambda: None, tr
     network = begun(choice, recipe)
     start = time.perf_counter()
     history = fitted(network, recipe.make_optimizer(network, len(y)), (X, y), epochs=epochs)
+    whole(history)
     took = time.perf_counter() - start
     path = Path(folder) / f"{choice.name}.npz"
     network.save(path)

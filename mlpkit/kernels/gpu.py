@@ -162,6 +162,7 @@ def count():
     return cp.cuda.runtime.getDeviceCount()
 
 
+@cache
 def why_no_cupy():
     """Return None where CuPy can be imported, else the reason as one sentence. Needs no GPU."""
     if sys.platform == "darwin":

@@ -33,10 +33,10 @@ def test_each_variant_is_measured_alone_and_beside_a_busy_program():
 
 
 def test_every_engine_of_numbas_whose_threads_can_be_chosen_is_measured():
-    """But for plain loops, of which a thread team can save nothing: see `Plan`."""
+    """But for plain loops, of which a thread team can save nothing (see `Plan`), and what trains as `numba_conv`."""
     found = [name for name in engines.names() if engines.library(name) == "numba"]
     chosen = {name for name in found if hasattr(engines.load(name), "threads")}
-    assert chosen - set(busy.USUAL.engines) == {"numba_parallel", "numba_fastmath"}
+    assert chosen - set(busy.USUAL.engines) == {"numba_parallel", "numba_fastmath", "numba_int8"}
 
 
 def test_an_engine_for_networks_that_see_trains_one():

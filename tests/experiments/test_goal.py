@@ -190,7 +190,7 @@ def test_kernels_count_for_the_engine_that_launches_them():
 
 
 def test_what_all_share_and_what_finds_a_gpu_counts_for_nobody():
-    assert "mlpkit.kernels import gpu" in lines.place("cuda_conv_graph").read_text(encoding="utf-8")
+    assert "mlpkit.kernels import gpu" in lines.place("cuda_conv_fused").read_text(encoding="utf-8")
     free = {kernels.FOLDER / f"{each}.py" for each in ("__init__", "gpu", "driver")}
     free |= {lines.PACKAGE / "executors" / f"{each}.py" for each in ("__init__", "plain", "protocol", "team")}
     assert all(path.is_file() for path in free)

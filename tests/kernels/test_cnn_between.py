@@ -173,7 +173,8 @@ def test_a_nan_comes_through(cupy):
     np.testing.assert_array_equal(y.ravel(), [np.nan, np.nan, 0])
 
 
-def test_what_the_first_convolution_can_not_do_is_said():
+def test_what_the_first_convolution_can_not_do_is_said(monkeypatch):
+    monkeypatch.setattr(between.gpu, "shared_memory", lambda: 227 << 10)
     conv, about = Shape(2, 1, 8, 9, 9, 3), between.Pooled(2, 8, 7, 7)
     assert between.why_not_first(conv, about) is None
     refused = (
