@@ -375,3 +375,12 @@ def test_what_is_no_batch_is_said():
     network = a_network("cuda_conv_graph", FASHION_CNN)
     refused_by(network.compiled(4), network.engine)
     assert network.compiled(4)(pixels(FASHION_CNN, 4).reshape(4, 784)).shape == (4, 10)
+
+
+@pytest.mark.parametrize("options", [{"precision": "int8"}, {"precision": "int8", "calibration": np.zeros((1, 4))}])
+def test_integers_are_for_other_engines(options):
+    from mlpkit.executors.cuda.prediction import Prediction
+
+    with pytest.raises(ValueError, match="take the engine numba_conv") as refused:
+        Prediction(SimpleNamespace(dtype=np.dtype("float32")), 4, **options)
+    one_sentence(refused.value, "float32")

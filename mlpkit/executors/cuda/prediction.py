@@ -36,7 +36,9 @@ class Prediction:
     precision = "float32"
     wholes: tuple = ()
 
-    def __init__(self, network, n):
+    def __init__(self, network, n, precision=None, calibration=None):
+        if precision not in (None, str(network.dtype)) or calibration is not None:
+            raise ValueError(f"predictions of graphs are in {network.dtype}: for integers take the engine numba_conv.")
         self.n, self.engine, self.dtype = check_count("n", n), network.engine, np.dtype(network.dtype)
         self.input, self.output = network.model.input, network.model.output
         layers, mode = prediction_blocks.layers_of(network), mode_for(self.precision)
