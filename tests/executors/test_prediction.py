@@ -378,7 +378,9 @@ def test_what_is_no_batch_is_said():
 
 
 @pytest.mark.parametrize("options", [{"precision": "int8"}, {"precision": "int8", "calibration": np.zeros((1, 4))}])
-def test_integers_are_for_other_engines(options):
+def test_integers_are_for_other_engines(options, monkeypatch):
+    if gpu.why_not():
+        monkeypatch.setitem(sys.modules, "mlpkit.engines.cupy_fused", SimpleNamespace(cross_entropy=None))
     from mlpkit.executors.cuda.prediction import Prediction
 
     with pytest.raises(ValueError, match="take the engine numba_conv") as refused:
