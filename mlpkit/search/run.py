@@ -122,7 +122,8 @@ class Search:
         fail_stale_trials(self.found)
         missing = self.wanted - finished(trials)
         idle = self.workers() - len(self.running)
-        for number in range(len(trials), len(trials) + min(idle, missing - len(under_way))):
+        for _ in range(min(idle, missing - len(under_way))):
+            number = len(self.found.get_trials(deepcopy=False))  # of the next one, unless one waits to be tried again
             self.found.sampler = sampler_of(self.study, number)
             trial = self.found.ask(self.study.distributions())
             self.storage.record_heartbeat(trial._trial_id)

@@ -142,6 +142,20 @@ def test_a_trial_whose_client_was_killed_before_its_first_heartbeat_is_tried_aga
     assert [trial.params["lr"] for trial in found.trials].count(lost) == 2
 
 
+def test_no_point_is_drawn_again_where_one_waits_to_be_tried_again(tmp_path):
+    study = read(written(tmp_path, trials=5))
+    with warnings.catch_warnings(action="ignore"), run.opened(study) as found:
+        found.enqueue_trial({"lr": 0.1})
+        search = run.Search(study, found, None, None)
+        search.workers = lambda: len(search.running) + 2  # two are idle each time
+        search.start = lambda trial, rung: search.running.update({trial.number: (trial, rung, None)})
+        search.fill()
+        search.fill()
+        rates = [trial.params["lr"] for trial in found.trials]
+    assert len(rates) == 4
+    assert len(set(rates)) == 4
+
+
 def test_two_studies_at_once_in_one_file(tmp_path, quick, client):
     studies = [read(written(tmp_path, name=name)) for name in ("one", "two")]
     with warnings.catch_warnings(action="ignore"), run.opened(studies[0]) as one, run.opened(studies[1]) as two:
