@@ -71,7 +71,7 @@ lab: $(READY)  ## open the workbook in JupyterLab
 	JUPYTER_PREFER_ENV_PATH=1 $(VENV_PYTHON) -m jupyterlab $(AS_ROOT) notebooks/00_start_here.ipynb
 
 # A network that is trained in a minute, the first time; another one: python -m mlpkit serve NETWORK.npz
-serve: .venv/serve-complete  ## train LeNet-5 for an epoch, once, and serve it: a page to draw digits on
+serve: .venv/serve-complete  ## train LeNet-5 for two epochs, once, and serve it: a page to draw digits on
 	@test -f build/lenet5.npz || { mkdir -p build && $(VENV_PYTHON) -m mlpkit train --model lenet5 --engine numba_conv \
 	    --optimizer adam --lr 0.003 --batch-size 32 --epochs 2 --save build/lenet5.npz; }
 	@$(ONE_THREAD) $(VENV_PYTHON) -m mlpkit serve build/lenet5.npz
