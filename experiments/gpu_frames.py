@@ -4,15 +4,15 @@ The workbook's own network, chapter 23's, in each precision, against PyTorch's g
 `lab.peers.predicting`. Pixels come as bytes and go as floats; times are the GPU's, and those from the host and back.
 """
 
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from experiments.gpu_image_inference.read import too_far, us
-from experiments.lab import peers, processes, results
+from experiments.gpu_image_inference.measure import runs
+from experiments.gpu_image_inference.read import us
+from experiments.lab import results
 from experiments.sharpen.train import Choice, begun
 from mlpkit import engines, machine
 from mlpkit.nn.enlarging import geometry
@@ -45,8 +45,8 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
     versions = {library: machine.version(library) for library in ("torch", "cupy-cuda12x", "cupy-cuda13x")}
     record = results.new("gpu_frames", libraries=versions, frame=plan.frame)
     with tempfile.TemporaryDirectory() as folder:
-        tasks = {scale: task(Path(folder), scale, plan.frame, progress) for scale in plan.scales}
-        return results.collect(record, _runs(plan, tasks, progress), save)
+        tasks = {f"x{scale}": task(Path(folder), scale, plan.frame, progress) for scale in plan.scales}
+        return results.collect(record, runs(plan.peers, tasks, progress), save)
 
 
 def network_for(scale, frame, engine=engines.BASELINE, dtype="float32"):
@@ -68,25 +68,6 @@ def task(folder, scale, frame, progress=print):
     network.save(path)
     np.savez(data, x=x, wanted=exact.forward(x))
     return {"path": path, "data": data, "sizes": (1,)}
-
-
-def _runs(plan, tasks, progress):
-    cases = {f"x{scale} {who} {precision}": (scale, who, precision) for scale in tasks for who, precision in plan.peers}
-
-    def start(case):
-        scale, who, precision = cases[case]
-        settings = json.dumps(tasks[scale] | {"precision": precision})
-        return processes.Waiting("experiments.lab.peers.predicting", who, settings)
-
-    for case, answer in peers.in_turns(start, list(cases)):
-        progress(case)
-        scale, who, precision = cases[case]
-        about = {"model": f"x{scale}", "engine": who, "precision": precision}
-        if isinstance(answer, dict):  # nothing but a reason
-            yield about | {"n": None, "way": None, "device_us": [], "waited_us": []} | answer
-            continue
-        for run in answer:
-            yield about | run | {"why_not": too_far(about | run)}
 
 
 @results.reads

@@ -52,7 +52,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
     record = results.new("gpu_image_inference", libraries=versions, sizes=plan.sizes, steps=plan.steps)
     with tempfile.TemporaryDirectory() as folder:
         tasks = {name: _task(Path(folder), name, plan, progress) for name in plan.models}
-        return results.collect(record, _runs(plan, tasks, progress), save)
+        return results.collect(record, runs(plan.peers, tasks, progress), save)
 
 
 def _task(folder, name, plan, progress):
@@ -75,9 +75,9 @@ def _task(folder, name, plan, progress):
     return {"path": path, "data": data, "sizes": plan.sizes}
 
 
-def _runs(plan, tasks, progress):
-    """Yield the runs of all peers: one for each size and way."""
-    cases = {f"{model} {who} {precision}": (model, who, precision) for model in tasks for who, precision in plan.peers}
+def runs(of, tasks, progress):
+    """Yield the runs of peers, pairs (who, precision): one for each size and way. tasks: settings, by model."""
+    cases = {f"{model} {who} {precision}": (model, who, precision) for model in tasks for who, precision in of}
 
     def start(case):
         model, who, precision = cases[case]

@@ -51,6 +51,15 @@ struct Sizes {
     int images, channels, groups;
 };
 
+// What follows the sums of a product that goes on itself, and where what is kept of it goes.
+struct Following {
+    const float* bias;
+    Kept* kept;
+    const void* added;  // with ADD, an operand; and the scale of its fp16 parts
+    const Scale* of_added;
+    Sizes sizes;
+};
+
 // Channels of a group, of pixel number `at` in planes of `area` pixels.
 inline void load(const void* from, const Sizes& s, int image, int group, int area, int at, float (&x)[8])
 {

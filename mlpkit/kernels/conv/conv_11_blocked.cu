@@ -137,15 +137,6 @@ inline void store(const Problem& p, void* to, int tile, int channel, const float
 constexpr int LINE = WIDTH + (40 - WIDTH % 32) % 32;  // of a channel's sums: four lines are in different banks
 
 #if FOLLOWED
-// What follows the sums, and where what is kept of it goes; see between.cuh.
-struct Following {
-    const float* bias;
-    Kept* kept;
-    const void* added;  // with ADD, an operand; and the scale of its fp16 parts
-    const Scale* of_added;
-    Sizes sizes;
-};
-
 // buffer: a buffer of the warp, eight lines.
 inline void store(const Problem& p, const Following& f, void* to, int tile, int channel, const float (&sums)[WIDTH / 2],
                   float unscale, float* buffer)

@@ -78,15 +78,6 @@ static __device__ __forceinline__ Row row_of(const Problem& p, int number, int t
 }
 
 #if FOLLOWED
-// What follows the sums, and where what is kept of it goes; see between.cuh.
-struct Following {
-    const float* bias;
-    Kept* kept;
-    const void* added;  // with ADD, an operand; and the scale of its fp16 parts
-    const Scale* of_added;
-    Sizes sizes;
-};
-
 // Two neighbouring channels of an operand, from `channel` on.
 static __device__ __forceinline__ float2 added_at(const Following& f, int image, int channel, int pixel, float unscale)
 {
