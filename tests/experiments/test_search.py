@@ -69,7 +69,7 @@ def test_the_published_record_can_be_read():
 def test_a_small_record_is_whole_and_can_be_read_back(tmp_path):
     for package in ("optuna", "distributed"):
         pytest.importorskip(package, reason="the extra `search` adds what these tests need")
-    plan = Plan("numpy_baseline", 500, ("random",), 2, 3, 1, 1, 1, 3, 2, 1, (10,), 0, 0, 0)
+    plan = Plan("numpy_baseline", 500, ("random",), 2, 3, 1, 1, 1, 3, 3, 1, (10,), 0, 0, 0)
     record = search.measure(lambda record: None, lambda text: None, plan)
     assert len(search.studies(record, "random")) == 2
     assert search.table(results.load(results.save(record, folder=tmp_path))) == search.table(record)
