@@ -115,7 +115,7 @@ def _runs(plan, network, bodies, progress):
 def ask(service, body, rate, seconds, stalls=False):
     """Return what a service, (port, process), does at a rate, its CPU time an answer, its memory before and after."""
     port, process = service
-    load(port, body, min(rate, 100), 0.5)  # all is warm
+    load(port, body, min(rate, 100), 0.5, connections=8)  # all is warm
     cpu, before = cpu_seconds(process), rss_mib(process)
     with stalling(process) if stalls else nullcontext():
         found = load(port, body, rate, seconds)
@@ -123,10 +123,10 @@ def ask(service, body, rate, seconds, stalls=False):
     return {**found, "cpu_us": round(1e6 * used / responses, 1), "rss_mib": [before, rss_mib(process)]}
 
 
-def load(port, body, rate, seconds):
+def load(port, body, rate, seconds, connections=512):
     """Return what `load.py`, in a process of its own, says."""
     kind, file = body
-    options = json.dumps({"port": port, "rate": rate, "seconds": seconds, "kind": kind})
+    options = json.dumps({"port": port, "rate": rate, "seconds": seconds, "connections": connections, "kind": kind})
     command = [sys.executable, "-m", f"{__package__}.load", options]
     with open(file, "rb") as stream:
         done = subprocess.run(command, stdin=stream, capture_output=True, text=True, check=True, cwd=results.ROOT)
