@@ -364,7 +364,7 @@ SERVED = (
     ("longest", int, 64, "images in a batch at most"),
     ("wait", float, 0.0, "seconds for which a batch waits for company"),
     ("capacity", int, 256, "images that may wait; for more there is 429"),
-    ("target", float, 0.02, "seconds that a request should stay, beside two batches; more get 429 where it can't"),
+    ("target", float, 0.005, "seconds that a request should stay, beside two batches; else there is 429, too"),
     ("seconds", float, 2.0, "after which a request gets 504"),
 )
 

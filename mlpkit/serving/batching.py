@@ -25,7 +25,8 @@ import numpy as np
 
 from mlpkit.checks import check_count, check_not_negative, check_positive
 
-LEAST = 16  # rows for which there is room always: so many come while a busy machine lets nobody work
+LEAST, GROWS = 16, 10  # rows for which there is room always; by which share of it the room grows
+WHILE = 0.1  # seconds of which the shortest stay is looked at
 
 
 class Full(Exception):
@@ -74,7 +75,11 @@ class Batcher:
         self.waiting = 0  # rows in the queue
         self.under_way = 0  # rows that were accepted and have no outputs yet
         self.room = self.most = self.capacity + self.longest * len(predictions)  # rows that may be under way
-        self._narrowed, self._refused = 0.0, False  # when there was made less room last; whether there was too little
+        self._judged, self._least, self._refused = (
+            time.monotonic(),
+            math.inf,
+            False,
+        )  # since when: the shortest stay ...
         self.row_seconds = 0.0  # a row's share of recent batches
         self._queue: deque[Request] = deque()
         self._changed = threading.Condition()
@@ -188,14 +193,14 @@ class Batcher:
             a_row = took / sum(len(one.rows) for one in batch)
             self.row_seconds += 0.1 * (a_row - self.row_seconds) if self.row_seconds else a_row
             self.watch(batch, took)
-            self.deliver(self._settle, batch, outputs, error, took)
+            self.deliver(self._settle, batch, outputs, error, took, time.monotonic())
 
-    def _settle(self, requests, outputs, error, took=None):
-        """Give each request the outputs of its rows, or the error."""
+    def _settle(self, requests, outputs, error, took=0.0, ended=None):
+        """Give each request the outputs of its rows, or the error. took, ended: their prediction's seconds, its end."""
         with self._changed:
             self.under_way -= sum(len(one.rows) for one in requests)
-            if took is not None:
-                self._adapt(requests[0].came, took)
+            if ended is not None:
+                self._adapt(requests[0].came, took, ended)
         start = 0
         for one in requests:
             end = start + len(one.rows)
@@ -207,19 +212,23 @@ class Batcher:
                 one.future.set_result(outputs[start:end])
             start = end
 
-    def _adapt(self, came, took):
-        """Make less room at once where a request stayed too long, and more by and by where one was refused.
+    def _adapt(self, came, took, ended):
+        """Look whether a queue stands; make less room at once where it does, more by and by where one was refused.
 
-        What stays n in a place that r a second leave is there for n / r seconds (Little's law): so the room shrinks by
-        as much as the stay was too long, once for those who came since; and grows by one row a batch. TCP's congestion
-        control does likewise: additive increase, multiplicative decrease (Chiu and Jain 1989).
+        A queue that stands is one in which even the shortest stay of a while is too long (CoDel: Nichols and Jacobson
+        2012): a long one alone may be a burst, or a machine that did something else. Where r a second leave, n stay for
+        n / r seconds (Little's law): so the room shrinks by as much as that stay is too long. How long outputs waited
+        until they were taken counts twice: as long waits what comes, in a socket, where nobody sees it.
         """
         now = time.monotonic()
-        stay = now - came - self.wait - 2 * took
-        if stay > self.target and came > self._narrowed:
-            self.room, self._narrowed = max(LEAST, int(self.room * max(0.1, self.target / stay))), now
-        elif self._refused and stay <= self.target:
-            self.room, self._refused = min(self.most, self.room + 1), False
+        self._least = min(self._least, (now - came) + (now - ended) - self.wait - 2 * took)
+        if now < self._judged + WHILE:
+            return
+        if self._least > self.target:
+            self.room = max(LEAST, int(self.room * self.target / self._least))
+        elif self._refused:
+            self.room = min(self.most, self.room + max(1, self.room // GROWS))
+        self._judged, self._least, self._refused = now, math.inf, False
 
 
 def _late():

@@ -1,10 +1,12 @@
 """`python -m mlpkit serve`: read a network, calibrate its confidence, and serve it until SIGTERM or Ctrl-C."""
 
 import asyncio
+import gc
 import logging
 import math
 import signal
 import socket
+import sys
 from typing import Any
 
 import numpy as np
@@ -86,7 +88,7 @@ def shape_of(network):
     return shape
 
 
-def service(path, engine="numba_conv", of="mnist", longest=64, wait=0.0, capacity=256, target=0.02, seconds=2.0):
+def service(path, engine="numba_conv", of="mnist", longest=64, wait=0.0, capacity=256, target=0.005, seconds=2.0):
     """Return a `Service` of the network in a file.
 
     of: the data set that it was trained on, whose validation images calibrate it, or None. Others: see `Batcher` and
@@ -125,6 +127,9 @@ def server(service):
 
 def run(service, host, port):
     """Serve until SIGTERM or Ctrl-C; then answer what was accepted, and return the exit code."""
+    gc.collect()
+    gc.freeze()  # else the collector looks through all that was imported, now and then, for a tenth of a second
+    sys.setswitchinterval(0.001)  # seconds for which the event loop may keep the worker waiting for Python's lock
     logging.getLogger("python_multipart").setLevel("ERROR")  # a line for each bad request would fill whatever reads it
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn, which hears it first, raises it again at its end
     with socket.create_server((host, port), backlog=512) as sock:

@@ -9,6 +9,7 @@ from concurrent.futures import CancelledError, Future, wait
 import numpy as np
 import pytest
 
+from mlpkit.serving import batching
 from mlpkit.serving.batching import Batcher, Closed, Full, Late, Request
 
 
@@ -125,25 +126,38 @@ def test_late_requests_make_room_too(shut):
         late[0].result(20)
 
 
-def stay(batcher, seconds, took=0.001):
-    """Let a batch of one request, which came so long ago, have its outputs."""
-    batcher.under_way += 1
-    batcher._settle([Request(rows(1), Future(), time.monotonic() - seconds, math.inf)], rows(2), None, took)
+def stay(batcher, *seconds, took=0.001):
+    """Let batches of one request, which came so long ago, have their outputs, the last one when a while is over."""
+    for each in seconds:
+        batcher.under_way += 1
+        batcher._judged = time.monotonic() - (batching.WHILE if each is seconds[-1] else 0)
+        came = time.monotonic() - each
+        batcher._settle([Request(rows(1), Future(), came, math.inf)], rows(2), None, took, time.monotonic())
 
 
-def test_the_room_shrinks_by_as_much_as_a_request_stayed_too_long_but_once_for_those_that_it_had_let_in():
+def test_the_room_shrinks_by_as_much_as_the_shortest_stay_of_a_while_is_too_long():
     batcher = Batcher([lambda x: x], 64, capacity=936, target=0.02)
     assert batcher.room == 1000
-    stay(batcher, 0.202)  # 10 times the target, beside two batches
+    stay(batcher, 5.0, 0.202, 3.0)  # the shortest is 10 times the target, beside two batches
     assert batcher.room == pytest.approx(100, rel=0.1)
-    stay(batcher, 0.202)  # it had come before there was less room
+    stay(batcher, 5.0, 0.001, 3.0)  # a burst: some are soon done
     assert batcher.room == pytest.approx(100, rel=0.1)
     assert batcher.close(20)
 
 
-def test_the_room_grows_by_a_row_a_batch_while_there_is_too_little_and_has_a_least_size():
+def test_outputs_that_wait_until_they_are_taken_count_twice():
+    batcher = Batcher([lambda x: x], 64, capacity=936, target=0.02)
+    batcher._judged -= batching.WHILE
+    batcher.under_way = 1
+    ended = time.monotonic() - 0.1
+    batcher._settle([Request(rows(1), Future(), ended, math.inf)], rows(2), None, 0.0, ended)
+    assert batcher.room == pytest.approx(100, rel=0.1)
+    assert batcher.close(20)
+
+
+def test_the_room_grows_by_a_tenth_a_while_as_long_as_there_is_too_little_and_has_a_least_size():
     gate = Gate(is_open=False)
-    batcher = Batcher([gate], 4, capacity=60, target=1e-4)
+    batcher = Batcher([gate], 4, capacity=60, target=1e-3)
     stay(batcher, 10.0)
     assert batcher.room == 16
     kept = [batcher.submit(rows(value)) for value in range(16)]
