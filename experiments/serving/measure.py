@@ -29,6 +29,8 @@ from mlpkit import data, machine
 from mlpkit.nn.models import LENET5
 from mlpkit.training.recipe import Recipe
 
+from .read import best
+
 OURS = {"one by one": ("--longest", 1), "batches": (), "batches, wait 5 ms": ("--wait", 0.005)}
 PEERS = {"mosec": "mosec_service", "litserve": "litserve_service"}
 BODY = {"litserve": "json"}  # what a service is asked with, if not with bytes
@@ -45,13 +47,12 @@ wrk.body = io.open("{}", "rb"):read("*a")
 
 @dataclass(frozen=True)
 class Plan:
-    """At which rates, for how long, how often. overload: seconds of three times `overload_of`, or of the last rate."""
+    """At which rates, for how long, how often. overload: seconds of three times the best rate of batches."""
 
-    rates: tuple[int, ...] = (200, 400, 600, 800, 1000, 1500, 2000, 2500, 3000, 4000, 5000)
+    rates: tuple[int, ...] = (200, 400, 600, 800, 1000, 1500, 2000, 2500, 3000, 4000, 5000, 6000, 7000, 8000)
     seconds: float = 3.0
     rounds: int = 2
-    overload: float = 20.0
-    overload_of: int = 0
+    overload: float = 60.0
     peers: tuple[str, ...] = ("mosec", "litserve")
 
 
@@ -87,6 +88,7 @@ def prepare(folder):
 
 def _runs(plan, network, bodies, progress):
     names = [*OURS, *(name for name in plan.peers if machine.version(name))]
+    seen: list[dict] = []
     with ExitStack() as stack:
         services = {name: stack.enter_context(running(name, network)) for name in names}
         for _ in range(plan.rounds):
@@ -98,7 +100,8 @@ def _runs(plan, network, bodies, progress):
                     run = ask(services[name], bodies[body], rate, plan.seconds)
                     if run["got"] < 0.8 * rate or run["p50"] > HOPELESS_US:
                         lost.add(name)
-                    yield {"kind": "rate", "service": name, "body": body, **run}
+                    seen.append({"kind": "rate", "service": name, "body": body, **run})
+                    yield seen[-1]
             for body in ("many", "json", "png"):
                 for rate in (rate for rate in plan.rates if rate <= MOST_OF_BODIES):
                     progress(f"{body}, {rate} a second")
@@ -108,7 +111,7 @@ def _runs(plan, network, bodies, progress):
         yield from _stalled(services["batches"], bodies["raw"], plan.seconds, progress)
     with running("batches", network) as service:
         progress("overload")
-        rate = 3 * (plan.overload_of or plan.rates[-1])
+        rate = 3 * (best({"runs": seen}, service="batches") or plan.rates[0])
         yield {"kind": "overload", "service": "batches", **ask(service, bodies["raw"], rate, plan.overload)}
 
 
@@ -136,7 +139,7 @@ def load(port, body, rate, seconds, connections=512):
 @contextmanager
 def running(name, network):
     """Yield the port of a service that is up, and its process."""
-    command = ["mlpkit", "serve", network, "--capacity", 512, "--data", "none", *OURS.get(name, ()), "--port"]
+    command = ["mlpkit", "serve", network, "--data", "none", *OURS.get(name, ()), "--port"]
     with started([f"{__package__}.{PEERS[name]}", network] if name in PEERS else command) as (port, process):
         _wait(port, process, name in BODY)
         yield port, process
