@@ -37,8 +37,8 @@ class Answered:
 class Patient(HttpToolsProtocol):
     """uvicorn's protocol, which waits for the head of a request neither for ever nor at any length.
 
-    While the queue is full a small request is refused right here, for a third of the time that the way through uvicorn
-    and the service takes: else a service that is asked for far too much would do nothing but refuse.
+    While the queue is full a small request is refused right here: 22 us of a Sapphire Rapids' core, for 58 on the way
+    through uvicorn and the service. Else a service that is asked for far too much would do nothing but refuse.
     """
 
     cycle: Any  # uvicorn's, or `Answered`
