@@ -197,7 +197,7 @@ def serve(options):
         from .serving import command  # what it needs is an extra
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is missing: `make serve` brings it, or pip install -e '.[serve]'.") from error
-    queue = {name: getattr(options, name) for name in ("longest", "wait", "capacity", "seconds")}
+    queue = {name: getattr(options, name) for name in ("longest", "wait", "capacity", "target", "seconds")}
     of = None if options.data == "none" else options.data
     return command.run(command.service(options.network, options.engine, of, **queue), options.host, options.port)
 
@@ -364,6 +364,7 @@ SERVED = (
     ("longest", int, 64, "images in a batch at most"),
     ("wait", float, 0.0, "seconds for which a batch waits for company"),
     ("capacity", int, 256, "images that may wait; for more there is 429"),
+    ("target", float, 0.005, "seconds that a request should stay, beside two batches; else there is 429, too"),
     ("seconds", float, 2.0, "after which a request gets 504"),
 )
 

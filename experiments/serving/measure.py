@@ -29,6 +29,8 @@ from mlpkit import data, machine
 from mlpkit.nn.models import LENET5
 from mlpkit.training.recipe import Recipe
 
+from .read import best
+
 OURS = {"one by one": ("--longest", 1), "batches": (), "batches, wait 5 ms": ("--wait", 0.005)}
 PEERS = {"mosec": "mosec_service", "litserve": "litserve_service"}
 BODY = {"litserve": "json"}  # what a service is asked with, if not with bytes
@@ -45,13 +47,12 @@ wrk.body = io.open("{}", "rb"):read("*a")
 
 @dataclass(frozen=True)
 class Plan:
-    """At which rates, for how long, how often. overload: seconds of three times `overload_of`, or of the last rate."""
+    """At which rates, for how long, how often. overload: seconds of three times the best rate of batches."""
 
-    rates: tuple[int, ...] = (200, 400, 600, 800, 1000, 1500, 2000, 2500, 3000, 4000, 5000)
+    rates: tuple[int, ...] = (200, 400, 600, 800, 1000, 1500, 2000, 2500, 3000, 4000, 5000, 6000, 7000, 8000)
     seconds: float = 3.0
     rounds: int = 2
-    overload: float = 20.0
-    overload_of: int = 0
+    overload: float = 60.0
     peers: tuple[str, ...] = ("mosec", "litserve")
 
 
@@ -87,6 +88,7 @@ def prepare(folder):
 
 def _runs(plan, network, bodies, progress):
     names = [*OURS, *(name for name in plan.peers if machine.version(name))]
+    seen: list[dict] = []
     with ExitStack() as stack:
         services = {name: stack.enter_context(running(name, network)) for name in names}
         for _ in range(plan.rounds):
@@ -98,7 +100,8 @@ def _runs(plan, network, bodies, progress):
                     run = ask(services[name], bodies[body], rate, plan.seconds)
                     if run["got"] < 0.8 * rate or run["p50"] > HOPELESS_US:
                         lost.add(name)
-                    yield {"kind": "rate", "service": name, "body": body, **run}
+                    seen.append({"kind": "rate", "service": name, "body": body, **run})
+                    yield seen[-1]
             for body in ("many", "json", "png"):
                 for rate in (rate for rate in plan.rates if rate <= MOST_OF_BODIES):
                     progress(f"{body}, {rate} a second")
@@ -108,14 +111,14 @@ def _runs(plan, network, bodies, progress):
         yield from _stalled(services["batches"], bodies["raw"], plan.seconds, progress)
     with running("batches", network) as service:
         progress("overload")
-        rate = 3 * (plan.overload_of or plan.rates[-1])
+        rate = 3 * (best({"runs": seen}, service="batches") or plan.rates[0])
         yield {"kind": "overload", "service": "batches", **ask(service, bodies["raw"], rate, plan.overload)}
 
 
 def ask(service, body, rate, seconds, stalls=False):
     """Return what a service, (port, process), does at a rate, its CPU time an answer, its memory before and after."""
     port, process = service
-    load(port, body, min(rate, 100), 0.5)  # all is warm
+    load(port, body, min(rate, 100), 0.5, connections=8)  # all is warm
     cpu, before = cpu_seconds(process), rss_mib(process)
     with stalling(process) if stalls else nullcontext():
         found = load(port, body, rate, seconds)
@@ -123,10 +126,10 @@ def ask(service, body, rate, seconds, stalls=False):
     return {**found, "cpu_us": round(1e6 * used / responses, 1), "rss_mib": [before, rss_mib(process)]}
 
 
-def load(port, body, rate, seconds):
+def load(port, body, rate, seconds, connections=512):
     """Return what `load.py`, in a process of its own, says."""
     kind, file = body
-    options = json.dumps({"port": port, "rate": rate, "seconds": seconds, "kind": kind})
+    options = json.dumps({"port": port, "rate": rate, "seconds": seconds, "connections": connections, "kind": kind})
     command = [sys.executable, "-m", f"{__package__}.load", options]
     with open(file, "rb") as stream:
         done = subprocess.run(command, stdin=stream, capture_output=True, text=True, check=True, cwd=results.ROOT)
@@ -136,7 +139,7 @@ def load(port, body, rate, seconds):
 @contextmanager
 def running(name, network):
     """Yield the port of a service that is up, and its process."""
-    command = ["mlpkit", "serve", network, "--capacity", 512, "--data", "none", *OURS.get(name, ()), "--port"]
+    command = ["mlpkit", "serve", network, "--data", "none", *OURS.get(name, ()), "--port"]
     with started([f"{__package__}.{PEERS[name]}", network] if name in PEERS else command) as (port, process):
         _wait(port, process, name in BODY)
         yield port, process

@@ -26,7 +26,6 @@ from .inputs import ARRAYS, MOST_BYTES, Refused
 
 SLOW = 10.0  # seconds that a body may take to come
 SOON = 0.05  # seconds after which somebody looks whether the client is still there
-LAG = 0.02  # seconds that the event loop may be behind: with more, requests wait in sockets, where nobody counts them
 PREPARED = 64  # bodies that may wait to be decoded
 FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -42,9 +41,10 @@ class Service:
         self.network, self.predictions, self.classes = network, predictions, classes
         self.reader, self.seconds, self.queue = reader, seconds, queue
         self.computing = ThreadPoolExecutor(1, "prepare")
-        self.preparing, self.accepted, self.done, self.lag = 0, 0, 0, 0.0
+        self.preparing, self.accepted, self.done = 0, 0, 0
         self.registry = CollectorRegistry()
         self.answered = Counter("mlpkit_requests", "Requests by HTTP status.", ["code"], registry=self.registry)
+        self.refused = self.answered.labels(429)
         self.took = Histogram("mlpkit_seconds", "From the head of a request to its response.", registry=self.registry)
         sizes = [2**power for power in range(11)]
         self.batches = Histogram("mlpkit_batch_rows", "Images of a batch.", buckets=sizes, registry=self.registry)
@@ -61,17 +61,8 @@ class Service:
             self.batches.observe(sum(len(one.rows) for one in batch))
 
         self.batcher = Batcher(self.predictions, deliver=self.loop.call_soon_threadsafe, watch=watch, **self.queue)
-        ticking = self.loop.create_task(self._tick())
         yield
-        ticking.cancel()
         await self.loop.run_in_executor(None, self.batcher.close, self.seconds)
-
-    async def _tick(self, every=0.005):
-        """Measure how far the event loop is behind."""
-        while True:
-            due = self.loop.time() + every
-            await asyncio.sleep(every)
-            self.lag = self.loop.time() - due
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http" or scope["path"] != "/classify":
@@ -105,8 +96,8 @@ class Service:
         """Return the JSON of a request's predictions. Raises Refused, Full, Late or Closed."""
         if scope["method"] != "POST":
             raise Refused(405, "POST images to /classify.", {"allow": "POST"})
-        if self.preparing >= PREPARED or (self.lag > LAG and self.accepted - self.done > self.queue["longest"]):
-            raise Full(1)
+        if full := self.full():
+            raise full
         k, explain = self._asked(scope["query_string"])
         headers = dict(scope["headers"])
         body = await read(headers, receive)
@@ -120,6 +111,18 @@ class Service:
             for each, (seen, because) in zip(told, drawn, strict=True):
                 each |= {"seen": seen, "because": because}
         return json.dumps({"predictions": told})
+
+    def full(self):
+        """Return the Full that a request gets now, or None."""
+        return Full(1) if self.preparing >= PREPARED else self.batcher.full()
+
+    def refusal(self, full):
+        """Return the bytes of the response to a request that is refused, and count it."""
+        self.accepted, self.done = self.accepted + 1, self.done + 1
+        self.refused.inc()
+        body = _problem(full)
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nretry-after: {full.seconds}"
+        return f"HTTP/1.1 429 Too Many Requests\r\n{head}\r\n\r\n{body}".encode()
 
     def _asked(self, query):
         """Return k and explain of a query string. Raises Refused."""

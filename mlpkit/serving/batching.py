@@ -7,7 +7,8 @@ requests come. With `wait` above 0 a worker gives the first one company for at m
 There is no HTTP in here and no event loop: a queue, its threads, and what they promise.
 
 - Each request gets the outputs of its own rows, and requests are taken in the order in which they came.
-- A request that finds no room is refused at once, with the seconds after which there may be some.
+- A request that finds no room is refused at once, with the seconds after which there may be some. How much room there
+  is adapts: who is accepted is answered soon, however many ask (`Batcher._adapt`).
 - One that has waited beyond its deadline, or that was cancelled, is dropped before it is computed.
 - After `close` no request is accepted, and each that was accepted gets its outputs.
 """
@@ -23,6 +24,9 @@ from typing import Any
 import numpy as np
 
 from mlpkit.checks import check_count, check_not_negative, check_positive
+
+LEAST, GROWS = 16, 10  # rows for which there is room always; by which share of it the room grows
+WHILE = 0.1  # seconds of which the shortest stay is looked at
 
 
 class Full(Exception):
@@ -56,17 +60,26 @@ class Batcher:
 
     predictions: functions of rows (n, ...) that return outputs (n, ...), n <= longest; each is called in a thread of
     its own, one batch at a time. longest: rows of the largest batch. wait: seconds for which the first one of a batch
-    waits for others at most. capacity: rows that may wait at most. deliver: how a thread hands over results, a function
-    that calls its first argument with the others: an event loop's `call_soon_threadsafe`. watch: is called with each
-    batch's requests and the seconds of its prediction.
+    waits for others at most. capacity: rows that may wait at most. target: seconds that a request should stay at most,
+    beside the time of two batches, the one before it and its own; None: however long. deliver: how a thread hands over
+    results, a function that calls its first argument with the others: an event loop's `call_soon_threadsafe`. watch: is
+    called with each batch's requests and the seconds of its prediction.
     """
 
-    def __init__(self, predictions, longest, wait=0.0, capacity=1024, deliver=None, watch=None):
+    def __init__(self, predictions, longest, wait=0.0, capacity=1024, target=None, deliver=None, watch=None):
         self.longest, self.capacity = check_count("longest", longest), check_count("capacity", capacity, longest)
         self.wait = check_not_negative("wait", wait)
+        self.target = math.inf if target is None else check_positive("target", target)
         self.deliver = deliver or (lambda call, *arguments: call(*arguments))
         self.watch = watch or (lambda requests, seconds: None)
         self.waiting = 0  # rows in the queue
+        self.under_way = 0  # rows that were accepted and have no outputs yet
+        self.room = self.most = self.capacity + self.longest * len(predictions)  # rows that may be under way
+        self._judged, self._least, self._refused = (
+            time.monotonic(),
+            math.inf,
+            False,
+        )  # since when: the shortest stay ...
         self.row_seconds = 0.0  # a row's share of recent batches
         self._queue: deque[Request] = deque()
         self._changed = threading.Condition()
@@ -90,14 +103,25 @@ class Batcher:
         with self._changed:
             if not self._open:
                 raise Closed("the service is about to end: ask another one.")
-            if self.waiting + n > self.capacity:
+            if not self._fits(n):
                 self._forget(now)
-            if self.waiting + n > self.capacity:
-                raise Full(max(1, math.ceil(self.waiting * self.row_seconds / len(self._workers))))
+            if not self._fits(n):
+                raise self.full()
             self._queue.append(Request(rows, future, now, now + seconds))
             self.waiting += n
+            self.under_way += n
             self._changed.notify()
         return future
+
+    def _fits(self, n):
+        return self.waiting + n <= self.capacity and (not self.under_way or self.under_way + n <= self.room)
+
+    def full(self):
+        """Return the Full that a request of one row would get now, or None."""
+        if self._fits(1):
+            return None
+        self._refused = True
+        return Full(max(1, math.ceil(self.waiting * self.row_seconds / len(self._workers))))
 
     def close(self, seconds=None):
         """Accept no more requests; return whether all that were accepted are done within so many seconds."""
@@ -120,8 +144,11 @@ class Batcher:
             self.waiting -= len(one.rows)
             if _begin(one.future):
                 late.append(one)
+            else:
+                self.under_way -= len(one.rows)
         self._queue = kept
-        self.deliver(_settle, late, None, _late())
+        if late:
+            self.deliver(self._settle, late, None, _late())
 
     def _take(self):
         """Return the requests of the next batch, and those that are late; None once the queue is closed and empty."""
@@ -137,9 +164,11 @@ class Batcher:
             while self._queue and rows + len(self._queue[0].rows) <= self.longest:
                 one = self._queue.popleft()
                 self.waiting -= len(one.rows)
-                if _begin(one.future):  # cancelled while it waited: there is nothing to do
-                    (late if one.deadline < now else batch).append(one)
-                    rows += 0 if one.deadline < now else len(one.rows)
+                if not _begin(one.future):  # cancelled while it waited: there is nothing to do
+                    self.under_way -= len(one.rows)
+                    continue
+                (late if one.deadline < now else batch).append(one)
+                rows += 0 if one.deadline < now else len(one.rows)
             if self._queue:
                 self._changed.notify()  # another worker may be free
             return batch, late
@@ -152,7 +181,7 @@ class Batcher:
         while (taken := self._take()) is not None:
             batch, late = taken
             if late:
-                self.deliver(_settle, late, None, _late())
+                self.deliver(self._settle, late, None, _late())
             if not batch:
                 continue
             start, outputs, error = time.perf_counter(), None, None
@@ -164,7 +193,42 @@ class Batcher:
             a_row = took / sum(len(one.rows) for one in batch)
             self.row_seconds += 0.1 * (a_row - self.row_seconds) if self.row_seconds else a_row
             self.watch(batch, took)
-            self.deliver(_settle, batch, outputs, error)
+            self.deliver(self._settle, batch, outputs, error, took, time.monotonic())
+
+    def _settle(self, requests, outputs, error, took=0.0, ended=None):
+        """Give each request the outputs of its rows, or the error. took, ended: their prediction's seconds, its end."""
+        with self._changed:
+            self.under_way -= sum(len(one.rows) for one in requests)
+            if ended is not None:
+                self._adapt(requests[0].came, took, ended)
+        start = 0
+        for one in requests:
+            end = start + len(one.rows)
+            if one.future.done():  # cancelled meanwhile
+                pass
+            elif error is not None:
+                one.future.set_exception(error)
+            else:
+                one.future.set_result(outputs[start:end])
+            start = end
+
+    def _adapt(self, came, took, ended):
+        """Look whether a queue stands; make less room at once where it does, more by and by where one was refused.
+
+        A queue that stands is one in which even the shortest stay of a while is too long (CoDel: Nichols and Jacobson
+        2012): a long one alone may be a burst, or a machine that did something else. Where r a second leave, n stay for
+        n / r seconds (Little's law): so the room shrinks by as much as that stay is too long. How long outputs waited
+        until they were taken counts twice: as long waits what comes, in a socket, where nobody sees it.
+        """
+        now = time.monotonic()
+        self._least = min(self._least, (now - came) + (now - ended) - self.wait - 2 * took)
+        if now < self._judged + WHILE:
+            return
+        if self._least > self.target:
+            self.room = max(LEAST, int(self.room * self.target / self._least))
+        elif self._refused:
+            self.room = min(self.most, self.room + max(1, self.room // GROWS))
+        self._judged, self._least, self._refused = now, math.inf, False
 
 
 def _late():
@@ -175,17 +239,3 @@ def _begin(future):
     """Return whether somebody still waits for a future; from now on one of `concurrent.futures` can't be cancelled."""
     begin = getattr(future, "set_running_or_notify_cancel", None)
     return begin() if begin else not future.cancelled()
-
-
-def _settle(requests, outputs, error):
-    """Give each request the outputs of its rows, or the error."""
-    start = 0
-    for one in requests:
-        end = start + len(one.rows)
-        if one.future.done():  # cancelled meanwhile
-            pass
-        elif error is not None:
-            one.future.set_exception(error)
-        else:
-            one.future.set_result(outputs[start:end])
-        start = end

@@ -1,14 +1,16 @@
 """The queue: batches, order, deadlines, room, cancelled requests, and an end at which nobody is forgotten."""
 
 import asyncio
+import math
 import threading
 import time
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, Future, wait
 
 import numpy as np
 import pytest
 
-from mlpkit.serving.batching import Batcher, Closed, Full, Late
+from mlpkit.serving import batching
+from mlpkit.serving.batching import Batcher, Closed, Full, Late, Request
 
 
 class Gate:
@@ -99,6 +101,7 @@ def test_cancelled_requests_leave_no_work_and_make_room(shut):
     gate.open.set()
     assert kept.result(20).tolist() == [[6]]
     assert gate.sizes == [1, 1]
+    assert batcher.under_way == 0
     with pytest.raises(CancelledError):
         gone[0].result(0)
 
@@ -121,6 +124,67 @@ def test_late_requests_make_room_too(shut):
     assert batcher.submit(rows(3)) is not None
     with pytest.raises(Late):
         late[0].result(20)
+
+
+def stay(batcher, *seconds, took=0.001):
+    """Let batches of one request, which came so long ago, have their outputs, the last one when a while is over."""
+    for each in seconds:
+        batcher.under_way += 1
+        batcher._judged = time.monotonic() - (batching.WHILE if each is seconds[-1] else 0)
+        came = time.monotonic() - each
+        batcher._settle([Request(rows(1), Future(), came, math.inf)], rows(2), None, took, time.monotonic())
+
+
+def test_the_room_shrinks_by_as_much_as_the_shortest_stay_of_a_while_is_too_long():
+    batcher = Batcher([lambda x: x], 64, capacity=936, target=0.02)
+    assert batcher.room == 1000
+    stay(batcher, 5.0, 0.202, 3.0)  # the shortest is 10 times the target, beside two batches
+    assert batcher.room == pytest.approx(100, rel=0.1)
+    stay(batcher, 5.0, 0.001, 3.0)  # a burst: some are soon done
+    assert batcher.room == pytest.approx(100, rel=0.1)
+    assert batcher.close(20)
+
+
+def test_outputs_that_wait_until_they_are_taken_count_twice():
+    batcher = Batcher([lambda x: x], 64, capacity=936, target=0.02)
+    batcher._judged -= batching.WHILE
+    batcher.under_way = 1
+    ended = time.monotonic() - 0.1
+    batcher._settle([Request(rows(1), Future(), ended, math.inf)], rows(2), None, 0.0, ended)
+    assert batcher.room == pytest.approx(100, rel=0.1)
+    assert batcher.close(20)
+
+
+def test_the_room_grows_by_a_tenth_a_while_as_long_as_there_is_too_little_and_has_a_least_size():
+    gate = Gate(is_open=False)
+    batcher = Batcher([gate], 4, capacity=60, target=1e-3)
+    stay(batcher, 10.0)
+    assert batcher.room == 16
+    kept = [batcher.submit(rows(value)) for value in range(16)]
+    with pytest.raises(Full):
+        batcher.submit(rows(1))
+    assert batcher.full()
+    stay(batcher, 0.0)
+    assert (batcher.room, batcher.full()) == (17, None)
+    stay(batcher, 0.0)  # nobody was refused since
+    assert batcher.room == 17
+    gate.open.set()
+    wait(kept, 20)
+    assert batcher.close(20)
+
+
+def test_a_slow_prediction_has_the_room_that_its_batches_need():
+    batcher = Batcher([lambda x: x], 64, capacity=936, target=0.02)
+    stay(batcher, 2.01, took=1.0)
+    assert batcher.room == 1000
+    assert batcher.close(20)
+
+
+def test_a_request_of_more_rows_than_there_is_room_for_is_taken_if_it_is_alone():
+    batcher = Batcher([lambda x: x], 64, target=1e-4)
+    stay(batcher, 10.0)
+    assert batcher.submit(np.ones((64, 1))).result(20).shape == (64, 1)
+    assert batcher.close(20)
 
 
 def test_a_wait_fills_a_batch_but_lasts_no_longer_than_it_says():
@@ -199,7 +263,7 @@ def test_of_thousands_from_many_threads_each_is_answered_once_whatever_is_cancel
     for thread in threads:
         thread.join()
     assert batcher.close(30)
-    assert batcher.waiting == 0
+    assert batcher.waiting == batcher.under_way == 0
     assert len(found) == 1600
     for value, (future, cancelled) in found.items():
         assert future.cancelled() == cancelled
@@ -229,7 +293,13 @@ def test_futures_of_an_event_loop_are_settled_in_its_own_thread():
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [(([], 4), "predictions"), (([len], 0), "longest"), (([len], 4, -1), "wait"), (([len], 4, 0, 3), "capacity")],
+    [
+        (([], 4), "predictions"),
+        (([len], 0), "longest"),
+        (([len], 4, -1), "wait"),
+        (([len], 4, 0, 3), "capacity"),
+        (([len], 4, 0, 9, 0), "target"),
+    ],
 )
 def test_a_queue_that_could_not_work_is_refused(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):

@@ -1,8 +1,10 @@
 """The service, asked in this process as a server would ask it: what it takes, what it refuses, and in which words."""
 
 import asyncio
+import contextlib
 import io
 import json
+import socket
 import struct
 import threading
 import zlib
@@ -17,6 +19,7 @@ pytest.importorskip("uvicorn", reason="no uvicorn here: the extra `serve` brings
 from mlpkit.nn.models import FASHION_CNN, mlp
 from mlpkit.nn.network import Network
 from mlpkit.serving import app, command
+from mlpkit.serving.batching import Full
 from mlpkit.serving.inputs import MOST_BYTES
 
 RAW = "application/octet-stream"
@@ -348,6 +351,49 @@ def test_the_event_loop_computes_nothing(service, digits, monkeypatch):
     monkeypatch.setattr(service, "predictions", [lambda x: threads.append(threading.get_ident()) or predict(x)])
     assert run(service, picture(image), "image/png")[0] == 200
     assert len(set(threads) - {threading.get_ident()}) == len(threads) == 2
+
+
+# While it is full
+
+
+async def say(streams, *parts):
+    """Send the parts of a request on a connection; return (status, head, JSON) of its response."""
+    for part in parts:
+        streams[1].write(part)
+        await streams[1].drain()
+        await asyncio.sleep(0.02)
+    head = (await streams[0].readuntil(b"\r\n\r\n")).decode()
+    size = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+    return int(head[9:12]), head, json.loads(await streams[0].readexactly(size))
+
+
+def test_while_full_a_small_request_is_refused_by_its_head_and_its_connection_goes_on(service, digits, monkeypatch):
+    one = digits.validation.X[:1].tobytes()
+    head = f"POST /classify?k=2 HTTP/1.1\r\nhost: x\r\ncontent-type: {RAW}\r\ncontent-length: 784\r\n\r\n".encode()
+    big = head.replace(b"784", b"20000")
+
+    async def main():
+        server, sock = command.server(service), socket.create_server(("127.0.0.1", 0))
+        monkeypatch.setattr(server, "capture_signals", contextlib.nullcontext)
+        running = asyncio.ensure_future(server.serve([sock]))
+        await until(lambda: server.started)
+        streams = await asyncio.open_connection(*sock.getsockname())
+        found = [await say(streams, head + one)]
+        monkeypatch.setattr(service.batcher, "full", lambda: Full(3))
+        found += [await say(streams, head + one), await say(streams, head[:20], head[20:], one[:9], one[9:])]
+        found += [await say(streams, big, bytes(20000)), await say(streams, head.replace(b"POST", b"PUT") + one)]
+        found += [await say(streams, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")]
+        monkeypatch.undo()
+        found += [await say(streams, head + one)]
+        streams[1].close()
+        server.should_exit = True
+        await running
+        return found
+
+    found = asyncio.run(main())
+    assert [status for status, _, _ in found] == [200, 429, 429, 429, 405, 200, 200]
+    assert service.accepted == service.done
+    assert all("retry-after: 3" in head and "try again in 3 s" in told["detail"] for _, head, told in found[1:4])
 
 
 # Beside predictions
