@@ -25,8 +25,9 @@ def measure(save=results.save_part, progress=print, plan=None, ranks=2):
 
     Raises `engines.EngineUnavailable` where there are fewer GPUs.
     """
-    if gpu.count() < ranks:
-        raise engines.EngineUnavailable(f"two_gpus needs {ranks} GPUs, and this machine has {gpu.count()}.")
+    found = 0 if gpu.why_not() else gpu.count()
+    if found < ranks:
+        raise engines.EngineUnavailable(f"two_gpus needs {ranks} GPUs, and this machine has {found}.")
     parts = plan or [
         ("all_reduce",),
         *(("ours", network, engine) for network in NETWORKS for engine in ENGINES),

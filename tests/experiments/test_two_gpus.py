@@ -6,7 +6,6 @@ import pytest
 from experiments import two_gpus
 from experiments.lab import results
 from mlpkit import engines
-from mlpkit.kernels import gpu
 
 
 def test_the_price_of_a_message_is_found_again_though_sizes_differ_a_millionfold():
@@ -37,5 +36,5 @@ def test_a_gain_is_told_where_the_record_has_steps_and_else_none():
 
 
 def test_where_there_are_fewer_gpus_a_sentence_says_so():
-    with pytest.raises(engines.EngineUnavailable, match=f"needs 99 GPUs, and this machine has {gpu.count()}"):
+    with pytest.raises(engines.EngineUnavailable, match="needs 99 GPUs, and this machine has"):
         two_gpus.measure(ranks=99)
