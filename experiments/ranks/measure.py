@@ -1,4 +1,4 @@
-"""Make the record. All ways are started by `parallel.ranks.train`, so all pay for the same things beside their steps."""
+"""Make the record. `parallel.ranks.train` starts all ways, so all pay for the same things beside their steps."""
 
 import os
 import time

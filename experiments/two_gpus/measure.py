@@ -237,4 +237,3 @@ def _free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return str(found.getsockname()[1])
-

@@ -54,8 +54,8 @@ def gain(record, how, alone="alone", **which):
 def table(record):
     """Return the runs as text: all-reduces by size, then steps by network."""
     lines = [f"{'floats':>12} {'in a graph':>12} {'by calls':>12}  us, medians, NCCL"]
-    for floats, *us in zip(*all_reduce(record), all_reduce(record, "calls")[1], strict=True):
-        lines.append(f"{floats:>12,} {us[0]:>12.2f} {us[1]:>12.2f}")
+    for floats, inside, called in zip(*all_reduce(record), all_reduce(record, "calls")[1], strict=True):
+        lines.append(f"{floats:>12,} {inside:>12.2f} {called:>12.2f}")
     for run in [run for run in record["runs"] if run["part"] != "all_reduce"]:
         who = run.get("engine") or f"PyTorch, {run['precision']}"
         us = f"{median(run['us']):8.1f} us" if isinstance(run["us"], list) else run["us"]

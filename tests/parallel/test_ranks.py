@@ -171,9 +171,9 @@ def test_every_cpu_engine_takes_part_and_has_the_bits_of_one_process(few, engine
             ranks.train(recipe, dataset, engine, ranks=2)
         return
     network, _ = ranks.train(recipe, dataset, engine, ranks=2)
-    with patch.dict(os.environ, dict.fromkeys(ranks.THREADS, str(max(1, machine.cores() // 2)))):
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # as many threads: they cut what is summed
-            alone = pool.submit(theta_of_one_process, recipe, dataset, engine).result()
+    threads = dict.fromkeys(ranks.THREADS, str(max(1, machine.cores() // 2)))  # a rank's: they cut what is summed
+    with patch.dict(os.environ, threads), ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        alone = pool.submit(theta_of_one_process, recipe, dataset, engine).result()
     assert_array_equal(network.engine.to_numpy(network.theta), alone)
     np.testing.assert_allclose(alone, in_one_process(recipe, dataset, 2).theta, rtol=1e-3, atol=1e-5)
 
