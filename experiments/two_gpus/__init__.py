@@ -10,6 +10,7 @@ from .measure import measure as measure  # the module is found by importlib alon
 from .read import Price as Price
 from .read import all_reduce as all_reduce
 from .read import gain as gain
+from .read import nccl_us as nccl_us
 from .read import price as price
 from .read import runs_of as runs_of
 from .read import table as table

@@ -7,6 +7,8 @@ import numpy as np
 
 from experiments.lab import results
 
+PARTS = (2**11, 2**18), (2**19, 2**30)  # sizes in floats: between these two NCCL changes its way
+
 
 class Price(NamedTuple):
     """What a message costs: `start` us before its first byte, then its bytes at `rate` GB/s."""
@@ -39,6 +41,13 @@ def price(floats, us):
     columns = np.stack([np.ones_like(us), 4e-3 * floats], axis=1) / us[:, None]
     (start, slope), *_ = np.linalg.lstsq(columns, np.ones_like(us), rcond=None)
     return Price(float(start), float(1 / slope))
+
+
+def nccl_us(record, floats):
+    """Return the us of NCCL's all-reduce in a graph by two lines, a number or an array: see `PARTS`."""
+    sizes, us = all_reduce(record)
+    short, long = (price(sizes[part], us[part]) for part in ((sizes >= low) & (sizes <= high) for low, high in PARTS))
+    return np.where(np.asarray(floats) <= PARTS[0][1], short.us(floats), long.us(floats))
 
 
 def gain(record, how, alone="alone", **which):
