@@ -20,7 +20,7 @@ from mlpkit.parallel.ring import Ring
 from mlpkit.training.recipe import Recipe
 
 RANKS = 2
-WAYS = {"one core": (1, 1), "two cores": (1, 2), "two ranks": (2, 2)}  # ranks, and cores for all of them
+VARIANTS = {"one core": (1, 1), "two cores": (1, 2), "two ranks": (2, 2)}  # ranks, and cores for all of them
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _runs(plan, progress) -> Iterator[dict[str, Any]]:
     for engine, model in plan.trainings:
         for turn in range(plan.rounds):
             for batch_size in plan.batch_sizes:
-                for way in WAYS:
+                for way in VARIANTS:
                     progress(f"{engine}, {model}, {batch_size} images, {way}, {turn + 1} of {plan.rounds}")
                     us = _step_us(plan, engine, model, batch_size, way, dataset)
                     yield dict(kind="step", engine=engine, model=model, batch_size=batch_size, way=way, us=us)
@@ -74,7 +74,7 @@ def only(cores):
 
 def _step_us(plan, engine, model, batch_size, way, dataset):
     """Return the us of a step, a mean over each epoch but the first: the ranks' start and its compiling are in that."""
-    count, cores = WAYS[way]
+    count, cores = VARIANTS[way]
     n, began = plan.steps * batch_size, []
     rows = np.arange(n) % len(dataset.train.y)
     few = Split(*(part[:10] for part in dataset.validation))

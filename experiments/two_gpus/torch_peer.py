@@ -19,7 +19,7 @@ STEPS = 300
 def samples(name, model, precision, rank, exchange):
     """Yield (how, us of a step) of each way; in place of samples, the error's text where one can't be had."""
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # whose threads ask for events while a graph is captured
-    for how, make in WAYS.items():
+    for how, make in VARIANTS.items():
         exchange(None)
         try:
             training = Training(torch.device("cuda", rank), peers.problem(Recipe(model=model, lr=0.01)), precision)
@@ -123,4 +123,4 @@ def _parts(training):
     return training.theta, training.rows, training.row
 
 
-WAYS = {"alone": alone, "flat, graph": flat, "ddp": ddp, "ddp, graph": ddp_graph}
+VARIANTS = {"alone": alone, "flat, graph": flat, "ddp": ddp, "ddp, graph": ddp_graph}
