@@ -81,7 +81,7 @@ PATHS = {
         "launches, graphs, and kernels up to the limit; what 01, 03 and 13 to 15 teach is taken as known",
         "07 08 09 10 11 a1 16 17 18 19",
     ),
-    "At work": ("trained networks in files, services and pictures, and many trainings at once", "21 22 23 24 25 27"),
+    "At work": ("networks in files, services and pictures; two GPUs, and many trainings", "21 22 23 24 25 26 27"),
 }
 
 

@@ -47,6 +47,7 @@ class Training:
             X, *theta = (_channels_last(tensor) for tensor in (X, *theta))
         moments, t = [torch.zeros_like(p) for p in 2 * theta], torch.zeros((), device=device)
         adam = (moments[: len(theta)], moments[len(theta) :], t) if problem.recipe.optimizer == "adam" else ()
+        self.X, self.y, self.rows, self.theta, self.lr = X, y, rows, theta, problem.recipe.lr
         self.row = torch.zeros(1, dtype=torch.int64, device=device)  # of the next batch
         self.losses = torch.zeros(len(rows), device=device)  # each row's latest
         self.state = [*theta, *moments, t, self.row, self.losses]
