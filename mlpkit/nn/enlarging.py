@@ -57,7 +57,9 @@ def begin_as_bicubic(network, weights):
 
 
 def geometry(model):
-    """Return the halo around a small picture that a model eats up, and its scale."""
+    """Return the halo around a small picture that a model eats up, and its scale. Raises ValueError for no enlarger."""
+    if len(model.input) != 3 or len(model.output) != 3:
+        raise ValueError(f"a picture is made larger by a model from images to images, not to {model.output}.")
     (_, h, _), (_, tall, _) = model.input, model.output
     larger = Model((1, h + 1, model.input[2]), model.layers, model.loss)
     scale = larger.output[1] - tall

@@ -110,6 +110,8 @@ def boxed(strokes):
 
 def centred(box):
     """Return (28, 28), black but for the box, which lies so that its centre of mass is in the middle."""
+    if not box.any():
+        raise ValueError("a box without ink has no centre of mass.")
     field = np.zeros((FIELD, FIELD), box.dtype)
     corner = []
     for side, mass in zip(box.shape, (box.sum(axis=1), box.sum(axis=0)), strict=True):

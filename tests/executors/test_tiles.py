@@ -13,6 +13,7 @@ from mlpkit.nn.enlarging import enlarger, espcn, geometry, srcnn
 from mlpkit.nn.layers import ReLU
 from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
+from mlpkit.nn.models import LENET5
 from mlpkit.nn.network import Network
 
 RNG = np.random.default_rng(0)
@@ -92,3 +93,9 @@ def test_what_is_no_picture_for_the_network_is_told():
         tiles([[0.0]])
     with pytest.raises(ValueError, match="finite"):
         tiles(good + np.nan)
+
+
+def test_a_classifier_is_refused_in_a_sentence():
+    with pytest.raises(ValueError, match="from images to images") as caught:
+        Tiles(Network("numpy_baseline", LENET5), 16, 4)
+    one_sentence(caught.value, (10,))

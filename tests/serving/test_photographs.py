@@ -67,6 +67,8 @@ def test_a_thin_pen_does_not_vanish():
 def test_a_picture_of_nothing_is_refused_in_a_sentence(level):
     with pytest.raises(ValueError, match="nothing stands out"):
         preparing.prepare(np.full((100, 120, 3), level, np.uint8))
+    with pytest.raises(ValueError, match="without ink"):
+        preparing.centred(np.zeros((20, 9), np.uint8))
 
 
 def test_odd_pictures_are_prepared_or_refused_and_nothing_else():
