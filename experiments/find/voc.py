@@ -35,7 +35,7 @@ def from_voc(folder, *, size, name=None):
 
     Raises OSError for files that are not there, ValueError for those that are damaged, too large, or no such files.
     """
-    folder, size = expanded(folder), check_sizes(size)
+    folder, size = expanded(folder), check_sizes(size, least=1)
     if len(size) != 2:
         raise ValueError(f"size must be (height, width), not {size}.")
     lists = {part: folder / "ImageSets" / "Main" / f"{file}.txt" for part, file in PARTS.items()}
