@@ -14,6 +14,7 @@ from PIL import Image
 
 from mlpkit.checks import check_sizes
 from mlpkit.data.dataset import Dataset, Split
+from mlpkit.data.own.reading.listing import check_memory
 from mlpkit.data.own.reading.picture import read_picture
 from mlpkit.paths import check_readable, expanded
 from mlpkit.words import short_sentences
@@ -29,22 +30,24 @@ def from_voc(folder, *, size, name=None):
 
     size: (height, width), to which pictures are stretched, and boxes with them. y: of each object its label, and left,
     top, right, bottom in pixels; k is the most that a picture has, and where there are fewer, labels are -1. classes:
-    all names that occur, sorted. Boxes of no width or height are left out, with a warning that counts them, and so are
-    objects that are marked difficult. A part without a list is None.
+    all names that occur, sorted. Boxes of no width or height inside of their picture are left out, with a warning that
+    counts them, and objects that are marked difficult without. A part without a list is None.
 
     Raises OSError for files that are not there, ValueError for those that are damaged, too large, or no such files.
     """
-    folder, size = expanded(folder), check_sizes(size)
+    folder, size = expanded(folder), check_sizes(size, least=1)
+    if len(size) != 2:
+        raise ValueError(f"size must be (height, width), not {size}.")
     lists = {part: folder / "ImageSets" / "Main" / f"{file}.txt" for part, file in PARTS.items()}
     check_readable(lists["train"], "the folder must hold Annotations, JPEGImages and ImageSets")
     names = {part: _names(path) for part, path in lists.items() if path.exists()}
     found = {part: [read_annotation(folder / "Annotations" / f"{one}.xml") for one in names[part]] for part in names}
     classes = sorted({label for objects in found.values() for each in objects for label, _ in each})
-    empty = [label for objects in found.values() for each in objects for label, box in each if not _has_area(box)]
+    empty: list[str] = []  # labels of boxes that are left out
+    splits = {part: _split(folder, names[part], found[part], size, classes, empty) for part in names}
     if empty:
         text = f"{len(empty)} boxes without width or height were left out ({', '.join(empty[:5])})."
         warnings.warn(text, stacklevel=4)  # above this function there is the decorator's
-    splits = {part: _split(folder, names[part], found[part], size, classes) for part in names}
     return Dataset(name or folder.name, splits["train"], splits.get("validation"), splits.get("test"), tuple(classes))
 
 
@@ -74,7 +77,7 @@ def read_annotation(path):
 
 
 def _object(one):
-    name, box = (one.findtext("name") or "").strip(), one.find("bndbox")
+    name, box = " ".join((one.findtext("name") or "").split()), one.find("bndbox")
     sides = [float(box.findtext(side) or "nan") if box is not None else np.nan for side in SIDES]
     if not name or not all(isfinite(side) and abs(side) < 1e6 for side in sides):
         raise ValueError("an object needs a name, and a bndbox of xmin, ymin, xmax and ymax")
@@ -87,14 +90,19 @@ def _has_area(box):
 
 def _names(path):
     check_readable(path)
-    names = [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines()[:MOST_NAMES] if line.strip()]
-    if odd := next((each for each in names if "/" in each or "\\" in each or each.startswith(".")), None):
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()[:MOST_NAMES]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: write it anew.") from error
+    names = [line.split()[0] for line in lines if line.strip()]
+    if odd := next((each for each in names if {*each} & {*"/\\\0"} or each.startswith(".")), None):
         raise ValueError(f"{path} lists {odd!r}, which is no file's name.")
     return names
 
 
-def _split(folder, names, found, size, classes):
+def _split(folder, names, found, size, classes, empty):
     most = max([1, *map(len, found)])
+    check_memory(3 * size[0] * size[1] * len(names), f"{len(names):,} pictures of {size}", "say a smaller size")
     images, truth = np.empty((len(names), 3, *size), np.uint8), np.full((len(names), most, 5), -1, np.float32)
     for image, rows, one, objects in zip(images, truth, names, found, strict=True):
         path = folder / "JPEGImages" / f"{one}.jpg"
@@ -109,4 +117,5 @@ def _split(folder, names, found, size, classes):
         inside = [(classes.index(label), np.clip(box, 0, [width, height] * 2)) for label, box in objects]
         boxes = [(label, *(box * scale)) for label, box in inside if _has_area(box)]
         rows[: len(boxes)] = np.reshape(boxes, (-1, 5))
+        empty += [classes[label] for label, box in inside if not _has_area(box)]
     return Split(images, truth)

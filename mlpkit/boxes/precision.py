@@ -7,6 +7,7 @@ the object of its class that it overlaps most, if it does by the threshold, and 
 
 import numpy as np
 
+from .detections import Detections
 from .suppress import loops
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
@@ -19,12 +20,12 @@ def average_precision(found, truth, classes, thresholds=THRESHOLDS, crowds=None)
 
     found: `Detections`. truth (n, k, 5): of n pictures label, left, top, right, bottom; label -1 for none. crowds
     (n, k): which of them stand for many, and are neither to be found nor a mistake. AP50 is `ap[0].mean()` over
-    classes, AP50:95 `ap.mean()`, with np.nanmean.
+    classes, AP50:95 `ap.mean()`, with np.nanmean. Raises ValueError for detections and truth of different pictures.
     """
+    found, truth, crowds = _checked(found, truth, crowds)
     ap = np.full((len(thresholds), classes), np.nan)
     for label in range(classes):
-        curves = precision_and_recall(found, truth, label, thresholds, crowds)
-        for t, curve in enumerate(curves):
+        for t, curve in enumerate(_curves(found, truth, label, thresholds, crowds)):
             if curve is not None:
                 precision, recall, _ = curve
                 best = np.append(np.maximum.accumulate(precision[::-1])[::-1], 0)  # at this recall, or at more
@@ -35,15 +36,33 @@ def average_precision(found, truth, classes, thresholds=THRESHOLDS, crowds=None)
 def precision_and_recall(found, truth, label, thresholds=THRESHOLDS[:1], crowds=None):
     """Return for each threshold arrays precision, recall, scores, after each detection of a class, the best first.
 
-    None where there is no object. Arguments as above.
+    None where there is no object. Arguments and errors as above.
     """
+    found, truth, crowds = _checked(found, truth, crowds)
+    return _curves(found, truth, label, thresholds, crowds)
+
+
+def _checked(found, truth, crowds):
+    """Return `Detections` of arrays, truth, and crowds (n, k)."""
+    found, truth = Detections(*map(np.asarray, found)), np.asarray(truth)
+    crowds = np.zeros(truth.shape[:2], bool) if crowds is None else np.asarray(crowds, bool)
+    if truth.ndim != 3 or truth.shape[2] != 5 or crowds.shape != truth.shape[:2]:
+        raise ValueError(f"truth must have shape (n, k, 5), crowds (n, k), not {truth.shape} and {crowds.shape}.")
+    if found.boxes.shape != (len(found.images), 4) or len({len(each) for each in found}) > 1:
+        raise ValueError("detections have a picture, a label, a score and a box (4,) each.")
+    odd = found.images[(found.images < 0) | (found.images >= len(truth))]
+    if odd.size:
+        raise ValueError(f"there are detections of picture {odd[0]}, and truth has {len(truth)}, counted from 0.")
+    return found, truth, crowds
+
+
+def _curves(found, truth, label, thresholds, crowds):
     here = truth[..., 0] == label
-    crowds = np.zeros(here.shape, bool) if crowds is None else np.asarray(crowds, bool)
     boxes, crowd = truth[here][:, 1:].astype(np.float64), crowds[here]
     if crowd.all():
         return [None] * len(thresholds)
     ends = here.sum(axis=1).cumsum()
-    mine = np.flatnonzero(np.asarray(found.labels) == label)
+    mine = np.flatnonzero(found.labels == label)
     mine = _best_of_each(mine[np.lexsort((-found.scores[mine], found.images[mine]))], found.images)
     mine = mine[np.argsort(-found.scores[mine], kind="stable")]
     image = found.images[mine]

@@ -19,7 +19,7 @@ def pictures(folder=PHOTOS, *, grey=False, longest=None):
 
     folder: without one, the photographs that come along. What is in folders below counts as well, under its path.
     grey: True for one channel, Pillow's luma; None for one where a picture is grey, and three where it is not.
-    longest: pixels that the longer side may have; what has more is shrunk, by Pillow's Lanczos filter. A picture lies
+    longest: pixels that the longer side may have; what has more is shrunk, by Pillow's bicubic filter. A picture lies
     as its camera says (Exif), and on white where it is transparent; 16 bits become 8. Other files are passed over.
 
     Raises OSError for a folder that can't be read, ValueError for one without pictures, and, with names, for what is
@@ -42,6 +42,7 @@ def pictures(folder=PHOTOS, *, grey=False, longest=None):
     return {name: pixels for name, (_, pixels) in zip(names, read, strict=True)}
 
 
-def _below(folder):
+def _below(folder, above=frozenset()):
+    above |= {folder.resolve()}  # a link that leads back there would go round and round
     folders, files = look_inside(folder, [])
-    return chain(files, *(_below(each) for each in folders.values()))
+    return chain(files, *(_below(each, above) for each in folders.values() if each.resolve() not in above))

@@ -54,7 +54,8 @@ def affine(low, high):
     if not np.isfinite([low, high]).all():
         raise ValueError(f"a range of values has finite bounds, not {low} and {high}.")
     low, high = min(float(low), 0.0), max(float(high), 0.0)
-    scale = float(np.float32((high - low) / MOST)) or 1.0
+    scale = float(np.float32((high - low) / MOST))
+    scale = scale if scale >= np.finfo(np.float32).tiny else 1.0  # below, 1 / scale is infinite: all are as good as 0
     return Quantization(scale, round(-low / scale))
 
 
@@ -206,6 +207,7 @@ class Quantized:
         return self.tensors["input"].quantize(np.arange(256) / np.float32(255))
 
 
+@np.errstate(all="ignore")  # what is too large is refused with its name
 def quantize(network, X, calibration="min-max", bits=8):
     """Return a `Quantized` of a network, with the ranges that its tensors have for the examples X.
 

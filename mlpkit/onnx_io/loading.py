@@ -58,10 +58,14 @@ class Graph:
         return array_of(self.tensors[name], self.folder)
 
 
+class Refused(ValueError):
+    """What a file is refused for, a piece of a sentence."""
+
+
 def need(sound, sentence):
-    """Raise ValueError with a sentence, unless something holds."""
+    """Raise Refused with a sentence, unless something holds."""
     if not sound:
-        raise ValueError(sentence)
+        raise Refused(sentence)
 
 
 def need_onnx():

@@ -51,9 +51,9 @@ class Setting:
 
     def same(self, name, default=(1, 1)):
         """Return an attribute of height and width that must be the same for both."""
-        down, across = self.get(name, default)
-        only(down == across, f"one of {name} for height and width")
-        return down
+        both = self.get(name, default)
+        only(len(both) == 2 and both[0] == both[1], f"one of {name} for height and width")
+        return both[0]
 
     def constant(self, number, default=None):
         """Return an input that is a constant, or the default where it is left out."""
@@ -63,13 +63,15 @@ class Setting:
 
     def pads(self, extent):
         """Return (above, below), (left, right): rows and columns around an image for windows of an extent (2,)."""
-        kind, steps, given = self.get("auto_pad", "NOTSET"), self.get("strides", (1, 1)), self.get("pads", (0,) * 4)
+        kind = self.get("auto_pad", "NOTSET", ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"))
+        steps, given = self.get("strides", (1, 1)), self.get("pads", (0,) * 4)
         found = [(0, 0), (0, 0)] if kind == "VALID" else [given[::2], given[1::2]]
         if kind.startswith("SAME"):  # as many windows as there are steps in the image
             for axis, (size, length, step) in enumerate(zip(extent, self.shape[1:], steps, strict=True)):
                 total = max((-(-length // step) - 1) * step + size - length, 0)
                 found[axis] = (total // 2, total - total // 2)[:: -1 if kind == "SAME_LOWER" else 1]
-        only(len(extent) == len(self.shape) - 1 == 2 and min(map(min, found)) >= 0, "images, and pads of 0 or more")
+        images = len(extent) == len(self.shape) - 1 == 2 and len(given) == 4
+        only(images and min(map(min, found)) >= 0, "images, and four pads of 0 or more")
         return found
 
     def around(self, extent):
@@ -149,7 +151,7 @@ reads("MatMul", "Linear", 1, "rows times a constant matrix")(_gemm)
 def _bias(of, made):
     layer, arrays = made[-1] if made else (None, {})
     only(isinstance(layer, Linear | Conv | ConvTranspose), "weights right before a constant that is added")
-    added = next(one for one in of.constants if one is not None)
+    added = next((one for one in of.constants if one is not None), np.zeros(0))
     units = arrays["W"].shape[0 if type(layer) is Conv else 1]
     wanted = (1, units) + (1,) * (len(of.shape) - 1)
     only(added.size in (1, units) and np.broadcast_shapes(added.shape, wanted) == wanted, "one number to add a channel")
@@ -191,9 +193,11 @@ def _with_zeros(of, size, top=0, left=0):
 
 
 def _pool(of, made, layer, mode):
-    of.get("ceil_mode", 0, (0,)), of.get("dilations", (1, 1), ((1, 1),))
+    of.get("dilations", (1, 1), ((1, 1),))
     size, stride, pads = of.same("kernel_shape", (0, 0)), of.same("strides"), of.around(of.get("kernel_shape"))
     only(pads < size, "pads that are smaller than the window")
+    over = of.get("ceil_mode", 0) and any((length + 2 * pads - size) % max(stride, 1) for length in of.shape[1:])
+    only(not over, "no window that hangs over the edge, as ceil_mode 1 has here")
     made += [(Padding(pads, mode), {})] if pads else []
     made.append((layer(size, None if stride == size else stride), {}))
     return pads
@@ -265,8 +269,9 @@ def _resize(of, made):
     of.get("antialias", 0, (0,)), of.get("exclude_outside", 0, (0,))
     of.get("keep_aspect_ratio_policy", "stretch", ("stretch",)), of.get("cubic_coeff_a"), of.get("extrapolation_value")
     scales, sizes = of.constant(2, np.ones(0)), of.constant(3)
-    if sizes is not None and sizes.shape == (4,):
-        scales = sizes / np.array([sizes[0], *of.shape])
+    if sizes is not None and sizes.shape == (4,) and len(of.shape) == 3:
+        own = np.array([max(sizes[0], 1), *of.shape])
+        scales = np.where(sizes > 0, sizes, [*own[:2], 0, 0]) / own  # below 1 is what Shape says of batch and channels
     whole = scales.shape == (4,) and scales[0] == scales[1] == 1 and scales[2] == scales[3] >= 1 and not scales[2] % 1
     only(whole and of.version > 10, "one whole number as the scale of images, as Upsample does")
     mode, centre = of.get("mode", "nearest"), of.get("coordinate_transformation_mode", "half_pixel")

@@ -11,7 +11,7 @@ from mlpkit.nn.network import Network
 from mlpkit.words import short_sentences
 
 from . import operators
-from .loading import array_of, load, need
+from .loading import Refused, array_of, load, need
 from .structure import steps_of
 
 MOST_VALUES = 2**28  # between two layers, of an example
@@ -39,6 +39,7 @@ def read(path, engine=engines.BASELINE, shape=None):
         raise ValueError(f"{path} can't be read: {str(error).rstrip('.')}.") from error
 
 
+@np.errstate(all="ignore")  # what is too large shows in the weights
 def network_of(graph, engine=engines.BASELINE, shape=None):
     """Return the network that a `Graph` describes. Raises what `read` raises."""
     shape = _input(graph, shape)
@@ -49,11 +50,11 @@ def network_of(graph, engine=engines.BASELINE, shape=None):
     arrays = {f"{number}.{name}": array for number, (_, own) in enumerate(made) for name, array in own.items()}
     for name, wanted in {**model.layout.shapes, **model.statistics.shapes}.items():  # before they are allocated
         need(arrays[name].shape == wanted, f"its weights {name} have the shape {arrays[name].shape}, not {wanted}")
-        check_finite(f"its weights {name}", arrays[name])
+        arrays[name] = check_finite(f"its weights {name}", arrays[name].astype(graph.dtype))
     network = Network(engine, model, dtype=graph.dtype)
     views = {**network.views(network.theta), **model.statistics.views(network.statistics)}
     for name, view in views.items():
-        view[...] = network.engine.asarray(arrays[name].astype(graph.dtype))
+        view[...] = network.engine.asarray(arrays[name])
     return network
 
 
@@ -114,7 +115,7 @@ def _named(node, function, *arguments):
     try:
         return function(*arguments)
     except WRONG as error:
-        ours = isinstance(error, ValueError) or str(error).endswith(".")  # and not Python's own, of a wrong type
+        ours = isinstance(error, Refused) or str(error).endswith(".")  # and not Python's own, or NumPy's
         what = error if ours else "its attributes or inputs are not of the kind that ONNX asks for"
         raise ValueError(f"{node}: {what}") from error
 

@@ -19,6 +19,7 @@ from mlpkit.checks import check_count
 from mlpkit.paths import expanded
 from mlpkit.training.fit import fit
 from mlpkit.training.history import History
+from mlpkit.training.refusals import check_norms
 
 from . import gpus as gpu_ranks
 from .ring import RankLost, Ring
@@ -34,8 +35,9 @@ def train(recipe, dataset, engine=engines.BASELINE, *, ranks=2, gpus=False, on_e
     together, so a training can be resumed with another number of ranks. Raises what `fit` raises, ValueError for ranks
     that can't be had, and RankLost where one has died: the last checkpoint is kept.
     """
-    check_ranks(recipe, engine, ranks, gpus)
+    ranks = check_ranks(recipe, engine, ranks, gpus)
     network, context = recipe.make_network(engine), get_context("spawn")  # or why there is none
+    check_norms(network.model, len(dataset.train.y), recipe.batch_size, ranks)
     identifier = gpu_ranks.check(ranks) if gpus else None
     size = 8 * max(network.layout.size, len(network.statistics), len(dataset.train.y))
     memory = None if gpus else SharedMemory(create=True, size=ranks * size)
@@ -63,8 +65,8 @@ def train(recipe, dataset, engine=engines.BASELINE, *, ranks=2, gpus=False, on_e
 
 
 def check_ranks(recipe, engine, ranks, gpus):
-    """Raise ValueError or TypeError where a recipe can't be trained by so many ranks."""
-    check_count("ranks", ranks)
+    """Return `ranks` as an int. Raises ValueError or TypeError where a recipe can't be trained by so many."""
+    ranks = check_count("ranks", ranks)
     if gpus != engines.on_gpu(engine):
         here, wanted = ("CPU", "ranks") if gpus else ("GPU", "gpus")
         raise ValueError(f"{engine} computes on the {here}: say how many {wanted} there shall be.")
@@ -72,6 +74,9 @@ def check_ranks(recipe, engine, ranks, gpus):
         raise ValueError(
             f"a batch of {recipe.batch_size} can't be shared by {ranks} ranks: take a multiple of {ranks}."
         )
+    if ranks > (most := max(8, machine.cores())):
+        raise ValueError(f"{ranks} ranks are more than this machine has cores: take {most} at most.")
+    return ranks
 
 
 def _options(options, rank, folder):
@@ -107,6 +112,7 @@ def _rank(pipe, rank, ranks, memory, barrier, identifier, recipe, parts, engine,
         communicator.close()
     except Exception as error:
         pipe.send(("error", error))
+        os._exit(0)  # at once: the error's frames still hold shared memory, which would complain
 
 
 def _end_with(process):
@@ -129,7 +135,8 @@ def _heard(network, pipes, on_epoch):
                     pipes[pipe].join(1)
                     if code := pipes[pipe].exitcode:
                         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-                        raise RankLost(f"rank {names[pipe]} {how}, and the others were stopped: resume it.") from None
+                        what = f"rank {names[pipe]} {how}, and the others were stopped"
+                        raise RankLost(f"{what}: resume it, where there are checkpoints.") from None
                     del names[pipe]
                     continue
                 if kind == "error" and not isinstance(what[0], RankLost):

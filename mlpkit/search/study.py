@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import count, product, takewhile
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ CHOICES = {"sampler": ("tpe", "random", "grid"), "pruner": ("hyperband", "none")
 CHOICES |= {"data": data.names(), "engine": engines.names()}
 COUNTS = {"trials": 1, "images": 1, "seed": 0, "seeds": 1, "heartbeat": 1, "workers": 1, "threads": 1}
 FREE = "path trials storage heartbeat cluster workers threads hosts slurm"  # what may change from run to run
+LARGE = 2**53  # from there on, floats are no whole numbers any more, and Optuna's draws are floats
+PLAIN = (bool, int, float, str)  # what a storage keeps as it is
 CLUSTERS = ("local", "ssh", "slurm")
 KINDS: dict[type, str] = {str: "name storage cluster", dict: "search recipe slurm", list: "hosts"}
 WORDS: dict[type, str] = {str: "a text", list: "a list", dict: "a table, such as lr = {low = 1e-3, high = 1.0}"}
 EMPTY = "recipe slurm hosts"  # may be left out
 KEYS = [each.name for each in fields(Recipe) if each.name not in ("augment", "dtype")]
+MOST = 10**6  # points of a grid, trials, seconds: more than anybody waits for
 FACTOR = 3  # of Hyperband: one trial in so many goes on to the next rung, for so many times as many epochs
 
 
@@ -85,13 +89,15 @@ class Study:
         if "choices" in span:
             return span["choices"]
         spaced = np.geomspace if span.get("log") else np.linspace
-        values = spaced(span["low"], span["high"], check_count(f"{name}'s points", span.get("points"), 2))
+        points = _count(f"{name}'s points", span.get("points"), 2)
+        values = spaced(span["low"], span["high"], points)
         return sorted(
             {*values.round().astype(int).tolist()} if whole else values.clip(span["low"], span["high"]).tolist()
         )
 
     def points(self):
-        """Return all points of the grid, a list of choices by name."""
+        """Return all points of the grid, a list of choices by name. Raises ValueError for more than a million."""
+        _count("the product of all points", prod(len(self.grid(name)) for name in self.search))
         return [dict(zip(self.search, values, strict=True)) for values in product(*map(self.grid, self.search))]
 
     def settings(self):
@@ -105,7 +111,7 @@ def read(path):
     path = expanded(path)
     check_readable(path)
     try:
-        found = {"name": path.stem, "search": {}, **tomllib.loads(path.read_text(encoding="utf-8"))}
+        found = {"name": path.stem, "search": {}, **tomllib.loads(path.read_text(encoding="utf-8-sig"))}
         names = [each.name for each in fields(Study) if each.name != "path"]
         for name in found.keys() - {*names}:
             raise ValueError(f"a study has no {short(name, 40)!r}; it may have {', '.join(names)}.")
@@ -116,12 +122,18 @@ def read(path):
         raise kind(f"{path}: {str(error).rstrip('.')}.") from error
 
 
+def _count(name, value, least=1):
+    if check_count(name, value, least) > MOST:
+        raise ValueError(f"{name} must be at most {MOST:,}, not {value:,}.")
+    return value
+
+
 def _check(study):
     for name, choices in CHOICES.items():
         check_choice(name, getattr(study, name), choices)
     for name, least in COUNTS.items():
         if getattr(study, name) is not None:
-            check_count(name, getattr(study, name), least)
+            (check_count if name == "seed" else _count)(name, getattr(study, name), least)
     for kind, names in KINDS.items():
         for name in names.split():
             if not isinstance(getattr(study, name), kind) or not (getattr(study, name) or name in EMPTY):
@@ -143,10 +155,10 @@ def _check(study):
 
 def _distribution(name, span):
     match span:
-        case {"choices": [_, *_] as choices, **more} if not more:
+        case {"choices": [_, *_] as choices, **more} if not more and all(type(one) in PLAIN for one in choices):
             return CategoricalDistribution(choices)
         case {"low": int() | float() as low, "high": int() | float() as high, **more}:
-            rising = -np.inf < low < high < np.inf and (low > 0 or not more.get("log"))
+            rising = -LARGE < low < high < LARGE and (low > 0 or not more.get("log"))
             if rising and more.keys() <= {"log", "points"}:
                 kind = IntDistribution if type(low) is type(high) is int else FloatDistribution
                 return kind(low, high, log=bool(more.get("log")))

@@ -14,7 +14,7 @@ from mlpkit.nn.norm import BatchNorm
 def data_of(network, train, validation, batch_size):
     """Return both pairs on the network's engine, once they are checked; validation: None where there is none."""
     train = _arrays(network, train, "train")
-    _check_norms(network.model, len(train[1]), batch_size)
+    check_norms(network.model, len(train[1]), batch_size)
     validation = None if validation is None else _arrays(network, validation, "validation")
     _check_values(network, [train, validation] if validation else [train])
     return train, validation
@@ -65,15 +65,16 @@ def check_network(network, optimizer):
         raise ValueError("this model has no parameters, so there is nothing to train: give it a layer such as Linear.")
 
 
-def _check_norms(model, examples, batch_size):
-    """Raise ValueError where a channel has one value in some batch: it is its own mean, and nothing is left."""
-    smallest = min(examples, batch_size, examples % batch_size or batch_size)
+def check_norms(model, examples, batch_size, ranks=1):
+    """Raise ValueError where a channel has one value in a rank's share of some batch: it is its own mean."""
+    smallest = max(1, min(examples, batch_size, examples % batch_size or batch_size) // ranks)
+    row = "a batch of one row" if ranks == 1 else "one row, as a rank would have"
     for _, layer, shape, _ in model.walk:
         if isinstance(layer, BatchNorm) and smallest * prod(shape[1:]) == 1:
-            if min(examples, batch_size) == 1:
-                raise ValueError("a BatchNorm learns nothing from a batch of one row: train on batches of at least 2.")
+            if min(examples, batch_size) < 2 * ranks:
+                raise ValueError(f"a BatchNorm learns nothing from {row}: train on batches of at least {2 * ranks}.")
             raise ValueError(
-                "a BatchNorm learns nothing from a batch of one row, which is the last one of "
+                f"a BatchNorm learns nothing from {row}, which is in the last batch of "
                 f"{examples:,} examples in batches of {batch_size}: take another batch_size."
             )
 

@@ -52,6 +52,31 @@ def test_a_class_without_objects_has_no_precision_and_one_that_nobody_finds_has_
     assert not found[:, 1].any()
 
 
+RIGHT = found_of((0, 0, 0.9, SQUARE))
+
+
+@pytest.mark.parametrize(
+    ("found", "truth", "crowds", "said"),
+    [
+        (RIGHT._replace(images=np.array([1])), truth_of([(0, *SQUARE)]), None, "picture 1, and truth has 1"),
+        (RIGHT._replace(images=np.array([-1])), truth_of([(0, *SQUARE)]), None, "picture -1"),
+        (RIGHT._replace(scores=np.zeros(3)), truth_of([(0, *SQUARE)]), None, "a score and a box"),
+        (RIGHT, truth_of([(0, *SQUARE)])[0], None, r"truth must have shape \(n, k, 5\)"),
+        (RIGHT, truth_of([(0, *SQUARE)]), np.zeros((3, 2)), r"crowds \(n, k\)"),
+    ],
+)
+def test_detections_of_other_pictures_are_refused(found, truth, crowds, said):
+    for ask in (average_precision, precision_and_recall):
+        with pytest.raises(ValueError, match=said):
+            ask(found, truth, 1, crowds=crowds)
+
+
+def test_nothing_found_and_nothing_to_find_are_no_trouble():
+    assert np.isnan(average_precision(found_of(), truth_of([], []), 2)).all()
+    assert (average_precision(found_of(), truth_of([(0, *SQUARE)]).tolist(), 1) == 0).all()
+    assert (average_precision([list(each) for each in RIGHT], truth_of([(0, *SQUARE)]), 1) == 1).all()
+
+
 def test_neither_a_crowd_nor_who_finds_one_counts():
     truth = truth_of([(0, *SQUARE), (0, 50, 50, 90, 90)])
     found = found_of((0, 0, 0.9, (55, 55, 60, 60)), (0, 0, 0.8, (65, 65, 70, 70)), (0, 0, 0.7, SQUARE))

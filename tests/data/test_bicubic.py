@@ -1,5 +1,7 @@
 """Bicubic is Keys', with antialiasing, and mirrored edges; Pillow, which has other edges, says the same inside."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -67,3 +69,14 @@ def test_what_is_no_picture_or_no_size_is_told(picture, size, error):
     with pytest.raises(error) as caught:
         resize(picture, size)
     one_sentence(caught.value)
+
+
+def test_a_wide_picture_takes_little_memory():
+    wide = RNG.random((1, 8_000))
+    tracemalloc.start()
+    found = resize(wide, (2, 16_000))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**29  # the whole matrix has twice as much
+    assert_allclose(found[:, 10_020:10_180], resize(wide[:, 5_000:5_100], (2, 200))[:, 20:180], rtol=1e-9)
+    assert resize(wide, (1, 1)).shape == (1, 1)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from PIL import Image
+from PIL import Image, ImageOps
 from shared import one_sentence
 
+from mlpkit.data.own.reading.picture import look_at
 from mlpkit.data.pictures import pictures
 
 RNG = np.random.default_rng(0)
@@ -61,6 +62,32 @@ def test_a_picture_lies_as_its_camera_says(tmp_path):
     put(tmp_path / "turned.png", COLOURS, exif=exif)
     assert_array_equal(pictures(tmp_path)["turned"], np.rot90(COLOURS, -1).transpose(2, 0, 1))
     assert pictures(tmp_path, longest=5)["turned"].shape == (3, 4, 5)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_each_way_to_lie_that_exif_knows_is_pillows(tmp_path, number):
+    exif = Image.Exif()
+    exif[0x0112] = number
+    path = put(tmp_path / "a.png", COLOURS, exif=exif)
+    wanted = np.asarray(ImageOps.exif_transpose(Image.open(path))).transpose(2, 0, 1)
+    assert_array_equal(pictures(tmp_path)["a"], wanted)
+    assert look_at(path)[0] == wanted.shape[1:]
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0nonsense", 99, 0], ids=str)
+def test_exif_data_that_make_no_sense_leave_a_picture_as_it_is(tmp_path, exif):
+    odd = Image.Exif()
+    odd[0x0112] = exif if isinstance(exif, int) else 1
+    path = put(tmp_path / "a.png", COLOURS, exif=odd if isinstance(exif, int) else exif)
+    assert_array_equal(pictures(tmp_path)["a"], COLOURS.transpose(2, 0, 1))
+    assert look_at(path)[0] == COLOURS.shape[:2]
+
+
+def test_links_that_lead_round_and_round_are_followed_once(tmp_path):
+    put(tmp_path / "a" / "x.png", COLOURS)
+    for name in ("again", "once more"):
+        (tmp_path / "a" / name).symlink_to(tmp_path)
+    assert list(pictures(tmp_path)) == ["a/x"]
 
 
 def test_what_is_no_picture_is_named(tmp_path):

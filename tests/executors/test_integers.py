@@ -155,6 +155,7 @@ def test_nan_and_infinity_are_no_inputs(value, options):
         ({"calibration": rows("lenet")}, TypeError, "int8"),
         ({"precision": "int8", "calibration": rows("lenet")[:, :, 1:]}, ValueError, "shape"),
         ({"precision": "int8", "calibration": rows("lenet") * np.nan}, ValueError, "finite"),
+        ({"precision": "int8", "calibration": integers_of("residual")}, ValueError, "another network's"),
     ],
 )
 @pytest.mark.parametrize("engine", [engines.BASELINE, "numba_conv"])

@@ -47,6 +47,34 @@ def test_a_box_of_no_width_is_left_out_with_a_warning_and_a_difficult_object_wit
     assert (found.train.y[..., 0] == -1).all()
 
 
+def test_a_box_outside_of_its_picture_is_left_out_with_a_warning_too(folder):
+    write(folder, "a", box=(100, 50, 120, 70))
+    write(folder, "b", box=(-20, -20, 500, 500))
+    with pytest.warns(UserWarning, match="1 boxes without width or height"):
+        found = from_voc(folder, size=(20, 20))
+    assert_array_equal(found.train.y[:, 0], [[-1] * 5, [0, 0, 0, 20, 20]])
+
+
+@pytest.mark.parametrize(
+    ("names", "size", "reason"),
+    [
+        (b"\xff\xfe", (20, 20), r"train\.txt is no text in UTF-8"),
+        (b"a\0b", (20, 20), "no file's name"),
+        (b"a", (20, 20, 20), r"size must be \(height, width\)"),
+        (b"a", (10**7, 10**7), "this machine has"),
+    ],
+)
+def test_odd_lists_and_sizes_are_refused_in_a_sentence(folder, names, size, reason):
+    (folder / "ImageSets/Main/train.txt").write_bytes(names)
+    with pytest.raises(ValueError, match=reason):
+        from_voc(folder, size=size)
+
+
+def test_a_list_as_windows_writes_it_is_read(folder):
+    (folder / "ImageSets/Main/train.txt").write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")
+    assert len(from_voc(folder, size=(20, 20)).train.y) == 2
+
+
 BOMB = '<!DOCTYPE a [<!ENTITY x "y"><!ENTITY z "&x;&x;&x;&x;">]><annotation>&z;</annotation>'
 OUTSIDE = '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;</annotation>'
 

@@ -32,7 +32,7 @@ def rows(n=50):
     return np.random.default_rng(1).normal(size=(n, *MODEL.input)).astype(np.float32)
 
 
-@pytest.mark.parametrize(("low", "high"), [(-0.5, 2), (0, 1), (0.5, 2), (-3, -1), (0, 0), (-1e-30, 1e30)])
+@pytest.mark.parametrize(("low", "high"), [(-0.5, 2), (0, 1), (0.5, 2), (-3, -1), (0, 0), (-1e-30, 1e30), (0, 1e-38)])
 def test_a_number_comes_back_within_half_a_step(low, high):
     quantization = affine(low, high)
     values = np.linspace(min(low, 0), max(high, 0), 1001, dtype=np.float32)

@@ -43,3 +43,32 @@ def test_outputs_are_onnxruntimes(path):
     x = np.random.default_rng(3).random((5, *network.model.input), np.float32)
     (wanted,) = runtime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
     assert_allclose(network.forward(x), wanted, rtol=0, atol=1e-5 * max(1, abs(wanted).max()))
+
+
+GRAPHS = {
+    "sizes of a picture, whose batch and channels are asked for": (
+        """start = Constant<value_ints = [0]> ()
+        end = Constant<value_ints = [2]> ()
+        size = Constant<value_ints = [16, 12]> ()
+        whole = Shape (x)
+        first = Slice (whole, start, end)
+        sizes = Concat<axis = 0> (first, size)
+        y = Resize<coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (x, , , sizes)""",
+        "Upsample",
+    ),
+    "windows that no edge cuts, rounded up": (
+        "y = MaxPool<kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1> (x)", "MaxPool"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_what_exporters_write_gives_what_onnx_says(name, tmp_path):
+    import onnx.parser
+    from onnx.reference import ReferenceEvaluator
+
+    nodes, layers = GRAPHS[name]
+    text = f'<ir_version: 8, opset_import: ["" : 17]> g (float[n, 3, 8, 6] x) => (float[n, c, h, w] y) {{ {nodes} }}'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "a.onnx")
+    network, x = onnx_io.read(tmp_path / "a.onnx"), np.random.default_rng(3).random((2, 3, 8, 6), np.float32)
+    assert " ".join(type(layer).__name__ for layer in network.model.layers) == layers
+    assert_allclose(network.forward(x), ReferenceEvaluator(str(tmp_path / "a.onnx")).run(None, {"x": x})[0])

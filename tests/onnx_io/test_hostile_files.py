@@ -82,6 +82,26 @@ FILES = {
     "an operator of somebody's": (file([("Relu", "x", "y", {"domain": "com.some"})]), "com.some.Relu"),
     "an attribute that we lack": (file([("Conv", "x,W", "y", {"group": 3})], [weights(3, 1, 3, 3)]), "group 1, not 3"),
     "an attribute that nobody knows": (file([("Relu", "x", "y", {"shape": 3})]), "no shape"),
+    "an addition of nothing": (
+        file([("Conv", "x,W", "t", {}), ("Add", "t,", "y", {})], [weights(3, 3, 3, 3)]), "one number"),
+    "pads by another name": (file([("Conv", "x,W", "y", {"auto_pad": "SAME"})], [weights(3, 3, 3, 3)]), "auto_pad"),
+    "pads for a row": (file([("Conv", "x,W", "y", {"pads": [1, 1]})], [weights(3, 3, 3, 3)]), "four pads"),
+    "a window along a row": (file([("MaxPool", "x", "y", {"kernel_shape": [3]})], shape=("n", 3, 8)), "kernel_shape"),
+    "half a window": (
+        file([("MaxPool", "x", "y", {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1})]), "over the edge"),
+    "a row that does not fit": (
+        file([("Gemm", "x,W,b", "y", {})], [weights(8, 2), tensor("b", [3], raw=bytes(12))], shape=("n", 8)),
+        "not of the kind that ONNX asks for",
+    ),
+    "weights too large for float32": (
+        file([("Gemm", "x,W", "y", {})], [onnx.numpy_helper.from_array(np.full((8, 2), 1e300), "W")], shape=("n", 8)),
+        "finite",
+    ),
+    "channels that are resized": (
+        file([("Resize", "x,,,s", "y", {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"})],
+             [onnx.numpy_helper.from_array(np.array([0, 1, 16, 16]), "s")]),
+        "whole number",
+    ),
     "pads as a text": (file([("Conv", "x,W", "y", {"pads": "all"})], [weights(3, 3, 3, 3)]), "node 0, Conv"),
     "a size as a text": (file([("MaxPool", "x", "y", {"kernel_shape": 3})]), "not of the kind that ONNX asks for"),
     "strides of zero": (

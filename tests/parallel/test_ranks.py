@@ -25,6 +25,7 @@ from mlpkit.parallel.ring import RankLost, Ring
 from mlpkit.parallel.shares import share
 from mlpkit.training.fit import Diverged
 from mlpkit.training.recipe import Recipe
+from mlpkit.training.refusals import check_norms
 
 SMALL = Model((784,), (Linear(12), ReLU(), Linear(10)))
 RECIPE = Recipe(model=SMALL, lr=0.1, batch_size=32, epochs=2, optimizer="momentum", schedule="cosine")
@@ -208,7 +209,7 @@ def test_a_dead_rank_ends_all_within_seconds_in_a_sentence(few):
             children = [int(pid) for pid in _children()]
             os.kill(max(children), signal.SIGKILL)  # the last one that was started
 
-    with pytest.raises(RankLost, match=r"rank 1 was killed by SIGKILL, and the others were stopped: resume it\."):
+    with pytest.raises(RankLost, match=r"rank 1 was killed by SIGKILL, and the others were stopped: resume it, where"):
         ranks.train(RECIPE.but(epochs=10_000), few, ranks=2, on_epoch=kill)
     assert time.monotonic() - began[0] < 5
     assert not [pid for pid in _children() if _line(pid).count(b"spawn_main")]
@@ -228,9 +229,19 @@ def _line(pid):
         return b""
 
 
-def test_what_a_rank_raises_is_raised_here(few):
+def test_what_a_rank_raises_is_raised_here_and_its_traceback_is_not_shown(few, capfd):
     with pytest.raises(Diverged, match="the loss became"):
-        ranks.train(RECIPE.but(lr=1e20, schedule="constant"), few, ranks=2)
+        ranks.train(RECIPE.but(lr=1e20, schedule="constant"), few, ranks=np.int64(2))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("n", [200, 30])
+def test_a_batch_norm_of_one_row_a_rank_is_refused(few, n):
+    normed = RECIPE.but(model=Model((784,), (Linear(12), BatchNorm(), ReLU(), Linear(10))))
+    with pytest.raises(ValueError, match="batches of at least 64"):
+        check_norms(normed.model, n, 32, 32)
+    with pytest.raises(ValueError, match="one row, as a rank would have, which is in the last batch of 201 examples"):
+        ranks.train(normed.but(batch_size=99), few, ranks=3)
 
 
 def test_ranks_that_can_not_be_had_are_refused(few, capsys):
@@ -239,9 +250,10 @@ def test_ranks_that_can_not_be_had_are_refused(few, capsys):
         (dict(ranks=0), "ranks must be at least 1"),
         (dict(ranks=2, gpus=True), "numpy_baseline computes on the CPU: say how many ranks"),
         (dict(ranks=2, engine="cuda_graph"), "cuda_graph computes on the GPU: say how many gpus"),
+        (dict(ranks=5_000), "5000 ranks are more than this machine has cores"),
     ):
         with pytest.raises(ValueError, match=said):
-            ranks.train(RECIPE, few, **options)
+            ranks.train(RECIPE.but(batch_size=5_000) if options["ranks"] == 5_000 else RECIPE, few, **options)
     assert main(["train", "--ranks", "5", "--epochs", "1"]) == 1
     assert "take a multiple of 5" in capsys.readouterr().err
 

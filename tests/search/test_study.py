@@ -65,10 +65,22 @@ WRONG = {
     "a rate below 0": ("", {"search": "lr = {low = -1.0, high = 0.1}"}, "lr must be a finite number above 0"),
     "no epochs": ("", {"recipe": "epochs = 0"}, "epochs must be at least 1"),
     "another model": ("", {"recipe": 'model = "gpt"'}, "there is no model 'gpt'"),
+    "more trials than time": ("trials = 99_999_999_999", {}, "trials must be at most 1,000,000"),
+    "a heartbeat in ages": ("heartbeat = 10_000_000_000_000", {}, "heartbeat must be at most"),
+    "a choice that is a list": ("", {"search": "lr = {choices = [[0.1]]}"}, "lr needs choices"),
+    "more than 64 bits": ("", {"search": f"batch_size = {{low = 1, high = {10**20}}}"}, "batch_size needs choices"),
+    "a grid of terabytes": (
+        'sampler = "grid"', {"search": "lr = {low = 0.1, high = 0.2, points = 999_999_999_999}"}, "at most 1,000,000"),
+    "a grid of too many points": (
+        'sampler = "grid"',
+        {"search": "lr = {low = 0.1, high = 1, points = 2000}\nweight_decay = {low = 0.1, high = 1, points = 2000}"},
+        "the product of all points must be at most 1,000,000, not 4,000,000",
+    ),
     "a grid without points": ('sampler = "grid"', {"search": "lr = {low = 0.1, high = 0.2}"}, "lr's points must be"),
-}
+}  # fmt: skip
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("head", "parts", "said"), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_said_in_a_sentence(tmp_path, head, parts, said):
     with pytest.raises((ValueError, TypeError)) as caught:
@@ -86,3 +98,9 @@ def test_a_missing_file_and_a_binary_one(tmp_path):
     (tmp_path / "odd.toml").write_bytes(b"\xff\x00")
     with pytest.raises(ValueError, match=r"odd\.toml: "):
         read(tmp_path / "odd.toml")
+
+
+def test_a_file_as_windows_writes_it_is_read(tmp_path):
+    path = written(tmp_path, "seed = 20_261_128")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read(path).seed == 20261128

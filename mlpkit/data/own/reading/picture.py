@@ -1,7 +1,7 @@
 """One picture, PNG or JPEG, as bytes: turned as its camera says, on white where it is transparent, cut to size."""
 
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -9,7 +9,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from mlpkit.paths import check_readable
 
 FORMATS = ("PNG", "JPEG")  # of which phones' MPO is one
-TURNED = 0x0112  # Exif's name for which way is up: from 5 on, height is width
+TURNED = 0x0112  # Exif's name for which way is up: from 5 to 8, height is width
 SCALED = ("L", "LA", "RGB", "RGBA", "CMYK")  # modes whose pixels Pillow can average
 GREY = ("1", "L", "LA", "La", "I;16", "I;16B", "I")
 
@@ -21,19 +21,16 @@ def look_at(path):
     reason, where it is no picture, or has more pixels than Pillow's limit.
     """
     with _opened(path) as picture:
-        turned = "exif" in picture.info and picture.getexif().get(TURNED, 1) >= 5
-        return picture.size if turned else picture.size[::-1], picture.mode in GREY
+        return picture.size if _turned(picture) in range(5, 9) else picture.size[::-1], picture.mode in GREY
 
 
 def read_picture(path, grey, size=None, longest=None):
     """Return a picture as (channels, height, width) uint8. grey: one channel, else red, green and blue.
 
-    longest: if one side has more pixels, the picture is scaled until both have at most so many.
-
     size: (height, width), to which it is made to fit: scaled until it just covers that, as Pillow's bilinear filter
     does, and its middle cut out, as torchvision's Resize and CenterCrop do. longest: pixels that the longer side may
-    have; a larger picture is shrunk, by Pillow's Lanczos filter. Raises what `look_at` raises, and
-    ValueError for a picture that is cut short or damaged.
+    have; a larger picture is shrunk, by Pillow's bicubic filter. Raises what `look_at` raises, and ValueError for a
+    picture that is cut short or damaged.
     """
     with _opened(path) as picture:
         if longest and picture.mode in SCALED:  # before it is copied: a JPEG is decoded at a fraction of its size
@@ -44,8 +41,6 @@ def read_picture(path, grey, size=None, longest=None):
             plain.thumbnail((longest, longest))
         if size:
             plain = ImageOps.fit(plain, size[::-1], Image.Resampling.BILINEAR)
-        if longest:
-            plain.thumbnail((longest, longest), Image.Resampling.LANCZOS)
         pixels = np.asarray(plain)
     return pixels[None] if grey else pixels.transpose(2, 0, 1)
 
@@ -74,13 +69,20 @@ def _opened(path):
         raise ValueError(" ".join(str(error).split()).rstrip(".") or type(error).__name__) from error
 
 
+def _turned(picture):
+    """Return Exif's number for which way is up, 1 where there is none that can be read."""
+    with suppress(Exception):  # what Pillow raises for odd Exif data is not documented
+        return picture.getexif().get(TURNED, 1) if "exif" in picture.info else 1
+    return 1
+
+
 def _plain(picture, grey):
-    """Return a picture of bytes, grey or of three colours, with its Exif data."""
+    """Return a picture of bytes, grey or of three colours, with its Exif data where they say which way is up."""
     plain, kind = picture, "L" if grey else "RGB"
     if picture.mode.startswith("I"):  # 16 bits; Pillow's own conversion makes all that is above 255 white
         plain = Image.fromarray((np.asarray(picture) // 257).clip(0, 255).astype(np.uint8))
     elif picture.has_transparency_data:
         plain = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
     plain = plain.convert(kind)
-    plain.info = {name: value for name, value in picture.info.items() if name == "exif"}
+    plain.info = {"exif": picture.info["exif"]} if _turned(picture) in range(2, 9) else {}
     return plain
