@@ -11,6 +11,7 @@ from experiments.lab import results
 from mlpkit import engines
 from mlpkit.kernels import gpu
 from mlpkit.nn.models import FASHION_CNN, LENET5, RESIDUAL
+from mlpkit.parallel import gpus
 
 SIZES = [2**k for k in range(6, 27)]  # floats: 256 bytes to 256 MB
 NETWORKS = {"fashion_cnn": FASHION_CNN, "residual": RESIDUAL, "lenet5": LENET5}
@@ -141,15 +142,9 @@ def _samples(call, times, exchange, rounds=7):
 
 def _nccl(rank, ranks, exchange):
     """Return a function that replaces a vector by the mean of all ranks'."""
-    import ctypes
-    from importlib.util import find_spec
-
     import cupy as cp
 
-    for place in getattr(find_spec("nvidia.nccl"), "submodule_search_locations", None) or ():  # with PyTorch's wheels
-        ctypes.CDLL(f"{place}/lib/libnccl.so.2", mode=ctypes.RTLD_GLOBAL)
-    from cupy.cuda import nccl
-
+    nccl = gpus.nccl()
     identifier = exchange(nccl.get_unique_id() if rank == 0 else None)[0]
     communicator = nccl.NcclCommunicator(ranks, identifier, rank)
     average = 4  # ncclAvg

@@ -3,6 +3,10 @@
 One process a GPU: a graph that is captured by one process for several devices is refused by CUDA.
 """
 
+import ctypes
+from contextlib import suppress
+from importlib.util import find_spec
+
 import numpy as np
 
 from mlpkit.kernels import gpu
@@ -15,10 +19,21 @@ def check(count):
     if gpu.count() < count:
         raise ValueError(f"{count} GPUs are asked for, and this machine has {gpu.count()}: take as many.")
     try:
-        from cupy.cuda import nccl
-    except ImportError as error:
-        raise ValueError(f"GPUs add up their gradients by NCCL, which is missing ({error}).") from error
-    return nccl.get_unique_id()
+        return nccl().get_unique_id()
+    except (ImportError, OSError) as error:
+        raise ValueError(
+            f"GPUs add up their gradients by NCCL, which is missing ({error}): pip install nvidia-nccl-cu12."
+        ) from error
+
+
+def nccl():
+    """Return CuPy's module of NCCL, the library being a system's, or that of a wheel. Raises ImportError or OSError."""
+    with suppress(ModuleNotFoundError):
+        for place in getattr(find_spec("nvidia.nccl"), "submodule_search_locations", None) or ():
+            ctypes.CDLL(f"{place}/lib/libnccl.so.2", mode=ctypes.RTLD_GLOBAL)  # CuPy finds it then
+    from cupy.cuda import nccl
+
+    return nccl
 
 
 def take(rank):
@@ -32,10 +47,8 @@ class Nccl:
     """The ranks, each with a GPU of its own, the one that is current."""
 
     def __init__(self, rank, ranks, identifier):
-        from cupy.cuda import nccl
-
-        self.nccl, self.rank, self.ranks = nccl, rank, ranks
-        self.communicator = nccl.NcclCommunicator(ranks, identifier, rank)
+        self.nccl, self.rank, self.ranks = nccl(), rank, ranks
+        self.communicator = self.nccl.NcclCommunicator(ranks, identifier, rank)
 
     def sum(self, vector):
         """Add the vectors of all ranks, in place. vector (n,): CuPy's, contiguous, or NumPy's, which is copied."""
