@@ -170,8 +170,27 @@ def _store(code, vectors, place, lanes):
             with whole:
                 builder.store(vector, to, align=1)
             with part:
-                masked = cgutils.get_or_insert_function(builder.module, kind, name)
-                builder.call(masked, [vector, to, INT(1), mask])
+                if size == 1 and "+avx512bw" not in _HAS:
+                    _store_bytes(code, vector, code.at(place, q * LANES), builder.sub(lanes, INDEX(q * LANES)))
+                else:
+                    masked = cgutils.get_or_insert_function(builder.module, kind, name)
+                    builder.call(masked, [vector, to, INT(1), mask])
+
+
+def _store_bytes(code, vector, place, n):
+    """Store the first n bytes of a vector, in pieces: without a mask for bytes LLVM stores them one by one."""
+    builder, size = code.builder, LANES // 2
+    left = builder.bitcast(vector, ir.IntType(8 * LANES))
+    n = builder.select(builder.icmp_signed(">", n, INDEX(0)), n, INDEX(0))
+    place, left = cgutils.alloca_once_value(builder, place), cgutils.alloca_once_value(builder, left)
+    while size:
+        with builder.if_then(builder.icmp_signed("!=", builder.and_(n, INDEX(size)), INDEX(0))):
+            piece, value, at = ir.IntType(8 * size), builder.load(left), builder.load(place)
+            to = builder.inttoptr(at, piece.as_pointer())
+            builder.store(builder.trunc(value, piece), to, align=1)
+            builder.store(builder.lshr(value, value.type(8 * size)), left)
+            builder.store(code.at(at, size), place)
+        size //= 2
 
 
 SHAPES = [
