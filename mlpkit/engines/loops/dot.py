@@ -100,15 +100,19 @@ class Requantized(Bytes):
         longs, out = ir.VectorType(LONG, LANES), ir.VectorType(BYTE, LANES)
         half = self.builder.shl(LONG(1), self.builder.sub(shift, LONG(1)))
         half = self.builder.add(half, self.builder.shl(zero, shift))
+        above = LONG(2**62)  # all is positive with it, and AVX2 shifts nothing else; products are less than 2^62
+        half, back = self.builder.add(half, above), self.builder.trunc(self.builder.lshr(above, shift), INT)
         half, shift = (everywhere(self.builder, longs, each) for each in (half, shift))
+        back = everywhere(self.builder, self.vector, back)
         low = everywhere(self.builder, self.vector, self.builder.trunc(low, INT))
         most = ir.Constant(self.vector, [255] * LANES)
         found = []
         for i, total in enumerate(totals):
             multiplier = self.code.load(self.code.at(end, i * BYTES))
             product = self.builder.mul(self.builder.sext(total, longs), self.builder.sext(multiplier, longs))
-            product = self.builder.ashr(self.builder.add(product, half), shift)
-            value = self.largest(self.builder.trunc(product, self.vector), low)
+            product = self.builder.lshr(self.builder.add(product, half), shift)
+            value = self.builder.sub(self.builder.trunc(product, self.vector), back)
+            value = self.largest(value, low)
             value = self.builder.select(self.builder.icmp_signed("<", value, most), value, most)
             found.append(self.builder.trunc(value, out))
         return found
