@@ -98,9 +98,8 @@ def symmetric(W, flat=None, bits=8):
 def made_up_for(W, scale, windows, flat=None, bits=8):
     """Return weights as int8, rounded so that the sums over `windows` keep near to those of W, and not each weight.
 
-    They are rounded one after another, and what one is off is made up for by those that come later and whose inputs are
-    alike: Frantar and others (2023), "GPTQ". scale: of `symmetric`. windows: (n, values), in W's order. A pair's sum
-    stays within 128.
+    What one is off is made up for by those that come later and whose inputs are alike: Frantar and others (2023),
+    "GPTQ". scale: of `symmetric`. windows: (n, values), in W's order. A pair's sum stays within 128.
     """
     order = in_memory(np.arange(W[0].size).reshape(1, *W.shape[1:]), flat)[0]
     second, order, most = np.arange(order.size) % order.shape[1] % 2 == 1, order.ravel(), 2 ** (bits - 1) - 1
@@ -283,10 +282,9 @@ def quantize(network, X, calibration="min-max", bits=8):
 
 
 def _factors(values):
-    """Return each channel's `Quantization.channels`: the square root of its part of the largest value.
+    """Return each channel's factor: the root of its part of the largest value, as steps of weights grow by factors.
 
-    A channel whose values stay small gets shorter steps, and the weights that read it, times the factor, rougher ones:
-    the root is the middle (Nagel and others, 2019, "Data-free quantization through weight equalization").
+    Nagel and others (2019), "Data-free quantization through weight equalization".
     """
     most = abs(values).max(axis=(0, *range(2, values.ndim)), keepdims=True)[0]
     return np.sqrt(most / (most.max() or 1)).clip(LEAST, 1).astype(np.float32)
@@ -298,7 +296,9 @@ def _integers(engine, operation, tensors, values, bits):
     if operation.W is None:
         multiplier, shift = fixed_point([each.scale / y.scale for each in x])
         return IntegerOperation(operation, x, y, multiplier=multiplier, shift=shift)
-    exact, windows = _exact(engine, operation, x[0].channels), _seen(operation, values[operation.inputs[0]])
+    windows, factors = _seen(operation, values[operation.inputs[0]]), x[0].channels
+    W = engine.to_numpy(operation.W).astype(np.float64)
+    exact = W.T * np.repeat(factors, len(W) // factors.size) if W.ndim == 2 else W * factors
     _, scale = symmetric(exact, operation.flat, bits)
     W = made_up_for(exact, scale, windows, operation.flat, bits)
     weights = W.reshape(len(W), -1).astype(np.int64)
@@ -313,14 +313,6 @@ def _integers(engine, operation, tensors, values, bits):
     scale = scale / y.channels.ravel() if y else scale
     multiplier, shift = fixed_point(scale / y.scale) if y else (None, 1)
     return IntegerOperation(operation, x, y, W, bias.astype(np.int32), scale, multiplier, shift)
-
-
-def _exact(engine, operation, factors):
-    """Return an operation's weights, float64, a Linear's as (units, inputs), each times the factor of its input."""
-    W = engine.to_numpy(operation.W).astype(np.float64)
-    if W.ndim == 4:
-        return W * factors
-    return W.T * np.repeat(factors, len(W) // factors.size)
 
 
 def _seen(operation, x):
