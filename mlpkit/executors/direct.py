@@ -26,7 +26,8 @@ from .plain import Batch, check_fits
 from .team import ThreadTeam
 
 SPARE = max(PIXELS)  # entries behind a table: a tile reads as many
-ENOUGH = 2_000_000  # products for which it pays to wake another core
+ENOUGH = 4_000_000  # bytes to multiply, for which it pays to wake another core
+ENOUGH_A_STEP = 1_000_000  # for which cores share a step that they wait for together
 MOST_ROWS = 256  # that are done at once
 
 
@@ -254,12 +255,12 @@ class Prediction:
         x = np.ascontiguousarray(x.reshape(n, *self.shape))
         if not direct.fill(x, own.x, *self.about_x):
             check_finite("inputs", x)  # which says so
-        if Threads.most == 1 or n * plan.macs < ENOUGH:
+        if Threads.most == 1 or n * plan.macs * plan.item < ENOUGH:
             direct.predict(0, n, *self.arguments, own.work)
             return own.z[:n]
         with own.team:  # where other programs need the cores, one does not wait for another
             if (shares := own.team.size) > 1:
-                direct.predict_shared(n, *self.arguments, own.work, shares)
+                direct.predict_shared(n, *self.arguments, own.work, shares, ENOUGH_A_STEP)
             else:
                 direct.predict(0, n, *self.arguments, own.work)
             own.team.stepped(n == plan.n)

@@ -9,7 +9,8 @@ what is right, bit for bit.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,26 +25,36 @@ from .layers import Flatten, Linear
 
 MOST = 255  # of a tensor
 MOST_PAIR = 127.5  # the sum of two weights before they are rounded, each by half at most: 128 then
+PAIR = 128
+ONE = np.float32(1)
 LARGEST = 2**31 - 1  # sums have 32 bits
 MOST_SHIFT = 48  # a product of 62 bits and a zero point so far to the left have 63
 ROWS = 1000  # examples of a calibration whose activations are in memory at once
+WINDOWS = 10_000  # of these that say which inputs come together
+PIECE = 1024  # weights of a channel that make up for each other's rounding: a matrix of as many rows is inverted
+DAMPING = 0.01  # of the mean square of an input, added to each: no weight makes up for much by what few windows say
+LEAST = 0.1  # of the largest channel's factor
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the real numbers of a tensor are kept: `r = scale * (q - zero_point)`, q from 0 to 255."""
+    """How the real numbers of a tensor are kept: `r = scale * (q - zero_point)`, q from 0 to 255.
+
+    channels: float32 that broadcasts with an example, factors of the scale, at most 1: channels differ in their ranges.
+    """
 
     scale: float
     zero_point: int = 0
+    channels: Any = ONE
 
     def quantize(self, r):
         """Return r, of any shape, as uint8: to the nearest integer, and what is too large or too small cut off."""
-        q = np.rint(r * np.float32(1 / self.scale)) + self.zero_point
+        q = np.rint(r / self.channels * np.float32(1 / self.scale)) + self.zero_point
         return np.clip(q, 0, MOST).astype(np.uint8)
 
     def dequantize(self, q):
         """Return the real numbers, float32, that integers stand for."""
-        return (q.astype(np.int32) - self.zero_point) * np.float32(self.scale)
+        return (q.astype(np.int32) - self.zero_point) * np.float32(self.scale) * self.channels
 
 
 def affine(low, high):
@@ -83,6 +94,33 @@ def symmetric(W, flat=None, bits=8):
     scale = np.maximum(abs(pairs).max(axis=(1, 2)) / most, sums / MOST_PAIR)
     scale[scale == 0] = 1.0
     return np.rint(W / scale.reshape(-1, *[1] * (W.ndim - 1))).astype(np.int8), scale
+
+
+def made_up_for(W, scale, windows, flat=None, bits=8):
+    """Return weights as int8, rounded so that the sums over `windows` keep near to those of W, and not each weight.
+
+    What one is off is made up for by those that come later and whose inputs are alike: Frantar and others (2023),
+    "GPTQ". scale: of `symmetric`. windows: (n, values), in W's order. A pair's sum stays within 128.
+    """
+    order = in_memory(np.arange(W[0].size).reshape(1, *W.shape[1:]), flat)[0]
+    second, order, most = np.arange(order.size) % order.shape[1] % 2 == 1, order.ravel(), 2 ** (bits - 1) - 1
+    left = (W.reshape(len(W), -1) / scale[:, None])[:, order]
+    windows = windows / (abs(windows).max() or 1)  # squares of all that is finite are, too
+    for begin in range(0, len(order), PIECE):
+        part = left[:, begin : begin + PIECE]
+        seen = windows[:, order[begin : begin + PIECE]]
+        moment = (seen.T @ seen / len(seen)).astype(np.float64)
+        moment += (DAMPING * np.trace(moment) / len(moment) or 1.0) * np.eye(len(moment))
+        to_later = np.linalg.cholesky(np.linalg.inv(moment)).T
+        for j in range(len(moment)):
+            q = np.rint(part[:, j]).clip(-most, most)
+            before = part[:, j - 1] if second[begin + j] else np.zeros(len(W))
+            q = q.clip(-PAIR - before.clip(max=0), PAIR - before.clip(min=0))
+            part[:, j + 1 :] -= np.outer((part[:, j] - q) / to_later[j, j], to_later[j, j + 1 :])
+            part[:, j] = q
+    found = np.empty_like(left)
+    found[:, order] = left
+    return found.astype(np.int8).reshape(W.shape)
 
 
 def min_max(values):
@@ -167,12 +205,7 @@ class IntegerOperation:
     def _sums(self, x):
         """Return the sums of products, int32. They are float64's: BLAS is fast, and exact below 2^53."""
         W = self.W.reshape(len(self.W), -1).astype(np.float64)
-        if x.ndim > 2:
-            p, s = self.of.layer.padding, self.of.layer.stride
-            x = np.pad(x, ((0, 0), (0, 0), (p, p), (p, p)), constant_values=self.x[0].zero_point)
-            x = sliding_window_view(x, self.W.shape[2:], axis=(2, 3))[:, :, ::s, ::s].transpose(0, 2, 3, 1, 4, 5)
-        shape = x.shape[: 1 if self.W.ndim == 2 else 3]
-        total = x.reshape(*shape, -1).astype(np.float64) @ W.T + self.bias
+        total = _windows(self.of, x, self.x[0].zero_point).astype(np.float64) @ W.T + self.bias
         return np.moveaxis(total, -1, 1).astype(np.int32)
 
     def _pooled(self, y):
@@ -180,6 +213,16 @@ class IntegerOperation:
             return y
         size, stride = self.of.pool.size, self.of.pool.stride or self.of.pool.size
         return sliding_window_view(y, (size, size), axis=(2, 3))[:, :, ::stride, ::stride].max(axis=(4, 5))
+
+
+def _windows(of, x, zero=0):
+    """Return what an operation's weights meet in x (n, *shape): (n, rows, columns, values), or (n, values)."""
+    if x.ndim == 2:
+        return x
+    p, s, size = of.layer.padding, of.layer.stride, of.layer.size
+    x = np.pad(x, ((0, 0), (0, 0), (p, p), (p, p)), constant_values=zero)
+    x = sliding_window_view(x, (size, size), axis=(2, 3))[:, :, ::s, ::s].transpose(0, 2, 3, 1, 4, 5)
+    return x.reshape(*x.shape[:3], -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,30 +271,57 @@ def quantize(network, X, calibration="min-max", bits=8):
     if last is None or last.layer is None or last.relu or last.pool:
         raise ValueError("a network in integers ends with a Linear or a Conv layer: its outputs are real numbers.")
     run = folded.run(X[:: -(-len(X) // ROWS)], [each.name for each in found[:-1]])
-    tensors = {}
+    tensors, shapes = {}, {each.name: each.output for each in found}
     for name, values in run.activations.items():
-        values = network.engine.to_numpy(values)
-        tensors[name] = affine(*choose(check_finite(f"the values of {name}", values)))
-    made = tuple(_integers(network.engine, each, tensors, bits) for each in found)
+        values = check_finite(f"the values of {name}", network.engine.to_numpy(values))
+        values = run.activations[name] = values.reshape(-1, *shapes.get(name, network.model.input))
+        weighted = all(each.layer for each in found if name in (each.name, *each.inputs))
+        factors = _factors(values) if weighted and name in shapes and bits == 8 else ONE  # else weights suffer
+        run.activations[name] = values = values / factors
+        tensors[name] = replace(affine(*choose(values)), channels=factors)
+    made = tuple(_integers(network.engine, each, tensors, run.activations, bits) for each in found)
     return Quantized(network.model.input, tensors, made)
 
 
-def _integers(engine, operation, tensors, bits):
+def _factors(values):
+    """Return each channel's factor: the root of its part of the largest value, as steps of weights grow by factors.
+
+    Nagel and others (2019), "Data-free quantization through weight equalization".
+    """
+    most = abs(values).max(axis=(0, *range(2, values.ndim)), keepdims=True)[0]
+    return np.sqrt(most / (most.max() or 1)).clip(LEAST, 1).astype(np.float32)
+
+
+def _integers(engine, operation, tensors, values, bits):
     """Return an operation in integers. Raises ValueError where 32 bits can't hold its sums."""
     x, y = tuple(tensors[name] for name in operation.inputs), tensors.get(operation.name)
     if operation.W is None:
         multiplier, shift = fixed_point([each.scale / y.scale for each in x])
         return IntegerOperation(operation, x, y, multiplier=multiplier, shift=shift)
-    W = engine.to_numpy(operation.W)
-    W, scale = symmetric(W.T if W.ndim == 2 else W, operation.flat, bits)
-    scale = scale * x[0].scale
-    b = 0 if operation.b is None else engine.to_numpy(operation.b).astype(np.float64)
+    windows, factors = _seen(operation, values[operation.inputs[0]]), x[0].channels
+    W = engine.to_numpy(operation.W).astype(np.float64)
+    exact = W.T * np.repeat(factors, len(W) // factors.size) if W.ndim == 2 else W * factors
+    _, scale = symmetric(exact, operation.flat, bits)
+    W = made_up_for(exact, scale, windows, operation.flat, bits)
     weights = W.reshape(len(W), -1).astype(np.int64)
+    b = 0 if operation.b is None else engine.to_numpy(operation.b).astype(np.float64)
+    b = b + (exact.reshape(weights.shape) - weights * scale[:, None]) @ windows.mean(
+        axis=0
+    )  # on average nothing is off
+    scale = scale * x[0].scale
     bias = np.rint(b / scale) - x[0].zero_point * weights.sum(axis=1)
     if (abs(bias) + MOST * abs(weights).sum(axis=1)).max() > LARGEST:
         raise ValueError(f"the sums of {operation.layer!r}, {operation.name}, can exceed 32 bits: keep it in float32.")
+    scale = scale / y.channels.ravel() if y else scale
     multiplier, shift = fixed_point(scale / y.scale) if y else (None, 1)
     return IntegerOperation(operation, x, y, W, bias.astype(np.int32), scale, multiplier, shift)
+
+
+def _seen(operation, x):
+    """Return at most some WINDOWS of what the weights meet in x: (n, values)."""
+    each = prod(operation.layer.output(operation.shape)[1:])
+    windows = _windows(operation, x.reshape(len(x), *operation.shape)[:: 1 + len(x) * each // WINDOWS])
+    return windows.reshape(-1, windows.shape[-1])
 
 
 def check_bits(bits):

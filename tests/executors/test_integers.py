@@ -116,6 +116,7 @@ def test_several_threads_share_a_batch_without_a_change(monkeypatch):
     if DIRECT.Threads.most < 2:
         pytest.skip("Numba has one thread here")
     monkeypatch.setattr(DIRECT, "ENOUGH", 0)
+    monkeypatch.setattr(DIRECT, "ENOUGH_A_STEP", 0)
     for name in MODELS:
         assert_array_equal(predicted(name), integers_of(name)(rows(name)))
 

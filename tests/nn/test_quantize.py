@@ -17,6 +17,7 @@ from mlpkit.nn.quantize import (
     affine,
     fixed_point,
     in_memory,
+    made_up_for,
     mean_squared_error,
     percentile,
     quantize,
@@ -43,6 +44,37 @@ def test_a_number_comes_back_within_half_a_step(low, high):
 
 def test_what_is_out_of_range_is_cut_off():
     assert_array_equal(affine(-1, 1).quantize(np.array([-9, 9, -1e30, 1e30], np.float32)), [0, 255, 0, 255])
+
+
+@pytest.mark.parametrize("shape", [(7, 40), (7, 3, 5, 5), (7, 1, 3, 3)])
+def test_rounding_that_is_made_up_for_is_nearer_in_sums_and_saturates_nothing(shape):
+    rng = np.random.default_rng(0)
+    W = rng.normal(size=shape)
+    W[1], W[2] = abs(W).max(), 0
+    windows = np.repeat(rng.normal(size=(300, 1)), W[0].size, axis=1) + 0.2 * rng.normal(size=(300, W[0].size))
+    q, scale = symmetric(W)
+    better = made_up_for(W, scale, windows)
+    off = [
+        np.square((each.reshape(7, -1) * scale[:, None] - W.reshape(7, -1)) @ windows.T).mean() for each in (q, better)
+    ]
+    assert off[1] < off[0] / 3
+    pairs = np.pad(in_memory(better), ((0, 0), (0, 0), (0, better.shape[-1] % 2))).astype(int).reshape(-1, 2)
+    assert max(pairs.clip(min=0).sum(axis=1).max(), (-pairs).clip(min=0).sum(axis=1).max()) <= 128
+    assert_array_equal(made_up_for(q * scale.reshape(-1, *[1] * (W.ndim - 1)), scale, windows), q)  # nothing is off
+    assert_array_equal(made_up_for(W * 0, scale, windows * 0), q * 0)
+
+
+def test_channels_of_small_values_have_shorter_steps():
+    network = Network("numpy_baseline", MODEL, seed=1)
+    network.views(network.theta)["0.W"][1] *= 0.01  # a channel of small values, which nobody would hear
+    network.views(network.theta)["0.b"][1] *= 0.01
+    x = rows()
+    integers, kept = quantize(network, x), network.forward(x, keep=("1",))[1]["1"]
+    tensor = integers.tensors["1"]
+    assert tensor.channels[1] < 0.4 * tensor.channels.max()
+    off = abs(tensor.dequantize(integers(x, keep=True)["1"]) - kept).max(axis=(0, 2, 3))
+    assert off[1] < tensor.scale / 2
+    assert all(each == 1 for each in np.ravel(quantize(network, x, bits=4).tensors["1"].channels))
 
 
 @pytest.mark.parametrize("shape", [(7, 40), (7, 3, 5, 5), (7, 1, 3, 3)])

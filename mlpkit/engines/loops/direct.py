@@ -181,19 +181,26 @@ def predict(start, images, steps, tables, weights, work):
 
 
 @compiled(__name__, nogil=True, parallel=True)
-def predict_shared(images, steps, tables, weights, work, shares):
-    """Do what `predict` does: each core takes images of its own, or a share of each step where there are few."""
+def predict_shared(images, steps, tables, weights, work, shares, enough):
+    """Do what `predict` does: each core takes images of its own, or a share of each step where there are few.
+
+    enough: bytes to multiply; a step of fewer is one core's.
+    """
     each = (images + shares - 1) // shares
     each = (each + TOGETHER - 1) // TOGETHER * TOGETHER
-    if each < images:
+    if each < images and 4 * each * shares <= 5 * images:
         for share in prange((images + each - 1) // each):
             predict(share * each, min(each, images - share * each), steps, tables, weights, work)
         return
     for i in range(len(steps)):
-        if steps[i, 0] == PRODUCTS:
-            for share in prange(shares):
-                step = Products(*to_fixed_tuple(steps[i], FIELDS))
-                products(step, 0, images, address(tables), address(weights), address(work), share, shares)
-        else:
+        if steps[i, 0] != PRODUCTS:
             for image in prange(images):
                 between(Between(*to_fixed_tuple(steps[i], LESS)), work, image)
+            continue
+        step = Products(*to_fixed_tuple(steps[i], FIELDS))
+        windows = images * (1 if step.dense else step.pixels)
+        if windows * step.channels * step.rows * step.run * 4 < enough:
+            products(step, 0, images, address(tables), address(weights), address(work), 0, 1)
+        else:
+            for share in prange(shares):
+                products(step, 0, images, address(tables), address(weights), address(work), share, shares)

@@ -100,15 +100,19 @@ class Requantized(Bytes):
         longs, out = ir.VectorType(LONG, LANES), ir.VectorType(BYTE, LANES)
         half = self.builder.shl(LONG(1), self.builder.sub(shift, LONG(1)))
         half = self.builder.add(half, self.builder.shl(zero, shift))
+        above = LONG(2**62)  # all is positive with it, and AVX2 shifts nothing else; products are less than 2^62
+        half, back = self.builder.add(half, above), self.builder.trunc(self.builder.lshr(above, shift), INT)
         half, shift = (everywhere(self.builder, longs, each) for each in (half, shift))
+        back = everywhere(self.builder, self.vector, back)
         low = everywhere(self.builder, self.vector, self.builder.trunc(low, INT))
         most = ir.Constant(self.vector, [255] * LANES)
         found = []
         for i, total in enumerate(totals):
             multiplier = self.code.load(self.code.at(end, i * BYTES))
             product = self.builder.mul(self.builder.sext(total, longs), self.builder.sext(multiplier, longs))
-            product = self.builder.ashr(self.builder.add(product, half), shift)
-            value = self.largest(self.builder.trunc(product, self.vector), low)
+            product = self.builder.lshr(self.builder.add(product, half), shift)
+            value = self.builder.sub(self.builder.trunc(product, self.vector), back)
+            value = self.largest(value, low)
             value = self.builder.select(self.builder.icmp_signed("<", value, most), value, most)
             found.append(self.builder.trunc(value, out))
         return found
@@ -170,8 +174,27 @@ def _store(code, vectors, place, lanes):
             with whole:
                 builder.store(vector, to, align=1)
             with part:
-                masked = cgutils.get_or_insert_function(builder.module, kind, name)
-                builder.call(masked, [vector, to, INT(1), mask])
+                if size == 1 and "+avx512bw" not in _HAS:
+                    _store_bytes(code, vector, code.at(place, q * LANES), builder.sub(lanes, INDEX(q * LANES)))
+                else:
+                    masked = cgutils.get_or_insert_function(builder.module, kind, name)
+                    builder.call(masked, [vector, to, INT(1), mask])
+
+
+def _store_bytes(code, vector, place, n):
+    """Store the first n bytes of a vector, in pieces: without a mask for bytes LLVM stores them one by one."""
+    builder, size = code.builder, LANES // 2
+    left = builder.bitcast(vector, ir.IntType(8 * LANES))
+    n = builder.select(builder.icmp_signed(">", n, INDEX(0)), n, INDEX(0))
+    place, left = cgutils.alloca_once_value(builder, place), cgutils.alloca_once_value(builder, left)
+    while size:
+        with builder.if_then(builder.icmp_signed("!=", builder.and_(n, INDEX(size)), INDEX(0))):
+            piece, value, at = ir.IntType(8 * size), builder.load(left), builder.load(place)
+            to = builder.inttoptr(at, piece.as_pointer())
+            builder.store(builder.trunc(value, piece), to, align=1)
+            builder.store(builder.lshr(value, value.type(8 * size)), left)
+            builder.store(code.at(at, size), place)
+        size //= 2
 
 
 SHAPES = [
