@@ -207,6 +207,12 @@ def test_grading_again_keeps_what_a_person_gave(released, shown):
         assert (grade.manual_score, grade.needs_manual_grade) == (2, False)
 
 
+def test_who_judges_and_who_lays_out_start_without_a_grammar_of_addresses():
+    """It took four fifths of a judge's start, and a class starts hundreds."""
+    program = "import sys, labs.grading.judge, labs.grading.layout; sys.exit('lark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
+
+
 def test_an_empty_desk_is_said_so(tmp_path):
     (tmp_path / "source").symlink_to(LABS / "source")
     line = [sys.executable, "-m", "labs.grading", "--labs", str(tmp_path)]

@@ -43,7 +43,18 @@ def run(folder, *options):
     """Return what pytest exits with, its last line, and what it says did not run."""
     (folder / "conftest.py").write_text(WITHOUT_A_GPU + CONFTEST.read_text(encoding="utf-8"), encoding="utf-8")
     (folder / "test_some.py").write_text(TESTS, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-warnings", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:nbval",
+        "--disable-warnings",
+        *options,
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     return done.returncode, done.stdout.splitlines()[-1], re.findall(r"^\d.* did not run here: .*", done.stdout, re.M)
 

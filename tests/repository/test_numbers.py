@@ -165,9 +165,16 @@ def mistake(page, phrase, kind, reason):
     return CHECKS[kind](page, numbers, reason) if kind in CHECKS else f"has a reason of no known kind: {kind}"
 
 
+@cache
+def value_of(expression):
+    """Return an expression's value, and what the machines are called whose records it has read."""
+    READ.clear()
+    return eval(expression, dict(NAMES)), frozenset(READ)
+
+
 def _derived(page, numbers, expression):
     try:
-        values = eval(expression, dict(NAMES))
+        values, _ = value_of(expression)
     except Exception as error:  # a record without what it asks for: the others are still looked at
         return f"can't be computed ({type(error).__name__}: {error}): {expression}"
     if isinstance(values, bool | np.bool_):
@@ -191,18 +198,11 @@ def _given(page, numbers, source):
 CHECKS = {"derived": _derived, "printed": _printed, "given": _given, "across": _given}
 
 
-def machines(expression):
-    """Return what the machines are called whose records an expression reads."""
-    READ.clear()
-    eval(expression, dict(NAMES))
-    return set(READ)
-
-
 def mixed(page):
     """Return the sentences with numbers of several machines that stand in a text which does not name each of them."""
     found: dict = {}
     for phrase, entry in _entries(page).items():
-        of = machines(entry["derived"]) if "derived" in entry and "across" not in entry else set()
+        of = value_of(entry["derived"])[1] if "derived" in entry and "across" not in entry else ()
         for where, text in paragraphs(page):
             for sentence in re.split(r"(?<=[.!?])\)? ", text) if phrase in text and of else ():
                 if phrase in sentence:
