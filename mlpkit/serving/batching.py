@@ -74,7 +74,7 @@ class Batcher:
         self.watch = watch or (lambda requests, seconds: None)
         self.waiting = 0  # rows in the queue
         self.under_way = 0  # rows that were accepted and have no outputs yet
-        self.room = self.most = self.capacity + self.longest * len(predictions)  # rows that may be under way
+        self.limit = self.most = self.capacity + self.longest * len(predictions)  # rows that may be under way
         self._judged, self._least, self._refused = (
             time.monotonic(),
             math.inf,
@@ -114,7 +114,7 @@ class Batcher:
         return future
 
     def _fits(self, n):
-        return self.waiting + n <= self.capacity and (not self.under_way or self.under_way + n <= self.room)
+        return self.waiting + n <= self.capacity and (not self.under_way or self.under_way + n <= self.limit)
 
     def full(self):
         """Return the Full that a request of one row would get now, or None."""
@@ -225,9 +225,9 @@ class Batcher:
         if now < self._judged + WHILE:
             return
         if self._least > self.target:
-            self.room = max(LEAST, int(self.room * self.target / self._least))
+            self.limit = max(LEAST, int(self.limit * self.target / self._least))
         elif self._refused:
-            self.room = min(self.most, self.room + max(1, self.room // GROWS))
+            self.limit = min(self.most, self.limit + max(1, self.limit // GROWS))
         self._judged, self._least, self._refused = now, math.inf, False
 
 

@@ -137,11 +137,11 @@ def stay(batcher, *seconds, took=0.001):
 
 def test_the_room_shrinks_by_as_much_as_the_shortest_stay_of_a_while_is_too_long():
     batcher = Batcher([lambda x: x], 64, capacity=936, target=0.02)
-    assert batcher.room == 1000
+    assert batcher.limit == 1000
     stay(batcher, 5.0, 0.202, 3.0)  # the shortest is 10 times the target, beside two batches
-    assert batcher.room == pytest.approx(100, rel=0.1)
+    assert batcher.limit == pytest.approx(100, rel=0.1)
     stay(batcher, 5.0, 0.001, 3.0)  # a burst: some are soon done
-    assert batcher.room == pytest.approx(100, rel=0.1)
+    assert batcher.limit == pytest.approx(100, rel=0.1)
     assert batcher.close(20)
 
 
@@ -151,7 +151,7 @@ def test_outputs_that_wait_until_they_are_taken_count_twice():
     batcher.under_way = 1
     ended = time.monotonic() - 0.1
     batcher._settle([Request(rows(1), Future(), ended, math.inf)], rows(2), None, 0.0, ended)
-    assert batcher.room == pytest.approx(100, rel=0.1)
+    assert batcher.limit == pytest.approx(100, rel=0.1)
     assert batcher.close(20)
 
 
@@ -159,15 +159,15 @@ def test_the_room_grows_by_a_tenth_a_while_as_long_as_there_is_too_little_and_ha
     gate = Gate(is_open=False)
     batcher = Batcher([gate], 4, capacity=60, target=1e-3)
     stay(batcher, 10.0)
-    assert batcher.room == 16
+    assert batcher.limit == 16
     kept = [batcher.submit(rows(value)) for value in range(16)]
     with pytest.raises(Full):
         batcher.submit(rows(1))
     assert batcher.full()
     stay(batcher, 0.0)
-    assert (batcher.room, batcher.full()) == (17, None)
+    assert (batcher.limit, batcher.full()) == (17, None)
     stay(batcher, 0.0)  # nobody was refused since
-    assert batcher.room == 17
+    assert batcher.limit == 17
     gate.open.set()
     wait(kept, 20)
     assert batcher.close(20)
@@ -176,7 +176,7 @@ def test_the_room_grows_by_a_tenth_a_while_as_long_as_there_is_too_little_and_ha
 def test_a_slow_prediction_has_the_room_that_its_batches_need():
     batcher = Batcher([lambda x: x], 64, capacity=936, target=0.02)
     stay(batcher, 2.01, took=1.0)
-    assert batcher.room == 1000
+    assert batcher.limit == 1000
     assert batcher.close(20)
 
 
