@@ -57,6 +57,7 @@ class Plan:
 
 
 USUAL = Plan()
+THOROUGH = Plan(overload=120.0)
 
 
 def measure(save=results.save_part, progress=print, plan=USUAL):
