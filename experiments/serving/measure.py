@@ -49,7 +49,7 @@ wrk.body = io.open("{}", "rb"):read("*a")
 class Plan:
     """At which rates, for how long, how often. overload: seconds of three times the best rate of batches."""
 
-    rates: tuple[int, ...] = (200, 400, 600, 800, 1000, 1500, 2000, 2500, 3000, 4000, 5000, 6000, 7000, 8000)
+    rates: tuple[int, ...] = (200, 500, 1000, 1500, 2000, 2500, 3000, 4000, 6000, 8000, 9000, 10_000, 12_000)
     seconds: float = 3.0
     rounds: int = 2
     overload: float = 60.0
