@@ -220,11 +220,13 @@ class Batcher:
         n / r seconds (Little's law): so the room shrinks by as much as that stay is too long. How long outputs waited
         until they were taken counts twice: as long waits what comes, in a socket, where nobody sees it.
         """
-        now = time.monotonic()
+        now, lasts = time.monotonic(), max(WHILE, took)
         self._least = min(self._least, (now - came) + (now - ended) - self.wait - 2 * took)
-        if now < self._judged + WHILE:
+        if now < self._judged + lasts:
             return
-        if self._least > self.target:
+        if now > self._judged + 2 * lasts:
+            pass  # nobody came, or all stood still: one stay says nothing about a queue
+        elif self._least > self.target:
             self.limit = max(LEAST, int(self.limit * self.target / self._least))
         elif self._refused:
             self.limit = min(self.most, self.limit + max(1, self.limit // GROWS))

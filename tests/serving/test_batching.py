@@ -126,6 +126,11 @@ def test_late_requests_make_room_too(shut):
         late[0].result(20)
 
 
+@pytest.fixture(autouse=True)
+def long_while(monkeypatch):
+    monkeypatch.setattr(batching, "WHILE", 30.0)  # a busy machine is never that late
+
+
 def stay(batcher, *seconds, took=0.001):
     """Let batches of one request, which came so long ago, have their outputs, the last one when a while is over."""
     for each in seconds:
@@ -142,6 +147,16 @@ def test_the_room_shrinks_by_as_much_as_the_shortest_stay_of_a_while_is_too_long
     assert batcher.limit == pytest.approx(100, rel=0.1)
     stay(batcher, 5.0, 0.001, 3.0)  # a burst: some are soon done
     assert batcher.limit == pytest.approx(100, rel=0.1)
+    assert batcher.close(20)
+
+
+def test_a_moment_in_which_all_stood_still_takes_no_room():
+    batcher = Batcher([lambda x: x], 64, capacity=936, target=0.02)
+    batcher._judged -= 3 * batching.WHILE  # nothing was settled meanwhile
+    batcher.under_way = 1
+    now = time.monotonic()
+    batcher._settle([Request(rows(1), Future(), now - 1.0, math.inf)], rows(2), None, 0.001, now)
+    assert batcher.limit == 1000
     assert batcher.close(20)
 
 
