@@ -106,7 +106,7 @@ class Batcher:
             if not self._fits(n):
                 self._forget(now)
             if not self._fits(n):
-                raise self.full()
+                raise self.full(n)
             self._queue.append(Request(rows, future, now, now + seconds))
             self.waiting += n
             self.under_way += n
@@ -116,9 +116,9 @@ class Batcher:
     def _fits(self, n):
         return self.waiting + n <= self.capacity and (not self.under_way or self.under_way + n <= self.limit)
 
-    def full(self):
-        """Return the Full that a request of one row would get now, or None."""
-        if self._fits(1):
+    def full(self, n=1):
+        """Return the Full that a request of n rows would get now, or None."""
+        if self._fits(n):
             return None
         self._refused = True
         return Full(max(1, math.ceil(self.waiting * self.row_seconds / len(self._workers))))

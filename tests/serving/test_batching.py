@@ -83,7 +83,10 @@ def test_rows_that_no_batch_has_room_for_are_refused_at_once(shut):
 
 def test_a_queue_without_room_refuses_and_says_when_to_come_again(shut):
     gate, batcher, _ = shut
-    kept = [batcher.submit(rows(1, 2)) for _ in range(3)]
+    kept = [batcher.submit(rows(1, 2)) for _ in range(2)]
+    with pytest.raises(Full):
+        batcher.submit(rows(1, 2, 3))  # one of them would fit
+    kept += [batcher.submit(rows(1, 2))]
     with pytest.raises(Full) as error:
         batcher.submit(rows(1))
     assert error.value.seconds >= 1
