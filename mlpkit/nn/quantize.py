@@ -60,10 +60,10 @@ class Quantization:
 def affine(low, high):
     """Return the `Quantization` of numbers from low to high. Zero is among them, and exact: padding is made of it.
 
-    Raises ValueError for bounds that are not finite.
+    Raises ValueError for bounds that are not finite, or not in their order.
     """
-    if not np.isfinite([low, high]).all():
-        raise ValueError(f"a range of values has finite bounds, not {low} and {high}.")
+    if not np.isfinite([low, high]).all() or low > high:
+        raise ValueError(f"a range of values has finite bounds, the lower one first, not {low} and {high}.")
     low, high = min(float(low), 0.0), max(float(high), 0.0)
     scale = float(np.float32((high - low) / MOST))
     scale = scale if scale >= np.finfo(np.float32).tiny else 1.0  # below, 1 / scale is infinite: all are as good as 0

@@ -166,7 +166,9 @@ def test_other_numbers_of_bits_are_refused(bits):
         one_sentence(caught.value)
 
 
-@pytest.mark.parametrize("calibration", ["entropy", lambda values: (0, np.inf), lambda values: (np.nan, 1)])
+@pytest.mark.parametrize(
+    "calibration", ["entropy", lambda values: (0, np.inf), lambda values: (np.nan, 1), lambda values: (1, -1)]
+)
 def test_what_is_no_calibration_is_refused(calibration):
     with pytest.raises(ValueError, match=r"calibration|finite") as caught:
         quantize(Network("numpy_baseline", MODEL), rows(), calibration)
