@@ -3,6 +3,7 @@
 import numpy as np
 
 from experiments.lab import results
+from mlpkit.words import counted
 
 
 def ratios(record, model, threads, isa, one, other, n):
@@ -23,12 +24,12 @@ def _run(record, *about):
 def table(record):
     """Return the record as text: of each peer the median time of a call, in microseconds, and what its answers are."""
     sizes = record["settings"]["sizes"]
-    lines = [f"{'':52}" + "".join(f"{n:>10}" for n in sizes) + "   answers changed, right"]
+    lines = [f"{'':60}" + "".join(f"{n:>10}" for n in sizes) + "   answers changed, right"]
     for run in record["runs"]:
-        name = f"{run['model']:14}{run['threads']} {run['isa']:9} {run['peer']}"
+        name = f"{run['model']:14}{counted(run['threads'], 'thread'):10}{run['isa']:9} {run['peer']}"
         if "why_not" in run:
-            lines.append(f"{name:52} {run['why_not']}")
+            lines.append(f"{name:60} {run['why_not']}")
             continue
         times = "".join(f"{1e6 * float(np.median(run['seconds'][str(n)])):10.1f}" for n in sizes)
-        lines.append(f"{name:52}{times}   {run['changed']:>5} of {run['of']:,}, {run['right']:,}")
+        lines.append(f"{name:60}{times}   {run['changed']:>5} of {run['of']:,}, {run['right']:,}")
     return "\n".join(lines)
