@@ -75,11 +75,8 @@ class Batcher:
         self.waiting = 0  # rows in the queue
         self.under_way = 0  # rows that were accepted and have no outputs yet
         self.limit = self.most = self.capacity + self.longest * len(predictions)  # rows that may be under way
-        self._judged, self._least, self._refused = (
-            time.monotonic(),
-            math.inf,
-            False,
-        )  # since when: the shortest stay ...
+        self._judged, self._least = time.monotonic(), math.inf  # since when stays are looked at, and the shortest
+        self._refused = False  # whether somebody was, since then
         self.row_seconds = 0.0  # a row's share of recent batches
         self._queue: deque[Request] = deque()
         self._changed = threading.Condition()
@@ -224,10 +221,9 @@ class Batcher:
         self._least = min(self._least, (now - came) + (now - ended) - self.wait - 2 * took)
         if now < self._judged + lasts:
             return
-        if now > self._judged + 2 * lasts:
-            pass  # nobody came, or all stood still: one stay says nothing about a queue
-        elif self._least > self.target:
-            self.limit = max(LEAST, int(self.limit * self.target / self._least))
+        if self._least > self.target:
+            if now <= self._judged + 2 * lasts:  # else nobody came, or all stood still: one stay tells of no queue
+                self.limit = max(LEAST, int(self.limit * self.target / self._least))
         elif self._refused:
             self.limit = min(self.most, self.limit + max(1, self.limit // GROWS))
         self._judged, self._least, self._refused = now, math.inf, False

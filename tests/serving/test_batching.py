@@ -163,6 +163,17 @@ def test_a_moment_in_which_all_stood_still_takes_no_room():
     assert batcher.close(20)
 
 
+def test_bursts_that_are_refused_in_part_get_more_room_though_nobody_comes_between():
+    batcher = Batcher([lambda x: x], 64, capacity=936, target=0.02)
+    batcher.limit, batcher._refused = 100, True
+    batcher._judged -= 3 * batching.WHILE
+    batcher.under_way = 1
+    now = time.monotonic()
+    batcher._settle([Request(rows(1), Future(), now, math.inf)], rows(2), None, 0.001, now)
+    assert batcher.limit == 110
+    assert batcher.close(20)
+
+
 def test_outputs_that_wait_until_they_are_taken_count_twice():
     batcher = Batcher([lambda x: x], 64, capacity=936, target=0.02)
     batcher._judged -= batching.WHILE
