@@ -28,6 +28,7 @@ NAME = "cuda_conv_fused"
 THREADS, MOST_BLOCKS, MOST_LAYERS, MOST_SIZE, MOST_PADDING = 512, 3, 4, 7, 2  # as in limit.cu
 AWAITED = (  # as in limit_waits.cuh
     "the dense weights", "the convolutions' weights", "all slopes", "all gradients", "the neighbour's sums",
+    "the other GPUs",
 )  # fmt: skip
 C_TYPES = {np.dtype(np.uint8): "unsigned char", np.dtype(np.float32): "float"}
 
@@ -37,7 +38,7 @@ def why_not(model, optimizer, batch_size):
     found = shape_of(model)
     if isinstance(found, str):
         return found
-    return why_unknown(optimizer, NAME) or _too_large(model, *found)
+    return why_unknown(optimizer, NAME, sends=True) or _too_large(model, *found)
 
 
 def shape_of(model):

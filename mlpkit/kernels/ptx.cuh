@@ -347,6 +347,25 @@ __device__ void st_relaxed_gpu(float4* to, Word64 low, Word64 high) {
                  : "memory");
 }
 
+// The same where other GPUs look at it.
+__device__ void st_relaxed_sys(Word64* to, Word64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+__device__ void ld_relaxed_sys(Word64& value, const Word64* at) {
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+}
+
+__device__ void st_release_sys(Word* to, Word value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ Word ld_acquire_sys(const Word* at) {
+    Word found;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(found) : "l"(at) : "memory");
+    return found;
+}
+
 // Order: who sees by an acquire what a release has written also sees what that thread wrote before.
 __device__ void st_release_gpu(Word* to, Word value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");

@@ -11,6 +11,8 @@ from typing import cast
 
 import numpy as np
 
+from .shares import Reduction
+
 PATIENCE = 60  # seconds to wait for the other ranks; one that is dead is noticed sooner, by whoever has started it
 
 
@@ -23,6 +25,8 @@ class Ring:
 
     rank: of this process. memory: a shared memory of `ranks` mailboxes. barrier: where all ranks meet, twice a step.
     """
+
+    Reduction = Reduction
 
     def __init__(self, rank, ranks, memory, barrier):
         self.rank, self.ranks, self.barrier = rank, ranks, barrier

@@ -1,5 +1,6 @@
 """Which rows of a batch are a rank's, and a trainer that takes its steps on those alone."""
 
+from copy import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,9 +17,15 @@ def share(order, batch_size, rank, ranks):
 
 def engine_of(engine, communicator):
     """Return an engine like another one, whose trainers are this rank's."""
-    theirs = executors.of(engine)
+    theirs, ranks = executors.of(engine), communicator.ranks
+
+    def why_not(model, optimizer, batch_size):
+        reducing = copy(optimizer)
+        reducing.reduce = communicator.Reduction
+        return theirs.why_not(model, reducing, batch_size // ranks)
+
     executor = SimpleNamespace(
-        why_not=lambda model, optimizer, batch_size: theirs.why_not(model, optimizer, batch_size // communicator.ranks),
+        why_not=why_not,
         Trainer=lambda *arguments: Sharded(theirs, communicator, *arguments),
         Evaluation=theirs.Evaluation,
         Prediction=theirs.Prediction,
@@ -26,47 +33,66 @@ def engine_of(engine, communicator):
     return SimpleNamespace(**vars(engine) | {"executor": executor})
 
 
-class Sharded:
-    """A trainer of a rank's shares: see `executors.protocol.Trainer`. Its losses are those of whole batches.
+class Reduction:
+    """An optimizer's `reduce`: makes the gradient of a rank's share that of the whole batch.
 
     A gradient is the mean over a share; weighted by how much of the batch that is, and summed, it is that of the batch.
+    weight: of this rank's share; weights (ranks,): of all, an array of the engine's, which a recorded step reads.
     """
 
-    def __init__(self, theirs, communicator, network, optimizer, X, y, batch_size):
-        self.communicator, self.network, self.optimizer, self.batch_size = communicator, network, optimizer, batch_size
-        optimizer.reduce = self.reduce
-        self.trainer = theirs.Trainer(network, optimizer, X, y, batch_size // communicator.ranks)
+    def __init__(self, communicator, network):
+        self.communicator, self.rank, self.ranks = communicator, communicator.rank, communicator.ranks
+        self.engine, self.dtype = network.engine, network.dtype
+        self.weights = self.engine.asarray(np.zeros(self.ranks, self.dtype))
+        self.weigh([1] * self.ranks)
 
-    def reduce(self, grad):
-        """Make a share's gradient that of the whole batch."""
-        grad *= self.weight
+    def weigh(self, sizes):
+        """Weight the shares by how many examples each has, `sizes` (ranks,)."""
+        weights = np.array(sizes) / sum(sizes)
+        self.weight = weights[self.rank]
+        self.weights[:] = self.engine.asarray(weights.astype(self.dtype))
+
+    def __call__(self, grad):
+        """Replace a gradient by the weighted sum of all ranks'."""
+        grad *= self.weights[self.rank]
         self.communicator.sum(grad)
+
+    def check(self):
+        """Raise RankLost where another rank was waited for in vain."""
+
+
+class Sharded:
+    """A trainer of a rank's shares: see `executors.protocol.Trainer`. Its losses are those of whole batches."""
+
+    def __init__(self, theirs, communicator, network, optimizer, X, y, batch_size):
+        self.communicator, self.network, self.batch_size = communicator, network, batch_size
+        self.reduction = optimizer.reduce = communicator.Reduction(communicator, network)
+        self.trainer = theirs.Trainer(network, optimizer, X, y, batch_size // communicator.ranks)
 
     def epoch(self, order):
         """Take a step on this rank's share of each batch; return the mean losses of whole batches, one a step."""
         engine, ranks = self.network.engine, self.communicator.ranks
-        rows, last = share(engine.to_numpy(order), self.batch_size, self.communicator.rank, ranks)
-        losses = self._losses(rows, 1 / ranks)
-        if short := len(order) % self.batch_size:
-            losses += self._losses(last, len(last) / short)
+        order = engine.to_numpy(order)
+        rows, last = share(order, self.batch_size, self.communicator.rank, ranks)
+        losses = self._losses(rows, [1] * ranks)
+        if short := len(order) % self.batch_size:  # a rank without a row of it takes one that does not count
+            sizes = [len(part) for part in np.array_split(range(short), ranks)]
+            losses += self._losses(last if len(last) else order[-1:], sizes)
         summed = np.array(losses)
         self.communicator.sum(summed)
         if len(self.network.statistics):  # of each rank's own shares: from here on their mean
             self.network.statistics[:] /= ranks
             self.communicator.sum(self.network.statistics)
+        self.reduction.check()
         return engine.asarray(summed)
 
-    def _losses(self, rows, weight):
-        """Take the steps on some rows, and return the weighted losses, a list. Without rows the others wait for it."""
-        self.weight = weight
-        if len(rows):
-            losses = self.trainer.epoch(self.network.engine.asarray(rows))
-            return [float(loss) * weight for loss in self.network.engine.to_numpy(self.network.engine.asarray(losses))]
-        if weight:
+    def _losses(self, rows, sizes):
+        """Take the steps on some rows, and return the weighted losses, a list."""
+        self.reduction.weigh(sizes)
+        if not len(rows):
             return []
-        self.network.grad[:] = 0
-        self.optimizer.step()
-        return [0.0]
+        losses = self.trainer.epoch(self.network.engine.asarray(rows))
+        return [float(loss) * self.reduction.weight for loss in self.network.engine.to_numpy(losses)]
 
     def close(self):
         """Give back what the trainer holds."""

@@ -130,6 +130,7 @@ static float __uint_as_float(unsigned x) { return same_bits<float>(x); }
 static unsigned __float_as_uint(float x) { return same_bits<unsigned>(x); }
 static float __fdividef(float x, float y) { return x / y; }
 static float __fmul_rn(float x, float y) { return x * y; }
+static float __fadd_rn(float x, float y) { return x + y; }
 template <typename T> static T __ldg(const T* from) { return *from; }
 template <typename T> static T __ldcg(const T* from) { return *from; }
 
@@ -410,6 +411,11 @@ static void ld_relaxed_gpu(ulonglong2& values, const Word64* at, bool asked = tr
 static void ld_relaxed_gpu(float4& four, const float4* at, bool asked = true) {
     if (asked) four = *at;
 }
+
+static void st_relaxed_sys(Word64* to, Word64 value) { st_relaxed_gpu(to, value); }
+static void ld_relaxed_sys(Word64& value, const Word64* at) { value = *at; }
+
+static long long globaltimer() { return 0; }
 
 static void red_release_gpu_add(Word* to, Word value) { *to += value, changed = true, deliveries++; }
 static Word ld_acquire_gpu(const Word* at) { return *at; }

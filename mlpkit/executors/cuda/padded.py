@@ -14,9 +14,9 @@ from .rates import why_unknown
 WIDTH, MOST_CLASSES = 128, 16  # as in persistent.cu and cluster.cu
 
 
-def why_not_padded(model, optimizer, batch_size, most, engine):
-    """Return None, or what the kernel is not made for, in one sentence. most: rows of a batch."""
-    if reason := mlps_only(engine, model) or why_unknown(optimizer, engine):
+def why_not_padded(model, optimizer, batch_size, most, engine, sends=False):
+    """Return None, or what the kernel is not made for, in one sentence. most: rows of a batch; sends: as in `rates`."""
+    if reason := mlps_only(engine, model) or why_unknown(optimizer, engine, sends):
         return reason
     sizes = model.sizes()
     if len(sizes) != 5 or max(sizes[1:-1]) > WIDTH or sizes[-1] > MOST_CLASSES:

@@ -125,7 +125,11 @@ class PlannedTrainer(GraphTrainer):
         self.gradients[n] = Gradient(self.network, n, self.precision, self.matches)
         self.batches[n] = Batch(self.network, self.y, n, self.batches.get(self.batch_size))
         vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.losses
-        self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors, rehearsed=True), self.memory)
+        reduce, self.optimizer.reduce = self.optimizer.reduce, None  # other ranks may have this graph already
+        try:
+            self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors, rehearsed=True), self.memory)
+        finally:
+            self.optimizer.reduce = reduce
         self.memory = self.arenas[n].memory
         self.restart()  # an epoch may be about to begin
         return self.arenas[n]

@@ -7,12 +7,15 @@ from mlpkit.optim import SGD, Adam, AdamW
 KINDS = (SGD, Adam, AdamW)  # that the kernels know
 
 
-def why_unknown(optimizer, engine):
-    """Return None, or the sentence that says that the kernels can't do such an optimizer's update."""
+def why_unknown(optimizer, engine, sends=False):
+    """Return None, or the sentence that says that the kernels can't do such an optimizer's update.
+
+    sends: whether they send gradients to other GPUs, where a `reduce` that has `mailboxes` wants it.
+    """
     if type(optimizer) not in KINDS:
         known = ", ".join(kind.__name__ for kind in KINDS)
         return f"{engine} knows the optimizers {known}, not {type(optimizer).__name__}: take another engine."
-    if optimizer.reduce:
+    if optimizer.reduce and not (sends and hasattr(optimizer.reduce, "mailboxes")):
         return f"{engine} updates within its kernel, where reduce can't be called: take another engine."
     return None
 

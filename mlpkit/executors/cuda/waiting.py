@@ -35,9 +35,13 @@ class WaitingTrainer:
     awaited: tuple[str, ...]
 
     def __init__(self, macros, optimizer, X, y, batch_size, vectors):
-        self.macros, self.optimizer, self.batch_size = macros, optimizer, batch_size
-        self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads = compiled(self.file, **macros)
+        self.optimizer, self.batch_size, self.ranks = optimizer, batch_size, Ranks(optimizer.reduce)
+        self.macros = macros | self.ranks.macros
+        self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads, slots = compiled(
+            self.file, **self.macros
+        )
         self.check_all_run()
+        self.ranks.open(slots)
         steps = -(-len(y) // batch_size)
         self.losses = RowLosses(steps, batch_size, np.float32)
         self.exchange = cp.empty(exchange_bytes, np.uint8)
@@ -72,6 +76,7 @@ class WaitingTrainer:
             for first in range(0, steps, MOST_STEPS):
                 self.exchange.fill(0)
                 self.launch(first, np.int32(min(n - first * self.batch_size, MOST_STEPS * self.batch_size)))
+                self.ranks.count(min(steps - first, MOST_STEPS))
         return self.losses.means((steps,), n)
 
     def launch(self, first, *sizes):
@@ -82,7 +87,7 @@ class WaitingTrainer:
         (*examples, order), (rows, *others, every_rate) = self.examples, self.arguments
         row = first * self.batch_size
         part = *examples, order[row:], *sizes, rows[row:], *others, every_rate[3 * first :]
-        arguments = *part, *settings(self.optimizer)
+        arguments = *part, *settings(self.optimizer), self.ranks.argument()
         size = {"shared_mem": self.shared_bytes, "enable_cooperative_groups": True}
         self.kernel.kernel((self.blocks,), (self.threads,), arguments, **size)
         self.failed.data.copy_to_host_async(self.found.ctypes.data, self.found.nbytes)
@@ -105,13 +110,44 @@ class WaitingTrainer:
         self.check()
 
 
+class Ranks:
+    """The GPUs that add up gradients while their kernels run, as `kernels/ranks.cuh` has them: this one alone, or more.
+
+    reduce: the optimizer's, None or a `parallel.nvlink.Reduction`. macros: that a kernel needs for it.
+    """
+
+    def __init__(self, reduce):
+        self.reduce, count = reduce, reduce.ranks if reduce else 1
+        self.macros = {"RANKS": count} if reduce else {}
+        fields = ("boxes", np.uint64, count), ("slots", np.int64), ("rank", np.int32), ("before", np.uint32)
+        self.struct = np.zeros(1, np.dtype([*fields, ("weight", np.float32)], align=True))
+
+    def open(self, slots):
+        """Take memory on each GPU for what so many numbers are sent with, a step."""
+        if self.reduce:
+            self.memory = self.reduce.mailboxes(2 * self.reduce.ranks * slots * 8)
+            self.struct["boxes"], self.struct["slots"], self.struct["rank"] = (
+                self.memory.addresses, slots, self.reduce.rank,
+            )  # fmt: skip
+
+    def argument(self):
+        """Return the kernel's last argument for the launch that is next, a struct."""
+        if self.reduce:
+            self.struct["weight"] = self.reduce.weight
+        return self.struct.view(f"V{self.struct.nbytes}")
+
+    def count(self, steps):
+        """Say that so many steps were asked for: each step of all launches has a tag of its own."""
+        self.struct["before"] += np.uint32(steps)
+
+
 @cache
 def compiled(file, **macros):
     """Return a file's kernel `train`, and what its `requirements` are.
 
     They are the bytes of its exchange and of a block's shared memory; of a kernel that stays, also its blocks and
-    threads, else anything.
+    threads, and how many numbers it sends to other GPUs in a step, else anything.
     """
-    module, found = kernels.load(file, **macros), cp.empty(4, np.int32)
+    module, found = kernels.load(file, **macros), cp.zeros(5, np.int32)
     module.get_function("requirements")((1,), (1,), (found,))
     return module.get_function("train"), *found.tolist()

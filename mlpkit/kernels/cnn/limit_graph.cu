@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     owned.load(vectors);
     const int step = steps[1];
     const Rates rate = {rates[step].lr, rates[step].m, rates[step].v};
-    owned.update(exchange->given(), n, settings, rate, 1, 1);
+    owned.update(exchange->given(), n, settings, rate, Ranks(), 1, 1);
     owned.store(vectors);
     if (blockIdx.x == 0 && threadIdx.x == 0) steps[0] = step + 1;
 }

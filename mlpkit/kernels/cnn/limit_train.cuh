@@ -13,10 +13,11 @@
 extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
     train(const PIXEL* X, const long long* y, const long long* order, int examples, float* row_losses, Word64* failure,
           Exchange* exchange, float* theta, float* m, float* v, const Rates* rates, float beta1, float rest1,
-          float beta2, float rest2, float eps, float l2, float shrink) {
+          float beta2, float rest2, float eps, float l2, float shrink, Ranks ranks) {
     begin(failure);
     meet_neighbour();  // before anything is read there
     if (somebody_gave_up()) return;  // in an epoch before
+    if (threadIdx.x == 0) ranks.meet(HERE + blockIdx.x);
     const Settings settings = {beta1, rest1, beta2, rest2, eps, l2, shrink};
     const Vectors vectors = {theta, m, v};
     const Given given = exchange->given();
@@ -57,7 +58,7 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
         next = first_of(step + 2);
         __syncthreads();
         stamp(7);
-        owned.update(given, n, settings, rate, tag, tag + 1);
+        owned.update(given, n, settings, rate, ranks, tag, tag + 1);
         if (threadIdx.x == CLERK) red_release_gpu_add(&exchange->dense_new, 1);
         stamp(10);
     }
@@ -73,4 +74,5 @@ extern "C" __global__ void requirements(int* answer) {
     answer[1] = SHARED_BYTES;
     answer[2] = GRID;
     answer[3] = THREADS;
+    answer[4] = SLOTS;
 }

@@ -33,6 +33,9 @@ constexpr int tiles_before(int layer) {
 // A block has so many tiles one after another, a thread so many weights of each of them, and 128 threads a bias.
 const int ROUNDS = parts(tiles_before(LAYERS), GRID), OWN = parts(512, THREADS);
 const int SUMS = 20;  // of a lane: its weights, and its biases
+// A block sends other GPUs the gradients of what it owns, so many a thread, and at first that it is there.
+const int SENT = ROUNDS * (OWN + 1) + 1;
+const long long SLOTS = (long long)GRID * (SENT * THREADS + 1), HERE = SLOTS - GRID;
 
 // Call use(layer, tile of the layer) for a tile, if there is such a one.
 template <int layer = 0, typename Use>
@@ -136,6 +139,9 @@ __device__ float conv_sum(const Message* partials, int n, Word step) {
     return sum;
 }
 
+// Where the i-th gradient lies that this thread sends.
+__device__ long long slot(int i) { return ((long long)blockIdx.x * SENT + i) * THREADS + thread(); }
+
 // Where the blocks find the gradients of all examples, and put new parameters.
 struct Given {
     const float *activations, *slopes;
@@ -191,22 +197,34 @@ struct Owned {
     // come those of the convolutions, for which everybody waits; but their gradients take a while to get here, and
     // meanwhile there are products to compute. The new dense weights are read by bulk copies: between the two must stand
     // a fence of the proxies, and it is the reader's alone (`ask_weights`), as here every thread would wait for its own.
-    __device__ void update(Given given, int n, const Settings& settings, const Rates& rates, Word step, Word next) {
+    __device__ void update(Given given, int n, const Settings& settings, const Rates& rates, const Ranks& ranks,
+                           Word step, Word next) {
+        const auto gradient = [](int e, bool is_weight) {
+            const int at = is_weight ? e / 16 * SUMS + e % 16 : thread() / 4 * SUMS + 16 + thread() % 4;
+            float g = 0;
+#pragma unroll
+            for (int warp = 0; warp < WARPS; warp++) g += shared_floats(LATE_AT)[warp * 32 * SUMS + at];
+            return g;
+        };
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
+            const auto at = [&](int e, bool is_weight) { return slot(round * (OWN + 1) + (is_weight ? e / THREADS : OWN)); };
             if (round) __syncthreads();
             of_tile(blockIdx.x + round * GRID, [&](auto layer, int tile) {
                 dense_sums<decltype(layer)::value>(tile, given.activations, given.slopes, n);
             });
             stamp(8);
-            if (round + 1 == ROUNDS) update_convs(given, n, settings, rates, step, next);
+            if constexpr (RANKS > 1) {  // they are on their way while the convolutions' come
+                __syncthreads();
+                of_dense(round, [&](Parameter&, Place, int e, bool is_weight) {
+                    ranks.send(at(e, is_weight), gradient(e, is_weight), step);
+                });
+            }
+            if (round + 1 == ROUNDS) update_convs(given, n, settings, rates, ranks, step, next);
             else __syncthreads();
             stamp(9);
             of_dense(round, [&](Parameter& own, Place place, int e, bool is_weight) {
-                const int at = is_weight ? e / 16 * SUMS + e % 16 : thread() / 4 * SUMS + 16 + thread() % 4;
-                float g = 0;
-#pragma unroll
-                for (int warp = 0; warp < WARPS; warp++) g += shared_floats(LATE_AT)[warp * 32 * SUMS + at];
+                const float g = ranks.sum(at(e, is_weight), gradient(e, is_weight), step);
                 own.update(g, settings, rates, is_weight);
                 given.packed[place.packed] = own.w;
             });
@@ -214,12 +232,13 @@ struct Owned {
         __syncthreads();
     }
 
-    __device__ void update_convs(Given given, int n, const Settings& settings, const Rates& rates, Word step,
-                                 Word next) {
-        const float g = conv_sum(given.partials, n, step);  // after which all threads have met
+    __device__ void update_convs(Given given, int n, const Settings& settings, const Rates& rates, const Ranks& ranks,
+                                 Word step, Word next) {
+        const float own = conv_sum(given.partials, n, step);  // after which all threads have met
         const Place place = conv_place();
         if (place.theta >= 0) {
-            conv.update(g, settings, rates, place.theta < CONV_WEIGHTS);
+            ranks.send(slot(SENT - 1), own, step);
+            conv.update(ranks.sum(slot(SENT - 1), own, step), settings, rates, place.theta < CONV_WEIGHTS);
             send(given.convs + place.packed, conv.w, next);
         }
     }

@@ -3,10 +3,11 @@
 #include "limit_shapes.cuh"
 
 // What is waited for. The host has the names: see cuda_conv_fused.py.
-enum Awaited { NEW_DENSE, NEW_CONVS, SLOPES_THERE, CONVS_THERE, NEIGHBOURS_SUMS };
+enum Awaited { NEW_DENSE, NEW_CONVS, SLOPES_THERE, CONVS_THERE, NEIGHBOURS_SUMS, OTHER_GPUS };
 
 #include "watch.cuh"
 #include "message.cuh"
+#include "ranks.cuh"
 
 // At the beginning of every block's shared memory.
 struct Head {

@@ -19,6 +19,8 @@ const int PAIRS = 4 * SHARE, OWN = PAIRS > SPLITS ? PAIRS / SPLITS : 1;  // of a
 const int REGISTERS = IMAGES / 16, WIDE = REGISTERS < 4 ? REGISTERS : 4;                  // of a lane, for dz1's splits
 const int MAIL_ROWS = BATCH / TILE_WARPS < 32 ? BATCH / TILE_WARPS : 32;  // whose messages a warp asks for at a time
 
+static_assert(FIRST_SENT == COLUMN_BLOCKS * TILES_A_WARP * SHARE * FIRST_THREADS, "each gradient has its place");
+static_assert(TILES_SENT == COLUMN_BLOCKS * 3 * 2 * TILE_THREADS, "each gradient has its place");
 static_assert(SPLITS * ROW_GROUPS == FIRST_WARPS, "each warp has 32 rows, and a share of the pixels");
 
 struct ColumnShared {
@@ -296,6 +298,11 @@ __device__ void add_other_half(FirstGradient& g, Messages& messages, Word tag) {
     }
 }
 
+// Where the gradient of one of this thread's weights is sent from.
+__device__ int first_slot(int i, int pair) {
+    return ((blockIdx.x * TILES_A_WARP + i) * SHARE + pair) * FIRST_THREADS + threadIdx.x;
+}
+
 // The sum of a value over the lanes, and over both halves of the batch where two blocks share it.
 __device__ float sum_over_rows(float x, Messages& messages, Word tag, int column) {
     x = warp_sum<32>(x);
@@ -343,10 +350,18 @@ __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, in
             if (step + 1 < steps) fetch(arguments, shared, step + 1);
         }
         if constexpr (SHARE == 2) add_other_half(g, messages, tag);
-        first.for_each([&](Parameter& w, int i, int pair) { w.update(g[i][pair], arguments.settings, rates, true); });
+        const Ranks& ranks = arguments.ranks;
+        first.for_each([&](Parameter&, int i, int pair) { ranks.send(first_slot(i, pair), g[i][pair], tag); });
+        first.for_each([&](Parameter& w, int i, int pair) {
+            w.update(ranks.sum(first_slot(i, pair), g[i][pair], tag), arguments.settings, rates, true);
+        });
         if (warp < COLUMNS) {
+            const int slot = B1_AT + blockIdx.x * 4 + warp;
             db1 = sum_over_rows(db1, messages, tag, warp);
-            if (threadIdx.x % 32 == 0) shared.b1[warp].update(db1, arguments.settings, rates, false);
+            if (threadIdx.x % 32 == 0) {
+                ranks.send(slot, db1, tag);
+                shared.b1[warp].update(ranks.sum(slot, db1, tag), arguments.settings, rates, false);
+            }
         }
         stamp(step, 4);
     }
@@ -467,9 +482,13 @@ struct HiddenTile {
             if (has_bias()) bias_g += bias_parts[part][thread()];
         }
         sync();  // now the parts' memory can be written again
-        weights[0].update(g.x, arguments.settings, rates, true);
-        weights[1].update(g.y, arguments.settings, rates, true);
-        if (has_bias()) bias.update(bias_g, arguments.settings, rates, false);
+        const Ranks& ranks = arguments.ranks;
+        const int slot = TILES_AT + blockIdx.x * 3 * 2 * TILE_THREADS + threadIdx.x - FIRST_THREADS;
+        ranks.send(slot, g.x, tag), ranks.send(slot + 2 * TILE_THREADS, g.y, tag);
+        if (has_bias()) ranks.send(slot + 4 * TILE_THREADS, bias_g, tag);
+        weights[0].update(ranks.sum(slot, g.x, tag), arguments.settings, rates, true);
+        weights[1].update(ranks.sum(slot + 2 * TILE_THREADS, g.y, tag), arguments.settings, rates, true);
+        if (has_bias()) bias.update(ranks.sum(slot + 4 * TILE_THREADS, bias_g, tag), arguments.settings, rates, false);
     }
 };
 

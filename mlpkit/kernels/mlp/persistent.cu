@@ -37,6 +37,7 @@
 #include "splits.cuh"
 #include "pixels.cuh"
 #include "messages.cuh"
+#include "ranks.cuh"
 #include "bulk_copy.cuh"
 #include "reductions.cuh"
 
@@ -92,12 +93,18 @@ struct Arguments {
     Settings settings;
     float* row_losses;  // (steps, batch_size)
     Messages* exchange;  // two
+    Ranks ranks;
 };
 
 __device__ Rates rates_of(const Arguments& arguments, int step) {
     const float* rates = &arguments.rates[step].lr;
     return {__ldg(rates), __ldg(rates + 1), __ldg(rates + 2)};
 }
+
+// Where gradients are sent to other GPUs from, by the thread that has them: so a warp's lie side by side.
+const int FIRST_SENT = COLUMN_BLOCKS * ((PIXEL_TILES + 7) / 8) * SHARE * 256, TILES_SENT = COLUMN_BLOCKS * 3 * 256;
+const int TILES_AT = FIRST_SENT, LAST_AT = TILES_AT + TILES_SENT, B1_AT = LAST_AT + ROW_BLOCKS * THREADS;
+const int HERE = B1_AT + COLUMN_BLOCKS * 4, SLOTS = HERE + COLUMN_BLOCKS + ROW_BLOCKS;
 
 #include "column_blocks.cuh"
 #include "row_blocks.cuh"
@@ -106,13 +113,16 @@ __device__ Rates rates_of(const Arguments& arguments, int step) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     train(const unsigned char* X, const long long* y, const long long* order, int examples, int batch_size,
           float* row_losses, Word64* failure, Messages* exchange, float* theta, float* m, float* v, const Rates* rates,
-          float beta1, float rest1, float beta2, float rest2, float eps, float l2, float shrink) {
+          float beta1, float rest1, float beta2, float rest2, float eps, float l2, float shrink, Ranks ranks) {
     if (threadIdx.x == 0) watch().failure = failure;
     __syncthreads();
     if (somebody_gave_up()) return;  // in an epoch before
+    if (threadIdx.x == 0) ranks.meet(HERE + blockIdx.x);
+    __syncthreads();
     const Settings settings = {beta1, rest1, beta2, rest2, eps, l2, shrink};
     const Vectors vectors = {theta, m, v};
-    const Arguments arguments = {X, y, order, examples, batch_size, vectors, rates, settings, row_losses, exchange};
+    const Arguments arguments = {X,     y,        order,      examples, batch_size, vectors,
+                                 rates, settings, row_losses, exchange, ranks};
     const int steps = (examples + batch_size - 1) / batch_size;
     if (blockIdx.x < COLUMN_BLOCKS) {
         column_block(arguments, steps);
@@ -129,4 +139,5 @@ extern "C" __global__ void requirements(int* answer) {
     answer[1] = max(sizeof(ColumnShared), sizeof(RowShared));
     answer[2] = COLUMN_BLOCKS + ROW_BLOCKS;
     answer[3] = THREADS;
+    answer[4] = SLOTS;
 }

@@ -235,6 +235,9 @@ __device__ void update_last(RowShared& shared, const Messages& messages, Word ta
         float sum = 0;
 #pragma unroll
         for (int part = 0; part < WARPS; part++) sum += shared.last_parts[part][i][column];
+        const int slot = LAST_AT + block * THREADS + threadIdx.x;
+        arguments.ranks.send(slot, sum, tag);
+        sum = arguments.ranks.sum(slot, sum, tag);
         shared.last[i][column].update(sum, arguments.settings, rates, i < UNITS);
     }
 }
