@@ -15,6 +15,8 @@ from .ring import RankLost
 from .shares import Reduction
 
 THREADS = 512
+EARLY_BLOCKS = 16  # of what goes on beside other kernels, which need the multiprocessors
+LEAST_EARLY = 1 << 16  # floats: fewer are not worth a kernel of their own
 
 
 class NvlinkReduction(Reduction):
@@ -24,23 +26,52 @@ class NvlinkReduction(Reduction):
         import cupy as cp
 
         super().__init__(communicator, network)
-        self.vector, self.failure = network.grad, cp.zeros(1, np.uint32)
+        self.vector, self.n_weights, self.failure = network.grad, network.n_weights, cp.zeros(1, np.uint32)
+        self.early, self.beside = (0, 0), cp.cuda.Stream(non_blocking=True, priority=-1)
         if self.dtype == np.float32:
             most = cp.cuda.Device().attributes["MultiProcessorCount"]
-            self.blocks = min(most, -(-self.vector.size // (4 * self.ranks * THREADS)))
-            self.turns, flags = cp.zeros(self.blocks, np.uint32), cp.zeros(2 * self.ranks * self.blocks, np.uint32)
-            self.lasting = [self.vector, flags]
-            table = np.concatenate([communicator.addresses(array) for array in self.lasting])
-            self.table = table.view(f"V{table.nbytes}")  # a struct
             self.kernel = kernels.load("all_reduce", RANKS=self.ranks, BLOCK_THREADS=THREADS).get_function("all_reduce")
+            self.places = communicator.addresses(self.vector)
+            self.sums = [self._sums(min(most, -(-self.vector.size // (4 * self.ranks * THREADS))))]
+            self.sums.append(self._sums(EARLY_BLOCKS))
             self(self.vector)  # so that it is compiled
 
+    def _sums(self, blocks):
+        """Return a function that sums up a part of all vectors, by so many blocks, which have flags of their own."""
+        import cupy as cp
+
+        turns, flags = cp.zeros(blocks, np.uint32), cp.zeros(2 * self.ranks * blocks, np.uint32)
+        table = np.concatenate([self.places, self.communicator.addresses(flags)])
+        peers, rank = table.view(f"V{table.nbytes}"), np.int32(self.rank)
+
+        def sums(*part, _lasting=flags):
+            numbers = np.array(part, np.int32)
+            arguments = peers, rank, numbers.view(f"V{numbers.nbytes}"), self.weights, turns, self.failure
+            self.kernel((blocks,), (THREADS,), arguments)
+
+        return sums
+
+    def begin(self, dW):
+        """Ask for the sum of the weights' gradients from `dW` on, beside what is asked for before the next call."""
+        import cupy as cp
+
+        first, last = -(-(dW.data.ptr - self.vector.data.ptr) // 16), self.n_weights // 4
+        if self.dtype == np.float32 and 4 * (last - first) >= LEAST_EARLY:
+            self.early = first, last
+            self.beside.wait_event(cp.cuda.get_current_stream().record())
+            with self.beside:
+                self.sums[1](first, last - first, 0, 0, 0)
+
     def __call__(self, grad):
+        import cupy as cp
+
         if self.dtype != np.float32:
             super().__call__(grad)
             return
-        arguments = self.table, np.int32(self.rank), np.int32(grad.size), self.weights, self.turns, self.failure
-        self.kernel((self.blocks,), (THREADS,), arguments)
+        (first, last), self.early = self.early, (0, 0)
+        self.sums[0](0, grad.size // 4 - (last - first), first, last - first, grad.size % 4)
+        if last:
+            cp.cuda.get_current_stream().wait_event(self.beside.record())
 
     def mailboxes(self, size):
         """Return `memory`, so many bytes of zeros that all can write to, and the `addresses` of all ranks' (ranks,)."""

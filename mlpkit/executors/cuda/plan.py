@@ -27,7 +27,8 @@ class Gradient:
 
     Call it with x (n, *model.input) in the network's type, contiguous, and targets: it writes the gradient of the
     batch's loss into `network.grad`, and the loss into losses[step]. step: an int32 on the GPU, which then goes on by
-    one; without it the loss is losses[0]. precision: one of `blocks.MODES`. matches: see `blocks.pipeline`.
+    one; without it the loss is losses[0]. ready: is called with the gradient of the head's first weights when it is there,
+    and that of all weights behind. precision: one of `blocks.MODES`. matches: see `blocks.pipeline`.
     """
 
     def __init__(self, network, n, precision, matches):
@@ -41,10 +42,12 @@ class Gradient:
             inner = layers[: len(layers) - count]
         self.pipeline = pipeline(inner, network.model.input, n, mode, (*matches, dense.match))
 
-    def __call__(self, x, targets, losses, step=None):
+    def __call__(self, x, targets, losses, step=None, ready=None):
         z = self.pipeline.forward(Value(x, "nchw", x.shape[1]))
         came = [self.head(z, targets, losses, step) if self.head else self.loss(z.array, targets, losses, step)]
         del z
+        if ready and self.head:
+            ready(self.head.linear[0].dW)
         if came[0] is not None:
             self.pipeline.backward(came.pop())
 
@@ -168,7 +171,8 @@ class PlannedTrainer(GraphTrainer):
     def enqueue_gradient(self, batch):
         """Ask for the gradient."""
         self.network.mode.step = batch.taken
-        self.gradients[len(batch.x)](batch.x, batch.targets, self.losses, self.step_number)
+        ready = getattr(self.optimizer.reduce, "begin", None)
+        self.gradients[len(batch.x)](batch.x, batch.targets, self.losses, self.step_number, ready)
 
 
 @cache

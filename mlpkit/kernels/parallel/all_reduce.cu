@@ -31,9 +31,8 @@ __device__ void meet(const Peers& all, int rank, int stage, Word turn, Word* fai
     __syncthreads();
     const int other = threadIdx.x;
     if (other < RANKS) {
-        const int blocks = gridDim.x;
-        st_release_sys(all.flags[other] + (stage * RANKS + rank) * blocks + blockIdx.x, turn);
-        const Word* flag = all.flags[rank] + (stage * RANKS + other) * blocks + blockIdx.x;
+        st_release_sys(all.flags[other] + (stage * RANKS + rank) * gridDim.x + blockIdx.x, turn);
+        const Word* flag = all.flags[rank] + (stage * RANKS + other) * gridDim.x + blockIdx.x;
         const long long since = globaltimer();
         for (Word looks = 1; (int)(ld_acquire_sys(flag) - turn) < 0; looks++) {
             if (looks % 1024) continue;
@@ -47,33 +46,52 @@ __device__ void meet(const Peers& all, int rank, int stage, Word turn, Word* fai
 // sum + weight x, rounded after each of the two, as the sum of products that others have computed is.
 __device__ float plus(float sum, float weight, float x) { return __fadd_rn(sum, __fmul_rn(weight, x)); }
 
-// vectors: of n floats each. weights: of all ranks. turns: how often each block has been here, this GPU's own. failure: 0,
-// or who was waited for in vain, from 1 on.
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
-    all_reduce(Peers all, int rank, int n, const float* weights, Word* turns, Word* failure) {
+// A part of the vectors in fours of floats: `count` from `first` on, but that those from `hole` on are `skipped`. tail: so
+// many floats behind the last four.
+struct Part {
+    int first, count, hole, skipped, tail;
+
+    __device__ int at(int i) const { return first + i + (first + i >= hole ? skipped : 0); }
+};
+
+const int AT_ONCE = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;  // fours of each rank that a thread asks for before it waits
+
+// weights: of all ranks. turns: how often each block has been here, this GPU's own. failure: 0, or who was waited for in
+// vain, from 1 on.
+extern "C" __global__ __launch_bounds__(BLOCK_THREADS) void all_reduce(Peers all, int rank, Part part, const float* weights,
+                                                                       Word* turns, Word* failure) {
     const Word turn = turns[blockIdx.x] + 1;
     float weight[RANKS];
 #pragma unroll
     for (int other = 0; other < RANKS; other++) weight[other] = weights[other];
     meet(all, rank, 0, turn, failure);
     if (threadIdx.x == 0) turns[blockIdx.x] = turn;
-    const long long pieces = n / 4;
-    const int first = pieces * rank / RANKS, last = pieces * (rank + 1) / RANKS;
-    for (int i = first + blockIdx.x * BLOCK_THREADS + threadIdx.x; i < last; i += gridDim.x * BLOCK_THREADS) {
-        float4 x[RANKS], sum = {};
+    const int first = (long long)part.count * rank / RANKS, last = (long long)part.count * (rank + 1) / RANKS;
+    const int stride = gridDim.x * BLOCK_THREADS;
+    for (int start = first + blockIdx.x * BLOCK_THREADS + threadIdx.x; start < last; start += AT_ONCE * stride) {
+        float4 x[AT_ONCE][RANKS];
 #pragma unroll
-        for (int other = 0; other < RANKS; other++) x[other] = __ldcg((const float4*)all.vectors[other] + i);
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int i = part.at(min(start + k * stride, last - 1));
 #pragma unroll
-        for (int other = 0; other < RANKS; other++) {
-            const float w = weight[other];
-            sum.x = plus(sum.x, w, x[other].x), sum.y = plus(sum.y, w, x[other].y);
-            sum.z = plus(sum.z, w, x[other].z), sum.w = plus(sum.w, w, x[other].w);
+            for (int other = 0; other < RANKS; other++) x[k][other] = __ldcg((const float4*)all.vectors[other] + i);
         }
 #pragma unroll
-        for (int other = 0; other < RANKS; other++) ((float4*)all.vectors[other])[i] = sum;
+        for (int k = 0; k < AT_ONCE; k++) {
+            float4 sum = {};
+#pragma unroll
+            for (int other = 0; other < RANKS; other++) {
+                const float w = weight[other];
+                sum.x = plus(sum.x, w, x[k][other].x), sum.y = plus(sum.y, w, x[k][other].y);
+                sum.z = plus(sum.z, w, x[k][other].z), sum.w = plus(sum.w, w, x[k][other].w);
+            }
+            if (start + k * stride >= last) break;
+#pragma unroll
+            for (int other = 0; other < RANKS; other++) ((float4*)all.vectors[other])[part.at(start + k * stride)] = sum;
+        }
     }
-    if (rank == RANKS - 1 && blockIdx.x == 0 && threadIdx.x < n % 4) {  // what no float4 has
-        const int i = n - 1 - threadIdx.x;
+    if (rank == RANKS - 1 && blockIdx.x == 0 && threadIdx.x < part.tail) {
+        const int i = 4 * part.at(part.count) + threadIdx.x;
         float sum = 0;
         for (int other = 0; other < RANKS; other++) sum = plus(sum, weight[other], __ldcg(all.vectors[other] + i));
         for (int other = 0; other < RANKS; other++) all.vectors[other][i] = sum;
