@@ -24,9 +24,12 @@ class NvlinkReduction(Reduction):
 
     def __init__(self, communicator, network):
         import cupy as cp
+        import cupyx
 
         super().__init__(communicator, network)
-        self.vector, self.n_weights, self.failure = network.grad, network.n_weights, cp.zeros(1, np.uint32)
+        self.failed = cupyx.empty_pinned(1, np.uint32)  # which the GPU writes itself
+        self.failed[:] = 0
+        self.vector, self.n_weights = network.grad, network.n_weights
         self.early, self.beside = (0, 0), cp.cuda.Stream(non_blocking=True, priority=-1)
         if self.dtype == np.float32:
             most = cp.cuda.Device().attributes["MultiProcessorCount"]
@@ -43,10 +46,11 @@ class NvlinkReduction(Reduction):
         turns, flags = cp.zeros(blocks, np.uint32), cp.zeros(2 * self.ranks * blocks, np.uint32)
         table = np.concatenate([self.places, self.communicator.addresses(flags)])
         peers, rank = table.view(f"V{table.nbytes}"), np.int32(self.rank)
+        failed = np.uint64(self.failed.ctypes.data)
 
         def sums(*part, _lasting=flags):
             numbers = np.array(part, np.int32)
-            arguments = peers, rank, numbers.view(f"V{numbers.nbytes}"), self.weights, turns, self.failure
+            arguments = peers, rank, numbers.view(f"V{numbers.nbytes}"), self.weights, turns, failed
             self.kernel((blocks,), (THREADS,), arguments)
 
         return sums
@@ -80,6 +84,10 @@ class NvlinkReduction(Reduction):
         memory = cp.zeros(size, np.uint8)
         return SimpleNamespace(memory=memory, addresses=self.communicator.addresses(memory))
 
-    def check(self):
-        if word := int(self.failure[0]):
+    def check(self, wait=False):
+        import cupy as cp
+
+        if wait:
+            cp.cuda.Device().synchronize()
+        if word := int(self.failed[0]):
             raise RankLost(f"rank {word - 1} did not come to add up gradients: resume the training.")

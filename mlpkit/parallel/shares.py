@@ -57,8 +57,8 @@ class Reduction:
         grad *= self.weights[self.rank]
         self.communicator.sum(grad)
 
-    def check(self):
-        """Raise RankLost where another rank was waited for in vain."""
+    def check(self, wait=False):
+        """Raise RankLost where another rank was waited for in vain: by what is done already, or all that was asked for."""
 
 
 class Sharded:
@@ -72,28 +72,29 @@ class Sharded:
     def epoch(self, order):
         """Take a step on this rank's share of each batch; return the mean losses of whole batches, one a step."""
         engine, ranks = self.network.engine, self.communicator.ranks
+        self.reduction.check()
         order = engine.to_numpy(order)
         rows, last = share(order, self.batch_size, self.communicator.rank, ranks)
-        losses = self._losses(rows, [1] * ranks)
-        if short := len(order) % self.batch_size:  # a rank without a row of it takes one that does not count
+        full, short = divmod(len(order), self.batch_size)
+        losses = engine.asarray(np.zeros(full + (short > 0)))
+        if full:
+            self._train(rows, [1] * ranks, losses[:full])
+        if short:  # a rank without a row of it takes one that does not count
             sizes = [len(part) for part in np.array_split(range(short), ranks)]
-            losses += self._losses(last if len(last) else order[-1:], sizes)
-        summed = np.array(losses)
-        self.communicator.sum(summed)
+            self._train(last if len(last) else order[-1:], sizes, losses[full:])
+        self.communicator.sum(losses)
         if len(self.network.statistics):  # of each rank's own shares: from here on their mean
             self.network.statistics[:] /= ranks
             self.communicator.sum(self.network.statistics)
-        self.reduction.check()
-        return engine.asarray(summed)
+        return losses
 
-    def _losses(self, rows, sizes):
-        """Take the steps on some rows, and return the weighted losses, a list."""
+    def _train(self, rows, sizes, losses):
+        """Take the steps on some rows, and write the weighted losses."""
         self.reduction.weigh(sizes)
-        if not len(rows):
-            return []
-        losses = self.trainer.epoch(self.network.engine.asarray(rows))
-        return [float(loss) * self.reduction.weight for loss in self.network.engine.to_numpy(losses)]
+        losses[:] = self.network.engine.asarray(self.trainer.epoch(rows))
+        losses *= self.reduction.weight
 
     def close(self):
-        """Give back what the trainer holds."""
+        """Give back what the trainer holds. Raises RankLost as an epoch does."""
         self.trainer.close()
+        self.reduction.check(wait=True)

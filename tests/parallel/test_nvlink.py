@@ -1,11 +1,14 @@
 """All-reduce by a kernel of our own: on a CPU here, where each GPU's part is done with a mirror of the other's flags."""
 
+from types import SimpleNamespace
+
 import emulator
 import numpy as np
 import pytest
 from test_emulated import needs_compiler
 
 from mlpkit.parallel.nvlink import LEAST_EARLY
+from mlpkit.parallel.ring import RankLost
 
 
 class Two:
@@ -37,7 +40,7 @@ def summed(monkeypatch, folder, n, sizes, early=None):
     """Return what both GPUs have in the end, and the weighted sum of what they had. early: the first of a part."""
     with emulator.with_cupy(folder) as _, monkeypatch.context() as patch:
         cupy = __import__("cupy")
-        vars(cupy).update(uint32=np.uint32, float32=np.float32)
+        cupy.cuda.Device = lambda: SimpleNamespace(attributes=emulator.H100, synchronize=lambda: None)
         patch.setitem(emulator.H100, "MultiProcessorCount", 3)
         nvlink = emulator.own("parallel.nvlink")
         nvlink.EARLY_BLOCKS = 2
@@ -51,21 +54,29 @@ def summed(monkeypatch, folder, n, sizes, early=None):
             if early is not None:
                 reduction.begin(vectors[rank][early:])
             call(reduction, vectors[rank])
-            assert not reduction.failure.any()
-        return vectors, np.float32(weights[0] * had[0]) + np.float32(weights[1] * had[1])
+            reduction.check(wait=True)
+        return vectors, np.float32(weights[0] * had[0]) + np.float32(weights[1] * had[1]), reduction
 
 
 @needs_compiler
 @pytest.mark.parametrize(("n", "sizes"), [(5, (1, 1)), (6001, (3, 2)), (20_000, (1, 0))])
 def test_each_gpu_has_the_weighted_sum_of_both(n, sizes, folder, monkeypatch):
-    found, wanted = summed(monkeypatch, folder, n, sizes)
+    found, wanted, _ = summed(monkeypatch, folder, n, sizes)
     for each in found:
         np.testing.assert_array_equal(each, wanted)
 
 
 @needs_compiler
+def test_a_gpu_that_was_waited_for_in_vain_is_named(folder, monkeypatch):
+    reduction = summed(monkeypatch, folder, 8, (1, 1))[2]
+    reduction.failed[0] = 2
+    with pytest.raises(RankLost, match="^rank 1 did not come to add up gradients: resume the training.$"):
+        reduction.check()
+
+
+@needs_compiler
 @pytest.mark.parametrize("early", [4, 1025])
 def test_what_is_there_early_is_summed_up_once(early, folder, monkeypatch):
-    found, wanted = summed(monkeypatch, folder, LEAST_EARLY + 1100, (2, 1), early)
+    found, wanted, _ = summed(monkeypatch, folder, LEAST_EARLY + 1100, (2, 1), early)
     for each in found:
         np.testing.assert_array_equal(each, wanted)
