@@ -4,44 +4,64 @@ import os
 import time
 from functools import partial
 from multiprocessing import get_context
+from types import SimpleNamespace
 
 import numpy as np
 
 from experiments.lab import results
-from mlpkit import engines
+from mlpkit import engines, executors
+from mlpkit.data import load
 from mlpkit.kernels import gpu
-from mlpkit.nn.models import FASHION_CNN, LENET5, RESIDUAL
+from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, RESIDUAL
+from mlpkit.nn.network import Network
+from mlpkit.optim import SGD
 from mlpkit.parallel import gpus
+from mlpkit.parallel.nvlink import NvlinkReduction
+from mlpkit.parallel.shares import Reduction, engine_of
 
 SIZES = [2**k for k in range(6, 27)]  # floats: 256 bytes to 256 MB
-NETWORKS = {"fashion_cnn": FASHION_CNN, "residual": RESIDUAL, "lenet5": LENET5}
-ENGINES = ("cuda_conv_graph", "cuda_conv_graph_tf32", "cuda_conv_graph_bf16")
-HOWS = ("alone", "whole", "nccl")  # a batch, or all ranks' together, on one GPU; shared by all
+PACKED = (1_024, 16_384, 61_706, 134_794, 262_144, 896_522)  # floats, for packets within a kernel
+NETWORKS = {"fashion_cnn": FASHION_CNN, "residual": RESIDUAL, "lenet5": LENET5, "mlp": MLP}
+GRAPHS = ("cuda_conv_graph", "cuda_conv_graph_tf32", "cuda_conv_graph_bf16")
+CASES = (  # network, engines, examples of a batch on each GPU
+    ("fashion_cnn", GRAPHS, 128),
+    ("residual", GRAPHS, 128),
+    ("lenet5", ("cuda_conv_fused", "cuda_conv_graph"), 128),
+    ("lenet5", ("cuda_conv_fused",), 64),
+    ("mlp", ("cuda_persistent", "cuda_graph_epoch"), 128),
+    ("mlp", ("cuda_persistent",), 64),
+)
+HOWS = ("alone", "whole", "nccl", "nvlink")  # a batch, or all ranks' together, on one GPU; shared by all
 PEERS = ("highest", "high", "bf16")  # of PyTorch, by its precision
-SECONDS = 150  # for a part
+SECONDS = 280  # for a part
+ROUNDS = 7
 
 
 def measure(save=results.save_part, progress=print, plan=None, ranks=2):
     """Return the record. plan: a list of parts, such as [("all_reduce",)]; None for all of them.
 
-    Raises `engines.EngineUnavailable` where there are fewer GPUs.
+    ranks: a number of GPUs, or several: then each part is measured with each. Raises `engines.EngineUnavailable` where
+    there are fewer GPUs.
     """
-    found = 0 if gpu.why_not() else gpu.count()
-    if found < ranks:
-        raise engines.EngineUnavailable(f"two_gpus needs {ranks} GPUs, and this machine has {found}.")
+    found, counts = 0 if gpu.why_not() else gpu.count(), (ranks,) if isinstance(ranks, int) else tuple(ranks)
+    if found < max(counts):
+        raise engines.EngineUnavailable(f"two_gpus needs {max(counts)} GPUs, and this machine has {found}.")
     parts = plan or [
         ("all_reduce",),
-        *(("ours", network, engine) for network in NETWORKS for engine in ENGINES),
-        *(("pytorch", network, precision) for network in NETWORKS for precision in PEERS),
+        ("packets",),
+        *(("ours", *case) for case in CASES),
+        *(("pytorch", network, PEERS, 128) for network in ("fashion_cnn", "residual", "lenet5")),
     ]
-    record = results.new("two_gpus", ranks=ranks)
-    return results.collect(record, (run for part in parts for run in _part(part, ranks, progress)), save)
+    record = results.new("two_gpus", ranks=max(counts))
+    return results.collect(
+        record, (run for each in counts for part in parts for run in _part(part, each, progress)), save
+    )
 
 
 def _part(part, ranks, progress):
-    progress(" ".join(part))
+    progress(f"{ranks} GPUs: {' '.join(map(str, part))}")
     found = together(partial(globals()[f"_{part[0]}"], *part[1:]), ranks)
-    return found[0]  # the first rank's
+    return [{"ranks": ranks} | run for run in found[0]]  # the first rank's
 
 
 def together(work, ranks):
@@ -95,27 +115,71 @@ def _run(work, rank, ranks, pipe):
 
 
 def _all_reduce(rank, ranks, exchange):
-    """Return a run for each size: us of one all-reduce in a graph of many, and asked for one by one."""
+    """Return a run for each size and way: us of one all-reduce in a graph of many, and asked for one by one."""
     import cupy as cp
 
     cp.cuda.Device(rank).use()
-    mean, runs = _nccl(rank, ranks, exchange), []
+    communicator, runs = _communicator(rank, ranks, exchange), []
     for size in SIZES:
-        vector = cp.full(size, rank + 1.0, cp.float32)
-        mean(vector)
-        right = float(cp.abs(vector - (ranks + 1) / 2).max()) == 0
-        times = 200 if size < 1 << 20 else 20
-        stream = cp.cuda.Stream(non_blocking=True)
-        with stream:
-            stream.begin_capture()
-            for _ in range(times):
-                mean(vector)
-            graph = stream.end_capture()
-            many = partial(_repeat, partial(mean, vector), times)
-            samples = {"graph": _samples(graph.launch, times, exchange), "calls": _samples(many, times, exchange)}
-        runs.append({"part": "all_reduce", "how": "nccl", "floats": size, "right": right, "us": samples})
+        network = SimpleNamespace(engine=engines.load("cupy_fused"), dtype=np.dtype("f4"), n_weights=size)
+        network.grad = cp.empty(size, cp.float32)
+        for how, kind in (("nccl", Reduction), ("nvlink", NvlinkReduction)):
+            network.grad.fill(rank + 1)
+            reduction = kind(communicator, network)
+            network.grad.fill(rank + 1)
+            call = partial(communicator.sum if how == "nccl" else reduction, network.grad)
+            call()
+            wanted = sum(range(1, ranks + 1)) / (1 if how == "nccl" else ranks)
+            run = {"part": "all_reduce", "how": how, "floats": size, "right": bool((network.grad == wanted).all())}
+            network.grad.fill(0)
+            runs.append(run | {"us": _in_graphs_and_not(call, 200 if size < 1 << 20 else 20, exchange)})
+            reduction.check(wait=True)
+            exchange(None)
+        del network.grad, reduction, call
+    return runs
+
+
+def _in_graphs_and_not(call, times, exchange):
+    import cupy as cp
+
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        _repeat(call, times)
+        graph = stream.end_capture()
+        many = partial(_repeat, call, times)
+        return {"graph": _samples(graph.launch, times, exchange), "calls": _samples(many, times, exchange)}
+
+
+def _packets(rank, ranks, exchange):
+    """Return a run for each size: us of one all-reduce within a kernel that does 2,000 of them."""
+    import cupy as cp
+
+    from mlpkit import kernels
+    from mlpkit.executors.cuda.waiting import Ranks
+
+    cp.cuda.Device(rank).use()
+    communicator, runs, times = _communicator(rank, ranks, exchange), [], 2000
+    blocks, threads = cp.cuda.Device().attributes["MultiProcessorCount"], 512
+    for size in PACKED:
+        network = SimpleNamespace(engine=engines.load("cupy_fused"), dtype=np.dtype("f4"), n_weights=size)
+        network.grad = cp.full(size, rank + 1, cp.float32)
+        among = Ranks(NvlinkReduction(communicator, network))
+        among.open(size + blocks)
+        kernel = kernels.load("packets", EACH=-(-size // (blocks * threads)), **among.macros).get_function("rounds")
+        vector, failure = cp.full(size, rank + 1, cp.float32), cp.zeros(1, cp.uint64)
+
+        def launch(count, vector=vector, failure=failure, kernel=kernel, among=among, size=size):
+            arguments = vector, np.int32(size), np.int32(count), failure, among.argument()
+            kernel((blocks,), (threads,), arguments, shared_mem=1024)
+            among.count(count)
+
+        launch(1)
+        right = bool((vector == (ranks + 1) / 2).all())
+        us = _samples(partial(launch, times), times, exchange)
+        right &= bool(cp.allclose(vector, (ranks + 1) / 2)) and not int(failure[0])
+        runs.append({"part": "all_reduce", "how": "packets", "floats": size, "right": right, "us": {"inside": us}})
         exchange(None)
-        del vector
     return runs
 
 
@@ -124,7 +188,7 @@ def _repeat(call, times):
         call()
 
 
-def _samples(call, times, exchange, rounds=7):
+def _samples(call, times, exchange, rounds=ROUNDS):
     """Return samples of the us of one of `times`, by the GPU's events; all ranks begin together."""
     import cupy as cp
 
@@ -140,60 +204,75 @@ def _samples(call, times, exchange, rounds=7):
     return samples[2:]
 
 
-def _nccl(rank, ranks, exchange):
-    """Return a function that replaces a vector by the mean of all ranks'."""
-    import cupy as cp
-
-    nccl = gpus.nccl()
-    identifier = exchange(nccl.get_unique_id() if rank == 0 else None)[0]
-    communicator = nccl.NcclCommunicator(ranks, identifier, rank)
-    average = 4  # ncclAvg
-
-    def mean(vector):
-        pointer, stream = vector.data.ptr, cp.cuda.get_current_stream().ptr
-        communicator.allReduce(pointer, pointer, vector.size, nccl.NCCL_FLOAT32, average, stream)
-
-    return mean
+def _communicator(rank, ranks, exchange):
+    identifier = exchange(gpus.nccl().get_unique_id() if rank == 0 else None)[0]
+    return gpus.Nccl(rank, ranks, identifier)
 
 
 # ---- A training's step ----
 
 
-def _ours(name, engine, rank, ranks, exchange):
-    """Return runs of a network: us a step of a batch of 128 on one GPU, and on each of all."""
+def _ours(name, names, n, rank, ranks, exchange):
+    """Return runs of a network with some engines: us a step of n examples on one GPU, and on each of all."""
     import cupy as cp
 
-    from mlpkit import executors
-    from mlpkit.data import load
-    from mlpkit.nn.network import Network
-    from mlpkit.optim import SGD
-
     cp.cuda.Device(rank).use()
-    data = load("mnist", scaled=True).train
-    model, n = NETWORKS[name], 128
-    steps = len(data.y) // (n * ranks)
-    rows = np.arange(steps * n * ranks)
-    orders = dict.fromkeys(HOWS, rows.reshape(steps, ranks, n)[:, rank].ravel()) | {"whole": rows}
-    trainers, thetas, losses = {}, {}, {}
-    for how in HOWS:
-        network = Network(engine, model, seed=0)
-        reduce = _nccl(rank, ranks, exchange) if how == "nccl" else None
-        batch_size = n * ranks if how == "whole" else n
-        X, y = map(network.engine.asarray, (data.X.reshape(-1, *model.input), data.y))
-        trainers[how] = executors.trainer_of(network, SGD(network, 0.01, reduce=reduce), X, y, batch_size)
-        losses[how] = network.engine.to_numpy(trainers[how].epoch(orders[how])).tolist()
-        thetas[how] = network.engine.to_numpy(network.theta).tobytes()
-    thetas, losses = exchange(thetas), exchange(losses)
-    samples: dict = {how: [] for how in HOWS}
-    for _ in range(5):
+    communicator, runs = _communicator(rank, ranks, exchange), []
+    ways = {"nccl": Reduction, "nvlink": communicator.Reduction}
+    for engine in names:
+        trainers, refused = {}, {}
         for how in HOWS:
-            samples[how].append(_seconds(trainers[how], orders[how], exchange) / steps * 1e6)
-    together = {how: np.mean([each[how] for each in losses], axis=0).tolist() for how in HOWS}
-    return [
-        {"part": "ours", "network": name, "engine": engine, "how": how, "batch": n, "us": samples[how],
-         "same_bits": len({each[how] for each in thetas}) == 1, "losses": together[how]}
-        for how in HOWS
-    ]  # fmt: skip
+            communicator.Reduction = ways.get(how)
+            try:
+                trainers[how] = _Trained(how, name, engine, n, communicator)
+            except Exception as error:
+                refused[how] = f"{type(error).__name__}: {error}"[:300]
+        found = _times(trainers, exchange)
+        for how in HOWS:
+            run = {"part": "ours", "network": name, "engine": engine, "how": how, "batch": n}
+            runs.append(run | (found[how] if how in found else {"refused": refused[how]}))
+        for trained in trainers.values():
+            trained.trainer.close()
+        trainers.clear()
+        exchange(None)
+    return runs
+
+
+class _Trained:
+    """A network with its trainer, on the first GPU alone or on all."""
+
+    def __init__(self, how, name, engine, n, communicator):
+        model, ranks, data = NETWORKS[name], communicator.ranks, load("mnist", scaled=True).train
+        together = n * ranks
+        self.steps = len(data.y) // together
+        rows = np.arange(self.steps * together)
+        if how == "alone":
+            rows = rows.reshape(self.steps, ranks, n)[:, communicator.rank].ravel()
+        self.order, found = rows, engines.load(engine)
+        shared = how in ("nccl", "nvlink")
+        self.network = network = Network(engine_of(found, communicator) if shared else found, model, seed=0)
+        X, y = map(network.engine.asarray, (data.X.reshape(-1, *model.input), data.y))
+        batch_size = n if how == "alone" else together
+        self.trainer = executors.trainer_of(network, SGD(network, 0.01), X, y, batch_size)
+        self.losses = network.engine.to_numpy(self.trainer.epoch(self.order)).tolist()
+        self.theta = network.engine.to_numpy(network.theta).tobytes()
+
+
+def _times(trainers, exchange):
+    """Return for each trainer samples, in turns, and what it came to."""
+    told = exchange({how: (each.theta, each.losses) for how, each in trainers.items()})
+    samples: dict = {how: [] for how in trainers}
+    for _ in range(ROUNDS):
+        for how, each in trainers.items():
+            samples[how].append(_seconds(each.trainer, each.order, exchange) / each.steps * 1e6)
+    return {
+        how: {
+            "us": samples[how],
+            "same_bits": len({each[how][0] for each in told}) == 1,
+            "losses": np.mean([each[how][1] for each in told], axis=0).tolist(),
+        }
+        for how in trainers
+    }
 
 
 def _seconds(trainer, order, exchange):
@@ -210,7 +289,7 @@ def _seconds(trainer, order, exchange):
 # ---- PyTorch ----
 
 
-def _pytorch(name, precision, rank, ranks, exchange):
+def _pytorch(name, precisions, n, rank, ranks, exchange):
     """Return runs of PyTorch: alone; its compiled step in a graph with one all-reduce; and DDP, compiled."""
     import torch
     import torch.distributed as dist
@@ -221,8 +300,10 @@ def _pytorch(name, precision, rank, ranks, exchange):
     from . import torch_peer
 
     runs = []
-    for how, us in torch_peer.samples(name, NETWORKS[name], precision, rank, exchange):
-        runs.append({"part": "pytorch", "network": name, "precision": precision, "how": how, "batch": 128, "us": us})
+    for precision in precisions:
+        for how, us in torch_peer.samples(name, NETWORKS[name], precision, rank, exchange, n):
+            run = {"part": "pytorch", "network": name, "precision": precision, "how": how, "batch": n}
+            runs.append(run | ({"refused": us} if isinstance(us, str) else {"us": us}))
     return runs
 
 

@@ -56,7 +56,9 @@ def gain(record, how, alone="alone", **which):
     which: values of the runs, such as part="ours", network="residual", engine="cuda_conv_graph".
     """
     one, many = (results.runs(record, how=each, **which) for each in (alone, how))
-    return record["settings"]["ranks"] * median(one[0]["us"]) / median(many[0]["us"]) if one and many else None
+    if not (one and many and "us" in one[0] and "us" in many[0]):
+        return None
+    return many[0].get("ranks", record["settings"]["ranks"]) * median(one[0]["us"]) / median(many[0]["us"])
 
 
 @results.reads

@@ -16,13 +16,15 @@ from mlpkit.training.recipe import Recipe
 STEPS = 300
 
 
-def samples(name, model, precision, rank, exchange):
+def samples(name, model, precision, rank, exchange, n):
     """Yield (how, us of a step) of each way; in place of samples, the error's text where one can't be had."""
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # whose threads ask for events while a graph is captured
     for how, make in VARIANTS.items():
         exchange(None)
         try:
-            training = Training(torch.device("cuda", rank), peers.problem(Recipe(model=model, lr=0.01)), precision)
+            training = Training(
+                torch.device("cuda", rank), peers.problem(Recipe(model=model, lr=0.01, batch_size=n)), precision
+            )
             step = make(training, model, precision)
             for _ in range(20):
                 step()
