@@ -26,21 +26,9 @@ BATCHES, COLUMN_BLOCKS = (32, 64, 128, 256), 64  # as in persistent.cu
 ROW_BLOCKS = (64, 32, 16, 8)  # at most; the best first
 RESIDENT = ((1, 2), (1, 1), (2, 2), (2, 1))  # column blocks that share a batch's images, and how many such batches fit
 REST = 8_944  # bytes of a column block's shared memory beside images, digits and sums: at most
-AWAITED = (
-    "images",
-    "a1",
-    "a2",
-    "a3",
-    "dz1",
-    "dz2",
-    "dz3",
-    "dz4",
-    "W2",
-    "W3",
-    "W4",
-    "dW1",
-    "other GPUs",
-)  # as in patience.cuh
+AWAITED = (  # as in patience.cuh
+    "images", "a1", "a2", "a3", "dz1", "dz2", "dz3", "dz4", "W2", "W3", "W4", "dW1", "the other GPUs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

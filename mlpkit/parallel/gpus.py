@@ -1,7 +1,7 @@
 """The ranks of several GPUs: they add up their vectors on the stream that computes, so a recorded step has it in it.
 
-NCCL does it; or, where each GPU reaches all others' memory, kernels of our own: see `nvlink`. One process a GPU: a graph
-that is captured by one process for several devices is refused by CUDA.
+NCCL does it; or, where each GPU reaches all others' memory, kernels of our own: see `nvlink`. One process a GPU: CUDA
+refuses a graph that one process captures for several devices.
 """
 
 import ctypes

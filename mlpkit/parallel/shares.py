@@ -58,7 +58,7 @@ class Reduction:
         self.communicator.sum(grad)
 
     def check(self, wait=False):
-        """Raise RankLost where another rank was waited for in vain: by what is done already, or all that was asked for."""
+        """Raise RankLost where another rank was waited for in vain: by what is done, or all that was asked for."""
 
 
 class Sharded:

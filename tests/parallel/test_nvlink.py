@@ -1,4 +1,4 @@
-"""All-reduce by a kernel of our own: on a CPU here, where each GPU's part is done with a mirror of the other's flags."""
+"""All-reduce by a kernel of our own: on a CPU, where each GPU's part is done with a mirror of the other's."""
 
 from types import SimpleNamespace
 
@@ -70,7 +70,7 @@ def test_each_gpu_has_the_weighted_sum_of_both(n, sizes, folder, monkeypatch):
 def test_a_gpu_that_was_waited_for_in_vain_is_named(folder, monkeypatch):
     reduction = summed(monkeypatch, folder, 8, (1, 1))[2]
     reduction.failed[0] = 2
-    with pytest.raises(RankLost, match="^rank 1 did not come to add up gradients: resume the training.$"):
+    with pytest.raises(RankLost, match=r"^rank 1 did not come to add up gradients: resume the training\.$"):
         reduction.check()
 
 

@@ -19,6 +19,7 @@ from mlpkit.data import Dataset, Split, epoch_order
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.model import Model
+from mlpkit.nn.models import FASHION_CNN, LENET5, MLP
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.parallel import gpus, ranks
 from mlpkit.parallel.ring import RankLost, Ring
@@ -269,10 +270,27 @@ def test_kernels_that_update_by_themselves_refuse_ranks():
 
 
 @pytest.mark.gpus
-def test_two_gpus_have_the_bits_of_each_other_and_nearly_those_of_one(few):
+@pytest.mark.parametrize(
+    ("engine", "model"),
+    [("cupy_fused", SMALL), ("cuda_graph", MLP), ("cuda_persistent", MLP), ("cuda_conv_fused", LENET5),
+     ("cuda_conv_graph", LENET5), ("cuda_conv_graph_bf16", FASHION_CNN)],
+)  # fmt: skip
+def test_two_gpus_train_what_one_does(engine, model):
+    """The last batch has 127 examples: one rank's share of it is as large as of any other batch, and one's is not."""
     gpus.check(2)
-    recipe = Recipe(epochs=1, batch_size=128)
-    network, history = ranks.train(recipe, data.load(), "cuda_graph", ranks=2, gpus=True)
-    _, usual = recipe.train(data.load(), "cuda_graph")
-    np.testing.assert_allclose(history.loss, usual.loss, rtol=1e-3)
-    assert network.evaluate(*data.load().validation)["accuracy"] > 0.9
+    train, validation, test = data.load()[1:4]
+    n = 50 * 128 + 127
+    few = Dataset("few", Split(train.X[:n], train.y[:n]), validation, test, ())
+    recipe = Recipe(model=model, epochs=2, batch_size=128, lr=0.05)
+    network, history = ranks.train(recipe, few, engine, ranks=2, gpus=True)
+    one, usual = recipe.train(few, engine)
+    np.testing.assert_allclose(history.loss, usual.loss, rtol=2e-2 if "bf16" in engine else 1e-3)
+    found, wanted = (each.evaluate(*validation)["accuracy"] for each in (network, one))
+    assert found == pytest.approx(wanted, abs=0.01)
+
+
+@pytest.mark.gpus
+@pytest.mark.parametrize("engine", ["cuda_three_kernels", "cuda_cluster"])
+def test_kernels_that_update_and_do_not_send_gradients_are_refused(engine, few):
+    with pytest.raises(ValueError, match="updates within its kernel"):
+        ranks.train(Recipe(epochs=1, batch_size=128), few, engine, ranks=2, gpus=True)

@@ -27,8 +27,8 @@ class Gradient:
 
     Call it with x (n, *model.input) in the network's type, contiguous, and targets: it writes the gradient of the
     batch's loss into `network.grad`, and the loss into losses[step]. step: an int32 on the GPU, which then goes on by
-    one; without it the loss is losses[0]. ready: is called with the gradient of the head's first weights when it is there,
-    and that of all weights behind. precision: one of `blocks.MODES`. matches: see `blocks.pipeline`.
+    one; without it the loss is losses[0]. ready: is called with the gradient of the head's first weights when it is
+    there, and that of all weights behind. precision: one of `blocks.MODES`. matches: see `blocks.pipeline`.
     """
 
     def __init__(self, network, n, precision, matches):

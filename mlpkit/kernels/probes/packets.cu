@@ -2,6 +2,8 @@
 
 #include "ptx.cuh"
 
+extern __shared__ __align__(128) unsigned char shared_bytes[];
+
 enum Awaited { OTHER_GPUS };
 
 #include "watch.cuh"
