@@ -1,4 +1,4 @@
-"""All-reduce over NVLink by kernels of our own: each GPU reaches the others' memory, and a graph records the launch.
+"""All-reduce over NVLink by a kernel of our own: each GPU writes into the others' memory, and a graph records the launch.
 
 NCCL's all-reduce is made for any number of machines and any size. Here all GPUs are in one host, and the vector is one
 network's gradient: some megabytes, of which latency is a large part. See `kernels/parallel/all_reduce.cu`, and for
@@ -15,66 +15,72 @@ from .ring import RankLost
 from .shares import Reduction
 
 THREADS = 512
-EARLY_BLOCKS = 16  # of what goes on beside other kernels, which need the multiprocessors
-LEAST_EARLY = 1 << 16  # floats: fewer are not worth a kernel of their own
+MOST_PACKED = 1 << 19  # floats that go as flagged messages: more are quicker by NCCL
+LEAST_EARLY = 1 << 16  # floats: fewer are not worth a copy
 
 
 class NvlinkReduction(Reduction):
-    """A `Reduction` between GPUs that reach each other's memory; one of float64 is left to NCCL."""
+    """A `Reduction` between GPUs that reach each other's memory; one of float64, or a long one, is left to NCCL."""
 
     def __init__(self, communicator, network):
         import cupy as cp
         import cupyx
 
         super().__init__(communicator, network)
-        self.failed = cupyx.empty_pinned(1, np.uint32)  # which the GPU writes itself
-        self.failed[:] = 0
-        self.vector, self.n_weights = network.grad, network.n_weights
-        self.early, self.beside = (0, 0), cp.cuda.Stream(non_blocking=True, priority=-1)
-        if self.dtype == np.float32:
-            most = cp.cuda.Device().attributes["MultiProcessorCount"]
-            self.kernel = kernels.load("all_reduce", RANKS=self.ranks, BLOCK_THREADS=THREADS).get_function("all_reduce")
-            self.places = communicator.addresses(self.vector)
-            self.sums = [self._sums(min(most, -(-self.vector.size // (4 * self.ranks * THREADS))))]
-            self.sums.append(self._sums(EARLY_BLOCKS))
-            self(self.vector)  # so that it is compiled
-
-    def _sums(self, blocks):
-        """Return a function that sums up a part of all vectors, by so many blocks, which have flags of their own."""
-        import cupy as cp
-
-        turns, flags = cp.zeros(blocks, np.uint32), cp.zeros(2 * self.ranks * blocks, np.uint32)
-        table = np.concatenate([self.places, self.communicator.addresses(flags)])
-        peers, rank = table.view(f"V{table.nbytes}"), np.int32(self.rank)
-        failed = np.uint64(self.failed.ctypes.data)
-
-        def sums(*part, _lasting=flags):
-            numbers = np.array(part, np.int32)
-            arguments = peers, rank, numbers.view(f"V{numbers.nbytes}"), self.weights, turns, failed
-            self.kernel((blocks,), (THREADS,), arguments)
-
-        return sums
+        self.vector, self.n_weights, self.n = network.grad, network.n_weights, network.grad.size
+        self.early, self.beside = (0, 0), cp.cuda.Stream(non_blocking=True)
+        self.failed, self.found = cp.zeros(1, np.uint64), cupyx.empty_pinned(1, np.uint64)
+        self.found[:] = 0
+        if self.dtype != np.float32:
+            return
+        self.blocks = min(cp.cuda.Device().attributes["MultiProcessorCount"], -(-self.n // THREADS))
+        load = kernels.load("all_reduce", RANKS=self.ranks)
+        self.kernel, self.count = load.get_function("all_reduce"), load.get_function("count_early")
+        self.turns, self.sent = cp.zeros(2 * self.blocks, np.uint32), cp.zeros(1, np.uint32)
+        self.came = cp.empty((self.ranks, -(-self.n // 4) * 4), np.float32)  # rows that fours of floats begin
+        self.arrivals = cp.zeros(self.ranks, np.uint32)
+        self.theirs = [communicator.addresses(array) for array in (self.came, self.arrivals)]
+        slots = min(self.n, MOST_PACKED) + self.blocks
+        self.boxes = self.mailboxes(2 * self.ranks * slots * 8)
+        among = np.zeros(1, ranks_struct(self.ranks))
+        among["boxes"], among["slots"], among["rank"] = self.boxes.addresses, slots, self.rank
+        self.among = among.view(f"V{among.nbytes}")
+        self(self.vector[:THREADS])  # so that it is compiled
 
     def begin(self, dW):
-        """Ask for the sum of the weights' gradients from `dW` on, beside what is asked for before the next call."""
+        """Send the weights' gradients from `dW` on to the others, beside what is asked for before the next call."""
         import cupy as cp
 
         first, last = -(-(dW.data.ptr - self.vector.data.ptr) // 16), self.n_weights // 4
-        if self.dtype == np.float32 and 4 * (last - first) >= LEAST_EARLY:
-            self.early = first, last
-            self.beside.wait_event(cp.cuda.get_current_stream().record())
-            with self.beside:
-                self.sums[1](first, last - first, 0, 0, 0)
+        size = 4 * (last - first)
+        if self.is_apart or self.dtype != np.float32 or size < LEAST_EARLY or self.n - size > MOST_PACKED:
+            return
+        self.early = first, last - first
+        self.beside.wait_event(cp.cuda.get_current_stream().record())
+        with self.beside:
+            self.count((1,), (32,), (self.sent,))
+        copy, stream = cp.cuda.runtime.memcpyAsync, self.beside.ptr
+        for other, (came, arrivals) in enumerate(zip(*map(np.ndarray.tolist, self.theirs), strict=True)):
+            if other != self.rank:
+                copy(came + self.came.strides[0] * self.rank, self.vector.data.ptr + 16 * first, 4 * size, 4, stream)
+                copy(arrivals + 4 * self.rank, self.sent.data.ptr, 4, 4, stream)
 
     def __call__(self, grad):
         import cupy as cp
 
-        if self.dtype != np.float32:
+        if self.is_apart:
+            return
+        (first, count), self.early = self.early, (0, 0)
+        if self.dtype != np.float32 or grad.size - 4 * count > MOST_PACKED:
             super().__call__(grad)
             return
-        (first, last), self.early = self.early, (0, 0)
-        self.sums[0](0, grad.size // 4 - (last - first), first, last - first, grad.size % 4)
-        if last:
+        early = np.zeros(1, early_struct(self.ranks))
+        early["of"] = self.came.data.ptr + self.came.strides[0] * np.arange(self.ranks)
+        early["arrivals"], early["first"], early["count"] = self.arrivals.data.ptr, first, count
+        size = np.int32(grad.size)
+        arguments = grad, size, early.view(f"V{early.nbytes}"), self.weights, self.turns, self.failed, self.among
+        self.kernel((self.blocks,), (THREADS,), arguments, shared_mem=1024)
+        if count:  # the copies must be done before the next step's gradient is written
             cp.cuda.get_current_stream().wait_event(self.beside.record())
 
     def mailboxes(self, size):
@@ -87,7 +93,20 @@ class NvlinkReduction(Reduction):
     def check(self, wait=False):
         import cupy as cp
 
+        self.failed.data.copy_to_host_async(self.found.ctypes.data, self.found.nbytes)
         if wait:
             cp.cuda.Device().synchronize()
-        if word := int(self.failed[0]):
-            raise RankLost(f"rank {word - 1} did not come to add up gradients: resume the training.")
+        if self.found[0]:
+            raise RankLost("another GPU did not come to add up gradients: resume the training.")
+
+
+def ranks_struct(ranks):
+    """Return the dtype of `Ranks` in `kernels/ranks.cuh`."""
+    fields = ("boxes", np.uint64, ranks), ("slots", np.int64), ("rank", np.int32), ("before", np.uint32)
+    return np.dtype([*fields, ("weight", np.float32)], align=True)
+
+
+def early_struct(ranks):
+    """Return the dtype of `Early` in `kernels/parallel/all_reduce.cu`."""
+    fields = ("of", np.uint64, ranks), ("arrivals", np.uint64), ("first", np.int32), ("count", np.int32)
+    return np.dtype([*fields], align=True)

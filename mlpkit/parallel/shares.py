@@ -1,5 +1,6 @@
 """Which rows of a batch are a rank's, and a trainer that takes its steps on those alone."""
 
+from contextlib import contextmanager
 from copy import copy
 from types import SimpleNamespace
 
@@ -44,6 +45,7 @@ class Reduction:
         self.communicator, self.rank, self.ranks = communicator, communicator.rank, communicator.ranks
         self.engine, self.dtype = network.engine, network.dtype
         self.weights = self.engine.asarray(np.zeros(self.ranks, self.dtype))
+        self.is_apart = False
         self.weigh([1] * self.ranks)
 
     def weigh(self, sizes):
@@ -54,8 +56,18 @@ class Reduction:
 
     def __call__(self, grad):
         """Replace a gradient by the weighted sum of all ranks'."""
-        grad *= self.weights[self.rank]
-        self.communicator.sum(grad)
+        if not self.is_apart:
+            grad *= self.weights[self.rank]
+            self.communicator.sum(grad)
+
+    @contextmanager
+    def apart(self):
+        """Let a step be tried meanwhile that other ranks do not take: nothing is added up."""
+        self.is_apart = True
+        try:
+            yield
+        finally:
+            self.is_apart = False
 
     def check(self, wait=False):
         """Raise RankLost where another rank was waited for in vain: by what is done, or all that was asked for."""

@@ -1,5 +1,7 @@
-"""All-reduce by a kernel of our own: on a CPU, where each GPU's part is done with a mirror of the other's."""
+"""All-reduce by a kernel of our own: on a CPU here, where the other GPU is a mirror that sends what this one does."""
 
+import ctypes
+import sys
 from types import SimpleNamespace
 
 import emulator
@@ -11,72 +13,89 @@ from mlpkit.parallel.nvlink import LEAST_EARLY
 from mlpkit.parallel.ring import RankLost
 
 
-class Two:
-    """One of two GPUs, whose vectors are both here; whatever this one says, the other one seems to say, too."""
+class Mirror:
+    """One of two GPUs: what it writes to the other one's arrays comes to its own, as if that had sent the same."""
 
     ranks = 2
 
-    def __init__(self, rank, vectors):
-        self.rank, self.vectors = rank, vectors
+    def __init__(self, rank):
+        self.rank = rank
 
     def addresses(self, array):
-        """Return where the vectors are, or flags (2, ranks, blocks) that are those of both."""
-        for vector in self.vectors:
-            if array.ctypes.data == vector.ctypes.data:
-                return np.array([each.ctypes.data for each in self.vectors], np.uint64)
-        places, apart = np.array([array.ctypes.data] * 2), array.nbytes // 4
-        places[1 - self.rank] += apart if self.rank == 0 else -apart
-        return places.astype(np.uint64)
+        """Return where both ranks' arrays seem to lie: of rows a rank; or of mailboxes, (2, ranks, slots)."""
+        row = array.nbytes // (4 if array.dtype == np.uint8 else 2)
+        return (array.ctypes.data + row * (1 - 2 * self.rank) * (np.arange(2) != self.rank)).astype(np.uint64)
 
 
-class Network:
-    """What a reduction asks of a network."""
+def reduction(folder, rank, vector, patch, blocks=3):
+    """Return a reduction whose kernel runs on a GPU of three multiprocessors, and whose copies are done at once."""
+    cupy = sys.modules["cupy"]
+    patch.setitem(emulator.H100, "MultiProcessorCount", blocks)
+    cupy.cuda.Device = lambda: SimpleNamespace(attributes=emulator.H100, synchronize=lambda: None)
+    cupy.cuda.runtime.memcpyAsync = lambda to, of, size, *_: ctypes.memmove(to, of, size)
+    nvlink = emulator.own("parallel.nvlink")
+    network = SimpleNamespace(engine=cupy, dtype=vector.dtype, grad=vector, n_weights=len(vector) - 9)
+    return nvlink.NvlinkReduction(Mirror(rank), network)
 
-    def __init__(self, cupy, grad, n_weights):
-        self.engine, self.dtype, self.grad, self.n_weights = cupy, grad.dtype, grad, n_weights
 
-
-def summed(monkeypatch, folder, n, sizes, early=None):
-    """Return what both GPUs have in the end, and the weighted sum of what they had. early: the first of a part."""
-    with emulator.with_cupy(folder) as _, monkeypatch.context() as patch:
-        cupy = __import__("cupy")
-        cupy.cuda.Device = lambda: SimpleNamespace(attributes=emulator.H100, synchronize=lambda: None)
-        patch.setitem(emulator.H100, "MultiProcessorCount", 3)
-        nvlink = emulator.own("parallel.nvlink")
-        nvlink.EARLY_BLOCKS = 2
-        nvlink.NvlinkReduction.__call__, call = lambda *_: None, nvlink.NvlinkReduction.__call__
-        rng = np.random.default_rng(n)
-        vectors = [rng.normal(size=n).astype(np.float32).view(emulator.Array) for _ in range(2)]
-        had, weights = [vector.copy() for vector in vectors], np.array(sizes, np.float32) / np.float32(sum(sizes))
-        for rank in range(2):
-            reduction = nvlink.NvlinkReduction(Two(rank, vectors), Network(cupy, vectors[rank], n - 9))
-            reduction.weigh(sizes)
-            if early is not None:
-                reduction.begin(vectors[rank][early:])
-            call(reduction, vectors[rank])
-            reduction.check(wait=True)
-        return vectors, np.float32(weights[0] * had[0]) + np.float32(weights[1] * had[1]), reduction
+def random(n):
+    return np.random.default_rng(n).normal(size=n).astype(np.float32).view(emulator.Array)
 
 
 @needs_compiler
-@pytest.mark.parametrize(("n", "sizes"), [(5, (1, 1)), (6001, (3, 2)), (20_000, (1, 0))])
-def test_each_gpu_has_the_weighted_sum_of_both(n, sizes, folder, monkeypatch):
-    found, wanted, _ = summed(monkeypatch, folder, n, sizes)
-    for each in found:
-        np.testing.assert_array_equal(each, wanted)
-
-
-@needs_compiler
-def test_a_gpu_that_was_waited_for_in_vain_is_named(folder, monkeypatch):
-    reduction = summed(monkeypatch, folder, 8, (1, 1))[2]
-    reduction.failed[0] = 2
-    with pytest.raises(RankLost, match=r"^rank 1 did not come to add up gradients: resume the training\.$"):
-        reduction.check()
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("n", [5, 6001])
+def test_messages_are_added_up_with_their_weights(n, rank, folder, monkeypatch):
+    """Of a mirror they are this GPU's own, with its own weight."""
+    with emulator.with_cupy(folder):
+        vector = random(n)
+        reduces = reduction(folder, rank, vector, monkeypatch)
+        for sizes in ((1, 1), (3, 1)):
+            vector[:] = random(n)
+            reduces.weigh(sizes)
+            reduces(vector)
+            part = np.float32(sizes[rank] / sum(sizes)) * random(n)
+            np.testing.assert_array_equal(vector, part + part)
+        reduces.check(wait=True)
 
 
 @needs_compiler
 @pytest.mark.parametrize("early", [4, 1025])
-def test_what_is_there_early_is_summed_up_once(early, folder, monkeypatch):
-    found, wanted, _ = summed(monkeypatch, folder, LEAST_EARLY + 1100, (2, 1), early)
-    for each in found:
-        np.testing.assert_array_equal(each, wanted)
+def test_what_comes_early_is_added_up_once(early, folder, monkeypatch):
+    n = LEAST_EARLY + 1100
+    with emulator.with_cupy(folder):
+        vector = random(n)
+        reduces = reduction(folder, 0, vector, monkeypatch)
+        reduces.weigh((3, 1))
+        first, last = -(-early // 4) * 4, (n - 9) // 4 * 4
+        for _ in range(3):
+            vector[:] = random(n)
+            reduces.begin(vector[early:])
+            reduces(vector)
+            one, other = (np.float32(weight) * random(n) for weight in (0.75, 0.25))
+            np.testing.assert_array_equal(vector[first:last], (one + other)[first:last])
+            np.testing.assert_array_equal(vector[last:], (one + one)[last:])
+            np.testing.assert_array_equal(vector[:first], (one + one)[:first])
+        reduces.begin(vector[n - 100 :])  # too little
+        assert reduces.early == (0, 0)
+
+
+@needs_compiler
+def test_a_step_that_others_do_not_take_is_not_added_up(folder, monkeypatch):
+    with emulator.with_cupy(folder):
+        vector = random(70_000)
+        reduces = reduction(folder, 0, vector, monkeypatch)
+        vector[:] = random(70_000)
+        with reduces.apart():
+            reduces.begin(vector)
+            reduces(vector)
+        np.testing.assert_array_equal(vector, random(70_000))
+
+
+@needs_compiler
+def test_a_gpu_that_was_waited_for_in_vain_is_told(folder, monkeypatch):
+    with emulator.with_cupy(folder):
+        reduces = reduction(folder, 0, random(8), monkeypatch)
+        reduces.failed[0] = 1 << 48
+        with pytest.raises(RankLost, match=r"^another GPU did not come to add up gradients: resume the training\.$"):
+            reduces.check(wait=True)

@@ -1,5 +1,6 @@
 """A network's gradient by blocks, and a step of any network as a graph, with memory that is planned."""
 
+from contextlib import nullcontext
 from functools import cache
 from math import gcd
 
@@ -128,11 +129,8 @@ class PlannedTrainer(GraphTrainer):
         self.gradients[n] = Gradient(self.network, n, self.precision, self.matches)
         self.batches[n] = Batch(self.network, self.y, n, self.batches.get(self.batch_size))
         vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.losses
-        reduce, self.optimizer.reduce = self.optimizer.reduce, None  # other ranks may have this graph already
-        try:
+        with getattr(self.optimizer.reduce, "apart", nullcontext)():  # other ranks may have this graph already
             self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors, rehearsed=True), self.memory)
-        finally:
-            self.optimizer.reduce = reduce
         self.memory = self.arenas[n].memory
         self.restart()  # an epoch may be about to begin
         return self.arenas[n]

@@ -1,100 +1,74 @@
-// All-reduce from within a kernel: several GPUs of one host add up a vector of each, with no host and no library.
+// All-reduce over NVLink, by a kernel of each GPU, with no host and no library: for steps that are recorded.
 //
-// Each GPU has one chunk of the vector: it reads the chunk from all the others over NVLink, adds up, each with its weight,
-// and writes the sum to all of them. That is a reduce-scatter and an all-gather, which take a ring 2 (ranks - 1) steps;
-// where every GPU reaches every other one, one step each will do. All add up in the order of the ranks, so all have the
-// same bits.
+// A long part of the vector may have come early: the copy engines of the other GPUs have written theirs into this one's
+// memory, while it still computed, and then a count. It is added up where it lies. The rest goes from GPU to GPU as
+// flagged messages, see ranks.cuh. All GPUs add up in the order of the ranks, so all have the same bits.
 //
-// A block waits for the block of its number on each other GPU, twice: until all have their vectors, and until all have
-// written. So no block waits for one that is not running: there are no more blocks than a GPU has multiprocessors.
+// A block says that it is there when it has read what had come early. So whoever is done with this kernel knows that it
+// may be written over. No block waits for one that is not running: there are no more than multiprocessors.
 
 #include "ptx.cuh"
 
-#ifndef BLOCK_THREADS
-#define BLOCK_THREADS 512
-#endif
-#ifndef RANKS
-#define RANKS 2
-#endif
-#ifndef PATIENCE
-#define PATIENCE 120000000000ll  // ns: others may still compile their kernels
-#endif
+extern __shared__ __align__(128) unsigned char shared_bytes[];
 
-struct Peers {
-    float* vectors[RANKS];
-    Word* flags[RANKS];  // of each GPU: (2, ranks, blocks), who has come how far
+#define PATIENCE (1 << 28)  // minutes: others may still compile the kernels of their step
+enum Awaited { OTHER_GPUS };
+
+#include "watch.cuh"
+#include "ranks.cuh"
+
+// What came early: `count` fours of floats, `first` fours from the beginning of the vector on.
+struct Early {
+    const float4* of[RANKS];
+    const Word* arrivals;  // (RANKS,): how often it came
+    int first, count;
 };
 
-// Let each other GPU's block of this number know that this one has come so far, and wait until they all have.
-__device__ void meet(const Peers& all, int rank, int stage, Word turn, Word* failure) {
-    __threadfence_system();  // what this thread has written is there before anybody is told
-    __syncthreads();
-    const int other = threadIdx.x;
-    if (other < RANKS) {
-        st_release_sys(all.flags[other] + (stage * RANKS + rank) * gridDim.x + blockIdx.x, turn);
-        const Word* flag = all.flags[rank] + (stage * RANKS + other) * gridDim.x + blockIdx.x;
-        const long long since = globaltimer();
-        for (Word looks = 1; (int)(ld_acquire_sys(flag) - turn) < 0; looks++) {
-            if (looks % 1024) continue;
-            if (globaltimer() - since > PATIENCE) st_release_sys(failure, 1 + other);
-            if (ld_acquire_sys(failure)) break;
+__device__ void add_up_early(float4* vector, const Early& early, const float* weights, int rank, Word turn) {
+    if (threadIdx.x < RANKS && threadIdx.x != rank) {
+        Word turns = 0;
+        while ((int)(ld_acquire_sys(early.arrivals + threadIdx.x) - turn) < 0 && !give_up(turns, OTHER_GPUS, turn)) {
         }
+    }
+    __syncthreads();
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < early.count; i += gridDim.x * blockDim.x) {
+        const float4 own = vector[early.first + i];
+        float4 sum = {};
+#pragma unroll
+        for (int other = 0; other < RANKS; other++) {
+            const float4 x = other == rank ? own : __ldcg(early.of[other] + i);
+            const float w = weights[other];
+            sum.x = __fadd_rn(sum.x, __fmul_rn(w, x.x)), sum.y = __fadd_rn(sum.y, __fmul_rn(w, x.y));
+            sum.z = __fadd_rn(sum.z, __fmul_rn(w, x.z)), sum.w = __fadd_rn(sum.w, __fmul_rn(w, x.w));
+        }
+        vector[early.first + i] = sum;
     }
     __syncthreads();
 }
 
-// sum + weight x, rounded after each of the two, as the sum of products that others have computed is.
-__device__ float plus(float sum, float weight, float x) { return __fadd_rn(sum, __fmul_rn(weight, x)); }
+// Replace the n floats of each GPU's vector by the weighted sums of all. weights: (RANKS,). turns: (2, gridDim.x), how
+// often each block has been here, and how often something came early. ranks: without `before` and `weight`.
+extern "C" __global__ __launch_bounds__(512) void all_reduce(float* vector, int n, Early early, const float* weights,
+                                                             Word* turns, Word64* failure, Ranks ranks) {
+    if (threadIdx.x == 0) watch().failure = failure;
+    Word* turn = turns + blockIdx.x;
+    ranks.before = turn[0], ranks.weight = weights[ranks.rank];
+    const Word arrival = turn[gridDim.x] + (early.count > 0);
+    __syncthreads();
+    if (threadIdx.x == 0) turn[0] = ranks.before + 1, turn[gridDim.x] = arrival;
+    if (early.count) add_up_early((float4*)vector, early, weights, ranks.rank, arrival);
 
-// A part of the vectors in fours of floats: `count` from `first` on, but that those from `hole` on are `skipped`. tail: so
-// many floats behind the last four.
-struct Part {
-    int first, count, hole, skipped, tail;
-
-    __device__ int at(int i) const { return first + i + (first + i >= hole ? skipped : 0); }
-};
-
-const int AT_ONCE = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;  // fours of each rank that a thread asks for before it waits
-
-// weights: of all ranks. turns: how often each block has been here, this GPU's own. failure: 0, or who was waited for in
-// vain, from 1 on.
-extern "C" __global__ __launch_bounds__(BLOCK_THREADS) void all_reduce(Peers all, int rank, Part part, const float* weights,
-                                                                       Word* turns, Word* failure) {
-    const Word turn = turns[blockIdx.x] + 1;
-    float weight[RANKS];
-#pragma unroll
-    for (int other = 0; other < RANKS; other++) weight[other] = weights[other];
-    meet(all, rank, 0, turn, failure);
-    if (threadIdx.x == 0) turns[blockIdx.x] = turn;
-    const int first = (long long)part.count * rank / RANKS, last = (long long)part.count * (rank + 1) / RANKS;
-    const int stride = gridDim.x * BLOCK_THREADS;
-    for (int start = first + blockIdx.x * BLOCK_THREADS + threadIdx.x; start < last; start += AT_ONCE * stride) {
-        float4 x[AT_ONCE][RANKS];
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
-            const int i = part.at(min(start + k * stride, last - 1));
-#pragma unroll
-            for (int other = 0; other < RANKS; other++) x[k][other] = __ldcg((const float4*)all.vectors[other] + i);
-        }
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
-            float4 sum = {};
-#pragma unroll
-            for (int other = 0; other < RANKS; other++) {
-                const float w = weight[other];
-                sum.x = plus(sum.x, w, x[k][other].x), sum.y = plus(sum.y, w, x[k][other].y);
-                sum.z = plus(sum.z, w, x[k][other].z), sum.w = plus(sum.w, w, x[k][other].w);
-            }
-            if (start + k * stride >= last) break;
-#pragma unroll
-            for (int other = 0; other < RANKS; other++) ((float4*)all.vectors[other])[part.at(start + k * stride)] = sum;
-        }
+    const int rest = n - 4 * early.count, stride = gridDim.x * blockDim.x;
+    const auto place = [&](int i) { return i < 4 * early.first ? i : i + 4 * early.count; };
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rest; i += stride) ranks.send(i, vector[place(i)], 1);
+    if (threadIdx.x == 0) ranks.send(rest + blockIdx.x, 0, 1);
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rest; i += stride) {
+        vector[place(i)] = ranks.sum(i, vector[place(i)], 1);
     }
-    if (rank == RANKS - 1 && blockIdx.x == 0 && threadIdx.x < part.tail) {
-        const int i = 4 * part.at(part.count) + threadIdx.x;
-        float sum = 0;
-        for (int other = 0; other < RANKS; other++) sum = plus(sum, weight[other], __ldcg(all.vectors[other] + i));
-        for (int other = 0; other < RANKS; other++) all.vectors[other][i] = sum;
-    }
-    meet(all, rank, 1, turn, failure);
+    if (threadIdx.x == 0) ranks.sum(rest + blockIdx.x, 0, 1);
+}
+
+// Count what this GPU is about to send early.
+extern "C" __global__ void count_early(Word* sent) {
+    if (threadIdx.x == 0) *sent += 1;
 }
