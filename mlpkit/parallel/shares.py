@@ -35,6 +35,7 @@ class Sharded:
     def __init__(self, theirs, communicator, network, optimizer, X, y, batch_size):
         self.communicator, self.network, self.optimizer, self.batch_size = communicator, network, optimizer, batch_size
         optimizer.reduce = self.reduce
+        network.mode.seed += communicator.rank << 64  # or dropout would drop the same cells of each share
         self.trainer = theirs.Trainer(network, optimizer, X, y, batch_size // communicator.ranks)
 
     def reduce(self, grad):
