@@ -4,8 +4,8 @@ The first rank writes checkpoints, and says after each epoch what it has, so tha
 """
 
 import os
-import shutil
 import signal
+import warnings
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, current_process, get_context, parent_process
 from multiprocessing.shared_memory import SharedMemory
@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 from mlpkit import engines, machine
 from mlpkit.checks import check_count
+from mlpkit.files import write_atomically
 from mlpkit.paths import expanded
 from mlpkit.training.fit import fit
 from mlpkit.training.history import History
@@ -136,8 +137,7 @@ def _options(options, rank, folder):
     own = {name: value for name, value in options.items() if name not in ("checkpoints", "resume")}
     last = expanded(options.get("checkpoints") or ".") / "last.npz"
     if options.get("resume") and last.exists():
-        folder.mkdir()
-        shutil.copy(last, folder)
+        write_atomically(folder / last.name, last.read_bytes())
         own |= {"checkpoints": str(folder), "resume": True}
     return own
 
@@ -146,6 +146,7 @@ def _rank(pipe, rank, ranks, memory, barrier, identifier):
     """Be a rank: hear what to train, train, and tell what was found."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it decides
     Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
+    warnings.showwarning = lambda message, *_, **__: pipe.send(("warning", message)) if rank == 0 else None
     try:
         recipe, parts, engine, options = _job(pipe)
         if identifier:
@@ -201,6 +202,9 @@ def _heard(network, pipes, on_epoch):
                     continue
                 if kind == "error":
                     raise what[0]
+                if kind == "warning":
+                    warnings.warn(what[0], stacklevel=3)
+                    continue
                 history, theta, statistics = what
                 network.set_theta(theta)
                 network.set_statistics(statistics)

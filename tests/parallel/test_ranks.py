@@ -341,6 +341,17 @@ def test_what_a_rank_raises_is_raised_here_and_its_traceback_is_not_shown(few, c
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_what_the_first_rank_warns_of_is_told_here(few, capfd):
+    """In a notebook nobody sees what a rank writes to the terminal."""
+    bright = few._replace(train=Split(few.train.X.astype(np.float32), few.train.y))
+    with pytest.warns(UserWarning, match="divide all") as told:
+        RECIPE.but(epochs=1, lr=1e-9).train(bright)
+    with pytest.warns(UserWarning, match="divide all") as heard:
+        ranks.train(RECIPE.but(epochs=1, lr=1e-9), bright, ranks=2)
+    assert [str(each.message) for each in heard] == [str(each.message) for each in told]
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("n", [200, 30])
 def test_a_batch_norm_of_one_row_a_rank_is_refused(few, n):
     normed = RECIPE.but(model=Model((784,), (Linear(12), BatchNorm(), ReLU(), Linear(10))))
