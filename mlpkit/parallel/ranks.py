@@ -35,8 +35,9 @@ def train(recipe, dataset, engine=engines.BASELINE, *, ranks=2, gpus=False, on_e
     """Train as `recipe.train` does, in so many processes; return the network and the history.
 
     gpus: whether each rank has a GPU of its own, by NCCL. options: of `fit`. The batch size is that of all ranks
-    together, so a training can be resumed with another number of ranks. Raises what `fit` raises, ValueError for ranks
-    that can't be had, and RankLost where one has died: the last checkpoint is kept.
+    together, so a training can be resumed with another number of ranks. What a batch norm or the loss `Detection`
+    divides by is that of a rank's share. Raises what `fit` raises, ValueError for ranks that can't be had, OSError for
+    too little shared memory, and RankLost where one has died: the last checkpoint is kept.
     """
     if getattr(current_process(), "_inheriting", False):  # a rank imports the script that has started it
         os._exit(UNGUARDED)
