@@ -82,7 +82,7 @@ def _where_to_meet(context, ranks, size):
 
     Memory that is not reserved would end a rank by SIGBUS when it first writes to it.
     """
-    memory = None
+    memory, advice = None, "give a container more of it, as by --shm-size=1g, or train without ranks"
     try:
         barrier, memory = context.Barrier(ranks), SharedMemory(create=True, size=ranks * size)
         if hasattr(os, "posix_fallocate"):
@@ -90,10 +90,8 @@ def _where_to_meet(context, ranks, size):
         return memory, barrier
     except OSError as error:
         _give_back(memory)
-        raise OSError(
-            f"ranks meet in shared memory, and {ranks * size:,} bytes of it can't be had ({error.strerror or error}): "
-            "give this machine more of it, a container by --shm-size=1g, or train without ranks."
-        ) from error
+        why = f"{ranks * size:,} bytes of shared memory, where ranks meet, can't be had ({error.strerror or error})"
+        raise OSError(f"{why}: {advice}.") from error
 
 
 @contextmanager
@@ -121,9 +119,7 @@ def check_ranks(recipe, engine, ranks, gpus):
         here, wanted = ("CPU", "ranks") if gpus else ("GPU", "gpus")
         raise ValueError(f"{engine} computes on the {here}: say how many {wanted} there shall be.")
     if ranks > (most := max(8, machine.cores())):
-        raise ValueError(
-            f"{ranks} ranks are too many for the {machine.cores()} cores of this machine: take {most} at most."
-        )
+        raise ValueError(f"{ranks} ranks are too many for {machine.cores()} cores: take {most} at most.")
     if recipe.batch_size % ranks:
         raise ValueError(
             f"a batch of {recipe.batch_size} can't be shared by {ranks} ranks: take a multiple of {ranks}."
@@ -173,10 +169,8 @@ def _job(pipe):
     try:
         return pipe.recv()
     except (AttributeError, ImportError) as error:
-        raise ValueError(
-            f"a rank does not find what it is to train ({error}): put your own layers, losses and functions into a "
-            "file beside the notebook or script, and import them from there."
-        ) from None
+        advice = "put your own layers, losses and functions into a file beside the notebook or script, and import them"
+        raise ValueError(f"a rank does not find what it is to train ({error}): {advice}.") from None
 
 
 def _end_with(process):
