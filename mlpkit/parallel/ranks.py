@@ -28,6 +28,7 @@ from .ring import RankLost, Ring
 from .shares import engine_of
 
 THREADS = ("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS")
+LAST_WORDS = 5  # seconds for a rank to say, or to show by its end, why another has waited for it in vain
 UNGUARDED = 117  # the exit code of a rank whose script starts ranks when it is imported
 
 
@@ -183,9 +184,10 @@ def _heard(network, pipes, on_epoch):
     """Return the network and the history that the ranks have found. Raises their error, RankLost where one is dead."""
     history, names = History(), {pipe: number for number, pipe in enumerate(pipes)}
     ready: Any
+    lost: Any = None  # what a rank says that has waited for another in vain; the other knows more, if it can speak
     try:
         while names:
-            ready = connection.wait([*names])
+            ready = connection.wait([*names], LAST_WORDS if lost else None)
             for pipe in ready:
                 try:
                     kind, *what = pipe.recv()
@@ -196,7 +198,10 @@ def _heard(network, pipes, on_epoch):
                     del names[pipe]
                     continue
                 if kind == "error":
-                    raise what[0]
+                    lost = what[0]
+                    if isinstance(lost, RankLost):
+                        continue
+                    raise lost
                 if kind == "warning":
                     warnings.warn(what[0], stacklevel=3)
                     continue
@@ -207,7 +212,9 @@ def _heard(network, pipes, on_epoch):
                     on_epoch(history)
                 if kind == "done":
                     return network, history
-        raise RankLost("the ranks have ended too early: resume the training, where there are checkpoints.")
+            if not ready:
+                break
+        raise lost or RankLost("the ranks have ended too early: resume the training, where there are checkpoints.")
     except KeyboardInterrupt:
         history.stopped = "interrupted"
         return network, history

@@ -242,6 +242,20 @@ def test_a_rank_that_is_killed_in_the_middle_of_a_message_is_named_too():
         ranks._heard(None, {ours: SimpleNamespace(join=lambda seconds: None, exitcode=-9)}, None)
 
 
+@pytest.mark.parametrize(("code", "said"), [(None, "waited in vain"), (-9, "rank 1 was killed by SIGKILL")])
+def test_of_a_rank_that_waited_in_vain_and_the_one_it_waited_for_the_latter_is_heard(code, said):
+    """If it says nothing, and does not end, nobody waits for it for ever."""
+    (ours, theirs), (others, silent) = (get_context("spawn").Pipe() for _ in range(2))
+    theirs.send(("error", RankLost("waited in vain")))
+    theirs.close()
+    if code:
+        silent.close()
+    ended = {ours: SimpleNamespace(join=lambda seconds: None, exitcode=0)}
+    ended[others] = SimpleNamespace(join=lambda seconds: None, exitcode=code)
+    with patch.object(ranks, "LAST_WORDS", 0.1), pytest.raises(RankLost, match=said):
+        ranks._heard(None, ended, None)
+
+
 SCRIPT = """
 from mlpkit import data
 from mlpkit.data import Split
