@@ -1,4 +1,4 @@
-"""All-reduce over NVLink by a kernel of our own: each GPU writes into the others' memory, and a graph records the launch.
+"""All-reduce over NVLink by a kernel of our own: each GPU writes into the memory of all others, and graphs record it.
 
 NCCL's all-reduce is made for any number of machines and any size. Here all GPUs are in one host, and the vector is one
 network's gradient: some megabytes, of which latency is a large part. See `kernels/parallel/all_reduce.cu`, and for

@@ -4,18 +4,20 @@ The first rank writes checkpoints, and says after each epoch what it has, so tha
 """
 
 import os
-import shutil
 import signal
-from multiprocessing import connection, get_context, parent_process
+import warnings
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, current_process, get_context, parent_process
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import Any
 from unittest.mock import patch
 
 from mlpkit import engines, machine
 from mlpkit.checks import check_count
+from mlpkit.files import write_atomically
 from mlpkit.paths import expanded
 from mlpkit.training.fit import fit
 from mlpkit.training.history import History
@@ -26,42 +28,89 @@ from .ring import RankLost, Ring
 from .shares import engine_of
 
 THREADS = ("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS")
+LAST_WORDS = 5  # seconds for a rank to say, or to show by its end, why another has waited for it in vain
+UNGUARDED = 117  # the exit code of a rank whose script starts ranks when it is imported
 
 
 def train(recipe, dataset, engine=engines.BASELINE, *, ranks=2, gpus=False, on_epoch=None, **options):
     """Train as `recipe.train` does, in so many processes; return the network and the history.
 
     gpus: whether each rank has a GPU of its own, by NCCL. options: of `fit`. The batch size is that of all ranks
-    together, so a training can be resumed with another number of ranks. Raises what `fit` raises, ValueError for ranks
-    that can't be had, and RankLost where one has died: the last checkpoint is kept.
+    together, so a training can be resumed with another number of ranks. What a batch norm or the loss `Detection`
+    divides by is that of a rank's share. Raises what `fit` raises, ValueError for ranks that can't be had, OSError for
+    too little shared memory, and RankLost where one has died: the last checkpoint is kept.
     """
+    if getattr(current_process(), "_inheriting", False):  # a rank imports the script that has started it
+        os._exit(UNGUARDED)
     ranks = check_ranks(recipe, engine, ranks, gpus)
     network, context = recipe.make_network(engine), get_context("spawn")  # or why there is none
     check_norms(network.model, len(dataset.train.y), recipe.batch_size, ranks)
     identifier = gpu_ranks.check(ranks) if gpus else None
-    size = 8 * max(network.layout.size, len(network.statistics), len(dataset.train.y))
-    memory = None if gpus else SharedMemory(create=True, size=ranks * size)
-    barrier, parts = context.Barrier(ranks), (dataset.train, dataset.validation)
-    started = []
+    longest = max(network.layout.size, len(network.statistics), len(dataset.train.y))
+    memory, barrier = (None, None) if gpus else _where_to_meet(context, ranks, 8 * -(-longest // ranks))
+    parts, started = (dataset.train, dataset.validation), []
     try:
         threads = dict.fromkeys(THREADS, str(max(1, machine.cores() // ranks)))
         with TemporaryDirectory() as folder, patch.dict(os.environ, threads):
+            own = [_options(options, rank, Path(folder, str(rank))) for rank in range(ranks)]
             for rank in range(ranks):
                 ours, theirs = context.Pipe()
                 meeting = rank, ranks, memory and memory.name, barrier, identifier
-                job = recipe, parts, engine, _options(options, rank, Path(folder, str(rank)))
-                process = context.Process(target=_rank, args=(theirs, *meeting, *job), daemon=True)
-                process.start()
+                process = context.Process(target=_rank, args=(theirs, *meeting), daemon=True)
+                with _put_off():
+                    process.start()
+                    started.append((ours, process))
                 theirs.close()  # so that its end is seen here
-                started.append((ours, process))
+            for (ours, _), each in zip(started, own, strict=True):
+                with suppress(ConnectionError):  # it is dead already, as is seen below
+                    ours.send((recipe, parts, engine, each))  # not by `start`, which would wait for it for ever
             return _heard(network, dict(started), on_epoch)
     finally:
         for _, process in started:
             process.kill()  # one that was killed in the barrier has left it locked, so nobody can be told there
             process.join()
-        if memory:
-            memory.close()
-            memory.unlink()
+        _give_back(memory)
+
+
+def _give_back(memory):
+    if memory:
+        memory.close()
+        memory.unlink()
+
+
+def _where_to_meet(context, ranks, size):
+    """Return a memory of mailboxes of so many bytes, all of them there, and a barrier. Raises OSError for too little.
+
+    Memory that is not reserved would end a rank by SIGBUS when it first writes to it.
+    """
+    memory, advice = None, "give a container more of it, as by --shm-size=1g, or train without ranks"
+    try:
+        barrier, memory = context.Barrier(ranks), SharedMemory(create=True, size=ranks * size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(memory._fd, 0, ranks * size)  # type: ignore[attr-defined]
+        return memory, barrier
+    except OSError as error:
+        _give_back(memory)
+        why = f"{ranks * size:,} bytes of shared memory, where ranks meet, can't be had ({error.strerror or error})"
+        raise OSError(f"{why}: {advice}.") from error
+
+
+@contextmanager
+def _put_off():
+    """Have Ctrl-C wait for the end of this context, and never come to a process that is started in it."""
+    came: list[int] = []
+    hears, masks = current_thread() is main_thread(), hasattr(signal, "pthread_sigmask")  # Windows has no masks
+    handler = hears and signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else set()  # which is inherited
+    try:
+        yield
+    finally:
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if hears:
+            signal.signal(signal.SIGINT, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def check_ranks(recipe, engine, ranks, gpus):
@@ -70,12 +119,12 @@ def check_ranks(recipe, engine, ranks, gpus):
     if gpus != engines.on_gpu(engine):
         here, wanted = ("CPU", "ranks") if gpus else ("GPU", "gpus")
         raise ValueError(f"{engine} computes on the {here}: say how many {wanted} there shall be.")
+    if ranks > (most := max(8, machine.cores())):
+        raise ValueError(f"{ranks} ranks are too many for {machine.cores()} cores: take {most} at most.")
     if recipe.batch_size % ranks:
         raise ValueError(
             f"a batch of {recipe.batch_size} can't be shared by {ranks} ranks: take a multiple of {ranks}."
         )
-    if ranks > (most := max(8, machine.cores())):
-        raise ValueError(f"{ranks} ranks are more than this machine has cores: take {most} at most.")
     return ranks
 
 
@@ -86,17 +135,18 @@ def _options(options, rank, folder):
     own = {name: value for name, value in options.items() if name not in ("checkpoints", "resume")}
     last = expanded(options.get("checkpoints") or ".") / "last.npz"
     if options.get("resume") and last.exists():
-        folder.mkdir()
-        shutil.copy(last, folder)
+        write_atomically(folder / last.name, last.read_bytes())
         own |= {"checkpoints": str(folder), "resume": True}
     return own
 
 
-def _rank(pipe, rank, ranks, memory, barrier, identifier, recipe, parts, engine, options):
-    """Be a rank: train, and tell what was found."""
+def _rank(pipe, rank, ranks, memory, barrier, identifier):
+    """Be a rank: hear what to train, train, and tell what was found."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it decides
     Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
+    warnings.showwarning = lambda message, *_, **__: pipe.send(("warning", message)) if rank == 0 else None
     try:
+        recipe, parts, engine, options = _job(pipe)
         if identifier:
             gpu_ranks.take(rank)
         communicator = gpu_ranks.Nccl(rank, ranks, identifier) if identifier else Ring(rank, ranks, memory, barrier)
@@ -115,6 +165,15 @@ def _rank(pipe, rank, ranks, memory, barrier, identifier, recipe, parts, engine,
         os._exit(0)  # at once: the error's frames still hold shared memory, which would complain
 
 
+def _job(pipe):
+    """Return the recipe, the data, the engine's name and the options, which whoever has started this rank sends."""
+    try:
+        return pipe.recv()
+    except (AttributeError, ImportError) as error:
+        advice = "put your own layers, losses and functions into a file beside the notebook or script, and import them"
+        raise ValueError(f"a rank does not find what it is to train ({error}): {advice}.") from None
+
+
 def _end_with(process):
     """End this process with the one that has started it."""
     process.join()
@@ -125,31 +184,46 @@ def _heard(network, pipes, on_epoch):
     """Return the network and the history that the ranks have found. Raises their error, RankLost where one is dead."""
     history, names = History(), {pipe: number for number, pipe in enumerate(pipes)}
     ready: Any
+    lost: Any = None  # what a rank says that has waited for another in vain; the other knows more, if it can speak
     try:
         while names:
-            ready = connection.wait([*names])
+            ready = connection.wait([*names], LAST_WORDS if lost else None)
             for pipe in ready:
                 try:
                     kind, *what = pipe.recv()
-                except EOFError:
+                except (EOFError, OSError):  # in the middle of a message, too
                     pipes[pipe].join(1)
                     if code := pipes[pipe].exitcode:
-                        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-                        what = f"rank {names[pipe]} {how}, and the others were stopped"
-                        raise RankLost(f"{what}: resume it, where there are checkpoints.") from None
+                        raise _lost(names[pipe], code) from None
                     del names[pipe]
                     continue
-                if kind == "error" and not isinstance(what[0], RankLost):
-                    raise what[0]
-                if kind != "error":
-                    history, theta, statistics = what
-                    network.set_theta(theta)
-                    network.set_statistics(statistics)
+                if kind == "error":
+                    lost = what[0]
+                    if isinstance(lost, RankLost):
+                        continue
+                    raise lost
+                if kind == "warning":
+                    warnings.warn(what[0], stacklevel=3)
+                    continue
+                history, theta, statistics = what
+                network.set_theta(theta)
+                network.set_statistics(statistics)
                 if kind == "epoch" and on_epoch:
                     on_epoch(history)
                 if kind == "done":
                     return network, history
-        raise RankLost("the ranks have lost each other: resume the training.")
+            if not ready:
+                break
+        raise lost or RankLost("the ranks have ended too early: resume the training, where there are checkpoints.")
     except KeyboardInterrupt:
         history.stopped = "interrupted"
         return network, history
+
+
+def _lost(rank, code):
+    """Return the error of a rank that has ended with an exit code."""
+    if code == UNGUARDED:
+        what = 'put what your script does under `if __name__ == "__main__":`'
+        return ValueError(f"each rank imports the script that starts it, and would start ranks of its own: {what}.")
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    return RankLost(f"rank {rank} {how}, and the others were stopped: resume it, where there are checkpoints.")

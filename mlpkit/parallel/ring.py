@@ -6,24 +6,21 @@ travel around. See Patarasuk and Yuan (2009), "Bandwidth optimal all-reduce algo
 """
 
 from multiprocessing.shared_memory import SharedMemory
-from threading import BrokenBarrierError
 from typing import cast
 
 import numpy as np
 
 from .shares import Reduction
 
-PATIENCE = 60  # seconds to wait for the other ranks; one that is dead is noticed sooner, by whoever has started it
-
-
 class RankLost(ChildProcessError):
-    """Another rank has not come to where all meet."""
+    """A rank has ended before the training has."""
 
 
 class Ring:
     """The ranks of this machine, each with a mailbox in shared memory that its neighbour reads.
 
-    rank: of this process. memory: a shared memory of `ranks` mailboxes. barrier: where all ranks meet, twice a step.
+    rank: of this process. memory: a shared memory of `ranks` mailboxes, each for a chunk of the longest vector.
+    barrier: where all ranks meet, twice a step, without limit: a laptop may sleep. Who started them sees a dead one.
     """
 
     Reduction = Reduction
@@ -46,16 +43,10 @@ class Ring:
 
     def _passed(self, put, take, before):
         """Put a chunk into this rank's mailbox, and return what the rank before it has put into its own."""
-        self._meet()  # all have read what was there
+        self.barrier.wait()  # all have read what was there
         np.frombuffer(self.boxes[self.rank], put.dtype, len(put))[:] = put
-        self._meet()
+        self.barrier.wait()
         return np.frombuffer(self.boxes[before], take.dtype, len(take))
-
-    def _meet(self):
-        try:
-            self.barrier.wait(PATIENCE)
-        except BrokenBarrierError:
-            raise RankLost("another rank is lost, so this one can't go on.") from None
 
     def close(self):
         """Give the memory back."""

@@ -79,6 +79,7 @@ class Sharded:
     def __init__(self, theirs, communicator, network, optimizer, X, y, batch_size):
         self.communicator, self.network, self.batch_size = communicator, network, batch_size
         self.reduction = optimizer.reduce = communicator.Reduction(communicator, network)
+        network.mode.seed += communicator.rank << 64  # or dropout would drop the same cells of each share
         self.trainer = theirs.Trainer(network, optimizer, X, y, batch_size // communicator.ranks)
 
     def epoch(self, order):

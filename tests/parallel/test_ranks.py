@@ -1,12 +1,16 @@
 """Several ranks train what one process trains that adds up the gradients of shares, to the bit; a dead one is named."""
 
+import errno
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.shared_memory import SharedMemory
-from threading import Thread
+from threading import Barrier, Thread
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -17,13 +21,13 @@ from mlpkit import data, engines, executors, machine
 from mlpkit.__main__ import main
 from mlpkit.data import Dataset, Split, epoch_order
 from mlpkit.nn.conv import Conv, MaxPool
-from mlpkit.nn.layers import Flatten, Linear, ReLU
+from mlpkit.nn.layers import Dropout, Flatten, Linear, ReLU
 from mlpkit.nn.model import Model
 from mlpkit.nn.models import FASHION_CNN, LENET5, MLP
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.parallel import gpus, ranks
 from mlpkit.parallel.ring import RankLost, Ring
-from mlpkit.parallel.shares import share
+from mlpkit.parallel.shares import Sharded, share
 from mlpkit.training.fit import Diverged
 from mlpkit.training.recipe import Recipe
 from mlpkit.training.refusals import check_norms
@@ -106,7 +110,6 @@ def ring_of(rank, count, name, barrier, vectors, pipe):
 def test_the_ring_adds_up_in_its_own_order_and_all_have_the_same_bits(count, n):
     """In threads, which share memory, too. Two elements among three ranks leave one chunk empty."""
     from queue import Queue
-    from threading import Barrier
 
     vectors = np.random.default_rng(n).normal(size=(count, n)).astype(np.float32)
     memory, barrier = SharedMemory(create=True, size=count * n * 8), Barrier(count)
@@ -217,6 +220,139 @@ def test_a_dead_rank_ends_all_within_seconds_in_a_sentence(few):
     assert context
 
 
+def test_a_rank_that_is_killed_while_it_starts_is_named_at_once(few):
+    """It has not read yet what it is to train, and nobody waits for that."""
+
+    def kill_the_first():
+        while not (found := _children()):
+            time.sleep(0.001)
+        os.kill(min(map(int, found)), signal.SIGKILL)
+
+    Thread(target=kill_the_first).start()
+    began = time.monotonic()
+    with pytest.raises(RankLost, match="rank 0 was killed by SIGKILL"):
+        ranks.train(RECIPE.but(epochs=10_000), few, ranks=2)
+    assert time.monotonic() - began < 10
+
+
+def test_a_rank_that_is_killed_in_the_middle_of_a_message_is_named_too():
+    ours, theirs = get_context("spawn").Pipe()
+    os.write(theirs.fileno(), b"\0\0\1\0" + b"the first bytes of 256")
+    theirs.close()
+    with pytest.raises(RankLost, match="rank 0 was killed by SIGKILL"):
+        ranks._heard(None, {ours: SimpleNamespace(join=lambda seconds: None, exitcode=-9)}, None)
+
+
+@pytest.mark.parametrize(("code", "said"), [(None, "waited in vain"), (-9, "rank 1 was killed by SIGKILL")])
+def test_of_a_rank_that_waited_in_vain_and_the_one_it_waited_for_the_latter_is_heard(code, said):
+    """If it says nothing, and does not end, nobody waits for it for ever."""
+    (ours, theirs), (others, silent) = (get_context("spawn").Pipe() for _ in range(2))
+    theirs.send(("error", RankLost("waited in vain")))
+    theirs.close()
+    if code:
+        silent.close()
+    ended = {ours: SimpleNamespace(join=lambda seconds: None, exitcode=0)}
+    ended[others] = SimpleNamespace(join=lambda seconds: None, exitcode=code)
+    with patch.object(ranks, "LAST_WORDS", 0.1), pytest.raises(RankLost, match=said):
+        ranks._heard(None, ended, None)
+
+
+SCRIPT = """
+from mlpkit import data
+from mlpkit.data import Split
+from mlpkit.nn.layers import Linear
+from mlpkit.nn.models import Model
+from mlpkit.parallel import ranks
+from mlpkit.training.recipe import Recipe
+
+class Mine(Linear):
+    pass
+
+def main():
+    few = data.load()
+    few = few._replace(train=Split(*(part[:64] for part in few.train)))
+    try:
+        ranks.train(Recipe(model=Model((784,), ({layer}(10),)), epochs=1), few, ranks=2)
+    except ValueError as error:
+        print(error)
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("layer", "last", "said"),
+    [
+        ("Linear", "main()", 'put what your script does under `if __name__ == "__main__":`.'),
+        ("Mine", "exec(\"if __name__ == '__main__': main()\")", "into a file beside the notebook or script"),
+    ],
+)
+def test_a_script_without_a_guard_or_a_layer_of_a_notebook_is_refused_in_a_sentence(layer, last, said, tmp_path):
+    """Python's own way to say it is a traceback of every rank. A notebook, as `-c`, has no file to import."""
+    source = SCRIPT.format(layer=layer) + last
+    (tmp_path / "script.py").write_text(source)
+    run = [str(tmp_path / "script.py")] if layer == "Linear" else ["-c", source]
+    found = subprocess.run([sys.executable, *run], capture_output=True, text=True, timeout=60)
+    assert said in found.stdout
+    assert found.stderr == ""
+
+
+def test_shared_memory_that_is_too_small_is_refused_before_a_rank_would_die_of_it(few):
+    before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    full = OSError(errno.ENOSPC, "No space left on device")
+    said = (
+        r"76,\d+ bytes of shared memory, where ranks meet, can't be had \(No space left on device\): give a container"
+    )
+    with patch.object(os, "posix_fallocate", side_effect=full, create=True), pytest.raises(OSError, match=said):
+        ranks.train(RECIPE, few, ranks=2)
+    if os.path.isdir("/dev/shm"):
+        assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("psm_")]
+
+
+def test_ctrl_c_waits_for_a_process_that_is_being_started_and_never_comes_to_it():
+    code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    done = []
+
+    def start():
+        with ranks._put_off():
+            signal.raise_signal(signal.SIGINT)
+            done.append(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert done == ["True\n"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_dropout_drops_other_cells_of_each_share():
+    """Of the same image a quarter of the cells is kept by neither rank, by one, by the other, and by both.
+
+    A weight's gradient tells which: with one seed for both it would have two values, not four.
+    """
+    recipe, rows = RECIPE.but(model=Model((784,), (Dropout(0.5), Linear(10)))), np.ones((1, 784), np.float32)
+    memory, barrier, found = SharedMemory(create=True, size=2 * 8 * 7850), Barrier(2), {}
+
+    def train(rank):
+        network, ring = recipe.make_network("numpy_baseline"), Ring(rank, 2, memory.name, barrier)
+        given = network, recipe.make_optimizer(network, 2), rows, np.zeros(1, int), 2
+        Sharded(executors.of(network.engine), ring, *given).epoch(np.zeros(2, int))
+        found[rank] = abs(network.grad[:7840].reshape(784, 10)[:, 0])
+        ring.close()
+
+    threads = [Thread(target=train, args=(rank,)) for rank in (0, 1)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        memory.close()
+        memory.unlink()
+    assert_array_equal(found[0], found[1])
+    _, counts = np.unique((found[0] / found[0].max()).round(4), return_counts=True)
+    assert len(counts) == 4
+    assert all(0.2 < count / 784 < 0.3 for count in counts)
+
+
 def _children():
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [pid for pid in file.read().split() if b"spawn_main" in _line(pid)]
@@ -236,6 +372,17 @@ def test_what_a_rank_raises_is_raised_here_and_its_traceback_is_not_shown(few, c
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_what_the_first_rank_warns_of_is_told_here(few, capfd):
+    """In a notebook nobody sees what a rank writes to the terminal."""
+    bright = few._replace(train=Split(few.train.X.astype(np.float32), few.train.y))
+    with pytest.warns(UserWarning, match="divide all") as told:
+        RECIPE.but(epochs=1, lr=1e-9).train(bright)
+    with pytest.warns(UserWarning, match="divide all") as heard:
+        ranks.train(RECIPE.but(epochs=1, lr=1e-9), bright, ranks=2)
+    assert [str(each.message) for each in heard] == [str(each.message) for each in told]
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("n", [200, 30])
 def test_a_batch_norm_of_one_row_a_rank_is_refused(few, n):
     normed = RECIPE.but(model=Model((784,), (Linear(12), BatchNorm(), ReLU(), Linear(10))))
@@ -251,10 +398,12 @@ def test_ranks_that_can_not_be_had_are_refused(few, capsys):
         (dict(ranks=0), "ranks must be at least 1"),
         (dict(ranks=2, gpus=True), "numpy_baseline computes on the CPU: say how many ranks"),
         (dict(ranks=2, engine="cuda_graph"), "cuda_graph computes on the GPU: say how many gpus"),
-        (dict(ranks=5_000), "5000 ranks are more than this machine has cores"),
+        (dict(ranks=-1), "ranks must be at least 1"),
+        (dict(ranks=5_000), "5000 ranks are too many for"),
+        (dict(ranks=10**30), "ranks are too many for"),
     ):
         with pytest.raises(ValueError, match=said):
-            ranks.train(RECIPE.but(batch_size=5_000) if options["ranks"] == 5_000 else RECIPE, few, **options)
+            ranks.train(RECIPE, few, **options)
     assert main(["train", "--ranks", "5", "--epochs", "1"]) == 1
     assert "take a multiple of 5" in capsys.readouterr().err
 
