@@ -16,7 +16,7 @@ from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, RESIDUAL
 from mlpkit.nn.network import Network
 from mlpkit.optim import SGD
 from mlpkit.parallel import gpus
-from mlpkit.parallel.nvlink import NvlinkReduction
+from mlpkit.parallel.nvlink import MOST_PACKED, NvlinkReduction
 from mlpkit.parallel.shares import Reduction, engine_of
 
 SIZES = [2**k for k in range(6, 27)]  # floats: 256 bytes to 256 MB
@@ -123,7 +123,7 @@ def _all_reduce(rank, ranks, exchange):
     for size in SIZES:
         network = SimpleNamespace(engine=engines.load("cupy_fused"), dtype=np.dtype("f4"), n_weights=size)
         network.grad = cp.empty(size, cp.float32)
-        for how, kind in (("nccl", Reduction), ("nvlink", NvlinkReduction)):
+        for how, kind in (("nccl", Reduction), ("nvlink", NvlinkReduction))[: 1 + (size <= MOST_PACKED)]:
             network.grad.fill(rank + 1)
             reduction = kind(communicator, network)
             network.grad.fill(rank + 1)
@@ -296,6 +296,7 @@ def _pytorch(name, precisions, n, rank, ranks, exchange):
 
     torch.cuda.set_device(rank)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=exchange(_free_port())[0])
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # whose threads ask for events while a graph is captured
     dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank))
     from . import torch_peer
 

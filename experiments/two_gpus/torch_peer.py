@@ -1,6 +1,5 @@
 """PyTorch on several GPUs, each way of it: alone, with one all-reduce of one long gradient, and with DDP."""
 
-import os
 import time
 from functools import partial
 
@@ -18,7 +17,6 @@ STEPS = 300
 
 def samples(name, model, precision, rank, exchange, n):
     """Yield (how, us of a step) of each way; in place of samples, the error's text where one can't be had."""
-    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # whose threads ask for events while a graph is captured
     for how, make in VARIANTS.items():
         exchange(None)
         try:

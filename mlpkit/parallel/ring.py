@@ -12,6 +12,7 @@ import numpy as np
 
 from .shares import Reduction
 
+
 class RankLost(ChildProcessError):
     """A rank has ended before the training has."""
 
