@@ -27,8 +27,9 @@ from mlpkit.optim.schedules import Cosine, WarmUp
 from mlpkit.training.fit import fit
 
 LEAST_SCORE = 0.01  # of detections that average precision sees
+RISING = 500  # steps at most, in which the rate rises
 PARTS_A_TIME = 24  # in which processes make scenes
-ROUND = 2  # epochs between two looks at whether new scenes are there
+ROUND = 3  # epochs between two looks at whether new scenes are there
 
 
 @dataclass(frozen=True)
@@ -77,29 +78,35 @@ def run(task, network_path=None, progress=print):
 def _trained(task, network, data, begin, progress):
     """Train so many epochs, or until so many seconds after `begin`; return the mean loss of each."""
     losses: list[float] = []
-    if task.epochs:
-        steps = task.epochs * -(-len(data.now[0]) // task.batch_size)
-        rising = min(500, steps // 10 + 1)
-        rate = WarmUp(Cosine(task.lr, steps - rising), rising)
-    else:
-        rate = Deadline(task.lr, begin + task.seconds - time.perf_counter(), warmup=500)
-    optimizer = AdamW(network, rate, weight_decay=task.weight_decay)
 
     def said(history):
         losses.append(float(history.epochs[-1].train_loss))
-        if not task.epochs:
-            rate.look(optimizer.steps)
         progress(f"seed {task.seed} epoch {len(losses)}: {losses[-1]:.4f}, {data.count:,} images")
 
-    def fitted(epochs, seed):
-        return fit(network, optimizer, data.now, epochs=epochs, batch_size=task.batch_size, seed=seed, on_epoch=said)
-
     if task.epochs:
-        whole(fitted(task.epochs, task.seed))
-    while not task.epochs and not rate.over:
-        whole(fitted(min(ROUND, rate.epochs_left), 1000 * task.seed + len(losses)))
-        data.renew()
+        steps = task.epochs * -(-len(data.now[0]) // task.batch_size)
+        rising = min(RISING, steps // 10 + 1)
+        optimizer = AdamW(network, WarmUp(Cosine(task.lr, steps - rising), rising), weight_decay=task.weight_decay)
+        whole(fit(network, optimizer, data.now, epochs=task.epochs, batch_size=task.batch_size, seed=task.seed,
+                  on_epoch=said))  # fmt: skip
+    else:
+        deadline = Deadline(task.lr, begin + task.seconds - time.perf_counter(), RISING)
+        _until(deadline, task, network, data, said, losses)
     return losses
+
+
+def _until(deadline, task, network, data, said, losses):
+    """Train until the time is over, some epochs at a time, with what is new then."""
+    optimizer = AdamW(network, deadline, weight_decay=task.weight_decay)
+
+    def look(history):
+        said(history)
+        deadline.look(optimizer.steps)
+
+    while not deadline.over:
+        whole(fit(network, optimizer, data.now, epochs=min(ROUND, deadline.epochs_left), batch_size=task.batch_size,
+                  seed=1000 * task.seed + len(losses), on_epoch=look))  # fmt: skip
+        data.renew()
 
 
 def judged(network, images, truth, batch_size=64):
