@@ -20,7 +20,7 @@ from .varied import slanted, varied
 EDGE, MOST, SMALLEST, LARGEST = 128, 6, 14, 56  # pixels of a scene, digits in it, pixels of a digit's longer edge
 PARTS = {"train": slice(0, 12), "validation": slice(0, 12), "test": slice(12, 17)}  # of the backgrounds
 PARTS |= {"varied": slice(0, 12)}  # "train" with slanted digits and more kinds of backgrounds: see `varied`
-DIGITS = {"varied": "train"}  # whose digits a part has, where these are not its own
+INKS = {"varied": "train"}  # whose digits a part has, where these are not its own
 TEST_SEED, TEST_SCENES = 2026, 2000
 TEST_SHA256 = "7d368479de1fcaaf7f0f6bbf611d0dde723d680a767dd514d3c842a7d6df788c"
 BACKGROUNDS = Path(__file__).resolve().parents[2] / "data" / "scenes" / "backgrounds.png"
@@ -66,15 +66,15 @@ def frozen():
 def _scene(draws, part, truth):
     """Return one scene, (128, 128) uint8, and write its boxes into `truth` (6, 5)."""
     scene = _background(draws, part)
-    if part in DIGITS:
+    if part in INKS:
         scene = varied(scene, draws)
-    shapes, labels = getattr(_mnist(), DIGITS.get(part, part))
+    shapes, labels = getattr(_mnist(), INKS.get(part, part))
     inks: list[np.ndarray] = []  # of each digit, in the scene: which pixels it covers
     for _ in range(1 + next(draws) % MOST):
         for _ in range(TRIES):
             number, size, down, across = (next(draws) for _ in range(4))
             shape = shapes[number % len(shapes), 0]
-            if part in DIGITS:
+            if part in INKS:
                 shape = slanted(shape, number // len(shapes) % 129 - 64)
             ink = drawn(shape, SMALLEST + size % (LARGEST - SMALLEST + 1))
             height, width = ink.shape

@@ -5,6 +5,7 @@ seconds, see `Deadline`: then how many there were is a part of the result. Other
 meanwhile, and no scene is shown longer than it takes to make as many.
 """
 
+import gc
 import json
 import sys
 import time
@@ -106,6 +107,7 @@ def _until(deadline, task, network, data, said, losses):
     while not deadline.over:
         whole(fit(network, optimizer, data.now, epochs=min(ROUND, deadline.epochs_left), batch_size=task.batch_size,
                   seed=1000 * task.seed + len(losses), on_epoch=look))  # fmt: skip
+        gc.collect()  # what is left of a trainer may hold its scenes on the GPU
         data.renew()
 
 
