@@ -15,12 +15,17 @@ import numpy as np
 from mlpkit.checks import check_choice, check_count
 from mlpkit.data import load
 
+from .varied import slanted, varied
+
 EDGE, MOST, SMALLEST, LARGEST = 128, 6, 14, 56  # pixels of a scene, digits in it, pixels of a digit's longer edge
 PARTS = {"train": slice(0, 12), "validation": slice(0, 12), "test": slice(12, 17)}  # of the backgrounds
+PARTS |= {"varied": slice(0, 12)}  # "train" with slanted digits and more kinds of backgrounds: see `varied`
+INKS = {"varied": "train"}  # whose digits a part has, where these are not its own
 TEST_SEED, TEST_SCENES = 2026, 2000
 TEST_SHA256 = "7d368479de1fcaaf7f0f6bbf611d0dde723d680a767dd514d3c842a7d6df788c"
 BACKGROUNDS = Path(__file__).resolve().parents[2] / "data" / "scenes" / "backgrounds.png"
 TRIES = 20  # places that a digit is tried at, before it is left out
+DRAWS = 16 + 6 * MOST * TRIES  # more than a scene needs
 
 
 class Scenes(NamedTuple):
@@ -34,7 +39,7 @@ class Scenes(NamedTuple):
 
 
 def scenes(n, seed=0, part="train", first=0):
-    """Return `Scenes` number first, first + 1, ..., n of them, of a seed. part: "train", "validation" or "test".
+    """Return `Scenes` number first, first + 1, ..., n of them, of a seed. part: a name of PARTS.
 
     Raises ValueError or TypeError for another part, or what are no such numbers.
     """
@@ -43,7 +48,7 @@ def scenes(n, seed=0, part="train", first=0):
     images, truth = np.empty((n, 1, EDGE, EDGE), np.uint8), np.full((n, MOST, 5), -1, np.float32)
     for i in range(n):
         key = np.array([seed, [*PARTS].index(part)], np.uint64)
-        draws = iter(np.random.Philox(key=key, counter=(first + i) << 64).random_raw(16 + 6 * MOST * TRIES).tolist())
+        draws = iter(np.random.Philox(key=key, counter=(first + i) << 64).random_raw(DRAWS).tolist())
         images[i, 0] = _scene(draws, part, truth[i])
     return Scenes(images, truth)
 
@@ -61,12 +66,17 @@ def frozen():
 def _scene(draws, part, truth):
     """Return one scene, (128, 128) uint8, and write its boxes into `truth` (6, 5)."""
     scene = _background(draws, part)
-    shapes, labels = getattr(_mnist(), part)
+    if part in INKS:
+        scene = varied(scene, draws)
+    shapes, labels = getattr(_mnist(), INKS.get(part, part))
     inks: list[np.ndarray] = []  # of each digit, in the scene: which pixels it covers
     for _ in range(1 + next(draws) % MOST):
         for _ in range(TRIES):
             number, size, down, across = (next(draws) for _ in range(4))
-            ink = drawn(shapes[number % len(shapes), 0], SMALLEST + size % (LARGEST - SMALLEST + 1))
+            shape = shapes[number % len(shapes), 0]
+            if part in INKS:
+                shape = slanted(shape, number // len(shapes) % 129 - 64)
+            ink = drawn(shape, SMALLEST + size % (LARGEST - SMALLEST + 1))
             height, width = ink.shape
             top, left = down % (EDGE - height + 1), across % (EDGE - width + 1)
             box = np.array([left, top, left + width, top + height])

@@ -1,12 +1,15 @@
 """One training of a detector, as a process of its own: `python -m experiments.find.train SETTINGS RESULT`.
 
 The step's number decides the rate alone. Where no number of epochs is given, there are as many as fit into so many
-seconds, by the time of a few steps: then how many there were is a part of the result.
+seconds, see `Deadline`: then how many there were is a part of the result. Other processes then make new scenes
+meanwhile, and no scene is shown longer than it takes to make as many.
 """
 
+import gc
 import json
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,9 +17,10 @@ import numpy as np
 
 from experiments.find.cells import several_of
 from experiments.find.models import detector
-from experiments.find.scenes import frozen, scenes
+from experiments.find.scenes import EDGE, frozen, scenes
 from experiments.find.voc import from_voc
 from experiments.lab.bench import whole
+from experiments.lab.deadline import Deadline
 from mlpkit.boxes import average_precision, detections
 from mlpkit.nn.network import Network
 from mlpkit.optim import AdamW
@@ -24,18 +28,24 @@ from mlpkit.optim.schedules import Cosine, WarmUp
 from mlpkit.training.fit import fit
 
 LEAST_SCORE = 0.01  # of detections that average precision sees
-PROBE = 256  # steps whose time is taken
+RISING = 500  # steps at most, in which the rate rises
+PARTS_A_TIME = 24  # in which processes make scenes
+ROUND = 3  # epochs between two looks at whether new scenes are there
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained. data: "scenes", or a folder as Pascal VOC's. n: scenes, or variations of each photograph."""
+    """What is trained. data: "scenes", or a folder as Pascal VOC's. n: scenes, or variations of each photograph.
+
+    part: of the scenes, such as "varied". processes: that make them.
+    """
 
     data: str = "scenes"
+    part: str = "varied"
     seed: int = 0
     n: int = 80_000
-    epochs: int | None = 60
-    seconds: float = 215.0
+    epochs: int | None = None
+    seconds: float = 840.0
     batch_size: int = 64
     lr: float = 4e-3
     weight_decay: float = 0.02
@@ -49,35 +59,56 @@ class Task:
 def run(task, network_path=None, progress=print):
     """Train, judge, and return the run as JSON can hold it. network_path: where the network is saved, if at all."""
     begin = time.perf_counter()
-    images, truth, test, classes = _data(task)
-    model = detector(len(classes), images.shape[1:], task.widths, box_weight=task.box_weight)
-    targets = model.loss.match(truth)
-    progress(f"{len(images):,} images, {(targets[:, 0] >= 0).sum() / len(images):.1f} cells each with an object")
-    epochs = task.epochs or _epochs(task, model, images, targets)
-    steps = epochs * -(-len(images) // task.batch_size)
-    network = Network(task.engine, model, seed=task.seed)
-    rising = min(500, steps // 10 + 1)
-    rate = WarmUp(Cosine(task.lr, steps - rising), rising)
-    optimizer = AdamW(network, rate, weight_decay=task.weight_decay)
-    made = time.perf_counter()
-
-    def said(history):
-        progress(f"seed {task.seed} epoch {len(history.epochs)}/{epochs}: {history.epochs[-1].train_loss:.4f}")
-        if time.perf_counter() - made > 1.3 * task.seconds and not task.epochs:
-            raise KeyboardInterrupt  # others came to the GPU since: what there is will be judged
-
-    history = fit(network, optimizer, (images, targets), epochs=epochs, batch_size=task.batch_size, seed=task.seed,
-                  on_epoch=said)  # fmt: skip
-    if task.epochs:  # else seconds end it
-        whole(history)
+    with ProcessPoolExecutor(task.processes) as pool:
+        data = _Scenes(task, pool) if task.data == "scenes" else _Photographs(task)
+        model = detector(len(data.classes), data.shape, task.widths, box_weight=task.box_weight)
+        data.begin(model.loss)
+        network = Network(task.engine, model, seed=task.seed)
+        made = time.perf_counter()
+        losses = _trained(task, network, data, begin, progress)
+        pool.shutdown(cancel_futures=True)
     trained = time.perf_counter()
     if network_path:
         network.save(network_path)
-    result = {"task": asdict(task), "parameters": int(model.layout.size), "classes": list(classes)}
-    result |= {"epochs": [len(history.epochs), epochs]}
-    result |= {"loss": [round(float(epoch.train_loss), 5) for epoch in history.epochs]}
+    result = {"task": asdict(task), "parameters": int(model.layout.size), "classes": list(data.classes)}
+    result |= {"epochs": [len(losses)] * 2, "images": data.count, "loss": [round(loss, 5) for loss in losses]}
     result |= {"seconds": {"data": round(made - begin, 2), "training": round(trained - made, 2)}}
-    return result | {"test": judged(network, *test)}
+    return result | {"test": judged(network, *data.test)}
+
+
+def _trained(task, network, data, begin, progress):
+    """Train so many epochs, or until so many seconds after `begin`; return the mean loss of each."""
+    losses: list[float] = []
+
+    def said(history):
+        losses.append(float(history.epochs[-1].train_loss))
+        progress(f"seed {task.seed} epoch {len(losses)}: {losses[-1]:.4f}, {data.count:,} images")
+
+    if task.epochs:
+        steps = task.epochs * -(-len(data.now[0]) // task.batch_size)
+        rising = min(RISING, steps // 10 + 1)
+        optimizer = AdamW(network, WarmUp(Cosine(task.lr, steps - rising), rising), weight_decay=task.weight_decay)
+        whole(fit(network, optimizer, data.now, epochs=task.epochs, batch_size=task.batch_size, seed=task.seed,
+                  on_epoch=said))  # fmt: skip
+    else:
+        deadline = Deadline(task.lr, begin + task.seconds - time.perf_counter(), RISING)
+        _until(deadline, task, network, data, said, losses)
+    return losses
+
+
+def _until(deadline, task, network, data, said, losses):
+    """Train until the time is over, some epochs at a time, with what is new then."""
+    optimizer = AdamW(network, deadline, weight_decay=task.weight_decay)
+
+    def look(history):
+        said(history)
+        deadline.look(optimizer.steps)
+
+    while not deadline.over:
+        whole(fit(network, optimizer, data.now, epochs=min(ROUND, deadline.epochs_left), batch_size=task.batch_size,
+                  seed=1000 * task.seed + len(losses), on_epoch=look))  # fmt: skip
+        gc.collect()  # what is left of a trainer may hold its scenes on the GPU
+        data.renew()
 
 
 def judged(network, images, truth, batch_size=64):
@@ -91,36 +122,57 @@ def judged(network, images, truth, batch_size=64):
     return said | {"images": len(images), "detections": len(found.scores)}
 
 
-def _data(task):
-    """Return images, truth, (images, truth) of the test, and the classes' names."""
-    if task.data == "scenes":
-        images, truth = made(task)
-        return images, truth, frozen(), [str(digit) for digit in range(10)]
-    own = from_voc(task.data, size=task.size)
-    images, truth = several_of(own.train, own.validation, task.n, task.seed, task.processes)
-    return images, truth, own.test, own.classes
+class _Photographs:
+    """Photographs with boxes, in variations that stay. now: images and targets; test: those of the test; classes."""
+
+    def __init__(self, task):
+        own = from_voc(task.data, size=task.size)
+        self.images, self.truth = several_of(own.train, own.validation, task.n, task.seed, task.processes)
+        self.test, self.classes, self.shape, self.count = own.test, own.classes, own.test.X.shape[1:], len(self.images)
+
+    def begin(self, loss):
+        """Match boxes to cells."""
+        self.now = self.images, loss.match(self.truth)
+
+    def renew(self):
+        """Nothing is new."""
 
 
-def made(task):
-    """Return the scenes of a seed, made by several processes."""
-    from concurrent.futures import ProcessPoolExecutor
+class _Scenes:
+    """Scenes of a seed, and the next ones, which are made meanwhile. now: images and targets. count: so far."""
 
-    part = -(-task.n // task.processes)
-    starts = range(0, task.n, part)
-    with ProcessPoolExecutor(task.processes) as pool:
-        counts = [min(part, task.n - start) for start in starts]
-        found = pool.map(scenes, counts, [1000 + task.seed] * len(counts), ["train"] * len(counts), starts)
-        images, truth = zip(*found, strict=True)
-    return np.concatenate(images), np.concatenate(truth)
+    def __init__(self, task, pool):
+        self.task, self.pool, self.count = task, pool, 0
+        self.test, self.classes, self.shape = frozen(), [str(digit) for digit in range(10)], (1, EDGE, EDGE)
+
+    def begin(self, loss):
+        """Make the first scenes."""
+        self.loss = loss
+        self._ask()
+        self._take()
+
+    def renew(self):
+        """Take the next scenes, if they are there."""
+        if all(part.done() for part in self.parts):
+            self._take()
+
+    def _ask(self):
+        n, seed = self.task.n, 1000 + self.task.seed
+        step = -(-n // PARTS_A_TIME)
+        self.parts = [self.pool.submit(_matched, self.loss, min(step, n - start), seed, self.task.part,
+                                       self.count + start) for start in range(0, n, step)]  # fmt: skip
+
+    def _take(self):
+        images, targets = zip(*(part.result() for part in self.parts), strict=True)
+        self.now = np.concatenate(images), np.concatenate(targets)
+        self.count += self.task.n
+        if not self.task.epochs:
+            self._ask()
 
 
-def _epochs(task, model, images, targets):
-    network = Network(task.engine, model, seed=task.seed)
-    few = PROBE * task.batch_size
-    times = []
-    fit(network, AdamW(network, 1e-4), (images[:few], targets[:few]), epochs=3, batch_size=task.batch_size,
-        on_epoch=lambda history: times.append(time.perf_counter()))  # fmt: skip
-    return max(1, int(task.seconds / ((times[-1] - times[-2]) * max(1.0, len(images) / few))))
+def _matched(loss, *which):
+    found = scenes(*which)
+    return found.images, loss.match(found.truth)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
 def _runs(plan, folder, found, progress):
     for choice in plan.choices:
         path = Path(folder) / f"{choice.name}.npz"
-        if not path.exists():
+        if not path.with_suffix(".json").exists():
             progress(f"training {choice.name}")
             process = multiprocessing.get_context("spawn").Process(target=_train, args=(choice, folder, plan.seconds))
             process.start()

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.lab.bench import whole
+from experiments.lab.deadline import Deadline
 from mlpkit.data.bicubic import resize, weights
 from mlpkit.data.patches import eightfold, patches
 from mlpkit.data.pictures import PHOTOS, pictures
@@ -22,6 +23,7 @@ SHRUNK = 1, 0.9, 0.8, 0.7, 0.6  # each picture counts in these sizes, too: as FS
 UNSEEN = "astronaut", "chelsea", "coffee"  # photographs that come along, and that no network is trained on
 SIZES = {2: 24, 3: 16, 4: 16}  # of a patch, by scale, in pixels of the small picture
 MOST = 9_000  # patches, of which each is shown in eight ways
+MANY = 100_000  # epochs, of which time ends all but some
 LOSSES = {"mse": MeanSquaredError(peak=1.0), "charbonnier": Charbonnier(peak=1.0)}
 
 
@@ -102,34 +104,43 @@ def bicubic_of(scale):
     return weights(9, 9 * scale)[4 * scale : 5 * scale, 2:7]
 
 
-def train(choice, X, y, folder, seconds=None, epochs=None, wait=lambda: None, trial_steps=256):
+def train(choice, X, y, folder, seconds=None, epochs=None, wait=lambda: None):
     """Train so many epochs, or about `seconds()`; save the network and what was seen; return its path.
 
-    wait: is called once all is compiled: where several are trained at once, their rates are taken at once.
-    X, y: of `data_for`. trial_steps: by which the rate is taken.
+    Where seconds decide, the network is saved after each epoch, and what was seen at the end.
+
+    wait: is called once the data are there: where several are trained at once, they begin at once.
+    X, y: of `data_for`.
     """
     X, y = eightfold(X), eightfold(y)
-    recipe = recipe_for(choice, X)
-    some, trial = trial_steps * choice.batch_size, begun(choice, recipe)
-    fitted = partial(fit, batch_size=choice.batch_size, seed=choice.seed)
-    fitted(trial, recipe.make_optimizer(trial, some), (X[:some], y[:some]), epochs=1)
     wait()
     start = time.perf_counter()
-    fitted(trial, recipe.make_optimizer(trial, some), (X[:some], y[:some]), epochs=2)
-    rate = 2 * trial_steps / (time.perf_counter() - start)
-    steps = recipe.steps_an_epoch(len(y))
+    recipe = recipe_for(choice, X)
     if epochs is None:
-        epochs = max(1, round(seconds() * rate / steps))
-    recipe = recipe.but(epochs=epochs)
-    network = begun(choice, recipe)
-    start = time.perf_counter()
-    history = fitted(network, recipe.make_optimizer(network, len(y)), (X, y), epochs=epochs)
-    whole(history)
-    took = time.perf_counter() - start
-    path = Path(folder) / f"{choice.name}.npz"
+        recipe = recipe.but(schedule=Deadline(choice.lr, seconds()))
+    network, path = begun(choice, recipe), Path(folder) / f"{choice.name}.npz"
+    history = _fitted(network, recipe, X, y, epochs, path)
     network.save(path)
     losses = [float(np.mean(part)) for part in np.array_split(history.loss, min(len(history.loss), 100))]
-    seen = {**vars(choice), "parameters": network.layout.size, "examples": len(y), "epochs": epochs,
-            "steps": len(history.loss), "seconds": took, "steps_a_second_at_first": rate, "losses": losses}  # fmt: skip
+    seen = {**vars(choice), "parameters": network.layout.size, "examples": len(y), "epochs": len(history.epochs),
+            "steps": len(history.loss), "seconds": time.perf_counter() - start, "losses": losses}  # fmt: skip
     path.with_suffix(".json").write_text(json.dumps(seen))
     return path
+
+
+def _fitted(network, recipe, X, y, epochs, path):
+    """Return the history of a training of so many epochs, or until its schedule's time is over."""
+    optimizer = recipe.but(epochs=epochs or 1).make_optimizer(network, len(y))
+    fitted = partial(fit, network, optimizer, (X, y), batch_size=recipe.batch_size, seed=recipe.seed)
+    if epochs is not None:
+        return whole(fitted(epochs=epochs))
+    deadline = recipe.schedule
+
+    def look(history):
+        deadline.look(len(history.loss))
+        network.save(path)
+        if deadline.over:
+            raise KeyboardInterrupt  # the answer to which is the history
+
+    history = fitted(epochs=MANY, on_epoch=look)
+    return history if deadline.over else whole(history)

@@ -46,7 +46,7 @@ def test_every_kind_gets_patches_that_fit_it(folder, kind, scale):
 def test_a_network_is_trained_saved_and_judged(folder, tmp_path):
     X, y = data_for(SMALL, folder)
     waited = []
-    path = train(SMALL, X[:8], y[:8], tmp_path, epochs=2, wait=lambda: waited.append(1), trial_steps=1)
+    path = train(SMALL, X[:8], y[:8], tmp_path, epochs=2, wait=lambda: waited.append(1))
     seen = json.loads(path.with_suffix(".json").read_text())
     assert (seen["steps"], seen["examples"], waited) == (4, 64, [1])
     assert Network.load(path).model == SMALL.model(X.shape[-1])
