@@ -352,8 +352,11 @@ __device__ void st_relaxed_sys(Word64* to, Word64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
 }
 
-__device__ void ld_relaxed_sys(Word64& value, const Word64* at) {
-    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+__device__ void ld_relaxed_sys(Word64& value, const Word64* at, bool asked = true) {
+    asm volatile("{ .reg .pred asked; setp.ne.u32 asked, %2, 0; @asked ld.relaxed.sys.global.u64 %0, [%1]; }"
+                 : "+l"(value)
+                 : "l"(at), "r"((Word)asked)
+                 : "memory");
 }
 
 __device__ void st_release_sys(Word* to, Word value) {

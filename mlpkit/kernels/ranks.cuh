@@ -13,8 +13,10 @@
 #define RANKS 1
 #endif
 #ifndef LATE
-#define LATE 60000000000ll  // ns: others may still compile their kernels
+#define LATE 120000000000ll  // ns: others may still compile their kernels
 #endif
+
+const int OTHERS = RANKS > 1 ? RANKS - 1 : 1;
 
 struct Ranks {
     Message* boxes[RANKS];  // of each GPU: (2, RANKS, slots)
@@ -27,52 +29,74 @@ struct Ranks {
         return boxes[of] + (tag % 2 * RANKS + by) * slots + at;
     }
 
-    // Send a number of a step, counted from 1 on in this launch, to all others.
-    __device__ void send(long long at, float g, Word step) const {
+    // Send N numbers of a step, counted from 1 on in this launch, to all others: the i-th from place at(i), if that is not
+    // negative.
+    template <int N, typename At>
+    __device__ void send(const float (&g)[N], At at, Word step) const {
         const Word tag = before + step;
-        const Message message = (Message)tag << 32 | __float_as_uint(__fmul_rn(weight, g));
-        if constexpr (RANKS > 1) {
 #pragma unroll
-            for (int other = 0; other < RANKS; other++) {
-                if (other != rank) st_relaxed_sys(place(other, rank, at, tag), message);
+        for (int i = 0; i < (RANKS > 1 ? N : 0); i++) {
+            const Message message = (Message)tag << 32 | __float_as_uint(__fmul_rn(weight, g[i]));
+#pragma unroll
+            for (int k = 0; k < OTHERS; k++) {
+                if (at(i) >= 0) st_relaxed_sys(place(other(k), rank, at(i), tag), message);
             }
         }
     }
 
-    // Return the weighted sum of all ranks' numbers, of which this one's is g: with one rank, g.
-    __device__ float sum(long long at, float g, Word step) const {
-        if constexpr (RANKS == 1) return g;
-        const Word tag = before + step;
-        Message found[RANKS] = {};
-        Word turns = 0;
-        for (bool all = false; !all;) {
-            all = true;
+    // Replace N numbers by the weighted sums of all ranks'. All are asked for at once, and again until all are there.
+    template <int N, typename At>
+    __device__ void sum(float (&g)[N], At at, Word step) const {
+        if constexpr (RANKS > 1) {
+            const Word tag = before + step;
+            Message found[N][OTHERS] = {};
+            Word turns = 0;
+            for (bool all = false; !all;) {
 #pragma unroll
-            for (int other = 0; other < RANKS; other++) {
-                if (other == rank || is_of(found[other], tag)) continue;
-                ld_relaxed_sys(found[other], place(rank, other, at, tag));
-                all = all && is_of(found[other], tag);
+                for (int i = 0; i < N; i++) {
+#pragma unroll
+                    for (int k = 0; k < OTHERS; k++) {
+                        const bool asked = at(i) >= 0 && !is_of(found[i][k], tag);
+                        ld_relaxed_sys(found[i][k], place(rank, other(k), at(i), tag), asked);
+                    }
+                }
+                all = true;
+#pragma unroll
+                for (int i = 0; i < N; i++) {
+#pragma unroll
+                    for (int k = 0; k < OTHERS; k++) all = all && (at(i) < 0 || is_of(found[i][k], tag));
+                }
+                if (!all && give_up(turns, OTHER_GPUS, step)) break;
             }
-            if (!all && give_up(turns, OTHER_GPUS, step)) break;
+#pragma unroll
+            for (int i = 0; i < N; i++) g[i] = in_order(__fmul_rn(weight, g[i]), found[i]);
         }
+    }
+
+    // The number of the k-th of the other ranks.
+    __device__ int other(int k) const { return k + (k >= rank); }
+
+    __device__ float in_order(float own, const Message (&others)[OTHERS]) const {
         float sum = 0;
 #pragma unroll
-        for (int other = 0; other < RANKS; other++) {
-            sum = __fadd_rn(sum, other == rank ? __fmul_rn(weight, g) : value_of(found[other]));
+        for (int k = 0; k < OTHERS; k++) {
+            if (k == rank) sum = __fadd_rn(sum, own);
+            sum = __fadd_rn(sum, value_of(others[k]));
         }
-        return sum;
+        return rank == RANKS - 1 ? __fadd_rn(sum, own) : sum;
     }
 
-    // Wait until all others have begun: by one thread of each block, and all blocks' `at` differ.
+    // Wait until all others have begun: by one thread of each block, and all blocks' places differ.
     __device__ void meet(long long at) const {
         if constexpr (RANKS > 1) {
-            send(at, 0, 1);
+            const float here[1] = {};
+            send(here, [=](int) { return at; }, 1);
             const long long since = globaltimer();
-            for (int other = 0; other < RANKS; other++) {
+            for (int k = 0; k < OTHERS; k++) {
                 Message found = 0;
                 Word turns = 0;
-                while (other != rank && !is_of(found, before + 1)) {
-                    ld_relaxed_sys(found, place(rank, other, at, before + 1));
+                while (!is_of(found, before + 1)) {
+                    ld_relaxed_sys(found, place(rank, other(k), at, before + 1));
                     if (time_to_look(turns) && look_up(globaltimer() - since > LATE ? ~0u : 0, OTHER_GPUS, 0)) return;
                 }
             }

@@ -153,6 +153,7 @@ struct Given {
 // What a thread owns of all parameters, for as long as the kernel runs.
 struct Owned {
     Parameter weights[ROUNDS][OWN], biases[ROUNDS], conv;
+    bool biased[ROUNDS] = {};  // whether there is such a bias
 
     // Call use(parameter, place, whether it is a weight) for each that there is, of one tile.
     template <typename Use>
@@ -180,6 +181,10 @@ struct Owned {
 
     __device__ void load(const Vectors& vectors) {
         of_all([&](Parameter& own, Place place, int, bool) { own.load(vectors, place.theta); });
+#pragma unroll
+        for (int round = 0; round < (RANKS > 1 ? ROUNDS : 0); round++) {
+            of_dense(round, [&](Parameter&, Place, int, bool is_weight) { biased[round] |= !is_weight; });
+        }
     }
     __device__ void store(const Vectors& vectors) {
         of_all([&](Parameter& own, Place place, int, bool) { own.store(vectors, place.theta); });
@@ -208,7 +213,8 @@ struct Owned {
         };
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
-            const auto at = [&](int e, bool is_weight) { return slot(round * (OWN + 1) + (is_weight ? e / THREADS : OWN)); };
+            float own[OWN + 1];  // of more GPUs than one: weights' gradients, a bias'
+            const auto at = [&](int i) { return i < OWN || biased[round] ? slot(round * (OWN + 1) + i) : -1; };
             if (round) __syncthreads();
             of_tile(blockIdx.x + round * GRID, [&](auto layer, int tile) {
                 dense_sums<decltype(layer)::value>(tile, given.activations, given.slopes, n);
@@ -216,17 +222,19 @@ struct Owned {
             stamp(8);
             if constexpr (RANKS > 1) {  // they are on their way while the convolutions' come
                 __syncthreads();
-                of_dense(round, [&](Parameter&, Place, int e, bool is_weight) {
-                    ranks.send(at(e, is_weight), gradient(e, is_weight), step);
-                });
+#pragma unroll
+                for (int i = 0; i < OWN; i++) own[i] = gradient(min(thread() + i * THREADS, 511), true);
+                own[OWN] = biased[round] ? gradient(0, false) : 0;
+                ranks.send(own, at, step);
             }
             if (round + 1 == ROUNDS) update_convs(given, n, settings, rates, ranks, step, next);
             else __syncthreads();
             stamp(9);
-            of_dense(round, [&](Parameter& own, Place place, int e, bool is_weight) {
-                const float g = ranks.sum(at(e, is_weight), gradient(e, is_weight), step);
-                own.update(g, settings, rates, is_weight);
-                given.packed[place.packed] = own.w;
+            ranks.sum(own, at, step);
+            of_dense(round, [&](Parameter& parameter, Place place, int e, bool is_weight) {
+                const float g = RANKS > 1 ? own[is_weight ? e / THREADS : OWN] : gradient(e, is_weight);
+                parameter.update(g, settings, rates, is_weight);
+                given.packed[place.packed] = parameter.w;
             });
         }
         __syncthreads();
@@ -234,11 +242,13 @@ struct Owned {
 
     __device__ void update_convs(Given given, int n, const Settings& settings, const Rates& rates, const Ranks& ranks,
                                  Word step, Word next) {
-        const float own = conv_sum(given.partials, n, step);  // after which all threads have met
+        float g[1] = {conv_sum(given.partials, n, step)};  // after which all threads have met
         const Place place = conv_place();
         if (place.theta >= 0) {
-            ranks.send(slot(SENT - 1), own, step);
-            conv.update(ranks.sum(slot(SENT - 1), own, step), settings, rates, place.theta < CONV_WEIGHTS);
+            const auto at = [](int) { return slot(SENT - 1); };
+            ranks.send(g, at, step);
+            ranks.sum(g, at, step);
+            conv.update(g[0], settings, rates, place.theta < CONV_WEIGHTS);
             send(given.convs + place.packed, conv.w, next);
         }
     }

@@ -298,9 +298,22 @@ __device__ void add_other_half(FirstGradient& g, Messages& messages, Word tag) {
     }
 }
 
-// Where the gradient of one of this thread's weights is sent from.
-__device__ int first_slot(int i, int pair) {
-    return ((blockIdx.x * TILES_A_WARP + i) * SHARE + pair) * FIRST_THREADS + threadIdx.x;
+// Add what other GPUs have from their batches. db1: of the warp's column, in its first lane.
+__device__ void add_other_gpus(FirstGradient& g, float& db1, const Ranks& ranks, Word tag) {
+    const int N = TILES_A_WARP * SHARE;
+    const auto at = [](int i) -> int {
+        if (i == N) return threadIdx.x % 32 || threadIdx.x / 32 >= COLUMNS ? -1 : B1_AT + blockIdx.x * 4 + threadIdx.x / 32;
+        return FirstWeights::has(i / SHARE) ? (blockIdx.x * N + i) * FIRST_THREADS + threadIdx.x : -1;
+    };
+    float own[N + 1];
+#pragma unroll
+    for (int i = 0; i < N; i++) own[i] = g[i / SHARE][i % SHARE];
+    own[N] = db1;
+    ranks.send(own, at, tag);
+    ranks.sum(own, at, tag);
+#pragma unroll
+    for (int i = 0; i < N; i++) g[i / SHARE][i % SHARE] = own[i];
+    db1 = own[N];
 }
 
 // The sum of a value over the lanes, and over both halves of the batch where two blocks share it.
@@ -350,19 +363,10 @@ __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, in
             if (step + 1 < steps) fetch(arguments, shared, step + 1);
         }
         if constexpr (SHARE == 2) add_other_half(g, messages, tag);
-        const Ranks& ranks = arguments.ranks;
-        first.for_each([&](Parameter&, int i, int pair) { ranks.send(first_slot(i, pair), g[i][pair], tag); });
-        first.for_each([&](Parameter& w, int i, int pair) {
-            w.update(ranks.sum(first_slot(i, pair), g[i][pair], tag), arguments.settings, rates, true);
-        });
-        if (warp < COLUMNS) {
-            const int slot = B1_AT + blockIdx.x * 4 + warp;
-            db1 = sum_over_rows(db1, messages, tag, warp);
-            if (threadIdx.x % 32 == 0) {
-                ranks.send(slot, db1, tag);
-                shared.b1[warp].update(ranks.sum(slot, db1, tag), arguments.settings, rates, false);
-            }
-        }
+        if (warp < COLUMNS) db1 = sum_over_rows(db1, messages, tag, warp);
+        if constexpr (RANKS > 1) add_other_gpus(g, db1, arguments.ranks, tag);
+        first.for_each([&](Parameter& w, int i, int pair) { w.update(g[i][pair], arguments.settings, rates, true); });
+        if (warp < COLUMNS && threadIdx.x % 32 == 0) shared.b1[warp].update(db1, arguments.settings, rates, false);
         stamp(step, 4);
     }
     sync_first();  // for b1
@@ -482,13 +486,15 @@ struct HiddenTile {
             if (has_bias()) bias_g += bias_parts[part][thread()];
         }
         sync();  // now the parts' memory can be written again
-        const Ranks& ranks = arguments.ranks;
-        const int slot = TILES_AT + blockIdx.x * 3 * 2 * TILE_THREADS + threadIdx.x - FIRST_THREADS;
-        ranks.send(slot, g.x, tag), ranks.send(slot + 2 * TILE_THREADS, g.y, tag);
-        if (has_bias()) ranks.send(slot + 4 * TILE_THREADS, bias_g, tag);
-        weights[0].update(ranks.sum(slot, g.x, tag), arguments.settings, rates, true);
-        weights[1].update(ranks.sum(slot + 2 * TILE_THREADS, g.y, tag), arguments.settings, rates, true);
-        if (has_bias()) bias.update(ranks.sum(slot + 4 * TILE_THREADS, bias_g, tag), arguments.settings, rates, false);
+        float own[3] = {g.x, g.y, bias_g};
+        const auto at = [](int i) -> int {
+            return i < 2 || has_bias() ? TILES_AT + (blockIdx.x * 3 + i) * 2 * TILE_THREADS + threadIdx.x - FIRST_THREADS : -1;
+        };
+        arguments.ranks.send(own, at, tag);
+        arguments.ranks.sum(own, at, tag);
+        weights[0].update(own[0], arguments.settings, rates, true);
+        weights[1].update(own[1], arguments.settings, rates, true);
+        if (has_bias()) bias.update(own[2], arguments.settings, rates, false);
     }
 };
 

@@ -235,10 +235,11 @@ __device__ void update_last(RowShared& shared, const Messages& messages, Word ta
         float sum = 0;
 #pragma unroll
         for (int part = 0; part < WARPS; part++) sum += shared.last_parts[part][i][column];
-        const int slot = LAST_AT + block * THREADS + threadIdx.x;
-        arguments.ranks.send(slot, sum, tag);
-        sum = arguments.ranks.sum(slot, sum, tag);
-        shared.last[i][column].update(sum, arguments.settings, rates, i < UNITS);
+        float own[1] = {sum};
+        const auto at = [=](int) { return LAST_AT + block * THREADS + (int)threadIdx.x; };
+        arguments.ranks.send(own, at, tag);
+        arguments.ranks.sum(own, at, tag);
+        shared.last[i][column].update(own[0], arguments.settings, rates, i < UNITS);
     }
 }
 

@@ -46,6 +46,8 @@ __device__ void add_up_early(float4* vector, const Early& early, const float* we
     __syncthreads();
 }
 
+const int AT_ONCE = RANKS <= 4 ? 4 : 2;  // floats that a thread asks for before it waits
+
 // Replace the n floats of each GPU's vector by the weighted sums of all. weights: (RANKS,). turns: (2, gridDim.x), how
 // often each block has been here, and how often something came early. ranks: without `before` and `weight`.
 extern "C" __global__ __launch_bounds__(512) void all_reduce(float* vector, int n, Early early, const float* weights,
@@ -60,12 +62,30 @@ extern "C" __global__ __launch_bounds__(512) void all_reduce(float* vector, int 
 
     const int rest = n - 4 * early.count, stride = gridDim.x * blockDim.x;
     const auto place = [&](int i) { return i < 4 * early.first ? i : i + 4 * early.count; };
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rest; i += stride) ranks.send(i, vector[place(i)], 1);
-    if (threadIdx.x == 0) ranks.send(rest + blockIdx.x, 0, 1);
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rest; i += stride) {
-        vector[place(i)] = ranks.sum(i, vector[place(i)], 1);
+    const int begin = blockIdx.x * blockDim.x + threadIdx.x;
+    for (int start = begin; start < rest; start += AT_ONCE * stride) {
+        float own[AT_ONCE];
+        const auto at = [=](int i) { return start + i * stride < rest ? start + i * stride : -1; };
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) own[i] = at(i) < 0 ? 0 : vector[place(at(i))];
+        ranks.send(own, at, 1);
     }
-    if (threadIdx.x == 0) ranks.sum(rest + blockIdx.x, 0, 1);
+    const float here[1] = {};
+    const auto last = [=](int) { return rest + (int)blockIdx.x; };
+    if (threadIdx.x == 0) ranks.send(here, last, 1);
+    for (int start = begin; start < rest; start += AT_ONCE * stride) {
+        float own[AT_ONCE];
+        const auto at = [=](int i) { return start + i * stride < rest ? start + i * stride : -1; };
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) own[i] = at(i) < 0 ? 0 : vector[place(at(i))];
+        ranks.sum(own, at, 1);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (at(i) >= 0) vector[place(at(i))] = own[i];
+        }
+    }
+    float there[1] = {};
+    if (threadIdx.x == 0) ranks.sum(there, last, 1);
 }
 
 // Count what this GPU is about to send early.

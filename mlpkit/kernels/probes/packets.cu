@@ -22,18 +22,13 @@ extern "C" __global__ __launch_bounds__(512, 1) void rounds(float* x, int n, int
     }
     __syncthreads();
     const int first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
+    const auto at = [=](int i) { return first + i * stride < n ? first + i * stride : -1; };
     float own[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) own[i] = first + i * stride < n ? x[first + i * stride] : 0;
     for (int step = 1; step <= rounds; step++) {
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            if (first + i * stride < n) ranks.send(first + i * stride, own[i], step);
-        }
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            if (first + i * stride < n) own[i] = ranks.sum(first + i * stride, own[i], step);
-        }
+        ranks.send(own, at, step);
+        ranks.sum(own, at, step);
     }
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
