@@ -359,14 +359,14 @@ __device__ void ld_relaxed_sys(Word64& value, const Word64* at, bool asked = tru
                  : "memory");
 }
 
-__device__ void st_release_sys(Word* to, Word value) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
 __device__ Word ld_acquire_sys(const Word* at) {
     Word found;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(found) : "l"(at) : "memory");
     return found;
+}
+
+__device__ void red_release_sys_add(Word* to, Word value) {
+    asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
 // Order: who sees by an acquire what a release has written also sees what that thread wrote before.

@@ -28,7 +28,7 @@ class NvlinkReduction(Reduction):
 
         super().__init__(communicator, network)
         self.vector, self.n_weights, self.n = network.grad, network.n_weights, network.grad.size
-        self.early, self.beside = (0, 0), cp.cuda.Stream(non_blocking=True)
+        self.early, self.beside = (0, 0), [cp.cuda.Stream(non_blocking=True) for _ in range(self.ranks)]
         self.failed, self.found = cp.zeros(1, np.uint64), cupyx.empty_pinned(1, np.uint64)
         self.found[:] = 0
         if self.dtype != np.float32:
@@ -38,9 +38,9 @@ class NvlinkReduction(Reduction):
         self.kernel, self.count = load.get_function("all_reduce"), load.get_function("count_early")
         self.turns, self.sent = cp.zeros(2 * self.blocks, np.uint32), cp.zeros(1, np.uint32)
         self.came = cp.empty((self.ranks, -(-self.n // 4) * 4), np.float32)  # rows that fours of floats begin
-        self.arrivals = cp.zeros(self.ranks, np.uint32)
-        self.theirs = [communicator.addresses(array) for array in (self.came, self.arrivals)]
-        slots = min(self.n, MOST_PACKED) + self.blocks
+        self.times, self.consumed = (cp.zeros(count * self.ranks, np.uint32) for count in (2, 1))
+        self.theirs = [communicator.addresses(array) for array in (self.came, self.times, self.consumed)]
+        slots = min(self.n, MOST_PACKED)
         self.boxes = self.mailboxes(2 * self.ranks * slots * 8)
         among = np.zeros(1, ranks_struct(self.ranks))
         among["boxes"], among["slots"], among["rank"] = self.boxes.addresses, slots, self.rank
@@ -56,14 +56,21 @@ class NvlinkReduction(Reduction):
         if self.is_apart or self.dtype != np.float32 or size < LEAST_EARLY or self.n - size > MOST_PACKED:
             return
         self.early = first, last - first
-        self.beside.wait_event(cp.cuda.get_current_stream().record())
-        with self.beside:
-            self.count((1,), (32,), (self.sent,))
-        copy, stream = cp.cuda.runtime.memcpyAsync, self.beside.ptr
-        for other, (came, arrivals) in enumerate(zip(*map(np.ndarray.tolist, self.theirs), strict=True)):
+        copy, first_stream = cp.cuda.runtime.memcpyAsync, self.beside[self.rank]
+        first_stream.wait_event(cp.cuda.get_current_stream().record())
+        with first_stream:
+            sizes = np.int32(self.blocks), np.int32(self.rank)
+            self.count((1,), (32,), (self.sent, self.consumed, *sizes, self.failed), shared_mem=1024)
+        counted = first_stream.record()
+        for other, stream in enumerate(self.beside):  # a copy engine for each
             if other != self.rank:
-                copy(came + self.came.strides[0] * self.rank, self.vector.data.ptr + 16 * first, 4 * size, 4, stream)
-                copy(arrivals + 4 * self.rank, self.sent.data.ptr, 4, 4, stream)
+                came, times, _ = (int(places[other]) for places in self.theirs)
+                stream.wait_event(counted)
+                copy(
+                    came + self.came.strides[0] * self.rank, self.vector.data.ptr + 16 * first, 4 * size, 4, stream.ptr
+                )
+                copy(times + 4 * self.rank, self.sent.data.ptr, 4, 4, stream.ptr)
+                copy(self.times.data.ptr + 4 * (self.ranks + other), self.sent.data.ptr, 4, 4, stream.ptr)
 
     def __call__(self, grad):
         import cupy as cp
@@ -76,12 +83,13 @@ class NvlinkReduction(Reduction):
             return
         early = np.zeros(1, early_struct(self.ranks))
         early["of"] = self.came.data.ptr + self.came.strides[0] * np.arange(self.ranks)
-        early["arrivals"], early["first"], early["count"] = self.arrivals.data.ptr, first, count
+        early["times"], early["consumed"] = self.times.data.ptr, self.theirs[2]
+        early["first"], early["count"] = first, count
         size = np.int32(grad.size)
         arguments = grad, size, early.view(f"V{early.nbytes}"), self.weights, self.turns, self.failed, self.among
         self.kernel((self.blocks,), (THREADS,), arguments, shared_mem=1024)
-        if count:  # the copies must be done before the next step's gradient is written
-            cp.cuda.get_current_stream().wait_event(self.beside.record())
+        for stream in self.beside if count else ():  # whose copies are done: who records a step wants to see that
+            cp.cuda.get_current_stream().wait_event(stream.record())
 
     def mailboxes(self, size):
         """Return `memory`, so many bytes of zeros that all can write to, and the `addresses` of all ranks' (ranks,)."""
@@ -108,5 +116,5 @@ def ranks_struct(ranks):
 
 def early_struct(ranks):
     """Return the dtype of `Early` in `kernels/parallel/all_reduce.cu`."""
-    fields = ("of", np.uint64, ranks), ("arrivals", np.uint64), ("first", np.int32), ("count", np.int32)
-    return np.dtype([*fields], align=True)
+    places = ("of", np.uint64, ranks), ("times", np.uint64), ("consumed", np.uint64, ranks)
+    return np.dtype([*places, ("first", np.int32), ("count", np.int32)], align=True)

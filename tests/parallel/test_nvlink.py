@@ -22,8 +22,8 @@ class Mirror:
         self.rank = rank
 
     def addresses(self, array):
-        """Return where both ranks' arrays seem to lie: of rows a rank; or of mailboxes, (2, ranks, slots)."""
-        row = array.nbytes // (4 if array.dtype == np.uint8 else 2)
+        """Return where both ranks' arrays seem to lie: of rows a rank; or of mailboxes or times, (2, ranks, ...)."""
+        row = array.nbytes // (2 if array.ndim == 2 or array.size == 2 else 4)
         return (array.ctypes.data + row * (1 - 2 * self.rank) * (np.arange(2) != self.rank)).astype(np.uint64)
 
 
