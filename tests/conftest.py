@@ -5,15 +5,20 @@ whose own mark says so, such as an engine's that is missing, or the browser's. T
 """
 
 import gc
-import os
+import hashlib
+import pickle
 import re
 import signal
 from collections import Counter
-from pathlib import PurePosixPath
+from functools import wraps
+from pathlib import Path, PurePosixPath
 
 import pytest
 from hypothesis import settings
 
+from experiments.lab import ptxas
+from mlpkit import kernels
+from mlpkit.files import write_atomically
 from mlpkit.kernels import gpu
 
 # The same examples at every run. To look for new ones: pytest --hypothesis-profile=explore
@@ -121,10 +126,54 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.line(f"{tests:,} {'test' if tests == 1 else 'tests'} did not run here: {reason}")
 
 
+# ---- What takes long to compile is kept, for all processes and for the next run: `make clean` throws it away ----
+
+
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """The folder of the emulator's compiled kernels: one for all processes that share a run of the tests."""
-    base = tmp_path_factory.getbasetemp()
-    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
+def kept(request, tmp_path_factory):
+    """A folder for what is compiled. Its files have names made from all that they depend on."""
+    cache = getattr(request.config, "cache", None)
+    return cache.mkdir("compiled") if cache else tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="session")
+def folder(kept):
+    """The folder of the emulator's compiled kernels."""
+    import emulator
+
+    found = kept / f"emulated-{emulator.version()}"
     found.mkdir(exist_ok=True)
     return found
+
+
+def once(folder, work, depends_on):
+    """Return a function that does the work, unless the folder has what came of it; see `depends_on`."""
+
+    @wraps(work)
+    def look(name, arch="sm_90", *args, **macros):
+        key = repr((work.__name__, kernels.source(name), arch, args, macros, *depends_on()))
+        path = folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+        if not path.is_file():
+            write_atomically(path, pickle.dumps(work(name, arch, *args, **macros)))
+        return pickle.loads(path.read_bytes())
+
+    return look
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(kept):
+    """Have NVRTC and the assembler look at each kernel once."""
+
+    def compiler():
+        from cupy.cuda import nvrtc
+
+        return kernels.OPTIONS, nvrtc.getVersion()
+
+    def assembler():
+        file = Path(kernels.ptxas()).stat()
+        return *compiler(), file.st_size, file.st_mtime
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_compile", once(kept, kernels._compile, compiler))
+        patch.setattr(ptxas, "resources", once(kept, ptxas.resources, assembler))
+        yield
