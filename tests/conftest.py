@@ -103,6 +103,29 @@ def pytest_collection_modifyitems(config, items):
     if reasons:
         config.hook.pytest_deselected(items=[*reasons])
     items[:] = sorted((item for item in items if item not in reasons), key=turn)
+    if "not slow" in config.option.markexpr:
+        draw_the_ends([item for item in items if item.path.suffix == ".ipynb"])
+
+
+ENDS = """from mlpkit.plots import png as _png, widgets as _widgets
+def _ends(self):
+    for name, values in self.controls.items():
+        _png(self.draw(**self.start | {name: values[-1]}))
+    return "the ends"
+_widgets.Explorer.static = _ends
+"""
+
+
+def draw_the_ends(cells):
+    """Have figures under sliders drawn at their start and their ends, where nothing compares what lies between.
+
+    All of their frames are drawn where slow tests run, too, and in notebooks that have one whose frames are compared.
+    """
+    explorers = [each for each in cells if "Explorer(" in each.cell.source]
+    compared = {each.path for each in explorers if "nbval-ignore-output" not in each.cell.metadata.get("tags", ())}
+    for each in explorers:
+        if each.path not in compared:
+            each.cell.source = ENDS + each.cell.source
 
 
 def pytest_sessionfinish(session):
@@ -130,18 +153,18 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture(scope="session")
-def kept(request, tmp_path_factory):
+def compile_cache(request, tmp_path_factory):
     """A folder for what is compiled. Its files have names made from all that they depend on."""
     cache = getattr(request.config, "cache", None)
     return cache.mkdir("compiled") if cache else tmp_path_factory.mktemp("compiled")
 
 
 @pytest.fixture(scope="session")
-def folder(kept):
+def folder(compile_cache):
     """The folder of the emulator's compiled kernels."""
     import emulator
 
-    found = kept / f"emulated-{emulator.version()}"
+    found = compile_cache / f"emulated-{emulator.version()}"
     found.mkdir(exist_ok=True)
     return found
 
@@ -161,7 +184,7 @@ def once(folder, work, depends_on):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_once(kept):
+def compiled_once(compile_cache):
     """Have NVRTC and the assembler look at each kernel once."""
 
     def compiler():
@@ -174,6 +197,6 @@ def compiled_once(kept):
         return *compiler(), file.st_size, file.st_mtime
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_compile", once(kept, kernels._compile, compiler))
-        patch.setattr(ptxas, "resources", once(kept, ptxas.resources, assembler))
+        patch.setattr(kernels, "_compile", once(compile_cache, kernels._compile, compiler))
+        patch.setattr(ptxas, "resources", once(compile_cache, ptxas.resources, assembler))
         yield
