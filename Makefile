@@ -32,8 +32,9 @@ else ifeq "$(GPU)$(wildcard .venv/cuda-complete)" "yes"
 .PHONY: $(READY)
 endif
 
-# Python's own settings could lead .venv's to packages, or to a library, of another Python.
-unexport PYTHONHOME PYTHONPATH PYTHONSTARTUP
+# Python's own settings could lead .venv's to packages, or to a library, of another Python; or have each of hundreds of
+# processes compile all modules anew, as containers of Python do.
+unexport PYTHONHOME PYTHONPATH PYTHONSTARTUP PYTHONDONTWRITEBYTECODE
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile

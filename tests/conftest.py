@@ -5,15 +5,20 @@ whose own mark says so, such as an engine's that is missing, or the browser's. T
 """
 
 import gc
-import os
+import hashlib
+import pickle
 import re
 import signal
 from collections import Counter
-from pathlib import PurePosixPath
+from functools import wraps
+from pathlib import Path, PurePosixPath
 
 import pytest
 from hypothesis import settings
 
+from experiments.lab import ptxas
+from mlpkit import kernels
+from mlpkit.files import write_atomically
 from mlpkit.kernels import gpu
 
 # The same examples at every run. To look for new ones: pytest --hypothesis-profile=explore
@@ -98,6 +103,29 @@ def pytest_collection_modifyitems(config, items):
     if reasons:
         config.hook.pytest_deselected(items=[*reasons])
     items[:] = sorted((item for item in items if item not in reasons), key=turn)
+    if "not slow" in config.option.markexpr:
+        draw_the_ends([item for item in items if item.path.suffix == ".ipynb"])
+
+
+ENDS = """from mlpkit.plots import png as _png, widgets as _widgets
+def _ends(self):
+    for name, values in self.controls.items():
+        _png(self.draw(**self.start | {name: values[-1]}))
+    return "the ends"
+_widgets.Explorer.static = _ends
+"""
+
+
+def draw_the_ends(cells):
+    """Have figures under sliders drawn at their start and their ends, where nothing compares what lies between.
+
+    All of their frames are drawn where slow tests run, too, and in notebooks that have one whose frames are compared.
+    """
+    explorers = [each for each in cells if "Explorer(" in each.cell.source]
+    compared = {each.path for each in explorers if "nbval-ignore-output" not in each.cell.metadata.get("tags", ())}
+    for each in explorers:
+        if each.path not in compared:
+            each.cell.source = ENDS + each.cell.source
 
 
 def pytest_sessionfinish(session):
@@ -121,10 +149,54 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.line(f"{tests:,} {'test' if tests == 1 else 'tests'} did not run here: {reason}")
 
 
+# ---- What takes long to compile is kept, for all processes and for the next run: `make clean` throws it away ----
+
+
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """The folder of the emulator's compiled kernels: one for all processes that share a run of the tests."""
-    base = tmp_path_factory.getbasetemp()
-    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
+def compile_cache(request, tmp_path_factory):
+    """A folder for what is compiled. Its files have names made from all that they depend on."""
+    cache = getattr(request.config, "cache", None)
+    return cache.mkdir("compiled") if cache else tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="session")
+def folder(compile_cache):
+    """The folder of the emulator's compiled kernels."""
+    import emulator
+
+    found = compile_cache / f"emulated-{emulator.version()}"
     found.mkdir(exist_ok=True)
     return found
+
+
+def once(folder, work, depends_on):
+    """Return a function that does the work, unless the folder has what came of it; see `depends_on`."""
+
+    @wraps(work)
+    def look(name, arch="sm_90", *args, **macros):
+        key = repr((work.__name__, kernels.source(name), arch, args, macros, *depends_on()))
+        path = folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+        if not path.is_file():
+            write_atomically(path, pickle.dumps(work(name, arch, *args, **macros)))
+        return pickle.loads(path.read_bytes())
+
+    return look
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(compile_cache):
+    """Have NVRTC and the assembler look at each kernel once."""
+
+    def compiler():
+        from cupy.cuda import nvrtc
+
+        return kernels.OPTIONS, nvrtc.getVersion()
+
+    def assembler():
+        file = Path(kernels.ptxas()).stat()
+        return *compiler(), file.st_size, file.st_mtime
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_compile", once(compile_cache, kernels._compile, compiler))
+        patch.setattr(ptxas, "resources", once(compile_cache, ptxas.resources, assembler))
+        yield

@@ -1,4 +1,4 @@
-"""What do several GPUs gain, and what does it cost to add up their gradients? NCCL's all-reduce, and PyTorch's DDP.
+"""What does it cost to add up the gradients of several GPUs, by NCCL and otherwise? (`scaling`: what is gained.)
 
 One process a GPU. An all-reduce by size, in a graph and asked for one by one. Of each network: its step on one GPU, and
 the same on each of all, whose gradients NCCL adds up in the graph of the step; images a second count. A training on all

@@ -16,11 +16,11 @@ from mlpkit.nn.models import FASHION_CNN, LENET5, MLP, RESIDUAL
 from mlpkit.nn.network import Network
 from mlpkit.optim import SGD
 from mlpkit.parallel import gpus
-from mlpkit.parallel.nvlink import MOST_PACKED, NvlinkReduction
+from mlpkit.parallel.nvlink import MOST_FLOATS, NvlinkReduction
 from mlpkit.parallel.shares import Reduction, engine_of
 
 SIZES = [2**k for k in range(6, 27)]  # floats: 256 bytes to 256 MB
-PACKED = (1_024, 16_384, 61_706, 134_794, 262_144, 896_522)  # floats, for packets within a kernel
+INSIDE = (1_024, 16_384, 61_706, 134_794, 262_144, 896_522)  # floats, within a kernel
 NETWORKS = {"fashion_cnn": FASHION_CNN, "residual": RESIDUAL, "lenet5": LENET5, "mlp": MLP}
 GRAPHS = ("cuda_conv_graph", "cuda_conv_graph_tf32", "cuda_conv_graph_bf16")
 CASES = (  # network, engines, examples of a batch on each GPU
@@ -37,31 +37,23 @@ SECONDS = 280  # for a part
 ROUNDS = 7
 
 
-def measure(save=results.save_part, progress=print, plan=None, ranks=2):
-    """Return the record. plan: a list of parts, such as [("all_reduce",)]; None for all of them.
+def measure(save=results.save_part, progress=print, plan=(("all_reduce",),), ranks=2):
+    """Return the record. plan: parts, such as ("all_reduce",) or ("ours", network, engines, images a GPU).
 
-    ranks: a number of GPUs, or several: then each part is measured with each. Raises `engines.EngineUnavailable` where
-    there are fewer GPUs.
+    Raises `engines.EngineUnavailable` where there are fewer GPUs than ranks.
     """
-    found, counts = 0 if gpu.why_not() else gpu.count(), (ranks,) if isinstance(ranks, int) else tuple(ranks)
-    if found < max(counts):
-        raise engines.EngineUnavailable(f"two_gpus needs {max(counts)} GPUs, and this machine has {found}.")
-    parts = plan or [
-        ("all_reduce",),
-        ("packets",),
-        *(("ours", *case) for case in CASES),
-        *(("pytorch", network, PEERS, 128) for network in ("fashion_cnn", "residual", "lenet5")),
-    ]
-    record = results.new("two_gpus", ranks=max(counts))
-    return results.collect(
-        record, (run for each in counts for part in parts for run in _part(part, each, progress)), save
-    )
+    found = 0 if gpu.why_not() else gpu.count()
+    if found < ranks:
+        raise engines.EngineUnavailable(f"two_gpus needs {ranks} GPUs, and this machine has {found}.")
+    return results.collect(results.new("two_gpus", ranks=ranks), parts_of(plan, ranks, progress), save)
 
 
-def _part(part, ranks, progress):
-    progress(f"{ranks} GPUs: {' '.join(map(str, part))}")
-    found = together(partial(globals()[f"_{part[0]}"], *part[1:]), ranks)
-    return [{"ranks": ranks} | run for run in found[0]]  # the first rank's
+def parts_of(plan, ranks, progress=print):
+    """Yield the runs of all parts of a plan, each part in processes of its own."""
+    for part in plan:
+        progress(f"{ranks} GPUs: {' '.join(map(str, part))}")
+        for run in together(partial(globals()[f"_{part[0]}"], *part[1:]), ranks)[0]:  # the first rank's
+            yield {"ranks": ranks} | run
 
 
 def together(work, ranks):
@@ -123,7 +115,7 @@ def _all_reduce(rank, ranks, exchange):
     for size in SIZES:
         network = SimpleNamespace(engine=engines.load("cupy_fused"), dtype=np.dtype("f4"), n_weights=size)
         network.grad = cp.empty(size, cp.float32)
-        for how, kind in (("nccl", Reduction), ("nvlink", NvlinkReduction))[: 1 + (size <= MOST_PACKED)]:
+        for how, kind in (("nccl", Reduction), ("nvlink", NvlinkReduction))[: 1 + (size <= MOST_FLOATS)]:
             network.grad.fill(rank + 1)
             reduction = kind(communicator, network)
             network.grad.fill(rank + 1)
@@ -151,7 +143,7 @@ def _in_graphs_and_not(call, times, exchange):
         return {"graph": _samples(graph.launch, times, exchange), "calls": _samples(many, times, exchange)}
 
 
-def _packets(rank, ranks, exchange):
+def _inside(rank, ranks, exchange):
     """Return a run for each size: us of one all-reduce within a kernel that does 2,000 of them."""
     import cupy as cp
 
@@ -161,12 +153,12 @@ def _packets(rank, ranks, exchange):
     cp.cuda.Device(rank).use()
     communicator, runs, times = _communicator(rank, ranks, exchange), [], 2000
     blocks, threads = cp.cuda.Device().attributes["MultiProcessorCount"], 512
-    for size in PACKED:
+    for size in INSIDE:
         network = SimpleNamespace(engine=engines.load("cupy_fused"), dtype=np.dtype("f4"), n_weights=size)
         network.grad = cp.full(size, rank + 1, cp.float32)
         among = Ranks(NvlinkReduction(communicator, network))
         among.open(size + blocks)
-        kernel = kernels.load("packets", EACH=-(-size // (blocks * threads)), **among.macros).get_function("rounds")
+        kernel = kernels.load("inside", EACH=-(-size // (blocks * threads)), **among.macros).get_function("rounds")
         vector, failure = cp.full(size, rank + 1, cp.float32), cp.zeros(1, cp.uint64)
 
         def launch(count, vector=vector, failure=failure, kernel=kernel, among=among, size=size):
@@ -178,7 +170,7 @@ def _packets(rank, ranks, exchange):
         right = bool((vector == (ranks + 1) / 2).all())
         us = _samples(partial(launch, times), times, exchange)
         right &= bool(cp.allclose(vector, (ranks + 1) / 2)) and not int(failure[0])
-        runs.append({"part": "all_reduce", "how": "packets", "floats": size, "right": right, "us": {"inside": us}})
+        runs.append({"part": "all_reduce", "how": "inside", "floats": size, "right": right, "us": {"inside": us}})
         exchange(None)
     return runs
 
@@ -218,11 +210,11 @@ def _ours(name, names, n, rank, ranks, exchange):
 
     cp.cuda.Device(rank).use()
     communicator, runs = _communicator(rank, ranks, exchange), []
-    ways = {"nccl": Reduction, "nvlink": communicator.Reduction}
+    kinds = {"nccl": Reduction, "nvlink": communicator.Reduction}
     for engine in names:
         trainers, refused = {}, {}
         for how in HOWS:
-            communicator.Reduction = ways.get(how)
+            communicator.Reduction = kinds.get(how)
             try:
                 trainers[how] = _Trained(how, name, engine, n, communicator)
             except Exception as error:

@@ -162,7 +162,7 @@ class Judge:
         A cell may need what a later one defines, as where cells were run in another order, and an answer may stand
         below its test.
         """
-        for number in self.early if self.wrong else ():
+        for number in self.early[:] if self.wrong else ():  # a name may be missing still
             self._run_theirs(number, self.cells[number])
         found = {name_of(cell): self._test(cell, space) for cell, space in self.wrong if not self.ended}
         return {name: verdict for name, verdict in found.items() if verdict[0]}

@@ -81,14 +81,14 @@ class Nccl:
         told = cp.asarray(np.concatenate([handle, np.array([array.data.ptr - base]).view(np.uint8)]))
         found, stream = cp.empty((self.ranks, told.size), np.uint8), cp.cuda.get_current_stream()
         self.communicator.allGather(told.data.ptr, found.data.ptr, told.size, self.nccl.NCCL_UINT8, stream.ptr)
-        places = []
+        found_at = []
         for rank, row in enumerate(found.get()):
             if rank == self.rank:
-                places.append(array.data.ptr)
+                found_at.append(array.data.ptr)
             else:
                 self.opened.append(cp.cuda.runtime.ipcOpenMemHandle(row[: len(handle)].tobytes()))
-                places.append(self.opened[-1] + int(row[len(handle) :].view(np.int64)[0]))
-        return np.array(places, np.uint64)
+                found_at.append(self.opened[-1] + int(row[len(handle) :].view(np.int64)[0]))
+        return np.array(found_at, np.uint64)
 
     def close(self):
         """Leave the others."""

@@ -15,7 +15,7 @@ from .ring import RankLost
 from .shares import Reduction
 
 THREADS = 512
-MOST_PACKED = 1 << 19  # floats that go as flagged messages: more are quicker by NCCL
+MOST_FLOATS = 1 << 19  # floats that go as flagged messages: more are quicker by NCCL
 LEAST_EARLY = 1 << 16  # floats: fewer are not worth a copy
 
 
@@ -40,7 +40,7 @@ class NvlinkReduction(Reduction):
         self.came = cp.empty((self.ranks, -(-self.n // 4) * 4), np.float32)  # rows that fours of floats begin
         self.times, self.consumed = (cp.zeros(count * self.ranks, np.uint32) for count in (2, 1))
         self.theirs = [communicator.addresses(array) for array in (self.came, self.times, self.consumed)]
-        slots = min(self.n, MOST_PACKED)
+        slots = min(self.n, MOST_FLOATS)
         self.boxes = self.mailboxes(2 * self.ranks * slots * 8)
         among = np.zeros(1, ranks_struct(self.ranks))
         among["boxes"], among["slots"], among["rank"] = self.boxes.addresses, slots, self.rank
@@ -53,7 +53,7 @@ class NvlinkReduction(Reduction):
 
         first, last = -(-(dW.data.ptr - self.vector.data.ptr) // 16), self.n_weights // 4
         size = 4 * (last - first)
-        if self.is_apart or self.dtype != np.float32 or size < LEAST_EARLY or self.n - size > MOST_PACKED:
+        if self.is_apart or self.dtype != np.float32 or size < LEAST_EARLY or self.n - size > MOST_FLOATS:
             return
         self.early = first, last - first
         copy, first_stream = cp.cuda.runtime.memcpyAsync, self.beside[self.rank]
@@ -64,7 +64,7 @@ class NvlinkReduction(Reduction):
         counted = first_stream.record()
         for other, stream in enumerate(self.beside):  # a copy engine for each
             if other != self.rank:
-                came, times, _ = (int(places[other]) for places in self.theirs)
+                came, times, _ = (int(each[other]) for each in self.theirs)
                 stream.wait_event(counted)
                 copy(
                     came + self.came.strides[0] * self.rank, self.vector.data.ptr + 16 * first, 4 * size, 4, stream.ptr
@@ -78,7 +78,7 @@ class NvlinkReduction(Reduction):
         if self.is_apart:
             return
         (first, count), self.early = self.early, (0, 0)
-        if self.dtype != np.float32 or grad.size - 4 * count > MOST_PACKED:
+        if self.dtype != np.float32 or grad.size - 4 * count > MOST_FLOATS:
             super().__call__(grad)
             return
         early = np.zeros(1, early_struct(self.ranks))
@@ -116,5 +116,5 @@ def ranks_struct(ranks):
 
 def early_struct(ranks):
     """Return the dtype of `Early` in `kernels/parallel/all_reduce.cu`."""
-    places = ("of", np.uint64, ranks), ("times", np.uint64), ("consumed", np.uint64, ranks)
-    return np.dtype([*places, ("first", np.int32), ("count", np.int32)], align=True)
+    pointers = ("of", np.uint64, ranks), ("times", np.uint64), ("consumed", np.uint64, ranks)
+    return np.dtype([*pointers, ("first", np.int32), ("count", np.int32)], align=True)

@@ -89,9 +89,7 @@ class Explorer:
         frames, first = list(sources), at[",".join(map(str, start))]
         labels = [name.replace("_", " ") for name in names]
         controls = [
-            CONTROL.format(
-                name=html.escape(label), last=len(values) - 1, start=k, value=html.escape(str(values[k]), quote=True)
-            )
+            CONTROL.format(name=html.escape(label), last=len(values) - 1, start=k, value=html.escape(str(values[k])))
             for label, values, k in zip(labels, choices, start, strict=True)
         ]
         return FRAMES.format(

@@ -252,6 +252,7 @@ def test_a_whole_step_is_kept_with_all_that_it_calls():
     assert python(WHOLE_STEP) == ["1", "0"] * 4
 
 
+@pytest.mark.slow
 def test_a_changed_source_is_compiled_anew_where_it_is_called_too(run_once, used):
     source = used / "mlpkit" / "engines" / "numba_serial.py"
     source.write_text(source.read_text() + "\n# another version of what an engine calls\n")
@@ -266,6 +267,7 @@ def test_a_source_that_is_not_compiled_may_change(run_once, used):
     assert python(RELU, used) == [run_once[1][0], "1", "0"]
 
 
+@pytest.mark.slow
 def test_an_installation_that_cannot_be_written_to_works(installation, tmp_path):
     """Compiled code goes to the user's own folder; where there is none, it is compiled in each process."""
     (installation / "mlpkit" / "engines" / "__pycache__").write_text(

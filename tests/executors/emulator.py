@@ -66,6 +66,14 @@ class Failed(Exception):
     """A launch came to no end, or did what can't be done."""
 
 
+def version():
+    """Return what tells apart what different compilers, or different emulators, make of a kernel."""
+    parts = [repr(OPTIONS).encode(), *((HERE / name).read_bytes() for name in ("emulator.h", "emulator.cpp"))]
+    if shutil.which("g++"):
+        parts.append(subprocess.run(["g++", "--version"], capture_output=True).stdout)
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:8]
+
+
 def why_not():
     """Return why this machine can't run the emulator, or None."""
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
@@ -107,6 +115,7 @@ def compiled(name, folder, source, *definitions, kernel="train"):
         part = run_compiler(text.with_suffix(".o"), *OPTIONS, *definitions, f"-I{shared}", f"-I{HERE}", "-c", text)
         # A command of its own: with OPTIONS it would link the checks' own library, which not every machine has.
         run_compiler(path, "-shared", part, shared / "emulator.o")
+        text.unlink(), part.unlink()
     library = ctypes.CDLL(str(path))
     size, sizes = ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)
     for launch in map(partial(getattr, library), wanted.values()):

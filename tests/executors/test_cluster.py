@@ -22,7 +22,7 @@ NAME = "cuda_cluster"
 
 
 @needs_compiler
-@pytest.mark.parametrize("adam", [0, 1])
+@pytest.mark.parametrize("adam", sweep([0, 1], 1))
 @pytest.mark.parametrize("batch", sweep([64, 128], 128))
 def test_the_kernel_keeps_its_numbers_in_registers(batch, adam):
     found = ptxas.resources("cluster", BATCH=batch, ADAM=adam)["train"]
@@ -31,7 +31,7 @@ def test_the_kernel_keeps_its_numbers_in_registers(batch, adam):
 
 
 @needs_compiler
-@pytest.mark.parametrize("inputs", [16, 32, 48, 784])
+@pytest.mark.parametrize("inputs", sweep([16, 32, 48, 784], 16))
 def test_the_kernel_compiles_for_images_of_any_size(inputs):
     assert kernels.ptx("cluster", INPUTS=inputs, CLASSES=3, BATCH=64)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import one_sentence
+from shared import one_sentence, sweep
 
 from mlpkit import engines
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
@@ -89,7 +89,7 @@ def test_integers_are_numpys_to_the_bit(name, n):
     assert_array_equal(found(x[:n]), wanted)
 
 
-@pytest.mark.parametrize("way", VARIANTS)
+@pytest.mark.parametrize("way", sweep(VARIANTS, "vnni", "plain"))
 def test_every_instruction_adds_the_same_integers(way, tmp_path):
     import llvmlite.binding
 

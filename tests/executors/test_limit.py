@@ -7,6 +7,7 @@ import emulator
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from shared import sweep
 from test_emulated import images, needs_compiler
 from test_persistent import distance, make, train
 
@@ -69,19 +70,21 @@ def same_as_float64(engine, batch_size, optimizer, model=LENET5, steps=3):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("batch_size", "optimizer"), [(8, "sgd"), (12, "adam"), (1, "adamw")])
+@pytest.mark.parametrize(("batch_size", "optimizer"), sweep([(8, "sgd"), (12, "adam"), (1, "adamw")], (12, "adam")))
 def test_lenet_trains_as_in_float64(batch_size, optimizer, fused):
     settings = {"weight_decay": 0.01} if optimizer == "adamw" else {}
     same_as_float64(fused(), batch_size, make(optimizer, **settings))
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", sweep(ODD, "colours", "three blocks, four layers"))
 def test_odd_networks_train_as_in_float64(name, fused):
     same_as_float64(fused(1), 7, make("sgd", weight_decay=0.01), ODD[name])
 
 
-@pytest.mark.parametrize(("capability", "name"), [("8.6", "lenet5"), ("8.0", "lenet5"), ("8.6", "colours")])
+@pytest.mark.parametrize(
+    ("capability", "name"), sweep([("8.6", "lenet5"), ("8.0", "lenet5"), ("8.6", "colours")], ("8.0", "lenet5"))
+)
 @needs_compiler
 def test_older_chips_train_as_in_float64(capability, name, fused, monkeypatch):
     monkeypatch.setenv(gpu.SETTING, capability)
@@ -120,7 +123,7 @@ HALVED = {
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", HALVED)
+@pytest.mark.parametrize("name", sweep(HALVED, "colours"))
 def test_two_blocks_share_an_image(name, fused):
     for seed in range(2):
         engine = fused(seed)
@@ -247,7 +250,7 @@ def test_lenet_trains_as_in_float64_on_a_gpu(batch_size, optimizer):
 
 
 @GPU
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", sweep(ODD, "colours", "three blocks, four layers"))
 def test_odd_networks_train_as_in_float64_on_a_gpu(name):
     same_as_float64(on_gpu(), 50, make("sgd"), ODD[name], steps=5)
 

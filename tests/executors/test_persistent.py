@@ -4,6 +4,7 @@ import gc
 import signal
 import weakref
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_the_persistent_kernel_compiles_for_every_batch_size(batch, adam):
 
 
 @needs_compiler
-@pytest.mark.parametrize("adam", [0, 1])
+@pytest.mark.parametrize("adam", sweep([0, 1], 1))
 @pytest.mark.parametrize("case", sweep(SMALLER, "A100, 64"))
 def test_the_persistent_kernel_compiles_for_smaller_gpus(case, adam):
     chip, macros, spilled = SMALLER[case]
@@ -72,7 +73,7 @@ def test_the_persistent_kernel_compiles_for_smaller_gpus(case, adam):
 
 
 @needs_compiler
-@pytest.mark.parametrize("chip", ["sm_80", "sm_86", "sm_89", "sm_90"])
+@pytest.mark.parametrize("chip", sweep(["sm_80", "sm_86", "sm_89", "sm_90"], "sm_80", "sm_90"))
 def test_a_unit_of_its_own_copies_images_where_there_is_one(chip):
     code = kernels.ptx("persistent", chip)
     assert ("cp.async.bulk" in code) == (chip == "sm_90")
@@ -80,15 +81,18 @@ def test_a_unit_of_its_own_copies_images_where_there_is_one(chip):
 
 
 @needs_compiler
-@pytest.mark.parametrize("sizes", ["6,3", "6,5,3", "784,300,100,10", "12,4,5,4,5,3"])
-@pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.parametrize(
+    ("real", "sizes"),
+    sweep([*product(("float", "double"), ("6,3", "6,5,3", "784,300,100,10", "12,4,5,4,5,3"))],
+          ("float", "6,3"), ("double", "12,4,5,4,5,3")),
+)  # fmt: skip
 def test_the_three_kernels_compile_for_any_sizes(real, sizes):
     found = ptxas.resources("three_kernels", "sm_80", REAL=real, PIXEL=real, SIZES=sizes)
     assert found.keys() == {"first_layer", "rows", "update"}
 
 
 @needs_compiler
-@pytest.mark.parametrize("inputs", [16, 32, 48, 784])
+@pytest.mark.parametrize("inputs", sweep([16, 32, 48, 784], 16))
 def test_the_persistent_kernel_compiles_for_images_of_any_size(inputs):
     assert kernels.ptx("persistent", INPUTS=inputs, CLASSES=3, BATCH=32)
 

@@ -1,7 +1,6 @@
 """The implicit products: their kernels on an emulated GPU, and on a real one where there is one."""
 
 from dataclasses import replace
-from functools import cache
 
 import emulator
 import numpy as np
@@ -157,9 +156,6 @@ def test_each_shape_has_a_tile_and_each_slice_has_pixels(name, which):
         assert (count - 1) * each < pixels <= count * each
 
 
-resources = cache(ptxas.resources)  # both tables have some tiles
-
-
 @pytest.mark.slow
 @rungs
 def test_no_tile_of_the_table_spills(name):
@@ -170,7 +166,7 @@ def test_no_tile_of_the_table_spills(name):
     kind = KINDS[name]
     for which, table in zip(("forward", "weight_gradient"), implicit.TILES[name], strict=True):
         for tile in table.values():
-            found = resources(kind.file, **tile.macros, **dict(kind.macros))
+            found = ptxas.resources(kind.file, **tile.macros, **dict(kind.macros))
             assert found[which].spilled_bytes == 0, tile
             assert tile.shared_bytes(which, kind.size, kind.on_cores) <= 227 << 10
 

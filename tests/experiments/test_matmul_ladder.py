@@ -5,6 +5,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from shared import sweep
 
 from experiments import matmul_ladder
 from experiments.lab import lines, ptxas, results
@@ -35,7 +36,7 @@ needs_compiler = pytest.mark.skipif(why_no_compiler() is not None, reason=str(wh
 
 
 @needs_compiler
-@pytest.mark.parametrize("arch", matmul_ladder.ARCHITECTURES)
+@pytest.mark.parametrize("arch", sweep(matmul_ladder.ARCHITECTURES, "sm_90"))
 @pytest.mark.parametrize("name", RUNGS)
 def test_every_rung_compiles_and_spills_nothing(name, arch):
     if arch < kernels.chip(RUNGS[name].file).rstrip("a"):
@@ -47,7 +48,7 @@ def test_every_rung_compiles_and_spills_nothing(name, arch):
 
 
 @needs_compiler
-@pytest.mark.parametrize("arch", matmul_ladder.ARCHITECTURES)
+@pytest.mark.parametrize("arch", sweep(matmul_ladder.ARCHITECTURES, "sm_90"))
 @pytest.mark.parametrize("name", ["transpose", "roofs"])
 def test_the_other_kernels_compile(name, arch):
     assert all(found.spilled_bytes == 0 for found in ptxas.resources(name, arch).values())

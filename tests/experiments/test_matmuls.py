@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from shared import sweep
 
 from experiments import matmul as matmuls
 from experiments.lab import results
@@ -20,7 +21,7 @@ SHAPES = [(1, 1, 1), (3, 2, 5), (4, 8, 16), (5, 9, 17), (13, 25, 10), (130, 33, 
 QUICK = Plan(samples=2, sample_seconds=1e-4, slow=1e6, region_seconds=0.01, tile_depths=(8, 16), groups=("depth",))
 
 
-@pytest.mark.parametrize("cores", ["one", "all"])
+@pytest.mark.parametrize("cores", sweep(["one", "all"], "all"))
 @pytest.mark.parametrize("name", STAGES)
 def test_every_stage_multiplies(name, cores):
     for n, k, m in SHAPES:
@@ -31,7 +32,7 @@ def test_every_stage_multiplies(name, cores):
             assert_allclose(out, a @ b, rtol=1e-4, err_msg=f"{n} x {k} x {m}, {turned} turned")
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", sweep(STAGES, "ikj"))
 def test_every_stage_multiplies_in_float64(name):
     a, b, out = Product("test", "", 13, 25, 18).arrays(np.float64)
     STAGES[name].one(a, b, out)

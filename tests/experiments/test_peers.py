@@ -42,10 +42,9 @@ ON_GPU = tuple(name for name in (*gpu_peers.PLAN.others, "pytorch_cuda_graph_bf1
 @pytest.mark.parametrize("name", [*experiment.USUAL.names, *ON_CPU, *on_gpu(*ON_GPU)])
 @pytest.mark.parametrize("which", [0, 1], ids=["sgd", "adam"])
 def test_a_peer_trains_the_same_network_on_the_same_batches(name, which, wanted):
-    try:
-        measured = peers.prepared(name, TWO[which], QUICK)()
-    except ImportError as error:
-        pytest.skip(str(error))
+    if name not in engines.names():
+        importable(name)
+    measured = peers.prepared(name, TWO[which], QUICK)()
     assert peers.are_wanted(measured["first_losses"], wanted[which], *measured["gate"])
     assert all(time > 0 for name in ("samples_us", "start_seconds") for time in measured[name])
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conv_cases import error
 from emulator import needs_compiler
+from shared import sweep
 from test_kernels import needs_compiler as needs_cuda
 
 from experiments.lab import ptxas
@@ -210,18 +211,18 @@ EMULATED = {
 }
 
 
+OLDER = ("plain", "made again in bfloat16", "past a ReLU, kept", "sum and pool", "images of one channel")
+
+
 @needs_compiler
-@pytest.mark.parametrize("name", EMULATED)
+@pytest.mark.parametrize("name", sweep(EMULATED, "plain", *EMULATED.keys() - OLDER))
 def test_on_the_emulator(name, folder):
     one, options, *past = EMULATED[name]
     emulated(Case(one, past=past[0] if past else None), folder, **options)
 
 
-OLDER = ("plain", "made again in bfloat16", "past a ReLU, kept", "sum and pool", "images of one channel")
-
-
 @needs_compiler
-@pytest.mark.parametrize("name", OLDER)
+@pytest.mark.parametrize("name", sweep(OLDER, "plain", "past a ReLU, kept"))
 def test_on_the_emulator_as_chips_before_hopper(name, folder):
     one, options, *past = EMULATED[name]
     emulated(Case(one, past=past[0] if past else None), folder, macros={"HOPPER": 0}, **options)

@@ -29,7 +29,7 @@ def earned(tmp_path):
             with_tests = tmp_path / "tests.ipynb"
             nbformat.write(tests, with_tests)
         line = [sys.executable, "-m", "labs.grading.judge", str(with_tests), str(path)]
-        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100)
         assert not done.returncode, done.stderr
         return {c["name"]: (c["points"], c["says"]) for c in json.loads(done.stdout)["cells"]}
 

@@ -149,9 +149,8 @@ def assert_same_derivatives(engine, model, n):
 CASES = [(name, n) for name in NETWORKS for n in ((2, 5) if name == "norm of rows" else (1, 2, 5))]  # one has no spread
 CAPABLE = {*capable()}
 OTHERS = CAPABLE - {"numpy_baseline"}
-OF_OTHERS = [
-    (name, n, engine) for name, n in CASES for engine in sorted(OTHERS & {*engines.names(NETWORKS[name].operations)})
-]
+WITH = {name: sorted(OTHERS & {*engines.names(network.operations)}) for name, network in NETWORKS.items()}
+OF_OTHERS = [(name, n, engine) for name, n in CASES for engine in WITH[name]]
 
 
 @pytest.mark.parametrize(("name", "n"), CASES)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from shared import one_sentence
+from shared import one_sentence, sweep
 from test_layers import noisy, targets_of
 
 from mlpkit.nn.conv import Conv
@@ -53,7 +53,7 @@ def test_pixels_as_targets_count_from_0_to_1(form):
     assert network.evaluate(x, pixels) == pytest.approx(network.evaluate(x, pixels / 255), rel=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint16, np.int64])
+@pytest.mark.parametrize("dtype", sweep([np.uint8, np.int32, np.uint16, np.int64], np.uint8))
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("form", [ROWS, MAPS], ids=["rows", "maps"])
 def test_labels_may_be_any_integers(form, engine, dtype):

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from shared import blobs, dataset
+from shared import blobs, dataset, sweep
 
 import experiments
 from experiments import engines as engines_experiment
@@ -301,7 +301,7 @@ def test_a_full_disk_ends_a_training_and_keeps_the_network(tmp_path):
 
 
 @posix
-@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("redirection", sweep([">&-", "2>&-", ">&- 2>&-"], ">&- 2>&-"))
 def test_closed_streams_stop_nothing(redirection, tmp_path):
     done = run_in_shell(redirection, "train", "--epochs", 1, "--save", tmp_path / "network.npz")
     assert done.returncode == 0
@@ -333,21 +333,21 @@ except ImportError:  # its library is not here
     NO_TBB = ("tbb", "safe")
 
 
-@pytest.mark.parametrize(
-    ("variables", "why"),
-    [
-        *(({"NUMBA_NUM_THREADS": text}, "unset that variable") for text in ("999999", "abc", "", "1.5", "0")),
-        *(({"NUMBA_THREADING_LAYER": text}, "unset that variable") for text in ("nonsense", "", *NO_TBB)),
-        ({"NUMBA_DISABLE_JIT": "1"}, "unset that variable"),
-    ],
-    ids=str,
-)
-def test_doctor_says_what_is_wrong_with_numba(variables, why):
-    done = subprocess.run([*COMMAND, "doctor"], capture_output=True, text=True, env=os.environ | variables)
+WRONG = [
+    *(("NUMBA_NUM_THREADS", text) for text in ("abc", "999999", "", "1.5", "0")),
+    *(("NUMBA_THREADING_LAYER", text) for text in ("nonsense", "", *NO_TBB)),
+    ("NUMBA_DISABLE_JIT", "1"),
+]
+
+
+@pytest.mark.parametrize(("variable", "value"), sweep(WRONG, WRONG[0], WRONG[5], WRONG[-1]))
+def test_doctor_says_what_is_wrong_with_numba(variable, value):
+    env = os.environ | {variable: value}
+    done = subprocess.run([*COMMAND, "doctor"], capture_output=True, text=True, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line for line in done.stdout.splitlines() if line.startswith("numba_")]
     assert len(lines) == len([name for name in engines.names() if engines.library(name) == "numba"])
-    assert why in lines[0]
+    assert "unset that variable" in lines[0]
     assert all("can't run" in line for line in lines)
 
 

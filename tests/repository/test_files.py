@@ -398,7 +398,7 @@ OTHER = {
     "packed by zlib": npz(packed=zipfile.ZIP_DEFLATED, a=npy(np.arange(5))),
     "packed by bzip2": npz(packed=zipfile.ZIP_BZIP2, a=npy(np.arange(5))),
     "packed by LZMA": npz(packed=zipfile.ZIP_LZMA, a=npy(np.arange(5))),
-    "a gigabyte in a megabyte": npz(packed=zipfile.ZIP_LZMA, a=npy(np.zeros(2**24))),
+    "a megabyte in a kilobyte": npz(packed=zipfile.ZIP_LZMA, a=npy(np.zeros(2**17))),
     "more than there is": npz(a=npy(np.arange(5))[:-1]),
     "less than there is": npz(a=npy(np.arange(5)) + b"!"),
     "less than nothing": npz(a=boast((-1, -1)) + b"0000"),

@@ -268,6 +268,8 @@ def test_variables_for_another_python_do_not_reach_this_one(checkout):
         seen = (checkout.parent / "seen").read_text()
         assert "/other" not in seen
         assert "PATH=" in seen
+    run(checkout, "make", "check", PYTHONDONTWRITEBYTECODE="1")
+    assert "PYTHONDONTWRITEBYTECODE" not in (checkout.parent / "seen").read_text()
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="no make here")
