@@ -53,6 +53,7 @@ class Nccl:
 
     def __init__(self, rank, ranks, identifier):
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # connections are made now, not while a graph is recorded
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast, which few messages of this size would gain by
         self.nccl, self.rank, self.ranks = nccl(), rank, ranks
         self.communicator = self.nccl.NcclCommunicator(ranks, identifier, rank)
         self.Reduction, self.opened = NvlinkReduction if all_reach_all(ranks) else Reduction, []
