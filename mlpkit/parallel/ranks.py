@@ -115,10 +115,12 @@ def _put_off():
 
 def check_ranks(recipe, engine, ranks, gpus):
     """Return `ranks` as an int. Raises ValueError or TypeError where a recipe can't be trained by so many."""
-    ranks = check_count("ranks", ranks)
+    ranks = check_count("gpus" if gpus else "ranks", ranks)
     if gpus != engines.on_gpu(engine):
         here, wanted = ("CPU", "ranks") if gpus else ("GPU", "gpus")
-        raise ValueError(f"{engine} computes on the {here}: say how many {wanted} there shall be.")
+        raise ValueError(
+            f"{engine} computes on the {here}: say how many {wanted}, or take an engine of the other kind."
+        )
     if ranks > (most := max(8, machine.cores())):
         raise ValueError(f"{ranks} ranks are too many for {machine.cores()} cores: take {most} at most.")
     if recipe.batch_size % ranks:

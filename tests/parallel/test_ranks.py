@@ -396,7 +396,7 @@ def test_ranks_that_can_not_be_had_are_refused(few, capsys):
     for options, said in (
         (dict(ranks=3), "a batch of 32 can't be shared by 3 ranks: take a multiple of 3"),
         (dict(ranks=0), "ranks must be at least 1"),
-        (dict(ranks=2, gpus=True), "numpy_baseline computes on the CPU: say how many ranks"),
+        (dict(ranks=2, gpus=True), "numpy_baseline computes on the CPU: say how many ranks, or take an engine"),
         (dict(ranks=2, engine="cuda_graph"), "cuda_graph computes on the GPU: say how many gpus"),
         (dict(ranks=-1), "ranks must be at least 1"),
         (dict(ranks=5_000), "5000 ranks are too many for"),
