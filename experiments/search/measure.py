@@ -148,16 +148,19 @@ def _workers(plan, progress):
     for pair in range(plan.pairs):
         for count in (1, 2):
             progress(f"{count} of 2 workers, for the time number {pair}")
-            yield {"kind": "workers", "workers": count} | _timed(plan, count)
+            yield {"kind": "workers", "workers": count} | timed(plan, count)
 
 
-def _timed(plan, count):
-    """Return the seconds from the first trial's begin to the last one's end, and those of each."""
+def timed(plan, count, epochs=6):
+    """Return the seconds from the first trial's begin to the last one's end, and those of each.
+
+    plan: its engine, images and `timed` trials. count: of workers. epochs: of each trial.
+    """
     import optuna
 
     with TemporaryDirectory() as folder:
         path = Path(folder, "timed.toml")
-        kills.write(path, plan.engine, plan.images, plan.timed, workers=count, epochs=6)
+        kills.write(path, plan.engine, plan.images, plan.timed, workers=count, epochs=epochs)
         cores = sorted(os.sched_getaffinity(0))[:2] if hasattr(os, "sched_getaffinity") else []
         narrowed = ["taskset", "-c", ",".join(map(str, cores))] if len(cores) > 1 else []
         command = [*narrowed, sys.executable, "-m", "mlpkit", "search", str(path)]
