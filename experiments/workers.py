@@ -1,6 +1,6 @@
 """How much faster are two workers than one, on two cores, where trials take seconds and not a second?
 
-The searches of `search`, whose trials take less than a second, are over before their workers have begun. Here each trial
+The searches of `search`, whose trials take less than a second, are over before their workers have begun. Here a trial
 trains for forty epochs. One worker and two, in turns, each with one thread, on two cores.
 """
 
