@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.kernels.ranks import argument, struct
 
 from .ring import RankLost
 from .shares import Reduction
@@ -42,9 +43,9 @@ class NvlinkReduction(Reduction):
         self.theirs = [communicator.addresses(array) for array in (self.came, self.times, self.consumed)]
         slots = min(self.n, MOST_FLOATS)
         self.boxes = self.mailboxes(2 * self.ranks * slots * 8)
-        among = np.zeros(1, ranks_struct(self.ranks))
+        among = struct(self.ranks)
         among["boxes"], among["slots"], among["rank"] = self.boxes.addresses, slots, self.rank
-        self.among = among.view(f"V{among.nbytes}")
+        self.among = argument(among)
         self(self.vector[:THREADS])  # so that it is compiled
 
     def begin(self, dW):
@@ -86,7 +87,7 @@ class NvlinkReduction(Reduction):
         early["times"], early["consumed"] = self.times.data.ptr, self.theirs[2]
         early["first"], early["count"] = first, count
         size = np.int32(grad.size)
-        arguments = grad, size, early.view(f"V{early.nbytes}"), self.weights, self.turns, self.failed, self.among
+        arguments = grad, size, argument(early), self.weights, self.turns, self.failed, self.among
         self.kernel((self.blocks,), (THREADS,), arguments, shared_mem=1024)
         for stream in self.beside if count else ():  # whose copies are done: who records a step wants to see that
             cp.cuda.get_current_stream().wait_event(stream.record())
@@ -106,12 +107,6 @@ class NvlinkReduction(Reduction):
             cp.cuda.Device().synchronize()
         if self.found[0]:
             raise RankLost("another GPU did not come to add up gradients: resume the training.")
-
-
-def ranks_struct(ranks):
-    """Return the dtype of `Ranks` in `kernels/ranks.cuh`."""
-    fields = ("boxes", np.uint64, ranks), ("slots", np.int64), ("rank", np.int32), ("before", np.uint32)
-    return np.dtype([*fields, ("weight", np.float32)], align=True)
 
 
 def early_struct(ranks):

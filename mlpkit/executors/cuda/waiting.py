@@ -14,6 +14,7 @@ import cupyx
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.kernels.ranks import argument, struct
 
 from .rates import rates, settings
 from .transfers import Feed, RowLosses, as_labels
@@ -119,8 +120,7 @@ class Ranks:
     def __init__(self, reduce):
         self.reduce, count = reduce, reduce.ranks if reduce else 1
         self.macros = {"RANKS": count} if reduce else {}
-        fields = ("boxes", np.uint64, count), ("slots", np.int64), ("rank", np.int32), ("before", np.uint32)
-        self.struct = np.zeros(1, np.dtype([*fields, ("weight", np.float32)], align=True))
+        self.struct = struct(count)
 
     def open(self, slots):
         """Take memory on each GPU for what so many numbers are sent with, a step."""
@@ -134,7 +134,7 @@ class Ranks:
         """Return the kernel's last argument for the launch that is next, a struct."""
         if self.reduce:
             self.struct["weight"] = self.reduce.weight
-        return self.struct.view(f"V{self.struct.nbytes}")
+        return argument(self.struct)
 
     def count(self, steps):
         """Say that so many steps were asked for: each step of all launches has a tag of its own."""
