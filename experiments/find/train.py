@@ -88,8 +88,9 @@ def _trained(task, network, data, begin, progress):
         steps = task.epochs * -(-len(data.now[0]) // task.batch_size)
         rising = min(RISING, steps // 10 + 1)
         optimizer = AdamW(network, WarmUp(Cosine(task.lr, steps - rising), rising), weight_decay=task.weight_decay)
-        whole(fit(network, optimizer, data.now, epochs=task.epochs, batch_size=task.batch_size, seed=task.seed,
-                  on_epoch=said))  # fmt: skip
+        options = dict(epochs=task.epochs, batch_size=task.batch_size, seed=task.seed, on_epoch=said)
+        history = fit(network, optimizer, data.now, **options)
+        whole(history)
     else:
         deadline = Deadline(task.lr, begin + task.seconds - time.perf_counter(), RISING)
         _until(deadline, task, network, data, said, losses)
@@ -105,8 +106,9 @@ def _until(deadline, task, network, data, said, losses):
         deadline.look(optimizer.steps)
 
     while not deadline.over:
-        whole(fit(network, optimizer, data.now, epochs=min(ROUND, deadline.epochs_left), batch_size=task.batch_size,
-                  seed=1000 * task.seed + len(losses), on_epoch=look))  # fmt: skip
+        epochs, seed = min(ROUND, deadline.epochs_left), 1000 * task.seed + len(losses)
+        history = fit(network, optimizer, data.now, epochs=epochs, batch_size=task.batch_size, seed=seed, on_epoch=look)
+        whole(history)
         gc.collect()  # what is left of a trainer may hold its scenes on the GPU
         data.renew()
 

@@ -142,6 +142,15 @@ __device__ float conv_sum(const Message* partials, int n, Word step) {
 // Where the i-th gradient lies that this thread sends.
 __device__ long long slot(int i) { return ((long long)blockIdx.x * SENT + i) * THREADS + thread(); }
 
+// The gradient of the convolutions that this thread owns, with what other GPUs have of it.
+__device__ float summed(float own, const Ranks& ranks, Word step) {
+    float g[1] = {own};
+    const auto at = [](int) { return conv_place().theta >= 0 ? slot(SENT - 1) : -1; };
+    ranks.send(g, at, step);
+    ranks.sum(g, at, step);
+    return g[0];
+}
+
 // Where the blocks find the gradients of all examples, and put new parameters.
 struct Given {
     const float *activations, *slopes;
@@ -242,13 +251,11 @@ struct Owned {
 
     __device__ void update_convs(Given given, int n, const Settings& settings, const Rates& rates, const Ranks& ranks,
                                  Word step, Word next) {
-        float g[1] = {conv_sum(given.partials, n, step)};  // after which all threads have met
+        const float own = conv_sum(given.partials, n, step);  // then all threads have met
+        const float g = summed(own, ranks, step);
         const Place place = conv_place();
         if (place.theta >= 0) {
-            const auto at = [](int) { return slot(SENT - 1); };
-            ranks.send(g, at, step);
-            ranks.sum(g, at, step);
-            conv.update(g[0], settings, rates, place.theta < CONV_WEIGHTS);
+            conv.update(g, settings, rates, place.theta < CONV_WEIGHTS);
             send(given.convs + place.packed, conv.w, next);
         }
     }
