@@ -11,7 +11,7 @@ from experiments import search
 from experiments.lab import results
 from experiments.search.measure import ONE_THREAD, Plan, timed
 
-PLAN = Plan(timed=20, pairs=4)  # its engine and images, and how often
+PLAN = Plan(timed=20, pairs=3)  # its engine and images, and how often
 EPOCHS = 40
 
 
