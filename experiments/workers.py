@@ -36,7 +36,7 @@ def _runs(plan, epochs, progress):
 @results.reads
 def table(record):
     """Return the seconds of each search as text, and how many times as fast two workers are."""
-    lines = [f"{run['workers']} workers {run['seconds']:7.1f} s" for run in record["runs"]]
+    lines = [f"workers: {run['workers']} {run['seconds']:7.1f} s" for run in record["runs"]]
     times = search.speedup(record)
     told = ", ".join(f"{each:.2f}" for each in times)
     return "\n".join([*lines, f"two workers: {told} times as fast as one, from begin to end"])
