@@ -114,7 +114,7 @@ class WaitingTrainer:
 class Ranks:
     """The GPUs that add up gradients while their kernels run, as `kernels/ranks.cuh` has them: this one alone, or more.
 
-    reduce: the optimizer's, None or a `parallel.nvlink.Reduction`. macros: that a kernel needs for it.
+    reduce: the optimizer's, None or a `parallel.nvlink.NvlinkReduction`. macros: that a kernel needs for it.
     """
 
     def __init__(self, reduce):

@@ -363,10 +363,15 @@ __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, in
             if (step + 1 < steps) fetch(arguments, shared, step + 1);
         }
         if constexpr (SHARE == 2) add_other_half(g, messages, tag);
-        if (warp < COLUMNS) db1 = sum_over_rows(db1, messages, tag, warp);
-        if constexpr (RANKS > 1) add_other_gpus(g, db1, arguments.ranks, tag);
+        if constexpr (RANKS > 1) {
+            if (warp < COLUMNS) db1 = sum_over_rows(db1, messages, tag, warp);
+            add_other_gpus(g, db1, arguments.ranks, tag);
+        }
         first.for_each([&](Parameter& w, int i, int pair) { w.update(g[i][pair], arguments.settings, rates, true); });
-        if (warp < COLUMNS && threadIdx.x % 32 == 0) shared.b1[warp].update(db1, arguments.settings, rates, false);
+        if (warp < COLUMNS) {  // one GPU waits for the other half of the batch when W1 is done
+            if constexpr (RANKS == 1) db1 = sum_over_rows(db1, messages, tag, warp);
+            if (threadIdx.x % 32 == 0) shared.b1[warp].update(db1, arguments.settings, rates, false);
+        }
         stamp(step, 4);
     }
     sync_first();  // for b1
