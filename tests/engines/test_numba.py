@@ -194,7 +194,7 @@ WHOLE_STEP = """
     from mlpkit.optim import SGD
     from mlpkit.engines import numba_step
     from mlpkit.executors import trainer_of
-    network = Network(numba_step, mlp(6, 5, 3))
+    network = Network(numba_step, mlp(6, 5, 4, 4, 3))  # of as many layers as others' here, who may have compiled it
     x, y = np.ones((4, 6), np.float32), np.arange(4) % 3
     trainer_of(network, SGD(network, 0.1), x, y, 4).step(x, y)
     step = numba_step.step
@@ -322,7 +322,7 @@ def test_a_disk_that_is_full_does_not_stop_an_engine(installation):
             raise OSError(28, "No space left on device")
         caching.IndexDataCacheFile.save = full
     """
-    assert python(textwrap.dedent(script) + textwrap.dedent(STEP), installation)[1:] == ["0", "1"]
+    assert python(textwrap.dedent(script) + textwrap.dedent(RELU), installation)[1:] == ["0", "1"]
 
 
 def test_ctrl_c_that_the_compiler_has_swallowed_is_ctrl_c(installation):
