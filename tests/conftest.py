@@ -50,7 +50,8 @@ def turn(item):
 
 
 # Python looks through all objects again and again for some that nobody needs. What collecting the tests makes, close to
-# a million, stays: it is not looked through at all.
+# a million, stays: it is not looked through at all. That is said again after each file: mypy, which some tests call,
+# takes it back, and then each look takes seconds.
 def pytest_configure():
     gc.disable()
 
@@ -58,6 +59,14 @@ def pytest_configure():
 def pytest_collection_finish():
     gc.enable()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
