@@ -74,14 +74,13 @@ class Cropped(Shape):
     """A convolution of which only the first rows and columns of windows are asked for: all that a pool reads.
 
     pool: the edge of the pool's windows, or 1, where its kernel does what follows, too; else 0. See `convolve`. behind:
-    of what a tile of the input gradient has in shared memory for what its kernel does with it: bytes, and pieces of 16
-    bytes for each window and part; or ().
+    bytes of shared memory that a tile of the input gradient takes for what its kernel does with it.
     """
 
     rows: int = 1
     columns: int = 1
     pool: int = 0
-    behind: tuple[int, ...] = ()
+    behind: int = 0
 
     @property
     def out_height(self):
@@ -92,7 +91,7 @@ class Cropped(Shape):
         return self.columns
 
 
-def cropped(shape, multiple=1, followed=False, behind=()):
+def cropped(shape, multiple=1, followed=False, behind=0):
     """Return the convolution of `shape` with a number of rows and of columns of windows that is a multiple of one.
 
     followed: whether its kernel does what follows, too. behind: as `Cropped` has it.
@@ -121,7 +120,7 @@ class Convolution:
     step: int = 1
     first: tuple[int, int] = (0, 0)
     pool: int = 0  # of what follows in the same kernel, 0 for nothing
-    behind: tuple[int, ...] = ()  # what a tile has in shared memory for what is done with its sums: see `Cropped`
+    behind: int = 0  # bytes of shared memory of a tile, for what is done with its sums
 
     @property
     def pitch(self):
@@ -208,13 +207,12 @@ class Tiling:
         image = conv.stride**2 * conv.pieces(self.rows(conv)[0]) * groups
         items, blocks = self.items(conv)
         buffers = 2 if padded(conv.channels) > self.chunk or items > blocks else 1
-        line = self.width + (40 - self.width % 32) % 32 if conv.pool else 0  # eight lines of sums for each warp
-        fixed, each = conv.behind or (0, 0)
-        behind = fixed + 16 * mode.parts * each * padded(self.width)
+        taken = conv.pool or conv.behind  # eight lines of sums for each warp
+        line = self.width + (40 - self.width % 32) % 32 if taken else 0
         multipliers = self.tiles * self.heights
         filters = self.slots * self.heights * self.tile * groups
         buffer = multipliers * 4 * 8 * 4 * line + self.stacked * self.tiles * 2 * 32 * self.width // 2 * 4
-        return buffers * self.tiles * image + filters + buffer + self.tiles * behind
+        return buffers * self.tiles * image + filters + buffer + self.tiles * conv.behind
 
 
 def padded(channels, multiple=16):
@@ -275,7 +273,7 @@ def convolutions(shape, which):
         pad_x, taps_x, windows_x, columns = _phase(b, shape.width, k, s, p)
         if taps_y * taps_x * windows_y * windows_x:
             sides = (pad_y, pad_x), 1, (taps_y, taps_x), (windows_y, windows_x)
-            to, behind = (shape.height, shape.width), getattr(shape, "behind", ())
+            to, behind = (shape.height, shape.width), getattr(shape, "behind", 0)
             found.append((Convolution(*sizes, *sides, to, s, (a, b), behind=behind), rows, columns))
     return found
 
