@@ -64,12 +64,12 @@ class Back:
         def padded(values, dtype):
             return cupy.asarray(np.pad(np.asarray(values).astype(dtype), (0, -len(values) % 128)))
 
-        self.bias = padded(each.bias, np.int32)
-        self.multiplier = padded(each.multiplier if each.y else np.zeros(len(each.bias)), np.int32)
-        self.scale = None if each.y else padded(each.scale, np.float32)
+        multiplier = each.multiplier if each.y else np.zeros(len(each.bias))
         zero = each.y.zero_point if each.y else 0
-        half = (1 << each.shift - 1) + (zero << each.shift)
-        self.struct = struct("<2Qq2i", self.bias, self.multiplier, half, each.shift, each.low)
+        more = each.bias.astype(np.int64) * np.asarray(multiplier, np.int64) + (1 << each.shift - 1) + (zero << each.shift)
+        self.bias, self.multiplier = padded(each.bias, np.int32), padded(multiplier, np.int32)
+        self.more, self.scale = padded(more, np.int64), None if each.y else padded(each.scale, np.float32)
+        self.struct = struct("<3Q2i", self.bias, self.multiplier, self.more, each.shift, each.low)
 
 
 def struct(layout, *values):

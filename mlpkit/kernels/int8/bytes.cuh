@@ -11,24 +11,27 @@ struct alignas(16) Piece {
     Word words[4];
 };
 
-// The way back to bytes: `(total * multiplier + half) >> shift`, not below `low`; the zero point is in `half`.
+// The way back to bytes: `(sum * multiplier + more) >> shift`, not below `low`. more: `bias * multiplier`, half of what
+// is shifted out, and the zero point. The bias alone is for sums that become float32.
 struct Back {
-    const int *bias, *multiplier;  // of each channel, of a number that is a multiple of 32
-    long long half;
+    const int *bias, *multiplier;  // of each channel, of a number that is a multiple of 128
+    const long long* more;
     int shift, low;
 };
 
-inline int requantized(const Back& to, int total, int multiplier)
+inline int requantized(const Back& to, int sum, int multiplier, long long more)
 {
-    return max((int)(((long long)total * multiplier + to.half) >> to.shift), to.low);
+    return max((int)(((long long)sum * multiplier + more) >> to.shift), to.low);
 }
 
-// Four channels of a lane, whose sums become bytes, the four of a word.
-inline Word back_to_bytes(const Back& to, int first, const int (&totals)[4])
+// The sums of four channels of a lane become bytes, the four of a word. first: of these channels.
+inline Word back_to_bytes(const Back& to, int first, const int (&sums)[4])
 {
     const int4 by = *reinterpret_cast<const int4*>(to.multiplier + first);
-    return cvt_pack_sat_u8(requantized(to, totals[0], by.x), requantized(to, totals[1], by.y),
-                           requantized(to, totals[2], by.z), requantized(to, totals[3], by.w));
+    const ulonglong2 one = *reinterpret_cast<const ulonglong2*>(to.more + first);
+    const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(to.more + first + 2);
+    return cvt_pack_sat_u8(requantized(to, sums[0], by.x, one.x), requantized(to, sums[1], by.y, one.y),
+                           requantized(to, sums[2], by.z, two.x), requantized(to, sums[3], by.w, two.y));
 }
 
 // What a pixel becomes: a byte by a table, a float as `Quantization.quantize` does it.
@@ -44,15 +47,6 @@ struct Entry {
 struct Sums {
     int of[2][2][4];  // [16 channels][tile][c]
 
-    // Sums begin at the bias of four channels, the first one of which is named.
-    __device__ void begin(const Back& to, int first)
-    {
-        const int4 four = *reinterpret_cast<const int4*>(to.bias + first);
-        const int bias[4] = {four.x, four.y, four.z, four.w};
-        #pragma unroll
-        for (int i = 0; i < 16; ++i) of[i / 8][i / 4 % 2][i % 4] = bias[i / 8 * 2 + i % 4 / 2];
-    }
-
     // Add products: a of two times 16 channels, b of both tiles.
     __device__ void add(const Piece (&a)[2], const Word (&b)[4])
     {
@@ -61,19 +55,19 @@ struct Sums {
     }
 
     // Of a column, 0 or 1, of a tile: four channels.
-    __device__ void column(int tile, int number, int (&totals)[4]) const
+    __device__ void column(int tile, int number, int (&sums)[4]) const
     {
         #pragma unroll
-        for (int j = 0; j < 4; ++j) totals[j] = of[j / 2][tile][j % 2 * 2 + number];
+        for (int j = 0; j < 4; ++j) sums[j] = of[j / 2][tile][j % 2 * 2 + number];
     }
 
     // The largest of all four.
-    __device__ void largest(int (&totals)[4]) const
+    __device__ void largest(int (&sums)[4]) const
     {
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const int k = j % 2 * 2;
-            totals[j] = max(max(of[j / 2][0][k], of[j / 2][0][k + 1]), max(of[j / 2][1][k], of[j / 2][1][k + 1]));
+            sums[j] = max(max(of[j / 2][0][k], of[j / 2][0][k + 1]), max(of[j / 2][1][k], of[j / 2][1][k + 1]));
         }
     }
 };

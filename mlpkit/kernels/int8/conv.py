@@ -61,7 +61,7 @@ def shared(each, stem, tiling):
     (c, h, w), layer = each.of.shape, each.of.layer
     steps = -(-(layer.size**2 * groups_of(c)) // 2)
     image = groups_of(c) * (h + 2 * layer.padding) * (w + 2 * layer.padding) * 16
-    filters = tiling.warps_m * steps * 1024
+    filters = tiling.warps_m * steps * 1024 + -(-steps // 2) * 16
     if stem:
         (c, h, w), layer = stem.of.shape, stem.of.layer
         pieces = -(-c * layer.size**2 // 16)

@@ -49,13 +49,13 @@ constexpr int TALL = IN_DOWN + 2 * PADDING, WIDE = IN_ACROSS + 2 * PADDING, PLAN
 constexpr int TAPS = KERNEL * KERNEL, PIECES = TAPS * IN_GROUPS, STEPS = (PIECES + 1) / 2;
 constexpr int WINDOWS = DOWN * ACROSS, ALL_PAIRS = POOL == 2 ? (WINDOWS + 3) / 4 : (WINDOWS + 15) / 16;
 constexpr int GROUPS = (CHANNELS + 15) / 16, CREW = 32 * WARPS_M * WARPS_N, THREADS = CREW * CREWS;
-constexpr int FILTERS = 2 * WARPS_M * STEPS * 32, IMAGE = IN_GROUPS * PLANE;  // pieces
+constexpr int FILTERS = 2 * WARPS_M * STEPS * 32, IMAGE = IN_GROUPS * PLANE, PLACES = (STEPS + 1) / 2;  // pieces
 
-// Where a piece of a window lies, from the window's corner.
-constexpr int place(int piece)
+// Where a piece of a window lies, in bytes from the window's corner.
+constexpr Word place(int piece)
 {
     const int tap = piece < PIECES ? piece / IN_GROUPS : 0, group = piece < PIECES ? piece % IN_GROUPS : 0;
-    return group * PLANE + tap / KERNEL * WIDE + tap % KERNEL;
+    return (group * PLANE + tap / KERNEL * WIDE + tap % KERNEL) * sizeof(Piece);
 }
 
 struct Arguments {
@@ -155,8 +155,7 @@ static __device__ __forceinline__ void multiply(const StemArguments& a, const Pi
         for (int i = 0; i < 2 * STEPS; ++i)
             mine[i / 2][i % 2] = filters[((2 * tile + i % 2) * STEPS + i / 2) * 32 + lane];
         for (int pair = warp; pair < STEM_PAIRS; pair += CREW / 32) {
-            Sums sums;
-            sums.begin(a.back, first);
+            Sums sums = {};
             #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
                 Word b[4];
@@ -164,16 +163,16 @@ static __device__ __forceinline__ void multiply(const StemArguments& a, const Pi
                 ldmatrix_x4(b, shared_address(gathered) + (number * COLUMNS + pair * 16 + row) * sizeof(Piece));
                 sums.add(mine[step], b);
             }
-            int totals[4];
+            int found[4];
             const int group = 2 * tile + lane / 16;
             if constexpr (STEM_POOL == 2) {
-                sums.largest(totals);
-                put(image, 4 * pair + lane % 4, group, back_to_bytes(a.back, first, totals));
+                sums.largest(found);
+                put(image, 4 * pair + lane % 4, group, back_to_bytes(a.back, first, found));
             } else {
                 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    sums.column(i / 2, i % 2, totals);
-                    put(image, 16 * pair + i / 2 * 8 + lane % 4 * 2 + i % 2, group, back_to_bytes(a.back, first, totals));
+                    sums.column(i / 2, i % 2, found);
+                    put(image, 16 * pair + i / 2 * 8 + lane % 4 * 2 + i % 2, group, back_to_bytes(a.back, first, found));
                 }
             }
         }
@@ -188,6 +187,7 @@ static __device__ __forceinline__ void multiply(const StemArguments& a, const Pi
 // Where a crew's arrays lie in shared memory, behind what the block's crews share.
 struct Shared {
     Piece *filters, *image;
+    Word* places;  // of all pieces of a window
 #if STEM
     Piece *stem_filters, *gathered;
     unsigned char* pixels;
@@ -196,13 +196,14 @@ struct Shared {
     __device__ Shared(int crew)
     {
         filters = reinterpret_cast<Piece*>(shared_bytes);
+        places = reinterpret_cast<Word*>(filters + FILTERS);
 #if STEM
-        stem_filters = filters + FILTERS;
+        stem_filters = filters + FILTERS + PLACES;
         image = stem_filters + stem::FILTERS + crew * (IMAGE + stem::PIECES * stem::COLUMNS + stem::BYTES / 16);
         gathered = image + IMAGE;
         pixels = reinterpret_cast<unsigned char*>(gathered + stem::PIECES * stem::COLUMNS);
 #else
-        image = filters + FILTERS + crew * IMAGE;
+        image = filters + FILTERS + PLACES + crew * IMAGE;
 #endif
     }
 };
@@ -220,7 +221,7 @@ static __device__ __forceinline__ void ask(const Arguments& a, Piece* image, int
 
 // Store four channels of a window. first: of the channels.
 static __device__ __forceinline__ void store(const Arguments& a, int image, int first, int window,
-                                             const int (&totals)[4])
+                                             const int (&found)[4])
 {
     if (window >= WINDOWS || first >= 16 * GROUPS) return;
     if constexpr (FLOATS) {
@@ -228,28 +229,27 @@ static __device__ __forceinline__ void store(const Arguments& a, int image, int 
         for (int j = 0; j < 4; ++j)
             if (first + j < CHANNELS)
                 static_cast<float*>(a.y)[((size_t)image * CHANNELS + first + j) * WINDOWS + window] =
-                    (float)totals[j] * a.scale[first + j];
+                    (float)(found[j] + a.back.bias[first + j]) * a.scale[first + j];
     } else {
         Piece* to = static_cast<Piece*>(a.y) + ((size_t)image * GROUPS + first / 16) * WINDOWS + window;
-        to->words[first / 4 % 4] = back_to_bytes(a.back, first, totals);
+        to->words[first / 4 % 4] = back_to_bytes(a.back, first, found);
     }
 }
 
 // The products of a warp's 32 channels with PAIRS pairs of tiles, from `begin` on, and what becomes of their sums.
-static __device__ __forceinline__ void multiply(const Arguments& a, const Piece* filters, const Piece* image,
-                                                int number, int first, int begin, int lane)
+static __device__ __forceinline__ void multiply(const Arguments& a, const Piece* filters, const Word* places,
+                                                const Piece* image, int number, int first, int begin, int lane)
 {
-    Sums sums[PAIRS];
+    Sums sums[PAIRS] = {};
     Word corner[PAIRS];
     #pragma unroll
     for (int pair = 0; pair < PAIRS; ++pair) {
         const Columns<POOL, ACROSS, WINDOWS> at(begin + pair, lane / 16, lane % 8);
         corner[pair] = shared_address(image) + (at.y * WIDE + at.x) * STRIDE * sizeof(Piece);
-        sums[pair].begin(a.back, first);
     }
     #pragma unroll (PAIRS <= 4 ? 4 : 1)
     for (int step = 0; step < STEPS; ++step) {
-        const Word further = (lane / 8 % 2 ? place(2 * step + 1) : place(2 * step)) * sizeof(Piece);
+        const Word further = places[2 * step + lane / 8 % 2];
         const Piece mine[2] = {filters[step * 32 + lane], filters[(STEPS + step) * 32 + lane]};
         #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair) {
@@ -260,15 +260,15 @@ static __device__ __forceinline__ void multiply(const Arguments& a, const Piece*
     }
     #pragma unroll
     for (int pair = 0; pair < PAIRS; ++pair) {
-        int totals[4];
+        int found[4];
         if constexpr (POOL == 2) {
-            sums[pair].largest(totals);
-            store(a, number, first, 4 * (begin + pair) + lane % 4, totals);
+            sums[pair].largest(found);
+            store(a, number, first, 4 * (begin + pair) + lane % 4, found);
         } else {
             #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                sums[pair].column(i / 2, i % 2, totals);
-                store(a, number, first, 16 * (begin + pair) + i / 2 * 8 + lane % 4 * 2 + i % 2, totals);
+                sums[pair].column(i / 2, i % 2, found);
+                store(a, number, first, 16 * (begin + pair) + i / 2 * 8 + lane % 4 * 2 + i % 2, found);
             }
         }
     }
@@ -298,6 +298,7 @@ void convolve(const __grid_constant__ Arguments a
         cp_async<16>(shared.filters + i, a.filters + (size_t)height * FILTERS + i);
     const int first = (height * WARPS_M + warp % WARPS_M) * 32 + lane / 4 * 4;
     fill(shared.image, IMAGE, a.zero, thread);
+    for (int i = threadIdx.x; i < 2 * STEPS; i += THREADS) shared.places[i] = place(i);
     int image = blockIdx.x / HEIGHTS * CREWS + crew;
 #if STEM
     for (int i = threadIdx.x; i < stem::FILTERS; i += THREADS) cp_async<16>(shared.stem_filters + i, s.filters + i);
@@ -326,6 +327,6 @@ void convolve(const __grid_constant__ Arguments a
         bar_sync<CREW>(1 + crew);  // the image is there
         const Piece* filters = shared.filters + warp % WARPS_M * 2 * STEPS * 32;
         for (int begin = warp / WARPS_M * PAIRS; begin < ALL_PAIRS; begin += WARPS_N * PAIRS)
-            multiply(a, filters, shared.image, image, first, begin, lane);
+            multiply(a, filters, shared.places, shared.image, image, first, begin, lane);
     }
 }

@@ -89,12 +89,12 @@ void parts(const unsigned char* x, const Piece* W, int* to, const __grid_constan
     }
     #pragma unroll
     for (int i = 0; i < 4 * PAIRS; ++i) {
-        int4 totals;
+        int found[4];
         const int example = row + y + i / 4 * 16 + i / 2 % 2 * 8 + lane % 4 * 2 + i % 2;
-        sums[i / 4].column(i / 2 % 2, i % 2, reinterpret_cast<int(&)[4]>(totals));
+        sums[i / 4].column(i / 2 % 2, i % 2, found);
         if (example < s.n)
             *reinterpret_cast<int4*>(to + ((size_t)number * s.n + example) * s.units + unit + z * 32 + lane / 4 * 4) =
-                totals;
+                {found[0], found[1], found[2], found[3]};
     }
 }
 
@@ -120,22 +120,21 @@ static __device__ __forceinline__ void begin(const Layers& net, const int* parts
     for (int i = threadIdx.x; i < ROWS * fours; i += 256) {
         const int r = i / fours, j = i % fours;
         if (row + r >= n) continue;
-        const int4 bias = *reinterpret_cast<const int4*>(layer.back.bias + 4 * j);
-        int totals[4] = {bias.x, bias.y, bias.z, bias.w};
+        int found[4] = {};
         #pragma unroll 8
         for (int slice = 0; slice < net.slices; ++slice) {
             const int4 part =
                 *reinterpret_cast<const int4*>(parts + ((size_t)slice * n + row + r) * net.padded + 4 * j);
-            totals[0] += part.x, totals[1] += part.y, totals[2] += part.z, totals[3] += part.w;
+            found[0] += part.x, found[1] += part.y, found[2] += part.z, found[3] += part.w;
         }
         if (net.count > 1) {
-            to[r * net.wide + j] = back_to_bytes(layer.back, 4 * j, totals);
+            to[r * net.wide + j] = back_to_bytes(layer.back, 4 * j, found);
             continue;
         }
         #pragma unroll
         for (int k = 0; k < 4; ++k)
             if (4 * j + k < layer.units)
-                out[(size_t)(row + r) * layer.units + 4 * j + k] = (float)totals[k] * net.scale[4 * j + k];
+                out[(size_t)(row + r) * layer.units + 4 * j + k] = (float)(found[k] + layer.back.bias[4 * j + k]) * net.scale[4 * j + k];
     }
 }
 
@@ -172,12 +171,12 @@ void ends(const __grid_constant__ Layers net, const int* parts, float* out, int 
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) sums[r] = dp4a_u8s8(before[r * net.wide + k], w, sums[r]);
             }
-            const int total = summed(sums) + layer.back.bias[unit];
+            const int sum = summed(sums);
             if (lane >= ROWS || row + lane >= n) continue;
             if (l + 1 == net.count) {
-                out[(size_t)(row + lane) * layer.units + unit] = (float)total * net.scale[unit];
+                out[(size_t)(row + lane) * layer.units + unit] = (float)(sum + layer.back.bias[unit]) * net.scale[unit];
             } else {
-                const int value = min(requantized(layer.back, total, layer.back.multiplier[unit]), 255);
+                const int value = min(requantized(layer.back, sum, layer.back.multiplier[unit], layer.back.more[unit]), 255);
                 reinterpret_cast<unsigned char*>(here + lane * net.wide)[unit] = value;
             }
         }
