@@ -5,8 +5,8 @@ the linear layers at the end are two. A block has `reads`, the names of the tens
 of the one that it writes, blocked bytes of `shape`; the last one writes the outputs, float32.
 """
 
-from dataclasses import replace
 from math import prod
+from typing import Any
 
 import cupy as cp
 import numpy as np
@@ -17,65 +17,55 @@ from mlpkit.nn.layers import Linear
 
 
 class Integers:
-    """A `Quantized` on the GPU, for batches of n: call it with pixels, uint8 or float32, and where the outputs go."""
+    """A `Quantized` on the GPU, for batches of n: call it with pixels, uint8 or float32, and where the outputs go.
+
+    Raises ValueError, a sentence, for an operation that no kernel of bytes does.
+    """
 
     def __init__(self, integers, n):
-        self.blocks = blocks_of(integers, n)
+        table, left = cp.asarray(integers.pixels()), list(integers.operations)
+        first = _pair(left, n, table)
+        rows = all(isinstance(each.of.layer, Linear) for each in left if "input" in each.of.inputs)
+        shape = (prod(integers.input), 1, 1) if rows else integers.input
+        self.blocks: list[Any] = [first or between.Enter(integers.tensors["input"], table, n, shape)]
+        while left:
+            self.blocks.append(_block(left, n, rows))
+        if max((prod(block.shape) for block in self.blocks[:-1]), default=0) > MOST:
+            raise ValueError(f"these kernels count in 32 bits: compile it for fewer than {n} rows.")
 
     def __call__(self, x, z):
         found = {"input": x}
         for i, block in enumerate(self.blocks):
-            last = i + 1 == len(self.blocks)
-            y = z if last else cp.empty(block.shape, np.uint8)
-            block(*map(found.pop if last else found.get, block.reads), y)
+            y = z if i + 1 == len(self.blocks) else cp.empty(block.shape, np.uint8)
+            block(*(found[name] for name in block.reads), y)
             found[block.name] = y
             for name in found.keys() - {name for later in self.blocks[i + 1 :] for name in later.reads}:
                 del found[name]
 
 
-def blocks_of(integers, n):
-    """Return the blocks of a `Quantized` for batches of n. Raises ValueError, a sentence, where there is none."""
-    table, left = cp.asarray(integers.pixels()), list(integers.operations)
-    found = _pair(left, n, table)
-    if found is None:
-        rows = all(isinstance(each.of.layer, Linear) for each in left if "input" in each.of.inputs)
-        found = [between.Enter(integers.tensors["input"], table, n, integers.input, rows)]
-        left = [replace(each, of=replace(each.of, flat=None)) if rows and "input" in each.of.inputs else each for each in left]
-    while left:
-        found.append(_block(left, n))
-    for block in found[:-1]:
-        if prod(block.shape) > MOST:
-            raise ValueError(f"these kernels count in 32 bits: compile it for fewer than {n} rows.")
-    return found
-
-
 def _pair(left, n, table):
-    """Return a list of the block of the first two convolutions, and take them from `left`; None where it is none."""
-    if len(left) < 2 or not all(isinstance(each.of.layer, Conv) for each in left[:2]):
+    """Return the block of the first two convolutions, and take them from `left`; None where these are no two."""
+    names = [name for each in left for name in each.of.inputs]
+    first, second = (*left[:2], left[0])[:2]
+    if not all(isinstance(each.of.layer, Conv) for each in (first, second)) or second.of.inputs != (first.of.name,):
         return None
-    (first, second), names = left[:2], [name for each in left for name in each.of.inputs]
-    if second.of.inputs != (first.of.name,) or names.count(first.of.name) > 1 or names.count("input") > 1:
-        return None
-    if conv.why_not(second, first, n):
-        return None
+    if names.count("input") + names.count(first.of.name) > 2 or conv.why_not(second, first, n):
+        return None  # somebody else reads one of these tensors, or there is no room
     del left[:2]
-    return [conv.Conv(second, n, first, table)]
+    return conv.Conv(second, n, first, table)
 
 
-def _block(left, n):
-    """Return the block of the first operations of a list, and take them from it."""
-    each = left[0]
+def _block(left, n, rows):
+    """Return the block of the first operations of `left`, and take these. rows: whether inputs are read as rows."""
+    each, count = left[0], 1
     if isinstance(each.of.layer, Linear):
-        end, reason = list(left), dense.why_not(left) if all(isinstance(one.of.layer, Linear) for one in left) else ""
-        if reason is not None:
-            raise ValueError(reason or f"{each.of.layer!r} is not at the end: take the engine numba_int8.")
-        left.clear()
-        return dense.End(end, n, each.of.flat)
-    if len(each.of.output) != 3:
-        raise ValueError(f"{each.of.name} adds rows, which no kernel of bytes does: take the engine numba_int8.")
-    del left[0]
-    if each.W is None:
-        return between.Sum(each, n)
-    if reason := conv.why_not(each, None, n):
-        raise ValueError(reason)
-    return conv.Conv(each, n)
+        flat = None if rows and "input" in each.of.inputs else each.of.flat
+        reason, count, area = dense.why_not(left), len(left), prod(flat[1:]) if flat else 1
+    else:
+        reason = between.why_not(each) if each.W is None else conv.why_not(each, None, n)
+    if reason:
+        raise ValueError(f"{reason}: for these integers take the engine numba_conv.")
+    taken, left[:count] = left[:count], []
+    if isinstance(each.of.layer, Linear):
+        return dense.End(taken, n, area)
+    return between.Sum(each, n) if each.W is None else conv.Conv(each, n)

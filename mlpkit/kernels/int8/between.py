@@ -4,54 +4,47 @@ from math import prod
 
 import numpy as np
 
-from . import groups_of, kernel, struct
+from . import blocked_shape, half_of, kernel, struct
 from .conv import NAMES, entry
-
-THREADS = 256
 
 
 class Enter:
-    """Pixels (n, *input), uint8 or float32, as blocked bytes. rows: whether they are read as values, not as an image.
+    """Pixels (n, c, h, w), uint8 or float32, as blocked bytes.
 
-    x: their `Quantization`; table: uint8 (256,) on the GPU, what pixels become.
+    x: their `Quantization`; table: uint8 (256,) on the GPU, what bytes become; input: (c, h, w), or (values, 1, 1).
     """
 
     reads, name = ("input",), "input"
 
-    def __init__(self, x, table, n, input, rows):
-        self.x, self.table, self.n = x, table, n
-        self.channels, self.area = (prod(input), 1) if rows else (input[0], prod(input[1:]))
-
-    @property
-    def shape(self):
-        return (self.n, groups_of(self.channels), self.area, 16)
+    def __init__(self, x, table, n, input):
+        self.about, self.shape = (x, table), blocked_shape(n, input)
+        self.sizes = [np.int32(size) for size in (n, input[0], prod(input[1:]))]
 
     def __call__(self, x, y):
-        arguments = x, y, struct("<Q2f", *entry(self.x, self.table)), *map(np.int32, (self.n, self.channels, self.area))
-        blocks = -(-prod(self.shape[:3]) // THREADS)
-        kernel("int8_between", "enter", PIXEL=NAMES[x.dtype])((blocks,), (THREADS,), arguments)
+        blocks = -(-prod(self.shape[:-1]) // 256)
+        enter = kernel("int8_between", "enter", PIXEL=NAMES[x.dtype])
+        enter((blocks,), (256,), (x, y, entry(*self.about), *self.sizes))
+
+
+def why_not(each):
+    """Return why no kernel makes an `IntegerOperation`'s tensor, a sentence without its end, or None."""
+    return None if len(each.of.output) == 3 else f"{each.of.name} is a row, and no linear layer at the end makes it"
 
 
 class Sum:
     """What an `IntegerOperation` without weights makes of blocked bytes, of one or of two."""
 
     def __init__(self, each, n):
-        self.each, self.n, self.reads, self.name = each, n, each.of.inputs, each.of.name
+        self.each, self.reads, self.name = each, each.of.inputs, each.of.name
+        self.shape = blocked_shape(n, each.of.output)
 
-    @property
-    def shape(self):
-        c, h, w = self.each.of.output
-        return (self.n, groups_of(c), h, w, 16)
-
-    def __call__(self, a, *rest):
-        each, (b, y) = self.each, rest if len(rest) == 2 else (None, *rest)
-        (of_a, of_b), (x, other) = (*each.multiplier, 0)[:2], (*each.x, each.x[0])[:2]
-        half = (1 << each.shift - 1) + (each.y.zero_point << each.shift)
-        multipliers = int(of_a), int(of_b), x.zero_point, other.zero_point if b is not None else 0
-        added = struct("<2Q4iq2i", a, b, *multipliers, half, each.shift, each.low)
-        (_, h, w), (c, down, across) = each.of.shape, each.of.output
-        pool = each.of.pool
+    def __call__(self, *arrays):
+        (*x, y), each, pool = arrays, self.each, self.each.of.pool
+        of = [*map(int, each.multiplier), 0][:2]
+        zeros = [*(each.zero_point for each in each.x), 0][:2]
+        added = struct("<2Q4iq2i", *[*x, None][:2], *of, *zeros, half_of(each), each.shift, each.low)
+        (_, h, w), (n, groups, down, across, _) = each.of.shape, self.shape
         size, stride = (pool.size, pool.stride or pool.size) if pool else (1, 1)
-        images = struct("<7i", self.n * groups_of(c), w, h * w, down, across, size, stride)
-        blocks = -(-prod(self.shape[:4]) // THREADS)
-        kernel("int8_between", "add")((blocks,), (THREADS,), (added, y, images))
+        images = struct("<7i", n * groups, w, h * w, down, across, size, stride)
+        blocks = -(-prod(self.shape[:-1]) // 256)
+        kernel("int8_between", "add")((blocks,), (256,), (added, y, images))

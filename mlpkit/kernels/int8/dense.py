@@ -1,79 +1,81 @@
 """Linear layers of bytes at the end of a network, in two kernels: see `int8_dense.cu`."""
 
-from math import inf
-
 import numpy as np
 
 from mlpkit.kernels import gpu
 from mlpkit.kernels.conv.blocked import padded
 
-from . import Back, in_order, in_pieces, kernel, struct, windows_in_pieces
+from . import Back, in_order, in_pieces, kernel, struct
 
-UNITS, DEPTH, PITCH, STAGES = 64, 128, 144, 4  # as in int8_dense.cu
+UNITS, DEPTH, PITCH, STAGES, THREADS = 64, 128, 144, 4, 256  # as in int8_dense.cu
 BLOCKS = 132  # of which the first layer's slices make about so many
-MOST_ROWS = 128  # examples of a block
+EXAMPLES = 16, 32, 64, 128  # that a block of these may have
 MOST_LAYERS, MOST_BYTES = 6, 48 << 10  # of shared memory that activations have
 
 
 class End:
     """Linear layers with ReLU between them, of n examples: call it with rows of bytes, and where the outputs go.
 
-    layers: an `IntegerOperation` each; x (n, bytes), bytes a multiple of 16: values and zeros, or blocked images of the
-    shape `flat`. A graph can record a call.
+    layers: an `IntegerOperation` each. x (n, bytes), bytes a multiple of 16: values and zeros, or blocked images of
+    `area` pixels. A graph can record a call.
     """
 
-    def __init__(self, layers, n, flat=None):
+    def __init__(self, layers, n, area=1):
         import cupy
 
-        first, *others = layers
-        self.layers, self.n, self.reads, self.name = layers, n, first.of.inputs, layers[-1].of.name
-        self.backs = [Back(each) for each in layers]
-        pieces = in_pieces(first.W, flat) if flat else windows_in_pieces(first.W)
-        self.inputs, self.first = 16 * pieces.shape[1], cupy.asarray(in_order(pieces))
-        wide = [np.pad(each.W, ((0, 0), (0, -each.W.shape[1] % 4))) for each in others]
-        self.later = [cupy.ascontiguousarray(cupy.asarray(W)) for W in wide]
+        self.n, self.reads, self.name = n, layers[0].of.inputs, layers[-1].of.name
+        self.units, self.backs = [len(each.W) for each in layers], [Back(each) for each in layers]
+        self.first, self.wide = cupy.asarray(in_order(in_pieces(layers[0].W, area))), _wide(layers)
+        self.inputs = 16 * in_pieces(layers[0].W, area).shape[1]
+        later = [np.pad(each.W, ((0, 0), (0, -each.W.shape[1] % 4))) for each in layers[1:]]
+        self.later = [cupy.asarray(np.ascontiguousarray(W)) for W in later]
 
     def __call__(self, x, out):
+        self.ends(self.parts(x), out)
+
+    def parts(self, x):
+        """Return the first layer's sums over slices of its inputs: (slices, n, units rounded up)."""
         import cupy
 
-        n, units = self.n, padded(len(self.layers[0].W), UNITS)
-        rows = next(rows for rows in (16, 32, 64, 128) if n <= rows or _bytes(2 * rows) > gpu.shared_memory())
+        n, units, most = self.n, padded(self.units[0], UNITS), gpu.shared_memory()
+        fit = [rows for rows in EXAMPLES if _bytes(rows) <= most]
+        rows = next((rows for rows in fit if n <= rows), fit[-1])
         slice_, slices = cut(n, rows, self.inputs, units)
         parts = cupy.empty((slices, n, units), np.int32)
         sizes = struct("<5i", n, self.inputs, self.first.shape[1], units, slice_)
         blocks, threads = slices * -(-n // rows) * (units // UNITS), 64 * max(1, rows // 32)
-        add_up = kernel("int8_dense", "parts", EXAMPLES=rows, ROWS=1)
+        add_up = kernel("int8_dense", "parts", EXAMPLES=rows)
         add_up((blocks,), (threads,), (x, self.first, parts, sizes), shared_mem=_bytes(rows, slice_ // DEPTH))
-        rows = rows_of(n, wide(self.layers))
-        ends = kernel("int8_dense", "ends", EXAMPLES=128, ROWS=rows)
-        arguments = self.told(slices, units), parts, out, np.int32(n)
-        ends((-(-n // rows),), (256,), arguments, shared_mem=8 * rows * wide(self.layers))
+        return parts
 
-    def told(self, slices, units):
-        """Return the kernel's `Layers`."""
-        fields, words = [], [None, *self.later]
-        for each, back, W in zip(self.layers, self.backs, words, strict=True):
-            fields += [W, back.struct.tobytes(), 0 if W is None else W.shape[1] // 4, len(each.W)]
-        empty = 48 * (MOST_LAYERS - len(self.layers))
-        layout = "<" + "Q32s2i" * len(self.layers) + f"{empty}xQ4i"
-        return struct(layout, *fields, self.backs[-1].scale, len(self.layers), slices, units, wide(self.layers))
+    def ends(self, parts, out):
+        """Add up slices, and go on to the outputs."""
+        (slices, n, padded_units), count = parts.shape, len(self.units)
+        fields = []
+        for units, back, W in zip(self.units, self.backs, [None, *self.later], strict=True):
+            fields += [W, back.struct, 0 if W is None else W.shape[1] // 4, units]
+        layout = "<" + count * "Q32s2i" + f"{48 * (MOST_LAYERS - count)}xQ4i"
+        net = struct(layout, *fields, self.backs[-1].scale, count, slices, padded_units, self.wide)
+        rows = rows_of(n, self.wide)
+        ends = kernel("int8_dense", "ends", ROWS=rows)
+        ends((-(-n // rows),), (THREADS,), (net, parts, out, np.int32(n)), shared_mem=8 * rows * self.wide)
 
 
 def _bytes(rows, stages=STAGES):
-    """Return the bytes of shared memory of a block with so many examples; infinity for more than there can be."""
-    return min(STAGES, stages) * (rows * PITCH + UNITS * DEPTH) if rows <= MOST_ROWS else inf
+    return min(STAGES, stages) * (rows * PITCH + UNITS * DEPTH)
+
+
+def _wide(layers):
+    return max(-(-len(each.W) // 4) for each in layers)
 
 
 def why_not(layers):
-    """Return why these kernels can't do linear layers, a sentence, or None."""
-    if len(layers) > MOST_LAYERS or 8 * wide(layers) > MOST_BYTES:
-        return f"at the end there are at most {MOST_LAYERS} linear layers of at most {MOST_BYTES // 2} units."
+    """Return why these kernels can't do what follows from a linear layer on, a sentence without its end, or None."""
+    if not all(np.ndim(each.W) == 2 for each in layers):
+        return f"{layers[0].of.layer!r} is not at the end"
+    if len(layers) > MOST_LAYERS or 8 * _wide(layers) > MOST_BYTES:
+        return f"at the end there are at most {MOST_LAYERS} linear layers of at most {MOST_BYTES // 2} units"
     return None
-
-
-def wide(layers):
-    """Return how many words an example's activations have, at most."""
-    return max(-(-len(each.W) // 4) for each in layers)
 
 
 def rows_of(n, words):

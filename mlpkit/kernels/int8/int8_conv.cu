@@ -2,7 +2,7 @@
 //
 // The image lies in shared memory once, with a margin of the value that stands for zero, and a tap is an address: see
 // conv_13_portable.cu. 32 k of a product are two pieces, of one tap or of two. All filters of a block are resident. A
-// block has CREWS crews of warps, and each crew an image of its own: while one rounds and stores, others multiply.
+// block has TEAMS teams of warps, and each team an image of its own: while one rounds and stores, others multiply.
 //
 // The stem is a first convolution of few channels. Its windows are gathered: nine bytes of 16 are a product's row, so a
 // piece is a window. What it makes stays in shared memory.
@@ -28,10 +28,10 @@
 #define FLOATS 0  // whether the result is float32, (images, channels, pixels), as of a network's end
 #endif
 #ifndef WARPS_M
-#define WARPS_M 4  // warps of a crew, by 32 output channels, and by windows
+#define WARPS_M 4  // warps of a team, by 32 output channels, and by windows
 #define WARPS_N 1
 #define PAIRS 7    // of tiles of 8 windows, that a warp has at a time
-#define CREWS 3
+#define TEAMS 3
 #endif
 #ifndef STEM_CHANNELS
 #define STEM_CHANNELS 64
@@ -48,7 +48,7 @@
 constexpr int TALL = IN_DOWN + 2 * PADDING, WIDE = IN_ACROSS + 2 * PADDING, PLANE = TALL * WIDE;
 constexpr int TAPS = KERNEL * KERNEL, PIECES = TAPS * IN_GROUPS, STEPS = (PIECES + 1) / 2;
 constexpr int WINDOWS = DOWN * ACROSS, ALL_PAIRS = POOL == 2 ? (WINDOWS + 3) / 4 : (WINDOWS + 15) / 16;
-constexpr int GROUPS = (CHANNELS + 15) / 16, CREW = 32 * WARPS_M * WARPS_N, THREADS = CREW * CREWS;
+constexpr int GROUPS = (CHANNELS + 15) / 16, TEAM = 32 * WARPS_M * WARPS_N, THREADS = TEAM * TEAMS;
 constexpr int FILTERS = 2 * WARPS_M * STEPS * 32, IMAGE = IN_GROUPS * PLANE, PLACES = (STEPS + 1) / 2;  // pieces
 
 // Where a piece of a window lies, in bytes from the window's corner.
@@ -88,16 +88,16 @@ constexpr int COLUMNS = 16 * STEM_PAIRS, TILES = (STEM_CHANNELS + 31) / 32, FILT
 constexpr int AREA = PIXELS_DOWN * PIXELS_ACROSS, PIXELS = PIXEL_CHANNELS * AREA;
 constexpr int BYTES = (PIXEL_CHANNELS * TALL * WIDE + 15) / 16 * 16;  // of an image's pixels, with their margin
 
-// The pixels of the next image, in a crew's registers until the one before has been gathered.
+// The pixels of the next image, in a team's registers until the one before has been gathered.
 struct Next {
-    static constexpr int EACH = (PIXELS + CREW - 1) / CREW;
+    static constexpr int EACH = (PIXELS + TEAM - 1) / TEAM;
     PIXEL pixels[EACH];
 
     __device__ void fetch(const void* x, int image, int thread)
     {
         #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            const int at = i * CREW + thread;
+            const int at = i * TEAM + thread;
             if (at < PIXELS) pixels[i] = static_cast<const PIXEL*>(x)[(size_t)image * PIXELS + at];
         }
     }
@@ -106,7 +106,7 @@ struct Next {
     {
         #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            const int at = i * CREW + thread, row = at % AREA / PIXELS_ACROSS + STEM_PADDING;
+            const int at = i * TEAM + thread, row = at % AREA / PIXELS_ACROSS + STEM_PADDING;
             if (at < PIXELS)
                 to[(at / AREA * TALL + row) * WIDE + at % PIXELS_ACROSS + STEM_PADDING] = entry.of(pixels[i]);
         }
@@ -116,7 +116,7 @@ struct Next {
 // Gather what each window sees: pieces [number][column].
 static __device__ __forceinline__ void gather(const unsigned char* pixels, Piece* to, int thread)
 {
-    for (int column = thread; column < COLUMNS; column += CREW) {
+    for (int column = thread; column < COLUMNS; column += TEAM) {
         const Columns<STEM_POOL, IN_ACROSS, WINDOWS> at(column / 16, column / 8 % 2, column % 8);
         const unsigned char* corner = pixels + (at.y * WIDE + at.x) * STEM_STRIDE;
         #pragma unroll
@@ -142,7 +142,7 @@ static __device__ __forceinline__ void put(Piece* image, int window, int group, 
     if (window < WINDOWS && group < IN_GROUPS) image[group * PLANE + at].words[lane / 4 % 4] = bytes;
 }
 
-// Multiply: a warp takes each CREW / 32-th pair of tiles, and all filters, 32 at a time.
+// Multiply: a warp takes each TEAM / 32-th pair of tiles, and all filters, 32 at a time.
 static __device__ __forceinline__ void multiply(const StemArguments& a, const Piece* filters, const Piece* gathered,
                                                 Piece* image, int warp, int lane)
 {
@@ -154,7 +154,7 @@ static __device__ __forceinline__ void multiply(const StemArguments& a, const Pi
         #pragma unroll
         for (int i = 0; i < 2 * STEPS; ++i)
             mine[i / 2][i % 2] = filters[((2 * tile + i % 2) * STEPS + i / 2) * 32 + lane];
-        for (int pair = warp; pair < STEM_PAIRS; pair += CREW / 32) {
+        for (int pair = warp; pair < STEM_PAIRS; pair += TEAM / 32) {
             Sums sums = {};
             #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
@@ -184,7 +184,7 @@ static __device__ __forceinline__ void multiply(const StemArguments& a, const Pi
 
 // ---- The convolution ----
 
-// Where a crew's arrays lie in shared memory, behind what the block's crews share.
+// Where a team's arrays lie in shared memory, behind what the block's teams share.
 struct Shared {
     Piece *filters, *image;
     Word* places;  // of all pieces of a window
@@ -193,17 +193,17 @@ struct Shared {
     unsigned char* pixels;
 #endif
 
-    __device__ Shared(int crew)
+    __device__ Shared(int team)
     {
         filters = reinterpret_cast<Piece*>(shared_bytes);
         places = reinterpret_cast<Word*>(filters + FILTERS);
 #if STEM
         stem_filters = filters + FILTERS + PLACES;
-        image = stem_filters + stem::FILTERS + crew * (IMAGE + stem::PIECES * stem::COLUMNS + stem::BYTES / 16);
+        image = stem_filters + stem::FILTERS + team * (IMAGE + stem::PIECES * stem::COLUMNS + stem::BYTES / 16);
         gathered = image + IMAGE;
         pixels = reinterpret_cast<unsigned char*>(gathered + stem::PIECES * stem::COLUMNS);
 #else
-        image = filters + FILTERS + PLACES + crew * IMAGE;
+        image = filters + FILTERS + PLACES + team * IMAGE;
 #endif
     }
 };
@@ -213,7 +213,7 @@ static __device__ __forceinline__ void ask(const Arguments& a, Piece* image, int
 {
     constexpr int AREA = IN_DOWN * IN_ACROSS, ALL = IN_GROUPS * AREA;
     const Piece* from = static_cast<const Piece*>(a.x) + (size_t)number * ALL;
-    for (int i = thread; i < ALL; i += CREW) {
+    for (int i = thread; i < ALL; i += TEAM) {
         const int group = i / AREA, row = i % AREA / IN_ACROSS, column = i % IN_ACROSS;
         cp_async<16>(image + group * PLANE + (row + PADDING) * WIDE + column + PADDING, from + i);
     }
@@ -278,7 +278,7 @@ static __device__ __forceinline__ void multiply(const Arguments& a, const Piece*
 static __device__ __forceinline__ void fill(Piece* to, int pieces, int byte, int thread)
 {
     const Word four = byte * 0x01010101u;
-    for (int i = thread; i < pieces; i += CREW) to[i] = {four, four, four, four};
+    for (int i = thread; i < pieces; i += TEAM) to[i] = {four, four, four, four};
 }
 
 // gridDim.x is a multiple of the number of times that a block's channels are in all of them.
@@ -289,17 +289,17 @@ void convolve(const __grid_constant__ Arguments a
 #endif
 )
 {
-    const int warp = threadIdx.x / 32 % (CREW / 32), lane = threadIdx.x % 32;
-    const int thread = threadIdx.x % CREW, crew = threadIdx.x / CREW;
+    const int warp = threadIdx.x / 32 % (TEAM / 32), lane = threadIdx.x % 32;
+    const int thread = threadIdx.x % TEAM, team = threadIdx.x / TEAM;
     constexpr int HEIGHTS = (CHANNELS + 32 * WARPS_M - 1) / (32 * WARPS_M);
-    const int height = blockIdx.x % HEIGHTS, step = gridDim.x / HEIGHTS * CREWS;
-    const Shared shared(crew);
+    const int height = blockIdx.x % HEIGHTS, step = gridDim.x / HEIGHTS * TEAMS;
+    const Shared shared(team);
     for (int i = threadIdx.x; i < FILTERS; i += THREADS)
         cp_async<16>(shared.filters + i, a.filters + (size_t)height * FILTERS + i);
     const int first = (height * WARPS_M + warp % WARPS_M) * 32 + lane / 4 * 4;
     fill(shared.image, IMAGE, a.zero, thread);
     for (int i = threadIdx.x; i < 2 * STEPS; i += THREADS) shared.places[i] = place(i);
-    int image = blockIdx.x / HEIGHTS * CREWS + crew;
+    int image = blockIdx.x / HEIGHTS * TEAMS + team;
 #if STEM
     for (int i = threadIdx.x; i < stem::FILTERS; i += THREADS) cp_async<16>(shared.stem_filters + i, s.filters + i);
     fill(reinterpret_cast<Piece*>(shared.pixels), stem::BYTES / 16, s.zero, thread);
@@ -314,17 +314,17 @@ void convolve(const __grid_constant__ Arguments a
     for (; image < a.images; image += step) {
 #if STEM
         next.put(s.entry, shared.pixels, thread);
-        bar_sync<CREW>(1 + crew);  // pixels are there; all have multiplied the image before
+        bar_sync<TEAM>(1 + team);  // pixels are there; all have multiplied the image before
         if (image + step < a.images) next.fetch(a.x, image + step, thread);
         stem::gather(shared.pixels, shared.gathered, thread);
-        bar_sync<CREW>(1 + crew);
+        bar_sync<TEAM>(1 + team);
         stem::multiply(s, shared.stem_filters, shared.gathered, shared.image, warp, lane);
 #else
-        bar_sync<CREW>(1 + crew);  // all have multiplied the image before
+        bar_sync<TEAM>(1 + team);  // all have multiplied the image before
         ask(a, shared.image, image, thread);
         cp_async_wait_all();
 #endif
-        bar_sync<CREW>(1 + crew);  // the image is there
+        bar_sync<TEAM>(1 + team);  // the image is there
         const Piece* filters = shared.filters + warp % WARPS_M * 2 * STEPS * 32;
         for (int begin = warp / WARPS_M * PAIRS; begin < ALL_PAIRS; begin += WARPS_N * PAIRS)
             multiply(a, filters, shared.places, shared.image, image, first, begin, lane);
