@@ -37,12 +37,12 @@ def pairs_of(each):
 def tilings(each, stem, n):
     """Return the tilings that fit, the best first: of few images a block has 32 channels, of many all, and teams."""
     pairs, heights, many = pairs_of(each), -(-each.of.layer.channels // 32), blocked.multiprocessors()
-    found, warps, at_once = list[Tiling](), min(8, pairs), -(-pairs // -(-pairs // MOST_PAIRS))
-    if n * heights <= 2 * many:
-        found.append(Tiling(1, warps, min(MOST_PAIRS, -(-pairs // warps)), 1))
-    for teams in range(min(MOST_TEAMS, -(-n // many)), 0, -1):
-        for warps_m in (count for count in (4, 2, 1) if count < 2 * heights):
-            found.append(Tiling(warps_m, min(4 // warps_m, -(-pairs // at_once)), at_once, teams))
+    few = Tiling(1, min(8, pairs), min(MOST_PAIRS, -(-pairs // min(8, pairs))), 1)
+    found = [few] if n * heights <= 2 * many else []
+    for warps_m, warps_n in ((m, 4 // m) for m in (4, 2, 1) if m < 2 * heights):
+        at_once = -(-pairs // (-(-pairs // (MOST_PAIRS * warps_n)) * warps_n))
+        most = min(MOST_TEAMS if at_once > 2 else 2 * MOST_TEAMS, -(-n // many))
+        found += [Tiling(warps_m, warps_n, at_once, teams) for teams in range(most, 0, -1)]
     return [tiling for tiling in found if shared(each, stem, tiling) <= gpu.shared_memory()]
 
 
