@@ -153,7 +153,7 @@ def painter_run(plan, photos, unseen, trunk, style, seconds, progress, folder=No
     """Train a network to paint for so many seconds, keep it, and compare it on pictures that it never saw."""
     name, graph, shape = f"{trunk}-{style}", plan.engines[0], (3, plan.crop, plan.crop)
     X, _ = training.crops(list(photos.values()), plan.pieces, plan.crop, larger=2)
-    network = Network(graph, painter(shape, loss_of(graph, trunk, style, shape)))
+    network = Network(graph, painter(shape, loss_of(graph, trunk, style, shape, kind=training.Even)))
     begun = time.perf_counter()
     fit(network, Adam(network, 1e-4), (X[:160], X[:160]), epochs=1, batch_size=plan.batch)  # and all is compiled
     middle = time.perf_counter()
