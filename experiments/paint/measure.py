@@ -22,7 +22,7 @@ from . import show, styles, training, trunks
 from .lbfgs import lbfgs
 
 GRAPH, EAGER = "cuda_conv_graph", "cupy_conv"  # a network is trained by steps of a graph, a picture step by step
-MARKS = (1, 3, 10, 30, 100, 300)  # steps whose losses are kept
+MARKS = (1, 3, 10, 20, 30, 40, 50, 60, 80, 100, 120, 150, 200, 250, 300)  # steps whose losses are kept
 SHORT = 400  # pixels of a photograph's shorter side, for training
 HERE = Path(__file__).parent  # where networks are kept
 UNSEEN = "astronaut", "chelsea", "coffee"  # photographs that come along, and that no network is trained on
@@ -201,9 +201,9 @@ def save_painter(network, folder, name):
     np.savez(Path(folder) / f"{name}.npz", theta=network.engine.to_numpy(network.theta).astype(np.float16))
 
 
-def load_painter(name, shape, engine="numpy_k2row", folder=None):
-    """Return the painter that `save_painter` kept, for pictures of a shape."""
-    network = Network(engine, painter(shape))
+def load_painter(name, shape, engine="numpy_k2row", folder=None, **settings):
+    """Return the painter that `save_painter` kept, for pictures of a shape. settings: of `painter`, as channels."""
+    network = Network(engine, painter(shape, **settings))
     with np.load(Path(folder or HERE) / f"{name}.npz") as arrays:
         network.set_theta(arrays["theta"].astype(np.float32))
     return network

@@ -100,6 +100,14 @@ def test_ratios_are_those_of_what_is_seen():
     assert paint.ratios(run, "lbfgs") == {"b": 0.5}
 
 
+def test_a_network_equals_as_many_steps_as_it_takes_to_its_loss():
+    curve = {"1": 8.0, "10": 4.0, "100": 1.0, "300": 0.5}
+    losses = {"all": 0.4, "first": 8.0, "kept": 4.0, "between": 2.0}
+    run = {"pictures": {name: {"network": {"content": x}, "adam_curve": curve} for name, x in losses.items()}}
+    found = paint.equals(run)
+    assert_allclose([found[name] for name in ("all", "first", "kept", "between")], [300, 1, 10, 10**1.5])
+
+
 def test_pictures_side_by_side_have_one_width_and_a_text():
     shown = show.gallery({"one": PHOTO, "two": show.as_bytes(PHOTO), "three": PHOTO}, "Three.", columns=2)
     assert shown.alt == "Three."
