@@ -28,15 +28,15 @@ def detector(classes=10, shape=(1, 128, 128), widths=(16, 32, 32, 32, 48, 48, 48
     )
 
 
-def pyramid(classes=10, shape=(1, 128, 128), widths=(16, 32, 32, 48, 48, 48, 48, 48), towers=(), **settings):
+def pyramid(classes=10, shape=(1, 128, 128), widths=(16, 32, 32, 48, 48, 48, 48, 48), towers=(), third=3, **settings):
     """Return a `Model` that looks at images and at their halves with the same weights: some 110,000 parameters.
 
     What is large is found in the half, where it is as large as what is small. widths: channels of convolutions, of
-    which the first, the second and the fourth halve what they see. towers: channels of two more chains behind them,
+    which number 0, 1 and `third` halve what they see. towers: channels of two more chains behind them,
     classes' and boxes'; without any, both come from the last one. settings: of the loss, `Detection`.
     """
     loss = Detection(classes, shape[1:], **{"reach": 3.5} | settings)
-    chain = [one for i, width in enumerate(widths) for one in normed(width, 2 if i in (0, 1, 3) else 1)]
+    chain = [one for i, width in enumerate(widths) for one in normed(width, 2 if i in (0, 1, third) else 1)]
     end: tuple = (Conv(classes + 4, 1),)
     if towers:
         of = zip(towers, (classes, 4), strict=True)
