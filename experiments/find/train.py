@@ -10,13 +10,13 @@ import json
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from experiments.find.cells import several_of
-from experiments.find.models import FORMS
+from experiments.find.models import detector
 from experiments.find.scenes import EDGE, frozen, scenes
 from experiments.find.voc import from_voc
 from experiments.lab.bench import whole
@@ -37,8 +37,7 @@ ROUND = 3  # epochs between two looks at whether new scenes are there
 class Task:
     """What is trained. data: "scenes", or a folder as Pascal VOC's. n: scenes, or variations of each photograph.
 
-    part: of the scenes, such as "varied". processes: that make them. form: of the detector, see `models`, and its own
-    settings.
+    part: of the scenes, such as "varied". processes: that make them.
     """
 
     data: str = "scenes"
@@ -55,12 +54,6 @@ class Task:
     size: tuple[int, int] = (240, 320)
     box_weight: float = 1.0
     widths: tuple[int, ...] = (16, 32, 32, 32, 48, 48, 48, 48, 48)
-    form: str = "detector"
-    settings: dict = field(default_factory=dict)
-
-    def model(self, classes, shape):
-        """Return what is trained, for so many classes in images of a shape."""
-        return FORMS[self.form](classes, shape, self.widths, box_weight=self.box_weight, **self.settings)
 
 
 def run(task, network_path=None, progress=print):
@@ -68,7 +61,7 @@ def run(task, network_path=None, progress=print):
     begin = time.perf_counter()
     with ProcessPoolExecutor(task.processes) as pool:
         data = _Scenes(task, pool) if task.data == "scenes" else _Photographs(task)
-        model = task.model(len(data.classes), data.shape)
+        model = detector(len(data.classes), data.shape, task.widths, box_weight=task.box_weight)
         data.begin(model.loss)
         network = Network(task.engine, model, seed=task.seed)
         made = time.perf_counter()

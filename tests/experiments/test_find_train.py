@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 
-from experiments.find.models import pyramid
 from experiments.find.scenes import EDGE, scenes
 from experiments.find.train import Task, run
 from experiments.find.varied import slanted, varied
-from mlpkit.nn.network import Network
 
 
 def test_varied_scenes_are_the_same_bits_each_time_and_hold_what_scenes_hold():
@@ -43,21 +41,6 @@ def test_a_digit_that_is_not_slanted_stays_and_one_that_is_moves_its_outermost_r
     assert abs(middles[13] - 13) < 0.2
     assert abs(middles[0] - middles[-1]) == pytest.approx(2 * 64 / 23, abs=0.4)
     assert_array_equal(slanted(digit, 64), slanted(digit, -64)[::-1])
-
-
-@pytest.mark.parametrize("shape", [(1, 128, 128), (3, 240, 320)])
-def test_a_pyramids_outputs_are_of_the_same_cells_as_those_of_two_grids(shape):
-    """What moves by a cell, moves by one in its outputs, and all else stays, in the half as in the whole."""
-    network = Network("numpy_k2row", pyramid(3, shape, widths=(4, 4, 4, 6), towers=((5,), (3,))))
-    for level, (stride, rows, columns, _) in enumerate(network.model.loss.grids):
-        x = np.zeros((2, *shape), np.float32)
-        for number, at in enumerate((2 * stride, 3 * stride)):
-            x[number, :, at : at + 2 * stride, at : at + stride] = 1
-        z, boxes = [*network.model.loss.levels(network.forward(x))][level]
-        for each in (z, boxes):
-            there, moved = each.reshape(2, -1, rows, columns)
-            assert abs(there - there[:, :1, :1]).max() > 1e-6
-            assert_allclose(moved[:, 3:6, 3:6], there[:, 2:5, 2:5], atol=1e-5)
 
 
 @pytest.mark.slow
