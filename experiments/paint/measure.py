@@ -201,9 +201,9 @@ def save_painter(network, folder, name):
     np.savez(Path(folder) / f"{name}.npz", theta=network.engine.to_numpy(network.theta).astype(np.float16))
 
 
-def load_painter(name, shape, engine="numpy_k2row", folder=None, **settings):
-    """Return the painter that `save_painter` kept, for pictures of a shape. settings: of `painter`, as channels."""
-    network = Network(engine, painter(shape, **settings))
+def load_painter(name, shape, engine="numpy_k2row", folder=None):
+    """Return the painter that `save_painter` kept, for pictures of a shape."""
+    network = Network(engine, painter(shape))
     with np.load(Path(folder or HERE) / f"{name}.npz") as arrays:
         network.set_theta(arrays["theta"].astype(np.float32))
     return network
