@@ -24,6 +24,21 @@ __device__ void mma_m16n8k16_u8s8(int (&c)[4], Word a0, Word a1, Word b0) {
         : "r"(a0), "r"(a1), "r"(b0));
 }
 
+// a 16 x 32 bytes with a sign, b 32 x 8 bytes without one. Turing takes 8 rows and 16 k at a time.
+__device__ void mma_m16n8k32_s8u8(int (&c)[4], const Word (&a)[4], Word b0, Word b1) {
+#if AMPERE
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    #pragma unroll
+    for (int i = 0; i < 4; ++i)
+        asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.u8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            : "+r"(c[i % 2 * 2]), "+r"(c[i % 2 * 2 + 1])
+            : "r"(a[i]), "r"(i < 2 ? b0 : b1));
+#endif
+}
+
 // Values of TF32, which have 11 bits. Turing has none: lanes hand each other their values, and all bits count.
 #if AMPERE
 __device__ void mma_m16n8k8_tf32(float (&c)[4], const Word (&a)[4], const Word (&b)[2])
@@ -106,6 +121,14 @@ __device__ void ldmatrix_x4(Word (&a)[4], const void* row) {
                  : "memory");
 }
 
+// The same where a row's address is known, as shared memory has it.
+__device__ void ldmatrix_x4(Word (&a)[4], Word row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(row)
+                 : "memory");
+}
+
 __device__ void ldmatrix_x4_trans(Word (&a)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
@@ -130,6 +153,21 @@ __device__ unsigned short cvt_rn_bf16(float x) {
     const Word bits = __float_as_uint(x);
     return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 #endif
+}
+
+// Four integers as bytes, 0 to 255, the first in the lowest: what is below 0 or above 255 is cut off.
+__device__ Word cvt_pack_sat_u8(int first, int second, int third, int fourth) {
+    Word y;
+    asm("{ .reg .b32 high; cvt.pack.sat.u8.s32.b32 high, %4, %3, 0; cvt.pack.sat.u8.s32.b32 %0, %2, %1, high; }"
+        : "=r"(y)
+        : "r"(first), "r"(second), "r"(third), "r"(fourth));
+    return y;
+}
+
+// sum, and four products of bytes: x without a sign, w with one.
+__device__ int dp4a_u8s8(Word x, Word w, int sum) {
+    asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(x), "r"(w));
+    return sum;
 }
 
 // Two values as bfloat16, the first in the low half.
@@ -425,11 +463,13 @@ __device__ void launch_dependents() {
 #endif
 }
 
-// At the head of a kernel, or behind what needs nobody's results.
+// At the head of a kernel, or behind what needs nobody's results. In a training step the kernel behind this one begins
+// when those before it are done: until it waits itself, it may read what was there before this one began.
 __device__ void begin_in_turn() {
     launch_dependents();
-#if OVERLAPS
+#if HOPPER
     griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
 #endif
 }
 

@@ -230,6 +230,7 @@ static void load_four_matrices(Word (&to)[4], const void* row, bool transposed) 
 }
 
 static void ldmatrix_x4(Word (&a)[4], const void* row) { load_four_matrices(a, row, false); }
+static void ldmatrix_x4(Word (&a)[4], Word row) { load_four_matrices(a, shared_bytes + row, false); }
 static void ldmatrix_x4_trans(Word (&a)[4], const void* row) { load_four_matrices(a, row, true); }
 
 struct Operands { Word a[4], b[2]; };
@@ -255,6 +256,28 @@ static void mma_m16n8k32_u8s8(int (&c)[4], const Word (&a)[4], Word b0, Word b1)
 }
 
 static void mma_m16n8k16_u8s8(int (&c)[4], Word a0, Word a1, Word b0) { multiply_bytes<16>(c, {{a0, a1}, {b0}}); }
+
+// The other way round: a has a sign, and b has none.
+FAST static void mma_m16n8k32_s8u8(int (&c)[4], const Word (&a)[4], Word b0, Word b1) {
+    const Operands* all = exchange_in_warp(Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+    for (int i = 0; i < 4; i++) {
+        const Operands *row = all + lane_number() / 4 * 4, *column = all + (lane_number() % 4 * 2 + i % 2) * 4;
+        for (int word = 0; word < 8; word++) {
+            const unsigned a = row[word % 4].a[i / 2 + word / 4 * 2], b = column[word % 4].b[word / 4];
+            for (int bits = 0; bits < 32; bits += 8) c[i] += (int8_t)(a >> bits) * (int)(b >> bits & 255);
+        }
+    }
+}
+
+static Word cvt_pack_sat_u8(int first, int second, int third, int fourth) {
+    const auto byte = [](int x) { return (Word)std::clamp(x, 0, 255); };
+    return byte(first) | byte(second) << 8 | byte(third) << 16 | byte(fourth) << 24;
+}
+
+static int dp4a_u8s8(Word x, Word w, int sum) {
+    for (int bits = 0; bits < 32; bits += 8) sum += (int)(x >> bits & 255) * (int8_t)(w >> bits);
+    return sum;
+}
 
 // c += a b: a 16 x 8 and b 8 x 8 floats, of which 11 bits count.
 FAST static void mma_m16n8k8_tf32(float (&c)[4], const Word (&a)[4], const Word (&b)[2]) {

@@ -323,7 +323,7 @@ def most_blocks(file):
 
 @cache
 def _kernel(file, function, **macros):
-    return gpu.with_shared_memory(kernels.load(file, **macros).get_function(function), SHARED)
+    return overlap.InTurn(gpu.with_shared_memory(kernels.load(file, **macros).get_function(function), SHARED))
 
 
 def _launch(file, function, macros, blocks, arguments, shared, together=False, overlaps=False):
@@ -331,7 +331,6 @@ def _launch(file, function, macros, blocks, arguments, shared, together=False, o
     kernel = _kernel(file, function, **macros, **({"OVERLAPS": 1} if overlaps else {}))
     if overlaps:
         overlap.Overlapping(kernel, together)((blocks,), (THREADS[file],), arguments, shared_mem=shared)
-    elif together:
-        kernel.kernel((blocks,), (THREADS[file],), arguments, shared_mem=shared, enable_cooperative_groups=True)
     else:
-        kernel((blocks,), (THREADS[file],), arguments, shared_mem=shared)
+        of = (blocks,), (THREADS[file],), arguments
+        kernel(*of, shared_mem=shared, enable_cooperative_groups=together)

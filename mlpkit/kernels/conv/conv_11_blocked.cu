@@ -528,6 +528,8 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
 #if OVERLAPS
     griddepcontrol_launch_dependents();
     if (warp != 4 * MULTIPLIERS + 1) griddepcontrol_wait();  // filters are there, and need not wait
+#else
+    begin_in_turn();
 #endif
     if (warp == 4 * MULTIPLIERS) produce_images(p, &images, work, barriers, lane);
     else if (warp == 4 * MULTIPLIERS + 1)
