@@ -87,7 +87,7 @@ labs: .venv/labs-complete  ## make the labs' student versions, in labs/release
 	@$(VENV_PYTHON) -m labs.grading.release
 
 grade: .venv/labs-complete labs  ## collect from the folder INBOX=..., grade each submission in a box, write tables into labs/grades
-	@$(VENV_PYTHON) -m labs.grading $(if $(PATTERN),--pattern '$(PATTERN)') $(if $(INBOX),'$(INBOX)')
+	@$(VENV_PYTHON) -m labs.grading $(if $(PATTERN),--pattern "$$PATTERN") $(if $(INBOX),"$$INBOX")
 
 test-labs: .venv/labs-complete  ## test the labs: what solutions, mistakes and hostile submissions earn
 	@$(PYTEST) --dist worksteal tests/labs

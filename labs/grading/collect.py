@@ -119,7 +119,7 @@ def _say_which(files, left):
 
 @contextmanager
 def _opened(inbox):
-    """Yield the inbox as a folder, and [(path, why not)]: of a zip file, a folder with the notebooks that it holds."""
+    """Yield the inbox as a folder, and [(path, why not)]: of a zip file, a folder with what it holds."""
     left: list[tuple[Path, str]] = []
     if inbox.is_dir():
         yield inbox, left
@@ -127,7 +127,7 @@ def _opened(inbox):
     with tempfile.TemporaryDirectory() as name, zipfile.ZipFile(inbox) as file:
         folder = Path(name)
         for member in file.infolist():
-            if member.is_dir() or Path(member.filename).suffix != ".ipynb":
+            if member.is_dir():
                 continue
             if member.file_size > LARGEST_NOTEBOOK:
                 left.append((folder / member.filename, f"it is larger than {LARGEST_NOTEBOOK >> 20} MB."))
