@@ -32,9 +32,10 @@ else ifeq "$(GPU)$(wildcard .venv/cuda-complete)" "yes"
 .PHONY: $(READY)
 endif
 
-# Python's own settings could lead .venv's to packages, or to a library, of another Python; or have each of hundreds of
-# processes compile all modules anew, as containers of Python do.
-unexport PYTHONHOME PYTHONPATH PYTHONSTARTUP PYTHONDONTWRITEBYTECODE
+# Python's own settings could lead .venv's to packages, or to a library, of another Python, or hide this folder from it;
+# or have each of hundreds of processes compile all modules anew, as containers of Python do. And Matplotlib does not start
+# where MPLBACKEND names a backend that it has no more, nor shows a figure in the page where it names another.
+unexport MPLBACKEND $(filter-out PYTHON PYTHONUTF8 PYTHONIOENCODING,$(filter PYTHON%,$(.VARIABLES)))
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile

@@ -5,8 +5,9 @@
 # With an argument it adds that extra of pyproject.toml, which one target alone needs, to a .venv that is set up.
 set -eu
 cd "$(dirname "$0")/.."
-# Python's own settings could lead it to packages, or to a library, of another Python.
-unset PYTHONHOME PYTHONPATH PYTHONSTARTUP
+# Python's own settings could lead it to packages, or to a library, of another Python, or have it wait for somebody who
+# types; and Matplotlib does not start where this names a backend that it has no more.
+unset MPLBACKEND $(env | sed -n 's/^\(PYTHON[A-Z0-9]\{1,\}\)=.*/\1/p')
 log=.venv/set-up.log
 stamp=.venv/${1:-set-up}-complete
 began=$(date +%s)
