@@ -29,8 +29,14 @@ def settings(root):
 
 
 def find_alembic():
-    """Let nbgrader find the program that makes its gradebook: it asks for it by name, and PATH may lack this venv."""
+    """Let nbgrader find the program that makes its gradebook, and that program read the path of these labs.
+
+    It is asked for by name, and PATH may lack this venv. It reads as the locale has it what Python writes as UTF-8 where
+    the locale is C: an umlaut would be none.
+    """
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    if sys.flags.utf8_mode:
+        os.environ["LC_ALL"] = "C.UTF-8"
 
 
 def names(root=LABS):
