@@ -31,8 +31,8 @@ def settings(root):
 def find_alembic():
     """Let nbgrader find the program that makes its gradebook, and that program read the path of these labs.
 
-    It is asked for by name, and PATH may lack this venv. It reads as the locale has it what Python writes as UTF-8 where
-    the locale is C: an umlaut would be none.
+    It is asked for by name, and PATH may lack this venv. Where the locale is C, Python writes UTF-8, and that program
+    would read ASCII.
     """
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
     if sys.flags.utf8_mode:
