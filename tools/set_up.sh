@@ -100,6 +100,19 @@ find_python() {
     return 1
 }
 
+# Two at once would take each other's .venv to pieces. This file is the lock, open for writing, as NFS wants it; macOS
+# has no `flock`.
+if [ -w tools/set_up.sh ] && command -v flock >/dev/null; then
+    exec 9<>tools/set_up.sh
+    status=0
+    flock -n 9 2>/dev/null || status=$?
+    if [ "$status" = 1 ]; then
+        echo "Another set-up is at work in this folder: waiting for its end"
+        flock 9
+        [ "$(cat "$stamp" 2>/dev/null)" != "$(pwd -P)" ] || exit 0
+    fi
+fi
+
 if [ $# = 1 ]; then
     echo "Adding to .venv what 'make $1' needs: once"
 elif [ "$(cat .venv/set-up-complete 2>/dev/null)" = "$(pwd -P)" ] && .venv/bin/python -c 'import pip' 2>/dev/null; then

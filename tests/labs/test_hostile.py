@@ -258,8 +258,8 @@ FORMAT = b'"metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
 DAMAGED |= {
     "(RecursionError)": b"[" * 10**6,
     "more than 500 cells": b'{"cells": [' + b"{}," * 10**6 + b"{}], " + FORMAT,
-    "cell 1 has more than 100,000 characters": b'{"cells": [{"cell_type": "code", "source": "'
-    + b"." * 10**6
+    "more than 1,000,000 bytes": b'{"cells": [{"cell_type": "code", "source": "'
+    + b"." * (10**6 + 1)
     + b'"}], '
     + FORMAT,
     "another format than 4": b'{"worksheets": [], "nbformat": 3}',

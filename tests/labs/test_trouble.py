@@ -468,9 +468,11 @@ def test_a_zip_file_is_taken_as_it_is(course, tmp_path):
             file.writestr(zipfile.ZipInfo(name, (2026, 11, 28, 10, 0, 0)), text)
         file.writestr("huge_lab00.ipynb", bytes(submission.LARGEST_NOTEBOOK + 1))
         file.writestr("__MACOSX/._ben_1_2_lab00.ipynb", b"")
-        file.writestr("who.ipynb", text)
-    left = collect(tmp_path / "all.zip", course)
-    assert [path.relative_to(tmp_path / "all.zip").as_posix() for path, _ in left] == ["huge_lab00.ipynb", "who.ipynb"]
+        for name in ("who.ipynb", "Eve_1_assignsubmission_file/lab00.zip", "fay_lab00.IPYNB", ".DS_Store"):
+            file.writestr(name, text)
+    left = [path.relative_to(tmp_path / "all.zip").as_posix() for path, _ in collect(tmp_path / "all.zip", course)]
+    assert left.pop(0) == "huge_lab00.ipynb"
+    assert sorted(left) == ["Eve_1_assignsubmission_file/lab00.zip", "fay_lab00.IPYNB", "who.ipynb"]
     assert sorted(os.listdir(course / "submitted")) == ["Cy Ö_1", "ada", "ben_1", "dee"]
     assert time.localtime(submitted(course, "ben_1").stat().st_mtime)[:4] == (2026, 11, 28, 10)
 

@@ -262,7 +262,8 @@ def test_what_is_no_environment_is_made_anew(what, checkout):
 @pytest.mark.skipif(not shutil.which("make"), reason="no make here")
 def test_variables_for_another_python_do_not_reach_this_one(checkout):
     executable(checkout / ".venv" / "bin" / "python", f'env >"{checkout.parent}/seen"')
-    others = {"PYTHONHOME": "/other", "PYTHONPATH": "/other/packages", "PYTHONSTARTUP": "/other/start.py"}
+    names = ("HOME", "PATH", "STARTUP", "PLATLIBDIR", "INSPECT", "SAFEPATH", "WARNINGS")
+    others = {f"PYTHON{name}": "/other" for name in names} | {"MPLBACKEND": "/other"}
     for command in (["make", "check"], SET_UP):
         run(checkout, *command, **others)
         seen = (checkout.parent / "seen").read_text()
@@ -270,6 +271,14 @@ def test_variables_for_another_python_do_not_reach_this_one(checkout):
         assert "PATH=" in seen
     run(checkout, "make", "check", PYTHONDONTWRITEBYTECODE="1")
     assert "PYTHONDONTWRITEBYTECODE" not in (checkout.parent / "seen").read_text()
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
+def test_an_inbox_may_be_called_as_a_person_is(checkout):
+    (checkout / ".venv" / "labs-complete").write_text("")
+    run(checkout, "make", "grade", "INBOX=O'Brien's (1) & co", "PATTERN={lab} 'a'/{student}.ipynb")
+    asked = (checkout.parent / "asked").read_text().splitlines()
+    assert asked[-1] == "-m labs.grading --pattern {lab} 'a'/{student}.ipynb O'Brien's (1) & co"
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="no make here")
@@ -352,6 +361,19 @@ def test_a_refusal_is_one_sentence_and_nothing_is_made(checkout):
     done = set_up(checkout, PYTHON=str(checkout.parent / "python"))
     assert (done.returncode, done.stderr) == (1, "This workbook can not be.\n")
     assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="no flock here")
+def test_of_two_set_ups_at_once_one_waits_and_finds_it_done(checkout):
+    pip_says(checkout, PIP, f"sleep 1; echo done >>'{checkout.parent}/asked'")
+    options = {"stdout": subprocess.PIPE, "text": True, "cwd": checkout, "env": environment(checkout, GPU="no")}
+    with subprocess.Popen(SET_UP, **options) as first:
+        while "collecting" not in first.stdout.readline():
+            pass
+        second = subprocess.run(SET_UP, **options, check=True)
+        assert "Successfully installed" in first.communicate()[0]
+    assert second.stdout == "Another set-up is at work in this folder: waiting for its end\n"
+    assert (checkout.parent / "asked").read_text() == "done\n"
 
 
 def test_an_interrupted_set_up_is_begun_anew(checkout):
