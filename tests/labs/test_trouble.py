@@ -22,7 +22,7 @@ import psutil
 from nbgrader.api import Gradebook
 from nbgrader.converters import GenerateAssignment
 
-from labs.grading import box, command, judge, release, submission, table
+from labs.grading import box, command, filenames, judge, release, submission, table
 from labs.grading.collect import collect
 from mlpkit.files import only_one
 
@@ -339,6 +339,26 @@ def test_a_link_to_a_folder_is_said_and_a_circle_is_not_walked(course, inbox):
     assert collect(inbox, course) == [
         (inbox / name, "it can't be read (it is a link to a folder).") for name in ("all", "fay")
     ]
+
+
+@pytest.mark.parametrize("kind", ["a link", "a pipe", "a large file"])
+def test_what_takes_a_files_place_while_it_is_collected_is_no_submission(kind, course, inbox, monkeypatch):
+    told = filenames.told
+
+    def swap(path, *rest):
+        if path == "dee_lab00.ipynb":
+            (inbox / path).unlink()
+            if kind == "a link":
+                (inbox / path).symlink_to(course / "source" / "lab00" / "lab00.ipynb")
+            elif kind == "a pipe":
+                os.mkfifo(inbox / path)
+            else:
+                (inbox / path).write_bytes(bytes(submission.LARGEST_NOTEBOOK + 1))
+        return told(path, *rest)
+
+    monkeypatch.setattr(filenames, "told", swap)
+    assert [path.name for path, _ in collect(inbox, course)] == ["dee_lab00.ipynb"]
+    assert not submitted(course, "dee").exists()
 
 
 def test_a_folder_of_submissions_that_is_a_link_is_said(course, at_once):
