@@ -4,6 +4,7 @@
 # gets one line of progress, which is written over, and a pipe only the lines that stay.
 # With an argument it adds that extra of pyproject.toml, which one target alone needs, to a .venv that is set up.
 set -eu
+unset CDPATH # it would lead past this folder
 cd "$(dirname "$0")/.."
 # Python's own settings could lead it to packages, or to a library, of another Python, or have it wait for somebody who
 # types; and Matplotlib does not start where this names a backend that it has no more.
@@ -39,6 +40,10 @@ advise() {
     *'No usable temporary directory'*)
         echo "There is no folder for temporary files: set the variable TMPDIR to one that can be written," \
             "then give the same command again."
+        ;;
+    *'certificate is not yet valid'* | *'certificate has expired'*)
+        echo "By this machine's clock it is $(date), when a certificate on the way to the package index is not valid:" \
+            "set the clock right (if it is, ask who runs the network), then give the same command again."
         ;;
     *CERTIFICATE_VERIFY_FAILED* | *'certificate verify failed'*)
         echo "Something between here and the package index answers in its place, as the filter of a school or firm" \

@@ -196,6 +196,11 @@ TROUBLES = {
         "ERROR: Could not find a version that satisfies numpy (from versions: none)\n",
         "set the variable PIP_CERT",
     ),
+    "clock": (
+        "(Caused by SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
+        "certificate is not yet valid')))\n",
+        "set the clock right",
+    ),
     "temporary": ("FileNotFoundError: [Errno 2] No usable temporary directory found in ['/tmp']\n", "variable TMPDIR"),
     "disk": ("ERROR: Could not install: [Errno 28] No space left on device\n", "make room"),
     "folder": ("ERROR: Could not install: [Errno 13] Permission denied: '/usr/lib'\n", "may not write in"),
@@ -361,6 +366,14 @@ def test_a_refusal_is_one_sentence_and_nothing_is_made(checkout):
     done = set_up(checkout, PYTHON=str(checkout.parent / "python"))
     assert (done.returncode, done.stderr) == (1, "This workbook can not be.\n")
     assert not (checkout / ".venv").exists()
+
+
+def test_a_path_for_cd_leads_nowhere_else(checkout):
+    (checkout.parent / "other" / "tools").mkdir(parents=True)
+    stamp(checkout).unlink()
+    executable(checkout / ".venv" / "bin" / "python", "exit 0")
+    assert set_up(checkout, GPU="no", CDPATH=str(checkout.parent / "other"), PYTHON="true").returncode == 0
+    assert stamp(checkout).exists()
 
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="no flock here")
