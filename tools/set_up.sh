@@ -41,6 +41,10 @@ advise() {
         echo "There is no folder for temporary files: set the variable TMPDIR to one that can be written," \
             "then give the same command again."
         ;;
+    *'CA certificate bundle, invalid path'*)
+        echo "A variable names a file of certificates that is not there: unset PIP_CERT, REQUESTS_CA_BUNDLE and" \
+            "CURL_CA_BUNDLE, or mend their path, then give the same command again."
+        ;;
     *'certificate is not yet valid'* | *'certificate has expired'*)
         echo "By this machine's clock it is $(date), when a certificate on the way to the package index is not valid:" \
             "set the clock right (if it is, ask who runs the network), then give the same command again."
@@ -129,7 +133,8 @@ else
     echo "Setting up .venv with $("$python" --version): once, about a minute, 0.5 GB to download, 1.4 GB on the disk"
     show 'making .venv'
     [ -d .venv ] || quietly rm -f .venv # a file, or a link to nowhere
-    quietly "$python" -m venv --clear .venv
+    quietly "$python" -m venv --clear --without-pip .venv
+    quietly .venv/bin/python -m ensurepip --upgrade --default-pip # venv's own call would not say what went wrong
 fi
 if [ $# = 0 ]; then
     quietly rm -f .venv/*-complete

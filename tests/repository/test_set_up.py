@@ -196,6 +196,11 @@ TROUBLES = {
         "ERROR: Could not find a version that satisfies numpy (from versions: none)\n",
         "set the variable PIP_CERT",
     ),
+    "bundle": (
+        "ERROR: Could not install packages due to an OSError: Could not find a suitable TLS CA certificate bundle, "
+        "invalid path: /gone\n",
+        "unset PIP_CERT",
+    ),
     "clock": (
         "(Caused by SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
         "certificate is not yet valid')))\n",
@@ -366,6 +371,16 @@ def test_a_refusal_is_one_sentence_and_nothing_is_made(checkout):
     done = set_up(checkout, PYTHON=str(checkout.parent / "python"))
     assert (done.returncode, done.stderr) == (1, "This workbook can not be.\n")
     assert not (checkout / ".venv").exists()
+
+
+def test_a_disk_that_is_full_before_there_is_a_pip_is_said(checkout):
+    shutil.rmtree(checkout / ".venv")
+    python = checkout.parent / "python"
+    full = "'-m ensurepip '*) echo '[Errno 28] No space left on device'; exit 1"
+    executable(python, f"""case "$*" in '-m venv '*) mkdir -p .venv/bin; cp "$0" .venv/bin/python;; {full};; esac""")
+    done = set_up(checkout, GPU="no", PYTHON=str(python))
+    assert done.returncode == 1
+    assert "make room, then give the same command again" in done.stderr
 
 
 def test_a_path_for_cd_leads_nowhere_else(checkout):
