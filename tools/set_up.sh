@@ -8,7 +8,7 @@ unset CDPATH # it would lead past this folder
 cd "$(dirname "$0")/.."
 # Python's own settings could lead it to packages, or to a library, of another Python, or have it wait for somebody who
 # types; and Matplotlib does not start where this names a backend that it has no more.
-unset MPLBACKEND $(env | sed -n 's/^\(PYTHON[A-Z0-9]\{1,\}\)=.*/\1/p')
+unset MPLBACKEND $(env | sed -n 's/^\(PYTHON[A-Z0-9_]\{1,\}\)=.*/\1/p')
 log=.venv/set-up.log
 stamp=.venv/${1:-set-up}-complete
 began=$(date +%s)

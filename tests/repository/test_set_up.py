@@ -272,7 +272,7 @@ def test_what_is_no_environment_is_made_anew(what, checkout):
 @pytest.mark.skipif(not shutil.which("make"), reason="no make here")
 def test_variables_for_another_python_do_not_reach_this_one(checkout):
     executable(checkout / ".venv" / "bin" / "python", f'env >"{checkout.parent}/seen"')
-    names = ("HOME", "PATH", "STARTUP", "PLATLIBDIR", "INSPECT", "SAFEPATH", "WARNINGS")
+    names = ("HOME", "PATH", "STARTUP", "PLATLIBDIR", "INSPECT", "SAFEPATH", "WARNINGS", "_GIL")
     others = {f"PYTHON{name}": "/other" for name in names} | {"MPLBACKEND": "/other"}
     for command in (["make", "check"], SET_UP):
         run(checkout, *command, **others)
