@@ -1,7 +1,7 @@
 """A student's file, read: bounded before a library sees it, and made anew from the few things in it that count.
 
-These are each cell's kind, its text, nbgrader's name for it, and pictures that were pasted into words. All else a file
-may hold, outputs, tags and ids, is left behind. Whoever calls `read` does so in a process with limits of its own.
+These are each cell's kind, its text, nbgrader's name for it, whether it ran to its end, and pictures that were pasted
+into words. All else a file may hold, outputs, tags and ids, is left behind. Whoever calls `read` does so in a process with limits of its own.
 """
 
 import base64
@@ -65,11 +65,20 @@ def _cell(cell, number):
         made["metadata"] = {"nbgrader": {"grade_id": name}}
     if kind == "code":
         made |= {"outputs": [], "execution_count": None}
+        if _ran(cell):
+            made["metadata"]["ran"] = True
     if kind == "markdown":
         found = dict(_within(cell, "attachments"))
         made["source"] = IN_TEXT.sub(lambda match: _attached(found, *match.groups()), text)
         made["attachments"] = _pictures(found)
     return made
+
+
+def _ran(cell):
+    """Return whether code, by its number and what stands below it, ran to its end where it was written."""
+    outputs = cell.get("outputs")
+    said = [each.get("output_type") for each in outputs if isinstance(each, dict)] if isinstance(outputs, list) else []
+    return isinstance(cell.get("execution_count"), int) and "error" not in said
 
 
 def _within(about, name):

@@ -137,6 +137,19 @@ def test_a_helper_that_needs_what_the_box_lacks_is_looked_at_with_its_task_alone
     assert_right(result, ("relu", "slope"))
 
 
+def test_a_cell_that_ran_at_home_and_stops_here_is_looked_at(earned):
+    notebook = solved(LAB)
+    for number, name in enumerate(("relu", "slope")):
+        answer(notebook, name, f"import numba as n{number}\nn{number}.set_num_threads(64)\n{code(name)}")
+        cell(notebook, name).execution_count = 3
+    failed = nbformat.v4.new_output("error", ename="ValueError", evalue="", traceback=[])
+    cell(notebook, "slope").outputs = [failed]
+    result = earned(LAB, notebook)
+    assert_looked_at(result, "relu", ", perhaps it runs elsewhere (ValueError: The number of threads")
+    assert result["test-slope"][0] == 0
+    assert_right(result, ("relu", "slope"))
+
+
 @pytest.mark.slow
 def test_a_function_that_never_ends_costs_its_own_task_alone(earned):
     result = earned(LAB, answer(solved(LAB), "relu", "def relu(z):\n    while True: pass"))
