@@ -201,7 +201,7 @@ class Judge:
         for number, stopped, lacking in stops:
             which = "Its cell" if role(self.cells.get(number, cell)) else "A cell of their own"
             sentence += f" ({which} stopped: {stopped}.)"
-            ran = self.cells.get(number, cell).metadata.get("ran")  # at home, with other packages, cores, or a newer Python
+            ran = self.cells.get(number, cell).metadata.get("ran")  # at home, with more cores, or a newer Python
             lacked = lacked or ((lacking or ran) and stopped)
         return (None, f"{BY_HAND}, perhaps it runs elsewhere ({lacked}): {sentence}") if lacked else (0, sentence)
 

@@ -1,7 +1,8 @@
 """A student's file, read: bounded before a library sees it, and made anew from the few things in it that count.
 
 These are each cell's kind, its text, nbgrader's name for it, whether it ran to its end, and pictures that were pasted
-into words. All else a file may hold, outputs, tags and ids, is left behind. Whoever calls `read` does so in a process with limits of its own.
+into words. All else a file may hold, outputs, tags and ids, is left behind. Whoever calls `read` does so in a process
+with limits of its own.
 """
 
 import base64
