@@ -69,6 +69,14 @@ lab: $(READY)  ## open the workbook in JupyterLab
 	    HOME=$$(mktemp -d) && export HOME; \
 	    echo "The home folder can't be written: what Jupyter, CuPy and Numba keep is in $$HOME this time."; \
 	fi; \
+	for name in JUPYTER_CONFIG_DIR JUPYTER_DATA_DIR JUPYTER_RUNTIME_DIR JUPYTERLAB_SETTINGS_DIR \
+	        JUPYTERLAB_WORKSPACES_DIR IPYTHONDIR XDG_CONFIG_HOME XDG_DATA_HOME XDG_CACHE_HOME; do \
+	    eval "folder=\$${$$name:-}"; \
+	    if test "$$folder" && ! { mkdir -p "$$folder" && test -w "$$folder"; } 2>/dev/null; then \
+	        echo "$$name leads to $$folder, which can't be written: it counts for nothing this time."; \
+	        unset $$name; \
+	    fi; \
+	done; \
 	$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null; \
 	JUPYTER_PREFER_ENV_PATH=1 $(VENV_PYTHON) -m jupyterlab $(AS_ROOT) notebooks/00_start_here.ipynb
 

@@ -298,6 +298,15 @@ def test_jupyter_starts_where_the_home_folder_cannot_be_written(home, checkout):
     said = run(checkout, "make", "lab", HOME=home)
     assert "The home folder can't be written" in said
     assert f"jupyterlab in {tempfile.gettempdir()}" in said
+    nowhere = {"JUPYTER_DATA_DIR": "/dev/null/x", "XDG_CONFIG_HOME": "/dev/null/y"}
+    executable(
+        checkout / ".venv" / "bin" / "python", f'case $1 in -m) echo "$2 in $HOME"; env >"{checkout}/seen";; esac'
+    )
+    told = run(checkout, "make", "lab", HOME=str(checkout), **nowhere).splitlines()
+    assert [line.partition(",")[0] for line in told if "leads" in line] == [
+        f"{name} leads to {folder}" for name, folder in nowhere.items()
+    ]
+    assert "/dev/null" not in (checkout / "seen").read_text()
     mine = run(checkout, "make", "lab", HOME=str(checkout))
     assert mine.splitlines()[-1] == f"jupyterlab in {checkout}"
     assert "can't be written" not in mine
