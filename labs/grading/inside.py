@@ -11,10 +11,10 @@ import re
 import signal
 import sys
 
-import numpy as np
 import wire
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
+from numpy import errstate
 from traitlets.config import Config
 
 os.environ |= {"PIP_NO_INDEX": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}  # the latter as there
@@ -73,8 +73,9 @@ def text_of(error):
 
 
 def reply_to(error):
-    lacking = isinstance(error, LACKING) or isinstance(error.__cause__, LACKING)  # the latter of `%run nosuch.py`
-    return {"error": text_of(error), "lacking": lacking, "late": isinstance(error, TooLong)}
+    cause = BaseException.__dict__["__cause__"].__get__(error)  # of `%run nosuch.py`, an OSError
+    lacking = issubclass(type(error), LACKING) or issubclass(type(cause), LACKING)
+    return {"error": text_of(error), "lacking": lacking, "late": type(error) is TooLong}
 
 
 def names_in(source, shell):
@@ -123,7 +124,7 @@ class Submission:
     async def call(self, request):
         space = self.shell.user_ns
         bound = {name: find(value, space) for name, value in request["bound"].items()}
-        with np.errstate(**request.get("errors", {})):
+        with errstate(**request.get("errors", {})):
             value = eval(request["source"], space, bound)
         return {"value": value, "bound": {name: bound[name] for name in request["back"]}}
 

@@ -66,8 +66,7 @@ def _show(cell, left):
         cell.source = f"[{len(cell.source):,} characters that are not shown]"
     source = cell.source[: max(left, 100)]
     if cell.cell_type == "code":
-        # Lines of blanks take the page's highlighter twenty seconds.
-        cell.source = inert.shown("\n".join(map(str.rstrip, source.split("\n"))))
+        cell.source = inert.code(source)
         return
     cell.source = inert.markdown(source, pictures) if cell.cell_type == "markdown" else inert.text(source)
     cell.cell_type = "markdown"

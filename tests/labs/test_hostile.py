@@ -319,6 +319,15 @@ def test_an_exception_brings_little_out_of_the_box(earned):
         assert len(says) < 300, says
 
 
+def test_an_exception_that_is_odd_costs_its_own_task_alone(earned):
+    odd = "class Odd(Exception):\n    __cause__ = __class__ = __str__ = property(lambda self: 1 / 0)\n"
+    notebook = answer(solved(LAB), "relu", f"{odd}def relu(z): raise Odd")
+    answer(notebook, "slope", "raise Odd")
+    result = earned(LAB, notebook)
+    assert result["test-relu"][0] == result["test-slope"][0] == 0
+    assert result["test-softmax"] == (2, "right.")
+
+
 def test_tests_that_are_deleted_or_changed_are_ours_again(earned):
     notebook = answer(solved(LAB), "softmax", "softmax = None")
     notebook.cells.remove(cell(notebook, "test-softmax"))

@@ -223,7 +223,7 @@ COSTLY += ["." * 100_000, "\\begin{a}" * 1100, "\n" * 9999, "$" * 9999, "&#" * 5
 
 @pytest.mark.parametrize("text", COSTLY, ids=[text[:4].encode("unicode_escape").decode() for text in COSTLY])
 def test_costly_words_are_shown_soon(text):
-    for show in (inert.markdown, inert.text, inert.shown):
+    for show in (inert.markdown, inert.text, inert.code):
         began = time.monotonic()
         made = show(text)
         assert time.monotonic() - began < inert.SECONDS + 5
@@ -239,6 +239,11 @@ def test_costly_code_is_highlighted_soon(text):
     began = time.monotonic()
     Highlight2HTML()(made.source, language="ipython3")
     assert time.monotonic() - began < inert.SECONDS
+
+
+def test_a_paragraph_in_one_line_is_shown_to_its_end():
+    """An editor of notebooks has no other lines."""
+    assert inert.markdown("It is n times too long. " * 50 + "*And* more.").endswith("<em>And</em> more.</p>&#10;</div>")
 
 
 def test_words_below_a_long_cell_are_shown(course):
