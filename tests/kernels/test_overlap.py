@@ -95,6 +95,16 @@ def test_only_what_is_recorded_behind_kernels_begins_early(monkeypatch):
     ]  # fmt: skip
 
 
+def test_a_driver_that_does_not_know_the_question_lets_kernels_follow_each_other(monkeypatch):
+    def call(function, *of):
+        raise RuntimeError('Function "cuStreamGetCaptureInfo_v3" not found')
+
+    monkeypatch.setattr(overlap, "call", call)
+    stream = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=7))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=stream))
+    assert not overlap._behind_kernels()
+
+
 CHAIN = (
     kernels.source("predictions").split("extern __shared__")[0]
     + r"""
