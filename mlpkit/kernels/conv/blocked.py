@@ -620,8 +620,7 @@ def _weights(mode, shape):
 
 PASSES_OF_FILTERS = "forward", "input_gradient"
 MOST_ORDERS = 16  # of a launch; as in blocked_operands.cu
-PARTS = (8, 16), (8, 8)  # of filters that a block takes: output and input channels
-MOST_PART, MOST_AREA = 200 << 10, 800  # bytes of it; and taps of which the smallest has no more
+TALL, WIDE = 8, 16  # output and input channels of filters that a block takes; as in blocked_operands.cu
 ORDER = np.dtype(
     [("to", "u8")]
     + [(name, "i4") for name in ("by_inputs", "rows", "groups", "chunks", "taps", "taps_x", "by_taps_x")]
@@ -689,7 +688,6 @@ class Filters:
     def _launch(self, filters):
         about, first, number = np.zeros(1, ORDERS), 0, 0
         areas = [w.shape[2] * w.shape[3] for w, _, _ in filters]
-        tall, wide = next(part for part in PARTS if 4 * part[0] * (part[1] * max(areas) + 1) <= MOST_PART)
         for i, (w, scale, orders) in enumerate(filters):
             about["scales"][0, i] = 0 if scale is None else scale.data.ptr
             outputs, inputs = w.shape[:2]
@@ -700,13 +698,13 @@ class Filters:
                 for name, value in order.items():
                     about["of"][0, number][name] = value
                 number += 1
-            across = -(-inputs // wide)
+            across = -(-inputs // WIDE)
             sizes = *w.shape[:3], areas[i], first, across, number - len(orders), len(orders)
             about["filters"][0, i] = w.data.ptr, *sizes
-            first += across * -(-outputs // tall)
+            first += across * -(-outputs // TALL)
         about["counts"] = len(filters), first, 0, 0
-        shared, blocks = 16 * MOST_ORDERS + 4 * tall * (wide * max(areas) + 1), min(first, multiprocessors())
-        kernel = _kernel(OPERANDS, "in_order", MODE=self.mode.number, MOST=MOST_ORDERS, TALL=tall, WIDE=wide)
+        shared, blocks = 16 * MOST_ORDERS + 4 * TALL * (WIDE * max(areas) + 1), min(first, multiprocessors())
+        kernel = _kernel(OPERANDS, "in_order", MODE=self.mode.number)
         options = {"shared_mem": shared, "enable_cooperative_groups": bool(self.mode.fp16_parts)}
         kernel((blocks,), (256,), (about.view(f"V{ORDERS.itemsize}"),), **options)
 
@@ -750,8 +748,6 @@ def why_not(mode, shape, which):
         return "wgmma does not transpose numbers of TF32, as the weight gradient needs: halves have as many digits."
     if which == "weight_gradient" and division(convolutions(shape, "forward")[0][0], mode) is None:
         return "two bands of one row each do not fit into shared memory."
-    if shape.kernel**2 > MOST_AREA:
-        return f"filters of more than {MOST_AREA} taps do not fit into shared memory."
     if any(conv.pitch > MOST_PIECES for conv, _, _ in convolutions(shape, which)):
         return f"the copy engine takes rows of at most {MOST_PIECES} pieces, padding included, and these are wider."
     return None
