@@ -42,7 +42,8 @@ ODD = {
 FAULTS = {
     "nobody waits for the dense weights": "wait_for_copy(&head().dense, phase, NEW_DENSE, step);\n    stamp(3);",
     "nobody waits for the filters": "mail.wait(step, at, NEW_CONVS);",
-    "nobody waits for the slopes": "wait_for(&exchange->slopes_there, GRID * tag, SLOPES_THERE, tag);",
+    "nobody waits for the slopes": "wait_for(&exchange.slopes_there, GRID * step, SLOPES_THERE, step);",
+    "nobody waits for the rows": "cp_async_wait_all();\n        __syncwarp();",
     "nobody waits for the gradients": "mail.wait(step, at, CONVS_THERE);",
     "old weights are read again": "if (waits) wait_for(&exchange.dense_new, GRID * step, NEW_DENSE, step);",
 }

@@ -305,25 +305,25 @@ __device__ void conv_back_sums(Partial partial, Word phase) {
     if constexpr (IMAGE_BLOCKS > 1) {
 #pragma unroll
         for (int i = 0; i < parts(PART, THREADS); i++) {
-            const int mine = thread() + i * THREADS, e = (1 - half()) * PART + min(mine, PART - 1);
-            const float sum = sum_of(e);
-            if (mine < PART) send_neighbour(others + mine, sum, &head().sums[1]);
+            const int mine = thread() + i * THREADS;
+            if (mine < PART) send_neighbour(others + mine, sum_of((1 - half()) * PART + mine), &head().sums[1]);
         }
     }
     float own[parts(PART, THREADS)];
 #pragma unroll
     for (int i = 0; i < parts(PART, THREADS); i++) {
-        const int mine = thread() + i * THREADS, e = half() * PART + min(mine, PART - 1);
-        own[i] = sum_of(e);
+        const int mine = thread() + i * THREADS, e = half() * PART + mine;
+        if (mine < PART) own[i] = sum_of(e);
         if (IMAGE_BLOCKS == 1 && mine < PART) put(e, own[i]);
     }
 #pragma unroll
     for (int i = 0; i < parts(OUT * s.taps(), THREADS); i++) {
-        const int mine = thread() + i * THREADS, e = min(mine, OUT * s.taps() - 1);
+        const int e = thread() + i * THREADS;
+        if (e >= OUT * s.taps()) break;
         float sum = 0;
 #pragma unroll
         for (int row = 0; row < division.slots; row++) sum += dw_parts[row * OUT * s.taps() + e];
-        if (mine == e) partial.put(conv_weights(block) + half() * OUT * s.taps() + e, sum);
+        partial.put(conv_weights(block) + half() * OUT * s.taps() + e, sum);
     }
     conv_biases_back<block>(partial);
     if constexpr (IMAGE_BLOCKS > 1) {
@@ -339,18 +339,18 @@ __device__ void conv_back_sums(Partial partial, Word phase) {
 
 // The gradient of the first convolution's weights. A lane takes a row of pooled values (or a piece of it) and a row of
 // the taps; so the places that maxima came from differ from lane to lane: it picks one of two rows, and of two columns.
-__device__ void first_conv_back(Partial partial) {
+template <typename Handover>
+__device__ void first_conv_back(Partial partial, Handover& handover) {
     constexpr Shape s = shape(0);
     constexpr First division = first_division();
-    constexpr int ROWS = s.ci * s.k, ALL = s.ph * ROWS, OUT = back_channels(0);
+    constexpr int ROWS = s.ci * s.k, ALL = s.ph * ROWS, OUT = back_channels(0), LAST = division.chunks * ALL - 1;
     const int before = half() * OUT;
     float* dw_parts = shared_floats(LATE_AT);
     const int lane = thread() % 32;
 #pragma unroll 1
-    for (int task = thread() / 32; task < division.lanes * division.chunks * division.groups; task += WARPS) {
-        const int mine = task % division.lanes * 32 + lane, chunk = task / division.lanes % division.chunks;
-        const int group = task / division.lanes / division.chunks, used = min(mine, ALL - 1);
-        const int py = used / ROWS, row = used % ROWS;
+    for (int task = thread() / 32; task < division.lanes * division.groups; task += WARPS) {
+        const int mine = task % division.lanes * 32 + lane, group = task / division.lanes, used = min(mine, LAST);
+        const int chunk = used / ALL, py = used % ALL / ROWS, row = used % ROWS;
         const int first = chunk * division.windows;
         const float* in = plane_of<0>(row / s.k) + (2 * py + row % s.k) * s.stride() + 2 * first;
         float x[2][division.span];
@@ -371,13 +371,15 @@ __device__ void first_conv_back(Partial partial) {
 #pragma unroll
                 for (int c = 0; c < s.k; c++) dw[c] += route.slope * (right ? picked[c + 1] : picked[c]);
             }
-            float* to = dw_parts + ((chunk * OUT + channel) * ALL + mine) * s.k;
+            float* to = dw_parts + ((chunk * OUT + channel) * ALL + used % ALL) * s.k;
             for (int c = 0; c < s.k; c++) {
-                if (mine < ALL) to[c] = dw[c];
+                if (mine == used) to[c] = dw[c];
             }
         }
     }
+    handover.wait();
     __syncthreads();
+    handover.ask();
     for (int e = thread(); e < OUT * s.taps(); e += THREADS) {
         const float* from = dw_parts + e / s.taps() * s.ph * s.taps() + e % s.taps();
         float sum = 0;
@@ -403,18 +405,17 @@ __device__ void convs_forward(Meanwhile meanwhile) {
     }
 }
 
-// tell(): what somebody does as soon as nobody needs to wait for it.
-template <int block, typename Tell>
-__device__ void convs_back(Partial partial, Word phase, Tell tell) {
+// handover: what has to do with other blocks; see limit_image.cuh.
+template <int block, typename Handover>
+__device__ void convs_back(Partial partial, Word phase, Handover& handover) {
+    if (block == BLOCKS - 1) handover.put();
     if constexpr (block > 0) {
-        if (block == BLOCKS - 1) tell();
         conv_back_parts<block>();
         if (block == 1) stamp(13);
         conv_back_sums<block>(partial, phase);
         if (block == 1) stamp(14);
-        convs_back<block - 1>(partial, phase, tell);
+        convs_back<block - 1>(partial, phase, handover);
     } else {
-        if (block == BLOCKS - 1) tell();
-        first_conv_back(partial);
+        first_conv_back(partial, handover);
     }
 }

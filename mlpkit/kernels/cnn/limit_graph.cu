@@ -16,7 +16,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const long long place = (long long)steps[0] * BATCH + blockIdx.x;
     Image image;
     image.ask(X, y, order[place]);
-    through_network<false>(*exchange, image, blockIdx.x, n, 1, 0, true, row_losses + place);
+    Convs convs;
+    through_network<false>(*exchange, image, convs, blockIdx.x, n, 1, 0, true, row_losses + place);
     if (blockIdx.x == 0 && threadIdx.x == 0) steps[1] = steps[0];
 }
 
@@ -30,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     owned.load(vectors);
     const int step = steps[1];
     const Rates rate = {rates[step].lr, rates[step].m, rates[step].v};
+    ask_rows(exchange->given(), n);
     owned.update(exchange->given(), n, settings, rate, Ranks(), 1, 1);
     owned.store(vectors);
     if (blockIdx.x == 0 && threadIdx.x == 0) steps[0] = step + 1;
@@ -46,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pack(Exchange* exchange
 extern "C" __global__ void requirements(int* answer) {
     answer[0] = sizeof(Exchange);
     answer[1] = SHARED_BYTES;
-    answer[2] = most(DENSE_AT + 4 * WARPS * 32 * SUMS, SCRATCH_AT + 4 * PASSES * WARPS * 32);
+    answer[2] = most(SUMS_AT + 4 * WARPS * 32 * SUMS, SCRATCH_AT + 4 * PASSES * WARPS * 32);
     answer[3] = GRID;
     answer[4] = THREADS;
 }

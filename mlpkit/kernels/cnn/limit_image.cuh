@@ -116,34 +116,45 @@ __device__ void ask_weights(const Exchange& exchange, Word step) {
     ask_dense(exchange.packed);
 }
 
-// Wait for the convolutions' parameters, and put them where the convolutions read them.
-__device__ void take_convs(const Exchange& exchange, Word step) {
-    const int first = thread();
-    Word there = 0;  // a bit for each that this thread takes
-#pragma unroll
-    for (int i = 0; i < parts(CONV_PACKED, THREADS); i++) there |= (Word)is_parameter(first + i * THREADS) << i;
-    const auto at = [&](int i) { return there >> i & 1 ? exchange.convs + first + i * THREADS : (const Message*)0; };
-    Mail<Message, parts(CONV_PACKED, THREADS)> mail;
-    mail.ask(at);
-    mail.wait(step, at, NEW_CONVS);
-#pragma unroll
-    for (int i = 0; i < parts(CONV_PACKED, THREADS); i++) {
-        if (at(i)) shared_floats(CONV_AT)[first + i * THREADS] = value_of(mail.items[i]);
-    }
-}
+// The convolutions' parameters, on their way to where the convolutions read them.
+struct Convs {
+    static const int EACH = parts(CONV_PACKED, THREADS);
+    Word wanted = 0;  // a bit for each that this thread takes: found out once
+    Mail<Message, EACH> mail;
 
-// The rows of an example, for the products over the batch.
+    __device__ Convs() {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) wanted |= (Word)is_parameter(thread() + i * THREADS) << i;
+    }
+
+    __device__ void ask(const Message* convs) {
+        const Message* first = convs + thread();
+        mail.ask([=](int i) { return wanted >> i & 1 ? first + i * THREADS : (const Message*)0; });
+    }
+
+    __device__ void take(const Message* convs, Word step) {
+        const int first = thread();
+        const auto at = [=](int i) { return wanted >> i & 1 ? convs + first + i * THREADS : (const Message*)0; };
+        mail.wait(step, at, NEW_CONVS);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            if (at(i)) shared_floats(CONV_AT)[first + i * THREADS] = value_of(mail.items[i]);
+        }
+    }
+};
+
+// The rows of an example, for the products over the batch: by one warp.
 __device__ void put_rows(Exchange& exchange, int image) {
     const float4* activations = (const float4*)shared_floats(ACTIVATIONS_AT);
     const float4* slopes = (const float4*)shared_floats(SLOPES_AT);
     float4* to = (float4*)(exchange.activations + image * ACTIVATIONS);
     constexpr int OWN = rows_here(0) / 4;
-    for (int e = thread(); e < ACTIVATIONS / 4; e += THREADS) {
+    for (int e = thread() % 32; e < ACTIVATIONS / 4; e += 32) {
         if (IMAGE_BLOCKS == 1 || e / OWN == half() || (e >= IMAGE_BLOCKS * OWN && half() == 0)) to[e] = activations[e];
     }
     if (IMAGE_BLOCKS > 1 && half() == 0) return;
     to = (float4*)(exchange.slopes + image * SLOPES);
-    for (int e = thread(); e < SLOPES / 4; e += THREADS) to[e] = slopes[e];
+    for (int e = thread() % 32; e < SLOPES / 4; e += 32) to[e] = slopes[e];
 }
 
 // From now on the neighbour's sums of an image count.
@@ -152,15 +163,47 @@ __device__ void expect_neighbour() {
     mbarrier_arrive_expect_tx(&head().sums[1], 4 * swap_back_elements() / IMAGE_BLOCKS);
 }
 
+// Until all rows are there: by one thread; for all threads, after the next barrier.
+__device__ void wait_for_rows(const Exchange& exchange, Word step) {
+    wait_for(&exchange.slopes_there, GRID * step, SLOPES_THERE, step);
+}
+
+// What a block has to do with the others while its image goes back.
+template <bool waits>
+struct Handover {
+    Exchange& exchange;
+    int image, n;
+    Word step;
+    bool last;
+
+    // By the clerk's warp, which has the least to do then.
+    __device__ void put() {
+        if (thread() / 32 != CLERK / 32) return;
+        put_rows(exchange, image);
+        __syncwarp();
+        if (waits && last && thread() == CLERK) red_release_gpu_add(&exchange.slopes_there, 1);
+    }
+
+    // By the clerk, while others multiply.
+    __device__ void wait() {
+        if (waits && last && thread() == CLERK) wait_for_rows(exchange, step);
+    }
+
+    __device__ void ask() {
+        if (waits && EARLY) ask_rows(exchange.given(), n);
+    }
+};
+
 // An image there and back. waits: whether all blocks are of one launch. phase: of the barriers. last: whether it
 // is this block's last one of the step.
 template <bool waits>
-__device__ void through_network(Exchange& exchange, const Image& mine, int image, int n, Word step, Word phase,
-                                bool last, float* row_loss) {
+__device__ void through_network(Exchange& exchange, const Image& mine, Convs& convs, int image, int n,
+                                Word step, Word phase, bool last, float* row_loss) {
+    convs.ask(exchange.convs);
     mine.put();
     if (IMAGE_BLOCKS > 1 && thread() == CLERK) expect_neighbour();
     stamp(15);
-    take_convs(exchange, step);
+    convs.take(exchange.convs, step);
     if (BLOCKS == 1 && thread() == CLERK) ask_weights<waits>(exchange, step);  // before the only barrier that there is
     __syncthreads();
     stamp(1);
@@ -183,11 +226,9 @@ __device__ void through_network(Exchange& exchange, const Image& mine, int image
     stamp(4);
     denses_back<LAYERS - 1>(kept);
     stamp(12);
-    put_rows(exchange, image);
     dense_back<0>(kept, [](int k, float slope) { put_route<BLOCKS - 1>(k, slope); });
     stamp(5);
-    convs_back<BLOCKS - 1>({exchange.partials + image * PARTIAL, step}, phase, [&] {
-        if (waits && thread() == CLERK && last) red_release_gpu_add(&exchange.slopes_there, 1);
-    });
+    Handover<waits> handover = {exchange, image, n, step, last};
+    convs_back<BLOCKS - 1>({exchange.partials + image * PARTIAL, step}, phase, handover);
     stamp(6);
 }

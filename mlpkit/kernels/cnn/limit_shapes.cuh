@@ -34,11 +34,8 @@
 #ifndef IMAGE_BLOCKS
 #define IMAGE_BLOCKS 1  // blocks that share an image: one, or two neighbours
 #endif
-#ifndef FIRST_EACH
-#define FIRST_EACH (IMAGE_BLOCKS > 1 ? 2 : 3)  // channels that a warp takes in turn, back through the first convolution
-#endif
 #ifndef FIRST_WINDOWS
-#define FIRST_WINDOWS 7  // windows of a row that it takes there, at most
+#define FIRST_WINDOWS 7  // windows of a row that a lane takes at most, back through the first convolution
 #endif
 #ifndef MOST_WINDOWS
 #define MOST_WINDOWS (IMAGE_BLOCKS > 1 ? 3 : 5)  // that a thread takes of a row, forward
@@ -116,6 +113,8 @@ constexpr Shape shape(int block) {
 // outputs, and of the gradients that come to the first convolution. All else both compute.
 __device__ int half() { return IMAGE_BLOCKS > 1 ? blockIdx.x % IMAGE_BLOCKS : 0; }
 __device__ int first_image() { return blockIdx.x / IMAGE_BLOCKS; }
+// Whether a block has one image at most, and room for what it asks for before it is through with that.
+const bool EARLY = BATCH <= GRID / IMAGE_BLOCKS && !STREAMS;
 constexpr int forward_channels(int block) { return shape(block).co / (block == BLOCKS - 1 ? IMAGE_BLOCKS : 1); }
 constexpr int back_channels(int block) { return shape(block).co / IMAGE_BLOCKS; }
 
@@ -326,13 +325,20 @@ struct First {  // back through the first convolution
 };
 constexpr First first_division() {
     const Shape s = shape(0);
-    const int lanes = parts(s.ph * s.ci * s.k, 32), chunks = parts(s.pw, FIRST_WINDOWS), windows = parts(s.pw, chunks);
-    const int co = back_channels(0), each = least(co, FIRST_EACH);
+    const int chunks = parts(s.pw, FIRST_WINDOWS), windows = parts(s.pw, chunks), co = back_channels(0);
+    const int lanes = parts(chunks * s.ph * s.ci * s.k, 32);  // and rows, and taps: the same for all channels
+    int each = co;  // channels that a warp takes in turn: that all have few of them
+    for (int fewer = co - 1; fewer > 0; fewer--) {
+        if (parts(lanes * parts(co, fewer), WARPS) * fewer < parts(lanes * parts(co, each), WARPS) * each) each = fewer;
+    }
     return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(co, each), each};
 }
+constexpr int first_bytes() { return up_to(16, 4 * first_division().chunks * shape(0).outputs() / shape(0).pw * shape(0).taps()); }
+
+// What a lane adds up for the dense layers: see limit_update.cuh. Where there is room, it is not in anybody's way.
+const int SUMS = 20, SUMS_AT = LATE_AT + (STREAMS ? 0 : first_bytes());
 constexpr int late_bytes() {
-    const Shape s = shape(0);
-    int need = most(4 * first_division().chunks * s.co * s.ph * s.taps(), 4 * WARPS * 32 * 20);
+    int need = most(first_bytes(), SUMS_AT - LATE_AT + 4 * WARPS * 32 * SUMS);
     for (int i = 1; i < BLOCKS; i++) need = most(need, dw_bytes(i) + dx_bytes(i));
     return need;
 }

@@ -26,6 +26,7 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
     owned.load(vectors);
     owned.publish(exchange->packed, exchange->convs, 1);
     Image image;
+    Convs convs;
     if (first_image() < min(BATCH, examples)) image.ask(X, y, order[first_image()]);
     const auto first_of = [&](int step) {  // the number of this block's first example
         const int at = step * BATCH + first_image();
@@ -42,21 +43,25 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
         for (int at = first_image(); at < n; at += GRID / IMAGE_BLOCKS, phase ^= 1) {
             if (at >= GRID / IMAGE_BLOCKS) image.ask(X, y, order[step * BATCH + at]);
             float* row_loss = row_losses + (long long)step * BATCH + at;
-            through_network<true>(*exchange, image, at, n, tag, phase, at + GRID / IMAGE_BLOCKS >= n, row_loss);
+            const bool last = BATCH <= GRID / IMAGE_BLOCKS || at + GRID / IMAGE_BLOCKS >= n;
+            through_network<true>(*exchange, image, convs, at, n, tag, phase, last, row_loss);
         }
-        if (PAIRS && IMAGE_BLOCKS == 1 && blockIdx.x >= n) {  // the neighbour may need its half of the weights
-            if (threadIdx.x == 0) ask_weights<true>(*exchange, tag);
-            wait_for_copy(&head().dense, phase, NEW_DENSE, tag);  // all threads, as all use that memory in the update
-            phase ^= 1;
+        if (first_image() >= n) {
+            if (PAIRS && IMAGE_BLOCKS == 1) {  // the neighbour may need its half of the weights
+                if (threadIdx.x == 0) ask_weights<true>(*exchange, tag);
+                wait_for_copy(&head().dense, phase, NEW_DENSE, tag);  // all threads, as the update uses that memory
+                phase ^= 1;
+            }
+            if (threadIdx.x == 0) {
+                red_release_gpu_add(&exchange->slopes_there, 1);
+                wait_for_rows(*exchange, tag);
+            }
+            __syncthreads();
         }
-        if (threadIdx.x == 0) {
-            if (first_image() >= n) red_release_gpu_add(&exchange->slopes_there, 1);
-            wait_for(&exchange->slopes_there, GRID * tag, SLOPES_THERE, tag);
-        }
+        if (!EARLY || first_image() >= n) ask_rows(given, n);
         const Rates rate = {rates[step].lr, rates[step].m, rates[step].v};
         image.ask(X, y, next);
         next = first_of(step + 2);
-        __syncthreads();
         stamp(7);
         owned.update(given, n, settings, rate, ranks, tag, tag + 1);
         if (threadIdx.x == CLERK) red_release_gpu_add(&exchange->dense_new, 1);

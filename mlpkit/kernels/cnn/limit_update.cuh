@@ -9,7 +9,7 @@
 
 // ---- Dense layers: 16 weights a lane, four inputs times four columns; the warps share out the examples ----
 
-// A tile is so many fours of inputs, and of columns, that it takes few tiles to cover the layer.
+// A tile is so many fours of inputs, and of columns, 32 in all at most, that it takes few tiles to cover the layer.
 struct Tiling {
     int down, across;  // fours of a tile
     int rows, columns; // tiles
@@ -17,8 +17,8 @@ struct Tiling {
 constexpr Tiling tiling(int layer) {
     const int fours = wide(layer - 1) / 4, columns = wide(layer) / 4;
     Tiling best = {0, 0, 0, 0};
-    for (int across = 1; across <= 32; across++) {
-        const int down = 32 / across;
+    for (int across = 1; across < 32; across++) {
+        const int down = least(32 / across, 32 - across);
         const Tiling found = {down, across, parts(fours, down), parts(columns, across)};
         const int tiles = found.rows * found.columns, before = best.rows * best.columns;
         const bool rounder = tiles == before && down + across < best.down + best.across;
@@ -32,10 +32,17 @@ constexpr int tiles_before(int layer) {
 
 // A block has so many tiles one after another, a thread so many weights of each of them, and 128 threads a bias.
 const int ROUNDS = parts(tiles_before(LAYERS), GRID), OWN = parts(512, THREADS);
-const int SUMS = 20;  // of a lane: its weights, and its biases
 // A block sends other GPUs the gradients of what it owns, so many a thread, and at first that it is there.
 const int SENT = ROUNDS * (OWN + 1) + 1;
 const long long SLOTS = (long long)GRID * (SENT * THREADS + 1), HERE = SLOTS - GRID;
+
+// A warp has the rows of so many examples at a time.
+constexpr int ahead(int layer) {
+    const int fours = tiling(layer).down + tiling(layer).across;
+    return least(least(8, parts(BATCH, WARPS)), 32 * SUMS / 4 / fours);
+}
+// They lie where its sums will be.
+__device__ float4* warps_rows() { return (float4*)shared_floats(SUMS_AT) + thread() / 32 * 32 * SUMS / 4; }
 
 // Call use(layer, tile of the layer) for a tile, if there is such a one.
 template <int layer = 0, typename Use>
@@ -46,32 +53,64 @@ __device__ void of_tile(int tile, Use use) {
     }
 }
 
+// Where the blocks find the gradients of all examples, and put new parameters.
+struct Given {
+    const float *activations, *slopes;
+    const Message* partials;
+    float* packed;
+    Message* convs;
+};
+
+// Ask for rows of examples, of which a warp multiplies each WARPS-th, from `start` on: of each of them, the inputs and
+// then the slopes that belong to a tile.
 template <int layer>
-__device__ void dense_sums(int tile, const float* activations, const float* slopes, int n) {
+__device__ void ask_rows(int tile, const Given& given, int start, int n) {
     constexpr Tiling t = tiling(layer);
-    constexpr int AHEAD = least(8, parts(BATCH, WARPS)), FOURS = wide(layer - 1) / 4, COLUMNS = wide(layer) / 4;
-    const int lane = thread() % 32, warp = thread() / 32;
-    const int down = min(tile / t.columns * t.down + lane / t.across, FOURS - 1);
-    const int across = min(tile % t.columns * t.across + lane % t.across, COLUMNS - 1);
-    const float* a = activations + activations_before(layer) + 4 * down;
-    const float* s = slopes + slopes_before(layer) + 4 * across;
-    float4 sums[4] = {}, bias = {};
-    for (int start = warp; start < n; start += WARPS * AHEAD) {
-        float4 x[AHEAD], dz[AHEAD];
+    constexpr int FOURS = t.down + t.across, AT_ONCE = 32 / FOURS;  // examples: a lane has a four of one of them
+    const int lane = thread() % 32, four = lane % FOURS, first = lane < AT_ONCE * FOURS ? lane / FOURS : BATCH;
+    const int down = min(tile / t.columns * t.down + four, wide(layer - 1) / 4 - 1);
+    const int across = min(tile % t.columns * t.across + four - t.down, wide(layer) / 4 - 1);
+    const bool input = four < t.down;
+    const float* from = input ? given.activations + activations_before(layer) + 4 * down
+                              : given.slopes + slopes_before(layer) + 4 * across;
+    float4* to = warps_rows() + lane;
 #pragma unroll
-        for (int e = 0; e < AHEAD; e++) {
-            const int example = start + e * WARPS;
-            x[e] = example < n ? __ldcg((const float4*)(a + example * ACTIVATIONS)) : make_float4(0, 0, 0, 0);
-            dz[e] = example < n ? __ldcg((const float4*)(s + example * SLOPES)) : make_float4(0, 0, 0, 0);
-        }
-#pragma unroll
-        for (int e = 0; e < AHEAD; e++) {
-            multiply_add(sums[0], x[e].x, dz[e]), multiply_add(sums[1], x[e].y, dz[e]);
-            multiply_add(sums[2], x[e].z, dz[e]), multiply_add(sums[3], x[e].w, dz[e]);
-            bias.x += dz[e].x, bias.y += dz[e].y, bias.z += dz[e].z, bias.w += dz[e].w;
-        }
+    for (int i = 0; i < ahead(layer); i += AT_ONCE) {
+        const int example = start + (first + i) * WARPS;
+        const bool there = example < n && (ahead(layer) % AT_ONCE == 0 || first + i < ahead(layer));
+        if (there) cp_async<16>(to + i * FOURS, from + example * (input ? ACTIVATIONS : SLOPES));
     }
-    float4* left = (float4*)shared_floats(LATE_AT) + thread() * SUMS / 4;
+}
+
+// Of a block's first tile: as soon as all rows are there.
+__device__ void ask_rows(const Given& given, int n) {
+    of_tile(blockIdx.x, [&](auto layer, int tile) { ask_rows<decltype(layer)::value>(tile, given, thread() / 32, n); });
+}
+
+// asked: whether the first rows are.
+template <int layer>
+__device__ void dense_sums(bool asked, int tile, const Given& given, int n) {
+    constexpr Tiling t = tiling(layer);
+    constexpr int FOURS = t.down + t.across, EXAMPLES = ahead(layer) * WARPS;
+    const int lane = thread() % 32, warp = thread() / 32;
+    const float4* rows = warps_rows();
+    float4 sums[4] = {}, bias = {};
+    for (int start = warp; start < n; start += EXAMPLES) {
+        if (!asked || start >= EXAMPLES) __syncwarp(), ask_rows<layer>(tile, given, start, n);
+        cp_async_wait_all();
+        __syncwarp();
+#pragma unroll
+        for (int e = 0; e < ahead(layer); e++) {
+            if (start + e * WARPS >= n) break;
+            const float4 x = rows[e * FOURS + lane / t.across], dz = rows[e * FOURS + t.down + lane % t.across];
+            multiply_add(sums[0], x.x, dz), multiply_add(sums[1], x.y, dz);
+            multiply_add(sums[2], x.z, dz), multiply_add(sums[3], x.w, dz);
+            bias.x += dz.x, bias.y += dz.y, bias.z += dz.z, bias.w += dz.w;
+        }
+        if (BATCH <= EXAMPLES) break;
+    }
+    __syncwarp();
+    float4* left = warps_rows() + lane * SUMS / 4;
 #pragma unroll
     for (int i = 0; i < 4; i++) left[i] = sums[i];
     left[4] = bias;
@@ -151,14 +190,6 @@ __device__ float summed(float own, const Ranks& ranks, Word step) {
     return g[0];
 }
 
-// Where the blocks find the gradients of all examples, and put new parameters.
-struct Given {
-    const float *activations, *slopes;
-    const Message* partials;
-    float* packed;
-    Message* convs;
-};
-
 // What a thread owns of all parameters, for as long as the kernel runs.
 struct Owned {
     Parameter weights[ROUNDS][OWN], biases[ROUNDS], conv;
@@ -217,7 +248,7 @@ struct Owned {
             const int at = is_weight ? e / 16 * SUMS + e % 16 : thread() / 4 * SUMS + 16 + thread() % 4;
             float g = 0;
 #pragma unroll
-            for (int warp = 0; warp < WARPS; warp++) g += shared_floats(LATE_AT)[warp * 32 * SUMS + at];
+            for (int warp = 0; warp < WARPS; warp++) g += shared_floats(SUMS_AT)[warp * 32 * SUMS + at];
             return g;
         };
 #pragma unroll
@@ -226,7 +257,7 @@ struct Owned {
             const auto at = [&](int i) { return i < OWN || biased[round] ? slot(round * (OWN + 1) + i) : -1; };
             if (round) __syncthreads();
             of_tile(blockIdx.x + round * GRID, [&](auto layer, int tile) {
-                dense_sums<decltype(layer)::value>(tile, given.activations, given.slopes, n);
+                dense_sums<decltype(layer)::value>(round == 0, tile, given, n);
             });
             stamp(8);
             if constexpr (RANKS > 1) {  // they are on their way while the convolutions' come
