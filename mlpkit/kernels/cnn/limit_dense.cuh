@@ -170,6 +170,7 @@ __device__ float softmax_back(int label, int n) {
 template <int layer>
 __device__ void denses_forward(const Kept& kept, Word step, Word phase) {
     if constexpr (layer < LAYERS) {
+        if (layer == 1) wait_for_copy(&head().dense[1], phase, NEW_DENSE, step);
         dense_forward<layer>(kept, step, phase);
         denses_forward<layer + 1>(kept, step, phase);
     }

@@ -77,26 +77,27 @@ __device__ void ask_dense(const float* packed) {
         constexpr Sharing s = sharing(layer);
         constexpr bool both = layer || IMAGE_BLOCKS == 1;  // whether neighbours need the same
         const float* from = packed + dense_packed(layer) + first_row<layer>() * wide(layer);
+        Word64* there = &head().dense[layer > 0];
         if constexpr (resident(layer) == s.each()) {
             float* to = shared_floats(dense_at(layer));
-            if (both) ask_whole<dense_bytes(layer) / 4>(to, from, &head().dense);
-            else cp_async_bulk(to, from, dense_bytes(layer), &head().dense);
+            if (both) ask_whole<dense_bytes(layer) / 4>(to, from, there);
+            else cp_async_bulk(to, from, dense_bytes(layer), there);
         } else if constexpr (resident(layer) > 0) {
             for (int slot = 0; slot < s.slots(); slot++) {
                 float* to = shared_floats(dense_at(layer)) + slot * resident(layer) * wide(layer);
                 const int rows = max(0, min(resident(layer), s.rows - slot * s.each()));
                 const float* rows_from = from + slot * s.each() * wide(layer);
-                if (rows && both) ask(to, rows_from, 4 * rows * wide(layer), &head().dense, slot);
-                if (rows && !both) cp_async_bulk(to, rows_from, 4 * rows * wide(layer), &head().dense);
+                if (rows && both) ask(to, rows_from, 4 * rows * wide(layer), there, slot);
+                if (rows && !both) cp_async_bulk(to, rows_from, 4 * rows * wide(layer), there);
             }
         }
         ask_dense<layer + 1>(packed);
     }
 }
 
-constexpr int asked_bytes() {
-    int bytes = 4 * BIASES_PACKED;
-    for (int i = 0; i < LAYERS; i++) {
+constexpr int asked_bytes(int first, int end) {
+    int bytes = 0;
+    for (int i = first; i < end; i++) {
         const Sharing s = sharing(i);
         for (int slot = 0; slot < s.slots(); slot++) {
             bytes += 4 * wide(i) * most(0, least(resident(i), s.rows - slot * s.each()));
@@ -111,8 +112,9 @@ __device__ void ask_weights(const Exchange& exchange, Word step) {
     if (waits) wait_for(&exchange.dense_new, GRID * step, NEW_DENSE, step);
     if (STREAMS) return;  // threads read them: after the next barrier
     fence_proxy_async_all();
-    mbarrier_arrive_expect_tx(&head().dense, asked_bytes());
-    ask_whole<BIASES_PACKED>(shared_floats(BIASES_AT), exchange.packed + CONV_PACKED, &head().dense);
+    mbarrier_arrive_expect_tx(&head().dense[0], 4 * BIASES_PACKED + asked_bytes(0, 1));
+    mbarrier_arrive_expect_tx(&head().dense[1], asked_bytes(1, LAYERS));
+    ask_whole<BIASES_PACKED>(shared_floats(BIASES_AT), exchange.packed + CONV_PACKED, &head().dense[0]);
     ask_dense(exchange.packed);
 }
 
@@ -213,7 +215,7 @@ __device__ void through_network(Exchange& exchange, const Image& mine, Convs& co
         if constexpr (kept_rows() > 0 || STREAMS) kept.ask(exchange.packed);
     });
     stamp(2);
-    wait_for_copy(&head().dense, phase, NEW_DENSE, step);
+    wait_for_copy(&head().dense[0], phase, NEW_DENSE, step);
     stamp(3);
     denses_forward<0>(kept, step, phase);
     if (thread() < 32) {

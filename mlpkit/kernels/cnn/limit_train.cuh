@@ -49,7 +49,8 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
         if (first_image() >= n) {
             if (PAIRS && IMAGE_BLOCKS == 1) {  // the neighbour may need its half of the weights
                 if (threadIdx.x == 0) ask_weights<true>(*exchange, tag);
-                wait_for_copy(&head().dense, phase, NEW_DENSE, tag);  // all threads, as the update uses that memory
+                wait_for_copy(&head().dense[0], phase, NEW_DENSE, tag);  // all threads, as the update uses that memory
+                wait_for_copy(&head().dense[1], phase, NEW_DENSE, tag);
                 phase ^= 1;
             }
             if (threadIdx.x == 0) {

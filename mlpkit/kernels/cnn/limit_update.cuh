@@ -144,23 +144,27 @@ __device__ Place conv_place() {
     return thread() < CONV_EACH ? conv_place_of(blockIdx.x * CONV_EACH + thread()) : Place{-1, 0};
 }
 
-// Its gradient: the sum over the examples' own.
-__device__ float conv_sum(const Message* partials, int n, Word step) {
-    constexpr int AHEAD = least(4, parts(BATCH, WARPS * 2)), ALL = up_to(2, CONV_WEIGHTS + CONV_BIASES);
+// Gradients of pairs of parameters on their way, of some examples: those that a lane takes in a pass, from `start` on.
+typedef Mail<ulonglong2, least(4, parts(BATCH, WARPS * 2))> ConvMail;
+__device__ auto conv_places(const Message* partials, int n, int pass, int start) {
+    const int own = pass * 32 + thread() % 16 * 2, e = blockIdx.x * CONV_EACH + own;
+    const Message* first = own < CONV_EACH && e < CONV_WEIGHTS + CONV_BIASES ? partials + start * PARTIAL + e : 0;
+    return [=](int i) {
+        return first && start + i * WARPS * 2 < n ? first + i * WARPS * 2 * PARTIAL : (const Message*)0;
+    };
+}
+
+// Its gradient: the sum over the examples' own. mail: the first ones, which are asked for.
+__device__ float conv_sum(ConvMail& mail, const Message* partials, int n, Word step) {
+    constexpr int AHEAD = ConvMail::COUNT;
     const int lane = thread() % 32, warp = thread() / 32;
     float2* left = (float2*)shared_floats(SCRATCH_AT);
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++) {
-        const int own = pass * 32 + lane % 16 * 2, e = blockIdx.x * CONV_EACH + own;
-        const bool there = own < CONV_EACH && e < ALL;
         float2 sum = {};
-        for (int start = warp * 2 + lane / 16; start - lane / 16 < n; start += WARPS * 2 * AHEAD) {
-            const auto at = [&](int i) {
-                const int example = start + i * WARPS * 2;
-                return there && example < n ? partials + example * PARTIAL + e : (const Message*)0;
-            };
-            Mail<ulonglong2, AHEAD> mail;
-            mail.ask(at);
+        for (int start = thread() / 16; start - lane / 16 < n; start += WARPS * 2 * AHEAD) {
+            const auto at = conv_places(partials, n, pass, start);
+            if (pass || start >= WARPS * 2) mail.ask(at);
             mail.wait(step, at, CONVS_THERE);
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) sum.x += value_of(mail.items[i].x), sum.y += value_of(mail.items[i].y);
@@ -244,6 +248,7 @@ struct Owned {
     // a fence of the proxies, and it is the reader's alone (`ask_weights`), as here every thread would wait for its own.
     __device__ void update(Given given, int n, const Settings& settings, const Rates& rates, const Ranks& ranks,
                            Word step, Word next) {
+        ConvMail mail;
         const auto gradient = [](int e, bool is_weight) {
             const int at = is_weight ? e / 16 * SUMS + e % 16 : thread() / 4 * SUMS + 16 + thread() % 4;
             float g = 0;
@@ -256,6 +261,7 @@ struct Owned {
             float own[OWN + 1];  // of more GPUs than one: weights' gradients, a bias'
             const auto at = [&](int i) { return i < OWN || biased[round] ? slot(round * (OWN + 1) + i) : -1; };
             if (round) __syncthreads();
+            if (round + 1 == ROUNDS) mail.ask(conv_places(given.partials, n, 0, thread() / 16));
             of_tile(blockIdx.x + round * GRID, [&](auto layer, int tile) {
                 dense_sums<decltype(layer)::value>(round == 0, tile, given, n);
             });
@@ -267,7 +273,7 @@ struct Owned {
                 own[OWN] = biased[round] ? gradient(0, false) : 0;
                 ranks.send(own, at, step);
             }
-            if (round + 1 == ROUNDS) update_convs(given, n, settings, rates, ranks, step, next);
+            if (round + 1 == ROUNDS) update_convs(mail, given, n, settings, rates, ranks, step, next);
             else __syncthreads();
             stamp(9);
             ranks.sum(own, at, step);
@@ -280,9 +286,9 @@ struct Owned {
         __syncthreads();
     }
 
-    __device__ void update_convs(Given given, int n, const Settings& settings, const Rates& rates, const Ranks& ranks,
-                                 Word step, Word next) {
-        const float own = conv_sum(given.partials, n, step);  // then all threads have met
+    __device__ void update_convs(ConvMail& mail, Given given, int n, const Settings& settings, const Rates& rates,
+                                 const Ranks& ranks, Word step, Word next) {
+        const float own = conv_sum(mail, given.partials, n, step);  // then all threads have met
         const float g = summed(own, ranks, step);
         const Place place = conv_place();
         if (place.theta >= 0) {

@@ -12,7 +12,7 @@ enum Awaited { NEW_DENSE, NEW_CONVS, SLOPES_THERE, CONVS_THERE, NEIGHBOURS_SUMS,
 // At the beginning of every block's shared memory.
 struct Head {
     Word64* failure;  // as `Watch` has it
-    Word64 dense;     // a barrier of copies
+    Word64 dense[2];  // barriers of copies: of the first dense layer's weights, and of the others'
     Word64 sums[2];   // barriers of what the neighbour sends: on the way forward, and back
 };
 static_assert(sizeof(Head) <= HEAD, "");
@@ -49,6 +49,7 @@ __device__ void send_neighbour(const float* own, float value, Word64* barrier) {
 // not there yet is asked for again. A whole warp waits together.
 template <typename Item, int N>
 struct Mail {
+    static const int COUNT = N;
     Item items[N];
 
     template <typename At>
@@ -79,7 +80,8 @@ __device__ void begin(Word64* failure) {
     if (threadIdx.x == 0) {
         head().failure = failure;
         if constexpr (!STREAMS) {
-            mbarrier_init<1>(&head().dense), mbarrier_init<1>(&head().sums[0]), mbarrier_init<1>(&head().sums[1]);
+            mbarrier_init<1>(&head().dense[0]), mbarrier_init<1>(&head().dense[1]);
+            mbarrier_init<1>(&head().sums[0]), mbarrier_init<1>(&head().sums[1]);
             fence_proxy_async();
         }
     }
