@@ -19,9 +19,11 @@ __device__ void trade_sums(float* sums) {
 }
 
 // Of the largest layer, the weights that don't fit into shared memory, or some of them: the others are read from `from`.
+// Some that do fit stay here, too, so that on the way back nobody reads them again.
 struct Kept {
+    static const int FIRST = STREAMS ? 0 : sharing(LARGEST).each() - held_rows();  // row of a slot
     const float* from;
-    float4 of[most(1, kept_rows())][sharing(LARGEST).columns()];
+    float4 of[most(1, held_rows())][sharing(LARGEST).columns()];
 
     __device__ void ask(const float* packed) {
         constexpr Sharing s = sharing(LARGEST);
@@ -36,9 +38,21 @@ struct Kept {
             const int k = min(slot * s.each() + resident(LARGEST) + i, s.rows - 1);
 #pragma unroll
             for (int c = 0; c < s.columns(); c++) {
-                of[i][c] = __ldcg(weights + k * s.fours + min(lane + c * s.lanes(), s.fours - 1));
+                of[held_rows() - kept_rows() + i][c] = __ldcg(weights + k * s.fours + min(lane + c * s.lanes(), s.fours - 1));
             }
         }
+    }
+
+    template <int layer>
+    __device__ const float4& shared(int slot, int i, int four) const {
+        return ((const float4*)shared_floats(dense_at(layer)))[(slot * resident(layer) + i) * sharing(layer).fours + four];
+    }
+
+    // On the way forward.
+    template <int layer>
+    __device__ float4 first(int slot, int i, int four, int c) {
+        if (!STREAMS && layer == LARGEST && i >= FIRST && i < resident(layer)) of[i - FIRST][c] = shared<layer>(slot, i, four);
+        return get<layer>(slot, i, four, c);
     }
 
     template <int layer>
@@ -48,8 +62,10 @@ struct Kept {
             const float4* rows = (const float4*)(from + dense_packed(layer));
             if (layer != LARGEST || i >= kept_rows()) return __ldcg(rows + (slot * s.each() + i) * s.fours + four);
         }
-        if (i >= resident(layer)) return of[layer == LARGEST ? i - resident(layer) : 0][layer == LARGEST ? c : 0];
-        return ((const float4*)shared_floats(dense_at(layer)))[(slot * resident(layer) + i) * sharing(layer).fours + four];
+        if constexpr (layer == LARGEST) {
+            if (i >= FIRST) return of[i - FIRST][c];
+        }
+        return shared<layer>(slot, i, four);
     }
 };
 
@@ -63,7 +79,7 @@ __device__ float* slopes_of() {
 }
 
 template <int layer>
-__device__ void dense_forward(const Kept& kept, Word step, Word phase) {
+__device__ void dense_forward(Kept& kept, Word step, Word phase) {
     constexpr Sharing s = sharing(layer);
     constexpr int FOURS = s.fours, LANES = s.lanes(), EACH = s.each(), COLUMNS = s.columns();
     const int slot = thread() / LANES, lane = thread() % LANES;
@@ -75,7 +91,7 @@ __device__ void dense_forward(const Kept& kept, Word step, Word phase) {
         if (EACH * s.slots() > s.rows && k >= s.rows) break;
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
-            multiply_add(sums[c], x[k], kept.get<layer>(slot, i, min(lane + c * LANES, FOURS - 1), c));
+            multiply_add(sums[c], x[k], kept.first<layer>(slot, i, min(lane + c * LANES, FOURS - 1), c));
         }
     }
     float4* left = (float4*)shared_floats(SCRATCH_AT) + thread() / 32 * FOURS;
@@ -168,7 +184,7 @@ __device__ float softmax_back(int label, int n) {
 }
 
 template <int layer>
-__device__ void denses_forward(const Kept& kept, Word step, Word phase) {
+__device__ void denses_forward(Kept& kept, Word step, Word phase) {
     if constexpr (layer < LAYERS) {
         if (layer == 1) wait_for_copy(&head().dense[1], phase, NEW_DENSE, step);
         dense_forward<layer>(kept, step, phase);

@@ -243,11 +243,18 @@ constexpr int resident(int layer) {
     return layer == LARGEST && 4 * rows_here(layer) * wide(layer) > SHARED_LIMIT - DENSE_AT - others() ? most(0, fits)
                                                                                                      : s.each();
 }
+#ifndef MOST_HELD
+#define MOST_HELD 8
+#endif
 const int MOST_KEPT = 12;  // fours of a thread
 constexpr int kept_rows() {
     const Sharing s = sharing(LARGEST);
     const int others = most(0, s.each() - resident(LARGEST));
     return STREAMS ? least(others, MOST_KEPT / s.columns()) : others;
+}
+constexpr int held_rows() {  // in registers from the way forward to the way back
+    const Sharing s = sharing(LARGEST);
+    return STREAMS ? kept_rows() : most(kept_rows(), least(s.each(), MOST_HELD / s.columns()));
 }
 constexpr int dense_bytes(int layer) {
     const Sharing s = sharing(layer);
