@@ -78,6 +78,18 @@ __device__ float* slopes_of() {
     return shared_floats(SLOPES_AT) + slopes_before(layer);
 }
 
+// Whether the neighbour has a part of the layer's sums.
+constexpr bool in_parts(int layer) { return IMAGE_BLOCKS > 1 && layer == 0; }
+
+// The sum of all warps' parts of an output.
+template <int layer>
+__device__ float output_of(int j) {
+    float z = in_parts(layer) && half() ? 0 : shared_floats(BIASES_AT)[bias_packed(layer) - CONV_PACKED + j];
+#pragma unroll
+    for (int warp = 0; warp < WARPS; warp++) z += shared_floats(SCRATCH_AT)[warp * wide(layer) + j];
+    return z;
+}
+
 template <int layer>
 __device__ void dense_forward(Kept& kept, Word step, Word phase) {
     constexpr Sharing s = sharing(layer);
@@ -106,16 +118,15 @@ __device__ void dense_forward(Kept& kept, Word step, Word phase) {
         if (thread() % 32 < LANES && lane + c * LANES < FOURS) left[lane + c * LANES] = sums[c];
     }
     __syncthreads();
-    constexpr bool SHARED = IMAGE_BLOCKS > 1 && layer == 0;
+    constexpr bool SHARED = in_parts(layer);
+    if (layer == LAYERS - 1 && !SHARED) return;  // one warp goes on alone
     constexpr int ROUNDS = parts(units(layer), THREADS);
     const float* others = shared_floats(SWAP_AT);
     float z[ROUNDS];
 #pragma unroll
     for (int i = 0; i < ROUNDS; i++) {
         const int j = min(thread() + i * THREADS, units(layer) - 1);
-        z[i] = SHARED && half() ? 0 : shared_floats(BIASES_AT)[bias_packed(layer) - CONV_PACKED + j];
-#pragma unroll
-        for (int warp = 0; warp < WARPS; warp++) z[i] += shared_floats(SCRATCH_AT)[warp * 4 * FOURS + j];
+        z[i] = output_of<layer>(j);
         if (SHARED && thread() + i * THREADS == j) send_neighbour(others + j, z[i], &head().sums[0]);
     }
     if (SHARED) wait_for_copy(&head().sums[0], phase, NEIGHBOURS_SUMS, step);
@@ -163,24 +174,28 @@ __device__ void dense_back(const Kept& kept, Put put) {
 }
 
 // The loss of the example, and the gradient of the outputs of the last layer: by one warp.
-__device__ float softmax_back(int label, int n) {
-    constexpr int CLASSES = units(LAYERS - 1);
+__device__ void softmax_back(int label, int n, float* loss) {
+    constexpr int CLASSES = units(LAYERS - 1), ROUNDS = parts(wide(LAYERS - 1), 32);
     const int lane = thread() % 32;
-    const float* z = activations_of<LAYERS>();
-    float* slope = slopes_of<LAYERS - 1>();
-    float top = z[0], sum = 0;
-    for (int j = 1; j < CLASSES; j++) top = z[j] > top ? z[j] : top;
-    const auto e_of = [&](int j) { return j < CLASSES ? expf(z[min(j, CLASSES - 1)] - top) : 0; };
+    float z[ROUNDS], top = 0, sum = 0;
 #pragma unroll
-    for (int i = 0; i < parts(CLASSES, 32); i++) sum += e_of(lane + 32 * i);
+    for (int i = 0; i < ROUNDS; i++) {
+        const int j = min(lane + 32 * i, CLASSES - 1);
+        z[i] = in_parts(LAYERS - 1) ? activations_of<LAYERS>()[j] : output_of<LAYERS - 1>(j);
+        top = i == 0 || z[i] > top ? z[i] : top;
+    }
+    for (int distance = 16; distance > 0; distance /= 2) top = max(top, __shfl_xor_sync(~0u, top, distance));
+    const auto e_of = [&](int i) { return lane + 32 * i < CLASSES ? expf(z[i] - top) : 0; };
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) sum += e_of(i);
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
 #pragma unroll
-    for (int i = 0; i < parts(wide(LAYERS - 1), 32); i++) {
+    for (int i = 0; i < ROUNDS; i++) {
         const int j = lane + 32 * i;
-        const float gradient = (e_of(j) - (j == label ? sum : 0)) / (sum * n);  // (p - one if it is the label) / n
-        if (j < wide(LAYERS - 1)) slope[j] = gradient;
+        const float gradient = (e_of(i) - (j == label ? sum : 0)) / (sum * n);  // (p - one if it is the label) / n
+        if (j < wide(LAYERS - 1)) slopes_of<LAYERS - 1>()[j] = gradient;
+        if (j == label && half() == 0) *loss = logf(sum) + top - z[i];
     }
-    return logf(sum) + top - z[label];
 }
 
 template <int layer>

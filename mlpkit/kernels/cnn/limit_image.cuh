@@ -219,8 +219,7 @@ __device__ void through_network(Exchange& exchange, const Image& mine, Convs& co
     stamp(3);
     denses_forward<0>(kept, step, phase);
     if (thread() < 32) {
-        const float loss = softmax_back(mine.label, n);
-        if (thread() == 0 && half() == 0) *row_loss = loss;
+        softmax_back(mine.label, n, row_loss);
     } else {
         transpose_weights<1>();
     }
