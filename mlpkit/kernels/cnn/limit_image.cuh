@@ -9,7 +9,8 @@
 #include "limit_update.cuh"
 
 // The thread that waits for other blocks, and tells them something: of a warp that often has nothing else to do.
-const int CLERK = THREADS - 32;
+// All others take in what comes from outside before an image's first convolution: it would keep them waiting.
+const int CLERK = THREADS - 32, TAKERS = CLERK;
 
 const int PIXELS = CHANNELS * HEIGHT * WIDTH;
 
@@ -34,13 +35,13 @@ __device__ float number(float x) { return x; }
 
 // An image on its way to shared memory, asked for long before.
 struct Image {
-    PIXEL pixels[parts(PIXELS, THREADS)];
+    PIXEL pixels[parts(PIXELS, TAKERS)];
     int label;
 
     __device__ void ask(const PIXEL* X, const long long* y, long long index) {
 #pragma unroll
-        for (int i = 0; i < parts(PIXELS, THREADS); i++) {
-            const int e = thread() + i * THREADS;
+        for (int i = 0; i < parts(PIXELS, TAKERS); i++) {
+            const int e = thread() + i * TAKERS;
             if (e < PIXELS) pixels[i] = X[index * PIXELS + e];
         }
         label = y[index];
@@ -49,9 +50,9 @@ struct Image {
     __device__ void put() const {
         constexpr Shape s = shape(0);
 #pragma unroll
-        for (int i = 0; i < parts(PIXELS, THREADS); i++) {
-            const int e = thread() + i * THREADS, ci = e / (HEIGHT * WIDTH), y = e / WIDTH % HEIGHT, x = e % WIDTH;
-            if (e < PIXELS) plane_of<0>(ci)[(y + s.pad) * s.stride() + x + s.pad] = number(pixels[i]);
+        for (int i = 0; i < parts(PIXELS, TAKERS); i++) {
+            const int e = thread() + i * TAKERS, ci = e / (HEIGHT * WIDTH), y = e / WIDTH % HEIGHT, x = e % WIDTH;
+            if (e < PIXELS && thread() < TAKERS) plane_of<0>(ci)[(y + s.pad) * s.stride() + x + s.pad] = number(pixels[i]);
         }
     }
 };
@@ -120,27 +121,27 @@ __device__ void ask_weights(const Exchange& exchange, Word step) {
 
 // The convolutions' parameters, on their way to where the convolutions read them.
 struct Convs {
-    static const int EACH = parts(CONV_PACKED, THREADS);
+    static const int EACH = parts(CONV_PACKED, TAKERS);
     Word wanted = 0;  // a bit for each that this thread takes: found out once
     Mail<Message, EACH> mail;
 
     __device__ Convs() {
 #pragma unroll
-        for (int i = 0; i < EACH; i++) wanted |= (Word)is_parameter(thread() + i * THREADS) << i;
+        for (int i = 0; i < EACH; i++) wanted |= (Word)(thread() < TAKERS && is_parameter(thread() + i * TAKERS)) << i;
     }
 
     __device__ void ask(const Message* convs) {
         const Message* first = convs + thread();
-        mail.ask([=](int i) { return wanted >> i & 1 ? first + i * THREADS : (const Message*)0; });
+        mail.ask([=](int i) { return wanted >> i & 1 ? first + i * TAKERS : (const Message*)0; });
     }
 
     __device__ void take(const Message* convs, Word step) {
         const int first = thread();
-        const auto at = [=](int i) { return wanted >> i & 1 ? convs + first + i * THREADS : (const Message*)0; };
+        const auto at = [=](int i) { return wanted >> i & 1 ? convs + first + i * TAKERS : (const Message*)0; };
         mail.wait(step, at, NEW_CONVS);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            if (at(i)) shared_floats(CONV_AT)[first + i * THREADS] = value_of(mail.items[i]);
+            if (at(i)) shared_floats(CONV_AT)[first + i * TAKERS] = value_of(mail.items[i]);
         }
     }
 };
