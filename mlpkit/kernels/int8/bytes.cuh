@@ -24,15 +24,41 @@ inline int requantized(const Back& to, int sum, int multiplier, long long more)
     return max((int)(((long long)sum * multiplier + more) >> to.shift), to.low);
 }
 
-// The sums of four channels of a lane become bytes, the four of a word. first: of these channels.
-inline Word back_to_bytes(const Back& to, int first, const int (&sums)[4])
-{
-    const int4 by = *reinterpret_cast<const int4*>(to.multiplier + first);
-    const ulonglong2 one = *reinterpret_cast<const ulonglong2*>(to.more + first);
-    const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(to.more + first + 2);
-    return cvt_pack_sat_u8(requantized(to, sums[0], by.x, one.x), requantized(to, sums[1], by.y, one.y),
-                           requantized(to, sums[2], by.z, two.x), requantized(to, sums[3], by.w, two.y));
-}
+// The ways back of COUNT channels, a multiple of 32, resident: their multipliers, and what is added.
+template <int COUNT>
+struct Ways {
+    static constexpr int PIECES = COUNT / 4 * 3;
+    Piece pieces[PIECES];
+
+    // Ask for those from channel `first` on.
+    __device__ void ask(const Back& from, int first, int thread, int threads)
+    {
+        for (int i = thread; i < PIECES; i += threads)
+            cp_async<16>(pieces + i, i < COUNT / 4 ? static_cast<const void*>(from.multiplier + first + 4 * i)
+                                                      : from.more + first + 2 * i - COUNT / 2);
+    }
+};
+
+// Those of four channels, in registers.
+struct Way {
+    int4 by;
+    ulonglong2 one, two;
+
+    template <int COUNT>
+    __device__ Way(const Ways<COUNT>& of, int channel)
+    {
+        by = *reinterpret_cast<const int4*>(of.pieces + channel / 4);
+        one = *reinterpret_cast<const ulonglong2*>(of.pieces + COUNT / 4 + channel / 2);
+        two = *reinterpret_cast<const ulonglong2*>(of.pieces + COUNT / 4 + channel / 2 + 1);
+    }
+
+    // Sums become bytes, the four of a word.
+    __device__ Word back_to_bytes(const Back& to, const int (&sums)[4]) const
+    {
+        return cvt_pack_sat_u8(requantized(to, sums[0], by.x, one.x), requantized(to, sums[1], by.y, one.y),
+                               requantized(to, sums[2], by.z, two.x), requantized(to, sums[3], by.w, two.y));
+    }
+};
 
 // What a pixel becomes: a byte by a table, a float as `Quantization.quantize` does it.
 struct Entry {
