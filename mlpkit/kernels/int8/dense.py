@@ -8,7 +8,9 @@ from mlpkit.kernels.conv.blocked import padded
 from . import half_of, in_order, in_pieces, kernel, struct
 
 UNITS, DEPTH, PITCH, STAGES, THREADS = 64, 128, 144, 4, 256  # as in int8_dense.cu
-BLOCKS = 264  # of which the first layer's slices make about so many: two a multiprocessor, which hide each other's waits
+BLOCKS = (
+    264  # of which the first layer's slices make about so many: two a multiprocessor, which hide each other's waits
+)
 EXAMPLES = 16, 32, 64, 128  # that a block of these may have
 MOST_LAYERS, MOST_BYTES = 6, 48 << 10  # of shared memory that activations have, and no more have weights
 UNIT = np.dtype([("more", "<i8"), ("multiplier", "<i4"), ("scale", "<f4")])  # as in int8_dense.cu
@@ -30,7 +32,8 @@ class End:
         self.inputs = 16 * in_pieces(layers[0].W, area).shape[1]
         self.first, later = cupy.asarray(units_of(layers[0])), [each for one in layers[1:] for each in _later(one)]
         self.later = cupy.asarray(np.concatenate([np.zeros(0, np.uint8), *later]))
-        self.back = struct("<12i", *_six(each.shift for each in layers), *_six(each.low for each in layers))
+        pairs = np.int32([(each.shift, each.low) for each in layers])
+        self.back = np.pad(pairs, ((0, MOST_LAYERS - len(pairs)), (0, 0))).reshape(-1).view("V48")
 
     def __call__(self, x, out):
         self.ends(self.parts(x), out)
@@ -52,20 +55,20 @@ class End:
 
     def ends(self, parts, out):
         """Add up slices, and go on to the outputs."""
-        (slices, n, _), rows = parts.shape, rows_of(self.n, self.wide)
+        rows, units = rows_of(self.n, self.wide), ",".join(map(str, self.units))
         resident = self.later.nbytes if self.later.nbytes <= min(MOST_BYTES, gpu.shared_memory() // 4) else 0
-        macros = {"SIZES": ",".join(map(str, self.units)), "SLICES": slices, "ROWS": rows, "RESIDENT": int(resident > 0)}
-        arguments = struct("<2Q48s", self.first, self.later, self.back), parts, out, np.int32(n)
+        macros = {"SIZES": units, "SLICES": len(parts), "ROWS": rows, "RESIDENT": int(resident > 0)}
+        arguments = struct("<2Q48s", self.first, self.later, self.back), parts, out, np.int32(self.n)
         shared = resident + 8 * rows * self.wide
-        kernel("int8_dense", "ends", **macros)((-(-n // rows),), (THREADS,), arguments, shared_mem=shared)
+        kernel("int8_dense", "ends", **macros)((-(-self.n // rows),), (THREADS,), arguments, shared_mem=shared)
 
 
 def units_of(each):
     """Return what leads on the sums of an `IntegerOperation`'s units, as bytes: see `Unit` in int8_dense.cu."""
     found = np.zeros(len(each.bias), UNIT)
     if each.y:
-        found["multiplier"] = each.multiplier
-        found["more"] = each.bias * each.multiplier.astype(np.int64) + half_of(each)
+        multiplier = found["multiplier"] = each.multiplier
+        found["more"] = each.bias * multiplier.astype(np.int64) + half_of(each)
     else:
         found["more"], found["scale"] = each.bias, each.scale
     return found.view(np.uint8)
@@ -73,15 +76,9 @@ def units_of(each):
 
 def _later(each):
     """Return the bytes of a layer behind the first one: its units, and its weights, an odd number of words a unit."""
-    units, inputs = each.W.shape
-    pitch = 4 * (-(-inputs // 4) | 1)
-    W = np.pad(each.W, ((0, 0), (0, pitch - inputs))).reshape(-1)
+    inputs = each.W.shape[1]
+    W = np.pad(each.W, ((0, 0), (0, 4 * (-(-inputs // 4) | 1) - inputs))).reshape(-1)
     return units_of(each), np.pad(W, (0, -W.size % 16)).view(np.uint8)
-
-
-def _six(values):
-    found = [*values]
-    return found + [0] * (MOST_LAYERS - len(found))
 
 
 def _bytes(rows, stages=STAGES):

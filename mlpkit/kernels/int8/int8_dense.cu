@@ -150,7 +150,9 @@ struct alignas(16) Unit {
 struct Layers {
     const Unit* first;
     const Piece* later;  // of each layer: its units, and their weights
-    int shift[6], low[6];
+    struct {
+        int shift, low;
+    } back[6];
 };
 
 // What becomes of a sum: a byte of the next layer's input, or an output.
@@ -160,7 +162,7 @@ __device__ void go_on(const Layers& net, const Unit& unit, int sum, int number, 
     if constexpr (L + 1 == LAYERS) {
         if (inside) out[number] = (float)(sum + (int)unit.more) * unit.scale;
     } else {
-        const Back back = {nullptr, nullptr, nullptr, net.shift[L], net.low[L]};
+        const Back back = {nullptr, nullptr, nullptr, net.back[L].shift, net.back[L].low};
         reinterpret_cast<unsigned char*>(to)[number] = min(requantized(back, sum, unit.multiplier, unit.more), 255);
     }
 }
