@@ -156,6 +156,9 @@ def test_few_images_have_many_warps_and_many_images_have_teams(monkeypatch):
     assert found[1] == found[33] == conv.Tiling(1, 16, 1, 1)  # a block has a quarter of an image's channels
     assert found[34] == found[64] == found[132] == conv.Tiling(4, 4, 2, 1)
     assert (found[264].teams, found[4096]) == (2, conv.Tiling(4, 1, 7, 3))
+    first, second = (SimpleNamespace(of=each) for each in operations(network_of(LENET5))[:2])
+    # of eight images for each multiprocessor four teams have two each; six would have as long to wait for the last two
+    assert [conv.tilings(second, first, n)[0].teams for n in (1, 264, 1024, 4096)] == [1, 2, 4, 6]
 
 
 def test_units_lead_on_sums_as_requantize_does():

@@ -24,9 +24,9 @@ inline int requantized(const Back& to, int sum, int multiplier, long long more)
     return max((int)(((long long)sum * multiplier + more) >> to.shift), to.low);
 }
 
-// The ways back of COUNT channels, a multiple of 32, resident: their multipliers, and what is added.
+// What leads COUNT channels back, a multiple of 32, resident: their multipliers, and what is added.
 template <int COUNT>
-struct Ways {
+struct Factors {
     static constexpr int PIECES = COUNT / 4 * 3;
     Piece pieces[PIECES];
 
@@ -40,12 +40,12 @@ struct Ways {
 };
 
 // Those of four channels, in registers.
-struct Way {
+struct Four {
     int4 by;
     ulonglong2 one, two;
 
     template <int COUNT>
-    __device__ Way(const Ways<COUNT>& of, int channel)
+    __device__ Four(const Factors<COUNT>& of, int channel)
     {
         by = *reinterpret_cast<const int4*>(of.pieces + channel / 4);
         one = *reinterpret_cast<const ulonglong2*>(of.pieces + COUNT / 4 + channel / 2);

@@ -43,15 +43,15 @@ def tilings(each, stem, n):
     for one in alone:
         warps_n = 4 // one.warps_m
         at_once = even(pairs, warps_n, MOST_PAIRS)
-        most = min(MOST_TEAMS if at_once > 2 else 2 * MOST_TEAMS, -(-n // many))
+        most = even(-(-n // many), 1, MOST_TEAMS if at_once > 2 else 2 * MOST_TEAMS)
         found += [*(Tiling(one.warps_m, warps_n, at_once, teams) for teams in range(most, 1, -1)), one]
     return [tiling for tiling in found if shared(each, stem, tiling) <= gpu.shared_memory()]
 
 
-def even(pairs, warps, most):
-    """Return how many pairs, at most so many, a warp has at a time, where it comes to all as few times as it can."""
-    times = -(-pairs // (most * warps))
-    return -(-pairs // (times * warps))
+def even(count, workers, most):
+    """Return how many of `count` things, at most so many, a worker has at a time, with as few times as there can be."""
+    times = -(-count // (most * workers))
+    return -(-count // (times * workers))
 
 
 def shared(each, stem, tiling):

@@ -32,7 +32,7 @@ class End:
         self.inputs = 16 * in_pieces(layers[0].W, area).shape[1]
         self.first, later = cupy.asarray(units_of(layers[0])), [each for one in layers[1:] for each in _later(one)]
         self.later = cupy.asarray(np.concatenate([np.zeros(0, np.uint8), *later]))
-        pairs = np.int32([(each.shift, each.low) for each in layers])
+        pairs = np.array([(each.shift, each.low) for each in layers], np.int32)
         self.back = np.pad(pairs, ((0, MOST_LAYERS - len(pairs)), (0, 0))).reshape(-1).view("V48")
 
     def __call__(self, x, out):

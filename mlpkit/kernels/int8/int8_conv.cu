@@ -148,13 +148,14 @@ static __device__ __forceinline__ void put(Piece* image, int window, int group, 
 }
 
 // Multiply: a warp takes each TEAM / 32-th pair of tiles, and all filters, 32 at a time.
-static __device__ __forceinline__ void multiply(const Back& back, const Ways<32 * TILES>& ways, const Piece* filters,
-                                                const Piece* gathered, Piece* image, int warp, int lane)
+static __device__ __forceinline__ void multiply(const Back& back, const Factors<32 * TILES>& factors,
+                                                const Piece* filters, const Piece* gathered, Piece* image, int warp,
+                                                int lane)
 {
     const int row = lane / 16 * 8 + lane % 8;
     #pragma unroll 1
     for (int tile = 0; tile < TILES; ++tile) {
-        const Way way(ways, 32 * tile + lane / 4 * 4);
+        const Four four(factors, 32 * tile + lane / 4 * 4);
         Piece mine[STEPS][2];
         #pragma unroll
         for (int i = 0; i < 2 * STEPS; ++i)
@@ -177,13 +178,13 @@ static __device__ __forceinline__ void multiply(const Back& back, const Ways<32 
                 if (pair >= STEM_PAIRS) break;
                 if constexpr (STEM_POOL == 2) {
                     sums[i].largest(found);
-                    put(image, 4 * pair + lane % 4, group, way.back_to_bytes(back, found));
+                    put(image, 4 * pair + lane % 4, group, four.back_to_bytes(back, found));
                 } else {
                     #pragma unroll
                     for (int j = 0; j < 4; ++j) {
                         sums[i].column(j / 2, j % 2, found);
                         const int window = 16 * pair + j / 2 * 8 + lane % 4 * 2 + j % 2;
-                        put(image, window, group, way.back_to_bytes(back, found));
+                        put(image, window, group, four.back_to_bytes(back, found));
                     }
                 }
             }
@@ -199,11 +200,11 @@ static __device__ __forceinline__ void multiply(const Back& back, const Ways<32 
 // What a block's teams share, in shared memory, and behind it what each team has.
 struct Shared {
     Piece filters[FILTERS];
-    Ways<32 * WARPS_M> ways;
+    Factors<32 * WARPS_M> factors;
     Piece places[PLACES];  // of all pieces of a window: words
 #if STEM
     Piece stem_filters[stem::FILTERS];
-    Ways<32 * stem::TILES> stem_ways;
+    Factors<32 * stem::TILES> stem_factors;
     unsigned char table[256];
 #endif
 };
@@ -228,7 +229,7 @@ static __device__ __forceinline__ void ask(const Arguments& a, Piece* image, int
 }
 
 // Store four channels of a window. first: of the channels.
-static __device__ __forceinline__ void store(const Arguments& a, const Way& way, int image, int first, int window,
+static __device__ __forceinline__ void store(const Arguments& a, const Four& four, int image, int first, int window,
                                              const int (&found)[4])
 {
     if (window >= WINDOWS || first >= 16 * GROUPS) return;
@@ -240,7 +241,7 @@ static __device__ __forceinline__ void store(const Arguments& a, const Way& way,
                     (float)(found[j] + a.back.bias[first + j]) * a.scale[first + j];
     } else {
         Piece* to = static_cast<Piece*>(a.y) + ((size_t)image * GROUPS + first / 16) * WINDOWS + window;
-        to->words[first / 4 % 4] = way.back_to_bytes(a.back, found);
+        to->words[first / 4 % 4] = four.back_to_bytes(a.back, found);
     }
 }
 
@@ -269,18 +270,18 @@ static __device__ __forceinline__ void multiply(const Arguments& a, const Shared
         }
     }
     const int mine = warp * 32 + lane / 4 * 4, first = height * 32 * WARPS_M + mine;
-    const Way way(shared.ways, mine);
+    const Four four(shared.factors, mine);
     #pragma unroll
     for (int pair = 0; pair < PAIRS; ++pair) {
         int found[4];
         if constexpr (POOL == 2) {
             sums[pair].largest(found);
-            store(a, way, number, first, 4 * (begin + pair) + lane % 4, found);
+            store(a, four, number, first, 4 * (begin + pair) + lane % 4, found);
         } else {
             #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 sums[pair].column(i / 2, i % 2, found);
-                store(a, way, number, first, 16 * (begin + pair) + i / 2 * 8 + lane % 4 * 2 + i % 2, found);
+                store(a, four, number, first, 16 * (begin + pair) + i / 2 * 8 + lane % 4 * 2 + i % 2, found);
             }
         }
     }
@@ -313,12 +314,12 @@ void convolve(const __grid_constant__ Arguments a
     entry.table = shared.table;
     for (int i = threadIdx.x; i < stem::FILTERS; i += THREADS) cp_async<16>(shared.stem_filters + i, s.filters + i);
     for (int i = threadIdx.x; i < 16; i += THREADS) cp_async<16>(shared.table + 16 * i, s.entry.table + 16 * i);
-    shared.stem_ways.ask(s.back, 0, threadIdx.x, THREADS);
+    shared.stem_factors.ask(s.back, 0, threadIdx.x, THREADS);
     cp_async_commit_group();
 #endif
     for (int i = threadIdx.x; i < FILTERS; i += THREADS)
         cp_async<16>(shared.filters + i, a.filters + (size_t)height * FILTERS + i);
-    shared.ways.ask(a.back, height * 32 * WARPS_M, threadIdx.x, THREADS);
+    shared.factors.ask(a.back, height * 32 * WARPS_M, threadIdx.x, THREADS);
     cp_async_commit_group();
 #if STEM
     begin_in_turn();
@@ -340,7 +341,7 @@ void convolve(const __grid_constant__ Arguments a
         if (image + step < a.images) next.fetch(a.x, image + step, thread);
         stem::gather(mine.pixels, mine.gathered, thread);
         bar_sync<TEAM>(1 + team);
-        stem::multiply(s.back, shared.stem_ways, shared.stem_filters, mine.gathered, mine.image, warp, lane);
+        stem::multiply(s.back, shared.stem_factors, shared.stem_filters, mine.gathered, mine.image, warp, lane);
 #else
         bar_sync<TEAM>(1 + team);  // all have multiplied the image before
         ask(a, mine.image, image, thread);

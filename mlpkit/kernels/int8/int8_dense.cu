@@ -201,13 +201,14 @@ __device__ void later(const Layers& net, const Piece* resident, Word* before, Wo
 }
 
 // parts (SLICES, n, padded units). Shared: the activations of two layers, and with RESIDENT what is later's.
-extern "C" __global__ __launch_bounds__(THREADS)
+extern "C" __global__ __launch_bounds__(THREADS, 1)
 void ends(const __grid_constant__ Layers net, const int* parts, float* out, int n)
 {
     constexpr int UNITS = COUNTS[0], PADDED = (UNITS + 63) / 64 * 64;
     Piece* resident = reinterpret_cast<Piece*>(shared_bytes);
     Word *before = reinterpret_cast<Word*>(resident + RESIDENT * LATER), *here = before + ROWS * WIDE;
     const int row = blockIdx.x * ROWS;
+    #pragma unroll 1
     for (int i = threadIdx.x; i < RESIDENT * LATER; i += THREADS) cp_async<16>(resident + i, net.later + i);
     begin_in_turn();
     #pragma unroll (SLICES <= 8 ? 4 : 1)
