@@ -11,6 +11,16 @@ struct alignas(16) Piece {
     Word words[4];
 };
 
+// Ask for COUNT pieces that lie in a row, by THREADS threads.
+template <int COUNT, int THREADS>
+inline void ask_for(Piece* to, const void* from, int thread)
+{
+    #pragma unroll
+    for (int i = 0; i < (COUNT + THREADS - 1) / THREADS; ++i)
+        if (i * THREADS + thread < COUNT)
+            cp_async<16>(to + i * THREADS + thread, static_cast<const Piece*>(from) + i * THREADS + thread);
+}
+
 // The way back to bytes: `(sum * multiplier + more) >> shift`, not below `low`. more: `bias * multiplier`, half of what
 // is shifted out, and the zero point. The bias alone is for sums that become float32.
 struct Back {
@@ -27,15 +37,14 @@ inline int requantized(const Back& to, int sum, int multiplier, long long more)
 // What leads COUNT channels back, a multiple of 32, resident: their multipliers, and what is added.
 template <int COUNT>
 struct Factors {
-    static constexpr int PIECES = COUNT / 4 * 3;
-    Piece pieces[PIECES];
+    Piece pieces[COUNT / 4 * 3];
 
     // Ask for those from channel `first` on.
-    __device__ void ask(const Back& from, int first, int thread, int threads)
+    template <int THREADS>
+    __device__ void ask(const Back& from, int first, int thread)
     {
-        for (int i = thread; i < PIECES; i += threads)
-            cp_async<16>(pieces + i, i < COUNT / 4 ? static_cast<const void*>(from.multiplier + first + 4 * i)
-                                                      : from.more + first + 2 * i - COUNT / 2);
+        ask_for<COUNT / 4, THREADS>(pieces, from.multiplier + first, thread);
+        ask_for<COUNT / 2, THREADS>(pieces + COUNT / 4, from.more + first, thread);
     }
 };
 

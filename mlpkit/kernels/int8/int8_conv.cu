@@ -7,8 +7,8 @@
 // The stem is a first convolution of few channels. Its windows are gathered: nine bytes of 16 are a product's row, so a
 // piece is a window. What it makes stays in shared memory.
 //
-// For few images time is a chain of waits. So all that is constant is asked for first, and the filters, which are most
-// of it, are waited for when the stem has been multiplied.
+// For few images time is a chain of waits. So pixels are asked for first, for theirs is the longest way, then all that is
+// constant; and the filters, which are most of it, are waited for when the stem has been multiplied.
 
 #include "bytes.cuh"
 
@@ -287,10 +287,11 @@ static __device__ __forceinline__ void multiply(const Arguments& a, const Shared
     }
 }
 
-// Fill with a byte what no image ever writes: margins, and channels that are none.
+// Fill with a byte what no image ever writes: margins.
 static __device__ __forceinline__ void fill(Piece* to, int pieces, int byte, int thread)
 {
     const Word four = byte * 0x01010101u;
+    #pragma unroll 1
     for (int i = thread; i < pieces; i += TEAM) to[i] = {four, four, four, four};
 }
 
@@ -312,22 +313,22 @@ void convolve(const __grid_constant__ Arguments a
 #if STEM
     Entry entry = s.entry;
     entry.table = shared.table;
-    for (int i = threadIdx.x; i < stem::FILTERS; i += THREADS) cp_async<16>(shared.stem_filters + i, s.filters + i);
-    for (int i = threadIdx.x; i < 16; i += THREADS) cp_async<16>(shared.table + 16 * i, s.entry.table + 16 * i);
-    shared.stem_factors.ask(s.back, 0, threadIdx.x, THREADS);
-    cp_async_commit_group();
-#endif
-    for (int i = threadIdx.x; i < FILTERS; i += THREADS)
-        cp_async<16>(shared.filters + i, a.filters + (size_t)height * FILTERS + i);
-    shared.factors.ask(a.back, height * 32 * WARPS_M, threadIdx.x, THREADS);
-    cp_async_commit_group();
-#if STEM
     begin_in_turn();
     stem::Next next;
     if (image < a.images) next.fetch(a.x, image, thread);
-    fill(reinterpret_cast<Piece*>(mine.pixels), stem::BYTES / 16, s.zero, thread);
+    ask_for<stem::FILTERS, THREADS>(shared.stem_filters, s.filters, threadIdx.x);
+    ask_for<16, THREADS>(reinterpret_cast<Piece*>(shared.table), s.entry.table, threadIdx.x);
+    shared.stem_factors.ask<THREADS>(s.back, 0, threadIdx.x);
+    cp_async_commit_group();
 #endif
-    fill(mine.image, IMAGE, a.zero, thread);
+    ask_for<FILTERS, THREADS>(shared.filters, a.filters + (size_t)height * FILTERS, threadIdx.x);
+    shared.factors.ask<THREADS>(a.back, height * 32 * WARPS_M, threadIdx.x);
+    cp_async_commit_group();
+#if STEM
+    if (STEM_PADDING > 0) fill(reinterpret_cast<Piece*>(mine.pixels), stem::BYTES / 16, s.zero, thread);
+#endif
+    if (PADDING > 0) fill(mine.image, IMAGE, a.zero, thread);
+    #pragma unroll 1
     for (int i = threadIdx.x; i < 2 * STEPS; i += THREADS) reinterpret_cast<Word*>(shared.places)[i] = place(i);
 #if !STEM
     begin_in_turn();
