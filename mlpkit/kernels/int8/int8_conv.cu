@@ -7,8 +7,8 @@
 // The stem is a first convolution of few channels. Its windows are gathered: nine bytes of 16 are a product's row, so a
 // piece is a window. What it makes stays in shared memory.
 //
-// For few images time is a chain of waits. So pixels are asked for first, for theirs is the longest way, then all that is
-// constant; and the filters, which are most of it, are waited for when the stem has been multiplied.
+// For few images time is a chain of waits. So pixels are asked for first, for theirs is the longest way, then all that
+// is constant; and the filters, which are most of it, are waited for when the stem has been multiplied.
 
 #include "bytes.cuh"
 
@@ -246,8 +246,8 @@ static __device__ __forceinline__ void store(const Arguments& a, const Four& fou
 }
 
 // The products of a warp's 32 channels with PAIRS pairs of tiles, from `begin` on, and what becomes of their sums.
-static __device__ __forceinline__ void multiply(const Arguments& a, const Shared& shared, const Piece* image, int number,
-                                                int height, int begin, int warp, int lane)
+static __device__ __forceinline__ void multiply(const Arguments& a, const Shared& shared, const Piece* image,
+                                                int number, int height, int begin, int warp, int lane)
 {
     const Piece* filters = shared.filters + warp * 2 * STEPS * 32;
     const Word* places = reinterpret_cast<const Word*>(shared.places);
