@@ -216,12 +216,15 @@ def python(script, folder=PACKAGE.parent, limit=300, **settings):
     return done.stdout.split()
 
 
+COMPILED = shutil.ignore_patterns("*.nb[ci]")  # by Numba: Python's own files save each process half a second
+
+
 @pytest.fixture
 def installation():
-    """A copy of the package that has never been imported, in a folder that everybody may read."""
+    """A copy of the package for which nothing has been compiled, in a folder that everybody may read."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
-    shutil.copytree(PACKAGE, folder / "mlpkit", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, folder / "mlpkit", ignore=COMPILED)
     yield folder
     shutil.rmtree(folder)
 
@@ -230,7 +233,7 @@ def installation():
 def run_once(tmp_path_factory):
     """What STEP and RELU print where they have never been run, and the copy of the package that has their code now."""
     folder = tmp_path_factory.mktemp("used")
-    shutil.copytree(PACKAGE, folder / "mlpkit", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, folder / "mlpkit", ignore=COMPILED)
     return python(STEP, folder), python(RELU, folder), folder
 
 
@@ -270,9 +273,9 @@ def test_a_source_that_is_not_compiled_may_change(run_once, used):
 @pytest.mark.slow
 def test_an_installation_that_cannot_be_written_to_works(installation, tmp_path):
     """Compiled code goes to the user's own folder; where there is none, it is compiled in each process."""
-    (installation / "mlpkit" / "engines" / "__pycache__").write_text(
-        "a file, so that no folder can be made: not even by root"
-    )
+    folder = installation / "mlpkit" / "engines" / "__pycache__"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.write_text("a file, so that no folder can be made: not even by root")
     nowhere = str(tmp_path / "file" / "home")
     (tmp_path / "file").write_text("")
     own = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home" / "cache")}
