@@ -4,7 +4,7 @@ from experiments.lab import results
 
 
 def run_of(record, name, model, batch_size):
-    """Return the run of an engine or peer, a model by its name in `results.models` and a batch size; None without one."""
+    """Return the run of an engine, a model by its name in `results.models`, and a batch size; None without one."""
     for run in results.runs(record, engine=name):
         recipe = run["recipe"]
         if recipe["batch_size"] == batch_size and recipe["model"] == results.models()[model]:
