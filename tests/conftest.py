@@ -52,8 +52,7 @@ def turn(item):
 
 
 # Python looks through all objects again and again for some that nobody needs. What collecting the tests makes, close to
-# a million, stays: it is not looked through at all. That is said again after each file: mypy, which some tests call,
-# takes it back, and then each look takes seconds.
+# a million, stays: it is not looked through at all. Nor is what a file's tests have left.
 def pytest_configure():
     gc.disable()
 
