@@ -140,6 +140,8 @@ def beside_cupy(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "require", lambda: None)
     monkeypatch.setattr(gpu, "require_capability", lambda least, alone=False: None)
     ours = {name: module for name, module in sys.modules.items() if name.startswith("mlpkit.")}
+    places = [(sys.modules[package], last) for package, _, last in (name.rpartition(".") for name in ours)]
+    before = [(package, last, vars(package)[last]) for package, last in places if last in vars(package)]
     for name in ours:
         knows = name.startswith(("mlpkit.engines.", "mlpkit.executors."))
         if knows and not name.startswith(("mlpkit.engines.loops", "mlpkit.engines.num")):  # these know no CuPy
@@ -147,9 +149,8 @@ def beside_cupy(monkeypatch, tmp_path):
     yield
     for name in [name for name in sys.modules if name.startswith("mlpkit.") and name not in ours]:
         forget(name)  # nobody else is to find what knows the stand-in
-    for name, module in ours.items():
-        package, _, last = name.rpartition(".")
-        setattr(ours.get(package) or sys.modules[package], last, module)
+    for package, last, found in before:  # a module, or a function of its name, as `data.batches`
+        setattr(package, last, found)
 
 
 def forget(name):
