@@ -472,8 +472,8 @@ LIES = (
 def here(files, monkeypatch, tmp_path):
     """Return the folder that downloads go to."""
     monkeypatch.setenv("MLPKIT_DATA", str(tmp_path / "here"))
-    monkeypatch.setattr(downloads, "SILENCE", 0.3)
-    monkeypatch.setattr(downloads, "LONGEST", 0.7)
+    monkeypatch.setattr(downloads, "SILENCE", 0.2)
+    monkeypatch.setattr(downloads, "LONGEST", 0.5)
     return tmp_path / "here" / "fashion-mnist"
 
 
@@ -552,8 +552,6 @@ def test_of_a_server_that_lies_nothing_is_kept(lie, files, here, monkeypatch):
 def test_where_one_source_fails_the_other_is_asked(lie, files, here, monkeypatch):
     with Server(files, t10k=lie) as first, Server(files) as second:
         monkeypatch.setattr(fashion_mnist, "SOURCES", (first.url, second.url))
-        monkeypatch.setattr(downloads, "SILENCE", 0.2)
-        monkeypatch.setattr(downloads, "LONGEST", 0.5)
         data.download()
     check_small(data.load("fashion-mnist"))
 

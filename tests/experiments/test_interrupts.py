@@ -168,7 +168,7 @@ def interrupt(folder, *command, after, started=False, end=lambda pid: os.killpg(
 @posix
 @pytest.mark.parametrize("name", sweep(["best", "goal", "floor", "compile", "engines"], "compile", "engines"))
 def test_ctrl_c_ends_a_bench_at_any_time(name, copy):
-    after = random.Random(name).uniform(1.5, 5.5)
+    after = random.Random(name).uniform(2, 4.5)
     code, seconds, said = interrupt(copy, "bench", name, after=after)
     assert (code, "Traceback" in said, "Exception ignored" in said) == (130, False, False), said
     assert seconds < 20  # two, where tests have not all cores at work
