@@ -16,7 +16,6 @@ from experiments.lab.results import median_us
 from mlpkit import engines, machine
 from mlpkit.data import load
 from mlpkit.kernels.gpu import SETTING
-from mlpkit.nn.models import MODELS
 from mlpkit.training.recipe import Recipe
 
 from .gpu_image_peers import DEEP, FASHION, LENET
@@ -89,7 +88,7 @@ def _run(name, recipe, capability, found, wanted):
 
 
 def _title(recipe):
-    model = next(name for name, one in MODELS.items() if recipe.get("model", one.to_dict()) == one.to_dict())
+    model = next(name for name, one in results.models().items() if recipe.get("model", one) == one)
     return f"{model}, batch {recipe['batch_size']}"
 
 

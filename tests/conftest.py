@@ -10,7 +10,7 @@ import pickle
 import re
 import signal
 from collections import Counter
-from functools import wraps
+from functools import lru_cache, wraps
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import settings
 
 from experiments.lab import ptxas
 from mlpkit import kernels
+from mlpkit.data import originals
 from mlpkit.files import write_atomically
 from mlpkit.kernels import gpu
 
@@ -37,9 +38,10 @@ COMPILED = {"test_engines", "test_convolutions", "test_numba_conv", "test_numba"
             "test_first_edition", "test_executors", "test_numba_steps"}  # fmt: skip
 # What takes long in one piece, the longest first: at the end, the other processes would wait for it.
 LONG = ("test_clean_checkout", "test_site", "test_browser", "test_conv_implicit", "test_emulated", "test_persistent",
-        "test_kernels", "test_limit", "test_conv_planes", "15_train_networks_that_see", "02_train_it_well",
-        "14_make_it_fast_on_a_cpu", "22_serve_it", "13_convolve", "03_find_the_floor", "12_compare_everything",
-        "21_ship_it")  # fmt: skip
+        "test_kernels", "test_limit", "test_killed_studies", "21_ship_it", "15_train_networks_that_see",
+        "03_find_the_floor", "02_train_it_well", "26_two_gpus", "13_convolve", "12_compare_everything",
+        "01_build_the_mlp", "10_write_a_matmul", "14_make_it_fast_on_a_cpu", "22_serve_it", "25_find",
+        "24_paint")  # fmt: skip
 
 
 def turn(item):
@@ -50,7 +52,7 @@ def turn(item):
 
 
 # Python looks through all objects again and again for some that nobody needs. What collecting the tests makes, close to
-# a million, stays: it is not looked through at all.
+# a million, stays: it is not looked through at all. Nor is what a file's tests have left.
 def pytest_configure():
     gc.disable()
 
@@ -58,6 +60,14 @@ def pytest_configure():
 def pytest_collection_finish():
     gc.enable()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -107,6 +117,18 @@ def pytest_collection_modifyitems(config, items):
         draw_the_ends([item for item in items if item.path.suffix == ".ipynb"])
 
 
+# Pictures that nothing compares are drawn, but not laid out and not made files of, which takes three times as long.
+DRAWN = """import mlpkit.plots as _plots
+from mlpkit.plots import style as _style
+def _drawn(figure):
+    figure.set_layout_engine("none")
+    canvas = _style.FigureCanvasAgg(figure)
+    canvas.get_renderer().mathtext_parser = _style.PARSER
+    canvas.draw()
+    return b""
+_plots.picture = _style.picture = lambda *of: _style.Picture(_drawn(of[0]), of[1], _style.picture_width(of[0]))
+"""
+ALL_DRAWN = "_plots.png = _style.png = _drawn\n"
 ENDS = """from mlpkit.plots import png as _png, widgets as _widgets
 def _ends(self):
     for name, values in self.controls.items():
@@ -117,15 +139,18 @@ _widgets.Explorer.static = _ends
 
 
 def draw_the_ends(cells):
-    """Have figures under sliders drawn at their start and their ends, where nothing compares what lies between.
+    """Have figures drawn as far as that can show a fault, where nothing compares what they look like.
 
-    All of their frames are drawn where slow tests run, too, and in notebooks that have one whose frames are compared.
+    Those under sliders at their start and their ends. Where slow tests run, too, all of their frames are drawn, and all
+    figures as a reader sees them; so are all frames of a notebook that has a slider whose frames are compared.
     """
     explorers = [each for each in cells if "Explorer(" in each.cell.source]
     compared = {each.path for each in explorers if "nbval-ignore-output" not in each.cell.metadata.get("tags", ())}
     for each in explorers:
         if each.path not in compared:
             each.cell.source = ENDS + each.cell.source
+    for first in {each.path: each for each in reversed(cells)}.values():
+        first.cell.source = DRAWN + ALL_DRAWN * (first.path not in compared) + first.cell.source
 
 
 def pytest_sessionfinish(session):
@@ -167,6 +192,21 @@ def folder(compile_cache):
     found = compile_cache / f"emulated-{emulator.version()}"
     found.mkdir(exist_ok=True)
     return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unpacked_once():
+    """Have the same file of images unpacked and summed up once, where that takes a third of a second each time."""
+    work = originals.read_original
+    kept = lru_cache(maxsize=8)(lambda path, file, *others: work(path, file))
+
+    def read(path, file):
+        state = path.stat()
+        return kept(path, file, originals.MOST, state.st_ino, state.st_size, state.st_mtime_ns).copy()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(originals, "read_original", read)
+        yield
 
 
 def once(folder, work, depends_on):

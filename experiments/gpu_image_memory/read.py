@@ -1,14 +1,13 @@
 """What the record "gpu_image_memory" says: mebibytes of each training, and the plan of each step. No GPU is needed."""
 
 from experiments.lab import results
-from mlpkit.nn.models import MODELS
 
 
 def run_of(record, name, model, batch_size):
-    """Return the run of an engine or a peer, a model by its name in `MODELS`, and a batch size; None without one."""
+    """Return the run of an engine, a model by its name in `results.models`, and a batch size; None without one."""
     for run in results.runs(record, engine=name):
         recipe = run["recipe"]
-        if recipe["batch_size"] == batch_size and recipe["model"] == MODELS[model].to_dict():
+        if recipe["batch_size"] == batch_size and recipe["model"] == results.models()[model]:
             return run
     return None
 
@@ -38,4 +37,4 @@ def table(record):
 
 
 def _model(recipe):
-    return next((name for name, model in MODELS.items() if model.to_dict() == recipe["model"]), "?")
+    return next((name for name, model in results.models().items() if model == recipe["model"]), "?")

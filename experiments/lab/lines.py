@@ -81,8 +81,14 @@ def _needs(path):
     """Return the files that one needs: modules that it imports, CUDA C whose kernels it names, and headers."""
     if path.suffix != ".py":
         return kernels.headers(path)
+    return _named(path, path.read_text(encoding="utf-8"))
+
+
+@cache
+def _named(path, text):
+    """Return the files that a file of Python with that text needs."""
     needed, files = [], {file.stem: file for file in kernels.FOLDER.glob("*/*.cu")}
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
             needed += _modules(path, node)
         needed += [files[name] for name in _said(node) if name in files]

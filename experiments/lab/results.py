@@ -12,7 +12,7 @@ import re
 import subprocess
 import warnings
 from datetime import UTC, datetime
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ import platformdirs
 
 from mlpkit import __version__, engines, machine
 from mlpkit.files import write_atomically
+from mlpkit.nn.models import MODELS
 from mlpkit.nn.reading import loss_text
 from mlpkit.paths import check_readable
 from mlpkit.words import counted
@@ -214,11 +215,17 @@ def published(experiment, folder=FOLDER):
 
 
 def runs(record, **wanted):
-    """Return the runs of a record that have all of the given values."""
+    """Return the runs of a record that have all of the given values. What few have is best named last."""
     found = record["runs"]
-    for key, value in wanted.items():  # one after the other: the next looks at fewer
+    for key, value in reversed(wanted.items()):  # one after the other: the next looks at fewer
         found = [run for run in found if run.get(key) == value]
     return list(found)
+
+
+@cache
+def models():
+    """Return the workbook's models by name, each as a record has it."""
+    return {name: model.to_dict() for name, model in MODELS.items()}
 
 
 def median(run, name="samples_us"):

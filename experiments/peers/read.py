@@ -2,7 +2,6 @@
 
 from experiments.lab import results
 from experiments.lab.results import brief, median_us
-from mlpkit.nn.models import MLP, MODELS
 
 
 @results.reads
@@ -19,6 +18,7 @@ def table(record):
 
 
 def _title(recipe):
-    model = recipe.get("model", MLP.to_dict())  # the first edition had no other
-    of = "" if model == MLP.to_dict() else next((f"{n} " for n, one in MODELS.items() if one.to_dict() == model), "? ")
+    models = results.models()
+    model = recipe.get("model", models["mlp"])  # the first edition had no other
+    of = "" if model == models["mlp"] else next((f"{name} " for name, one in models.items() if one == model), "? ")
     return f"{of}{recipe['optimizer']} {recipe['batch_size']}"

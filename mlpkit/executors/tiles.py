@@ -47,7 +47,7 @@ class Tiles:
         missing = down * self.tile[0] - height, across * self.tile[1] - width
         framed = np.pad(with_halo(picture, self.halo), [(0, 0), *((0, more) for more in missing)])  # cut off again
         size = [length + 2 * self.halo for length in self.tile]
-        tiles = sliding_window_view(framed, size, (1, 2))[:, :: self.tile[0], :: self.tile[1]]
+        tiles = sliding_window_view(framed, size, (1, 2), writeable=True)[:, :: self.tile[0], :: self.tile[1]]
         tiles = np.ascontiguousarray(tiles.transpose(1, 2, 0, 3, 4)).reshape(-1, len(picture), *size)
         parts = [self.compiled(tiles[i : i + self.n]) for i in range(0, len(tiles), self.n)]
         found = parts[0] if len(parts) == 1 else np.concatenate(parts)

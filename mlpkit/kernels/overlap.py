@@ -5,6 +5,8 @@ Then they wait until what was asked for before is done: such a kernel has to say
 or writes what others do; see `ptx.cuh`. A graph records it. CuPy has no word for it.
 """
 
+import threading
+from contextlib import contextmanager
 from functools import cached_property
 
 from . import gpu
@@ -48,6 +50,45 @@ class Overlapping:
         config.attrs, config.numAttrs = self.attributes, len(self.attributes)
         given = Arguments(arguments)
         call(cuda.cuLaunchKernelEx, config, self.function, given.address, 0)
+
+
+class InTurn:
+    """A kernel whose first act is `begin_in_turn()`. Where steps are `recording`, it overlaps with those before it."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+        kernel.preferred_shared_memory_carveout = 100  # a multiprocessor that is divided anew has to be empty
+
+    def __call__(self, grid, block, arguments, shared_mem=0, enable_cooperative_groups=False):
+        if getattr(_here, "recording", False) and is_possible() and _behind_kernels():
+            Overlapping(self.kernel, enable_cooperative_groups)(grid, block, arguments, shared_mem)
+        else:
+            options = {"enable_cooperative_groups": True} if enable_cooperative_groups else {}
+            self.kernel(grid, block, arguments, shared_mem=shared_mem, **options)
+
+
+_here = threading.local()  # `recording`: whether this thread does
+
+
+@contextmanager
+def recording():
+    """Return a context in which this thread's current stream is captured, and kernels begin in turn."""
+    _here.recording = True
+    try:
+        yield
+    finally:
+        _here.recording = False
+
+
+def _behind_kernels():
+    """Return whether what is asked for next, while the current stream is captured, depends on kernels alone."""
+    import cupy
+
+    stream = cuda.CUstream(cupy.cuda.get_current_stream().ptr)
+    ask = getattr(cuda, "cuStreamGetCaptureInfo_v3", cuda.cuStreamGetCaptureInfo)  # one of both, by CUDA's version
+    _, _, _, nodes, *_ = call(ask, stream)
+    types = [call(cuda.cuGraphNodeGetType, node)[0] for node in nodes]
+    return types != [] and all(each == cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL for each in types)
 
 
 def _attribute(which, name):

@@ -463,13 +463,20 @@ __device__ void launch_dependents() {
 #endif
 }
 
-// At the head of a kernel, or behind what needs nobody's results.
+// At the head of a kernel, or behind what needs nobody's results. In a training step the kernel behind this one begins
+// when those before it are done: until it waits itself, it may read what was there before this one began.
 __device__ void begin_in_turn() {
     launch_dependents();
-#if OVERLAPS
+#if HOPPER
     griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
 #endif
 }
+
+// ---- What the compiler is told ----
+
+// What was computed from it is not kept, but computed anew.
+__device__ void compute_anew(int& x) { asm volatile("" : "+r"(x)); }
 
 // ---- Barriers and clocks ----
 

@@ -1,5 +1,6 @@
 """mypy holds every engine to the Protocol: a module with a function missing, or with other parameters, is rejected."""
 
+import gc
 import inspect
 from pathlib import Path
 
@@ -32,7 +33,9 @@ def mypy(tmp_path_factory):
         for name, text in modules.items():
             (folder / f"{name}.py").write_text(text)
         files = [*(folder / f"{name}.py" for name in modules), *sorted(FOLDER.glob("*.py"))]
-        return api.run([*options, *map(str, files)])[0]
+        report = api.run([*options, *map(str, files)])[0]
+        gc.freeze()  # which mypy takes back: see conftest.py
+        return report
 
     return run
 

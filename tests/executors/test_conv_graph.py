@@ -74,6 +74,7 @@ def a_batch(model, n=3):
 
 def gradient_by_blocks(network, blocks, x, labels):
     network.mode.training = True
+    blocks.prepare()
     z = blocks.forward(Value(x, "nchw", x.shape[1])).array
     _, dz = network.model.loss(network.at_loss, z, labels)
     blocks.backward(Value(dz, "nchw", dz.shape[1]))
@@ -188,15 +189,19 @@ def planned(monkeypatch, several, batch_size):
     class Trainer(plan.PlannedTrainer):
         def __init__(self):
             self.steps_a_graph, self.batch_size, self.graphs, self.beside = several, batch_size, {}, Stream("beside")
-            self.batches = {n: SimpleNamespace(n=n, rates="ab") for n in range(1, batch_size + 1)}
+            sizes = range(1, batch_size + 1)
+            self.batches = {n: [SimpleNamespace(n=n, number=f, rates=f) for f in "ab"] for n in sizes}
+            self.step_number = "the first"
             self.arenas = {n: SimpleNamespace(step=nullcontext) for n in self.batches}
             self.optimizer = SimpleNamespace(apply=lambda rates: said.append(("update", rates, streams[-1])))
 
-        def fetch(self, batch, number):
-            said.append(("fetch", batch.n, number, streams[-1]))
+        def fetch(self, batch, step, further=0):
+            said.append(("fetch", batch.rates, step, further, streams[-1]))
 
-        def enqueue_gradient(self, batch):
-            said.append(("gradient", batch.n, streams[-1]))
+        def enqueue_gradient(self, batch, midway=None):
+            said.append(("gradient", batch.rates, streams[-1]))
+            if midway:
+                midway()
 
     stream = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: Stream("main")))
     monkeypatch.setattr(plan, "cp", stream)
@@ -251,16 +256,21 @@ def test_a_recording_that_fails_ends(monkeypatch):
     assert said == ["begin", "end"]
 
 
-def test_each_step_fetches_the_batch_of_the_next_beside_its_update(monkeypatch):
+def test_each_step_fetches_the_batch_of_the_next_beside_its_gradient(monkeypatch):
     trainer, said = planned(monkeypatch, 8, 4)
     trainer.enqueue_several(3, 4)
-    fork = ("record", "main"), ("wait", "beside", "main")  # the gradient is done with the batch
+    fork = ("record", "main"), ("wait", "beside", "main")  # the step before has read what the fetched batch replaces
     join = ("record", "beside"), ("wait", "main", "beside")
     assert said == [
-        *(("fetch", 4, 0, "main"), ("gradient", 4, "main"), *fork),
-        *(("fetch", 4, 1, "beside"), ("update", "a", "main"), *join, ("gradient", 4, "main"), *fork),
-        *(("fetch", 4, 2, "beside"), ("update", "b", "main"), *join, ("gradient", 4, "main")),
-        ("update", "a", "main"),
+        *(
+            ("fetch", "a", "the first", 0, "main"),
+            *fork,
+            ("gradient", "a", "main"),
+            *fork,
+            ("fetch", "b", "a", 1, "beside"),
+        ),
+        *(*join, ("update", "a", "main"), *fork, ("gradient", "b", "main"), *fork, ("fetch", "a", "b", 1, "beside")),
+        *(*join, ("update", "b", "main"), *fork, ("gradient", "a", "main"), *join, ("update", "a", "main")),
     ]
 
 

@@ -1,6 +1,7 @@
 """The folder's modules are the executors: each is an engine's, is what the Protocols say, and can be imported."""
 
 import ast
+import gc
 import inspect
 import sys
 from pathlib import Path
@@ -59,7 +60,9 @@ def mypy(tmp_path_factory):
         for name, text in modules.items():
             (folder / f"{name}.py").write_text(text)
         files = [*(folder / f"{name}.py" for name in modules), *sorted(FOLDER.rglob("*.py"))]
-        return api.run([*options, *map(str, files)])[0]
+        report = api.run([*options, *map(str, files)])[0]
+        gc.freeze()  # which mypy takes back: see conftest.py
+        return report
 
     return run
 
@@ -137,6 +140,8 @@ def beside_cupy(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "require", lambda: None)
     monkeypatch.setattr(gpu, "require_capability", lambda least, alone=False: None)
     ours = {name: module for name, module in sys.modules.items() if name.startswith("mlpkit.")}
+    places = [(sys.modules[package], last) for package, _, last in (name.rpartition(".") for name in ours)]
+    before = [(package, last, vars(package)[last]) for package, last in places if last in vars(package)]
     for name in ours:
         knows = name.startswith(("mlpkit.engines.", "mlpkit.executors."))
         if knows and not name.startswith(("mlpkit.engines.loops", "mlpkit.engines.num")):  # these know no CuPy
@@ -144,9 +149,8 @@ def beside_cupy(monkeypatch, tmp_path):
     yield
     for name in [name for name in sys.modules if name.startswith("mlpkit.") and name not in ours]:
         forget(name)  # nobody else is to find what knows the stand-in
-    for name, module in ours.items():
-        package, _, last = name.rpartition(".")
-        setattr(ours.get(package) or sys.modules[package], last, module)
+    for package, last, found in before:  # a module, or a function of its name, as `data.batches`
+        setattr(package, last, found)
 
 
 def forget(name):

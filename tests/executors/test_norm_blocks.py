@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -135,6 +136,7 @@ def runs(model, n, mode, engine, layouts, put, see):
         wanted = forward(bound, x.astype(float))
         dy = rng.standard_normal(wanted.shape).astype(np.float32)
         dx_wanted = backward(bound, dy.astype(float))
+        block.prepare()
         far = {"result": error(see(block.forward(put(x, comes))), wanted)}
         dx = block.backward(put(dy, back))
         far |= distances(right, found, range(i, i + count), engine.to_numpy)
@@ -274,7 +276,11 @@ def fake_backward(
 
 def put_in_place(patch, rounding):
     """Put NumPy in the place of all kernels."""
-    patch.setattr(blocked, "Filters", lambda mode, wanted: lambda: [dict.fromkeys(p, w) for _, w, p in wanted])
+    patch.setattr(
+        blocked,
+        "Filters",
+        lambda mode, wanted: SimpleNamespace(begin=list, take=lambda: [dict.fromkeys(p, w) for _, w, p in wanted]),
+    )
     patch.setattr(blocked, "convolve", partial(fake_convolve, rounding))
     patch.setattr(blocked, "weight_gradient", partial(fake_weight_gradient, rounding))
     patch.setattr(blocked, "empty_blocked", lambda mode, *shape: np.empty(shape))

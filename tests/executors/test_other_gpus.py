@@ -47,9 +47,9 @@ def engine_of(name, folder, monkeypatch, source=None, seed=0):
 
 
 def trained(name, engine, reduce, optimizer="sgd", epochs=2):
-    """Return (losses, theta) of two epochs, whose last batch is short."""
+    """Return (losses, theta) of two epochs of two batches, the second one short."""
     _, model, batch_size = KERNELS[name]
-    n = 2 * batch_size + 3
+    n = batch_size + 3
     takes = with_reduce(reduce, make(optimizer))
     return train(engine, images(n, model), np.arange(n), batch_size, takes, model=model, epochs=epochs)
 

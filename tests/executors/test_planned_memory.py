@@ -3,6 +3,7 @@
 import sys
 from itertools import chain
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -62,6 +63,7 @@ def plan(monkeypatch):
     monkeypatch.setattr(cp.cuda, "Device", device)
     monkeypatch.setattr(cp.cuda, "MemoryPool", Pool)
     monkeypatch.setattr(cp.cuda, "Memory", lambda size: cp.cuda.UnownedMemory(1 << 20, size, None, 0))
+    monkeypatch.setattr(cp.cuda, "get_current_stream", MagicMock())
     monkeypatch.setattr(cp, "zeros", cp.empty)
     monkeypatch.setattr(blocked, "new_scale", lambda: cp.empty(8, np.float32))
     monkeypatch.setattr(tensor_map, "tiled", lambda *_: None)

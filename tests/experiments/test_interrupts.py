@@ -132,12 +132,14 @@ def copy(tmp_path_factory):
     """A copy of the packages, so that no record of this checkout is touched."""
     folder = tmp_path_factory.mktemp("workbook")
     for package in ("mlpkit", "experiments"):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package, folder / package, ignore=shutil.ignore_patterns("*.nb[ci]")
+        )  # compile that anew
     return folder
 
 
-def interrupt(folder, *command, after, end=lambda pid: os.killpg(pid, signal.SIGINT)):
-    """Run a command, and `end` it after so many seconds, as Ctrl-C does.
+def interrupt(folder, *command, after, started=False, end=lambda pid: os.killpg(pid, signal.SIGINT)):
+    """Run a command, and `end` it after so many seconds, as Ctrl-C does. started: once it has started a process.
 
     Return its exit code, the seconds to its end, and what it said. What it has started is gone, too.
     """
@@ -152,18 +154,21 @@ def interrupt(folder, *command, after, end=lambda pid: os.killpg(pid, signal.SIG
         start_new_session=True,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
+    while started and not psutil.Process(child.pid).children(recursive=True):
+        time.sleep(0.1)
     time.sleep(after)
-    begin, started = time.monotonic(), psutil.Process(child.pid).children(recursive=True)
+    begin, theirs = time.monotonic(), psutil.Process(child.pid).children(recursive=True)
+    assert theirs or not started
     end(child.pid)
     _, said = child.communicate(timeout=60)
-    assert not psutil.wait_procs(started, timeout=20)[1]
+    assert not psutil.wait_procs(theirs, timeout=20)[1]
     return child.returncode, time.monotonic() - begin, said
 
 
 @posix
 @pytest.mark.parametrize("name", sweep(["best", "goal", "floor", "compile", "engines"], "compile", "engines"))
 def test_ctrl_c_ends_a_bench_at_any_time(name, copy):
-    after = random.Random(name).uniform(3, 7)
+    after = random.Random(name).uniform(2, 4.5)
     code, seconds, said = interrupt(copy, "bench", name, after=after)
     assert (code, "Traceback" in said, "Exception ignored" in said) == (130, False, False), said
     assert seconds < 20  # two, where tests have not all cores at work
@@ -177,7 +182,9 @@ def test_ctrl_c_ends_a_bench_at_any_time(name, copy):
 @posix
 def test_a_bench_that_is_told_to_end_leaves_nobody_at_work(copy):
     """By SIGTERM, which reaches the program alone, and not what it has started in sessions of their own."""
-    code, _, said = interrupt(copy, "bench", "busy", after=8, end=lambda pid: os.kill(pid, signal.SIGTERM))
+    code, _, said = interrupt(
+        copy, "bench", "busy", after=1, started=True, end=lambda pid: os.kill(pid, signal.SIGTERM)
+    )
     assert (code, "Traceback" in said) == (130, False), said
 
 

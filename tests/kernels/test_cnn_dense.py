@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from shared import needs_hopper
 
 sys.path.append(str(Path(__file__).parents[1] / "engines"))
 
@@ -68,6 +69,61 @@ def test_it_is_what_the_layers_are(n, sizes, precision, folder):
         assert_allclose((2 * dx * step).sum(), rise, rtol=0.02, atol=1e-9)
 
 
+def input_gradient(network, x, labels):
+    """Return the gradient of the mean loss by x, from the formulas."""
+    arrays, ys = network.views(network.theta), [x.astype("f8")]
+    names = sorted({name.partition(".")[0] for name in arrays}, key=int)
+    for name in names:
+        ys.append(np.maximum(ys[-1] @ arrays[f"{name}.W"] + arrays[f"{name}.b"], 0 if name != names[-1] else -np.inf))
+    dz = np.exp(ys[-1] - ys[-1].max(1, keepdims=True))
+    dz /= dz.sum(1, keepdims=True)
+    dz[range(len(x)), labels] -= 1
+    for name, y in zip(reversed(names), reversed(ys[:-1]), strict=True):
+        dz = dz @ arrays[f"{name}.W"].T * ((y > 0) | (name == names[0]))
+    return dz / len(x)
+
+
+@needs_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ERRORS)
+@pytest.mark.parametrize(("n", "sizes", "far"), [
+    (128, (3200, 256, 10), 1), (64, (3200, 256, 10), 1), (128, (1056, 64, 7), 1), (64, (2080, 128, 64, 10), 1),
+    (128, (3200, 256, 10), 1e6), (128, (1024, 128), 1),
+])  # fmt: skip
+def test_a_wide_first_layer_by_wgmma_is_what_the_layers_are(n, sizes, far, precision):
+    """far: how much larger the values of some examples, and some inputs' weights, are: rows are held one by one."""
+    import cupy as cp
+
+    rng = np.random.default_rng(0)
+    network = Network("numpy_baseline", mlp(*sizes), dtype=np.float64)
+    network.theta[:] += rng.normal(0, 0.01, network.theta.shape)
+    x, labels = rng.normal(size=(n, sizes[0])), rng.integers(0, sizes[-1], n)
+    W = network.views(network.theta)["0.W"]
+    W[5:7] /= far
+    x[:, 5:7] *= far
+    network.theta[:], x = network.theta.astype("f4"), x.astype("f4")
+    wanted, exact_dx = network.loss_and_grad(x.astype("f8"), labels), input_gradient(network, x, labels)
+    theta, found = cp.asarray(network.theta, np.float32), cp.full(network.theta.size, cp.nan, np.float32)
+    arrays, into = network.views(theta), network.views(found)
+    names = sorted({name.partition(".")[0] for name in arrays}, key=int)
+    layers = [(arrays[f"{i}.W"], arrays[f"{i}.b"], into[f"{i}.W"], into[f"{i}.b"]) for i in names]
+    about, losses, largest = dense.Sizes(n, sizes, wgmma=True), cp.zeros(1, np.float32), cp.full(1, 7, np.uint32)
+    assert about.wide
+    parts, step = dense.forward(about, layers, cp.asarray(x), precision)
+    row_losses = dense.examples(step, parts, cp.asarray(labels), precision, largest)
+    dx = dense.gradients(step, row_losses, losses, None, True, precision, largest)
+    error = {"float32": 2e-6, "tf32": 4e-2}[precision]
+    assert_allclose(losses.get()[0], wanted, rtol=error)
+    assert largest.get().view(np.float32)[0] == abs(dx).max().get()
+    grads, exact = network.views(found.get()), network.views(network.grad)
+    for name in exact:
+        rows = (1, -1) if exact[name].ndim == 1 else (len(exact[name]), -1)
+        off = np.linalg.norm((grads[name] - exact[name]).reshape(rows), axis=1)
+        assert (off <= 4 * error * np.linalg.norm(exact[name].reshape(rows), axis=1) + 1e-12).all(), name
+    off = np.linalg.norm(dx.get() - exact_dx, axis=1)
+    assert (off <= 4 * error * np.linalg.norm(exact_dx, axis=1)).all()
+
+
 def test_what_it_is_not_for_is_said():
     assert dense.why_not((3200, 256, 10)) is None
     assert dense.why_not((400, 120, 84, 10)) is None
@@ -76,11 +132,15 @@ def test_what_it_is_not_for_is_said():
 
 
 def test_nothing_is_spilled_and_tiles_fit():
-    for macros in ({"PRODUCTS": 1}, {"PRODUCTS": 3}, {"PRODUCTS": 3, "FEW": 1}):
+    for macros in ({"PRODUCTS": 1}, {"PRODUCTS": 3}, {"PRODUCTS": 3, "SLICES": 25, "WGMMA": 1}):
         for found in ptxas.resources("dense", **macros).values():
             assert found.spilled_bytes == 0
             assert found.registers <= 168
+    for mode in (2, 3):
+        assert all(found.spilled_bytes == 0 for found in ptxas.resources("dense_wgmma", MODE=mode).values())
     assert dense.Sizes(128, (3200, 256, 10)).slices * 8 <= dense.BLOCKS
+    assert dense.Sizes(128, (3200, 256, 10), wgmma=True).slices == 25
+    assert max(dense.Sizes(128, (3200, 256, 10), wgmma=True).wide_shared("float32")) <= 200 << 10
     assert dense.Sizes(128, (3200, 256, 10)).shared <= 64 << 10
     assert dense.Sizes(1, (5, 1024, 16)).shared <= 100 << 10
     assert dense.Sizes(128, (400, 120, 84, 10)).resident == 120 * 84 + 84 * 10

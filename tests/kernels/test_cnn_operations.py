@@ -141,19 +141,19 @@ def test_the_next_batch_is_the_one_that_order_names(pixels, targets):
     rates, size = rates.astype("f4"), y[0].nbytes // {"l": 8, "i": 4, "s": 2, "c": 1}[piece.split()[1][0]]
     step, t = np.zeros(1, "i4").view(emulator.Array), np.full(1, 7)
     found = [np.empty((n, inputs), "f4"), np.empty((n, *y.shape[1:]), y.dtype)]
-    found += [np.empty(1, "f4"), np.empty(1, "f4"), np.empty(1, "i8")]
-    x, copied, rate, number, taken = (each.view(emulator.Array) for each in found)
+    found += [np.empty(1, "i4"), np.empty(1, "f4"), np.empty(1, "f4"), np.empty(1, "i8")]
+    x, copied, of_step, rate, number, taken = (each.view(emulator.Array) for each in found)
     macros = {"PIXEL": "unsigned char" if pixels else "float", "TARGET": piece}
     kernel = operations._kernel("steps", "next_batch", "f4", **macros)
-    for here in (1, 2, 3):
-        step[:] = here
-        numbers = map(np.int32, (len(order), n, inputs, size, parts))
+    for here, further in ((1, 0), (2, 1), (3, 3)):
+        step[:] = here - further
+        numbers = map(np.int32, (further, len(order), n, inputs, size, parts))
         looked_up = rates.view(emulator.Array), t.view(emulator.Array)
-        kernel((n * parts,), (32,), (*arrays, step, *numbers, x, copied, *looked_up, rate, number, taken))
+        kernel((n * parts,), (32,), (*arrays, step, *numbers, x, copied, *looked_up, of_step, rate, number, taken))
         rows = order[here * n :][:n]
         assert_array_equal(x, (X[rows] / np.float32(255)).astype("f4") if pixels else X[rows])
         assert_array_equal(copied, y[rows])
-        assert (rate[0], number[0], taken[0]) == (rates[here], 7 + here, 6 + here)
+        assert (of_step[0], rate[0], number[0], taken[0]) == (here, rates[here], 7 + here, 6 + here)
 
 
 def test_the_batch_after_the_next_is_asked_for_and_none_after_the_last(folder):
@@ -169,8 +169,8 @@ def test_the_batch_after_the_next_is_asked_for_and_none_after_the_last(folder):
         y, labels, first_t, taken = (np.ones(size, "i8").view(emulator.Array) for size in (examples, n, 1, 1))
         number = np.full(1, step, "i4").view(emulator.Array)
         rates, rate, t = (np.ones(size, "f4").view(emulator.Array) for size in (4, 1, 1))
-        sizes = map(np.int32, (examples, n, inputs, 1, parts))
-        kernel((n * parts,), (32,), (X, y, beyond, number, *sizes, x, labels, rates, first_t, rate, t, taken))
+        sizes, of_step = map(np.int32, (0, examples, n, inputs, 1, parts)), np.zeros(1, "i4").view(emulator.Array)
+        kernel((n * parts,), (32,), (X, y, beyond, number, *sizes, x, labels, rates, first_t, of_step, rate, t, taken))
         asked = np.flatnonzero((X == 100).all(1))
         after = order[(step + 1) * n :][:n]
         own = order[step * n :][len(after) : n]  # where there is none after it

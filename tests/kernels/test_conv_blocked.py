@@ -277,7 +277,7 @@ def sums_that_leave():
         between(weights, "#ifndef TAPS", "static_assert"),
         between(weights, "// How a launch divides", "// ---- The kernel"),
         SPREAD,
-        weights[weights.index("// Sums of a convolution before") :],
+        weights[weights.index("// The sum of `count`") :],
     )
     return "".join(parts)
 
@@ -371,7 +371,7 @@ def images_that_come():
     """Return the text of what the copy engine is asked for, and a kernel that asks."""
     fp16_parts = kernels.source(blocked.OPERANDS).split("// ---- Arrays as they lie")[0]
     sizes = between(BLOCKED, "#ifndef CHUNK", "// The pieces by which")
-    return "".join([fp16_parts, sizes, ASKED, between(BLOCKED, "// Ask for", "// ---- What"), ASK])
+    return "".join([fp16_parts, sizes, ASKED, BLOCKED[BLOCKED.index("// Ask for") :], ASK])
 
 
 @needs_emulator

@@ -8,6 +8,7 @@ import io
 import re
 import tokenize
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path, PurePath
 
 import pytest
@@ -84,15 +85,16 @@ def words(name):
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
 
+@cache
 def names(path, text):
-    """Yield the names in the code of a file, and its own."""
-    yield PurePath(path).stem
+    """Return the names in the code of a file, and its own."""
     if path.endswith(".py"):
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        yield from (token.string for token in tokens if token.type == tokenize.NAME and token.string[:5] != "test_")
+        found = (token.string for token in tokens if token.type == tokenize.NAME and token.string[:5] != "test_")
     else:
         code = re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', "", text, flags=re.DOTALL)
-        yield from re.findall(r"[A-Za-z_]\w*", code)
+        found = re.findall(r"[A-Za-z_]\w*", code)
+    return {PurePath(path).stem, *found}
 
 
 def wrong(path, text):

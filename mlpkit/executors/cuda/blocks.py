@@ -6,6 +6,8 @@ A block takes over some layers that follow each other, and has
     backward(dy: Value) -> Value | None  writes the layers' gradients; drops what was kept, as soon as it is used
     wants: "nchw", "nc8hw8" or None      the layout in which x must come; None takes any. "stored": it takes any, but
                                          best what its products read, see `Value`
+    prepare()                            optional: asks for what depends on parameters alone, before each forward, maybe
+                                         on another stream, which forward waits for
     comes_back                           optional: False where its backward is not called, as nothing up to it learns
     follow(before)                       optional: it is told once, before the first forward, which block is before it;
                                          where it then does that block's backward, too, its own returns None
@@ -102,6 +104,10 @@ class BranchesBlock:
         self.at, self.pipelines, self.shapes = at, pipelines, []
         self.comes_back = at.wants_dx or any(each.comes_back for each in pipelines)
 
+    def prepare(self):
+        for each in self.pipelines:
+            each.prepare()
+
     def forward(self, x):
         outputs = [each.forward(x).array for each in self.pipelines]
         self.shapes = [output.shape for output in outputs]
@@ -129,6 +135,11 @@ class Pipeline:
         for before, block in pairwise(blocks):
             if hasattr(block, "follow"):
                 block.follow(before)
+
+    def prepare(self):
+        for block in self.blocks:
+            if hasattr(block, "prepare"):
+                block.prepare()
 
     def forward(self, x):
         self.layouts = [x.layout]

@@ -5,6 +5,8 @@ one back, see `kernels.cnn.between`. The first convolution of images of few chan
 the second one's input gradient is all that its filters' gradient needs, that is made in the same kernel.
 """
 
+from typing import Any
+
 from mlpkit.kernels.cnn import between
 from mlpkit.kernels.conv import PASSES, Shape, blocked
 from mlpkit.nn.conv import Conv, MaxPool
@@ -135,7 +137,7 @@ class ConvBlock(Following):
     def __init__(self, at, conv, about, mode):
         super().__init__(at, conv, about, mode)
         self.plain = not (about.keeps or at.layer.bias)
-        self.filters: blocked.Filters | None = None  # until it is known where the result goes
+        self.filters: Any = None  # `blocked.Filters`, once it is known where the result goes
         self.first: FirstBlock | None = None  # the block before, where the gradient of its filters is made here
 
     def follow(self, before):
@@ -147,7 +149,7 @@ class ConvBlock(Following):
 
     def settle(self):
         """Choose the kernel that does what follows, the convolution's own, if it can; return what makes its filters."""
-        behind = getattr(self.conv, "behind", 0)
+        behind = getattr(self.conv, "behind", ())
         followed = blocked.cropped(self.conv, self.about.pool, followed=True, behind=behind)
         (conv, _, _), *_ = blocked.convolutions(followed, "forward")
         self.at_once = (
@@ -158,10 +160,12 @@ class ConvBlock(Following):
         self.filters = blocked.Filters(self.mode, [(self.conv, self.at.W, passes)])
         return self.filters
 
+    def prepare(self):
+        (self.filters or self.settle()).begin()
+
     def forward(self, x):
-        filters = self.filters or self.settle()
         self.x = stored(x, self.mode, self.conv.x, self.scale_of("x"))
-        (self.made,) = filters()
+        (self.made,) = self.filters.take()
         y, self.kept = self.convolved(self.made.pop("forward"))
         return Value(y, self.gives, self.about.channels)
 

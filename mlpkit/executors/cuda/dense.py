@@ -136,7 +136,8 @@ class Head:
 
     def __init__(self, linear, n, mode):
         self.linear, self.precision = linear, "float32" if mode.precision == "float32" else "tf32"
-        self.sizes = dense.Sizes(n, (linear[0].W.shape[0], *(at.W.shape[1] for at in linear)))
+        sizes = linear[0].W.shape[0], *(at.W.shape[1] for at in linear)
+        self.sizes = dense.Sizes(n, sizes, wgmma=mode.products is None)
         self.largest = cp.zeros(1, np.uint32)
 
     def __call__(self, x, labels, losses, step):

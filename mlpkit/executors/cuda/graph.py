@@ -12,6 +12,7 @@ import cupy as cp
 import numpy as np
 
 from mlpkit.engines.cuda.kernel import C_TYPES, kernel, overlapping
+from mlpkit.kernels import overlap
 
 from .transfers import Feed, as_labels
 
@@ -22,7 +23,8 @@ def recorded(work, pool):
     with cp.cuda.using_allocator(pool.malloc), stream:
         stream.begin_capture()
         try:
-            work()
+            with overlap.recording():
+                work()
         except BaseException:  # Ctrl-C, too: who waits for this stream would be taken for a part of the graph
             with suppress(Exception):
                 stream.end_capture()

@@ -132,7 +132,7 @@ class NormBlock:
             for number, stage in enumerate(stages)
             if not stage.about.kernel
         ]
-        self.filters = blocked.Filters(mode, wanted) if wanted else list
+        self.filters = blocked.Filters(mode, wanted)
 
     def channels(self, stage):
         """Return the vectors of a stage's normalization, as they are now."""
@@ -140,10 +140,15 @@ class NormBlock:
         bias = (conv.b, conv.db) if conv.layer.bias else ()
         return norm.Channels(at.gamma, at.beta, at.mean, at.variance, at.dgamma, at.dbeta, *bias)
 
+    def prepare(self):
+        self.filters.begin()
+
     def forward(self, x):
-        self.made, size = [{}] * self.stem + self.filters(), self.stages[0].shape.x
+        self.made, size = [], self.stages[0].shape.x
         self.x, self.kept = [x.array if self.stem else stored(x, self.mode, size, self.scale_x)], []
         for number, stage in enumerate(self.stages):
+            if number == self.stem:  # its filters have been on their way
+                self.made = [{}] * self.stem + self.filters.take()
             y, kept = self.stage_forward(number, stage, self.gives if stage is self.stages[-1] else "stored")
             self.x.append(y)
             self.kept.append(kept)

@@ -29,7 +29,9 @@ class Gradient:
     Call it with x (n, *model.input) in the network's type, contiguous, and targets: it writes the gradient of the
     batch's loss into `network.grad`, and the loss into losses[step]. step: an int32 on the GPU, which then goes on by
     one; without it the loss is losses[0]. ready: is called with the gradient of the head's first weights when it is
-    there, and that of all weights behind. precision: one of `blocks.MODES`. matches: see `blocks.pipeline`.
+    there, and that of all weights behind. beside: a stream on which filters are put in order meanwhile, or None.
+    midway: is called between the way there and the head, or None.
+    precision: one of `blocks.MODES`. matches: see `blocks.pipeline`.
     """
 
     def __init__(self, network, n, precision, matches):
@@ -43,8 +45,12 @@ class Gradient:
             inner = layers[: len(layers) - count]
         self.pipeline = pipeline(inner, network.model.input, n, mode, (*matches, dense.match))
 
-    def __call__(self, x, targets, losses, step=None, ready=None):
+    def __call__(self, x, targets, losses, step=None, ready=None, beside=None, midway=None):
+        with beside or nullcontext():
+            self.pipeline.prepare()
         z = self.pipeline.forward(Value(x, "nchw", x.shape[1]))
+        if midway:
+            midway()
         came = [self.head(z, targets, losses, step) if self.head else self.loss(z.array, targets, losses, step)]
         del z
         if ready and self.head:
@@ -84,24 +90,26 @@ def watched(work, *vectors, rehearsed=False):
 
 
 class Batch:
-    """A batch of n, x and targets, and what is new in its step: the steps before it, the rate, its number from 1.
+    """A batch of n, x and targets, and what is new in its step.
 
-    rates: the last two of these, twice: an update reads its own while the next step's come. other: a batch at least as
-    large, which is never needed at the same time, and where this one's x may lie.
+    number: of the step in its epoch. taken: all steps before it. rates: the learning rate, and its number from 1.
+    other: a batch at least as large, which is never needed at the same time, and where this one's x may lie.
     """
 
     def __init__(self, network, y, n, other=None):
         self.x = cp.empty((n, *network.model.input), network.dtype) if other is None else other.x[:n]
-        self.targets, self.taken = cp.empty((n, *y.shape[1:]), y.dtype), cp.empty(1, np.int64)
-        self.rates = [tuple(cp.empty(1, network.dtype) for _ in range(2)) for _ in range(2)]
+        self.targets = cp.empty((n, *y.shape[1:]), y.dtype)
+        self.number, self.taken = cp.empty(1, np.int32), cp.empty(1, np.int64)
+        self.rates = tuple(cp.empty(1, network.dtype) for _ in range(2))
 
 
 class PlannedTrainer(GraphTrainer):
     """Trains with steps of three parts: the next batch, its gradient, the optimizer's update; as a graph.
 
-    Within a graph of several steps each fetches the batch of the next one, beside its own update: then nobody reads its
-    own batch any more, and the next one takes its place. A subclass names its precision, one of `blocks.MODES`, and the
-    `match` functions of the blocks that it has. arenas: by the size of a batch.
+    Two things are done on a branch beside the gradient. Filters are put in order beside the first convolution; within a
+    graph of several steps each fetches the batch of the next one beside the dense layers: neither needs all of the GPU.
+    So a size of batches has two that take turns. A subclass names its precision, one of `blocks.MODES`, and the `match`
+    functions of the blocks that it has. arenas: by the size of a batch.
     """
 
     precision = "float32"
@@ -127,7 +135,8 @@ class PlannedTrainer(GraphTrainer):
         if n in self.arenas:
             return self.arenas[n]
         self.gradients[n] = Gradient(self.network, n, self.precision, self.matches)
-        self.batches[n] = Batch(self.network, self.y, n, self.batches.get(self.batch_size))
+        others = self.batches.get(self.batch_size, (None, None))
+        self.batches[n] = [Batch(self.network, self.y, n, other) for other in others]
         vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.losses
         with getattr(self.optimizer.reduce, "apart", nullcontext)():  # other ranks may have this graph already
             self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors, rehearsed=True), self.memory)
@@ -138,39 +147,45 @@ class PlannedTrainer(GraphTrainer):
     def enqueue_first(self, n):
         """Ask for an epoch's first step."""
         self.restart()
-        self.fetch(self.batches[n], 0)
-        self.enqueue_gradient(self.batches[n])
-        self.optimizer.apply(*self.batches[n].rates[0])
+        self.fetch(self.batches[n][0], self.step_number)
+        self.enqueue_step(self.batches[n][0])
 
     def enqueue_several(self, count, n):
-        batch, stream = self.batches[n], cp.cuda.get_current_stream()
-        self.fetch(batch, 0)
+        self.fetch(self.batches[n][0], self.step_number)
         for i in range(count):
             with self.arenas[n].step():
-                self.enqueue_gradient(batch)
-                if i + 1 < count:
-                    self.beside.wait_event(stream.record())
-                    with self.beside:
-                        self.fetch(batch, i + 1)
-                self.optimizer.apply(*batch.rates[i % 2])
-            if i + 1 < count:
-                stream.wait_event(self.beside.record())
+                self.enqueue_step(self.batches[n][i % 2], self.batches[n][1 - i % 2] if i + 1 < count else None)
 
-    def fetch(self, batch, number):
-        """Ask for the batch of the epoch's next step, which is of that number in its graph."""
+    def enqueue_step(self, batch, following=None):
+        """Ask for a step. following: the batch that is fetched meanwhile, or None."""
+        stream = cp.cuda.get_current_stream()
+
+        def fetch():
+            self.beside.wait_event(stream.record())
+            with self.beside:
+                self.fetch(following, batch.number, 1)
+
+        self.beside.wait_event(stream.record())
+        self.enqueue_gradient(batch, fetch if following else None)
+        stream.wait_event(self.beside.record())
+        self.optimizer.apply(*batch.rates)
+
+    def fetch(self, batch, step, further=0):
+        """Ask for the batch of the epoch's step of a number that is on the GPU, or of one that is so much further."""
         inputs = self.X.shape[1]
         parts = max(1, min(PARTS, inputs // 256))
-        examples = self.X, self.y, self.feed["order"], self.step_number
-        rates = self.feed["rates"], self.feed["first_t"], *batch.rates[number % 2], batch.taken
-        sizes = map(np.int32, (len(self.y), self.batch_size, inputs, self.target_size, parts))
+        examples = self.X, self.y, self.feed["order"], step
+        rates = self.feed["rates"], self.feed["first_t"], batch.number, *batch.rates, batch.taken
+        sizes = map(np.int32, (further, len(self.y), self.batch_size, inputs, self.target_size, parts))
         arguments = *examples, *sizes, batch.x, batch.targets, *rates
         self.next_batch((len(batch.x) * parts,), (256,), arguments)
 
-    def enqueue_gradient(self, batch):
-        """Ask for the gradient."""
+    def enqueue_gradient(self, batch, midway=None):
+        """Ask for the gradient. midway: see `Gradient`."""
         self.network.mode.step = batch.taken
         ready = getattr(self.optimizer.reduce, "begin", None)
-        self.gradients[len(batch.x)](batch.x, batch.targets, self.losses, self.step_number, ready)
+        of = batch.x, batch.targets, self.losses, self.step_number
+        self.gradients[len(batch.x)](*of, ready, self.beside, midway)
 
 
 @cache

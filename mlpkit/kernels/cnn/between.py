@@ -208,11 +208,13 @@ def first_weights(mode, shape, about, x, dy, layout, kept, dw, db, counters):
 
 
 def behind(shape, about):
-    """Return the bytes of shared memory that `first_sums` needs in the next convolution's kernel, for each tile."""
+    """Return what `first_sums` needs in shared memory in the next convolution's kernel, see `blocked.Cropped`."""
     seen = about.across * about.pool + shape.kernel - 1
     wide = seen + (40 - seen % 32) % 32
     tall = about.down * about.pool + shape.kernel - 1
-    return 4 * (tall * wide + 8 * about.down * about.across + 64 * (shape.kernel**2 + 1))
+    columns = blocked.padded(shape.kernel**2 + 1) // 8
+    fixed = 4 * (tall * wide + 8 * about.down * about.across + 64 * (shape.kernel**2 + 1) + 4)
+    return fixed, about.pool**2 * columns
 
 
 def first_sums(mode, conv, dz, filters, first, x, kept):
@@ -323,7 +325,7 @@ def most_blocks(file):
 
 @cache
 def _kernel(file, function, **macros):
-    return gpu.with_shared_memory(kernels.load(file, **macros).get_function(function), SHARED)
+    return overlap.InTurn(gpu.with_shared_memory(kernels.load(file, **macros).get_function(function), SHARED))
 
 
 def _launch(file, function, macros, blocks, arguments, shared, together=False, overlaps=False):
@@ -331,7 +333,6 @@ def _launch(file, function, macros, blocks, arguments, shared, together=False, o
     kernel = _kernel(file, function, **macros, **({"OVERLAPS": 1} if overlaps else {}))
     if overlaps:
         overlap.Overlapping(kernel, together)((blocks,), (THREADS[file],), arguments, shared_mem=shared)
-    elif together:
-        kernel.kernel((blocks,), (THREADS[file],), arguments, shared_mem=shared, enable_cooperative_groups=True)
     else:
-        kernel((blocks,), (THREADS[file],), arguments, shared_mem=shared)
+        of = (blocks,), (THREADS[file],), arguments
+        kernel(*of, shared_mem=shared, enable_cooperative_groups=together)

@@ -17,6 +17,7 @@ void backward(const void* dy, const Kept* kept, void* dz, float* partial, Scale*
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Word* words = reinterpret_cast<Word*>(shared_bytes);
     float* sums_of_warps = reinterpret_cast<float*>(words + 4);
+    begin_in_turn();
     with_scale(scale, words, [&](float factor, bool first) {
         float most = 0;
         for (int item = blockIdx.x; item < s.groups * slices; item += gridDim.x) {

@@ -1,4 +1,7 @@
-"""The end of a network, from the first linear layer to the loss and back, in three kernels: see `dense.cu`."""
+"""The end of a network, from the first linear layer to the loss and back, in three kernels: see `dense.cu`.
+
+Where the first layer is wide, on Hopper, two of them are those of `dense_wgmma.cu`.
+"""
 
 from dataclasses import dataclass
 from functools import cache
@@ -11,23 +14,32 @@ from mlpkit.kernels import gpu, overlap
 
 TILE, DEPTH, THREADS, STAGES = 64, 32, 256, 3  # as in dense.cu
 MOST_LAYERS, WIDEST = 6, 1024  # units
-FEW = 8  # slices, at most, whose sums come all at once
 MOST_LATER = 1 << 16  # weights behind the first layer, which each block reads
 MOST_RESIDENT = 16 << 10  # of them in shared memory
 SHARED = STAGES * 2 * TILE * (DEPTH + 4) * 4  # bytes, of pairs of tiles
 BLOCKS = 132  # of which the first layer's slices make about so many
+WIDE_SLICE, WIDE_UNITS, WIDE_INPUTS, WIDE_THREADS = 128, 64, 32, 512  # as in dense_wgmma.cu
+LEAST_WIDE = 1024  # inputs, from which on its blocks are enough for all multiprocessors
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the layers: inputs of the first one, then the units of each. n: examples."""
+    """Of the layers: inputs of the first one, then the units of each. n: examples. wgmma: whether the GPU is Hopper."""
 
     n: int
     sizes: tuple[int, ...]
+    wgmma: bool = False
 
     @property
     def count(self):
         return len(self.sizes) - 1
+
+    @property
+    def wide(self):
+        """Whether the kernels of `dense_wgmma.cu` take the first layer."""
+        inputs, units = self.sizes[:2]
+        fits = self.n in (64, 128) and units in (64, 128, 256) and inputs % WIDE_INPUTS == 0
+        return self.wgmma and fits and inputs >= LEAST_WIDE
 
     @property
     def slice(self):
@@ -36,6 +48,8 @@ class Sizes:
         Where one DEPTH each is work for a quarter of the blocks, they take two: the second one comes while the first is
         multiplied, and half of the sums are left.
         """
+        if self.wide:
+            return WIDE_SLICE
         tiles, depths = _tiles(self.n) * _tiles(self.sizes[1]), -(-self.sizes[0] // DEPTH)
         return max(-(-depths // max(1, BLOCKS // tiles)), 2 if depths * tiles <= BLOCKS // 4 else 1) * DEPTH
 
@@ -44,15 +58,30 @@ class Sizes:
         return -(-self.sizes[0] // self.slice)
 
     def kernel(self, name, precision, overlaps=False):
-        """Return one of the three kernels: all come from one file, compiled once."""
-        macros = ({"FEW": 1} if self.slices <= FEW else {}) | ({"OVERLAPS": 1} if overlaps else {})
-        return _kernel(name, PRODUCTS=3 if precision == "float32" else 1, **macros)
+        """Return one of the three kernels: those of a file are compiled together, once."""
+        three = precision == "float32"
+        macros = ({"SLICES": self.slices} if name == "examples" else {}) | ({"OVERLAPS": 1} if overlaps else {})
+        mode = {"MODE": 3 if three else 2} if self.wide else {}
+        if self.wide and name != "examples":
+            return _kernel(name, file="dense_wgmma", ROWS=self.n, GROUPS=self.sizes[1] // 8, **mode)
+        return _kernel(name, PRODUCTS=3 if three else 1, WGMMA=int(self.wide), **macros, **mode)
 
     def blocks(self, wants_dx):
         """Return how many blocks the gradients take, the loss's among them."""
-        layers = pairwise(self.sizes)
-        found = 1 + sum(-(-units // THREADS) + _tiles(inputs) * _tiles(units) for inputs, units in layers)
+        layers = list(pairwise(self.sizes))
+        found = 1 + sum(-(-units // THREADS) for units in self.sizes[1:])
+        found += sum(_tiles(inputs) * _tiles(units) for inputs, units in layers[self.wide :])
+        if self.wide:
+            return found + self.sizes[0] // WIDE_INPUTS
         return found + (_tiles(self.n) * _tiles(self.sizes[0]) if wants_dx else 0)
+
+    def wide_shared(self, precision):
+        """Return the bytes of shared memory of the wide kernels' blocks: forward, and back."""
+        parts, groups, plane = 2 if precision == "float32" else 1, self.sizes[1] // 8, self.n + 1
+        forward = WIDE_SLICE // 8 * plane + WIDE_UNITS // 8 * (WIDE_SLICE + 1)
+        back = groups * plane + groups * (WIDE_INPUTS + 1) + WIDE_INPUTS // 8 * plane
+        scales = 4 * (self.n + 4 * WIDE_INPUTS)
+        return 16 * parts * forward + scales, max(SHARED, 16 * parts * back + scales)
 
     @property
     def shared(self):
@@ -78,11 +107,15 @@ def why_not(sizes):
 
 @dataclass
 class Step:
-    """What one step keeps from kernel to kernel: the kernels' `Network`, and the arrays that it points to."""
+    """What one step keeps from kernel to kernel: the kernels' `Network`, and the arrays that it points to.
+
+    parts: of a wide first layer's gradient, fp16 (parts, units / 8, n, 8) as uint16, and the examples' scales (n,).
+    """
 
     network: np.ndarray
     sizes: Sizes
     arrays: list
+    parts: tuple = ()
 
 
 def forward(sizes, layers, x, precision, overlaps=False):
@@ -102,9 +135,10 @@ def forward(sizes, layers, x, precision, overlaps=False):
         network["layers"][0, i]["pointers"] = [0 if each is None else each.data.ptr for each in pointers]
         network["layers"][0, i]["sizes"] = W.shape
     parts = cp.empty((sizes.slices, sizes.n, sizes.sizes[1]), np.float32)
-    blocks = sizes.slices * _tiles(sizes.n) * _tiles(sizes.sizes[1])
+    blocks = sizes.slices * (1 if sizes.wide else _tiles(sizes.n)) * _tiles(sizes.sizes[1])
+    threads, shared = (WIDE_THREADS, sizes.wide_shared(precision)[0]) if sizes.wide else (THREADS, SHARED)
     arguments = network.view(f"V{NETWORK.itemsize}"), parts, np.int32(sizes.slice)
-    sizes.kernel("forward_parts", precision, overlaps)((blocks,), (THREADS,), arguments, shared_mem=SHARED)
+    sizes.kernel("forward_parts", precision, overlaps)((blocks,), (threads,), arguments, shared_mem=shared)
     return parts, Step(network, sizes, [x, *ys, *dzs])
 
 
@@ -118,8 +152,11 @@ def examples(step, parts, labels, precision, largest=None):
     sizes = step.sizes
     row_losses, widest = cp.empty(sizes.n, np.float32), np.int32(max(sizes.sizes[1:]))
     network = step.network.view(f"V{NETWORK.itemsize}")
-    about = np.int32(sizes.slices), labels, row_losses, widest, np.int32(sizes.resident)
-    arguments = network, parts, *about, np.uintp(0) if largest is None else largest
+    about = labels, row_losses, widest, np.int32(sizes.resident)
+    if sizes.wide:
+        shape = 2 if precision == "float32" else 1, sizes.sizes[1] // 8, sizes.n, 8
+        step.parts = cp.empty(shape, np.uint16), cp.empty(sizes.n, np.float32)
+    arguments = network, parts, *about, np.uintp(0) if largest is None else largest, *step.parts
     sizes.kernel("examples", precision)((sizes.n,), (THREADS,), arguments, shared_mem=sizes.shared)
     return row_losses
 
@@ -137,8 +174,9 @@ def gradients(step, row_losses, losses, counter, wants_dx, precision, largest=No
     step.network["dx"] = 0 if dx is None else dx.data.ptr
     network = step.network.view(f"V{NETWORK.itemsize}")
     pointers = (np.uintp(0) if each is None else each for each in (counter, largest))
-    arguments = network, row_losses, losses, *pointers
-    sizes.kernel("gradients", precision)((sizes.blocks(wants_dx),), (THREADS,), arguments, shared_mem=SHARED)
+    arguments = network, row_losses, losses, *pointers, *step.parts
+    threads, shared = (WIDE_THREADS, sizes.wide_shared(precision)[1]) if sizes.wide else (THREADS, SHARED)
+    sizes.kernel("gradients", precision)((sizes.blocks(wants_dx),), (threads,), arguments, shared_mem=shared)
     return dx
 
 
@@ -151,6 +189,6 @@ def _tiles(length):
 
 
 @cache
-def _kernel(name, **macros):
-    found = gpu.with_shared_memory(kernels.load("dense", **macros).get_function(name), 100 << 10)
-    return overlap.Overlapping(found) if "OVERLAPS" in macros else found
+def _kernel(name, file="dense", **macros):
+    found = gpu.with_shared_memory(kernels.load(file, **macros).get_function(name), 200 << 10)
+    return overlap.Overlapping(found) if "OVERLAPS" in macros else overlap.InTurn(found)

@@ -18,7 +18,7 @@ void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* 
     float* biases = reinterpret_cast<float*>(weights + 2 * s.groups * CHANNELS_IN * TAPS);
     float* image = biases + 8 * s.groups;
     int resident = blockIdx.x;  // whose image is there, or on its way
-    launch_dependents();
+    begin_in_turn();
     ask_for_images(x, resident / parts, 1, image, THREADS);
     for (int i = threadIdx.x; i < 8 * s.groups * CHANNELS_IN * TAPS; i += THREADS) {
         int channel = i / (8 * CHANNELS_IN * TAPS) * 8 + i % 8, tap = i / 8 % (CHANNELS_IN * TAPS);

@@ -65,6 +65,7 @@ void weights(const float* x, const void* dy, const Kept* kept, float* partial, f
     int part = item / slices / CHANNELS_IN % OF_GROUP, group = item / slices / CHANNELS_IN / OF_GROUP;
     int begin = (int)((long long)s.images * slice / slices), end = (int)((long long)s.images * (slice + 1) / slices);
 
+    begin_in_turn();
     float sums[SUMS] = {};
     for (int first = begin; first < end; first += chunk) {
         int count = min(chunk, end - first);

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlpkit import kernels
-from mlpkit.kernels import gpu
+from mlpkit.kernels import gpu, overlap
 from mlpkit.kernels.conv import blocked
 from mlpkit.kernels.conv.blocked import Stored
 
@@ -277,5 +277,4 @@ def _addresses(*arrays):
 @cache
 def _kernel(name, function, **macros):
     kernel = gpu.with_shared_memory(kernels.load(name, **macros).get_function(function))
-    kernel.preferred_shared_memory_carveout = 100
-    return kernel.kernel
+    return overlap.InTurn(kernel)

@@ -6,6 +6,7 @@
 extern "C" __global__ __launch_bounds__(256)
 void add(Piece* to, const Piece* other, long long pieces)
 {
+    begin_in_turn();
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= pieces) return;
     if constexpr (MODE == 0) {

@@ -339,6 +339,7 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
     Elements y = {{images, near, 0, Elements::piece_count(s), 1}, filters};
     Piece* behind = FROM == 0 ? near + s.resident * y.units.pieces : nullptr;
     Gradient gradient = {{own.gradient, behind, 0, s.area_out() * STORED, 1}, own, past};
+    begin_in_turn();
     ask_for(share, y.units, gradient.dy, shared.there);
     Word launch = told->launches + 1;
     if (STEM) y.fetch(s, share);

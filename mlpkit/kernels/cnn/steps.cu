@@ -21,15 +21,16 @@ __device__ REAL number(unsigned char pixel) { return pixel / REAL(255); }
 __device__ REAL number(float x) { return x; }
 __device__ REAL number(double x) { return x; }
 
-// Copy the examples of the batch of step number *step, and look up what is new in that step: its rate, its number t as
-// optimizers count, from 1, and the steps taken before it. `order` names the `examples` of an epoch. `parts` blocks an
-// example: each asks for its part of an example of the batch after this one, too, which so is near when its turn comes.
-extern "C" __global__ void next_batch(const PIXEL* X, const TARGET* y, const int* order, const int* step,
+// Copy the examples of the batch of step number *step + further, and look up what is new in that step: its number, its
+// rate, its number t as optimizers count, from 1, and the steps taken before it. `order` names the `examples` of an
+// epoch. `parts` blocks an example: each asks for its part of an example of the batch after this one, too, which so is
+// near when its turn comes.
+extern "C" __global__ void next_batch(const PIXEL* X, const TARGET* y, const int* order, const int* step, int further,
                                       int examples, int batch_size, int inputs, int target_size, int parts, REAL* x,
-                                      TARGET* targets, const REAL* rates, const long long* first_t, REAL* rate,
-                                      REAL* t, long long* taken)
+                                      TARGET* targets, const REAL* rates, const long long* first_t, int* found,
+                                      REAL* rate, REAL* t, long long* taken)
 {
-    const int row = blockIdx.x / parts, part = blockIdx.x % parts, number_of_step = *step;
+    const int row = blockIdx.x / parts, part = blockIdx.x % parts, number_of_step = *step + further;
     const long long here = (long long)number_of_step * batch_size + row, after = here + batch_size;
     const long long example = order[here], next = order[after < examples ? after : here];
     for (int i = part * blockDim.x + threadIdx.x; i < inputs; i += parts * blockDim.x) {
@@ -39,6 +40,7 @@ extern "C" __global__ void next_batch(const PIXEL* X, const TARGET* y, const int
     for (int i = part * blockDim.x + threadIdx.x; i < target_size; i += parts * blockDim.x)
         targets[(long long)row * target_size + i] = y[example * target_size + i];
     if (threadIdx.x == 0 && part == 0 && row == 0) {
+        *found = number_of_step;
         *rate = rates[number_of_step];
         *t = *first_t + number_of_step;
         *taken = *first_t + number_of_step - 1;

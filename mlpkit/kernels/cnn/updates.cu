@@ -2,6 +2,8 @@
 //
 // That is all that a step of a recorded graph needs. The formulas are those of `numpy_baseline`.
 
+#include "ptx.cuh"
+
 struct alignas(16) Four {
     float each[4];
 };
@@ -28,6 +30,7 @@ __device__ void store(const float (&elements)[4], float* to, int first, int n)
 extern "C" __global__ void sgd(float* theta, const float* grad, const float* lr, int n)
 {
     const int first = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
+    begin_in_turn();
     if (first >= n) return;
     alignas(16) float w[4], g[4];
     load(g, grad, first, n);
@@ -47,6 +50,7 @@ extern "C" __global__ void adam(float* theta, const float* grad, float* m, float
                                 int n, Settings s)
 {
     const int first = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
+    begin_in_turn();
     if (first >= n) return;
     alignas(16) float w[4], g[4], means[4], squares[4];
     load(g, grad, first, n);

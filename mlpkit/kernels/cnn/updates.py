@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.kernels import overlap
 
 THREADS = 256  # a block
 
@@ -38,4 +39,4 @@ def _launch(theta, name, *arguments):
 
 @cache
 def _kernel(name):
-    return kernels.load("updates").get_function(name)
+    return overlap.InTurn(kernels.load("updates").get_function(name))

@@ -85,23 +85,3 @@ inline void load_images(const Problem& p, const TensorMap* images, int tile, int
         }
     }
 }
-
-// ---- What wgmma is told of a matrix: where it begins, and how far apart the groups of 8 are, in k and in m or n ----
-
-inline Word64 descriptor(Word address, Word leading, Word stride)
-{
-    return (address & 0x3FFFF) / 16 | Word64(leading / 16) << 16 | Word64(stride / 16) << 32;
-}
-
-// What wgmma adds to must be in registers before the first of a sequence begins: the compiler shall not put it off.
-template <int COUNT>
-inline void in_registers(float (&sums)[COUNT])
-{
-    #pragma unroll
-    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(sums[i])::"memory");
-}
-
-inline void wait(Word64* barrier, Word phase)
-{
-    for (Word turns = 0; !mbarrier_try_wait(barrier, phase);) give_up_after_a_while(turns);
-}

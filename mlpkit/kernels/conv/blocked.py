@@ -33,6 +33,7 @@ MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
 # Windows that a block sums for the weight gradient where float32 is meant. Tensor cores truncate what they add: the
 # error grows with the sum: by 3e-9 of the result's norm a window, as measured; the slices are added by float32 adders.
 MOST_SUMMED = 1_500
+LANES = 8  # of conv_12_blocked_weights.cu
 FEW_IMAGES = 32  # at most, for which the weight gradient leaves fewer sums than multiprocessors could
 
 
@@ -73,13 +74,14 @@ class Cropped(Shape):
     """A convolution of which only the first rows and columns of windows are asked for: all that a pool reads.
 
     pool: the edge of the pool's windows, or 1, where its kernel does what follows, too; else 0. See `convolve`. behind:
-    bytes of shared memory that a tile of the input gradient takes for what its kernel does with it.
+    of what a tile of the input gradient has in shared memory for what its kernel does with it: bytes, and pieces of 16
+    bytes for each window and part; or ().
     """
 
     rows: int = 1
     columns: int = 1
     pool: int = 0
-    behind: int = 0
+    behind: tuple[int, ...] = ()
 
     @property
     def out_height(self):
@@ -90,7 +92,7 @@ class Cropped(Shape):
         return self.columns
 
 
-def cropped(shape, multiple=1, followed=False, behind=0):
+def cropped(shape, multiple=1, followed=False, behind=()):
     """Return the convolution of `shape` with a number of rows and of columns of windows that is a multiple of one.
 
     followed: whether its kernel does what follows, too. behind: as `Cropped` has it.
@@ -119,7 +121,7 @@ class Convolution:
     step: int = 1
     first: tuple[int, int] = (0, 0)
     pool: int = 0  # of what follows in the same kernel, 0 for nothing
-    behind: int = 0  # bytes of shared memory of a tile, for what is done with its sums
+    behind: tuple[int, ...] = ()  # what a tile has in shared memory for what is done with its sums: see `Cropped`
 
     @property
     def pitch(self):
@@ -206,12 +208,13 @@ class Tiling:
         image = conv.stride**2 * conv.pieces(self.rows(conv)[0]) * groups
         items, blocks = self.items(conv)
         buffers = 2 if padded(conv.channels) > self.chunk or items > blocks else 1
-        taken = conv.pool or conv.behind  # eight lines of sums for each warp
-        line = self.width + (40 - self.width % 32) % 32 if taken else 0
+        line = self.width + (40 - self.width % 32) % 32 if conv.pool else 0  # eight lines of sums for each warp
+        fixed, each = conv.behind or (0, 0)
+        behind = fixed + 16 * mode.parts * each * padded(self.width)
         multipliers = self.tiles * self.heights
         filters = self.slots * self.heights * self.tile * groups
         buffer = multipliers * 4 * 8 * 4 * line + self.stacked * self.tiles * 2 * 32 * self.width // 2 * 4
-        return buffers * self.tiles * image + filters + buffer + self.tiles * conv.behind
+        return buffers * self.tiles * image + filters + buffer + self.tiles * behind
 
 
 def padded(channels, multiple=16):
@@ -272,7 +275,7 @@ def convolutions(shape, which):
         pad_x, taps_x, windows_x, columns = _phase(b, shape.width, k, s, p)
         if taps_y * taps_x * windows_y * windows_x:
             sides = (pad_y, pad_x), 1, (taps_y, taps_x), (windows_y, windows_x)
-            to, behind = (shape.height, shape.width), getattr(shape, "behind", 0)
+            to, behind = (shape.height, shape.width), getattr(shape, "behind", ())
             found.append((Convolution(*sizes, *sides, to, s, (a, b), behind=behind), rows, columns))
     return found
 
@@ -405,8 +408,7 @@ def multiprocessors():
 @cache
 def _kernel(name, function, **macros):
     kernel = gpu.with_shared_memory(kernels.load(name, **macros).get_function(function), SHARED - BARRIERS)
-    kernel.preferred_shared_memory_carveout = 100
-    return kernel
+    return overlap.InTurn(kernel)
 
 
 # ---- Operands as products read them ----
@@ -584,8 +586,10 @@ def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None
     sizes = np.int32(shape.channels_out), np.int32(shape.channels)
     pointers = [np.uintp(0 if each is None else each.data.ptr) for each in (bias, db)]
     last = *addresses(images, dy), *pointers, np.int32(0 if bias is None else len(bias)), np.int32(about[2])
-    elements += 0 if before is None else before[1].size + len(before[1])
-    add((-(-elements // 256),), (256,), (*about[:2], partial_sums, dw, *sizes, *last, _before(before)))
+    more = 0 if before is None else LANES * (before[1].size + len(before[1]))
+    add(
+        (-(-elements // 256) + -(-more // 256),), (256,), (*about[:2], partial_sums, dw, *sizes, *last, _before(before))
+    )
     return partial_sums
 
 
@@ -618,12 +622,20 @@ def _weights(mode, shape):
 
 PASSES_OF_FILTERS = "forward", "input_gradient"
 MOST_ORDERS = 16  # of a launch; as in blocked_operands.cu
+PARTS = (8, 16), (8, 8)  # of filters that a block takes: output and input channels
+MOST_PART, MOST_AREA = 200 << 10, 800  # bytes of it; and taps of which the smallest has no more
 ORDER = np.dtype(
-    [("from", "u8"), ("to", "u8"), ("first", "i4"), ("which", "i4"), ("rows", "i4"), ("columns", "i4")]
-    + [(name, "i4") for name in ("row_step", "column_step", "groups", "chunks", "taps", "taps_x")]
-    + [(name, "i4") for name in ("tap_y", "tap_x", "step_y", "step_x", "side", "tile", "block", "padding")]
+    [("to", "u8")]
+    + [(name, "i4") for name in ("by_inputs", "rows", "groups", "chunks", "taps", "taps_x", "by_taps_x")]
+    + [(name, "i4") for name in ("tap_y", "tap_x", "step_y", "step_x", "tile", "block", "padding")]
 )
-ORDERS = np.dtype([("of", ORDER, MOST_ORDERS), ("scales", "u8", MOST_ORDERS), ("counts", "i4", 4)])
+FILTER = np.dtype(
+    [("from", "u8")]
+    + [(name, "i4") for name in ("outputs", "inputs", "side", "area", "first", "across", "first_order", "orders")]
+)
+ORDERS = np.dtype(
+    [("of", ORDER, MOST_ORDERS), ("filters", FILTER, MOST_ORDERS), ("scales", "u8", MOST_ORDERS), ("counts", "i4", 4)],
+)
 
 
 class Filters:
@@ -631,74 +643,102 @@ class Filters:
 
     wanted: (shape, W, passes) of each convolution: W (o, c, k, k) float32 on the GPU, contiguous, read again in each
     call; passes: of "forward" and "input_gradient" those that there are. Call it: it returns `Stored` for each of the
-    wanted, in their order, a dict by pass. What it writes comes from `cupy.empty`.
+    wanted, in their order, a dict by pass. What it writes comes from `cupy.empty`. Or `begin()` on one stream, and
+    `take()` on another, which then waits.
     """
 
     def __init__(self, mode, wanted):
         self.mode, self.wanted = mode, list(wanted)
         self.scales = [new_scale() if mode.fp16_parts else None for _ in self.wanted]
+        self.begun: tuple | None = None
+
+    def begin(self):
+        """Make them on the current stream."""
+        import cupy
+
+        self.begun = self(), cupy.cuda.get_current_stream().record()
+
+    def take(self):
+        """Return what has been begun, once the current stream waits for it."""
+        import cupy
+
+        begun, self.begun = self.begun, None
+        assert begun, "what is taken has been begun"
+        found, event = begun
+        cupy.cuda.get_current_stream().wait_event(event)
+        return found
 
     def __call__(self):
         import cupy
 
-        mode, found, orders = self.mode, [], []
+        mode, found, filters = self.mode, [], []  # of each W: itself, its scale, its orders
         for (shape, w, passes), scale in zip(self.wanted, self.scales, strict=True):
-            made = {}
+            made, orders = {}, []
             for which in passes:
                 many = sum(one.pieces(mode) for one in launches(mode, shape, which))
                 size, dtype = mode.parts * many * mode.channels, np.float32 if mode.channels == 4 else np.uint16
                 made[which] = Stored(cupy.empty(size, dtype), scale)
                 at = made[which].array.data.ptr
                 for one in launches(mode, shape, which):
-                    orders.append((w.data.ptr, at, scale, shape, which, one))
+                    orders.append({"to": at} | _order(mode, shape, which, one))
                     at += 16 * mode.parts * one.pieces(mode)
             found.append(made)
-        for group in _groups(orders):
+            filters.append((w, scale, orders))
+        for group in _groups(filters):
             self._launch(group)
         return found
 
-    def _launch(self, orders):
-        about, scales, first = np.zeros(1, ORDERS), [], 0
-        for order, (w, to, scale, shape, which, one) in zip(about["of"][0], orders, strict=False):
-            address = 0 if scale is None else scale.data.ptr
-            if address not in scales:
-                scales.append(address)
-            order["from"], order["to"], order["first"], order["which"] = w, to, first, scales.index(address)
-            for name, value in _order(self.mode, shape, which, one).items():
-                order[name] = value
-            first += one.pieces(self.mode)
-        about["scales"][0, : len(scales)] = scales
-        about["counts"] = len(orders), len(scales), first, 0
-        blocks, cooperative = min(-(-first // 256), multiprocessors()), bool(self.mode.fp16_parts)
-        kernel = _kernel(OPERANDS, "in_order", MODE=self.mode.number)
-        kernel = kernel.kernel if cooperative else kernel
-        options = {"enable_cooperative_groups": True} if cooperative else {}
-        kernel((blocks,), (256,), (about.view(f"V{ORDERS.itemsize}"),), shared_mem=12 * MOST_ORDERS, **options)
+    def _launch(self, filters):
+        about, first, number = np.zeros(1, ORDERS), 0, 0
+        areas = [w.shape[2] * w.shape[3] for w, _, _ in filters]
+        tall, wide = next(part for part in PARTS if 4 * part[0] * (part[1] * max(areas) + 1) <= MOST_PART)
+        for i, (w, scale, orders) in enumerate(filters):
+            about["scales"][0, i] = 0 if scale is None else scale.data.ptr
+            outputs, inputs = w.shape[:2]
+            for order in orders:
+                columns = (order["chunks"] << order["groups"]) * self.mode.channels
+                here = (columns, order["rows"]) if order["by_inputs"] else (order["rows"], columns)
+                outputs, inputs = max(outputs, here[0]), max(inputs, here[1])
+                for name, value in order.items():
+                    about["of"][0, number][name] = value
+                number += 1
+            across = -(-inputs // wide)
+            sizes = *w.shape[:3], areas[i], first, across, number - len(orders), len(orders)
+            about["filters"][0, i] = w.data.ptr, *sizes
+            first += across * -(-outputs // tall)
+        about["counts"] = len(filters), first, 0, 0
+        shared, blocks = 16 * MOST_ORDERS + 4 * tall * (wide * max(areas) + 1), min(first, multiprocessors())
+        kernel = _kernel(OPERANDS, "in_order", MODE=self.mode.number, MOST=MOST_ORDERS, TALL=tall, WIDE=wide)
+        options = {"shared_mem": shared, "enable_cooperative_groups": bool(self.mode.fp16_parts)}
+        kernel((blocks,), (256,), (about.view(f"V{ORDERS.itemsize}"),), **options)
 
 
-def _groups(orders):
-    """Cut a list of orders into parts for a launch each; those of one scale stay together."""
-    parts: list[list] = [[]]
-    for i, order in enumerate(orders):
-        same = [each for each in orders[i:] if each[0] == order[0]]
-        if parts[-1] and parts[-1][-1][0] != order[0] and len(parts[-1]) + len(same) > MOST_ORDERS:
+def _groups(filters):
+    """Cut a list of filters into parts for a launch each, by the number of their orders."""
+    parts: list[list] = []
+    for each in filters:
+        if not parts or sum(len(orders) for *_, orders in [*parts[-1], each]) > MOST_ORDERS:
             parts.append([])
-        parts[-1].append(order)
-    return [part for part in parts if part]
+        parts[-1].append(each)
+    return parts
 
 
 def _order(mode, shape, which, one):
     """Return what the kernel is told of an order: fields of `ORDER`."""
-    k, c = shape.kernel, shape.channels
-    steps = (c * k * k, k * k) if which == "forward" else (k * k, c * k * k)
-    rows, columns = one.conv.channels_out, one.conv.channels
+    k, columns, rows = shape.kernel, one.conv.channels, one.tiling.tile * one.tiling.heights
     (tap_y, _, step_y), (tap_x, _, step_x) = one.rows.indices(k), one.columns.indices(k)
     chunk = min(one.tiling.chunk, padded(columns))
-    elements = {"rows": rows, "columns": columns, "row_step": steps[0], "column_step": steps[1]}
-    elements |= {"groups": chunk // mode.channels, "chunks": padded(columns) // chunk}
-    elements |= {"taps": one.conv.taps[0] * one.conv.taps[1], "taps_x": one.conv.taps[1], "side": k}
-    elements |= {"tile": one.tiling.tile, "block": one.tiling.block(mode)}
+    elements = {"by_inputs": int(which != "forward"), "rows": padded(one.conv.channels_out, rows)}
+    elements |= {"groups": _bits(chunk // mode.channels), "chunks": padded(columns) // chunk}
+    elements |= {"taps": one.conv.taps[0] * one.conv.taps[1], "taps_x": one.conv.taps[1]}
+    elements |= {"by_taps_x": -(-(1 << 16) // one.conv.taps[1])}
+    elements |= {"tile": _bits(one.tiling.tile), "block": _bits(one.tiling.block(mode))}
     return elements | {"tap_y": tap_y, "tap_x": tap_x, "step_y": step_y, "step_x": step_x}
+
+
+def _bits(number):
+    """Return how often 2 divides a power of two."""
+    return number.bit_length() - 1
 
 
 # ---- What can't be ----
@@ -712,6 +752,8 @@ def why_not(mode, shape, which):
         return "wgmma does not transpose numbers of TF32, as the weight gradient needs: halves have as many digits."
     if which == "weight_gradient" and division(convolutions(shape, "forward")[0][0], mode) is None:
         return "two bands of one row each do not fit into shared memory."
+    if shape.kernel**2 > MOST_AREA:
+        return f"filters of more than {MOST_AREA} taps do not fit into shared memory."
     if any(conv.pitch > MOST_PIECES for conv, _, _ in convolutions(shape, which)):
         return f"the copy engine takes rows of at most {MOST_PIECES} pieces, padding included, and these are wider."
     return None

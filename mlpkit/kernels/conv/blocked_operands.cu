@@ -3,8 +3,9 @@
 // `split` makes fp16 of arrays that lie in their order already. `in_order` makes filters of parameters, which change
 // each step: those of all convolutions of a model in one launch. W (o, c, k, k) becomes, for each pass, [64 rows][chunk
 // of columns][tap][piece of columns][row]: rows are o and columns c for the forward pass, and the other way round, with
-// the taps rotated by 180 degrees, for the input gradient. A thread makes a piece, and a warp's pieces are neighbours.
-// In fp16 the low parts follow the high ones: of a tap, of 32 filters, or of a whole array.
+// the taps rotated by 180 degrees, for the input gradient. A block takes a part of W through shared memory: from there
+// each thread makes pieces, and a warp's pieces are neighbours, whichever pass it is for. In fp16 the low parts follow
+// the high ones: of a tap, of 32 filters, or of a whole array.
 
 #include "fp16.cuh"
 
@@ -44,6 +45,7 @@ void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, S
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Word *most = reinterpret_cast<Word*>(shared_bytes), *launches = most + 2;
     Scale* scales[2] = {of_a, of_b};
+    begin_in_turn();
     float guesses[2];
     int count = b.all > 0 ? 2 : 1;
     #pragma unroll
@@ -69,83 +71,122 @@ void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, S
 // ---- Filters ----
 
 #ifndef MOST
-#define MOST 16  // orders in a launch
+#define MOST 16  // orders in a launch, and filters
+#define TALL 8   // output channels that a block takes at a time,
+#define WIDE 16  // and input channels
 #endif
 
-// Piece number `first` of the launch is the first of `to`. which: the number of its scale.
+// Powers of two come as the number of their bits: nobody divides.
 struct Order {
-    const float* from;
     Piece* to;
-    int first, which;
-    int rows, columns, row_step, column_step;  // of W as a matrix for each tap: how many, and values between neighbours
-    int groups, chunks, taps, taps_x;          // pieces of columns in a chunk
-    int tap_y, tap_x, step_y, step_x, side;    // tap (i, j) is W's (tap_y + step_y i, tap_x + step_x j)
-    int tile, block, padding;  // rows side by side; pieces that are followed by their low fp16 parts
+    int by_inputs;                         // whether its rows are input channels
+    int rows, groups, chunks, taps;        // rows, with those that are added; bits of the pieces of columns in a chunk
+    int taps_x, by_taps_x;                 // and 2^16 / taps_x, rounded up
+    int tap_y, tap_x, step_y, step_x;      // tap (i, j) is W's (tap_y + step_y i, tap_x + step_x j)
+    int tile, block;                       // bits of rows side by side; of pieces that their low fp16 parts follow
+    int padding;
+};
+
+// Parts of W are numbered from `first` on, `across` of them side by side; its orders, too.
+struct Filter {
+    const float* from;
+    int outputs, inputs, side, area;
+    int first, across, first_order, orders;
 };
 
 struct Orders {
     Order of[MOST];
+    Filter filters[MOST];
     Scale* scales[MOST];
-    int count, scales_count, pieces, padding;
+    int count, parts, unused[2];
 };
 
-// Make piece number i, and return the largest magnitude in it.
-inline float make(const Order& order, int i, float scale)
+// A part of W in shared memory: output channels are an odd number of elements apart.
+struct Part {
+    int output, input, pitch;
+
+    __device__ Part(const Filter& f, int number)
+        : output((number - f.first) / f.across * TALL), input((number - f.first) % f.across * WIDE),
+          pitch(WIDE * f.area | 1) {}
+};
+
+// Copy a part, zeros where W has nothing; return the largest magnitude that this thread found.
+inline float load(const Filter& f, const Part& part, float* to)
 {
-    int n = i - order.first, row = n % order.tile, group = n / order.tile % order.groups;
-    int rest = n / order.tile / order.groups;
-    int tap = rest % order.taps, chunk = rest / order.taps % order.chunks;
-    int o = rest / order.taps / order.chunks * order.tile + row, c = (chunk * order.groups + group) * CHANNELS;
-    int y = order.tap_y + order.step_y * (tap / order.taps_x), z = order.tap_x + order.step_x * (tap % order.taps_x);
-    const float* from = order.from + (size_t)o * order.row_step + (size_t)c * order.column_step + y * order.side + z;
-    float x[8] = {};
-    #pragma unroll
-    for (int j = 0; j < CHANNELS; ++j)
-        if (o < order.rows && c + j < order.columns) x[j] = from[(size_t)j * order.column_step];
-    if constexpr (MODE == 1) {
-        *reinterpret_cast<float4*>(order.to + n) = {x[0], x[1], x[2], x[3]};
-    } else {
-        Piece parts[PARTS];
-        pieces_of(x, scale, parts);
-        int block = order.block, to = n / block * block * PARTS + n % block;
-        #pragma unroll
-        for (int part = 0; part < PARTS; ++part) put(order.to + to + part * block, parts[part]);
+    float most = 0;
+    const int row = WIDE * f.area, there = (f.inputs - part.input) * f.area;
+    #pragma unroll 4
+    for (int i = threadIdx.x; i < TALL * row; i += blockDim.x) {
+        int o = i / row, rest = i - o * row;
+        bool inside = part.output + o < f.outputs && rest < there;
+        float x = inside ? f.from[(size_t)(part.output + o) * f.inputs * f.area + part.input * f.area + rest] : 0;
+        to[o * part.pitch + rest] = x;
+        most = fmaxf(most, fabsf(x));
     }
-    return largest_of(x);
+    return most;
+}
+
+// Make the pieces of an order that a part has.
+template <bool BY_INPUTS>
+inline void make(const Order& order, const Filter& f, const Part& part, const float* from, float scale)
+{
+    constexpr int ROWS = BY_INPUTS ? WIDE : TALL, GROUPS = (BY_INPUTS ? TALL : WIDE) / CHANNELS;
+    const int first_row = BY_INPUTS ? part.input : part.output, first = (BY_INPUTS ? part.output : part.input) / CHANNELS;
+    const int row_step = BY_INPUTS ? f.area : part.pitch, step = BY_INPUTS ? part.pitch : f.area;
+    for (int i = threadIdx.x; i < ROWS * GROUPS * order.taps; i += blockDim.x) {
+        int row = first_row + i % ROWS, group = first + i / ROWS % GROUPS, tap = i / ROWS / GROUPS;
+        if (row >= order.rows || group >= order.chunks << order.groups) continue;
+        int down = tap * order.by_taps_x >> 16;
+        int y = order.tap_y + order.step_y * down, z = order.tap_x + order.step_x * (tap - down * order.taps_x);
+        const float* here = from + i % ROWS * row_step + i / ROWS % GROUPS * CHANNELS * step + y * f.side + z;
+        float x[8] = {};
+        #pragma unroll
+        for (int j = 0; j < CHANNELS; ++j) x[j] = here[j * step];
+        int n = ((row >> order.tile) * order.chunks + (group >> order.groups)) * order.taps + tap;
+        n = (n << order.groups | group & (1 << order.groups) - 1) << order.tile | row & (1 << order.tile) - 1;
+        if constexpr (MODE == 1) {
+            *reinterpret_cast<float4*>(order.to + n) = {x[0], x[1], x[2], x[3]};
+        } else {
+            Piece parts[PARTS];
+            pieces_of(x, scale, parts);
+            Piece* to = order.to + ((n >> order.block) * PARTS << order.block | n & (1 << order.block) - 1);
+            #pragma unroll
+            for (int part = 0; part < PARTS; ++part) put(to + (part << order.block), parts[part]);
+        }
+    }
 }
 
 extern "C" __global__ __launch_bounds__(256)
-void in_order(const __grid_constant__ Orders orders)
+void in_order(const __grid_constant__ Orders all)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Word *most = reinterpret_cast<Word*>(shared_bytes), *launches = most + MOST;
-    float* guesses = reinterpret_cast<float*>(launches + MOST);
-    int thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
-    if constexpr (SCALED) {
-        if (threadIdx.x < orders.scales_count) {
-            const Scale* scale = orders.scales[threadIdx.x];
-            most[threadIdx.x] = 0, guesses[threadIdx.x] = scale->of;
-            launches[threadIdx.x] = scale->launches;
+    float *guesses = reinterpret_cast<float*>(launches + MOST), *scales = guesses + MOST, *patch = scales + MOST;
+    begin_in_turn();
+    if (threadIdx.x < all.count) {
+        const Scale* scale = all.scales[threadIdx.x];
+        most[threadIdx.x] = 0, guesses[threadIdx.x] = scales[threadIdx.x] = SCALED ? scale->of : 1;
+        launches[threadIdx.x] = SCALED ? scale->launches : 0;
+    }
+    #pragma unroll 1
+    for (bool first = true;; first = false) {
+        for (int number = blockIdx.x, i = 0; number < all.parts; number += gridDim.x) {
+            while (i + 1 < all.count && number >= all.filters[i + 1].first) ++i;
+            const Filter& f = all.filters[i];
+            const Part part(f, number);
+            __syncthreads();  // what is there is read; the guesses are there
+            if (!first && scales[i] == guesses[i]) continue;
+            Word found = __reduce_max_sync(~0u, __float_as_uint(load(f, part, patch)));
+            if (first && threadIdx.x % 32 == 0) atomicMax(&most[i], found);
+            __syncthreads();
+            for (int k = f.first_order; k < f.first_order + f.orders; ++k) {
+                if (all.of[k].by_inputs) make<true>(all.of[k], f, part, patch, scales[i]);
+                else make<false>(all.of[k], f, part, patch, scales[i]);
+            }
         }
+        if (!SCALED || !first) return;
+        find_scales(all.scales, all.count, most, launches);
+        if (threadIdx.x < all.count) scales[threadIdx.x] = __uint_as_float(most[threadIdx.x]);
         __syncthreads();
-    }
-    for (int i = thread, number = 0; i < orders.pieces; i += threads) {
-        while (number + 1 < orders.count && i >= orders.of[number + 1].first) ++number;
-        const Order& order = orders.of[number];
-        float found = make(order, i, SCALED ? guesses[order.which] : 1);
-        if constexpr (SCALED) {
-            Word of_warp = __reduce_max_sync(~0u, __float_as_uint(found));
-            if (threadIdx.x % 32 == 0) atomicMax(&most[order.which], of_warp);
-        }
-    }
-    if constexpr (SCALED) {
-        find_scales(orders.scales, orders.scales_count, most, launches);
-        for (int number = 0; number < orders.count; ++number) {
-            const Order& order = orders.of[number];
-            float scale = __uint_as_float(most[order.which]);
-            if (scale == guesses[order.which]) continue;
-            int end = number + 1 < orders.count ? orders.of[number + 1].first : orders.pieces;
-            for (int i = order.first + thread; i < end; i += threads) make(order, i, scale);
-        }
     }
 }

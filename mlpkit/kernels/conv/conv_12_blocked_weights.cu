@@ -226,6 +226,7 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
         fence_proxy_async();
     }
     __syncthreads();
+    begin_in_turn();
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
     if (group == MULTIPLIERS) produce(p, d, images, dy, work, ring, barriers);
     else consume(p, d, work, ring, barriers, group, warp, lane);
@@ -237,6 +238,21 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
     barrier_cluster_wait();
 }
 
+// The sum of `count` elements that lie `step` apart: AT_ONCE are on their way together, and they are added in order.
+template <int AT_ONCE>
+inline float sum_of(const float* from, int count, size_t step)
+{
+    float sum = 0;
+    for (int first = 0; first < count; first += AT_ONCE) {
+        float found[AT_ONCE];
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) found[i] = first + i < count ? from[(first + i) * step] : 0;
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) sum += found[i];
+    }
+    return sum;
+}
+
 // Sums of a convolution before, (slices, room, each): of a filter those of its taps, dW (channels, each - 1), and of
 // its bias, db or null. padded: channels, padded.
 struct Before {
@@ -245,19 +261,24 @@ struct Before {
     int slices, channels, padded, each;
 };
 
+constexpr int LANES = 8;  // that add up an element of these together
+
 inline void add_before(const Before& b, int n)
 {
-    if (n >= b.channels * b.each) return;
-    float sum = 0;
-    #pragma unroll 32
-    for (int slice = 0; slice < b.slices; ++slice) sum += b.sums[slice * b.padded * b.each + n];
+    int lane = n % LANES, step = b.padded * b.each;
+    n /= LANES;
+    int element = min(n, b.channels * b.each - 1), first = b.slices * lane / LANES;
+    float sum = sum_of<16>(b.sums + first * step + element, b.slices * (lane + 1) / LANES - first, step);
+    #pragma unroll
+    for (int distance = 1; distance < LANES; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    if (n >= b.channels * b.each || lane > 0) return;
     int channel = n / b.each, tap = n % b.each;
     if (tap < b.each - 1) b.dW[channel * (b.each - 1) + tap] = sum;
     else if (b.db) b.db[channel] = sum;
 }
 
 // Add what the clusters have, in their order, and write it where it belongs: dW (o, c, k, l). A thread has an element.
-// The first threads also add up db (o,) of `bias_slices` slices (o_padded,), if there are any, the last ones what is
+// The first threads also add up db (o,) of `bias_slices` slices (o_padded,), if there are any, the last blocks what is
 // `before`.
 extern "C" __global__ __launch_bounds__(256)
 void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW,
@@ -266,15 +287,14 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
 {
     int tiles = d.heights * d.widths * d.tap_groups, taps = p.taps_y * p.taps_x;
     int all = PACKED ? packed_sums(p, d) : tiles * ELEMENTS, number = blockIdx.x * blockDim.x + threadIdx.x;
+    int all_blocks = (all + 255) / 256 * 256;  // whole blocks of these, and then of those before
+    begin_in_turn();
     float unscale = SCALED ? unscale_of(of_images, of_dy) : 1;
     for (int o = number; bias_slices > 0 && o < o_all; o += gridDim.x * blockDim.x) {
-        float sum = 0;
-        #pragma unroll 8
-        for (int slice = 0; slice < bias_slices; ++slice) sum += bias[slice * o_padded + o];
-        db[o] = sum;
+        db[o] = sum_of<16>(bias + o, bias_slices, o_padded);
     }
-    if (number >= all) {
-        add_before(before, number - all);
+    if (blockIdx.x * blockDim.x >= all_blocks) {
+        add_before(before, number - all_blocks);
         return;
     }
     int tile = number / ELEMENTS, thread = number % (128 * MULTIPLIERS);
@@ -288,10 +308,6 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
         o = number / 4 % d.channels, tap = rest / groups;
         c = rest % groups * 8 + number % 4 * 2 + number / 4 / d.channels % 2;
     }
-    if (tap >= taps || o >= o_all || c >= c_all) return;
-    float sum = 0;
-    #pragma unroll 8
-    for (int cluster = 0; cluster < d.slices / CLUSTER; ++cluster) sum += partial[(size_t)cluster * all + number];
-    sum *= unscale;
-    dW[((size_t)o * c_all + c) * taps + tap] = sum;
+    if (number >= all || tap >= taps || o >= o_all || c >= c_all) return;
+    dW[((size_t)o * c_all + c) * taps + tap] = sum_of<32>(partial + number, d.slices / CLUSTER, all) * unscale;
 }

@@ -156,7 +156,7 @@ def _struct(values):
 
 @cache
 def _kernel(name, function, **macros):
-    return gpu.with_shared_memory(kernels.load(name, **macros).get_function(function))
+    return overlap.InTurn(gpu.with_shared_memory(kernels.load(name, **macros).get_function(function)))
 
 
 def convolve_with(macros, mode, shape, which, images, filters, to, *told, tiling=None):

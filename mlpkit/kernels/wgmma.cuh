@@ -1,12 +1,13 @@
 // Hopper's product of a warpgroup, m64nNk16 or m64nNk8, for the widths N that the kernels here use; see `ptx.cuh`.
 //
-// d (64, N) += a b, with a and b in shared memory, where descriptors say. kind: the values' type. TRANSPOSED: both lie
-// with neighbours in m and in n, not in k, which only types of 16 bits may. The sums of a thread are N / 2 registers.
+// d (64, N) += a b, with a and b in shared memory, where descriptors say. kind: the values' type. TRANSPOSED: BOTH,
+// or ONLY_B, lie with neighbours in m and in n, not in k, which only types of 16 bits may. The sums of a thread are N / 2 registers.
 // FRESH: what was in d does not count.
 
 #include "ptx.cuh"
 
 enum Kind { BF16, TF32, FP16 };
+enum { NEITHER, BOTH, ONLY_B };
 
 #define TWO_OF(i) "+f"(d[i]), "+f"(d[i + 1])
 #define FOUR_OF(i) TWO_OF(i), TWO_OF(i + 2)
@@ -98,7 +99,8 @@ enum Kind { BF16, TF32, FP16 };
                  : "l"(a), "l"(b))
 
 #define WGMMA_OF(N_IS, add) \
-    if constexpr (kind == BF16 && TRANSPOSED) N_IS("k16.f32.bf16.bf16", ", 1, 1", add); \
+    if constexpr (kind == FP16 && TRANSPOSED == ONLY_B) N_IS("k16.f32.f16.f16", ", 0, 1", add); \
+    else if constexpr (kind == BF16 && TRANSPOSED) N_IS("k16.f32.bf16.bf16", ", 1, 1", add); \
     else if constexpr (kind == BF16) N_IS("k16.f32.bf16.bf16", ", 0, 0", add); \
     else if constexpr (kind == FP16 && TRANSPOSED) N_IS("k16.f32.f16.f16", ", 1, 1", add); \
     else if constexpr (kind == FP16) N_IS("k16.f32.f16.f16", ", 0, 0", add); \
@@ -108,7 +110,7 @@ enum Kind { BF16, TF32, FP16 };
     if constexpr (FRESH) { WGMMA_OF(N_IS, "0"); } \
     else { WGMMA_OF(N_IS, "1"); }
 
-template <Kind kind, bool TRANSPOSED, int N, bool FRESH = false>
+template <Kind kind, int TRANSPOSED, int N, bool FRESH = false>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], Word64 a, Word64 b)
 {
     if constexpr (N == 16) { WGMMA_FOR(WGMMA_N16); }
@@ -146,4 +148,24 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[N / 2], const Word (&
     static_assert(kind != TF32 && (N == 16 || N == 32 || N == 64), "no such product here");
     if constexpr (kind == BF16) { WGMMA_REGISTERS_N("k16.f32.bf16.bf16"); }
     else { WGMMA_REGISTERS_N("k16.f32.f16.f16"); }
+}
+
+// ---- What wgmma is told of a matrix: where it begins, and how far apart the groups of 8 are, in k and in m or n ----
+
+inline Word64 descriptor(Word address, Word leading, Word stride)
+{
+    return (address & 0x3FFFF) / 16 | Word64(leading / 16) << 16 | Word64(stride / 16) << 32;
+}
+
+// What wgmma adds to must be in registers before the first of a sequence begins: the compiler shall not put it off.
+template <int COUNT>
+inline void in_registers(float (&sums)[COUNT])
+{
+    #pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+inline void wait(Word64* barrier, Word phase)
+{
+    for (Word turns = 0; !mbarrier_try_wait(barrier, phase);) give_up_after_a_while(turns);
 }
