@@ -32,9 +32,10 @@ else ifeq "$(GPU)$(wildcard .venv/cuda-complete)" "yes"
 .PHONY: $(READY)
 endif
 
-# Python's own settings could lead .venv's to packages, or to a library, of another Python; or have each of hundreds of
-# processes compile all modules anew, as containers of Python do.
-unexport PYTHONHOME PYTHONPATH PYTHONSTARTUP PYTHONDONTWRITEBYTECODE
+# Python's own settings could lead .venv's to packages, or to a library, of another Python, or hide this folder from it;
+# or have each of hundreds of processes compile all modules anew, as containers of Python do. And Matplotlib does not start
+# where MPLBACKEND names a backend that it has no more, nor shows a figure in the page where it names another.
+unexport MPLBACKEND $(filter-out PYTHON PYTHONUTF8 PYTHONIOENCODING,$(filter PYTHON%,$(.VARIABLES)))
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -68,6 +69,14 @@ lab: $(READY)  ## open the workbook in JupyterLab
 	    HOME=$$(mktemp -d) && export HOME; \
 	    echo "The home folder can't be written: what Jupyter, CuPy and Numba keep is in $$HOME this time."; \
 	fi; \
+	for name in JUPYTER_CONFIG_DIR JUPYTER_DATA_DIR JUPYTER_RUNTIME_DIR JUPYTERLAB_SETTINGS_DIR \
+	        JUPYTERLAB_WORKSPACES_DIR IPYTHONDIR XDG_CONFIG_HOME XDG_DATA_HOME XDG_CACHE_HOME; do \
+	    eval "folder=\$${$$name:-}"; \
+	    if test "$$folder" && ! { mkdir -p "$$folder" && test -w "$$folder"; } 2>/dev/null; then \
+	        echo "$$name leads to $$folder, which can't be written: it counts for nothing this time."; \
+	        unset $$name; \
+	    fi; \
+	done; \
 	$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null; \
 	JUPYTER_PREFER_ENV_PATH=1 $(VENV_PYTHON) -m jupyterlab $(AS_ROOT) notebooks/00_start_here.ipynb
 
@@ -87,7 +96,7 @@ labs: .venv/labs-complete  ## make the labs' student versions, in labs/release
 	@$(VENV_PYTHON) -m labs.grading.release
 
 grade: .venv/labs-complete labs  ## collect from the folder INBOX=..., grade each submission in a box, write tables into labs/grades
-	@$(VENV_PYTHON) -m labs.grading $(if $(PATTERN),--pattern '$(PATTERN)') $(if $(INBOX),'$(INBOX)')
+	@$(VENV_PYTHON) -m labs.grading $(if $(PATTERN),--pattern "$$PATTERN") $(if $(INBOX),"$$INBOX")
 
 test-labs: .venv/labs-complete  ## test the labs: what solutions, mistakes and hostile submissions earn
 	@$(PYTEST) --dist worksteal tests/labs

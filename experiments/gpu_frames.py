@@ -75,7 +75,8 @@ def table(record):
     """Return the record as a table for the terminal."""
     lines = [f"{'milliseconds a frame':<38}{'GPU':>9}{'to wait':>9}"]
     for run in {(run["model"], run["engine"], run["precision"]): run for run in record["runs"]}.values():
-        who = run["model"], run["engine"].rpartition(":")[2], run["precision"]
+        way, _, name = run["engine"].rpartition(":")
+        who = run["model"], name, run["precision"], "in tiles" if way == "tiles" else ""
         found = [us(record, run["engine"], run["precision"], run["model"], 1, clock) for clock in CLOCKS]
         lines.append(f"{' '.join(who):<38}" + "".join("        -" if t is None else f"{t / 1e3:>9.3f}" for t in found))
     return "\n".join([*lines, *results.not_run([run for run in record["runs"] if run["why_not"]])])

@@ -57,6 +57,7 @@ def main(arguments=None):
         return 141
     except (ValueError, TypeError, OSError, ImportError, Diverged, engines.EngineUnavailable) as error:
         say(error)
+        _close_streams()
         return 1
     except (MemoryError, RuntimeError) as error:
         sentence = gpu.out_of_memory(error)
@@ -76,12 +77,6 @@ def say(what):
     print("mlpkit:", printable(what, kept="\n"), file=sys.stderr)
 
 
-def _flush():
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
-            stream.flush()
-
-
 def _open_streams():
     """Where a stream was closed, as by `2>&-`, write to nowhere: else the next file that is opened takes its place."""
     for name in ("stdout", "stderr"):
@@ -90,10 +85,12 @@ def _open_streams():
 
 
 def _close_streams():
-    """Let what is still to be written go nowhere, so that Python can end without a complaint."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Write what is left; let what can't be written go nowhere, so that Python can end without a complaint."""
     for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def doctor(options):
@@ -376,6 +373,6 @@ if __name__ == "__main__":
     if HEEDED:
         signal.signal(signal.SIGINT, at_once)
     if code == 130:  # amid what a library did: its clean-up at the end of a program may crash, or wait for its threads
-        _flush()
+        _close_streams()
         os._exit(code)
     sys.exit(code)

@@ -4,9 +4,11 @@
 # gets one line of progress, which is written over, and a pipe only the lines that stay.
 # With an argument it adds that extra of pyproject.toml, which one target alone needs, to a .venv that is set up.
 set -eu
+unset CDPATH # it would lead past this folder
 cd "$(dirname "$0")/.."
-# Python's own settings could lead it to packages, or to a library, of another Python.
-unset PYTHONHOME PYTHONPATH PYTHONSTARTUP
+# Python's own settings could lead it to packages, or to a library, of another Python, or have it wait for somebody who
+# types; and Matplotlib does not start where this names a backend that it has no more.
+unset MPLBACKEND $(env | sed -n 's/^\(PYTHON[A-Z0-9_]\{1,\}\)=.*/\1/p')
 log=.venv/set-up.log
 stamp=.venv/${1:-set-up}-complete
 began=$(date +%s)
@@ -38,6 +40,14 @@ advise() {
     *'No usable temporary directory'*)
         echo "There is no folder for temporary files: set the variable TMPDIR to one that can be written," \
             "then give the same command again."
+        ;;
+    *'CA certificate bundle, invalid path'*)
+        echo "A variable names a file of certificates that is not there: unset PIP_CERT, REQUESTS_CA_BUNDLE and" \
+            "CURL_CA_BUNDLE, or mend their path, then give the same command again."
+        ;;
+    *'certificate is not yet valid'* | *'certificate has expired'*)
+        echo "By this machine's clock it is $(date), when a certificate on the way to the package index is not valid:" \
+            "set the clock right (if it is, ask who runs the network), then give the same command again."
         ;;
     *CERTIFICATE_VERIFY_FAILED* | *'certificate verify failed'*)
         echo "Something between here and the package index answers in its place, as the filter of a school or firm" \
@@ -99,6 +109,19 @@ find_python() {
     return 1
 }
 
+# Two at once would take each other's .venv to pieces. This file is the lock, open for writing, as NFS wants it; macOS
+# has no `flock`.
+if [ -w tools/set_up.sh ] && command -v flock >/dev/null; then
+    exec 9<>tools/set_up.sh
+    status=0
+    flock -n 9 2>/dev/null || status=$?
+    if [ "$status" = 1 ]; then
+        echo "Another set-up is at work in this folder: waiting for its end"
+        flock 9
+        [ "$(cat "$stamp" 2>/dev/null)" != "$(pwd -P)" ] || exit 0
+    fi
+fi
+
 if [ $# = 1 ]; then
     echo "Adding to .venv what 'make $1' needs: once"
 elif [ "$(cat .venv/set-up-complete 2>/dev/null)" = "$(pwd -P)" ] && .venv/bin/python -c 'import pip' 2>/dev/null; then
@@ -110,7 +133,8 @@ else
     echo "Setting up .venv with $("$python" --version): once, about a minute, 0.5 GB to download, 1.4 GB on the disk"
     show 'making .venv'
     [ -d .venv ] || quietly rm -f .venv # a file, or a link to nowhere
-    quietly "$python" -m venv --clear .venv
+    quietly "$python" -m venv --clear --without-pip .venv
+    quietly .venv/bin/python -m ensurepip --upgrade --default-pip # venv's own call would not say what went wrong
 fi
 if [ $# = 0 ]; then
     quietly rm -f .venv/*-complete

@@ -8,6 +8,7 @@ of another package's. Pictures are kept in `pictures`, networks beside this file
 from .measure import Plan as Plan
 from .measure import load_painter as load_painter
 from .measure import measure as measure
+from .read import equals as equals
 from .read import fastest as fastest
 from .read import looks as looks
 from .read import painters as painters

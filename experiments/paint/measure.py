@@ -22,7 +22,7 @@ from . import show, styles, training, trunks
 from .lbfgs import lbfgs
 
 GRAPH, EAGER = "cuda_conv_graph", "cupy_conv"  # a network is trained by steps of a graph, a picture step by step
-MARKS = (1, 3, 10, 30, 100, 300)  # steps whose losses are kept
+MARKS = (1, 3, 10, 20, 30, 40, 50, 60, 80, 100, 120, 150, 200, 250, 300)  # steps whose losses are kept
 SHORT = 400  # pixels of a photograph's shorter side, for training
 HERE = Path(__file__).parent  # where networks are kept
 UNSEEN = "astronaut", "chelsea", "coffee"  # photographs that come along, and that no network is trained on
@@ -153,7 +153,7 @@ def painter_run(plan, photos, unseen, trunk, style, seconds, progress, folder=No
     """Train a network to paint for so many seconds, keep it, and compare it on pictures that it never saw."""
     name, graph, shape = f"{trunk}-{style}", plan.engines[0], (3, plan.crop, plan.crop)
     X, _ = training.crops(list(photos.values()), plan.pieces, plan.crop, larger=2)
-    network = Network(graph, painter(shape, loss_of(graph, trunk, style, shape)))
+    network = Network(graph, painter(shape, loss_of(graph, trunk, style, shape, kind=training.Even)))
     begun = time.perf_counter()
     fit(network, Adam(network, 1e-4), (X[:160], X[:160]), epochs=1, batch_size=plan.batch)  # and all is compiled
     middle = time.perf_counter()

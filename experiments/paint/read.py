@@ -14,8 +14,9 @@ def looks(record):
 
 @results.reads
 def painters(record):
-    """Return the runs of networks that paint, by trunk and style."""
-    return {(run["trunk"], run["style"]): run for run in record["runs"] if run["kind"] == "painter"}
+    """Return the runs of networks that paint, by trunk and style; behind a style the channels of a larger network."""
+    found = [run for run in record["runs"] if run["kind"] == "painter"]
+    return {(run["trunk"], f"{run['style']}{run.get('larger', '')}"): run for run in found}
 
 
 def total(parts):
@@ -27,6 +28,23 @@ def ratios(run, by="adam"):
     """Return by picture the network's total loss over that of a picture trained by `by`, where there is one."""
     pictures = {name: each for name, each in run["pictures"].items() if by in each}
     return {name: total(each["network"]) / total(each[by]) for name, each in pictures.items()}
+
+
+@results.reads
+def equals(run):
+    """Return by picture how many steps Adam had done when its loss, of that training, fell below the network's.
+
+    Between two steps that are kept, the logarithms of both lie on a straight line; the number of all steps where the
+    loss never fell so far.
+    """
+    found = {}
+    for name, each in run["pictures"].items():
+        if "adam_curve" in each:
+            steps = sorted(each["adam_curve"], key=int)
+            losses = np.minimum.accumulate([each["adam_curve"][step] for step in steps])
+            at = np.interp(-np.log(total(each["network"])), -np.log(losses), np.log(np.array(steps, float)))
+            found[name] = float(np.exp(at))
+    return found
 
 
 @results.reads

@@ -1,5 +1,7 @@
 """Pieces of photographs to train on, the picture as parameters, and a network that paints at once."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from mlpkit.engines.numpy_baseline import upsample_bilinear
@@ -35,9 +37,27 @@ def crops(pictures, count, size, seed=0, jitter=False, larger=1):
     return found, whose
 
 
-def style_loss(trunk, paths, style, layers=STYLE_LAYERS, content="relu3_1", **weights):
+def style_loss(trunk, paths, style, layers=STYLE_LAYERS, content="relu3_1", kind=Perceptual, **weights):
     """Return the loss for a style (3, height, width), with the weights of all that is compared here."""
-    return Perceptual.of_style(trunk, style, [paths[name] for name in layers], paths[content], **WEIGHTS | weights)
+    return kind.of_style(trunk, style, [paths[name] for name in layers], paths[content], **WEIGHTS | weights)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Even(Perceptual):
+    """The mean of the logarithms of a batch's losses: each picture counts alike, however far off its style is.
+
+    A loss is relative to its content's size. So of the sum over pieces of photographs some smooth ones make the most,
+    and a network that lowers it leaves the others as they are.
+    """
+
+    def __call__(self, at, outputs, targets):
+        total, d_outputs = 0, 0 * outputs
+        for i in range(len(outputs)):
+            one = slice(i, i + 1)
+            parts, slope = self.parts(at, outputs[one], targets[one], backward=True)
+            loss = sum(parts.values())
+            total, d_outputs[one] = total + np.log(loss), slope / (loss * len(outputs))
+        return total / len(outputs), d_outputs
 
 
 def canvas(loss, picture):

@@ -79,6 +79,7 @@ def _handed_out(cell):
 
 def _fill(cell, answers):
     cell.source = "".join(answer.source for answer in answers[:1])
+    cell.metadata.ran = any("ran" in answer.metadata for answer in answers[:1])
     if not answers:
         cell.metadata.missing = True
 

@@ -96,14 +96,17 @@ def _must_be_notebook(path, about):
 def _take(goal, file, left):
     when, newest = file
     try:
-        data = newest.read_bytes()
+        with open(os.open(newest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+            _must_be_notebook(newest, os.fstat(opened.fileno()))  # still: where others write, it may be another by now
+            data = opened.read(LARGEST_NOTEBOOK)
         if goal.is_file() and goal.stat().st_mtime_ns > when and goal.read_bytes() != data:
             left.append((newest, f"{goal} is newer, as if somebody has mended it: delete that to take this one."))
             return
         write_atomically(goal, data)
         os.utime(goal, ns=(when, when))  # with its time: a file that is newer has been changed there
-    except OSError as error:
-        left.append((newest, f"it can't be copied ({error.strerror})." if error.strerror else str(error)))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None)
+        left.append((newest, f"it can't be copied ({reason})." if reason else str(error)))
 
 
 def _say_which(files, left):
@@ -119,7 +122,7 @@ def _say_which(files, left):
 
 @contextmanager
 def _opened(inbox):
-    """Yield the inbox as a folder, and [(path, why not)]: of a zip file, a folder with the notebooks that it holds."""
+    """Yield the inbox as a folder, and [(path, why not)]: of a zip file, a folder with what it holds."""
     left: list[tuple[Path, str]] = []
     if inbox.is_dir():
         yield inbox, left
@@ -127,7 +130,7 @@ def _opened(inbox):
     with tempfile.TemporaryDirectory() as name, zipfile.ZipFile(inbox) as file:
         folder = Path(name)
         for member in file.infolist():
-            if member.is_dir() or Path(member.filename).suffix != ".ipynb":
+            if member.is_dir():
                 continue
             if member.file_size > LARGEST_NOTEBOOK:
                 left.append((folder / member.filename, f"it is larger than {LARGEST_NOTEBOOK >> 20} MB."))

@@ -20,7 +20,7 @@ from mlpkit.words import printable
 from .submission import PICTURES
 
 LONGEST = 10_000  # characters of a cell that are shown: Formgrader takes a second for as many
-WIDEST = 300  # characters of a line
+WIDEST = 300  # characters of a line of code; a paragraph of words may be one line
 SECONDS = 5  # for a cell
 DEEPEST = 30  # elements in elements
 KEPT = "\n\t\xa0\u200b\u200c\u200d\ufe0f"  # of what is not printable
@@ -80,11 +80,16 @@ def text(source):
     return _one_line(f"<pre>{html.escape(shown(source))}</pre>")
 
 
+def code(source):
+    """Return as much of a text as is shown of code, without blanks at lines' ends: they cost a highlighter seconds."""
+    lines = map(str.rstrip, shown(source).split("\n"))
+    return "\n".join(line if len(line) <= WIDEST else f"{line[:WIDEST]} [...]" for line in lines)
+
+
 def shown(source):
     """Return as much of a text as is shown, with what is not printable written out, and a word where it is cut."""
-    lines = [line if len(line) <= WIDEST else f"{line[:WIDEST]} [...]" for line in source[:LONGEST].split("\n")]
     cut = f"\n[... {len(source) - LONGEST:,} more characters]" if len(source) > LONGEST else ""
-    return printable("\n".join(lines), KEPT) + cut
+    return printable(source[:LONGEST], KEPT) + cut
 
 
 def _one_line(clean):

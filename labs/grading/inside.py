@@ -5,6 +5,7 @@ Everything here may be changed by the submission that it runs. It decides nothin
 
 import ast
 import asyncio
+import bdb
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import sys
 import wire
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
+from numpy import errstate
 from traitlets.config import Config
 
 os.environ |= {"PIP_NO_INDEX": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}  # the latter as there
@@ -27,8 +29,9 @@ class TooLong(BaseException):
     """Raised in a cell, or in a call, that takes too long."""
 
 
-# What may be the box's fault: no network, few files, not all packages, nobody who types, and less time than at home.
-LACKING = (OSError, ImportError, EOFError, TooLong)
+# What may be the box's fault: no network, few files, not all packages and their magics, nobody who types, and less time
+# than at home.
+LACKING = (OSError, ImportError, UsageError, EOFError, bdb.BdbQuit, TooLong)
 
 
 class Shell(InteractiveShell):
@@ -50,6 +53,10 @@ class Shell(InteractiveShell):
     def enable_gui(self, gui=None):
         """There is no window to attend to."""
 
+    def enable_matplotlib(self, gui=None):
+        """Whatever a figure was to be shown in, here it is a picture."""
+        return super().enable_matplotlib("inline")
+
     def ask_exit(self):
         """A lab goes on after exit()."""
 
@@ -66,7 +73,9 @@ def text_of(error):
 
 
 def reply_to(error):
-    return {"error": text_of(error), "lacking": isinstance(error, LACKING), "late": isinstance(error, TooLong)}
+    cause = BaseException.__dict__["__cause__"].__get__(error)  # of `%run nosuch.py`, an OSError
+    lacking = issubclass(type(error), LACKING) or issubclass(type(cause), LACKING)
+    return {"error": text_of(error), "lacking": lacking, "late": type(error) is TooLong}
 
 
 def names_in(source, shell):
@@ -115,7 +124,8 @@ class Submission:
     async def call(self, request):
         space = self.shell.user_ns
         bound = {name: find(value, space) for name, value in request["bound"].items()}
-        value = eval(request["source"], space, bound)
+        with errstate(**request.get("errors", {})):
+            value = eval(request["source"], space, bound)
         return {"value": value, "bound": {name: bound[name] for name in request["back"]}}
 
     async def why(self, request):

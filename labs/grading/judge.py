@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import numpy as np
 
 from mlpkit.course.values import message
 from mlpkit.words import printable
@@ -108,7 +109,8 @@ class Judge:
         return reply
 
     def _call(self, name, args, kwargs):
-        request = {"do": "call", "source": f"{name}(*_args, **_kwargs)", "back": ["_args"]}
+        ignored = {kind: how for kind, how in np.geterr().items() if how == "ignore"}  # by the test, as in a notebook
+        request = {"do": "call", "source": f"{name}(*_args, **_kwargs)", "back": ["_args"], "errors": ignored}
         reply = self.late.get(name) or self._ask(request | {"bound": {"_args": args, "_kwargs": kwargs}})
         if reply.get("lacking") is True:
             self.lacked = _stop(reply)
@@ -199,7 +201,8 @@ class Judge:
         for number, stopped, lacking in stops:
             which = "Its cell" if role(self.cells.get(number, cell)) else "A cell of their own"
             sentence += f" ({which} stopped: {stopped}.)"
-            lacked = lacked or (lacking and stopped)
+            ran = self.cells.get(number, cell).metadata.get("ran")  # at home, with more cores, or a newer Python
+            lacked = lacked or ((lacking or ran) and stopped)
         return (None, f"{BY_HAND}, perhaps it runs elsewhere ({lacked}): {sentence}") if lacked else (0, sentence)
 
     def _stops(self, names):

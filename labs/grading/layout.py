@@ -42,7 +42,7 @@ def lay_out(released, path, earlier, says):
         length = len(cell.source)
         if mine:
             _show(cell, left)
-            left -= min(length, left)
+            left -= min(length, left, inert.LONGEST)
         if cell.cell_type == "code":  # what a submission says it printed is not evidence
             said = printable(says.get(name_of(cell), "")) if role(cell) else ""
             cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=said)] if said else []
@@ -66,7 +66,7 @@ def _show(cell, left):
         cell.source = f"[{len(cell.source):,} characters that are not shown]"
     source = cell.source[: max(left, 100)]
     if cell.cell_type == "code":
-        cell.source = inert.shown(source)
+        cell.source = inert.code(source)
         return
     cell.source = inert.markdown(source, pictures) if cell.cell_type == "markdown" else inert.text(source)
     cell.cell_type = "markdown"
@@ -77,7 +77,8 @@ def _digests(notebook):
     found = {}
     for cell in notebook.cells:
         if role(cell) in ("solution", "written"):
-            digest = hashlib.sha256(cell.source.encode()).hexdigest()
+            words = cell.source + str(cell.get("attachments") or "")  # another picture is another answer
+            digest = hashlib.sha256(words.encode()).hexdigest()
             found[name_of(cell)] = cell.metadata.get("mlpkit", {}).get("answer", digest)
     return found
 

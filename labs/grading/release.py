@@ -29,8 +29,14 @@ def settings(root):
 
 
 def find_alembic():
-    """Let nbgrader find the program that makes its gradebook: it asks for it by name, and PATH may lack this venv."""
+    """Let nbgrader find the program that makes its gradebook, and that program read the path of these labs.
+
+    It is asked for by name, and PATH may lack this venv. Where the locale is C, Python writes UTF-8, and that program
+    would read ASCII.
+    """
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    if sys.flags.utf8_mode:
+        os.environ["LC_ALL"] = "C.UTF-8"
 
 
 def names(root=LABS):

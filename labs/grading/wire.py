@@ -68,14 +68,12 @@ def _read(descriptor, size, deadline):
 
 def _pack(value, arrays, depth=0):
     kind = type(value)
-    if value is None or kind is bool:
+    if value is None or kind in (bool, str):
         return value
     if kind is int and -(2**63) <= value < 2**63:
         return value
     if kind is float:
         return {"float": value.hex()}
-    if kind is str:
-        return value[:10_000]
     if kind is bytes and len(value) <= MOST_ITEMS:
         return {"bytes": value.hex()}
     if kind in (list, tuple, dict) and depth < DEEPEST and len(value) <= MOST_ITEMS:

@@ -6,4 +6,4 @@ Their kernels are in `kernels/int8`.
 
 from .cupy_conv import *
 
-OWN = ()  # type: ignore[assignment]
+OWN = ()

@@ -86,7 +86,10 @@ def _behind_kernels():
 
     stream = cuda.CUstream(cupy.cuda.get_current_stream().ptr)
     ask = getattr(cuda, "cuStreamGetCaptureInfo_v3", cuda.cuStreamGetCaptureInfo)  # one of both, by CUDA's version
-    _, _, _, nodes, *_ = call(ask, stream)
+    try:
+        _, _, _, nodes, *_ = call(ask, stream)
+    except RuntimeError:  # a driver from before CUDA 12.3 has neither
+        return False
     types = [call(cuda.cuGraphNodeGetType, node)[0] for node in nodes]
     return types != [] and all(each == cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL for each in types)
 

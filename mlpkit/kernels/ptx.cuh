@@ -473,11 +473,6 @@ __device__ void begin_in_turn() {
 #endif
 }
 
-// ---- What the compiler is told ----
-
-// What was computed from it is not kept, but computed anew.
-__device__ void compute_anew(int& x) { asm volatile("" : "+r"(x)); }
-
 // ---- Barriers and clocks ----
 
 // A barrier of some of a block's warps; number 0 is __syncthreads'.

@@ -404,7 +404,6 @@ static void prefetch_global_l2(const void* at) { (void)*(volatile const char*)at
 static void cp_async_wait_all() { wait_for_copies_of_mine(); }
 static void launch_dependents() {}  // kernels run one after another
 static void begin_in_turn() {}
-static void compute_anew(int&) {}
 static void cp_async_commit_group() {
     if (current->in_group[++current->group % 8]) fail("more than 8 groups of copies are on their way");
 }

@@ -113,6 +113,13 @@ def step_of(plan, model, n, precision="float32", engine=numpy_baseline):
     return lambda: gradient(x, labels, losses, number)
 
 
+def test_a_wide_layer_whose_weights_begin_between_two_pieces_has_the_other_kernels(plan):
+    for address, wide in ((1 << 20, True), ((1 << 20) + 8, False)):
+        weights = [SimpleNamespace(shape=(1024, 64), data=SimpleNamespace(ptr=address))]
+        layers = [SimpleNamespace(W=W) for W in weights]
+        assert plan.dense.Head(layers, 64, blocked.MODES["bf16"]).sizes.wide == wide
+
+
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_arrays_live_as_long_in_each_step_as_in_the_one_that_was_watched(name, precision, plan):

@@ -383,6 +383,6 @@ def test_integers_are_for_other_engines(options, monkeypatch):
         monkeypatch.setitem(sys.modules, "mlpkit.engines.cupy_fused", SimpleNamespace(cross_entropy=None))
     from mlpkit.executors.cuda.prediction import Prediction
 
-    with pytest.raises(ValueError, match="take the engine numba_conv") as refused:
+    with pytest.raises(ValueError, match="take the engine cuda_int8") as refused:
         Prediction(SimpleNamespace(dtype=np.dtype("float32")), 4, **options)
     one_sentence(refused.value, "float32")

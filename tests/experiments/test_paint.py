@@ -10,10 +10,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from experiments import paint
 from experiments.paint import lbfgs, show, styles, training, trunks
+from mlpkit.nn.gradcheck import gradient_error
 from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
-from mlpkit.nn.painting import painter
+from mlpkit.nn.painting import painter, vgg
 from mlpkit.nn.perceptual import Canvas
 
 measure = import_module("experiments.paint.measure")  # whose name is also that of a function
@@ -73,6 +74,17 @@ def test_a_trunk_of_a_package_that_is_not_there_is_refused_in_a_sentence(monkeyp
         trunks.edges((3, 16, 16))
 
 
+def test_evenly_a_batchs_loss_is_the_mean_of_logarithms_and_its_gradient_the_slope():
+    model, names = vgg((3, 8, 8), "relu2_1", width=3)
+    trunk = Network("numpy_baseline", model, dtype=np.float64)
+    even = training.style_loss(trunk, names, RNG.random((3, 8, 8)), ("relu1_1",), "relu2_1", kind=training.Even)
+    network = Network("numpy_baseline", painter((3, 8, 8), even, (2, 3), 1), dtype=np.float64)
+    x = RNG.random((3, 3, 8, 8))
+    ones = [sum(even.parts(network.at_loss, network.forward(one), one)[0].values()) for one in x[:, None]]
+    assert_allclose(network.forward_backward(x, x), np.mean(np.log(ones)))
+    assert gradient_error(network, x, x, samples=40) < 1e-6
+
+
 def test_a_painter_that_is_kept_paints_the_same(tmp_path):
     network = Network("numpy_k2row", painter((3, 16, 16)), seed=3)
     measure.save_painter(network, tmp_path, "one")
@@ -86,6 +98,14 @@ def test_ratios_are_those_of_what_is_seen():
     run = {"pictures": {"a": {"network": twice, "adam": parts}, "b": {"network": parts, "adam": parts, "lbfgs": twice}}}
     assert paint.ratios(run) == {"a": 2, "b": 1}
     assert paint.ratios(run, "lbfgs") == {"b": 0.5}
+
+
+def test_a_network_equals_as_many_steps_as_it_takes_to_its_loss():
+    curve = {"1": 8.0, "10": 4.0, "100": 1.0, "300": 0.5}
+    losses = {"all": 0.4, "first": 8.0, "kept": 4.0, "between": 2.0}
+    run = {"pictures": {name: {"network": {"content": x}, "adam_curve": curve} for name, x in losses.items()}}
+    found = paint.equals(run)
+    assert_allclose([found[name] for name in ("all", "first", "kept", "between")], [300, 1, 10, 10**1.5])
 
 
 def test_pictures_side_by_side_have_one_width_and_a_text():

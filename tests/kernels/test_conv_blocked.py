@@ -16,7 +16,7 @@ from experiments.conv_ladder.rungs.blocked import as_operand, blocked_as_images
 from experiments.lab import ptxas
 from mlpkit import kernels
 from mlpkit.kernels import tensor_map
-from mlpkit.kernels.conv import Shape, blocked
+from mlpkit.kernels.conv import Shape, blocked, portable
 from mlpkit.kernels.driver import cuda
 
 MODES = list(blocked.MODES)
@@ -428,3 +428,9 @@ def test_operands_made_once_serve_all_passes(name, shape):
         given = (x, w), (dy, w), (x, dy)
         for which, pair, result in zip(PASSES, given, found, strict=False):
             assert error(cupy.asnumpy(result), wanted(shape, which, *pair)) < ERRORS[mode.precision], which
+
+
+def test_whoever_puts_filters_in_order_divides_by_powers_of_two_alone():
+    tiles = {8 * warps * columns for _, warps, _, columns, _ in portable.SHAPES} | {32, 64}
+    chunks = {16 // 8, 32 // 8, 64 // 8, 16 // 4, 32 // 4, 64 // 4}
+    assert all(number == 1 << blocked._bits(number) for number in tiles | chunks)

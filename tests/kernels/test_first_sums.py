@@ -24,26 +24,24 @@ KERNEL = """
 extern "C" __global__ void made(const __grid_constant__ Problem p, const __grid_constant__ First f, const float* all,
                                 int tiles)
 {
+    float* lines = reinterpret_cast<float*>(shared_bytes) + threadIdx.x / 32 * 8 * LINE;
+    float* room = reinterpret_cast<float*>(shared_bytes) + 4 * 8 * LINE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    FirstTile first(reinterpret_cast<float*>(shared_bytes));
-    for (int i = threadIdx.x; i < 64 * FIRST_EACH; i += 128) first.totals[i] = 0;
+    float* totals = first_totals(room, warp * 16);
+    for (int i = lane; i < 16 * FIRST_EACH; i += 32) totals[i] = 0;
     for (int tile = 0; tile < tiles; ++tile) {
+        ask_for_first(f, tile / p.bands, room);
         float sums[WIDTH / 2];
         for (int i = 0; i < WIDTH / 2; ++i) {
             int channel = warp * 16 + lane / 4 + i % 4 / 2 * 8, window = i / 4 * 8 + lane % 4 * 2 + i % 2;
             sums[i] = all[(tile * 64 + channel) * WIDTH + window];
         }
-        ask_for_first(f, tile / p.bands, first);
         cp_async_wait_all();
         __syncthreads();
-        look_for_largest(first);
-        __syncthreads();
-        make_patches(p, tile, first);
-        __syncthreads();
-        add_to_first(p, f, tile, warp * 16, sums, 0.5f, first);
+        add_to_first(p, f, tile, warp * 16, sums, 0.5f, room, lines);
         __syncthreads();
     }
-    for (int i = threadIdx.x; i < 64 * FIRST_EACH; i += 128) f.sums[i] = first.totals[i];
+    for (int i = lane; i < 16 * FIRST_EACH; i += 32) f.sums[warp * 16 * FIRST_EACH + i] = totals[i];
 }
 """
 
@@ -55,14 +53,13 @@ def between_lines(text, first, last):
 
 def source():
     """Return the text of what is tested, and a kernel that calls it."""
-    fp16, blocked_cuh = (
-        (kernels.FOLDER / name).read_text("utf-8").replace('#include "ptx.cuh"', "")
-        for name in ("fp16.cuh", "conv/blocked.cuh")
-    )
+    forward, blocked_cuh = kernels.source("conv_11_blocked"), (kernels.FOLDER / "conv/blocked.cuh").read_text("utf-8")
     first = (kernels.FOLDER / "first_sums.cuh").read_text("utf-8")
     return "".join([
         "extern __shared__ __align__(128) unsigned char shared_bytes[];\n",
-        fp16, between_lines(blocked_cuh, "#ifndef LACKS", "// The pieces by which"), first, KERNEL,
+        between_lines(blocked_cuh, "#ifndef LACKS", "// The pieces by which"),
+        first, "\n", between_lines(forward, "constexpr int LINE", "\n"), "\n",
+        between_lines(forward, "// Add what a tile's sums mean", '#endif\n\n#if FIRST\nusing After'), KERNEL,
     ])  # fmt: skip
 
 
@@ -84,22 +81,20 @@ def wanted(shape, about, x, kept, dx):
 @pytest.mark.parametrize(("n", "channels", "height", "width", "kernel", "padding", "pool", "next_padding"), [
     (3, 40, 12, 13, 3, 0, 2, 0), (2, 64, 10, 8, 5, 2, 2, 1), (2, 20, 9, 7, 2, 1, 1, 0),
 ])  # fmt: skip
-@pytest.mark.parametrize("mode", ["fp16x3", "bf16"])
-def test_sums_are_the_gradients_of_taps(folder, n, channels, height, width, kernel, padding, pool, next_padding, mode):
+def test_sums_are_the_gradients_of_taps(folder, n, channels, height, width, kernel, padding, pool, next_padding):
     shape, rng = Shape(n, 1, channels, height, width, kernel, padding=padding), np.random.default_rng(0)
     about = between.Pooled(n, channels, shape.out_height // pool * pool, shape.out_width // pool * pool, pool, True)
     down, across, groups = about.down, about.across, about.groups
     second = Shape(n, channels, 16, down, across, 3, padding=next_padding)
     ((conv, _, _),) = blocked.convolutions(second, "input_gradient")
-    mode = blocked.MODES[mode]
-    tiling = next(one for one in blocked.tilings(conv, mode) if one.tiles == one.heights == 1)
+    tiling = next(one for one in blocked.tilings(conv, blocked.MODES["bf16"]) if one.tiles == one.heights == 1)
     rows, bands = tiling.rows(conv)
     x, dx = rng.integers(-3, 4, (n, height, width)), rng.integers(-3, 4, (n, channels, down, across))
     kept = rng.choice([*range(pool * pool), 15], (n, 8 * groups, down, across))
     words = sum(
         kept.reshape(n, groups, 8, down, across)[:, :, j].astype(np.uint64) << np.uint64(4 * j) for j in range(8)
     )
-    sums = rng.choice([np.inf, np.nan, 1e30], (n * bands, 64, tiling.width)).astype("f4")  # what was there before
+    sums = np.full((n * bands, 64, tiling.width), 99, "f4")
     for tile, row, column in np.ndindex(n * bands, rows, across):
         if tile % bands * rows + row < down:
             sums[tile, :channels, row * conv.pitch + column] = dx[tile // bands, :, tile % bands * rows + row, column]
@@ -107,20 +102,14 @@ def test_sums_are_the_gradients_of_taps(folder, n, channels, height, width, kern
     found = np.full((64, kernel**2 + 1), np.nan, "f4").view(emulator.Array)
     arrays = [each.view(emulator.Array) for each in (x.astype("f4"), words.astype("u4"), sums)]
     pointers = [arrays[0].data.ptr, arrays[1].data.ptr, found.data.ptr, groups]
-    macros = {
-        "MODE": mode.number,
-        "WIDTH": tiling.width,
-        "FIRST_KEEPS": 1,
-        "FIRST_KERNEL": kernel,
-        "FIRST_PADDING": padding,
-    }
+    macros = {"WIDTH": tiling.width, "FIRST_KEEPS": 1, "FIRST_KERNEL": kernel, "FIRST_PADDING": padding}
     macros |= {"FIRST_POOL": pool, "FIRST_HEIGHT": height, "FIRST_WIDTH": width}
     macros |= {"FIRST_DOWN": down, "FIRST_ACROSS": across}
     made = emulator.File(folder, 0, "first_sums", source(), **macros).get_function("made")
     problem = blocked.problem(conv, rows, bands, conv.pieces(rows), blocked.padded(channels, 8))
     made.max_dynamic_shared_size_bytes = 200 << 10
-    fixed, each = between.behind(shape, about)
-    shared = fixed + 16 * mode.parts * each * blocked.padded(tiling.width)
+    line = tiling.width + (40 - tiling.width % 32) % 32
+    shared = between.behind(shape, about) + 4 * 4 * 8 * line
     made((1,), (128,), (problem, np.array(pointers, np.uint64).view("V32"), arrays[2], np.int32(n * bands)), shared)
     filters = min(channels, 64)
     right = wanted(shape, about, x, kept, dx)

@@ -58,6 +58,53 @@ def test_a_refusal_is_an_error(monkeypatch):
         kernel((1,), (1,), (np.uint64(1), np.int32(3)))
 
 
+IN_TURN = (
+    "conv_11_blocked", "conv_12_blocked_weights", "conv_13_portable", "conv_14_portable_weights", "blocked_operands",
+    "between_forward", "between_backward", "first_forward", "first_weights", "dense", "dense_wgmma", "updates",
+    "norm_forward", "norm_backward", "norm_add",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_TURN)
+def test_a_kernel_that_may_begin_early_waits_for_those_before_it(name):
+    text = kernels.place(name).read_text(encoding="utf-8")
+    found = text.split('extern "C" __global__')[1:]
+    assert found
+    for kernel in found:
+        body = kernel[: kernel.index("\n}\n")]
+        assert "begin_in_turn();" in body, body.splitlines()[0]
+
+
+def test_only_what_is_recorded_behind_kernels_begins_early(monkeypatch):
+    launched, types = [], []
+    kernel = overlap.InTurn(lambda grid, *_, **options: launched.append((grid, options)))
+    monkeypatch.setattr(overlap, "Overlapping", lambda *_: lambda grid, *_: launched.append((grid, "early")))
+    monkeypatch.setattr(overlap, "is_possible", lambda: True)
+    monkeypatch.setattr(overlap, "call", lambda function, *of: types if of == ("asked",) else [0, 0, 0, ["asked"]])
+    stream = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=7))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=stream))
+    kernel((1,), (32,), (), shared_mem=5)
+    for each in ("KERNEL", "MEMCPY"):
+        types[:] = [getattr(cuda.CUgraphNodeType, f"CU_GRAPH_NODE_TYPE_{each}")]
+        with overlap.recording():
+            kernel((2,), (32,), (), enable_cooperative_groups=True)
+    kernel((3,), (32,), ())
+    usual = {"shared_mem": 0}
+    assert launched == [
+        ((1,), {"shared_mem": 5}), ((2,), "early"), ((2,), usual | {"enable_cooperative_groups": True}), ((3,), usual)
+    ]  # fmt: skip
+
+
+def test_a_driver_that_does_not_know_the_question_lets_kernels_follow_each_other(monkeypatch):
+    def call(function, *of):
+        raise RuntimeError('Function "cuStreamGetCaptureInfo_v3" not found')
+
+    monkeypatch.setattr(overlap, "call", call)
+    stream = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=7))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=stream))
+    assert not overlap._behind_kernels()
+
+
 CHAIN = (
     kernels.source("predictions").split("extern __shared__")[0]
     + r"""

@@ -8,6 +8,7 @@ from submissions import answer, cell, solved
 pytest.importorskip("nbgrader", reason="`make test-labs` adds what these tests need")
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
+from labs.grading import submission
 from labs.grading.cells import EMPTY, merge, role
 from labs.grading.judge import BY_HAND
 
@@ -69,6 +70,12 @@ STYLES = {
     "its source": "CODE\nimport inspect\nassert 'def NAME' in inspect.getsource(NAME)",
     "a child": "import os\nif os.fork():\n    os.wait()\nCODE",
     "a pool": "CODE\nimport multiprocessing as m\nwith m.Pool(2) as pool: assert pool.map(abs, [-1]) == [1]",
+    "reloaded": "%load_ext autoreload\n%autoreload 2\nCODE",
+    "sharp figures": "%config InlineBackend.figure_format = 'retina'\nCODE",
+    "figures that move": "%matplotlib widget\nCODE",
+    "a table": "numbers = [" + "1.5, " * 5000 + "]\nCODE",
+    "careful": "np.seterr(all='raise')\nCODE",
+    "captured": "%%capture out\nCODE",
     "a class": "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: float = 0.0\nPoint()\nCODE",
 }
 SHARES = [list(STYLES)[first : first + len(FUNCTIONS)] for first in range(0, len(STYLES), len(FUNCTIONS))]
@@ -100,17 +107,24 @@ LACKS = {
     "softmax": "open('/home/ada/mine.txt')",
     "cross-entropy": "rate = input('rate?')",
 }
+MAGICS = {
+    "relu": "%run mine.py",
+    "relu-backward": "%run mine.ipynb",
+    "softmax": "%%cython\nimport numpy as np",
+    "cross-entropy": "breakpoint()",
+}
 
 
-def test_what_the_box_lacks_is_looked_at_and_costs_nothing_else(earned):
+@pytest.mark.parametrize("lacks", [LACKS, MAGICS])
+def test_what_the_box_lacks_is_looked_at_and_costs_nothing_else(earned, lacks):
     notebook = solved(LAB)
-    for name, lines in LACKS.items():
+    for name, lines in lacks.items():
         answer(notebook, name, f"{lines}\n{code(name)}")
     answer(notebook, "slope", "def slope(f, x, i):\n    import nosuchpackage\n    return 0.0")
     result = earned(LAB, notebook)
-    for name in (*LACKS, "slope"):
+    for name in (*lacks, "slope"):
         assert_looked_at(result, name, ", perhaps it runs elsewhere (")
-    assert_right(result, (*LACKS, "slope"))
+    assert_right(result, (*lacks, "slope"))
 
 
 def test_a_helper_that_needs_what_the_box_lacks_is_looked_at_with_its_task_alone(earned):
@@ -119,6 +133,19 @@ def test_a_helper_that_needs_what_the_box_lacks_is_looked_at_with_its_task_alone
     answer(notebook, "slope", "def slope(f, x, i): return 0.0")
     result = earned(LAB, notebook)
     assert_looked_at(result, "relu", "(A cell of their own stopped: ModuleNotFoundError")
+    assert result["test-slope"][0] == 0
+    assert_right(result, ("relu", "slope"))
+
+
+def test_a_cell_that_ran_at_home_and_stops_here_is_looked_at(earned):
+    notebook = solved(LAB)
+    for number, name in enumerate(("relu", "slope")):
+        answer(notebook, name, f"import numba as n{number}\nn{number}.set_num_threads(64)\n{code(name)}")
+        cell(notebook, name).execution_count = 3
+    failed = nbformat.v4.new_output("error", ename="ValueError", evalue="", traceback=[])
+    cell(notebook, "slope").outputs = [failed]
+    result = earned(LAB, notebook)
+    assert_looked_at(result, "relu", ", perhaps it runs elsewhere (ValueError: The number of threads")
     assert result["test-slope"][0] == 0
     assert_right(result, ("relu", "slope"))
 
@@ -210,6 +237,15 @@ def test_an_answer_in_words_anywhere_is_found():
     notebook.cells[0].source += "\nMy answer."
     notebook.cells.append(new_markdown_cell("And more."))
     assert explained(notebook).source.endswith("My answer.\n\nAnd more.")
+
+
+def test_a_picture_in_the_text_is_one_that_is_attached(tmp_path):
+    """Colab pastes it so: a hundred thousand characters of one line."""
+    data, path = "QUFB" * 50_000, tmp_path / "lab01.ipynb"
+    nbformat.write(with_words(template=f"![a](data:image/png;base64,{data}) is **my** answer."), path)
+    shown = explained(submission.read(path))
+    assert shown.source == "![a](attachment:in-the-text-0) is **my** answer."
+    assert shown.attachments == {"in-the-text-0": {"image/png": data}}
 
 
 def page_of(made):

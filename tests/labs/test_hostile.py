@@ -258,8 +258,8 @@ FORMAT = b'"metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
 DAMAGED |= {
     "(RecursionError)": b"[" * 10**6,
     "more than 500 cells": b'{"cells": [' + b"{}," * 10**6 + b"{}], " + FORMAT,
-    "cell 1 has more than 100,000 characters": b'{"cells": [{"cell_type": "code", "source": "'
-    + b"." * 10**6
+    "more than 1,000,000 bytes": b'{"cells": [{"cell_type": "code", "source": "'
+    + b"." * (10**6 + 1)
     + b'"}], '
     + FORMAT,
     "another format than 4": b'{"worksheets": [], "nbformat": 3}',
@@ -317,6 +317,15 @@ def test_an_exception_brings_little_out_of_the_box(earned):
     for name, (points, says) in earned(LAB, notebook).items():
         assert points in (0, 1, 2, 3, None), name
         assert len(says) < 300, says
+
+
+def test_an_exception_that_is_odd_costs_its_own_task_alone(earned):
+    odd = "class Odd(Exception):\n    __cause__ = __class__ = __str__ = property(lambda self: 1 / 0)\n"
+    notebook = answer(solved(LAB), "relu", f"{odd}def relu(z): raise Odd")
+    answer(notebook, "slope", "raise Odd")
+    result = earned(LAB, notebook)
+    assert result["test-relu"][0] == result["test-slope"][0] == 0
+    assert result["test-softmax"] == (2, "right.")
 
 
 def test_tests_that_are_deleted_or_changed_are_ours_again(earned):

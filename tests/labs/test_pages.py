@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 import nbformat
 import pytest
 from headless import BROWSER, answers, chromium, free_port, wait
+from nbconvert.filters.highlight import Highlight2HTML
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -222,12 +223,36 @@ COSTLY += ["." * 100_000, "\\begin{a}" * 1100, "\n" * 9999, "$" * 9999, "&#" * 5
 
 @pytest.mark.parametrize("text", COSTLY, ids=[text[:4].encode("unicode_escape").decode() for text in COSTLY])
 def test_costly_words_are_shown_soon(text):
-    for show in (inert.markdown, inert.text, inert.shown):
+    for show in (inert.markdown, inert.text, inert.code):
         began = time.monotonic()
         made = show(text)
         assert time.monotonic() - began < inert.SECONDS + 5
         assert len(made) < 20 * inert.LONGEST
         assert not set("\u202e\x00\x1b") & set(made)
+
+
+@pytest.mark.parametrize("text", [" \n", "\t\n", "x = !\n \n", "%%perl\n" + "m{"])
+def test_costly_code_is_highlighted_soon(text):
+    """Lines of a blank took twenty seconds."""
+    made = nbformat.v4.new_code_cell(text * (9999 // len(text)))
+    layout._show(made, layout.SHOWN)
+    began = time.monotonic()
+    Highlight2HTML()(made.source, language="ipython3")
+    assert time.monotonic() - began < inert.SECONDS
+
+
+def test_a_paragraph_in_one_line_is_shown_to_its_end():
+    """An editor of notebooks has no other lines."""
+    assert inert.markdown("It is n times too long. " * 50 + "*And* more.").endswith("<em>And</em> more.</p>&#10;</div>")
+
+
+def test_words_below_a_long_cell_are_shown(course):
+    path = course / "submitted" / "ada" / "lab00" / "lab00.ipynb"
+    notebook = answer(nbformat.read(path, as_version=4), "explain", "My answer.")
+    notebook.cells.insert(1, nbformat.v4.new_code_cell("x = 1\n" * 100_000))
+    nbformat.write(notebook, path)
+    made = layout.lay_out(course / "release" / "lab00" / "lab00.ipynb", path, course / "nowhere", {})
+    assert "My answer." in made["notebook"]
 
 
 def test_what_is_laid_out_is_ours_but_for_words_and_code(course):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from submissions import answer
+from submissions import answer, cell
 
 pytest.importorskip("nbgrader", reason="`make test-labs` adds what these tests need")
 from nbgrader.api import Gradebook
@@ -52,6 +52,17 @@ def test_points_that_a_person_gave_count_until_that_answer_changes(course):
     assert "graded by a person" in (course / "feedback" / "ada" / "lab00.md").read_text()
     write(course, "explain", "Another answer.")
     assert grade(course) == (judge.BY_HAND, "3")
+
+
+def test_points_that_a_person_gave_go_with_the_picture_that_they_were_for(course):
+    path = course / "submitted" / "ada" / "lab00" / "lab00.ipynb"
+    for data in ("AAAA", "BBBB"):
+        notebook = answer(nbformat.read(path, as_version=4), "explain", "![a](attachment:a.png)")
+        cell(notebook, "explain").attachments = {"a.png": {"image/png": data}}
+        nbformat.write(notebook, path)
+        assert grade(course) == (judge.BY_HAND, "3")
+        graded_by_hand(course, 2)
+        assert grade(course) == ("2", "0")
 
 
 def test_points_outlive_a_run_that_could_not_enter_them_and_go_with_their_answer(course):

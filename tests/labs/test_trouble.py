@@ -22,7 +22,7 @@ import psutil
 from nbgrader.api import Gradebook
 from nbgrader.converters import GenerateAssignment
 
-from labs.grading import box, command, judge, release, submission, table
+from labs.grading import box, command, filenames, judge, release, submission, table
 from labs.grading.collect import collect
 from mlpkit.files import only_one
 
@@ -341,6 +341,26 @@ def test_a_link_to_a_folder_is_said_and_a_circle_is_not_walked(course, inbox):
     ]
 
 
+@pytest.mark.parametrize("kind", ["a link", "a pipe", "a large file"])
+def test_what_takes_a_files_place_while_it_is_collected_is_no_submission(kind, course, inbox, monkeypatch):
+    told = filenames.told
+
+    def swap(path, *rest):
+        if path == "dee_lab00.ipynb":
+            (inbox / path).unlink()
+            if kind == "a link":
+                (inbox / path).symlink_to(course / "source" / "lab00" / "lab00.ipynb")
+            elif kind == "a pipe":
+                os.mkfifo(inbox / path)
+            else:
+                (inbox / path).write_bytes(bytes(submission.LARGEST_NOTEBOOK + 1))
+        return told(path, *rest)
+
+    monkeypatch.setattr(filenames, "told", swap)
+    assert [path.name for path, _ in collect(inbox, course)] == ["dee_lab00.ipynb"]
+    assert not submitted(course, "dee").exists()
+
+
 def test_a_folder_of_submissions_that_is_a_link_is_said(course, at_once):
     (course / "submitted" / "ben").symlink_to(course / "submitted" / "ada")
     said = []
@@ -468,9 +488,11 @@ def test_a_zip_file_is_taken_as_it_is(course, tmp_path):
             file.writestr(zipfile.ZipInfo(name, (2026, 11, 28, 10, 0, 0)), text)
         file.writestr("huge_lab00.ipynb", bytes(submission.LARGEST_NOTEBOOK + 1))
         file.writestr("__MACOSX/._ben_1_2_lab00.ipynb", b"")
-        file.writestr("who.ipynb", text)
-    left = collect(tmp_path / "all.zip", course)
-    assert [path.relative_to(tmp_path / "all.zip").as_posix() for path, _ in left] == ["huge_lab00.ipynb", "who.ipynb"]
+        for name in ("who.ipynb", "Eve_1_assignsubmission_file/lab00.zip", "fay_lab00.IPYNB", ".DS_Store"):
+            file.writestr(name, text)
+    left = [path.relative_to(tmp_path / "all.zip").as_posix() for path, _ in collect(tmp_path / "all.zip", course)]
+    assert left.pop(0) == "huge_lab00.ipynb"
+    assert sorted(left) == ["Eve_1_assignsubmission_file/lab00.zip", "fay_lab00.IPYNB", "who.ipynb"]
     assert sorted(os.listdir(course / "submitted")) == ["Cy Ö_1", "ada", "ben_1", "dee"]
     assert time.localtime(submitted(course, "ben_1").stat().st_mtime)[:4] == (2026, 11, 28, 10)
 

@@ -196,6 +196,16 @@ TROUBLES = {
         "ERROR: Could not find a version that satisfies numpy (from versions: none)\n",
         "set the variable PIP_CERT",
     ),
+    "bundle": (
+        "ERROR: Could not install packages due to an OSError: Could not find a suitable TLS CA certificate bundle, "
+        "invalid path: /gone\n",
+        "unset PIP_CERT",
+    ),
+    "clock": (
+        "(Caused by SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
+        "certificate is not yet valid')))\n",
+        "set the clock right",
+    ),
     "temporary": ("FileNotFoundError: [Errno 2] No usable temporary directory found in ['/tmp']\n", "variable TMPDIR"),
     "disk": ("ERROR: Could not install: [Errno 28] No space left on device\n", "make room"),
     "folder": ("ERROR: Could not install: [Errno 13] Permission denied: '/usr/lib'\n", "may not write in"),
@@ -262,7 +272,8 @@ def test_what_is_no_environment_is_made_anew(what, checkout):
 @pytest.mark.skipif(not shutil.which("make"), reason="no make here")
 def test_variables_for_another_python_do_not_reach_this_one(checkout):
     executable(checkout / ".venv" / "bin" / "python", f'env >"{checkout.parent}/seen"')
-    others = {"PYTHONHOME": "/other", "PYTHONPATH": "/other/packages", "PYTHONSTARTUP": "/other/start.py"}
+    names = ("HOME", "PATH", "STARTUP", "PLATLIBDIR", "INSPECT", "SAFEPATH", "WARNINGS", "_GIL")
+    others = {f"PYTHON{name}": "/other" for name in names} | {"MPLBACKEND": "/other"}
     for command in (["make", "check"], SET_UP):
         run(checkout, *command, **others)
         seen = (checkout.parent / "seen").read_text()
@@ -273,12 +284,29 @@ def test_variables_for_another_python_do_not_reach_this_one(checkout):
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="no make here")
+def test_an_inbox_may_be_called_as_a_person_is(checkout):
+    (checkout / ".venv" / "labs-complete").write_text("")
+    run(checkout, "make", "grade", "INBOX=O'Brien's (1) & co", "PATTERN={lab} 'a'/{student}.ipynb")
+    asked = (checkout.parent / "asked").read_text().splitlines()
+    assert asked[-1] == "-m labs.grading --pattern {lab} 'a'/{student}.ipynb O'Brien's (1) & co"
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
 @pytest.mark.parametrize("home", ["pyproject.toml/home", ""])
 def test_jupyter_starts_where_the_home_folder_cannot_be_written(home, checkout):
     executable(checkout / ".venv" / "bin" / "python", 'case $1 in -m) test -w "$HOME" && echo "$2 in $HOME";; esac')
     said = run(checkout, "make", "lab", HOME=home)
     assert "The home folder can't be written" in said
     assert f"jupyterlab in {tempfile.gettempdir()}" in said
+    nowhere = {"JUPYTER_DATA_DIR": "/dev/null/x", "XDG_CONFIG_HOME": "/dev/null/y"}
+    executable(
+        checkout / ".venv" / "bin" / "python", f'case $1 in -m) echo "$2 in $HOME"; env >"{checkout}/seen";; esac'
+    )
+    told = run(checkout, "make", "lab", HOME=str(checkout), **nowhere).splitlines()
+    assert [line.partition(",")[0] for line in told if "leads" in line] == [
+        f"{name} leads to {folder}" for name, folder in nowhere.items()
+    ]
+    assert "/dev/null" not in (checkout / "seen").read_text()
     mine = run(checkout, "make", "lab", HOME=str(checkout))
     assert mine.splitlines()[-1] == f"jupyterlab in {checkout}"
     assert "can't be written" not in mine
@@ -352,6 +380,37 @@ def test_a_refusal_is_one_sentence_and_nothing_is_made(checkout):
     done = set_up(checkout, PYTHON=str(checkout.parent / "python"))
     assert (done.returncode, done.stderr) == (1, "This workbook can not be.\n")
     assert not (checkout / ".venv").exists()
+
+
+def test_a_disk_that_is_full_before_there_is_a_pip_is_said(checkout):
+    shutil.rmtree(checkout / ".venv")
+    python = checkout.parent / "python"
+    full = "'-m ensurepip '*) echo '[Errno 28] No space left on device'; exit 1"
+    executable(python, f"""case "$*" in '-m venv '*) mkdir -p .venv/bin; cp "$0" .venv/bin/python;; {full};; esac""")
+    done = set_up(checkout, GPU="no", PYTHON=str(python))
+    assert done.returncode == 1
+    assert "make room, then give the same command again" in done.stderr
+
+
+def test_a_path_for_cd_leads_nowhere_else(checkout):
+    (checkout.parent / "other" / "tools").mkdir(parents=True)
+    stamp(checkout).unlink()
+    executable(checkout / ".venv" / "bin" / "python", "exit 0")
+    assert set_up(checkout, GPU="no", CDPATH=str(checkout.parent / "other"), PYTHON="true").returncode == 0
+    assert stamp(checkout).exists()
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="no flock here")
+def test_of_two_set_ups_at_once_one_waits_and_finds_it_done(checkout):
+    pip_says(checkout, PIP, f"sleep 1; echo done >>'{checkout.parent}/asked'")
+    options = {"stdout": subprocess.PIPE, "text": True, "cwd": checkout, "env": environment(checkout, GPU="no")}
+    with subprocess.Popen(SET_UP, **options) as first:
+        while "collecting" not in first.stdout.readline():
+            pass
+        second = subprocess.run(SET_UP, **options, check=True)
+        assert "Successfully installed" in first.communicate()[0]
+    assert second.stdout == "Another set-up is at work in this folder: waiting for its end\n"
+    assert (checkout.parent / "asked").read_text() == "done\n"
 
 
 def test_an_interrupted_set_up_is_begun_anew(checkout):

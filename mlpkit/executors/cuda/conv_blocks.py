@@ -149,7 +149,7 @@ class ConvBlock(Following):
 
     def settle(self):
         """Choose the kernel that does what follows, the convolution's own, if it can; return what makes its filters."""
-        behind = getattr(self.conv, "behind", ())
+        behind = getattr(self.conv, "behind", 0)
         followed = blocked.cropped(self.conv, self.about.pool, followed=True, behind=behind)
         (conv, _, _), *_ = blocked.convolutions(followed, "forward")
         self.at_once = (

@@ -137,7 +137,8 @@ class Head:
     def __init__(self, linear, n, mode):
         self.linear, self.precision = linear, "float32" if mode.precision == "float32" else "tf32"
         sizes = linear[0].W.shape[0], *(at.W.shape[1] for at in linear)
-        self.sizes = dense.Sizes(n, sizes, wgmma=mode.products is None)
+        hopper = mode.products is None and linear[0].W.data.ptr % 16 == 0  # it reads 16 bytes at a time
+        self.sizes = dense.Sizes(n, sizes, wgmma=hopper)
         self.largest = cp.zeros(1, np.uint32)
 
     def __call__(self, x, labels, losses, step):

@@ -208,13 +208,11 @@ def first_weights(mode, shape, about, x, dy, layout, kept, dw, db, counters):
 
 
 def behind(shape, about):
-    """Return what `first_sums` needs in shared memory in the next convolution's kernel, see `blocked.Cropped`."""
+    """Return the bytes of shared memory that `first_sums` needs in the next convolution's kernel, for each tile."""
     seen = about.across * about.pool + shape.kernel - 1
     wide = seen + (40 - seen % 32) % 32
     tall = about.down * about.pool + shape.kernel - 1
-    columns = blocked.padded(shape.kernel**2 + 1) // 8
-    fixed = 4 * (tall * wide + 8 * about.down * about.across + 64 * (shape.kernel**2 + 1) + 4)
-    return fixed, about.pool**2 * columns
+    return 4 * (tall * wide + 8 * about.down * about.across + 64 * (shape.kernel**2 + 1))
 
 
 def first_sums(mode, conv, dz, filters, first, x, kept):

@@ -12,6 +12,7 @@ import numpy as np
 from mlpkit import kernels
 from mlpkit.kernels import gpu, overlap
 
+FILE, WIDE_FILE = "dense", "dense_wgmma"
 TILE, DEPTH, THREADS, STAGES = 64, 32, 256, 3  # as in dense.cu
 MOST_LAYERS, WIDEST = 6, 1024  # units
 MOST_LATER = 1 << 16  # weights behind the first layer, which each block reads
@@ -63,7 +64,7 @@ class Sizes:
         macros = ({"SLICES": self.slices} if name == "examples" else {}) | ({"OVERLAPS": 1} if overlaps else {})
         mode = {"MODE": 3 if three else 2} if self.wide else {}
         if self.wide and name != "examples":
-            return _kernel(name, file="dense_wgmma", ROWS=self.n, GROUPS=self.sizes[1] // 8, **mode)
+            return _kernel(name, file=WIDE_FILE, ROWS=self.n, GROUPS=self.sizes[1] // 8, **mode)
         return _kernel(name, PRODUCTS=3 if three else 1, WGMMA=int(self.wide), **macros, **mode)
 
     def blocks(self, wants_dx):
@@ -189,6 +190,6 @@ def _tiles(length):
 
 
 @cache
-def _kernel(name, file="dense", **macros):
+def _kernel(name, file=FILE, **macros):
     found = gpu.with_shared_memory(kernels.load(file, **macros).get_function(name), 200 << 10)
     return overlap.Overlapping(found) if "OVERLAPS" in macros else overlap.InTurn(found)

@@ -74,14 +74,13 @@ class Cropped(Shape):
     """A convolution of which only the first rows and columns of windows are asked for: all that a pool reads.
 
     pool: the edge of the pool's windows, or 1, where its kernel does what follows, too; else 0. See `convolve`. behind:
-    of what a tile of the input gradient has in shared memory for what its kernel does with it: bytes, and pieces of 16
-    bytes for each window and part; or ().
+    bytes of shared memory that a tile of the input gradient takes for what its kernel does with it.
     """
 
     rows: int = 1
     columns: int = 1
     pool: int = 0
-    behind: tuple[int, ...] = ()
+    behind: int = 0
 
     @property
     def out_height(self):
@@ -92,7 +91,7 @@ class Cropped(Shape):
         return self.columns
 
 
-def cropped(shape, multiple=1, followed=False, behind=()):
+def cropped(shape, multiple=1, followed=False, behind=0):
     """Return the convolution of `shape` with a number of rows and of columns of windows that is a multiple of one.
 
     followed: whether its kernel does what follows, too. behind: as `Cropped` has it.
@@ -121,7 +120,7 @@ class Convolution:
     step: int = 1
     first: tuple[int, int] = (0, 0)
     pool: int = 0  # of what follows in the same kernel, 0 for nothing
-    behind: tuple[int, ...] = ()  # what a tile has in shared memory for what is done with its sums: see `Cropped`
+    behind: int = 0  # bytes of shared memory of a tile, for what is done with its sums
 
     @property
     def pitch(self):
@@ -208,13 +207,12 @@ class Tiling:
         image = conv.stride**2 * conv.pieces(self.rows(conv)[0]) * groups
         items, blocks = self.items(conv)
         buffers = 2 if padded(conv.channels) > self.chunk or items > blocks else 1
-        line = self.width + (40 - self.width % 32) % 32 if conv.pool else 0  # eight lines of sums for each warp
-        fixed, each = conv.behind or (0, 0)
-        behind = fixed + 16 * mode.parts * each * padded(self.width)
+        taken = conv.pool or conv.behind  # eight lines of sums for each warp
+        line = self.width + (40 - self.width % 32) % 32 if taken else 0
         multipliers = self.tiles * self.heights
         filters = self.slots * self.heights * self.tile * groups
         buffer = multipliers * 4 * 8 * 4 * line + self.stacked * self.tiles * 2 * 32 * self.width // 2 * 4
-        return buffers * self.tiles * image + filters + buffer + self.tiles * behind
+        return buffers * self.tiles * image + filters + buffer + self.tiles * conv.behind
 
 
 def padded(channels, multiple=16):
@@ -275,7 +273,7 @@ def convolutions(shape, which):
         pad_x, taps_x, windows_x, columns = _phase(b, shape.width, k, s, p)
         if taps_y * taps_x * windows_y * windows_x:
             sides = (pad_y, pad_x), 1, (taps_y, taps_x), (windows_y, windows_x)
-            to, behind = (shape.height, shape.width), getattr(shape, "behind", ())
+            to, behind = (shape.height, shape.width), getattr(shape, "behind", 0)
             found.append((Convolution(*sizes, *sides, to, s, (a, b), behind=behind), rows, columns))
     return found
 
@@ -622,8 +620,7 @@ def _weights(mode, shape):
 
 PASSES_OF_FILTERS = "forward", "input_gradient"
 MOST_ORDERS = 16  # of a launch; as in blocked_operands.cu
-PARTS = (8, 16), (8, 8)  # of filters that a block takes: output and input channels
-MOST_PART, MOST_AREA = 200 << 10, 800  # bytes of it; and taps of which the smallest has no more
+TALL, WIDE = 8, 16  # output and input channels of filters that a block takes; as in blocked_operands.cu
 ORDER = np.dtype(
     [("to", "u8")]
     + [(name, "i4") for name in ("by_inputs", "rows", "groups", "chunks", "taps", "taps_x", "by_taps_x")]
@@ -691,7 +688,6 @@ class Filters:
     def _launch(self, filters):
         about, first, number = np.zeros(1, ORDERS), 0, 0
         areas = [w.shape[2] * w.shape[3] for w, _, _ in filters]
-        tall, wide = next(part for part in PARTS if 4 * part[0] * (part[1] * max(areas) + 1) <= MOST_PART)
         for i, (w, scale, orders) in enumerate(filters):
             about["scales"][0, i] = 0 if scale is None else scale.data.ptr
             outputs, inputs = w.shape[:2]
@@ -702,13 +698,13 @@ class Filters:
                 for name, value in order.items():
                     about["of"][0, number][name] = value
                 number += 1
-            across = -(-inputs // wide)
+            across = -(-inputs // WIDE)
             sizes = *w.shape[:3], areas[i], first, across, number - len(orders), len(orders)
             about["filters"][0, i] = w.data.ptr, *sizes
-            first += across * -(-outputs // tall)
+            first += across * -(-outputs // TALL)
         about["counts"] = len(filters), first, 0, 0
-        shared, blocks = 16 * MOST_ORDERS + 4 * tall * (wide * max(areas) + 1), min(first, multiprocessors())
-        kernel = _kernel(OPERANDS, "in_order", MODE=self.mode.number, MOST=MOST_ORDERS, TALL=tall, WIDE=wide)
+        shared, blocks = 16 * MOST_ORDERS + 4 * TALL * (WIDE * max(areas) + 1), min(first, multiprocessors())
+        kernel = _kernel(OPERANDS, "in_order", MODE=self.mode.number)
         options = {"shared_mem": shared, "enable_cooperative_groups": bool(self.mode.fp16_parts)}
         kernel((blocks,), (256,), (about.view(f"V{ORDERS.itemsize}"),), **options)
 
@@ -752,8 +748,6 @@ def why_not(mode, shape, which):
         return "wgmma does not transpose numbers of TF32, as the weight gradient needs: halves have as many digits."
     if which == "weight_gradient" and division(convolutions(shape, "forward")[0][0], mode) is None:
         return "two bands of one row each do not fit into shared memory."
-    if shape.kernel**2 > MOST_AREA:
-        return f"filters of more than {MOST_AREA} taps do not fit into shared memory."
     if any(conv.pitch > MOST_PIECES for conv, _, _ in convolutions(shape, which)):
         return f"the copy engine takes rows of at most {MOST_PIECES} pieces, padding included, and these are wider."
     return None

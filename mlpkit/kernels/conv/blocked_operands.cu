@@ -70,11 +70,8 @@ void split(const __grid_constant__ Pieces a, const __grid_constant__ Pieces b, S
 
 // ---- Filters ----
 
-#ifndef MOST
-#define MOST 16  // orders in a launch, and filters
-#define TALL 8   // output channels that a block takes at a time,
-#define WIDE 16  // and input channels
-#endif
+constexpr int MOST = 16;             // orders in a launch, and filters
+constexpr int TALL = 8, WIDE = 16;  // output and input channels that a block takes at a time
 
 // Powers of two come as the number of their bits: nobody divides.
 struct Order {

@@ -40,6 +40,9 @@
 #ifndef FIRST
 #define FIRST 0  // whether sums go into the gradient of the first convolution before
 #endif
+#if FIRST
+#include "first_sums.cuh"
+#endif
 
 #ifndef WIDTH
 #define WIDTH 104     // windows of a tile, those between the rows included
@@ -61,11 +64,6 @@
 
 #ifndef STACKED
 #define STACKED 0  // whether 64 rows are both fp16 parts of 32 filters
-#endif
-
-#if FIRST
-#include "first_sums.cuh"
-static_assert(!STACKED && HEIGHTS == 1, "a warp has the same channels of all tiles");
 #endif
 
 constexpr int MULTIPLIERS = TILES * HEIGHTS, THREADS = 128 * MULTIPLIERS + 64;  // warpgroups, threads
@@ -221,6 +219,52 @@ inline void store_at_once(const Problem& p, const Following& f, void* to, int ti
 #endif
 
 #if FIRST
+static_assert(!STACKED && HEIGHTS == 1, "a warp has the same channels of all tiles");
+
+// Add what a tile's sums mean for the first convolution to the warp's totals. See first_sums.cuh. lines: of the warp.
+inline void add_to_first(const Problem& p, const First& f, int tile, int channel, const float (&sums)[WIDTH / 2],
+                         float unscale, float* buffer, float* lines)
+{
+    int first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32;
+    int windows = (min(p.rows, p.windows_y - first_row) - 1) * p.pitch + p.windows_x;
+    const Word* kept = reinterpret_cast<const Word*>(buffer + FIRST_TALL * FIRST_WIDE);
+    #pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int group = channel / 8 + half;
+        if (group >= f.groups) return;
+        __syncwarp();  // what is there is read
+        #pragma unroll
+        for (int i = 0; i < WIDTH / 8; ++i)
+            *reinterpret_cast<float2*>(lines + lane / 4 * LINE + 8 * i + lane % 4 * 2) =
+                {sums[4 * i + 2 * half], sums[4 * i + 2 * half + 1]};
+        __syncwarp();
+        float totals[FIRST_EACH] = {};
+        #pragma unroll 4
+        for (int i = lane % 4; i < windows; i += 4) {
+            int y = divided_by_pitch(p, i), x = i - y * p.pitch;
+            bool inside = x < p.windows_x;
+            y = inside ? y + first_row : 0, x = inside ? x : 0;
+            Word at = FIRST_KEEPS ? kept[group * FIRST_WINDOWS + y * FIRST_ACROSS + x] >> lane / 4 * 4 & 15 : 0;
+            float d = inside && at != 15 ? lines[lane / 4 * LINE + i] : 0;
+            const float* corner = buffer + y * FIRST_POOL * FIRST_WIDE + x * FIRST_POOL;
+            if (FIRST_POOL == 2) corner += at / 2 % 2 * FIRST_WIDE + at % 2;
+            #pragma unroll
+            for (int tap = 0; tap < FIRST_TAPS; ++tap)
+                totals[tap] += d * corner[tap / FIRST_KERNEL * FIRST_WIDE + tap % FIRST_KERNEL];
+            totals[FIRST_TAPS] += d;
+        }
+        float* to = first_totals(buffer, channel % 64 + 8 * half + lane / 4);
+        #pragma unroll
+        for (int k = 0; k < FIRST_EACH; ++k) {
+            totals[k] += __shfl_xor_sync(~0u, totals[k], 1);
+            totals[k] += __shfl_xor_sync(~0u, totals[k], 2);
+            if (lane % 4 == 0) to[k] += totals[k] * unscale;
+        }
+    }
+}
+#endif
+
+#if FIRST
 using After = First;
 #elif FOLLOWED
 using After = Following;
@@ -349,50 +393,38 @@ static __device__ __forceinline__ bool join_parts(float (&sums)[WIDTH / 2], floa
 }
 
 #if FIRST
-// What a consumer warp has of the first convolution's gradient: see first_sums.cuh.
-struct FirstSums {
-    FirstTile tile;
+// What a warp of consumers has in shared memory for the first convolution's gradient: see first_sums.cuh.
+struct FirstBuffers {
+    float *lines, *of_group, *totals;
 
-    __device__ FirstSums(const Work work, int warp, int lane)
-        : tile(reinterpret_cast<float*>(work.filter_ring + SLOTS * FILTER_PARTS * FILTER_PIECES) +
-               warp / 4 * FIRST_WORDS)
+    __device__ FirstBuffers(const Work work, int warp, int lane)
     {
-        for (int i = lane; i < 16 * FIRST_EACH; i += 32) tile.totals[warp % 4 * 16 * FIRST_EACH + i] = 0;
-    }
-
-    // The patches of an item's tile, number `number`, once those of the item before are read. By a warpgroup.
-    __device__ void prepare(const Problem& p, const First& before, int number, int group) const
-    {
-        bar_sync<128>(1 + group);
-        if (number / p.bands >= p.images) return;
-        ask_for_first(before, number / p.bands, tile);
-        cp_async_wait_all();
-        bar_sync<128>(1 + group);
-        look_for_largest(tile);
-        bar_sync<128>(1 + group);
-        make_patches(p, number, tile);
-        bar_sync<128>(1 + group);
+        lines = reinterpret_cast<float*>(work.filter_ring + SLOTS * FILTER_PARTS * FILTER_PIECES) + warp * 8 * LINE;
+        of_group = lines + (4 * MULTIPLIERS - warp) * 8 * LINE + warp / 4 * FIRST_WORDS;
+        totals = first_totals(of_group, warp % 4 * 16);
+        for (int i = lane; i < 16 * FIRST_EACH; i += 32) totals[i] = 0;
+        __syncwarp();
     }
 
     // What all tiles have added up leaves once, in the end.
     __device__ void leave(const First& before, int warp, int lane) const
     {
         __syncwarp();
-        int number = warp / 4 % TILES, rows = FIRST_ROWS == 64 ? 16 : min(16, FIRST_ROWS - warp % 4 * 16);
-        float* to = before.sums + ((blockIdx.x * TILES + number) * FIRST_ROWS + warp % 4 * 16) * FIRST_EACH;
-        for (int i = lane; i < rows * FIRST_EACH; i += 32) to[i] = tile.totals[warp % 4 * 16 * FIRST_EACH + i];
+        int tile = warp / 4 % TILES, rows = FIRST_ROWS == 64 ? 16 : min(16, FIRST_ROWS - warp % 4 * 16);
+        float* to = before.sums + ((blockIdx.x * TILES + tile) * FIRST_ROWS + warp % 4 * 16) * FIRST_EACH;
+        for (int i = lane; i < rows * FIRST_EACH; i += 32) to[i] = totals[i];
     }
 };
 #else
-struct FirstSums {
-    __device__ FirstSums(const Work, int, int) {}
+struct FirstBuffers {
+    __device__ FirstBuffers(const Work, int, int) {}
 };
 #endif
 
 // The epilogue of an item: its accumulators leave, as this file's macros say.
 static __device__ __forceinline__ void epilogue(const Problem& p, const Work work, int warp, int lane, int item,
                                                 float (&sums)[WIDTH / 2], const float& unscale, void* to,
-                                                const After& after, const FirstSums& first)
+                                                const After& after, const FirstBuffers& first)
 {
     int group = warp / 4, tile = group % TILES, height = group / TILES;
     int channel = (item % work.heights * HEIGHTS + height) * 64 + threadIdx.x / 32 % 4 * 16;
@@ -402,8 +434,11 @@ static __device__ __forceinline__ void epilogue(const Problem& p, const Work wor
         buffer += TILES * 2 * (WIDTH / 2 * 32);
     }
 #if FIRST
+    cp_async_wait_all();
+    bar_sync<128>(1 + group);  // all of the image is there
     if ((item * TILES + tile) / p.bands < p.images)
-        add_to_first(p, after, item * TILES + tile, channel, sums, unscale, first.tile);
+        add_to_first(p, after, item * TILES + tile, channel, sums, unscale, first.of_group, first.lines);
+    bar_sync<128>(1 + group);  // and is read
 #elif FORGETS
     store_at_once(p, after, to, item / work.heights * TILES + tile, channel, sums);
 #elif FOLLOWED
@@ -419,10 +454,11 @@ static __device__ __forceinline__ void consume(const Problem& p, const Work work
 {
     int group = warp / 4, tile = group % TILES, height = group / TILES;
     int slot = 0, round = 0, last = 0, buffer = 0, image_round = 0;
-    FirstSums first(work, warp, lane);
+    FirstBuffers first(work, warp, lane);
     for (int item = blockIdx.x; item < work.items; item += gridDim.x) {
 #if FIRST
-        first.prepare(p, after, item * TILES + tile, group);
+        int image_of_first = (item * TILES + tile) / p.bands;
+        if (image_of_first < p.images) ask_for_first(after, image_of_first, first.of_group);
 #endif
         float sums[WIDTH / 2] = {};  // the accumulators
         in_registers(sums);
