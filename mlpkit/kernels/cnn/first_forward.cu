@@ -7,10 +7,27 @@
 
 constexpr int THREADS = 512;
 
+// Leave the bits of an upper bound: |bias| + the largest |pixel| times the sum of |w|, of the filter where that is most.
+inline void find_bound(const float* weights, const float* biases, int channels, float pixel, Word* bound)
+{
+    if (threadIdx.x == 0) *bound = 0;
+    __syncthreads();  // weights and biases are there, too
+    for (int i = threadIdx.x; i < channels; i += THREADS) {
+        const float* filter = weights + i / 8 * (8 * CHANNELS_IN * TAPS) + i % 8;
+        float sum = 0;
+        #pragma unroll 9
+        for (int k = 0; k < CHANNELS_IN * TAPS; ++k) sum += fabsf(filter[8 * k]);
+        atomicMax(bound, __float_as_uint(fabsf(biases[i]) + pixel * sum));
+    }
+    __syncthreads();
+}
+
 // x (images, CHANNELS_IN, IMAGE_HEIGHT, IMAGE_WIDTH) of PIXEL, W (channels, CHANNELS_IN, KERNEL, KERNEL). bias, to, kept, scale:
-// as in between_forward.cu. parts: of an image's groups of filters, for a block each.
+// as in between_forward.cu. parts: of an image's groups of filters, for a block each. largest: with KNOWN the bits of the
+// largest |pixel|, or of a larger one.
 extern "C" __global__ __launch_bounds__(THREADS, 1)
-void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* kept, Scale* scale, Sizes s, int parts)
+void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* kept, Scale* scale, Sizes s, int parts,
+             const Word* largest)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Word* words = reinterpret_cast<Word*>(shared_bytes);
@@ -26,6 +43,8 @@ void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* 
     }
     for (int i = threadIdx.x; i < 8 * s.groups; i += THREADS) biases[i] = bias && i < s.channels ? bias[i] : 0;
 
+    if constexpr (GUESSES && KNOWN)
+        find_bound(reinterpret_cast<float*>(weights), biases, s.channels, __uint_as_float(*largest), words);
     with_scale(scale, words, [&](float factor, bool first) {
         float most = 0;
         for (int item = blockIdx.x; item < s.images * parts; item += gridDim.x) {
@@ -72,5 +91,5 @@ void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* 
             }
         }
         return most;
-    });
+    }, words);
 }
