@@ -162,8 +162,8 @@ def planning(monkeypatch):
     return plan
 
 
-def planned(monkeypatch, several, batch_size):
-    """Return a trainer that only writes down what it asks for, and where it does."""
+def planned(monkeypatch, several, batch_size, parts=()):
+    """Return a trainer that only writes down what it asks for, and where it does. parts: names of its optimizer's."""
     plan = planning(monkeypatch)
     from mlpkit.executors.cuda import graph
 
@@ -188,12 +188,19 @@ def planned(monkeypatch, several, batch_size):
 
     class Trainer(plan.PlannedTrainer):
         def __init__(self):
-            self.steps_a_graph, self.batch_size, self.graphs, self.beside = several, batch_size, {}, Stream("beside")
+            self.steps_a_graph, self.batch_size, self.graphs = several, batch_size, {}
+            self.beside, self.behind, self.pool = Stream("beside"), Stream("behind"), SimpleNamespace(malloc=None)
             sizes = range(1, batch_size + 1)
-            self.batches = {n: [SimpleNamespace(n=n, number=f, rates=f) for f in "ab"] for n in sizes}
+            self.batches = {n: [SimpleNamespace(x=range(n), number=f, rates=f) for f in "ab"] for n in sizes}
             self.step_number = "the first"
             self.arenas = {n: SimpleNamespace(step=nullcontext) for n in self.batches}
-            self.optimizer = SimpleNamespace(apply=lambda rates: said.append(("update", rates, streams[-1])))
+            self.optimizer = self.part("update")
+
+        def part(self, name):
+            return SimpleNamespace(apply=lambda rates: said.append((name, rates, streams[-1])))
+
+        def parts(self, n):
+            return [self.part(name) for name in parts]
 
         def fetch(self, batch, step, further=0):
             said.append(("fetch", batch.rates, step, further, streams[-1]))
@@ -203,7 +210,8 @@ def planned(monkeypatch, several, batch_size):
             if midway:
                 midway()
 
-    stream = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: Stream("main")))
+    here = {"get_current_stream": lambda: Stream("main"), "using_allocator": lambda malloc: nullcontext()}
+    stream = SimpleNamespace(cuda=SimpleNamespace(**here))
     monkeypatch.setattr(plan, "cp", stream)
     monkeypatch.setattr(graph, "recorded", lambda work, arena: work)
     return Trainer(), said
@@ -256,21 +264,43 @@ def test_a_recording_that_fails_ends(monkeypatch):
     assert said == ["begin", "end"]
 
 
+def fork(branch):
+    return ("record", "main"), ("wait", branch, "main")
+
+
+def join(branch):
+    return ("record", branch), ("wait", "main", branch)
+
+
 def test_each_step_fetches_the_batch_of_the_next_beside_its_gradient(monkeypatch):
     trainer, said = planned(monkeypatch, 8, 4)
     trainer.enqueue_several(3, 4)
-    fork = ("record", "main"), ("wait", "beside", "main")  # the step before has read what the fetched batch replaces
-    join = ("record", "beside"), ("wait", "main", "beside")
+    before_head = join("behind")
+    fetched = *before_head, *fork("beside")  # the step before has read what the fetched batch replaces
     assert said == [
-        *(
-            ("fetch", "a", "the first", 0, "main"),
-            *fork,
-            ("gradient", "a", "main"),
-            *fork,
-            ("fetch", "b", "a", 1, "beside"),
-        ),
-        *(*join, ("update", "a", "main"), *fork, ("gradient", "b", "main"), *fork, ("fetch", "a", "b", 1, "beside")),
-        *(*join, ("update", "b", "main"), *fork, ("gradient", "a", "main"), *join, ("update", "a", "main")),
+        *(*fork("behind"), ("fetch", "a", "the first", 0, "main"), *fork("beside"), ("gradient", "a", "main")),
+        *(*fetched, ("fetch", "b", "a", 1, "beside"), *join("beside"), ("update", "a", "main")),
+        *(*fork("beside"), ("gradient", "b", "main"), *fetched, ("fetch", "a", "b", 1, "beside")),
+        *(*join("beside"), ("update", "b", "main"), *fork("beside"), ("gradient", "a", "main"), *before_head),
+        *(*join("beside"), ("update", "a", "main"), *join("behind")),
+    ]
+
+
+def test_the_dense_layers_are_updated_beside_the_next_step_until_its_head(monkeypatch):
+    trainer, said = planned(monkeypatch, 8, 4, ("first", "dense", "biases"))
+    trainer.enqueue_several(2, 4)
+
+    def updates(batch):
+        return [
+            *(*fork("behind"), ("dense", batch, "behind"), *fork("beside"), ("biases", batch, "beside")),
+            *(("first", batch, "main"), *join("beside")),
+        ]
+
+    fetched = *join("behind"), *fork("beside"), ("fetch", "b", "a", 1, "beside")
+    assert said == [
+        *(*fork("behind"), ("fetch", "a", "the first", 0, "main"), *fork("beside"), ("gradient", "a", "main")),
+        *(*fetched, *join("beside"), *updates("a"), *fork("beside"), ("gradient", "b", "main"), *join("behind")),
+        *(*join("beside"), *updates("b"), *join("behind")),
     ]
 
 

@@ -703,10 +703,9 @@ class Filters:
             about["filters"][0, i] = w.data.ptr, *sizes
             first += across * -(-outputs // TALL)
         about["counts"] = len(filters), first, 0, 0
-        shared, blocks = 16 * MOST_ORDERS + 4 * TALL * (WIDE * max(areas) + 1), min(first, multiprocessors())
+        shared = 12 * MOST_ORDERS + 4 * TALL * (WIDE * max(areas) + 1)
         kernel = _kernel(OPERANDS, "in_order", MODE=self.mode.number)
-        options = {"shared_mem": shared, "enable_cooperative_groups": bool(self.mode.fp16_parts)}
-        kernel((blocks,), (256,), (about.view(f"V{ORDERS.itemsize}"),), **options)
+        kernel((min(first, 4 * multiprocessors()),), (256,), (about.view(f"V{ORDERS.itemsize}"),), shared_mem=shared)
 
 
 def _groups(filters):
