@@ -105,8 +105,8 @@ def test_sums_are_the_gradients_of_taps(folder, n, channels, height, width, kern
     found = np.full((64, kernel**2 + 1), np.nan, "f4").view(emulator.Array)
     arrays = [each.view(emulator.Array) for each in (x.astype("f4"), words.astype("u4"), sums)]
     pointers = [arrays[0].data.ptr, arrays[1].data.ptr, found.data.ptr, groups]
-    macros = {"WIDTH": tiling.width, "SPLIT": tiling.split, "FIRST_KEEPS": 1, "FIRST_KERNEL": kernel, "FIRST_PADDING": padding}
-    macros |= {"FIRST_POOL": pool, "FIRST_HEIGHT": height, "FIRST_WIDTH": width}
+    macros = {"WIDTH": tiling.width, "SPLIT": tiling.split, "FIRST_KEEPS": 1, "FIRST_KERNEL": kernel}
+    macros |= {"FIRST_PADDING": padding, "FIRST_POOL": pool, "FIRST_HEIGHT": height, "FIRST_WIDTH": width}
     macros |= {"FIRST_DOWN": down, "FIRST_ACROSS": across}
     made = emulator.File(folder, 0, "first_sums", source(), **macros).get_function("made")
     problem = blocked.problem(conv, rows, bands, conv.pieces(rows), blocked.padded(channels, 8))
@@ -114,7 +114,8 @@ def test_sums_are_the_gradients_of_taps(folder, n, channels, height, width, kern
     mine = tiling.width // tiling.split
     line = mine + (40 - mine % 32) % 32
     shared = between.behind(shape, about) + tiling.split * 4 * 4 * 8 * line
-    made((1,), (128 * tiling.split,), (problem, np.array(pointers, np.uint64).view("V32"), arrays[2], np.int32(n * bands)), shared)
+    of = problem, np.array(pointers, np.uint64).view("V32"), arrays[2], np.int32(n * bands)
+    made((1,), (128 * tiling.split,), of, shared)
     filters = min(channels, 64)
     right = wanted(shape, about, x, kept, dx)
     np.testing.assert_array_equal(found[:filters], right[:filters])

@@ -233,12 +233,17 @@ static_assert(!STACKED && HEIGHTS == 1, "a warp has the same channels of all til
 inline void add_to_first(const Problem& p, const First& f, int tile, int part, int channel,
                          const float (&sums)[MINE / 2], float unscale, const float* buffer, float* lines, float* to)
 {
-    int first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32;
-    int rows = min(p.rows, p.windows_y - first_row), down = divided_by_pitch(p, 4), right = 4 - down * p.pitch;
+    int first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32, n = part * MINE + lane % 4;
+    int windows = (min(p.rows, p.windows_y - first_row) - 1) * p.pitch + p.windows_x - part * MINE;
+    // To a lane's next window, in the tile, of what is kept and in the image: in this row, and where a row ends.
+    int down = divided_by_pitch(p, 4), right = 4 - down * p.pitch, left = right - p.pitch;
+    int cells = down * FIRST_ACROSS + right, wrapped_cells = cells + FIRST_ACROSS - p.pitch;
+    int words = (down * FIRST_WIDE + right) * FIRST_POOL, wrapped_words = words + (FIRST_WIDE - p.pitch) * FIRST_POOL;
     const Word* kept = reinterpret_cast<const Word*>(buffer + FIRST_TALL * FIRST_WIDE);
+    const float* line = lines + lane / 4 * LINE;
     #pragma unroll 1  // one text for both: it has to be fetched, too
     for (int half = 0; half < 2; ++half) {
-        int group = channel / 8 + half, n = part * MINE + lane % 4;
+        int group = channel / 8 + half;
         if (group >= f.groups) return;
         __syncwarp();  // what is there is read
         #pragma unroll
@@ -247,22 +252,21 @@ inline void add_to_first(const Problem& p, const First& f, int tile, int part, i
                 {half ? sums[4 * i + 2] : sums[4 * i], half ? sums[4 * i + 3] : sums[4 * i + 1]};
         __syncwarp();
         float totals[FIRST_EACH] = {};
-        int y = divided_by_pitch(p, n), x = n - y * p.pitch;
+        int y = divided_by_pitch(p, n), x = n - y * p.pitch, from = ((y + first_row) * FIRST_WIDE + x) * FIRST_POOL;
+        int cell = group * FIRST_WINDOWS + (y + first_row) * FIRST_ACROSS + x;
         #pragma unroll 2
         for (int i = lane % 4; i < MINE; i += 4) {
-            bool inside = x < p.windows_x && y < rows;
-            int window = inside ? (y + first_row) * FIRST_ACROSS + x : 0;
-            int from = inside ? ((y + first_row) * FIRST_WIDE + x) * FIRST_POOL : 0;
-            Word at = FIRST_KEEPS ? kept[group * FIRST_WINDOWS + window] >> lane / 4 * 4 & 15 : 0;
-            float d = inside && at != 15 ? lines[lane / 4 * LINE + i] : 0;
-            const float* corner = buffer + from;
-            if (FIRST_POOL == 2) corner += at / 2 % 2 * FIRST_WIDE + at % 2;
+            bool inside = x < p.windows_x && i < windows;  // else what is read means nothing
+            Word at = FIRST_KEEPS ? kept[cell] >> lane / 4 * 4 : 0;
+            float d = inside && at % 16 != 15 ? line[i] : 0;
+            const float* corner = buffer + (inside ? from : 0);
+            if (FIRST_POOL == 2) corner += (at & 2) * (FIRST_WIDE / 2) + (at & 1);
             #pragma unroll
             for (int tap = 0; tap < FIRST_TAPS; ++tap)
                 totals[tap] += d * corner[tap / FIRST_KERNEL * FIRST_WIDE + tap % FIRST_KERNEL];
             totals[FIRST_TAPS] += d;
             bool wraps = x + right >= p.pitch;
-            y += down + wraps, x += right - (wraps ? p.pitch : 0);
+            x += wraps ? left : right, cell += wraps ? wrapped_cells : cells, from += wraps ? wrapped_words : words;
         }
         #pragma unroll
         for (int k = 0; k < FIRST_EACH; ++k) {
