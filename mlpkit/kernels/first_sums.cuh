@@ -3,7 +3,9 @@
 // The input gradient of the second convolution is what the first one's pool wants back. A warp lays eight channels of
 // it in shared memory: only memory can be indexed, and so its text is short. A lane takes a channel and each fourth
 // window, looks up which pixel of it was the largest, and adds d times the pixels that this one's sum saw, which lie in
-// shared memory, too. What a warpgroup has of all its tiles leaves once, in the end.
+// shared memory, too. Two warpgroups may share a tile, each with half of its windows: one warp of each of a
+// multiprocessor's four parts would wait for itself most of the time. What they have of all tiles leaves once, in the
+// end.
 
 #ifndef FIRST_KERNEL
 #define FIRST_KERNEL 3  // of the first convolution, of images of one channel with a stride of 1

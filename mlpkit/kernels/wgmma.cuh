@@ -167,8 +167,8 @@ inline Word64 descriptor(Word address, Word leading, Word stride)
     return (address & 0x3FFFF) / 16 | Word64(leading / 16) << 16 | Word64(stride / 16) << 32;
 }
 
-// The same of a matrix that begins so many pieces of 16 bytes further on: an addition where it is known, no more.
-inline Word64 further(Word64 matrix, Word pieces) { return matrix & 0xFFFFFFFF00000000 | (Word)matrix + pieces; }
+// The same of a matrix that begins so many bytes further on: where that number is known, one addition.
+inline Word64 further(Word64 matrix, Word bytes) { return matrix & 0xFFFFFFFF00000000 | (Word)matrix + bytes / 16; }
 
 // What wgmma adds to must be in registers before the first of a sequence begins: the compiler shall not put it off.
 template <int COUNT>

@@ -381,10 +381,12 @@ static __device__ __forceinline__ void multiply(float (&sums)[MINE / 2], Word pi
     for (int product = FIRST_PRODUCT; product < 3; ++product)
         #pragma unroll
         for (int k = 0; k < GROUPS; k += 2) {
-            Word64 a = further(filters_at, ((product == 0) * GROUPS + k) * 64);
-            Word64 b = further(pixels_at, ((product == 1) * GROUPS + k) * plane);
-            if (PROMOTE && k == 0 && product == FIRST_PRODUCT) wgmma<KIND, false, MINE, true>(sums, a, b);
-            else wgmma<KIND, false, MINE>(sums, a, b);
+            Word a = filter + ((product == 0) * GROUPS + k) * 64 * 16;
+            Word b = pixels + ((product == 1) * GROUPS + k) * plane * 16;
+            Word64 filters_here = further(filters_at, a - filter), pixels_here = further(pixels_at, b - pixels);
+            if (PROMOTE && k == 0 && product == FIRST_PRODUCT)
+                wgmma<KIND, false, MINE, true>(sums, filters_here, pixels_here);
+            else wgmma<KIND, false, MINE>(sums, filters_here, pixels_here);
         }
     wgmma_commit_group();
 }
@@ -500,10 +502,10 @@ static __device__ __forceinline__ void consume(const Problem& p, const Work work
             bool new_chunk = tap_y == 0 && tap_x == 0;
             if (new_chunk) {
                 if (stage > 0 && ++buffer == work.buffers) buffer = 0, ++image_round;
-                image = shared_address(work.image_ring + (buffer * TILES + tile) * work.tile_pieces);
+                image = shared_address(work.image_ring + (buffer * TILES + tile) * work.tile_pieces + first_window);
                 wait(&barriers.full_image[buffer], image_round & 1);
             }
-            Word pixels = image + (shift(p, tap_y, tap_x) + first_window) * 16;
+            Word pixels = image + shift(p, tap_y, tap_x) * 16;
             Word filter = shared_address(work.filter_ring + (slot * HEIGHTS + height) * FILTER_PARTS * FILTER_PIECES);
             wait(&barriers.full[slot], round & 1);
             multiply(sums, pixels, filter, work.plane);
