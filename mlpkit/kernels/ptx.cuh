@@ -336,6 +336,12 @@ __device__ void cp_async_bulk(void* to, const void* from, Word bytes, Word64* ba
                  : "memory");
 }
 
+// Let the unit fetch what it has to know of an array, before it is asked for a part of that.
+__device__ void prefetch_tensormap(const void* map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // The same to this place in each block of the cluster that has a bit in `blocks`, where its own barrier counts the bytes.
 // Only sm_90a does this fast.
 __device__ void cp_async_bulk_multicast(void* to, const void* from, Word bytes, Word64* barrier, Word blocks) {

@@ -215,7 +215,7 @@ def behind(shape, about):
     seen = about.across * about.pool + shape.kernel - 1
     wide = seen + (40 - seen % 32) % 32
     tall = about.down * about.pool + shape.kernel - 1
-    return 4 * (tall * wide + 8 * about.down * about.across + 64 * (shape.kernel**2 + 1))
+    return 4 * (tall * wide + 8 * about.down * about.across + 2 * 64 * (shape.kernel**2 + 1))
 
 
 def first_sums(mode, conv, dz, filters, first, x, kept):

@@ -26,6 +26,8 @@ from . import Shape
 FORWARD, WEIGHTS, OPERANDS = "conv_11_blocked", "conv_12_blocked_weights", "blocked_operands"
 MOST_PIECES = 128  # of a row: the copy engine takes boxes of at most 256 elements of 8 bytes a side
 WIDTHS = (32, 64, 104, 128, 144, 176, 208)
+SPLIT = (128, 176, 208)  # those that two warpgroups share where there is much to do with the sums
+MOST_SLOTS = 12  # of filters, where there is room: they come before the images do
 SHARED, BARRIERS = 227 << 10, 256  # bytes of shared memory that a block may have, and those not of the rings
 MOST_STACKED = 32  # filters, of which both fp16 parts are one operand: two products take the place of three
 MOST_BLOCKS = 512  # that look for a scale together
@@ -155,6 +157,7 @@ class Tiling:
 
     blocks: on a multiprocessor. slots: of the ring of filters. resident: whether there is one for each tap. promote:
     whether each tap's sums are added by float32 adders. stacked: whether 64 rows are both fp16 parts of 32 filters.
+    split: warpgroups that share a tile's windows.
     """
 
     width: int
@@ -166,6 +169,7 @@ class Tiling:
     resident: bool = False
     promote: bool = False
     stacked: bool = False
+    split: int = 1
 
     @property
     def macros(self):
@@ -178,7 +182,12 @@ class Tiling:
 
     @property
     def threads(self):
-        return 128 * self.tiles * self.heights + 64
+        return 128 * self.multipliers + 64
+
+    @property
+    def multipliers(self):
+        """Warpgroups that multiply."""
+        return self.tiles * self.heights * self.split
 
     def block(self, mode):
         """Return how many pieces of filters are followed by their low fp16 parts."""
@@ -208,10 +217,10 @@ class Tiling:
         items, blocks = self.items(conv)
         buffers = 2 if padded(conv.channels) > self.chunk or items > blocks else 1
         taken = conv.pool or conv.behind  # eight lines of sums for each warp
-        line = self.width + (40 - self.width % 32) % 32 if taken else 0
-        multipliers = self.tiles * self.heights
+        mine = self.width // self.split
+        line = mine + (40 - mine % 32) % 32 if taken else 0
         filters = self.slots * self.heights * self.tile * groups
-        buffer = multipliers * 4 * 8 * 4 * line + self.stacked * self.tiles * 2 * 32 * self.width // 2 * 4
+        buffer = self.multipliers * 4 * 8 * 4 * line + self.stacked * self.tiles * 2 * 32 * self.width // 2 * 4
         return buffers * self.tiles * image + filters + buffer + self.tiles * conv.behind
 
 
@@ -240,10 +249,12 @@ def tilings(conv, mode):
     promote = mode.parts > 1
     for width, (tiles, heights, blocks, most, *longer) in product(WIDTHS, BLOCKS):
         stacked = promote and heights == 1 and padded(conv.channels_out) <= MOST_STACKED
+        own, split = (tiles, heights), 2 if conv.behind and (tiles, heights) == (1, 1) and width in SPLIT else 1
+        most_slots = MOST_SLOTS if conv.behind else 4
         fit = [
             tiling
-            for slots, resident in ((stages, True), (4, False), (3, False), (2, False))
-            if (tiling := Tiling(width, tiles, heights, chunk, blocks, slots, resident, promote, stacked)).rows(conv)
+            for slots, resident in ((stages, True), *((slots, False) for slots in range(most_slots, 1, -1)))
+            if (tiling := Tiling(width, *own, chunk, blocks, slots, resident, promote, stacked, split)).rows(conv)
             and tiling.shared(conv, mode) + BARRIERS <= SHARED // blocks
             and width // 2 * (1 + promote) <= most
             and (slots <= 9 or not resident)
