@@ -382,7 +382,7 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
     }
     int column = min((int)blockIdx.x * COLUMNS + thread % COLUMNS, all / 4 - 1), slices = d.slices / CLUSTER;
     const float4* from = reinterpret_cast<const float4*>(partial) + column + (size_t)(thread / COLUMNS) * (all / 4);
-    float sums[OF_EACH] = {}, unscale = 1;
+    float sums[OF_EACH] = {}, of_x = SCALED ? of_images->of : 1, of_gradient = SCALED ? of_dy->of : 1;
     int places[OF_EACH];
     #pragma unroll 1
     for (int first = 0; first < slices; first += AT_ONCE) {  // by way of shared memory: registers are too few
@@ -393,7 +393,6 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
             if (i + thread / COLUMNS < count) cp_async<16>(&found[i + thread / COLUMNS][thread % COLUMNS], from);
         if (first == 0) {  // meanwhile, and not before
             int block = now(blockIdx.x), at = now(thread);
-            if (SCALED) unscale = unscale_of(of_images, of_dy);
             #pragma unroll
             for (int i = 0; i < OF_EACH; ++i) places[i] = place_of(p, d, all, o_all, c_all, block, i * ADDERS + at);
         }
@@ -407,5 +406,5 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
     }
     #pragma unroll
     for (int i = 0; i < OF_EACH; ++i)
-        if (places[i] >= 0) dW[places[i]] = sums[i] * unscale;
+        if (places[i] >= 0) dW[places[i]] = sums[i] * (1 / of_x / of_gradient);
 }
