@@ -62,7 +62,7 @@ class Sizes:
     def kernel(self, name, precision, overlaps=False):
         """Return one of the three kernels: those of a file are compiled together, once."""
         three = precision == "float32"
-        macros = ({"SLICES": self.slices} if name == "examples" else {}) | ({"OVERLAPS": 1} if overlaps else {})
+        macros = ({"SLICES": self.slices, "TOP": self.top} if name == "examples" else {}) | ({"OVERLAPS": 1} if overlaps else {})
         mode = {"MODE": 3 if three else 2} if self.wide else {}
         if self.wide and name != "examples":
             return _kernel(name, file=WIDE_FILE, ROWS=self.n, GROUPS=self.sizes[1] // 8, **mode)
@@ -90,12 +90,18 @@ class Sizes:
     def shared(self):
         """The bytes of shared memory of a block that has an example."""
         widest = max(self.sizes[1:])
-        return 4 * ((MOST_LAYERS - 1) * widest + max(THREADS, widest) + 2 * widest + self.resident)
+        return 4 * ((2 * self.count + 1) * widest + max(THREADS, widest) + self.resident)
+
+    @property
+    def top(self):
+        """The units of the last layer, if such a block holds its weights in registers, else 0."""
+        inputs, units = self.sizes[-2:]
+        return units if self.count > 1 and units <= NARROW and inputs <= THREADS else 0
 
     @property
     def resident(self):
-        """How many weights such a block holds in shared memory: those behind the first layer, or none."""
-        later = sum(inputs * units for inputs, units in pairwise(self.sizes[1:]))
+        """How many weights such a block holds in shared memory: those between the first layer and the top, or none."""
+        later = sum(inputs * units for inputs, units in pairwise(self.sizes[1 : -1 if self.top else None]))
         return later if later <= MOST_RESIDENT else 0
 
 

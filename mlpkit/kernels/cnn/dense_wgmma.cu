@@ -91,20 +91,37 @@ static __device__ __forceinline__ void multiply(float (&totals)[N / 2], const Si
 inline int row_of(int half) { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * half; }
 inline int column_of(int i) { return 8 * i + 2 * (threadIdx.x % 4); }
 
-// Find the largest of columns of which lanes `from` apart have eight each, and leave it in shared memory.
-template <int EACH>
-inline void leave_largest(const Eight (&eights)[EACH], int from, float* columns)
+// Find the largest of columns of which lanes FROM apart have eight each, and leave it in shared memory: lanes share the
+// columns, so that each has 8 FROM / 32 of them in the end.
+template <int FROM, int EACH>
+inline void leave_largest(const Eight (&eights)[EACH], float* columns)
 {
+    constexpr int STEPS = FROM == 4 ? 3 : 2;
+    static_assert(FROM << STEPS == 32, "of a warp");
+    const int lane = threadIdx.x % 32;
+    int column = lane % FROM * 8;
+    Word most[8];
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-        float most = 0;
+        float largest = 0;
         #pragma unroll
-        for (int i = 0; i < EACH; ++i) most = fmaxf(most, fabsf(eights[i].x[j]));
-        Word bits = __float_as_uint(most);
-        #pragma unroll
-        for (int distance = from; distance < 32; distance *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, distance));
-        if (threadIdx.x % 32 < from) atomicMax(reinterpret_cast<Word*>(columns) + 8 * threadIdx.x % (8 * from) + j, bits);
+        for (int i = 0; i < EACH; ++i) largest = fmaxf(largest, fabsf(eights[i].x[j]));
+        most[j] = __float_as_uint(largest);
     }
+    #pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        const int many = 4 >> step, distance = 16 >> step;
+        const bool upper = lane & distance;
+        column += upper ? many : 0;
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            if (j >= many) break;
+            const Word send = upper ? most[j] : most[j + many], keep = upper ? most[j + many] : most[j];
+            most[j] = max(keep, __shfl_xor_sync(~0u, send, distance));
+        }
+    }
+    #pragma unroll
+    for (int j = 0; j < 8 >> STEPS; ++j) atomicMax(reinterpret_cast<Word*>(columns) + column + j, most[j]);
 }
 
 inline void scale_by(Eight& eight, float by)
@@ -179,7 +196,7 @@ void forward_parts(const __grid_constant__ Network net, float* parts, int early)
     #pragma unroll
     for (int i = 0; i < X_EACH; ++i)
         x[i].load(first.x + (size_t)(x_row + i * X_DOWN) * first.inputs + input + 8 * x_column, 8 * x_column < depth);
-    leave_largest(W, W_GROUPS, of_units);
+    leave_largest<W_GROUPS>(W, of_units);
     #pragma unroll
     for (int i = 0; i < X_EACH; ++i) {
         const float scale = scale_row(x[i], X_GROUPS);
@@ -341,7 +358,7 @@ void gradients(const __grid_constant__ Network net, const float* row_losses, flo
         if (x_column == 0) b.of_rows[x_row + i * X_DOWN] = back;
         scale_by(x[i], back);
     }
-    leave_largest(x, BACK_GROUPS, b.of_x);
+    leave_largest<BACK_GROUPS>(x, b.of_x);
     __syncthreads();
     settle_scales(b.of_x, b.x_back, INPUTS);
     __syncthreads();
