@@ -62,7 +62,8 @@ class Sizes:
     def kernel(self, name, precision, overlaps=False):
         """Return one of the three kernels: those of a file are compiled together, once."""
         three = precision == "float32"
-        macros = ({"SLICES": self.slices, "TOP": self.top} if name == "examples" else {}) | ({"OVERLAPS": 1} if overlaps else {})
+        macros = {"SLICES": self.slices, "TOP": self.top} if name == "examples" else {}
+        macros |= {"OVERLAPS": 1} if overlaps else {}
         mode = {"MODE": 3 if three else 2} if self.wide else {}
         if self.wide and name != "examples":
             return _kernel(name, file=WIDE_FILE, ROWS=self.n, GROUPS=self.sizes[1] // 8, **mode)
