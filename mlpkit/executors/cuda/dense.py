@@ -143,10 +143,11 @@ class Head:
 
     def __call__(self, x, labels, losses, step):
         shape, layers = x.array.shape, [(at.W, at.b, at.dW, at.db) for at in self.linear]
-        parts, kept = dense.forward(self.sizes, layers, x.array.reshape(len(x.array), -1), self.precision)
-        row_losses = dense.examples(kept, parts, as_labels(labels), self.precision, self.largest)
+        wants_dx = self.linear[0].wants_dx  # then kernels of layers are between the weights' update and these
+        labels, x_rows = as_labels(labels), x.array.reshape(len(x.array), -1)
+        parts, kept = dense.forward(self.sizes, layers, x_rows, self.precision, early=wants_dx)
+        row_losses = dense.examples(kept, parts, labels, self.precision, self.largest)
         del parts
-        wants_dx = self.linear[0].wants_dx
         dx = dense.gradients(kept, row_losses, losses, step, wants_dx, self.precision, self.largest)
         return None if dx is None else Value(dx.reshape(shape), "nchw", shape[1], self.largest)
 
