@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from threading import Barrier, Lock, Thread
 from types import SimpleNamespace
 
 import emulator
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from test_emulated import needs_compiler
 
+from mlpkit import kernels
 from mlpkit.parallel.nvlink import LEAST_EARLY
 from mlpkit.parallel.ring import RankLost
 
@@ -29,13 +31,18 @@ class Mirror:
 
 def reduction(folder, rank, vector, patch, blocks=3):
     """Return a reduction whose kernel runs on a GPU of three multiprocessors, and whose copies are done at once."""
+    nvlink = prepared(patch, blocks)
+    network = SimpleNamespace(engine=sys.modules["cupy"], dtype=vector.dtype, grad=vector, n_weights=len(vector) - 9)
+    return nvlink.NvlinkReduction(Mirror(rank), network)
+
+
+def prepared(patch, blocks=3):
+    """Return the module `nvlink`, for such GPUs."""
     cupy = sys.modules["cupy"]
     patch.setitem(emulator.H100, "MultiProcessorCount", blocks)
     cupy.cuda.Device = lambda: SimpleNamespace(attributes=emulator.H100, synchronize=lambda: None)
     cupy.cuda.runtime.memcpyAsync = lambda to, of, size, *_: ctypes.memmove(to, of, size)
-    nvlink = emulator.own("parallel.nvlink")
-    network = SimpleNamespace(engine=cupy, dtype=vector.dtype, grad=vector, n_weights=len(vector) - 9)
-    return nvlink.NvlinkReduction(Mirror(rank), network)
+    return emulator.own("parallel.nvlink")
 
 
 def random(n):
@@ -77,7 +84,71 @@ def test_what_comes_early_is_added_up_once(early, folder, monkeypatch):
             np.testing.assert_array_equal(vector[last:], (one + one)[last:])
             np.testing.assert_array_equal(vector[:first], (one + one)[:first])
         reduces.begin(vector[n - 100 :])  # too little
-        assert reduces.early == (0, 0)
+        assert reduces.early == slice(0, 0)
+
+
+class Together:
+    """One of several GPUs that all are here, each in a thread: `arrays` has what each has asked about, in turn."""
+
+    def __init__(self, rank, arrays, barrier):
+        self.rank, self.ranks, self.arrays, self.barrier = rank, len(arrays), arrays, barrier
+
+    def addresses(self, array):
+        """Return where the arrays of all lie."""
+        self.arrays[self.rank].append(array)
+        self.barrier.wait()
+        turn = len(self.arrays[self.rank]) - 1
+        return np.array([each[turn].ctypes.data for each in self.arrays], np.uint64)
+
+
+@needs_compiler
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_all_gpus_have_the_sums_in_the_order_of_the_ranks(ranks, folder, monkeypatch):
+    n, arrays, barrier, lock = LEAST_EARLY + 1100, [[] for _ in range(ranks)], Barrier(ranks), Lock()
+    vectors = [
+        np.random.default_rng(rank).normal(size=n).astype(np.float32).view(emulator.Array) for rank in range(ranks)
+    ]
+    firsts, sums, wrong = [vector.copy() for vector in vectors], np.zeros(n, np.float32), []
+    for vector in firsts:
+        sums += np.float32(1 / ranks) * vector
+
+    def run(rank):
+        try:
+            reduces = made(vectors[rank], Together(rank, arrays, barrier))
+            launch = reduces.add_up
+            reduces.meet = barrier.wait  # the emulator runs one kernel at a time
+            reduces.add_up = lambda *arguments: locked(launch, arguments)
+            for _ in range(2):
+                vectors[rank][:] = firsts[rank]
+                reduces.begin(vectors[rank][5:])
+                barrier.wait()
+                first, last = 8, (n - 9) // 4 * 4
+                np.testing.assert_array_equal(vectors[rank][first:last], sums[first:last])
+                np.testing.assert_array_equal(vectors[rank][:first], firsts[rank][:first])
+                np.testing.assert_array_equal(vectors[rank][last:], firsts[rank][last:])
+        except BaseException as error:
+            wrong.append(error)
+            barrier.abort()
+
+    def locked(launch, arguments):
+        with lock:
+            launch(*arguments)
+
+    with emulator.with_cupy(folder):
+        nvlink = prepared(monkeypatch)
+        monkeypatch.setattr(nvlink.NvlinkReduction, "__call__", lambda self, grad: None)
+
+        def made(vector, communicator):
+            network = SimpleNamespace(engine=sys.modules["cupy"], dtype=vector.dtype, grad=vector, n_weights=n - 9)
+            with lock:
+                kernels.load("all_reduce", RANKS=ranks)
+            return nvlink.NvlinkReduction(communicator, network)
+
+        threads = [Thread(target=run, args=(rank,)) for rank in range(ranks)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    if wrong:
+        raise wrong[0]
 
 
 @needs_compiler
