@@ -11,6 +11,7 @@ import pytest
 from test_emulated import needs_compiler
 
 from mlpkit import kernels
+from mlpkit.kernels.ranks import argument, struct
 from mlpkit.parallel.nvlink import LEAST_EARLY
 from mlpkit.parallel.ring import RankLost
 
@@ -149,6 +150,50 @@ def test_all_gpus_have_the_sums_in_the_order_of_the_ranks(ranks, folder, monkeyp
         [thread.join() for thread in threads]
     if wrong:
         raise wrong[0]
+
+
+TOGETHER = """
+#undef blockIdx
+#undef gridDim
+#define EACH (blocks.size() / RANKS)
+#define blockIdx (Index{(unsigned)(current->block %% EACH)})
+#define gridDim (Index{(unsigned)EACH})
+%s
+extern "C" __global__ void together(float* vectors, int n, int first, int early, const float* weights, Word* times,
+                                    Word64* failure, Ranks ranks) {
+    ranks.rank = current->block / EACH;
+    all_reduce(vectors + ranks.rank * n, n, first, early, weights, times + ranks.rank * EACH, failure, ranks);
+}
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize(("ranks", "two_steps"), [(2, 0), (2, 1), (3, 1), (4, 0), (4, 1), (8, 1)])
+def test_several_gpus_send_each_other_what_is_left(ranks, two_steps, folder):
+    """All blocks of all GPUs are those of one launch."""
+    n, first, early, blocks = 3001, 1004, 900, 2
+    source = TOGETHER % kernels.source("all_reduce").replace(emulator.SHARED_MEMORY, "")
+    vectors = np.random.default_rng(0).normal(size=(ranks, n)).astype(np.float32).view(emulator.Array)
+    weights = (np.arange(1, ranks + 1) / sum(range(1, ranks + 1))).astype(np.float32).view(emulator.Array)
+    times, failure = (np.zeros(size, kind).view(emulator.Array) for size, kind in ((ranks * blocks, "u4"), (1, "u8")))
+    boxes = [np.zeros(2 * ranks * n, np.uint64) for _ in range(ranks)]
+    among = struct(ranks)
+    among["boxes"], among["slots"] = [box.ctypes.data for box in boxes], n
+    for seed in range(3):
+        file = emulator.File(folder, seed, "together", source, RANKS=ranks, TWO_STEPS=two_steps)
+        before, wanted = vectors.copy(), np.zeros(n, np.float32)
+        for rank in range(ranks):
+            wanted += weights[rank] * vectors[rank]
+        sizes = map(np.int32, (n, first, early))
+        arguments = vectors, *sizes, weights, times, failure, argument(among)
+        file.get_function("together")((ranks * blocks,), (64,), arguments, shared_mem=1024)
+        for rank in range(ranks):
+            np.testing.assert_array_equal(vectors[rank, :first], wanted[:first])
+            np.testing.assert_array_equal(vectors[rank, first + early :], wanted[first + early :])
+            kept = slice(first, first + early)
+            np.testing.assert_array_equal(vectors[rank, kept], before[rank, kept])
+        vectors[:] = before + vectors * np.arange(1, ranks + 1, dtype=np.float32)[:, None]
+    assert not failure[0]
 
 
 @needs_compiler

@@ -2,7 +2,8 @@
 //
 // A long part of the vector goes early: copy engines bring a GPU what it is to add up, `add_up` does that where it lies,
 // and where others have added up the rest, copy engines bring their sums. In between all GPUs meet. What is left goes from
-// GPU to GPU as flagged messages, see ranks.cuh. All add up in the order of the ranks, so all have the same bits.
+// GPU to GPU as flagged messages, see ranks.cuh: between two, all numbers to the other one; among more, each number to its
+// owner, who adds up and sends the sum to all. That is always in the order of the ranks, so all have the same bits.
 //
 // No block waits for one that is not running: there are no more than multiprocessors.
 
@@ -57,6 +58,10 @@ extern "C" __global__ void add_up(float4* own, const float4* of, int row, int co
 
 const int AT_ONCE = RANKS <= 4 ? 4 : 2;  // floats that a thread asks for before it waits
 
+#ifndef TWO_STEPS
+#define TWO_STEPS (RANKS > 2)  // whether each float has an owner, who adds it up and tells all others
+#endif
+
 // Replace the n floats of each GPU's vector by the weighted sums of all, but for `early` from `first` on. weights:
 // (RANKS,). times (gridDim.x,): how often each block has been here. ranks: without `before` and `weight`.
 extern "C" __global__ __launch_bounds__(512) void all_reduce(float* vector, int n, int first, int early,
@@ -68,22 +73,34 @@ extern "C" __global__ __launch_bounds__(512) void all_reduce(float* vector, int 
     __syncthreads();
     if (threadIdx.x == 0) times[blockIdx.x] = ranks.before + 1;
 
-    const int rest = n - early, stride = gridDim.x * blockDim.x;
-    const auto place = [&](int i) { return i < first ? i : i + early; };
-    for (int pass = 0; pass < 2; pass++) {
+    const int rest = n - early, stride = gridDim.x * blockDim.x, here = ranks.rank;
+    const auto place = [=](int i) { return i < first ? i : i + early; };
+    const auto owner = [](int i) { return i / 32 % RANKS; };  // a warp's numbers have one
+    const auto owns = [=](int other, int i) { return !TWO_STEPS || owner(i) == other; };
+    Ranks sums = ranks;  // they are weighted already
+    sums.weight = 1;
+    for (int pass = 0; pass < 2 + TWO_STEPS; pass++) {
         for (int start = blockIdx.x * blockDim.x + threadIdx.x; start < rest; start += AT_ONCE * stride) {
-            float own[AT_ONCE];
+            float x[AT_ONCE];
             const auto at = [=](int i) { return start + i * stride < rest ? start + i * stride : -1; };
+            const auto mine = [=](int i) { return at(i) >= 0 && owns(here, at(i)) ? at(i) : -1; };
+            const auto others = [=](int i) { return at(i) >= 0 && !owns(here, at(i)) ? at(i) : -1; };
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) own[i] = at(i) < 0 ? 0 : vector[place(at(i))];
+            for (int i = 0; i < AT_ONCE; i++) x[i] = pass == 2 || at(i) < 0 ? 0 : vector[place(at(i))];
             if (pass == 0) {
-                ranks.send(own, at, 1);
+                ranks.send(x, at, 1, owns);
                 continue;
             }
-            ranks.sum(own, at, 1);
+            if (pass == 1) {
+                ranks.sum(x, mine, 1);
+                if (TWO_STEPS) sums.send(x, mine, 1);
+            } else {
+                ranks.receive(x, others, 1, owner);
+            }
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                if (at(i) >= 0) vector[place(at(i))] = own[i];
+                const int to = pass == 1 ? mine(i) : others(i);
+                if (to >= 0) vector[place(to)] = x[i];
             }
         }
     }
