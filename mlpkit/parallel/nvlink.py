@@ -54,7 +54,9 @@ class NvlinkReduction(Reduction):
         among = struct(self.ranks)
         among["boxes"], among["slots"], among["rank"] = self.boxes.addresses, slots, self.rank
         self.among = argument(among)
-        self(self.vector[:THREADS])  # so that it is compiled
+        self(self.vector[:THREADS])  # so that all are compiled, and in their places
+        self.meet()
+        self.add(self.vector[:0])
 
     def begin(self, dW):
         """Add up the weights' gradients from `dW` on, on the current stream, which others need not wait for."""
@@ -67,9 +69,7 @@ class NvlinkReduction(Reduction):
         parts = [slice(at, min(at + share, last)) for at in (first + rank * share % size for rank in range(self.ranks))]
         own = self.vector[parts[self.rank]]
         self.copy(self.rows, parts)
-        row, count, here = map(np.int32, (self.came.shape[1] // 4, own.size // 4, self.rank))
-        arguments = own, self.came, row, count, self.weights, here
-        self.add_up((-(-own.size // (4 * THREADS)),), (THREADS,), arguments)
+        self.add(own)
         if self.whole:
             self.meet()  # who comes has read what came
         else:
@@ -87,6 +87,12 @@ class NvlinkReduction(Reduction):
             cp.cuda.runtime.memcpyAsync(int(places[other]), part.data.ptr, part.nbytes, 4, stream.ptr)
             here.wait_event(stream.record())
         self.meet()
+
+    def add(self, own):
+        """Add what came from others to a part of the vector, in the order of the ranks."""
+        row, count, here = map(np.int32, (self.came.shape[1] // 4, own.size // 4, self.rank))
+        arguments = own, self.came, row, count, self.weights, here
+        self.add_up((max(1, -(-own.size // (4 * THREADS))),), (THREADS,), arguments)
 
     def meet(self):
         """Let the current stream wait until those of all GPUs have come so far."""

@@ -116,9 +116,6 @@ def test_all_gpus_have_the_sums_in_the_order_of_the_ranks(ranks, folder, monkeyp
     def run(rank):
         try:
             reduces = made(vectors[rank], Together(rank, arrays, barrier))
-            launch = reduces.add_up
-            reduces.meet = barrier.wait  # the emulator runs one kernel at a time
-            reduces.add_up = lambda *arguments: locked(launch, arguments)
             for _ in range(2):
                 vectors[rank][:] = firsts[rank]
                 reduces.begin(vectors[rank][5:])
@@ -131,13 +128,15 @@ def test_all_gpus_have_the_sums_in_the_order_of_the_ranks(ranks, folder, monkeyp
             wrong.append(error)
             barrier.abort()
 
-    def locked(launch, arguments):
-        with lock:
-            launch(*arguments)
+    def locked(*arguments, call=emulator._Kernel.__call__, **options):
+        with lock:  # the emulator runs one kernel at a time
+            call(*arguments, **options)
 
     with emulator.with_cupy(folder):
         nvlink = prepared(monkeypatch)
+        monkeypatch.setattr(emulator._Kernel, "__call__", locked)
         monkeypatch.setattr(nvlink.NvlinkReduction, "__call__", lambda self, grad: None)
+        monkeypatch.setattr(nvlink.NvlinkReduction, "meet", lambda self: barrier.wait())
 
         def made(vector, communicator):
             network = SimpleNamespace(engine=sys.modules["cupy"], dtype=vector.dtype, grad=vector, n_weights=n - 9)

@@ -217,15 +217,15 @@ class PlannedTrainer(GraphTrainer):
     def enqueue_gradient(self, batch, midway=None):
         """Ask for the gradient. midway: see `Gradient`."""
         self.network.mode.step = batch.taken
-        begin, stream = getattr(self.optimizer.reduce, "begin", None), cp.cuda.get_current_stream()
+        reduce, stream = self.optimizer.reduce, cp.cuda.get_current_stream()
 
         def ready(dW):
             self.behind.wait_event(stream.record())
             with self.behind:
-                begin(dW)
+                reduce.begin(dW)
 
         of = batch.x, batch.targets, self.losses, self.step_number
-        self.gradients[len(batch.x)](*of, ready if begin else None, self.beside, midway)
+        self.gradients[len(batch.x)](*of, ready if hasattr(reduce, "begin") else None, self.beside, midway)
 
 
 @cache
