@@ -319,7 +319,7 @@ def test_several_gpus_add_up_the_dense_layers_beside_the_way_back(parts, monkeyp
     trainer.gradients = {4: lambda *of: of[4]("dW")}  # it is `ready`
     for batch in trainer.batches[4]:
         batch.targets, batch.taken = None, None
-    trainer.losses = None
+    trainer.losses = trainer.largest = None
     del type(trainer).enqueue_gradient
     trainer.enqueue_gradient(trainer.batches[4][0])
     trainer.update(trainer.batches[4][0])

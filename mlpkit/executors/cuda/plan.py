@@ -32,7 +32,7 @@ class Gradient:
     batch's loss into `network.grad`, and the loss into losses[step]. step: an int32 on the GPU, which then goes on by
     one; without it the loss is losses[0]. ready: is called with the gradient of the head's first weights when it is
     there, and that of all weights behind. beside: a stream on which filters are put in order meanwhile, or None.
-    midway: is called between the way there and the head, or None.
+    midway: is called between the way there and the head, or None. largest: of x, see `Value`.
     precision: one of `blocks.MODES`. matches: see `blocks.pipeline`.
     """
 
@@ -47,10 +47,10 @@ class Gradient:
             inner = layers[: len(layers) - count]
         self.pipeline = pipeline(inner, network.model.input, n, mode, (*matches, dense.match))
 
-    def __call__(self, x, targets, losses, step=None, ready=None, beside=None, midway=None):
+    def __call__(self, x, targets, losses, step=None, ready=None, beside=None, midway=None, largest=None):
         with beside or nullcontext():
             self.pipeline.prepare()
-        z = self.pipeline.forward(Value(x, "nchw", x.shape[1]))
+        z = self.pipeline.forward(Value(x, "nchw", x.shape[1], largest))
         if midway:
             midway()
         came = [self.head(z, targets, losses, step) if self.head else self.loss(z.array, targets, losses, step)]
@@ -131,6 +131,8 @@ class PlannedTrainer(GraphTrainer):
         self.feed.memory.fill(0)  # before the first epoch a step is tried on the first example, at a rate of 0
         self.feed["first_t"].fill(1)
         self.losses = cp.empty(self.steps, network.dtype)
+        largest = 1 if X.dtype == np.uint8 else max(-float(self.X.min()), float(self.X.max()))
+        self.largest = cp.full(1, largest, np.float32).view(np.uint32)
         self.beside, self.behind = (cp.cuda.Stream(non_blocking=True) for _ in range(2))
         self.gradients, self.batches, self.arenas, self.memory = {}, {}, {}, None
         self.graphs_for(len(y))
@@ -225,7 +227,8 @@ class PlannedTrainer(GraphTrainer):
                 reduce.begin(dW)
 
         of = batch.x, batch.targets, self.losses, self.step_number
-        self.gradients[len(batch.x)](*of, ready if hasattr(reduce, "begin") else None, self.beside, midway)
+        early = ready if hasattr(reduce, "begin") else None
+        self.gradients[len(batch.x)](*of, early, self.beside, midway, self.largest)
 
 
 @cache
