@@ -54,7 +54,7 @@ class NvlinkReduction(Reduction):
         among = struct(self.ranks)
         among["boxes"], among["slots"], among["rank"] = self.boxes.addresses, slots, self.rank
         self.among = argument(among)
-        self(self.vector[:THREADS])  # so that all are compiled, and in their places
+        self(self.vector[:THREADS])  # so that all are compiled, and on the GPU
         self.meet()
         self.add(self.vector[:0])
 
@@ -75,7 +75,7 @@ class NvlinkReduction(Reduction):
         else:
             self.copy(self.vectors + np.uint64(own.data.ptr - self.vector.data.ptr), [parts[self.rank]] * self.ranks)
 
-    def copy(self, places, parts):
+    def copy(self, to, parts):
         """Copy a part of the vector to a place of each other GPU, by a copy engine for each, and let all meet."""
         import cupy as cp
 
@@ -84,7 +84,7 @@ class NvlinkReduction(Reduction):
         for other, stream in zip(self.others, (here, *self.beside), strict=False):
             part = self.vector[parts[other]]
             stream.wait_event(began)
-            cp.cuda.runtime.memcpyAsync(int(places[other]), part.data.ptr, part.nbytes, 4, stream.ptr)
+            cp.cuda.runtime.memcpyAsync(int(to[other]), part.data.ptr, part.nbytes, 4, stream.ptr)
             here.wait_event(stream.record())
         self.meet()
 
