@@ -188,7 +188,7 @@ def planned(monkeypatch, several, batch_size, parts=()):
 
     class Trainer(plan.PlannedTrainer):
         def __init__(self):
-            self.steps_a_graph, self.batch_size, self.graphs = several, batch_size, {}
+            self.steps_a_graph, self.batch_size, self.graphs, self.streams = several, batch_size, {}, streams
             self.beside, self.behind, self.pool = Stream("beside"), Stream("behind"), SimpleNamespace(malloc=None)
             sizes = range(1, batch_size + 1)
             self.batches = {n: [SimpleNamespace(x=range(n), number=f, rates=f) for f in "ab"] for n in sizes}
@@ -197,7 +197,7 @@ def planned(monkeypatch, several, batch_size, parts=()):
             self.optimizer = self.part("update")
 
         def part(self, name):
-            return SimpleNamespace(apply=lambda rates: said.append((name, rates, streams[-1])))
+            return SimpleNamespace(apply=lambda rates: said.append((name, rates, streams[-1])), reduce=None)
 
         def parts(self, n):
             return [self.part(name) for name in parts]
@@ -302,6 +302,32 @@ def test_the_dense_layers_are_updated_beside_the_next_step_until_its_head(monkey
         *(*fetched, *join("beside"), *updates("a"), *fork("beside"), ("gradient", "b", "main"), *join("behind")),
         *(*join("beside"), *updates("b"), *join("behind")),
     ]
+
+
+@pytest.mark.parametrize("parts", [("first", "dense", "biases"), ()])
+def test_several_gpus_add_up_the_dense_layers_beside_the_way_back(parts, monkeypatch):
+    trainer, said = planned(monkeypatch, 8, 4, parts)
+
+    class Reduce:
+        def begin(self, dW):
+            said.append(("begin", dW, trainer.streams[-1]))
+
+        def __call__(self, grad):
+            said.append(("reduce", grad, trainer.streams[-1]))
+
+    trainer.optimizer.reduce, trainer.network = Reduce(), SimpleNamespace(grad="grad", mode=SimpleNamespace())
+    trainer.gradients = {4: lambda *of: of[4]("dW")}  # it is `ready`
+    for batch in trainer.batches[4]:
+        batch.targets, batch.taken = None, None
+    trainer.losses = trainer.largest = None
+    del type(trainer).enqueue_gradient
+    trainer.enqueue_gradient(trainer.batches[4][0])
+    trainer.update(trainer.batches[4][0])
+    assert said[:3] == [*fork("behind"), ("begin", "dW", "behind")]
+    if parts:
+        assert said[3:6] == [("reduce", "grad", "main"), *fork("behind")]
+    else:
+        assert said[3:] == [*join("behind"), ("update", "a", "main")]  # which reduces, too
 
 
 def test_an_epoch_is_cut_into_graphs_of_several_steps(monkeypatch):

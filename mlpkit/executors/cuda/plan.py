@@ -111,8 +111,9 @@ class PlannedTrainer(GraphTrainer):
     Three things are done on branches beside the gradient. Filters are put in order beside the first convolution; within
     a graph of several steps each fetches the batch of the next one beside the dense layers: neither needs all of the
     GPU. So a size of batches has two that take turns. And the weights of the dense layers, most of all that there are,
-    are updated beside the next step's convolutions. A subclass names its precision, one of `blocks.MODES`, and the
-    `match` functions of the blocks that it has. arenas: by the size of a batch.
+    are updated beside the next step's convolutions; several GPUs add up their gradients there. A subclass names its
+    precision, one of `blocks.MODES`, and the `match` functions of the blocks that it has. arenas: by the size of a
+    batch.
     """
 
     precision = "float32"
@@ -182,8 +183,12 @@ class PlannedTrainer(GraphTrainer):
     def update(self, batch):
         """Ask for the optimizer's update: on the current stream of what the next step begins with."""
         stream, parts = cp.cuda.get_current_stream(), self.parts(len(batch.x))
+        if self.optimizer.reduce and not parts:
+            stream.wait_event(self.behind.record())  # other GPUs' part of it
         if not parts:
             return self.optimizer.apply(*batch.rates)
+        if self.optimizer.reduce:
+            self.optimizer.reduce(self.network.grad)
         first, dense, biases = parts
         for other, part in ((self.behind, dense), (self.beside, biases)):
             other.wait_event(stream.record())
@@ -195,7 +200,7 @@ class PlannedTrainer(GraphTrainer):
     def parts(self, n):
         """Return the optimizer in three parts: of the weights before the head's, of these, of biases; or None."""
         head, theta = self.gradients[n].head, self.network.theta
-        if self.optimizer.reduce or not head or type(self.optimizer) not in optim.BY_NAME.values():
+        if not head or type(self.optimizer) not in optim.BY_NAME.values():
             return None
         first, last = (head.linear[0].W.data.ptr - theta.data.ptr) // theta.itemsize, self.network.n_weights
         ends = 0, -(-first // 4) * 4, last // 4 * 4, len(theta)  # vectors that begin with a whole four are updated so
@@ -214,9 +219,16 @@ class PlannedTrainer(GraphTrainer):
     def enqueue_gradient(self, batch, midway=None):
         """Ask for the gradient. midway: see `Gradient`."""
         self.network.mode.step = batch.taken
-        ready = getattr(self.optimizer.reduce, "begin", None)
+        reduce, stream = self.optimizer.reduce, cp.cuda.get_current_stream()
+
+        def ready(dW):
+            self.behind.wait_event(stream.record())
+            with self.behind:
+                reduce.begin(dW)
+
         of = batch.x, batch.targets, self.losses, self.step_number
-        self.gradients[len(batch.x)](*of, ready, self.beside, midway, self.largest)
+        early = ready if hasattr(reduce, "begin") else None
+        self.gradients[len(batch.x)](*of, early, self.beside, midway, self.largest)
 
 
 @cache
