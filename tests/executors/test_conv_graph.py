@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -162,8 +163,11 @@ def planning(monkeypatch):
     return plan
 
 
-def planned(monkeypatch, several, batch_size, parts=()):
-    """Return a trainer that only writes down what it asks for, and where it does. parts: names of its optimizer's."""
+def planned(monkeypatch, several, batch_size, parts=None):
+    """Return a trainer that only writes down what it asks for, and where it does.
+
+    parts: None for one GPU alone, or the names of the parts of its optimizer.
+    """
     plan = planning(monkeypatch)
     from mlpkit.executors.cuda import graph
 
@@ -189,15 +193,19 @@ def planned(monkeypatch, several, batch_size, parts=()):
     class Trainer(plan.PlannedTrainer):
         def __init__(self):
             self.steps_a_graph, self.batch_size, self.graphs, self.streams = several, batch_size, {}, streams
-            self.beside, self.behind, self.pool = Stream("beside"), Stream("behind"), SimpleNamespace(malloc=None)
+            self.beside, self.pool = Stream("beside"), SimpleNamespace(malloc=None)
+            self.behind = None if parts is None else Stream("behind")
             sizes = range(1, batch_size + 1)
             self.batches = {n: [SimpleNamespace(x=range(n), number=f, rates=f) for f in "ab"] for n in sizes}
             self.step_number = "the first"
             self.arenas = {n: SimpleNamespace(step=nullcontext) for n in self.batches}
-            self.optimizer = self.part("update")
+            self.optimizer, self.network = self.part("update"), SimpleNamespace(grad="grad")
 
         def part(self, name):
-            return SimpleNamespace(apply=lambda rates: said.append((name, rates, streams[-1])), reduce=None)
+            def say(word, *what):
+                said.append((word, *what, streams[-1]))
+
+            return SimpleNamespace(apply=partial(say, name), reduce=partial(say, "reduce"))
 
         def parts(self, n):
             return [self.part(name) for name in parts]
@@ -275,25 +283,23 @@ def join(branch):
 def test_each_step_fetches_the_batch_of_the_next_beside_its_gradient(monkeypatch):
     trainer, said = planned(monkeypatch, 8, 4)
     trainer.enqueue_several(3, 4)
-    before_head = join("behind")
-    fetched = *before_head, *fork("beside")  # the step before has read what the fetched batch replaces
+    fork_, join_ = fork("beside"), join("beside")  # the step before has read what the fetched batch replaces
     assert said == [
-        *(*fork("behind"), ("fetch", "a", "the first", 0, "main"), *fork("beside"), ("gradient", "a", "main")),
-        *(*fetched, ("fetch", "b", "a", 1, "beside"), *join("beside"), ("update", "a", "main")),
-        *(*fork("beside"), ("gradient", "b", "main"), *fetched, ("fetch", "a", "b", 1, "beside")),
-        *(*join("beside"), ("update", "b", "main"), *fork("beside"), ("gradient", "a", "main"), *before_head),
-        *(*join("beside"), ("update", "a", "main"), *join("behind")),
+        *(("fetch", "a", "the first", 0, "main"), *fork_, ("gradient", "a", "main"), *fork_),
+        *(("fetch", "b", "a", 1, "beside"), *join_, ("update", "a", "main"), *fork_, ("gradient", "b", "main"), *fork_),
+        *(("fetch", "a", "b", 1, "beside"), *join_, ("update", "b", "main"), *fork_, ("gradient", "a", "main"), *join_),
+        ("update", "a", "main"),
     ]
 
 
-def test_the_dense_layers_are_updated_beside_the_next_step_until_its_head(monkeypatch):
+def test_gpus_that_add_up_gradients_update_the_dense_layers_until_the_next_head(monkeypatch):
     trainer, said = planned(monkeypatch, 8, 4, ("first", "dense", "biases"))
     trainer.enqueue_several(2, 4)
 
     def updates(batch):
         return [
-            *(*fork("behind"), ("dense", batch, "behind"), *fork("beside"), ("biases", batch, "beside")),
-            *(("first", batch, "main"), *join("beside")),
+            *(("reduce", "grad", "main"), *fork("behind"), ("dense", batch, "behind")),
+            *(*fork("beside"), ("biases", batch, "beside"), ("first", batch, "main"), *join("beside")),
         ]
 
     fetched = *join("behind"), *fork("beside"), ("fetch", "b", "a", 1, "beside")

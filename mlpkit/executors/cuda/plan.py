@@ -31,8 +31,9 @@ class Gradient:
     Call it with x (n, *model.input) in the network's type, contiguous, and targets: it writes the gradient of the
     batch's loss into `network.grad`, and the loss into losses[step]. step: an int32 on the GPU, which then goes on by
     one; without it the loss is losses[0]. ready: is called with the gradient of the head's first weights when it is
-    there, and that of all weights behind. beside: a stream on which filters are put in order meanwhile, or None.
-    midway: is called between the way there and the head, or None. largest: of x, see `Value`.
+    there, and that of all weights behind; these weights may then be updated until the next head. beside: a stream on
+    which filters are put in order meanwhile, or None. midway: is called between the way there and the head, or None.
+    largest: of x, see `Value`.
     precision: one of `blocks.MODES`. matches: see `blocks.pipeline`.
     """
 
@@ -53,7 +54,10 @@ class Gradient:
         z = self.pipeline.forward(Value(x, "nchw", x.shape[1], largest))
         if midway:
             midway()
-        came = [self.head(z, targets, losses, step) if self.head else self.loss(z.array, targets, losses, step)]
+        if self.head:
+            came = [self.head(z, targets, losses, step, late=bool(ready))]
+        else:
+            came = [self.loss(z.array, targets, losses, step)]
         del z
         if ready and self.head:
             ready(self.head.linear[0].dW)
@@ -108,10 +112,10 @@ class Batch:
 class PlannedTrainer(GraphTrainer):
     """Trains with steps of three parts: the next batch, its gradient, the optimizer's update; as a graph.
 
-    Three things are done on branches beside the gradient. Filters are put in order beside the first convolution; within
-    a graph of several steps each fetches the batch of the next one beside the dense layers: neither needs all of the
-    GPU. So a size of batches has two that take turns. And the weights of the dense layers, most of all that there are,
-    are updated beside the next step's convolutions; several GPUs add up their gradients there. A subclass names its
+    Two things are done on a branch beside the gradient. Filters are put in order beside the first convolution; within a
+    graph of several steps each fetches the batch of the next one beside the dense layers: neither needs all of the GPU.
+    So a size of batches has two that take turns. Where GPUs add up gradients, they add up those of the head's weights,
+    most of all that there are, on a branch `behind`, which lasts until the next step's head. A subclass names its
     precision, one of `blocks.MODES`, and the `match` functions of the blocks that it has. arenas: by the size of a
     batch.
     """
@@ -133,7 +137,8 @@ class PlannedTrainer(GraphTrainer):
         self.losses = cp.empty(self.steps, network.dtype)
         largest = 1 if X.dtype == np.uint8 else max(-float(self.X.min()), float(self.X.max()))
         self.largest = cp.full(1, largest, np.float32).view(np.uint32)
-        self.beside, self.behind = (cp.cuda.Stream(non_blocking=True) for _ in range(2))
+        self.beside = cp.cuda.Stream(non_blocking=True)
+        self.behind = cp.cuda.Stream(non_blocking=True) if hasattr(optimizer.reduce, "begin") else None
         self.gradients, self.batches, self.arenas, self.memory = {}, {}, {}, None
         self.graphs_for(len(y))
 
@@ -156,20 +161,25 @@ class PlannedTrainer(GraphTrainer):
         self.enqueue_several(1, n, nullcontext)
 
     def enqueue_several(self, count, n, step=None):
-        stream = cp.cuda.get_current_stream()
-        self.behind.wait_event(stream.record())
+        if self.behind:
+            self.behind.wait_event(cp.cuda.get_current_stream().record())
         self.fetch(self.batches[n][0], self.step_number)
         for i in range(count):
             with (step or self.arenas[n].step)():
                 self.enqueue_step(self.batches[n][i % 2], self.batches[n][1 - i % 2] if i + 1 < count else None)
-        stream.wait_event(self.behind.record())
+        self.join()
+
+    def join(self):
+        """Let the current stream wait for what is `behind`."""
+        if self.behind:
+            cp.cuda.get_current_stream().wait_event(self.behind.record())
 
     def enqueue_step(self, batch, following=None):
         """Ask for a step. following: the batch that is fetched meanwhile, or None."""
         stream = cp.cuda.get_current_stream()
 
         def midway():
-            stream.wait_event(self.behind.record())  # the step before has updated the dense layers
+            self.join()
             if following:
                 self.beside.wait_event(stream.record())
                 with self.beside:
@@ -181,15 +191,13 @@ class PlannedTrainer(GraphTrainer):
         self.update(batch)
 
     def update(self, batch):
-        """Ask for the optimizer's update: on the current stream of what the next step begins with."""
-        stream, parts = cp.cuda.get_current_stream(), self.parts(len(batch.x))
-        if self.optimizer.reduce and not parts:
-            stream.wait_event(self.behind.record())  # other GPUs' part of it
+        """Ask for the optimizer's update; where it can, `behind` has that of the head's weights."""
+        parts = self.parts(len(batch.x)) if self.behind else None
         if not parts:
+            self.join()
             return self.optimizer.apply(*batch.rates)
-        if self.optimizer.reduce:
-            self.optimizer.reduce(self.network.grad)
-        first, dense, biases = parts
+        self.optimizer.reduce(self.network.grad)
+        (first, dense, biases), stream = parts, cp.cuda.get_current_stream()
         for other, part in ((self.behind, dense), (self.beside, biases)):
             other.wait_event(stream.record())
             with other, cp.cuda.using_allocator(self.pool.malloc):  # what it makes is for itself
@@ -219,16 +227,15 @@ class PlannedTrainer(GraphTrainer):
     def enqueue_gradient(self, batch, midway=None):
         """Ask for the gradient. midway: see `Gradient`."""
         self.network.mode.step = batch.taken
-        reduce, stream = self.optimizer.reduce, cp.cuda.get_current_stream()
+        stream = cp.cuda.get_current_stream()
 
         def ready(dW):
             self.behind.wait_event(stream.record())
             with self.behind:
-                reduce.begin(dW)
+                self.optimizer.reduce.begin(dW)
 
         of = batch.x, batch.targets, self.losses, self.step_number
-        early = ready if hasattr(reduce, "begin") else None
-        self.gradients[len(batch.x)](*of, early, self.beside, midway, self.largest)
+        self.gradients[len(batch.x)](*of, ready if self.behind else None, self.beside, midway, self.largest)
 
 
 @cache
