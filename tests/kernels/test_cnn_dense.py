@@ -44,7 +44,7 @@ def gradient(sizes, n, precision, x, labels, network, wants_dx):
 @pytest.mark.parametrize("precision", ERRORS)
 @pytest.mark.parametrize(("n", "sizes"), [
     (5, (70, 10)), (70, (150, 64, 10)), (2, (40, 160, 110, 5)), (3, (33, 20, 7, 3)), (2, (64, 300, 10)), (66, (40, 5)),
-    (1, (3, 2, 2)), (2, (600, 10)), (2, (1100, 6)),
+    (1, (3, 2, 2)), (2, (600, 10)), (2, (1100, 6)), (140, (20, 40, 10)),
 ])  # fmt: skip
 def test_it_is_what_the_layers_are(n, sizes, precision, folder):
     rng = np.random.default_rng(0)
