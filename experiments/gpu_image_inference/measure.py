@@ -58,21 +58,27 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
 def _task(folder, name, plan, progress):
     """Train a network a little; return the settings of a process that answers with it."""
     progress(f"training {name} for {plan.steps} steps")
-    recipe = Recipe(model=MODELS[name], lr=RATES[name])
-    X, y = load("mnist").train
-    network = recipe.make_network(TRAINER)
-    X_there, y_there = network.engine.asarray(X.reshape(len(X), -1)), network.engine.asarray(y)
-    trainer = trainer_of(network, recipe.make_optimizer(network, len(y)), X_there, y_there, recipe.batch_size)
-    trainer.epoch(epoch_order(len(y), 0, 0)[: plan.steps * recipe.batch_size])
-    trainer.close()
-    x = X[: max(*plan.sizes, 1)].reshape(-1, *recipe.model.input)
-    exact = Network(engines.BASELINE, recipe.model, dtype=np.float64)
+    network, X = trained(name, plan.steps)
+    x = X[: max(*plan.sizes, 1)]
+    exact = Network(engines.BASELINE, network.model, dtype=np.float64)
     exact.set_theta(network.engine.to_numpy(network.theta).astype(np.float64))
     exact.set_statistics(network.engine.to_numpy(network.statistics).astype(np.float64))
     path, data = str(folder / f"{name}.npz"), str(folder / f"{name}_data.npz")
     network.save(path)
     np.savez(data, x=x, wanted=exact.forward(x[:FEW]))
     return {"path": path, "data": data, "sizes": plan.sizes}
+
+
+def trained(name, steps):
+    """Return a network of a model in `RATES` that has seen MNIST for so many steps, and the digits, (n, 1, 28, 28)."""
+    recipe = Recipe(model=MODELS[name], lr=RATES[name])
+    X, y = load("mnist").train
+    network = recipe.make_network(TRAINER)
+    X_there, y_there = network.engine.asarray(X.reshape(len(X), -1)), network.engine.asarray(y)
+    trainer = trainer_of(network, recipe.make_optimizer(network, len(y)), X_there, y_there, recipe.batch_size)
+    trainer.epoch(epoch_order(len(y), 0, 0)[: steps * recipe.batch_size])
+    trainer.close()
+    return network, X.reshape(-1, *recipe.model.input)
 
 
 def runs(of, tasks, progress):

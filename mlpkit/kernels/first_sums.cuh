@@ -3,7 +3,9 @@
 // The input gradient of the second convolution is what the first one's pool wants back. A warp lays eight channels of
 // it in shared memory: only memory can be indexed, and so its text is short. A lane takes a channel and each fourth
 // window, looks up which pixel of it was the largest, and adds d times the pixels that this one's sum saw, which lie in
-// shared memory, too. What a warpgroup has of all its tiles leaves once, in the end.
+// shared memory, too. Two warpgroups may share a tile, each with half of its windows: one warp of each of a
+// multiprocessor's four parts would wait for itself most of the time. What they have of all tiles leaves once, in the
+// end.
 
 #ifndef FIRST_KERNEL
 #define FIRST_KERNEL 3  // of the first convolution, of images of one channel with a stride of 1
@@ -22,7 +24,7 @@ constexpr int FIRST_TALL = FIRST_DOWN * FIRST_POOL + FIRST_KERNEL - 1;
 constexpr int FIRST_SEEN = FIRST_ACROSS * FIRST_POOL + FIRST_KERNEL - 1;
 constexpr int FIRST_WIDE = FIRST_SEEN + (40 - FIRST_SEEN % 32) % 32;  // so that lanes read other banks
 constexpr int FIRST_WINDOWS = FIRST_DOWN * FIRST_ACROSS;
-constexpr int FIRST_WORDS = FIRST_TALL * FIRST_WIDE + 8 * FIRST_WINDOWS + 64 * FIRST_EACH;  // words of a warpgroup
+constexpr int FIRST_WORDS = FIRST_TALL * FIRST_WIDE + 8 * FIRST_WINDOWS + 2 * 64 * FIRST_EACH;  // words of a tile
 
 // x (images, FIRST_HEIGHT, FIRST_WIDTH). kept: as in between.cuh, 4 bits a channel. sums (slices, FIRST_ROWS, FIRST_EACH).
 struct First {
@@ -32,11 +34,12 @@ struct First {
     int groups, padding;  // of eight channels
 };
 
-// Ask for an image with zeros around it, and for what was kept of it. By a warpgroup.
-inline void ask_for_first(const First& f, int image, float* buffer)
+// Ask for an image with zeros around it, and for what was kept of it. By so many threads.
+template <int THREADS>
+inline void ask_for_first(const First& f, int image, int thread, float* buffer)
 {
     const float* x = f.x + (size_t)image * (FIRST_HEIGHT * FIRST_WIDTH);
-    for (int i = threadIdx.x % 128; i < FIRST_TALL * FIRST_WIDE; i += 128) {
+    for (int i = thread; i < FIRST_TALL * FIRST_WIDE; i += THREADS) {
         int row = i / FIRST_WIDE - FIRST_PADDING, column = i % FIRST_WIDE - FIRST_PADDING;
         bool inside = row >= 0 && row < FIRST_HEIGHT && column >= 0 && column < FIRST_WIDTH;
         cp_async<4>(buffer + i, inside ? x + row * FIRST_WIDTH + column : x, inside);
@@ -44,10 +47,10 @@ inline void ask_for_first(const First& f, int image, float* buffer)
     if (!FIRST_KEEPS) return;
     const Word* kept = f.kept + (size_t)image * f.groups * FIRST_WINDOWS;
     Word* to = reinterpret_cast<Word*>(buffer + FIRST_TALL * FIRST_WIDE);
-    for (int i = threadIdx.x % 128; i < f.groups * FIRST_WINDOWS; i += 128) cp_async<4>(to + i, kept + i, true);
+    for (int i = thread; i < f.groups * FIRST_WINDOWS; i += THREADS) cp_async<4>(to + i, kept + i, true);
 }
 
-// Where a warp's totals are: 16 channels of 64.
+// Where a warp's totals are: 16 channels of 64, and those of a second warpgroup from channel 64 on.
 inline float* first_totals(float* buffer, int channel)
 {
     return buffer + FIRST_TALL * FIRST_WIDE + 8 * FIRST_WINDOWS + channel * FIRST_EACH;

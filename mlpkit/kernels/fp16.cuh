@@ -38,7 +38,11 @@ struct Scale {
 };
 
 // What a product of scaled values is to be multiplied by.
-inline float unscale_of(const Scale* a, const Scale* b) { return 1 / a->of / b->of; }
+inline float unscale_of(const Scale* a, const Scale* b)
+{
+    float of_a = a->of, of_b = b->of;  // both before a division, so that they come together
+    return 1 / of_a / of_b;
+}
 
 // Eight values as pieces of fp16, or of bfloat16.
 inline void pieces_of(const float (&x)[8], float scale, Piece (&parts)[PARTS])

@@ -320,6 +320,11 @@ __device__ void mbarrier_arrive(Word64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// The same for each thread, once the copies are there that it has asked for by cp.async.
+__device__ void cp_async_mbarrier_arrive(Word64* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 __device__ bool mbarrier_try_wait(Word64* barrier, Word phase) {
     Word over;
     asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
@@ -334,6 +339,12 @@ __device__ void cp_async_bulk(void* to, const void* from, Word bytes, Word64* ba
                      shared_address(to)),
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
+}
+
+// Let the unit fetch what it has to know of an array, before it is asked for a part of that.
+__device__ void prefetch_tensormap(const void* map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 // The same to this place in each block of the cluster that has a bit in `blocks`, where its own barrier counts the bytes.
@@ -488,27 +499,31 @@ __device__ void barrier_cluster_arrive() {
 }
 __device__ void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Where the block of a rank in this cluster has what this one has at `address`, and four values from there.
+// The same where nothing but barriers were written before, by a thread that has made fence_mbarrier_init.
+__device__ void barrier_cluster_arrive_relaxed() {
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Where the block of a rank in this cluster has what this one has at `address`.
 __device__ Word mapa(Word address, Word rank) {
     Word there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
 }
 
-__device__ float4 ld_shared_cluster(Word at) {
-    float4 four;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
-                 : "r"(at)
-                 : "memory");
-    return four;
-}
-
-// Send a value to another block's shared memory, where a barrier counts its bytes: who has waited for that finds the
-// value, without a fence and without the cluster's barrier. Both addresses are of `mapa`.
+// Send a value, or four, to another block's shared memory, where a barrier counts the bytes: who has waited for that
+// finds them, without a fence and without the cluster's barrier. Both addresses are of `mapa`.
 __device__ void st_async(Word to, float value, Word barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(value),
                  "r"(barrier)
+                 : "memory");
+}
+
+__device__ void st_async(Word to, float4 four, Word barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w), "r"(barrier)
                  : "memory");
 }
 

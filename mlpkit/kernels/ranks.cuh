@@ -30,17 +30,45 @@ struct Ranks {
     }
 
     // Send N numbers of a step, counted from 1 on in this launch, to all others: the i-th from place at(i), if that is not
-    // negative.
-    template <int N, typename At>
-    __device__ void send(const float (&g)[N], At at, Word step) const {
+    // negative. Or to those only for which `takes` says so, by their number and the place.
+    template <int N, typename At, typename Takes>
+    __device__ void send(const float (&g)[N], At at, Word step, Takes takes) const {
         const Word tag = before + step;
 #pragma unroll
         for (int i = 0; i < (RANKS > 1 ? N : 0); i++) {
             const Message message = (Message)tag << 32 | __float_as_uint(__fmul_rn(weight, g[i]));
 #pragma unroll
             for (int k = 0; k < OTHERS; k++) {
-                if (at(i) >= 0) st_relaxed_sys(place(other(k), rank, at(i), tag), message);
+                if (at(i) >= 0 && takes(other(k), at(i))) st_relaxed_sys(place(other(k), rank, at(i), tag), message);
             }
+        }
+    }
+
+    template <int N, typename At>
+    __device__ void send(const float (&g)[N], At at, Word step) const {
+        send(g, at, step, [](int, int) { return true; });
+    }
+
+    // Replace N numbers by those that the rank by(place) has sent: the i-th from place at(i), if that is not negative.
+    template <int N, typename At, typename By>
+    __device__ void receive(float (&g)[N], At at, Word step, By by) const {
+        const Word tag = before + step;
+        Message found[N] = {};
+        Word turns = 0;
+        for (bool all = false; !all;) {
+            all = true;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const bool asked = at(i) >= 0 && !is_of(found[i], tag);
+                ld_relaxed_sys(found[i], place(rank, asked ? by(at(i)) : rank, asked ? at(i) : 0, tag), asked);
+            }
+#pragma unroll
+            for (int i = 0; i < N; i++) all = all && (at(i) < 0 || is_of(found[i], tag));
+            if (!all && give_up(turns, OTHER_GPUS, step)) break;
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (at(i) >= 0) g[i] = value_of(found[i]);
         }
     }
 

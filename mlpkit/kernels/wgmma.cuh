@@ -36,6 +36,15 @@ enum { NEITHER, BOTH, ONLY_B };
                  : SIXTEEN_OF(0), SIXTEEN_OF(16) \
                  : "l"(a), "l"(b))
 
+#define WGMMA_N88(types, transposed, add) \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n88" types " {" \
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+                 "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, " \
+                 "%40, %41, %42, %43 " \
+                 "}, %44, %45, " add ", 1, 1" transposed ";" \
+                 : SIXTEEN_OF(0), SIXTEEN_OF(16), EIGHT_OF(32), FOUR_OF(40) \
+                 : "l"(a), "l"(b))
+
 #define WGMMA_N96(types, transposed, add) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n96" types " {" \
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
@@ -116,6 +125,7 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], Word64 a, Word64 b)
     if constexpr (N == 16) { WGMMA_FOR(WGMMA_N16); }
     else if constexpr (N == 32) { WGMMA_FOR(WGMMA_N32); }
     else if constexpr (N == 64) { WGMMA_FOR(WGMMA_N64); }
+    else if constexpr (N == 88) { WGMMA_FOR(WGMMA_N88); }
     else if constexpr (N == 96) { WGMMA_FOR(WGMMA_N96); }
     else if constexpr (N == 104) { WGMMA_FOR(WGMMA_N104); }
     else if constexpr (N == 128) { WGMMA_FOR(WGMMA_N128); }
@@ -156,6 +166,9 @@ inline Word64 descriptor(Word address, Word leading, Word stride)
 {
     return (address & 0x3FFFF) / 16 | Word64(leading / 16) << 16 | Word64(stride / 16) << 32;
 }
+
+// The same of a matrix that begins so many bytes further on: where that number is known, one addition.
+inline Word64 further(Word64 matrix, Word bytes) { return matrix & 0xFFFFFFFF00000000 | (Word)matrix + bytes / 16; }
 
 // What wgmma adds to must be in registers before the first of a sequence begins: the compiler shall not put it off.
 template <int COUNT>

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.kernels import overlap
 from mlpkit.kernels.ranks import argument, struct
 
 from .ring import RankLost
@@ -29,68 +30,85 @@ class NvlinkReduction(Reduction):
 
         super().__init__(communicator, network)
         self.vector, self.n_weights, self.n = network.grad, network.n_weights, network.grad.size
-        self.early, self.beside = (0, 0), [cp.cuda.Stream(non_blocking=True) for _ in range(self.ranks)]
+        self.others = [rank for rank in range(self.ranks) if rank != self.rank]
+        self.early, self.beside = slice(0, 0), [cp.cuda.Stream(non_blocking=True) for _ in self.others[1:]]
         self.failed, self.found = cp.zeros(1, np.uint64), cupyx.empty_pinned(1, np.uint64)
         self.found[:] = 0
         if self.dtype != np.float32:
             return
         self.blocks = min(cp.cuda.Device().attributes["MultiProcessorCount"], -(-self.n // THREADS))
         load = kernels.load("all_reduce", RANKS=self.ranks)
-        self.kernel, self.count = load.get_function("all_reduce"), load.get_function("count_early")
-        self.turns, self.sent = cp.zeros(2 * self.blocks, np.uint32), cp.zeros(1, np.uint32)
-        self.came = cp.empty((self.ranks, -(-self.n // 4) * 4), np.float32)  # rows that fours of floats begin
-        self.times, self.consumed = (cp.zeros(count * self.ranks, np.uint32) for count in (2, 1))
-        self.theirs = [communicator.addresses(array) for array in (self.came, self.times, self.consumed)]
+        self.meeting, *found = map(load.get_function, ("meet_others", "add_up", "all_reduce"))
+        self.add_up, self.kernel = map(overlap.InTurn, found)
+        self.meeting.preferred_shared_memory_carveout = 100  # as of those that it runs beside
+        self.times, self.met = cp.zeros(self.blocks, np.uint32), cp.zeros(1, np.uint32)
+        self.whole = self.ranks == 2  # a GPU adds up all of it itself, which takes one copy and no second one
+        row = self.n if self.whole else -(-self.n // self.ranks) + 4
+        self.came = cp.empty((self.ranks, -(-row // 4) * 4), np.float32)  # rows that fours of floats begin
+        self.meetings = cp.zeros(self.ranks, np.uint32)
+        self.rows, self.vectors, theirs = map(communicator.addresses, (self.came, self.vector, self.meetings))
+        self.rows += np.uint64(self.came.strides[0] * self.rank)  # this GPU's own of each
+        self.told = argument(theirs)
         slots = min(self.n, MOST_FLOATS)
         self.boxes = self.mailboxes(2 * self.ranks * slots * 8)
         among = struct(self.ranks)
         among["boxes"], among["slots"], among["rank"] = self.boxes.addresses, slots, self.rank
         self.among = argument(among)
-        self(self.vector[:THREADS])  # so that it is compiled
+        self(self.vector[:THREADS])  # so that all are compiled, and on the GPU
+        self.meet()
+        self.add(self.vector[:0])
 
     def begin(self, dW):
-        """Send the weights' gradients from `dW` on to the others, beside what is asked for before the next call."""
-        import cupy as cp
-
-        first, last = -(-(dW.data.ptr - self.vector.data.ptr) // 16), self.n_weights // 4
-        size = 4 * (last - first)
+        """Add up the weights' gradients from `dW` on, on the current stream, which others need not wait for."""
+        first, last = -(-(dW.data.ptr - self.vector.data.ptr) // 16) * 4, self.n_weights // 4 * 4
+        size = last - first
         if self.is_apart or self.dtype != np.float32 or size < LEAST_EARLY or self.n - size > MOST_FLOATS:
             return
-        self.early = first, last - first
-        copy, first_stream = cp.cuda.runtime.memcpyAsync, self.beside[self.rank]
-        first_stream.wait_event(cp.cuda.get_current_stream().record())
-        with first_stream:
-            sizes = np.int32(self.blocks), np.int32(self.rank)
-            self.count((1,), (32,), (self.sent, self.consumed, *sizes, self.failed), shared_mem=1024)
-        counted = first_stream.record()
-        for other, stream in enumerate(self.beside):  # a copy engine for each
-            if other != self.rank:
-                came, times, _ = (int(each[other]) for each in self.theirs)
-                stream.wait_event(counted)
-                copy(
-                    came + self.came.strides[0] * self.rank, self.vector.data.ptr + 16 * first, 4 * size, 4, stream.ptr
-                )
-                copy(times + 4 * self.rank, self.sent.data.ptr, 4, 4, stream.ptr)
-                copy(self.times.data.ptr + 4 * (self.ranks + other), self.sent.data.ptr, 4, 4, stream.ptr)
+        self.early = slice(first, last)
+        share = size if self.whole else -(-size // (4 * self.ranks)) * 4  # of a GPU
+        parts = [slice(at, min(at + share, last)) for at in (first + rank * share % size for rank in range(self.ranks))]
+        own = self.vector[parts[self.rank]]
+        self.copy(self.rows, parts)
+        self.add(own)
+        if self.whole:
+            self.meet()  # who comes has read what came
+        else:
+            self.copy(self.vectors + np.uint64(own.data.ptr - self.vector.data.ptr), [parts[self.rank]] * self.ranks)
 
-    def __call__(self, grad):
+    def copy(self, to, parts):
+        """Copy a part of the vector to a place of each other GPU, by a copy engine for each, and let all meet."""
         import cupy as cp
 
+        here = cp.cuda.get_current_stream()
+        began = here.record()
+        for other, stream in zip(self.others, (here, *self.beside), strict=False):
+            part = self.vector[parts[other]]
+            stream.wait_event(began)
+            cp.cuda.runtime.memcpyAsync(int(to[other]), part.data.ptr, part.nbytes, 4, stream.ptr)
+            here.wait_event(stream.record())
+        self.meet()
+
+    def add(self, own):
+        """Add what came from others to a part of the vector, in the order of the ranks."""
+        row, count, here = map(np.int32, (self.came.shape[1] // 4, own.size // 4, self.rank))
+        arguments = own, self.came, row, count, self.weights, here
+        self.add_up((max(1, -(-own.size // (4 * THREADS))),), (THREADS,), arguments)
+
+    def meet(self):
+        """Let the current stream wait until those of all GPUs have come so far."""
+        self.meeting((1,), (32,), (self.met, self.told, np.int32(self.rank), self.failed), shared_mem=1024)
+
+    def __call__(self, grad):
         if self.is_apart:
             return
-        (first, count), self.early = self.early, (0, 0)
-        if self.dtype != np.float32 or grad.size - 4 * count > MOST_FLOATS:
+        early, self.early = self.early, slice(0, 0)
+        size = early.stop - early.start
+        if self.dtype != np.float32 or grad.size - size > MOST_FLOATS:
             super().__call__(grad)
             return
-        early = np.zeros(1, early_struct(self.ranks))
-        early["of"] = self.came.data.ptr + self.came.strides[0] * np.arange(self.ranks)
-        early["times"], early["consumed"] = self.times.data.ptr, self.theirs[2]
-        early["first"], early["count"] = first, count
-        size = np.int32(grad.size)
-        arguments = grad, size, argument(early), self.weights, self.turns, self.failed, self.among
+        sizes = map(np.int32, (grad.size, early.start, size))
+        arguments = grad, *sizes, self.weights, self.times, self.failed, self.among
         self.kernel((self.blocks,), (THREADS,), arguments, shared_mem=1024)
-        for stream in self.beside if count else ():  # whose copies are done: who records a step wants to see that
-            cp.cuda.get_current_stream().wait_event(stream.record())
 
     def mailboxes(self, size):
         """Return `memory`, so many bytes of zeros that all can write to, and the `addresses` of all ranks' (ranks,)."""
@@ -107,9 +125,3 @@ class NvlinkReduction(Reduction):
             cp.cuda.Device().synchronize()
         if self.found[0]:
             raise RankLost("another GPU did not come to add up gradients: resume the training.")
-
-
-def early_struct(ranks):
-    """Return the dtype of `Early` in `kernels/parallel/all_reduce.cu`."""
-    pointers = ("of", np.uint64, ranks), ("times", np.uint64), ("consumed", np.uint64, ranks)
-    return np.dtype([*pointers, ("first", np.int32), ("count", np.int32)], align=True)

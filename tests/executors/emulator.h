@@ -324,6 +324,33 @@ FAST static void mma_m16n8k16_f16(float (&c)[4], const Word (&a)[4], Word b0, Wo
     }
 }
 
+// d += a b: a 64 x 16 numbers of 16 bits in a warpgroup's registers, b 16 x N of them with neighbours in n, in shared
+// memory, where a descriptor says. IS_FP16: else the upper halves of floats.
+template <bool IS_FP16, int N>
+FAST static void multiply_registers(float (&d)[N / 2], const Word (&a)[4], Word64 b) {
+    const Operands* all = exchange_in_warp(Operands{{a[0], a[1], a[2], a[3]}});
+    const auto value = [](uint16_t bits) {
+        return IS_FP16 ? (float)same_bits<_Float16>(bits) : __uint_as_float((Word)bits << 16);
+    };
+    const unsigned char* first = shared_bytes + (b & 0x3fff) * 16;
+    const size_t leading = (b >> 16 & 0x3fff) * 16, stride = (b >> 32 & 0x3fff) * 16;
+    for (int i = 0; i < N / 2; i++) {
+        const Operands* row = all + lane_number() / 4 * 4;
+        const unsigned char* column = first + i / 4 * stride + (lane_number() % 4 * 2 + i % 2) * 2;
+        double sum = d[i];
+        for (int k = 0; k < 16; k++) {
+            sum += (double)value(row[k / 2 % 4].a[i % 4 / 2 + k / 8 * 2] >> k % 2 * 16) *
+                   value(*(const uint16_t*)(column + k / 8 * leading + k % 8 * 16));
+        }
+        d[i] = sum;
+    }
+}
+
+static void wgmma_fence() {}
+static void wgmma_commit_group() {}
+template <int PENDING>
+static void wgmma_wait_group() {}
+
 // The nearest float of 8 bits, the even one where two are as near.
 static unsigned short cvt_rn_bf16(float x) {
     const unsigned bits = __float_as_uint(x);
@@ -354,17 +381,20 @@ static float sqrt_approx(float x) { return sqrtf(x); }
 
 struct Counter {
     int bytes;  // that are expected and have not arrived
-    int16_t arrivals, phase;
+    uint16_t arrivals : 15, phase : 1;
+    uint16_t all;  // arrivals, of each phase
 };
 
 static void count(void* barrier, int bytes, int arrivals) {
     Counter& counter = *(Counter*)barrier;
     counter.bytes += bytes, counter.arrivals -= arrivals, changed = true;
-    if (counter.bytes == 0 && counter.arrivals == 0) counter.arrivals = 1, counter.phase ^= 1;
+    if (counter.bytes == 0 && counter.arrivals == 0) counter.arrivals = counter.all, counter.phase ^= 1;
 }
 
 template <int ARRIVALS>
-static void mbarrier_init(Word64* barrier) { *(Counter*)barrier = {0, ARRIVALS, 0}; }
+static void mbarrier_init(Word64* barrier) { *(Counter*)barrier = {0, ARRIVALS, 0, ARRIVALS}; }
+static void fence_mbarrier_init() {}
+static void mbarrier_arrive(Word64* barrier) { count(barrier, 0, 1); }
 static void fence_proxy_async() {}
 static void fence_proxy_async_all() {}
 static void mbarrier_arrive_expect_tx(Word64* barrier, Word bytes) { count(barrier, bytes, 1); }
@@ -402,6 +432,12 @@ static void cp_async_ca(void* to, const void* from, bool inside = true) { cp_asy
 static void prefetch_global_l2(const void* at) { (void)*(volatile const char*)at; }
 
 static void cp_async_wait_all() { wait_for_copies_of_mine(); }
+
+// When the copies that this thread has asked for are there, it counts at a barrier.
+static void cp_async_mbarrier_arrive(Word64* barrier) {
+    wait_for_copies_of_mine();
+    count(barrier, 0, 1);
+}
 static void launch_dependents() {}  // kernels run one after another
 static void begin_in_turn() {}
 static void cp_async_commit_group() {
@@ -459,16 +495,15 @@ static void barrier_cluster_arrive() {
     arrive_at_cluster();
 }
 
+static void barrier_cluster_arrive_relaxed() { barrier_cluster_arrive(); }
 static void barrier_cluster_wait() { wait_for_cluster(); }
 
 // An address in shared memory, as a number; and a block's of this cluster.
 static Word shared_address(const void* at) { return (const unsigned char*)at - shared_bytes; }
 static Word mapa(Word address, Word rank) { return address | rank << 24; }
-static float4 ld_shared_cluster(Word at) {
-    const int block = current->block / cluster_blocks * cluster_blocks + (at >> 24);
-    return *(const float4*)in_block(shared_bytes + (at & 0xffffff), block);
-}
-static void st_async(Word to, float value, Word barrier) {
+template <typename Value>
+static void st_async(Word to, Value value, Word barrier) {
+    if (to % sizeof value) return fail("a misaligned address");
     const int block = current->block / cluster_blocks * cluster_blocks + (to >> 24);
     void* place = in_block(shared_bytes + (to & 0xffffff), block);
     void* counter = in_block(shared_bytes + (barrier & 0xffffff), block);

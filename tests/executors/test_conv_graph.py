@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -162,8 +163,11 @@ def planning(monkeypatch):
     return plan
 
 
-def planned(monkeypatch, several, batch_size):
-    """Return a trainer that only writes down what it asks for, and where it does."""
+def planned(monkeypatch, several, batch_size, parts=None):
+    """Return a trainer that only writes down what it asks for, and where it does.
+
+    parts: None for one GPU alone, or the names of the parts of its optimizer.
+    """
     plan = planning(monkeypatch)
     from mlpkit.executors.cuda import graph
 
@@ -188,12 +192,23 @@ def planned(monkeypatch, several, batch_size):
 
     class Trainer(plan.PlannedTrainer):
         def __init__(self):
-            self.steps_a_graph, self.batch_size, self.graphs, self.beside = several, batch_size, {}, Stream("beside")
+            self.steps_a_graph, self.batch_size, self.graphs, self.streams = several, batch_size, {}, streams
+            self.beside, self.pool = Stream("beside"), SimpleNamespace(malloc=None)
+            self.behind = None if parts is None else Stream("behind")
             sizes = range(1, batch_size + 1)
-            self.batches = {n: [SimpleNamespace(n=n, number=f, rates=f) for f in "ab"] for n in sizes}
+            self.batches = {n: [SimpleNamespace(x=range(n), number=f, rates=f) for f in "ab"] for n in sizes}
             self.step_number = "the first"
             self.arenas = {n: SimpleNamespace(step=nullcontext) for n in self.batches}
-            self.optimizer = SimpleNamespace(apply=lambda rates: said.append(("update", rates, streams[-1])))
+            self.optimizer, self.network = self.part("update"), SimpleNamespace(grad="grad")
+
+        def part(self, name):
+            def say(word, *what):
+                said.append((word, *what, streams[-1]))
+
+            return SimpleNamespace(apply=partial(say, name), reduce=partial(say, "reduce"))
+
+        def parts(self, n):
+            return [self.part(name) for name in parts]
 
         def fetch(self, batch, step, further=0):
             said.append(("fetch", batch.rates, step, further, streams[-1]))
@@ -203,7 +218,8 @@ def planned(monkeypatch, several, batch_size):
             if midway:
                 midway()
 
-    stream = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: Stream("main")))
+    here = {"get_current_stream": lambda: Stream("main"), "using_allocator": lambda malloc: nullcontext()}
+    stream = SimpleNamespace(cuda=SimpleNamespace(**here))
     monkeypatch.setattr(plan, "cp", stream)
     monkeypatch.setattr(graph, "recorded", lambda work, arena: work)
     return Trainer(), said
@@ -256,22 +272,68 @@ def test_a_recording_that_fails_ends(monkeypatch):
     assert said == ["begin", "end"]
 
 
+def fork(branch):
+    return ("record", "main"), ("wait", branch, "main")
+
+
+def join(branch):
+    return ("record", branch), ("wait", "main", branch)
+
+
 def test_each_step_fetches_the_batch_of_the_next_beside_its_gradient(monkeypatch):
     trainer, said = planned(monkeypatch, 8, 4)
     trainer.enqueue_several(3, 4)
-    fork = ("record", "main"), ("wait", "beside", "main")  # the step before has read what the fetched batch replaces
-    join = ("record", "beside"), ("wait", "main", "beside")
+    fork_, join_ = fork("beside"), join("beside")  # the step before has read what the fetched batch replaces
     assert said == [
-        *(
-            ("fetch", "a", "the first", 0, "main"),
-            *fork,
-            ("gradient", "a", "main"),
-            *fork,
-            ("fetch", "b", "a", 1, "beside"),
-        ),
-        *(*join, ("update", "a", "main"), *fork, ("gradient", "b", "main"), *fork, ("fetch", "a", "b", 1, "beside")),
-        *(*join, ("update", "b", "main"), *fork, ("gradient", "a", "main"), *join, ("update", "a", "main")),
+        *(("fetch", "a", "the first", 0, "main"), *fork_, ("gradient", "a", "main"), *fork_),
+        *(("fetch", "b", "a", 1, "beside"), *join_, ("update", "a", "main"), *fork_, ("gradient", "b", "main"), *fork_),
+        *(("fetch", "a", "b", 1, "beside"), *join_, ("update", "b", "main"), *fork_, ("gradient", "a", "main"), *join_),
+        ("update", "a", "main"),
     ]
+
+
+def test_gpus_that_add_up_gradients_update_the_dense_layers_until_the_next_head(monkeypatch):
+    trainer, said = planned(monkeypatch, 8, 4, ("first", "dense", "biases"))
+    trainer.enqueue_several(2, 4)
+
+    def updates(batch):
+        return [
+            *(("reduce", "grad", "main"), *fork("behind"), ("dense", batch, "behind")),
+            *(*fork("beside"), ("biases", batch, "beside"), ("first", batch, "main"), *join("beside")),
+        ]
+
+    fetched = *join("behind"), *fork("beside"), ("fetch", "b", "a", 1, "beside")
+    assert said == [
+        *(*fork("behind"), ("fetch", "a", "the first", 0, "main"), *fork("beside"), ("gradient", "a", "main")),
+        *(*fetched, *join("beside"), *updates("a"), *fork("beside"), ("gradient", "b", "main"), *join("behind")),
+        *(*join("beside"), *updates("b"), *join("behind")),
+    ]
+
+
+@pytest.mark.parametrize("parts", [("first", "dense", "biases"), ()])
+def test_several_gpus_add_up_the_dense_layers_beside_the_way_back(parts, monkeypatch):
+    trainer, said = planned(monkeypatch, 8, 4, parts)
+
+    class Reduce:
+        def begin(self, dW):
+            said.append(("begin", dW, trainer.streams[-1]))
+
+        def __call__(self, grad):
+            said.append(("reduce", grad, trainer.streams[-1]))
+
+    trainer.optimizer.reduce, trainer.network = Reduce(), SimpleNamespace(grad="grad", mode=SimpleNamespace())
+    trainer.gradients = {4: lambda *of: of[4]("dW")}  # it is `ready`
+    for batch in trainer.batches[4]:
+        batch.targets, batch.taken = None, None
+    trainer.losses = trainer.largest = None
+    del type(trainer).enqueue_gradient
+    trainer.enqueue_gradient(trainer.batches[4][0])
+    trainer.update(trainer.batches[4][0])
+    assert said[:3] == [*fork("behind"), ("begin", "dW", "behind")]
+    if parts:
+        assert said[3:6] == [("reduce", "grad", "main"), *fork("behind")]
+    else:
+        assert said[3:] == [*join("behind"), ("update", "a", "main")]  # which reduces, too
 
 
 def test_an_epoch_is_cut_into_graphs_of_several_steps(monkeypatch):

@@ -1,6 +1,7 @@
 """Convolutions on planes: the addresses come out right in a model on the CPU, and the kernels on a GPU."""
 
 import sys
+from dataclasses import replace
 
 import emulator
 import numpy as np
@@ -225,8 +226,8 @@ def test_filters_come_in_the_orders_of_both_passes(name, stacked, cupy, monkeypa
     filters = blocked.Filters(
         mode, [(shape, w, blocked.PASSES_OF_FILTERS) for shape, w in zip(shapes, ws, strict=True)]
     )
-    for turn in range(3):
-        ws[1][:] = rng.standard_normal(ws[1].shape, np.float32) * 10**turn  # the scale is guessed, and wrong
+    for size in (1, 10, 100, 0.01, 0.01):
+        ws[1][:] = rng.standard_normal(ws[1].shape, np.float32) * size  # the scale is guessed, and wrong
         for shape, w, made in zip(shapes, ws, filters(), strict=True):
             for which, stored in made.items():
                 scale = stored.scale[0] if mode.fp16_parts else 1
@@ -277,7 +278,7 @@ def sums_that_leave():
         between(weights, "#ifndef TAPS", "static_assert"),
         between(weights, "// How a launch divides", "// ---- The kernel"),
         SPREAD,
-        weights[weights.index("// The sum of `count`") :],
+        weights[weights.index("// ---- The second kernel") :],
     )
     return "".join(parts)
 
@@ -313,8 +314,84 @@ def test_the_sums_of_the_weight_gradient_are_added_where_they_belong(shape, pack
         partial = sums.ravel().view(emulator.Array)
     none = np.uintp(0)
     rest = np.int32(o), np.int32(c), none, none, none, none, np.int32(0), np.int32(0), blocked._before(None)
-    file.get_function("add")((-(-partial.size // 256),), (256,), (about, divided, partial, found, *rest))
+    add, arguments = file.get_function("add"), (about, divided, partial, found, *rest)
+    add((-(-partial.size // blocked.ADDED),), (256,), arguments, shared_mem=32 << 10)
     np.testing.assert_array_equal(found, dw)
+
+
+WGMMA = """
+template <Kind kind, int N>
+static void wgmma_registers(float (&d)[N / 2], const Word (&a)[4], Word64 b)
+{
+    multiply_registers<kind == FP16, N>(d, a, b);
+}
+"""
+
+
+def weights_emulated():
+    """Return the text of the weight gradient's kernels with another product, and barriers behind all else."""
+    text = kernels.source(blocked.WEIGHTS)
+    text = text.replace(between(text, "#define TWO_OF(i)", "// ---- What wgmma is told"), WGMMA)
+    text = text.replace(between(text, "// ---- From memory to shared memory", "#ifndef TAPS"), "")
+    text = text.replace('asm volatile("" : "+f"(sums[i])::"memory")', "")
+    return text.replace(
+        "__shared__ Barriers barriers;", "Barriers& barriers = *(Barriers*)(shared_bytes + (220 << 10));"
+    )
+
+
+# Slices, and how many images are few: larger clusters then
+RINGS = {
+    "bands that take turns": (Shape(7, 64, 24, 4, 5, 3), 2, 0),
+    "eight blocks": (Shape(8, 40, 24, 6, 7, 3, 1, 1), 8, 32),
+    "few sums": (Shape(3, 6, 16, 9, 9, 5), 2, 32),
+    "a stride": (Shape(3, 20, 16, 8, 7, 3, 2, 1), 3, 32),
+    "one tap": (Shape(2, 64, 70, 5, 5, 1), 4, 32),
+    "many bands": (Shape(40, 16, 16, 5, 4, 2), 4, 0),
+}
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", sweep(["bf16", "fp16x3"], "fp16x3"))
+@pytest.mark.parametrize("case", sweep(RINGS, "bands that take turns", "few sums"))
+def test_the_weight_gradient_comes_by_way_of_rings_and_clusters(case, name, cupy, folder, monkeypatch):
+    shape, slices, few = RINGS[case]
+    mode, real = blocked.MODES[name], blocked.division
+    monkeypatch.setattr(blocked, "FEW_IMAGES", few)
+    monkeypatch.setattr(blocked, "division", lambda *of: replace(
+        d := real(*of), slices=blocked.padded(min(slices, d.slices), d.cluster)
+    ))  # fmt: skip
+    monkeypatch.setattr(emulator._Kernel, "max_dynamic_shared_size_bytes", blocked.SHARED)
+
+    def kernel(file, function, **macros):
+        run = emulator.File(folder, len(macros), file, weights_emulated(), **macros).get_function(function)
+        whole = macros["CLUSTER"]  # all launches of a file are of clusters here
+        return lambda grid, block, arguments, shared_mem: run(
+            (blocked.padded(grid[0], whole),), block, arguments, shared_mem=blocked.SHARED
+        )
+
+    monkeypatch.setattr(blocked, "_kernel", kernel)
+    blocked._weights.cache_clear()
+    rng = np.random.default_rng(0)
+    x, dy = (rng.integers(-2, 3, size).astype("f4") for size in (shape.x, shape.y))
+    images, gradient = (
+        as_operand(mode, blocked.images_as_blocked(each.view(emulator.Array), mode).view(emulator.Array), scale)
+        for each, scale in zip(
+            (x, dy), [blocked.new_scale() if mode.fp16_parts else None for _ in range(2)], strict=True
+        )
+    )
+    bias, sums = (
+        rng.integers(-9, 9, size).astype("f4").view(emulator.Array)
+        for size in ((19, blocked.padded(shape.channels_out, 8)), (37, 16, 10))
+    )
+    dw, db, first_dw, first_db = (
+        np.full(size, np.nan, "f4").view(emulator.Array) for size in (shape.w, shape.channels_out, (11, 1, 3, 3), 11)
+    )
+    blocked.weight_gradient(mode, shape, images, gradient, dw, bias, db, (sums, first_dw, first_db))
+    blocked._weights.cache_clear()
+    np.testing.assert_array_equal(dw, wanted(shape, "weight_gradient", x, dy))
+    np.testing.assert_array_equal(db, bias.sum(axis=0)[: shape.channels_out])
+    np.testing.assert_array_equal(first_dw.reshape(11, 9), sums.sum(axis=0)[:11, :9])
+    np.testing.assert_array_equal(first_db, sums.sum(axis=0)[:11, 9])
 
 
 # The convolutions of the model of garments, and of the residual network

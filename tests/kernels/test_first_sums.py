@@ -25,23 +25,25 @@ extern "C" __global__ void made(const __grid_constant__ Problem p, const __grid_
                                 int tiles)
 {
     float* lines = reinterpret_cast<float*>(shared_bytes) + threadIdx.x / 32 * 8 * LINE;
-    float* room = reinterpret_cast<float*>(shared_bytes) + 4 * 8 * LINE;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float* totals = first_totals(room, warp * 16);
+    float* room = reinterpret_cast<float*>(shared_bytes) + SPLIT * 4 * 8 * LINE;
+    int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, part = threadIdx.x / 128;
+    float* totals = first_totals(room, part * 64 + warp * 16);
     for (int i = lane; i < 16 * FIRST_EACH; i += 32) totals[i] = 0;
     for (int tile = 0; tile < tiles; ++tile) {
-        ask_for_first(f, tile / p.bands, room);
-        float sums[WIDTH / 2];
-        for (int i = 0; i < WIDTH / 2; ++i) {
-            int channel = warp * 16 + lane / 4 + i % 4 / 2 * 8, window = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        ask_for_first<128 * SPLIT>(f, tile / p.bands, threadIdx.x, room);
+        float sums[MINE / 2];
+        for (int i = 0; i < MINE / 2; ++i) {
+            int channel = warp * 16 + lane / 4 + i % 4 / 2 * 8;
+            int window = part * MINE + i / 4 * 8 + lane % 4 * 2 + i % 2;
             sums[i] = all[(tile * 64 + channel) * WIDTH + window];
         }
         cp_async_wait_all();
         __syncthreads();
-        add_to_first(p, f, tile, warp * 16, sums, 0.5f, room, lines);
+        add_to_first(p, f, tile, part, warp * 16, sums, 0.5f, room, lines, totals);
         __syncthreads();
     }
-    for (int i = lane; i < 16 * FIRST_EACH; i += 32) f.sums[warp * 16 * FIRST_EACH + i] = totals[i];
+    for (int i = lane; part == 0 && i < 16 * FIRST_EACH; i += 32)
+        f.sums[warp * 16 * FIRST_EACH + i] = totals[i] + (SPLIT > 1 ? totals[64 * FIRST_EACH + i] : 0);
 }
 """
 
@@ -58,7 +60,8 @@ def source():
     return "".join([
         "extern __shared__ __align__(128) unsigned char shared_bytes[];\n",
         between_lines(blocked_cuh, "#ifndef LACKS", "// The pieces by which"),
-        first, "\n", between_lines(forward, "constexpr int LINE", "\n"), "\n",
+        first, "\n", between_lines(forward, "constexpr int MINE", "\n"), "\n",
+        between_lines(forward, "constexpr int LINE", "\n"), "\n",
         between_lines(forward, "// Add what a tile's sums mean", '#endif\n\n#if FIRST\nusing After'), KERNEL,
     ])  # fmt: skip
 
@@ -102,15 +105,17 @@ def test_sums_are_the_gradients_of_taps(folder, n, channels, height, width, kern
     found = np.full((64, kernel**2 + 1), np.nan, "f4").view(emulator.Array)
     arrays = [each.view(emulator.Array) for each in (x.astype("f4"), words.astype("u4"), sums)]
     pointers = [arrays[0].data.ptr, arrays[1].data.ptr, found.data.ptr, groups]
-    macros = {"WIDTH": tiling.width, "FIRST_KEEPS": 1, "FIRST_KERNEL": kernel, "FIRST_PADDING": padding}
-    macros |= {"FIRST_POOL": pool, "FIRST_HEIGHT": height, "FIRST_WIDTH": width}
+    macros = {"WIDTH": tiling.width, "SPLIT": tiling.split, "FIRST_KEEPS": 1, "FIRST_KERNEL": kernel}
+    macros |= {"FIRST_PADDING": padding, "FIRST_POOL": pool, "FIRST_HEIGHT": height, "FIRST_WIDTH": width}
     macros |= {"FIRST_DOWN": down, "FIRST_ACROSS": across}
     made = emulator.File(folder, 0, "first_sums", source(), **macros).get_function("made")
     problem = blocked.problem(conv, rows, bands, conv.pieces(rows), blocked.padded(channels, 8))
     made.max_dynamic_shared_size_bytes = 200 << 10
-    line = tiling.width + (40 - tiling.width % 32) % 32
-    shared = between.behind(shape, about) + 4 * 4 * 8 * line
-    made((1,), (128,), (problem, np.array(pointers, np.uint64).view("V32"), arrays[2], np.int32(n * bands)), shared)
+    mine = tiling.width // tiling.split
+    line = mine + (40 - mine % 32) % 32
+    shared = between.behind(shape, about) + tiling.split * 4 * 4 * 8 * line
+    of = problem, np.array(pointers, np.uint64).view("V32"), arrays[2], np.int32(n * bands)
+    made((1,), (128 * tiling.split,), of, shared)
     filters = min(channels, 64)
     right = wanted(shape, about, x, kept, dx)
     np.testing.assert_array_equal(found[:filters], right[:filters])

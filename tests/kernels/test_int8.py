@@ -1,5 +1,7 @@
 """Products of bytes on the GPU are those of NumPy, bit for bit: on the emulator, and on a GPU."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -16,13 +18,14 @@ from mlpkit.engines import BASELINE
 from mlpkit.executors.cuda import integers
 from mlpkit.kernels import gpu, overlap
 from mlpkit.kernels.conv import blocked
-from mlpkit.kernels.int8 import conv, filters_in_pieces, in_order, in_pieces
+from mlpkit.kernels.int8 import conv, dense, filters_in_pieces, in_order, in_pieces
 from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.fused import operations
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.model import Model
 from mlpkit.nn.models import FASHION_CNN, LENET5, RESIDUAL, mlp
 from mlpkit.nn.network import Network
-from mlpkit.nn.quantize import quantize
+from mlpkit.nn.quantize import quantize, requantize
 from mlpkit.nn.residual import Residual
 
 SMALL = {
@@ -47,7 +50,7 @@ SMALL["alone"] = Model((5, 7, 9), (*SMALL["alone"].layers, Residual((Conv(33, 1)
 MIXED = Model((1, 14, 13), (
     Conv(40, 3), MaxPool(2), ReLU(), Conv(100, 3, padding=1), ReLU(), Conv(130, 3), Flatten(), Linear(3),
 ))  # fmt: skip
-TILINGS = [conv.Tiling(*each) for each in ((4, 1, 7, 1), (2, 2, 3, 2), (1, 3, 2, 1), (4, 1, 5, 3), (1, 4, 2, 6))]
+TILINGS = [conv.Tiling(*map(int, each)) for each in ("4421", "4171", "2232", "1321", "4153", "1426")]
 
 
 def network_of(model, engine=BASELINE):
@@ -105,7 +108,7 @@ def test_the_workbooks_networks_have_the_bits_of_numpy(model, n, cupy):
 
 
 @needs_compiler
-@pytest.mark.parametrize("tiling", sweep(TILINGS, TILINGS[1]))
+@pytest.mark.parametrize("tiling", sweep(TILINGS, TILINGS[2]))
 def test_every_tiling_gives_the_same(tiling, cupy):
     found, wanted = predicted(MIXED, 7, np.uint8, cupy, tiling)
     assert_array_equal(found, wanted)
@@ -140,9 +143,35 @@ def test_a_tiling_that_is_found_fits(shared, monkeypatch):
         for n in (1, 64, 1000, 4096):
             tiling = conv.tilings(each, stem, n)[0]
             assert conv.shared(each, stem, tiling) <= shared << 10
-            assert tiling.threads <= (384 if tiling.pairs > 2 else 768)
+            assert tiling.threads <= (384 if tiling.pairs > 4 else 512 if tiling.pairs > 2 else 768)
     monkeypatch.setattr(gpu, "shared_memory", lambda: 4 << 10)
     one_sentence(ValueError(f"{conv.why_not(second, first, 1)}."), "shared memory")
+
+
+def test_few_images_have_many_warps_and_many_images_have_teams(monkeypatch):
+    monkeypatch.setattr(gpu, "shared_memory", lambda: 227 << 10)
+    monkeypatch.setattr(blocked, "multiprocessors", lambda: 132)
+    first, second = (SimpleNamespace(of=each) for each in operations(network_of(FASHION_CNN))[:2])
+    found = {n: conv.tilings(second, first, n)[0] for n in (1, 33, 34, 64, 132, 264, 4096)}
+    assert found[1] == found[33] == conv.Tiling(1, 16, 1, 1)  # a block has a quarter of an image's channels
+    assert found[34] == found[64] == found[132] == conv.Tiling(4, 4, 2, 1)
+    assert (found[264].teams, found[4096]) == (2, conv.Tiling(4, 1, 7, 3))
+    first, second = (SimpleNamespace(of=each) for each in operations(network_of(LENET5))[:2])
+    # of eight images for each multiprocessor four teams have two each; six would have as long to wait for the last two
+    assert [conv.tilings(second, first, n)[0].teams for n in (1, 264, 1024, 4096)] == [1, 2, 4, 6]
+
+
+def test_units_lead_on_sums_as_requantize_does():
+    layers = quantize(network_of(SMALL["rows"]), inputs_of(SMALL["rows"], 50)).operations
+    sums = np.random.default_rng(0).integers(-(2**20), 2**20, (1000, 70))
+    first, last = layers[0], layers[-1]
+    units = dense.units_of(first).view(dense.UNIT)
+    found = np.clip((sums * units["multiplier"] + units["more"]) >> first.shift, first.low, 255)
+    multiplier, zero = first.multiplier.astype(np.int64), first.y.zero_point
+    assert_array_equal(found, requantize(sums + first.bias, multiplier, first.shift, zero, first.low))
+    outputs = dense.units_of(last).view(dense.UNIT)
+    assert_array_equal(outputs["more"], last.bias)
+    assert_array_equal(outputs["scale"], last.scale.astype("f4"))
 
 
 REFUSED = {
@@ -170,7 +199,7 @@ def test_more_bytes_than_are_counted_are_refused(cupy):
     one_sentence(caught.value)
 
 
-FEW, MANY = {"WARPS_M": 1, "WARPS_N": 7, "PAIRS": 1, "TEAMS": 1}, {"WARPS_M": 4, "WARPS_N": 1, "PAIRS": 7, "TEAMS": 3}
+FEW, MANY = {"WARPS_M": 1, "WARPS_N": 16, "PAIRS": 1, "TEAMS": 1}, {"WARPS_M": 4, "WARPS_N": 1, "PAIRS": 7, "TEAMS": 3}
 
 
 @pytest.mark.parametrize("arch", sweep(["sm_75", "sm_80", "sm_90"], "sm_90"))

@@ -114,7 +114,7 @@ class FirstBlock(Following):
     def forward(self, x):
         self.x, about = x.array, self.about
         y, self.kept = between.first_forward(
-            self.mode, self.conv, about, x.array, self.at.W, self.gives, self.bias, self.scale
+            self.mode, self.conv, about, x.array, self.at.W, self.gives, self.bias, self.scale, largest=x.largest
         )
         return Value(y, self.gives, about.channels)
 

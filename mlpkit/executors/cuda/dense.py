@@ -141,12 +141,14 @@ class Head:
         self.sizes = dense.Sizes(n, sizes, wgmma=hopper)
         self.largest = cp.zeros(1, np.uint32)
 
-    def __call__(self, x, labels, losses, step):
+    def __call__(self, x, labels, losses, step, late=False):
         shape, layers = x.array.shape, [(at.W, at.b, at.dW, at.db) for at in self.linear]
-        parts, kept = dense.forward(self.sizes, layers, x.array.reshape(len(x.array), -1), self.precision)
-        row_losses = dense.examples(kept, parts, as_labels(labels), self.precision, self.largest)
-        del parts
         wants_dx = self.linear[0].wants_dx
+        early = wants_dx and not late  # kernels of layers are between the weights' update and these
+        labels, x_rows = as_labels(labels), x.array.reshape(len(x.array), -1)
+        parts, kept = dense.forward(self.sizes, layers, x_rows, self.precision, early=early)
+        row_losses = dense.examples(kept, parts, labels, self.precision, self.largest)
+        del parts
         dx = dense.gradients(kept, row_losses, losses, step, wants_dx, self.precision, self.largest)
         return None if dx is None else Value(dx.reshape(shape), "nchw", shape[1], self.largest)
 

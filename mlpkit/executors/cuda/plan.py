@@ -2,11 +2,13 @@
 
 from contextlib import nullcontext
 from functools import cache
+from itertools import pairwise
 from math import gcd
 
 import cupy as cp
 import numpy as np
 
+from mlpkit import optim
 from mlpkit.engines.cuda.kernel import C_TYPES, kernel
 from mlpkit.engines.cupy_fused import cross_entropy
 from mlpkit.kernels.compiling import rehearsal
@@ -29,8 +31,9 @@ class Gradient:
     Call it with x (n, *model.input) in the network's type, contiguous, and targets: it writes the gradient of the
     batch's loss into `network.grad`, and the loss into losses[step]. step: an int32 on the GPU, which then goes on by
     one; without it the loss is losses[0]. ready: is called with the gradient of the head's first weights when it is
-    there, and that of all weights behind. beside: a stream on which filters are put in order meanwhile, or None.
-    midway: is called between the way there and the head, or None.
+    there, and that of all weights behind; these weights may then be updated until the next head. beside: a stream on
+    which filters are put in order meanwhile, or None. midway: is called between the way there and the head, or None.
+    largest: of x, see `Value`.
     precision: one of `blocks.MODES`. matches: see `blocks.pipeline`.
     """
 
@@ -45,13 +48,16 @@ class Gradient:
             inner = layers[: len(layers) - count]
         self.pipeline = pipeline(inner, network.model.input, n, mode, (*matches, dense.match))
 
-    def __call__(self, x, targets, losses, step=None, ready=None, beside=None, midway=None):
+    def __call__(self, x, targets, losses, step=None, ready=None, beside=None, midway=None, largest=None):
         with beside or nullcontext():
             self.pipeline.prepare()
-        z = self.pipeline.forward(Value(x, "nchw", x.shape[1]))
+        z = self.pipeline.forward(Value(x, "nchw", x.shape[1], largest))
         if midway:
             midway()
-        came = [self.head(z, targets, losses, step) if self.head else self.loss(z.array, targets, losses, step)]
+        if self.head:
+            came = [self.head(z, targets, losses, step, late=bool(ready))]
+        else:
+            came = [self.loss(z.array, targets, losses, step)]
         del z
         if ready and self.head:
             ready(self.head.linear[0].dW)
@@ -108,8 +114,10 @@ class PlannedTrainer(GraphTrainer):
 
     Two things are done on a branch beside the gradient. Filters are put in order beside the first convolution; within a
     graph of several steps each fetches the batch of the next one beside the dense layers: neither needs all of the GPU.
-    So a size of batches has two that take turns. A subclass names its precision, one of `blocks.MODES`, and the `match`
-    functions of the blocks that it has. arenas: by the size of a batch.
+    So a size of batches has two that take turns. Where GPUs add up gradients, they add up those of the head's weights,
+    most of all that there are, on a branch `behind`, which lasts until the next step's head. A subclass names its
+    precision, one of `blocks.MODES`, and the `match` functions of the blocks that it has. arenas: by the size of a
+    batch.
     """
 
     precision = "float32"
@@ -127,7 +135,10 @@ class PlannedTrainer(GraphTrainer):
         self.feed.memory.fill(0)  # before the first epoch a step is tried on the first example, at a rate of 0
         self.feed["first_t"].fill(1)
         self.losses = cp.empty(self.steps, network.dtype)
+        largest = 1 if X.dtype == np.uint8 else max(-float(self.X.min()), float(self.X.max()))
+        self.largest = cp.full(1, largest, np.float32).view(np.uint32)
         self.beside = cp.cuda.Stream(non_blocking=True)
+        self.behind = cp.cuda.Stream(non_blocking=True) if hasattr(optimizer.reduce, "begin") else None
         self.gradients, self.batches, self.arenas, self.memory = {}, {}, {}, None
         self.graphs_for(len(y))
 
@@ -147,28 +158,61 @@ class PlannedTrainer(GraphTrainer):
     def enqueue_first(self, n):
         """Ask for an epoch's first step."""
         self.restart()
-        self.fetch(self.batches[n][0], self.step_number)
-        self.enqueue_step(self.batches[n][0])
+        self.enqueue_several(1, n, nullcontext)
 
-    def enqueue_several(self, count, n):
+    def enqueue_several(self, count, n, step=None):
+        if self.behind:
+            self.behind.wait_event(cp.cuda.get_current_stream().record())
         self.fetch(self.batches[n][0], self.step_number)
         for i in range(count):
-            with self.arenas[n].step():
+            with (step or self.arenas[n].step)():
                 self.enqueue_step(self.batches[n][i % 2], self.batches[n][1 - i % 2] if i + 1 < count else None)
+        self.join()
+
+    def join(self):
+        """Let the current stream wait for what is `behind`."""
+        if self.behind:
+            cp.cuda.get_current_stream().wait_event(self.behind.record())
 
     def enqueue_step(self, batch, following=None):
         """Ask for a step. following: the batch that is fetched meanwhile, or None."""
         stream = cp.cuda.get_current_stream()
 
-        def fetch():
-            self.beside.wait_event(stream.record())
-            with self.beside:
-                self.fetch(following, batch.number, 1)
+        def midway():
+            self.join()
+            if following:
+                self.beside.wait_event(stream.record())
+                with self.beside:
+                    self.fetch(following, batch.number, 1)
 
         self.beside.wait_event(stream.record())
-        self.enqueue_gradient(batch, fetch if following else None)
+        self.enqueue_gradient(batch, midway)
         stream.wait_event(self.beside.record())
-        self.optimizer.apply(*batch.rates)
+        self.update(batch)
+
+    def update(self, batch):
+        """Ask for the optimizer's update; where it can, `behind` has that of the head's weights."""
+        parts = self.parts(len(batch.x)) if self.behind else None
+        if not parts:
+            self.join()
+            return self.optimizer.apply(*batch.rates)
+        self.optimizer.reduce(self.network.grad)
+        (first, dense, biases), stream = parts, cp.cuda.get_current_stream()
+        for other, part in ((self.behind, dense), (self.beside, biases)):
+            other.wait_event(stream.record())
+            with other, cp.cuda.using_allocator(self.pool.malloc):  # what it makes is for itself
+                part.apply(*batch.rates)
+        first.apply(*batch.rates)
+        stream.wait_event(self.beside.record())
+
+    def parts(self, n):
+        """Return the optimizer in three parts: of the weights before the head's, of these, of biases; or None."""
+        head, theta = self.gradients[n].head, self.network.theta
+        if not head or type(self.optimizer) not in optim.BY_NAME.values():
+            return None
+        first, last = (head.linear[0].W.data.ptr - theta.data.ptr) // theta.itemsize, self.network.n_weights
+        ends = 0, -(-first // 4) * 4, last // 4 * 4, len(theta)  # vectors that begin with a whole four are updated so
+        return [self.optimizer.of(*part) for part in pairwise(ends)] if 0 < ends[1] < ends[2] < ends[3] else None
 
     def fetch(self, batch, step, further=0):
         """Ask for the batch of the epoch's step of a number that is on the GPU, or of one that is so much further."""
@@ -183,9 +227,15 @@ class PlannedTrainer(GraphTrainer):
     def enqueue_gradient(self, batch, midway=None):
         """Ask for the gradient. midway: see `Gradient`."""
         self.network.mode.step = batch.taken
-        ready = getattr(self.optimizer.reduce, "begin", None)
+        stream = cp.cuda.get_current_stream()
+
+        def ready(dW):
+            self.behind.wait_event(stream.record())
+            with self.behind:
+                self.optimizer.reduce.begin(dW)
+
         of = batch.x, batch.targets, self.losses, self.step_number
-        self.gradients[len(batch.x)](*of, ready, self.beside, midway)
+        self.gradients[len(batch.x)](*of, ready if self.behind else None, self.beside, midway, self.largest)
 
 
 @cache

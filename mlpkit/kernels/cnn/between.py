@@ -167,11 +167,12 @@ def why_not_first(shape, about):
     return None
 
 
-def first_forward(mode, shape, about, x, w, to, bias=None, scale=None, overlaps=False):
+def first_forward(mode, shape, about, x, w, to, bias=None, scale=None, overlaps=False, largest=None):
     """Return what a convolution, bias, pool and ReLU make of images, in the layout `to`, and what is kept.
 
     x (n, c, h, w): float32, or uint8 pixels, which become values from 0 to 1. w (o, c, k, k), bias (o,) or None:
-    float32. overlaps: whether the kernel behind it may begin early. The other arguments are those of `forward`.
+    float32. overlaps: whether the kernel behind it may begin early. largest: None, or an array of one uint32, the bits
+    of the largest magnitude in x or of a larger one: then the scale is no guess. The others: as for `forward`.
     """
     y, kept = about.empty(mode, to, scale), about.empty_kept()
     most = most_blocks("first_forward")
@@ -180,9 +181,11 @@ def first_forward(mode, shape, about, x, w, to, bias=None, scale=None, overlaps=
     macros = {"MODE": mode.number, "TO": _to(mode, to)} | _first_macros(shape, about)
     macros |= {"PIXEL": "unsigned char"} if x.dtype == np.uint8 else {}
     macros |= {"OVERLAPS": 1} if overlaps else {}
-    arguments = x, w, *pointers, about.sizes, np.int32(parts)
+    known = _guesses(mode, to) and largest is not None
+    macros |= {"KNOWN": 1} if known else {}
+    arguments = x, w, *pointers, about.sizes, np.int32(parts), _pointer(largest)
     blocks, shared = min(about.images * parts, most), _first_shared(shape, about)
-    _launch("first_forward", "forward", macros, blocks, arguments, shared, _guesses(mode, to))
+    _launch("first_forward", "forward", macros, blocks, arguments, shared, _guesses(mode, to) and not known)
     return y, kept
 
 
@@ -212,7 +215,7 @@ def behind(shape, about):
     seen = about.across * about.pool + shape.kernel - 1
     wide = seen + (40 - seen % 32) % 32
     tall = about.down * about.pool + shape.kernel - 1
-    return 4 * (tall * wide + 8 * about.down * about.across + 64 * (shape.kernel**2 + 1))
+    return 4 * (tall * wide + 8 * about.down * about.across + 2 * 64 * (shape.kernel**2 + 1))
 
 
 def first_sums(mode, conv, dz, filters, first, x, kept):

@@ -7,7 +7,10 @@
 
 #include "between.cuh"
 
-constexpr int THREADS = 512, WARPS = THREADS / 32;
+constexpr int THREADS = 512, WARPS = THREADS / 32, AT_ONCE = 2;  // AT_ONCE: pixels of a thread
+
+// The window that pixel number `at` is in.
+inline int window_of(int at) { return at / WIDE_Z / POOL * ACROSS + at % WIDE_Z / POOL; }
 
 // dy of windows becomes dz of pixels. partial: (slices, 8 groups) for the sums, or null. scale: where fp16 is made.
 extern "C" __global__ __launch_bounds__(THREADS, 2)
@@ -25,23 +28,31 @@ void backward(const void* dy, const Kept* kept, void* dz, float* partial, Scale*
             int image = (int)((long long)s.images * slice / slices);
             int images = (int)((long long)s.images * (slice + 1) / slices) - image;
             float sums[8] = {};
-            #pragma unroll 2
-            for (int i = threadIdx.x; i < images * AREA; i += THREADS) {
-                int at = i % AREA, number = image + i / AREA, y = at / WIDE_Z, x = at % WIDE_Z;
-                int window = y / POOL * ACROSS + x / POOL;
-                Word place = y % POOL * POOL + x % POOL;
-                float d[8];
-                load(dy, s, number, group, WINDOWS, window, d);
-                if constexpr (KEEPS) {
-                    Kept places = kept[((size_t)number * s.groups + group) * WINDOWS + window];
-                    #pragma unroll
-                    for (int j = 0; j < 8; ++j)
-                        if (((Word)(places >> BITS * j) & CUT) != place) d[j] = 0;
-                }
-                store(dz, s, number, group, AREA, at, d, factor);
-                most = fmaxf(most, largest_of(d));
+            #pragma unroll 1
+            for (int from = threadIdx.x; from < images * AREA; from += AT_ONCE * THREADS) {
+                float d[AT_ONCE][8];
+                Kept places[AT_ONCE];
                 #pragma unroll
-                for (int j = 0; j < 8; ++j) sums[j] += d[j];
+                for (int u = 0; u < AT_ONCE; ++u) {  // all loads are under way before the first store
+                    int i = from + u * THREADS, number = image + i / AREA;
+                    if (i >= images * AREA) break;
+                    load(dy, s, number, group, WINDOWS, window_of(i % AREA), d[u]);
+                    if constexpr (KEEPS)
+                        places[u] = kept[((size_t)number * s.groups + group) * WINDOWS + window_of(i % AREA)];
+                }
+                #pragma unroll
+                for (int u = 0; u < AT_ONCE; ++u) {
+                    int i = from + u * THREADS, at = i % AREA, y = at / WIDE_Z, x = at % WIDE_Z;
+                    Word place = y % POOL * POOL + x % POOL;
+                    if (i >= images * AREA) break;
+                    #pragma unroll
+                    for (int j = 0; j < 8 && KEEPS; ++j)
+                        if (((Word)(places[u] >> BITS * j) & CUT) != place) d[u][j] = 0;
+                    store(dz, s, image + i / AREA, group, AREA, at, d[u], factor);
+                    most = fmaxf(most, largest_of(d[u]));
+                    #pragma unroll
+                    for (int j = 0; j < 8; ++j) sums[j] += d[u][j];
+                }
             }
             if (!partial || !first) continue;
             float sum = sum_of_warp(sums);

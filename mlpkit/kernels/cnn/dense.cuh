@@ -227,6 +227,50 @@ __device__ void column_sums(const float* dz, float* sums, int n, int units, int 
     sums[j] = sum;
 }
 
+constexpr int NARROW = 16, INPUTS_OF_NARROW = 32;  // units of a layer, at most, whose dW is no tile; inputs of a block
+
+// dW of a narrow layer, of INPUTS_OF_NARROW inputs from number `input` on: a lane has one, and a warp some of the
+// examples. All loads of a turn are under way before the first product.
+static __device__ __forceinline__ void narrow_dW(const Layer& layer, int n, int input)
+{
+    constexpr int WARPS = THREADS / 32, EACH = 16, AT_ONCE = WARPS * EACH, PITCH = INPUTS_OF_NARROW + 1;
+    float *dz = reinterpret_cast<float*>(shared_bytes), *sums = dz + AT_ONCE * NARROW;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = layer.units;
+    float totals[NARROW] = {};
+    #pragma unroll 1
+    for (int first = 0; first < n; first += AT_ONCE) {
+        float x[EACH], of_dz[NARROW / 2];
+        #pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int row = first + warp * EACH + i;
+            x[i] = row < n && input + lane < layer.inputs ? layer.x[(size_t)row * layer.inputs + input + lane] : 0;
+        }
+        #pragma unroll
+        for (int i = 0; i < NARROW / 2; ++i) {
+            const int row = threadIdx.x / NARROW + i * (THREADS / NARROW), j = threadIdx.x % NARROW;
+            of_dz[i] = first + row < n && j < units ? layer.dz[(size_t)(first + row) * units + j] : 0;
+        }
+        #pragma unroll
+        for (int i = 0; i < NARROW / 2; ++i) dz[threadIdx.x + i * THREADS] = of_dz[i];
+        __syncthreads();
+        #pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            #pragma unroll
+            for (int j = 0; j < NARROW; ++j) totals[j] += x[i] * dz[(warp * EACH + i) * NARROW + j];
+        __syncthreads();
+    }
+    #pragma unroll
+    for (int j = 0; j < NARROW; ++j) sums[(warp * NARROW + j) * PITCH + lane] = totals[j];
+    __syncthreads();
+    for (int i = threadIdx.x; i < INPUTS_OF_NARROW * units; i += THREADS) {
+        const int k = i / units, j = i % units;
+        float sum = 0;
+        #pragma unroll
+        for (int w = 0; w < WARPS; ++w) sum += sums[(w * NARROW + j) * PITCH + k];
+        if (input + k < layer.inputs) layer.dW[(size_t)(input + k) * units + j] = sum;
+    }
+}
+
 // The mean of the losses; then *step goes on by one.
 __device__ void mean_loss(const float* row_losses, int n, float* losses, int* step)
 {
@@ -249,7 +293,13 @@ static __device__ __forceinline__ void rest(const Network& net, int block, int f
     for (int l = 0; l < net.count; ++l) {
         const Layer& layer = net.layers[l];
         const int sums = (layer.units + THREADS - 1) / THREADS, across = tiles_of(layer.units);
-        const int tiles = l < from ? 0 : tiles_of(layer.inputs) * across;
+        const bool narrow = layer.units <= NARROW;
+        const int down = narrow ? (layer.inputs + INPUTS_OF_NARROW - 1) / INPUTS_OF_NARROW : tiles_of(layer.inputs);
+        const int tiles = l < from ? 0 : down * across;
+        if (block < tiles && narrow) {
+            narrow_dW(layer, net.n, block * INPUTS_OF_NARROW);
+            return;
+        }
         if (block < tiles) {
             tile<true, false>({layer.x, net.n, layer.inputs}, {layer.dz, net.n, layer.units}, layer.dW, layer.inputs,
                               layer.units, block / across * TILE, block % across * TILE, 0, net.n);

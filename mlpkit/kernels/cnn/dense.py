@@ -19,6 +19,7 @@ MOST_LATER = 1 << 16  # weights behind the first layer, which each block reads
 MOST_RESIDENT = 16 << 10  # of them in shared memory
 SHARED = STAGES * 2 * TILE * (DEPTH + 4) * 4  # bytes, of pairs of tiles
 BLOCKS = 132  # of which the first layer's slices make about so many
+NARROW, NARROW_INPUTS = 16, 32  # units of a layer whose weights' gradient is no tile, and inputs of a block of it
 WIDE_SLICE, WIDE_UNITS, WIDE_INPUTS, WIDE_THREADS = 128, 64, 32, 512  # as in dense_wgmma.cu
 LEAST_WIDE = 1024  # inputs, from which on its blocks are enough for all multiprocessors
 
@@ -61,7 +62,8 @@ class Sizes:
     def kernel(self, name, precision, overlaps=False):
         """Return one of the three kernels: those of a file are compiled together, once."""
         three = precision == "float32"
-        macros = ({"SLICES": self.slices} if name == "examples" else {}) | ({"OVERLAPS": 1} if overlaps else {})
+        macros = {"SLICES": self.slices, "TOP": self.top} if name == "examples" else {}
+        macros |= {"OVERLAPS": 1} if overlaps else {}
         mode = {"MODE": 3 if three else 2} if self.wide else {}
         if self.wide and name != "examples":
             return _kernel(name, file=WIDE_FILE, ROWS=self.n, GROUPS=self.sizes[1] // 8, **mode)
@@ -71,7 +73,8 @@ class Sizes:
         """Return how many blocks the gradients take, the loss's among them."""
         layers = list(pairwise(self.sizes))
         found = 1 + sum(-(-units // THREADS) for units in self.sizes[1:])
-        found += sum(_tiles(inputs) * _tiles(units) for inputs, units in layers[self.wide :])
+        for inputs, units in layers[self.wide :]:
+            found += -(-inputs // NARROW_INPUTS) if units <= NARROW else _tiles(inputs) * _tiles(units)
         if self.wide:
             return found + self.sizes[0] // WIDE_INPUTS
         return found + (_tiles(self.n) * _tiles(self.sizes[0]) if wants_dx else 0)
@@ -88,12 +91,18 @@ class Sizes:
     def shared(self):
         """The bytes of shared memory of a block that has an example."""
         widest = max(self.sizes[1:])
-        return 4 * ((MOST_LAYERS - 1) * widest + max(THREADS, widest) + 2 * widest + self.resident)
+        return 4 * ((2 * self.count + 1) * widest + max(THREADS, widest) + self.resident)
+
+    @property
+    def top(self):
+        """The units of the last layer, if such a block holds its weights in registers, else 0."""
+        inputs, units = self.sizes[-2:]
+        return units if self.count > 1 and units <= NARROW and inputs <= THREADS else 0
 
     @property
     def resident(self):
-        """How many weights such a block holds in shared memory: those behind the first layer, or none."""
-        later = sum(inputs * units for inputs, units in pairwise(self.sizes[1:]))
+        """How many weights such a block holds in shared memory: those between the first layer and the top, or none."""
+        later = sum(inputs * units for inputs, units in pairwise(self.sizes[1 : -1 if self.top else None]))
         return later if later <= MOST_RESIDENT else 0
 
 
@@ -119,11 +128,12 @@ class Step:
     parts: tuple = ()
 
 
-def forward(sizes, layers, x, precision, overlaps=False):
+def forward(sizes, layers, x, precision, overlaps=False, early=False):
     """Return the first layer's sums, in slices, and the `Step`. x (n, inputs): float32, contiguous.
 
     layers: of each a tuple (W, b, dW, db). precision: "float32", or "tf32". overlaps: whether it begins before the
-    kernel before it has ended, and the one behind it may; see `kernels.overlap`.
+    kernel before it has ended, and the one behind it may; see `kernels.overlap`. early: whether the weights were there
+    before the kernel before it began.
     """
     import cupy as cp
 
@@ -138,7 +148,7 @@ def forward(sizes, layers, x, precision, overlaps=False):
     parts = cp.empty((sizes.slices, sizes.n, sizes.sizes[1]), np.float32)
     blocks = sizes.slices * (1 if sizes.wide else _tiles(sizes.n)) * _tiles(sizes.sizes[1])
     threads, shared = (WIDE_THREADS, sizes.wide_shared(precision)[0]) if sizes.wide else (THREADS, SHARED)
-    arguments = network.view(f"V{NETWORK.itemsize}"), parts, np.int32(sizes.slice)
+    arguments = network.view(f"V{NETWORK.itemsize}"), parts, np.int32(early if sizes.wide else sizes.slice)
     sizes.kernel("forward_parts", precision, overlaps)((blocks,), (threads,), arguments, shared_mem=shared)
     return parts, Step(network, sizes, [x, *ys, *dzs])
 

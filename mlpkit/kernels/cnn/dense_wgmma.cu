@@ -62,13 +62,15 @@ struct Side {
     }
 };
 
-// Add a b, of DEPTHS values, to a warpgroup's totals. See conv_7_tf32x3.cu on the order of the products.
-template <int TRANSPOSED, int N, int DEPTHS>
-static __device__ __forceinline__ void multiply(float (&totals)[N / 2], const Side& a, const Side& b)
+// Add a b, of DEPTHS values, to a warpgroup's totals. See conv_7_tf32x3.cu on the order of the products. ready(i): is
+// called before the PROMOTED depths number i are read.
+template <int TRANSPOSED, int N, int DEPTHS, typename Ready>
+static __device__ __forceinline__ void multiply(float (&totals)[N / 2], const Side& a, const Side& b, Ready ready)
 {
-    #pragma unroll
+    #pragma unroll 1  // what runs once has to be fetched, too
     for (int first = 0; first < DEPTHS / 16; first += PROMOTED / 16) {
         float sums[N / 2];
+        ready(first / (PROMOTED / 16));
         wgmma_fence();
         #pragma unroll
         for (int product = FIRST_PRODUCT; product < 3; ++product)
@@ -89,20 +91,37 @@ static __device__ __forceinline__ void multiply(float (&totals)[N / 2], const Si
 inline int row_of(int half) { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * half; }
 inline int column_of(int i) { return 8 * i + 2 * (threadIdx.x % 4); }
 
-// Find the largest of columns of which lanes `from` apart have eight each, and leave it in shared memory.
-template <int EACH>
-inline void leave_largest(const Eight (&eights)[EACH], int from, float* columns)
+// Find the largest of columns of which lanes FROM apart have eight each, and leave it in shared memory: lanes share the
+// columns, so that each has 8 FROM / 32 of them in the end.
+template <int FROM, int EACH>
+inline void leave_largest(const Eight (&eights)[EACH], float* columns)
 {
+    constexpr int STEPS = FROM == 4 ? 3 : 2;
+    static_assert(FROM << STEPS == 32, "of a warp");
+    const int lane = threadIdx.x % 32;
+    int column = lane % FROM * 8;
+    Word most[8];
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-        float most = 0;
+        float largest = 0;
         #pragma unroll
-        for (int i = 0; i < EACH; ++i) most = fmaxf(most, fabsf(eights[i].x[j]));
-        Word bits = __float_as_uint(most);
-        #pragma unroll
-        for (int distance = from; distance < 32; distance *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, distance));
-        if (threadIdx.x % 32 < from) atomicMax(reinterpret_cast<Word*>(columns) + 8 * threadIdx.x % (8 * from) + j, bits);
+        for (int i = 0; i < EACH; ++i) largest = fmaxf(largest, fabsf(eights[i].x[j]));
+        most[j] = __float_as_uint(largest);
     }
+    #pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        const int many = 4 >> step, distance = 16 >> step;
+        const bool upper = lane & distance;
+        column += upper ? many : 0;
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            if (j >= many) break;
+            const Word send = upper ? most[j] : most[j + many], keep = upper ? most[j + many] : most[j];
+            most[j] = max(keep, __shfl_xor_sync(~0u, send, distance));
+        }
+    }
+    #pragma unroll
+    for (int j = 0; j < 8 >> STEPS; ++j) atomicMax(reinterpret_cast<Word*>(columns) + column + j, most[j]);
 }
 
 inline void scale_by(Eight& eight, float by)
@@ -150,9 +169,10 @@ inline void store_scaled(Eight (&eights)[EACH], const float* columns, int low, W
 
 constexpr int X_GROUPS = SLICE / 8, X_PLANE = ROWS + 1, W_GROUPS = UNITS / 8, W_PLANE = SLICE + 1;  // planes in pieces
 
-// parts (slices, ROWS, units): the sums over SLICE inputs each.
+// parts (slices, ROWS, units): the sums over SLICE inputs each. early: whether the weights were there before the kernel
+// before this one began.
 extern "C" __global__ __launch_bounds__(MANY, 1)
-void forward_parts(const __grid_constant__ Network net, float* parts, int)
+void forward_parts(const __grid_constant__ Network net, float* parts, int early)
 {
     constexpr int X_EACH = ROWS * X_GROUPS / MANY, W_EACH = SLICE * W_GROUPS / MANY;
     constexpr int X_DOWN = MANY / X_GROUPS, W_DOWN = MANY / W_GROUPS, ACROSS = 8 * GROUPS / UNITS;
@@ -166,16 +186,17 @@ void forward_parts(const __grid_constant__ Network net, float* parts, int)
     float *of_units = of_rows + ROWS, *units_back = of_units + UNITS;
     if (thread < UNITS) of_units[thread] = 0;
     __syncthreads();
-    begin_in_turn();
+    if (!early) begin_in_turn();
     Eight x[X_EACH], W[W_EACH];
     #pragma unroll
     for (int i = 0; i < W_EACH; ++i)
         W[i].load(first.W + (size_t)(input + W_row + i * W_DOWN) * (8 * GROUPS) + unit + 8 * W_column,
                   W_row + i * W_DOWN < depth);
+    if (early) begin_in_turn();
     #pragma unroll
     for (int i = 0; i < X_EACH; ++i)
         x[i].load(first.x + (size_t)(x_row + i * X_DOWN) * first.inputs + input + 8 * x_column, 8 * x_column < depth);
-    leave_largest(W, W_GROUPS, of_units);
+    leave_largest<W_GROUPS>(W, of_units);
     #pragma unroll
     for (int i = 0; i < X_EACH; ++i) {
         const float scale = scale_row(x[i], X_GROUPS);
@@ -195,7 +216,7 @@ void forward_parts(const __grid_constant__ Network net, float* parts, int)
     const Side a = {shared_address(x_at) + row * 16, X_GROUPS * X_PLANE * 16, 2 * X_PLANE * 16, X_PLANE * 16, 128};
     const Side b = {shared_address(W_at) + column / 8 * W_PLANE * 16, W_GROUPS * W_PLANE * 16, 256, 128, W_PLANE * 16};
     float totals[N / 2] = {};
-    multiply<ONLY_B, N, SLICE>(totals, a, b);
+    multiply<ONLY_B, N, SLICE>(totals, a, b, [](int) {});
     float* to = parts + ((size_t)slice * ROWS + row) * (8 * GROUPS) + unit + column;
     const float of_row[2] = {of_rows[row + row_of(0)], of_rows[row + row_of(1)]};
     #pragma unroll
@@ -211,6 +232,7 @@ void forward_parts(const __grid_constant__ Network net, float* parts, int)
 // ---- Back ----
 
 constexpr int DZ_PLANE = ROWS + 1, BACK_PLANE = INPUTS + 1, BACK_GROUPS = INPUTS / 8;  // planes in pieces
+constexpr int CHUNK = PROMOTED / 8, CHUNKS = GROUPS / CHUNK;  // groups of dz that come together
 
 // What a block of `gradients` has in shared memory.
 struct Block {
@@ -218,22 +240,25 @@ struct Block {
     float of_rows[ROWS], of_W[INPUTS], of_x[INPUTS], x_back[INPUTS];  // scales, and all but of_x of what scales sums back
 };
 
-// Ask for dz, a plane at a time. By a warp.
-static __device__ __forceinline__ void ask_for_dz(Block& b, const Piece* dz, Word64* barrier)
+// Ask for dz, a plane at a time, chunk after chunk: the first one is multiplied while the others come. By a warp.
+static __device__ __forceinline__ void ask_for_dz(Block& b, const Piece* dz, Word64* barriers)
 {
-    if (threadIdx.x == 0) mbarrier_arrive_expect_tx(barrier, PARTS * GROUPS * ROWS * sizeof(Piece));
+    if (threadIdx.x < CHUNKS) mbarrier_arrive_expect_tx(barriers + threadIdx.x, PARTS * CHUNK * ROWS * sizeof(Piece));
     __syncwarp();
-    for (int i = threadIdx.x; i < PARTS * GROUPS; i += 32)
-        cp_async_bulk(b.dz + i * DZ_PLANE, dz + i * ROWS, ROWS * sizeof(Piece), barrier);
+    for (int i = threadIdx.x; i < PARTS * GROUPS; i += 32) {
+        const int chunk = i / (PARTS * CHUNK), plane = i / CHUNK % PARTS * GROUPS + chunk * CHUNK + i % CHUNK;
+        cp_async_bulk(b.dz + plane * DZ_PLANE, dz + plane * ROWS, ROWS * sizeof(Piece), barriers + chunk);
+    }
 }
 
 // dx of 64 examples from number `row` on. By a warpgroup, as the next one.
-static __device__ __forceinline__ void leave_dx(const Network& net, const Block& b, int input, int row, Word* largest)
+static __device__ __forceinline__ void leave_dx(const Network& net, const Block& b, int input, int row, Word64* barriers,
+                                                Word* largest)
 {
     const Side dz = {shared_address(b.dz + row), GROUPS * DZ_PLANE * 16, 2 * DZ_PLANE * 16, DZ_PLANE * 16, 128};
     const Side W = {shared_address(b.W), GROUPS * BACK_PLANE * 16, 2 * BACK_PLANE * 16, BACK_PLANE * 16, 128};
     float totals[INPUTS / 2] = {}, most = 0;
-    multiply<NEITHER, INPUTS, 8 * GROUPS>(totals, dz, W);
+    multiply<NEITHER, INPUTS, 8 * GROUPS>(totals, dz, W, [&](int chunk) { wait(barriers + chunk, 0); });
     float* to = net.dx + (size_t)row * net.layers[0].inputs + input;
     const float of_row[2] = {b.of_rows[row + row_of(0)], b.of_rows[row + row_of(1)]};
     #pragma unroll
@@ -258,7 +283,7 @@ static __device__ __forceinline__ void leave_dW(const Network& net, const Block&
     const Side dz = {shared_address(b.dz + unit / 8 * DZ_PLANE), GROUPS * DZ_PLANE * 16, 256, 128, DZ_PLANE * 16};
     const Side x = {shared_address(b.x), BACK_GROUPS * DZ_PLANE * 16, 256, 128, DZ_PLANE * 16};
     float totals[INPUTS / 2] = {};
-    multiply<BOTH, INPUTS, ROWS>(totals, dz, x);
+    multiply<BOTH, INPUTS, ROWS>(totals, dz, x, [](int) {});
     float* to = net.layers[0].dW + (size_t)input * (8 * GROUPS) + unit + row_of(0);
     #pragma unroll
     for (int i = 0; i < INPUTS / 8; ++i)
@@ -272,15 +297,19 @@ static __device__ __forceinline__ void leave_dW(const Network& net, const Block&
 }
 
 // A block's products: a warpgroup has dx of 64 examples, or dW of some of the units.
-static __device__ __forceinline__ void leave_products(const Network& net, const Block& b, int input, Word* largest)
+static __device__ __forceinline__ void leave_products(const Network& net, const Block& b, int input, Word64* barriers,
+                                                      Word* largest)
 {
     constexpr int OF_DX = ROWS / 64;
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (group >= OF_DX) {
-        for (int unit = (group - OF_DX) * 64; unit < 8 * GROUPS; unit += (WARPGROUPS - OF_DX) * 64)
+        #pragma unroll 1
+        for (int unit = (group - OF_DX) * 64; unit < 8 * GROUPS; unit += (WARPGROUPS - OF_DX) * 64) {
+            wait(barriers + unit / PROMOTED, 0);
             leave_dW(net, b, input, unit);
+        }
     } else if (net.dx) {
-        leave_dx(net, b, input, group * 64, largest);
+        leave_dx(net, b, input, group * 64, barriers, largest);
     }
 }
 
@@ -292,7 +321,7 @@ void gradients(const __grid_constant__ Network net, const float* row_losses, flo
 {
     constexpr int X_EACH = (ROWS * BACK_GROUPS + MANY - 1) / MANY, X_DOWN = MANY / BACK_GROUPS;
     constexpr int W_EACH = (INPUTS * GROUPS + MANY - 1) / MANY, W_DOWN = MANY / GROUPS;
-    __shared__ Word64 barrier;
+    __shared__ Word64 barriers[CHUNKS];  // of dz
     const Layer& first = net.layers[0];
     const int blocks = first.inputs / INPUTS, input = blockIdx.x * INPUTS, thread = threadIdx.x;
     if (blockIdx.x >= blocks) {
@@ -302,7 +331,7 @@ void gradients(const __grid_constant__ Network net, const float* row_losses, flo
     }
     Block& b = *reinterpret_cast<Block*>(shared_bytes);
     const int x_column = thread % BACK_GROUPS, x_row = thread / BACK_GROUPS;
-    if (thread == 0) mbarrier_init<1>(&barrier), fence_proxy_async();
+    if (thread < CHUNKS) mbarrier_init<1>(barriers + thread), fence_proxy_async();
     if (thread < INPUTS) b.of_x[thread] = 0;
     Eight x[X_EACH];
     #pragma unroll
@@ -319,9 +348,9 @@ void gradients(const __grid_constant__ Network net, const float* row_losses, flo
         W.store(b.W + column * BACK_PLANE + row, GROUPS * BACK_PLANE);
         if (column == 0) b.of_W[row] = inverse(scale);
     }
-    __syncthreads();  // the barrier and the zeros are there
+    __syncthreads();  // the barriers and the zeros are there
     begin_in_turn();
-    if (thread < 32) ask_for_dz(b, dz, &barrier);
+    if (thread < 32) ask_for_dz(b, dz, barriers);
     #pragma unroll
     for (int i = 0; i < X_EACH; ++i) {
         if (x_row + i * X_DOWN >= ROWS) break;
@@ -329,7 +358,7 @@ void gradients(const __grid_constant__ Network net, const float* row_losses, flo
         if (x_column == 0) b.of_rows[x_row + i * X_DOWN] = back;
         scale_by(x[i], back);
     }
-    leave_largest(x, BACK_GROUPS, b.of_x);
+    leave_largest<BACK_GROUPS>(x, b.of_x);
     __syncthreads();
     settle_scales(b.of_x, b.x_back, INPUTS);
     __syncthreads();
@@ -338,6 +367,5 @@ void gradients(const __grid_constant__ Network net, const float* row_losses, flo
                      [&](int i) { return b.x + x_column * DZ_PLANE + x_row + i * X_DOWN; });
     fence_proxy_async();
     __syncthreads();
-    wait(&barrier, 0);
-    leave_products(net, b, input, largest);
+    leave_products(net, b, input, barriers, largest);
 }

@@ -15,7 +15,7 @@
 #include "between.cuh"
 #include "first_shape.cuh"
 
-constexpr int TAPS = KERNEL * KERNEL, SIDE = KERNEL + POOL - 1, PATCH = SIDE * SIDE;
+constexpr int TAPS = KERNEL * KERNEL, SIDE = KERNEL + POOL - 1;
 constexpr int TALL = TALL_Z + KERNEL - 1, WIDE = (WIDE_Z + KERNEL) / 2 * 2;  // of what is seen of a channel
 constexpr int PIXELS = CHANNELS_IN * TALL * WIDE;                         // of an image
 constexpr bool IN_PAIRS = POOL % 2 == 0 && SIDE % 2 == 0;
@@ -27,10 +27,10 @@ inline void ask_for_images(const float* x, int first, int count, float* to, int 
 {
     x += (size_t)first * CHANNELS_IN * (IMAGE_HEIGHT * IMAGE_WIDTH);
     if (AS_THEY_LIE && (size_t)x % 16 == 0) {
-        #pragma unroll 8
+        #pragma unroll 1
         for (int i = threadIdx.x; i < count * PIXELS / 4; i += threads) cp_async<16>(to + 4 * i, x + 4 * i);
     } else {
-        #pragma unroll 4
+        #pragma unroll 2
         for (int i = threadIdx.x; i < count * PIXELS; i += threads) {
             int column = i % WIDE - PADDING, row = i / WIDE % TALL - PADDING, plane = i / (WIDE * TALL);
             bool inside = row >= 0 && row < IMAGE_HEIGHT && column >= 0 && column < IMAGE_WIDTH;
@@ -52,18 +52,21 @@ inline void ask_for_images(const unsigned char* x, int first, int count, float* 
     }
 }
 
-// The pixels that a window sees, of a channel in shared memory.
-inline void load_patch(const float* channel, int window, float (&patch)[PATCH])
+// Rows of pixels that a window sees, from its first one on, of a channel in shared memory.
+template <int ROWS>
+inline void load_rows(const float* channel, int window, float (&seen)[ROWS][SIDE])
 {
     const float* corner = channel + window / ACROSS * POOL * WIDE + window % ACROSS * POOL;
-    if constexpr (IN_PAIRS) {
+    #pragma unroll
+    for (int row = 0; row < ROWS; ++row, corner += WIDE) {
         #pragma unroll
-        for (int i = 0; i < PATCH; i += 2) {
-            float2 two = *reinterpret_cast<const float2*>(corner + i / SIDE * WIDE + i % SIDE);
-            patch[i] = two.x, patch[i + 1] = two.y;
+        for (int i = 0; i < SIDE; i += 1 + IN_PAIRS) {
+            if constexpr (IN_PAIRS) {
+                float2 two = *reinterpret_cast<const float2*>(corner + i);
+                seen[row][i] = two.x, seen[row][i + 1] = two.y;
+            } else {
+                seen[row][i] = corner[i];
+            }
         }
-    } else {
-        #pragma unroll
-        for (int i = 0; i < PATCH; ++i) patch[i] = corner[i / SIDE * WIDE + i % SIDE];
     }
 }

@@ -7,10 +7,60 @@
 
 constexpr int THREADS = 512;
 
+// Ask for the filters, eight side by side, and their biases; zeros for those that are none.
+inline void ask_for_filters(const float* W, const float* bias, const Sizes& s, float* weights, float* biases)
+{
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < 8 * s.groups * CHANNELS_IN * TAPS; i += THREADS) {
+        int channel = i / (8 * CHANNELS_IN * TAPS) * 8 + i % 8, tap = i / 8 % (CHANNELS_IN * TAPS);
+        bool inside = channel < s.channels;
+        cp_async<4>(weights + i, W + (inside ? channel * CHANNELS_IN * TAPS + tap : 0), inside);
+    }
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < 8 * s.groups; i += THREADS) {
+        bool inside = bias && i < s.channels;
+        cp_async<4>(biases + i, inside ? bias + i : W, inside);
+    }
+}
+
+// Leave the bits of an upper bound: |bias| + the largest |pixel| times the sum of |w|, of the filter where that is most.
+inline void find_bound(const float* weights, const float* biases, int channels, float pixel, Word* bound)
+{
+    if (threadIdx.x == 0) *bound = 0;
+    cp_async_wait_all();
+    __syncthreads();
+    for (int i = threadIdx.x; i < channels; i += THREADS) {
+        const float* filter = weights + i / 8 * (8 * CHANNELS_IN * TAPS) + i % 8;
+        float sum = 0;
+        #pragma unroll 9
+        for (int k = 0; k < CHANNELS_IN * TAPS; ++k) sum += fabsf(filter[8 * k]);
+        atomicMax(bound, __float_as_uint(fabsf(biases[i]) + pixel * sum));
+    }
+    __syncthreads();
+}
+
+// Add what a row of taps has to the sums of a window. rows: of pixels, from the first that this row of taps sees on.
+inline void add_row(const float* rows, int window, const float4* filters, float (&sums)[PLACES][8])
+{
+    float seen[POOL][SIDE];
+    load_rows(rows, window, seen);
+    #pragma unroll
+    for (int tap = 0; tap < KERNEL; ++tap) {
+        float w[8];
+        floats_of(filters[2 * tap], filters[2 * tap + 1], w);
+        #pragma unroll
+        for (int place = 0; place < PLACES; ++place)
+            #pragma unroll
+            for (int j = 0; j < 8; ++j) sums[place][j] += w[j] * seen[place / POOL][place % POOL + tap];
+    }
+}
+
 // x (images, CHANNELS_IN, IMAGE_HEIGHT, IMAGE_WIDTH) of PIXEL, W (channels, CHANNELS_IN, KERNEL, KERNEL). bias, to, kept, scale:
-// as in between_forward.cu. parts: of an image's groups of filters, for a block each.
+// as in between_forward.cu. parts: of an image's groups of filters, for a block each. largest: with KNOWN the bits of the
+// largest |pixel|, or of a larger one.
 extern "C" __global__ __launch_bounds__(THREADS, 1)
-void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* kept, Scale* scale, Sizes s, int parts)
+void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* kept, Scale* scale, Sizes s, int parts,
+             const Word* largest)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Word* words = reinterpret_cast<Word*>(shared_bytes);
@@ -20,12 +70,10 @@ void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* 
     int resident = blockIdx.x;  // whose image is there, or on its way
     begin_in_turn();
     ask_for_images(x, resident / parts, 1, image, THREADS);
-    for (int i = threadIdx.x; i < 8 * s.groups * CHANNELS_IN * TAPS; i += THREADS) {
-        int channel = i / (8 * CHANNELS_IN * TAPS) * 8 + i % 8, tap = i / 8 % (CHANNELS_IN * TAPS);
-        reinterpret_cast<float*>(weights)[i] = channel < s.channels ? W[channel * CHANNELS_IN * TAPS + tap] : 0;
-    }
-    for (int i = threadIdx.x; i < 8 * s.groups; i += THREADS) biases[i] = bias && i < s.channels ? bias[i] : 0;
+    ask_for_filters(W, bias, s, reinterpret_cast<float*>(weights), biases);
 
+    if constexpr (GUESSES && KNOWN)
+        find_bound(reinterpret_cast<float*>(weights), biases, s.channels, __uint_as_float(*largest), words);
     with_scale(scale, words, [&](float factor, bool first) {
         float most = 0;
         for (int item = blockIdx.x; item < s.images * parts; item += gridDim.x) {
@@ -46,22 +94,9 @@ void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* 
                     #pragma unroll
                     for (int j = 0; j < 8; ++j) sums[place][j] = biases[group * 8 + j];
                 #pragma unroll 1
-                for (int c = 0; c < CHANNELS_IN; ++c) {
-                    float patch[PATCH];
-                    load_patch(image + c * TALL * WIDE, at, patch);
-                    const float4* filters = weights + 2 * (group * CHANNELS_IN + c) * TAPS;
-                    #pragma unroll
-                    for (int tap = 0; tap < TAPS; ++tap) {
-                        float w[8];
-                        floats_of(filters[2 * tap], filters[2 * tap + 1], w);
-                        #pragma unroll
-                        for (int place = 0; place < PLACES; ++place) {
-                            int seen = (place / POOL + tap / KERNEL) * SIDE + place % POOL + tap % KERNEL;
-                            #pragma unroll
-                            for (int j = 0; j < 8; ++j) sums[place][j] += w[j] * patch[seen];
-                        }
-                    }
-                }
+                for (int row = 0; row < CHANNELS_IN * KERNEL; ++row)  // of taps: unrolled, they would wait for their text
+                    add_row(image + (row / KERNEL * TALL + row % KERNEL) * WIDE, at,
+                            weights + 2 * (group * CHANNELS_IN * KERNEL + row) * KERNEL, sums);
                 Window window;
                 #pragma unroll
                 for (int place = 0; place < PLACES; ++place) window.look(place, sums[place]);
@@ -72,5 +107,5 @@ void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* 
             }
         }
         return most;
-    });
+    }, words);
 }

@@ -81,8 +81,8 @@ void weights(const float* x, const void* dy, const Kept* kept, float* partial, f
         for (int i = threadIdx.x; i < count * WINDOWS; i += THREADS) {
             Gradient mine = next;
             fetch(i + THREADS);
-            float patch[PATCH];
-            load_patch(images + (i / WINDOWS * CHANNELS_IN + c) * TALL * WIDE, i % WINDOWS, patch);
+            float seen[SIDE][SIDE];
+            load_rows(images + (i / WINDOWS * CHANNELS_IN + c) * TALL * WIDE, i % WINDOWS, seen);
             #pragma unroll
             for (int j = 0; j < EACH; ++j)
                 #pragma unroll
@@ -92,7 +92,7 @@ void weights(const float* x, const void* dy, const Kept* kept, float* partial, f
                     #pragma unroll
                     for (int tap = 0; tap < TAPS; ++tap)
                         sums[j * (TAPS + 1) + tap] +=
-                            here * patch[(place / POOL + tap / KERNEL) * SIDE + place % POOL + tap % KERNEL];
+                            here * seen[place / POOL + tap / KERNEL][place % POOL + tap % KERNEL];
                 }
         }
     }

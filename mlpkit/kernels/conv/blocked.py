@@ -26,6 +26,8 @@ from . import Shape
 FORWARD, WEIGHTS, OPERANDS = "conv_11_blocked", "conv_12_blocked_weights", "blocked_operands"
 MOST_PIECES = 128  # of a row: the copy engine takes boxes of at most 256 elements of 8 bytes a side
 WIDTHS = (32, 64, 104, 128, 144, 176, 208)
+SPLIT = (128, 176, 208)  # those that two warpgroups share where there is much to do with the sums
+MOST_SLOTS = 12  # of filters, where there is room: they come before the images do
 SHARED, BARRIERS = 227 << 10, 256  # bytes of shared memory that a block may have, and those not of the rings
 MOST_STACKED = 32  # filters, of which both fp16 parts are one operand: two products take the place of three
 MOST_BLOCKS = 512  # that look for a scale together
@@ -33,8 +35,11 @@ MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
 # Windows that a block sums for the weight gradient where float32 is meant. Tensor cores truncate what they add: the
 # error grows with the sum: by 3e-9 of the result's norm a window, as measured; the slices are added by float32 adders.
 MOST_SUMMED = 1_500
-LANES = 8  # of conv_12_blocked_weights.cu
+LANES, ADDED = 16, 512  # of conv_12_blocked_weights.cu; a block's elements there
+SPREAD = 96 << 10  # bytes of shared memory of such a block, more than it needs: two are on a multiprocessor at most
 FEW_IMAGES = 32  # at most, for which the weight gradient leaves fewer sums than multiprocessors could
+CHUNKS = (64, 32)  # channels of a block that makes the weight gradient, where there are as many
+LEAVING = 200  # windows: about as long as to sum them does it take to add up a block's sums with those of others
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,7 @@ class Tiling:
 
     blocks: on a multiprocessor. slots: of the ring of filters. resident: whether there is one for each tap. promote:
     whether each tap's sums are added by float32 adders. stacked: whether 64 rows are both fp16 parts of 32 filters.
+    split: warpgroups that share a tile's windows.
     """
 
     width: int
@@ -166,6 +172,7 @@ class Tiling:
     resident: bool = False
     promote: bool = False
     stacked: bool = False
+    split: int = 1
 
     @property
     def macros(self):
@@ -178,7 +185,12 @@ class Tiling:
 
     @property
     def threads(self):
-        return 128 * self.tiles * self.heights + 64
+        return 128 * self.multipliers + 64
+
+    @property
+    def multipliers(self):
+        """Warpgroups that multiply."""
+        return self.tiles * self.heights * self.split
 
     def block(self, mode):
         """Return how many pieces of filters are followed by their low fp16 parts."""
@@ -208,10 +220,10 @@ class Tiling:
         items, blocks = self.items(conv)
         buffers = 2 if padded(conv.channels) > self.chunk or items > blocks else 1
         taken = conv.pool or conv.behind  # eight lines of sums for each warp
-        line = self.width + (40 - self.width % 32) % 32 if taken else 0
-        multipliers = self.tiles * self.heights
+        mine = self.width // self.split
+        line = mine + (40 - mine % 32) % 32 if taken else 0
         filters = self.slots * self.heights * self.tile * groups
-        buffer = multipliers * 4 * 8 * 4 * line + self.stacked * self.tiles * 2 * 32 * self.width // 2 * 4
+        buffer = self.multipliers * 4 * 8 * 4 * line + self.stacked * self.tiles * 2 * 32 * self.width // 2 * 4
         return buffers * self.tiles * image + filters + buffer + self.tiles * conv.behind
 
 
@@ -240,10 +252,12 @@ def tilings(conv, mode):
     promote = mode.parts > 1
     for width, (tiles, heights, blocks, most, *longer) in product(WIDTHS, BLOCKS):
         stacked = promote and heights == 1 and padded(conv.channels_out) <= MOST_STACKED
+        own, split = (tiles, heights), 2 if conv.behind and (tiles, heights) == (1, 1) and width in SPLIT else 1
+        most_slots = MOST_SLOTS if conv.behind else 4
         fit = [
             tiling
-            for slots, resident in ((stages, True), (4, False), (3, False), (2, False))
-            if (tiling := Tiling(width, tiles, heights, chunk, blocks, slots, resident, promote, stacked)).rows(conv)
+            for slots, resident in ((stages, True), *((slots, False) for slots in range(most_slots, 1, -1)))
+            if (tiling := Tiling(width, *own, chunk, blocks, slots, resident, promote, stacked, split)).rows(conv)
             and tiling.shared(conv, mode) + BARRIERS <= SHARED // blocks
             and width // 2 * (1 + promote) <= most
             and (slots <= 9 or not resident)
@@ -309,6 +323,11 @@ class Division:
         found = conv.taps[0] * conv.taps[1] * padded(conv.channels_out, 8) * padded(conv.channels, 8)
         return found if 2 * found < self.elements else None
 
+    @property
+    def received(self):
+        """The bytes of shared memory for what the others of a cluster send a block."""
+        return (self.cluster - 1) * padded(3 * self.chunk // 2 // self.cluster, 4) * 4 * 384
+
     def slot(self, conv, mode):
         """Return the bytes of shared memory that a band takes."""
         plane = conv.stride**2 * (self.windows + conv.reach) | 1  # an odd number
@@ -319,14 +338,22 @@ def division(conv, mode):
     """Return how the weight gradient's work is divided; None where not even two rows of windows fit.
 
     Clusters are of two blocks: with more of them some multiprocessors stay without one. Of few images half of the
-    multiprocessors have enough to do, and larger clusters leave fewer sums: memory is what counts there.
+    multiprocessors have enough to do, and larger clusters leave fewer sums: memory is what counts there. Where what
+    they send each other does not fit, they are smaller.
     """
-    few = conv.images <= FEW_IMAGES
-    cluster, blocks = (8, 64) if few else (2, MULTIPROCESSORS // 2 * 2)
-    chunk = 64 if padded(conv.channels) % 64 == 0 else 32 if padded(conv.channels) % 32 == 0 else 16
+    clusters, blocks = ((8, 4, 2, 1), 64) if conv.images <= FEW_IMAGES else ((2, 1), MULTIPROCESSORS // 2 * 2)
+    chunks = [chunk for chunk in CHUNKS if padded(conv.channels) % chunk == 0] or [16]
+    for cluster in clusters:
+        found = [one for chunk in chunks for one in _divisions(conv, mode, chunk, cluster, blocks)]
+        if found:
+            return min(found, key=lambda pair: pair[0])[1]
+    return None
+
+
+def _divisions(conv, mode, chunk, cluster, blocks):
+    """Yield how long a division of the work takes, and itself, for each number of rows of a band that fits."""
     tiles = -(-conv.channels_out // 64), padded(conv.channels) // chunk, -(-conv.taps[0] * conv.taps[1] // 9)
     at_once = max(1, blocks // int(np.prod(tiles)))  # slices
-    best = None
     for most in range(1, conv.windows[0] + 1):
         bands = -(-conv.windows[0] // most)
         rows = -(-conv.windows[0] // bands)
@@ -338,11 +365,10 @@ def division(conv, mode):
         together = 1 << min(slices, cluster).bit_length() - 1  # a share of the sums is whole then
         slices = padded(slices, together)
         found = Division(chunk, 2, rows, bands, windows, tiles, slices, together)
-        slots = min(4, (SHARED - BARRIERS) // found.slot(conv, mode))
-        work = -(-slices // at_once) * each * (windows + 24)
-        if slots >= 2 and (best is None or work < best[0]):
-            best = work, replace(found, slots=slots)
-    return best and best[1]
+        slots = min(4, (SHARED - BARRIERS - found.received) // found.slot(conv, mode))
+        if slots >= 2:
+            work = -(-slices // at_once) * (each * (windows + 24) + LEAVING) * chunk
+            yield work, replace(found, slots=slots)
 
 
 # On a GPU
@@ -584,10 +610,10 @@ def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None
     sizes = np.int32(shape.channels_out), np.int32(shape.channels)
     pointers = [np.uintp(0 if each is None else each.data.ptr) for each in (bias, db)]
     last = *addresses(images, dy), *pointers, np.int32(0 if bias is None else len(bias)), np.int32(about[2])
-    more = 0 if before is None else LANES * (before[1].size + len(before[1]))
-    add(
-        (-(-elements // 256) + -(-more // 256),), (256,), (*about[:2], partial_sums, dw, *sizes, *last, _before(before))
-    )
+    more = LANES * (0 if before is None else before[1].size + len(before[1]))
+    more += LANES * (0 if bias is None else shape.channels_out)
+    arguments = *about[:2], partial_sums, dw, *sizes, *last, _before(before)
+    add((-(-elements // ADDED) + -(-more // 256),), (256,), arguments, shared_mem=SPREAD)
     return partial_sums
 
 
@@ -612,7 +638,7 @@ def _weights(mode, shape):
     macros = {"MODE": mode.number, "STRIDE": conv.stride, "CHUNK": d.chunk, "SLOTS": d.slots, "CLUSTER": d.cluster}
     macros |= _lacks(conv) | ({"PACKED": 1} if packed else {})
     multiply, add = (_kernel(WEIGHTS, name, **macros) for name in ("multiply", "add"))
-    blocks, shared = d.slices * int(np.prod(d.tiles)), max(d.slots * d.slot(conv, mode), 9 * d.chunk // 2 * 512)
+    blocks, shared = d.slices * int(np.prod(d.tiles)), d.slots * d.slot(conv, mode) + d.received
     return multiply, add, blocks, shared, (about, divided, channels), d.slices // d.cluster, packed or d.elements
 
 
@@ -703,10 +729,9 @@ class Filters:
             about["filters"][0, i] = w.data.ptr, *sizes
             first += across * -(-outputs // TALL)
         about["counts"] = len(filters), first, 0, 0
-        shared, blocks = 16 * MOST_ORDERS + 4 * TALL * (WIDE * max(areas) + 1), min(first, multiprocessors())
+        shared = 12 * MOST_ORDERS + 4 * TALL * (WIDE * max(areas) + 1)
         kernel = _kernel(OPERANDS, "in_order", MODE=self.mode.number)
-        options = {"shared_mem": shared, "enable_cooperative_groups": bool(self.mode.fp16_parts)}
-        kernel((blocks,), (256,), (about.view(f"V{ORDERS.itemsize}"),), **options)
+        kernel((min(first, 4 * multiprocessors()),), (256,), (about.view(f"V{ORDERS.itemsize}"),), shared_mem=shared)
 
 
 def _groups(filters):

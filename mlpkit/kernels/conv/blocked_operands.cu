@@ -153,37 +153,49 @@ inline void make(const Order& order, const Filter& f, const Part& part, const fl
     }
 }
 
+// Put a part of W into all of its orders, by way of shared memory; return the largest magnitude that this thread found.
+inline float put_in_order(const Orders& all, const Filter& f, int number, float* patch, float scale)
+{
+    const Part part(f, number);
+    __syncthreads();  // what is there is read
+    float most = load(f, part, patch);
+    __syncthreads();
+    for (int k = f.first_order; k < f.first_order + f.orders; ++k) {
+        if (all.of[k].by_inputs) make<true>(all.of[k], f, part, patch, scale);
+        else make<false>(all.of[k], f, part, patch, scale);
+    }
+    return most;
+}
+
+// No block waits for others. The last one to come sees whether the guesses were right; what was wrong it does again.
 extern "C" __global__ __launch_bounds__(256)
 void in_order(const __grid_constant__ Orders all)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
-    Word *most = reinterpret_cast<Word*>(shared_bytes), *launches = most + MOST;
-    float *guesses = reinterpret_cast<float*>(launches + MOST), *scales = guesses + MOST, *patch = scales + MOST;
+    Word *most = reinterpret_cast<Word*>(shared_bytes), *word = most + MOST;
+    float *scales = reinterpret_cast<float*>(word + MOST), *patch = scales + MOST;
     begin_in_turn();
-    if (threadIdx.x < all.count) {
-        const Scale* scale = all.scales[threadIdx.x];
-        most[threadIdx.x] = 0, guesses[threadIdx.x] = scales[threadIdx.x] = SCALED ? scale->of : 1;
-        launches[threadIdx.x] = SCALED ? scale->launches : 0;
+    if (threadIdx.x < all.count) most[threadIdx.x] = 0, scales[threadIdx.x] = SCALED ? all.scales[threadIdx.x]->of : 1;
+    __syncthreads();
+    for (int number = blockIdx.x, i = 0; number < all.parts; number += gridDim.x) {
+        while (i + 1 < all.count && number >= all.filters[i + 1].first) ++i;
+        float found = put_in_order(all, all.filters[i], number, patch, scales[i]);
+        Word largest = __reduce_max_sync(~0u, __float_as_uint(found));
+        if (SCALED && threadIdx.x % 32 == 0) atomicMax(&most[i], largest);
     }
+    if (!SCALED) return;
+    __syncthreads();
+    if (threadIdx.x < all.count && most[threadIdx.x]) atomicMax(&all.scales[threadIdx.x]->largest[0], most[threadIdx.x]);
+    if (!is_last(&all.scales[0]->arrived, gridDim.x, word)) return;
     #pragma unroll 1
-    for (bool first = true;; first = false) {
-        for (int number = blockIdx.x, i = 0; number < all.parts; number += gridDim.x) {
-            while (i + 1 < all.count && number >= all.filters[i + 1].first) ++i;
-            const Filter& f = all.filters[i];
-            const Part part(f, number);
-            __syncthreads();  // what is there is read; the guesses are there
-            if (!first && scales[i] == guesses[i]) continue;
-            Word found = __reduce_max_sync(~0u, __float_as_uint(load(f, part, patch)));
-            if (first && threadIdx.x % 32 == 0) atomicMax(&most[i], found);
-            __syncthreads();
-            for (int k = f.first_order; k < f.first_order + f.orders; ++k) {
-                if (all.of[k].by_inputs) make<true>(all.of[k], f, part, patch, scales[i]);
-                else make<false>(all.of[k], f, part, patch, scales[i]);
-            }
-        }
-        if (!SCALED || !first) return;
-        find_scales(all.scales, all.count, most, launches);
-        if (threadIdx.x < all.count) scales[threadIdx.x] = __uint_as_float(most[threadIdx.x]);
-        __syncthreads();
+    for (int i = 0; i < all.count; ++i) {
+        Scale* scale = all.scales[i];
+        float right = scale_for(ld_acquire_gpu(&scale->largest[0]));
+        __syncthreads();  // all have read it
+        if (threadIdx.x == 0) scale->of = right, scale->largest[0] = 0;
+        if (right == scales[i]) continue;
+        int end = i + 1 < all.count ? all.filters[i + 1].first : all.parts;
+        for (int number = all.filters[i].first; number < end; ++number)
+            put_in_order(all, all.filters[i], number, patch, right);
     }
 }

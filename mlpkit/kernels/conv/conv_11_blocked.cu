@@ -66,12 +66,18 @@
 #define STACKED 0  // whether 64 rows are both fp16 parts of 32 filters
 #endif
 
-constexpr int MULTIPLIERS = TILES * HEIGHTS, THREADS = 128 * MULTIPLIERS + 64;  // warpgroups, threads
+#ifndef SPLIT
+#define SPLIT 1  // warpgroups that share a tile: each has the windows behind those of the one before
+#endif
+
+constexpr int MINE = WIDTH / SPLIT;  // windows of a warpgroup
+constexpr int MULTIPLIERS = TILES * HEIGHTS * SPLIT, THREADS = 128 * MULTIPLIERS + 64;  // warpgroups, threads
 constexpr int FILTER_PIECES = GROUPS * 64;  // of 64 output channels, a tap, CHUNK channels
 constexpr int FILTER_PARTS = STACKED ? 1 : PARTS;
 constexpr int FIRST_PRODUCT = STACKED ? 1 : PARTS == 2 ? 0 : 2;  // low times high, high times low, high times high
 
 static_assert(!STACKED || (PARTS == 2 && HEIGHTS == 1), "both parts of the same filters");
+static_assert(SPLIT == 1 || (FIRST && WIDTH % SPLIT == 0), "the other epilogues have whole tiles");
 
 struct Barriers {
     Word64 full_image[2], empty_image[2], full[SLOTS], empty[SLOTS];
@@ -134,29 +140,30 @@ inline void store(const Problem& p, void* to, int tile, int channel, const float
     }
 }
 
-constexpr int LINE = WIDTH + (40 - WIDTH % 32) % 32;  // of a channel's sums: four lines are in different banks
+constexpr int LINE = MINE + (40 - MINE % 32) % 32;  // of a channel's sums: four lines are in different banks
 
 #if FOLLOWED
-// buffer: a buffer of the warp, eight lines.
+// bias: of each lane, of the warp's channel of the lane's number % 16. buffer: a buffer of the warp, eight lines.
 inline void store(const Problem& p, const Following& f, void* to, int tile, int channel, const float (&sums)[WIDTH / 2],
-                  float unscale, float* buffer)
+                  float unscale, float bias, float* buffer)
 {
     int image = tile / p.bands, first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32;
     int windows = image < p.images ? min(p.rows, p.windows_y - first_row) / POOL * ACROSS : 0;
     float unscale_added = ADD && SCALED ? 1 / f.of_added->of : 1;
-    #pragma unroll
+    #pragma unroll 1  // one text for both: it has to be fetched, too
     for (int half = 0; half < 2; ++half) {
         int group = channel / 8 + half;
         if (group >= f.sizes.groups) return;
         __syncwarp();  // what is there is read
         #pragma unroll
-        for (int i = 0; i < WIDTH / 8; ++i)
-            *reinterpret_cast<float2*>(buffer + lane / 4 * LINE + 8 * i + lane % 4 * 2) =
-                {sums[4 * i + 2 * half] * unscale, sums[4 * i + 2 * half + 1] * unscale};
+        for (int i = 0; i < WIDTH / 8; ++i) {
+            float one = half ? sums[4 * i + 2] : sums[4 * i], two = half ? sums[4 * i + 3] : sums[4 * i + 1];
+            *reinterpret_cast<float2*>(buffer + lane / 4 * LINE + 8 * i + lane % 4 * 2) = {one * unscale, two * unscale};
+        }
         __syncwarp();
         float add[8];
         #pragma unroll
-        for (int j = 0; j < 8; ++j) add[j] = f.bias && group * 8 + j < f.sizes.channels ? f.bias[group * 8 + j] : 0;
+        for (int j = 0; j < 8; ++j) add[j] = __shfl_sync(~0u, bias, 8 * half + j);
         for (int i = lane; i < windows; i += 32) {
             int at = first_row / POOL * ACROSS + i, corner = i / ACROSS * POOL * p.pitch + i % ACROSS * POOL;
             Window window;
@@ -221,44 +228,51 @@ inline void store_at_once(const Problem& p, const Following& f, void* to, int ti
 #if FIRST
 static_assert(!STACKED && HEIGHTS == 1, "a warp has the same channels of all tiles");
 
-// Add what a tile's sums mean for the first convolution to the warp's totals. See first_sums.cuh. lines: of the warp.
-inline void add_to_first(const Problem& p, const First& f, int tile, int channel, const float (&sums)[WIDTH / 2],
-                         float unscale, float* buffer, float* lines)
+// Add what a tile's sums mean for the first convolution to the warp's totals. See first_sums.cuh. part: which of the
+// tile's windows they are. buffer: of the tile. lines, to: of the warp.
+inline void add_to_first(const Problem& p, const First& f, int tile, int part, int channel,
+                         const float (&sums)[MINE / 2], float unscale, const float* buffer, float* lines, float* to)
 {
-    int first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32;
-    int windows = (min(p.rows, p.windows_y - first_row) - 1) * p.pitch + p.windows_x;
+    int first_row = tile % p.bands * p.rows, lane = threadIdx.x % 32, n = part * MINE + lane % 4;
+    int windows = (min(p.rows, p.windows_y - first_row) - 1) * p.pitch + p.windows_x - part * MINE;
+    // To a lane's next window, in the tile, of what is kept and in the image: in this row, and where a row ends.
+    int down = divided_by_pitch(p, 4), right = 4 - down * p.pitch, left = right - p.pitch;
+    int cells = down * FIRST_ACROSS + right, wrapped_cells = cells + FIRST_ACROSS - p.pitch;
+    int words = (down * FIRST_WIDE + right) * FIRST_POOL, wrapped_words = words + (FIRST_WIDE - p.pitch) * FIRST_POOL;
     const Word* kept = reinterpret_cast<const Word*>(buffer + FIRST_TALL * FIRST_WIDE);
-    #pragma unroll
+    const float* line = lines + lane / 4 * LINE;
+    #pragma unroll 1  // one text for both: it has to be fetched, too
     for (int half = 0; half < 2; ++half) {
         int group = channel / 8 + half;
         if (group >= f.groups) return;
         __syncwarp();  // what is there is read
         #pragma unroll
-        for (int i = 0; i < WIDTH / 8; ++i)
+        for (int i = 0; i < MINE / 8; ++i)
             *reinterpret_cast<float2*>(lines + lane / 4 * LINE + 8 * i + lane % 4 * 2) =
-                {sums[4 * i + 2 * half], sums[4 * i + 2 * half + 1]};
+                {half ? sums[4 * i + 2] : sums[4 * i], half ? sums[4 * i + 3] : sums[4 * i + 1]};
         __syncwarp();
         float totals[FIRST_EACH] = {};
-        #pragma unroll 4
-        for (int i = lane % 4; i < windows; i += 4) {
-            int y = divided_by_pitch(p, i), x = i - y * p.pitch;
-            bool inside = x < p.windows_x;
-            y = inside ? y + first_row : 0, x = inside ? x : 0;
-            Word at = FIRST_KEEPS ? kept[group * FIRST_WINDOWS + y * FIRST_ACROSS + x] >> lane / 4 * 4 & 15 : 0;
-            float d = inside && at != 15 ? lines[lane / 4 * LINE + i] : 0;
-            const float* corner = buffer + y * FIRST_POOL * FIRST_WIDE + x * FIRST_POOL;
-            if (FIRST_POOL == 2) corner += at / 2 % 2 * FIRST_WIDE + at % 2;
+        int y = divided_by_pitch(p, n), x = n - y * p.pitch, from = ((y + first_row) * FIRST_WIDE + x) * FIRST_POOL;
+        int cell = group * FIRST_WINDOWS + (y + first_row) * FIRST_ACROSS + x;
+        #pragma unroll 2
+        for (int i = lane % 4; i < MINE; i += 4) {
+            bool inside = x < p.windows_x && i < windows;  // else what is read means nothing
+            Word at = FIRST_KEEPS ? kept[cell] >> lane / 4 * 4 : 0;
+            float d = inside && at % 16 != 15 ? line[i] : 0;
+            const float* corner = buffer + (inside ? from : 0);
+            if (FIRST_POOL == 2) corner += (at & 2) * (FIRST_WIDE / 2) + (at & 1);
             #pragma unroll
             for (int tap = 0; tap < FIRST_TAPS; ++tap)
                 totals[tap] += d * corner[tap / FIRST_KERNEL * FIRST_WIDE + tap % FIRST_KERNEL];
             totals[FIRST_TAPS] += d;
+            bool wraps = x + right >= p.pitch;
+            x += wraps ? left : right, cell += wraps ? wrapped_cells : cells, from += wraps ? wrapped_words : words;
         }
-        float* to = first_totals(buffer, channel % 64 + 8 * half + lane / 4);
         #pragma unroll
         for (int k = 0; k < FIRST_EACH; ++k) {
             totals[k] += __shfl_xor_sync(~0u, totals[k], 1);
             totals[k] += __shfl_xor_sync(~0u, totals[k], 2);
-            if (lane % 4 == 0) to[k] += totals[k] * unscale;
+            if (lane % 4 == 0) to[(8 * half + lane / 4) * FIRST_EACH + k] += totals[k] * unscale;
         }
     }
 }
@@ -337,7 +351,7 @@ static __device__ __forceinline__ void produce_filters(const Work work, const vo
             wait(&barriers.empty[slot], ~round & 1);
             // There before the last tap is, so it holds up none of the first ones; once, as others read it then.
             if (stage == work.stages - 1 && item == blockIdx.x) {
-#if OVERLAPS
+#if OVERLAPS || FIRST
                 if (SCALED) griddepcontrol_wait();  // the images' scale is not
 #endif
                 float factor = SCALED ? unscale_of(of_images, of_filters) : 1;
@@ -359,8 +373,9 @@ static __device__ __forceinline__ void produce_filters(const Work work, const vo
 
 // Issue one stage's products: they are in the accumulators only after a `wgmma_wait_group`. pixels, filter: addresses
 // in shared memory. plane: pieces from one block of channels to the next.
-static __device__ __forceinline__ void multiply(float (&sums)[WIDTH / 2], Word pixels, Word filter, int plane)
+static __device__ __forceinline__ void multiply(float (&sums)[MINE / 2], Word pixels, Word filter, int plane)
 {
+    Word64 filters_at = descriptor(filter, 64 * 16, 128), pixels_at = descriptor(pixels, plane * 16, 128);
     wgmma_fence();
     #pragma unroll
     for (int product = FIRST_PRODUCT; product < 3; ++product)
@@ -368,25 +383,25 @@ static __device__ __forceinline__ void multiply(float (&sums)[WIDTH / 2], Word p
         for (int k = 0; k < GROUPS; k += 2) {
             Word a = filter + ((product == 0) * GROUPS + k) * 64 * 16;
             Word b = pixels + ((product == 1) * GROUPS + k) * plane * 16;
-            Word64 filters_at = descriptor(a, 64 * 16, 128), pixels_at = descriptor(b, plane * 16, 128);
+            Word64 filters_here = further(filters_at, a - filter), pixels_here = further(pixels_at, b - pixels);
             if (PROMOTE && k == 0 && product == FIRST_PRODUCT)
-                wgmma<KIND, false, WIDTH, true>(sums, filters_at, pixels_at);
-            else wgmma<KIND, false, WIDTH>(sums, filters_at, pixels_at);
+                wgmma<KIND, false, MINE, true>(sums, filters_here, pixels_here);
+            else wgmma<KIND, false, MINE>(sums, filters_here, pixels_here);
         }
     wgmma_commit_group();
 }
 
 // With STACKED, rows of low parts join those of high ones: the upper two warps of a warpgroup hand their accumulators
 // to the lower two, through shared memory. Whether this warp has any left.
-static __device__ __forceinline__ bool join_parts(float (&sums)[WIDTH / 2], float* buffer, int warp, int lane)
+static __device__ __forceinline__ bool join_parts(float (&sums)[MINE / 2], float* buffer, int warp, int lane)
 {
-    float* theirs = buffer + (warp / 4 * 2 + warp % 2) * (WIDTH / 2 * 32) + lane;
+    float* theirs = buffer + (warp / 4 * 2 + warp % 2) * (MINE / 2 * 32) + lane;
     #pragma unroll
-    for (int i = 0; i < WIDTH / 2; ++i)
+    for (int i = 0; i < MINE / 2; ++i)
         if (warp % 4 >= 2) theirs[i * 32] = sums[i];
     bar_sync<128>(1 + warp / 4);
     #pragma unroll
-    for (int i = 0; i < WIDTH / 2; ++i)
+    for (int i = 0; i < MINE / 2; ++i)
         if (warp % 4 < 2) sums[i] += theirs[i * 32];
     bar_sync<128>(1 + warp / 4);  // they are read
     return warp % 4 < 2;
@@ -395,24 +410,32 @@ static __device__ __forceinline__ bool join_parts(float (&sums)[WIDTH / 2], floa
 #if FIRST
 // What a warp of consumers has in shared memory for the first convolution's gradient: see first_sums.cuh.
 struct FirstBuffers {
-    float *lines, *of_group, *totals;
+    float *lines, *of_tile, *totals;
 
     __device__ FirstBuffers(const Work work, int warp, int lane)
     {
-        lines = reinterpret_cast<float*>(work.filter_ring + SLOTS * FILTER_PARTS * FILTER_PIECES) + warp * 8 * LINE;
-        of_group = lines + (4 * MULTIPLIERS - warp) * 8 * LINE + warp / 4 * FIRST_WORDS;
-        totals = first_totals(of_group, warp % 4 * 16);
+        float* all = reinterpret_cast<float*>(work.filter_ring + SLOTS * FILTER_PARTS * FILTER_PIECES);
+        lines = all + warp * 8 * LINE;
+        of_tile = all + 4 * MULTIPLIERS * 8 * LINE + warp / 4 % TILES * FIRST_WORDS;
+        totals = first_totals(of_tile, warp / 4 / TILES * 64 + warp % 4 * 16);
         for (int i = lane; i < 16 * FIRST_EACH; i += 32) totals[i] = 0;
         __syncwarp();
     }
 
-    // What all tiles have added up leaves once, in the end.
+    // What all tiles have added up leaves once, in the end; of warpgroups that share a tile, in their order.
     __device__ void leave(const First& before, int warp, int lane) const
     {
-        __syncwarp();
         int tile = warp / 4 % TILES, rows = FIRST_ROWS == 64 ? 16 : min(16, FIRST_ROWS - warp % 4 * 16);
+        __syncwarp();
+        if (SPLIT > 1) bar_sync<128 * SPLIT>(1 + tile);
+        if (warp / 4 / TILES > 0) return;
         float* to = before.sums + ((blockIdx.x * TILES + tile) * FIRST_ROWS + warp % 4 * 16) * FIRST_EACH;
-        for (int i = lane; i < rows * FIRST_EACH; i += 32) to[i] = totals[i];
+        for (int i = lane; i < rows * FIRST_EACH; i += 32) {
+            float all = totals[i];
+            #pragma unroll
+            for (int part = 1; part < SPLIT; ++part) all += totals[part * 64 * FIRST_EACH + i];
+            to[i] = all;
+        }
     }
 };
 #else
@@ -423,11 +446,11 @@ struct FirstBuffers {
 
 // The epilogue of an item: its accumulators leave, as this file's macros say.
 static __device__ __forceinline__ void epilogue(const Problem& p, const Work work, int warp, int lane, int item,
-                                                float (&sums)[WIDTH / 2], const float& unscale, void* to,
-                                                const After& after, const FirstBuffers& first)
+                                                int channel, float bias, float (&sums)[MINE / 2],
+                                                const float& unscale, void* to, const After& after,
+                                                const FirstBuffers& first)
 {
-    int group = warp / 4, tile = group % TILES, height = group / TILES;
-    int channel = (item % work.heights * HEIGHTS + height) * 64 + threadIdx.x / 32 % 4 * 16;
+    int group = warp / 4, tile = group % TILES;
     float* buffer = reinterpret_cast<float*>(work.filter_ring + SLOTS * HEIGHTS * FILTER_PARTS * FILTER_PIECES);
     if constexpr (STACKED) {
         if (!join_parts(sums, buffer, warp, lane)) return;
@@ -435,14 +458,16 @@ static __device__ __forceinline__ void epilogue(const Problem& p, const Work wor
     }
 #if FIRST
     cp_async_wait_all();
-    bar_sync<128>(1 + group);  // all of the image is there
+    bar_sync<128 * SPLIT>(1 + tile);  // all of the image is there
     if ((item * TILES + tile) / p.bands < p.images)
-        add_to_first(p, after, item * TILES + tile, channel, sums, unscale, first.of_group, first.lines);
-    bar_sync<128>(1 + group);  // and is read
+        add_to_first(p, after, item * TILES + tile, group / TILES, channel, sums, unscale, first.of_tile, first.lines,
+                     first.totals);
+    if (item + gridDim.x < work.items) bar_sync<128 * SPLIT>(1 + tile);  // and is read
 #elif FORGETS
     store_at_once(p, after, to, item / work.heights * TILES + tile, channel, sums);
 #elif FOLLOWED
-    store(p, after, to, item / work.heights * TILES + tile, channel, sums, unscale, buffer + warp * 8 * LINE);
+    store(p, after, to, item / work.heights * TILES + tile, channel, sums, unscale, bias,
+          buffer + warp * 8 * LINE);
 #else
     store(p, to, item / work.heights * TILES + tile, channel, sums, unscale);
 #endif
@@ -452,24 +477,32 @@ static __device__ __forceinline__ void epilogue(const Problem& p, const Work wor
 static __device__ __forceinline__ void consume(const Problem& p, const Work work, Barriers& barriers, int warp,
                                                int lane, const float& unscale, void* to, const After& after)
 {
-    int group = warp / 4, tile = group % TILES, height = group / TILES;
+    int group = warp / 4, tile = group % TILES, height = group / TILES % HEIGHTS;
+    int first_window = group / (TILES * HEIGHTS) * MINE;
     int slot = 0, round = 0, last = 0, buffer = 0, image_round = 0;
     FirstBuffers first(work, warp, lane);
     for (int item = blockIdx.x; item < work.items; item += gridDim.x) {
 #if FIRST
         int image_of_first = (item * TILES + tile) / p.bands;
-        if (image_of_first < p.images) ask_for_first(after, image_of_first, first.of_group);
+        if (image_of_first < p.images)
+            ask_for_first<128 * SPLIT>(after, image_of_first, group / TILES * 128 + threadIdx.x % 128, first.of_tile);
 #endif
-        float sums[WIDTH / 2] = {};  // the accumulators
+        int channel = (item % work.heights * HEIGHTS + height) * 64 + threadIdx.x / 32 % 4 * 16;
+        float bias = 0;  // asked for early
+#if FOLLOWED
+        int of_bias = channel + lane % 16;
+        if (after.bias && of_bias < after.sizes.channels) bias = after.bias[of_bias];
+#endif
+        float sums[MINE / 2] = {};  // the accumulators
         in_registers(sums);
-        float total[PROMOTE ? WIDTH / 2 : 1] = {};
+        float total[PROMOTE ? MINE / 2 : 1] = {};
         int tap_y = 0, tap_x = 0;
         Word image = 0;
         for (int stage = 0; stage < work.stages; ++stage) {
             bool new_chunk = tap_y == 0 && tap_x == 0;
             if (new_chunk) {
                 if (stage > 0 && ++buffer == work.buffers) buffer = 0, ++image_round;
-                image = shared_address(work.image_ring + (buffer * TILES + tile) * work.tile_pieces);
+                image = shared_address(work.image_ring + (buffer * TILES + tile) * work.tile_pieces + first_window);
                 wait(&barriers.full_image[buffer], image_round & 1);
             }
             Word pixels = image + shift(p, tap_y, tap_x) * 16;
@@ -479,7 +512,7 @@ static __device__ __forceinline__ void consume(const Problem& p, const Work work
             if constexpr (PROMOTE) {
                 wgmma_wait_group<0>();
                 #pragma unroll
-                for (int i = 0; i < WIDTH / 2; ++i) total[i] += sums[i];
+                for (int i = 0; i < MINE / 2; ++i) total[i] += sums[i];
                 last = slot;
             } else {
                 wgmma_wait_group<1>();  // the tap before is done: its slot may be filled again
@@ -498,11 +531,12 @@ static __device__ __forceinline__ void consume(const Problem& p, const Work work
         if (++buffer == work.buffers) buffer = 0, ++image_round;
         if constexpr (PROMOTE) {
             #pragma unroll
-            for (int i = 0; i < WIDTH / 2; ++i) sums[i] = total[i];
+            for (int i = 0; i < MINE / 2; ++i) sums[i] = total[i];
         }
-        epilogue(p, work, warp, lane, item, sums, unscale, to, after, first);
+        epilogue(p, work, warp, lane, item, channel, bias, sums, unscale, to, after, first);
     }
 #if FIRST
+    griddepcontrol_wait();  // those before have read what was there
     first.leave(after, warp, lane);
 #endif
 }
@@ -523,11 +557,14 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
     After after;
 #endif
     Work work(p, shared_bytes);
-    set_up(barriers);
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    if (warp == 4 * MULTIPLIERS && lane == 0) prefetch_tensormap(&images);
+    set_up(barriers);
 #if OVERLAPS
     griddepcontrol_launch_dependents();
     if (warp != 4 * MULTIPLIERS + 1) griddepcontrol_wait();  // filters are there, and need not wait
+#elif FIRST
+    if (warp == 4 * MULTIPLIERS) begin_in_turn();  // all but dy is there since the way forward
 #else
     begin_in_turn();
 #endif

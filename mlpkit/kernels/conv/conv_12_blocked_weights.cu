@@ -12,10 +12,11 @@
 // warpgroup of producers.
 //
 // Three consumer warpgroups multiply, and each has TAPS taps: their accumulators stay in registers, 96 of each thread
-// with 3 taps and 64 channels, while bands of rows come and go in a ring. A block has some of the bands. What the
-// blocks of a cluster have summed they add in their shared memories, each CTA a part of it; that goes to memory, and a
-// second kernel adds what the clusters have. All of this in the order of their numbers: the sum is the same every time.
-// Where most of these sums are of no tap, filter or channel, the others leave without them (PACKED).
+// with 3 taps and 64 channels, while bands of rows come and go in a ring. A block has some of the bands. Of what the
+// blocks of a cluster have summed each adds up a share: the others send it theirs, from registers to its shared memory,
+// and it need not ask. That goes to memory, and a second kernel adds what the clusters have. All of this in one order:
+// the sum is the same every time. Where most of these sums are of no tap, filter or channel, the others leave without
+// them (PACKED).
 
 #include "blocked.cuh"
 
@@ -35,29 +36,34 @@
 constexpr int MULTIPLIERS = 3, LOADERS = 128, THREADS = 128 * MULTIPLIERS + LOADERS;
 constexpr int SUMS = TAPS * CHUNK / 2;             // of a thread
 constexpr int ELEMENTS = SUMS * 128 * MULTIPLIERS;  // of a block
+constexpr bool AHEAD = CHUNK < 64;                 // whether there are registers for what comes next
+constexpr int KEPT = SUMS / CLUSTER, FOURS = (KEPT + 3) / 4;  // a thread's share of these
 
 static_assert(MODE != 1, "wgmma transposes elements of 16 bits only");
+static_assert(SUMS % CLUSTER == 0, "the blocks of a cluster have equal shares");
 
 struct Barriers {
     Word64 full[SLOTS], empty[SLOTS];
+    Word64 received[4 * MULTIPLIERS];  // of each warp: what the same warps of the cluster's other blocks send it
 };
 
 // Copy `pieces` pieces of some planes, blocks of channels, that lie `area` apart, and of their low fp16 parts, `part`
 // pieces further on; in shared memory planes are `plane` apart, the low parts behind the high ones. where(n): which
 // pixel piece n is; less than 0, a zero.
-template <typename Where>
+template <int PLANES, typename Where>
 inline void load_planes(const Piece* from, size_t area, size_t part, int planes, int pieces, Piece* to, int plane,
                         int part_pieces, int thread, Where where)
 {
+    #pragma unroll 1  // code that runs once waits for itself
     for (int n = thread; n < pieces; n += LOADERS) {
         int at = where(n);
         #pragma unroll
         for (int i = 0; i < PARTS; ++i) {
             const Piece* source = from + i * part + max(at, 0);
             Piece* target = to + i * part_pieces + n;
-            #pragma unroll 4
-            for (int group = 0; group < planes; ++group, source += area, target += plane)
-                cp_async<16>(target, source, at >= 0);
+            #pragma unroll
+            for (int group = 0; group < PLANES; ++group, source += area, target += plane)
+                if (group < planes) cp_async<16>(target, source, at >= 0);
         }
     }
 }
@@ -91,58 +97,64 @@ inline int packed_place(const Problem& p, const Division& d, int height, int wid
 // ---- The kernel: three consumer warpgroups, and then a warpgroup of producers ----
 
 // What all warps know: which part of the work their block has, and how large the ring's stages are. It is given by
-// value, so that its members are registers.
+// value, so that its members are registers, and known before the block's turn comes.
 struct Work {
     int tile, slice, height, width, tap_group;
     int plane, bands, image_pieces, slot_pieces;
 
     __device__ Work(const Problem& p, const Division& d)
     {
-        tile = blockIdx.x / d.slices, slice = blockIdx.x % d.slices;
-        height = tile % d.heights, width = tile / d.heights % d.widths, tap_group = tile / (d.heights * d.widths);
+        tile = now(blockIdx.x / d.slices), slice = now(blockIdx.x % d.slices), height = now(tile % d.heights);
+        width = now(tile / d.heights % d.widths), tap_group = now(tile / (d.heights * d.widths));
         plane = PHASES * p.pieces | 1, bands = p.images * p.bands;
         image_pieces = PARTS * GROUPS * plane, slot_pieces = image_pieces + PARTS * 8 * d.plane;
     }
 };
 
-// The producers: a band of rows of x and of dy into each slot of the ring.
+// The producers: a band of rows of x and of dy into each slot of the ring. They don't wait for what they ask for: each
+// slot's barrier does.
 static __device__ __forceinline__ void produce(const Problem& p, const Division& d, const Piece* images,
                                                const Piece* dy, const Work work, Piece* ring, Barriers& barriers)
 {
     int slot = 0, round = 0, thread = threadIdx.x - 128 * MULTIPLIERS;
     size_t area = (size_t)p.height * p.width, windows = (size_t)p.windows_y * p.windows_x;
     for (int band = work.slice; band < work.bands; band += d.slices) {
-        int image = band / p.bands, first_row = band % p.bands * p.rows;
+        int image = p.bands > 1 ? band / p.bands : band, first_row = (band - image * p.bands) * p.rows;
         Piece* to = ring + slot * work.slot_pieces;
         wait(&barriers.empty[slot], ~round & 1);
-        load_planes(images + (size_t)(image * stored_channels(p) + work.width * CHUNK) / 8 * area, area,
+        load_planes<GROUPS>(images + (size_t)(image * stored_channels(p) + work.width * CHUNK) / 8 * area, area,
                     (size_t)p.images * stored_channels(p) / 8 * area, GROUPS - (LACKS && work.width == d.widths - 1),
                     PHASES * p.pieces, to, work.plane, GROUPS * work.plane, thread, [&](int n) {
-                        int phase = n / p.pieces, row = divided_by_pitch(p, n - phase * p.pieces);
+                        int phase = PHASES > 1 ? n / p.pieces : 0, row = divided_by_pitch(p, n - phase * p.pieces);
                         int column = n - phase * p.pieces - row * p.pitch;
                         int y = (first_row + row) * STRIDE + phase / STRIDE - p.pad_y;
                         int x = column * STRIDE + phase % STRIDE - p.pad_x;
                         return y >= 0 && y < p.height && x >= 0 && x < p.width ? y * p.width + x : -1;
                     });
-        load_planes(dy + ((size_t)image * d.channels / 8 + work.height * 8) * windows, windows,
+        load_planes<8>(dy + ((size_t)image * d.channels / 8 + work.height * 8) * windows, windows,
                     (size_t)p.images * d.channels / 8 * windows, min(8, d.channels / 8 - 8 * work.height), d.windows,
                     to + work.image_pieces, d.plane, 8 * d.plane, thread, [&](int n) {
                         int row = divided_by_pitch(p, n), x = n - row * p.pitch, y = first_row + row;
                         return row < p.rows && y < p.windows_y && x < p.windows_x ? y * p.windows_x + x : -1;
                     });
-        cp_async_wait_all();
-        fence_proxy_async();  // wgmma reads shared memory by another way than threads write it
-        mbarrier_arrive(&barriers.full[slot]);
+        cp_async_mbarrier_arrive(&barriers.full[slot]);
         if (++slot == SLOTS) slot = 0, ++round;
     }
+    cp_async_wait_all();
 }
 
-// A consumer warpgroup: TAPS taps, whose accumulators stay in registers over all bands; then they take the ring's
-// memory.
-static __device__ __forceinline__ void consume(const Problem& p, const Division& d, const Work work, Piece* ring,
-                                               Barriers& barriers, int group, int warp, int lane)
+// A warp's rows of dy, for 16 windows.
+inline void load_gradient(Word (&a)[PARTS][4], const Division& d, const Piece* row)
 {
-    float sums[TAPS][CHUNK / 2] = {};
+    #pragma unroll
+    for (int part = 0; part < PARTS; ++part) ldmatrix_x4_trans(a[part], row + part * 8 * d.plane);
+}
+
+// A consumer warpgroup: TAPS taps, whose accumulators stay in registers over all bands.
+static __device__ __forceinline__ void consume(const Problem& p, const Division& d, const Work work, Piece* ring,
+                                               Barriers& barriers, int group, int warp, int lane,
+                                               float (&sums)[TAPS][CHUNK / 2])
+{
     #pragma unroll
     for (int tap = 0; tap < TAPS; ++tap) in_registers(sums[tap]);
     Word shifts[TAPS];
@@ -159,55 +171,91 @@ static __device__ __forceinline__ void consume(const Problem& p, const Division&
         const Piece* gradient = from + work.image_pieces + (warp % 4 * 2 + lane / 8 % 2) * d.plane;
         gradient += lane / 16 * 8 + lane % 8;  // this lane's row of four matrices
         wait(&barriers.full[slot], round & 1);
-        for (int k = 0; k < d.windows; k += 16, image += 16 * 16, gradient += 16) {
+        fence_proxy_async();  // wgmma reads shared memory by another way than threads write it
+        Word a[PARTS][4], next[PARTS][4];
+        if constexpr (AHEAD) load_gradient(a, d, gradient);
+        #pragma unroll (AHEAD ? 2 : 1)
+        for (int k = 0; k < d.windows; k += 16, image += 16 * 16) {
             #pragma unroll
             for (int part = PARTS - 1; part >= 0; --part) {  // low times high, high times low, high times high
-                Word a[4];
-                ldmatrix_x4_trans(a, gradient + part * 8 * d.plane);
-                wgmma_fence();
+                if constexpr (!AHEAD) ldmatrix_x4_trans(a[part], gradient + part * 8 * d.plane);
+                if (!AHEAD || part == PARTS - 1) wgmma_fence();
                 #pragma unroll
                 for (int tap = 0; tap < TAPS; ++tap)
                     #pragma unroll
                     for (int other = PARTS - 1 - part; other >= 0; --other) {
                         Word b = image + other * GROUPS * work.plane * 16 + shifts[tap];
-                        wgmma_registers<KIND, CHUNK>(sums[tap], a, descriptor(b, 128, work.plane * 16));
+                        wgmma_registers<KIND, CHUNK>(sums[tap], a[part], descriptor(b, 128, work.plane * 16));
                     }
-                wgmma_commit_group();
+                if (!AHEAD || part == 0) wgmma_commit_group();
+                if (!AHEAD) wgmma_wait_group<0>();
+            }
+            gradient += k + 16 < d.windows ? 16 : 0;
+            if constexpr (AHEAD) {
+                load_gradient(next, d, gradient);
                 wgmma_wait_group<0>();  // two other warpgroups are at work meanwhile
+                #pragma unroll
+                for (int i = 0; i < PARTS * 4; ++i) a[i / 4][i % 4] = next[i / 4][i % 4];
             }
         }
         if (lane == 0) mbarrier_arrive(&barriers.empty[slot]);
         if (++slot == SLOTS) slot = 0, ++round;
     }
-    bar_sync<128 * MULTIPLIERS>(1);  // nobody multiplies from the ring any more
-    float* mine = reinterpret_cast<float*>(ring) + threadIdx.x;
-    #pragma unroll
-    for (int tap = 0; tap < TAPS; ++tap)
-        #pragma unroll
-        for (int i = 0; i < CHUNK / 2; ++i) mine[(tap * CHUNK / 2 + i) * 128 * MULTIPLIERS] = sums[tap][i];
 }
 
-// The epilogue: the CTAs of a cluster add up what they have in their shared memories, each a part of it. The order is
-// that of their ranks.
-static __device__ __forceinline__ void reduce_in_cluster(const Problem& p, const Division& d, const Work work,
-                                                         const void* shared_bytes, float* partial)
+// Four of the sums of a share.
+inline float4 four_of(const float (&sums)[TAPS][CHUNK / 2], int share, int four)
 {
-    constexpr int SHARE = ELEMENTS / 4 / CLUSTER;  // float4s of a block
-    int rank = blockIdx.x % CLUSTER;
-    size_t place = (size_t)(work.slice / CLUSTER) * gridDim.x / d.slices + work.tile;
-    float4* to = reinterpret_cast<float4*>(partial) + place * (ELEMENTS / 4);
-    if (PACKED) to = reinterpret_cast<float4*>(partial) + (size_t)(work.slice / CLUSTER) * packed_sums(p, d) / 4;
-    Word shared = shared_address(shared_bytes);
-    for (int i = rank * SHARE + threadIdx.x; i < (rank + 1) * SHARE; i += THREADS) {
-        int at = PACKED ? packed_place(p, d, work.height, work.width, work.tap_group, i) : i;
-        if (PACKED && at < 0) continue;
-        float4 sum = {};
-        #pragma unroll
-        for (int other = 0; other < CLUSTER; ++other) {
-            float4 found = ld_shared_cluster(mapa(shared + i * 16, other));
-            sum.x += found.x, sum.y += found.y, sum.z += found.z, sum.w += found.w;
+    float found[4] = {};
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        int n = share * KEPT + min(4 * four + i, KEPT - 1);
+        found[i] = sums[n / (CHUNK / 2)][n % (CHUNK / 2)];
+    }
+    return make_float4(found[0], found[1], found[2], found[3]);
+}
+
+// The epilogue: each of a cluster's CTAs adds to its share what the others have of it, the one with the next rank
+// first. received: float4s, by who sends them, four, and thread.
+static __device__ __forceinline__ void leave(const Problem& p, const Division& d, const Work work,
+                                             const float (&sums)[TAPS][CHUNK / 2], float4* received,
+                                             Barriers& barriers, int warp, float* partial)
+{
+    int rank = blockIdx.x % CLUSTER, slice = work.slice / CLUSTER;
+    float4 kept[FOURS];
+    if constexpr (CLUSTER > 1) barrier_cluster_wait();  // the others have begun: their barriers are there
+    #pragma unroll
+    for (int share = 0; share < CLUSTER; ++share) {
+        if (share == rank) {
+            #pragma unroll
+            for (int i = 0; i < FOURS; ++i) kept[i] = four_of(sums, share, i);
+        } else {
+            int number = (rank + CLUSTER - share) % CLUSTER - 1;
+            Word to = mapa(shared_address(received + number * FOURS * 128 * MULTIPLIERS + threadIdx.x), share);
+            Word barrier = mapa(shared_address(&barriers.received[warp]), share);
+            #pragma unroll
+            for (int i = 0; i < FOURS; ++i)
+                st_async(to + i * 128 * MULTIPLIERS * 16, four_of(sums, share, i), barrier);
         }
-        to[at] = sum;
+    }
+    if constexpr (CLUSTER > 1) wait(&barriers.received[warp], 0);
+    int first = rank * KEPT * 128 * MULTIPLIERS + threadIdx.x;
+    if (PACKED) partial += (size_t)slice * packed_sums(p, d) + threadIdx.x % 4;
+    else partial += (size_t)(slice * d.heights * d.widths * d.tap_groups + work.tile) * ELEMENTS + first;
+    #pragma unroll
+    for (int i = 0; i < FOURS; ++i) {
+        #pragma unroll
+        for (int other = 0; other < CLUSTER - 1; ++other) {
+            float4 found = received[(other * FOURS + i) * 128 * MULTIPLIERS + threadIdx.x];
+            kept[i].x += found.x, kept[i].y += found.y, kept[i].z += found.z, kept[i].w += found.w;
+        }
+        float four[4] = {kept[i].x, kept[i].y, kept[i].z, kept[i].w};
+        #pragma unroll
+        for (int j = 0; j < 4 && 4 * i + j < KEPT; ++j) {
+            int at = (4 * i + j) * 128 * MULTIPLIERS;
+            if (PACKED) at = 4 * packed_place(p, d, work.height, work.width, work.tap_group, (first + at) / 4);
+            if (!PACKED || at >= 0) partial[at] = four[j];
+        }
     }
 }
 
@@ -220,35 +268,48 @@ void multiply(const __grid_constant__ Problem p, const __grid_constant__ Divisio
     Work work(p, d);
     Piece* ring = reinterpret_cast<Piece*>(shared_bytes);
 
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < SLOTS; ++i)
+    if (threadIdx.x < 4 * MULTIPLIERS) {
+        for (int i = threadIdx.x; i < SLOTS; i += 4 * MULTIPLIERS)
             mbarrier_init<LOADERS>(&barriers.full[i]), mbarrier_init<4 * MULTIPLIERS>(&barriers.empty[i]);
-        fence_proxy_async();
+        mbarrier_init<1>(&barriers.received[threadIdx.x]);
+        mbarrier_arrive_expect_tx(&barriers.received[threadIdx.x], (CLUSTER - 1) * FOURS * 32 * sizeof(float4));
+        fence_mbarrier_init();
     }
     __syncthreads();
-    begin_in_turn();
+    if constexpr (CLUSTER > 1) barrier_cluster_arrive_relaxed();
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
-    if (group == MULTIPLIERS) produce(p, d, images, dy, work, ring, barriers);
-    else consume(p, d, work, ring, barriers, group, warp, lane);
-
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
-    reduce_in_cluster(p, d, work, shared_bytes, partial);
-    barrier_cluster_arrive();  // nobody leaves while others read its memory
-    barrier_cluster_wait();
+    if (group == MULTIPLIERS) {
+        begin_in_turn();
+        produce(p, d, images, dy, work, ring, barriers);
+        __syncwarp();
+        if constexpr (CLUSTER > 1) barrier_cluster_wait();
+    } else {
+        float sums[TAPS][CHUNK / 2] = {};
+        begin_in_turn();
+        consume(p, d, work, ring, barriers, group, warp, lane, sums);
+        float4* received = reinterpret_cast<float4*>(ring + SLOTS * work.slot_pieces);
+        leave(p, d, work, sums, received, barriers, warp, partial);
+    }
 }
 
-// The sum of `count` elements that lie `step` apart: AT_ONCE are on their way together, and they are added in order.
-template <int AT_ONCE>
-inline float sum_of(const float* from, int count, size_t step)
+// ---- The second kernel ----
+
+// The sum of part `number` of `parts` of the `count` elements that lie `step` apart, in their order: several are on
+// their way together.
+inline float sum_of_part(const float* from, size_t step, int count, int number, int parts)
 {
+    constexpr int AT_ONCE = 8;
+    int first = count * number / parts, end = count * (number + 1) / parts;
     float sum = 0;
-    for (int first = 0; first < count; first += AT_ONCE) {
+    from += first * step;
+    #pragma unroll 1
+    for (; first < end; first += AT_ONCE) {
         float found[AT_ONCE];
         #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) found[i] = first + i < count ? from[(first + i) * step] : 0;
+        for (int i = 0; i < AT_ONCE; ++i) found[i] = *from, from += first + i + 1 < end ? step : 0;
         #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) sum += found[i];
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (first + i < end) sum += found[i];
     }
     return sum;
 }
@@ -261,46 +322,38 @@ struct Before {
     int slices, channels, padded, each;
 };
 
-constexpr int LANES = 8;  // that add up an element of these together
+constexpr int LANES = 16;                      // that add up an element of these together, or of a bias
+constexpr int ADDERS = 256, OF_EACH = 2;       // threads of a block, and elements that each adds up
+constexpr int COLUMNS = ADDERS * OF_EACH / 4;  // of four elements
+constexpr int AT_ONCE = 16;                    // slices
 
-inline void add_before(const Before& b, int n)
+// What lies behind the filters' blocks: first all elements of `before`, and then those of a bias. By whole warps.
+inline void add_others(const Before& b, const float* bias, float* db, int bias_slices, int o_all, int o_padded, int n)
 {
-    int lane = n % LANES, step = b.padded * b.each;
+    int lane = n % LANES, of_before = b.channels * b.each;
     n /= LANES;
-    int element = min(n, b.channels * b.each - 1), first = b.slices * lane / LANES;
-    float sum = sum_of<16>(b.sums + first * step + element, b.slices * (lane + 1) / LANES - first, step);
+    bool is_bias = n >= of_before;
+    int element = min(is_bias ? n - of_before : n, (is_bias ? o_all : of_before) - 1);
+    float sum = sum_of_part((is_bias ? bias : b.sums) + element, is_bias ? o_padded : b.padded * b.each,
+                            is_bias ? bias_slices : b.slices, lane, LANES);
     #pragma unroll
     for (int distance = 1; distance < LANES; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    if (n >= b.channels * b.each || lane > 0) return;
-    int channel = n / b.each, tap = n % b.each;
-    if (tap < b.each - 1) b.dW[channel * (b.each - 1) + tap] = sum;
+    if (lane > 0 || n >= of_before + (bias_slices > 0 ? o_all : 0)) return;
+    int channel = element / max(b.each, 1), tap = element - channel * b.each;
+    if (is_bias) db[element] = sum;
+    else if (tap < b.each - 1) b.dW[channel * (b.each - 1) + tap] = sum;
     else if (b.db) b.db[channel] = sum;
 }
 
-// Add what the clusters have, in their order, and write it where it belongs: dW (o, c, k, l). A thread has an element.
-// The first threads also add up db (o,) of `bias_slices` slices (o_padded,), if there are any, the last blocks what is
-// `before`.
-extern "C" __global__ __launch_bounds__(256)
-void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW,
-         int o_all, int c_all, const Scale* of_images, const Scale* of_dy, const float* bias, float* db,
-         int bias_slices, int o_padded, const __grid_constant__ Before before)
+static_assert(ELEMENTS % (ADDERS * OF_EACH) == 0, "a block is in one tile");
+
+// Where a block's sum number `at` goes in dW (o, c, k, l); -1: nowhere.
+inline int place_of(const Problem& p, const Division& d, int all, int o_all, int c_all, int block, int at)
 {
-    int tiles = d.heights * d.widths * d.tap_groups, taps = p.taps_y * p.taps_x;
-    int all = PACKED ? packed_sums(p, d) : tiles * ELEMENTS, number = blockIdx.x * blockDim.x + threadIdx.x;
-    int all_blocks = (all + 255) / 256 * 256;  // whole blocks of these, and then of those before
-    begin_in_turn();
-    float unscale = SCALED ? unscale_of(of_images, of_dy) : 1;
-    for (int o = number; bias_slices > 0 && o < o_all; o += gridDim.x * blockDim.x) {
-        db[o] = sum_of<16>(bias + o, bias_slices, o_padded);
-    }
-    if (blockIdx.x * blockDim.x >= all_blocks) {
-        add_before(before, number - all_blocks);
-        return;
-    }
-    int tile = number / ELEMENTS, thread = number % (128 * MULTIPLIERS);
-    int sum_of_thread = number % ELEMENTS / (128 * MULTIPLIERS);
+    int first = block * ADDERS * OF_EACH, number = first + at, tile = first / ELEMENTS;
+    int thread = number % (128 * MULTIPLIERS), sum_of_thread = number % ELEMENTS / (128 * MULTIPLIERS);
+    int i = sum_of_thread % (CHUNK / 2), taps = p.taps_y * p.taps_x;
     int tap = (tile / (d.heights * d.widths) * MULTIPLIERS + thread / 128) * TAPS + sum_of_thread / (CHUNK / 2);
-    int i = sum_of_thread % (CHUNK / 2);
     int o = tile % d.heights * 64 + thread / 32 % 4 * 16 + thread % 32 / 4 + i % 4 / 2 * 8;
     int c = tile / d.heights % d.widths * CHUNK + i / 4 * 8 + thread % 4 * 2 + i % 2;
     if constexpr (PACKED) {
@@ -308,6 +361,50 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
         o = number / 4 % d.channels, tap = rest / groups;
         c = rest % groups * 8 + number % 4 * 2 + number / 4 / d.channels % 2;
     }
-    if (number >= all || tap >= taps || o >= o_all || c >= c_all) return;
-    dW[((size_t)o * c_all + c) * taps + tap] = sum_of<32>(partial + number, d.slices / CLUSTER, all) * unscale;
+    return number < all && tap < taps && o < o_all && c < c_all ? (o * c_all + c) * taps + tap : -1;
+}
+
+// Add what the clusters have, in their order, and write it where it belongs. The blocks behind those that do add up
+// what is `before`, and db (o,) of `bias_slices` slices (o_padded,), if there are any.
+extern "C" __global__ __launch_bounds__(ADDERS)
+void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW,
+         int o_all, int c_all, const Scale* of_images, const Scale* of_dy, const float* bias, float* db,
+         int bias_slices, int o_padded, const __grid_constant__ Before before)
+{
+    extern __shared__ __align__(128) unsigned char shared_bytes[];
+    float4 (*found)[COLUMNS] = reinterpret_cast<float4(*)[COLUMNS]>(shared_bytes);  // [AT_ONCE]
+    int all = PACKED ? packed_sums(p, d) : d.heights * d.widths * d.tap_groups * ELEMENTS;
+    int blocks = (all + 4 * COLUMNS - 1) / (4 * COLUMNS), thread = threadIdx.x;
+    begin_in_turn();
+    if (blockIdx.x >= blocks) {
+        add_others(before, bias, db, bias_slices, o_all, o_padded, (blockIdx.x - blocks) * ADDERS + thread);
+        return;
+    }
+    int column = min((int)blockIdx.x * COLUMNS + thread % COLUMNS, all / 4 - 1), slices = d.slices / CLUSTER;
+    const float4* from = reinterpret_cast<const float4*>(partial) + column + (size_t)(thread / COLUMNS) * (all / 4);
+    float sums[OF_EACH] = {}, of_x = SCALED ? of_images->of : 1, of_gradient = SCALED ? of_dy->of : 1;
+    int places[OF_EACH];
+    #pragma unroll 1
+    for (int first = 0; first < slices; first += AT_ONCE) {  // by way of shared memory: registers are too few
+        int count = min(AT_ONCE, slices - first);
+        if (first > 0) __syncthreads();
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i += ADDERS / COLUMNS, from += (size_t)(ADDERS / COLUMNS) * (all / 4))
+            if (i + thread / COLUMNS < count) cp_async<16>(&found[i + thread / COLUMNS][thread % COLUMNS], from);
+        if (first == 0) {  // meanwhile, and not before
+            int block = now(blockIdx.x), at = now(thread);
+            #pragma unroll
+            for (int i = 0; i < OF_EACH; ++i) places[i] = place_of(p, d, all, o_all, c_all, block, i * ADDERS + at);
+        }
+        cp_async_wait_all();
+        __syncthreads();
+        #pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j)
+            #pragma unroll
+            for (int i = 0; i < OF_EACH; ++i)
+                if (j < count) sums[i] += reinterpret_cast<const float*>(found[j])[i * ADDERS + thread];
+    }
+    #pragma unroll
+    for (int i = 0; i < OF_EACH; ++i)
+        if (places[i] >= 0) dW[places[i]] = sums[i] * (1 / of_x / of_gradient);
 }

@@ -11,6 +11,16 @@ struct alignas(16) Piece {
     Word words[4];
 };
 
+// Ask for COUNT pieces that lie in a row, by THREADS threads.
+template <int COUNT, int THREADS>
+inline void ask_for(Piece* to, const void* from, int thread)
+{
+    #pragma unroll
+    for (int i = 0; i < (COUNT + THREADS - 1) / THREADS; ++i)
+        if (i * THREADS + thread < COUNT)
+            cp_async<16>(to + i * THREADS + thread, static_cast<const Piece*>(from) + i * THREADS + thread);
+}
+
 // The way back to bytes: `(sum * multiplier + more) >> shift`, not below `low`. more: `bias * multiplier`, half of what
 // is shifted out, and the zero point. The bias alone is for sums that become float32.
 struct Back {
@@ -24,15 +34,40 @@ inline int requantized(const Back& to, int sum, int multiplier, long long more)
     return max((int)(((long long)sum * multiplier + more) >> to.shift), to.low);
 }
 
-// The sums of four channels of a lane become bytes, the four of a word. first: of these channels.
-inline Word back_to_bytes(const Back& to, int first, const int (&sums)[4])
-{
-    const int4 by = *reinterpret_cast<const int4*>(to.multiplier + first);
-    const ulonglong2 one = *reinterpret_cast<const ulonglong2*>(to.more + first);
-    const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(to.more + first + 2);
-    return cvt_pack_sat_u8(requantized(to, sums[0], by.x, one.x), requantized(to, sums[1], by.y, one.y),
-                           requantized(to, sums[2], by.z, two.x), requantized(to, sums[3], by.w, two.y));
-}
+// What leads COUNT channels back, a multiple of 32, resident: their multipliers, and what is added.
+template <int COUNT>
+struct Factors {
+    Piece pieces[COUNT / 4 * 3];
+
+    // Ask for those from channel `first` on.
+    template <int THREADS>
+    __device__ void ask(const Back& from, int first, int thread)
+    {
+        ask_for<COUNT / 4, THREADS>(pieces, from.multiplier + first, thread);
+        ask_for<COUNT / 2, THREADS>(pieces + COUNT / 4, from.more + first, thread);
+    }
+};
+
+// Those of four channels, in registers.
+struct Four {
+    int4 by;
+    ulonglong2 one, two;
+
+    template <int COUNT>
+    __device__ Four(const Factors<COUNT>& of, int channel)
+    {
+        by = *reinterpret_cast<const int4*>(of.pieces + channel / 4);
+        one = *reinterpret_cast<const ulonglong2*>(of.pieces + COUNT / 4 + channel / 2);
+        two = *reinterpret_cast<const ulonglong2*>(of.pieces + COUNT / 4 + channel / 2 + 1);
+    }
+
+    // Sums become bytes, the four of a word.
+    __device__ Word back_to_bytes(const Back& to, const int (&sums)[4]) const
+    {
+        return cvt_pack_sat_u8(requantized(to, sums[0], by.x, one.x), requantized(to, sums[1], by.y, one.y),
+                               requantized(to, sums[2], by.z, two.x), requantized(to, sums[3], by.w, two.y));
+    }
+};
 
 // What a pixel becomes: a byte by a table, a float as `Quantization.quantize` does it.
 struct Entry {

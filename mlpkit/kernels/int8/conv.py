@@ -11,6 +11,7 @@ from mlpkit.kernels.conv import blocked
 from . import Back, blocked_shape, filters_in_pieces, in_order, in_pieces, kernel, struct
 
 MOST_PAIRS, MOST_TEAMS = 7, 3  # 7 pairs of tiles are 112 sums in registers, of 168 that 384 threads leave
+ALONE, ALONE_PAIRS = 16, 4  # warps of a team that has a block for itself, and their pairs: 512 threads leave 128
 MOST_VALUES = 64  # that a window of a stem has
 NAMES = {np.dtype(np.uint8): "unsigned char", np.dtype(np.float32): "float"}
 
@@ -37,13 +38,20 @@ def pairs_of(each):
 def tilings(each, stem, n):
     """Return the tilings that fit, the best first: of few images a block has 32 channels, of many all, and teams."""
     pairs, heights, many = pairs_of(each), -(-each.of.layer.channels // 32), blocked.multiprocessors()
-    few = Tiling(1, min(8, pairs), min(MOST_PAIRS, -(-pairs // min(8, pairs))), 1)
-    found = [few] if n * heights <= 2 * many else []
-    for warps_m, warps_n in ((m, 4 // m) for m in (4, 2, 1) if m < 2 * heights):
-        at_once = -(-pairs // (-(-pairs // (MOST_PAIRS * warps_n)) * warps_n))
-        most = min(MOST_TEAMS if at_once > 2 else 2 * MOST_TEAMS, -(-n // many))
-        found += [Tiling(warps_m, warps_n, at_once, teams) for teams in range(most, 0, -1)]
+    alone = [Tiling(m, ALONE // m, even(pairs, ALONE // m, ALONE_PAIRS), 1) for m in (4, 2, 1) if m < 2 * heights]
+    found = alone[-1:] if n * heights <= many else []
+    for one in alone:
+        warps_n = 4 // one.warps_m
+        at_once = even(pairs, warps_n, MOST_PAIRS)
+        most = even(-(-n // many), 1, MOST_TEAMS if at_once > 2 else 2 * MOST_TEAMS)
+        found += [*(Tiling(one.warps_m, warps_n, at_once, teams) for teams in range(most, 1, -1)), one]
     return [tiling for tiling in found if shared(each, stem, tiling) <= gpu.shared_memory()]
+
+
+def even(count, workers, most):
+    """Return how many of `count` things, at most so many, a worker has at a time, with as few times as there can be."""
+    times = -(-count // (most * workers))
+    return -(-count // (times * workers))
 
 
 def shared(each, stem, tiling):
@@ -52,10 +60,10 @@ def shared(each, stem, tiling):
     both = [one for one in (each, stem) if one]
     areas = [prod(side + 2 * one.of.layer.padding for side in one.of.shape[1:]) for one in both]  # with their margins
     steps, image = -(-(layer.size**2 * groups) // 2), 16 * groups * areas[0]
-    filters = tiling.warps_m * steps * 1024 + -(-steps // 2) * 16
+    filters = tiling.warps_m * (steps * 1024 + 384) + -(-steps // 2) * 16
     if stem:
         pieces = -(-stem.of.shape[0] * stem.of.layer.size**2 // 16)
-        filters += -(-stem.of.layer.channels // 32) * -(-pieces // 2) * 1024
+        filters += -(-stem.of.layer.channels // 32) * (-(-pieces // 2) * 1024 + 384) + 256
         image += pieces * pairs_of(stem) * 256 + -(-stem.of.shape[0] * areas[1] // 16) * 16
     return filters + tiling.teams * image
 

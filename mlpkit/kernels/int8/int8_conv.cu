@@ -6,6 +6,9 @@
 //
 // The stem is a first convolution of few channels. Its windows are gathered: nine bytes of 16 are a product's row, so a
 // piece is a window. What it makes stays in shared memory.
+//
+// For few images time is a chain of waits. So pixels are asked for first, for theirs is the longest way, then all that
+// is constant; and the filters, which are most of it, are waited for when the stem has been multiplied.
 
 #include "bytes.cuh"
 
@@ -86,6 +89,8 @@ constexpr int VALUES = PIXEL_CHANNELS * STEM_KERNEL * STEM_KERNEL, PIECES = (VAL
 constexpr int WINDOWS = IN_DOWN * IN_ACROSS, STEM_PAIRS = STEM_POOL == 2 ? (WINDOWS + 3) / 4 : (WINDOWS + 15) / 16;
 constexpr int COLUMNS = 16 * STEM_PAIRS, TILES = (STEM_CHANNELS + 31) / 32, FILTERS = 2 * TILES * STEPS * 32;
 constexpr int AREA = PIXELS_DOWN * PIXELS_ACROSS, PIXELS = PIXEL_CHANNELS * AREA;
+constexpr int WARPS = TEAM / 32, EACH = (STEM_PAIRS + WARPS - 1) / WARPS, FIT = THREADS > 512 ? 2 : 4;
+constexpr int AT_ONCE = EACH < FIT ? EACH : FIT;  // pairs of tiles that a warp has under way
 constexpr int BYTES = (PIXEL_CHANNELS * TALL * WIDE + 15) / 16 * 16;  // of an image's pixels, with their margin
 
 // The pixels of the next image, in a team's registers until the one before has been gathered.
@@ -143,36 +148,44 @@ static __device__ __forceinline__ void put(Piece* image, int window, int group, 
 }
 
 // Multiply: a warp takes each TEAM / 32-th pair of tiles, and all filters, 32 at a time.
-static __device__ __forceinline__ void multiply(const StemArguments& a, const Piece* filters, const Piece* gathered,
-                                                Piece* image, int warp, int lane)
+static __device__ __forceinline__ void multiply(const Back& back, const Factors<32 * TILES>& factors,
+                                                const Piece* filters, const Piece* gathered, Piece* image, int warp,
+                                                int lane)
 {
     const int row = lane / 16 * 8 + lane % 8;
     #pragma unroll 1
     for (int tile = 0; tile < TILES; ++tile) {
-        const int first = 32 * tile + lane / 4 * 4;
+        const Four four(factors, 32 * tile + lane / 4 * 4);
         Piece mine[STEPS][2];
         #pragma unroll
         for (int i = 0; i < 2 * STEPS; ++i)
             mine[i / 2][i % 2] = filters[((2 * tile + i % 2) * STEPS + i / 2) * 32 + lane];
-        for (int pair = warp; pair < STEM_PAIRS; pair += TEAM / 32) {
-            Sums sums = {};
+        #pragma unroll 1
+        for (int begin = warp; begin < STEM_PAIRS; begin += AT_ONCE * WARPS) {
+            Sums sums[AT_ONCE] = {};
             #pragma unroll
-            for (int step = 0; step < STEPS; ++step) {
+            for (int i = 0; i < AT_ONCE * STEPS; ++i) {
+                const int number = min(i % STEPS * 2 + lane / 8 % 2, PIECES - 1);
+                const int pair = min(begin + i / STEPS * WARPS, STEM_PAIRS - 1);
                 Word b[4];
-                const int number = min(2 * step + lane / 8 % 2, PIECES - 1);
                 ldmatrix_x4(b, shared_address(gathered) + (number * COLUMNS + pair * 16 + row) * sizeof(Piece));
-                sums.add(mine[step], b);
+                sums[i / STEPS].add(mine[i % STEPS], b);
             }
-            int found[4];
-            const int group = 2 * tile + lane / 16;
-            if constexpr (STEM_POOL == 2) {
-                sums.largest(found);
-                put(image, 4 * pair + lane % 4, group, back_to_bytes(a.back, first, found));
-            } else {
-                #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    sums.column(i / 2, i % 2, found);
-                    put(image, 16 * pair + i / 2 * 8 + lane % 4 * 2 + i % 2, group, back_to_bytes(a.back, first, found));
+            #pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int pair = begin + i * WARPS, group = 2 * tile + lane / 16;
+                int found[4];
+                if (pair >= STEM_PAIRS) break;
+                if constexpr (STEM_POOL == 2) {
+                    sums[i].largest(found);
+                    put(image, 4 * pair + lane % 4, group, four.back_to_bytes(back, found));
+                } else {
+                    #pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        sums[i].column(j / 2, j % 2, found);
+                        const int window = 16 * pair + j / 2 * 8 + lane % 4 * 2 + j % 2;
+                        put(image, window, group, four.back_to_bytes(back, found));
+                    }
                 }
             }
         }
@@ -184,28 +197,24 @@ static __device__ __forceinline__ void multiply(const StemArguments& a, const Pi
 
 // ---- The convolution ----
 
-// Where a team's arrays lie in shared memory, behind what the block's teams share.
+// What a block's teams share, in shared memory, and behind it what each team has.
 struct Shared {
-    Piece *filters, *image;
-    Word* places;  // of all pieces of a window
+    Piece filters[FILTERS];
+    Factors<32 * WARPS_M> factors;
+    Piece places[PLACES];  // of all pieces of a window: words
 #if STEM
-    Piece *stem_filters, *gathered;
-    unsigned char* pixels;
+    Piece stem_filters[stem::FILTERS];
+    Factors<32 * stem::TILES> stem_factors;
+    unsigned char table[256];
 #endif
+};
 
-    __device__ Shared(int team)
-    {
-        filters = reinterpret_cast<Piece*>(shared_bytes);
-        places = reinterpret_cast<Word*>(filters + FILTERS);
+struct Team {
+    Piece image[IMAGE];
 #if STEM
-        stem_filters = filters + FILTERS + PLACES;
-        image = stem_filters + stem::FILTERS + team * (IMAGE + stem::PIECES * stem::COLUMNS + stem::BYTES / 16);
-        gathered = image + IMAGE;
-        pixels = reinterpret_cast<unsigned char*>(gathered + stem::PIECES * stem::COLUMNS);
-#else
-        image = filters + FILTERS + PLACES + team * IMAGE;
+    Piece gathered[stem::PIECES * stem::COLUMNS];
+    unsigned char pixels[stem::BYTES];
 #endif
-    }
 };
 
 // Ask for an image, and leave its margin as it is.
@@ -220,7 +229,7 @@ static __device__ __forceinline__ void ask(const Arguments& a, Piece* image, int
 }
 
 // Store four channels of a window. first: of the channels.
-static __device__ __forceinline__ void store(const Arguments& a, int image, int first, int window,
+static __device__ __forceinline__ void store(const Arguments& a, const Four& four, int image, int first, int window,
                                              const int (&found)[4])
 {
     if (window >= WINDOWS || first >= 16 * GROUPS) return;
@@ -232,14 +241,16 @@ static __device__ __forceinline__ void store(const Arguments& a, int image, int 
                     (float)(found[j] + a.back.bias[first + j]) * a.scale[first + j];
     } else {
         Piece* to = static_cast<Piece*>(a.y) + ((size_t)image * GROUPS + first / 16) * WINDOWS + window;
-        to->words[first / 4 % 4] = back_to_bytes(a.back, first, found);
+        to->words[first / 4 % 4] = four.back_to_bytes(a.back, found);
     }
 }
 
 // The products of a warp's 32 channels with PAIRS pairs of tiles, from `begin` on, and what becomes of their sums.
-static __device__ __forceinline__ void multiply(const Arguments& a, const Piece* filters, const Word* places,
-                                                const Piece* image, int number, int first, int begin, int lane)
+static __device__ __forceinline__ void multiply(const Arguments& a, const Shared& shared, const Piece* image,
+                                                int number, int height, int begin, int warp, int lane)
 {
+    const Piece* filters = shared.filters + warp * 2 * STEPS * 32;
+    const Word* places = reinterpret_cast<const Word*>(shared.places);
     Sums sums[PAIRS] = {};
     Word corner[PAIRS];
     #pragma unroll
@@ -247,7 +258,7 @@ static __device__ __forceinline__ void multiply(const Arguments& a, const Piece*
         const Columns<POOL, ACROSS, WINDOWS> at(begin + pair, lane / 16, lane % 8);
         corner[pair] = shared_address(image) + (at.y * WIDE + at.x) * STRIDE * sizeof(Piece);
     }
-    #pragma unroll (PAIRS <= 4 ? 4 : 1)
+    #pragma unroll (PAIRS == 1 ? 9 : PAIRS <= 4 ? 4 : 1)
     for (int step = 0; step < STEPS; ++step) {
         const Word further = places[2 * step + lane / 8 % 2];
         const Piece mine[2] = {filters[step * 32 + lane], filters[(STEPS + step) * 32 + lane]};
@@ -258,31 +269,34 @@ static __device__ __forceinline__ void multiply(const Arguments& a, const Piece*
             sums[pair].add(mine, b);
         }
     }
+    const int mine = warp * 32 + lane / 4 * 4, first = height * 32 * WARPS_M + mine;
+    const Four four(shared.factors, mine);
     #pragma unroll
     for (int pair = 0; pair < PAIRS; ++pair) {
         int found[4];
         if constexpr (POOL == 2) {
             sums[pair].largest(found);
-            store(a, number, first, 4 * (begin + pair) + lane % 4, found);
+            store(a, four, number, first, 4 * (begin + pair) + lane % 4, found);
         } else {
             #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 sums[pair].column(i / 2, i % 2, found);
-                store(a, number, first, 16 * (begin + pair) + i / 2 * 8 + lane % 4 * 2 + i % 2, found);
+                store(a, four, number, first, 16 * (begin + pair) + i / 2 * 8 + lane % 4 * 2 + i % 2, found);
             }
         }
     }
 }
 
-// Fill with a byte what no image ever writes: margins, and channels that are none.
+// Fill with a byte what no image ever writes: margins.
 static __device__ __forceinline__ void fill(Piece* to, int pieces, int byte, int thread)
 {
     const Word four = byte * 0x01010101u;
+    #pragma unroll 1
     for (int i = thread; i < pieces; i += TEAM) to[i] = {four, four, four, four};
 }
 
 // gridDim.x is a multiple of the number of times that a block's channels are in all of them.
-extern "C" __global__ __launch_bounds__(THREADS)
+extern "C" __global__ __launch_bounds__(THREADS, 1)
 void convolve(const __grid_constant__ Arguments a
 #if STEM
               , const __grid_constant__ StemArguments s
@@ -293,40 +307,49 @@ void convolve(const __grid_constant__ Arguments a
     const int thread = threadIdx.x % TEAM, team = threadIdx.x / TEAM;
     constexpr int HEIGHTS = (CHANNELS + 32 * WARPS_M - 1) / (32 * WARPS_M);
     const int height = blockIdx.x % HEIGHTS, step = gridDim.x / HEIGHTS * TEAMS;
-    const Shared shared(team);
-    for (int i = threadIdx.x; i < FILTERS; i += THREADS)
-        cp_async<16>(shared.filters + i, a.filters + (size_t)height * FILTERS + i);
-    const int first = (height * WARPS_M + warp % WARPS_M) * 32 + lane / 4 * 4;
-    fill(shared.image, IMAGE, a.zero, thread);
-    for (int i = threadIdx.x; i < 2 * STEPS; i += THREADS) shared.places[i] = place(i);
+    Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
+    Team& mine = reinterpret_cast<Team*>(&shared + 1)[team];
     int image = blockIdx.x / HEIGHTS * TEAMS + team;
 #if STEM
-    for (int i = threadIdx.x; i < stem::FILTERS; i += THREADS) cp_async<16>(shared.stem_filters + i, s.filters + i);
-    fill(reinterpret_cast<Piece*>(shared.pixels), stem::BYTES / 16, s.zero, thread);
+    Entry entry = s.entry;
+    entry.table = shared.table;
     begin_in_turn();
     stem::Next next;
     if (image < a.images) next.fetch(a.x, image, thread);
-#else
+    ask_for<stem::FILTERS, THREADS>(shared.stem_filters, s.filters, threadIdx.x);
+    ask_for<16, THREADS>(reinterpret_cast<Piece*>(shared.table), s.entry.table, threadIdx.x);
+    shared.stem_factors.ask<THREADS>(s.back, 0, threadIdx.x);
+    cp_async_commit_group();
+#endif
+    ask_for<FILTERS, THREADS>(shared.filters, a.filters + (size_t)height * FILTERS, threadIdx.x);
+    shared.factors.ask<THREADS>(a.back, height * 32 * WARPS_M, threadIdx.x);
+    cp_async_commit_group();
+#if STEM
+    if (STEM_PADDING > 0) fill(reinterpret_cast<Piece*>(mine.pixels), stem::BYTES / 16, s.zero, thread);
+#endif
+    if (PADDING > 0) fill(mine.image, IMAGE, a.zero, thread);
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < 2 * STEPS; i += THREADS) reinterpret_cast<Word*>(shared.places)[i] = place(i);
+#if !STEM
     begin_in_turn();
 #endif
-    cp_async_wait_all();
+    cp_async_wait_group<STEM && TEAMS == 1>();  // a team that has no image waits for nobody later on
     __syncthreads();
     for (; image < a.images; image += step) {
 #if STEM
-        next.put(s.entry, shared.pixels, thread);
+        next.put(entry, mine.pixels, thread);
         bar_sync<TEAM>(1 + team);  // pixels are there; all have multiplied the image before
         if (image + step < a.images) next.fetch(a.x, image + step, thread);
-        stem::gather(shared.pixels, shared.gathered, thread);
+        stem::gather(mine.pixels, mine.gathered, thread);
         bar_sync<TEAM>(1 + team);
-        stem::multiply(s, shared.stem_filters, shared.gathered, shared.image, warp, lane);
+        stem::multiply(s.back, shared.stem_factors, shared.stem_filters, mine.gathered, mine.image, warp, lane);
 #else
         bar_sync<TEAM>(1 + team);  // all have multiplied the image before
-        ask(a, shared.image, image, thread);
-        cp_async_wait_all();
+        ask(a, mine.image, image, thread);
 #endif
+        cp_async_wait_all();
         bar_sync<TEAM>(1 + team);  // the image is there
-        const Piece* filters = shared.filters + warp % WARPS_M * 2 * STEPS * 32;
         for (int begin = warp / WARPS_M * PAIRS; begin < ALL_PAIRS; begin += WARPS_N * PAIRS)
-            multiply(a, filters, shared.places, shared.image, image, first, begin, lane);
+            multiply(a, shared, mine.image, image, height, begin, warp % WARPS_M, lane);
     }
 }

@@ -2,14 +2,24 @@
 //
 // The first layer is wide: `parts` has its sums over slices of the inputs. All that follows is little: a block of `ends`
 // takes a few examples, adds up their slices, and goes on to the outputs, by dp4a: four products of bytes and a sum.
+// For few examples that is a chain of waits, and as short as can be: what is constant is there before it begins.
 
 #include "bytes.cuh"
 
 #ifndef EXAMPLES
 #define EXAMPLES 128  // of a block of `parts`: a multiple of 32, or 16
 #endif
+#ifndef SIZES
+#define SIZES 256, 10  // units of each layer
+#endif
+#ifndef SLICES
+#define SLICES 25
+#endif
 #ifndef ROWS
 #define ROWS 8  // examples of a block of `ends`
+#endif
+#ifndef RESIDENT
+#define RESIDENT 1  // whether what the layers behind the first one have is resident in shared memory
 #endif
 
 extern __shared__ __align__(128) unsigned char shared_bytes[];
@@ -98,89 +108,120 @@ void parts(const unsigned char* x, const Piece* W, int* to, const __grid_constan
     }
 }
 
-// ---- What follows ----
+// ---- What follows: sizes are macros, so that all loads of a sum are under way at once ----
 
-struct Layer {
-    const Word* W;  // (units, words): four inputs each; not looked at of the first one
-    Back back;
-    int words, units;
+constexpr int COUNTS[] = {SIZES}, LAYERS = sizeof(COUNTS) / sizeof(int), THREADS = 256;
+
+// The words that a unit's weights are apart: an odd number, which leads neighbours to other banks.
+constexpr int pitch(int layer) { return (COUNTS[layer - 1] + 3) / 4 | 1; }
+
+// Where a layer's units and weights lie behind the ones of those before it, in pieces.
+constexpr int begin_of(int layer)
+{
+    int begin = 0;
+    for (int l = 1; l < layer; ++l) begin += COUNTS[l] + (COUNTS[l] * pitch(l) + 3) / 4;
+    return begin;
+}
+
+constexpr int widest()
+{
+    int most = 0;
+    for (int units : COUNTS) most = units > most ? units : most;
+    return (most + 3) / 4;
+}
+
+// As many lanes as share a unit's products when all units are done at once: a power of two.
+constexpr int lanes_of(int units)
+{
+    int lanes = 1;
+    while (lanes < 32 && 2 * lanes * units <= THREADS) lanes *= 2;
+    return lanes;
+}
+
+constexpr int WIDE = widest(), LATER = begin_of(LAYERS);  // words of an example's activations
+
+// What leads a unit's sum on: as in `Back`; of the last layer `more` is the bias, and what follows are the outputs.
+struct alignas(16) Unit {
+    long long more;
+    int multiplier;
+    float scale;
 };
 
 struct Layers {
-    Layer of[6];
-    const float* scale;  // of the outputs' sums
-    int count, slices, padded, wide;  // units of a part; words of an example's activations
+    const Unit* first;
+    const Piece* later;  // of each layer: its units, and their weights
+    struct {
+        int shift, low;
+    } back[6];
 };
 
-// The first layer's activations: sums of slices, back to bytes. Of an only layer they are outputs.
-static __device__ __forceinline__ void begin(const Layers& net, const int* parts, Word* to, float* out, int row, int n)
+// What becomes of a sum: a byte of the next layer's input, or an output.
+template <int L>
+__device__ void go_on(const Layers& net, const Unit& unit, int sum, int number, Word* to, float* out, bool inside)
 {
-    const Layer& layer = net.of[0];
-    const int fours = (layer.units + 3) / 4;
-    for (int i = threadIdx.x; i < ROWS * fours; i += 256) {
-        const int r = i / fours, j = i % fours;
-        if (row + r >= n) continue;
-        int found[4] = {};
-        #pragma unroll 8
-        for (int slice = 0; slice < net.slices; ++slice) {
-            const int4 part =
-                *reinterpret_cast<const int4*>(parts + ((size_t)slice * n + row + r) * net.padded + 4 * j);
-            found[0] += part.x, found[1] += part.y, found[2] += part.z, found[3] += part.w;
-        }
-        if (net.count > 1) {
-            to[r * net.wide + j] = back_to_bytes(layer.back, 4 * j, found);
-            continue;
-        }
-        #pragma unroll
-        for (int k = 0; k < 4; ++k)
-            if (4 * j + k < layer.units)
-                out[(size_t)(row + r) * layer.units + 4 * j + k] = (float)(found[k] + layer.back.bias[4 * j + k]) * net.scale[4 * j + k];
+    if constexpr (L + 1 == LAYERS) {
+        if (inside) out[number] = (float)(sum + (int)unit.more) * unit.scale;
+    } else {
+        const Back back = {nullptr, nullptr, nullptr, net.back[L].shift, net.back[L].low};
+        reinterpret_cast<unsigned char*>(to)[number] = min(requantized(back, sum, unit.multiplier, unit.more), 255);
     }
 }
 
-// The sums of a warp's lanes, of each example: lane r has that of number r.
-inline int summed(int (&sums)[ROWS])
+// All layers from number L on. before, here: activations (ROWS, WIDE); bytes behind a row's last one meet zeros.
+template <int L>
+__device__ void later(const Layers& net, const Piece* resident, Word* before, Word* here, float* out, int row, int n)
 {
-    int mine = 0;
-    #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        #pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2) sums[r] += __shfl_xor_sync(~0u, sums[r], distance);
-        mine = threadIdx.x % 32 == r ? sums[r] : mine;
+    if constexpr (L < LAYERS) {
+        constexpr int UNITS = COUNTS[L], WORDS = (COUNTS[L - 1] + 3) / 4, LANES = lanes_of(UNITS);
+        const Unit* units = reinterpret_cast<const Unit*>(resident + begin_of(L));
+        const Word* W = reinterpret_cast<const Word*>(units + UNITS);
+        const int lane = threadIdx.x % LANES;
+        for (int i = threadIdx.x; i < (UNITS * LANES + 31) / 32 * 32; i += THREADS) {  // by whole warps
+            const int number = min(i / LANES, UNITS - 1);
+            const Unit unit = units[number];
+            int sums[ROWS] = {};
+            #pragma unroll 8
+            for (int k = lane; k < WORDS; k += LANES) {
+                const Word w = W[number * pitch(L) + k];
+                #pragma unroll
+                for (int r = 0; r < ROWS; ++r) sums[r] = dp4a_u8s8(before[r * WIDE + k], w, sums[r]);
+            }
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                #pragma unroll
+                for (int distance = LANES / 2; distance > 0; distance /= 2)
+                    sums[r] += __shfl_xor_sync(~0u, sums[r], distance);
+                if (lane == r % LANES && i < UNITS * LANES)
+                    go_on<L>(net, unit, sums[r], number, here + r * WIDE, out + (size_t)(row + r) * UNITS, row + r < n);
+            }
+        }
+        if (L + 1 < LAYERS) __syncthreads();
+        later<L + 1>(net, resident, here, before, out, row, n);
     }
-    return mine;
 }
 
-// parts (slices, n, padded units). Shared: the activations of two layers, (ROWS, wide) words each.
-extern "C" __global__ __launch_bounds__(256)
+// parts (SLICES, n, padded units). Shared: the activations of two layers, and with RESIDENT what is later's.
+extern "C" __global__ __launch_bounds__(THREADS, 1)
 void ends(const __grid_constant__ Layers net, const int* parts, float* out, int n)
 {
-    Word *before = reinterpret_cast<Word*>(shared_bytes), *here = before + ROWS * net.wide;
-    const int row = blockIdx.x * ROWS, lane = threadIdx.x % 32;
-    for (int i = threadIdx.x; i < 2 * ROWS * net.wide; i += 256) before[i] = 0;
-    __syncthreads();
+    constexpr int UNITS = COUNTS[0], PADDED = (UNITS + 63) / 64 * 64;
+    Piece* resident = reinterpret_cast<Piece*>(shared_bytes);
+    Word *before = reinterpret_cast<Word*>(resident + RESIDENT * LATER), *here = before + ROWS * WIDE;
+    const int row = blockIdx.x * ROWS;
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < RESIDENT * LATER; i += THREADS) cp_async<16>(resident + i, net.later + i);
     begin_in_turn();
-    begin(net, parts, before, out, row, n);
-    for (int l = 1; l < net.count; ++l) {
-        __syncthreads();
-        const Layer& layer = net.of[l];
-        for (int unit = threadIdx.x / 32; unit < layer.units; unit += 8) {
-            int sums[ROWS] = {};
-            for (int k = lane; k < layer.words; k += 32) {
-                const Word w = layer.W[unit * layer.words + k];
-                #pragma unroll
-                for (int r = 0; r < ROWS; ++r) sums[r] = dp4a_u8s8(before[r * net.wide + k], w, sums[r]);
-            }
-            const int sum = summed(sums);
-            if (lane >= ROWS || row + lane >= n) continue;
-            if (l + 1 == net.count) {
-                out[(size_t)(row + lane) * layer.units + unit] = (float)(sum + layer.back.bias[unit]) * net.scale[unit];
-            } else {
-                const int value = min(requantized(layer.back, sum, layer.back.multiplier[unit], layer.back.more[unit]), 255);
-                reinterpret_cast<unsigned char*>(here + lane * net.wide)[unit] = value;
-            }
-        }
-        Word* other = before;
-        before = here, here = other;
+    #pragma unroll (SLICES <= 8 ? 4 : 1)
+    for (int i = threadIdx.x; i < ROWS * UNITS; i += THREADS) {
+        const int r = i / UNITS, number = i % UNITS;
+        if (row + r >= n) continue;
+        const Unit unit = net.first[number];
+        int sum = 0;
+        #pragma unroll 32
+        for (int slice = 0; slice < SLICES; ++slice) sum += parts[((size_t)slice * n + row + r) * PADDED + number];
+        go_on<0>(net, unit, sum, number, before + r * WIDE, out + (size_t)(row + r) * UNITS, true);
     }
+    cp_async_wait_all();
+    __syncthreads();
+    later<1>(net, RESIDENT ? resident : net.later, before, here, out, row, n);
 }

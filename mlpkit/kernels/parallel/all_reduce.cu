@@ -1,8 +1,9 @@
-// All-reduce over NVLink, by a kernel of each GPU, with no host and no library: for steps that are recorded.
+// All-reduce over NVLink, by kernels of each GPU, with no host and no library: for steps that are recorded.
 //
-// A long part of the vector may have come early: the copy engines of the other GPUs have written theirs into this one's
-// memory while it still computed, and then a count. It is added up where it lies. The rest goes from GPU to GPU as flagged
-// messages, see ranks.cuh. All GPUs add up in the order of the ranks, so all have the same bits.
+// A long part of the vector goes early: copy engines bring a GPU what it is to add up, `add_up` does that where it lies,
+// and where others have added up the rest, copy engines bring their sums. In between all GPUs meet. What is left goes from
+// GPU to GPU as flagged messages, see ranks.cuh: between two, all numbers to the other one; among more, each number to its
+// owner, who adds up and sends the sum to all. That is always in the order of the ranks, so all have the same bits.
 //
 // No block waits for one that is not running: there are no more than multiprocessors.
 
@@ -16,86 +17,91 @@ enum Awaited { OTHER_GPUS };
 #include "watch.cuh"
 #include "ranks.cuh"
 
-// What came early: `count` fours of floats, `first` fours from the beginning of the vector on.
-struct Early {
-    const float4* of[RANKS];
-    const Word* times;      // (2, RANKS), how often it came from each GPU, and how often it was sent to each
-    Word* consumed[RANKS];  // of each GPU: (RANKS,), how many blocks of each other GPU have read what it had sent
-    int first, count;
+// Of each GPU: (RANKS,), how often each other one has come to a meeting.
+struct Came {
+    Word* to[RANKS];
 };
 
-__device__ void add_up_early(float4* vector, const Early& early, const float* weights, int rank, Word turn) {
-    const int other = threadIdx.x % RANKS;
-    if (threadIdx.x < 2 * RANKS && other != rank) {  // here is all that comes, and gone all that is written over
+// Let all GPUs meet: what one has asked for before is done when others go on. met: how often this one has; one warp.
+extern "C" __global__ void meet_others(Word* met, Came came, int rank, Word64* failure) {
+    if (threadIdx.x == 0) watch().failure = failure;
+    __syncthreads();
+    const Word turn = *met + 1;
+    const int other = threadIdx.x;
+    if (other < RANKS && other != rank) {
+        red_release_sys_add(came.to[other] + rank, 1);
         Word turns = 0;
-        while ((int)(ld_acquire_sys(early.times + threadIdx.x) - turn) < 0 && !give_up(turns, OTHER_GPUS, turn)) {
+        while ((int)(ld_acquire_sys(came.to[rank] + other) - turn) < 0 && !give_up(turns, OTHER_GPUS, turn)) {
         }
     }
-    float w[RANKS];
-#pragma unroll
-    for (int k = 0; k < RANKS; k++) w[k] = weights[k];
     __syncthreads();
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < early.count; i += gridDim.x * blockDim.x) {
-        float4 x[RANKS], sum = {};
+    if (threadIdx.x == 0) *met = turn;
+}
+
+// Replace a GPU's own numbers, `count` fours of floats, by the weighted sums of all. of (RANKS, row), in fours: what came
+// from the others. weights: (RANKS,).
+extern "C" __global__ void add_up(float4* own, const float4* of, int row, int count, const float* weights, int rank) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    begin_in_turn();
+    if (i >= count) return;
+    float4 x[RANKS], sum = {};
 #pragma unroll
-        for (int k = 0; k < RANKS; k++) x[k] = __ldcg(k == rank ? vector + early.first + i : early.of[k] + i);
+    for (int k = 0; k < RANKS; k++) x[k] = __ldcg(k == rank ? own + i : of + (long long)k * row + i);
 #pragma unroll
-        for (int k = 0; k < RANKS; k++) {
-            sum.x = __fadd_rn(sum.x, __fmul_rn(w[k], x[k].x)), sum.y = __fadd_rn(sum.y, __fmul_rn(w[k], x[k].y));
-            sum.z = __fadd_rn(sum.z, __fmul_rn(w[k], x[k].z)), sum.w = __fadd_rn(sum.w, __fmul_rn(w[k], x[k].w));
-        }
-        vector[early.first + i] = sum;
+    for (int k = 0; k < RANKS; k++) {
+        const float w = weights[k];
+        sum.x = __fadd_rn(sum.x, __fmul_rn(w, x[k].x)), sum.y = __fadd_rn(sum.y, __fmul_rn(w, x[k].y));
+        sum.z = __fadd_rn(sum.z, __fmul_rn(w, x[k].z)), sum.w = __fadd_rn(sum.w, __fmul_rn(w, x[k].w));
     }
-    __syncthreads();
-    if (threadIdx.x < RANKS && other != rank) red_release_sys_add(early.consumed[other] + rank, 1);
+    own[i] = sum;
 }
 
 const int AT_ONCE = RANKS <= 4 ? 4 : 2;  // floats that a thread asks for before it waits
 
-// Replace the n floats of each GPU's vector by the weighted sums of all. weights: (RANKS,). turns: (2, gridDim.x), how
-// often each block has been here, and how often something came early. ranks: without `before` and `weight`.
-extern "C" __global__ __launch_bounds__(512) void all_reduce(float* vector, int n, Early early, const float* weights,
-                                                             Word* turns, Word64* failure, Ranks ranks) {
-    if (threadIdx.x == 0) watch().failure = failure;
-    Word* turn = turns + blockIdx.x;
-    ranks.before = turn[0], ranks.weight = weights[ranks.rank];
-    const Word arrival = turn[gridDim.x] + (early.count > 0);
-    __syncthreads();
-    if (threadIdx.x == 0) turn[0] = ranks.before + 1, turn[gridDim.x] = arrival;
+#ifndef TWO_STEPS
+#define TWO_STEPS (RANKS > 2)  // whether each float has an owner, who adds it up and tells all others
+#endif
 
-    const int rest = n - 4 * early.count, stride = gridDim.x * blockDim.x;
-    const auto place = [&](int i) { return i < 4 * early.first ? i : i + 4 * early.count; };
-    for (int pass = 0; pass < 2; pass++) {
+// Replace the n floats of each GPU's vector by the weighted sums of all, but for `early` from `first` on. weights:
+// (RANKS,). times (gridDim.x,): how often each block has been here. ranks: without `before` and `weight`.
+extern "C" __global__ __launch_bounds__(512) void all_reduce(float* vector, int n, int first, int early,
+                                                             const float* weights, Word* times, Word64* failure,
+                                                             Ranks ranks) {
+    if (threadIdx.x == 0) watch().failure = failure;
+    begin_in_turn();
+    ranks.before = times[blockIdx.x], ranks.weight = weights[ranks.rank];
+    __syncthreads();
+    if (threadIdx.x == 0) times[blockIdx.x] = ranks.before + 1;
+
+    const int rest = n - early, stride = gridDim.x * blockDim.x, here = ranks.rank;
+    const auto place = [=](int i) { return i < first ? i : i + early; };
+    const auto owner = [](int i) { return i / 32 % RANKS; };  // a warp's numbers have one
+    const auto owns = [=](int other, int i) { return !TWO_STEPS || owner(i) == other; };
+    Ranks sums = ranks;  // they are weighted already
+    sums.weight = 1;
+    for (int pass = 0; pass < 2 + TWO_STEPS; pass++) {
         for (int start = blockIdx.x * blockDim.x + threadIdx.x; start < rest; start += AT_ONCE * stride) {
-            float own[AT_ONCE];
+            float x[AT_ONCE];
             const auto at = [=](int i) { return start + i * stride < rest ? start + i * stride : -1; };
+            const auto mine = [=](int i) { return at(i) >= 0 && owns(here, at(i)) ? at(i) : -1; };
+            const auto others = [=](int i) { return at(i) >= 0 && !owns(here, at(i)) ? at(i) : -1; };
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) own[i] = at(i) < 0 ? 0 : vector[place(at(i))];
+            for (int i = 0; i < AT_ONCE; i++) x[i] = pass == 2 || at(i) < 0 ? 0 : vector[place(at(i))];
             if (pass == 0) {
-                ranks.send(own, at, 1);
+                ranks.send(x, at, 1, owns);
                 continue;
             }
-            ranks.sum(own, at, 1);
+            if (pass == 1) {
+                ranks.sum(x, mine, 1);
+                if (TWO_STEPS) sums.send(x, mine, 1);
+            } else {
+                ranks.receive(x, others, 1, owner);
+            }
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                if (at(i) >= 0) vector[place(at(i))] = own[i];
+                const int to = pass == 1 ? mine(i) : others(i);
+                if (to >= 0) vector[place(to)] = x[i];
             }
         }
-        if (pass == 0 && early.count) add_up_early((float4*)vector, early, weights, ranks.rank, arrival);
     }
-}
-
-// Count what this GPU is about to send early, once all blocks of all others have read what it had sent before: blocks a
-// GPU. consumed: as in Early, this GPU's own.
-extern "C" __global__ void count_early(Word* sent, const Word* consumed, int blocks, int rank, Word64* failure) {
-    if (threadIdx.x == 0) watch().failure = failure;
-    __syncthreads();
-    const Word before = *sent;
-    if (threadIdx.x < RANKS && threadIdx.x != rank) {
-        Word turns = 0;
-        while ((int)(ld_acquire_sys(consumed + threadIdx.x) - before * blocks) < 0 && !give_up(turns, OTHER_GPUS, before)) {
-        }
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) *sent = before + 1;
 }
