@@ -119,10 +119,7 @@ def _bytes_needed(model, convs, dense, halves=1):
         splits = min(channels, halves * THREADS // (out * ph * pieces))
         parts = max(parts, 16 * splits * out * ph * pw if splits > 1 else 0)
         least = _least_late if streams else _late
-        if i:
-            late = max(late, least(channels, height, out, size, ph, pw))
-        else:
-            late = max(late, 8 * out * ph * taps) if streams else late + 8 * out * ph * taps
+        late = max(late, least(channels, height, out, size, ph, pw) if i else 8 * out * ph * taps)
         fixed += 4 * channels * height * width // halves if halves > 1 and i else 0
         channels, height, width = out, ph, pw
     widths = [channels * height * width, *dense]

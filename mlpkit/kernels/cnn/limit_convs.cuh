@@ -339,8 +339,8 @@ __device__ void conv_back_sums(Partial partial, Word phase) {
 
 // The gradient of the first convolution's weights. A lane takes a row of pooled values (or a piece of it) and a row of
 // the taps; so the places that maxima came from differ from lane to lane: it picks one of two rows, and of two columns.
-template <typename Handover>
-__device__ void first_conv_back(Partial partial, Handover& handover) {
+template <typename Meanwhile>
+__device__ void first_conv_back(Partial partial, Meanwhile meanwhile) {
     constexpr Shape s = shape(0);
     constexpr First division = first_division();
     constexpr int ROWS = s.ci * s.k, ALL = s.ph * ROWS, OUT = back_channels(0), LAST = division.chunks * ALL - 1;
@@ -377,9 +377,8 @@ __device__ void first_conv_back(Partial partial, Handover& handover) {
             }
         }
     }
-    handover.wait();
+    meanwhile();
     __syncthreads();
-    handover.ask();
     for (int e = thread(); e < OUT * s.taps(); e += THREADS) {
         const float* from = dw_parts + e / s.taps() * s.ph * s.taps() + e % s.taps();
         float sum = 0;
@@ -405,17 +404,16 @@ __device__ void convs_forward(Meanwhile meanwhile) {
     }
 }
 
-// handover: what has to do with other blocks; see limit_image.cuh.
-template <int block, typename Handover>
-__device__ void convs_back(Partial partial, Word phase, Handover& handover) {
-    if (block == BLOCKS - 1) handover.put();
+// meanwhile(): what one thread does while the others are at the last sums.
+template <int block, typename Meanwhile>
+__device__ void convs_back(Partial partial, Word phase, Meanwhile meanwhile) {
     if constexpr (block > 0) {
         conv_back_parts<block>();
         if (block == 1) stamp(13);
         conv_back_sums<block>(partial, phase);
         if (block == 1) stamp(14);
-        convs_back<block - 1>(partial, phase, handover);
+        convs_back<block - 1>(partial, phase, meanwhile);
     } else {
-        first_conv_back(partial, handover);
+        first_conv_back(partial, meanwhile);
     }
 }

@@ -19,11 +19,9 @@ __device__ void trade_sums(float* sums) {
 }
 
 // Of the largest layer, the weights that don't fit into shared memory, or some of them: the others are read from `from`.
-// Some that do fit stay here, too, so that on the way back nobody reads them again.
 struct Kept {
-    static const int FIRST = STREAMS ? 0 : sharing(LARGEST).each() - held_rows();  // row of a slot
     const float* from;
-    float4 of[most(1, held_rows())][sharing(LARGEST).columns()];
+    float4 of[most(1, kept_rows())][sharing(LARGEST).columns()];
 
     __device__ void ask(const float* packed) {
         constexpr Sharing s = sharing(LARGEST);
@@ -38,21 +36,9 @@ struct Kept {
             const int k = min(slot * s.each() + resident(LARGEST) + i, s.rows - 1);
 #pragma unroll
             for (int c = 0; c < s.columns(); c++) {
-                of[held_rows() - kept_rows() + i][c] = __ldcg(weights + k * s.fours + min(lane + c * s.lanes(), s.fours - 1));
+                of[i][c] = __ldcg(weights + k * s.fours + min(lane + c * s.lanes(), s.fours - 1));
             }
         }
-    }
-
-    template <int layer>
-    __device__ const float4& shared(int slot, int i, int four) const {
-        return ((const float4*)shared_floats(dense_at(layer)))[(slot * resident(layer) + i) * sharing(layer).fours + four];
-    }
-
-    // On the way forward.
-    template <int layer>
-    __device__ float4 first(int slot, int i, int four, int c) {
-        if (!STREAMS && layer == LARGEST && i >= FIRST && i < resident(layer)) of[i - FIRST][c] = shared<layer>(slot, i, four);
-        return get<layer>(slot, i, four, c);
     }
 
     template <int layer>
@@ -62,10 +48,8 @@ struct Kept {
             const float4* rows = (const float4*)(from + dense_packed(layer));
             if (layer != LARGEST || i >= kept_rows()) return __ldcg(rows + (slot * s.each() + i) * s.fours + four);
         }
-        if constexpr (layer == LARGEST) {
-            if (i >= FIRST) return of[i - FIRST][c];
-        }
-        return shared<layer>(slot, i, four);
+        if (i >= resident(layer)) return of[layer == LARGEST ? i - resident(layer) : 0][layer == LARGEST ? c : 0];
+        return ((const float4*)shared_floats(dense_at(layer)))[(slot * resident(layer) + i) * sharing(layer).fours + four];
     }
 };
 
@@ -78,20 +62,8 @@ __device__ float* slopes_of() {
     return shared_floats(SLOPES_AT) + slopes_before(layer);
 }
 
-// Whether the neighbour has a part of the layer's sums.
-constexpr bool in_parts(int layer) { return IMAGE_BLOCKS > 1 && layer == 0; }
-
-// The sum of all warps' parts of an output.
 template <int layer>
-__device__ float output_of(int j) {
-    float z = in_parts(layer) && half() ? 0 : shared_floats(BIASES_AT)[bias_packed(layer) - CONV_PACKED + j];
-#pragma unroll
-    for (int warp = 0; warp < WARPS; warp++) z += shared_floats(SCRATCH_AT)[warp * wide(layer) + j];
-    return z;
-}
-
-template <int layer>
-__device__ void dense_forward(Kept& kept, Word step, Word phase) {
+__device__ void dense_forward(const Kept& kept, Word step, Word phase) {
     constexpr Sharing s = sharing(layer);
     constexpr int FOURS = s.fours, LANES = s.lanes(), EACH = s.each(), COLUMNS = s.columns();
     const int slot = thread() / LANES, lane = thread() % LANES;
@@ -103,7 +75,7 @@ __device__ void dense_forward(Kept& kept, Word step, Word phase) {
         if (EACH * s.slots() > s.rows && k >= s.rows) break;
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
-            multiply_add(sums[c], x[k], kept.first<layer>(slot, i, min(lane + c * LANES, FOURS - 1), c));
+            multiply_add(sums[c], x[k], kept.get<layer>(slot, i, min(lane + c * LANES, FOURS - 1), c));
         }
     }
     float4* left = (float4*)shared_floats(SCRATCH_AT) + thread() / 32 * FOURS;
@@ -118,15 +90,16 @@ __device__ void dense_forward(Kept& kept, Word step, Word phase) {
         if (thread() % 32 < LANES && lane + c * LANES < FOURS) left[lane + c * LANES] = sums[c];
     }
     __syncthreads();
-    constexpr bool SHARED = in_parts(layer);
-    if (layer == LAYERS - 1 && !SHARED) return;  // one warp goes on alone
+    constexpr bool SHARED = IMAGE_BLOCKS > 1 && layer == 0;
     constexpr int ROUNDS = parts(units(layer), THREADS);
     const float* others = shared_floats(SWAP_AT);
     float z[ROUNDS];
 #pragma unroll
     for (int i = 0; i < ROUNDS; i++) {
         const int j = min(thread() + i * THREADS, units(layer) - 1);
-        z[i] = output_of<layer>(j);
+        z[i] = SHARED && half() ? 0 : shared_floats(BIASES_AT)[bias_packed(layer) - CONV_PACKED + j];
+#pragma unroll
+        for (int warp = 0; warp < WARPS; warp++) z[i] += shared_floats(SCRATCH_AT)[warp * 4 * FOURS + j];
         if (SHARED && thread() + i * THREADS == j) send_neighbour(others + j, z[i], &head().sums[0]);
     }
     if (SHARED) wait_for_copy(&head().sums[0], phase, NEIGHBOURS_SUMS, step);
@@ -174,32 +147,28 @@ __device__ void dense_back(const Kept& kept, Put put) {
 }
 
 // The loss of the example, and the gradient of the outputs of the last layer: by one warp.
-__device__ void softmax_back(int label, int n, float* loss) {
-    constexpr int CLASSES = units(LAYERS - 1), ROUNDS = parts(wide(LAYERS - 1), 32);
+__device__ float softmax_back(int label, int n) {
+    constexpr int CLASSES = units(LAYERS - 1);
     const int lane = thread() % 32;
-    float z[ROUNDS], top = 0, sum = 0;
+    const float* z = activations_of<LAYERS>();
+    float* slope = slopes_of<LAYERS - 1>();
+    float top = z[0], sum = 0;
+    for (int j = 1; j < CLASSES; j++) top = z[j] > top ? z[j] : top;
+    const auto e_of = [&](int j) { return j < CLASSES ? expf(z[min(j, CLASSES - 1)] - top) : 0; };
 #pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
-        const int j = min(lane + 32 * i, CLASSES - 1);
-        z[i] = in_parts(LAYERS - 1) ? activations_of<LAYERS>()[j] : output_of<LAYERS - 1>(j);
-        top = i == 0 || z[i] > top ? z[i] : top;
-    }
-    for (int distance = 16; distance > 0; distance /= 2) top = max(top, __shfl_xor_sync(~0u, top, distance));
-    const auto e_of = [&](int i) { return lane + 32 * i < CLASSES ? expf(z[i] - top) : 0; };
-#pragma unroll
-    for (int i = 0; i < ROUNDS; i++) sum += e_of(i);
+    for (int i = 0; i < parts(CLASSES, 32); i++) sum += e_of(lane + 32 * i);
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
 #pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
+    for (int i = 0; i < parts(wide(LAYERS - 1), 32); i++) {
         const int j = lane + 32 * i;
-        const float gradient = (e_of(i) - (j == label ? sum : 0)) / (sum * n);  // (p - one if it is the label) / n
-        if (j < wide(LAYERS - 1)) slopes_of<LAYERS - 1>()[j] = gradient;
-        if (j == label && half() == 0) *loss = logf(sum) + top - z[i];
+        const float gradient = (e_of(j) - (j == label ? sum : 0)) / (sum * n);  // (p - one if it is the label) / n
+        if (j < wide(LAYERS - 1)) slope[j] = gradient;
     }
+    return logf(sum) + top - z[label];
 }
 
 template <int layer>
-__device__ void denses_forward(Kept& kept, Word step, Word phase) {
+__device__ void denses_forward(const Kept& kept, Word step, Word phase) {
     if constexpr (layer < LAYERS) {
         if (layer == 1) wait_for_copy(&head().dense[1], phase, NEW_DENSE, step);
         dense_forward<layer>(kept, step, phase);

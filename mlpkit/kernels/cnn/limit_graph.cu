@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pack(Exchange* exchange
 extern "C" __global__ void requirements(int* answer) {
     answer[0] = sizeof(Exchange);
     answer[1] = SHARED_BYTES;
-    answer[2] = most(SUMS_AT + 4 * WARPS * 32 * SUMS, SCRATCH_AT + 4 * PASSES * WARPS * 32);
+    answer[2] = most(DENSE_AT + 4 * WARPS * 32 * SUMS, SCRATCH_AT + 4 * PASSES * WARPS * 32);
     answer[3] = GRID;
     answer[4] = THREADS;
 }

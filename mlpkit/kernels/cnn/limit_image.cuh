@@ -166,37 +166,6 @@ __device__ void expect_neighbour() {
     mbarrier_arrive_expect_tx(&head().sums[1], 4 * swap_back_elements() / IMAGE_BLOCKS);
 }
 
-// Until all rows are there: by one thread; for all threads, after the next barrier.
-__device__ void wait_for_rows(const Exchange& exchange, Word step) {
-    wait_for(&exchange.slopes_there, GRID * step, SLOPES_THERE, step);
-}
-
-// What a block has to do with the others while its image goes back.
-template <bool waits>
-struct Handover {
-    Exchange& exchange;
-    int image, n;
-    Word step;
-    bool last;
-
-    // By the clerk's warp, which has the least to do then.
-    __device__ void put() {
-        if (thread() / 32 != CLERK / 32) return;
-        put_rows(exchange, image);
-        __syncwarp();
-        if (waits && last && thread() == CLERK) red_release_gpu_add(&exchange.slopes_there, 1);
-    }
-
-    // By the clerk, while others multiply.
-    __device__ void wait() {
-        if (waits && last && thread() == CLERK) wait_for_rows(exchange, step);
-    }
-
-    __device__ void ask() {
-        if (waits && EARLY) ask_rows(exchange.given(), n);
-    }
-};
-
 // An image there and back. waits: whether all blocks are of one launch. phase: of the barriers. last: whether it
 // is this block's last one of the step.
 template <bool waits>
@@ -220,7 +189,8 @@ __device__ void through_network(Exchange& exchange, const Image& mine, Convs& co
     stamp(3);
     denses_forward<0>(kept, step, phase);
     if (thread() < 32) {
-        softmax_back(mine.label, n, row_loss);
+        const float loss = softmax_back(mine.label, n);
+        if (thread() == 0 && half() == 0) *row_loss = loss;
     } else {
         transpose_weights<1>();
     }
@@ -230,7 +200,13 @@ __device__ void through_network(Exchange& exchange, const Image& mine, Convs& co
     stamp(12);
     dense_back<0>(kept, [](int k, float slope) { put_route<BLOCKS - 1>(k, slope); });
     stamp(5);
-    Handover<waits> handover = {exchange, image, n, step, last};
-    convs_back<BLOCKS - 1>({exchange.partials + image * PARTIAL, step}, phase, handover);
+    if (thread() / 32 == CLERK / 32) {
+        put_rows(exchange, image);
+        __syncwarp();
+        if (waits && last && thread() == CLERK) red_release_gpu_add(&exchange.slopes_there, 1);
+    }
+    convs_back<BLOCKS - 1>({exchange.partials + image * PARTIAL, step}, phase, [&] {  // all rows are there after this
+        if (waits && last && thread() == CLERK) wait_for(&exchange.slopes_there, GRID * step, SLOPES_THERE, step);
+    });
     stamp(6);
 }

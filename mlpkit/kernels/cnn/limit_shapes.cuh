@@ -113,8 +113,6 @@ constexpr Shape shape(int block) {
 // outputs, and of the gradients that come to the first convolution. All else both compute.
 __device__ int half() { return IMAGE_BLOCKS > 1 ? blockIdx.x % IMAGE_BLOCKS : 0; }
 __device__ int first_image() { return blockIdx.x / IMAGE_BLOCKS; }
-// Whether a block has one image at most, and room for what it asks for before it is through with that.
-const bool EARLY = BATCH <= GRID / IMAGE_BLOCKS && !STREAMS;
 constexpr int forward_channels(int block) { return shape(block).co / (block == BLOCKS - 1 ? IMAGE_BLOCKS : 1); }
 constexpr int back_channels(int block) { return shape(block).co / IMAGE_BLOCKS; }
 
@@ -243,18 +241,11 @@ constexpr int resident(int layer) {
     return layer == LARGEST && 4 * rows_here(layer) * wide(layer) > SHARED_LIMIT - DENSE_AT - others() ? most(0, fits)
                                                                                                      : s.each();
 }
-#ifndef MOST_HELD
-#define MOST_HELD 8
-#endif
 const int MOST_KEPT = 12;  // fours of a thread
 constexpr int kept_rows() {
     const Sharing s = sharing(LARGEST);
     const int others = most(0, s.each() - resident(LARGEST));
     return STREAMS ? least(others, MOST_KEPT / s.columns()) : others;
-}
-constexpr int held_rows() {  // in registers from the way forward to the way back
-    const Sharing s = sharing(LARGEST);
-    return STREAMS ? kept_rows() : most(kept_rows(), least(s.each(), MOST_HELD / s.columns()));
 }
 constexpr int dense_bytes(int layer) {
     const Sharing s = sharing(layer);
@@ -340,12 +331,9 @@ constexpr First first_division() {
     }
     return {lanes, chunks, windows, 2 * windows + s.k - 1, parts(co, each), each};
 }
-constexpr int first_bytes() { return up_to(16, 4 * first_division().chunks * shape(0).outputs() / shape(0).pw * shape(0).taps()); }
-
-// What a lane adds up for the dense layers: see limit_update.cuh. Where there is room, it is not in anybody's way.
-const int SUMS = 20, SUMS_AT = LATE_AT + (STREAMS ? 0 : first_bytes());
 constexpr int late_bytes() {
-    int need = most(first_bytes(), SUMS_AT - LATE_AT + 4 * WARPS * 32 * SUMS);
+    const Shape s = shape(0);
+    int need = most(4 * first_division().chunks * s.co * s.ph * s.taps(), 4 * WARPS * 32 * 20);
     for (int i = 1; i < BLOCKS; i++) need = most(need, dw_bytes(i) + dx_bytes(i));
     return need;
 }

@@ -43,23 +43,22 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
         for (int at = first_image(); at < n; at += GRID / IMAGE_BLOCKS, phase ^= 1) {
             if (at >= GRID / IMAGE_BLOCKS) image.ask(X, y, order[step * BATCH + at]);
             float* row_loss = row_losses + (long long)step * BATCH + at;
-            const bool last = BATCH <= GRID / IMAGE_BLOCKS || at + GRID / IMAGE_BLOCKS >= n;
-            through_network<true>(*exchange, image, convs, at, n, tag, phase, last, row_loss);
+            through_network<true>(*exchange, image, convs, at, n, tag, phase, at + GRID / IMAGE_BLOCKS >= n, row_loss);
         }
-        if (first_image() >= n) {
-            if (PAIRS && IMAGE_BLOCKS == 1) {  // the neighbour may need its half of the weights
-                if (threadIdx.x == 0) ask_weights<true>(*exchange, tag);
-                wait_for_copy(&head().dense[0], phase, NEW_DENSE, tag);  // all threads, as the update uses that memory
-                wait_for_copy(&head().dense[1], phase, NEW_DENSE, tag);
-                phase ^= 1;
-            }
+        if (PAIRS && IMAGE_BLOCKS == 1 && blockIdx.x >= n) {  // the neighbour may need its half of the weights
+            if (threadIdx.x == 0) ask_weights<true>(*exchange, tag);
+            wait_for_copy(&head().dense[0], phase, NEW_DENSE, tag);  // all threads, as all use that memory in the update
+            wait_for_copy(&head().dense[1], phase, NEW_DENSE, tag);
+            phase ^= 1;
+        }
+        if (first_image() >= n) {  // who has images has waited on their way
             if (threadIdx.x == 0) {
                 red_release_gpu_add(&exchange->slopes_there, 1);
-                wait_for_rows(*exchange, tag);
+                wait_for(&exchange->slopes_there, GRID * tag, SLOPES_THERE, tag);
             }
             __syncthreads();
         }
-        if (!EARLY || first_image() >= n) ask_rows(given, n);
+        ask_rows(given, n);
         const Rates rate = {rates[step].lr, rates[step].m, rates[step].v};
         image.ask(X, y, next);
         next = first_of(step + 2);

@@ -32,6 +32,7 @@ constexpr int tiles_before(int layer) {
 
 // A block has so many tiles one after another, a thread so many weights of each of them, and 128 threads a bias.
 const int ROUNDS = parts(tiles_before(LAYERS), GRID), OWN = parts(512, THREADS);
+const int SUMS = 20;  // of a lane: its weights, and its biases
 // A block sends other GPUs the gradients of what it owns, so many a thread, and at first that it is there.
 const int SENT = ROUNDS * (OWN + 1) + 1;
 const long long SLOTS = (long long)GRID * (SENT * THREADS + 1), HERE = SLOTS - GRID;
@@ -42,7 +43,7 @@ constexpr int ahead(int layer) {
     return least(least(8, parts(BATCH, WARPS)), 32 * SUMS / 4 / fours);
 }
 // They lie where its sums will be.
-__device__ float4* warps_rows() { return (float4*)shared_floats(SUMS_AT) + thread() / 32 * 32 * SUMS / 4; }
+__device__ float4* warps_rows() { return (float4*)shared_floats(LATE_AT) + thread() / 32 * 32 * SUMS / 4; }
 
 // Call use(layer, tile of the layer) for a tile, if there is such a one.
 template <int layer = 0, typename Use>
@@ -253,7 +254,7 @@ struct Owned {
             const int at = is_weight ? e / 16 * SUMS + e % 16 : thread() / 4 * SUMS + 16 + thread() % 4;
             float g = 0;
 #pragma unroll
-            for (int warp = 0; warp < WARPS; warp++) g += shared_floats(SUMS_AT)[warp * 32 * SUMS + at];
+            for (int warp = 0; warp < WARPS; warp++) g += shared_floats(LATE_AT)[warp * 32 * SUMS + at];
             return g;
         };
 #pragma unroll
