@@ -50,9 +50,9 @@ struct Image {
     __device__ void put() const {
         constexpr Shape s = shape(0);
 #pragma unroll
-        for (int i = 0; i < parts(PIXELS, TAKERS); i++) {
+        for (int i = 0; thread() < TAKERS && i < parts(PIXELS, TAKERS); i++) {
             const int e = thread() + i * TAKERS, ci = e / (HEIGHT * WIDTH), y = e / WIDTH % HEIGHT, x = e % WIDTH;
-            if (e < PIXELS && thread() < TAKERS) plane_of<0>(ci)[(y + s.pad) * s.stride() + x + s.pad] = number(pixels[i]);
+            if (e < PIXELS) plane_of<0>(ci)[(y + s.pad) * s.stride() + x + s.pad] = number(pixels[i]);
         }
     }
 };
@@ -78,18 +78,17 @@ __device__ void ask_dense(const float* packed) {
         constexpr Sharing s = sharing(layer);
         constexpr bool both = layer || IMAGE_BLOCKS == 1;  // whether neighbours need the same
         const float* from = packed + dense_packed(layer) + first_row<layer>() * wide(layer);
-        Word64* there = &head().dense[layer > 0];
         if constexpr (resident(layer) == s.each()) {
             float* to = shared_floats(dense_at(layer));
-            if (both) ask_whole<dense_bytes(layer) / 4>(to, from, there);
-            else cp_async_bulk(to, from, dense_bytes(layer), there);
+            if (both) ask_whole<dense_bytes(layer) / 4>(to, from, &head().dense[layer > 0]);
+            else cp_async_bulk(to, from, dense_bytes(layer), &head().dense[layer > 0]);
         } else if constexpr (resident(layer) > 0) {
             for (int slot = 0; slot < s.slots(); slot++) {
                 float* to = shared_floats(dense_at(layer)) + slot * resident(layer) * wide(layer);
                 const int rows = max(0, min(resident(layer), s.rows - slot * s.each()));
                 const float* rows_from = from + slot * s.each() * wide(layer);
-                if (rows && both) ask(to, rows_from, 4 * rows * wide(layer), there, slot);
-                if (rows && !both) cp_async_bulk(to, rows_from, 4 * rows * wide(layer), there);
+                if (rows && both) ask(to, rows_from, 4 * rows * wide(layer), &head().dense[layer > 0], slot);
+                if (rows && !both) cp_async_bulk(to, rows_from, 4 * rows * wide(layer), &head().dense[layer > 0]);
             }
         }
         ask_dense<layer + 1>(packed);
@@ -121,27 +120,26 @@ __device__ void ask_weights(const Exchange& exchange, Word step) {
 
 // The convolutions' parameters, on their way to where the convolutions read them.
 struct Convs {
-    static const int EACH = parts(CONV_PACKED, TAKERS);
+    Mail<Message, parts(CONV_PACKED, TAKERS)> mail;
     Word wanted = 0;  // a bit for each that this thread takes: found out once
-    Mail<Message, EACH> mail;
 
     __device__ Convs() {
 #pragma unroll
-        for (int i = 0; i < EACH; i++) wanted |= (Word)(thread() < TAKERS && is_parameter(thread() + i * TAKERS)) << i;
+        for (int i = 0; i < mail.COUNT; i++) {
+            wanted |= (Word)(thread() < TAKERS && is_parameter(thread() + i * TAKERS)) << i;
+        }
     }
-
-    __device__ void ask(const Message* convs) {
+    __device__ auto at(const Message* convs) const {
         const Message* first = convs + thread();
-        mail.ask([=](int i) { return wanted >> i & 1 ? first + i * TAKERS : (const Message*)0; });
+        return [=](int i) { return wanted >> i & 1 ? first + i * TAKERS : (const Message*)0; };
     }
-
+    __device__ void ask(const Message* convs) { mail.ask(at(convs)); }
     __device__ void take(const Message* convs, Word step) {
-        const int first = thread();
-        const auto at = [=](int i) { return wanted >> i & 1 ? convs + first + i * TAKERS : (const Message*)0; };
-        mail.wait(step, at, NEW_CONVS);
+        mail.wait(step, at(convs), NEW_CONVS);
+        float* to = shared_floats(CONV_AT) + thread();
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            if (at(i)) shared_floats(CONV_AT)[first + i * TAKERS] = value_of(mail.items[i]);
+        for (int i = 0; i < mail.COUNT; i++) {
+            if (wanted >> i & 1) to[i * TAKERS] = value_of(mail.items[i]);
         }
     }
 };
@@ -200,11 +198,8 @@ __device__ void through_network(Exchange& exchange, const Image& mine, Convs& co
     stamp(12);
     dense_back<0>(kept, [](int k, float slope) { put_route<BLOCKS - 1>(k, slope); });
     stamp(5);
-    if (thread() / 32 == CLERK / 32) {
-        put_rows(exchange, image);
-        __syncwarp();
-        if (waits && last && thread() == CLERK) red_release_gpu_add(&exchange.slopes_there, 1);
-    }
+    if (thread() / 32 == CLERK / 32) put_rows(exchange, image), __syncwarp();
+    if (waits && last && thread() == CLERK) red_release_gpu_add(&exchange.slopes_there, 1);
     convs_back<BLOCKS - 1>({exchange.partials + image * PARTIAL, step}, phase, [&] {  // all rows are there after this
         if (waits && last && thread() == CLERK) wait_for(&exchange.slopes_there, GRID * step, SLOPES_THERE, step);
     });

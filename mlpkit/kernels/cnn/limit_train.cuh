@@ -47,15 +47,13 @@ extern "C" __global__ void NEIGHBOURS __launch_bounds__(THREADS, 1)
         }
         if (PAIRS && IMAGE_BLOCKS == 1 && blockIdx.x >= n) {  // the neighbour may need its half of the weights
             if (threadIdx.x == 0) ask_weights<true>(*exchange, tag);
-            wait_for_copy(&head().dense[0], phase, NEW_DENSE, tag);  // all threads, as all use that memory in the update
+            wait_for_copy(&head().dense[0], phase, NEW_DENSE, tag);  // all, as the update uses that memory
             wait_for_copy(&head().dense[1], phase, NEW_DENSE, tag);
             phase ^= 1;
         }
         if (first_image() >= n) {  // who has images has waited on their way
-            if (threadIdx.x == 0) {
-                red_release_gpu_add(&exchange->slopes_there, 1);
-                wait_for(&exchange->slopes_there, GRID * tag, SLOPES_THERE, tag);
-            }
+            if (threadIdx.x == 0) red_release_gpu_add(&exchange->slopes_there, 1);
+            if (threadIdx.x == 0) wait_for(&exchange->slopes_there, GRID * tag, SLOPES_THERE, tag);
             __syncthreads();
         }
         ask_rows(given, n);

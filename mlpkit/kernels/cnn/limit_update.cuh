@@ -149,10 +149,9 @@ __device__ Place conv_place() {
 typedef Mail<ulonglong2, least(4, parts(BATCH, WARPS * 2))> ConvMail;
 __device__ auto conv_places(const Message* partials, int n, int pass, int start) {
     const int own = pass * 32 + thread() % 16 * 2, e = blockIdx.x * CONV_EACH + own;
+    constexpr int APART = WARPS * 2;  // examples of a lane
     const Message* first = own < CONV_EACH && e < CONV_WEIGHTS + CONV_BIASES ? partials + start * PARTIAL + e : 0;
-    return [=](int i) {
-        return first && start + i * WARPS * 2 < n ? first + i * WARPS * 2 * PARTIAL : (const Message*)0;
-    };
+    return [=](int i) { return first && start + i * APART < n ? first + i * APART * PARTIAL : (const Message*)0; };
 }
 
 // Its gradient: the sum over the examples' own. mail: the first ones, which are asked for.
