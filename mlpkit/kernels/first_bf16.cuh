@@ -19,7 +19,7 @@
 #define FIRST_RELU 1
 #endif
 #ifndef FIRST_KEEPS
-#define FIRST_KEEPS 0  // whether is kept which sum of a pool's window came through, or that ReLU cut it off: see between.cuh
+#define FIRST_KEEPS 0  // whether is kept which of a pool's sums came through, or that ReLU cut it off; see between.cuh
 #endif
 #ifndef FIRST_TALL
 #define FIRST_TALL 26  // of the sums that are asked for

@@ -20,10 +20,11 @@ struct Sizes {
 
 // x (images, CHANNELS_IN, IMAGE_HEIGHT, IMAGE_WIDTH). filters: for each group of eight filters, each of the four places
 // and each step a lane's two words of B, and bias (8 groups,): of an even number of groups. to: blocked (images,
-// groups, pixels, 8). parts: of an image, for a block each. With FIRST_KEEPS filters and bias are a layer's W and b, and
-// kept is (images, groups, pixels, 4).
+// groups, pixels, 8). parts: of an image, for a block each. With FIRST_KEEPS filters and bias are a layer's W and b,
+// and kept is (images, groups, pixels, 4).
 extern "C" __global__ __launch_bounds__(THREADS, 2)
-void convolve(const PIXEL* x, const first::Given* filters, const float* bias, Word* to, Sizes s, int parts, unsigned char* kept)
+void convolve(const PIXEL* x, const first::Given* filters, const float* bias, Word* to, Sizes s, int parts,
+              unsigned char* kept)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Word* images[2] = {reinterpret_cast<Word*>(shared_bytes), reinterpret_cast<Word*>(shared_bytes) + first::IMAGE};
