@@ -18,6 +18,9 @@
 #ifndef FIRST_RELU
 #define FIRST_RELU 1
 #endif
+#ifndef FIRST_KEEPS
+#define FIRST_KEEPS 0  // whether is kept which of a pool's sums came through, or that ReLU cut it off; see between.cuh
+#endif
 #ifndef FIRST_TALL
 #define FIRST_TALL 26  // of the sums that are asked for
 #define FIRST_WIDE 26
@@ -40,6 +43,12 @@ constexpr int ELEMENTS = FIRST_TALL / FIRST_POOL * FIRST_PITCH;  // of a channel
 struct alignas(8) Pair {
     Word first, second;
 };
+
+#if FIRST_KEEPS
+typedef float Given;  // in training: filters as the layer has them
+#else
+typedef Pair Given;
+#endif
 
 // What `THREADS` threads hold of the next image, until there is room for it. thread: of these.
 template <int THREADS>
@@ -75,7 +84,7 @@ struct Filters {
     int offsets[STEPS][2];  // of a lane's words of a patch, from its corner: rows and channels lie apart in the image
 
     // filters, biases: of all groups, as the kernel is given them. pair: of groups.
-    __device__ void load(const Pair* filters, const float* biases, int pair)
+    __device__ void load(const Pair* filters, const float* biases, int pair, int = 0)
     {
         const int lane = threadIdx.x % 32;
         #pragma unroll
@@ -83,16 +92,49 @@ struct Filters {
             b[i / STEPS / 4][i / STEPS % 4][i % STEPS] = filters[(size_t)(pair * 8 * STEPS + i) * 32 + lane];
         #pragma unroll
         for (int g = 0; g < 2; ++g) bias[g] = reinterpret_cast<const float2*>(biases)[(2 * pair + g) * 4 + lane % 4];
+        find_offsets();
+    }
+
+    __device__ void find_offsets()
+    {
         #pragma unroll
         for (int i = 0; i < 2 * STEPS; ++i) {
-            const int word = 4 * i + lane % 4, row = word / ACROSS_SIDE;
+            const int word = 4 * i + threadIdx.x % 4, row = word / ACROSS_SIDE;
             offsets[i / 2][i % 2] = word < WORDS ? (row / SIDE * TALL + row % SIDE) * WIDE + word % ACROSS_SIDE : 0;
         }
     }
 
+    // The same from filters as a layer has them, W (channels, CHANNELS_IN, KERNEL, KERNEL), and biases, or null.
+    __device__ void load(const float* W, const float* biases, int pair, int channels)
+    {
+        const int lane = threadIdx.x % 32;
+        const auto weight = [&](int filter, int place, int word, int odd) {
+            const int row = word / ACROSS_SIDE, y = row % SIDE - place / 2;
+            const int x = 2 * (word % ACROSS_SIDE) + odd - place % 2;
+            const bool inside = word < WORDS && filter < channels && y >= 0 && y < KERNEL && x >= 0 && x < KERNEL;
+            return inside ? W[((filter * CHANNELS_IN + row / SIDE) * KERNEL + y) * KERNEL + x] : 0;
+        };
+        #pragma unroll
+        for (int i = 0; i < 8 * STEPS; ++i) {
+            const int filter = (2 * pair + i / STEPS / 4) * 8 + lane / 4, place = i / STEPS % 4;
+            const int word = 8 * (i % STEPS) + lane % 4;
+            b[i / STEPS / 4][place][i % STEPS] = {
+                cvt_rn_bf16x2(weight(filter, place, word, 0), weight(filter, place, word, 1)),
+                cvt_rn_bf16x2(weight(filter, place, word + 4, 0), weight(filter, place, word + 4, 1))};
+        }
+        #pragma unroll
+        for (int g = 0; g < 2; ++g) {
+            const int filter = (2 * pair + g) * 8 + 2 * (lane % 4);
+            bias[g].x = biases && filter < channels ? biases[filter] : 0;
+            bias[g].y = biases && filter + 1 < channels ? biases[filter + 1] : 0;
+        }
+        find_offsets();
+    }
+
     // The results of 16 patches, from the image to blocked words: `to` of the first group, `plane` words further on
-    // the second one, if there are two `groups`.
-    __device__ void tile(const Word* image, int number, Word* to, size_t plane, int groups = 2) const
+    // the second one, if there are two `groups`. kept: of the first group, with FIRST_KEEPS; four bytes a patch.
+    __device__ void tile(const Word* image, int number, Word* to, size_t plane, int groups = 2,
+                         unsigned char* kept = nullptr) const
     {
         const int one = number * 16 + threadIdx.x % 32 / 4, two = one + 8;
         const Word* at_one = image + corner(min(one, PATCHES - 1));
@@ -109,22 +151,42 @@ struct Filters {
                 #pragma unroll
                 for (int place = 0; place < 4; ++place)
                     mma_m16n8k16_bf16(sums[place], a[step], b[g][place][step].first, b[g][place][step].second);
-            store(sums, 0, bias[g], to + g * plane, one);
-            store(sums, 2, bias[g], to + g * plane, two);
+            store(sums, 0, bias[g], to + g * plane, one, kept + g * plane);
+            store(sums, 2, bias[g], to + g * plane, two, kept + g * plane);
         }
     }
 
     static __device__ int corner(int patch) { return patch / ACROSS * 2 * WIDE + patch % ACROSS; }
 
     // Write two filters' sums of a patch.
-    static __device__ void store(const float (&sums)[4][4], int half, float2 bias, Word* to, int patch)
+    static __device__ void store(const float (&sums)[4][4], int half, float2 bias, Word* to, int patch,
+                                 unsigned char* kept)
     {
         const auto finish = [&](float x, float y) {
             x += bias.x, y += bias.y;
             return FIRST_RELU ? cvt_rn_bf16x2(max_nan(x, 0), max_nan(y, 0)) : cvt_rn_bf16x2(x, y);
         };
         const int lane = threadIdx.x % 4;
-        if (FIRST_POOL == 2) {
+        if (FIRST_KEEPS) {
+            static_assert(!FIRST_KEEPS || FIRST_POOL == 2 && FIRST_RELU, "a window's places and the cut are four bits");
+            float best[2];
+            Word code = 0;
+            #pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                float most = sums[0][half + j];
+                Word place = 0;
+                #pragma unroll
+                for (int other = 1; other < 4; ++other) {
+                    place = sums[other][half + j] > most ? other : place;
+                    most = max_nan(most, sums[other][half + j]);
+                }
+                best[j] = most;
+                code |= (most + (j ? bias.y : bias.x) <= 0 ? 15 : place) << 4 * j;
+            }
+            if (patch >= PATCHES) return;
+            to[patch * 4 + lane] = finish(best[0], best[1]);
+            kept[patch * 4 + lane] = code;
+        } else if (FIRST_POOL == 2) {
             float x = sums[0][half], y = sums[0][half + 1];
             #pragma unroll
             for (int place = 1; place < 4; ++place)

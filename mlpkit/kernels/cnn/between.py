@@ -17,6 +17,8 @@ from mlpkit import kernels
 from mlpkit.kernels import gpu, overlap
 from mlpkit.kernels.conv import blocked
 
+from . import first_bf16
+
 # Threads of a block, as in the files, and blocks on a multiprocessor where they wait for each other
 THREADS = {"between_forward": 256, "between_backward": 512, "first_forward": 512, "first_weights": 256}
 TOGETHER = {"between_forward": 3, "between_backward": 2, "first_forward": 1}
@@ -175,6 +177,9 @@ def first_forward(mode, shape, about, x, w, to, bias=None, scale=None, overlaps=
     of the largest magnitude in x or of a larger one: then the scale is no guess. The others: as for `forward`.
     """
     y, kept = about.empty(mode, to, scale), about.empty_kept()
+    if mode.stored == 8 and to != "nchw" and first_bf16.why_not_kept(shape, about, x.dtype) is None:
+        first_bf16.forward(shape, about, x, w, bias, _array(y), kept)
+        return y, kept
     most = most_blocks("first_forward")
     parts = max(1, min(about.groups, most // about.images))
     pointers = (_pointer(each) for each in (bias, _array(y), kept, scale))

@@ -5,6 +5,7 @@ from functools import cache
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.kernels import overlap
 from mlpkit.kernels.conv import blocked
 
 THREADS, WARPS = 256, 8  # as in first_bf16.cu
@@ -21,6 +22,13 @@ def why_not(shape, about):
     if shared(shape, about) > SHARED:
         return f"two images of {shape.height} x {shape.width} don't fit into shared memory."
     return None
+
+
+def why_not_kept(shape, about, dtype):
+    """Return why it can't in training, where the way back is kept, a sentence, or None."""
+    if about.pool != 2 or not about.relu or dtype != np.float32:
+        return "it keeps the way back of pools of 2 x 2 with a ReLU, of images of float32."
+    return why_not(shape, about)
 
 
 class First:
@@ -48,22 +56,38 @@ class First:
     @property
     def first_macros(self):
         """The macros of first_bf16.cuh."""
-        shape, about = self.shape, self.about
-        macros = {"CHANNELS_IN": shape.channels, "KERNEL": shape.kernel, "PADDING": shape.padding, "PIXEL": self.pixel}
-        macros |= {"IMAGE_HEIGHT": shape.height, "IMAGE_WIDTH": shape.width, "FIRST_POOL": about.pool}
-        return macros | {"FIRST_RELU": int(about.relu), "FIRST_TALL": about.height, "FIRST_WIDE": about.width}
+        return _macros(self.shape, self.about, self.pixel)
 
     def __call__(self, x):
-        shape, about, pairs = self.shape, self.about, _pairs(self.about)
+        about = self.about
         y = blocked.empty_blocked(blocked.MODES["bf16"], about.images, about.channels, about.down, about.across)
-        most = 2 * blocked.multiprocessors()
-        tiles = -(-(-(-about.height // 2) * -(-about.width // 2)) // 16)
-        parts = max(1, min(-(-tiles // (WARPS // pairs)), most // about.images))
-        blocks = min(about.images * parts, most)
-        arguments = x, self.filters, self.bias, y, about.sizes, np.int32(parts)
-        kernel = _kernel(PAIRS=pairs, ODD=about.groups % 2, **self.first_macros, **self.macros)
-        kernel((blocks,), (THREADS,), arguments, shared_mem=shared(shape, about))
+        _launch(self.shape, about, self.first_macros | self.macros, x, self.filters, self.bias, y)
         return y
+
+
+def forward(shape, about, x, W, b, y, kept):
+    """Do the same to float32 images, in training: as a kernel that begins in its turn, and keeps the way back.
+
+    W (o, c, k, k), b (o,) or None: read by the kernel. y, kept: what `about` makes, empty; to be written.
+    """
+    macros = _macros(shape, about, "float") | {"FIRST_KEEPS": 1}
+    _launch(shape, about, macros, x, W, np.uintp(0) if b is None else b, y, kept)
+
+
+def _macros(shape, about, pixel):
+    macros = {"CHANNELS_IN": shape.channels, "KERNEL": shape.kernel, "PADDING": shape.padding, "PIXEL": pixel}
+    macros |= {"IMAGE_HEIGHT": shape.height, "IMAGE_WIDTH": shape.width, "FIRST_POOL": about.pool}
+    return macros | {"FIRST_RELU": int(about.relu), "FIRST_TALL": about.height, "FIRST_WIDE": about.width}
+
+
+def _launch(shape, about, macros, x, filters, bias, y, kept=None):
+    pairs, most = _pairs(about), 2 * blocked.multiprocessors()
+    tiles = -(-(-(-about.height // 2) * -(-about.width // 2)) // 16)
+    parts = max(1, min(-(-tiles // (WARPS // pairs)), most // about.images))
+    blocks = min(about.images * parts, most)
+    arguments = x, filters, bias, y, about.sizes, np.int32(parts), np.uintp(0) if kept is None else kept
+    kernel = _kernel(PAIRS=pairs, ODD=about.groups % 2, **macros)
+    kernel((blocks,), (THREADS,), arguments, shared_mem=shared(shape, about))
 
 
 def in_order(W, channels_out):
@@ -99,4 +123,4 @@ def shared(shape, about):
 
 @cache
 def _kernel(**macros):
-    return kernels.load("first_bf16", **macros).get_function("convolve")
+    return overlap.InTurn(kernels.load("first_bf16", **macros).get_function("convolve"))

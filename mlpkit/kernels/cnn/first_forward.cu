@@ -23,7 +23,7 @@ inline void ask_for_filters(const float* W, const float* bias, const Sizes& s, f
     }
 }
 
-// Leave the bits of an upper bound: |bias| + the largest |pixel| times the sum of |w|, of the filter where that is most.
+// Leave the bits of an upper bound: |bias| + the largest |pixel| times the sum of |w|, where that is most.
 inline void find_bound(const float* weights, const float* biases, int channels, float pixel, Word* bound)
 {
     if (threadIdx.x == 0) *bound = 0;
@@ -55,9 +55,9 @@ inline void add_row(const float* rows, int window, const float4* filters, float 
     }
 }
 
-// x (images, CHANNELS_IN, IMAGE_HEIGHT, IMAGE_WIDTH) of PIXEL, W (channels, CHANNELS_IN, KERNEL, KERNEL). bias, to, kept, scale:
-// as in between_forward.cu. parts: of an image's groups of filters, for a block each. largest: with KNOWN the bits of the
-// largest |pixel|, or of a larger one.
+// x (images, CHANNELS_IN, IMAGE_HEIGHT, IMAGE_WIDTH) of PIXEL, W (channels, CHANNELS_IN, KERNEL, KERNEL). bias, to,
+// kept, scale: as in between_forward.cu. parts: of an image's groups of filters, for a block each. largest: with KNOWN
+// the bits of the largest |pixel|, or of a larger one.
 extern "C" __global__ __launch_bounds__(THREADS, 1)
 void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* kept, Scale* scale, Sizes s, int parts,
              const Word* largest)
@@ -93,8 +93,8 @@ void forward(const PIXEL* x, const float* W, const float* bias, void* to, Kept* 
                 for (int place = 0; place < PLACES; ++place)
                     #pragma unroll
                     for (int j = 0; j < 8; ++j) sums[place][j] = biases[group * 8 + j];
-                #pragma unroll 1
-                for (int row = 0; row < CHANNELS_IN * KERNEL; ++row)  // of taps: unrolled, they would wait for their text
+                #pragma unroll 1  // rows of taps: unrolled, they would wait for their text
+                for (int row = 0; row < CHANNELS_IN * KERNEL; ++row)
                     add_row(image + (row / KERNEL * TALL + row % KERNEL) * WIDE, at,
                             weights + 2 * (group * CHANNELS_IN * KERNEL + row) * KERNEL, sums);
                 Window window;
