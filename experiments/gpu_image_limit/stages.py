@@ -6,18 +6,18 @@ from ..persistence.stages import stage_ns
 
 # Each stamp, in the order in which a block comes to them, and what its first thread is about to do there
 STAGES = {
-    0: "put the image's numbers in their places",
+    0: "ask for the filters, put the image in its place",
     15: "wait for the filters",
     1: "first convolution",
     11: "second convolution",
     2: "wait for the dense weights",
     3: "dense layers and loss",
     4: "back through all dense layers but the first",
-    12: "send the rows, back through the first dense layer",
+    12: "back through the first dense layer",
     5: "back through the second convolution: products",
     13: "back through the second convolution: sums",
     14: "back through the first convolution",
-    6: "wait for everybody's rows",
+    6: "ask for everybody's rows",
     7: "products over the batch",
     8: "wait for the filters' gradients, send new filters",
     9: "update the dense weights",
