@@ -175,11 +175,11 @@ def test_every_schedule_gives_the_same_to_the_last_bit(fused):
 def test_a_wait_that_is_left_out_is_seen(fault, fused):
     source = kernels.source("limit")
     assert FAULTS[fault] in source
-    model = ODD["one block, one layer"]
+    model = Model((1, 12, 12), (*ODD["one block, one layer"].layers, ReLU(), Linear(6)))
 
     def in_six_schedules():
         for seed in range(6):
-            same_as_float64(fused(seed, source.replace(FAULTS[fault], "")), 7, make("sgd"), model)
+            same_as_float64(fused(seed, source.replace(FAULTS[fault], ";")), 7, make("sgd"), model)
 
     with pytest.raises((AssertionError, emulator.Failed)):
         in_six_schedules()
@@ -187,7 +187,7 @@ def test_a_wait_that_is_left_out_is_seen(fault, fused):
 
 def test_the_kernels_fit_into_registers():
     try:
-        assert ptxas.resources("limit", ADAM=1, PAIRS=1)["train"].spilled_bytes <= 8
+        assert ptxas.resources("limit", ADAM=1, PAIRS=1)["train"].spilled_bytes == 0
         assert all(each.spilled_bytes == 0 for each in ptxas.resources("limit_graph", ADAM=1).values())
     except FileNotFoundError as error:
         pytest.skip(str(error))

@@ -169,6 +169,7 @@ __device__ void expect_neighbour() {
 template <bool waits>
 __device__ void through_network(Exchange& exchange, const Image& mine, Convs& convs, int image, int n,
                                 Word step, Word phase, bool last, float* row_loss) {
+    if (STREAMS) convs = Convs();  // there registers are scarcer than time
     convs.ask(exchange.convs);
     mine.put();
     if (IMAGE_BLOCKS > 1 && thread() == CLERK) expect_neighbour();
