@@ -41,7 +41,7 @@ ODD = {
 # What the emulator must see if it is left out
 FAULTS = {
     "nobody waits for the dense weights": "wait_for_copy(&head().dense[0], phase, NEW_DENSE, step);\n    stamp(3);",
-    "nobody waits for the other dense weights": "if (layer == 1) wait_for_copy(&head().dense[1], phase, NEW_DENSE, step);",
+    "nobody waits for the other dense weights": "wait_for_copy(&head().dense[1], phase, NEW_DENSE, step);",
     "nobody waits for the filters": "mail.wait(step, at(convs), NEW_CONVS);",
     "nobody waits for the slopes": "wait_for(&exchange.slopes_there, GRID * step, SLOPES_THERE, step);",
     "nobody waits for the rows": "cp_async_wait_all();\n        __syncwarp();",
