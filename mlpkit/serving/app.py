@@ -10,7 +10,6 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import lru_cache
 from importlib.resources import files
 from urllib.parse import parse_qsl
 
@@ -44,6 +43,7 @@ class Service:
         self.computing = ThreadPoolExecutor(1, "prepare")
         self.preparing, self.accepted, self.done = 0, 0, 0
         self.entering = 0  # requests whose tasks begin in this turn of the event loop
+        self.refusals: dict[int, bytes] = {}  # by the seconds that they tell
         self.registry = CollectorRegistry()
         self.answered = Counter("mlpkit_requests", "Requests by HTTP status.", ["code"], registry=self.registry)
         self.refused = self.answered.labels(429)
@@ -128,7 +128,11 @@ class Service:
         """Return the bytes of the response to a request that is refused, and count it."""
         self.accepted, self.done = self.accepted + 1, self.done + 1
         self.refused.inc()
-        return _refusal(full.seconds)
+        if full.seconds not in self.refusals:
+            body = _problem(full)
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nretry-after: {full.seconds}"
+            self.refusals[full.seconds] = f"HTTP/1.1 429 Too Many Requests\r\n{head}\r\n\r\n{body}".encode()
+        return self.refusals[full.seconds]
 
     def _asked(self, query):
         """Return k and explain of a query string. Raises Refused."""
@@ -187,13 +191,6 @@ def _expire(future):
 
 def _problem(error):
     return json.dumps({"detail": str(error)})
-
-
-@lru_cache
-def _refusal(seconds):
-    body = _problem(Full(seconds))
-    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nretry-after: {seconds}"
-    return f"HTTP/1.1 429 Too Many Requests\r\n{head}\r\n\r\n{body}".encode()
 
 
 async def read(headers, receive):

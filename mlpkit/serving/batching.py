@@ -215,9 +215,9 @@ class Batcher:
 
         A queue that stands is one in which even short stays of a while are too long (CoDel: Nichols and Jacobson 2012):
         a long one alone may be a burst, or a machine that did something else. The shortest one alone may be luck: what
-        counts is the one that a quarter of the batches stays below. Where r a second leave, n stay for n / r seconds
-        (Little's law): so the room shrinks by as much as that stay is too long. How long outputs waited until they were
-        taken counts twice: as long waits what comes, in a socket, where nobody sees it.
+        counts is the one that a quarter is below. Where r a second leave, n stay for n / r seconds (Little's law): so
+        the room shrinks by as much as that stay is too long. How long outputs waited until they were taken counts
+        twice: as long waits what comes, in a socket, where nobody sees it.
         """
         now, lasts = time.monotonic(), max(WHILE, took)
         self._stays.append((now - came) + (now - ended) - self.wait - 2 * took)

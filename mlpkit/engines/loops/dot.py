@@ -6,7 +6,7 @@ Which instructions do that depends on the processor, and never changes a bit:
     vnni     vpdpbusd, one instruction (AVX-512 VNNI, AVX-VNNI)
     maddubs  vpmaddubsw, whose sums of two products have 16 bits, vpmaddwd, vpaddd. The first saturates beyond 32,767,
              which it can't reach: the weights of a pair are chosen so that their sum is within 128; see `nn.quantize`.
-             Where two steps' sums stay within it together, they are added in 16 bits: two instructions less of six
+             Where two steps' sums stay within it together, they are added in 16 bits: five instructions for six
     plain    bytes that are widened and multiplied, for any other processor
 
 A tile is the outputs of a few pixels for a block of channels. Its sums begin at the bias and stay in registers until
@@ -144,9 +144,8 @@ def _tile(kind, pixels, width, group, code, x, x_at, y, y_at, weights, begin, en
 
     x, y: addresses of an image's inputs and outputs; x_at, y_at: of tables of distances in bytes, to each window's
     corner and to each output. weights (steps, width, a register), begin, end (width, a register): addresses; bias in
-    begin, what `finish` multiplies by in end. along: address of a table of distances, from a corner to each step's 4
-    bytes. pairs: so many of the first steps are done by two. lanes: how many channels there are, from the first one of
-    the block on. Nothing is checked.
+    begin, what `finish` multiplies by in end. along: the address of a table of distances to each step's 4 bytes. pairs:
+    so many of the first steps are done by two. lanes: channels from the block's first one on. Nothing is checked.
     """
     does, builder = kind(code), code.builder
     corners = [code.at(x, code.distance(x_at, p)) for p in range(pixels)]
