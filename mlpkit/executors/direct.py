@@ -208,8 +208,8 @@ def by_two(packed):
     each lane and each half, so do their sums in 16 bits: these need not become 32 bits one by one.
     """
     orders = []
-    for halves in packed.reshape(*packed.shape[:2], -1, 2).astype(np.int16):
-        signs = np.concatenate([halves.clip(min=0).sum(axis=2), -halves.clip(max=0).sum(axis=2)], axis=1)
+    for two in packed.reshape(*packed.shape[:2], -1, 2).astype(np.int16):
+        signs = np.concatenate([two.clip(min=0).sum(axis=2), -two.clip(max=0).sum(axis=2)], axis=1)
         left, pairs, alone = list(signs.sum(axis=1).argsort()[::-1]), list[int](), list[int]()
         while left:
             one = left.pop(0)  # the heaviest, with the heaviest that fits
