@@ -14,11 +14,11 @@ from mlpkit.checks import check_batch, check_count, check_finite
 from mlpkit.engines.loops import direct
 from mlpkit.engines.loops.compiler import Threads
 from mlpkit.engines.loops.convolve import Tables
-from mlpkit.engines.loops.dot import ALONE, KINDS, PIXELS, SHAPES, WIDE
+from mlpkit.engines.loops.dot import ALONE, KINDS, PIXELS, SHAPES, WIDE, way
 from mlpkit.engines.loops.simd import BYTES, LANES
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.fused import operations
-from mlpkit.nn.quantize import in_memory
+from mlpkit.nn.quantize import PAIR, in_memory
 
 from . import plain
 from .integers import integers_of
@@ -121,6 +121,11 @@ class Plan:
         width = most if units > (most - 1) * LANES else 1
         shape = SHAPES.index((1 if len(windows) == 1 else PIXELS[width > 1], width, group))
         packed, begin, end = self._weights(each, of, units, width, together, shift)
+        along = (np.arange(size)[:, None] * x.row + 4 * np.arange(packed.shape[1] // size)).ravel()
+        pairs, apart = 0, 0
+        if self.item == 1 and way() == "maddubs":
+            orders, pairs = by_two(packed)
+            packed, along, apart = np.take_along_axis(packed, orders[..., None, None], 1), along[orders], len(along)
         low, step_of, zero = (0 if of.relu else -1), 1, 0
         if kind:
             low, step_of, zero = each.low, each.shift, each.y.zero_point if each.y else 0
@@ -129,7 +134,8 @@ class Plan:
             x_image=x.image, y_image=y.image, dense=not convolves, pixels=len(windows), tile=SHAPES[shape][0],
             group=group, x_at=self._table(windows, group), y_at=self._table(outputs, 1), channels=units * together,
             width=width * LANES, item=y.item, weights=self._put(packed), block=packed[0].nbytes, begin=begin, end=end,
-            rows=size, run=packed.shape[2], step=x.row, low=low, shift=step_of, zero=zero,
+            pairs=pairs, steps=packed.shape[1], along=self.tables.put(along), apart=apart, low=low, shift=step_of,
+            zero=zero,
         ))  # fmt: skip
 
     def _weights(self, each, of, units, width, together, shift):
@@ -147,12 +153,12 @@ class Plan:
         return self.tables.put(np.concatenate([starts, np.tile(starts[-group:], SPARE)]))
 
     def _packed(self, rows, width):
-        """Return weights (channels, rows, run) as (blocks, rows, steps, lanes, elements of a step)."""
+        """Return weights (channels, rows, run) as (blocks, steps, lanes, elements of a step)."""
         each = 4 // rows.itemsize
         across = width * LANES
         rows = np.pad(rows, ((0, -len(rows) % across), (0, 0), (0, -rows.shape[2] % each)))
         blocks = rows.reshape(-1, across, rows.shape[1], rows.shape[2] // each, each)
-        return np.ascontiguousarray(blocks.transpose(0, 2, 3, 1, 4))
+        return np.ascontiguousarray(blocks.transpose(0, 2, 3, 1, 4)).reshape(len(blocks), -1, across, each)
 
     def _windows(self, of, x, y, together):
         """Return the distances to an image's windows, those of a pooling window together, and to its outputs.
@@ -193,6 +199,27 @@ def _together(of, units, y):
     shift = of.layer.stride * of.shape[0] * (2 if of.pool else 1)
     several = [m for m in range(2, LANES // units + 1) if y.columns % m == 0 and shift % 2 == 0]
     return (several[0] if several else 1), shift
+
+
+def by_two(packed):
+    """Return each block's steps in another order, (blocks, steps), and how many pairs come first.
+
+    packed (blocks, steps, lanes, 4), bytes. Where two steps' weights of one sign add up to at most `quantize.PAIR`, in
+    each lane and each half, so do their sums in 16 bits: these need not become 32 bits one by one.
+    """
+    orders = []
+    for two in packed.reshape(*packed.shape[:2], -1, 2).astype(np.int16):
+        signs = np.concatenate([two.clip(min=0).sum(axis=2), -two.clip(max=0).sum(axis=2)], axis=1)
+        left, pairs, alone = list(signs.sum(axis=1).argsort()[::-1]), list[int](), list[int]()
+        while left:
+            one = left.pop(0)  # the heaviest, with the heaviest that fits
+            fits = (signs[one] + signs[left] <= PAIR).all(axis=1)
+            if fits.any():
+                pairs += one, left.pop(fits.argmax())
+            else:
+                alone.append(one)
+        orders.append((pairs, alone))
+    return np.array([pairs + alone for pairs, alone in orders]), min(len(pairs) // 2 for pairs, _ in orders)
 
 
 def _beside(rows, together, shift):

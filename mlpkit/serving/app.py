@@ -42,6 +42,8 @@ class Service:
         self.reader, self.seconds, self.queue = reader, seconds, queue
         self.computing = ThreadPoolExecutor(1, "prepare")
         self.preparing, self.accepted, self.done = 0, 0, 0
+        self.entering = 0  # requests whose tasks begin in this turn of the event loop
+        self.refusals: dict[int, bytes] = {}  # by the seconds that they tell
         self.registry = CollectorRegistry()
         self.answered = Counter("mlpkit_requests", "Requests by HTTP status.", ["code"], registry=self.registry)
         self.refused = self.answered.labels(429)
@@ -112,17 +114,25 @@ class Service:
                 each |= {"seen": seen, "because": because}
         return json.dumps({"predictions": told})
 
-    def full(self):
-        """Return the Full that a request gets now, or None."""
-        return Full(1) if self.preparing >= PREPARED else self.batcher.full()
+    def enter(self):
+        """Count a request that has no place in the queue yet: hundreds may come in one turn of the event loop."""
+        if not self.entering:
+            self.loop.call_soon(setattr, self, "entering", 0)
+        self.entering += 1
+
+    def full(self, ahead=0):
+        """Return the Full that a request gets now, or None. ahead: requests before it that enter the queue soon."""
+        return Full(1) if self.preparing >= PREPARED else self.batcher.full(ahead=ahead)
 
     def refusal(self, full):
         """Return the bytes of the response to a request that is refused, and count it."""
         self.accepted, self.done = self.accepted + 1, self.done + 1
         self.refused.inc()
-        body = _problem(full)
-        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nretry-after: {full.seconds}"
-        return f"HTTP/1.1 429 Too Many Requests\r\n{head}\r\n\r\n{body}".encode()
+        if full.seconds not in self.refusals:
+            body = _problem(full)
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nretry-after: {full.seconds}"
+            self.refusals[full.seconds] = f"HTTP/1.1 429 Too Many Requests\r\n{head}\r\n\r\n{body}".encode()
+        return self.refusals[full.seconds]
 
     def _asked(self, query):
         """Return k and explain of a query string. Raises Refused."""

@@ -26,7 +26,7 @@ import numpy as np
 from mlpkit.checks import check_count, check_not_negative, check_positive
 
 LEAST, GROWS = 16, 10  # rows for which there is room always; by which share of it the room grows
-WHILE = 0.1  # seconds of which the shortest stay is looked at
+WHILE, SHORTER = 0.1, 4  # seconds whose stays are looked at; one in so many of these is shorter than what counts
 
 
 class Full(Exception):
@@ -75,8 +75,8 @@ class Batcher:
         self.waiting = 0  # rows in the queue
         self.under_way = 0  # rows that were accepted and have no outputs yet
         self.limit = self.most = self.capacity + self.longest * len(predictions)  # rows that may be under way
-        self._judged, self._least = time.monotonic(), math.inf  # since when stays are looked at, and the shortest
-        self._refused = False  # whether somebody was, since then
+        self._judged, self._refused = time.monotonic(), False  # since when stays are looked at; was somebody refused?
+        self._stays: list[float] = []
         self.row_seconds = 0.0  # a row's share of recent batches
         self._queue: deque[Request] = deque()
         self._changed = threading.Condition()
@@ -110,12 +110,13 @@ class Batcher:
             self._changed.notify()
         return future
 
-    def _fits(self, n):
-        return self.waiting + n <= self.capacity and (not self.under_way or self.under_way + n <= self.limit)
+    def _fits(self, n, ahead=0):
+        under_way = self.under_way + ahead
+        return self.waiting + ahead + n <= self.capacity and (not under_way or under_way + n <= self.limit)
 
-    def full(self, n=1):
-        """Return the Full that a request of n rows would get now, or None."""
-        if self._fits(n):
+    def full(self, n=1, ahead=0):
+        """Return the Full that a request of n rows would get, or None. ahead: rows that will be there before it."""
+        if self._fits(n, ahead):
             return None
         self._refused = True
         return Full(max(1, math.ceil(self.waiting * self.row_seconds / len(self._workers))))
@@ -212,21 +213,23 @@ class Batcher:
     def _adapt(self, came, took, ended):
         """Look whether a queue stands; make less room at once where it does, more by and by where one was refused.
 
-        A queue that stands is one in which even the shortest stay of a while is too long (CoDel: Nichols and Jacobson
-        2012): a long one alone may be a burst, or a machine that did something else. Where r a second leave, n stay for
-        n / r seconds (Little's law): so the room shrinks by as much as that stay is too long. How long outputs waited
-        until they were taken counts twice: as long waits what comes, in a socket, where nobody sees it.
+        A queue that stands is one in which even short stays of a while are too long (CoDel: Nichols and Jacobson 2012):
+        a long one alone may be a burst, or a machine that did something else. The shortest one alone may be luck: what
+        counts is the one that a quarter is below. Where r a second leave, n stay for n / r seconds (Little's law): so
+        the room shrinks by as much as that stay is too long. How long outputs waited until they were taken counts
+        twice: as long waits what comes, in a socket, where nobody sees it.
         """
         now, lasts = time.monotonic(), max(WHILE, took)
-        self._least = min(self._least, (now - came) + (now - ended) - self.wait - 2 * took)
+        self._stays.append((now - came) + (now - ended) - self.wait - 2 * took)
         if now < self._judged + lasts:
             return
-        if self._least > self.target:
+        stay = sorted(self._stays)[len(self._stays) // SHORTER]
+        if stay > self.target:
             if now <= self._judged + 2 * lasts:  # else nobody came, or all stood still: one stay tells of no queue
-                self.limit = max(LEAST, int(self.limit * self.target / self._least))
+                self.limit = max(LEAST, int(self.limit * self.target / stay))
         elif self._refused:
             self.limit = min(self.most, self.limit + max(1, self.limit // GROWS))
-        self._judged, self._least, self._refused = now, math.inf, False
+        self._judged, self._stays, self._refused = now, [], False
 
 
 def _late():

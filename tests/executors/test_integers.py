@@ -105,6 +105,18 @@ def test_every_instruction_adds_the_same_integers(way, tmp_path):
             assert_array_equal(found[name], integers_of(name)(rows(name)))
 
 
+def test_two_steps_whose_sums_are_added_in_16_bits_fit_whatever_comes():
+    packed = np.random.default_rng(0).normal(0, 15, (3, 200, 8, 4)).clip(-127, 127).astype(np.int8)
+    packed[0, ::2, 0, :2], packed[2, ::3, 7, 2:] = (127, 1), (-64, -64)  # the largest that are allowed
+    orders, count = DIRECT.by_two(packed)
+    assert count > 50
+    for block, order in zip(packed.astype(int), orders, strict=True):
+        assert sorted(order) == list(range(200))
+        two = block[order[: 2 * count]].reshape(count, 2, 8, 2, 2)
+        assert 255 * two.clip(min=0).sum(axis=(1, 4)).max() < 2**15
+        assert 255 * two.clip(max=0).sum(axis=(1, 4)).min() >= -(2**15)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("n", [1, 21])
 def test_float32_in_one_call_is_the_network(name, n):

@@ -153,6 +153,23 @@ def test_the_room_shrinks_by_as_much_as_the_shortest_stay_of_a_while_is_too_long
     assert batcher.close(20)
 
 
+def test_a_lucky_batch_hides_no_queue_that_stands():
+    batcher = Batcher([lambda x: x], 64, capacity=936, target=0.02)
+    stay(batcher, 0.001, *np.linspace(0.202, 0.203, 7))
+    assert batcher.limit == pytest.approx(100, rel=0.1)
+    stay(batcher, *np.linspace(0.202, 0.203, 7), 0.001, 0.002, 0.003)
+    assert batcher.limit == pytest.approx(100, rel=0.1)
+    assert batcher.close(20)
+
+
+def test_who_is_on_the_way_to_the_queue_takes_room_there():
+    batcher = Batcher([lambda x: x], 64, target=1e-3)
+    stay(batcher, 10.0)
+    assert batcher.full(ahead=15) is None
+    assert batcher.full(ahead=16)
+    assert batcher.close(20)
+
+
 def test_a_moment_in_which_all_stood_still_takes_no_room():
     batcher = Batcher([lambda x: x], 64, capacity=936, target=0.02)
     batcher._judged -= 3 * batching.WHILE  # nothing was settled meanwhile

@@ -367,33 +367,83 @@ async def say(streams, *parts):
     return int(head[9:12]), head, json.loads(await streams[0].readexactly(size))
 
 
+SHORT = b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+HEAD = f"POST /classify?k=2 HTTP/1.1\r\nhost: x\r\ncontent-type: {RAW}\r\ncontent-length: 784\r\n\r\n".encode()
+
+
+@contextlib.asynccontextmanager
+async def listening(service, monkeypatch):
+    """Yield the server of a service, and its address."""
+    server, sock = command.server(service), socket.create_server(("127.0.0.1", 0))
+    monkeypatch.setattr(server, "capture_signals", contextlib.nullcontext)
+    running = asyncio.ensure_future(server.serve([sock]))
+    await until(lambda: server.started)
+    yield server, sock.getsockname()
+    server.should_exit = True
+    await running
+
+
 def test_while_full_a_small_request_is_refused_by_its_head_and_its_connection_goes_on(service, digits, monkeypatch):
-    one = digits.validation.X[:1].tobytes()
-    head = f"POST /classify?k=2 HTTP/1.1\r\nhost: x\r\ncontent-type: {RAW}\r\ncontent-length: 784\r\n\r\n".encode()
+    one, head = digits.validation.X[:1].tobytes(), HEAD
     big = head.replace(b"784", b"20000")
 
     async def main():
-        server, sock = command.server(service), socket.create_server(("127.0.0.1", 0))
-        monkeypatch.setattr(server, "capture_signals", contextlib.nullcontext)
-        running = asyncio.ensure_future(server.serve([sock]))
-        await until(lambda: server.started)
-        streams = await asyncio.open_connection(*sock.getsockname())
-        found = [await say(streams, head + one)]
-        monkeypatch.setattr(service.batcher, "full", lambda: Full(3))
-        found += [await say(streams, head + one), await say(streams, head[:20], head[20:], one[:9], one[9:])]
-        found += [await say(streams, big, bytes(20000)), await say(streams, head.replace(b"POST", b"PUT") + one)]
-        found += [await say(streams, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")]
-        monkeypatch.undo()
-        found += [await say(streams, head + one)]
-        streams[1].close()
-        server.should_exit = True
-        await running
-        return found
+        async with listening(service, monkeypatch) as (_, address):
+            streams = await asyncio.open_connection(*address)
+            found = [await say(streams, head + one)]
+            monkeypatch.setattr(service.batcher, "full", lambda **_: Full(3))
+            found += [await say(streams, head + one), await say(streams, head[:20], head[20:], one[:9], one[9:])]
+            found += [await say(streams, big, bytes(20000)), await say(streams, head.replace(b"POST", b"PUT") + one)]
+            found += [await say(streams, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")]
+            monkeypatch.undo()
+            found += [await say(streams, head + one)]
+            streams[1].close()
+            return found
 
     found = asyncio.run(main())
     assert [status for status, _, _ in found] == [200, 429, 429, 429, 405, 200, 200]
     assert service.accepted == service.done
     assert all("retry-after: 3" in head and "try again in 3 s" in told["detail"] for _, head, told in found[1:4])
+
+
+def test_of_many_that_come_at_once_no_more_enter_than_there_is_room_for(service, digits, monkeypatch):
+    slow, one, entered = Slow(service, monkeypatch), digits.validation.X[:1].tobytes(), []
+    classify = service.classify
+    monkeypatch.setattr(service, "classify", lambda *asked: entered.append(1) or classify(*asked))
+
+    async def main():
+        async with listening(service, monkeypatch) as (_, address):
+            service.batcher.limit, before = 16, service.done
+            clients = [await asyncio.open_connection(*address) for _ in range(60)]
+            for _, writer in clients:
+                writer.write(HEAD + one)  # nothing is awaited: the server sees all of them in one turn of the loop
+            await until(lambda: service.done == before + 44)
+            slow.go.set()
+            found = [await say(streams) for streams in clients]
+            for _, writer in clients:
+                writer.close()
+            return [status for status, _, _ in found]
+
+    found = asyncio.run(main())
+    assert (found.count(200), found.count(429), len(entered)) == (16, 44, 16)
+    assert service.entering == 0
+
+
+def test_a_client_that_reads_no_refusal_gets_no_more_of_them(service, monkeypatch):
+    async def main():
+        async with listening(service, monkeypatch) as (server, address):
+            monkeypatch.setattr(service.batcher, "full", lambda **_: Full(3))
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(client, address)
+                with contextlib.suppress(TimeoutError):
+                    for _ in range(400):
+                        await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(client, 100 * SHORT), 2)
+                [protocol] = server.server_state.connections
+                return protocol.transport.get_write_buffer_size()
+
+    assert asyncio.run(main()) < 1e6
 
 
 # Beside predictions

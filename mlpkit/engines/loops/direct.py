@@ -39,9 +39,10 @@ class Products(NamedTuple):
     block: int  # from a block's weights to the next's
     begin: int  # where biases begin, and multipliers
     end: int
-    rows: int
-    run: int
-    step: int  # from a row of a window to the next
+    pairs: int  # of steps that are done by two, the first ones
+    steps: int  # of 4 bytes of a window
+    along: int  # where the table of their distances begins, and how far it is to another block's
+    apart: int
     low: int
     shift: int = 1
     zero: int = 0
@@ -98,7 +99,8 @@ def products(step, start, images, tables, weights, work, share, shares):
             tables + (step.x_at + t * step.tile) * ADDRESS,
             y + image * step.y_image + channel * step.item,
             tables + (step.y_at + t * step.tile // step.group) * ADDRESS, weights + step.weights + block * step.block,
-            weights + step.begin + channel * 4, weights + step.end + channel * 4, step.rows, step.run, step.step,
+            weights + step.begin + channel * 4, weights + step.end + channel * 4, step.pairs, step.steps,
+            tables + (step.along + block * step.apart) * ADDRESS,
             step.channels - channel, step.low, step.shift, step.zero,
         )  # fmt: skip
         t += 1
@@ -135,7 +137,7 @@ def fill(x, inputs, next_image, next_row, pixels, scale, zero):
     whether all are finite.
     """
     n, channels, rows, columns = x.shape
-    odd = 0
+    odd = False
     for image in range(n):
         for r in range(rows):
             row = inputs[image * next_image + r * next_row :]
@@ -147,8 +149,8 @@ def fill(x, inputs, next_image, next_row, pixels, scale, zero):
                     for c in range(columns):
                         row[c * channels + k] = entry(x[image, k, r, c], pixels, scale, zero)
                 for c in range(columns):
-                    odd += not abs(np.float32(x[image, k, r, c])) < np.inf
-    return odd == 0
+                    odd |= not abs(np.float32(x[image, k, r, c])) < np.inf
+    return not odd
 
 
 def entry(value, pixels, scale, zero):
@@ -199,7 +201,7 @@ def predict_shared(images, steps, tables, weights, work, shares, enough):
             continue
         step = Products(*to_fixed_tuple(steps[i], FIELDS))
         windows = images * (1 if step.dense else step.pixels)
-        if windows * step.channels * step.rows * step.run * 4 < enough:
+        if windows * step.channels * step.steps * 4 < enough:
             products(step, 0, images, address(tables), address(weights), address(work), 0, 1)
         else:
             for share in prange(shares):

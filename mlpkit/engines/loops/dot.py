@@ -5,7 +5,8 @@ Which instructions do that depends on the processor, and never changes a bit:
 
     vnni     vpdpbusd, one instruction (AVX-512 VNNI, AVX-VNNI)
     maddubs  vpmaddubsw, whose sums of two products have 16 bits, vpmaddwd, vpaddd. The first saturates beyond 32,767,
-             which it can't reach: the weights of a pair are chosen so that their sum is within 128; see `nn.quantize`
+             which it can't reach: the weights of a pair are chosen so that their sum is within 128; see `nn.quantize`.
+             Where two steps' sums stay within it together, they are added in 16 bits: five instructions for six
     plain    bytes that are widened and multiplied, for any other processor
 
 A tile is the outputs of a few pixels for a block of channels. Its sums begin at the bias and stay in registers until
@@ -13,12 +14,14 @@ they are done. Then comes the largest of each pooling window, ReLU, and for byte
 for this processor, or for what NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say; these decide here, too.
 """
 
+from functools import reduce
+
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .simd import _FEATURES, BYTES, INDEX, LANES, REGISTERS, Writer, everywhere, written
+from .simd import _FEATURES, ADDRESS, BYTES, INDEX, LANES, REGISTERS, Writer, everywhere, written
 
 _HAS = frozenset(_FEATURES.split(","))
 BYTE, INT, LONG = (ir.IntType(bits) for bits in (8, 32, 64))
@@ -40,8 +43,8 @@ class Floats:
     def __init__(self, code):
         self.code, self.builder, self.vector = code, code.builder, code.vector
 
-    def step(self, x, weights, total):
-        return self.builder.call(self.code.fma, [x, weights, total])
+    def step(self, total, factors):
+        return self.builder.call(self.code.fma, [*factors, total])
 
     def largest(self, one, other):
         return self.builder.select(self.builder.fcmp_ordered(">", one, other), one, other)  # NaN stays where it is
@@ -59,30 +62,35 @@ class Bytes:
 
     def __init__(self, code):
         self.code, self.builder, self.vector = code, code.builder, code.vector
-        self.bytes = ir.VectorType(BYTE, BYTES)
+        self.bytes, shorts = ir.VectorType(BYTE, BYTES), ir.VectorType(ir.IntType(16), BYTES // 2)
+        ones = ir.Constant(shorts, [1] * shorts.count)
+        if (
+            way() == "maddubs"
+        ):  # an instruction that LLVM can't look into: else ones are the first to lose their register
+            self.ones = self.builder.asm(ir.FunctionType(shorts, [shorts]), "", "=x,0", [ones], True)
 
-    def step(self, x, weights, total):
-        return getattr(self, f"_{way()}")(x, weights, total)
+    def step(self, total, *factors):
+        """Return a total and the products of (x, weights); for "maddubs" of two, whose sums fit into 16 bits, too."""
+        return getattr(self, f"_{way()}")(total, *factors)
 
     def _call(self, name, out, *arguments):
         kind = ir.FunctionType(out, [each.type for each in arguments])
         return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
 
-    def _vnni(self, x, weights, total):
-        return self._call(f"llvm.x86.avx512.vpdpbusd.{8 * BYTES}", self.vector, total, x, weights)
+    def _vnni(self, total, factors):
+        return self._call(f"llvm.x86.avx512.vpdpbusd.{8 * BYTES}", self.vector, total, *factors)
 
-    def _maddubs(self, x, weights, total):
+    def _maddubs(self, total, *factors):
         two, four = ("avx512.pmaddubs.w.512", "avx512.pmaddw.d.512") if BYTES == 64 else ("avx2.pmadd.ub.sw",
                                                                                           "avx2.pmadd.wd")  # fmt: skip
         shorts = ir.VectorType(ir.IntType(16), BYTES // 2)
-        x, weights = (self.builder.bitcast(each, self.bytes) for each in (x, weights))
-        ones = ir.Constant(shorts, [1] * (BYTES // 2))
-        pairs = self._call(f"llvm.x86.{two}", shorts, x, weights)
-        return self.builder.add(total, self._call(f"llvm.x86.{four}", self.vector, pairs, ones))
+        pairs = [[self.builder.bitcast(each, self.bytes) for each in pair] for pair in factors]
+        sums = reduce(self.builder.add, [self._call(f"llvm.x86.{two}", shorts, *pair) for pair in pairs])
+        return self.builder.add(total, self._call(f"llvm.x86.{four}", self.vector, sums, self.ones))
 
-    def _plain(self, x, weights, total):
+    def _plain(self, total, factors):
         wide, builder = ir.VectorType(INT, BYTES), self.builder
-        x, weights = (builder.bitcast(each, self.bytes) for each in (x, weights))
+        x, weights = (builder.bitcast(each, self.bytes) for each in factors)
         products = builder.mul(builder.zext(x, wide), builder.sext(weights, wide))
         for i in range(4):
             lanes = ir.Constant(ir.VectorType(INT, LANES), list(range(i, BYTES, 4)))
@@ -97,24 +105,26 @@ class Requantized(Bytes):
     """Sums become bytes again: `min(max((sum * multiplier + half) >> shift, low), 255)`, the product in 64 bits."""
 
     def finish(self, totals, end, low, shift, zero):
-        longs, out = ir.VectorType(LONG, LANES), ir.VectorType(BYTE, LANES)
-        half = self.builder.shl(LONG(1), self.builder.sub(shift, LONG(1)))
-        half = self.builder.add(half, self.builder.shl(zero, shift))
+        builder, longs, out = self.builder, ir.VectorType(LONG, LANES // 2), ir.VectorType(BYTE, LANES)
+        half = builder.shl(LONG(1), builder.sub(shift, LONG(1)))
+        half = builder.add(half, builder.shl(zero, shift))
         above = LONG(2**62)  # all is positive with it, and AVX2 shifts nothing else; products are less than 2^62
-        half, back = self.builder.add(half, above), self.builder.trunc(self.builder.lshr(above, shift), INT)
-        half, shift = (everywhere(self.builder, longs, each) for each in (half, shift))
-        back = everywhere(self.builder, self.vector, back)
-        low = everywhere(self.builder, self.vector, self.builder.trunc(low, INT))
-        most = ir.Constant(self.vector, [255] * LANES)
+        half, back = builder.add(half, above), builder.trunc(builder.lshr(above, shift), INT)
+        half, shift = (everywhere(builder, longs, each) for each in (half, shift))
+        back = everywhere(builder, self.vector, back)
+        low = everywhere(builder, self.vector, builder.trunc(low, INT))
+        most, word = ir.Constant(self.vector, [255] * LANES), ir.Constant(longs, [32] * (LANES // 2))
         found = []
         for i, total in enumerate(totals):
-            multiplier = self.code.load(self.code.at(end, i * BYTES))
-            product = self.builder.mul(self.builder.sext(total, longs), self.builder.sext(multiplier, longs))
-            product = self.builder.lshr(self.builder.add(product, half), shift)
-            value = self.builder.sub(self.builder.trunc(product, self.vector), back)
-            value = self.largest(value, low)
-            value = self.builder.select(self.builder.icmp_signed("<", value, most), value, most)
-            found.append(self.builder.trunc(value, out))
+            factors = [builder.bitcast(each, longs) for each in (total, self.code.load(self.code.at(end, i * BYTES)))]
+            odd = [builder.ashr(each, word) for each in factors]  # each second number, as 64 bits; and those between
+            even = [builder.ashr(builder.shl(each, word), word) for each in factors]
+            odd, even = (builder.lshr(builder.add(builder.mul(*each), half), shift) for each in (odd, even))
+            even = builder.lshr(builder.shl(even, word), word)
+            value = builder.bitcast(builder.or_(even, builder.shl(odd, word)), self.vector)
+            value = self.largest(builder.sub(value, back), low)
+            value = builder.select(builder.icmp_signed("<", value, most), value, most)
+            found.append(builder.trunc(value, out))
         return found
 
 
@@ -128,30 +138,35 @@ class Dequantized(Bytes):
                 for total, scale in zip(totals, scales, strict=True)]  # fmt: skip
 
 
-def _tile(kind, pixels, width, group, code, x, x_at, y, y_at, weights, begin, end, rows, run, step, lanes, low,
+def _tile(kind, pixels, width, group, code, x, x_at, y, y_at, weights, begin, end, pairs, steps, along, lanes, low,
           shift, zero):  # fmt: skip
     """Write the outputs of a tile; of each `group` of pixels the largest.
 
     x, y: addresses of an image's inputs and outputs; x_at, y_at: of tables of distances in bytes, to each window's
-    corner and to each output. weights (rows, run, width, a register), begin, end (width, a register): addresses; bias
-    in begin, what `finish` multiplies by in end. A window is `rows` times `run` steps of 4 bytes, `step` bytes apart.
-    lanes: how many channels there are, from the first one of the block on. Nothing is checked.
+    corner and to each output. weights (steps, width, a register), begin, end (width, a register): addresses; bias in
+    begin, what `finish` multiplies by in end. along: the address of a table of distances to each step's 4 bytes. pairs:
+    so many of the first steps are done by two. lanes: channels from the block's first one on. Nothing is checked.
     """
     does, builder = kind(code), code.builder
     corners = [code.at(x, code.distance(x_at, p)) for p in range(pixels)]
     bias = [code.load(code.at(begin, q * BYTES)) for q in range(width)]
     totals = code.totals(bias * pixels)
-    place, number = cgutils.alloca_once_value(builder, weights), does.vector.element
-    with cgutils.for_range(builder, rows) as down, cgutils.for_range(builder, run) as right:
-        at = builder.load(place)
-        distance = code.at(builder.mul(down.index, step), builder.shl(right.index, INDEX(2)))
-        vectors = [code.load(code.at(at, q * BYTES)) for q in range(width)]
-        for p, corner in enumerate(corners):
-            value = builder.load(builder.inttoptr(code.at(corner, distance), number.as_pointer()), align=1)
-            value = everywhere(builder, does.vector, value)
-            for vector, total in zip(vectors, totals[p * width :], strict=False):
-                builder.store(does.step(value, vector, builder.load(total)), total)
-        builder.store(code.at(at, width * BYTES), place)
+    place, path = (cgutils.alloca_once_value(builder, each) for each in (weights, along))
+    number = does.vector.element.as_pointer()
+    single, both = builder.sub(steps, builder.shl(pairs, INDEX(1))), kind is not Floats and way() == "maddubs"
+    for count, together in ((pairs, 2), (single, 1))[not both :]:
+        with cgutils.for_range(builder, count):
+            at, distances = builder.load(place), builder.load(path)
+            distances = [code.distance(distances, i) for i in range(together)]
+            vectors = [code.load(code.at(at, q * BYTES)) for q in range(together * width)]
+            for p, corner in enumerate(corners):
+                values = [builder.load(builder.inttoptr(code.at(corner, each), number), align=1) for each in distances]
+                values = [everywhere(builder, does.vector, value) for value in values]
+                for q, total in enumerate(totals[p * width : (p + 1) * width]):
+                    factors = zip(values, vectors[q::width], strict=True)
+                    builder.store(does.step(builder.load(total), *factors), total)
+            builder.store(code.at(at, together * width * BYTES), place)
+            builder.store(code.at(builder.load(path), together * ADDRESS), path)
     for g in range(pixels // group):
         found = [builder.load(total) for total in totals[g * group * width : (g * group + 1) * width]]
         for p in range(g * group + 1, (g + 1) * group):
@@ -206,9 +221,9 @@ VARIANTS = [(kind, *shape) for kind in (Floats, Requantized, Dequantized) for sh
 
 
 @written
-def tile(code, variant, x, x_at, y, y_at, weights, begin, end, rows, run, step, lanes, low, shift, zero):
+def tile(code, variant, x, x_at, y, y_at, weights, begin, end, pairs, steps, along, lanes, low, shift, zero):
     """Write a tile of the kind, pixels, width and group that VARIANTS[variant] names. See `_tile`."""
-    arguments = x, x_at, y, y_at, weights, begin, end, rows, run, step, lanes, low, shift, zero
+    arguments = x, x_at, y, y_at, weights, begin, end, pairs, steps, along, lanes, low, shift, zero
     for i, (kind, pixels, width, group) in enumerate(VARIANTS):
         with code.builder.if_then(code.builder.icmp_signed("==", variant, INDEX(i))):
             inner = code if kind is Floats else Writer(code.context, code.builder, types.int32)
