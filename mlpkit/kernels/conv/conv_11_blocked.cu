@@ -74,6 +74,9 @@ constexpr int MINE = WIDTH / SPLIT;  // windows of a warpgroup
 constexpr int MULTIPLIERS = TILES * HEIGHTS * SPLIT, THREADS = 128 * MULTIPLIERS + 64;  // warpgroups, threads
 constexpr int FILTER_PIECES = GROUPS * 64;  // of 64 output channels, a tap, CHUNK channels
 constexpr int FILTER_PARTS = STACKED ? 1 : PARTS;
+// With FIRST, stages of filters that are asked for ahead of the first image, as much as is there before it could be.
+constexpr int EARLY_BYTES = 32 << 10, STAGE_BYTES = HEIGHTS * FILTER_PARTS * FILTER_PIECES * sizeof(Piece);
+constexpr int EARLY = EARLY_BYTES < STAGE_BYTES ? 1 : EARLY_BYTES / STAGE_BYTES;
 constexpr int FIRST_PRODUCT = STACKED ? 1 : PARTS == 2 ? 0 : 2;  // low times high, high times low, high times high
 
 static_assert(!STACKED || (PARTS == 2 && HEIGHTS == 1), "both parts of the same filters");
@@ -320,13 +323,16 @@ static __device__ __forceinline__ void set_up(Barriers& barriers)
     __syncthreads();
 }
 
-// The producer warp of the images: CHUNK channels of a block's tiles at a time, by TMA.
+// The producer warp of the images: CHUNK channels of a block's tiles at a time, by TMA. With FIRST, where filters are
+// on their way already, the second one is not asked for before the first one is there: all blocks begin together, and
+// what is not needed yet would take its share of the bandwidth.
 static __device__ __forceinline__ void produce_images(const Problem& p, const TensorMap* images, const Work work,
                                                       Barriers& barriers, int lane)
 {
     int buffer = 0, round = 0;
     for (int item = blockIdx.x; item < work.items; item += gridDim.x)
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
+            if (FIRST && buffer == 1 && round == 0) wait(&barriers.full_image[0], 0);
             wait(&barriers.empty_image[buffer], ~round & 1);
             if (lane == 0)
                 mbarrier_arrive_expect_tx(&barriers.full_image[buffer],
@@ -339,8 +345,8 @@ static __device__ __forceinline__ void produce_images(const Problem& p, const Te
         }
 }
 
-// The producer warp of the filters: a stage at a time; where they are RESIDENT, each stage once. It also says what
-// scaled sums are to be multiplied by.
+// The producer warp of the filters: a stage at a time; where they are RESIDENT, each stage once. With FIRST, all but
+// the EARLY ones come behind the first image, too. It also says what scaled sums are to be multiplied by.
 static __device__ __forceinline__ void produce_filters(const Work work, const void* filters, const Scale* of_images,
                                                        const Scale* of_filters, Barriers& barriers, int lane,
                                                        float& unscale)
@@ -349,6 +355,7 @@ static __device__ __forceinline__ void produce_filters(const Work work, const vo
     for (int item = blockIdx.x; item < (RESIDENT ? blockIdx.x + 1 : work.items); item += gridDim.x)
         for (int stage = 0; stage < work.stages; ++stage) {
             wait(&barriers.empty[slot], ~round & 1);
+            if (FIRST && stage == EARLY && stage < work.taps && item == blockIdx.x) wait(&barriers.full_image[0], 0);
             // There before the last tap is, so it holds up none of the first ones; once, as others read it then.
             if (stage == work.stages - 1 && item == blockIdx.x) {
 #if OVERLAPS || FIRST
