@@ -22,7 +22,8 @@
 constexpr int FIRST_TAPS = FIRST_KERNEL * FIRST_KERNEL, FIRST_EACH = FIRST_TAPS + 1;  // sums of a filter: and the bias
 constexpr int FIRST_TALL = FIRST_DOWN * FIRST_POOL + FIRST_KERNEL - 1;
 constexpr int FIRST_SEEN = FIRST_ACROSS * FIRST_POOL + FIRST_KERNEL - 1;
-constexpr int FIRST_WIDE = FIRST_SEEN + (40 - FIRST_SEEN % 32) % 32;  // so that lanes read other banks
+constexpr int FIRST_WIDE = FIRST_SEEN + 1 + (40 - FIRST_SEEN % 32) % 32;  // 9 more than a multiple of the 32 banks:
+// what lanes read of four windows is in different ones, whichever pixel of a window is meant, and where a row ends, too.
 constexpr int FIRST_WINDOWS = FIRST_DOWN * FIRST_ACROSS;
 constexpr int FIRST_WORDS = FIRST_TALL * FIRST_WIDE + 8 * FIRST_WINDOWS + 2 * 64 * FIRST_EACH;  // words of a tile
 

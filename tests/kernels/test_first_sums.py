@@ -61,7 +61,7 @@ def source():
         "extern __shared__ __align__(128) unsigned char shared_bytes[];\n",
         between_lines(blocked_cuh, "#ifndef LACKS", "// The pieces by which"),
         first, "\n", between_lines(forward, "constexpr int MINE", "\n"), "\n",
-        between_lines(forward, "constexpr int LINE", "\n"), "\n",
+        between_lines(forward, "constexpr int LINE_WORDS", "\n"), "\n",
         between_lines(forward, "// Add what a tile's sums mean", '#endif\n\n#if FIRST\nusing After'), KERNEL,
     ])  # fmt: skip
 
@@ -105,13 +105,13 @@ def test_sums_are_the_gradients_of_taps(folder, n, channels, height, width, kern
     found = np.full((64, kernel**2 + 1), np.nan, "f4").view(emulator.Array)
     arrays = [each.view(emulator.Array) for each in (x.astype("f4"), words.astype("u4"), sums)]
     pointers = [arrays[0].data.ptr, arrays[1].data.ptr, found.data.ptr, groups]
-    macros = {"WIDTH": tiling.width, "SPLIT": tiling.split, "FIRST_KEEPS": 1, "FIRST_KERNEL": kernel}
+    macros = {"WIDTH": tiling.width, "SPLIT": tiling.split, "FIRST": 1, "FIRST_KEEPS": 1, "FIRST_KERNEL": kernel}
     macros |= {"FIRST_PADDING": padding, "FIRST_POOL": pool, "FIRST_HEIGHT": height, "FIRST_WIDTH": width}
     macros |= {"FIRST_DOWN": down, "FIRST_ACROSS": across}
     made = emulator.File(folder, 0, "first_sums", source(), **macros).get_function("made")
     problem = blocked.problem(conv, rows, bands, conv.pieces(rows), blocked.padded(channels, 8))
     made.max_dynamic_shared_size_bytes = 200 << 10
-    mine = tiling.width // tiling.split
+    mine = tiling.width // tiling.split + 4
     line = mine + (40 - mine % 32) % 32
     shared = between.behind(shape, about) + tiling.split * 4 * 4 * 8 * line
     of = problem, np.array(pointers, np.uint64).view("V32"), arrays[2], np.int32(n * bands)

@@ -218,7 +218,7 @@ def first_weights(mode, shape, about, x, dy, layout, kept, dw, db, counters):
 def behind(shape, about):
     """Return the bytes of shared memory that `first_sums` needs in the next convolution's kernel, for each tile."""
     seen = about.across * about.pool + shape.kernel - 1
-    wide = seen + (40 - seen % 32) % 32
+    wide = seen + 1 + (40 - seen % 32) % 32
     tall = about.down * about.pool + shape.kernel - 1
     return 4 * (tall * wide + 8 * about.down * about.across + 2 * 64 * (shape.kernel**2 + 1))
 

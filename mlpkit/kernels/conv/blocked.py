@@ -220,7 +220,7 @@ class Tiling:
         items, blocks = self.items(conv)
         buffers = 2 if padded(conv.channels) > self.chunk or items > blocks else 1
         taken = conv.pool or conv.behind  # eight lines of sums for each warp
-        mine = self.width // self.split
+        mine = self.width // self.split + 4 * (conv.behind > 0)
         line = mine + (40 - mine % 32) % 32 if taken else 0
         filters = self.slots * self.heights * self.tile * groups
         buffer = self.multipliers * 4 * 8 * 4 * line + self.stacked * self.tiles * 2 * 32 * self.width // 2 * 4

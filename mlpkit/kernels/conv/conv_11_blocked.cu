@@ -143,7 +143,9 @@ inline void store(const Problem& p, void* to, int tile, int channel, const float
     }
 }
 
-constexpr int LINE = MINE + (40 - MINE % 32) % 32;  // of a channel's sums: four lines are in different banks
+// Of a channel's sums: four lines are in different banks. With FIRST, where four lanes read four words of a line, the
+// last four of eight begin four words later: then all eight are.
+constexpr int LINE_WORDS = MINE + 4 * FIRST, LINE = LINE_WORDS + (40 - LINE_WORDS % 32) % 32;
 
 #if FOLLOWED
 // bias: of each lane, of the warp's channel of the lane's number % 16. buffer: a buffer of the warp, eight lines.
@@ -243,7 +245,7 @@ inline void add_to_first(const Problem& p, const First& f, int tile, int part, i
     int cells = down * FIRST_ACROSS + right, wrapped_cells = cells + FIRST_ACROSS - p.pitch;
     int words = (down * FIRST_WIDE + right) * FIRST_POOL, wrapped_words = words + (FIRST_WIDE - p.pitch) * FIRST_POOL;
     const Word* kept = reinterpret_cast<const Word*>(buffer + FIRST_TALL * FIRST_WIDE);
-    const float* line = lines + lane / 4 * LINE;
+    float* line = lines + lane / 4 * LINE + lane / 16 * 4;
     #pragma unroll 1  // one text for both: it has to be fetched, too
     for (int half = 0; half < 2; ++half) {
         int group = channel / 8 + half;
@@ -251,7 +253,7 @@ inline void add_to_first(const Problem& p, const First& f, int tile, int part, i
         __syncwarp();  // what is there is read
         #pragma unroll
         for (int i = 0; i < MINE / 8; ++i)
-            *reinterpret_cast<float2*>(lines + lane / 4 * LINE + 8 * i + lane % 4 * 2) =
+            *reinterpret_cast<float2*>(line + 8 * i + lane % 4 * 2) =
                 {half ? sums[4 * i + 2] : sums[4 * i], half ? sums[4 * i + 3] : sums[4 * i + 1]};
         __syncwarp();
         float totals[FIRST_EACH] = {};
@@ -263,7 +265,7 @@ inline void add_to_first(const Problem& p, const First& f, int tile, int part, i
             Word at = FIRST_KEEPS ? kept[cell] >> lane / 4 * 4 : 0;
             float d = inside && at % 16 != 15 ? line[i] : 0;
             const float* corner = buffer + (inside ? from : 0);
-            if (FIRST_POOL == 2) corner += (at & 2) * (FIRST_WIDE / 2) + (at & 1);
+            if (FIRST_POOL == 2) corner += (at >> 1 & 1) * FIRST_WIDE + (at & 1);
             #pragma unroll
             for (int tap = 0; tap < FIRST_TAPS; ++tap)
                 totals[tap] += d * corner[tap / FIRST_KERNEL * FIRST_WIDE + tap % FIRST_KERNEL];
