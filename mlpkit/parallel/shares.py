@@ -45,12 +45,14 @@ class Reduction:
         self.communicator, self.rank, self.ranks = communicator, communicator.rank, communicator.ranks
         self.engine, self.dtype = network.engine, network.dtype
         self.weights = self.engine.asarray(np.zeros(self.ranks, self.dtype))
-        self.is_apart = False
+        self.is_apart, self.sizes = False, []
         self.weigh([1] * self.ranks)
 
     def weigh(self, sizes):
         """Weight the shares by how many examples each has, `sizes` (ranks,)."""
-        weights = np.array(sizes) / sum(sizes)
+        if sizes == self.sizes:
+            return  # a copy is waited for
+        self.sizes, weights = sizes, np.array(sizes) / sum(sizes)
         self.weight = weights[self.rank]
         self.weights[:] = self.engine.asarray(weights.astype(self.dtype))
 
@@ -89,23 +91,27 @@ class Sharded:
         order = engine.to_numpy(order)
         rows, last = share(order, self.batch_size, self.communicator.rank, ranks)
         full, short = divmod(len(order), self.batch_size)
-        losses = engine.asarray(np.zeros(full + (short > 0)))
+        found = []
         if full:
-            self._train(rows, [1] * ranks, losses[:full])
+            found.append(self._train(rows, [1] * ranks))
         if short:  # a rank without a row of it takes one that does not count
             sizes = [len(part) for part in np.array_split(range(short), ranks)]
-            self._train(last if len(last) else order[-1:], sizes, losses[full:])
+            found.append(self._train(last if len(last) else order[-1:], sizes))
+        losses, end = engine.asarray(np.zeros(full + (short > 0))), 0
+        for part, weight in found:
+            here = slice(end, end := end + len(part))
+            losses[here] = part
+            losses[here] *= weight
         self.communicator.sum(losses)
         if len(self.network.statistics):  # of each rank's own shares: from here on their mean
             self.network.statistics[:] /= ranks
             self.communicator.sum(self.network.statistics)
         return losses
 
-    def _train(self, rows, sizes, losses):
-        """Take the steps on some rows, and write the weighted losses."""
+    def _train(self, rows, sizes):
+        """Take the steps on some rows; return their losses, and the weight of these."""
         self.reduction.weigh(sizes)
-        losses[:] = self.network.engine.asarray(self.trainer.epoch(rows))
-        losses *= self.reduction.weight
+        return self.network.engine.asarray(self.trainer.epoch(rows)), self.reduction.weight
 
     def close(self):
         """Give back what the trainer holds. Raises RankLost as an epoch does."""
