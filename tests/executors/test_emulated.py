@@ -86,9 +86,11 @@ GPUS = {
     "RTX 5090": (170, 99, 128, True),
     "A100": (108, 163, 128, False),
     "RTX 4090": (128, 99, 128, False),
-    "RTX 3090": (82, 99, 64, False),
-    "A10": (72, 99, 32, False),
-    "L4": (58, 99, 0, False),
+    "RTX 3090": (82, 99, 128, False),
+    "A10": (72, 99, 128, False),
+    "L4": (58, 99, 128, False),
+    "RTX 4060 laptop": (24, 99, 128, False),
+    "A100, a seventh of it": (14, 163, 128, False),
 }
 
 
@@ -162,16 +164,25 @@ def test_two_blocks_share_the_images_of_the_largest_batches(batch_size, model, f
             ("RTX 3090", 64, "sgd"),
             ("A10", 32, "sgd"),
             ("RTX 5090", 64, "sgd"),
+            ("RTX 3090", 128, "sgd"),
+            ("L4", 100, "adam"),
+            ("RTX 4060 laptop", 128, "sgd"),
+            ("RTX 4060 laptop", 32, "adam"),
+            ("A100, a seventh of it", 128, "adam"),
         ],
         ("A100", 64, "sgd"),
+        ("RTX 4060 laptop", 32, "adam"),
     ),
 )
 def test_on_smaller_gpus_it_trains_as_well(gpu, batch_size, optimizer, folder):
-    """With fewer row blocks, one batch of images at a time or halves of one, and what threads copy."""
+    """With fewer row blocks, one batch of images at a time or halves of one, parts in turn, and what threads copy."""
     engine = persistent_on(gpu, folder)
     same_as_float64(engine, batch_size, make(optimizer), steps=2)
     rows = next(rows for rows in engine.executor.BATCHES if rows >= batch_size)
-    assert needs(engine, batch_size, optimizer) == engine.executor.configuration(rows, 784).needs(784)
+    blocks, shared_bytes = needs(engine, batch_size, optimizer)
+    wanted, most = engine.executor.configuration(rows, 784).needs(784)
+    assert blocks == wanted
+    assert 0 <= most - shared_bytes <= 256  # biases without Adam's averages take less
 
 
 def needs(engine, batch_size, optimizer):
