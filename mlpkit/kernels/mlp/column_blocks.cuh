@@ -41,8 +41,8 @@ struct ColumnShared {
 
 __device__ void sync_first() { bar_sync<FIRST_THREADS>(1); }
 
-__device__ int column_part(int round) { return blockIdx.x + round * COLUMN_GRID; }  // of COLUMN_BLOCKS
-__device__ int first_column(int part) { return part / SHARE * COLUMNS; }
+__device__ Word column_part(int round) { return blockIdx.x + round * COLUMN_GRID; }  // of COLUMN_BLOCKS
+__device__ int first_column(Word part) { return part / SHARE * COLUMNS; }
 __device__ int first_image() { return blockIdx.x % SHARE * IMAGES; }  // of the batch, in every round
 
 // Ask for the block's images of a batch, and go on. All warps take part: the copies of one wait for each other.
@@ -58,7 +58,7 @@ __device__ void fetch(const Arguments& arguments, ColumnShared& shared, int step
 // A lane's share of W1: of every FIRST_WARPS-th tile of 16 pixels, one pixel of one column, or of one in each pair.
 struct FirstWeights {
     Parameter of[TILES_A_WARP][SHARE];
-    int part;          // whose columns they are
+    Word part;         // whose columns they are
     int biased, next;  // the exponent that the splits were made with, and a guess for the next step's
 
     static __device__ int tile(int i) { return FIRST_WARPS - 1 - threadIdx.x / 32 + i * FIRST_WARPS; }
@@ -213,7 +213,7 @@ __device__ void first_layer(ColumnShared& shared, int round, const FirstSums& su
 
 // Receive dz1 of one of a part's columns, write its splits into shared memory, and return the lane's share of the
 // sum over the rows. By one warp. A lane has four rows, those that a register of the tensor cores' input holds; or none.
-__device__ float receive_dz1(ColumnShared& shared, int part, const Messages& messages, Word tag, int column) {
+__device__ float receive_dz1(ColumnShared& shared, Word part, const Messages& messages, Word tag, int column) {
     const int lane = now(threadIdx.x) % 32, reg = lane / 4 % REGISTERS, t = lane % 4, all = first_column(part) + column;
     const bool mine = lane < 4 * REGISTERS;
     const auto at = [&](int i) {
@@ -279,7 +279,7 @@ __device__ void first_gradient(FirstGradient& g, const ColumnShared& shared, con
 }
 
 // Add what the block's neighbour has from the other half of the batch.
-__device__ void add_other_half(FirstGradient& g, int part, Messages& messages, Word tag) {
+__device__ void add_other_half(FirstGradient& g, Word part, Messages& messages, Word tag) {
     const int thread = now(threadIdx.x), lane = thread % 32;
     const int tile = FIRST_WARPS - 1 - thread / 32;  // FirstWeights::tile(0), which would be kept in a register
     const auto place = [=](Message(*from)[32][2], int i) { return from[tile + i * FIRST_WARPS][lane]; };
@@ -302,7 +302,7 @@ __device__ void add_other_half(FirstGradient& g, int part, Messages& messages, W
 }
 
 // Add what other GPUs have from their batches. db1: of the warp's column, in its first lane.
-__device__ void add_other_gpus(FirstGradient& g, int part, float& db1, const Ranks& ranks, Word tag) {
+__device__ void add_other_gpus(FirstGradient& g, Word part, float& db1, const Ranks& ranks, Word tag) {
     const int N = TILES_A_WARP * SHARE;
     const auto at = [=](int i) -> int {
         if (i == N) return threadIdx.x % 32 || threadIdx.x / 32 >= COLUMNS ? -1 : B1_AT + part * 4 + (int)threadIdx.x / 32;
@@ -320,7 +320,7 @@ __device__ void add_other_gpus(FirstGradient& g, int part, float& db1, const Ran
 }
 
 // The sum of a value over the lanes, and over both halves of the batch where two blocks share it.
-__device__ float sum_over_rows(float x, int part, Messages& messages, Word tag, int column) {
+__device__ float sum_over_rows(float x, Word part, Messages& messages, Word tag, int column) {
     x = warp_sum<32>(x);
     if (SHARE == 1) return x;
     if (threadIdx.x % 32 == 0) send(&messages.db1[part][column], x, tag);
@@ -365,7 +365,7 @@ __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, in
         stamp(step, 2);
         in_rounds<COLUMN_ROUNDS>([&](int round) {
             FirstWeights& first = all[round];
-            const int part = column_part(round);
+            const Word part = column_part(round);
             float db1;
             if (round > 0) sync_first();  // now dz1's memory can be written again
             if (warp < COLUMNS) db1 = receive_dz1(shared, part, messages, tag, warp);  // a warp a column
@@ -421,7 +421,7 @@ __device__ void multiply_split(float (&c)[4], const Word (&a_high)[4], const Wor
 // A tile of a hidden layer's weights, of which a thread has two values side by side; in parts 0 to 7 some threads have
 // a bias, too.
 struct HiddenTile {
-    int part;
+    Word part;
     Parameter weights[2], bias;
 
     static __device__ int layer() { return (threadIdx.x - FIRST_THREADS) / TILE_THREADS; }  // 0 for W3, 1 for W2

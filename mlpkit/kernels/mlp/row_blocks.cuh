@@ -14,7 +14,7 @@ struct RowShared {
     Parameter last[ROW_ROUNDS][UNITS + 1][TILE];  // these rows; b4, in the last block
 };
 
-__device__ int row_part(int round) { return blockIdx.x - COLUMN_GRID + round * ROW_GRID; }  // of ROW_BLOCKS
+__device__ Word row_part(int round) { return blockIdx.x - COLUMN_GRID + round * ROW_GRID; }  // of ROW_BLOCKS
 
 static_assert(SUM_THREADS * ROWS * WIDTH == THREADS, "each thread has one sum, or shares it with a few others");
 static_assert(STRIDE % 4 == 0, "parts are written four at a time");
@@ -144,7 +144,7 @@ __device__ float from_ordered(Word bits) { return __uint_as_float(bits ^ ((int)~
 
 // The last layer and dz3. A thread has one unit of one row, as it comes from the layer before. one: 1 / n. Each warp
 // finds the softmax of its row by itself, so that they need to meet only once.
-__device__ void last_layer(RowShared& shared, int part, Messages& messages, float a3, int n, float one, int label,
+__device__ void last_layer(RowShared& shared, Word part, Messages& messages, float a3, int n, float one, int label,
                            const SmallWeights& weights, Word tag) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, EACH = SmallWeights::EACH;
     const int r = threadIdx.x / SUM_THREADS / WIDTH, j = threadIdx.x / SUM_THREADS % WIDTH;
@@ -195,7 +195,7 @@ __device__ void last_layer(RowShared& shared, int part, Messages& messages, floa
 }
 
 // The losses, which nobody waits for.
-__device__ void write_losses(const RowShared& shared, int part, int n, const Arguments& arguments, int step) {
+__device__ void write_losses(const RowShared& shared, Word part, int n, const Arguments& arguments, int step) {
     const int r = now(threadIdx.x), row = part * ROWS + r;
     if (r < ROWS && row < n) {
         arguments.row_losses[(long long)step * arguments.batch_size + row] = logf(shared.loss[r].x) - shared.loss[r].y;
@@ -248,7 +248,8 @@ __device__ void update_last(RowShared& shared, int round, const Messages& messag
 // Call act(parameter, place in theta, column, row) for a part's rows of W4 and for b4, each by the thread that updates it.
 template <typename Act>
 __device__ void for_last(RowShared& shared, int round, Act act) {
-    const int column = threadIdx.x % TILE, i = threadIdx.x / TILE, part = row_part(round), row = part * UNITS + i;
+    const Word part = row_part(round);
+    const int column = threadIdx.x % TILE, i = threadIdx.x / TILE, row = part * UNITS + i;
     auto& last = shared.last[round];
     if (column >= CLASSES) return;
     if (i < UNITS) act(last[i][column], W4 + row * CLASSES + column, column, row);
@@ -269,8 +270,8 @@ __device__ void row_block(const Arguments& arguments, int steps) {
     // The example's place in the data set is asked for two steps ahead, and its label one. (Half of such a number will do.)
     const auto half_of = [](const long long* number) { return __ldg((const int*)number); };
     const auto place = [&](int round, int step) {
-        const int row = row_part(round) * ROWS + r;
-        return half_of(arguments.order + min(step * arguments.batch_size + row + 1, arguments.examples) - 1);
+        const int first = row_part(round) * ROWS;
+        return half_of(arguments.order + min(step * arguments.batch_size + first + r + 1, arguments.examples) - 1);
     };
     int label[ROW_ROUNDS], next_label[ROW_ROUNDS], example[ROW_ROUNDS];
     ResidentWeights second, third;
@@ -305,7 +306,8 @@ __device__ void row_block(const Arguments& arguments, int steps) {
         second.wait(messages.W[1], tag, NEW_W2);
         stamp(step, 3);
         in_rounds<ROW_ROUNDS>([&](int round) {
-            const int part = row_part(round), first = part * ROWS;
+            const Word part = row_part(round);
+            const int first = part * ROWS;
             const float a1 = receive(messages.a1.at(first + r, j), tag, A1);
             if (round > 0) __syncthreads();  // now the rows' memory can be written again
             if (sends) shared.a[0][r][j] = a1;
@@ -331,12 +333,12 @@ __device__ void row_block(const Arguments& arguments, int steps) {
                             [&](int r, int k) { return &messages.dz1[k / 2][first + r][k % 2]; });
             write_losses(shared, part, n, arguments, step);
             stamp(step, 9);
-            label[round] = next_label[round];
         });
         in_rounds<ROW_ROUNDS>([&](int round) {
             if (round > 0) __syncthreads();  // now the sums' memory can be written again
             update_last(shared, round, messages, tag, arguments, rates_of(arguments, step));
             send_last(shared, round, next, tag + 1);
+            label[round] = next_label[round];
         });
     }
     in_rounds<ROW_ROUNDS>([&](int round) {
