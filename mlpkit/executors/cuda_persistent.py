@@ -4,14 +4,14 @@ See `kernels/mlp/persistent.cu` for how. The kernel is built for networks like t
 layers of at most 128 units, at most 16 classes, batches of at most 256. Smaller layers are padded: see `cuda/padded`.
 All blocks are on the GPU at once, each on a multiprocessor of its own, and nothing else may hold these meanwhile. It is
 made for 128 of them (96 for batches of at most 32). Where there are fewer, or with less shared memory, a block takes
-more examples, holds fewer images at a time, or takes the parts of several blocks in turn: see `Configuration`. The launch is cooperative: CUDA refuses one where
-blocks don't fit; and a block that waits in vain says so, for the host to raise.
+more examples, holds fewer images at a time, or takes the parts of several blocks in turn: see `Configuration`. The
+launch is cooperative: CUDA refuses one where blocks don't fit; and a block that waits in vain says so, for the host to
+raise.
 """
 
 from dataclasses import dataclass
 from itertools import product
 
-import cupy as cp
 import numpy as np
 
 from mlpkit.kernels import gpu
@@ -38,7 +38,7 @@ class Configuration:
 
     row_blocks: each takes rows / row_blocks examples from a1 to the loss. shared_by: column blocks that share the
     images of a batch. buffers: batches that these have room for, one, or another that comes early. column_rounds and
-    row_rounds: parts of such a block, which one multiprocessor takes in turn where there are fewer than parts.
+    row_rounds: parts of such a block that one takes in turn, where there are fewer multiprocessors than parts.
     """
 
     rows: int
@@ -52,9 +52,8 @@ class Configuration:
         """Return the kernel's macros for it, beside the number of rows: none for what it does of its own accord."""
         usual = {"MOST_ROW_BLOCKS": min(64, self.rows), "SHARED_BY": 1 if self.rows <= 128 else 2, "BUFFERS": 2}
         own = {"MOST_ROW_BLOCKS": self.row_blocks, "SHARED_BY": self.shared_by, "BUFFERS": self.buffers}
-        usual |= {"COLUMN_ROUNDS": 1, "ROW_ROUNDS": 1}
         own |= {"COLUMN_ROUNDS": self.column_rounds, "ROW_ROUNDS": self.row_rounds}
-        return {name: value for name, value in own.items() if value != usual[name]}
+        return {name: value for name, value in own.items() if value != usual.get(name, 1)}
 
     def needs(self, inputs):
         """Return the multiprocessors that it takes, and the bytes of shared memory that a column block needs on each.

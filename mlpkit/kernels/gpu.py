@@ -93,8 +93,8 @@ def shared_memory():
 def multiprocessors():
     """Return how many multiprocessors the GPU has, or as how many it stands for.
 
-    With the variable MLPKIT_MULTIPROCESSORS=24, our kernels divide their work as on a GPU that has 24: those that stay for
-    an epoch leave the others idle. Kernels of which each block comes and goes run on all of them.
+    With the variable MLPKIT_MULTIPROCESSORS=24, our kernels divide their work as on a GPU that has 24. Those that stay
+    for an epoch leave the others idle; kernels whose blocks come and go run on all of them.
     """
     found = _device().attributes["MultiProcessorCount"]
     return min(found, int(os.environ.get(FEWER) or found))
@@ -158,6 +158,7 @@ def describe():
         "multiprocessors": properties["multiProcessorCount"],
         "compute_capability": f"{properties['major']}.{properties['minor']}",
         **({"compiled_for": f"{capability() / 10}"} if is_restricted() else {}),
+        **({"counted_multiprocessors": multiprocessors()} if os.environ.get(FEWER) else {}),
         "l2_bytes": properties.get("l2CacheSize"),
         "ecc": bool(properties["ECCEnabled"]) if "ECCEnabled" in properties else None,
         "driver": _cuda_version(runtime.driverGetVersion()),

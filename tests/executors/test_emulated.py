@@ -105,7 +105,7 @@ def persistent_on(gpu, folder, seed=0, source=None):
     source = source or kernels.source("persistent")
     engine = emulator.engine("persistent", folder, seed, source if bulk else source.replace(*BY_THREADS))
     attributes = {"MultiProcessorCount": multiprocessors, "MaxSharedMemoryPerBlockOptin": kib << 10}
-    engine.executor.cp.cuda.Device = lambda: SimpleNamespace(attributes=attributes)
+    engine.executor.gpu._device = lambda: SimpleNamespace(attributes=attributes)
     return engine
 
 

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.gpu
 TIMES, PAGE = 40, 2 << 20  # CUDA hands memory out in pages of 2 MiB
 MODELS = {"perceptron": MLP, "lenet5": LENET5, "garments": FASHION_CNN}
 ON_GPU = [name for name in engines.names() if engines.on_gpu(name)]
-# A process that trains each model for three steps of 128 and evaluates it, with what the whole book has on the GPU. After
-# each it says why it could not, or null, and goes on when it is told to: until then all is still there.
+# A process that trains each model for three steps of 128, of all the images, and evaluates it. After each model it says
+# why it could not, or null, and goes on when it is told to: until then all is still there.
 TRAINS = """
 import json, sys
 import cupy as cp
