@@ -306,13 +306,11 @@ __device__ void row_block(const Arguments& arguments, int steps) {
         second.wait(messages.W[1], tag, NEW_W2);
         stamp(step, 3);
         in_rounds<ROW_ROUNDS>([&](int round) {
-            const Word part = row_part(round);
-            const int first = part * ROWS;
+            const Word part = row_part(round), first = part * ROWS;
             const float a1 = receive(messages.a1.at(first + r, j), tag, A1);
             if (round > 0) __syncthreads();  // now the rows' memory can be written again
             if (sends) shared.a[0][r][j] = a1;
             __syncthreads();
-
             stamp(step, 4);
             const float a2 = second.forward(shared, shared.a[0], small.b[1]);
             if (sends) {
