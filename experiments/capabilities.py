@@ -1,4 +1,4 @@
-"""What becomes of networks that see on older GPUs? One GPU runs what chips of lower compute capability would.
+"""What becomes of our networks on older GPUs? One GPU runs what chips of lower compute capability would.
 
 Kernels are compiled for the capability that `MLPKIT_CAPABILITY` names, and get no more shared memory than such a chip
 has. Clock, memory and multiprocessors stay the machine's own: so this says what missing instructions cost, and no more.
@@ -15,13 +15,14 @@ from experiments.lab.peers import GATES
 from experiments.lab.results import median_us
 from mlpkit import engines, machine
 from mlpkit.data import load
-from mlpkit.kernels.gpu import SETTING
+from mlpkit.kernels.gpu import FEWER, SETTING
 from mlpkit.training.recipe import Recipe
 
 from .gpu_image_peers import DEEP, FASHION, LENET
 
 ALL = "all"  # of what the GPU can
 TIMING = Timing(warmup=100, steps_a_sample=200, rounds=1)
+PERCEPTRONS = ("cuda_graph", "cuda_graph_epoch", "cuda_three_kernels", "cuda_cluster", "cuda_persistent")
 CLASSES = ("cuda_conv_graph", "cuda_conv_graph_tf32", "cuda_conv_graph_bf16")
 
 
@@ -29,11 +30,12 @@ CLASSES = ("cuda_conv_graph", "cuda_conv_graph_tf32", "cuda_conv_graph_bf16")
 class Plan:
     """Which capabilities, and which engines with which recipe."""
 
-    capabilities: tuple[str, ...] = (ALL, "8.6", "8.0", "7.5")
+    capabilities: tuple[str, ...] = (ALL, "8.9", "8.6", "8.0", "7.5")
     cases: tuple[tuple[Recipe, tuple[str, ...]], ...] = (
         (FASHION, CLASSES),
         (DEEP, CLASSES),
         (LENET, ("cuda_conv_graph", "cuda_conv_fused")),
+        (Recipe(), PERCEPTRONS),
     )
     timing: Timing = TIMING
 
@@ -76,7 +78,7 @@ def _runs(plan, progress):
 
 def _waiting(timing, of):
     recipe, name, capability = of
-    env = {key: value for key, value in os.environ.items() if key != SETTING}
+    env = {key: value for key, value in os.environ.items() if key not in (SETTING, FEWER)}
     return peers.waiting(name, recipe, timing, env if capability == ALL else env | {SETTING: capability})
 
 

@@ -96,7 +96,7 @@ def kernel_here():
 
 def _blocks():
     """Return how many blocks there are: pairs, one for each multiprocessor."""
-    return cp.cuda.Device().attributes["MultiProcessorCount"] // 2 * 2
+    return gpu.multiprocessors() // 2 * 2
 
 
 def _bytes_needed(model, convs, dense, halves=1):

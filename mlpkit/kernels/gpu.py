@@ -26,6 +26,8 @@ WINDOWS_DRIVERS = {12: 528, 13: 580}
 # The compute capability to compile for, where it is not to be the GPU's own; and the KiB of shared memory that a block
 # may have on chips of each, times ten, from the CUDA C++ Programming Guide
 SETTING = "MLPKIT_CAPABILITY"
+# How many of its multiprocessors kernels that count them may take, where it is not to be all
+FEWER = "MLPKIT_MULTIPROCESSORS"
 SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
 NO_KEPLER = "(a Kepler GPU has none after 470, so it can't be used here)"
 # Why a folder can't be made in somebody's home: it is read-only, is none, or is full
@@ -88,6 +90,16 @@ def shared_memory():
     return min(found, SHARED[capability()] << 10) if is_restricted() else found
 
 
+def multiprocessors():
+    """Return how many multiprocessors the GPU has, or as how many it stands for.
+
+    With the variable MLPKIT_MULTIPROCESSORS=24, our kernels divide their work as on a GPU that has 24. Those that stay
+    for an epoch leave the others idle; kernels whose blocks come and go run on all of them.
+    """
+    found = _device().attributes["MultiProcessorCount"]
+    return min(found, int(os.environ.get(FEWER) or found))
+
+
 @dataclass(frozen=True)
 class Needs:
     """What a kernel needs of a GPU.
@@ -146,6 +158,7 @@ def describe():
         "multiprocessors": properties["multiProcessorCount"],
         "compute_capability": f"{properties['major']}.{properties['minor']}",
         **({"compiled_for": f"{capability() / 10}"} if is_restricted() else {}),
+        **({"counted_multiprocessors": multiprocessors()} if os.environ.get(FEWER) else {}),
         "l2_bytes": properties.get("l2CacheSize"),
         "ecc": bool(properties["ECCEnabled"]) if "ECCEnabled" in properties else None,
         "driver": _cuda_version(runtime.driverGetVersion()),
@@ -206,7 +219,10 @@ def _obstacle():
 
 
 def _wrong_setting(cupy):
-    said = os.environ.get(SETTING)
+    fewer, said = os.environ.get(FEWER), os.environ.get(SETTING)
+    there = cupy.cuda.Device().attributes["MultiProcessorCount"] if fewer else 0
+    if fewer and not (fewer.isascii() and fewer.isdigit() and 1 <= int(fewer) <= there):
+        return f"{FEWER} is {fewer!r}: set it to a number from 1 to {there}, as this GPU has, or unset it"
     if not said:
         return None
     found = int(cupy.cuda.Device().compute_capability)

@@ -65,6 +65,11 @@ FAULTS_OF_COPIES = {  # and of an RTX 3090's single buffer
     "nobody waits for the others' copies": ("cp_async_wait_all();\n        sync();", "cp_async_wait_all();"),
     "images come before the last ones are done with": ("sync_first();  // now the images' memory", "// "),
 }
+FAULTS_OF_ROUNDS = {  # and where a block takes the parts of four
+    "splits are written over": ("if (round > 0) sync_first();  // now the splits'", "// "),
+    "rows are written over": ("if (round > 0) __syncthreads();  // now the rows'", "// "),
+    "every round has the first one's columns": ("return blockIdx.x + round * COLUMN_GRID;", "return blockIdx.x;"),
+}
 DEADLOCKS = {
     "persistent": ("receive(at(0), tag, what);", "receive(at(0), ~tag, what);"),  # a step that never is
     "cluster": (  # a warp that stands for its block
@@ -82,13 +87,15 @@ HALVES = {  # what is left out of the cluster's barrier, and what is said then
 # largest batches that fit there; and whether they have bulk copies.
 GPUS = {
     "H200": (132, 227, 256, True),
-    "H100 in a PCIe slot": (114, 227, 128, True),
+    "H100 in a PCIe slot": (114, 227, 256, True),
     "RTX 5090": (170, 99, 128, True),
-    "A100": (108, 163, 128, False),
+    "A100": (108, 163, 256, False),
     "RTX 4090": (128, 99, 128, False),
-    "RTX 3090": (82, 99, 64, False),
-    "A10": (72, 99, 32, False),
-    "L4": (58, 99, 0, False),
+    "RTX 3090": (82, 99, 128, False),
+    "A10": (72, 99, 128, False),
+    "L4": (58, 99, 128, False),
+    "RTX 4060 laptop": (24, 99, 128, False),
+    "A100, a seventh of it": (14, 163, 128, False),
 }
 
 
@@ -98,7 +105,7 @@ def persistent_on(gpu, folder, seed=0, source=None):
     source = source or kernels.source("persistent")
     engine = emulator.engine("persistent", folder, seed, source if bulk else source.replace(*BY_THREADS))
     attributes = {"MultiProcessorCount": multiprocessors, "MaxSharedMemoryPerBlockOptin": kib << 10}
-    engine.executor.cp.cuda.Device = lambda: SimpleNamespace(attributes=attributes)
+    engine.executor.gpu._device = lambda: SimpleNamespace(attributes=attributes)
     return engine
 
 
@@ -162,16 +169,26 @@ def test_two_blocks_share_the_images_of_the_largest_batches(batch_size, model, f
             ("RTX 3090", 64, "sgd"),
             ("A10", 32, "sgd"),
             ("RTX 5090", 64, "sgd"),
+            ("RTX 3090", 128, "sgd"),
+            ("L4", 100, "adam"),
+            ("RTX 4060 laptop", 128, "sgd"),
+            ("RTX 4060 laptop", 32, "adam"),
+            ("A100, a seventh of it", 128, "adam"),
+            ("A100", 256, "sgd"),
         ],
         ("A100", 64, "sgd"),
+        ("RTX 4060 laptop", 32, "adam"),
     ),
 )
 def test_on_smaller_gpus_it_trains_as_well(gpu, batch_size, optimizer, folder):
-    """With fewer row blocks, one batch of images at a time or halves of one, and what threads copy."""
+    """With fewer row blocks, one batch of images at a time or halves of one, parts in turn, and what threads copy."""
     engine = persistent_on(gpu, folder)
     same_as_float64(engine, batch_size, make(optimizer), steps=2)
     rows = next(rows for rows in engine.executor.BATCHES if rows >= batch_size)
-    assert needs(engine, batch_size, optimizer) == engine.executor.configuration(rows, 784).needs(784)
+    blocks, shared_bytes = needs(engine, batch_size, optimizer)
+    wanted, most = engine.executor.configuration(rows, 784).needs(784)
+    assert blocks == wanted
+    assert 0 <= most - shared_bytes <= 256  # biases without Adam's averages take less
 
 
 def needs(engine, batch_size, optimizer):
@@ -192,6 +209,15 @@ def test_it_knows_to_the_byte_what_the_largest_batch_needs(folder):
 
 @pytest.mark.slow
 @needs_compiler
+@pytest.mark.parametrize("fault", FAULTS_OF_ROUNDS)
+def test_a_fault_of_what_blocks_do_in_turn_is_seen(fault, folder):
+    source = changed("persistent", FAULTS_OF_ROUNDS[fault])
+    with pytest.raises((AssertionError, emulator.Failed)):
+        in_four_schedules(lambda seed: persistent_on("RTX 4060 laptop", folder, seed, source), 64)
+
+
+@pytest.mark.slow
+@needs_compiler
 @pytest.mark.parametrize("fault", FAULTS_OF_COPIES)
 def test_a_fault_of_what_threads_copy_is_seen(fault, folder):
     source = changed("persistent", FAULTS_OF_COPIES[fault])
@@ -206,8 +232,9 @@ def test_the_page_about_gpus_says_what_fits_where():
     assert said == {gpu: facts[:3] for gpu, facts in GPUS.items()}
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-def test_a_gpu_that_is_too_small_is_refused_in_one_sentence(gpu, folder):
+@pytest.mark.parametrize("gpu", [*GPUS, "no GPU"])
+def test_a_gpu_that_is_too_small_is_refused_in_one_sentence(gpu, folder, monkeypatch):
+    monkeypatch.setitem(GPUS, "no GPU", (11, 99, 0, False))
     multiprocessors, kib, most, _ = GPUS[gpu]
     engine = persistent_on(gpu, folder)
     optimizer = SGD(Network(), 0.1)
@@ -217,12 +244,12 @@ def test_a_gpu_that_is_too_small_is_refused_in_one_sentence(gpu, folder):
     assert max(fits, default=0) == most
     for size in (most + 1, 256):
         if most < size <= 256:
-            needs = f"at most {most}, not {size}" if most else "at least 72 multiprocessors"
+            needs = f"at most {most}, not {size}" if most else "at least 12 multiprocessors"
             one_sentence(
                 engine.executor.why_not(MLP, optimizer, size), needs, multiprocessors, f"{kib} KiB", "cuda_graph"
             )
     large = engine.executor.why_not(mlp(8000, 8, 8, 8, 10), optimizer, 32)
-    one_sentence(large, "72 multiprocessors with 329 KiB", "cuda_graph")
+    one_sentence(large, "12 multiprocessors with 329 KiB", "cuda_graph")
 
 
 @needs_compiler

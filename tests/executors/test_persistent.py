@@ -23,6 +23,7 @@ from mlpkit.data import epoch_order
 from mlpkit.executors import trainer_of
 from mlpkit.executors.cuda.rates import rates, settings
 from mlpkit.executors.cuda.uninterrupted import uninterrupted
+from mlpkit.kernels import gpu
 from mlpkit.nn.models import LENET5, MLP, mlp
 from mlpkit.nn.network import Network
 from mlpkit.optim import BY_NAME, SGD, Adam, AdamW, Momentum
@@ -47,6 +48,11 @@ SMALLER = {
     "A10, 32": ("sm_86", {"BATCH": 32, "MOST_ROW_BLOCKS": 8}, 40),
     "RTX 4090, 64": ("sm_89", {"BATCH": 64, "BUFFERS": 1}, 8),
     "RTX 4090, 128": ("sm_89", {"BATCH": 128, "SHARED_BY": 2, "BUFFERS": 1}, 56),
+    "RTX 4060 laptop, 128": (
+        "sm_89",
+        {"BATCH": 128, "SHARED_BY": 2, "BUFFERS": 1, "MOST_ROW_BLOCKS": 32, "COLUMN_ROUNDS": 4, "ROW_ROUNDS": 4},
+        72,
+    ),
 }
 
 
@@ -459,6 +465,20 @@ def test_what_smaller_gpus_do_is_as_close_to_float64(case, optimizer, mnist, mon
     batch_size = macros["BATCH"]
     own = {name: value for name, value in macros.items() if name != "BATCH"} | {"BULK": 0}
     monkeypatch.setattr(executor, "configuration", lambda rows, inputs: SimpleNamespace(macros=lambda: own))
+    order = epoch_order(len(mnist.y), 0, 0)[: 20 * batch_size - batch_size // 3]
+    losses, theta = train("cuda_persistent", mnist, order, batch_size, make(optimizer))
+    wanted, wanted_theta = train("numpy_baseline", mnist, order, batch_size, make(optimizer), np.float64)
+    assert_allclose(losses, wanted, rtol=2e-5)
+    assert distance(theta, wanted_theta) < 2e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch_size", [32, 100, 128])
+@pytest.mark.parametrize(
+    ("multiprocessors", "optimizer"), [(58, "sgd"), (40, "adam"), (24, "sgd"), (24, "adamw"), (14, "adam")]
+)
+def test_on_fewer_multiprocessors_it_is_as_close_to_float64(multiprocessors, optimizer, batch_size, mnist, monkeypatch):
+    monkeypatch.setenv(gpu.FEWER, str(multiprocessors))
     order = epoch_order(len(mnist.y), 0, 0)[: 20 * batch_size - batch_size // 3]
     losses, theta = train("cuda_persistent", mnist, order, batch_size, make(optimizer))
     wanted, wanted_theta = train("numpy_baseline", mnist, order, batch_size, make(optimizer), np.float64)

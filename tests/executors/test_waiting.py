@@ -13,6 +13,8 @@ def left(tmp_path):
     """Return what makes a trainer after an epoch that has left a word: a class."""
     with emulator.with_cupy(tmp_path), pytest.MonkeyPatch.context() as patch:
         module = emulator.own_parts(patch, "transfers", "waiting")["waiting"]
+        module.gpu = emulator.own("kernels.gpu")
+        module.gpu._device = lambda: module.cp.cuda.Device()
 
     class Example(module.WaitingTrainer):
         engine, awaited, cupy = "cuda_example", ("images", "slopes"), module.cp

@@ -1,9 +1,12 @@
 """The record of older capabilities: what it asks for, and what is read from it."""
 
 import experiments
-from mlpkit.kernels.gpu import SETTING
+from mlpkit import engines
+from mlpkit.kernels.gpu import FEWER, SETTING
+from mlpkit.nn.models import MLP
 from mlpkit.training.recipe import Recipe
 
+OTHERS = {"cuda_cudnn", "cuda_graph_cublas", "cuda_int8"}  # NVIDIA's libraries, and predictions
 capabilities = experiments.load("capabilities")
 
 
@@ -20,11 +23,19 @@ def a_record(**us):
 def test_every_process_runs_what_its_capability_says(monkeypatch):
     asked = []
     monkeypatch.setattr(capabilities.peers, "waiting", lambda name, recipe, timing, env: asked.append((name, env)))
-    monkeypatch.setenv(SETTING, "8.9")
+    monkeypatch.setenv(SETTING, "8.7")
+    monkeypatch.setenv(FEWER, "24")
     for each in capabilities.USUAL.all:
         capabilities._waiting(capabilities.TIMING, each)
-    assert len(asked) == len(capabilities.USUAL.all) == 32
-    assert {env.get(SETTING) for _, env in asked} == {None, "8.6", "8.0", "7.5"}
+    assert len(asked) == len(capabilities.USUAL.all) == 65
+    assert {env.get(SETTING) for _, env in asked} == {None, "8.9", "8.6", "8.0", "7.5"}
+    assert not any(FEWER in env for _, env in asked)
+
+
+def test_every_engine_of_the_perceptron_has_its_rows():
+    asked = {name for recipe, name, _ in capabilities.USUAL.all if recipe.model == MLP}
+    known = {name for name in engines.names() if engines.library(name) == "cuda" and "conv" not in name}
+    assert asked == known - OTHERS
 
 
 def test_losses_that_are_others_have_no_time():

@@ -523,7 +523,8 @@ def test_a_newer_gpu_is_told_what_was_made_for_an_older_one_alone(monkeypatch):
 
 
 def standing_for(monkeypatch, said, capability="90", shared=232_448):
-    device = types.SimpleNamespace(compute_capability=capability, attributes={"MaxSharedMemoryPerBlockOptin": shared})
+    attributes = {"MaxSharedMemoryPerBlockOptin": shared, "MultiProcessorCount": 132}
+    device = types.SimpleNamespace(compute_capability=capability, attributes=attributes)
     cupy_with(monkeypatch).Device = lambda: device
     if said is None:
         monkeypatch.delenv(gpu.SETTING, raising=False)
@@ -551,6 +552,22 @@ def test_a_gpu_stands_for_an_older_one(said, capability, kib, monkeypatch):
 def test_what_it_cannot_stand_for_is_refused(said, monkeypatch):
     standing_for(monkeypatch, said)
     check_refused("MLPKIT_CAPABILITY", said, "7.5", "9.0", "unset")
+
+
+@pytest.mark.parametrize(("said", "found"), [(None, 132), ("", 132), ("132", 132), ("24", 24), ("1", 1)])
+def test_a_gpu_stands_for_one_with_fewer_multiprocessors(said, found, monkeypatch):
+    standing_for(monkeypatch, None)
+    if said is not None:
+        monkeypatch.setenv(gpu.FEWER, said)
+    assert gpu.why_not() is None
+    assert gpu.multiprocessors() == found
+
+
+@pytest.mark.parametrize("said", ["133", "0", "-24", "24.0", "many", "²"])
+def test_how_many_it_has_not_is_refused(said, monkeypatch):
+    standing_for(monkeypatch, None)
+    monkeypatch.setenv(gpu.FEWER, said)
+    check_refused("MLPKIT_MULTIPROCESSORS", said, "from 1 to 132", "unset")
 
 
 def test_hoppers_instructions_are_hidden_from_who_stands_for_an_older_chip(monkeypatch):

@@ -14,6 +14,7 @@ import cupyx
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.kernels import gpu
 from mlpkit.kernels.ranks import argument, struct
 
 from .rates import rates, settings
@@ -55,8 +56,7 @@ class WaitingTrainer:
 
     def check_all_run(self):
         """Raise ValueError where not all blocks are on this GPU at once: those that are would wait for the others."""
-        here = cp.cuda.Device().attributes
-        found, there = here["MultiProcessorCount"], here["MaxSharedMemoryPerBlockOptin"]
+        found, there = gpu.multiprocessors(), gpu.shared_memory()
         if fits := self.shared_bytes <= there:
             self.kernel.max_dynamic_shared_size_bytes = self.shared_bytes
             of = self.kernel.kernel.ptr, self.threads, self.shared_bytes

@@ -424,9 +424,7 @@ def _lacks(conv):
 @cache
 def multiprocessors():
     """Return how many multiprocessors this GPU has."""
-    import cupy
-
-    return cupy.cuda.Device().attributes["MultiProcessorCount"]
+    return gpu.multiprocessors()
 
 
 @cache

@@ -34,15 +34,16 @@ struct ColumnShared {
     BulkCopies images[BUFFERS];
     Word largest[FIRST_WARPS];
     float unit[COLUMNS];  // of the sums of products of pixels and dz1's integers
-    Parameter b1[COLUMNS];
+    Parameter b1[COLUMN_ROUNDS][COLUMNS];
 };
 
 // ---- The warps that have W1 ----
 
 __device__ void sync_first() { bar_sync<FIRST_THREADS>(1); }
 
-__device__ int first_column() { return blockIdx.x / SHARE * COLUMNS; }
-__device__ int first_image() { return blockIdx.x % SHARE * IMAGES; }  // of the batch
+__device__ Word column_part(int round) { return blockIdx.x + round * COLUMN_GRID; }  // of COLUMN_BLOCKS
+__device__ int first_column(Word part) { return part / SHARE * COLUMNS; }
+__device__ int first_image() { return blockIdx.x % SHARE * IMAGES; }  // of the batch, in every round
 
 // Ask for the block's images of a batch, and go on. All warps take part: the copies of one wait for each other.
 __device__ void fetch(const Arguments& arguments, ColumnShared& shared, int step) {
@@ -57,14 +58,15 @@ __device__ void fetch(const Arguments& arguments, ColumnShared& shared, int step
 // A lane's share of W1: of every FIRST_WARPS-th tile of 16 pixels, one pixel of one column, or of one in each pair.
 struct FirstWeights {
     Parameter of[TILES_A_WARP][SHARE];
+    Word part;         // whose columns they are
     int biased, next;  // the exponent that the splits were made with, and a guess for the next step's
 
     static __device__ int tile(int i) { return FIRST_WARPS - 1 - threadIdx.x / 32 + i * FIRST_WARPS; }
     static __device__ bool has(int i) { return (i + 1) * FIRST_WARPS <= PIXEL_TILES || tile(i) < PIXEL_TILES; }
     static __device__ int column() { return threadIdx.x % 4 / 2; }
     static __device__ int pixel(int i) { return tile(i) * 16 + threadIdx.x % 32 / 4 * 2 + threadIdx.x % 2; }
-    static __device__ int place(int i, int pair) {
-        return W1 + pixel(i) * WIDTH + first_column() + 2 * pair + now(column());
+    __device__ int place(int i, int pair) const {
+        return W1 + pixel(i) * WIDTH + first_column(part) + 2 * pair + now(column());
     }
 
     // Call act(parameter, i, pair) for each of the lane's weights.
@@ -167,10 +169,11 @@ struct FirstSums {
     }
 };
 
-// a1 = relu(x W1 + b1) for the block's columns and images. The warps that have the same rows deal out their sums: each
+// a1 = relu(x W1 + b1) for a part's columns and the block's images. The warps that have the same rows deal out their sums: each
 // ends up with OWN of the PAIRS, which the others have put into shared memory for it.
-__device__ void first_layer(ColumnShared& shared, const FirstSums& sums, float inverse, Messages& messages, Word tag) {
-    const int thread = now(threadIdx.x), lane = thread % 32;
+__device__ void first_layer(ColumnShared& shared, int round, const FirstSums& sums, float inverse, Messages& messages,
+                            Word tag) {
+    const int first = first_column(column_part(round)), thread = now(threadIdx.x), lane = thread % 32;
     const int group = thread / 32 % ROW_GROUPS, me = thread / 32 / ROW_GROUPS;
     int2 own[OWN] = {};  // sums of a split have some 25 bits
 #pragma unroll
@@ -202,16 +205,16 @@ __device__ void first_layer(ColumnShared& shared, const FirstSums& sums, float i
         const long long other = __shfl_xor_sync(~0u, odd ? halves[i] : halves[last], 1);
         const long long low = odd ? other : halves[i], high = odd ? halves[last] : other;
         const int k = me * OWN + taken, image = group * 32 + k % 4 * 8 + lane / 4, column = k / 4 * 2 + lane % 4 / 2;
-        const float z = (float)(low + (high << 16)) * unit + shared.b1[column].w;
+        const float z = (float)(low + (high << 16)) * unit + shared.b1[round][column].w;
         // In this order a NaN stays a NaN.
-        if (OWN > 1 || !odd) send(messages.a1.at(first_image() + image, first_column() + column), z < 0 ? 0 : z, tag);
+        if (OWN > 1 || !odd) send(messages.a1.at(first_image() + image, first + column), z < 0 ? 0 : z, tag);
     }
 }
 
-// Receive dz1 of one of the block's columns, write its splits into shared memory, and return the lane's share of the
+// Receive dz1 of one of a part's columns, write its splits into shared memory, and return the lane's share of the
 // sum over the rows. By one warp. A lane has four rows, those that a register of the tensor cores' input holds; or none.
-__device__ float receive_dz1(ColumnShared& shared, const Messages& messages, Word tag, int column) {
-    const int lane = now(threadIdx.x) % 32, reg = lane / 4 % REGISTERS, t = lane % 4, all = first_column() + column;
+__device__ float receive_dz1(ColumnShared& shared, Word part, const Messages& messages, Word tag, int column) {
+    const int lane = now(threadIdx.x) % 32, reg = lane / 4 % REGISTERS, t = lane % 4, all = first_column(part) + column;
     const bool mine = lane < 4 * REGISTERS;
     const auto at = [&](int i) {
         return &messages.dz1[all / 2][first_image() + reg * 16 + 2 * t + i % 2 + i / 2 * 8][all % 2];
@@ -276,18 +279,18 @@ __device__ void first_gradient(FirstGradient& g, const ColumnShared& shared, con
 }
 
 // Add what the block's neighbour has from the other half of the batch.
-__device__ void add_other_half(FirstGradient& g, Messages& messages, Word tag) {
+__device__ void add_other_half(FirstGradient& g, Word part, Messages& messages, Word tag) {
     const int thread = now(threadIdx.x), lane = thread % 32;
     const int tile = FIRST_WARPS - 1 - thread / 32;  // FirstWeights::tile(0), which would be kept in a register
     const auto place = [=](Message(*from)[32][2], int i) { return from[tile + i * FIRST_WARPS][lane]; };
 #pragma unroll
     for (int i = 0; i < TILES_A_WARP; i++) {
         for (int pair = 0; pair < SHARE && FirstWeights::has(i); pair++) {
-            send(place(messages.dW1[blockIdx.x], i) + pair, g[i][pair], tag);
+            send(place(messages.dW1[part], i) + pair, g[i][pair], tag);
         }
     }
     if (!FirstWeights::has(0)) return;
-    const auto at = [&](int i) { return place(messages.dW1[blockIdx.x ^ 1], FirstWeights::has(i) ? i : 0); };
+    const auto at = [&](int i) { return place(messages.dW1[part ^ 1], FirstWeights::has(i) ? i : 0); };
     Mail<TILES_A_WARP> mail;
     mail.ask(at);
     mail.wait(tag, at, OTHER_HALF);
@@ -299,11 +302,11 @@ __device__ void add_other_half(FirstGradient& g, Messages& messages, Word tag) {
 }
 
 // Add what other GPUs have from their batches. db1: of the warp's column, in its first lane.
-__device__ void add_other_gpus(FirstGradient& g, float& db1, const Ranks& ranks, Word tag) {
+__device__ void add_other_gpus(FirstGradient& g, Word part, float& db1, const Ranks& ranks, Word tag) {
     const int N = TILES_A_WARP * SHARE;
-    const auto at = [](int i) -> int {
-        if (i == N) return threadIdx.x % 32 || threadIdx.x / 32 >= COLUMNS ? -1 : B1_AT + blockIdx.x * 4 + threadIdx.x / 32;
-        return FirstWeights::has(i / SHARE) ? (blockIdx.x * N + i) * FIRST_THREADS + threadIdx.x : -1;
+    const auto at = [=](int i) -> int {
+        if (i == N) return threadIdx.x % 32 || threadIdx.x / 32 >= COLUMNS ? -1 : B1_AT + part * 4 + (int)threadIdx.x / 32;
+        return FirstWeights::has(i / SHARE) ? (part * N + i) * FIRST_THREADS + threadIdx.x : -1;
     };
     float own[N + 1];
 #pragma unroll
@@ -317,66 +320,82 @@ __device__ void add_other_gpus(FirstGradient& g, float& db1, const Ranks& ranks,
 }
 
 // The sum of a value over the lanes, and over both halves of the batch where two blocks share it.
-__device__ float sum_over_rows(float x, Messages& messages, Word tag, int column) {
+__device__ float sum_over_rows(float x, Word part, Messages& messages, Word tag, int column) {
     x = warp_sum<32>(x);
     if (SHARE == 1) return x;
-    if (threadIdx.x % 32 == 0) send(&messages.db1[blockIdx.x][column], x, tag);
-    return x + receive(&messages.db1[blockIdx.x ^ 1][column], tag, OTHER_HALF);
+    if (threadIdx.x % 32 == 0) send(&messages.db1[part][column], x, tag);
+    return x + receive(&messages.db1[part ^ 1][column], tag, OTHER_HALF);
 }
 
 __device__ void first_warps(const Arguments& arguments, ColumnShared& shared, int steps) {
     const int warp = threadIdx.x / 32;
-    FirstWeights first;
-    first.for_each([&](Parameter& w, int i, int pair) { w.load(arguments.vectors, first.place(i, pair)); });
-    const auto b1_place = B1 + first_column() + threadIdx.x;
-    if (threadIdx.x < COLUMNS) shared.b1[threadIdx.x].load(arguments.vectors, b1_place);
+    FirstWeights all[COLUMN_ROUNDS];
+    const auto b1_place = [](int round) { return B1 + first_column(column_part(round)) + threadIdx.x; };
+    in_rounds<COLUMN_ROUNDS>([&](int round) {
+        FirstWeights& first = all[round];
+        first.part = column_part(round);
+        first.next = 30;
+        first.for_each([&](Parameter& w, int i, int pair) { w.load(arguments.vectors, first.place(i, pair)); });
+        if (threadIdx.x < COLUMNS) shared.b1[round][threadIdx.x].load(arguments.vectors, b1_place(round));
+    });
 
     if (threadIdx.x < BUFFERS) shared.images[threadIdx.x].start();
     sync_first();
     fetch(arguments, shared, 0);
-    first.next = 30;
     for (int step = 0; step < steps; step++) {
         const Word tag = step + 1;
         Messages& messages = arguments.exchange[step % 2];
         const Rates rates = rates_of(arguments, step);
         const unsigned char(*x)[INPUTS] = shared.x[step % BUFFERS];
-        first.biased = first.next;
-        first.write_splits(shared);
-        stamp(step, 0);
-        shared.images[step % BUFFERS].wait(step / BUFFERS % 2, tag, sync_first);
-        first_layer(shared, FirstSums(shared, x), inverse_scale(first.biased), messages, tag);
+        in_rounds<COLUMN_ROUNDS>([&](int round) {
+            FirstWeights& first = all[round];
+            if (round > 0) sync_first();  // now the splits' memory can be written again
+            first.biased = first.next;
+            first.write_splits(shared);
+            stamp(step, 0);
+            if (round == 0) shared.images[step % BUFFERS].wait(step / BUFFERS % 2, tag, sync_first);
+            first_layer(shared, round, FirstSums(shared, x), inverse_scale(first.biased), messages, tag);
+        });
 
         stamp(step, 1);
         if (BUFFERS == 2 && step + 1 < steps) fetch(arguments, shared, step + 1);
         Pixels<IMAGES> ahead[AHEAD + 1];
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) ahead[i].load_now(x, first.tile(i));
+        for (int i = 0; i < AHEAD; i++) ahead[i].load_now(x, FirstWeights::tile(i));
         stamp(step, 2);
-        float db1;
-        if (warp < COLUMNS) db1 = receive_dz1(shared, messages, tag, warp);  // a warp a column
-        sync_first();
-        stamp(step, 3);
-        FirstGradient g;
-        first_gradient(g, shared, ahead, x);
-        if (BUFFERS == 1) {
-            sync_first();  // now the images' memory can be written again
-            if (step + 1 < steps) fetch(arguments, shared, step + 1);
-        }
-        if constexpr (SHARE == 2) add_other_half(g, messages, tag);
-        if constexpr (RANKS > 1) {
-            if (warp < COLUMNS) db1 = sum_over_rows(db1, messages, tag, warp);
-            add_other_gpus(g, db1, arguments.ranks, tag);
-        }
-        first.for_each([&](Parameter& w, int i, int pair) { w.update(g[i][pair], arguments.settings, rates, true); });
-        if (warp < COLUMNS) {  // one GPU waits for the other half of the batch when W1 is done
-            if constexpr (RANKS == 1) db1 = sum_over_rows(db1, messages, tag, warp);
-            if (threadIdx.x % 32 == 0) shared.b1[warp].update(db1, arguments.settings, rates, false);
-        }
+        in_rounds<COLUMN_ROUNDS>([&](int round) {
+            FirstWeights& first = all[round];
+            const Word part = column_part(round);
+            float db1;
+            if (round > 0) sync_first();  // now dz1's memory can be written again
+            if (warp < COLUMNS) db1 = receive_dz1(shared, part, messages, tag, warp);  // a warp a column
+            sync_first();
+            stamp(step, 3);
+            FirstGradient g;
+            first_gradient(g, shared, ahead, x);
+            if (BUFFERS == 1 && round == COLUMN_ROUNDS - 1) {
+                sync_first();  // now the images' memory can be written again
+                if (step + 1 < steps) fetch(arguments, shared, step + 1);
+            }
+            if constexpr (SHARE == 2) add_other_half(g, part, messages, tag);
+            if constexpr (RANKS > 1) {
+                if (warp < COLUMNS) db1 = sum_over_rows(db1, part, messages, tag, warp);
+                add_other_gpus(g, part, db1, arguments.ranks, tag);
+            }
+            first.for_each([&](Parameter& w, int i, int pair) { w.update(g[i][pair], arguments.settings, rates, true); });
+            if (warp < COLUMNS) {  // one GPU waits for the other half of the batch when W1 is done
+                if constexpr (RANKS == 1) db1 = sum_over_rows(db1, part, messages, tag, warp);
+                if (threadIdx.x % 32 == 0) shared.b1[round][warp].update(db1, arguments.settings, rates, false);
+            }
+        });
         stamp(step, 4);
     }
     sync_first();  // for b1
-    first.for_each([&](Parameter& w, int i, int pair) { w.store(arguments.vectors, first.place(i, pair)); });
-    if (threadIdx.x < COLUMNS) shared.b1[threadIdx.x].store(arguments.vectors, b1_place);
+    in_rounds<COLUMN_ROUNDS>([&](int round) {
+        FirstWeights& first = all[round];
+        first.for_each([&](Parameter& w, int i, int pair) { w.store(arguments.vectors, first.place(i, pair)); });
+        if (threadIdx.x < COLUMNS) shared.b1[round][threadIdx.x].store(arguments.vectors, b1_place(round));
+    });
 }
 
 // ---- The warps that have the tiles ----
@@ -399,18 +418,19 @@ __device__ void multiply_split(float (&c)[4], const Word (&a_high)[4], const Wor
     mma_m16n8k8_tf32(c, a_high, high);
 }
 
-// A tile of a hidden layer's weights, of which a thread has two values side by side; in blocks 0 to 7 some threads have
+// A tile of a hidden layer's weights, of which a thread has two values side by side; in parts 0 to 7 some threads have
 // a bias, too.
 struct HiddenTile {
+    Word part;
     Parameter weights[2], bias;
 
     static __device__ int layer() { return (threadIdx.x - FIRST_THREADS) / TILE_THREADS; }  // 0 for W3, 1 for W2
     static __device__ int thread() { return threadIdx.x % TILE_THREADS; }
-    static __device__ int row() { return blockIdx.x / 8 * TILE; }
-    static __device__ int column() { return blockIdx.x % 8 * TILE; }
-    static __device__ int weight_row() { return row() + thread() / 8; }
-    static __device__ int weight_column() { return column() + thread() % 8 * 2; }
-    static __device__ bool has_bias() { return row() == 0 && thread() < TILE; }
+    __device__ int row() const { return part / 8 * TILE; }
+    __device__ int column() const { return part % 8 * TILE; }
+    __device__ int weight_row() const { return row() + thread() / 8; }
+    __device__ int weight_column() const { return column() + thread() % 8 * 2; }
+    __device__ bool has_bias() const { return row() == 0 && thread() < TILE; }
     static __device__ void sync() { bar_sync<TILE_THREADS>(2 + layer()); }
 
     // Call act(parameter, place in theta) for the thread's parameters.
@@ -445,7 +465,7 @@ struct HiddenTile {
     };
 
     // The sums over a warp's rows, of even and of odd columns.
-    static __device__ void gradient(float (&sums)[2][4], float (&bias_sums)[2], const Messages& messages, Word tag) {
+    __device__ void gradient(float (&sums)[2][4], float (&bias_sums)[2], const Messages& messages, Word tag) const {
         const int N = MAIL_ROWS / 8;
         const Tiled &ins = layer() ? messages.a1 : messages.a2, &slopes = layer() ? messages.dz2 : messages.dz3;
         for (int start = 0; start < BATCH / TILE_WARPS; start += MAIL_ROWS) {
@@ -492,8 +512,8 @@ struct HiddenTile {
         }
         sync();  // now the parts' memory can be written again
         float own[3] = {g.x, g.y, bias_g};
-        const auto at = [](int i) -> int {
-            return i < 2 || has_bias() ? TILES_AT + (blockIdx.x * 3 + i) * 2 * TILE_THREADS + threadIdx.x - FIRST_THREADS : -1;
+        const auto at = [&](int i) -> int {
+            return i < 2 || has_bias() ? TILES_AT + (part * 3 + i) * 2 * TILE_THREADS + threadIdx.x - FIRST_THREADS : -1;
         };
         arguments.ranks.send(own, at, tag);
         arguments.ranks.sum(own, at, tag);
@@ -504,15 +524,23 @@ struct HiddenTile {
 };
 
 __device__ void tile_warps(const Arguments& arguments, ColumnShared& shared, int steps) {
-    HiddenTile tile;
-    tile.for_each([&](Parameter& parameter, int place) { parameter.load(arguments.vectors, place); });
-    tile.send_to(arguments.exchange[0], 1);
+    HiddenTile all[COLUMN_ROUNDS];
+    in_rounds<COLUMN_ROUNDS>([&](int round) {
+        HiddenTile& tile = all[round];
+        tile.part = column_part(round);
+        tile.for_each([&](Parameter& parameter, int place) { parameter.load(arguments.vectors, place); });
+        tile.send_to(arguments.exchange[0], 1);
+    });
     for (int step = 0; step < steps; step++) {
         const Word tag = step + 1;
-        tile.update(arguments.exchange[step % 2], tag, shared, arguments, rates_of(arguments, step));
-        tile.send_to(arguments.exchange[(step + 1) % 2], tag + 1);
+        in_rounds<COLUMN_ROUNDS>([&](int round) {
+            all[round].update(arguments.exchange[step % 2], tag, shared, arguments, rates_of(arguments, step));
+            all[round].send_to(arguments.exchange[(step + 1) % 2], tag + 1);
+        });
     }
-    tile.for_each([&](Parameter& parameter, int place) { parameter.store(arguments.vectors, place); });
+    in_rounds<COLUMN_ROUNDS>([&](int round) {
+        all[round].for_each([&](Parameter& parameter, int place) { parameter.store(arguments.vectors, place); });
+    });
 }
 
 __device__ void column_block(const Arguments& arguments, int steps) {

@@ -11,7 +11,9 @@
 //   other, so there is no waiting in between. After dz1 it updates two rows of W4 (or four). Before it waits for a1 it
 //   loads the new W3, then the new W2, W4 and biases.
 //
-// A smaller GPU may have fewer row blocks, each with more examples, and less memory for images: see the macros.
+// A smaller GPU may have fewer row blocks, each with more examples, and less memory for images: see the macros. On one
+// that is smaller still a block takes the parts of several, one after the other: in rounds. Then the values that are in
+// registers here are in its local memory, which is in the caches.
 //
 // How values are handed over: a flagged message of 8 bytes is a value and the step that it belongs to. The reader looks
 // until the step is the right one; so the data are their own signal, and arrive in the time of one write and one read.
@@ -31,6 +33,12 @@
 #ifndef BUFFERS
 #define BUFFERS 2  // batches of images that a column block has room for; with 1, the next one can't come early
 #endif
+#ifndef COLUMN_ROUNDS
+#define COLUMN_ROUNDS 1  // column blocks' parts that one block takes in turn: 1, 2, 4, 8
+#endif
+#ifndef ROW_ROUNDS
+#define ROW_ROUNDS 1  // and row blocks' parts
+#endif
 
 #include "network.cuh"
 #include "optimizer.cuh"
@@ -46,6 +54,7 @@ static_assert(BATCH == 32 || BATCH == 64 || BATCH == 128 || BATCH == 256, "rows 
 const int COLUMN_BLOCKS = 64, ROWS = BATCH <= MOST_ROW_BLOCKS ? 1 : BATCH / MOST_ROW_BLOCKS;  // of a row block
 const int ROW_BLOCKS = BATCH / ROWS;
 const int UNITS = WIDTH / ROW_BLOCKS;  // rows of W4 that a row block owns
+const int COLUMN_GRID = COLUMN_BLOCKS / COLUMN_ROUNDS, ROW_GRID = ROW_BLOCKS / ROW_ROUNDS;  // blocks that there are
 
 // Two neighbours share a batch whose images are too many for one of them: each has the images of half of the batch, and
 // four columns; both end up with the same weights.
@@ -53,11 +62,13 @@ const int SHARE = SHARED_BY;
 static_assert(SHARE == 1 || SHARE == 2, "a batch's images are in one column block, or half of them in each of two");
 static_assert(BUFFERS == 1 || BUFFERS == 2, "a column block has a buffer for one batch of images, or for two");
 static_assert(ROWS == 1 || ROWS == 2 || ROWS == 4, "a row block takes 1, 2 or 4 examples");
+static_assert(COLUMN_GRID * COLUMN_ROUNDS == COLUMN_BLOCKS && COLUMN_GRID % SHARE == 0, "neighbours are two blocks");
+static_assert(ROW_GRID * ROW_ROUNDS == ROW_BLOCKS, "each block takes as many parts");
 static_assert(COLUMN_BLOCKS * 2 == WIDTH, "a column block owns two columns of W1");
 static_assert(COLUMN_BLOCKS * TILE * TILE == WIDTH * WIDTH, "a column block owns a tile of W2, and one of W3");
 static_assert(UNITS * ROW_BLOCKS == WIDTH && UNITS % 2 == 0, "pairs of messages bring the inputs of a row of W4");
 
-const int STAMPED_BLOCKS = COLUMN_BLOCKS + ROW_BLOCKS, STAGES = 12;
+const int STAMPED_BLOCKS = COLUMN_GRID + ROW_GRID, STAGES = 12;
 const bool ALL_STAMPED = true;
 #include "stamps.cuh"
 
@@ -106,10 +117,21 @@ const int FIRST_SENT = COLUMN_BLOCKS * ((PIXEL_TILES + 7) / 8) * SHARE * 256, TI
 const int TILES_AT = FIRST_SENT, LAST_AT = TILES_AT + TILES_SENT, B1_AT = LAST_AT + ROW_BLOCKS * THREADS;
 const int HERE = B1_AT + COLUMN_BLOCKS * 4, SLOTS = HERE + COLUMN_BLOCKS + ROW_BLOCKS;
 
+// Call act(round) for each of the parts that a block takes in turn. (Where that is one, there is no loop.)
+template <int ROUNDS, typename Act>
+__device__ void in_rounds(Act act) {
+    if constexpr (ROUNDS == 1) {
+        act(0);
+    } else {
+#pragma unroll 1
+        for (int round = 0; round < ROUNDS; round++) act(round);
+    }
+}
+
 #include "column_blocks.cuh"
 #include "row_blocks.cuh"
 
-// Train on the examples in arguments.order. Grid: COLUMN_BLOCKS + ROW_BLOCKS. The exchange starts as zeros.
+// Train on the examples in arguments.order. Grid: COLUMN_GRID + ROW_GRID. The exchange starts as zeros.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     train(const unsigned char* X, const long long* y, const long long* order, int examples, int batch_size,
           float* row_losses, Word64* failure, Messages* exchange, float* theta, float* m, float* v, const Rates* rates,
@@ -124,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const Arguments arguments = {X,     y,        order,      examples, batch_size, vectors,
                                  rates, settings, row_losses, exchange, ranks};
     const int steps = (examples + batch_size - 1) / batch_size;
-    if (blockIdx.x < COLUMN_BLOCKS) {
+    if (blockIdx.x < COLUMN_GRID) {
         column_block(arguments, steps);
     } else {
         row_block(arguments, steps);
@@ -137,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 extern "C" __global__ void requirements(int* answer) {
     answer[0] = sizeof(Exchange);
     answer[1] = max(sizeof(ColumnShared), sizeof(RowShared));
-    answer[2] = COLUMN_BLOCKS + ROW_BLOCKS;
+    answer[2] = COLUMN_GRID + ROW_GRID;
     answer[3] = THREADS;
     answer[4] = SLOTS;
 }

@@ -9,10 +9,12 @@ struct RowShared {
     float parts[WARPS][STRIDE];
     float a[2][ROWS][WIDTH], dz[2][ROWS][WIDTH];
     float logits[ROWS][TILE][PARTS + 4];  // as each of a row's warps has them from its units
-    float2 loss[ROWS];                    // is log(x) - y
+    float2 loss[ROWS];  // is log(x) - y
     float last_parts[WARPS][UNITS + 1][TILE];  // of the gradients of W4's rows, and of b4's
-    Parameter last[UNITS + 1][TILE];           // these rows; b4, in the last block
+    Parameter last[ROW_ROUNDS][UNITS + 1][TILE];  // these rows; b4, in the last block
 };
+
+__device__ Word row_part(int round) { return blockIdx.x - COLUMN_GRID + round * ROW_GRID; }  // of ROW_BLOCKS
 
 static_assert(SUM_THREADS * ROWS * WIDTH == THREADS, "each thread has one sum, or shares it with a few others");
 static_assert(STRIDE % 4 == 0, "parts are written four at a time");
@@ -142,11 +144,11 @@ __device__ float from_ordered(Word bits) { return __uint_as_float(bits ^ ((int)~
 
 // The last layer and dz3. A thread has one unit of one row, as it comes from the layer before. one: 1 / n. Each warp
 // finds the softmax of its row by itself, so that they need to meet only once.
-__device__ void last_layer(RowShared& shared, Messages& messages, float a3, int n, float one, int label,
+__device__ void last_layer(RowShared& shared, Word part, Messages& messages, float a3, int n, float one, int label,
                            const SmallWeights& weights, Word tag) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, EACH = SmallWeights::EACH;
     const int r = threadIdx.x / SUM_THREADS / WIDTH, j = threadIdx.x / SUM_THREADS % WIDTH;
-    const int row = (blockIdx.x - COLUMN_BLOCKS) * ROWS + r;
+    const int row = part * ROWS + r;
     const bool sends = threadIdx.x % SUM_THREADS == 0;
     float sums[TILE / SUM_THREADS] = {};
 #pragma unroll
@@ -193,20 +195,20 @@ __device__ void last_layer(RowShared& shared, Messages& messages, float a3, int 
 }
 
 // The losses, which nobody waits for.
-__device__ void write_losses(const RowShared& shared, int n, const Arguments& arguments, int step) {
-    const int r = now(threadIdx.x), row = (blockIdx.x - COLUMN_BLOCKS) * ROWS + r;
+__device__ void write_losses(const RowShared& shared, Word part, int n, const Arguments& arguments, int step) {
+    const int r = now(threadIdx.x), row = part * ROWS + r;
     if (r < ROWS && row < n) {
         arguments.row_losses[(long long)step * arguments.batch_size + row] = logf(shared.loss[r].x) - shared.loss[r].y;
     }
 }
 
-// The block's rows of W4, and b4. A thread has a class, and some of the batch.
-__device__ void update_last(RowShared& shared, const Messages& messages, Word tag, const Arguments& arguments,
-                            Rates rates) {
-    const int GROUPS = THREADS / TILE, EACH = BATCH / GROUPS, block = blockIdx.x - COLUMN_BLOCKS;
+// A part's rows of W4, and b4. A thread has a class, and some of the batch.
+__device__ void update_last(RowShared& shared, int round, const Messages& messages, Word tag,
+                            const Arguments& arguments, Rates rates) {
+    const int GROUPS = THREADS / TILE, EACH = BATCH / GROUPS, part = row_part(round);
     const int thread = now(threadIdx.x), column = thread % TILE, group = thread / TILE, warp = thread / 32;
     const int known = min(column, CLASSES - 1);  // the threads beyond the classes do what nobody looks at
-    const auto a_at = [&](int i) { return &messages.a3[block][i % EACH * GROUPS + group][i / EACH * 2]; };
+    const auto a_at = [&](int i) { return &messages.a3[part][i % EACH * GROUPS + group][i / EACH * 2]; };
     const auto dz_at = [&](int i) { return &messages.dz4[i * GROUPS + group][known]; };
     Mail<EACH * UNITS / 2> a;
     SingleMail<EACH> dz;
@@ -234,49 +236,58 @@ __device__ void update_last(RowShared& shared, const Messages& messages, Word ta
     if (i <= UNITS) {
         float sum = 0;
 #pragma unroll
-        for (int part = 0; part < WARPS; part++) sum += shared.last_parts[part][i][column];
+        for (int warp = 0; warp < WARPS; warp++) sum += shared.last_parts[warp][i][column];
         float own[1] = {sum};
-        const auto at = [=](int) { return LAST_AT + block * THREADS + (int)threadIdx.x; };
+        const auto at = [=](int) { return LAST_AT + part * THREADS + (int)threadIdx.x; };
         arguments.ranks.send(own, at, tag);
         arguments.ranks.sum(own, at, tag);
-        shared.last[i][column].update(own[0], arguments.settings, rates, i < UNITS);
+        shared.last[round][i][column].update(own[0], arguments.settings, rates, i < UNITS);
     }
 }
 
-// Call act(parameter, place in theta, column, row) for the block's rows of W4 and for b4, each by the thread that updates it.
+// Call act(parameter, place in theta, column, row) for a part's rows of W4 and for b4, each by the thread that updates it.
 template <typename Act>
-__device__ void for_last(RowShared& shared, Act act) {
-    const int column = threadIdx.x % TILE, i = threadIdx.x / TILE, row = (blockIdx.x - COLUMN_BLOCKS) * UNITS + i;
+__device__ void for_last(RowShared& shared, int round, Act act) {
+    const Word part = row_part(round);
+    const int column = threadIdx.x % TILE, i = threadIdx.x / TILE, row = part * UNITS + i;
+    auto& last = shared.last[round];
     if (column >= CLASSES) return;
-    if (i < UNITS) act(shared.last[i][column], W4 + row * CLASSES + column, column, row);
-    if (i == UNITS && blockIdx.x == COLUMN_BLOCKS + ROW_BLOCKS - 1) act(shared.last[i][column], B4 + column, column, WIDTH);
+    if (i < UNITS) act(last[i][column], W4 + row * CLASSES + column, column, row);
+    if (i == UNITS && part == ROW_BLOCKS - 1) act(last[i][column], B4 + column, column, WIDTH);
 }
 
 // Hand them to the row blocks.
-__device__ void send_last(RowShared& shared, Messages& messages, Word tag) {
-    for_last(shared, [&](Parameter& parameter, int, int column, int row) {
+__device__ void send_last(RowShared& shared, int round, Messages& messages, Word tag) {
+    for_last(shared, round, [&](Parameter& parameter, int, int column, int row) {
         send(row < WIDTH ? &messages.W4[column][row] : &messages.b4[column], parameter.w, tag);
     });
 }
 
 __device__ void row_block(const Arguments& arguments, int steps) {
     RowShared& shared = *(RowShared*)shared_bytes;
-    const int first = (blockIdx.x - COLUMN_BLOCKS) * ROWS;
     const int e = threadIdx.x / SUM_THREADS, r = e / WIDTH, j = e % WIDTH;  // the row and unit that this thread ends with
     const bool sends = threadIdx.x % SUM_THREADS == 0;
     // The example's place in the data set is asked for two steps ahead, and its label one. (Half of such a number will do.)
     const auto half_of = [](const long long* number) { return __ldg((const int*)number); };
-    const auto place = [&](int step) { return min(step * arguments.batch_size + first + r + 1, arguments.examples) - 1; };
-    int label = half_of(arguments.y + half_of(arguments.order + place(0))), example = half_of(arguments.order + place(1));
+    const auto place = [&](int round, int step) {
+        const int first = row_part(round) * ROWS;
+        return half_of(arguments.order + min(step * arguments.batch_size + first + r + 1, arguments.examples) - 1);
+    };
+    int label[ROW_ROUNDS], next_label[ROW_ROUNDS], example[ROW_ROUNDS];
     ResidentWeights second, third;
-    for_last(shared, [&](Parameter& parameter, int place, int, int) { parameter.load(arguments.vectors, place); });
-    send_last(shared, arguments.exchange[0], 1);
+    in_rounds<ROW_ROUNDS>([&](int round) {
+        label[round] = half_of(arguments.y + place(round, 0)), example[round] = place(round, 1);
+        for_last(shared, round, [&](Parameter& parameter, int at, int, int) { parameter.load(arguments.vectors, at); });
+        send_last(shared, round, arguments.exchange[0], 1);
+    });
     for (int step = 0; step < steps; step++) {
         const Word tag = step + 1;
         Messages &messages = arguments.exchange[step % 2], &next = arguments.exchange[(step + 1) % 2];
         const int n = min(arguments.batch_size, arguments.examples - step * arguments.batch_size);
-        const int next_label = half_of(arguments.y + example);
-        example = half_of(arguments.order + place(step + 2));
+        in_rounds<ROW_ROUNDS>([&](int round) {
+            next_label[round] = half_of(arguments.y + example[round]);
+            example[round] = place(round, step + 2);
+        });
         const float one = 1.0f / n;
 
         SmallWeights small;
@@ -294,33 +305,41 @@ __device__ void row_block(const Arguments& arguments, int steps) {
         stamp(step, 2);
         second.wait(messages.W[1], tag, NEW_W2);
         stamp(step, 3);
-        const float a1 = receive(messages.a1.at(first + r, j), tag, A1);
-        if (sends) shared.a[0][r][j] = a1;
-        __syncthreads();
-
-        stamp(step, 4);
-        const float a2 = second.forward(shared, shared.a[0], small.b[1]);
-        if (sends) {
-            shared.a[1][r][j] = a2;
-            send(messages.a2.at(first + r, j), a2, tag);
-        }
-        __syncthreads();
-        stamp(step, 5);
-        const float a3 = third.forward(shared, shared.a[1], small.b[0]);
-        stamp(step, 6);
-        last_layer(shared, messages, a3, n, one, label, small, tag);
-        stamp(step, 7);
-        third.backward(shared.dz[1], shared.a[1], shared.dz[0], tag,
-                       [&](int r, int k) { return messages.dz2.at(first + r, k); });
-        __syncthreads();
-        stamp(step, 8);
-        second.backward(shared.dz[0], shared.a[0], nullptr, tag,
-                        [&](int r, int k) { return &messages.dz1[k / 2][first + r][k % 2]; });
-        write_losses(shared, n, arguments, step);
-        stamp(step, 9);
-        update_last(shared, messages, tag, arguments, rates_of(arguments, step));
-        send_last(shared, next, tag + 1);
-        label = next_label;
+        in_rounds<ROW_ROUNDS>([&](int round) {
+            const Word part = row_part(round), first = part * ROWS;
+            const float a1 = receive(messages.a1.at(first + r, j), tag, A1);
+            if (round > 0) __syncthreads();  // now the rows' memory can be written again
+            if (sends) shared.a[0][r][j] = a1;
+            __syncthreads();
+            stamp(step, 4);
+            const float a2 = second.forward(shared, shared.a[0], small.b[1]);
+            if (sends) {
+                shared.a[1][r][j] = a2;
+                send(messages.a2.at(first + r, j), a2, tag);
+            }
+            __syncthreads();
+            stamp(step, 5);
+            const float a3 = third.forward(shared, shared.a[1], small.b[0]);
+            stamp(step, 6);
+            last_layer(shared, part, messages, a3, n, one, label[round], small, tag);
+            stamp(step, 7);
+            third.backward(shared.dz[1], shared.a[1], shared.dz[0], tag,
+                           [&](int r, int k) { return messages.dz2.at(first + r, k); });
+            __syncthreads();
+            stamp(step, 8);
+            second.backward(shared.dz[0], shared.a[0], nullptr, tag,
+                            [&](int r, int k) { return &messages.dz1[k / 2][first + r][k % 2]; });
+            write_losses(shared, part, n, arguments, step);
+            stamp(step, 9);
+        });
+        in_rounds<ROW_ROUNDS>([&](int round) {
+            if (round > 0) __syncthreads();  // now the sums' memory can be written again
+            update_last(shared, round, messages, tag, arguments, rates_of(arguments, step));
+            send_last(shared, round, next, tag + 1);
+            label[round] = next_label[round];
+        });
     }
-    for_last(shared, [&](Parameter& parameter, int place, int, int) { parameter.store(arguments.vectors, place); });
+    in_rounds<ROW_ROUNDS>([&](int round) {
+        for_last(shared, round, [&](Parameter& parameter, int at, int, int) { parameter.store(arguments.vectors, at); });
+    });
 }
