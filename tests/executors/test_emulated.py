@@ -355,6 +355,6 @@ def test_assembly_that_the_emulator_does_not_know_is_named(name):
 
 @needs_compiler
 def test_an_instruction_that_the_emulator_does_not_know_is_named(folder):
-    source = changed("cluster", ("cp_async_wait_all();", "wgmma_fence();"))
-    with pytest.raises(emulator.Changed, match="wgmma_fence"):
+    source = changed("cluster", ("cp_async_wait_all();", "prefetch_tensormap(nullptr);"))
+    with pytest.raises(emulator.Changed, match="prefetch_tensormap"):
         emulator.compiled("cluster", folder, source)

@@ -20,7 +20,7 @@ from experiments.lab import results
 from mlpkit.engines import numpy_baseline
 from mlpkit.executors.cuda import arena, conv_blocks, norm_blocks
 from mlpkit.kernels import gpu, tensor_map
-from mlpkit.kernels.cnn import between, dense, norm
+from mlpkit.kernels.cnn import between, dense, first_bf16, norm
 from mlpkit.kernels.conv import blocked
 from mlpkit.nn.models import MODELS
 from mlpkit.nn.network import Network
@@ -67,7 +67,7 @@ def plan(monkeypatch):
     monkeypatch.setattr(cp, "zeros", cp.empty)
     monkeypatch.setattr(blocked, "new_scale", lambda: cp.empty(8, np.float32))
     monkeypatch.setattr(tensor_map, "tiled", lambda *_: None)
-    for module in (between, dense, norm, blocked):
+    for module in (between, dense, first_bf16, norm, blocked):
         monkeypatch.setattr(module, "_kernel", lambda *_, **macros: Silent())
     for name in ("multiprocessors", "_launches", "_weights"):  # what they remember is of another GPU
         monkeypatch.setattr(blocked, name, getattr(blocked, name).__wrapped__)
