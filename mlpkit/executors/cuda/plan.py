@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from functools import cache
 from itertools import pairwise
 from math import gcd
+from typing import Any
 
 import cupy as cp
 import numpy as np
@@ -138,7 +139,7 @@ class PlannedTrainer(GraphTrainer):
         largest = 1 if X.dtype == np.uint8 else max(-float(self.X.min()), float(self.X.max()))
         self.largest = cp.full(1, largest, np.float32).view(np.uint32)
         self.beside = cp.cuda.Stream(non_blocking=True)
-        self.behind = cp.cuda.Stream(non_blocking=True) if hasattr(optimizer.reduce, "begin") else None
+        self.behind: Any = cp.cuda.Stream(non_blocking=True) if hasattr(optimizer.reduce, "begin") else None
         self.gradients, self.batches, self.arenas, self.memory = {}, {}, {}, None
         self.graphs_for(len(y))
 
