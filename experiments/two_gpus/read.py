@@ -69,6 +69,6 @@ def table(record):
         lines.append(f"{floats:>12,} {inside:>12.2f} {called:>12.2f}")
     for run in [run for run in record["runs"] if run["part"] != "all_reduce"]:
         who = run.get("engine") or f"PyTorch, {run['precision']}"
-        us = f"{median(run['us']):8.1f} us" if isinstance(run["us"], list) else run["us"]
+        us = f"{median(run['us']):8.1f} us" if "us" in run else f"refused: {run['refused']}"
         lines.append(f"{run['network']:12} {who:22} {run['how']:12} {us}")
     return "\n".join(lines)
