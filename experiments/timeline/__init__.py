@@ -8,6 +8,7 @@ sees all of the process, whoever launches. Without PyTorch the kernels are missi
 
 from .measure import Plan as Plan
 from .measure import measure as measure
+from .read import added as added
 from .read import busy_us as busy_us
 from .read import counts as counts
 from .read import short as short

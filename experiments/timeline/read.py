@@ -24,6 +24,22 @@ def short(name):
     return re.sub(r"^void | ?[<(].*", "", name).rpartition("::")[2] or name
 
 
+def added(kernels, step_us, beside=()):
+    """Return (short name, us that it adds to a step, us before it in which nothing runs) of kernels, by their ends.
+
+    Where a kernel begins before those ahead of it have ended, and waits inside, its own time says little. What it adds
+    is the time from the last end before to its own; all together are step_us, the time of a step. beside: the names of
+    kernels that run beside the others.
+    """
+    ends = sorted((begin + us, begin, short(name)) for name, begin, us, *_ in kernels if name not in beside)
+    before = ends[-1][0] - step_us  # when the step before has ended
+    found = []
+    for end, begin, name in ends:
+        found.append((name, end - before, max(0.0, begin - before)))
+        before = end
+    return found
+
+
 def counts(run):
     """Return how often each kernel occurs in a run's step, by its short name, the most frequent first."""
     return Counter(short(name) for name, *_ in run["kernels"])

@@ -190,3 +190,19 @@ def test_a_small_record_of_timelines():
     if not graph["why_not"]:
         assert graph["kernels_a_step"] == len(graph["kernels"]) == 9
         assert naive["kernels_a_step"] == len(naive["kernels"]) > 30
+
+
+def test_what_kernels_add_that_begin_before_others_have_ended_is_the_whole_step():
+    kernels = [
+        ["first", 0.0, 4.0, 1, 0.0],
+        ["next_batch", 1.0, 9.5, 1, 0.0],
+        ["void a::waits<3>(int)", 2.0, 5.0, 1, 0.0],
+    ]
+    kernels += [["short", 3.0, 2.0, 1, 0.0], ["late", 8.0, 2.0, 1, 0.0]]
+    found = timeline.added(kernels, 10.5, beside=["next_batch"])
+    assert found == [("first", 4.5, 0.5), ("short", 1.0, 0.0), ("waits", 2.0, 0.0), ("late", 3.0, 1.0)]
+    assert sum(us for _, us, _ in found) == pytest.approx(10.5)
+
+
+def test_a_kernel_that_overlaps_with_the_last_one_of_the_step_before_adds_what_is_left_of_it():
+    assert timeline.added([["a", 0.0, 3.0], ["b", 2.0, 4.0]], 5.0) == [("a", 2.0, 0.0), ("b", 3.0, 0.0)]
