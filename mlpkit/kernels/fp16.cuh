@@ -28,12 +28,12 @@ inline float scale_for(Word largest)
     return largest > 0 ? __uint_as_float(min(max(127 + 14 - (exponent + 3 & ~3), 1), 254) << 23) : 1;
 }
 
-// Of an array: the scale, for its readers and as the next guess, and what blocks tell each other. messages: one for each
-// block of a launch, with what it has found below, and above the number of the launch.
+// Of an array: the scale, for its readers and as the next guess, and what blocks tell each other. messages: one for
+// each block of a launch, with what it has found below, and above the number of the launch. Where no block waits:
+// largest, a magnitude as the bits of a float, and how many have arrived.
 struct Scale {
     float of;
-    Word largest[2];  // magnitudes, as the bits of floats; of launches with even and odd numbers
-    Word arrived, launches, unused;
+    Word largest, unused, arrived, launches, more;
     Word64* messages;
 };
 
@@ -141,36 +141,4 @@ inline void find_scales(Scale* const* scales, int count, Word* most, const Word*
         if (blockIdx.x == 0) scales[i]->of = right, scales[i]->launches = launches[i] + 1;
     }
     __syncthreads();
-}
-
-// Tell all blocks of a cooperative launch what this one has found, and wait for what they have: `most` of each of
-// `count` arrays, in shared memory. launch: what the first scale's `launches` were in the beginning. By whole blocks.
-inline void meet(Scale* const* scales, int count, const Word* most, Word launch)
-{
-    __syncthreads();
-    if (threadIdx.x == 0) {  // for its block: all warps at the same words would wait for each other
-        Scale* first = scales[0];
-        for (int i = 0; i < count; ++i)
-            atomicMax(&scales[i]->largest[ld_acquire_gpu(&scales[i]->launches) % 2], most[i]);
-        __threadfence();
-        if (atomicAdd(&first->arrived, 1u) == gridDim.x - 1) {
-            first->arrived = 0;
-            st_release_gpu(&first->launches, launch + 1);
-        } else {
-            for (Word turns = 0; ld_acquire_gpu(&first->launches) == launch;) give_up_after_a_while(turns);
-        }
-    }
-    __syncthreads();
-}
-
-// The scale that an array should have had, when all have met; one thread of all must ask with `leave`, for the next
-// launch. launch: what its `launches` were in the beginning. first: whether it is the scale by which blocks met.
-inline float right_scale(Scale* scale, Word launch, bool first, bool leave)
-{
-    float right = scale_for(ld_acquire_gpu(&scale->largest[launch % 2]));
-    if (leave) {
-        scale->of = right, scale->largest[(launch + 1) % 2] = 0;
-        if (!first) st_release_gpu(&scale->launches, launch + 1);
-    }
-    return right;
 }

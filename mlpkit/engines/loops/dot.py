@@ -64,9 +64,7 @@ class Bytes:
         self.code, self.builder, self.vector = code, code.builder, code.vector
         self.bytes, shorts = ir.VectorType(BYTE, BYTES), ir.VectorType(ir.IntType(16), BYTES // 2)
         ones = ir.Constant(shorts, [1] * shorts.count)
-        if (
-            way() == "maddubs"
-        ):  # an instruction that LLVM can't look into: else ones are the first to lose their register
+        if way() == "maddubs":  # by what LLVM can't look into: else ones are the first to lose their register
             self.ones = self.builder.asm(ir.FunctionType(shorts, [shorts]), "", "=x,0", [ones], True)
 
     def step(self, total, *factors):

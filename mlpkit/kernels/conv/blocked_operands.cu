@@ -128,7 +128,8 @@ template <bool BY_INPUTS>
 inline void make(const Order& order, const Filter& f, const Part& part, const float* from, float scale)
 {
     constexpr int ROWS = BY_INPUTS ? WIDE : TALL, GROUPS = (BY_INPUTS ? TALL : WIDE) / CHANNELS;
-    const int first_row = BY_INPUTS ? part.input : part.output, first = (BY_INPUTS ? part.output : part.input) / CHANNELS;
+    const int first_row = BY_INPUTS ? part.input : part.output;
+    const int first = (BY_INPUTS ? part.output : part.input) / CHANNELS;
     const int row_step = BY_INPUTS ? f.area : part.pitch, step = BY_INPUTS ? part.pitch : f.area;
     for (int i = threadIdx.x; i < ROWS * GROUPS * order.taps; i += blockDim.x) {
         int row = first_row + i % ROWS, group = first + i / ROWS % GROUPS, tap = i / ROWS / GROUPS;
@@ -185,14 +186,14 @@ void in_order(const __grid_constant__ Orders all)
     }
     if (!SCALED) return;
     __syncthreads();
-    if (threadIdx.x < all.count && most[threadIdx.x]) atomicMax(&all.scales[threadIdx.x]->largest[0], most[threadIdx.x]);
+    if (threadIdx.x < all.count && most[threadIdx.x]) atomicMax(&all.scales[threadIdx.x]->largest, most[threadIdx.x]);
     if (!is_last(&all.scales[0]->arrived, gridDim.x, word)) return;
     #pragma unroll 1
     for (int i = 0; i < all.count; ++i) {
         Scale* scale = all.scales[i];
-        float right = scale_for(ld_acquire_gpu(&scale->largest[0]));
+        float right = scale_for(ld_acquire_gpu(&scale->largest));
         __syncthreads();  // all have read it
-        if (threadIdx.x == 0) scale->of = right, scale->largest[0] = 0;
+        if (threadIdx.x == 0) scale->of = right, scale->largest = 0;
         if (right == scales[i]) continue;
         int end = i + 1 < all.count ? all.filters[i + 1].first : all.parts;
         for (int number = all.filters[i].first; number < end; ++number)
