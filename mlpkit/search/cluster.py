@@ -7,6 +7,7 @@ import logging
 import os
 from contextlib import ExitStack, contextmanager, nullcontext
 
+import dask
 from distributed import Client, LocalCluster, SSHCluster, WorkerPlugin
 
 from mlpkit import engines, machine
@@ -15,6 +16,12 @@ from mlpkit.words import short
 
 PATIENCE = 20  # seconds to wait for a scheduler
 DEATHS = 3  # of its workers: then a trial is given up
+# Dask took 10 % of a core to look after itself: who trains on all cores misses it. Nobody reads these figures here.
+QUIET = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.system-monitor.interval": "5s",
+}
 THREADS = ("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -35,7 +42,7 @@ def client_of(study):
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # that a worker has died is ours to tell
     if study.cluster == "local":
         engines.load(study.engine)  # or why it can't run here
-    with ExitStack() as stack:
+    with ExitStack() as stack, dask.config.set(QUIET):
         try:
             cluster = stack.enter_context(_cluster_of(study))
             client = stack.enter_context(Client(cluster or study.cluster, timeout=PATIENCE))

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("optuna", reason="the extra `search` adds what these tests need")
 pytest.importorskip("distributed", reason="the extra `search` adds what these tests need")
+import dask
 from distributed import Client
 
 from mlpkit.__main__ import main
@@ -103,6 +104,14 @@ def test_a_search_ends_with_its_trials_and_goes_on_when_there_are_more(tmp_path,
     more = run.search(written(tmp_path, trials=10))
     assert len({trial.params["lr"] for trial in more.trials}) == 10  # drew no point again
     assert more.best_value == max(trial.value for trial in more.trials)
+
+
+def test_dask_does_not_look_after_itself_on_the_cores_that_train(tmp_path):
+    study = Study(tmp_path, "s", SEARCH, {}, workers=1)
+    with warnings.catch_warnings(action="ignore"), cluster.client_of(study) as client:
+        (found,) = client.run(lambda: {name: dask.config.get(name) for name in cluster.QUIET}).values()
+    assert found == cluster.QUIET
+    assert dask.config.get("distributed.worker.profile.enabled")  # whoever else uses Dask in this process has it back
 
 
 @pytest.mark.slow
