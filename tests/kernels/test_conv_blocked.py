@@ -17,11 +17,13 @@ from experiments.conv_ladder.rungs.blocked import as_operand, blocked_as_images
 from experiments.lab import ptxas
 from mlpkit import kernels
 from mlpkit.kernels import tensor_map
+from mlpkit.kernels.cnn import updates
 from mlpkit.kernels.conv import Shape, blocked, portable
 from mlpkit.kernels.driver import cuda
 
 MODES = list(blocked.MODES)
 BLOCKED = (kernels.FOLDER / "conv/blocked.cuh").read_text("utf-8")
+UPDATES = (kernels.FOLDER / "updates.cuh").read_text("utf-8").replace('#include "ptx.cuh"', "")
 MORE = [random_shape(np.random.default_rng(seed)) for seed in range(8)]
 
 
@@ -274,6 +276,7 @@ def sums_that_leave():
     weights = kernels.source(blocked.WEIGHTS)
     parts = (
         kernels.source(blocked.OPERANDS).split("// ---- Arrays as they lie")[0],
+        UPDATES,
         between(BLOCKED, "#ifndef LACKS", "// The pieces by which"),
         between(weights, "#ifndef TAPS", "static_assert"),
         between(weights, "// How a launch divides", "// ---- The kernel"),
@@ -314,9 +317,83 @@ def test_the_sums_of_the_weight_gradient_are_added_where_they_belong(shape, pack
         partial = sums.ravel().view(emulator.Array)
     none = np.uintp(0)
     rest = np.int32(o), np.int32(c), none, none, none, none, np.int32(0), np.int32(0), blocked._before(None)
-    add, arguments = file.get_function("add"), (about, divided, partial, found, *rest)
+    add, arguments = file.get_function("add"), (about, divided, partial, found, *rest, updates.NO_UPDATE)
     add((-(-partial.size // blocked.ADDED),), (256,), arguments, shared_mem=32 << 10)
     np.testing.assert_array_equal(found, dw)
+
+
+# Whose gradients are the last, and whether there are biases and a convolution before
+LAST = (
+    (Shape(2, 20, 64, 6, 6, 3), True, True), (Shape(2, 20, 70, 6, 6, 3), True, False),
+    (Shape(2, 6, 16, 9, 9, 5), False, True), (Shape(2, 64, 40, 5, 5, 1), False, False),
+)  # fmt: skip
+
+
+class Vectors:
+    """Parameters, their gradient, and Adam's state, of an odd number of parameters, and where some of them lie."""
+
+    def __init__(self, shape, first_channels=11, rest=(3, 20_000, 2)):
+        rng = np.random.default_rng(0)
+        sizes = rest[0], first_channels * 9, int(np.prod(shape.w)), rest[1], first_channels, shape.channels_out, rest[2]
+        self.ends = np.cumsum(sizes)
+        n = int(self.ends[-1]) + 1 - self.ends[-1] % 2
+        self.theta, self.grad, self.m, self.v = (rng.normal(size=n).astype("f4").view(emulator.Array) for _ in range(4))
+        self.v = abs(self.v)
+        self.lr, self.t = (np.full(1, number, "f4").view(emulator.Array) for number in (0.01, 3))
+
+    def parts(self, *shapes):
+        """Return parts of the gradient, unwritten: of filters before, of filters, of biases before, of biases."""
+        found = [self.grad[self.ends[i - 1] : self.ends[i]] for i in (1, 2, 4, 5)]
+        for part, shape in zip(found, shapes, strict=True):
+            part[:] = np.nan
+            assert part.size == np.prod(shape)
+        return [part.reshape(shape) for part, shape in zip(found, shapes, strict=True)]
+
+    def update(self, kind):
+        of_adam = {"m": self.m, "v": self.v, "t": self.t, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+        return updates.Update(self.theta, self.grad, self.lr, **of_adam if kind == "adam" else {})
+
+
+@needs_emulator
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize(("shape", "biased", "follows"), LAST, ids=str)
+def test_the_last_gradients_of_a_step_come_with_the_update(shape, biased, follows, kind, cupy, folder, monkeypatch):
+    mode, rng, vectors = blocked.MODES["bf16"], np.random.default_rng(1), Vectors(shape)
+
+    def kernel(file, function, **macros):
+        add = emulator.File(folder, 0, "sums", sums_that_leave(), **macros).get_function("add")
+
+        def run(grid, block, arguments, shared_mem):
+            if function == "multiply":
+                arguments[4][:] = rng.integers(-9, 9, arguments[4].shape)
+            else:
+                add(grid, block, arguments, shared_mem=32 << 10)
+
+        return run
+
+    monkeypatch.setattr(blocked, "_kernel", kernel)
+    monkeypatch.setattr(updates, "_kernel", lambda name: kernels.load("updates").get_function(name))
+    blocked._weights.cache_clear()
+    first_dw, dw, first_db, db = vectors.parts((11, 1, 3, 3), shape.w, 11, shape.channels_out)
+    bias, sums = (rng.normal(size=size).astype("f4").view(emulator.Array) for size in ((5, 80), (7, 16, 10)))
+    bias = bias[:, : blocked.padded(shape.channels_out, 8)].copy() if biased else None
+    images = blocked.Stored(np.zeros(1, "u2").view(emulator.Array))
+    told = bias, db if biased else None, (sums, first_dw, first_db if biased else None) if follows else None
+    for part, there in ((dw, True), (db, biased), (first_dw, follows), (first_db, follows and biased)):
+        if not there:
+            part[...] = 1  # somebody else has written it
+    before = {name: vector.copy() for name, vector in vars(vectors).items() if isinstance(vector, emulator.Array)}
+    blocked.weight_gradient(mode, shape, images, images, dw, *told, update=vectors.update(kind))
+    blocked._weights.cache_clear()
+    assert np.isfinite(vectors.grad).all()
+    found = [each.copy() for each in (vectors.theta, vectors.m, vectors.v)]
+    for name in ("theta", "m", "v"):
+        getattr(vectors, name)[:] = before[name]
+    update = vectors.update(kind)
+    updates._launch(update, kind)
+    assert (vectors.theta != before["theta"]).mean() > 0.9
+    for one, name in zip(found, ("theta", "m", "v"), strict=True):
+        np.testing.assert_array_equal(one, getattr(vectors, name), name)
 
 
 WGMMA = """
@@ -332,7 +409,7 @@ def weights_emulated():
     """Return the text of the weight gradient's kernels with another product, and barriers behind all else."""
     text = kernels.source(blocked.WEIGHTS)
     text = text.replace(between(text, "#define TWO_OF(i)", "// ---- What wgmma is told"), WGMMA)
-    text = text.replace(between(text, "// ---- From memory to shared memory", "#ifndef TAPS"), "")
+    text = text.replace(between(text, "// ---- From memory to shared memory", "#ifndef TAPS"), UPDATES)
     text = text.replace('asm volatile("" : "+f"(sums[i])::"memory")', "")
     return text.replace(
         "__shared__ Barriers barriers;", "Barriers& barriers = *(Barriers*)(shared_bytes + (220 << 10));"

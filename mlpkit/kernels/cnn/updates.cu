@@ -1,70 +1,34 @@
 // An optimizer's update of one long vector of float32, four values a thread, with the rate read from memory.
 //
-// That is all that a step of a recorded graph needs. The formulas are those of `numpy_baseline`.
+// That is all that a step of a recorded graph needs, where no kernel of the way back does it: see updates.cuh.
 
-#include "ptx.cuh"
+#include "updates.cuh"
 
-struct alignas(16) Four {
-    float each[4];
-};
-
-// Four values from `first` on, of n.
-__device__ void load(float (&to)[4], const float* from, int first, int n)
-{
-    if (first + 4 <= n) {
-        *reinterpret_cast<Four*>(to) = *reinterpret_cast<const Four*>(from + first);
-    } else {
-        for (int i = 0; i < 4; ++i) to[i] = first + i < n ? from[first + i] : 0;
-    }
-}
-
-__device__ void store(const float (&elements)[4], float* to, int first, int n)
-{
-    if (first + 4 <= n) {
-        *reinterpret_cast<Four*>(to + first) = *reinterpret_cast<const Four*>(elements);
-    } else {
-        for (int i = 0; i < 4 && first + i < n; ++i) to[first + i] = elements[i];
-    }
-}
-
-extern "C" __global__ void sgd(float* theta, const float* grad, const float* lr, int n)
+// The last thread has what is left of a whole four.
+template <bool ADAM>
+inline void update_four(const Update& u)
 {
     const int first = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
-    begin_in_turn();
-    if (first >= n) return;
-    alignas(16) float w[4], g[4];
-    load(g, grad, first, n);
-    load(w, theta, first, n);
-    const float rate = *lr;
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) w[i] -= rate * g[i];
-    store(w, theta, first, n);
+    if (first >= u.n) return;
+    const Rates rates = rates_of<ADAM>(u);
+    if (first + 4 <= u.n) {
+        FourParameters<ADAM> four;
+        four.load(u, first);
+        four.update(u, rates);
+        four.store(u, first);
+    } else {
+        for (int number = first; number < u.n; ++number) update_one<ADAM>(u, rates, number);
+    }
 }
 
-struct Settings {
-    float beta1, rest1, log1, beta2, rest2, log2, eps;  // rest: 1 - beta; log: of beta
-};
-
-// 1 - beta^t, in float32 as exactly as in float64: -expm1(t log beta).
-extern "C" __global__ void adam(float* theta, const float* grad, float* m, float* v, const float* t, const float* lr,
-                                int n, Settings s)
+extern "C" __global__ void sgd(const __grid_constant__ Update u)
 {
-    const int first = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
     begin_in_turn();
-    if (first >= n) return;
-    alignas(16) float w[4], g[4], means[4], squares[4];
-    load(g, grad, first, n);
-    load(means, m, first, n);
-    load(squares, v, first, n);
-    load(w, theta, first, n);
-    const float rate = *lr / -expm1f(*t * s.log1), unbias = 1 / -expm1f(*t * s.log2);
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        means[i] = s.beta1 * means[i] + s.rest1 * g[i];
-        squares[i] = s.beta2 * squares[i] + s.rest2 * g[i] * g[i];
-        w[i] -= rate * means[i] / (sqrtf(squares[i] * unbias) + s.eps);
-    }
-    store(means, m, first, n);
-    store(squares, v, first, n);
-    store(w, theta, first, n);
+    update_four<false>(u);
+}
+
+extern "C" __global__ void adam(const __grid_constant__ Update u)
+{
+    begin_in_turn();
+    update_four<true>(u);
 }

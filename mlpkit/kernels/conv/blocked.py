@@ -20,6 +20,7 @@ import numpy as np
 
 from mlpkit import kernels
 from mlpkit.kernels import gpu, overlap, tensor_map
+from mlpkit.kernels.cnn.updates import NO_UPDATE
 
 from . import Shape
 
@@ -37,6 +38,8 @@ MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
 MOST_SUMMED = 1_500
 LANES, ADDED = 16, 512  # of conv_12_blocked_weights.cu; a block's elements there
 SPREAD = 96 << 10  # bytes of shared memory of such a block, more than it needs: two are on a multiprocessor at most
+SPREAD_WITH_UPDATE = 64 << 10  # and three, where each has a block beside these that updates parameters
+UPDATED = 4 * 256  # parameters at least of such a block
 FEW_IMAGES = 32  # at most, for which the weight gradient leaves fewer sums than multiprocessors could
 CHUNKS = (64, 32)  # channels of a block that makes the weight gradient, where there are as many
 LEAVING = 200  # windows: about as long as to sum them does it take to add up a block's sums with those of others
@@ -592,17 +595,18 @@ def empty_sums(mode, shape):
     return cupy.empty((clusters, elements), np.float32)
 
 
-def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None, partial_sums=None):
+def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None, partial_sums=None, update=None):
     """Ask for the gradient of the filters: of images and dy, both `Stored`, into dw (o, c, k, k), float32.
 
     bias: (slices, o rounded up to a multiple of 8), sums whose sums over the slices are the gradient db (o,), or None.
     before: None, or (sums (slices, room, k k + 1), dw, db or None) of a convolution of one channel, added up here, too.
     partial_sums: as `empty_sums` returns; needed where a graph records this without a pool of its own, or None.
-    Return these sums, which nobody else may have until the work is done. A graph can record it.
+    update: None, or an `Update` of all parameters, where a mode `updates`: all other gradients have been asked for, and
+    on this stream. Return these sums, which nobody else may have until the work is done. A graph can record it.
     """
     if mode.products:
         return mode.products.weight_gradient(mode, shape, images, dy, dw, bias, db, before, partial_sums)
-    multiply, add, blocks, shared, about, _, elements = _weights(mode, shape)
+    multiply, add, blocks, shared, about, _, elements = _weights(mode, shape, update.kind if update else 0)
     partial_sums = empty_sums(mode, shape) if partial_sums is None else partial_sums
     multiply((blocks,), (512,), (*about[:2], images.array, dy.array, partial_sums), shared_mem=shared)
     sizes = np.int32(shape.channels_out), np.int32(shape.channels)
@@ -610,9 +614,19 @@ def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None
     last = *addresses(images, dy), *pointers, np.int32(0 if bias is None else len(bias)), np.int32(about[2])
     more = LANES * (0 if before is None else before[1].size + len(before[1]))
     more += LANES * (0 if bias is None else shape.channels_out)
-    arguments = *about[:2], partial_sums, dw, *sizes, *last, _before(before)
-    add((-(-elements // ADDED) + -(-more // 256),), (256,), arguments, shared_mem=SPREAD)
+    updaters, whole = 0, NO_UPDATE
+    if update:
+        updaters = min(multiprocessors(), -(-len(update.theta) // UPDATED))
+        whole = update.argument((dw, db, *(before or (None,))[1:]), updaters)
+    arguments = *about[:2], partial_sums, dw, *sizes, *last, _before(before), whole
+    spread = SPREAD_WITH_UPDATE if update else SPREAD
+    add((updaters + -(-elements // ADDED) + -(-more // 256),), (256,), arguments, shared_mem=spread)
     return partial_sums
+
+
+def updates(mode):
+    """Return whether the kernel of the weight gradient can take the optimizer's step, too."""
+    return not mode.products
 
 
 def _before(before):
@@ -626,15 +640,18 @@ def _before(before):
 
 
 @lru_cache(1024)
-def _weights(mode, shape):
-    """Return both kernels, the first one's blocks and shared memory, what both are told; clusters, and sums of each."""
+def _weights(mode, shape, updates=0):
+    """Return both kernels, the first one's blocks and shared memory, what both are told; clusters, and sums of each.
+
+    updates: the `kind` of the update that the second one does, too, or 0.
+    """
     conv = convolutions(shape, "forward")[0][0]
     d, channels = division(conv, mode), 8 * groups_of(shape.channels_out)
     about = problem(conv, d.rows, d.bands, d.windows + conv.reach, channels)
     divided = np.array([d.windows, channels, d.windows | 1, *d.tiles, d.slices], np.int32).view("V28")
     packed = d.packed(conv)
     macros = {"MODE": mode.number, "STRIDE": conv.stride, "CHUNK": d.chunk, "SLOTS": d.slots, "CLUSTER": d.cluster}
-    macros |= _lacks(conv) | ({"PACKED": 1} if packed else {})
+    macros |= _lacks(conv) | ({"PACKED": 1} if packed else {}) | ({"UPDATES": updates} if updates else {})
     multiply, add = (_kernel(WEIGHTS, name, **macros) for name in ("multiply", "add"))
     blocks, shared = d.slices * int(np.prod(d.tiles)), d.slots * d.slot(conv, mode) + d.received
     return multiply, add, blocks, shared, (about, divided, channels), d.slices // d.cluster, packed or d.elements

@@ -16,9 +16,10 @@
 // blocks of a cluster have summed each adds up a share: the others send it theirs, from registers to its shared memory,
 // and it need not ask. That goes to memory, and a second kernel adds what the clusters have. All of this in one order:
 // the sum is the same every time. Where most of these sums are of no tap, filter or channel, the others leave without
-// them (PACKED).
+// them (PACKED). Where they are the last gradients of a step, the second kernel takes the optimizer's step, too.
 
 #include "blocked.cuh"
+#include "updates.cuh"
 
 #ifndef TAPS
 #define TAPS 3
@@ -31,6 +32,9 @@
 #endif
 #ifndef PACKED
 #define PACKED 0  // whether sums of no tap, filter or channel stay
+#endif
+#ifndef UPDATES
+#define UPDATES 0  // the optimizer's step: 1 for SGD's, 2 for Adam's
 #endif
 
 constexpr int MULTIPLIERS = 3, LOADERS = 128, THREADS = 128 * MULTIPLIERS + LOADERS;
@@ -328,21 +332,27 @@ constexpr int COLUMNS = ADDERS * OF_EACH / 4;  // of four elements
 constexpr int AT_ONCE = 16;                    // slices
 
 // What lies behind the filters' blocks: first all elements of `before`, and then those of a bias. By whole warps.
-inline void add_others(const Before& b, const float* bias, float* db, int bias_slices, int o_all, int o_padded, int n)
+inline void add_others(const Before& b, const float* bias, float* db, int bias_slices, int o_all, int o_padded, int n,
+                       const Update& u)
 {
     int lane = n % LANES, of_before = b.channels * b.each;
     n /= LANES;
     bool is_bias = n >= of_before;
     int element = min(is_bias ? n - of_before : n, (is_bias ? o_all : of_before) - 1);
+    int channel = element / max(b.each, 1), tap = element - channel * b.each;
+    float* to = is_bias ? db + element : tap < b.each - 1 ? b.dW + channel * (b.each - 1) + tap : b.db + channel;
+    bool exists = is_bias ? n < of_before + o_all && bias_slices > 0 : tap < b.each - 1 || b.db;
+    bool writes = lane == 0 && exists;
+    Parameter<UPDATES == 2> parameter;
+    Rates rates;
+    if (UPDATES && writes) parameter.load(u, to - u.grad), rates = rates_of<UPDATES == 2>(u);
     float sum = sum_of_part((is_bias ? bias : b.sums) + element, is_bias ? o_padded : b.padded * b.each,
                             is_bias ? bias_slices : b.slices, lane, LANES);
     #pragma unroll
     for (int distance = 1; distance < LANES; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    if (lane > 0 || n >= of_before + (bias_slices > 0 ? o_all : 0)) return;
-    int channel = element / max(b.each, 1), tap = element - channel * b.each;
-    if (is_bias) db[element] = sum;
-    else if (tap < b.each - 1) b.dW[channel * (b.each - 1) + tap] = sum;
-    else if (b.db) b.db[channel] = sum;
+    if (!writes) return;
+    *to = sum;
+    if (UPDATES) parameter.update(u, rates, sum), parameter.store(u, to - u.grad);
 }
 
 static_assert(ELEMENTS % (ADDERS * OF_EACH) == 0, "a block is in one tile");
@@ -366,24 +376,37 @@ inline int place_of(const Problem& p, const Division& d, int all, int o_all, int
 
 // Add what the clusters have, in their order, and write it where it belongs. The blocks behind those that do add up
 // what is `before`, and db (o,) of `bias_slices` slices (o_padded,), if there are any.
+//
+// With UPDATES, as the last kernel on the way back, it also takes the optimizer's step `u`: each thread that writes a
+// gradient updates its parameter, and the first blocks update all others. These do not wait for `multiply`, which writes
+// nothing that they read, and reads no parameters. That they run means that all blocks of `multiply` have begun in turn:
+// so all before it is done, whoever reads the old parameters, and all other gradients. They read them from L2, where
+// they are for sure. Whoever reads the new ones waits for this kernel, or for one that has.
 extern "C" __global__ __launch_bounds__(ADDERS)
 void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, const float* partial, float* dW,
          int o_all, int c_all, const Scale* of_images, const Scale* of_dy, const float* bias, float* db,
-         int bias_slices, int o_padded, const __grid_constant__ Before before)
+         int bias_slices, int o_padded, const __grid_constant__ Before before, const __grid_constant__ Update u)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     float4 (*found)[COLUMNS] = reinterpret_cast<float4(*)[COLUMNS]>(shared_bytes);  // [AT_ONCE]
     int all = PACKED ? packed_sums(p, d) : d.heights * d.widths * d.tap_groups * ELEMENTS;
     int blocks = (all + 4 * COLUMNS - 1) / (4 * COLUMNS), thread = threadIdx.x;
-    begin_in_turn();
-    if (blockIdx.x >= blocks) {
-        add_others(before, bias, db, bias_slices, o_all, o_padded, (blockIdx.x - blocks) * ADDERS + thread);
+    int block = (int)blockIdx.x - (UPDATES ? u.blocks : 0);
+    if (UPDATES && block < 0) {
+        update_rest<UPDATES == 2>(u, blockIdx.x * ADDERS + thread, u.blocks * ADDERS);
         return;
     }
-    int column = min((int)blockIdx.x * COLUMNS + thread % COLUMNS, all / 4 - 1), slices = d.slices / CLUSTER;
+    begin_in_turn();
+    if (block >= blocks) {
+        add_others(before, bias, db, bias_slices, o_all, o_padded, (block - blocks) * ADDERS + thread, u);
+        return;
+    }
+    int column = min(block * COLUMNS + thread % COLUMNS, all / 4 - 1), slices = d.slices / CLUSTER;
     const float4* from = reinterpret_cast<const float4*>(partial) + column + (size_t)(thread / COLUMNS) * (all / 4);
     float sums[OF_EACH] = {}, of_x = SCALED ? of_images->of : 1, of_gradient = SCALED ? of_dy->of : 1;
     int places[OF_EACH];
+    Parameter<UPDATES == 2> parameters[OF_EACH];
+    Rates rates;
     #pragma unroll 1
     for (int first = 0; first < slices; first += AT_ONCE) {  // by way of shared memory: registers are too few
         int count = min(AT_ONCE, slices - first);
@@ -392,9 +415,13 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
         for (int i = 0; i < AT_ONCE; i += ADDERS / COLUMNS, from += (size_t)(ADDERS / COLUMNS) * (all / 4))
             if (i + thread / COLUMNS < count) cp_async<16>(&found[i + thread / COLUMNS][thread % COLUMNS], from);
         if (first == 0) {  // meanwhile, and not before
-            int block = now(blockIdx.x), at = now(thread);
+            int of_block = now(block), at = now(thread);
             #pragma unroll
-            for (int i = 0; i < OF_EACH; ++i) places[i] = place_of(p, d, all, o_all, c_all, block, i * ADDERS + at);
+            for (int i = 0; i < OF_EACH; ++i) places[i] = place_of(p, d, all, o_all, c_all, of_block, i * ADDERS + at);
+            if (UPDATES) rates = rates_of<UPDATES == 2>(u);
+            #pragma unroll
+            for (int i = 0; i < OF_EACH; ++i)
+                if (UPDATES && places[i] >= 0) parameters[i].load(u, dW + places[i] - u.grad);
         }
         cp_async_wait_all();
         __syncthreads();
@@ -405,6 +432,10 @@ void add(const __grid_constant__ Problem p, const __grid_constant__ Division d, 
                 if (j < count) sums[i] += reinterpret_cast<const float*>(found[j])[i * ADDERS + thread];
     }
     #pragma unroll
-    for (int i = 0; i < OF_EACH; ++i)
-        if (places[i] >= 0) dW[places[i]] = sums[i] * (1 / of_x / of_gradient);
+    for (int i = 0; i < OF_EACH; ++i) {
+        if (places[i] < 0) continue;
+        float g = sums[i] * (1 / of_x / of_gradient);
+        dW[places[i]] = g;
+        if (UPDATES) parameters[i].update(u, rates, g), parameters[i].store(u, dW + places[i] - u.grad);
+    }
 }
