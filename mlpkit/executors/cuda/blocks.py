@@ -9,8 +9,12 @@ A block takes over some layers that follow each other, and has
     prepare()                            optional: asks for what depends on parameters alone, before each forward, maybe
                                          on another stream, which forward waits for
     comes_back                           optional: False where its backward is not called, as nothing up to it learns
-    follow(before)                       optional: it is told once, before the first forward, which block is before it;
-                                         where it then does that block's backward, too, its own returns None
+    follow(before)                       optional: it is told once, before the first forward, which block is before it,
+                                         and returns whether it does that block's backward, too; its own returns None
+                                         then
+    finishes                             optional: whether its last kernel on the way back can do the update of all
+                                         parameters, too: where its backward is the last one, that is called with this
+                                         `kernels.cnn.updates.Update`, or None, as a second argument
     gives                                optional: the layout that the next block wants; it is set once, before the
                                          first forward, and a block that can, writes its result so
 
@@ -128,13 +132,14 @@ class Pipeline:
 
     def __init__(self, blocks, mode):
         self.blocks, self.mode = blocks, mode
-        self.comes_back = any(getattr(block, "comes_back", True) for block in blocks)
         for block, wants in zip(blocks, [*(following.wants for following in blocks[1:]), "nchw"], strict=False):
             if hasattr(block, "gives"):
                 block.gives = wants or "nc8hw8"
-        for before, block in pairwise(blocks):
-            if hasattr(block, "follow"):
-                block.follow(before)
+        taken = [hasattr(block, "follow") and block.follow(before) for before, block in pairwise(blocks)]
+        comes_back = [getattr(block, "comes_back", True) for block in blocks]
+        self.comes_back = any(comes_back)
+        first = comes_back.index(True) if self.comes_back else 0
+        self.last = blocks[first + any(taken[first : first + 1])] if blocks else None  # on the way back
 
     def prepare(self):
         for block in self.blocks:
@@ -148,12 +153,20 @@ class Pipeline:
             self.layouts.append(x.layout)
         return as_layout(x, "nchw", self.mode)
 
-    def backward(self, dy):
+    @property
+    def finishes(self):
+        return getattr(self.last, "finishes", False)
+
+    def backward(self, dy, update=None):
         came = [dy]  # a list: the block that takes the gradient from it drops it, as soon as it is used
         del dy
         for block in reversed(self.blocks):
             layout = self.layouts.pop()
-            came.append(block.backward(as_layout(came.pop(), "nc8hw8" if layout == "stored" else layout, self.mode)))
+            layout = "nc8hw8" if layout == "stored" else layout
+            if update and block is self.last:  # each with arguments that nobody else has
+                came.append(block.backward(as_layout(came.pop(), layout, self.mode), update))
+            else:
+                came.append(block.backward(as_layout(came.pop(), layout, self.mode)))
             if came[0] is None:
                 return None
         return as_layout(came.pop(), self.layouts.pop(), self.mode)

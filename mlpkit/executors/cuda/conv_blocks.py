@@ -141,11 +141,16 @@ class ConvBlock(Following):
         self.first: FirstBlock | None = None  # the block before, where the gradient of its filters is made here
 
     def follow(self, before):
-        """Look whether the block `before` is a first convolution whose gradient this one's kernels can make."""
+        """Return whether the block `before` is a first convolution whose gradient this one's kernels can make."""
         if isinstance(before, FirstBlock):
             found = blocked.cropped(self.conv, behind=between.behind(before.conv, before.about))
             if between.why_not_first_sums(self.mode, found, before.conv, before.about) is None:
                 self.first, self.conv = before, found
+        return self.first is not None
+
+    @property
+    def finishes(self):
+        return blocked.updates(self.mode)
 
     def settle(self):
         """Choose the kernel that does what follows, the convolution's own, if it can; return what makes its filters."""
@@ -186,7 +191,7 @@ class ConvBlock(Following):
         sums = between.first_sums(self.mode, self.conv, dz, filters, of, *first.taken())
         return sums, first.at.dW, first.db
 
-    def backward(self, dy):
+    def backward(self, dy, update=None):
         x, kept, self.x, self.kept = self.x, self.kept, None, None
         layout = "nc8hw8" if dy.layout == "stored" else dy.layout
         if self.plain and layout == "nc8hw8" and not self.mode.fp16_parts:
@@ -197,7 +202,7 @@ class ConvBlock(Following):
             del of
         del kept, dy
         before = self.of_first(self.first, dz) if self.first else None
-        blocked.weight_gradient(self.mode, self.conv, x, dz, self.at.dW, sums, self.db, before)
+        blocked.weight_gradient(self.mode, self.conv, x, dz, self.at.dW, sums, self.db, before, update=update)
         del x, sums, before
         if self.first or not self.at.wants_dx:
             return None

@@ -168,7 +168,13 @@ class NormBlock:
         blocked.convolve(self.mode, stage.shape, "forward", x, self.made[number].pop("forward"), y)
         return norm.forward(stage.about, self.channels(stage), y, *ours, added, out)
 
-    def backward(self, dy):
+    @property
+    def finishes(self):
+        last = not self.stem or self.last_uses[0] is not None  # else a norm's kernel is behind all weight gradients
+        return last and blocked.updates(self.mode)
+
+    def backward(self, dy, update=None):
+        self.update = update  # what the last of its kernels does, too
         self.came = [dy]  # a list: who takes the gradient from it drops it, too
         self.waiting = []  # gradients of what a convolution gave, until there is again what it has read
         pasts: dict[int, norm.Past] = {}
@@ -219,5 +225,7 @@ class NormBlock:
         return dense
 
     def weight_gradient(self, number, x, dz):
-        stage = self.stages[number]
-        blocked.weight_gradient(self.mode, stage.shape, x, dz, stage.conv.dW)
+        stage, update = self.stages[number], None
+        if number == self.stem:  # nothing is behind it
+            update, self.update = self.update, None
+        blocked.weight_gradient(self.mode, stage.shape, x, dz, stage.conv.dW, update=update)

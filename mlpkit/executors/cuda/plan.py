@@ -12,6 +12,7 @@ import numpy as np
 from mlpkit import optim
 from mlpkit.engines.cuda.kernel import C_TYPES, kernel
 from mlpkit.engines.cupy_fused import cross_entropy
+from mlpkit.kernels.cnn import updates
 from mlpkit.kernels.compiling import rehearsal
 from mlpkit.nn.losses import SoftmaxCrossEntropy
 
@@ -20,6 +21,7 @@ from .arena import Arena, Recorder
 from .blocks import Value, pipeline
 from .graph import GraphTrainer
 from .matches import mode_for
+from .rates import KINDS
 from .transfers import Feed, as_labels
 
 PARTS = 8  # blocks that copy an example, at most
@@ -34,7 +36,8 @@ class Gradient:
     one; without it the loss is losses[0]. ready: is called with the gradient of the head's first weights when it is
     there, and that of all weights behind; these weights may then be updated until the next head. beside: a stream on
     which filters are put in order meanwhile, or None. midway: is called between the way there and the head, or None.
-    largest: of x, see `Value`.
+    largest: of x, see `Value`. update: an `Update` of all parameters, or None, that the last kernel does, too, if it
+    can; what is returned is whether it does.
     precision: one of `blocks.MODES`. matches: see `blocks.pipeline`.
     """
 
@@ -49,7 +52,7 @@ class Gradient:
             inner = layers[: len(layers) - count]
         self.pipeline = pipeline(inner, network.model.input, n, mode, (*matches, dense.match))
 
-    def __call__(self, x, targets, losses, step=None, ready=None, beside=None, midway=None, largest=None):
+    def __call__(self, x, targets, losses, step=None, ready=None, beside=None, midway=None, largest=None, update=None):
         with beside or nullcontext():
             self.pipeline.prepare()
         z = self.pipeline.forward(Value(x, "nchw", x.shape[1], largest))
@@ -62,8 +65,11 @@ class Gradient:
         del z
         if ready and self.head:
             ready(self.head.linear[0].dW)
-        if came[0] is not None:
-            self.pipeline.backward(came.pop())
+        if came[0] is None:
+            return False
+        update = update if self.pipeline.finishes else None
+        self.pipeline.backward(came.pop(), update)
+        return update is not None
 
     def loss(self, z, targets, losses, step):
         """Keep the loss of the outputs z, and return their gradient."""
@@ -94,6 +100,20 @@ def watched(work, *vectors, rehearsed=False):
         for vector, copy in zip(vectors, before, strict=True):
             vector[...] = copy
     return recorder.plan()
+
+
+def update_of(optimizer, rates):
+    """Return an optimizer's step as an `Update` for the last kernel of the way back, or None where that can't take it.
+
+    rates: of the step, as `Batch` has them.
+    """
+    if type(optimizer) not in KINDS or optimizer.reduce or optimizer.weight_decay:
+        return None
+    (lr, t), vectors = rates, (optimizer.network.theta, optimizer.network.grad)
+    if not updates.fits(lr, *vectors, *optimizer.state.values()):
+        return None
+    of_adam = optimizer.state | optimizer.settings | {"t": t} if optimizer.state else {}
+    return updates.Update(*vectors, lr, **of_adam)
 
 
 class Batch:
@@ -187,9 +207,10 @@ class PlannedTrainer(GraphTrainer):
                     self.fetch(following, batch.number, 1)
 
         self.beside.wait_event(stream.record())
-        self.enqueue_gradient(batch, midway)
+        updated = self.enqueue_gradient(batch, midway)
         stream.wait_event(self.beside.record())
-        self.update(batch)
+        if not updated:
+            self.update(batch)
 
     def update(self, batch):
         """Ask for the optimizer's update; where it can, `behind` has that of the head's weights."""
@@ -226,7 +247,7 @@ class PlannedTrainer(GraphTrainer):
         self.next_batch((len(batch.x) * parts,), (256,), arguments)
 
     def enqueue_gradient(self, batch, midway=None):
-        """Ask for the gradient. midway: see `Gradient`."""
+        """Ask for the gradient; return whether the update is asked for, too. midway: see `Gradient`."""
         self.network.mode.step = batch.taken
         stream = cp.cuda.get_current_stream()
 
@@ -236,7 +257,9 @@ class PlannedTrainer(GraphTrainer):
                 self.optimizer.reduce.begin(dW)
 
         of = batch.x, batch.targets, self.losses, self.step_number
-        self.gradients[len(batch.x)](*of, ready if self.behind else None, self.beside, midway, self.largest)
+        update = update_of(self.optimizer, batch.rates)
+        gradient = self.gradients[len(batch.x)]
+        return gradient(*of, ready if self.behind else None, self.beside, midway, self.largest, update)
 
 
 @cache
