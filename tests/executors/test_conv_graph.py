@@ -26,6 +26,7 @@ from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.residual import Residual
 from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
+from mlpkit.optim import BY_NAME
 
 ODD = {
     "strides": Model((1, 28, 28), (
@@ -152,6 +153,50 @@ def test_blocks_are_told_what_the_next_one_wants():
     blocks = [Block(wants) for wants in ("nchw", "stored", None, "nc8hw8")]
     Pipeline(blocks, MODE)
     assert [block.gives for block in blocks] == ["stored", "nc8hw8", "nc8hw8", "nchw"]
+
+
+class Step:
+    """A block that writes down what its backward is called with. takes: whether it does the one before it's, too."""
+
+    wants = "nchw"
+
+    def __init__(self, asked, comes_back=True, learns_before=True, takes=False):
+        self.asked, self.comes_back, self.learns_before, self.takes = asked, comes_back, learns_before, takes
+        self.finishes = True
+
+    def follow(self, before):
+        return self.takes
+
+    def forward(self, x):
+        return x
+
+    def backward(self, dy, *update):
+        self.asked.append((self, *update))
+        return dy if self.learns_before and not self.takes else None
+
+
+@pytest.mark.parametrize(("blocks", "last"), [
+    ([{"learns_before": False}, {}, {}], 0), ([{"comes_back": False}, {"learns_before": False}, {}], 1),
+    ([{}, {"takes": True}, {}], 1), ([{"comes_back": False}, {}, {"takes": True}], 2), ([{"learns_before": False}], 0),
+])  # fmt: skip
+def test_the_block_whose_way_back_is_the_last_one_gets_the_update(blocks, last):
+    asked = []
+    chain = Pipeline([Step(asked, **each) for each in blocks], MODE)
+    value = Value(np.zeros((1, 1, 1, 1)), "nchw", 1)
+    for update in (None, "update"):
+        asked.clear()
+        chain.forward(value)
+        chain.backward(value, update)
+        assert asked[-1] == (chain.blocks[last], *([update] if update else []))
+        assert all(len(each) == 1 for each in asked[:-1])
+    assert chain.finishes
+    chain.blocks[last].finishes = False
+    assert not chain.finishes
+
+
+def test_a_block_of_layers_has_no_update_in_its_kernels():
+    network = Network(numpy_baseline, ODD["chance"])
+    assert not pipeline(network.layers, ODD["chance"].input, 3, MODE, ()).finishes
 
 
 def planning(monkeypatch):
@@ -290,6 +335,41 @@ def test_each_step_fetches_the_batch_of_the_next_beside_its_gradient(monkeypatch
         *(("fetch", "a", "b", 1, "beside"), *join_, ("update", "b", "main"), *fork_, ("gradient", "a", "main"), *join_),
         ("update", "a", "main"),
     ]
+
+
+def test_what_the_way_back_has_updated_is_not_updated_again(monkeypatch):
+    trainer, said = planned(monkeypatch, 8, 4)
+    trainer.enqueue_gradient = lambda batch, midway: said.append(("gradient", batch.rates)) or batch.rates == "a"
+    trainer.enqueue_several(2, 4)
+    fork_, join_ = fork("beside"), join("beside")
+    assert said == [
+        *(("fetch", "a", "the first", 0, "main"), *fork_, ("gradient", "a"), *join_),
+        *(*fork_, ("gradient", "b"), *join_, ("update", "b", "main")),
+    ]
+
+
+@pytest.mark.parametrize(("kind", "options", "can"), [
+    ("sgd", {}, True), ("adam", {"beta2": 0.99}, True), ("adamw", {}, True), ("momentum", {}, False),
+    ("sgd", {"weight_decay": 0.1}, False), ("adamw", {"weight_decay": 0.1}, False), ("adam", {"reduce": print}, False),
+])  # fmt: skip
+def test_which_updates_a_kernel_of_the_way_back_can_do(kind, options, can, monkeypatch):
+    plan = planning(monkeypatch)
+    asked = []
+    monkeypatch.setattr(plan.updates, "fits", lambda *of: asked.append(of) or True)
+    optimizer = BY_NAME[kind](Network(numpy_baseline), 0.1, **options)
+    found = plan.update_of(optimizer, ("lr", "t"))
+    assert (found is not None) == can
+    if not can:
+        return
+    network, state = optimizer.network, optimizer.state.values()
+    assert (found.theta is network.theta, found.grad is network.grad, found.lr) == (True, True, "lr")
+    if state:
+        assert (found.m is optimizer.state["m"], found.v is optimizer.state["v"], found.t) == (True, True, "t")
+        assert (found.beta1, found.beta2, found.eps) == tuple(optimizer.settings.values())
+    assert found.kind == 1 + bool(state)
+    assert [id(each) for each in asked[0]] == [id(each) for each in ("lr", network.theta, network.grad, *state)]
+    monkeypatch.setattr(plan.updates, "fits", lambda *of: False)
+    assert plan.update_of(optimizer, ("lr", "t")) is None
 
 
 def test_gpus_that_add_up_gradients_update_the_dense_layers_until_the_next_head(monkeypatch):

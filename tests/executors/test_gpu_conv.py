@@ -156,10 +156,10 @@ def some_images(n=150, seed=0):
     return np.clip(bright + rng.normal(size=bright.shape) * 40, 0, 255).astype(np.uint8), y
 
 
-def steps(engine, model, batch_size=32, epochs=2, optimizer="sgd", dtype=np.float32, lr=1e-3, n=150):
+def steps(engine, model, batch_size=32, epochs=2, optimizer="sgd", dtype=np.float32, lr=1e-3, n=150, decay=0.01):
     """Return losses, theta and statistics after some epochs."""
     network = Network(engine, model, dtype=dtype)
-    takes, to_numpy = BY_NAME[optimizer](network, Exponential(lr, 20), weight_decay=0.01), network.engine.to_numpy
+    takes, to_numpy = BY_NAME[optimizer](network, Exponential(lr, 20), weight_decay=decay), network.engine.to_numpy
     X, y = some_images(n)
     X, y = network.engine.asarray(X.reshape(n, *model.input)), network.engine.asarray(y)
     trainer = trainer_of(network, takes, X, y, batch_size)
@@ -224,6 +224,16 @@ def test_blocks_of_several_layers_are_those_of_one(name, model, monkeypatch):
     for module in FULL:
         monkeypatch.setattr(f"mlpkit.executors.{module}.matches_for", lambda dtype: ())
     close(found, steps(name, ALL_MODELS[model]), ERRORS[name])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("model", ["fashion_cnn", "lenet5", "residual", "chance", "wide", "pools first", "branches"])
+@pytest.mark.parametrize("name", ["cuda_conv_graph", *FEWER])
+def test_an_update_within_the_way_back_is_the_one_behind_it(name, model, optimizer, monkeypatch):
+    found = steps(name, ALL_MODELS[model], optimizer=optimizer, decay=0)
+    monkeypatch.setattr("mlpkit.executors.cuda.plan.update_of", lambda *_: None)
+    for one, other in zip(found, steps(name, ALL_MODELS[model], optimizer=optimizer, decay=0), strict=True):
+        assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("name", FEWER)

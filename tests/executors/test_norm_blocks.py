@@ -336,6 +336,39 @@ def test_a_block_does_what_its_layers_do(name):
             assert far["result"] < 1e-9
 
 
+ENDS = ("stem, residual, pool", True), ("two residuals", True), ("past a pool", False)
+
+
+@pytest.mark.parametrize(("name", "finishes"), ENDS)
+def test_the_update_comes_with_the_last_of_all_kernels(name, finishes, plain, monkeypatch):
+    asked = []
+
+    def said(module, kernel):
+        real = getattr(module, kernel)
+
+        def ask(*arguments, **options):
+            asked.append((kernel, options.get("update")))
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(module, kernel, ask)
+
+    for module, kernel in ((blocked, "convolve"), (blocked, "weight_gradient"), (norm, "backward"), (norm, "add")):
+        said(module, kernel)
+    model = MODELS[name]
+    _, _, _, block, shape = right_and_found(model, 3, "fp16x3", numpy_baseline)
+    block.prepare()
+    y = block.forward(Value(np.ones((3, *shape)), "nchw", shape[0]))
+    asked.clear()
+    block.backward(Value(np.ones(y.array.shape), "nchw", y.channels), "update")
+    updates = [kernel for kernel, update in asked if update]
+    assert block.finishes == finishes
+    if finishes:
+        assert asked[-1] == ("weight_gradient", "update")
+        assert len(updates) == 1
+    else:
+        assert asked[-1][0] != "weight_gradient"
+
+
 @pytest.mark.parametrize("name", sweep(MODELS, "stem, residual, pool", "past a pool"))
 def test_limits_tell_classes_apart(name):
     layouts = "nchw", "nc8hw8", "nc8hw8"

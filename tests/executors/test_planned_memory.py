@@ -98,8 +98,8 @@ def shapes_only():
     return engine_like(**{name: there(getattr(numpy_baseline, name)) for name in names})
 
 
-def step_of(plan, model, n, precision="float32", engine=numpy_baseline):
-    """Return a function that asks for a gradient as `PlannedTrainer` does."""
+def step_of(plan, model, n, precision="float32", engine=numpy_baseline, update=None):
+    """Return a function that asks for a gradient as `PlannedTrainer` does, and returns whether it updates, too."""
     network = Network(engine, model)
     bound = [*network.layers]
     for at in bound:
@@ -110,7 +110,7 @@ def step_of(plan, model, n, precision="float32", engine=numpy_baseline):
     gradient = plan.Gradient(network, n, precision, (norm_blocks.match, conv_blocks.match))
     x, labels = cp.empty((n, *model.input), np.float32), cp.empty(n, np.int64)
     losses, number = cp.empty(1, np.float32), cp.empty(1, np.int32)
-    return lambda: gradient(x, labels, losses, number)
+    return lambda: gradient(x, labels, losses, number, update=update)
 
 
 def test_a_wide_layer_whose_weights_begin_between_two_pieces_has_the_other_kernels(plan):
@@ -128,6 +128,15 @@ def test_arrays_live_as_long_in_each_step_as_in_the_one_that_was_watched(name, p
     for _ in range(20):  # Python replaces its own instructions by faster ones after some steps
         with arrays.step():
             step()
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize(("name", "updates"), [("fashion_cnn", True), ("residual", True), ("mlp", False)])
+def test_an_update_within_the_way_back_needs_no_memory(name, updates, precision, plan):
+    update = plan.updates.Update(*(cp.empty(MODELS[name].layout.size, np.float32) for _ in range(2)), cp.empty(1, "f4"))
+    step = step_of(plan, MODELS[name], 32, precision, update=update)
+    assert step() == updates
+    assert plan.watched(step) == plan.watched(step_of(plan, MODELS[name], 32, precision))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

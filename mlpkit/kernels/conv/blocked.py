@@ -38,8 +38,8 @@ MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
 MOST_SUMMED = 1_500
 LANES, ADDED = 16, 512  # of conv_12_blocked_weights.cu; a block's elements there
 SPREAD = 96 << 10  # bytes of shared memory of such a block, more than it needs: two are on a multiprocessor at most
-SPREAD_WITH_UPDATE = 64 << 10  # and three, where each has a block beside these that updates parameters
-UPDATED = 4 * 256  # parameters at least of such a block
+SPREAD_WITH_UPDATE = 64 << 10  # and three, where there are blocks beside these that update parameters:
+UPDATERS, UPDATED = 1, 4 * 256  # on each multiprocessor; and how many parameters of one, at least
 FEW_IMAGES = 32  # at most, for which the weight gradient leaves fewer sums than multiprocessors could
 CHUNKS = (64, 32)  # channels of a block that makes the weight gradient, where there are as many
 LEAVING = 200  # windows: about as long as to sum them does it take to add up a block's sums with those of others
@@ -616,7 +616,7 @@ def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None
     more += LANES * (0 if bias is None else shape.channels_out)
     updaters, whole = 0, NO_UPDATE
     if update:
-        updaters = min(multiprocessors(), -(-len(update.theta) // UPDATED))
+        updaters = min(UPDATERS * multiprocessors(), -(-len(update.theta) // UPDATED))
         whole = update.argument((dw, db, *(before or (None,))[1:]), updaters)
     arguments = *about[:2], partial_sums, dw, *sizes, *last, _before(before), whole
     spread = SPREAD_WITH_UPDATE if update else SPREAD
