@@ -1,7 +1,7 @@
 """A network's gradient by blocks, and a step of any network as a graph, with memory that is planned."""
 
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from math import gcd
 from typing import Any
@@ -82,17 +82,17 @@ class Gradient:
         return Value(dz, "nchw", dz.shape[1])
 
 
-def watched(work, *vectors, rehearsed=False):
+def watched(work, *vectors, rehearsed=()):
     """Return the `arena.Plan` of what `work()` asks for. What it does to vectors is undone, after an error, too.
 
-    It is called twice: the first time, it makes what lasts. rehearsed: whether it is rehearsed before, so that all its
+    It is called twice: the first time, it makes what lasts. rehearsed: what is rehearsed before, so that all its
     kernels are compiled at once; what is made then, with kernels, must not last.
     """
     before, recorder = [vector.copy() for vector in vectors], Recorder()
     try:
-        if rehearsed:
-            with rehearsal():
-                work()
+        with rehearsal() if rehearsed else nullcontext():
+            for each in rehearsed:
+                each()
         work()
         with recorder.watching():
             work()
@@ -161,17 +161,26 @@ class PlannedTrainer(GraphTrainer):
         self.beside = cp.cuda.Stream(non_blocking=True)
         self.behind: Any = cp.cuda.Stream(non_blocking=True) if hasattr(optimizer.reduce, "begin") else None
         self.gradients, self.batches, self.arenas, self.memory = {}, {}, {}, None
+        for n in min(batch_size, len(y)), len(y) % batch_size:  # the last one of an epoch may be short
+            self.make(n)
         self.graphs_for(len(y))
+
+    def make(self, n):
+        """Make what computes a gradient of n examples, and their batches, if there is a batch of so many."""
+        if n > 0 and n not in self.gradients:
+            self.gradients[n] = Gradient(self.network, n, self.precision, self.matches)
+            others = self.batches.get(self.batch_size, (None, None))
+            self.batches[n] = [Batch(self.network, self.y, n, other) for other in others]
 
     def prepare(self, n):
         if n in self.arenas:
             return self.arenas[n]
-        self.gradients[n] = Gradient(self.network, n, self.precision, self.matches)
-        others = self.batches.get(self.batch_size, (None, None))
-        self.batches[n] = [Batch(self.network, self.y, n, other) for other in others]
+        self.make(n)
         vectors = self.network.theta, self.network.statistics, *self.optimizer.state.values(), self.losses
+        steps = [partial(self.enqueue_first, each) for each in self.gradients if each not in self.arenas]
         with getattr(self.optimizer.reduce, "apart", nullcontext)():  # other ranks may have this graph already
-            self.arenas[n] = Arena(watched(lambda: self.enqueue_first(n), *vectors, rehearsed=True), self.memory)
+            found = watched(partial(self.enqueue_first, n), *vectors, rehearsed=steps)
+            self.arenas[n] = Arena(found, self.memory)
         self.memory = self.arenas[n].memory
         self.restart()  # an epoch may be about to begin
         return self.arenas[n]
