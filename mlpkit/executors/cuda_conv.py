@@ -9,9 +9,9 @@ from functools import cache
 import cupy as cp
 
 from .cuda.arena import Arena
+from .cuda.evaluation import Evaluation as Evaluation
 from .cuda.matches import matches_for
 from .cuda.plan import Gradient, watched
-from .plain import Evaluation as Evaluation
 from .plain import Prediction as Prediction
 from .plain import StepByStep
 from .plain import why_not as why_not

@@ -18,10 +18,10 @@ from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.losses import SoftmaxCrossEntropy
 
+from .cuda.evaluation import Evaluation as Evaluation
 from .cuda.padded import check_dtype
 from .cuda.rates import why_unknown
 from .cuda.waiting import WaitingTrainer
-from .plain import Evaluation as Evaluation
 from .plain import Prediction as Prediction
 
 NAME = "cuda_conv_fused"

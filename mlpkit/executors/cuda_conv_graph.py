@@ -3,10 +3,10 @@
 See `cuda/plan`. Predictions are graphs, too: see `cuda/prediction`.
 """
 
+from .cuda.evaluation import Evaluation as Evaluation
 from .cuda.matches import matches_for
 from .cuda.plan import PlannedTrainer
 from .cuda.prediction import Prediction as Prediction
-from .plain import Evaluation as Evaluation
 from .plain import why_not as why_not
 
 

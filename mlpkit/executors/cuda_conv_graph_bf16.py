@@ -7,7 +7,7 @@ time, multiply TF32. Sums, parameters and their updates are float32.
 from functools import partial
 
 from . import cuda_conv_graph
-from .plain import Evaluation as Evaluation
+from .cuda.evaluation import Evaluation as Evaluation
 
 NAME = "cuda_conv_graph_bf16"
 why_not = partial(cuda_conv_graph.why_not_with_less_precision, NAME)

@@ -7,7 +7,7 @@ The other products are TF32's own. Sums, updates and all that is kept are float3
 from functools import partial
 
 from . import cuda_conv_graph
-from .plain import Evaluation as Evaluation
+from .cuda.evaluation import Evaluation as Evaluation
 
 NAME = "cuda_conv_graph_tf32"
 why_not = partial(cuda_conv_graph.why_not_with_less_precision, NAME)

@@ -69,17 +69,18 @@ class Kernel:
 
 
 @contextmanager
-def rehearsal():
+def rehearsal(waits=True):
     """Return a context in which this thread's kernels are asked for and not launched; at its end they are compiled.
 
-    Where that takes a while, it shows how far it is. Raises RuntimeError where a kernel does not compile.
+    Where that takes a while, it shows how far it is. Raises RuntimeError where a kernel does not compile. waits: else
+    nothing of all that: whoever launches them waits, if they are not there by then.
     """
     _here.asked = []
     try:
         yield
     finally:
         asked = vars(_here).pop("asked")
-    for future in _shown(asked):
+    for future in _shown(asked) if waits else ():
         future.result()
 
 

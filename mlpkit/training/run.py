@@ -93,6 +93,8 @@ class Run:
         """Make what trains the first epoch of this run. Raises ValueError where no rate would change anything."""
         n = self.settings["examples"]
         self.optimizer.check_rates((self.epochs - first) * -(-n // self.settings["batch_size"]))
+        if self.validation:  # first: what it needs is compiled beside what the trainer needs
+            self.evaluate = executors.of(self.engine).Evaluation(self.network, *self.validation)
         trainer = self.trainers.of_epoch(first)
         self.ahead = int(self.hurried and not isinstance(trainer, StepByStep))
         self.order = epoch_order(n, self.settings["seed"], first)
@@ -128,9 +130,7 @@ class Run:
         state = self.optimizer.state.values() if self.folder or is_last else ()
         found = self.engine.fetch(losses, *map(self.engine.all_finite, (*self.vectors(), *state)))
         self.asked.append(_Asked(found, *of, kept))
-        if self.validation:  # a GPU is at work; meanwhile:
-            executor = executors.of(self.engine)
-            self.evaluate = self.evaluate or executor.Evaluation(self.network, *self.validation)
+        if self.evaluate:  # a GPU is at work; meanwhile:
             self.asked[-1].evaluation = self.evaluate()
         if not is_last:
             self.order = epoch_order(self.settings["examples"], self.settings["seed"], epoch + 1)

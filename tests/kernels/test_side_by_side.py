@@ -64,6 +64,17 @@ def test_a_rehearsal_compiles_and_launches_nothing():
     assert not raw.launched
 
 
+def test_a_rehearsal_need_not_wait():
+    may_go_on, raw = threading.Event(), Raw()
+    with rehearsal(waits=False):
+        kernel = Module(lambda: may_go_on.wait(20) and raw).get_function("any")
+        kernel((1,), (32,), ())
+    assert not raw.compiled
+    may_go_on.set()
+    kernel((1,), (32,), ())
+    assert len(raw.launched) == 1
+
+
 def test_a_kernel_that_does_not_compile_is_an_error_where_it_is_needed_first():
     def broken():
         raise RuntimeError("scale.cu does not compile")
