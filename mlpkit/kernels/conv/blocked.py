@@ -38,8 +38,7 @@ MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
 MOST_SUMMED = 1_500
 LANES, ADDED = 16, 512  # of conv_12_blocked_weights.cu; a block's elements there
 SPREAD = 96 << 10  # bytes of shared memory of such a block, more than it needs: two are on a multiprocessor at most
-SPREAD_WITH_UPDATE = 64 << 10  # and three, where there are blocks beside these that update parameters:
-UPDATERS, UPDATED = 1, 4 * 256  # on each multiprocessor; and how many parameters of one, at least
+UPDATERS, UPDATED = 1, 4 * 256  # blocks for the other parameters, on each multiprocessor; how many one has, at least
 FEW_IMAGES = 32  # at most, for which the weight gradient leaves fewer sums than multiprocessors could
 CHUNKS = (64, 32)  # channels of a block that makes the weight gradient, where there are as many
 LEAVING = 200  # windows: about as long as to sum them does it take to add up a block's sums with those of others
@@ -619,8 +618,7 @@ def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None
         updaters = min(UPDATERS * multiprocessors(), -(-len(update.theta) // UPDATED))
         whole = update.argument((dw, db, *(before or (None,))[1:]), updaters)
     arguments = *about[:2], partial_sums, dw, *sizes, *last, _before(before), whole
-    spread = SPREAD_WITH_UPDATE if update else SPREAD
-    add((updaters + -(-elements // ADDED) + -(-more // 256),), (256,), arguments, shared_mem=spread)
+    add((updaters + -(-elements // ADDED) + -(-more // 256),), (256,), arguments, shared_mem=SPREAD)
     return partial_sums
 
 
@@ -744,7 +742,7 @@ class Filters:
             about["filters"][0, i] = w.data.ptr, *sizes
             first += across * -(-outputs // TALL)
         about["counts"] = len(filters), first, 0, 0
-        shared = 12 * MOST_ORDERS + 4 * TALL * (WIDE * max(areas) + 1)
+        shared = 8 * MOST_ORDERS + 4 * TALL * (WIDE * max(areas) + 1)
         kernel = _kernel(OPERANDS, "in_order", MODE=self.mode.number)
         kernel((min(first, 4 * multiprocessors()),), (256,), (about.view(f"V{ORDERS.itemsize}"),), shared_mem=shared)
 

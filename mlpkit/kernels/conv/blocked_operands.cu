@@ -112,7 +112,7 @@ inline float load(const Filter& f, const Part& part, float* to)
 {
     float most = 0;
     const int row = WIDE * f.area, there = (f.inputs - part.input) * f.area;
-    #pragma unroll 4
+    #pragma unroll 8  // all are on their way at once
     for (int i = threadIdx.x; i < TALL * row; i += blockDim.x) {
         int o = i / row, rest = i - o * row;
         bool inside = part.output + o < f.outputs && rest < there;
@@ -154,18 +154,19 @@ inline void make(const Order& order, const Filter& f, const Part& part, const fl
     }
 }
 
-// Put a part of W into all of its orders, by way of shared memory; return the largest magnitude that this thread found.
-inline float put_in_order(const Orders& all, const Filter& f, int number, float* patch, float scale)
+// Put a part of W into all of its orders, by way of shared memory. largest: of all of W, the bits of its magnitude, which
+// all blocks find together, or null.
+inline void put_in_order(const Orders& all, const Filter& f, int number, float* patch, float scale, Word* largest)
 {
     const Part part(f, number);
     __syncthreads();  // what is there is read
-    float most = load(f, part, patch);
+    Word most = __reduce_max_sync(~0u, __float_as_uint(load(f, part, patch)));
+    if (largest && threadIdx.x % 32 == 0) atomicMax(largest, most);  // it is there by the time that all is in order
     __syncthreads();
     for (int k = f.first_order; k < f.first_order + f.orders; ++k) {
         if (all.of[k].by_inputs) make<true>(all.of[k], f, part, patch, scale);
         else make<false>(all.of[k], f, part, patch, scale);
     }
-    return most;
 }
 
 // No block waits for others. The last one to come sees whether the guesses were right; what was wrong it does again.
@@ -173,21 +174,17 @@ extern "C" __global__ __launch_bounds__(256)
 void in_order(const __grid_constant__ Orders all)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
-    Word *most = reinterpret_cast<Word*>(shared_bytes), *word = most + MOST;
+    Word* word = reinterpret_cast<Word*>(shared_bytes);
     float *scales = reinterpret_cast<float*>(word + MOST), *patch = scales + MOST;
     begin_in_turn();
-    if (threadIdx.x < all.count) most[threadIdx.x] = 0, scales[threadIdx.x] = SCALED ? all.scales[threadIdx.x]->of : 1;
+    if (threadIdx.x < all.count) scales[threadIdx.x] = SCALED ? all.scales[threadIdx.x]->of : 1;
     __syncthreads();
     for (int number = blockIdx.x, i = 0; number < all.parts; number += gridDim.x) {
         while (i + 1 < all.count && number >= all.filters[i + 1].first) ++i;
-        float found = put_in_order(all, all.filters[i], number, patch, scales[i]);
-        Word largest = __reduce_max_sync(~0u, __float_as_uint(found));
-        if (SCALED && threadIdx.x % 32 == 0) atomicMax(&most[i], largest);
+        Word* largest = SCALED ? &all.scales[i]->largest : nullptr;
+        put_in_order(all, all.filters[i], number, patch, scales[i], largest);
     }
-    if (!SCALED) return;
-    __syncthreads();
-    if (threadIdx.x < all.count && most[threadIdx.x]) atomicMax(&all.scales[threadIdx.x]->largest, most[threadIdx.x]);
-    if (!is_last(&all.scales[0]->arrived, gridDim.x, word)) return;
+    if (!SCALED || !is_last(&all.scales[0]->arrived, gridDim.x, word)) return;
     #pragma unroll 1
     for (int i = 0; i < all.count; ++i) {
         Scale* scale = all.scales[i];
@@ -197,6 +194,6 @@ void in_order(const __grid_constant__ Orders all)
         if (right == scales[i]) continue;
         int end = i + 1 < all.count ? all.filters[i + 1].first : all.parts;
         for (int number = all.filters[i].first; number < end; ++number)
-            put_in_order(all, all.filters[i], number, patch, right);
+            put_in_order(all, all.filters[i], number, patch, right, nullptr);
     }
 }
