@@ -80,6 +80,16 @@ def recording():
         _here.recording = False
 
 
+@contextmanager
+def apart():
+    """Return a context in which kernels begin when those before them have ended, even where steps are `recording`."""
+    before, _here.recording = getattr(_here, "recording", False), False
+    try:
+        yield
+    finally:
+        _here.recording = before
+
+
 def _behind_kernels():
     """Return whether what is asked for next, while the current stream is captured, depends on kernels alone."""
     import cupy

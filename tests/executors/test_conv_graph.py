@@ -14,7 +14,7 @@ pytest.importorskip("cupy")
 
 from mlpkit.engines import numpy_baseline
 from mlpkit.executors.cuda.blocks import MODES, BranchesBlock, LayerBlock, Pipeline, Value, pipeline
-from mlpkit.kernels import gpu
+from mlpkit.kernels import gpu, overlap
 from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
@@ -190,7 +190,9 @@ def test_the_block_whose_way_back_is_the_last_one_gets_the_update(blocks, last):
         assert asked[-1] == (chain.blocks[last], *([update] if update else []))
         assert all(len(each) == 1 for each in asked[:-1])
     assert chain.finishes
-    chain.blocks[last].finishes = False
+    chain.blocks[-1].asks_beside = True
+    assert not chain.finishes
+    chain.blocks[-1].asks_beside = chain.blocks[last].finishes = False
     assert not chain.finishes
 
 
@@ -238,7 +240,7 @@ def planned(monkeypatch, several, batch_size, parts=None):
     class Trainer(plan.PlannedTrainer):
         def __init__(self):
             self.steps_a_graph, self.batch_size, self.graphs, self.streams = several, batch_size, {}, streams
-            self.beside, self.pool = Stream("beside"), SimpleNamespace(malloc=None)
+            self.beside, self.pool = plan.Branch(Stream("beside")), SimpleNamespace(malloc=None)
             self.behind = None if parts is None else Stream("behind")
             sizes = range(1, batch_size + 1)
             self.batches = {n: [SimpleNamespace(x=range(n), number=f, rates=f) for f in "ab"] for n in sizes}
@@ -330,9 +332,9 @@ def test_each_step_fetches_the_batch_of_the_next_beside_its_gradient(monkeypatch
     trainer.enqueue_several(3, 4)
     fork_, join_ = fork("beside"), join("beside")  # the step before has read what the fetched batch replaces
     assert said == [
-        *(("fetch", "a", "the first", 0, "main"), *fork_, ("gradient", "a", "main"), *fork_),
-        *(("fetch", "b", "a", 1, "beside"), *join_, ("update", "a", "main"), *fork_, ("gradient", "b", "main"), *fork_),
-        *(("fetch", "a", "b", 1, "beside"), *join_, ("update", "b", "main"), *fork_, ("gradient", "a", "main"), *join_),
+        *(("fetch", "a", "the first", 0, "main"), ("gradient", "a", "main"), *fork_),
+        *(("fetch", "b", "a", 1, "beside"), *join_, ("update", "a", "main"), ("gradient", "b", "main"), *fork_),
+        *(("fetch", "a", "b", 1, "beside"), *join_, ("update", "b", "main"), ("gradient", "a", "main"), *join_),
         ("update", "a", "main"),
     ]
 
@@ -341,10 +343,10 @@ def test_what_the_way_back_has_updated_is_not_updated_again(monkeypatch):
     trainer, said = planned(monkeypatch, 8, 4)
     trainer.enqueue_gradient = lambda batch, midway: said.append(("gradient", batch.rates)) or batch.rates == "a"
     trainer.enqueue_several(2, 4)
-    fork_, join_ = fork("beside"), join("beside")
+    joined = join("beside")
     assert said == [
-        *(("fetch", "a", "the first", 0, "main"), *fork_, ("gradient", "a"), *join_),
-        *(*fork_, ("gradient", "b"), *join_, ("update", "b", "main")),
+        *(("fetch", "a", "the first", 0, "main"), ("gradient", "a"), *joined),
+        *(("gradient", "b"), *joined, ("update", "b", "main")),
     ]
 
 
@@ -372,6 +374,25 @@ def test_which_updates_a_kernel_of_the_way_back_can_do(kind, options, can, monke
     assert plan.update_of(optimizer, ("lr", "t")) is None
 
 
+def test_a_branch_keeps_what_it_was_asked_for_until_it_is_joined(monkeypatch):
+    trainer, said = planned(monkeypatch, 8, 4)
+    array, seen = np.zeros(3), []
+
+    def work(array):
+        said.append(("work", trainer.streams[-1]))
+        seen.append(getattr(overlap._here, "recording", False))
+
+    count = sys.getrefcount(array)
+    with overlap.recording():
+        trainer.beside.ask(partial(work, array))
+        assert overlap._here.recording
+    assert seen == [False]  # its kernels take no place early
+    assert sys.getrefcount(array) == count + 1
+    trainer.beside.join()
+    assert sys.getrefcount(array) == count
+    assert said == [*fork("beside"), ("work", "beside"), *join("beside")]
+
+
 def test_gpus_that_add_up_gradients_update_the_dense_layers_until_the_next_head(monkeypatch):
     trainer, said = planned(monkeypatch, 8, 4, ("first", "dense", "biases"))
     trainer.enqueue_several(2, 4)
@@ -384,8 +405,8 @@ def test_gpus_that_add_up_gradients_update_the_dense_layers_until_the_next_head(
 
     fetched = *join("behind"), *fork("beside"), ("fetch", "b", "a", 1, "beside")
     assert said == [
-        *(*fork("behind"), ("fetch", "a", "the first", 0, "main"), *fork("beside"), ("gradient", "a", "main")),
-        *(*fetched, *join("beside"), *updates("a"), *fork("beside"), ("gradient", "b", "main"), *join("behind")),
+        *(*fork("behind"), ("fetch", "a", "the first", 0, "main"), ("gradient", "a", "main")),
+        *(*fetched, *join("beside"), *updates("a"), ("gradient", "b", "main"), *join("behind")),
         *(*join("beside"), *updates("b"), *join("behind")),
     ]
 

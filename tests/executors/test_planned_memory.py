@@ -131,7 +131,7 @@ def test_arrays_live_as_long_in_each_step_as_in_the_one_that_was_watched(name, p
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
-@pytest.mark.parametrize(("name", "updates"), [("fashion_cnn", True), ("residual", True), ("mlp", False)])
+@pytest.mark.parametrize(("name", "updates"), [("fashion_cnn", True), ("residual", False), ("mlp", False)])
 def test_an_update_within_the_way_back_needs_no_memory(name, updates, precision, plan):
     update = plan.updates.Update(*(cp.empty(MODELS[name].layout.size, np.float32) for _ in range(2)), cp.empty(1, "f4"))
     step = step_of(plan, MODELS[name], 32, precision, update=update)

@@ -6,12 +6,14 @@ A block takes over some layers that follow each other, and has
     backward(dy: Value) -> Value | None  writes the layers' gradients; drops what was kept, as soon as it is used
     wants: "nchw", "nc8hw8" or None      the layout in which x must come; None takes any. "stored": it takes any, but
                                          best what its products read, see `Value`
-    prepare()                            optional: asks for what depends on parameters alone, before each forward, maybe
-                                         on another stream, which forward waits for
+    prepare(beside)                      optional: asks for what depends on parameters alone, before each forward, maybe
+                                         on another stream, which forward waits for. beside: a `plan.Branch`, which may
+                                         be asked for what nobody needs before the parameters' update, or None
     comes_back                           optional: False where its backward is not called, as nothing up to it learns
     follow(before)                       optional: it is told once, before the first forward, which block is before it,
                                          and returns whether it does that block's backward, too; its own returns None
                                          then
+    asks_beside                          optional: True where its backward asks a `plan.Branch` for a part of its work
     finishes                             optional: whether its last kernel on the way back can do the update of all
                                          parameters, too: where its backward is the last one, that is called with this
                                          `kernels.cnn.updates.Update`, or None, as a second argument
@@ -108,9 +110,13 @@ class BranchesBlock:
         self.at, self.pipelines, self.shapes = at, pipelines, []
         self.comes_back = at.wants_dx or any(each.comes_back for each in pipelines)
 
-    def prepare(self):
+    @property
+    def asks_beside(self):
+        return any(each.asks_beside for each in self.pipelines)
+
+    def prepare(self, beside=None):
         for each in self.pipelines:
-            each.prepare()
+            each.prepare(beside)
 
     def forward(self, x):
         outputs = [each.forward(x).array for each in self.pipelines]
@@ -141,10 +147,10 @@ class Pipeline:
         first = comes_back.index(True) if self.comes_back else 0
         self.last = blocks[first + any(taken[first : first + 1])] if blocks else None  # on the way back
 
-    def prepare(self):
+    def prepare(self, beside=None):
         for block in self.blocks:
             if hasattr(block, "prepare"):
-                block.prepare()
+                block.prepare(beside)
 
     def forward(self, x):
         self.layouts = [x.layout]
@@ -154,8 +160,12 @@ class Pipeline:
         return as_layout(x, "nchw", self.mode)
 
     @property
+    def asks_beside(self):
+        return any(getattr(block, "asks_beside", False) for block in self.blocks)
+
+    @property
     def finishes(self):
-        return getattr(self.last, "finishes", False)
+        return getattr(self.last, "finishes", False) and not self.asks_beside  # or gradients may be still to come
 
     def backward(self, dy, update=None):
         came = [dy]  # a list: the block that takes the gradient from it drops it, as soon as it is used

@@ -165,7 +165,7 @@ class ConvBlock(Following):
         self.filters = blocked.Filters(self.mode, [(self.conv, self.at.W, passes)])
         return self.filters
 
-    def prepare(self):
+    def prepare(self, beside=None):
         (self.filters or self.settle()).begin()
 
     def forward(self, x):

@@ -117,6 +117,7 @@ class NormBlock:
     """A run of stages. See `blocks`."""
 
     gives = "nc8hw8"  # until the next block says what it wants
+    asks_beside = True
 
     def __init__(self, stages, mode):
         self.stages, self.mode = stages, mode
@@ -140,7 +141,8 @@ class NormBlock:
         bias = (conv.b, conv.db) if conv.layer.bias else ()
         return norm.Channels(at.gamma, at.beta, at.mean, at.variance, at.dgamma, at.dbeta, *bias)
 
-    def prepare(self):
+    def prepare(self, beside=None):
+        self.beside = beside
         self.filters.begin()
 
     def forward(self, x):
@@ -168,14 +170,9 @@ class NormBlock:
         blocked.convolve(self.mode, stage.shape, "forward", x, self.made[number].pop("forward"), y)
         return norm.forward(stage.about, self.channels(stage), y, *ours, added, out)
 
-    @property
-    def finishes(self):
-        last = not self.stem or self.last_uses[0] is not None  # else a norm's kernel is behind all weight gradients
-        return last and blocked.updates(self.mode)
-
-    def backward(self, dy, update=None):
-        self.update = update  # what the last of its kernels does, too
+    def backward(self, dy):
         self.came = [dy]  # a list: who takes the gradient from it drops it, too
+        self.late = []  # what asks for the sum of a gradient's slices
         self.waiting = []  # gradients of what a convolution gave, until there is again what it has read
         pasts: dict[int, norm.Past] = {}
         del dy
@@ -225,7 +222,12 @@ class NormBlock:
         return dense
 
     def weight_gradient(self, number, x, dz):
-        stage, update = self.stages[number], None
-        if number == self.stem:  # nothing is behind it
-            update, self.update = self.update, None
-        blocked.weight_gradient(self.mode, stage.shape, x, dz, stage.conv.dW, update=update)
+        """Ask for the gradient of a stage's filters, and beside it for the sum of the slices of the one before.
+
+        Nobody needs that sum before the update, and the blocks of a gradient leave some multiprocessors to others.
+        """
+        stage, last = self.stages[number], number == self.stem
+        while self.late:
+            self.beside.ask(self.late.pop())
+        later = None if last or not self.beside else self.late.append
+        blocked.weight_gradient(self.mode, stage.shape, x, dz, stage.conv.dW, later=later)

@@ -12,6 +12,7 @@ import numpy as np
 from mlpkit import optim
 from mlpkit.engines.cuda.kernel import C_TYPES, kernel
 from mlpkit.engines.cupy_fused import cross_entropy
+from mlpkit.kernels import overlap
 from mlpkit.kernels.cnn import updates
 from mlpkit.kernels.compiling import rehearsal
 from mlpkit.nn.losses import SoftmaxCrossEntropy
@@ -34,8 +35,8 @@ class Gradient:
     Call it with x (n, *model.input) in the network's type, contiguous, and targets: it writes the gradient of the
     batch's loss into `network.grad`, and the loss into losses[step]. step: an int32 on the GPU, which then goes on by
     one; without it the loss is losses[0]. ready: is called with the gradient of the head's first weights when it is
-    there, and that of all weights behind; these weights may then be updated until the next head. beside: a stream on
-    which filters are put in order meanwhile, or None. midway: is called between the way there and the head, or None.
+    there, and that of all weights behind; these weights may then be updated until the next head. beside: a `Branch`
+    that is joined before the gradient is read, or None. midway: is called between the way there and the head, or None.
     largest: of x, see `Value`. update: an `Update` of all parameters, or None, that the last kernel does, too, if it
     can; what is returned is whether it does.
     precision: one of `blocks.MODES`. matches: see `blocks.pipeline`.
@@ -53,8 +54,8 @@ class Gradient:
         self.pipeline = pipeline(inner, network.model.input, n, mode, (*matches, dense.match))
 
     def __call__(self, x, targets, losses, step=None, ready=None, beside=None, midway=None, largest=None, update=None):
-        with beside or nullcontext():
-            self.pipeline.prepare()
+        prepare = partial(self.pipeline.prepare, beside)
+        beside.ask(prepare) if beside else prepare()
         z = self.pipeline.forward(Value(x, "nchw", x.shape[1], largest))
         if midway:
             midway()
@@ -116,6 +117,29 @@ def update_of(optimizer, rates):
     return updates.Update(*vectors, lr, **of_adam)
 
 
+class Branch:
+    """What is done beside the work of the current stream, on another one.
+
+    Memory is handed out in the order of the calls on one stream, see `arena`: so what is asked for here, and the arrays
+    that it needs, are kept until both streams are joined.
+    """
+
+    def __init__(self, stream):
+        self.stream, self.kept = stream, []
+
+    def ask(self, work):
+        """Ask for `work()`, behind all that the current stream has been asked for."""
+        self.stream.wait_event(cp.cuda.get_current_stream().record())
+        with self.stream, overlap.apart():  # who begins early would take the place of those that all wait for
+            work()
+        self.kept.append(work)
+
+    def join(self):
+        """Let the current stream wait for what has been asked for here."""
+        cp.cuda.get_current_stream().wait_event(self.stream.record())
+        self.kept.clear()
+
+
 class Batch:
     """A batch of n, x and targets, and what is new in its step.
 
@@ -133,12 +157,12 @@ class Batch:
 class PlannedTrainer(GraphTrainer):
     """Trains with steps of three parts: the next batch, its gradient, the optimizer's update; as a graph.
 
-    Two things are done on a branch beside the gradient. Filters are put in order beside the first convolution; within a
-    graph of several steps each fetches the batch of the next one beside the dense layers: neither needs all of the GPU.
-    So a size of batches has two that take turns. Where GPUs add up gradients, they add up those of the head's weights,
-    most of all that there are, on a branch `behind`, which lasts until the next step's head. A subclass names its
-    precision, one of `blocks.MODES`, and the `match` functions of the blocks that it has. arenas: by the size of a
-    batch.
+    Three things are done on a branch beside the gradient. Filters are put in order beside the first convolution; within
+    a graph of several steps each fetches the batch of the next one beside the dense layers; and slices of gradients may
+    be added up beside the next gradient. None of it needs all of the GPU. A size of batches has two that take turns.
+    Where GPUs add up gradients, they add up those of the head's weights, most of all that there are, on a branch
+    `behind`, which lasts until the next step's head. A subclass names its precision, one of `blocks.MODES`, and the
+    `match` functions of the blocks that it has. arenas: by the size of a batch.
     """
 
     precision = "float32"
@@ -158,7 +182,7 @@ class PlannedTrainer(GraphTrainer):
         self.losses = cp.empty(self.steps, network.dtype)
         largest = 1 if X.dtype == np.uint8 else max(-float(self.X.min()), float(self.X.max()))
         self.largest = cp.full(1, largest, np.float32).view(np.uint32)
-        self.beside = cp.cuda.Stream(non_blocking=True)
+        self.beside = Branch(cp.cuda.Stream(non_blocking=True))
         self.behind: Any = cp.cuda.Stream(non_blocking=True) if hasattr(optimizer.reduce, "begin") else None
         self.gradients, self.batches, self.arenas, self.memory = {}, {}, {}, None
         for n in min(batch_size, len(y)), len(y) % batch_size:  # the last one of an epoch may be short
@@ -206,18 +230,14 @@ class PlannedTrainer(GraphTrainer):
 
     def enqueue_step(self, batch, following=None):
         """Ask for a step. following: the batch that is fetched meanwhile, or None."""
-        stream = cp.cuda.get_current_stream()
 
         def midway():
             self.join()
             if following:
-                self.beside.wait_event(stream.record())
-                with self.beside:
-                    self.fetch(following, batch.number, 1)
+                self.beside.ask(partial(self.fetch, following, batch.number, 1))
 
-        self.beside.wait_event(stream.record())
         updated = self.enqueue_gradient(batch, midway)
-        stream.wait_event(self.beside.record())
+        self.beside.join()
         if not updated:
             self.update(batch)
 
@@ -229,12 +249,12 @@ class PlannedTrainer(GraphTrainer):
             return self.optimizer.apply(*batch.rates)
         self.optimizer.reduce(self.network.grad)
         (first, dense, biases), stream = parts, cp.cuda.get_current_stream()
-        for other, part in ((self.behind, dense), (self.beside, biases)):
+        for other, part in ((self.behind, dense), (self.beside.stream, biases)):
             other.wait_event(stream.record())
             with other, cp.cuda.using_allocator(self.pool.malloc):  # what it makes is for itself
                 part.apply(*batch.rates)
         first.apply(*batch.rates)
-        stream.wait_event(self.beside.record())
+        self.beside.join()
 
     def parts(self, n):
         """Return the optimizer in three parts: of the weights before the head's, of these, of biases; or None."""

@@ -11,7 +11,7 @@ Operands are `Stored` as products read them, once for all products that do: see 
 """
 
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -38,6 +38,7 @@ MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
 MOST_SUMMED = 1_500
 LANES, ADDED = 16, 512  # of conv_12_blocked_weights.cu; a block's elements there
 SPREAD = 96 << 10  # bytes of shared memory of such a block, more than it needs: two are on a multiprocessor at most
+UNSPREAD = 32 << 10  # what it needs: where others are at work, it takes what they leave
 UPDATERS, UPDATED = 1, 4 * 256  # blocks for the other parameters, on each multiprocessor; how many one has, at least
 FEW_IMAGES = 32  # at most, for which the weight gradient leaves fewer sums than multiprocessors could
 CHUNKS = (64, 32)  # channels of a block that makes the weight gradient, where there are as many
@@ -594,17 +595,21 @@ def empty_sums(mode, shape):
     return cupy.empty((clusters, elements), np.float32)
 
 
-def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None, partial_sums=None, update=None):
+def weight_gradient(
+    mode, shape, images, dy, dw, bias=None, db=None, before=None, partial_sums=None, later=None, update=None
+):
     """Ask for the gradient of the filters: of images and dy, both `Stored`, into dw (o, c, k, k), float32.
 
     bias: (slices, o rounded up to a multiple of 8), sums whose sums over the slices are the gradient db (o,), or None.
     before: None, or (sums (slices, room, k k + 1), dw, db or None) of a convolution of one channel, added up here, too.
     partial_sums: as `empty_sums` returns; needed where a graph records this without a pool of its own, or None.
-    update: None, or an `Update` of all parameters, where a mode `updates`: all other gradients have been asked for, and
-    on this stream. Return these sums, which nobody else may have until the work is done. A graph can record it.
+    later: None, or a function that is given another one, which asks for the last of it, to add up the slices, and keeps
+    their sums. update: None, or an `Update` of all parameters, where a mode `updates`: all other gradients have been
+    asked for, and on this stream. Return these sums, which nobody else may have until the work is done. A graph can
+    record it.
     """
     if mode.products:
-        return mode.products.weight_gradient(mode, shape, images, dy, dw, bias, db, before, partial_sums)
+        return mode.products.weight_gradient(mode, shape, images, dy, dw, bias, db, before, partial_sums, later)
     multiply, add, blocks, shared, about, _, elements = _weights(mode, shape, update.kind if update else 0)
     partial_sums = empty_sums(mode, shape) if partial_sums is None else partial_sums
     multiply((blocks,), (512,), (*about[:2], images.array, dy.array, partial_sums), shared_mem=shared)
@@ -618,7 +623,11 @@ def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None
         updaters = min(UPDATERS * multiprocessors(), -(-len(update.theta) // UPDATED))
         whole = update.argument((dw, db, *(before or (None,))[1:]), updaters)
     arguments = *about[:2], partial_sums, dw, *sizes, *last, _before(before), whole
-    add((updaters + -(-elements // ADDED) + -(-more // 256),), (256,), arguments, shared_mem=SPREAD)
+    blocks = updaters + -(-elements // ADDED) + -(-more // 256)
+    if later:
+        later(partial(add, (blocks,), (256,), arguments, shared_mem=UNSPREAD))
+    else:
+        add((blocks,), (256,), arguments, shared_mem=SPREAD)
     return partial_sums
 
 

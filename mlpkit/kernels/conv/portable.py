@@ -7,7 +7,7 @@ They read and write what the kernels of `blocked` do, and take their places wher
 
 import sys
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import product
 
 import numpy as np
@@ -297,7 +297,9 @@ def empty_sums(mode, shape):
     return cupy.empty(_weights(mode, shape)[-1], np.float32)
 
 
-def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None, partial_sums=None, division=None):
+def weight_gradient(
+    mode, shape, images, dy, dw, bias=None, db=None, before=None, partial_sums=None, later=None, division=None
+):
     """See `blocked.weight_gradient`; nobody gives `before`."""
     import cupy
 
@@ -307,7 +309,8 @@ def weight_gradient(mode, shape, images, dy, dw, bias=None, db=None, before=None
     pointers = [np.uintp(0 if each is None else each.data.ptr) for each in (bias, db)]
     slices = np.int32(0 if bias is None else len(bias))
     arguments = about, partial_sums, dw, *blocked.addresses(images, dy), *pointers, slices
-    add((-(-sums[1] // 256),), (256,), arguments)
+    ask = partial(add, (-(-sums[1] // 256),), (256,), arguments)
+    later(ask) if later else ask()
     return partial_sums
 
 
