@@ -75,14 +75,14 @@ class Case:
         self.y = from_blocked(as_blocked(rng.standard_normal((n, c, h, w)) * 3 + away, one.mode), c)
         if one.kernel:
             sizes = [size + one.kernel - 1 - 2 * one.padding for size in (h, w)]
-            self.images = rng.standard_normal((n, 1, *sizes)).astype(np.float32)
+            self.images = (rng.standard_normal((n, 1, *sizes)) + away).astype(np.float32)
             self.filters = rng.standard_normal((c, 1, one.kernel, one.kernel)).astype(np.float32)
             doubles = self.images.astype(float), self.filters.astype(float)
             self.y = numpy_baseline.conv(*doubles, None, 1, one.padding)
         self.added = from_operand(*as_operand(rng.standard_normal((n, c, h, w)), one.mode), one.mode, c)
         self.gamma, self.beta, self.mean, self.bias = (rng.standard_normal(c).astype(np.float32) for _ in range(4))
         self.variance = rng.random(c).astype(np.float32) + 1
-        self.dy = from_blocked(as_blocked(rng.standard_normal((n, c, *one.out)), one.mode), c)
+        self.dy = from_blocked(as_blocked(rng.standard_normal((n, c, *one.out)) + bool(away), one.mode), c)
         if past:
             down, across = one.out[0] // past[1], one.out[1] // past[1]
             self.dz = from_blocked(as_blocked(rng.standard_normal((n, c, down, across)), one.mode), c)
@@ -228,6 +228,14 @@ def test_on_the_emulator_as_chips_before_hopper(name, folder):
     emulated(Case(one, past=past[0] if past else None), folder, macros={"HOPPER": 0}, **options)
 
 
+@needs_compiler
+@pytest.mark.parametrize("kernel", [3, 2])
+def test_what_images_and_gradients_have_in_common_costs_no_digits(kernel, folder):
+    """A convolution's gradient of images far from 0 is a small difference of large sums."""
+    case = Case(Norm(MODES["fp16x3"], 9, 12, 11, 12, relu=False, kernel=kernel), away=1.0)
+    emulated(case, folder, blocks=6)
+
+
 def sizes_for(mode):
     """Yield what a normalization may meet: (Norm, distance of the mean from 0, past, options of `run`)."""
     yield Norm(mode, 5, 20, 9, 7), 0.0, None, {}
@@ -239,6 +247,7 @@ def sizes_for(mode):
     yield Norm(mode, 2, 20, 6, 6, add=True), 0.0, (True, 1), {"keep": True}
     yield Norm(mode, 2, 20, 6, 6, relu=False), 0.0, (False, 1), {}
     yield Norm(mode, 64, 32, 28, 28, kernel=3, padding=1), 0.0, (True, 2), {"again": True}
+    yield Norm(mode, 64, 32, 26, 26, relu=False, kernel=3), 1.0, None, {}
     yield Norm(mode, 1, 12, 5, 6, kernel=2), 0.0, (True, 1), {"layout": "nchw"}
     yield Norm(mode, 300, 64, 14, 14), 0.0, None, {"again": True}  # more than shared memory has room for
     yield Norm(mode, 4, 16, 120, 120), 0.0, None, {"again": True}  # none of it

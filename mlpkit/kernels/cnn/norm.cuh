@@ -246,14 +246,40 @@ struct Elements {
         }
     }
 
-    // Of an image with its padding, from memory.
-    __device__ float pixel(const Sizes& s, int number, int y, int x) const
+    // Where pixel (y, x) of an image with its padding is in memory; inside: whether it is, and no padding.
+    __device__ const float* place(const Sizes& s, int number, int y, int x, bool& inside) const
     {
         int height = s.height + HALO - 2 * PADDING, width = s.width + HALO - 2 * PADDING;
         y -= PADDING, x -= PADDING;
-        bool inside = y >= 0 && y < height && x >= 0 && x < width;
-        const float* image = reinterpret_cast<const float*>(units.far) + (size_t)number * height * width;
-        return inside ? image[y * width + x] : 0;
+        inside = y >= 0 && y < height && x >= 0 && x < width;
+        const float* images = reinterpret_cast<const float*>(units.far);
+        return inside ? images + ((size_t)number * height + y) * width + x : images;
+    }
+    __device__ float pixel(const Sizes& s, int number, int y, int x) const
+    {
+        bool inside;
+        const float* at = place(s, number, y, x, inside);
+        return inside ? *at : 0;
+    }
+
+    // About what a pixel is, as the means of the channels tell.
+    __device__ float middle(const float (&mean)[8]) const
+    {
+        float above = 0, below = 0;
+        #pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            float of_channel = summed_weights(c);
+            above = fmaf(of_channel, mean[c], above), below = fmaf(of_channel, of_channel, below);
+        }
+        return below > 0 ? __fdividef(above, below) : 0;
+    }
+
+    __device__ float summed_weights(int c) const
+    {
+        float sum = 0;
+        #pragma unroll
+        for (int tap = 0; tap < TAPS; ++tap) sum += w[tap][c];
+        return sum;
     }
 
     __device__ void multiply(const float (&seen)[TAPS], float (&x)[8]) const
@@ -277,7 +303,8 @@ struct Elements {
         }
     }
 
-    // Bring images with their padding to shared memory. By all threads.
+    // Ask for images with their padding to come to shared memory. By all threads: they are there when all have waited
+    // for what they have asked for. Nobody waits before all is under way.
     __device__ void fetch(const Sizes& s, const Share& share) const
     {
         int wide = s.width + HALO, size = (s.height + HALO) * wide;
@@ -285,9 +312,12 @@ struct Elements {
         #pragma unroll 1
         for (int i = threadIdx.x; i < size; i += BLOCK_THREADS) {
             int y = i / wide, x = i - y * wide;
-            #pragma unroll 4
-            for (int image = share.begin; image < share.resident; ++image)
-                near[(image - share.begin) * units.pieces * 4 + i] = pixel(s, image, y, x);
+            #pragma unroll 1
+            for (int image = share.begin; image < share.resident; ++image) {
+                bool inside;
+                const float* from = place(s, image, y, x, inside);
+                cp_async<4>(near + (image - share.begin) * units.pieces * 4 + i, from, inside);
+            }
         }
     }
 };
@@ -328,12 +358,8 @@ struct Told {
     // Of two sums: 8 channels of each CTA of each group. Of a convolution's weights: the same for each tap. Of the
     // largest values: one of each block.
     __device__ float4* sums() { return reinterpret_cast<float4*>(this + 1); }
-    __device__ Word64* weights(const Sizes& s, int tap)
-    {
-        int all = s.groups * s.ctas * 8;
-        return reinterpret_cast<Word64*>(sums() + all) + tap * all;
-    }
-    __device__ Word64* largest(const Sizes& s) { return weights(s, STEM ? TAPS : 0); }
+    __device__ float4* weights(const Sizes& s, int tap) { return sums() + (1 + tap) * s.groups * s.ctas * 8; }
+    __device__ Word64* largest(const Sizes& s) { return reinterpret_cast<Word64*>(weights(s, STEM ? TAPS : 0)); }
 };
 
 // ---- Sums ----
@@ -380,9 +406,11 @@ inline T summed_by_channel(const T (&all)[8])
     return summed<4>(chosen(last, two[1], two[0]) + of_lane(chosen(last, two[0], two[1]), 4));
 }
 
-inline void tell(float4* to, const Sums& found, Word launch)
+// Two sums, and maybe a third value.
+inline void tell(float4* to, const Sums& found, Word launch, float more = 0)
 {
-    st_relaxed_gpu(to, __float_as_uint(found.first) | (Word64)__float_as_uint(found.second) << 32, launch);
+    st_relaxed_gpu(to, __float_as_uint(found.first) | (Word64)__float_as_uint(found.second) << 32,
+                   launch | (Word64)__float_as_uint(more) << 32);
 }
 inline void tell(Word64* to, float number, Word launch)
 {
@@ -390,45 +418,44 @@ inline void tell(Word64* to, float number, Word launch)
 }
 inline bool heard(const float4& message, Word launch) { return __float_as_uint(message.z) == launch; }
 inline bool heard(Word64 message, Word launch) { return message >> 32 == launch; }
-inline Sums content(const float4& message) { return {message.x, message.y}; }
 inline float content(Word64 message) { return __uint_as_float((Word)message); }
 
-// What a group's CTAs tell of a channel, in messages [group][CTA][8 channels]: a lane hears each 32nd, at most
-// MOST_HEARD of them.
+// What a group's CTAs tell of a channel, in messages [group][CTA][8 channels], or in several such arrays: a lane hears
+// each 32nd, at most MOST_HEARD of them; zeros for those that there are not.
 constexpr int MOST_HEARD = 3;
 
-template <typename Message, typename T>
-inline void hear(const Sizes& s, const Message* messages, int group, int channel, Word launch, T (&found)[MOST_HEARD])
+template <int MANY>
+inline void hear(const Sizes& s, const float4* const (&messages)[MANY], int group, int channel, Word launch,
+                 float4 (&found)[MANY][MOST_HEARD])
 {
-    int lane = threadIdx.x % 32;
-    messages += (group * s.ctas + lane) * 8 + channel;
-    Message got[MOST_HEARD] = {};
+    int lane = threadIdx.x % 32, first = (group * s.ctas + lane) * 8 + channel;
+    #pragma unroll
+    for (int n = 0; n < MANY * MOST_HEARD; ++n) found[n / MOST_HEARD][n % MOST_HEARD] = {};
     bool all = false;
     #pragma unroll 1
     for (Word turns = 0; !all;) {
-        #pragma unroll
-        for (int i = 0; i < MOST_HEARD; ++i) {
-            bool asked = lane + 32 * i < s.ctas;
-            ld_relaxed_gpu(got[i], asked ? messages + 32 * 8 * i : messages, asked);
-        }
         all = true;
         #pragma unroll
-        for (int i = 0; i < MOST_HEARD; ++i) all = all && (lane + 32 * i >= s.ctas || heard(got[i], launch));
+        for (int n = 0; n < MANY * MOST_HEARD; ++n) {
+            int i = n % MOST_HEARD;
+            bool asked = lane + 32 * i < s.ctas;
+            const float4* from = messages[n / MOST_HEARD] + first;
+            ld_relaxed_gpu(found[n / MOST_HEARD][i], asked ? from + 32 * 8 * i : from, asked);
+        }
+        #pragma unroll
+        for (int n = 0; n < MANY * MOST_HEARD; ++n)
+            all = all && (lane + n % MOST_HEARD * 32 >= s.ctas || heard(found[n / MOST_HEARD][n % MOST_HEARD], launch));
         if (!all) give_up_after_a_while(turns);
     }
     __syncwarp();
-    #pragma unroll
-    for (int i = 0; i < MOST_HEARD; ++i) found[i] = lane + 32 * i < s.ctas ? content(got[i]) : T{};
 }
 
-// Their sum: for all lanes. By a warp.
-template <typename T, typename Message>
-inline T collected(const Sizes& s, const Message* messages, int group, int channel, Word launch)
+// The sums of what was heard: for all lanes. By a warp.
+inline Sums summed_messages(const float4 (&got)[MOST_HEARD])
 {
-    T found[MOST_HEARD], sum = {};
-    hear(s, messages, group, channel, launch, found);
+    Sums sum = {};
     #pragma unroll
-    for (int i = 0; i < MOST_HEARD; ++i) sum = sum + found[i];
+    for (int i = 0; i < MOST_HEARD; ++i) sum = sum + Sums{got[i].x, got[i].y};
     return summed<32>(sum);
 }
 

@@ -177,7 +177,7 @@ def new_meeting(norm, blocks=None):
 
     ctas, together = norm.shares(blocks)
     messages = 8 * norm.groups * ctas
-    return cupy.zeros(64 + 16 * messages + 8 * messages * norm.kernel**2 + 8 * ctas * together, np.uint8)
+    return cupy.zeros(64 + 16 * messages * (1 + norm.kernel**2) + 8 * ctas * together, np.uint8)
 
 
 def forward(norm, channels, y, scale, meeting, added=None, out="operand", filters=None, blocks=None):

@@ -12,7 +12,11 @@
 // What the way forward made may be made again (AGAIN): y is here, and so nobody needs to keep the operand that was made
 // of it until the gradient of the next convolution's filters asks for it. It has the same bits.
 //
-// Behind a convolution of one channel (STEM) nobody asks for dx but the gradient of the filters: it is summed here.
+// Behind a convolution of one channel (STEM) nobody asks for dx but the gradient of the filters, a sum over pixels of
+// dx times what a tap sees. dx is d, less multiples of 1 and of x that are known when all is summed, and x is a sum
+// over taps: so it is enough to sum d, 1 and what each other tap sees, times what a tap sees. Then d is made once, and
+// blocks meet once. What taps see is taken less a pixel's mean, which changes nothing, as dx sums to 0: but what is
+// subtracted is small then.
 //
 // The scale of fp16: |dx| is at most largest(|scale d|) (2 + sqrt(m - 1)), m values a channel.
 
@@ -35,10 +39,15 @@
 #define AGAIN 0  // whether the operand that the way forward made is stored again; only where it had no pool and no sum
 #endif
 
+// Sums of products of what two taps see, less the middle, and then of what each sees.
+constexpr int PRODUCTS = TAPS * (TAPS + 1) / 2, WINDOW_ROWS = (PRODUCTS + TAPS + 7) / 8;
+static_assert(WINDOW_ROWS <= TAPS, "they lie where the weights' sums do");
+
 struct Shared {
     Word64 there[BARRIERS];
     Sums of_warps[WARPS][8];
-    float of_weights[STEM ? WARPS : 1][TAPS][8];
+    float of_weights[STEM ? WARPS : 1][TAPS * 8];
+    float of_windows[8 * WINDOW_ROWS];
     float mean_d[8], slope[8];
     float most[WARPS], scale, padding[3];
 };
@@ -113,14 +122,17 @@ struct Gradient {
             float other[8];
             int down = s.height / POOL / PAST, across = s.across() / PAST;
             int from = PAST > 1 ? y / PAST * across + x / PAST : i;
-            if (PAST > 1 && (y / PAST >= down || x / PAST >= across)) return;
+            bool inside = PAST == 1 || (y / PAST < down && x / PAST < across);
+            if (!inside) from = 0;  // and no branch: all loads are under way together
             size_t place = share.place(image) * down * across;
             if constexpr (PAST_FROM == 0) read(past.gradient + place * STORED, down * across, from, other);
             else read_image(s, past.gradient, share, image, down * across, from, other);
-            if constexpr (PAST > 1)
-                through(static_cast<const Word*>(past.marks)[place + from], PAST, y % PAST * PAST + x % PAST, other);
-            else if constexpr (PAST_RELU)
+            if constexpr (PAST > 1) {
+                Word marks = static_cast<const Word*>(past.marks)[place + from];
+                through(inside ? marks : ~0u, PAST, y % PAST * PAST + x % PAST, other);
+            } else if constexpr (PAST_RELU) {
                 through(static_cast<const unsigned char*>(past.marks)[place + from], 1, 0, other);
+            }
             #pragma unroll
             for (int c = 0; c < 8; ++c) d[c] += other[c];
         }
@@ -152,8 +164,23 @@ struct Gradient {
     }
 };
 
-// What this block's threads have of a group, sums of d and of d (x - mean), goes to its place in memory. Return this
-// thread's largest |scale d|.
+// What a warp's lanes have of a group, sums of d and of d (x - mean), goes to its place in memory: by all threads.
+inline void leave_channels(const Sizes& s, const Share& share, const Sums (&sums)[8], Sums (*of_warps)[8],
+                           float4* messages, Word launch)
+{
+    int lane = threadIdx.x % 32;
+    Sums found = summed_by_channel(sums);
+    if (lane % 4 == 0) of_warps[threadIdx.x / 32][lane / 4] = found;
+    __syncthreads();
+    if (threadIdx.x < 8 * WARPS) {
+        Sums whole = summed<WARPS>(of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]);
+        if (threadIdx.x % WARPS == 0)
+            tell(messages + share.message(s) + threadIdx.x / WARPS, whole, launch);
+    }
+    __syncthreads();
+}
+
+// What this block has of a group's sums. Return this thread's largest |scale d|.
 inline float leave_sums(const Sizes& s, const Norm& norm, const Elements& y, const Gradient& gradient,
                         const Share& share, Arrivals& arrivals, Sums (*of_warps)[8], float4* messages,
                         Word launch)
@@ -172,17 +199,15 @@ inline float leave_sums(const Sizes& s, const Norm& norm, const Elements& y, con
             most = fmaxf(most, fabsf(norm.scale[c] * d[c]));
         }
     }
-    int lane = threadIdx.x % 32;
-    Sums found = summed_by_channel(sums);
-    if (lane % 4 == 0) of_warps[threadIdx.x / 32][lane / 4] = found;
-    __syncthreads();
-    if (threadIdx.x < 8 * WARPS) {
-        Sums whole = summed<WARPS>(of_warps[threadIdx.x % WARPS][threadIdx.x / WARPS]);
-        if (threadIdx.x % WARPS == 0)
-            tell(messages + share.message(s) + threadIdx.x / WARPS, whole, launch);
-    }
-    __syncthreads();
+    leave_channels(s, share, sums, of_warps, messages, launch);
     return most;
+}
+
+// The gradients of a channel's scale and shift, and of the bias before.
+inline void give(const Channels& p, int c, float dgamma, float dbeta)
+{
+    p.dgamma[c] = dgamma, p.dbeta[c] = dbeta;
+    if (p.dbias) p.dbias[c] = 0;
 }
 
 // What is subtracted from a channel's d, and the gradients of its scale and shift: by lane 0 of a warp.
@@ -192,9 +217,7 @@ inline void settle(const Sizes& s, const Channels& p, const Sums& all, const Sha
     float inverse = p.kept[c].y, dgamma = all.second * inverse;
     shared.mean_d[channel] = all.first * s.part;
     shared.slope[channel] = dgamma * s.part * inverse;
-    if (share.cta > 0 || c >= s.channels) return;
-    p.dgamma[c] = dgamma, p.dbeta[c] = all.first;
-    if (p.dbias) p.dbias[c] = 0;
+    if (share.cta == 0 && c < s.channels) give(p, c, dgamma, all.first);
 }
 
 // dx of 8 values x, of which d are made.
@@ -247,50 +270,130 @@ inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, co
 
 // ---- The filters of a convolution of one channel ----
 
-// What the block's images add to the gradient of each weight of a group: as flagged messages.
-inline void leave_weights(const Sizes& s, const Norm& norm, const Slope& slope, const Elements& y,
-                          const Gradient& gradient, const Share& share, Shared& shared, Told* told,
-                          Word launch, Piece* again, float scale_again)
+// What the warps have left, added up.
+inline float sum_of_warps(const Shared& shared, int number)
 {
-    float sums[TAPS][8] = {};
+    float sum = 0;
+    #pragma unroll
+    for (int warp = 0; warp < (STEM ? WARPS : 1); ++warp) sum += shared.of_weights[warp][number];
+    return sum;
+}
+
+// The number of the product of what taps a and b see.
+inline int product(int a, int b)
+{
+    int low = min(a, b), high = max(a, b);
+    return low * TAPS - low * (low - 1) / 2 + high - low;
+}
+
+// Sum products of what taps see of the block's images, and what each sees, less the middle: of_windows. It needs no
+// gradient, and so passes the time until that is there.
+inline void sum_windows(const Sizes& s, const Elements& y, const Share& share, float middle, Shared& shared)
+{
+    float sums[WINDOW_ROWS][8] = {};
+    #pragma unroll 1
+    for (Walk at(share, s.area(), s.by_area); at.image < share.end; at.next()) {
+        float seen[TAPS];
+        y.window(s, share, at.image, at.i, seen);
+        #pragma unroll
+        for (int a = 0; a < TAPS; ++a) {
+            seen[a] -= middle;
+            sums[(PRODUCTS + a) / 8][(PRODUCTS + a) % 8] += seen[a];
+        }
+        #pragma unroll
+        for (int a = 0; a < TAPS; ++a)
+            #pragma unroll
+            for (int b = a; b < TAPS; ++b) {
+                int n = product(a, b);
+                sums[n / 8][n % 8] = fmaf(seen[a], seen[b], sums[n / 8][n % 8]);
+            }
+    }
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    #pragma unroll
+    for (int row = 0; row < WINDOW_ROWS; ++row) {
+        float found = summed_by_channel(sums[row]);
+        if (lane % 4 == 0) shared.of_weights[warp][row * 8 + lane / 4] = found;
+    }
+    __syncthreads();
+    if (threadIdx.x < WINDOW_ROWS * 8) shared.of_windows[threadIdx.x] = sum_of_warps(shared, threadIdx.x);
+    __syncthreads();
+}
+
+// The sum over pixels of x - mean of a channel times what a tap sees, less the middle: x is a sum over taps.
+inline float of_x(const Sizes& s, const Channels& p, const Elements& y, int channel, int tap, float middle,
+                  const Shared& shared)
+{
+    float sum = 0, weights = 0;
+    if (channel >= s.channels) return 0;
+    #pragma unroll
+    for (int other = 0; other < TAPS; ++other) {
+        float w = y.filters[channel * TAPS + other];
+        weights += w, sum = fmaf(w, shared.of_windows[product(tap, other)], sum);
+    }
+    return fmaf(fmaf(weights, middle, -p.kept[channel].x), shared.of_windows[PRODUCTS + tap], sum);
+}
+
+// What the block's images add to the sums of a group: as flagged messages. Of each weight there are three: the sums
+// over pixels of what its tap sees, less the middle, times d, times x - mean, and alone.
+inline void leave_all(const Sizes& s, const Channels& p, const Elements& y, const Gradient& gradient,
+                      const Share& share, Arrivals& arrivals, Shared& shared, Told* told, Word launch, Piece* again,
+                      float scale_again)
+{
+    Norm norm(s, p, share.group);
+    float of_weights[TAPS][8] = {}, middle = y.middle(norm.mean);
+    Sums sums[8] = {};
+    sum_windows(s, y, share, middle, shared);
     #pragma unroll 1
     for (Walk at(share, s.area(), s.by_area); at.image < share.end; at.next()) {
         float seen[TAPS], x[8], d[8];
+        arrivals.wait_for(share, at.image);
         y.window(s, share, at.image, at.i, seen);
         y.multiply(seen, x);
         gradient.at(s, norm, share, at.image, at.i, x, d);
         make_again(s, norm, share, at.image, at.i, x, again, scale_again);
-        slope.dx(norm, x, d);
         #pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap)
+        for (int c = 0; c < 8; ++c) {
+            sums[c].first += d[c], sums[c].second = fmaf(d[c], x[c] - norm.mean[c], sums[c].second);
             #pragma unroll
-            for (int c = 0; c < 8; ++c) sums[tap][c] = fmaf(d[c], seen[tap], sums[tap][c]);
+            for (int tap = 0; tap < TAPS; ++tap) of_weights[tap][c] = fmaf(d[c], seen[tap], of_weights[tap][c]);
+        }
     }
-    int lane = threadIdx.x % 32;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     #pragma unroll
     for (int tap = 0; tap < TAPS; ++tap) {
-        float found = summed_by_channel(sums[tap]);
-        if (lane % 4 == 0) shared.of_weights[threadIdx.x / 32][tap][lane / 4] = found;
-    }
-    __syncthreads();
-    if (threadIdx.x < 8 * TAPS) {
-        int tap = threadIdx.x / 8, channel = threadIdx.x % 8;
-        float sum = 0;
         #pragma unroll
-        for (int warp = 0; warp < (STEM ? WARPS : 1); ++warp) sum += shared.of_weights[warp][tap][channel];
-        tell(told->weights(s, tap) + share.message(s) + channel, sum, launch);
+        for (int c = 0; c < 8; ++c) of_weights[tap][c] = fmaf(-middle, sums[c].first, of_weights[tap][c]);
+        float found = summed_by_channel(of_weights[tap]);
+        if (lane % 4 == 0) shared.of_weights[warp][tap * 8 + lane / 4] = found;
+    }
+    leave_channels(s, share, sums, shared.of_warps, told->sums(), launch);
+    if (threadIdx.x < 8 * TAPS) {
+        int tap = threadIdx.x / 8, c = threadIdx.x % 8;
+        Sums found = {sum_of_warps(shared, threadIdx.x), of_x(s, p, y, share.group * 8 + c, tap, middle, shared)};
+        tell(told->weights(s, tap) + share.message(s) + c, found, launch, shared.of_windows[PRODUCTS + tap]);
     }
     __syncthreads();
 }
 
-// Add what the CTAs have: dW (o, KERNEL, KERNEL). By the first one of the group.
-inline void add_weights(const Sizes& s, int group, Told* told, float* dW, Word launch)
+// The gradients of a group's channels and filters, dW (o, KERNEL, KERNEL), when the group's CTAs have told all: a
+// weight a warp, by as many CTAs as that takes.
+inline void settle_all(const Sizes& s, const Channels& p, const Share& share, Told* told, float* dW, Word launch)
 {
     #pragma unroll 1
-    for (int i = threadIdx.x / 32; i < TAPS * 8; i += WARPS) {
-        int tap = i / 8, c = group * 8 + i % 8;
-        float sum = collected<float>(s, told->weights(s, tap), group, i % 8, launch);
-        if (threadIdx.x % 32 == 0 && c < s.channels) dW[c * TAPS + tap] = sum;
+    for (int i = share.cta * WARPS + threadIdx.x / 32; i < TAPS * 8; i += s.ctas * WARPS) {
+        int tap = i / 8, c = share.group * 8 + i % 8;
+        float2 kept = p.kept[c];
+        float gamma = c < s.channels ? p.gamma[c] : 0, sum = 0;
+        float4 got[2][MOST_HEARD];
+        hear<2>(s, {told->sums(), told->weights(s, tap)}, share.group, i % 8, launch, got);
+        #pragma unroll
+        for (int n = 0; n < MOST_HEARD; ++n) sum += got[1][n].w;
+        Sums all = summed_messages(got[0]), found = summed_messages(got[1]);
+        float seen = summed<32>(sum), dgamma = all.second * kept.y;
+        if (threadIdx.x % 32 > 0 || c >= s.channels) continue;
+        float less = s.part * (all.first * seen + dgamma * kept.y * found.second);
+        dW[c * TAPS + tap] = gamma * kept.y * (found.first - less);
+        if (tap == 0) give(p, c, dgamma, all.first);
     }
 }
 
@@ -332,54 +435,58 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
                         Told* told, void* to, Scale* scale_of_to, Piece* kept, const __grid_constant__ Operand again)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
-    constexpr bool FINDS = SCALED && !STEM;  // a scale
     Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
     Share share(s);
     Piece* near = reinterpret_cast<Piece*>(&shared + 1);
     Elements y = {{images, near, 0, Elements::piece_count(s), 1}, filters};
     Piece* behind = FROM == 0 ? near + s.resident * y.units.pieces : nullptr;
     Gradient gradient = {{own.gradient, behind, 0, s.area_out() * STORED, 1}, own, past};
+    if (STEM) y.fetch(s, share);  // the images are there since the way forward
     begin_in_turn();
     ask_for(share, y.units, gradient.dy, shared.there);
     Word launch = told->launches + 1;
-    if (STEM) y.fetch(s, share);
+    if (STEM) cp_async_wait_all();
     __syncthreads();
     Arrivals arrivals = {shared.there, -1};
-    float most = 0, scale_again = AGAIN && SCALED ? again.scale->of : 1;
+    float scale_again = AGAIN && SCALED ? again.scale->of : 1;
+    if constexpr (STEM) {
+        #pragma unroll 1
+        for (Share mine = share; mine.group < s.groups; mine.next(s)) {
+            y.set(s, mine.group);
+            leave_all(s, p, y, gradient, mine, arrivals, shared, told, launch, again.to, scale_again);
+        }
+        #pragma unroll 1
+        for (Share mine = share; mine.group < s.groups; mine.next(s))
+            settle_all(s, p, mine, told, static_cast<float*>(to), launch);
+        if (blockIdx.x == gridDim.x - 1) count_launch(told, launch);  // it has least to settle
+        return;
+    }
+    float most = 0;
     #pragma unroll 1
     for (Share mine = share; mine.group < s.groups; mine.next(s)) {
-        y.set(s, mine.group);
         float found = leave_sums(s, Norm(s, p, mine.group), y, gradient, mine, arrivals, shared.of_warps, told->sums(),
                                  launch);
         most = fmaxf(most, found);
     }
-    if (FINDS) tell_largest(most, shared.most, told->largest(s) + blockIdx.x, launch);
+    if (SCALED) tell_largest(most, shared.most, told->largest(s) + blockIdx.x, launch);
     #pragma unroll 1
     for (Share mine = share; mine.group < s.groups; mine.next(s)) {
         if (threadIdx.x < 256) {
-            Sums all = collected<Sums>(s, told->sums(), mine.group, threadIdx.x / 32, launch);
+            float4 got[1][MOST_HEARD];
+            hear<1>(s, {told->sums()}, mine.group, threadIdx.x / 32, launch, got);
+            Sums all = summed_messages(got[0]);
             if (threadIdx.x % 32 == 0) settle(s, p, all, mine, shared);
         }
-        if (FINDS && mine.group == share.group && threadIdx.x / 32 == WARPS - 1) {
+        if (SCALED && mine.group == share.group && threadIdx.x / 32 == WARPS - 1) {
             float all = hear_largest(told->largest(s), launch) * (2 + s.root);
             if (threadIdx.x % 32 == 0) shared.scale = scale_for(__float_as_uint(all));
         }
         __syncthreads();
-        float scale = FINDS ? shared.scale : 1;
-        if (FINDS && blockIdx.x == 0 && threadIdx.x == 0) scale_of_to->of = scale;
-        Norm norm(s, p, mine.group);
-        Slope slope(shared);
-        y.set(s, mine.group);
-        if constexpr (STEM)
-            leave_weights(s, norm, slope, y, gradient, mine, shared, told, launch, again.to, scale_again);
-        else
-            write_share(s, norm, slope, y, gradient, mine, static_cast<Piece*>(to), kept, scale, again.to, scale_again);
+        float scale = SCALED ? shared.scale : 1;
+        if (SCALED && blockIdx.x == 0 && threadIdx.x == 0) scale_of_to->of = scale;
+        write_share(s, Norm(s, p, mine.group), Slope(shared), y, gradient, mine, static_cast<Piece*>(to), kept, scale,
+                    again.to, scale_again);
         __syncthreads();
-    }
-    if constexpr (STEM) {
-        #pragma unroll 1
-        for (Share mine = share; mine.cta == 0 && mine.group < s.groups; mine.next(s))
-            add_weights(s, mine.group, told, static_cast<float*>(to), launch);
     }
     if (blockIdx.x == 0) count_launch(told, launch);
 }

@@ -127,12 +127,14 @@ inline void leave_moments(const Sizes& s, const Elements& y, const Share& share,
 // Of all blocks: for all lanes. By a warp.
 inline Sums moments(const Sizes& s, const float4* messages, int group, int channel, Word launch)
 {
+    float4 got[1][MOST_HEARD];
     Sums each[MOST_HEARD];
     float counts[MOST_HEARD];
-    hear(s, messages, group, channel, launch, each);
+    hear<1>(s, {messages}, group, channel, launch, got);
     #pragma unroll
     for (int i = 0; i < MOST_HEARD; ++i) {
         int cta = threadIdx.x % 32 + 32 * i;
+        each[i] = {got[0][i].x, got[0][i].y};
         counts[i] = cta < s.ctas ? (s.each + (cta < s.more)) * s.area() : 0;
     }
     return merged<32, MOST_HEARD>(each, counts, s.part);
@@ -273,7 +275,7 @@ void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels
         Word largest = bound(s, p, of_added);
         if (threadIdx.x % 32 == 0) shared.largest = largest;
     }
-    if (STEM) y.fetch(s, share);
+    if (STEM) y.fetch(s, share), cp_async_wait_all();
     __syncthreads();
     float scale = SCALED ? scale_for(shared.largest) : 1, unscale = ADD && SCALED ? 1 / of_added->of : 1;
     if (blockIdx.x == 0 && threadIdx.x == 0 && w.scale) w.scale->of = scale;
