@@ -353,10 +353,16 @@ inline void leave_all(const Sizes& s, const Channels& p, const Elements& y, cons
         make_again(s, norm, share, at.image, at.i, x, again, scale_again);
         #pragma unroll
         for (int c = 0; c < 8; ++c) {
-            sums[c].first += d[c], sums[c].second = fmaf(d[c], x[c] - norm.mean[c], sums[c].second);
+            sums[c].first += d[c];
             #pragma unroll
             for (int tap = 0; tap < TAPS; ++tap) of_weights[tap][c] = fmaf(d[c], seen[tap], of_weights[tap][c]);
         }
+    }
+    #pragma unroll
+    for (int c = 0; c < 8; ++c) {
+        sums[c].second = -norm.mean[c] * sums[c].first;
+        #pragma unroll
+        for (int tap = 0; tap < TAPS; ++tap) sums[c].second = fmaf(y.w[tap][c], of_weights[tap][c], sums[c].second);
     }
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     #pragma unroll
