@@ -145,7 +145,7 @@ class Pipeline:
         comes_back = [getattr(block, "comes_back", True) for block in blocks]
         self.comes_back = any(comes_back)
         first = comes_back.index(True) if self.comes_back else 0
-        self.last = blocks[first + any(taken[first : first + 1])] if blocks else None  # on the way back
+        self.last: Any = blocks[first + any(taken[first : first + 1])] if blocks else None  # on the way back
 
     def prepare(self, beside=None):
         for block in self.blocks:
