@@ -29,11 +29,11 @@ inline float scale_for(Word largest)
 }
 
 // Of an array: the scale, for its readers and as the next guess, and what blocks tell each other. messages: one for
-// each block of a launch, with what it has found below, and above the number of the launch. Where no block waits:
-// largest, a magnitude as the bits of a float, and how many have arrived.
+// each block of a launch, with what it has found below, and above the number of the launch. done: how many blocks have
+// written all that they had to, in all launches.
 struct Scale {
     float of;
-    Word largest, unused, arrived, launches, more;
+    Word done, launches, unused[3];
     Word64* messages;
 };
 
@@ -115,14 +115,17 @@ inline bool is_last(Word* arrived, int all, Word* found)
     return *found;
 }
 
-// The scale that each of `count` arrays should have had, by all blocks of a cooperative launch: they tell each other
-// what they have found, `most`, and wait for it. launches: of the scales, in the beginning. All of these are in shared
-// memory; the right scales take the place of `most`. It is no barrier: other memory may come later. By whole blocks.
-inline void find_scales(Scale* const* scales, int count, Word* most, const Word* launches)
+// The scale that each of `count` arrays should have had: blocks tell each other what they have found, `most`, and whoever
+// hears it waits for all. launches: of the scales, in the beginning. All of these are in shared memory; the right scales
+// take the place of `most`. It is no barrier: other memory may come later. By whole blocks.
+inline void tell_largest(Scale* const* scales, int count, const Word* most, const Word* launches)
 {
-    __syncthreads();
     for (int i = threadIdx.x; i < count; i += blockDim.x)
         st_relaxed_gpu(scales[i]->messages + blockIdx.x, (Word64)(launches[i] + 1) << 32 | most[i]);
+}
+
+inline void hear_scales(Scale* const* scales, int count, Word* most, const Word* launches)
+{
     int padded = (gridDim.x + 31) / 32 * 32;  // a warp looks for messages of one array
     for (int n = threadIdx.x; n < count * padded; n += blockDim.x) {
         int i = n / padded, block = n % padded;
@@ -141,4 +144,12 @@ inline void find_scales(Scale* const* scales, int count, Word* most, const Word*
         if (blockIdx.x == 0) scales[i]->of = right, scales[i]->launches = launches[i] + 1;
     }
     __syncthreads();
+}
+
+// By all blocks of a cooperative launch.
+inline void find_scales(Scale* const* scales, int count, Word* most, const Word* launches)
+{
+    __syncthreads();
+    tell_largest(scales, count, most, launches);
+    hear_scales(scales, count, most, launches);
 }

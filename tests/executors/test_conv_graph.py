@@ -384,7 +384,7 @@ def test_a_branch_keeps_what_it_was_asked_for_until_it_is_joined(monkeypatch):
 
     count = sys.getrefcount(array)
     with overlap.recording():
-        trainer.beside.ask(partial(work, array))
+        trainer.beside.ask(partial(work, array), early=False)
         assert overlap._here.recording
     assert seen == [False]  # its kernels take no place early
     assert sys.getrefcount(array) == count + 1

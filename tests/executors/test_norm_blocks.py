@@ -152,7 +152,7 @@ class Late:
     def __init__(self):
         self.asked, self.done = [], 0
 
-    def ask(self, work):
+    def ask(self, work, early=True):
         self.asked.append(work)
 
     def join(self):

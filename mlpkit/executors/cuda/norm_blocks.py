@@ -228,6 +228,6 @@ class NormBlock:
         """
         stage, last = self.stages[number], number == self.stem
         while self.late:
-            self.beside.ask(self.late.pop())
+            self.beside.ask(self.late.pop(), early=False)
         later = None if last or not self.beside else self.late.append
         blocked.weight_gradient(self.mode, stage.shape, x, dz, stage.conv.dW, later=later)

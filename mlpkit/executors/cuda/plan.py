@@ -127,10 +127,13 @@ class Branch:
     def __init__(self, stream):
         self.stream, self.kept = stream, []
 
-    def ask(self, work):
-        """Ask for `work()`, behind all that the current stream has been asked for."""
+    def ask(self, work, early=True):
+        """Ask for `work()`, behind all that the current stream has been asked for.
+
+        early: whether its kernels may begin early; they would take the place of those that all wait for.
+        """
         self.stream.wait_event(cp.cuda.get_current_stream().record())
-        with self.stream, overlap.apart():  # who begins early would take the place of those that all wait for
+        with self.stream, nullcontext() if early else overlap.apart():
             work()
         self.kept.append(work)
 

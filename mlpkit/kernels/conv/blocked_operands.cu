@@ -154,46 +154,62 @@ inline void make(const Order& order, const Filter& f, const Part& part, const fl
     }
 }
 
-// Put a part of W into all of its orders, by way of shared memory. largest: of all of W, the bits of its magnitude, which
-// all blocks find together, or null.
-inline void put_in_order(const Orders& all, const Filter& f, int number, float* patch, float scale, Word* largest)
+// Put a part of W that is in shared memory into all of its orders.
+inline void put_in_order(const Orders& all, const Filter& f, const Part& part, const float* patch, float scale)
 {
-    const Part part(f, number);
-    __syncthreads();  // what is there is read
-    Word most = __reduce_max_sync(~0u, __float_as_uint(load(f, part, patch)));
-    if (largest && threadIdx.x % 32 == 0) atomicMax(largest, most);  // it is there by the time that all is in order
-    __syncthreads();
     for (int k = f.first_order; k < f.first_order + f.orders; ++k) {
         if (all.of[k].by_inputs) make<true>(all.of[k], f, part, patch, scale);
         else make<false>(all.of[k], f, part, patch, scale);
     }
 }
 
-// No block waits for others. The last one to come sees whether the guesses were right; what was wrong it does again.
+// Put filters number i in order once more, when all blocks have done so with a wrong scale. By one block.
+inline void do_again(const Orders& all, int i, float* patch, float scale, Word done)
+{
+    if (threadIdx.x == 0)
+        for (Word turns = 0; ld_acquire_gpu(&all.scales[0]->done) != done; give_up_after_a_while(turns)) {}
+    int end = i + 1 < all.count ? all.filters[i + 1].first : all.parts;
+    for (int number = all.filters[i].first; number < end; ++number) {
+        const Part part(all.filters[i], number);
+        __syncthreads();  // what is there is read
+        load(all.filters[i], part, patch);
+        __syncthreads();
+        put_in_order(all, all.filters[i], part, patch, scale);
+    }
+}
+
+// Blocks tell what they have found before they write, and the first one alone hears it: when it has written, it mostly
+// need not wait. Where the guess was wrong it does everything again.
 extern "C" __global__ __launch_bounds__(256)
 void in_order(const __grid_constant__ Orders all)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
-    Word* word = reinterpret_cast<Word*>(shared_bytes);
-    float *scales = reinterpret_cast<float*>(word + MOST), *patch = scales + MOST;
+    Word *most = reinterpret_cast<Word*>(shared_bytes), *launches = most + MOST;
+    float *scales = reinterpret_cast<float*>(launches + MOST), *patch = scales + MOST;
     begin_in_turn();
-    if (threadIdx.x < all.count) scales[threadIdx.x] = SCALED ? all.scales[threadIdx.x]->of : 1;
-    __syncthreads();
+    if (threadIdx.x < all.count) {
+        most[threadIdx.x] = 0, scales[threadIdx.x] = SCALED ? all.scales[threadIdx.x]->of : 1;
+        launches[threadIdx.x] = SCALED ? all.scales[threadIdx.x]->launches : 0;
+    }
     for (int number = blockIdx.x, i = 0; number < all.parts; number += gridDim.x) {
         while (i + 1 < all.count && number >= all.filters[i + 1].first) ++i;
-        Word* largest = SCALED ? &all.scales[i]->largest : nullptr;
-        put_in_order(all, all.filters[i], number, patch, scales[i], largest);
+        const Part part(all.filters[i], number);
+        __syncthreads();  // what is there is read
+        Word found = __reduce_max_sync(~0u, __float_as_uint(load(all.filters[i], part, patch)));
+        if (SCALED && threadIdx.x % 32 == 0) atomicMax(&most[i], found);
+        __syncthreads();
+        if (SCALED && number + gridDim.x >= all.parts) tell_largest(all.scales, all.count, most, launches);
+        put_in_order(all, all.filters[i], part, patch, scales[i]);
     }
-    if (!SCALED || !is_last(&all.scales[0]->arrived, gridDim.x, word)) return;
+    if (!SCALED) return;
+    if (blockIdx.x > 0) {
+        __syncthreads();
+        if (threadIdx.x == 0) __threadfence(), atomicAdd(&all.scales[0]->done, 1u);
+        return;
+    }
+    Word done = (launches[0] + 1) * (gridDim.x - 1);  // by all others, in all launches
+    hear_scales(all.scales, all.count, most, launches);
     #pragma unroll 1
-    for (int i = 0; i < all.count; ++i) {
-        Scale* scale = all.scales[i];
-        float right = scale_for(ld_acquire_gpu(&scale->largest));
-        __syncthreads();  // all have read it
-        if (threadIdx.x == 0) scale->of = right, scale->largest = 0;
-        if (right == scales[i]) continue;
-        int end = i + 1 < all.count ? all.filters[i + 1].first : all.parts;
-        for (int number = all.filters[i].first; number < end; ++number)
-            put_in_order(all, all.filters[i], number, patch, right, nullptr);
-    }
+    for (int i = 0; i < all.count; ++i)
+        if (__uint_as_float(most[i]) != scales[i]) do_again(all, i, patch, __uint_as_float(most[i]), done);
 }
