@@ -20,6 +20,12 @@ needs_hopper = pytest.mark.skipif(
 )
 
 
+def skip_before_ampere(in_bfloat16):
+    """Skip a test in bfloat16 where the GPU has none, or stands for one that has none."""
+    if in_bfloat16 and gpu.capability() < 80:
+        pytest.skip("it multiplies bfloat16, which GPUs before 8.0 do not have")
+
+
 def _parameter(name, why_not):
     return pytest.param(name, marks=pytest.mark.skip(reason=why_not)) if why_not else name
 

@@ -34,9 +34,16 @@ def shared_bytes():
 
 
 def why_not_as(engine, model, optimizer, batch_size):
-    """Return None for a multilayer perceptron with no more classes than a block holds, else a sentence."""
+    """Return None for a multilayer perceptron whose sums and classes a block holds, else a sentence."""
     if reason := mlps_only(engine, model):
         return reason
+    dtype, there = optimizer.network.dtype, shared_bytes()
+    _, sums = _chunk(GRADIENT_TILE, batch_size, dtype.itemsize)
+    if sums > there:
+        return (
+            f"{engine} needs {sums >> 10} KiB of a multiprocessor's shared memory in {dtype}, and this GPU gives "
+            f"a block {there >> 10}: take float32, or cuda_graph_cublas."
+        )
     classes, most = model.sizes()[-1], shared_bytes() // (2 * EXAMPLES * 8)  # float64 outputs, and their gradients
     if classes > most:
         return f"{engine} takes at most {most} classes, and this network has {classes}: take another engine."

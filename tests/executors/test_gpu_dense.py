@@ -236,3 +236,19 @@ def test_a_validation_beside_the_next_epoch_is_that_of_its_own_epoch(name):
         _, history = Recipe(epochs=3).train(data, engine=name, on_epoch=on_epoch)
         found.append([(epoch.validation["loss"], epoch.validation["accuracy"]) for epoch in history.epochs])
     assert found[0] == found[1]
+
+
+def test_a_gpu_of_2018_has_too_little_shared_memory_for_float64(monkeypatch):
+    from mlpkit.executors import cuda_graph
+
+    def said(dtype):
+        cuda_graph._chunk.cache_clear()
+        optimizer = SGD(Network("cuda_graph", mlp(6, 5, 3), dtype=dtype), 0.1)
+        return cuda_graph.why_not(optimizer.network.model, optimizer, 128)
+
+    monkeypatch.setattr(cuda_graph.gpu, "shared_memory", lambda: 64 << 10)
+    assert said("float32") is None
+    assert "needs 68 KiB of a multiprocessor's shared memory in float64, and this GPU gives a block 64:" in said("f8")
+    monkeypatch.setattr(cuda_graph.gpu, "shared_memory", lambda: 99 << 10)
+    assert said("float64") is None
+    cuda_graph._chunk.cache_clear()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conv_cases import error
 from emulator import needs_compiler
-from shared import one_sentence, sweep
+from shared import one_sentence, skip_before_ampere, sweep
 
 from experiments.lab import ptxas
 from mlpkit.engines import numpy_baseline
@@ -225,5 +225,6 @@ def test_there_and_back_on_a_gpu(mode, about):
 def test_the_first_convolution_on_a_gpu(mode, shape, pool, relu):
     import cupy
 
+    skip_before_ampere(mode is MODES["bf16"])
     for to in ("stored", "nc8hw8", "nchw"):
         check_first(cupy, shape, pool, relu, mode, to)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from conv_cases import error
 from emulator import needs_compiler
-from shared import one_sentence
+from shared import one_sentence, skip_before_ampere
 
 from experiments.lab import ptxas
 from mlpkit.engines import numpy_baseline
@@ -186,6 +186,7 @@ def test_nothing_is_spilled():
 def test_the_first_convolution_on_a_gpu(case):
     import cupy
 
+    skip_before_ampere(True)
     check_first(cupy, *case)
 
 
@@ -195,6 +196,7 @@ def test_the_first_convolution_on_a_gpu(case):
 def test_the_last_layers_on_a_gpu(case, precision):
     import cupy
 
+    skip_before_ampere(precision == "bf16")
     check_end(cupy, *case, precision)
 
 

@@ -753,7 +753,12 @@ class Filters:
         about["counts"] = len(filters), first, 0, 0
         shared = 12 * MOST_ORDERS + 4 * TALL * (WIDE * max(areas) + 1)
         kernel = _kernel(OPERANDS, "in_order", MODE=self.mode.number)
-        kernel((min(first, 4 * multiprocessors(), MOST_BLOCKS),), (256,), (about.view(f"V{ORDERS.itemsize}"),), shared_mem=shared)
+        kernel(
+            (min(first, 4 * multiprocessors(), MOST_BLOCKS),),
+            (256,),
+            (about.view(f"V{ORDERS.itemsize}"),),
+            shared_mem=shared,
+        )
 
 
 def _groups(filters):
