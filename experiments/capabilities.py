@@ -2,6 +2,7 @@
 
 Kernels are compiled for the capability that `MLPKIT_CAPABILITY` names, and get no more shared memory than such a chip
 has. Clock, memory and multiprocessors stay the machine's own: so this says what missing instructions cost, and no more.
+Beside them is PyTorch, compiled, in a graph, with all that the GPU can.
 """
 
 import os
@@ -24,11 +25,12 @@ ALL = "all"  # of what the GPU can
 TIMING = Timing(warmup=100, steps_a_sample=200, rounds=1)
 PERCEPTRONS = ("cuda_graph", "cuda_graph_epoch", "cuda_three_kernels", "cuda_cluster", "cuda_persistent")
 CLASSES = ("cuda_conv_graph", "cuda_conv_graph_tf32", "cuda_conv_graph_bf16")
+PYTORCH = ("pytorch_cuda_graph", "pytorch_cuda_graph_tf32", "pytorch_cuda_graph_bf16")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which capabilities, and which engines with which recipe."""
+    """Which capabilities, and which engines with which recipe. others: beside them, with all that the GPU can."""
 
     capabilities: tuple[str, ...] = (ALL, "8.9", "8.6", "8.0", "7.5")
     cases: tuple[tuple[Recipe, tuple[str, ...]], ...] = (
@@ -37,12 +39,14 @@ class Plan:
         (LENET, ("cuda_conv_graph", "cuda_conv_fused")),
         (Recipe(), PERCEPTRONS),
     )
+    others: tuple[tuple[Recipe, tuple[str, ...]], ...] = ((FASHION, PYTORCH), (DEEP, PYTORCH))
     timing: Timing = TIMING
 
     @property
     def all(self):
-        """Everybody: (recipe, engine, capability)."""
-        return [(recipe, name, each) for recipe, names in self.cases for name in names for each in self.capabilities]
+        """Everybody: (recipe, engine or other, capability)."""
+        ours = [(recipe, name, each) for recipe, names in self.cases for name in names for each in self.capabilities]
+        return ours + [(recipe, name, ALL) for recipe, names in self.others for name in names]
 
 
 USUAL = Plan()
@@ -50,9 +54,9 @@ USUAL = Plan()
 # no sparsity), GB/s of their memory; from NVIDIA's data sheets and architecture papers. The laptop's clock is its most.
 SHEETS = {
     "T4": ("7.5", 65, 320),
-    "RTX 4060 laptop": ("8.6", 29, 256),
-    "RTX 4090": ("8.6", 165, 1_008),
-    "RTX 5090": ("8.6", 209, 1_792),
+    "RTX 4060 laptop": ("8.9", 29, 256),
+    "RTX 4090": ("8.9", 165, 1_008),
+    "RTX 5090": ("8.9", 209, 1_792),
 }
 MEASURED_ON = {"NVIDIA H200": (989, 4_800), "NVIDIA H100 80GB HBM3": (989, 3_350)}
 OF_WGMMA = 0.6  # that mma.sync reaches, as chapter 16 found
@@ -64,7 +68,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
     Raises `engines.EngineUnavailable` without a GPU.
     """
     engines.load("cupy_naive")
-    versions = {name: machine.version(name) for name in ("cupy-cuda12x", "cupy-cuda13x")}
+    versions = {name: machine.version(name) for name in ("cupy-cuda12x", "cupy-cuda13x", "torch")}
     record = results.new("capabilities", timing=asdict(plan.timing), libraries=versions, gates=GATES)
     return results.collect(record, _runs(plan, progress), save)
 
