@@ -39,6 +39,8 @@ def check_flag(name, value):
 
 def check_array(name, value):
     """Raise TypeError unless `value` is an array as NumPy's and CuPy's are: a list is none, nor a column of pandas."""
+    if type(value) is np.ndarray:  # as nearly always; what follows takes longer than a small network's prediction may
+        return
     check_unmasked(name, value)
     is_array = hasattr(type(value), "__array_interface__") or hasattr(type(value), "__cuda_array_interface__")
     if not is_array or not isinstance(value.dtype, np.dtype) or isinstance(value, np.matrix):  # which multiplies anew
@@ -133,10 +135,11 @@ def check_batch(x, shape, dtype):
     another order of axes. Raises ValueError for another shape, TypeError for another dtype, or for what is no array.
     """
     check_array("inputs", x)
-    row = (prod(shape),)
-    found = x.shape[1:] if len(shape) > 1 else (prod(x.shape[1:]),)
-    if not x.ndim or found not in (tuple(shape), row) or x.ndim < 2 or not len(x):
-        wanted = " or ".join(str(("n", *each)).replace("'", "") for each in dict.fromkeys([tuple(shape), row]))
+    whole = tuple(shape)
+    fits = x.shape[1:] == whole or x.shape[1:] == (prod(shape),) or (len(shape) == 1 and prod(x.shape[1:]) == shape[0])
+    if not fits or x.ndim < 2 or not len(x):
+        each_of = dict.fromkeys([whole, (prod(shape),)])
+        wanted = " or ".join(str(("n", *each)).replace("'", "") for each in each_of)
         none = "" if x.ndim and len(x) else ": there are no examples"
         raise ValueError(f"inputs must have shape {wanted} with n at least 1, not {x.shape}{none}.")
     if x.dtype not in (dtype, np.uint8):

@@ -253,8 +253,8 @@ class Prediction:
     def __init__(self, network, n, plan, pixels, scale=1.0, zero=0):
         self.n, self.network, self.plan, self.pixels = n, network, plan, pixels
         x = plan.buffers["input"]
-        self.shape, apart = (x.channels, x.rows, x.columns), (x.image // x.item, x.row // x.item)
-        self.about_x = *apart, pixels, np.float32(scale), np.float32(zero)
+        self.shape, apart = (-1, x.channels, x.rows, x.columns), (x.image // x.item, x.row // x.item)
+        self.about_x = *apart, pixels, float(scale), float(zero)
         self.arguments = plan.steps, plan.vectors[1], plan.vectors[0]
         self.own = threading.local()  # two threads at once have buffers of their own
 
@@ -273,25 +273,31 @@ class Prediction:
 
     def _some(self, x):
         """Return the outputs of as many rows as the plan is for, until the same thread asks again."""
-        own, plan, n = self.own, self.plan, len(x)
-        if not hasattr(own, "work"):
-            own.work, first, own.team = plan.buffer(), plan.buffers["input"], ThreadTeam(Threads)
-            own.x = own.work[first.first() : first.end].view(self.pixels.dtype)
-            z = plan.buffers[plan.fused[-1].name].view(own.work, plan.n, np.float32).transpose(0, 3, 1, 2)
-            own.z = z.reshape(plan.n, *self.network.model.output)
-        x = np.ascontiguousarray(x.reshape(n, *self.shape))
-        if not direct.fill(x, own.x, *self.about_x):
+        plan, n = self.plan, len(x)
+        try:
+            inputs, z, work, team = self.own.buffers
+        except AttributeError:
+            inputs, z, work, team = self.own.buffers = self._buffers()
+        x = np.ascontiguousarray(x.reshape(self.shape))
+        if not direct.fill(x, inputs, *self.about_x):
             check_finite("inputs", x)  # which says so
         if Threads.most == 1 or n * plan.macs * plan.item < ENOUGH:
-            direct.predict(0, n, *self.arguments, own.work)
-            return own.z[:n]
-        with own.team:  # where other programs need the cores, one does not wait for another
-            if (shares := own.team.size) > 1:
-                direct.predict_shared(n, *self.arguments, own.work, shares, ENOUGH_A_STEP)
+            direct.predict(0, n, *self.arguments, work)
+            return z[:n]
+        with team:  # where other programs need the cores, one does not wait for another
+            if (shares := team.size) > 1:
+                direct.predict_shared(n, *self.arguments, work, shares, ENOUGH_A_STEP)
             else:
-                direct.predict(0, n, *self.arguments, own.work)
-            own.team.stepped(n == plan.n)
-        return own.z[:n]
+                direct.predict(0, n, *self.arguments, work)
+            team.stepped(n == plan.n)
+        return z[:n]
+
+    def _buffers(self):
+        """Return a thread's own: where inputs are written, views of outputs and of all, and a team."""
+        plan, work, first = self.plan, self.plan.buffer(), self.plan.buffers["input"]
+        z = plan.buffers[plan.fused[-1].name].view(work, plan.n, np.float32).transpose(0, 3, 1, 2)
+        inputs = work[first.first() : first.end].view(self.pixels.dtype)
+        return inputs, z.reshape(plan.n, *self.network.model.output), work, ThreadTeam(Threads)
 
     def batch(self, dtype):
         """Return a `Batch`, as `plain.Prediction.batch` does."""

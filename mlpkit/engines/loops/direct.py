@@ -10,11 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numba import prange, types
 from numba.extending import overload
-from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from .compiler import compiled
-from .dot import PIXELS, tile
-from .simd import ADDRESS, address
+from .dot import PIXELS, tiles
+from .simd import ADDRESS, address, named
 
 
 class Products(NamedTuple):
@@ -76,7 +75,6 @@ class Between(NamedTuple):
 
 
 FIELDS = len(Products._fields)  # of a step's row
-LESS = len(Between._fields)
 PRODUCTS, BETWEEN = range(2)
 TOGETHER = max(PIXELS)
 ZERO, MOST = np.float32(0), np.float32(255)  # of a byte
@@ -84,35 +82,36 @@ ZERO, MOST = np.float32(0), np.float32(255)  # of a byte
 
 @compiled(__name__, nogil=True)
 def products(step, start, images, tables, weights, work, share, shares):
-    """Write one share of a step's outputs, of so many images from `start` on. tables, weights, work: addresses."""
+    """Write one share of a step's outputs, of so many images from `start` on. step, tables, ..., work: addresses."""
+    step = named(Products, step)
     x, y = work + step.x + start * step.x_image, work + step.y + start * step.y_image
     pixels, images = (images, 1) if step.dense else (step.pixels, images)
-    tiles = (pixels + step.tile - 1) // step.tile
-    units = (step.channels + step.width - 1) // step.width * images * tiles
+    n = (pixels + step.tile - 1) // step.tile
+    units = (step.channels + step.width - 1) // step.width * images * n
     first, last = units * share // shares, units * (share + 1) // shares
-    block, rest = divmod(first, images * tiles)
-    image, t = divmod(rest, tiles)
-    for _ in range(first, last):
-        channel = block * step.width
-        tile(
-            np.float32, step.variant, x + image * step.x_image,
+    block, rest = divmod(first, images * n)
+    image, t = divmod(rest, n)
+    while first < last:
+        channel, run = block * step.width, min(n - t, last - first)
+        tiles(
+            np.float32, step.variant, run, x + image * step.x_image,
             tables + (step.x_at + t * step.tile) * ADDRESS,
             y + image * step.y_image + channel * step.item,
-            tables + (step.y_at + t * step.tile // step.group) * ADDRESS, weights + step.weights + block * step.block,
+            tables + (step.y_at + t * (step.tile // step.group)) * ADDRESS, weights + step.weights + block * step.block,
             weights + step.begin + channel * 4, weights + step.end + channel * 4, step.pairs, step.steps,
             tables + (step.along + block * step.apart) * ADDRESS,
             step.channels - channel, step.low, step.shift, step.zero,
         )  # fmt: skip
-        t += 1
-        if t == tiles:
-            t, image = 0, image + 1
-            if image == images:
-                image, block = 0, block + 1
+        first += run
+        t, image = 0, image + 1
+        if image == images:
+            image, block = 0, block + 1
 
 
 @compiled(__name__, nogil=True)
 def between(step, work, image):
-    """Write the outputs of an image; work: the array of all buffers, uint8."""
+    """Write the outputs of an image. step: its address; work: the array of all buffers, uint8."""
+    step = named(Between, step)
     half = 1 << (step.shift - 1)
     for r in range(step.rows):
         for c in range(step.columns):
@@ -133,11 +132,11 @@ def between(step, work, image):
 def fill(x, inputs, next_image, next_row, pixels, scale, zero):
     """Write images x (n, channels, rows, columns) channels last into `inputs`, from whose first element on they lie.
 
-    next_image, next_row: distances in elements to an image's and a row's. pixels (256,): what bytes become. Return
-    whether all are finite.
+    next_image, next_row: distances in elements to an image's and a row's. pixels (256,): what bytes become. scale, zero:
+    float64, since a call with float32 alone takes long. Return whether all are finite.
     """
     n, channels, rows, columns = x.shape
-    odd = False
+    scale, zero, odd = np.float32(scale), np.float32(zero), False
     for image in range(n):
         for r in range(rows):
             row = inputs[image * next_image + r * next_row :]
@@ -175,11 +174,10 @@ def predict(start, images, steps, tables, weights, work):
     """
     for i in range(len(steps)):
         if steps[i, 0] == PRODUCTS:
-            step = Products(*to_fixed_tuple(steps[i], FIELDS))
-            products(step, start, images, address(tables), address(weights), address(work), 0, 1)
+            products(address(steps[i]), start, images, address(tables), address(weights), address(work), 0, 1)
         else:
             for image in range(start, start + images):
-                between(Between(*to_fixed_tuple(steps[i], LESS)), work, image)
+                between(address(steps[i]), work, image)
 
 
 @compiled(__name__, nogil=True, parallel=True)
@@ -197,12 +195,12 @@ def predict_shared(images, steps, tables, weights, work, shares, enough):
     for i in range(len(steps)):
         if steps[i, 0] != PRODUCTS:
             for image in prange(images):
-                between(Between(*to_fixed_tuple(steps[i], LESS)), work, image)
+                between(address(steps[i]), work, image)
             continue
-        step = Products(*to_fixed_tuple(steps[i], FIELDS))
+        step = named(Products, address(steps[i]))
         windows = images * (1 if step.dense else step.pixels)
         if windows * step.channels * step.steps * 4 < enough:
-            products(step, 0, images, address(tables), address(weights), address(work), 0, 1)
+            products(address(steps[i]), 0, images, address(tables), address(weights), address(work), 0, 1)
         else:
             for share in prange(shares):
-                products(step, 0, images, address(tables), address(weights), address(work), share, shares)
+                products(address(steps[i]), 0, images, address(tables), address(weights), address(work), share, shares)

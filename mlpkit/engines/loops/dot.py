@@ -49,12 +49,14 @@ class Floats:
     def largest(self, one, other):
         return self.builder.select(self.builder.fcmp_ordered(">", one, other), one, other)  # NaN stays where it is
 
-    def finish(self, totals, end, low, *_):
-        """Return the totals, not below `low`: 0 for ReLU, and any other number for none."""
+    def prepare(self, width, end, low, *_):
         kind = self.vector.element
         low = self.builder.select(self.builder.icmp_signed("==", low, INDEX(0)), kind(0.0), kind(-np.inf))
-        low = everywhere(self.builder, self.vector, low)
-        return [self.largest(low, total) for total in totals]
+        self.low = everywhere(self.builder, self.vector, low)
+
+    def finish(self, totals):
+        """Return the totals, not below `low`: 0 for ReLU, and any other number for none."""
+        return [self.largest(self.low, total) for total in totals]
 
 
 class Bytes:
@@ -102,25 +104,34 @@ class Bytes:
 class Requantized(Bytes):
     """Sums become bytes again: `min(max((sum * multiplier + half) >> shift, low), 255)`, the product in 64 bits."""
 
-    def finish(self, totals, end, low, shift, zero):
-        builder, longs, out = self.builder, ir.VectorType(LONG, LANES // 2), ir.VectorType(BYTE, LANES)
+    def prepare(self, width, end, low, shift, zero):
+        builder, longs = self.builder, ir.VectorType(LONG, LANES // 2)
         half = builder.shl(LONG(1), builder.sub(shift, LONG(1)))
         half = builder.add(half, builder.shl(zero, shift))
         above = LONG(2**62)  # all is positive with it, and AVX2 shifts nothing else; products are less than 2^62
         half, back = builder.add(half, above), builder.trunc(builder.lshr(above, shift), INT)
-        half, shift = (everywhere(builder, longs, each) for each in (half, shift))
-        back = everywhere(builder, self.vector, back)
-        low = everywhere(builder, self.vector, builder.trunc(low, INT))
-        most, word = ir.Constant(self.vector, [255] * LANES), ir.Constant(longs, [32] * (LANES // 2))
+        self.half, self.shift = (everywhere(builder, longs, each) for each in (half, shift))
+        self.back, self.low = (everywhere(builder, self.vector, each) for each in (back, builder.trunc(low, INT)))
+        self.multipliers = [self.code.at(end, i * BYTES) for i in range(width)]
+
+    def _apart(self, vector):
+        """Return each second number, as 64 bits, and those between."""
+        longs, builder = self.half.type, self.builder
+        vector, word = builder.bitcast(vector, longs), ir.Constant(longs, [32] * longs.count)
+        return builder.ashr(vector, word), builder.ashr(builder.shl(vector, word), word)
+
+    def finish(self, totals):
+        builder, word = self.builder, ir.Constant(self.half.type, [32] * self.half.type.count)
+        most, out = ir.Constant(self.vector, [255] * LANES), ir.VectorType(BYTE, LANES)
         found = []
-        for i, total in enumerate(totals):
-            factors = [builder.bitcast(each, longs) for each in (total, self.code.load(self.code.at(end, i * BYTES)))]
-            odd = [builder.ashr(each, word) for each in factors]  # each second number, as 64 bits; and those between
-            even = [builder.ashr(builder.shl(each, word), word) for each in factors]
-            odd, even = (builder.lshr(builder.add(builder.mul(*each), half), shift) for each in (odd, even))
+        for total, multiplier in zip(totals, self.multipliers, strict=True):
+            odd, even = (
+                builder.lshr(builder.add(builder.mul(*each), self.half), self.shift)
+                for each in zip(self._apart(total), self._apart(self.code.load(multiplier)), strict=True)
+            )
             even = builder.lshr(builder.shl(even, word), word)
             value = builder.bitcast(builder.or_(even, builder.shl(odd, word)), self.vector)
-            value = self.largest(builder.sub(value, back), low)
+            value = self.largest(builder.sub(value, self.back), self.low)
             value = builder.select(builder.icmp_signed("<", value, most), value, most)
             found.append(builder.trunc(value, out))
         return found
@@ -129,29 +140,47 @@ class Requantized(Bytes):
 class Dequantized(Bytes):
     """Sums become float32: `float(sum) * scale`."""
 
-    def finish(self, totals, end, *_):
+    def prepare(self, width, end, *_):
         floats = ir.VectorType(ir.FloatType(), LANES)
-        scales = [self.code.load(self.code.at(end, i * BYTES), floats) for i in range(len(totals))]
-        return [self.builder.fmul(self.builder.sitofp(total, floats), scale)
-                for total, scale in zip(totals, scales, strict=True)]  # fmt: skip
+        self.scales = [self.code.load(self.code.at(end, i * BYTES), floats) for i in range(width)]
+
+    def finish(self, totals):
+        return [self.builder.fmul(self.builder.sitofp(total, scale.type), scale)
+                for total, scale in zip(totals, self.scales, strict=True)]  # fmt: skip
 
 
-def _tile(kind, pixels, width, group, code, x, x_at, y, y_at, weights, begin, end, pairs, steps, along, lanes, low,
-          shift, zero):  # fmt: skip
-    """Write the outputs of a tile; of each `group` of pixels the largest.
+def _tiles(kind, pixels, width, group, code, n, x, x_at, y, y_at, weights, begin, end, pairs, steps, along, lanes,
+           *about):  # fmt: skip
+    """Write the outputs of n tiles whose pixels follow each other in the tables; of each `group` of pixels the largest.
 
     x, y: addresses of an image's inputs and outputs; x_at, y_at: of tables of distances in bytes, to each window's
     corner and to each output. weights (steps, width, a register), begin, end (width, a register): addresses; bias in
     begin, what `finish` multiplies by in end. along: the address of a table of distances to each step's 4 bytes. pairs:
-    so many of the first steps are done by two. lanes: channels from the block's first one on. Nothing is checked.
+    so many of the first steps are done by two. lanes: channels from the block's first one on. about: low, shift and
+    zero, for `finish`. Nothing is checked.
     """
     does, builder = kind(code), code.builder
-    corners = [code.at(x, code.distance(x_at, p)) for p in range(pixels)]
+    does.prepare(width, end, *about)
     bias = [code.load(code.at(begin, q * BYTES)) for q in range(width)]
-    totals = code.totals(bias * pixels)
+    masks = [_below(code, builder.sub(lanes, INDEX(q * LANES))) for q in range(width)]
+    with cgutils.for_range(builder, n) as tile:
+        first = builder.mul(tile.index, INDEX(pixels * ADDRESS))
+        to = code.at(y_at, builder.udiv(first, INDEX(group)))
+        corners = [code.at(x, code.distance(code.at(x_at, first), p)) for p in range(pixels)]
+        totals = code.totals(bias * pixels)
+        _add(does, totals, corners, weights, along, pairs, builder.sub(steps, builder.shl(pairs, INDEX(1))))
+        for g in range(pixels // group):
+            found = [builder.load(total) for total in totals[g * group * width : (g * group + 1) * width]]
+            for p in range(g * group + 1, (g + 1) * group):
+                found = [does.largest(builder.load(totals[p * width + q]), each) for q, each in enumerate(found)]
+            _store(code, does.finish(found), code.at(y, code.distance(to, g)), lanes, masks)
+
+
+def _add(does, totals, corners, weights, along, pairs, single):
+    """Add the products of all steps to totals (pixels, width): those of so many pairs of steps, and of single ones."""
+    code, builder, width = does.code, does.builder, len(totals) // len(corners)
     place, path = (cgutils.alloca_once_value(builder, each) for each in (weights, along))
-    number = does.vector.element.as_pointer()
-    single, both = builder.sub(steps, builder.shl(pairs, INDEX(1))), kind is not Floats and way() == "maddubs"
+    number, both = does.vector.element.as_pointer(), isinstance(does, Bytes) and way() == "maddubs"
     for count, together in ((pairs, 2), (single, 1))[not both :]:
         with cgutils.for_range(builder, count):
             at, distances = builder.load(place), builder.load(path)
@@ -165,22 +194,20 @@ def _tile(kind, pixels, width, group, code, x, x_at, y, y_at, weights, begin, en
                     builder.store(does.step(builder.load(total), *factors), total)
             builder.store(code.at(at, together * width * BYTES), place)
             builder.store(code.at(builder.load(path), together * ADDRESS), path)
-    for g in range(pixels // group):
-        found = [builder.load(total) for total in totals[g * group * width : (g * group + 1) * width]]
-        for p in range(g * group + 1, (g + 1) * group):
-            found = [does.largest(builder.load(totals[p * width + q]), each) for q, each in enumerate(found)]
-        found = does.finish(found, end, low, shift, zero)
-        _store(code, found, code.at(y, code.distance(y_at, g)), lanes)
 
 
-def _store(code, vectors, place, lanes):
-    """Store vectors side by side, so many of whose lanes are there."""
-    builder, numbers = code.builder, ir.VectorType(INDEX, LANES)
-    for q, vector in enumerate(vectors):
+def _below(code, n):
+    """Return which lanes are the first n."""
+    numbers = ir.VectorType(INDEX, LANES)
+    return code.builder.icmp_signed("<", ir.Constant(numbers, list(range(LANES))), everywhere(code.builder, numbers, n))
+
+
+def _store(code, vectors, place, lanes, masks):
+    """Store vectors side by side, so many of whose lanes are there: those of the masks."""
+    builder = code.builder
+    for q, (vector, mask) in enumerate(zip(vectors, masks, strict=True)):
         size = getattr(vector.type.element, "width", 32) // 8
         to = builder.inttoptr(code.at(place, q * LANES * size), vector.type.as_pointer())
-        left = everywhere(builder, numbers, builder.sub(lanes, INDEX(q * LANES)))
-        mask = builder.icmp_signed("<", ir.Constant(numbers, list(range(LANES))), left)
         kind = ir.FunctionType(ir.VoidType(), [vector.type, to.type, INT, mask.type])
         name = f"llvm.masked.store.v{LANES}{'i8' if size == 1 else 'f32'}.p0"
         with builder.if_else(builder.icmp_signed(">=", lanes, INDEX((q + 1) * LANES))) as (whole, part):
@@ -219,10 +246,10 @@ VARIANTS = [(kind, *shape) for kind in (Floats, Requantized, Dequantized) for sh
 
 
 @written
-def tile(code, variant, x, x_at, y, y_at, weights, begin, end, pairs, steps, along, lanes, low, shift, zero):
-    """Write a tile of the kind, pixels, width and group that VARIANTS[variant] names. See `_tile`."""
-    arguments = x, x_at, y, y_at, weights, begin, end, pairs, steps, along, lanes, low, shift, zero
+def tiles(code, variant, n, x, x_at, y, y_at, weights, begin, end, pairs, steps, along, lanes, low, shift, zero):
+    """Write n tiles of the kind, pixels, width and group that VARIANTS[variant] names. See `_tiles`."""
+    arguments = n, x, x_at, y, y_at, weights, begin, end, pairs, steps, along, lanes, low, shift, zero
     for i, (kind, pixels, width, group) in enumerate(VARIANTS):
         with code.builder.if_then(code.builder.icmp_signed("==", variant, INDEX(i))):
             inner = code if kind is Floats else Writer(code.context, code.builder, types.int32)
-            _tile(kind, pixels, width, group, inner, *arguments)
+            _tiles(kind, pixels, width, group, inner, *arguments)

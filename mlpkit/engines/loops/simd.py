@@ -188,6 +188,21 @@ def address(typingctx, array):
     return types.intp(array), generate
 
 
+@intrinsic
+def named(typingctx, kind, start):
+    """Return the `NamedTuple` of a class, whose fields are int64, of those that lie from an address on.
+
+    Each is loaded once. Numba's `to_fixed_tuple` copies the whole tuple for each of them.
+    """
+    made = types.NamedUniTuple(types.int64, len(kind.instance_class._fields), kind.instance_class)
+
+    def generate(context, builder, signature, arguments):
+        code = Writer(context, builder, types.int64)
+        return context.make_tuple(builder, made, [code.distance(arguments[1], i) for i in range(len(made))])
+
+    return made(kind, types.intp), generate
+
+
 def declare_fma(builder, vector, kind):
     name = f"llvm.fmuladd.v{vector.count}f{kind.bitwidth}"  # one instruction where the machine has it, else two
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
