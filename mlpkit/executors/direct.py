@@ -111,14 +111,14 @@ class Plan:
         if of.pool and (of.pool.size, of.pool.stride or 2) != (2, 2):
             raise ValueError(f"{of.pool!r} is not fused: take windows of 2 x 2, side by side, or another engine.")
         if convolves := isinstance(of.layer, Conv):
-            together, shift = _together(of, units, y)
+            together, shift = _together(of, units, y, 4 // self.item)
             windows, outputs = self._windows(of, x, y, together)
             padding, size = of.layer.padding, of.layer.size
         else:
             windows, outputs = ([i * each.image for i in range(self.n)] for each in (x, y))
             together, shift, padding, size = 1, 0, 0, 1
         most = ALONE if len(windows) == 1 else WIDE
-        width = most if units > (most - 1) * LANES else 1
+        width = most if units * together > (most - 1) * LANES else 1
         shape = SHAPES.index((1 if len(windows) == 1 else PIXELS[width > 1], width, group))
         packed, begin, end = self._weights(each, of, units, width, together, shift)
         along = (np.arange(size)[:, None] * x.row + 4 * np.arange(packed.shape[1] // size)).ravel()
@@ -190,15 +190,21 @@ class Plan:
         ))  # fmt: skip
 
 
-def _together(of, units, y):
-    """Return how many outputs side by side one register holds, and how many elements their windows lie apart.
+def _together(of, units, y, each):
+    """Return how many outputs side by side share registers, and how many elements their windows lie apart.
 
-    Filters that are fewer than half a register's lanes are there several times, each for the next output. Pairs of
+    Filters that leave lanes of a register, or of WIDE ones, are there several times, each for the next output: as often
+    as takes least steps, each of so many elements, for an output. Of equals the most, which load least. Pairs of
     weights must stay pairs, since no other two may be added in 16 bits; see `nn.quantize`.
     """
     shift = of.layer.stride * of.shape[0] * (2 if of.pool else 1)
-    several = [m for m in range(2, LANES // units + 1) if y.columns % m == 0 and shift % 2 == 0]
-    return (several[0] if several else 1), shift
+    run = of.shape[0] * of.layer.size
+
+    def cost(m):
+        return -(-(run + (m - 1) * shift) // each) * -(-m * units // LANES) / m, -m
+
+    several = [m for m in range(2, WIDE * LANES // units + 1) if y.columns % m == 0 and shift % 2 == 0]
+    return min([1, *several], key=cost), shift
 
 
 def by_two(packed):
@@ -207,18 +213,19 @@ def by_two(packed):
     packed (blocks, steps, lanes, 4), bytes. Where two steps' weights of one sign add up to at most `quantize.PAIR`, in
     each lane and each half, so do their sums in 16 bits: these need not become 32 bits one by one.
     """
-    orders = []
+    orders, n = [], packed.shape[1]
     for two in packed.reshape(*packed.shape[:2], -1, 2).astype(np.int16):
         signs = np.concatenate([two.clip(min=0).sum(axis=2), -two.clip(max=0).sum(axis=2)], axis=1)
-        left, pairs, alone = list(signs.sum(axis=1).argsort()[::-1]), list[int](), list[int]()
-        while left:
-            one = left.pop(0)  # the heaviest, with the heaviest that fits
-            fits = (signs[one] + signs[left] <= PAIR).all(axis=1)
-            if fits.any():
-                pairs += one, left.pop(fits.argmax())
-            else:
-                alone.append(one)
-        orders.append((pairs, alone))
+        fits = np.array([(one + signs <= PAIR).all(axis=1) for one in signs])
+        np.fill_diagonal(fits, False)
+        pairs, partners = list[int](), fits.sum(axis=1)
+        while partners.any():  # that which fits with fewest comes first, with that of its partners that does
+            one = np.where(partners, partners, n).argmin()
+            other = np.where(fits[one], partners, n).argmin()
+            pairs += one, other
+            partners -= fits[[one, other]].sum(axis=0)
+            fits[[one, other]] = fits[:, [one, other]] = partners[[one, other]] = 0
+        orders.append((pairs, sorted({*range(n)}.difference(pairs))))
     return np.array([pairs + alone for pairs, alone in orders]), min(len(pairs) // 2 for pairs, _ in orders)
 
 
