@@ -15,7 +15,7 @@ from mlpkit.engines.loops import direct
 from mlpkit.engines.loops.compiler import Threads
 from mlpkit.engines.loops.convolve import Tables
 from mlpkit.engines.loops.dot import ALONE, KINDS, PIXELS, SHAPES, WIDE, way
-from mlpkit.engines.loops.simd import BYTES, LANES
+from mlpkit.engines.loops.simd import BYTES, LANES, LINE
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.fused import operations
 from mlpkit.nn.quantize import PAIR, in_memory
@@ -69,7 +69,8 @@ class Plan:
         self.steps = np.zeros((0, direct.FIELDS), np.int64)
         for each, of in zip(operations, self.fused, strict=True):
             self._products(each, of) if of.layer else self._between(each, of)
-        self.vectors = np.concatenate(self.weights), self.tables.concatenated()
+        self.vectors = _aligned(self.used), self.tables.concatenated()
+        np.concatenate(self.weights, out=self.vectors[0])
         self.macs = sum(self._products_of(of) for of in self.fused if of.layer)
 
     def _products_of(self, of):
@@ -87,7 +88,7 @@ class Plan:
 
     def buffer(self):
         """Return a new array of all buffers, with the zero of each tensor in its margin."""
-        work = np.zeros(self.size, np.uint8)
+        work = _aligned(self.size)
         for name, each in self.buffers.items():
             if self.tensors and name in self.tensors:
                 work[each.begin : each.end] = self.tensors[name].zero_point
@@ -190,6 +191,13 @@ class Plan:
         ))  # fmt: skip
 
 
+def _aligned(n):
+    """Return n bytes of zeros that begin with a line of the cache: a register's worth of them lies in one line then."""
+    buffer = np.zeros(n + LINE, np.uint8)
+    first = -buffer.ctypes.data % LINE
+    return buffer[first : first + n]
+
+
 def _together(of, units, y, each):
     """Return how many outputs side by side share registers, and how many elements their windows lie apart.
 
@@ -285,19 +293,19 @@ class Prediction:
             inputs, z, work, team = self.own.buffers
         except AttributeError:
             inputs, z, work, team = self.own.buffers = self._buffers()
-        x = np.ascontiguousarray(x.reshape(self.shape))
+        x, z = np.ascontiguousarray(x.reshape(self.shape)), z if n == plan.n else z[:n]
         if not direct.fill(x, inputs, *self.about_x):
             check_finite("inputs", x)  # which says so
         if Threads.most == 1 or n * plan.macs * plan.item < ENOUGH:
             direct.predict(0, n, *self.arguments, work)
-            return z[:n]
+            return z
         with team:  # where other programs need the cores, one does not wait for another
             if (shares := team.size) > 1:
                 direct.predict_shared(n, *self.arguments, work, shares, ENOUGH_A_STEP)
             else:
                 direct.predict(0, n, *self.arguments, work)
             team.stepped(n == plan.n)
-        return z[:n]
+        return z
 
     def _buffers(self):
         """Return a thread's own: where inputs are written, views of outputs and of all, and a team."""

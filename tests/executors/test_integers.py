@@ -117,6 +117,24 @@ def test_two_steps_whose_sums_are_added_in_16_bits_fit_whatever_comes():
         assert 255 * two.clip(max=0).sum(axis=(1, 4)).min() >= -(2**15)
 
 
+def test_a_step_with_one_partner_is_not_left_alone():
+    packed = np.zeros((1, 4, 8, 4), np.int8)
+    for lane, (one, other) in enumerate([(0, 2), (0, 3), (1, 3)]):  # do not fit: left are 0 and 1, 1 and 2, 2 and 3
+        packed[0, [one, other], lane, 0] = 70
+    packed[0, [1, 2], [6, 7], 0] = 127  # those with two partners are the heaviest
+    orders, count = DIRECT.by_two(packed)
+    assert count == 2
+    assert {frozenset(orders[0, :2]), frozenset(orders[0, 2:])} == {frozenset((0, 1)), frozenset((2, 3))}
+
+
+@pytest.mark.parametrize("name", ["rows", "lenet"])
+def test_a_register_of_weights_lies_in_one_line_of_the_cache(name):
+    plan = network_of(name).compiled(1, precision="int8", calibration=integers_of(name)).plan
+    step = DIRECT.direct.Products(*plan.steps[0])
+    assert (plan.vectors[0].ctypes.data + step.weights) % DIRECT.BYTES == 0
+    assert step.block % DIRECT.BYTES == 0
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("n", [1, 21])
 def test_float32_in_one_call_is_the_network(name, n):

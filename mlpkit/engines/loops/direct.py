@@ -132,8 +132,8 @@ def between(step, work, image):
 def fill(x, inputs, next_image, next_row, pixels, scale, zero):
     """Write images x (n, channels, rows, columns) channels last into `inputs`, from whose first element on they lie.
 
-    next_image, next_row: distances in elements to an image's and a row's. pixels (256,): what bytes become. scale, zero:
-    float64, since a call with float32 alone takes long. Return whether all are finite.
+    next_image, next_row: distances in elements to an image's and a row's. pixels (256,): what bytes become. scale and
+    zero are float64: to find out that one is float32 takes a call longer. Return whether all are finite.
     """
     n, channels, rows, columns = x.shape
     scale, zero, odd = np.float32(scale), np.float32(zero), False
