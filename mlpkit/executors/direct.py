@@ -14,7 +14,7 @@ from mlpkit.checks import check_batch, check_count, check_finite
 from mlpkit.engines.loops import direct
 from mlpkit.engines.loops.compiler import Threads
 from mlpkit.engines.loops.convolve import Tables
-from mlpkit.engines.loops.dot import ALONE, KINDS, PIXELS, SHAPES, WIDE, way
+from mlpkit.engines.loops.dot import ALONE, KINDS, PIXELS, SHAPES, WIDE, offset, way
 from mlpkit.engines.loops.simd import BYTES, LANES, LINE
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.fused import operations
@@ -146,7 +146,8 @@ class Plan:
         if self.item == 4:
             vectors = [np.zeros(units, np.float32) if each.b is None else each.b]
         else:
-            vectors = [each.bias, each.multiplier if each.y else each.scale.astype(np.float32)]
+            bias = each.bias + offset() * W.reshape(units, -1).sum(axis=1, dtype=np.int32)
+            vectors = [bias, each.multiplier if each.y else each.scale.astype(np.float32)]
         starts = [self._put(np.pad(np.tile(vector, together), (0, width * LANES))) for vector in vectors]
         return packed, starts[0], starts[-1]
 

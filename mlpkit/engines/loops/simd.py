@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-_MACHINE, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()  # that Numba compiles for
+_MACHINE, _NAME, _FEATURES = cpu_target.target_context.codegen().magic_tuple()  # that Numba compiles for
 BYTES = 64 if "+avx512f" in _FEATURES else 32 if "+avx2" in _FEATURES else 16  # of a vector register
 LANES = BYTES // 4  # float32 elements in a register; half as many are float64
 REGISTERS = 32 if BYTES == 64 or "aarch64" in _MACHINE or "arm64" in _MACHINE else 16
