@@ -135,16 +135,16 @@ def check_batch(x, shape, dtype):
     another order of axes. Raises ValueError for another shape, TypeError for another dtype, or for what is no array.
     """
     check_array("inputs", x)
-    whole = tuple(shape)
-    fits = x.shape[1:] == whole or x.shape[1:] == (prod(shape),) or (len(shape) == 1 and prod(x.shape[1:]) == shape[0])
-    if not fits or x.ndim < 2 or not len(x):
-        each_of = dict.fromkeys([whole, (prod(shape),)])
+    whole, found = tuple(shape), x.shape
+    fits = found[1:] == whole or found[1:] == (prod(whole),) or (len(whole) == 1 and prod(found[1:]) == whole[0])
+    if not fits or len(found) < 2 or not found[0]:
+        each_of = dict.fromkeys([whole, (prod(whole),)])
         wanted = " or ".join(str(("n", *each)).replace("'", "") for each in each_of)
-        none = "" if x.ndim and len(x) else ": there are no examples"
-        raise ValueError(f"inputs must have shape {wanted} with n at least 1, not {x.shape}{none}.")
+        none = "" if found and found[0] else ": there are no examples"
+        raise ValueError(f"inputs must have shape {wanted} with n at least 1, not {found}{none}.")
     if x.dtype not in (dtype, np.uint8):
         raise TypeError(f"inputs are {x.dtype} but the network computes in {dtype}: {way_to_dtype(x.dtype, dtype)}.")
-    return len(x)
+    return found[0]
 
 
 def way_to_dtype(found, wanted):
