@@ -1,6 +1,7 @@
 """Predictions in integers have the same bits with every instruction, and those of NumPy."""
 
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -47,6 +48,7 @@ VARIANTS = {  # what Numba compiles for, by the instructions that are wanted
     "plain": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
 }
 HAS = {"vnni": "avx512vnni", "maddubs": "avx2"}
+ARMS = {"cortex-a72": "plain", "cortex-a76": "sdot", "apple-m1": "sdot", "apple-m2": "usdot", "neoverse-v1": "usdot"}
 TOO = {"usdot": ("usdot",), "sdot": ("usdot", "sdot")}  # the ways of processors that have an instruction of ARM's
 ASK = """
 import sys
@@ -108,6 +110,48 @@ def test_every_instruction_adds_the_same_integers(way, tmp_path):
         assert found["way"] == way
         for name in MODELS:
             assert_array_equal(found[name], integers_of(name)(rows(name)))
+
+
+@pytest.mark.parametrize(("processor", "way"), ARMS.items())
+def test_each_processor_of_arm_gets_an_instruction_that_it_has(processor, way, monkeypatch):
+    """Compiled here for there: a step of a dot product becomes the one instruction, and LLVM knows that it is one."""
+    from llvmlite import binding, ir
+    from numba import types
+    from numba.core.registry import cpu_target
+
+    from mlpkit.engines.loops import dot, simd
+
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    machine = "arm64-apple-darwin" if processor.startswith("apple") else "aarch64-unknown-linux-gnu"
+    assert dot.neon(machine, processor, "") == way
+    for room, name, value in (simd, "BYTES", 16), (dot, "BYTES", 16), (dot, "LANES", 4), (dot, "way", lambda: way):
+        monkeypatch.setattr(room, name, value)
+    vector, module = ir.VectorType(ir.IntType(32), 4), ir.Module()
+    step = ir.Function(module, ir.FunctionType(vector, [vector] * 3), "step")
+    builder = ir.IRBuilder(step.append_basic_block())
+    total, *factors = step.args
+    builder.ret(dot.Bytes(simd.Writer(cpu_target.target_context, builder, types.int32)).step(total, factors))
+    target = binding.Target.from_triple(machine).create_target_machine(cpu=processor)
+    code = target.emit_assembly(binding.parse_assembly(str(module)))
+    assert re.findall(r"\t(u?sdot)", code) == [way] * (way != "plain")
+
+
+def test_where_inputs_have_a_sign_the_bias_has_128_times_the_weights_more(monkeypatch):
+    integers = integers_of("lenet")
+
+    def biases(offset):
+        monkeypatch.setattr(DIRECT, "offset", lambda: offset)
+        plan = DIRECT.Plan(integers.operations, MODELS["lenet"].input, 1, integers.tensors)
+        starts = [DIRECT.direct.Products(*step).begin for step in plan.steps]
+        return [plan.vectors[0][start:].view(np.int32) for start in starts]
+
+    for each, more, as_it_is in zip(integers.operations, biases(128), biases(0), strict=True):
+        units = len(each.W)
+        sums = each.W.reshape(units, -1).sum(axis=1, dtype=np.int32)
+        assert sums.any()
+        assert_array_equal(as_it_is[:units], each.bias)
+        assert_array_equal(more[:units], each.bias + 128 * sums)
 
 
 def test_two_steps_whose_sums_are_added_in_16_bits_fit_whatever_comes():

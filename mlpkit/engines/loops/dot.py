@@ -7,9 +7,9 @@ Which instructions do that depends on the processor, and never changes a bit:
     maddubs  vpmaddubsw, whose sums of two products have 16 bits, vpmaddwd, vpaddd. The first saturates beyond 32,767,
              which it can't reach: the weights of a pair are chosen so that their sum is within 128; see `nn.quantize`.
              Where two steps' sums stay within it together, they are added in 16 bits: five instructions for six
-    usdot    one instruction (ARM's i8mm)
-    sdot     one instruction (ARM's dotprod) of signed bytes: 128 is taken from each of an input, and made up for in the
-             sum's beginning
+    usdot    one instruction of ARM's (its feature i8mm, as in Apple's M2 and Neoverse V1)
+    sdot     one of ARM's for inputs with a sign (dotprod: M1, Cortex-A76). So 128 is taken from each, which turns its
+             first bit, and made up for in the bias
     plain    bytes that are widened and multiplied, for any other processor
 
 A tile is the outputs of a few pixels for a block of channels. Its sums begin at the bias and stay in registers until
@@ -24,34 +24,20 @@ from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 
-from .simd import _FEATURES, _MACHINE, _NAME, ADDRESS, BYTES, INDEX, LANES, REGISTERS, Writer, everywhere, written
+from .simd import _FEATURES, _MACHINE, _NAME, ADDRESS, ARM, BYTES, INDEX, LANES, REGISTERS, Writer, everywhere, written
 
 _HAS = frozenset(_FEATURES.split(","))
 BYTE, INT, LONG = (ir.IntType(bits) for bits in (8, 32, 64))
 ALONE = 4  # vectors of channels of a tile of one pixel, whose weights come from afar
 WIDE = 2  # of one of several pixels: each of its weights is used for all of these
 PIXELS = 8, 8 if REGISTERS == 32 else 4  # of a tile of one vector, and of a wide one
-
-
 MIDDLE = 128  # of unsigned bytes
-SUM = """
-declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
-define i32 @sum(<16 x i8> %x, <16 x i8> %w) {{
-  %wide = {extend} <16 x i8> %x to <16 x i32>
-  %weights = sext <16 x i8> %w to <16 x i32>
-  %products = mul <16 x i32> %wide, %weights
-  %sum = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %products)
-  ret i32 %sum
-}}
-"""
 
 
-@cache
 def way():
     """Return which instructions add products of bytes here: "vnni", "maddubs", "usdot", "sdot" or "plain"."""
-    for name, extend in (("usdot", "zext"), ("sdot", "sext")):
-        if REGISTERS == 32 and BYTES == 16 and f"\t{name}\t" in _assembly(SUM.format(extend=extend)):
-            return name
+    if ARM:
+        return neon(_MACHINE, _NAME, _FEATURES)
     if {"+avx512vnni"} <= _HAS if BYTES == 64 else "+avxvnni" in _HAS or {"+avx512vnni", "+avx512vl"} <= _HAS:
         return "vnni"
     return "maddubs" if "+avx512bw" in _HAS or (BYTES == 32 and "+avx2" in _HAS) else "plain"
@@ -62,10 +48,29 @@ def offset():
     return MIDDLE if way() == "sdot" else 0
 
 
-def _assembly(code):
-    """Return what LLVM makes of its language here: a processor's name implies more than its features say."""
-    machine = binding.Target.from_triple(_MACHINE).create_target_machine(_NAME, _FEATURES, opt=2)
-    return machine.emit_assembly(binding.parse_assembly(code))
+SUM = """
+declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
+define i32 @sum(<16 x i8> %x, <16 x i8> %weights) {{
+  %one = {} <16 x i8> %x to <16 x i32>
+  %other = sext <16 x i8> %weights to <16 x i32>
+  %products = mul <16 x i32> %one, %other
+  %sum = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %products)
+  ret i32 %sum
+}}
+"""
+
+
+@cache
+def neon(machine, name, features):
+    """Return "usdot" or "sdot" if an ARM processor has it, else "plain": what LLVM makes of a sum of products.
+
+    It knows that by the processor's name. Among the features that it finds on Linux is neither.
+    """
+    target = binding.Target.from_triple(machine).create_target_machine(cpu=name, features=features)
+    for extend, instruction in ("zext", "usdot"), ("sext", "sdot"):  # Apple writes sdot.4s
+        if f"\t{instruction}" in target.emit_assembly(binding.parse_assembly(SUM.format(extend))):
+            return instruction
+    return "plain"
 
 
 class Floats:
@@ -119,14 +124,15 @@ class Bytes:
         sums = reduce(self.builder.add, [self._call(f"llvm.x86.{two}", shorts, *pair) for pair in pairs])
         return self.builder.add(total, self._call(f"llvm.x86.{four}", self.vector, sums, self.ones))
 
-    def _usdot(self, total, factors, name="usdot"):
-        factors = [self.builder.bitcast(each, self.bytes) for each in factors]
-        return self._call(f"llvm.aarch64.neon.{name}.v4i32.v16i8", self.vector, total, *factors)
+    def _usdot(self, total, factors):
+        return self._neon("usdot", total, *(self.builder.bitcast(each, self.bytes) for each in factors))
 
     def _sdot(self, total, factors):
-        x, weights = factors
-        middle = ir.Constant(self.bytes, [MIDDLE] * BYTES)
-        return self._usdot(total, (self.builder.xor(self.builder.bitcast(x, self.bytes), middle), weights), "sdot")
+        x, weights = (self.builder.bitcast(each, self.bytes) for each in factors)
+        return self._neon("sdot", total, self.builder.xor(x, ir.Constant(self.bytes, [MIDDLE] * BYTES)), weights)
+
+    def _neon(self, name, *arguments):
+        return self._call(f"llvm.aarch64.neon.{name}.v{LANES}i32.v{BYTES}i8", self.vector, *arguments)
 
     def _plain(self, total, factors):
         wide, builder = ir.VectorType(INT, BYTES), self.builder

@@ -22,7 +22,8 @@ from numba.extending import intrinsic
 _MACHINE, _NAME, _FEATURES = cpu_target.target_context.codegen().magic_tuple()  # that Numba compiles for
 BYTES = 64 if "+avx512f" in _FEATURES else 32 if "+avx2" in _FEATURES else 16  # of a vector register
 LANES = BYTES // 4  # float32 elements in a register; half as many are float64
-REGISTERS = 32 if BYTES == 64 or "aarch64" in _MACHINE or "arm64" in _MACHINE else 16
+ARM = _MACHINE.startswith(("aarch64", "arm64"))  # Linux's name, and Apple's
+REGISTERS = 32 if BYTES == 64 or ARM else 16
 ROWS = 8  # of a tile: totals for a multiply-add of 4 cycles' latency in two units, which leave registers for a and b
 WIDE = 2 if REGISTERS == 32 else 1  # registers side by side in a wide tile: a number of a is loaded once for all
 LINE = 64  # bytes of a cache line on most machines
