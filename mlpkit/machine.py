@@ -22,7 +22,8 @@ from mlpkit.kernels import gpu
 from .words import counted
 
 LIBRARIES = ("numpy", "numba", "matplotlib", "ipywidgets", "jupyterlab")
-_NUMBERS = {"family": "cpu family", "model": "model"}  # the words, and those of Linux
+# The words, and those of Linux: of x86 and, where there is no name at all, of ARM
+_NUMBERS = {"family": "cpu family", "model": "model", "implementer": "CPU implementer", "part": "CPU part"}
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = "/sys/fs/cgroup"
 
@@ -53,21 +54,23 @@ def name():
 def cpu_model():
     """Return the processor's name as its maker gives it, as far as the system tells.
 
-    A name without a number, as virtual machines have, is that of many: its family and model follow.
+    A name without a number, as virtual machines have, is that of many: its family and model follow. ARM's processors
+    tell numbers alone.
     """
     try:
         if sys.platform == "linux":
             with open("/proc/cpuinfo") as file:
                 lines = [line.partition(":") for line in file]
             told = {key.strip(): value.strip() for key, _, value in reversed(lines)}  # of the first of all cores
-            name = told["model name"]
+            name = told.get("model name", "")
             if re.search(r"\d", name.partition("@")[0]):
                 return name
-            return ", ".join([name, *(f"{word} {told[key]}" for word, key in _NUMBERS.items() if key in told)])
+            numbers = [f"{word} {told[key]}" for word, key in _NUMBERS.items() if key in told]
+            return ", ".join([name or platform.machine(), *numbers])
         if sys.platform == "darwin":
             command = ["sysctl", "-n", "machdep.cpu.brand_string"]
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, KeyError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError):
         pass
     return platform.processor() or platform.machine()
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def test_the_name_is_fit_for_a_folder(monkeypatch):
         "model name : AMD Ryzen 7 5800X\nmodel : 33\n": "AMD Ryzen 7 5800X",
         "cpu family : 25\nmodel : 1\nmodel name : AMD EPYC\n\ncpu family : 9\n": "AMD EPYC, family 25, model 1",
         "model name\t: Intel(R) Xeon(R) CPU @ 2.20GHz\nmodel\t\t: 79\n": "Intel(R) Xeon(R) CPU @ 2.20GHz, model 79",
+        "CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n": f"{platform.machine()}, implementer 0x41, part 0xd0c",
     }.items(),
 )
 def test_a_processor_whose_name_is_that_of_many_has_its_numbers_too(told, name, monkeypatch):
