@@ -26,7 +26,7 @@ from .plain import Batch, check_fits
 from .team import ThreadTeam
 
 SPARE = max(PIXELS)  # entries behind a table: a tile reads as many
-ENOUGH = 4_000_000  # bytes to multiply, for which it pays to wake another core
+ENOUGH = 3_000_000  # bytes to multiply, for which it pays to wake another core
 ENOUGH_A_STEP = 1_000_000  # for which cores share a step that they wait for together
 MOST_ROWS = 256  # that are done at once
 

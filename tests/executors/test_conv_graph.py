@@ -343,10 +343,10 @@ def test_what_the_way_back_has_updated_is_not_updated_again(monkeypatch):
     trainer, said = planned(monkeypatch, 8, 4)
     trainer.enqueue_gradient = lambda batch, midway: said.append(("gradient", batch.rates)) or batch.rates == "a"
     trainer.enqueue_several(2, 4)
-    joined = join("beside")
+    met = join("beside")
     assert said == [
-        *(("fetch", "a", "the first", 0, "main"), ("gradient", "a"), *joined),
-        *(("gradient", "b"), *joined, ("update", "b", "main")),
+        *(("fetch", "a", "the first", 0, "main"), ("gradient", "a"), *met),
+        *(("gradient", "b"), *met, ("update", "b", "main")),
     ]
 
 
