@@ -1,4 +1,4 @@
-"""PyTorch, CUDA graph, channels last, TF32: as `pytorch_cuda_graph_tf32`, in the layout of cuDNN's best plans."""
+"""PyTorch, graph, NHWC, TF32: as `pytorch_cuda_graph_tf32`, channels last, the layout of most of cuDNN's best plans."""
 
 from . import pytorch_cuda_graph
 

@@ -1,4 +1,4 @@
-"""PyTorch, CUDA graph, max-autotune, bf16: as `pytorch_cuda_graph_tuned_tf32`, with products of 16 bits by autocast."""
+"""PyTorch, graph, max-autotune, bf16: as `pytorch_cuda_graph_tuned_tf32`, with products of 16 bits by autocast."""
 
 from . import pytorch_cuda_graph
 from .pytorch_cuda_graph import TUNED

@@ -1,4 +1,4 @@
-"""PyTorch, CUDA graph, max-autotune, TF32: `torch.compile` times kernels for each forward convolution.
+"""PyTorch, graph, max-autotune, TF32: `torch.compile` times kernels for each forward convolution.
 
 Channels last, as its own kernels for convolutions are. Backward passes of convolutions stay cuDNN's.
 """
