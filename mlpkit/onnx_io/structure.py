@@ -6,6 +6,7 @@ simple, fast dominance algorithm".
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mlpkit.nn.layers import DEEPEST
 
@@ -52,17 +53,21 @@ def _nested(nodes):
     So a DenseNet, each of whose layers sees what all before it made, is a sequence: Huang et al. (2017), "Densely
     connected convolutional networks".
     """
-    found, longer, made = [], {}, {}  # longer: from what a concatenation begins with, and a value more, to a number
+    longer: dict[Any, int] = {}  # from what a concatenation begins with, and a value more, to a number
+    made: dict[Any, str] = {}
+    found = []
     for node in nodes:
         if node.operator == "Concat":
-            at, inputs = (node.attributes.get("axis"),), node.inputs
+            at: Any = (node.attributes.get("axis"),)
+            inputs = node.inputs
             for count, name in enumerate(node.inputs, 1):
                 at = longer.setdefault((at, name), len(longer))
                 if at in made:
                     inputs = made[at], *node.inputs[count:]
             made.setdefault(at, node.outputs[0])
-            alone = {"operator": "Identity", "attributes": {}} if len(inputs) == 1 else {}
-            node = replace(node, inputs=inputs, **alone)
+            node = replace(node, inputs=inputs)
+            if len(inputs) == 1:
+                node = replace(node, operator="Identity", attributes={})
         found.append(node)
     return found
 
