@@ -70,14 +70,12 @@ def _scene(draws, part, truth):
         scene = varied(scene, draws)
     shapes, labels = getattr(_mnist(), INKS.get(part, part))
     inks: list[np.ndarray] = []  # of each digit, in the scene: which pixels it covers
-    count = max(next(draws) % MOST for _ in range(1 + (part in INKS)))  # where many meet, there is more to learn
-    for _ in range(1 + count):
+    for _ in range(1 + next(draws) % MOST):
         for _ in range(TRIES):
             number, size, down, across = (next(draws) for _ in range(4))
             shape = shapes[number % len(shapes), 0]
             if part in INKS:
-                across, down = number // len(shapes) % 129 - 64, number // len(shapes) // 129 % 81 - 40
-                shape = slanted(slanted(shape, across).T, down).T
+                shape = slanted(shape, number // len(shapes) % 129 - 64)
             ink = drawn(shape, SMALLEST + size % (LARGEST - SMALLEST + 1))
             height, width = ink.shape
             top, left = down % (EDGE - height + 1), across % (EDGE - width + 1)
