@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import one_sentence
 
 from experiments import paint
-from experiments.paint import lbfgs, show, styles, training, trunks
+from experiments.paint import lbfgs, show, speed, styles, training, trunks
 from mlpkit.nn.gradcheck import gradient_error
 from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
@@ -169,6 +169,18 @@ def test_a_small_record_is_made_and_read(tmp_path, monkeypatch):
     assert list(paint.looks(record)) == ["chance-mosaic-30"]
     assert paint.load_painter("chance-mosaic", (3, 16, 16)).theta.size == record["runs"][2]["parameters"]
     assert list(paint.ratios(paint.painters(record)["chance", "mosaic"], "lbfgs")) == ["one"]
+
+
+def test_a_record_of_one_core_and_two_is_made_and_read():
+    runs = [run for count in (1, 2) for run in speed.on_cpu((16,), names=["numpy_k2row"], repeats=2, threads=count)]
+    record = {"runs": runs}
+    for run in runs:
+        us, found = paint.fastest(record, "numpy_k2row", "float32", 16, threads=run["threads"])
+        assert (found, us) == (run, np.median(run["samples_us"]))
+    assert paint.fastest(record, "numpy_k2row", "float32", 16, threads=3) is None
+    older = {"runs": [{name: value for name, value in runs[0].items() if name != "threads"}]}
+    assert paint.fastest(older, "numpy_k2row", "float32", 16)[0] == np.median(runs[0]["samples_us"])
+    assert "2 threads" in paint.table(record)
 
 
 @pytest.mark.peers
