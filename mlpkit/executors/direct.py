@@ -307,14 +307,14 @@ class Prediction:
             check_finite("inputs", x)  # which says so
         if Threads.most == 1 or n * plan.macs * plan.item < ENOUGH:
             direct.predict(0, n, *self.arguments, work)
-            return _joined(z, parts) if parts else z
+            return _concatenated(z, parts) if parts else z
         with team:  # where other programs need the cores, one does not wait for another
             if (shares := team.size) > 1:
                 direct.predict_shared(n, *self.arguments, work, shares, ENOUGH_A_STEP)
             else:
                 direct.predict(0, n, *self.arguments, work)
             team.stepped(n == plan.n)
-        return _joined(z, parts) if parts else z
+        return _concatenated(z, parts) if parts else z
 
     def _buffers(self):
         """Return a thread's own: where inputs are written, outputs, parts that these are put together of, and a team.
@@ -336,7 +336,7 @@ class Prediction:
         return Batch(self, dtype)
 
 
-def _joined(z, parts):
+def _concatenated(z, parts):
     """Return outputs z (n, *output), made of parts (at least n, channels, rows, columns), along axis 1."""
     begin, rows = 0, z.reshape(len(z), -1)
     for part in parts:

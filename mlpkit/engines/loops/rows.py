@@ -116,7 +116,7 @@ def predict(layers, tables, packed, start, row, ends, firsts, begins, planes, si
     planes: where in a buffer of `size` elements the planes of the image and of each step begin, and how large one is.
     shares: how many parts of the batch are done at the same time.
     """
-    at, step, last = address(tables), x.itemsize, len(layers)
+    last = len(layers)
     for share in prange(shares):
         work = aligned(size, x)
         work[:] = 0
@@ -127,29 +127,37 @@ def predict(layers, tables, packed, start, row, ends, firsts, begins, planes, si
                         begin = c * planes[0] + (y - firsts[0, time]) * row
                         work[begin : begin + x.shape[3]] = x[i, c, y]
                 for n in range(last):
-                    taps, depth, corners, across, weights, bias, channels, relu, begin, plane = (
-                        layers[n, 0], layers[n, 1], layers[n, 2], layers[n, 3], layers[n, 4],
-                        layers[n, 5], layers[n, 6], layers[n, 7], layers[n, 8], layers[n, 9],
-                    )  # fmt: skip
-                    first = ends[n + 1, time]
-                    source = (first - firsts[n, time]) * row
-                    out = begin + (first - firsts[n + 1, time]) * row
-                    count = (ends[n + 1, time + 1] - first) * across
-                    for o in range(0, channels, ROWS):
-                        of = (
-                            x.dtype, channels - o, address(packed[weights + o * depth :]), at + ADDRESS * taps, depth,
-                            address(work[source:]), at + ADDRESS * corners, count, address(work[out + o * plane :]),
-                            at + ADDRESS * corners, plane * step, address(start[bias + o :]),
-                        )  # fmt: skip
-                        if relu:
-                            multiply_relu(*of)
-                        else:
-                            multiply(*of)
+                    first, end = ends[n + 1, time], ends[n + 1, time + 1]
+                    source, target = (first - firsts[n, time]) * row, (first - firsts[n + 1, time]) * row
+                    add_rows(layers[n], tables, packed, start, work, source, target, end - first)
                 first, end = ends[last, time], ends[last, time + 1]
                 shuffle(work[begins[last] :], row, planes[last], end - first, scale, z[i, :, first * scale :])
                 for n in range(last):
                     keep(work[begins[n] : begins[n + 1]], row, planes[n], firsts[n, time + 1] - firsts[n, time],
                          ends[n, time + 1] - firsts[n, time + 1])  # fmt: skip
+
+
+@compiled(__name__, nogil=True)
+def add_rows(layer, tables, packed, start, work, source, target, rows):
+    """Make so many rows of a step's planes. layer (FIELDS,): see `Chain`.
+
+    source, target: elements from what the tables call the first window to the first one of these rows, and from the
+    beginning of the first plane to these.
+    """
+    taps, depth, corners, across, weights, bias, channels, relu, begin, plane = (
+        layer[0], layer[1], layer[2], layer[3], layer[4], layer[5], layer[6], layer[7], layer[8], layer[9],
+    )  # fmt: skip
+    at = address(tables)
+    for o in range(0, channels, ROWS):
+        of = (
+            work.dtype, channels - o, address(packed[weights + o * depth :]), at + ADDRESS * taps, depth,
+            address(work[source:]), at + ADDRESS * corners, rows * across, address(work[begin + target + o * plane :]),
+            at + ADDRESS * corners, plane * work.itemsize, address(start[bias + o :]),
+        )  # fmt: skip
+        if relu:
+            multiply_relu(*of)
+        else:
+            multiply(*of)
 
 
 @compiled(__name__, nogil=True)
