@@ -30,13 +30,13 @@ SETS = 3  # times the second cache: how large all sets of arrays are together
 
 @dataclass(frozen=True)
 class Plan:
-    """Layers of the ladder, and which ways; cuDNN's beside them. followed: at which layer, and in which classes.
+    """Layers of the ladder, and rungs of ours; cuDNN's beside them. followed: at which layer, and in which classes.
 
     tuning_seconds: how long cuDNN's plans are tried for a pass, in each layout. samples: of each, in turns.
     """
 
     layers: tuple[str, ...] = ("64 to 128, 13 x 13", "256 to 256, 28 x 28")
-    ways: tuple[str, ...] = ("planes_fp16x3", "planes_fp16", "planes_tf32", "tf32", "planes_bf16")
+    rungs: tuple[str, ...] = ("planes_fp16x3", "planes_fp16", "planes_tf32", "tf32", "planes_bf16")
     followed: tuple[str, tuple[str, ...]] = ("64 to 128, 13 x 13", ("tf32", "bf16"))
     tuning_seconds: float = 0.2
     samples: int = 7
@@ -53,7 +53,7 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
 
 
 def _runs(plan, progress):
-    ours = {name: ladder.RUNGS[name] for name in plan.ways}
+    ours = {name: ladder.RUNGS[name] for name in plan.rungs}
     compiled.ahead([LAYERS[name] for name in plan.layers], ours, progress)
     rungs = ours | cudnn.rungs(plan.tuning_seconds) | {"cudnn_fp16": cudnn.rung_fp16(plan.tuning_seconds)}
     for layer in plan.layers:

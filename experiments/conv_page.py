@@ -19,8 +19,8 @@ from experiments.lab import results
 from mlpkit import engines
 
 LAYER, PASS = "64 to 128, 13 x 13", "forward"
-WAYS = ("planes_bf16", "planes_fp16x3")
-KERNEL = "convolve"  # of both ways; what splits float32 before it has another name
+RUNGS = ("planes_bf16", "planes_fp16x3")
+KERNEL = "convolve"  # of both rungs; what splits float32 before it has another name
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
     engines.load("cupy_naive")  # or why there is none
     record = results.new("conv_page", plan=asdict(plan), layer=LAYER, which=PASS)
     progress("the profiler, some twenty passes a kernel")
-    return results.collect(record, [{"ways": WAYS} | _said(plan)], save)
+    return results.collect(record, [{"rungs": RUNGS} | _said(plan)], save)
 
 
 def command(plan):
     """Return the profiler's command line, which names no folder of this machine."""
     options = ["--clock-control", "none", "--cache-control", "none", "--print-details", "all"]
-    options += ["--kernel-name", KERNEL, "--launch-skip", str(len(WAYS)), "--launch-count", str(len(WAYS))]
+    options += ["--kernel-name", KERNEL, "--launch-skip", str(len(RUNGS)), "--launch-count", str(len(RUNGS))]
     return ["ncu", *options, *chain.from_iterable(("--section", name) for name in plan.sections)]
 
 
@@ -81,10 +81,10 @@ def table(record):
 def main():
     """Run each pass twice."""
     a, b, _ = problem(LAYERS[LAYER], PASS)
-    prepared = [ladder.RUNGS[name].prepare(LAYERS[LAYER], PASS, a, b) for name in WAYS]
+    prepared = [ladder.RUNGS[name].prepare(LAYERS[LAYER], PASS, a, b) for name in RUNGS]
     for each in 2 * prepared:
         each.call()
-    print(f"results of {len(prepared)} ways, {prepared[0].result().shape}")
+    print(f"results of {len(prepared)} rungs, {prepared[0].result().shape}")
 
 
 if __name__ == "__main__":

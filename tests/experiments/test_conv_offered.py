@@ -85,7 +85,7 @@ def test_the_table_has_both_times_and_the_reasons():
 
 def test_ways_and_layers_are_the_ladders():
     plan = offered.USUAL
-    assert {*plan.ways} <= {*ladder.OURS}
+    assert {*plan.rungs} <= {*ladder.OURS}
     assert {*plan.layers, plan.followed[0]} <= {*LAYERS}
 
 
@@ -101,11 +101,11 @@ def test_fp16_may_leave_as_float32_or_be_made_it():
 def test_a_small_record(monkeypatch):
     layers = {"small": Shape(4, 16, 32, 12, 12, 3, padding=1)}
     monkeypatch.setattr(offered, "LAYERS", layers)
-    ways = offered.USUAL.ways[:2]
-    plan = offered.Plan(("small",), ways, ("small", ("tf32", "bf16")), tuning_seconds=0.02, samples=2)
+    rungs = offered.USUAL.rungs[:2]
+    plan = offered.Plan(("small",), rungs, ("small", ("tf32", "bf16")), tuning_seconds=0.02, samples=2)
     record = offered.measure(lambda record: None, lambda text: None, plan)
     timed = {(run["kind"], run["way"]) for run in record["runs"] if not run["why_not"]}
-    assert {("pass", name) for name in ways} | {("followed", "planes_tf32"), ("followed", "planes_bf16")} <= timed
+    assert {("pass", name) for name in rungs} | {("followed", "planes_tf32"), ("followed", "planes_bf16")} <= timed
     assert all(us > 0 for run in record["runs"] if not run["why_not"] for us in run["samples_us"] + run["cold_us"])
     assert "with cold arrays" in offered.table(record)
     if not cudnn.why_not():

@@ -20,16 +20,16 @@ def test_the_profiler_looks_at_each_ways_second_call(monkeypatch):
         return SimpleNamespace(call=lambda: called.append(name), result=lambda: np.zeros(3))
 
     monkeypatch.setattr(page, "problem", lambda shape, which: (None, None, None))
-    rungs = {name: SimpleNamespace(prepare=lambda *given, name=name: prepare(name, *given)) for name in page.WAYS}
+    rungs = {name: SimpleNamespace(prepare=lambda *given, name=name: prepare(name, *given)) for name in page.RUNGS}
     monkeypatch.setattr(page.ladder, "RUNGS", rungs)
     page.main()
     words = page.command(page.USUAL)
     skip, count = (int(words[words.index(option) + 1]) for option in ("--launch-skip", "--launch-count"))
-    assert called[skip : skip + count] == list(page.WAYS)
+    assert called[skip : skip + count] == list(page.RUNGS)
 
 
 def test_its_kernel_is_the_ways_own():
-    for name in page.WAYS:
+    for name in page.RUNGS:
         assert f"{page.KERNEL}(" in kernels.source(ladder.RUNGS[name].files[0])
         assert ladder.RUNGS[name].why_not(LAYERS[page.LAYER], page.PASS) is None
 
@@ -58,4 +58,4 @@ def test_a_record_of_this_gpu():
     (run,) = record["runs"]
     if run["why_not"]:
         pytest.skip(run["why_not"])
-    assert run["text"].count("Duration") >= len(page.WAYS)
+    assert run["text"].count("Duration") >= len(page.RUNGS)

@@ -154,7 +154,7 @@ def interrupt(folder, *command, after, started=False, end=lambda pid: os.killpg(
         start_new_session=True,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
-    while started and not psutil.Process(child.pid).children(recursive=True):
+    while started and child.poll() is None and not psutil.Process(child.pid).children(recursive=True):
         time.sleep(0.1)
     time.sleep(after)
     begin, theirs = time.monotonic(), psutil.Process(child.pid).children(recursive=True)
