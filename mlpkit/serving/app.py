@@ -18,28 +18,39 @@ from fastapi.responses import HTMLResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from mlpkit import __version__
+from mlpkit.checks import check_positive
 from mlpkit.words import short
 
-from .batching import Batcher, Closed, Full, Late
+from .batching import Batcher, Closed, Full, Late, checked
 from .explain import pictures
 from .inputs import ARRAYS, MOST_BYTES, Refused
 
+MOST_SECONDS = 3_600  # that a request may wait
 SLOW = 10.0  # seconds that a body may take to come
 SOON = 0.05  # seconds after which somebody looks whether the client is still there
 PREPARED = 64  # bodies that may wait to be decoded
 FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
+def check_deadline(seconds, longest, wait=0.0, **queue):
+    """Return a request's deadline in seconds. Raises TypeError or ValueError for a `Service`'s setting that is none."""
+    checked(longest, wait, **queue)
+    if not wait < check_positive("seconds", seconds) <= MOST_SECONDS:
+        raise ValueError(f"seconds must be above wait, {wait:g}, and at most {MOST_SECONDS:,}, not {seconds:g}.")
+    return seconds
+
+
 class Service:
     """A network as an ASGI application.
 
     predictions: functions of images uint8 that return each class's probability, one for each worker. classes: their
-    names. reader: makes images of bodies. seconds: a request's deadline. queue: a `Batcher`'s other arguments.
+    names. reader: makes images of bodies. seconds: a request's deadline. queue: a `Batcher`'s other arguments. Raises
+    TypeError or ValueError for what is no setting.
     """
 
     def __init__(self, network, predictions, classes, reader, seconds, **queue):
         self.network, self.predictions, self.classes = network, predictions, classes
-        self.reader, self.seconds, self.queue = reader, seconds, queue
+        self.reader, self.seconds, self.queue = reader, check_deadline(seconds, **queue), queue
         self.computing = ThreadPoolExecutor(1, "prepare")
         self.preparing, self.accepted, self.done = 0, 0, 0
         self.entering = 0  # requests whose tasks begin in this turn of the event loop
