@@ -253,7 +253,8 @@ def prediction(network, n, precision=None, calibration=None):
     rows = min(n, MOST_ROWS)
     if integers is None:
         try:
-            plan = Plan(operations(network), network.model.input, rows) if network.dtype == np.float32 else None
+            steps = operations(network) if network.dtype == np.float32 else ()  # a model without layers has none
+            plan = Plan(steps, network.model.input, rows) if steps else None
         except ValueError:  # not a layer for this
             plan = None
         pixels = network.engine.scale(np.arange(256, dtype=np.uint8), network.dtype)
