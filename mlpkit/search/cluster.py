@@ -38,10 +38,15 @@ class OwnGpu(WorkerPlugin):  # type: ignore[misc, unused-ignore]
 
 @contextmanager
 def client_of(study):
-    """Yield a Dask client whose workers are the study's. Raises OSError where they, or a scheduler, are not there."""
+    """Yield a Dask client whose workers are the study's. OSError where they, or a scheduler, are not there.
+
+    Raises ValueError for more workers than this machine has room for.
+    """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # that a worker has died is ours to tell
     if study.cluster == "local":
         engines.load(study.engine)  # or why it can't run here
+        if (study.workers or 0) > (most := max(8, machine.cores())):
+            raise ValueError(f"{study.workers} workers are too many for {machine.cores()} cores: take {most} at most.")
     with ExitStack() as stack, dask.config.set(QUIET):
         try:
             cluster = stack.enter_context(_cluster_of(study))

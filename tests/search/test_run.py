@@ -246,6 +246,12 @@ def test_a_scheduler_that_is_not_there_and_a_package_that_is_missing(tmp_path, m
         run.search(written(tmp_path, head='cluster = "ssh"\nhosts = ["one", "two"]'))
 
 
+def test_more_workers_than_cores_can_feed_are_refused_before_one_is_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "LocalCluster", lambda *arguments, **options: pytest.fail("they were started"))
+    with pytest.raises(ValueError, match=r"100000 workers are too many for \d+ cores: take \d+ at most"):
+        run.search(written(tmp_path, head="workers = 100_000"))
+
+
 def test_the_command_shows_trials_and_the_best(tmp_path, quick, capsys):
     assert main(["search", str(written(tmp_path, trials=3))]) == 0
     said = capsys.readouterr().out
