@@ -1,6 +1,7 @@
 """A search in one process: nothing is lost, done twice or left running, whatever the file and the scheduler do."""
 
 import resource
+import signal
 import sqlite3
 import sys
 import warnings
@@ -112,6 +113,18 @@ def test_dask_does_not_look_after_itself_on_the_cores_that_train(tmp_path):
         (found,) = client.run(lambda: {name: dask.config.get(name) for name in cluster.QUIET}).values()
     assert found == cluster.QUIET
     assert dask.config.get("distributed.worker.profile.enabled")  # whoever else uses Dask in this process has it back
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="Windows has no masks of signals")
+def test_ctrl_c_in_a_terminal_is_heard_by_the_one_that_waits_and_by_no_worker(tmp_path):
+    study = Study(tmp_path, "s", SEARCH, {}, workers=2)
+
+    def blocked():
+        return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    with warnings.catch_warnings(action="ignore"), cluster.client_of(study) as client:
+        assert set(client.run(blocked).values()) == {True}
+        assert not blocked()
 
 
 @pytest.mark.slow
