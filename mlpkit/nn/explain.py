@@ -27,7 +27,9 @@ def grad_cam(network, x, path=None, classes=None):
     where None. classes, errors: as in `saliency`; ValueError for a layer without images, too. Selvaraju et al. (2017),
     "Grad-CAM: visual explanations from deep networks via gradient-based localization", equations 1 and 2.
     """
-    path = _last_images(network.model) if path is None else path
+    path = last_images(network.model) if path is None else path
+    if path is None:
+        raise ValueError("no layer of this network puts out images, as Grad-CAM needs: take saliency.")
     run = network.run(x, keep=(path,))
     A = network.engine.to_numpy(run.activations[path])
     if A.ndim != 4:
@@ -49,12 +51,10 @@ def _chosen(network, outputs, classes):
     return network.engine.asarray(chosen)
 
 
-def _last_images(model):
-    """Return the path of the last layer whose output is images. Raises ValueError where there is none."""
+def last_images(model):
+    """Return the path of the last layer whose output is images, None where there is none."""
     shape, found = model.input, None
     for number, layer in enumerate(model.layers):
         shape = layer.output(shape)
         found = str(number) if len(shape) == 3 else found
-    if found is None:
-        raise ValueError("no layer of this network puts out images, as Grad-CAM needs: take saliency.")
     return found

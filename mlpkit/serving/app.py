@@ -7,6 +7,7 @@ way through its layers one costs several times the event loop's time that its pr
 import asyncio
 import json
 import logging
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -117,7 +118,10 @@ class Service:
         kind = headers.get(b"content-type", b"").decode("latin-1")
         is_bytes = kind == ARRAYS  # nothing has to be computed then
         rows = self.reader.read(body, kind) if is_bytes else await self.compute(self.reader.read, body, kind)
-        told = [self._answer(row, k) for row in (await self.outputs(rows, receive)).tolist()]
+        found = (await self.outputs(rows, receive)).tolist()
+        if not all(math.isfinite(sum(row)) for row in found):
+            raise Refused(500, "the network's outputs for this image are not finite: serve another network.")
+        told = [self._answer(row, k) for row in found]
         if explain:
             labels = [self.classes.index(each["classes"][0]["name"]) for each in told]
             drawn = await self.compute(pictures, self.network, rows, labels)

@@ -18,6 +18,8 @@ from shared import one_sentence
 pytest.importorskip("fastapi", reason="no fastapi here: the extra `serve` brings it")
 pytest.importorskip("uvicorn", reason="no uvicorn here: the extra `serve` brings it")
 
+from mlpkit.nn.layers import Flatten, Linear
+from mlpkit.nn.model import Model
 from mlpkit.nn.models import FASHION_CNN, mlp
 from mlpkit.nn.network import Network
 from mlpkit.serving import app, command
@@ -131,12 +133,24 @@ def test_a_query_that_means_nothing_is_refused(service, digits, query):
 
 def test_networks_of_rows_and_of_garments_are_served_too(tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
-    for name, model in {"rows": mlp(784, 16, 10), "garments": FASHION_CNN}.items():
+    flat = Model((1, 28, 28), (Flatten(), Linear(10)))
+    for name, model in {"rows": mlp(784, 16, 10), "garments": FASHION_CNN, "flat": flat}.items():
         Network("numba_conv", model).save(tmp_path / f"{name}.npz")
         made = command.service(tmp_path / f"{name}.npz", of=None, longest=4, capacity=4)
         for kind, body in ((RAW, image.tobytes()), ("image/png", picture(image))):
             status, _, found = run(made, body, kind, query="explain=1")
             assert (status, len(found["predictions"])) == (200, 1)
+
+
+def test_outputs_that_are_not_finite_are_no_prediction(tmp_path):
+    network = Network("numba_conv", Model((3, 8, 6), (Flatten(), Linear(4))))
+    network.theta[: network.n_weights] = np.where(np.arange(network.n_weights) % 8 < 4, 3e38, -3e38)
+    network.save(tmp_path / "network.npz")
+    made = command.service(tmp_path / "network.npz", of=None, longest=4, capacity=4)
+    status, _, found = run(made, bytes([255]) * 144)
+    assert (status, "not finite" in found["detail"]) == (500, True)
+    status, _, found = run(made, bytes(144), query="explain=1")
+    assert (status, len(found["predictions"])) == (200, 1)
 
 
 @pytest.mark.parametrize("model", [mlp(10, 4, 3), mlp(783, 10)])
