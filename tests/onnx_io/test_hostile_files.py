@@ -274,3 +274,10 @@ def test_a_file_says_in_a_sentence_what_is_missing(monkeypatch, tmp_path):
     for ask in (lambda: onnx_io.write(Network(model=SMALL), tmp_path / "a.onnx"), lambda: onnx_io.read("a.onnx")):
         with pytest.raises(ImportError, match=r'pip install "mlpkit\[onnx\]"'):
             ask()
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_a_model_is_no_network_to_write(fold, tmp_path):
+    with pytest.raises(TypeError, match="network must be a Network") as caught:
+        onnx_io.write(SMALL, tmp_path / "a.onnx", fold)
+    one_sentence(caught.value, "not Model")
