@@ -78,10 +78,15 @@ def say(what):
 
 
 def _open_streams():
-    """Where a stream was closed, as by `2>&-`, write to nowhere: else the next file that is opened takes its place."""
+    """Where a stream was closed, as by `2>&-`, write to nowhere: else the next file that is opened takes its place.
+
+    A sign that a stream's encoding has not, as in the name of a file, is written out: what was done is done.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (open as long as the program runs)
+        if hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
 
 
 def _close_streams():

@@ -119,6 +119,16 @@ def test_a_file_is_not_replaced_by_what_is_made_of_it(command, name, tmp_path, c
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_a_name_that_a_terminal_has_no_signs_for_stops_nothing(tmp_path):
+    pytest.importorskip("onnx", reason="the package onnx is not installed")
+    Network(model=MLP).save(tmp_path / "a.npz")
+    command = [sys.executable, "-m", "mlpkit", "export", str(tmp_path / "a.npz"), str(tmp_path / "n\u00f6.onnx")]
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=results.ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"n\xf6.onnx: " in done.stdout
+
+
 @pytest.mark.parametrize("arguments", [("export", "nowhere", "b"), ("import", "nowhere", "b"), ("search", "nowhere")])
 def test_a_file_that_is_missing_is_told_in_a_sentence(arguments, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
