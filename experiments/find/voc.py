@@ -33,7 +33,8 @@ def from_voc(folder, *, size, name=None):
     all names that occur, sorted. Boxes of no width or height inside of their picture are left out, with a warning that
     counts them, and objects that are marked difficult without. A part without a list is None.
 
-    Raises OSError for files that are not there, ValueError for those that are damaged, too large, or no such files.
+    Raises OSError for files that are not there, ValueError for those that are damaged, too large, or no such files, and
+    for a picture of another size than its annotation says: one that its camera turned may have boxes that are not.
     """
     folder, size = expanded(folder), check_sizes(size, least=1)
     if len(size) != 2:
@@ -42,7 +43,7 @@ def from_voc(folder, *, size, name=None):
     check_readable(lists["train"], "the folder must hold Annotations, JPEGImages and ImageSets")
     names = {part: _names(path) for part, path in lists.items() if path.exists()}
     found = {part: [read_annotation(folder / "Annotations" / f"{one}.xml") for one in names[part]] for part in names}
-    classes = sorted({label for objects in found.values() for each in objects for label, _ in each})
+    classes = sorted({label for one in found.values() for _, objects in one for label, _ in objects})
     empty: list[str] = []  # labels of boxes that are left out
     splits = {part: _split(folder, names[part], found[part], size, classes, empty) for part in names}
     if empty:
@@ -59,9 +60,10 @@ class _Builder(ElementTree.TreeBuilder):
 
 
 def read_annotation(path):
-    """Return a list of (name, [left, top, right, bottom]) from an annotation, in the picture's pixels.
+    """Return (width, height) of the picture, None where that is not said, and its objects in pixels, from a file.
 
-    Raises OSError, and ValueError for what is no annotation, with more than 1 MiB, or more than 1,000 objects.
+    objects: a list of (name, [left, top, right, bottom]). Raises OSError, and ValueError for what is no annotation,
+    with more than 1 MiB, or more than 1,000 objects.
     """
     check_readable(path)
     try:
@@ -71,7 +73,9 @@ def read_annotation(path):
         objects = root.findall("object")
         if root.tag != "annotation" or len(objects) > MOST_OBJECTS:
             raise ValueError(f"it is no annotation of at most {MOST_OBJECTS:,} objects")
-        return [_object(one) for one in objects if (one.findtext("difficult") or "0").strip() != "1"]
+        sides = tuple(int(root.findtext(f"size/{side}") or 0) for side in ("width", "height"))
+        found = [_object(one) for one in objects if (one.findtext("difficult") or "0").strip() != "1"]
+        return sides if all(sides) else None, found
     except (ElementTree.ParseError, LookupError, ValueError) as error:
         raise ValueError(f"{path} is no annotation as Pascal VOC's: {error}.") from error
 
@@ -101,16 +105,19 @@ def _names(path):
 
 
 def _split(folder, names, found, size, classes, empty):
-    most = max([1, *map(len, found)])
+    most = max([1, *(len(objects) for _, objects in found)])
     check_memory(3 * size[0] * size[1] * len(names), f"{len(names):,} pictures of {size}", "say a smaller size")
     images, truth = np.empty((len(names), 3, *size), np.uint8), np.full((len(names), most, 5), -1, np.float32)
-    for image, rows, one, objects in zip(images, truth, names, found, strict=True):
+    for image, rows, one, (sides, objects) in zip(images, truth, names, found, strict=True):
         path = folder / "JPEGImages" / f"{one}.jpg"
         try:
             pixels = read_picture(path, False).transpose(1, 2, 0)
         except ValueError as error:
             raise ValueError(f"{path}: {error}.") from error
         height, width = pixels.shape[:2]
+        if sides not in (None, (width, height)):
+            told = f"{width} x {height} pixels, and its annotation is of {sides[0]} x {sides[1]}"
+            raise ValueError(f"{path} has {told}: mend one of them, or leave it out of the list.")
         stretched = Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR)
         image[...] = np.asarray(stretched).transpose(2, 0, 1)
         scale = np.array([size[1] / width, size[0] / height] * 2)

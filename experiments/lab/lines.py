@@ -37,10 +37,14 @@ def files(name):
 
     Nothing is imported: an engine need not be able to run here. Raises ValueError where there is no such module.
     """
-    found: set[Path] = set()
     if not place(name):
         raise ValueError(f"there is no engine and no peer {name!r} in {' or '.join(map(str, FOLDERS))}.")
-    waiting = [file for folder in (*FOLDERS, *OURS[1:]) if (file := folder / f"{name}.py").is_file()]
+    return with_needed(file for folder in (*FOLDERS, *OURS[1:]) if (file := folder / f"{name}.py").is_file())
+
+
+def with_needed(paths):
+    """Return files of Python with all that is counted of what they need, directly or not, sorted by name."""
+    found, waiting = set[Path](), list(paths)
     while waiting:
         path = waiting.pop()
         if path not in found and not _shared(path):

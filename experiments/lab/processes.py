@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import contextmanager, suppress
 
@@ -69,21 +70,26 @@ class Waiting:
     """A process that prepares itself, says so with a line, waits for one, and prints its answer, as JSON has it.
 
     So several can prepare side by side, and measure one after another: `ready()` of each, then `answer()` of each. Both
-    raise Failed as `ask` does. A context manager, which ends the process and what it has started.
+    raise Failed as `ask` does. A context manager, which ends the process and what it has started. seconds: after which
+    it is ended, if it is not prepared by then.
     """
 
-    def __init__(self, module, *arguments, env=None):
+    def __init__(self, module, *arguments, env=None, seconds=None):
         command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
         self.said = tempfile.TemporaryFile("w+", errors=ODD)  # noqa: SIM115  (a pipe that nobody reads would fill up)
         pipes: dict = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.said}
         self.process = subprocess.Popen(
             command, text=True, errors=ODD, env=env, cwd=ROOT, start_new_session=True, **pipes
         )
+        self.limit = threading.Timer(seconds or 0, _kill_all, [self.process])
+        if seconds:
+            self.limit.start()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
+        self.limit.cancel()
         if self.said.closed:  # it was ended before, and others may have its number
             return
         _kill_all(self.process)
@@ -94,6 +100,7 @@ class Waiting:
         """Return when the process is prepared."""
         while self._line().strip() != READY:
             pass
+        self.limit.cancel()
 
     def answer(self):
         """Return what the process prints when it is asked to go on."""

@@ -48,10 +48,11 @@ def equals(run):
 
 
 @results.reads
-def fastest(record, who, precision, size=512):
+def fastest(record, who, precision, size=512, threads=1):
     """Return the fewest median microseconds a picture of whoever's runs, and the run; None where there is none."""
-    wanted = {"kind": "time", "who": who, "precision": precision, "size": size}
-    found = [run for run in record["runs"] if wanted.items() <= run.items() and run["samples_us"]]
+    wanted = {"kind": "time", "who": who, "precision": precision, "size": size, "threads": threads}
+    runs = ({"threads": 1} | run for run in record["runs"])  # earlier records had one thread, and did not say so
+    found = [run for run in runs if wanted.items() <= run.items() and run["samples_us"]]
     return min(((float(np.median(run["samples_us"])), run) for run in found), key=lambda each: each[0], default=None)
 
 
@@ -72,6 +73,7 @@ def table(record):
             lines.append(f"{run['trunk']:7} {run['style']:8} {run['steps']:6,} steps: {said}")
         else:
             how = " ".join(str(run[key]) for key in ("mode", "form", "layout") if key in run)
+            how += f"{run['threads']} threads" if "threads" in run else ""
             us = np.median(run["samples_us"])
             lines.append(f"{run['who']:20} {run['precision']:8} {run['size']} pixels {us:10,.0f} us {how}")
     return "\n".join(lines)

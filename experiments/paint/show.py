@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from mlpkit.checks import check_array, check_count
+
 KEPT = Path(__file__).with_name("pictures")
 LABEL = 26  # pixels for the words above a picture
 
@@ -31,12 +33,19 @@ def gallery(pictures, alt, columns=3, width=432):
 
 
 def _tile(label, picture, edge):
-    image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
-    image = image.resize((edge, round(edge * image.height / image.width)), Image.Resampling.LANCZOS)
+    image = _image(picture)
+    image = image.resize((edge, max(1, round(edge * image.height / image.width))), Image.Resampling.LANCZOS)
     tile = Image.new("RGB", (edge, image.height + LABEL), "white")
     tile.paste(image, (0, LABEL))
     ImageDraw.Draw(tile).text((2, 2), label, "black", ImageFont.load_default(19))
     return tile
+
+
+def _image(picture):
+    """Return bytes (3, height, width), or grey ones (1, height, width), as an image of three colours."""
+    if picture.ndim != 3 or len(picture) not in (1, 3) or not picture.size:
+        raise ValueError(f"a picture has the shape (3, height, width), or (1, height, width), not {picture.shape}.")
+    return Image.fromarray(np.ascontiguousarray(np.broadcast_to(picture, (3, *picture.shape[1:])).transpose(1, 2, 0)))
 
 
 def as_bytes(picture):
@@ -46,8 +55,14 @@ def as_bytes(picture):
 
 
 def fitted(picture, size):
-    """Return the middle square of a picture, bytes, as (3, size, size) float32 from 0 to 1."""
-    image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
+    """Return the middle square of a picture, bytes, as (3, size, size) float32 from 0 to 1. Grey becomes three equals.
+
+    Raises TypeError and ValueError for what is no picture, or no size.
+    """
+    check_array("a picture", picture)
+    if picture.dtype != np.uint8:
+        raise TypeError(f"a picture is uint8 here, not {picture.dtype}: take it from `pictures`, or see `as_bytes`.")
+    image, size = _image(picture), check_count("size", size)
     edge = min(image.size)
     left, top = (image.width - edge) // 2, (image.height - edge) // 2
     found = image.resize((size, size), Image.Resampling.LANCZOS, (left, top, left + edge, top + edge))

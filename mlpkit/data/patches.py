@@ -50,6 +50,7 @@ def patches(pictures, scale, size, halo, shrunk=(1.0,)):
     """
     X, y = [], []
     for picture in pictures:
+        check_array("a picture", picture)
         for factor in shrunk:
             lengths = [round(length * factor) for length in picture.shape[1:]]
             resized = picture if factor == 1 else np.clip(np.round(resize(picture, lengths)), 0, 255).astype(np.uint8)

@@ -16,6 +16,7 @@ from mlpkit.engines.loops.compiler import Threads
 from mlpkit.engines.loops.convolve import Tables
 from mlpkit.engines.loops.dot import ALONE, KINDS, PIXELS, SHAPES, WIDE, offset, way
 from mlpkit.engines.loops.simd import BYTES, LANES, LINE
+from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import Conv
 from mlpkit.nn.fused import operations
 from mlpkit.nn.quantize import PAIR, in_memory
@@ -56,12 +57,16 @@ class Plan:
     """Steps, tables and weights for batches of at most n examples of operations in float32, or in integers.
 
     operations: `nn.fused.Operation`s, or `IntegerOperation`s. input: of an example. tensors: `Quantization`s by name,
-    or none. Raises ValueError for an operation that has no step.
+    or none. A Concat is no step: `ends` are the names of what it puts together, or of the last tensor alone. Raises
+    ValueError for an operation that has no step.
     """
 
     def __init__(self, operations, input, n, tensors=()):
         self.n, self.tensors, self.item = n, tensors, 1 if tensors else 4
         self.fused = [getattr(each, "of", each) for each in operations]
+        self.ends = (self.fused[-1].name,)
+        if type(self.fused[-1].layer) is Concat:
+            self.ends, operations, self.fused = self.fused[-1].inputs, operations[:-1], self.fused[:-1]
         self.tables, self.weights, self.used = Tables(), list[np.ndarray](), 0
         self.buffers, self.size = dict[str, Buffer](), 0
         for name, shape in chain([("input", input)], ((each.name, each.output) for each in self.fused)):
@@ -80,7 +85,9 @@ class Plan:
     def _buffer(self, name, shape):
         readers = [each.layer for each in self.fused if name in each.inputs]
         margin = max((layer.padding for layer in readers if isinstance(layer, Conv)), default=0)
-        item = 4 if name == self.fused[-1].name else self.item
+        item = 4 if name in self.ends else self.item
+        if margin and name in self.ends:
+            raise ValueError(f"{name} is an output, and read with a margin: no step does that.")
         if margin and any(each.flat or len(shape) < 3 for each in self.fused if name in each.inputs):
             raise ValueError(f"{name} is read with a margin and without: no step does that.")
         self.buffers[name] = Buffer(self.size, shape, self.n, item, margin)
@@ -118,8 +125,8 @@ class Plan:
         else:
             windows, outputs = ([i * each.image for i in range(self.n)] for each in (x, y))
             together, shift, padding, size = 1, 0, 0, 1
-        most = ALONE if len(windows) == 1 else WIDE
-        width = most if units * together > (most - 1) * LANES else 1
+        most, vectors = ALONE if len(windows) == 1 else WIDE, -(-units * together // LANES)
+        width = most if vectors == most or vectors > 3 else 1  # of three one by one, two by two leaves a quarter empty
         shape = SHAPES.index((1 if len(windows) == 1 else PIXELS[width > 1], width, group))
         packed, begin, end = self._weights(each, of, units, width, together, shift)
         along = (np.arange(size)[:, None] * x.row + 4 * np.arange(packed.shape[1] // size)).ravel()
@@ -253,7 +260,7 @@ def prediction(network, n, precision=None, calibration=None):
     rows = min(n, MOST_ROWS)
     if integers is None:
         try:
-            steps = operations(network) if network.dtype == np.float32 else ()  # a model without layers has none
+            steps = operations(network, concat=True) if network.dtype == np.float32 else ()  # without layers, none
             plan = Plan(steps, network.model.input, rows) if steps else None
         except ValueError:  # not a layer for this
             plan = None
@@ -292,29 +299,34 @@ class Prediction:
         """Return the outputs of as many rows as the plan is for, until the same thread asks again."""
         plan, n = self.plan, len(x)
         try:
-            inputs, z, work, team = self.own.buffers
+            inputs, z, parts, work, team = self.own.buffers
         except AttributeError:
-            inputs, z, work, team = self.own.buffers = self._buffers()
+            inputs, z, parts, work, team = self.own.buffers = self._buffers()
         x, z = np.ascontiguousarray(x.reshape(self.shape)), z if n == plan.n else z[:n]
         if not direct.fill(x, inputs, *self.about_x):
             check_finite("inputs", x)  # which says so
         if Threads.most == 1 or n * plan.macs * plan.item < ENOUGH:
             direct.predict(0, n, *self.arguments, work)
-            return z
+            return _concatenated(z, parts) if parts else z
         with team:  # where other programs need the cores, one does not wait for another
             if (shares := team.size) > 1:
                 direct.predict_shared(n, *self.arguments, work, shares, ENOUGH_A_STEP)
             else:
                 direct.predict(0, n, *self.arguments, work)
             team.stepped(n == plan.n)
-        return z
+        return _concatenated(z, parts) if parts else z
 
     def _buffers(self):
-        """Return a thread's own: where inputs are written, views of outputs and of all, and a team."""
+        """Return a thread's own: where inputs are written, outputs, parts that these are put together of, and a team.
+
+        Without a Concat there are no parts: the outputs are a view of all buffers.
+        """
         plan, work, first = self.plan, self.plan.buffer(), self.plan.buffers["input"]
-        z = plan.buffers[plan.fused[-1].name].view(work, plan.n, np.float32).transpose(0, 3, 1, 2)
+        parts = [plan.buffers[name].view(work, plan.n, np.float32).transpose(0, 3, 1, 2) for name in plan.ends]
         inputs = work[first.first() : first.end].view(self.pixels.dtype)
-        return inputs, z.reshape(plan.n, *self.network.model.output), work, ThreadTeam(Threads)
+        output = plan.n, *self.network.model.output
+        z, parts = (parts[0].reshape(output), []) if len(parts) == 1 else (np.empty(output, np.float32), parts)
+        return inputs, z, parts, work, ThreadTeam(Threads)
 
     def batch(self, dtype):
         """Return a `Batch`, as `plain.Prediction.batch` does."""
@@ -322,3 +334,13 @@ class Prediction:
         if dtype not in (np.uint8, self.network.dtype):
             raise TypeError(f"inputs are uint8 or {self.network.dtype}, not {dtype}: convert them.")
         return Batch(self, dtype)
+
+
+def _concatenated(z, parts):
+    """Return outputs z (n, *output), made of parts (at least n, channels, rows, columns), along axis 1."""
+    begin, rows = 0, z.reshape(len(z), -1)
+    for part in parts:
+        end = begin + part[0].size
+        rows[:, begin:end].reshape(len(z), *part.shape[1:])[...] = part[: len(z)]
+        begin = end
+    return z

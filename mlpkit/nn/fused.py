@@ -6,6 +6,7 @@ Between two operations lies one tensor: what is to be written down, and in which
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .concat import Concat
 from .conv import Conv, MaxPool
 from .fold import fold
 from .layers import Flatten, Linear, ReLU
@@ -20,8 +21,9 @@ class Operation:
 
     inputs: the names of the tensors it reads: "input", or paths of layers as `Network.forward` knows them. name: of
     what it makes: the path of its last layer. shape, output: an example's, of the first input and of what is made. W
-    and b: arrays of a Conv or a Linear, `layer`; None where inputs are added, or one is passed on. relu: whether ReLU
-    follows; pool: a MaxPool that follows, or None. flat: the shape of an image that a Flatten has made `shape` of.
+    and b: arrays of a Conv or a Linear, `layer`; None where inputs are added, or one is passed on, or a Concat is the
+    layer. relu: whether ReLU follows; pool: a MaxPool that follows, or None. flat: the shape of an image that a Flatten
+    has made `shape` of.
     """
 
     inputs: tuple[str, ...]
@@ -36,18 +38,28 @@ class Operation:
     flat: tuple[int, ...] | None = None
 
 
-def operations(network):
+def operations(network, concat=False):
     """Return a network's operations, a list in the order in which they can be done; its norms are folded.
 
-    Raises ValueError for a layer that is not in KNOWN.
+    concat: whether the last layer may be a Concat, of images or, where its chains end with a Flatten, of rows: then it
+    is the last operation. Raises ValueError for a layer that is not in KNOWN.
     """
     folded, found = fold(network), list[Operation]()
-    _walk(folded.layers, "input", folded.model.input, found)
-    return found
+    bound, shape = folded.layers, folded.model.input
+    if not concat or not bound or type(bound[-1].layer) is not Concat:
+        _walk(bound, "input", shape, found)
+        return found
+    source, last = _walk(bound[:-1], "input", shape, found), bound[-1]
+    shape = found[-1].output if found else shape
+    ends = tuple(_walk(branch, source, shape, found, flatten=True) for branch in last.branches)
+    return [*found, Operation(ends, last.name, shape, last.layer.output(shape), last.layer)]
 
 
-def _walk(bound, source, shape, found):
-    """Append the operations of a chain that reads the tensor `source`; return the name of what comes out."""
+def _walk(bound, source, shape, found, flatten=False):
+    """Append the operations of a chain that reads the tensor `source`; return the name of what comes out.
+
+    flatten: whether it may end with a Flatten, which is no operation.
+    """
     flat, own = None, False  # own: whether the last operation is of this chain, so that nobody else reads its tensor
     for at in bound:
         layer, output = at.layer, at.layer.output(shape)
@@ -70,7 +82,7 @@ def _walk(bound, source, shape, found):
                 found.append(_followed(Operation((source,), at.name, shape, shape), at))
             source, own = at.name, True
         shape = output
-    if flat:
+    if flat and not flatten:
         raise ValueError("a Flatten stands right before a Linear layer, or a ReLU, in a network in integers.")
     return source
 

@@ -5,7 +5,8 @@ from the last value that all ways to it lead through, its nearest dominator: Coo
 simple, fast dominance algorithm".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from mlpkit.nn.layers import DEEPEST
 
@@ -25,9 +26,10 @@ def steps_of(graph):
 
     Nodes that do not lead there are left out, and so are those that compute sizes alone.
     """
-    dominators = _dominators(graph)
+    nodes = _nested(graph.nodes)
+    dominators = _dominators(graph.input, nodes)
     need(graph.output in dominators, "its output does not depend on its input")
-    makers, seen = {name: node for node in graph.nodes for name in node.outputs}, set()
+    makers, seen = {name: node for node in nodes for name in node.outputs}, set()
 
     def steps(value, start, depth):
         """Return the steps from the value `start` to another one."""
@@ -46,10 +48,35 @@ def steps_of(graph):
     return steps(graph.output, graph.input, 0)
 
 
-def _dominators(graph):
+def _nested(nodes):
+    """Return the nodes; a concatenation that begins with all that another one has takes that one's output instead.
+
+    So a DenseNet, each of whose layers sees what all before it made, is a sequence: Huang et al. (2017), "Densely
+    connected convolutional networks".
+    """
+    longer: dict[Any, int] = {}  # from what a concatenation begins with, and a value more, to a number
+    made: dict[Any, str] = {}
+    found = []
+    for node in nodes:
+        if node.operator == "Concat":
+            at: Any = (node.attributes.get("axis"),)
+            inputs = node.inputs
+            for count, name in enumerate(node.inputs, 1):
+                at = longer.setdefault((at, name), len(longer))
+                if at in made:
+                    inputs = made[at], *node.inputs[count:]
+            made.setdefault(at, node.outputs[0])
+            node = replace(node, inputs=inputs)
+            if len(inputs) == 1:
+                node = replace(node, operator="Identity", attributes={})
+        found.append(node)
+    return found
+
+
+def _dominators(start, nodes):
     """Return for each value that depends on the input (the nearest one that all ways to it lead through, its depth)."""
-    found = {graph.input: (None, 0)}
-    for node in graph.nodes:
+    found = {start: (None, 0)}
+    for node in nodes:
         data = [name for name in node.inputs if name in found]
         if data and node.operator != "Shape":  # which depends on no value of the input's
             nearest = data[0]

@@ -56,6 +56,19 @@ def test_every_mode_becomes_bytes_of_three_colours(tmp_path, mode):
     assert_array_equal(pictures(tmp_path)["white"], np.full((3, 4, 6), 255))
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("longest", [None, 16])
+def test_a_value_that_stands_for_nothing_is_white(tmp_path, dtype, longest):
+    dark = np.iinfo(dtype).max // 255 * np.full((8, 32), 40, dtype)
+    dark[:, :16] = 0
+    put(tmp_path / "hole.png", dark, transparency=0)
+    if dtype == np.uint8:
+        put(tmp_path / "in colour.png", dark[..., None].repeat(3, 2), transparency=(0, 0, 0))
+    for found in pictures(tmp_path, longest=longest).values():
+        assert_array_equal(found[:, :, 0], 255)
+        assert_array_equal(found[:, :, -1], 40)
+
+
 def test_a_picture_lies_as_its_camera_says(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6

@@ -1,6 +1,7 @@
 """A model as blocks: whoever computes them, the gradient is that of the layers one by one."""
 
 import sys
+import weakref
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -270,6 +271,23 @@ def planned(monkeypatch, several, batch_size, parts=None):
     monkeypatch.setattr(plan, "cp", stream)
     monkeypatch.setattr(graph, "recorded", lambda work, arena: work)
     return Trainer(), said
+
+
+def test_a_trainer_that_is_closed_waits_drops_its_graphs_and_frees_what_its_pool_keeps(monkeypatch):
+    """In this order: a graph may still run, keeps its arrays, and of a pool that is forgotten CuPy frees nothing."""
+    trainer, _ = planned(monkeypatch, 1, 4)
+    said, graphs = [], [np.zeros(3), np.zeros(3)]  # what a weak reference can be had of
+    alive = [weakref.ref(graph) for graph in graphs]
+
+    def count(word):
+        said.append((word, sum(graph() is not None for graph in alive)))
+
+    trainer.graphs = dict(enumerate(graphs))
+    graphs.clear()
+    trainer.feed = SimpleNamespace(close=partial(count, "waited"))
+    trainer.pool = SimpleNamespace(free_all_blocks=partial(count, "freed"))
+    trainer.close()
+    assert said == [("waited", 2), ("freed", 0)]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])

@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import one_sentence, sweep
 
 from mlpkit import engines
+from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU
 from mlpkit.nn.model import Model
@@ -189,6 +190,52 @@ def test_a_register_of_weights_lies_in_one_line_of_the_cache(name):
 def test_float32_in_one_call_is_the_network(name, n):
     network, x = network_of(name), rows(name)
     assert_allclose(network.compiled(n)(x[:n]), network.forward(x[:n]), rtol=1e-4, atol=1e-4)
+
+
+CONCATS = {  # what their chains make, and whether it is one call
+    "detector": ((Conv(48, 3, padding=1), ReLU(), Concat(
+        (Conv(5, 1), Flatten()), (Conv(70, 3, 2, 1), BatchNorm(), ReLU(), Conv(7, 3), Flatten())
+    )), True),
+    "images": ((Conv(3, 3), Concat((Conv(4, 3), ReLU()), (MaxPool(3, 1), Conv(20, 1)))), False),  # a pooling alone
+    "channels": ((Concat((Conv(4, 3),), (Conv(33, 3), ReLU())),), True),
+    "and what it sees": ((Conv(3, 1), ReLU(), Concat((Conv(4, 1),), ())), True),
+    "with a margin": ((Conv(3, 1), ReLU(), Concat((Conv(4, 3, padding=1),), ())), False),
+    "rows": ((Conv(3, 3), Flatten(), Concat((Linear(4),), (Linear(5), ReLU(), Linear(2)))), False),
+    "in the middle": ((Concat((Conv(4, 3),), (Conv(3, 3),)), Conv(2, 3)), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONCATS)
+@pytest.mark.parametrize("n", [1, 21])
+def test_float32_in_one_call_puts_together_what_chains_make(name, n):
+    layers, direct = CONCATS[name]
+    network, exact = (Network(engine, Model((2, 9, 8), layers), seed=1) for engine in ("numba_conv", engines.BASELINE))
+    x, compiled = np.random.default_rng(1).normal(size=(n, 2, 9, 8)).astype(np.float32), network.compiled(n)
+    assert isinstance(compiled, DIRECT.Prediction) == direct
+    for rows in (n, 1, n):
+        assert_allclose(compiled(x[:rows]), exact.forward(x[:rows]), rtol=1e-4, atol=1e-5)
+    found = compiled(x)
+    kept = found.copy()
+    compiled(2 * x)
+    assert_array_equal(found, kept)  # nobody else's buffer
+
+
+def test_a_concat_in_integers_is_refused():
+    network = Network("numba_conv", Model((2, 9, 8), CONCATS["detector"][0]))
+    with pytest.raises(ValueError, match="Concat") as caught:
+        network.compiled(2, precision="int8", calibration=np.ones((2, 2, 9, 8), np.float32))
+    one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("channels", [17, 33, 48, 64, 70])
+def test_blocks_of_one_register_or_two_have_the_same_bits(channels):
+    model = Model((3, 9, 8), (Conv(channels, 3, padding=1, bias=False),))
+    network = Network("numba_conv", model, seed=1)
+    x = np.random.default_rng(1).normal(size=(5, 3, 9, 8)).astype(np.float32)
+    found, one = network.compiled(5)(x), Network("numba_conv", Model((3, 9, 8), (Conv(1, 3, padding=1, bias=False),)))
+    for c in range(channels):
+        one.layers[0].W[...] = network.layers[0].W[c : c + 1]
+        assert_array_equal(one.compiled(5)(x)[:, 0], found[:, c])
 
 
 def test_several_threads_share_a_batch_without_a_change(monkeypatch):

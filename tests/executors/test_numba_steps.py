@@ -1,6 +1,10 @@
 """Whole steps of compiled code: what they refuse before they read a number, what they keep, and that they are right."""
 
 import gc
+import os
+import platform
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -190,3 +194,28 @@ def test_a_trainers_workspace_is_smaller_than_the_activations(model):
     trainer = numba_conv.Trainer(network, SGD(network, 0.1), X, y, most)
     activations = 4 * most * sum(int(np.prod(shape)) for _, _, shape, _ in model.walk)
     assert sum(array.nbytes for array in trainer.arrays.values()) < activations
+
+
+PAGES = """
+import resource
+import numpy as np
+from mlpkit.executors.numba_conv import Trainer
+from mlpkit.nn.enlarging import enlarger
+from mlpkit.nn.network import Network
+from mlpkit.optim import Adam
+
+network = Network("numba_conv", enlarger(38, 2))
+x, y = np.zeros((16, 1, 38, 38), np.float32), np.zeros((16, 1, 48, 48), np.float32)
+trainer, pages = Trainer(network, Adam(network, 1e-3), x, y, 16), []
+for _ in range(8):
+    trainer.step(x, y)
+    pages.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print((pages[-1] - pages[2]) // 5)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
+def test_a_step_an_operation_at_a_time_asks_for_few_new_pages():
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run([sys.executable, "-c", PAGES], env=env, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1000  # of 4 KiB each; without `keep_memory` more than 5,000

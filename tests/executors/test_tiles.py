@@ -6,6 +6,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import one_sentence
 
 from mlpkit.data.patches import with_halo
+from mlpkit.engines.loops import rows
 from mlpkit.executors.numba_conv import steps_of
 from mlpkit.executors.tiles import Tiles
 from mlpkit.nn.conv import Conv
@@ -70,6 +71,18 @@ def test_a_chain_without_padding_is_one_call_of_compiled_code(name, dtype):
     batch.fill(pixels)
     batch.replay()
     assert_allclose(batch.z, network.forward(pixels), rtol=1e-3 if dtype == np.float32 else 1e-12, atol=1e-6)
+
+
+@pytest.mark.parametrize("band", [1, 3_000, 10_000])
+@pytest.mark.parametrize("name", ["own, x2", "own, x3", "SRCNN"])
+def test_some_rows_at_a_time_are_the_picture_to_the_last_bit(name, band, monkeypatch):
+    network = made(MODELS[name], "numba_conv", np.float32)
+    x, at_once = RNG.random((2, *network.model.input), np.float32), network.compiled(2)
+    monkeypatch.setattr(rows, "BAND", band)
+    several = network.compiled(2)
+    assert several.chain.ends.shape[1] > at_once.chain.ends.shape[1] == 2
+    assert several.chain.size < at_once.chain.size
+    assert_array_equal(several(x), at_once(x))
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 import json
 from dataclasses import asdict, astuple
 
+import numpy as np
 import pytest
 from conv_cases import operands, wanted
 
 from experiments import conv_ladder
 from experiments.conv_ladder import ERRORS, LAYERS, Plan, asked, ladder
+from experiments.conv_ladder.rungs import errors_of, why_too_far
 from experiments.lab import processes, results
 from mlpkit import engines
 from mlpkit.kernels import gpu
@@ -181,3 +183,19 @@ def test_a_peer_computes_all_passes(peer, tmp_path):
     for run in answer["runs"]:
         assert run["error"] < ERRORS[run["precision"]]
         assert len(run["samples_us"]) == 2
+
+
+def test_a_row_that_is_off_is_found_beside_one_that_is_large():
+    right = np.random.default_rng(0).normal(size=(4, 3, 5, 5))
+    right[0] *= 1e6
+    whole, row = errors_of(right * (1 + 3e-8), right)
+    assert row == pytest.approx(whole, rel=1e-6)
+    found = right.copy()
+    found[2] *= 1 + 1e-3
+    whole, row = errors_of(found, right)
+    assert whole < 1e-8 < row == pytest.approx(1e-3)
+    assert why_too_far((whole, row), "float32") == "a row of its result is off by 1.0e-03 of its norm."
+    assert why_too_far((whole, row), "tf32") is None
+    assert "its result is off by 2.0e-05" in why_too_far((2e-5, 2e-5), "float32")
+    found[3] = np.nan
+    assert "off by nan" in why_too_far(errors_of(found, right), "bf16")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
 
+from experiments.conv_ladder.rungs import implicit
 from experiments.conv_ladder.rungs.blocked import RUNGS
 from mlpkit.kernels.conv import Shape, blocked
 
@@ -33,3 +34,21 @@ def test_fp16_takes_elements_of_any_size(scale, which):
     prepared = RUNGS["planes_fp16x3"].prepare(shape, which, cupy.asarray(a), cupy.asarray(b))
     prepared.call()
     assert error(cupy.asnumpy(prepared.result()), wanted(shape, which, a, b)) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "outlier", "least", "most"), [
+    ("planes_fp16x3", 1e3, 0, 1e-6), ("planes_fp16x3", 4e6, 1e-6, 1e-4), ("tf32x3", 4e6, 0, 1e-6),
+])  # fmt: skip
+def test_what_an_outlier_in_one_image_costs_the_others(name, outlier, least, most):
+    """fp16 has one power of two an array: chapter 17, section 4. Three products of TF32 have float32's exponents."""
+    import cupy
+
+    shape = Shape(3, 64, 32, 9, 9, 3)
+    a, b = operands(shape, "forward")
+    a[0, 0, 4, 4] = outlier
+    prepared = (RUNGS | implicit.RUNGS)[name].prepare(shape, "forward", cupy.asarray(a), cupy.asarray(b))
+    for _ in range(2):  # the second time with the right power
+        prepared.call()
+        found, right = cupy.asnumpy(prepared.result()), wanted(shape, "forward", a, b)
+        assert least <= max(error(each, its) for each, its in zip(found[1:], right[1:], strict=True)) < most

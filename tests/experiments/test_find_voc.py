@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
+from shared import one_sentence
 
 from experiments.find.voc import from_voc
 
@@ -53,6 +54,24 @@ def test_a_box_outside_of_its_picture_is_left_out_with_a_warning_too(folder):
     with pytest.warns(UserWarning, match="1 boxes without width or height"):
         found = from_voc(folder, size=(20, 20))
     assert_array_equal(found.train.y[:, 0], [[-1] * 5, [0, 0, 0, 20, 20]])
+
+
+def test_a_picture_of_another_size_than_its_annotation_says_is_refused(folder):
+    path = folder / "Annotations/a.xml"
+    text = path.read_text().replace("<object>", "<size><width>{}</width><height>{}</height></size><object>")
+    for sides in ((80, 40), (0, 0)):  # 0 where nobody knew
+        path.write_text(text.format(*sides))
+        assert len(from_voc(folder, size=(20, 20)).train.y) == 2
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a camera's picture that stands, with boxes on one that lies
+    Image.new("RGB", (80, 40)).save(folder / "JPEGImages/a.jpg", exif=exif)
+    for sides in ((80, 40), (81, 80)):
+        path.write_text(text.format(*sides))
+        with pytest.raises(ValueError, match=rf"a\.jpg has 40 x 80 pixels.*{sides[0]} x {sides[1]}") as caught:
+            from_voc(folder, size=(20, 20))
+        one_sentence(caught.value)
+    path.write_text(text.format(40, 80))
+    from_voc(folder, size=(20, 20))
 
 
 @pytest.mark.parametrize(

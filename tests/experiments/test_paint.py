@@ -7,9 +7,10 @@ from importlib import import_module
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from shared import one_sentence
 
 from experiments import paint
-from experiments.paint import lbfgs, show, styles, training, trunks
+from experiments.paint import lbfgs, show, speed, styles, training, trunks
 from mlpkit.nn.gradcheck import gradient_error
 from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
@@ -115,6 +116,34 @@ def test_pictures_side_by_side_have_one_width_and_a_text():
     assert show.fitted(show.as_bytes(RNG.random((3, 30, 20))), 8).shape == (3, 8, 8)
 
 
+def test_grey_and_thin_pictures_are_shown_and_fitted():
+    grey = np.random.default_rng(0).integers(256, size=(1, 9, 30_000), dtype=np.uint8)
+    colours = show.fitted(grey, 9)
+    assert_array_equal(colours, np.broadcast_to(colours[:1], (3, 9, 9)))
+    assert show.gallery({"thin": grey, "wide": grey.transpose(0, 2, 1)[:, :40]}, "both").png
+
+
+@pytest.mark.parametrize(
+    "picture", [np.zeros((9, 9), "u1"), np.zeros((3, 0, 9), "u1"), np.zeros((3, 9, 9)), [[1]]], ids=str
+)
+def test_what_is_no_picture_is_fitted_to_nothing(picture):
+    with pytest.raises((TypeError, ValueError), match="picture") as caught:
+        show.fitted(picture, 8)
+    one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("value", [np.nan, 255, -0.1])
+def test_a_picture_to_paint_is_floats_from_0_to_1(value):
+    network, paths = trunks.own((3, 16, 16))
+    loss, bad = training.style_loss(network, paths, PHOTO), np.full_like(PHOTO, value)
+    for wrong in (lambda: next(training.paint(loss, bad, 1)), lambda: training.style_loss(network, paths, bad)):
+        with pytest.raises(ValueError, match="from 0 to 1") as caught:
+            wrong()
+        one_sentence(caught.value)
+    with pytest.raises(ValueError, match="uint8"):
+        next(training.paint(loss, show.as_bytes(PHOTO), 1))
+
+
 def test_what_is_kept_comes_back_nearly_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(show, "KEPT", tmp_path)
     smooth = np.linspace(0, 1, 32 * 32 * 3).reshape(3, 32, 32)
@@ -140,6 +169,18 @@ def test_a_small_record_is_made_and_read(tmp_path, monkeypatch):
     assert list(paint.looks(record)) == ["chance-mosaic-30"]
     assert paint.load_painter("chance-mosaic", (3, 16, 16)).theta.size == record["runs"][2]["parameters"]
     assert list(paint.ratios(paint.painters(record)["chance", "mosaic"], "lbfgs")) == ["one"]
+
+
+def test_a_record_of_one_core_and_two_is_made_and_read():
+    runs = [run for count in (1, 2) for run in speed.on_cpu((16,), names=["numpy_k2row"], repeats=2, threads=count)]
+    record = {"runs": runs}
+    for run in runs:
+        us, found = paint.fastest(record, "numpy_k2row", "float32", 16, threads=run["threads"])
+        assert (found, us) == (run, np.median(run["samples_us"]))
+    assert paint.fastest(record, "numpy_k2row", "float32", 16, threads=3) is None
+    older = {"runs": [{name: value for name, value in runs[0].items() if name != "threads"}]}
+    assert paint.fastest(older, "numpy_k2row", "float32", 16)[0] == np.median(runs[0]["samples_us"])
+    assert "2 threads" in paint.table(record)
 
 
 @pytest.mark.peers

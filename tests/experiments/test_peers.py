@@ -35,8 +35,15 @@ def on_gpu(*names):
     return [pytest.param(name, marks=pytest.mark.gpu) for name in names]
 
 
-ON_CPU = ("jax_step", "jax_epoch", "jax_epoch_default", "jax_epoch_bf16")  # on a GPU where there is one
-ON_GPU = tuple(name for name in (*gpu_peers.PLAN.others, "pytorch_cuda_graph_bf16") if name not in ON_CPU)
+ON_CPU = (
+    "jax_step",
+    "jax_epoch",
+    "jax_epoch_default",
+    "jax_epoch_bf16",
+    "jax_epoch_tf32x3",
+)  # on a GPU where there is one
+MORE = "pytorch_cuda_graph_bf16", "pytorch_cuda_graph_last_tf32", "pytorch_cuda_graph_tuned_tf32", "jax_epoch_tf32x3"
+ON_GPU = tuple(name for name in (*gpu_peers.PLAN.others, *MORE) if name not in ON_CPU)
 
 
 @pytest.mark.parametrize("name", [*experiment.USUAL.names, *ON_CPU, *on_gpu(*ON_GPU)])
@@ -111,6 +118,15 @@ def test_what_a_gpu_runs_for_a_network_that_sees_is_right_on_a_cpu(which, name):
     prepare, problem = PREPARE[name](name), peers.problem(recipe)
     wanted = bench.Stepper("numpy_baseline", recipe, (problem.X, problem.y)).take(5)[1]
     assert_allclose(prepare(problem)(5), wanted, rtol=bench.RTOL)
+
+
+@pytest.mark.parametrize("how", [{"last": True}, {"last": True, "options": {"max_autotune_gemm_backends": "ATEN"}}])
+def test_a_compiled_step_is_right_in_another_layout_and_with_options(how):
+    module = pytest.importorskip("experiments.lab.peers.pytorch_cuda_compiled")
+    recipe = gpu_image_peers.DEEP.but(batch_size=4)
+    problem = peers.problem(recipe)
+    wanted = bench.Stepper("numpy_baseline", recipe, (problem.X, problem.y)).take(5)[1]
+    assert_allclose(module.on("cpu", problem, **how)(5), wanted, rtol=bench.RTOL)
 
 
 def test_the_first_losses_are_held_as_closely_as_the_peer_allows():

@@ -145,9 +145,10 @@ print(2)
 def waiting(tmp_path):
     """Return a process that runs some code before it says that it is ready, and some after it was asked."""
 
-    def waiting(before="", after=""):
+    def waiting(before="", after="", seconds=None):
         (tmp_path / "waits.py").write_text(WAITS.format(before, after))
-        return processes.Waiting("waits", env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{results.ROOT}"})
+        env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{results.ROOT}"}
+        return processes.Waiting("waits", env=env, seconds=seconds)
 
     return waiting
 
@@ -167,3 +168,15 @@ def test_a_process_that_fails_says_why_before_it_is_ready_and_after(waiting):
         process.ready()
         with pytest.raises(processes.Failed, match="ended with code 7"):
             process.answer()
+
+
+def test_a_process_that_is_not_ready_in_time_is_ended(waiting):
+    with (
+        waiting("import time; time.sleep(60)", seconds=0.3) as process,
+        pytest.raises(processes.Failed, match="code -9"),
+    ):
+        process.ready()
+    with waiting(seconds=30) as process:
+        process.ready()
+        assert process.limit.finished.is_set()  # nobody ends it any more
+        assert process.answer() == 2

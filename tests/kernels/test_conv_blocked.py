@@ -257,6 +257,20 @@ def test_fp16_of_one_array_by_itself(cupy):
         np.testing.assert_array_equal(found.array, wanted_fp16.view(np.uint16))
 
 
+@needs_emulator
+@pytest.mark.parametrize(
+    ("outlier", "least", "most"), [(None, 0, 1e-6), (1e3, 0, 1e-6), (4e6, 4e-6, 4e-5), (4e7, 4e-5, 1e-3)]
+)
+def test_one_large_element_leaves_the_other_images_few_bits(outlier, least, most, cupy):
+    """The array has one power of two, for its largest. What the parts hold of the other images is what is tested."""
+    x = np.random.default_rng(0).standard_normal((2, 4, 3, 5, 4), np.float32).view(emulator.Array)
+    x[0, 0, 1, 1, 1] = outlier or 1
+    made = as_operand(blocked.MODES["fp16x3"], x, blocked.new_scale())
+    parts = np.asarray(made.array).view(np.float16).astype(float).sum(0) / made.scale[0]
+    right = x.reshape(2, 2, 2, 3, 5, 4).transpose(0, 1, 3, 4, 2, 5).reshape(parts.shape)
+    assert least <= error(parts[1], np.asarray(right[1], float)) < most
+
+
 SPREAD = """
 extern "C" __global__ void spread(const __grid_constant__ Problem p, const __grid_constant__ Division d,
                                  const float4* sums, float4* partial)

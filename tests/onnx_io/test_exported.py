@@ -56,6 +56,16 @@ GRAPHS = {
         y = Resize<coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (x, , , sizes)""",
         "Upsample",
     ),
+    "a DenseNet's layers, each of which sees what all before it made": (
+        """all0 = Concat<axis = 1> (x)
+        one = Tanh (all0)
+        all1 = Concat<axis = 1> (x, one)
+        two = Sigmoid (all1)
+        all2 = Concat<axis = 1> (x, one, two)
+        three = Tanh (all2)
+        y = Concat<axis = 1> (x, one, two, three)""",
+        "Concat Concat Concat",
+    ),
     "windows that no edge cuts, rounded up": (
         "y = MaxPool<kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1> (x)", "MaxPool"),
 }  # fmt: skip

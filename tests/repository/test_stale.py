@@ -28,7 +28,12 @@ def test_a_record_is_stale_once_its_engine_or_experiment_has_changed(tmp_path, m
         ("fit", "remade", "numpy_baseline"), ("sweep", "lost", "numpy_baseline"), ("floor", "old", None),
     ):  # fmt: skip
         a_record(tmp_path, name, commit, engine)
-    assert stale_records.stale(tmp_path) == ["machine/fit", "machine/goal", "machine/sweep"]
+    monkeypatch.setitem(since, "kernel", {"mlpkit/kernels/conv/conv_11_blocked.cu"})
+    for name, engine in (("conv_ladder", None), ("gpu_frames", "tiles:cuda_conv_graph"), ("peers", "numba_step")):
+        a_record(tmp_path, name, "kernel", engine)  # by its own rungs, by whose predictions it times, and not at all
+    assert stale_records.stale(tmp_path) == [
+        f"machine/{name}" for name in ("conv_ladder", "fit", "goal", "gpu_frames", "sweep")
+    ]
 
 
 def test_those_that_are_stale_are_listed():

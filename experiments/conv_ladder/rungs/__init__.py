@@ -14,6 +14,25 @@ from mlpkit.kernels.conv import Shape
 
 # How far off a result may be, as a part of its norm: as float32's own sums, as 11 bits allow, and as 8.
 ERRORS = {"float32": 1e-5, "tf32": 2e-3, "bf16": 1e-2}
+OF_A_ROW = 2  # times as far may one row be off, of its own norm: over fewer values less of the roundings cancel
+
+
+def errors_of(found, right):
+    """Return how far off a result is, as a part of the right one's norm, and its worst row, as a part of that row's.
+
+    A row is an image, or a filter's gradient. What a large value spoils in other rows is little beside its own.
+    """
+    rows = (found - right).reshape(len(right), -1), right.reshape(len(right), -1)
+    off, norms = ((each * each).sum(1) for each in rows)
+    return float((off.sum() / norms.sum()) ** 0.5), float((off / (norms + 1e-300)).max() ** 0.5)
+
+
+def why_too_far(errors, precision):
+    """Return why a result with such `errors_of` has no place in a class, a sentence, or None. NaN has none, either."""
+    whole, row = errors
+    if not whole < ERRORS[precision]:
+        return f"its result is off by {whole:.1e} of its norm."
+    return None if row < OF_A_ROW * ERRORS[precision] else f"a row of its result is off by {row:.1e} of its norm."
 
 
 @dataclass(frozen=True)

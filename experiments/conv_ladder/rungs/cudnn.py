@@ -14,10 +14,12 @@ from experiments.lab.clock import quick_us
 from mlpkit.kernels.conv.cudnn import Problem, first_line, refusals
 from mlpkit.kernels.conv.cudnn import why_not as why_not
 
-from . import ERRORS, Prepared, Rung
+from . import Prepared, Rung, errors_of, why_too_far
 
 SECONDS = 1.0  # how long the plans of one layout are tried
 LAYOUTS = ("nhwc", "nchw")
+DTYPES = {"float32": np.float32, "fp16": np.float16, "bf16": np.uint16}
+CLASSES = {"float32": "float32", "tf32": "tf32", "fp16": "tf32", "bf16": "bf16"}  # fp16 has TF32's significant bits
 
 
 @dataclass(frozen=True)
@@ -51,21 +53,24 @@ def version():
 # Layouts and types
 
 
-def place(problem, a, b):
-    """Return two operands, float32 arrays stored by rows, as a problem wants them, and an array for the result."""
+def place(problem, a, b, *bias):
+    """Return operands, float32 arrays stored by rows, as a problem wants them, with an array for the result third."""
     import cupy
 
-    dtype = np.uint16 if problem.result == "bf16" else np.float32
-    out = cupy.empty(_stored(problem.shape.operands(problem.which)[2], problem.layout), dtype)
-    operands = [_to_layout(each, problem.layout) for each in (a, b)]
-    return (*map(to_bf16, operands), out) if problem.operand == "bf16" else (*operands, out)
+    out = cupy.empty(_stored(problem.shape.operands(problem.which)[2], problem.layout), DTYPES[problem.result])
+    stored = [_to_layout(each, problem.layout) for each in (a, b, *bias)]
+    if problem.operand == "bf16":
+        first, second, *more = map(to_bf16, stored)
+    else:
+        first, second, *more = (each.astype(DTYPES[problem.operand], copy=False) for each in stored)
+    return (first, second, out, *more)
 
 
 def result_of(problem, out):
     """Return a result as float32 in the order of the ladder's shapes."""
     import cupy
 
-    out = from_bf16(out) if problem.result == "bf16" else out
+    out = from_bf16(out) if problem.result == "bf16" else out.astype(np.float32, copy=False)
     return cupy.ascontiguousarray(out.transpose(0, 3, 1, 2) if problem.layout == "nhwc" else out)
 
 
@@ -105,26 +110,31 @@ def _kernels():
 
 
 @cache
-def tuned(shape, which, precision, repeats=False, seconds=SECONDS):
+def tuned(shape, which, precision, repeats=False, seconds=SECONDS, followed=False):
     """Return the `Choice` among all plans of both layouts, each tried for so many seconds, and its `Problem`, built.
 
-    Raises ValueError where cuDNN has none.
+    followed: a forward pass, by a bias and ReLU. Raises ValueError where cuDNN has none.
     """
     import cupy
 
     rng = cupy.random.default_rng(0)
     a, b = (rng.standard_normal(each, np.float32) for each in shape.operands(which)[:2])
-    case, found, reasons = (a, b, exact(shape, which, a, b)), [], []
+    bias = [rng.standard_normal((1, shape.channels_out, 1, 1), np.float32)] if followed else []
+    right, found, reasons = exact(shape, which, a, b), [], []
+    right = cupy.maximum(right + bias[0], 0) if bias else right
     for layout, result in _variants(which, precision):
         try:
-            found += trials(Problem(shape, which, precision, layout, result, repeats), *case, seconds)
+            problem = Problem(shape, which, precision, layout, result, repeats, followed=followed)
+            found += trials(problem, a, b, right, seconds, bias=bias)
         except ValueError as error:
             reasons.append(str(error))
     if not found:
         raise ValueError(reasons[0] if reasons else f"none of cuDNN's plans runs for {shape}, {which}.")
     best = min(found, key=lambda choice: choice.us)
-    problem = Problem(shape, which, precision, best.layout, best.result, repeats)
+    problem = Problem(shape, which, precision, best.layout, best.result, repeats, followed=followed)
     problem.build(best.index)
+    if followed:
+        return best, problem
     return replace(best, repeats=repeats or _repeats(problem, best)), problem
 
 
@@ -140,10 +150,11 @@ def _repeats(problem, choice):
 
 def _variants(which, precision):
     results = ("float32", "bf16") if (which, precision) == ("weight_gradient", "bf16") else (None,)
+    results = ("float32", "fp16") if precision == "fp16" else results
     return [(layout, result) for layout in LAYOUTS for result in results]
 
 
-def trials(problem, a, b, right, seconds=SECONDS, progress=lambda text: None):
+def trials(problem, a, b, right, seconds=SECONDS, progress=lambda text: None, bias=()):
     """Return a `Choice` for each plan of a problem that runs, in cuDNN's order, tried within so many seconds.
 
     a, b, right: operands, and their result. A plan whose result is too far off for its class is none: some transforms
@@ -151,7 +162,7 @@ def trials(problem, a, b, right, seconds=SECONDS, progress=lambda text: None):
     """
     import cupy
 
-    arrays, found = place(problem, a, b), list[dict]()
+    arrays, found = place(problem, a, b, *bias), list[dict]()
     until, best, tried = time.perf_counter() + seconds, float("inf"), 0
     for index in problem.different():
         if found and time.perf_counter() > until:
@@ -160,7 +171,7 @@ def trials(problem, a, b, right, seconds=SECONDS, progress=lambda text: None):
         try:
             size = problem.build(index)
             call = problem.call(index, arrays, cupy.cuda.alloc(max(1, size)))
-            check(call, lambda: result_of(problem, arrays[2]), right, ERRORS[problem.precision])
+            check(call, lambda: result_of(problem, arrays[2]), right, CLASSES[problem.precision])
             us = quick_us(call, best)
         except (ValueError, *refusals()) as error:  # such as a kernel that this GPU has not
             progress(f"{problem.name(index)}: {first_line(error)}")
@@ -172,14 +183,11 @@ def trials(problem, a, b, right, seconds=SECONDS, progress=lambda text: None):
     return [Choice(**each, **counts) for each in found]
 
 
-def check(call, result, right, most):
-    """Raise ValueError where a call's result is further off than `most`, as a part of the norm."""
-    import cupy
-
+def check(call, result, right, precision):
+    """Raise ValueError where a call's result is further off than a class allows, or one of its rows."""
     call()
-    error = float(cupy.linalg.norm((result() - right).ravel()) / cupy.linalg.norm(right.ravel()))
-    if not error < most:  # nor where it is NaN
-        raise ValueError(f"its result is off by {error:.1e} of its norm.")
+    if reason := why_too_far(errors_of(result(), right), precision):
+        raise ValueError(reason)
 
 
 def exact(shape, which, a, b):
@@ -208,20 +216,41 @@ def exact(shape, which, a, b):
 # The rungs
 
 
-def prepare(precision, seconds, shape, which, a, b):
+def prepare(precision, seconds, shape, which, a, b, *bias):
     """Return `Prepared` for a pass by the fastest of cuDNN's plans; its `Choice` is the first that it keeps.
 
     seconds: how long plans are tried, in each layout. a, b: float32 CuPy arrays stored by rows, as `Shape.operands`
-    says. Raises ValueError where cuDNN has no plan, or is missing.
+    says. bias: (1, channels, 1, 1) float32, of a forward pass that is followed by it and by ReLU, in the same kernel.
+    Raises ValueError where cuDNN has no plan, or is missing.
     """
     if reason := why_not():
         raise ValueError(reason)
     import cupy
 
-    choice, problem = tuned(shape, which, precision, seconds=seconds)
-    arrays, workspace = place(problem, a, b), cupy.cuda.alloc(max(1, choice.workspace))
+    choice, problem = tuned(shape, which, precision, seconds=seconds, followed=bool(bias))
+    arrays, workspace = place(problem, a, b, *bias), cupy.cuda.alloc(max(1, choice.workspace))
     call = problem.call(choice.index, arrays, workspace)
     return Prepared(call, lambda: result_of(problem, arrays[2]), choice.workspace, (choice, problem, arrays, workspace))
+
+
+def prepare_fp16(seconds, shape, which, a, b):
+    """As `prepare`, of products in fp16: to make operands fp16, and of a result float32, is part of the pass."""
+    import cupy
+
+    product = prepare("fp16", seconds, shape, which, a, b)
+    _, problem, arrays, _ = product.keeps
+    made = [(half, _to_layout(each, problem.layout)) for half, each in zip(arrays, (a, b), strict=False)]
+    result = cupy.empty(arrays[2].shape, np.float32)
+
+    def call():
+        for half, each in made:
+            cupy.copyto(half, each)
+        product.call()
+        if problem.result == "fp16":
+            cupy.copyto(result, arrays[2])
+
+    taken = sum(half.nbytes for half, _ in made) + (arrays[2].nbytes if problem.result == "fp16" else 0)
+    return Prepared(call, product.result, product.workspace + taken, (*product.keeps, made, result))
 
 
 def _why_not(shape, which):
@@ -235,6 +264,11 @@ def rungs(seconds=SECONDS):
         f"cudnn_{precision}": Rung(label, (), precision, "nhwc", partial(prepare, precision, seconds), _why_not)
         for precision, label in labels.items()
     }
+
+
+def rung_fp16(seconds=SECONDS):
+    """Return cuDNN's fp16 as a rung: what it may do where others may have fp16 when they are asked for TF32."""
+    return Rung("cuDNN, fp16", (), CLASSES["fp16"], "nhwc", partial(prepare_fp16, seconds), _why_not)
 
 
 RUNGS = rungs()

@@ -107,10 +107,10 @@ def _prepare(name, problem):
     return peer.prepare(problem), getattr(peer, "GATE", GATE)
 
 
-def waiting(name, recipe, timing, env=None):
-    """Return a process that prepares the peer, and measures it when asked: a `processes.Waiting`. env: as there."""
+def waiting(name, recipe, timing, env=None, seconds=None):
+    """Return a process that prepares the peer, and measures it when asked, a `processes.Waiting`; the rest as there."""
     settings = json.dumps({"recipe": recipe.to_dict(), "timing": asdict(timing)})
-    return processes.Waiting(__name__, name, settings, env=env)
+    return processes.Waiting(__name__, name, settings, env=env, seconds=seconds)
 
 
 def in_turns(start, names):

@@ -100,7 +100,8 @@ def linear(layer, arrays, precision, x):
 
 def conv(layer, arrays, precision, x):
     W, settings = next(arrays), ((layer.stride,) * 2, ((layer.padding,) * 2,) * 2, None, None, ("NHWC", "OIHW", "NHWC"))
-    if precision == BF16:  # a convolution knows no such name
+    precision = "highest" if precision == TF32X3 else precision  # a convolution knows none of the two names
+    if precision == BF16:
         y = jax.lax.conv_general_dilated(x.astype(jnp.bfloat16), W.astype(jnp.bfloat16), *settings)
         y = y.astype(jnp.float32)
     else:
@@ -161,7 +162,7 @@ def residual(layer, arrays, precision, x):
     return through(layer.layers, arrays, precision, x) + through(layer.shortcut, arrays, precision, x)
 
 
-BF16 = "BF16_BF16_F32"
+BF16, TF32X3 = "BF16_BF16_F32", "TF32_TF32_F32_X3"
 APPLY = {
     Linear: linear,
     Conv: conv,

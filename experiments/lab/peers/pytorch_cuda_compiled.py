@@ -23,27 +23,27 @@ def prepare(problem):
     return on("cuda", problem)
 
 
-def on(device, problem):
-    """Return the steps of a training on "cuda", or on "cpu", where the tests take some."""
-    training = Training(device, problem)
+def on(device, problem, **how):
+    """Return the steps of a training on "cuda", or on "cpu", where the tests take some. how: as `Training` has it."""
+    training = Training(device, problem, **how)
     return training.repeat(training.step)
 
 
 class Training:
     """Everything that training needs and changes, in `state`, on a device; `step()` takes the next step.
 
-    precision: PyTorch's name, of float32 products; or "bf16", for products of 16 bits by its autocast. With "bf16"
-    images and filters lie channels last: on an H200 a step of the 896,522-parameter network takes 274 us so, and 286
-    with channels first. With float32 it is the other way round, 553 and 525.
+    precision: PyTorch's name, of float32 products; or "bf16", for products of 16 bits by its autocast. last: whether
+    images and filters lie channels last: on an H200 a step of the 896,522-parameter network takes 274 us so in bf16,
+    and 286 with channels first. With float32 it is the other way round, 553 and 525. options: of `torch.compile`.
     """
 
-    def __init__(self, device, problem, precision="highest"):
+    def __init__(self, device, problem, precision="highest", last=False, options=None):
         torch.set_float32_matmul_precision("highest" if precision == "bf16" else precision)
         torch.backends.cudnn.allow_tf32 = precision != "highest"
         torch.backends.cudnn.benchmark = True
         arrays = [problem.X, problem.y, problem.rows(), *problem.parameters.values()]
         X, y, rows, *theta = (torch.tensor(array, device=device) for array in arrays)
-        if precision == "bf16":
+        if last:
             X, *theta = (_channels_last(tensor) for tensor in (X, *theta))
         moments, t = [torch.zeros_like(p) for p in 2 * theta], torch.zeros((), device=device)
         adam = (moments[: len(theta)], moments[len(theta) :], t) if problem.recipe.optimizer == "adam" else ()
@@ -52,7 +52,7 @@ class Training:
         self.losses = torch.zeros(len(rows), device=device)  # each row's latest
         self.state = [*theta, *moments, t, self.row, self.losses]
         torch._dynamo.reset()  # else what earlier recipes compiled counts towards its limit
-        compiled = torch.compile(step, dynamic=False, fullgraph=True)
+        compiled = torch.compile(step, dynamic=False, fullgraph=True, options=options)
         loss_of_batch = partial(loss_of, problem.recipe.model.layers, precision == "bf16")
         self.step = lambda: compiled(loss_of_batch, X, y, rows, self.row, self.losses, theta, problem.recipe.lr, adam)
 

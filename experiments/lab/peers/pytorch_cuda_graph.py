@@ -8,9 +8,13 @@ import torch
 
 from .pytorch_cuda_compiled import Training
 
+# Forward convolutions and what lies between products are tried; products of matrices were, see above.
+TUNED = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
 
-def prepare(problem, precision="highest"):
-    training = Training("cuda", problem, precision)
+
+def prepare(problem, precision="highest", **how):
+    """Return steps(n). how: the rest of what `Training` is told."""
+    training = Training("cuda", problem, precision, **how)
     graph = capture(training.step, training.state)
     return training.repeat(graph.replay)
 

@@ -6,4 +6,4 @@ GATE = (5, 3e-2)  # losses, and how close: see `peers.GATE`
 
 
 def prepare(problem):
-    return pytorch_cuda_graph.prepare(problem, precision="bf16")
+    return pytorch_cuda_graph.prepare(problem, precision="bf16", last=True)

@@ -261,8 +261,8 @@ inline void add_to_first(const Problem& p, const First& f, int tile, int part, i
         int cell = group * FIRST_WINDOWS + (y + first_row) * FIRST_ACROSS + x;
         #pragma unroll 2
         for (int i = lane % 4; i < MINE; i += 4) {
-            bool inside = x < p.windows_x && i < windows;  // else what is read means nothing
-            Word at = FIRST_KEEPS ? kept[cell] >> lane / 4 * 4 : 0;
+            bool inside = x < p.windows_x && i < windows;
+            Word at = FIRST_KEEPS && inside ? kept[cell] >> lane / 4 * 4 : 0;
             float d = inside && at % 16 != 15 ? line[i] : 0;
             const float* corner = buffer + (inside ? from : 0);
             if (FIRST_POOL == 2) corner += (at >> 1 & 1) * FIRST_WIDE + (at & 1);

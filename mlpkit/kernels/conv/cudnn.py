@@ -31,18 +31,20 @@ def why_not():
 class Problem:
     """A pass in one layout, as one of cuDNN's graphs, and the plans that it has for it.
 
-    shape: a `Shape`, or what else has its stride, padding and operands. precision: "float32", "tf32" or "bf16". result:
-    the type of the result, "float32" or "bf16". repeats: without plans that may give other bits at each call. direct:
-    without those that transform. Raises ValueError where cuDNN has no plan.
+    shape: a `Shape`, or what else has its stride, padding and operands. precision: "float32", "tf32", "fp16" or "bf16".
+    result: the type of the result, "float32", "fp16" or "bf16". repeats: without plans that may give other bits at each
+    call. direct: without those that transform. followed: a forward pass, by a bias, the fourth array, and by ReLU.
+    Raises ValueError where cuDNN has no plan.
     """
 
-    def __init__(self, shape, which, precision, layout, result=None, repeats=False, direct=False):
+    def __init__(self, shape, which, precision, layout, result=None, repeats=False, direct=False, followed=False):
         import cudnn
 
         self.shape, self.which, self.precision, self.layout = shape, which, precision, layout
-        self.operand = "bf16" if precision == "bf16" else "float32"
+        self.operand = precision if precision in ("fp16", "bf16") else "float32"
         self.result = result or self.operand
-        self.graph = cudnn.pygraph(compute_data_type=_types()["float32"], handle=_handle())
+        inside = {"intermediate_data_type": _types()["float32"]} if followed else {}
+        self.graph = cudnn.pygraph(compute_data_type=_types()["float32"], handle=_handle(), **inside)
         a, b, out = shape.operands(which)
         first, second = (self._tensor(uid, each) for uid, each in ((1, a), (2, b)))
         steps = {"stride": [shape.stride] * 2, "padding": [shape.padding] * 2, "dilation": [1, 1]}
@@ -51,7 +53,11 @@ class Problem:
             "input_gradient": partial(self.graph.conv_dgrad, loss=first, filter=second),
             "weight_gradient": partial(self.graph.conv_wgrad, image=first, loss=second),
         }[which]
-        found = operation(**steps).set_output(True).set_uid(3).set_data_type(_types()[self.result])
+        found = operation(**steps)
+        if followed:
+            bias = self._tensor(4, (1, out[1], 1, 1))
+            found = self.graph.relu(input=self.graph.bias(input=found, bias=bias))
+        found.set_output(True).set_uid(3).set_data_type(_types()[self.result])
         found.set_dim(list(out)).set_stride(_strides(out, layout))
         notes = cudnn.numerical_note
         forbidden = [notes.NONDETERMINISTIC] if repeats else []
@@ -130,7 +136,7 @@ def _strides(shape, layout):
 def _types():
     import cudnn
 
-    return {"float32": cudnn.data_type.FLOAT, "bf16": cudnn.data_type.BFLOAT16}
+    return {"float32": cudnn.data_type.FLOAT, "fp16": cudnn.data_type.HALF, "bf16": cudnn.data_type.BFLOAT16}
 
 
 @cache

@@ -33,7 +33,8 @@ def read_picture(path, grey, size=None, longest=None):
     picture that is cut short or damaged.
     """
     with _opened(path) as picture:
-        if longest and picture.mode in SCALED:  # before it is copied: a JPEG is decoded at a fraction of its size
+        scaled = picture.mode in SCALED and "transparency" not in picture.info  # else one colour is a hole
+        if longest and scaled:  # before it is copied: a JPEG is decoded at a fraction of its size
             picture.thumbnail((longest, longest))
         picture.load()
         plain = ImageOps.exif_transpose(_plain(picture, grey))
@@ -80,7 +81,9 @@ def _plain(picture, grey):
     """Return a picture of bytes, grey or of three colours, with its Exif data where they say which way is up."""
     plain, kind = picture, "L" if grey else "RGB"
     if picture.mode.startswith("I"):  # 16 bits; Pillow's own conversion makes all that is above 255 white
-        plain = Image.fromarray((np.asarray(picture) // 257).clip(0, 255).astype(np.uint8))
+        values = np.asarray(picture)
+        white = values == picture.info.get("transparency", -1)
+        plain = Image.fromarray(np.where(white, 255, values // 257).clip(0, 255).astype(np.uint8))
     elif picture.has_transparency_data:
         plain = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
     plain = plain.convert(kind)
